@@ -1,0 +1,66 @@
+// Copyright (c) 2026 The torch_cpudist authors.
+// SPDX-License-Identifier: BSD-3-Clause
+//
+// An owned, movable, 64-byte aligned byte array for frame payloads. Large blocks go back to a small
+// per-process-free-of-globals pool (BufferPool) because fresh pages cost more than the copy into them.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+namespace cpudist::core {
+
+class BufferPool;
+
+class Buffer {
+ public:
+  Buffer() = default;
+  // Uninitialised memory of `size` bytes, 64-byte aligned.
+  explicit Buffer(size_t size, std::shared_ptr<BufferPool> pool = nullptr);
+  Buffer(Buffer&& other) noexcept;
+  Buffer& operator=(Buffer&& other) noexcept;
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
+  ~Buffer();
+
+  Buffer clone() const;  // deep copy, same pool
+  uint8_t* data() { return data_; }
+  const uint8_t* data() const { return data_; }
+  size_t size() const { return size_; }
+  bool empty() const { return size_ == 0; }
+  void shrink(size_t size);  // size <= size(); keeps the memory
+
+ private:
+  void release() noexcept;
+  uint8_t* data_ = nullptr;
+  size_t size_ = 0;
+  size_t capacity_ = 0;
+  std::shared_ptr<BufferPool> pool_;
+};
+
+// Free list of large blocks, at most `cap_bytes` of them. Thread-safe. Owned by a Server or a Client.
+class BufferPool : public std::enable_shared_from_this<BufferPool> {
+ public:
+  explicit BufferPool(size_t cap_bytes);
+  ~BufferPool();
+  BufferPool(const BufferPool&) = delete;
+  BufferPool& operator=(const BufferPool&) = delete;
+  // At least `size` bytes; `capacity` receives the real size of the block.
+  uint8_t* take(size_t size, size_t* capacity);
+  void give_back(uint8_t* block, size_t capacity) noexcept;
+
+ private:
+  struct Block {
+    uint8_t* data;
+    size_t capacity;
+  };
+  std::mutex mutex_;
+  std::vector<Block> free_;
+  size_t free_bytes_ = 0;
+  size_t cap_bytes_;
+};
+
+}  // namespace cpudist::core

@@ -1,0 +1,124 @@
+// Copyright (c) 2026 The torch_cpudist authors.
+// SPDX-License-Identifier: BSD-3-Clause
+//
+// A trainer's end: talks to every server, retries, reconnects, numbers its requests, packs pushes
+// straight from gradients and writes pulled rows straight into the trainer's weights.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/channel.h"
+#include "core/messages.h"
+
+namespace cpudist::core {
+
+struct ClientOptions {
+  uint64_t run_id = 0;
+  uint32_t trainer_rank = 0;
+  uint32_t trainer_count = 1;
+  uint32_t incarnation = 1;
+  uint64_t liveness_ms = 5000;
+  uint64_t reconnect_grace_ms = 500;
+  uint64_t connect_deadline_ms = 60000;
+  uint64_t rpc_deadline_ms = 180000;
+  uint64_t round_deadline_ms = 1800000;
+  uint64_t probe_ms = 1000;     // how often a waiting sequenced request asks whether it arrived
+  uint64_t resend_ms = 1000;    // idempotent requests, only on links that are not reliable()
+  uint64_t straggler_log_ms = 30000;
+  std::string host;
+  // One list per shard, best first; the first that answers is used.
+  std::vector<std::vector<std::string>> servers;
+  // Called every 50 ms by a waiting thread without locks held; true ends the wait with
+  // Error(kInterrupted).
+  std::function<bool()> interrupted;
+  // (level, text): progress of long waits; level 0 warning, 1 info, 2 debug.
+  std::function<void(int, const std::string&)> log;
+};
+
+struct ClientStats {
+  uint64_t bytes_sent = 0;      // sum over connections, headers included
+  uint64_t bytes_received = 0;
+  uint64_t requests = 0;
+  uint64_t resent = 0;
+  uint64_t reconnects = 0;
+  uint64_t rows_pulled = 0;
+  uint64_t rows_pushed = 0;
+  double wait_s = 0;            // blocked on servers, all requests
+  double round_wait_s = 0;      // of which in pushes, commits and barriers
+};
+
+struct ParameterGradient {  // one dense parameter with a gradient
+  uint32_t parameter = 0;
+  const void* gradient = nullptr;  // contiguous, the parameter's dtype
+  void* weight = nullptr;          // receives the updated values
+};
+struct TableGradient {      // the COO gradient of one table, duplicates allowed
+  uint32_t table = 0;
+  const int64_t* keys = nullptr;
+  uint64_t count = 0;
+  const float* rows = nullptr;  // [count, dim], contiguous
+};
+struct StepPush {
+  double weight = 1.0;
+  uint64_t samples = 0;
+  double clip_value = 0.0;
+  double clip_norm = 0.0;
+  std::vector<kernels::OptimizerConfig> configs;
+  std::vector<ParameterGradient> parameters;
+  std::vector<TableGradient> tables;
+};
+
+// Thread safety: any thread; requests of one parameter set that change it (push, leave, join, store,
+// barrier) are serialised by the client. No call is made with the GIL held.
+class Client {
+ public:
+  Client(ClientOptions options, std::shared_ptr<Connector> connector);
+  ~Client();
+  void connect();  // hello with every server; throws kPeerLost, kAddress, kConfigMismatch, kFenced
+
+  // Returns the id: the n-th open of every trainer names the same parameter set.
+  uint32_t open(const ParamSetLayout& layout);
+  // Where pulled rows go: `weight` is [rows, dim] and stays valid until close.
+  void bind_table(uint32_t param_set, uint32_t table, float* weight);
+  void store_table(uint32_t param_set, uint32_t table, std::span<const int64_t> keys,
+                   const float* weights, const float* state, const uint32_t* counts, uint64_t step);
+  void store_parameter(uint32_t param_set, uint32_t parameter, const void* weights,
+                       const void* state, uint64_t step);
+  // Trainer 0 after its last store; the others wait here for it (round deadline).
+  void ready(uint32_t param_set);
+  void fetch_table(uint32_t param_set, uint32_t table, std::span<const int64_t> keys,
+                   float* weights, float* state, uint32_t* counts, uint64_t* step);
+  // `state`: state_elements of each block of the parameter, block by block.
+  void fetch_parameter(uint32_t param_set, uint32_t parameter, void* weights, void* state,
+                       uint64_t* step);
+
+  // Makes the rows of `ids` current in the bound weight: sends one request per server for those not
+  // pulled since the last step of this parameter set. int32 or int64 ids. Throws kRowOutOfRange.
+  void pull(uint32_t param_set, uint32_t table, const void* ids, uint64_t count, bool ids_are_int32);
+  void pull_all_rows(uint32_t param_set);  // in chunks
+  // `weights`: base pointer of every dense parameter, in order.
+  void pull_dense(uint32_t param_set, std::span<void* const> weights);
+
+  // One step: joins first if this trainer has left; returns when the round is applied on every
+  // server and the updated blocks are written to `weight`. Throws kUnpulledRow before anything is
+  // sent. Pulled rows count as stale afterwards. Returns the number of the round applied.
+  uint64_t push(uint32_t param_set, const StepPush& step);
+  void leave(uint32_t param_set);
+  bool is_member(uint32_t param_set) const;
+  void barrier();                       // leaves every parameter set, waits for all, rejoins all
+  void close(uint32_t param_set);
+  void goodbye();                       // to every server; then disconnects
+  void abort(const std::string& reason);  // ends every wait of this client with Error(kClosed)
+  ClientStats stats() const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace cpudist::core

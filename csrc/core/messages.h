@@ -1,0 +1,293 @@
+// Copyright (c) 2026 The torch_cpudist authors.
+// SPDX-License-Identifier: BSD-3-Clause
+//
+// What the payload of each frame kind means, and its encoding. Everything is little-endian; arrays
+// start at multiples of 8 bytes so that they are read in place. Decoders return views into the
+// payload, check every count against the bytes that are there with overflow-safe arithmetic, and
+// throw Error(kProtocol).
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/buffer.h"
+#include "core/errors.h"
+#include "core/wire.h"
+#include "kernels/optimizers.h"
+
+namespace cpudist::core {
+
+inline constexpr uint32_t kNoParamSet = 0xffffffffu;
+
+// ---- primitive readers and writers -------------------------------------------------------------
+
+// Appends to a growing buffer (small messages). Arrays are padded to 8 bytes.
+class Writer {
+ public:
+  void u32(uint32_t value);
+  void u64(uint64_t value);
+  void f64(double value);
+  void text(std::string_view value);                // u32 length + bytes + padding to 8
+  void bytes(const void* data, size_t size_bytes);  // + padding to 8
+  Buffer finish();
+
+ private:
+  std::vector<uint8_t> bytes_;
+};
+
+class Reader {
+ public:
+  explicit Reader(std::span<const uint8_t> payload) : rest_(payload) {}
+  uint32_t u32();
+  uint64_t u64();
+  double f64();
+  std::string text(size_t limit_bytes);
+  // `count` elements in place; skips the padding to 8.
+  template <typename T>
+  std::span<const T> array(uint64_t count);
+  size_t remaining() const { return rest_.size(); }
+  void expect_end() const;  // trailing bytes are a protocol error
+
+ private:
+  std::span<const uint8_t> take(uint64_t size_bytes);
+  std::span<const uint8_t> rest_;
+};
+
+// ---- hello, error, probe -----------------------------------------------------------------------
+
+struct Hello {  // both ways; the server's reply names itself
+  uint32_t trainer_count = 0;
+  uint32_t server_count = 0;
+  uint32_t shard_id = 0;        // the server that the client means to talk to / that answers
+  uint64_t last_sequence = 0;   // reply: last sequence applied from this client
+  std::string host;             // host name and pid, for messages: "host-a pid 123"
+};
+
+struct ErrorReply {
+  ErrorCode code = ErrorCode::kInternal;
+  std::string message;
+};
+
+struct ProbeReply {
+  bool known = false;                   // the request has arrived and is waiting
+  std::vector<uint32_t> waiting_for;    // trainer ranks
+};
+
+// ---- layout of a parameter set -----------------------------------------------------------------
+
+enum class DType : uint32_t { kFloat32 = 1, kFloat64 = 2 };
+size_t size_of(DType dtype);
+
+struct TableSpec {
+  std::string name;
+  uint64_t rows = 0;   // valid keys are 0 .. rows-1
+  uint32_t dim = 0;
+  uint32_t group = 0;  // index into ParamSetLayout::configs
+};
+
+struct BlockSpec {
+  std::string name;       // parameter name, or "name.block3"
+  uint64_t elements = 0;
+  DType dtype = DType::kFloat32;
+  uint32_t shard = 0;     // the server that owns it
+  uint32_t group = 0;
+  uint32_t parameter = 0; // index of the parameter it is cut from
+  uint64_t offset = 0;    // first element inside that parameter
+};
+
+// Sent by every trainer to every server in kOpen; all must be byte-equal.
+struct ParamSetLayout {
+  std::vector<kernels::OptimizerConfig> configs;
+  std::vector<TableSpec> tables;
+  std::vector<BlockSpec> blocks;
+};
+
+// Row `key` of `table` belongs to bucket_of(key, table_salt(table)), and bucket b to server
+// b % server_count.
+uint32_t owner_of_bucket(uint32_t bucket, uint32_t server_count);
+
+// ---- store and fetch: weights with optimizer state and counts ----------------------------------
+
+// A run of rows of one table or one whole block. `state` holds state_elements per row (or for the
+// block) or nothing = the optimizer's initial state. `counts`: updates so far, per row, or nothing.
+struct TableRows {
+  uint32_t table = 0;
+  uint64_t step = 0;  // updates of the table as a whole
+  std::span<const int64_t> keys;
+  std::span<const float> weights;  // keys.size() * dim
+  std::span<const float> state;
+  std::span<const uint32_t> counts;
+};
+
+struct BlockValues {
+  uint32_t block = 0;
+  uint64_t step = 0;  // updates of the block
+  std::span<const uint8_t> weights;  // elements * size_of(dtype) bytes
+  std::span<const uint8_t> state;    // same dtype, or empty
+};
+
+struct StoreView {
+  std::vector<TableRows> tables;
+  std::vector<BlockValues> blocks;
+};
+
+struct FetchRequest {                // kFetchState: all blocks of the server and/or these rows
+  bool blocks = false;
+  uint32_t table = 0;
+  std::span<const int64_t> keys;     // may be empty
+};                                   // reply: encoded as a store
+
+// ---- pull --------------------------------------------------------------------------------------
+
+struct PullTable {
+  uint32_t table = 0;
+  std::span<const int64_t> keys;
+};
+// Reply to kPullRows: u64 round, then per table of the request, in its order, the rows (no keys).
+// kPullDense has an empty payload; its reply is a DenseView with all blocks of that server.
+
+// ---- push and commit ---------------------------------------------------------------------------
+
+struct PushHeader {
+  uint64_t round = 0;
+  double weight = 1.0;       // this trainer's weight in the mean; 0 allowed
+  uint64_t samples = 0;      // counted only
+  double clip_value = 0.0;   // > 0: clamp the averaged gradient elementwise
+  double clip_norm = 0.0;    // > 0: two phases; the reply is a PushNorm, kCommit follows
+  std::span<const kernels::OptimizerConfig> configs;  // as of this step; equal among trainers
+};
+
+struct DenseSection {
+  uint32_t block = 0;
+  std::span<const uint8_t> values;  // gradient or weight, elements * size_of(dtype) bytes
+};
+
+struct TableSection {  // present (perhaps empty) iff this trainer has a gradient for the table
+  uint32_t table = 0;
+  std::span<const int64_t> keys;   // distinct
+  std::span<const float> rows;     // keys.size() * dim
+};
+
+struct PushView {
+  PushHeader header;
+  std::vector<DenseSection> blocks;
+  std::vector<TableSection> tables;
+};
+
+struct DenseView {      // reply to kPush, kCommit (blocks updated in the round) and kPullDense (all)
+  uint64_t round = 0;   // the next round
+  std::vector<DenseSection> blocks;
+};
+
+struct PushNorm {           // reply to a two-phase kPush
+  uint64_t round = 0;
+  double squared_norm = 0;  // of this server's share of the averaged gradient
+};
+
+struct Commit {
+  uint64_t round = 0;
+  double total_norm = 0;    // over all servers; equal from every trainer
+};
+
+// ---- membership --------------------------------------------------------------------------------
+
+enum class JoinStep : uint32_t {
+  kHold = 0,    // to server 0: name the round at which I join, and apply nothing until kRelease
+  kMember = 1,  // to the other servers: I am a member from `round` on
+  kRelease = 2, // to server 0
+};
+
+struct Join {
+  JoinStep step = JoinStep::kHold;
+  uint64_t round = 0;
+};
+
+struct RoundReply {  // reply to kReady, kLeave, kJoin, kBarrier, kOpen
+  uint64_t round = 0;
+};
+
+// ---- encoders and decoders ---------------------------------------------------------------------
+
+Buffer encode(const Hello& message);
+Buffer encode(const ErrorReply& message);
+Buffer encode(const ProbeReply& message);
+Buffer encode(const ParamSetLayout& message);
+Buffer encode(const PushNorm& message);
+Buffer encode(const Commit& message);
+Buffer encode(const Join& message);
+Buffer encode(const RoundReply& message);
+Buffer encode(const FetchRequest& message);
+
+Hello decode_hello(std::span<const uint8_t> payload);
+ErrorReply decode_error(std::span<const uint8_t> payload);
+ProbeReply decode_probe_reply(std::span<const uint8_t> payload);
+ParamSetLayout decode_layout(std::span<const uint8_t> payload);
+PushNorm decode_push_norm(std::span<const uint8_t> payload);
+Commit decode_commit(std::span<const uint8_t> payload);
+Join decode_join(std::span<const uint8_t> payload);
+RoundReply decode_round_reply(std::span<const uint8_t> payload);
+FetchRequest decode_fetch(std::span<const uint8_t> payload);
+
+// Large payloads are laid out first and filled in place, so that values are copied once, straight
+// from their source. Each `layout_*` returns the payload with headers written and, in the same order
+// as asked, pointers to the arrays to fill. Decoders check sizes against `layout` (dims, dtypes,
+// element counts, known ids) and throw Error(kProtocol).
+struct BlockRef {
+  uint32_t block = 0;
+  uint64_t size_bytes = 0;
+  uint64_t state_bytes = 0;  // store only
+  uint64_t step = 0;         // store only
+};
+struct TableRef {
+  uint32_t table = 0;
+  uint64_t row_count = 0;
+  uint32_t dim = 0;
+  uint32_t state_elements = 0;  // per row; store only
+  bool counts = false;          // store only
+  uint64_t step = 0;            // store only
+};
+struct FilledPush {
+  Buffer payload;
+  std::vector<uint8_t*> blocks;
+  std::vector<int64_t*> keys;
+  std::vector<float*> rows;
+};
+struct FilledRows {
+  Buffer payload;
+  std::vector<float*> rows;
+};
+struct FilledKeys {
+  Buffer payload;
+  std::vector<int64_t*> keys;
+};
+struct FilledStore {
+  Buffer payload;
+  std::vector<int64_t*> keys;
+  std::vector<float*> weights;
+  std::vector<float*> state;       // nullptr where the ref has none
+  std::vector<uint32_t*> counts;   // nullptr where the ref has none
+  std::vector<uint8_t*> block_weights;
+  std::vector<uint8_t*> block_state;  // nullptr where the ref has none
+};
+using Pool = std::shared_ptr<BufferPool>;
+
+FilledPush layout_push(const PushHeader& header, std::span<const BlockRef> blocks,
+                       std::span<const TableRef> tables, const Pool& pool);
+FilledPush layout_dense(uint64_t round, std::span<const BlockRef> blocks, const Pool& pool);
+FilledKeys layout_pull(std::span<const TableRef> tables, const Pool& pool);
+FilledRows layout_rows(uint64_t round, std::span<const TableRef> tables, const Pool& pool);
+FilledStore layout_store(std::span<const BlockRef> blocks, std::span<const TableRef> tables,
+                         const Pool& pool);
+
+PushView decode_push(std::span<const uint8_t> payload, const ParamSetLayout& layout);
+DenseView decode_dense(std::span<const uint8_t> payload, const ParamSetLayout& layout);
+std::vector<PullTable> decode_pull(std::span<const uint8_t> payload, const ParamSetLayout& layout);
+// Rows per table of the request `asked` (table ids and key counts known to the caller).
+std::vector<std::span<const float>> decode_rows(std::span<const uint8_t> payload,
+                                                std::span<const TableRef> asked, uint64_t* round);
+StoreView decode_store(std::span<const uint8_t> payload, const ParamSetLayout& layout);
+
+}  // namespace cpudist::core
