@@ -96,6 +96,7 @@ struct BlockSpec {
   uint32_t group = 0;
   uint32_t parameter = 0; // index of the parameter it is cut from
   uint64_t offset = 0;    // first element inside that parameter
+  uint64_t row_width = 1; // elements per row of that parameter (row-wise optimizers); divides elements
 };
 
 // Sent by every trainer to every server in kOpen; all must be byte-equal.
