@@ -1,0 +1,33 @@
+// Copyright (c) 2026 The torch_cpudist authors.
+// SPDX-License-Identifier: BSD-3-Clause
+//
+// Element loops over flat buffers: averaging of a round, clipping, norms. Reductions use a fixed
+// tree of 16 lanes, so the result depends on the values and their number only.
+
+#pragma once
+
+#include <cstddef>
+
+namespace cpudist::kernels {
+
+// Lane j sums the squares of elements j, j + 16, ... in double; lanes are then added pairwise.
+template <typename T>
+double squared_norm(const T* values, size_t n);
+
+// target[i] += values[i]
+template <typename T>
+void add(T* target, const T* values, size_t n);
+
+// target[i] += weight * values[i], product and sum rounded one after the other
+template <typename T>
+void accumulate(T* target, const T* values, T weight, size_t n);
+
+// target[i] = scale * values[i]; target may be values
+template <typename T>
+void scale_into(T* target, const T* values, T scale, size_t n);
+
+// values[i] = min(max(values[i], low), high); NaN stays NaN
+template <typename T>
+void clamp(T* values, T low, T high, size_t n);
+
+}  // namespace cpudist::kernels

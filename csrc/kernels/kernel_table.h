@@ -1,0 +1,63 @@
+// Copyright (c) 2026 The torch_cpudist authors.
+// SPDX-License-Identifier: BSD-3-Clause
+//
+// The loops that are compiled once per vector level, as a table of function pointers. Internal to
+// csrc/kernels: other code calls the functions of the public headers.
+
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/optimizers.h"
+#include "kernels/simd.h"
+
+namespace cpudist::kernels {
+
+template <typename T>
+struct TypedKernels {
+  using Update = void (*)(const StepScalars<T>&, T* weight, T* state, const T* grad, size_t n);
+  using UpdateRows = void (*)(const StepScalars<T>&, T* const* weights, T* const* states,
+                              const T* grads, size_t grad_stride, size_t rows, size_t dim);
+
+  double (*squared_norm)(const T* values, size_t n);
+  void (*add)(T* target, const T* values, size_t n);
+  void (*accumulate)(T* target, const T* values, T weight, size_t n);
+  void (*scale_into)(T* target, const T* values, T scale, size_t n);
+  void (*clamp)(T* values, T low, T high, size_t n);
+  void (*segment_sum)(const T* rows, size_t row_stride, size_t n, size_t dim,
+                      const uint32_t* inverse, T* out);
+  void (*segment_sum_to)(const T* rows, size_t row_stride, size_t n, size_t dim,
+                         const uint32_t* inverse, T* const* destinations);
+  void (*segment_sum_any)(const T* rows, size_t row_stride, size_t n, size_t dim,
+                          const int64_t* inverse, T* out);
+  Update update[kOptimizerKindCount];
+  UpdateRows update_rows[kOptimizerKindCount];
+};
+
+struct KernelTable {
+  TypedKernels<float> f32;
+  TypedKernels<double> f64;
+};
+
+const KernelTable& scalar_kernels();
+#if defined(__x86_64__)
+const KernelTable& avx2_kernels();
+const KernelTable& avx512_kernels();
+#endif
+
+// The table of the level in use by the calling thread.
+const KernelTable& current_kernels();
+
+template <typename T>
+const TypedKernels<T>& typed_kernels();
+template <>
+inline const TypedKernels<float>& typed_kernels<float>() {
+  return current_kernels().f32;
+}
+template <>
+inline const TypedKernels<double>& typed_kernels<double>() {
+  return current_kernels().f64;
+}
+
+}  // namespace cpudist::kernels
