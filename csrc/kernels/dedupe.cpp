@@ -82,26 +82,24 @@ void segment_sum(const T* rows, size_t row_stride, size_t n, size_t dim, const u
 }
 
 template <typename T>
-void segment_sum_to(const T* rows, size_t row_stride, size_t n, size_t dim,
-                    const uint32_t* inverse, T* const* destinations) {
+void segment_sum_to(const T* rows, size_t row_stride, size_t n, size_t dim, const uint32_t* inverse,
+                    T* const* destinations) {
   typed_kernels<T>().segment_sum_to(rows, row_stride, n, dim, inverse, destinations);
 }
 
 template <typename T>
-void segment_sum_any(const T* rows, size_t row_stride, size_t n, size_t dim,
-                     const int64_t* inverse, size_t count, T* out) {
+void segment_sum_any(const T* rows, size_t row_stride, size_t n, size_t dim, const int64_t* inverse,
+                     size_t count, T* out) {
   std::fill(out, out + count * dim, T(0));
   typed_kernels<T>().segment_sum_any(rows, row_stride, n, dim, inverse, out);
 }
 
 template void segment_sum(const float*, size_t, size_t, size_t, const uint32_t*, float*);
 template void segment_sum(const double*, size_t, size_t, size_t, const uint32_t*, double*);
-template void segment_sum_to(const float*, size_t, size_t, size_t, const uint32_t*,
-                             float* const*);
+template void segment_sum_to(const float*, size_t, size_t, size_t, const uint32_t*, float* const*);
 template void segment_sum_to(const double*, size_t, size_t, size_t, const uint32_t*,
                              double* const*);
-template void segment_sum_any(const float*, size_t, size_t, size_t, const int64_t*, size_t,
-                              float*);
+template void segment_sum_any(const float*, size_t, size_t, size_t, const int64_t*, size_t, float*);
 template void segment_sum_any(const double*, size_t, size_t, size_t, const int64_t*, size_t,
                               double*);
 

@@ -49,12 +49,12 @@ void segment_sum(const T* rows, size_t row_stride, size_t n, size_t dim, const u
 // As above, the sum of unique key u goes to destinations[u]: the client sums straight into the
 // send buffers of several servers. Destinations need only the alignment of T.
 template <typename T>
-void segment_sum_to(const T* rows, size_t row_stride, size_t n, size_t dim,
-                    const uint32_t* inverse, T* const* destinations);
+void segment_sum_to(const T* rows, size_t row_stride, size_t n, size_t dim, const uint32_t* inverse,
+                    T* const* destinations);
 
 // As segment_sum for any inverse with values below count; segments without a row become zero.
 template <typename T>
-void segment_sum_any(const T* rows, size_t row_stride, size_t n, size_t dim,
-                     const int64_t* inverse, size_t count, T* out);
+void segment_sum_any(const T* rows, size_t row_stride, size_t n, size_t dim, const int64_t* inverse,
+                     size_t count, T* out);
 
 }  // namespace cpudist::kernels

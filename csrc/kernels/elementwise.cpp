@@ -3,9 +3,9 @@
 //
 // Choice of the kernel table, and the element loops of elementwise.h on top of it.
 
-#include "kernels/kernel_table.h"
-
 #include "kernels/elementwise.h"
+
+#include "kernels/kernel_table.h"
 
 namespace cpudist::kernels {
 

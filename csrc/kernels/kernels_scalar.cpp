@@ -2,8 +2,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // build-flags: -fno-math-errno -fno-trapping-math
 //
-// The kernels compiled for the baseline instruction set, whatever the processor. The flags change no value: they let the
-// compiler use vector square roots and selects.
+// The kernels compiled for the baseline instruction set, whatever the processor. The flags change
+// no value: they let the compiler use vector square roots and selects.
 
 #include "kernels/kernel_table.h"
 

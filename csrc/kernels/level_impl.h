@@ -67,8 +67,8 @@ void update_flat(const StepScalars<T>& s, T* w, T* state, const T* g, size_t n) 
 }
 
 template <OptimizerKind kKind, typename T>
-void update_scattered(const StepScalars<T>& s, T* const* weights, T* const* states,
-                      const T* grads, size_t grad_stride, size_t rows, size_t dim) {
+void update_scattered(const StepScalars<T>& s, T* const* weights, T* const* states, const T* grads,
+                      size_t grad_stride, size_t rows, size_t dim) {
   for (size_t i = 0; i < rows; ++i) {
     if (i + kPrefetchRows < rows) {
       prefetch_row(weights[i + kPrefetchRows], dim);
@@ -157,14 +157,14 @@ void segment_sum(const T* rows, size_t row_stride, size_t n, size_t dim, const u
 }
 
 template <typename T>
-void segment_sum_to(const T* rows, size_t row_stride, size_t n, size_t dim,
-                    const uint32_t* inverse, T* const* destinations) {
+void segment_sum_to(const T* rows, size_t row_stride, size_t n, size_t dim, const uint32_t* inverse,
+                    T* const* destinations) {
   sum_in_order(rows, row_stride, n, dim, inverse, [=](uint32_t u) { return destinations[u]; });
 }
 
 template <typename T>
-void segment_sum_any(const T* rows, size_t row_stride, size_t n, size_t dim,
-                     const int64_t* inverse, T* out) {
+void segment_sum_any(const T* rows, size_t row_stride, size_t n, size_t dim, const int64_t* inverse,
+                     T* out) {
   for (size_t i = 0; i < n; ++i) {
     if (i + kPrefetchRows < n) {
       prefetch_row(out + static_cast<size_t>(inverse[i + kPrefetchRows]) * dim, dim);
@@ -176,22 +176,22 @@ void segment_sum_any(const T* rows, size_t row_stride, size_t n, size_t dim,
 template <typename T>
 constexpr TypedKernels<T> typed_table() {
   using K = OptimizerKind;
-  return {&squared_norm<T>,
-          &add<T>,
-          &accumulate<T>,
-          &scale_into<T>,
-          &clamp<T>,
-          &segment_sum<T>,
-          &segment_sum_to<T>,
-          &segment_sum_any<T>,
-          {&update_flat<K::kSgd, T>, &update_flat<K::kAdagrad, T>,
-           &update_flat<K::kRowWiseAdagrad, T>, &update_flat<K::kAdam, T>,
-           &update_flat<K::kSparseAdam, T>, &update_flat<K::kAdamW, T>,
-           &update_flat<K::kRmsprop, T>, &update_flat<K::kFtrl, T>},
-          {&update_scattered<K::kSgd, T>, &update_scattered<K::kAdagrad, T>,
-           &update_scattered<K::kRowWiseAdagrad, T>, &update_scattered<K::kAdam, T>,
-           &update_scattered<K::kSparseAdam, T>, &update_scattered<K::kAdamW, T>,
-           &update_scattered<K::kRmsprop, T>, &update_scattered<K::kFtrl, T>}};
+  return {
+      &squared_norm<T>,
+      &add<T>,
+      &accumulate<T>,
+      &scale_into<T>,
+      &clamp<T>,
+      &segment_sum<T>,
+      &segment_sum_to<T>,
+      &segment_sum_any<T>,
+      {&update_flat<K::kSgd, T>, &update_flat<K::kAdagrad, T>, &update_flat<K::kRowWiseAdagrad, T>,
+       &update_flat<K::kAdam, T>, &update_flat<K::kSparseAdam, T>, &update_flat<K::kAdamW, T>,
+       &update_flat<K::kRmsprop, T>, &update_flat<K::kFtrl, T>},
+      {&update_scattered<K::kSgd, T>, &update_scattered<K::kAdagrad, T>,
+       &update_scattered<K::kRowWiseAdagrad, T>, &update_scattered<K::kAdam, T>,
+       &update_scattered<K::kSparseAdam, T>, &update_scattered<K::kAdamW, T>,
+       &update_scattered<K::kRmsprop, T>, &update_scattered<K::kFtrl, T>}};
 }
 
 constexpr KernelTable kTable = {typed_table<float>(), typed_table<double>()};

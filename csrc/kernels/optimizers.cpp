@@ -138,9 +138,10 @@ StepScalars<T> make_step(const OptimizerConfig& config, int64_t step_number) {
 template <typename T>
 void update(const StepScalars<T>& scalars, T* weight, T* state, const T* grad, size_t numel,
             size_t row_width) {
+  if (numel == 0) return;
   const auto kernel = typed_kernels<T>().update[static_cast<size_t>(scalars.kind)];
   if (scalars.kind != OptimizerKind::kRowWiseAdagrad) {
-    if (numel > 0) kernel(scalars, weight, state, grad, numel);
+    kernel(scalars, weight, state, grad, numel);
     return;
   }
   if (row_width == 0 || numel % row_width != 0) {
@@ -152,8 +153,8 @@ void update(const StepScalars<T>& scalars, T* weight, T* state, const T* grad, s
 }
 
 template <typename T>
-void update_rows(const StepScalars<T>& scalars, T* const* weights, T* const* states,
-                 const T* grads, size_t grad_stride, size_t rows, size_t dim) {
+void update_rows(const StepScalars<T>& scalars, T* const* weights, T* const* states, const T* grads,
+                 size_t grad_stride, size_t rows, size_t dim) {
   if (dim == 0) return;
   typed_kernels<T>().update_rows[static_cast<size_t>(scalars.kind)](scalars, weights, states, grads,
                                                                     grad_stride, rows, dim);
@@ -173,7 +174,7 @@ template void update(const StepScalars<float>&, float*, float*, const float*, si
 template void update(const StepScalars<double>&, double*, double*, const double*, size_t, size_t);
 template void update_rows(const StepScalars<float>&, float* const*, float* const*, const float*,
                           size_t, size_t, size_t);
-template void update_rows(const StepScalars<double>&, double* const*, double* const*,
-                          const double*, size_t, size_t, size_t);
+template void update_rows(const StepScalars<double>&, double* const*, double* const*, const double*,
+                          size_t, size_t, size_t);
 
 }  // namespace cpudist::kernels

@@ -108,8 +108,8 @@ void update(const StepScalars<T>& scalars, T* weight, T* state, const T* grad, s
 // grads + i * grad_stride (elements); all rows with the same scalars. states may be null if
 // the optimizer has no state. Rows must be distinct. Prefetches rows ahead.
 template <typename T>
-void update_rows(const StepScalars<T>& scalars, T* const* weights, T* const* states,
-                 const T* grads, size_t grad_stride, size_t rows, size_t dim);
+void update_rows(const StepScalars<T>& scalars, T* const* weights, T* const* states, const T* grads,
+                 size_t grad_stride, size_t rows, size_t dim);
 
 // True when the scalars depend on the step number, so that rows with different counts of
 // updates need a make_step each.

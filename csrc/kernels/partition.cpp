@@ -12,9 +12,8 @@
 
 namespace cpudist::kernels {
 
-void KeyPartitioner::run(const int64_t* keys, size_t n, uint64_t salt,
-                         const uint16_t* bucket_owner, size_t part_count, uint32_t* order,
-                         uint32_t* offsets) {
+void KeyPartitioner::run(const int64_t* keys, size_t n, uint64_t salt, const uint16_t* bucket_owner,
+                         size_t part_count, uint32_t* order, uint32_t* offsets) {
   if (n >= (size_t{1} << 31)) {
     throw std::length_error("KeyPartitioner: a batch holds at most 2^31 - 1 keys; split it");
   }

@@ -15,9 +15,8 @@ namespace {
 
 void require_at_least(int64_t value, int64_t least, const char* name) {
   if (value < least) {
-    throw std::invalid_argument(std::string("slice_parameter: ") + name +
-                                ": expected at least " + std::to_string(least) + ", found " +
-                                std::to_string(value));
+    throw std::invalid_argument(std::string("slice_parameter: ") + name + ": expected at least " +
+                                std::to_string(least) + ", found " + std::to_string(value));
   }
 }
 

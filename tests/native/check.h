@@ -3,7 +3,8 @@
 //
 // A small test registry and assertion set for the native tests: TEST(name) { ... } registers a
 // test, CHECK* fail it by throwing, main.cpp runs all of them. Assertions may be used from the
-// thread that runs the test only; a helper thread hands its exception over (see std::exception_ptr).
+// thread that runs the test only; a helper thread hands its exception over (see
+// std::exception_ptr).
 
 #pragma once
 
@@ -79,44 +80,43 @@ void check_equal(const A& actual, const B& expected, const char* expression, con
 #define CHECK_CONCAT_(a, b) a##b
 #define CHECK_CONCAT(a, b) CHECK_CONCAT_(a, b)
 
-#define TEST(name)                                                                     \
-  static void CHECK_CONCAT(test_body_, name)();                                        \
+#define TEST(name)                                                                      \
+  static void CHECK_CONCAT(test_body_, name)();                                         \
   static const ::cpudist::testing::Registration CHECK_CONCAT(test_registration_, name)( \
-      #name, &CHECK_CONCAT(test_body_, name));                                         \
+      #name, &CHECK_CONCAT(test_body_, name));                                          \
   static void CHECK_CONCAT(test_body_, name)()
 
-#define CHECK(condition)                                                           \
-  do {                                                                             \
-    if (!(condition)) {                                                            \
+#define CHECK(condition)                                                            \
+  do {                                                                              \
+    if (!(condition)) {                                                             \
       ::cpudist::testing::fail(__FILE__, __LINE__, "CHECK(" #condition ") failed"); \
-    }                                                                              \
+    }                                                                               \
   } while (false)
 
 // CHECK_EQ(found, expected)
 #define CHECK_EQ(actual, expected) \
   ::cpudist::testing::check_equal((actual), (expected), #actual, __FILE__, __LINE__)
 
-#define CHECK_NEAR(actual, expected, tolerance)                                               \
-  do {                                                                                        \
+#define CHECK_NEAR(actual, expected, tolerance)                                                  \
+  do {                                                                                           \
     const double check_difference = static_cast<double>(actual) - static_cast<double>(expected); \
-    if (!(check_difference <= (tolerance) && -check_difference <= (tolerance))) {             \
-      ::cpudist::testing::fail(__FILE__, __LINE__,                                            \
-                               #actual ": found " + ::cpudist::testing::show(actual) +        \
-                                   ", expected " + ::cpudist::testing::show(expected));       \
-    }                                                                                         \
+    if (!(check_difference <= (tolerance) && -check_difference <= (tolerance))) {                \
+      ::cpudist::testing::fail(__FILE__, __LINE__,                                               \
+                               #actual ": found " + ::cpudist::testing::show(actual) +           \
+                                   ", expected " + ::cpudist::testing::show(expected));          \
+    }                                                                                            \
   } while (false)
 
 // CHECK_THROWS(expression, ExceptionType)
-#define CHECK_THROWS(expression, exception_type)                                            \
-  do {                                                                                      \
-    bool check_thrown = false;                                                              \
-    try {                                                                                   \
-      static_cast<void>(expression);                                                        \
-    } catch (const exception_type&) {                                                       \
-      check_thrown = true;                                                                  \
-    }                                                                                       \
-    if (!check_thrown) {                                                                    \
-      ::cpudist::testing::fail(__FILE__, __LINE__,                                          \
-                               #expression " did not throw " #exception_type);              \
-    }                                                                                       \
+#define CHECK_THROWS(expression, exception_type)                                                   \
+  do {                                                                                             \
+    bool check_thrown = false;                                                                     \
+    try {                                                                                          \
+      static_cast<void>(expression);                                                               \
+    } catch (const exception_type&) {                                                              \
+      check_thrown = true;                                                                         \
+    }                                                                                              \
+    if (!check_thrown) {                                                                           \
+      ::cpudist::testing::fail(__FILE__, __LINE__, #expression " did not throw " #exception_type); \
+    }                                                                                              \
   } while (false)

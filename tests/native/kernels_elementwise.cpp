@@ -1,0 +1,125 @@
+// Copyright (c) 2026 The torch_cpudist authors.
+// SPDX-License-Identifier: BSD-3-Clause
+//
+// Element loops, reductions and the choice of the vector level.
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <new>
+
+#include "kernels/aligned.h"
+#include "kernels/elementwise.h"
+#include "kernels_common.h"
+
+namespace cpudist::testing {
+namespace {
+
+using kernels::SimdLevel;
+
+template <typename T>
+void check_elementwise() {
+  for (size_t n : kernel_sizes()) {
+    const std::vector<T> values = random_values<T>(n, 1 + n);
+    const std::vector<T> start = random_values<T>(n, 7000 + n);
+    const T weight = static_cast<T>(0.3);
+    const std::string at = " n=" + std::to_string(n);
+
+    const auto accumulated = [&] {
+      std::vector<T> target = start;
+      kernels::accumulate(target.data(), values.data(), weight, n);
+      return target;
+    };
+    check_levels_agree("accumulate" + at, accumulated);
+    const std::vector<T> sums = accumulated();
+    for (size_t i = 0; i < n; ++i) {
+      const volatile T product = weight * values[i];  // rounded before the sum
+      CHECK(sums[i] == start[i] + product);
+    }
+    check_levels_agree("add" + at, [&] {
+      std::vector<T> target = start;
+      kernels::add(target.data(), values.data(), n);
+      for (size_t i = 0; i < n; ++i) CHECK(target[i] == start[i] + values[i]);
+      return target;
+    });
+    check_levels_agree("scale_into" + at, [&] {
+      std::vector<T> target = values;
+      kernels::scale_into(target.data(), target.data(), weight, n);
+      for (size_t i = 0; i < n; ++i) CHECK(target[i] == weight * values[i]);
+      return target;
+    });
+    check_levels_agree("clamp" + at, [&] {
+      std::vector<T> target = values;
+      kernels::clamp(target.data(), static_cast<T>(-0.1), static_cast<T>(0.2), n);
+      for (size_t i = 0; i < n; ++i) {
+        CHECK(target[i] == std::min(std::max(values[i], static_cast<T>(-0.1)), T(0.2)));
+      }
+      return target;
+    });
+    check_levels_agree("squared_norm" + at, [&] {
+      return std::vector<double>{kernels::squared_norm(values.data(), n)};
+    });
+    long double exact = 0;
+    for (T value : values) exact += static_cast<long double>(value) * value;
+    CHECK_NEAR(kernels::squared_norm(values.data(), n), exact, 1e-12 * exact + 1e-30);
+  }
+}
+
+TEST(kernels_elementwise_float) { check_elementwise<float>(); }
+TEST(kernels_elementwise_double) { check_elementwise<double>(); }
+
+TEST(kernels_squared_norm_is_the_sixteen_lane_tree) {
+  for (size_t n : {size_t{5}, size_t{16}, size_t{37}, size_t{4099}}) {
+    const std::vector<double> values = random_values<double>(n, n);
+    double lanes[16] = {};
+    for (size_t i = 0; i < n; ++i) lanes[i % 16] += values[i] * values[i];
+    for (size_t width = 8; width > 0; width /= 2) {
+      for (size_t j = 0; j < width; ++j) lanes[j] += lanes[j + width];
+    }
+    CHECK_EQ(kernels::squared_norm(values.data(), n), lanes[0]);
+  }
+}
+
+TEST(kernels_clamp_keeps_nan_and_bounds_infinity) {
+  const float infinity = std::numeric_limits<float>::infinity();
+  for (SimdLevel level : supported_levels()) {
+    const kernels::ScopedSimdLevel pin(level);
+    std::vector<float> values(33, std::nanf(""));
+    values[3] = infinity;
+    values[32] = -infinity;
+    kernels::clamp(values.data(), -1.0f, 1.0f, values.size());
+    CHECK(std::isnan(values[0]));
+    CHECK_EQ(values[3], 1.0f);
+    CHECK_EQ(values[32], -1.0f);
+  }
+}
+
+TEST(kernels_level_can_be_pinned_and_is_restored) {
+  const SimdLevel before = kernels::simd_level();
+  {
+    const kernels::ScopedSimdLevel pin(SimdLevel::kScalar);
+    CHECK_EQ(kernels::simd_level(), SimdLevel::kScalar);
+  }
+  CHECK_EQ(kernels::simd_level(), before);
+  if (kernels::detected_simd_level() < SimdLevel::kAvx512) {
+    CHECK_THROWS(kernels::ScopedSimdLevel(SimdLevel::kAvx512), std::invalid_argument);
+  }
+}
+
+TEST(kernels_aligned_buffer_is_zero_and_aligned) {
+  for (size_t size : {size_t{1}, size_t{1000}, size_t{1} << 20}) {
+    kernels::AlignedBuffer<float> buffer(size);
+    CHECK_EQ(buffer.size(), size);
+    CHECK_EQ(reinterpret_cast<uintptr_t>(buffer.data()) % kernels::kCacheLineBytes, 0u);
+    CHECK_EQ(buffer[0], 0.0f);
+    CHECK_EQ(buffer[size - 1], 0.0f);
+    buffer[size - 1] = 2.0f;
+    kernels::AlignedBuffer<float> moved = std::move(buffer);
+    CHECK_EQ(moved[size - 1], 2.0f);
+  }
+  CHECK(kernels::AlignedBuffer<double>(0).empty());
+  CHECK_THROWS(kernels::AlignedBuffer<double>(SIZE_MAX / 4), std::bad_alloc);
+}
+
+}  // namespace
+}  // namespace cpudist::testing
