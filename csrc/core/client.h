@@ -55,7 +55,6 @@ struct ClientStats {
 struct ParameterGradient {  // one dense parameter with a gradient
   uint32_t parameter = 0;
   const void* gradient = nullptr;  // contiguous, the parameter's dtype
-  void* weight = nullptr;          // receives the updated values
 };
 struct TableGradient {      // the COO gradient of one table, duplicates allowed
   uint32_t table = 0;
@@ -71,14 +70,34 @@ struct StepPush {
   std::vector<kernels::OptimizerConfig> configs;
   std::vector<ParameterGradient> parameters;
   std::vector<TableGradient> tables;
+  // Base of every dense parameter, in order: blocks that other trainers had a gradient for are
+  // written as well. Must stay valid until the parameter set is closed (an interrupted push is
+  // finished by the next call).
+  std::vector<void*> weights;
 };
 
-// Thread safety: any thread; requests of one parameter set that change it (push, leave, join, store,
-// barrier) are serialised by the client. No call is made with the GIL held.
+// Where fetch_dense puts one parameter; `state` holds state_elements of each of its blocks, block by
+// block, and may be null.
+struct ParameterTarget {
+  void* weights = nullptr;
+  void* state = nullptr;
+  uint64_t step = 0;  // result: updates so far
+};
+
+// A connector calls a handler and the handler is inside the client, so the client makes its own.
+using ConnectorFactory = std::function<std::shared_ptr<Connector>(ConnectionHandler*)>;
+
+// Thread safety: any thread; requests that change a server (push, leave, join, store, barrier) are
+// serialised by the client. No call is made with the GIL held.
+//
+// A wait that ends with kInterrupted or kTimeout leaves its request in flight; the next call on the
+// client finishes it first, so that nothing is lost or applied twice.
 class Client {
  public:
-  Client(ClientOptions options, std::shared_ptr<Connector> connector);
-  ~Client();
+  Client(ClientOptions options, const ConnectorFactory& make_connector);
+  ~Client();  // closes the links without a goodbye; bounded
+  Client(const Client&) = delete;
+  Client& operator=(const Client&) = delete;
   void connect();  // hello with every server; throws kPeerLost, kAddress, kConfigMismatch, kFenced
 
   // Returns the id: the n-th open of every trainer names the same parameter set.
@@ -87,15 +106,15 @@ class Client {
   void bind_table(uint32_t param_set, uint32_t table, float* weight);
   void store_table(uint32_t param_set, uint32_t table, std::span<const int64_t> keys,
                    const float* weights, const float* state, const uint32_t* counts, uint64_t step);
+  // `state`: state_elements of each block of the parameter, block by block, or null.
   void store_parameter(uint32_t param_set, uint32_t parameter, const void* weights,
                        const void* state, uint64_t step);
   // Trainer 0 after its last store; the others wait here for it (round deadline).
   void ready(uint32_t param_set);
   void fetch_table(uint32_t param_set, uint32_t table, std::span<const int64_t> keys,
                    float* weights, float* state, uint32_t* counts, uint64_t* step);
-  // `state`: state_elements of each block of the parameter, block by block.
-  void fetch_parameter(uint32_t param_set, uint32_t parameter, void* weights, void* state,
-                       uint64_t* step);
+  // Every dense parameter, in order; one request per server.
+  void fetch_dense(uint32_t param_set, std::span<ParameterTarget> targets);
 
   // Makes the rows of `ids` current in the bound weight: sends one request per server for those not
   // pulled since the last step of this parameter set. int32 or int64 ids. Throws kRowOutOfRange.

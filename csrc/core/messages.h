@@ -11,6 +11,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "core/buffer.h"
@@ -24,7 +25,8 @@ inline constexpr uint32_t kNoParamSet = 0xffffffffu;
 
 // ---- primitive readers and writers -------------------------------------------------------------
 
-// Appends to a growing buffer (small messages). Arrays are padded to 8 bytes.
+// Appends to a growing buffer (small messages). text() and bytes() take a multiple of 8 bytes, so
+// everything stays aligned as long as u32 come in pairs.
 class Writer {
  public:
   void u32(uint32_t value);
@@ -45,7 +47,7 @@ class Reader {
   uint64_t u64();
   double f64();
   std::string text(size_t limit_bytes);
-  // `count` elements in place; skips the padding to 8.
+  // `count` elements in place; skips the padding to 8, which must be zero.
   template <typename T>
   std::span<const T> array(uint64_t count);
   size_t remaining() const { return rest_.size(); }
@@ -53,8 +55,16 @@ class Reader {
 
  private:
   std::span<const uint8_t> take(uint64_t size_bytes);
+  // `count` elements of `element_bytes` and their padding; checks bounds and alignment.
+  const uint8_t* take_array(uint64_t count, size_t element_bytes, size_t alignment);
   std::span<const uint8_t> rest_;
 };
+
+template <typename T>
+std::span<const T> Reader::array(uint64_t count) {
+  const uint8_t* start = take_array(count, sizeof(T), alignof(T));
+  return {reinterpret_cast<const T*>(start), static_cast<size_t>(count)};
+}
 
 // ---- hello, error, probe -----------------------------------------------------------------------
 
@@ -206,8 +216,12 @@ struct Join {
   uint64_t round = 0;
 };
 
-struct RoundReply {  // reply to kReady, kLeave, kJoin, kBarrier, kOpen
+struct RoundReply {  // reply to kReady, kLeave, kJoin, kOpen
   uint64_t round = 0;
+};
+
+struct BarrierReply {  // every open parameter set and the round at which all are members again
+  std::vector<std::pair<uint32_t, uint64_t>> rounds;
 };
 
 // ---- encoders and decoders ---------------------------------------------------------------------
@@ -220,6 +234,7 @@ Buffer encode(const PushNorm& message);
 Buffer encode(const Commit& message);
 Buffer encode(const Join& message);
 Buffer encode(const RoundReply& message);
+Buffer encode(const BarrierReply& message);
 Buffer encode(const FetchRequest& message);
 
 Hello decode_hello(std::span<const uint8_t> payload);
@@ -230,12 +245,16 @@ PushNorm decode_push_norm(std::span<const uint8_t> payload);
 Commit decode_commit(std::span<const uint8_t> payload);
 Join decode_join(std::span<const uint8_t> payload);
 RoundReply decode_round_reply(std::span<const uint8_t> payload);
+BarrierReply decode_barrier_reply(std::span<const uint8_t> payload);
 FetchRequest decode_fetch(std::span<const uint8_t> payload);
 
 // Large payloads are laid out first and filled in place, so that values are copied once, straight
 // from their source. Each `layout_*` returns the payload with headers written and, in the same order
-// as asked, pointers to the arrays to fill. Decoders check sizes against `layout` (dims, dtypes,
-// element counts, known ids) and throw Error(kProtocol).
+// as asked, pointers to the arrays to fill; block ids and table ids must each be strictly
+// increasing, else Error(kInvalidArgument). Decoders check sizes against `layout` (dims, dtypes,
+// element counts, known ids, ids increasing, 0 <= key < rows) and throw Error(kProtocol). Left to
+// the receiver, who knows more: that keys are distinct, that a block's shard is this server, and in
+// a store that the state has the length this optimizer needs.
 struct BlockRef {
   uint32_t block = 0;
   uint64_t size_bytes = 0;
