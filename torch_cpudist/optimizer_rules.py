@@ -1,0 +1,197 @@
+# Copyright (c) 2026 The torch_cpudist authors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Reads a ``torch.optim`` optimizer: its exact class and options choose the server's rule.
+
+Nothing is guessed: a class or an option that the servers would not honour is refused by name.
+Options that only choose an implementation (``foreach``, ``fused``, ``capturable``) change no
+number and are accepted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from torch_cpudist import _core
+from torch_cpudist.errors import UnsupportedOptimizerError
+from torch_cpudist.optim import FTRL, RowWiseAdagrad
+
+Group = Mapping[str, Any]
+
+# Options that choose how torch computes, not what.
+_IMPLEMENTATION_OPTIONS = frozenset({"params", "foreach", "fused", "capturable"})
+# Left behind in a group by torch's schedulers and by torch itself.
+_BOOKKEEPING_OPTIONS = frozenset(
+    {"initial_lr", "max_lr", "min_lr", "max_momentum", "base_momentum", "swa_lr"}
+)
+
+
+def _number(value: Any) -> float:
+    return float(value.item() if isinstance(value, torch.Tensor) else value)
+
+
+def _sgd(group: Group) -> dict[str, Any]:
+    return {
+        "kind": "sgd",
+        "lr": _number(group["lr"]),
+        "momentum": _number(group["momentum"]),
+        "dampening": _number(group["dampening"]),
+        "weight_decay": _number(group["weight_decay"]),
+        "nesterov": bool(group["nesterov"]),
+    }
+
+
+def _adagrad(group: Group) -> dict[str, Any]:
+    return {
+        "kind": "adagrad",
+        "lr": _number(group["lr"]),
+        "lr_decay": _number(group["lr_decay"]),
+        "weight_decay": _number(group["weight_decay"]),
+        "initial_accumulator": _number(group["initial_accumulator_value"]),
+        "eps": _number(group["eps"]),
+    }
+
+
+def _row_wise_adagrad(group: Group) -> dict[str, Any]:
+    return _adagrad(group) | {"kind": "row_wise_adagrad"}
+
+
+def _adam_family(kind: str) -> Callable[[Group], dict[str, Any]]:
+    def read(group: Group) -> dict[str, Any]:
+        beta1, beta2 = group["betas"]
+        decoupled = kind == "adam" and bool(group.get("decoupled_weight_decay"))
+        return {
+            "kind": "adamw" if decoupled else kind,
+            "lr": _number(group["lr"]),
+            "beta1": _number(beta1),
+            "beta2": _number(beta2),
+            "eps": _number(group["eps"]),
+            "weight_decay": _number(group.get("weight_decay", 0.0)),
+        }
+
+    return read
+
+
+def _rmsprop(group: Group) -> dict[str, Any]:
+    return {
+        "kind": "rmsprop",
+        "lr": _number(group["lr"]),
+        "alpha": _number(group["alpha"]),
+        "eps": _number(group["eps"]),
+        "weight_decay": _number(group["weight_decay"]),
+        "momentum": _number(group["momentum"]),
+    }
+
+
+def _ftrl(group: Group) -> dict[str, Any]:
+    return {
+        "kind": "ftrl",
+        "lr": _number(group["lr"]),
+        "lr_power": _number(group["lr_power"]),
+        "l1": _number(group["l1"]),
+        "l2": _number(group["l2"]),
+        "eps": _number(group["beta"]),
+        "initial_accumulator": _number(group["initial_accumulator_value"]),
+    }
+
+
+# Exact class -> (reader, names of the options it honours). AdamW is a subclass of Adam, so a
+# subclass is never taken for its parent.
+_RULES: dict[type, tuple[Callable[[Group], dict[str, Any]], frozenset[str]]] = {
+    torch.optim.SGD: (
+        _sgd,
+        frozenset({"lr", "momentum", "dampening", "weight_decay", "nesterov"}),
+    ),
+    torch.optim.Adagrad: (
+        _adagrad,
+        frozenset({"lr", "lr_decay", "weight_decay", "initial_accumulator_value", "eps"}),
+    ),
+    RowWiseAdagrad: (
+        _row_wise_adagrad,
+        frozenset({"lr", "lr_decay", "weight_decay", "initial_accumulator_value", "eps"}),
+    ),
+    torch.optim.Adam: (
+        _adam_family("adam"),
+        frozenset({"lr", "betas", "eps", "weight_decay", "decoupled_weight_decay"}),
+    ),
+    torch.optim.AdamW: (
+        _adam_family("adamw"),
+        frozenset({"lr", "betas", "eps", "weight_decay", "decoupled_weight_decay"}),
+    ),
+    torch.optim.SparseAdam: (
+        _adam_family("sparse_adam"),
+        frozenset({"lr", "betas", "eps"}),
+    ),
+    torch.optim.RMSprop: (
+        _rmsprop,
+        frozenset({"lr", "alpha", "eps", "weight_decay", "momentum"}),
+    ),
+    FTRL: (
+        _ftrl,
+        frozenset({"lr", "lr_power", "l1", "l2", "beta", "initial_accumulator_value"}),
+    ),
+}
+
+
+def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
+    """Refuses an optimizer whose class the servers cannot run.
+
+    Raises:
+        UnsupportedOptimizerError: names the class and the classes that work.
+    """
+    if type(optimizer) not in _RULES:
+        known = ", ".join(sorted(rule.__name__ for rule in _RULES))
+        raise UnsupportedOptimizerError(
+            f"the servers cannot run {type(optimizer).__module__}."
+            f"{type(optimizer).__qualname__}; they run exactly these classes: {known}. "
+            "Use one of them."
+        )
+
+
+def read_group(optimizer: torch.optim.Optimizer, group: Group) -> _core.OptimizerConfig:
+    """Reads one parameter group of a checked optimizer.
+
+    Args:
+        optimizer: the optimizer; only its class is looked at.
+        group: one of its ``param_groups``, as of this step.
+
+    Returns:
+        The configuration that travels with a push.
+
+    Raises:
+        UnsupportedOptimizerError: an option has a value the servers do not honour
+            (``amsgrad``, ``maximize``, ``centered``, ``differentiable``, an unknown one).
+    """
+    reader, honoured = _RULES[type(optimizer)]
+    accepted = honoured | _IMPLEMENTATION_OPTIONS | _BOOKKEEPING_OPTIONS
+    for name, value in group.items():
+        if name not in accepted and value is not None and value is not False:
+            raise UnsupportedOptimizerError(
+                f"{type(optimizer).__name__}: the servers do not honour the option "
+                f"{name}={value!r}. Leave it at its default (off)."
+            )
+    return _core.OptimizerConfig(**reader(group))
+
+
+def check_use(
+    optimizer: torch.optim.Optimizer, config: _core.OptimizerConfig, name: str, table: bool
+) -> None:
+    """Refuses an optimizer that cannot run on this kind of parameter.
+
+    Args:
+        optimizer: the optimizer that holds the parameter.
+        config: its configuration for the parameter's group.
+        name: the parameter's name, for the message.
+        table: whether the parameter is a table.
+
+    Raises:
+        UnsupportedOptimizerError: SparseAdam on a dense parameter, as torch refuses it.
+    """
+    if not table and config.kind == "sparse_adam":
+        raise UnsupportedOptimizerError(
+            f"{type(optimizer).__name__} takes sparse gradients only, but {name!r} is a "
+            "dense parameter. Give the dense parameters to another optimizer and pass a "
+            "list: DistributedOptimizer([SparseAdam(tables), AdamW(rest)], model)."
+        )

@@ -1,0 +1,230 @@
+# Copyright (c) 2026 The torch_cpudist authors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""What one ``DistributedOptimizer`` trains, as the servers hold it.
+
+Opens the parameter set, sends trainer 0's initial values, keeps the trainer's copies, and
+carries gradients to the servers. When to do so is the strategy's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import nn
+
+from torch_cpudist import _core
+from torch_cpudist.clip import Clip, ClipNorm, ClipValue
+from torch_cpudist.errors import ModelChangedError
+from torch_cpudist.gradients import read_dense_gradient, read_table_gradient
+from torch_cpudist.placement import DenseParameter, PlacedTable, Placement
+from torch_cpudist.tables import TableBinding, attach, detach
+
+_STORE_ROWS = 65_536
+
+
+def key_chunks(rows: int) -> Iterator[torch.Tensor]:
+    """Yields the keys ``0 .. rows-1`` as int64 tensors of bounded length."""
+    for begin in range(0, rows, _STORE_ROWS):
+        yield torch.arange(begin, min(begin + _STORE_ROWS, rows))
+
+
+class ParameterSet:
+    """Tables and dense parameters of one optimizer, open on every server.
+
+    Thread safety: lookups from any thread; everything else from one thread at a time.
+    """
+
+    def __init__(self, client: _core.Client, placement: Placement, chief: bool) -> None:
+        """Opens the set, and waits until trainer 0's values are on the servers.
+
+        Args:
+            client: this trainer's client.
+            placement: tables, dense parameters and their layout.
+            chief: whether this is trainer 0, whose values are the initial ones.
+
+        Raises:
+            ConfigMismatchError: another trainer opened a different layout.
+            PeerLostError, OperationTimeoutError: a server or trainer 0 does not answer.
+        """
+        self.client = client
+        self.placement = placement
+        self.id = client.open(placement.layout)
+        self._bindings: list[TableBinding] = []
+        self._versions: dict[int, int] = {}
+        if chief:
+            for table in placement.tables:
+                self.store_table(table)
+            for entry in placement.dense:
+                self.store_dense(entry)
+        client.ready(self.id)
+        for table in placement.tables:
+            self._bind(table)
+        self.pull_dense()
+
+    def _bind(self, table: PlacedTable) -> None:
+        found = table.found
+        binding = TableBinding(self.client, self.id, table.index, found.name, found.weight)
+        self._bindings.append(binding)
+        for module in found.modules:
+            attach(module, binding)
+        self._versions[id(found.weight)] = found.weight._version
+
+    def _trained(self) -> Iterator[tuple[str, nn.Parameter]]:
+        for table in self.placement.tables:
+            yield table.found.name, table.found.weight
+        for entry in self.placement.dense:
+            yield entry.name, entry.parameter
+
+    # -- values to the servers ---------------------------------------------------------------
+
+    def store_table(self, table: PlacedTable) -> None:
+        """Sends this trainer's whole weight of a table, with fresh optimizer state."""
+        weight = table.found.weight.detach()
+        for keys in key_chunks(weight.shape[0]):
+            values = weight[keys[0] : keys[-1] + 1]
+            self.client.store_table(
+                self.id, table.index, keys.data_ptr(), keys.numel(), values.data_ptr()
+            )
+
+    def store_dense(self, entry: DenseParameter) -> None:
+        """Sends this trainer's values of a dense parameter, with fresh optimizer state."""
+        values = entry.parameter.detach().contiguous()
+        self.client.store_parameter(self.id, entry.index, values.data_ptr())
+
+    # -- values from the servers -------------------------------------------------------------
+
+    def pull_dense(self) -> None:
+        """Overwrites every dense parameter with the servers' values."""
+        with _Weights(self.placement.dense) as weights:
+            if weights.addresses:
+                self.client.pull_dense(self.id, weights.addresses)
+        self._note_written([entry.parameter for entry in self.placement.dense])
+
+    def pull_tables(self) -> None:
+        """Overwrites every row of every table with the servers' values."""
+        self.client.pull_all_rows(self.id)
+        self._note_written([table.found.weight for table in self.placement.tables])
+
+    # -- gradients ---------------------------------------------------------------------------
+
+    def push(
+        self,
+        configs: list[_core.OptimizerConfig],
+        weight: float,
+        samples: int,
+        clip: Clip | None,
+    ) -> int:
+        """Sends the gradients of one step and takes the updated values in.
+
+        Args:
+            configs: hyper-parameters of this step, one per group.
+            weight: this trainer's weight in the mean.
+            samples: samples behind the gradient, counted only.
+            clip: how the averaged gradient is clipped.
+
+        Returns:
+            The number of the round that was applied.
+
+        Raises:
+            UnpulledRowError, DenseGradientError, ModelChangedError: nothing was sent.
+            ConfigMismatchError: trainers disagree; nothing was applied.
+            PeerLostError, OperationTimeoutError: the round may have been applied on some
+                servers.
+        """
+        self._check_unchanged()
+        gradients: list[tuple[int, int]] = []
+        rows: list[tuple[int, int, int, int]] = []
+        alive: list[torch.Tensor] = []
+        for entry in self.placement.dense:
+            if entry.parameter.grad is not None:
+                grad = read_dense_gradient(entry.name, entry.parameter)
+                alive.append(grad)
+                gradients.append((entry.index, grad.data_ptr()))
+        for table in self.placement.tables:
+            if table.found.weight.grad is not None:
+                keys, values = read_table_gradient(table.found.name, table.found.weight)
+                alive += (keys, values)
+                rows.append((table.index, keys.data_ptr(), keys.numel(), values.data_ptr()))
+        with _Weights(self.placement.dense) as weights:
+            applied = self.client.push(
+                self.id,
+                weight=weight,
+                samples=samples,
+                clip_value=clip.value if isinstance(clip, ClipValue) else 0.0,
+                clip_norm=clip.max_norm if isinstance(clip, ClipNorm) else 0.0,
+                configs=configs,
+                parameters=gradients,
+                tables=rows,
+                weights=weights.addresses,
+            )
+        self._note_written([parameter for _, parameter in self._trained()])
+        return applied
+
+    # -- writes by others --------------------------------------------------------------------
+
+    def _note_written(self, parameters: list[nn.Parameter]) -> None:
+        """Tells autograd of our writes and remembers the version they left."""
+        if parameters:
+            torch.autograd.graph.increment_version(parameters)
+        for parameter in parameters:
+            self._versions[id(parameter)] = parameter._version
+
+    def changed(self) -> list[str]:
+        """Names the parameters that somebody else wrote since our last write."""
+        return [
+            name
+            for name, parameter in self._trained()
+            if self._versions[id(parameter)] != parameter._version
+        ]
+
+    def _check_unchanged(self) -> None:
+        names = self.changed()
+        if names:
+            raise ModelChangedError(
+                f"{len(names)} parameters were written outside the optimizer since its last "
+                f"step (first: {names[0]!r}). The servers hold the truth and would overwrite "
+                "them: load weights before wrapping the optimizer, or call "
+                "opt.store_model() on every trainer to send trainer 0's values to the servers."
+            )
+
+    def accept_changes(self) -> None:
+        """Takes the values that stand in the model now as not written by others."""
+        for _, parameter in self._trained():
+            self._versions[id(parameter)] = parameter._version
+
+    def close(self, tell_servers: bool) -> None:
+        """Gives modules their classes back; with ``tell_servers``, frees the servers' memory."""
+        for table in self.placement.tables:
+            for module in table.found.modules:
+                detach(module)
+        for binding in self._bindings:
+            binding.close()
+        self._bindings.clear()
+        if tell_servers:
+            self.client.close(self.id)
+
+
+class _Weights:
+    """Addresses that the client writes dense values to.
+
+    A parameter that is not contiguous gets a staging copy, written back on a clean exit.
+    """
+
+    def __init__(self, dense: list[DenseParameter]) -> None:
+        self.addresses: list[int] = []
+        self._staged: list[tuple[nn.Parameter, torch.Tensor]] = []
+        for entry in dense:
+            target = entry.parameter.detach()
+            if not target.is_contiguous():
+                target = target.contiguous()
+                self._staged.append((entry.parameter, target))
+            self.addresses.append(target.data_ptr())
+
+    def __enter__(self) -> _Weights:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is None:
+            for parameter, target in self._staged:
+                parameter.data.copy_(target)

@@ -1,0 +1,247 @@
+# Copyright (c) 2026 The torch_cpudist authors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Decides what is a table and what a dense block, and which server owns each block.
+
+Rows of tables are dealt by key (``mix64(key ^ salt) % 4096`` buckets); only dense parameters
+are placed here. Every trainer computes the same placement from the model alone; servers
+compare them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from torch_cpudist import _core
+from torch_cpudist.errors import UnsupportedModelError
+from torch_cpudist.tables import FoundTable, find_tables
+
+if TYPE_CHECKING:
+    from torch_cpudist.config import Sharding
+
+logger = logging.getLogger("torch_cpudist")
+
+_LARGE_DENSE_EMBEDDING_BYTES = 16 << 20
+_DTYPES = {torch.float32: "float32", torch.float64: "float64"}
+
+
+@dataclass(frozen=True)
+class DenseParameter:
+    """A parameter that is averaged as a whole. ``index`` counts dense parameters."""
+
+    index: int
+    name: str
+    parameter: nn.Parameter
+    group: int
+
+
+@dataclass(frozen=True)
+class PlacedTable:
+    """A table and its index in the layout."""
+
+    index: int
+    found: FoundTable
+    group: int
+
+
+@dataclass(frozen=True)
+class Placement:
+    """What one ``DistributedOptimizer`` trains, and where it lives."""
+
+    tables: list[PlacedTable]
+    dense: list[DenseParameter]
+    layout: _core.ParamSetLayout
+
+
+def _names(model: nn.Module, groups: list[dict[str, object]]) -> dict[int, str]:
+    names = {id(p): name for name, p in model.named_parameters(remove_duplicate=False)}
+    for g, group in enumerate(groups):
+        parameters = group["params"]
+        assert isinstance(parameters, list)
+        for i, parameter in enumerate(parameters):
+            names.setdefault(id(parameter), f"param_groups[{g}][{i}]")
+    return names
+
+
+def _check_dense(name: str, parameter: nn.Parameter) -> None:
+    if parameter.dtype not in _DTYPES or parameter.layout != torch.strided:
+        raise UnsupportedModelError(
+            f"parameter {name!r} is {parameter.dtype}, {parameter.layout}; servers keep "
+            "strided float32 and float64 parameters. Keep parameters in float32 and use "
+            "torch.autocast for bfloat16."
+        )
+    if parameter.device.type != "cpu":
+        raise UnsupportedModelError(
+            f"parameter {name!r} is on {parameter.device}; this version trains models on "
+            "the CPU. Move the model with model.cpu() before wrapping the optimizer."
+        )
+
+
+def _warn_large_embeddings(model: nn.Module, tables: list[FoundTable]) -> None:
+    sparse = {id(table.weight) for table in tables}
+    for name, module in model.named_modules():
+        if not isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
+            continue
+        weight = module.weight
+        size_bytes = weight.numel() * weight.element_size()
+        if id(weight) not in sparse and size_bytes > _LARGE_DENSE_EMBEDDING_BYTES:
+            logger.warning(
+                "%r is a dense embedding of %.0f MiB: all of it travels in every step. "
+                "Make it a table with sparse=True or cpudist.shard_tables(model).",
+                name,
+                size_bytes / 2**20,
+            )
+            return
+
+
+class _Dealer:
+    """Deals blocks to servers by the split method; the cursor runs on across parameters."""
+
+    def __init__(self, method: str, server_count: int) -> None:
+        self._method = method
+        self._server_count = server_count
+        self._cursor = 0
+        self._loads = [0] * server_count
+
+    def deal(self, name: str, elements: int) -> int:
+        if self._method == "hash":
+            digest = hashlib.blake2b(name.encode(), digest_size=8).digest()
+            return int.from_bytes(digest, "little") % self._server_count
+        if self._method == "balanced":
+            shard = min(range(self._server_count), key=self._loads.__getitem__)
+            self._loads[shard] += elements
+            return shard
+        shard = self._cursor % self._server_count
+        self._cursor += 1
+        return shard
+
+
+def _cut(
+    dense: list[DenseParameter], sharding: Sharding, server_count: int
+) -> list[_core.BlockSpec]:
+    cuts: list[tuple[int, str, int, int]] = []
+    for entry in dense:
+        parameter = entry.parameter
+        width = parameter[0].numel() if parameter.dim() > 1 and len(parameter) else 1
+        spans = _core.slice_parameter(
+            parameter.numel(),
+            max(width, 1),
+            server_count,
+            sharding.min_block_size,
+            sharding.slice,
+        )
+        for i, (begin, size) in enumerate(spans):
+            name = entry.name if len(spans) == 1 else f"{entry.name}.block{i}"
+            cuts.append((entry.index, name, begin, size))
+    # The greedy rule is near its best only when large blocks are dealt first.
+    order = list(range(len(cuts)))
+    if sharding.split_method == "balanced":
+        order.sort(key=lambda i: -cuts[i][3])
+    dealer = _Dealer(sharding.split_method, server_count)
+    shards = {i: dealer.deal(cuts[i][1], cuts[i][3]) for i in order}
+    specs = []
+    for i, (index, name, begin, size) in enumerate(cuts):
+        parameter = dense[index].parameter
+        width = parameter[0].numel() if parameter.dim() > 1 else 1
+        specs.append(
+            _core.BlockSpec(
+                name=name,
+                elements=size,
+                dtype=_DTYPES[parameter.dtype],
+                shard=shards[i],
+                group=dense[index].group,
+                parameter=index,
+                offset=begin,
+                row_width=max(width, 1),
+            )
+        )
+    return specs
+
+
+def place(
+    model: nn.Module,
+    groups: list[dict[str, object]],
+    configs: list[_core.OptimizerConfig],
+    sharding: Sharding,
+    server_count: int,
+) -> Placement:
+    """Places everything that the optimizer's groups train.
+
+    Args:
+        model: where tables are looked for.
+        groups: ``param_groups`` of the optimizer (of all of them, concatenated).
+        configs: one per group.
+        sharding: how dense parameters are cut and dealt.
+        server_count: number of servers.
+
+    Returns:
+        Tables and dense parameters in a fixed order, and the layout that travels to servers.
+
+    Raises:
+        UnsupportedModelError: a parameter cannot be placed, with name and reason.
+    """
+    names = _names(model, groups)
+    group_of: dict[int, int] = {}
+    ordered: list[nn.Parameter] = []
+    for g, group in enumerate(groups):
+        parameters = group["params"]
+        assert isinstance(parameters, list)
+        for parameter in parameters:
+            group_of[id(parameter)] = g
+            ordered.append(parameter)
+    found = find_tables(model, set(group_of))
+    tables = [
+        PlacedTable(i, table, group_of[id(table.weight)]) for i, table in enumerate(found)
+    ]
+    sparse = {id(table.weight) for table in found}
+    dense: list[DenseParameter] = []
+    for parameter in ordered:
+        if id(parameter) in sparse or not parameter.requires_grad:
+            continue
+        _check_dense(names[id(parameter)], parameter)
+        entry = DenseParameter(
+            len(dense), names[id(parameter)], parameter, group_of[id(parameter)]
+        )
+        dense.append(entry)
+    _warn_large_embeddings(model, found)
+    layout = _core.ParamSetLayout(
+        configs=configs,
+        tables=[
+            _core.TableSpec(
+                name=t.found.name,
+                rows=t.found.weight.shape[0],
+                dim=t.found.weight.shape[1],
+                group=t.group,
+            )
+            for t in tables
+        ],
+        blocks=_cut(dense, sharding, server_count),
+    )
+    _log_placement(layout, server_count)
+    return Placement(tables, dense, layout)
+
+
+def _log_placement(layout: _core.ParamSetLayout, server_count: int) -> None:
+    if not logger.isEnabledFor(logging.DEBUG):
+        return
+    for table in layout.tables:
+        logger.debug(
+            "table %s: %d rows, dim %d, by key over %d servers",
+            table.name,
+            table.rows,
+            table.dim,
+            server_count,
+        )
+    for block in layout.blocks:
+        logger.debug(
+            "block %s: elements %d to %d on server %d",
+            block.name,
+            block.offset,
+            block.offset + block.elements,
+            block.shard,
+        )

@@ -1,0 +1,61 @@
+# Copyright (c) 2026 The torch_cpudist authors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Sync: every step is one round; the servers average all members' gradients and update once."""
+
+from __future__ import annotations
+
+from torch_cpudist import _core
+from torch_cpudist.clip import Clip
+from torch_cpudist.errors import InvalidArgumentError
+from torch_cpudist.parameter_set import ParameterSet
+
+
+class SyncDriver:
+    """Runs the Sync strategy for one parameter set.
+
+    Cost per step: one push and its reply per server, plus one pull per server and lookup.
+    """
+
+    def __init__(self, parameters: ParameterSet) -> None:
+        """Drives ``parameters``."""
+        self._parameters = parameters
+
+    def step(
+        self,
+        configs: list[_core.OptimizerConfig],
+        samples: int | None,
+        clip: Clip | None,
+    ) -> int:
+        """Pushes this trainer's gradients and waits until the round is applied everywhere.
+
+        Args:
+            configs: hyper-parameters, one per group; equal on every trainer.
+            samples: weigh by this count; ``None`` weighs all trainers equally.
+            clip: clipping of the averaged gradient.
+
+        Returns:
+            The number of the round.
+        """
+        if samples is not None and samples < 0:
+            raise InvalidArgumentError(f"step: samples must be >= 0, got {samples}")
+        weight = 1.0 if samples is None else float(samples)
+        return self._parameters.push(configs, weight, samples or 0, clip)
+
+    def flush(self, pull: str) -> None:
+        """Refreshes local copies; every push of this trainer is applied when step returns.
+
+        Args:
+            pull: ``"all"``, ``"dense"`` or ``"none"``.
+        """
+        if pull not in ("all", "dense", "none"):
+            raise InvalidArgumentError(
+                f"flush: pull must be 'all', 'dense' or 'none', got {pull!r}"
+            )
+        if pull != "none":
+            self._parameters.pull_dense()
+        if pull == "all":
+            self._parameters.pull_tables()
+
+    def leave(self) -> None:
+        """Ends this trainer's part in rounds; the next step joins again."""
+        self._parameters.client.leave(self._parameters.id)
