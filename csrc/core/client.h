@@ -70,18 +70,9 @@ struct StepPush {
   std::vector<kernels::OptimizerConfig> configs;
   std::vector<ParameterGradient> parameters;
   std::vector<TableGradient> tables;
-  // Base of every dense parameter, in order: blocks that other trainers had a gradient for are
-  // written as well. Must stay valid until the parameter set is closed (an interrupted push is
-  // finished by the next call).
+  // Base of every dense parameter, in order: blocks that only other trainers had a gradient for are
+  // written as well.
   std::vector<void*> weights;
-};
-
-// Where fetch_dense puts one parameter; `state` holds state_elements of each of its blocks, block by
-// block, and may be null.
-struct ParameterTarget {
-  void* weights = nullptr;
-  void* state = nullptr;
-  uint64_t step = 0;  // result: updates so far
 };
 
 // A connector calls a handler and the handler is inside the client, so the client makes its own.
@@ -91,7 +82,8 @@ using ConnectorFactory = std::function<std::shared_ptr<Connector>(ConnectionHand
 // serialised by the client. No call is made with the GIL held.
 //
 // A wait that ends with kInterrupted or kTimeout leaves its request in flight; the next call on the
-// client finishes it first, so that nothing is lost or applied twice.
+// client finishes it first, so that nothing is lost or applied twice. No pointer given to an earlier
+// call is used then, except those of bind_table.
 class Client {
  public:
   Client(ClientOptions options, const ConnectorFactory& make_connector);
@@ -113,8 +105,9 @@ class Client {
   void ready(uint32_t param_set);
   void fetch_table(uint32_t param_set, uint32_t table, std::span<const int64_t> keys,
                    float* weights, float* state, uint32_t* counts, uint64_t* step);
-  // Every dense parameter, in order; one request per server.
-  void fetch_dense(uint32_t param_set, std::span<ParameterTarget> targets);
+  // `state` as in store_parameter; either may be null.
+  void fetch_parameter(uint32_t param_set, uint32_t parameter, void* weights, void* state,
+                       uint64_t* step);
 
   // Makes the rows of `ids` current in the bound weight: sends one request per server for those not
   // pulled since the last step of this parameter set. int32 or int64 ids. Throws kRowOutOfRange.

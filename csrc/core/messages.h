@@ -145,11 +145,14 @@ struct StoreView {
   std::vector<BlockValues> blocks;
 };
 
-struct FetchRequest {                // kFetchState: all blocks of the server and/or these rows
+inline constexpr uint32_t kEveryParameter = 0xffffffffu;
+
+struct FetchRequest {                // kFetchState: blocks of the server and/or these rows
   bool blocks = false;
+  uint32_t parameter = kEveryParameter;  // with `blocks`: only blocks cut from this parameter
   uint32_t table = 0;
   std::span<const int64_t> keys;     // may be empty
-};                                   // reply: encoded as a store
+};                                   // reply: encoded as a store; keys in the order asked
 
 // ---- pull --------------------------------------------------------------------------------------
 

@@ -1,0 +1,439 @@
+# Copyright (c) 2026 The torch_cpudist authors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""The compiled core: servers, clients, their settings. No torch inside.
+
+Memory is passed as integer addresses (``tensor.data_ptr()``): contiguous, of the dtype said,
+alive until the call returns (bound tables: until the parameter set is closed). An address of 0
+stands for "not there" where that is allowed. Every call that may wait releases the GIL, may be
+interrupted by signals in the main thread, and has a deadline. Errors are the classes of
+``torch_cpudist.errors``.
+"""
+
+from collections.abc import Callable, Sequence
+
+class FaultPlan:
+    """Probabilities, per frame, of what an in-process network does wrong."""
+
+    drop: float
+    duplicate: float
+    reorder: float
+    delay: float
+    delay_ms_max: int
+    cut: float
+    seed: int
+    def __init__(
+        self,
+        *,
+        drop: float = 0.0,
+        duplicate: float = 0.0,
+        reorder: float = 0.0,
+        delay: float = 0.0,
+        delay_ms_max: int = 0,
+        cut: float = 0.0,
+        seed: int = 0,
+    ) -> None: ...
+
+class FaultCounts:
+    """What an in-process network really did, in frames."""
+
+    @property
+    def delivered(self) -> int: ...
+    @property
+    def dropped(self) -> int: ...
+    @property
+    def duplicated(self) -> int: ...
+    @property
+    def reordered(self) -> int: ...
+    @property
+    def delayed(self) -> int: ...
+    @property
+    def cut(self) -> int: ...
+
+class InprocNetwork:
+    """Links between servers and clients of one process."""
+
+    def __init__(self, plan: FaultPlan | None = None) -> None: ...
+    def counts(self) -> FaultCounts: ...
+
+class OptimizerConfig:
+    """Hyper-parameters of one group, as they travel with a push.
+
+    ``kind``: ``sgd``, ``adagrad``, ``row_wise_adagrad``, ``adam``, ``sparse_adam``, ``adamw``,
+    ``rmsprop``, ``ftrl``. Options that the kind has no use for must be left at 0.
+
+    Raises:
+        InvalidArgumentError: unknown kind, or an option out of range.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        *,
+        lr: float,
+        momentum: float = 0.0,
+        dampening: float = 0.0,
+        weight_decay: float = 0.0,
+        beta1: float = 0.0,
+        beta2: float = 0.0,
+        eps: float = 0.0,
+        alpha: float = 0.0,
+        lr_decay: float = 0.0,
+        initial_accumulator: float = 0.0,
+        l1: float = 0.0,
+        l2: float = 0.0,
+        lr_power: float = 0.0,
+        nesterov: bool = False,
+    ) -> None: ...
+    @property
+    def kind(self) -> str: ...
+    @property
+    def lr(self) -> float: ...
+    @property
+    def momentum(self) -> float: ...
+    @property
+    def dampening(self) -> float: ...
+    @property
+    def weight_decay(self) -> float: ...
+    @property
+    def beta1(self) -> float: ...
+    @property
+    def beta2(self) -> float: ...
+    @property
+    def eps(self) -> float: ...
+    @property
+    def alpha(self) -> float: ...
+    @property
+    def lr_decay(self) -> float: ...
+    @property
+    def initial_accumulator(self) -> float: ...
+    @property
+    def l1(self) -> float: ...
+    @property
+    def l2(self) -> float: ...
+    @property
+    def lr_power(self) -> float: ...
+    @property
+    def nesterov(self) -> bool: ...
+    def __eq__(self, other: object) -> bool: ...
+    def __hash__(self) -> int: ...
+
+class TableSpec:
+    """A table: ``rows`` x ``dim`` float32; ``group`` is an index into the layout's configs."""
+
+    def __init__(self, name: str, rows: int, dim: int, group: int = 0) -> None: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def rows(self) -> int: ...
+    @property
+    def dim(self) -> int: ...
+    @property
+    def group(self) -> int: ...
+
+class BlockSpec:
+    """A slice of a dense parameter and the server that owns it.
+
+    Args:
+        name: of the parameter, or of the slice.
+        elements: length of the slice.
+        dtype: ``"float32"`` or ``"float64"``.
+        shard: the owning server.
+        group: index into the layout's configs.
+        parameter: index of the dense parameter.
+        offset: first element inside the flattened parameter.
+        row_width: elements per row of the parameter; divides ``elements``.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        elements: int,
+        dtype: str = "float32",
+        shard: int = 0,
+        group: int = 0,
+        parameter: int = 0,
+        offset: int = 0,
+        row_width: int = 1,
+    ) -> None: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def elements(self) -> int: ...
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def shard(self) -> int: ...
+    @property
+    def group(self) -> int: ...
+    @property
+    def parameter(self) -> int: ...
+    @property
+    def offset(self) -> int: ...
+    @property
+    def row_width(self) -> int: ...
+
+class ParamSetLayout:
+    """What a parameter set consists of; equal on every trainer."""
+
+    def __init__(
+        self,
+        configs: Sequence[OptimizerConfig],
+        tables: Sequence[TableSpec],
+        blocks: Sequence[BlockSpec],
+    ) -> None: ...
+    @property
+    def configs(self) -> list[OptimizerConfig]: ...
+    @property
+    def tables(self) -> list[TableSpec]: ...
+    @property
+    def blocks(self) -> list[BlockSpec]: ...
+
+class Server:
+    """One parameter server. Its requests run on C++ threads without the GIL.
+
+    Args:
+        run_id: number of the run; others are refused.
+        shard_id: which server of ``server_count`` this is.
+        server_count: servers of the run.
+        trainer_count: trainers of the run.
+        threads: threads that update one round together.
+        liveness_ms: a trainer silent for so long is lost.
+        reconnect_grace_ms: a trainer whose link broke is lost after this.
+        join_deadline_ms: every trainer must have said hello by then.
+        memory_cap_bytes: of pushes that wait for their round; 0 is no cap.
+        host: who this is, for messages ("host pid 12").
+    """
+
+    def __init__(
+        self,
+        *,
+        run_id: int,
+        shard_id: int = 0,
+        server_count: int = 1,
+        trainer_count: int = 1,
+        threads: int = 1,
+        liveness_ms: int = 5000,
+        reconnect_grace_ms: int = 500,
+        join_deadline_ms: int = 600000,
+        memory_cap_bytes: int = 0,
+        host: str = "",
+    ) -> None: ...
+    def listen_tcp(
+        self,
+        bind: str = "127.0.0.1",
+        port_first: int = 0,
+        port_last: int = 0,
+        unix_socket: bool = True,
+        threads: int = 1,
+    ) -> list[str]:
+        """Listens on a TCP port (0: any) and a unix socket; returns addresses, best first.
+
+        Raises:
+            AddressError: the address cannot be bound, or no port of the range is free.
+        """
+
+    def listen_inproc(self, network: InprocNetwork, name: str) -> str:
+        """Listens inside this process; returns the address."""
+
+    def wait_done(self, timeout_s: float) -> bool:
+        """Waits until every trainer has said goodbye; ``False`` when the time is over.
+
+        Raises:
+            PeerLostError: a trainer was lost.
+        """
+
+    def stop(self) -> None:
+        """Refuses further requests and closes every connection. Idempotent."""
+
+    def stats(self) -> dict[str, int]:
+        """Counters; see ``ServerStats`` in ``csrc/core/server.h``."""
+
+class Client:
+    """A trainer's end of every server. Thread safety: any thread.
+
+    Args:
+        run_id: number of the run.
+        trainer_rank: which trainer this is.
+        trainer_count: trainers of the run.
+        servers: per server its addresses, best first.
+        network: where ``inproc:`` addresses are looked up.
+        incarnation: a higher one fences earlier clients of the same trainer.
+        liveness_ms: a server silent for so long is lost.
+        reconnect_grace_ms: a server whose link broke is lost after this.
+        connect_deadline_ms: for all servers to answer in ``connect``.
+        rpc_deadline_ms: one request to a live server.
+        round_deadline_ms: a wait for other trainers.
+        probe_ms: how often a waiting request asks whether it arrived.
+        resend_ms: how often idempotent requests are repeated on links that lose frames.
+        straggler_log_ms: how often a long wait is logged.
+        host: who this is, for messages ("host pid 12").
+        logger: called in the waiting thread with (level, text); level 0 is a warning, 1 info,
+            2 debug.
+    """
+
+    def __init__(
+        self,
+        *,
+        run_id: int,
+        trainer_rank: int = 0,
+        trainer_count: int = 1,
+        servers: Sequence[Sequence[str]],
+        network: InprocNetwork | None = None,
+        incarnation: int = 1,
+        liveness_ms: int = 5000,
+        reconnect_grace_ms: int = 500,
+        connect_deadline_ms: int = 60000,
+        rpc_deadline_ms: int = 180000,
+        round_deadline_ms: int = 1800000,
+        probe_ms: int = 1000,
+        resend_ms: int = 1000,
+        straggler_log_ms: int = 30000,
+        host: str = "",
+        logger: Callable[[int, str], None] | None = None,
+    ) -> None: ...
+    def connect(self) -> None:
+        """Says hello to every server.
+
+        Raises:
+            AddressError, PeerLostError, ConfigMismatchError, FencedError, ProtocolError.
+        """
+
+    def open(self, layout: ParamSetLayout) -> int:
+        """Opens a parameter set; the n-th open of every trainer names the same one."""
+
+    def bind_table(self, param_set: int, table: int, weight: int) -> None:
+        """Says where pulled rows go: float32 ``[rows, dim]``. Every row counts as stale."""
+
+    def store_table(
+        self,
+        param_set: int,
+        table: int,
+        keys: int,
+        count: int,
+        weights: int,
+        state: int = 0,
+        counts: int = 0,
+        step: int = 0,
+    ) -> None:
+        """Writes rows to the servers.
+
+        Args:
+            param_set: from ``open``.
+            table: index of the table.
+            keys: int64 ``[count]``, distinct.
+            count: how many.
+            weights: float32 ``[count, dim]``.
+            state: float32 ``[count, state_elements]``; 0 is the initial state.
+            counts: uint32 ``[count]``, updates of each row; 0 is none.
+            step: updates of the table as a whole.
+        """
+
+    def store_parameter(
+        self, param_set: int, parameter: int, weights: int, state: int = 0, step: int = 0
+    ) -> None:
+        """Writes a dense parameter; ``state`` holds that of each block, block by block."""
+
+    def ready(self, param_set: int) -> None:
+        """Trainer 0 after its last store; the others wait here for it."""
+
+    def fetch_table(
+        self,
+        param_set: int,
+        table: int,
+        keys: int,
+        count: int,
+        weights: int,
+        state: int = 0,
+        counts: int = 0,
+    ) -> int:
+        """Reads rows as ``store_table`` takes them; returns the table's step."""
+
+    def fetch_parameter(
+        self, param_set: int, parameter: int, weights: int, state: int = 0
+    ) -> int:
+        """Reads a dense parameter as ``store_parameter`` takes it; returns its step."""
+
+    def pull(
+        self, param_set: int, table: int, ids: int, count: int, ids_are_int32: bool = False
+    ) -> None:
+        """Makes the rows of ``ids`` current; at most one request per server.
+
+        Raises:
+            RowOutOfRangeError: an id is outside the table; nothing was pulled.
+        """
+
+    def pull_all_rows(self, param_set: int) -> None:
+        """Makes every row of every table current, in chunks."""
+
+    def pull_dense(self, param_set: int, weights: Sequence[int]) -> None:
+        """Overwrites every dense parameter; ``weights`` are their addresses in order."""
+
+    def push(
+        self,
+        param_set: int,
+        *,
+        configs: Sequence[OptimizerConfig],
+        parameters: Sequence[tuple[int, int]] = (),
+        tables: Sequence[tuple[int, int, int, int]] = (),
+        weights: Sequence[int] = (),
+        weight: float = 1.0,
+        samples: int = 0,
+        clip_value: float = 0.0,
+        clip_norm: float = 0.0,
+    ) -> int:
+        """One step: sends gradients, waits for the round, takes updated values in.
+
+        Joins first if this trainer has left. Pulled rows are stale afterwards.
+
+        Args:
+            param_set: from ``open``.
+            configs: one per group, as of this step.
+            parameters: (index, address of the gradient) of dense parameters with one.
+            tables: (index, keys int64 ``[n]``, n, rows float32 ``[n, dim]``) of tables with a
+                gradient; duplicates are summed in order.
+            weights: addresses of every dense parameter, in order; updated blocks go there.
+            weight: of this trainer in the mean.
+            samples: counted only.
+            clip_value: above 0: clamps the averaged gradient.
+            clip_norm: above 0: clips the norm of the averaged gradient.
+
+        Returns:
+            Number of the round applied.
+        """
+
+    def leave(self, param_set: int) -> None:
+        """Ends this trainer's part in rounds; the next ``push`` joins again."""
+
+    def is_member(self, param_set: int) -> bool:
+        """Whether rounds wait for this trainer."""
+
+    def barrier(self) -> None:
+        """Leaves every parameter set, waits for every trainer, makes all members again."""
+
+    def close(self, param_set: int) -> None:
+        """Drops a parameter set; the servers free it when the last trainer has."""
+
+    def goodbye(self) -> None:
+        """Tells every server that this trainer is done, and disconnects."""
+
+    def abort(self, reason: str) -> None:
+        """Ends every wait of this client with ``ClosedError`` and disconnects."""
+
+    def stats(self) -> dict[str, float]:
+        """Counters; see ``ClientStats`` in ``csrc/core/client.h``."""
+
+def state_elements(config: OptimizerConfig, elements: int, row_width: int) -> int:
+    """Optimizer state elements beside a block of ``elements`` weights (or one row)."""
+
+def slice_parameter(
+    elements: int, row_width: int, server_count: int, min_block_size: int, slice: bool
+) -> list[tuple[int, int]]:
+    """Cuts a flattened parameter into blocks of (first element, length)."""
+
+def owner_of_keys(
+    keys: Sequence[int], param_set: int, table: int, server_count: int
+) -> list[int]:
+    """Which server owns each key."""
+
+def simd_level() -> str:
+    """The vector instructions in use: ``scalar``, ``avx2`` or ``avx512``."""

@@ -1,0 +1,122 @@
+# Copyright (c) 2026 The torch_cpudist authors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Typed errors: one class per cause, all derived from ``Error``.
+
+The compiled core raises the classes of its own causes by name (``csrc/core/errors.h``); the
+others come from Python. Each docstring says in which state the call leaves things and whether
+the caller may retry.
+"""
+
+from __future__ import annotations
+
+
+class Error(RuntimeError):
+    """Base of every error of this package."""
+
+
+class InternalError(Error):
+    """A bug in this package. The context is unusable; please report the message."""
+
+
+class InvalidArgumentError(Error, ValueError):
+    """An argument is wrong or out of range. Nothing was sent; fix the call and retry."""
+
+
+class PeerLostError(Error):
+    """A server or trainer died or froze; the message names role, rank and address.
+
+    Every later call of this context raises it again. The current round may have been applied
+    on some servers and not on others: do not retry, end the run and restart it.
+    """
+
+
+class OperationTimeoutError(Error, TimeoutError):
+    """A live peer did not get there before the deadline; the message names it.
+
+    The request stays in flight and is applied at most once; the next call waits for it
+    again. Retry, raise the deadline named in the message, or end the run.
+    """
+
+
+class ProtocolError(Error):
+    """Bytes that this protocol does not know: another program, another version, or a bug.
+
+    That connection is closed; do not retry.
+    """
+
+
+class ConfigMismatchError(Error):
+    """Trainers or servers disagree about a setting; the message names values and ranks.
+
+    Nothing of the request was applied. Make the settings equal and start again.
+    """
+
+
+class UnpulledRowError(Error):
+    """A gradient names a row that was not pulled since its last update.
+
+    Nothing was sent. Read tables through their modules, and compile a model only after
+    wrapping its optimizer.
+    """
+
+
+class FencedError(Error):
+    """A newer incarnation of this trainer took its place. End this process."""
+
+
+class OverloadedError(Error):
+    """A memory cap of a server is reached. Nothing of the request was applied."""
+
+
+class ClosedError(Error):
+    """Used after ``shutdown()``, ``close()`` or an abort. Nothing was sent."""
+
+
+class ForkedProcessError(ClosedError):
+    """Used in a forked child of the process that called ``init()``.
+
+    Sockets and threads belong to the parent. Nothing was sent; do the work in the parent.
+    """
+
+
+class RowOutOfRangeError(Error, IndexError):
+    """An id is outside its table. Nothing was sent; fix the ids and retry."""
+
+
+class AddressError(Error):
+    """An address cannot be bound, resolved or connected; the message says which and why."""
+
+
+class NotInitializedError(Error):
+    """``cpudist.init()`` was not called in this thread. Call it first."""
+
+
+class ConfigurationError(Error, ValueError):
+    """An environment variable or argument is missing, wrong or contradicts another.
+
+    Nothing was started. The message says what to set.
+    """
+
+
+class UnsupportedOptimizerError(Error):
+    """The strategy cannot run this optimizer or option. Nothing was changed."""
+
+
+class UnsupportedModelError(Error):
+    """A parameter or module cannot be trained as it is. Nothing was changed."""
+
+
+class DenseGradientError(Error):
+    """A table has a strided gradient; the message names the table and the usual causes.
+
+    Nothing was sent. Lookups alone may use a table's weight, or build it with
+    ``sparse=False``.
+    """
+
+
+class ModelChangedError(Error):
+    """A parameter was written by something else than the optimizer. Nothing was sent."""
+
+
+class BackendUnavailableError(Error):
+    """The backend that was asked for cannot be loaded; there is no silent fallback."""
