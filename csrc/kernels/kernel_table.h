@@ -18,7 +18,7 @@ template <typename T>
 struct TypedKernels {
   using Update = void (*)(const StepScalars<T>&, T* weight, T* state, const T* grad, size_t n);
   using UpdateRows = void (*)(const StepScalars<T>&, T* const* weights, T* const* states,
-                              const T* grads, size_t grad_stride, size_t rows, size_t dim);
+                              const T* const* grads, size_t rows, size_t dim);
 
   double (*squared_norm)(const T* values, size_t n);
   void (*add)(T* target, const T* values, size_t n);

@@ -67,15 +67,14 @@ void update_flat(const StepScalars<T>& s, T* w, T* state, const T* g, size_t n) 
 }
 
 template <OptimizerKind kKind, typename T>
-void update_scattered(const StepScalars<T>& s, T* const* weights, T* const* states, const T* grads,
-                      size_t grad_stride, size_t rows, size_t dim) {
+void update_scattered(const StepScalars<T>& s, T* const* weights, T* const* states,
+                      const T* const* grads, size_t rows, size_t dim) {
   for (size_t i = 0; i < rows; ++i) {
     if (i + kPrefetchRows < rows) {
       prefetch_row(weights[i + kPrefetchRows], dim);
       if (states != nullptr) prefetch_row(states[i + kPrefetchRows], dim);
     }
-    T* state = states == nullptr ? nullptr : states[i];
-    update_run<kKind>(s, weights[i], state, grads + i * grad_stride, dim);
+    update_run<kKind>(s, weights[i], states == nullptr ? nullptr : states[i], grads[i], dim);
   }
 }
 

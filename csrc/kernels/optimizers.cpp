@@ -153,11 +153,11 @@ void update(const StepScalars<T>& scalars, T* weight, T* state, const T* grad, s
 }
 
 template <typename T>
-void update_rows(const StepScalars<T>& scalars, T* const* weights, T* const* states, const T* grads,
-                 size_t grad_stride, size_t rows, size_t dim) {
+void update_rows(const StepScalars<T>& scalars, T* const* weights, T* const* states,
+                 const T* const* grads, size_t rows, size_t dim) {
   if (dim == 0) return;
   typed_kernels<T>().update_rows[static_cast<size_t>(scalars.kind)](scalars, weights, states, grads,
-                                                                    grad_stride, rows, dim);
+                                                                    rows, dim);
 }
 
 bool step_dependent(const OptimizerConfig& config) {
@@ -172,9 +172,9 @@ template StepScalars<float> make_step(const OptimizerConfig&, int64_t);
 template StepScalars<double> make_step(const OptimizerConfig&, int64_t);
 template void update(const StepScalars<float>&, float*, float*, const float*, size_t, size_t);
 template void update(const StepScalars<double>&, double*, double*, const double*, size_t, size_t);
-template void update_rows(const StepScalars<float>&, float* const*, float* const*, const float*,
-                          size_t, size_t, size_t);
-template void update_rows(const StepScalars<double>&, double* const*, double* const*, const double*,
-                          size_t, size_t, size_t);
+template void update_rows(const StepScalars<float>&, float* const*, float* const*,
+                          const float* const*, size_t, size_t);
+template void update_rows(const StepScalars<double>&, double* const*, double* const*,
+                          const double* const*, size_t, size_t);
 
 }  // namespace cpudist::kernels

@@ -7,6 +7,7 @@
 
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <type_traits>
@@ -105,14 +106,38 @@ void update(const StepScalars<T>& scalars, T* weight, T* state, const T* grad, s
             size_t row_width);
 
 // Updates `rows` rows of dim weights, row i at weights[i] with state states[i] and gradient
-// grads + i * grad_stride (elements); all rows with the same scalars. states may be null if
-// the optimizer has no state. Rows must be distinct. Prefetches rows ahead.
+// grads[i]; all rows with the same scalars. states may be null if the optimizer has no state.
+// Rows are taken in order; the same row twice is updated twice. Prefetches rows ahead.
 template <typename T>
-void update_rows(const StepScalars<T>& scalars, T* const* weights, T* const* states, const T* grads,
-                 size_t grad_stride, size_t rows, size_t dim);
+void update_rows(const StepScalars<T>& scalars, T* const* weights, T* const* states,
+                 const T* const* grads, size_t rows, size_t dim);
 
 // True when the scalars depend on the step number, so that rows with different counts of
 // updates need a make_step each.
 bool step_dependent(const OptimizerConfig& config);
+
+// Scalars by step number, for rows that count their own updates: most rows of a batch share few
+// counts, and the powers of a step cost more than the row. Not thread safe.
+template <typename T>
+class StepCache {
+ public:
+  explicit StepCache(const OptimizerConfig& config) : config_(config) {}
+
+  // step as in make_step. The reference is valid until the next call.
+  const StepScalars<T>& at(int64_t step) {
+    Entry& entry = entries_[static_cast<uint64_t>(step) % entries_.size()];
+    if (entry.step != step) entry = {step, make_step<T>(config_, step)};
+    return entry.scalars;
+  }
+
+ private:
+  struct Entry {
+    int64_t step = 0;  // no valid step
+    StepScalars<T> scalars{};
+  };
+
+  OptimizerConfig config_;
+  std::array<Entry, 64> entries_{};
+};
 
 }  // namespace cpudist::kernels

@@ -96,9 +96,11 @@ void check_rows_equal_single_updates() {
       std::vector<T> state(rows * states);
       std::vector<T*> weight_rows;
       std::vector<T*> state_rows;
+      std::vector<const T*> grad_rows;
       for (size_t i = 0; i < rows; ++i) {
         const size_t row = (i * 7) % rows;
         weight_rows.push_back(weight.data() + row * dim);
+        grad_rows.push_back(grads.data() + i * stride);
         state_rows.push_back(state.data() + row * states);
         kernels::init_state(config, state_rows.back(), dim, dim);
       }
@@ -111,7 +113,7 @@ void check_rows_equal_single_updates() {
                         expected_state.data() + row * states, grads.data() + i * stride, dim, dim);
       }
       kernels::update_rows(scalars, weight_rows.data(), states > 0 ? state_rows.data() : nullptr,
-                           grads.data(), stride, rows, dim);
+                           grad_rows.data(), rows, dim);
       CHECK(same_bits(weight, expected_weight));
       CHECK(same_bits(state, expected_state));
     }
@@ -248,6 +250,15 @@ TEST(kernels_step_dependence_is_told) {
   OptimizerConfig config = config_of(OptimizerKind::kAdagrad);
   config.lr_decay = 0.1;
   CHECK(kernels::step_dependent(config));
+}
+
+TEST(kernels_step_cache_equals_make_step) {
+  const OptimizerConfig config = config_of(OptimizerKind::kAdam);
+  kernels::StepCache<double> cache(config);
+  for (int64_t step : {1, 2, 65, 1, 66, 1000000, 2}) {
+    CHECK_EQ(cache.at(step).negative_lr, kernels::make_step<double>(config, step).negative_lr);
+    CHECK_EQ(cache.at(step).first_update, step == 1);
+  }
 }
 
 }  // namespace
