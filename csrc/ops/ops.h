@@ -1,0 +1,58 @@
+// Copyright (c) 2026 The torch_cpudist authors.
+// SPDX-License-Identifier: BSD-3-Clause
+//
+// The dispatcher ops. n is the number of keys or rows of a batch, dim the elements of a row.
+// Read-only arguments may have any strides; mutated ones must be contiguous. Every op checks its
+// arguments and throws std::runtime_error, which torch raises as RuntimeError, before it writes.
+
+#pragma once
+
+#include <torch/csrc/stable/tensor.h>
+
+#include <cstdint>
+#include <optional>
+#include <tuple>
+#include <vector>
+
+namespace cpudist::ops {
+
+using torch::stable::Tensor;
+
+// keys int32 or int64 [n] -> unique int64 [u] in order of first occurrence, inverse int64 [n].
+std::tuple<Tensor, Tensor> dedupe_keys(const Tensor& keys);
+
+// rows float32 or float64 [n, dim], inverse int64 [n] below count -> [count, dim]; rows of a
+// segment are added in the order of the batch, empty segments are zero.
+Tensor segment_sum(const Tensor& rows, const Tensor& inverse, int64_t count);
+
+// Both at once: unique int64 [u] and the sums [u, dim] of the rows of each key.
+std::tuple<Tensor, Tensor> dedupe_segment_sum(const Tensor& keys, const Tensor& rows);
+
+// keys int64 [n], bucket_owner int64 [4096] below parts -> order int64 [n] (positions grouped by
+// owner, stable), offsets int64 [parts + 1]. salt is the bit pattern of table_salt.
+std::tuple<Tensor, Tensor> partition_keys(const Tensor& keys, const Tensor& bucket_owner,
+                                          int64_t salt, int64_t parts);
+
+// source [rows, dim] of any dtype with contiguous rows, index int64 [n] -> [n, dim].
+Tensor gather_rows(const Tensor& source, const Tensor& index);
+
+// target[index[i]] = source[i] in the order of i; target and source [*, dim] of one dtype.
+void scatter_rows(Tensor target, const Tensor& index, const Tensor& source);
+
+// Optimizer update of rows keys (int64 [n], distinct) of weight [rows, dim] and state
+// [rows, state elements of a row] from grads [n, dim]. With counts int64 [rows], counts[key] is
+// raised first and is the row's step number, and step must be 0; without, step is that of all
+// rows. kind, flags and hyper are the fields of kernels::OptimizerConfig in their order.
+void update_rows(Tensor weight, Tensor state, std::optional<Tensor> counts, const Tensor& keys,
+                 const Tensor& grads, int64_t kind, int64_t flags, std::vector<double> hyper,
+                 int64_t step);
+
+// The same for a whole dense parameter or block; state is flat, in the layout of state_elements.
+void update_dense(Tensor weight, Tensor state, const Tensor& grad, int64_t row_width, int64_t kind,
+                  int64_t flags, std::vector<double> hyper, int64_t step);
+
+// Blocks of a dense parameter: int64 [blocks, 2], begin and size of each in elements.
+Tensor slice_parameter(int64_t numel, int64_t row_width, int64_t server_count,
+                       int64_t min_block_size, bool slice);
+
+}  // namespace cpudist::ops
