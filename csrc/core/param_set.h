@@ -1,0 +1,155 @@
+// Copyright (c) 2026 The torch_cpudist authors.
+// SPDX-License-Identifier: BSD-3-Clause
+//
+// One parameter set on one server: its tables and blocks, who takes part in its rounds, and the
+// requests that wait. docs/architecture.md, "Rounds", is what this implements.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <shared_mutex>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/messages.h"
+#include "core/peers.h"
+#include "core/round.h"
+#include "core/update_pool.h"
+
+namespace cpudist::core {
+
+// What the parameter sets of a server share. Outlives them.
+struct ServerShared {
+  explicit ServerShared(ServerOptions given)
+      : options(std::move(given)), peers(options, counters), updates(options.threads) {}
+
+  const ServerOptions options;
+  ServerCounters counters;
+  Peers peers;
+  UpdatePool updates;
+  std::shared_ptr<BufferPool> pool = std::make_shared<BufferPool>(size_t{256} << 20);
+};
+
+// A payload that is not what its kind says: its sender's connection is closed, nothing is recorded.
+class MalformedFrame : public Error {
+ public:
+  explicit MalformedFrame(const Error& error) : Error(error.code(), error.what()) {}
+};
+
+template <typename Decode>
+auto decode_frame(Decode&& decode) {
+  try {
+    return decode();
+  } catch (const Error& error) {
+    throw MalformedFrame(error);
+  }
+}
+
+inline std::span<const uint8_t> bytes_of(const Buffer& payload) {
+  return {payload.data(), payload.size()};
+}
+
+// Throws kInvalidArgument for a layout that cannot be served.
+void check_layout(const ParamSetLayout& layout, const ServerOptions& options);
+// The first item in which two layouts differ: "table 0, rows: 10 against 20".
+std::string describe_difference(const ParamSetLayout& first, const ParamSetLayout& second);
+
+// Thread safety: every public member locks for itself. Members that take a ticket answer it, now or
+// later, or throw Error, which the caller records as the answer (kOverloaded: rejects with it), or
+// MalformedFrame.
+class ParamSet {
+ public:
+  // `opener` sent `layout_bytes` first.
+  ParamSet(uint32_t id, Buffer layout_bytes, uint32_t opener, ServerShared& shared);
+  ~ParamSet();
+
+  void open(const Ticket& ticket, const Buffer& layout_bytes, Outbox& outbox);
+  void store(const Ticket& ticket, const Buffer& payload, Outbox& outbox);
+  void ready(const Ticket& ticket, Outbox& outbox);
+  void push(const Ticket& ticket, Buffer payload, Outbox& outbox);
+  void commit(const Ticket& ticket, const Commit& commit, Outbox& outbox);
+  void leave(const Ticket& ticket, Outbox& outbox);
+  void join(const Ticket& ticket, const Join& join, Outbox& outbox);
+  void close(const Ticket& ticket, Outbox& outbox);
+
+  Buffer pull_rows(const Buffer& payload) const;
+  Buffer pull_dense() const;
+  Buffer fetch(const Buffer& payload) const;
+
+  // A barrier or a goodbye: leave without an answer.
+  void remove_member(uint32_t rank, Outbox& outbox);
+  // The end of a barrier: `ranks`, less those that have closed this set, take part again.
+  void reset_members(const std::vector<uint32_t>& ranks);
+  // True when each of the trainers has closed it or has said goodbye.
+  bool unused(const std::vector<uint32_t>& active) const;
+  void mark_closed(uint32_t rank, Outbox& outbox);
+  // Answers everything that waits.
+  void fail_waiting(const Error& error, Outbox& outbox);
+  // Forgets what an older incarnation of `rank` left waiting.
+  void drop(uint32_t rank);
+  // Whom a waiting request waits for.
+  std::vector<uint32_t> waiting_for(FrameKind kind) const;
+  uint64_t round() const;
+  void add_stats(ServerStats* stats) const;
+
+ private:
+  enum class Phase { kCollect, kCommit };
+  struct WaitingCommit {
+    Ticket ticket;
+    double total_norm = 0;
+  };
+  struct Committed {  // the last two-phase round, for the commits that come after the first
+    uint64_t round = 0;
+    double total_norm = 0;
+    std::set<uint32_t> ranks;
+    SharedPayload reply;
+  };
+
+  // All of these are called with mutex_ held exclusively.
+  void require_open(uint32_t rank) const;
+  void require_ready() const;
+  void require_not_lost() const;
+  void check_push(const Ticket& ticket, const PushHeader& header, uint64_t size_bytes) const;
+  void check_configs(const PushHeader& header) const;
+  void take_out(uint32_t rank, Outbox& outbox);
+  void advance_if_empty();
+  void promote();
+  bool complete() const;
+  void try_complete(Outbox& outbox);
+  void begin_commit(Outbox& outbox);
+  void apply_commit(double total_norm, Outbox& outbox);
+  void end_round(Outbox& outbox, bool nothing);
+  void fail_round(const Error& error, Outbox& outbox);
+  void clear_pushes();
+  SharedPayload dense_reply(const std::vector<uint32_t>& blocks) const;
+  std::vector<uint32_t> missing() const;
+  void answer_round(const Ticket& ticket, uint64_t round, Outbox& outbox);
+
+  const uint32_t id_;
+  const Buffer layout_bytes_;
+  const ParamSetLayout layout_;
+  const uint32_t opener_;
+  ServerShared& shared_;
+
+  mutable std::shared_mutex mutex_;
+  ParamStore store_;
+  RoundUpdate update_;
+  bool ready_ = false;
+  uint64_t round_ = 0;
+  Phase phase_ = Phase::kCollect;
+  std::set<uint32_t> opened_;
+  std::set<uint32_t> closed_;
+  std::set<uint32_t> members_;
+  std::map<uint32_t, uint64_t> joining_;  // rank -> the round from which it is a member
+  std::set<uint32_t> holders_;            // joining trainers that keep the round from being applied
+  RoundPushes pushes_;
+  std::map<uint32_t, Ticket> waiting_ready_;
+  std::map<uint32_t, WaitingCommit> waiting_commits_;
+  Committed committed_;
+};
+
+}  // namespace cpudist::core

@@ -1,0 +1,111 @@
+// Copyright (c) 2026 The torch_cpudist authors.
+// SPDX-License-Identifier: BSD-3-Clause
+//
+// Checks of a layout, and the words for two layouts that differ.
+
+#include <algorithm>
+#include <string>
+
+#include "core/param_set.h"
+
+namespace cpudist::core {
+namespace {
+
+std::string differ(const std::string& item, const std::string& field, const std::string& first,
+                   const std::string& second) {
+  return item + ", " + field + ": " + first + " against " + second;
+}
+
+std::string compare(const std::string& item, const char* field, uint64_t first, uint64_t second) {
+  if (first == second) return "";
+  return differ(item, field, std::to_string(first), std::to_string(second));
+}
+
+template <typename... Differences>
+std::string first_of(const Differences&... differences) {
+  std::string found;
+  static_cast<void>(((found.empty() ? found = differences : found), ...));
+  return found;
+}
+
+std::string compare_table(size_t index, const TableSpec& first, const TableSpec& second) {
+  const std::string item = "table " + std::to_string(index) + " (" + first.name + ")";
+  if (first.name != second.name) return differ(item, "name", first.name, second.name);
+  return first_of(compare(item, "rows", first.rows, second.rows),
+                  compare(item, "dim", first.dim, second.dim),
+                  compare(item, "parameter group", first.group, second.group));
+}
+
+std::string compare_block(size_t index, const BlockSpec& first, const BlockSpec& second) {
+  const std::string item = "block " + std::to_string(index) + " (" + first.name + ")";
+  if (first.name != second.name) return differ(item, "name", first.name, second.name);
+  return first_of(compare(item, "elements", first.elements, second.elements),
+                  compare(item, "dtype", static_cast<uint64_t>(first.dtype),
+                          static_cast<uint64_t>(second.dtype)),
+                  compare(item, "shard", first.shard, second.shard),
+                  compare(item, "parameter group", first.group, second.group),
+                  compare(item, "parameter", first.parameter, second.parameter),
+                  compare(item, "offset", first.offset, second.offset),
+                  compare(item, "row width", first.row_width, second.row_width));
+}
+
+std::string compare_group(size_t index, const kernels::OptimizerConfig& first,
+                          const kernels::OptimizerConfig& second) {
+  const std::string found = describe_difference(first, second);
+  return found.empty() ? "" : "parameter group " + std::to_string(index) + ", " + found;
+}
+
+template <typename Items, typename Compare>
+std::string compare_all(const Items& first, const Items& second, const Compare& compare_item) {
+  for (size_t i = 0; i < std::min(first.size(), second.size()); ++i) {
+    std::string found = compare_item(i, first[i], second[i]);
+    if (!found.empty()) return found;
+  }
+  return "";
+}
+
+[[noreturn]] void refuse(const std::string& text) {
+  throw Error(ErrorCode::kInvalidArgument, text);
+}
+
+}  // namespace
+
+std::string describe_difference(const ParamSetLayout& first, const ParamSetLayout& second) {
+  const std::string set = "parameter set";
+  const std::string found =
+      first_of(compare_all(first.tables, second.tables, compare_table),
+               compare_all(first.blocks, second.blocks, compare_block),
+               compare_all(first.configs, second.configs, compare_group),
+               compare(set, "number of tables", first.tables.size(), second.tables.size()),
+               compare(set, "number of blocks", first.blocks.size(), second.blocks.size()),
+               compare(set, "number of groups", first.configs.size(), second.configs.size()));
+  return found.empty() ? "an unnamed field" : found;
+}
+
+void check_layout(const ParamSetLayout& layout, const ServerOptions& options) {
+  for (size_t i = 0; i < layout.configs.size(); ++i) {
+    const char* found = kernels::find_config_error(layout.configs[i]);
+    if (found != nullptr) refuse("parameter group " + std::to_string(i) + ": " + found);
+  }
+  for (const TableSpec& table : layout.tables) {
+    if (table.group >= layout.configs.size()) {
+      refuse("table " + table.name + ": no parameter group " + std::to_string(table.group));
+    }
+    if (table.dim == 0) refuse("table " + table.name + ": rows of no elements");
+  }
+  for (const BlockSpec& block : layout.blocks) {
+    if (block.group >= layout.configs.size()) {
+      refuse("block " + block.name + ": no parameter group " + std::to_string(block.group));
+    }
+    if (block.row_width == 0 || block.elements % block.row_width != 0) {
+      refuse("block " + block.name + ": " + std::to_string(block.elements) +
+             " elements are no whole number of rows of " + std::to_string(block.row_width));
+    }
+    if (block.shard >= options.server_count) {
+      refuse("block " + block.name + ": no server " + std::to_string(block.shard) + " among " +
+             std::to_string(options.server_count));
+    }
+  }
+}
+
+}  // namespace cpudist::core

@@ -1,0 +1,334 @@
+// Copyright (c) 2026 The torch_cpudist authors.
+// SPDX-License-Identifier: BSD-3-Clause
+//
+// Hello, fencing and liveness. Sequence numbers stand in peers_sequence.cpp.
+
+#include "core/peers.h"
+
+#include <cstdio>
+#include <utility>
+
+namespace cpudist::core {
+namespace {
+
+std::string seconds(uint64_t milliseconds) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.1f s", static_cast<double>(milliseconds) / 1000.0);
+  return text;
+}
+
+Error count_mismatch(const char* variable, uint64_t found, uint64_t expected) {
+  return Error(ErrorCode::kConfigMismatch, std::string(variable) + ": the trainer has " +
+                                               std::to_string(found) + ", this server " +
+                                               std::to_string(expected) +
+                                               "; start all processes with the same layout");
+}
+
+}  // namespace
+
+void Outbox::add(std::shared_ptr<Connection> connection, const FrameHeader& header,
+                 Buffer payload) {
+  items_.push_back({std::move(connection), header, std::move(payload), nullptr});
+}
+
+void Outbox::add(std::shared_ptr<Connection> connection, const FrameHeader& header,
+                 SharedPayload payload) {
+  items_.push_back({std::move(connection), header, Buffer(), std::move(payload)});
+}
+
+void Outbox::close(std::shared_ptr<Connection> connection, std::string reason) {
+  closing_.emplace_back(std::move(connection), std::move(reason));
+}
+
+void Outbox::flush() {
+  // A send may call back into the server in this thread; a later flush must not repeat it.
+  auto items = std::move(items_);
+  auto closing = std::move(closing_);
+  items_.clear();
+  closing_.clear();
+  for (Item& item : items) {
+    if (item.shared) item.payload = item.shared->clone();
+    // A dead link is no error here: the reply is recorded, or the request is repeated.
+    static_cast<void>(item.connection->send(Frame{item.header, std::move(item.payload)}));
+  }
+  for (auto& [connection, reason] : closing) connection->close(reason);
+}
+
+Peers::Peers(const ServerOptions& options, ServerCounters& counters)
+    : options_(options),
+      counters_(counters),
+      started_(Clock::now()),
+      peers_(options.trainer_count) {}
+
+void Peers::opened(const std::shared_ptr<Connection>& connection) {
+  const std::lock_guard lock(mutex_);
+  sessions_.try_emplace(connection.get(), Session{connection, std::nullopt, 0, false});
+}
+
+void Peers::closed(const std::shared_ptr<Connection>& connection) {
+  const std::lock_guard lock(mutex_);
+  const auto found = sessions_.find(connection.get());
+  if (found == sessions_.end()) return;
+  closed_bytes_sent_ += connection->bytes_sent();
+  closed_bytes_received_ += connection->bytes_received();
+  if (found->second.rank) {
+    Peer& peer = peers_[*found->second.rank];
+    if (peer.connection == connection) {
+      peer.connection.reset();
+      peer.broken = Clock::now();
+    }
+  }
+  sessions_.erase(found);
+  changed_.notify_all();
+}
+
+std::optional<Error> Peers::refusal(const FrameHeader& header, const Hello& hello) const {
+  if (stopped_) return Error(ErrorCode::kClosed, "this server has been stopped");
+  if (header.run_id != options_.run_id) {
+    return Error(ErrorCode::kProtocol, "hello of another run: run id " +
+                                           std::to_string(header.run_id) + ", this server's is " +
+                                           std::to_string(options_.run_id));
+  }
+  if (header.role != Role::kTrainer) {
+    return Error(ErrorCode::kProtocol, "hello of a server; only trainers connect to servers");
+  }
+  if (hello.trainer_count != options_.trainer_count) {
+    return count_mismatch("number of trainers", hello.trainer_count, options_.trainer_count);
+  }
+  if (hello.server_count != options_.server_count) {
+    return count_mismatch("number of servers", hello.server_count, options_.server_count);
+  }
+  if (hello.shard_id != options_.shard_id) {
+    return count_mismatch("shard id of the server at this address", hello.shard_id,
+                          options_.shard_id);
+  }
+  if (header.rank >= options_.trainer_count) {
+    return Error(ErrorCode::kConfigMismatch, "trainer rank " + std::to_string(header.rank) +
+                                                 " is not below the number of " + "trainers, " +
+                                                 std::to_string(options_.trainer_count));
+  }
+  const Peer& peer = peers_[header.rank];
+  if (!peer.lost.empty()) return Error(ErrorCode::kPeerLost, peer.lost + "; it cannot come back");
+  if (peer.seen && header.incarnation < peer.incarnation) {
+    return Error(ErrorCode::kFenced, "trainer " + std::to_string(header.rank) + ": incarnation " +
+                                         std::to_string(peer.incarnation) +
+                                         " has taken over from this one, " +
+                                         std::to_string(header.incarnation));
+  }
+  if (peer.goodbye && header.incarnation > peer.incarnation) {
+    return Error(ErrorCode::kClosed,
+                 "trainer " + std::to_string(header.rank) + " has said goodbye");
+  }
+  return std::nullopt;
+}
+
+std::optional<uint32_t> Peers::greet(const std::shared_ptr<Connection>& connection,
+                                     const FrameHeader& header, const Hello& hello,
+                                     Outbox& outbox) {
+  const std::lock_guard lock(mutex_);
+  Session& session =
+      sessions_.try_emplace(connection.get(), Session{connection, std::nullopt, 0, false})
+          .first->second;
+  if (session.rank || session.fenced) {
+    throw Error(ErrorCode::kProtocol, "a second hello on one connection");
+  }
+  if (const auto error = refusal(header, hello)) {
+    counters_.refused.fetch_add(1);
+    answer(connection, header, *error, outbox);
+    outbox.close(connection, error->what());
+    return std::nullopt;
+  }
+  Peer& peer = peers_[header.rank];
+  const bool restarted = peer.seen && header.incarnation > peer.incarnation;
+  replace_connection(peer, connection, header, outbox);
+  if (restarted) {
+    peer.last_sequence = 0;
+    peer.last_payload.reset();
+    peer.received.reset();
+  }
+  peer.seen = true;
+  peer.incarnation = header.incarnation;
+  peer.host = hello.host;
+  peer.address = connection->peer_address();
+  peer.heard = Clock::now();
+  session.rank = header.rank;
+  session.incarnation = header.incarnation;
+  Hello reply;
+  reply.trainer_count = options_.trainer_count;
+  reply.server_count = options_.server_count;
+  reply.shard_id = options_.shard_id;
+  reply.last_sequence = peer.last_sequence;
+  reply.host = options_.host;
+  answer(connection, header, FrameKind::kHello, encode(reply), outbox);
+  changed_.notify_all();
+  return restarted ? std::optional<uint32_t>(header.rank) : std::nullopt;
+}
+
+void Peers::replace_connection(Peer& peer, const std::shared_ptr<Connection>& connection,
+                               const FrameHeader& header, Outbox& outbox) {
+  const auto old = std::exchange(peer.connection, connection);
+  if (!old || old == connection) return;
+  sessions_.at(old.get()).fenced = true;
+  if (header.incarnation == peer.incarnation) {
+    outbox.close(old, "replaced by a newer connection of the same trainer");
+    return;
+  }
+  FrameHeader about = header;
+  about.request_id = 0;
+  about.incarnation = peer.incarnation;
+  answer(old, about,
+         Error(ErrorCode::kFenced, "trainer " + std::to_string(header.rank) + ": incarnation " +
+                                       std::to_string(header.incarnation) +
+                                       " has taken over from this one, " +
+                                       std::to_string(peer.incarnation)),
+         outbox);
+  outbox.close(old, "fenced by a newer incarnation");
+}
+
+uint32_t Peers::identify(const std::shared_ptr<Connection>& connection, const FrameHeader& header) {
+  const std::lock_guard lock(mutex_);
+  const auto found = sessions_.find(connection.get());
+  if (found == sessions_.end() || (!found->second.rank && !found->second.fenced)) {
+    throw Error(ErrorCode::kProtocol, "a frame before the hello");
+  }
+  const Session& session = found->second;
+  if (session.fenced) {
+    throw Error(ErrorCode::kProtocol, "a frame on a connection that has been replaced");
+  }
+  if (header.run_id != options_.run_id || header.incarnation != session.incarnation ||
+      header.rank != *session.rank || header.role != Role::kTrainer) {
+    throw Error(ErrorCode::kProtocol, "a frame of run " + std::to_string(header.run_id) +
+                                          ", trainer " + std::to_string(header.rank) +
+                                          ", incarnation " + std::to_string(header.incarnation) +
+                                          " on the connection of trainer " +
+                                          std::to_string(*session.rank) + ", incarnation " +
+                                          std::to_string(session.incarnation));
+  }
+  peers_[*session.rank].heard = Clock::now();
+  return *session.rank;
+}
+
+void Peers::say_goodbye(uint32_t rank) {
+  const std::lock_guard lock(mutex_);
+  peers_[rank].goodbye = true;
+  changed_.notify_all();
+}
+
+void Peers::confirm_goodbye(uint32_t rank) {
+  const std::lock_guard lock(mutex_);
+  if (!peers_[rank].goodbye) return;
+  peers_[rank].gone = true;
+  changed_.notify_all();
+}
+
+std::vector<uint32_t> Peers::active() const {
+  const std::lock_guard lock(mutex_);
+  std::vector<uint32_t> ranks;
+  for (uint32_t rank = 0; rank < peers_.size(); ++rank) {
+    if (!peers_[rank].goodbye) ranks.push_back(rank);
+  }
+  return ranks;
+}
+
+std::optional<Error> Peers::find_lost(const std::vector<uint32_t>& ranks) const {
+  const std::lock_guard lock(mutex_);
+  for (const uint32_t rank : ranks) {
+    const std::string& lost = peers_[rank].lost;
+    if (!lost.empty()) return Error(ErrorCode::kPeerLost, lost);
+  }
+  return std::nullopt;
+}
+
+std::optional<Error> Peers::find_lost() const {
+  const std::lock_guard lock(mutex_);
+  for (const Peer& peer : peers_) {
+    if (!peer.lost.empty()) return Error(ErrorCode::kPeerLost, peer.lost);
+  }
+  return std::nullopt;
+}
+
+bool Peers::wait_done(TimePoint deadline) {
+  std::unique_lock lock(mutex_);
+  while (true) {
+    bool done = true;
+    for (const Peer& peer : peers_) {
+      if (!peer.lost.empty()) throw Error(ErrorCode::kPeerLost, peer.lost);
+      done = done && peer.gone;
+    }
+    if (done) return true;
+    if (stopped_) throw Error(ErrorCode::kClosed, "the server was stopped before every goodbye");
+    if (Clock::now() >= deadline) return false;
+    changed_.wait_until(lock, deadline);
+  }
+}
+
+std::string Peers::describe(uint32_t rank) const {
+  const Peer& peer = peers_[rank];
+  std::string text = "trainer " + std::to_string(rank);
+  if (peer.seen) text += " (" + peer.host + ", " + peer.address + ")";
+  return text;
+}
+
+std::optional<TimePoint> Peers::overdue_at(const Peer& peer, std::string* why) const {
+  using std::chrono::milliseconds;
+  if (peer.goodbye || !peer.lost.empty()) return std::nullopt;
+  if (!peer.seen) {
+    *why = "never connected within " + seconds(options_.join_deadline_ms);
+    return started_ + milliseconds(options_.join_deadline_ms);
+  }
+  if (!peer.connection) {
+    *why = "connection closed and not replaced within " + seconds(options_.reconnect_grace_ms);
+    return peer.broken + milliseconds(options_.reconnect_grace_ms);
+  }
+  *why = "silent for " + seconds(options_.liveness_ms);
+  return peer.heard + milliseconds(options_.liveness_ms);
+}
+
+std::optional<Peers::Loss> Peers::wait_for_loss() {
+  std::unique_lock lock(mutex_);
+  while (!stopped_) {
+    std::optional<TimePoint> next;
+    for (uint32_t rank = 0; rank < peers_.size(); ++rank) {
+      Peer& peer = peers_[rank];
+      std::string why;
+      const auto at = overdue_at(peer, &why);
+      if (!at) continue;
+      if (*at <= Clock::now()) {
+        peer.lost = describe(rank) + " was lost: " + why;
+        changed_.notify_all();
+        return Loss{Error(ErrorCode::kPeerLost, peer.lost), peer.connection};
+      }
+      if (!next || *at < *next) next = at;
+    }
+    if (next) {
+      changed_.wait_until(lock, *next);
+    } else {
+      changed_.wait(lock);
+    }
+  }
+  return std::nullopt;
+}
+
+void Peers::stop() {
+  const std::lock_guard lock(mutex_);
+  stopped_ = true;
+  changed_.notify_all();
+}
+
+bool Peers::stopped() const {
+  const std::lock_guard lock(mutex_);
+  return stopped_;
+}
+
+void Peers::add_traffic(ServerStats* stats) const {
+  const std::lock_guard lock(mutex_);
+  stats->connections = sessions_.size();
+  stats->bytes_sent = closed_bytes_sent_;
+  stats->bytes_received = closed_bytes_received_;
+  for (const auto& [key, session] : sessions_) {
+    stats->bytes_sent += session.connection->bytes_sent();
+    stats->bytes_received += session.connection->bytes_received();
+  }
+}
+
+}  // namespace cpudist::core

@@ -1,0 +1,182 @@
+// Copyright (c) 2026 The torch_cpudist authors.
+// SPDX-License-Identifier: BSD-3-Clause
+//
+// What a server knows of its trainers: connections, incarnations, sequence numbers, the last reply
+// of each, and who is lost. A sequenced request is *received* from the moment it is admitted until
+// it is finished; its reply is recorded and queued for the trainer's current connection in one
+// step.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "core/channel.h"
+#include "core/errors.h"
+#include "core/messages.h"
+#include "core/server.h"
+
+namespace cpudist::core {
+
+struct ServerCounters {
+  std::atomic<uint64_t> rounds{0};
+  std::atomic<uint64_t> pushes{0};
+  std::atomic<uint64_t> duplicates{0};
+  std::atomic<uint64_t> pending_bytes{0};
+  std::atomic<uint64_t> refused{0};
+};
+
+using SharedPayload = std::shared_ptr<const Buffer>;
+
+// Frames to send once every lock is released.
+class Outbox {
+ public:
+  void add(std::shared_ptr<Connection> connection, const FrameHeader& header, Buffer payload);
+  void add(std::shared_ptr<Connection> connection, const FrameHeader& header,
+           SharedPayload payload);
+  void close(std::shared_ptr<Connection> connection, std::string reason);
+  void flush();  // sends in order, then closes
+
+ private:
+  struct Item {
+    std::shared_ptr<Connection> connection;
+    FrameHeader header;
+    Buffer payload;
+    SharedPayload shared;  // cloned when sent
+  };
+  std::vector<Item> items_;
+  std::vector<std::pair<std::shared_ptr<Connection>, std::string>> closing_;
+};
+
+// Names one admitted request. It stops being current when a newer incarnation takes over.
+struct Ticket {
+  uint32_t rank = 0;
+  uint32_t incarnation = 0;
+  uint64_t sequence = 0;
+};
+
+enum class Admission { kNew, kHandled, kGap };
+
+struct ProbeResult {
+  enum class State { kAnswered, kWaiting, kUnknown, kOld } state = State::kUnknown;
+  FrameKind kind = FrameKind::kError;  // of the waiting request
+  uint32_t param_set = kNoParamSet;
+};
+
+// Thread safety: all members; none sends a frame or calls out while its lock is held.
+class Peers {
+ public:
+  Peers(const ServerOptions& options, ServerCounters& counters);
+
+  // ---- connections ----
+  void opened(const std::shared_ptr<Connection>& connection);
+  void closed(const std::shared_ptr<Connection>& connection);
+  // Accepts or refuses a hello; queues the reply and the close of a replaced connection. Returns
+  // the rank when a newer incarnation took over from an older one, whose parked requests must go.
+  std::optional<uint32_t> greet(const std::shared_ptr<Connection>& connection,
+                                const FrameHeader& header, const Hello& hello, Outbox& outbox);
+  // The trainer behind a frame; counts as a sign of life. Throws kProtocol for a frame before the
+  // hello or one that contradicts it.
+  uint32_t identify(const std::shared_ptr<Connection>& connection, const FrameHeader& header);
+
+  // ---- sequenced requests ----
+  // kNew: handle it, then finish or reject the ticket. kHandled: a duplicate, nothing to do.
+  Admission admit(const std::shared_ptr<Connection>& connection, const FrameHeader& header,
+                  Ticket* ticket, Outbox& outbox);
+  bool is_current(const Ticket& ticket) const;
+  // Records the reply and queues it. Does nothing for a ticket that is no longer current.
+  void finish(const Ticket& ticket, FrameKind kind, SharedPayload payload, Outbox& outbox);
+  void finish(const Ticket& ticket, Buffer payload, Outbox& outbox);
+  void finish(const Ticket& ticket, const Error& error, Outbox& outbox);
+  // Answers without recording: the same number may come again.
+  void reject(const Ticket& ticket, const Error& error, Outbox& outbox);
+  void forget(const Ticket& ticket);  // as if it had never come
+  // The recorded reply is queued where there is one.
+  ProbeResult probe(const std::shared_ptr<Connection>& connection, const FrameHeader& header,
+                    Outbox& outbox);
+
+  // ---- plain replies ----
+  FrameHeader reply_header(const FrameHeader& request, FrameKind kind) const;
+  void answer(const std::shared_ptr<Connection>& connection, const FrameHeader& request,
+              FrameKind kind, Buffer payload, Outbox& outbox) const;
+  void answer(const std::shared_ptr<Connection>& connection, const FrameHeader& request,
+              const Error& error, Outbox& outbox) const;
+
+  // ---- goodbye and loss ----
+  void say_goodbye(uint32_t rank);       // not waited for from now on
+  void confirm_goodbye(uint32_t rank);   // its answer is sent: counts for wait_done
+  std::vector<uint32_t> active() const;  // ranks that have not said goodbye, in order
+  // The error for a request that waits for one of `ranks`, if one of them is lost.
+  std::optional<Error> find_lost(const std::vector<uint32_t>& ranks) const;
+  std::optional<Error> find_lost() const;
+  bool wait_done(TimePoint deadline);
+
+  // ---- liveness thread ----
+  // Sleeps until a trainer is overdue, marks it lost and returns its error with the connection to
+  // close; nothing once stopped.
+  struct Loss {
+    Error error;
+    std::shared_ptr<Connection> connection;
+  };
+  std::optional<Loss> wait_for_loss();
+  void stop();
+  bool stopped() const;
+
+  void add_traffic(ServerStats* stats) const;
+
+ private:
+  struct Received {
+    uint64_t sequence = 0;
+    FrameHeader header;
+  };
+  struct Peer {
+    bool seen = false;
+    bool goodbye = false;
+    bool gone = false;  // goodbye answered
+    uint32_t incarnation = 0;
+    std::string host;
+    std::string address;
+    std::shared_ptr<Connection> connection;
+    TimePoint heard;   // last frame
+    TimePoint broken;  // when the connection went
+    uint64_t last_sequence = 0;
+    FrameHeader last_header;
+    SharedPayload last_payload;
+    std::optional<Received> received;
+    std::string lost;  // message, empty while alive
+  };
+  struct Session {
+    std::shared_ptr<Connection> connection;
+    std::optional<uint32_t> rank;
+    uint32_t incarnation = 0;
+    bool fenced = false;
+  };
+
+  std::optional<Error> refusal(const FrameHeader& header, const Hello& hello) const;
+  void replace_connection(Peer& peer, const std::shared_ptr<Connection>& connection,
+                          const FrameHeader& header, Outbox& outbox);
+  const Received* current(const Ticket& ticket) const;
+  std::string describe(uint32_t rank) const;
+  // When `rank` will be overdue, or nothing; with `why` the reason in words.
+  std::optional<TimePoint> overdue_at(const Peer& peer, std::string* why) const;
+
+  const ServerOptions& options_;
+  ServerCounters& counters_;
+  const TimePoint started_;
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<Peer> peers_;
+  std::unordered_map<const Connection*, Session> sessions_;
+  uint64_t closed_bytes_sent_ = 0;
+  uint64_t closed_bytes_received_ = 0;
+  bool stopped_ = false;
+};
+
+}  // namespace cpudist::core
