@@ -1,0 +1,327 @@
+# Copyright (c) 2026 The torch_cpudist authors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Builds the compiled core and the native tests with ninja.
+
+`extension` makes torch_cpudist/_core.*.so, `tests` makes build/<variant>/native_tests. Both write
+a build.ninja with dependency files, so a rebuild compiles what changed and nothing else. A source
+may ask for flags of its own in its first lines: `// build-flags: -mavx2` (x86-64 only).
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+WARNINGS = ["-Wall", "-Wextra", "-Werror"]
+COMMON = ["-fPIC", "-std=c++20", "-ffp-contract=off", "-fvisibility=hidden", "-pthread"]
+SANITIZERS = {"address,undefined": "asan", "thread": "tsan"}
+MINIMUM_GCC = 12
+INSTALL_COMMANDS = (
+    "pip install torch==2.13.0 setuptools ninja && pip install --no-build-isolation ."
+)
+
+
+class BuildError(Exception):
+    """A build that cannot start or did not finish; the message says what to do."""
+
+
+@dataclass(frozen=True)
+class Torch:
+    """Where the importable torch lives and which one it is."""
+
+    root: Path
+    version: str
+
+    @property
+    def target_version(self) -> str:
+        """The stable ABI this build asks for, as torch/csrc/stable/version.h wants it."""
+        major, minor = (int(part) for part in self.version.split(".")[:2])
+        return f"0x{major:02x}{minor:02x}000000000000ULL"
+
+
+@dataclass(frozen=True)
+class Target:
+    """One thing to link, and how its sources are compiled."""
+
+    build_dir: Path
+    output: Path
+    sources: list[Path]
+    compile_flags: list[str]
+    link_flags: list[str]
+    libraries: list[str]
+
+
+def find_torch() -> Torch:
+    """Find torch without importing it (an import costs seconds).
+
+    Raises:
+        BuildError: no torch can be imported, or it has no C++ headers.
+    """
+    spec = find_spec("torch")
+    if spec is None or not spec.submodule_search_locations:
+        raise BuildError(
+            "torch_cpudist is compiled against the torch it will run with, and this "
+            f"build cannot import torch; run: {INSTALL_COMMANDS}"
+        )
+    root = Path(spec.submodule_search_locations[0])
+    text = (root / "version.py").read_text(encoding="utf-8")
+    found = re.search(r"__version__\s*=\s*['\"]([^'\"]+)['\"]", text)
+    if found is None or not (root / "include/torch/csrc/stable/library.h").is_file():
+        raise BuildError(
+            f"the torch in {root} has no stable C++ headers; run: {INSTALL_COMMANDS}"
+        )
+    return Torch(root, found.group(1))
+
+
+def find_compiler() -> str:
+    """Return the C++ compiler ($CXX or g++), checked for C++20.
+
+    Raises:
+        BuildError: there is none, or it is too old.
+    """
+    compiler = os.environ.get("CXX", "g++")
+    path = shutil.which(compiler)
+    if path is None:
+        raise BuildError(
+            f"no C++ compiler: {compiler} is not on PATH; install g++ {MINIMUM_GCC} "
+            "or newer (Debian, Ubuntu: apt install g++), or set CXX"
+        )
+    version = subprocess.run(
+        [path, "-dumpversion"], capture_output=True, text=True, timeout=30, check=False
+    ).stdout.strip()
+    banner = subprocess.run(
+        [path, "--version"], capture_output=True, text=True, timeout=30, check=False
+    ).stdout
+    if "clang" not in banner and int(version.split(".")[0] or 0) < MINIMUM_GCC:
+        raise BuildError(
+            f"{compiler} {version} is too old for C++20: g++ {MINIMUM_GCC} or newer is "
+            "needed; install it and set CXX"
+        )
+    return path
+
+
+def find_ninja() -> str:
+    """Return ninja, the one of this interpreter first.
+
+    Raises:
+        BuildError: there is none.
+    """
+    scripts = os.pathsep.join([sysconfig.get_path("scripts"), os.defpath])
+    path = shutil.which("ninja", path=scripts) or shutil.which("ninja")
+    if path is None:
+        raise BuildError("ninja is not installed; run: pip install ninja")
+    return path
+
+
+def python_include() -> Path:
+    """Return the folder of Python.h.
+
+    Raises:
+        BuildError: the development headers are not installed.
+    """
+    folder = Path(sysconfig.get_path("include"))
+    if not (folder / "Python.h").is_file():
+        raise BuildError(
+            f"Python.h is not in {folder}; install Python's development headers "
+            "(Debian, Ubuntu: apt install python3-dev)"
+        )
+    return folder
+
+
+def extension_target(output: Path, torch: Torch) -> Target:
+    """Describe the extension module, written to `output`."""
+    csrc = ROOT / "csrc"
+    sources = sources_in(csrc / "ops", csrc / "kernels", csrc / "core", csrc / "bind")
+    include = torch.root / "include"
+    flags = [*COMMON, *WARNINGS, "-O3", "-DNDEBUG", f"-I{csrc}"]
+    flags += [f"-DTORCH_TARGET_VERSION={torch.target_version}"]
+    flags += ["-isystem", str(include), "-isystem", str(python_include())]
+    # The interpreter has loaded torch's libraries before this module, so the loader finds
+    # them by name; the run path serves tools that load the module by itself.
+    libraries = [f"-L{torch.root / 'lib'}", "-ltorch_cpu", "-lc10"]
+    link = [
+        "-shared",
+        "-pthread",
+        "-Wl,--as-needed",
+        "-Wl,-rpath,$$ORIGIN/../torch/lib",
+    ]
+    tag = f"extension-{sysconfig.get_config_var('SOABI')}"
+    return Target(
+        ROOT / "build" / tag,
+        output,
+        [csrc / "library.cpp", *sources],
+        flags,
+        link,
+        libraries,
+    )
+
+
+def tests_target(sanitize: str | None) -> Target:
+    """Describe the native test program: tests, kernels and core, without torch."""
+    csrc = ROOT / "csrc"
+    native = ROOT / "tests" / "native"
+    variant = "plain" if sanitize is None else SANITIZERS[sanitize]
+    flags = [*COMMON, *WARNINGS, f"-I{csrc}", f"-I{native}", "-g"]
+    link = ["-pthread"]
+    if sanitize is None:
+        flags += ["-O2"]
+    else:
+        # Instrumented code trips gcc's flow analysis and its own note on atomic fences.
+        flags += ["-O1", "-fno-omit-frame-pointer", "-Wno-maybe-uninitialized"]
+        flags += ["-Wno-tsan"] if sanitize == "thread" else []
+        flags += [f"-fsanitize={sanitize}", "-fno-sanitize-recover=all"]
+        link += [f"-fsanitize={sanitize}"]
+    build_dir = ROOT / "build" / variant
+    sources = sources_in(native, csrc / "kernels", csrc / "core")
+    return Target(build_dir, build_dir / "native_tests", sources, flags, link, [])
+
+
+def sources_in(*folders: Path) -> list[Path]:
+    """Return every .cpp file below the folders, in a fixed order."""
+    return [path for folder in folders for path in sorted(folder.rglob("*.cpp"))]
+
+
+def file_flags(source: Path) -> list[str]:
+    """Return the flags a source asks for in its first 20 lines; none off x86-64."""
+    if platform.machine() not in ("x86_64", "AMD64"):
+        return []
+    with source.open(encoding="utf-8") as lines:
+        for _, line in zip(range(20), lines, strict=False):
+            if line.startswith("// build-flags:"):
+                return line.split(":", 1)[1].split()
+    return []
+
+
+def escape(path: Path | str) -> str:
+    """Quote a path for build.ninja."""
+    return re.sub(r"([$ :])", r"$\1", str(path))
+
+
+def ninja_lines(target: Target, compiler: str) -> Iterator[str]:
+    """Yield the lines of build.ninja."""
+    yield f"cxx = {compiler}"
+    yield f"flags = {' '.join(target.compile_flags)}"
+    yield "rule compile"
+    yield "  command = $cxx -MMD -MF $out.d $flags $file_flags -c $in -o $out"
+    yield "  depfile = $out.d"
+    yield "  deps = gcc"
+    yield "  description = compile $in"
+    yield "rule link"
+    # Written beside and moved, so that a process that has the old file mapped keeps it.
+    yield (
+        f"  command = $cxx {' '.join(target.link_flags)} -o $out.new $in "
+        f"{' '.join(target.libraries)} && mv -f $out.new $out"
+    )
+    yield "  description = link $out"
+    objects = []
+    for source in target.sources:
+        built = target.build_dir / "obj" / source.relative_to(ROOT).with_suffix(".o")
+        objects.append(escape(built))
+        yield f"build {escape(built)}: compile {escape(source)}"
+        yield f"  file_flags = {' '.join(file_flags(source))}"
+    yield f"build {escape(target.output)}: link {' '.join(objects)}"
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold a folder's lock: two ninjas in one folder would break each other's log."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def write_if_changed(path: Path, lines: Iterable[str]) -> None:
+    """Write a text file unless it already says the same."""
+    text = "\n".join(lines) + "\n"
+    if not path.is_file() or path.read_text(encoding="utf-8") != text:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+
+
+def run_ninja(target: Target) -> None:
+    """Build one target with as many jobs as there are cores (or MAX_JOBS).
+
+    Raises:
+        BuildError: a compiler or linker failed; its messages are on the screen.
+    """
+    compiler, ninja = find_compiler(), find_ninja()
+    jobs = os.environ.get("MAX_JOBS") or str(len(os.sched_getaffinity(0)))
+    with locked(target.build_dir):
+        target.output.parent.mkdir(parents=True, exist_ok=True)
+        write_if_changed(
+            target.build_dir / "build.ninja", ninja_lines(target, compiler)
+        )
+        command = [ninja, "-C", str(target.build_dir), "-j", jobs, "--quiet"]
+        if subprocess.run(command, check=False).returncode != 0:
+            raise BuildError(f"building {target.output.name} failed, see above")
+
+
+def build_extension(package_dir: Path) -> Path:
+    """Build the extension into a package folder and record the torch it was built against.
+
+    Raises:
+        BuildError: something needed is missing, or the build failed.
+    """
+    torch = find_torch()
+    suffix = sysconfig.get_config_var("EXT_SUFFIX")
+    target = extension_target(package_dir / f"_core{suffix}", torch)
+    run_ninja(target)
+    info = [
+        "# Copyright (c) 2026 The torch_cpudist authors.",
+        "# SPDX-License-Identifier: BSD-3-Clause",
+        '"""Written by the build: what the compiled core was built against."""',
+        "",
+        f'TORCH_VERSION = "{torch.version}"',
+    ]
+    write_if_changed(package_dir / "_build_info.py", info)
+    return target.output
+
+
+def build_tests(sanitize: str | None) -> Path:
+    """Build the native tests and return the program.
+
+    Raises:
+        BuildError: something needed is missing, or the build failed.
+    """
+    target = tests_target(sanitize)
+    run_ninja(target)
+    return target.output
+
+
+def main() -> int:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("what", choices=["extension", "tests"])
+    parser.add_argument(
+        "--sanitize", choices=sorted(SANITIZERS), help="instrument the native tests"
+    )
+    arguments = parser.parse_args()
+    if arguments.what == "extension" and arguments.sanitize:
+        parser.error("--sanitize is for the native tests only")
+    try:
+        if arguments.what == "extension":
+            print(build_extension(ROOT / "torch_cpudist"))
+        else:
+            print(build_tests(arguments.sanitize))
+    except BuildError as error:
+        print(f"native_build: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
