@@ -3,7 +3,8 @@
 //
 // The dispatcher ops. n is the number of keys or rows of a batch, dim the elements of a row.
 // Read-only arguments may have any strides; mutated ones must be contiguous. Every op checks its
-// arguments and throws std::runtime_error, which torch raises as RuntimeError, before it writes.
+// arguments and throws before it writes: std::runtime_error, which torch raises as RuntimeError
+// (slice_parameter: std::invalid_argument, ValueError).
 
 #pragma once
 
