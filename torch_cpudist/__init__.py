@@ -1,0 +1,37 @@
+# Copyright (c) 2026 The torch_cpudist authors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Parameter-server training for PyTorch on CPUs.
+
+``init()``, wrap the optimizer in ``DistributedOptimizer``, train, ``shutdown()``; launch with
+torchrun. See README.md.
+"""
+
+from torch_cpudist import _build_check
+
+_build_check.check()
+
+# Only after the check, which explains in one sentence why these would fail.
+# ruff: noqa: E402
+from torch_cpudist import errors, optim
+from torch_cpudist.clip import ClipNorm, ClipValue, clip_grad_norm_
+from torch_cpudist.config import Server, Sharding
+from torch_cpudist.context import Context, current, get_context
+from torch_cpudist.errors import *  # noqa: F403
+from torch_cpudist.optimizer import DistributedOptimizer
+from torch_cpudist.runtime import (
+    barrier,
+    global_step,
+    init,
+    is_server,
+    is_trainer,
+    serve,
+    server_count,
+    shutdown,
+    split_files,
+    trainer_count,
+    trainer_rank,
+)
+from torch_cpudist.strategies import Strategy, Sync, strategy
+from torch_cpudist.tables import shard_tables
+
+__version__ = "0.1.0"

@@ -1,0 +1,199 @@
+# Copyright (c) 2026 The torch_cpudist authors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Settings of strategies: frozen dataclasses, checked, and overridden by the environment.
+
+Every field has a variable ``CPUDIST_<CLASS>_<FIELD>``. The environment wins over the argument,
+the argument over the default. Dicts are accepted wherever a settings object is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NoReturn, TypeVar, dataclass_transform, get_type_hints
+
+from torch_cpudist.errors import ConfigurationError
+
+T = TypeVar("T")
+_WORDS = {"1": True, "true": True, "yes": True, "on": True}
+_WORDS |= {"0": False, "false": False, "no": False, "off": False}
+
+
+def nearest(word: str, valid: Iterable[str]) -> str:
+    """A hint for a message: the valid word most like ``word``, and all of them."""
+    words = sorted(valid)
+    close = difflib.get_close_matches(word, words, n=1, cutoff=0.5)
+    hint = f"did you mean {close[0]}? " if close else ""
+    return f"{hint}Valid: {', '.join(words)}."
+
+
+def _refuse_mutation(self: Any, name: str, value: object = None) -> NoReturn:
+    kind = type(self).__name__
+    raise ConfigurationError(
+        f"{kind} is immutable: {name} cannot be set. Make a changed copy: "
+        f"dataclasses.replace(settings, {name}=...)"
+    )
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(field,))
+def settings(cls: type[T]) -> type[T]:
+    """Makes a frozen dataclass whose fields are checked and whose mutation says what to do."""
+    made: Any = dataclass(frozen=True)(cls)
+    made.__setattr__ = _refuse_mutation
+    made.__delattr__ = _refuse_mutation
+    return made  # type: ignore[no-any-return]
+
+
+def scalar_fields(cls: type) -> list[dataclasses.Field[Any]]:
+    """The fields of a settings class that hold a plain value, not other settings."""
+    return [f for f in dataclasses.fields(cls) if "section" not in f.metadata]
+
+
+def variable_of(cls: type, name: str) -> str:
+    """The environment variable of a field."""
+    return f"CPUDIST_{cls.__name__.upper()}_{name.upper()}"
+
+
+def check(instance: Any) -> None:
+    """Checks type and range of every plain field; for ``__post_init__``.
+
+    Raises:
+        ConfigurationError: names class, field, value and what is allowed.
+    """
+    hints = get_type_hints(type(instance))
+    for entry in scalar_fields(type(instance)):
+        value = getattr(instance, entry.name)
+        where = f"{type(instance).__name__}({entry.name}={value!r})"
+        kind = hints[entry.name]
+        if type(value) is not kind:
+            raise ConfigurationError(
+                f"{where}: expected {kind.__name__}, found {type(value).__name__}."
+            )
+        least = entry.metadata.get("least")
+        if least is not None and value < least:
+            raise ConfigurationError(f"{where}: must be at least {least}.")
+        choices = entry.metadata.get("choices")
+        if choices is not None and value not in choices:
+            raise ConfigurationError(f"{where}: {nearest(str(value), choices)}")
+
+
+def from_mapping(cls: type[T], values: T | Mapping[str, Any]) -> T:
+    """Makes a settings object of a dict; one that is made already is returned as it is.
+
+    Raises:
+        ConfigurationError: unknown key (the message names the nearest one), or neither.
+    """
+    if isinstance(values, cls):
+        return values
+    if not isinstance(values, Mapping):
+        raise ConfigurationError(
+            f"expected {cls.__name__} or a dict of its fields, found {values!r}."
+        )
+    names = [f.name for f in dataclasses.fields(cls)]  # type: ignore[arg-type]
+    for key in values:
+        if key not in names:
+            raise ConfigurationError(
+                f"{cls.__name__} has no field {key!r}: {nearest(str(key), names)}"
+            )
+    return cls(**values)
+
+
+def parse_text(variable: str, text: str, kind: type) -> Any:
+    """Reads the text of a variable as ``bool``, ``int``, ``float`` or ``str``.
+
+    Raises:
+        ConfigurationError: the text is not one.
+    """
+    try:
+        if kind is bool:
+            return _WORDS[text.strip().lower()]
+        return kind(text.strip())
+    except (ValueError, KeyError):
+        expected = (
+            "1 or 0"
+            if kind is bool
+            else {"int": "a whole number"}.get(kind.__name__, f"a {kind.__name__}")
+        )
+        raise ConfigurationError(f"{variable}={text!r}: expected {expected}.") from None
+
+
+def with_environment(instance: T, environment: Mapping[str, str]) -> T:
+    """Returns ``instance`` with every field replaced whose variable is set.
+
+    Raises:
+        ConfigurationError: a value cannot be read or is out of range; names the variable.
+    """
+    cls: Any = type(instance)
+    hints = get_type_hints(cls)
+    changes: dict[str, Any] = {}
+    for entry in dataclasses.fields(cls):
+        if "section" in entry.metadata:
+            changes[entry.name] = with_environment(
+                getattr(instance, entry.name), environment
+            )
+            continue
+        variable = variable_of(cls, entry.name)
+        if variable in environment:
+            value = parse_text(variable, environment[variable], hints[entry.name])
+            try:
+                dataclasses.replace(instance, **{entry.name: value})  # type: ignore[type-var]
+            except ConfigurationError as error:
+                raise ConfigurationError(f"{variable}: {error}") from None
+            changes[entry.name] = value
+    return dataclasses.replace(instance, **changes)  # type: ignore[type-var]
+
+
+@settings
+class Sharding:
+    """How dense parameters are cut into blocks and dealt to servers.
+
+    Attributes:
+        slice: cut large parameters so that every server gets a part; ``False`` keeps each
+            parameter whole on one server. ``CPUDIST_SHARDING_SLICE``.
+        min_block_size: elements; no slice is smaller, and a parameter below it stays whole.
+            ``CPUDIST_SHARDING_MIN_BLOCK_SIZE``.
+        split_method: which server gets which block: ``"round_robin"`` in turn, ``"hash"`` by a
+            stable hash of the block's name, ``"balanced"`` by element count, largest first to
+            the least loaded. ``CPUDIST_SHARDING_SPLIT_METHOD``.
+    """
+
+    slice: bool = True
+    min_block_size: int = field(default=8192, metadata={"least": 1})
+    split_method: str = field(
+        default="round_robin", metadata={"choices": ("round_robin", "hash", "balanced")}
+    )
+
+    def __post_init__(self) -> None:
+        """Checks the fields."""
+        check(self)
+
+
+@settings
+class Server:
+    """How a server runs. Servers start in ``init()``: pass it there or set the environment.
+
+    Attributes:
+        threads: threads that handle requests, and as many that update one round together; 0
+            takes this rank's share of the cores. ``CPUDIST_SERVER_THREADS``.
+        memory_cap_bytes: bytes of pushes that may wait for their round on one server; beyond
+            it a push is refused with ``OverloadedError``. 0 is no cap.
+            ``CPUDIST_SERVER_MEMORY_CAP_BYTES``.
+    """
+
+    threads: int = field(default=0, metadata={"least": 0})
+    memory_cap_bytes: int = field(default=0, metadata={"least": 0})
+
+    def __post_init__(self) -> None:
+        """Checks the fields."""
+        check(self)
+
+
+def variables() -> frozenset[str]:
+    """The environment variables of all settings classes."""
+    return frozenset(
+        variable_of(cls, entry.name)
+        for cls in (Sharding, Server)
+        for entry in scalar_fields(cls)
+    )

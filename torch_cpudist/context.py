@@ -1,0 +1,341 @@
+# Copyright (c) 2026 The torch_cpudist authors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""``Context``: everything one rank holds between ``init()`` and ``shutdown()``.
+
+There is no process-wide singleton: each thread has its own current context, so that tests run
+several ranks as threads. The only thing a process shares is the list of open contexts, which a
+fork and the end of the process must know.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import threading
+import time
+import weakref
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+
+from torch_cpudist.endpoints import Endpoints
+from torch_cpudist.environment import Environment
+from torch_cpudist.errors import (
+    ClosedError,
+    ConfigurationError,
+    ForkedProcessError,
+    NotInitializedError,
+    OperationTimeoutError,
+)
+from torch_cpudist.host import close_inherited_sockets
+from torch_cpudist.layout import Layout
+from torch_cpudist.log import logger
+from torch_cpudist.process_group import TrainerGroup
+
+if TYPE_CHECKING:
+    import torch.distributed as dist
+
+    from torch_cpudist import _core
+
+_FORKED = (
+    "this process was forked after init(): its connections and threads belong to the parent. A "
+    "DataLoader worker cannot use torch_cpudist; do lookups, steps and calls of cpudist in the "
+    "training process (split_files() before the DataLoader is made)."
+)
+
+
+class OpenOptimizer(Protocol):
+    """What a context asks of the optimizers that are open on it."""
+
+    @property
+    def rounds(self) -> int:
+        """Rounds applied when this trainer's last step returned."""
+
+    def leave(self) -> None:
+        """Ends this trainer's part in rounds."""
+
+    def close(self, tell_servers: bool = True) -> None:
+        """Undoes the changes to the model and frees the servers' memory."""
+
+    def orphan(self, client: Any) -> None:
+        """Makes every later use go to ``client``, which refuses it."""
+
+
+class _ForkedClient:
+    """Stands for the client in a forked child: every use raises."""
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise ForkedProcessError(_FORKED)
+
+
+class Context:
+    """One rank: its role and numbers, its server and client, and what is open on them.
+
+    Thread safety: ``barrier`` and ``shutdown`` from one thread at a time, the rest from any.
+
+    Attributes:
+        environment: settings of this rank.
+        layout: roles of all ranks.
+        role: ``"trainer"``, or ``"server"`` on a dedicated server.
+        rank: among all ranks.
+        trainer_rank: among trainers; -1 on a dedicated server.
+        trainer_count: trainers of the run.
+        server_count: servers of the run.
+        shard_id: which server this rank is; -1 if it is none.
+        process_group: torch's default group over the trainers, if this process has one.
+    """
+
+    def __init__(
+        self,
+        environment: Environment,
+        layout: Layout,
+        endpoints: Endpoints,
+        group: TrainerGroup,
+        process_group: dist.ProcessGroup | None,
+    ) -> None:
+        """Made by ``init()``."""
+        self.environment = environment
+        self.layout = layout
+        self.rank = environment.rank
+        training = self.rank in layout.trainers
+        serving = self.rank in layout.servers
+        self.role = "trainer" if training else "server"
+        self.trainer_rank = layout.trainers.index(self.rank) if training else -1
+        self.trainer_count = len(layout.trainers)
+        self.server_count = len(layout.servers)
+        self.shard_id = layout.servers.index(self.rank) if serving else -1
+        self.process_group = process_group
+        self._endpoints = endpoints
+        self._group = group
+        self._optimizers: list[OpenOptimizer] = []
+        self._previous = threading.local()
+        self._forked = False
+        self._closed = False
+        _open_contexts.add(self)
+
+    # -- state -------------------------------------------------------------------------------
+
+    @property
+    def closed(self) -> bool:
+        """Whether ``shutdown()`` was called."""
+        return self._closed
+
+    def check_usable(self) -> None:
+        """Raises if this context was shut down or belongs to the parent process."""
+        if self._forked:
+            raise ForkedProcessError(_FORKED)
+        if self._closed:
+            raise ClosedError(
+                "shutdown() was called; call cpudist.init() to start again."
+            )
+
+    @property
+    def client(self) -> _core.Client | None:
+        """The trainer's end of the servers; ``None`` on a dedicated server."""
+        self.check_usable()
+        return self._endpoints.client
+
+    @property
+    def server(self) -> _core.Server | None:
+        """This rank's server; ``None`` on a trainer without one."""
+        self.check_usable()
+        return self._endpoints.server
+
+    def trainer_client(self) -> _core.Client:
+        """The client.
+
+        Raises:
+            ConfigurationError: this rank is a dedicated server.
+            ClosedError, ForkedProcessError: the context cannot be used any more.
+        """
+        client = self.client
+        if client is None:
+            raise ConfigurationError(
+                f"rank {self.rank} is a dedicated server and does not train. Branch in the "
+                "script: if cpudist.is_server(): cpudist.serve()"
+            )
+        return client
+
+    def add_optimizer(self, optimizer: OpenOptimizer) -> None:
+        """Notes an optimizer that ``shutdown()`` is to close."""
+        self._optimizers.append(optimizer)
+
+    def remove_optimizer(self, optimizer: OpenOptimizer) -> None:
+        """Forgets a closed optimizer. Idempotent."""
+        self._optimizers = [o for o in self._optimizers if o is not optimizer]
+
+    def optimizers(self) -> list[OpenOptimizer]:
+        """The open optimizers, oldest first."""
+        return list(self._optimizers)
+
+    def global_step(self) -> int:
+        """Rounds applied, of the newest optimizer, as of this trainer's last step."""
+        self.check_usable()
+        return self._optimizers[-1].rounds if self._optimizers else 0
+
+    # -- the current context of a thread -----------------------------------------------------
+
+    def __enter__(self) -> Context:
+        """Makes this the current context of the calling thread."""
+        stack = self._previous.__dict__.setdefault("stack", [])
+        stack.append(getattr(_local, "context", None))
+        _local.context = self
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Gives the thread its earlier context back; shuts nothing down."""
+        _local.context = self._previous.stack.pop()
+
+    # -- waiting for others ------------------------------------------------------------------
+
+    def barrier(self) -> None:
+        """Waits for all trainers that have not shut down; see ``cpudist.barrier``."""
+        self.trainer_client().barrier()
+
+    def serve(self) -> None:
+        """Serves until every trainer has said goodbye; see ``cpudist.serve``."""
+        server = self.server
+        if self.role != "server" or server is None:
+            raise ConfigurationError(
+                f"serve() on rank {self.rank}, which is trainer {self.trainer_rank}: only "
+                "dedicated servers call it (if cpudist.is_server(): cpudist.serve()); a "
+                "colocated rank serves by itself."
+            )
+        self._serve_on(server)
+
+    def _serve_on(self, server: _core.Server) -> None:
+        """Waits for all goodbyes, as long as somebody makes progress."""
+        limit_s = self.environment.round_deadline_ms / 1000
+        progress: tuple[int, ...] = ()
+        since = time.monotonic()
+        while not server.wait_done(1.0):
+            stats = server.stats()
+            current = (stats["pushes"], stats["rounds"])
+            if current != progress:
+                progress, since = current, time.monotonic()
+            elif time.monotonic() - since > limit_s:
+                raise OperationTimeoutError(
+                    f"server {self.shard_id}: trainers live, but none has pushed or said goodbye "
+                    f"for {limit_s:g} s. Does every trainer call cpudist.shutdown()? A longer "
+                    "pause needs a larger CPUDIST_ROUND_DEADLINE_MS."
+                )
+
+    # -- the end -----------------------------------------------------------------------------
+
+    def shutdown(self) -> None:
+        """Leaves the run in good order; see ``cpudist.shutdown``."""
+        if self._forked:
+            raise ForkedProcessError(_FORKED)
+        if self._closed:
+            return
+        orderly = False
+        try:
+            for optimizer in self.optimizers():
+                optimizer.leave()
+                optimizer.close()
+            if self._endpoints.client is not None:
+                self._endpoints.client.goodbye()
+            if self._endpoints.server is not None:
+                self._serve_on(self._endpoints.server)
+            orderly = True
+        finally:
+            self._release("shutdown()" if orderly else "shutdown() failed")
+
+    def abort(self, reason: str) -> None:
+        """Drops everything at once, without goodbye: peers learn that this rank is lost."""
+        if not self._closed and not self._forked:
+            self._release(reason)
+
+    def _release(self, reason: str) -> None:
+        self._closed = True
+        _open_contexts.discard(self)
+        for optimizer in self.optimizers():
+            optimizer.close(tell_servers=False)
+        self._endpoints.stop(reason)
+        self._group.leave()
+        self.process_group = None
+        self._endpoints = Endpoints()
+
+    def _orphan(self) -> None:
+        """In a forked child: drops inherited sockets and makes every use an error."""
+        self._forked = True
+        # Destroying them would join threads that exist in the parent only.
+        _inherited.append(self._endpoints)
+        close_inherited_sockets(self._endpoints.sockets)
+        for optimizer in self._optimizers:
+            optimizer.orphan(_ForkedClient())
+
+
+_local = threading.local()
+_open_contexts: weakref.WeakSet[Context] = weakref.WeakSet()
+_inherited: list[Endpoints] = []
+
+
+def set_current(context: Context) -> None:
+    """Makes ``context`` the calling thread's current one."""
+    _local.context = context
+
+
+def last() -> Context | None:
+    """The calling thread's context, also one that was shut down."""
+    return getattr(_local, "context", None)
+
+
+def get_context() -> Context:
+    """Returns the calling thread's context, also after ``shutdown()``.
+
+    Raises:
+        NotInitializedError: ``init()`` was not called in this thread.
+        ForkedProcessError: it was called in the parent of this process.
+    """
+    context = last()
+    if context is None:
+        raise NotInitializedError(
+            "cpudist.init() was not called in this thread. Call it first; in another thread of "
+            "a process that did, use: with context: (init() returns the context)."
+        )
+    if context._forked:
+        raise ForkedProcessError(_FORKED)
+    return context
+
+
+def current() -> Context:
+    """Returns the calling thread's open context.
+
+    Raises:
+        NotInitializedError: ``init()`` was not called in this thread.
+        ClosedError: it was shut down.
+        ForkedProcessError: it belongs to the parent of this process.
+    """
+    context = get_context()
+    context.check_usable()
+    return context
+
+
+def _after_fork_in_child() -> None:
+    for context in list(_open_contexts):
+        context._orphan()
+
+
+def _at_exit() -> None:
+    """Ends what a script left open, at once: an exit without goodbye counts as a loss."""
+    for context in list(_open_contexts):
+        if context._forked:
+            continue
+        if context.trainer_count > 1 and getattr(sys, "last_value", None) is None:
+            logger.warning(
+                "the process ends without cpudist.shutdown(): the other ranks will see %s %d as "
+                "lost. Call cpudist.shutdown() at the end of the script.",
+                context.role,
+                context.rank,
+            )
+        context.abort("the process ends without shutdown()")
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
+atexit.register(_at_exit)

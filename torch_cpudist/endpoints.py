@@ -1,0 +1,189 @@
+# Copyright (c) 2026 The torch_cpudist authors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Starts this rank's server and client, and makes them find the others."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from torch_cpudist import _core, host
+from torch_cpudist.environment import Environment
+from torch_cpudist.errors import ConfigurationError, Error
+from torch_cpudist.layout import Layout
+from torch_cpudist.log import from_core, logger
+from torch_cpudist.rendezvous import Rendezvous
+
+_OWN_SERVER = "own"
+
+
+def own_address(environment: Environment, layout: Layout) -> str:
+    """The address that this rank's server listens on.
+
+    Loopback when all ranks share a host, else the one that reaches ``MASTER_ADDR``;
+    ``CPUDIST_BIND`` wins.
+
+    Raises:
+        ConfigurationError: no such address, or none that other hosts reach.
+    """
+    if environment.bind is not None:
+        return host.bind_address(environment.bind)
+    if layout.one_host:
+        return host.LOOPBACK
+    if environment.master_addr is None:
+        raise ConfigurationError(
+            "ranks run on several hosts and init() was given a store: set CPUDIST_BIND to the "
+            "address of this host that the others reach."
+        )
+    return host.address_towards(environment.master_addr, environment.master_port)
+
+
+@dataclass
+class Endpoints:
+    """This rank's ends of the links between trainers and servers.
+
+    Attributes:
+        server: of this rank; ``None`` on a trainer without one.
+        client: of this rank; ``None`` on a dedicated server.
+        sockets: addresses of the sockets that this process may have open.
+    """
+
+    server: _core.Server | None = None
+    client: _core.Client | None = None
+    sockets: set[str] = field(default_factory=set)
+
+    def stop(self, reason: str) -> None:
+        """Ends every wait and closes every link; peers that still wait see a loss."""
+        if self.client is not None:
+            self.client.abort(reason)
+        if self.server is not None:
+            self.server.stop()
+
+
+def _server_threads(environment: Environment, layout: Layout) -> int:
+    ranks = layout.ranks_on_host_of(environment.rank)
+    return environment.server.threads or max(1, host.cores() // ranks)
+
+
+def _start_server(
+    environment: Environment, layout: Layout, rendezvous: Rendezvous
+) -> _core.Server:
+    return _core.Server(
+        run_id=rendezvous.run_id,
+        shard_id=layout.servers.index(environment.rank),
+        server_count=len(layout.servers),
+        trainer_count=len(layout.trainers),
+        threads=_server_threads(environment, layout),
+        liveness_ms=environment.liveness_ms,
+        join_deadline_ms=max(1, int(rendezvous.remaining_s() * 1000)),
+        memory_cap_bytes=environment.server.memory_cap_bytes,
+        host=host.description(),
+    )
+
+
+def _listen(
+    server: _core.Server,
+    environment: Environment,
+    layout: Layout,
+    rendezvous: Rendezvous,
+    network: _core.InprocNetwork | None,
+) -> list[str]:
+    """Listens where other ranks can reach this server, and tells them."""
+    shard = layout.servers.index(environment.rank)
+    try:
+        if network is not None:
+            name = f"{rendezvous.run_id}-{shard}"
+            addresses = [server.listen_inproc(network, name)]
+        else:
+            addresses = server.listen_tcp(
+                bind=own_address(environment, layout),
+                port_first=environment.ports[0],
+                port_last=environment.ports[1],
+                unix_socket=True,
+                threads=_server_threads(environment, layout),
+            )
+    except Error as error:
+        rendezvous.publish_failure(shard, str(error))
+        raise
+    rendezvous.publish(shard, addresses)
+    logger.info("server %d listens on %s", shard, ", ".join(addresses))
+    return addresses
+
+
+def _reachable(addresses: list[str], same_host: bool) -> list[str]:
+    """Drops unix sockets of other hosts: an equal name there is another process."""
+    return [a for a in addresses if same_host or not a.startswith("unix:")]
+
+
+def start(
+    environment: Environment,
+    layout: Layout,
+    rendezvous: Rendezvous,
+    network: _core.InprocNetwork | None,
+) -> Endpoints:
+    """Starts what this rank's role asks for and connects the client to every server.
+
+    A rank reaches its own server inside the process; a world of one opens no socket.
+
+    Args:
+        environment: of this rank.
+        layout: roles of all ranks.
+        rendezvous: where ranks met; addresses go through it.
+        network: in-process network that all ranks share (ranks as threads); ``None`` uses
+            sockets.
+
+    Raises:
+        AddressError: a server cannot listen, or cannot be reached.
+        OperationTimeoutError, PeerLostError: a server did not come.
+    """
+    made = Endpoints()
+    rank = environment.rank
+    alone = len(layout.hosts) == 1
+    links = network
+    own: str | None = None
+    try:
+        if rank in layout.servers:
+            made.server = _start_server(environment, layout, rendezvous)
+            if network is None and rank in layout.trainers:
+                links = _core.InprocNetwork()
+                own = made.server.listen_inproc(links, _OWN_SERVER)
+            if network is not None or not alone:
+                made.sockets.update(
+                    _listen(made.server, environment, layout, rendezvous, network)
+                )
+        if rank in layout.trainers:
+            lists = [[own]] if own and alone else rendezvous.addresses(layout.servers)
+            for shard, server_rank in enumerate(layout.servers):
+                same_host = layout.hosts[server_rank] == layout.hosts[rank]
+                lists[shard] = _reachable(lists[shard], same_host)
+                if own and server_rank == rank:
+                    lists[shard] = [own]
+            made.sockets.update(address for some in lists for address in some)
+            made.client = _connect(environment, layout, rendezvous, links, lists)
+    except BaseException:
+        made.stop("init() failed")
+        raise
+    return made
+
+
+def _connect(
+    environment: Environment,
+    layout: Layout,
+    rendezvous: Rendezvous,
+    network: _core.InprocNetwork | None,
+    servers: list[list[str]],
+) -> _core.Client:
+    client = _core.Client(
+        run_id=rendezvous.run_id,
+        trainer_rank=layout.trainers.index(environment.rank),
+        trainer_count=len(layout.trainers),
+        servers=servers,
+        network=network,
+        liveness_ms=environment.liveness_ms,
+        connect_deadline_ms=max(1, int(rendezvous.remaining_s() * 1000)),
+        rpc_deadline_ms=environment.rpc_deadline_ms,
+        round_deadline_ms=environment.round_deadline_ms,
+        host=host.description(),
+        logger=from_core,
+    )
+    client.connect()
+    return client

@@ -1,0 +1,276 @@
+# Copyright (c) 2026 The torch_cpudist authors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""What the environment says: torchrun's variables and ``CPUDIST_*``, checked.
+
+Pure functions of a mapping. A contradiction, a missing half, or a variable that this version
+does not have is an error here, before anything is started.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from torch_cpudist import config
+from torch_cpudist.errors import BackendUnavailableError, ConfigurationError
+from torch_cpudist.log import LEVELS
+
+ROLES = ("server", "trainer")
+_LAUNCH = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+_OWN = frozenset(
+    "CPUDIST_" + name
+    for name in (
+        "BACKEND",
+        "BIND",
+        "LIVENESS_MS",
+        "LOG",
+        "PORTS",
+        "ROUND_DEADLINE_MS",
+        "RPC_DEADLINE_MS",
+        "SERVERS",
+        "STRATEGY",
+        "THREADS",
+        "TRANSPORT",
+    )
+)
+
+# Of the design, but not of this version: each with what to do instead.
+_LATER = {
+    "CPUDIST_ROLE": "give torchrun --role=server or --role=trainer, or set CPUDIST_SERVERS",
+    "CPUDIST_RENDEZVOUS": "start servers and trainers in one torchrun rendezvous",
+    "CPUDIST_TRAINERS": "start servers and trainers in one torchrun rendezvous",
+    "CPUDIST_REJOIN_S": "unset it; a lost trainer ends the run",
+    "CPUDIST_RPC_RETRIES": "unset it; requests are retried until CPUDIST_RPC_DEADLINE_MS",
+    "CPUDIST_SEND_THREADS": "unset it; a client has one I/O thread",
+    "CPUDIST_PULL_THREADS": "unset it; a client has one I/O thread",
+    "CPUDIST_PREFETCH_THREADS": "unset it; a client has one I/O thread",
+    "CPUDIST_PIN": "pin ranks with taskset or numactl",
+}
+_LATER_BACKENDS = ("shm", "ccl", "nccl", "mpi")
+
+
+@dataclass(frozen=True)
+class Environment:
+    """What the environment of one rank says, or ``init()``'s arguments where they are given.
+
+    Attributes:
+        rank, world_size: of all ranks, servers included.
+        local_rank, local_world_size, group_rank: place of this rank among hosts.
+        role_name: torchrun's ``--role``.
+        master_addr, master_port: the store; ``None`` without a launcher.
+        launched: a launcher (torchrun) set the ranks.
+        servers: dedicated servers; 0 is colocated, unless roles say otherwise.
+        backend: ``auto`` or ``gloo``.
+        bind: address or interface to listen on; ``None`` chooses.
+        ports: first and last port; (0, 0) is any.
+        threads: torch threads of this rank; ``None`` takes the share of cores.
+        liveness_ms, round_deadline_ms, rpc_deadline_ms: the clocks.
+        log: ``warning``, ``info`` or ``debug``.
+        strategy: name of the strategy; ``None`` leaves it to the script.
+        settings: variables of settings classes (``CPUDIST_SHARDING_SLICE``, ...), as text.
+        server: how this rank's server runs.
+    """
+
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0
+    local_world_size: int = 1
+    group_rank: int = 0
+    role_name: str = "default"
+    master_addr: str | None = None
+    master_port: int = 0
+    launched: bool = False
+    servers: int = 0
+    backend: str = "auto"
+    bind: str | None = None
+    ports: tuple[int, int] = (0, 0)
+    threads: int | None = None
+    liveness_ms: int = 5000
+    round_deadline_ms: int = 1_800_000
+    rpc_deadline_ms: int = 180_000
+    log: str = "warning"
+    strategy: str | None = None
+    settings: Mapping[str, str] = field(default_factory=dict)
+    server: config.Server = field(default_factory=config.Server)
+
+
+def _integer(
+    variables: Mapping[str, str], name: str, default: int, least: int = 0
+) -> int:
+    text = variables.get(name)
+    if text is None:
+        return default
+    try:
+        value = int(text)
+    except ValueError:
+        raise ConfigurationError(f"{name}={text!r}: expected a whole number.") from None
+    if value < least:
+        raise ConfigurationError(f"{name}={value}: must be at least {least}.")
+    return value
+
+
+def _check_names(variables: Mapping[str, str]) -> None:
+    known = _OWN | config.variables()
+    for name in sorted(variables):
+        if not name.startswith("CPUDIST_") or name in known:
+            continue
+        if name in _LATER:
+            raise ConfigurationError(
+                f"{name} is not available in this version: {_LATER[name]}."
+            )
+        raise ConfigurationError(
+            f"unknown variable {name}: {config.nearest(name, known)}"
+        )
+
+
+def _choice(variables: Mapping[str, str], name: str, valid: tuple[str, ...]) -> str:
+    value = variables.get(name, valid[0]).strip().lower()
+    if value not in valid:
+        raise ConfigurationError(f"{name}={value!r}: {config.nearest(value, valid)}")
+    return value
+
+
+def _backend(variables: Mapping[str, str]) -> str:
+    value = variables.get("CPUDIST_BACKEND", "auto").strip().lower()
+    if value in _LATER_BACKENDS:
+        raise BackendUnavailableError(
+            f"CPUDIST_BACKEND={value} is not available in this version, and a named backend "
+            "never falls back. Set CPUDIST_BACKEND=gloo or unset it."
+        )
+    return _choice(variables, "CPUDIST_BACKEND", ("auto", "gloo"))
+
+
+def _ports(variables: Mapping[str, str]) -> tuple[int, int]:
+    text = variables.get("CPUDIST_PORTS")
+    if text is None:
+        return (0, 0)
+    first, _, last = text.partition("-")
+    try:
+        ports = (int(first), int(last or first))
+    except ValueError:
+        ports = (0, -1)
+    if not 1 <= ports[0] <= ports[1] <= 65535:
+        raise ConfigurationError(
+            f"CPUDIST_PORTS={text!r}: expected a port or a range of ports, such as 41000 or "
+            "41000-41015, between 1 and 65535."
+        )
+    return ports
+
+
+def _check_launch(variables: Mapping[str, str]) -> bool:
+    """Whether a launcher set the ranks; all of its variables or none."""
+    present = [name for name in _LAUNCH if name in variables]
+    if not {"RANK", "WORLD_SIZE"} & set(present):
+        return False
+    missing = [name for name in _LAUNCH if name not in variables]
+    if missing:
+        raise ConfigurationError(
+            f"{', '.join(present)} set, but not {', '.join(missing)}. Start the script with "
+            f"torchrun, which sets them all, or unset {', '.join(present)} for a single process."
+        )
+    return True
+
+
+def check_ranks(made: Environment) -> None:
+    """Checks that ranks, sizes and roles fit together.
+
+    Raises:
+        ConfigurationError: says which contradict each other and what to set.
+    """
+    if made.rank >= made.world_size:
+        raise ConfigurationError(
+            f"RANK={made.rank} with WORLD_SIZE={made.world_size}: ranks run from 0 to "
+            "WORLD_SIZE-1. Start the script with torchrun, which sets both."
+        )
+    if made.local_rank >= made.local_world_size:
+        raise ConfigurationError(
+            f"LOCAL_RANK={made.local_rank} with LOCAL_WORLD_SIZE={made.local_world_size}: local "
+            "ranks run from 0 to LOCAL_WORLD_SIZE-1. Start the script with torchrun."
+        )
+    if made.local_world_size > made.world_size:
+        raise ConfigurationError(
+            f"LOCAL_WORLD_SIZE={made.local_world_size} with WORLD_SIZE={made.world_size}: a host "
+            "cannot have more ranks than there are. Start the script with torchrun."
+        )
+    if made.servers >= made.world_size and made.servers > 0:
+        raise ConfigurationError(
+            f"CPUDIST_SERVERS={made.servers} with WORLD_SIZE={made.world_size} leaves no trainer. "
+            f"Set --nproc-per-node (and --nnodes) for at least {made.servers + 1} ranks, or a "
+            "smaller CPUDIST_SERVERS; unset it to let every rank train and serve."
+        )
+    if made.servers > 0 and made.role_name in ROLES:
+        raise ConfigurationError(
+            f"CPUDIST_SERVERS={made.servers} and torchrun --role={made.role_name} both say who "
+            "serves. Unset CPUDIST_SERVERS, or drop --role."
+        )
+
+
+def agreed_settings(made: Environment) -> dict[str, str]:
+    """The settings that must be equal on every rank, by variable."""
+    fixed = {
+        "CPUDIST_BACKEND": made.backend,
+        "CPUDIST_LIVENESS_MS": str(made.liveness_ms),
+        "CPUDIST_ROUND_DEADLINE_MS": str(made.round_deadline_ms),
+        "CPUDIST_RPC_DEADLINE_MS": str(made.rpc_deadline_ms),
+        "CPUDIST_SERVERS": str(made.servers),
+        "CPUDIST_STRATEGY": made.strategy or "(unset)",
+    }
+    return fixed | dict(made.settings)
+
+
+def parse(variables: Mapping[str, str]) -> Environment:
+    """Reads and checks an environment.
+
+    Args:
+        variables: ``os.environ`` or the like; variables of others are ignored.
+
+    Raises:
+        ConfigurationError: unknown, missing, malformed or contradictory variables.
+        BackendUnavailableError: a backend that this version does not have.
+    """
+    _check_names(variables)
+    launched = _check_launch(variables)
+    _choice(variables, "CPUDIST_TRANSPORT", ("tcp",))
+    world_size = _integer(variables, "WORLD_SIZE", 1, least=1) if launched else 1
+    known_settings = config.variables()
+    texts = {name: text for name, text in variables.items() if name in known_settings}
+    server = config.with_environment(config.Server(), texts)
+    config.with_environment(config.Sharding(), texts)
+    made = Environment(
+        rank=_integer(variables, "RANK", 0) if launched else 0,
+        world_size=world_size,
+        local_rank=_integer(variables, "LOCAL_RANK", 0) if launched else 0,
+        local_world_size=(
+            _integer(variables, "LOCAL_WORLD_SIZE", world_size, least=1)
+            if launched
+            else 1
+        ),
+        group_rank=_integer(variables, "GROUP_RANK", 0) if launched else 0,
+        role_name=variables.get("ROLE_NAME", "default") if launched else "default",
+        master_addr=variables["MASTER_ADDR"] if launched else None,
+        master_port=_integer(variables, "MASTER_PORT", 0, least=1) if launched else 0,
+        launched=launched,
+        servers=_integer(variables, "CPUDIST_SERVERS", 0),
+        backend=_backend(variables),
+        bind=variables.get("CPUDIST_BIND"),
+        ports=_ports(variables),
+        threads=(
+            _integer(variables, "CPUDIST_THREADS", 1, least=1)
+            if "CPUDIST_THREADS" in variables
+            else None
+        ),
+        liveness_ms=_integer(variables, "CPUDIST_LIVENESS_MS", 5000, least=100),
+        round_deadline_ms=_integer(
+            variables, "CPUDIST_ROUND_DEADLINE_MS", 1_800_000, least=1
+        ),
+        rpc_deadline_ms=_integer(
+            variables, "CPUDIST_RPC_DEADLINE_MS", 180_000, least=1
+        ),
+        log=_choice(variables, "CPUDIST_LOG", tuple(LEVELS)),
+        strategy=variables.get("CPUDIST_STRATEGY"),
+        settings=texts,
+        server=server,
+    )
+    check_ranks(made)
+    return made

@@ -1,0 +1,122 @@
+# Copyright (c) 2026 The torch_cpudist authors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Who serves and who trains: a pure function of what every rank told about itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch_cpudist.environment import ROLES
+from torch_cpudist.errors import ConfigMismatchError, ConfigurationError
+
+
+@dataclass(frozen=True)
+class Member:
+    """What one rank tells the others.
+
+    Attributes:
+        rank: among all ranks.
+        local_rank, group_rank: its place among the hosts.
+        role_name: torchrun's ``--role``.
+        host_id: equal for ranks that share a host; see ``host.identity``.
+        host: host name and process, for messages.
+        agreed: settings that must be the same on every rank, by variable.
+    """
+
+    rank: int
+    local_rank: int
+    group_rank: int
+    role_name: str
+    host_id: str
+    host: str
+    agreed: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Roles of all ranks.
+
+    Attributes:
+        servers: ranks by shard id.
+        trainers: ranks by trainer rank.
+        colocated: every rank does both.
+        hosts: host id by rank.
+    """
+
+    servers: tuple[int, ...]
+    trainers: tuple[int, ...]
+    colocated: bool
+    hosts: tuple[str, ...]
+
+    @property
+    def one_host(self) -> bool:
+        """Whether all ranks share a host."""
+        return len(set(self.hosts)) == 1
+
+    def ranks_on_host_of(self, rank: int) -> int:
+        """How many ranks share the host of ``rank``, itself included."""
+        return self.hosts.count(self.hosts[rank])
+
+
+def _check_agreement(members: Sequence[Member]) -> None:
+    for name in sorted({name for member in members for name in member.agreed}):
+        by_value: dict[str, list[int]] = {}
+        for member in members:
+            by_value.setdefault(member.agreed.get(name, "(unset)"), []).append(
+                member.rank
+            )
+        if len(by_value) > 1:
+            found = "; ".join(
+                f"{value} on ranks {ranks}" for value, ranks in by_value.items()
+            )
+            raise ConfigMismatchError(
+                f"ranks disagree about {name}: {found}. Set it to the same value on every host."
+            )
+
+
+def _by_role(members: Sequence[Member]) -> tuple[list[int], list[int]]:
+    roles = {role: [m.rank for m in members if m.role_name == role] for role in ROLES}
+    others = [m.rank for m in members if m.role_name not in ROLES]
+    if others:
+        name = members[others[0]].role_name
+        raise ConfigurationError(
+            f"ranks {others} have torchrun --role={name}, others server or trainer. Give every "
+            "torchrun of this rendezvous --role=server or --role=trainer, or none of them."
+        )
+    for role in ROLES:
+        if not roles[role]:
+            other = ROLES[1 - ROLES.index(role)]
+            raise ConfigurationError(
+                f"all {len(members)} ranks have --role={other}, none has --role={role}. Start a "
+                f"torchrun --role={role} in this rendezvous (--nnodes counts both), or drop "
+                "--role to let every rank train and serve."
+            )
+    return roles["server"], roles["trainer"]
+
+
+def assign(members: Sequence[Member], servers: int) -> Layout:
+    """Gives every rank its role.
+
+    Args:
+        members: all ranks, in order of rank.
+        servers: how many dedicated servers; 0 lets every rank do both, unless torchrun's role
+            names say who serves. They are spread over hosts: of the ranks sorted by (local
+            rank, group rank) the first serve. Shards and trainers are numbered by rank.
+
+    Raises:
+        ConfigMismatchError: ranks were started with different settings.
+        ConfigurationError: roles that do not fit together.
+    """
+    _check_agreement(members)
+    hosts = tuple(member.host_id for member in members)
+    everyone = tuple(range(len(members)))
+    if any(member.role_name in ROLES for member in members):
+        serving, training = _by_role(members)
+        return Layout(tuple(serving), tuple(training), False, hosts)
+    if servers == 0:
+        return Layout(everyone, everyone, True, hosts)
+    spread = sorted(members, key=lambda m: (m.local_rank, m.group_rank, m.rank))
+    chosen = sorted(member.rank for member in spread[:servers])
+    rest = tuple(rank for rank in everyone if rank not in set(chosen))
+    return Layout(tuple(chosen), rest, False, hosts)

@@ -1,0 +1,288 @@
+# Copyright (c) 2026 The torch_cpudist authors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""The module-level functions: ``init`` and what acts on the calling thread's context."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from torch_cpudist import config, context, endpoints, environment, files, host, log
+from torch_cpudist.context import Context
+from torch_cpudist.environment import Environment
+from torch_cpudist.errors import ConfigurationError
+from torch_cpudist.layout import Layout, Member, assign
+from torch_cpudist.process_group import TrainerGroup
+from torch_cpudist.rendezvous import Rendezvous, open_store
+
+if TYPE_CHECKING:
+    from torch.distributed import Store
+
+    from torch_cpudist import _core
+
+_TIMEOUT_S = 300.0
+
+
+def _explicit(
+    made: Environment,
+    rank: int | None,
+    world_size: int | None,
+    store: Store | None,
+    network: _core.InprocNetwork | None,
+) -> Environment:
+    """Puts ``init``'s own rank, world size and store in the place of a launcher's."""
+    given = {"rank": rank, "world_size": world_size, "store": store}
+    missing = [name for name, value in given.items() if value is None]
+    if len(missing) == len(given):
+        if network is not None:
+            raise ConfigurationError(
+                "init(network=) also needs rank=, world_size=, store=."
+            )
+        return made
+    if missing:
+        raise ConfigurationError(
+            f"init() was given {', '.join(sorted(set(given) - set(missing)))} but not "
+            f"{', '.join(missing)}: pass all three, or none and start with torchrun."
+        )
+    if rank is None or world_size is None or rank < 0 or world_size < 1:
+        raise ConfigurationError(
+            f"init(rank={rank}, world_size={world_size}): ranks start at 0, world_size at 1."
+        )
+    return dataclasses.replace(
+        made,
+        rank=rank,
+        world_size=world_size,
+        local_rank=rank,
+        local_world_size=world_size,
+        group_rank=0,
+        role_name="default",
+        master_addr=None,
+        master_port=0,
+        launched=False,
+    )
+
+
+def _with_arguments(
+    made: Environment,
+    servers: int | None,
+    role: str | None,
+    server: config.Server | Mapping[str, Any] | None,
+) -> Environment:
+    """Adds ``init``'s other arguments; the environment wins over them."""
+    if servers is not None and made.servers == 0:
+        if servers < 0:
+            raise ConfigurationError(f"init(servers={servers}): must be at least 0.")
+        made = dataclasses.replace(made, servers=servers)
+    if role is not None:
+        if role not in environment.ROLES:
+            raise ConfigurationError(
+                f"init(role={role!r}): {config.nearest(role, environment.ROLES)}"
+            )
+        made = dataclasses.replace(made, role_name=role)
+    if server is not None:
+        settings = config.from_mapping(config.Server, server)
+        settings = config.with_environment(settings, made.settings)
+        made = dataclasses.replace(made, server=settings)
+    environment.check_ranks(made)
+    return made
+
+
+def _meet(made: Environment, rendezvous: Rendezvous) -> Layout:
+    own = Member(
+        rank=made.rank,
+        local_rank=made.local_rank,
+        group_rank=made.group_rank,
+        role_name=made.role_name,
+        host_id=host.identity(),
+        host=host.description(),
+        agreed=environment.agreed_settings(made),
+    )
+    return assign(rendezvous.meet(own), made.servers)
+
+
+def _set_threads(made: Environment, layout: Layout) -> None:
+    ranks = layout.ranks_on_host_of(made.rank)
+    threads = made.threads or max(1, host.cores() // ranks)
+    torch.set_num_threads(threads)
+    log.logger.info(
+        "%d torch threads: %d cores, %d ranks on this host%s",
+        threads,
+        host.cores(),
+        ranks,
+        ", CPUDIST_THREADS" if made.threads else "",
+    )
+
+
+def _who(made: Environment, layout: Layout) -> str:
+    if made.rank in layout.trainers:
+        return f"trainer {layout.trainers.index(made.rank)}"
+    return f"server {layout.servers.index(made.rank)}"
+
+
+def init(
+    *,
+    rank: int | None = None,
+    world_size: int | None = None,
+    store: Store | None = None,
+    servers: int | None = None,
+    role: str | None = None,
+    network: _core.InprocNetwork | None = None,
+    timeout_s: float = _TIMEOUT_S,
+    server: config.Server | Mapping[str, Any] | None = None,
+    variables: Mapping[str, str] | None = None,
+) -> Context:
+    """Joins the run: finds role and ranks, starts this rank's server, connects to all servers.
+
+    Without arguments everything comes from torchrun's environment and ``CPUDIST_*``; without
+    torchrun this is a world of one. Collective: waits for every rank. Makes torch.distributed's
+    default group over the trainers if there is none, sets torch's thread count and the log
+    level. May be called again after ``shutdown()``.
+
+    Cost: a few values in the rendezvous store, one hello per trainer and server.
+
+    Args:
+        rank, world_size, store: for ranks without torchrun; all three or none. Any c10d store.
+        servers: dedicated servers; ``CPUDIST_SERVERS`` wins.
+        role: ``"server"`` or ``"trainer"``, in the place of torchrun's ``--role``.
+        network: in-process network shared by ranks that are threads of one process; no sockets
+            and no process group are made, thread counts are left alone.
+        timeout_s: longest wait for the other ranks.
+        server: how this rank's server runs; ``CPUDIST_SERVER_*`` wins.
+        variables: used in the place of ``os.environ``.
+
+    Returns:
+        The context, which is now the calling thread's current one.
+
+    Raises:
+        ConfigurationError: the environment or an argument is wrong, or ``init()`` was called
+            before without ``shutdown()``.
+        ConfigMismatchError: ranks were started with different settings.
+        OperationTimeoutError: names the ranks that did not come.
+        AddressError: no rendezvous store, or a server that cannot listen or be reached.
+        BackendUnavailableError: ``CPUDIST_BACKEND`` names one that is not there.
+    """
+    earlier = context.last()
+    if earlier is not None and not earlier.closed:
+        raise ConfigurationError(
+            "init() was called before in this thread and its context is still open. Call "
+            "cpudist.shutdown() first."
+        )
+    if timeout_s <= 0:
+        raise ConfigurationError(f"init(timeout_s={timeout_s}): must be above 0.")
+    made = environment.parse(os.environ if variables is None else variables)
+    made = _explicit(made, rank, world_size, store, network)
+    made = _with_arguments(made, servers, role, server)
+    log.setup(made.log, f"rank {made.rank}")
+    if store is None:
+        store = open_store(made, timeout_s) if made.launched else dist.HashStore()
+    rendezvous = Rendezvous(store, made.rank, made.world_size, timeout_s)
+    layout = _meet(made, rendezvous)
+    log.setup(made.log, _who(made, layout))
+    ends = endpoints.start(made, layout, rendezvous, network)
+    group = TrainerGroup()
+    try:
+        torch_group = None
+        if network is None:
+            _set_threads(made, layout)
+            torch_group = group.join(made, layout, rendezvous)
+        opened = Context(made, layout, ends, group, torch_group)
+    except BaseException:
+        ends.stop("init() failed")
+        group.leave()
+        raise
+    context.set_current(opened)
+    return opened
+
+
+def shutdown() -> None:
+    """Ends this rank's part: closes optimizers, says goodbye, serves on until all have left.
+
+    Gives wrapped modules their own classes back and destroys the process group if ``init()``
+    made it. A second call does nothing. After a ``PeerLostError`` it ends at once and raises
+    that again.
+
+    Raises:
+        NotInitializedError: ``init()`` was not called in this thread.
+        PeerLostError: a server or a trainer that this rank still served was lost.
+        OperationTimeoutError: trainers live, but made no progress for
+            ``CPUDIST_ROUND_DEADLINE_MS``.
+    """
+    context.get_context().shutdown()
+
+
+def serve() -> None:
+    """Serves until every trainer has said goodbye. Only on dedicated servers.
+
+    Raises:
+        ConfigurationError: this rank is a trainer.
+        PeerLostError: a trainer was lost.
+        OperationTimeoutError: see ``shutdown``.
+    """
+    context.current().serve()
+
+
+def barrier() -> None:
+    """Waits until every trainer that has not shut down is here.
+
+    Implies ``leave()`` of every optimizer: rounds of those still training go on without this
+    trainer. Afterwards all are members again. Cost: one message and its reply per server.
+
+    Raises:
+        ConfigurationError: this rank is a dedicated server.
+        PeerLostError: a trainer or server was lost.
+        OperationTimeoutError: a trainer did not come within ``CPUDIST_ROUND_DEADLINE_MS``.
+    """
+    context.current().barrier()
+
+
+def is_server() -> bool:
+    """Whether this rank is a dedicated server and is to call ``serve()``."""
+    return context.get_context().role == "server"
+
+
+def is_trainer() -> bool:
+    """Whether this rank trains; a colocated rank does, and serves besides."""
+    return context.get_context().role == "trainer"
+
+
+def trainer_rank() -> int:
+    """This trainer's number among ``trainer_count()``; -1 on a dedicated server."""
+    return context.get_context().trainer_rank
+
+
+def trainer_count() -> int:
+    """Trainers of the run."""
+    return context.get_context().trainer_count
+
+
+def server_count() -> int:
+    """Servers of the run."""
+    return context.get_context().server_count
+
+
+def global_step() -> int:
+    """Rounds applied, of the newest ``DistributedOptimizer``, as of this trainer's last step."""
+    return context.current().global_step()
+
+
+def split_files(paths: Iterable[files.Path]) -> list[files.Path]:
+    """Returns this trainer's share of a list of files: every n-th of the sorted list.
+
+    Args:
+        paths: the same files on every trainer, in any order.
+
+    Raises:
+        InvalidArgumentError: one path instead of a list, or a file given twice.
+        ConfigurationError: this rank is a dedicated server.
+    """
+    here = context.get_context()
+    if here.role != "trainer":
+        raise ConfigurationError(
+            f"split_files() on rank {here.rank}, a dedicated server: only trainers read data."
+        )
+    return files.deal(paths, here.trainer_rank, here.trainer_count)
