@@ -131,10 +131,11 @@ CPUDIST_INLINE void copy_run(T* __restrict target, const T* __restrict values, s
 }
 
 // A segment is new exactly when its number is the count of those seen so far, because
-// numbers are given in the order of first occurrence.
-template <typename T, typename Destination>
-CPUDIST_INLINE void sum_in_order(const T* rows, size_t row_stride, size_t n, size_t dim,
-                                 const uint32_t* inverse, Destination destination) {
+// numbers are given in the order of first occurrence. kFixedDim = 0 takes dim.
+template <size_t kFixedDim, typename T, typename Destination>
+CPUDIST_INLINE void sum_rows_of(const T* rows, size_t row_stride, size_t n, size_t any_dim,
+                                const uint32_t* inverse, Destination destination) {
+  const size_t dim = kFixedDim == 0 ? any_dim : kFixedDim;
   uint32_t seen = 0;
   for (size_t i = 0; i < n; ++i) {
     if (i + kPrefetchRows < n) prefetch_row(destination(inverse[i + kPrefetchRows]), dim);
@@ -146,6 +147,24 @@ CPUDIST_INLINE void sum_in_order(const T* rows, size_t row_stride, size_t n, siz
     } else {
       add_run(target, row, dim);
     }
+  }
+}
+
+// Common row lengths get loops of fixed length.
+template <typename T, typename Destination>
+CPUDIST_INLINE void sum_in_order(const T* rows, size_t row_stride, size_t n, size_t dim,
+                                 const uint32_t* inverse, Destination destination) {
+  switch (dim) {
+    case 8:
+      return sum_rows_of<8>(rows, row_stride, n, dim, inverse, destination);
+    case 16:
+      return sum_rows_of<16>(rows, row_stride, n, dim, inverse, destination);
+    case 32:
+      return sum_rows_of<32>(rows, row_stride, n, dim, inverse, destination);
+    case 64:
+      return sum_rows_of<64>(rows, row_stride, n, dim, inverse, destination);
+    default:
+      return sum_rows_of<0>(rows, row_stride, n, dim, inverse, destination);
   }
 }
 
