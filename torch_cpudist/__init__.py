@@ -2,21 +2,43 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Parameter-server training for PyTorch on CPUs.
 
-``init()``, wrap the optimizer in ``DistributedOptimizer``, train, ``shutdown()``; launch with
-torchrun. See README.md.
+``init()``, wrap the optimizer in ``DistributedOptimizer``, train, ``shutdown()``;
+launch with torchrun. See README.md.
 """
 
+# ruff: noqa: E402
 from torch_cpudist import _build_check
 
+# Before the others, because it explains in one sentence why they would fail.
 _build_check.check()
 
-# Only after the check, which explains in one sentence why these would fail.
-# ruff: noqa: E402
 from torch_cpudist import errors, optim
 from torch_cpudist.clip import ClipNorm, ClipValue, clip_grad_norm_
 from torch_cpudist.config import Server, Sharding
 from torch_cpudist.context import Context, current, get_context
-from torch_cpudist.errors import *  # noqa: F403
+from torch_cpudist.errors import (
+    AddressError,
+    BackendUnavailableError,
+    ClosedError,
+    ConfigMismatchError,
+    ConfigurationError,
+    DenseGradientError,
+    Error,
+    FencedError,
+    ForkedProcessError,
+    InternalError,
+    InvalidArgumentError,
+    ModelChangedError,
+    NotInitializedError,
+    OperationTimeoutError,
+    OverloadedError,
+    PeerLostError,
+    ProtocolError,
+    RowOutOfRangeError,
+    UnpulledRowError,
+    UnsupportedModelError,
+    UnsupportedOptimizerError,
+)
 from torch_cpudist.optimizer import DistributedOptimizer
 from torch_cpudist.runtime import (
     barrier,
@@ -35,3 +57,53 @@ from torch_cpudist.strategies import Strategy, Sync, strategy
 from torch_cpudist.tables import shard_tables
 
 __version__ = "0.1.0"
+
+__all__ = [
+    "AddressError",
+    "BackendUnavailableError",
+    "ClipNorm",
+    "ClipValue",
+    "ClosedError",
+    "ConfigMismatchError",
+    "ConfigurationError",
+    "Context",
+    "DenseGradientError",
+    "DistributedOptimizer",
+    "Error",
+    "FencedError",
+    "ForkedProcessError",
+    "InternalError",
+    "InvalidArgumentError",
+    "ModelChangedError",
+    "NotInitializedError",
+    "OperationTimeoutError",
+    "OverloadedError",
+    "PeerLostError",
+    "ProtocolError",
+    "RowOutOfRangeError",
+    "Server",
+    "Sharding",
+    "Strategy",
+    "Sync",
+    "UnpulledRowError",
+    "UnsupportedModelError",
+    "UnsupportedOptimizerError",
+    "barrier",
+    "clip_grad_norm_",
+    "current",
+    "errors",
+    "get_context",
+    "global_step",
+    "init",
+    "is_server",
+    "is_trainer",
+    "optim",
+    "serve",
+    "server_count",
+    "shard_tables",
+    "shutdown",
+    "split_files",
+    "strategy",
+    "trainer_count",
+    "trainer_rank",
+]

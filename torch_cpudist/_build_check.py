@@ -1,6 +1,6 @@
 # Copyright (c) 2026 The torch_cpudist authors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Says in one sentence why this package cannot run here, before anything else is imported."""
+"""Says in one sentence why this package cannot run here, before it is imported."""
 
 from __future__ import annotations
 
@@ -31,10 +31,11 @@ def check_platform(platform: str, version: tuple[int, ...]) -> None:
 
 
 def check_torch(running: str, built: str) -> None:
-    """Raises ImportError if the extension was built against another release of torch."""
+    """Raises ImportError if the core was built against another release of torch."""
     if release(running) != release(built):
         raise ImportError(
-            f"torch_cpudist was built against torch {built}, but torch {running} is installed. "
+            f"torch_cpudist was built against torch {built}, but torch {running} is "
+            "installed. "
             f"Build it again: {_BUILD}"
         )
 

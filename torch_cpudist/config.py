@@ -1,9 +1,10 @@
 # Copyright (c) 2026 The torch_cpudist authors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Settings of strategies: frozen dataclasses, checked, and overridden by the environment.
+"""Settings of strategies: frozen dataclasses, checked, with environment overrides.
 
-Every field has a variable ``CPUDIST_<CLASS>_<FIELD>``. The environment wins over the argument,
-the argument over the default. Dicts are accepted wherever a settings object is.
+Every field has a variable ``CPUDIST_<CLASS>_<FIELD>``. The environment wins over the
+argument, the argument over the default. Dicts are accepted wherever a settings object
+is.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def _refuse_mutation(self: Any, name: str, value: object = None) -> NoReturn:
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
 def settings(cls: type[T]) -> type[T]:
-    """Makes a frozen dataclass whose fields are checked and whose mutation says what to do."""
+    """Makes a frozen dataclass whose mutation says what to do instead."""
     made: Any = dataclass(frozen=True)(cls)
     made.__setattr__ = _refuse_mutation
     made.__delattr__ = _refuse_mutation
@@ -123,7 +124,8 @@ def with_environment(instance: T, environment: Mapping[str, str]) -> T:
     """Returns ``instance`` with every field replaced whose variable is set.
 
     Raises:
-        ConfigurationError: a value cannot be read or is out of range; names the variable.
+        ConfigurationError: a value cannot be read or is out of range; names the
+            variable.
     """
     cls: Any = type(instance)
     hints = get_type_hints(cls)
@@ -150,13 +152,13 @@ class Sharding:
     """How dense parameters are cut into blocks and dealt to servers.
 
     Attributes:
-        slice: cut large parameters so that every server gets a part; ``False`` keeps each
-            parameter whole on one server. ``CPUDIST_SHARDING_SLICE``.
-        min_block_size: elements; no slice is smaller, and a parameter below it stays whole.
-            ``CPUDIST_SHARDING_MIN_BLOCK_SIZE``.
-        split_method: which server gets which block: ``"round_robin"`` in turn, ``"hash"`` by a
-            stable hash of the block's name, ``"balanced"`` by element count, largest first to
-            the least loaded. ``CPUDIST_SHARDING_SPLIT_METHOD``.
+        slice: cut large parameters so that every server gets a part; ``False`` keeps
+            each parameter whole on one server. ``CPUDIST_SHARDING_SLICE``.
+        min_block_size: elements; no slice is smaller, and a parameter below it stays
+            whole. ``CPUDIST_SHARDING_MIN_BLOCK_SIZE``.
+        split_method: which server gets which block: ``"round_robin"`` in turn,
+            ``"hash"`` by a stable hash of the block's name, ``"balanced"`` by element
+            count, largest first to the least loaded. ``CPUDIST_SHARDING_SPLIT_METHOD``.
     """
 
     slice: bool = True
@@ -172,13 +174,14 @@ class Sharding:
 
 @settings
 class Server:
-    """How a server runs. Servers start in ``init()``: pass it there or set the environment.
+    """How a server runs. Servers start in ``init()``: pass it there.
 
     Attributes:
-        threads: threads that handle requests, and as many that update one round together; 0
-            takes this rank's share of the cores. ``CPUDIST_SERVER_THREADS``.
-        memory_cap_bytes: bytes of pushes that may wait for their round on one server; beyond
-            it a push is refused with ``OverloadedError``. 0 is no cap.
+        threads: threads that handle requests, and as many that update one round
+            together; 0 takes this rank's share of the cores.
+            ``CPUDIST_SERVER_THREADS``.
+        memory_cap_bytes: bytes of pushes that may wait for their round on one server;
+            beyond it a push is refused with ``OverloadedError``. 0 is no cap.
             ``CPUDIST_SERVER_MEMORY_CAP_BYTES``.
     """
 

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """``Context``: everything one rank holds between ``init()`` and ``shutdown()``.
 
-There is no process-wide singleton: each thread has its own current context, so that tests run
-several ranks as threads. The only thing a process shares is the list of open contexts, which a
-fork and the end of the process must know.
+There is no process-wide singleton: each thread has its own current context, so that
+tests run several ranks as threads. The only thing a process shares is the list of open
+contexts, which a fork and the end of the process must know.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import threading
 import time
 import weakref
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, NoReturn, cast
 
 from torch_cpudist.endpoints import Endpoints
 from torch_cpudist.environment import Environment
@@ -36,29 +36,15 @@ if TYPE_CHECKING:
     import torch.distributed as dist
 
     from torch_cpudist import _core
+    from torch_cpudist.optimizer import DistributedOptimizer
 
 _FORKED = (
-    "this process was forked after init(): its connections and threads belong to the parent. A "
-    "DataLoader worker cannot use torch_cpudist; do lookups, steps and calls of cpudist in the "
+    "this process was forked after init(): its connections and threads belong to the "
+    "parent. A "
+    "DataLoader worker cannot use torch_cpudist; do lookups, steps and calls of "
+    "cpudist in the "
     "training process (split_files() before the DataLoader is made)."
 )
-
-
-class OpenOptimizer(Protocol):
-    """What a context asks of the optimizers that are open on it."""
-
-    @property
-    def rounds(self) -> int:
-        """Rounds applied when this trainer's last step returned."""
-
-    def leave(self) -> None:
-        """Ends this trainer's part in rounds."""
-
-    def close(self, tell_servers: bool = True) -> None:
-        """Undoes the changes to the model and frees the servers' memory."""
-
-    def orphan(self, client: Any) -> None:
-        """Makes every later use go to ``client``, which refuses it."""
 
 
 class _ForkedClient:
@@ -71,7 +57,8 @@ class _ForkedClient:
 class Context:
     """One rank: its role and numbers, its server and client, and what is open on them.
 
-    Thread safety: ``barrier`` and ``shutdown`` from one thread at a time, the rest from any.
+    Thread safety: ``barrier`` and ``shutdown`` from one thread at a time, the rest from
+    any.
 
     Attributes:
         environment: settings of this rank.
@@ -107,13 +94,14 @@ class Context:
         self.process_group = process_group
         self._endpoints = endpoints
         self._group = group
-        self._optimizers: list[OpenOptimizer] = []
+        self._optimizers: list[DistributedOptimizer] = []
         self._previous = threading.local()
         self._forked = False
         self._closed = False
         _open_contexts.add(self)
 
-    # -- state -------------------------------------------------------------------------------
+    # -- state
+    # -------------------------------------------------------------------------------
 
     @property
     def closed(self) -> bool:
@@ -151,20 +139,21 @@ class Context:
         client = self.client
         if client is None:
             raise ConfigurationError(
-                f"rank {self.rank} is a dedicated server and does not train. Branch in the "
+                f"rank {self.rank} is a dedicated server and does not train. Branch in "
+                "the "
                 "script: if cpudist.is_server(): cpudist.serve()"
             )
         return client
 
-    def add_optimizer(self, optimizer: OpenOptimizer) -> None:
+    def add_optimizer(self, optimizer: DistributedOptimizer) -> None:
         """Notes an optimizer that ``shutdown()`` is to close."""
         self._optimizers.append(optimizer)
 
-    def remove_optimizer(self, optimizer: OpenOptimizer) -> None:
+    def remove_optimizer(self, optimizer: DistributedOptimizer) -> None:
         """Forgets a closed optimizer. Idempotent."""
         self._optimizers = [o for o in self._optimizers if o is not optimizer]
 
-    def optimizers(self) -> list[OpenOptimizer]:
+    def optimizers(self) -> list[DistributedOptimizer]:
         """The open optimizers, oldest first."""
         return list(self._optimizers)
 
@@ -173,7 +162,8 @@ class Context:
         self.check_usable()
         return self._optimizers[-1].rounds if self._optimizers else 0
 
-    # -- the current context of a thread -----------------------------------------------------
+    # -- the current context of a thread
+    # -----------------------------------------------------
 
     def __enter__(self) -> Context:
         """Makes this the current context of the calling thread."""
@@ -191,7 +181,8 @@ class Context:
         """Gives the thread its earlier context back; shuts nothing down."""
         _local.context = self._previous.stack.pop()
 
-    # -- waiting for others ------------------------------------------------------------------
+    # -- waiting for others
+    # ------------------------------------------------------------------
 
     def barrier(self) -> None:
         """Waits for all trainers that have not shut down; see ``cpudist.barrier``."""
@@ -202,8 +193,10 @@ class Context:
         server = self.server
         if self.role != "server" or server is None:
             raise ConfigurationError(
-                f"serve() on rank {self.rank}, which is trainer {self.trainer_rank}: only "
-                "dedicated servers call it (if cpudist.is_server(): cpudist.serve()); a "
+                f"serve() on rank {self.rank}, which is trainer {self.trainer_rank}: "
+                "only "
+                "dedicated servers call it (if cpudist.is_server(): cpudist.serve()); "
+                "a "
                 "colocated rank serves by itself."
             )
         self._serve_on(server)
@@ -220,12 +213,15 @@ class Context:
                 progress, since = current, time.monotonic()
             elif time.monotonic() - since > limit_s:
                 raise OperationTimeoutError(
-                    f"server {self.shard_id}: trainers live, but none has pushed or said goodbye "
-                    f"for {limit_s:g} s. Does every trainer call cpudist.shutdown()? A longer "
+                    f"server {self.shard_id}: trainers live, but none has pushed or "
+                    "said goodbye "
+                    f"for {limit_s:g} s. Does every trainer call cpudist.shutdown()? A "
+                    "longer "
                     "pause needs a larger CPUDIST_ROUND_DEADLINE_MS."
                 )
 
-    # -- the end -----------------------------------------------------------------------------
+    # -- the end
+    # -----------------------------------------------------------------------------
 
     def shutdown(self) -> None:
         """Leaves the run in good order; see ``cpudist.shutdown``."""
@@ -247,7 +243,7 @@ class Context:
             self._release("shutdown()" if orderly else "shutdown() failed")
 
     def abort(self, reason: str) -> None:
-        """Drops everything at once, without goodbye: peers learn that this rank is lost."""
+        """Drops everything at once, without goodbye: peers see this rank as lost."""
         if not self._closed and not self._forked:
             self._release(reason)
 
@@ -268,7 +264,7 @@ class Context:
         _inherited.append(self._endpoints)
         close_inherited_sockets(self._endpoints.sockets)
         for optimizer in self._optimizers:
-            optimizer.orphan(_ForkedClient())
+            optimizer.orphan(cast("_core.Client", _ForkedClient()))
 
 
 _local = threading.local()
@@ -296,7 +292,8 @@ def get_context() -> Context:
     context = last()
     if context is None:
         raise NotInitializedError(
-            "cpudist.init() was not called in this thread. Call it first; in another thread of "
+            "cpudist.init() was not called in this thread. Call it first; in another "
+            "thread of "
             "a process that did, use: with context: (init() returns the context)."
         )
     if context._forked:
@@ -323,13 +320,14 @@ def _after_fork_in_child() -> None:
 
 
 def _at_exit() -> None:
-    """Ends what a script left open, at once: an exit without goodbye counts as a loss."""
+    """Ends what a script left open; an exit without goodbye counts as a loss."""
     for context in list(_open_contexts):
         if context._forked:
             continue
         if context.trainer_count > 1 and getattr(sys, "last_value", None) is None:
             logger.warning(
-                "the process ends without cpudist.shutdown(): the other ranks will see %s %d as "
+                "the process ends without cpudist.shutdown(): the other ranks will see "
+                "%s %d as "
                 "lost. Call cpudist.shutdown() at the end of the script.",
                 context.role,
                 context.rank,

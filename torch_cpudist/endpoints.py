@@ -31,7 +31,8 @@ def own_address(environment: Environment, layout: Layout) -> str:
         return host.LOOPBACK
     if environment.master_addr is None:
         raise ConfigurationError(
-            "ranks run on several hosts and init() was given a store: set CPUDIST_BIND to the "
+            "ranks run on several hosts and init() was given a store: set CPUDIST_BIND "
+            "to the "
             "address of this host that the others reach."
         )
     return host.address_towards(environment.master_addr, environment.master_port)
@@ -128,8 +129,8 @@ def start(
         environment: of this rank.
         layout: roles of all ranks.
         rendezvous: where ranks met; addresses go through it.
-        network: in-process network that all ranks share (ranks as threads); ``None`` uses
-            sockets.
+        network: in-process network that all ranks share (ranks as threads); ``None``
+            uses sockets.
 
     Raises:
         AddressError: a server cannot listen, or cannot be reached.

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """What the environment says: torchrun's variables and ``CPUDIST_*``, checked.
 
-Pure functions of a mapping. A contradiction, a missing half, or a variable that this version
-does not have is an error here, before anything is started.
+Pure functions of a mapping. A contradiction, a missing half, or a variable that this
+version does not have is an error here, before anything is started.
 """
 
 from __future__ import annotations
@@ -37,11 +37,13 @@ _OWN = frozenset(
 
 # Of the design, but not of this version: each with what to do instead.
 _LATER = {
-    "CPUDIST_ROLE": "give torchrun --role=server or --role=trainer, or set CPUDIST_SERVERS",
+    "CPUDIST_ROLE": "give torchrun --role=server or --role=trainer, or set "
+    "CPUDIST_SERVERS",
     "CPUDIST_RENDEZVOUS": "start servers and trainers in one torchrun rendezvous",
     "CPUDIST_TRAINERS": "start servers and trainers in one torchrun rendezvous",
     "CPUDIST_REJOIN_S": "unset it; a lost trainer ends the run",
-    "CPUDIST_RPC_RETRIES": "unset it; requests are retried until CPUDIST_RPC_DEADLINE_MS",
+    "CPUDIST_RPC_RETRIES": "unset it; requests are retried until "
+    "CPUDIST_RPC_DEADLINE_MS",
     "CPUDIST_SEND_THREADS": "unset it; a client has one I/O thread",
     "CPUDIST_PULL_THREADS": "unset it; a client has one I/O thread",
     "CPUDIST_PREFETCH_THREADS": "unset it; a client has one I/O thread",
@@ -52,7 +54,7 @@ _LATER_BACKENDS = ("shm", "ccl", "nccl", "mpi")
 
 @dataclass(frozen=True)
 class Environment:
-    """What the environment of one rank says, or ``init()``'s arguments where they are given.
+    """What the environment of one rank says, or ``init()``'s arguments.
 
     Attributes:
         rank, world_size: of all ranks, servers included.
@@ -68,7 +70,8 @@ class Environment:
         liveness_ms, round_deadline_ms, rpc_deadline_ms: the clocks.
         log: ``warning``, ``info`` or ``debug``.
         strategy: name of the strategy; ``None`` leaves it to the script.
-        settings: variables of settings classes (``CPUDIST_SHARDING_SLICE``, ...), as text.
+        settings: variables of settings classes (``CPUDIST_SHARDING_SLICE``, ...), as
+            text.
         server: how this rank's server runs.
     """
 
@@ -135,7 +138,8 @@ def _backend(variables: Mapping[str, str]) -> str:
     value = variables.get("CPUDIST_BACKEND", "auto").strip().lower()
     if value in _LATER_BACKENDS:
         raise BackendUnavailableError(
-            f"CPUDIST_BACKEND={value} is not available in this version, and a named backend "
+            f"CPUDIST_BACKEND={value} is not available in this version, and a named "
+            "backend "
             "never falls back. Set CPUDIST_BACKEND=gloo or unset it."
         )
     return _choice(variables, "CPUDIST_BACKEND", ("auto", "gloo"))
@@ -152,7 +156,8 @@ def _ports(variables: Mapping[str, str]) -> tuple[int, int]:
         ports = (0, -1)
     if not 1 <= ports[0] <= ports[1] <= 65535:
         raise ConfigurationError(
-            f"CPUDIST_PORTS={text!r}: expected a port or a range of ports, such as 41000 or "
+            f"CPUDIST_PORTS={text!r}: expected a port or a range of ports, such as "
+            "41000 or "
             "41000-41015, between 1 and 65535."
         )
     return ports
@@ -166,8 +171,10 @@ def _check_launch(variables: Mapping[str, str]) -> bool:
     missing = [name for name in _LAUNCH if name not in variables]
     if missing:
         raise ConfigurationError(
-            f"{', '.join(present)} set, but not {', '.join(missing)}. Start the script with "
-            f"torchrun, which sets them all, or unset {', '.join(present)} for a single process."
+            f"{', '.join(present)} set, but not {', '.join(missing)}. Start the script "
+            "with "
+            f"torchrun, which sets them all, or unset {', '.join(present)} for a "
+            "single process."
         )
     return True
 
@@ -185,23 +192,28 @@ def check_ranks(made: Environment) -> None:
         )
     if made.local_rank >= made.local_world_size:
         raise ConfigurationError(
-            f"LOCAL_RANK={made.local_rank} with LOCAL_WORLD_SIZE={made.local_world_size}: local "
+            f"LOCAL_RANK={made.local_rank} with "
+            f"LOCAL_WORLD_SIZE={made.local_world_size}: local "
             "ranks run from 0 to LOCAL_WORLD_SIZE-1. Start the script with torchrun."
         )
     if made.local_world_size > made.world_size:
         raise ConfigurationError(
-            f"LOCAL_WORLD_SIZE={made.local_world_size} with WORLD_SIZE={made.world_size}: a host "
+            f"LOCAL_WORLD_SIZE={made.local_world_size} with "
+            f"WORLD_SIZE={made.world_size}: a host "
             "cannot have more ranks than there are. Start the script with torchrun."
         )
     if made.servers >= made.world_size and made.servers > 0:
         raise ConfigurationError(
-            f"CPUDIST_SERVERS={made.servers} with WORLD_SIZE={made.world_size} leaves no trainer. "
-            f"Set --nproc-per-node (and --nnodes) for at least {made.servers + 1} ranks, or a "
+            f"CPUDIST_SERVERS={made.servers} with WORLD_SIZE={made.world_size} leaves "
+            "no trainer. "
+            f"Set --nproc-per-node (and --nnodes) for at least {made.servers + 1} "
+            "ranks, or a "
             "smaller CPUDIST_SERVERS; unset it to let every rank train and serve."
         )
     if made.servers > 0 and made.role_name in ROLES:
         raise ConfigurationError(
-            f"CPUDIST_SERVERS={made.servers} and torchrun --role={made.role_name} both say who "
+            f"CPUDIST_SERVERS={made.servers} and torchrun --role={made.role_name} both "
+            "say who "
             "serves. Unset CPUDIST_SERVERS, or drop --role."
         )
 

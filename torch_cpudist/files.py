@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Iterable
 
@@ -15,8 +16,8 @@ Path = str | os.PathLike[str]
 def deal(files: Iterable[Path], trainer_rank: int, trainer_count: int) -> list[Path]:
     """Returns the files of one trainer: every ``trainer_count``-th of the sorted list.
 
-    Sorting makes the split independent of the order in which a directory was listed, so that
-    the trainers' shares never overlap.
+    Sorting makes the split independent of the order in which a directory was listed, so
+    that the trainers' shares never overlap.
 
     Args:
         files: the same files on every trainer, in any order.
@@ -31,10 +32,11 @@ def deal(files: Iterable[Path], trainer_rank: int, trainer_count: int) -> list[P
             f"split_files: expected a list of files, got one path {os.fspath(files)!r}"
         )
     ordered = sorted(files, key=os.fspath)
-    for first, second in zip(ordered, ordered[1:], strict=False):
+    for first, second in itertools.pairwise(ordered):
         if os.fspath(first) == os.fspath(second):
             raise InvalidArgumentError(
-                f"split_files: {os.fspath(first)!r} is given twice; its samples would be "
+                f"split_files: {os.fspath(first)!r} is given twice; its samples would "
+                "be "
                 "trained twice. Remove one."
             )
     return ordered[trainer_rank::trainer_count]

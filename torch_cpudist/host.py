@@ -1,6 +1,6 @@
 # Copyright (c) 2026 The torch_cpudist authors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""What this process can learn about its host: cores, identity, addresses, open sockets."""
+"""What this process learns of its host: cores, identity, addresses, open sockets."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LOOPBACK = "127.0.0.1"
 
 
 def _cgroup_quota(folder: Path) -> float | None:
-    """Cores that a cgroup folder allows, of version 2 or 1; ``None`` without a limit."""
+    """Cores that a cgroup folder allows (version 2 or 1); ``None`` without a limit."""
     try:
         quota, period = (folder / "cpu.max").read_text().split()
         return None if quota == "max" else int(quota) / int(period)
@@ -54,8 +54,9 @@ def cores() -> int:
 def identity() -> str:
     """A text that is equal exactly for processes that reach each other's loopback.
 
-    The boot id tells machines apart (host names may repeat); the network namespace tells
-    containers of one machine apart, which share neither loopback nor abstract unix sockets.
+    The boot id tells machines apart (host names may repeat); the network namespace
+    tells containers of one machine apart, which share neither loopback nor abstract
+    unix sockets.
     """
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return f"{boot}/{os.readlink('/proc/self/ns/net')}"
@@ -95,8 +96,10 @@ def address_towards(host: str, port: int) -> str:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)
     except OSError as error:
         raise ConfigurationError(
-            f"MASTER_ADDR={host} does not resolve ({error}). Give torchrun an --rdzv-endpoint "
-            "or --master-addr that every host resolves, or set CPUDIST_BIND to an address of "
+            f"MASTER_ADDR={host} does not resolve ({error}). Give torchrun an "
+            "--rdzv-endpoint "
+            "or --master-addr that every host resolves, or set CPUDIST_BIND to an "
+            "address of "
             "this host."
         ) from error
     for family, kind, protocol, _, target in found:
@@ -109,8 +112,10 @@ def address_towards(host: str, port: int) -> str:
         if not ipaddress.ip_address(own.partition("%")[0]).is_loopback:
             return own
     raise ConfigurationError(
-        f"ranks run on several hosts, but MASTER_ADDR={host} leads to loopback or nowhere from "
-        "this one. Set CPUDIST_BIND to an address or interface of this host that the others "
+        f"ranks run on several hosts, but MASTER_ADDR={host} leads to loopback or "
+        "nowhere from "
+        "this one. Set CPUDIST_BIND to an address or interface of this host that the "
+        "others "
         "reach, or give torchrun --local-addr."
     )
 
@@ -128,20 +133,23 @@ def bind_address(spec: str) -> str:
     else:
         if numeric.is_unspecified:
             raise ConfigurationError(
-                f"CPUDIST_BIND={spec}: others cannot connect to a wildcard. Set the address or "
+                f"CPUDIST_BIND={spec}: others cannot connect to a wildcard. Set the "
+                "address or "
                 "interface that they reach."
             )
         return str(numeric)
     names = [name for _, name in socket.if_nameindex()]
     if spec not in names:
         raise ConfigurationError(
-            f"CPUDIST_BIND={spec} is neither a numeric address nor an interface of this host. "
+            f"CPUDIST_BIND={spec} is neither a numeric address nor an interface of "
+            "this host. "
             f"Interfaces: {', '.join(names)}."
         )
     address = interface_address(spec)
     if address is None:
         raise ConfigurationError(
-            f"CPUDIST_BIND={spec}: this interface has no IPv4 address. Set an address instead."
+            f"CPUDIST_BIND={spec}: this interface has no IPv4 address. Set an address "
+            "instead."
         )
     return address
 
@@ -166,8 +174,8 @@ def _endpoint_names(raw: socket.socket) -> set[str]:
 def close_inherited_sockets(addresses: set[str]) -> int:
     """Closes the sockets of a forked child that lead to or from one of ``addresses``.
 
-    A child that kept them would keep the parent's connections open after the parent died, so
-    that its peers learn of the death late.
+    A child that kept them would keep the parent's connections open after the parent
+    died, so that its peers learn of the death late.
 
     Args:
         addresses: ``"unix:@name"`` or ``"tcp:host:port"``.

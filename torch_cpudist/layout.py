@@ -71,7 +71,8 @@ def _check_agreement(members: Sequence[Member]) -> None:
                 f"{value} on ranks {ranks}" for value, ranks in by_value.items()
             )
             raise ConfigMismatchError(
-                f"ranks disagree about {name}: {found}. Set it to the same value on every host."
+                f"ranks disagree about {name}: {found}. Set it to the same value on "
+                "every host."
             )
 
 
@@ -81,15 +82,19 @@ def _by_role(members: Sequence[Member]) -> tuple[list[int], list[int]]:
     if others:
         name = members[others[0]].role_name
         raise ConfigurationError(
-            f"ranks {others} have torchrun --role={name}, others server or trainer. Give every "
-            "torchrun of this rendezvous --role=server or --role=trainer, or none of them."
+            f"ranks {others} have torchrun --role={name}, others server or trainer. "
+            "Give every "
+            "torchrun of this rendezvous --role=server or --role=trainer, or none of "
+            "them."
         )
     for role in ROLES:
         if not roles[role]:
             other = ROLES[1 - ROLES.index(role)]
             raise ConfigurationError(
-                f"all {len(members)} ranks have --role={other}, none has --role={role}. Start a "
-                f"torchrun --role={role} in this rendezvous (--nnodes counts both), or drop "
+                f"all {len(members)} ranks have --role={other}, none has "
+                f"--role={role}. Start a "
+                f"torchrun --role={role} in this rendezvous (--nnodes counts both), or "
+                "drop "
                 "--role to let every rank train and serve."
             )
     return roles["server"], roles["trainer"]
@@ -100,9 +105,10 @@ def assign(members: Sequence[Member], servers: int) -> Layout:
 
     Args:
         members: all ranks, in order of rank.
-        servers: how many dedicated servers; 0 lets every rank do both, unless torchrun's role
-            names say who serves. They are spread over hosts: of the ranks sorted by (local
-            rank, group rank) the first serve. Shards and trainers are numbered by rank.
+        servers: how many dedicated servers; 0 lets every rank do both, unless
+            torchrun's role names say who serves. They are spread over hosts: of the
+            ranks sorted by (local rank, group rank) the first serve. Shards and
+            trainers are numbered by rank.
 
     Raises:
         ConfigMismatchError: ranks were started with different settings.

@@ -1,6 +1,6 @@
 # Copyright (c) 2026 The torch_cpudist authors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""The ``torch_cpudist`` logger: its level, and a handler where the application has none."""
+"""The ``torch_cpudist`` logger: its level, and a handler where there is none."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ logger = logging.getLogger("torch_cpudist")
 
 
 def setup(level: str, who: str) -> None:
-    """Sets the level, and writes to stderr if the root logger has no handler of its own.
+    """Sets the level, and writes to stderr if the root logger has no handler.
 
     Args:
         level: ``warning``, ``info`` or ``debug``.

@@ -97,6 +97,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._parameters = ParameterSet(client, placement, chief)
         self._driver = SyncDriver(self._parameters)
         self._step_count_total = 0
+        self._rounds = 0
         self._sample_count = 0
         self._step_s = 0.0
         self._context.add_optimizer(self)
@@ -190,7 +191,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 loss = closure()
         began = time.perf_counter()
         with torch.no_grad():
-            self._driver.step(self._configs(), samples, self.clip)
+            self._rounds = self._driver.step(self._configs(), samples, self.clip) + 1
         self._step_s += time.perf_counter() - began
         self._step_count_total += 1
         self._sample_count += samples or 0
@@ -219,6 +220,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """
         self._open()
         self._driver.leave()
+
+    @property
+    def rounds(self) -> int:
+        """Rounds applied when this trainer's last step returned; 0 before the first."""
+        return self._rounds
 
     def stats(self) -> dict[str, Any]:
         """Returns what this trainer has done so far.
@@ -381,3 +387,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if parameters is not None:
             parameters.close(tell_servers)
             self._context.remove_optimizer(self)
+
+    def orphan(self, client: _core.Client) -> None:
+        """In a forked child: every later use goes to ``client``, which refuses it."""
+        if self._parameters is not None:
+            self._parameters.replace_client(client)

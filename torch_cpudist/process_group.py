@@ -1,6 +1,6 @@
 # Copyright (c) 2026 The torch_cpudist authors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""torch.distributed's default group over the trainers, so that samplers and DDP just work."""
+"""torch.distributed's default group over the trainers: samplers and DDP just work."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _INTERFACE = "GLOO_SOCKET_IFNAME"
 
 
 class TrainerGroup:
-    """The default group, made here or found; destroyed again only if it was made here."""
+    """The default group, made here or found; destroyed only if it was made here."""
 
     def __init__(self) -> None:
         """No group yet."""
@@ -46,8 +46,9 @@ class TrainerGroup:
         if not training:
             return None
         if _INTERFACE not in os.environ:
-            # gloo would pick the interface of the host name, which other hosts may not reach
-            # and which need not be loopback on one host. Groups made later read it too.
+            # gloo would pick the interface of the host name, which other hosts may not
+            # reach and which need not be loopback on one host. Groups made later read
+            # it too.
             name = host.interface_of(own_address(environment, layout))
             if name is not None:
                 os.environ[_INTERFACE] = name
@@ -65,20 +66,24 @@ class TrainerGroup:
 
     def _check_existing(self, environment: Environment, layout: Layout) -> None:
         remedy = (
-            "Call cpudist.init() first and use the group it makes, or destroy_process_group() "
+            "Call cpudist.init() first and use the group it makes, or "
+            "destroy_process_group() "
             "before init()."
         )
         if environment.rank not in layout.trainers:
             raise ConfigurationError(
-                "torch.distributed is initialised on a dedicated server, which is no part of the "
+                "torch.distributed is initialised on a dedicated server, which is no "
+                "part of the "
                 f"trainers' group. {remedy}"
             )
         expected = (layout.trainers.index(environment.rank), len(layout.trainers))
         found = (dist.get_rank(), dist.get_world_size())
         if found != expected:
             raise ConfigurationError(
-                f"torch.distributed's default group has this process as rank {found[0]} of "
-                f"{found[1]}, but it is trainer {expected[0]} of {expected[1]}. {remedy}"
+                "torch.distributed's default group has this process as rank "
+                f"{found[0]} of "
+                f"{found[1]}, but it is trainer {expected[0]} of {expected[1]}. "
+                f"{remedy}"
             )
 
     def leave(self) -> None:

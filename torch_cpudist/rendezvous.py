@@ -1,12 +1,12 @@
 # Copyright (c) 2026 The torch_cpudist authors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Ranks find each other over a c10d store: who is there, the run id, the servers' addresses.
+"""Ranks find each other over a c10d store: members, run id, servers' addresses.
 
-Values are JSON text. A store may outlive a run (torchrun keeps its own over a restart, notebooks
-call ``init()`` again), so nothing found in it is trusted to be of this run until rank 0 has
-sent back what this rank just wrote: every rank writes a random nonce, rank 0 collects all of
-them into a roster, ranks acknowledge a roster that holds their own nonce, and rank 0 collects
-again when one of them changed.
+Values are JSON text. A store may outlive a run (torchrun keeps its own over a restart,
+notebooks call ``init()`` again), so nothing found in it is trusted to be of this run
+until rank 0 has sent back what this rank just wrote: every rank writes a random nonce,
+rank 0 collects all of them into a roster, ranks acknowledge a roster that holds their
+own nonce, and rank 0 collects again when one of them changed.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ from dataclasses import asdict
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
 
 from torch_cpudist.environment import Environment
 from torch_cpudist.errors import AddressError, Error, OperationTimeoutError
 from torch_cpudist.layout import Member
 
 if TYPE_CHECKING:
-    from torch.distributed import Store
+    from torch._C._distributed_c10d import Store
 
 _PREFIX = "torch_cpudist"
 _POLL_MIN_S = 0.002
@@ -34,7 +35,7 @@ _POLL_MAX_S = 0.05
 
 
 def open_store(environment: Environment, timeout_s: float) -> Store:
-    """Connects to the store at ``MASTER_ADDR:MASTER_PORT``: torchrun's, or rank 0's own.
+    """Connects to the store at ``MASTER_ADDR:MASTER_PORT``: torchrun's or rank 0's.
 
     Raises:
         AddressError: nobody answers there in time.
@@ -43,7 +44,7 @@ def open_store(environment: Environment, timeout_s: float) -> Store:
         f"MASTER_ADDR={environment.master_addr} MASTER_PORT={environment.master_port}"
     )
     try:
-        found = dist.rendezvous(
+        found = rendezvous(
             "env://",
             environment.rank,
             environment.world_size,
@@ -52,7 +53,8 @@ def open_store(environment: Environment, timeout_s: float) -> Store:
         store: Store = next(iter(found))[0]
     except (RuntimeError, ValueError, OSError) as error:
         raise AddressError(
-            f"no rendezvous store at {where} within {timeout_s:g} s: {error}. Start every rank "
+            f"no rendezvous store at {where} within {timeout_s:g} s: {error}. Start "
+            "every rank "
             "with torchrun and the same --rdzv-endpoint."
         ) from error
     return store
@@ -61,7 +63,8 @@ def open_store(environment: Environment, timeout_s: float) -> Store:
 class Rendezvous:
     """One meeting of all ranks in a store.
 
-    Cost: each rank writes two small values and reads one; rank 0 reads two of each rank.
+    Cost: each rank writes two small values and reads one; rank 0 reads two of each
+    rank.
 
     Thread safety: one thread.
 
@@ -91,7 +94,8 @@ class Rendezvous:
         """Seconds left before the deadline, at least 0."""
         return max(0.0, self._deadline - time.monotonic())
 
-    # -- the store ---------------------------------------------------------------------------
+    # -- the store
+    # ---------------------------------------------------------------------------
 
     def _call(self, action: Callable[[], Any]) -> Any:
         try:
@@ -100,7 +104,8 @@ class Rendezvous:
             raise
         except (RuntimeError, OSError) as error:
             raise AddressError(
-                f"rank {self._rank}: the rendezvous store failed ({error}). Did torchrun's agent "
+                f"rank {self._rank}: the rendezvous store failed ({error}). Did "
+                "torchrun's agent "
                 "or rank 0 end?"
             ) from error
 
@@ -118,7 +123,8 @@ class Rendezvous:
     def _poll(self, ready: Callable[[], Any], missing: Callable[[], str]) -> Any:
         """Asks until ``ready`` gives something else than ``None``.
 
-        Polling, because a store's own wait can neither be interrupted nor say who is missing.
+        Polling, because a store's own wait can neither be interrupted nor say who is
+        missing.
         """
         pause_s = _POLL_MIN_S
         while True:
@@ -127,13 +133,15 @@ class Rendezvous:
                 return answer
             if time.monotonic() >= self._deadline:
                 raise OperationTimeoutError(
-                    f"rank {self._rank}: init() waited {self._timeout_s:g} s; {missing()}. "
+                    f"rank {self._rank}: init() waited {self._timeout_s:g} s; "
+                    f"{missing()}. "
                     "Look at the output of those ranks, or pass init(timeout_s=...)."
                 )
             time.sleep(pause_s)
             pause_s = min(_POLL_MAX_S, pause_s * 1.5)
 
-    # -- meeting -----------------------------------------------------------------------------
+    # -- meeting
+    # -----------------------------------------------------------------------------
 
     def meet(self, own: Member) -> list[Member]:
         """Waits until every rank is there.
@@ -213,14 +221,15 @@ class Rendezvous:
 
         return self._poll(settled, self._absent)  # type: ignore[no-any-return]
 
-    # -- after the meeting -------------------------------------------------------------------
+    # -- after the meeting
+    # -------------------------------------------------------------------
 
     def publish(self, shard: int, addresses: list[str]) -> None:
         """Tells where a server listens."""
         self._set(f"{self.run_id}/server/{shard}", {"addresses": addresses})
 
     def publish_failure(self, shard: int, reason: str) -> None:
-        """Tells why a server does not listen, so that the others need not wait for it."""
+        """Tells why a server does not listen, so that the others stop waiting."""
         self._set(f"{self.run_id}/server/{shard}", {"failed": reason})
 
     def addresses(self, servers: Sequence[int]) -> list[list[str]]:
@@ -243,7 +252,8 @@ class Rendezvous:
                 entry = self._get(keys[shard])
                 if "failed" in entry:
                     raise AddressError(
-                        f"server {shard} (rank {servers[shard]}) cannot listen: {entry['failed']}"
+                        f"server {shard} (rank {servers[shard]}) cannot listen: "
+                        f"{entry['failed']}"
                     )
                 found[shard] = entry["addresses"]
             return True
@@ -257,4 +267,4 @@ class Rendezvous:
 
     def group_store(self) -> Store:
         """A store of its own for the process group of the trainers."""
-        return dist.PrefixStore(f"{_PREFIX}/{self.run_id}/group", self._store)
+        return PrefixStore(f"{_PREFIX}/{self.run_id}/group", self._store)

@@ -1,6 +1,6 @@
 # Copyright (c) 2026 The torch_cpudist authors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""The module-level functions: ``init`` and what acts on the calling thread's context."""
+"""The module-level functions: ``init``, and what acts on the thread's context."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
 
 from torch_cpudist import config, context, endpoints, environment, files, host, log
 from torch_cpudist.context import Context
@@ -21,7 +21,7 @@ from torch_cpudist.process_group import TrainerGroup
 from torch_cpudist.rendezvous import Rendezvous, open_store
 
 if TYPE_CHECKING:
-    from torch.distributed import Store
+    from torch._C._distributed_c10d import Store
 
     from torch_cpudist import _core
 
@@ -51,7 +51,8 @@ def _explicit(
         )
     if rank is None or world_size is None or rank < 0 or world_size < 1:
         raise ConfigurationError(
-            f"init(rank={rank}, world_size={world_size}): ranks start at 0, world_size at 1."
+            f"init(rank={rank}, world_size={world_size}): ranks start at 0, world_size "
+            "at 1."
         )
     return dataclasses.replace(
         made,
@@ -136,21 +137,23 @@ def init(
     server: config.Server | Mapping[str, Any] | None = None,
     variables: Mapping[str, str] | None = None,
 ) -> Context:
-    """Joins the run: finds role and ranks, starts this rank's server, connects to all servers.
+    """Joins the run: finds its role, starts its server, connects to all servers.
 
-    Without arguments everything comes from torchrun's environment and ``CPUDIST_*``; without
-    torchrun this is a world of one. Collective: waits for every rank. Makes torch.distributed's
-    default group over the trainers if there is none, sets torch's thread count and the log
-    level. May be called again after ``shutdown()``.
+    Without arguments everything comes from torchrun's environment and ``CPUDIST_*``;
+    without torchrun this is a world of one. Collective: waits for every rank. Makes
+    torch.distributed's default group over the trainers if there is none, sets torch's
+    thread count and the log level. May be called again after ``shutdown()``.
 
     Cost: a few values in the rendezvous store, one hello per trainer and server.
 
     Args:
-        rank, world_size, store: for ranks without torchrun; all three or none. Any c10d store.
+        rank: among all ranks, for ranks without torchrun; needs the next two.
+        world_size: how many ranks.
+        store: any c10d store that all ranks reach.
         servers: dedicated servers; ``CPUDIST_SERVERS`` wins.
         role: ``"server"`` or ``"trainer"``, in the place of torchrun's ``--role``.
-        network: in-process network shared by ranks that are threads of one process; no sockets
-            and no process group are made, thread counts are left alone.
+        network: in-process network shared by ranks that are threads of one process; no
+            sockets and no process group are made, thread counts are left alone.
         timeout_s: longest wait for the other ranks.
         server: how this rank's server runs; ``CPUDIST_SERVER_*`` wins.
         variables: used in the place of ``os.environ``.
@@ -159,8 +162,8 @@ def init(
         The context, which is now the calling thread's current one.
 
     Raises:
-        ConfigurationError: the environment or an argument is wrong, or ``init()`` was called
-            before without ``shutdown()``.
+        ConfigurationError: the environment or an argument is wrong, or ``init()`` was
+            called before without ``shutdown()``.
         ConfigMismatchError: ranks were started with different settings.
         OperationTimeoutError: names the ranks that did not come.
         AddressError: no rendezvous store, or a server that cannot listen or be reached.
@@ -169,7 +172,8 @@ def init(
     earlier = context.last()
     if earlier is not None and not earlier.closed:
         raise ConfigurationError(
-            "init() was called before in this thread and its context is still open. Call "
+            "init() was called before in this thread and its context is still open. "
+            "Call "
             "cpudist.shutdown() first."
         )
     if timeout_s <= 0:
@@ -179,7 +183,7 @@ def init(
     made = _with_arguments(made, servers, role, server)
     log.setup(made.log, f"rank {made.rank}")
     if store is None:
-        store = open_store(made, timeout_s) if made.launched else dist.HashStore()
+        store = open_store(made, timeout_s) if made.launched else HashStore()
     rendezvous = Rendezvous(store, made.rank, made.world_size, timeout_s)
     layout = _meet(made, rendezvous)
     log.setup(made.log, _who(made, layout))
@@ -200,11 +204,11 @@ def init(
 
 
 def shutdown() -> None:
-    """Ends this rank's part: closes optimizers, says goodbye, serves on until all have left.
+    """Ends this rank's part; its server serves on until all trainers have left.
 
-    Gives wrapped modules their own classes back and destroys the process group if ``init()``
-    made it. A second call does nothing. After a ``PeerLostError`` it ends at once and raises
-    that again.
+    Closes the optimizers, which gives wrapped modules their own classes back and
+    destroys the process group if ``init()`` made it. A second call does nothing. After
+    a ``PeerLostError`` it ends at once and raises that again.
 
     Raises:
         NotInitializedError: ``init()`` was not called in this thread.
@@ -229,13 +233,15 @@ def serve() -> None:
 def barrier() -> None:
     """Waits until every trainer that has not shut down is here.
 
-    Implies ``leave()`` of every optimizer: rounds of those still training go on without this
-    trainer. Afterwards all are members again. Cost: one message and its reply per server.
+    Implies ``leave()`` of every optimizer: rounds of those still training go on without
+    this trainer. Afterwards all are members again. Cost: one message and its reply per
+    server.
 
     Raises:
         ConfigurationError: this rank is a dedicated server.
         PeerLostError: a trainer or server was lost.
-        OperationTimeoutError: a trainer did not come within ``CPUDIST_ROUND_DEADLINE_MS``.
+        OperationTimeoutError: a trainer did not come within
+            ``CPUDIST_ROUND_DEADLINE_MS``.
     """
     context.current().barrier()
 
@@ -266,7 +272,7 @@ def server_count() -> int:
 
 
 def global_step() -> int:
-    """Rounds applied, of the newest ``DistributedOptimizer``, as of this trainer's last step."""
+    """Rounds of the newest ``DistributedOptimizer``, as of this trainer's last step."""
     return context.current().global_step()
 
 
@@ -283,6 +289,7 @@ def split_files(paths: Iterable[files.Path]) -> list[files.Path]:
     here = context.get_context()
     if here.role != "trainer":
         raise ConfigurationError(
-            f"split_files() on rank {here.rank}, a dedicated server: only trainers read data."
+            f"split_files() on rank {here.rank}, a dedicated server: only trainers "
+            "read data."
         )
     return files.deal(paths, here.trainer_rank, here.trainer_count)

@@ -40,7 +40,8 @@ def strategy(name: str, **options: Any) -> Strategy:
     kind = _BY_NAME.get(name.strip().lower().replace("-", "_"))
     if kind is None:
         raise ConfigurationError(
-            f"there is no strategy {name!r} in this version: {config.nearest(name, _BY_NAME)}"
+            f"there is no strategy {name!r} in this version: "
+            f"{config.nearest(name, _BY_NAME)}"
         )
     return config.from_mapping(kind, options)
 
@@ -52,12 +53,13 @@ def resolve(
 
     Args:
         chosen: a strategy, its name, a dict with ``name`` and fields, or ``None``.
-        environment: ``CPUDIST_STRATEGY`` replaces ``chosen`` unless it names the same class,
-            then the chosen arguments stay; ``CPUDIST_SHARDING_*`` replace single fields.
+        environment: ``CPUDIST_STRATEGY`` replaces ``chosen`` unless it names the same
+            class, then the chosen arguments stay; ``CPUDIST_SHARDING_*`` replace single
+            fields.
 
     Raises:
-        ConfigurationError: unknown name or field, or server settings other than those that
-            the servers were started with.
+        ConfigurationError: unknown name or field, or server settings other than those
+            that the servers were started with.
     """
     if chosen is None:
         made: Strategy = Sync()
@@ -82,7 +84,9 @@ def resolve(
         made = made if type(made) is type(named) else named
     if made.server not in (config.Server(), environment.server):
         raise ConfigurationError(
-            f"{type(made).__name__}(server={made.server}): servers were started by init() with "
-            f"{environment.server}. Pass it there, init(server=...), or set CPUDIST_SERVER_*."
+            f"{type(made).__name__}(server={made.server}): servers were started by "
+            "init() with "
+            f"{environment.server}. Pass it there, init(server=...), or set "
+            "CPUDIST_SERVER_*."
         )
     return config.with_environment(made, environment.settings)

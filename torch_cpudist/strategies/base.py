@@ -19,8 +19,8 @@ class Strategy:
 
     Attributes:
         sharding: placement of dense parameters; a dict is accepted.
-        server: how servers run; a dict is accepted. Servers start in ``init()``, so a value
-            other than the default must equal theirs.
+        server: how servers run; a dict is accepted. Servers start in ``init()``, so a
+            value other than the default must equal theirs.
     """
 
     name: ClassVar[str] = ""

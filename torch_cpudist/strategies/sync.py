@@ -12,11 +12,11 @@ from torch_cpudist.strategies.base import Strategy
 
 @settings
 class Sync(Strategy):
-    """Every step is a round: servers average the gradients of all members and update once.
+    """Every step is a round: servers average all members' gradients and update once.
 
-    Equals one process on the joined batch, bit for bit the same from run to run. Cost per step:
-    one push and its reply per server, and one pull per server and lookup. Fields: see
-    ``Strategy``.
+    Equals one process on the joined batch, bit for bit the same from run to run. Cost
+    per step: one push and its reply per server, and one pull per server and lookup.
+    Fields: see ``Strategy``.
     """
 
     name: ClassVar[str] = "sync"
