@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Hooks the native build into setuptools; everything else is in pyproject.toml.
 
-torch is no build requirement: pip would then compile against a torch of its own choice, not
-against the one that runs. Without an importable torch the build stops with the command to run.
+torch is no build requirement: pip would then compile against a torch of its own choice,
+not against the one that runs. Without an importable torch the build stops with the
+command to run.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ class NinjaBuildExt(build_ext):
     """Builds torch_cpudist._core with ninja, in place or into the wheel's folder."""
 
     def run(self) -> None:
-        """Build the extension beside the sources when editable, else below build_lib."""
+        """Build beside the sources when editable, else below build_lib."""
         folder = ROOT if self.inplace else Path(self.build_lib)
         try:
             build_extension(folder.resolve() / "torch_cpudist")
@@ -36,13 +37,13 @@ def check_platform() -> None:
     """Stop with one sentence where the package cannot work."""
     if not sys.platform.startswith("linux"):
         raise SystemExit(f"torch_cpudist runs on Linux only; this is {sys.platform}")
-    if sys.version_info < (3, 11):
+    if sys.version_info < (3, 11):  # noqa: UP036
         found = ".".join(map(str, sys.version_info[:3]))
         raise SystemExit(f"torch_cpudist needs Python 3.11 or newer; this is {found}")
 
 
 def check_torch() -> None:
-    """Stop early, before pip starts to build, when there is no torch to build against."""
+    """Stop early, before pip starts to build, when no torch can be imported."""
     if {"sdist", "egg_info", "--version", "--help"} & set(sys.argv):
         return
     try:

@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Builds the compiled core and the native tests with ninja.
 
-`extension` makes torch_cpudist/_core.*.so, `tests` makes build/<variant>/native_tests. Both write
-a build.ninja with dependency files, so a rebuild compiles what changed and nothing else. A source
-may ask for flags of its own in its first lines: `// build-flags: -mavx2` (x86-64 only).
+`extension` makes torch_cpudist/_core.*.so, `tests` makes build/<variant>/native_tests.
+Both write a build.ninja with dependency files, so a rebuild compiles what changed and
+nothing else. A source may ask for flags of its own in its first lines:
+`// build-flags: -mavx2` (x86-64 only).
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ ROOT = Path(__file__).resolve().parent.parent
 WARNINGS = ["-Wall", "-Wextra", "-Werror"]
 COMMON = ["-fPIC", "-std=c++20", "-ffp-contract=off", "-fvisibility=hidden", "-pthread"]
 SANITIZERS = {"address,undefined": "asan", "thread": "tsan"}
+RUN_PATH = "-Wl,-rpath,'$$ORIGIN/../torch/lib'"
 MINIMUM_GCC = 12
 INSTALL_COMMANDS = (
     "pip install torch==2.13.0 setuptools ninja && pip install --no-build-isolation ."
@@ -47,7 +49,7 @@ class Torch:
 
     @property
     def target_version(self) -> str:
-        """The stable ABI this build asks for, as torch/csrc/stable/version.h wants it."""
+        """The stable ABI asked for, in the form of torch/csrc/stable/version.h."""
         major, minor = (int(part) for part in self.version.split(".")[:2])
         return f"0x{major:02x}{minor:02x}000000000000ULL"
 
@@ -149,7 +151,7 @@ def extension_target(output: Path, torch: Torch) -> Target:
     flags = [*COMMON, *WARNINGS, "-O3", "-DNDEBUG", f"-I{csrc}"]
     flags += [f"-DTORCH_TARGET_VERSION={torch.target_version}"]
     flags += ["-isystem", str(include), "-isystem", str(python_include())]
-    # The interpreter has loaded torch's libraries before this module, so the loader finds
+    # The interpreter loads torch's libraries before this module, so the loader finds
     # them by name; the run path serves tools that load the module by itself.
     libraries = [f"-L{torch.root / 'lib'}", "-ltorch_cpu", "-lc10"]
     link = [
@@ -159,14 +161,8 @@ def extension_target(output: Path, torch: Torch) -> Target:
         "-Wl,-rpath,$$ORIGIN/../torch/lib",
     ]
     tag = f"extension-{sysconfig.get_config_var('SOABI')}"
-    return Target(
-        ROOT / "build" / tag,
-        output,
-        [csrc / "library.cpp", *sources],
-        flags,
-        link,
-        libraries,
-    )
+    sources.insert(0, csrc / "library.cpp")
+    return Target(ROOT / "build" / tag, output, sources, flags, link, libraries)
 
 
 def tests_target(sanitize: str | None) -> Target:
@@ -271,7 +267,7 @@ def run_ninja(target: Target) -> None:
 
 
 def build_extension(package_dir: Path) -> Path:
-    """Build the extension into a package folder and record the torch it was built against.
+    """Build the extension into a package folder and record its torch.
 
     Raises:
         BuildError: something needed is missing, or the build failed.
