@@ -90,7 +90,7 @@ class ParamSet {
   // Answers everything that waits.
   void fail_waiting(const Error& error, Outbox& outbox);
   // Forgets what an older incarnation of `rank` left waiting.
-  void drop(uint32_t rank);
+  void drop(uint32_t rank, Outbox& outbox);
   // Whom a waiting request waits for.
   std::vector<uint32_t> waiting_for(FrameKind kind) const;
   uint64_t round() const;
@@ -122,7 +122,7 @@ class ParamSet {
   void try_complete(Outbox& outbox);
   void begin_commit(Outbox& outbox);
   void apply_commit(double total_norm, Outbox& outbox);
-  void end_round(Outbox& outbox, bool nothing);
+  void end_round(Outbox& outbox);
   void fail_round(const Error& error, Outbox& outbox);
   void clear_pushes();
   SharedPayload dense_reply(const std::vector<uint32_t>& blocks) const;

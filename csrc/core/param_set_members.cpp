@@ -112,7 +112,7 @@ void ParamSet::fail_waiting(const Error& error, Outbox& outbox) {
   waiting_commits_.clear();
 }
 
-void ParamSet::drop(uint32_t rank) {
+void ParamSet::drop(uint32_t rank, Outbox& outbox) {
   const std::unique_lock lock(mutex_);
   waiting_ready_.erase(rank);
   waiting_commits_.erase(rank);
@@ -120,9 +120,11 @@ void ParamSet::drop(uint32_t rank) {
   opened_.erase(rank);
   closed_.erase(rank);
   const auto push = pushes_.find(rank);
-  if (phase_ != Phase::kCollect || push == pushes_.end()) return;
-  shared_.counters.pending_bytes.fetch_sub(push->second.payload.size());
-  pushes_.erase(push);
+  if (phase_ == Phase::kCollect && push != pushes_.end()) {
+    shared_.counters.pending_bytes.fetch_sub(push->second.payload.size());
+    pushes_.erase(push);
+  }
+  try_complete(outbox);  // it may have held the round
 }
 
 std::vector<uint32_t> ParamSet::waiting_for(FrameKind kind) const {

@@ -121,13 +121,12 @@ void ParamSet::try_complete(Outbox& outbox) {
     return;
   }
   try {
-    const bool nothing = RoundUpdate::is_void(pushes_);
-    if (!nothing && pushes_.begin()->second.view.header.clip_norm > 0.0) {
+    if (pushes_.begin()->second.view.header.clip_norm > 0.0) {
       begin_commit(outbox);
       return;
     }
-    if (!nothing) update_.apply(pushes_, round_);
-    end_round(outbox, nothing);
+    if (!RoundUpdate::is_void(pushes_)) update_.apply(pushes_, round_);
+    end_round(outbox);
   } catch (const std::exception& error) {
     fail_round(Error(ErrorCode::kInternal,
                      "applying round " + std::to_string(round_) + " failed: " + error.what()),
@@ -136,7 +135,7 @@ void ParamSet::try_complete(Outbox& outbox) {
 }
 
 void ParamSet::begin_commit(Outbox& outbox) {
-  const double squared_norm = update_.merge(pushes_);
+  const double squared_norm = RoundUpdate::is_void(pushes_) ? 0.0 : update_.merge(pushes_);
   phase_ = Phase::kCommit;
   for (const auto& [rank, push] : pushes_) {
     shared_.peers.finish(push.ticket, encode(PushNorm{round_, squared_norm}), outbox);
@@ -177,7 +176,7 @@ void ParamSet::commit(const Ticket& ticket, const Commit& commit, Outbox& outbox
 
 void ParamSet::apply_commit(double total_norm, Outbox& outbox) {
   try {
-    update_.apply_merged(pushes_, total_norm, round_);
+    if (!RoundUpdate::is_void(pushes_)) update_.apply_merged(pushes_, total_norm, round_);
   } catch (const std::exception& error) {
     const Error failure(ErrorCode::kInternal,
                         "applying round " + std::to_string(round_) + " failed: " + error.what());
@@ -191,10 +190,11 @@ void ParamSet::apply_commit(double total_norm, Outbox& outbox) {
   committed_.round = round_;
   committed_.total_norm = total_norm;
   for (const auto& [rank, push] : pushes_) committed_.ranks.insert(rank);
-  end_round(outbox, false);
+  end_round(outbox);
 }
 
-void ParamSet::end_round(Outbox& outbox, bool nothing) {
+void ParamSet::end_round(Outbox& outbox) {
+  const bool nothing = RoundUpdate::is_void(pushes_);
   ++round_;
   shared_.counters.rounds.fetch_add(1);
   const SharedPayload reply =

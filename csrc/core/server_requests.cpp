@@ -15,7 +15,7 @@ void Server::Impl::on_frame(const std::shared_ptr<Connection>& connection, Frame
   Outbox outbox;
   try {
     dispatch(connection, frame, outbox);
-  } catch (const Error& error) {
+  } catch (const std::exception& error) {
     shared.counters.refused.fetch_add(1);
     outbox.flush();
     throw Error(ErrorCode::kProtocol, error.what());
@@ -69,7 +69,7 @@ void Server::Impl::greet(const Link& connection, const Frame& frame, Outbox& out
   const auto restarted = shared.peers.greet(connection, frame.header, hello, outbox);
   if (!restarted) return;
   const std::unique_lock lock(registry_mutex_);
-  for (const auto& [id, set] : sets_) set->drop(*restarted);
+  for (const auto& [id, set] : sets_) set->drop(*restarted, outbox);
   barrier_.erase(*restarted);
 }
 
@@ -125,6 +125,9 @@ Buffer Server::Impl::read_set(const Frame& frame) const {
 }
 
 void Server::Impl::sequenced(const Link& connection, Frame& frame, Outbox& outbox) {
+  if (frame.header.sequence == 0) {
+    throw Error(ErrorCode::kProtocol, "a request that changes state without a sequence number");
+  }
   Ticket ticket;
   if (shared.peers.admit(connection, frame.header, &ticket, outbox) != Admission::kNew) return;
   try {

@@ -90,17 +90,24 @@ TEST(round_of_total_weight_zero_moves_only_its_number) {
   PushSpec spec;
   spec.configs = {config};
   spec.weight = 0;
-  spec.clip_norm = 1;  // no second phase either
   spec.blocks[0] = {1, 1, 1, 1};
   spec.tables[0] = {{5, 1.0f}};
   const auto first = world.push(0, spec);
   world.push(1, spec);
-  const Frame reply = world[0].reply(first);
+  Frame reply = world[0].reply(first);
   CHECK_EQ(world.dense(reply).round, 1u);
+  CHECK(world.dense(reply).blocks.empty());
+  spec.round = 1;
+  spec.clip_norm = 1;
+  const auto second = world.push(0, spec);
+  world.push(1, spec);
+  CHECK_EQ(decode_push_norm(view(world[0].reply(second).payload)).squared_norm, 0.0);
+  reply = world[0].reply(world[0].ask(FrameKind::kCommit, encode(Commit{1, 0.0})));
+  CHECK_EQ(world.dense(reply).round, 2u);
   CHECK(world.dense(reply).blocks.empty());
   CHECK(world.floats(0) == std::vector<float>({10, 11, 12, 13}));
   CHECK_EQ(world.row(5)[0], weight_of(5));
-  CHECK_EQ(world.server.stats().rounds, 1u);
+  CHECK_EQ(world.server.stats().rounds, 2u);
 }
 
 TEST(round_of_one_pusher_takes_its_gradient_as_it_is) {
