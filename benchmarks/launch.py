@@ -1,0 +1,195 @@
+# Copyright (c) 2026 The torch_cpudist authors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Starts the processes of one launch, waits with a deadline and ends what is left."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from job import Gate, Job
+from peers import PeerSpec
+
+HERE = Path(__file__).resolve().parent
+POLL_S = 0.05
+GRACE_S = 5.0
+PROBE_DEADLINE_S = 120.0
+LOG_TAIL_LINES = 25
+
+Report = dict[str, Any]
+
+
+class LaunchError(Exception):
+    """A launch failed; the message ends with the tail of its output."""
+
+
+class ProcessId(NamedTuple):
+    """A process id with its start time: ids are reused, the pair is not."""
+
+    pid: int
+    started: int
+
+
+def _stat(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+
+
+def descendants(root: int) -> list[ProcessId]:
+    """Returns ``root`` and the processes below it; torchrun's are in other groups."""
+    parents: dict[int, list[int]] = {}
+    started: dict[int, int] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                fields = _stat(int(entry.name))
+                parents.setdefault(int(fields[1]), []).append(int(entry.name))
+                started[int(entry.name)] = int(fields[19])
+    found, todo = [], [root]
+    while todo:
+        pid = todo.pop()
+        if pid in started:
+            found.append(ProcessId(pid, started[pid]))
+        todo += parents.get(pid, [])
+    return found
+
+
+def _signal(process: ProcessId, number: signal.Signals) -> None:
+    with contextlib.suppress(OSError):
+        if int(_stat(process.pid)[19]) == process.started:
+            os.kill(process.pid, number)
+
+
+def end(processes: list[subprocess.Popen[bytes]]) -> None:
+    """Ends ``processes`` and all below them: asked first, killed after a grace time."""
+    alive = [p for p in processes if p.poll() is None]
+    family = [member for p in alive for member in descendants(p.pid)]
+    for process in alive:
+        process.terminate()
+    limit = time.monotonic() + GRACE_S
+    while any(p.poll() is None for p in alive) and time.monotonic() < limit:
+        time.sleep(POLL_S)
+    for member in family:
+        _signal(member, signal.SIGKILL)
+    for process in alive:
+        process.wait(GRACE_S)
+
+
+def commands(spec: PeerSpec, job: Job, path: Path) -> list[list[str]]:
+    """Returns the command line of every process that is started directly."""
+    worker = [str(HERE / "worker.py"), str(path)]
+    if spec.launcher == "torchrun":
+        launcher = ["-m", "torch.distributed.run", "--standalone"]
+        count = f"--nproc-per-node={job.trainers + job.servers}"
+        return [[sys.executable, *launcher, count, *worker]]
+    count_started = 1 if spec.launcher == "parent" else job.trainers
+    return [[sys.executable, *worker, str(rank)] for rank in range(count_started)]
+
+
+def environment(job: Job) -> dict[str, str]:
+    """Returns the caller's environment with threads and layout fixed."""
+    outer = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    kept = {k: v for k, v in os.environ.items() if k not in outer}
+    threads = str(job.threads)
+    fixed = {
+        "OMP_NUM_THREADS": threads,
+        "MKL_NUM_THREADS": threads,
+        "CPUDIST_THREADS": threads,
+        "CPUDIST_SERVERS": str(job.servers),
+    }
+    return {**kept, **fixed}
+
+
+def _wait(processes: list[subprocess.Popen[bytes]], job: Job) -> str | None:
+    """Returns None when all ended well, else what went wrong."""
+    limit = time.monotonic() + job.deadline_s
+    while True:
+        codes = [p.poll() for p in processes]
+        if failed := [code for code in codes if code not in (None, 0)]:
+            return f"a process ended with {failed[0]}"
+        if None not in codes:
+            return None
+        if time.monotonic() > limit:
+            return f"not done after {job.deadline_s:g} s"
+        time.sleep(POLL_S)
+
+
+def launch(spec: PeerSpec, job: Job) -> list[Report]:
+    """Runs one launch in fresh processes and returns a report per trainer.
+
+    Raises:
+        LaunchError: a process failed, the deadline passed, or a report is missing.
+    """
+    Gate.create(job)
+    path = job.save()
+    log_path = Path(job.run_dir) / "output.txt"
+    processes: list[subprocess.Popen[bytes]] = []
+    with log_path.open("wb") as log:
+        try:
+            for command in commands(spec, job, path):
+                processes.append(
+                    subprocess.Popen(
+                        command,
+                        stdin=subprocess.DEVNULL,
+                        stdout=log,
+                        stderr=log,
+                        cwd=job.run_dir,
+                        env=environment(job),
+                        start_new_session=True,
+                    )
+                )
+            problem = _wait(processes, job)
+        finally:
+            end(processes)
+    reports = [job.report_path(rank) for rank in range(job.trainers)]
+    if problem is None and (missing := [p.name for p in reports if not p.exists()]):
+        problem = f"no report {missing}"
+    if problem is not None:
+        # A trainer's own words, where there are any, say more than its launcher's.
+        errors = sorted(Path(job.run_dir).glob("error-*.txt"))
+        text = (errors or [log_path])[0].read_text(errors="replace")
+        tail = text.splitlines()[-LOG_TAIL_LINES:]
+        raise LaunchError("\n    ".join([f"{job.name}: {problem}", *tail]))
+    return [json.loads(p.read_text()) for p in reports]
+
+
+@contextlib.contextmanager
+def run_folder() -> Any:
+    """Yields a folder for one launch, removed afterwards."""
+    folder = tempfile.mkdtemp(prefix="cpudist-bench-")
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def missing_reason(spec: PeerSpec) -> str | None:
+    """Returns why a peer cannot run here, or None when all it requires imports.
+
+    In a process of its own: a broken binary may not take the runner with it.
+    """
+    if not spec.requires:
+        return None
+    command = [sys.executable, str(HERE / "worker.py"), "--probe", *spec.requires]
+    try:
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            timeout=PROBE_DEADLINE_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return f"import {' '.join(spec.requires)}: not done in {PROBE_DEADLINE_S:g} s"
+    if done.returncode == 0:
+        return None
+    said = done.stdout.strip() or f"import ended with {done.returncode}"
+    return f"{said.splitlines()[-1]}; to have it: {spec.install}"

@@ -1,0 +1,95 @@
+# Copyright (c) 2026 The torch_cpudist authors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""What the case ``ctr`` can run: one entry per row name, free of torch.
+
+A peer is one module with ``train(job, rank)``, run by ``worker.py`` in fresh processes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+# Wheels that name a torch of their own, hence --no-deps; requirements.txt has the rest.
+INSTALL = "pip install --no-deps -r benchmarks/requirements.txt"
+
+
+@dataclass(frozen=True)
+class PeerSpec:
+    """How one row is run.
+
+    ``launcher``: ``plain`` starts one process per trainer, strangers to each other;
+    ``torchrun`` starts one job; ``parent`` starts one process that starts the others.
+    ``trainers``: how many the row has; 0 takes ``--trainers``.
+    """
+
+    module: str
+    about: str
+    launcher: Literal["plain", "torchrun", "parent"]
+    trainers: int = 0
+    threads: int = 1
+    requires: tuple[str, ...] = ()
+    install: str = ""
+    strategy: str = ""
+    servers: bool = False
+
+
+_OURS = ("torch_cpudist",)
+_OURS_INSTALL = "pip install --no-build-isolation ."
+
+PEERS: Mapping[str, PeerSpec] = {
+    "torch1": PeerSpec("torch_single", "one process, one thread", "plain", 1),
+    "torch2": PeerSpec("torch_single", "one process, two threads", "plain", 1, 2),
+    "fbgemm": PeerSpec(
+        "fbgemm_fused",
+        "independent processes, fused embedding kernel",
+        "plain",
+        requires=("fbgemm_gpu",),
+        install=INSTALL,
+    ),
+    "ddp": PeerSpec("ddp_gloo", "DDP over gloo, sparse gradients", "torchrun"),
+    "hogwild": PeerSpec("hogwild", "processes over shared memory, no locks", "parent"),
+    "torchrec": PeerSpec(
+        "torchrec_tables",
+        "table-wise sharding over gloo, fused kernel",
+        "torchrun",
+        requires=("torchrec", "fbgemm_gpu"),
+        install=INSTALL,
+    ),
+    "world1": PeerSpec(
+        "cpudist_rank",
+        "this package, one process alone",
+        "plain",
+        1,
+        requires=_OURS,
+        install=_OURS_INSTALL,
+        strategy="sync",
+    ),
+    "independent": PeerSpec(
+        "cpudist_rank",
+        "this package, worlds of one side by side",
+        "plain",
+        requires=_OURS,
+        install=_OURS_INSTALL,
+        strategy="sync",
+    ),
+}
+
+
+def strategy_row(strategy: str) -> PeerSpec:
+    """Returns the row of this package under ``strategy``."""
+    return PeerSpec(
+        "cpudist_rank",
+        f"this package, {strategy}",
+        "torchrun",
+        requires=_OURS,
+        install=_OURS_INSTALL,
+        strategy=strategy,
+        servers=True,
+    )
+
+
+def row_name(peer: str) -> str:
+    """Returns the name a peer has in tables: ours carry the package's."""
+    return f"cpudist-{peer}" if PEERS[peer].module == "cpudist_rank" else peer

@@ -1,0 +1,48 @@
+# Copyright (c) 2026 The torch_cpudist authors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""This package: a rank that trains, serves or does both, as its environment says."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from job import Job
+
+import torch_cpudist as cpudist
+from peers.common import CtrModel, TorchTrainee, adagrad, measure
+
+
+class CpudistTrainee(TorchTrainee):
+    """The plain model and optimizer, wrapped."""
+
+    optimizer: cpudist.DistributedOptimizer
+
+    def counters(self) -> dict[str, float]:
+        stats = self.optimizer.stats()
+        # What a server sends, some trainer receives: every byte is counted once.
+        moved = stats["bytes_sent"] + stats["bytes_received"]
+        return {"bytes": float(moved), "wait_s": float(stats["wait_s"])}
+
+    def settle(self) -> None:
+        # The evaluation's lookups pull their rows themselves.
+        self.optimizer.flush(pull="dense")
+
+
+def train(job: Job, rank: int) -> None:
+    """Trains or serves; ``rank`` counts in worlds of one, else ``init()`` says it."""
+    cpudist.init()
+    if cpudist.is_server():
+        (Path(job.run_dir) / f"server.{os.getpid()}").touch()
+        cpudist.serve()
+    else:
+        model = CtrModel(job)
+        optimizer = cpudist.DistributedOptimizer(
+            adagrad(job, model.parameters()),
+            model,
+            strategy=cpudist.strategy(job.strategy),
+        )
+        if cpudist.trainer_count() > 1:
+            rank = cpudist.trainer_rank()
+        measure(job, rank, CpudistTrainee(job, model, optimizer))
+    cpudist.shutdown()

@@ -1,0 +1,129 @@
+# Copyright (c) 2026 The torch_cpudist authors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Runs a benchmark case: ``python benchmarks/run.py CASE``; see README.md beside it."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import platform
+import signal
+import sys
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn
+
+from report import MISSING, format_table, json_line
+
+CASES = {"ctr": "cases.ctr", "kernels": "cases.kernels"}
+# Above this share of each core others are running: only CPU time is to be trusted.
+QUIET_LOAD_PER_CORE = 0.3
+
+
+def _names(text: str) -> list[str]:
+    return [name for name in text.split(",") if name]
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    add = parser.add_argument
+    add("case", choices=CASES, help="what to run")
+    add("--strategies", type=_names, default=["sync"], help="ours, comma-separated")
+    add("--peers", type=_names, default=[], help="peers, comma-separated")
+    add("--trainers", type=int, default=2, help="processes that train")
+    add("--servers", type=int, default=0, help="dedicated servers; 0: colocated")
+    add("--seconds", type=float, default=10.0, help="measured window of one launch")
+    add("--steps", type=int, default=0, help="measured steps instead of seconds")
+    add("--launches", type=int, default=5, help="rounds of fresh processes")
+    add("--bf16", action="store_true", help="autocast to bfloat16, in every row")
+    add("--profile", action="store_true", help="print where a step's time goes")
+    add("--reference", help="row that ratios are against; default: the first")
+    add("--batch", type=int, default=512, help="samples per trainer and step")
+    add("--dim", type=int, default=16, help="embedding dimension")
+    add("--lr", type=float, default=0.02, help="learning rate of Adagrad")
+    add("--warmup-steps", type=int, default=20, help="steps before the window")
+    add(
+        "--deadline-s",
+        type=float,
+        default=120.0,
+        help="of a launch, besides its window",
+    )
+    add("--least-quality", type=float, default=0.6, help="AUC that is verified")
+    add("--no-verify", dest="verify", action="store_false", help="accept any result")
+    add("--json", nargs="?", const="-", metavar="FILE", help="one line per row; stdout")
+    args = parser.parse_args(arguments)
+    for name in ("trainers", "launches", "batch", "dim", "warmup_steps"):
+        if getattr(args, name) < 1:
+            parser.error(f"--{name.replace('_', '-')}: expected at least 1")
+    if args.seconds <= 0 or args.steps < 0 or args.servers < 0:
+        parser.error("expected --seconds > 0, --steps >= 0, --servers >= 0")
+    return args
+
+
+def cpu_model() -> str:
+    """Returns the processor's name as the kernel gives it."""
+    path = Path("/proc/cpuinfo")
+    for line in path.read_text().splitlines() if path.exists() else []:
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def machine() -> dict[str, Any]:
+    """Returns what figures depend on besides the code."""
+    try:
+        torch_version = metadata.version("torch")
+    except metadata.PackageNotFoundError:
+        sys.exit("benchmarks need torch: expected an installed torch, found none")
+    return {
+        "cpu": cpu_model(),
+        "cores": len(os.sched_getaffinity(0)),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "torch": torch_version,
+        "load_1m": os.getloadavg()[0],
+    }
+
+
+def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+def main(arguments: Sequence[str]) -> int:
+    args = parse(arguments)
+    signal.signal(signal.SIGTERM, _interrupt)
+    facts = machine()
+    print("  ".join(f"{key}: {value}" for key, value in facts.items()), flush=True)
+    if facts["load_1m"] > QUIET_LOAD_PER_CORE * facts["cores"]:
+        print("the machine is busy: trust CPU time per sample, not samples/s")
+    case = importlib.import_module(CASES[args.case])
+    try:
+        rows = list(case.run(args))
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    if rows:
+        keys = next((row for row in rows if MISSING not in row), rows[0])
+        print(format_table(rows, getattr(case, "COLUMNS", {key: key for key in keys})))
+    for row in rows:
+        for problem in row.get("problems", []):
+            print(f"not verified: {row['name']}: {problem}")
+    lines = "".join(json_line({**row, "machine": facts}) + "\n" for row in rows)
+    if args.json == "-":
+        print(lines, end="")
+    elif args.json:
+        Path(args.json).write_text(lines)
+    ran_all = all("failed" not in row.get(MISSING, "") for row in rows)
+    return 0 if ran_all and all(row.get("verified", True) for row in rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
