@@ -1,0 +1,99 @@
+# Copyright (c) 2026 The torch_cpudist authors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Settings: environment over argument over default; wrong names and values are refused."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+import torch_cpudist as cpudist
+from torch_cpudist import config, environment, strategies
+from torch_cpudist.errors import ConfigurationError
+
+
+def parsed(**variables):
+    return environment.parse(variables)
+
+
+def test_default_is_sync():
+    assert strategies.resolve(None, parsed()) == cpudist.Sync()
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        cpudist.Sync(sharding=cpudist.Sharding(min_block_size=10)),
+        cpudist.Sync(sharding={"min_block_size": 10}),
+        {"name": "sync", "sharding": {"min_block_size": 10}},
+        cpudist.strategy("Sync", sharding={"min_block_size": 10}),
+    ],
+)
+def test_environment_over_argument_over_default(chosen):
+    assert strategies.resolve(chosen, parsed()).sharding.min_block_size == 10
+    made = strategies.resolve(
+        chosen,
+        parsed(CPUDIST_SHARDING_MIN_BLOCK_SIZE="20", CPUDIST_SHARDING_SLICE="off"),
+    )
+    assert made.sharding == cpudist.Sharding(slice=False, min_block_size=20)
+
+
+def test_naming_the_same_strategy_keeps_its_arguments():
+    chosen = cpudist.Sync(sharding={"split_method": "hash"})
+    made = strategies.resolve(chosen, parsed(CPUDIST_STRATEGY="sync"))
+    assert made.sharding.split_method == "hash"
+
+
+def test_strategies_of_this_version_are_listed():
+    assert strategies.names() == ["sync"]
+    with pytest.raises(ConfigurationError, match=r"no strategy 'geo'.*Valid: sync"):
+        cpudist.strategy("geo")
+    with pytest.raises(ConfigurationError, match="no strategy 'geo'"):
+        strategies.resolve(None, parsed(CPUDIST_STRATEGY="geo"))
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: cpudist.Sync(sharding={"min_blok": 1}), "did you mean min_block_size"),
+        (lambda: cpudist.strategy("sync", shards=1), "Sync has no field 'shards'"),
+        (lambda: cpudist.Sharding(min_block_size=0), "must be at least 1"),
+        (lambda: cpudist.Sharding(min_block_size=1.5), "expected int, found float"),
+        (lambda: cpudist.Sharding(min_block_size=True), "expected int, found bool"),
+        (lambda: cpudist.Sharding(split_method="rr"), "Valid: balanced, hash"),
+        (lambda: cpudist.Sync(sharding=3), "expected Sharding or a dict"),
+        (lambda: strategies.resolve(3, parsed()), "found 3"),
+        (lambda: strategies.resolve({"slice": 1}, parsed()), "needs 'name'"),
+        (lambda: parsed(CPUDIST_SHARDING_MIN_BLOCK_SIZE="0"), "CPUDIST_SHARDING_MIN_"),
+    ],
+)
+def test_wrong_settings_say_what_is_valid(make, says):
+    with pytest.raises(ConfigurationError) as caught:
+        make()
+    assert says in str(caught.value)
+
+
+def test_server_settings_belong_to_init():
+    chosen = cpudist.Sync(server={"threads": 3})
+    with pytest.raises(ConfigurationError, match="CPUDIST_SERVER_"):
+        strategies.resolve(chosen, parsed())
+    running = parsed(CPUDIST_SERVER_THREADS="3")
+    assert strategies.resolve(chosen, running).server.threads == 3
+
+
+def test_mutation_shows_replace():
+    sharding = cpudist.Sharding()
+    with pytest.raises(
+        ConfigurationError, match=r"dataclasses\.replace\(.*min_block_size"
+    ):
+        sharding.min_block_size = 3
+    with pytest.raises(ConfigurationError, match=r"dataclasses\.replace"):
+        del cpudist.Sync().sharding
+    assert dataclasses.replace(sharding, min_block_size=3).min_block_size == 3
+
+
+def test_every_field_has_a_variable_in_its_docstring():
+    for kind in (config.Sharding, config.Server):
+        for entry in config.scalar_fields(kind):
+            assert config.variable_of(kind, entry.name) in kind.__doc__

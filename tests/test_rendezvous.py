@@ -1,0 +1,131 @@
+# Copyright (c) 2026 The torch_cpudist authors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Ranks find each other in a store, also in one that an earlier run has used."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+from torch.distributed import FileStore, HashStore
+
+from torch_cpudist.errors import AddressError, OperationTimeoutError
+from torch_cpudist.layout import Member
+from torch_cpudist.rendezvous import Rendezvous
+
+
+def member(rank):
+    return Member(rank, rank, 0, "default", "host", f"host pid {rank}", {})
+
+
+def meet(store, rank, world_size, timeout_s=10.0):
+    rendezvous = Rendezvous(store, rank, world_size, timeout_s)
+    return rendezvous, rendezvous.meet(member(rank))
+
+
+def in_threads(count, body):
+    """Runs body(rank) in threads; returns results, or the errors, by rank."""
+    outcomes = [None] * count
+
+    def run(rank):
+        try:
+            outcomes[rank] = body(rank)
+        except Exception as error:
+            outcomes[rank] = error
+
+    threads = [
+        threading.Thread(target=run, args=(r,), daemon=True) for r in range(count)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+        assert not thread.is_alive()
+    return outcomes
+
+
+@pytest.mark.parametrize("kind", ["hash", "file"])
+def test_all_ranks_get_the_same_roster(kind, tmp_path):
+    shared = HashStore()
+
+    def body(rank):
+        store = shared if kind == "hash" else FileStore(str(tmp_path / "store"), 4)
+        rendezvous, found = meet(store, rank, 4)
+        return rendezvous.run_id, found
+
+    outcomes = in_threads(4, body)
+    assert all(outcome == outcomes[0] for outcome in outcomes)
+    run_id, found = outcomes[0]
+    assert found == [member(rank) for rank in range(4)]
+    assert 0 < run_id < 2**63
+
+
+def test_meeting_again_in_the_same_store_is_a_new_run():
+    store = HashStore()
+    runs = [in_threads(3, lambda r: meet(store, r, 3)[0].run_id) for _ in range(3)]
+    assert all(len(set(ids)) == 1 for ids in runs)
+    assert len({ids[0] for ids in runs}) == 3
+
+
+def test_what_a_dead_run_left_behind_is_not_taken_for_this_one():
+    store = HashStore()
+    first = in_threads(3, lambda r: meet(store, r, 3)[0].run_id)
+
+    # Rank 0 is back first and finds the others' old values; they come later.
+    def body(rank):
+        time.sleep(0.3 * rank)
+        return meet(store, rank, 3)[0].run_id
+
+    again = in_threads(3, body)
+    assert len(set(again)) == 1
+    assert again[0] != first[0]
+
+
+def test_missing_ranks_are_named():
+    store = HashStore()
+    outcomes = in_threads(3, lambda r: meet(store, 2 * r, 6, timeout_s=0.5))
+    for outcome in outcomes:
+        assert isinstance(outcome, OperationTimeoutError)
+        assert "ranks [1, 3, 5] of 6 did not come" in str(outcome)
+
+
+def test_a_rank_that_left_old_values_only_is_named():
+    store = HashStore()
+    in_threads(3, lambda r: meet(store, r, 3))
+    outcomes = in_threads(2, lambda r: meet(store, r, 3, timeout_s=0.5))
+    assert isinstance(outcomes[0], OperationTimeoutError)
+    assert "ranks [2] did not come" in str(outcomes[0])
+    assert isinstance(outcomes[1], OperationTimeoutError)
+
+
+def test_addresses_and_failures_reach_everybody():
+    store = HashStore()
+
+    def body(rank):
+        rendezvous, _ = meet(store, rank, 2)
+        rendezvous.publish(rank, [f"tcp:127.0.0.1:{rank + 1}"])
+        return rendezvous.addresses([0, 1])
+
+    expected = [["tcp:127.0.0.1:1"], ["tcp:127.0.0.1:2"]]
+    assert in_threads(2, body) == [expected, expected]
+
+    def failing(rank):
+        rendezvous, _ = meet(store, rank, 2)
+        if rank == 1:
+            rendezvous.publish_failure(1, "port 80: permission denied")
+        else:
+            rendezvous.publish(0, ["tcp:127.0.0.1:1"])
+        return rendezvous.addresses([0, 1])
+
+    for outcome in in_threads(2, failing):
+        assert isinstance(outcome, AddressError)
+        assert "server 1 (rank 1) cannot listen: port 80" in str(outcome)
+
+
+def test_a_server_without_an_address_is_named():
+    rendezvous, _ = meet(HashStore(), 0, 1, timeout_s=0.3)
+    with pytest.raises(
+        OperationTimeoutError, match=r"no address of server 0 \(rank 7\)"
+    ):
+        rendezvous.addresses([7])
