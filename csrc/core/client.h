@@ -27,8 +27,8 @@ struct ClientOptions {
   uint64_t connect_deadline_ms = 60000;
   uint64_t rpc_deadline_ms = 180000;
   uint64_t round_deadline_ms = 1800000;
-  uint64_t probe_ms = 1000;     // how often a waiting sequenced request asks whether it arrived
-  uint64_t resend_ms = 1000;    // idempotent requests, only on links that are not reliable()
+  uint64_t probe_ms = 1000;   // how often a waiting sequenced request asks whether it arrived
+  uint64_t resend_ms = 1000;  // idempotent requests, only on links that are not reliable()
   uint64_t straggler_log_ms = 30000;
   std::string host;
   // One list per shard, best first; the first that answers is used.
@@ -41,22 +41,22 @@ struct ClientOptions {
 };
 
 struct ClientStats {
-  uint64_t bytes_sent = 0;      // sum over connections, headers included
+  uint64_t bytes_sent = 0;  // sum over connections, headers included
   uint64_t bytes_received = 0;
   uint64_t requests = 0;
   uint64_t resent = 0;
   uint64_t reconnects = 0;
   uint64_t rows_pulled = 0;
   uint64_t rows_pushed = 0;
-  double wait_s = 0;            // blocked on servers, all requests
-  double round_wait_s = 0;      // of which in pushes, commits and barriers
+  double wait_s = 0;        // blocked on servers, all requests
+  double round_wait_s = 0;  // of which in pushes, commits and barriers
 };
 
 struct ParameterGradient {  // one dense parameter with a gradient
   uint32_t parameter = 0;
   const void* gradient = nullptr;  // contiguous, the parameter's dtype
 };
-struct TableGradient {      // the COO gradient of one table, duplicates allowed
+struct TableGradient {  // the COO gradient of one table, duplicates allowed
   uint32_t table = 0;
   const int64_t* keys = nullptr;
   uint64_t count = 0;
@@ -82,8 +82,8 @@ using ConnectorFactory = std::function<std::shared_ptr<Connector>(ConnectionHand
 // serialised by the client. No call is made with the GIL held.
 //
 // A wait that ends with kInterrupted or kTimeout leaves its request in flight; the next call on the
-// client finishes it first, so that nothing is lost or applied twice. No pointer given to an earlier
-// call is used then, except those of bind_table.
+// client finishes it first, so that nothing is lost or applied twice. No pointer given to an
+// earlier call is used then, except those of bind_table.
 class Client {
  public:
   Client(ClientOptions options, const ConnectorFactory& make_connector);
@@ -111,7 +111,8 @@ class Client {
 
   // Makes the rows of `ids` current in the bound weight: sends one request per server for those not
   // pulled since the last step of this parameter set. int32 or int64 ids. Throws kRowOutOfRange.
-  void pull(uint32_t param_set, uint32_t table, const void* ids, uint64_t count, bool ids_are_int32);
+  void pull(uint32_t param_set, uint32_t table, const void* ids, uint64_t count,
+            bool ids_are_int32);
   void pull_all_rows(uint32_t param_set);  // in chunks
   // `weights`: base pointer of every dense parameter, in order.
   void pull_dense(uint32_t param_set, std::span<void* const> weights);
@@ -122,9 +123,9 @@ class Client {
   uint64_t push(uint32_t param_set, const StepPush& step);
   void leave(uint32_t param_set);
   bool is_member(uint32_t param_set) const;
-  void barrier();                       // leaves every parameter set, waits for all, rejoins all
+  void barrier();  // leaves every parameter set, waits for all, rejoins all
   void close(uint32_t param_set);
-  void goodbye();                       // to every server; then disconnects
+  void goodbye();                         // to every server; then disconnects
   void abort(const std::string& reason);  // ends every wait of this client with Error(kClosed)
   ClientStats stats() const;
 

@@ -1,0 +1,256 @@
+// Copyright (c) 2026 The torch_cpudist authors.
+// SPDX-License-Identifier: BSD-3-Clause
+//
+// Sequenced operations: how they run and resume, opening and closing, the step.
+#include "core/client.h"
+
+#include <cmath>
+#include <utility>
+
+#include "core/client_impl.h"
+#include "kernels/hash.h"
+
+namespace cpudist::core {
+
+namespace {
+
+constexpr size_t kPoolBytes = 256ull << 20;
+
+}  // namespace
+
+Client::Impl::Impl(ClientOptions options, const ConnectorFactory& make_connector)
+    : session(std::move(options), make_connector),
+      pool(std::make_shared<BufferPool>(kPoolBytes)),
+      owners(kernels::kBucketCount) {
+  for (uint32_t b = 0; b < owners.size(); ++b) {
+    owners[b] = static_cast<uint16_t>(owner_of_bucket(b, server_count()));
+  }
+}
+
+ParamSetPtr Client::Impl::find(uint32_t param_set) {
+  const std::lock_guard lock(sets_mutex);
+  const auto found = sets.find(param_set);
+  if (found == sets.end()) {
+    throw Error(ErrorCode::kClosed,
+                "parameter set " + std::to_string(param_set) + " is not open on this client");
+  }
+  return found->second;
+}
+
+void Client::Impl::drive(const OperationPtr& operation) {
+  try {
+    while (operation->next < operation->stages.size()) {
+      const Operation::Stage& stage = operation->stages[operation->next];
+      if (!operation->sent) {
+        // An operation that failed on one server may still be parked on another.
+        session.drain(session.options().round_deadline_ms);
+        operation->in_flight = stage.send();
+        operation->sent = true;
+      }
+      session.wait(operation->in_flight);
+      stage.receive(operation->in_flight);
+      operation->in_flight.clear();
+      operation->sent = false;
+      ++operation->next;
+    }
+  } catch (const Error&) {
+    if (operation->sent && session.pending(operation->in_flight)) {
+      operation->detached = true;
+      unfinished = operation;
+      has_unfinished = true;
+    }
+    throw;
+  }
+}
+
+void Client::Impl::finish_unfinished() {
+  if (!unfinished) return;
+  const OperationPtr operation = std::exchange(unfinished, nullptr);
+  has_unfinished = false;
+  drive(operation);
+}
+
+std::vector<RequestPtr> Client::Impl::send_all(FrameKind kind, uint32_t param_set,
+                                               const std::function<Buffer()>& payload) {
+  std::vector<RequestPtr> requests;
+  for (uint32_t s = 0; s < server_count(); ++s) {
+    requests.push_back(session.send(s, kind, param_set, payload()));
+  }
+  return requests;
+}
+
+void Client::Impl::run_all(FrameKind kind, uint32_t param_set,
+                           const std::function<Buffer()>& payload,
+                           std::function<void(std::span<const RequestPtr>)> receive) {
+  const auto operation = std::make_shared<Operation>();
+  operation->stages.push_back(
+      {[=, this] { return send_all(kind, param_set, payload); }, std::move(receive)});
+  drive(operation);
+}
+
+void Client::Impl::finish_round(ParamSet& set, bool detached, std::span<const RequestPtr> replies,
+                                std::span<void* const> weights) {
+  std::vector<uint64_t> rounds;
+  for (const RequestPtr& request : replies) {
+    const auto targets = detached ? std::span<void* const>() : weights;
+    rounds.push_back(unpack_dense(set, request->reply, targets));
+  }
+  for (const uint64_t round : rounds) {
+    if (round != rounds.front()) {
+      throw Error(ErrorCode::kProtocol,
+                  "push: servers disagree about the round: " + std::to_string(rounds.front()) +
+                      " and " + std::to_string(round));
+    }
+  }
+  set.round = rounds.front();
+  if (detached) set.dense_stale = true;
+  set.invalidate_tables();
+}
+
+uint64_t agreed_round(std::span<const RequestPtr> replies) {
+  uint64_t agreed = 0;
+  for (size_t i = 0; i < replies.size(); ++i) {
+    const uint64_t round = decode_round_reply(payload_of(replies[i])).round;
+    if (i > 0 && round != agreed) {
+      throw Error(ErrorCode::kProtocol,
+                  std::string(name_of(replies[i]->header.kind)) +
+                      ": servers disagree about the round: " + std::to_string(agreed) + " and " +
+                      std::to_string(round));
+    }
+    agreed = round;
+  }
+  return agreed;
+}
+
+Client::Client(ClientOptions options, const ConnectorFactory& make_connector)
+    : impl_(std::make_unique<Impl>(std::move(options), make_connector)) {}
+
+Client::~Client() = default;
+
+void Client::connect() { impl_->session.connect(); }
+
+uint32_t Client::open(const ParamSetLayout& layout) {
+  const std::lock_guard lock(impl_->sequenced_mutex);
+  impl_->finish_unfinished();
+  for (const auto& config : layout.configs) {
+    if (const char* what = kernels::find_config_error(config)) {
+      throw Error(ErrorCode::kInvalidArgument, std::string("open: ") + what);
+    }
+  }
+  const auto set =
+      std::make_shared<ParamSet>(impl_->next_set, layout, impl_->owners, impl_->server_count());
+  ++impl_->next_set;
+  Impl* impl = impl_.get();
+  impl->run_all(
+      FrameKind::kOpen, set->id, [set] { return encode(set->layout); },
+      [impl, set](std::span<const RequestPtr> replies) {
+        set->round = agreed_round(replies);
+        const std::lock_guard sets_lock(impl->sets_mutex);
+        impl->sets.emplace(set->id, set);
+      });
+  return set->id;
+}
+
+void Client::ready(uint32_t param_set) {
+  const std::lock_guard lock(impl_->sequenced_mutex);
+  impl_->finish_unfinished();
+  const ParamSetPtr set = impl_->find(param_set);
+  impl_->run_all(
+      FrameKind::kReady, param_set, [] { return Buffer(); },
+      [set](std::span<const RequestPtr> replies) {
+        set->round = agreed_round(replies);
+        set->member = true;
+        set->invalidate_tables();
+      });
+}
+
+uint64_t Client::push(uint32_t param_set, const StepPush& step) {
+  const std::lock_guard lock(impl_->sequenced_mutex);
+  Impl* impl = impl_.get();
+  impl->finish_unfinished();
+  const ParamSetPtr set = impl->find(param_set);
+  check_push(*set, step);
+  if (!set->member) impl->join(set);
+
+  const auto operation = std::make_shared<Operation>();
+  const std::weak_ptr<Operation> self = operation;
+  const auto take_in = [impl, set, self,
+                        weights = step.weights](std::span<const RequestPtr> replies) {
+    const OperationPtr running = self.lock();
+    impl->finish_round(*set, !running || running->detached, replies, weights);
+  };
+  const auto squared_norm = std::make_shared<double>(0.0);
+  const bool two_phases = step.clip_norm > 0.0;
+  const auto send_push = [impl, set, &step] {
+    std::vector<Buffer> payloads = pack_push(*set, step, impl->pool);
+    impl->rows_pushed += packed_rows(*set);
+    std::vector<RequestPtr> requests;
+    for (uint32_t s = 0; s < payloads.size(); ++s) {
+      requests.push_back(impl->session.send(s, FrameKind::kPush, set->id, std::move(payloads[s])));
+    }
+    return requests;
+  };
+  const auto add_norms = [squared_norm](std::span<const RequestPtr> replies) {
+    // In shard order: every trainer computes the same bits.
+    for (const RequestPtr& reply : replies) {
+      *squared_norm += decode_push_norm(payload_of(reply)).squared_norm;
+    }
+  };
+  const auto send_commit = [impl, set, squared_norm] {
+    const Commit commit{set->round, std::sqrt(*squared_norm)};
+    return impl->send_all(FrameKind::kCommit, set->id, [commit] { return encode(commit); });
+  };
+  if (two_phases) {
+    operation->stages = {{send_push, add_norms}, {send_commit, take_in}};
+  } else {
+    operation->stages = {{send_push, take_in}};
+  }
+  const uint64_t round = set->round;
+  impl->drive(operation);
+  if (set->dense_stale) impl->pull_dense(*set, step.weights);
+  return round;
+}
+
+void Client::close(uint32_t param_set) {
+  const std::lock_guard lock(impl_->sequenced_mutex);
+  Impl* impl = impl_.get();
+  impl->finish_unfinished();
+  impl->find(param_set);
+  impl->run_all(
+      FrameKind::kClose, param_set, [] { return Buffer(); },
+      [impl, param_set](std::span<const RequestPtr>) {
+        const std::lock_guard sets_lock(impl->sets_mutex);
+        impl->sets.erase(param_set);
+      });
+}
+
+void Client::goodbye() {
+  const std::lock_guard lock(impl_->sequenced_mutex);
+  if (std::exchange(impl_->said_goodbye, true)) return;
+  try {
+    // A step that was interrupted may wait for trainers that never come. Death is not goodbye: if
+    // it is still in flight after a while, the servers are left without one.
+    impl_->unfinished.reset();
+    impl_->has_unfinished = false;
+    impl_->session.drain(impl_->session.options().liveness_ms);
+    impl_->run_all(
+        FrameKind::kGoodbye, kNoParamSet, [] { return Buffer(); },
+        [](std::span<const RequestPtr>) {});
+  } catch (const Error&) {
+    impl_->session.disconnect();
+    throw;
+  }
+  impl_->session.disconnect();
+}
+
+void Client::abort(const std::string& reason) { impl_->session.abort(reason); }
+
+ClientStats Client::stats() const {
+  ClientStats stats;
+  impl_->session.add_stats(&stats);
+  stats.rows_pulled = impl_->rows_pulled;
+  stats.rows_pushed = impl_->rows_pushed;
+  return stats;
+}
+
+}  // namespace cpudist::core

@@ -1,0 +1,87 @@
+// Copyright (c) 2026 The torch_cpudist authors.
+// SPDX-License-Identifier: BSD-3-Clause
+//
+// The parts of a client: its session, its parameter sets, and the sequenced operation that an
+// interrupt has left behind.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <vector>
+
+#include "core/client.h"
+#include "core/client_param_set.h"
+#include "core/client_session.h"
+
+namespace cpudist::core {
+
+// A sequenced operation in stages: send to all servers, wait for all, take the answers in. An
+// interrupt or timeout stops it in a wait; it is resumed by the next call.
+struct Operation {
+  struct Stage {
+    std::function<std::vector<RequestPtr>()> send;
+    std::function<void(std::span<const RequestPtr>)> receive;
+  };
+  std::vector<Stage> stages;
+  size_t next = 0;
+  bool sent = false;
+  bool detached = false;  // its caller has gone: memory of the caller must not be touched
+  std::vector<RequestPtr> in_flight;
+};
+using OperationPtr = std::shared_ptr<Operation>;
+using ParamSetPtr = std::shared_ptr<ParamSet>;
+
+inline constexpr uint64_t kChunkBytes = 8ull << 20;
+
+inline std::span<const uint8_t> payload_of(const RequestPtr& request) {
+  return {request->reply.payload.data(), request->reply.payload.size()};
+}
+
+struct Client::Impl {
+  Impl(ClientOptions options, const ConnectorFactory& make_connector);
+
+  ParamSetPtr find(uint32_t param_set);
+  uint32_t server_count() const { return session.server_count(); }
+
+  // ---- operations; the caller holds sequenced_mutex ----
+  void drive(const OperationPtr& operation);
+  void finish_unfinished();
+  // One request with this payload to every server.
+  std::vector<RequestPtr> send_all(FrameKind kind, uint32_t param_set,
+                                   const std::function<Buffer()>& payload);
+  // A whole operation of one such stage.
+  void run_all(FrameKind kind, uint32_t param_set, const std::function<Buffer()>& payload,
+               std::function<void(std::span<const RequestPtr>)> receive);
+  void join(const ParamSetPtr& set);
+  void finish_round(ParamSet& set, bool detached, std::span<const RequestPtr> replies,
+                    std::span<void* const> weights);
+
+  // ---- idempotent requests ----
+  // Before a read: an interrupted step is finished first, so that the read sees it.
+  void settle();
+  void pull_rows(ParamSet& set, uint32_t table, std::span<const int64_t> keys);
+  void pull_dense(ParamSet& set, std::span<void* const> weights);
+
+  Session session;
+  Pool pool;
+  std::vector<uint16_t> owners;  // server of each bucket
+  std::mutex sets_mutex;
+  std::map<uint32_t, ParamSetPtr> sets;
+  std::mutex sequenced_mutex;  // taken before the session's and a table's
+  uint32_t next_set = 0;
+  bool said_goodbye = false;
+  OperationPtr unfinished;
+  std::atomic<bool> has_unfinished{false};
+  std::atomic<uint64_t> rows_pulled{0};
+  std::atomic<uint64_t> rows_pushed{0};
+};
+
+// The round that every reply names; throws kProtocol if they differ.
+uint64_t agreed_round(std::span<const RequestPtr> replies);
+
+}  // namespace cpudist::core

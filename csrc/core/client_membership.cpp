@@ -1,0 +1,64 @@
+// Copyright (c) 2026 The torch_cpudist authors.
+// SPDX-License-Identifier: BSD-3-Clause
+//
+// Joining and leaving rounds, and the barrier; docs/architecture.md, Rounds.
+#include "core/client_impl.h"
+
+namespace cpudist::core {
+
+void Client::Impl::join(const ParamSetPtr& set) {
+  const auto operation = std::make_shared<Operation>();
+  const auto to_server_0 = [this, set](JoinStep step) {
+    return std::vector<RequestPtr>{
+        session.send(0, FrameKind::kJoin, set->id, encode(Join{step, set->round}))};
+  };
+  operation->stages.push_back(
+      {[=] { return to_server_0(JoinStep::kHold); },
+       [set](std::span<const RequestPtr> replies) { set->round = agreed_round(replies); }});
+  const auto register_at_others = [this, set] {
+    std::vector<RequestPtr> requests;
+    for (uint32_t s = 1; s < server_count(); ++s) {
+      requests.push_back(
+          session.send(s, FrameKind::kJoin, set->id, encode(Join{JoinStep::kMember, set->round})));
+    }
+    return requests;
+  };
+  operation->stages.push_back({register_at_others, [](std::span<const RequestPtr>) {}});
+  operation->stages.push_back({[=] { return to_server_0(JoinStep::kRelease); },
+                               [set](std::span<const RequestPtr>) { set->member = true; }});
+  drive(operation);
+}
+
+void Client::leave(uint32_t param_set) {
+  const std::lock_guard lock(impl_->sequenced_mutex);
+  impl_->finish_unfinished();
+  const ParamSetPtr set = impl_->find(param_set);
+  if (!set->member) return;
+  impl_->run_all(
+      FrameKind::kLeave, param_set, [] { return Buffer(); },
+      [set](std::span<const RequestPtr>) { set->member = false; });
+}
+
+bool Client::is_member(uint32_t param_set) const { return impl_->find(param_set)->member; }
+
+void Client::barrier() {
+  const std::lock_guard lock(impl_->sequenced_mutex);
+  Impl* impl = impl_.get();
+  impl->finish_unfinished();
+  impl->run_all(
+      FrameKind::kBarrier, kNoParamSet, [] { return Buffer(); },
+      [impl](std::span<const RequestPtr> replies) {
+        // All trainers have left, so the servers agree: no round is half applied.
+        const BarrierReply reply = decode_barrier_reply(payload_of(replies.front()));
+        const std::lock_guard sets_lock(impl->sets_mutex);
+        for (const auto& [id, round] : reply.rounds) {
+          const auto found = impl->sets.find(id);
+          if (found == impl->sets.end()) continue;
+          found->second->round = round;
+          found->second->member = true;
+          found->second->invalidate_tables();
+        }
+      });
+}
+
+}  // namespace cpudist::core

@@ -1,0 +1,228 @@
+// Copyright (c) 2026 The torch_cpudist authors.
+// SPDX-License-Identifier: BSD-3-Clause
+//
+// Gradients into payloads and payloads into weights, each value copied once.
+#include <algorithm>
+#include <cstring>
+#include <string>
+
+#include "core/client_param_set.h"
+#include "core/errors.h"
+#include "kernels/hash.h"
+
+namespace cpudist::core {
+
+ParamSet::ParamSet(uint32_t set_id, const ParamSetLayout& set_layout,
+                   std::span<const uint16_t> owners, uint32_t servers)
+    : id(set_id), layout(set_layout), server_count(servers), shard_blocks(servers) {
+  for (uint32_t t = 0; t < layout.tables.size(); ++t) {
+    tables.push_back(std::make_unique<TableCache>(layout.tables[t], kernels::table_salt(id, t),
+                                                  owners, server_count));
+  }
+  for (uint32_t b = 0; b < layout.blocks.size(); ++b) {
+    const BlockSpec& block = layout.blocks[b];
+    if (block.shard >= server_count) {
+      throw Error(ErrorCode::kInvalidArgument,
+                  "block '" + block.name + "': shard " + std::to_string(block.shard) +
+                      " is not below the number of servers, " + std::to_string(server_count));
+    }
+    shard_blocks[block.shard].push_back(b);
+    if (block.parameter >= layout.blocks.size()) {
+      throw Error(ErrorCode::kInvalidArgument,
+                  "block '" + block.name + "': parameter " + std::to_string(block.parameter) +
+                      " is not below the number of blocks; parameters are numbered from 0");
+    }
+    parameter_count = std::max(parameter_count, block.parameter + 1);
+  }
+  parameter_blocks.resize(parameter_count);
+  for (uint32_t b = 0; b < layout.blocks.size(); ++b) {
+    parameter_blocks[layout.blocks[b].parameter].push_back(b);
+  }
+}
+
+TableCache& ParamSet::table(uint32_t index) {
+  if (index >= tables.size()) {
+    throw Error(ErrorCode::kInvalidArgument, "table " + std::to_string(index) +
+                                                 " of parameter set " + std::to_string(id) +
+                                                 ", which has " + std::to_string(tables.size()));
+  }
+  return *tables[index];
+}
+
+const std::vector<uint32_t>& ParamSet::blocks_of(uint32_t parameter) const {
+  // A parameter without elements has no block and may have the highest index.
+  static const std::vector<uint32_t> kNone;
+  return parameter < parameter_blocks.size() ? parameter_blocks[parameter] : kNone;
+}
+
+uint64_t ParamSet::block_bytes(uint32_t block) const {
+  const BlockSpec& spec = layout.blocks[block];
+  return spec.elements * size_of(spec.dtype);
+}
+
+uint64_t ParamSet::block_state_elements(uint32_t block) const {
+  const BlockSpec& spec = layout.blocks[block];
+  return kernels::state_elements(layout.configs.at(spec.group), spec.elements, spec.row_width);
+}
+
+uint32_t ParamSet::row_state_elements(uint32_t index) const {
+  const TableSpec& spec = layout.tables[index];
+  return static_cast<uint32_t>(
+      kernels::state_elements(layout.configs.at(spec.group), spec.dim, spec.dim));
+}
+
+void ParamSet::invalidate_tables() {
+  for (const auto& cache : tables) {
+    const std::lock_guard lock(cache->mutex);
+    cache->invalidate();
+  }
+}
+
+void check_push(ParamSet& set, const StepPush& step) {
+  if (step.configs.size() != set.layout.configs.size()) {
+    throw Error(ErrorCode::kInvalidArgument, "push: " + std::to_string(step.configs.size()) +
+                                                 " optimizer configurations, "
+                                                 "expected one per group, " +
+                                                 std::to_string(set.layout.configs.size()));
+  }
+  if (step.weights.size() < set.parameter_count) {
+    throw Error(ErrorCode::kInvalidArgument,
+                "push: addresses of " + std::to_string(step.weights.size()) +
+                    " dense parameters, expected " + std::to_string(set.parameter_count));
+  }
+  std::vector<bool> seen(set.tables.size());
+  for (const TableGradient& gradient : step.tables) {
+    TableCache& cache = set.table(gradient.table);
+    if (seen[gradient.table]) {
+      throw Error(ErrorCode::kInvalidArgument,
+                  "push: two gradients for table '" + cache.spec().name + "'");
+    }
+    seen[gradient.table] = true;
+    const std::lock_guard lock(cache.mutex);
+    cache.check_pulled({gradient.keys, static_cast<size_t>(gradient.count)});
+  }
+}
+
+namespace {
+
+struct DenseSource {
+  uint32_t block;
+  const uint8_t* gradient;
+};
+
+// Per server, the blocks to send in increasing order.
+std::vector<std::vector<DenseSource>> split_dense(const ParamSet& set, const StepPush& step) {
+  std::vector<std::vector<DenseSource>> shares(set.server_count);
+  for (const ParameterGradient& parameter : step.parameters) {
+    const auto* base = static_cast<const uint8_t*>(parameter.gradient);
+    for (const uint32_t b : set.blocks_of(parameter.parameter)) {
+      const BlockSpec& block = set.layout.blocks[b];
+      shares[block.shard].push_back({b, base + block.offset * size_of(block.dtype)});
+    }
+  }
+  for (auto& share : shares) {
+    std::sort(share.begin(), share.end(),
+              [](const DenseSource& a, const DenseSource& b) { return a.block < b.block; });
+  }
+  return shares;
+}
+
+// Distinct keys and their owners; returns the tables with a gradient in increasing order.
+std::vector<uint32_t> split_tables(ParamSet& set, const StepPush& step) {
+  std::vector<uint32_t> present;
+  set.packed.resize(set.tables.size());
+  for (const TableGradient& gradient : step.tables) {
+    PackedTable& packed = set.packed[gradient.table];
+    packed.gradient = &gradient;
+    packed.unique.resize(gradient.count);
+    packed.inverse.resize(gradient.count);
+    packed.unique.resize(set.deduper.run(gradient.keys, gradient.count, packed.unique.data(),
+                                         packed.inverse.data()));
+    packed.destinations.resize(packed.unique.size());
+    set.table(gradient.table).split().run(packed.unique);
+    present.push_back(gradient.table);
+  }
+  std::sort(present.begin(), present.end());
+  return present;
+}
+
+Buffer pack_server(ParamSet& set, uint32_t server, const PushHeader& header,
+                   std::span<const DenseSource> dense, std::span<const uint32_t> tables,
+                   const Pool& pool) {
+  std::vector<BlockRef> block_refs;
+  for (const DenseSource& source : dense) {
+    block_refs.push_back({source.block, set.block_bytes(source.block)});
+  }
+  std::vector<TableRef> table_refs;
+  for (const uint32_t t : tables) {
+    TableRef ref;
+    ref.table = t;
+    ref.row_count = set.tables[t]->split().count(server);
+    ref.dim = set.layout.tables[t].dim;
+    table_refs.push_back(ref);
+  }
+  FilledPush filled = layout_push(header, block_refs, table_refs, pool);
+  for (size_t i = 0; i < dense.size(); ++i) {
+    std::memcpy(filled.blocks[i], dense[i].gradient, block_refs[i].size_bytes);
+  }
+  for (size_t i = 0; i < tables.size(); ++i) {
+    PackedTable& packed = set.packed[tables[i]];
+    const auto positions = set.tables[tables[i]]->split().positions(server);
+    for (size_t j = 0; j < positions.size(); ++j) {
+      filled.keys[i][j] = packed.unique[positions[j]];
+      packed.destinations[positions[j]] = filled.rows[i] + j * table_refs[i].dim;
+    }
+  }
+  return std::move(filled.payload);
+}
+
+}  // namespace
+
+std::vector<Buffer> pack_push(ParamSet& set, const StepPush& step, const Pool& pool) {
+  PushHeader header;
+  header.round = set.round;
+  header.weight = step.weight;
+  header.samples = step.samples;
+  header.clip_value = step.clip_value;
+  header.clip_norm = step.clip_norm;
+  header.configs = step.configs;
+  for (PackedTable& packed : set.packed) packed.gradient = nullptr;
+  // The split of a table is shared with its pulls.
+  std::vector<std::unique_lock<std::mutex>> locks;
+  for (const auto& cache : set.tables) locks.emplace_back(cache->mutex);
+  const auto dense = split_dense(set, step);
+  const auto tables = split_tables(set, step);
+  std::vector<Buffer> payloads;
+  for (uint32_t s = 0; s < set.server_count; ++s) {
+    payloads.push_back(pack_server(set, s, header, dense[s], tables, pool));
+  }
+  for (const uint32_t t : tables) {
+    const PackedTable& packed = set.packed[t];
+    const size_t dim = set.layout.tables[t].dim;
+    kernels::segment_sum_to(packed.gradient->rows, dim, packed.gradient->count, dim,
+                            packed.inverse.data(), packed.destinations.data());
+  }
+  return payloads;
+}
+
+uint64_t packed_rows(const ParamSet& set) {
+  uint64_t rows = 0;
+  for (const PackedTable& packed : set.packed) {
+    if (packed.gradient != nullptr) rows += packed.unique.size();
+  }
+  return rows;
+}
+
+uint64_t unpack_dense(const ParamSet& set, const Frame& reply, std::span<void* const> weights) {
+  const DenseView view = decode_dense({reply.payload.data(), reply.payload.size()}, set.layout);
+  if (weights.empty()) return view.round;
+  for (const DenseSection& section : view.blocks) {
+    const BlockSpec& block = set.layout.blocks[section.block];
+    auto* base = static_cast<uint8_t*>(weights[block.parameter]);
+    std::memcpy(base + block.offset * size_of(block.dtype), section.values.data(),
+                section.values.size());
+  }
+  return view.round;
+}
+
+}  // namespace cpudist::core

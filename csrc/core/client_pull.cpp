@@ -1,0 +1,163 @@
+// Copyright (c) 2026 The torch_cpudist authors.
+// SPDX-License-Identifier: BSD-3-Clause
+//
+// Rows and dense blocks from the servers into the trainer's weights.
+#include <algorithm>
+#include <numeric>
+
+#include "core/client_impl.h"
+#include "kernels/gather_scatter.h"
+
+namespace cpudist::core {
+
+namespace {
+
+// Rows of one lookup that travel in one reply; far above a batch, far below a frame's limit.
+constexpr uint64_t kPullBytes = 256ull << 20;
+
+struct PullShare {
+  RequestPtr request;
+  TableRef asked;
+  std::vector<int64_t> keys;
+};
+
+uint64_t rows_in(uint64_t size_bytes, const TableSpec& spec) {
+  const uint64_t row_bytes = spec.dim * sizeof(float) + sizeof(int64_t);
+  return std::max<uint64_t>(size_bytes / row_bytes, 1);
+}
+
+}  // namespace
+
+void Client::Impl::settle() {
+  if (!has_unfinished) return;
+  const std::lock_guard lock(sequenced_mutex);
+  finish_unfinished();
+}
+
+// The table's mutex is held.
+void Client::Impl::pull_rows(ParamSet& set, uint32_t table, std::span<const int64_t> keys) {
+  TableCache& cache = set.table(table);
+  const size_t row_bytes = cache.spec().dim * sizeof(float);
+  cache.split().run(keys);
+  std::vector<PullShare> shares;
+  std::vector<RequestPtr> requests;
+  for (uint32_t s = 0; s < server_count(); ++s) {
+    const auto positions = cache.split().positions(s);
+    if (positions.empty()) continue;
+    PullShare share;
+    share.asked.table = table;
+    share.asked.row_count = positions.size();
+    share.asked.dim = cache.spec().dim;
+    share.keys.resize(positions.size());
+    kernels::gather_rows(keys.data(), sizeof(int64_t), positions.data(), positions.size(),
+                         sizeof(int64_t), share.keys.data(), sizeof(int64_t));
+    FilledKeys filled = layout_pull({&share.asked, 1}, pool);
+    std::copy(share.keys.begin(), share.keys.end(), filled.keys[0]);
+    share.request = session.send(s, FrameKind::kPullRows, set.id, std::move(filled.payload));
+    requests.push_back(share.request);
+    shares.push_back(std::move(share));
+  }
+  session.wait(requests);
+  for (const PullShare& share : shares) {
+    uint64_t round = 0;
+    const auto rows = decode_rows(payload_of(share.request), {&share.asked, 1}, &round);
+    kernels::scatter_rows(cache.weight(), row_bytes, share.keys.data(), share.keys.size(),
+                          row_bytes, rows[0].data(), row_bytes);
+  }
+  rows_pulled += keys.size();
+}
+
+void Client::Impl::pull_dense(ParamSet& set, std::span<void* const> weights) {
+  if (weights.size() < set.parameter_count) {
+    throw Error(ErrorCode::kInvalidArgument,
+                "pull_dense: addresses of " + std::to_string(weights.size()) +
+                    " dense parameters, expected " + std::to_string(set.parameter_count));
+  }
+  set.dense_stale = false;
+  std::vector<RequestPtr> requests;
+  for (uint32_t s = 0; s < server_count(); ++s) {
+    if (set.shard_blocks[s].empty()) continue;
+    requests.push_back(session.send(s, FrameKind::kPullDense, set.id, Buffer()));
+  }
+  try {
+    session.wait(requests);
+  } catch (const Error&) {
+    set.dense_stale = true;
+    throw;
+  }
+  for (const RequestPtr& request : requests) unpack_dense(set, request->reply, weights);
+}
+
+void Client::bind_table(uint32_t param_set, uint32_t table, float* weight) {
+  const ParamSetPtr set = impl_->find(param_set);
+  TableCache& cache = set->table(table);
+  const std::lock_guard lock(cache.mutex);
+  cache.bind(weight);
+}
+
+namespace {
+
+void check_bound(const TableCache& cache) {
+  if (cache.weight() != nullptr) return;
+  throw Error(ErrorCode::kInvalidArgument,
+              "table '" + cache.spec().name + "': bind_table was not called before a pull");
+}
+
+}  // namespace
+
+void Client::pull(uint32_t param_set, uint32_t table, const void* ids, uint64_t count,
+                  bool ids_are_int32) {
+  impl_->settle();
+  const ParamSetPtr set = impl_->find(param_set);
+  TableCache& cache = set->table(table);
+  const std::lock_guard lock(cache.mutex);
+  check_bound(cache);
+  // Others go on while this trainer is outside of rounds: what it has may be old at any time.
+  if (!set->member) cache.refresh();
+  const size_t n = count;
+  const auto missing = ids_are_int32
+                           ? cache.take_missing(std::span(static_cast<const int32_t*>(ids), n))
+                           : cache.take_missing(std::span(static_cast<const int64_t*>(ids), n));
+  const uint64_t chunk = rows_in(kPullBytes, cache.spec());
+  try {
+    for (size_t begin = 0; begin < missing.size(); begin += chunk) {
+      const size_t size = std::min<size_t>(chunk, missing.size() - begin);
+      impl_->pull_rows(*set, table, missing.subspan(begin, size));
+    }
+  } catch (...) {
+    cache.forget(missing);
+    throw;
+  }
+}
+
+void Client::pull_all_rows(uint32_t param_set) {
+  impl_->settle();
+  const ParamSetPtr set = impl_->find(param_set);
+  for (uint32_t t = 0; t < set->tables.size(); ++t) {
+    TableCache& cache = set->table(t);
+    const std::lock_guard lock(cache.mutex);
+    check_bound(cache);
+    if (!set->member) cache.refresh();
+    const uint64_t chunk = rows_in(kChunkBytes, cache.spec()) * impl_->server_count();
+    std::vector<int64_t> keys;
+    for (uint64_t begin = 0; begin < cache.spec().rows; begin += chunk) {
+      keys.resize(std::min(chunk, cache.spec().rows - begin));
+      std::iota(keys.begin(), keys.end(), static_cast<int64_t>(begin));
+      const auto missing = cache.take_missing(std::span<const int64_t>(keys));
+      try {
+        if (!missing.empty()) impl_->pull_rows(*set, t, missing);
+      } catch (...) {
+        cache.forget(missing);
+        throw;
+      }
+    }
+  }
+}
+
+void Client::pull_dense(uint32_t param_set, std::span<void* const> weights) {
+  impl_->settle();
+  const ParamSetPtr set = impl_->find(param_set);
+  impl_->pull_dense(*set, weights);
+}
+
+}  // namespace cpudist::core

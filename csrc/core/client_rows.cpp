@@ -1,0 +1,106 @@
+// Copyright (c) 2026 The torch_cpudist authors.
+// SPDX-License-Identifier: BSD-3-Clause
+//
+// Stamps: four bytes a row replace a hash table per lookup, and deduplicate at the same time.
+#include "core/client_rows.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "core/errors.h"
+
+namespace cpudist::core {
+
+namespace {
+
+// Far enough to hide a cache miss on a stamp, near enough to stay in the cache.
+constexpr size_t kPrefetchAhead = 16;
+
+}  // namespace
+
+void KeySplit::run(std::span<const int64_t> keys) {
+  order_.resize(keys.size());
+  offsets_.resize(server_count_ + 1);
+  partitioner_.run(keys.data(), keys.size(), salt_, owners_.data(), server_count_, order_.data(),
+                   offsets_.data());
+}
+
+TableCache::TableCache(const TableSpec& spec, uint64_t salt, std::span<const uint16_t> owners,
+                       uint32_t server_count)
+    : spec_(spec), stamps_(spec.rows), split_(owners, server_count, salt) {}
+
+void TableCache::bind(float* weight) {
+  weight_ = weight;
+  invalidate();
+}
+
+void TableCache::refuse_id(int64_t id) const {
+  throw Error(ErrorCode::kRowOutOfRange, "table '" + spec_.name + "': id " + std::to_string(id) +
+                                             " is outside its " + std::to_string(spec_.rows) +
+                                             " rows; ids must be in [0, " +
+                                             std::to_string(spec_.rows) + ")");
+}
+
+template <typename Id>
+std::span<const int64_t> TableCache::take_missing(std::span<const Id> ids) {
+  for (const Id id : ids) {
+    if (static_cast<uint64_t>(static_cast<int64_t>(id)) >= spec_.rows) refuse_id(id);
+  }
+  missing_.clear();
+  uint32_t* stamps = stamps_.data();
+  const uint32_t generation = generation_;
+  const size_t n = ids.size();
+  for (size_t i = 0; i < n; ++i) {
+    if (i + kPrefetchAhead < n) __builtin_prefetch(stamps + ids[i + kPrefetchAhead], 1);
+    const int64_t key = ids[i];
+    if (stamps[key] == generation) continue;
+    stamps[key] = generation;
+    missing_.push_back(key);
+  }
+  return missing_;
+}
+
+template std::span<const int64_t> TableCache::take_missing(std::span<const int32_t> ids);
+template std::span<const int64_t> TableCache::take_missing(std::span<const int64_t> ids);
+
+void TableCache::forget(std::span<const int64_t> keys) {
+  for (const int64_t key : keys) stamps_[static_cast<size_t>(key)] = 0;
+}
+
+void TableCache::raise_generation() {
+  if (generation_ < std::numeric_limits<uint32_t>::max()) {
+    ++generation_;
+    return;
+  }
+  std::fill_n(stamps_.data(), stamps_.size(), 0u);
+  generation_ = 1;
+  floor_ = 1;
+}
+
+void TableCache::refresh() { raise_generation(); }
+
+void TableCache::invalidate() {
+  raise_generation();
+  floor_ = generation_;
+}
+
+void TableCache::check_pulled(std::span<const int64_t> keys) const {
+  const uint32_t* stamps = stamps_.data();
+  const size_t n = keys.size();
+  for (size_t i = 0; i < n; ++i) {
+    const int64_t key = keys[i];
+    if (static_cast<uint64_t>(key) >= spec_.rows) refuse_id(key);
+    // Rows of one batch lie together in `keys` but not in the table.
+    if (i + kPrefetchAhead < n && static_cast<uint64_t>(keys[i + kPrefetchAhead]) < spec_.rows) {
+      __builtin_prefetch(stamps + keys[i + kPrefetchAhead]);
+    }
+    if (stamps[key] >= floor_) continue;
+    throw Error(ErrorCode::kUnpulledRow,
+                "table '" + spec_.name + "': the gradient has row " + std::to_string(key) +
+                    ", which was not pulled since its last update. Look rows up through the "
+                    "table's module, not through its weight (F.embedding), and compile a model "
+                    "after its optimizer is wrapped");
+  }
+}
+
+}  // namespace cpudist::core

@@ -1,0 +1,118 @@
+// Copyright (c) 2026 The torch_cpudist authors.
+// SPDX-License-Identifier: BSD-3-Clause
+//
+// The client's side of the protocol, without knowing what the messages mean: one link per server,
+// requests matched to replies, resending, probing, reconnecting, liveness, deadlines.
+//
+// Locks: one mutex guards links and requests; it is never held while a frame is sent, a connection
+// is closed or a callback of the user runs, because in-process replies arrive inside send().
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "core/client.h"
+#include "core/client_link.h"
+
+namespace cpudist::core {
+
+class Session final : public ConnectionHandler {
+ public:
+  Session(ClientOptions options, const ConnectorFactory& make_connector);
+  ~Session() override;
+
+  void connect();
+  uint32_t server_count() const { return static_cast<uint32_t>(links_.size()); }
+  const ClientOptions& options() const { return options_; }
+
+  // Sends a request, or keeps it until the link is back. Throws the session's failure. Sequenced
+  // requests: one thread at a time, and none in flight to that server.
+  RequestPtr send(uint32_t server, FrameKind kind, uint32_t param_set, Buffer payload);
+  // Until all are answered, or the first error. Throws the first error of a reply, kPeerLost,
+  // kTimeout, kInterrupted, kClosed.
+  void wait(std::span<const RequestPtr> requests);
+  // Until no sequenced request is in flight, whatever the answers; throws like wait, and kTimeout
+  // after `limit_ms`.
+  void drain(uint64_t limit_ms);
+
+  bool pending(std::span<const RequestPtr> requests) const;  // unanswered, and none with an error
+
+  void abort(const std::string& reason);
+  void disconnect();  // closes the links; later calls throw kClosed
+  void add_stats(ClientStats* stats) const;
+
+  void on_frame(const std::shared_ptr<Connection>& connection, Frame frame) override;
+  void on_close(const std::shared_ptr<Connection>& connection, const std::string& reason) override;
+
+ private:
+  struct Outgoing {
+    std::shared_ptr<Connection> connection;
+    Frame frame;
+  };
+  struct Waiter {  // clocks of one wait
+    TimePoint started;
+    TimePoint poll_next;
+    TimePoint log_next;
+  };
+
+  FrameHeader make_header(FrameKind kind) const;
+  Frame make_hello(const Link& link) const;
+  Link* find_link(const Connection* connection);
+  std::string describe(const Link& link) const;
+
+  // ---- replies, under the lock ----
+  void accept_hello(Link& link, const Frame& frame);
+  void accept_error(Link& link, const Frame& frame);
+  void accept_reply(Link& link, Frame frame);
+  void accept_probe_reply(const Frame& frame);
+  void finish(Request& request);
+  void fail(const Error& error);
+  void throw_failure() const;
+
+  // ---- waiting ----
+  bool settled(std::span<const RequestPtr> requests) const;
+  void check_deadlines(std::span<const RequestPtr> requests, const Waiter& waiter,
+                       TimePoint now) const;
+  std::vector<Outgoing> due_frames(std::span<const RequestPtr> requests, TimePoint now);
+  std::string straggler_text(std::span<const RequestPtr> requests, const Waiter& waiter,
+                             TimePoint now) const;
+  void serve_wait(std::span<const RequestPtr> requests, Waiter& waiter,
+                  std::unique_lock<std::mutex>& lock);
+  void wait_settled(std::span<const RequestPtr> requests, TimePoint limit);
+
+  // ---- monitor thread ----
+  void monitor();
+  void beat(std::unique_lock<std::mutex>& lock, TimePoint now);
+  void revive(Link& link, std::unique_lock<std::mutex>& lock);
+  void lose(Link& link, const std::string& why);
+  void repeat_hello(Link& link, std::unique_lock<std::mutex>& lock, TimePoint now);
+  TimePoint next_wakeup(TimePoint now) const;
+  void close_links(const std::string& reason);
+
+  const ClientOptions options_;
+  std::shared_ptr<Connector> connector_;
+  mutable std::mutex mutex_;
+  std::condition_variable answered_;  // waiting threads
+  std::condition_variable changed_;   // the monitor
+  std::vector<Link> links_;
+  std::map<uint64_t, RequestPtr> requests_;  // by request id, unanswered
+  uint64_t next_request_id_ = 1;
+  std::optional<Error> failure_;
+  bool started_ = false;
+  bool stopping_ = false;
+  TimePoint beat_next_;
+  TimePoint beat_last_;
+  ClientStats stats_;
+  std::thread monitor_;
+};
+
+}  // namespace cpudist::core
