@@ -4,7 +4,10 @@
 
 from __future__ import annotations
 
+import os
 import random
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -344,3 +347,24 @@ def test_threads_do_not_change_a_bit() -> None:
         torch.set_num_threads(threads)
     for other in results[1:]:
         assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
+
+
+def ask_simd_level(value: str) -> subprocess.CompletedProcess[str]:
+    code = "import torch; from torch_cpudist import _core; print(_core.simd_level())"
+    environment = os.environ | {"CPUDIST_SIMD": value}
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_simd_level_can_be_lowered_from_outside() -> None:
+    found = ask_simd_level("scalar")
+    assert found.stdout.strip() == "scalar", found.stderr
+    wrong = ask_simd_level("sse9")
+    assert wrong.returncode != 0
+    assert "expected scalar, avx2 or avx512, found 'sse9'" in wrong.stderr

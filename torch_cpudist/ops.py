@@ -20,9 +20,9 @@ from torch_cpudist import _core, ops_fake
 from torch_cpudist.ops_checks import (
     check_update_rows,
     config_arguments,
-    require,
+    fail,
+    range_errors,
     require_contiguous,
-    require_in_range,
     require_keys,
     require_length,
     require_real,
@@ -76,9 +76,10 @@ def segment_sum(rows: torch.Tensor, inverse: torch.Tensor, count: int) -> torch.
     require_real(op, "rows", rows, 2)
     require_keys(op, "inverse", inverse)
     require_length(op, "len(rows)", rows.shape[0], inverse.shape[0])
-    require(count >= 0, f"{op}: count must be >= 0, got {count}")
-    require_in_range(op, "inverse", inverse, count)
-    result: torch.Tensor = torch.ops.torch_cpudist.segment_sum(rows, inverse, count)
+    if count < 0:
+        fail(f"{op}: count must be >= 0, got {count}")
+    with range_errors(op, "inverse", inverse, count):
+        result: torch.Tensor = torch.ops.torch_cpudist.segment_sum(rows, inverse, count)
     return result
 
 
@@ -131,13 +132,15 @@ def partition_keys(
     require_keys(op, "keys", keys)
     require_keys(op, "bucket_owner", bucket_owner)
     require_length(op, "len(bucket_owner)", bucket_owner.shape[0], BUCKET_COUNT)
-    require(1 <= parts <= _MAX_PARTS, f"{op}: parts must be in [1, 65535], got {parts}")
-    require(0 <= salt < 2**64, f"{op}: salt must be in [0, 2**64), got {salt}")
-    require_in_range(op, "bucket_owner", bucket_owner, parts)
+    if not 1 <= parts <= _MAX_PARTS:
+        fail(f"{op}: parts must be in [1, 65535], got {parts}")
+    if not 0 <= salt < 2**64:
+        fail(f"{op}: salt must be in [0, 2**64), got {salt}")
     bits = salt - 2**64 if salt >= 2**63 else salt
-    order, offsets = torch.ops.torch_cpudist.partition_keys(
-        keys, bucket_owner, bits, parts
-    )
+    with range_errors(op, "bucket_owner", bucket_owner, parts):
+        order, offsets = torch.ops.torch_cpudist.partition_keys(
+            keys, bucket_owner, bits, parts
+        )
     return order, offsets
 
 
@@ -158,13 +161,16 @@ def gather_rows(source: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
     """
     op = "gather_rows"
     require_tensor(op, "source", source, (), 2)
-    require(
-        source.shape[1] <= 1 or source.stride(1) == 1,
-        f"{op}: each row of source must be contiguous, got strides {source.stride()}",
-    )
+    if source.shape[1] > 1 and source.stride(1) != 1:
+        fail(
+            f"{op}: each row of source must be contiguous, got strides "
+            f"{source.stride()}"
+        )
     require_keys(op, "index", index)
-    require_in_range(op, "index", index, source.shape[0])
-    result: torch.Tensor = torch.ops.torch_cpudist.gather_rows(source.detach(), index)
+    with range_errors(op, "index", index, source.shape[0]):
+        result: torch.Tensor = torch.ops.torch_cpudist.gather_rows(
+            source.detach(), index
+        )
     return result
 
 
@@ -193,8 +199,8 @@ def scatter_rows(
     require_tensor(op, "source", source, (target.dtype,), 2)
     require_length(op, "len(source)", source.shape[0], index.shape[0])
     require_length(op, "source.shape[1]", source.shape[1], target.shape[1])
-    require_in_range(op, "index", index, target.shape[0])
-    torch.ops.torch_cpudist.scatter_rows(target.detach(), index, source.detach())
+    with range_errors(op, "index", index, target.shape[0]):
+        torch.ops.torch_cpudist.scatter_rows(target.detach(), index, source.detach())
     torch.autograd.graph.increment_version(target)
 
 
@@ -235,17 +241,11 @@ def update_rows(
     """
     check_update_rows(weight, state, keys, grads, config, step, counts)
     kind, flags, hyper = config_arguments(config)
-    torch.ops.torch_cpudist.update_rows(
-        weight.detach(),
-        state,
-        counts,
-        keys,
-        grads.detach(),
-        kind,
-        flags,
-        hyper,
-        step or 0,
-    )
+    with range_errors("update_rows", "keys", keys, weight.shape[0]):
+        torch.ops.torch_cpudist.update_rows(
+            *(weight.detach(), state, counts, keys, grads.detach()),
+            *(kind, flags, hyper, step or 0),
+        )
     written = [weight, state] if counts is None else [weight, state, counts]
     torch.autograd.graph.increment_version(written)
 
@@ -282,14 +282,15 @@ def update_dense(
     require_tensor(op, "state", state, (weight.dtype,), None)
     require_contiguous(op, "state", state)
     require_tensor(op, "grad", grad, (weight.dtype,), None)
-    require(
-        grad.shape == weight.shape,
-        f"{op}: grad must have shape {tuple(weight.shape)}, got {tuple(grad.shape)}",
-    )
+    if grad.shape != weight.shape:
+        fail(
+            f"{op}: grad must have shape {tuple(weight.shape)}, got {tuple(grad.shape)}"
+        )
     row_width = max(1, weight[0].numel()) if weight.dim() > 1 and len(weight) else 1
     elements = _core.state_elements(config, weight.numel(), row_width)
     require_length(op, f"state.numel() for {config.kind}", state.numel(), elements)
-    require(step >= 1, f"{op}: step must be >= 1, got {step}")
+    if step < 1:
+        fail(f"{op}: step must be >= 1, got {step}")
     kind, flags, hyper = config_arguments(config)
     torch.ops.torch_cpudist.update_dense(
         weight.detach(), state, grad.detach(), row_width, kind, flags, hyper, step
@@ -323,13 +324,15 @@ def slice_parameter(
         InvalidArgumentError: a value is out of range.
     """
     op = "slice_parameter"
-    require(numel >= 0, f"{op}: numel must be >= 0, got {numel}")
+    if numel < 0:
+        fail(f"{op}: numel must be >= 0, got {numel}")
     for name, value in (
         ("row_width", row_width),
         ("server_count", server_count),
         ("min_block_size", min_block_size),
     ):
-        require(value >= 1, f"{op}: {name} must be >= 1, got {value}")
+        if value < 1:
+            fail(f"{op}: {name} must be >= 1, got {value}")
     result: torch.Tensor = torch.ops.torch_cpudist.slice_parameter(
         numel, row_width, server_count, min_block_size, slice
     )

@@ -4,7 +4,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NoReturn
 
 import torch
 
@@ -40,10 +42,9 @@ _HYPER = (
 )
 
 
-def require(condition: bool, message: str) -> None:
-    """Raises InvalidArgumentError with ``message`` unless ``condition`` holds."""
-    if not condition:
-        raise InvalidArgumentError(message)
+def fail(message: str) -> NoReturn:
+    """Raises InvalidArgumentError; messages are built only on the way to it."""
+    raise InvalidArgumentError(message)
 
 
 def require_tensor(
@@ -55,15 +56,13 @@ def require_tensor(
     if dtypes and value.dtype not in dtypes:
         expected = " or ".join(str(dtype) for dtype in dtypes)
         raise TypeError(f"{op}: {name} must be {expected}, got {value.dtype}")
-    require(
-        value.device.type == "cpu" and value.layout == torch.strided,
-        f"{op}: {name} must be a strided tensor on the CPU, got {value.layout} on "
-        f"{value.device}",
-    )
-    require(
-        dim is None or value.dim() == dim,
-        f"{op}: {name} must have {dim} dimensions, got shape {tuple(value.shape)}",
-    )
+    if not value.is_cpu or value.layout != torch.strided:
+        fail(
+            f"{op}: {name} must be a strided tensor on the CPU, got {value.layout} on "
+            f"{value.device}"
+        )
+    if dim is not None and value.dim() != dim:
+        fail(f"{op}: {name} must have {dim} dimensions, got shape {tuple(value.shape)}")
 
 
 def require_keys(op: str, name: str, value: Any, narrow: bool = False) -> None:
@@ -79,7 +78,8 @@ def require_real(op: str, name: str, value: Any, dim: int | None) -> None:
 
 def require_length(op: str, name: str, found: int, expected: int) -> None:
     """Checks a size."""
-    require(found == expected, f"{op}: {name} must be {expected}, got {found}")
+    if found != expected:
+        fail(f"{op}: {name} must be {expected}, got {found}")
 
 
 def require_in_range(op: str, name: str, index: torch.Tensor, rows: int) -> None:
@@ -93,13 +93,27 @@ def require_in_range(op: str, name: str, index: torch.Tensor, rows: int) -> None
         )
 
 
+@contextmanager
+def range_errors(op: str, name: str, index: torch.Tensor, rows: int) -> Iterator[None]:
+    """Gives an op's own range error its type; the values are looked at only then.
+
+    The ops check every index before they write. A second look in Python would cost as
+    much as copying the rows.
+    """
+    try:
+        yield
+    except RuntimeError:
+        require_in_range(op, name, index, rows)
+        raise
+
+
 def require_contiguous(op: str, name: str, value: torch.Tensor) -> None:
     """Checks that a tensor that is written to is contiguous."""
-    require(
-        value.is_contiguous(),
-        f"{op}: {name} is written to and must be contiguous, got strides "
-        f"{value.stride()} for shape {tuple(value.shape)}",
-    )
+    if not value.is_contiguous():
+        fail(
+            f"{op}: {name} is written to and must be contiguous, got strides "
+            f"{value.stride()} for shape {tuple(value.shape)}"
+        )
 
 
 def config_arguments(config: _core.OptimizerConfig) -> tuple[int, int, list[float]]:
@@ -125,26 +139,27 @@ def check_update_rows(
     require_tensor(op, "state", state, (weight.dtype,), 2)
     require_contiguous(op, "state", state)
     width = _core.state_elements(config, dim, dim)
-    require(
-        tuple(state.shape) == (rows, width),
-        f"{op}: state must have shape {(rows, width)} for {config.kind}, got "
-        f"{tuple(state.shape)}",
-    )
+    if tuple(state.shape) != (rows, width):
+        fail(
+            f"{op}: state must have shape {(rows, width)} for {config.kind}, got "
+            f"{tuple(state.shape)}"
+        )
     require_keys(op, "keys", keys)
     require_tensor(op, "grads", grads, (weight.dtype,), 2)
-    require(
-        tuple(grads.shape) == (keys.shape[0], dim),
-        f"{op}: grads must have shape {(keys.shape[0], dim)}, got {tuple(grads.shape)}",
-    )
-    require(
-        (step is None) != (counts is None),
-        f"{op}: give exactly one of step and counts, got step={step} and "
-        f"{'no ' if counts is None else ''}counts",
-    )
+    if tuple(grads.shape) != (keys.shape[0], dim):
+        fail(
+            f"{op}: grads must have shape {(keys.shape[0], dim)}, got "
+            f"{tuple(grads.shape)}"
+        )
+    if (step is None) == (counts is None):
+        fail(
+            f"{op}: give exactly one of step and counts, got step={step} and "
+            f"{'no ' if counts is None else ''}counts"
+        )
     if counts is not None:
         require_keys(op, "counts", counts)
         require_contiguous(op, "counts", counts)
         require_length(op, "len(counts)", counts.shape[0], rows)
     else:
-        require(step is not None and step >= 1, f"{op}: step must be >= 1, got {step}")
-    require_in_range(op, "keys", keys, rows)
+        if step is None or step < 1:
+            fail(f"{op}: step must be >= 1, got {step}")

@@ -15,38 +15,40 @@ namespace {
 constexpr size_t kPrefetchRows = 16;
 constexpr size_t kLineBytes = 64;
 
+template <bool kRead>
 inline void prefetch_row(const char* row, size_t row_bytes) {
-  for (size_t at = 0; at < row_bytes; at += kLineBytes) __builtin_prefetch(row + at);
+  for (size_t at = 0; at < row_bytes; at += kLineBytes) __builtin_prefetch(row + at, kRead ? 0 : 1);
 }
 
-// kFixedBytes = 0 copies row_bytes.
-template <size_t kFixedBytes, typename Source, typename Target>
+// kFixedBytes = 0 copies row_bytes. Only the scattered side is prefetched: the processor sees the
+// other coming by itself.
+template <size_t kFixedBytes, bool kGather, typename Source, typename Target>
 void copy_rows(size_t n, size_t row_bytes, Source source, Target target) {
   for (size_t i = 0; i < n; ++i) {
     if (i + kPrefetchRows < n) {
-      prefetch_row(source(i + kPrefetchRows), row_bytes);
-      prefetch_row(target(i + kPrefetchRows), row_bytes);
+      prefetch_row<kGather>(kGather ? source(i + kPrefetchRows) : target(i + kPrefetchRows),
+                            row_bytes);
     }
     std::memcpy(target(i), source(i), kFixedBytes == 0 ? row_bytes : kFixedBytes);
   }
 }
 
-template <typename Source, typename Target>
+template <bool kGather, typename Source, typename Target>
 void copy_rows_any(size_t n, size_t row_bytes, Source source, Target target) {
   if (row_bytes == 0) return;
   switch (row_bytes) {
     case 4:
-      return copy_rows<4>(n, row_bytes, source, target);
+      return copy_rows<4, kGather>(n, row_bytes, source, target);
     case 16:
-      return copy_rows<16>(n, row_bytes, source, target);
+      return copy_rows<16, kGather>(n, row_bytes, source, target);
     case 32:
-      return copy_rows<32>(n, row_bytes, source, target);
+      return copy_rows<32, kGather>(n, row_bytes, source, target);
     case 64:
-      return copy_rows<64>(n, row_bytes, source, target);
+      return copy_rows<64, kGather>(n, row_bytes, source, target);
     case 128:
-      return copy_rows<128>(n, row_bytes, source, target);
+      return copy_rows<128, kGather>(n, row_bytes, source, target);
     default:
-      return copy_rows<0>(n, row_bytes, source, target);
+      return copy_rows<0, kGather>(n, row_bytes, source, target);
   }
 }
 
@@ -57,7 +59,7 @@ void gather_rows(const void* source, size_t source_stride_bytes, const Index* in
                  size_t row_bytes, void* out, size_t out_stride_bytes) {
   const char* from = static_cast<const char*>(source);
   char* to = static_cast<char*>(out);
-  copy_rows_any(
+  copy_rows_any<true>(
       n, row_bytes,
       [=](size_t i) { return from + static_cast<size_t>(index[i]) * source_stride_bytes; },
       [=](size_t i) { return to + i * out_stride_bytes; });
@@ -68,7 +70,7 @@ void scatter_rows(void* target, size_t target_stride_bytes, const Index* index, 
                   size_t row_bytes, const void* source, size_t source_stride_bytes) {
   const char* from = static_cast<const char*>(source);
   char* to = static_cast<char*>(target);
-  copy_rows_any(
+  copy_rows_any<false>(
       n, row_bytes, [=](size_t i) { return from + i * source_stride_bytes; },
       [=](size_t i) { return to + static_cast<size_t>(index[i]) * target_stride_bytes; });
 }
@@ -76,7 +78,7 @@ void scatter_rows(void* target, size_t target_stride_bytes, const Index* index, 
 void gather_pointers(const void* const* rows, size_t n, size_t row_bytes, void* out,
                      size_t out_stride_bytes) {
   char* to = static_cast<char*>(out);
-  copy_rows_any(
+  copy_rows_any<true>(
       n, row_bytes, [=](size_t i) { return static_cast<const char*>(rows[i]); },
       [=](size_t i) { return to + i * out_stride_bytes; });
 }
