@@ -101,9 +101,12 @@ def main(arguments: Sequence[str]) -> int:
     print("  ".join(f"{key}: {value}" for key, value in facts.items()), flush=True)
     if facts["load_1m"] > QUIET_LOAD_PER_CORE * facts["cores"]:
         print("the machine is busy: trust CPU time per sample, not samples/s")
-    case = importlib.import_module(CASES[args.case])
     try:
+        case = importlib.import_module(CASES[args.case])
         rows = list(case.run(args))
+    except ImportError as error:
+        print(f"error: case {args.case} cannot run here: {error}", file=sys.stderr)
+        return 2
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
