@@ -1,0 +1,303 @@
+// Copyright (c) 2026 The torch_cpudist authors.
+// SPDX-License-Identifier: BSD-3-Clause
+//
+// The class Client. Memory comes as addresses; every call that may wait releases the GIL.
+#include <pybind11/stl.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "bind/bind.h"
+#include "bind/holders.h"
+#include "core/client.h"
+#include "core/inproc_channel.h"
+#include "core/tcp_channel.h"
+
+namespace cpudist::bind {
+
+namespace {
+
+using core::Client;
+using core::ClientOptions;
+using kernels::OptimizerConfig;
+
+using Address = uintptr_t;  // of a tensor's first element; 0 where nothing is given
+using ParameterArgument = std::tuple<uint32_t, Address>;
+using TableArgument = std::tuple<uint32_t, Address, uint64_t, Address>;
+
+template <typename T>
+T* at(Address address) {
+  return reinterpret_cast<T*>(address);
+}
+
+std::vector<void*> pointers(const std::vector<Address>& addresses) {
+  std::vector<void*> result;
+  for (const Address address : addresses) result.push_back(at<void>(address));
+  return result;
+}
+
+bool interrupted() {
+  const py::gil_scoped_acquire gil;
+  return PyErr_CheckSignals() != 0;
+}
+
+// Called in a waiting thread of Python's, never in an I/O thread.
+void log(PyObject* logger, int level, const std::string& text) {
+  const py::gil_scoped_acquire gil;
+  try {
+    py::reinterpret_borrow<py::object>(logger)(level, text);
+  } catch (py::error_already_set& error) {
+    error.discard_as_unraisable("torch_cpudist logger");
+  }
+}
+
+bool needs_sockets(const ClientOptions& options) {
+  for (const auto& addresses : options.servers) {
+    for (const std::string& address : addresses) {
+      if (!address.starts_with("inproc:")) return true;
+    }
+  }
+  return false;
+}
+
+class ClientHolder {
+ public:
+  ClientHolder(ClientOptions options, const std::shared_ptr<NetworkHolder>& network,
+               py::object logger)
+      : logger_(std::move(logger)), client_(make(std::move(options), network, logger_)) {}
+  ~ClientHolder() {
+    if (client_.forked()) return;
+    const py::gil_scoped_release no_gil;
+    client_.get("client").reset();
+  }
+  ClientHolder(const ClientHolder&) = delete;
+  ClientHolder& operator=(const ClientHolder&) = delete;
+  Client& get() const { return *client_.get("client"); }
+
+ private:
+  static std::unique_ptr<std::unique_ptr<Client>> make(
+      ClientOptions options, const std::shared_ptr<NetworkHolder>& network,
+      const py::object& logger) {
+    options.interrupted = &interrupted;
+    if (!logger.is_none()) {
+      // Borrowed: the holder outlives its client, and a copy would need the GIL to go.
+      options.log = [raw = logger.ptr()](int level, const std::string& text) {
+        log(raw, level, text);
+      };
+    }
+    const bool sockets = needs_sockets(options);
+    std::shared_ptr<core::InprocNetwork> inproc;
+    if (network) inproc = network->get();
+    const auto factory = [inproc, sockets](core::ConnectionHandler* handler) {
+      return core::make_connector(
+          inproc ? inproc->connector(handler) : nullptr,
+          sockets ? core::make_tcp_connector(handler, core::ChannelLimits{}) : nullptr);
+    };
+    return std::make_unique<std::unique_ptr<Client>>(
+        std::make_unique<Client>(std::move(options), factory));
+  }
+
+  py::object logger_;
+  ForkSafe<std::unique_ptr<Client>> client_;
+};
+
+void store_table(ClientHolder& self, uint32_t param_set, uint32_t table, Address keys,
+                 uint64_t count, Address weights, Address state, Address counts, uint64_t step) {
+  self.get().store_table(param_set, table, {at<const int64_t>(keys), static_cast<size_t>(count)},
+                         at<const float>(weights), at<const float>(state),
+                         at<const uint32_t>(counts), step);
+}
+
+uint64_t fetch_table(ClientHolder& self, uint32_t param_set, uint32_t table, Address keys,
+                     uint64_t count, Address weights, Address state, Address counts) {
+  uint64_t step = 0;
+  self.get().fetch_table(param_set, table, {at<const int64_t>(keys), static_cast<size_t>(count)},
+                         at<float>(weights), at<float>(state), at<uint32_t>(counts), &step);
+  return step;
+}
+
+uint64_t fetch_parameter(ClientHolder& self, uint32_t param_set, uint32_t parameter,
+                         Address weights, Address state) {
+  uint64_t step = 0;
+  self.get().fetch_parameter(param_set, parameter, at<void>(weights), at<void>(state), &step);
+  return step;
+}
+
+uint64_t push(ClientHolder& self, uint32_t param_set, std::vector<OptimizerConfig> configs,
+              const std::vector<ParameterArgument>& parameters,
+              const std::vector<TableArgument>& tables, const std::vector<Address>& weights,
+              double weight, uint64_t samples, double clip_value, double clip_norm) {
+  core::StepPush step;
+  step.weight = weight;
+  step.samples = samples;
+  step.clip_value = clip_value;
+  step.clip_norm = clip_norm;
+  step.configs = std::move(configs);
+  for (const auto& [index, gradient] : parameters) {
+    step.parameters.push_back({index, at<const void>(gradient)});
+  }
+  for (const auto& [index, keys, count, rows] : tables) {
+    step.tables.push_back({index, at<const int64_t>(keys), count, at<const float>(rows)});
+  }
+  step.weights = pointers(weights);
+  return self.get().push(param_set, step);
+}
+
+py::dict stats(const ClientHolder& self) {
+  const core::ClientStats stats = self.get().stats();
+  py::dict result;
+  result["bytes_sent"] = stats.bytes_sent;
+  result["bytes_received"] = stats.bytes_received;
+  result["requests"] = stats.requests;
+  result["resent"] = stats.resent;
+  result["reconnects"] = stats.reconnects;
+  result["rows_pulled"] = stats.rows_pulled;
+  result["rows_pushed"] = stats.rows_pushed;
+  result["wait_s"] = stats.wait_s;
+  result["round_wait_s"] = stats.round_wait_s;
+  return result;
+}
+
+std::unique_ptr<ClientHolder> make_client(
+    uint64_t run_id, uint32_t trainer_rank, uint32_t trainer_count,
+    std::vector<std::vector<std::string>> servers, const std::shared_ptr<NetworkHolder>& network,
+    uint32_t incarnation, uint64_t liveness_ms, uint64_t reconnect_grace_ms,
+    uint64_t connect_deadline_ms, uint64_t rpc_deadline_ms, uint64_t round_deadline_ms,
+    uint64_t probe_ms, uint64_t resend_ms, uint64_t straggler_log_ms, std::string host,
+    py::object logger) {
+  ClientOptions options;
+  options.run_id = run_id;
+  options.trainer_rank = trainer_rank;
+  options.trainer_count = trainer_count;
+  options.servers = std::move(servers);
+  options.incarnation = incarnation;
+  options.liveness_ms = liveness_ms;
+  options.reconnect_grace_ms = reconnect_grace_ms;
+  options.connect_deadline_ms = connect_deadline_ms;
+  options.rpc_deadline_ms = rpc_deadline_ms;
+  options.round_deadline_ms = round_deadline_ms;
+  options.probe_ms = probe_ms;
+  options.resend_ms = resend_ms;
+  options.straggler_log_ms = straggler_log_ms;
+  options.host = std::move(host);
+  return std::make_unique<ClientHolder>(std::move(options), network, std::move(logger));
+}
+
+using Class = py::class_<ClientHolder>;
+using NoGil = py::call_guard<py::gil_scoped_release>;
+
+void bind_constructor(Class& client) {
+  const ClientOptions defaults;
+  client.def(py::init(&make_client), py::kw_only(), py::arg("run_id"), py::arg("trainer_rank") = 0,
+             py::arg("trainer_count") = 1, py::arg("servers"), py::arg("network") = nullptr,
+             py::arg("incarnation") = defaults.incarnation,
+             py::arg("liveness_ms") = defaults.liveness_ms,
+             py::arg("reconnect_grace_ms") = defaults.reconnect_grace_ms,
+             py::arg("connect_deadline_ms") = defaults.connect_deadline_ms,
+             py::arg("rpc_deadline_ms") = defaults.rpc_deadline_ms,
+             py::arg("round_deadline_ms") = defaults.round_deadline_ms,
+             py::arg("probe_ms") = defaults.probe_ms, py::arg("resend_ms") = defaults.resend_ms,
+             py::arg("straggler_log_ms") = defaults.straggler_log_ms, py::arg("host") = "",
+             py::arg("logger") = py::none());
+}
+
+void bind_values(Class& client) {
+  client
+      .def(
+          "bind_table",
+          [](ClientHolder& self, uint32_t param_set, uint32_t table, Address weight) {
+            self.get().bind_table(param_set, table, at<float>(weight));
+          },
+          py::arg("param_set"), py::arg("table"), py::arg("weight"), NoGil())
+      .def("store_table", &store_table, py::arg("param_set"), py::arg("table"), py::arg("keys"),
+           py::arg("count"), py::arg("weights"), py::arg("state") = 0, py::arg("counts") = 0,
+           py::arg("step") = 0, NoGil())
+      .def(
+          "store_parameter",
+          [](ClientHolder& self, uint32_t param_set, uint32_t parameter, Address weights,
+             Address state, uint64_t step) {
+            self.get().store_parameter(param_set, parameter, at<const void>(weights),
+                                       at<const void>(state), step);
+          },
+          py::arg("param_set"), py::arg("parameter"), py::arg("weights"), py::arg("state") = 0,
+          py::arg("step") = 0, NoGil())
+      .def("fetch_table", &fetch_table, py::arg("param_set"), py::arg("table"), py::arg("keys"),
+           py::arg("count"), py::arg("weights"), py::arg("state") = 0, py::arg("counts") = 0,
+           NoGil())
+      .def("fetch_parameter", &fetch_parameter, py::arg("param_set"), py::arg("parameter"),
+           py::arg("weights"), py::arg("state") = 0, NoGil())
+      .def(
+          "pull",
+          [](ClientHolder& self, uint32_t param_set, uint32_t table, Address ids, uint64_t count,
+             bool ids_are_int32) {
+            self.get().pull(param_set, table, at<const void>(ids), count, ids_are_int32);
+          },
+          py::arg("param_set"), py::arg("table"), py::arg("ids"), py::arg("count"),
+          py::arg("ids_are_int32") = false, NoGil())
+      .def(
+          "pull_all_rows",
+          [](ClientHolder& self, uint32_t param_set) { self.get().pull_all_rows(param_set); },
+          py::arg("param_set"), NoGil())
+      .def(
+          "pull_dense",
+          [](ClientHolder& self, uint32_t param_set, const std::vector<Address>& weights) {
+            self.get().pull_dense(param_set, pointers(weights));
+          },
+          py::arg("param_set"), py::arg("weights"), NoGil())
+      .def("push", &push, py::arg("param_set"), py::kw_only(), py::arg("configs"),
+           py::arg("parameters") = std::vector<ParameterArgument>(),
+           py::arg("tables") = std::vector<TableArgument>(),
+           py::arg("weights") = std::vector<Address>(), py::arg("weight") = 1.0,
+           py::arg("samples") = 0, py::arg("clip_value") = 0.0, py::arg("clip_norm") = 0.0,
+           NoGil());
+}
+
+void bind_membership(Class& client) {
+  client.def(
+            "connect", [](ClientHolder& self) { self.get().connect(); }, NoGil())
+      .def(
+          "open",
+          [](ClientHolder& self, const core::ParamSetLayout& layout) {
+            return self.get().open(layout);
+          },
+          py::arg("layout"), NoGil())
+      .def(
+          "ready", [](ClientHolder& self, uint32_t param_set) { self.get().ready(param_set); },
+          py::arg("param_set"), NoGil())
+      .def(
+          "leave", [](ClientHolder& self, uint32_t param_set) { self.get().leave(param_set); },
+          py::arg("param_set"), NoGil())
+      .def(
+          "is_member",
+          [](const ClientHolder& self, uint32_t param_set) {
+            return self.get().is_member(param_set);
+          },
+          py::arg("param_set"), NoGil())
+      .def(
+          "barrier", [](ClientHolder& self) { self.get().barrier(); }, NoGil())
+      .def(
+          "close", [](ClientHolder& self, uint32_t param_set) { self.get().close(param_set); },
+          py::arg("param_set"), NoGil())
+      .def(
+          "goodbye", [](ClientHolder& self) { self.get().goodbye(); }, NoGil())
+      .def(
+          "abort", [](ClientHolder& self, const std::string& reason) { self.get().abort(reason); },
+          py::arg("reason"), NoGil())
+      .def("stats", &stats);
+}
+
+}  // namespace
+
+void bind_client(py::module_& module) {
+  Class client(module, "Client");
+  bind_constructor(client);
+  bind_values(client);
+  bind_membership(client);
+}
+
+}  // namespace cpudist::bind

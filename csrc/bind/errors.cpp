@@ -1,0 +1,76 @@
+// Copyright (c) 2026 The torch_cpudist authors.
+// SPDX-License-Identifier: BSD-3-Clause
+//
+// core::Error becomes the class of the same cause in torch_cpudist.errors.
+#include "core/errors.h"
+
+#include <exception>
+
+#include "bind/bind.h"
+
+namespace cpudist::bind {
+
+namespace {
+
+const char* class_of(core::ErrorCode code) {
+  using core::ErrorCode;
+  switch (code) {
+    case ErrorCode::kInternal:
+      return "InternalError";
+    case ErrorCode::kInvalidArgument:
+      return "InvalidArgumentError";
+    case ErrorCode::kPeerLost:
+      return "PeerLostError";
+    case ErrorCode::kTimeout:
+      return "OperationTimeoutError";
+    case ErrorCode::kProtocol:
+      return "ProtocolError";
+    case ErrorCode::kConfigMismatch:
+      return "ConfigMismatchError";
+    case ErrorCode::kUnpulledRow:
+      return "UnpulledRowError";
+    case ErrorCode::kFenced:
+      return "FencedError";
+    case ErrorCode::kOverloaded:
+      return "OverloadedError";
+    case ErrorCode::kClosed:
+      return "ClosedError";
+    case ErrorCode::kInterrupted:
+      return "InternalError";  // translated before
+    case ErrorCode::kRowOutOfRange:
+      return "RowOutOfRangeError";
+    case ErrorCode::kAddress:
+      return "AddressError";
+  }
+  return "InternalError";
+}
+
+void raise(const char* name, const char* message) {
+  try {
+    const py::object cls = py::module_::import("torch_cpudist.errors").attr(name);
+    PyErr_SetString(cls.ptr(), message);
+  } catch (py::error_already_set& error) {
+    error.restore();
+  }
+}
+
+}  // namespace
+
+void bind_errors(py::module_&) {
+  py::register_exception_translator([](std::exception_ptr pointer) {
+    try {
+      if (pointer) std::rethrow_exception(pointer);
+    } catch (const core::Error& error) {
+      if (error.code() == core::ErrorCode::kInterrupted) {
+        // The signal handler has set its own exception; usually KeyboardInterrupt.
+        if (!PyErr_Occurred()) PyErr_SetNone(PyExc_KeyboardInterrupt);
+      } else {
+        raise(class_of(error.code()), error.what());
+      }
+    } catch (const ForkedError& error) {
+      raise("ForkedProcessError", error.what());
+    }
+  });
+}
+
+}  // namespace cpudist::bind

@@ -1,0 +1,192 @@
+// Copyright (c) 2026 The torch_cpudist authors.
+// SPDX-License-Identifier: BSD-3-Clause
+//
+// Optimizer configurations and the layout of a parameter set.
+#include <pybind11/stl.h>
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "bind/bind.h"
+#include "core/errors.h"
+#include "core/messages.h"
+#include "kernels/optimizers.h"
+
+namespace cpudist::bind {
+
+namespace {
+
+using core::BlockSpec;
+using core::Error;
+using core::ErrorCode;
+using core::ParamSetLayout;
+using core::TableSpec;
+using kernels::OptimizerConfig;
+using kernels::OptimizerKind;
+
+constexpr std::array<std::pair<OptimizerKind, const char*>, kernels::kOptimizerKindCount> kKinds{{
+    {OptimizerKind::kSgd, "sgd"},
+    {OptimizerKind::kAdagrad, "adagrad"},
+    {OptimizerKind::kRowWiseAdagrad, "row_wise_adagrad"},
+    {OptimizerKind::kAdam, "adam"},
+    {OptimizerKind::kSparseAdam, "sparse_adam"},
+    {OptimizerKind::kAdamW, "adamw"},
+    {OptimizerKind::kRmsprop, "rmsprop"},
+    {OptimizerKind::kFtrl, "ftrl"},
+}};
+
+constexpr std::array<std::pair<const char*, double OptimizerConfig::*>,
+                     kernels::kOptimizerHyperCount>
+    kHyper{{
+        {"lr", &OptimizerConfig::lr},
+        {"momentum", &OptimizerConfig::momentum},
+        {"dampening", &OptimizerConfig::dampening},
+        {"weight_decay", &OptimizerConfig::weight_decay},
+        {"beta1", &OptimizerConfig::beta1},
+        {"beta2", &OptimizerConfig::beta2},
+        {"eps", &OptimizerConfig::eps},
+        {"alpha", &OptimizerConfig::alpha},
+        {"lr_decay", &OptimizerConfig::lr_decay},
+        {"initial_accumulator", &OptimizerConfig::initial_accumulator},
+        {"l1", &OptimizerConfig::l1},
+        {"l2", &OptimizerConfig::l2},
+        {"lr_power", &OptimizerConfig::lr_power},
+    }};
+
+OptimizerKind kind_from(const std::string& name) {
+  std::string known;
+  for (const auto& [kind, kind_name] : kKinds) {
+    if (name == kind_name) return kind;
+    known += known.empty() ? kind_name : std::string(", ") + kind_name;
+  }
+  throw Error(ErrorCode::kInvalidArgument,
+              "OptimizerConfig: unknown kind '" + name + "', expected one of " + known);
+}
+
+std::string kind_name(const OptimizerConfig& config) {
+  for (const auto& [kind, name] : kKinds) {
+    if (kind == config.kind) return name;
+  }
+  throw Error(ErrorCode::kInternal, "OptimizerConfig: kind without a name");
+}
+
+OptimizerConfig make_config(const std::string& kind, bool nesterov, const py::kwargs& options) {
+  OptimizerConfig config;
+  config.kind = kind_from(kind);
+  config.flags = nesterov ? kernels::kOptimizerNesterov : 0;
+  if (!options.contains("lr")) throw py::type_error("OptimizerConfig: lr is required");
+  for (const auto& [key, value] : options) {
+    const auto name = key.cast<std::string>();
+    bool known = false;
+    for (const auto& [field, member] : kHyper) {
+      if (name != field) continue;
+      config.*member = value.cast<double>();
+      known = true;
+    }
+    if (!known) throw py::type_error("OptimizerConfig: unexpected option '" + name + "'");
+  }
+  if (const char* what = kernels::find_config_error(config)) {
+    throw Error(ErrorCode::kInvalidArgument, "OptimizerConfig(" + kind + "): " + what);
+  }
+  return config;
+}
+
+py::tuple fields_of(const OptimizerConfig& config) {
+  py::list fields;
+  fields.append(kind_name(config));
+  for (const auto& [name, member] : kHyper) fields.append(config.*member);
+  fields.append(config.nesterov());
+  return py::tuple(fields);
+}
+
+std::string show(const OptimizerConfig& config) {
+  std::string text = "OptimizerConfig('" + kind_name(config) + "'";
+  for (const auto& [name, member] : kHyper) {
+    if (config.*member == 0.0) continue;
+    text +=
+        std::string(", ") + name + "=" + py::repr(py::float_(config.*member)).cast<std::string>();
+  }
+  return text + (config.nesterov() ? ", nesterov=True)" : ")");
+}
+
+core::DType dtype_from(const std::string& name) {
+  if (name == "float32") return core::DType::kFloat32;
+  if (name == "float64") return core::DType::kFloat64;
+  throw Error(ErrorCode::kInvalidArgument,
+              "BlockSpec: dtype must be 'float32' or 'float64', got '" + name + "'");
+}
+
+void bind_config(py::module_& module) {
+  py::class_<OptimizerConfig> config(module, "OptimizerConfig");
+  config
+      .def(py::init([](const std::string& kind, bool nesterov, const py::kwargs& options) {
+             return make_config(kind, nesterov, options);
+           }),
+           py::arg("kind"), py::kw_only(), py::arg("nesterov") = false)
+      .def_property_readonly("kind", &kind_name)
+      .def_property_readonly("nesterov", &OptimizerConfig::nesterov)
+      .def("__eq__",
+           [](const OptimizerConfig& self, const py::object& other) {
+             return py::isinstance<OptimizerConfig>(other) &&
+                    self == other.cast<const OptimizerConfig&>();
+           })
+      .def("__hash__", [](const OptimizerConfig& self) { return py::hash(fields_of(self)); })
+      .def("__repr__", &show);
+  for (const auto& [name, member] : kHyper) config.def_readonly(name, member);
+}
+
+}  // namespace
+
+void bind_layout(py::module_& module) {
+  bind_config(module);
+  py::class_<TableSpec>(module, "TableSpec")
+      .def(py::init([](std::string name, uint64_t rows, uint32_t dim, uint32_t group) {
+             return TableSpec{std::move(name), rows, dim, group};
+           }),
+           py::arg("name"), py::arg("rows"), py::arg("dim"), py::arg("group") = 0)
+      .def_readonly("name", &TableSpec::name)
+      .def_readonly("rows", &TableSpec::rows)
+      .def_readonly("dim", &TableSpec::dim)
+      .def_readonly("group", &TableSpec::group);
+  py::class_<BlockSpec>(module, "BlockSpec")
+      .def(
+          py::init([](std::string name, uint64_t elements, const std::string& dtype, uint32_t shard,
+                      uint32_t group, uint32_t parameter, uint64_t offset, uint64_t row_width) {
+            return BlockSpec{std::move(name), elements, dtype_from(dtype), shard, group,
+                             parameter,       offset,   row_width};
+          }),
+          py::arg("name"), py::arg("elements"), py::arg("dtype") = "float32", py::arg("shard") = 0,
+          py::arg("group") = 0, py::arg("parameter") = 0, py::arg("offset") = 0,
+          py::arg("row_width") = 1)
+      .def_readonly("name", &BlockSpec::name)
+      .def_readonly("elements", &BlockSpec::elements)
+      .def_property_readonly("dtype",
+                             [](const BlockSpec& self) {
+                               return self.dtype == core::DType::kFloat64 ? "float64" : "float32";
+                             })
+      .def_readonly("shard", &BlockSpec::shard)
+      .def_readonly("group", &BlockSpec::group)
+      .def_readonly("parameter", &BlockSpec::parameter)
+      .def_readonly("offset", &BlockSpec::offset)
+      .def_readonly("row_width", &BlockSpec::row_width);
+  py::class_<ParamSetLayout>(module, "ParamSetLayout")
+      .def(py::init([](std::vector<OptimizerConfig> configs, std::vector<TableSpec> tables,
+                       std::vector<BlockSpec> blocks) {
+             return ParamSetLayout{std::move(configs), std::move(tables), std::move(blocks)};
+           }),
+           py::arg("configs"), py::arg("tables"), py::arg("blocks"))
+      .def_readonly("configs", &ParamSetLayout::configs)
+      .def_readonly("tables", &ParamSetLayout::tables)
+      .def_readonly("blocks", &ParamSetLayout::blocks);
+  module.def(
+      "state_elements",
+      [](const OptimizerConfig& config, uint64_t elements, uint64_t row_width) {
+        return kernels::state_elements(config, elements, row_width);
+      },
+      py::arg("config"), py::arg("elements"), py::arg("row_width"));
+}
+
+}  // namespace cpudist::bind

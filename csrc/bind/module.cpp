@@ -1,0 +1,67 @@
+// Copyright (c) 2026 The torch_cpudist authors.
+// SPDX-License-Identifier: BSD-3-Clause
+//
+// The module _core and its free functions.
+#include <pybind11/stl.h>
+
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "bind/bind.h"
+#include "core/errors.h"
+#include "core/messages.h"
+#include "kernels/hash.h"
+#include "kernels/simd.h"
+#include "kernels/slicing.h"
+
+namespace cpudist::bind {
+
+namespace {
+
+std::vector<std::pair<int64_t, int64_t>> slice_parameter(int64_t elements, int64_t row_width,
+                                                         int64_t server_count,
+                                                         int64_t min_block_size, bool slice) {
+  std::vector<std::pair<int64_t, int64_t>> spans;
+  for (const auto& span :
+       kernels::slice_parameter(elements, row_width, server_count, min_block_size, slice)) {
+    spans.emplace_back(span.begin, span.size);
+  }
+  return spans;
+}
+
+std::vector<uint32_t> owner_of_keys(const std::vector<int64_t>& keys, uint32_t param_set,
+                                    uint32_t table, uint32_t server_count) {
+  if (server_count == 0) {
+    throw core::Error(core::ErrorCode::kInvalidArgument,
+                      "owner_of_keys: server_count must be at least 1");
+  }
+  const uint64_t salt = kernels::table_salt(param_set, table);
+  std::vector<uint32_t> owners;
+  for (const int64_t key : keys) {
+    owners.push_back(core::owner_of_bucket(kernels::bucket_of(key, salt), server_count));
+  }
+  return owners;
+}
+
+}  // namespace
+
+void bind_helpers(py::module_& module) {
+  module.def("slice_parameter", &slice_parameter, py::arg("elements"), py::arg("row_width"),
+             py::arg("server_count"), py::arg("min_block_size"), py::arg("slice"));
+  module.def("owner_of_keys", &owner_of_keys, py::arg("keys"), py::arg("param_set"),
+             py::arg("table"), py::arg("server_count"));
+  module.def("simd_level", [] { return kernels::simd_level_name(kernels::simd_level()); });
+}
+
+}  // namespace cpudist::bind
+
+PYBIND11_MODULE(_core, module) {
+  module.doc() = "Servers, clients and their settings; see _core.pyi.";
+  cpudist::bind::bind_errors(module);
+  cpudist::bind::bind_layout(module);
+  cpudist::bind::bind_network(module);
+  cpudist::bind::bind_server(module);
+  cpudist::bind::bind_client(module);
+  cpudist::bind::bind_helpers(module);
+}

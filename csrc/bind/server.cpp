@@ -1,0 +1,149 @@
+// Copyright (c) 2026 The torch_cpudist authors.
+// SPDX-License-Identifier: BSD-3-Clause
+//
+// The class Server with its listeners.
+#include <pybind11/stl.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "bind/bind.h"
+#include "bind/holders.h"
+#include "core/inproc_channel.h"
+#include "core/server.h"
+#include "core/tcp_channel.h"
+
+namespace cpudist::bind {
+
+namespace {
+
+using core::Clock;
+using core::ServerOptions;
+
+// A server with the channels that deliver to it.
+struct ServerParts {
+  explicit ServerParts(ServerOptions options) : server(std::move(options)) {}
+  ~ServerParts() { stop(); }
+  ServerParts(const ServerParts&) = delete;
+  ServerParts& operator=(const ServerParts&) = delete;
+
+  void stop() {
+    server.stop();
+    for (const auto& listener : listeners) listener->stop();
+  }
+
+  core::Server server;
+  std::vector<std::shared_ptr<core::InprocNetwork>> networks;
+  std::vector<std::unique_ptr<core::Listener>> listeners;  // before the server and the networks
+};
+
+class ServerHolder {
+ public:
+  explicit ServerHolder(ServerOptions options)
+      : parts_(std::make_unique<std::unique_ptr<ServerParts>>(
+            std::make_unique<ServerParts>(std::move(options)))) {}
+  ~ServerHolder() {
+    if (parts_.forked()) return;
+    const py::gil_scoped_release no_gil;
+    parts_.get("server").reset();
+  }
+  ServerHolder(const ServerHolder&) = delete;
+  ServerHolder& operator=(const ServerHolder&) = delete;
+  ServerParts& parts() const { return *parts_.get("server"); }
+
+ private:
+  ForkSafe<std::unique_ptr<ServerParts>> parts_;
+};
+
+std::vector<std::string> listen_tcp(ServerHolder& self, const std::string& bind,
+                                    uint16_t port_first, uint16_t port_last, bool unix_socket,
+                                    uint32_t threads) {
+  core::ListenOptions options;
+  options.bind_address = bind;
+  options.port_first = port_first;
+  options.port_last = std::max(port_first, port_last);
+  options.unix_socket = unix_socket;
+  options.threads = threads;
+  ServerParts& parts = self.parts();
+  parts.listeners.push_back(core::listen_tcp(options, &parts.server));
+  return parts.listeners.back()->addresses();
+}
+
+std::string listen_inproc(ServerHolder& self, const NetworkHolder& network,
+                          const std::string& name) {
+  ServerParts& parts = self.parts();
+  parts.networks.push_back(network.get());
+  parts.listeners.push_back(network.get()->listen(name, &parts.server));
+  return parts.listeners.back()->addresses().front();
+}
+
+bool wait_done(ServerHolder& self, double timeout_s) {
+  // A year is as good as for ever and does not overflow the clock.
+  const std::chrono::duration<double> timeout(std::clamp(timeout_s, 0.0, 3.2e7));
+  const auto deadline = Clock::now() + std::chrono::duration_cast<Clock::duration>(timeout);
+  while (true) {
+    const auto slice = std::min(deadline, Clock::now() + std::chrono::milliseconds(50));
+    bool done = false;
+    {
+      const py::gil_scoped_release no_gil;
+      done = self.parts().server.wait_done(slice);
+    }
+    if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+    if (done || Clock::now() >= deadline) return done;
+  }
+}
+
+py::dict stats(const ServerHolder& self) {
+  const core::ServerStats stats = self.parts().server.stats();
+  py::dict result;
+  result["rounds"] = stats.rounds;
+  result["pushes"] = stats.pushes;
+  result["duplicates"] = stats.duplicates;
+  result["bytes_received"] = stats.bytes_received;
+  result["bytes_sent"] = stats.bytes_sent;
+  result["rows"] = stats.rows;
+  result["table_bytes"] = stats.table_bytes;
+  result["dense_bytes"] = stats.dense_bytes;
+  result["pending_bytes"] = stats.pending_bytes;
+  result["connections"] = stats.connections;
+  result["refused"] = stats.refused;
+  return result;
+}
+
+}  // namespace
+
+void bind_server(py::module_& module) {
+  const ServerOptions defaults;
+  using no_gil = py::call_guard<py::gil_scoped_release>;
+  py::class_<ServerHolder>(module, "Server")
+      .def(py::init([](uint64_t run_id, uint32_t shard_id, uint32_t server_count,
+                       uint32_t trainer_count, uint32_t threads, uint64_t liveness_ms,
+                       uint64_t reconnect_grace_ms, uint64_t join_deadline_ms,
+                       uint64_t memory_cap_bytes, const std::string& host) {
+             return std::make_unique<ServerHolder>(
+                 ServerOptions{run_id, shard_id, server_count, trainer_count, threads, liveness_ms,
+                               reconnect_grace_ms, join_deadline_ms, memory_cap_bytes, host});
+           }),
+           py::kw_only(), py::arg("run_id"), py::arg("shard_id") = defaults.shard_id,
+           py::arg("server_count") = defaults.server_count,
+           py::arg("trainer_count") = defaults.trainer_count, py::arg("threads") = defaults.threads,
+           py::arg("liveness_ms") = defaults.liveness_ms,
+           py::arg("reconnect_grace_ms") = defaults.reconnect_grace_ms,
+           py::arg("join_deadline_ms") = defaults.join_deadline_ms,
+           py::arg("memory_cap_bytes") = defaults.memory_cap_bytes, py::arg("host") = "")
+      .def("listen_tcp", &listen_tcp, py::arg("bind") = "127.0.0.1", py::arg("port_first") = 0,
+           py::arg("port_last") = 0, py::arg("unix_socket") = true, py::arg("threads") = 1,
+           no_gil())
+      .def("listen_inproc", &listen_inproc, py::arg("network"), py::arg("name"), no_gil())
+      .def("wait_done", &wait_done, py::arg("timeout_s"))
+      .def(
+          "stop", [](ServerHolder& self) { self.parts().stop(); }, no_gil())
+      .def("stats", &stats);
+}
+
+}  // namespace cpudist::bind
