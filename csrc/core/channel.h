@@ -29,7 +29,9 @@ class Connection {
   // ChannelLimits::outbound_cap_bytes makes the caller wait at most `outbound_deadline_ms`, then
   // the link is closed as frozen.
   virtual bool send(Frame frame) = 0;
-  // Any thread, idempotent. on_close of both ends follows, except for a close after detach().
+  // Any thread, idempotent; closed() holds at once and on_close of both ends follows. What was queued
+  // is written as far as the socket takes it. In-process on_close runs inside this call, so call it
+  // without locks that your on_close takes.
   virtual void close(const std::string& reason) = 0;
   virtual bool closed() const = 0;
   virtual std::string peer_address() const = 0;
@@ -43,10 +45,12 @@ class Connection {
 // Called from the channel's threads (or, in-process without faults, from the sender's thread inside
 // send(): so a handler must not be called with locks held that its own callbacks take). A callback
 // must not block for long and must not throw, except Error(kProtocol) from on_frame, which closes
-// that connection only.
+// that connection only. Frames of one connection arrive one at a time over sockets; in-process,
+// frames that several threads send at once arrive at once.
 class ConnectionHandler {
  public:
   virtual ~ConnectionHandler() = default;
+  // Listener side only, before the first on_frame.
   virtual void on_open(const std::shared_ptr<Connection>& connection) { (void)connection; }
   virtual void on_frame(const std::shared_ptr<Connection>& connection, Frame frame) = 0;
   // Exactly once per connection, after the last on_frame.
@@ -63,7 +67,8 @@ struct ChannelLimits {
   uint64_t socket_buffer_bytes = 4ull << 20;
 };
 
-// Server side. Stops and joins its threads on destruction; after stop() no callback runs.
+// Server side. Stops and joins its threads on destruction; after stop() no callback runs. stop()
+// closes every connection; it must not be called from a callback.
 class Listener {
  public:
   virtual ~Listener() = default;

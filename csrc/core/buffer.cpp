@@ -1,0 +1,140 @@
+// Copyright (c) 2026 The torch_cpudist authors.
+// SPDX-License-Identifier: BSD-3-Clause
+//
+// Aligned allocation and the free list of large blocks.
+
+#include "core/buffer.h"
+
+#include <cstdlib>
+#include <cstring>
+#include <new>
+#include <utility>
+
+namespace cpudist::core {
+namespace {
+
+constexpr size_t kAlignment = 64;
+constexpr size_t kPage = 4096;
+constexpr size_t kPooledBytesMin = 64 * 1024;  // smaller blocks are the allocator's own strength
+constexpr size_t kLargest = SIZE_MAX / 4;      // keeps every rounding below free of overflow
+
+size_t round_up(size_t size, size_t unit) { return (size + unit - 1) / unit * unit; }
+
+uint8_t* allocate(size_t capacity) {
+  void* memory = std::aligned_alloc(kAlignment, capacity);
+  if (memory == nullptr) throw std::bad_alloc();
+  return static_cast<uint8_t*>(memory);
+}
+
+}  // namespace
+
+Buffer::Buffer(size_t size, std::shared_ptr<BufferPool> pool) : size_(size) {
+  if (size == 0) return;
+  if (size > kLargest) throw std::bad_alloc();
+  if (pool && size >= kPooledBytesMin) {
+    data_ = pool->take(size, &capacity_);
+  } else {
+    capacity_ = round_up(size, kAlignment);
+    data_ = allocate(capacity_);
+  }
+  pool_ = std::move(pool);
+}
+
+Buffer::Buffer(Buffer&& other) noexcept
+    : data_(std::exchange(other.data_, nullptr)),
+      size_(std::exchange(other.size_, 0)),
+      capacity_(std::exchange(other.capacity_, 0)),
+      pool_(std::move(other.pool_)) {}
+
+Buffer& Buffer::operator=(Buffer&& other) noexcept {
+  if (this != &other) {
+    release();
+    data_ = std::exchange(other.data_, nullptr);
+    size_ = std::exchange(other.size_, 0);
+    capacity_ = std::exchange(other.capacity_, 0);
+    pool_ = std::move(other.pool_);
+  }
+  return *this;
+}
+
+Buffer::~Buffer() { release(); }
+
+void Buffer::release() noexcept {
+  if (data_ != nullptr) {
+    if (pool_ && capacity_ >= kPooledBytesMin) {
+      pool_->give_back(data_, capacity_);
+    } else {
+      std::free(data_);
+    }
+  }
+  data_ = nullptr;
+  size_ = 0;
+  capacity_ = 0;
+  pool_.reset();
+}
+
+Buffer Buffer::clone() const {
+  Buffer copy(size_, pool_);
+  if (size_ > 0) std::memcpy(copy.data_, data_, size_);
+  return copy;
+}
+
+void Buffer::shrink(size_t size) {
+  if (size < size_) size_ = size;
+}
+
+BufferPool::BufferPool(size_t cap_bytes) : cap_bytes_(cap_bytes) {}
+
+BufferPool::~BufferPool() {
+  for (const Block& block : free_) std::free(block.data);
+}
+
+uint8_t* BufferPool::take(size_t size, size_t* capacity) {
+  if (size > kLargest) throw std::bad_alloc();
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    size_t best = free_.size();
+    for (size_t i = 0; i < free_.size(); ++i) {
+      // More than twice the size would tie up memory that a large frame needs soon.
+      if (free_[i].capacity < size || free_[i].capacity / 2 > size) continue;
+      if (best == free_.size() || free_[i].capacity < free_[best].capacity) best = i;
+    }
+    if (best < free_.size()) {
+      const Block block = free_[best];
+      free_.erase(free_.begin() + static_cast<std::ptrdiff_t>(best));
+      free_bytes_ -= block.capacity;
+      *capacity = block.capacity;
+      return block.data;
+    }
+  }
+  *capacity = round_up(size, kPage);
+  return allocate(*capacity);
+}
+
+void BufferPool::give_back(uint8_t* block, size_t capacity) noexcept {
+  std::vector<Block> evicted;
+  try {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (capacity <= cap_bytes_) {
+      // Reserved first: nothing may throw once blocks have changed hands.
+      free_.reserve(free_.size() + 1);
+      evicted.reserve(free_.size());
+      // The oldest go first, so that the list follows a change of frame sizes.
+      size_t count = 0;
+      while (free_bytes_ + capacity > cap_bytes_) {
+        free_bytes_ -= free_[count].capacity;
+        evicted.push_back(free_[count++]);
+      }
+      free_.erase(free_.begin(), free_.begin() + static_cast<std::ptrdiff_t>(count));
+      free_.push_back({block, capacity});
+      free_bytes_ += capacity;
+      block = nullptr;
+    }
+  } catch (const std::exception&) {
+    // Out of memory for the list itself: the block is simply freed below.
+  }
+  std::free(block);
+  for (const Block& old : evicted) std::free(old.data);
+}
+
+}  // namespace cpudist::core

@@ -1,0 +1,163 @@
+// Copyright (c) 2026 The torch_cpudist authors.
+// SPDX-License-Identifier: BSD-3-Clause
+//
+// The layout of a parameter set: encoding, and the limits that both ends hold it to.
+
+#include <cstring>
+
+#include "core/messages.h"
+#include "core/messages_checks.h"
+
+namespace cpudist::core {
+namespace {
+
+constexpr size_t kConfigBytes = sizeof(kernels::OptimizerConfig);
+constexpr size_t kTableBytesMin = 24;  // rows, dim, group, an empty name
+constexpr size_t kBlockBytesMin = 48;  // elements, four u32, offset, row width, an empty name
+
+std::string quoted(const std::string& name) { return "'" + name.substr(0, 200) + "'"; }
+
+// Null if the table can be served.
+std::string find_error(const TableSpec& table, size_t groups) {
+  if (table.name.size() > wire::kNameBytesMax) return "a name above 4096 bytes";
+  if (table.dim < 1 || table.dim > wire::kDimMax) {
+    return "dim " + std::to_string(table.dim) + ", expected 1 to 65536";
+  }
+  if (table.rows >= wire::kRowsLimit) {
+    return std::to_string(table.rows) + " rows, expected fewer than 2^62";
+  }
+  if (table.group >= groups) {
+    return "group " + std::to_string(table.group) + " of " + std::to_string(groups);
+  }
+  return {};
+}
+
+std::string find_error(const BlockSpec& block, size_t groups) {
+  if (block.name.size() > wire::kNameBytesMax) return "a name above 4096 bytes";
+  if (block.dtype != DType::kFloat32 && block.dtype != DType::kFloat64) {
+    return "unknown dtype " + std::to_string(static_cast<uint32_t>(block.dtype));
+  }
+  if (block.elements >= wire::kElementsLimit || block.offset >= wire::kElementsLimit) {
+    return std::to_string(block.elements) + " elements from " + std::to_string(block.offset) +
+           ", expected fewer than 2^40";
+  }
+  if (block.row_width < 1 || block.elements % block.row_width != 0) {
+    return "rows of " + std::to_string(block.row_width) + " elements do not divide " +
+           std::to_string(block.elements) + " elements";
+  }
+  if (block.group >= groups) {
+    return "group " + std::to_string(block.group) + " of " + std::to_string(groups);
+  }
+  return {};
+}
+
+void check_layout(const ParamSetLayout& layout, ErrorCode code) {
+  for (const auto& config : layout.configs) {
+    if (const char* what = kernels::find_config_error(config)) throw Error(code, what);
+  }
+  for (const TableSpec& table : layout.tables) {
+    const std::string what = find_error(table, layout.configs.size());
+    if (!what.empty()) throw Error(code, "table " + quoted(table.name) + ": " + what);
+  }
+  for (const BlockSpec& block : layout.blocks) {
+    const std::string what = find_error(block, layout.configs.size());
+    if (!what.empty()) throw Error(code, "block " + quoted(block.name) + ": " + what);
+  }
+}
+
+TableSpec read_table(Reader* reader) {
+  TableSpec table;
+  table.rows = reader->u64();
+  table.dim = reader->u32();
+  table.group = reader->u32();
+  table.name = reader->text(wire::kNameBytesMax);
+  return table;
+}
+
+BlockSpec read_block(Reader* reader) {
+  BlockSpec block;
+  block.elements = reader->u64();
+  block.dtype = static_cast<DType>(reader->u32());
+  block.shard = reader->u32();
+  block.group = reader->u32();
+  block.parameter = reader->u32();
+  block.offset = reader->u64();
+  block.row_width = reader->u64();
+  block.name = reader->text(wire::kNameBytesMax);
+  return block;
+}
+
+}  // namespace
+
+namespace wire {
+
+void check_config(const kernels::OptimizerConfig& config) {
+  if (const char* what = kernels::find_config_error(config)) refuse(what);
+}
+
+}  // namespace wire
+
+size_t size_of(DType dtype) {
+  switch (dtype) {
+    case DType::kFloat32:
+      return 4;
+    case DType::kFloat64:
+      return 8;
+  }
+  throw Error(ErrorCode::kInternal,
+              "unknown dtype " + std::to_string(static_cast<uint32_t>(dtype)));
+}
+
+uint32_t owner_of_bucket(uint32_t bucket, uint32_t server_count) {
+  if (server_count == 0) throw Error(ErrorCode::kInvalidArgument, "no server to own a bucket");
+  return bucket % server_count;
+}
+
+Buffer encode(const ParamSetLayout& message) {
+  check_layout(message, ErrorCode::kInvalidArgument);
+  Writer writer;
+  writer.u32(static_cast<uint32_t>(message.configs.size()));
+  writer.u32(static_cast<uint32_t>(message.tables.size()));
+  writer.u32(static_cast<uint32_t>(message.blocks.size()));
+  writer.u32(0);
+  writer.bytes(message.configs.data(), message.configs.size() * kConfigBytes);
+  for (const TableSpec& table : message.tables) {
+    writer.u64(table.rows);
+    writer.u32(table.dim);
+    writer.u32(table.group);
+    writer.text(table.name);
+  }
+  for (const BlockSpec& block : message.blocks) {
+    writer.u64(block.elements);
+    writer.u32(static_cast<uint32_t>(block.dtype));
+    writer.u32(block.shard);
+    writer.u32(block.group);
+    writer.u32(block.parameter);
+    writer.u64(block.offset);
+    writer.u64(block.row_width);
+    writer.text(block.name);
+  }
+  return writer.finish();
+}
+
+ParamSetLayout decode_layout(std::span<const uint8_t> payload) {
+  Reader reader(payload);
+  ParamSetLayout layout;
+  const uint32_t config_count = reader.u32();
+  const uint32_t table_count = reader.u32();
+  const uint32_t block_count = reader.u32();
+  wire::skip_zero(&reader);
+  const auto configs = reader.array<kernels::OptimizerConfig>(config_count);
+  layout.configs.assign(configs.begin(), configs.end());
+  wire::check_count(reader, table_count, kTableBytesMin, "tables");
+  layout.tables.reserve(table_count);
+  for (uint32_t i = 0; i < table_count; ++i) layout.tables.push_back(read_table(&reader));
+  wire::check_count(reader, block_count, kBlockBytesMin, "blocks");
+  layout.blocks.reserve(block_count);
+  for (uint32_t i = 0; i < block_count; ++i) layout.blocks.push_back(read_block(&reader));
+  reader.expect_end();
+  check_layout(layout, ErrorCode::kProtocol);
+  return layout;
+}
+
+}  // namespace cpudist::core
