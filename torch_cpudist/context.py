@@ -10,6 +10,7 @@ contexts, which a fork and the end of the process must know.
 from __future__ import annotations
 
 import atexit
+import ctypes
 import os
 import sys
 import threading
@@ -128,6 +129,11 @@ class Context:
         """This rank's server; ``None`` on a trainer without one."""
         self.check_usable()
         return self._endpoints.server
+
+    def addresses(self) -> list[str]:
+        """Where this rank's server listens; empty without one or in a world of one."""
+        self.check_usable()
+        return list(self._endpoints.listening)
 
     def trainer_client(self) -> _core.Client:
         """The client.
@@ -260,8 +266,9 @@ class Context:
     def _orphan(self) -> None:
         """In a forked child: drops inherited sockets and makes every use an error."""
         self._forked = True
-        # Destroying them would join threads that exist in the parent only.
-        _inherited.append(self._endpoints)
+        # Never freed here: that would join threads that exist in the parent only.
+        for end in (self._endpoints.client, self._endpoints.server):
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(end))
         close_inherited_sockets(self._endpoints.sockets)
         for optimizer in self._optimizers:
             optimizer.orphan(cast("_core.Client", _ForkedClient()))
@@ -269,7 +276,6 @@ class Context:
 
 _local = threading.local()
 _open_contexts: weakref.WeakSet[Context] = weakref.WeakSet()
-_inherited: list[Endpoints] = []
 
 
 def set_current(context: Context) -> None:

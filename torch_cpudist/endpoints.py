@@ -45,11 +45,13 @@ class Endpoints:
     Attributes:
         server: of this rank; ``None`` on a trainer without one.
         client: of this rank; ``None`` on a dedicated server.
+        listening: addresses of the server.
         sockets: addresses of the sockets that this process may have open.
     """
 
     server: _core.Server | None = None
     client: _core.Client | None = None
+    listening: list[str] = field(default_factory=list)
     sockets: set[str] = field(default_factory=set)
 
     def stop(self, reason: str) -> None:
@@ -148,9 +150,10 @@ def start(
                 links = _core.InprocNetwork()
                 own = made.server.listen_inproc(links, _OWN_SERVER)
             if network is not None or not alone:
-                made.sockets.update(
-                    _listen(made.server, environment, layout, rendezvous, network)
+                made.listening = _listen(
+                    made.server, environment, layout, rendezvous, network
                 )
+                made.sockets.update(made.listening)
         if rank in layout.trainers:
             lists = [[own]] if own and alone else rendezvous.addresses(layout.servers)
             for shard, server_rank in enumerate(layout.servers):

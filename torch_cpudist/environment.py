@@ -59,6 +59,7 @@ class Environment:
     Attributes:
         rank, world_size: of all ranks, servers included.
         local_rank, local_world_size, group_rank: place of this rank among hosts.
+        restart_count: how often torchrun has restarted this rank.
         role_name: torchrun's ``--role``.
         master_addr, master_port: the store; ``None`` without a launcher.
         launched: a launcher (torchrun) set the ranks.
@@ -80,6 +81,7 @@ class Environment:
     local_rank: int = 0
     local_world_size: int = 1
     group_rank: int = 0
+    restart_count: int = 0
     role_name: str = "default"
     master_addr: str | None = None
     master_port: int = 0
@@ -259,6 +261,9 @@ def parse(variables: Mapping[str, str]) -> Environment:
             else 1
         ),
         group_rank=_integer(variables, "GROUP_RANK", 0) if launched else 0,
+        restart_count=(
+            _integer(variables, "TORCHELASTIC_RESTART_COUNT", 0) if launched else 0
+        ),
         role_name=variables.get("ROLE_NAME", "default") if launched else "default",
         master_addr=variables["MASTER_ADDR"] if launched else None,
         master_port=_integer(variables, "MASTER_PORT", 0, least=1) if launched else 0,

@@ -187,6 +187,10 @@ def init(
     rendezvous = Rendezvous(store, made.rank, made.world_size, timeout_s)
     layout = _meet(made, rendezvous)
     log.setup(made.log, _who(made, layout))
+    if made.restart_count > 0:
+        log.logger.warning(
+            "restart %d: there is no snapshot, training begins anew", made.restart_count
+        )
     ends = endpoints.start(made, layout, rendezvous, network)
     group = TrainerGroup()
     try:

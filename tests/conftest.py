@@ -1,0 +1,136 @@
+# Copyright (c) 2026 The torch_cpudist authors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Fixtures: programs that end with the test, and a clean environment."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+LAUNCHER_VARIABLES = (
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+    "GROUP_RANK",
+    "ROLE_NAME",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+)
+
+
+def clean_environment():
+    """os.environ without launcher's and package's variables; the package importable."""
+    kept = {
+        name: text
+        for name, text in os.environ.items()
+        if name not in LAUNCHER_VARIABLES
+        and not name.startswith(("CPUDIST_", "TORCHELASTIC_"))
+    }
+    kept["PYTHONPATH"] = os.pathsep.join(
+        filter(None, [str(ROOT), kept.get("PYTHONPATH")])
+    )
+    kept["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), kept["PATH"]])
+    kept.setdefault("OMP_NUM_THREADS", "1")
+    return kept
+
+
+@pytest.fixture(autouse=True)
+def _no_inherited_launch(monkeypatch):
+    for name in list(os.environ):
+        if name in LAUNCHER_VARIABLES or name.startswith("CPUDIST_"):
+            monkeypatch.delenv(name)
+
+
+def descendants(pid):
+    """Process ids below ``pid``; torchrun's ranks have sessions of their own."""
+    parents = {}
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            with contextlib.suppress(OSError):
+                stat = Path(f"/proc/{entry}/stat").read_text()
+                parents[int(entry)] = int(stat.rpartition(")")[2].split()[1])
+    found = [pid]
+    for one in found:
+        found += [child for child, parent in parents.items() if parent == one]
+    return found[1:]
+
+
+class Program:
+    """One started command line; its output goes to a file, so that no pipe can fill."""
+
+    def __init__(self, command, folder, environment, log):
+        self.log = log
+        self._output = log.open("w")
+        self.process = subprocess.Popen(
+            command,
+            shell=isinstance(command, str),
+            executable="/bin/bash" if isinstance(command, str) else None,
+            cwd=folder,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=self._output,
+            stderr=subprocess.STDOUT,
+        )
+
+    def text(self):
+        return self.log.read_text(errors="replace")
+
+    def wait(self, timeout_s):
+        """Exit status; fails the test with the output when the time is over."""
+        try:
+            return self.process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            pytest.fail(f"still running after {timeout_s} s:\n{self.text()}")
+
+    def end(self):
+        """Ends the program and everything below it, by process id."""
+        if self.process.poll() is None:
+            below = descendants(self.process.pid)
+            self.process.send_signal(signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(5)
+            for pid in [self.process.pid, *below]:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            self.process.wait(10)
+        self._output.close()
+
+
+@pytest.fixture
+def launch(tmp_path):
+    """Starts command lines in tmp_path; whatever still runs is ended after the test."""
+    started = []
+
+    def start(command, **variables):
+        log = tmp_path / f"output-{len(started)}.txt"
+        environment = clean_environment() | {n: str(v) for n, v in variables.items()}
+        program = Program(command, tmp_path, environment, log)
+        started.append(program)
+        return program
+
+    yield start
+    for program in started:
+        program.end()
+
+
+@pytest.fixture
+def eventually():
+    """Waits until a condition holds, or fails with what it was."""
+
+    def wait(condition, timeout_s, what):
+        deadline = time.monotonic() + timeout_s
+        while not condition():
+            if time.monotonic() > deadline:
+                pytest.fail(f"not within {timeout_s} s: {what}")
+            time.sleep(0.01)
+
+    return wait

@@ -1,0 +1,324 @@
+# Copyright (c) 2026 The torch_cpudist authors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""What happens when processes die, freeze, dawdle, fork, or are sent rubbish."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import re
+import signal
+import socket
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+import torch_cpudist as cpudist
+from torch_cpudist.testing import ProcessRanks
+
+START_S = 60.0  # for processes to start on a busy machine
+KILLED_S = 1.0
+STOPPED_S = 6.0
+
+
+def make():
+    model = torch.nn.Sequential(
+        torch.nn.EmbeddingBag(50, 4, sparse=True), torch.nn.Linear(4, 1)
+    )
+    optimizer = torch.optim.Adagrad(model.parameters(), lr=0.1)
+    return model, cpudist.DistributedOptimizer(optimizer, model)
+
+
+def step(model, opt):
+    opt.zero_grad()
+    model(torch.randint(50, (8, 3))).square().mean().backward()
+    opt.step()
+
+
+def train_forever(context, report):
+    """Steps without end; reports once that training runs."""
+    model, opt = make()
+    for _ in range(3):
+        step(model, opt)
+    report("training")
+    while True:
+        step(model, opt)
+
+
+def check_loss(entry, since_s, limit_s, role_and_rank):
+    """The error of a survivor: typed, in time, naming role, rank and address."""
+    assert entry["value"]["type"] == "PeerLostError", entry
+    text = entry["value"]["text"]
+    assert re.search(role_and_rank, text), text
+    assert re.search(r"unix:|tcp:|inproc:", text), text
+    assert "pid" in text, text
+    assert entry["time_s"] - since_s <= limit_s, entry["time_s"] - since_s
+
+
+@pytest.mark.parametrize(
+    ("number", "limit_s"), [(signal.SIGKILL, KILLED_S), (signal.SIGSTOP, STOPPED_S)]
+)
+def test_a_lost_colocated_rank_is_named_by_every_survivor(number, limit_s):
+    with ProcessRanks(train_forever, 3) as ranks:
+        for rank in range(3):
+            ranks.expect(rank, "report", START_S)
+        lost_s = ranks.signal(1, number)
+        for rank in (0, 2):
+            entry = ranks.expect(rank, "error", limit_s + 5)
+            check_loss(entry, lost_s, limit_s, r"(trainer|server) 1\b")
+
+
+@pytest.mark.parametrize(
+    ("number", "limit_s"), [(signal.SIGKILL, KILLED_S), (signal.SIGSTOP, STOPPED_S)]
+)
+def test_a_lost_server_is_named_by_every_trainer(number, limit_s):
+    with ProcessRanks(train_forever, 4, servers=2) as ranks:
+        for rank in (2, 3):
+            ranks.expect(rank, "report", START_S)
+        lost_s = ranks.signal(0, number)
+        for rank in (2, 3):
+            entry = ranks.expect(rank, "error", limit_s + 5)
+            check_loss(entry, lost_s, limit_s, r"server 0\b")
+
+
+@pytest.mark.parametrize(
+    ("number", "limit_s"), [(signal.SIGKILL, KILLED_S), (signal.SIGSTOP, STOPPED_S)]
+)
+def test_a_lost_trainer_is_named_by_servers_and_trainers(number, limit_s):
+    with ProcessRanks(train_forever, 3, servers=1) as ranks:
+        for rank in (1, 2):
+            ranks.expect(rank, "report", START_S)
+        ranks.expect(0, "serving", START_S)
+        lost_s = ranks.signal(2, number)
+        for rank in (0, 1):
+            entry = ranks.expect(rank, "error", limit_s + 5)
+            check_loss(entry, lost_s, limit_s, r"trainer 1\b")
+
+
+def fork_then_train(context, report):
+    if context.trainer_rank == 1:
+        model, opt = make()
+        step(model, opt)
+        child = os.fork()
+        if child == 0:
+            time.sleep(60)
+            os._exit(0)
+        report(child)
+        while True:
+            step(model, opt)
+    train_forever(context, report)
+
+
+def test_a_forked_child_does_not_hide_the_death_of_its_parent():
+    with ProcessRanks(fork_then_train, 2) as ranks:
+        child = ranks.expect(1, "report", START_S)["value"]
+        try:
+            ranks.expect(0, "report", START_S)
+            lost_s = ranks.signal(1, signal.SIGKILL)
+            entry = ranks.expect(0, "error", KILLED_S + 5)
+            check_loss(entry, lost_s, KILLED_S, r"(trainer|server) 1\b")
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
+
+
+def evaluate_long(context, report):
+    """Trainer 0 keeps the GIL, and everybody waiting, longer than two of the clocks."""
+    model, opt = make()
+    for turn in range(3):
+        step(model, opt)
+        if context.trainer_rank == 0 and turn == 1:
+            model.eval()(torch.randint(50, (8, 3)))
+            ctypes.PyDLL(None).usleep(2_000_000)
+            opt.state_dict()
+            model.train()
+    return cpudist.global_step()
+
+
+def test_a_long_evaluation_on_trainer_0_fails_nobody():
+    clocks = {"CPUDIST_RPC_DEADLINE_MS": "500", "CPUDIST_LIVENESS_MS": "800"}
+    with ProcessRanks(evaluate_long, 2, variables=clocks) as ranks:
+        assert ranks.results(START_S) == [3, 3]
+
+
+def dawdle(context, report):
+    model, opt = make()
+    step(model, opt)
+    if context.trainer_rank == 1:
+        report("dawdling")
+        time.sleep(60)
+    step(model, opt)
+
+
+def test_a_live_peer_that_does_not_come_is_a_timeout_that_names_it():
+    clocks = {"CPUDIST_ROUND_DEADLINE_MS": "1500"}
+    with ProcessRanks(dawdle, 2, variables=clocks) as ranks:
+        since_s = ranks.expect(1, "report", START_S)["time_s"]
+        entry = ranks.expect(0, "error", 10)
+        assert entry["value"]["type"] == "OperationTimeoutError"
+        assert "CPUDIST_ROUND_DEADLINE_MS" in entry["value"]["text"]
+        assert re.search(r"trainers? \[?1\b", entry["value"]["text"])
+        assert 1.0 <= entry["time_s"] - since_s <= 4.0
+
+
+def wait_in_barrier(context, report):
+    if context.trainer_rank == 1:
+        report("late")
+        time.sleep(60)
+    report("waiting")
+    context.barrier()
+
+
+def test_a_wait_can_be_interrupted():
+    with ProcessRanks(wait_in_barrier, 2) as ranks:
+        ranks.expect(0, "report", START_S)
+        ranks.expect(1, "report", START_S)
+        began_s = ranks.signal(0, signal.SIGINT)
+        entry = ranks.expect(0, "error", 5)
+        assert entry["value"]["type"] == "KeyboardInterrupt"
+        assert entry["time_s"] - began_s <= 1.0
+
+
+# ---- strangers
+# -----------------------------------------------------------------------------
+
+
+def train_until_told(context, report):
+    model, opt = make()
+    step(model, opt)
+    report(sorted(context.addresses()))
+    stop = Path(os.environ["TEST_STOP_FILE"])
+    steps = 0
+    while not stop.exists():
+        step(model, opt)
+        steps += 1
+    server = context.server
+    return {"steps": steps, "refused": server.stats()["refused"]}
+
+
+RUBBISH = {
+    "http": b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" + b"\0" * 200,
+    "zeros": b"\0" * 4096,
+    "ones": b"\xff" * 4096,
+    "random": os.urandom(4096),
+    "half a frame": b"\0" * 7,
+}
+
+
+def send_rubbish(address, data):
+    """Sends bytes and waits until the server has closed the connection."""
+    kind, _, rest = address.partition(":")
+    if kind == "unix":
+        link = socket.socket(socket.AF_UNIX)
+        link.connect("\0" + rest.removeprefix("@"))
+    else:
+        host, _, port = rest.rpartition(":")
+        link = socket.create_connection((host, int(port)), timeout=5)
+    with link:
+        link.settimeout(10)
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            link.sendall(data)
+            while link.recv(4096):
+                pass
+
+
+def test_rubbish_closes_that_connection_only(tmp_path):
+    stop = tmp_path / "stop"
+    variables = {"TEST_STOP_FILE": str(stop)}
+    with ProcessRanks(train_until_told, 2, variables=variables) as ranks:
+        addresses = ranks.expect(0, "report", START_S)["value"]
+        ranks.expect(1, "report", START_S)
+        assert {a.partition(":")[0] for a in addresses} == {"unix", "tcp"}
+        for address in addresses:
+            for data in RUBBISH.values():
+                send_rubbish(address, data)
+        stop.touch()
+        found = ranks.results(30)
+        assert found[0]["steps"] > 0
+        assert found[0]["refused"] >= len(RUBBISH)
+
+
+def report_listening(context, report):
+    inodes = set()
+    for entry in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            target = os.readlink(f"/proc/self/fd/{entry}")
+            inodes.update(re.findall(r"socket:\[(\d+)\]", target))
+    context.barrier()
+    found = []
+    for table in ("tcp", "tcp6"):
+        with contextlib.suppress(OSError):
+            lines = Path(f"/proc/self/net/{table}").read_text().splitlines()[1:]
+            rows = [line.split() for line in lines]
+            found += [r[1] for r in rows if r[3] == "0A" and r[9] in inodes]
+    return found
+
+
+def test_sockets_are_loopback_when_all_ranks_share_a_host():
+    with ProcessRanks(report_listening, 2) as ranks:
+        for listening in ranks.results(START_S):
+            assert listening
+            assert {address.split(":")[0] for address in listening} == {"0100007F"}
+
+
+# ---- forks
+# ---------------------------------------------------------------------------------
+
+
+class UsesThePackage(torch.utils.data.Dataset):
+    """Tells which error each kind of use raises in a worker."""
+
+    def __init__(self, model, opt):
+        self.uses = [
+            cpudist.trainer_rank,
+            cpudist.barrier,
+            lambda: cpudist.split_files(["a"]),
+            lambda: model(torch.zeros(1, 1, dtype=torch.int64)),
+            opt.step,
+            opt.state_dict,
+            cpudist.shutdown,
+        ]
+
+    def __len__(self):
+        return len(self.uses)
+
+    def __getitem__(self, index):
+        try:
+            self.uses[index]()
+        except cpudist.ForkedProcessError as error:
+            return "DataLoader worker" in str(error)
+        return False
+
+
+def test_a_forked_dataloader_worker_gets_a_typed_error():
+    cpudist.init()
+    model, opt = make()
+    step(model, opt)
+    loader = torch.utils.data.DataLoader(
+        UsesThePackage(model, opt),
+        batch_size=None,
+        num_workers=2,
+        multiprocessing_context="fork",
+        timeout=30,
+    )
+    assert list(loader) == [True] * 7
+    step(model, opt)  # the parent is none the worse
+    cpudist.shutdown()
+
+
+def test_workers_that_only_read_data_are_fine():
+    cpudist.init()
+    model, opt = make()
+    data = torch.arange(12).reshape(12, 1)
+    loader = torch.utils.data.DataLoader(
+        data, batch_size=4, num_workers=2, multiprocessing_context="fork", timeout=30
+    )
+    for batch in loader:
+        opt.zero_grad()
+        model(batch).sum().backward()
+        opt.step()
+    assert cpudist.global_step() == 3
+    cpudist.shutdown()

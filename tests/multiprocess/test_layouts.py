@@ -1,0 +1,118 @@
+# Copyright (c) 2026 The torch_cpudist authors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Every one-host command line of docs/launch.md, as it stands there."""
+
+from __future__ import annotations
+
+import re
+import socket
+
+import launch_page
+import pytest
+import torch
+
+import torch_cpudist as cpudist
+
+HERE = [name for name in launch_page.examples() if not name.startswith("hosts-")]
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def test_the_page_has_every_layout():
+    assert set(HERE) == {
+        "one-process",
+        "colocated",
+        "dedicated",
+        "more-servers-than-parameters",
+        "roles",
+    }
+
+
+@pytest.mark.parametrize("name", HERE)
+def test_command_line(name, launch, tmp_path):
+    example = launch_page.examples()[name]
+    (tmp_path / "train.py").write_text(launch_page.script())
+    # Two checkouts may run their tests on one machine: only the port differs from the
+    # page.
+    endpoint = f"localhost:{free_port()}"
+    programs = [
+        launch(re.sub(r"localhost:\d+", endpoint, command))
+        for command in example.commands
+    ]
+    launch_page.check_outcome(example, programs, 90)
+
+
+def test_notebook_cells_run_again_and_again():
+    names = {"cpudist": cpudist, "torch": torch}
+    first, second = launch_page.cells()
+    for _ in range(3):
+        exec(first, names)  # noqa: S102
+        exec(second, names)  # noqa: S102
+        assert cpudist.get_context().closed
+
+
+def test_a_new_optimizer_in_a_notebook_closes_the_old_one():
+    names = {"cpudist": cpudist, "torch": torch}
+    first, second = launch_page.cells()
+    exec(first, names)  # noqa: S102
+    earlier = names["opt"]
+    names["opt"] = cpudist.DistributedOptimizer(
+        torch.optim.SGD(names["model"].parameters(), lr=0.1), names["model"]
+    )
+    with pytest.raises(cpudist.ClosedError):
+        earlier.step()
+    exec(second, names)  # noqa: S102
+
+
+REPEATS = """
+import torch, torch_cpudist as cpudist
+for turn in range(3):
+    cpudist.init()
+    model = torch.nn.Linear(4, 1)
+    opt = cpudist.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1),
+    model) for _ in range(turn + 1):
+        model(torch.ones(2, 4)).sum().backward()
+        opt.step()
+    print(f"turn {turn}: step {cpudist.global_step()}", flush=True)
+    cpudist.shutdown()
+"""
+
+
+def test_init_and_shutdown_again_under_torchrun(launch, tmp_path):
+    (tmp_path / "train.py").write_text(REPEATS)
+    program = launch("torchrun --standalone --nproc-per-node=2 train.py")
+    assert program.wait(90) == 0, program.text()
+    for turn in range(3):
+        assert program.text().count(f"turn {turn}: step {turn + 1}") == 2, (
+            program.text()
+        )
+
+
+RESTARTS = """
+import os, torch_cpudist as cpudist
+attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+if attempt == 0 and os.environ["RANK"] == "1":
+    os._exit(1)  # before init(): the other rank has left its values in the store
+cpudist.init(timeout_s=60)
+cpudist.barrier()
+if attempt == 1 and os.environ["RANK"] == "0":
+    os._exit(1)  # after init()
+cpudist.barrier()
+print(f"attempt {attempt}", flush=True)
+cpudist.shutdown()
+"""
+
+
+def test_a_restart_by_torchrun_begins_anew_and_says_so(launch, tmp_path):
+    (tmp_path / "train.py").write_text(RESTARTS)
+    program = launch(
+        "torchrun --standalone --nproc-per-node=2 --max-restarts=2 "
+        "--monitor-interval=0.1 train.py"
+    )
+    assert program.wait(90) == 0, program.text()
+    assert program.text().count("attempt 2") == 2, program.text()
+    assert "restart 2: there is no snapshot, training begins anew" in program.text()
