@@ -290,6 +290,19 @@ def test_a_deadline_ends_a_launch_with_its_grandchildren(
         time.sleep(0.01)
 
 
+def test_an_absent_peer_is_said_and_absence_of_ours_is_a_failure(
+    small_data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ctr, "missing_reason", lambda spec: f"no {spec.module}")
+    monkeypatch.setattr(ctr.ctr_data, "prepare", lambda spec, cache: small_data)
+    peer, ours = ctr.run(
+        run.parse(["ctr", "--strategies", "", "--peers", "ddp,world1"])
+    )
+    assert peer[report.MISSING] == "no ddp_gloo"
+    assert not peer["failed"]
+    assert ours["failed"]
+
+
 def test_command_line_errors_name_what_was_expected() -> None:
     command = [sys.executable, str(BENCHMARKS / "run.py"), "ctr", "--trainers", "0"]
     done = subprocess.run(

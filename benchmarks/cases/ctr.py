@@ -26,6 +26,7 @@ from report import (
 )
 
 CACHE = Path(__file__).resolve().parents[2] / "build" / "benchmarks"
+FAILED = "failed"
 COLUMNS = {
     "name": "name",
     "trainers": "trainers",
@@ -112,7 +113,7 @@ def collect(
                     # says so and the run ends with an error.
                     _say(f"failed: {error}")
                     absent[name] = (
-                        f"failed in round {round_index + 1}: "
+                        f"{FAILED} in round {round_index + 1}: "
                         + str(error).partition("\n")[0]
                     )
     return done, absent
@@ -159,7 +160,10 @@ def run(args: argparse.Namespace) -> Iterable[dict[str, Any]]:
     result: list[Row] = []
     for name, peer in rows.items():
         if name in absent:
-            result.append({"case": "ctr", "name": name, MISSING: absent[name]})
+            # A peer may be absent; what this package was asked to run may not.
+            failed = peer.module == "cpudist_rank" or absent[name].startswith(FAILED)
+            row = {"case": "ctr", "name": name, "failed": failed}
+            result.append({**row, MISSING: absent[name]})
         else:
             result.append(make_row(name, peer, args, done[name]))
     add_ratios(result, args.reference or next(iter(rows)))
