@@ -10,14 +10,13 @@ contexts, which a fork and the end of the process must know.
 from __future__ import annotations
 
 import atexit
-import ctypes
 import os
 import sys
 import threading
 import time
 import weakref
 from types import TracebackType
-from typing import TYPE_CHECKING, NoReturn, cast
+from typing import TYPE_CHECKING
 
 from torch_cpudist.endpoints import Endpoints
 from torch_cpudist.environment import Environment
@@ -46,13 +45,6 @@ _FORKED = (
     "cpudist in the "
     "training process (split_files() before the DataLoader is made)."
 )
-
-
-class _ForkedClient:
-    """Stands for the client in a forked child: every use raises."""
-
-    def __getattr__(self, name: str) -> NoReturn:
-        raise ForkedProcessError(_FORKED)
 
 
 class Context:
@@ -263,15 +255,10 @@ class Context:
         self.process_group = None
         self._endpoints = Endpoints()
 
-    def _orphan(self) -> None:
-        """In a forked child: drops inherited sockets and makes every use an error."""
+    def _after_fork(self) -> None:
+        """In a forked child: drops inherited sockets; the core refuses every use."""
         self._forked = True
-        # Never freed here: that would join threads that exist in the parent only.
-        for end in (self._endpoints.client, self._endpoints.server):
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(end))
         close_inherited_sockets(self._endpoints.sockets)
-        for optimizer in self._optimizers:
-            optimizer.orphan(cast("_core.Client", _ForkedClient()))
 
 
 _local = threading.local()
@@ -322,7 +309,7 @@ def current() -> Context:
 
 def _after_fork_in_child() -> None:
     for context in list(_open_contexts):
-        context._orphan()
+        context._after_fork()
 
 
 def _at_exit() -> None:

@@ -387,8 +387,3 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if parameters is not None:
             parameters.close(tell_servers)
             self._context.remove_optimizer(self)
-
-    def orphan(self, client: _core.Client) -> None:
-        """In a forked child: every later use goes to ``client``, which refuses it."""
-        if self._parameters is not None:
-            self._parameters.replace_client(client)

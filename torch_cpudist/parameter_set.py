@@ -193,12 +193,6 @@ class ParameterSet:
         for _, parameter in self._trained():
             self._versions[id(parameter)] = parameter._version
 
-    def replace_client(self, client: _core.Client) -> None:
-        """Sends every later request of this set and its tables to ``client``."""
-        self.client = client
-        for binding in self._bindings:
-            binding.client = client
-
     def close(self, tell_servers: bool) -> None:
         """Gives modules their classes back; with ``tell_servers``, frees the servers' memory."""
         for table in self.placement.tables:

@@ -47,7 +47,8 @@ class ForkSafe {
     if (forked()) {
       throw ForkedError(std::string(what) + " of process " + std::to_string(pid_) +
                         " used in its forked child " + std::to_string(::getpid()) +
-                        "; sockets and threads stay with the parent. Use it there");
+                        "; sockets and threads stay with the parent: a DataLoader worker cannot "
+                        "use them");
     }
     return *object_;
   }
