@@ -61,7 +61,8 @@ class Samples(NamedTuple):
         """Returns the samples that trainer ``rank`` of ``world_size`` trains on."""
         total = len(self.labels)
         begin, end = (total * r // world_size for r in (rank, rank + 1))
-        return Samples(*(array[begin:end] for array in self))
+        here = slice(begin, end)
+        return Samples(self.ids[here], self.dense[here], self.labels[here])
 
 
 def slot_sizes(spec: CtrSpec) -> list[int]:

@@ -9,6 +9,7 @@ import importlib
 import os
 import platform
 import signal
+import subprocess
 import sys
 from collections.abc import Sequence
 from importlib import metadata
@@ -74,6 +75,18 @@ def cpu_model() -> str:
     return platform.processor() or platform.machine()
 
 
+def commit() -> str | None:
+    """Returns the checkout's commit, or None outside a checkout or without git."""
+    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=10, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() or None
+
+
 def machine() -> dict[str, Any]:
     """Returns what figures depend on besides the code."""
     try:
@@ -86,6 +99,7 @@ def machine() -> dict[str, Any]:
         "kernel": platform.release(),
         "python": platform.python_version(),
         "torch": torch_version,
+        "commit": commit(),
         "load_1m": os.getloadavg()[0],
     }
 

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -103,7 +104,8 @@ def collect(
         for name, spec in rows.items():
             if name in absent:
                 continue
-            _say(f"round {round_index + 1}/{args.launches}: {name}")
+            load = os.getloadavg()[0]
+            _say(f"round {round_index + 1}/{args.launches}, load {load:.1f}: {name}")
             with run_folder() as run_dir:
                 job = make_job(name, spec, args, run_dir, data)
                 try:
