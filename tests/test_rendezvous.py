@@ -8,11 +8,12 @@ import threading
 import time
 
 import pytest
-from torch.distributed import FileStore, HashStore
+from torch.distributed import FileStore, HashStore, TCPStore
 
+from torch_cpudist import environment
 from torch_cpudist.errors import AddressError, OperationTimeoutError
 from torch_cpudist.layout import Member
-from torch_cpudist.rendezvous import Rendezvous
+from torch_cpudist.rendezvous import Rendezvous, open_store
 
 
 def member(rank):
@@ -129,3 +130,38 @@ def test_a_server_without_an_address_is_named():
         OperationTimeoutError, match=r"no address of server 0 \(rank 7\)"
     ):
         rendezvous.addresses([7])
+
+
+def test_over_the_store_that_torchrun_uses(monkeypatch):
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    master = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+    def body(rank):
+        made = environment.Environment(
+            rank=rank,
+            world_size=5,
+            master_addr="127.0.0.1",
+            master_port=master.port,
+            launched=True,
+        )
+        store = open_store(made, 10)
+        rendezvous, found = meet(store, rank, 5)
+        return rendezvous.run_id, len(found)
+
+    outcomes = in_threads(5, body)
+    assert len(set(outcomes)) == 1, outcomes
+    assert outcomes[0][1] == 5
+
+
+def test_no_store_at_the_address_is_said():
+    made = environment.Environment(
+        rank=1,
+        world_size=2,
+        master_addr="127.0.0.1",
+        master_port=1,
+        launched=True,
+    )
+    began = time.monotonic()
+    with pytest.raises(AddressError, match=r"MASTER_ADDR=127\.0\.0\.1 MASTER_PORT=1"):
+        open_store(made, 1.0)
+    assert time.monotonic() - began < 5

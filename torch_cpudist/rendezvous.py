@@ -40,12 +40,14 @@ def open_store(environment: Environment, timeout_s: float) -> Store:
     Raises:
         AddressError: nobody answers there in time.
     """
+    address = environment.master_addr or ""
+    host = f"[{address}]" if ":" in address else address
     where = (
         f"MASTER_ADDR={environment.master_addr} MASTER_PORT={environment.master_port}"
     )
     try:
         found = rendezvous(
-            "env://",
+            f"tcp://{host}:{environment.master_port}",
             environment.rank,
             environment.world_size,
             timeout=timedelta(seconds=timeout_s),
