@@ -169,6 +169,6 @@ def run(args: argparse.Namespace) -> Iterable[dict[str, Any]]:
         else:
             result.append(make_row(name, peer, args, done[name]))
     add_ratios(result, args.reference or next(iter(rows)))
-    if args.profile:
+    if args.profile and any(MISSING not in row for row in result):
         print(profile_table(result) + "\n")
     return result
