@@ -194,7 +194,7 @@ using NoGil = py::call_guard<py::gil_scoped_release>;
 void bind_constructor(Class& client) {
   const ClientOptions defaults;
   client.def(py::init(&make_client), py::kw_only(), py::arg("run_id"), py::arg("trainer_rank") = 0,
-             py::arg("trainer_count") = 1, py::arg("servers"), py::arg("network") = nullptr,
+             py::arg("trainer_count") = 1, py::arg("servers"), py::arg("network") = py::none(),
              py::arg("incarnation") = defaults.incarnation,
              py::arg("liveness_ms") = defaults.liveness_ms,
              py::arg("reconnect_grace_ms") = defaults.reconnect_grace_ms,

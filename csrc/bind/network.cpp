@@ -5,6 +5,8 @@
 #include <memory>
 #include <optional>
 
+#include <pybind11/stl.h>
+
 #include "bind/bind.h"
 #include "bind/holders.h"
 #include "core/inproc_channel.h"
@@ -40,7 +42,7 @@ void bind_network(py::module_& module) {
       .def(py::init([](const std::optional<FaultPlan>& plan) {
              return std::make_shared<NetworkHolder>(plan.value_or(FaultPlan{}));
            }),
-           py::arg("plan") = std::nullopt)
+           py::arg("plan") = py::none())
       .def("counts", [](const NetworkHolder& self) { return self.get()->counts(); });
 }
 
