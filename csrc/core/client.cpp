@@ -27,7 +27,7 @@ Client::Impl::Impl(ClientOptions options, const ConnectorFactory& make_connector
   }
 }
 
-ParamSetPtr Client::Impl::find(uint32_t param_set) {
+ClientSetPtr Client::Impl::find(uint32_t param_set) {
   const std::lock_guard lock(sets_mutex);
   const auto found = sets.find(param_set);
   if (found == sets.end()) {
@@ -88,7 +88,7 @@ void Client::Impl::run_all(FrameKind kind, uint32_t param_set,
   drive(operation);
 }
 
-void Client::Impl::finish_round(ParamSet& set, bool detached, std::span<const RequestPtr> replies,
+void Client::Impl::finish_round(ClientSet& set, bool detached, std::span<const RequestPtr> replies,
                                 std::span<void* const> weights) {
   std::vector<uint64_t> rounds;
   for (const RequestPtr& request : replies) {
@@ -138,7 +138,7 @@ uint32_t Client::open(const ParamSetLayout& layout) {
     }
   }
   const auto set =
-      std::make_shared<ParamSet>(impl_->next_set, layout, impl_->owners, impl_->server_count());
+      std::make_shared<ClientSet>(impl_->next_set, layout, impl_->owners, impl_->server_count());
   ++impl_->next_set;
   Impl* impl = impl_.get();
   impl->run_all(
@@ -154,7 +154,7 @@ uint32_t Client::open(const ParamSetLayout& layout) {
 void Client::ready(uint32_t param_set) {
   const std::lock_guard lock(impl_->sequenced_mutex);
   impl_->finish_unfinished();
-  const ParamSetPtr set = impl_->find(param_set);
+  const ClientSetPtr set = impl_->find(param_set);
   impl_->run_all(
       FrameKind::kReady, param_set, [] { return Buffer(); },
       [set](std::span<const RequestPtr> replies) {
@@ -168,7 +168,7 @@ uint64_t Client::push(uint32_t param_set, const StepPush& step) {
   const std::lock_guard lock(impl_->sequenced_mutex);
   Impl* impl = impl_.get();
   impl->finish_unfinished();
-  const ParamSetPtr set = impl->find(param_set);
+  const ClientSetPtr set = impl->find(param_set);
   check_push(*set, step);
   if (!set->member) impl->join(set);
 

@@ -34,7 +34,7 @@ struct Operation {
   std::vector<RequestPtr> in_flight;
 };
 using OperationPtr = std::shared_ptr<Operation>;
-using ParamSetPtr = std::shared_ptr<ParamSet>;
+using ClientSetPtr = std::shared_ptr<ClientSet>;
 
 inline constexpr uint64_t kChunkBytes = 8ull << 20;
 
@@ -45,7 +45,7 @@ inline std::span<const uint8_t> payload_of(const RequestPtr& request) {
 struct Client::Impl {
   Impl(ClientOptions options, const ConnectorFactory& make_connector);
 
-  ParamSetPtr find(uint32_t param_set);
+  ClientSetPtr find(uint32_t param_set);
   uint32_t server_count() const { return session.server_count(); }
 
   // ---- operations; the caller holds sequenced_mutex ----
@@ -57,21 +57,21 @@ struct Client::Impl {
   // A whole operation of one such stage.
   void run_all(FrameKind kind, uint32_t param_set, const std::function<Buffer()>& payload,
                std::function<void(std::span<const RequestPtr>)> receive);
-  void join(const ParamSetPtr& set);
-  void finish_round(ParamSet& set, bool detached, std::span<const RequestPtr> replies,
+  void join(const ClientSetPtr& set);
+  void finish_round(ClientSet& set, bool detached, std::span<const RequestPtr> replies,
                     std::span<void* const> weights);
 
   // ---- idempotent requests ----
   // Before a read: an interrupted step is finished first, so that the read sees it.
   void settle();
-  void pull_rows(ParamSet& set, uint32_t table, std::span<const int64_t> keys);
-  void pull_dense(ParamSet& set, std::span<void* const> weights);
+  void pull_rows(ClientSet& set, uint32_t table, std::span<const int64_t> keys);
+  void pull_dense(ClientSet& set, std::span<void* const> weights);
 
   Session session;
   Pool pool;
   std::vector<uint16_t> owners;  // server of each bucket
   std::mutex sets_mutex;
-  std::map<uint32_t, ParamSetPtr> sets;
+  std::map<uint32_t, ClientSetPtr> sets;
   std::mutex sequenced_mutex;  // taken before the session's and a table's
   uint32_t next_set = 0;
   bool said_goodbye = false;

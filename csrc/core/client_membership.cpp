@@ -6,7 +6,7 @@
 
 namespace cpudist::core {
 
-void Client::Impl::join(const ParamSetPtr& set) {
+void Client::Impl::join(const ClientSetPtr& set) {
   const auto operation = std::make_shared<Operation>();
   const auto to_server_0 = [this, set](JoinStep step) {
     return std::vector<RequestPtr>{
@@ -32,7 +32,7 @@ void Client::Impl::join(const ParamSetPtr& set) {
 void Client::leave(uint32_t param_set) {
   const std::lock_guard lock(impl_->sequenced_mutex);
   impl_->finish_unfinished();
-  const ParamSetPtr set = impl_->find(param_set);
+  const ClientSetPtr set = impl_->find(param_set);
   if (!set->member) return;
   impl_->run_all(
       FrameKind::kLeave, param_set, [] { return Buffer(); },

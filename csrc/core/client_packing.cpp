@@ -12,8 +12,8 @@
 
 namespace cpudist::core {
 
-ParamSet::ParamSet(uint32_t set_id, const ParamSetLayout& set_layout,
-                   std::span<const uint16_t> owners, uint32_t servers)
+ClientSet::ClientSet(uint32_t set_id, const ParamSetLayout& set_layout,
+                     std::span<const uint16_t> owners, uint32_t servers)
     : id(set_id), layout(set_layout), server_count(servers), shard_blocks(servers) {
   for (uint32_t t = 0; t < layout.tables.size(); ++t) {
     tables.push_back(std::make_unique<TableCache>(layout.tables[t], kernels::table_salt(id, t),
@@ -40,7 +40,7 @@ ParamSet::ParamSet(uint32_t set_id, const ParamSetLayout& set_layout,
   }
 }
 
-TableCache& ParamSet::table(uint32_t index) {
+TableCache& ClientSet::table(uint32_t index) {
   if (index >= tables.size()) {
     throw Error(ErrorCode::kInvalidArgument, "table " + std::to_string(index) +
                                                  " of parameter set " + std::to_string(id) +
@@ -49,36 +49,36 @@ TableCache& ParamSet::table(uint32_t index) {
   return *tables[index];
 }
 
-const std::vector<uint32_t>& ParamSet::blocks_of(uint32_t parameter) const {
+const std::vector<uint32_t>& ClientSet::blocks_of(uint32_t parameter) const {
   // A parameter without elements has no block and may have the highest index.
   static const std::vector<uint32_t> kNone;
   return parameter < parameter_blocks.size() ? parameter_blocks[parameter] : kNone;
 }
 
-uint64_t ParamSet::block_bytes(uint32_t block) const {
+uint64_t ClientSet::block_bytes(uint32_t block) const {
   const BlockSpec& spec = layout.blocks[block];
   return spec.elements * size_of(spec.dtype);
 }
 
-uint64_t ParamSet::block_state_elements(uint32_t block) const {
+uint64_t ClientSet::block_state_elements(uint32_t block) const {
   const BlockSpec& spec = layout.blocks[block];
   return kernels::state_elements(layout.configs.at(spec.group), spec.elements, spec.row_width);
 }
 
-uint32_t ParamSet::row_state_elements(uint32_t index) const {
+uint32_t ClientSet::row_state_elements(uint32_t index) const {
   const TableSpec& spec = layout.tables[index];
   return static_cast<uint32_t>(
       kernels::state_elements(layout.configs.at(spec.group), spec.dim, spec.dim));
 }
 
-void ParamSet::invalidate_tables() {
+void ClientSet::invalidate_tables() {
   for (const auto& cache : tables) {
     const std::lock_guard lock(cache->mutex);
     cache->invalidate();
   }
 }
 
-void check_push(ParamSet& set, const StepPush& step) {
+void check_push(ClientSet& set, const StepPush& step) {
   if (step.configs.size() != set.layout.configs.size()) {
     throw Error(ErrorCode::kInvalidArgument, "push: " + std::to_string(step.configs.size()) +
                                                  " optimizer configurations, "
@@ -111,7 +111,7 @@ struct DenseSource {
 };
 
 // Per server, the blocks to send in increasing order.
-std::vector<std::vector<DenseSource>> split_dense(const ParamSet& set, const StepPush& step) {
+std::vector<std::vector<DenseSource>> split_dense(const ClientSet& set, const StepPush& step) {
   std::vector<std::vector<DenseSource>> shares(set.server_count);
   for (const ParameterGradient& parameter : step.parameters) {
     const auto* base = static_cast<const uint8_t*>(parameter.gradient);
@@ -128,7 +128,7 @@ std::vector<std::vector<DenseSource>> split_dense(const ParamSet& set, const Ste
 }
 
 // Distinct keys and their owners; returns the tables with a gradient in increasing order.
-std::vector<uint32_t> split_tables(ParamSet& set, const StepPush& step) {
+std::vector<uint32_t> split_tables(ClientSet& set, const StepPush& step) {
   std::vector<uint32_t> present;
   set.packed.resize(set.tables.size());
   for (const TableGradient& gradient : step.tables) {
@@ -146,7 +146,7 @@ std::vector<uint32_t> split_tables(ParamSet& set, const StepPush& step) {
   return present;
 }
 
-Buffer pack_server(ParamSet& set, uint32_t server, const PushHeader& header,
+Buffer pack_server(ClientSet& set, uint32_t server, const PushHeader& header,
                    std::span<const DenseSource> dense, std::span<const uint32_t> tables,
                    const Pool& pool) {
   std::vector<BlockRef> block_refs;
@@ -178,7 +178,7 @@ Buffer pack_server(ParamSet& set, uint32_t server, const PushHeader& header,
 
 }  // namespace
 
-std::vector<Buffer> pack_push(ParamSet& set, const StepPush& step, const Pool& pool) {
+std::vector<Buffer> pack_push(ClientSet& set, const StepPush& step, const Pool& pool) {
   PushHeader header;
   header.round = set.round;
   header.weight = step.weight;
@@ -205,7 +205,7 @@ std::vector<Buffer> pack_push(ParamSet& set, const StepPush& step, const Pool& p
   return payloads;
 }
 
-uint64_t packed_rows(const ParamSet& set) {
+uint64_t packed_rows(const ClientSet& set) {
   uint64_t rows = 0;
   for (const PackedTable& packed : set.packed) {
     if (packed.gradient != nullptr) rows += packed.unique.size();
@@ -213,7 +213,7 @@ uint64_t packed_rows(const ParamSet& set) {
   return rows;
 }
 
-uint64_t unpack_dense(const ParamSet& set, const Frame& reply, std::span<void* const> weights) {
+uint64_t unpack_dense(const ClientSet& set, const Frame& reply, std::span<void* const> weights) {
   const DenseView view = decode_dense({reply.payload.data(), reply.payload.size()}, set.layout);
   if (weights.empty()) return view.round;
   for (const DenseSection& section : view.blocks) {

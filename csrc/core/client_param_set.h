@@ -26,9 +26,9 @@ struct PackedTable {
   std::vector<float*> destinations;
 };
 
-struct ParamSet {
-  ParamSet(uint32_t id, const ParamSetLayout& layout, std::span<const uint16_t> owners,
-           uint32_t server_count);
+struct ClientSet {
+  ClientSet(uint32_t id, const ParamSetLayout& layout, std::span<const uint16_t> owners,
+            uint32_t server_count);
 
   uint32_t id;
   ParamSetLayout layout;
@@ -56,12 +56,12 @@ struct ParamSet {
 };
 
 // Throws kInvalidArgument, kRowOutOfRange, kUnpulledRow; nothing was changed then.
-void check_push(ParamSet& set, const StepPush& step);
+void check_push(ClientSet& set, const StepPush& step);
 // One payload per server. Duplicate keys are summed in their order.
-std::vector<Buffer> pack_push(ParamSet& set, const StepPush& step, const Pool& pool);
+std::vector<Buffer> pack_push(ClientSet& set, const StepPush& step, const Pool& pool);
 // Rows pushed by the last pack_push, duplicates summed.
-uint64_t packed_rows(const ParamSet& set);
+uint64_t packed_rows(const ClientSet& set);
 // Writes the blocks of a dense reply; returns its round. No weights: the blocks are skipped.
-uint64_t unpack_dense(const ParamSet& set, const Frame& reply, std::span<void* const> weights);
+uint64_t unpack_dense(const ClientSet& set, const Frame& reply, std::span<void* const> weights);
 
 }  // namespace cpudist::core

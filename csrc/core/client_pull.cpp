@@ -35,7 +35,7 @@ void Client::Impl::settle() {
 }
 
 // The table's mutex is held.
-void Client::Impl::pull_rows(ParamSet& set, uint32_t table, std::span<const int64_t> keys) {
+void Client::Impl::pull_rows(ClientSet& set, uint32_t table, std::span<const int64_t> keys) {
   TableCache& cache = set.table(table);
   const size_t row_bytes = cache.spec().dim * sizeof(float);
   cache.split().run(keys);
@@ -67,7 +67,7 @@ void Client::Impl::pull_rows(ParamSet& set, uint32_t table, std::span<const int6
   rows_pulled += keys.size();
 }
 
-void Client::Impl::pull_dense(ParamSet& set, std::span<void* const> weights) {
+void Client::Impl::pull_dense(ClientSet& set, std::span<void* const> weights) {
   if (weights.size() < set.parameter_count) {
     throw Error(ErrorCode::kInvalidArgument,
                 "pull_dense: addresses of " + std::to_string(weights.size()) +
@@ -89,7 +89,7 @@ void Client::Impl::pull_dense(ParamSet& set, std::span<void* const> weights) {
 }
 
 void Client::bind_table(uint32_t param_set, uint32_t table, float* weight) {
-  const ParamSetPtr set = impl_->find(param_set);
+  const ClientSetPtr set = impl_->find(param_set);
   TableCache& cache = set->table(table);
   const std::lock_guard lock(cache.mutex);
   cache.bind(weight);
@@ -108,7 +108,7 @@ void check_bound(const TableCache& cache) {
 void Client::pull(uint32_t param_set, uint32_t table, const void* ids, uint64_t count,
                   bool ids_are_int32) {
   impl_->settle();
-  const ParamSetPtr set = impl_->find(param_set);
+  const ClientSetPtr set = impl_->find(param_set);
   TableCache& cache = set->table(table);
   const std::lock_guard lock(cache.mutex);
   check_bound(cache);
@@ -132,7 +132,7 @@ void Client::pull(uint32_t param_set, uint32_t table, const void* ids, uint64_t 
 
 void Client::pull_all_rows(uint32_t param_set) {
   impl_->settle();
-  const ParamSetPtr set = impl_->find(param_set);
+  const ClientSetPtr set = impl_->find(param_set);
   for (uint32_t t = 0; t < set->tables.size(); ++t) {
     TableCache& cache = set->table(t);
     const std::lock_guard lock(cache.mutex);
@@ -156,7 +156,7 @@ void Client::pull_all_rows(uint32_t param_set) {
 
 void Client::pull_dense(uint32_t param_set, std::span<void* const> weights) {
   impl_->settle();
-  const ParamSetPtr set = impl_->find(param_set);
+  const ClientSetPtr set = impl_->find(param_set);
   impl_->pull_dense(*set, weights);
 }
 

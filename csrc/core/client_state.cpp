@@ -74,7 +74,7 @@ void check_keys(const TableSpec& spec, std::span<const int64_t> keys) {
   throw Error(ErrorCode::kProtocol, "fetch: a server's answer has " + what);
 }
 
-void check_parameter(const ParamSet& set, uint32_t parameter) {
+void check_parameter(const ClientSet& set, uint32_t parameter) {
   if (parameter < set.parameter_count || set.blocks_of(parameter).empty()) return;
   throw Error(ErrorCode::kInvalidArgument,
               "dense parameter " + std::to_string(parameter) + " of parameter set " +
@@ -89,7 +89,7 @@ void Client::store_table(uint32_t param_set, uint32_t table, std::span<const int
   const std::lock_guard lock(impl_->sequenced_mutex);
   Impl* impl = impl_.get();
   impl->finish_unfinished();
-  const ParamSetPtr set = impl->find(param_set);
+  const ClientSetPtr set = impl->find(param_set);
   TableCache& cache = set->table(table);
   check_keys(cache.spec(), keys);
   const uint32_t state_elements = state == nullptr ? 0 : set->row_state_elements(table);
@@ -125,7 +125,7 @@ void Client::store_parameter(uint32_t param_set, uint32_t parameter, const void*
   const std::lock_guard lock(impl_->sequenced_mutex);
   Impl* impl = impl_.get();
   impl->finish_unfinished();
-  const ParamSetPtr set = impl->find(param_set);
+  const ClientSetPtr set = impl->find(param_set);
   check_parameter(*set, parameter);
   std::map<uint32_t, std::vector<BlockRef>> shares;  // by server
   std::map<uint32_t, const uint8_t*> state_of;       // by block
@@ -164,7 +164,7 @@ void Client::store_parameter(uint32_t param_set, uint32_t parameter, const void*
 void Client::fetch_table(uint32_t param_set, uint32_t table, std::span<const int64_t> keys,
                          float* weights, float* state, uint32_t* counts, uint64_t* step) {
   impl_->settle();
-  const ParamSetPtr set = impl_->find(param_set);
+  const ClientSetPtr set = impl_->find(param_set);
   const TableSpec& spec = set->table(table).spec();
   check_keys(spec, keys);
   const uint32_t state_elements = set->row_state_elements(table);
@@ -219,7 +219,7 @@ void Client::fetch_table(uint32_t param_set, uint32_t table, std::span<const int
 void Client::fetch_parameter(uint32_t param_set, uint32_t parameter, void* weights, void* state,
                              uint64_t* step) {
   impl_->settle();
-  const ParamSetPtr set = impl_->find(param_set);
+  const ClientSetPtr set = impl_->find(param_set);
   check_parameter(*set, parameter);
   std::map<uint32_t, uint64_t> state_offset;  // by block, in bytes
   std::map<uint32_t, RequestPtr> requests;    // by server
