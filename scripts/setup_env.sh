@@ -1,0 +1,190 @@
+# Copyright (c) 2026 The torch_cpudist authors.
+# SPDX-License-Identifier: BSD-3-Clause
+#
+# Makes .venv with torch, this package and its extras; sourced by demo.sh and test.sh.
+# `setup_env EXTRA...` prints one line per stage and is quick when nothing changed. What pip
+# and the compiler say goes to .venv/setup.log and is shown when a stage fails.
+
+ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+VENV=$ROOT/.venv
+SETUP_LOG=$VENV/setup.log
+TORCH_VERSION=2.13.0
+# Seconds that the package index has to answer before anything else is tried.
+NETWORK_CHECK_S=${CPUDIST_NETWORK_CHECK_S:-4}
+
+die() {
+  echo "$(basename "$0"): $*" >&2
+  exit 1
+}
+
+# stage NAME COMMAND...: runs the command quietly and prints its seconds.
+stage() {
+  local name=$1 began=$SECONDS
+  shift
+  printf '%-34s' "$name"
+  if ! "$@" >>"$SETUP_LOG" 2>&1 </dev/null; then
+    printf 'failed after %s s\n' $((SECONDS - began))
+    tail -n 25 "$SETUP_LOG" >&2
+    die "$name failed; the whole log is $SETUP_LOG"
+  fi
+  printf '%4s s\n' $((SECONDS - began))
+}
+
+# Prints the folder of site-packages that holds a torch of the wanted release, if any.
+torch_folder() {
+  "$1" - "${TORCH_VERSION%.*}" <<'PYTHON' 2>/dev/null
+import re, sys
+from importlib.util import find_spec
+from pathlib import Path
+spec = find_spec("torch")
+if not (spec and spec.submodule_search_locations):
+    sys.exit(1)
+root = Path(spec.submodule_search_locations[0])
+text = (root / "version.py").read_text()
+found = re.search(r"__version__\s*=\s*['\"]([^'\"]+)", text)
+if not found or not found.group(1).startswith(sys.argv[1] + "."):
+    sys.exit(1)
+print(root.parent)
+PYTHON
+}
+
+# Sets PYTHON and REUSED: an interpreter with torch if there is one, else any that is new enough.
+find_python() {
+  local candidate first="" newest=""
+  REUSED=""
+  for candidate in ${VIRTUAL_ENV:+"$VIRTUAL_ENV/bin/python"} python3 python3.14 python3.13 \
+    python3.12 python3.11; do
+    candidate=$(command -v "$candidate") || continue
+    [ "$candidate" != "$VENV/bin/python" ] || continue
+    newest=$("$candidate" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null) ||
+      continue
+    "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || continue
+    first=${first:-$candidate}
+    if REUSED=$(torch_folder "$candidate"); then
+      PYTHON=$candidate
+      return
+    fi
+  done
+  [ -n "$newest" ] || die "python3 is not on PATH; install Python 3.11 or newer"
+  [ -n "$first" ] || die "Python 3.11 or newer is needed, python3 is $newest; install a newer one"
+  PYTHON=$first
+}
+
+# Everything that a bare machine may lack, each in one sentence, before anything is made.
+check_machine() {
+  [ "$(uname -s)" = Linux ] || die "Linux is needed; this is $(uname -s)"
+  find_python
+  local version
+  version=$("$PYTHON" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+  "$PYTHON" -c 'import venv, ensurepip' 2>/dev/null ||
+    die "$PYTHON has no venv module; install it (Debian, Ubuntu: apt install python$version-venv)"
+  "$PYTHON" -c 'import os, sys, sysconfig as s
+sys.exit(not os.path.isfile(os.path.join(s.get_path("include"), "Python.h")))' ||
+    die "Python.h is missing; install the headers (Debian, Ubuntu: apt install python$version-dev)"
+  check_compiler
+  check_disk
+}
+
+check_compiler() {
+  local compiler=${CXX:-g++}
+  command -v "$compiler" >/dev/null ||
+    die "$compiler is not on PATH; install g++ 12 or newer (Debian, Ubuntu: apt install g++)"
+  echo 'int main() { return [](auto x) requires(sizeof(x) > 0) { return x; }(0); }' |
+    "$compiler" -std=c++20 -fsyntax-only -x c++ - 2>/dev/null ||
+    die "$compiler does not compile C++20; install g++ 12 or newer and set CXX to it"
+}
+
+check_disk() {
+  local needed_gib=3 free_kib
+  [ -z "$REUSED" ] || needed_gib=1
+  free_kib=$(df -Pk "$ROOT" | awk 'NR == 2 {print $4}')
+  [ "$free_kib" -ge $((needed_gib * 1024 * 1024)) ] ||
+    die "$needed_gib GiB of disk space are needed in $ROOT, $((free_kib / 1024)) MiB are free"
+}
+
+# Asks the package index, by the user's own pip settings, for one small file.
+check_network() {
+  local python=$PYTHON
+  "$python" -m pip --version >/dev/null 2>&1 || python=$VENV/bin/python
+  timeout "$NETWORK_CHECK_S" "$python" -m pip download --quiet --no-deps --no-input \
+    --disable-pip-version-check --retries 0 --timeout "$NETWORK_CHECK_S" \
+    -d "$VENV/network-check" setuptools >>"$SETUP_LOG" 2>&1 ||
+    die "no package index answers pip within $NETWORK_CHECK_S s and packages are to be fetched;" \
+      "check network, proxy and pip's settings (slow but working: CPUDIST_NETWORK_CHECK_S=60)"
+  rm -rf "$VENV/network-check"
+}
+
+pip_install() {
+  "$VENV/bin/python" -m pip install --disable-pip-version-check --no-input "$@"
+}
+
+# torch of another environment is used where it lies: its folder joins the path, last.
+reuse_torch() {
+  local site
+  site=$("$VENV/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+  printf '%s\n' "$REUSED" >"$site/reused_torch.pth"
+  # Programs that pip finds installed there are started from there.
+  dirname "$("$PYTHON" -c 'import sys; print(sys.executable)')" >"$VENV/reused_bin"
+}
+
+install_torch() {
+  local found
+  if found=$(torch_folder "$VENV/bin/python"); then
+    echo "torch ${TORCH_VERSION%.*} is in $found" >>"$SETUP_LOG"
+  elif [ -n "$REUSED" ]; then
+    echo "torch: using the one in $REUSED"
+    reuse_torch
+  else
+    echo "torch $TORCH_VERSION is needed and no python3 here has it: pip now fetches it, 0.2 GB for" \
+      "a CPU build, up to 3 GB for the CUDA build that some indexes give by default"
+    stage "torch" pip_install "torch==$TORCH_VERSION"
+  fi
+}
+
+environment_stamp() {
+  echo "$*" | cat - "$ROOT/pyproject.toml" "$ROOT/setup.py" "$ROOT/scripts/setup_env.sh" |
+    sha256sum | cut -d' ' -f1
+}
+
+# True when .venv was made from these files and the torch it uses is still there.
+is_current() {
+  [ -x "$VENV/bin/python" ] && [ "$(cat "$1" 2>/dev/null)" = "$2" ] &&
+    [ -d "$(cat "$VENV/torch_root" 2>/dev/null)/torch" ]
+}
+
+make_environment() {
+  check_machine
+  mkdir -p "$VENV"
+  : >"$SETUP_LOG"
+  if "$PYTHON" -m pip --version >/dev/null 2>&1; then
+    check_network
+  fi
+  [ -x "$VENV/bin/pip" ] || stage "virtual environment" "$PYTHON" -m venv "$VENV"
+  "$PYTHON" -m pip --version >/dev/null 2>&1 || check_network
+  install_torch
+  torch_folder "$VENV/bin/python" >"$VENV/torch_root" ||
+    die "torch $TORCH_VERSION is not importable in $VENV; see $SETUP_LOG, remove $VENV, try again"
+  stage "build tools" pip_install numpy "setuptools>=77" ninja
+}
+
+# setup_env EXTRA...: afterwards `python` and every tool are those of .venv.
+setup_env() {
+  local extras stamp current
+  extras=$(IFS=,; echo "$*")
+  stamp=$VENV/setup-$extras.stamp
+  current=$(environment_stamp "$extras")
+  cd "$ROOT" || exit 1
+  local fresh=yes
+  is_current "$stamp" "$current" || fresh=no
+  [ $fresh = yes ] || make_environment
+  export PATH="$VENV/bin:$PATH"
+  [ ! -f "$VENV/reused_bin" ] || PATH="$VENV/bin:$(cat "$VENV/reused_bin"):${PATH#*:}"
+  unset PYTHONHOME VIRTUAL_ENV
+  hash -r
+  check_compiler
+  stage "compiled core" python scripts/native_build.py extension
+  if [ $fresh = no ]; then
+    stage "package and extras ($extras)" pip_install --no-build-isolation -e ".[$extras]"
+    echo "$current" >"$stamp"
+  fi
+}
