@@ -53,7 +53,7 @@ inline std::span<const uint8_t> bytes_of(const Buffer& payload) {
   return {payload.data(), payload.size()};
 }
 
-// Throws kInvalidArgument for a layout that cannot be served.
+// Throws kInvalidArgument for a decoded layout that does not fit this group of servers.
 void check_layout(const ParamSetLayout& layout, const ServerOptions& options);
 // The first item in which two layouts differ: "table 0, rows: 10 against 20".
 std::string describe_difference(const ParamSetLayout& first, const ParamSetLayout& second);

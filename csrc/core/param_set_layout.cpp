@@ -64,10 +64,6 @@ std::string compare_all(const Items& first, const Items& second, const Compare& 
   return "";
 }
 
-[[noreturn]] void refuse(const std::string& text) {
-  throw Error(ErrorCode::kInvalidArgument, text);
-}
-
 }  // namespace
 
 std::string describe_difference(const ParamSetLayout& first, const ParamSetLayout& second) {
@@ -83,28 +79,11 @@ std::string describe_difference(const ParamSetLayout& first, const ParamSetLayou
 }
 
 void check_layout(const ParamSetLayout& layout, const ServerOptions& options) {
-  for (size_t i = 0; i < layout.configs.size(); ++i) {
-    const char* found = kernels::find_config_error(layout.configs[i]);
-    if (found != nullptr) refuse("parameter group " + std::to_string(i) + ": " + found);
-  }
-  for (const TableSpec& table : layout.tables) {
-    if (table.group >= layout.configs.size()) {
-      refuse("table " + table.name + ": no parameter group " + std::to_string(table.group));
-    }
-    if (table.dim == 0) refuse("table " + table.name + ": rows of no elements");
-  }
   for (const BlockSpec& block : layout.blocks) {
-    if (block.group >= layout.configs.size()) {
-      refuse("block " + block.name + ": no parameter group " + std::to_string(block.group));
-    }
-    if (block.row_width == 0 || block.elements % block.row_width != 0) {
-      refuse("block " + block.name + ": " + std::to_string(block.elements) +
-             " elements are no whole number of rows of " + std::to_string(block.row_width));
-    }
-    if (block.shard >= options.server_count) {
-      refuse("block " + block.name + ": no server " + std::to_string(block.shard) + " among " +
-             std::to_string(options.server_count));
-    }
+    if (block.shard < options.server_count) continue;
+    throw Error(ErrorCode::kInvalidArgument, "block " + block.name + ": no server " +
+                                                 std::to_string(block.shard) + " among " +
+                                                 std::to_string(options.server_count));
   }
 }
 

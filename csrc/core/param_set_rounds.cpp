@@ -12,17 +12,6 @@
 #include "core/param_set.h"
 
 namespace cpudist::core {
-namespace {
-
-void check_number(const char* field, double value) {
-  if (std::isfinite(value) && value >= 0.0) return;
-  throw Error(ErrorCode::kInvalidArgument, std::string("push: ") + field +
-                                               " must be finite and not negative, found " +
-                                               std::to_string(value));
-}
-
-}  // namespace
-
 void ParamSet::push(const Ticket& ticket, Buffer payload, Outbox& outbox) {
   RoundPush push;
   push.ticket = ticket;
@@ -66,9 +55,6 @@ void ParamSet::check_push(const Ticket& ticket, const PushHeader& header,
                     std::to_string(round_) +
                     (pushes_.contains(ticket.rank) ? ", already pushed" : ""));
   }
-  check_number("weight", header.weight);
-  check_number("clip_value", header.clip_value);
-  check_number("clip_norm", header.clip_norm);
   check_configs(header);
   require_not_lost();
   const uint64_t waiting = shared_.counters.pending_bytes.load();
@@ -83,17 +69,10 @@ void ParamSet::check_push(const Ticket& ticket, const PushHeader& header,
 }
 
 void ParamSet::check_configs(const PushHeader& header) const {
-  if (header.configs.size() != layout_.configs.size()) {
-    throw Error(ErrorCode::kConfigMismatch, "push: " + std::to_string(header.configs.size()) +
-                                                " parameter groups, opened with " +
-                                                std::to_string(layout_.configs.size()));
-  }
   for (size_t group = 0; group < header.configs.size(); ++group) {
     const kernels::OptimizerConfig& opened = layout_.configs[group];
     const kernels::OptimizerConfig& now = header.configs[group];
     const std::string where = "push: parameter group " + std::to_string(group) + ", ";
-    const char* found = kernels::find_config_error(now);
-    if (found != nullptr) throw Error(ErrorCode::kInvalidArgument, where + found);
     if (now.kind != opened.kind ||
         kernels::state_elements(now, 4, 4) != kernels::state_elements(opened, 4, 4)) {
       throw Error(ErrorCode::kConfigMismatch,
@@ -164,9 +143,6 @@ void ParamSet::commit(const Ticket& ticket, const Commit& commit, Outbox& outbox
     throw Error(ErrorCode::kProtocol, who + " for round " + std::to_string(commit.round) +
                                           ", which waits for none: the current one is " +
                                           std::to_string(round_));
-  }
-  if (commit.total_norm < 0.0) {
-    throw Error(ErrorCode::kProtocol, who + ": negative norm");
   }
   if (!waiting_commits_.empty()) check_norm(waiting_commits_.begin()->second.total_norm);
   if (!shared_.peers.is_current(ticket)) return;
