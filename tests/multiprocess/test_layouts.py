@@ -73,8 +73,9 @@ import torch, torch_cpudist as cpudist
 for turn in range(3):
     cpudist.init()
     model = torch.nn.Linear(4, 1)
-    opt = cpudist.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1),
-    model) for _ in range(turn + 1):
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    opt = cpudist.DistributedOptimizer(sgd, model)
+    for _ in range(turn + 1):
         model(torch.ones(2, 4)).sum().backward()
         opt.step()
     print(f"turn {turn}: step {cpudist.global_step()}", flush=True)
