@@ -18,8 +18,8 @@ class ClipNorm:
     """Scales the averaged gradient so that its global 2-norm is at most ``max_norm``.
 
     The norm is taken over all tables and dense parameters of the optimizer, as
-    ``torch.nn.utils.clip_grad_norm_`` takes it over the joined batch's gradient. Cost: one
-    more small message to and from every server per step.
+    ``torch.nn.utils.clip_grad_norm_`` takes it over the joined batch's gradient. Cost:
+    one more small message to and from every server per step.
 
     Attributes:
         max_norm: the largest 2-norm, > 0.
@@ -30,7 +30,9 @@ class ClipNorm:
     def __post_init__(self) -> None:
         """Checks the value."""
         if not (self.max_norm > 0 and math.isfinite(self.max_norm)):
-            raise ValueError(f"ClipNorm: max_norm must be finite and > 0, got {self.max_norm}")
+            raise ValueError(
+                f"ClipNorm: max_norm must be finite and > 0, got {self.max_norm}"
+            )
 
 
 @dataclass(frozen=True)
@@ -46,22 +48,24 @@ class ClipValue:
     def __post_init__(self) -> None:
         """Checks the value."""
         if not (self.value > 0 and math.isfinite(self.value)):
-            raise ValueError(f"ClipValue: value must be finite and > 0, got {self.value}")
+            raise ValueError(
+                f"ClipValue: value must be finite and > 0, got {self.value}"
+            )
 
 
 Clip = ClipNorm | ClipValue
 
 
-def _squared_norm(grad: torch.Tensor) -> torch.Tensor:
-    if not grad.is_sparse:
-        return torch.linalg.vector_norm(grad).double().square()
-    values = grad._values()
-    if grad.is_coalesced() or grad.dense_dim() != 1 or grad._nnz() == 0:
-        if not grad.is_coalesced():
-            values = grad.coalesce().values()
-        return torch.linalg.vector_norm(values).double().square()
-    _, summed = ops.dedupe_segment_sum(grad._indices()[0], values.contiguous())
-    return torch.linalg.vector_norm(summed).double().square()
+def _squared_norm(grad: torch.Tensor) -> float:
+    if grad.is_sparse:
+        if grad.is_coalesced():
+            grad = grad.values()
+        elif grad.sparse_dim() == 1 and grad.dense_dim() == 1:
+            values = grad._values().contiguous()
+            grad = ops.dedupe_segment_sum(grad._indices()[0], values)[1]
+        else:
+            grad = grad.coalesce().values()
+    return float(torch.linalg.vector_norm(grad, dtype=torch.float64)) ** 2
 
 
 @torch.no_grad()
@@ -70,10 +74,11 @@ def clip_grad_norm_(
 ) -> torch.Tensor:
     """Clips this trainer's own gradient to a 2-norm, sparse gradients included.
 
-    As ``torch.nn.utils.clip_grad_norm_``, which refuses sparse gradients: the norm is that of
-    all gradients together, duplicates of a sparse row summed first; gradients are scaled in
-    place by ``max_norm / (norm + 1e-6)`` if that is below 1. To clip the *averaged* gradient
-    use ``DistributedOptimizer(clip=ClipNorm(...))``. Local: no messages.
+    As ``torch.nn.utils.clip_grad_norm_``, which refuses sparse gradients: the norm is
+    that of all gradients together, duplicates of a sparse row summed first; gradients
+    are scaled in place by ``max_norm / (norm + 1e-6)`` if that is below 1. To clip the
+    *averaged* gradient use ``DistributedOptimizer(clip=ClipNorm(...))``. Local: no
+    messages.
 
     Args:
         parameters: parameters whose ``grad`` is clipped; those without one are skipped.
@@ -90,12 +95,9 @@ def clip_grad_norm_(
     if isinstance(parameters, torch.Tensor):
         parameters = [parameters]
     grads = [p.grad for p in parameters if p.grad is not None]
-    total = torch.zeros((), dtype=torch.float64)
-    for grad in grads:
-        total = total + _squared_norm(grad)
-    norm = total.sqrt()
-    scale = min(1.0, float(max_norm) / (norm.item() + 1e-6))
+    norm = math.sqrt(sum(_squared_norm(grad) for grad in grads))
+    scale = min(1.0, float(max_norm) / (norm + 1e-6))
     if scale < 1.0:
         for grad in grads:
             (grad._values() if grad.is_sparse else grad).mul_(scale)
-    return norm
+    return torch.tensor(norm, dtype=torch.float64)

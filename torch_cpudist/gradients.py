@@ -8,31 +8,32 @@ What is read here aliases ``.grad`` and is used up before ``step()`` returns.
 from __future__ import annotations
 
 import torch
-from torch import nn
 
 from torch_cpudist.errors import DenseGradientError, UnsupportedModelError
 
 
-def read_table_gradient(name: str, weight: nn.Parameter) -> tuple[torch.Tensor, torch.Tensor]:
+def read_table_gradient(
+    name: str, grad: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Reads the COO gradient of a table.
 
     Args:
         name: the table's name, for messages.
-        weight: the table's weight; its ``grad`` is not ``None``.
+        grad: the ``grad`` of the table's weight.
 
     Returns:
-        Keys int64 ``[n]``, duplicates allowed, in batch order, and rows float32 ``[n, dim]``,
-        both contiguous.
+        Keys int64 ``[n]``, duplicates allowed, in batch order, and rows float32 ``[n,
+        dim]``, both contiguous.
 
     Raises:
         DenseGradientError: the gradient is strided.
     """
-    grad = weight.grad
-    assert grad is not None
     if grad.layout != torch.sparse_coo:
         raise DenseGradientError(
-            f"table {name!r} has a dense gradient (layout {grad.layout}), expected a sparse "
-            "one from its lookups. Something else uses the whole weight in the loss: an "
+            f"table {name!r} has a dense gradient (layout {grad.layout}), expected a "
+            "sparse "
+            "one from its lookups. Something else uses the whole weight in the loss: "
+            "an "
             "output layer tied to it, or an L2 penalty over it. Take that out (use the "
             "optimizer's weight_decay, or a penalty on the looked-up rows), or set "
             "sparse=False on the embedding to train it as a dense parameter."
@@ -45,12 +46,12 @@ def read_table_gradient(name: str, weight: nn.Parameter) -> tuple[torch.Tensor, 
     return grad._indices()[0].contiguous(), grad._values().contiguous()
 
 
-def read_dense_gradient(name: str, parameter: nn.Parameter) -> torch.Tensor:
+def read_dense_gradient(name: str, grad: torch.Tensor) -> torch.Tensor:
     """Reads the strided gradient of a dense parameter.
 
     Args:
         name: the parameter's name, for messages.
-        parameter: its ``grad`` is not ``None``.
+        grad: the ``grad`` of the parameter.
 
     Returns:
         Contiguous tensor of the parameter's shape and dtype.
@@ -58,12 +59,12 @@ def read_dense_gradient(name: str, parameter: nn.Parameter) -> torch.Tensor:
     Raises:
         UnsupportedModelError: the gradient is sparse.
     """
-    grad = parameter.grad
-    assert grad is not None
     if grad.layout != torch.strided:
         raise UnsupportedModelError(
-            f"parameter {name!r} has a gradient of layout {grad.layout}, but is no table: "
-            "only weights of nn.Embedding and nn.EmbeddingBag modules with sparse=True are. "
+            f"parameter {name!r} has a gradient of layout {grad.layout}, but is no "
+            "table: "
+            "only weights of nn.Embedding and nn.EmbeddingBag modules with "
+            "sparse=True are. "
             "Look it up through such a module, or with sparse=False."
         )
     return grad.contiguous()

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Two optimizers that recommendation models use and torch lacks.
 
-Both are ordinary ``torch.optim`` optimizers, for dense and sparse gradients, usable without
-this package's servers; the servers run the same formulas in C++.
+Both are ordinary ``torch.optim`` optimizers, for dense and sparse gradients, usable
+without this package's servers; the servers run the same formulas in C++.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class _RowsOptimizer(torch.optim.Optimizer):
                     self._init_state(group, parameter, state)
                 state["step"] += 1
                 if parameter.grad.is_sparse:
-                    self._update_rows(group, parameter, state)
+                    self._update_rows(group, parameter, parameter.grad, state)
                 else:
                     self._update(group, parameter, parameter.grad, state)
         return loss
@@ -67,11 +67,14 @@ class _RowsOptimizer(torch.optim.Optimizer):
         raise AssertionError("defined by the subclass")
 
     def _update_rows(
-        self, group: dict[str, Any], parameter: torch.Tensor, state: dict[str, Any]
+        self,
+        group: dict[str, Any],
+        parameter: torch.Tensor,
+        gradient: torch.Tensor,
+        state: dict[str, Any],
     ) -> None:
         """Updates the rows of a sparse gradient as a small dense parameter."""
-        assert parameter.grad is not None
-        grad = parameter.grad.coalesce()
+        grad = gradient.coalesce()
         if grad._nnz() == 0:
             return
         rows = grad.indices()[0]
@@ -92,12 +95,12 @@ class RowWiseAdagrad(_RowsOptimizer):
 
     :math:`a_r \mathrel{+}= \mathrm{mean}(g_r^2)`,
     :math:`w_r \mathrel{-}= \mathrm{lr}_t\, g_r / (\sqrt{a_r} + \epsilon)`, with
-    :math:`\mathrm{lr}_t = \mathrm{lr} / (1 + (t - 1)\,\mathrm{lr\_decay})`. A row is everything
-    behind the first dimension; every element of a vector is a row of its own. State: ``rows``
-    floats instead of ``rows * dim``.
+    :math:`\mathrm{lr}_t = \mathrm{lr} / (1 + (t - 1)\,\mathrm{lr\_decay})`. A row is
+    everything behind the first dimension; every element of a vector is a row of its
+    own. State: ``rows`` floats instead of ``rows * dim``.
 
-    Source: Gupta et al., "Training Highly Multiclass Classifiers", JMLR 2014, section 4.2 (one
-    learning rate per embedding vector).
+    Source: Gupta et al., "Training Highly Multiclass Classifiers", JMLR 2014, section
+    4.2 (one learning rate per embedding vector).
 
     Args:
         params: parameters or parameter groups.
@@ -162,11 +165,11 @@ class FTRL(_RowsOptimizer):
     r"""FTRL-Proximal, the optimizer of sparse linear click models.
 
     Per coordinate, with :math:`p = -\mathrm{lr\_power}`:
-    :math:`\sigma = ((n + g^2)^p - n^p) / \mathrm{lr}`, :math:`z \mathrel{+}= g - \sigma w`,
-    :math:`n \mathrel{+}= g^2`, then :math:`w = 0` if :math:`|z| \le l_1`, else
-    :math:`w = (\mathrm{sign}(z)\, l_1 - z) / ((\beta + n^p) / \mathrm{lr} + l_2)`.
-    A coordinate that has never seen a gradient keeps its initial weight. State: two floats per
-    element.
+    :math:`\sigma = ((n + g^2)^p - n^p) / \mathrm{lr}`, :math:`z \mathrel{+}= g - \sigma
+    w`, :math:`n \mathrel{+}= g^2`, then :math:`w = 0` if :math:`|z| \le l_1`, else
+    :math:`w = (\mathrm{sign}(z)\, l_1 - z) / ((\beta + n^p) / \mathrm{lr} + l_2)`. A
+    coordinate that has never seen a gradient keeps its initial weight. State: two
+    floats per element.
 
     Source: McMahan et al., "Ad Click Prediction: a View from the Trenches", KDD 2013,
     algorithm 1 (there ``lr`` is alpha and ``lr_power`` is -0.5).

@@ -1,10 +1,10 @@
 # Copyright (c) 2026 The torch_cpudist authors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Reads a ``torch.optim`` optimizer: its exact class and options choose the server's rule.
+"""Reads a ``torch.optim`` optimizer: class and options choose the server's rule.
 
-Nothing is guessed: a class or an option that the servers would not honour is refused by name.
-Options that only choose an implementation (``foreach``, ``fused``, ``capturable``) change no
-number and are accepted.
+Nothing is guessed: a class or an option that the servers would not honour is refused by
+name. Options that only choose an implementation (``foreach``, ``fused``,
+``capturable``) change no number and are accepted.
 """
 
 from __future__ import annotations
@@ -97,7 +97,8 @@ def _ftrl(group: Group) -> dict[str, Any]:
     }
 
 
-# Exact class -> (reader, names of the options it honours). AdamW is a subclass of Adam, so a
+# Exact class -> (reader, names of the options it honours). AdamW is a subclass of
+# Adam, so a
 # subclass is never taken for its parent.
 _RULES: dict[type, tuple[Callable[[Group], dict[str, Any]], frozenset[str]]] = {
     torch.optim.SGD: (
@@ -106,11 +107,15 @@ _RULES: dict[type, tuple[Callable[[Group], dict[str, Any]], frozenset[str]]] = {
     ),
     torch.optim.Adagrad: (
         _adagrad,
-        frozenset({"lr", "lr_decay", "weight_decay", "initial_accumulator_value", "eps"}),
+        frozenset(
+            {"lr", "lr_decay", "weight_decay", "initial_accumulator_value", "eps"}
+        ),
     ),
     RowWiseAdagrad: (
         _row_wise_adagrad,
-        frozenset({"lr", "lr_decay", "weight_decay", "initial_accumulator_value", "eps"}),
+        frozenset(
+            {"lr", "lr_decay", "weight_decay", "initial_accumulator_value", "eps"}
+        ),
     ),
     torch.optim.Adam: (
         _adam_family("adam"),
@@ -162,7 +167,8 @@ def read_group(optimizer: torch.optim.Optimizer, group: Group) -> _core.Optimize
 
     Raises:
         UnsupportedOptimizerError: an option has a value the servers do not honour
-            (``amsgrad``, ``maximize``, ``centered``, ``differentiable``, an unknown one).
+            (``amsgrad``, ``maximize``, ``centered``, ``differentiable``, an unknown
+            one).
     """
     reader, honoured = _RULES[type(optimizer)]
     accepted = honoured | _IMPLEMENTATION_OPTIONS | _BOOKKEEPING_OPTIONS
@@ -176,7 +182,10 @@ def read_group(optimizer: torch.optim.Optimizer, group: Group) -> _core.Optimize
 
 
 def check_use(
-    optimizer: torch.optim.Optimizer, config: _core.OptimizerConfig, name: str, table: bool
+    optimizer: torch.optim.Optimizer,
+    config: _core.OptimizerConfig,
+    name: str,
+    table: bool,
 ) -> None:
     """Refuses an optimizer that cannot run on this kind of parameter.
 
@@ -191,7 +200,9 @@ def check_use(
     """
     if not table and config.kind == "sparse_adam":
         raise UnsupportedOptimizerError(
-            f"{type(optimizer).__name__} takes sparse gradients only, but {name!r} is a "
-            "dense parameter. Give the dense parameters to another optimizer and pass a "
+            f"{type(optimizer).__name__} takes sparse gradients only, but {name!r} is "
+            "a "
+            "dense parameter. Give the dense parameters to another optimizer and pass "
+            "a "
             "list: DistributedOptimizer([SparseAdam(tables), AdamW(rest)], model)."
         )

@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Optimizer state between the servers' layout and ``torch.optim``'s.
 
-On a server, state stands behind the weight it belongs to: per row of a table, per block of a
-dense parameter, the parts of a rule one after the other (Adam: all ``m``, then all ``v``).
+On a server, state stands behind the weight it belongs to: per row of a table, per block
+of a dense parameter, the parts of a rule one after the other (Adam: all ``m``, then all
+``v``).
 """
 
 from __future__ import annotations
@@ -19,13 +20,14 @@ from torch_cpudist.errors import InvalidArgumentError
 from torch_cpudist.parameter_set import ParameterSet, key_chunks
 from torch_cpudist.placement import DenseParameter, PlacedTable
 
-# Updates of each row, for rules that run lazily with a step count per row. torch ignores it.
+# Updates of each row, for rules that run lazily with a step count per row. torch
+# ignores it.
 ROW_STEP = "cpudist_row_step"
 
 
 @dataclass(frozen=True)
 class StatePart:
-    """One tensor of a rule's state: its name in torch, and whether it is one value per row."""
+    """One tensor of a rule's state: its name in torch, and whether one per row."""
 
     name: str
     per_row: bool = False
@@ -53,7 +55,9 @@ def _step_value(config: _core.OptimizerConfig, step: int) -> Any:
     return step if config.kind == "sparse_adam" else torch.tensor(float(step))
 
 
-def _finish(config: _core.OptimizerConfig, step: int, state: dict[str, Any]) -> dict[str, Any]:
+def _finish(
+    config: _core.OptimizerConfig, step: int, state: dict[str, Any]
+) -> dict[str, Any]:
     if config.kind == "sgd":
         if step == 0:
             state["momentum_buffer"] = None
@@ -91,7 +95,9 @@ def fetch_table_state(
             state.data_ptr(),
             updates.data_ptr(),
         )
-        for tensor, columns in zip(tensors, state.split(widths, dim=1), strict=True):
+        for tensor, columns in zip(
+            tensors, torch.split(state, widths, dim=1), strict=True
+        ):
             tensor[keys[0] : keys[-1] + 1] = columns
         counts[keys[0] : keys[-1] + 1] = updates
     named = {
@@ -128,7 +134,8 @@ def store_table_state(
     ]
     counts = state.get(ROW_STEP)
     if counts is None and present:
-        # A state saved by torch itself knows no rows: every row counts the table's steps.
+        # A state saved by torch itself knows no rows: every row counts the table's
+        # steps.
         counts = torch.full((rows,), max(step, 1 if config.kind == "sgd" else step))
     for keys in key_chunks(rows):
         span = slice(int(keys[0]), int(keys[-1]) + 1)
@@ -171,7 +178,9 @@ def _block_runs(
             continue
         for i, part in enumerate(parts):
             unit = block.row_width if part.per_row else 1
-            runs.append((i, block.offset // unit, (block.offset + block.elements) // unit))
+            runs.append(
+                (i, block.offset // unit, (block.offset + block.elements) // unit)
+            )
     return runs
 
 
@@ -183,7 +192,9 @@ def fetch_dense_state(
     runs = _block_runs(parameters, entry, parts)
     parameter = entry.parameter
     weights = torch.empty(parameter.numel(), dtype=parameter.dtype)
-    packed = torch.empty(sum(last - first for _, first, last in runs), dtype=parameter.dtype)
+    packed = torch.empty(
+        sum(last - first for _, first, last in runs), dtype=parameter.dtype
+    )
     step = parameters.client.fetch_parameter(
         parameters.id, entry.index, weights.data_ptr(), packed.data_ptr()
     )
@@ -216,7 +227,9 @@ def store_dense_state(
     packed = None
     step = int(state.get("step", 0))
     if _check_state(entry.name, parts, state):
-        flat = [state[part.name].detach().to(values.dtype).reshape(-1) for part in parts]
+        flat = [
+            state[part.name].detach().to(values.dtype).reshape(-1) for part in parts
+        ]
         runs = _block_runs(parameters, entry, parts)
         if runs:
             packed = torch.cat([flat[i][first:last] for i, first, last in runs])

@@ -2,13 +2,13 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """What one ``DistributedOptimizer`` trains, as the servers hold it.
 
-Opens the parameter set, sends trainer 0's initial values, keeps the trainer's copies, and
-carries gradients to the servers. When to do so is the strategy's business.
+Opens the parameter set, sends trainer 0's initial values, keeps the trainer's copies,
+and carries gradients to the servers. When to do so is the strategy's business.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import nn
@@ -35,13 +35,18 @@ class ParameterSet:
     Thread safety: lookups from any thread; everything else from one thread at a time.
     """
 
-    def __init__(self, client: _core.Client, placement: Placement, chief: bool) -> None:
+    def __init__(
+        self,
+        client: _core.Client,
+        placement: Placement,
+        store: Callable[[ParameterSet], None],
+    ) -> None:
         """Opens the set, and waits until trainer 0's values are on the servers.
 
         Args:
             client: this trainer's client.
             placement: tables, dense parameters and their layout.
-            chief: whether this is trainer 0, whose values are the initial ones.
+            store: called once the set is open: trainer 0 sends the initial values.
 
         Raises:
             ConfigMismatchError: another trainer opened a different layout.
@@ -52,11 +57,7 @@ class ParameterSet:
         self.id = client.open(placement.layout)
         self._bindings: list[TableBinding] = []
         self._versions: dict[int, int] = {}
-        if chief:
-            for table in placement.tables:
-                self.store_table(table)
-            for entry in placement.dense:
-                self.store_dense(entry)
+        store(self)
         client.ready(self.id)
         for table in placement.tables:
             self._bind(table)
@@ -64,7 +65,9 @@ class ParameterSet:
 
     def _bind(self, table: PlacedTable) -> None:
         found = table.found
-        binding = TableBinding(self.client, self.id, table.index, found.name, found.weight)
+        binding = TableBinding(
+            self.client, self.id, table.index, found.name, found.weight
+        )
         self._bindings.append(binding)
         for module in found.modules:
             attach(module, binding)
@@ -76,23 +79,7 @@ class ParameterSet:
         for entry in self.placement.dense:
             yield entry.name, entry.parameter
 
-    # -- values to the servers ---------------------------------------------------------------
-
-    def store_table(self, table: PlacedTable) -> None:
-        """Sends this trainer's whole weight of a table, with fresh optimizer state."""
-        weight = table.found.weight.detach()
-        for keys in key_chunks(weight.shape[0]):
-            values = weight[keys[0] : keys[-1] + 1]
-            self.client.store_table(
-                self.id, table.index, keys.data_ptr(), keys.numel(), values.data_ptr()
-            )
-
-    def store_dense(self, entry: DenseParameter) -> None:
-        """Sends this trainer's values of a dense parameter, with fresh optimizer state."""
-        values = entry.parameter.detach().contiguous()
-        self.client.store_parameter(self.id, entry.index, values.data_ptr())
-
-    # -- values from the servers -------------------------------------------------------------
+    # -- values from the servers -------------------------------------------------------
 
     def pull_dense(self) -> None:
         """Overwrites every dense parameter with the servers' values."""
@@ -106,7 +93,7 @@ class ParameterSet:
         self.client.pull_all_rows(self.id)
         self._note_written([table.found.weight for table in self.placement.tables])
 
-    # -- gradients ---------------------------------------------------------------------------
+    # -- gradients ---------------------------------------------------------------------
 
     def push(
         self,
@@ -129,7 +116,8 @@ class ParameterSet:
         Raises:
             UnpulledRowError, DenseGradientError, ModelChangedError: nothing was sent.
             ConfigMismatchError: trainers disagree; nothing was applied.
-            PeerLostError, OperationTimeoutError: the round may have been applied on some
+            PeerLostError, OperationTimeoutError: the round may have been applied on
+            some
                 servers.
         """
         self._check_unchanged()
@@ -138,14 +126,18 @@ class ParameterSet:
         alive: list[torch.Tensor] = []
         for entry in self.placement.dense:
             if entry.parameter.grad is not None:
-                grad = read_dense_gradient(entry.name, entry.parameter)
+                grad = read_dense_gradient(entry.name, entry.parameter.grad)
                 alive.append(grad)
                 gradients.append((entry.index, grad.data_ptr()))
         for table in self.placement.tables:
             if table.found.weight.grad is not None:
-                keys, values = read_table_gradient(table.found.name, table.found.weight)
+                keys, values = read_table_gradient(
+                    table.found.name, table.found.weight.grad
+                )
                 alive += (keys, values)
-                rows.append((table.index, keys.data_ptr(), keys.numel(), values.data_ptr()))
+                rows.append(
+                    (table.index, keys.data_ptr(), keys.numel(), values.data_ptr())
+                )
         with _Weights(self.placement.dense) as weights:
             applied = self.client.push(
                 self.id,
@@ -161,7 +153,7 @@ class ParameterSet:
         self._note_written([parameter for _, parameter in self._trained()])
         return applied
 
-    # -- writes by others --------------------------------------------------------------------
+    # -- writes by others --------------------------------------------------------------
 
     def _note_written(self, parameters: list[nn.Parameter]) -> None:
         """Tells autograd of our writes and remembers the version they left."""
@@ -182,10 +174,13 @@ class ParameterSet:
         names = self.changed()
         if names:
             raise ModelChangedError(
-                f"{len(names)} parameters were written outside the optimizer since its last "
-                f"step (first: {names[0]!r}). The servers hold the truth and would overwrite "
+                f"{len(names)} parameters were written outside the optimizer since "
+                "its last "
+                f"step (first: {names[0]!r}). The servers hold the truth and would "
+                "overwrite "
                 "them: load weights before wrapping the optimizer, or call "
-                "opt.store_model() on every trainer to send trainer 0's values to the servers."
+                "opt.store_model() on every trainer to send trainer 0's values to the "
+                "servers."
             )
 
     def accept_changes(self) -> None:
@@ -194,7 +189,7 @@ class ParameterSet:
             self._versions[id(parameter)] = parameter._version
 
     def close(self, tell_servers: bool) -> None:
-        """Gives modules their classes back; with ``tell_servers``, frees the servers' memory."""
+        """Gives modules their classes back; can free the servers' memory."""
         for table in self.placement.tables:
             for module in table.found.modules:
                 detach(module)
@@ -208,7 +203,8 @@ class ParameterSet:
 class _Weights:
     """Addresses that the client writes dense values to.
 
-    A parameter that is not contiguous gets a staging copy, written back on a clean exit.
+    A parameter that is not contiguous gets a staging copy, written back on a clean
+    exit.
     """
 
     def __init__(self, dense: list[DenseParameter]) -> None:

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Decides what is a table and what a dense block, and which server owns each block.
 
-Rows of tables are dealt by key (``mix64(key ^ salt) % 4096`` buckets); only dense parameters
-are placed here. Every trainer computes the same placement from the model alone; servers
-compare them.
+Rows of tables are dealt by key (``mix64(key ^ salt) % 4096`` buckets); only dense
+parameters are placed here. Every trainer computes the same placement from the model
+alone; servers compare them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -58,11 +58,10 @@ class Placement:
     layout: _core.ParamSetLayout
 
 
-def _names(model: nn.Module, groups: list[dict[str, object]]) -> dict[int, str]:
+def _names(model: nn.Module, groups: list[dict[str, Any]]) -> dict[int, str]:
     names = {id(p): name for name, p in model.named_parameters(remove_duplicate=False)}
     for g, group in enumerate(groups):
         parameters = group["params"]
-        assert isinstance(parameters, list)
         for i, parameter in enumerate(parameters):
             names.setdefault(id(parameter), f"param_groups[{g}][{i}]")
     return names
@@ -71,13 +70,16 @@ def _names(model: nn.Module, groups: list[dict[str, object]]) -> dict[int, str]:
 def _check_dense(name: str, parameter: nn.Parameter) -> None:
     if parameter.dtype not in _DTYPES or parameter.layout != torch.strided:
         raise UnsupportedModelError(
-            f"parameter {name!r} is {parameter.dtype}, {parameter.layout}; servers keep "
-            "strided float32 and float64 parameters. Keep parameters in float32 and use "
+            f"parameter {name!r} is {parameter.dtype}, {parameter.layout}; servers "
+            "keep "
+            "strided float32 and float64 parameters. Keep parameters in float32 and "
+            "use "
             "torch.autocast for bfloat16."
         )
     if parameter.device.type != "cpu":
         raise UnsupportedModelError(
-            f"parameter {name!r} is on {parameter.device}; this version trains models on "
+            f"parameter {name!r} is on {parameter.device}; this version trains models "
+            "on "
             "the CPU. Move the model with model.cpu() before wrapping the optimizer."
         )
 
@@ -100,7 +102,7 @@ def _warn_large_embeddings(model: nn.Module, tables: list[FoundTable]) -> None:
 
 
 class _Dealer:
-    """Deals blocks to servers by the split method; the cursor runs on across parameters."""
+    """Deals blocks to servers; the cursor runs on across parameters."""
 
     def __init__(self, method: str, server_count: int) -> None:
         self._method = method
@@ -165,7 +167,7 @@ def _cut(
 
 def place(
     model: nn.Module,
-    groups: list[dict[str, object]],
+    groups: list[dict[str, Any]],
     configs: list[_core.OptimizerConfig],
     sharding: Sharding,
     server_count: int,
@@ -180,7 +182,8 @@ def place(
         server_count: number of servers.
 
     Returns:
-        Tables and dense parameters in a fixed order, and the layout that travels to servers.
+        Tables and dense parameters in a fixed order, and the layout that travels to
+        servers.
 
     Raises:
         UnsupportedModelError: a parameter cannot be placed, with name and reason.
@@ -190,13 +193,13 @@ def place(
     ordered: list[nn.Parameter] = []
     for g, group in enumerate(groups):
         parameters = group["params"]
-        assert isinstance(parameters, list)
         for parameter in parameters:
             group_of[id(parameter)] = g
             ordered.append(parameter)
     found = find_tables(model, set(group_of))
     tables = [
-        PlacedTable(i, table, group_of[id(table.weight)]) for i, table in enumerate(found)
+        PlacedTable(i, table, group_of[id(table.weight)])
+        for i, table in enumerate(found)
     ]
     sparse = {id(table.weight) for table in found}
     dense: list[DenseParameter] = []

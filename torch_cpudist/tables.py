@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Sparse tables: which embeddings are tables, and how a lookup brings in its rows.
 
-A table is the weight of an ``nn.Embedding`` or ``nn.EmbeddingBag`` with ``sparse=True``. While
-an optimizer is wrapped, such a module's class is a subclass of its own class whose forward
-pulls the batch's rows into the weight before the lookup. A class, not a forward hook: compiled
-code skips hooks, but guards the class.
+A table is the weight of an ``nn.Embedding`` or ``nn.EmbeddingBag`` with
+``sparse=True``. While an optimizer is wrapped, such a module's class is a subclass of
+its own class whose forward pulls the batch's rows into the weight before the lookup. A
+class, not a forward hook: compiled code skips hooks, but guards the class.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import logging
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import nn
@@ -30,7 +30,9 @@ ModuleT = TypeVar("ModuleT", bound=nn.Module)
 logger = logging.getLogger("torch_cpudist")
 
 _handles = itertools.count(1)
-_bindings: weakref.WeakValueDictionary[int, TableBinding] = weakref.WeakValueDictionary()
+_bindings: weakref.WeakValueDictionary[int, TableBinding] = (
+    weakref.WeakValueDictionary()
+)
 
 
 class TableBinding:
@@ -122,13 +124,19 @@ def _pull_op(ids: torch.Tensor, handle: int) -> torch.Tensor:
     return ids.clone()
 
 
-# The result is a copy of the ids that the lookup then uses: the data dependence orders the
-# pull before the read without declaring the weight mutated, for which a functionalised graph
+# The result is a copy of the ids that the lookup then uses: the data dependence orders
+# the
+# pull before the read without declaring the weight mutated, for which a functionalised
+# graph
 # would copy the whole table.
-_library = torch.library.Library("torch_cpudist", "FRAGMENT")
-_library.define("pull(Tensor ids, int handle) -> Tensor")
-_library.impl("pull", _pull_op, "CPU")
-_library._register_fake("pull", lambda ids, handle: torch.empty_like(ids))
+_library = torch.library.Library("torch_cpudist", "FRAGMENT")  # type: ignore[no-untyped-call]
+_library.define("pull(Tensor ids, int handle) -> Tensor")  # type: ignore[no-untyped-call]
+_library.impl("pull", _pull_op, "CPU")  # type: ignore[no-untyped-call]
+
+
+@torch.library.register_fake("torch_cpudist::pull", lib=_library)  # type: ignore[untyped-decorator]
+def _pull_fake(ids: torch.Tensor, handle: int) -> torch.Tensor:
+    return torch.empty_like(ids)
 
 
 class _PullingModule:
@@ -148,7 +156,9 @@ class _PullingModule:
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Copies and saved models are plain modules, without servers."""
-        state = {k: v for k, v in self.__dict__.items() if not k.startswith("_cpudist_")}
+        state = {
+            k: v for k, v in self.__dict__.items() if not k.startswith("_cpudist_")
+        }
         return copyreg.__newobj__, (plain_class(self),), state  # type: ignore[attr-defined]
 
 
@@ -219,7 +229,8 @@ def _check_table(table: FoundTable) -> None:
     if weight.device.type != "cpu" or not weight.is_contiguous():
         raise _refuse(
             name,
-            f"it is on {weight.device}, contiguous={weight.is_contiguous()}; expected a "
+            f"it is on {weight.device}, contiguous={weight.is_contiguous()}; expected "
+            "a "
             "contiguous tensor on the CPU",
             "Move it with weight.data = weight.data.cpu().contiguous().",
         )
@@ -246,7 +257,9 @@ def find_tables(model: nn.Module, trained: set[int]) -> list[FoundTable]:
         if id(weight) not in trained or not weight.requires_grad:
             continue
         name = f"{prefix}.weight" if prefix else "weight"
-        table = found.setdefault(id(weight), FoundTable(name, weight))
+        table = found.setdefault(
+            id(weight), FoundTable(name, cast(nn.Parameter, weight))
+        )
         table.modules.append(module)
     tables = [t for t in found.values() if any(module.sparse for module in t.modules)]
     for table in tables:
@@ -275,8 +288,9 @@ def shard_tables(
 ) -> ModuleT:
     """Marks a model's large embeddings as tables, by setting ``sparse=True`` on them.
 
-    Local, no messages. Call it before building the optimizer: torch's Adam and AdamW, say,
-    refuse nothing at that point, but a table's optimizer must be one the servers run.
+    Local, no messages. Call it before building the optimizer: torch's Adam and AdamW,
+    say, refuse nothing at that point, but a table's optimizer must be one the servers
+    run.
 
     Args:
         model: changed in place.

@@ -1,6 +1,6 @@
 # Copyright (c) 2026 The torch_cpudist authors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Sync: every step is one round; the servers average all members' gradients and update once."""
+"""Sync: a step is a round; the servers average the gradients and update once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from torch_cpudist.parameter_set import ParameterSet
 class SyncDriver:
     """Runs the Sync strategy for one parameter set.
 
-    Cost per step: one push and its reply per server, plus one pull per server and lookup.
+    Cost per step: one push and its reply per server, plus one pull per server and
+    lookup.
     """
 
     def __init__(self, parameters: ParameterSet) -> None:
@@ -26,7 +27,7 @@ class SyncDriver:
         samples: int | None,
         clip: Clip | None,
     ) -> int:
-        """Pushes this trainer's gradients and waits until the round is applied everywhere.
+        """Pushes this trainer's gradients and waits until the round is applied.
 
         Args:
             configs: hyper-parameters, one per group; equal on every trainer.
@@ -42,7 +43,7 @@ class SyncDriver:
         return self._parameters.push(configs, weight, samples or 0, clip)
 
     def flush(self, pull: str) -> None:
-        """Refreshes local copies; every push of this trainer is applied when step returns.
+        """Refreshes local copies; pushes are applied when step returns.
 
         Args:
             pull: ``"all"``, ``"dense"`` or ``"none"``.
