@@ -122,6 +122,16 @@ std::optional<Error> Peers::refusal(const FrameHeader& header, const Hello& hell
   return std::nullopt;
 }
 
+Buffer Peers::make_hello(const Peer& peer) const {
+  Hello reply;
+  reply.trainer_count = options_.trainer_count;
+  reply.server_count = options_.server_count;
+  reply.shard_id = options_.shard_id;
+  reply.last_sequence = peer.last_sequence;
+  reply.host = options_.host;
+  return encode(reply);
+}
+
 std::optional<uint32_t> Peers::greet(const std::shared_ptr<Connection>& connection,
                                      const FrameHeader& header, const Hello& hello,
                                      Outbox& outbox) {
@@ -129,6 +139,13 @@ std::optional<uint32_t> Peers::greet(const std::shared_ptr<Connection>& connecti
   Session& session =
       sessions_.try_emplace(connection.get(), Session{connection, std::nullopt, 0, false})
           .first->second;
+  // Links that lose frames duplicate them, and their clients repeat a hello that got no answer.
+  const bool repeated = session.rank == header.rank && !session.fenced &&
+                        session.incarnation == header.incarnation && !connection->reliable();
+  if (repeated) {
+    answer(connection, header, FrameKind::kHello, make_hello(peers_[header.rank]), outbox);
+    return std::nullopt;
+  }
   if (session.rank || session.fenced) {
     throw Error(ErrorCode::kProtocol, "a second hello on one connection");
   }
@@ -153,13 +170,7 @@ std::optional<uint32_t> Peers::greet(const std::shared_ptr<Connection>& connecti
   peer.heard = Clock::now();
   session.rank = header.rank;
   session.incarnation = header.incarnation;
-  Hello reply;
-  reply.trainer_count = options_.trainer_count;
-  reply.server_count = options_.server_count;
-  reply.shard_id = options_.shard_id;
-  reply.last_sequence = peer.last_sequence;
-  reply.host = options_.host;
-  answer(connection, header, FrameKind::kHello, encode(reply), outbox);
+  answer(connection, header, FrameKind::kHello, make_hello(peer), outbox);
   changed_.notify_all();
   return restarted ? std::optional<uint32_t>(header.rank) : std::nullopt;
 }

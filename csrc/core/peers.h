@@ -160,6 +160,7 @@ class Peers {
   };
 
   std::optional<Error> refusal(const FrameHeader& header, const Hello& hello) const;
+  Buffer make_hello(const Peer& peer) const;  // the server's answer
   void replace_connection(Peer& peer, const std::shared_ptr<Connection>& connection,
                           const FrameHeader& header, Outbox& outbox);
   const Received* current(const Ticket& ticket) const;
