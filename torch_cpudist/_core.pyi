@@ -2,14 +2,15 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The compiled core: servers, clients, their settings. No torch inside.
 
-Memory is passed as integer addresses (``tensor.data_ptr()``): contiguous, of the dtype said,
-alive until the call returns (bound tables: until the parameter set is closed). An address of 0
-stands for "not there" where that is allowed. Every call that may wait releases the GIL, may be
-interrupted by signals in the main thread, and has a deadline. Errors are the classes of
-``torch_cpudist.errors``.
+Memory is passed as integer addresses (``tensor.data_ptr()``): contiguous, of the dtype
+said, alive until the call returns (bound tables: until the parameter set is closed). An
+address of 0 stands for "not there" where that is allowed. Every call that may wait
+releases the GIL, may be interrupted by signals in the main thread, and has a deadline.
+Errors are the classes of ``torch_cpudist.errors``.
 """
 
 from collections.abc import Callable, Sequence
+from typing import Final
 
 class FaultPlan:
     """Probabilities, per frame, of what an in-process network does wrong."""
@@ -36,18 +37,12 @@ class FaultPlan:
 class FaultCounts:
     """What an in-process network really did, in frames."""
 
-    @property
-    def delivered(self) -> int: ...
-    @property
-    def dropped(self) -> int: ...
-    @property
-    def duplicated(self) -> int: ...
-    @property
-    def reordered(self) -> int: ...
-    @property
-    def delayed(self) -> int: ...
-    @property
-    def cut(self) -> int: ...
+    delivered: Final[int]
+    dropped: Final[int]
+    duplicated: Final[int]
+    reordered: Final[int]
+    delayed: Final[int]
+    cut: Final[int]
 
 class InprocNetwork:
     """Links between servers and clients of one process."""
@@ -58,8 +53,8 @@ class InprocNetwork:
 class OptimizerConfig:
     """Hyper-parameters of one group, as they travel with a push.
 
-    ``kind``: ``sgd``, ``adagrad``, ``row_wise_adagrad``, ``adam``, ``sparse_adam``, ``adamw``,
-    ``rmsprop``, ``ftrl``. Options that the kind has no use for must be left at 0.
+    ``kind``: ``sgd``, ``adagrad``, ``row_wise_adagrad``, ``adam``, ``sparse_adam``,
+    ``adamw``, ``rmsprop``, ``ftrl``. Options the kind has no use for stay at 0.
 
     Raises:
         InvalidArgumentError: unknown kind, or an option out of range.
@@ -84,51 +79,32 @@ class OptimizerConfig:
         lr_power: float = 0.0,
         nesterov: bool = False,
     ) -> None: ...
-    @property
-    def kind(self) -> str: ...
-    @property
-    def lr(self) -> float: ...
-    @property
-    def momentum(self) -> float: ...
-    @property
-    def dampening(self) -> float: ...
-    @property
-    def weight_decay(self) -> float: ...
-    @property
-    def beta1(self) -> float: ...
-    @property
-    def beta2(self) -> float: ...
-    @property
-    def eps(self) -> float: ...
-    @property
-    def alpha(self) -> float: ...
-    @property
-    def lr_decay(self) -> float: ...
-    @property
-    def initial_accumulator(self) -> float: ...
-    @property
-    def l1(self) -> float: ...
-    @property
-    def l2(self) -> float: ...
-    @property
-    def lr_power(self) -> float: ...
-    @property
-    def nesterov(self) -> bool: ...
+    kind: Final[str]
+    lr: Final[float]
+    momentum: Final[float]
+    dampening: Final[float]
+    weight_decay: Final[float]
+    beta1: Final[float]
+    beta2: Final[float]
+    eps: Final[float]
+    alpha: Final[float]
+    lr_decay: Final[float]
+    initial_accumulator: Final[float]
+    l1: Final[float]
+    l2: Final[float]
+    lr_power: Final[float]
+    nesterov: Final[bool]
     def __eq__(self, other: object) -> bool: ...
     def __hash__(self) -> int: ...
 
 class TableSpec:
-    """A table: ``rows`` x ``dim`` float32; ``group`` is an index into the layout's configs."""
+    """A table: ``rows`` x ``dim`` float32; ``group`` indexes the layout's configs."""
 
     def __init__(self, name: str, rows: int, dim: int, group: int = 0) -> None: ...
-    @property
-    def name(self) -> str: ...
-    @property
-    def rows(self) -> int: ...
-    @property
-    def dim(self) -> int: ...
-    @property
-    def group(self) -> int: ...
+    name: Final[str]
+    rows: Final[int]
+    dim: Final[int]
+    group: Final[int]
 
 class BlockSpec:
     """A slice of a dense parameter and the server that owns it.
@@ -155,22 +131,14 @@ class BlockSpec:
         offset: int = 0,
         row_width: int = 1,
     ) -> None: ...
-    @property
-    def name(self) -> str: ...
-    @property
-    def elements(self) -> int: ...
-    @property
-    def dtype(self) -> str: ...
-    @property
-    def shard(self) -> int: ...
-    @property
-    def group(self) -> int: ...
-    @property
-    def parameter(self) -> int: ...
-    @property
-    def offset(self) -> int: ...
-    @property
-    def row_width(self) -> int: ...
+    name: Final[str]
+    elements: Final[int]
+    dtype: Final[str]
+    shard: Final[int]
+    group: Final[int]
+    parameter: Final[int]
+    offset: Final[int]
+    row_width: Final[int]
 
 class ParamSetLayout:
     """What a parameter set consists of; equal on every trainer."""
@@ -181,12 +149,9 @@ class ParamSetLayout:
         tables: Sequence[TableSpec],
         blocks: Sequence[BlockSpec],
     ) -> None: ...
-    @property
-    def configs(self) -> list[OptimizerConfig]: ...
-    @property
-    def tables(self) -> list[TableSpec]: ...
-    @property
-    def blocks(self) -> list[BlockSpec]: ...
+    configs: Final[list[OptimizerConfig]]
+    tables: Final[list[TableSpec]]
+    blocks: Final[list[BlockSpec]]
 
 class Server:
     """One parameter server. Its requests run on C++ threads without the GIL.
@@ -226,7 +191,7 @@ class Server:
         unix_socket: bool = True,
         threads: int = 1,
     ) -> list[str]:
-        """Listens on a TCP port (0: any) and a unix socket; returns addresses, best first.
+        """Listens on a TCP port (0: any) and a unix socket; returns the addresses.
 
         Raises:
             AddressError: the address cannot be bound, or no port of the range is free.
@@ -264,11 +229,11 @@ class Client:
         rpc_deadline_ms: one request to a live server.
         round_deadline_ms: a wait for other trainers.
         probe_ms: how often a waiting request asks whether it arrived.
-        resend_ms: how often idempotent requests are repeated on links that lose frames.
+        resend_ms: how often reads are repeated on links that lose frames.
         straggler_log_ms: how often a long wait is logged.
         host: who this is, for messages ("host pid 12").
-        logger: called in the waiting thread with (level, text); level 0 is a warning, 1 info,
-            2 debug.
+        logger: called in the waiting thread with (level, text); level 0 is a warning,
+            1 info, 2 debug.
     """
 
     def __init__(
@@ -295,14 +260,14 @@ class Client:
         """Says hello to every server.
 
         Raises:
-            AddressError, PeerLostError, ConfigMismatchError, FencedError, ProtocolError.
+            AddressError, PeerLostError, ConfigMismatchError, FencedError: see there.
         """
 
     def open(self, layout: ParamSetLayout) -> int:
         """Opens a parameter set; the n-th open of every trainer names the same one."""
 
     def bind_table(self, param_set: int, table: int, weight: int) -> None:
-        """Says where pulled rows go: float32 ``[rows, dim]``. Every row counts as stale."""
+        """Says where pulled rows go: float32 ``[rows, dim]``; all count as stale."""
 
     def store_table(
         self,
@@ -317,21 +282,16 @@ class Client:
     ) -> None:
         """Writes rows to the servers.
 
-        Args:
-            param_set: from ``open``.
-            table: index of the table.
-            keys: int64 ``[count]``, distinct.
-            count: how many.
-            weights: float32 ``[count, dim]``.
-            state: float32 ``[count, state_elements]``; 0 is the initial state.
-            counts: uint32 ``[count]``, updates of each row; 0 is none.
-            step: updates of the table as a whole.
+        ``keys`` int64 ``[count]``, distinct; ``weights`` float32 ``[count, dim]``;
+        ``state`` float32 ``[count, state_elements]``, 0: the initial one; ``counts``
+        uint32 ``[count]``, updates of each row; ``step`` updates of the table as a
+        whole.
         """
 
     def store_parameter(
-        self, param_set: int, parameter: int, weights: int, state: int = 0, step: int = 0
+        self, param_set: int, index: int, weights: int, state: int = 0, step: int = 0
     ) -> None:
-        """Writes a dense parameter; ``state`` holds that of each block, block by block."""
+        """Writes a dense parameter; ``state`` is that of its blocks, one by one."""
 
     def ready(self, param_set: int) -> None:
         """Trainer 0 after its last store; the others wait here for it."""
@@ -349,12 +309,17 @@ class Client:
         """Reads rows as ``store_table`` takes them; returns the table's step."""
 
     def fetch_parameter(
-        self, param_set: int, parameter: int, weights: int, state: int = 0
+        self, param_set: int, index: int, weights: int, state: int = 0
     ) -> int:
         """Reads a dense parameter as ``store_parameter`` takes it; returns its step."""
 
     def pull(
-        self, param_set: int, table: int, ids: int, count: int, ids_are_int32: bool = False
+        self,
+        param_set: int,
+        table: int,
+        ids: int,
+        count: int,
+        ids_are_int32: bool = False,
     ) -> None:
         """Makes the rows of ``ids`` current; at most one request per server.
 
@@ -366,7 +331,7 @@ class Client:
         """Makes every row of every table current, in chunks."""
 
     def pull_dense(self, param_set: int, weights: Sequence[int]) -> None:
-        """Overwrites every dense parameter; ``weights`` are their addresses in order."""
+        """Overwrites every dense parameter; ``weights``: their addresses in order."""
 
     def push(
         self,
@@ -389,16 +354,15 @@ class Client:
             param_set: from ``open``.
             configs: one per group, as of this step.
             parameters: (index, address of the gradient) of dense parameters with one.
-            tables: (index, keys int64 ``[n]``, n, rows float32 ``[n, dim]``) of tables with a
-                gradient; duplicates are summed in order.
-            weights: addresses of every dense parameter, in order; updated blocks go there.
+            tables: (index, keys int64 ``[n]``, n, rows float32 ``[n, dim]``) of tables
+                with a gradient; duplicates are summed in order.
+            weights: addresses of every dense parameter, in order, for updated blocks.
             weight: of this trainer in the mean.
             samples: counted only.
             clip_value: above 0: clamps the averaged gradient.
             clip_norm: above 0: clips the norm of the averaged gradient.
 
-        Returns:
-            Number of the round applied.
+        Returns the number of the round applied.
         """
 
     def leave(self, param_set: int) -> None:
@@ -408,7 +372,7 @@ class Client:
         """Whether rounds wait for this trainer."""
 
     def barrier(self) -> None:
-        """Leaves every parameter set, waits for every trainer, makes all members again."""
+        """Leaves all parameter sets, waits for all trainers, rejoins with all."""
 
     def close(self, param_set: int) -> None:
         """Drops a parameter set; the servers free it when the last trainer has."""

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Typed errors: one class per cause, all derived from ``Error``.
 
-The compiled core raises the classes of its own causes by name (``csrc/core/errors.h``); the
-others come from Python. Each docstring says in which state the call leaves things and whether
-the caller may retry.
+The compiled core raises the classes of its own causes by name (``csrc/core/errors.h``);
+the others come from Python. Each docstring says in which state the call leaves things
+and whether the caller may retry.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ class InternalError(Error):
 
 
 class InvalidArgumentError(Error, ValueError):
-    """An argument is wrong or out of range. Nothing was sent; fix the call and retry."""
+    """An argument is wrong or out of range. Nothing was sent; fix it and retry."""
 
 
 class PeerLostError(Error):
     """A server or trainer died or froze; the message names role, rank and address.
 
-    Every later call of this context raises it again. The current round may have been applied
-    on some servers and not on others: do not retry, end the run and restart it.
+    Every later call that needs the lost process raises it again. The current round may
+    have been applied on some servers and not on others: do not retry, restart the run.
     """
 
 
@@ -39,7 +39,7 @@ class OperationTimeoutError(Error, TimeoutError):
 
 
 class ProtocolError(Error):
-    """Bytes that this protocol does not know: another program, another version, or a bug.
+    """Bytes that this protocol does not know: another program or version, or a bug.
 
     That connection is closed; do not retry.
     """
@@ -75,7 +75,7 @@ class ClosedError(Error):
 class ForkedProcessError(ClosedError):
     """Used in a forked child of the process that called ``init()``.
 
-    Sockets and threads belong to the parent. Nothing was sent; do the work in the parent.
+    Sockets and threads belong to the parent. Nothing was sent; do the work there.
     """
 
 
@@ -84,7 +84,7 @@ class RowOutOfRangeError(Error, IndexError):
 
 
 class AddressError(Error):
-    """An address cannot be bound, resolved or connected; the message says which and why."""
+    """An address cannot be bound, resolved or connected; the message says why."""
 
 
 class NotInitializedError(Error):
@@ -115,7 +115,7 @@ class DenseGradientError(Error):
 
 
 class ModelChangedError(Error):
-    """A parameter was written by something else than the optimizer. Nothing was sent."""
+    """Something else than the optimizer wrote a parameter. Nothing was sent."""
 
 
 class BackendUnavailableError(Error):

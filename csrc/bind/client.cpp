@@ -224,12 +224,12 @@ void bind_values(Class& client) {
             self.get().store_parameter(param_set, parameter, at<const void>(weights),
                                        at<const void>(state), step);
           },
-          py::arg("param_set"), py::arg("parameter"), py::arg("weights"), py::arg("state") = 0,
+          py::arg("param_set"), py::arg("index"), py::arg("weights"), py::arg("state") = 0,
           py::arg("step") = 0, NoGil())
       .def("fetch_table", &fetch_table, py::arg("param_set"), py::arg("table"), py::arg("keys"),
            py::arg("count"), py::arg("weights"), py::arg("state") = 0, py::arg("counts") = 0,
            NoGil())
-      .def("fetch_parameter", &fetch_parameter, py::arg("param_set"), py::arg("parameter"),
+      .def("fetch_parameter", &fetch_parameter, py::arg("param_set"), py::arg("index"),
            py::arg("weights"), py::arg("state") = 0, NoGil())
       .def(
           "pull",
