@@ -5,6 +5,8 @@
 // their requests. Nothing here runs a thread, so the order of requests is the test's.
 #pragma once
 
+#include <algorithm>
+#include <condition_variable>
 #include <cstring>
 #include <map>
 #include <memory>
@@ -33,12 +35,14 @@ class FakeConnection final : public Connection {
     const std::lock_guard lock(mutex_);
     if (closed_) return false;
     frames_.push_back(std::move(frame));
+    sent_.notify_all();
     return true;
   }
   void close(const std::string& reason) override {
     const std::lock_guard lock(mutex_);
     closed_ = true;
     reason_ = reason;
+    sent_.notify_all();
   }
   bool closed() const override {
     const std::lock_guard lock(mutex_);
@@ -48,6 +52,19 @@ class FakeConnection final : public Connection {
   bool reliable() const override { return true; }
   uint64_t bytes_sent() const override { return 10; }
   uint64_t bytes_received() const override { return 20; }
+
+  // False at the deadline.
+  bool wait_for_answer(uint64_t request_id, TimePoint deadline) const {
+    std::unique_lock lock(mutex_);
+    return sent_.wait_until(lock, deadline, [&] {
+      return std::any_of(frames_.begin(), frames_.end(),
+                         [&](const Frame& frame) { return frame.header.request_id == request_id; });
+    });
+  }
+  bool wait_for_close(TimePoint deadline) const {
+    std::unique_lock lock(mutex_);
+    return sent_.wait_until(lock, deadline, [&] { return closed_; });
+  }
 
   // Copies of the frames that answer a request, oldest first.
   std::vector<Frame> answers(uint64_t request_id) const {
@@ -64,6 +81,7 @@ class FakeConnection final : public Connection {
  private:
   const std::string address_;
   mutable std::mutex mutex_;
+  mutable std::condition_variable sent_;
   bool closed_ = false;
   std::string reason_;
   std::vector<Frame> frames_;

@@ -33,8 +33,8 @@ ServerOptions quick(uint32_t trainers) {
 
 // The answers are sent after wait_done learns of the loss: a bounded wait for them.
 void await_answer(const Trainer& trainer, uint64_t request) {
-  const TimePoint deadline = soon();
-  while (trainer.waits(request) && Clock::now() < deadline) std::this_thread::yield();
+  if (trainer.connection()->wait_for_answer(request, soon())) return;
+  fail(__FILE__, __LINE__, "request " + std::to_string(request) + " is not answered");
 }
 
 }  // namespace
@@ -78,9 +78,7 @@ TEST(server_silence_loses_the_trainer) {
   options.liveness_ms = 100;
   World world(small_layout(), options);
   CHECK_EQ(loss_of(world.server), "trainer 0 (host-a pid 12, fake:0) was lost: silent for 0.1 s");
-  const TimePoint deadline = soon();
-  while (!world[0].connection()->closed() && Clock::now() < deadline) std::this_thread::yield();
-  CHECK(world[0].connection()->closed());
+  CHECK(world[0].connection()->wait_for_close(soon()));
 }
 
 TEST(server_trainer_that_never_came_is_lost) {
@@ -135,11 +133,8 @@ TEST(server_takes_requests_from_many_threads) {
           spec.blocks[0] = {1, 1, 1, 1};
           spec.tables[0] = {{static_cast<int64_t>(rank), 4.0f}, {40, 1.0f}};
           const auto id = world.push(rank, spec);
-          const TimePoint deadline = soon();
-          while (world[rank].waits(id)) {
-            if (Clock::now() > deadline) fail(__FILE__, __LINE__, "a round does not end");
-            world[rank].plain(FrameKind::kPullDense, 0, Buffer());
-          }
+          world[rank].reply(world[rank].plain(FrameKind::kPullDense, 0, Buffer()));
+          await_answer(world[rank], id);
           world[rank].reply(id);
         }
       } catch (...) {
