@@ -191,11 +191,7 @@ class Server:
         unix_socket: bool = True,
         threads: int = 1,
     ) -> list[str]:
-        """Listens on a TCP port (0: any) and a unix socket; returns the addresses.
-
-        Raises:
-            AddressError: the address cannot be bound, or no port of the range is free.
-        """
+        """Listens on a TCP port (0: any) and a unix socket; returns the addresses."""
 
     def listen_inproc(self, network: InprocNetwork, name: str) -> str:
         """Listens inside this process; returns the address."""
