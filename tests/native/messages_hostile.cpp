@@ -1,0 +1,109 @@
+// Copyright (c) 2026 The torch_cpudist authors.
+// SPDX-License-Identifier: BSD-3-Clause
+//
+// Bytes from strangers: cut, changed and lengthened payloads are refused with Error(kProtocol) or
+// decode to something valid, and never read outside the payload (run under sanitizers).
+
+#include <limits>
+#include <random>
+
+#include "channel_fixture.h"
+#include "check.h"
+#include "messages_fixture.h"
+
+using namespace cpudist::core;     // NOLINT
+using namespace cpudist::testing;  // NOLINT
+
+namespace {
+
+// A copy of exactly this size: the sanitizer guards its end.
+Buffer prefix(const Buffer& payload, size_t size) {
+  Buffer copy(size);
+  if (size > 0) std::memcpy(copy.data(), payload.data(), size);
+  return copy;
+}
+
+template <typename T>
+uint32_t push_code_with(size_t offset, T value) {
+  const ParamSetLayout layout = sample_layout();
+  Buffer payload = sample_push(layout);
+  std::memcpy(payload.data() + offset, &value, sizeof(value));
+  return error_code([&] { decode_push(view_of(payload), layout); });
+}
+
+}  // namespace
+
+TEST(messages_cut_anywhere_are_refused) {
+  for (const Sample& sample : all_samples()) {
+    sample.decode(view_of(sample.payload));
+    for (size_t size = 0; size < sample.payload.size(); ++size) {
+      const Buffer cut = prefix(sample.payload, size);
+      CHECK_EQ(error_code([&] { sample.decode(view_of(cut)); }), code(ErrorCode::kProtocol));
+    }
+  }
+}
+
+TEST(messages_with_trailing_bytes_are_refused) {
+  for (const Sample& sample : all_samples()) {
+    Buffer longer(sample.payload.size() + 8);
+    std::memset(longer.data(), 0, longer.size());
+    std::memcpy(longer.data(), sample.payload.data(), sample.payload.size());
+    CHECK_EQ(error_code([&] { sample.decode(view_of(longer)); }), code(ErrorCode::kProtocol));
+  }
+}
+
+TEST(messages_with_flipped_bits_are_refused_or_valid) {
+  std::mt19937 generator(7);
+  size_t refused = 0;
+  for (const Sample& sample : all_samples()) {
+    for (int round = 0; round < 2000; ++round) {
+      Buffer changed = sample.payload.clone();
+      for (uint32_t flips = 1 + generator() % 3; flips > 0; --flips) {
+        const size_t bit = generator() % (changed.size() * 8);
+        changed.data()[bit / 8] = static_cast<uint8_t>(changed.data()[bit / 8] ^ (1u << bit % 8));
+      }
+      const uint32_t found = error_code([&] { sample.decode(view_of(changed)); });
+      CHECK(found == 0 || found == code(ErrorCode::kProtocol));
+      refused += found != 0;
+    }
+  }
+  CHECK(refused > 1000);
+}
+
+TEST(messages_with_extreme_numbers_are_refused_or_valid) {
+  const uint64_t extremes[] = {~0ull, 1ull << 63, (1ull << 61) + 1, 0xffffffffull, 1ull << 32};
+  for (const Sample& sample : all_samples()) {
+    for (size_t at = 0; at + 8 <= sample.payload.size(); at += 4) {
+      for (const uint64_t value : extremes) {
+        Buffer changed = sample.payload.clone();
+        std::memcpy(changed.data() + at, &value, 8);
+        const uint32_t found = error_code([&] { sample.decode(view_of(changed)); });
+        CHECK(found == 0 || found == code(ErrorCode::kProtocol));
+      }
+    }
+  }
+}
+
+TEST(messages_push_refuses_what_the_layout_forbids) {
+  const uint32_t refused = code(ErrorCode::kProtocol);
+  const size_t configs = 56;  // after five 8-byte fields and four counts
+  const size_t blocks = configs + 2 * sizeof(cpudist::kernels::OptimizerConfig);
+  const size_t tables = blocks + 3 * 16;
+  CHECK_EQ(push_code_with<uint32_t>(blocks, 0), 0u);   // as it was
+  CHECK_EQ(push_code_with<double>(8, -1.0), refused);  // weight
+  CHECK_EQ(push_code_with<double>(8, std::numeric_limits<double>::infinity()), refused);
+  CHECK_EQ(push_code_with<double>(24, -1.0), refused);          // clip value
+  CHECK_EQ(push_code_with<uint32_t>(40, 1), refused);           // one configuration of two
+  CHECK_EQ(push_code_with<uint32_t>(configs, 99), refused);     // optimizer kind
+  CHECK_EQ(push_code_with<uint32_t>(blocks, 4), refused);       // unknown block
+  CHECK_EQ(push_code_with<uint32_t>(blocks + 16, 0), refused);  // the same block twice
+  CHECK_EQ(push_code_with<uint32_t>(blocks + 16, 1), refused);  // a block of another size
+  CHECK_EQ(push_code_with<uint64_t>(blocks + 8, 24), refused);  // bytes of a block
+  CHECK_EQ(push_code_with<uint32_t>(tables, 1), refused);       // not increasing, another dim
+  CHECK_EQ(push_code_with<uint32_t>(tables + 4, 2), refused);   // dim
+  CHECK_EQ(push_code_with<uint64_t>(tables + 8, 2), refused);   // rows
+  const size_t keys = tables + 3 * 16 + 24 + 24;
+  CHECK_EQ(push_code_with<int64_t>(keys, 98), 0u);
+  CHECK_EQ(push_code_with<int64_t>(keys, 100), refused);  // outside the table
+  CHECK_EQ(push_code_with<int64_t>(keys, -1), refused);
+}

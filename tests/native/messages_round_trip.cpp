@@ -1,0 +1,214 @@
+// Copyright (c) 2026 The torch_cpudist authors.
+// SPDX-License-Identifier: BSD-3-Clause
+//
+// Every message says the same after encoding and decoding; what cannot be said is refused by the
+// sender.
+
+#include <cmath>
+
+#include "channel_fixture.h"
+#include "check.h"
+#include "messages_fixture.h"
+
+using namespace cpudist::core;     // NOLINT
+using namespace cpudist::testing;  // NOLINT
+
+namespace {
+
+template <typename T>
+bool same(std::span<const T> found, const std::vector<T>& expected) {
+  return std::vector<T>(found.begin(), found.end()) == expected;
+}
+
+bool all_bytes(std::span<const uint8_t> bytes, size_t size, uint8_t value) {
+  return same(bytes, std::vector<uint8_t>(size, value));
+}
+
+}  // namespace
+
+TEST(messages_primitives_round_trip) {
+  Writer writer;
+  writer.u32(1);
+  writer.u32(2);
+  writer.text("");
+  writer.text("abcd");
+  writer.text("abcde");
+  const uint16_t numbers[] = {7, 8, 9};
+  writer.bytes(numbers, sizeof(numbers));
+  writer.u64(3);
+  writer.f64(-0.5);
+  const Buffer payload = writer.finish();
+  CHECK_EQ(payload.size() % 8, 0u);
+  Reader reader(view_of(payload));
+  CHECK_EQ(reader.u32(), 1u);
+  CHECK_EQ(reader.u32(), 2u);
+  CHECK_EQ(reader.text(0), std::string());
+  CHECK_EQ(reader.text(4), std::string("abcd"));
+  CHECK_EQ(error_code([&] { Reader(reader).text(4); }), code(ErrorCode::kProtocol));
+  CHECK_EQ(reader.text(5), std::string("abcde"));
+  CHECK(same(reader.array<uint16_t>(3), {7, 8, 9}));
+  CHECK_EQ(error_code([&] { reader.expect_end(); }), code(ErrorCode::kProtocol));
+  CHECK_EQ(reader.u64(), 3u);
+  CHECK_EQ(reader.f64(), -0.5);
+  CHECK_EQ(reader.remaining(), 0u);
+  reader.expect_end();
+  CHECK_EQ(error_code([&] { reader.u32(); }), code(ErrorCode::kProtocol));
+}
+
+TEST(messages_arrays_do_not_overflow) {
+  const Buffer payload(64);
+  for (const uint64_t count : {9ull, 1ull << 61, (1ull << 61) + 1, ~0ull, ~0ull / 8}) {
+    Reader reader(view_of(payload));
+    CHECK_EQ(error_code([&] { reader.array<int64_t>(count); }), code(ErrorCode::kProtocol));
+  }
+}
+
+TEST(messages_control_round_trip) {
+  const Hello hello = decode_hello(view_of(encode(Hello{4, 2, 1, 77, "host-a pid 1"})));
+  CHECK_EQ(hello.trainer_count, 4u);
+  CHECK_EQ(hello.server_count, 2u);
+  CHECK_EQ(hello.shard_id, 1u);
+  CHECK_EQ(hello.last_sequence, 77u);
+  CHECK_EQ(hello.host, std::string("host-a pid 1"));
+  const ErrorReply error = decode_error(view_of(encode(ErrorReply{ErrorCode::kFenced, "gone"})));
+  CHECK(error.code == ErrorCode::kFenced && error.message == "gone");
+  const ProbeReply probe = decode_probe_reply(view_of(encode(ProbeReply{true, {1, 2, 3}})));
+  CHECK(probe.known && probe.waiting_for == (std::vector<uint32_t>{1, 2, 3}));
+  CHECK(!decode_probe_reply(view_of(encode(ProbeReply{}))).known);
+  CHECK_EQ(decode_push_norm(view_of(encode(PushNorm{3, 2.0}))).squared_norm, 2.0);
+  CHECK(std::isnan(decode_push_norm(view_of(encode(PushNorm{3, NAN}))).squared_norm));
+  CHECK_EQ(decode_commit(view_of(encode(Commit{3, 2.5}))).total_norm, 2.5);
+  const Join join = decode_join(view_of(encode(Join{JoinStep::kRelease, 9})));
+  CHECK(join.step == JoinStep::kRelease && join.round == 9);
+  CHECK_EQ(decode_round_reply(view_of(encode(RoundReply{9}))).round, 9u);
+  const BarrierReply barrier =
+      decode_barrier_reply(view_of(encode(BarrierReply{{{0, 3}, {2, 5}}})));
+  CHECK(barrier.rounds == (std::vector<std::pair<uint32_t, uint64_t>>{{0, 3}, {2, 5}}));
+  const Buffer asked = encode(FetchRequest{true, 3, 1, sample_keys()});
+  const FetchRequest fetch = decode_fetch(view_of(asked));
+  CHECK(fetch.blocks && fetch.parameter == 3 && fetch.table == 1);
+  CHECK(same(fetch.keys, sample_keys()));
+}
+
+TEST(messages_long_errors_are_cut_long_hosts_refused) {
+  const std::string text(10000, 'x');
+  const Buffer payload = encode(ErrorReply{ErrorCode::kPeerLost, text});
+  CHECK(payload.size() <= ChannelLimits{}.pre_hello_limit_bytes);
+  CHECK(decode_error(view_of(payload)).message.ends_with("x ..."));
+  CHECK_EQ(error_code([&] { encode(Hello{1, 1, 0, 0, text}); }), code(ErrorCode::kInvalidArgument));
+}
+
+TEST(messages_layout_round_trip) {
+  const ParamSetLayout layout = sample_layout();
+  const Buffer payload = encode(layout);
+  const ParamSetLayout back = decode_layout(view_of(payload));
+  CHECK(back.configs == layout.configs);
+  CHECK_EQ(back.tables.size(), 3u);
+  CHECK_EQ(back.tables[1].name, std::string("items"));
+  CHECK_EQ(back.tables[1].rows, 1ull << 40);
+  CHECK_EQ(back.blocks.size(), 4u);
+  CHECK_EQ(back.blocks[2].offset, 6u);
+  CHECK_EQ(back.blocks[2].row_width, 3u);
+  CHECK(back.blocks[2].dtype == DType::kFloat64);
+  const Buffer again = encode(back);
+  CHECK(same(view_of(again), {payload.data(), payload.data() + payload.size()}));
+}
+
+TEST(messages_layout_limits_hold_on_both_sides) {
+  const auto refused = [](const auto& change) {
+    ParamSetLayout layout = sample_layout();
+    change(layout);
+    return error_code([&] { encode(layout); }) == code(ErrorCode::kInvalidArgument);
+  };
+  CHECK(refused([](auto& l) { l.tables[0].dim = 0; }));
+  CHECK(refused([](auto& l) { l.tables[0].dim = 65537; }));
+  CHECK(refused([](auto& l) { l.tables[0].rows = 1ull << 62; }));
+  CHECK(refused([](auto& l) { l.tables[0].group = 2; }));
+  CHECK(refused([](auto& l) { l.tables[0].name = std::string(4097, 'n'); }));
+  CHECK(refused([](auto& l) { l.blocks[0].elements = 1ull << 40; }));
+  CHECK(refused([](auto& l) { l.blocks[0].offset = 1ull << 40; }));
+  CHECK(refused([](auto& l) { l.blocks[0].dtype = static_cast<DType>(3); }));
+  CHECK(refused([](auto& l) { l.blocks[0].row_width = 0; }));
+  CHECK(refused([](auto& l) { l.blocks[1].row_width = 4; }));
+  CHECK(refused([](auto& l) { l.blocks[0].group = 2; }));
+  CHECK(refused([](auto& l) { l.configs[0].lr = NAN; }));
+  CHECK(!refused([](auto&) {}));
+  Buffer payload = encode(sample_layout());
+  payload.data()[16] = 200;  // the kind of the first configuration
+  CHECK_EQ(error_code([&] { decode_layout(view_of(payload)); }), code(ErrorCode::kProtocol));
+}
+
+TEST(messages_push_round_trip) {
+  const ParamSetLayout layout = sample_layout();
+  const Buffer payload = sample_push(layout);
+  const PushView push = decode_push(view_of(payload), layout);
+  CHECK_EQ(push.header.round, 17u);
+  CHECK_EQ(push.header.weight, 2.5);
+  CHECK_EQ(push.header.samples, 1000u);
+  CHECK_EQ(push.header.clip_value, 0.5);
+  CHECK_EQ(push.header.clip_norm, 1.5);
+  CHECK(same(push.header.configs, layout.configs));
+  CHECK_EQ(push.blocks.size(), 3u);
+  CHECK_EQ(push.blocks[1].block, 2u);
+  CHECK(all_bytes(push.blocks[0].values, 20, 0x11));
+  CHECK(all_bytes(push.blocks[1].values, 24, 0x22));
+  CHECK_EQ(push.tables.size(), 3u);
+  CHECK(same(push.tables[0].keys, sample_keys()));
+  CHECK_EQ(push.tables[0].rows.size(), 9u);
+  CHECK_EQ(push.tables[1].rows[5], 105.0f);
+  CHECK(push.tables[2].keys.empty() && push.tables[2].rows.empty());
+}
+
+TEST(messages_rows_and_dense_round_trip) {
+  const ParamSetLayout layout = sample_layout();
+  const Buffer dense = sample_dense();
+  const DenseView view = decode_dense(view_of(dense), layout);
+  CHECK_EQ(view.round, 18u);
+  CHECK(all_bytes(view.blocks[1].values, 24, 0x77));
+  const Buffer pull = sample_pull();
+  const auto tables = decode_pull(view_of(pull), layout);
+  CHECK_EQ(tables.size(), 3u);
+  CHECK_EQ(tables[1].table, 1u);
+  CHECK(same(tables[1].keys, sample_keys()));
+  const Buffer rows = sample_rows();
+  uint64_t round = 0;
+  const auto values = decode_rows(view_of(rows), sample_tables(), &round);
+  CHECK_EQ(round, 19u);
+  CHECK_EQ(values[0].size(), 9u);
+  CHECK_EQ(values[1][4], 104.0f);
+}
+
+TEST(messages_store_round_trip) {
+  const ParamSetLayout layout = sample_layout();
+  const Buffer payload = sample_store();
+  const StoreView store = decode_store(view_of(payload), layout);
+  CHECK_EQ(store.tables.size(), 3u);
+  CHECK(same(store.tables[0].keys, sample_keys()));
+  CHECK_EQ(store.tables[0].step, 4u);
+  CHECK_EQ(store.tables[0].state[8], 4.0f);
+  CHECK(same(store.tables[0].counts, {1, 2, 3}));
+  CHECK(store.tables[1].state.empty() && store.tables[1].counts.empty());
+  CHECK_EQ(store.tables[1].weights[5], 105.0f);
+  CHECK_EQ(store.blocks.size(), 3u);
+  CHECK_EQ(store.blocks[0].step, 1u);
+  CHECK(all_bytes(store.blocks[0].weights, 20, 0x33));
+  CHECK(all_bytes(store.blocks[0].state, 20, 0x44));
+  CHECK(store.blocks[1].state.empty());
+}
+
+TEST(messages_senders_must_sort_their_ids) {
+  auto blocks = sample_blocks();
+  std::swap(blocks[0], blocks[1]);
+  auto tables = sample_tables();
+  tables[1].table = 0;
+  const uint32_t refused = code(ErrorCode::kInvalidArgument);
+  CHECK_EQ(error_code([&] { layout_dense(0, blocks, nullptr); }), refused);
+  CHECK_EQ(error_code([&] { layout_pull(tables, nullptr); }), refused);
+  CHECK_EQ(error_code([&] { layout_push({}, blocks, {}, nullptr); }), refused);
+  CHECK_EQ(error_code([&] { layout_store({}, tables, nullptr); }), refused);
+}
+
+TEST(messages_buckets_are_dealt_in_turn) {
+  CHECK_EQ(owner_of_bucket(7, 3), 1u);
+  CHECK_EQ(error_code([] { owner_of_bucket(7, 0); }), code(ErrorCode::kInvalidArgument));
+}
