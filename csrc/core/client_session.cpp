@@ -249,6 +249,10 @@ void Session::accept_error(Link& link, const Frame& frame) {
   if (found != requests_.end() && found->second->server == link.server) {
     const RequestPtr request = found->second;
     request->error = error;
+    // Refused for lack of memory, not recorded: the server expects the same number again.
+    if (reply.code == ErrorCode::kOverloaded && request->header.sequence != 0) {
+      link.next_sequence = request->header.sequence;
+    }
     finish(*request);
   } else if (link.state == LinkState::kHandshake || frame.header.request_id == 0) {
     fail(Error(reply.code, describe(link) + ": " + reply.message));
