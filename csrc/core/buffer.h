@@ -1,8 +1,8 @@
 // Copyright (c) 2026 The torch_cpudist authors.
 // SPDX-License-Identifier: BSD-3-Clause
 //
-// An owned, movable, 64-byte aligned byte array for frame payloads. Large blocks go back to a small
-// per-process-free-of-globals pool (BufferPool) because fresh pages cost more than the copy into them.
+// An owned, movable, 64-byte aligned byte array for frame payloads. Large blocks go back to a pool
+// (BufferPool) because fresh pages cost more than the copy into them.
 #pragma once
 
 #include <cstddef>
@@ -41,7 +41,8 @@ class Buffer {
   std::shared_ptr<BufferPool> pool_;
 };
 
-// Free list of large blocks, at most `cap_bytes` of them. Thread-safe. Owned by a Server or a Client.
+// Free list of large blocks, at most `cap_bytes` of them. Thread-safe. Owned by a Server or a
+// Client.
 class BufferPool : public std::enable_shared_from_this<BufferPool> {
  public:
   explicit BufferPool(size_t cap_bytes);

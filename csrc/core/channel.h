@@ -29,9 +29,9 @@ class Connection {
   // ChannelLimits::outbound_cap_bytes makes the caller wait at most `outbound_deadline_ms`, then
   // the link is closed as frozen.
   virtual bool send(Frame frame) = 0;
-  // Any thread, idempotent; closed() holds at once and on_close of both ends follows. What was queued
-  // is written as far as the socket takes it. In-process on_close runs inside this call, so call it
-  // without locks that your on_close takes.
+  // Any thread, idempotent; closed() holds at once and on_close of both ends follows. What was
+  // queued is written as far as the socket takes it. In-process on_close runs inside this call, so
+  // call it without locks that your on_close takes.
   virtual void close(const std::string& reason) = 0;
   virtual bool closed() const = 0;
   virtual std::string peer_address() const = 0;
@@ -59,11 +59,11 @@ class ConnectionHandler {
 };
 
 struct ChannelLimits {
-  uint64_t payload_limit_bytes = 1ull << 31;     // one frame
-  uint64_t pre_hello_limit_bytes = 4096;         // payload before the first accepted frame
-  uint64_t outbound_cap_bytes = 1ull << 30;      // queued on one connection
+  uint64_t payload_limit_bytes = 1ull << 31;  // one frame
+  uint64_t pre_hello_limit_bytes = 4096;      // payload before the first accepted frame
+  uint64_t outbound_cap_bytes = 1ull << 30;   // queued on one connection
   uint64_t outbound_deadline_ms = 30000;
-  uint64_t handshake_deadline_ms = 2000;         // server side: first frame must be complete by then
+  uint64_t handshake_deadline_ms = 2000;  // server side: first frame must be complete by then
   uint64_t socket_buffer_bytes = 4ull << 20;
 };
 

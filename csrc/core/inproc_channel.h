@@ -14,18 +14,18 @@
 
 namespace cpudist::core {
 
-struct FaultPlan {       // probabilities in [0, 1], drawn per frame from one seeded generator
+struct FaultPlan {  // probabilities in [0, 1], drawn per frame from one seeded generator
   double drop = 0;
   double duplicate = 0;
-  double reorder = 0;    // swapped with a later frame of the link
+  double reorder = 0;  // swapped with a later frame of the link
   double delay = 0;
   uint64_t delay_ms_max = 0;
-  double cut = 0;        // the link closes instead of delivering
+  double cut = 0;  // the link closes instead of delivering
   uint64_t seed = 0;
   bool any() const { return drop > 0 || duplicate > 0 || reorder > 0 || delay > 0 || cut > 0; }
 };
 
-struct FaultCounts {     // what really happened; tests assert that faults fired
+struct FaultCounts {  // what really happened; tests assert that faults fired
   uint64_t delivered = 0, dropped = 0, duplicated = 0, reordered = 0, delayed = 0, cut = 0;
 };
 

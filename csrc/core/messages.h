@@ -71,9 +71,9 @@ std::span<const T> Reader::array(uint64_t count) {
 struct Hello {  // both ways; the server's reply names itself
   uint32_t trainer_count = 0;
   uint32_t server_count = 0;
-  uint32_t shard_id = 0;        // the server that the client means to talk to / that answers
-  uint64_t last_sequence = 0;   // reply: last sequence applied from this client
-  std::string host;             // host name and pid, for messages: "host-a pid 123"
+  uint32_t shard_id = 0;       // the server that the client means to talk to / that answers
+  uint64_t last_sequence = 0;  // reply: last sequence applied from this client
+  std::string host;            // host name and pid, for messages: "host-a pid 123"
 };
 
 struct ErrorReply {
@@ -82,8 +82,8 @@ struct ErrorReply {
 };
 
 struct ProbeReply {
-  bool known = false;                   // the request has arrived and is waiting
-  std::vector<uint32_t> waiting_for;    // trainer ranks
+  bool known = false;                 // the request has arrived and is waiting
+  std::vector<uint32_t> waiting_for;  // trainer ranks
 };
 
 // ---- layout of a parameter set -----------------------------------------------------------------
@@ -93,20 +93,20 @@ size_t size_of(DType dtype);
 
 struct TableSpec {
   std::string name;
-  uint64_t rows = 0;   // valid keys are 0 .. rows-1
+  uint64_t rows = 0;  // valid keys are 0 .. rows-1
   uint32_t dim = 0;
   uint32_t group = 0;  // index into ParamSetLayout::configs
 };
 
 struct BlockSpec {
-  std::string name;       // parameter name, or "name.block3"
+  std::string name;  // parameter name, or "name.block3"
   uint64_t elements = 0;
   DType dtype = DType::kFloat32;
-  uint32_t shard = 0;     // the server that owns it
+  uint32_t shard = 0;  // the server that owns it
   uint32_t group = 0;
-  uint32_t parameter = 0; // index of the parameter it is cut from
-  uint64_t offset = 0;    // first element inside that parameter
-  uint64_t row_width = 1; // elements per row of that parameter (row-wise optimizers); divides elements
+  uint32_t parameter = 0;  // index of the parameter it is cut from
+  uint64_t offset = 0;     // first element inside that parameter
+  uint64_t row_width = 1;  // elements per row of that parameter, for row-wise optimizers
 };
 
 // Sent by every trainer to every server in kOpen; all must be byte-equal.
@@ -135,7 +135,7 @@ struct TableRows {
 
 struct BlockValues {
   uint32_t block = 0;
-  uint64_t step = 0;  // updates of the block
+  uint64_t step = 0;                 // updates of the block
   std::span<const uint8_t> weights;  // elements * size_of(dtype) bytes
   std::span<const uint8_t> state;    // same dtype, or empty
 };
@@ -147,12 +147,12 @@ struct StoreView {
 
 inline constexpr uint32_t kEveryParameter = 0xffffffffu;
 
-struct FetchRequest {                // kFetchState: blocks of the server and/or these rows
+struct FetchRequest {  // kFetchState: blocks of the server and/or these rows
   bool blocks = false;
   uint32_t parameter = kEveryParameter;  // with `blocks`: only blocks cut from this parameter
   uint32_t table = 0;
-  std::span<const int64_t> keys;     // may be empty
-};                                   // reply: encoded as a store; keys in the order asked
+  std::span<const int64_t> keys;  // may be empty
+};  // reply: encoded as a store; keys in the order asked
 
 // ---- pull --------------------------------------------------------------------------------------
 
@@ -167,10 +167,10 @@ struct PullTable {
 
 struct PushHeader {
   uint64_t round = 0;
-  double weight = 1.0;       // this trainer's weight in the mean; 0 allowed
-  uint64_t samples = 0;      // counted only
-  double clip_value = 0.0;   // > 0: clamp the averaged gradient elementwise
-  double clip_norm = 0.0;    // > 0: two phases; the reply is a PushNorm, kCommit follows
+  double weight = 1.0;      // this trainer's weight in the mean; 0 allowed
+  uint64_t samples = 0;     // counted only
+  double clip_value = 0.0;  // > 0: clamp the averaged gradient elementwise
+  double clip_norm = 0.0;   // > 0: two phases; the reply is a PushNorm, kCommit follows
   std::span<const kernels::OptimizerConfig> configs;  // as of this step; equal among trainers
 };
 
@@ -181,8 +181,8 @@ struct DenseSection {
 
 struct TableSection {  // present (perhaps empty) iff this trainer has a gradient for the table
   uint32_t table = 0;
-  std::span<const int64_t> keys;   // distinct
-  std::span<const float> rows;     // keys.size() * dim
+  std::span<const int64_t> keys;  // distinct
+  std::span<const float> rows;    // keys.size() * dim
 };
 
 struct PushView {
@@ -191,27 +191,27 @@ struct PushView {
   std::vector<TableSection> tables;
 };
 
-struct DenseView {      // reply to kPush, kCommit (blocks updated in the round) and kPullDense (all)
-  uint64_t round = 0;   // the next round
+struct DenseView {     // reply to kPush, kCommit (blocks updated in the round) and kPullDense (all)
+  uint64_t round = 0;  // the next round
   std::vector<DenseSection> blocks;
 };
 
-struct PushNorm {           // reply to a two-phase kPush
+struct PushNorm {  // reply to a two-phase kPush
   uint64_t round = 0;
   double squared_norm = 0;  // of this server's share of the averaged gradient
 };
 
 struct Commit {
   uint64_t round = 0;
-  double total_norm = 0;    // over all servers; equal from every trainer
+  double total_norm = 0;  // over all servers; equal from every trainer
 };
 
 // ---- membership --------------------------------------------------------------------------------
 
 enum class JoinStep : uint32_t {
-  kHold = 0,    // to server 0: name the round at which I join, and apply nothing until kRelease
-  kMember = 1,  // to the other servers: I am a member from `round` on
-  kRelease = 2, // to server 0
+  kHold = 0,     // to server 0: name the round at which I join, and apply nothing until kRelease
+  kMember = 1,   // to the other servers: I am a member from `round` on
+  kRelease = 2,  // to server 0
 };
 
 struct Join {
@@ -252,8 +252,8 @@ BarrierReply decode_barrier_reply(std::span<const uint8_t> payload);
 FetchRequest decode_fetch(std::span<const uint8_t> payload);
 
 // Large payloads are laid out first and filled in place, so that values are copied once, straight
-// from their source. Each `layout_*` returns the payload with headers written and, in the same order
-// as asked, pointers to the arrays to fill; block ids and table ids must each be strictly
+// from their source. Each `layout_*` returns the payload with headers written and, in the same
+// order as asked, pointers to the arrays to fill; block ids and table ids must each be strictly
 // increasing, else Error(kInvalidArgument). Decoders check sizes against `layout` (dims, dtypes,
 // element counts, known ids, ids increasing, 0 <= key < rows) and throw Error(kProtocol). Left to
 // the receiver, who knows more: that keys are distinct, that a block's shard is this server, and in
@@ -290,8 +290,8 @@ struct FilledStore {
   Buffer payload;
   std::vector<int64_t*> keys;
   std::vector<float*> weights;
-  std::vector<float*> state;       // nullptr where the ref has none
-  std::vector<uint32_t*> counts;   // nullptr where the ref has none
+  std::vector<float*> state;      // nullptr where the ref has none
+  std::vector<uint32_t*> counts;  // nullptr where the ref has none
   std::vector<uint8_t*> block_weights;
   std::vector<uint8_t*> block_state;  // nullptr where the ref has none
 };

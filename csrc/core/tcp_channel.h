@@ -16,7 +16,7 @@ struct ListenOptions {
   std::string bind_address = "127.0.0.1";  // numeric; never a wildcard by default
   uint16_t port_first = 0;                 // 0 = any; else the first free of the range
   uint16_t port_last = 0;
-  bool unix_socket = true;                 // also listen on an abstract unix socket
+  bool unix_socket = true;  // also listen on an abstract unix socket
   uint32_t threads = 1;
   ChannelLimits limits;
 };

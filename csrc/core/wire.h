@@ -18,26 +18,26 @@ inline constexpr uint16_t kProtocolVersion = 1;
 inline constexpr size_t kHeaderBytes = 64;
 
 enum class FrameKind : uint16_t {
-  kHello = 1,       // first frame of every connection, both ways
-  kHeartbeat = 2,   // either way; answered with kHeartbeatAck
+  kHello = 1,      // first frame of every connection, both ways
+  kHeartbeat = 2,  // either way; answered with kHeartbeatAck
   kHeartbeatAck = 3,
-  kError = 4,       // reply to any request: ErrorReply
-  kOpen = 5,        // sequenced: layout of a parameter set
-  kStore = 6,       // sequenced: initial values or loaded state, in chunks
-  kReady = 7,       // sequenced: trainer 0 has stored all; opens the parameter set for everybody
-  kPush = 8,        // sequenced: gradients of one step
-  kCommit = 9,      // sequenced: second phase of a round with a global norm
-  kLeave = 10,      // sequenced: this trainer's part in rounds ends
-  kJoin = 11,       // sequenced: three steps, see messages.h
-  kBarrier = 12,    // sequenced
-  kClose = 13,      // sequenced: drop a parameter set (last trainer frees it)
-  kGoodbye = 14,    // sequenced: this trainer is done for good
-  kProbe = 15,      // "did you get sequence n?": answered with kProbeReply or the reply itself
+  kError = 4,     // reply to any request: ErrorReply
+  kOpen = 5,      // sequenced: layout of a parameter set
+  kStore = 6,     // sequenced: initial values or loaded state, in chunks
+  kReady = 7,     // sequenced: trainer 0 has stored all; opens the parameter set for everybody
+  kPush = 8,      // sequenced: gradients of one step
+  kCommit = 9,    // sequenced: second phase of a round with a global norm
+  kLeave = 10,    // sequenced: this trainer's part in rounds ends
+  kJoin = 11,     // sequenced: three steps, see messages.h
+  kBarrier = 12,  // sequenced
+  kClose = 13,    // sequenced: drop a parameter set (last trainer frees it)
+  kGoodbye = 14,  // sequenced: this trainer is done for good
+  kProbe = 15,    // "did you get sequence n?": answered with kProbeReply or the reply itself
   kProbeReply = 16,
-  kPullRows = 17,   // idempotent
-  kPullDense = 18,  // idempotent
-  kFetchState = 19, // idempotent: weights, optimizer state and counts
-  kReply = 20,      // reply to a request, payload by the request's kind
+  kPullRows = 17,    // idempotent
+  kPullDense = 18,   // idempotent
+  kFetchState = 19,  // idempotent: weights, optimizer state and counts
+  kReply = 20,       // reply to a request, payload by the request's kind
 };
 
 // Which process sent a frame.
@@ -49,7 +49,7 @@ struct FrameHeader {
   uint32_t epoch = 0;        // membership number
   uint32_t incarnation = 0;  // of the trainer
   Role role = Role::kTrainer;
-  uint16_t rank = 0;         // trainer rank or shard id of the sender
+  uint16_t rank = 0;  // trainer rank or shard id of the sender
   uint32_t param_set = 0;
   uint64_t request_id = 0;   // a reply repeats its request's
   uint64_t sequence = 0;     // 0 = not sequenced

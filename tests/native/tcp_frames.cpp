@@ -142,9 +142,11 @@ TEST(tcp_connect_to_nobody_says_why) {
 TEST(tcp_stop_during_traffic_ends_all_callbacks) {
   TcpPair pair;
   pair.server.keep_frames = false;
+  std::vector<std::shared_ptr<Connection>> connections;
+  for (int t = 0; t < 4; ++t) connections.push_back(pair.greet(t % 2 == 0));
   std::vector<std::thread> threads;
-  for (int t = 0; t < 4; ++t) {
-    threads.emplace_back([connection = pair.greet(t % 2 == 0)] {
+  for (const auto& connection : connections) {
+    threads.emplace_back([connection] {
       while (connection->send(make_frame(FrameKind::kPush, 1, 3000))) {
       }
     });
