@@ -14,6 +14,7 @@ from torch_cpudist.log import from_core, logger
 from torch_cpudist.rendezvous import Rendezvous
 
 _OWN_SERVER = "own"
+_PROBE_MS = 1000
 
 
 def own_address(environment: Environment, layout: Layout) -> str:
@@ -186,6 +187,9 @@ def _connect(
         connect_deadline_ms=max(1, int(rendezvous.remaining_s() * 1000)),
         rpc_deadline_ms=environment.rpc_deadline_ms,
         round_deadline_ms=environment.round_deadline_ms,
+        # A probe's answer tells waiting for others from no answer: several of them must fit
+        # before the request counts as unanswered.
+        probe_ms=max(1, min(_PROBE_MS, environment.rpc_deadline_ms // 4)),
         host=host.description(),
         logger=from_core,
     )

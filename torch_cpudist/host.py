@@ -178,19 +178,20 @@ def close_inherited_sockets(addresses: set[str]) -> int:
     died, so that its peers learn of the death late.
 
     Args:
-        addresses: ``"unix:@name"`` or ``"tcp:host:port"``.
+        addresses: ``"unix:@name#boot-id"`` or ``"tcp:host:port"``.
 
     Returns:
         How many were closed.
     """
+    ours = {address.partition("#")[0] for address in addresses}
     closed = 0
     for entry in os.listdir("/proc/self/fd"):
         try:
             if not os.readlink(f"/proc/self/fd/{entry}").startswith("socket:"):
                 continue
             with socket.socket(fileno=os.dup(int(entry))) as raw:
-                ours = bool(_endpoint_names(raw) & addresses)
-            if ours:
+                found = bool(_endpoint_names(raw) & ours)
+            if found:
                 os.close(int(entry))
                 closed += 1
         except OSError:

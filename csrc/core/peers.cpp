@@ -82,8 +82,14 @@ void Peers::closed(const std::shared_ptr<Connection>& connection) {
   changed_.notify_all();
 }
 
+Error Peers::stopped_error() const {
+  return Error(ErrorCode::kPeerLost, "server " + std::to_string(options_.shard_id) + " (" +
+                                         options_.host +
+                                         ") was stopped before every trainer had said goodbye");
+}
+
 std::optional<Error> Peers::refusal(const FrameHeader& header, const Hello& hello) const {
-  if (stopped_) return Error(ErrorCode::kClosed, "this server has been stopped");
+  if (stopped_) return stopped_error();
   if (header.run_id != options_.run_id) {
     return Error(ErrorCode::kProtocol, "hello of another run: run id " +
                                            std::to_string(header.run_id) + ", this server's is " +

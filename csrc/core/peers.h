@@ -128,6 +128,8 @@ class Peers {
   std::optional<Loss> wait_for_loss();
   void stop();
   bool stopped() const;
+  // What a trainer that has not said goodbye is told: to it, a stopped server is a lost one.
+  Error stopped_error() const;
 
   void add_traffic(ServerStats* stats) const;
 

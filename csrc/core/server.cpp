@@ -55,9 +55,7 @@ void Server::Impl::fail_waiting(const Error& error, Outbox& outbox) {
 void Server::Impl::stop() {
   shared.peers.stop();
   Outbox outbox;
-  fail_waiting(Error(ErrorCode::kClosed,
-                     "server " + std::to_string(shared.options.shard_id) + " has been stopped"),
-               outbox);
+  fail_waiting(shared.peers.stopped_error(), outbox);
   outbox.flush();
 }
 

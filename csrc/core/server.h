@@ -56,7 +56,7 @@ class Server final : public ConnectionHandler {
   // Waits until every trainer has said goodbye (true) or the deadline passed (false). Throws
   // Error(kPeerLost) once a trainer is lost.
   bool wait_done(TimePoint deadline);
-  // Refuses further requests, answers what waits with Error(kClosed). Idempotent.
+  // Refuses further requests, answers what waits with Error(kPeerLost). Idempotent.
   void stop();
   ServerStats stats() const;
 

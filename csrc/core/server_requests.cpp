@@ -117,7 +117,7 @@ void Server::Impl::read(const Link& connection, const Frame& frame, Outbox& outb
 }
 
 Buffer Server::Impl::read_set(const Frame& frame) const {
-  if (shared.peers.stopped()) throw Error(ErrorCode::kClosed, "this server has been stopped");
+  if (shared.peers.stopped()) throw shared.peers.stopped_error();
   const auto set = find(frame.header.param_set);
   if (frame.header.kind == FrameKind::kPullRows) return set->pull_rows(frame.payload);
   if (frame.header.kind == FrameKind::kFetchState) return set->fetch(frame.payload);
@@ -131,7 +131,7 @@ void Server::Impl::sequenced(const Link& connection, Frame& frame, Outbox& outbo
   Ticket ticket;
   if (shared.peers.admit(connection, frame.header, &ticket, outbox) != Admission::kNew) return;
   try {
-    if (shared.peers.stopped()) throw Error(ErrorCode::kClosed, "this server has been stopped");
+    if (shared.peers.stopped()) throw shared.peers.stopped_error();
     apply(ticket, frame, outbox);
   } catch (const MalformedFrame&) {
     shared.peers.forget(ticket);

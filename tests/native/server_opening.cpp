@@ -187,12 +187,12 @@ TEST(server_stop_answers_what_waits_and_refuses_the_rest) {
   World world(2);
   const auto push = world.push(0, {});
   world.server.stop();
-  world[0].error(push, ErrorCode::kClosed);
-  world[0].error(world.push(0, {}), ErrorCode::kClosed);
-  world[0].error(world[0].plain(FrameKind::kPullDense, 0, Buffer()), ErrorCode::kClosed);
+  world[0].error(push, ErrorCode::kPeerLost);
+  world[0].error(world.push(0, {}), ErrorCode::kPeerLost);
+  world[0].error(world[0].plain(FrameKind::kPullDense, 0, Buffer()), ErrorCode::kPeerLost);
   CHECK_THROWS(world.server.wait_done(Clock::now() + std::chrono::seconds(10)), Error);
   Trainer late(world.server, 1, 2);
-  late.error(late.hello(2, 1), ErrorCode::kClosed);
+  late.error(late.hello(2, 1), ErrorCode::kPeerLost);
 }
 
 }  // namespace cpudist::testing
