@@ -147,6 +147,7 @@ class ParamSet {
   std::map<uint32_t, uint64_t> joining_;  // rank -> the round from which it is a member
   std::set<uint32_t> holders_;            // joining trainers that keep the round from being applied
   RoundPushes pushes_;
+  RoundPushes early_;  // of joining trainers, for the round they join at
   std::map<uint32_t, Ticket> waiting_ready_;
   std::map<uint32_t, WaitingCommit> waiting_commits_;
   Committed committed_;

@@ -29,6 +29,7 @@ void ParamSet::take_out(uint32_t rank, Outbox& outbox) {
   holders_.erase(rank);
   try_complete(outbox);
   advance_if_empty();
+  try_complete(outbox);
 }
 
 void ParamSet::advance_if_empty() {
@@ -48,6 +49,7 @@ void ParamSet::promote() {
       continue;
     }
     members_.insert(entry->first);
+    if (auto push = early_.extract(entry->first)) pushes_.insert(std::move(push));
     entry = joining_.erase(entry);
   }
 }
@@ -104,6 +106,11 @@ void ParamSet::require_not_lost() const {
 void ParamSet::fail_waiting(const Error& error, Outbox& outbox) {
   const std::unique_lock lock(mutex_);
   if (phase_ == Phase::kCollect) fail_round(error, outbox);
+  for (const auto& [rank, push] : early_) {
+    shared_.counters.pending_bytes.fetch_sub(push.payload.size());
+    shared_.peers.finish(push.ticket, error, outbox);
+  }
+  early_.clear();
   for (const auto& [rank, ticket] : waiting_ready_) shared_.peers.finish(ticket, error, outbox);
   for (const auto& [rank, waiting] : waiting_commits_) {
     shared_.peers.finish(waiting.ticket, error, outbox);
@@ -123,6 +130,9 @@ void ParamSet::drop(uint32_t rank, Outbox& outbox) {
   if (phase_ == Phase::kCollect && push != pushes_.end()) {
     shared_.counters.pending_bytes.fetch_sub(push->second.payload.size());
     pushes_.erase(push);
+  }
+  if (const auto early = early_.extract(rank)) {
+    shared_.counters.pending_bytes.fetch_sub(early.mapped().payload.size());
   }
   try_complete(outbox);  // it may have held the round
 }

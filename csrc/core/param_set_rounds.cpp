@@ -35,6 +35,10 @@ void ParamSet::push(const Ticket& ticket, Buffer payload, Outbox& outbox) {
   if (!shared_.peers.is_current(ticket)) return;
   shared_.counters.pushes.fetch_add(1);
   shared_.counters.pending_bytes.fetch_add(size_bytes);
+  if (joining_.contains(ticket.rank)) {
+    early_.emplace(ticket.rank, std::move(push));  // its round is the next one
+    return;
+  }
   pushes_.emplace(ticket.rank, std::move(push));
   try_complete(outbox);
 }
@@ -43,12 +47,14 @@ void ParamSet::check_push(const Ticket& ticket, const PushHeader& header,
                           uint64_t size_bytes) const {
   require_open(ticket.rank);
   require_ready();
-  if (!members_.contains(ticket.rank)) {
+  const auto joining = joining_.find(ticket.rank);
+  const bool early = joining != joining_.end() && joining->second == header.round;
+  if (!early && !members_.contains(ticket.rank)) {
     throw Error(ErrorCode::kProtocol, "push of trainer " + std::to_string(ticket.rank) +
                                           ", which is not a member of round " +
                                           std::to_string(round_));
   }
-  if (header.round != round_ || pushes_.contains(ticket.rank)) {
+  if (!early && (header.round != round_ || pushes_.contains(ticket.rank))) {
     throw Error(ErrorCode::kProtocol,
                 "push of trainer " + std::to_string(ticket.rank) + " for round " +
                     std::to_string(header.round) + ", but the current one is " +
@@ -191,6 +197,7 @@ void ParamSet::end_round(Outbox& outbox) {
   phase_ = Phase::kCollect;
   promote();
   advance_if_empty();
+  try_complete(outbox);  // with the early pushes of those who have just become members
 }
 
 void ParamSet::fail_round(const Error& error, Outbox& outbox) {

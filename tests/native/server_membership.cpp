@@ -147,6 +147,32 @@ TEST(server_join_before_its_round_waits_for_it) {
   CHECK(one[0].waits(one.push(0, spec)));
 }
 
+TEST(server_keeps_the_push_of_a_joining_trainer_for_its_round) {
+  World world(2);
+  world[1].reply(world[1].ask(FrameKind::kLeave));
+  CHECK_EQ(world[1].round_of(join(world[1], JoinStep::kHold)), 1u);
+  world[1].reply(join(world[1], JoinStep::kRelease));
+  const auto early = world.push(1, of_round(1));  // round 0 is not over
+  CHECK(world[1].waits(early));
+  world[0].reply(world.push(0, of_round(0)));
+  CHECK_EQ(world.floats(0)[0], 7.0f);  // round 0 without it
+  CHECK(world[1].waits(early));
+  world[0].reply(world.push(0, of_round(1)));
+  CHECK_EQ(world.dense(world[1].reply(early)).round, 2u);
+  CHECK_EQ(world.floats(0)[0], 4.0f);
+}
+
+TEST(server_applies_an_early_push_when_the_others_leave) {
+  World world(2);
+  world[1].reply(world[1].ask(FrameKind::kLeave));
+  CHECK_EQ(world[1].round_of(join(world[1], JoinStep::kHold)), 1u);
+  world[1].reply(join(world[1], JoinStep::kRelease));
+  const auto early = world.push(1, of_round(1));
+  world[0].reply(world[0].ask(FrameKind::kLeave));
+  CHECK_EQ(world.dense(world[1].reply(early)).round, 2u);
+  CHECK_EQ(world.floats(0)[0], 7.0f);
+}
+
 TEST(server_join_with_no_members_starts_at_once) {
   World world(2);
   world[0].ask(FrameKind::kLeave);

@@ -1,0 +1,220 @@
+# Copyright (c) 2026 The torch_cpudist authors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Servers in processes of their own, over sockets: loss, silence, interrupts."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+from conftest import clean_environment
+from core_cluster import HIDDEN, Cluster, Trainer, make_layout, run_all
+
+from torch_cpudist import _core, errors
+
+SERVER_PROGRAM = """
+import json, sys
+from torch_cpudist import _core
+options = json.loads(sys.argv[1])
+server = _core.Server(run_id=7, host="host-a", **options)
+print(json.dumps(server.listen_tcp()), flush=True)
+print("done" if server.wait_done(60.0) else "waited in vain", flush=True)
+"""
+CONFIG = _core.OptimizerConfig("sgd", lr=0.5)
+GRADIENT = np.ones(HIDDEN, np.float32)
+
+
+class ServerProcess:
+    def __init__(self, **options):
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", SERVER_PROGRAM, json.dumps(options)],
+            stdout=subprocess.PIPE,
+            text=True,
+            env=clean_environment() | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        )
+
+    @functools.cached_property
+    def addresses(self):
+        return json.loads(self.process.stdout.readline())
+
+    def last_line(self):
+        return self.process.communicate(timeout=30)[0].strip()
+
+
+@pytest.fixture
+def launch():
+    """Starts servers that end with the test."""
+    started = []
+
+    def start(trainers, servers=1, **options):
+        for shard in range(servers):
+            started.append(
+                ServerProcess(
+                    trainer_count=trainers,
+                    server_count=servers,
+                    shard_id=shard,
+                    **options,
+                )
+            )
+        return started
+
+    yield start
+    for server in started:
+        server.process.kill()
+        server.process.wait(timeout=30)
+        server.process.stdout.close()
+
+
+def connect(servers, trainers, scheme=None, **options):
+    """One trainer per rank, opened and ready; ``scheme`` picks unix or tcp."""
+    addresses = [
+        [a for a in server.addresses if scheme is None or a.startswith(scheme)]
+        for server in servers
+    ]
+    result = [
+        Trainer(
+            _core.Client(
+                run_id=7,
+                trainer_rank=rank,
+                trainer_count=trainers,
+                servers=addresses,
+                **options,
+            ),
+            rank,
+            CONFIG,
+        )
+        for rank in range(trainers)
+    ]
+
+    def begin(trainer):
+        trainer.client.connect()
+        trainer.open(make_layout(CONFIG, len(servers)))
+
+    run_all([lambda t=t: begin(t) for t in result])
+    return result
+
+
+@pytest.mark.parametrize("scheme", ["unix:", "tcp:"])
+def test_training_over_sockets(launch, scheme):
+    servers = launch(trainers=2, servers=2)
+    trainers = connect(servers, 2, scheme)
+    start = trainers[0].dense.copy()
+
+    def train(trainer):
+        for step in range(5):
+            ids = np.array([step, 7, 7])
+            trainer.pull(ids)
+            assert trainer.push(ids, np.ones((3, 4)), GRADIENT) == step
+
+    run_all([lambda t=t: train(t) for t in trainers])
+    np.testing.assert_allclose(trainers[0].dense, start - 2.5, atol=1e-5)
+    np.testing.assert_array_equal(trainers[0].dense, trainers[1].dense)
+    run_all([t.client.goodbye for t in trainers])
+    assert [server.last_line() for server in servers] == ["done", "done"]
+
+
+@pytest.mark.parametrize("scheme", ["unix:", "tcp:"])
+def test_a_killed_server_is_reported_within_a_second(launch, scheme):
+    servers = launch(trainers=2, servers=2)
+    first, second = connect(servers, 2, scheme)
+    killed_at = []
+
+    def kill():
+        time.sleep(0.2)
+        killed_at.append(time.monotonic())
+        servers[1].process.kill()
+
+    def push():
+        # The second trainer does not push: this one waits in the round.
+        with pytest.raises(
+            errors.PeerLostError, match=r"server 1 \(.*host-a"
+        ) as caught:
+            first.push(dense=GRADIENT)
+        assert scheme in str(caught.value)
+        return time.monotonic()
+
+    reported_at = run_all([push, kill])[0]
+    assert reported_at - killed_at[0] < 1.0
+    # The loss is remembered by a client that was not waiting.
+    time.sleep(max(0.0, killed_at[0] + 1.0 - time.monotonic()))
+    with pytest.raises(errors.PeerLostError, match="server 1"):
+        second.pull_dense()
+
+
+def test_a_stopped_server_is_reported_by_its_silence(launch):
+    servers = launch(trainers=1, liveness_ms=500)
+    (trainer,) = connect(servers, 1, liveness_ms=500)
+    os.kill(servers[0].process.pid, signal.SIGSTOP)
+    stopped_at = time.monotonic()
+    try:
+        with pytest.raises(errors.PeerLostError, match="silent for 500 ms"):
+            trainer.push(dense=GRADIENT)
+        assert time.monotonic() - stopped_at < 1.0
+    finally:
+        os.kill(servers[0].process.pid, signal.SIGCONT)
+
+
+def test_a_lost_trainer_is_reported_to_the_one_that_waits(launch):
+    servers = launch(trainers=2)
+    first, second = connect(servers, 2)
+
+    def vanish():
+        time.sleep(0.1)
+        second.client.abort("gone")
+        return time.monotonic()
+
+    def push():
+        with pytest.raises(errors.PeerLostError, match="trainer 1"):
+            first.push(dense=GRADIENT)
+        return time.monotonic()
+
+    reported_at, gone_at = run_all([push, vanish])
+    assert reported_at - gone_at < 1.0
+
+
+def test_an_interrupted_push_is_finished_by_the_next_call():
+    with Cluster(2, 2, probe_ms=20) as cluster:
+        first, second = cluster.start().trainers
+        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+        with pytest.raises(KeyboardInterrupt):
+            first.push(dense=GRADIENT)
+        assert second.push(dense=GRADIENT) == 0
+        first.pull_dense()
+        np.testing.assert_array_equal(first.dense, second.dense)
+        assert run_all(
+            [lambda t=t: t.push(dense=GRADIENT) for t in (first, second)]
+        ) == [
+            1,
+            1,
+        ]
+        np.testing.assert_array_equal(first.dense, second.dense)
+
+
+def test_goodbye_after_an_interrupt_does_not_wait_for_ever():
+    with Cluster(2, 1, probe_ms=20, liveness_ms=400) as cluster:
+        first, _ = cluster.start().trainers
+        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+        with pytest.raises(KeyboardInterrupt):
+            first.push(dense=GRADIENT)
+        started = time.monotonic()
+        with pytest.raises(errors.OperationTimeoutError):
+            first.client.goodbye()
+        assert time.monotonic() - started < 5.0
+        with pytest.raises(errors.ClosedError):
+            first.pull_dense()
+
+
+def test_wait_done_can_be_interrupted():
+    server = _core.Server(run_id=7)
+    threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        server.wait_done(30.0)
+    assert server.wait_done(0.0) is False
