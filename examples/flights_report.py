@@ -38,7 +38,7 @@ class Run:
         trainers, servers = self.totals["trainers"], self.totals["servers"]
         if trainers == 1 and servers == 1:
             return "one process"
-        return f"{trainers} trainer(s) + {servers} server(s)"
+        return f"{trainers} trainers on {servers} server(s)"
 
     @property
     def auc(self) -> float:

@@ -81,7 +81,8 @@ train() {
   wait "$CHILD" || status=$?
   CHILD=""
   [ $status -eq 0 ] && return
-  tail -n 40 "$log" >&2
+  # The trainers' own words; what the launcher adds below them names no cause.
+  sed '/torch\/distributed\/elastic/,$d' "$log" | tail -n 30 >&2
   die "training failed; the whole log is $log"
 }
 

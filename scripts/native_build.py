@@ -19,6 +19,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ COMMON = ["-fPIC", "-std=c++20", "-ffp-contract=off", "-fvisibility=hidden", "-p
 SANITIZERS = {"address,undefined": "asan", "thread": "tsan"}
 RUN_PATH = "-Wl,-rpath,'$$ORIGIN/../torch/lib'"
 MINIMUM_GCC = 12
+LOCK_DEADLINE_S = 900
 INSTALL_COMMANDS = (
     "pip install torch==2.13.0 setuptools ninja && pip install --no-build-isolation ."
 )
@@ -233,10 +235,25 @@ def ninja_lines(target: Target, compiler: str) -> Iterator[str]:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Hold a folder's lock: two ninjas in one folder would break each other's log."""
+    """Hold a folder's lock: two ninjas in one folder would break each other's log.
+
+    Raises:
+        BuildError: another build holds it for LOCK_DEADLINE_S.
+    """
     folder.mkdir(parents=True, exist_ok=True)
+    deadline = time.monotonic() + LOCK_DEADLINE_S
     with (folder / ".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise BuildError(
+                        f"another build has held {folder / '.lock'} for "
+                        f"{LOCK_DEADLINE_S} s; wait for it or end it, then try again"
+                    ) from None
+                time.sleep(0.1)
         yield
 
 

@@ -10,7 +10,7 @@ VENV=$ROOT/.venv
 SETUP_LOG=$VENV/setup.log
 TORCH_VERSION=2.13.0
 # Seconds that the package index has to answer before anything else is tried.
-NETWORK_CHECK_S=${CPUDIST_NETWORK_CHECK_S:-4}
+NETWORK_CHECK_S=${NETWORK_CHECK_S:-4}
 
 die() {
   echo "$(basename "$0"): $*" >&2
@@ -110,7 +110,7 @@ check_network() {
     --disable-pip-version-check --retries 0 --timeout "$NETWORK_CHECK_S" \
     -d "$VENV/network-check" setuptools >>"$SETUP_LOG" 2>&1 ||
     die "no package index answers pip within $NETWORK_CHECK_S s and packages are to be fetched;" \
-      "check network, proxy and pip's settings (slow but working: CPUDIST_NETWORK_CHECK_S=60)"
+      "check network, proxy and pip's settings (slow but working: NETWORK_CHECK_S=60)"
   rm -rf "$VENV/network-check"
 }
 
@@ -135,21 +135,26 @@ install_torch() {
     echo "torch: using the one in $REUSED"
     reuse_torch
   else
-    echo "torch $TORCH_VERSION is needed and no python3 here has it: pip now fetches it, 0.2 GB for" \
-      "a CPU build, up to 3 GB for the CUDA build that some indexes give by default"
+    echo "torch $TORCH_VERSION is needed and no python3 here has it: pip now fetches it," \
+      "0.2 GB for a CPU build, up to 3 GB for the CUDA build that some indexes give"
     stage "torch" pip_install "torch==$TORCH_VERSION"
   fi
 }
 
 environment_stamp() {
-  echo "$*" | cat - "$ROOT/pyproject.toml" "$ROOT/setup.py" "$ROOT/scripts/setup_env.sh" |
+  cat "$ROOT/pyproject.toml" "$ROOT/setup.py" "$ROOT/scripts/setup_env.sh" |
     sha256sum | cut -d' ' -f1
 }
 
-# True when .venv was made from these files and the torch it uses is still there.
+# is_current EXTRA...: true when .venv was made from these files, has these extras, and the torch
+# it uses is still there.
 is_current() {
-  [ -x "$VENV/bin/python" ] && [ "$(cat "$1" 2>/dev/null)" = "$2" ] &&
-    [ -d "$(cat "$VENV/torch_root" 2>/dev/null)/torch" ]
+  local stamp extra
+  stamp=$(environment_stamp)
+  for extra in "$@"; do
+    [ "$(cat "$VENV/setup-$extra.stamp" 2>/dev/null)" = "$stamp" ] || return 1
+  done
+  [ -x "$VENV/bin/python" ] && [ -d "$(cat "$VENV/torch_root" 2>/dev/null)/torch" ]
 }
 
 make_environment() {
@@ -169,13 +174,10 @@ make_environment() {
 
 # setup_env EXTRA...: afterwards `python` and every tool are those of .venv.
 setup_env() {
-  local extras stamp current
+  local extras extra fresh=yes
   extras=$(IFS=,; echo "$*")
-  stamp=$VENV/setup-$extras.stamp
-  current=$(environment_stamp "$extras")
   cd "$ROOT" || exit 1
-  local fresh=yes
-  is_current "$stamp" "$current" || fresh=no
+  is_current "$@" || fresh=no
   [ $fresh = yes ] || make_environment
   export PATH="$VENV/bin:$PATH"
   [ ! -f "$VENV/reused_bin" ] || PATH="$VENV/bin:$(cat "$VENV/reused_bin"):${PATH#*:}"
@@ -185,6 +187,8 @@ setup_env() {
   stage "compiled core" python scripts/native_build.py extension
   if [ $fresh = no ]; then
     stage "package and extras ($extras)" pip_install --no-build-isolation -e ".[$extras]"
-    echo "$current" >"$stamp"
+    for extra in "$@"; do
+      environment_stamp >"$VENV/setup-$extra.stamp"
+    done
   fi
 }

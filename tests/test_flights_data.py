@@ -1,0 +1,127 @@
+# Copyright (c) 2026 The torch_cpudist authors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""The flights data on a small archive of the same form: split, joins, no leak."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+import zipfile
+from pathlib import Path
+
+import flights_data
+import numpy as np
+import pytest
+
+HEADER = (
+    "year,month,day,dep_time,sched_dep_time,dep_delay,arr_time,sched_arr_time,arr_delay,"
+    "carrier,flight,tailnum,origin,dest,air_time,distance,hour,minute,time_hour"
+)
+ROW = (
+    "2013,{month},{day},{dep_time},515,{dep_delay},{arr_time},819,{arr_delay},"
+    "{carrier},1545,{tailnum},EWR,IAH,{air_time},{distance},5,15,{time_hour}"
+)
+KNOWN = {
+    **{"month": 1, "day": 1, "carrier": "UA", "tailnum": "N1", "distance": 1400},
+    **{"dep_time": 517, "dep_delay": 2, "arr_time": 830, "air_time": 227},
+    **{"arr_delay": 11, "time_hour": "T10"},
+}
+PLANES = (
+    "tailnum,year,type,manufacturer,model\nN2,NA,x,AIRBUS,A320\nN1,2004,x,BOEING,737\n"
+)
+WEATHER = (
+    "origin,time_hour,visib,wind_speed,precip,temp\n"
+    "EWR,T10,10,10.35,NA,39.02\nEWR,T11,2,3,0.1,-4\nJFK,T10,1,1,1,1\n"
+)
+
+
+def make_archive(path: Path, rows: list[dict[str, object]]) -> Path:
+    lines = [HEADER, *(ROW.format(**(KNOWN | row)) for row in rows)]
+    zipped = io.BytesIO()
+    with zipfile.ZipFile(zipped, "w") as archive:
+        archive.writestr("flights.csv", "\n".join(lines) + "\n")
+    members = {
+        "flights.csv.zip": zipped.getvalue(),
+        "planes.csv": PLANES.encode(),
+        "weather.csv": WEATHER.encode(),
+    }
+    with tarfile.open(path, "w:gz") as tar:
+        for name, content in members.items():
+            info = tarfile.TarInfo(flights_data.ARCHIVE_FOLDER + name)
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+    return path
+
+
+def column(name: str) -> int:
+    return flights_data.FIELDS.index(name)
+
+
+def test_labels_days_and_missing(tmp_path: Path) -> None:
+    rows = [
+        {"day": 24, "arr_delay": 15},
+        {"day": 24, "arr_delay": 16},
+        {"day": 25, "arr_delay": 300},
+        {"day": 1, "arr_delay": "NA"},
+        {"day": 31, "arr_delay": -5},
+    ]
+    data = flights_data.build(make_archive(tmp_path / "a.tar.gz", rows))
+    assert data.train.labels.tolist() == [0, 1]
+    assert data.test.labels.tolist() == [1, 0]
+    assert data.train.ids.shape == (2, 17)
+    assert data.train.ids.dtype == np.int64
+
+
+def test_each_field_has_rows_of_its_own_and_one_for_the_unseen(tmp_path: Path) -> None:
+    rows = [
+        {"carrier": "AA"},
+        {"carrier": "UA", "time_hour": "T11", "tailnum": "N2"},
+        {"day": 30, "carrier": "ZZ", "time_hour": "none", "tailnum": "N2"},
+    ]
+    data = flights_data.build(make_archive(tmp_path / "a.tar.gz", rows))
+    ids = np.concatenate([data.train.ids, data.test.ids])
+    # Carrier is the first field: row 0 for the unseen, then AA and UA.
+    assert ids[:, 0].tolist() == [1, 2, 0]
+    for left, right in zip(ids.T[:-1], ids.T[1:], strict=True):
+        assert left.max() < right.min()
+    assert ids.max() < data.table_rows
+    # The third flight's plane is known from train, its weather is not.
+    model, wind = column("plane_model"), column("wind_speed")
+    assert ids[2, model] == ids[1, model] != ids[0, model]
+    assert ids[2, wind] == ids[:, wind].min() < ids[0, wind]
+
+
+def test_weather_joins_by_airport_and_hour_and_is_binned() -> None:
+    weather = {
+        "origin": np.array(["EWR", "EWR", "JFK"]),
+        "time_hour": np.array(["T10", "T11", "T10"]),
+    }
+    key = np.char.add(weather["origin"], weather["time_hour"])
+    table = {"temp": np.array(["39.02", "NA", "-4"])}
+    wanted = np.array(["JFKT10", "EWRT10", "EWRT11", "EWRT99"])
+    found = flights_data.joined(table, key, wanted, "temp")
+    assert found.tolist() == ["-4", "39.02", "NA", "NA"]
+    bins = flights_data.binned(found, 5.0)
+    assert bins[:2].tolist() == [-1, 7]
+    assert bins[2] == bins[3] < -1_000_000
+
+
+@pytest.mark.parametrize("leak", ["dep_time", "dep_delay", "arr_time", "air_time"])
+def test_what_is_known_only_later_is_no_feature(leak: str, tmp_path: Path) -> None:
+    rows: list[dict[str, object]] = [{}, {"carrier": "AA", "day": 27}]
+    changed = [{**row, leak: 1234} for row in rows]
+    plain = flights_data.build(make_archive(tmp_path / "a.tar.gz", rows))
+    leaky = flights_data.build(make_archive(tmp_path / "b.tar.gz", changed))
+    np.testing.assert_array_equal(plain.train.ids, leaky.train.ids)
+    np.testing.assert_array_equal(plain.test.ids, leaky.test.ids)
+
+
+def test_kept_file_gives_the_same_and_needs_no_archive(tmp_path: Path) -> None:
+    archive = make_archive(tmp_path / "a.tar.gz", [{}, {"carrier": "AA", "day": 27}])
+    first = flights_data.load(archive)
+    archive.unlink()
+    second = flights_data.load(archive)
+    np.testing.assert_array_equal(first.train.ids, second.train.ids)
+    np.testing.assert_array_equal(first.test.labels, second.test.labels)
+    assert first.table_rows == second.table_rows
+    assert [p.name for p in tmp_path.iterdir()] == ["flights-1.npz"]

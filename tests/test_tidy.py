@@ -1,0 +1,135 @@
+# Copyright (c) 2026 The torch_cpudist authors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Every rule of scripts/tidy.py finds a sample that breaks it; the tree has none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import tidy
+
+PY = "# Copyright (c) 2026 The torch_cpudist authors.\n"
+PY += "# SPDX-License-Identifier: BSD-3-Clause\n"
+CPP = PY.replace("#", "//")
+
+
+def rules(name: str, body: str) -> list[tuple[str, int]]:
+    return [(found.rule, found.line) for found in tidy.check_file(name, body)]
+
+
+def long_python(lines: int) -> str:
+    return "def long():\n" + "    x = 1\n" * (lines - 1)
+
+
+def long_native(lines: int) -> str:
+    return "void long_one() {\n" + "  ++x;\n" * (lines - 2) + "}\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "body", "rule", "line"),
+    [
+        ("torch_cpudist/a.py", "import pickle\n", "pickle", 3),
+        ("torch_cpudist/a.py", "x = cPickle = pickle.loads(b)\n", "pickle", 3),
+        ("benchmarks/a.py", "torch.load(f, weights_only=False)\n", "pickle", 3),
+        ("examples/a.py", "np.load(f, allow_pickle = True)\n", "pickle", 3),
+        ("torch_cpudist/a.py", "dist.all_gather_object(a, b)\n", "pickle", 3),
+        ("torch_cpudist/a.py", "x = eval(text)\n", "eval", 3),
+        ("torch_cpudist/a.py", "host = '0.0.0.0'\n", "bind-all", 3),
+        ("scripts/a.py", "flags = ['-ffast-math']\n", "fast-math", 3),
+        ("tests/a.py", "x = 1  # TODO later\n", "unfinished", 3),
+        ("tests/a.py", "data = '/home/me/data'\n", "machine-path", 3),
+        ("tests/a.py", "x = 1 \n", "blank", 3),
+        ("tests/a.py", "if x:\n\ty = 1\n", "blank", 4),
+        ("tests/a.py", "x = 1", "end", 3),
+        ("tests/a.py", "x = (\n", "syntax", 3),
+        ("tests/test_a.py", "x = 1\n", "no-tests", 1),
+        ("tests/a.py", long_python(71), "function-lines", 3),
+        ("tests/a.py", "x = 1\n" * 399, "file-lines", 401),
+    ],
+)
+def test_python_rules(name: str, body: str, rule: str, line: int) -> None:
+    assert rules(name, PY + body) == [(rule, line)]
+
+
+@pytest.mark.parametrize(
+    ("name", "body", "rule", "line"),
+    [
+        ("csrc/ops/a.cpp", "#include <torch/extension.h>\n", "include", 3),
+        ("csrc/core/a.h", "#include <torch/csrc/stable/tensor.h>\n", "include", 3),
+        ("csrc/kernels/a.h", "#include <pybind11/pybind11.h>\n", "include", 3),
+        ("csrc/core/a.cpp", "address = INADDR_ANY;\n", "bind-all", 3),
+        ("csrc/core/a.cpp", "// " + "x" * 98 + "\n", "columns", 3),
+        ("csrc/core/a.cpp", long_native(71), "function-lines", 3),
+        ("csrc/core/a.cpp", "int x;\n" * 399, "file-lines", 401),
+    ],
+)
+def test_native_rules(name: str, body: str, rule: str, line: int) -> None:
+    assert rules(name, CPP + body) == [(rule, line)]
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("torch_cpudist/a.py", PY + "model.eval()\nnp.load(f, allow_pickle=False)\n"),
+        ("tests/a.py", PY + long_python(70)),
+        ("tests/a.py", PY + "x = 1\n" * 398),
+        ("csrc/ops/a.cpp", CPP + "#include <torch/csrc/stable/tensor.h>\n"),
+        ("csrc/core/a.cpp", CPP + long_native(70)),
+        ("scripts/a.sh", "#!/usr/bin/env bash\n" + PY),
+        ("docs/a.md", "Two blanks end this line.  \nNo pickle, no eval(x).\n"),
+    ],
+)
+def test_allowed(name: str, text: str) -> None:
+    assert rules(name, text) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "line"),
+    [
+        ("torch_cpudist/a.py", "x = 1\n", 1),
+        ("csrc/a.cpp", PY, 1),
+        ("scripts/a.sh", "#!/usr/bin/env bash\n# Copyright\n", 2),
+        (".ci/run", "#!/usr/bin/env bash\nexit 0\n", 2),
+    ],
+)
+def test_license(name: str, text: str, line: int) -> None:
+    assert rules(name, text) == [("license", line)]
+
+
+def test_native_functions_are_found_whole() -> None:
+    source = """
+namespace a {
+struct Pair {
+  Pair(int x, int y) : x_{x}, y_(y) {
+    if (x) { go("}"); }  // }
+  }
+  int get() const { return x_; }
+  int x_{0};
+};
+const int table[] = {1, 2};
+template <typename T>
+auto big(T value) -> std::vector<T> {
+  auto twice = [&](int n) {
+    return n * 1'000;
+  };
+  return {value, twice(2)};
+}
+}  // namespace a
+"""
+    found = [(line, count) for line, _, count in tidy.native_functions(source)]
+    assert found == [(4, 3), (7, 1), (12, 6)]
+
+
+def test_header_without_user(tmp_path: Path) -> None:
+    core = tmp_path / "csrc" / "core"
+    core.mkdir(parents=True)
+    (core / "used.h").write_text(CPP)
+    (core / "dead.h").write_text(CPP)
+    (core / "a.cpp").write_text(CPP + '#include "core/used.h"\n')
+    found = [str(violation) for violation in tidy.check_tree(tmp_path)]
+    assert found == ["csrc/core/dead.h:1: dead-file: no file includes this header"]
+
+
+def test_this_tree_is_tidy() -> None:
+    assert [str(violation) for violation in tidy.check_tree(tidy.ROOT)] == []
