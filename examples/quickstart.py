@@ -14,7 +14,7 @@ from torch import nn
 
 import torch_cpudist as cpudist
 
-ROWS, SLOTS, DIM, BATCH, STEPS = 20_000, 8, 8, 256, 300
+ROWS, SLOTS, DIM, BATCH, STEPS = 20_000, 8, 8, 512, 300
 
 
 class ClickModel(nn.Module):
@@ -36,7 +36,7 @@ class ClickModel(nn.Module):
 def clicks(generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
     """Draw ids, few of them frequent; even ids are clicked more often."""
     draw = torch.rand(BATCH, SLOTS, generator=generator)
-    ids = (ROWS * draw**4).long()
+    ids = (ROWS * draw**8).long()
     chance = torch.sigmoid(1.5 * (1 - 2 * (ids % 2)).sum(dim=1))
     return ids, (torch.rand(BATCH, generator=generator) < chance).float()
 
@@ -56,6 +56,6 @@ else:
         loss.backward()
         opt.step()
     print(
-        f"trainer {cpudist.trainer_rank()}: log loss {loss.item():.3f} (0.693 = guess)"
+        f"trainer {cpudist.trainer_rank()}: log loss {loss.item():.3f} (guess: 0.693)"
     )
 cpudist.shutdown()
