@@ -187,11 +187,14 @@ def _connect(
         connect_deadline_ms=max(1, int(rendezvous.remaining_s() * 1000)),
         rpc_deadline_ms=environment.rpc_deadline_ms,
         round_deadline_ms=environment.round_deadline_ms,
-        # A probe's answer tells waiting for others from no answer: several of them must fit
-        # before the request counts as unanswered.
+        # A probe's answer tells waiting for others from no answer: several of them must
+        # fit before the request counts as unanswered.
         probe_ms=max(1, min(_PROBE_MS, environment.rpc_deadline_ms // 4)),
         host=host.description(),
         logger=from_core,
     )
     client.connect()
+    # Nobody goes on before all are connected: a rank that failed right away would look
+    # to a slower one like a server that is still to come.
+    client.barrier()
     return client

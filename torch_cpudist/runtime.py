@@ -144,7 +144,8 @@ def init(
     torch.distributed's default group over the trainers if there is none, sets torch's
     thread count and the log level. May be called again after ``shutdown()``.
 
-    Cost: a few values in the rendezvous store, one hello per trainer and server.
+    Cost: a few values in the rendezvous store, one hello and one barrier per
+    trainer and server.
 
     Args:
         rank: among all ranks, for ranks without torchrun; needs the next two.
