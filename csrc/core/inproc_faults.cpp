@@ -114,13 +114,13 @@ FaultCounts FaultSchedule::counts() const {
 }
 
 void FaultSchedule::happen(Event event) {
-  bool counted = false;
   switch (event.what) {
     case What::kFrame:
-      counted = event.to->deliver(std::move(event.frame));
+      if (event.to->deliver(std::move(event.frame))) count(&FaultCounts::delivered);
       break;
     case What::kCut:
-      counted = !event.to->closed();
+      // Counted first: who learns of the cut finds it counted.
+      if (!event.to->closed()) count(&FaultCounts::cut);
       event.to->peer().close_here(event.reason);
       event.to->close_here(event.reason);
       break;
@@ -130,9 +130,11 @@ void FaultSchedule::happen(Event event) {
     case What::kRelease:
       break;
   }
-  if (!counted) return;
+}
+
+void FaultSchedule::count(uint64_t FaultCounts::* counter) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  ++(event.what == What::kCut ? counts_.cut : counts_.delivered);
+  ++(counts_.*counter);
 }
 
 void FaultSchedule::run() {

@@ -49,6 +49,7 @@ class FaultSchedule {
   Event pop();
   void release_held(const std::shared_ptr<Link>& link, End& to, TimePoint when);
   void happen(Event event);
+  void count(uint64_t FaultCounts::* counter);
   double draw();
 
   const FaultPlan plan_;
