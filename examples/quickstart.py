@@ -56,6 +56,6 @@ else:
         loss.backward()
         opt.step()
     print(
-        f"trainer {cpudist.trainer_rank()}: log loss {loss.item():.3f} (guess: 0.693)"
+        f"trainer {cpudist.trainer_rank()}: log loss {loss.item():.3f}, 0.693 = guess"
     )
 cpudist.shutdown()

@@ -76,7 +76,9 @@ interrupted() {
 train() {
   local log=$RESULTS/train.log status=0 threads=$(($(nproc) / $1))
   shift
-  OMP_NUM_THREADS=$((threads > 0 ? threads : 1)) "$@" </dev/null 2>"$log" &
+  # Passive: on a busy machine, threads that spin at a barrier keep out the one they wait for.
+  OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive} OMP_NUM_THREADS=$((threads > 0 ? threads : 1)) \
+    "$@" </dev/null 2>"$log" &
   CHILD=$!
   wait "$CHILD" || status=$?
   CHILD=""
