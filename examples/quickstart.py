@@ -55,7 +55,5 @@ else:
         loss = F.binary_cross_entropy_with_logits(model(ids), clicked)
         loss.backward()
         opt.step()
-    print(
-        f"trainer {cpudist.trainer_rank()}: log loss {loss.item():.3f}, 0.693 = guess"
-    )
+    print(f"trainer {cpudist.trainer_rank()}: log loss {loss.item():.3f}")
 cpudist.shutdown()
