@@ -153,6 +153,7 @@ def test_a_stopped_server_is_reported_by_its_silence(launch):
     servers = launch(trainers=1, liveness_ms=500)
     (trainer,) = connect(servers, 1, liveness_ms=500)
     os.kill(servers[0].process.pid, signal.SIGSTOP)
+    os.waitpid(servers[0].process.pid, os.WUNTRACED)
     stopped_at = time.monotonic()
     try:
         with pytest.raises(errors.PeerLostError, match="silent for 500 ms"):
