@@ -203,8 +203,8 @@ class Server:
             PeerLostError: a trainer was lost.
         """
 
-    def stop(self) -> None:
-        """Refuses further requests and closes every connection. Idempotent."""
+    def stop(self, reason: str = "") -> None:
+        """Closes every connection; who still waits is told the reason. Idempotent."""
 
     def stats(self) -> dict[str, int]:
         """Counters; see ``ServerStats`` in ``csrc/core/server.h``."""
@@ -317,11 +317,7 @@ class Client:
         count: int,
         ids_are_int32: bool = False,
     ) -> None:
-        """Makes the rows of ``ids`` current; at most one request per server.
-
-        Raises:
-            RowOutOfRangeError: an id is outside the table; nothing was pulled.
-        """
+        """Makes the rows of ``ids`` current; at most one request per server."""
 
     def pull_all_rows(self, param_set: int) -> None:
         """Makes every row of every table current, in chunks."""
