@@ -227,7 +227,7 @@ class Context:
             raise ForkedProcessError(_FORKED)
         if self._closed:
             return
-        orderly = False
+        reason = "shutdown()"
         try:
             for optimizer in self.optimizers():
                 optimizer.leave()
@@ -236,9 +236,11 @@ class Context:
                 self._endpoints.client.goodbye()
             if self._endpoints.server is not None:
                 self._serve_on(self._endpoints.server)
-            orderly = True
+        except BaseException as error:
+            reason = describe(error)
+            raise
         finally:
-            self._release("shutdown()" if orderly else "shutdown() failed")
+            self._release(reason)
 
     def abort(self, reason: str) -> None:
         """Drops everything at once, without goodbye: peers see this rank as lost."""
@@ -263,6 +265,11 @@ class Context:
 
 _local = threading.local()
 _open_contexts: weakref.WeakSet[Context] = weakref.WeakSet()
+
+
+def describe(error: BaseException) -> str:
+    """An error as the reason that peers are told; names a loss that led to it."""
+    return f"{type(error).__name__}: {error}"
 
 
 def set_current(context: Context) -> None:
@@ -325,7 +332,8 @@ def _at_exit() -> None:
                 context.role,
                 context.rank,
             )
-        context.abort("the process ends without shutdown()")
+        fatal = getattr(sys, "last_value", None)
+        context.abort(describe(fatal) if fatal else "it ended without shutdown()")
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)

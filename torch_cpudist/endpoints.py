@@ -56,11 +56,13 @@ class Endpoints:
     sockets: set[str] = field(default_factory=set)
 
     def stop(self, reason: str) -> None:
-        """Ends every wait and closes every link; peers that still wait see a loss."""
+        """Ends every wait and closes every link; who still waits is told the reason."""
+        # The server first: what it tells those who wait must arrive before the links
+        # break.
+        if self.server is not None:
+            self.server.stop(reason)
         if self.client is not None:
             self.client.abort(reason)
-        if self.server is not None:
-            self.server.stop()
 
 
 def _server_threads(environment: Environment, layout: Layout) -> int:
@@ -164,8 +166,8 @@ def start(
                     lists[shard] = [own]
             made.sockets.update(address for some in lists for address in some)
             made.client = _connect(environment, layout, rendezvous, links, lists)
-    except BaseException:
-        made.stop("init() failed")
+    except BaseException as error:
+        made.stop(f"init() failed: {error}")
         raise
     return made
 

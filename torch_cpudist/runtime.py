@@ -125,6 +125,36 @@ def _who(made: Environment, layout: Layout) -> str:
     return f"server {layout.servers.index(made.rank)}"
 
 
+def _join(
+    made: Environment,
+    store: Store | None,
+    network: _core.InprocNetwork | None,
+    timeout_s: float,
+) -> Context:
+    """Meets the other ranks and starts what this one needs."""
+    if store is None:
+        store = open_store(made, timeout_s) if made.launched else HashStore()
+    rendezvous = Rendezvous(store, made.rank, made.world_size, timeout_s)
+    layout = _meet(made, rendezvous)
+    log.setup(made.log, _who(made, layout))
+    if made.restart_count > 0:
+        log.logger.warning(
+            "restart %d: there is no snapshot, training begins anew", made.restart_count
+        )
+    ends = endpoints.start(made, layout, rendezvous, network)
+    group = TrainerGroup()
+    try:
+        torch_group = None
+        if network is None:
+            _set_threads(made, layout)
+            torch_group = group.join(made, layout, rendezvous)
+        return Context(made, layout, ends, group, torch_group)
+    except BaseException as error:
+        ends.stop(f"init() failed: {error}")
+        group.leave()
+        raise
+
+
 def init(
     *,
     rank: int | None = None,
@@ -183,27 +213,7 @@ def init(
     made = _explicit(made, rank, world_size, store, network)
     made = _with_arguments(made, servers, role, server)
     log.setup(made.log, f"rank {made.rank}")
-    if store is None:
-        store = open_store(made, timeout_s) if made.launched else HashStore()
-    rendezvous = Rendezvous(store, made.rank, made.world_size, timeout_s)
-    layout = _meet(made, rendezvous)
-    log.setup(made.log, _who(made, layout))
-    if made.restart_count > 0:
-        log.logger.warning(
-            "restart %d: there is no snapshot, training begins anew", made.restart_count
-        )
-    ends = endpoints.start(made, layout, rendezvous, network)
-    group = TrainerGroup()
-    try:
-        torch_group = None
-        if network is None:
-            _set_threads(made, layout)
-            torch_group = group.join(made, layout, rendezvous)
-        opened = Context(made, layout, ends, group, torch_group)
-    except BaseException:
-        ends.stop("init() failed")
-        group.leave()
-        raise
+    opened = _join(made, store, network, timeout_s)
     context.set_current(opened)
     return opened
 

@@ -28,7 +28,7 @@ from typing import Any, TypeVar
 from torch._C._distributed_c10d import FileStore, HashStore
 
 from torch_cpudist import _core
-from torch_cpudist.context import Context
+from torch_cpudist.context import Context, describe
 from torch_cpudist.errors import OperationTimeoutError
 from torch_cpudist.runtime import init
 
@@ -53,6 +53,28 @@ class _Ranks:
         for context in self.contexts:
             if context is not None:
                 context.abort(reason)
+
+
+def _run_rank(
+    ranks: _Ranks,
+    rank: int,
+    fn: Callable[[Context], Any],
+    arguments: Mapping[str, Any],
+) -> None:
+    """What the thread of one rank runs."""
+    context = None
+    try:
+        context = init(rank=rank, **arguments)
+        ranks.contexts[rank] = context
+        if context.role == "server":
+            context.serve()
+        else:
+            ranks.results[rank] = fn(context)
+        context.shutdown()
+    except BaseException as error:
+        ranks.fail(rank, error)
+        if context is not None:
+            context.abort(describe(error))
 
 
 def run_ranks(
@@ -87,34 +109,21 @@ def run_ranks(
     """
     count = trainers + servers
     ranks = _Ranks(count)
-    store = HashStore()
-    links = network if network is not None else _core.InprocNetwork()
-
-    def body(rank: int) -> None:
-        context = None
-        try:
-            context = init(
-                rank=rank,
-                world_size=count,
-                store=store,
-                servers=servers,
-                network=links,
-                timeout_s=timeout_s,
-                variables=variables or {},
-            )
-            ranks.contexts[rank] = context
-            if context.role == "server":
-                context.serve()
-            else:
-                ranks.results[rank] = fn(context)
-            context.shutdown()
-        except BaseException as error:
-            ranks.fail(rank, error)
-            if context is not None:
-                context.abort(f"rank {rank} failed: {error}")
-
+    arguments = {
+        "world_size": count,
+        "store": HashStore(),
+        "servers": servers,
+        "network": network if network is not None else _core.InprocNetwork(),
+        "timeout_s": timeout_s,
+        "variables": variables or {},
+    }
     threads = [
-        threading.Thread(target=body, args=(rank,), name=f"rank {rank}", daemon=True)
+        threading.Thread(
+            target=_run_rank,
+            args=(ranks, rank, fn, arguments),
+            name=f"rank {rank}",
+            daemon=True,
+        )
         for rank in range(count)
     ]
     for thread in threads:
@@ -153,6 +162,7 @@ def _process_body(
         entry = {"kind": kind, "value": value, "time_s": time.monotonic()}
         pipe.send_bytes(json.dumps(entry).encode())
 
+    context = None
     try:
         store = FileStore(str(Path(folder) / "store"), world_size)
         context = init(rank=rank, world_size=world_size, store=store, servers=servers)
@@ -166,6 +176,8 @@ def _process_body(
         tell("result", result)
     except BaseException as error:
         tell("error", {"type": type(error).__name__, "text": str(error)})
+        if context is not None:
+            context.abort(describe(error))
 
 
 class ProcessRanks:

@@ -32,8 +32,8 @@ struct ServerParts {
   ServerParts(const ServerParts&) = delete;
   ServerParts& operator=(const ServerParts&) = delete;
 
-  void stop() {
-    server.stop();
+  void stop(const std::string& reason = {}) {
+    server.stop(reason);
     for (const auto& listener : listeners) listener->stop();
   }
 
@@ -142,7 +142,8 @@ void bind_server(py::module_& module) {
       .def("listen_inproc", &listen_inproc, py::arg("network"), py::arg("name"), no_gil())
       .def("wait_done", &wait_done, py::arg("timeout_s"))
       .def(
-          "stop", [](ServerHolder& self) { self.parts().stop(); }, no_gil())
+          "stop", [](ServerHolder& self, const std::string& reason) { self.parts().stop(reason); },
+          py::arg("reason") = "", no_gil())
       .def("stats", &stats);
 }
 

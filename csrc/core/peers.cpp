@@ -85,7 +85,8 @@ void Peers::closed(const std::shared_ptr<Connection>& connection) {
 Error Peers::stopped_error() const {
   return Error(ErrorCode::kPeerLost, "server " + std::to_string(options_.shard_id) + " (" +
                                          options_.host +
-                                         ") was stopped before every trainer had said goodbye");
+                                         ") was stopped before every trainer had said goodbye" +
+                                         (stop_reason_.empty() ? "" : ": " + stop_reason_));
 }
 
 std::optional<Error> Peers::refusal(const FrameHeader& header, const Hello& hello) const {
@@ -326,8 +327,9 @@ std::optional<Peers::Loss> Peers::wait_for_loss() {
   return std::nullopt;
 }
 
-void Peers::stop() {
+void Peers::stop(const std::string& reason) {
   const std::lock_guard lock(mutex_);
+  if (!stopped_) stop_reason_ = reason;
   stopped_ = true;
   changed_.notify_all();
 }

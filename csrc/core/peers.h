@@ -126,9 +126,10 @@ class Peers {
     std::shared_ptr<Connection> connection;
   };
   std::optional<Loss> wait_for_loss();
-  void stop();
+  void stop(const std::string& reason);
   bool stopped() const;
   // What a trainer that has not said goodbye is told: to it, a stopped server is a lost one.
+  // Any thread once stopped.
   Error stopped_error() const;
 
   void add_traffic(ServerStats* stats) const;
@@ -180,6 +181,7 @@ class Peers {
   uint64_t closed_bytes_sent_ = 0;
   uint64_t closed_bytes_received_ = 0;
   bool stopped_ = false;
+  std::string stop_reason_;  // written once, before stopped_
 };
 
 }  // namespace cpudist::core

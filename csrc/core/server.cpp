@@ -32,7 +32,7 @@ Server::Impl::Impl(ServerOptions options) : shared(checked(std::move(options))) 
 }
 
 Server::Impl::~Impl() {
-  stop();
+  stop({});
   watcher_.join();
 }
 
@@ -52,8 +52,8 @@ void Server::Impl::fail_waiting(const Error& error, Outbox& outbox) {
   barrier_.clear();
 }
 
-void Server::Impl::stop() {
-  shared.peers.stop();
+void Server::Impl::stop(const std::string& reason) {
+  shared.peers.stop(reason);
   Outbox outbox;
   fail_waiting(shared.peers.stopped_error(), outbox);
   outbox.flush();
@@ -132,7 +132,7 @@ void Server::on_close(const std::shared_ptr<Connection>& connection, const std::
 
 bool Server::wait_done(TimePoint deadline) { return impl_->shared.peers.wait_done(deadline); }
 
-void Server::stop() { impl_->stop(); }
+void Server::stop(const std::string& reason) { impl_->stop(reason); }
 
 ServerStats Server::stats() const { return impl_->stats(); }
 

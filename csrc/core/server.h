@@ -20,26 +20,26 @@ struct ServerOptions {
   uint32_t shard_id = 0;
   uint32_t server_count = 1;
   uint32_t trainer_count = 1;
-  uint32_t threads = 1;               // threads that update one round together
-  uint64_t liveness_ms = 5000;        // a trainer silent for so long is lost
-  uint64_t reconnect_grace_ms = 500;  // a trainer whose link broke is lost after this
-  uint64_t join_deadline_ms = 600000; // every trainer must have said hello by then
-  uint64_t memory_cap_bytes = 0;      // of pushes waiting for their round; 0 = no cap
-  std::string host;                   // "host pid 12", for messages
+  uint32_t threads = 1;                // threads that update one round together
+  uint64_t liveness_ms = 5000;         // a trainer silent for so long is lost
+  uint64_t reconnect_grace_ms = 500;   // a trainer whose link broke is lost after this
+  uint64_t join_deadline_ms = 600000;  // every trainer must have said hello by then
+  uint64_t memory_cap_bytes = 0;       // of pushes waiting for their round; 0 = no cap
+  std::string host;                    // "host pid 12", for messages
 };
 
 struct ServerStats {
   uint64_t rounds = 0;
   uint64_t pushes = 0;
-  uint64_t duplicates = 0;      // requests answered from the record of the last reply
+  uint64_t duplicates = 0;  // requests answered from the record of the last reply
   uint64_t bytes_received = 0;
   uint64_t bytes_sent = 0;
   uint64_t rows = 0;
-  uint64_t table_bytes = 0;     // row records and their index
-  uint64_t dense_bytes = 0;     // blocks and their state
-  uint64_t pending_bytes = 0;   // pushes waiting for their round
+  uint64_t table_bytes = 0;    // row records and their index
+  uint64_t dense_bytes = 0;    // blocks and their state
+  uint64_t pending_bytes = 0;  // pushes waiting for their round
   uint64_t connections = 0;
-  uint64_t refused = 0;         // handshakes refused, malformed frames
+  uint64_t refused = 0;  // handshakes refused, malformed frames
 };
 
 class Server final : public ConnectionHandler {
@@ -56,8 +56,9 @@ class Server final : public ConnectionHandler {
   // Waits until every trainer has said goodbye (true) or the deadline passed (false). Throws
   // Error(kPeerLost) once a trainer is lost.
   bool wait_done(TimePoint deadline);
-  // Refuses further requests, answers what waits with Error(kPeerLost). Idempotent.
-  void stop();
+  // Refuses further requests, answers what waits with Error(kPeerLost), which carries `reason`.
+  // Idempotent.
+  void stop(const std::string& reason = {});
   ServerStats stats() const;
 
  private:

@@ -21,7 +21,7 @@ struct Server::Impl {
   ~Impl();
 
   void on_frame(const std::shared_ptr<Connection>& connection, Frame frame);
-  void stop();
+  void stop(const std::string& reason);
   ServerStats stats() const;
 
   ServerShared shared;
