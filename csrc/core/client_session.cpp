@@ -287,9 +287,17 @@ void Session::accept_probe_reply(const Frame& frame) {
 }
 
 void Session::abort(const std::string& reason) {
+  std::vector<std::shared_ptr<Connection>> open;
   {
     const std::lock_guard lock(mutex_);
     fail(Error(ErrorCode::kClosed, reason));
+    for (const Link& link : links_) {
+      if (link.state == LinkState::kOpen) open.push_back(link.connection);
+    }
+  }
+  for (const auto& connection : open) {
+    connection->send(
+        Frame{make_header(FrameKind::kError), encode(ErrorReply{ErrorCode::kClosed, reason})});
   }
   close_links(reason);
 }

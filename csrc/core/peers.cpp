@@ -171,6 +171,7 @@ std::optional<uint32_t> Peers::greet(const std::shared_ptr<Connection>& connecti
     peer.received.reset();
   }
   peer.seen = true;
+  peer.ended.clear();
   peer.incarnation = header.incarnation;
   peer.host = hello.host;
   peer.address = connection->peer_address();
@@ -296,6 +297,7 @@ std::optional<TimePoint> Peers::overdue_at(const Peer& peer, std::string* why) c
   }
   if (!peer.connection) {
     *why = "connection closed and not replaced within " + seconds(options_.reconnect_grace_ms);
+    if (!peer.ended.empty()) *why += ": " + peer.ended;
     return peer.broken + milliseconds(options_.reconnect_grace_ms);
   }
   *why = "silent for " + seconds(options_.liveness_ms);
@@ -325,6 +327,11 @@ std::optional<Peers::Loss> Peers::wait_for_loss() {
     }
   }
   return std::nullopt;
+}
+
+void Peers::note_end(uint32_t rank, const std::string& reason) {
+  const std::lock_guard lock(mutex_);
+  peers_[rank].ended = reason;
 }
 
 void Peers::stop(const std::string& reason) {

@@ -126,6 +126,9 @@ class Peers {
     std::shared_ptr<Connection> connection;
   };
   std::optional<Loss> wait_for_loss();
+  // A trainer tells why it is about to close its connection without goodbye: usually a loss that
+  // others may notice later than the end of this one.
+  void note_end(uint32_t rank, const std::string& reason);
   void stop(const std::string& reason);
   bool stopped() const;
   // What a trainer that has not said goodbye is told: to it, a stopped server is a lost one.
@@ -153,7 +156,8 @@ class Peers {
     FrameHeader last_header;
     SharedPayload last_payload;
     std::optional<Received> received;
-    std::string lost;  // message, empty while alive
+    std::string ended;  // why this connection's end gives up, in its own words
+    std::string lost;   // message, empty while alive
   };
   struct Session {
     std::shared_ptr<Connection> connection;

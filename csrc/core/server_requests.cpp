@@ -30,8 +30,12 @@ void Server::Impl::dispatch(const Link& connection, Frame& frame, Outbox& outbox
     greet(connection, frame, outbox);
     return;
   }
-  shared.peers.identify(connection, frame.header);
+  const uint32_t rank = shared.peers.identify(connection, frame.header);
   switch (frame.header.kind) {
+    case FrameKind::kError:
+      shared.peers.note_end(
+          rank, decode_frame([&] { return decode_error(bytes_of(frame.payload)); }).message);
+      return;
     case FrameKind::kHeartbeat:
       shared.peers.answer(connection, frame.header, FrameKind::kHeartbeatAck, Buffer(), outbox);
       return;

@@ -21,7 +21,7 @@ enum class FrameKind : uint16_t {
   kHello = 1,      // first frame of every connection, both ways
   kHeartbeat = 2,  // either way; answered with kHeartbeatAck
   kHeartbeatAck = 3,
-  kError = 4,     // reply to any request: ErrorReply
+  kError = 4,     // reply to any request: ErrorReply; from a client: why it is about to close
   kOpen = 5,      // sequenced: layout of a parameter set
   kStore = 6,     // sequenced: initial values or loaded state, in chunks
   kReady = 7,     // sequenced: trainer 0 has stored all; opens the parameter set for everybody
