@@ -70,7 +70,9 @@ def _squared_norm(grad: torch.Tensor) -> float:
 
 @torch.no_grad()
 def clip_grad_norm_(
-    parameters: torch.Tensor | Iterable[torch.Tensor], max_norm: float
+    parameters: torch.Tensor | Iterable[torch.Tensor],
+    max_norm: float,
+    error_if_nonfinite: bool = False,
 ) -> torch.Tensor:
     """Clips this trainer's own gradient to a 2-norm, sparse gradients included.
 
@@ -83,12 +85,16 @@ def clip_grad_norm_(
     Args:
         parameters: parameters whose ``grad`` is clipped; those without one are skipped.
         max_norm: largest norm, >= 0.
+        error_if_nonfinite: raise if the norm is infinite or no number; otherwise such a
+            norm makes gradients no numbers, as in torch.
 
     Returns:
         float64 scalar: the norm before clipping.
 
     Raises:
         ValueError: ``max_norm`` is negative or not a number.
+        RuntimeError: the norm is not finite and ``error_if_nonfinite`` is set; no
+            gradient was changed.
     """
     if not max_norm >= 0:
         raise ValueError(f"clip_grad_norm_: max_norm must be >= 0, got {max_norm}")
@@ -96,8 +102,13 @@ def clip_grad_norm_(
         parameters = [parameters]
     grads = [p.grad for p in parameters if p.grad is not None]
     norm = math.sqrt(sum(_squared_norm(grad) for grad in grads))
-    scale = min(1.0, float(max_norm) / (norm + 1e-6))
-    if scale < 1.0:
+    if error_if_nonfinite and not math.isfinite(norm):
+        raise RuntimeError(
+            f"clip_grad_norm_: the norm of the gradients is {norm}, expected a finite "
+            "one. Look for a loss that is infinite or no number."
+        )
+    scale = float(max_norm) / (norm + 1e-6)
+    if not scale >= 1.0:
         for grad in grads:
             (grad._values() if grad.is_sparse else grad).mul_(scale)
     return torch.tensor(norm, dtype=torch.float64)

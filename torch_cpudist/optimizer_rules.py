@@ -21,11 +21,7 @@ from torch_cpudist.optim import FTRL, RowWiseAdagrad
 Group = Mapping[str, Any]
 
 # Options that choose how torch computes, not what.
-_IMPLEMENTATION_OPTIONS = frozenset({"params", "foreach", "fused", "capturable"})
-# Left behind in a group by torch's schedulers and by torch itself.
-_BOOKKEEPING_OPTIONS = frozenset(
-    {"initial_lr", "max_lr", "min_lr", "max_momentum", "base_momentum", "swa_lr"}
-)
+_IMPLEMENTATION_OPTIONS = frozenset({"foreach", "fused", "capturable"})
 
 
 def _number(value: Any) -> float:
@@ -98,8 +94,7 @@ def _ftrl(group: Group) -> dict[str, Any]:
 
 
 # Exact class -> (reader, names of the options it honours). AdamW is a subclass of
-# Adam, so a
-# subclass is never taken for its parent.
+# Adam, so a subclass is never taken for its parent.
 _RULES: dict[type, tuple[Callable[[Group], dict[str, Any]], frozenset[str]]] = {
     torch.optim.SGD: (
         _sgd,
@@ -167,12 +162,13 @@ def read_group(optimizer: torch.optim.Optimizer, group: Group) -> _core.Optimize
 
     Raises:
         UnsupportedOptimizerError: an option has a value the servers do not honour
-            (``amsgrad``, ``maximize``, ``centered``, ``differentiable``, an unknown
-            one).
+            (``amsgrad``, ``maximize``, ``centered``, ``differentiable``).
     """
     reader, honoured = _RULES[type(optimizer)]
-    accepted = honoured | _IMPLEMENTATION_OPTIONS | _BOOKKEEPING_OPTIONS
-    for name, value in group.items():
+    accepted = honoured | _IMPLEMENTATION_OPTIONS
+    # torch ignores what else stands in a group: notes of schedulers, names, tags.
+    for name in optimizer.defaults:
+        value = group.get(name)
         if name not in accepted and value is not None and value is not False:
             raise UnsupportedOptimizerError(
                 f"{type(optimizer).__name__}: the servers do not honour the option "

@@ -1,0 +1,109 @@
+# Copyright (c) 2026 The torch_cpudist authors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Clipping a trainer's own gradient, sparse ones included; settings of clip=."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+import torch_cpudist as cpudist
+
+
+def with_grads(*grads):
+    parameters = []
+    for grad in grads:
+        parameter = torch.nn.Parameter(torch.zeros(grad.shape, dtype=grad.dtype))
+        parameter.grad = grad
+        parameters.append(parameter)
+    return parameters
+
+
+def sparse(keys, values, rows=9):
+    return torch.sparse_coo_tensor(
+        torch.tensor([keys]), values, (rows, *values.shape[1:])
+    )
+
+
+def sample(*shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("max_norm", [0.0, 0.3, 1e6])
+@pytest.mark.parametrize("coalesced", [True, False])
+def test_equals_torch_on_the_dense_form(max_norm, coalesced):
+    """torch refuses sparse gradients, so it gets the same gradient as a strided one."""
+    grad = sparse([4, 0, 4, 7], sample(4, 3, seed=1))
+    grad = grad.coalesce() if coalesced else grad
+    other = sample(5)
+    expected = with_grads(grad.to_dense(), other.clone())
+    found = with_grads(grad.clone(), other.clone())
+    norm = cpudist.clip_grad_norm_(found, max_norm)
+    expected_norm = torch.nn.utils.clip_grad_norm_(expected, max_norm)
+    torch.testing.assert_close(norm.float(), expected_norm)
+    for ours, theirs in zip(found, expected, strict=True):
+        assert ours.grad.is_sparse == (ours is found[0])
+        torch.testing.assert_close(ours.grad.to_dense(), theirs.grad)
+
+
+def test_duplicates_are_summed_before_the_norm():
+    rows = torch.tensor([[3.0], [-3.0], [4.0]])
+    parameters = with_grads(sparse([1, 1, 2], rows))
+    assert cpudist.clip_grad_norm_(parameters, 2.0).item() == pytest.approx(4.0)
+    clipped = parameters[0].grad.to_dense()
+    torch.testing.assert_close(clipped[2], torch.tensor([2.0]))
+
+
+def test_gradients_with_more_dimensions_than_a_table():
+    grad = torch.sparse_coo_tensor(torch.tensor([[0, 0], [1, 1]]), sample(2), (2, 2))
+    norm = cpudist.clip_grad_norm_(with_grads(grad), 10.0)
+    assert norm.item() == pytest.approx(abs(sample(2).sum().item()), rel=1e-6)
+
+
+def test_missing_gradients_and_a_single_tensor():
+    unused = torch.nn.Parameter(torch.ones(2))
+    assert cpudist.clip_grad_norm_([unused], 1.0).item() == 0.0
+    assert cpudist.clip_grad_norm_([], 1.0).item() == 0.0
+    parameter = with_grads(torch.full((4,), 2.0))[0]
+    assert cpudist.clip_grad_norm_(parameter, 1.0).item() == 4.0
+    torch.testing.assert_close(parameter.grad, torch.full((4,), 0.5))
+
+
+def test_a_generator_of_parameters_is_read_once():
+    parameters = with_grads(torch.ones(4))
+    norm = cpudist.clip_grad_norm_((p for p in parameters), 1.0)
+    assert norm.item() == 2.0
+    torch.testing.assert_close(parameters[0].grad, torch.full((4,), 0.5))
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_norm_that_is_not_finite_is_treated_as_in_torch(value):
+    grads = [torch.tensor([1.0, value]), torch.ones(2)]
+    ours = with_grads(*(g.clone() for g in grads))
+    theirs = with_grads(*(g.clone() for g in grads))
+    cpudist.clip_grad_norm_(ours, 1.0)
+    torch.nn.utils.clip_grad_norm_(theirs, 1.0)
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a.grad, b.grad, equal_nan=True)
+
+
+def test_a_norm_that_is_not_finite_can_be_an_error():
+    parameters = with_grads(torch.tensor([1.0, math.inf]))
+    with pytest.raises(RuntimeError, match="norm of the gradients is inf"):
+        cpudist.clip_grad_norm_(parameters, 1.0, error_if_nonfinite=True)
+    assert parameters[0].grad.tolist() == [1.0, math.inf]
+
+
+@pytest.mark.parametrize("value", [-1.0, math.nan])
+def test_limits_out_of_range(value):
+    with pytest.raises(ValueError, match="max_norm must be >= 0"):
+        cpudist.clip_grad_norm_([], value)
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, math.nan, math.inf])
+@pytest.mark.parametrize("kind", [cpudist.ClipNorm, cpudist.ClipValue])
+def test_settings_out_of_range(kind, value):
+    with pytest.raises(ValueError, match=f"{kind.__name__}: .* finite and > 0"):
+        kind(value)
