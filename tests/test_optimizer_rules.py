@@ -167,7 +167,7 @@ def test_other_classes_are_refused_with_those_that_work(make):
 def test_values_out_of_range_are_refused():
     optimizer = optim.SGD(parameters(), lr=0.1)
     optimizer.param_groups[0]["lr"] = float("nan")
-    with pytest.raises(cpudist.InvalidArgumentError, match="sgd.*not finite"):
+    with pytest.raises(cpudist.InvalidArgumentError, match=r"sgd.*not finite"):
         read(optimizer)
 
 
