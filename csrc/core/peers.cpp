@@ -334,10 +334,17 @@ void Peers::note_end(uint32_t rank, const std::string& reason) {
   peers_[rank].ended = reason;
 }
 
-void Peers::stop(const std::string& reason) {
+void Peers::stop(const std::string& reason, Outbox& outbox) {
   const std::lock_guard lock(mutex_);
-  if (!stopped_) stop_reason_ = reason;
-  stopped_ = true;
+  if (std::exchange(stopped_, true)) return;
+  stop_reason_ = reason;
+  for (uint32_t rank = 0; rank < peers_.size(); ++rank) {
+    const Peer& peer = peers_[rank];
+    if (!peer.connection || peer.goodbye) continue;
+    FrameHeader about;  // request 0: about the connection as a whole
+    about.incarnation = peer.incarnation;
+    answer(peer.connection, about, stopped_error(), outbox);
+  }
   changed_.notify_all();
 }
 

@@ -129,7 +129,8 @@ class Peers {
   // A trainer tells why it is about to close its connection without goodbye: usually a loss that
   // others may notice later than the end of this one.
   void note_end(uint32_t rank, const std::string& reason);
-  void stop(const std::string& reason);
+  // Tells every trainer that has not said goodbye, whether it waits for something here or not.
+  void stop(const std::string& reason, Outbox& outbox);
   bool stopped() const;
   // What a trainer that has not said goodbye is told: to it, a stopped server is a lost one.
   // Any thread once stopped.

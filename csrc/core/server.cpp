@@ -53,8 +53,8 @@ void Server::Impl::fail_waiting(const Error& error, Outbox& outbox) {
 }
 
 void Server::Impl::stop(const std::string& reason) {
-  shared.peers.stop(reason);
   Outbox outbox;
+  shared.peers.stop(reason, outbox);
   fail_waiting(shared.peers.stopped_error(), outbox);
   outbox.flush();
 }
