@@ -172,7 +172,7 @@ def tests_target(sanitize: str | None) -> Target:
     csrc = ROOT / "csrc"
     native = ROOT / "tests" / "native"
     variant = "plain" if sanitize is None else SANITIZERS[sanitize]
-    flags = [*COMMON, *WARNINGS, f"-I{csrc}", f"-I{native}", "-g"]
+    flags = [*COMMON, *WARNINGS, f"-I{csrc}", f"-I{native}", "-g1"]
     link = ["-pthread"]
     if sanitize is None:
         flags += ["-O2"]
