@@ -27,6 +27,7 @@ def read_table_gradient(
 
     Raises:
         DenseGradientError: the gradient is strided.
+        UnsupportedModelError: it is not float32.
     """
     if grad.layout != torch.sparse_coo:
         raise DenseGradientError(
@@ -43,21 +44,29 @@ def read_table_gradient(
             f"table {name!r} has a gradient with sparse_dim={grad.sparse_dim()}, "
             f"dense_dim={grad.dense_dim()}; expected 1 and 1."
         )
+    if grad.dtype != torch.float32:
+        raise UnsupportedModelError(
+            f"table {name!r} has a gradient of {grad.dtype}, expected torch.float32. "
+            "Leave the weight's grad_dtype as it is."
+        )
     return grad._indices()[0].contiguous(), grad._values().contiguous()
 
 
-def read_dense_gradient(name: str, grad: torch.Tensor) -> torch.Tensor:
+def read_dense_gradient(
+    name: str, grad: torch.Tensor, dtype: torch.dtype
+) -> torch.Tensor:
     """Reads the strided gradient of a dense parameter.
 
     Args:
         name: the parameter's name, for messages.
         grad: the ``grad`` of the parameter.
+        dtype: that the servers hold.
 
     Returns:
         Contiguous tensor of the parameter's shape and dtype.
 
     Raises:
-        UnsupportedModelError: the gradient is sparse.
+        UnsupportedModelError: the gradient is sparse or of another dtype.
     """
     if grad.layout != torch.strided:
         raise UnsupportedModelError(
@@ -66,5 +75,11 @@ def read_dense_gradient(name: str, grad: torch.Tensor) -> torch.Tensor:
             "only weights of nn.Embedding and nn.EmbeddingBag modules with "
             "sparse=True are. "
             "Look it up through such a module, or with sparse=False."
+        )
+    if grad.dtype != dtype:
+        raise UnsupportedModelError(
+            f"parameter {name!r} has a gradient of {grad.dtype}, expected {dtype}. "
+            "Leave the parameter's dtype and grad_dtype as when its optimizer was "
+            "wrapped."
         )
     return grad.contiguous()

@@ -90,6 +90,8 @@ class ParameterSet:
 
     def pull_tables(self) -> None:
         """Overwrites every row of every table with the servers' values."""
+        for binding in self._bindings:
+            binding.bind_weight(self.client)
         self.client.pull_all_rows(self.id)
         self._note_written([table.found.weight for table in self.placement.tables])
 
@@ -126,7 +128,9 @@ class ParameterSet:
         alive: list[torch.Tensor] = []
         for entry in self.placement.dense:
             if entry.parameter.grad is not None:
-                grad = read_dense_gradient(entry.name, entry.parameter.grad)
+                grad = read_dense_gradient(
+                    entry.name, entry.parameter.grad, entry.dtype
+                )
                 alive.append(grad)
                 gradients.append((entry.index, grad.data_ptr()))
         for table in self.placement.tables:
@@ -212,6 +216,12 @@ class _Weights:
         self._staged: list[tuple[nn.Parameter, torch.Tensor]] = []
         for entry in dense:
             target = entry.parameter.detach()
+            if (target.dtype, target.shape) != (entry.dtype, entry.shape):
+                raise ModelChangedError(
+                    f"parameter {entry.name!r} is now {tuple(target.shape)} "
+                    f"{target.dtype}, expected {tuple(entry.shape)} {entry.dtype} as "
+                    "when its optimizer was wrapped. Convert a model before that."
+                )
             if not target.is_contiguous():
                 target = target.contiguous()
                 self._staged.append((entry.parameter, target))

@@ -32,12 +32,22 @@ _DTYPES = {torch.float32: "float32", torch.float64: "float64"}
 
 @dataclass(frozen=True)
 class DenseParameter:
-    """A parameter that is averaged as a whole. ``index`` counts dense parameters."""
+    """A parameter that is averaged as a whole.
+
+    Attributes:
+        index: counts dense parameters.
+        name: in the model.
+        parameter: the model's own.
+        group: index of its parameter group.
+        dtype, shape: as the servers hold it.
+    """
 
     index: int
     name: str
     parameter: nn.Parameter
     group: int
+    dtype: torch.dtype
+    shape: torch.Size
 
 
 @dataclass(frozen=True)
@@ -208,7 +218,12 @@ def place(
             continue
         _check_dense(names[id(parameter)], parameter)
         entry = DenseParameter(
-            len(dense), names[id(parameter)], parameter, group_of[id(parameter)]
+            len(dense),
+            names[id(parameter)],
+            parameter,
+            group_of[id(parameter)],
+            parameter.dtype,
+            parameter.shape,
         )
         dense.append(entry)
     _warn_large_embeddings(model, found)

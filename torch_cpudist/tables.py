@@ -22,7 +22,11 @@ import torch
 from torch import nn
 
 from torch_cpudist import _core
-from torch_cpudist.errors import ClosedError, UnsupportedModelError
+from torch_cpudist.errors import (
+    ClosedError,
+    ModelChangedError,
+    UnsupportedModelError,
+)
 
 EmbeddingModule = nn.Embedding | nn.EmbeddingBag
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
@@ -64,9 +68,31 @@ class TableBinding:
         self.name = name
         self.weight = weight
         self.handle = next(_handles)
-        self._address = weight.data_ptr()
-        client.bind_table(param_set, table, self._address)
+        self._shape = weight.shape
+        self._address = 0
+        self.bind_weight(client)
         _bindings[self.handle] = self
+
+    def bind_weight(self, client: _core.Client) -> None:
+        """Tells the client where the weight's memory is, if it has moved.
+
+        Raises:
+            ModelChangedError: the weight is no longer what the servers hold.
+        """
+        weight = self.weight
+        address = weight.data_ptr()
+        if address == self._address:
+            return
+        fits = weight.dtype == torch.float32 and weight.device.type == "cpu"
+        if not fits or weight.shape != self._shape or not weight.is_contiguous():
+            raise ModelChangedError(
+                f"table {self.name!r} is now {tuple(weight.shape)} {weight.dtype} on "
+                f"{weight.device}; expected contiguous float32 {tuple(self._shape)} on "
+                "the CPU, as when its optimizer was wrapped. Convert or move a model "
+                "before that."
+            )
+        client.bind_table(self.param_set, self.table, address)
+        self._address = address
 
     def pull(self, ids: torch.Tensor) -> None:
         """Makes the rows of ``ids`` current in the weight.
@@ -76,6 +102,7 @@ class TableBinding:
 
         Raises:
             RowOutOfRangeError: an id is negative or at least ``rows``.
+            ModelChangedError: the weight was converted or moved after wrapping.
             PeerLostError, OperationTimeoutError: a server does not answer.
             ClosedError: the optimizer was closed.
         """
@@ -95,10 +122,7 @@ class TableBinding:
             )
         if ids.numel() == 0:
             return
-        address = self.weight.data_ptr()
-        if address != self._address:
-            client.bind_table(self.param_set, self.table, address)
-            self._address = address
+        self.bind_weight(client)
         flat = ids.contiguous()
         client.pull(
             self.param_set,
