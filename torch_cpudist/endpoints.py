@@ -15,6 +15,8 @@ from torch_cpudist.rendezvous import Rendezvous
 
 _OWN_SERVER = "own"
 _PROBE_MS = 1000
+# Ranks as threads: no wire to spare, and a frame that a test drops is missed at once.
+_THREADS_PROBE_MS = 20
 
 
 def own_address(environment: Environment, layout: Layout) -> str:
@@ -165,7 +167,10 @@ def start(
                 if own and server_rank == rank:
                     lists[shard] = [own]
             made.sockets.update(address for some in lists for address in some)
-            made.client = _connect(environment, layout, rendezvous, links, lists)
+            probe_ms = _PROBE_MS if network is None else _THREADS_PROBE_MS
+            made.client = _connect(
+                environment, layout, rendezvous, links, lists, probe_ms
+            )
     except BaseException as error:
         made.stop(f"init() failed: {error}")
         raise
@@ -178,6 +183,7 @@ def _connect(
     rendezvous: Rendezvous,
     network: _core.InprocNetwork | None,
     servers: list[list[str]],
+    probe_ms: int,
 ) -> _core.Client:
     client = _core.Client(
         run_id=rendezvous.run_id,
@@ -191,7 +197,8 @@ def _connect(
         round_deadline_ms=environment.round_deadline_ms,
         # A probe's answer tells waiting for others from no answer: several of them must
         # fit before the request counts as unanswered.
-        probe_ms=max(1, min(_PROBE_MS, environment.rpc_deadline_ms // 4)),
+        probe_ms=max(1, min(probe_ms, environment.rpc_deadline_ms // 4)),
+        resend_ms=probe_ms,
         host=host.description(),
         logger=from_core,
     )

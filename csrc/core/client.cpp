@@ -236,9 +236,12 @@ void Client::goodbye() {
     impl_->run_all(
         FrameKind::kGoodbye, kNoParamSet, [] { return Buffer(); },
         [](std::span<const RequestPtr>) {});
-  } catch (const Error&) {
+  } catch (const Error& error) {
     impl_->session.disconnect();
-    throw;
+    // A server that got the goodbye may be gone before its answer is here; this trainer has
+    // nothing more to ask of it.
+    if (error.code() != ErrorCode::kPeerLost) throw;
+    return;
   }
   impl_->session.disconnect();
 }
