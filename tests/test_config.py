@@ -1,6 +1,6 @@
 # Copyright (c) 2026 The torch_cpudist authors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Settings: environment over argument over default; wrong names and values are refused."""
+"""Settings: environment over argument over default; wrong values are refused."""
 
 from __future__ import annotations
 
