@@ -1,0 +1,178 @@
+# Copyright (c) 2026 The torch_cpudist authors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Compiled models pull their rows too and train like one process.
+
+Each test compiles a plain copy first: a compiled graph of the plain class must not be
+used again for the wrapped one.
+"""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from sync_cases import copy_of, largest_difference, run
+from table_cases import DIM, alone, bag, embedding, ids, train, wrap
+from torch import nn
+
+import torch_cpudist as cpudist
+
+
+class Ranking(nn.Module):
+    """Both kinds of tables, one of them shared, and a dense layer.
+
+    ``shared``: torch's own inductor cannot add two sparse gradients of one weight.
+    """
+
+    def __init__(self, shared=True):
+        super().__init__()
+        self.word = embedding()
+        self.bag = bag(mode="sum")
+        if shared:
+            self.bag.weight = self.word.weight
+        self.slots = bag(mode="mean")
+        self.fc = nn.Linear(DIM, 2)
+        with torch.no_grad():
+            for parameter in self.fc.parameters():
+                parameter.fill_(0.3)
+
+    def forward(self, batch):
+        hidden = self.word(batch[:, 0]) + self.bag(batch) * self.slots(batch)
+        return self.fc(torch.tanh(hidden))
+
+
+def adagrad(model):
+    return torch.optim.Adagrad(model.parameters(), lr=0.1)
+
+
+BATCHES = [
+    ids([1, 2, 2], [4, 1, 9]),
+    ids([2, 2, 2], [0, 1, 2]),
+    ids([9, 0, 1], [1, 4, 2]),
+]
+
+
+def hide(optimizer):
+    """What the trainer holds must not be used: every row has to come from a server."""
+    with torch.no_grad():
+        for table in optimizer._parameters.placement.tables:
+            table.found.weight.fill_(torch.nan)
+    optimizer._parameters.accept_changes()
+
+
+@pytest.fixture(autouse=True)
+def _fresh_compiler():
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+def test_equals_one_process(backend):
+    def body():
+        model = Ranking(shared=backend != "inductor")
+        plain = copy.deepcopy(model)
+        compiled_plain = torch.compile(plain, backend=backend)
+        optimizer = adagrad(plain)
+        train(compiled_plain, optimizer, BATCHES, lambda m, b: m(b))
+        optimizer = wrap(model, adagrad(model))
+        hide(optimizer)
+        compiled = torch.compile(model, backend=backend)
+        train(compiled, optimizer, BATCHES, lambda m, b: m(b))
+        optimizer.flush()
+        assert largest_difference(copy_of(model), copy_of(plain)) <= 1e-6
+
+    alone(body)
+
+
+def test_two_trainers_with_a_compiled_model_each():
+    """Compiled one after the other: the compiler itself is not for several threads."""
+    plain = Ranking()
+    optimizer = adagrad(plain)
+    train(plain, optimizer, BATCHES, lambda m, b: m(b))
+
+    def body(context):
+        model = Ranking()
+        optimizer = wrap(model, adagrad(model))
+        hide(optimizer)
+        compiled = torch.compile(model, backend="aot_eager")
+        for turn in range(2):
+            if turn == context.trainer_rank:
+                compiled(BATCHES[0]).square().sum().backward()
+            cpudist.barrier()
+        train(model, optimizer, BATCHES[:1], lambda m, b: compiled(b))
+        train(model, optimizer, BATCHES[1:], lambda m, b: m(b))
+        optimizer.flush()
+        return copy_of(model)
+
+    for state in run(body, 2):
+        assert largest_difference(state, copy_of(plain)) <= 1e-6
+
+
+def test_the_whole_model_is_one_graph():
+    """No break at a lookup: fullgraph refuses any."""
+
+    def body():
+        model = Ranking()
+        optimizer = wrap(model, adagrad(model))
+        compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+        train(compiled, optimizer, BATCHES, lambda m, b: m(b))
+
+    alone(body)
+
+
+def test_a_graph_made_before_wrapping_is_not_used():
+    """The class is guarded, so the model compiles again and pulls."""
+
+    def body():
+        model = Ranking()
+        compiled = torch.compile(model, backend="aot_eager")
+        compiled(BATCHES[0])
+        optimizer = wrap(model, adagrad(model))
+        hide(optimizer)
+        train(compiled, optimizer, BATCHES, lambda m, b: m(b))
+        optimizer.flush()
+        plain = Ranking()
+        train(plain, adagrad(plain), BATCHES, lambda m, b: m(b))
+        assert largest_difference(copy_of(model), copy_of(plain)) <= 1e-6
+
+    alone(body)
+
+
+def test_a_graph_is_not_used_after_close_and_wrapping_again():
+    def body():
+        model = Ranking()
+        compiled = torch.compile(model, backend="aot_eager")
+        plain = Ranking()
+        optimizer = wrap(model, adagrad(model))
+        train(compiled, optimizer, BATCHES, lambda m, b: m(b))
+        train(plain, adagrad(plain), BATCHES, lambda m, b: m(b))
+        optimizer.flush()
+        optimizer.close()
+        assert torch.equal(compiled(BATCHES[0]), model(BATCHES[0]))
+        optimizer = wrap(model, adagrad(model))
+        hide(optimizer)
+        train(compiled, optimizer, BATCHES, lambda m, b: m(b))
+        train(plain, adagrad(plain), BATCHES, lambda m, b: m(b))
+        optimizer.flush()
+        assert largest_difference(copy_of(model), copy_of(plain)) <= 1e-6
+
+    alone(body)
+
+
+def test_the_op_passes_the_checks_of_torch():
+    def body():
+        model = embedding()
+        wrap(model)
+        handle = model._cpudist_handle
+        torch.library.opcheck(torch.ops.torch_cpudist.pull, (ids(1, 2), handle))
+        torch.library.opcheck(torch.ops.torch_cpudist.pull, (ids([1], [2]), handle))
+
+    alone(body)
+
+
+def test_a_graph_of_an_optimizer_that_is_gone_says_so():
+    with pytest.raises(cpudist.ClosedError, match="is gone"):
+        torch.ops.torch_cpudist.pull(ids(1), 1 << 40)
