@@ -18,7 +18,7 @@ from torch_cpudist.clip import Clip, ClipNorm, ClipValue
 from torch_cpudist.errors import ModelChangedError
 from torch_cpudist.gradients import read_dense_gradient, read_table_gradient
 from torch_cpudist.placement import DenseParameter, PlacedTable, Placement
-from torch_cpudist.tables import TableBinding, attach, detach
+from torch_cpudist.tables import TableBinding, attach, detach, model_changed
 
 _STORE_ROWS = 65_536
 
@@ -66,7 +66,12 @@ class ParameterSet:
     def _bind(self, table: PlacedTable) -> None:
         found = table.found
         binding = TableBinding(
-            self.client, self.id, table.index, found.name, found.weight
+            self.client,
+            self.id,
+            table.index,
+            found.name,
+            found.weight,
+            self._versions,
         )
         self._bindings.append(binding)
         for module in found.modules:
@@ -177,15 +182,7 @@ class ParameterSet:
     def _check_unchanged(self) -> None:
         names = self.changed()
         if names:
-            raise ModelChangedError(
-                f"{len(names)} parameters were written outside the optimizer since "
-                "its last "
-                f"step (first: {names[0]!r}). The servers hold the truth and would "
-                "overwrite "
-                "them: load weights before wrapping the optimizer, or call "
-                "opt.store_model() on every trainer to send trainer 0's values to the "
-                "servers."
-            )
+            raise model_changed(names)
 
     def accept_changes(self) -> None:
         """Takes the values that stand in the model now as not written by others."""

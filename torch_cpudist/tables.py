@@ -14,7 +14,7 @@ import copyreg
 import itertools
 import logging
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
@@ -33,148 +33,26 @@ ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
 logger = logging.getLogger("torch_cpudist")
 
-_handles = itertools.count(1)
-_bindings: weakref.WeakValueDictionary[int, TableBinding] = (
-    weakref.WeakValueDictionary()
-)
-
-
-class TableBinding:
-    """One table of one open parameter set: where its rows come from and go to.
-
-    Thread safety: any thread; lookups of one table take turns.
-    """
-
-    def __init__(
-        self,
-        client: _core.Client,
-        param_set: int,
-        table: int,
-        name: str,
-        weight: nn.Parameter,
-    ) -> None:
-        """Binds ``weight`` as the cache of the table's rows.
-
-        Args:
-            client: the trainer's client.
-            param_set: id of the open parameter set.
-            table: index of the table in its layout.
-            name: name for messages.
-            weight: float32 ``[rows, dim]``, contiguous.
-        """
-        self.client: _core.Client | None = client
-        self.param_set = param_set
-        self.table = table
-        self.name = name
-        self.weight = weight
-        self.handle = next(_handles)
-        self._shape = weight.shape
-        self._address = 0
-        self.bind_weight(client)
-        _bindings[self.handle] = self
-
-    def bind_weight(self, client: _core.Client) -> None:
-        """Tells the client where the weight's memory is, if it has moved.
-
-        Raises:
-            ModelChangedError: the weight is no longer what the servers hold.
-        """
-        weight = self.weight
-        address = weight.data_ptr()
-        if address == self._address:
-            return
-        fits = weight.dtype == torch.float32 and weight.device.type == "cpu"
-        if not fits or weight.shape != self._shape or not weight.is_contiguous():
-            raise ModelChangedError(
-                f"table {self.name!r} is now {tuple(weight.shape)} {weight.dtype} on "
-                f"{weight.device}; expected contiguous float32 {tuple(self._shape)} on "
-                "the CPU, as when its optimizer was wrapped. Convert or move a model "
-                "before that."
-            )
-        client.bind_table(self.param_set, self.table, address)
-        self._address = address
-
-    def pull(self, ids: torch.Tensor) -> None:
-        """Makes the rows of ``ids`` current in the weight.
-
-        Args:
-            ids: int32 or int64, any shape, on CPU.
-
-        Raises:
-            RowOutOfRangeError: an id is negative or at least ``rows``.
-            ModelChangedError: the weight was converted or moved after wrapping.
-            PeerLostError, OperationTimeoutError: a server does not answer.
-            ClosedError: the optimizer was closed.
-        """
-        client = self.client
-        if client is None:
-            raise ClosedError(
-                f"table {self.name!r}: its DistributedOptimizer is closed. Wrap the "
-                "optimizer again, or use the model's own modules."
-            )
-        if ids.dtype not in (torch.int64, torch.int32):
-            raise TypeError(
-                f"table {self.name!r}: ids must be int64 or int32, got {ids.dtype}"
-            )
-        if ids.device.type != "cpu":
-            raise UnsupportedModelError(
-                f"table {self.name!r}: ids must be on the CPU, got {ids.device}"
-            )
-        if ids.numel() == 0:
-            return
-        self.bind_weight(client)
-        flat = ids.contiguous()
-        client.pull(
-            self.param_set,
-            self.table,
-            flat.data_ptr(),
-            flat.numel(),
-            flat.dtype == torch.int32,
-        )
-
-    def close(self) -> None:
-        """Ends the binding; a later lookup through it raises ``ClosedError``."""
-        self.client = None
-
-
-def _pull_op(ids: torch.Tensor, handle: int) -> torch.Tensor:
-    binding = _bindings.get(handle)
-    if binding is None:
-        raise ClosedError(
-            "this compiled graph looks up a table whose DistributedOptimizer is gone. "
-            "Compile the model again after wrapping."
-        )
-    binding.pull(ids)
-    return ids.clone()
-
-
-# The result is a copy of the ids that the lookup then uses: the data dependence orders
-# the
-# pull before the read without declaring the weight mutated, for which a functionalised
-# graph
-# would copy the whole table.
-_library = torch.library.Library("torch_cpudist", "FRAGMENT")  # type: ignore[no-untyped-call]
-_library.define("pull(Tensor ids, int handle) -> Tensor")  # type: ignore[no-untyped-call]
-_library.impl("pull", _pull_op, "CPU")  # type: ignore[no-untyped-call]
-
-
-@torch.library.register_fake("torch_cpudist::pull", lib=_library)  # type: ignore[untyped-decorator]
-def _pull_fake(ids: torch.Tensor, handle: int) -> torch.Tensor:
-    return torch.empty_like(ids)
-
-
 class _PullingModule:
     """Mixed in before an embedding's own class while its table lives on servers."""
 
     _cpudist_binding: TableBinding
     _cpudist_handle: int
+    _cpudist_plain_lookup: bool
+    padding_idx: int | None
+    weight: nn.Parameter
 
     def forward(self, input: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         """Pulls the batch's rows, then looks them up as the module's own class does."""
-        if torch.compiler.is_compiling():
-            input = torch.ops.torch_cpudist.pull(input, self._cpudist_handle)
-        else:
+        if not torch.compiler.is_compiling():
             self._cpudist_binding.pull(input)
+        elif self._cpudist_plain_lookup:
+            padding_idx = -1 if self.padding_idx is None else self.padding_idx
+            return torch.ops.torch_cpudist.lookup(  # type: ignore[no-any-return]
+                self.weight, input, self._cpudist_handle, padding_idx
+            )
+        else:
+            input = torch.ops.torch_cpudist.pull(input, self._cpudist_handle)
         result: torch.Tensor = super().forward(input, *args, **kwargs)  # type: ignore[misc]
         return result
 
@@ -208,6 +86,8 @@ def attach(module: EmbeddingModule, binding: TableBinding) -> None:
     """Makes a module's lookups pull their rows."""
     object.__setattr__(module, "_cpudist_binding", binding)
     object.__setattr__(module, "_cpudist_handle", binding.handle)
+    plain_lookup = plain_class(module).forward is nn.Embedding.forward
+    object.__setattr__(module, "_cpudist_plain_lookup", plain_lookup)
     module.__class__ = _pulling_class(plain_class(module))
 
 
@@ -215,8 +95,8 @@ def detach(module: EmbeddingModule) -> None:
     """Gives a module its own class back; its weight stays as it is."""
     if isinstance(module, _PullingModule):
         module.__class__ = plain_class(module)
-        module.__dict__.pop("_cpudist_binding", None)
-        module.__dict__.pop("_cpudist_handle", None)
+        for name in [n for n in module.__dict__ if n.startswith("_cpudist_")]:
+            del module.__dict__[name]
 
 
 @dataclass
