@@ -13,7 +13,7 @@ import copy
 import pytest
 import torch
 from sync_cases import copy_of, largest_difference, run
-from table_cases import DIM, alone, bag, embedding, ids, train, wrap
+from table_cases import DIM, ROWS, alone, bag, embedding, ids, train, wrap
 from torch import nn
 
 import torch_cpudist as cpudist
@@ -167,8 +167,51 @@ def test_the_op_passes_the_checks_of_torch():
         model = embedding()
         wrap(model)
         handle = model._cpudist_handle
-        torch.library.opcheck(torch.ops.torch_cpudist.pull, (ids(1, 2), handle))
-        torch.library.opcheck(torch.ops.torch_cpudist.pull, (ids([1], [2]), handle))
+        weight = model.weight.detach().clone().requires_grad_()
+        for keys in (ids(1, 2), ids([1], [2]), ids().long(), ids(3, 3).int()):
+            torch.library.opcheck(torch.ops.torch_cpudist.pull, (keys, handle))
+            arguments = (weight, keys, handle, 2)
+            torch.library.opcheck(torch.ops.torch_cpudist.lookup, arguments)
+            gradient = torch.ones(*keys.shape, DIM)
+            arguments = (gradient, keys, ROWS, 2)
+            torch.library.opcheck(torch.ops.torch_cpudist.lookup_grad, arguments)
+
+    alone(body)
+
+
+@pytest.mark.parametrize("padding_idx", [None, 2])
+def test_a_compiled_lookup_has_the_gradient_of_torch(padding_idx):
+    def body():
+        model = embedding(padding_idx=padding_idx)
+        plain = copy.deepcopy(model)
+        wrap(model)
+        compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+        keys = ids([1, 2, 2], [4, 1, 9])
+        for module, forward in ((model, compiled), (plain, plain)):
+            forward(keys).square().sum().backward()
+            assert module.weight.grad.is_sparse
+        torch.testing.assert_close(
+            model.weight.grad.coalesce(), plain.weight.grad.coalesce()
+        )
+
+    alone(body)
+
+
+def test_a_module_class_of_ones_own_is_compiled_too():
+    class Scaled(nn.Embedding):
+        def forward(self, input):
+            return super().forward(input) * 2
+
+    def body():
+        model = Scaled(ROWS, DIM, sparse=True)
+        plain = copy.deepcopy(model)
+        optimizer = wrap(model, adagrad(model))
+        hide(optimizer)
+        compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+        train(compiled, optimizer, BATCHES, lambda m, b: m(b))
+        optimizer.flush()
+        train(plain, adagrad(plain), BATCHES, lambda m, b: m(b))
+        assert largest_difference(copy_of(model), copy_of(plain)) <= 1e-6
 
     alone(body)
 

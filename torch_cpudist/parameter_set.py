@@ -18,7 +18,8 @@ from torch_cpudist.clip import Clip, ClipNorm, ClipValue
 from torch_cpudist.errors import ModelChangedError
 from torch_cpudist.gradients import read_dense_gradient, read_table_gradient
 from torch_cpudist.placement import DenseParameter, PlacedTable, Placement
-from torch_cpudist.tables import TableBinding, attach, detach, model_changed
+from torch_cpudist.table_ops import TableBinding, model_changed
+from torch_cpudist.tables import attach, detach
 
 _STORE_ROWS = 65_536
 

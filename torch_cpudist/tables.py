@@ -11,27 +11,23 @@ class, not a forward hook: compiled code skips hooks, but guards the class.
 from __future__ import annotations
 
 import copyreg
-import itertools
 import logging
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
 import torch
 from torch import nn
 
-from torch_cpudist import _core
-from torch_cpudist.errors import (
-    ClosedError,
-    ModelChangedError,
-    UnsupportedModelError,
-)
+from torch_cpudist.errors import UnsupportedModelError
+from torch_cpudist.table_ops import TableBinding
 
 EmbeddingModule = nn.Embedding | nn.EmbeddingBag
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
 logger = logging.getLogger("torch_cpudist")
+
 
 class _PullingModule:
     """Mixed in before an embedding's own class while its table lives on servers."""
@@ -86,9 +82,10 @@ def attach(module: EmbeddingModule, binding: TableBinding) -> None:
     """Makes a module's lookups pull their rows."""
     object.__setattr__(module, "_cpudist_binding", binding)
     object.__setattr__(module, "_cpudist_handle", binding.handle)
-    plain_lookup = plain_class(module).forward is nn.Embedding.forward
+    plain = cast(type[nn.Module], plain_class(module))
+    plain_lookup = plain.forward is nn.Embedding.forward
     object.__setattr__(module, "_cpudist_plain_lookup", plain_lookup)
-    module.__class__ = _pulling_class(plain_class(module))
+    module.__class__ = _pulling_class(plain)
 
 
 def detach(module: EmbeddingModule) -> None:
