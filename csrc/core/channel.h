@@ -35,8 +35,8 @@ class Connection {
   virtual void close(const std::string& reason) = 0;
   virtual bool closed() const = 0;
   virtual std::string peer_address() const = 0;
-  // False when frames may vanish while the link stays up (in-process faults): callers then resend
-  // idempotent requests by timer.
+  // False when frames may vanish, come twice or overtake each other (in-process faults): senders
+  // then keep every request, and resend idempotent ones by timer.
   virtual bool reliable() const = 0;
   virtual uint64_t bytes_sent() const = 0;
   virtual uint64_t bytes_received() const = 0;
