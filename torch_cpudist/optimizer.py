@@ -39,7 +39,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     Building one is collective: every trainer builds the same ones in the same order and
     waits for trainer 0, whose model gives the initial values. One over parameters that
-    another ``DistributedOptimizer`` holds closes that one.
+    another ``DistributedOptimizer`` holds takes their values over and closes that one;
+    over the same inner optimizer also its state.
 
     Thread safety: lookups (forward) from any thread; ``step`` and the rest from one at
     a time.
@@ -92,7 +93,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self.clip = clip
         self._owner_of_group = [i for i in self._inners for _ in i.param_groups]
         super().__init__([g for i in self._inners for g in i.param_groups], {})
-        self._close_overlapping()
+        # Schedulers look here for what an optimizer has (momentum, betas).
+        first, *others = (inner.defaults for inner in self._inners)
+        self.defaults = {
+            name: value
+            for name, value in first.items()
+            if all(name in other for other in others)
+        }
         configs = self._configs()
         placement = place(
             model,
@@ -107,13 +114,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._check_use(configs, entry.group, entry.name, table=False)
         chief = self._context.trainer_rank == 0
         # Servers begin with trainer 0's values, and state from before wrapping.
-        states = state_exchange.stepped_states(self._inners)
+        earlier = self._take_over()
+        states = {**state_exchange.stepped_states(self._inners), **earlier}
         self._parameters = ParameterSet(
             client,
             placement,
-            lambda opened: (
-                state_exchange.store(opened, configs, states) if chief else None
-            ),
+            lambda opened: state_exchange.store(opened, states) if chief else None,
         )
         self._driver = SyncDriver(self._parameters)
         self._step_count_total = 0
@@ -137,11 +143,28 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def _trained_ids(self) -> set[int]:
         return {id(p) for group in self.param_groups for p in group["params"]}
 
-    def _close_overlapping(self) -> None:
+    def _take_over(self) -> state_exchange.States:
+        """Closes optimizers over the same parameters, once their values are here.
+
+        Returns:
+            On trainer 0 the state, on the servers, of inner optimizers that go on.
+        """
         mine = self._trained_ids()
-        for other in self._context.optimizers():
-            if mine & other._trained_ids():
-                other.close()
+        others = [o for o in self._context.optimizers() if mine & o._trained_ids()]
+        if others:
+            self._context.barrier()  # after every trainer's last push
+        states: dict[torch.Tensor, Mapping[str, Any]] = {}
+        for other in others:
+            if self._context.trainer_rank == 0:
+                opened = other._open()
+                state_exchange.refresh(opened)
+                fetched = state_exchange.fetch(opened, other._inners)
+                pairs = zip(other._inners, fetched, strict=True)
+                for inner, one in pairs:
+                    if any(inner is own for own in self._inners):
+                        states |= state_exchange.by_parameter([inner], [one])
+            other.close()
+        return states
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Refuses a group after construction: placement is fixed.
@@ -271,7 +294,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             ``{"optimizers": [one of these each]}``. Tables have an extra entry
             ``cpudist_row_step``, the number of updates of each row.
         """
-        dicts = state_exchange.fetch(self._open(), self._inners, self._configs())
+        dicts = state_exchange.fetch(self._open(), self._inners)
         return dicts[0] if len(dicts) == 1 else {"optimizers": dicts}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -299,7 +322,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """
         states: state_exchange.States = {}
         if self._context.trainer_rank == 0:
-            dicts = state_exchange.fetch(self._open(), self._inners, self._configs())
+            dicts = state_exchange.fetch(self._open(), self._inners)
             states = state_exchange.by_parameter(self._inners, dicts)
         self._replace(states)
 
@@ -308,8 +331,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         parameters = self._open()
         self._context.barrier()
         if self._context.trainer_rank == 0:
-            state_exchange.complete_tables(parameters)
-            state_exchange.store(parameters, self._configs(), states)
+            state_exchange.refresh(parameters)
+            state_exchange.store(parameters, states)
         self._context.barrier()
         parameters.accept_changes()
         parameters.pull_dense()
@@ -318,6 +341,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def close(self, tell_servers: bool = True) -> None:
         """Gives the model its classes back, the servers their memory. Idempotent.
+
+        Values stay as they are here: ``flush()`` before makes them the servers'.
 
         Args:
             tell_servers: ``False`` where servers can no longer be reached.

@@ -79,11 +79,10 @@ class ParameterSet:
             attach(module, binding)
         self._versions[id(found.weight)] = found.weight._version
 
-    def _trained(self) -> Iterator[tuple[str, nn.Parameter]]:
-        for table in self.placement.tables:
-            yield table.found.name, table.found.weight
-        for entry in self.placement.dense:
-            yield entry.name, entry.parameter
+    def trained(self) -> list[tuple[str, nn.Parameter]]:
+        """Names and parameters of all that is trained: tables, then dense."""
+        tables = [(t.found.name, t.found.weight) for t in self.placement.tables]
+        return tables + [(d.name, d.parameter) for d in self.placement.dense]
 
     # -- values from the servers -------------------------------------------------------
 
@@ -160,7 +159,7 @@ class ParameterSet:
                 tables=rows,
                 weights=weights.addresses,
             )
-        self._note_written([parameter for _, parameter in self._trained()])
+        self._note_written([parameter for _, parameter in self.trained()])
         return applied
 
     # -- writes by others --------------------------------------------------------------
@@ -176,7 +175,7 @@ class ParameterSet:
         """Names the parameters that somebody else wrote since our last write."""
         return [
             name
-            for name, parameter in self._trained()
+            for name, parameter in self.trained()
             if self._versions[id(parameter)] != parameter._version
         ]
 
@@ -187,7 +186,7 @@ class ParameterSet:
 
     def accept_changes(self) -> None:
         """Takes the values that stand in the model now as not written by others."""
-        for _, parameter in self._trained():
+        for _, parameter in self.trained():
             self._versions[id(parameter)] = parameter._version
 
     def close(self, tell_servers: bool) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from torch_cpudist import _core, optimizer_state
+from torch_cpudist import optimizer_state
 from torch_cpudist.errors import InvalidArgumentError
 from torch_cpudist.parameter_set import ParameterSet
 from torch_cpudist.placement import DenseParameter, PlacedTable
@@ -41,12 +41,12 @@ def stepped_states(inners: Sequence[torch.optim.Optimizer]) -> States:
 
 
 def fetch(
-    parameters: ParameterSet,
-    inners: Sequence[torch.optim.Optimizer],
-    configs: list[_core.OptimizerConfig],
+    parameters: ParameterSet, inners: Sequence[torch.optim.Optimizer]
 ) -> list[dict[str, Any]]:
     """Fetches a ``state_dict`` for each inner optimizer from the servers."""
     placement = parameters.placement
+    # State has the shape with which the servers were opened, whatever was set since.
+    configs = placement.layout.configs
     entries: dict[int, PlacedTable | DenseParameter] = {}
     entries.update({id(table.found.weight): table for table in placement.tables})
     entries.update({id(entry.parameter): entry for entry in placement.dense})
@@ -107,18 +107,14 @@ def load_into_inners(
     return states
 
 
-def store(
-    parameters: ParameterSet,
-    configs: list[_core.OptimizerConfig],
-    states: States,
-) -> None:
+def store(parameters: ParameterSet, states: States) -> None:
     """Sends every parameter's values and state from this trainer to the servers.
 
     Args:
         parameters: the parameter set; tables must hold all their rows.
-        configs: one per group.
         states: state by parameter; where there is none, the rule's initial state.
     """
+    configs = parameters.placement.layout.configs
     for table in parameters.placement.tables:
         weight = table.found.weight
         optimizer_state.store_table_state(
@@ -139,14 +135,14 @@ def store(
 
 
 @torch.no_grad()
-def complete_tables(parameters: ParameterSet) -> None:
-    """Fills the cached tables from the servers, but keeps those just loaded."""
+def refresh(parameters: ParameterSet) -> None:
+    """Pulls all values from the servers, but keeps those that others wrote here."""
     changed = set(parameters.changed())
-    tables = [table.found for table in parameters.placement.tables]
-    kept = {t.name: t.weight.clone() for t in tables if t.name in changed}
-    if len(kept) == len(tables):
-        return
-    parameters.pull_tables()
-    for found in tables:
-        if found.name in kept:
-            found.weight.copy_(kept[found.name])
+    trained = parameters.trained()
+    kept = {name: weight.clone() for name, weight in trained if name in changed}
+    parameters.pull_dense()
+    if any(t.found.name not in kept for t in parameters.placement.tables):
+        parameters.pull_tables()
+    for name, weight in trained:
+        if name in kept:
+            weight.copy_(kept[name])
