@@ -1,0 +1,50 @@
+# Copyright (c) 2026 The torch_cpudist authors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Many servers and many trainers, all threads of this process."""
+
+from __future__ import annotations
+
+import pytest
+from sync_cases import (
+    RULES,
+    Batches,
+    Model,
+    assert_same_bits,
+    build,
+    copy_of,
+    largest_difference,
+    loss_of,
+    run,
+    train_plain,
+)
+
+import torch_cpudist as cpudist
+
+SERVERS, TRAINERS, ROUNDS = 20, 50, 3
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("clip", [None, cpudist.ClipNorm(1e6)])
+def test_twenty_servers_and_fifty_trainers(clip):
+    """More servers than blocks, too; clipping adds a phase to every round."""
+    batches = Batches(TRAINERS, steps=ROUNDS)
+
+    def body(context):
+        model = Model()
+        optimizer = cpudist.DistributedOptimizer(
+            build(RULES["adagrad"], model), model, clip=clip
+        )
+        for step in range(ROUNDS):
+            optimizer.zero_grad()
+            loss_of(model, batches.part(step, context.trainer_rank)).backward()
+            optimizer.step()
+        assert optimizer.rounds == ROUNDS
+        optimizer.flush()
+        return copy_of(model)
+
+    states = run(body, TRAINERS, SERVERS, timeout_s=150.0)
+    assert len(states) == TRAINERS
+    for state in states[1:]:
+        assert_same_bits(states[0], state)
+    expected = train_plain(RULES["adagrad"], batches)
+    assert largest_difference(states[0], expected) <= 1e-5
