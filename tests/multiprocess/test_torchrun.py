@@ -1,0 +1,54 @@
+# Copyright (c) 2026 The torch_cpudist authors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Sync under torchrun, over real sockets: every rule in one run per layout.
+
+The parameters equal those of one process within the parity bar, and those of the same
+ranks as threads over the in-process channel bit for bit.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from sync_cases import RULES, Batches, assert_same_bits, largest_difference, reference
+from test_sync_parity import SMALL_BLOCKS, train
+
+TESTS = Path(__file__).resolve().parent.parent
+SCRIPT = Path(__file__).resolve().parent / "train_parity.py"
+
+
+def launched_states(launch, folder, trainers, servers):
+    variables = {
+        "CPUDIST_SERVERS": servers,
+        "CPUDIST_THREADS": 1,
+        "PYTHONPATH": os.pathsep.join([str(TESTS.parent), str(TESTS)]),
+    }
+    ranks = trainers + servers
+    program = launch(
+        [
+            *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
+            *(f"--nproc-per-node={ranks}", str(SCRIPT), str(folder)),
+        ],
+        **variables,
+    )
+    assert program.wait(110) == 0, program.text()
+    return [
+        torch.load(folder / f"trainer-{rank}-of-{trainers}.pt", weights_only=True)
+        for rank in range(trainers)
+    ]
+
+
+@pytest.mark.parametrize("servers", [0, 2])
+@pytest.mark.parametrize("trainers", [1, 2, 3])
+def test_equals_one_process(trainers, servers, launch, tmp_path):
+    found = launched_states(launch, tmp_path, trainers, servers)
+    for name, rule in RULES.items():
+        threads = train(rule, Batches(trainers), servers, strategy=SMALL_BLOCKS)
+        expected, allowed = reference(name, trainers)
+        for states in found:
+            assert_same_bits(states[name], threads[0])
+            assert largest_difference(states[name], expected) <= allowed, name
