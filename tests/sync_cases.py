@@ -135,12 +135,12 @@ class Batches:
 
     def parts(self, step: int) -> list[tuple[tuple[torch.Tensor, ...], float]]:
         """Two parts or more of a step's samples, and their shares of its mean."""
-        if self.trainers > 1:
-            return [(part, 1 / self.trainers) for part in self._parts[step]]
-        whole = self._parts[step][0]
-        total = len(whole[2])
-        halves = zip(*(torch.tensor_split(t, 2) for t in whole), strict=True)
-        return [(half, len(half[2]) / total) for half in halves]
+        parts = self._parts[step]
+        if self.trainers == 1:
+            halves = zip(*(torch.tensor_split(t, 2) for t in parts[0]), strict=True)
+            parts = list(halves)
+        total = sum(len(part[2]) for part in parts)
+        return [(part, len(part[2]) / total) for part in parts if len(part[2])]
 
     def joined(self, step: int) -> tuple[torch.Tensor, ...]:
         return tuple(
@@ -231,21 +231,30 @@ def largest_difference(
     return max(float((first[k] - second[k]).abs().max()) for k in first)
 
 
-@functools.cache
-def reference(
-    name: str, trainers: int, dtype: torch.dtype = torch.float32, table: bool = True
+def reference_on(
+    rule: Rule,
+    batches: Batches,
+    dtype: torch.dtype = torch.float32,
+    table: bool = True,
 ) -> tuple[dict[str, torch.Tensor], float]:
-    """What one process gets on ``Batches(trainers, dtype)``; the difference allowed.
+    """What one process gets on the joined batches, and the difference allowed.
 
     1e-6; in float32 at least 4 x torch's own difference between the joined batch and
     the mean of its parts.
     """
-    batches, rule = Batches(trainers, dtype), RULES[name]
     expected = train_plain(rule, batches, dtype=dtype, table=table)
     if dtype == torch.float64:
         return expected, 1e-6
     parts = train_plain(rule, batches, joined=False, dtype=dtype, table=table)
     return expected, max(1e-6, 4 * largest_difference(expected, parts))
+
+
+@functools.cache
+def reference(
+    name: str, trainers: int, dtype: torch.dtype = torch.float32, table: bool = True
+) -> tuple[dict[str, torch.Tensor], float]:
+    """``reference_on`` the default batches, computed once."""
+    return reference_on(RULES[name], Batches(trainers, dtype), dtype, table)
 
 
 def assert_same_bits(

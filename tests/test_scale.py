@@ -14,8 +14,8 @@ from sync_cases import (
     copy_of,
     largest_difference,
     loss_of,
+    reference_on,
     run,
-    train_plain,
 )
 
 import torch_cpudist as cpudist
@@ -46,5 +46,5 @@ def test_twenty_servers_and_fifty_trainers(clip):
     assert len(states) == TRAINERS
     for state in states[1:]:
         assert_same_bits(states[0], state)
-    expected = train_plain(RULES["adagrad"], batches)
-    assert largest_difference(states[0], expected) <= 1e-5
+    expected, allowed = reference_on(RULES["adagrad"], batches)
+    assert largest_difference(states[0], expected) <= allowed
