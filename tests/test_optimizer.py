@@ -291,3 +291,27 @@ def test_clipping_by_samples_and_without_gradient():
         torch.testing.assert_close(moved.norm(), torch.tensor(0.1), rtol=1e-4, atol=0)
 
     run(body, 2)
+
+
+@pytest.mark.parametrize(
+    "strategy", [None, "sync", "SYNC", {"name": "sync"}, cpudist.Sync()]
+)
+def test_strategies_by_name(strategy):
+    def body():
+        optimizer = wrapped(linear(), strategy=strategy)
+        assert optimizer.strategy == cpudist.Sync()
+
+    alone(body)
+
+
+def test_hooks_of_torch_run():
+    def body():
+        model = linear()
+        optimizer = wrapped(model)
+        seen = []
+        optimizer.register_step_pre_hook(lambda *_: seen.append("before"))
+        optimizer.register_step_post_hook(lambda *_: seen.append("after"))
+        optimizer.step()
+        assert seen == ["before", "after"]
+
+    alone(body)

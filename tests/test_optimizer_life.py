@@ -261,30 +261,6 @@ def test_stats_and_rounds():
     alone(body)
 
 
-@pytest.mark.parametrize(
-    "strategy", [None, "sync", "SYNC", {"name": "sync"}, cpudist.Sync()]
-)
-def test_strategies_by_name(strategy):
-    def body():
-        optimizer = wrapped(linear(), strategy=strategy)
-        assert optimizer.strategy == cpudist.Sync()
-
-    alone(body)
-
-
-def test_hooks_of_torch_run():
-    def body():
-        model = linear()
-        optimizer = wrapped(model)
-        seen = []
-        optimizer.register_step_pre_hook(lambda *_: seen.append("before"))
-        optimizer.register_step_post_hook(lambda *_: seen.append("after"))
-        step_on(model, optimizer)
-        assert seen == ["before", "after"]
-
-    alone(body)
-
-
 def test_use_after_close():
     def body():
         model = linear()
@@ -341,6 +317,23 @@ def test_a_new_optimizer_over_the_same_parameters_takes_over(same):
 
     for state in run(body, 2, 2):
         assert largest_difference(state, copy_of(plain)) <= 5e-6
+
+
+def test_wrapping_again_waits_for_the_steps_of_those_still_training():
+    def body(context):
+        model = linear()
+        old = wrapped(model)
+        for step in range(20 if context.trainer_rank else 1):
+            step_on(model, old, value=0.1 * step)
+        if context.trainer_rank == 0:
+            old.leave()
+        last = copy_of(model)
+        wrapped(model)
+        return last, copy_of(model)
+
+    (_, first), (trained, second) = run(body, 2)
+    assert_same_bits(trained, first)
+    assert_same_bits(trained, second)
 
 
 def test_weights_loaded_before_wrapping_again_are_kept():

@@ -15,10 +15,12 @@ from sync_cases import (
     assert_same_bits,
     build,
     copy_of,
+    largest_difference,
     loss_of,
     run,
     split,
 )
+from torch import nn
 
 import torch_cpudist as cpudist
 
@@ -121,6 +123,56 @@ def test_dense_state_continues_in_plain_torch():
             torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
 
     run(body, 1)
+
+
+class Rows(nn.Module):
+    """Every row is looked up in every step, so that lazy and dense rules agree."""
+
+    def __init__(self, sparse):
+        super().__init__()
+        values = torch.arange(24.0).cos().reshape(8, 3)
+        self.table = nn.Embedding.from_pretrained(values, freeze=False, sparse=sparse)
+
+    def fit(self, optimizer, first, last):
+        for step in range(first, last):
+            optimizer.zero_grad()
+            rows = self.table(torch.arange(8).repeat(2))
+            (rows.square() * (step + 1)).mean().backward()
+            optimizer.step()
+
+
+@pytest.mark.parametrize(
+    ("name", "sparse"),
+    [
+        ("sgd_momentum", False),
+        ("sgd_momentum", True),
+        ("adagrad", False),
+        ("adagrad", True),
+        ("adam", False),
+        ("rmsprop_momentum", False),
+    ],
+)
+def test_state_that_torch_saved_itself_continues_on_tables(name, sparse):
+    """It knows no updates per row: each counts as many as the whole table."""
+    plain = Rows(sparse)
+    optimizer = RULES[name].table(list(plain.parameters()))
+    plain.fit(optimizer, 0, 3)
+    saved, weights = copy.deepcopy(optimizer.state_dict()), copy_of(plain)
+    plain.fit(optimizer, 3, 6)
+
+    def body(context):
+        model = Rows(sparse=True)
+        model.load_state_dict(weights)
+        optimizer = cpudist.DistributedOptimizer(
+            RULES[name].table(list(model.parameters())), model
+        )
+        optimizer.load_state_dict(saved)
+        model.fit(optimizer, 3, 6)
+        optimizer.flush()
+        return copy_of(model)
+
+    for state in run(body, 2, 2):
+        assert largest_difference(state, copy_of(plain)) <= 1e-6
 
 
 def test_one_trainer_alone_may_ask_for_the_state():

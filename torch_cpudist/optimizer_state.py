@@ -65,6 +65,12 @@ def _finish(
     return {"step": _step_value(config, step), **state}
 
 
+def _dense(value: torch.Tensor) -> torch.Tensor:
+    # torch's SGD keeps the momentum of sparse gradients in a sparse tensor.
+    value = value.detach()
+    return value.to_dense() if value.is_sparse else value
+
+
 def _row_elements(part: StatePart, dim: int) -> int:
     return 1 if part.per_row else dim
 
@@ -128,7 +134,7 @@ def store_table_state(
     step = int(state.get("step", 0))
     present = _check_state(table.found.name, parts, state)
     columns = [
-        state[part.name].detach().float().reshape(rows, _row_elements(part, dim))
+        _dense(state[part.name]).float().reshape(rows, _row_elements(part, dim))
         for part in parts
         if present
     ]
