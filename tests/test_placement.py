@@ -11,6 +11,7 @@ from collections import Counter
 
 import pytest
 import torch
+from sync_cases import run
 from torch import nn
 
 import torch_cpudist as cpudist
@@ -212,3 +213,17 @@ def test_a_large_dense_embedding_is_warned_of_once(caplog):
     assert "'1'" in warnings[0]
     assert "23 MiB" in warnings[0]
     assert "shard_tables" in warnings[0]
+
+
+def test_an_empty_parameter_is_left_alone():
+    def body(context):
+        model = nn.Module()
+        model.empty = nn.Parameter(torch.zeros(0, 3))
+        model.scalar = nn.Parameter(torch.tensor(1.0))
+        inner = torch.optim.SGD(model.parameters(), lr=0.5)
+        optimizer = cpudist.DistributedOptimizer(inner, model)
+        (model.scalar * 1.0 + model.empty.sum()).backward()
+        optimizer.step()
+        assert float(model.scalar) == 0.5
+
+    run(body, 2)

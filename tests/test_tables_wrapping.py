@@ -5,7 +5,9 @@
 from __future__ import annotations
 
 import copy
+import copyreg
 import io
+from collections import OrderedDict
 
 import pytest
 import torch
@@ -15,6 +17,9 @@ from table_cases import DIM, ROWS, alone, embedding, ids, sgd, train, wrap
 from torch import nn
 
 import torch_cpudist as cpudist
+
+# What torch's restricted loader must be told to load a whole module.
+SAVED_WITH_MODULES = [copyreg._reconstructor, object, set, OrderedDict]
 
 # ---- the class swap ----------------------------------------------------------------
 
@@ -44,6 +49,23 @@ def test_shutdown_gives_classes_back():
     model = nn.Sequential(embedding())
     alone(lambda: wrap(model))
     assert type(model[0]) is nn.Embedding
+
+
+def test_a_saved_model_loads_as_a_plain_one():
+    def body():
+        model = nn.Sequential(embedding(), nn.Linear(DIM, 1))
+        wrap(model)
+        file = io.BytesIO()
+        torch.save(model, file)
+        assert b"torch_cpudist" not in file.getvalue()
+        file.seek(0)
+        allowed = [nn.Sequential, nn.Embedding, nn.Linear, *SAVED_WITH_MODULES]
+        with torch.serialization.safe_globals(allowed):
+            loaded = torch.load(file)
+        assert type(loaded[0]) is nn.Embedding
+        assert_same_bits(copy_of(model), copy_of(loaded))
+
+    alone(body)
 
 
 def test_a_deepcopy_is_plain_and_independent():

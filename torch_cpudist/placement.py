@@ -214,7 +214,10 @@ def place(
     sparse = {id(table.weight) for table in found}
     dense: list[DenseParameter] = []
     for parameter in ordered:
-        if id(parameter) in sparse or not parameter.requires_grad:
+        # An empty parameter has no block, and nothing to train.
+        if id(parameter) in sparse or not (
+            parameter.requires_grad and parameter.numel()
+        ):
             continue
         _check_dense(names[id(parameter)], parameter)
         entry = DenseParameter(

@@ -57,7 +57,9 @@ class _PullingModule:
         state = {
             k: v for k, v in self.__dict__.items() if not k.startswith("_cpudist_")
         }
-        return copyreg.__newobj__, (plain_class(self),), state  # type: ignore[attr-defined]
+        # The standard library only: a saved model loads without this package.
+        make = copyreg._reconstructor  # type: ignore[attr-defined]
+        return make, (plain_class(self), object, None), state
 
 
 _pulling_classes: weakref.WeakKeyDictionary[type, type] = weakref.WeakKeyDictionary()
