@@ -6,7 +6,6 @@
 #include "core/buffer.h"
 
 #include <cstdlib>
-#include <cstring>
 #include <new>
 #include <utility>
 
@@ -28,55 +27,59 @@ uint8_t* allocate(size_t capacity) {
 
 }  // namespace
 
+// Blocks of a pool have at least kPooledBytesMin bytes.
+struct Buffer::Block {
+  Block(size_t size, std::shared_ptr<BufferPool> owner)
+      : pool(size >= kPooledBytesMin ? std::move(owner) : nullptr) {
+    if (pool) {
+      data = pool->take(size, &capacity);
+    } else {
+      capacity = round_up(size, kAlignment);
+      data = allocate(capacity);
+    }
+  }
+  ~Block() {
+    if (pool) {
+      pool->give_back(data, capacity);
+    } else {
+      std::free(data);
+    }
+  }
+  Block(const Block&) = delete;
+  Block& operator=(const Block&) = delete;
+
+  std::shared_ptr<BufferPool> pool;
+  uint8_t* data = nullptr;
+  size_t capacity = 0;
+};
+
 Buffer::Buffer(size_t size, std::shared_ptr<BufferPool> pool) : size_(size) {
   if (size == 0) return;
   if (size > kLargest) throw std::bad_alloc();
-  if (pool && size >= kPooledBytesMin) {
-    data_ = pool->take(size, &capacity_);
-  } else {
-    capacity_ = round_up(size, kAlignment);
-    data_ = allocate(capacity_);
-  }
-  pool_ = std::move(pool);
+  block_ = std::make_shared<Block>(size, std::move(pool));
+  data_ = block_->data;
 }
 
 Buffer::Buffer(Buffer&& other) noexcept
-    : data_(std::exchange(other.data_, nullptr)),
-      size_(std::exchange(other.size_, 0)),
-      capacity_(std::exchange(other.capacity_, 0)),
-      pool_(std::move(other.pool_)) {}
+    : block_(std::move(other.block_)),
+      data_(std::exchange(other.data_, nullptr)),
+      size_(std::exchange(other.size_, 0)) {}
 
 Buffer& Buffer::operator=(Buffer&& other) noexcept {
   if (this != &other) {
-    release();
+    block_ = std::move(other.block_);
     data_ = std::exchange(other.data_, nullptr);
     size_ = std::exchange(other.size_, 0);
-    capacity_ = std::exchange(other.capacity_, 0);
-    pool_ = std::move(other.pool_);
   }
   return *this;
 }
 
-Buffer::~Buffer() { release(); }
-
-void Buffer::release() noexcept {
-  if (data_ != nullptr) {
-    if (pool_ && capacity_ >= kPooledBytesMin) {
-      pool_->give_back(data_, capacity_);
-    } else {
-      std::free(data_);
-    }
-  }
-  data_ = nullptr;
-  size_ = 0;
-  capacity_ = 0;
-  pool_.reset();
-}
-
-Buffer Buffer::clone() const {
-  Buffer copy(size_, pool_);
-  if (size_ > 0) std::memcpy(copy.data_, data_, size_);
-  return copy;
+Buffer Buffer::share() const {
+  Buffer other;
+  other.block_ = block_;
+  other.data_ = data_;
+  other.size_ = size_;
+  return other;
 }
 
 void Buffer::shrink(size_t size) {

@@ -1,7 +1,7 @@
 // Copyright (c) 2026 The torch_cpudist authors.
 // SPDX-License-Identifier: BSD-3-Clause
 //
-// An owned, movable, 64-byte aligned byte array for frame payloads. Large blocks go back to a pool
+// 64-byte aligned bytes of frame payloads, copied by nobody on their way. Large blocks go back to a pool
 // (BufferPool) because fresh pages cost more than the copy into them.
 #pragma once
 
@@ -15,6 +15,8 @@ namespace cpudist::core {
 
 class BufferPool;
 
+// A handle to a block of bytes. Whoever makes a buffer fills it; once it is shared, nobody may
+// change the bytes any more.
 class Buffer {
  public:
   Buffer() = default;
@@ -24,9 +26,9 @@ class Buffer {
   Buffer& operator=(Buffer&& other) noexcept;
   Buffer(const Buffer&) = delete;
   Buffer& operator=(const Buffer&) = delete;
-  ~Buffer();
+  ~Buffer() = default;
 
-  Buffer clone() const;  // deep copy, same pool
+  Buffer share() const;  // a second handle to the same bytes; they live as long as one of the two
   uint8_t* data() { return data_; }
   const uint8_t* data() const { return data_; }
   size_t size() const { return size_; }
@@ -34,11 +36,10 @@ class Buffer {
   void shrink(size_t size);  // size <= size(); keeps the memory
 
  private:
-  void release() noexcept;
+  struct Block;  // the memory, given back to its pool with the last handle
+  std::shared_ptr<Block> block_;
   uint8_t* data_ = nullptr;
   size_t size_ = 0;
-  size_t capacity_ = 0;
-  std::shared_ptr<BufferPool> pool_;
 };
 
 // Free list of large blocks, at most `cap_bytes` of them. Thread-safe. Owned by a Server or a

@@ -72,9 +72,9 @@ void Client::Impl::finish_unfinished() {
 
 std::vector<RequestPtr> Client::Impl::send_all(FrameKind kind, uint32_t param_set,
                                                const std::function<Buffer()>& payload) {
-  std::vector<RequestPtr> requests;
-  for (uint32_t s = 0; s < server_count(); ++s) {
-    requests.push_back(session.send(s, kind, param_set, payload()));
+  std::vector<RequestPtr> requests(server_count());
+  for (const uint32_t s : session.send_order()) {
+    requests[s] = session.send(s, kind, param_set, payload());
   }
   return requests;
 }
@@ -184,9 +184,9 @@ uint64_t Client::push(uint32_t param_set, const StepPush& step) {
   const auto send_push = [impl, set, &step] {
     std::vector<Buffer> payloads = pack_push(*set, step, impl->pool);
     impl->rows_pushed += packed_rows(*set);
-    std::vector<RequestPtr> requests;
-    for (uint32_t s = 0; s < payloads.size(); ++s) {
-      requests.push_back(impl->session.send(s, FrameKind::kPush, set->id, std::move(payloads[s])));
+    std::vector<RequestPtr> requests(payloads.size());
+    for (const uint32_t s : impl->session.send_order()) {
+      requests[s] = impl->session.send(s, FrameKind::kPush, set->id, std::move(payloads[s]));
     }
     return requests;
   };

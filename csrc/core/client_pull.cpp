@@ -41,7 +41,7 @@ void Client::Impl::pull_rows(ClientSet& set, uint32_t table, std::span<const int
   cache.split().run(keys);
   std::vector<PullShare> shares;
   std::vector<RequestPtr> requests;
-  for (uint32_t s = 0; s < server_count(); ++s) {
+  for (const uint32_t s : session.send_order()) {
     const auto positions = cache.split().positions(s);
     if (positions.empty()) continue;
     PullShare share;

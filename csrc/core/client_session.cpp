@@ -87,6 +87,12 @@ Session::Session(ClientOptions options, const ConnectorFactory& make_connector)
     }
     links_.push_back(std::move(link));
   }
+  for (uint32_t i = 0; i < server_count(); ++i) {
+    send_order_.push_back((options_.trainer_rank + 1 + i) % server_count());
+  }
+  std::stable_partition(send_order_.begin(), send_order_.end(), [&](uint32_t server) {
+    return !is_inproc(links_[server].addresses.front());
+  });
   connector_ = make_connector(this);
 }
 
@@ -161,7 +167,7 @@ RequestPtr Session::send(uint32_t server, FrameKind kind, uint32_t param_set, Bu
     // Only an in-process link without faults cannot lose a frame; everything else may need it
     // again.
     request->has_kept = !connection || !connection->reliable() || !is_inproc(link.address);
-    if (request->has_kept) request->kept = connection ? payload.clone() : std::move(payload);
+    if (request->has_kept) request->kept = connection ? payload.share() : std::move(payload);
     requests_.emplace(request->header.request_id, request);
     ++stats_.requests;
   }

@@ -33,6 +33,9 @@ class Session final : public ConnectionHandler {
   void connect();
   uint32_t server_count() const { return static_cast<uint32_t>(links_.size()); }
   const ClientOptions& options() const { return options_; }
+  // The order in which to ask all servers: remote ones first, as a server of this process works in
+  // the thread that sends to it; the trainers begin at different servers.
+  const std::vector<uint32_t>& send_order() const { return send_order_; }
 
   // Sends a request, or keeps it until the link is back. Throws the session's failure. Sequenced
   // requests: one thread at a time, and none in flight to that server.
@@ -104,6 +107,7 @@ class Session final : public ConnectionHandler {
   std::condition_variable answered_;  // waiting threads
   std::condition_variable changed_;   // the monitor
   std::vector<Link> links_;
+  std::vector<uint32_t> send_order_;
   std::map<uint64_t, RequestPtr> requests_;  // by request id, unanswered
   uint64_t next_request_id_ = 1;
   std::optional<Error> failure_;

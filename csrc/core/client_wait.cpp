@@ -157,7 +157,7 @@ std::vector<Session::Outgoing> Session::due_frames(std::span<const RequestPtr> r
         finish(*request);
         continue;
       }
-      frames.push_back({link.connection, Frame{request->header, request->kept.clone()}});
+      frames.push_back({link.connection, Frame{request->header, request->kept.share()}});
       ++stats_.resent;
     } else if (sequenced && (request->must_probe || since >= milliseconds(options_.probe_ms))) {
       FrameHeader probe = request->header;

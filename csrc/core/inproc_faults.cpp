@@ -83,7 +83,7 @@ bool FaultSchedule::send(const std::shared_ptr<Link>& link, End& to, Frame frame
   }
   std::optional<Frame> copy;
   if (duplicate) {
-    copy = Frame{frame.header, frame.payload.clone()};
+    copy = Frame{frame.header, frame.payload.share()};
     ++counts_.duplicated;
   }
   if (reorder && !lane.holding) {

@@ -47,7 +47,7 @@ void Outbox::flush() {
   items_.clear();
   closing_.clear();
   for (Item& item : items) {
-    if (item.shared) item.payload = item.shared->clone();
+    if (item.shared) item.payload = item.shared->share();
     // A dead link is no error here: the reply is recorded, or the request is repeated.
     static_cast<void>(item.connection->send(Frame{item.header, std::move(item.payload)}));
   }

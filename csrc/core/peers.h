@@ -49,7 +49,7 @@ class Outbox {
     std::shared_ptr<Connection> connection;
     FrameHeader header;
     Buffer payload;
-    SharedPayload shared;  // cloned when sent
+    SharedPayload shared;
   };
   std::vector<Item> items_;
   std::vector<std::pair<std::shared_ptr<Connection>, std::string>> closing_;

@@ -73,7 +73,7 @@ class FakeConnection final : public Connection {
     for (const Frame& frame : frames_) {
       if (frame.header.request_id != request_id) continue;
       found.push_back(
-          Frame{frame.header, frame.payload.empty() ? Buffer() : frame.payload.clone()});
+          Frame{frame.header, frame.payload.empty() ? Buffer() : frame.payload.share()});
     }
     return found;
   }

@@ -77,11 +77,11 @@ TEST(server_malformed_payloads_leave_no_trace) {
   std::memset(junk.data(), 0xff, junk.size());
   for (const auto kind : {FrameKind::kOpen, FrameKind::kStore, FrameKind::kPush, FrameKind::kCommit,
                           FrameKind::kJoin}) {
-    CHECK_THROWS(world[0].ask(kind, junk.clone(), kind == FrameKind::kOpen ? 5 : 0), Error);
+    CHECK_THROWS(world[0].ask(kind, junk.share(), kind == FrameKind::kOpen ? 5 : 0), Error);
     world[0].take_back();
   }
-  CHECK_THROWS(world[0].plain(FrameKind::kPullRows, 0, junk.clone()), Error);
-  CHECK_THROWS(world[0].plain(FrameKind::kFetchState, 0, junk.clone()), Error);
+  CHECK_THROWS(world[0].plain(FrameKind::kPullRows, 0, junk.share()), Error);
+  CHECK_THROWS(world[0].plain(FrameKind::kFetchState, 0, junk.share()), Error);
   CHECK_EQ(world.server.stats().refused, 7u);
   world[0].reply(world.push(0, one_step()));  // the same number is still free
 }

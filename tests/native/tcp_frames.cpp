@@ -18,7 +18,7 @@ namespace {
 
 // Answers every frame with its own payload.
 void echo(const std::shared_ptr<Connection>& connection, Frame& frame) {
-  connection->send(Frame{frame.header, frame.payload.clone()});
+  connection->send(Frame{frame.header, frame.payload.share()});
 }
 
 void check_sizes(bool unix_socket) {
