@@ -21,6 +21,7 @@ import torch
 from ctr_data import CtrSpec, zipf_cdf
 from report import MISSING, Row
 
+from cases.embedding_path import EmbeddingPath
 from torch_cpudist import _core, ops
 from torch_cpudist.optimizer_rules import read_group
 
@@ -51,6 +52,7 @@ class Op:
     size_bytes: float
     steps: dict[str, Step]
     missing: dict[str, str] = field(default_factory=dict)
+    close: Callable[[], None] = lambda: None
 
 
 @dataclass
@@ -265,6 +267,28 @@ def dense_op() -> Op:
     )
 
 
+def path_op(work: Workload) -> Op:
+    """A whole step of a table: rows to the trainer, gradients to the server."""
+    optimizer = adagrad(work, torch.nn.Parameter(work.table))
+    path = EmbeddingPath(work.table, read_config(optimizer))
+    others = update_op(work)
+
+    def ours(i: int) -> None:
+        path.pull(work.keys[i])
+        path.push(work.keys[i], work.grads)
+
+    def torch_step(i: int) -> None:
+        work.table.index_select(0, work.keys[i])
+        others.steps["torch.optim.Adagrad"](i)
+
+    return Op(
+        "pull + push without transport",
+        work.n * (KEY_BYTES + work.row_bytes) + work.u * 6 * work.row_bytes,
+        {"ours": ours, "torch lookup + Adagrad": torch_step},
+        close=path.close,
+    )
+
+
 def measure(op: Op, seconds: float, warmup: int) -> dict[str, list[float]]:
     """Returns microseconds per call of each implementation, taken in turns."""
     times: dict[str, list[float]] = {name: [] for name in op.steps}
@@ -329,6 +353,7 @@ def run(args: argparse.Namespace) -> Iterable[dict[str, Any]]:
             *(lambda f=f: f(work) for f in (dedupe_op, sum_op, partition_op)),
             *(lambda f=f: f(work) for f in (gather_op, scatter_op, update_op)),
             dense_op,
+            lambda: path_op(work),
         ]
         share = args.seconds / (len(makers) + 1)
         limit = copy_gb_per_s(share)
@@ -340,6 +365,10 @@ def run(args: argparse.Namespace) -> Iterable[dict[str, Any]]:
         }
         for make in makers:
             op = make()
-            yield from rows_of(op, measure(op, share, args.warmup_steps), limit)
+            try:
+                times = measure(op, share, args.warmup_steps)
+            finally:
+                op.close()
+            yield from rows_of(op, times, limit)
     finally:
         torch.set_num_threads(threads)

@@ -1,8 +1,8 @@
 // Copyright (c) 2026 The torch_cpudist authors.
 // SPDX-License-Identifier: BSD-3-Clause
 //
-// 64-byte aligned bytes of frame payloads, copied by nobody on their way. Large blocks go back to a pool
-// (BufferPool) because fresh pages cost more than the copy into them.
+// 64-byte aligned bytes of frame payloads, copied by nobody on their way. Large blocks go back to a
+// pool (BufferPool) because fresh pages cost more than the copy into them.
 #pragma once
 
 #include <cstddef>

@@ -169,7 +169,7 @@ uint64_t Client::push(uint32_t param_set, const StepPush& step) {
   Impl* impl = impl_.get();
   impl->finish_unfinished();
   const ClientSetPtr set = impl->find(param_set);
-  check_push(*set, step);
+  prepare_push(*set, step);
   if (!set->member) impl->join(set);
 
   const auto operation = std::make_shared<Operation>();

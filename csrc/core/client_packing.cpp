@@ -4,10 +4,12 @@
 // Gradients into payloads and payloads into weights, each value copied once.
 #include <algorithm>
 #include <cstring>
+#include <limits>
 #include <string>
 
 #include "core/client_param_set.h"
 #include "core/errors.h"
+#include "kernels/dedupe.h"
 #include "kernels/hash.h"
 
 namespace cpudist::core {
@@ -78,7 +80,7 @@ void ClientSet::invalidate_tables() {
   }
 }
 
-void check_push(ClientSet& set, const StepPush& step) {
+void prepare_push(ClientSet& set, const StepPush& step) {
   if (step.configs.size() != set.layout.configs.size()) {
     throw Error(ErrorCode::kInvalidArgument, "push: " + std::to_string(step.configs.size()) +
                                                  " optimizer configurations, "
@@ -90,16 +92,26 @@ void check_push(ClientSet& set, const StepPush& step) {
                 "push: addresses of " + std::to_string(step.weights.size()) +
                     " dense parameters, expected " + std::to_string(set.parameter_count));
   }
-  std::vector<bool> seen(set.tables.size());
+  set.packed.resize(set.tables.size());
+  for (PackedTable& packed : set.packed) packed.gradient = nullptr;
   for (const TableGradient& gradient : step.tables) {
     TableCache& cache = set.table(gradient.table);
-    if (seen[gradient.table]) {
+    PackedTable& packed = set.packed[gradient.table];
+    if (packed.gradient != nullptr) {
       throw Error(ErrorCode::kInvalidArgument,
                   "push: two gradients for table '" + cache.spec().name + "'");
     }
-    seen[gradient.table] = true;
+    if (gradient.count > std::numeric_limits<uint32_t>::max()) {
+      throw Error(ErrorCode::kInvalidArgument,
+                  "push: a gradient of " + std::to_string(gradient.count) + " rows for table '" +
+                      cache.spec().name + "', at most 2^32 - 1; step more often");
+    }
+    packed.gradient = &gradient;
+    packed.unique.resize(gradient.count);
+    packed.inverse.resize(gradient.count);
     const std::lock_guard lock(cache.mutex);
-    cache.check_pulled({gradient.keys, static_cast<size_t>(gradient.count)});
+    packed.unique.resize(cache.take_pulled({gradient.keys, static_cast<size_t>(gradient.count)},
+                                           packed.unique.data(), packed.inverse.data()));
   }
 }
 
@@ -127,22 +139,16 @@ std::vector<std::vector<DenseSource>> split_dense(const ClientSet& set, const St
   return shares;
 }
 
-// Distinct keys and their owners; returns the tables with a gradient in increasing order.
-std::vector<uint32_t> split_tables(ClientSet& set, const StepPush& step) {
+// Distinct keys to their owners; returns the tables with a gradient in increasing order.
+std::vector<uint32_t> split_tables(ClientSet& set) {
   std::vector<uint32_t> present;
-  set.packed.resize(set.tables.size());
-  for (const TableGradient& gradient : step.tables) {
-    PackedTable& packed = set.packed[gradient.table];
-    packed.gradient = &gradient;
-    packed.unique.resize(gradient.count);
-    packed.inverse.resize(gradient.count);
-    packed.unique.resize(set.deduper.run(gradient.keys, gradient.count, packed.unique.data(),
-                                         packed.inverse.data()));
+  for (uint32_t t = 0; t < set.packed.size(); ++t) {
+    PackedTable& packed = set.packed[t];
+    if (packed.gradient == nullptr) continue;
     packed.destinations.resize(packed.unique.size());
-    set.table(gradient.table).split().run(packed.unique);
-    present.push_back(gradient.table);
+    set.table(t).split().run(packed.unique);
+    present.push_back(t);
   }
-  std::sort(present.begin(), present.end());
   return present;
 }
 
@@ -186,12 +192,11 @@ std::vector<Buffer> pack_push(ClientSet& set, const StepPush& step, const Pool& 
   header.clip_value = step.clip_value;
   header.clip_norm = step.clip_norm;
   header.configs = step.configs;
-  for (PackedTable& packed : set.packed) packed.gradient = nullptr;
   // The split of a table is shared with its pulls.
   std::vector<std::unique_lock<std::mutex>> locks;
   for (const auto& cache : set.tables) locks.emplace_back(cache->mutex);
   const auto dense = split_dense(set, step);
-  const auto tables = split_tables(set, step);
+  const auto tables = split_tables(set);
   std::vector<Buffer> payloads;
   for (uint32_t s = 0; s < set.server_count; ++s) {
     payloads.push_back(pack_server(set, s, header, dense[s], tables, pool));

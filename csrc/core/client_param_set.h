@@ -14,7 +14,6 @@
 #include "core/client.h"
 #include "core/client_rows.h"
 #include "core/messages.h"
-#include "kernels/dedupe.h"
 
 namespace cpudist::core {
 
@@ -44,7 +43,6 @@ struct ClientSet {
   std::atomic<bool> dense_stale{false};  // a round was applied whose blocks were not taken in
 
   // Scratch of push, used by one sequenced operation at a time.
-  kernels::KeyDeduper deduper;
   std::vector<PackedTable> packed;
 
   TableCache& table(uint32_t index);
@@ -55,9 +53,10 @@ struct ClientSet {
   void invalidate_tables();
 };
 
-// Throws kInvalidArgument, kRowOutOfRange, kUnpulledRow; nothing was changed then.
-void check_push(ClientSet& set, const StepPush& step);
-// One payload per server. Duplicate keys are summed in their order.
+// Checks a step and finds the distinct keys of its gradients. Throws kInvalidArgument,
+// kRowOutOfRange, kUnpulledRow; only scratch memory was changed then.
+void prepare_push(ClientSet& set, const StepPush& step);
+// One payload per server of the step that was prepared last. Duplicate keys are summed in order.
 std::vector<Buffer> pack_push(ClientSet& set, const StepPush& step, const Pool& pool);
 // Rows pushed by the last pack_push, duplicates summed.
 uint64_t packed_rows(const ClientSet& set);

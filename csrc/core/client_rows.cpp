@@ -1,7 +1,7 @@
 // Copyright (c) 2026 The torch_cpudist authors.
 // SPDX-License-Identifier: BSD-3-Clause
 //
-// Stamps: four bytes a row replace a hash table per lookup, and deduplicate at the same time.
+// Marks: eight bytes a row replace a hash table per lookup and per gradient.
 #include "core/client_rows.h"
 
 #include <algorithm>
@@ -27,10 +27,12 @@ void KeySplit::run(std::span<const int64_t> keys) {
 
 TableCache::TableCache(const TableSpec& spec, uint64_t salt, std::span<const uint16_t> owners,
                        uint32_t server_count)
-    : spec_(spec), stamps_(spec.rows), split_(owners, server_count, salt) {}
+    : spec_(spec), marks_(spec.rows), split_(owners, server_count, salt) {}
 
 void TableCache::bind(float* weight) {
   weight_ = weight;
+  // Rows are written and read at random; a page walk per row costs more than the row.
+  kernels::prefer_huge_pages(weight, spec_.rows * spec_.dim * sizeof(float));
   invalidate();
 }
 
@@ -47,14 +49,14 @@ std::span<const int64_t> TableCache::take_missing(std::span<const Id> ids) {
     if (static_cast<uint64_t>(static_cast<int64_t>(id)) >= spec_.rows) refuse_id(id);
   }
   missing_.clear();
-  uint32_t* stamps = stamps_.data();
+  RowMark* marks = marks_.data();
   const uint32_t generation = generation_;
   const size_t n = ids.size();
   for (size_t i = 0; i < n; ++i) {
-    if (i + kPrefetchAhead < n) __builtin_prefetch(stamps + ids[i + kPrefetchAhead], 1);
+    if (i + kPrefetchAhead < n) __builtin_prefetch(marks + ids[i + kPrefetchAhead], 1);
     const int64_t key = ids[i];
-    if (stamps[key] == generation) continue;
-    stamps[key] = generation;
+    if (marks[key].stamp == generation) continue;
+    marks[key].stamp = generation;
     missing_.push_back(key);
   }
   return missing_;
@@ -64,7 +66,7 @@ template std::span<const int64_t> TableCache::take_missing(std::span<const int32
 template std::span<const int64_t> TableCache::take_missing(std::span<const int64_t> ids);
 
 void TableCache::forget(std::span<const int64_t> keys) {
-  for (const int64_t key : keys) stamps_[static_cast<size_t>(key)] = 0;
+  for (const int64_t key : keys) marks_[static_cast<size_t>(key)].stamp = 0;
 }
 
 void TableCache::raise_generation() {
@@ -72,7 +74,7 @@ void TableCache::raise_generation() {
     ++generation_;
     return;
   }
-  std::fill_n(stamps_.data(), stamps_.size(), 0u);
+  std::fill_n(marks_.data(), marks_.size(), RowMark{0, 0});
   generation_ = 1;
   floor_ = 1;
 }
@@ -84,23 +86,34 @@ void TableCache::invalidate() {
   floor_ = generation_;
 }
 
-void TableCache::check_pulled(std::span<const int64_t> keys) const {
-  const uint32_t* stamps = stamps_.data();
+void TableCache::refuse_unpulled(int64_t id) const {
+  throw Error(ErrorCode::kUnpulledRow,
+              "table '" + spec_.name + "': the gradient has row " + std::to_string(id) +
+                  ", which was not pulled since its last update. Look rows up through the table's "
+                  "module, not through its weight (F.embedding), and compile a model after its "
+                  "optimizer is wrapped");
+}
+
+size_t TableCache::take_pulled(std::span<const int64_t> keys, int64_t* unique, uint32_t* inverse) {
+  RowMark* marks = marks_.data();
   const size_t n = keys.size();
+  uint32_t count = 0;
   for (size_t i = 0; i < n; ++i) {
     const int64_t key = keys[i];
     if (static_cast<uint64_t>(key) >= spec_.rows) refuse_id(key);
     // Rows of one batch lie together in `keys` but not in the table.
     if (i + kPrefetchAhead < n && static_cast<uint64_t>(keys[i + kPrefetchAhead]) < spec_.rows) {
-      __builtin_prefetch(stamps + keys[i + kPrefetchAhead]);
+      __builtin_prefetch(marks + keys[i + kPrefetchAhead], 1);
     }
-    if (stamps[key] >= floor_) continue;
-    throw Error(ErrorCode::kUnpulledRow,
-                "table '" + spec_.name + "': the gradient has row " + std::to_string(key) +
-                    ", which was not pulled since its last update. Look rows up through the "
-                    "table's module, not through its weight (F.embedding), and compile a model "
-                    "after its optimizer is wrapped");
+    RowMark& mark = marks[key];
+    if (mark.stamp < floor_) refuse_unpulled(key);
+    if (mark.place >= count || unique[mark.place] != key) {
+      mark.place = count;
+      unique[count++] = key;
+    }
+    inverse[i] = mark.place;
   }
+  return count;
 }
 
 }  // namespace cpudist::core

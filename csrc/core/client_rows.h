@@ -61,16 +61,26 @@ class TableCache {
   void forget(std::span<const int64_t> keys);  // their pull failed
   void refresh();                              // every row is stale for lookups
   void invalidate();                           // and for gradients
-  // Throws kRowOutOfRange or kUnpulledRow.
-  void check_pulled(std::span<const int64_t> keys) const;
+  // Deduplicates the keys of a gradient: unique[inverse[i]] == keys[i], numbered by first
+  // appearance; room for keys.size() in both. Returns the number of distinct keys. Throws
+  // kRowOutOfRange, kUnpulledRow.
+  size_t take_pulled(std::span<const int64_t> keys, int64_t* unique, uint32_t* inverse);
 
  private:
   void raise_generation();
   [[noreturn]] void refuse_id(int64_t id) const;
+  [[noreturn]] void refuse_unpulled(int64_t id) const;
+
+  // `place` is where a key stands among the distinct keys of a gradient, if it stands there: a
+  // place left over from an earlier gradient names another key or none.
+  struct RowMark {
+    uint32_t stamp;
+    uint32_t place;
+  };
 
   TableSpec spec_;
   float* weight_ = nullptr;
-  kernels::AlignedBuffer<uint32_t> stamps_;
+  kernels::AlignedBuffer<RowMark> marks_;
   uint32_t generation_ = 1;
   uint32_t floor_ = 1;
   std::vector<int64_t> missing_;

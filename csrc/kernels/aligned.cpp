@@ -7,6 +7,7 @@
 
 #include <sys/mman.h>
 
+#include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <limits>
@@ -16,6 +17,7 @@ namespace cpudist::kernels {
 namespace {
 
 constexpr size_t kHugePageBytes = size_t{2} << 20;
+constexpr int kCollapse = 25;  // MADV_COLLAPSE of Linux 6.1, which older C libraries do not name
 
 }  // namespace
 
@@ -32,6 +34,19 @@ void* allocate_aligned(size_t size_bytes) {
 #endif
   std::memset(memory, 0, size_bytes);
   return memory;
+}
+
+void prefer_huge_pages(void* memory, size_t size_bytes) noexcept {
+  const auto begin = reinterpret_cast<uintptr_t>(memory);
+  const uintptr_t first = (begin + kHugePageBytes - 1) / kHugePageBytes * kHugePageBytes;
+  const uintptr_t last = (begin + size_bytes) / kHugePageBytes * kHugePageBytes;
+  if (first >= last) return;
+#if defined(MADV_HUGEPAGE)
+  // Both are refused for memory that is not the process's own, and by older kernels.
+  void* const start = reinterpret_cast<void*>(first);
+  if (madvise(start, last - first, MADV_HUGEPAGE) != 0) return;
+  static_cast<void>(madvise(start, last - first, kCollapse));
+#endif
 }
 
 void free_aligned(void* memory) noexcept { std::free(memory); }

@@ -18,6 +18,9 @@ constexpr size_t kCacheLineBytes = 64;
 // Zero-filled; throws std::bad_alloc. Free it with free_aligned.
 void* allocate_aligned(size_t size_bytes);
 void free_aligned(void* memory) noexcept;
+// Asks the kernel to put memory of the caller's, if there is much of it, on huge pages. Copies it
+// once, about 1 GB/s; changes no value and cannot fail.
+void prefer_huge_pages(void* memory, size_t size_bytes) noexcept;
 
 // A fixed-length owned array of a trivial type, zero-filled at construction.
 template <typename T>

@@ -46,7 +46,8 @@ TEST(buffer_lives_as_long_as_its_last_handle) {
   Buffer other(100 * kKiB, pool);
   CHECK(other.data() != second.data());
   std::memset(other.data(), 6, other.size());
-  CHECK(std::all_of(second.data(), second.data() + second.size(), [](uint8_t b) { return b == 5; }));
+  const uint8_t* begin = second.data();
+  CHECK(std::all_of(begin, begin + second.size(), [](uint8_t byte) { return byte == 5; }));
   second.shrink(10);
   const uint8_t* block = second.data();
   second = Buffer();

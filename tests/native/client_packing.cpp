@@ -66,7 +66,7 @@ TEST(client_packing_sums_duplicates_and_splits_by_owner) {
   std::iota(rows.begin(), rows.end(), 1.0f);
   f.pull(1, keys);
   f.step.tables = {TableGradient{1, keys.data(), keys.size(), rows.data()}};
-  check_push(*f.set, f.step);
+  prepare_push(*f.set, f.step);
   const std::vector<Buffer> payloads = pack_push(*f.set, f.step, f.pool);
   CHECK_EQ(payloads.size(), kServers);
   CHECK_EQ(packed_rows(*f.set), 3);
@@ -113,11 +113,11 @@ TEST(client_packing_refuses_unpulled_rows_and_short_arguments) {
   const std::vector<int64_t> keys{7};
   const std::vector<float> rows(kDim);
   f.step.tables = {TableGradient{0, keys.data(), keys.size(), rows.data()}};
-  CHECK_THROWS(check_push(*f.set, f.step), Error);
+  CHECK_THROWS(prepare_push(*f.set, f.step), Error);
   f.pull(0, keys);
-  check_push(*f.set, f.step);
+  prepare_push(*f.set, f.step);
   f.step.weights.pop_back();
-  CHECK_THROWS(check_push(*f.set, f.step), Error);
+  CHECK_THROWS(prepare_push(*f.set, f.step), Error);
 }
 
 TEST(client_packing_writes_blocks_back_into_their_parameter) {

@@ -73,20 +73,45 @@ TEST(client_rows_forgets_a_failed_pull) {
   CHECK(missing(cache, {5}) == (std::vector<int64_t>{5}));
 }
 
+struct Taken {
+  std::vector<int64_t> unique;
+  std::vector<uint32_t> inverse;
+};
+
+Taken take(TableCache& cache, const std::vector<int64_t>& keys) {
+  Taken taken{std::vector<int64_t>(keys.size()), std::vector<uint32_t>(keys.size())};
+  taken.unique.resize(cache.take_pulled(keys, taken.unique.data(), taken.inverse.data()));
+  return taken;
+}
+
 TEST(client_rows_gradients_need_a_pull_since_the_last_step) {
   const auto owners = deal(1);
   TableCache cache(spec_of(10), 7, owners, 1);
   const std::vector<int64_t> keys{2, 2, 3};
-  CHECK_EQ(code_of([&] { cache.check_pulled(keys); }), ErrorCode::kUnpulledRow);
+  CHECK_EQ(code_of([&] { take(cache, keys); }), ErrorCode::kUnpulledRow);
   missing(cache, {2, 3});
-  cache.check_pulled(keys);
+  take(cache, keys);
   cache.refresh();  // a second lookup outside of rounds
   missing(cache, {3});
-  cache.check_pulled(keys);
+  take(cache, keys);
   cache.invalidate();
-  CHECK_EQ(code_of([&] { cache.check_pulled(keys); }), ErrorCode::kUnpulledRow);
-  const std::vector<int64_t> outside{10};
-  CHECK_EQ(code_of([&] { cache.check_pulled(outside); }), ErrorCode::kRowOutOfRange);
+  CHECK_EQ(code_of([&] { take(cache, keys); }), ErrorCode::kUnpulledRow);
+  CHECK_EQ(code_of([&] { take(cache, {10}); }), ErrorCode::kRowOutOfRange);
+  CHECK_EQ(code_of([&] { take(cache, {-1}); }), ErrorCode::kRowOutOfRange);
+}
+
+TEST(client_rows_deduplicates_gradients_by_first_appearance) {
+  const auto owners = deal(1);
+  TableCache cache(spec_of(10), 7, owners, 1);
+  missing(cache, {0, 1, 2, 3, 4, 5, 6, 7, 8, 9});
+  const Taken first = take(cache, {4, 0, 4, 9, 0});
+  CHECK((first.unique == std::vector<int64_t>{4, 0, 9}));
+  CHECK((first.inverse == std::vector<uint32_t>{0, 1, 0, 2, 1}));
+  // Places of the first gradient are left in the marks: 9 stood where 7 stands now, 4 where 9 does.
+  const Taken second = take(cache, {9, 8, 7, 9, 4, 7, 0});
+  CHECK((second.unique == std::vector<int64_t>{9, 8, 7, 4, 0}));
+  CHECK((second.inverse == std::vector<uint32_t>{0, 1, 2, 0, 3, 2, 4}));
+  CHECK(take(cache, {}).unique.empty());
 }
 
 TEST(client_rows_split_gives_every_key_to_its_owner) {
