@@ -228,6 +228,18 @@ def test_trainers_with_different_options_are_told_which():
         run(body, 2)
 
 
+def test_trainers_of_a_round_weigh_in_the_same_way():
+    def body(context):
+        model = linear()
+        optimizer = wrapped(model, sgd(model))
+        model(torch.ones(1, 3)).sum().backward()
+        with pytest.raises(cpudist.ConfigMismatchError, match=r"step\(samples=\)"):
+            optimizer.step(samples=32 if context.trainer_rank == 0 else None)
+
+    with pytest.raises(cpudist.ConfigMismatchError):
+        run(body, 2)
+
+
 # ---- clipping of the averaged gradient ---------------------------------------------
 
 

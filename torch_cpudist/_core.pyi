@@ -335,6 +335,7 @@ class Client:
         weights: Sequence[int] = (),
         weight: float = 1.0,
         samples: int = 0,
+        by_samples: bool = False,
         clip_value: float = 0.0,
         clip_norm: float = 0.0,
     ) -> int:
@@ -351,6 +352,8 @@ class Client:
             weights: addresses of every dense parameter, in order, for updated blocks.
             weight: of this trainer in the mean.
             samples: counted only.
+            by_samples: whether ``weight`` is a number of samples; all trainers of a
+                round must say the same.
             clip_value: above 0: clamps the averaged gradient.
             clip_norm: above 0: clips the norm of the averaged gradient.
 

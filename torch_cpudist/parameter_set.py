@@ -105,16 +105,14 @@ class ParameterSet:
     def push(
         self,
         configs: list[_core.OptimizerConfig],
-        weight: float,
-        samples: int,
+        samples: int | None,
         clip: Clip | None,
     ) -> int:
         """Sends the gradients of one step and takes the updated values in.
 
         Args:
             configs: hyper-parameters of this step, one per group.
-            weight: this trainer's weight in the mean.
-            samples: samples behind the gradient, counted only.
+            samples: this trainer's weight in the mean; ``None`` weighs all equally.
             clip: how the averaged gradient is clipped.
 
         Returns:
@@ -150,8 +148,9 @@ class ParameterSet:
         with _Weights(self.placement.dense) as weights:
             applied = self.client.push(
                 self.id,
-                weight=weight,
-                samples=samples,
+                weight=1.0 if samples is None else float(samples),
+                samples=samples or 0,
+                by_samples=samples is not None,
                 clip_value=clip.value if isinstance(clip, ClipValue) else 0.0,
                 clip_norm=clip.max_norm if isinstance(clip, ClipNorm) else 0.0,
                 configs=configs,

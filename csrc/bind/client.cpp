@@ -131,10 +131,12 @@ uint64_t fetch_parameter(ClientHolder& self, uint32_t param_set, uint32_t parame
 uint64_t push(ClientHolder& self, uint32_t param_set, std::vector<OptimizerConfig> configs,
               const std::vector<ParameterArgument>& parameters,
               const std::vector<TableArgument>& tables, const std::vector<Address>& weights,
-              double weight, uint64_t samples, double clip_value, double clip_norm) {
+              double weight, uint64_t samples, bool by_samples, double clip_value,
+              double clip_norm) {
   core::StepPush step;
   step.weight = weight;
   step.samples = samples;
+  step.by_samples = by_samples;
   step.clip_value = clip_value;
   step.clip_norm = clip_norm;
   step.configs = std::move(configs);
@@ -253,8 +255,8 @@ void bind_values(Class& client) {
            py::arg("parameters") = std::vector<ParameterArgument>(),
            py::arg("tables") = std::vector<TableArgument>(),
            py::arg("weights") = std::vector<Address>(), py::arg("weight") = 1.0,
-           py::arg("samples") = 0, py::arg("clip_value") = 0.0, py::arg("clip_norm") = 0.0,
-           NoGil());
+           py::arg("samples") = 0, py::arg("by_samples") = false, py::arg("clip_value") = 0.0,
+           py::arg("clip_norm") = 0.0, NoGil());
 }
 
 void bind_membership(Class& client) {

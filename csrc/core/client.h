@@ -65,6 +65,7 @@ struct TableGradient {  // the COO gradient of one table, duplicates allowed
 struct StepPush {
   double weight = 1.0;
   uint64_t samples = 0;
+  bool by_samples = false;
   double clip_value = 0.0;
   double clip_norm = 0.0;
   std::vector<kernels::OptimizerConfig> configs;

@@ -189,6 +189,7 @@ std::vector<Buffer> pack_push(ClientSet& set, const StepPush& step, const Pool& 
   header.round = set.round;
   header.weight = step.weight;
   header.samples = step.samples;
+  header.by_samples = step.by_samples;
   header.clip_value = step.clip_value;
   header.clip_norm = step.clip_norm;
   header.configs = step.configs;

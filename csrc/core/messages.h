@@ -169,6 +169,7 @@ struct PushHeader {
   uint64_t round = 0;
   double weight = 1.0;      // this trainer's weight in the mean; 0 allowed
   uint64_t samples = 0;     // counted only
+  bool by_samples = false;  // what `weight` is: a number of samples, or 1 for every trainer
   double clip_value = 0.0;  // > 0: clamp the averaged gradient elementwise
   double clip_norm = 0.0;   // > 0: two phases; the reply is a PushNorm, kCommit follows
   std::span<const kernels::OptimizerConfig> configs;  // as of this step; equal among trainers

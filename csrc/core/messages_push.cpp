@@ -147,7 +147,7 @@ FilledPush layout_push(const PushHeader& header, std::span<const BlockRef> block
   writer.u32(static_cast<uint32_t>(header.configs.size()));
   writer.u32(static_cast<uint32_t>(blocks.size()));
   writer.u32(static_cast<uint32_t>(tables.size()));
-  writer.u32(0);
+  writer.u32(header.by_samples ? 1 : 0);
   writer.bytes(header.configs.data(), header.configs.size_bytes());
   write_block_headers(blocks, &writer);
   for (const TableRef& ref : tables) {
@@ -178,7 +178,9 @@ PushView decode_push(std::span<const uint8_t> payload, const ParamSetLayout& lay
   const uint32_t config_count = reader.u32();
   const uint32_t block_count = reader.u32();
   const uint32_t table_count = reader.u32();
-  wire::skip_zero(&reader);
+  const uint32_t by_samples = reader.u32();
+  if (by_samples > 1) wire::refuse("a push with unknown flags");
+  view.header.by_samples = by_samples == 1;
   wire::check_equal(config_count, layout.configs.size(), "optimizer configurations of a push");
   view.header.configs = reader.array<kernels::OptimizerConfig>(config_count);
   for (const auto& config : view.header.configs) wire::check_config(config);

@@ -43,6 +43,9 @@ std::string describe_settings(const PushHeader& first, const PushHeader& second)
   const auto differ = [](const char* name, double a, double b) {
     return std::string(name) + ": " + show(a) + " against " + show(b);
   };
+  if (first.by_samples != second.by_samples) {
+    return std::string("one calls step(), the other step(samples=)");
+  }
   if (first.clip_value != second.clip_value) {
     return differ("clip_value", first.clip_value, second.clip_value);
   }

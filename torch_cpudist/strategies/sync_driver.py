@@ -39,8 +39,7 @@ class SyncDriver:
         """
         if samples is not None and samples < 0:
             raise InvalidArgumentError(f"step: samples must be >= 0, got {samples}")
-        weight = 1.0 if samples is None else float(samples)
-        return self._parameters.push(configs, weight, samples or 0, clip)
+        return self._parameters.push(configs, samples, clip)
 
     def flush(self, pull: str) -> None:
         """Refreshes local copies; pushes are applied when step returns.
