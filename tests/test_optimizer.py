@@ -236,8 +236,7 @@ def test_trainers_of_a_round_weigh_in_the_same_way():
         with pytest.raises(cpudist.ConfigMismatchError, match=r"step\(samples=\)"):
             optimizer.step(samples=32 if context.trainer_rank == 0 else None)
 
-    with pytest.raises(cpudist.ConfigMismatchError):
-        run(body, 2)
+    run(body, 2)
 
 
 # ---- clipping of the averaged gradient ---------------------------------------------
