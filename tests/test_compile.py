@@ -197,21 +197,47 @@ def test_a_compiled_lookup_has_the_gradient_of_torch(padding_idx):
     alone(body)
 
 
-def test_a_module_class_of_ones_own_is_compiled_too():
-    class Scaled(nn.Embedding):
-        def forward(self, input):
-            return super().forward(input) * 2
+class Hashed(nn.Embedding):
+    """Looks up other ids than those it is given."""
 
+    def forward(self, ids):
+        return super().forward((ids + 3) % ROWS) * 2
+
+
+class HashedBags(nn.EmbeddingBag):
+    def forward(self, ids, scale=1.0):
+        return super().forward((ids + 3) % ROWS) * scale
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("kind", [Hashed, HashedBags])
+def test_a_module_class_of_ones_own_is_compiled_too(kind, backend):
     def body():
-        model = Scaled(ROWS, DIM, sparse=True)
+        model = kind(ROWS, DIM, sparse=True)
         plain = copy.deepcopy(model)
+        compiled_plain = torch.compile(plain, backend=backend)
+        train(compiled_plain, adagrad(plain), BATCHES, lambda m, b: m(b))
         optimizer = wrap(model, adagrad(model))
         hide(optimizer)
-        compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+        compiled = torch.compile(model, backend=backend, fullgraph=True)
         train(compiled, optimizer, BATCHES, lambda m, b: m(b))
         optimizer.flush()
-        train(plain, adagrad(plain), BATCHES, lambda m, b: m(b))
         assert largest_difference(copy_of(model), copy_of(plain)) <= 1e-6
+
+    alone(body)
+
+
+@pytest.mark.parametrize("make", [embedding, bag])
+def test_a_graph_notices_that_the_weight_was_replaced(make):
+    def body():
+        model = make()
+        optimizer = wrap(model)
+        compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+        train(compiled, optimizer, BATCHES, lambda m, b: m(b))
+        model.load_state_dict(model.state_dict(), assign=True)
+        with pytest.raises(cpudist.ModelChangedError, match="assign=True"):
+            compiled(BATCHES[0])
 
     alone(body)
 

@@ -49,7 +49,8 @@ def test_shard_tables_marks_the_large_ones_and_says_so():
         "'large': table of 100 rows, dim 4",
         "'bag': table of 100 rows, dim 2",
         "'small': stays dense: 99 rows are fewer than min_rows=100",
-        "'norm': stays dense: max_norm rewrites rows during a lookup",
+        "'norm': stays dense: max_norm rewrites rows on the trainer during a lookup, "
+        "outside the optimizer",
         "'freq': stays dense: torch has no sparse gradient with scale_grad_by_freq",
         "'max': stays dense: torch has no sparse gradient for mode='max'",
         "'other': stays dense: tables are float32, this is torch.float64",
@@ -69,6 +70,50 @@ def test_shard_tables_treats_modules_of_one_weight_alike():
     cpudist.shard_tables(model, min_rows=10)
     assert model[0].sparse
     assert model[1].sparse
+
+
+def test_shard_tables_says_what_is_sparse_already():
+    model = nn.ModuleDict(
+        {
+            "few": nn.Embedding(5, 2, sparse=True),
+            "norm": nn.Embedding(100, 2, max_norm=1.0, sparse=True),
+            "one": nn.Embedding(5, 2, sparse=True),
+            "other": nn.EmbeddingBag(5, 2),
+        }
+    )
+    model["other"].weight = model["one"].weight
+    said = []
+    cpudist.shard_tables(model, min_rows=10, report=said.append)
+    assert all(module.sparse for module in model.values())
+    assert said == [
+        "'few': table of 5 rows, dim 2 (has sparse=True already)",
+        "'norm': has sparse=True, which cannot train: max_norm rewrites rows on the "
+        "trainer during a lookup, outside the optimizer",
+        "'one', 'other': table of 5 rows, dim 2 (has sparse=True already)",
+    ]
+
+
+def test_shard_tables_leaves_a_weight_tied_to_another_module_dense():
+    model = nn.ModuleDict(
+        {"word": nn.Embedding(100, 4), "head": nn.Linear(4, 100, bias=False)}
+    )
+    model["head"].weight = model["word"].weight
+    said = []
+    cpudist.shard_tables(model, min_rows=10, report=said.append)
+    assert not model["word"].sparse
+    assert said == [
+        "'word': stays dense: it is tied to 'head.weight', which gives it a dense "
+        "gradient"
+    ]
+
+
+def test_shard_tables_leaves_a_computed_weight_alone():
+    model = nn.Sequential(nn.Embedding(100, 4))
+    nn.utils.parametrizations.weight_norm(model[0])
+    said = []
+    cpudist.shard_tables(model, min_rows=10, report=said.append)
+    assert not model[0].sparse
+    assert said == ["'0': stays as it is: its weight is computed, not a parameter"]
 
 
 def test_shard_tables_refuses_a_negative_limit():
@@ -130,16 +175,6 @@ def test_bags_with_weights_per_sample():
     )
 
 
-def test_the_mode_that_torch_refuses_stays_refused():
-    def body():
-        model = bag(mode="max")
-        wrap(model)
-        with pytest.raises(ValueError, match="max mode does not support sparse"):
-            model(ids([1, 2]))
-
-    alone(body)
-
-
 def test_keyword_arguments_work_as_before():
     def body():
         model = bag(mode="sum")
@@ -183,17 +218,6 @@ def test_accumulated_gradients():
 
     batches = [(ids(1, 2), ids(2, 3)), (ids(3, 3), ids(3, 4))]
     assert_trains_like_torch(embedding, batches, forward)
-
-
-def test_a_module_class_of_ones_own():
-    class Scaled(nn.Embedding):
-        def forward(self, input):
-            return super().forward(input) * 2
-
-    def make():
-        return weight_of(Scaled(ROWS, DIM, sparse=True))
-
-    assert_trains_like_torch(make, [ids(1, 2), ids(2, 2)])
 
 
 def test_more_rows_than_a_chunk():

@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The bound tables of this process, and the dispatcher ops that compiled models call.
 
-A graph cannot hold a Python object, so it names a table by its handle.
+A graph cannot hold a Python object, so it names a table by its handle; a negative one
+stands for a table whose module was given another weight.
 """
 
 from __future__ import annotations
@@ -35,6 +36,16 @@ def model_changed(names: list[str]) -> ModelChangedError:
         f"step (first: {names[0]!r}). The servers hold the truth and would overwrite "
         "them: load weights before wrapping the optimizer, or call opt.store_model() "
         "on every trainer to send trainer 0's values to the servers."
+    )
+
+
+def weight_replaced(name: str) -> ModelChangedError:
+    """The error for a table whose module has another parameter as weight by now."""
+    return ModelChangedError(
+        f"table {name!r}: its module's weight is another parameter than the one that "
+        "its optimizer trains. load_state_dict(assign=True) replaces parameters: load "
+        "without assign and call opt.store_model(), or close() the "
+        "DistributedOptimizer and build the optimizers anew."
     )
 
 
@@ -96,15 +107,27 @@ class TableBinding:
         client.bind_table(self.param_set, self.table, address)
         self._address = address
 
-    def pull(self, ids: torch.Tensor) -> None:
+    def check_weight(self, weight: torch.Tensor) -> None:
+        """Refuses a weight that took the place of the bound one.
+
+        Raises:
+            ModelChangedError: rows would come into one tensor and be read in another,
+                whose gradients no optimizer sees.
+        """
+        if weight is not self.weight:
+            raise weight_replaced(self.name)
+
+    def pull(self, ids: torch.Tensor, weight: torch.Tensor) -> None:
         """Makes the rows of ``ids`` current in the weight.
 
         Args:
             ids: int32 or int64, any shape, on CPU.
+            weight: what the module looks up.
 
         Raises:
             RowOutOfRangeError: an id is negative or at least ``rows``.
-            ModelChangedError: the weight was written, converted or moved by others.
+            ModelChangedError: the weight was written, replaced, converted or moved by
+                others.
             PeerLostError, OperationTimeoutError: a server does not answer.
             ClosedError: the optimizer was closed.
         """
@@ -114,6 +137,7 @@ class TableBinding:
                 f"table {self.name!r}: its DistributedOptimizer is closed. Wrap the "
                 "optimizer again, or use the model's own modules."
             )
+        self.check_weight(weight)
         if self.weight._version != self._versions.get(id(self.weight)):
             # A pull would overwrite what was written, a loaded model say.
             raise model_changed([self.name])
@@ -143,13 +167,15 @@ class TableBinding:
 
 
 def _pull(ids: torch.Tensor, handle: int) -> None:
-    binding = _bindings.get(handle)
+    binding = _bindings.get(abs(handle))
     if binding is None:
         raise ClosedError(
             "this compiled graph looks up a table whose DistributedOptimizer is gone. "
             "Compile the model again after wrapping."
         )
-    binding.pull(ids)
+    if handle < 0:
+        raise weight_replaced(binding.name)
+    binding.pull(ids, binding.weight)
 
 
 # The results depend on the pull, which orders it before the read without declaring the

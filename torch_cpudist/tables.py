@@ -4,18 +4,21 @@
 
 A table is the weight of an ``nn.Embedding`` or ``nn.EmbeddingBag`` with
 ``sparse=True``. While an optimizer is wrapped, such a module's class is a subclass of
-its own class whose forward pulls the batch's rows into the weight before the lookup. A
-class, not a forward hook: compiled code skips hooks, but guards the class.
+its own class in which a forward that pulls the batch's rows stands directly before
+torch's: below a forward of the user's own, which may change the ids. A class, not a
+forward hook: compiled code skips hooks, but guards the class.
 """
 
 from __future__ import annotations
 
 import copyreg
+import inspect
 import logging
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, TypeVar, cast
+from types import CodeType
+from typing import Any, ClassVar, TypeVar, cast
 
 import torch
 from torch import nn
@@ -28,29 +31,19 @@ ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
 logger = logging.getLogger("torch_cpudist")
 
+MAX_NORM_OBSTACLE = (
+    "max_norm rewrites rows on the trainer during a lookup, outside the optimizer",
+    "Set max_norm=None; to bound norms, scale the looked-up rows in the model.",
+)
 
-class _PullingModule:
-    """Mixed in before an embedding's own class while its table lives on servers."""
 
-    _cpudist_binding: TableBinding
-    _cpudist_handle: int
-    _cpudist_plain_lookup: bool
-    padding_idx: int | None
-    weight: nn.Parameter
+class _OnServers:
+    """First base of a module's class while its table lives on servers."""
 
-    def forward(self, input: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """Pulls the batch's rows, then looks them up as the module's own class does."""
-        if not torch.compiler.is_compiling():
-            self._cpudist_binding.pull(input)
-        elif self._cpudist_plain_lookup:
-            padding_idx = -1 if self.padding_idx is None else self.padding_idx
-            return torch.ops.torch_cpudist.lookup(  # type: ignore[no-any-return]
-                self.weight, input, self._cpudist_handle, padding_idx
-            )
-        else:
-            input = torch.ops.torch_cpudist.pull(input, self._cpudist_handle)
-        result: torch.Tensor = super().forward(input, *args, **kwargs)  # type: ignore[misc]
-        return result
+    _cpudist_plain: ClassVar[type]
+
+    def __init_subclass__(cls) -> None:
+        """Keeps a class of the user's own from counting this one as its subclass."""
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Copies and saved models are plain modules, without servers."""
@@ -62,21 +55,75 @@ class _PullingModule:
         return make, (plain_class(self), object, None), state
 
 
+class _PullingEmbedding(nn.Embedding):
+    """Last base before ``nn.Embedding``: sees the ids that torch would look up."""
+
+    _cpudist_binding: TableBinding
+    _cpudist_handle: int
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """Pulls the rows of ``input``, then looks them up as torch does."""
+        if not torch.compiler.is_compiling():
+            self._cpudist_binding.pull(input, self.weight)
+            return super().forward(input)
+        padding_idx = -1 if self.padding_idx is None else self.padding_idx
+        return torch.ops.torch_cpudist.lookup(  # type: ignore[no-any-return]
+            self.weight, input, _handle_in_graph(self), padding_idx
+        )
+
+
+class _PullingEmbeddingBag(nn.EmbeddingBag):
+    """Last base before ``nn.EmbeddingBag``: sees the ids that torch would look up."""
+
+    _cpudist_binding: TableBinding
+    _cpudist_handle: int
+
+    def forward(
+        self,
+        input: torch.Tensor,
+        offsets: torch.Tensor | None = None,
+        per_sample_weights: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Pulls the rows of ``input``, then looks them up as torch does."""
+        if torch.compiler.is_compiling():
+            input = torch.ops.torch_cpudist.pull(input, _handle_in_graph(self))
+        else:
+            self._cpudist_binding.pull(input, self.weight)
+        return super().forward(input, offsets, per_sample_weights)
+
+
+def _handle_in_graph(module: _PullingEmbedding | _PullingEmbeddingBag) -> int:
+    # The comparison makes the compiler guard that the weight stays the bound one.
+    if module.weight is module._cpudist_binding.weight:
+        return module._cpudist_handle
+    return -module._cpudist_handle
+
+
 _pulling_classes: weakref.WeakKeyDictionary[type, type] = weakref.WeakKeyDictionary()
 
 
 def plain_class(module: object) -> type:
     """Returns the class a module had before its table moved to servers."""
     kind = type(module)
-    if issubclass(kind, _PullingModule):
-        plain: type = kind.__bases__[1]
-        return plain
-    return kind
+    return kind._cpudist_plain if issubclass(kind, _OnServers) else kind
+
+
+def _torch_class(kind: type) -> type:
+    return nn.EmbeddingBag if issubclass(kind, nn.EmbeddingBag) else nn.Embedding
 
 
 def _pulling_class(kind: type) -> type:
     if kind not in _pulling_classes:
-        _pulling_classes[kind] = type(kind.__name__, (_PullingModule, kind), {})
+        torch_class = _torch_class(kind)
+        pulling = (
+            _PullingEmbeddingBag
+            if torch_class is nn.EmbeddingBag
+            else _PullingEmbedding
+        )
+        own = () if kind is torch_class else (kind,)
+        _pulling_classes[kind] = type(
+            kind.__name__, (_OnServers, *own, pulling), {"_cpudist_plain": kind}
+        )
     return _pulling_classes[kind]
 
 
@@ -84,18 +131,47 @@ def attach(module: EmbeddingModule, binding: TableBinding) -> None:
     """Makes a module's lookups pull their rows."""
     object.__setattr__(module, "_cpudist_binding", binding)
     object.__setattr__(module, "_cpudist_handle", binding.handle)
-    plain = cast(type[nn.Module], plain_class(module))
-    plain_lookup = plain.forward is nn.Embedding.forward
-    object.__setattr__(module, "_cpudist_plain_lookup", plain_lookup)
-    module.__class__ = _pulling_class(plain)
+    module.__class__ = _pulling_class(plain_class(module))
 
 
 def detach(module: EmbeddingModule) -> None:
     """Gives a module its own class back; its weight stays as it is."""
-    if isinstance(module, _PullingModule):
+    if isinstance(module, _OnServers):
         module.__class__ = plain_class(module)
         for name in [n for n in module.__dict__ if n.startswith("_cpudist_")]:
             del module.__dict__[name]
+
+
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _codes(constant)
+
+
+def _closed_forward(kind: type) -> type | None:
+    """Finds a class whose own forward never calls the one it overrides.
+
+    By the names in its methods' code: ``super`` (or the name of a class in between)
+    and ``forward`` in one method. What is not Python code cannot be seen, and passes.
+    """
+    above = kind.__mro__[: kind.__mro__.index(_torch_class(kind))]
+    callers = {"super", *(owner.__name__ for owner in above)}
+    for owner in above:
+        if "forward" not in vars(owner):
+            continue
+        methods = [inspect.unwrap(m) for m in vars(owner).values() if callable(m)]
+        if not inspect.isfunction(inspect.unwrap(vars(owner)["forward"])):
+            continue
+        names = [
+            set(code.co_names)
+            for method in methods
+            if inspect.isfunction(method)
+            for code in _codes(method.__code__)
+        ]
+        if not any("forward" in found and found & callers for found in names):
+            return owner
+    return None
 
 
 @dataclass
@@ -105,6 +181,40 @@ class FoundTable:
     name: str
     weight: nn.Parameter
     modules: list[EmbeddingModule] = field(default_factory=list)
+
+
+def _obstacle(module: EmbeddingModule) -> tuple[str, str] | None:
+    """Says why a module's weight cannot be a table, and what to do about it."""
+    if module.max_norm is not None:
+        return MAX_NORM_OBSTACLE
+    if module.scale_grad_by_freq:
+        return (
+            "torch has no sparse gradient with scale_grad_by_freq",
+            "Set scale_grad_by_freq=False, or sparse=False.",
+        )
+    if isinstance(module, nn.EmbeddingBag) and module.mode == "max":
+        return (
+            "torch has no sparse gradient for mode='max'",
+            "Use mode='sum' or 'mean', or sparse=False.",
+        )
+    if module.weight.dtype != torch.float32:
+        return (
+            f"tables are float32, this is {module.weight.dtype}",
+            "Convert it with module.float(), or set sparse=False.",
+        )
+    if "forward" in vars(module):
+        return (
+            "its forward was replaced on the module itself, which hides the lookup",
+            "Override forward in a subclass, or set sparse=False.",
+        )
+    closed = _closed_forward(plain_class(module))
+    if closed is not None:
+        return (
+            f"{closed.__name__}.forward does not call super().forward(ids), where rows "
+            "come in",
+            "Make it do so, or set sparse=False.",
+        )
+    return None
 
 
 def _refuse(name: str, found: str, remedy: str) -> UnsupportedModelError:
@@ -119,22 +229,18 @@ def _check_table(table: FoundTable) -> None:
             "some of the modules that share this weight have sparse=True and some not",
             "Set sparse=True on all of them (cpudist.shard_tables does) or on none.",
         )
-    if any(module.max_norm is not None for module in table.modules):
-        raise _refuse(
-            name,
-            "max_norm rewrites rows on the trainer during a lookup",
-            "Set max_norm=None, or sparse=False to keep the table on every trainer.",
-        )
-    if weight.dtype != torch.float32:
-        raise _refuse(
-            name, f"its dtype is {weight.dtype}, expected torch.float32", "Convert it."
-        )
+    for module in table.modules:
+        obstacle = _obstacle(module)
+        if obstacle is not None:
+            raise _refuse(name, *obstacle)
+    for module in table.modules:
+        if isinstance(module, (_PullingEmbedding, _PullingEmbeddingBag)):
+            module._cpudist_binding.check_weight(weight)
     if weight.device.type != "cpu" or not weight.is_contiguous():
         raise _refuse(
             name,
             f"it is on {weight.device}, contiguous={weight.is_contiguous()}; expected "
-            "a "
-            "contiguous tensor on the CPU",
+            "a contiguous tensor on the CPU",
             "Move it with weight.data = weight.data.cpu().contiguous().",
         )
 
@@ -170,17 +276,26 @@ def find_tables(model: nn.Module, trained: set[int]) -> list[FoundTable]:
     return tables
 
 
-def _why_not_sparse(module: EmbeddingModule, min_rows: int) -> str | None:
-    if module.num_embeddings < min_rows:
-        return f"{module.num_embeddings} rows are fewer than min_rows={min_rows}"
-    if module.max_norm is not None:
-        return "max_norm rewrites rows during a lookup"
-    if module.scale_grad_by_freq:
-        return "torch has no sparse gradient with scale_grad_by_freq"
-    if isinstance(module, nn.EmbeddingBag) and module.mode == "max":
-        return "torch has no sparse gradient for mode='max'"
-    if module.weight.dtype != torch.float32:
-        return f"tables are float32, this is {module.weight.dtype}"
+def _other_owner(model: nn.Module, weight: torch.Tensor) -> str | None:
+    """Names a parameter that is this embedding weight, but of another module."""
+    for prefix, module in model.named_modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            embedding = isinstance(module, (nn.Embedding, nn.EmbeddingBag))
+            if parameter is weight and not (embedding and name == "weight"):
+                return f"{prefix}.{name}" if prefix else name
+    return None
+
+
+def _why_dense(
+    model: nn.Module, modules: list[EmbeddingModule], min_rows: int
+) -> str | None:
+    """Says why modules of one weight, none of which is sparse yet, stay as they are."""
+    weight = modules[0].weight
+    if weight.shape[0] < min_rows:
+        return f"{weight.shape[0]} rows are fewer than min_rows={min_rows}"
+    owner = _other_owner(model, weight)
+    if owner is not None:
+        return f"it is tied to {owner!r}, which gives it a dense gradient"
     return None
 
 
@@ -197,7 +312,8 @@ def shard_tables(
 
     Args:
         model: changed in place.
-        min_rows: embeddings with fewer rows stay dense, >= 0.
+        min_rows: embeddings with fewer rows stay dense, >= 0. One that is sparse
+            already is a table whatever its size.
         report: called with one line per embedding found; default: the ``torch_cpudist``
             logger at ``info`` (``CPUDIST_LOG=info``).
 
@@ -213,16 +329,28 @@ def shard_tables(
     shared: dict[int, list[tuple[str, EmbeddingModule]]] = {}
     for name, module in model.named_modules():
         if isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
+            if module._parameters.get("weight") is None:
+                say(
+                    f"{name!r}: stays as it is: its weight is computed, not a parameter"
+                )
+                continue
             shared.setdefault(id(module.weight), []).append((name, module))
-    for modules in shared.values():
-        reasons = [_why_not_sparse(module, min_rows) for _, module in modules]
-        reason = next((r for r in reasons if r is not None), None)
-        names = ", ".join(repr(name) for name, _ in modules)
-        rows, dim = modules[0][1].weight.shape
-        if reason is None:
-            for _, module in modules:
-                module.sparse = True
-            say(f"{names}: table of {rows} rows, dim {dim}")
-        else:
+    for named in shared.values():
+        names = ", ".join(repr(name) for name, _ in named)
+        modules = [module for _, module in named]
+        rows, dim = modules[0].weight.shape
+        already = any(module.sparse for module in modules)
+        obstacle = next(filter(None, map(_obstacle, modules)), None)
+        if obstacle is not None:
+            kept = "has sparse=True, which cannot train" if already else "stays dense"
+            say(f"{names}: {kept}: {obstacle[0]}")
+            continue
+        reason = None if already else _why_dense(model, modules, min_rows)
+        if reason is not None:
             say(f"{names}: stays dense: {reason}")
+            continue
+        for module in modules:
+            module.sparse = True
+        note = " (has sparse=True already)" if already else ""
+        say(f"{names}: table of {rows} rows, dim {dim}{note}")
     return model
