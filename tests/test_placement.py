@@ -196,12 +196,38 @@ def test_what_cannot_be_a_table_is_refused_with_the_reason():
             placed(nn.Sequential(module))
 
     refused("'0.weight' .*max_norm", max_norm=1.0)
-    refused("float64", weight=nn.Parameter(torch.ones(9, 2, dtype=torch.float64)))
+    refused("freq.*Set scale_grad_by_freq=False", scale_grad_by_freq=True)
+    refused(
+        "float64.*or set sparse=False",
+        weight=nn.Parameter(torch.ones(9, 2, dtype=torch.float64)),
+    )
     refused("contiguous", weight=nn.Parameter(torch.ones(2, 9).t()))
+    with pytest.raises(cpudist.UnsupportedModelError, match="mode='max'"):
+        placed(nn.EmbeddingBag(9, 2, mode="max", sparse=True))
     model = nn.Sequential(nn.Embedding(9, 2, sparse=True), nn.Embedding(9, 2))
     model[1].weight = model[0].weight
     with pytest.raises(cpudist.UnsupportedModelError, match="sparse"):
         placed(model)
+
+
+@pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
+def test_max_norm_is_refused_on_a_dense_embedding_too(kind):
+    """torch would renormalise rows in forward, outside the optimizer."""
+    model = nn.Sequential(kind(9, 2, max_norm=1.0), nn.Linear(2, 1))
+    with pytest.raises(cpudist.UnsupportedModelError, match=r"'0'.*max_norm=None"):
+        placed(model)
+    optimizer = torch.optim.SGD(model[1].parameters(), lr=0.1)
+    assert len(placed(model, optimizer=optimizer).dense) == 2
+    model[0].max_norm = None
+    assert len(placed(model).dense) == 3
+
+
+def test_a_lazy_module_that_has_not_run_is_refused():
+    model = nn.Sequential(nn.LazyLinear(2))
+    with pytest.raises(cpudist.UnsupportedModelError, match=r"'0\.\w+'.*forward pass"):
+        placed(model)
+    model(torch.ones(1, 3))
+    assert len(placed(model).dense) == 2
 
 
 def test_a_large_dense_embedding_is_warned_of_once(caplog):

@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from torch_cpudist import _core
 from torch_cpudist.errors import UnsupportedModelError
-from torch_cpudist.tables import FoundTable, find_tables
+from torch_cpudist.tables import MAX_NORM_OBSTACLE, FoundTable, find_tables
 
 if TYPE_CHECKING:
     from torch_cpudist.config import Sharding
@@ -77,6 +78,14 @@ def _names(model: nn.Module, groups: list[dict[str, Any]]) -> dict[int, str]:
     return names
 
 
+def _check_initialized(name: str, parameter: nn.Parameter) -> None:
+    if is_lazy(parameter):
+        raise UnsupportedModelError(
+            f"parameter {name!r} has no shape yet: its lazy module has not run. Run "
+            "one forward pass before wrapping the optimizer."
+        )
+
+
 def _check_dense(name: str, parameter: nn.Parameter) -> None:
     if parameter.dtype not in _DTYPES or parameter.layout != torch.strided:
         raise UnsupportedModelError(
@@ -92,6 +101,17 @@ def _check_dense(name: str, parameter: nn.Parameter) -> None:
             "on "
             "the CPU. Move the model with model.cpu() before wrapping the optimizer."
         )
+
+
+def _check_dense_embeddings(model: nn.Module, dense: list[DenseParameter]) -> None:
+    weights = {id(entry.parameter) for entry in dense}
+    for name, module in model.named_modules():
+        embedding = isinstance(module, (nn.Embedding, nn.EmbeddingBag))
+        if embedding and module.max_norm is not None and id(module.weight) in weights:
+            found, remedy = MAX_NORM_OBSTACLE
+            raise UnsupportedModelError(
+                f"embedding {name!r} cannot be trained: {found}. {remedy}"
+            )
 
 
 def _warn_large_embeddings(model: nn.Module, tables: list[FoundTable]) -> None:
@@ -175,6 +195,29 @@ def _cut(
     return specs
 
 
+def _list_dense(
+    parameters: list[nn.Parameter], names: dict[int, str], group_of: dict[int, int]
+) -> list[DenseParameter]:
+    dense: list[DenseParameter] = []
+    for parameter in parameters:
+        name = names[id(parameter)]
+        _check_initialized(name, parameter)
+        # An empty parameter has no block, and nothing to train.
+        if not (parameter.requires_grad and parameter.numel()):
+            continue
+        _check_dense(name, parameter)
+        entry = DenseParameter(
+            len(dense),
+            name,
+            parameter,
+            group_of[id(parameter)],
+            parameter.dtype,
+            parameter.shape,
+        )
+        dense.append(entry)
+    return dense
+
+
 def place(
     model: nn.Module,
     groups: list[dict[str, Any]],
@@ -212,23 +255,8 @@ def place(
         for i, table in enumerate(found)
     ]
     sparse = {id(table.weight) for table in found}
-    dense: list[DenseParameter] = []
-    for parameter in ordered:
-        # An empty parameter has no block, and nothing to train.
-        if id(parameter) in sparse or not (
-            parameter.requires_grad and parameter.numel()
-        ):
-            continue
-        _check_dense(names[id(parameter)], parameter)
-        entry = DenseParameter(
-            len(dense),
-            names[id(parameter)],
-            parameter,
-            group_of[id(parameter)],
-            parameter.dtype,
-            parameter.shape,
-        )
-        dense.append(entry)
+    dense = _list_dense([p for p in ordered if id(p) not in sparse], names, group_of)
+    _check_dense_embeddings(model, dense)
     _warn_large_embeddings(model, found)
     layout = _core.ParamSetLayout(
         configs=configs,
