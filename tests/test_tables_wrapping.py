@@ -157,6 +157,18 @@ def test_a_dense_gradient_on_a_table_is_refused_by_name(use):
     alone(body)
 
 
+def test_a_table_outside_the_model_that_was_passed_is_named():
+    def body():
+        model = nn.ModuleList([embedding(), nn.Linear(DIM, 1)])
+        optimizer = cpudist.DistributedOptimizer(sgd(model), model[1])
+        model[1](model[0](ids(1, 2))).sum().backward()
+        match = r"'param_groups\[0\]\[0\]'.*Pass the model that contains it"
+        with pytest.raises(cpudist.UnsupportedModelError, match=match):
+            optimizer.step()
+
+    alone(body)
+
+
 def test_ids_outside_the_table_are_refused():
     def body():
         model = embedding()

@@ -71,10 +71,9 @@ def read_dense_gradient(
     if grad.layout != torch.strided:
         raise UnsupportedModelError(
             f"parameter {name!r} has a gradient of layout {grad.layout}, but is no "
-            "table: "
-            "only weights of nn.Embedding and nn.EmbeddingBag modules with "
-            "sparse=True are. "
-            "Look it up through such a module, or with sparse=False."
+            "table: the model passed to DistributedOptimizer contained no nn.Embedding "
+            "or nn.EmbeddingBag with sparse=True and this weight. Pass the model that "
+            "contains it, look it up through such a module, or set sparse=False."
         )
     if grad.dtype != dtype:
         raise UnsupportedModelError(
