@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "core/server_impl.h"
+#include "core/threads.h"
 
 namespace cpudist::core {
 namespace {
@@ -28,7 +29,7 @@ ServerOptions checked(ServerOptions options) {
 }  // namespace
 
 Server::Impl::Impl(ServerOptions options) : shared(checked(std::move(options))) {
-  watcher_ = std::thread([this] { watch(); });
+  watcher_ = start_thread("the liveness thread of a server", [this] { watch(); });
 }
 
 Server::Impl::~Impl() {

@@ -15,6 +15,7 @@
 #include <utility>
 
 #include "core/errors.h"
+#include "core/threads.h"
 
 namespace cpudist::core::tcp {
 namespace {
@@ -37,7 +38,7 @@ std::thread start_without_signals(std::function<void()> body) {
   pthread_sigmask(SIG_SETMASK, &all, &before);
   std::thread thread;
   try {
-    thread = std::thread(std::move(body));
+    thread = start_thread("an I/O thread", std::move(body));
   } catch (...) {
     pthread_sigmask(SIG_SETMASK, &before, nullptr);
     throw;

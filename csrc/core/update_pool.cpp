@@ -5,13 +5,30 @@
 
 #include "core/update_pool.h"
 
+#include <string>
+
+#include "core/threads.h"
+
 namespace cpudist::core {
 
 UpdatePool::UpdatePool(uint32_t threads) {
-  for (uint32_t i = 1; i < threads; ++i) helpers_.emplace_back([this] { help(); });
+  const uint32_t count = threads > 1 ? threads - 1 : 0;
+  helpers_.reserve(count);
+  try {
+    for (uint32_t i = 1; i <= count; ++i) {
+      const std::string name =
+          "update thread " + std::to_string(i) + " of " + std::to_string(count);
+      helpers_.push_back(start_thread(name, [this] { help(); }));
+    }
+  } catch (...) {
+    stop();  // no destructor runs, and those that were started wait for work
+    throw;
+  }
 }
 
-UpdatePool::~UpdatePool() {
+UpdatePool::~UpdatePool() { stop(); }
+
+void UpdatePool::stop() {
   {
     const std::lock_guard lock(mutex_);
     stopping_ = true;

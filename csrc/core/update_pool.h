@@ -19,7 +19,8 @@ namespace cpudist::core {
 
 class UpdatePool {
  public:
-  explicit UpdatePool(uint32_t threads);  // helpers = threads - 1
+  // helpers = threads - 1. Throws Error(kInvalidArgument) when the system refuses one.
+  explicit UpdatePool(uint32_t threads);
   ~UpdatePool();
   UpdatePool(const UpdatePool&) = delete;
   UpdatePool& operator=(const UpdatePool&) = delete;
@@ -30,6 +31,7 @@ class UpdatePool {
   void run(size_t count, const std::function<void(size_t)>& task);
 
  private:
+  void stop();  // ends and joins the helpers
   void help();
   void work() noexcept;
 
