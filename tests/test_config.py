@@ -62,6 +62,8 @@ def test_strategies_of_this_version_are_listed():
         (lambda: cpudist.Sharding(min_block_size=1.5), "expected int, found float"),
         (lambda: cpudist.Sharding(min_block_size=True), "expected int, found bool"),
         (lambda: cpudist.Sharding(split_method="rr"), "Valid: balanced, hash"),
+        (lambda: config.Server(threads=1025), "must be at most 1024"),
+        (lambda: config.Server(memory_cap_bytes=2**63), "must be at most 9223"),
         (lambda: cpudist.Sync(sharding=3), "expected Sharding or a dict"),
         (lambda: strategies.resolve(3, parsed()), "found 3"),
         (lambda: strategies.resolve({"slice": 1}, parsed()), "needs 'name'"),
@@ -91,6 +93,14 @@ def test_mutation_shows_replace():
     with pytest.raises(ConfigurationError, match=r"dataclasses\.replace"):
         del cpudist.Sync().sharding
     assert dataclasses.replace(sharding, min_block_size=3).min_block_size == 3
+
+
+def test_every_number_has_limits():
+    """A number that the core cannot hold must not get as far as the core."""
+    for kind in (config.Sharding, config.Server):
+        for entry in config.scalar_fields(kind):
+            if type(entry.default) in (int, float):
+                assert {"least", "most"} <= entry.metadata.keys(), entry.name
 
 
 def test_every_field_has_a_variable_in_its_docstring():

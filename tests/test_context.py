@@ -16,7 +16,6 @@ import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import torch_cpudist as cpudist
-from torch_cpudist import host
 from torch_cpudist.testing import run_ranks
 
 
@@ -167,6 +166,8 @@ def test_serve_on_a_trainer_says_who_serves(alone):
         {"RANK": "2", "WORLD_SIZE": "2", "MASTER_ADDR": "x", "MASTER_PORT": "1"},
         {"CPUDIST_SERVERS": "1"},
         {"CPUDIST_SERVRS": "1"},
+        {"CPUDIST_STRATEGY": "synk"},
+        {"CPUDIST_SERVER_THREADS": "100000"},
         {"CPUDIST_ROLE": "server"},
     ],
 )
@@ -178,21 +179,6 @@ def test_a_wrong_environment_fails_within_a_second(variables, monkeypatch):
         cpudist.init()
     assert time.monotonic() - began < 1.0
     assert not dist.is_initialized()
-
-
-def test_thread_count_follows_the_environment(monkeypatch):
-    before = torch.get_num_threads()
-    try:
-        monkeypatch.setenv("CPUDIST_THREADS", "3")
-        cpudist.init()
-        assert torch.get_num_threads() == 3
-        cpudist.shutdown()
-        monkeypatch.delenv("CPUDIST_THREADS")
-        cpudist.init()
-        assert torch.get_num_threads() == host.cores()
-        cpudist.shutdown()
-    finally:
-        torch.set_num_threads(before)
 
 
 def test_log_level_follows_the_environment(monkeypatch):
@@ -234,6 +220,15 @@ def test_another_existing_group_is_refused():
         ({"rank": 0}, "not world_size, store"),
         ({"network": object()}, "also needs rank="),
         ({"timeout_s": 0}, "must be above 0"),
+        ({"timeout_s": float("nan")}, "must be above 0"),
+        ({"timeout_s": 1e22}, "at most 31536000"),
+        ({"timeout_s": "3"}, "expected seconds, found str"),
+        ({"rank": 2, "world_size": 2, "store": object()}, "rank=2: must be at most 1"),
+        ({"rank": 0, "world_size": 1.5, "store": object()}, "found float"),
+        ({"servers": "1"}, "servers='1': expected a whole number, found str"),
+        ({"servers": -1}, "servers=-1: must be at least 0"),
+        ({"servers": 10**20}, "must be at most 65535"),
+        ({"servers": 0, "role": "server"}, "both say who serves"),
         ({"role": "worker"}, "Valid: server, trainer"),
         ({"servers": 1}, "leaves no trainer"),
         ({"server": {"thread": 1}}, "did you mean threads"),

@@ -90,6 +90,23 @@ def test_reads_every_variable():
         ({"CPUDIST_SERVRES": "2"}, "did you mean CPUDIST_SERVERS?"),
         ({"CPUDIST_SHARDING_SLICE": "maybe"}, "CPUDIST_SHARDING_SLICE='maybe'"),
         ({"CPUDIST_SERVER_THREADS": "-1"}, "CPUDIST_SERVER_THREADS"),
+        ({"CPUDIST_SERVER_THREADS": "100000"}, "must be at most 1024"),
+        ({"CPUDIST_THREADS": "100000"}, "CPUDIST_THREADS=100000: must be at most 1024"),
+        ({"CPUDIST_SERVER_MEMORY_CAP_BYTES": f"1{'0' * 22}"}, "must be at most 9223"),
+        ({"CPUDIST_SHARDING_MIN_BLOCK_SIZE": f"1{'0' * 22}"}, "must be at most 9223"),
+        ({"CPUDIST_ROUND_DEADLINE_MS": f"1{'0' * 22}"}, "must be at most 31536000000"),
+        ({"CPUDIST_LIVENESS_MS": f"1{'0' * 22}"}, "must be at most 31536000000"),
+        ({"CPUDIST_RPC_DEADLINE_MS": f"1{'0' * 22}"}, "must be at most 31536000000"),
+        ({"WORLD_SIZE": "65536"}, "WORLD_SIZE=65536: must be at most 65535"),
+        ({"MASTER_PORT": "65536"}, "MASTER_PORT=65536: must be at most 65535"),
+        ({"MASTER_ADDR": " "}, "MASTER_ADDR is empty"),
+        ({"CPUDIST_SERVERS": "0", "ROLE_NAME": "server"}, "--role=server both say"),
+        ({"ROLE_NAME": "servers"}, "did you mean --role=server?"),
+        ({"ROLE_NAME": "Trainers"}, "did you mean --role=trainer?"),
+        ({"cpudist_servers": "2"}, "Set CPUDIST_SERVERS."),
+        ({"Cpudist_Servrs": "2"}, "unknown variable Cpudist_Servrs"),
+        ({"CPUDIST_STRATEGY": "synk"}, "CPUDIST_STRATEGY='synk': there is no strategy"),
+        ({"RANK": None, "WORLD_SIZE": None}, "LOCAL_RANK, LOCAL_WORLD_SIZE set, but"),
     ],
 )
 def test_contradictions_name_what_to_set(changes, says):
@@ -98,6 +115,30 @@ def test_contradictions_name_what_to_set(changes, says):
     with pytest.raises(ConfigurationError) as caught:
         environment.parse(present)
     assert says in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["Server", " server ", "SERVER"])
+def test_a_role_is_known_in_any_case(text):
+    assert environment.parse({**TORCHRUN, "ROLE_NAME": text}).role_name == "server"
+
+
+@pytest.mark.parametrize("text", ["default", "worker", "train"])
+def test_other_role_names_are_none_of_our_business(text):
+    assert environment.parse({**TORCHRUN, "ROLE_NAME": text}).role_name == text
+
+
+def test_the_longest_waits_that_are_accepted():
+    year = 365 * 24 * 3600 * 1000
+    made = environment.parse({"CPUDIST_ROUND_DEADLINE_MS": str(year)})
+    assert made.round_deadline_ms == year
+
+
+def test_equal_settings_in_other_words_agree():
+    plain = environment.parse({})
+    same = environment.parse({"CPUDIST_SERVERS": "0"})
+    assert environment.agreed_settings(plain) == environment.agreed_settings(same)
+    named = [environment.parse({"CPUDIST_STRATEGY": n}) for n in ("sync", " SYNC")]
+    assert len({made.strategy for made in named}) == 1
 
 
 @pytest.mark.parametrize("name", ["shm", "ccl", "nccl", "mpi"])

@@ -165,3 +165,17 @@ def test_no_store_at_the_address_is_said():
     with pytest.raises(AddressError, match=r"MASTER_ADDR=127\.0\.0\.1 MASTER_PORT=1"):
         open_store(made, 1.0)
     assert time.monotonic() - began < 5
+
+
+def test_a_name_that_does_not_resolve_is_said_at_once():
+    made = environment.Environment(
+        rank=0,
+        world_size=2,
+        master_addr="no-such-host.invalid",
+        master_port=29500,
+        launched=True,
+    )
+    began = time.monotonic()
+    with pytest.raises(AddressError, match=r"no-such-host\.invalid .*not resolve"):
+        open_store(made, 300.0)
+    assert time.monotonic() - began < 5

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import operator
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, TypeVar, dataclass_transform, get_type_hints
@@ -21,6 +22,9 @@ T = TypeVar("T")
 _WORDS = {"1": True, "true": True, "yes": True, "on": True}
 _WORDS |= {"0": False, "false": False, "no": False, "off": False}
 
+MAX_THREADS = 1024
+MAX_BYTES = 2**63 - 1
+
 
 def nearest(word: str, valid: Iterable[str]) -> str:
     """A hint for a message: the valid word most like ``word``, and all of them."""
@@ -28,6 +32,38 @@ def nearest(word: str, valid: Iterable[str]) -> str:
     close = difflib.get_close_matches(word, words, n=1, cutoff=0.5)
     hint = f"did you mean {close[0]}? " if close else ""
     return f"{hint}Valid: {', '.join(words)}."
+
+
+def check_range(
+    where: str, value: float, least: float | None, most: float | None
+) -> None:
+    """Checks a number against limits; ``None`` is no limit.
+
+    Raises:
+        ConfigurationError: names ``where`` and the limit.
+    """
+    # In this form a nan passes neither.
+    if least is not None and not value >= least:
+        raise ConfigurationError(f"{where}: must be at least {least}.")
+    if most is not None and not value <= most:
+        raise ConfigurationError(f"{where}: must be at most {most}.")
+
+
+def whole_number(where: str, value: Any, least: int, most: int) -> int:
+    """An argument that must be a whole number; numpy's and torch's are accepted.
+
+    Raises:
+        ConfigurationError: it is none, or out of range.
+    """
+    where = f"{where}={value!r}"
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise ConfigurationError(
+            f"{where}: expected a whole number, found {type(value).__name__}."
+        ) from None
+    check_range(where, number, least, most)
+    return number
 
 
 def _refuse_mutation(self: Any, name: str, value: object = None) -> NoReturn:
@@ -72,9 +108,8 @@ def check(instance: Any) -> None:
             raise ConfigurationError(
                 f"{where}: expected {kind.__name__}, found {type(value).__name__}."
             )
-        least = entry.metadata.get("least")
-        if least is not None and value < least:
-            raise ConfigurationError(f"{where}: must be at least {least}.")
+        limits = entry.metadata
+        check_range(where, value, limits.get("least"), limits.get("most"))
         choices = entry.metadata.get("choices")
         if choices is not None and value not in choices:
             raise ConfigurationError(f"{where}: {nearest(str(value), choices)}")
@@ -162,7 +197,7 @@ class Sharding:
     """
 
     slice: bool = True
-    min_block_size: int = field(default=8192, metadata={"least": 1})
+    min_block_size: int = field(default=8192, metadata={"least": 1, "most": MAX_BYTES})
     split_method: str = field(
         default="round_robin", metadata={"choices": ("round_robin", "hash", "balanced")}
     )
@@ -178,15 +213,15 @@ class Server:
 
     Attributes:
         threads: threads that handle requests, and as many that update one round
-            together; 0 takes this rank's share of the cores.
+            together; at most 1024; 0 takes this rank's share of the cores.
             ``CPUDIST_SERVER_THREADS``.
         memory_cap_bytes: bytes of pushes that may wait for their round on one server;
             beyond it a push is refused with ``OverloadedError``. 0 is no cap.
             ``CPUDIST_SERVER_MEMORY_CAP_BYTES``.
     """
 
-    threads: int = field(default=0, metadata={"least": 0})
-    memory_cap_bytes: int = field(default=0, metadata={"least": 0})
+    threads: int = field(default=0, metadata={"least": 0, "most": MAX_THREADS})
+    memory_cap_bytes: int = field(default=0, metadata={"least": 0, "most": MAX_BYTES})
 
     def __post_init__(self) -> None:
         """Checks the fields."""

@@ -31,6 +31,7 @@ from torch_cpudist.host import close_inherited_sockets
 from torch_cpudist.layout import Layout
 from torch_cpudist.log import logger
 from torch_cpudist.process_group import TrainerGroup
+from torch_cpudist.threads import TorchThreads
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -72,6 +73,7 @@ class Context:
         endpoints: Endpoints,
         group: TrainerGroup,
         process_group: dist.ProcessGroup | None,
+        threads: TorchThreads,
     ) -> None:
         """Made by ``init()``."""
         self.environment = environment
@@ -87,6 +89,7 @@ class Context:
         self.process_group = process_group
         self._endpoints = endpoints
         self._group = group
+        self._threads = threads
         self._optimizers: list[DistributedOptimizer] = []
         self._previous = threading.local()
         self._forked = False
@@ -254,6 +257,7 @@ class Context:
             optimizer.close(tell_servers=False)
         self._endpoints.stop(reason)
         self._group.leave()
+        self._threads.give_back()
         self.process_group = None
         self._endpoints = Endpoints()
 

@@ -8,15 +8,22 @@ version does not have is an error here, before anything is started.
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from torch_cpudist import config
+from torch_cpudist import config, strategies
 from torch_cpudist.errors import BackendUnavailableError, ConfigurationError
 from torch_cpudist.log import LEVELS
 
 ROLES = ("server", "trainer")
 _LAUNCH = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+# Of these, the address and the port are often set where nothing is launched.
+_LAUNCHED_BY = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+MAX_RANKS = 65535
+# A year: as good as for ever, and it overflows no clock.
+MAX_WAIT_S = 365 * 24 * 3600
+_MAX_WAIT_MS = MAX_WAIT_S * 1000
 
 _OWN = frozenset(
     "CPUDIST_" + name
@@ -29,6 +36,7 @@ _OWN = frozenset(
         "ROUND_DEADLINE_MS",
         "RPC_DEADLINE_MS",
         "SERVERS",
+        "SIMD",
         "STRATEGY",
         "THREADS",
         "TRANSPORT",
@@ -63,7 +71,8 @@ class Environment:
         role_name: torchrun's ``--role``.
         master_addr, master_port: the store; ``None`` without a launcher.
         launched: a launcher (torchrun) set the ranks.
-        servers: dedicated servers; 0 is colocated, unless roles say otherwise.
+        servers: dedicated servers; 0 is colocated; ``None`` too, unless roles or
+            ``init(servers=)`` say otherwise.
         backend: ``auto`` or ``gloo``.
         bind: address or interface to listen on; ``None`` chooses.
         ports: first and last port; (0, 0) is any.
@@ -86,7 +95,7 @@ class Environment:
     master_addr: str | None = None
     master_port: int = 0
     launched: bool = False
-    servers: int = 0
+    servers: int | None = None
     backend: str = "auto"
     bind: str | None = None
     ports: tuple[int, int] = (0, 0)
@@ -101,7 +110,11 @@ class Environment:
 
 
 def _integer(
-    variables: Mapping[str, str], name: str, default: int, least: int = 0
+    variables: Mapping[str, str],
+    name: str,
+    default: int,
+    least: int = 0,
+    most: int = MAX_RANKS,
 ) -> int:
     text = variables.get(name)
     if text is None:
@@ -110,16 +123,25 @@ def _integer(
         value = int(text)
     except ValueError:
         raise ConfigurationError(f"{name}={text!r}: expected a whole number.") from None
-    if value < least:
-        raise ConfigurationError(f"{name}={value}: must be at least {least}.")
+    config.check_range(f"{name}={value}", value, least, most)
     return value
+
+
+def _wait_ms(
+    variables: Mapping[str, str], name: str, default: int, least: int = 1
+) -> int:
+    return _integer(variables, name, default, least, _MAX_WAIT_MS)
 
 
 def _check_names(variables: Mapping[str, str]) -> None:
     known = _OWN | config.variables()
     for name in sorted(variables):
-        if not name.startswith("CPUDIST_") or name in known:
+        if not name.upper().startswith("CPUDIST_") or name in known:
             continue
+        if name.upper() in known:
+            raise ConfigurationError(
+                f"{name}: variables are upper case. Set {name.upper()}."
+            )
         if name in _LATER:
             raise ConfigurationError(
                 f"{name} is not available in this version: {_LATER[name]}."
@@ -167,18 +189,46 @@ def _ports(variables: Mapping[str, str]) -> tuple[int, int]:
 
 def _check_launch(variables: Mapping[str, str]) -> bool:
     """Whether a launcher set the ranks; all of its variables or none."""
-    present = [name for name in _LAUNCH if name in variables]
-    if not {"RANK", "WORLD_SIZE"} & set(present):
+    present = [name for name in _LAUNCHED_BY if name in variables]
+    if not present:
         return False
     missing = [name for name in _LAUNCH if name not in variables]
     if missing:
         raise ConfigurationError(
             f"{', '.join(present)} set, but not {', '.join(missing)}. Start the script "
-            "with "
-            f"torchrun, which sets them all, or unset {', '.join(present)} for a "
+            f"with torchrun, which sets them all, or unset {', '.join(present)} for a "
             "single process."
         )
+    if not variables["MASTER_ADDR"].strip():
+        raise ConfigurationError(
+            "MASTER_ADDR is empty: expected the name or address of the first host. "
+            "Start the script with torchrun, which sets it."
+        )
     return True
+
+
+def _role_name(variables: Mapping[str, str]) -> str:
+    """The ``--role`` of torchrun: a role in any case, or a name that is like none."""
+    text = variables.get("ROLE_NAME", "default")
+    folded = text.strip().lower()
+    if folded in ROLES:
+        return folded
+    if close := difflib.get_close_matches(folded, ROLES, n=1, cutoff=0.85):
+        raise ConfigurationError(
+            f"torchrun --role={text}: did you mean --role={close[0]}? For ranks that "
+            "train and serve choose a name less like it, or none."
+        )
+    return text
+
+
+def _strategy(variables: Mapping[str, str]) -> str | None:
+    text = variables.get("CPUDIST_STRATEGY")
+    if text is None:
+        return None
+    try:
+        return strategies.strategy(text).name
+    except ConfigurationError as error:
+        raise ConfigurationError(f"CPUDIST_STRATEGY={text!r}: {error}") from None
 
 
 def check_ranks(made: Environment) -> None:
@@ -204,19 +254,18 @@ def check_ranks(made: Environment) -> None:
             f"WORLD_SIZE={made.world_size}: a host "
             "cannot have more ranks than there are. Start the script with torchrun."
         )
-    if made.servers >= made.world_size and made.servers > 0:
+    if made.servers and made.servers >= made.world_size:
         raise ConfigurationError(
             f"CPUDIST_SERVERS={made.servers} with WORLD_SIZE={made.world_size} leaves "
-            "no trainer. "
-            f"Set --nproc-per-node (and --nnodes) for at least {made.servers + 1} "
-            "ranks, or a "
-            "smaller CPUDIST_SERVERS; unset it to let every rank train and serve."
+            f"no trainer. Set --nproc-per-node (and --nnodes) for at least "
+            f"{made.servers + 1} ranks, or a smaller CPUDIST_SERVERS; unset it to let "
+            "every rank train and serve."
         )
-    if made.servers > 0 and made.role_name in ROLES:
+    if made.servers is not None and made.role_name in ROLES:
         raise ConfigurationError(
             f"CPUDIST_SERVERS={made.servers} and torchrun --role={made.role_name} both "
-            "say who "
-            "serves. Unset CPUDIST_SERVERS, or drop --role."
+            "say who serves. Unset CPUDIST_SERVERS, or drop --role (of init()'s "
+            "servers= and role=, give one)."
         )
 
 
@@ -227,7 +276,7 @@ def agreed_settings(made: Environment) -> dict[str, str]:
         "CPUDIST_LIVENESS_MS": str(made.liveness_ms),
         "CPUDIST_ROUND_DEADLINE_MS": str(made.round_deadline_ms),
         "CPUDIST_RPC_DEADLINE_MS": str(made.rpc_deadline_ms),
-        "CPUDIST_SERVERS": str(made.servers),
+        "CPUDIST_SERVERS": str(made.servers or 0),
         "CPUDIST_STRATEGY": made.strategy or "(unset)",
     }
     return fixed | dict(made.settings)
@@ -264,28 +313,32 @@ def parse(variables: Mapping[str, str]) -> Environment:
         restart_count=(
             _integer(variables, "TORCHELASTIC_RESTART_COUNT", 0) if launched else 0
         ),
-        role_name=variables.get("ROLE_NAME", "default") if launched else "default",
-        master_addr=variables["MASTER_ADDR"] if launched else None,
-        master_port=_integer(variables, "MASTER_PORT", 0, least=1) if launched else 0,
+        role_name=_role_name(variables) if launched else "default",
+        master_addr=variables["MASTER_ADDR"].strip() if launched else None,
+        master_port=(
+            _integer(variables, "MASTER_PORT", 0, least=1, most=65535)
+            if launched
+            else 0
+        ),
         launched=launched,
-        servers=_integer(variables, "CPUDIST_SERVERS", 0),
+        servers=(
+            _integer(variables, "CPUDIST_SERVERS", 0)
+            if "CPUDIST_SERVERS" in variables
+            else None
+        ),
         backend=_backend(variables),
         bind=variables.get("CPUDIST_BIND"),
         ports=_ports(variables),
         threads=(
-            _integer(variables, "CPUDIST_THREADS", 1, least=1)
+            _integer(variables, "CPUDIST_THREADS", 1, 1, config.MAX_THREADS)
             if "CPUDIST_THREADS" in variables
             else None
         ),
-        liveness_ms=_integer(variables, "CPUDIST_LIVENESS_MS", 5000, least=100),
-        round_deadline_ms=_integer(
-            variables, "CPUDIST_ROUND_DEADLINE_MS", 1_800_000, least=1
-        ),
-        rpc_deadline_ms=_integer(
-            variables, "CPUDIST_RPC_DEADLINE_MS", 180_000, least=1
-        ),
+        liveness_ms=_wait_ms(variables, "CPUDIST_LIVENESS_MS", 5000, least=100),
+        round_deadline_ms=_wait_ms(variables, "CPUDIST_ROUND_DEADLINE_MS", 1_800_000),
+        rpc_deadline_ms=_wait_ms(variables, "CPUDIST_RPC_DEADLINE_MS", 180_000),
         log=_choice(variables, "CPUDIST_LOG", tuple(LEVELS)),
-        strategy=variables.get("CPUDIST_STRATEGY"),
+        strategy=_strategy(variables),
         settings=texts,
         server=server,
     )

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import secrets
+import socket
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -38,16 +39,23 @@ def open_store(environment: Environment, timeout_s: float) -> Store:
     """Connects to the store at ``MASTER_ADDR:MASTER_PORT``: torchrun's or rank 0's.
 
     Raises:
-        AddressError: nobody answers there in time.
+        AddressError: the name does not resolve, or nobody answers there in time.
     """
     address = environment.master_addr or ""
+    port = environment.master_port
     host = f"[{address}]" if ":" in address else address
-    where = (
-        f"MASTER_ADDR={environment.master_addr} MASTER_PORT={environment.master_port}"
-    )
+    where = f"MASTER_ADDR={address} MASTER_PORT={port}"
+    try:
+        # The store itself would look a wrong name up again until the time is over.
+        socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        raise AddressError(
+            f"{where}: the name does not resolve on this host ({error}). Give torchrun "
+            "an --rdzv-endpoint or --master-addr that every host resolves."
+        ) from error
     try:
         found = rendezvous(
-            f"tcp://{host}:{environment.master_port}",
+            f"tcp://{host}:{port}",
             environment.rank,
             environment.world_size,
             timeout=timedelta(seconds=timeout_s),

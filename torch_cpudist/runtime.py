@@ -9,21 +9,28 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch._C._distributed_c10d import HashStore
 
-from torch_cpudist import config, context, endpoints, environment, files, host, log
+from torch_cpudist import (
+    _core,
+    config,
+    context,
+    endpoints,
+    environment,
+    files,
+    host,
+    log,
+)
 from torch_cpudist.context import Context
 from torch_cpudist.environment import Environment
 from torch_cpudist.errors import ConfigurationError
 from torch_cpudist.layout import Layout, Member, assign
 from torch_cpudist.process_group import TrainerGroup
 from torch_cpudist.rendezvous import Rendezvous, open_store
+from torch_cpudist.threads import TorchThreads
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
-
-    from torch_cpudist import _core
 
 _TIMEOUT_S = 300.0
 
@@ -49,11 +56,9 @@ def _explicit(
             f"init() was given {', '.join(sorted(set(given) - set(missing)))} but not "
             f"{', '.join(missing)}: pass all three, or none and start with torchrun."
         )
-    if rank is None or world_size is None or rank < 0 or world_size < 1:
-        raise ConfigurationError(
-            f"init(rank={rank}, world_size={world_size}): ranks start at 0, world_size "
-            "at 1."
-        )
+    most = environment.MAX_RANKS
+    world_size = config.whole_number("init(): world_size", world_size, 1, most)
+    rank = config.whole_number("init(): rank", rank, 0, world_size - 1)
     return dataclasses.replace(
         made,
         rank=rank,
@@ -75,16 +80,24 @@ def _with_arguments(
     server: config.Server | Mapping[str, Any] | None,
 ) -> Environment:
     """Adds ``init``'s other arguments; the environment wins over them."""
-    if servers is not None and made.servers == 0:
-        if servers < 0:
-            raise ConfigurationError(f"init(servers={servers}): must be at least 0.")
-        made = dataclasses.replace(made, servers=servers)
+    roles_named = made.role_name in environment.ROLES
+    decided = roles_named or made.servers is not None
+    if servers is not None:
+        most = environment.MAX_RANKS
+        servers = config.whole_number("init(): servers", servers, 0, most)
+        if decided:
+            log.logger.info("init(servers=%d): the environment wins", servers)
+        else:
+            made = dataclasses.replace(made, servers=servers)
     if role is not None:
         if role not in environment.ROLES:
             raise ConfigurationError(
-                f"init(role={role!r}): {config.nearest(role, environment.ROLES)}"
+                f"init(role={role!r}): {config.nearest(str(role), environment.ROLES)}"
             )
-        made = dataclasses.replace(made, role_name=role)
+        if decided:
+            log.logger.info("init(role=%r): the environment wins", role)
+        else:
+            made = dataclasses.replace(made, role_name=role)
     if server is not None:
         settings = config.from_mapping(config.Server, server)
         settings = config.with_environment(settings, made.settings)
@@ -103,20 +116,7 @@ def _meet(made: Environment, rendezvous: Rendezvous) -> Layout:
         host=host.description(),
         agreed=environment.agreed_settings(made),
     )
-    return assign(rendezvous.meet(own), made.servers)
-
-
-def _set_threads(made: Environment, layout: Layout) -> None:
-    ranks = layout.ranks_on_host_of(made.rank)
-    threads = made.threads or max(1, host.cores() // ranks)
-    torch.set_num_threads(threads)
-    log.logger.info(
-        "%d torch threads: %d cores, %d ranks on this host%s",
-        threads,
-        host.cores(),
-        ranks,
-        ", CPUDIST_THREADS" if made.threads else "",
-    )
+    return assign(rendezvous.meet(own), made.servers or 0)
 
 
 def _who(made: Environment, layout: Layout) -> str:
@@ -143,16 +143,45 @@ def _join(
         )
     ends = endpoints.start(made, layout, rendezvous, network)
     group = TrainerGroup()
+    threads = TorchThreads()
     try:
         torch_group = None
         if network is None:
-            _set_threads(made, layout)
+            threads.take(made, layout)
             torch_group = group.join(made, layout, rendezvous)
-        return Context(made, layout, ends, group, torch_group)
+        return Context(made, layout, ends, group, torch_group, threads)
     except BaseException as error:
         ends.stop(f"init() failed: {error}")
         group.leave()
+        threads.give_back()
         raise
+
+
+def _check_timeout(timeout_s: float) -> None:
+    if isinstance(timeout_s, bool) or not isinstance(timeout_s, (int, float)):
+        raise ConfigurationError(
+            f"init(timeout_s={timeout_s!r}): expected seconds, found "
+            f"{type(timeout_s).__name__}."
+        )
+    # In this form a nan passes neither.
+    if not 0 < timeout_s <= environment.MAX_WAIT_S:
+        raise ConfigurationError(
+            f"init(timeout_s={timeout_s}): must be above 0 and at most "
+            f"{environment.MAX_WAIT_S} (a year)."
+        )
+
+
+def _check_simd(asked: str) -> None:
+    """Fails now, not in the middle of a step, if the kernels cannot run as asked."""
+    try:
+        level = _core.simd_level()
+    except ValueError as error:
+        raise ConfigurationError(f"{error}.") from None
+    if asked not in ("", level):
+        raise ConfigurationError(
+            f"CPUDIST_SIMD={asked!r}, but this process runs at {level}: the variable "
+            "is read once, when the first kernel runs. Set it before Python starts."
+        )
 
 
 def init(
@@ -172,7 +201,8 @@ def init(
     Without arguments everything comes from torchrun's environment and ``CPUDIST_*``;
     without torchrun this is a world of one. Collective: waits for every rank. Makes
     torch.distributed's default group over the trainers if there is none, sets torch's
-    thread count and the log level. May be called again after ``shutdown()``.
+    thread count until ``shutdown()``, and the log level. May be called again after
+    ``shutdown()``.
 
     Cost: a few values in the rendezvous store, one hello and one barrier per
     trainer and server.
@@ -181,11 +211,11 @@ def init(
         rank: among all ranks, for ranks without torchrun; needs the next two.
         world_size: how many ranks.
         store: any c10d store that all ranks reach.
-        servers: dedicated servers; ``CPUDIST_SERVERS`` wins.
-        role: ``"server"`` or ``"trainer"``, in the place of torchrun's ``--role``.
+        servers: dedicated servers; ``CPUDIST_SERVERS`` and ``--role`` win.
+        role: ``"server"`` or ``"trainer"``; torchrun's ``--role`` wins.
         network: in-process network shared by ranks that are threads of one process; no
             sockets and no process group are made, thread counts are left alone.
-        timeout_s: longest wait for the other ranks.
+        timeout_s: longest wait for the other ranks, in seconds; at most a year.
         server: how this rank's server runs; ``CPUDIST_SERVER_*`` wins.
         variables: used in the place of ``os.environ``.
 
@@ -207,12 +237,13 @@ def init(
             "Call "
             "cpudist.shutdown() first."
         )
-    if timeout_s <= 0:
-        raise ConfigurationError(f"init(timeout_s={timeout_s}): must be above 0.")
-    made = environment.parse(os.environ if variables is None else variables)
+    _check_timeout(timeout_s)
+    variables = os.environ if variables is None else variables
+    made = environment.parse(variables)
+    _check_simd(variables.get("CPUDIST_SIMD", ""))
     made = _explicit(made, rank, world_size, store, network)
-    made = _with_arguments(made, servers, role, server)
     log.setup(made.log, f"rank {made.rank}")
+    made = _with_arguments(made, servers, role, server)
     opened = _join(made, store, network, timeout_s)
     context.set_current(opened)
     return opened
@@ -221,9 +252,9 @@ def init(
 def shutdown() -> None:
     """Ends this rank's part; its server serves on until all trainers have left.
 
-    Closes the optimizers, which gives wrapped modules their own classes back and
-    destroys the process group if ``init()`` made it. A second call does nothing. After
-    a ``PeerLostError`` it ends at once and raises that again.
+    Closes the optimizers, which gives wrapped modules their own classes back, destroys
+    the process group if ``init()`` made it, and restores torch's thread count. A second
+    call does nothing. After a ``PeerLostError`` it ends at once and raises that again.
 
     Raises:
         NotInitializedError: ``init()`` was not called in this thread.
