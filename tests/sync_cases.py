@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 import torch_cpudist as cpudist
+from torch_cpudist.context import _open_contexts
 from torch_cpudist.testing import run_ranks
 
 # Tensors this small only wait for torch's other threads.
@@ -171,6 +172,18 @@ class PlainTraining:
     def zero_grad(self) -> None:
         self.model.zero_grad()
 
+    def clip(self, max_norm: float) -> None:
+        """Scales all gradients to a 2-norm together, as torch does dense ones."""
+        parameters = [p for p in self.model.parameters() if p.grad is not None]
+        for parameter in parameters:
+            if parameter.grad.is_sparse:
+                parameter.grad = parameter.grad.coalesce()
+        values = [p.grad.values() if p.grad.is_sparse else p.grad for p in parameters]
+        norm = torch.linalg.vector_norm(torch.cat([v.flatten() for v in values]))
+        scale = min(1.0, max_norm / (float(norm) + 1e-6))
+        for value in values:
+            value.mul_(scale)
+
     def step(self) -> None:
         if self._rows and self._weight is not None and self._weight.grad is not None:
             grad = self._weight.grad.coalesce()
@@ -194,6 +207,7 @@ def train_plain(
     joined: bool = True,
     dtype: torch.dtype = torch.float32,
     table: bool = True,
+    clip_norm: float | None = None,
 ) -> dict[str, torch.Tensor]:
     """Trains on the joined batches, or on the mean of the parts' gradients."""
     training = PlainTraining(rule, dtype, table)
@@ -204,6 +218,8 @@ def train_plain(
         else:
             for part, share in batches.parts(step):
                 (loss_of(training.model, part) * share).backward()
+        if clip_norm is not None:
+            training.clip(clip_norm)
         training.step()
     return copy_of(training.model)
 
@@ -217,6 +233,13 @@ def run(
     """``run_ranks`` with one torch thread."""
     variables = ONE_THREAD | (options.pop("variables", None) or {})
     return run_ranks(fn, trainers, servers=servers, variables=variables, **options)
+
+
+def servers_have(pushes: int, servers: int) -> bool:
+    """Whether every server of this process's run has got so many pushes by now."""
+    found = [c.server for c in list(_open_contexts) if c.server is not None]
+    counts = [server.stats()["pushes"] for server in found]
+    return len(counts) == servers and min(counts) >= pushes
 
 
 def copy_of(model: nn.Module) -> dict[str, torch.Tensor]:
@@ -236,16 +259,18 @@ def reference_on(
     batches: Batches,
     dtype: torch.dtype = torch.float32,
     table: bool = True,
+    clip_norm: float | None = None,
 ) -> tuple[dict[str, torch.Tensor], float]:
     """What one process gets on the joined batches, and the difference allowed.
 
     1e-6; in float32 at least 4 x torch's own difference between the joined batch and
     the mean of its parts.
     """
-    expected = train_plain(rule, batches, dtype=dtype, table=table)
+    options = {"dtype": dtype, "table": table, "clip_norm": clip_norm}
+    expected = train_plain(rule, batches, **options)
     if dtype == torch.float64:
         return expected, 1e-6
-    parts = train_plain(rule, batches, joined=False, dtype=dtype, table=table)
+    parts = train_plain(rule, batches, joined=False, **options)
     return expected, max(1e-6, 4 * largest_difference(expected, parts))
 
 

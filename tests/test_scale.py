@@ -24,15 +24,16 @@ SERVERS, TRAINERS, ROUNDS = 20, 50, 3
 
 
 @pytest.mark.timeout(200)
-@pytest.mark.parametrize("clip", [None, cpudist.ClipNorm(1e6)])
-def test_twenty_servers_and_fifty_trainers(clip):
+@pytest.mark.parametrize(("name", "max_norm"), [("adagrad", None), ("sgd", 0.2)])
+def test_twenty_servers_and_fifty_trainers(name, max_norm):
     """More servers than blocks, too; clipping adds a phase to every round."""
     batches = Batches(TRAINERS, steps=ROUNDS)
+    clip = None if max_norm is None else cpudist.ClipNorm(max_norm)
 
     def body(context):
         model = Model()
         optimizer = cpudist.DistributedOptimizer(
-            build(RULES["adagrad"], model), model, clip=clip
+            build(RULES[name], model), model, clip=clip
         )
         for step in range(ROUNDS):
             optimizer.zero_grad()
@@ -46,5 +47,8 @@ def test_twenty_servers_and_fifty_trainers(clip):
     assert len(states) == TRAINERS
     for state in states[1:]:
         assert_same_bits(states[0], state)
-    expected, allowed = reference_on(RULES["adagrad"], batches)
+    expected, allowed = reference_on(RULES[name], batches, clip_norm=max_norm)
+    if clip is not None:
+        unclipped, _ = reference_on(RULES[name], batches)
+        assert largest_difference(unclipped, expected) > 100 * allowed
     assert largest_difference(states[0], expected) <= allowed

@@ -18,7 +18,12 @@ PLANS = {
     "cut": {"cut": 0.03},
     "all": {"drop": 0.2, "duplicate": 0.2, "reorder": 0.2, "cut": 0.01},
 }
-COUNTERS = {"drop": "dropped", "duplicate": "duplicated", "cut": "cut"}
+COUNTERS = {
+    "drop": "dropped",
+    "duplicate": "duplicated",
+    "reorder": "reordered",
+    "cut": "cut",
+}
 
 
 @pytest.mark.parametrize("name", PLANS)
@@ -33,7 +38,5 @@ def test_the_result_is_that_of_an_undisturbed_run(name, clip):
     for ours, theirs in zip(found, plain, strict=True):
         assert_same_bits(ours, theirs)
     counts = network.counts()
-    for fault in PLANS[name].keys() & COUNTERS.keys():
+    for fault in PLANS[name]:
         assert getattr(counts, COUNTERS[fault]) > 0, fault
-    if name == "all":
-        assert counts.reordered > 0

@@ -4,6 +4,9 @@
 
 from __future__ import annotations
 
+import copy
+import threading
+
 import pytest
 import torch
 from sync_cases import (
@@ -21,6 +24,7 @@ from sync_cases import (
     reference,
     reference_on,
     run,
+    servers_have,
 )
 
 import torch_cpudist as cpudist
@@ -183,25 +187,72 @@ def test_all_are_members_again_after_a_barrier():
         assert_same_bits(first[0], run(body, 2)[0])
 
 
-def test_a_step_after_leave_joins_again():
+def plain_absence(batches, alone):
+    """Plain torch, without trainer 1's part in the rounds ``alone``.
+
+    Its first gradient afterwards is of the values that it had when it joined, before
+    the last of these rounds.
+    """
+    model = Model()
+    for step in range(len(batches)):
+        if step == alone[-1]:
+            joined = copy.deepcopy(model)
+        model.zero_grad()
+        for rank in (0,) if step in alone else (0, 1):
+            source = joined if rank == 1 and step == alone[-1] + 1 else model
+            loss = loss_of(source, batches.part(step, rank))
+            grads = torch.autograd.grad(loss, list(source.parameters()))
+            share = 1.0 if step in alone else 0.5
+            for parameter, grad in zip(model.parameters(), grads, strict=True):
+                earlier = parameter.grad
+                part = grad * share
+                parameter.grad = part if earlier is None else earlier + part
+        for optimizer in build(RULES["sgd"], model):
+            optimizer.step()
+    return dict(model.state_dict())
+
+
+@pytest.mark.parametrize("servers", [0, 3])
+def test_a_step_after_leave_joins_again(servers, eventually):
+    """Trainer 1 misses rounds 4 to 6: one that joins is a member of the next round."""
+    alone, steps = (4, 5, 6), 10
+    batches = Batches(2, steps=steps)
+    left, done = threading.Event(), threading.Event()
+    pushes = 2 * alone[0] + len(alone)  # of trainer 0, and one of trainer 1 in advance
+
     def body(context):
         model = Model()
         optimizer = cpudist.DistributedOptimizer(build(RULES["sgd"], model), model)
-        for step in range(10):
-            if context.trainer_rank == 1 and step == 4:
-                optimizer.leave()
-            optimizer.zero_grad()
-            batch = Batches(2, steps=10).part(step, context.trainer_rank)
-            loss_of(model, batch).backward()
-            optimizer.step()
+
+        def train_on(some):
+            for step in some:
+                optimizer.zero_grad()
+                batch = batches.part(step, context.trainer_rank)
+                loss_of(model, batch).backward()
+                optimizer.step()
+
+        train_on(range(alone[0]))
+        if context.trainer_rank == 1:
+            optimizer.leave()
+            left.set()
+            assert done.wait(30)
+            optimizer.flush()
+        else:
+            assert left.wait(30)
+            train_on(alone[:-1])
+            done.set()
+            joined = lambda: servers_have(pushes, servers or 2)  # noqa: E731
+            eventually(joined, 30, "the push of trainer 1, which has joined again")
+            train_on(alone[-1:])
+        train_on(range(alone[-1] + 1, steps))
+        assert optimizer.rounds == steps
         cpudist.barrier()
         optimizer.flush()
         return copy_of(model)
 
-    for servers in (0, 3):
-        states = run(body, 2, servers)
-        assert_same_bits(states[0], states[1])
-        assert all(torch.isfinite(v).all() for v in states[0].values())
+    states = run(body, 2, servers)
+    assert_same_bits(states[0], states[1])
+    assert largest_difference(states[0], plain_absence(batches, alone)) <= 1e-6
 
 
 @pytest.mark.parametrize("threads", [1, 3])
@@ -226,22 +277,51 @@ def test_every_placement_gives_the_same_numbers(method, slice_blocks):
     assert_same_bits(found[0], plain[0])
 
 
-def test_a_trainer_may_evaluate_while_another_waits_in_its_step():
+def test_a_trainer_may_evaluate_while_another_waits_in_its_step(eventually):
+    ids, dense = torch.arange(3 * SLOTS).view(3, SLOTS), torch.zeros(3, DIM)
+    expected = Model()(ids, dense).detach()
+    returned = threading.Event()
+
     def body(context):
         model = Model()
         optimizer = cpudist.DistributedOptimizer(build(RULES["sgd"], model), model)
         batch = Batches(2, steps=1).part(0, context.trainer_rank)
         loss_of(model, batch).backward()
         if context.trainer_rank == 0:
+            eventually(lambda: servers_have(1, 2), 30, "the push of trainer 1")
             with torch.no_grad():
-                first = model(
-                    torch.arange(3 * SLOTS).view(3, SLOTS), torch.zeros(3, DIM)
-                )
+                first = model(ids, dense)
                 optimizer.flush()
-                again = model(
-                    torch.arange(3 * SLOTS).view(3, SLOTS), torch.zeros(3, DIM)
-                )
-            assert torch.equal(first, again)
+                again = model(ids, dense)
+            assert torch.equal(first, expected)
+            assert torch.equal(again, expected)
+            assert not returned.is_set()
         optimizer.step()
+        returned.set()
 
     run(body, 2)
+
+
+@pytest.mark.parametrize(
+    ("samples", "says"),
+    [
+        (2.5, "found float 2.5"),
+        (float("nan"), "found float nan"),
+        ("3", "found str '3'"),
+        (-1, "must be >= 0"),
+        (10**20, r"at most 2\*\*53"),
+        (torch.tensor(3.0), "found Tensor"),
+    ],
+)
+def test_samples_are_a_whole_number(samples, says):
+    def body(context):
+        model = Model()
+        optimizer = cpudist.DistributedOptimizer(build(RULES["sgd"], model), model)
+        loss_of(model, Batches(1, steps=1).part(0, 0)).backward()
+        with pytest.raises(cpudist.InvalidArgumentError, match=says):
+            optimizer.step(samples=samples)
+        assert context.server.stats()["pushes"] == 0
+        optimizer.step(samples=torch.tensor(5))
+        assert type(optimizer.stats()["samples"]) is int
+
+    run(body, 1)

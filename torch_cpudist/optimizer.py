@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import operator
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -231,7 +232,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._rounds = self._driver.step(self._configs(), samples, self.clip) + 1
         self._step_s += time.perf_counter() - began
         self._step_count_total += 1
-        self._sample_count += samples or 0
+        self._sample_count += operator.index(samples or 0)
         for inner in self._inners:
             inner._opt_called = True  # type: ignore[attr-defined]
         return loss

@@ -4,10 +4,30 @@
 
 from __future__ import annotations
 
+import operator
+
 from torch_cpudist import _core
 from torch_cpudist.clip import Clip
 from torch_cpudist.errors import InvalidArgumentError
 from torch_cpudist.parameter_set import ParameterSet
+
+# Weights travel as float64, which holds whole numbers up to here exactly.
+_MAX_SAMPLES = 2**53
+
+
+def _whole_samples(samples: int) -> int:
+    try:
+        count = operator.index(samples)
+    except TypeError:
+        raise InvalidArgumentError(
+            "step: samples must be a whole number, found "
+            f"{type(samples).__name__} {samples!r}. Pass the batch's number of samples."
+        ) from None
+    if not 0 <= count <= _MAX_SAMPLES:
+        raise InvalidArgumentError(
+            f"step: samples must be >= 0 and at most 2**53, got {count}"
+        )
+    return count
 
 
 class SyncDriver:
@@ -36,9 +56,13 @@ class SyncDriver:
 
         Returns:
             The number of the round.
+
+        Raises:
+            InvalidArgumentError: ``samples`` is no whole number or out of range;
+                nothing was sent.
         """
-        if samples is not None and samples < 0:
-            raise InvalidArgumentError(f"step: samples must be >= 0, got {samples}")
+        if samples is not None:
+            samples = _whole_samples(samples)
         return self._parameters.push(configs, samples, clip)
 
     def flush(self, pull: str) -> None:
