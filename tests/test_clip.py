@@ -62,6 +62,67 @@ def test_gradients_with_more_dimensions_than_a_table():
     assert norm.item() == pytest.approx(abs(sample(2).sum().item()), rel=1e-6)
 
 
+def summed(*addends):
+    """The parameters of modules whose outputs are added, with gradients."""
+    ids = torch.tensor([[0, 0, 3], [5, 1, 1]])
+    sum(addend(ids) for addend in addends).mul(sample(2, 3, 2)).sum().backward()
+    return [parameter for addend in addends for parameter in addend.parameters()]
+
+
+class Bias(torch.nn.Module):
+    """A dense parameter of the shape of the looked-up rows."""
+
+    def __init__(self):
+        super().__init__()
+        self.bias = torch.nn.Parameter(torch.zeros(2, 3, 2))
+
+    def forward(self, ids):
+        return self.bias
+
+
+def embedding():
+    return torch.nn.Embedding(9, 2, sparse=True)
+
+
+def buffer_of(grad):
+    values = grad._values() if grad.is_sparse else grad
+    return values.untyped_storage().data_ptr()
+
+
+@pytest.mark.parametrize(
+    "addends", [(embedding, embedding), (embedding, Bias), (Bias, embedding)]
+)
+def test_gradients_that_share_their_values_are_scaled_once(addends):
+    parameters = summed(*(make() for make in addends))
+    if Bias in addends:
+        # A strided gradient over the same buffer, as a user's own code may set it.
+        bias, table = sorted(parameters, key=lambda p: p.grad.is_sparse)
+        bias.grad = table.grad._values().view(2, 3, 2)
+    assert buffer_of(parameters[0].grad) == buffer_of(parameters[1].grad)
+    expected = with_grads(*(p.grad.to_dense().clone() for p in parameters))
+    torch.nn.utils.clip_grad_norm_(expected, 0.5)
+    cpudist.clip_grad_norm_(parameters, 0.5)
+    for ours, theirs in zip(parameters, expected, strict=True):
+        torch.testing.assert_close(ours.grad.to_dense(), theirs.grad)
+    assert cpudist.clip_grad_norm_(parameters, 1.0).item() == pytest.approx(0.5)
+
+
+def test_arguments_stand_where_torch_has_them():
+    parameters = with_grads(torch.tensor([3.0, 4.0]))
+    assert cpudist.clip_grad_norm_(parameters, 1.0, 2.0).item() == 5.0
+    torch.testing.assert_close(parameters[0].grad, torch.tensor([0.6, 0.8]))
+    with pytest.raises(TypeError, match="positional"):
+        cpudist.clip_grad_norm_(parameters, 1.0, 2.0, True)
+
+
+@pytest.mark.parametrize("norm_type", [1.0, math.inf, True, math.nan])
+def test_other_norms_are_refused(norm_type):
+    parameters = with_grads(torch.tensor([3.0, 4.0]))
+    with pytest.raises(ValueError, match="norm_type must be 2"):
+        cpudist.clip_grad_norm_(parameters, 1.0, norm_type)
+    assert parameters[0].grad.tolist() == [3.0, 4.0]
+
+
 def test_missing_gradients_and_a_single_tensor():
     unused = torch.nn.Parameter(torch.ones(2))
     assert cpudist.clip_grad_norm_([unused], 1.0).item() == 0.0

@@ -68,23 +68,39 @@ def _squared_norm(grad: torch.Tensor) -> float:
     return float(torch.linalg.vector_norm(grad, dtype=torch.float64)) ** 2
 
 
+def _scale(parameters: list[torch.Tensor], scale: float) -> None:
+    # Autograd leaves one buffer as the values of several sparse gradients (two tables
+    # whose lookups are added, say). So those are replaced, and before any strided one
+    # changes in place.
+    for parameter in parameters:
+        if parameter.grad is not None and parameter.grad.is_sparse:
+            parameter.grad = parameter.grad * scale
+    for parameter in parameters:
+        if parameter.grad is not None and not parameter.grad.is_sparse:
+            parameter.grad.mul_(scale)
+
+
 @torch.no_grad()
 def clip_grad_norm_(
     parameters: torch.Tensor | Iterable[torch.Tensor],
     max_norm: float,
+    norm_type: float = 2.0,
+    *,
     error_if_nonfinite: bool = False,
 ) -> torch.Tensor:
     """Clips this trainer's own gradient to a 2-norm, sparse gradients included.
 
     As ``torch.nn.utils.clip_grad_norm_``, which refuses sparse gradients: the norm is
     that of all gradients together, duplicates of a sparse row summed first; gradients
-    are scaled in place by ``max_norm / (norm + 1e-6)`` if that is below 1. To clip the
-    *averaged* gradient use ``DistributedOptimizer(clip=ClipNorm(...))``. Local: no
-    messages.
+    are scaled by ``max_norm / (norm + 1e-6)`` if that is below 1, strided ones in
+    place; a sparse ``grad`` is replaced, since autograd may share its values between
+    parameters. To clip the *averaged* gradient use
+    ``DistributedOptimizer(clip=ClipNorm(...))``. Local: no messages.
 
     Args:
         parameters: parameters whose ``grad`` is clipped; those without one are skipped.
         max_norm: largest norm, >= 0.
+        norm_type: 2, the only norm there is here; stands where torch has it.
         error_if_nonfinite: raise if the norm is infinite or no number; otherwise such a
             norm makes gradients no numbers, as in torch.
 
@@ -92,14 +108,21 @@ def clip_grad_norm_(
         float64 scalar: the norm before clipping.
 
     Raises:
-        ValueError: ``max_norm`` is negative or not a number.
+        ValueError: ``max_norm`` is negative or not a number, or ``norm_type`` is not 2.
         RuntimeError: the norm is not finite and ``error_if_nonfinite`` is set; no
             gradient was changed.
     """
     if not max_norm >= 0:
         raise ValueError(f"clip_grad_norm_: max_norm must be >= 0, got {max_norm}")
+    if isinstance(norm_type, bool) or float(norm_type) != 2.0:
+        raise ValueError(
+            f"clip_grad_norm_: norm_type must be 2, got {norm_type!r}; sparse "
+            "gradients have no other norm here. error_if_nonfinite goes by keyword."
+        )
     if isinstance(parameters, torch.Tensor):
         parameters = [parameters]
+    else:
+        parameters = list(parameters)
     grads = [p.grad for p in parameters if p.grad is not None]
     norm = math.sqrt(sum(_squared_norm(grad) for grad in grads))
     if error_if_nonfinite and not math.isfinite(norm):
@@ -109,6 +132,5 @@ def clip_grad_norm_(
         )
     scale = float(max_norm) / (norm + 1e-6)
     if not scale >= 1.0:
-        for grad in grads:
-            (grad._values() if grad.is_sparse else grad).mul_(scale)
+        _scale(parameters, scale)
     return torch.tensor(norm, dtype=torch.float64)
