@@ -64,6 +64,26 @@ std::string compare_all(const Items& first, const Items& second, const Compare& 
   return "";
 }
 
+// Every trainer's push of a round waits until the last one is there.
+void check_memory_cap(const ParamSetLayout& layout, const ServerOptions& options) {
+  if (options.memory_cap_bytes == 0) return;
+  constexpr uint64_t kMost = uint64_t{1} << 62;  // one block of a layout is below 2^59 bytes
+  uint64_t round_bytes = 0;
+  for (const BlockSpec& block : layout.blocks) {
+    if (block.shard != options.shard_id) continue;
+    const uint64_t block_bytes = block.elements * size_of(block.dtype) * options.trainer_count;
+    round_bytes = std::min(kMost, round_bytes + block_bytes);
+  }
+  if (round_bytes <= options.memory_cap_bytes) return;
+  throw Error(
+      ErrorCode::kOverloaded,
+      "the dense gradients of one round need " + std::to_string(round_bytes) + " bytes on server " +
+          std::to_string(options.shard_id) +
+          ", pushes may hold memory_cap_bytes = " + std::to_string(options.memory_cap_bytes) +
+          "; set CPUDIST_SERVER_MEMORY_CAP_BYTES to more than that, with room for the "
+          "rows of tables, or to 0");
+}
+
 }  // namespace
 
 std::string describe_difference(const ParamSetLayout& first, const ParamSetLayout& second) {
@@ -85,6 +105,7 @@ void check_layout(const ParamSetLayout& layout, const ServerOptions& options) {
                                                  std::to_string(block.shard) + " among " +
                                                  std::to_string(options.server_count));
   }
+  check_memory_cap(layout, options);
 }
 
 }  // namespace cpudist::core

@@ -69,8 +69,8 @@ void ParamSet::check_push(const Ticket& ticket, const PushHeader& header,
     throw Error(ErrorCode::kOverloaded,
                 "pushes waiting for their round hold " + std::to_string(waiting) +
                     " bytes on server " + std::to_string(shared_.options.shard_id) + "; with " +
-                    std::to_string(size_bytes) +
-                    " more they exceed memory_cap_bytes = " + std::to_string(cap));
+                    std::to_string(size_bytes) + " more they exceed memory_cap_bytes = " +
+                    std::to_string(cap) + "; set CPUDIST_SERVER_MEMORY_CAP_BYTES higher, or to 0");
   }
 }
 

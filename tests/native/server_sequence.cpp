@@ -204,11 +204,25 @@ TEST(server_memory_cap_rejects_without_recording) {
   world.push(1, one_step());
   CHECK_EQ(world.server.stats().pending_bytes, 2 * size);
   const auto third = world.push(2, one_step());
-  CHECK(contains(world[2].error(third, ErrorCode::kOverloaded), "memory_cap_bytes"));
+  const std::string text = world[2].error(third, ErrorCode::kOverloaded);
+  CHECK(contains(text, "CPUDIST_SERVER_MEMORY_CAP_BYTES"));
   world[2].take_back();
   world[2].reply(world[2].ask(FrameKind::kLeave));  // under the same number
   world[0].reply(first);
   CHECK_EQ(world.server.stats().pending_bytes, 0u);
+}
+
+TEST(server_memory_cap_that_no_round_fits_is_refused_when_opening) {
+  const uint64_t dense_bytes = 4 * sizeof(float) + 3 * sizeof(double);
+  ServerOptions options = server_options(3);
+  options.memory_cap_bytes = 3 * dense_bytes - 1;
+  Server server(options);
+  Trainer trainer(server, 0);
+  trainer.reply(trainer.hello(options.trainer_count, options.server_count), FrameKind::kHello);
+  const auto open = trainer.ask(FrameKind::kOpen, encode(small_layout()));
+  const std::string text = trainer.error(open, ErrorCode::kOverloaded);
+  CHECK(contains(text, std::to_string(3 * dense_bytes)));
+  CHECK(contains(text, "CPUDIST_SERVER_MEMORY_CAP_BYTES"));
 }
 
 }  // namespace cpudist::testing
