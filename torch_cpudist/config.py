@@ -216,8 +216,8 @@ class Server:
             together; at most 1024; 0 takes this rank's share of the cores.
             ``CPUDIST_SERVER_THREADS``.
         memory_cap_bytes: bytes of pushes that may wait for their round on one server;
-            beyond it a push is refused with ``OverloadedError``, and so is a model whose
-            dense gradients of one round, of all trainers, exceed it. 0 is no cap.
+            beyond it a push is refused with ``OverloadedError``, and so is a model if
+            the dense gradients of one round exceed it. 0 is no cap.
             ``CPUDIST_SERVER_MEMORY_CAP_BYTES``.
     """
 
