@@ -151,7 +151,11 @@ uint64_t push(ClientHolder& self, uint32_t param_set, std::vector<OptimizerConfi
 }
 
 py::dict stats(const ClientHolder& self) {
-  const core::ClientStats stats = self.get().stats();
+  core::ClientStats stats;
+  {
+    const py::gil_scoped_release release;
+    stats = self.get().stats();
+  }
   py::dict result;
   result["bytes_sent"] = stats.bytes_sent;
   result["bytes_received"] = stats.bytes_received;

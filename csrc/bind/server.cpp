@@ -99,7 +99,11 @@ bool wait_done(ServerHolder& self, double timeout_s) {
 }
 
 py::dict stats(const ServerHolder& self) {
-  const core::ServerStats stats = self.parts().server.stats();
+  core::ServerStats stats;
+  {
+    const py::gil_scoped_release release;
+    stats = self.parts().server.stats();
+  }
   py::dict result;
   result["rounds"] = stats.rounds;
   result["pushes"] = stats.pushes;

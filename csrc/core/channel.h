@@ -40,6 +40,9 @@ class Connection {
   virtual bool reliable() const = 0;
   virtual uint64_t bytes_sent() const = 0;
   virtual uint64_t bytes_received() const = 0;
+  // Grows as long as the peer gives bytes, or takes them out of a queue that has built up: a sign
+  // of life within a frame that takes long. A write that the kernel accepts at once is none.
+  virtual uint64_t bytes_moved() const = 0;
 };
 
 // Called from the channel's threads (or, in-process without faults, from the sender's thread inside
@@ -59,9 +62,9 @@ class ConnectionHandler {
 };
 
 struct ChannelLimits {
-  uint64_t payload_limit_bytes = 1ull << 31;  // one frame
-  uint64_t pre_hello_limit_bytes = 4096;      // payload before the first accepted frame
-  uint64_t outbound_cap_bytes = 1ull << 30;   // queued on one connection
+  uint64_t payload_limit_bytes = kPayloadLimitBytes;  // one frame
+  uint64_t pre_hello_limit_bytes = 4096;              // payload before the first accepted frame
+  uint64_t outbound_cap_bytes = 1ull << 30;           // queued on one connection
   uint64_t outbound_deadline_ms = 30000;
   uint64_t handshake_deadline_ms = 2000;  // server side: first frame must be complete by then
   uint64_t socket_buffer_bytes = 4ull << 20;

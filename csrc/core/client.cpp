@@ -38,6 +38,7 @@ ClientSetPtr Client::Impl::find(uint32_t param_set) {
 }
 
 void Client::Impl::drive(const OperationPtr& operation) {
+  bool taking_in = false;
   try {
     while (operation->next < operation->stages.size()) {
       const Operation::Stage& stage = operation->stages[operation->next];
@@ -48,13 +49,16 @@ void Client::Impl::drive(const OperationPtr& operation) {
         operation->sent = true;
       }
       session.wait(operation->in_flight);
+      taking_in = true;
       stage.receive(operation->in_flight);
+      taking_in = false;
       operation->in_flight.clear();
       operation->sent = false;
       ++operation->next;
     }
   } catch (const Error&) {
-    if (operation->sent && session.pending(operation->in_flight)) {
+    // The answers may have come while a signal was handled: they are taken in by the next call.
+    if (operation->sent && !taking_in && !session.refused(operation->in_flight)) {
       operation->detached = true;
       unfinished = operation;
       has_unfinished = true;
@@ -105,6 +109,27 @@ void Client::Impl::finish_round(ClientSet& set, bool detached, std::span<const R
   set.round = rounds.front();
   if (detached) set.dense_stale = true;
   set.invalidate_tables();
+}
+
+void Client::Impl::check_whole(ClientSet& set) {
+  if (set.refused.empty()) return;
+  // Until it is known whether the other servers took what one of them refused.
+  session.drain(session.options().round_deadline_ms);
+  const auto by_server = [](const RequestPtr& request) {
+    return " server " + std::to_string(request->server);
+  };
+  std::string taken;
+  std::string refused;
+  for (const RequestPtr& request : set.refused) {
+    (request->error ? refused : taken) += by_server(request);
+  }
+  if (taken.empty()) {
+    set.refused.clear();
+    return;
+  }
+  throw Error(ErrorCode::kClosed, "round " + std::to_string(set.round) + " was taken by" + taken +
+                                      " but refused by" + refused +
+                                      "; the servers no longer hold one model. Start again");
 }
 
 uint64_t agreed_round(std::span<const RequestPtr> replies) {
@@ -169,6 +194,7 @@ uint64_t Client::push(uint32_t param_set, const StepPush& step) {
   Impl* impl = impl_.get();
   impl->finish_unfinished();
   const ClientSetPtr set = impl->find(param_set);
+  impl->check_whole(*set);
   prepare_push(*set, step);
   if (!set->member) impl->join(set);
 
@@ -206,7 +232,12 @@ uint64_t Client::push(uint32_t param_set, const StepPush& step) {
     operation->stages = {{send_push, take_in}};
   }
   const uint64_t round = set->round;
-  impl->drive(operation);
+  try {
+    impl->drive(operation);
+  } catch (const Error&) {
+    if (impl->session.refused(operation->in_flight)) set->refused = operation->in_flight;
+    throw;
+  }
   if (set->dense_stale) impl->pull_dense(*set, step.weights);
   return round;
 }

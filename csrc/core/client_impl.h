@@ -58,6 +58,8 @@ struct Client::Impl {
   void run_all(FrameKind kind, uint32_t param_set, const std::function<Buffer()>& payload,
                std::function<void(std::span<const RequestPtr>)> receive);
   void join(const ClientSetPtr& set);
+  // Throws kClosed if the last push was refused by some servers and taken by others.
+  void check_whole(ClientSet& set);
   void finish_round(ClientSet& set, bool detached, std::span<const RequestPtr> replies,
                     std::span<void* const> weights);
 

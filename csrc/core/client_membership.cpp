@@ -48,8 +48,14 @@ void Client::barrier() {
   impl->run_all(
       FrameKind::kBarrier, kNoParamSet, [] { return Buffer(); },
       [impl](std::span<const RequestPtr> replies) {
-        // All trainers have left, so the servers agree: no round is half applied.
+        // All trainers have left, so the servers agree unless a round is half applied.
         const BarrierReply reply = decode_barrier_reply(payload_of(replies.front()));
+        for (const RequestPtr& other : replies) {
+          if (decode_barrier_reply(payload_of(other)).rounds == reply.rounds) continue;
+          throw Error(ErrorCode::kProtocol,
+                      "barrier: servers " + std::to_string(replies.front()->server) + " and " +
+                          std::to_string(other->server) + " disagree about the round");
+        }
         const std::lock_guard sets_lock(impl->sets_mutex);
         for (const auto& [id, round] : reply.rounds) {
           const auto found = impl->sets.find(id);

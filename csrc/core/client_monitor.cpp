@@ -100,7 +100,7 @@ void Session::beat(std::unique_lock<std::mutex>& lock, TimePoint now) {
   std::vector<std::shared_ptr<Connection>> connections;
   for (Link& link : links_) {
     if (link.state != LinkState::kOpen) continue;
-    const uint64_t bytes = link.connection->bytes_received();
+    const uint64_t bytes = link.connection->bytes_moved();
     if (was_away || bytes != link.bytes_seen) link.heard = std::max(link.heard, now);
     link.bytes_seen = bytes;
     if (!failure_ && now - link.heard > milliseconds(options_.liveness_ms)) {

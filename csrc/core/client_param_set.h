@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "core/client.h"
+#include "core/client_link.h"
 #include "core/client_rows.h"
 #include "core/messages.h"
 
@@ -41,6 +42,8 @@ struct ClientSet {
   std::atomic<bool> member{false};
   uint64_t round = 0;
   std::atomic<bool> dense_stale{false};  // a round was applied whose blocks were not taken in
+
+  std::vector<RequestPtr> refused;  // the last push, if a server refused it
 
   // Scratch of push, used by one sequenced operation at a time.
   std::vector<PackedTable> packed;

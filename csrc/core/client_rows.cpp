@@ -90,8 +90,8 @@ void TableCache::refuse_unpulled(int64_t id) const {
   throw Error(ErrorCode::kUnpulledRow,
               "table '" + spec_.name + "': the gradient has row " + std::to_string(id) +
                   ", which was not pulled since its last update. Look rows up through the table's "
-                  "module, not through its weight (F.embedding), and compile a model after its "
-                  "optimizer is wrapped");
+                  "module, not through its weight (F.embedding), compile a model after its "
+                  "optimizer is wrapped, and run forward and backward again before every step");
 }
 
 size_t TableCache::take_pulled(std::span<const int64_t> keys, int64_t* unique, uint32_t* inverse) {

@@ -47,7 +47,7 @@ class Session final : public ConnectionHandler {
   // after `limit_ms`.
   void drain(uint64_t limit_ms);
 
-  bool pending(std::span<const RequestPtr> requests) const;  // unanswered, and none with an error
+  bool refused(std::span<const RequestPtr> requests) const;  // one was answered with an error
 
   void abort(const std::string& reason);
   void disconnect();  // closes the links; later calls throw kClosed

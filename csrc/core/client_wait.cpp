@@ -96,9 +96,10 @@ void Session::wait_settled(std::span<const RequestPtr> requests, TimePoint limit
   }
 }
 
-bool Session::pending(std::span<const RequestPtr> requests) const {
+bool Session::refused(std::span<const RequestPtr> requests) const {
   const std::lock_guard lock(mutex_);
-  return !settled(requests);
+  return std::any_of(requests.begin(), requests.end(),
+                     [](const RequestPtr& request) { return request->error.has_value(); });
 }
 
 bool Session::settled(std::span<const RequestPtr> requests) const {

@@ -57,8 +57,12 @@ class HashIndex {
 
   void allocate(size_t slots) {
     slots_ = kernels::AlignedBuffer<Slot>(slots);
-    mask_ = slots - 1;
-    shift_ = 64 - std::countr_zero(slots);
+    measure();
+  }
+
+  void measure() {
+    mask_ = slots_.size() - 1;
+    shift_ = 64 - std::countr_zero(slots_.size());
   }
 
   void place(int64_t key, uint64_t hash, uint32_t record_plus_one) {
@@ -68,8 +72,10 @@ class HashIndex {
   }
 
   void grow() {
-    const kernels::AlignedBuffer<Slot> old = std::move(slots_);
-    allocate(old.size() * 2);
+    // Made first: when memory runs out the index stays as it was.
+    kernels::AlignedBuffer<Slot> larger(slots_.size() * 2);
+    const kernels::AlignedBuffer<Slot> old = std::exchange(slots_, std::move(larger));
+    measure();
     for (const Slot& slot : old.span()) {
       if (slot.record_plus_one == 0) continue;
       place(slot.key, hash(slot.key, salt_), slot.record_plus_one);

@@ -40,6 +40,7 @@ class End final : public Connection {
   std::string peer_address() const override { return peer_address_; }
   bool reliable() const override;
   uint64_t bytes_sent() const override { return bytes_sent_.load(std::memory_order_relaxed); }
+  uint64_t bytes_moved() const override { return bytes_received(); }
   uint64_t bytes_received() const override {
     return bytes_received_.load(std::memory_order_relaxed);
   }

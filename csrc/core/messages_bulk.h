@@ -20,7 +20,7 @@ namespace cpudist::core::wire {
 class BulkWriter {
  public:
   BulkWriter(uint64_t size_bytes, const Pool& pool)
-      : payload_(static_cast<size_t>(size_bytes), pool) {}
+      : payload_(static_cast<size_t>(check_size(size_bytes)), pool) {}
 
   void u32(uint32_t value) { put(&value, sizeof(value)); }
   void u64(uint64_t value) { put(&value, sizeof(value)); }
@@ -46,6 +46,13 @@ class BulkWriter {
   }
 
  private:
+  static uint64_t check_size(uint64_t size_bytes) {
+    if (size_bytes <= kPayloadLimitBytes) return size_bytes;
+    throw Error(ErrorCode::kInvalidArgument,
+                "a message of " + std::to_string(size_bytes) + " bytes, at most " +
+                    std::to_string(kPayloadLimitBytes) +
+                    ": use more servers (CPUDIST_SERVERS) or smaller batches");
+  }
   uint8_t* take(size_t size_bytes) {
     if (size_bytes > payload_.size() - at_) {
       throw Error(ErrorCode::kInternal, "a payload is longer than it was laid out");

@@ -13,7 +13,8 @@
 
 namespace cpudist::core {
 
-ParamSet::ParamSet(uint32_t id, Buffer layout_bytes, uint32_t opener, ServerShared& shared)
+ParamSet::ParamSet(uint32_t id, Buffer layout_bytes, uint32_t opener,
+                   const std::vector<uint32_t>& active, ServerShared& shared)
     : id_(id),
       layout_bytes_(std::move(layout_bytes)),
       layout_(decode_frame([&] { return decode_layout(bytes_of(layout_bytes_)); })),
@@ -33,7 +34,10 @@ ParamSet::ParamSet(uint32_t id, Buffer layout_bytes, uint32_t opener, ServerShar
     if (spec.shard != options.shard_id) continue;
     store_.blocks[block] = std::make_unique<DenseBlock>(block, spec, layout_.configs[spec.group]);
   }
-  for (uint32_t rank = 0; rank < options.trainer_count; ++rank) members_.insert(rank);
+  members_.insert(active.begin(), active.end());
+  for (uint32_t rank = 0; rank < options.trainer_count; ++rank) {
+    if (!members_.contains(rank)) closed_.insert(rank);
+  }
 }
 
 ParamSet::~ParamSet() { clear_pushes(); }
@@ -66,7 +70,12 @@ void ParamSet::require_open(uint32_t rank) const {
                                                std::to_string(id_) + ", or has closed it");
 }
 
+void ParamSet::require_whole() const {
+  if (broken_) throw Error(*broken_);
+}
+
 void ParamSet::require_ready() const {
+  require_whole();
   if (ready_) return;
   throw Error(ErrorCode::kInvalidArgument,
               "parameter set " + std::to_string(id_) +
@@ -103,7 +112,9 @@ void ParamSet::ready(const Ticket& ticket, Outbox& outbox) {
   if (ticket.rank != 0) {
     if (closed_.contains(0)) {
       throw Error(ErrorCode::kClosed,
-                  "trainer 0 closed parameter set " + std::to_string(id_) + " before it was ready");
+                  "trainer 0, whose model gives the initial values, has closed "
+                  "parameter set " +
+                      std::to_string(id_) + " or shut down before it was ready");
     }
     if (const auto lost = shared_.peers.find_lost({0})) throw *lost;
     if (shared_.peers.is_current(ticket)) waiting_ready_[ticket.rank] = ticket;
@@ -193,6 +204,9 @@ Buffer ParamSet::fetch(const Buffer& payload) const {
   std::vector<BlockRef> blocks;
   for (const auto& block : store_.blocks) {
     if (!request.blocks || block == nullptr) continue;
+    const bool wanted =
+        request.parameter == kEveryParameter || request.parameter == block->spec().parameter;
+    if (!wanted) continue;
     blocks.push_back({block->id(), block->weight().size(), block->state().size(), block->step()});
   }
   std::vector<TableRef> tables;

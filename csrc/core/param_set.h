@@ -63,8 +63,9 @@ std::string describe_difference(const ParamSetLayout& first, const ParamSetLayou
 // MalformedFrame.
 class ParamSet {
  public:
-  // `opener` sent `layout_bytes` first.
-  ParamSet(uint32_t id, Buffer layout_bytes, uint32_t opener, ServerShared& shared);
+  // `opener` sent `layout_bytes` first; `active` are the trainers that have not said goodbye.
+  ParamSet(uint32_t id, Buffer layout_bytes, uint32_t opener, const std::vector<uint32_t>& active,
+           ServerShared& shared);
   ~ParamSet();
 
   void open(const Ticket& ticket, const Buffer& layout_bytes, Outbox& outbox);
@@ -113,6 +114,7 @@ class ParamSet {
   void require_open(uint32_t rank) const;
   void require_ready() const;
   void require_not_lost() const;
+  void require_whole() const;
   void check_push(const Ticket& ticket, const PushHeader& header, uint64_t size_bytes) const;
   void check_configs(const PushHeader& header) const;
   void take_out(uint32_t rank, Outbox& outbox);
@@ -124,6 +126,7 @@ class ParamSet {
   void apply_commit(double total_norm, Outbox& outbox);
   void end_round(Outbox& outbox);
   void fail_round(const Error& error, Outbox& outbox);
+  void break_set(const std::exception& cause, Outbox& outbox);
   void clear_pushes();
   SharedPayload dense_reply(const std::vector<uint32_t>& blocks) const;
   std::vector<uint32_t> missing() const;
@@ -151,6 +154,7 @@ class ParamSet {
   std::map<uint32_t, Ticket> waiting_ready_;
   std::map<uint32_t, WaitingCommit> waiting_commits_;
   Committed committed_;
+  std::optional<Error> broken_;  // an update failed half way: no value here can be trusted
 };
 
 }  // namespace cpudist::core

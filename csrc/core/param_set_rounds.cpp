@@ -113,9 +113,7 @@ void ParamSet::try_complete(Outbox& outbox) {
     if (!RoundUpdate::is_void(pushes_)) update_.apply(pushes_, round_);
     end_round(outbox);
   } catch (const std::exception& error) {
-    fail_round(Error(ErrorCode::kInternal,
-                     "applying round " + std::to_string(round_) + " failed: " + error.what()),
-               outbox);
+    break_set(error, outbox);
   }
 }
 
@@ -130,6 +128,7 @@ void ParamSet::begin_commit(Outbox& outbox) {
 void ParamSet::commit(const Ticket& ticket, const Commit& commit, Outbox& outbox) {
   const std::unique_lock lock(mutex_);
   require_open(ticket.rank);
+  require_whole();
   const std::string who = "commit of trainer " + std::to_string(ticket.rank);
   const auto check_norm = [&](double expected) {
     if (commit.total_norm == expected || (std::isnan(commit.total_norm) && std::isnan(expected))) {
@@ -160,12 +159,7 @@ void ParamSet::apply_commit(double total_norm, Outbox& outbox) {
   try {
     if (!RoundUpdate::is_void(pushes_)) update_.apply_merged(pushes_, total_norm, round_);
   } catch (const std::exception& error) {
-    const Error failure(ErrorCode::kInternal,
-                        "applying round " + std::to_string(round_) + " failed: " + error.what());
-    for (const auto& [rank, waiting] : waiting_commits_) {
-      shared_.peers.finish(waiting.ticket, failure, outbox);
-    }
-    waiting_commits_.clear();
+    break_set(error, outbox);
     return;
   }
   committed_ = {};
@@ -198,6 +192,19 @@ void ParamSet::end_round(Outbox& outbox) {
   promote();
   advance_if_empty();
   try_complete(outbox);  // with the early pushes of those who have just become members
+}
+
+void ParamSet::break_set(const std::exception& cause, Outbox& outbox) {
+  broken_ = Error(ErrorCode::kInternal,
+                  "applying round " + std::to_string(round_) + " failed half way on server " +
+                      std::to_string(shared_.options.shard_id) + ": " + cause.what() +
+                      "; its values cannot be used any more. Start again");
+  for (const auto& [rank, waiting] : waiting_commits_) {
+    shared_.peers.finish(waiting.ticket, *broken_, outbox);
+  }
+  waiting_commits_.clear();
+  phase_ = Phase::kCollect;
+  fail_round(*broken_, outbox);
 }
 
 void ParamSet::fail_round(const Error& error, Outbox& outbox) {

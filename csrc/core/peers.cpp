@@ -5,11 +5,14 @@
 
 #include "core/peers.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <utility>
 
 namespace cpudist::core {
 namespace {
+
+constexpr uint64_t kLooksPerLiveness = 5;
 
 std::string seconds(uint64_t milliseconds) {
   char text[32];
@@ -93,8 +96,7 @@ std::optional<Error> Peers::refusal(const FrameHeader& header, const Hello& hell
   if (stopped_) return stopped_error();
   if (header.run_id != options_.run_id) {
     return Error(ErrorCode::kProtocol, "hello of another run: run id " +
-                                           std::to_string(header.run_id) + ", this server's is " +
-                                           std::to_string(options_.run_id));
+                                           std::to_string(header.run_id) + " is not this server's");
   }
   if (header.role != Role::kTrainer) {
     return Error(ErrorCode::kProtocol, "hello of a server; only trainers connect to servers");
@@ -304,9 +306,25 @@ std::optional<TimePoint> Peers::overdue_at(const Peer& peer, std::string* why) c
   return peer.heard + milliseconds(options_.liveness_ms);
 }
 
+void Peers::note_signs_of_life(TimePoint now, bool was_away) {
+  for (Peer& peer : peers_) {
+    if (!peer.connection) continue;
+    const uint64_t bytes = peer.connection->bytes_moved();
+    if (was_away || bytes != peer.bytes_seen) peer.heard = std::max(peer.heard, now);
+    peer.bytes_seen = bytes;
+  }
+}
+
 std::optional<Peers::Loss> Peers::wait_for_loss() {
+  const auto interval =
+      std::chrono::milliseconds(std::max<uint64_t>(options_.liveness_ms / kLooksPerLiveness, 1));
   std::unique_lock lock(mutex_);
+  TimePoint looked = Clock::now();
   while (!stopped_) {
+    const TimePoint now = Clock::now();
+    // A process that was stopped itself has heard nobody; that is not the trainers' silence.
+    note_signs_of_life(now, now - looked > 3 * interval);
+    looked = now;
     std::optional<TimePoint> next;
     for (uint32_t rank = 0; rank < peers_.size(); ++rank) {
       Peer& peer = peers_[rank];
@@ -320,11 +338,8 @@ std::optional<Peers::Loss> Peers::wait_for_loss() {
       }
       if (!next || *at < *next) next = at;
     }
-    if (next) {
-      changed_.wait_until(lock, *next);
-    } else {
-      changed_.wait(lock);
-    }
+    const TimePoint look = now + interval;
+    changed_.wait_until(lock, next ? std::min(*next, look) : look);
   }
   return std::nullopt;
 }

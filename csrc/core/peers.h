@@ -151,7 +151,8 @@ class Peers {
     std::string host;
     std::string address;
     std::shared_ptr<Connection> connection;
-    TimePoint heard;   // last frame
+    TimePoint heard;  // last frame, or bytes of one
+    uint64_t bytes_seen = 0;
     TimePoint broken;  // when the connection went
     uint64_t last_sequence = 0;
     FrameHeader last_header;
@@ -173,6 +174,7 @@ class Peers {
                           const FrameHeader& header, Outbox& outbox);
   const Received* current(const Ticket& ticket) const;
   std::string describe(uint32_t rank) const;
+  void note_signs_of_life(TimePoint now, bool was_away);
   // When `rank` will be overdue, or nothing; with `why` the reason in words.
   std::optional<TimePoint> overdue_at(const Peer& peer, std::string* why) const;
 

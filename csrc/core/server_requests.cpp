@@ -191,7 +191,8 @@ void Server::Impl::open(const Ticket& ticket, Frame& frame, Outbox& outbox) {
     auto& slot = sets_[id];
     if (slot == nullptr) {
       try {
-        slot = std::make_shared<ParamSet>(id, frame.payload.share(), ticket.rank, shared);
+        slot = std::make_shared<ParamSet>(id, frame.payload.share(), ticket.rank,
+                                          shared.peers.active(), shared);
       } catch (...) {
         sets_.erase(id);
         throw;

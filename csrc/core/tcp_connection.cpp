@@ -154,7 +154,9 @@ void TcpConnection::arm(bool writable) {
 void TcpConnection::flush() {
   std::unique_lock<std::mutex> lock(mutex_);
   if (closed()) return;
+  const size_t queued = queued_bytes_;
   const Written written = write_queue();
+  bytes_drained_.fetch_add(queued - queued_bytes_, std::memory_order_relaxed);
   if (written == Written::kAll) arm(false);
   if (written != Written::kBroken) return;
   const std::string reason = "cannot send: " + describe_errno(errno);

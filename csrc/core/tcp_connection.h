@@ -49,6 +49,10 @@ class TcpConnection final : public Connection,
     return bytes_received_.load(std::memory_order_relaxed);
   }
 
+  uint64_t bytes_moved() const override {
+    return bytes_received() + bytes_drained_.load(std::memory_order_relaxed);
+  }
+
   // On the reactor's thread, once: from here on frames arrive.
   void start();
   void on_ready(uint32_t events) override;
@@ -90,6 +94,7 @@ class TcpConnection final : public Connection,
   std::atomic<bool> closing_{false};
   std::atomic<uint64_t> bytes_sent_{0};
   std::atomic<uint64_t> bytes_received_{0};
+  std::atomic<uint64_t> bytes_drained_{0};  // written once the socket had room again
 
   std::mutex mutex_;  // the socket's life and everything outbound
   std::condition_variable room_;

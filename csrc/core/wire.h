@@ -13,6 +13,8 @@
 
 namespace cpudist::core {
 
+inline constexpr uint64_t kPayloadLimitBytes = 1ull << 31;  // of one frame
+
 inline constexpr uint32_t kMagic = 0x31445043;  // "CPD1"
 inline constexpr uint16_t kProtocolVersion = 1;
 inline constexpr size_t kHeaderBytes = 64;

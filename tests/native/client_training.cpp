@@ -5,8 +5,10 @@
 // faults, interrupts and silence.
 
 #include <atomic>
+#include <chrono>
 #include <exception>
 #include <functional>
+#include <future>
 #include <memory>
 #include <numeric>
 #include <string>
@@ -33,6 +35,7 @@ struct Trainer {
   std::vector<float> table = std::vector<float>(kRows * kDim);
   std::vector<float> dense = std::vector<float>(kElements);
   std::atomic<bool> interrupt{false};
+  std::function<void()> handle_signal = [] {};  // runs before the interrupt is seen
 };
 
 // Runs every call in a thread of its own and rethrows the first failure.
@@ -56,7 +59,9 @@ void run_all(const std::vector<std::function<void()>>& calls) {
 
 class Cluster {
  public:
-  Cluster(uint32_t trainer_count, uint32_t server_count, const FaultPlan& plan = {})
+  // `last_cap_bytes`: memory cap of the last server.
+  Cluster(uint32_t trainer_count, uint32_t server_count, const FaultPlan& plan = {},
+          uint64_t last_cap_bytes = 0)
       : network_(InprocNetwork::create(plan)), trainers(trainer_count) {
     ServerOptions options;
     options.run_id = 7;
@@ -65,6 +70,7 @@ class Cluster {
     options.reconnect_grace_ms = 20000;
     for (uint32_t s = 0; s < server_count; ++s) {
       options.shard_id = s;
+      options.memory_cap_bytes = s + 1 == server_count ? last_cap_bytes : 0;
       servers_.push_back(std::make_unique<Server>(options));
       listeners_.push_back(network_->listen("server" + std::to_string(s), servers_[s].get()));
       addresses_.push_back(listeners_[s]->addresses());
@@ -104,7 +110,11 @@ class Cluster {
     options.resend_ms = 10;
     options.round_deadline_ms = 20000;
     options.servers = addresses_;
-    options.interrupted = [&trainer] { return trainer.interrupt.exchange(false); };
+    options.interrupted = [&trainer] {
+      if (!trainer.interrupt.exchange(false)) return false;
+      trainer.handle_signal();
+      return true;
+    };
     return std::make_unique<Client>(options, [this](ConnectionHandler* handler) {
       return make_connector(network_->connector(handler), nullptr);
     });
@@ -222,6 +232,45 @@ TEST(client_training_resumes_an_interrupted_push) {
            },
            [&] { CHECK_EQ(step_once(first, cluster.layout, 1, 0.75), 1); }});
   CHECK(first.dense == second.dense);
+}
+
+TEST(client_training_takes_in_answers_that_came_during_an_interrupt) {
+  Cluster cluster(2, 2);
+  Trainer& first = cluster.trainers[0];
+  Trainer& second = cluster.trainers[1];
+  std::promise<void> handling;
+  std::promise<void> pushed;
+  first.handle_signal = [&] {
+    handling.set_value();
+    pushed.get_future().wait_for(std::chrono::seconds(20));
+  };
+  first.interrupt = true;
+  run_all({[&] { CHECK_THROWS(step_once(first, cluster.layout, 0), Error); },
+           [&] {
+             handling.get_future().wait_for(std::chrono::seconds(20));
+             CHECK_EQ(step_once(second, cluster.layout, 0), 0);
+             pushed.set_value();
+           }});
+  run_all({[&] { CHECK_EQ(step_once(first, cluster.layout, 1), 1); },
+           [&] { CHECK_EQ(step_once(second, cluster.layout, 1), 1); }});
+  CHECK(first.dense == second.dense);
+}
+
+TEST(client_training_stops_when_only_some_servers_took_a_push) {
+  Cluster cluster(1, 2, {}, 64);
+  Trainer& trainer = cluster.trainers[0];
+  const auto message = [&](ErrorCode code) -> std::string {
+    try {
+      step_once(trainer, cluster.layout, 0);
+    } catch (const Error& error) {
+      CHECK_EQ(error.code(), code);
+      return error.what();
+    }
+    return "nothing was thrown";
+  };
+  CHECK(message(ErrorCode::kOverloaded).find("memory_cap_bytes = 64") != std::string::npos);
+  const std::string text = message(ErrorCode::kClosed);
+  CHECK(text.find("taken by server 0 but refused by server 1") != std::string::npos);
 }
 
 TEST(client_training_joins_after_leaving) {

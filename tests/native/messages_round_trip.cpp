@@ -208,6 +208,14 @@ TEST(messages_senders_must_sort_their_ids) {
   CHECK_EQ(error_code([&] { layout_store({}, tables, nullptr); }), refused);
 }
 
+TEST(messages_too_long_for_a_frame_are_refused_before_memory_is_taken) {
+  const uint32_t refused = code(ErrorCode::kInvalidArgument);
+  const std::vector<BlockRef> blocks = {{0, kPayloadLimitBytes, 0, 0}};
+  CHECK_EQ(error_code([&] { layout_push({}, blocks, {}, nullptr); }), refused);
+  CHECK_EQ(error_code([&] { layout_dense(0, blocks, nullptr); }), refused);
+  CHECK_EQ(error_code([&] { layout_store(blocks, {}, nullptr); }), refused);
+}
+
 TEST(messages_buckets_are_dealt_in_turn) {
   CHECK_EQ(owner_of_bucket(7, 3), 1u);
   CHECK_EQ(error_code([] { owner_of_bucket(7, 0); }), code(ErrorCode::kInvalidArgument));

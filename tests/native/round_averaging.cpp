@@ -222,6 +222,17 @@ TEST(round_table_step_counts_rounds_with_a_section) {
   CHECK_EQ(stored.blocks.at(0).step, 0u);
 }
 
+TEST(round_state_of_one_parameter_is_fetched_alone) {
+  World world(small_layout(), server_options(1));
+  FetchRequest fetch;
+  fetch.blocks = true;
+  fetch.parameter = 1;
+  const Frame frame = world[0].reply(world[0].plain(FrameKind::kFetchState, 0, encode(fetch)));
+  const StoreView stored = decode_store(view(frame.payload), world.layout);
+  CHECK_EQ(stored.blocks.size(), 1u);
+  CHECK_EQ(stored.blocks[0].block, 1u);
+}
+
 TEST(round_rows_of_dense_optimizers_count_their_own_steps) {
   kernels::OptimizerConfig config;
   config.kind = kernels::OptimizerKind::kAdam;

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <condition_variable>
 #include <cstring>
 #include <map>
@@ -52,6 +53,8 @@ class FakeConnection final : public Connection {
   bool reliable() const override { return true; }
   uint64_t bytes_sent() const override { return 10; }
   uint64_t bytes_received() const override { return 20; }
+  uint64_t bytes_moved() const override { return moved_; }
+  void move_bytes() { ++moved_; }
 
   // False at the deadline.
   bool wait_for_answer(uint64_t request_id, TimePoint deadline) const {
@@ -85,6 +88,7 @@ class FakeConnection final : public Connection {
   bool closed_ = false;
   std::string reason_;
   std::vector<Frame> frames_;
+  std::atomic<uint64_t> moved_{0};
 };
 
 inline std::span<const uint8_t> view(const Buffer& payload) {

@@ -81,6 +81,36 @@ TEST(server_silence_loses_the_trainer) {
   CHECK(world[0].connection()->wait_for_close(soon()));
 }
 
+TEST(server_bytes_of_a_long_frame_are_a_sign_of_life) {
+  ServerOptions options = server_options(1);
+  options.liveness_ms = 200;
+  World world(small_layout(), options);
+  const TimePoint end = Clock::now() + std::chrono::milliseconds(700);
+  while (Clock::now() < end) {
+    world[0].connection()->move_bytes();
+    CHECK(!world.server.wait_done(Clock::now() + std::chrono::milliseconds(10)));
+  }
+  CHECK(contains(loss_of(world.server), "silent for 0.2 s"));
+}
+
+TEST(server_set_opened_after_a_goodbye_waits_for_the_rest_only) {
+  World world(small_layout(), server_options(2));
+  world[1].ask(FrameKind::kGoodbye, Buffer(), kNoParamSet);
+  world[0].reply(world[0].ask(FrameKind::kOpen, encode(small_layout()), 1));
+  const Buffer values = store_all(small_layout(), server_options(2));
+  world[0].reply(world[0].ask(FrameKind::kStore, values.share(), 1));
+  world[0].reply(world[0].ask(FrameKind::kReady, Buffer(), 1));
+  world[0].reply(world[0].ask(FrameKind::kPush, make_push(small_layout(), {}), 1));
+}
+
+TEST(server_set_without_trainer_zero_is_never_ready) {
+  World world(small_layout(), server_options(2));
+  world[0].ask(FrameKind::kGoodbye, Buffer(), kNoParamSet);
+  world[1].reply(world[1].ask(FrameKind::kOpen, encode(small_layout()), 1));
+  const auto ready = world[1].ask(FrameKind::kReady, Buffer(), 1);
+  CHECK(contains(world[1].error(ready, ErrorCode::kClosed), "trainer 0"));
+}
+
 TEST(server_trainer_that_never_came_is_lost) {
   ServerOptions options = server_options(2);
   options.join_deadline_ms = 100;
