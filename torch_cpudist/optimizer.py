@@ -21,7 +21,8 @@ from torch_cpudist.errors import (
     UnsupportedOptimizerError,
 )
 from torch_cpudist.parameter_set import ParameterSet
-from torch_cpudist.placement import place
+from torch_cpudist.placement import Placement, place
+from torch_cpudist.state_checks import States, check_states
 from torch_cpudist.strategies.base import Strategy
 from torch_cpudist.strategies.sync_driver import SyncDriver
 
@@ -115,8 +116,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._check_use(configs, entry.group, entry.name, table=False)
         chief = self._context.trainer_rank == 0
         # Servers begin with trainer 0's values, and state from before wrapping.
-        earlier = self._take_over()
-        states = {**state_exchange.stepped_states(self._inners), **earlier}
+        stepped = state_exchange.stepped_states(self._inners)
+        check_states(placement, stepped)
+        if chief:
+            state_exchange.warn_of_lost(self._inners)
+        states = {**stepped, **self._take_over(placement)}
         self._parameters = ParameterSet(
             client,
             placement,
@@ -144,7 +148,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def _trained_ids(self) -> set[int]:
         return {id(p) for group in self.param_groups for p in group["params"]}
 
-    def _take_over(self) -> state_exchange.States:
+    def _take_over(self, placement: Placement) -> States:
         """Closes optimizers over the same parameters, once their values are here.
 
         Returns:
@@ -164,7 +168,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 for inner, one in pairs:
                     if any(inner is own for own in self._inners):
                         states |= state_exchange.by_parameter([inner], [one])
-            other.close()
+                check_states(placement, states)
+            other._close()
         return states
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -309,45 +314,52 @@ class DistributedOptimizer(torch.optim.Optimizer):
             state_dict: from ``state_dict()`` or from the plain torch optimizer.
 
         Raises:
-            InvalidArgumentError: it belongs to other optimizers.
+            InvalidArgumentError: it belongs to other optimizers or another model;
+                nothing was changed or sent.
+            ModelChangedError: see ``store_model``.
         """
-        self._open()
-        dicts = state_dict.get("optimizers", [state_dict])
-        self._replace(state_exchange.load_into_inners(self._inners, dicts))
+        parameters = self._open()
+        state_exchange.replace_state(
+            self._context, parameters, self._inners, state_dict
+        )
 
-    def store_model(self) -> None:
+    def store_model(self, *, all_rows: bool = False) -> None:
         """Sends trainer 0's weights to the servers, keeping state. Collective.
 
         For weights written after the optimizer was wrapped (``model.load_state_dict``,
-        say): whole parameters only, of those that were written.
-        """
-        states: state_exchange.States = {}
-        if self._context.trainer_rank == 0:
-            dicts = state_exchange.fetch(self._open(), self._inners)
-            states = state_exchange.by_parameter(self._inners, dicts)
-        self._replace(states)
+        say): whole parameters only, of those that were written. Call ``flush()`` before
+        writing to some rows of a table, so that the others are the servers'.
 
-    def _replace(self, states: state_exchange.States) -> None:
-        """Replaces values and state on the servers between two barriers."""
+        Args:
+            all_rows: every row of a written table was written, so that it matters not
+                whether rows were stale before.
+
+        Raises:
+            ModelChangedError: trainer 0 wrote to a table whose rows were not all
+                current; nothing was sent, and the other trainers wait for it.
+        """
         parameters = self._open()
-        self._context.barrier()
-        if self._context.trainer_rank == 0:
-            state_exchange.refresh(parameters)
-            state_exchange.store(parameters, states)
-        self._context.barrier()
-        parameters.accept_changes()
-        parameters.pull_dense()
+        state_exchange.replace_weights(
+            self._context, parameters, self._inners, all_rows
+        )
 
     # -- the end -----------------------------------------------------------------------
 
     def close(self, tell_servers: bool = True) -> None:
         """Gives the model its classes back, the servers their memory. Idempotent.
 
-        Values stay as they are here: ``flush()`` before makes them the servers'.
+        Values stay as they are here: ``flush()`` before makes them the servers'. The
+        optimizer state goes with the servers: save ``state_dict()`` before.
 
         Args:
             tell_servers: ``False`` where servers can no longer be reached.
         """
+        if self._parameters is not None and self._step_count_total:
+            state_exchange.note_lost(self._parameters, self._inners)
+        self._close(tell_servers)
+
+    def _close(self, tell_servers: bool = True) -> None:
+        """``close()`` where the state goes on elsewhere."""
         parameters, self._parameters = self._parameters, None
         if parameters is not None:
             parameters.close(tell_servers)

@@ -20,6 +20,9 @@ from torch_cpudist.optim import FTRL, RowWiseAdagrad
 
 Group = Mapping[str, Any]
 
+# What tells AdamW from Adam in their groups.
+DECOUPLED = "decoupled_weight_decay"
+
 # Options that choose how torch computes, not what.
 _IMPLEMENTATION_OPTIONS = frozenset({"foreach", "fused", "capturable"})
 
@@ -148,6 +151,17 @@ def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
             f"{type(optimizer).__qualname__}; they run exactly these classes: {known}. "
             "Use one of them."
         )
+
+
+def required_options(optimizer: torch.optim.Optimizer) -> frozenset[str]:
+    """Names of the options that a saved group of a checked optimizer must have."""
+    # Adam's groups that older versions of torch saved lack this one.
+    return _RULES[type(optimizer)][1] - {DECOUPLED}
+
+
+def known_options() -> frozenset[str]:
+    """Names of the options of all optimizers that the servers run."""
+    return frozenset().union(*(honoured for _, honoured in _RULES.values()))
 
 
 def read_group(optimizer: torch.optim.Optimizer, group: Group) -> _core.OptimizerConfig:

@@ -9,50 +9,49 @@ of a dense parameter, the parts of a rule one after the other (Adam: all ``m``, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
 from torch_cpudist import _core
-from torch_cpudist.errors import InvalidArgumentError
+from torch_cpudist.errors import ModelChangedError
 from torch_cpudist.parameter_set import ParameterSet, key_chunks
 from torch_cpudist.placement import DenseParameter, PlacedTable
-
-# Updates of each row, for rules that run lazily with a step count per row. torch
-# ignores it.
-ROW_STEP = "cpudist_row_step"
-
-
-@dataclass(frozen=True)
-class StatePart:
-    """One tensor of a rule's state: its name in torch, and whether one per row."""
-
-    name: str
-    per_row: bool = False
+from torch_cpudist.state_checks import (
+    ROW_STEP,
+    StatePart,
+    check_state,
+    part_shape,
+    state_parts,
+)
 
 
-def state_parts(config: _core.OptimizerConfig) -> list[StatePart]:
-    """Returns the parts of a rule's state in the servers' order."""
-    kind = config.kind
-    if kind == "sgd":
-        return [StatePart("momentum_buffer")] if config.momentum else []
-    if kind == "adagrad":
-        return [StatePart("sum")]
-    if kind == "row_wise_adagrad":
-        return [StatePart("sum", per_row=True)]
-    if kind == "rmsprop":
-        parts = [StatePart("square_avg")]
-        return [*parts, StatePart("momentum_buffer")] if config.momentum else parts
-    if kind == "ftrl":
-        return [StatePart("z"), StatePart("n")]
-    return [StatePart("exp_avg"), StatePart("exp_avg_sq")]
+def received(size: int | Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """Makes memory that the core writes to; torch's default dtype has no say."""
+    return torch.empty(size, dtype=dtype, device="cpu")
+
+
+def _sent(
+    name: str, tensor: torch.Tensor, shape: Sequence[int], dtype: torch.dtype
+) -> torch.Tensor:
+    """Lays a tensor out as the core reads it: shape, dtype, on the CPU, contiguous."""
+    tensor = tensor.detach()
+    if tensor.shape != torch.Size(shape):
+        raise ModelChangedError(
+            f"{name}: shape {tuple(tensor.shape)}, expected {tuple(shape)} as when its "
+            "optimizer was wrapped. Wrap the optimizer again after a change of shape."
+        )
+    # torch's SGD keeps the momentum of sparse gradients in a sparse tensor.
+    dense = tensor.to_dense() if tensor.is_sparse else tensor
+    return dense.to(device="cpu", dtype=dtype).contiguous()
 
 
 def _step_value(config: _core.OptimizerConfig, step: int) -> Any:
-    # torch's SparseAdam counts in a plain int, all others in a float tensor.
-    return step if config.kind == "sparse_adam" else torch.tensor(float(step))
+    # torch's SparseAdam counts in a plain int, all others in a float32 tensor.
+    if config.kind == "sparse_adam":
+        return step
+    return torch.tensor(float(step), dtype=torch.float32, device="cpu")
 
 
 def _finish(
@@ -65,14 +64,14 @@ def _finish(
     return {"step": _step_value(config, step), **state}
 
 
-def _dense(value: torch.Tensor) -> torch.Tensor:
-    # torch's SGD keeps the momentum of sparse gradients in a sparse tensor.
-    value = value.detach()
-    return value.to_dense() if value.is_sparse else value
-
-
 def _row_elements(part: StatePart, dim: int) -> int:
     return 1 if part.per_row else dim
+
+
+def _table_shape(parameters: ParameterSet, table: PlacedTable) -> tuple[int, int]:
+    """Rows and row length, as the servers hold the table."""
+    spec = parameters.placement.layout.tables[table.index]
+    return spec.rows, spec.dim
 
 
 def fetch_table_state(
@@ -82,16 +81,16 @@ def fetch_table_state(
 
     Cost: all rows with state, in chunks.
     """
-    rows, dim = table.found.weight.shape
+    rows, dim = _table_shape(parameters, table)
     parts = state_parts(config)
     widths = [_row_elements(part, dim) for part in parts]
-    tensors = [torch.empty(rows, width) for width in widths]
-    counts = torch.empty(rows, dtype=torch.int32)
+    tensors = [received((rows, width), torch.float32) for width in widths]
+    counts = received(rows, torch.int32)
     step = 0
     for keys in key_chunks(rows):
-        weights = torch.empty(len(keys), dim)
-        state = torch.empty(len(keys), sum(widths))
-        updates = torch.empty(len(keys), dtype=torch.int32)
+        weights = received((len(keys), dim), torch.float32)
+        state = received((len(keys), sum(widths)), torch.float32)
+        updates = received(len(keys), torch.int32)
         step = parameters.client.fetch_table(
             parameters.id,
             table.index,
@@ -129,12 +128,19 @@ def store_table_state(
         state: torch's state of this parameter; empty means initial.
         weight: float32 ``[rows, dim]``.
     """
-    rows, dim = weight.shape
+    name = table.found.name
+    rows, dim = shape = _table_shape(parameters, table)
     parts = state_parts(config)
-    step = int(state.get("step", 0))
-    present = _check_state(table.found.name, parts, state)
+    present = check_state(name, shape, config, state)
+    values = _sent(name, weight, shape, torch.float32)
+    step = int(state.get("step") or 0)
     columns = [
-        _dense(state[part.name]).float().reshape(rows, _row_elements(part, dim))
+        _sent(
+            f"{part.name} of {name}",
+            state[part.name],
+            part_shape(part, shape),
+            torch.float32,
+        ).reshape(rows, _row_elements(part, dim))
         for part in parts
         if present
     ]
@@ -142,33 +148,23 @@ def store_table_state(
     if counts is None and present:
         # A state saved by torch itself knows no rows: every row counts the table's
         # steps.
-        counts = torch.full((rows,), max(step, 1 if config.kind == "sgd" else step))
+        steps = max(step, 1) if config.kind == "sgd" else step
+        counts = torch.full((rows,), steps, dtype=torch.int32, device="cpu")
+    if counts is not None:
+        counts = _sent(f"{ROW_STEP} of {name}", counts, (rows,), torch.int32)
     for keys in key_chunks(rows):
         span = slice(int(keys[0]), int(keys[-1]) + 1)
         packed = torch.cat([c[span] for c in columns], dim=1) if columns else None
-        updates = None if counts is None else counts[span].to(torch.int32).contiguous()
-        values = weight[span].contiguous()
         parameters.client.store_table(
             parameters.id,
             table.index,
             keys.data_ptr(),
             len(keys),
-            values.data_ptr(),
+            values[span].data_ptr(),
             packed.data_ptr() if packed is not None else 0,
-            updates.data_ptr() if updates is not None else 0,
+            counts[span].data_ptr() if counts is not None else 0,
             step,
         )
-
-
-def _check_state(name: str, parts: list[StatePart], state: Mapping[str, Any]) -> bool:
-    """Returns whether state is there; all parts or none must be."""
-    missing = [part.name for part in parts if state.get(part.name) is None]
-    if missing and len(missing) < len(parts):
-        raise InvalidArgumentError(
-            f"load_state_dict: state of {name!r} lacks {missing}, expected "
-            f"{[part.name for part in parts]}; it comes from another optimizer."
-        )
-    return bool(parts) and not missing
 
 
 def _block_runs(
@@ -196,26 +192,20 @@ def fetch_dense_state(
     """Fetches the state of a dense parameter in torch's form."""
     parts = state_parts(config)
     runs = _block_runs(parameters, entry, parts)
-    parameter = entry.parameter
-    weights = torch.empty(parameter.numel(), dtype=parameter.dtype)
-    packed = torch.empty(
-        sum(last - first for _, first, last in runs), dtype=parameter.dtype
-    )
+    weights = received(entry.shape.numel(), entry.dtype)
+    packed = received(sum(last - first for _, first, last in runs), entry.dtype)
     step = parameters.client.fetch_parameter(
         parameters.id, entry.index, weights.data_ptr(), packed.data_ptr()
     )
-    rows = parameter.shape[0] if parameter.dim() else 1
-    tensors = [
-        torch.empty(rows if part.per_row else parameter.numel(), dtype=parameter.dtype)
-        for part in parts
-    ]
+    shapes = [part_shape(part, entry.shape) for part in parts]
+    tensors = [received(shape.numel(), entry.dtype) for shape in shapes]
     at = 0
     for i, first, last in runs:
         tensors[i][first:last] = packed[at : at + last - first]
         at += last - first
     named = {
-        part.name: tensor if part.per_row else tensor.reshape(parameter.shape)
-        for part, tensor in zip(parts, tensors, strict=True)
+        part.name: tensor.reshape(shape)
+        for part, tensor, shape in zip(parts, tensors, shapes, strict=True)
     }
     return _finish(config, step, named)
 
@@ -229,12 +219,18 @@ def store_dense_state(
 ) -> None:
     """Sends a dense parameter's values and state to the servers."""
     parts = state_parts(config)
-    values = weight.detach().contiguous()
+    values = _sent(entry.name, weight, entry.shape, entry.dtype)
     packed = None
-    step = int(state.get("step", 0))
-    if _check_state(entry.name, parts, state):
+    step = int(state.get("step") or 0)
+    if check_state(entry.name, entry.shape, config, state):
         flat = [
-            state[part.name].detach().to(values.dtype).reshape(-1) for part in parts
+            _sent(
+                f"{part.name} of {entry.name}",
+                state[part.name],
+                part_shape(part, entry.shape),
+                entry.dtype,
+            ).reshape(-1)
+            for part in parts
         ]
         runs = _block_runs(parameters, entry, parts)
         if runs:

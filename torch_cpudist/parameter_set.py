@@ -27,7 +27,7 @@ _STORE_ROWS = 65_536
 def key_chunks(rows: int) -> Iterator[torch.Tensor]:
     """Yields the keys ``0 .. rows-1`` as int64 tensors of bounded length."""
     for begin in range(0, rows, _STORE_ROWS):
-        yield torch.arange(begin, min(begin + _STORE_ROWS, rows))
+        yield torch.arange(begin, min(begin + _STORE_ROWS, rows), device="cpu")
 
 
 class ParameterSet:
@@ -58,6 +58,8 @@ class ParameterSet:
         self.id = client.open(placement.layout)
         self._bindings: list[TableBinding] = []
         self._versions: dict[int, int] = {}
+        # Whether every row of every table here is as after this trainer's last step.
+        self.tables_current = False
         store(self)
         client.ready(self.id)
         for table in placement.tables:
@@ -98,6 +100,7 @@ class ParameterSet:
         for binding in self._bindings:
             binding.bind_weight(self.client)
         self.client.pull_all_rows(self.id)
+        self.tables_current = True
         self._note_written([table.found.weight for table in self.placement.tables])
 
     # -- gradients ---------------------------------------------------------------------
@@ -145,6 +148,7 @@ class ParameterSet:
                 rows.append(
                     (table.index, keys.data_ptr(), keys.numel(), values.data_ptr())
                 )
+        self.tables_current = False
         with _Weights(self.placement.dense) as weights:
             applied = self.client.push(
                 self.id,
@@ -182,6 +186,16 @@ class ParameterSet:
         names = self.changed()
         if names:
             raise model_changed(names)
+
+    def check_kept(self) -> None:
+        """Refuses parameters that are no longer what the servers hold.
+
+        Raises:
+            ModelChangedError: a parameter has another shape, dtype or device.
+        """
+        _Weights(self.placement.dense)
+        for binding in self._bindings:
+            binding.bind_weight(self.client)
 
     def accept_changes(self) -> None:
         """Takes the values that stand in the model now as not written by others."""

@@ -7,18 +7,30 @@ What one parameter's state looks like on a server stands in ``optimizer_state.py
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import torch
 
 from torch_cpudist import optimizer_state
-from torch_cpudist.errors import InvalidArgumentError
+from torch_cpudist.errors import ModelChangedError
+from torch_cpudist.log import logger
 from torch_cpudist.parameter_set import ParameterSet
 from torch_cpudist.placement import DenseParameter, PlacedTable
+from torch_cpudist.state_checks import (
+    States,
+    check_dicts,
+    check_states,
+    state_parts,
+)
 
-# torch's state of each parameter, by the parameter itself.
-States = Mapping[torch.Tensor, Mapping[str, Any]]
+if TYPE_CHECKING:
+    from torch_cpudist.context import Context
+
+# Optimizers whose state went with the servers, and what they held themselves then.
+_left_behind: WeakKeyDictionary[torch.optim.Optimizer, object] = WeakKeyDictionary()
 
 
 def _indexed(inner: torch.optim.Optimizer) -> list[torch.Tensor]:
@@ -38,6 +50,28 @@ def stepped_states(inners: Sequence[torch.optim.Optimizer]) -> States:
         if int(state.get("step", 0) or 0) > 0
         or state.get("momentum_buffer") is not None
     }
+
+
+def note_lost(
+    parameters: ParameterSet, inners: Sequence[torch.optim.Optimizer]
+) -> None:
+    """Remembers optimizers whose state stays behind on servers that are left."""
+    if any(state_parts(config) for config in parameters.placement.layout.configs):
+        for inner in inners:
+            _left_behind[inner] = inner.state
+
+
+def warn_of_lost(inners: Sequence[torch.optim.Optimizer]) -> None:
+    """Warns of optimizers that begin anew without the state they had on servers."""
+    for inner in inners:
+        # Loading puts another dict in its place.
+        if inner in _left_behind and _left_behind.pop(inner) is inner.state:
+            logger.warning(
+                "%s was wrapped before, and its state went with shutdown() or close(): "
+                "it begins with the state that it had before that. Save "
+                "opt.state_dict() before and pass it to opt.load_state_dict().",
+                type(inner).__name__,
+            )
 
 
 def fetch(
@@ -63,9 +97,18 @@ def fetch(
                 state[i] = optimizer_state.fetch_dense_state(
                     parameters, entry, configs[entry.group]
                 )
-        groups = inner.state_dict()["param_groups"]
-        dicts.append({"state": state, "param_groups": groups})
+        dicts.append({"state": state, "param_groups": _saved_groups(inner)})
     return dicts
+
+
+def _saved_groups(inner: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    """Parameter groups as torch saves them: numbers instead of parameters."""
+    groups, first = [], 0
+    for group in inner.param_groups:
+        last = first + len(group["params"])
+        groups.append({**group, "params": list(range(first, last))})
+        first = last
+    return groups
 
 
 def by_parameter(
@@ -80,30 +123,34 @@ def by_parameter(
 
 
 def load_into_inners(
-    inners: Sequence[torch.optim.Optimizer], dicts: Sequence[dict[str, Any]]
+    parameters: ParameterSet,
+    inners: Sequence[torch.optim.Optimizer],
+    dicts: Sequence[Mapping[str, Any]],
 ) -> States:
-    """Sets the inner optimizers' hyper-parameters and takes their loaded state out.
+    """Sets the inner optimizers' hyper-parameters and takes the state out.
+
+    All is checked before anything is changed.
+
+    Returns:
+        State by parameter.
 
     Raises:
-        InvalidArgumentError: the number of optimizers differs.
+        InvalidArgumentError: it belongs to other optimizers or another model.
+        UnsupportedOptimizerError: an option has a value the servers do not honour.
     """
-    if len(dicts) != len(inners):
-        raise InvalidArgumentError(
-            f"load_state_dict: state of {len(dicts)} optimizers, expected "
-            f"{len(inners)}. Pass what state_dict() of the same optimizers returned."
-        )
+    check_dicts(inners, dicts, parameters.placement.layout.configs)
     states: dict[torch.Tensor, Mapping[str, Any]] = {}
     for inner, one in zip(inners, dicts, strict=True):
-        groups = inner.param_groups
-        parameters = [group["params"] for group in groups]
-        inner.load_state_dict(one)
-        states.update(inner.state)
-        inner.state.clear()
-        # Schedulers hold the dicts, so the loaded values go into the same ones.
-        for old, kept, new in zip(groups, parameters, inner.param_groups, strict=True):
-            old.clear()
-            old.update({**new, "params": kept})
-        inner.param_groups = groups
+        for group, saved in zip(inner.param_groups, one["param_groups"], strict=True):
+            for index, parameter in zip(saved["params"], group["params"], strict=True):
+                states[parameter] = one["state"].get(index, {})
+    check_states(parameters.placement, states, whole=True)
+    for inner, one in zip(inners, dicts, strict=True):
+        for group, saved in zip(inner.param_groups, one["param_groups"], strict=True):
+            # Schedulers hold the dicts, so the loaded values go into the same ones.
+            kept = ("params", "param_names")
+            options = {k: v for k, v in saved.items() if k not in kept}
+            group.update(copy.deepcopy(options))
     return states
 
 
@@ -132,11 +179,42 @@ def store(parameters: ParameterSet, states: States) -> None:
             states.get(entry.parameter, {}),
             entry.parameter.detach(),
         )
+    parameters.tables_current = True
+
+
+def check_written(parameters: ParameterSet) -> None:
+    """Refuses tables that were written while some of their rows were stale here.
+
+    Raises:
+        ModelChangedError: rows that nobody wrote would take the servers' rows back to
+            an earlier step.
+    """
+    changed = set(parameters.changed())
+    tables = [table.found.name for table in parameters.placement.tables]
+    written = [name for name in tables if name in changed]
+    if written and not parameters.tables_current:
+        raise ModelChangedError(
+            f"table {written[0]!r} was written after a step, when rows that were not "
+            "looked up since are of an earlier step here; sending it would undo what "
+            "they learned. Nothing was sent. Call opt.flush() before writing to a "
+            "table. If all its rows were written (model.load_state_dict), call "
+            "opt.store_model(all_rows=True) on every trainer."
+        )
 
 
 @torch.no_grad()
-def refresh(parameters: ParameterSet) -> None:
-    """Pulls all values from the servers, but keeps those that others wrote here."""
+def refresh(parameters: ParameterSet, all_rows: bool = False) -> None:
+    """Pulls all values from the servers, but keeps those that others wrote here.
+
+    Args:
+        parameters: the parameter set.
+        all_rows: written tables are kept even if rows were stale when written.
+
+    Raises:
+        ModelChangedError: see ``check_written``; no value was changed.
+    """
+    if not all_rows:
+        check_written(parameters)
     changed = set(parameters.changed())
     trained = parameters.trained()
     kept = {name: weight.clone() for name, weight in trained if name in changed}
@@ -146,3 +224,51 @@ def refresh(parameters: ParameterSet) -> None:
     for name, weight in trained:
         if name in kept:
             weight.copy_(kept[name])
+
+
+def replace_state(
+    context: Context,
+    parameters: ParameterSet,
+    inners: Sequence[torch.optim.Optimizer],
+    state_dict: Any,
+) -> None:
+    """Loads a ``state_dict``; see ``DistributedOptimizer.load_state_dict``."""
+    _check_before(context, parameters, all_rows=False)
+    several = isinstance(state_dict, Mapping) and "optimizers" in state_dict
+    dicts = state_dict["optimizers"] if several else [state_dict]
+    states = load_into_inners(parameters, inners, dicts)
+    context.barrier()
+    if context.trainer_rank == 0:
+        refresh(parameters)
+        store(parameters, states)
+    _take_in(context, parameters)
+
+
+def replace_weights(
+    context: Context,
+    parameters: ParameterSet,
+    inners: Sequence[torch.optim.Optimizer],
+    all_rows: bool,
+) -> None:
+    """Sends what was written; see ``DistributedOptimizer.store_model``."""
+    _check_before(context, parameters, all_rows)
+    context.barrier()
+    if context.trainer_rank == 0:
+        states = by_parameter(inners, fetch(parameters, inners))
+        refresh(parameters, all_rows)
+        store(parameters, states)
+    _take_in(context, parameters)
+
+
+def _check_before(context: Context, parameters: ParameterSet, all_rows: bool) -> None:
+    # After the first barrier a refusal would leave the others waiting in the second.
+    parameters.check_kept()
+    if context.trainer_rank == 0 and not all_rows:
+        check_written(parameters)
+
+
+def _take_in(context: Context, parameters: ParameterSet) -> None:
+    context.barrier()
+    parameters.tables_current = context.trainer_rank == 0
+    parameters.accept_changes()
+    parameters.pull_dense()
