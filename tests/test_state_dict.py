@@ -306,7 +306,7 @@ def test_wrapping_again_does_not_undo_rows_either():
             model.weight[0] = 9.0
         with pytest.raises(cpudist.ModelChangedError, match=r"'weight'.*flush"):
             cpudist.DistributedOptimizer(inner, model)
-        optimizer.flush()
+        optimizer.flush(overwrite=True)
         assert model.weight[1:3].eq(-1.0).all()
 
     run(body, 1)

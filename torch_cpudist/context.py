@@ -224,7 +224,7 @@ class Context:
     # -- the end
     # -----------------------------------------------------------------------------
 
-    def shutdown(self) -> None:
+    def shutdown(self, pull: str = "all") -> None:
         """Leaves the run in good order; see ``cpudist.shutdown``."""
         if self._forked:
             raise ForkedProcessError(_FORKED)
@@ -234,6 +234,7 @@ class Context:
         try:
             for optimizer in self.optimizers():
                 optimizer.leave()
+                optimizer.take_home(pull)
                 optimizer.close()
             if self._endpoints.client is not None:
                 self._endpoints.client.goodbye()

@@ -7,7 +7,7 @@ from __future__ import annotations
 import operator
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
@@ -18,10 +18,13 @@ from torch_cpudist.clip import Clip, ClipNorm, ClipValue
 from torch_cpudist.errors import (
     ClosedError,
     InvalidArgumentError,
+    ModelChangedError,
     UnsupportedOptimizerError,
 )
+from torch_cpudist.inner_guard import InnerGuard
+from torch_cpudist.log import logger
 from torch_cpudist.parameter_set import ParameterSet
-from torch_cpudist.placement import Placement, place
+from torch_cpudist.placement import Placement, parameter_names, place
 from torch_cpudist.state_checks import States, check_states
 from torch_cpudist.strategies.base import Strategy
 from torch_cpudist.strategies.sync_driver import SyncDriver
@@ -49,8 +52,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     Args:
         optimizer: a ``torch.optim`` optimizer, or several (``SparseAdam`` on tables,
-        ``AdamW``
-            on the rest, say).
+            ``AdamW`` on the rest, say).
         model: the module whose embeddings are looked at.
         strategy: a strategy, its name, or a dict with ``name``; default ``Sync()``;
             ``CPUDIST_STRATEGY`` wins.
@@ -124,8 +126,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._parameters = ParameterSet(
             client,
             placement,
-            lambda opened: state_exchange.store(opened, states) if chief else None,
+            (lambda opened: state_exchange.store(opened, states)) if chief else None,
         )
+        names = parameter_names(model, self.param_groups)
+        self._guard = InnerGuard(self._inners, placement, names)
         self._driver = SyncDriver(self._parameters)
         self._step_count_total = 0
         self._rounds = 0
@@ -181,10 +185,28 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if self._parameters is not None:
             raise UnsupportedOptimizerError(
                 "add_param_group: the placement of a DistributedOptimizer is fixed. "
-                "Add the "
-                "group to the inner optimizer and build a new DistributedOptimizer."
+                "Add the group to the inner optimizer and build a new one over it."
             )
         super().add_param_group(param_group)
+
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        # What torch.amp.GradScaler asks before it decides, alone, to skip a step.
+        raise UnsupportedOptimizerError(
+            "GradScaler skips steps on one trainer that the others take. Train with "
+            "torch.autocast('cpu', dtype=torch.bfloat16), which needs no scaler."
+        )
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        """Refuses copies.
+
+        Raises:
+            UnsupportedOptimizerError: always; servers hold one of it.
+        """
+        raise UnsupportedOptimizerError(
+            "a DistributedOptimizer cannot be copied or pickled: its state is on the "
+            "servers. Save opt.state_dict(), and build another one over a copied model."
+        )
 
     # -- training ----------------------------------------------------------------------
 
@@ -192,8 +214,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if self._parameters is None:
             raise ClosedError(
                 "this DistributedOptimizer is closed: shutdown() was called or a new "
-                "one took "
-                "over its parameters."
+                "one took over its parameters."
             )
         return self._parameters
 
@@ -212,18 +233,15 @@ class DistributedOptimizer(torch.optim.Optimizer):
         Args:
             closure: evaluates the model again and returns the loss.
             samples: samples behind this gradient of a *mean* loss: weighs the trainers
-            of the
-                round by it, so that uneven batches are exact; 0 has no weight. ``None``
-                weighs equally. All trainers of a round use the same one of the two
-                ways.
+                of the round by it, so that uneven batches are exact; 0 has no weight.
+                ``None`` weighs equally. All trainers of a round use the same way.
 
         Returns:
             What the closure returned, else ``None``.
 
         Raises:
             UnpulledRowError, DenseGradientError, ModelChangedError: nothing was sent.
-            ConfigMismatchError: trainers disagree about hyper-parameters; nothing
-            applied.
+            ConfigMismatchError: trainers disagree about options; nothing applied.
             PeerLostError: a process died; the round may be applied on some servers.
             OperationTimeoutError: a live trainer did not get there in time.
         """
@@ -233,6 +251,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         began = time.perf_counter()
+        self._guard.check()
         with torch.no_grad():
             self._rounds = self._driver.step(self._configs(), samples, self.clip) + 1
         self._step_s += time.perf_counter() - began
@@ -242,18 +261,31 @@ class DistributedOptimizer(torch.optim.Optimizer):
             inner._opt_called = True  # type: ignore[attr-defined]
         return loss
 
-    def flush(self, pull: str = "all") -> None:
+    def flush(self, pull: str = "all", *, overwrite: bool = False) -> None:
         """Returns when every push of this trainer is applied and copies are fresh.
 
         May be called by one trainer alone.
 
         Args:
             pull: ``"all"`` refreshes tables and dense parameters, ``"dense"`` the
-            latter,
-                ``"none"`` nothing.
+                latter, ``"none"`` nothing.
+            overwrite: drop what was written to the model since the last step.
+
+        Raises:
+            ModelChangedError: it was written, without ``overwrite``; all is as before.
         """
-        self._open()
+        parameters = self._open()
+        if not overwrite:
+            parameters.check_unchanged()
         self._driver.flush(pull)
+
+    def take_home(self, pull: str) -> None:
+        """Flushes, unless the model was changed after its last step: for shutdown."""
+        try:
+            self._open().check_kept()
+            self.flush(pull)
+        except ModelChangedError as changed:
+            logger.warning("shutdown leaves the model as it is: %s", changed)
 
     def leave(self) -> None:
         """Ends this trainer's part in rounds: the others go on without it.
@@ -362,5 +394,6 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """``close()`` where the state goes on elsewhere."""
         parameters, self._parameters = self._parameters, None
         if parameters is not None:
+            self._guard.release()
             parameters.close(tell_servers)
             self._context.remove_optimizer(self)

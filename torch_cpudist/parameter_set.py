@@ -40,14 +40,14 @@ class ParameterSet:
         self,
         client: _core.Client,
         placement: Placement,
-        store: Callable[[ParameterSet], None],
+        store: Callable[[ParameterSet], None] | None,
     ) -> None:
         """Opens the set, and waits until trainer 0's values are on the servers.
 
         Args:
             client: this trainer's client.
             placement: tables, dense parameters and their layout.
-            store: called once the set is open: trainer 0 sends the initial values.
+            store: sends the initial values once the set is open; on trainer 0 only.
 
         Raises:
             ConfigMismatchError: another trainer opened a different layout.
@@ -58,12 +58,12 @@ class ParameterSet:
         self.id = client.open(placement.layout)
         self._bindings: list[TableBinding] = []
         self._versions: dict[int, int] = {}
-        # Whether every row of every table here is as after this trainer's last step.
-        self.tables_current = False
-        store(self)
+        if store is not None:
+            store(self)
         client.ready(self.id)
         for table in placement.tables:
             self._bind(table)
+        self.tables_current = store is not None
         self.pull_dense()
 
     def _bind(self, table: PlacedTable) -> None:
@@ -86,6 +86,16 @@ class ParameterSet:
         tables = [(t.found.name, t.found.weight) for t in self.placement.tables]
         return tables + [(d.name, d.parameter) for d in self.placement.dense]
 
+    @property
+    def tables_current(self) -> bool:
+        """Whether every row of every table is as after this trainer's last step."""
+        return not any(binding.stale for binding in self._bindings)
+
+    @tables_current.setter
+    def tables_current(self, current: bool) -> None:
+        for binding in self._bindings:
+            binding.stale = not current
+
     # -- values from the servers -------------------------------------------------------
 
     def pull_dense(self) -> None:
@@ -97,8 +107,12 @@ class ParameterSet:
 
     def pull_tables(self) -> None:
         """Overwrites every row of every table with the servers' values."""
+        changed = self.changed()
         for binding in self._bindings:
-            binding.bind_weight(self.client)
+            if binding.name in changed:
+                binding.forget_rows(self.client)
+            else:
+                binding.bind_weight(self.client)
         self.client.pull_all_rows(self.id)
         self.tables_current = True
         self._note_written([table.found.weight for table in self.placement.tables])
@@ -128,7 +142,7 @@ class ParameterSet:
             some
                 servers.
         """
-        self._check_unchanged()
+        self.check_unchanged()
         gradients: list[tuple[int, int]] = []
         rows: list[tuple[int, int, int, int]] = []
         alive: list[torch.Tensor] = []
@@ -182,7 +196,8 @@ class ParameterSet:
             if self._versions[id(parameter)] != parameter._version
         ]
 
-    def _check_unchanged(self) -> None:
+    def check_unchanged(self) -> None:
+        """Raises ``ModelChangedError`` if somebody else wrote since our last write."""
         names = self.changed()
         if names:
             raise model_changed(names)

@@ -69,7 +69,8 @@ class Placement:
     layout: _core.ParamSetLayout
 
 
-def _names(model: nn.Module, groups: list[dict[str, Any]]) -> dict[int, str]:
+def parameter_names(model: nn.Module, groups: list[dict[str, Any]]) -> dict[int, str]:
+    """Names parameters by ``id``: as the model does, else by their group."""
     names = {id(p): name for name, p in model.named_parameters(remove_duplicate=False)}
     for g, group in enumerate(groups):
         parameters = group["params"]
@@ -241,7 +242,7 @@ def place(
     Raises:
         UnsupportedModelError: a parameter cannot be placed, with name and reason.
     """
-    names = _names(model, groups)
+    names = parameter_names(model, groups)
     group_of: dict[int, int] = {}
     ordered: list[nn.Parameter] = []
     for g, group in enumerate(groups):

@@ -249,12 +249,18 @@ def init(
     return opened
 
 
-def shutdown() -> None:
+def shutdown(pull: str = "all") -> None:
     """Ends this rank's part; its server serves on until all trainers have left.
 
+    Leaves the rounds and refreshes the models, so that ``model.state_dict()`` is what
+    was trained so far; a model that was written after its last step stays as it is.
     Closes the optimizers, which gives wrapped modules their own classes back, destroys
     the process group if ``init()`` made it, and restores torch's thread count. A second
     call does nothing. After a ``PeerLostError`` it ends at once and raises that again.
+
+    Args:
+        pull: as of ``flush``: ``"all"`` brings every row of every table once over the
+            wire, ``"dense"`` and ``"none"`` leave rows as they were last looked up.
 
     Raises:
         NotInitializedError: ``init()`` was not called in this thread.
@@ -262,7 +268,7 @@ def shutdown() -> None:
         OperationTimeoutError: trainers live, but made no progress for
             ``CPUDIST_ROUND_DEADLINE_MS``.
     """
-    context.get_context().shutdown()
+    context.get_context().shutdown(pull)
 
 
 def serve() -> None:

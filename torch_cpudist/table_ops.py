@@ -22,6 +22,7 @@ from torch_cpudist.errors import (
     ModelChangedError,
     UnsupportedModelError,
 )
+from torch_cpudist.log import logger
 
 _handles = itertools.count(1)
 _bindings: weakref.WeakValueDictionary[int, TableBinding] = (
@@ -35,7 +36,8 @@ def model_changed(names: list[str]) -> ModelChangedError:
         f"{len(names)} parameters were written outside the optimizer since its last "
         f"step (first: {names[0]!r}). The servers hold the truth and would overwrite "
         "them: load weights before wrapping the optimizer, or call opt.store_model() "
-        "on every trainer to send trainer 0's values to the servers."
+        "on every trainer to send trainer 0's values to the servers, or "
+        "opt.flush(overwrite=True) to drop what was written."
     )
 
 
@@ -83,6 +85,9 @@ class TableBinding:
         self.handle = next(_handles)
         self._shape = weight.shape
         self._address = 0
+        self._warned = False
+        # Whether rows here may be older than this trainer's last step.
+        self.stale = True
         self.bind_weight(client)
         _bindings[self.handle] = self
 
@@ -106,6 +111,21 @@ class TableBinding:
             )
         client.bind_table(self.param_set, self.table, address)
         self._address = address
+
+    def forget_rows(self, client: _core.Client) -> None:
+        """Makes the client pull every row again: somebody else wrote the weight."""
+        self._address = 0
+        self.bind_weight(client)
+
+    def warn_if_stale(self) -> None:
+        """Warns, once, before the weight is saved or copied with rows that are old."""
+        if self.stale and self.client is not None and not self._warned:
+            self._warned = True
+            logger.warning(
+                "table %r is saved or copied while rows of it are older than the last "
+                "step. Call opt.flush() before.",
+                self.name,
+            )
 
     def check_weight(self, weight: torch.Tensor) -> None:
         """Refuses a weight that took the place of the bound one.

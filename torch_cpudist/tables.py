@@ -41,12 +41,19 @@ class _OnServers:
     """First base of a module's class while its table lives on servers."""
 
     _cpudist_plain: ClassVar[type]
+    _cpudist_binding: TableBinding
 
     def __init_subclass__(cls) -> None:
         """Keeps a class of the user's own from counting this one as its subclass."""
 
+    def _save_to_state_dict(self, *arguments: Any) -> None:
+        """Saves the weight; warns if ``flush()`` was forgotten."""
+        self._cpudist_binding.warn_if_stale()
+        super()._save_to_state_dict(*arguments)  # type: ignore[misc]
+
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Copies and saved models are plain modules, without servers."""
+        self._cpudist_binding.warn_if_stale()
         state = {
             k: v for k, v in self.__dict__.items() if not k.startswith("_cpudist_")
         }
