@@ -9,6 +9,7 @@ ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 VENV=$ROOT/.venv
 SETUP_LOG=$VENV/setup.log
 TORCH_VERSION=2.13.0
+TORCHREC_VERSION=1.8.0
 # Seconds that the package index has to answer before anything else is tried.
 NETWORK_CHECK_S=${NETWORK_CHECK_S:-4}
 
@@ -187,6 +188,9 @@ setup_env() {
   stage "compiled core" python scripts/native_build.py extension
   if [ $fresh = no ]; then
     stage "package and extras ($extras)" pip_install --no-build-isolation -e ".[$extras]"
+    # With its requirements it would bring FBGEMM's GPU build over the one of `models`.
+    [[ ",$extras," != *,models,* ]] ||
+      stage "torchrec" pip_install --no-deps "torchrec==$TORCHREC_VERSION"
     for extra in "$@"; do
       environment_stamp >"$VENV/setup-$extra.stamp"
     done

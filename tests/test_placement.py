@@ -17,13 +17,16 @@ from torch import nn
 import torch_cpudist as cpudist
 from torch_cpudist.optimizer_rules import read_group
 from torch_cpudist.placement import place
+from torch_cpudist.strategies.base import Updates
 
 
 def placed(model, servers=1, optimizer=None, **sharding):
     optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=0.1)
     groups = optimizer.param_groups
     configs = [read_group(optimizer, group) for group in groups]
-    return place(model, groups, configs, cpudist.Sharding(**sharding), servers)
+    return place(
+        model, groups, configs, cpudist.Sharding(**sharding), servers, Updates()
+    )
 
 
 def blocks(placement):
@@ -149,8 +152,9 @@ def test_hash_depends_on_names_only():
         "m = torch.nn.ModuleList([torch.nn.Linear(3, 3) for _ in range(6)]);"
         "o = torch.optim.SGD(m.parameters(), lr=.1);"
         "from torch_cpudist.optimizer_rules import read_group;"
+        "from torch_cpudist.strategies.base import Updates;"
         "p = place(m, o.param_groups, [read_group(o, o.param_groups[0])],"
-        " c.Sharding(split_method='hash'), 4);"
+        " c.Sharding(split_method='hash'), 4, Updates());"
         "print(*[b.shard for b in p.layout.blocks])"
     )
     model = nn.ModuleList([nn.Linear(3, 3) for _ in range(6)])

@@ -14,7 +14,7 @@ _build_check.check()
 
 from torch_cpudist import errors, optim
 from torch_cpudist.clip import ClipNorm, ClipValue, clip_grad_norm_
-from torch_cpudist.config import Server, Sharding
+from torch_cpudist.config import Communicator, Server, Sharding
 from torch_cpudist.context import Context, current, get_context
 from torch_cpudist.errors import (
     AddressError,
@@ -53,17 +53,19 @@ from torch_cpudist.runtime import (
     trainer_count,
     trainer_rank,
 )
-from torch_cpudist.strategies import Strategy, Sync, strategy
+from torch_cpudist.strategies import Async, Strategy, Sync, strategy
 from torch_cpudist.tables import shard_tables
 
 __version__ = "0.1.0"
 
 __all__ = [
     "AddressError",
+    "Async",
     "BackendUnavailableError",
     "ClipNorm",
     "ClipValue",
     "ClosedError",
+    "Communicator",
     "ConfigMismatchError",
     "ConfigurationError",
     "Context",

@@ -148,6 +148,8 @@ class ParamSetLayout:
         configs: Sequence[OptimizerConfig],
         tables: Sequence[TableSpec],
         blocks: Sequence[BlockSpec],
+        on_arrival: bool = False,
+        max_staleness: int | None = None,
     ) -> None: ...
     configs: Final[list[OptimizerConfig]]
     tables: Final[list[TableSpec]]
@@ -291,6 +293,51 @@ class Client:
 
     def ready(self, param_set: int) -> None:
         """Trainer 0 after its last store; the others wait here for it."""
+
+    def holds_values(self, param_set: int) -> bool:
+        """Whether the servers had all values when it was opened."""
+
+    def start_queue(
+        self,
+        param_set: int,
+        *,
+        size: int,
+        max_merge: int,
+        mean: Sequence[bool],
+        pull_every: int,
+    ) -> None:
+        """Starts the thread that sends the pushes of a set updated on arrival.
+
+        Args:
+            param_set: from ``open``.
+            size: pushes that may wait while one is on its way.
+            max_merge: of them that travel as one.
+            mean: per parameter group, merge by the mean instead of the sum.
+            pull_every: pushes between two replies with dense values.
+        """
+
+    def enqueue(
+        self,
+        param_set: int,
+        *,
+        configs: Sequence[OptimizerConfig],
+        parameters: Sequence[tuple[int, int]] = (),
+        tables: Sequence[tuple[int, int, int, int]] = (),
+        weights: Sequence[int] = (),
+        samples: int = 0,
+        clip_value: float = 0.0,
+        clip_norm: float = 0.0,
+    ) -> int:
+        """One step: queues a copy of the gradients, takes values in that have come.
+
+        Arguments as of ``push``. Waits for room in the queue, and with a bound on
+        staleness until the push is applied.
+
+        Returns the number of updates behind server 0's values.
+        """
+
+    def drain(self, param_set: int) -> None:
+        """Waits until everything queued is applied."""
 
     def fetch_table(
         self,

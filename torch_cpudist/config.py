@@ -14,11 +14,12 @@ import difflib
 import operator
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NoReturn, TypeVar, dataclass_transform, get_type_hints
+from typing import Any, NoReturn, TypeVar, dataclass_transform, get_args, get_type_hints
 
 from torch_cpudist.errors import ConfigurationError
 
 T = TypeVar("T")
+_CLASSES: list[type] = []
 _WORDS = {"1": True, "true": True, "yes": True, "on": True}
 _WORDS |= {"0": False, "false": False, "no": False, "off": False}
 
@@ -80,6 +81,7 @@ def settings(cls: type[T]) -> type[T]:
     made: Any = dataclass(frozen=True)(cls)
     made.__setattr__ = _refuse_mutation
     made.__delattr__ = _refuse_mutation
+    _CLASSES.append(made)
     return made  # type: ignore[no-any-return]
 
 
@@ -103,7 +105,9 @@ def check(instance: Any) -> None:
     for entry in scalar_fields(type(instance)):
         value = getattr(instance, entry.name)
         where = f"{type(instance).__name__}({entry.name}={value!r})"
-        kind = hints[entry.name]
+        kind, optional = _kind(hints[entry.name])
+        if value is None and optional:
+            continue
         if type(value) is not kind:
             raise ConfigurationError(
                 f"{where}: expected {kind.__name__}, found {type(value).__name__}."
@@ -113,6 +117,12 @@ def check(instance: Any) -> None:
         choices = entry.metadata.get("choices")
         if choices is not None and value not in choices:
             raise ConfigurationError(f"{where}: {nearest(str(value), choices)}")
+
+
+def _kind(hint: Any) -> tuple[type, bool]:
+    """The type of a field, and whether it may be ``None``."""
+    kinds = [kind for kind in get_args(hint) if kind is not type(None)]
+    return (kinds[0], True) if kinds else (hint, False)
 
 
 def from_mapping(cls: type[T], values: T | Mapping[str, Any]) -> T:
@@ -136,12 +146,15 @@ def from_mapping(cls: type[T], values: T | Mapping[str, Any]) -> T:
     return cls(**values)
 
 
-def parse_text(variable: str, text: str, kind: type) -> Any:
-    """Reads the text of a variable as ``bool``, ``int``, ``float`` or ``str``.
+def parse_text(variable: str, text: str, hint: Any) -> Any:
+    """Reads a variable as ``bool``, ``int``, ``float``, ``str``, or ``none``.
 
     Raises:
         ConfigurationError: the text is not one.
     """
+    kind, optional = _kind(hint)
+    if optional and text.strip().lower() == "none":
+        return None
     try:
         if kind is bool:
             return _WORDS[text.strip().lower()]
@@ -229,10 +242,41 @@ class Server:
         check(self)
 
 
+@settings
+class Communicator:
+    """How a trainer sends pushes without waiting for their update.
+
+    Attributes:
+        send_queue_size: pushes that may wait while one is on its way; a further step
+            waits for room. ``CPUDIST_COMMUNICATOR_SEND_QUEUE_SIZE``.
+        max_merge: waiting pushes that travel as one update, at most.
+            ``CPUDIST_COMMUNICATOR_MAX_MERGE``.
+        merge_rule: ``"sum"``, ``"mean"`` over the merged pushes, or ``"auto"``: the sum
+            for SGD, whose updates add up, the mean for adaptive optimizers.
+            ``CPUDIST_COMMUNICATOR_MERGE_RULE``.
+        pull_every: pushes between two replies that bring dense values.
+            ``CPUDIST_COMMUNICATOR_PULL_EVERY``.
+    """
+
+    send_queue_size: int = field(default=2, metadata={"least": 1, "most": 65536})
+    max_merge: int = field(default=2, metadata={"least": 1, "most": 65536})
+    merge_rule: str = field(
+        default="auto", metadata={"choices": ("auto", "sum", "mean")}
+    )
+    pull_every: int = field(default=1, metadata={"least": 1, "most": 2**31 - 1})
+
+    def __post_init__(self) -> None:
+        """Checks the fields."""
+        check(self)
+
+
+def classes() -> tuple[type, ...]:
+    """All settings classes, those of strategies too."""
+    return tuple(_CLASSES)
+
+
 def variables() -> frozenset[str]:
     """The environment variables of all settings classes."""
     return frozenset(
-        variable_of(cls, entry.name)
-        for cls in (Sharding, Server)
-        for entry in scalar_fields(cls)
+        variable_of(cls, entry.name) for cls in classes() for entry in scalar_fields(cls)
     )

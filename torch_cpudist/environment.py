@@ -299,7 +299,8 @@ def parse(variables: Mapping[str, str]) -> Environment:
     known_settings = config.variables()
     texts = {name: text for name, text in variables.items() if name in known_settings}
     server = config.with_environment(config.Server(), texts)
-    config.with_environment(config.Sharding(), texts)
+    for kind in config.classes():
+        config.with_environment(kind(), texts)
     made = Environment(
         rank=_integer(variables, "RANK", 0) if launched else 0,
         world_size=world_size,

@@ -27,7 +27,7 @@ from torch_cpudist.parameter_set import ParameterSet
 from torch_cpudist.placement import Placement, parameter_names, place
 from torch_cpudist.state_checks import States, check_states
 from torch_cpudist.strategies.base import Strategy
-from torch_cpudist.strategies.sync_driver import SyncDriver
+from torch_cpudist.strategies.drivers import make_driver
 
 Inner = torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
 
@@ -111,6 +111,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             configs,
             self.strategy.sharding,
             self._context.server_count,
+            self.strategy.updates(),
         )
         for table in placement.tables:
             self._check_use(configs, table.group, table.found.name, table=True)
@@ -130,7 +131,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         )
         names = parameter_names(model, self.param_groups)
         self._guard = InnerGuard(self._inners, placement, names)
-        self._driver = SyncDriver(self._parameters)
+        self._driver = make_driver(self.strategy, self._parameters)
         self._step_count_total = 0
         self._rounds = 0
         self._sample_count = 0
@@ -253,7 +254,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         began = time.perf_counter()
         self._guard.check()
         with torch.no_grad():
-            self._rounds = self._driver.step(self._configs(), samples, self.clip) + 1
+            self._rounds = self._driver.step(self._configs(), samples, self.clip)
         self._step_s += time.perf_counter() - began
         self._step_count_total += 1
         self._sample_count += operator.index(samples or 0)

@@ -9,6 +9,7 @@ and carries gradients to the servers. When to do so is the strategy's business.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 
 import torch
 from torch import nn
@@ -58,12 +59,14 @@ class ParameterSet:
         self.id = client.open(placement.layout)
         self._bindings: list[TableBinding] = []
         self._versions: dict[int, int] = {}
-        if store is not None:
+        # A trainer 0 that comes back finds the values of a run that went on.
+        stored = store is not None and not client.holds_values(self.id)
+        if store is not None and stored:
             store(self)
         client.ready(self.id)
         for table in placement.tables:
             self._bind(table)
-        self.tables_current = store is not None
+        self.tables_current = stored
         self.pull_dense()
 
     def _bind(self, table: PlacedTable) -> None:
@@ -143,25 +146,7 @@ class ParameterSet:
                 servers.
         """
         self.check_unchanged()
-        gradients: list[tuple[int, int]] = []
-        rows: list[tuple[int, int, int, int]] = []
-        alive: list[torch.Tensor] = []
-        for entry in self.placement.dense:
-            if entry.parameter.grad is not None:
-                grad = read_dense_gradient(
-                    entry.name, entry.parameter.grad, entry.dtype
-                )
-                alive.append(grad)
-                gradients.append((entry.index, grad.data_ptr()))
-        for table in self.placement.tables:
-            if table.found.weight.grad is not None:
-                keys, values = read_table_gradient(
-                    table.found.name, table.found.weight.grad
-                )
-                alive += (keys, values)
-                rows.append(
-                    (table.index, keys.data_ptr(), keys.numel(), values.data_ptr())
-                )
+        gradients = self._gradients()
         self.tables_current = False
         with _Weights(self.placement.dense) as weights:
             applied = self.client.push(
@@ -172,12 +157,66 @@ class ParameterSet:
                 clip_value=clip.value if isinstance(clip, ClipValue) else 0.0,
                 clip_norm=clip.max_norm if isinstance(clip, ClipNorm) else 0.0,
                 configs=configs,
-                parameters=gradients,
-                tables=rows,
+                parameters=gradients.parameters,
+                tables=gradients.tables,
                 weights=weights.addresses,
             )
         self._note_written([parameter for _, parameter in self.trained()])
         return applied
+
+    def enqueue(
+        self, configs: list[_core.OptimizerConfig], samples: int, clip: Clip | None
+    ) -> int:
+        """Queues a copy of the gradients, and takes dense values in that have come.
+
+        Args:
+            configs: hyper-parameters of this step, one per group.
+            samples: samples behind the gradients; counted only.
+            clip: how this trainer's gradient is clipped.
+
+        Returns:
+            The number of updates behind server 0's dense values.
+
+        Raises:
+            UnpulledRowError, DenseGradientError, ModelChangedError: nothing was queued.
+            Error: what an earlier push failed with.
+        """
+        self.check_unchanged()
+        gradients = self._gradients()
+        self.tables_current = False
+        with _Weights(self.placement.dense) as weights:
+            updates = self.client.enqueue(
+                self.id,
+                samples=samples,
+                clip_value=clip.value if isinstance(clip, ClipValue) else 0.0,
+                clip_norm=clip.max_norm if isinstance(clip, ClipNorm) else 0.0,
+                configs=configs,
+                parameters=gradients.parameters,
+                tables=gradients.tables,
+                weights=weights.addresses,
+            )
+        self._note_written([parameter for _, parameter in self.trained()])
+        return updates
+
+    def _gradients(self) -> _Gradients:
+        found = _Gradients()
+        for entry in self.placement.dense:
+            if entry.parameter.grad is not None:
+                grad = read_dense_gradient(
+                    entry.name, entry.parameter.grad, entry.dtype
+                )
+                found.alive.append(grad)
+                found.parameters.append((entry.index, grad.data_ptr()))
+        for table in self.placement.tables:
+            if table.found.weight.grad is not None:
+                keys, values = read_table_gradient(
+                    table.found.name, table.found.weight.grad
+                )
+                found.alive += (keys, values)
+                found.tables.append(
+                    (table.index, keys.data_ptr(), keys.numel(), values.data_ptr())
+                )
+        return found
 
     # -- writes by others --------------------------------------------------------------
 
@@ -227,6 +266,15 @@ class ParameterSet:
         self._bindings.clear()
         if tell_servers:
             self.client.close(self.id)
+
+
+@dataclass
+class _Gradients:
+    """Gradients of one step as the client takes them."""
+
+    parameters: list[tuple[int, int]] = field(default_factory=list)
+    tables: list[tuple[int, int, int, int]] = field(default_factory=list)
+    alive: list[torch.Tensor] = field(default_factory=list)  # what addresses point to
 
 
 class _Weights:

@@ -24,6 +24,7 @@ from torch_cpudist.tables import MAX_NORM_OBSTACLE, FoundTable, find_tables
 
 if TYPE_CHECKING:
     from torch_cpudist.config import Sharding
+    from torch_cpudist.strategies.base import Updates
 
 logger = logging.getLogger("torch_cpudist")
 
@@ -77,6 +78,32 @@ def parameter_names(model: nn.Module, groups: list[dict[str, Any]]) -> dict[int,
         for i, parameter in enumerate(parameters):
             names.setdefault(id(parameter), f"param_groups[{g}][{i}]")
     return names
+
+
+def _check_plain(model: nn.Module) -> None:
+    """Refuses what averages or updates parameters by itself, besides the servers."""
+    for name, module in model.named_modules():
+        owner = f"module {name!r}" if name else "the model"
+        kind = type(module).__name__
+        if isinstance(module, nn.parallel.DistributedDataParallel):
+            raise UnsupportedModelError(
+                f"{owner} is a {kind}, which averages the trainers' gradients itself. "
+                "Pass the module inside it, and call that one too."
+            )
+        # torchrec's fused and sharded modules, without importing it.
+        if hasattr(type(module), "fused_optimizer"):
+            raise UnsupportedModelError(
+                f"{owner} is a {kind}, which updates its tables itself, during "
+                "backward or on other ranks. Use the plain module, of torchrec the "
+                "unsharded EmbeddingBagCollection."
+            )
+    for name, parameter in model.named_parameters():
+        if hasattr(parameter, "_in_backward_optimizers"):
+            raise UnsupportedModelError(
+                f"parameter {name!r} is updated during backward, by torch's "
+                "_apply_optimizer_in_backward. Leave that call out: its optimizer runs "
+                "on the servers."
+            )
 
 
 def _check_initialized(name: str, parameter: nn.Parameter) -> None:
@@ -225,6 +252,7 @@ def place(
     configs: list[_core.OptimizerConfig],
     sharding: Sharding,
     server_count: int,
+    updates: Updates,
 ) -> Placement:
     """Places everything that the optimizer's groups train.
 
@@ -234,6 +262,7 @@ def place(
         configs: one per group.
         sharding: how dense parameters are cut and dealt.
         server_count: number of servers.
+        updates: when servers apply gradients.
 
     Returns:
         Tables and dense parameters in a fixed order, and the layout that travels to
@@ -243,6 +272,7 @@ def place(
         UnsupportedModelError: a parameter cannot be placed, with name and reason.
     """
     names = parameter_names(model, groups)
+    _check_plain(model)
     group_of: dict[int, int] = {}
     ordered: list[nn.Parameter] = []
     for g, group in enumerate(groups):
@@ -271,6 +301,8 @@ def place(
             for t in tables
         ],
         blocks=_cut(dense, sharding, server_count),
+        on_arrival=updates.on_arrival,
+        max_staleness=updates.max_staleness,
     )
     _log_placement(layout, server_count)
     return Placement(tables, dense, layout)

@@ -128,17 +128,11 @@ uint64_t fetch_parameter(ClientHolder& self, uint32_t param_set, uint32_t parame
   return step;
 }
 
-uint64_t push(ClientHolder& self, uint32_t param_set, std::vector<OptimizerConfig> configs,
-              const std::vector<ParameterArgument>& parameters,
-              const std::vector<TableArgument>& tables, const std::vector<Address>& weights,
-              double weight, uint64_t samples, bool by_samples, double clip_value,
-              double clip_norm) {
+core::StepPush make_step(std::vector<OptimizerConfig> configs,
+                         const std::vector<ParameterArgument>& parameters,
+                         const std::vector<TableArgument>& tables,
+                         const std::vector<Address>& weights) {
   core::StepPush step;
-  step.weight = weight;
-  step.samples = samples;
-  step.by_samples = by_samples;
-  step.clip_value = clip_value;
-  step.clip_norm = clip_norm;
   step.configs = std::move(configs);
   for (const auto& [index, gradient] : parameters) {
     step.parameters.push_back({index, at<const void>(gradient)});
@@ -147,7 +141,67 @@ uint64_t push(ClientHolder& self, uint32_t param_set, std::vector<OptimizerConfi
     step.tables.push_back({index, at<const int64_t>(keys), count, at<const float>(rows)});
   }
   step.weights = pointers(weights);
+  return step;
+}
+
+uint64_t push(ClientHolder& self, uint32_t param_set, std::vector<OptimizerConfig> configs,
+              const std::vector<ParameterArgument>& parameters,
+              const std::vector<TableArgument>& tables, const std::vector<Address>& weights,
+              double weight, uint64_t samples, bool by_samples, double clip_value,
+              double clip_norm) {
+  core::StepPush step = make_step(std::move(configs), parameters, tables, weights);
+  step.weight = weight;
+  step.samples = samples;
+  step.by_samples = by_samples;
+  step.clip_value = clip_value;
+  step.clip_norm = clip_norm;
   return self.get().push(param_set, step);
+}
+
+uint64_t enqueue(ClientHolder& self, uint32_t param_set, std::vector<OptimizerConfig> configs,
+                 const std::vector<ParameterArgument>& parameters,
+                 const std::vector<TableArgument>& tables, const std::vector<Address>& weights,
+                 uint64_t samples, double clip_value, double clip_norm) {
+  core::StepPush step = make_step(std::move(configs), parameters, tables, weights);
+  step.samples = samples;
+  step.clip_value = clip_value;
+  step.clip_norm = clip_norm;
+  return self.get().enqueue(param_set, step);
+}
+
+void start_queue(ClientHolder& self, uint32_t param_set, uint32_t size, uint32_t max_merge,
+                 const std::vector<bool>& mean, uint32_t pull_every) {
+  self.get().start_queue(param_set, {size, max_merge, mean, pull_every});
+}
+
+// {"0": n, "1": n, "2-3": n, ...} up to the last bucket that has something.
+py::dict histogram(const std::array<uint64_t, core::StalenessStats::kBuckets>& counts) {
+  py::dict result;
+  size_t last = counts.size();
+  while (last > 0 && counts[last - 1] == 0) --last;
+  for (size_t i = 0; i < last; ++i) {
+    const uint64_t low = i == 0 ? 0 : uint64_t{1} << (i - 1);
+    const uint64_t high = i == 0 ? 0 : low + (low - 1);
+    const std::string name =
+        low == high ? std::to_string(low) : std::to_string(low) + "-" + std::to_string(high);
+    result[py::str(name)] = counts[i];
+  }
+  return result;
+}
+
+py::dict staleness(const core::StalenessStats& stats) {
+  const double pushes = stats.pushes == 0 ? 1.0 : static_cast<double>(stats.pushes);
+  py::dict result;
+  result["pushes"] = stats.pushes;
+  result["merged"] = stats.merged;
+  result["overloaded"] = stats.overloaded;
+  result["steps"] = histogram(stats.steps);
+  result["steps_max"] = stats.steps_max;
+  result["steps_mean"] = static_cast<double>(stats.steps_sum) / pushes;
+  result["samples"] = histogram(stats.samples);
+  result["samples_max"] = stats.samples_max;
+  result["samples_mean"] = static_cast<double>(stats.samples_sum) / pushes;
+  return result;
 }
 
 py::dict stats(const ClientHolder& self) {
@@ -166,6 +220,7 @@ py::dict stats(const ClientHolder& self) {
   result["rows_pushed"] = stats.rows_pushed;
   result["wait_s"] = stats.wait_s;
   result["round_wait_s"] = stats.round_wait_s;
+  result["staleness"] = staleness(stats.staleness);
   return result;
 }
 
@@ -260,7 +315,15 @@ void bind_values(Class& client) {
            py::arg("tables") = std::vector<TableArgument>(),
            py::arg("weights") = std::vector<Address>(), py::arg("weight") = 1.0,
            py::arg("samples") = 0, py::arg("by_samples") = false, py::arg("clip_value") = 0.0,
-           py::arg("clip_norm") = 0.0, NoGil());
+           py::arg("clip_norm") = 0.0, NoGil())
+      .def("enqueue", &enqueue, py::arg("param_set"), py::kw_only(), py::arg("configs"),
+           py::arg("parameters") = std::vector<ParameterArgument>(),
+           py::arg("tables") = std::vector<TableArgument>(),
+           py::arg("weights") = std::vector<Address>(), py::arg("samples") = 0,
+           py::arg("clip_value") = 0.0, py::arg("clip_norm") = 0.0, NoGil())
+      .def(
+          "drain", [](ClientHolder& self, uint32_t param_set) { self.get().drain(param_set); },
+          py::arg("param_set"), NoGil());
 }
 
 void bind_membership(Class& client) {
@@ -275,6 +338,14 @@ void bind_membership(Class& client) {
       .def(
           "ready", [](ClientHolder& self, uint32_t param_set) { self.get().ready(param_set); },
           py::arg("param_set"), NoGil())
+      .def(
+          "holds_values",
+          [](const ClientHolder& self, uint32_t param_set) {
+            return self.get().holds_values(param_set);
+          },
+          py::arg("param_set"), NoGil())
+      .def("start_queue", &start_queue, py::arg("param_set"), py::kw_only(), py::arg("size"),
+           py::arg("max_merge"), py::arg("mean"), py::arg("pull_every"), NoGil())
       .def(
           "leave", [](ClientHolder& self, uint32_t param_set) { self.get().leave(param_set); },
           py::arg("param_set"), NoGil())

@@ -6,6 +6,7 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -174,10 +175,18 @@ void bind_layout(py::module_& module) {
       .def_readonly("row_width", &BlockSpec::row_width);
   py::class_<ParamSetLayout>(module, "ParamSetLayout")
       .def(py::init([](std::vector<OptimizerConfig> configs, std::vector<TableSpec> tables,
-                       std::vector<BlockSpec> blocks) {
-             return ParamSetLayout{std::move(configs), std::move(tables), std::move(blocks)};
+                       std::vector<BlockSpec> blocks, bool on_arrival,
+                       std::optional<uint64_t> max_staleness) {
+             ParamSetLayout layout;
+             if (on_arrival) layout.mode = core::UpdateMode::kOnArrival;
+             layout.max_staleness = max_staleness.value_or(core::kAnyStaleness);
+             layout.configs = std::move(configs);
+             layout.tables = std::move(tables);
+             layout.blocks = std::move(blocks);
+             return layout;
            }),
-           py::arg("configs"), py::arg("tables"), py::arg("blocks"))
+           py::arg("configs"), py::arg("tables"), py::arg("blocks"), py::arg("on_arrival") = false,
+           py::arg("max_staleness") = py::none())
       .def_readonly("configs", &ParamSetLayout::configs)
       .def_readonly("tables", &ParamSetLayout::tables)
       .def_readonly("blocks", &ParamSetLayout::blocks);

@@ -4,6 +4,7 @@
 // Sequenced operations: how they run and resume, opening and closing, the step.
 #include "core/client.h"
 
+#include <algorithm>
 #include <cmath>
 #include <utility>
 
@@ -97,7 +98,7 @@ void Client::Impl::finish_round(ClientSet& set, bool detached, std::span<const R
   std::vector<uint64_t> rounds;
   for (const RequestPtr& request : replies) {
     const auto targets = detached ? std::span<void* const>() : weights;
-    rounds.push_back(unpack_dense(set, request->reply, targets));
+    rounds.push_back(unpack_dense(set, request->reply, targets).round);
   }
   for (const uint64_t round : rounds) {
     if (round != rounds.front()) {
@@ -132,8 +133,9 @@ void Client::Impl::check_whole(ClientSet& set) {
                                       "; the servers no longer hold one model. Start again");
 }
 
-uint64_t agreed_round(std::span<const RequestPtr> replies) {
+uint64_t agreed_round(const ClientSet& set, std::span<const RequestPtr> replies) {
   uint64_t agreed = 0;
+  if (set.layout.mode == UpdateMode::kOnArrival) return agreed;
   for (size_t i = 0; i < replies.size(); ++i) {
     const uint64_t round = decode_round_reply(payload_of(replies[i])).round;
     if (i > 0 && round != agreed) {
@@ -150,7 +152,10 @@ uint64_t agreed_round(std::span<const RequestPtr> replies) {
 Client::Client(ClientOptions options, const ConnectorFactory& make_connector)
     : impl_(std::make_unique<Impl>(std::move(options), make_connector)) {}
 
-Client::~Client() = default;
+Client::~Client() {
+  impl_->session.disconnect();
+  impl_->stop_queues();
+}
 
 void Client::connect() { impl_->session.connect(); }
 
@@ -169,12 +174,17 @@ uint32_t Client::open(const ParamSetLayout& layout) {
   impl->run_all(
       FrameKind::kOpen, set->id, [set] { return encode(set->layout); },
       [impl, set](std::span<const RequestPtr> replies) {
-        set->round = agreed_round(replies);
+        set->round = agreed_round(*set, replies);
+        set->ready = std::all_of(replies.begin(), replies.end(), [](const RequestPtr& reply) {
+          return decode_round_reply(payload_of(reply)).ready;
+        });
         const std::lock_guard sets_lock(impl->sets_mutex);
         impl->sets.emplace(set->id, set);
       });
   return set->id;
 }
+
+bool Client::holds_values(uint32_t param_set) const { return impl_->find(param_set)->ready; }
 
 void Client::ready(uint32_t param_set) {
   const std::lock_guard lock(impl_->sequenced_mutex);
@@ -183,7 +193,7 @@ void Client::ready(uint32_t param_set) {
   impl_->run_all(
       FrameKind::kReady, param_set, [] { return Buffer(); },
       [set](std::span<const RequestPtr> replies) {
-        set->round = agreed_round(replies);
+        set->round = agreed_round(*set, replies);
         set->member = true;
         set->invalidate_tables();
       });
@@ -243,19 +253,22 @@ uint64_t Client::push(uint32_t param_set, const StepPush& step) {
 }
 
 void Client::close(uint32_t param_set) {
+  drain(param_set);
   const std::lock_guard lock(impl_->sequenced_mutex);
   Impl* impl = impl_.get();
   impl->finish_unfinished();
-  impl->find(param_set);
+  const ClientSetPtr set = impl->find(param_set);
   impl->run_all(
       FrameKind::kClose, param_set, [] { return Buffer(); },
       [impl, param_set](std::span<const RequestPtr>) {
         const std::lock_guard sets_lock(impl->sets_mutex);
         impl->sets.erase(param_set);
       });
+  impl->stop_queue(*set);
 }
 
 void Client::goodbye() {
+  impl_->drain_queues();
   const std::lock_guard lock(impl_->sequenced_mutex);
   if (std::exchange(impl_->said_goodbye, true)) return;
   try {
@@ -284,6 +297,7 @@ ClientStats Client::stats() const {
   impl_->session.add_stats(&stats);
   stats.rows_pulled = impl_->rows_pulled;
   stats.rows_pushed = impl_->rows_pushed;
+  impl_->add_queue_stats(&stats);
   return stats;
 }
 

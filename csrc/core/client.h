@@ -5,6 +5,7 @@
 // straight from gradients and writes pulled rows straight into the trainer's weights.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -40,6 +41,31 @@ struct ClientOptions {
   std::function<void(int, const std::string&)> log;
 };
 
+// How old gradients were when they were applied: updates, and samples behind them, between the
+// reading of the oldest value and the update. Bucket 0 counts the age 0, bucket i ages from 2^(i-1)
+// to 2^i - 1.
+struct StalenessStats {
+  static constexpr size_t kBuckets = 65;
+  std::array<uint64_t, kBuckets> steps{};
+  std::array<uint64_t, kBuckets> samples{};
+  uint64_t pushes = 0;
+  uint64_t merged = 0;      // pushes that travelled with an earlier one
+  uint64_t overloaded = 0;  // refusals for lack of memory, sent again
+  uint64_t steps_sum = 0;
+  uint64_t samples_sum = 0;
+  uint64_t steps_max = 0;
+  uint64_t samples_max = 0;
+  void add(const StalenessStats& other);
+};
+
+// Of a parameter set that is updated on arrival.
+struct QueueOptions {
+  uint32_t size = 1;        // pushes that may wait while one is on its way
+  uint32_t max_merge = 1;   // of them that travel as one
+  std::vector<bool> mean;   // per parameter group: merged by the mean, else by the sum
+  uint32_t pull_every = 1;  // pushes between two replies with dense values
+};
+
 struct ClientStats {
   uint64_t bytes_sent = 0;  // sum over connections, headers included
   uint64_t bytes_received = 0;
@@ -50,6 +76,7 @@ struct ClientStats {
   uint64_t rows_pushed = 0;
   double wait_s = 0;        // blocked on servers, all requests
   double round_wait_s = 0;  // of which in pushes, commits and barriers
+  StalenessStats staleness;
 };
 
 struct ParameterGradient {  // one dense parameter with a gradient
@@ -95,6 +122,8 @@ class Client {
 
   // Returns the id: the n-th open of every trainer names the same parameter set.
   uint32_t open(const ParamSetLayout& layout);
+  // Whether the servers had all values when it was opened: trainer 0 must not store them again.
+  bool holds_values(uint32_t param_set) const;
   // Where pulled rows go: `weight` is [rows, dim] and stays valid until close.
   void bind_table(uint32_t param_set, uint32_t table, float* weight);
   void store_table(uint32_t param_set, uint32_t table, std::span<const int64_t> keys,
@@ -122,6 +151,16 @@ class Client {
   // server and the updated blocks are written to `weight`. Throws kUnpulledRow before anything is
   // sent. Pulled rows count as stale afterwards. Returns the number of the round applied.
   uint64_t push(uint32_t param_set, const StepPush& step);
+
+  // ---- updates on arrival ----
+  void start_queue(uint32_t param_set, const QueueOptions& options);
+  // One step: packs the gradient, queues it and takes the newest dense values in that have come.
+  // Waits for room in the queue; with max_staleness until it is applied. Throws what an earlier
+  // push failed with; kUnpulledRow before anything is queued; after kInterrupted and kTimeout it is
+  // queued. Returns the version of server 0's values.
+  uint64_t enqueue(uint32_t param_set, const StepPush& step);
+  void drain(uint32_t param_set);  // until everything queued is applied
+
   void leave(uint32_t param_set);
   bool is_member(uint32_t param_set) const;
   void barrier();  // leaves every parameter set, waits for all, rejoins all

@@ -16,6 +16,7 @@
 
 #include "core/client.h"
 #include "core/client_param_set.h"
+#include "core/client_queue.h"
 #include "core/client_session.h"
 
 namespace cpudist::core {
@@ -34,9 +35,12 @@ struct Operation {
   std::vector<RequestPtr> in_flight;
 };
 using OperationPtr = std::shared_ptr<Operation>;
-using ClientSetPtr = std::shared_ptr<ClientSet>;
 
 inline constexpr uint64_t kChunkBytes = 8ull << 20;
+
+inline Version dense_version_of(const ClientSet& set, const Frame& reply) {
+  return unpack_dense(set, reply, {});
+}
 
 inline std::span<const uint8_t> payload_of(const RequestPtr& request) {
   return {request->reply.payload.data(), request->reply.payload.size()};
@@ -58,10 +62,21 @@ struct Client::Impl {
   void run_all(FrameKind kind, uint32_t param_set, const std::function<Buffer()>& payload,
                std::function<void(std::span<const RequestPtr>)> receive);
   void join(const ClientSetPtr& set);
+  bool agree(const BarrierReply& first, const BarrierReply& second);
   // Throws kClosed if the last push was refused by some servers and taken by others.
   void check_whole(ClientSet& set);
   void finish_round(ClientSet& set, bool detached, std::span<const RequestPtr> replies,
                     std::span<void* const> weights);
+
+  // ---- updates on arrival ----
+  PushQueue& queue_of(const ClientSet& set) const;
+  void take_arrived(ClientSet& set, std::span<void* const> weights);
+  // What is queued comes before any other request that changes a server. Without locks.
+  void drain_queues();
+  void stop_queues();
+  void stop_queue(ClientSet& set);
+  void add_queue_stats(ClientStats* stats);
+  std::vector<std::shared_ptr<PushQueue>> queues();
 
   // ---- idempotent requests ----
   // Before a read: an interrupted step is finished first, so that the read sees it.
@@ -74,6 +89,7 @@ struct Client::Impl {
   std::vector<uint16_t> owners;  // server of each bucket
   std::mutex sets_mutex;
   std::map<uint32_t, ClientSetPtr> sets;
+  ClientStats closed_queues;   // of sets that were closed
   std::mutex sequenced_mutex;  // taken before the session's and a table's
   uint32_t next_set = 0;
   bool said_goodbye = false;
@@ -83,7 +99,8 @@ struct Client::Impl {
   std::atomic<uint64_t> rows_pushed{0};
 };
 
-// The round that every reply names; throws kProtocol if they differ.
-uint64_t agreed_round(std::span<const RequestPtr> replies);
+// The round that every reply names; throws kProtocol if they differ. Servers that update on arrival
+// need not agree: 0 then.
+uint64_t agreed_round(const ClientSet& set, std::span<const RequestPtr> replies);
 
 }  // namespace cpudist::core

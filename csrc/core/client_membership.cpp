@@ -7,6 +7,12 @@
 namespace cpudist::core {
 
 void Client::Impl::join(const ClientSetPtr& set) {
+  if (set->layout.mode == UpdateMode::kOnArrival) {
+    run_all(
+        FrameKind::kJoin, set->id, [] { return encode(Join{JoinStep::kMember, 0}); },
+        [set](std::span<const RequestPtr>) { set->member = true; });
+    return;
+  }
   const auto operation = std::make_shared<Operation>();
   const auto to_server_0 = [this, set](JoinStep step) {
     return std::vector<RequestPtr>{
@@ -14,7 +20,7 @@ void Client::Impl::join(const ClientSetPtr& set) {
   };
   operation->stages.push_back(
       {[=] { return to_server_0(JoinStep::kHold); },
-       [set](std::span<const RequestPtr> replies) { set->round = agreed_round(replies); }});
+       [set](std::span<const RequestPtr> replies) { set->round = agreed_round(*set, replies); }});
   const auto register_at_others = [this, set] {
     std::vector<RequestPtr> requests;
     for (uint32_t s = 1; s < server_count(); ++s) {
@@ -30,6 +36,7 @@ void Client::Impl::join(const ClientSetPtr& set) {
 }
 
 void Client::leave(uint32_t param_set) {
+  drain(param_set);
   const std::lock_guard lock(impl_->sequenced_mutex);
   impl_->finish_unfinished();
   const ClientSetPtr set = impl_->find(param_set);
@@ -41,7 +48,23 @@ void Client::leave(uint32_t param_set) {
 
 bool Client::is_member(uint32_t param_set) const { return impl_->find(param_set)->member; }
 
+bool Client::Impl::agree(const BarrierReply& first, const BarrierReply& second) {
+  const std::lock_guard lock(sets_mutex);
+  if (first.rounds.size() != second.rounds.size()) return false;
+  for (size_t i = 0; i < first.rounds.size(); ++i) {
+    const auto& [id, round] = first.rounds[i];
+    if (id != second.rounds[i].first) return false;
+    const auto found = sets.find(id);
+    const bool on_arrival =
+        found != sets.end() && found->second->layout.mode == UpdateMode::kOnArrival;
+    // A trainer that died may have reached only some servers.
+    if (!on_arrival && round != second.rounds[i].second) return false;
+  }
+  return true;
+}
+
 void Client::barrier() {
+  impl_->drain_queues();
   const std::lock_guard lock(impl_->sequenced_mutex);
   Impl* impl = impl_.get();
   impl->finish_unfinished();
@@ -51,7 +74,7 @@ void Client::barrier() {
         // All trainers have left, so the servers agree unless a round is half applied.
         const BarrierReply reply = decode_barrier_reply(payload_of(replies.front()));
         for (const RequestPtr& other : replies) {
-          if (decode_barrier_reply(payload_of(other)).rounds == reply.rounds) continue;
+          if (impl->agree(reply, decode_barrier_reply(payload_of(other)))) continue;
           throw Error(ErrorCode::kProtocol,
                       "barrier: servers " + std::to_string(replies.front()->server) + " and " +
                           std::to_string(other->server) + " disagree about the round");

@@ -16,7 +16,12 @@ namespace cpudist::core {
 
 ClientSet::ClientSet(uint32_t set_id, const ParamSetLayout& set_layout,
                      std::span<const uint16_t> owners, uint32_t servers)
-    : id(set_id), layout(set_layout), server_count(servers), shard_blocks(servers) {
+    : id(set_id),
+      layout(set_layout),
+      server_count(servers),
+      shard_blocks(servers),
+      dense_read_(servers),
+      rows_read_(servers, Version(kAnyStaleness)) {
   for (uint32_t t = 0; t < layout.tables.size(); ++t) {
     tables.push_back(std::make_unique<TableCache>(layout.tables[t], kernels::table_salt(id, t),
                                                   owners, server_count));
@@ -184,14 +189,18 @@ Buffer pack_server(ClientSet& set, uint32_t server, const PushHeader& header,
 
 }  // namespace
 
-std::vector<Buffer> pack_push(ClientSet& set, const StepPush& step, const Pool& pool) {
+std::vector<Buffer> pack_push(ClientSet& set, const StepPush& step, const Pool& pool,
+                              bool want_dense) {
   PushHeader header;
   header.round = set.round;
-  header.weight = step.weight;
   header.samples = step.samples;
-  header.by_samples = step.by_samples;
-  header.clip_value = step.clip_value;
-  header.clip_norm = step.clip_norm;
+  header.want_dense = want_dense;
+  if (set.layout.mode == UpdateMode::kRounds) {
+    header.weight = step.weight;
+    header.by_samples = step.by_samples;
+    header.clip_value = step.clip_value;
+    header.clip_norm = step.clip_norm;
+  }
   header.configs = step.configs;
   // The split of a table is shared with its pulls.
   std::vector<std::unique_lock<std::mutex>> locks;
@@ -219,16 +228,16 @@ uint64_t packed_rows(const ClientSet& set) {
   return rows;
 }
 
-uint64_t unpack_dense(const ClientSet& set, const Frame& reply, std::span<void* const> weights) {
+Version unpack_dense(const ClientSet& set, const Frame& reply, std::span<void* const> weights) {
   const DenseView view = decode_dense({reply.payload.data(), reply.payload.size()}, set.layout);
-  if (weights.empty()) return view.round;
+  if (weights.empty()) return view.version;
   for (const DenseSection& section : view.blocks) {
     const BlockSpec& block = set.layout.blocks[section.block];
     auto* base = static_cast<uint8_t*>(weights[block.parameter]);
     std::memcpy(base + block.offset * size_of(block.dtype), section.values.data(),
                 section.values.size());
   }
-  return view.round;
+  return view.version;
 }
 
 }  // namespace cpudist::core

@@ -8,6 +8,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <span>
 #include <vector>
 
@@ -26,6 +27,8 @@ struct PackedTable {
   std::vector<float*> destinations;
 };
 
+class PushQueue;
+
 struct ClientSet {
   ClientSet(uint32_t id, const ParamSetLayout& layout, std::span<const uint16_t> owners,
             uint32_t server_count);
@@ -41,9 +44,11 @@ struct ClientSet {
   // Changed by sequenced operations only; `member` is read by pulls of other threads.
   std::atomic<bool> member{false};
   uint64_t round = 0;
+  bool ready = false;                    // the servers had all values when it was opened
   std::atomic<bool> dense_stale{false};  // a round was applied whose blocks were not taken in
 
-  std::vector<RequestPtr> refused;  // the last push, if a server refused it
+  std::vector<RequestPtr> refused;   // the last push, if a server refused it
+  std::shared_ptr<PushQueue> queue;  // updates on arrival; holds this set, released by close
 
   // Scratch of push, used by one sequenced operation at a time.
   std::vector<PackedTable> packed;
@@ -54,16 +59,31 @@ struct ClientSet {
   uint64_t block_state_elements(uint32_t block) const;
   uint32_t row_state_elements(uint32_t table) const;
   void invalidate_tables();
+
+  // ---- what the next gradient is computed on, per server ----
+  void note_dense(uint32_t server, Version version);  // written to the weights
+  Version dense_version(uint32_t server) const;
+  void note_rows(uint32_t server, Version version);  // pulled
+  // The oldest of both; forgets the rows. kAnyStaleness where nothing was read.
+  std::vector<Version> take_read();
+
+ private:
+  mutable std::mutex read_mutex_;
+  std::vector<Version> dense_read_;
+  std::vector<Version> rows_read_;
 };
+using ClientSetPtr = std::shared_ptr<ClientSet>;
 
 // Checks a step and finds the distinct keys of its gradients. Throws kInvalidArgument,
 // kRowOutOfRange, kUnpulledRow; only scratch memory was changed then.
 void prepare_push(ClientSet& set, const StepPush& step);
 // One payload per server of the step that was prepared last. Duplicate keys are summed in order.
-std::vector<Buffer> pack_push(ClientSet& set, const StepPush& step, const Pool& pool);
+// Updates on arrival: weight and clipping of the step are not in it.
+std::vector<Buffer> pack_push(ClientSet& set, const StepPush& step, const Pool& pool,
+                              bool want_dense = true);
 // Rows pushed by the last pack_push, duplicates summed.
 uint64_t packed_rows(const ClientSet& set);
-// Writes the blocks of a dense reply; returns its round. No weights: the blocks are skipped.
-uint64_t unpack_dense(const ClientSet& set, const Frame& reply, std::span<void* const> weights);
+// Writes the blocks of a dense reply; returns its version. No weights: the blocks are skipped.
+Version unpack_dense(const ClientSet& set, const Frame& reply, std::span<void* const> weights);
 
 }  // namespace cpudist::core

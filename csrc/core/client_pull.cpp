@@ -59,8 +59,9 @@ void Client::Impl::pull_rows(ClientSet& set, uint32_t table, std::span<const int
   }
   session.wait(requests);
   for (const PullShare& share : shares) {
-    uint64_t round = 0;
-    const auto rows = decode_rows(payload_of(share.request), {&share.asked, 1}, &round);
+    Version version;
+    const auto rows = decode_rows(payload_of(share.request), {&share.asked, 1}, &version);
+    set.note_rows(share.request->server, version);
     kernels::scatter_rows(cache.weight(), row_bytes, share.keys.data(), share.keys.size(),
                           row_bytes, rows[0].data(), row_bytes);
   }
@@ -85,7 +86,9 @@ void Client::Impl::pull_dense(ClientSet& set, std::span<void* const> weights) {
     set.dense_stale = true;
     throw;
   }
-  for (const RequestPtr& request : requests) unpack_dense(set, request->reply, weights);
+  for (const RequestPtr& request : requests) {
+    set.note_dense(request->server, unpack_dense(set, request->reply, weights));
+  }
 }
 
 void Client::bind_table(uint32_t param_set, uint32_t table, float* weight) {

@@ -27,6 +27,9 @@ namespace cpudist::core {
 
 class Session final : public ConnectionHandler {
  public:
+  // Who waits: a thread of the user's is interrupted by signals, and its waiting is counted.
+  enum class Caller { kUser, kBackground };
+
   Session(ClientOptions options, const ConnectorFactory& make_connector);
   ~Session() override;
 
@@ -42,10 +45,10 @@ class Session final : public ConnectionHandler {
   RequestPtr send(uint32_t server, FrameKind kind, uint32_t param_set, Buffer payload);
   // Until all are answered, or the first error. Throws the first error of a reply, kPeerLost,
   // kTimeout, kInterrupted, kClosed.
-  void wait(std::span<const RequestPtr> requests);
+  void wait(std::span<const RequestPtr> requests, Caller caller = Caller::kUser);
   // Until no sequenced request is in flight, whatever the answers; throws like wait, and kTimeout
   // after `limit_ms`.
-  void drain(uint64_t limit_ms);
+  void drain(uint64_t limit_ms, Caller caller = Caller::kUser);
 
   bool refused(std::span<const RequestPtr> requests) const;  // one was answered with an error
 
@@ -62,6 +65,7 @@ class Session final : public ConnectionHandler {
     Frame frame;
   };
   struct Waiter {  // clocks of one wait
+    Caller caller = Caller::kUser;
     TimePoint started;
     TimePoint poll_next;
     TimePoint log_next;
@@ -90,7 +94,7 @@ class Session final : public ConnectionHandler {
                              TimePoint now) const;
   void serve_wait(std::span<const RequestPtr> requests, Waiter& waiter,
                   std::unique_lock<std::mutex>& lock);
-  void wait_settled(std::span<const RequestPtr> requests, TimePoint limit);
+  void wait_settled(std::span<const RequestPtr> requests, TimePoint limit, Caller caller);
 
   // ---- monitor thread ----
   void monitor();

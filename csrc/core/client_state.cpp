@@ -86,6 +86,7 @@ void check_parameter(const ClientSet& set, uint32_t parameter) {
 void Client::store_table(uint32_t param_set, uint32_t table, std::span<const int64_t> keys,
                          const float* weights, const float* state, const uint32_t* counts,
                          uint64_t step) {
+  drain(param_set);
   const std::lock_guard lock(impl_->sequenced_mutex);
   Impl* impl = impl_.get();
   impl->finish_unfinished();
@@ -122,6 +123,7 @@ void Client::store_table(uint32_t param_set, uint32_t table, std::span<const int
 
 void Client::store_parameter(uint32_t param_set, uint32_t parameter, const void* weights,
                              const void* state, uint64_t step) {
+  drain(param_set);
   const std::lock_guard lock(impl_->sequenced_mutex);
   Impl* impl = impl_.get();
   impl->finish_unfinished();
@@ -163,6 +165,7 @@ void Client::store_parameter(uint32_t param_set, uint32_t parameter, const void*
 
 void Client::fetch_table(uint32_t param_set, uint32_t table, std::span<const int64_t> keys,
                          float* weights, float* state, uint32_t* counts, uint64_t* step) {
+  drain(param_set);
   impl_->settle();
   const ClientSetPtr set = impl_->find(param_set);
   const TableSpec& spec = set->table(table).spec();
@@ -218,6 +221,7 @@ void Client::fetch_table(uint32_t param_set, uint32_t table, std::span<const int
 
 void Client::fetch_parameter(uint32_t param_set, uint32_t parameter, void* weights, void* state,
                              uint64_t* step) {
+  drain(param_set);
   impl_->settle();
   const ClientSetPtr set = impl_->find(param_set);
   check_parameter(*set, parameter);

@@ -38,10 +38,10 @@ std::string list_trainers(const std::set<uint32_t>& ranks) {
 
 }  // namespace
 
-void Session::wait(std::span<const RequestPtr> requests) {
+void Session::wait(std::span<const RequestPtr> requests, Caller caller) {
   const TimePoint started = Clock::now();
   try {
-    wait_settled(requests, TimePoint::max());
+    wait_settled(requests, TimePoint::max(), caller);
   } catch (const Error&) {
     const std::lock_guard lock(mutex_);
     for (const RequestPtr& request : requests) {
@@ -51,7 +51,7 @@ void Session::wait(std::span<const RequestPtr> requests) {
     throw;
   }
   const std::lock_guard lock(mutex_);
-  const double waited_s = seconds_between(started, Clock::now());
+  const double waited_s = caller == Caller::kUser ? seconds_between(started, Clock::now()) : 0.0;
   stats_.wait_s += waited_s;
   const bool round = std::any_of(requests.begin(), requests.end(), [](const RequestPtr& request) {
     return waits_for_trainers(request->header.kind);
@@ -62,7 +62,7 @@ void Session::wait(std::span<const RequestPtr> requests) {
   }
 }
 
-void Session::drain(uint64_t limit_ms) {
+void Session::drain(uint64_t limit_ms, Caller caller) {
   const TimePoint limit = Clock::now() + milliseconds(limit_ms);
   while (true) {
     std::vector<RequestPtr> pending;
@@ -73,13 +73,14 @@ void Session::drain(uint64_t limit_ms) {
       }
     }
     if (pending.empty()) return;
-    wait_settled(std::span(pending).first(1), limit);
+    wait_settled(std::span(pending).first(1), limit, caller);
   }
 }
 
-void Session::wait_settled(std::span<const RequestPtr> requests, TimePoint limit) {
+void Session::wait_settled(std::span<const RequestPtr> requests, TimePoint limit, Caller caller) {
   std::unique_lock lock(mutex_);
   Waiter waiter;
+  waiter.caller = caller;
   while (!settled(requests)) {
     throw_failure();
     const TimePoint now = Clock::now();
@@ -135,7 +136,8 @@ void Session::serve_wait(std::span<const RequestPtr> requests, Waiter& waiter,
   lock.unlock();
   for (Outgoing& outgoing : frames) outgoing.connection->send(std::move(outgoing.frame));
   if (!text.empty() && options_.log) options_.log(0, text);
-  const bool interrupted = poll && options_.interrupted && options_.interrupted();
+  const bool interrupted =
+      poll && waiter.caller == Caller::kUser && options_.interrupted && options_.interrupted();
   lock.lock();
   if (interrupted) throw Error(ErrorCode::kInterrupted, "the wait was interrupted by a signal");
 }

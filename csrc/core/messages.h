@@ -109,8 +109,28 @@ struct BlockSpec {
   uint64_t row_width = 1;  // elements per row of that parameter, for row-wise optimizers
 };
 
+// When gradients are applied.
+enum class UpdateMode : uint32_t {
+  kRounds = 0,     // once every member has pushed: averaged, one update
+  kOnArrival = 1,  // each push as it comes
+};
+
+inline constexpr uint64_t kAnyStaleness = 0xffffffffffffffffu;
+
+// How many updates a parameter set has had on one server, and the samples behind them.
+struct Version {
+  Version(uint64_t updates = 0, uint64_t sample_count = 0)
+      : round(updates), samples(sample_count) {}
+  uint64_t round;
+  uint64_t samples;
+};
+
 // Sent by every trainer to every server in kOpen; all must be byte-equal.
 struct ParamSetLayout {
+  UpdateMode mode = UpdateMode::kRounds;
+  // kOnArrival: no gradient is applied later than so many updates after the values it was computed
+  // on were read.
+  uint64_t max_staleness = kAnyStaleness;
   std::vector<kernels::OptimizerConfig> configs;
   std::vector<TableSpec> tables;
   std::vector<BlockSpec> blocks;
@@ -160,7 +180,8 @@ struct PullTable {
   uint32_t table = 0;
   std::span<const int64_t> keys;
 };
-// Reply to kPullRows: u64 round, then per table of the request, in its order, the rows (no keys).
+// Reply to kPullRows: the version (2 x u64), then per table of the request, in its order, the rows
+// (no keys).
 // kPullDense has an empty payload; its reply is a DenseView with all blocks of that server.
 
 // ---- push and commit ---------------------------------------------------------------------------
@@ -170,6 +191,7 @@ struct PushHeader {
   double weight = 1.0;      // this trainer's weight in the mean; 0 allowed
   uint64_t samples = 0;     // counted only
   bool by_samples = false;  // what `weight` is: a number of samples, or 1 for every trainer
+  bool want_dense = true;   // kOnArrival: the reply brings every dense block of the server
   double clip_value = 0.0;  // > 0: clamp the averaged gradient elementwise
   double clip_norm = 0.0;   // > 0: two phases; the reply is a PushNorm, kCommit follows
   std::span<const kernels::OptimizerConfig> configs;  // as of this step; equal among trainers
@@ -192,8 +214,10 @@ struct PushView {
   std::vector<TableSection> tables;
 };
 
-struct DenseView {     // reply to kPush, kCommit (blocks updated in the round) and kPullDense (all)
-  uint64_t round = 0;  // the next round
+// Reply to kPush, kCommit (blocks updated in the round; kOnArrival: all or none) and kPullDense
+// (all).
+struct DenseView {
+  Version version;  // `round` is also the number of the next round
   std::vector<DenseSection> blocks;
 };
 
@@ -220,8 +244,9 @@ struct Join {
   uint64_t round = 0;
 };
 
-struct RoundReply {  // reply to kReady, kLeave, kJoin, kOpen
+struct RoundReply {  // reply to kReady, kLeave, kJoin, kOpen, kStore, kClose
   uint64_t round = 0;
+  bool ready = false;  // the servers hold values: trainer 0 has stored all
 };
 
 struct BarrierReply {  // every open parameter set and the round at which all are members again
@@ -300,9 +325,9 @@ using Pool = std::shared_ptr<BufferPool>;
 
 FilledPush layout_push(const PushHeader& header, std::span<const BlockRef> blocks,
                        std::span<const TableRef> tables, const Pool& pool);
-FilledPush layout_dense(uint64_t round, std::span<const BlockRef> blocks, const Pool& pool);
+FilledPush layout_dense(Version version, std::span<const BlockRef> blocks, const Pool& pool);
 FilledKeys layout_pull(std::span<const TableRef> tables, const Pool& pool);
-FilledRows layout_rows(uint64_t round, std::span<const TableRef> tables, const Pool& pool);
+FilledRows layout_rows(Version version, std::span<const TableRef> tables, const Pool& pool);
 FilledStore layout_store(std::span<const BlockRef> blocks, std::span<const TableRef> tables,
                          const Pool& pool);
 
@@ -311,7 +336,7 @@ DenseView decode_dense(std::span<const uint8_t> payload, const ParamSetLayout& l
 std::vector<PullTable> decode_pull(std::span<const uint8_t> payload, const ParamSetLayout& layout);
 // Rows per table of the request `asked` (table ids and key counts known to the caller).
 std::vector<std::span<const float>> decode_rows(std::span<const uint8_t> payload,
-                                                std::span<const TableRef> asked, uint64_t* round);
+                                                std::span<const TableRef> asked, Version* version);
 StoreView decode_store(std::span<const uint8_t> payload, const ParamSetLayout& layout);
 
 }  // namespace cpudist::core

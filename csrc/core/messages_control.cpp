@@ -159,12 +159,17 @@ Join decode_join(std::span<const uint8_t> payload) {
 Buffer encode(const RoundReply& message) {
   Writer writer;
   writer.u64(message.round);
+  writer.u64(message.ready ? 1 : 0);
   return writer.finish();
 }
 
 RoundReply decode_round_reply(std::span<const uint8_t> payload) {
   Reader reader(payload);
-  const RoundReply message{reader.u64()};
+  RoundReply message;
+  message.round = reader.u64();
+  const uint64_t ready = reader.u64();
+  if (ready > 1) wire::refuse("a round reply with unknown flags");
+  message.ready = ready == 1;
   reader.expect_end();
   return message;
 }

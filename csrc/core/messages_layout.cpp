@@ -52,6 +52,12 @@ std::string find_error(const BlockSpec& block, size_t groups) {
 }
 
 void check_layout(const ParamSetLayout& layout, ErrorCode code) {
+  if (layout.mode != UpdateMode::kRounds && layout.mode != UpdateMode::kOnArrival) {
+    throw Error(code, "unknown update mode " + std::to_string(static_cast<uint32_t>(layout.mode)));
+  }
+  if (layout.mode == UpdateMode::kRounds && layout.max_staleness != kAnyStaleness) {
+    throw Error(code, "rounds have no staleness to bound");
+  }
   for (const auto& config : layout.configs) {
     if (const char* what = kernels::find_config_error(config)) throw Error(code, what);
   }
@@ -119,7 +125,8 @@ Buffer encode(const ParamSetLayout& message) {
   writer.u32(static_cast<uint32_t>(message.configs.size()));
   writer.u32(static_cast<uint32_t>(message.tables.size()));
   writer.u32(static_cast<uint32_t>(message.blocks.size()));
-  writer.u32(0);
+  writer.u32(static_cast<uint32_t>(message.mode));
+  writer.u64(message.max_staleness);
   writer.bytes(message.configs.data(), message.configs.size() * kConfigBytes);
   for (const TableSpec& table : message.tables) {
     writer.u64(table.rows);
@@ -146,7 +153,8 @@ ParamSetLayout decode_layout(std::span<const uint8_t> payload) {
   const uint32_t config_count = reader.u32();
   const uint32_t table_count = reader.u32();
   const uint32_t block_count = reader.u32();
-  wire::skip_zero(&reader);
+  layout.mode = static_cast<UpdateMode>(reader.u32());
+  layout.max_staleness = reader.u64();
   const auto configs = reader.array<kernels::OptimizerConfig>(config_count);
   layout.configs.assign(configs.begin(), configs.end());
   wire::check_count(reader, table_count, kTableBytesMin, "tables");

@@ -13,7 +13,9 @@ namespace cpudist::core {
 namespace {
 
 constexpr uint64_t kPushFixedBytes = 5 * 8 + 4 * 4;
-constexpr uint64_t kDenseFixedBytes = 8 + 2 * 4;
+constexpr uint64_t kDenseFixedBytes = 2 * 8 + 2 * 4;
+constexpr uint32_t kBySamplesFlag = 1;
+constexpr uint32_t kWantDenseFlag = 2;
 constexpr uint64_t kSectionHeaderBytes = 16;
 
 uint64_t dense_bytes(std::span<const BlockRef> blocks) {
@@ -147,7 +149,7 @@ FilledPush layout_push(const PushHeader& header, std::span<const BlockRef> block
   writer.u32(static_cast<uint32_t>(header.configs.size()));
   writer.u32(static_cast<uint32_t>(blocks.size()));
   writer.u32(static_cast<uint32_t>(tables.size()));
-  writer.u32(header.by_samples ? 1 : 0);
+  writer.u32((header.by_samples ? kBySamplesFlag : 0) | (header.want_dense ? kWantDenseFlag : 0));
   writer.bytes(header.configs.data(), header.configs.size_bytes());
   write_block_headers(blocks, &writer);
   for (const TableRef& ref : tables) {
@@ -178,9 +180,10 @@ PushView decode_push(std::span<const uint8_t> payload, const ParamSetLayout& lay
   const uint32_t config_count = reader.u32();
   const uint32_t block_count = reader.u32();
   const uint32_t table_count = reader.u32();
-  const uint32_t by_samples = reader.u32();
-  if (by_samples > 1) wire::refuse("a push with unknown flags");
-  view.header.by_samples = by_samples == 1;
+  const uint32_t flags = reader.u32();
+  if (flags > (kBySamplesFlag | kWantDenseFlag)) wire::refuse("a push with unknown flags");
+  view.header.by_samples = (flags & kBySamplesFlag) != 0;
+  view.header.want_dense = (flags & kWantDenseFlag) != 0;
   wire::check_equal(config_count, layout.configs.size(), "optimizer configurations of a push");
   view.header.configs = reader.array<kernels::OptimizerConfig>(config_count);
   for (const auto& config : view.header.configs) wire::check_config(config);
@@ -200,10 +203,11 @@ PushView decode_push(std::span<const uint8_t> payload, const ParamSetLayout& lay
   return view;
 }
 
-FilledPush layout_dense(uint64_t round, std::span<const BlockRef> blocks, const Pool& pool) {
+FilledPush layout_dense(Version version, std::span<const BlockRef> blocks, const Pool& pool) {
   wire::check_order(blocks, &BlockRef::block, "block");
   wire::BulkWriter writer(wire::checked_add(kDenseFixedBytes, dense_bytes(blocks)), pool);
-  writer.u64(round);
+  writer.u64(version.round);
+  writer.u64(version.samples);
   writer.u32(static_cast<uint32_t>(blocks.size()));
   writer.u32(0);
   write_block_headers(blocks, &writer);
@@ -216,7 +220,8 @@ FilledPush layout_dense(uint64_t round, std::span<const BlockRef> blocks, const 
 DenseView decode_dense(std::span<const uint8_t> payload, const ParamSetLayout& layout) {
   Reader reader(payload);
   DenseView view;
-  view.round = reader.u64();
+  view.version.round = reader.u64();
+  view.version.samples = reader.u64();
   const uint32_t count = reader.u32();
   wire::skip_zero(&reader);
   const auto headers = read_block_headers(&reader, count, layout);

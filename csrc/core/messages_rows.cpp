@@ -168,14 +168,15 @@ std::vector<PullTable> decode_pull(std::span<const uint8_t> payload, const Param
   return tables;
 }
 
-FilledRows layout_rows(uint64_t round, std::span<const TableRef> tables, const Pool& pool) {
-  uint64_t size = sizeof(round);
+FilledRows layout_rows(Version version, std::span<const TableRef> tables, const Pool& pool) {
+  uint64_t size = 2 * sizeof(uint64_t);
   for (const TableRef& ref : tables) {
     const uint64_t elements = wire::checked_multiply(ref.row_count, ref.dim);
     size = wire::checked_add(size, wire::section_bytes(elements, sizeof(float)));
   }
   wire::BulkWriter writer(size, pool);
-  writer.u64(round);
+  writer.u64(version.round);
+  writer.u64(version.samples);
   FilledRows filled;
   filled.rows.reserve(tables.size());
   for (const TableRef& ref : tables) {
@@ -186,9 +187,10 @@ FilledRows layout_rows(uint64_t round, std::span<const TableRef> tables, const P
 }
 
 std::vector<std::span<const float>> decode_rows(std::span<const uint8_t> payload,
-                                                std::span<const TableRef> asked, uint64_t* round) {
+                                                std::span<const TableRef> asked, Version* version) {
   Reader reader(payload);
-  *round = reader.u64();
+  version->round = reader.u64();
+  version->samples = reader.u64();
   std::vector<std::span<const float>> rows;
   rows.reserve(asked.size());
   for (const TableRef& ref : asked) {

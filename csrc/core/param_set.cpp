@@ -106,6 +106,7 @@ void ParamSet::ready(const Ticket& ticket, Outbox& outbox) {
   const std::unique_lock lock(mutex_);
   require_open(ticket.rank);
   if (ready_) {
+    add_reader(ticket.rank);
     answer_round(ticket, round_, outbox);
     return;
   }
@@ -127,8 +128,16 @@ void ParamSet::ready(const Ticket& ticket, Outbox& outbox) {
     }
   }
   ready_ = true;
+  add_reader(ticket.rank);
   answer_round(ticket, round_, outbox);
-  for (const auto& [rank, waiting] : waiting_ready_) answer_round(waiting, round_, outbox);
+  for (const auto& [rank, waiting] : waiting_ready_) {
+    try {
+      add_reader(rank);
+      answer_round(waiting, round_, outbox);
+    } catch (const Error& error) {
+      shared_.peers.finish(waiting, error, outbox);
+    }
+  }
   waiting_ready_.clear();
 }
 
@@ -138,7 +147,7 @@ void ParamSet::close(const Ticket& ticket, Outbox& outbox) {
     require_open(ticket.rank);
   }
   mark_closed(ticket.rank, outbox);
-  shared_.peers.finish(ticket, encode(RoundReply{round()}), outbox);
+  shared_.peers.finish(ticket, encode(RoundReply{round(), true}), outbox);
 }
 
 void ParamSet::mark_closed(uint32_t rank, Outbox& outbox) {
@@ -171,7 +180,7 @@ Buffer ParamSet::pull_rows(const Buffer& payload) const {
     ref.dim = layout_.tables[pull.table].dim;
     refs.push_back(ref);
   }
-  FilledRows reply = layout_rows(round_, refs, shared_.pool);
+  FilledRows reply = layout_rows(version(), refs, shared_.pool);
   for (size_t i = 0; i < wanted.size(); ++i) {
     store_.tables[wanted[i].table]->gather(wanted[i].keys, reply.rows[i]);
   }
@@ -189,7 +198,7 @@ Buffer ParamSet::pull_dense() const {
     ref.size_bytes = block->weight().size();
     refs.push_back(ref);
   }
-  FilledPush reply = layout_dense(round_, refs, shared_.pool);
+  FilledPush reply = layout_dense(version(), refs, shared_.pool);
   for (size_t i = 0; i < refs.size(); ++i) {
     const auto weight = store_.blocks[refs[i].block]->weight();
     if (!weight.empty()) std::memcpy(reply.blocks[i], weight.data(), weight.size());
@@ -255,7 +264,7 @@ void ParamSet::add_stats(ServerStats* stats) const {
 }
 
 void ParamSet::answer_round(const Ticket& ticket, uint64_t round, Outbox& outbox) {
-  shared_.peers.finish(ticket, encode(RoundReply{round}), outbox);
+  shared_.peers.finish(ticket, encode(RoundReply{round, ready_}), outbox);
 }
 
 }  // namespace cpudist::core

@@ -2,7 +2,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
 //
 // One parameter set on one server: its tables and blocks, who takes part in its rounds, and the
-// requests that wait. docs/architecture.md, "Rounds", is what this implements.
+// requests that wait. docs/architecture.md, "Rounds" and "Updates on arrival", is what this
+// implements.
 #pragma once
 
 #include <cstdint>
@@ -88,6 +89,8 @@ class ParamSet {
   // True when each of the trainers has closed it or has said goodbye.
   bool unused(const std::vector<uint32_t>& active) const;
   void mark_closed(uint32_t rank, Outbox& outbox);
+  // A trainer is lost: answers everything that waits for it. On arrival the others go on without.
+  void lose(uint32_t rank, const Error& error, Outbox& outbox);
   // Answers everything that waits.
   void fail_waiting(const Error& error, Outbox& outbox);
   // Forgets what an older incarnation of `rank` left waiting.
@@ -131,6 +134,15 @@ class ParamSet {
   SharedPayload dense_reply(const std::vector<uint32_t>& blocks) const;
   std::vector<uint32_t> missing() const;
   void answer_round(const Ticket& ticket, uint64_t round, Outbox& outbox);
+  Version version() const { return {round_, samples_}; }
+  // ---- updates on arrival ----
+  bool on_arrival() const { return layout_.mode == UpdateMode::kOnArrival; }
+  bool bounded() const { return layout_.max_staleness != kAnyStaleness; }
+  void add_reader(uint32_t rank);
+  bool may_apply(uint32_t rank) const;
+  void apply_arrivals(Outbox& outbox);
+  void apply_arrival(uint32_t rank, Outbox& outbox);
+  std::vector<uint32_t> oldest_readers() const;
 
   const uint32_t id_;
   const Buffer layout_bytes_;
@@ -142,7 +154,8 @@ class ParamSet {
   ParamStore store_;
   RoundUpdate update_;
   bool ready_ = false;
-  uint64_t round_ = 0;
+  uint64_t round_ = 0;    // updates so far
+  uint64_t samples_ = 0;  // behind them
   Phase phase_ = Phase::kCollect;
   std::set<uint32_t> opened_;
   std::set<uint32_t> closed_;
@@ -150,6 +163,8 @@ class ParamSet {
   std::map<uint32_t, uint64_t> joining_;  // rank -> the round from which it is a member
   std::set<uint32_t> holders_;            // joining trainers that keep the round from being applied
   RoundPushes pushes_;
+  // With a bound on staleness: rank -> update after which it read the values of its next gradient.
+  std::map<uint32_t, uint64_t> readers_;
   RoundPushes early_;  // of joining trainers, for the round they join at
   std::map<uint32_t, Ticket> waiting_ready_;
   std::map<uint32_t, WaitingCommit> waiting_commits_;

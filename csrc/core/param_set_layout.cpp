@@ -64,6 +64,16 @@ std::string compare_all(const Items& first, const Items& second, const Compare& 
   return "";
 }
 
+// Of gradients that were computed on the same values, the last one applied is this old.
+void check_staleness(uint64_t max_staleness, uint64_t trainer_count) {
+  if (max_staleness >= trainer_count - 1) return;
+  throw Error(ErrorCode::kInvalidArgument,
+              "max_staleness = " + std::to_string(max_staleness) + " is too small for " +
+                  std::to_string(trainer_count) + " trainers: it must be at least " +
+                  std::to_string(trainer_count - 1) +
+                  ", as of as many gradients computed at once the last one applied is that old");
+}
+
 // Every trainer's push of a round waits until the last one is there.
 void check_memory_cap(const ParamSetLayout& layout, const ServerOptions& options) {
   if (options.memory_cap_bytes == 0) return;
@@ -89,7 +99,10 @@ void check_memory_cap(const ParamSetLayout& layout, const ServerOptions& options
 std::string describe_difference(const ParamSetLayout& first, const ParamSetLayout& second) {
   const std::string set = "parameter set";
   const std::string found =
-      first_of(compare_all(first.tables, second.tables, compare_table),
+      first_of(compare(set, "update mode (0 in rounds, 1 on arrival)",
+                       static_cast<uint64_t>(first.mode), static_cast<uint64_t>(second.mode)),
+               compare(set, "max_staleness", first.max_staleness, second.max_staleness),
+               compare_all(first.tables, second.tables, compare_table),
                compare_all(first.blocks, second.blocks, compare_block),
                compare_all(first.configs, second.configs, compare_group),
                compare(set, "number of tables", first.tables.size(), second.tables.size()),
@@ -105,6 +118,7 @@ void check_layout(const ParamSetLayout& layout, const ServerOptions& options) {
                                                  std::to_string(block.shard) + " among " +
                                                  std::to_string(options.server_count));
   }
+  check_staleness(layout.max_staleness, options.trainer_count);
   check_memory_cap(layout, options);
 }
 

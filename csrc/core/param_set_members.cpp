@@ -27,6 +27,7 @@ void ParamSet::take_out(uint32_t rank, Outbox& outbox) {
   members_.erase(rank);
   joining_.erase(rank);
   holders_.erase(rank);
+  readers_.erase(rank);
   try_complete(outbox);
   advance_if_empty();
   try_complete(outbox);
@@ -58,6 +59,12 @@ void ParamSet::join(const Ticket& ticket, const Join& join, Outbox& outbox) {
   const std::unique_lock lock(mutex_);
   require_open(ticket.rank);
   const std::string who = "trainer " + std::to_string(ticket.rank);
+  if (on_arrival()) {
+    members_.insert(ticket.rank);
+    add_reader(ticket.rank);
+    answer_round(ticket, round_, outbox);
+    return;
+  }
   if (join.step == JoinStep::kRelease) {
     if (holders_.erase(ticket.rank) == 0) {
       throw Error(ErrorCode::kProtocol, who + " releases a round that it does not hold");
@@ -92,7 +99,9 @@ void ParamSet::reset_members(const std::vector<uint32_t>& ranks) {
   joining_.clear();
   holders_.clear();
   for (const uint32_t rank : ranks) {
-    if (!closed_.contains(rank)) members_.insert(rank);
+    if (closed_.contains(rank)) continue;
+    members_.insert(rank);
+    add_reader(rank);
   }
 }
 
@@ -101,6 +110,18 @@ void ParamSet::require_not_lost() const {
   for (const auto& [rank, round] : joining_) ranks.push_back(rank);
   ranks.insert(ranks.end(), holders_.begin(), holders_.end());
   if (const auto lost = shared_.peers.find_lost(ranks)) throw *lost;
+}
+
+void ParamSet::lose(uint32_t rank, const Error& error, Outbox& outbox) {
+  if (!on_arrival()) {
+    fail_waiting(error, outbox);
+    return;
+  }
+  drop(rank, outbox);
+  const std::unique_lock lock(mutex_);
+  if (rank != 0 || ready_) return;
+  for (const auto& [other, ticket] : waiting_ready_) shared_.peers.finish(ticket, error, outbox);
+  waiting_ready_.clear();
 }
 
 void ParamSet::fail_waiting(const Error& error, Outbox& outbox) {
@@ -126,6 +147,7 @@ void ParamSet::drop(uint32_t rank, Outbox& outbox) {
   holders_.erase(rank);
   opened_.erase(rank);
   closed_.erase(rank);
+  readers_.erase(rank);
   const auto push = pushes_.find(rank);
   if (phase_ == Phase::kCollect && push != pushes_.end()) {
     shared_.counters.pending_bytes.fetch_sub(push->second.payload.size());
@@ -140,6 +162,7 @@ void ParamSet::drop(uint32_t rank, Outbox& outbox) {
 std::vector<uint32_t> ParamSet::waiting_for(FrameKind kind) const {
   const std::shared_lock lock(mutex_);
   if (kind == FrameKind::kReady) return {0};
+  if (on_arrival()) return oldest_readers();
   std::vector<uint32_t> ranks;
   if (kind == FrameKind::kPush && phase_ == Phase::kCollect) ranks = missing();
   for (const uint32_t rank : holders_) {

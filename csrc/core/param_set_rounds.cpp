@@ -35,6 +35,11 @@ void ParamSet::push(const Ticket& ticket, Buffer payload, Outbox& outbox) {
   if (!shared_.peers.is_current(ticket)) return;
   shared_.counters.pushes.fetch_add(1);
   shared_.counters.pending_bytes.fetch_add(size_bytes);
+  if (on_arrival()) {
+    pushes_.emplace(ticket.rank, std::move(push));
+    apply_arrivals(outbox);
+    return;
+  }
   if (joining_.contains(ticket.rank)) {
     early_.emplace(ticket.rank, std::move(push));  // its round is the next one
     return;
@@ -49,12 +54,17 @@ void ParamSet::check_push(const Ticket& ticket, const PushHeader& header,
   require_ready();
   const auto joining = joining_.find(ticket.rank);
   const bool early = joining != joining_.end() && joining->second == header.round;
-  if (!early && !members_.contains(ticket.rank)) {
+  if (on_arrival()) {
+    if (pushes_.contains(ticket.rank)) {
+      throw Error(ErrorCode::kProtocol,
+                  "push of trainer " + std::to_string(ticket.rank) + " while its last one waits");
+    }
+  } else if (!early && !members_.contains(ticket.rank)) {
     throw Error(ErrorCode::kProtocol, "push of trainer " + std::to_string(ticket.rank) +
                                           ", which is not a member of round " +
                                           std::to_string(round_));
   }
-  if (!early && (header.round != round_ || pushes_.contains(ticket.rank))) {
+  if (!on_arrival() && !early && (header.round != round_ || pushes_.contains(ticket.rank))) {
     throw Error(ErrorCode::kProtocol,
                 "push of trainer " + std::to_string(ticket.rank) + " for round " +
                     std::to_string(header.round) + ", but the current one is " +
@@ -62,7 +72,7 @@ void ParamSet::check_push(const Ticket& ticket, const PushHeader& header,
                     (pushes_.contains(ticket.rank) ? ", already pushed" : ""));
   }
   check_configs(header);
-  require_not_lost();
+  if (!on_arrival()) require_not_lost();
   const uint64_t waiting = shared_.counters.pending_bytes.load();
   const uint64_t cap = shared_.options.memory_cap_bytes;
   if (cap != 0 && (size_bytes > cap || waiting > cap - size_bytes)) {
@@ -93,6 +103,10 @@ bool ParamSet::complete() const {
 }
 
 void ParamSet::try_complete(Outbox& outbox) {
+  if (on_arrival()) {
+    apply_arrivals(outbox);
+    return;
+  }
   if (phase_ == Phase::kCommit) {
     if (!holders_.empty() || waiting_commits_.empty()) return;
     apply_commit(waiting_commits_.begin()->second.total_norm, outbox);
@@ -172,6 +186,7 @@ void ParamSet::apply_commit(double total_norm, Outbox& outbox) {
 void ParamSet::end_round(Outbox& outbox) {
   const bool nothing = RoundUpdate::is_void(pushes_);
   ++round_;
+  for (const auto& [rank, push] : pushes_) samples_ += push.view.header.samples;
   shared_.counters.rounds.fetch_add(1);
   const SharedPayload reply =
       dense_reply(nothing ? std::vector<uint32_t>{} : update_.touched_blocks());
@@ -228,7 +243,7 @@ SharedPayload ParamSet::dense_reply(const std::vector<uint32_t>& blocks) const {
     ref.size_bytes = store_.blocks[block]->weight().size();
     refs.push_back(ref);
   }
-  FilledPush reply = layout_dense(round_, refs, shared_.pool);
+  FilledPush reply = layout_dense(version(), refs, shared_.pool);
   for (size_t i = 0; i < blocks.size(); ++i) {
     const auto weight = store_.blocks[blocks[i]]->weight();
     if (!weight.empty()) std::memcpy(reply.blocks[i], weight.data(), weight.size());

@@ -334,7 +334,7 @@ std::optional<Peers::Loss> Peers::wait_for_loss() {
       if (*at <= Clock::now()) {
         peer.lost = describe(rank) + " was lost: " + why;
         changed_.notify_all();
-        return Loss{Error(ErrorCode::kPeerLost, peer.lost), peer.connection};
+        return Loss{rank, Error(ErrorCode::kPeerLost, peer.lost), peer.connection};
       }
       if (!next || *at < *next) next = at;
     }

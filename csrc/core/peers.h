@@ -122,6 +122,7 @@ class Peers {
   // Sleeps until a trainer is overdue, marks it lost and returns its error with the connection to
   // close; nothing once stopped.
   struct Loss {
+    uint32_t rank = 0;
     Error error;
     std::shared_ptr<Connection> connection;
   };

@@ -40,7 +40,7 @@ Server::Impl::~Impl() {
 void Server::Impl::watch() {
   while (const auto loss = shared.peers.wait_for_loss()) {
     Outbox outbox;
-    fail_waiting(loss->error, outbox);
+    lose(loss->rank, loss->error, outbox);
     if (loss->connection) outbox.close(loss->connection, loss->error.what());
     outbox.flush();
   }
@@ -50,6 +50,13 @@ void Server::Impl::fail_waiting(const Error& error, Outbox& outbox) {
   const std::unique_lock lock(registry_mutex_);
   for (const auto& [id, set] : sets_) set->fail_waiting(error, outbox);
   for (const auto& [rank, ticket] : barrier_) shared.peers.finish(ticket, error, outbox);
+  barrier_.clear();
+}
+
+void Server::Impl::lose(uint32_t rank, const Error& error, Outbox& outbox) {
+  const std::unique_lock lock(registry_mutex_);
+  for (const auto& [id, set] : sets_) set->lose(rank, error, outbox);
+  for (const auto& [waiting, ticket] : barrier_) shared.peers.finish(ticket, error, outbox);
   barrier_.clear();
 }
 

@@ -46,6 +46,7 @@ struct Server::Impl {
   void drop_unused();
 
   void watch();  // the liveness thread
+  void lose(uint32_t rank, const Error& error, Outbox& outbox);
   void fail_waiting(const Error& error, Outbox& outbox);
   std::shared_ptr<ParamSet> find(uint32_t param_set) const;  // throws kInvalidArgument
   std::vector<uint32_t> waiting_for(const ProbeResult& request) const;

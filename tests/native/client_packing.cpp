@@ -129,9 +129,9 @@ TEST(client_packing_writes_blocks_back_into_their_parameter) {
   std::memcpy(filled.blocks[0], block.data(), 8);
   std::memcpy(filled.blocks[1], other.data(), 16);
   const Frame reply{FrameHeader{}, std::move(filled.payload)};
-  CHECK_EQ(unpack_dense(*f.set, reply, {}), 4);
+  CHECK_EQ(unpack_dense(*f.set, reply, {}).round, 4u);
   CHECK(f.w == std::vector<float>(5));
-  CHECK_EQ(unpack_dense(*f.set, reply, f.step.weights), 4);
+  CHECK_EQ(unpack_dense(*f.set, reply, f.step.weights).round, 4u);
   CHECK((f.w == std::vector<float>{0, 0, 0, 8, 9}));
   CHECK(f.v == other);
 }

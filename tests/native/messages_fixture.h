@@ -148,8 +148,8 @@ inline std::vector<Sample> all_samples() {
   add("dense", sample_dense(), [layout](Bytes b) { decode_dense(b, *layout); });
   add("pull", sample_pull(), [layout](Bytes b) { decode_pull(b, *layout); });
   add("rows", sample_rows(), [](Bytes b) {
-    uint64_t round = 0;
-    decode_rows(b, sample_tables(), &round);
+    Version version;
+    decode_rows(b, sample_tables(), &version);
   });
   add("store", sample_store(), [layout](Bytes b) { decode_store(b, *layout); });
   return samples;

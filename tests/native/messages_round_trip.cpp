@@ -163,7 +163,7 @@ TEST(messages_rows_and_dense_round_trip) {
   const ParamSetLayout layout = sample_layout();
   const Buffer dense = sample_dense();
   const DenseView view = decode_dense(view_of(dense), layout);
-  CHECK_EQ(view.round, 18u);
+  CHECK_EQ(view.version.round, 18u);
   CHECK(all_bytes(view.blocks[1].values, 24, 0x77));
   const Buffer pull = sample_pull();
   const auto tables = decode_pull(view_of(pull), layout);
@@ -171,9 +171,9 @@ TEST(messages_rows_and_dense_round_trip) {
   CHECK_EQ(tables[1].table, 1u);
   CHECK(same(tables[1].keys, sample_keys()));
   const Buffer rows = sample_rows();
-  uint64_t round = 0;
-  const auto values = decode_rows(view_of(rows), sample_tables(), &round);
-  CHECK_EQ(round, 19u);
+  Version version;
+  const auto values = decode_rows(view_of(rows), sample_tables(), &version);
+  CHECK_EQ(version.round, 19u);
   CHECK_EQ(values[0].size(), 9u);
   CHECK_EQ(values[1][4], 104.0f);
 }

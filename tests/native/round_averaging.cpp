@@ -42,7 +42,7 @@ TEST(round_equal_weights_are_the_mean_over_members) {
   for (const auto& [rank, id] : {std::pair{0, first}, {1, second}, {2, third}}) {
     const Frame reply = world[rank].reply(id);
     const DenseView dense = world.dense(reply);
-    CHECK_EQ(dense.round, 1u);
+    CHECK_EQ(dense.version.round, 1u);
     CHECK_EQ(dense.blocks.size(), 1u);
     CHECK_EQ(dense.blocks[0].block, 0u);
     CHECK_EQ(std::memcmp(dense.blocks[0].values.data(), w.data(), 16), 0);
@@ -95,7 +95,7 @@ TEST(round_of_total_weight_zero_moves_only_its_number) {
   const auto first = world.push(0, spec);
   world.push(1, spec);
   Frame reply = world[0].reply(first);
-  CHECK_EQ(world.dense(reply).round, 1u);
+  CHECK_EQ(world.dense(reply).version.round, 1u);
   CHECK(world.dense(reply).blocks.empty());
   spec.round = 1;
   spec.clip_norm = 1;
@@ -103,7 +103,7 @@ TEST(round_of_total_weight_zero_moves_only_its_number) {
   world.push(1, spec);
   CHECK_EQ(decode_push_norm(view(world[0].reply(second).payload)).squared_norm, 0.0);
   reply = world[0].reply(world[0].ask(FrameKind::kCommit, encode(Commit{1, 0.0})));
-  CHECK_EQ(world.dense(reply).round, 2u);
+  CHECK_EQ(world.dense(reply).version.round, 2u);
   CHECK(world.dense(reply).blocks.empty());
   CHECK(world.floats(0) == std::vector<float>({10, 11, 12, 13}));
   CHECK_EQ(world.row(5)[0], weight_of(5));
@@ -157,7 +157,7 @@ TEST(round_clip_norm_takes_two_phases) {
   const auto scale = static_cast<float>(1.0 / (total + 1e-6));
   CHECK_EQ(world.floats(0)[0], 10 - 3.0f * scale);
   CHECK_EQ(world.row(5)[0], weight_of(5) - 4.0f * scale);
-  CHECK_EQ(world.dense(world[1].reply(commit)).round, 1u);
+  CHECK_EQ(world.dense(world[1].reply(commit)).version.round, 1u);
   const auto other = world[0].ask(FrameKind::kCommit, encode(Commit{0, total}));
   const Frame late = world[0].reply(other);
   CHECK_EQ(world.dense(late).blocks.size(), 1u);

@@ -366,8 +366,8 @@ struct World {
     pull.keys[0][0] = key;
     Trainer& asker = *trainers[0];
     const Frame frame = asker.reply(asker.plain(FrameKind::kPullRows, 0, std::move(pull.payload)));
-    uint64_t round = 0;
-    const auto rows = decode_rows(view(frame.payload), std::span(&ref, 1), &round);
+    Version version;
+    const auto rows = decode_rows(view(frame.payload), std::span(&ref, 1), &version);
     return {rows[0].begin(), rows[0].end()};
   }
   std::vector<uint8_t> block(uint32_t id) {

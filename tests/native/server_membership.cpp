@@ -39,7 +39,7 @@ TEST(server_leave_completes_a_round_and_shrinks_the_divisor) {
   const auto first = world.push(0, of_round(0));
   const auto second = world.push(1, of_round(0));
   CHECK_EQ(world[2].round_of(world[2].ask(FrameKind::kLeave)), 1u);
-  CHECK_EQ(world.dense(world[0].reply(first)).round, 1u);
+  CHECK_EQ(world.dense(world[0].reply(first)).version.round, 1u);
   world[1].reply(second);
   CHECK_EQ(world.floats(0)[0], 7.0f);
   world[2].error(world.push(2, of_round(1)), ErrorCode::kProtocol);
@@ -60,7 +60,7 @@ TEST(server_uneven_trainers_leave_one_by_one) {
       if (round == steps[rank]) world[rank].ask(FrameKind::kLeave);
     }
     for (const auto& [rank, id] : asked)
-      CHECK_EQ(world.dense(world[rank].reply(id)).round, round + 1);
+      CHECK_EQ(world.dense(world[rank].reply(id)).version.round, round + 1);
   }
   CHECK_EQ(world.floats(0)[0], 10.0f - 15.0f);
 }
@@ -84,7 +84,7 @@ TEST(server_barrier_releases_rounds_and_restores_members) {
   world.push(1, of_round(1));
   CHECK(world[0].waits(a));
   world.push(2, of_round(1));
-  CHECK_EQ(world.dense(world[0].reply(a)).round, 2u);
+  CHECK_EQ(world.dense(world[0].reply(a)).version.round, 2u);
 }
 
 TEST(server_barrier_does_not_wait_for_a_goodbye) {
@@ -123,7 +123,7 @@ TEST(server_join_is_held_on_server_zero_until_release) {
   one[0].reply(push_one);           // round 0 is applied there; round 1 cannot be without server 0
   CHECK_EQ(one[1].round_of(join(one[1], JoinStep::kMember, 1)), 1u);
   zero[1].reply(join(zero[1], JoinStep::kRelease));
-  CHECK_EQ(zero.dense(zero[0].reply(push_zero)).round, 1u);
+  CHECK_EQ(zero.dense(zero[0].reply(push_zero)).version.round, 1u);
   CHECK_EQ(zero.floats(0)[0], 7.0f);  // trainer 1 had no part in round 0
 
   const auto next = zero.push(0, of_round(1, 4.0));
@@ -158,7 +158,7 @@ TEST(server_keeps_the_push_of_a_joining_trainer_for_its_round) {
   CHECK_EQ(world.floats(0)[0], 7.0f);  // round 0 without it
   CHECK(world[1].waits(early));
   world[0].reply(world.push(0, of_round(1)));
-  CHECK_EQ(world.dense(world[1].reply(early)).round, 2u);
+  CHECK_EQ(world.dense(world[1].reply(early)).version.round, 2u);
   CHECK_EQ(world.floats(0)[0], 4.0f);
 }
 
@@ -169,7 +169,7 @@ TEST(server_applies_an_early_push_when_the_others_leave) {
   world[1].reply(join(world[1], JoinStep::kRelease));
   const auto early = world.push(1, of_round(1));
   world[0].reply(world[0].ask(FrameKind::kLeave));
-  CHECK_EQ(world.dense(world[1].reply(early)).round, 2u);
+  CHECK_EQ(world.dense(world[1].reply(early)).version.round, 2u);
   CHECK_EQ(world.floats(0)[0], 7.0f);
 }
 
@@ -215,7 +215,7 @@ TEST(server_hold_delays_a_commit) {
   const auto commit = world[0].ask(FrameKind::kCommit, encode(Commit{0, 6.0}));
   CHECK(world[0].waits(commit));
   join(world[1], JoinStep::kRelease);
-  CHECK_EQ(world.dense(world[0].reply(commit)).round, 1u);
+  CHECK_EQ(world.dense(world[0].reply(commit)).version.round, 1u);
 }
 
 }  // namespace cpudist::testing

@@ -173,7 +173,7 @@ TEST(server_close_takes_out_of_rounds) {
   const auto push = world.push(0, {});
   CHECK(world[0].waits(push));
   world[1].ask(FrameKind::kClose);
-  CHECK_EQ(world.dense(world[0].reply(push)).round, 1u);
+  CHECK_EQ(world.dense(world[0].reply(push)).version.round, 1u);
 }
 
 TEST(server_close_before_ready_fails_those_who_wait) {

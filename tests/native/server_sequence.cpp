@@ -89,12 +89,12 @@ TEST(server_malformed_payloads_leave_no_trace) {
 TEST(server_duplicates_get_the_recorded_reply) {
   World world(1);
   const auto id = world.push(0, one_step());
-  const auto expected = world.dense(world[0].reply(id)).round;
+  const auto expected = world.dense(world[0].reply(id)).version.round;
   for (uint64_t repeat = 100; repeat < 103; ++repeat) {
     world[0].deliver(world[0].header(FrameKind::kPush, 0, repeat, world[0].sequence()),
                      make_push(world.layout, one_step()));
     const Frame again = world[0].reply(repeat);
-    CHECK_EQ(world.dense(again).round, expected);
+    CHECK_EQ(world.dense(again).version.round, expected);
     CHECK_EQ(world.dense(again).blocks.size(), 1u);
   }
   CHECK_EQ(world.floats(0)[0], 9.0f);

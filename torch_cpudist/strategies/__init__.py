@@ -9,15 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 from torch_cpudist import config
 from torch_cpudist.errors import ConfigurationError
+from torch_cpudist.strategies.asynchronous import Async
 from torch_cpudist.strategies.base import Strategy
 from torch_cpudist.strategies.sync import Sync
 
 if TYPE_CHECKING:
     from torch_cpudist.environment import Environment
 
-__all__ = ["Strategy", "Sync", "names", "resolve", "strategy"]
+__all__ = ["Async", "Strategy", "Sync", "names", "resolve", "strategy"]
 
-_BY_NAME: dict[str, type[Strategy]] = {kind.name: kind for kind in (Sync,)}
+_BY_NAME: dict[str, type[Strategy]] = {kind.name: kind for kind in (Sync, Async)}
 
 
 def names() -> list[str]:
@@ -29,7 +30,7 @@ def strategy(name: str, **options: Any) -> Strategy:
     """Makes a strategy by name.
 
     Args:
-        name: ``"sync"``; upper and lower case, ``-`` and ``_`` do not matter.
+        name: ``"sync"`` or ``"async"``; upper and lower case, ``-`` and ``_`` do not matter.
         options: fields of its class.
 
     Raises:

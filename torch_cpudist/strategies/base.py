@@ -4,13 +4,31 @@
 
 from __future__ import annotations
 
-from dataclasses import field
+from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
 from torch_cpudist import config
-from torch_cpudist.config import Server, Sharding, settings
+from torch_cpudist.config import Communicator, Server, Sharding, settings
 
-_SECTIONS = {"sharding": Sharding, "server": Server}
+_SECTIONS = {
+    "sharding": Sharding,
+    "server": Server,
+    "communicator": Communicator,
+}
+
+
+@dataclass(frozen=True)
+class Updates:
+    """When servers apply gradients.
+
+    Attributes:
+        on_arrival: each push as it comes, instead of in rounds.
+        max_staleness: updates; no gradient is applied later than so many after the
+            values that it was computed on were read. ``None`` is no bound.
+    """
+
+    on_arrival: bool = False
+    max_staleness: int | None = None
 
 
 @settings
@@ -30,7 +48,14 @@ class Strategy:
 
     def __post_init__(self) -> None:
         """Turns dicts into settings and checks the fields."""
+        names = {entry.name for entry in fields(self)}
         for name, kind in _SECTIONS.items():
+            if name not in names:
+                continue
             value: Any = config.from_mapping(kind, getattr(self, name))
             object.__setattr__(self, name, value)
         config.check(self)
+
+    def updates(self) -> Updates:
+        """When the servers apply this strategy's gradients."""
+        return Updates()

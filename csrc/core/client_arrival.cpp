@@ -1,0 +1,156 @@
+// Copyright (c) 2026 The torch_cpudist authors.
+// SPDX-License-Identifier: BSD-3-Clause
+//
+// Steps of a parameter set that is updated on arrival, as the training thread takes them.
+#include <algorithm>
+
+#include "core/client_impl.h"
+
+namespace cpudist::core {
+
+void Client::start_queue(uint32_t param_set, const QueueOptions& options) {
+  const ClientSetPtr set = impl_->find(param_set);
+  if (set->layout.mode != UpdateMode::kOnArrival || set->queue) {
+    throw Error(ErrorCode::kInvalidArgument, "parameter set " + std::to_string(param_set) +
+                                                 " is updated in rounds, or has its queue already");
+  }
+  if (options.mean.size() != set->layout.configs.size()) {
+    throw Error(ErrorCode::kInvalidArgument, "start_queue: one merge rule per parameter group");
+  }
+  if (options.size == 0 || options.max_merge == 0 || options.pull_every == 0) {
+    throw Error(ErrorCode::kInvalidArgument,
+                "queue size, merge count and pull interval must be at least 1");
+  }
+  set->queue = std::make_shared<PushQueue>(impl_->session, impl_->sequenced_mutex, set, options,
+                                           impl_->pool);
+}
+
+uint64_t Client::enqueue(uint32_t param_set, const StepPush& step) {
+  Impl* impl = impl_.get();
+  impl->settle();
+  const ClientSetPtr set = impl->find(param_set);
+  PushQueue& queue = impl->queue_of(*set);
+  queue.throw_failure();
+  prepare_push(*set, step);
+  if (!set->member) {
+    const std::lock_guard lock(impl->sequenced_mutex);
+    impl->join(set);
+  }
+  QueuedPush push;
+  push.configs = step.configs;
+  push.samples = step.samples;
+  push.read = set->take_read();
+  push.payloads = pack_push(*set, step, impl->pool, queue.next_wants_dense());
+  clip_push(*set, push.payloads, step.clip_value, step.clip_norm);
+  impl->rows_pushed += packed_rows(*set);
+  set->invalidate_tables();
+  queue.add(std::move(push));
+  if (set->layout.max_staleness != kAnyStaleness) queue.drain();
+  impl->take_arrived(*set, step.weights);
+  return set->dense_version(0).round;
+}
+
+void Client::drain(uint32_t param_set) {
+  const ClientSetPtr set = impl_->find(param_set);
+  if (set->queue) set->queue->drain();
+}
+
+PushQueue& Client::Impl::queue_of(const ClientSet& set) const {
+  if (set.queue) return *set.queue;
+  throw Error(ErrorCode::kInvalidArgument,
+              "parameter set " + std::to_string(set.id) + " has no queue: call start_queue first");
+}
+
+void Client::Impl::take_arrived(ClientSet& set, std::span<void* const> weights) {
+  const std::vector<Frame> replies = set.queue->take_arrived();
+  for (uint32_t s = 0; s < replies.size(); ++s) {
+    if (replies[s].payload.empty()) continue;
+    // Values pulled meanwhile may be newer.
+    const Version version = dense_version_of(set, replies[s]);
+    if (version.round < set.dense_version(s).round) continue;
+    unpack_dense(set, replies[s], weights);
+    set.note_dense(s, version);
+  }
+}
+
+void Client::Impl::drain_queues() {
+  for (const auto& queue : queues()) queue->drain();
+}
+
+void Client::Impl::stop_queues() {
+  for (const auto& queue : queues()) queue->stop();
+  const std::lock_guard lock(sets_mutex);
+  for (const auto& [id, set] : sets) set->queue.reset();
+}
+
+std::vector<std::shared_ptr<PushQueue>> Client::Impl::queues() {
+  const std::lock_guard lock(sets_mutex);
+  std::vector<std::shared_ptr<PushQueue>> found;
+  for (const auto& [id, set] : sets) {
+    if (set->queue) found.push_back(set->queue);
+  }
+  return found;
+}
+
+void Client::Impl::stop_queue(ClientSet& set) {
+  if (!set.queue) return;
+  set.queue->stop();
+  const std::lock_guard lock(sets_mutex);
+  set.queue->add_stats(&closed_queues);
+  set.queue.reset();
+}
+
+void Client::Impl::add_queue_stats(ClientStats* stats) {
+  const auto open = queues();
+  {
+    const std::lock_guard lock(sets_mutex);
+    stats->wait_s += closed_queues.wait_s;
+    stats->staleness.add(closed_queues.staleness);
+  }
+  for (const auto& queue : open) queue->add_stats(stats);
+}
+
+void StalenessStats::add(const StalenessStats& other) {
+  for (size_t i = 0; i < kBuckets; ++i) {
+    steps[i] += other.steps[i];
+    samples[i] += other.samples[i];
+  }
+  pushes += other.pushes;
+  merged += other.merged;
+  overloaded += other.overloaded;
+  steps_sum += other.steps_sum;
+  samples_sum += other.samples_sum;
+  steps_max = std::max(steps_max, other.steps_max);
+  samples_max = std::max(samples_max, other.samples_max);
+}
+
+// ---- what a gradient was computed on -----------------------------------------------------------
+
+void ClientSet::note_dense(uint32_t server, Version version) {
+  const std::lock_guard lock(read_mutex_);
+  dense_read_[server] = version;
+}
+
+Version ClientSet::dense_version(uint32_t server) const {
+  const std::lock_guard lock(read_mutex_);
+  return dense_read_[server];
+}
+
+void ClientSet::note_rows(uint32_t server, Version version) {
+  const std::lock_guard lock(read_mutex_);
+  if (version.round < rows_read_[server].round) rows_read_[server] = version;
+}
+
+std::vector<Version> ClientSet::take_read() {
+  const std::lock_guard lock(read_mutex_);
+  std::vector<Version> oldest = rows_read_;
+  for (uint32_t s = 0; s < server_count; ++s) {
+    if (!shard_blocks[s].empty() && dense_read_[s].round < oldest[s].round) {
+      oldest[s] = dense_read_[s];
+    }
+    rows_read_[s] = Version(kAnyStaleness);
+  }
+  return oldest;
+}
+
+}  // namespace cpudist::core

@@ -1,0 +1,244 @@
+// Copyright (c) 2026 The torch_cpudist authors.
+// SPDX-License-Identifier: BSD-3-Clause
+//
+// The life of a queued push.
+#include "core/client_queue.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <string>
+#include <utility>
+
+#include "core/threads.h"
+
+namespace cpudist::core {
+
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr auto kPollInterval = milliseconds(50);
+constexpr auto kFirstRetry = milliseconds(5);
+constexpr auto kLastRetry = milliseconds(500);
+
+bool same_configs(const QueuedPush& a, const QueuedPush& b) {
+  const size_t size_bytes = a.configs.size() * sizeof(kernels::OptimizerConfig);
+  return a.configs.size() == b.configs.size() &&
+         std::memcmp(a.configs.data(), b.configs.data(), size_bytes) == 0;
+}
+
+// 0, 1, 2-3, 4-7, ...
+size_t bucket_of(uint64_t value) { return static_cast<size_t>(std::bit_width(value)); }
+
+}  // namespace
+
+PushQueue::PushQueue(Session& session, std::mutex& sequenced, ClientSetPtr set,
+                     const QueueOptions& options, Pool pool)
+    : session_(session),
+      sequenced_(sequenced),
+      set_(std::move(set)),
+      options_(options),
+      pool_(std::move(pool)),
+      arrived_(session.server_count()) {
+  thread_ = start_thread("the thread that sends pushes", [this] { run(); });
+}
+
+PushQueue::~PushQueue() { stop(); }
+
+void PushQueue::stop() {
+  {
+    const std::lock_guard lock(mutex_);
+    stopping_ = true;
+  }
+  queued_.notify_all();
+  if (thread_.joinable()) thread_.join();
+}
+
+void PushQueue::raise_failure() const {
+  if (failure_) throw Error(*failure_);
+}
+
+void PushQueue::throw_failure() {
+  const std::lock_guard lock(mutex_);
+  raise_failure();
+}
+
+template <typename Ready>
+void PushQueue::wait_until(std::unique_lock<std::mutex>& lock, const char* what,
+                           const Ready& ready) {
+  if (ready()) return;
+  const ClientOptions& options = session_.options();
+  const TimePoint began = Clock::now();
+  const auto note_wait = [&] {
+    wait_s_ += std::chrono::duration<double>(Clock::now() - began).count();
+  };
+  while (!ready()) {
+    done_.wait_for(lock, kPollInterval);
+    if (ready()) break;
+    const bool late = Clock::now() - began > milliseconds(options.round_deadline_ms);
+    lock.unlock();
+    const bool interrupted = options.interrupted && options.interrupted();
+    lock.lock();
+    if (!interrupted && !late) continue;
+    note_wait();
+    if (interrupted) throw Error(ErrorCode::kInterrupted, "the wait was interrupted by a signal");
+    throw Error(ErrorCode::kTimeout,
+                std::string(what) + ": the servers have not taken the queued pushes within " +
+                    std::to_string(options.round_deadline_ms) + " ms (CPUDIST_ROUND_DEADLINE_MS)");
+  }
+  note_wait();
+}
+
+void PushQueue::add(QueuedPush push) {
+  std::unique_lock lock(mutex_);
+  raise_failure();
+  const auto room = [this] { return failure_ || waiting_.size() < options_.size; };
+  try {
+    wait_until(lock, "push", room);
+  } catch (const Error&) {
+    waiting_.push_back(std::move(push));
+    queued_.notify_one();
+    throw;
+  }
+  raise_failure();
+  waiting_.push_back(std::move(push));
+  queued_.notify_one();
+}
+
+void PushQueue::drain() {
+  std::unique_lock lock(mutex_);
+  wait_until(lock, "flush", [this] { return failure_ || (waiting_.empty() && !busy_); });
+  raise_failure();
+}
+
+std::vector<Frame> PushQueue::take_arrived() {
+  const std::lock_guard lock(mutex_);
+  std::vector<Frame> frames(arrived_.size());
+  std::swap(frames, arrived_);
+  return frames;
+}
+
+bool PushQueue::next_wants_dense() { return ++pushes_ % options_.pull_every == 0; }
+
+void PushQueue::run() {
+  while (true) {
+    std::vector<QueuedPush> batch = next_batch();
+    if (batch.empty()) return;
+    try {
+      deliver(std::move(batch));
+    } catch (const Error& error) {
+      const std::lock_guard lock(mutex_);
+      failure_ = error;
+    } catch (const std::exception& error) {
+      const std::lock_guard lock(mutex_);
+      failure_ = Error(ErrorCode::kInternal, std::string("push: ") + error.what());
+    }
+    const std::lock_guard lock(mutex_);
+    busy_ = false;
+    done_.notify_all();
+    if (failure_) return;
+  }
+}
+
+std::vector<QueuedPush> PushQueue::next_batch() {
+  std::unique_lock lock(mutex_);
+  queued_.wait(lock, [this] { return stopping_ || !waiting_.empty(); });
+  std::vector<QueuedPush> batch;
+  if (stopping_) return batch;
+  // Steps of different learning rates are never one update.
+  while (!waiting_.empty() && batch.size() < options_.max_merge &&
+         (batch.empty() || same_configs(batch.front(), waiting_.front()))) {
+    batch.push_back(std::move(waiting_.front()));
+    waiting_.pop_front();
+  }
+  busy_ = true;
+  done_.notify_all();
+  return batch;
+}
+
+void PushQueue::deliver(std::vector<QueuedPush> batch) {
+  const std::vector<Buffer> payloads = batch.size() == 1
+                                           ? std::move(batch.front().payloads)
+                                           : merge_pushes(*set_, batch, options_.mean, pool_);
+  const std::lock_guard lock(sequenced_);
+  std::vector<RequestPtr> requests = send_all(payloads);
+  const TimePoint deadline = Clock::now() + milliseconds(session_.options().round_deadline_ms);
+  for (size_t s = 0; s < requests.size(); ++s) wait_for(requests[s], payloads[s], deadline);
+  take_answers(batch, std::move(requests));
+}
+
+std::vector<RequestPtr> PushQueue::send_all(const std::vector<Buffer>& payloads) {
+  // Another operation of this trainer that was interrupted may still be on its way.
+  session_.drain(session_.options().round_deadline_ms, Session::Caller::kBackground);
+  std::vector<RequestPtr> requests(payloads.size());
+  for (const uint32_t s : session_.send_order()) {
+    requests[s] = session_.send(s, FrameKind::kPush, set_->id, payloads[s].share());
+  }
+  return requests;
+}
+
+// A server that has no memory for a push refuses it and expects it again.
+void PushQueue::wait_for(RequestPtr& request, const Buffer& payload, TimePoint deadline) {
+  auto pause = kFirstRetry;
+  while (true) {
+    try {
+      session_.wait({&request, 1}, Session::Caller::kBackground);
+      return;
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::kOverloaded || Clock::now() + pause > deadline) throw;
+    }
+    {
+      std::unique_lock lock(mutex_);
+      ++staleness_.overloaded;
+      if (queued_.wait_for(lock, pause, [this] { return stopping_; })) {
+        throw Error(ErrorCode::kClosed, "the client is closed");
+      }
+    }
+    pause = std::min(pause * 2, kLastRetry);
+    request = session_.send(request->server, FrameKind::kPush, set_->id, payload.share());
+  }
+}
+
+void PushQueue::take_answers(const std::vector<QueuedPush>& batch,
+                             std::vector<RequestPtr> requests) {
+  uint64_t samples = 0;
+  for (const QueuedPush& push : batch) samples += push.samples;
+  std::vector<Version> applied;
+  std::vector<bool> has_dense;
+  for (const RequestPtr& request : requests) {
+    const Frame& reply = request->reply;
+    const DenseView view = decode_dense({reply.payload.data(), reply.payload.size()}, set_->layout);
+    applied.push_back(view.version);
+    has_dense.push_back(!view.blocks.empty());
+  }
+  const std::lock_guard lock(mutex_);
+  for (const QueuedPush& push : batch) {
+    Version age;
+    for (size_t s = 0; s < applied.size(); ++s) {
+      const Version& read = push.read[s];
+      if (read.round == kAnyStaleness) continue;  // nothing of this server was read
+      age.round = std::max(age.round, applied[s].round - 1 - read.round);
+      age.samples = std::max(age.samples, applied[s].samples - samples - read.samples);
+    }
+    ++staleness_.pushes;
+    ++staleness_.steps[bucket_of(age.round)];
+    ++staleness_.samples[bucket_of(age.samples)];
+    staleness_.steps_sum += age.round;
+    staleness_.samples_sum += age.samples;
+    staleness_.steps_max = std::max(staleness_.steps_max, age.round);
+    staleness_.samples_max = std::max(staleness_.samples_max, age.samples);
+  }
+  staleness_.merged += batch.size() - 1;
+  for (size_t s = 0; s < requests.size(); ++s) {
+    if (has_dense[s]) arrived_[s] = std::move(requests[s]->reply);
+  }
+}
+
+void PushQueue::add_stats(ClientStats* stats) const {
+  const std::lock_guard lock(mutex_);
+  stats->wait_s += wait_s_;
+  stats->staleness.add(staleness_);
+}
+
+}  // namespace cpudist::core

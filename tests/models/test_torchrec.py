@@ -1,0 +1,112 @@
+# Copyright (c) 2026 The torch_cpudist authors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""torchrec's DLRM over its unsharded ``EmbeddingBagCollection``."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from model_cases import (
+    DIM,
+    LEARNING_STRATEGIES,
+    ROWS,
+    assert_equals_one_process,
+    assert_learns,
+    placed,
+)
+
+import torch_cpudist as cpudist
+
+pytest.importorskip("torchrec")
+from torchrec import (
+    EmbeddingBagCollection,
+    EmbeddingBagConfig,
+    KeyedJaggedTensor,
+)
+from torchrec.models.dlrm import DLRM, DLRMTrain
+
+
+def build():
+    torch.manual_seed(1)
+    collection = EmbeddingBagCollection(
+        [
+            EmbeddingBagConfig(
+                name=f"table_{name}",
+                embedding_dim=DIM,
+                num_embeddings=rows,
+                # One table, two features: bags of different lengths share its rows.
+                feature_names=[name, f"last_{name}"] if name == "item" else [name],
+            )
+            for name, rows in ROWS.items()
+        ],
+    )
+    return DLRMTrain(DLRM(collection, 1, [8, DIM], [8, 1]))
+
+
+def batches(samples, size):
+    """Bags of one id, and for ``last_item`` of none, one or two."""
+    price, click = torch.from_numpy(samples.price), torch.from_numpy(samples.click)
+    for i in range(0, len(samples), size):
+        user, item = samples.user[i : i + size], samples.item[i : i + size]
+        counts = item % 3
+        last = np.repeat(item, counts)
+        lengths = np.concatenate([np.ones(2 * len(user), dtype=np.int64), counts])
+        ids = KeyedJaggedTensor(
+            keys=["user", "item", "last_item"],
+            values=torch.from_numpy(np.concatenate([user, item, last])),
+            lengths=torch.from_numpy(lengths),
+        )
+        yield price[i : i + size, None], ids, click[i : i + size]
+
+
+class Batch:
+    """What DLRMTrain takes: any object with these three."""
+
+    def __init__(self, dense, sparse, labels):
+        self.dense_features, self.sparse_features = dense, sparse
+        self.labels = labels
+
+
+def fit(model, samples, size, make_optimizer):
+    optimizer = make_optimizer(model)
+    model.train()
+    for parts in batches(samples, size):
+        optimizer.zero_grad()
+        loss, _ = model(Batch(*parts))
+        loss.backward()
+        optimizer.step()
+
+
+@torch.no_grad()
+def predict(model, samples):
+    model.eval()
+    logits = [model(Batch(*parts))[1][1] for parts in batches(samples, 256)]
+    return torch.cat(logits).numpy()
+
+
+def sgd(model):
+    return torch.optim.SGD(model.parameters(), lr=0.5)
+
+
+def adagrad(model):
+    return torch.optim.Adagrad(model.parameters(), lr=0.1)
+
+
+def test_one_trainer_equals_plain_torch():
+    assert_equals_one_process(build, fit, 1, adagrad)
+
+
+def test_two_trainers_equal_plain_torch():
+    assert_equals_one_process(build, fit, 2, sgd)
+
+
+@pytest.mark.parametrize("strategy", LEARNING_STRATEGIES)
+def test_learns(strategy):
+    assert_learns(build, fit, predict, strategy, adagrad)
+
+
+def test_the_log_shows_its_tables_on_the_servers(caplog):
+    bags = "model.sparse_arch.embedding_bag_collection.embedding_bags"
+    names = [f"{bags}.table_{name}.weight" for name in ROWS]
+    placed(caplog, fit, cpudist.shard_tables(build(), min_rows=10), names)

@@ -1,0 +1,54 @@
+# Copyright (c) 2026 The torch_cpudist authors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Async: a step queues its gradients; servers apply them as they come."""
+
+from __future__ import annotations
+
+from torch_cpudist import _core
+from torch_cpudist.clip import Clip
+from torch_cpudist.parameter_set import ParameterSet
+from torch_cpudist.strategies.asynchronous import Async
+from torch_cpudist.strategies.driver import Driver, whole_samples
+
+_ADD_UP = ("sgd",)
+
+
+def _merged_by_mean(rule: str, configs: list[_core.OptimizerConfig]) -> list[bool]:
+    if rule == "auto":
+        return [config.kind not in _ADD_UP for config in configs]
+    return [rule == "mean"] * len(configs)
+
+
+class AsyncDriver(Driver):
+    """Runs the Async strategy for one parameter set.
+
+    The training thread packs gradients into a queue; a thread of the core merges and
+    sends what waits, and keeps the dense values that come back. The training thread
+    writes them to the model at its next step: nobody else touches the weights.
+    """
+
+    def __init__(self, parameters: ParameterSet, strategy: Async) -> None:
+        """Starts the queue of ``parameters``."""
+        super().__init__(parameters)
+        settings = strategy.communicator
+        configs = parameters.placement.layout.configs
+        parameters.client.start_queue(
+            parameters.id,
+            size=settings.send_queue_size,
+            max_merge=settings.max_merge,
+            mean=_merged_by_mean(settings.merge_rule, configs),
+            pull_every=settings.pull_every,
+        )
+
+    def step(
+        self,
+        configs: list[_core.OptimizerConfig],
+        samples: int | None,
+        clip: Clip | None,
+    ) -> int:
+        """Queues this trainer's gradients; see ``Driver.step``."""
+        return self._parameters.enqueue(configs, whole_samples(samples or 0), clip)
+
+    def settle(self) -> None:
+        """Waits until every queued push is applied."""
+        self._parameters.client.drain(self._parameters.id)

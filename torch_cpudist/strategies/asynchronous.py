@@ -1,0 +1,40 @@
+# Copyright (c) 2026 The torch_cpudist authors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Settings of the Async strategy."""
+
+from __future__ import annotations
+
+from dataclasses import field
+from typing import ClassVar
+
+from torch_cpudist.config import MAX_BYTES, Communicator, settings
+from torch_cpudist.strategies.base import Strategy, Updates
+
+
+@settings
+class Async(Strategy):
+    """Trainers push and go on; servers apply each push as it comes.
+
+    Every gradient is applied exactly once. No trainer waits for another, unless
+    ``max_staleness`` makes it. Cost per step: that of ``Sync``.
+
+    Attributes:
+        communicator: queue, merging and pulling of a trainer; a dict is accepted.
+        max_staleness: updates by which a gradient may be late, at least the number of
+            trainers less one. A push that would make another trainer's gradient older
+            waits on the server, and each step waits for its own update. ``None`` is no
+            bound. ``CPUDIST_ASYNC_MAX_STALENESS``.
+    """
+
+    name: ClassVar[str] = "async"
+
+    communicator: Communicator = field(
+        default_factory=Communicator, metadata={"section": True}
+    )
+    max_staleness: int | None = field(
+        default=None, metadata={"least": 0, "most": MAX_BYTES}
+    )
+
+    def updates(self) -> Updates:
+        """When the servers apply this strategy's gradients."""
+        return Updates(on_arrival=True, max_staleness=self.max_staleness)
