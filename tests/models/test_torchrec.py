@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import pytest
 import torch
@@ -15,6 +17,8 @@ from model_cases import (
     assert_learns,
     placed,
 )
+from sync_cases import run
+from torch.nn.functional import binary_cross_entropy_with_logits
 
 import torch_cpudist as cpudist
 
@@ -22,12 +26,15 @@ pytest.importorskip("torchrec")
 from torchrec import (
     EmbeddingBagCollection,
     EmbeddingBagConfig,
+    EmbeddingCollection,
+    EmbeddingConfig,
     KeyedJaggedTensor,
 )
 from torchrec.models.dlrm import DLRM, DLRMTrain
+from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
 
 
-def build():
+def build(**options):
     torch.manual_seed(1)
     collection = EmbeddingBagCollection(
         [
@@ -44,7 +51,7 @@ def build():
     return DLRMTrain(DLRM(collection, 1, [8, DIM], [8, 1]))
 
 
-def batches(samples, size):
+def batches(samples, size, weighted=False):
     """Bags of one id, and for ``last_item`` of none, one or two."""
     price, click = torch.from_numpy(samples.price), torch.from_numpy(samples.click)
     for i in range(0, len(samples), size):
@@ -56,6 +63,7 @@ def batches(samples, size):
             keys=["user", "item", "last_item"],
             values=torch.from_numpy(np.concatenate([user, item, last])),
             lengths=torch.from_numpy(lengths),
+            weights=torch.linspace(0.5, 1.5, lengths.sum()) if weighted else None,
         )
         yield price[i : i + size, None], ids, click[i : i + size]
 
@@ -68,10 +76,10 @@ class Batch:
         self.labels = labels
 
 
-def fit(model, samples, size, make_optimizer):
+def fit(model, samples, size, make_optimizer, **options):
     optimizer = make_optimizer(model)
     model.train()
-    for parts in batches(samples, size):
+    for parts in batches(samples, size, **options):
         optimizer.zero_grad()
         loss, _ = model(Batch(*parts))
         loss.backward()
@@ -99,6 +107,55 @@ def test_one_trainer_equals_plain_torch():
 
 def test_two_trainers_equal_plain_torch():
     assert_equals_one_process(build, fit, 2, sgd)
+
+
+def test_bags_with_weights():
+    assert_equals_one_process(
+        functools.partial(build, is_weighted=True),
+        functools.partial(fit, weighted=True),
+        1,
+        adagrad,
+    )
+
+
+class Sequences(torch.nn.Module):
+    """torchrec's collection without pooling, of bags of one id each."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(1)
+        config = EmbeddingConfig(
+            name="table_item",
+            embedding_dim=DIM,
+            num_embeddings=ROWS["item"],
+            feature_names=["item"],
+        )
+        self.items = EmbeddingCollection([config])
+        self.last = torch.nn.Linear(DIM, 1)
+
+    def forward(self, batch):
+        rows = self.items(batch.sparse_features)["item"].values()
+        logits = self.last(rows).squeeze(1)
+        return binary_cross_entropy_with_logits(logits, batch.labels), logits
+
+
+def test_sequences():
+    assert_equals_one_process(Sequences, fit, 2, sgd)
+
+
+def test_fused_tables_are_refused():
+    config = EmbeddingBagConfig(
+        name="table_item", embedding_dim=4, num_embeddings=10, feature_names=["item"]
+    )
+    fused = FusedEmbeddingBagCollection([config], torch.optim.SGD, {"lr": 0.1})
+    model = torch.nn.ModuleDict({"bags": fused})
+
+    def body(context):
+        found = "module 'bags' is a FusedEmbeddingBagCollection"
+        with pytest.raises(cpudist.UnsupportedModelError, match=found):
+            cpudist.DistributedOptimizer(adagrad(model), model)
+
+    run(body, 1)
 
 
 @pytest.mark.parametrize("strategy", LEARNING_STRATEGIES)
