@@ -24,8 +24,8 @@ from torch_cpudist.context import _open_contexts
 
 USERS, ITEMS, DIM = 40, 60, 4
 ROWS = {"user": USERS, "item": ITEMS}
-# A line of CPUDIST_STRATEGY's names: every one here must learn every model.
-LEARNING_STRATEGIES = ["sync"]
+# Every strategy here must learn every model.
+LEARNING_STRATEGIES = ["sync", "async"]
 DEBUG = {"CPUDIST_LOG": "debug"}
 
 
