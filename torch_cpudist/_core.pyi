@@ -167,6 +167,9 @@ class Server:
         liveness_ms: a trainer silent for so long is lost.
         reconnect_grace_ms: a trainer whose link broke is lost after this.
         join_deadline_ms: every trainer must have said hello by then.
+        elastic: more trainers than ``trainer_count`` may come, and a lost one may come
+            back with a higher incarnation.
+        rejoin_ms: elastic: a trainer lost for so long counts as gone.
         memory_cap_bytes: of pushes that wait for their round; 0 is no cap.
         host: who this is, for messages ("host pid 12").
     """
@@ -182,6 +185,8 @@ class Server:
         liveness_ms: int = 5000,
         reconnect_grace_ms: int = 500,
         join_deadline_ms: int = 600000,
+        elastic: bool = False,
+        rejoin_ms: int = 600000,
         memory_cap_bytes: int = 0,
         host: str = "",
     ) -> None: ...

@@ -103,7 +103,7 @@ def check(instance: Any) -> None:
     """
     hints = get_type_hints(type(instance))
     for entry in scalar_fields(type(instance)):
-        value = getattr(instance, entry.name)
+        value: Any = getattr(instance, entry.name)
         where = f"{type(instance).__name__}({entry.name}={value!r})"
         kind, optional = _kind(hints[entry.name])
         if value is None and optional:
@@ -113,7 +113,8 @@ def check(instance: Any) -> None:
                 f"{where}: expected {kind.__name__}, found {type(value).__name__}."
             )
         limits = entry.metadata
-        check_range(where, value, limits.get("least"), limits.get("most"))
+        if isinstance(value, (int, float)):
+            check_range(where, value, limits.get("least"), limits.get("most"))
         choices = entry.metadata.get("choices")
         if choices is not None and value not in choices:
             raise ConfigurationError(f"{where}: {nearest(str(value), choices)}")
@@ -278,5 +279,7 @@ def classes() -> tuple[type, ...]:
 def variables() -> frozenset[str]:
     """The environment variables of all settings classes."""
     return frozenset(
-        variable_of(cls, entry.name) for cls in classes() for entry in scalar_fields(cls)
+        variable_of(cls, entry.name)
+        for cls in classes()
+        for entry in scalar_fields(cls)
     )

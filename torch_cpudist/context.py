@@ -28,7 +28,7 @@ from torch_cpudist.errors import (
     OperationTimeoutError,
 )
 from torch_cpudist.host import close_inherited_sockets
-from torch_cpudist.layout import Layout
+from torch_cpudist.layout import Layout, Numbers
 from torch_cpudist.log import logger
 from torch_cpudist.process_group import TrainerGroup
 from torch_cpudist.threads import TorchThreads
@@ -56,7 +56,7 @@ class Context:
 
     Attributes:
         environment: settings of this rank.
-        layout: roles of all ranks.
+        layout: roles of all ranks of this torchrun job.
         role: ``"trainer"``, or ``"server"`` on a dedicated server.
         rank: among all ranks.
         trainer_rank: among trainers; -1 on a dedicated server.
@@ -74,18 +74,17 @@ class Context:
         group: TrainerGroup,
         process_group: dist.ProcessGroup | None,
         threads: TorchThreads,
+        numbers: Numbers,
     ) -> None:
         """Made by ``init()``."""
         self.environment = environment
         self.layout = layout
         self.rank = environment.rank
-        training = self.rank in layout.trainers
-        serving = self.rank in layout.servers
-        self.role = "trainer" if training else "server"
-        self.trainer_rank = layout.trainers.index(self.rank) if training else -1
-        self.trainer_count = len(layout.trainers)
-        self.server_count = len(layout.servers)
-        self.shard_id = layout.servers.index(self.rank) if serving else -1
+        self.role = numbers.role
+        self.trainer_rank = numbers.trainer_rank
+        self.trainer_count = numbers.trainer_count
+        self.server_count = numbers.server_count
+        self.shard_id = numbers.shard_id
         self.process_group = process_group
         self._endpoints = endpoints
         self._group = group
@@ -201,6 +200,12 @@ class Context:
                 "colocated rank serves by itself."
             )
         self._serve_on(server)
+        if lost := server.stats()["lost"]:
+            logger.warning(
+                "%d trainers were lost and did not come back within CPUDIST_REJOIN_S; "
+                "the others have said goodbye.",
+                lost,
+            )
 
     def _serve_on(self, server: _core.Server) -> None:
         """Waits for all goodbyes, as long as somebody makes progress."""
@@ -209,7 +214,7 @@ class Context:
         since = time.monotonic()
         while not server.wait_done(1.0):
             stats = server.stats()
-            current = (stats["pushes"], stats["rounds"])
+            current = (stats["pushes"], stats["rounds"], stats["trainers"])
             if current != progress:
                 progress, since = current, time.monotonic()
             elif time.monotonic() - since > limit_s:

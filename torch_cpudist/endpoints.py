@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from torch_cpudist import _core, host
 from torch_cpudist.environment import Environment
 from torch_cpudist.errors import ConfigurationError, Error
-from torch_cpudist.layout import Layout
+from torch_cpudist.layout import Layout, Numbers
 from torch_cpudist.log import from_core, logger
 from torch_cpudist.rendezvous import Rendezvous
 
@@ -22,7 +22,8 @@ _THREADS_PROBE_MS = 20
 def own_address(environment: Environment, layout: Layout) -> str:
     """The address that this rank's server listens on.
 
-    Loopback when all ranks share a host, else the one that reaches ``MASTER_ADDR``;
+    Loopback when all ranks share a host, else the one that reaches ``MASTER_ADDR``; of
+    servers that are launched apart, the one that reaches ``CPUDIST_RENDEZVOUS``.
     ``CPUDIST_BIND`` wins.
 
     Raises:
@@ -30,6 +31,11 @@ def own_address(environment: Environment, layout: Layout) -> str:
     """
     if environment.bind is not None:
         return host.bind_address(environment.bind)
+    group = environment.group
+    if group is not None and group.role == "server":
+        if host.is_loopback(group.host, group.port):
+            return host.LOOPBACK
+        return host.address_towards(group.host, group.port)
     if layout.one_host:
         return host.LOOPBACK
     if environment.master_addr is None:
@@ -50,12 +56,14 @@ class Endpoints:
         client: of this rank; ``None`` on a dedicated server.
         listening: addresses of the server.
         sockets: addresses of the sockets that this process may have open.
+        keep: what must live as long.
     """
 
     server: _core.Server | None = None
     client: _core.Client | None = None
     listening: list[str] = field(default_factory=list)
     sockets: set[str] = field(default_factory=set)
+    keep: object = None
 
     def stop(self, reason: str) -> None:
         """Ends every wait and closes every link; who still waits is told the reason."""
@@ -75,14 +83,18 @@ def _server_threads(environment: Environment, layout: Layout) -> int:
 def _start_server(
     environment: Environment, layout: Layout, rendezvous: Rendezvous
 ) -> _core.Server:
+    group = environment.group
+    joins_s = rendezvous.remaining_s() if group is None else group.rejoin_s
     return _core.Server(
         run_id=rendezvous.run_id,
         shard_id=layout.servers.index(environment.rank),
         server_count=len(layout.servers),
-        trainer_count=len(layout.trainers),
+        trainer_count=len(layout.trainers) if group is None else group.trainers,
         threads=_server_threads(environment, layout),
         liveness_ms=environment.liveness_ms,
-        join_deadline_ms=max(1, int(rendezvous.remaining_s() * 1000)),
+        join_deadline_ms=max(1, int(joins_s * 1000)),
+        elastic=group is not None,
+        rejoin_ms=0 if group is None else group.rejoin_s * 1000,
         memory_cap_bytes=environment.server.memory_cap_bytes,
         host=host.description(),
     )
@@ -117,7 +129,7 @@ def _listen(
     return addresses
 
 
-def _reachable(addresses: list[str], same_host: bool) -> list[str]:
+def reachable(addresses: list[str], same_host: bool) -> list[str]:
     """Drops unix sockets of other hosts: an equal name there is another process."""
     return [a for a in addresses if same_host or not a.startswith("unix:")]
 
@@ -163,36 +175,63 @@ def start(
             lists = [[own]] if own and alone else rendezvous.addresses(layout.servers)
             for shard, server_rank in enumerate(layout.servers):
                 same_host = layout.hosts[server_rank] == layout.hosts[rank]
-                lists[shard] = _reachable(lists[shard], same_host)
+                lists[shard] = reachable(lists[shard], same_host)
                 if own and server_rank == rank:
                     lists[shard] = [own]
             made.sockets.update(address for some in lists for address in some)
             probe_ms = _PROBE_MS if network is None else _THREADS_PROBE_MS
-            made.client = _connect(
-                environment, layout, rendezvous, links, lists, probe_ms
+            made.client = connect(
+                environment,
+                layout.numbers_of(rank),
+                rendezvous.run_id,
+                links,
+                lists,
+                connect_s=rendezvous.remaining_s(),
+                probe_ms=probe_ms,
             )
+            # Nobody goes on before all are connected: a rank that failed right away
+            # would look to a slower one like a server that is still to come.
+            made.client.barrier()
     except BaseException as error:
         made.stop(f"init() failed: {error}")
         raise
     return made
 
 
-def _connect(
+def connect(
     environment: Environment,
-    layout: Layout,
-    rendezvous: Rendezvous,
+    numbers: Numbers,
+    run_id: int,
     network: _core.InprocNetwork | None,
     servers: list[list[str]],
-    probe_ms: int,
+    connect_s: float,
+    incarnation: int = 1,
+    probe_ms: int = _PROBE_MS,
 ) -> _core.Client:
+    """Makes a trainer's client and connects it to every server.
+
+    Args:
+        environment: of this rank.
+        numbers: what this rank is.
+        run_id: of the servers.
+        network: where in-process addresses are looked up.
+        servers: by shard, its addresses, best first.
+        connect_s: longest wait for the servers, in seconds.
+        incarnation: how often this trainer was started.
+        probe_ms: how often a waiting request asks whether it arrived.
+
+    Raises:
+        AddressError, PeerLostError: a server cannot be reached.
+    """
     client = _core.Client(
-        run_id=rendezvous.run_id,
-        trainer_rank=layout.trainers.index(environment.rank),
-        trainer_count=len(layout.trainers),
+        run_id=run_id,
+        trainer_rank=numbers.trainer_rank,
+        trainer_count=numbers.trainer_count,
         servers=servers,
         network=network,
+        incarnation=incarnation,
         liveness_ms=environment.liveness_ms,
-        connect_deadline_ms=max(1, int(rendezvous.remaining_s() * 1000)),
+        connect_deadline_ms=max(1, int(connect_s * 1000)),
         rpc_deadline_ms=environment.rpc_deadline_ms,
         round_deadline_ms=environment.round_deadline_ms,
         # A probe's answer tells waiting for others from no answer: several of them must
@@ -203,7 +242,4 @@ def _connect(
         logger=from_core,
     )
     client.connect()
-    # Nobody goes on before all are connected: a rank that failed right away would look
-    # to a slower one like a server that is still to come.
-    client.barrier()
     return client

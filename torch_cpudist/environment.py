@@ -12,11 +12,12 @@ import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from torch_cpudist import config, strategies
+from torch_cpudist import config, group_settings, strategies
 from torch_cpudist.errors import BackendUnavailableError, ConfigurationError
+from torch_cpudist.group_settings import GroupSettings
 from torch_cpudist.log import LEVELS
 
-ROLES = ("server", "trainer")
+ROLES = group_settings.ROLES
 _LAUNCH = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 # Of these, the address and the port are often set where nothing is launched.
 _LAUNCHED_BY = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
@@ -41,15 +42,10 @@ _OWN = frozenset(
         "THREADS",
         "TRANSPORT",
     )
-)
+) | frozenset(group_settings.NAMES)
 
 # Of the design, but not of this version: each with what to do instead.
 _LATER = {
-    "CPUDIST_ROLE": "give torchrun --role=server or --role=trainer, or set "
-    "CPUDIST_SERVERS",
-    "CPUDIST_RENDEZVOUS": "start servers and trainers in one torchrun rendezvous",
-    "CPUDIST_TRAINERS": "start servers and trainers in one torchrun rendezvous",
-    "CPUDIST_REJOIN_S": "unset it; a lost trainer ends the run",
     "CPUDIST_RPC_RETRIES": "unset it; requests are retried until "
     "CPUDIST_RPC_DEADLINE_MS",
     "CPUDIST_SEND_THREADS": "unset it; a client has one I/O thread",
@@ -83,6 +79,8 @@ class Environment:
         settings: variables of settings classes (``CPUDIST_SHARDING_SLICE``, ...), as
             text.
         server: how this rank's server runs.
+        group: of servers and trainers that are launched apart; else ``None``.
+        job: name of this rank's torchrun job; ``None`` without one.
     """
 
     rank: int = 0
@@ -107,6 +105,8 @@ class Environment:
     strategy: str | None = None
     settings: Mapping[str, str] = field(default_factory=dict)
     server: config.Server = field(default_factory=config.Server)
+    group: GroupSettings | None = None
+    job: str | None = None
 
 
 def _integer(
@@ -261,6 +261,12 @@ def check_ranks(made: Environment) -> None:
             f"{made.servers + 1} ranks, or a smaller CPUDIST_SERVERS; unset it to let "
             "every rank train and serve."
         )
+    if made.group is not None and (made.servers is not None or made.role_name in ROLES):
+        raise ConfigurationError(
+            "CPUDIST_ROLE says what every rank of this torchrun job does: unset "
+            "CPUDIST_SERVERS and drop torchrun's --role (init()'s servers= and role= "
+            "too)."
+        )
     if made.servers is not None and made.role_name in ROLES:
         raise ConfigurationError(
             f"CPUDIST_SERVERS={made.servers} and torchrun --role={made.role_name} both "
@@ -342,6 +348,8 @@ def parse(variables: Mapping[str, str]) -> Environment:
         strategy=_strategy(variables),
         settings=texts,
         server=server,
+        group=group_settings.parse(variables),
+        job=group_settings.job_name(variables),
     )
     check_ranks(made)
     return made

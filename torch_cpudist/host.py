@@ -12,7 +12,7 @@ import socket
 import struct
 from pathlib import Path
 
-from torch_cpudist.errors import ConfigurationError
+from torch_cpudist.errors import AddressError, ConfigurationError
 
 _SIOCGIFADDR = 0x8915
 LOOPBACK = "127.0.0.1"
@@ -84,6 +84,22 @@ def interface_of(address: str) -> str | None:
         if interface_address(name) == address:
             return name
     return None
+
+
+def is_loopback(host: str, port: int) -> bool:
+    """Whether a name or address means this host only.
+
+    Raises:
+        AddressError: it does not resolve.
+    """
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise AddressError(f"{host}: the name does not resolve ({error}).") from error
+    return all(
+        ipaddress.ip_address(str(entry[4][0]).partition("%")[0]).is_loopback
+        for entry in found
+    )
 
 
 def address_towards(host: str, port: int) -> str:

@@ -34,6 +34,17 @@ class Member:
 
 
 @dataclass(frozen=True)
+class Numbers:
+    """What one rank is in its run; see the attributes of ``Context``."""
+
+    role: str
+    trainer_rank: int
+    trainer_count: int
+    server_count: int
+    shard_id: int
+
+
+@dataclass(frozen=True)
 class Layout:
     """Roles of all ranks.
 
@@ -49,6 +60,17 @@ class Layout:
     colocated: bool
     hosts: tuple[str, ...]
 
+    def numbers_of(self, rank: int) -> Numbers:
+        """What ``rank`` is."""
+        training, serving = rank in self.trainers, rank in self.servers
+        return Numbers(
+            role="trainer" if training else "server",
+            trainer_rank=self.trainers.index(rank) if training else -1,
+            trainer_count=len(self.trainers),
+            server_count=len(self.servers),
+            shard_id=self.servers.index(rank) if serving else -1,
+        )
+
     @property
     def one_host(self) -> bool:
         """Whether all ranks share a host."""
@@ -59,7 +81,8 @@ class Layout:
         return self.hosts.count(self.hosts[rank])
 
 
-def _check_agreement(members: Sequence[Member]) -> None:
+def check_agreement(members: Sequence[Member]) -> None:
+    """Raises ``ConfigMismatchError`` if members' settings differ; names the ranks."""
     for name in sorted({name for member in members for name in member.agreed}):
         by_value: dict[str, list[int]] = {}
         for member in members:
@@ -114,7 +137,7 @@ def assign(members: Sequence[Member], servers: int) -> Layout:
         ConfigMismatchError: ranks were started with different settings.
         ConfigurationError: roles that do not fit together.
     """
-    _check_agreement(members)
+    check_agreement(members)
     hosts = tuple(member.host_id for member in members)
     everyone = tuple(range(len(members)))
     if any(member.role_name in ROLES for member in members):
@@ -126,3 +149,16 @@ def assign(members: Sequence[Member], servers: int) -> Layout:
     chosen = sorted(member.rank for member in spread[:servers])
     rest = tuple(rank for rank in everyone if rank not in set(chosen))
     return Layout(tuple(chosen), rest, False, hosts)
+
+
+def one_role(members: Sequence[Member], role: str) -> Layout:
+    """The layout of a torchrun job all of whose ranks do the same.
+
+    Raises:
+        ConfigMismatchError: ranks were started with different settings.
+    """
+    check_agreement(members)
+    everyone = tuple(range(len(members)))
+    hosts = tuple(member.host_id for member in members)
+    serving, training = ((everyone, ()), ((), everyone))[role == "trainer"]
+    return Layout(serving, training, False, hosts)

@@ -20,11 +20,12 @@ from torch_cpudist import (
     files,
     host,
     log,
+    separate_groups,
 )
 from torch_cpudist.context import Context
 from torch_cpudist.environment import Environment
 from torch_cpudist.errors import ConfigurationError
-from torch_cpudist.layout import Layout, Member, assign
+from torch_cpudist.layout import Layout, Member, Numbers, assign, one_role
 from torch_cpudist.process_group import TrainerGroup
 from torch_cpudist.rendezvous import Rendezvous, open_store
 from torch_cpudist.threads import TorchThreads
@@ -81,7 +82,7 @@ def _with_arguments(
 ) -> Environment:
     """Adds ``init``'s other arguments; the environment wins over them."""
     roles_named = made.role_name in environment.ROLES
-    decided = roles_named or made.servers is not None
+    decided = roles_named or made.servers is not None or made.group is not None
     if servers is not None:
         most = environment.MAX_RANKS
         servers = config.whole_number("init(): servers", servers, 0, most)
@@ -116,13 +117,16 @@ def _meet(made: Environment, rendezvous: Rendezvous) -> Layout:
         host=host.description(),
         agreed=environment.agreed_settings(made),
     )
-    return assign(rendezvous.meet(own), made.servers or 0)
+    members = rendezvous.meet(own)
+    if made.group is not None:
+        return one_role(members, made.group.role)
+    return assign(members, made.servers or 0)
 
 
-def _who(made: Environment, layout: Layout) -> str:
-    if made.rank in layout.trainers:
-        return f"trainer {layout.trainers.index(made.rank)}"
-    return f"server {layout.servers.index(made.rank)}"
+def _who(numbers: Numbers) -> str:
+    if numbers.role == "trainer":
+        return f"trainer {numbers.trainer_rank}"
+    return f"server {numbers.shard_id}"
 
 
 def _join(
@@ -136,12 +140,18 @@ def _join(
         store = open_store(made, timeout_s) if made.launched else HashStore()
     rendezvous = Rendezvous(store, made.rank, made.world_size, timeout_s)
     layout = _meet(made, rendezvous)
-    log.setup(made.log, _who(made, layout))
-    if made.restart_count > 0:
-        log.logger.warning(
-            "restart %d: there is no snapshot, training begins anew", made.restart_count
-        )
-    ends = endpoints.start(made, layout, rendezvous, network)
+    if made.group is not None:
+        numbers, ends = separate_groups.start(made, layout, rendezvous)
+        log.setup(made.log, _who(numbers))
+    else:
+        numbers = layout.numbers_of(made.rank)
+        log.setup(made.log, _who(numbers))
+        if made.restart_count > 0:
+            log.logger.warning(
+                "restart %d: there is no snapshot, training begins anew",
+                made.restart_count,
+            )
+        ends = endpoints.start(made, layout, rendezvous, network)
     group = TrainerGroup()
     threads = TorchThreads()
     try:
@@ -149,7 +159,7 @@ def _join(
         if network is None:
             threads.take(made, layout)
             torch_group = group.join(made, layout, rendezvous)
-        return Context(made, layout, ends, group, torch_group, threads)
+        return Context(made, layout, ends, group, torch_group, threads, numbers)
     except BaseException as error:
         ends.stop(f"init() failed: {error}")
         group.leave()

@@ -116,6 +116,8 @@ py::dict stats(const ServerHolder& self) {
   result["pending_bytes"] = stats.pending_bytes;
   result["connections"] = stats.connections;
   result["refused"] = stats.refused;
+  result["trainers"] = stats.trainers;
+  result["lost"] = stats.lost;
   return result;
 }
 
@@ -128,10 +130,11 @@ void bind_server(py::module_& module) {
       .def(py::init([](uint64_t run_id, uint32_t shard_id, uint32_t server_count,
                        uint32_t trainer_count, uint32_t threads, uint64_t liveness_ms,
                        uint64_t reconnect_grace_ms, uint64_t join_deadline_ms,
-                       uint64_t memory_cap_bytes, const std::string& host) {
-             return std::make_unique<ServerHolder>(
-                 ServerOptions{run_id, shard_id, server_count, trainer_count, threads, liveness_ms,
-                               reconnect_grace_ms, join_deadline_ms, memory_cap_bytes, host});
+                       bool elastic, uint64_t rejoin_ms, uint64_t memory_cap_bytes,
+                       const std::string& host) {
+             return std::make_unique<ServerHolder>(ServerOptions{
+                 run_id, shard_id, server_count, trainer_count, threads, liveness_ms,
+                 reconnect_grace_ms, join_deadline_ms, elastic, rejoin_ms, memory_cap_bytes, host});
            }),
            py::kw_only(), py::arg("run_id"), py::arg("shard_id") = defaults.shard_id,
            py::arg("server_count") = defaults.server_count,
@@ -139,6 +142,7 @@ void bind_server(py::module_& module) {
            py::arg("liveness_ms") = defaults.liveness_ms,
            py::arg("reconnect_grace_ms") = defaults.reconnect_grace_ms,
            py::arg("join_deadline_ms") = defaults.join_deadline_ms,
+           py::arg("elastic") = defaults.elastic, py::arg("rejoin_ms") = defaults.rejoin_ms,
            py::arg("memory_cap_bytes") = defaults.memory_cap_bytes, py::arg("host") = "")
       .def("listen_tcp", &listen_tcp, py::arg("bind") = "127.0.0.1", py::arg("port_first") = 0,
            py::arg("port_last") = 0, py::arg("unix_socket") = true, py::arg("threads") = 1,

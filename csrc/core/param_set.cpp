@@ -55,6 +55,13 @@ void ParamSet::open(const Ticket& ticket, const Buffer& layout_bytes, Outbox& ou
                     " against trainer " + std::to_string(ticket.rank) +
                     "); all trainers must build the same model and optimizer");
   }
+  if (in_rounds() && ticket.rank >= shared_.options.trainer_count) {
+    throw Error(ErrorCode::kConfigMismatch,
+                "trainer " + std::to_string(ticket.rank) + " joins a run of " +
+                    std::to_string(shared_.options.trainer_count) +
+                    " trainers (CPUDIST_TRAINERS) in parameter set " + std::to_string(id_) +
+                    ", whose rounds wait for exactly those; only Async takes more");
+  }
   if (closed_.contains(ticket.rank) || !opened_.insert(ticket.rank).second) {
     throw Error(ErrorCode::kProtocol, "trainer " + std::to_string(ticket.rank) +
                                           " opened parameter set " + std::to_string(id_) +

@@ -98,6 +98,7 @@ class ParamSet {
   // Whom a waiting request waits for.
   std::vector<uint32_t> waiting_for(FrameKind kind) const;
   uint64_t round() const;
+  bool in_rounds() const { return !on_arrival(); }
   void add_stats(ServerStats* stats) const;
 
  private:

@@ -111,20 +111,24 @@ std::optional<Error> Peers::refusal(const FrameHeader& header, const Hello& hell
     return count_mismatch("shard id of the server at this address", hello.shard_id,
                           options_.shard_id);
   }
-  if (header.rank >= options_.trainer_count) {
+  if (header.rank >= options_.trainer_count && !options_.elastic) {
     return Error(ErrorCode::kConfigMismatch, "trainer rank " + std::to_string(header.rank) +
                                                  " is not below the number of " + "trainers, " +
                                                  std::to_string(options_.trainer_count));
   }
+  if (header.rank >= peers_.size()) return std::nullopt;  // elastic: the first of its rank
   const Peer& peer = peers_[header.rank];
-  if (!peer.lost.empty()) return Error(ErrorCode::kPeerLost, peer.lost + "; it cannot come back");
+  const bool returns = options_.elastic && header.incarnation > peer.incarnation;
+  if (!peer.lost.empty() && !returns) {
+    return Error(ErrorCode::kPeerLost, peer.lost + "; it cannot come back");
+  }
   if (peer.seen && header.incarnation < peer.incarnation) {
     return Error(ErrorCode::kFenced, "trainer " + std::to_string(header.rank) + ": incarnation " +
                                          std::to_string(peer.incarnation) +
                                          " has taken over from this one, " +
                                          std::to_string(header.incarnation));
   }
-  if (peer.goodbye && header.incarnation > peer.incarnation) {
+  if (peer.goodbye && header.incarnation > peer.incarnation && !options_.elastic) {
     return Error(ErrorCode::kClosed,
                  "trainer " + std::to_string(header.rank) + " has said goodbye");
   }
@@ -164,13 +168,17 @@ std::optional<uint32_t> Peers::greet(const std::shared_ptr<Connection>& connecti
     outbox.close(connection, error->what());
     return std::nullopt;
   }
+  if (header.rank >= peers_.size()) peers_.resize(size_t{header.rank} + 1);
   Peer& peer = peers_[header.rank];
-  const bool restarted = peer.seen && header.incarnation > peer.incarnation;
+  const bool restarted =
+      (peer.seen || !peer.lost.empty()) && header.incarnation > peer.incarnation;
   replace_connection(peer, connection, header, outbox);
   if (restarted) {
     peer.last_sequence = 0;
     peer.last_payload.reset();
     peer.received.reset();
+    peer.goodbye = peer.gone = false;
+    peer.lost.clear();
   }
   peer.seen = true;
   peer.ended.clear();
@@ -246,7 +254,9 @@ std::vector<uint32_t> Peers::active() const {
   const std::lock_guard lock(mutex_);
   std::vector<uint32_t> ranks;
   for (uint32_t rank = 0; rank < peers_.size(); ++rank) {
-    if (!peers_[rank].goodbye) ranks.push_back(rank);
+    const Peer& peer = peers_[rank];
+    const bool away = options_.elastic && (!peer.lost.empty() || !expected(rank));
+    if (!peer.goodbye && !away) ranks.push_back(rank);
   }
   return ranks;
 }
@@ -272,15 +282,25 @@ bool Peers::wait_done(TimePoint deadline) {
   std::unique_lock lock(mutex_);
   while (true) {
     bool done = true;
-    for (const Peer& peer : peers_) {
-      if (!peer.lost.empty()) throw Error(ErrorCode::kPeerLost, peer.lost);
-      done = done && peer.gone;
+    TimePoint look = deadline;
+    for (uint32_t rank = 0; rank < peers_.size(); ++rank) {
+      const Peer& peer = peers_[rank];
+      if (!peer.lost.empty() && !options_.elastic) throw Error(ErrorCode::kPeerLost, peer.lost);
+      const TimePoint given_up = peer.lost_at + std::chrono::milliseconds(options_.rejoin_ms);
+      const bool away = !peer.lost.empty() && Clock::now() >= given_up;
+      if (!peer.lost.empty() && !away) look = std::min(look, given_up);
+      done = done && (peer.gone || away || !expected(rank));
     }
     if (done) return true;
     if (stopped_) throw Error(ErrorCode::kClosed, "the server was stopped before every goodbye");
     if (Clock::now() >= deadline) return false;
-    changed_.wait_until(lock, deadline);
+    changed_.wait_until(lock, look);
   }
+}
+
+// Ids are issued one by one, but trainers connect in any order.
+bool Peers::expected(uint32_t rank) const {
+  return rank < options_.trainer_count || peers_[rank].seen;
 }
 
 std::string Peers::describe(uint32_t rank) const {
@@ -329,10 +349,12 @@ std::optional<Peers::Loss> Peers::wait_for_loss() {
     for (uint32_t rank = 0; rank < peers_.size(); ++rank) {
       Peer& peer = peers_[rank];
       std::string why;
+      if (!expected(rank)) continue;
       const auto at = overdue_at(peer, &why);
       if (!at) continue;
       if (*at <= Clock::now()) {
         peer.lost = describe(rank) + " was lost: " + why;
+        peer.lost_at = Clock::now();
         changed_.notify_all();
         return Loss{rank, Error(ErrorCode::kPeerLost, peer.lost), peer.connection};
       }
@@ -371,6 +393,10 @@ bool Peers::stopped() const {
 void Peers::add_traffic(ServerStats* stats) const {
   const std::lock_guard lock(mutex_);
   stats->connections = sessions_.size();
+  for (const Peer& peer : peers_) {
+    stats->trainers += peer.seen ? 1 : 0;
+    stats->lost += peer.lost.empty() ? 0 : 1;
+  }
   stats->bytes_sent = closed_bytes_sent_;
   stats->bytes_received = closed_bytes_received_;
   for (const auto& [key, session] : sessions_) {

@@ -112,7 +112,8 @@ class Peers {
   // ---- goodbye and loss ----
   void say_goodbye(uint32_t rank);       // not waited for from now on
   void confirm_goodbye(uint32_t rank);   // its answer is sent: counts for wait_done
-  std::vector<uint32_t> active() const;  // ranks that have not said goodbye, in order
+  // Ranks that have not said goodbye, in order; elastic: nor are lost.
+  std::vector<uint32_t> active() const;
   // The error for a request that waits for one of `ranks`, if one of them is lost.
   std::optional<Error> find_lost(const std::vector<uint32_t>& ranks) const;
   std::optional<Error> find_lost() const;
@@ -161,6 +162,7 @@ class Peers {
     std::optional<Received> received;
     std::string ended;  // why this connection's end gives up, in its own words
     std::string lost;   // message, empty while alive
+    TimePoint lost_at;
   };
   struct Session {
     std::shared_ptr<Connection> connection;
@@ -174,6 +176,7 @@ class Peers {
   void replace_connection(Peer& peer, const std::shared_ptr<Connection>& connection,
                           const FrameHeader& header, Outbox& outbox);
   const Received* current(const Ticket& ticket) const;
+  bool expected(uint32_t rank) const;
   std::string describe(uint32_t rank) const;
   void note_signs_of_life(TimePoint now, bool was_away);
   // When `rank` will be overdue, or nothing; with `why` the reason in words.

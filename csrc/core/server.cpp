@@ -6,6 +6,7 @@
 
 #include "core/server.h"
 
+#include <algorithm>
 #include <mutex>
 #include <utility>
 
@@ -56,8 +57,19 @@ void Server::Impl::fail_waiting(const Error& error, Outbox& outbox) {
 void Server::Impl::lose(uint32_t rank, const Error& error, Outbox& outbox) {
   const std::unique_lock lock(registry_mutex_);
   for (const auto& [id, set] : sets_) set->lose(rank, error, outbox);
+  if (goes_on_without_lost()) {
+    barrier_.erase(rank);
+    try_end_barrier(outbox);
+    return;
+  }
   for (const auto& [waiting, ticket] : barrier_) shared.peers.finish(ticket, error, outbox);
   barrier_.clear();
+}
+
+bool Server::Impl::goes_on_without_lost() const {
+  return shared.options.elastic &&
+         std::none_of(sets_.begin(), sets_.end(),
+                      [](const auto& entry) { return entry.second->in_rounds(); });
 }
 
 void Server::Impl::stop(const std::string& reason) {
@@ -71,7 +83,8 @@ void Server::Impl::barrier(const Ticket& ticket, Outbox& outbox) {
   const std::unique_lock lock(registry_mutex_);
   for (const auto& [id, set] : sets_) set->remove_member(ticket.rank, outbox);
   // Marked lost before the registry is locked to answer those who wait: one of the two is seen.
-  if (const auto lost = shared.peers.find_lost()) throw *lost;
+  const auto lost = shared.peers.find_lost();
+  if (lost && !goes_on_without_lost()) throw *lost;
   if (!shared.peers.is_current(ticket)) return;
   barrier_[ticket.rank] = ticket;
   try_end_barrier(outbox);

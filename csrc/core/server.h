@@ -24,6 +24,10 @@ struct ServerOptions {
   uint64_t liveness_ms = 5000;         // a trainer silent for so long is lost
   uint64_t reconnect_grace_ms = 500;   // a trainer whose link broke is lost after this
   uint64_t join_deadline_ms = 600000;  // every trainer must have said hello by then
+  // Trainers of groups of their own: more than trainer_count may come, a lost one may come back as
+  // a newer incarnation, and who updates on arrival goes on without it.
+  bool elastic = false;
+  uint64_t rejoin_ms = 600000;         // elastic: how long a lost trainer is waited for at the end
   uint64_t memory_cap_bytes = 0;       // of pushes waiting for their round; 0 = no cap
   std::string host;                    // "host pid 12", for messages
 };
@@ -40,6 +44,8 @@ struct ServerStats {
   uint64_t pending_bytes = 0;  // pushes waiting for their round
   uint64_t connections = 0;
   uint64_t refused = 0;  // handshakes refused, malformed frames
+  uint64_t trainers = 0;  // connected ever
+  uint64_t lost = 0;      // lost now
 };
 
 class Server final : public ConnectionHandler {
@@ -54,7 +60,8 @@ class Server final : public ConnectionHandler {
   void on_close(const std::shared_ptr<Connection>& connection, const std::string& reason) override;
 
   // Waits until every trainer has said goodbye (true) or the deadline passed (false). Throws
-  // Error(kPeerLost) once a trainer is lost.
+  // Error(kPeerLost) once a trainer is lost; elastic: a trainer that has been lost for rejoin_ms
+  // counts as gone.
   bool wait_done(TimePoint deadline);
   // Refuses further requests, answers what waits with Error(kPeerLost), which carries `reason`.
   // Idempotent.

@@ -44,6 +44,7 @@ struct Server::Impl {
   // With the registry held: ends the barrier once everybody who is still there has arrived.
   void try_end_barrier(Outbox& outbox);
   void drop_unused();
+  bool goes_on_without_lost() const;  // with the registry held
 
   void watch();  // the liveness thread
   void lose(uint32_t rank, const Error& error, Outbox& outbox);

@@ -30,7 +30,8 @@ def strategy(name: str, **options: Any) -> Strategy:
     """Makes a strategy by name.
 
     Args:
-        name: ``"sync"`` or ``"async"``; upper and lower case, ``-`` and ``_`` do not matter.
+        name: ``"sync"`` or ``"async"``; upper and lower case, ``-`` and ``_`` do
+            not matter.
         options: fields of its class.
 
     Raises:
