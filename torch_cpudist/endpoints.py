@@ -157,7 +157,7 @@ def start(
     """
     made = Endpoints()
     rank = environment.rank
-    alone = len(layout.hosts) == 1
+    alone = len(layout.hosts) == 1 and environment.group is None
     links = network
     own: str | None = None
     try:

@@ -71,12 +71,6 @@ Session::Session(ClientOptions options, const ConnectorFactory& make_connector)
   if (options_.servers.empty()) {
     throw Error(ErrorCode::kInvalidArgument, "client: the list of servers is empty");
   }
-  if (options_.trainer_rank >= options_.trainer_count) {
-    throw Error(ErrorCode::kInvalidArgument, "client: trainer rank " +
-                                                 std::to_string(options_.trainer_rank) +
-                                                 " is not below the number of trainers, " +
-                                                 std::to_string(options_.trainer_count));
-  }
   for (const auto& addresses : options_.servers) {
     Link link;
     link.server = static_cast<uint32_t>(links_.size());
