@@ -235,7 +235,10 @@ def test_a_timeout_leaves_the_push_in_flight():
         with pytest.raises(errors.OperationTimeoutError, match="trainer 1"):
             first.push(dense=gradient)
         assert second.push(dense=gradient) == 0
-        # The next round first takes the answer of the one before.
+        # The next call takes the answer; a gradient from before it is refused.
+        with pytest.raises(errors.InvalidArgumentError, match="interrupted"):
+            first.push(dense=gradient)
+        first.pull_dense()
         assert cluster.run(lambda t: t.push(dense=gradient)) == [1, 1]
         np.testing.assert_array_equal(first.dense, second.dense)
 

@@ -23,6 +23,7 @@ TORCHRUN = {
     "MASTER_ADDR": "10.0.0.1",
     "MASTER_PORT": "29500",
 }
+GROUP = {"CPUDIST_ROLE": "trainer", "CPUDIST_RENDEZVOUS": "10.0.0.1:29600"}
 
 
 def test_nothing_set_is_a_world_of_one():
@@ -85,7 +86,17 @@ def test_reads_every_variable():
         ({"CPUDIST_LIVENESS_MS": "1"}, "CPUDIST_LIVENESS_MS=1"),
         ({"CPUDIST_LOG": "loud"}, "Valid: debug, info, warning"),
         ({"CPUDIST_TRANSPORT": "c10d"}, "Valid: tcp"),
-        ({"CPUDIST_ROLE": "server"}, "CPUDIST_ROLE is not available in this version"),
+        ({"CPUDIST_ROLE": "server"}, "set, but not CPUDIST_RENDEZVOUS"),
+        ({"CPUDIST_RENDEZVOUS": "a:1"}, "set, but not CPUDIST_ROLE"),
+        ({"CPUDIST_TRAINERS": "2"}, "set, but not CPUDIST_ROLE"),
+        ({**GROUP, "CPUDIST_ROLE": "sever"}, "did you mean server?"),
+        ({**GROUP, "CPUDIST_RENDEZVOUS": "host"}, "expected host:port"),
+        ({**GROUP, "CPUDIST_ROLE": "server"}, "needs CPUDIST_TRAINERS"),
+        ({**GROUP, "CPUDIST_TRAINERS": "0"}, "CPUDIST_TRAINERS=0: must be at least 1"),
+        ({**GROUP, "CPUDIST_REJOIN_S": "-1"}, "CPUDIST_REJOIN_S=-1: must be at least"),
+        ({**GROUP, "CPUDIST_SERVERS": "1"}, "unset CPUDIST_SERVERS"),
+        ({**GROUP, "ROLE_NAME": "trainer"}, "drop torchrun's --role"),
+        ({"CPUDIST_RPC_RETRIES": "3"}, "CPUDIST_RPC_RETRIES is not available in this"),
         ({"CPUDIST_PULL_THREADS": "2"}, "not available in this version"),
         ({"CPUDIST_SERVRES": "2"}, "did you mean CPUDIST_SERVERS?"),
         ({"CPUDIST_SHARDING_SLICE": "maybe"}, "CPUDIST_SHARDING_SLICE='maybe'"),
@@ -227,3 +238,11 @@ def test_ranks_must_agree():
     found[2].agreed.update(CPUDIST_SERVERS="0", CPUDIST_SHARDING_SLICE="0")
     with pytest.raises(ConfigMismatchError, match=r"\(unset\) on ranks \[0, 1\]"):
         layout.assign(found, 0)
+
+
+def test_replicas_that_this_version_does_not_have_are_told(caplog):
+    with caplog.at_level("WARNING", "torch_cpudist"):
+        environment.parse({"CPU_NUM": "1"})
+        assert not caplog.records
+        environment.parse({"CPU_NUM": "4"})
+    assert "CPU_NUM=4 is not used" in caplog.text

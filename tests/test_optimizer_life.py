@@ -379,3 +379,77 @@ def test_a_model_without_anything_to_train():
         assert_same_bits(before, copy_of(model))
 
     alone(body)
+
+
+def test_shutdown_in_finally_does_not_pass_for_the_end_of_the_work():
+    """The others must not train on with a smaller divisor."""
+
+    def body(context):
+        model = linear()
+        optimizer = wrapped(model)
+        if context.trainer_rank == 0:
+            with pytest.raises(cpudist.PeerLostError, match="bad sample"):
+                for _ in range(1000):
+                    step_on(model, optimizer)
+            return
+        with pytest.raises(ValueError, match="bad sample"):
+            try:
+                step_on(model, optimizer)
+                raise ValueError("bad sample")
+            finally:
+                context.shutdown()
+
+    with pytest.raises(cpudist.PeerLostError):  # out of trainer 0's own shutdown
+        run(body, 2)
+
+
+def test_a_wrong_argument_of_shutdown_changes_nothing():
+    def body(context):
+        model = linear()
+        optimizer = wrapped(model)
+        with pytest.raises(cpudist.InvalidArgumentError, match="shutdown: pull must"):
+            context.shutdown("sparse")
+        step_on(model, optimizer)
+        assert optimizer.rounds == 1
+
+    run(body, 2)
+
+
+def test_every_trainer_is_told_of_models_that_differ():
+    def body(context):
+        model = torch.nn.Linear(3 + context.trainer_rank, 1)
+        with pytest.raises(cpudist.ConfigMismatchError, match="elements: "):
+            wrapped(model, sgd(model))
+
+    run(body, 3)
+
+
+def test_state_dict_hooks_run_as_in_torch():
+    def body():
+        model = linear()
+        optimizer = wrapped(model)
+        seen = []
+        optimizer.register_state_dict_pre_hook(lambda o: seen.append("before saving"))
+        optimizer.register_state_dict_post_hook(lambda o, d: {**d, "extra": 1})
+        optimizer.register_load_state_dict_pre_hook(
+            lambda o, d: {k: v for k, v in d.items() if k != "extra"}
+        )
+        optimizer.register_load_state_dict_post_hook(lambda o: seen.append("loaded"))
+        saved = optimizer.state_dict()
+        assert saved["extra"] == 1
+        optimizer.load_state_dict(saved)
+        assert seen == ["before saving", "loaded"]
+
+    alone(body)
+
+
+def test_state_says_where_it_is():
+    def body():
+        model = linear()
+        optimizer = wrapped(model)
+        step_on(model, optimizer)
+        for read in (optimizer.state.__getitem__, optimizer.state.get):
+            with pytest.raises(cpudist.UnsupportedOptimizerError, match="state_dict"):
+                read(model.weight)
+
+    alone(body)

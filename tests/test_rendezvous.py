@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 
@@ -132,8 +133,7 @@ def test_a_server_without_an_address_is_named():
         rendezvous.addresses([7])
 
 
-def test_over_the_store_that_torchrun_uses(monkeypatch):
-    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+def test_over_the_store_that_torchrun_uses():
     master = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 
     def body(rank):
@@ -143,6 +143,7 @@ def test_over_the_store_that_torchrun_uses(monkeypatch):
             master_addr="127.0.0.1",
             master_port=master.port,
             launched=True,
+            agent_store=True,
         )
         store = open_store(made, 10)
         rendezvous, found = meet(store, rank, 5)
@@ -151,6 +152,31 @@ def test_over_the_store_that_torchrun_uses(monkeypatch):
     outcomes = in_threads(5, body)
     assert len(set(outcomes)) == 1, outcomes
     assert outcomes[0][1] == 5
+
+
+def test_over_a_store_that_rank_0_keeps():
+    """Ranks that something else than torchrun has started."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    stores = []
+
+    def body(rank):
+        made = environment.Environment(
+            rank=rank,
+            world_size=3,
+            master_addr="127.0.0.1",
+            master_port=port,
+            launched=True,
+        )
+        stores.append(open_store(made, 10))
+        if rank == 2:
+            return None
+        with pytest.raises(OperationTimeoutError, match=r"ranks \[2\] of 3 did not"):
+            Rendezvous(stores[-1], rank, 3, 0.5).meet(member(rank))
+        return rank
+
+    assert in_threads(3, body) == [0, 1, None]
 
 
 def test_no_store_at_the_address_is_said():

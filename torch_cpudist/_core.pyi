@@ -158,20 +158,7 @@ class ParamSetLayout:
 class Server:
     """One parameter server. Its requests run on C++ threads without the GIL.
 
-    Args:
-        run_id: number of the run; others are refused.
-        shard_id: which server of ``server_count`` this is.
-        server_count: servers of the run.
-        trainer_count: trainers of the run.
-        threads: threads that update one round together.
-        liveness_ms: a trainer silent for so long is lost.
-        reconnect_grace_ms: a trainer whose link broke is lost after this.
-        join_deadline_ms: every trainer must have said hello by then.
-        elastic: more trainers than ``trainer_count`` may come, and a lost one may come
-            back with a higher incarnation.
-        rejoin_ms: elastic: a trainer lost for so long counts as gone.
-        memory_cap_bytes: of pushes that wait for their round; 0 is no cap.
-        host: who this is, for messages ("host pid 12").
+    Arguments: see ``ServerOptions`` in ``csrc/core/server.h``.
     """
 
     def __init__(
@@ -204,11 +191,7 @@ class Server:
         """Listens inside this process; returns the address."""
 
     def wait_done(self, timeout_s: float) -> bool:
-        """Waits until every trainer has said goodbye; ``False`` when the time is over.
-
-        Raises:
-            PeerLostError: a trainer was lost.
-        """
+        """Waits for every goodbye; ``False`` late. ``PeerLostError`` after a loss."""
 
     def stop(self, reason: str = "") -> None:
         """Closes every connection; who still waits is told the reason. Idempotent."""
@@ -219,24 +202,8 @@ class Server:
 class Client:
     """A trainer's end of every server. Thread safety: any thread.
 
-    Args:
-        run_id: number of the run.
-        trainer_rank: which trainer this is.
-        trainer_count: trainers of the run.
-        servers: per server its addresses, best first.
-        network: where ``inproc:`` addresses are looked up.
-        incarnation: a higher one fences earlier clients of the same trainer.
-        liveness_ms: a server silent for so long is lost.
-        reconnect_grace_ms: a server whose link broke is lost after this.
-        connect_deadline_ms: for all servers to answer in ``connect``.
-        rpc_deadline_ms: one request to a live server.
-        round_deadline_ms: a wait for other trainers.
-        probe_ms: how often a waiting request asks whether it arrived.
-        resend_ms: how often reads are repeated on links that lose frames.
-        straggler_log_ms: how often a long wait is logged.
-        host: who this is, for messages ("host pid 12").
-        logger: called in the waiting thread with (level, text); level 0 is a warning,
-            1 info, 2 debug.
+    Arguments: see ``ClientOptions`` in ``csrc/core/client.h``; ``logger`` is called in
+    the waiting thread with (level, text); level 0 is a warning, 1 info, 2 debug.
     """
 
     def __init__(
@@ -311,15 +278,7 @@ class Client:
         mean: Sequence[bool],
         pull_every: int,
     ) -> None:
-        """Starts the thread that sends the pushes of a set updated on arrival.
-
-        Args:
-            param_set: from ``open``.
-            size: pushes that may wait while one is on its way.
-            max_merge: of them that travel as one.
-            mean: per parameter group, merge by the mean instead of the sum.
-            pull_every: pushes between two replies with dense values.
-        """
+        """Starts what sends queued pushes; see ``QueueOptions`` in ``client.h``."""
 
     def enqueue(
         self,
@@ -333,13 +292,7 @@ class Client:
         clip_value: float = 0.0,
         clip_norm: float = 0.0,
     ) -> int:
-        """One step: queues a copy of the gradients, takes values in that have come.
-
-        Arguments as of ``push``. Waits for room in the queue, and with a bound on
-        staleness until the push is applied.
-
-        Returns the number of updates behind server 0's values.
-        """
+        """One step: queues a copy of the gradients; see ``client.h``. Args: as ``push``."""
 
     def drain(self, param_set: int) -> None:
         """Waits until everything queued is applied."""
@@ -402,12 +355,7 @@ class Client:
             tables: (index, keys int64 ``[n]``, n, rows float32 ``[n, dim]``) of tables
                 with a gradient; duplicates are summed in order.
             weights: addresses of every dense parameter, in order, for updated blocks.
-            weight: of this trainer in the mean.
-            samples: counted only.
-            by_samples: whether ``weight`` is a number of samples; all trainers of a
-                round must say the same.
-            clip_value: above 0: clamps the averaged gradient.
-            clip_norm: above 0: clips the norm of the averaged gradient.
+        The rest: see ``StepPush`` in ``csrc/core/client.h``.
 
         Returns the number of the round applied.
         """

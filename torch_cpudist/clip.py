@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from torch_cpudist import ops
+from torch_cpudist.errors import InvalidArgumentError
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,14 @@ class ClipValue:
 
 
 Clip = ClipNorm | ClipValue
+
+
+def check_clip(clip: object) -> None:
+    """Raises ``InvalidArgumentError`` for what is neither ``None`` nor a ``Clip``."""
+    if clip is not None and not isinstance(clip, (ClipNorm, ClipValue)):
+        raise InvalidArgumentError(
+            f"DistributedOptimizer: clip must be ClipNorm or ClipValue, got {clip!r}"
+        )
 
 
 def _squared_norm(grad: torch.Tensor) -> float:

@@ -24,6 +24,7 @@ from torch_cpudist.errors import (
     ClosedError,
     ConfigurationError,
     ForkedProcessError,
+    InvalidArgumentError,
     NotInitializedError,
     OperationTimeoutError,
 )
@@ -235,6 +236,16 @@ class Context:
             raise ForkedProcessError(_FORKED)
         if self._closed:
             return
+        check_pull("shutdown", pull)
+        failure = sys.exc_info()[1]
+        if failure is not None and self.trainer_count > 1:
+            # Leaving here would let the others go on without this trainer's data.
+            logger.error(
+                "shutdown() while %s is raised: this rank counts as lost, not as done.",
+                describe(failure),
+            )
+            self._release(describe(failure))
+            return
         reason = "shutdown()"
         try:
             for optimizer in self.optimizers():
@@ -275,6 +286,14 @@ class Context:
 
 _local = threading.local()
 _open_contexts: weakref.WeakSet[Context] = weakref.WeakSet()
+
+
+def check_pull(caller: str, pull: str) -> None:
+    """Raises ``InvalidArgumentError`` for what ``flush`` does not take."""
+    if pull not in ("all", "dense", "none"):
+        raise InvalidArgumentError(
+            f"{caller}: pull must be 'all', 'dense' or 'none', got {pull!r}"
+        )
 
 
 def describe(error: BaseException) -> str:

@@ -56,14 +56,14 @@ class Endpoints:
         client: of this rank; ``None`` on a dedicated server.
         listening: addresses of the server.
         sockets: addresses of the sockets that this process may have open.
-        keep: what must live as long.
+        keep: stores that other ranks may still read.
     """
 
     server: _core.Server | None = None
     client: _core.Client | None = None
     listening: list[str] = field(default_factory=list)
     sockets: set[str] = field(default_factory=set)
-    keep: object = None
+    keep: list[object] = field(default_factory=list)
 
     def stop(self, reason: str) -> None:
         """Ends every wait and closes every link; who still waits is told the reason."""

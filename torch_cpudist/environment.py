@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from torch_cpudist import config, group_settings, strategies
 from torch_cpudist.errors import BackendUnavailableError, ConfigurationError
 from torch_cpudist.group_settings import GroupSettings
-from torch_cpudist.log import LEVELS
+from torch_cpudist.log import LEVELS, logger
 
 ROLES = group_settings.ROLES
 _LAUNCH = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -67,6 +67,7 @@ class Environment:
         role_name: torchrun's ``--role``.
         master_addr, master_port: the store; ``None`` without a launcher.
         launched: a launcher (torchrun) set the ranks.
+        agent_store: its agent keeps the store; else rank 0 does.
         servers: dedicated servers; 0 is colocated; ``None`` too, unless roles or
             ``init(servers=)`` say otherwise.
         backend: ``auto`` or ``gloo``.
@@ -93,6 +94,7 @@ class Environment:
     master_addr: str | None = None
     master_port: int = 0
     launched: bool = False
+    agent_store: bool = False
     servers: int | None = None
     backend: str = "auto"
     bind: str | None = None
@@ -148,6 +150,16 @@ def _check_names(variables: Mapping[str, str]) -> None:
             )
         raise ConfigurationError(
             f"unknown variable {name}: {config.nearest(name, known)}"
+        )
+
+
+def _warn_of_replicas(variables: Mapping[str, str]) -> None:
+    # Other programs' jobs set it too, so that it cannot be refused.
+    if variables.get("CPU_NUM", "1").strip() not in ("", "1"):
+        logger.warning(
+            "CPU_NUM=%s is not used in this version: start as many ranks instead "
+            "(torchrun --nproc-per-node).",
+            variables["CPU_NUM"],
         )
 
 
@@ -299,6 +311,7 @@ def parse(variables: Mapping[str, str]) -> Environment:
         BackendUnavailableError: a backend that this version does not have.
     """
     _check_names(variables)
+    _warn_of_replicas(variables)
     launched = _check_launch(variables)
     _choice(variables, "CPUDIST_TRANSPORT", ("tcp",))
     world_size = _integer(variables, "WORLD_SIZE", 1, least=1) if launched else 1
@@ -328,6 +341,7 @@ def parse(variables: Mapping[str, str]) -> Environment:
             else 0
         ),
         launched=launched,
+        agent_store=variables.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
         servers=(
             _integer(variables, "CPUDIST_SERVERS", 0)
             if "CPUDIST_SERVERS" in variables

@@ -13,11 +13,11 @@ import torch
 from torch import nn
 
 from torch_cpudist import _core, context, optimizer_rules, state_exchange
+from torch_cpudist import optimizer_face as face
 from torch_cpudist import strategies as strategy_registry
-from torch_cpudist.clip import Clip, ClipNorm, ClipValue
+from torch_cpudist.clip import Clip, check_clip
 from torch_cpudist.errors import (
     ClosedError,
-    InvalidArgumentError,
     ModelChangedError,
     UnsupportedOptimizerError,
 )
@@ -82,21 +82,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
             if isinstance(optimizer, torch.optim.Optimizer)
             else list(optimizer)
         )
-        if not self._inners:
-            raise InvalidArgumentError(
-                "DistributedOptimizer: the list of optimizers is empty"
-            )
-        if clip is not None and not isinstance(clip, (ClipNorm, ClipValue)):
-            raise InvalidArgumentError(
-                f"DistributedOptimizer: clip must be ClipNorm or ClipValue, got "
-                f"{clip!r}"
-            )
-        for inner in self._inners:
-            optimizer_rules.check_optimizer(inner)
+        optimizer_rules.check_optimizers(self._inners)
+        check_clip(clip)
         self.strategy = strategy_registry.resolve(strategy, self._context.environment)
         self.clip = clip
         self._owner_of_group = [i for i in self._inners for _ in i.param_groups]
         super().__init__([g for i in self._inners for g in i.param_groups], {})
+        self.state = face.StateOnServers()  # type: ignore[assignment]
         # Schedulers look here for what an optimizer has (momentum, betas).
         first, *others = (inner.defaults for inner in self._inners)
         self.defaults = {
@@ -276,6 +268,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             ModelChangedError: it was written, without ``overwrite``; all is as before.
         """
         parameters = self._open()
+        context.check_pull("flush", pull)
         if not overwrite:
             parameters.check_unchanged()
         self._driver.flush(pull)
@@ -333,8 +326,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
             ``{"optimizers": [one of these each]}``. Tables have an extra entry
             ``cpudist_row_step``, the number of updates of each row.
         """
+        face.run_before_saving(self)
         dicts = state_exchange.fetch(self._open(), self._inners)
-        return dicts[0] if len(dicts) == 1 else {"optimizers": dicts}
+        found = dicts[0] if len(dicts) == 1 else {"optimizers": dicts}
+        return face.run_after_saving(self, found)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads optimizer state into the servers. Collective.
@@ -352,9 +347,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
             ModelChangedError: see ``store_model``.
         """
         parameters = self._open()
+        if isinstance(state_dict, dict):
+            state_dict = face.run_before_loading(self, state_dict)
         state_exchange.replace_state(
             self._context, parameters, self._inners, state_dict
         )
+        face.run_after_loading(self)
 
     def store_model(self, *, all_rows: bool = False) -> None:
         """Sends trainer 0's weights to the servers, keeping state. Collective.

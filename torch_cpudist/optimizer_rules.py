@@ -9,13 +9,13 @@ name. Options that only choose an implementation (``foreach``, ``fused``,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from torch_cpudist import _core
-from torch_cpudist.errors import UnsupportedOptimizerError
+from torch_cpudist.errors import InvalidArgumentError, UnsupportedOptimizerError
 from torch_cpudist.optim import FTRL, RowWiseAdagrad
 
 Group = Mapping[str, Any]
@@ -151,6 +151,21 @@ def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
             f"{type(optimizer).__qualname__}; they run exactly these classes: {known}. "
             "Use one of them."
         )
+
+
+def check_optimizers(optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    """Refuses an empty list, and what ``check_optimizer`` refuses.
+
+    Raises:
+        InvalidArgumentError: the list is empty.
+        UnsupportedOptimizerError: see ``check_optimizer``.
+    """
+    if not optimizers:
+        raise InvalidArgumentError(
+            "DistributedOptimizer: the list of optimizers is empty"
+        )
+    for optimizer in optimizers:
+        check_optimizer(optimizer)
 
 
 def required_options(optimizer: torch.optim.Optimizer) -> frozenset[str]:

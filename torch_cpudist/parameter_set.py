@@ -221,18 +221,19 @@ class ParameterSet:
     # -- writes by others --------------------------------------------------------------
 
     def _note_written(self, parameters: list[nn.Parameter]) -> None:
-        """Tells autograd of our writes and remembers the version they left."""
+        """Tells autograd of our writes and remembers the version they leave."""
+        # In this order: a signal in between must not make it look like another's write.
+        for parameter in parameters:
+            self._versions[id(parameter)] = parameter._version + 1
         if parameters:
             torch.autograd.graph.increment_version(parameters)
-        for parameter in parameters:
-            self._versions[id(parameter)] = parameter._version
 
     def changed(self) -> list[str]:
         """Names the parameters that somebody else wrote since our last write."""
         return [
             name
             for name, parameter in self.trained()
-            if self._versions[id(parameter)] != parameter._version
+            if self._versions[id(parameter)] < parameter._version
         ]
 
     def check_unchanged(self) -> None:
@@ -280,8 +281,7 @@ class _Gradients:
 class _Weights:
     """Addresses that the client writes dense values to.
 
-    A parameter that is not contiguous gets a staging copy, written back on a clean
-    exit.
+    A parameter that is not contiguous gets a staging copy, written back on exit.
     """
 
     def __init__(self, dense: list[DenseParameter]) -> None:
@@ -303,7 +303,7 @@ class _Weights:
     def __enter__(self) -> _Weights:
         return self
 
-    def __exit__(self, kind: object, *_: object) -> None:
-        if kind is None:
-            for parameter, target in self._staged:
-                parameter.data.copy_(target)
+    def __exit__(self, *_: object) -> None:
+        # Also after an interrupt: the copies hold old values or new ones.
+        for parameter, target in self._staged:
+            parameter.data.copy_(target)

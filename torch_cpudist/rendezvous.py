@@ -20,8 +20,7 @@ from dataclasses import asdict
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from torch.distributed.distributed_c10d import PrefixStore
-from torch.distributed.rendezvous import rendezvous
+from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from torch_cpudist.environment import Environment
 from torch_cpudist.errors import AddressError, Error, OperationTimeoutError
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
 _PREFIX = "torch_cpudist"
 _POLL_MIN_S = 0.002
 _POLL_MAX_S = 0.05
+_CONNECT_S = 5.0
 
 
 def open_store(environment: Environment, timeout_s: float) -> Store:
@@ -43,7 +43,6 @@ def open_store(environment: Environment, timeout_s: float) -> Store:
     """
     address = environment.master_addr or ""
     port = environment.master_port
-    host = f"[{address}]" if ":" in address else address
     where = f"MASTER_ADDR={address} MASTER_PORT={port}"
     try:
         # The store itself would look a wrong name up again until the time is over.
@@ -53,21 +52,29 @@ def open_store(environment: Environment, timeout_s: float) -> Store:
             f"{where}: the name does not resolve on this host ({error}). Give torchrun "
             "an --rdzv-endpoint or --master-addr that every host resolves."
         ) from error
-    try:
-        found = rendezvous(
-            f"tcp://{host}:{port}",
-            environment.rank,
-            environment.world_size,
-            timeout=timedelta(seconds=timeout_s),
-        )
-        store: Store = next(iter(found))[0]
-    except (RuntimeError, ValueError, OSError) as error:
-        raise AddressError(
-            f"no rendezvous store at {where} within {timeout_s:g} s: {error}. Start "
-            "every rank "
-            "with torchrun and the same --rdzv-endpoint."
-        ) from error
-    return store
+    # torchrun's agent keeps the store; without an agent rank 0 does.
+    hosts = environment.rank == 0 and not environment.agent_store
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            if not hosts:
+                socket.create_connection((address, port), timeout=_CONNECT_S).close()
+            # Its own wait for the other ranks could not be interrupted.
+            return TCPStore(
+                address,
+                port,
+                is_master=hosts,
+                wait_for_workers=False,
+                multi_tenant=True,
+                timeout=timedelta(seconds=timeout_s),
+            )
+        except (RuntimeError, ValueError, OSError) as error:
+            if hosts or time.monotonic() >= deadline:
+                raise AddressError(
+                    f"no rendezvous store at {where} within {timeout_s:g} s: {error}. "
+                    "Start every rank with torchrun and the same --rdzv-endpoint."
+                ) from error
+        time.sleep(_POLL_MAX_S)
 
 
 class Rendezvous:

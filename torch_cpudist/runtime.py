@@ -152,6 +152,7 @@ def _join(
                 made.restart_count,
             )
         ends = endpoints.start(made, layout, rendezvous, network)
+    ends.keep.append(store)
     group = TrainerGroup()
     threads = TorchThreads()
     try:
@@ -267,6 +268,8 @@ def shutdown(pull: str = "all") -> None:
     Closes the optimizers, which gives wrapped modules their own classes back, destroys
     the process group if ``init()`` made it, and restores torch's thread count. A second
     call does nothing. After a ``PeerLostError`` it ends at once and raises that again.
+    While an exception is handled (``finally:``, ``except:``) and there are other
+    trainers, this rank ends as a lost one: it has not done its part of the work.
 
     Args:
         pull: as of ``flush``: ``"all"`` brings every row of every table once over the

@@ -87,7 +87,7 @@ def _serve(
                 "hosts": list(layout.hosts),
                 "settings": _settings(made),
             }
-            ends.keep = _open_store(group, run)
+            ends.keep.append(_open_store(group, run))
     except BaseException as error:
         ends.stop(f"init() failed: {error}")
         raise

@@ -158,7 +158,7 @@ class TableBinding:
                 "optimizer again, or use the model's own modules."
             )
         self.check_weight(weight)
-        if self.weight._version != self._versions.get(id(self.weight)):
+        if self.weight._version > self._versions.get(id(self.weight), -1):
             # A pull would overwrite what was written, a loaded model say.
             raise model_changed([self.name])
         if ids.dtype not in (torch.int64, torch.int32):

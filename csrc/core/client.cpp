@@ -205,6 +205,12 @@ uint64_t Client::push(uint32_t param_set, const StepPush& step) {
   impl->finish_unfinished();
   const ClientSetPtr set = impl->find(param_set);
   impl->check_whole(*set);
+  if (set->dense_stale) {
+    throw Error(ErrorCode::kInvalidArgument,
+                "step: an earlier step was interrupted and its round was applied since; this "
+                "gradient was computed on values from before it. Call opt.flush(), then compute "
+                "the gradient again");
+  }
   prepare_push(*set, step);
   if (!set->member) impl->join(set);
 
@@ -248,7 +254,6 @@ uint64_t Client::push(uint32_t param_set, const StepPush& step) {
     if (impl->session.refused(operation->in_flight)) set->refused = operation->in_flight;
     throw;
   }
-  if (set->dense_stale) impl->pull_dense(*set, step.weights);
   return round;
 }
 

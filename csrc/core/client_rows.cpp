@@ -89,9 +89,10 @@ void TableCache::invalidate() {
 void TableCache::refuse_unpulled(int64_t id) const {
   throw Error(ErrorCode::kUnpulledRow,
               "table '" + spec_.name + "': the gradient has row " + std::to_string(id) +
-                  ", which was not pulled since its last update. Look rows up through the table's "
-                  "module, not through its weight (F.embedding), compile a model after its "
-                  "optimizer is wrapped, and run forward and backward again before every step");
+                  ", which was not pulled since its last update. Call zero_grad() before every "
+                  "backward: a table's gradient cannot be kept over a step. Look rows up through "
+                  "the table's module, not through its weight (F.embedding), compile a model "
+                  "after its optimizer is wrapped, and run forward and backward before every step");
 }
 
 size_t TableCache::take_pulled(std::span<const int64_t> keys, int64_t* unique, uint32_t* inverse) {

@@ -49,11 +49,14 @@ void ParamSet::open(const Ticket& ticket, const Buffer& layout_bytes, Outbox& ou
       std::memcmp(layout_bytes.data(), layout_bytes_.data(), layout_bytes.size()) == 0;
   if (!equal) {
     const auto other = decode_frame([&] { return decode_layout(bytes_of(layout_bytes)); });
-    throw Error(ErrorCode::kConfigMismatch,
-                "parameter set " + std::to_string(id_) + ": " +
-                    describe_difference(layout_, other) + " (trainer " + std::to_string(opener_) +
-                    " against trainer " + std::to_string(ticket.rank) +
-                    "); all trainers must build the same model and optimizer");
+    const Error mismatch(ErrorCode::kConfigMismatch,
+                         "parameter set " + std::to_string(id_) + ": " +
+                             describe_difference(layout_, other) + " (trainer " +
+                             std::to_string(opener_) + " against trainer " +
+                             std::to_string(ticket.rank) +
+                             "); all trainers must build the same model and optimizer");
+    if (!ready_) refuse_all(mismatch, outbox);  // nobody is to wait for the one that differs
+    throw mismatch;
   }
   if (in_rounds() && ticket.rank >= shared_.options.trainer_count) {
     throw Error(ErrorCode::kConfigMismatch,
@@ -68,6 +71,12 @@ void ParamSet::open(const Ticket& ticket, const Buffer& layout_bytes, Outbox& ou
                                           " twice");
   }
   answer_round(ticket, round_, outbox);
+}
+
+void ParamSet::refuse_all(const Error& error, Outbox& outbox) {
+  broken_ = error;
+  for (const auto& [rank, waiting] : waiting_ready_) shared_.peers.finish(waiting, error, outbox);
+  waiting_ready_.clear();
 }
 
 void ParamSet::require_open(uint32_t rank) const {
@@ -112,6 +121,7 @@ void ParamSet::store(const Ticket& ticket, const Buffer& payload, Outbox& outbox
 void ParamSet::ready(const Ticket& ticket, Outbox& outbox) {
   const std::unique_lock lock(mutex_);
   require_open(ticket.rank);
+  require_whole();
   if (ready_) {
     add_reader(ticket.rank);
     answer_round(ticket, round_, outbox);

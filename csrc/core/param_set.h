@@ -115,6 +115,7 @@ class ParamSet {
   };
 
   // All of these are called with mutex_ held exclusively.
+  void refuse_all(const Error& error, Outbox& outbox);
   void require_open(uint32_t rank) const;
   void require_ready() const;
   void require_not_lost() const;
@@ -170,7 +171,8 @@ class ParamSet {
   std::map<uint32_t, Ticket> waiting_ready_;
   std::map<uint32_t, WaitingCommit> waiting_commits_;
   Committed committed_;
-  std::optional<Error> broken_;  // an update failed half way: no value here can be trusted
+  // An update failed half way, or trainers opened it with different layouts: nobody can use it.
+  std::optional<Error> broken_;
 };
 
 }  // namespace cpudist::core

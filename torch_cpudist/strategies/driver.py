@@ -75,10 +75,6 @@ class Driver(ABC):
         Args:
             pull: ``"all"``, ``"dense"`` or ``"none"``.
         """
-        if pull not in ("all", "dense", "none"):
-            raise InvalidArgumentError(
-                f"flush: pull must be 'all', 'dense' or 'none', got {pull!r}"
-            )
         self.settle()
         if pull != "none":
             self._parameters.pull_dense()

@@ -1,0 +1,63 @@
+# Copyright (c) 2026 The torch_cpudist authors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""What users reach for in a ``torch.optim.Optimizer``: hooks and ``state``."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import torch
+
+from torch_cpudist.errors import UnsupportedOptimizerError
+
+
+class StateOnServers(dict[Any, Any]):
+    """The ``state`` of an optimizer whose state is on servers: empty, and says so."""
+
+    def __missing__(self, key: object) -> NoReturn:
+        """Refuses to show one parameter's state.
+
+        Raises:
+            UnsupportedOptimizerError: always.
+        """
+        raise UnsupportedOptimizerError(
+            "the state of a DistributedOptimizer is on the servers: "
+            "opt.state_dict()['state'] pulls it."
+        )
+
+    def get(self, key: object, default: object = None) -> NoReturn:
+        """As ``__missing__``."""
+        self.__missing__(key)
+
+
+def run_before_saving(optimizer: torch.optim.Optimizer) -> None:
+    """Runs the hooks of ``register_state_dict_pre_hook``."""
+    for hook in optimizer._optimizer_state_dict_pre_hooks.values():
+        hook(optimizer)
+
+
+def run_after_saving(
+    optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]
+) -> dict[str, Any]:
+    """Runs the hooks of ``register_state_dict_post_hook``; returns their result."""
+    for hook in optimizer._optimizer_state_dict_post_hooks.values():
+        replaced = hook(optimizer, state_dict)
+        state_dict = state_dict if replaced is None else replaced
+    return state_dict
+
+
+def run_before_loading(
+    optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]
+) -> dict[str, Any]:
+    """Runs the hooks of ``register_load_state_dict_pre_hook`` on a shallow copy."""
+    state_dict = dict(state_dict)
+    for hook in optimizer._optimizer_load_state_dict_pre_hooks.values():
+        replaced = hook(optimizer, state_dict)
+        state_dict = state_dict if replaced is None else replaced
+    return state_dict
+
+
+def run_after_loading(optimizer: torch.optim.Optimizer) -> None:
+    """Runs the hooks of ``register_load_state_dict_post_hook``."""
+    for hook in optimizer._optimizer_load_state_dict_post_hooks.values():
+        hook(optimizer)
