@@ -27,6 +27,10 @@ LAUNCHER_VARIABLES = (
 )
 
 
+# A background job of a shell ignores interrupts, and tests and their children with it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def clean_environment():
     """os.environ without launcher's and package's variables; the package importable."""
     kept = {

@@ -292,7 +292,7 @@ class Client:
         clip_value: float = 0.0,
         clip_norm: float = 0.0,
     ) -> int:
-        """One step: queues a copy of the gradients; see ``client.h``. Args: as ``push``."""
+        """One step: queues a copy of the gradients; see ``csrc/core/client.h``."""
 
     def drain(self, param_set: int) -> None:
         """Waits until everything queued is applied."""
@@ -348,14 +348,10 @@ class Client:
 
         Joins first if this trainer has left. Pulled rows are stale afterwards.
 
-        Args:
-            param_set: from ``open``.
-            configs: one per group, as of this step.
-            parameters: (index, address of the gradient) of dense parameters with one.
-            tables: (index, keys int64 ``[n]``, n, rows float32 ``[n, dim]``) of tables
-                with a gradient; duplicates are summed in order.
-            weights: addresses of every dense parameter, in order, for updated blocks.
-        The rest: see ``StepPush`` in ``csrc/core/client.h``.
+        Arguments: see ``StepPush`` in ``csrc/core/client.h``. ``parameters``: (index,
+        address of the gradient) of dense parameters with one; ``tables``: (index, keys
+        int64 ``[n]``, n, rows float32 ``[n, dim]``) of tables with one; ``weights``:
+        addresses of every dense parameter, in order.
 
         Returns the number of the round applied.
         """

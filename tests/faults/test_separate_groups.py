@@ -54,48 +54,35 @@ def values_in(text):
 
 
 def test_a_killed_trainer_rejoins_and_nobody_else_notices(groups, tmp_path):
-    """Every step that a trainer saw applied is in the result, once; and no other."""
+    """Every step that a trainer saw applied is in the result, once; and no other.
+
+    Meanwhile a third trainer comes late and leaves early.
+    """
     servers = groups("server", "s", ranks=2, CPUDIST_TRAINERS="2")
-    steady = groups("trainer", "steady", steps=150, pause_s=0.02)
-    victim = groups("trainer", "victim", steps=60, pause_s=0.02, restarts=2)
+    steady = groups("trainer", "steady", steps=100_000, pause_s=0.02)
+    victim = groups("trainer", "victim", steps=40, pause_s=0.02, restarts=2)
     wait_for(tmp_path / "victim.steps", 10, victim)
     wait_for(tmp_path / "steady.steps", 1, steady)
     pid = int((tmp_path / "victim.pid").read_text())
-    before = len((tmp_path / "steady.steps").read_text())
-    killed_s = time.monotonic()
     os.kill(pid, signal.SIGKILL)
-    done = len((tmp_path / "victim.steps").read_text())
-    wait_for(tmp_path / "victim.steps", done + 1, victim)
-    assert int((tmp_path / "victim.pid").read_text()) != pid
-    rejoined_s = time.monotonic() - killed_s
-    for program in (steady, victim, servers):
+    late = groups("trainer", "late", steps=5)
+    for program in (victim, late):
         assert program.wait(TIME_S) == 0, program.text()
-    # Starting a process takes what it takes; nobody waited for it meanwhile.
-    assert len((tmp_path / "steady.steps").read_text()) > before
-    assert rejoined_s < 30
-    results = {}
-    for program in (steady, victim):
-        trainer, values = values_in(program.text())
-        results[trainer] = values
-    last = max(results.values(), key=lambda values: values[-1])
-    assert last[-1] >= 150 + 60
+    assert int((tmp_path / "victim.pid").read_text()) != pid
+    assert steady.process.poll() is None, steady.text()
+    (tmp_path / "stop").touch()
+    for program in (steady, servers):
+        assert program.wait(TIME_S) == 0, program.text()
+    seen = len((tmp_path / "steady.steps").read_text())
+    trainers = {values_in(p.text())[0] for p in (steady, victim, late)}
+    assert trainers == {0, 1, 2}
+    mine, values = values_in(steady.text())
+    assert values[mine] == seen
     # A step that was applied but not written down before the kill, at most.
-    assert last[-1] <= 150 + 60 + 1
-    assert sum(last[:8]) == last[-1]
+    assert values[1 - mine] in (40, 41)
+    assert values[2] == 5
+    assert sum(values[:8]) == values[8]
     assert "PeerLost" not in steady.text()
-
-
-def test_trainers_come_late_and_leave_early(groups, tmp_path):
-    servers = groups("server", "s", CPUDIST_TRAINERS="1")
-    first = groups("trainer", "first", steps=200, pause_s=0.02)
-    wait_for(tmp_path / "first.steps", 5, first)
-    second = groups("trainer", "second", ranks=1, steps=5)
-    assert second.wait(TIME_S) == 0, second.text()
-    assert first.wait(TIME_S) == 0, first.text()
-    assert servers.wait(TIME_S) == 0, servers.text()
-    trainer, values = values_in(first.text())
-    assert trainer == 0
-    assert values == [200, 5, 0, 0, 0, 0, 0, 0, 205]
 
 
 def test_a_killed_server_ends_every_trainer_with_its_name(groups, tmp_path):
@@ -120,9 +107,3 @@ def test_a_killed_server_ends_every_trainer_with_its_name(groups, tmp_path):
             time.sleep(0.01)
         assert re.search(r"PeerLostError: server \d \(.*pid", program.text())
         assert program.wait(TIME_S) != 0
-
-
-def test_a_trainer_without_servers_says_where_it_looked(groups, monkeypatch):
-    alone = groups("trainer", "a", steps=1, CPUDIST_TRAINERS="x")
-    assert alone.wait(TIME_S) != 0
-    assert "CPUDIST_TRAINERS='x': expected a whole number" in alone.text()

@@ -3,7 +3,8 @@
 """A trainer or server of separate groups; whole-number gradients, as in async_cases.
 
 ``train_groups.py NAME STEPS PAUSE_S``: every step adds a gradient of -1 to element 0
-and to row ``NAME``, and is written down in the file ``NAME.steps`` once it is applied.
+and to the row of this trainer's number, and is written down in the file ``NAME.steps``
+once it is applied. A file ``stop`` ends it earlier.
 """
 
 from __future__ import annotations
@@ -45,6 +46,8 @@ def main() -> None:
         with log.open("a") as file:
             file.write(".")
         time.sleep(pause_s)
+        if Path("stop").exists():
+            break
     optimizer.flush()
     values = [int(v) for v in (*model.weight.flatten(), *dense.weight.flatten())]
     print(f"{name} is trainer {cpudist.trainer_rank()}: {values}", flush=True)
