@@ -19,7 +19,11 @@ from typing import Any, NoReturn
 
 from report import MISSING, format_table, json_line
 
-CASES = {"ctr": "cases.ctr", "kernels": "cases.kernels"}
+CASES = {
+    "ctr": "cases.ctr",
+    "kernels": "cases.kernels",
+    "staleness": "cases.staleness",
+}
 # Above this share of each core others are running: only CPU time is to be trusted.
 QUIET_LOAD_PER_CORE = 0.3
 
