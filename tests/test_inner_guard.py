@@ -238,3 +238,20 @@ def test_a_distributed_optimizer_has_no_copies(duplicate):
             duplicate(optimizer)
 
     alone(body)
+
+
+def test_dense_parameters_that_were_replaced_are_noticed():
+    """Without a table there is no lookup that would notice."""
+
+    def body(context):
+        model = nn.Linear(3, 1)
+        inner = torch.optim.SGD(model.parameters(), lr=0.1)
+        optimizer = cpudist.DistributedOptimizer(inner, model)
+        model.load_state_dict(
+            {k: v.clone() for k, v in model.state_dict().items()}, assign=True
+        )
+        model(torch.ones(2, 3)).sum().backward()
+        with pytest.raises(cpudist.ModelChangedError, match=r"Linear.weight.*assign"):
+            optimizer.step()
+
+    alone(body)

@@ -45,6 +45,7 @@ class InnerGuard:
     def __init__(
         self,
         inners: Sequence[torch.optim.Optimizer],
+        model: nn.Module,
         placement: Placement,
         names: dict[int, str],
     ) -> None:
@@ -52,6 +53,7 @@ class InnerGuard:
 
         Args:
             inners: the wrapped optimizers.
+            model: whose parameters they train.
             placement: what of theirs is trained.
             names: by ``id`` of a parameter, its name.
         """
@@ -62,6 +64,12 @@ class InnerGuard:
         ]
         trained = {id(table.found.weight) for table in placement.tables}
         trained |= {id(entry.parameter) for entry in placement.dense}
+        self._owners = [
+            (module, name, parameter)
+            for module in model.modules()
+            for name, parameter in module._parameters.items()
+            if id(parameter) in trained
+        ]
         self._untrained: list[tuple[str, nn.Parameter]] = [
             (names[id(parameter)], parameter)
             for groups in self._parameters
@@ -81,8 +89,9 @@ class InnerGuard:
         """Raises for a change that would be ignored. Cost: a look at each parameter.
 
         Raises:
-            ModelChangedError: other groups or parameters than when wrapped, or a
-                gradient on a parameter that was frozen then.
+            ModelChangedError: other groups or parameters than when wrapped, in the
+                optimizers or in the model, or a gradient on a parameter that was frozen
+                then.
         """
         for inner, groups, lists in zip(
             self._inners, self._groups, self._parameters, strict=True
@@ -95,6 +104,14 @@ class InnerGuard:
                     f"the parameter groups of the wrapped {type(inner).__name__} are "
                     "others than when it was wrapped (add_param_group, or groups that "
                     "were replaced). Build a new DistributedOptimizer over it."
+                )
+        for module, name, parameter in self._owners:
+            if module._parameters.get(name) is not parameter:
+                raise ModelChangedError(
+                    f"{type(module).__name__}.{name} is another parameter than the one "
+                    "that its optimizer trains. load_state_dict(assign=True) replaces "
+                    "parameters: load without assign and call opt.store_model(), or "
+                    "close() the DistributedOptimizer and build the optimizers anew."
                 )
         for name, parameter in self._untrained:
             if parameter.grad is not None:

@@ -122,7 +122,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             (lambda opened: state_exchange.store(opened, states)) if chief else None,
         )
         names = parameter_names(model, self.param_groups)
-        self._guard = InnerGuard(self._inners, placement, names)
+        self._guard = InnerGuard(self._inners, model, placement, names)
         self._driver = make_driver(self.strategy, self._parameters)
         self._step_count_total = 0
         self._rounds = 0
