@@ -217,8 +217,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """One step: pushes this trainer's gradients and takes the updated values in.
 
         Under Sync it returns when every member of the round has pushed and every server
-        has applied the mean. A step after ``leave()`` joins again first. No gradient at
-        all counts as a zero gradient of weight 1.
+        has applied the mean; under Async when the gradient is queued. A step after
+        ``leave()`` joins again first. No gradient at all is a zero one of weight 1.
 
         Cost: one push and its reply per server (and a commit with ``ClipNorm``): the
         touched rows with their keys out, the dense values out and back.
@@ -226,8 +226,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         Args:
             closure: evaluates the model again and returns the loss.
             samples: samples behind this gradient of a *mean* loss: weighs the trainers
-                of the round by it, so that uneven batches are exact; 0 has no weight.
+                of a round by it, so that uneven batches are exact; 0 has no weight.
                 ``None`` weighs equally. All trainers of a round use the same way.
+                Async only counts them.
 
         Returns:
             What the closure returned, else ``None``.
@@ -292,7 +293,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     @property
     def rounds(self) -> int:
-        """Rounds applied when this trainer's last step returned; 0 before the first."""
+        """Updates behind the dense values since this trainer's last step; 0 before."""
         return self._rounds
 
     def stats(self) -> dict[str, Any]:
@@ -302,7 +303,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
             ``steps``, ``samples`` (as told to ``step``), ``step_s`` (in ``step``), and
             the client's counters since ``init()``: ``bytes_sent``, ``bytes_received``,
             ``wait_s`` (blocked on servers), ``round_wait_s`` (of which for rounds),
-            ``rows_pulled``, ``rows_pushed``, ``requests``, ``resent``, ``reconnects``.
+            ``rows_pulled``, ``rows_pushed``, ``requests``, ``resent``, ``reconnects``,
+            ``staleness`` (of pushes under Async; see docs/strategies.md).
         """
         client = self._open().client
         return {
