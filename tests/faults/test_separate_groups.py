@@ -107,3 +107,19 @@ def test_a_killed_server_ends_every_trainer_with_its_name(groups, tmp_path):
             time.sleep(0.01)
         assert re.search(r"PeerLostError: server \d \(.*pid", program.text())
         assert program.wait(TIME_S) != 0
+
+
+def test_a_killed_trainer_ends_the_others_under_sync(groups, tmp_path):
+    """Rounds wait for exactly the trainers of the start."""
+    sync = {"CPUDIST_STRATEGY": "sync"}
+    servers = groups("server", "s", CPUDIST_TRAINERS="2", **sync)
+    victim, other = (
+        groups("trainer", n, steps=9999, pause_s=0.01, **sync) for n in ("a", "b")
+    )
+    for name, program in (("a", victim), ("b", other)):
+        wait_for(tmp_path / f"{name}.steps", 3, program)
+    os.kill(int((tmp_path / "a.pid").read_text()), signal.SIGKILL)
+    assert other.wait(TIME_S) != 0
+    assert re.search(r"PeerLostError: trainer \d \(.*pid", other.text()), other.text()
+    # Dead is not done: the servers wait for CPUDIST_REJOIN_S.
+    assert servers.process.poll() is None, servers.text()

@@ -29,6 +29,8 @@ def test_the_page_has_every_layout():
         "dedicated",
         "more-servers-than-parameters",
         "roles",
+        "groups",
+        "groups-async",
     }
 
 
