@@ -337,7 +337,7 @@ def server_count() -> int:
 
 
 def global_step() -> int:
-    """Rounds of the newest ``DistributedOptimizer``, as of this trainer's last step."""
+    """Updates of the newest optimizer on server 0, as of this trainer's last step."""
     return context.current().global_step()
 
 
