@@ -101,7 +101,7 @@ void ParamSet::reset_members(const std::vector<uint32_t>& ranks) {
   for (const uint32_t rank : ranks) {
     if (closed_.contains(rank)) continue;
     members_.insert(rank);
-    add_reader(rank);
+    if (opened_.contains(rank)) add_reader(rank);  // else it has nothing to push here yet
   }
 }
 
