@@ -20,7 +20,8 @@ class ClipNorm:
 
     The norm is taken over all tables and dense parameters of the optimizer, as
     ``torch.nn.utils.clip_grad_norm_`` takes it over the joined batch's gradient. Cost:
-    one more small message to and from every server per step.
+    one more small message to and from every server per step. Under Async each trainer's
+    own gradient is scaled, before it is sent, at no cost in messages.
 
     Attributes:
         max_norm: the largest 2-norm, > 0.
@@ -39,6 +40,8 @@ class ClipNorm:
 @dataclass(frozen=True)
 class ClipValue:
     """Clamps every element of the averaged gradient to ``[-value, value]``.
+
+    Under Async those of each trainer's own gradient.
 
     Attributes:
         value: the largest magnitude, > 0.
