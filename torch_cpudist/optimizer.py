@@ -56,7 +56,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         model: the module whose embeddings are looked at.
         strategy: a strategy, its name, or a dict with ``name``; default ``Sync()``;
             ``CPUDIST_STRATEGY`` wins.
-        clip: ``ClipNorm`` or ``ClipValue``: of the mean gradient, in Async of each push.
+        clip: ``ClipNorm`` or ``ClipValue``: of the mean gradient; in Async of a push.
 
     Raises:
         UnsupportedOptimizerError: the servers do not run this optimizer or option.
