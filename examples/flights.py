@@ -4,7 +4,7 @@
 
 Runs by itself, under torchrun with any number of trainers, and with dedicated servers
 (CPUDIST_SERVERS). The trainers of a step share one global batch, so every layout trains
-on the same samples in the same order and ends at the same model.
+on the same samples. Under Sync also in the same order, and ends at the same model.
 """
 
 from __future__ import annotations
@@ -27,10 +27,15 @@ from torch import nn
 from tqdm import tqdm
 
 import torch_cpudist as cpudist
+from torch_cpudist import strategies
 
+# For every strategy: where Sync makes one update of n gradients, Async makes n noisier
+# ones, and Adagrad divides by the root of their sum of squares, which is n * n times as
+# large. The steps add up to the same.
 TABLE_LR = 0.02
 DENSE_LR = 0.01
 POINTS_PER_EPOCH = 8
+COUNTERS = ("bytes_sent", "bytes_received", "wait_s")
 TEST_BATCH = 8192
 
 
@@ -77,7 +82,7 @@ def auc(scores: npt.NDArray[Any], labels: npt.NDArray[Any]) -> float:
 
 
 def test_auc(model: nn.Module, data: FlightData) -> float:
-    """Score the test flights; one trainer may do this while the others train on."""
+    """Score the test flights."""
     model.eval()
     with torch.no_grad():
         batches = torch.from_numpy(data.test.ids).split(TEST_BATCH)
@@ -99,13 +104,21 @@ def my_batches(
 class Progress:
     """What trainer 0 measures, shows and writes down; the others keep quiet."""
 
-    def __init__(self, options: argparse.Namespace, total: int) -> None:
+    def __init__(
+        self,
+        options: argparse.Namespace,
+        total: int,
+        optimizer: cpudist.DistributedOptimizer,
+    ) -> None:
         """Open the progress bar over `total` samples of all trainers."""
+        self.optimizer = optimizer
         self.chief = cpudist.trainer_rank() == 0
         self.file: Path | None = options.results if self.chief else None
         self.seen = 0
         self.busy_s = 0.0
         self.losses: list[float] = []
+        self.counted = {name: 0.0 for name in COUNTERS}
+        self.resume()
         self.bar = tqdm(
             total=total,
             unit="samples",
@@ -126,20 +139,32 @@ class Progress:
             self.losses.append(loss)
         self.bar.update(samples)
 
-    def totals(self, optimizer: cpudist.DistributedOptimizer) -> dict[str, float]:
-        """Return speed, traffic and waiting time so far; evaluation is not counted."""
-        stats = optimizer.stats()
-        traffic = stats["bytes_sent"] + stats["bytes_received"]
+    def resume(self) -> None:
+        """Count traffic and waiting from here on."""
+        self.began = self.optimizer.stats()
+
+    def pause(self) -> None:
+        """Stop counting: an evaluation follows, whose lookups are not training."""
+        now = self.optimizer.stats()
+        for name in COUNTERS:
+            self.counted[name] += now[name] - self.began[name]
+
+    def totals(self) -> dict[str, Any]:
+        """Return speed, traffic, waiting and staleness up to the last pause."""
+        stats = self.optimizer.stats()
+        traffic = self.counted["bytes_sent"] + self.counted["bytes_received"]
         return {
             "samples": self.seen,
             "samples_per_s": self.seen / self.busy_s,
             "bytes_per_sample": traffic / stats["samples"],
-            "wait_s": stats["wait_s"],
+            "wait_s": self.counted["wait_s"],
             "busy_s": self.busy_s,
+            "staleness": stats["staleness"],
         }
 
-    def show(self, totals: dict[str, float], area: float) -> None:
+    def show(self, area: float) -> None:
         """Write one point of the curve and renew the figures behind the bar."""
+        totals = self.totals()
         self.write(samples=self.seen, loss=float(np.mean(self.losses)), auc=area)
         self.losses.clear()
         self.bar.set_postfix_str(
@@ -169,7 +194,7 @@ def train(options: argparse.Namespace, data: FlightData) -> None:
         -(-steps * i // POINTS_PER_EPOCH) for i in range(1, POINTS_PER_EPOCH + 1)
     }
     precision = torch.autocast("cpu", torch.bfloat16) if options.bf16 else nullcontext()
-    progress = Progress(options, count * options.epochs)
+    progress = Progress(options, count * options.epochs, optimizer)
     epoch_aucs = []
     for epoch in range(options.epochs):
         for step, (mine, size) in enumerate(my_batches(count, options, epoch), start=1):
@@ -182,23 +207,32 @@ def train(options: argparse.Namespace, data: FlightData) -> None:
                 loss = F.binary_cross_entropy_with_logits(logits.float(), labels[mine])
                 loss.backward()
             optimizer.step(samples=len(mine))
+            if step in measured:
+                # Everybody's samples so far are in the model that is measured.
+                cpudist.barrier()
+                optimizer.flush("dense")
             seconds = time.perf_counter() - began
             progress.step(size, seconds, None if loss is None else loss.item())
-            if progress.chief and step in measured:
-                # Taken before the evaluation, whose lookups are not training traffic.
-                totals = progress.totals(optimizer)
-                area = test_auc(model, data)
-                progress.show(totals, area)
-                if step == steps:
-                    epoch_aucs.append(area)
+            if step in measured:
+                progress.pause()
+                if progress.chief:
+                    area = test_auc(model, data)
+                    progress.show(area)
+                    if step == steps:
+                        epoch_aucs.append(area)
+                cpudist.barrier()  # nobody trains on meanwhile
+                progress.resume()
     progress.bar.close()
     if progress.chief:
         layout = {
+            "strategy": optimizer.strategy.name,
             "trainers": cpudist.trainer_count(),
             "servers": cpudist.server_count(),
         }
         whole = count == len(labels)
-        progress.write(**totals, **layout, epoch_aucs=epoch_aucs, whole=whole)
+        progress.write(
+            **progress.totals(), **layout, epoch_aucs=epoch_aucs, whole=whole
+        )
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -211,7 +245,7 @@ def parse_arguments() -> argparse.Namespace:
         "--batch-size", type=int, default=1024, help="samples of all trainers in a step"
     )
     add("--bf16", action="store_true", help="forward pass in bfloat16 (autocast)")
-    add("--strategy", default="sync", help="strategy by name")
+    add("--strategy", choices=strategies.names(), default="sync", help="by name")
     add("--seed", type=int, default=1, help="of initial weights and of the order")
     add(
         "--rows", type=int, help="train on the first ROWS flights only, for a quick try"

@@ -6,15 +6,23 @@
 # one process, and compares the two. Fails if they disagree or learn too little.
 set -euo pipefail
 
-usage() {
-  cat <<'TEXT'
-usage: bash scripts/demo.sh [--trainers N] [--servers N] [--epochs N] [--bf16] [--rows N]
+# Read from the sources: nothing needs to be built or installed to refuse a misspelt name.
+strategy_names() {
+  sed -n 's/^    name: ClassVar\[str\] = "\([a-z_]\+\)"$/\1/p' \
+    "$(dirname "$0")"/../torch_cpudist/strategies/*.py | sort | paste -sd, | sed 's/,/, /g'
+}
 
-  --trainers N   processes that train (default 2)
-  --servers N    dedicated servers; 0 (default): every trainer also serves a shard
-  --epochs N     passes over the training days (default 1)
-  --bf16         forward pass in bfloat16
-  --rows N       train on the first N flights only, for a quick try (AUC is then not judged)
+usage() {
+  cat <<TEXT
+usage: bash scripts/demo.sh [--strategy NAME] [--trainers N] [--servers N] [--epochs N] [--bf16]
+                            [--rows N]
+
+  --strategy NAME  how the trainers work together: $(strategy_names) (default sync)
+  --trainers N     processes that train (default 2)
+  --servers N      dedicated servers; 0 (default): every trainer also serves a shard
+  --epochs N       passes over the training days (default 1)
+  --bf16           forward pass in bfloat16
+  --rows N         train on the first N flights only, for a quick try (AUC is then not judged)
 TEXT
 }
 
@@ -24,11 +32,28 @@ bad_option() {
   exit 2
 }
 
-TRAINERS=2 SERVERS=0 OPTIONS=()
+check_strategy() {
+  local name names
+  names=$(strategy_names)
+  for name in ${names//,/}; do
+    [ "$name" != "$1" ] || return 0
+  done
+  echo "demo.sh: unknown strategy '$1'; valid: $names" >&2
+  exit 2
+}
+
+TRAINERS=2 SERVERS=0 STRATEGY=sync OPTIONS=()
 while [ $# -gt 0 ]; do
   case $1 in
     --help | -h) usage && exit 0 ;;
     --bf16) OPTIONS+=(--bf16) && shift && continue ;;
+    --strategy)
+      [ $# -ge 2 ] || bad_option "$1 needs a name"
+      check_strategy "$2"
+      STRATEGY=$2
+      shift 2
+      continue
+      ;;
     --trainers | --servers | --epochs | --rows) ;;
     *) bad_option "unknown option $1" ;;
   esac
@@ -103,10 +128,12 @@ stage "flights data (9 MB)" fetch_data
 FLIGHTS=(examples/flights.py --data "$ARCHIVE" ${OPTIONS[@]+"${OPTIONS[@]}"})
 RANKS=$((TRAINERS + SERVERS))
 [ "$SERVERS" -eq 0 ] || export CPUDIST_SERVERS=$SERVERS
-echo "training: $TRAINERS trainer(s), servers: ${CPUDIST_SERVERS:-one in every trainer}"
+echo "training: $TRAINERS trainer(s), servers: ${CPUDIST_SERVERS:-one in every trainer}," \
+  "strategy: ${CPUDIST_STRATEGY:-$STRATEGY}"
 train "$RANKS" python -m torch.distributed.run --standalone --nproc-per-node="$RANKS" \
-  "${FLIGHTS[@]}" --results "$RESULTS/distributed.jsonl"
-unset CPUDIST_SERVERS
+  "${FLIGHTS[@]}" --strategy "$STRATEGY" --results "$RESULTS/distributed.jsonl"
+# What the comparison is with: one process, which makes one update of each whole batch.
+unset CPUDIST_SERVERS CPUDIST_STRATEGY
 echo "training: the same samples in one process"
 train 1 python "${FLIGHTS[@]}" --results "$RESULTS/single.jsonl"
 python examples/flights_report.py "$RESULTS/distributed.jsonl" "$RESULTS/single.jsonl" \

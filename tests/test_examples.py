@@ -16,16 +16,23 @@ import flights_report
 import numpy as np
 import pytest
 
+from torch_cpudist import strategies
+
 ROOT = Path(__file__).resolve().parent.parent
 LAUNCHER = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
 
 
-@pytest.mark.parametrize("launcher", [[], LAUNCHER], ids=["alone", "torchrun"])
-def test_quickstart_learns(launcher: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("launcher", "strategy"),
+    [([], "sync"), (LAUNCHER, "sync"), (LAUNCHER, "async")],
+    ids=["alone", "torchrun", "torchrun-async"],
+)
+def test_quickstart_learns(launcher: list[str], strategy: str) -> None:
+    settings = {"CPUDIST_STRATEGY": strategy, "CPUDIST_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, *launcher, "examples/quickstart.py"],
         cwd=ROOT,
-        env=os.environ | {"CPUDIST_THREADS": "1", "OMP_NUM_THREADS": "1"},
+        env=os.environ | {**settings, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         timeout=90,
@@ -53,11 +60,35 @@ def test_auc_is_the_share_of_pairs_in_order(levels: int) -> None:
     assert flights.auc(scores, labels) == pytest.approx(expected, abs=1e-12)
 
 
-def make_run(path: Path, trainers: int, auc: float, whole: bool = True) -> Path:
+def test_flights_refuses_an_unknown_strategy_before_reading_data() -> None:
+    done = subprocess.run(
+        [sys.executable, "examples/flights.py", "--data", "none", "--strategy", "no"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 2
+    sentence = done.stderr.splitlines()[-1]
+    assert "argument --strategy: invalid choice: 'no'" in sentence
+    assert all(name in sentence for name in strategies.names())
+
+
+def make_run(
+    path: Path,
+    trainers: int,
+    auc: float,
+    whole: bool = True,
+    strategy: str = "sync",
+    pushes: int = 0,
+) -> Path:
     totals = {
+        **{"strategy": strategy, "whole": whole},
+        "staleness": {"pushes": pushes, "steps_mean": 1.256, "steps_max": 9},
         **{"trainers": trainers, "servers": trainers, "samples": 10, "busy_s": 2.0},
         **{"samples_per_s": 1000.0 * trainers, "bytes_per_sample": 9.0, "wait_s": 0.5},
-        **{"epoch_aucs": [auc], "whole": whole},
+        "epoch_aucs": [auc],
     }
     point = {"samples": 10, "loss": 0.5, "auc": auc}
     path.write_text(f"{json.dumps(point)}\n{json.dumps(totals)}\n")
@@ -91,9 +122,40 @@ def test_report_judges(
     screen = capsys.readouterr()
     assert words in screen.err
     assert bool(words) == bool(screen.err)
-    assert f"2 trainers on 2 server(s): AUC {auc:.4f}, 2,000 samples/s" in screen.out
+    line = f"sync, 2 trainers on 2 server(s): AUC {auc:.4f}, 2,000 samples/s"
+    assert line in screen.out
+    assert "staleness" not in screen.out
     assert "samples/s x 2.00" in screen.out
     assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_report_tells_how_late_gradients_were(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "two.jsonl"
+    distributed = make_run(path, 2, 0.7135, strategy="async", pushes=1253)
+    single = make_run(tmp_path / "one.jsonl", 1, 0.713)
+    arguments = [str(distributed), str(single), "--picture", str(tmp_path / "a.png")]
+    monkeypatch.setattr(sys, "argv", ["flights_report.py", *arguments])
+    assert flights_report.main() == 0
+    *_, staleness, comparison = capsys.readouterr().out.splitlines()
+    assert staleness == (
+        "staleness of trainer 0's 1,253 gradients: 1.26 steps on average, 9 at most"
+    )
+    assert comparison.startswith("async, 2 trainers on 2 server(s): AUC 0.7135, ")
+    assert "| one process: AUC 0.7130" in comparison
+
+
+@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize("strategy", ["sync", "async"])
+def test_only_sync_is_compared_after_a_quick_try(
+    strategy: str, whole: bool, tmp_path: Path
+) -> None:
+    distributed = make_run(tmp_path / "two.jsonl", 2, 0.72, whole, strategy)
+    single = make_run(tmp_path / "one.jsonl", 1, 0.71, whole)
+    runs = flights_report.read_run(distributed), flights_report.read_run(single)
+    found = flights_report.problems(*runs)
+    assert bool(found) == (whole or strategy == "sync")
 
 
 def test_report_refuses_a_run_that_did_not_finish(tmp_path: Path) -> None:

@@ -18,6 +18,8 @@ from pathlib import Path
 
 import pytest
 
+from torch_cpudist import strategies
+
 ROOT = Path(__file__).resolve().parent.parent
 TOOLS = (
     *("bash", "dirname", "basename", "uname", "awk", "df", "cat", "mkdir", "tail"),
@@ -152,6 +154,7 @@ def test_no_network_is_said_in_one_sentence(machine: BareMachine) -> None:
         (["--epochs", "-1"], "--epochs needs a number, got '-1'"),
         (["--servers", "1.5"], "--servers needs a number, got '1.5'"),
         (["--bf16", "3"], "unknown option 3"),
+        (["--strategy"], "--strategy needs a name"),
     ],
 )
 def test_bad_options_of_the_demo(options: list[str], words: str) -> None:
@@ -168,6 +171,27 @@ def test_bad_options_of_the_demo(options: list[str], words: str) -> None:
     assert done.stdout == ""
 
 
+@pytest.mark.parametrize("name", ["asinc", "", "*", "async, sync"])
+def test_an_unknown_strategy_is_refused_in_one_sentence(
+    name: str, machine: BareMachine
+) -> None:
+    package = machine.checkout / "torch_cpudist"
+    shutil.copytree(ROOT / "torch_cpudist" / "strategies", package / "strategies")
+    began = time.monotonic()
+    done = subprocess.run(
+        ["bash", machine.checkout / "scripts" / "demo.sh", "--strategy", name],
+        capture_output=True,
+        text=True,
+        timeout=10,
+        check=False,
+    )
+    valid = ", ".join(strategies.names())
+    assert done.stderr == f"demo.sh: unknown strategy '{name}'; valid: {valid}\n"
+    assert (done.returncode, done.stdout) == (2, "")
+    assert time.monotonic() - began < 5
+    assert not (machine.checkout / ".venv").exists()
+
+
 def test_help_of_the_demo_names_every_option() -> None:
     done = subprocess.run(
         ["bash", ROOT / "scripts" / "demo.sh", "--help"],
@@ -176,8 +200,10 @@ def test_help_of_the_demo_names_every_option() -> None:
         timeout=10,
         check=True,
     )
-    for option in ("--trainers", "--servers", "--epochs", "--bf16", "--rows"):
+    options = ("--strategy", "--trainers", "--servers", "--epochs", "--bf16", "--rows")
+    for option in options:
         assert option in done.stdout
+    assert ", ".join(strategies.names()) in done.stdout
 
 
 # -- Ctrl-C ----------------------------------------------------------------------------
