@@ -29,8 +29,9 @@ uint8_t* allocate(size_t capacity) {
 
 // Blocks of a pool have at least kPooledBytesMin bytes.
 struct Buffer::Block {
-  Block(size_t size, std::shared_ptr<BufferPool> owner)
-      : pool(size >= kPooledBytesMin ? std::move(owner) : nullptr) {
+  Block(size_t size, std::shared_ptr<BufferPool> owner, MemoryCap::Reservation bytes)
+      : reservation(std::move(bytes)),
+        pool(size >= kPooledBytesMin ? std::move(owner) : nullptr) {
     if (pool) {
       data = pool->take(size, &capacity);
     } else {
@@ -48,15 +49,27 @@ struct Buffer::Block {
   Block(const Block&) = delete;
   Block& operator=(const Block&) = delete;
 
+  const MemoryCap::Reservation reservation;
   std::shared_ptr<BufferPool> pool;
   uint8_t* data = nullptr;
   size_t capacity = 0;
 };
 
-Buffer::Buffer(size_t size, std::shared_ptr<BufferPool> pool) : size_(size) {
+std::optional<MemoryCap::Reservation> MemoryCap::reserve(uint64_t size_bytes,
+                                                       uint64_t waiting_bytes) {
+  if (size_bytes > cap_bytes_) return std::nullopt;
+  uint64_t used = used_.load();
+  do {
+    if (used > cap_bytes_ - size_bytes && used > waiting_bytes) return std::nullopt;
+  } while (!used_.compare_exchange_weak(used, used + size_bytes));
+  return Reservation(shared_from_this(), size_bytes);
+}
+
+Buffer::Buffer(size_t size, std::shared_ptr<BufferPool> pool, MemoryCap::Reservation reservation)
+    : size_(size) {
   if (size == 0) return;
   if (size > kLargest) throw std::bad_alloc();
-  block_ = std::make_shared<Block>(size, std::move(pool));
+  block_ = std::make_shared<Block>(size, std::move(pool), std::move(reservation));
   data_ = block_->data;
 }
 

@@ -5,15 +5,49 @@
 // pool (BufferPool) because fresh pages cost more than the copy into them.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
+#include <utility>
 #include <vector>
 
 namespace cpudist::core {
 
 class BufferPool;
+
+// Counts the bytes of live buffers that were reserved under it. Thread-safe.
+class MemoryCap : public std::enable_shared_from_this<MemoryCap> {
+ public:
+  explicit MemoryCap(uint64_t cap_bytes) : cap_bytes_(cap_bytes) {}
+
+  // Gives its bytes back when it goes.
+  class Reservation {
+   public:
+    Reservation() = default;
+    Reservation(std::shared_ptr<MemoryCap> cap, uint64_t size_bytes)
+        : cap_(std::move(cap)), size_bytes_(size_bytes) {}
+    Reservation(Reservation&&) noexcept = default;
+    Reservation& operator=(Reservation&&) = delete;
+    ~Reservation() {
+      if (cap_) cap_->used_.fetch_sub(size_bytes_);
+    }
+
+   private:
+    std::shared_ptr<MemoryCap> cap_;
+    uint64_t size_bytes_ = 0;
+  };
+  // Nothing when the cap would be exceeded, except for the only bytes besides `waiting_bytes`: what
+  // waits may wait for them.
+  std::optional<Reservation> reserve(uint64_t size_bytes, uint64_t waiting_bytes);
+  uint64_t used_bytes() const { return used_.load(); }
+
+ private:
+  const uint64_t cap_bytes_;
+  std::atomic<uint64_t> used_{0};
+};
 
 // A handle to a block of bytes. Whoever makes a buffer fills it; once it is shared, nobody may
 // change the bytes any more.
@@ -21,7 +55,8 @@ class Buffer {
  public:
   Buffer() = default;
   // Uninitialised memory of `size` bytes, 64-byte aligned.
-  explicit Buffer(size_t size, std::shared_ptr<BufferPool> pool = nullptr);
+  explicit Buffer(size_t size, std::shared_ptr<BufferPool> pool = nullptr,
+                  MemoryCap::Reservation reservation = {});
   Buffer(Buffer&& other) noexcept;
   Buffer& operator=(Buffer&& other) noexcept;
   Buffer(const Buffer&) = delete;

@@ -55,6 +55,12 @@ class ConnectionHandler {
   virtual ~ConnectionHandler() = default;
   // Listener side only, before the first on_frame.
   virtual void on_open(const std::shared_ptr<Connection>& connection) { (void)connection; }
+  // Sockets: memory for the payload that `header` announces. Of another size: there is none to
+  // spare; the payload is read and thrown away, and the frame delivered without it.
+  virtual Buffer payload_memory(const FrameHeader& header,
+                                const std::shared_ptr<BufferPool>& pool) {
+    return Buffer(static_cast<size_t>(header.length), pool);
+  }
   virtual void on_frame(const std::shared_ptr<Connection>& connection, Frame frame) = 0;
   // Exactly once per connection, after the last on_frame.
   virtual void on_close(const std::shared_ptr<Connection>& connection,

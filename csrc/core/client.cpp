@@ -259,16 +259,19 @@ uint64_t Client::push(uint32_t param_set, const StepPush& step) {
 
 void Client::close(uint32_t param_set) {
   drain(param_set);
-  const std::lock_guard lock(impl_->sequenced_mutex);
   Impl* impl = impl_.get();
-  impl->finish_unfinished();
-  const ClientSetPtr set = impl->find(param_set);
-  impl->run_all(
-      FrameKind::kClose, param_set, [] { return Buffer(); },
-      [impl, param_set](std::span<const RequestPtr>) {
-        const std::lock_guard sets_lock(impl->sets_mutex);
-        impl->sets.erase(param_set);
-      });
+  ClientSetPtr set;
+  {
+    const std::lock_guard lock(impl->sequenced_mutex);
+    impl->finish_unfinished();
+    set = impl->find(param_set);
+    impl->run_all(
+        FrameKind::kClose, param_set, [] { return Buffer(); },
+        [impl, param_set](std::span<const RequestPtr>) {
+          const std::lock_guard sets_lock(impl->sets_mutex);
+          impl->sets.erase(param_set);
+        });
+  }
   impl->stop_queue(*set);
 }
 

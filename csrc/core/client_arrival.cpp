@@ -10,6 +10,7 @@ namespace cpudist::core {
 
 void Client::start_queue(uint32_t param_set, const QueueOptions& options) {
   const ClientSetPtr set = impl_->find(param_set);
+  const std::lock_guard lock(impl_->sets_mutex);
   if (set->layout.mode != UpdateMode::kOnArrival || set->queue) {
     throw Error(ErrorCode::kInvalidArgument, "parameter set " + std::to_string(param_set) +
                                                  " is updated in rounds, or has its queue already");
@@ -29,8 +30,12 @@ uint64_t Client::enqueue(uint32_t param_set, const StepPush& step) {
   Impl* impl = impl_.get();
   impl->settle();
   const ClientSetPtr set = impl->find(param_set);
-  PushQueue& queue = impl->queue_of(*set);
-  queue.throw_failure();
+  const auto queue = impl->queue_of(*set);
+  if (!queue) {
+    throw Error(ErrorCode::kInvalidArgument, "parameter set " + std::to_string(set->id) +
+                                                 " has no queue: call start_queue first");
+  }
+  queue->throw_failure();
   prepare_push(*set, step);
   if (!set->member) {
     const std::lock_guard lock(impl->sequenced_mutex);
@@ -40,29 +45,29 @@ uint64_t Client::enqueue(uint32_t param_set, const StepPush& step) {
   push.configs = step.configs;
   push.samples = step.samples;
   push.read = set->take_read();
-  push.payloads = pack_push(*set, step, impl->pool, queue.next_wants_dense());
+  push.payloads = pack_push(*set, step, impl->pool, queue->next_wants_dense());
   clip_push(*set, push.payloads, step.clip_value, step.clip_norm);
   impl->rows_pushed += packed_rows(*set);
   set->invalidate_tables();
-  queue.add(std::move(push));
-  if (set->layout.max_staleness != kAnyStaleness) queue.drain();
-  impl->take_arrived(*set, step.weights);
+  queue->add(std::move(push));
+  if (set->layout.max_staleness != kAnyStaleness) queue->drain();
+  impl->take_arrived(*set, *queue, step.weights);
   return set->dense_version(0).round;
 }
 
 void Client::drain(uint32_t param_set) {
-  const ClientSetPtr set = impl_->find(param_set);
-  if (set->queue) set->queue->drain();
+  const auto queue = impl_->queue_of(*impl_->find(param_set));
+  if (queue) queue->drain();
 }
 
-PushQueue& Client::Impl::queue_of(const ClientSet& set) const {
-  if (set.queue) return *set.queue;
-  throw Error(ErrorCode::kInvalidArgument,
-              "parameter set " + std::to_string(set.id) + " has no queue: call start_queue first");
+std::shared_ptr<PushQueue> Client::Impl::queue_of(const ClientSet& set) {
+  const std::lock_guard lock(sets_mutex);
+  return set.queue;
 }
 
-void Client::Impl::take_arrived(ClientSet& set, std::span<void* const> weights) {
-  const std::vector<Frame> replies = set.queue->take_arrived();
+void Client::Impl::take_arrived(ClientSet& set, PushQueue& queue,
+                                std::span<void* const> weights) {
+  const std::vector<Frame> replies = queue.take_arrived();
   for (uint32_t s = 0; s < replies.size(); ++s) {
     if (replies[s].payload.empty()) continue;
     // Values pulled meanwhile may be newer.
@@ -93,10 +98,12 @@ std::vector<std::shared_ptr<PushQueue>> Client::Impl::queues() {
 }
 
 void Client::Impl::stop_queue(ClientSet& set) {
-  if (!set.queue) return;
-  set.queue->stop();
+  const auto queue = queue_of(set);
+  if (!queue) return;
+  queue->stop();
   const std::lock_guard lock(sets_mutex);
-  set.queue->add_stats(&closed_queues);
+  if (!set.queue) return;  // somebody else was faster
+  queue->add_stats(&closed_queues);
   set.queue.reset();
 }
 

@@ -69,12 +69,12 @@ struct Client::Impl {
                     std::span<void* const> weights);
 
   // ---- updates on arrival ----
-  PushQueue& queue_of(const ClientSet& set) const;
-  void take_arrived(ClientSet& set, std::span<void* const> weights);
+  std::shared_ptr<PushQueue> queue_of(const ClientSet& set);  // null: it has none
+  void take_arrived(ClientSet& set, PushQueue& queue, std::span<void* const> weights);
   // What is queued comes before any other request that changes a server. Without locks.
   void drain_queues();
   void stop_queues();
-  void stop_queue(ClientSet& set);
+  void stop_queue(ClientSet& set);  // without locks: its thread may wait for one
   void add_queue_stats(ClientStats* stats);
   std::vector<std::shared_ptr<PushQueue>> queues();
 

@@ -48,7 +48,8 @@ struct ClientSet {
   std::atomic<bool> dense_stale{false};  // a round was applied whose blocks were not taken in
 
   std::vector<RequestPtr> refused;   // the last push, if a server refused it
-  std::shared_ptr<PushQueue> queue;  // updates on arrival; holds this set, released by close
+  // Updates on arrival; holds this set, released by close. Under the mutex of the client's sets.
+  std::shared_ptr<PushQueue> queue;
 
   // Scratch of push, used by one sequenced operation at a time.
   std::vector<PackedTable> packed;

@@ -58,6 +58,7 @@ void ParamSet::open(const Ticket& ticket, const Buffer& layout_bytes, Outbox& ou
     if (!ready_) refuse_all(mismatch, outbox);  // nobody is to wait for the one that differs
     throw mismatch;
   }
+  if (!shared_.peers.is_current(ticket)) return;
   if (in_rounds() && ticket.rank >= shared_.options.trainer_count) {
     throw Error(ErrorCode::kConfigMismatch,
                 "trainer " + std::to_string(ticket.rank) + " joins a run of " +
@@ -122,6 +123,7 @@ void ParamSet::ready(const Ticket& ticket, Outbox& outbox) {
   const std::unique_lock lock(mutex_);
   require_open(ticket.rank);
   require_whole();
+  if (!shared_.peers.is_current(ticket)) return;
   if (ready_) {
     add_reader(ticket.rank);
     answer_round(ticket, round_, outbox);
@@ -135,7 +137,7 @@ void ParamSet::ready(const Ticket& ticket, Outbox& outbox) {
                       std::to_string(id_) + " or shut down before it was ready");
     }
     if (const auto lost = shared_.peers.find_lost({0})) throw *lost;
-    if (shared_.peers.is_current(ticket)) waiting_ready_[ticket.rank] = ticket;
+    waiting_ready_[ticket.rank] = ticket;
     return;
   }
   for (const auto& block : store_.blocks) {
@@ -178,9 +180,9 @@ void ParamSet::mark_closed(uint32_t rank, Outbox& outbox) {
   waiting_ready_.clear();
 }
 
-bool ParamSet::unused(const std::vector<uint32_t>& active) const {
+bool ParamSet::unused(const std::vector<uint32_t>& remaining) const {
   const std::shared_lock lock(mutex_);
-  return std::all_of(active.begin(), active.end(),
+  return std::all_of(remaining.begin(), remaining.end(),
                      [this](uint32_t rank) { return closed_.contains(rank); });
 }
 

@@ -6,6 +6,7 @@
 // implements.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -23,16 +24,26 @@
 
 namespace cpudist::core {
 
+inline constexpr size_t kPoolBytes = size_t{256} << 20;
+
 // What the parameter sets of a server share. Outlives them.
 struct ServerShared {
   explicit ServerShared(ServerOptions given)
-      : options(std::move(given)), peers(options, counters), updates(options.threads) {}
+      : options(std::move(given)),
+        peers(options, counters),
+        updates(options.threads),
+        pushes_memory(std::make_shared<MemoryCap>(options.memory_cap_bytes)),
+        pushes_pool(std::make_shared<BufferPool>(
+            std::min<uint64_t>(options.memory_cap_bytes, kPoolBytes))) {}
 
   const ServerOptions options;
   ServerCounters counters;
   Peers peers;
   UpdatePool updates;
-  std::shared_ptr<BufferPool> pool = std::make_shared<BufferPool>(size_t{256} << 20);
+  // With a cap: what received pushes hold, from their header to their update.
+  const std::shared_ptr<MemoryCap> pushes_memory;
+  const std::shared_ptr<BufferPool> pushes_pool;
+  std::shared_ptr<BufferPool> pool = std::make_shared<BufferPool>(kPoolBytes);
 };
 
 // A payload that is not what its kind says: its sender's connection is closed, nothing is recorded.
@@ -73,6 +84,9 @@ class ParamSet {
   void store(const Ticket& ticket, const Buffer& payload, Outbox& outbox);
   void ready(const Ticket& ticket, Outbox& outbox);
   void push(const Ticket& ticket, Buffer payload, Outbox& outbox);
+  // For a push that was dropped for lack of memory: throws kOverloaded, or kInvalidArgument if it
+  // would be sent again for ever.
+  [[noreturn]] void refuse_push(uint64_t size_bytes) const;
   void commit(const Ticket& ticket, const Commit& commit, Outbox& outbox);
   void leave(const Ticket& ticket, Outbox& outbox);
   void join(const Ticket& ticket, const Join& join, Outbox& outbox);
@@ -86,8 +100,8 @@ class ParamSet {
   void remove_member(uint32_t rank, Outbox& outbox);
   // The end of a barrier: `ranks`, less those that have closed this set, take part again.
   void reset_members(const std::vector<uint32_t>& ranks);
-  // True when each of the trainers has closed it or has said goodbye.
-  bool unused(const std::vector<uint32_t>& active) const;
+  // True when each of the trainers that may still come has closed it.
+  bool unused(const std::vector<uint32_t>& remaining) const;
   void mark_closed(uint32_t rank, Outbox& outbox);
   // A trainer is lost: answers everything that waits for it. On arrival the others go on without.
   void lose(uint32_t rank, const Error& error, Outbox& outbox);
@@ -141,6 +155,7 @@ class ParamSet {
   bool on_arrival() const { return layout_.mode == UpdateMode::kOnArrival; }
   bool bounded() const { return layout_.max_staleness != kAnyStaleness; }
   void add_reader(uint32_t rank);
+  bool has_room_for_reader(uint32_t rank) const;
   bool may_apply(uint32_t rank) const;
   void apply_arrivals(Outbox& outbox);
   void apply_arrival(uint32_t rank, Outbox& outbox);

@@ -59,6 +59,7 @@ void ParamSet::join(const Ticket& ticket, const Join& join, Outbox& outbox) {
   const std::unique_lock lock(mutex_);
   require_open(ticket.rank);
   const std::string who = "trainer " + std::to_string(ticket.rank);
+  if (!shared_.peers.is_current(ticket)) return;
   if (on_arrival()) {
     members_.insert(ticket.rank);
     add_reader(ticket.rank);
@@ -101,7 +102,8 @@ void ParamSet::reset_members(const std::vector<uint32_t>& ranks) {
   for (const uint32_t rank : ranks) {
     if (closed_.contains(rank)) continue;
     members_.insert(rank);
-    if (opened_.contains(rank)) add_reader(rank);  // else it has nothing to push here yet
+    // Else it has nothing to push here yet, or was refused as a reader when it came.
+    if (opened_.contains(rank) && has_room_for_reader(rank)) add_reader(rank);
   }
 }
 

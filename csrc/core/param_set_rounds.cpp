@@ -3,6 +3,7 @@
 //
 // Pushes and commits of a parameter set. The thread that completes a round applies it.
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <mutex>
@@ -33,19 +34,11 @@ void ParamSet::push(const Ticket& ticket, Buffer payload, Outbox& outbox) {
   const std::unique_lock lock(mutex_);
   check_push(ticket, header, size_bytes);
   if (!shared_.peers.is_current(ticket)) return;
+  const bool early = !on_arrival() && joining_.contains(ticket.rank);  // its round is the next one
+  (early ? early_ : pushes_).emplace(ticket.rank, std::move(push));
   shared_.counters.pushes.fetch_add(1);
   shared_.counters.pending_bytes.fetch_add(size_bytes);
-  if (on_arrival()) {
-    pushes_.emplace(ticket.rank, std::move(push));
-    apply_arrivals(outbox);
-    return;
-  }
-  if (joining_.contains(ticket.rank)) {
-    early_.emplace(ticket.rank, std::move(push));  // its round is the next one
-    return;
-  }
-  pushes_.emplace(ticket.rank, std::move(push));
-  try_complete(outbox);
+  if (!early) try_complete(outbox);
 }
 
 void ParamSet::check_push(const Ticket& ticket, const PushHeader& header,
@@ -75,13 +68,29 @@ void ParamSet::check_push(const Ticket& ticket, const PushHeader& header,
   if (!on_arrival()) require_not_lost();
   const uint64_t waiting = shared_.counters.pending_bytes.load();
   const uint64_t cap = shared_.options.memory_cap_bytes;
-  if (cap != 0 && (size_bytes > cap || waiting > cap - size_bytes)) {
-    throw Error(ErrorCode::kOverloaded,
-                "pushes waiting for their round hold " + std::to_string(waiting) +
-                    " bytes on server " + std::to_string(shared_.options.shard_id) + "; with " +
-                    std::to_string(size_bytes) + " more they exceed memory_cap_bytes = " +
-                    std::to_string(cap) + "; set CPUDIST_SERVER_MEMORY_CAP_BYTES higher, or to 0");
+  if (cap == 0 || (size_bytes <= cap && waiting <= cap - size_bytes)) return;
+  // What the others wait for takes no more than its time.
+  if (on_arrival() && size_bytes <= cap && may_apply(ticket.rank)) return;
+  refuse_push(size_bytes);
+}
+
+void ParamSet::refuse_push(uint64_t size_bytes) const {
+  const uint64_t cap = shared_.options.memory_cap_bytes;
+  const std::string limit = "memory_cap_bytes = " + std::to_string(cap) +
+                            "; set CPUDIST_SERVER_MEMORY_CAP_BYTES higher, or to 0";
+  const std::string server = "server " + std::to_string(shared_.options.shard_id);
+  // The queue of a trainer sends again what is refused as overload.
+  if (on_arrival() && size_bytes > cap) {
+    throw Error(ErrorCode::kInvalidArgument,
+                "a push of " + std::to_string(size_bytes) + " bytes never fits on " + server +
+                    ": it exceeds " + limit + ", or merge fewer steps");
   }
+  const uint64_t held =
+      std::max(shared_.counters.pending_bytes.load(), shared_.pushes_memory->used_bytes());
+  throw Error(ErrorCode::kOverloaded, "pushes that come in or wait hold " + std::to_string(held) +
+                                          " bytes on " + server + "; with " +
+                                          std::to_string(size_bytes) + " more they exceed " +
+                                          limit);
 }
 
 void ParamSet::check_configs(const PushHeader& header) const {

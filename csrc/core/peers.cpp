@@ -252,6 +252,24 @@ std::vector<uint32_t> Peers::active() const {
   return ranks;
 }
 
+std::vector<uint32_t> Peers::remaining() const {
+  const TimePoint now = Clock::now();
+  const std::lock_guard lock(mutex_);
+  std::vector<uint32_t> ranks;
+  for (uint32_t rank = 0; rank < peers_.size(); ++rank) {
+    const Peer& peer = peers_[rank];
+    const bool given_up = options_.elastic && !peer.lost.empty() && now >= given_up_at(peer);
+    const bool stranger = options_.elastic && !expected(rank);
+    if (!peer.goodbye && !given_up && !stranger) ranks.push_back(rank);
+  }
+  return ranks;
+}
+
+bool Peers::is_lost(uint32_t rank) const {
+  const std::lock_guard lock(mutex_);
+  return !peers_[rank].lost.empty();
+}
+
 std::optional<Error> Peers::find_lost(const std::vector<uint32_t>& ranks) const {
   const std::lock_guard lock(mutex_);
   for (const uint32_t rank : ranks) {

@@ -62,7 +62,7 @@ struct Ticket {
   uint64_t sequence = 0;
 };
 
-enum class Admission { kNew, kHandled, kGap };
+enum class Admission { kNew, kHandled, kRefused };
 
 struct ProbeResult {
   enum class State { kAnswered, kWaiting, kUnknown, kOld } state = State::kUnknown;
@@ -87,7 +87,8 @@ class Peers {
   uint32_t identify(const std::shared_ptr<Connection>& connection, const FrameHeader& header);
 
   // ---- sequenced requests ----
-  // kNew: handle it, then finish or reject the ticket. kHandled: a duplicate, nothing to do.
+  // kNew: handle it, then finish or reject the ticket. Else there is nothing to do: kHandled is a
+  // duplicate, kRefused answered with an error.
   Admission admit(const std::shared_ptr<Connection>& connection, const FrameHeader& header,
                   Ticket* ticket, Outbox& outbox);
   bool is_current(const Ticket& ticket) const;
@@ -114,6 +115,9 @@ class Peers {
   void confirm_goodbye(uint32_t rank);   // its answer is sent: counts for wait_done
   // Ranks that have not said goodbye, in order; elastic: nor are lost.
   std::vector<uint32_t> active() const;
+  // Ranks that a parameter set is kept for: elastic: a lost trainer may come back for a while.
+  std::vector<uint32_t> remaining() const;
+  bool is_lost(uint32_t rank) const;
   // The error for a request that waits for one of `ranks`, if one of them is lost.
   std::optional<Error> find_lost(const std::vector<uint32_t>& ranks) const;
   std::optional<Error> find_lost() const;
@@ -177,6 +181,7 @@ class Peers {
                           const FrameHeader& header, Outbox& outbox);
   const Received* current(const Ticket& ticket) const;
   bool expected(uint32_t rank) const;
+  TimePoint given_up_at(const Peer& peer) const;  // a lost one
   std::string describe(uint32_t rank) const;
   void note_signs_of_life(TimePoint now, bool was_away);
   // When `rank` will be overdue, or nothing; with `why` the reason in words.

@@ -22,6 +22,10 @@ std::string seconds(uint64_t milliseconds) {
 
 }  // namespace
 
+TimePoint Peers::given_up_at(const Peer& peer) const {
+  return peer.lost_at + std::chrono::milliseconds(options_.rejoin_ms);
+}
+
 bool Peers::wait_done(TimePoint deadline) {
   std::unique_lock lock(mutex_);
   while (true) {
@@ -30,7 +34,7 @@ bool Peers::wait_done(TimePoint deadline) {
     for (uint32_t rank = 0; rank < peers_.size(); ++rank) {
       const Peer& peer = peers_[rank];
       if (!peer.lost.empty() && !options_.elastic) throw Error(ErrorCode::kPeerLost, peer.lost);
-      const TimePoint given_up = peer.lost_at + std::chrono::milliseconds(options_.rejoin_ms);
+      const TimePoint given_up = given_up_at(peer);
       const bool away = !peer.lost.empty() && Clock::now() >= given_up;
       if (!peer.lost.empty() && !away) look = std::min(look, given_up);
       done = done && (peer.gone || away || !expected(rank));
@@ -87,6 +91,8 @@ std::optional<Peers::Loss> Peers::wait_for_loss() {
       if (*at <= Clock::now()) {
         peer.lost = describe(rank) + " was lost: " + why;
         peer.lost_at = Clock::now();
+        // What it left half done is not to happen once the others go on without it.
+        if (options_.elastic) peer.received.reset();
         changed_.notify_all();
         return Loss{rank, Error(ErrorCode::kPeerLost, peer.lost), peer.connection};
       }

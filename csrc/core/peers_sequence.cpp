@@ -18,6 +18,10 @@ Admission Peers::admit(const std::shared_ptr<Connection>& connection, const Fram
   *ticket = Ticket{header.rank, header.incarnation, header.sequence};
   // A takeover may have happened between identify and here.
   if (peer.incarnation != header.incarnation) return Admission::kHandled;
+  if (options_.elastic && !peer.lost.empty()) {  // its connection is being closed
+    answer(connection, header, Error(ErrorCode::kPeerLost, peer.lost), outbox);
+    return Admission::kRefused;
+  }
   if (header.sequence <= peer.last_sequence) {
     counters_.duplicates.fetch_add(1);
     if (header.sequence == peer.last_sequence && peer.last_payload) {
@@ -34,7 +38,7 @@ Admission Peers::admit(const std::shared_ptr<Connection>& connection, const Fram
                                            " of trainer " + std::to_string(header.rank) +
                                            ", found " + std::to_string(header.sequence)),
            outbox);
-    return Admission::kGap;
+    return Admission::kRefused;
   }
   if (peer.received) {
     counters_.duplicates.fetch_add(1);

@@ -56,9 +56,14 @@ void Server::Impl::fail_waiting(const Error& error, Outbox& outbox) {
 
 void Server::Impl::lose(uint32_t rank, const Error& error, Outbox& outbox) {
   const std::unique_lock lock(registry_mutex_);
-  for (const auto& [id, set] : sets_) set->lose(rank, error, outbox);
+  // It may be back as a newer incarnation already, which has dropped what the older one left.
+  const bool back = !shared.peers.is_lost(rank);
+  for (const auto& [id, set] : sets_) {
+    if (back && !set->in_rounds()) continue;
+    set->lose(rank, error, outbox);
+  }
   if (goes_on_without_lost()) {
-    barrier_.erase(rank);
+    if (!back) barrier_.erase(rank);
     try_end_barrier(outbox);
     return;
   }
@@ -117,8 +122,8 @@ void Server::Impl::goodbye(const Ticket& ticket, Outbox& outbox) {
 }
 
 void Server::Impl::drop_unused() {
-  const std::vector<uint32_t> active = shared.peers.active();
-  std::erase_if(sets_, [&](const auto& entry) { return entry.second->unused(active); });
+  const std::vector<uint32_t> remaining = shared.peers.remaining();
+  std::erase_if(sets_, [&](const auto& entry) { return entry.second->unused(remaining); });
 }
 
 ServerStats Server::Impl::stats() const {
@@ -144,6 +149,18 @@ void Server::on_open(const std::shared_ptr<Connection>& connection) {
 
 void Server::on_frame(const std::shared_ptr<Connection>& connection, Frame frame) {
   impl_->on_frame(connection, std::move(frame));
+}
+
+Buffer Server::payload_memory(const FrameHeader& header,
+                              const std::shared_ptr<BufferPool>& pool) {
+  const ServerShared& shared = impl_->shared;
+  if (shared.options.memory_cap_bytes == 0 || header.kind != FrameKind::kPush) {
+    return ConnectionHandler::payload_memory(header, pool);
+  }
+  auto reservation =
+      shared.pushes_memory->reserve(header.length, shared.counters.pending_bytes.load());
+  if (!reservation) return Buffer();
+  return Buffer(static_cast<size_t>(header.length), shared.pushes_pool, std::move(*reservation));
 }
 
 void Server::on_close(const std::shared_ptr<Connection>& connection, const std::string& reason) {

@@ -28,7 +28,7 @@ struct ServerOptions {
   // a newer incarnation, and who updates on arrival goes on without it.
   bool elastic = false;
   uint64_t rejoin_ms = 600000;         // elastic: how long a lost trainer is waited for at the end
-  uint64_t memory_cap_bytes = 0;       // of pushes waiting for their round; 0 = no cap
+  uint64_t memory_cap_bytes = 0;       // of pushes that come in or wait; 0 = no cap
   std::string host;                    // "host pid 12", for messages
 };
 
@@ -57,6 +57,8 @@ class Server final : public ConnectionHandler {
   // stops it before the Server goes.
   void on_open(const std::shared_ptr<Connection>& connection) override;
   void on_frame(const std::shared_ptr<Connection>& connection, Frame frame) override;
+  Buffer payload_memory(const FrameHeader& header,
+                        const std::shared_ptr<BufferPool>& pool) override;
   void on_close(const std::shared_ptr<Connection>& connection, const std::string& reason) override;
 
   // Waits until every trainer has said goodbye (true) or the deadline passed (false). Throws

@@ -136,6 +136,7 @@ void Server::Impl::sequenced(const Link& connection, Frame& frame, Outbox& outbo
   if (shared.peers.admit(connection, frame.header, &ticket, outbox) != Admission::kNew) return;
   try {
     if (shared.peers.stopped()) throw shared.peers.stopped_error();
+    if (frame.dropped) find(frame.header.param_set)->refuse_push(frame.header.length);
     apply(ticket, frame, outbox);
   } catch (const MalformedFrame&) {
     shared.peers.forget(ticket);

@@ -202,6 +202,7 @@ void TcpConnection::finish() {
     fd_.reset();
   }
   payload_ = Buffer();
+  payload_size_ = payload_have_ = 0;
   try {
     options_.handler->on_close(keep, reason_);
   } catch (const std::exception&) {

@@ -82,7 +82,8 @@ class TcpConnection final : public Connection,
   void take_payload(const uint8_t* data, size_t size_bytes);  // already in place
   void finish_frame();
   void end_of_stream();
-  size_t payload_missing() const { return payload_.size() - payload_have_; }
+  size_t payload_missing() const { return payload_size_ - payload_have_; }
+  bool dropping() const { return payload_.size() != payload_size_; }
 
   void flush();
   void fail(const std::string& reason);
@@ -113,6 +114,7 @@ class TcpConnection final : public Connection,
   std::array<uint8_t, kHeaderBytes> header_bytes_;
   FrameHeader header_;
   Buffer payload_;
+  size_t payload_size_ = 0;  // of the frame that is being read
   size_t payload_have_ = 0;
   uint32_t payload_crc_ = 0;
 };

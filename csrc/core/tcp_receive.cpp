@@ -36,7 +36,7 @@ void TcpConnection::receive() {
   while (budget > 0 && !closed()) {
     std::array<iovec, 2> pieces;
     size_t count = 0;
-    const size_t missing = payload_missing();
+    const size_t missing = dropping() ? 0 : payload_missing();
     if (missing > 0) pieces[count++] = {payload_.data() + payload_have_, missing};
     pieces[count++] = {scratch.data(), scratch.size()};
     // Only this thread closes the socket, so it is open here.
@@ -67,9 +67,8 @@ void TcpConnection::parse(const uint8_t* data, size_t size_bytes) {
       if (header_have_ == kHeaderBytes) begin_frame();
     } else {
       used = std::min(size_bytes, payload_missing());
-      uint8_t* to = payload_.data() + payload_have_;
-      std::memcpy(to, data, used);
-      take_payload(to, used);
+      if (!dropping()) std::memcpy(payload_.data() + payload_have_, data, used);
+      take_payload(data, used);
     }
     data += used;
     size_bytes -= used;
@@ -87,10 +86,11 @@ void TcpConnection::begin_frame() {
     throw Error(ErrorCode::kProtocol, "the first frame must be a hello, found kind " +
                                           std::to_string(static_cast<uint16_t>(header_.kind)));
   }
-  payload_ = Buffer(static_cast<size_t>(header_.length), options_.pool);
+  payload_ = options_.handler->payload_memory(header_, options_.pool);
+  payload_size_ = static_cast<size_t>(header_.length);
   payload_have_ = 0;
   payload_crc_ = 0;
-  if (payload_.empty()) finish_frame();
+  if (payload_size_ == 0) finish_frame();
 }
 
 void TcpConnection::take_payload(const uint8_t* data, size_t size_bytes) {
@@ -106,16 +106,19 @@ void TcpConnection::finish_frame() {
                                           std::to_string(header_.payload_crc) + ", found " +
                                           std::to_string(payload_crc_));
   }
+  Frame frame{header_, Buffer(), dropping()};
+  frame.payload = std::exchange(payload_, Buffer());
   header_have_ = 0;
   payload_have_ = 0;
-  options_.handler->on_frame(shared_from_this(), Frame{header_, std::exchange(payload_, Buffer())});
+  payload_size_ = 0;
+  options_.handler->on_frame(shared_from_this(), std::move(frame));
   if (!closed()) accepted_ = true;
 }
 
 void TcpConnection::end_of_stream() {
   if (header_have_ == 0) return fail("the peer closed the connection");
   const size_t have = header_have_ + payload_have_;
-  const size_t size = kHeaderBytes + payload_.size();
+  const size_t size = kHeaderBytes + payload_size_;
   fail("the peer closed the connection in the middle of a frame, after " + std::to_string(have) +
        " of " + (header_have_ < kHeaderBytes ? "at least " : "") + std::to_string(size) + " bytes");
 }

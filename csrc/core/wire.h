@@ -62,6 +62,7 @@ struct FrameHeader {
 struct Frame {
   FrameHeader header;
   Buffer payload;
+  bool dropped = false;  // its receiver had no memory for the payload
 };
 
 // Byte offsets: magic 0 u32, version 4 u16, kind 6 u16, run_id 8 u64, epoch 16 u32, incarnation
