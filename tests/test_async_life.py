@@ -90,12 +90,15 @@ def test_a_learning_rate_is_that_of_the_step_it_was_set_for():
     assert (Counting().dense.detach() - found).eq(sum(range(16))).all()
 
 
-def test_a_trainer_leaves_and_comes_back():
+@pytest.mark.parametrize("bound", [None, 3])
+def test_a_trainer_leaves_and_comes_back(bound):
     def body(context):
         model = Counting()
-        optimizer = wrapped(model, asynchronous({}, max_staleness=3))
+        optimizer = wrapped(model, asynchronous({}, max_staleness=bound))
         train(model, optimizer, range(3))
         optimizer.leave()
+        if bound is not None:
+            optimizer.join()
         train(model, optimizer, range(3))
         context.barrier()
         optimizer.flush()
@@ -103,6 +106,58 @@ def test_a_trainer_leaves_and_comes_back():
 
     for found in run(body, 3, 2):
         assert_same_bits(found, model_sum([0, 1, 2] * 6))
+
+
+def test_the_bound_holds_over_leaving_and_barriers():
+    """What was read before may be too old: joining comes before the next gradient."""
+    left, done = threading.Event(), threading.Event()
+
+    def body(context):
+        model = Counting()
+        optimizer = wrapped(model, asynchronous({}, max_staleness=1))
+        train(model, optimizer, range(2))
+        context.barrier()
+        if context.trainer_rank == 0:
+            optimizer.leave()
+            backward(model, 7)
+            left.set()
+            assert done.wait(30)
+            with pytest.raises(cpudist.InvalidArgumentError, match=r"opt\.join"):
+                optimizer.step()
+            optimizer.join()
+            train(model, optimizer, range(2, 4))
+        else:
+            assert left.wait(30)
+            train(model, optimizer, range(10))
+            optimizer.leave()
+            done.set()
+        context.barrier()
+        train(model, optimizer, [5])
+        optimizer.flush()
+        staleness = optimizer.stats()["staleness"]
+        context.barrier()
+        optimizer.flush()
+        return copy_of(model), staleness["steps_max"]
+
+    seeds = [0, 1] * 2 + [2, 3] + list(range(10)) + [5, 5]
+    for found, oldest in run(body, 2, 2):
+        assert_same_bits(found, model_sum(seeds))
+        assert oldest <= 1
+
+
+def test_steps_are_counted_without_a_dense_parameter():
+    def body(context):
+        model = torch.nn.Embedding(8, 2, sparse=True)
+        optimizer = wrapped(model, "async")
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(torch.tensor([1])).sum().backward()
+            optimizer.step()
+            optimizer.flush()
+        optimizer.step()
+        assert optimizer.rounds >= 3
+
+    alone(body)
 
 
 def test_wrapping_again_goes_on_from_the_servers_values():
@@ -170,6 +225,10 @@ def test_a_wrong_number_of_samples_is_refused():
     [
         (lambda: cpudist.Async(max_staleness=-1), r"max_staleness=-1\): must be at le"),
         (lambda: cpudist.Async(max_staleness=1.5), "expected int, found float"),
+        (
+            lambda: cpudist.Async(max_staleness=1, communicator={"pull_every": 2}),
+            "older than the bound",
+        ),
         (lambda: cpudist.Async(communicator={"queue": 1}), "no field 'queue'"),
         (lambda: cpudist.Communicator(send_queue_size=0), "must be at least 1"),
         (lambda: cpudist.Communicator(merge_rule="avg"), "Valid: auto, mean, sum"),

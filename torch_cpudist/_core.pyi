@@ -151,6 +151,7 @@ class ParamSetLayout:
         on_arrival: bool = False,
         max_staleness: int | None = None,
     ) -> None: ...
+    max_staleness: Final[int | None]
     configs: Final[list[OptimizerConfig]]
     tables: Final[list[TableSpec]]
     blocks: Final[list[BlockSpec]]
@@ -358,6 +359,9 @@ class Client:
 
     def leave(self, param_set: int) -> None:
         """Ends this trainer's part in rounds; the next ``push`` joins again."""
+
+    def join(self, param_set: int) -> None:
+        """Takes part again in a set updated on arrival, with a bound on staleness."""
 
     def is_member(self, param_set: int) -> bool:
         """Whether rounds wait for this trainer."""

@@ -188,6 +188,8 @@ class Context:
     def barrier(self) -> None:
         """Waits for all trainers that have not shut down; see ``cpudist.barrier``."""
         self.trainer_client().barrier()
+        for optimizer in self.optimizers():
+            optimizer.after_barrier()
 
     def serve(self) -> None:
         """Serves until every trainer has said goodbye; see ``cpudist.serve``."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 import operator
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import nn
@@ -32,7 +32,7 @@ from torch_cpudist.strategies.drivers import make_driver
 Inner = torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
 
 
-class DistributedOptimizer(torch.optim.Optimizer):
+class DistributedOptimizer(face.ServedOptimizer):
     """Trains a model with parameter servers, by a strategy.
 
     The wrapped optimizer is read, not replaced: its exact class and its options, as
@@ -182,25 +182,6 @@ class DistributedOptimizer(torch.optim.Optimizer):
             )
         super().add_param_group(param_group)
 
-    @property
-    def _step_supports_amp_scaling(self) -> bool:
-        # What torch.amp.GradScaler asks before it decides, alone, to skip a step.
-        raise UnsupportedOptimizerError(
-            "GradScaler skips steps on one trainer that the others take. Train with "
-            "torch.autocast('cpu', dtype=torch.bfloat16), which needs no scaler."
-        )
-
-    def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        """Refuses copies.
-
-        Raises:
-            UnsupportedOptimizerError: always; servers hold one of it.
-        """
-        raise UnsupportedOptimizerError(
-            "a DistributedOptimizer cannot be copied or pickled: its state is on the "
-            "servers. Save opt.state_dict(), and build another one over a copied model."
-        )
-
     # -- training ----------------------------------------------------------------------
 
     def _open(self) -> ParameterSet:
@@ -290,6 +271,22 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """
         self._open()
         self._driver.leave()
+
+    def join(self) -> None:
+        """Takes part again after ``leave()``, before the next forward.
+
+        Needed with ``Async(max_staleness=)`` only, where a step that was computed on
+        values from before would be too old and is refused; refreshes dense parameters.
+        """
+        parameters = self._open()
+        parameters.check_unchanged()
+        parameters.join()
+
+    def after_barrier(self) -> None:
+        """Joins again, unless the model was written: for ``barrier()``."""
+        parameters = self._open()
+        if parameters.bounded and not parameters.changed():
+            parameters.join()
 
     @property
     def rounds(self) -> int:

@@ -30,6 +30,29 @@ class StateOnServers(dict[Any, Any]):
         self.__missing__(key)
 
 
+class ServedOptimizer(torch.optim.Optimizer):
+    """Refuses what cannot work where servers hold the state."""
+
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        # What torch.amp.GradScaler asks before it decides, alone, to skip a step.
+        raise UnsupportedOptimizerError(
+            "GradScaler skips steps on one trainer that the others take. Train with "
+            "torch.autocast('cpu', dtype=torch.bfloat16), which needs no scaler."
+        )
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        """Refuses copies.
+
+        Raises:
+            UnsupportedOptimizerError: always; servers hold one of it.
+        """
+        raise UnsupportedOptimizerError(
+            "a DistributedOptimizer cannot be copied or pickled: its state is on the "
+            "servers. Save opt.state_dict(), and build another one over a copied model."
+        )
+
+
 def run_before_saving(optimizer: torch.optim.Optimizer) -> None:
     """Runs the hooks of ``register_state_dict_pre_hook``."""
     for hook in optimizer._optimizer_state_dict_pre_hooks.values():

@@ -101,6 +101,20 @@ class ParameterSet:
 
     # -- values from the servers -------------------------------------------------------
 
+    @property
+    def bounded(self) -> bool:
+        """Whether the staleness of gradients has a bound."""
+        return self.placement.layout.max_staleness is not None
+
+    def join(self) -> None:
+        """Takes part again after ``leave`` or a barrier, with values as of now.
+
+        Only a bound on staleness needs it: values read before would exceed it.
+        """
+        if self.bounded:
+            self.client.join(self.id)
+        self.pull_dense()
+
     def pull_dense(self) -> None:
         """Overwrites every dense parameter with the servers' values."""
         with _Weights(self.placement.dense) as weights:

@@ -224,7 +224,10 @@ def _check_run(made: Environment, group: GroupSettings, run: dict[str, Any]) -> 
 
 def _claim(store: TCPStore, made: Environment) -> tuple[int, int]:
     """This rank's trainer id, and how often it was started."""
-    job = made.job or f"{host.identity()}/{os.getpid()}"
+    job = made.job or str(os.getpid())
+    if made.master_addr is None or host.is_loopback(made.master_addr, made.master_port):
+        # A name of this host only: other hosts may have a job of the same name.
+        job = f"{host.identity()}/{job}"
     incarnation = store.add(f"started/{job}/{made.rank}", 1)
     base = f"base/{job}"
     if store.add(f"claim/{job}", 1) > 1:

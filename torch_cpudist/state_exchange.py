@@ -271,4 +271,4 @@ def _take_in(context: Context, parameters: ParameterSet) -> None:
     context.barrier()
     parameters.tables_current = context.trainer_rank == 0
     parameters.accept_changes()
-    parameters.pull_dense()
+    parameters.join()

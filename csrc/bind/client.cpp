@@ -350,6 +350,9 @@ void bind_membership(Class& client) {
           "leave", [](ClientHolder& self, uint32_t param_set) { self.get().leave(param_set); },
           py::arg("param_set"), NoGil())
       .def(
+          "join", [](ClientHolder& self, uint32_t param_set) { self.get().join(param_set); },
+          py::arg("param_set"), NoGil())
+      .def(
           "is_member",
           [](const ClientHolder& self, uint32_t param_set) {
             return self.get().is_member(param_set);

@@ -187,6 +187,11 @@ void bind_layout(py::module_& module) {
            }),
            py::arg("configs"), py::arg("tables"), py::arg("blocks"), py::arg("on_arrival") = false,
            py::arg("max_staleness") = py::none())
+      .def_property_readonly("max_staleness",
+                             [](const ParamSetLayout& self) -> std::optional<uint64_t> {
+                               if (self.max_staleness == core::kAnyStaleness) return std::nullopt;
+                               return self.max_staleness;
+                             })
       .def_readonly("configs", &ParamSetLayout::configs)
       .def_readonly("tables", &ParamSetLayout::tables)
       .def_readonly("blocks", &ParamSetLayout::blocks);

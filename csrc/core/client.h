@@ -160,6 +160,9 @@ class Client {
   // queued. Returns the version of server 0's values.
   uint64_t enqueue(uint32_t param_set, const StepPush& step);
   void drain(uint32_t param_set);  // until everything queued is applied
+  // Takes part again; rows and dense values of before are to be pulled anew. With a bound on
+  // staleness also needed after a barrier, and before the next gradient is computed.
+  void join(uint32_t param_set);
 
   void leave(uint32_t param_set);
   bool is_member(uint32_t param_set) const;

@@ -36,23 +36,36 @@ uint64_t Client::enqueue(uint32_t param_set, const StepPush& step) {
                                                  " has no queue: call start_queue first");
   }
   queue->throw_failure();
-  prepare_push(*set, step);
-  if (!set->member) {
-    const std::lock_guard lock(impl->sequenced_mutex);
-    impl->join(set);
+  const bool bounded = set->layout.max_staleness != kAnyStaleness;
+  if (!set->member && bounded) {
+    throw Error(ErrorCode::kInvalidArgument,
+                "step: this trainer has left, and the values of this gradient are older than "
+                "max_staleness may allow. Call opt.join() before the forward of the next step");
   }
+  prepare_push(*set, step);
   QueuedPush push;
+  push.read = set->take_read();
+  if (!set->member) join(param_set);
   push.configs = step.configs;
   push.samples = step.samples;
-  push.read = set->take_read();
   push.payloads = pack_push(*set, step, impl->pool, queue->next_wants_dense());
   clip_push(*set, push.payloads, step.clip_value, step.clip_norm);
   impl->rows_pushed += packed_rows(*set);
   set->invalidate_tables();
   queue->add(std::move(push));
-  if (set->layout.max_staleness != kAnyStaleness) queue->drain();
+  if (bounded) queue->drain();
   impl->take_arrived(*set, *queue, step.weights);
-  return set->dense_version(0).round;
+  return std::max(set->dense_version(0).round, queue->version());
+}
+
+void Client::join(uint32_t param_set) {
+  const std::lock_guard lock(impl_->sequenced_mutex);
+  impl_->finish_unfinished();
+  const ClientSetPtr set = impl_->find(param_set);
+  if (set->member) return;
+  impl_->join(set);
+  set->invalidate_tables();
+  set->take_read();  // of rows that are to be pulled again
 }
 
 void Client::drain(uint32_t param_set) {
@@ -65,8 +78,7 @@ std::shared_ptr<PushQueue> Client::Impl::queue_of(const ClientSet& set) {
   return set.queue;
 }
 
-void Client::Impl::take_arrived(ClientSet& set, PushQueue& queue,
-                                std::span<void* const> weights) {
+void Client::Impl::take_arrived(ClientSet& set, PushQueue& queue, std::span<void* const> weights) {
   const std::vector<Frame> replies = queue.take_arrived();
   for (uint32_t s = 0; s < replies.size(); ++s) {
     if (replies[s].payload.empty()) continue;

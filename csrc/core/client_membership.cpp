@@ -84,7 +84,8 @@ void Client::barrier() {
           const auto found = impl->sets.find(id);
           if (found == impl->sets.end()) continue;
           found->second->round = round;
-          found->second->member = true;
+          // What was read before may be older than a bound on staleness allows: join() comes first.
+          found->second->member = found->second->layout.max_staleness == kAnyStaleness;
           found->second->invalidate_tables();
         }
       });

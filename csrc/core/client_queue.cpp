@@ -119,6 +119,11 @@ std::vector<Frame> PushQueue::take_arrived() {
   return frames;
 }
 
+uint64_t PushQueue::version() const {
+  const std::lock_guard lock(mutex_);
+  return version_;
+}
+
 bool PushQueue::next_wants_dense() { return ++pushes_ % options_.pull_every == 0; }
 
 void PushQueue::run() {
@@ -213,6 +218,7 @@ void PushQueue::take_answers(const std::vector<QueuedPush>& batch,
     has_dense.push_back(!view.blocks.empty());
   }
   const std::lock_guard lock(mutex_);
+  version_ = applied.front().round;
   for (const QueuedPush& push : batch) {
     Version age;
     for (size_t s = 0; s < applied.size(); ++s) {

@@ -52,6 +52,7 @@ class PushQueue {
   // Whether the next push asks for dense values.
   bool next_wants_dense();
 
+  uint64_t version() const;  // updates of server 0 with the last push that was applied
   void stop();  // what is queued is dropped; bounded once the session has failed or is idle
   void add_stats(ClientStats* stats) const;
 
@@ -81,6 +82,7 @@ class PushQueue {
   std::optional<Error> failure_;
   std::vector<Frame> arrived_;
   uint64_t pushes_ = 0;  // training thread
+  uint64_t version_ = 0;
   StalenessStats staleness_;
   double wait_s_ = 0;
   std::thread thread_;

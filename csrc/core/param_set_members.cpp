@@ -102,8 +102,6 @@ void ParamSet::reset_members(const std::vector<uint32_t>& ranks) {
   for (const uint32_t rank : ranks) {
     if (closed_.contains(rank)) continue;
     members_.insert(rank);
-    // Else it has nothing to push here yet, or was refused as a reader when it came.
-    if (opened_.contains(rank) && has_room_for_reader(rank)) add_reader(rank);
   }
 }
 

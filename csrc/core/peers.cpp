@@ -112,7 +112,9 @@ std::optional<Error> Peers::refusal(const FrameHeader& header, const Hello& hell
   const Peer& peer = peers_[header.rank];
   const bool returns = options_.elastic && header.incarnation > peer.incarnation;
   if (!peer.lost.empty() && !returns) {
-    return Error(ErrorCode::kPeerLost, peer.lost + "; it cannot come back");
+    return Error(ErrorCode::kPeerLost,
+                 peer.lost + (options_.elastic ? "; only a restart of it can come back"
+                                               : "; it cannot come back"));
   }
   if (peer.seen && header.incarnation < peer.incarnation) {
     return Error(ErrorCode::kFenced, "trainer " + std::to_string(header.rank) + ": incarnation " +

@@ -8,6 +8,7 @@ from dataclasses import field
 from typing import ClassVar
 
 from torch_cpudist.config import MAX_BYTES, Communicator, settings
+from torch_cpudist.errors import ConfigurationError
 from torch_cpudist.strategies.base import Strategy, Updates
 
 
@@ -34,6 +35,16 @@ class Async(Strategy):
     max_staleness: int | None = field(
         default=None, metadata={"least": 0, "most": MAX_BYTES}
     )
+
+    def __post_init__(self) -> None:
+        """Checks the fields, and that they fit together."""
+        super().__post_init__()
+        if self.max_staleness is not None and self.communicator.pull_every != 1:
+            raise ConfigurationError(
+                f"Async(max_staleness={self.max_staleness}) with Communicator("
+                f"pull_every={self.communicator.pull_every}): dense values would grow "
+                "older than the bound. Leave pull_every at 1, or max_staleness at None."
+            )
 
     def updates(self) -> Updates:
         """When the servers apply this strategy's gradients."""
