@@ -27,6 +27,7 @@ from torch_cpudist.environment import Environment
 from torch_cpudist.errors import (
     AddressError,
     ConfigMismatchError,
+    ConfigurationError,
     OperationTimeoutError,
 )
 from torch_cpudist.group_settings import GroupSettings
@@ -237,5 +238,12 @@ def _claim(store: TCPStore, made: Environment) -> tuple[int, int]:
     if not store.check([base]):
         first = store.add("trainers", made.world_size) - made.world_size
         # Somebody else may have been as patient: one of the two stands.
-        store.compare_set(base, "", str(first))
-    return int(store.get(base)) + made.rank, incarnation
+        store.compare_set(base, "", json.dumps([first, made.world_size]))
+    first, ranks = json.loads(store.get(base))
+    if made.world_size > ranks:
+        raise ConfigurationError(
+            f"the torchrun job {job!r} came with {ranks} ranks at first and has "
+            f"{made.world_size} now; their trainer ids are in a row, and others have "
+            "the next ones. Start the larger job under another --rdzv-id."
+        )
+    return first + made.rank, incarnation

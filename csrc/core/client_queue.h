@@ -88,8 +88,8 @@ class PushQueue {
   std::thread thread_;
 };
 
-// Sums or averages the gradients of several steps, each row and block over the steps that have it.
-// `mean`: per parameter group.
+// Sums or averages the gradients of several steps, each table and block over the steps that have
+// it. `mean`: per parameter group.
 std::vector<Buffer> merge_pushes(const ClientSet& set, const std::vector<QueuedPush>& pushes,
                                  const std::vector<bool>& mean, const Pool& pool);
 // Clips a packed gradient in place as torch clips a gradient: by value, then by the norm over all

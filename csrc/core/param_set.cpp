@@ -59,6 +59,10 @@ void ParamSet::open(const Ticket& ticket, const Buffer& layout_bytes, Outbox& ou
     throw mismatch;
   }
   if (!shared_.peers.is_current(ticket)) return;
+  if (in_rounds()) {
+    // A round without a trainer that may come back would have a smaller divisor.
+    if (const auto lost = shared_.peers.find_lost()) throw *lost;
+  }
   if (in_rounds() && ticket.rank >= shared_.options.trainer_count) {
     throw Error(ErrorCode::kConfigMismatch,
                 "trainer " + std::to_string(ticket.rank) + " joins a run of " +

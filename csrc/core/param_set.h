@@ -75,7 +75,8 @@ std::string describe_difference(const ParamSetLayout& first, const ParamSetLayou
 // MalformedFrame.
 class ParamSet {
  public:
-  // `opener` sent `layout_bytes` first; `active` are the trainers that have not said goodbye.
+  // `opener` sent `layout_bytes` first; `active` are the trainers that take part: not those that
+  // have said goodbye.
   ParamSet(uint32_t id, Buffer layout_bytes, uint32_t opener, const std::vector<uint32_t>& active,
            ServerShared& shared);
   ~ParamSet();

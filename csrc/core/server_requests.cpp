@@ -193,7 +193,7 @@ void Server::Impl::open(const Ticket& ticket, Frame& frame, Outbox& outbox) {
     if (slot == nullptr) {
       try {
         slot = std::make_shared<ParamSet>(id, frame.payload.share(), ticket.rank,
-                                          shared.peers.active(), shared);
+                                          shared.peers.remaining(), shared);
       } catch (...) {
         sets_.erase(id);
         throw;

@@ -66,7 +66,8 @@ TEST(elastic_lost_trainer_comes_back_as_a_newer_incarnation) {
   await_lost(world.server, 1);
   world[0].reply(world.push(0, ones()));  // goes on meanwhile
   Trainer same(world.server, 1, 1);
-  CHECK(contains(same.error(same.hello(2, 1), ErrorCode::kPeerLost), "cannot come back"));
+  CHECK(contains(same.error(same.hello(2, 1), ErrorCode::kPeerLost),
+                 "only a restart of it can come back"));
   Trainer newer(world.server, 1, 2);
   enter(newer, world, 2);
   CHECK_EQ(world.server.stats().lost, 0);
@@ -147,6 +148,24 @@ TEST(elastic_barrier_goes_on_without_a_lost_trainer) {
   const auto again = world[0].ask(FrameKind::kBarrier, Buffer(), kNoParamSet);
   world[1].reply(world[1].ask(FrameKind::kBarrier, Buffer(), kNoParamSet));
   world[0].reply(again);
+}
+
+TEST(elastic_rounds_do_not_begin_without_a_trainer_that_never_came) {
+  ServerOptions options = elastic(2);
+  options.join_deadline_ms = 30;
+  Server server(options);
+  Trainer first(server, 0, 1);
+  first.reply(first.hello(2, 1), FrameKind::kHello);
+  await_lost(server, 1);
+  first.error(first.ask(FrameKind::kOpen, encode(small_layout())), ErrorCode::kPeerLost);
+  // Once it has come, both are members.
+  Trainer second(server, 1, 1);
+  second.reply(second.hello(2, 1), FrameKind::kHello);
+  Trainer again(server, 0, 2);
+  again.reply(again.hello(2, 1), FrameKind::kHello);
+  for (Trainer* trainer : {&again, &second}) {
+    trainer->reply(trainer->ask(FrameKind::kOpen, encode(small_layout())));
+  }
 }
 
 TEST(elastic_barrier_of_rounds_fails_for_a_lost_trainer) {
