@@ -22,6 +22,7 @@ from report import MISSING, format_table, json_line
 CASES = {
     "ctr": "cases.ctr",
     "kernels": "cases.kernels",
+    "load": "cases.load",
     "staleness": "cases.staleness",
 }
 # Above this share of each core others are running: only CPU time is to be trusted.
@@ -58,11 +59,20 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         default=120.0,
         help="of a launch, besides its window",
     )
+    add("--clients", type=int, default=64, help="load: trainers of one server")
+    add("--sockets", type=int, default=1000, help="load: connections without a hello")
+    add(
+        "--pushes",
+        type=int,
+        default=1_000_000,
+        help="load: small pushes of one trainer",
+    )
     add("--least-quality", type=float, default=0.6, help="AUC that is verified")
     add("--no-verify", dest="verify", action="store_false", help="accept any result")
     add("--json", nargs="?", const="-", metavar="FILE", help="one line per row; stdout")
     args = parser.parse_args(arguments)
-    for name in ("trainers", "launches", "batch", "dim", "warmup_steps"):
+    counts = ("trainers", "launches", "batch", "dim", "warmup_steps")
+    for name in (*counts, "clients", "sockets", "pushes"):
         if getattr(args, name) < 1:
             parser.error(f"--{name.replace('_', '-')}: expected at least 1")
     if args.seconds <= 0 or args.steps < 0 or args.servers < 0:
