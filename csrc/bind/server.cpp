@@ -129,9 +129,8 @@ void bind_server(py::module_& module) {
   py::class_<ServerHolder>(module, "Server")
       .def(py::init([](uint64_t run_id, uint32_t shard_id, uint32_t server_count,
                        uint32_t trainer_count, uint32_t threads, uint64_t liveness_ms,
-                       uint64_t reconnect_grace_ms, uint64_t join_deadline_ms,
-                       bool elastic, uint64_t rejoin_ms, uint64_t memory_cap_bytes,
-                       const std::string& host) {
+                       uint64_t reconnect_grace_ms, uint64_t join_deadline_ms, bool elastic,
+                       uint64_t rejoin_ms, uint64_t memory_cap_bytes, const std::string& host) {
              return std::make_unique<ServerHolder>(ServerOptions{
                  run_id, shard_id, server_count, trainer_count, threads, liveness_ms,
                  reconnect_grace_ms, join_deadline_ms, elastic, rejoin_ms, memory_cap_bytes, host});

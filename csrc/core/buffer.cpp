@@ -30,8 +30,7 @@ uint8_t* allocate(size_t capacity) {
 // Blocks of a pool have at least kPooledBytesMin bytes.
 struct Buffer::Block {
   Block(size_t size, std::shared_ptr<BufferPool> owner, MemoryCap::Reservation bytes)
-      : reservation(std::move(bytes)),
-        pool(size >= kPooledBytesMin ? std::move(owner) : nullptr) {
+      : reservation(std::move(bytes)), pool(size >= kPooledBytesMin ? std::move(owner) : nullptr) {
     if (pool) {
       data = pool->take(size, &capacity);
     } else {
@@ -56,7 +55,7 @@ struct Buffer::Block {
 };
 
 std::optional<MemoryCap::Reservation> MemoryCap::reserve(uint64_t size_bytes,
-                                                       uint64_t waiting_bytes) {
+                                                         uint64_t waiting_bytes) {
   if (size_bytes > cap_bytes_) return std::nullopt;
   uint64_t used = used_.load();
   do {

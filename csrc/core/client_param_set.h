@@ -47,7 +47,7 @@ struct ClientSet {
   bool ready = false;                    // the servers had all values when it was opened
   std::atomic<bool> dense_stale{false};  // a round was applied whose blocks were not taken in
 
-  std::vector<RequestPtr> refused;   // the last push, if a server refused it
+  std::vector<RequestPtr> refused;  // the last push, if a server refused it
   // Updates on arrival; holds this set, released by close. Under the mutex of the client's sets.
   std::shared_ptr<PushQueue> queue;
 

@@ -87,10 +87,9 @@ void ParamSet::refuse_push(uint64_t size_bytes) const {
   }
   const uint64_t held =
       std::max(shared_.counters.pending_bytes.load(), shared_.pushes_memory->used_bytes());
-  throw Error(ErrorCode::kOverloaded, "pushes that come in or wait hold " + std::to_string(held) +
-                                          " bytes on " + server + "; with " +
-                                          std::to_string(size_bytes) + " more they exceed " +
-                                          limit);
+  throw Error(ErrorCode::kOverloaded,
+              "pushes that come in or wait hold " + std::to_string(held) + " bytes on " + server +
+                  "; with " + std::to_string(size_bytes) + " more they exceed " + limit);
 }
 
 void ParamSet::check_configs(const PushHeader& header) const {

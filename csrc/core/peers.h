@@ -111,8 +111,8 @@ class Peers {
               const Error& error, Outbox& outbox) const;
 
   // ---- goodbye and loss ----
-  void say_goodbye(uint32_t rank);       // not waited for from now on
-  void confirm_goodbye(uint32_t rank);   // its answer is sent: counts for wait_done
+  void say_goodbye(uint32_t rank);      // not waited for from now on
+  void confirm_goodbye(uint32_t rank);  // its answer is sent: counts for wait_done
   // Ranks that have not said goodbye, in order; elastic: nor are lost.
   std::vector<uint32_t> active() const;
   // Ranks that a parameter set is kept for: elastic: a lost trainer may come back for a while.

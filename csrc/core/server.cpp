@@ -72,9 +72,9 @@ void Server::Impl::lose(uint32_t rank, const Error& error, Outbox& outbox) {
 }
 
 bool Server::Impl::goes_on_without_lost() const {
-  return shared.options.elastic &&
-         std::none_of(sets_.begin(), sets_.end(),
-                      [](const auto& entry) { return entry.second->in_rounds(); });
+  return shared.options.elastic && std::none_of(sets_.begin(), sets_.end(), [](const auto& entry) {
+           return entry.second->in_rounds();
+         });
 }
 
 void Server::Impl::stop(const std::string& reason) {
@@ -151,8 +151,7 @@ void Server::on_frame(const std::shared_ptr<Connection>& connection, Frame frame
   impl_->on_frame(connection, std::move(frame));
 }
 
-Buffer Server::payload_memory(const FrameHeader& header,
-                              const std::shared_ptr<BufferPool>& pool) {
+Buffer Server::payload_memory(const FrameHeader& header, const std::shared_ptr<BufferPool>& pool) {
   const ServerShared& shared = impl_->shared;
   if (shared.options.memory_cap_bytes == 0 || header.kind != FrameKind::kPush) {
     return ConnectionHandler::payload_memory(header, pool);

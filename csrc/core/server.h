@@ -27,9 +27,9 @@ struct ServerOptions {
   // Trainers of groups of their own: more than trainer_count may come, a lost one may come back as
   // a newer incarnation, and who updates on arrival goes on without it.
   bool elastic = false;
-  uint64_t rejoin_ms = 600000;         // elastic: how long a lost trainer is waited for at the end
-  uint64_t memory_cap_bytes = 0;       // of pushes that come in or wait; 0 = no cap
-  std::string host;                    // "host pid 12", for messages
+  uint64_t rejoin_ms = 600000;    // elastic: how long a lost trainer is waited for at the end
+  uint64_t memory_cap_bytes = 0;  // of pushes that come in or wait; 0 = no cap
+  std::string host;               // "host pid 12", for messages
 };
 
 struct ServerStats {
@@ -43,7 +43,7 @@ struct ServerStats {
   uint64_t dense_bytes = 0;    // blocks and their state
   uint64_t pending_bytes = 0;  // pushes waiting for their round
   uint64_t connections = 0;
-  uint64_t refused = 0;  // handshakes refused, malformed frames
+  uint64_t refused = 0;   // handshakes refused, malformed frames
   uint64_t trainers = 0;  // connected ever
   uint64_t lost = 0;      // lost now
 };
