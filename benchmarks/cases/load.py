@@ -34,7 +34,7 @@ COLUMNS = {
     "limit_mb": "limit MB",
     "verified": "verified",
 }
-ROWS_PER_PUSH = 4096
+ROWS_PER_PUSH = 16_384
 PUSH_BYTES = ROWS_PER_PUSH * (8 + 4 * worker.DIM)
 # What the server may hold of pushes, of those that all clients have under way.
 PUSHES_IN_CAP = 8
