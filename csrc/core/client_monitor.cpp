@@ -18,6 +18,8 @@ using std::chrono::milliseconds;
 constexpr auto kFirstAttempt = milliseconds(2000);
 constexpr auto kRetryPause = milliseconds(20);
 constexpr uint64_t kBeatsPerLiveness = 5;
+// Bytes count as heard when they are noticed: the time between two looks is added to a silence.
+constexpr uint64_t kLooksPerLiveness = 20;
 
 milliseconds beat_interval(const ClientOptions& options) {
   return milliseconds(std::max<uint64_t>(options.liveness_ms / kBeatsPerLiveness, 1));
@@ -76,7 +78,8 @@ void Session::monitor() {
 }
 
 TimePoint Session::next_wakeup(TimePoint now) const {
-  TimePoint next = beat_next_;
+  const auto look = milliseconds(std::max<uint64_t>(options_.liveness_ms / kLooksPerLiveness, 1));
+  TimePoint next = std::min(beat_next_, now + look);
   if (failure_) return next;
   for (const Link& link : links_) {
     if (link.state == LinkState::kOpen) {

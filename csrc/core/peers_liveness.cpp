@@ -12,7 +12,9 @@
 namespace cpudist::core {
 namespace {
 
-constexpr uint64_t kLooksPerLiveness = 5;
+// Bytes count as heard when they are noticed: the time between two looks is added to a silence.
+constexpr uint64_t kLooksPerLiveness = 20;
+constexpr uint64_t kLooksMissedWhenAway = 12;
 
 std::string seconds(uint64_t milliseconds) {
   char text[32];
@@ -79,7 +81,7 @@ std::optional<Peers::Loss> Peers::wait_for_loss() {
   while (!stopped_) {
     const TimePoint now = Clock::now();
     // A process that was stopped itself has heard nobody; that is not the trainers' silence.
-    note_signs_of_life(now, now - looked > 3 * interval);
+    note_signs_of_life(now, now - looked > kLooksMissedWhenAway * interval);
     looked = now;
     std::optional<TimePoint> next;
     for (uint32_t rank = 0; rank < peers_.size(); ++rank) {
