@@ -229,10 +229,10 @@ class Server:
         threads: threads that handle requests, and as many that update one round
             together; at most 1024; 0 takes this rank's share of the cores.
             ``CPUDIST_SERVER_THREADS``.
-        memory_cap_bytes: bytes of pushes that may wait on one server; beyond it a push
-            is refused with ``OverloadedError``, which Async's queue answers by sending
-            it again, and so is a model if the dense gradients of all trainers exceed
-            it. 0 is no cap. ``CPUDIST_SERVER_MEMORY_CAP_BYTES``.
+        memory_cap_bytes: bytes of pushes that come in or wait on one server; beyond it
+            a push is refused with ``OverloadedError``, which Async's queue answers by
+            sending it again, and so is a model if its dense gradients exceed it, under
+            Sync those of all trainers. 0 is no cap. ``CPUDIST_SERVER_MEMORY_CAP_BYTES``.
     """
 
     threads: int = field(default=0, metadata={"least": 0, "most": MAX_THREADS})

@@ -74,21 +74,22 @@ void check_staleness(uint64_t max_staleness, uint64_t trainer_count) {
                   ", as of as many gradients computed at once the last one applied is that old");
 }
 
-// Every trainer's push of a round waits until the last one is there.
+// Every trainer's push of a round waits until the last one is there; on arrival one must fit.
 void check_memory_cap(const ParamSetLayout& layout, const ServerOptions& options) {
   if (options.memory_cap_bytes == 0) return;
   constexpr uint64_t kMost = uint64_t{1} << 62;  // one block of a layout is below 2^59 bytes
+  const uint64_t pushes = layout.mode == UpdateMode::kRounds ? options.trainer_count : 1;
   uint64_t round_bytes = 0;
   for (const BlockSpec& block : layout.blocks) {
     if (block.shard != options.shard_id) continue;
-    const uint64_t block_bytes = block.elements * size_of(block.dtype) * options.trainer_count;
+    const uint64_t block_bytes = block.elements * size_of(block.dtype) * pushes;
     round_bytes = std::min(kMost, round_bytes + block_bytes);
   }
   if (round_bytes <= options.memory_cap_bytes) return;
   throw Error(
       ErrorCode::kOverloaded,
-      "the dense gradients of one round need " + std::to_string(round_bytes) + " bytes on server " +
-          std::to_string(options.shard_id) +
+      "the dense gradients of one update need " + std::to_string(round_bytes) +
+          " bytes on server " + std::to_string(options.shard_id) +
           ", pushes may hold memory_cap_bytes = " + std::to_string(options.memory_cap_bytes) +
           "; set CPUDIST_SERVER_MEMORY_CAP_BYTES to more than that, with room for the "
           "rows of tables, or to 0");
