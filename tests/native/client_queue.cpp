@@ -8,7 +8,6 @@
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
-#include <exception>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -21,8 +20,11 @@
 #include "core/client.h"
 #include "core/inproc_channel.h"
 #include "core/server.h"
+#include "run_all.h"
 
 namespace {
+
+using cpudist::testing::run_all;
 
 using namespace cpudist::core;  // NOLINT: a test of this namespace
 
@@ -70,24 +72,6 @@ struct Peer {
   std::atomic<bool> interrupt{false};
   std::unique_ptr<Client> client;  // first to go
 };
-
-void run_all(const std::vector<std::function<void()>>& calls) {
-  std::vector<std::exception_ptr> failures(calls.size());
-  std::vector<std::thread> threads;
-  for (size_t i = 0; i < calls.size(); ++i) {
-    threads.emplace_back([&, i] {
-      try {
-        calls[i]();
-      } catch (...) {
-        failures[i] = std::current_exception();
-      }
-    });
-  }
-  for (auto& thread : threads) thread.join();
-  for (const auto& failure : failures) {
-    if (failure) std::rethrow_exception(failure);
-  }
-}
 
 struct Plan {
   FaultPlan faults;

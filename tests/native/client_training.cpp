@@ -6,7 +6,6 @@
 
 #include <atomic>
 #include <chrono>
-#include <exception>
 #include <functional>
 #include <future>
 #include <memory>
@@ -19,8 +18,11 @@
 #include "core/client.h"
 #include "core/inproc_channel.h"
 #include "core/server.h"
+#include "run_all.h"
 
 namespace {
+
+using cpudist::testing::run_all;
 
 using namespace cpudist::core;  // NOLINT: a test of this namespace
 
@@ -37,25 +39,6 @@ struct Trainer {
   std::atomic<bool> interrupt{false};
   std::function<void()> handle_signal = [] {};  // runs before the interrupt is seen
 };
-
-// Runs every call in a thread of its own and rethrows the first failure.
-void run_all(const std::vector<std::function<void()>>& calls) {
-  std::vector<std::exception_ptr> failures(calls.size());
-  std::vector<std::thread> threads;
-  for (size_t i = 0; i < calls.size(); ++i) {
-    threads.emplace_back([&, i] {
-      try {
-        calls[i]();
-      } catch (...) {
-        failures[i] = std::current_exception();
-      }
-    });
-  }
-  for (auto& thread : threads) thread.join();
-  for (const auto& failure : failures) {
-    if (failure) std::rethrow_exception(failure);
-  }
-}
 
 class Cluster {
  public:
