@@ -22,6 +22,10 @@ void Client::start_queue(uint32_t param_set, const QueueOptions& options) {
     throw Error(ErrorCode::kInvalidArgument,
                 "queue size, merge count and pull interval must be at least 1");
   }
+  if (set->layout.max_staleness != kAnyStaleness && options.pull_every != 1) {
+    throw Error(ErrorCode::kInvalidArgument,
+                "start_queue: with a bound on staleness every push brings dense values back");
+  }
   set->queue = std::make_shared<PushQueue>(impl_->session, impl_->sequenced_mutex, set, options,
                                            impl_->pool);
 }

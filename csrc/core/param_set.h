@@ -156,7 +156,6 @@ class ParamSet {
   bool on_arrival() const { return layout_.mode == UpdateMode::kOnArrival; }
   bool bounded() const { return layout_.max_staleness != kAnyStaleness; }
   void add_reader(uint32_t rank);
-  bool has_room_for_reader(uint32_t rank) const;
   bool may_apply(uint32_t rank) const;
   void apply_arrivals(Outbox& outbox);
   void apply_arrival(uint32_t rank, Outbox& outbox);

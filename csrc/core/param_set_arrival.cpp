@@ -11,14 +11,10 @@
 
 namespace cpudist::core {
 
-// Nobody's gradient may be held for ever: as many readers as the bound has room for.
-bool ParamSet::has_room_for_reader(uint32_t rank) const {
-  return readers_.contains(rank) || readers_.size() <= layout_.max_staleness;
-}
-
 void ParamSet::add_reader(uint32_t rank) {
   if (!on_arrival() || !bounded()) return;
-  if (!has_room_for_reader(rank)) {
+  // Nobody's gradient may be held for ever: as many readers as the bound has room for.
+  if (!readers_.contains(rank) && readers_.size() > layout_.max_staleness) {
     throw Error(ErrorCode::kConfigMismatch,
                 "parameter set " + std::to_string(id_) +
                     " has max_staleness = " + std::to_string(layout_.max_staleness) + ", which " +
