@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import nn
@@ -156,27 +157,16 @@ class ParameterSet:
             UnpulledRowError, DenseGradientError, ModelChangedError: nothing was sent.
             ConfigMismatchError: trainers disagree; nothing was applied.
             PeerLostError, OperationTimeoutError: the round may have been applied on
-            some
-                servers.
+                some servers.
         """
-        self.check_unchanged()
-        gradients = self._gradients()
-        self.tables_current = False
-        with _Weights(self.placement.dense) as weights:
-            applied = self.client.push(
-                self.id,
-                weight=1.0 if samples is None else float(samples),
-                samples=samples or 0,
-                by_samples=samples is not None,
-                clip_value=clip.value if isinstance(clip, ClipValue) else 0.0,
-                clip_norm=clip.max_norm if isinstance(clip, ClipNorm) else 0.0,
-                configs=configs,
-                parameters=gradients.parameters,
-                tables=gradients.tables,
-                weights=weights.addresses,
-            )
-        self._note_written([parameter for _, parameter in self.trained()])
-        return applied
+        return self._send(
+            self.client.push,
+            configs,
+            clip,
+            weight=1.0 if samples is None else float(samples),
+            samples=samples or 0,
+            by_samples=samples is not None,
+        )
 
     def enqueue(
         self, configs: list[_core.OptimizerConfig], samples: int, clip: Clip | None
@@ -195,19 +185,29 @@ class ParameterSet:
             UnpulledRowError, DenseGradientError, ModelChangedError: nothing was queued.
             Error: what an earlier push failed with.
         """
+        return self._send(self.client.enqueue, configs, clip, samples=samples)
+
+    def _send(
+        self,
+        send: Callable[..., int],
+        configs: list[_core.OptimizerConfig],
+        clip: Clip | None,
+        **options: Any,
+    ) -> int:
+        """Hands the gradients of one step to the client, and notes what it wrote."""
         self.check_unchanged()
         gradients = self._gradients()
         self.tables_current = False
         with _Weights(self.placement.dense) as weights:
-            updates = self.client.enqueue(
+            updates = send(
                 self.id,
-                samples=samples,
                 clip_value=clip.value if isinstance(clip, ClipValue) else 0.0,
                 clip_norm=clip.max_norm if isinstance(clip, ClipNorm) else 0.0,
                 configs=configs,
                 parameters=gradients.parameters,
                 tables=gradients.tables,
                 weights=weights.addresses,
+                **options,
             )
         self._note_written([parameter for _, parameter in self.trained()])
         return updates
