@@ -210,7 +210,7 @@ def test_a_wrong_number_of_samples_is_refused():
         model = Counting()
         optimizer = wrapped(model, "async")
         backward(model, 0)
-        for wrong in (-1, 0.5):
+        for wrong in (-1, 0.5, 0.0, ""):
             with pytest.raises(cpudist.InvalidArgumentError, match="samples must be"):
                 optimizer.step(samples=wrong)
         optimizer.step(samples=6)

@@ -47,7 +47,8 @@ class AsyncDriver(Driver):
         clip: Clip | None,
     ) -> int:
         """Queues this trainer's gradients; see ``Driver.step``."""
-        return self._parameters.enqueue(configs, whole_samples(samples or 0), clip)
+        count = 0 if samples is None else whole_samples(samples)
+        return self._parameters.enqueue(configs, count, clip)
 
     def settle(self) -> None:
         """Waits until every queued push is applied."""

@@ -82,6 +82,5 @@ class Driver(ABC):
             self._parameters.pull_tables()
 
     def leave(self) -> None:
-        """Ends this trainer's part; the next step joins again."""
-        self.settle()
+        """Ends this trainer's part, once what was handed on is applied."""
         self._parameters.client.leave(self._parameters.id)
