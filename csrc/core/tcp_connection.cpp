@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "core/errors.h"
+#include "core/tcp_linger.h"
 
 namespace cpudist::core::tcp {
 namespace {
@@ -69,7 +70,7 @@ bool TcpConnection::send(Frame frame) {
   if (written != Written::kBroken) return true;
   const std::string reason = "cannot send: " + describe_errno(errno);
   lock.unlock();
-  close(reason);
+  reactor_->post([self = shared_from_this(), reason] { self->hear_out(reason); });
   return false;
 }
 
@@ -161,6 +162,16 @@ void TcpConnection::flush() {
   if (written != Written::kBroken) return;
   const std::string reason = "cannot send: " + describe_errno(errno);
   lock.unlock();
+  hear_out(reason);
+}
+
+void TcpConnection::hear_out(const std::string& reason) {
+  try {
+    while (!closed() && receive()) {
+    }
+  } catch (const std::exception& error) {
+    return fail(error.what());
+  }
   fail(reason);
 }
 
@@ -185,13 +196,17 @@ void TcpConnection::fail(const std::string& reason) {
   finish();
 }
 
-void TcpConnection::on_stop() { fail("the channel stopped"); }
+bool TcpConnection::on_stop() {
+  fail("the channel stopped");
+  return false;
+}
 
 void TcpConnection::finish() {
   if (finished_) return;
   finished_ = true;
   const auto keep = shared_from_this();
   std::deque<Outbound> unsent;
+  UniqueFd socket;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     // A last reply, such as the reason for the close, goes out if the socket takes it.
@@ -199,8 +214,10 @@ void TcpConnection::finish() {
     unsent.swap(queue_);
     queued_bytes_ = 0;
     if (token_ != 0) reactor_->forget(fd_.get(), token_);
-    fd_.reset();
+    if (peer_ended_) fd_.reset();
+    socket = std::move(fd_);
   }
+  if (socket.get() >= 0) linger(*reactor_, std::move(socket));
   payload_ = Buffer();
   payload_size_ = payload_have_ = 0;
   try {

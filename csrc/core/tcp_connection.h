@@ -56,7 +56,7 @@ class TcpConnection final : public Connection,
   // On the reactor's thread, once: from here on frames arrive.
   void start();
   void on_ready(uint32_t events) override;
-  void on_stop() override;
+  bool on_stop() override;
 
  private:
   struct Outbound {
@@ -76,7 +76,7 @@ class TcpConnection final : public Connection,
   bool mark_closing(const std::string& reason);  // false if it was closing already
 
   // Receiving; the reactor's thread.
-  void receive();
+  bool receive();  // false when there is nothing more for now
   void parse(const uint8_t* data, size_t size_bytes);
   void begin_frame();
   void take_payload(const uint8_t* data, size_t size_bytes);  // already in place
@@ -86,6 +86,8 @@ class TcpConnection final : public Connection,
   bool dropping() const { return payload_.size() != payload_size_; }
 
   void flush();
+  // The peer takes no more bytes; what it said before, such as why it ends, is still read.
+  void hear_out(const std::string& reason);
   void fail(const std::string& reason);
   void finish();
 
@@ -109,6 +111,7 @@ class TcpConnection final : public Connection,
 
   // The reactor's thread only.
   bool finished_ = false;
+  bool peer_ended_ = false;
   bool accepted_ = false;  // the handler took the first frame
   size_t header_have_ = 0;
   std::array<uint8_t, kHeaderBytes> header_bytes_;

@@ -66,7 +66,10 @@ class Acceptor final : public Reactor::Source, public std::enable_shared_from_th
     }
   }
 
-  void on_stop() override { fd_.reset(); }
+  bool on_stop() override {
+    fd_.reset();
+    return false;
+  }
 
  private:
   void adopt(UniqueFd fd) {

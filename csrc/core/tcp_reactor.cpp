@@ -190,10 +190,14 @@ void Reactor::run() {
     if (stopped_) break;
   }
   run_tasks();
-  std::vector<std::shared_ptr<Source>> left;
-  for (const auto& [token, source] : sources_) left.push_back(source);
-  for (const auto& source : left) source->on_stop();
-  sources_.clear();
+  std::vector<std::pair<uint64_t, std::shared_ptr<Source>>> left(sources_.begin(), sources_.end());
+  for (const auto& [token, source] : left) {
+    if (!source->on_stop()) sources_.erase(token);
+  }
+  while (!sources_.empty()) {
+    wait_and_dispatch();
+    run_timers();
+  }
   timers_.clear();
 }
 

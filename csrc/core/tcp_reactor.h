@@ -27,7 +27,9 @@ class Reactor {
    public:
     virtual ~Source() = default;
     virtual void on_ready(uint32_t events) = 0;
-    virtual void on_stop() = 0;  // the last call
+    // The reactor stops. True asks for more calls of on_ready, until the source is forgotten; it
+    // must be within a short time.
+    virtual bool on_stop() = 0;
   };
   using Task = std::function<void()>;
 
@@ -38,7 +40,8 @@ class Reactor {
 
   // Any thread. Tasks accepted before stop() run; false afterwards.
   bool post(Task task);
-  // Any thread. Ends the thread: what was posted runs, then every source's on_stop.
+  // Any thread. Ends the thread: what was posted runs, then every source's on_stop, and those that
+  // asked for it may end on their own.
   void stop();
   // Any thread, while `fd` is watched under `token`.
   void change(int fd, uint64_t token, uint32_t events);

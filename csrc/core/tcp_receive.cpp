@@ -30,7 +30,7 @@ void TcpConnection::on_ready(uint32_t events) {
   }
 }
 
-void TcpConnection::receive() {
+bool TcpConnection::receive() {
   std::vector<uint8_t>& scratch = reactor_->scratch();
   size_t budget = kReadBytesAtOnce;
   while (budget > 0 && !closed()) {
@@ -43,18 +43,25 @@ void TcpConnection::receive() {
     const ssize_t result = readv(fd_.get(), pieces.data(), static_cast<int>(count));
     if (result < 0) {
       if (errno == EINTR) continue;
-      if (errno != EAGAIN && errno != EWOULDBLOCK) fail("cannot receive: " + describe_errno(errno));
-      return;
+      if (errno == EAGAIN || errno == EWOULDBLOCK) return false;
+      peer_ended_ = true;
+      fail("cannot receive: " + describe_errno(errno));
+      return false;
     }
-    if (result == 0) return end_of_stream();
+    if (result == 0) {
+      end_of_stream();
+      return false;
+    }
     const auto size_bytes = static_cast<size_t>(result);
     bytes_received_.fetch_add(size_bytes, std::memory_order_relaxed);
     const size_t direct = std::min(size_bytes, missing);
     if (direct > 0) take_payload(payload_.data() + payload_have_, direct);
     parse(scratch.data(), size_bytes - direct);
-    if (size_bytes < missing + scratch.size()) return;  // drained; epoll tells when there is more
+    // Drained; epoll tells when there is more.
+    if (size_bytes < missing + scratch.size()) return false;
     budget -= std::min(budget, size_bytes);
   }
+  return true;
 }
 
 void TcpConnection::parse(const uint8_t* data, size_t size_bytes) {
@@ -116,6 +123,7 @@ void TcpConnection::finish_frame() {
 }
 
 void TcpConnection::end_of_stream() {
+  peer_ended_ = true;
   if (header_have_ == 0) return fail("the peer closed the connection");
   const size_t have = header_have_ + payload_have_;
   const size_t size = kHeaderBytes + payload_size_;

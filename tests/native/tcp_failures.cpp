@@ -82,6 +82,42 @@ TEST(tcp_refusal_sent_before_a_close_arrives) {
   CHECK(frames[0].header.kind == FrameKind::kError);
 }
 
+// A peer that ends says why. Its words arrive although bytes for it were under way or cannot be
+// sent any more.
+TEST(tcp_last_words_outlive_what_was_sent_to_a_dead_peer) {
+  for (const bool unix_socket : {false, true}) {
+    TcpPair pair;
+    std::mutex busy;
+    pair.server.on_each = [&](const auto& connection, Frame& frame) {
+      if (frame.header.kind == FrameKind::kHello) {
+        connection->send(make_frame(FrameKind::kHello, 0, 0));
+        return;
+      }
+      connection->send(make_frame(FrameKind::kError, 0, 40));
+      connection->close("an end with bytes unread");
+    };
+    pair.client.on_each = [&](const auto&, Frame& frame) {
+      if (frame.header.kind == FrameKind::kHello) const std::lock_guard hold(busy);
+    };
+    std::unique_lock hold(busy);  // the client does not read yet
+    const auto connection = pair.connect(unix_socket);
+    CHECK(connection->send(make_frame(FrameKind::kHello, 0, 0)));
+    for (int i = 0; i < 50; ++i) {
+      if (!connection->send(make_frame(FrameKind::kPush, 1, 1 << 16))) break;
+    }
+    CHECK(pair.server.wait_closed(1));
+    pair.listener->stop();
+    while (connection->send(make_frame(FrameKind::kPush, 2, 1 << 10))) {
+    }
+    hold.unlock();
+    CHECK(pair.client.wait_closed(1));
+    const auto frames = pair.client.take_frames();
+    CHECK_EQ(frames.size(), 2u);
+    CHECK(frames.back().header.kind == FrameKind::kError);
+    CHECK_EQ(pair.broken_promises(), std::string());
+  }
+}
+
 TEST(tcp_half_a_frame_closes_that_connection) {
   const auto hello = header_of(FrameKind::kHello, 0);
   const auto push = header_of(FrameKind::kPush, 1000);
