@@ -150,8 +150,10 @@ class ParamSetLayout:
         blocks: Sequence[BlockSpec],
         on_arrival: bool = False,
         max_staleness: int | None = None,
+        trainer_groups: Sequence[int] = (),
     ) -> None: ...
     max_staleness: Final[int | None]
+    trainer_groups: Final[list[int]]
     configs: Final[list[OptimizerConfig]]
     tables: Final[list[TableSpec]]
     blocks: Final[list[BlockSpec]]

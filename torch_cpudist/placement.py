@@ -303,6 +303,7 @@ def place(
         blocks=_cut(dense, sharding, server_count),
         on_arrival=updates.on_arrival,
         max_staleness=updates.max_staleness,
+        trainer_groups=updates.groups,
     )
     _log_placement(layout, server_count)
     return Placement(tables, dense, layout)

@@ -131,6 +131,9 @@ struct ParamSetLayout {
   // kOnArrival: no gradient is applied later than so many updates after the values it was computed
   // on were read.
   uint64_t max_staleness = kAnyStaleness;
+  // kRounds: the group of every trainer, by rank; the trainers of a group share their rounds.
+  // Groups are numbered in the order of their lowest ranks. Empty: all trainers are one group.
+  std::vector<uint32_t> trainer_groups;
   std::vector<kernels::OptimizerConfig> configs;
   std::vector<TableSpec> tables;
   std::vector<BlockSpec> blocks;
@@ -214,10 +217,10 @@ struct PushView {
   std::vector<TableSection> tables;
 };
 
-// Reply to kPush, kCommit (blocks updated in the round; kOnArrival: all or none) and kPullDense
-// (all).
+// Reply to kPush, kCommit (blocks updated in the round; with trainer groups all; kOnArrival: all or
+// none) and kPullDense (all).
 struct DenseView {
-  Version version;  // `round` is also the number of the next round
+  Version version;  // with one group `round` is also the number of its next round
   std::vector<DenseSection> blocks;
 };
 

@@ -5,10 +5,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch_cpudist import config
 from torch_cpudist.config import Communicator, Server, Sharding, settings
+
+if TYPE_CHECKING:
+    from torch_cpudist.layout import Trainers
 
 _SECTIONS = {
     "sharding": Sharding,
@@ -25,10 +28,13 @@ class Updates:
         on_arrival: each push as it comes, instead of in rounds.
         max_staleness: updates; no gradient is applied later than so many after the
             values that it was computed on were read. ``None`` is no bound.
+        groups: in rounds, the group of every trainer, by rank, numbered in the order of
+            their lowest ranks; each has rounds of its own. Empty: all are one.
     """
 
     on_arrival: bool = False
     max_staleness: int | None = None
+    groups: tuple[int, ...] = ()
 
 
 @settings
@@ -56,6 +62,13 @@ class Strategy:
             object.__setattr__(self, name, value)
         config.check(self)
 
-    def updates(self) -> Updates:
-        """When the servers apply this strategy's gradients."""
+    def updates(self, trainers: Trainers) -> Updates:
+        """When the servers apply this strategy's gradients.
+
+        Args:
+            trainers: of the run.
+
+        Raises:
+            ConfigurationError: the strategy does not fit them.
+        """
         return Updates()

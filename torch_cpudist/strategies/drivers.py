@@ -10,6 +10,7 @@ from torch_cpudist.strategies.async_driver import AsyncDriver
 from torch_cpudist.strategies.asynchronous import Async
 from torch_cpudist.strategies.base import Strategy
 from torch_cpudist.strategies.driver import Driver
+from torch_cpudist.strategies.half_async import HalfAsync
 from torch_cpudist.strategies.sync import Sync
 from torch_cpudist.strategies.sync_driver import SyncDriver
 
@@ -18,6 +19,6 @@ def make_driver(strategy: Strategy, parameters: ParameterSet) -> Driver:
     """Makes what runs ``strategy`` for ``parameters``."""
     if isinstance(strategy, Async):
         return AsyncDriver(parameters, strategy)
-    if isinstance(strategy, Sync):
+    if isinstance(strategy, (Sync, HalfAsync)):
         return SyncDriver(parameters)
     raise InternalError(f"no driver for {type(strategy).__name__}")
