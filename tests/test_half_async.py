@@ -100,8 +100,16 @@ def train_samples(rule, strategy, clip):
     return run(body, 3, servers=2)
 
 
-@pytest.mark.parametrize("clip", [None, cpudist.ClipNorm(0.3), cpudist.ClipValue(0.05)])
-@pytest.mark.parametrize("rule", ["sgd_momentum", "adagrad", "sparse_adam", "ftrl"])
+@pytest.mark.parametrize(
+    ("rule", "clip"),
+    [
+        ("sgd_momentum", cpudist.ClipNorm(0.3)),
+        ("adagrad", None),
+        ("sparse_adam", cpudist.ClipNorm(0.1)),
+        ("row_wise_adagrad", cpudist.ClipValue(0.05)),
+        ("ftrl", None),
+    ],
+)
 def test_one_group_of_all_is_sync_bit_for_bit(rule, clip):
     sync = train_samples(rule, "sync", clip)
     half = train_samples(rule, cpudist.HalfAsync(group=[[2, 0, 1]]), clip)
@@ -163,9 +171,11 @@ def weights_of(steps_of):
     return weights
 
 
-@pytest.mark.parametrize("servers", [0, 1, 3])
-@pytest.mark.parametrize("steps_of", [(8, 8, 8, 8), (9, 4, 2, 12), (0, 5, 7, 7)])
-def test_sums_are_kept_and_divisors_are_those_of_the_group(servers, steps_of):
+@pytest.mark.parametrize(
+    ("steps_of", "servers"),
+    [((8, 8, 8, 8), 0), ((9, 4, 2, 12), 1), ((9, 4, 2, 12), 3), ((0, 5, 7, 7), 2)],
+)
+def test_sums_are_kept_and_divisors_are_those_of_the_group(steps_of, servers):
     results = train_pairs(steps_of, servers)
     for found, _ in results:
         assert_same_bits(found, expected_of(weights_of(steps_of)))
@@ -174,7 +184,7 @@ def test_sums_are_kept_and_divisors_are_those_of_the_group(servers, steps_of):
         assert all(torch.equal(a, b) for a, b in pairs)  # the same of every round
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_over_lost_and_repeated_frames(seed):
     plan = _core.FaultPlan(drop=0.2, duplicate=0.2, reorder=0.2, cut=0.01, seed=seed)
     network = _core.InprocNetwork(plan)

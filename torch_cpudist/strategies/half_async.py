@@ -46,7 +46,7 @@ def _items(group: Any, value: Any) -> list[Any]:
 
 
 def checked_groups(group: Any) -> Groups:
-    """Checks groups of trainers, as far as that goes without knowing how many there are.
+    """Checks groups of trainers, as far as is possible without knowing all of them.
 
     Returns:
         Each in the order of ranks, the groups in the order of their lowest ranks.
@@ -124,9 +124,7 @@ class HalfAsync(Strategy):
     def _numbered(self, trainer_count: int) -> tuple[int, ...]:
         """The number of the group of every trainer."""
         number_of = {
-            rank: number
-            for number, one in enumerate(self.group or ())
-            for rank in one
+            rank: number for number, one in enumerate(self.group or ()) for rank in one
         }
         everyone = range(trainer_count)
         missing = sorted(set(everyone) - set(number_of))

@@ -12,8 +12,8 @@ from torch_cpudist.strategies.driver import Driver, whole_samples
 class SyncDriver(Driver):
     """Runs the Sync or HalfAsync strategy for one parameter set.
 
-    The servers know the groups of HalfAsync from the layout. Cost per step: one push and its reply per server, plus one pull per server and
-    lookup.
+    The servers know the groups of HalfAsync from the layout. Cost per step: one push
+    and its reply per server, plus one pull per server and lookup.
     """
 
     def step(
