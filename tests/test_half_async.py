@@ -30,7 +30,7 @@ from sync_cases import (
 )
 
 import torch_cpudist as cpudist
-from torch_cpudist import _core, environment, strategies
+from torch_cpudist import _core, environment, host, strategies
 from torch_cpudist.layout import Trainers
 
 PAIRS = ((0, 1), (2, 3))
@@ -371,6 +371,29 @@ def test_groups_are_hosts_by_default():
         made.updates(Trainers(4, None))
     assert halves([[3, 1], [0], [2]]).updates(Trainers(4, None)).groups == (0, 1, 2, 1)
     assert halves([[3, 1], [0, 2]]) == halves(((2, 0), (1, 3)))
+
+
+@pytest.mark.parametrize("servers", [0, 1])
+def test_trainers_meet_with_those_of_their_host(servers, monkeypatch):
+    """The odd and the even ranks are hosts; a dedicated server may be on one."""
+
+    def identity():
+        return f"host {int(threading.current_thread().name.split()[1]) % 2}"
+
+    monkeypatch.setattr(host, "identity", identity)
+
+    def body(context):
+        model = Counting()
+        optimizer = wrapped(model, "half_async")
+        for seed in seeds_of(context.trainer_rank, 3):
+            step(optimizer, model, seed)
+        optimizer.leave()
+        return take_final(context, optimizer, model), context.trainers().hosts
+
+    expected = expected_of({seed: 0.5 for r in range(4) for seed in seeds_of(r, 3)})
+    for found, hosts in run(body, 4, servers):
+        assert len(set(hosts)) == 2
+        assert_same_bits(found, expected)
 
 
 def test_the_environment_sets_groups():
