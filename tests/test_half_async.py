@@ -12,19 +12,18 @@ import torch
 from async_cases import (
     Counting,
     all_seeds,
-    gradient_of,
     model_sum,
     seeds_of,
     wrapped,
 )
 from async_cases import backward as plain_backward
+from half_async_cases import expected_of, halves, step, take_final
 from sync_cases import (
     RULES,
     Batches,
     Model,
     assert_same_bits,
     build,
-    copy_of,
     loss_of,
     run,
 )
@@ -36,40 +35,6 @@ from torch_cpudist.layout import Trainers
 PAIRS = ((0, 1), (2, 3))
 STEPS = 12
 WAIT_S = 30.0
-
-
-def halves(group, **options):
-    sharding = cpudist.Sharding(min_block_size=8)
-    return cpudist.HalfAsync(group=group, sharding=sharding, **options)
-
-
-def backward(model, seed):
-    """Even gradients, of which means of two are whole numbers."""
-    ids, rows, dense = gradient_of(seed)
-    ((model.table(ids) * rows * 2).sum() + (model.dense * dense * 2).sum()).backward()
-
-
-def expected_of(weights):
-    """Counting's final weights if each seed's even gradient counts with its weight."""
-    model = Counting()
-    with torch.no_grad():
-        for seed, weight in weights.items():
-            ids, rows, dense = gradient_of(seed)
-            model.table.weight.index_add_(0, ids, -rows * 2 * weight)
-            model.dense -= dense * 2 * weight
-    return dict(model.state_dict())
-
-
-def step(optimizer, model, seed):
-    optimizer.zero_grad()
-    backward(model, seed)
-    optimizer.step()
-
-
-def take_final(context, optimizer, model):
-    context.barrier()
-    optimizer.flush()
-    return copy_of(model)
 
 
 # -- one group is Sync -----------------------------------------------------------------
