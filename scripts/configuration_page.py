@@ -78,7 +78,9 @@ def _type(hint: Any, limits: Any) -> str:
     """The type of a field, and what is allowed."""
     kinds = [kind for kind in get_args(hint) or (hint,) if kind is not type(None)]
     text = _code(kinds[0].__name__)
-    if "choices" in limits:
+    if "type" in limits:
+        text = limits["type"]
+    elif "choices" in limits:
         text = ", ".join(_code(f'"{choice}"') for choice in limits["choices"])
     elif "least" in limits and limits["most"] >= _LARGE:
         text += f", at least {limits['least']}"

@@ -49,8 +49,8 @@ while [ $# -gt 0 ]; do
     --bf16) OPTIONS+=(--bf16) && shift && continue ;;
     --strategy)
       [ $# -ge 2 ] || bad_option "$1 needs a name"
-      check_strategy "$2"
-      STRATEGY=$2
+      check_strategy "${2//-/_}"
+      STRATEGY=${2//-/_}
       shift 2
       continue
       ;;

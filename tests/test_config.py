@@ -46,8 +46,8 @@ def test_naming_the_same_strategy_keeps_its_arguments():
 
 
 def test_strategies_of_this_version_are_listed():
-    assert strategies.names() == ["async", "geo", "sync"]
-    expected = r"no strategy 'reduce'.*Valid: async, geo, sync"
+    assert strategies.names() == ["async", "geo", "half_async", "sync"]
+    expected = r"no strategy 'reduce'.*Valid: async, geo, half_async, sync"
     with pytest.raises(ConfigurationError, match=expected):
         cpudist.strategy("reduce")
     with pytest.raises(ConfigurationError, match="no strategy 'reduce'"):

@@ -53,7 +53,14 @@ from torch_cpudist.runtime import (
     trainer_count,
     trainer_rank,
 )
-from torch_cpudist.strategies import Async, Geo, Strategy, Sync, strategy
+from torch_cpudist.strategies import (
+    Async,
+    Geo,
+    HalfAsync,
+    Strategy,
+    Sync,
+    strategy,
+)
 from torch_cpudist.tables import shard_tables
 
 __version__ = "0.1.0"
@@ -75,6 +82,7 @@ __all__ = [
     "FencedError",
     "ForkedProcessError",
     "Geo",
+    "HalfAsync",
     "InternalError",
     "InvalidArgumentError",
     "ModelChangedError",

@@ -153,8 +153,10 @@ class ParamSetLayout:
         on_arrival: bool = False,
         max_staleness: int | None = None,
         exchanges_deltas: bool = False,
+        trainer_groups: Sequence[int] = (),
     ) -> None: ...
     max_staleness: Final[int | None]
+    trainer_groups: Final[list[int]]
     configs: Final[list[OptimizerConfig]]
     tables: Final[list[TableSpec]]
     blocks: Final[list[BlockSpec]]

@@ -98,11 +98,16 @@ def variable_of(cls: type, name: str) -> str:
 def check(instance: Any) -> None:
     """Checks type and range of every plain field; for ``__post_init__``.
 
+    A field whose metadata has ``parse``, which reads its variable, is left to its
+    class.
+
     Raises:
         ConfigurationError: names class, field, value and what is allowed.
     """
     hints = get_type_hints(type(instance))
     for entry in scalar_fields(type(instance)):
+        if "parse" in entry.metadata:
+            continue  # its class checks it
         value: Any = getattr(instance, entry.name)
         where = f"{type(instance).__name__}({entry.name}={value!r})"
         kind, optional = _kind(hints[entry.name])
@@ -190,7 +195,13 @@ def with_environment(instance: T, environment: Mapping[str, str]) -> T:
             continue
         variable = variable_of(cls, entry.name)
         if variable in environment:
-            value = parse_text(variable, environment[variable], hints[entry.name])
+            text = environment[variable]
+            parse = entry.metadata.get("parse")
+            value = (
+                parse(variable, text)
+                if parse is not None
+                else parse_text(variable, text, hints[entry.name])
+            )
             try:
                 dataclasses.replace(instance, **{entry.name: value})  # type: ignore[type-var]
             except ConfigurationError as error:

@@ -29,7 +29,7 @@ from torch_cpudist.errors import (
     OperationTimeoutError,
 )
 from torch_cpudist.host import close_inherited_sockets
-from torch_cpudist.layout import Layout, Numbers
+from torch_cpudist.layout import Layout, Numbers, Trainers
 from torch_cpudist.log import logger
 from torch_cpudist.process_group import TrainerGroup
 from torch_cpudist.threads import TorchThreads
@@ -145,6 +145,13 @@ class Context:
                 "script: if cpudist.is_server(): cpudist.serve()"
             )
         return client
+
+    def trainers(self) -> Trainers:
+        """The trainers of the run."""
+        if not self.layout.servers:
+            return Trainers(self.trainer_count, None)
+        hosts = tuple(self.layout.hosts[rank] for rank in self.layout.trainers)
+        return Trainers(self.trainer_count, hosts)
 
     def add_optimizer(self, optimizer: DistributedOptimizer) -> None:
         """Notes an optimizer that ``shutdown()`` is to close."""

@@ -34,6 +34,20 @@ class Member:
 
 
 @dataclass(frozen=True)
+class Trainers:
+    """All trainers of a run.
+
+    Attributes:
+        count: how many rounds are made of.
+        hosts: host id by trainer rank; ``None`` where trainers are in jobs of their
+            own, which do not know each other's hosts.
+    """
+
+    count: int
+    hosts: tuple[str, ...] | None
+
+
+@dataclass(frozen=True)
 class Numbers:
     """What one rank is in its run; see the attributes of ``Context``."""
 

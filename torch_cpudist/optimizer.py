@@ -104,7 +104,7 @@ class DistributedOptimizer(face.ServedOptimizer):
             self._groups.rules(),
             self.strategy.sharding,
             self._context.server_count,
-            self.strategy.updates(),
+            self.strategy.updates(self._context.trainers()),
         )
         self._groups.check_use(placement)
         chief = self._context.trainer_rank == 0
@@ -193,7 +193,8 @@ class DistributedOptimizer(face.ServedOptimizer):
         """One step: pushes this trainer's gradients and takes the updated values in.
 
         Under Sync it returns when every member of the round has pushed and every server
-        has applied the mean; under Async when the gradient is queued. A step after
+        has applied the mean, under HalfAsync when those of this trainer's group have;
+        under Async when the gradient is queued. A step after
         ``leave()`` joins again first. No gradient at all is a zero one of weight 1.
 
         Cost: one push and its reply per server (and a commit with ``ClipNorm``): the
@@ -301,7 +302,7 @@ class DistributedOptimizer(face.ServedOptimizer):
             the client's counters since ``init()``: ``bytes_sent``, ``bytes_received``,
             ``wait_s`` (blocked on servers), ``round_wait_s`` (of which for rounds),
             ``rows_pulled``, ``rows_pushed``, ``requests``, ``resent``, ``reconnects``,
-            ``staleness`` (of pushes under Async; see docs/strategies.md).
+            ``staleness`` (of pushes under Async, HalfAsync; see docs/strategies.md).
         """
         client = self._open().client
         return {

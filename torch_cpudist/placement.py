@@ -316,6 +316,7 @@ def place(
         on_arrival=updates.on_arrival,
         max_staleness=updates.max_staleness,
         exchanges_deltas=updates.exchanges_deltas,
+        trainer_groups=updates.groups,
     )
     _log_placement(layout, server_count)
     return Placement(tables, dense, layout, rules)

@@ -196,23 +196,27 @@ void bind_layout(py::module_& module) {
   py::class_<ParamSetLayout>(module, "ParamSetLayout")
       .def(py::init([](std::vector<OptimizerConfig> configs, std::vector<TableSpec> tables,
                        std::vector<BlockSpec> blocks, bool on_arrival,
-                       std::optional<uint64_t> max_staleness, bool exchanges_deltas) {
+                       std::optional<uint64_t> max_staleness, std::vector<uint32_t> trainer_groups,
+                       bool exchanges_deltas) {
              ParamSetLayout layout;
              if (on_arrival) layout.mode = core::UpdateMode::kOnArrival;
              layout.max_staleness = max_staleness.value_or(core::kAnyStaleness);
              layout.exchanges_deltas = exchanges_deltas;
+             layout.trainer_groups = std::move(trainer_groups);
              layout.configs = std::move(configs);
              layout.tables = std::move(tables);
              layout.blocks = std::move(blocks);
              return layout;
            }),
            py::arg("configs"), py::arg("tables"), py::arg("blocks"), py::arg("on_arrival") = false,
-           py::arg("max_staleness") = py::none(), py::arg("exchanges_deltas") = false)
+           py::arg("max_staleness") = py::none(),
+           py::arg("trainer_groups") = std::vector<uint32_t>(), py::arg("exchanges_deltas") = false)
       .def_property_readonly("max_staleness",
                              [](const ParamSetLayout& self) -> std::optional<uint64_t> {
                                if (self.max_staleness == core::kAnyStaleness) return std::nullopt;
                                return self.max_staleness;
                              })
+      .def_readonly("trainer_groups", &ParamSetLayout::trainer_groups)
       .def_readonly("configs", &ParamSetLayout::configs)
       .def_readonly("tables", &ParamSetLayout::tables)
       .def_readonly("blocks", &ParamSetLayout::blocks);

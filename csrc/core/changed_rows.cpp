@@ -12,11 +12,11 @@ void ChangedRows::follow(uint32_t rank) { trainers_[rank] = std::vector<Bits>(ta
 
 void ChangedRows::forget(uint32_t rank) { trainers_.erase(rank); }
 
-void ChangedRows::mark(uint32_t changer, uint32_t table, std::span<const int32_t> records) {
+void ChangedRows::mark(uint32_t knows, uint32_t table, std::span<const int32_t> records) {
   if (records.empty()) return;
   const auto last = static_cast<uint32_t>(*std::max_element(records.begin(), records.end()));
   for (auto& [rank, tables] : trainers_) {
-    if (rank == changer) continue;
+    if (rank == knows) continue;
     Bits& bits = tables[table];
     if (bits.size() <= last / 64) bits.resize(last / 64 + 1);
     for (const int32_t record : records) {

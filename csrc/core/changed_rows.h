@@ -15,13 +15,15 @@ namespace cpudist::core {
 // Thread safety: one caller at a time.
 class ChangedRows {
  public:
+  static constexpr uint32_t kNobody = 0xffffffffu;
+
   explicit ChangedRows(size_t table_count) : table_count_(table_count) {}
 
   // From now on, beginning with no row; a trainer that is followed begins anew.
   void follow(uint32_t rank);
   void forget(uint32_t rank);
-  // For every trainer that is followed but `changer`.
-  void mark(uint32_t changer, uint32_t table, std::span<const int32_t> records);
+  // For every trainer that is followed but `knows`.
+  void mark(uint32_t knows, uint32_t table, std::span<const int32_t> records);
   // Up to `limit` records, lowest first, of which the trainer counts as told. `*more` is set when
   // there are others.
   std::vector<uint32_t> take(uint32_t rank, uint32_t table, uint64_t limit, bool* more);

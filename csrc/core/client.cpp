@@ -93,22 +93,32 @@ void Client::Impl::run_all(FrameKind kind, uint32_t param_set,
   drive(operation);
 }
 
-void Client::Impl::finish_round(ClientSet& set, bool detached, std::span<const RequestPtr> replies,
-                                std::span<void* const> weights) {
-  std::vector<uint64_t> rounds;
+void Client::Impl::finish_round(ClientSet& set, const RoundInFlight& round,
+                                std::span<const RequestPtr> replies) {
+  std::vector<Version> versions;
   for (const RequestPtr& request : replies) {
-    const auto targets = detached ? std::span<void* const>() : weights;
-    rounds.push_back(unpack_dense(set, request->reply, targets).round);
+    const auto targets = round.detached ? std::span<void* const>() : round.weights;
+    versions.push_back(unpack_dense(set, request->reply, targets));
   }
-  for (const uint64_t round : rounds) {
-    if (round != rounds.front()) {
-      throw Error(ErrorCode::kProtocol,
-                  "push: servers disagree about the round: " + std::to_string(rounds.front()) +
-                      " and " + std::to_string(round));
+  if (set.layout.trainer_groups.empty()) {
+    for (const Version& version : versions) {
+      if (version.round == versions.front().round) continue;
+      throw Error(ErrorCode::kProtocol, "push: servers disagree about the round: " +
+                                            std::to_string(versions.front().round) + " and " +
+                                            std::to_string(version.round));
     }
+    set.round = versions.front().round;
+  } else {
+    // Versions count the updates of all groups, which come to each server in an order of its own.
+    ++set.round;
+    const std::lock_guard lock(sets_mutex);
+    group_staleness.count(round.read, versions, round.samples);
   }
-  set.round = rounds.front();
-  if (detached) set.dense_stale = true;
+  if (round.detached) {
+    set.dense_stale = true;
+  } else {
+    for (uint32_t s = 0; s < versions.size(); ++s) set.note_dense(s, versions[s]);
+  }
   set.invalidate_tables();
 }
 
@@ -212,14 +222,18 @@ uint64_t Client::push(uint32_t param_set, const StepPush& step) {
                 "the gradient again");
   }
   prepare_push(*set, step);
+  RoundInFlight round;
+  round.weights = step.weights;
+  round.samples = step.samples;
+  round.read = set->take_read();
   if (!set->member) impl->join(set);
 
   const auto operation = std::make_shared<Operation>();
   const std::weak_ptr<Operation> self = operation;
-  const auto take_in = [impl, set, self,
-                        weights = step.weights](std::span<const RequestPtr> replies) {
+  const auto take_in = [impl, set, self, round](std::span<const RequestPtr> replies) mutable {
     const OperationPtr running = self.lock();
-    impl->finish_round(*set, !running || running->detached, replies, weights);
+    round.detached = !running || running->detached;
+    impl->finish_round(*set, round, replies);
   };
   const auto squared_norm = std::make_shared<double>(0.0);
   const bool two_phases = step.clip_norm > 0.0;
@@ -247,14 +261,13 @@ uint64_t Client::push(uint32_t param_set, const StepPush& step) {
   } else {
     operation->stages = {{send_push, take_in}};
   }
-  const uint64_t round = set->round;
   try {
     impl->drive(operation);
   } catch (const Error&) {
     if (impl->session.refused(operation->in_flight)) set->refused = operation->in_flight;
     throw;
   }
-  return round;
+  return set->dense_version(0).round - 1;
 }
 
 void Client::close(uint32_t param_set) {

@@ -56,6 +56,9 @@ struct StalenessStats {
   uint64_t steps_max = 0;
   uint64_t samples_max = 0;
   void add(const StalenessStats& other);
+  // A push, by what each server had when its values were `read` (kAnyStaleness: nothing was) and
+  // after the update that `applied` it.
+  void count(std::span<const Version> read, std::span<const Version> applied, uint64_t own_samples);
 };
 
 // Of a parameter set that is updated on arrival.
@@ -165,7 +168,8 @@ class Client {
 
   // One step: joins first if this trainer has left; returns when the round is applied on every
   // server and the updated blocks are written to `weight`. Throws kUnpulledRow before anything is
-  // sent. Pulled rows count as stale afterwards. Returns the number of the round applied.
+  // sent. Pulled rows count as stale afterwards. Returns the number of the update: of the round, or
+  // with several groups of trainers among the updates of server 0 by all of them.
   uint64_t push(uint32_t param_set, const StepPush& step);
 
   // ---- updates on arrival ----

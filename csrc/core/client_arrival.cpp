@@ -3,6 +3,7 @@
 //
 // Steps of a parameter set that is updated on arrival, as the training thread takes them.
 #include <algorithm>
+#include <bit>
 
 #include "core/client_impl.h"
 #include "core/geo_exchange.h"
@@ -12,7 +13,8 @@ namespace cpudist::core {
 void Client::start_queue(uint32_t param_set, const QueueOptions& options) {
   const ClientSetPtr set = impl_->find(param_set);
   const std::lock_guard lock(impl_->sets_mutex);
-  if (set->layout.mode != UpdateMode::kOnArrival || set->queue) {
+  const bool queues = set->layout.mode == UpdateMode::kOnArrival || set->layout.exchanges_deltas;
+  if (!queues || set->queue) {
     throw Error(ErrorCode::kInvalidArgument, "parameter set " + std::to_string(param_set) +
                                                  " is updated in rounds, or has its queue already");
   }
@@ -134,6 +136,7 @@ void Client::Impl::add_queue_stats(ClientStats* stats) {
     const std::lock_guard lock(sets_mutex);
     stats->wait_s += closed_queues.wait_s;
     stats->staleness.add(closed_queues.staleness);
+    stats->staleness.add(group_staleness);
   }
   for (const auto& queue : open) queue->add_stats(stats);
 }
@@ -150,6 +153,30 @@ void StalenessStats::add(const StalenessStats& other) {
   samples_sum += other.samples_sum;
   steps_max = std::max(steps_max, other.steps_max);
   samples_max = std::max(samples_max, other.samples_max);
+}
+
+namespace {
+
+// 0, 1, 2-3, 4-7, ...
+size_t bucket_of(uint64_t value) { return static_cast<size_t>(std::bit_width(value)); }
+
+}  // namespace
+
+void StalenessStats::count(std::span<const Version> read, std::span<const Version> applied,
+                           uint64_t own_samples) {
+  Version age;
+  for (size_t s = 0; s < applied.size(); ++s) {
+    if (read[s].round == kAnyStaleness) continue;
+    age.round = std::max(age.round, applied[s].round - 1 - read[s].round);
+    age.samples = std::max(age.samples, applied[s].samples - own_samples - read[s].samples);
+  }
+  ++pushes;
+  ++steps[bucket_of(age.round)];
+  ++samples[bucket_of(age.samples)];
+  steps_sum += age.round;
+  samples_sum += age.samples;
+  steps_max = std::max(steps_max, age.round);
+  samples_max = std::max(samples_max, age.samples);
 }
 
 // ---- what a gradient was computed on -----------------------------------------------------------

@@ -36,6 +36,14 @@ struct Operation {
 };
 using OperationPtr = std::shared_ptr<Operation>;
 
+// A push of a round, as its answers find it.
+struct RoundInFlight {
+  bool detached = false;
+  std::span<void* const> weights;  // where dense values go, unless it is detached
+  std::vector<Version> read;       // per server, what its gradient was computed on
+  uint64_t samples = 0;
+};
+
 inline constexpr uint64_t kChunkBytes = 8ull << 20;
 
 inline Version dense_version_of(const ClientSet& set, const Frame& reply) {
@@ -65,8 +73,8 @@ struct Client::Impl {
   bool agree(const BarrierReply& first, const BarrierReply& second);
   // Throws kClosed if the last push was refused by some servers and taken by others.
   void check_whole(ClientSet& set);
-  void finish_round(ClientSet& set, bool detached, std::span<const RequestPtr> replies,
-                    std::span<void* const> weights);
+  void finish_round(ClientSet& set, const RoundInFlight& round,
+                    std::span<const RequestPtr> replies);
 
   // ---- updates on arrival ----
   std::shared_ptr<PushQueue> queue_of(const ClientSet& set);  // null: it has none
@@ -89,8 +97,9 @@ struct Client::Impl {
   std::vector<uint16_t> owners;  // server of each bucket
   std::mutex sets_mutex;
   std::map<uint32_t, ClientSetPtr> sets;
-  ClientStats closed_queues;   // of sets that were closed
-  std::mutex sequenced_mutex;  // taken before the session's and a table's
+  ClientStats closed_queues;       // of sets that were closed
+  StalenessStats group_staleness;  // of rounds beside which other groups have theirs
+  std::mutex sequenced_mutex;      // taken before the session's and a table's
   uint32_t next_set = 0;
   bool said_goodbye = false;
   OperationPtr unfinished;

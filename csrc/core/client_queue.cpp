@@ -5,7 +5,6 @@
 #include "core/client_queue.h"
 
 #include <algorithm>
-#include <bit>
 #include <cstring>
 #include <string>
 #include <utility>
@@ -27,9 +26,6 @@ bool same_configs(const QueuedPush& a, const QueuedPush& b) {
   return a.configs.size() == b.configs.size() &&
          std::memcmp(a.configs.data(), b.configs.data(), size_bytes) == 0;
 }
-
-// 0, 1, 2-3, 4-7, ...
-size_t bucket_of(uint64_t value) { return static_cast<size_t>(std::bit_width(value)); }
 
 }  // namespace
 
@@ -232,20 +228,7 @@ void PushQueue::take_answers(const std::vector<QueuedPush>& batch,
   const std::lock_guard lock(mutex_);
   version_ = applied.front().round;
   for (const QueuedPush& push : batch) {
-    Version age;
-    for (size_t s = 0; s < applied.size(); ++s) {
-      const Version& read = push.read[s];
-      if (read.round == kAnyStaleness) continue;  // nothing of this server was read
-      age.round = std::max(age.round, applied[s].round - 1 - read.round);
-      age.samples = std::max(age.samples, applied[s].samples - samples - read.samples);
-    }
-    ++staleness_.pushes;
-    ++staleness_.steps[bucket_of(age.round)];
-    ++staleness_.samples[bucket_of(age.samples)];
-    staleness_.steps_sum += age.round;
-    staleness_.samples_sum += age.samples;
-    staleness_.steps_max = std::max(staleness_.steps_max, age.round);
-    staleness_.samples_max = std::max(staleness_.samples_max, age.samples);
+    staleness_.count(push.read, applied, samples);
   }
   staleness_.merged += batch.size() - 1;
   for (size_t s = 0; s < requests.size(); ++s) {

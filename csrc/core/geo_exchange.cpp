@@ -78,7 +78,9 @@ void GeoExchange::begin(bool whole, uint64_t steps, uint64_t samples) {
     throw Error(ErrorCode::kInternal, alone_ ? "there is nobody to exchange deltas with"
                                              : "the last exchange is still under way");
   }
-  divisor_ = whole ? 1.0 : static_cast<double>(members_);
+  // In rounds the servers average.
+  const bool shared = !whole && set_.layout.mode == UpdateMode::kOnArrival;
+  divisor_ = shared ? static_cast<double>(members_) : 1.0;
   outgoing_ = std::vector<Outgoing>(set_.server_count);
   for (uint32_t s = 0; s < set_.server_count; ++s) outgoing_[s].blocks = set_.shard_blocks[s];
   for (size_t t = 0; t < tables_.size(); ++t) {
@@ -111,6 +113,7 @@ void GeoExchange::add_slices(uint32_t server, bool dense, uint32_t index, uint64
 
 void GeoExchange::lay_out(uint64_t steps, uint64_t samples) {
   PushHeader header;
+  header.round = set_.round;
   header.samples = samples;
   header.steps = steps;
   header.configs = set_.layout.configs;
@@ -205,6 +208,7 @@ void GeoExchange::receive() {
   }
   members_ = std::max(views_.front().header.members, 1u);
   steps_ = views_.front().header.steps;
+  if (set_.layout.mode == UpdateMode::kRounds) set_.round = views_.front().header.version.round;
   phase_ = Phase::kApply;
 }
 

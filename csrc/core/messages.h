@@ -134,6 +134,9 @@ struct ParamSetLayout {
   // Trainers step by themselves. A push is the negated movement of its trainer's weights, and its
   // reply a ChangesView.
   bool exchanges_deltas = false;
+  // kRounds: the group of every trainer, by rank; the trainers of a group share their rounds.
+  // Groups are numbered in the order of their lowest ranks. Empty: all trainers are one group.
+  std::vector<uint32_t> trainer_groups;
   std::vector<kernels::OptimizerConfig> configs;
   std::vector<TableSpec> tables;
   std::vector<BlockSpec> blocks;
@@ -218,10 +221,10 @@ struct PushView {
   std::vector<TableSection> tables;
 };
 
-// Reply to kPush, kCommit (blocks updated in the round; kOnArrival: all or none) and kPullDense
-// (all).
+// Reply to kPush, kCommit (blocks updated in the round; with trainer groups all; kOnArrival: all or
+// none) and kPullDense (all).
 struct DenseView {
-  Version version;  // `round` is also the number of the next round
+  Version version;  // with one group `round` is also the number of its next round
   std::vector<DenseSection> blocks;
 };
 

@@ -21,6 +21,7 @@ inline constexpr size_t kHostBytesMax = 1024;
 // Together with its header an error fits into a frame before the handshake.
 inline constexpr size_t kErrorBytesMax = 3072;
 inline constexpr uint32_t kDimMax = 65536;
+inline constexpr size_t kTrainersMax = 65535;
 inline constexpr uint64_t kRowsLimit = 1ull << 62;
 inline constexpr uint64_t kElementsLimit = 1ull << 40;
 

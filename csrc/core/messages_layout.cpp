@@ -51,6 +51,26 @@ std::string find_error(const BlockSpec& block, size_t groups) {
   return {};
 }
 
+void check_groups(const ParamSetLayout& layout, ErrorCode code) {
+  const auto& groups = layout.trainer_groups;
+  if (groups.empty()) return;
+  if (layout.mode != UpdateMode::kRounds) throw Error(code, "updates on arrival have no groups");
+  if (groups.size() > wire::kTrainersMax) {
+    throw Error(code, "groups of " + std::to_string(groups.size()) +
+                          " trainers, expected at most " + std::to_string(wire::kTrainersMax));
+  }
+  // In this form no group is empty, and equal groups have equal bytes.
+  uint32_t next = 0;
+  for (size_t rank = 0; rank < groups.size(); ++rank) {
+    if (groups[rank] > next) {
+      throw Error(code, "trainer " + std::to_string(rank) + " is in group " +
+                            std::to_string(groups[rank]) + ", expected at most " +
+                            std::to_string(next) + ": groups are numbered by their lowest ranks");
+    }
+    if (groups[rank] == next) ++next;
+  }
+}
+
 void check_layout(const ParamSetLayout& layout, ErrorCode code) {
   if (layout.mode != UpdateMode::kRounds && layout.mode != UpdateMode::kOnArrival) {
     throw Error(code, "unknown update mode " + std::to_string(static_cast<uint32_t>(layout.mode)));
@@ -59,9 +79,10 @@ void check_layout(const ParamSetLayout& layout, ErrorCode code) {
     throw Error(code, "rounds have no staleness to bound");
   }
   if (layout.exchanges_deltas &&
-      (layout.mode != UpdateMode::kOnArrival || layout.max_staleness != kAnyStaleness)) {
-    throw Error(code, "deltas are applied on arrival, with no bound on their age");
+      (layout.max_staleness != kAnyStaleness || !layout.trainer_groups.empty())) {
+    throw Error(code, "deltas have no bound on their age and no groups of trainers");
   }
+  check_groups(layout, code);
   for (const auto& config : layout.configs) {
     if (const char* what = kernels::find_config_error(config)) throw Error(code, what);
   }
@@ -132,6 +153,9 @@ Buffer encode(const ParamSetLayout& message) {
   writer.u32(static_cast<uint32_t>(message.mode));
   writer.u64(message.max_staleness);
   writer.u64(message.exchanges_deltas ? 1 : 0);
+  writer.u32(static_cast<uint32_t>(message.trainer_groups.size()));
+  writer.u32(0);
+  writer.bytes(message.trainer_groups.data(), message.trainer_groups.size() * sizeof(uint32_t));
   writer.bytes(message.configs.data(), message.configs.size() * kConfigBytes);
   for (const TableSpec& table : message.tables) {
     writer.u64(table.rows);
@@ -163,6 +187,10 @@ ParamSetLayout decode_layout(std::span<const uint8_t> payload) {
   const uint64_t exchanges = reader.u64();
   if (exchanges > 1) wire::refuse("a layout with unknown flags");
   layout.exchanges_deltas = exchanges == 1;
+  const uint32_t trainer_count = reader.u32();
+  wire::skip_zero(&reader);
+  const auto groups = reader.array<uint32_t>(trainer_count);
+  layout.trainer_groups.assign(groups.begin(), groups.end());
   const auto configs = reader.array<kernels::OptimizerConfig>(config_count);
   layout.configs.assign(configs.begin(), configs.end());
   wire::check_count(reader, table_count, kTableBytesMin, "tables");

@@ -1,7 +1,7 @@
 // Copyright (c) 2026 The torch_cpudist authors.
 // SPDX-License-Identifier: BSD-3-Clause
 //
-// Opening, storing, reading and closing. Rounds stand in param_set_rounds.cpp, membership in
+// Opening, storing, reading and closing. Pushes stand in param_set_rounds.cpp, membership in
 // param_set_members.cpp.
 
 #include "core/param_set.h"
@@ -11,37 +11,40 @@
 #include <mutex>
 #include <utility>
 
+#include "core/change_log.h"
+
 namespace cpudist::core {
 
 ParamSet::ParamSet(uint32_t id, Buffer layout_bytes, uint32_t opener,
                    const std::vector<uint32_t>& active, ServerShared& shared)
-    : id_(id),
-      layout_bytes_(std::move(layout_bytes)),
-      layout_(decode_frame([&] { return decode_layout(bytes_of(layout_bytes_)); })),
+    : layout_bytes_(std::move(layout_bytes)),
       opener_(opener),
-      shared_(shared),
-      update_(store_, shared.updates),
-      changed_rows_(layout_.tables.size()) {
+      state_(id, decode_frame([&] { return decode_layout(bytes_of(layout_bytes_)); }), shared),
+      update_(state_.store, shared.updates) {
   const ServerOptions& options = shared.options;
-  check_layout(layout_, options);
-  for (uint32_t table = 0; table < layout_.tables.size(); ++table) {
-    const TableSpec& spec = layout_.tables[table];
-    store_.tables.push_back(std::make_unique<Table>(id, table, spec, layout_.configs[spec.group],
-                                                    options.shard_id, options.server_count));
+  const ParamSetLayout& layout = state_.layout;
+  check_layout(layout, options);
+  for (uint32_t table = 0; table < layout.tables.size(); ++table) {
+    const TableSpec& spec = layout.tables[table];
+    state_.store.tables.push_back(std::make_unique<Table>(
+        id, table, spec, layout.configs[spec.group], options.shard_id, options.server_count));
   }
-  store_.blocks.resize(layout_.blocks.size());
-  for (uint32_t block = 0; block < layout_.blocks.size(); ++block) {
-    const BlockSpec& spec = layout_.blocks[block];
+  state_.store.blocks.resize(layout.blocks.size());
+  for (uint32_t block = 0; block < layout.blocks.size(); ++block) {
+    const BlockSpec& spec = layout.blocks[block];
     if (spec.shard != options.shard_id) continue;
-    store_.blocks[block] = std::make_unique<DenseBlock>(block, spec, layout_.configs[spec.group]);
+    state_.store.blocks[block] =
+        std::make_unique<DenseBlock>(block, spec, layout.configs[spec.group]);
   }
-  members_.insert(active.begin(), active.end());
+  const std::set<uint32_t> members(active.begin(), active.end());
   for (uint32_t rank = 0; rank < options.trainer_count; ++rank) {
-    if (!members_.contains(rank)) closed_.insert(rank);
+    if (!members.contains(rank)) closed_.insert(rank);
   }
+  if (in_rounds()) make_groups(members);
+  if (layout.exchanges_deltas) state_.changes = std::make_unique<ChangeLog>(state_, members);
 }
 
-ParamSet::~ParamSet() { clear_pushes(); }
+ParamSet::~ParamSet() { state_.release(arrivals_); }
 
 void ParamSet::open(const Ticket& ticket, const Buffer& layout_bytes, Outbox& outbox) {
   const std::unique_lock lock(mutex_);
@@ -51,37 +54,38 @@ void ParamSet::open(const Ticket& ticket, const Buffer& layout_bytes, Outbox& ou
   if (!equal) {
     const auto other = decode_frame([&] { return decode_layout(bytes_of(layout_bytes)); });
     const Error mismatch(ErrorCode::kConfigMismatch,
-                         "parameter set " + std::to_string(id_) + ": " +
-                             describe_difference(layout_, other) + " (trainer " +
+                         "parameter set " + std::to_string(state_.id) + ": " +
+                             describe_difference(state_.layout, other) + " (trainer " +
                              std::to_string(opener_) + " against trainer " +
                              std::to_string(ticket.rank) +
                              "); all trainers must build the same model and optimizer");
-    if (!ready_) refuse_all(mismatch, outbox);  // nobody is to wait for the one that differs
+    if (!state_.ready) refuse_all(mismatch, outbox);  // nobody is to wait for the one that differs
     throw mismatch;
   }
-  if (!shared_.peers.is_current(ticket)) return;
+  if (!state_.shared.peers.is_current(ticket)) return;
   if (in_rounds()) {
     // A round without a trainer that may come back would have a smaller divisor.
-    if (const auto lost = shared_.peers.find_lost()) throw *lost;
+    if (const auto lost = state_.shared.peers.find_lost()) throw *lost;
   }
-  if (in_rounds() && ticket.rank >= shared_.options.trainer_count) {
+  if (in_rounds() && ticket.rank >= state_.shared.options.trainer_count) {
     throw Error(ErrorCode::kConfigMismatch,
                 "trainer " + std::to_string(ticket.rank) + " joins a run of " +
-                    std::to_string(shared_.options.trainer_count) +
-                    " trainers (CPUDIST_TRAINERS) in parameter set " + std::to_string(id_) +
+                    std::to_string(state_.shared.options.trainer_count) +
+                    " trainers (CPUDIST_TRAINERS) in parameter set " + std::to_string(state_.id) +
                     ", whose rounds wait for exactly those; only Async takes more");
   }
   if (closed_.contains(ticket.rank) || !opened_.insert(ticket.rank).second) {
     throw Error(ErrorCode::kProtocol, "trainer " + std::to_string(ticket.rank) +
-                                          " opened parameter set " + std::to_string(id_) +
+                                          " opened parameter set " + std::to_string(state_.id) +
                                           " twice");
   }
-  answer_round(ticket, round_, outbox);
+  answer_round(ticket, outbox);
 }
 
 void ParamSet::refuse_all(const Error& error, Outbox& outbox) {
-  broken_ = error;
-  for (const auto& [rank, waiting] : waiting_ready_) shared_.peers.finish(waiting, error, outbox);
+  state_.broken = error;
+  for (const auto& [rank, waiting] : waiting_ready_)
+    state_.shared.peers.finish(waiting, error, outbox);
   waiting_ready_.clear();
 }
 
@@ -89,18 +93,18 @@ void ParamSet::require_open(uint32_t rank) const {
   if (opened_.contains(rank) && !closed_.contains(rank)) return;
   throw Error(ErrorCode::kInvalidArgument, "trainer " + std::to_string(rank) +
                                                " has not opened parameter set " +
-                                               std::to_string(id_) + ", or has closed it");
+                                               std::to_string(state_.id) + ", or has closed it");
 }
 
 void ParamSet::require_whole() const {
-  if (broken_) throw Error(*broken_);
+  if (state_.broken) throw Error(*state_.broken);
 }
 
 void ParamSet::require_ready() const {
   require_whole();
-  if (ready_) return;
+  if (state_.ready) return;
   throw Error(ErrorCode::kInvalidArgument,
-              "parameter set " + std::to_string(id_) +
+              "parameter set " + std::to_string(state_.id) +
                   " is not ready: trainer 0 has not stored all its values yet");
 }
 
@@ -109,30 +113,31 @@ void ParamSet::store(const Ticket& ticket, const Buffer& payload, Outbox& outbox
     throw Error(ErrorCode::kInvalidArgument,
                 "only trainer 0 stores values, not trainer " + std::to_string(ticket.rank));
   }
-  const StoreView view = decode_frame([&] { return decode_store(bytes_of(payload), layout_); });
+  const StoreView view =
+      decode_frame([&] { return decode_store(bytes_of(payload), state_.layout); });
   const std::unique_lock lock(mutex_);
   require_open(ticket.rank);
   for (const BlockValues& values : view.blocks) {
-    if (store_.blocks[values.block] != nullptr) continue;
-    const BlockSpec& spec = layout_.blocks[values.block];
+    if (state_.store.blocks[values.block] != nullptr) continue;
+    const BlockSpec& spec = state_.layout.blocks[values.block];
     throw Error(ErrorCode::kInvalidArgument, "block " + spec.name + " belongs to server " +
                                                  std::to_string(spec.shard) + ", not to server " +
-                                                 std::to_string(shared_.options.shard_id));
+                                                 std::to_string(state_.shared.options.shard_id));
   }
-  for (const BlockValues& values : view.blocks) store_.blocks[values.block]->store(values);
-  for (const TableRows& rows : view.tables) store_.tables[rows.table]->store(rows);
-  answer_round(ticket, round_, outbox);
+  for (const BlockValues& values : view.blocks) state_.store.blocks[values.block]->store(values);
+  for (const TableRows& rows : view.tables) state_.store.tables[rows.table]->store(rows);
+  answer_round(ticket, outbox);
 }
 
 void ParamSet::ready(const Ticket& ticket, Outbox& outbox) {
   const std::unique_lock lock(mutex_);
   require_open(ticket.rank);
   require_whole();
-  if (!shared_.peers.is_current(ticket)) return;
-  if (ready_) {
+  if (!state_.shared.peers.is_current(ticket)) return;
+  if (state_.ready) {
     add_reader(ticket.rank);
-    follow(ticket.rank);
-    answer_round(ticket, round_, outbox);
+    if (state_.changes) state_.changes->follow(ticket.rank);
+    answer_round(ticket, outbox);
     return;
   }
   if (ticket.rank != 0) {
@@ -140,29 +145,29 @@ void ParamSet::ready(const Ticket& ticket, Outbox& outbox) {
       throw Error(ErrorCode::kClosed,
                   "trainer 0, whose model gives the initial values, has closed "
                   "parameter set " +
-                      std::to_string(id_) + " or shut down before it was ready");
+                      std::to_string(state_.id) + " or shut down before it was ready");
     }
-    if (const auto lost = shared_.peers.find_lost({0})) throw *lost;
+    if (const auto lost = state_.shared.peers.find_lost({0})) throw *lost;
     waiting_ready_[ticket.rank] = ticket;
     return;
   }
-  for (const auto& block : store_.blocks) {
+  for (const auto& block : state_.store.blocks) {
     if (block != nullptr && !block->stored()) {
       throw Error(ErrorCode::kInvalidArgument,
                   "block " + block->spec().name + " was not stored before ready");
     }
   }
-  ready_ = true;
+  state_.ready = true;
   add_reader(ticket.rank);
-  follow(ticket.rank);
-  answer_round(ticket, round_, outbox);
+  if (state_.changes) state_.changes->follow(ticket.rank);
+  answer_round(ticket, outbox);
   for (const auto& [rank, waiting] : waiting_ready_) {
     try {
       add_reader(rank);
-      follow(rank);
-      answer_round(waiting, round_, outbox);
+      if (state_.changes) state_.changes->follow(rank);
+      answer_round(waiting, outbox);
     } catch (const Error& error) {
-      shared_.peers.finish(waiting, error, outbox);
+      state_.shared.peers.finish(waiting, error, outbox);
     }
   }
   waiting_ready_.clear();
@@ -174,18 +179,19 @@ void ParamSet::close(const Ticket& ticket, Outbox& outbox) {
     require_open(ticket.rank);
   }
   mark_closed(ticket.rank, outbox);
-  shared_.peers.finish(ticket, encode(RoundReply{round(), true}), outbox);
+  state_.shared.peers.finish(ticket, encode(RoundReply{round_of(ticket.rank), true}), outbox);
 }
 
 void ParamSet::mark_closed(uint32_t rank, Outbox& outbox) {
   const std::unique_lock lock(mutex_);
   closed_.insert(rank);
-  changed_rows_.forget(rank);
+  if (state_.changes) state_.changes->forget(rank);
   take_out(rank, outbox);
-  if (rank != 0 || ready_) return;
-  const Error error(ErrorCode::kClosed, "trainer 0 closed parameter set " + std::to_string(id_) +
-                                            " before it was ready");
-  for (const auto& [other, waiting] : waiting_ready_) shared_.peers.finish(waiting, error, outbox);
+  if (rank != 0 || state_.ready) return;
+  const Error error(ErrorCode::kClosed, "trainer 0 closed parameter set " +
+                                            std::to_string(state_.id) + " before it was ready");
+  for (const auto& [other, waiting] : waiting_ready_)
+    state_.shared.peers.finish(waiting, error, outbox);
   waiting_ready_.clear();
 }
 
@@ -196,7 +202,7 @@ bool ParamSet::unused(const std::vector<uint32_t>& remaining) const {
 }
 
 Buffer ParamSet::pull_rows(const Buffer& payload) const {
-  const auto wanted = decode_frame([&] { return decode_pull(bytes_of(payload), layout_); });
+  const auto wanted = decode_frame([&] { return decode_pull(bytes_of(payload), state_.layout); });
   const std::shared_lock lock(mutex_);
   require_ready();
   std::vector<TableRef> refs;
@@ -205,12 +211,12 @@ Buffer ParamSet::pull_rows(const Buffer& payload) const {
     TableRef ref;
     ref.table = pull.table;
     ref.row_count = pull.keys.size();
-    ref.dim = layout_.tables[pull.table].dim;
+    ref.dim = state_.layout.tables[pull.table].dim;
     refs.push_back(ref);
   }
-  FilledRows reply = layout_rows(version(), refs, shared_.pool);
+  FilledRows reply = layout_rows(state_.version, refs, state_.shared.pool);
   for (size_t i = 0; i < wanted.size(); ++i) {
-    store_.tables[wanted[i].table]->gather(wanted[i].keys, reply.rows[i]);
+    state_.store.tables[wanted[i].table]->gather(wanted[i].keys, reply.rows[i]);
   }
   return std::move(reply.payload);
 }
@@ -218,20 +224,7 @@ Buffer ParamSet::pull_rows(const Buffer& payload) const {
 Buffer ParamSet::pull_dense() const {
   const std::shared_lock lock(mutex_);
   require_ready();
-  std::vector<BlockRef> refs;
-  for (const auto& block : store_.blocks) {
-    if (block == nullptr) continue;
-    BlockRef ref;
-    ref.block = block->id();
-    ref.size_bytes = block->weight().size();
-    refs.push_back(ref);
-  }
-  FilledPush reply = layout_dense(version(), refs, shared_.pool);
-  for (size_t i = 0; i < refs.size(); ++i) {
-    const auto weight = store_.blocks[refs[i].block]->weight();
-    if (!weight.empty()) std::memcpy(reply.blocks[i], weight.data(), weight.size());
-  }
-  return std::move(reply.payload);
+  return state_.dense_values(state_.every_block());
 }
 
 Buffer ParamSet::fetch(const Buffer& payload) const {
@@ -239,7 +232,7 @@ Buffer ParamSet::fetch(const Buffer& payload) const {
   const std::shared_lock lock(mutex_);
   require_ready();
   std::vector<BlockRef> blocks;
-  for (const auto& block : store_.blocks) {
+  for (const auto& block : state_.store.blocks) {
     if (!request.blocks || block == nullptr) continue;
     const bool wanted =
         request.parameter == kEveryParameter || request.parameter == block->spec().parameter;
@@ -248,18 +241,18 @@ Buffer ParamSet::fetch(const Buffer& payload) const {
   }
   std::vector<TableRef> tables;
   if (!request.keys.empty()) {
-    if (request.table >= store_.tables.size()) {
-      throw Error(ErrorCode::kInvalidArgument, "parameter set " + std::to_string(id_) +
+    if (request.table >= state_.store.tables.size()) {
+      throw Error(ErrorCode::kInvalidArgument, "parameter set " + std::to_string(state_.id) +
                                                    " has no table " +
                                                    std::to_string(request.table));
     }
-    const Table& table = *store_.tables[request.table];
+    const Table& table = *state_.store.tables[request.table];
     tables.push_back({request.table, request.keys.size(), table.dim(), table.state_elements(), true,
                       table.step()});
   }
-  FilledStore reply = layout_store(blocks, tables, shared_.pool);
+  FilledStore reply = layout_store(blocks, tables, state_.shared.pool);
   for (size_t i = 0; i < blocks.size(); ++i) {
-    const DenseBlock& block = *store_.blocks[blocks[i].block];
+    const DenseBlock& block = *state_.store.blocks[blocks[i].block];
     if (!block.weight().empty()) {
       std::memcpy(reply.block_weights[i], block.weight().data(), block.weight().size());
     }
@@ -269,30 +262,21 @@ Buffer ParamSet::fetch(const Buffer& payload) const {
   }
   for (size_t i = 0; i < tables.size(); ++i) {
     std::memcpy(reply.keys[i], request.keys.data(), request.keys.size_bytes());
-    store_.tables[request.table]->fetch(request.keys, reply.weights[i], reply.state[i],
-                                        reply.counts[i]);
+    state_.store.tables[request.table]->fetch(request.keys, reply.weights[i], reply.state[i],
+                                              reply.counts[i]);
   }
   return std::move(reply.payload);
 }
 
-uint64_t ParamSet::round() const {
-  const std::shared_lock lock(mutex_);
-  return round_;
-}
-
 void ParamSet::add_stats(ServerStats* stats) const {
   const std::shared_lock lock(mutex_);
-  for (const auto& table : store_.tables) {
+  for (const auto& table : state_.store.tables) {
     stats->rows += table->row_count();
     stats->table_bytes += table->size_bytes();
   }
-  for (const auto& block : store_.blocks) {
+  for (const auto& block : state_.store.blocks) {
     if (block != nullptr) stats->dense_bytes += block->size_bytes();
   }
-}
-
-void ParamSet::answer_round(const Ticket& ticket, uint64_t round, Outbox& outbox) {
-  shared_.peers.finish(ticket, encode(RoundReply{round, ready_}), outbox);
 }
 
 }  // namespace cpudist::core

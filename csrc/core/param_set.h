@@ -1,51 +1,27 @@
 // Copyright (c) 2026 The torch_cpudist authors.
 // SPDX-License-Identifier: BSD-3-Clause
 //
-// One parameter set on one server: its tables and blocks, who takes part in its rounds, and the
-// requests that wait. docs/architecture.md, "Rounds" and "Updates on arrival", is what this
+// One parameter set on one server: its tables and blocks, the groups of trainers that update it,
+// and the requests that wait. docs/architecture.md, "Rounds" and "Updates on arrival", is what this
 // implements.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <optional>
 #include <set>
 #include <shared_mutex>
 #include <span>
 #include <string>
 #include <vector>
 
-#include "core/changed_rows.h"
 #include "core/messages.h"
+#include "core/param_state.h"
 #include "core/peers.h"
 #include "core/round.h"
-#include "core/update_pool.h"
+#include "core/round_group.h"
 
 namespace cpudist::core {
-
-inline constexpr size_t kPoolBytes = size_t{256} << 20;
-
-// What the parameter sets of a server share. Outlives them.
-struct ServerShared {
-  explicit ServerShared(ServerOptions given)
-      : options(std::move(given)),
-        peers(options, counters),
-        updates(options.threads),
-        pushes_memory(std::make_shared<MemoryCap>(options.memory_cap_bytes)),
-        pushes_pool(std::make_shared<BufferPool>(
-            std::min<uint64_t>(options.memory_cap_bytes, kPoolBytes))) {}
-
-  const ServerOptions options;
-  ServerCounters counters;
-  Peers peers;
-  UpdatePool updates;
-  // With a cap: what received pushes hold, from their header to their update.
-  const std::shared_ptr<MemoryCap> pushes_memory;
-  const std::shared_ptr<BufferPool> pushes_pool;
-  std::shared_ptr<BufferPool> pool = std::make_shared<BufferPool>(kPoolBytes);
-};
 
 // A payload that is not what its kind says: its sender's connection is closed, nothing is recorded.
 class MalformedFrame : public Error {
@@ -111,26 +87,16 @@ class ParamSet {
   void fail_waiting(const Error& error, Outbox& outbox);
   // Forgets what an older incarnation of `rank` left waiting.
   void drop(uint32_t rank, Outbox& outbox);
-  // Whom a waiting request waits for.
-  std::vector<uint32_t> waiting_for(FrameKind kind) const;
-  uint64_t round() const;
+  // Whom a waiting request of `rank` waits for.
+  std::vector<uint32_t> waiting_for(FrameKind kind, uint32_t rank) const;
+  // The next round of the group of `rank`; on arrival the updates so far.
+  uint64_t round_of(uint32_t rank) const;
   bool in_rounds() const { return !on_arrival(); }
   void add_stats(ServerStats* stats) const;
 
  private:
-  enum class Phase { kCollect, kCommit };
-  struct WaitingCommit {
-    Ticket ticket;
-    double total_norm = 0;
-  };
-  struct Committed {  // the last two-phase round, for the commits that come after the first
-    uint64_t round = 0;
-    double total_norm = 0;
-    std::set<uint32_t> ranks;
-    SharedPayload reply;
-  };
-
   // All of these are called with mutex_ held exclusively.
+  void make_groups(const std::set<uint32_t>& members);
   void refuse_all(const Error& error, Outbox& outbox);
   void require_open(uint32_t rank) const;
   void require_ready() const;
@@ -139,62 +105,51 @@ class ParamSet {
   void check_push(const Ticket& ticket, const PushHeader& header, uint64_t size_bytes) const;
   void check_configs(const PushHeader& header) const;
   void take_out(uint32_t rank, Outbox& outbox);
-  void advance_if_empty();
-  void promote();
-  bool complete() const;
-  void try_complete(Outbox& outbox);
-  void begin_commit(Outbox& outbox);
-  void apply_commit(double total_norm, Outbox& outbox);
-  void end_round(Outbox& outbox);
-  void fail_round(const Error& error, Outbox& outbox);
-  void break_set(const std::exception& cause, Outbox& outbox);
-  void clear_pushes();
-  SharedPayload dense_reply(const std::vector<uint32_t>& blocks) const;
-  std::vector<uint32_t> missing() const;
-  void answer_round(const Ticket& ticket, uint64_t round, Outbox& outbox);
-  Version version() const { return {round_, samples_}; }
+  // In rounds: the group of `rank`. Null for ranks that no group holds, of trainers that came later
+  // and never opened this set.
+  RoundGroup* find_group(uint32_t rank) const;
+  // Runs `action` on the group of `rank`, if it has one. What breaks the set is told to all groups.
+  template <typename Action>
+  void in_group(uint32_t rank, Outbox& outbox, Action&& action);
+  uint64_t round_for(uint32_t rank) const;
+  void answer_round(const Ticket& ticket, Outbox& outbox) const {
+    state_.answer_round(ticket, round_for(ticket.rank), outbox);
+  }
   // ---- updates on arrival ----
-  bool on_arrival() const { return layout_.mode == UpdateMode::kOnArrival; }
-  bool bounded() const { return layout_.max_staleness != kAnyStaleness; }
+  bool on_arrival() const { return state_.layout.mode == UpdateMode::kOnArrival; }
+  bool bounded() const { return state_.layout.max_staleness != kAnyStaleness; }
+  void add_arrival(RoundPush push, Outbox& outbox);
   void add_reader(uint32_t rank);
   bool may_apply(uint32_t rank) const;
   void apply_arrivals(Outbox& outbox);
   void apply_arrival(uint32_t rank, Outbox& outbox);
+  void drop_arrival(uint32_t rank, Outbox& outbox);
+  void fail_arrivals(const Error& error, Outbox& outbox);
   std::vector<uint32_t> oldest_readers() const;
-  // ---- deltas ----
-  void follow(uint32_t rank);  // a trainer that has all values as of now
-  void note_changes(uint32_t rank, const RoundPush& push);
-  SharedPayload changes_reply(uint32_t rank);
 
-  const uint32_t id_;
   const Buffer layout_bytes_;
-  const ParamSetLayout layout_;
   const uint32_t opener_;
-  ServerShared& shared_;
 
   mutable std::shared_mutex mutex_;
-  ParamStore store_;
-  RoundUpdate update_;
-  bool ready_ = false;
-  uint64_t round_ = 0;    // updates so far
-  uint64_t samples_ = 0;  // behind them
-  Phase phase_ = Phase::kCollect;
+  ParamState state_;
   std::set<uint32_t> opened_;
   std::set<uint32_t> closed_;
-  std::set<uint32_t> members_;
-  std::map<uint32_t, uint64_t> joining_;  // rank -> the round from which it is a member
-  std::set<uint32_t> holders_;            // joining trainers that keep the round from being applied
-  RoundPushes pushes_;
+  std::map<uint32_t, Ticket> waiting_ready_;
+  std::vector<std::unique_ptr<RoundGroup>> groups_;  // in rounds
+  // ---- updates on arrival ----
+  RoundUpdate update_;
+  RoundPushes arrivals_;
   // With a bound on staleness: rank -> update after which it read the values of its next gradient.
   std::map<uint32_t, uint64_t> readers_;
-  ChangedRows changed_rows_;  // of sets that exchange deltas
-  uint64_t steps_ = 0;        // of the trainers, behind the deltas
-  RoundPushes early_;         // of joining trainers, for the round they join at
-  std::map<uint32_t, Ticket> waiting_ready_;
-  std::map<uint32_t, WaitingCommit> waiting_commits_;
-  Committed committed_;
-  // An update failed half way, or trainers opened it with different layouts: nobody can use it.
-  std::optional<Error> broken_;
 };
+
+template <typename Action>
+void ParamSet::in_group(uint32_t rank, Outbox& outbox, Action&& action) {
+  RoundGroup* const group = find_group(rank);
+  if (group == nullptr) return;
+  action(*group);
+  if (!state_.broken) return;
+  for (const auto& other : groups_) other->fail_waiting(*state_.broken, outbox);
+}
 
 }  // namespace cpudist::core

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "core/change_log.h"
 #include "core/param_set.h"
 
 namespace cpudist::core {
@@ -14,14 +15,27 @@ namespace cpudist::core {
 void ParamSet::add_reader(uint32_t rank) {
   if (!on_arrival() || !bounded()) return;
   // Nobody's gradient may be held for ever: as many readers as the bound has room for.
-  if (!readers_.contains(rank) && readers_.size() > layout_.max_staleness) {
+  if (!readers_.contains(rank) && readers_.size() > state_.layout.max_staleness) {
     throw Error(ErrorCode::kConfigMismatch,
-                "parameter set " + std::to_string(id_) +
-                    " has max_staleness = " + std::to_string(layout_.max_staleness) + ", which " +
-                    std::to_string(readers_.size()) + " trainers use up; trainer " +
+                "parameter set " + std::to_string(state_.id) +
+                    " has max_staleness = " + std::to_string(state_.layout.max_staleness) +
+                    ", which " + std::to_string(readers_.size()) + " trainers use up; trainer " +
                     std::to_string(rank) + " needs a larger one");
   }
-  readers_[rank] = round_;
+  readers_[rank] = state_.version.round;
+}
+
+void ParamSet::add_arrival(RoundPush push, Outbox& outbox) {
+  arrivals_.emplace(push.ticket.rank, std::move(push));
+  apply_arrivals(outbox);
+}
+
+void ParamSet::drop_arrival(uint32_t rank, Outbox& outbox) {
+  readers_.erase(rank);
+  RoundPushes dropped;
+  dropped.insert(arrivals_.extract(rank));
+  state_.release(dropped);
+  apply_arrivals(outbox);  // it may have held others
 }
 
 // Gradients are due `max_staleness` updates after their values were read. As long as the k-th of
@@ -37,61 +51,67 @@ bool ParamSet::may_apply(uint32_t rank) const {
   }
   std::sort(earlier.begin(), earlier.end());
   for (size_t k = 0; k < earlier.size(); ++k) {
-    // round_ + 1 + k <= read + max_staleness, without an overflow.
-    const uint64_t age = round_ + 1 + k - earlier[k];
-    if (age > layout_.max_staleness) return false;
+    // state_.version.round + 1 + k <= read + max_staleness, without an overflow.
+    const uint64_t age = state_.version.round + 1 + k - earlier[k];
+    if (age > state_.layout.max_staleness) return false;
   }
   return true;
 }
 
 void ParamSet::apply_arrivals(Outbox& outbox) {
-  while (!broken_) {
+  while (!state_.broken) {
     const auto due = [this](uint32_t rank) {
       const auto reader = readers_.find(rank);
       return reader == readers_.end() ? 0 : reader->second;
     };
-    auto next = pushes_.end();
-    for (auto entry = pushes_.begin(); entry != pushes_.end(); ++entry) {
+    auto next = arrivals_.end();
+    for (auto entry = arrivals_.begin(); entry != arrivals_.end(); ++entry) {
       if (!may_apply(entry->first)) continue;
-      if (next == pushes_.end() || due(entry->first) < due(next->first)) next = entry;
+      if (next == arrivals_.end() || due(entry->first) < due(next->first)) next = entry;
     }
-    if (next == pushes_.end()) return;
+    if (next == arrivals_.end()) return;
     apply_arrival(next->first, outbox);
   }
 }
 
 void ParamSet::apply_arrival(uint32_t rank, Outbox& outbox) {
   RoundPushes one;
-  one.insert(pushes_.extract(rank));
+  one.insert(arrivals_.extract(rank));
   const RoundPush& push = one.begin()->second;
-  shared_.counters.pending_bytes.fetch_sub(push.payload.size());
+  state_.release(one);
   try {
-    update_.apply(one, round_);
-    ++round_;
-    samples_ += push.view.header.samples;
-    shared_.counters.rounds.fetch_add(1);
-    if (readers_.contains(rank)) readers_[rank] = round_;
-    if (layout_.exchanges_deltas) {
-      note_changes(rank, push);
-      shared_.peers.finish(push.ticket, FrameKind::kReply, changes_reply(rank), outbox);
+    update_.apply(one, state_.version.round);
+    state_.count_update(one);
+    if (readers_.contains(rank)) readers_[rank] = state_.version.round;
+    if (state_.changes) {
+      state_.changes->note(one);
+      state_.shared.peers.finish(push.ticket, FrameKind::kReply, state_.changes->reply(rank),
+                                 outbox);
       return;
     }
-    std::vector<uint32_t> blocks;
-    for (const auto& block : store_.blocks) {
-      if (block != nullptr && push.view.header.want_dense) blocks.push_back(block->id());
-    }
-    shared_.peers.finish(push.ticket, FrameKind::kReply, dense_reply(blocks), outbox);
+    const bool all = push.view.header.want_dense;
+    const auto blocks = all ? state_.every_block() : std::vector<uint32_t>();
+    state_.shared.peers.finish(push.ticket, FrameKind::kReply, state_.dense_reply(blocks), outbox);
   } catch (const std::exception& error) {
-    break_set(error, outbox);
-    shared_.peers.finish(push.ticket, *broken_, outbox);
+    state_.break_off(error);
+    state_.shared.peers.finish(push.ticket, *state_.broken, outbox);
+    fail_arrivals(*state_.broken, outbox);
   }
+}
+
+void ParamSet::fail_arrivals(const Error& error, Outbox& outbox) {
+  for (const auto& [rank, push] : arrivals_) {
+    state_.shared.peers.finish(push.ticket, error, outbox);
+  }
+  state_.release(arrivals_);
+  arrivals_.clear();
 }
 
 std::vector<uint32_t> ParamSet::oldest_readers() const {
   std::vector<uint32_t> ranks;
   uint64_t oldest = kAnyStaleness;
   for (const auto& [rank, read] : readers_) {
-    if (pushes_.contains(rank) || read > oldest) continue;
+    if (arrivals_.contains(rank) || read > oldest) continue;
     if (read < oldest) ranks.clear();
     oldest = read;
     ranks.push_back(rank);

@@ -74,6 +74,28 @@ void check_staleness(uint64_t max_staleness, uint64_t trainer_count) {
                   ", as of as many gradients computed at once the last one applied is that old");
 }
 
+std::string compare_trainer_groups(const ParamSetLayout& first, const ParamSetLayout& second) {
+  const auto& one = first.trainer_groups;
+  const auto& other = second.trainer_groups;
+  if (one.empty() != other.empty()) {
+    return differ("parameter set", "groups of trainers", one.empty() ? "none (Sync)" : "given",
+                  other.empty() ? "none (Sync)" : "given");
+  }
+  for (size_t rank = 0; rank < std::min(one.size(), other.size()); ++rank) {
+    std::string found = compare("trainer " + std::to_string(rank), "group", one[rank], other[rank]);
+    if (!found.empty()) return found;
+  }
+  return compare("parameter set", "trainers in groups", one.size(), other.size());
+}
+
+void check_trainer_groups(const ParamSetLayout& layout, uint32_t trainer_count) {
+  const size_t given = layout.trainer_groups.size();
+  if (given == 0 || given == trainer_count) return;
+  throw Error(ErrorCode::kInvalidArgument,
+              "groups of " + std::to_string(given) + " trainers, but the run has " +
+                  std::to_string(trainer_count) + ": each must be in exactly one group");
+}
+
 // Every trainer's push of a round waits until the last one is there; on arrival one must fit.
 void check_memory_cap(const ParamSetLayout& layout, const ServerOptions& options) {
   if (options.memory_cap_bytes == 0) return;
@@ -104,6 +126,7 @@ std::string describe_difference(const ParamSetLayout& first, const ParamSetLayou
                        static_cast<uint64_t>(first.mode), static_cast<uint64_t>(second.mode)),
                compare(set, "max_staleness", first.max_staleness, second.max_staleness),
                compare(set, "exchanges_deltas", first.exchanges_deltas, second.exchanges_deltas),
+               compare_trainer_groups(first, second),
                compare_all(first.tables, second.tables, compare_table),
                compare_all(first.blocks, second.blocks, compare_block),
                compare_all(first.configs, second.configs, compare_group),
@@ -120,6 +143,7 @@ void check_layout(const ParamSetLayout& layout, const ServerOptions& options) {
                                                  std::to_string(block.shard) + " among " +
                                                  std::to_string(options.server_count));
   }
+  check_trainer_groups(layout, options.trainer_count);
   check_staleness(layout.max_staleness, options.trainer_count);
   check_memory_cap(layout, options);
 }

@@ -101,12 +101,10 @@ void Server::Impl::try_end_barrier(Outbox& outbox) {
   for (const uint32_t rank : active) {
     if (!barrier_.contains(rank)) return;
   }
-  BarrierReply reply;
-  for (const auto& [id, set] : sets_) {
-    set->reset_members(active);
-    reply.rounds.emplace_back(id, set->round());
-  }
+  for (const auto& [id, set] : sets_) set->reset_members(active);
   for (const auto& [rank, ticket] : barrier_) {
+    BarrierReply reply;
+    for (const auto& [id, set] : sets_) reply.rounds.emplace_back(id, set->round_of(rank));
     shared.peers.finish(ticket, encode(reply), outbox);
   }
   barrier_.clear();

@@ -50,7 +50,7 @@ struct Server::Impl {
   void lose(uint32_t rank, const Error& error, Outbox& outbox);
   void fail_waiting(const Error& error, Outbox& outbox);
   std::shared_ptr<ParamSet> find(uint32_t param_set) const;  // throws kInvalidArgument
-  std::vector<uint32_t> waiting_for(const ProbeResult& request) const;
+  std::vector<uint32_t> waiting_for(const ProbeResult& request, uint32_t rank) const;
 
   mutable std::shared_mutex registry_mutex_;  // sets_ and barrier_
   std::map<uint32_t, std::shared_ptr<ParamSet>> sets_;

@@ -86,7 +86,7 @@ void Server::Impl::probe(const Link& connection, const FrameHeader& header, Outb
       return;
     case ProbeResult::State::kWaiting:
       reply.known = true;
-      reply.waiting_for = waiting_for(result);
+      reply.waiting_for = waiting_for(result, header.rank);
       break;
     case ProbeResult::State::kUnknown:
       break;
@@ -94,7 +94,7 @@ void Server::Impl::probe(const Link& connection, const FrameHeader& header, Outb
   shared.peers.answer(connection, header, FrameKind::kProbeReply, encode(reply), outbox);
 }
 
-std::vector<uint32_t> Server::Impl::waiting_for(const ProbeResult& request) const {
+std::vector<uint32_t> Server::Impl::waiting_for(const ProbeResult& request, uint32_t rank) const {
   const std::shared_lock lock(registry_mutex_);
   if (request.kind == FrameKind::kBarrier) {
     std::vector<uint32_t> ranks;
@@ -104,7 +104,8 @@ std::vector<uint32_t> Server::Impl::waiting_for(const ProbeResult& request) cons
     return ranks;
   }
   const auto set = sets_.find(request.param_set);
-  return set == sets_.end() ? std::vector<uint32_t>{} : set->second->waiting_for(request.kind);
+  return set == sets_.end() ? std::vector<uint32_t>{}
+                            : set->second->waiting_for(request.kind, rank);
 }
 
 void Server::Impl::read(const Link& connection, const Frame& frame, Outbox& outbox) {

@@ -138,6 +138,9 @@ inline std::vector<Sample> all_samples() {
   add("error", encode(ErrorReply{ErrorCode::kFenced, "gone"}), [](Bytes b) { decode_error(b); });
   add("probe", encode(ProbeReply{true, {1, 2, 3}}), [](Bytes b) { decode_probe_reply(b); });
   add("layout", encode(*layout), [](Bytes b) { decode_layout(b); });
+  ParamSetLayout grouped = sample_layout();
+  grouped.trainer_groups = {0, 1, 0};
+  add("layout with groups", encode(grouped), [](Bytes b) { decode_layout(b); });
   add("norm", encode(PushNorm{3, 2.0}), [](Bytes b) { decode_push_norm(b); });
   add("commit", encode(Commit{3, 2.0}), [](Bytes b) { decode_commit(b); });
   add("join", encode(Join{JoinStep::kMember, 9}), [](Bytes b) { decode_join(b); });

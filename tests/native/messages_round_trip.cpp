@@ -99,10 +99,12 @@ TEST(messages_long_errors_are_cut_long_hosts_refused) {
 }
 
 TEST(messages_layout_round_trip) {
-  const ParamSetLayout layout = sample_layout();
+  ParamSetLayout layout = sample_layout();
+  layout.trainer_groups = {0, 1, 0};
   const Buffer payload = encode(layout);
   const ParamSetLayout back = decode_layout(view_of(payload));
   CHECK(back.configs == layout.configs);
+  CHECK(back.trainer_groups == layout.trainer_groups);
   CHECK_EQ(back.tables.size(), 3u);
   CHECK_EQ(back.tables[1].name, std::string("items"));
   CHECK_EQ(back.tables[1].rows, 1ull << 40);

@@ -12,14 +12,33 @@ from torch_cpudist.errors import ConfigurationError
 from torch_cpudist.strategies.asynchronous import Async
 from torch_cpudist.strategies.base import Strategy
 from torch_cpudist.strategies.geo import Geo
+from torch_cpudist.strategies.half_async import HalfAsync
 from torch_cpudist.strategies.sync import Sync
 
 if TYPE_CHECKING:
     from torch_cpudist.environment import Environment
 
-__all__ = ["Async", "Geo", "Strategy", "Sync", "names", "resolve", "strategy"]
+__all__ = [
+    "Async",
+    "Geo",
+    "HalfAsync",
+    "Strategy",
+    "Sync",
+    "names",
+    "resolve",
+    "strategy",
+]
 
-_BY_NAME: dict[str, type[Strategy]] = {kind.name: kind for kind in (Sync, Async, Geo)}
+_BY_NAME: dict[str, type[Strategy]] = {
+    kind.name: kind for kind in (Sync, HalfAsync, Async, Geo)
+}
+
+
+def _bare(name: str) -> str:
+    return name.strip().lower().replace("-", "").replace("_", "")
+
+
+_BY_BARE_NAME = {_bare(name): kind for name, kind in _BY_NAME.items()}
 
 
 def names() -> list[str]:
@@ -40,7 +59,7 @@ def strategy(name: str, **options: Any) -> Strategy:
     """
     if not isinstance(name, str):
         raise ConfigurationError(f"strategy: expected a name, found {name!r}.")
-    kind = _BY_NAME.get(name.strip().lower().replace("-", "_"))
+    kind = _BY_BARE_NAME.get(_bare(name))
     if kind is None:
         raise ConfigurationError(
             f"there is no strategy {name!r} in this version: "

@@ -5,11 +5,14 @@
 from __future__ import annotations
 
 from dataclasses import field
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from torch_cpudist.config import MAX_BYTES, Communicator, settings
 from torch_cpudist.errors import ConfigurationError
 from torch_cpudist.strategies.base import Strategy, Updates
+
+if TYPE_CHECKING:
+    from torch_cpudist.layout import Trainers
 
 
 @settings
@@ -46,6 +49,6 @@ class Async(Strategy):
                 "older than the bound. Leave pull_every at 1, or max_staleness at None."
             )
 
-    def updates(self) -> Updates:
+    def updates(self, trainers: Trainers) -> Updates:
         """When the servers apply this strategy's gradients."""
         return Updates(on_arrival=True, max_staleness=self.max_staleness)

@@ -6,10 +6,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch_cpudist import _core, config
 from torch_cpudist.config import Communicator, Server, Sharding, settings
+
+if TYPE_CHECKING:
+    from torch_cpudist.layout import Trainers
 
 _SECTIONS = {
     "sharding": Sharding,
@@ -28,11 +31,14 @@ class Updates:
             values that it was computed on were read. ``None`` is no bound.
         exchanges_deltas: trainers step by themselves; a push says what they moved, and
             its reply what the others did.
+        groups: in rounds, the group of every trainer, by rank, numbered in the order of
+            their lowest ranks; each has rounds of its own. Empty: all are one.
     """
 
     on_arrival: bool = False
     max_staleness: int | None = None
     exchanges_deltas: bool = False
+    groups: tuple[int, ...] = ()
 
     def served(
         self, rules: Sequence[_core.OptimizerConfig | None]
@@ -71,6 +77,13 @@ class Strategy:
             object.__setattr__(self, name, value)
         config.check(self)
 
-    def updates(self) -> Updates:
-        """When the servers apply this strategy's gradients."""
+    def updates(self, trainers: Trainers) -> Updates:
+        """When the servers apply this strategy's gradients.
+
+        Args:
+            trainers: of the run.
+
+        Raises:
+            ConfigurationError: the strategy does not fit them.
+        """
         return Updates()

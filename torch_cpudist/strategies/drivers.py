@@ -21,6 +21,7 @@ from torch_cpudist.strategies.base import Strategy
 from torch_cpudist.strategies.driver import Driver
 from torch_cpudist.strategies.geo import Geo
 from torch_cpudist.strategies.geo_driver import GeoDriver
+from torch_cpudist.strategies.half_async import HalfAsync
 from torch_cpudist.strategies.sync import Sync
 from torch_cpudist.strategies.sync_driver import SyncDriver
 
@@ -71,6 +72,6 @@ def make_driver(
         return GeoDriver(parameters, strategy, inners, guard, states)
     if isinstance(strategy, Async):
         return AsyncDriver(parameters, strategy)
-    if isinstance(strategy, Sync):
+    if isinstance(strategy, (Sync, HalfAsync)):
         return SyncDriver(parameters)
     raise InternalError(f"no driver for {type(strategy).__name__}")

@@ -5,10 +5,13 @@
 from __future__ import annotations
 
 from dataclasses import field
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from torch_cpudist.config import settings
 from torch_cpudist.strategies.base import Strategy, Updates
+
+if TYPE_CHECKING:
+    from torch_cpudist.layout import Trainers
 
 
 @settings
@@ -34,6 +37,6 @@ class Geo(Strategy):
     push_every: int = field(default=100, metadata={"least": 1, "most": 2**31 - 1})
     exchange_budget: float = field(default=0.05, metadata={"least": 0.001, "most": 1.0})
 
-    def updates(self) -> Updates:
+    def updates(self, trainers: Trainers) -> Updates:
         """When the servers apply this strategy's gradients."""
         return Updates(on_arrival=True, exchanges_deltas=True)

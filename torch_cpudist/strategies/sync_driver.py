@@ -1,6 +1,6 @@
 # Copyright (c) 2026 The torch_cpudist authors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Sync: a step is a round; the servers average the gradients and update once."""
+"""Sync and HalfAsync: a step is a round, of all trainers or of a group of them."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from torch_cpudist.strategies.driver import Driver, served_rules, whole_samples
 
 
 class SyncDriver(Driver):
-    """Runs the Sync strategy for one parameter set.
+    """Runs the Sync or HalfAsync strategy for one parameter set.
 
-    Cost per step: one push and its reply per server, plus one pull per server and
-    lookup.
+    The servers know the groups of HalfAsync from the layout. Cost per step: one push
+    and its reply per server, plus one pull per server and lookup.
     """
 
     def step(
@@ -22,7 +22,7 @@ class SyncDriver(Driver):
         samples: int | None,
         clip: Clip | None,
     ) -> int:
-        """Pushes this trainer's gradients and waits until the round is applied.
+        """Pushes this trainer's gradients and waits until its group's round is applied.
 
         ``samples`` weighs this trainer in the mean; ``None`` weighs all equally. Else
         as ``Driver.step``.

@@ -1,0 +1,71 @@
+// Copyright (c) 2026 The torch_cpudist authors.
+// SPDX-License-Identifier: BSD-3-Clause
+
+#include "core/param_state.h"
+
+#include <cstring>
+#include <string>
+#include <utility>
+
+#include "core/change_log.h"
+
+namespace cpudist::core {
+
+ParamState::ParamState(uint32_t param_set, const ParamSetLayout& decoded, ServerShared& of_server)
+    : id(param_set), layout(decoded), shared(of_server) {}
+
+ParamState::~ParamState() = default;
+
+void ParamState::release(const RoundPushes& pushes) {
+  uint64_t size_bytes = 0;
+  for (const auto& [rank, push] : pushes) size_bytes += push.payload.size();
+  shared.counters.pending_bytes.fetch_sub(size_bytes);
+}
+
+void ParamState::count_update(const RoundPushes& pushes) {
+  ++version.round;
+  for (const auto& [rank, push] : pushes) version.samples += push.view.header.samples;
+  shared.counters.rounds.fetch_add(1);
+}
+
+std::vector<uint32_t> ParamState::every_block() const {
+  std::vector<uint32_t> blocks;
+  for (const auto& block : store.blocks) {
+    if (block != nullptr) blocks.push_back(block->id());
+  }
+  return blocks;
+}
+
+Buffer ParamState::dense_values(const std::vector<uint32_t>& blocks) const {
+  std::vector<BlockRef> refs;
+  refs.reserve(blocks.size());
+  for (const uint32_t block : blocks) {
+    BlockRef ref;
+    ref.block = block;
+    ref.size_bytes = store.blocks[block]->weight().size();
+    refs.push_back(ref);
+  }
+  FilledPush reply = layout_dense(version, refs, shared.pool);
+  for (size_t i = 0; i < blocks.size(); ++i) {
+    const auto weight = store.blocks[blocks[i]]->weight();
+    if (!weight.empty()) std::memcpy(reply.blocks[i], weight.data(), weight.size());
+  }
+  return std::move(reply.payload);
+}
+
+SharedPayload ParamState::dense_reply(const std::vector<uint32_t>& blocks) const {
+  return std::make_shared<const Buffer>(dense_values(blocks));
+}
+
+void ParamState::answer_round(const Ticket& ticket, uint64_t round, Outbox& outbox) const {
+  shared.peers.finish(ticket, encode(RoundReply{round, ready}), outbox);
+}
+
+void ParamState::break_off(const std::exception& cause) {
+  broken = Error(ErrorCode::kInternal,
+                 "applying update " + std::to_string(version.round) +
+                     " failed half way on server " + std::to_string(shared.options.shard_id) +
+                     ": " + cause.what() + "; its values cannot be used any more. Start again");
+}
+
+}  // namespace cpudist::core
