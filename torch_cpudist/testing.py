@@ -35,6 +35,9 @@ from torch_cpudist.runtime import init
 T = TypeVar("T")
 Report = Callable[[Any], None]
 
+# The first optimizer of torch imports dynamo, which takes a second: once, not per rank.
+_PRELOAD = ["torch_cpudist.testing", "torch._dynamo"]
+
 
 class _Ranks:
     """What the threads of one ``run_ranks`` share."""
@@ -209,7 +212,7 @@ class ProcessRanks:
         """
         self._folder = tempfile.TemporaryDirectory(prefix="cpudist-ranks-")
         method = multiprocessing.get_context("forkserver")
-        method.set_forkserver_preload(["torch_cpudist.testing"])
+        method.set_forkserver_preload(_PRELOAD)
         self._pipes: list[Connection] = []
         self._processes = []
         for rank in range(world_size):
