@@ -72,7 +72,9 @@ def test_nobody_notices_that_the_store_has_failed(strategy, servers):
             trained.abort()
             failed.abort()
 
-    threads = [threading.Thread(target=run, args=(r,), daemon=True) for r in range(ranks)]
+    threads = [
+        threading.Thread(target=run, args=(r,), daemon=True) for r in range(ranks)
+    ]
     for thread in threads:
         thread.start()
     trained.wait(TIME_S)

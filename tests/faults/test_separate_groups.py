@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 import pytest
-from test_failures import KILLED_S, LOSSES, START_S, check_loss
+from test_failures import KILLED_S, LIVENESS, LOSSES, START_S, check_loss
 from train_groups import Training
 
 import torch_cpudist as cpudist
@@ -169,7 +169,7 @@ def watch(folder, name, context, report):
 def test_a_frozen_trainer_that_wakes_up_is_refused_and_its_restart_goes_on(
     groups, steps_of, tmp_path
 ):
-    clocks = {"CPUDIST_LIVENESS_MS": "1000"}
+    clocks = LIVENESS
     servers = groups.servers(**clocks)
     body = functools.partial(watch, tmp_path, "steady")
     steady = groups.start("trainer", body, **clocks)
@@ -185,7 +185,7 @@ def test_a_frozen_trainer_that_wakes_up_is_refused_and_its_restart_goes_on(
     victim.signal(0, signal.SIGCONT)
     error = victim.expect(0, "error", TIME_S)["value"]
     assert error["type"] == "PeerLostError"
-    assert re.search(r"trainer \d \(.*pid.* was lost: silent for 1\.0 s", error["text"])
+    assert re.search(r"trainer \d \(.*pid.* was lost: silent for 1\.5 s", error["text"])
     assert "only a restart of it can come back" in error["text"]
     (tmp_path / "woken").touch()
     after = steady.expect(0, "report", TIME_S)["value"]
@@ -204,6 +204,27 @@ def test_a_frozen_trainer_that_wakes_up_is_refused_and_its_restart_goes_on(
     assert values[who] == before[who] + 7
     assert values[mine] == steps_of("steady")
     assert values[8] - values[mine] - 7 - steps in (0, 1)
+
+
+def test_a_trainer_that_comes_back_when_the_others_are_gone_goes_on(
+    groups, steps_of, tmp_path
+):
+    servers = groups.servers()
+    steady = groups.trainer("steady")
+    job = {"TORCHELASTIC_RUN_ID": "victims"}
+    victim = groups.trainer("victim", **job)
+    for name in ("steady", "victim"):
+        steps_of(name, 3)
+    victim.signal(0, signal.SIGKILL)
+    (tmp_path / "stop").touch()
+    mine, _ = results(steady)
+    (tmp_path / "stop").unlink()
+    steps = steps_of("victim")
+    who, values = results(groups.trainer("victim", steps=steps + 3, **job))
+    check_servers_end(servers)
+    assert who == 1 - mine
+    assert values[mine] == steps_of("steady")
+    assert values[who] - steps - 3 in (0, 1)
 
 
 def test_servers_give_up_a_trainer_that_does_not_come_back(groups, steps_of, tmp_path):
@@ -225,9 +246,7 @@ def test_servers_give_up_a_trainer_that_does_not_come_back(groups, steps_of, tmp
 # ------------------------------------------------------------------------
 
 
-def test_jobs_with_other_settings_are_refused_and_nobody_else_notices(
-    groups, tmp_path
-):
+def test_jobs_with_other_settings_are_refused_and_nobody_else_notices(groups, tmp_path):
     servers = groups.servers()
     others = {
         "CPUDIST_LIVENESS_MS": "4000",

@@ -35,7 +35,9 @@ def ahead(request, tmp_path_factory, jobs):
     ``jobs``: by the test's name, what is called with a ``Launcher``.
     """
     names = [i.name for i in request.session.items if i.path == request.path]
-    launchers = {n: Launcher(tmp_path_factory.mktemp("job")) for n in names if n in jobs}
+    launchers = {
+        n: Launcher(tmp_path_factory.mktemp("job")) for n in names if n in jobs
+    }
     pool = ThreadPoolExecutor(AT_ONCE)
     try:
         yield Ahead({n: pool.submit(jobs[n], one) for n, one in launchers.items()})
