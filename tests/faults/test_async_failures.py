@@ -20,7 +20,7 @@ def test_a_killed_colocated_rank_is_named_by_the_survivor():
             ranks.expect(rank, "report", START_S)
         lost_s = ranks.signal(1, signal.SIGKILL)
         entry = ranks.expect(0, "error", KILLED_S + 5)
-        check_loss(entry, lost_s, KILLED_S, r"server 1\b")
+        check_loss(entry, lost_s, KILLED_S, r"(trainer|server) 1\b")
 
 
 @pytest.mark.parametrize(("number", "clocks", "limit_s"), LOSSES)
