@@ -181,20 +181,27 @@ def test_a_lost_trainer_is_reported_to_the_one_that_waits(launch):
     assert reported_at - gone_at < 1.0
 
 
-def push_and_interrupt(trainer, servers):
-    """Ctrl-C once the push has reached the servers, where it waits for another's."""
+def interrupt_once(ready, call):
+    """Calls; Ctrl-C comes once ``ready`` says that the call waits."""
 
     def interrupt():
         until = time.monotonic() + 30
-        while not all(server.stats()["pending_bytes"] for server in servers):
-            if time.monotonic() > until:
-                break  # the push fails by itself, or hangs and is shown
+        while not ready() and time.monotonic() < until:
             time.sleep(0.005)
         os.kill(os.getpid(), signal.SIGINT)
 
+    threading.Thread(target=interrupt).start()
+    call()
+
+
+def push_and_interrupt(trainer, servers):
+    """Ctrl-C once the push has reached the servers, where it waits for another's."""
+
+    def ready():
+        return all(server.stats()["pending_bytes"] for server in servers)
+
     with pytest.raises(KeyboardInterrupt):
-        threading.Thread(target=interrupt).start()
-        trainer.push(dense=GRADIENT)
+        interrupt_once(ready, lambda: trainer.push(dense=GRADIENT))
 
 
 def test_an_interrupted_push_is_finished_by_the_next_call():
@@ -227,7 +234,7 @@ def test_goodbye_after_an_interrupt_does_not_wait_for_ever():
 
 def test_wait_done_can_be_interrupted():
     server = _core.Server(run_id=7)
+    late = time.monotonic() + 0.2
     with pytest.raises(KeyboardInterrupt):
-        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
-        server.wait_done(30.0)
+        interrupt_once(lambda: time.monotonic() > late, lambda: server.wait_done(30.0))
     assert server.wait_done(0.0) is False
