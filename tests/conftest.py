@@ -109,21 +109,32 @@ class Program:
         self._output.close()
 
 
+class Launcher:
+    """Starts command lines in a folder, and ends whatever still runs of them."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self._environment = clean_environment()
+        self._started = []
+
+    def __call__(self, command, **variables):
+        log = self.folder / f"output-{len(self._started)}.txt"
+        environment = self._environment | {n: str(v) for n, v in variables.items()}
+        program = Program(command, self.folder, environment, log)
+        self._started.append(program)
+        return program
+
+    def end(self):
+        for program in self._started:
+            program.end()
+
+
 @pytest.fixture
 def launch(tmp_path):
     """Starts command lines in tmp_path; whatever still runs is ended after the test."""
-    started = []
-
-    def start(command, **variables):
-        log = tmp_path / f"output-{len(started)}.txt"
-        environment = clean_environment() | {n: str(v) for n, v in variables.items()}
-        program = Program(command, tmp_path, environment, log)
-        started.append(program)
-        return program
-
-    yield start
-    for program in started:
-        program.end()
+    launcher = Launcher(tmp_path)
+    yield launcher
+    launcher.end()
 
 
 @pytest.fixture

@@ -158,7 +158,7 @@ def test_a_stopped_server_is_reported_by_its_silence(launch):
     try:
         with pytest.raises(errors.PeerLostError, match="silent for 500 ms"):
             trainer.push(dense=GRADIENT)
-        assert time.monotonic() - stopped_at < 1.0
+        assert time.monotonic() - stopped_at < 0.5 + 1.0
     finally:
         os.kill(servers[0].process.pid, signal.SIGCONT)
 
@@ -181,12 +181,33 @@ def test_a_lost_trainer_is_reported_to_the_one_that_waits(launch):
     assert reported_at - gone_at < 1.0
 
 
+def interrupt_once(ready, call):
+    """Calls; Ctrl-C comes once ``ready`` says that the call waits."""
+
+    def interrupt():
+        until = time.monotonic() + 30
+        while not ready() and time.monotonic() < until:
+            time.sleep(0.005)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt).start()
+    call()
+
+
+def push_and_interrupt(trainer, servers):
+    """Ctrl-C once the push has reached the servers, where it waits for another's."""
+
+    def ready():
+        return all(server.stats()["pending_bytes"] for server in servers)
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupt_once(ready, lambda: trainer.push(dense=GRADIENT))
+
+
 def test_an_interrupted_push_is_finished_by_the_next_call():
     with Cluster(2, 2, probe_ms=20) as cluster:
         first, second = cluster.start().trainers
-        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
-        with pytest.raises(KeyboardInterrupt):
-            first.push(dense=GRADIENT)
+        push_and_interrupt(first, cluster.servers)
         assert second.push(dense=GRADIENT) == 0
         first.pull_dense()
         np.testing.assert_array_equal(first.dense, second.dense)
@@ -202,9 +223,7 @@ def test_an_interrupted_push_is_finished_by_the_next_call():
 def test_goodbye_after_an_interrupt_does_not_wait_for_ever():
     with Cluster(2, 1, probe_ms=20, liveness_ms=400) as cluster:
         first, _ = cluster.start().trainers
-        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
-        with pytest.raises(KeyboardInterrupt):
-            first.push(dense=GRADIENT)
+        push_and_interrupt(first, cluster.servers)
         started = time.monotonic()
         with pytest.raises(errors.OperationTimeoutError):
             first.client.goodbye()
@@ -215,7 +234,7 @@ def test_goodbye_after_an_interrupt_does_not_wait_for_ever():
 
 def test_wait_done_can_be_interrupted():
     server = _core.Server(run_id=7)
-    threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+    late = time.monotonic() + 0.2
     with pytest.raises(KeyboardInterrupt):
-        server.wait_done(30.0)
+        interrupt_once(lambda: time.monotonic() > late, lambda: server.wait_done(30.0))
     assert server.wait_done(0.0) is False

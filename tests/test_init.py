@@ -125,11 +125,11 @@ for _ in range(2):
 def test_the_vector_level_is_checked_by_init(launch, tmp_path):
     (tmp_path / "probe.py").write_text(SIMD_PROBE)
     lowered = launch("python probe.py", CPUDIST_SIMD="scalar")
+    wrong = launch("python probe.py", CPUDIST_SIMD="foo")
     assert lowered.wait(60) == 0, lowered.text()
     first, second = lowered.text().splitlines()
     assert first == "level scalar"
     assert second.startswith("refused CPUDIST_SIMD='later', but this process runs at")
-    wrong = launch("python probe.py", CPUDIST_SIMD="foo")
     assert wrong.wait(60) == 0, wrong.text()
     expected = "refused CPUDIST_SIMD: expected scalar, avx2 or avx512, found 'foo'"
     assert wrong.text().startswith(expected)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import json
+import logging
 import multiprocessing
 import os
 import signal
@@ -30,10 +31,14 @@ from torch._C._distributed_c10d import FileStore, HashStore
 from torch_cpudist import _core
 from torch_cpudist.context import Context, describe
 from torch_cpudist.errors import OperationTimeoutError
+from torch_cpudist.log import logger
 from torch_cpudist.runtime import init
 
 T = TypeVar("T")
 Report = Callable[[Any], None]
+
+# The first optimizer of torch imports dynamo, which takes a second: once, not per rank.
+_PRELOAD = ["torch_cpudist.testing", "torch._dynamo"]
 
 
 class _Ranks:
@@ -145,6 +150,17 @@ def run_ranks(
     return ranks.results[servers:]
 
 
+class _Warnings(logging.Handler):
+    """Tells what the package warns of."""
+
+    def __init__(self, tell: Callable[[str, Any], None]) -> None:
+        super().__init__(logging.WARNING)
+        self._tell = tell
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._tell("warning", record.getMessage())
+
+
 def _process_body(
     fn: Callable[[Context, Report], Any],
     rank: int,
@@ -158,10 +174,14 @@ def _process_body(
     faulthandler.enable()
     os.environ.update(variables)
 
+    telling = threading.Lock()
+
     def tell(kind: str, value: Any) -> None:
         entry = {"kind": kind, "value": value, "time_s": time.monotonic()}
-        pipe.send_bytes(json.dumps(entry).encode())
+        with telling:
+            pipe.send_bytes(json.dumps(entry).encode())
 
+    logger.addHandler(_Warnings(tell))
     context = None
     try:
         store = FileStore(str(Path(folder) / "store"), world_size)
@@ -209,7 +229,7 @@ class ProcessRanks:
         """
         self._folder = tempfile.TemporaryDirectory(prefix="cpudist-ranks-")
         method = multiprocessing.get_context("forkserver")
-        method.set_forkserver_preload(["torch_cpudist.testing"])
+        method.set_forkserver_preload(_PRELOAD)
         self._pipes: list[Connection] = []
         self._processes = []
         for rank in range(world_size):
@@ -250,7 +270,8 @@ class ProcessRanks:
 
         Args:
             rank: whose.
-            kind: ``"report"``, ``"serving"``, ``"result"`` or ``"error"``.
+            kind: ``"report"``, ``"serving"``, ``"warning"``, ``"result"`` or
+                ``"error"``.
             timeout_s: longest wait.
 
         Returns:

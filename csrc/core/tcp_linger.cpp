@@ -7,8 +7,10 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <exception>
 #include <memory>
 #include <utility>
+#include <vector>
 
 namespace cpudist::core::tcp {
 namespace {
@@ -21,10 +23,11 @@ class Lingering final : public Reactor::Source, public std::enable_shared_from_t
 
   void start() {
     if (shutdown(socket_.get(), SHUT_WR) != 0) return;  // broken already
-    token_ = reactor_.watch(socket_.get(), shared_from_this(), EPOLLIN);
+    // The timer first: what is watched must have an end.
     reactor_.schedule(Clock::now() + kPatience, [weak = weak_from_this()] {
       if (const auto self = weak.lock()) self->end();
     });
+    token_ = reactor_.watch(socket_.get(), shared_from_this(), EPOLLIN);
   }
 
   void on_ready(uint32_t) override {

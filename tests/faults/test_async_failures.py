@@ -7,27 +7,26 @@ from __future__ import annotations
 import signal
 
 import pytest
-from test_failures import KILLED_S, START_S, STOPPED_S, check_loss, train_forever
+from test_failures import KILLED_S, LOSSES, START_S, check_loss, train_forever
 
 from torch_cpudist.testing import ProcessRanks
 
 ASYNC = {"CPUDIST_STRATEGY": "async"}
-SIGNALS = [(signal.SIGKILL, KILLED_S), (signal.SIGSTOP, STOPPED_S)]
 
 
 def test_a_killed_colocated_rank_is_named_by_the_survivor():
-    number, limit_s = SIGNALS[0]
     with ProcessRanks(train_forever, 2, variables=ASYNC) as ranks:
         for rank in range(2):
             ranks.expect(rank, "report", START_S)
-        lost_s = ranks.signal(1, number)
-        entry = ranks.expect(0, "error", limit_s + 5)
-        check_loss(entry, lost_s, limit_s, r"server 1\b")
+        lost_s = ranks.signal(1, signal.SIGKILL)
+        entry = ranks.expect(0, "error", KILLED_S + 5)
+        check_loss(entry, lost_s, KILLED_S, r"(trainer|server) 1\b")
 
 
-@pytest.mark.parametrize(("number", "limit_s"), SIGNALS)
-def test_a_lost_trainer_ends_serve_and_with_it_the_others(number, limit_s):
-    with ProcessRanks(train_forever, 3, servers=1, variables=ASYNC) as ranks:
+@pytest.mark.parametrize(("number", "clocks", "limit_s"), LOSSES)
+def test_a_lost_trainer_ends_serve_and_with_it_the_others(number, clocks, limit_s):
+    variables = ASYNC | clocks
+    with ProcessRanks(train_forever, 3, servers=1, variables=variables) as ranks:
         for rank in (1, 2):
             ranks.expect(rank, "report", START_S)
         ranks.expect(0, "serving", START_S)

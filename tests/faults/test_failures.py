@@ -6,10 +6,12 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import itertools
 import os
 import re
 import signal
 import socket
+import threading
 import time
 from pathlib import Path
 
@@ -21,7 +23,11 @@ from torch_cpudist.testing import ProcessRanks
 
 START_S = 60.0  # for processes to start on a busy machine
 KILLED_S = 1.0
+# A frozen process is lost after CPUDIST_LIVENESS_MS, and named within a second more.
 STOPPED_S = 6.0
+LIVENESS = {"CPUDIST_LIVENESS_MS": "1500"}
+LIVENESS_S = 2.5
+LOSSES = [(signal.SIGKILL, {}, KILLED_S), (signal.SIGSTOP, LIVENESS, LIVENESS_S)]
 
 
 def make():
@@ -62,6 +68,7 @@ def check_loss(entry, since_s, limit_s, role_and_rank):
     ("number", "limit_s"), [(signal.SIGKILL, KILLED_S), (signal.SIGSTOP, STOPPED_S)]
 )
 def test_a_lost_colocated_rank_is_named_by_every_survivor(number, limit_s):
+    """With the clocks as they are by default."""
     with ProcessRanks(train_forever, 3) as ranks:
         for rank in range(3):
             ranks.expect(rank, "report", START_S)
@@ -71,11 +78,9 @@ def test_a_lost_colocated_rank_is_named_by_every_survivor(number, limit_s):
             check_loss(entry, lost_s, limit_s, r"(trainer|server) 1\b")
 
 
-@pytest.mark.parametrize(
-    ("number", "limit_s"), [(signal.SIGKILL, KILLED_S), (signal.SIGSTOP, STOPPED_S)]
-)
-def test_a_lost_server_is_named_by_every_trainer(number, limit_s):
-    with ProcessRanks(train_forever, 4, servers=2) as ranks:
+@pytest.mark.parametrize(("number", "clocks", "limit_s"), LOSSES)
+def test_a_lost_server_is_named_by_every_trainer(number, clocks, limit_s):
+    with ProcessRanks(train_forever, 4, servers=2, variables=clocks) as ranks:
         for rank in (2, 3):
             ranks.expect(rank, "report", START_S)
         lost_s = ranks.signal(0, number)
@@ -84,11 +89,9 @@ def test_a_lost_server_is_named_by_every_trainer(number, limit_s):
             check_loss(entry, lost_s, limit_s, r"server 0\b")
 
 
-@pytest.mark.parametrize(
-    ("number", "limit_s"), [(signal.SIGKILL, KILLED_S), (signal.SIGSTOP, STOPPED_S)]
-)
-def test_a_lost_trainer_is_named_by_servers_and_trainers(number, limit_s):
-    with ProcessRanks(train_forever, 3, servers=1) as ranks:
+@pytest.mark.parametrize(("number", "clocks", "limit_s"), LOSSES)
+def test_a_lost_trainer_is_named_by_servers_and_trainers(number, clocks, limit_s):
+    with ProcessRanks(train_forever, 3, servers=1, variables=clocks) as ranks:
         for rank in (1, 2):
             ranks.expect(rank, "report", START_S)
         ranks.expect(0, "serving", START_S)
@@ -132,7 +135,7 @@ def evaluate_long(context, report):
         step(model, opt)
         if context.trainer_rank == 0 and turn == 1:
             model.eval()(torch.randint(50, (8, 3)))
-            ctypes.PyDLL(None).usleep(2_000_000)
+            ctypes.PyDLL(None).usleep(1_200_000)
             opt.state_dict()
             model.train()
     return cpudist.global_step()
@@ -234,9 +237,15 @@ def test_rubbish_closes_that_connection_only(tmp_path):
         addresses = ranks.expect(0, "report", START_S)["value"]
         ranks.expect(1, "report", START_S)
         assert {a.partition(":")[0] for a in addresses} == {"unix", "tcp"}
-        for address in addresses:
-            for data in RUBBISH.values():
-                send_rubbish(address, data)
+        senders = [
+            threading.Thread(target=send_rubbish, args=pair, daemon=True)
+            for pair in itertools.product(addresses, RUBBISH.values())
+        ]
+        for sender in senders:
+            sender.start()
+        for sender in senders:
+            sender.join(30)
+            assert not sender.is_alive()
         stop.touch()
         found = ranks.results(30)
         assert found[0]["steps"] > 0

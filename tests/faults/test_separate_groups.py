@@ -4,6 +4,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import json
 import os
 import re
 import signal
@@ -12,114 +15,257 @@ import time
 from pathlib import Path
 
 import pytest
+from test_failures import KILLED_S, LIVENESS, LOSSES, START_S, check_loss
+from train_groups import Training
+
+import torch_cpudist as cpudist
+from torch_cpudist.testing import ProcessRanks
 
 SCRIPT = Path(__file__).with_name("train_groups.py")
 TIME_S = 90.0
+MANY = 100_000
+
+
+def train(folder, name, steps, pause_s, context, report):
+    training = Training(folder, name)
+    training.train(steps, pause_s)
+    return [context.trainer_rank, training.values()]
 
 
 @pytest.fixture
-def groups(launch):
-    """Starts torchrun jobs that meet at one port."""
+def groups(tmp_path):
+    """Starts jobs that meet at one port and end with the test."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
 
-    def start(role, name, ranks=1, steps=0, pause_s=0.0, restarts=0, **variables):
-        return launch(
-            f"torchrun --standalone --nproc-per-node={ranks} --max-restarts={restarts} "
-            f"{SCRIPT} {name} {steps} {pause_s}",
-            CPUDIST_ROLE=role,
-            CPUDIST_RENDEZVOUS=f"127.0.0.1:{port}",
-            CPUDIST_THREADS="1",
-            **variables,
-        )
+    class Groups:
+        def variables(self, role, **others):
+            where = f"127.0.0.1:{port}"
+            own = {"CPUDIST_ROLE": role, "CPUDIST_RENDEZVOUS": where}
+            return own | {"CPUDIST_THREADS": "1"} | others
 
-    return start
+        def start(self, role, body, ranks=1, **others):
+            variables = self.variables(role, **others)
+            job = ProcessRanks(body, ranks, variables=variables)
+            return ended.enter_context(job)
 
+        def servers(self, ranks=2, **others):
+            return self.start("server", train, ranks, CPUDIST_TRAINERS="2", **others)
 
-def wait_for(path, length, program):
-    """Until a file is there and so long; fails with the program's output."""
-    until = time.monotonic() + TIME_S
-    while not (path.exists() and len(path.read_text()) >= length):
-        assert program.process.poll() is None, program.text()
-        assert time.monotonic() < until, program.text()
-        time.sleep(0.01)
-    return path.read_text()
+        def trainer(self, name, steps=MANY, pause_s=0.02, **others):
+            body = functools.partial(train, tmp_path, name, steps, pause_s)
+            return self.start("trainer", body, **others)
 
-
-def values_in(text):
-    found = re.search(r"is trainer (\d+): \[(.*)\]", text)
-    assert found, text
-    return int(found[1]), [int(v) for v in found[2].split(",")]
+    with contextlib.ExitStack() as ended:
+        yield Groups()
 
 
-def test_a_killed_trainer_rejoins_and_nobody_else_notices(groups, tmp_path):
+@pytest.fixture
+def steps_of(tmp_path):
+    """How many steps a trainer has written down; waits until there are enough."""
+
+    def wait(name, least=0):
+        path = tmp_path / f"{name}.steps"
+        until = time.monotonic() + TIME_S
+        while not (path.exists() and len(path.read_text()) >= least):
+            assert time.monotonic() < until, f"{name} did not come to {least} steps"
+            time.sleep(0.01)
+        return len(path.read_text())
+
+    return wait
+
+
+def results(job):
+    return job.expect(0, "result", TIME_S)["value"]
+
+
+def check_servers_end(servers, ranks=2):
+    assert [servers.expect(r, "result", TIME_S)["value"] for r in range(ranks)] == [
+        None
+    ] * ranks
+
+
+def test_a_killed_trainer_rejoins_and_nobody_else_notices(
+    groups, steps_of, launch, tmp_path
+):
     """Every step that a trainer saw applied is in the result, once; and no other.
 
-    Meanwhile a third trainer comes late and leaves early.
+    torchrun restarts the killed one. Meanwhile a third trainer comes late and leaves
+    early.
     """
-    servers = groups("server", "s", ranks=2, CPUDIST_TRAINERS="2")
-    steady = groups("trainer", "steady", steps=100_000, pause_s=0.02)
-    victim = groups("trainer", "victim", steps=40, pause_s=0.02, restarts=2)
-    wait_for(tmp_path / "victim.steps", 10, victim)
-    wait_for(tmp_path / "steady.steps", 1, steady)
+    victim = launch(
+        "torchrun --standalone --nproc-per-node=1 --max-restarts=2 "
+        f"{SCRIPT} victim 40 0.02",
+        **groups.variables("trainer"),
+    )
+    servers = groups.servers()
+    steady = groups.trainer("steady")
+    steps_of("victim", 10)
+    steps_of("steady", 1)
     pid = int((tmp_path / "victim.pid").read_text())
     os.kill(pid, signal.SIGKILL)
-    late = groups("trainer", "late", steps=5)
-    for program in (victim, late):
-        assert program.wait(TIME_S) == 0, program.text()
+    late, late_values = results(groups.trainer("late", steps=5))
+    assert late_values[late] == 5
+    assert victim.wait(TIME_S) == 0, victim.text()
     assert int((tmp_path / "victim.pid").read_text()) != pid
-    assert steady.process.poll() is None, steady.text()
     (tmp_path / "stop").touch()
-    for program in (steady, servers):
-        assert program.wait(TIME_S) == 0, program.text()
-    seen = len((tmp_path / "steady.steps").read_text())
-    trainers = {values_in(p.text())[0] for p in (steady, victim, late)}
-    assert trainers == {0, 1, 2}
-    mine, values = values_in(steady.text())
-    assert values[mine] == seen
+    mine, values = results(steady)
+    check_servers_end(servers)
+    victims, _ = json.loads(victim.text().splitlines()[-1])
+    assert {mine, victims, late} == {0, 1, 2}
+    assert values[mine] == steps_of("steady")
     # A step that was applied but not written down before the kill, at most.
-    assert values[1 - mine] in (40, 41)
-    assert values[2] == 5
+    assert values[victims] in (40, 41)
+    assert values[late] == 5
     assert sum(values[:8]) == values[8]
-    assert "PeerLost" not in steady.text()
 
 
-def test_a_killed_server_ends_every_trainer_with_its_name(groups, tmp_path):
-    servers = groups("server", "s", ranks=2, CPUDIST_TRAINERS="2")
-    trainers = [groups("trainer", n, steps=9999, pause_s=0.01) for n in ("a", "b")]
-    for name, program in zip("ab", trainers, strict=True):
-        wait_for(tmp_path / f"{name}.steps", 3, program)
-    victim = next(
-        int(pid)
-        for pid in os.listdir("/proc")
-        if pid.isdigit()
-        and Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]
-        == str(servers.process.pid)
-        and b"train_groups" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    )
-    os.kill(victim, signal.SIGKILL)
-    killed_s = time.monotonic()
-    for program in trainers:
-        until = killed_s + 30
-        while "PeerLostError" not in program.text():
-            assert time.monotonic() < until, program.text()
-            time.sleep(0.01)
-        assert re.search(r"PeerLostError: server \d \(.*pid", program.text())
-        assert program.wait(TIME_S) != 0
+@pytest.mark.parametrize(("number", "clocks", "limit_s"), LOSSES)
+def test_a_lost_server_ends_every_trainer_with_its_name(
+    number, clocks, limit_s, groups, steps_of
+):
+    servers = groups.servers(**clocks)
+    trainers = [groups.trainer(name, pause_s=0.01, **clocks) for name in "ab"]
+    for name in "ab":
+        steps_of(name, 3)
+    lost_s = servers.signal(1, number)
+    for job in trainers:
+        entry = job.expect(0, "error", limit_s + 5)
+        check_loss(entry, lost_s, limit_s, r"^server 1\b")
 
 
-def test_a_killed_trainer_ends_the_others_under_sync(groups, tmp_path):
+def test_a_killed_trainer_ends_the_others_under_sync(groups, steps_of):
     """Rounds wait for exactly the trainers of the start."""
     sync = {"CPUDIST_STRATEGY": "sync"}
-    servers = groups("server", "s", CPUDIST_TRAINERS="2", **sync)
-    victim, other = (
-        groups("trainer", n, steps=9999, pause_s=0.01, **sync) for n in ("a", "b")
-    )
-    for name, program in (("a", victim), ("b", other)):
-        wait_for(tmp_path / f"{name}.steps", 3, program)
-    os.kill(int((tmp_path / "a.pid").read_text()), signal.SIGKILL)
-    assert other.wait(TIME_S) != 0
-    assert re.search(r"PeerLostError: trainer \d \(.*pid", other.text()), other.text()
+    servers = groups.servers(ranks=1, **sync)
+    victim, other = (groups.trainer(name, pause_s=0.01, **sync) for name in "ab")
+    for name in "ab":
+        steps_of(name, 3)
+    lost_s = victim.signal(0, signal.SIGKILL)
+    entry = other.expect(0, "error", KILLED_S + 5)
+    check_loss(entry, lost_s, KILLED_S, r"trainer \d \(")
     # Dead is not done: the servers wait for CPUDIST_REJOIN_S.
-    assert servers.process.poll() is None, servers.text()
+    with pytest.raises(cpudist.OperationTimeoutError, match="no result within"):
+        servers.expect(0, "result", 0.2)
+
+
+# ---- waking up, giving up
+# -----------------------------------------------------------------------
+
+
+def watch(folder, name, context, report):
+    """Trains; at a barrier, which waits for those who live, tells the values."""
+    training = Training(folder, name)
+    for file in ("frozen", "woken"):
+        while not (folder / file).exists():
+            training.step()
+        context.barrier()
+        report(training.values())
+    training.train(MANY, 0.01)
+    return [context.trainer_rank, training.values()]
+
+
+def test_a_frozen_trainer_that_wakes_up_is_refused_and_its_restart_goes_on(
+    groups, steps_of, tmp_path
+):
+    clocks = LIVENESS
+    servers = groups.servers(**clocks)
+    body = functools.partial(watch, tmp_path, "steady")
+    steady = groups.start("trainer", body, **clocks)
+    job = {"TORCHELASTIC_RUN_ID": "victims", **clocks}
+    victim = groups.trainer("victim", pause_s=0.0, **job)
+    steps_of("victim", 5)
+    steps_of("steady", 1)
+    victim.signal(0, signal.SIGSTOP)
+    (tmp_path / "frozen").touch()
+    # The barrier ends once no server waits for the frozen one any more.
+    before = steady.expect(0, "report", TIME_S)["value"]
+    written = steps_of("victim")
+    victim.signal(0, signal.SIGCONT)
+    error = victim.expect(0, "error", TIME_S)["value"]
+    assert error["type"] == "PeerLostError"
+    assert re.search(r"trainer \d \(.*pid.* was lost: silent for 1\.5 s", error["text"])
+    assert "only a restart of it can come back" in error["text"]
+    (tmp_path / "woken").touch()
+    after = steady.expect(0, "report", TIME_S)["value"]
+    # An answer that came while it was frozen, at most.
+    steps = steps_of("victim")
+    assert steps - written in (0, 1)
+    again = groups.trainer("victim", steps=steps + 7, pause_s=0.0, **job)
+    who, _ = results(again)
+    (tmp_path / "stop").touch()
+    mine, values = results(steady)
+    assert who == 1 - mine
+    check_servers_end(servers)
+    # The step under way when it froze may have been applied, on each server for itself.
+    assert before[who] - steps in (0, 1)
+    assert after[who] == before[who]
+    assert values[who] == before[who] + 7
+    assert values[mine] == steps_of("steady")
+    assert values[8] - values[mine] - 7 - steps in (0, 1)
+
+
+def test_a_trainer_that_comes_back_when_the_others_are_gone_goes_on(
+    groups, steps_of, tmp_path
+):
+    servers = groups.servers()
+    steady = groups.trainer("steady")
+    job = {"TORCHELASTIC_RUN_ID": "victims"}
+    victim = groups.trainer("victim", **job)
+    for name in ("steady", "victim"):
+        steps_of(name, 3)
+    victim.signal(0, signal.SIGKILL)
+    (tmp_path / "stop").touch()
+    mine, _ = results(steady)
+    (tmp_path / "stop").unlink()
+    steps = steps_of("victim")
+    who, values = results(groups.trainer("victim", steps=steps + 3, **job))
+    check_servers_end(servers)
+    assert who == 1 - mine
+    assert values[mine] == steps_of("steady")
+    assert values[who] - steps - 3 in (0, 1)
+
+
+def test_servers_give_up_a_trainer_that_does_not_come_back(groups, steps_of, tmp_path):
+    servers = groups.servers(CPUDIST_REJOIN_S="2")
+    steady = groups.trainer("steady")
+    victim = groups.trainer("victim")
+    for name in ("steady", "victim"):
+        steps_of(name, 1)
+    lost_s = victim.signal(0, signal.SIGKILL)
+    (tmp_path / "stop").touch()
+    results(steady)
+    for rank in range(2):
+        warning = servers.expect(rank, "warning", TIME_S)["value"]
+        assert "1 trainers were lost and did not come back within" in warning
+        assert servers.expect(rank, "result", TIME_S)["time_s"] - lost_s >= 2.0
+
+
+# ---- settings, the store
+# ------------------------------------------------------------------------
+
+
+def test_jobs_with_other_settings_are_refused_and_nobody_else_notices(groups, tmp_path):
+    servers = groups.servers()
+    others = {
+        "CPUDIST_LIVENESS_MS": "4000",
+        "CPUDIST_STRATEGY": "sync",
+        "CPUDIST_TRAINERS": "3",
+        "CPUDIST_COMMUNICATOR_SEND_QUEUE_SIZE": "7",
+    }
+    refused = {n: groups.trainer(n, **{n: text}) for n, text in others.items()}
+    for name, job in refused.items():
+        entry = job.expect(0, "error", START_S)["value"]
+        assert entry["type"] == "ConfigMismatchError", entry
+        assert f"{name}: {others[name]} on this trainer" in entry["text"]
+    right = [groups.trainer(name, steps=3) for name in "ab"]
+    assert {results(job)[0] for job in right} == {0, 1}
+    check_servers_end(servers)
+
+
+def test_a_trainer_that_meets_no_server_says_where(groups):
+    variables = groups.variables("trainer")
+    with pytest.raises(cpudist.OperationTimeoutError, match="nobody answers at") as e:
+        cpudist.init(timeout_s=0.2, variables=variables)
+    assert variables["CPUDIST_RENDEZVOUS"] in str(e.value)

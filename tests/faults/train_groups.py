@@ -1,14 +1,15 @@
 # Copyright (c) 2026 The torch_cpudist authors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""A trainer or server of separate groups; whole-number gradients, as in async_cases.
+"""A trainer of separate groups; whole-number gradients, as in async_cases.
 
-``train_groups.py NAME STEPS PAUSE_S``: every step adds a gradient of -1 to element 0
-and to the row of this trainer's number, and is written down in the file ``NAME.steps``
-once it is applied. A file ``stop`` ends it earlier.
+Every step adds a gradient of -1 to element 0 and to the row of this trainer's number,
+and is written down in the file ``NAME.steps`` once it is applied. A file ``stop`` ends
+it earlier. Run by torchrun: ``train_groups.py NAME STEPS PAUSE_S``.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import time
@@ -19,38 +20,52 @@ import torch
 import torch_cpudist as cpudist
 
 
+class Training:
+    """The model of one trainer, and its steps."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self.folder, self.name = folder, name
+        self.table = torch.nn.Embedding(8, 1, sparse=True)
+        self.dense = torch.nn.Linear(1, 1, bias=False)
+        with torch.no_grad():
+            self.table.weight.zero_()
+            self.dense.weight.zero_()
+        both = torch.nn.ModuleList([self.table, self.dense])
+        inner = torch.optim.SGD(both.parameters(), lr=1.0)
+        self.optimizer = cpudist.DistributedOptimizer(inner, both, strategy="async")
+        self.log = folder / f"{name}.steps"
+        (folder / f"{name}.pid").write_text(str(os.getpid()))
+
+    def step(self) -> None:
+        row = torch.tensor([cpudist.trainer_rank()])
+        self.optimizer.zero_grad()
+        (-self.table(row).sum() - self.dense.weight.sum()).backward()
+        self.optimizer.step()
+        self.optimizer.flush("none")
+        with self.log.open("a") as file:
+            file.write(".")
+
+    def train(self, steps: int, pause_s: float) -> None:
+        done = len(self.log.read_text()) if self.log.exists() else 0
+        for _ in range(steps - done):
+            self.step()
+            time.sleep(pause_s)
+            if (self.folder / "stop").exists():
+                break
+
+    def values(self) -> list[int]:
+        """The rows and then element 0, as the servers have them."""
+        self.optimizer.flush()
+        both = (*self.table.weight.flatten(), *self.dense.weight.flatten())
+        return [int(value) for value in both]
+
+
 def main() -> None:
     name, steps, pause_s = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
     cpudist.init(timeout_s=60)
-    if cpudist.is_server():
-        cpudist.serve()
-        cpudist.shutdown()
-        return
-    model = torch.nn.Embedding(8, 1, sparse=True)
-    dense = torch.nn.Linear(1, 1, bias=False)
-    with torch.no_grad():
-        model.weight.zero_()
-        dense.weight.zero_()
-    both = torch.nn.ModuleList([model, dense])
-    inner = torch.optim.SGD(both.parameters(), lr=1.0)
-    optimizer = cpudist.DistributedOptimizer(inner, both, strategy="async")
-    row = torch.tensor([cpudist.trainer_rank()])
-    log = Path(f"{name}.steps")
-    done = len(log.read_text()) if log.exists() else 0
-    Path(f"{name}.pid").write_text(str(os.getpid()))
-    for _ in range(steps - done):
-        optimizer.zero_grad()
-        (-model(row).sum() - dense.weight.sum()).backward()
-        optimizer.step()
-        optimizer.flush("none")
-        with log.open("a") as file:
-            file.write(".")
-        time.sleep(pause_s)
-        if Path("stop").exists():
-            break
-    optimizer.flush()
-    values = [int(v) for v in (*model.weight.flatten(), *dense.weight.flatten())]
-    print(f"{name} is trainer {cpudist.trainer_rank()}: {values}", flush=True)
+    training = Training(Path.cwd(), name)
+    training.train(steps, pause_s)
+    print(json.dumps([cpudist.trainer_rank(), training.values()]), flush=True)
     cpudist.shutdown()
 
 

@@ -4,22 +4,64 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import re
 import socket
 
 import launch_page
 import pytest
 import torch
+from ahead import ahead
 
 import torch_cpudist as cpudist
 
 HERE = [name for name in launch_page.examples() if not name.startswith("hosts-")]
 
 
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+def free_ports(count):
+    with contextlib.ExitStack() as held:
+        probes = [held.enter_context(socket.socket()) for _ in range(count)]
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [probe.getsockname()[1] for probe in probes]
+
+
+def run_example(name, port, launch):
+    example = launch_page.examples()[name]
+    (launch.folder / "train.py").write_text(launch_page.script())
+    # Two checkouts may run their tests on one machine: only the port differs from the
+    # page.
+    endpoint = f"localhost:{port}"
+    programs = [
+        launch(re.sub(r"localhost:\d+", endpoint, command))
+        for command in example.commands
+    ]
+    launch_page.check_outcome(example, programs, 90)
+
+
+def run_script(text, options, launch):
+    """The output of a script that two ranks run."""
+    (launch.folder / "train.py").write_text(text)
+    program = launch(f"torchrun --standalone --nproc-per-node=2 {options} train.py")
+    assert program.wait(90) == 0, program.text()
+    return program.text()
+
+
+@pytest.fixture(scope="module")
+def launched(request, tmp_path_factory):
+    jobs = {
+        f"test_command_line[{name}]": functools.partial(run_example, name, port)
+        for name, port in zip(HERE, free_ports(len(HERE)), strict=True)
+    }
+    jobs["test_init_and_shutdown_again_under_torchrun"] = functools.partial(
+        run_script, REPEATS, ""
+    )
+    jobs["test_a_restart_by_torchrun_begins_anew_and_says_so"] = functools.partial(
+        run_script, RESTARTS, "--max-restarts=2 --monitor-interval=0.1"
+    )
+    with ahead(request, tmp_path_factory, jobs) as launches:
+        yield launches
 
 
 def test_the_page_has_every_layout():
@@ -35,17 +77,8 @@ def test_the_page_has_every_layout():
 
 
 @pytest.mark.parametrize("name", HERE)
-def test_command_line(name, launch, tmp_path):
-    example = launch_page.examples()[name]
-    (tmp_path / "train.py").write_text(launch_page.script())
-    # Two checkouts may run their tests on one machine: only the port differs from the
-    # page.
-    endpoint = f"localhost:{free_port()}"
-    programs = [
-        launch(re.sub(r"localhost:\d+", endpoint, command))
-        for command in example.commands
-    ]
-    launch_page.check_outcome(example, programs, 90)
+def test_command_line(name, launched, request):
+    launched.result(request)
 
 
 def test_notebook_cells_run_again_and_again():
@@ -85,14 +118,10 @@ for turn in range(3):
 """
 
 
-def test_init_and_shutdown_again_under_torchrun(launch, tmp_path):
-    (tmp_path / "train.py").write_text(REPEATS)
-    program = launch("torchrun --standalone --nproc-per-node=2 train.py")
-    assert program.wait(90) == 0, program.text()
+def test_init_and_shutdown_again_under_torchrun(launched, request):
+    text = launched.result(request)
     for turn in range(3):
-        assert program.text().count(f"turn {turn}: step {turn + 1}") == 2, (
-            program.text()
-        )
+        assert text.count(f"turn {turn}: step {turn + 1}") == 2, text
 
 
 RESTARTS = """
@@ -110,12 +139,7 @@ cpudist.shutdown()
 """
 
 
-def test_a_restart_by_torchrun_begins_anew_and_says_so(launch, tmp_path):
-    (tmp_path / "train.py").write_text(RESTARTS)
-    program = launch(
-        "torchrun --standalone --nproc-per-node=2 --max-restarts=2 "
-        "--monitor-interval=0.1 train.py"
-    )
-    assert program.wait(90) == 0, program.text()
-    assert program.text().count("attempt 2") == 2, program.text()
-    assert "restart 2: there is no snapshot, training begins anew" in program.text()
+def test_a_restart_by_torchrun_begins_anew_and_says_so(launched, request):
+    text = launched.result(request)
+    assert text.count("attempt 2") == 2, text
+    assert "restart 2: there is no snapshot, training begins anew" in text

@@ -9,6 +9,7 @@ loopback, no unix sockets. That is what separates hosts for this package.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import shlex
 import shutil
@@ -16,6 +17,7 @@ import subprocess
 
 import launch_page
 import pytest
+from ahead import ahead
 
 ADDRESSES = ("10.77.0.1", "10.77.0.2")
 EXAMPLES = [name for name in launch_page.examples() if name.startswith("hosts-")]
@@ -30,27 +32,73 @@ def ip(*arguments):
         raise OSError(f"{shlex.join(command)}: {done.stderr.strip()}")
 
 
+def make_hosts(number, undo):
+    """Two network namespaces with a cable between them; their names."""
+    names = [f"cpudist-{os.getpid()}-{number}{side}" for side in "ab"]
+    ends = [f"cpud{os.getpid() % 100000}{number}{side}" for side in "ab"]
+    for name in names:
+        ip("netns", "add", name)
+        undo.callback(ip, "netns", "delete", name)
+    ip("link", "add", ends[0], "type", "veth", "peer", "name", ends[1])
+    for name, end, address in zip(names, ends, ADDRESSES, strict=True):
+        ip("link", "set", end, "netns", name)
+        ip("-n", name, "address", "add", f"{address}/24", "dev", end)
+        ip("-n", name, "link", "set", end, "up")
+        ip("-n", name, "link", "set", "lo", "up")
+    return names
+
+
+def start_on(hosts, commands, launch):
+    return [
+        launch(["ip", "netns", "exec", host, "bash", "-c", command])
+        for host, command in zip(hosts, commands, strict=True)
+    ]
+
+
+def run_example(name, hosts, launch):
+    example = launch_page.examples()[name]
+    (launch.folder / "train.py").write_text(launch_page.script())
+    programs = start_on(hosts, example.commands, launch)
+    launch_page.check_outcome(example, programs, 90)
+
+
+def look_at_sockets(hosts, launch):
+    """What /proc/net/tcp has on both hosts."""
+    (launch.folder / "look.py").write_text(
+        "import torch_cpudist as c; c.init(); print(open('/proc/net/tcp').read(), "
+        "flush=True); "
+        "c.barrier(); c.shutdown()"
+    )
+    command = (
+        "torchrun --nnodes=2 --node-rank={} --nproc-per-node=1 --master-addr=10.77.0.1 "
+        "--master-port=29500 look.py"
+    )
+    programs = start_on(hosts, [command.format(rank) for rank in range(2)], launch)
+    for started in programs:
+        assert started.wait(90) == 0, started.text()
+    return [started.text() for started in programs]
+
+
 @pytest.fixture(scope="module")
-def hosts():
-    """Two network namespaces with a cable between them."""
+def launched(request, tmp_path_factory):
+    """Every launch has two hosts of its own: addresses and ports are the page's."""
     if shutil.which("ip") is None:
         pytest.skip("the program ip (iproute2) is missing: no network namespaces")
-    names = [f"cpudist-{os.getpid()}-{side}" for side in "ab"]
-    ends = [f"cpud{os.getpid() % 100000}{side}" for side in "ab"]
+    jobs = {
+        f"test_command_line[{name}]": functools.partial(run_example, name)
+        for name in EXAMPLES
+    }
+    jobs["test_servers_listen_only_where_the_others_come_from"] = look_at_sockets
     with contextlib.ExitStack() as undo:
         try:
-            for name in names:
-                ip("netns", "add", name)
-                undo.callback(ip, "netns", "delete", name)
-            ip("link", "add", ends[0], "type", "veth", "peer", "name", ends[1])
-            for name, end, address in zip(names, ends, ADDRESSES, strict=True):
-                ip("link", "set", end, "netns", name)
-                ip("-n", name, "address", "add", f"{address}/24", "dev", end)
-                ip("-n", name, "link", "set", end, "up")
-                ip("-n", name, "link", "set", "lo", "up")
+            on_hosts = {
+                name: functools.partial(job, make_hosts(number, undo))
+                for number, (name, job) in enumerate(jobs.items())
+            }
         except OSError as error:
             pytest.skip(f"network namespaces are not allowed here: {error}")
-        yield names
+        with ahead(request, tmp_path_factory, on_hosts) as launches:
+            yield launches
 
 
 def test_the_page_has_every_layout():
@@ -64,33 +112,13 @@ def test_the_page_has_every_layout():
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_command_line(name, hosts, launch, tmp_path):
-    example = launch_page.examples()[name]
-    (tmp_path / "train.py").write_text(launch_page.script())
-    programs = [
-        launch(["ip", "netns", "exec", host, "bash", "-c", command])
-        for host, command in zip(hosts, example.commands, strict=True)
-    ]
-    launch_page.check_outcome(example, programs, 90)
+def test_command_line(name, launched, request):
+    launched.result(request)
 
 
-def test_servers_listen_only_where_the_others_come_from(hosts, launch, tmp_path):
-    (tmp_path / "look.py").write_text(
-        "import torch_cpudist as c; c.init(); print(open('/proc/net/tcp').read(), "
-        "flush=True); "
-        "c.barrier(); c.shutdown()"
-    )
-    command = (
-        "torchrun --nnodes=2 --node-rank={} --nproc-per-node=1 --master-addr=10.77.0.1 "
-        "--master-port=29500 look.py"
-    )
-    programs = [
-        launch(["ip", "netns", "exec", host, "bash", "-c", command.format(rank)])
-        for rank, host in enumerate(hosts)
-    ]
-    for rank, started in enumerate(programs):
-        assert started.wait(90) == 0, started.text()
-        rows = [line.split() for line in started.text().splitlines() if ": " in line]
+def test_servers_listen_only_where_the_others_come_from(launched, request):
+    for rank, text in enumerate(launched.result(request)):
+        rows = [line.split() for line in text.splitlines() if ": " in line]
         listening = {
             row[1].split(":")[0] for row in rows if len(row) > 3 and row[3] == "0A"
         }
@@ -98,5 +126,5 @@ def test_servers_listen_only_where_the_others_come_from(hosts, launch, tmp_path)
             f"{int(part):02X}" for part in reversed(ADDRESSES[rank].split("."))
         )
         # torchrun's own store (on the first host only) listens everywhere.
-        assert own in listening, started.text()
+        assert own in listening, text
         assert listening <= {own, "00000000"} if rank == 0 else listening == {own}

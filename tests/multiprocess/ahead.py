@@ -1,0 +1,48 @@
+# Copyright (c) 2026 The torch_cpudist authors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Launches of several tests, two at a time.
+
+A launch is first one process that imports torch and then as many as it has ranks: two
+launches keep two cores busy where one does not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from concurrent.futures import ThreadPoolExecutor
+
+from conftest import Launcher
+
+AT_ONCE = 2
+TIME_S = 600.0  # every launch has a shorter limit of its own
+
+
+class Ahead:
+    """What the tests of a module launch; each takes its own result when it runs."""
+
+    def __init__(self, futures):
+        self._futures = futures
+
+    def result(self, request):
+        """Of the test that asks; raises what its launch raised."""
+        return self._futures[request.node.name].result(TIME_S)
+
+
+@contextlib.contextmanager
+def ahead(request, tmp_path_factory, jobs):
+    """Starts the jobs of those tests of this module that were selected.
+
+    ``jobs``: by the test's name, what is called with a ``Launcher``.
+    """
+    names = [i.name for i in request.session.items if i.path == request.path]
+    launchers = {
+        n: Launcher(tmp_path_factory.mktemp("job")) for n in names if n in jobs
+    }
+    pool = ThreadPoolExecutor(AT_ONCE)
+    try:
+        yield Ahead({n: pool.submit(jobs[n], one) for n, one in launchers.items()})
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+        for launcher in launchers.values():
+            launcher.end()
+        pool.shutdown()
