@@ -140,6 +140,13 @@ class BlockSpec:
     offset: Final[int]
     row_width: Final[int]
 
+class DelayCompensation:
+    """How gradients make up for the updates that they missed."""
+
+    def __init__(
+        self, factor: float, adaptive: bool, momentum: float, epsilon: float
+    ) -> None: ...
+
 class ParamSetLayout:
     """What a parameter set consists of; equal on every trainer."""
 
@@ -150,6 +157,7 @@ class ParamSetLayout:
         blocks: Sequence[BlockSpec],
         on_arrival: bool = False,
         max_staleness: int | None = None,
+        compensation: DelayCompensation = ...,
     ) -> None: ...
     max_staleness: Final[int | None]
     configs: Final[list[OptimizerConfig]]

@@ -246,6 +246,16 @@ def _list_dense(
     return dense
 
 
+def _compensation(updates: Updates) -> dict[str, _core.DelayCompensation]:
+    chosen = updates.delay_compensation
+    if chosen is None:
+        return {}
+    made = _core.DelayCompensation(
+        chosen.strength, chosen.adaptive, chosen.momentum, chosen.epsilon
+    )
+    return {"compensation": made}
+
+
 def place(
     model: nn.Module,
     groups: list[dict[str, Any]],
@@ -303,6 +313,7 @@ def place(
         blocks=_cut(dense, sharding, server_count),
         on_arrival=updates.on_arrival,
         max_staleness=updates.max_staleness,
+        **_compensation(updates),
     )
     _log_placement(layout, server_count)
     return Placement(tables, dense, layout)

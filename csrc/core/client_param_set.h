@@ -44,7 +44,9 @@ struct ClientSet {
   // Changed by sequenced operations only; `member` is read by pulls of other threads.
   std::atomic<bool> member{false};
   uint64_t round = 0;
-  bool ready = false;                    // the servers had all values when it was opened
+  bool ready = false;  // the servers had all values when it was opened
+  // The gradient that values are being read for, counted from 1. Updates on arrival.
+  std::atomic<uint64_t> step{1};
   std::atomic<bool> dense_stale{false};  // a round was applied whose blocks were not taken in
 
   std::vector<RequestPtr> refused;  // the last push, if a server refused it
@@ -60,6 +62,8 @@ struct ClientSet {
   uint64_t block_state_elements(uint32_t block) const;
   uint32_t row_state_elements(uint32_t table) const;
   void invalidate_tables();
+  // What a pull tells the servers: the gradient that it reads for, if they are to remember.
+  uint64_t step_of_pull() const;
 
   // ---- what the next gradient is computed on, per server ----
   void note_dense(uint32_t server, Version version);  // written to the weights

@@ -20,7 +20,8 @@ ParamSet::ParamSet(uint32_t id, Buffer layout_bytes, uint32_t opener,
       layout_(decode_frame([&] { return decode_layout(bytes_of(layout_bytes_)); })),
       opener_(opener),
       shared_(shared),
-      update_(store_, shared.updates) {
+      update_(store_, shared.updates),
+      compensator_(make_compensator(id, layout_)) {
   const ServerOptions& options = shared.options;
   check_layout(layout_, options);
   for (uint32_t table = 0; table < layout_.tables.size(); ++table) {
@@ -118,6 +119,7 @@ void ParamSet::store(const Ticket& ticket, const Buffer& payload, Outbox& outbox
                                                  std::to_string(spec.shard) + ", not to server " +
                                                  std::to_string(shared_.options.shard_id));
   }
+  if (compensator_) compensator_->forget_all();  // what moved is not what gradients moved
   for (const BlockValues& values : view.blocks) store_.blocks[values.block]->store(values);
   for (const TableRows& rows : view.tables) store_.tables[rows.table]->store(rows);
   answer_round(ticket, round_, outbox);
@@ -176,6 +178,7 @@ void ParamSet::close(const Ticket& ticket, Outbox& outbox) {
 void ParamSet::mark_closed(uint32_t rank, Outbox& outbox) {
   const std::unique_lock lock(mutex_);
   closed_.insert(rank);
+  if (compensator_) compensator_->forget(rank);
   take_out(rank, outbox);
   if (rank != 0 || ready_) return;
   const Error error(ErrorCode::kClosed, "trainer 0 closed parameter set " + std::to_string(id_) +
@@ -190,8 +193,9 @@ bool ParamSet::unused(const std::vector<uint32_t>& remaining) const {
                      [this](uint32_t rank) { return closed_.contains(rank); });
 }
 
-Buffer ParamSet::pull_rows(const Buffer& payload) const {
-  const auto wanted = decode_frame([&] { return decode_pull(bytes_of(payload), layout_); });
+Buffer ParamSet::pull_rows(uint32_t rank, const Buffer& payload) const {
+  uint64_t step = 0;
+  const auto wanted = decode_frame([&] { return decode_pull(bytes_of(payload), layout_, &step); });
   const std::shared_lock lock(mutex_);
   require_ready();
   std::vector<TableRef> refs;
@@ -206,11 +210,13 @@ Buffer ParamSet::pull_rows(const Buffer& payload) const {
   FilledRows reply = layout_rows(version(), refs, shared_.pool);
   for (size_t i = 0; i < wanted.size(); ++i) {
     store_.tables[wanted[i].table]->gather(wanted[i].keys, reply.rows[i]);
+    if (compensator_) compensator_->note_rows(rank, step, wanted[i], reply.rows[i]);
   }
   return std::move(reply.payload);
 }
 
-Buffer ParamSet::pull_dense() const {
+Buffer ParamSet::pull_dense(uint32_t rank, const Buffer& payload) const {
+  const uint64_t step = decode_frame([&] { return decode_pull_dense(bytes_of(payload)); });
   const std::shared_lock lock(mutex_);
   require_ready();
   std::vector<BlockRef> refs;
@@ -226,6 +232,7 @@ Buffer ParamSet::pull_dense() const {
     const auto weight = store_.blocks[refs[i].block]->weight();
     if (!weight.empty()) std::memcpy(reply.blocks[i], weight.data(), weight.size());
   }
+  if (compensator_) compensator_->note_dense_pull(rank, step, round_, reply.payload);
   return std::move(reply.payload);
 }
 
@@ -277,6 +284,7 @@ uint64_t ParamSet::round() const {
 
 void ParamSet::add_stats(ServerStats* stats) const {
   const std::shared_lock lock(mutex_);
+  if (compensator_) stats->backup_bytes += compensator_->size_bytes();
   for (const auto& table : store_.tables) {
     stats->rows += table->row_count();
     stats->table_bytes += table->size_bytes();

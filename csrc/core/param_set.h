@@ -17,6 +17,7 @@
 #include <string>
 #include <vector>
 
+#include "core/delay_compensator.h"
 #include "core/messages.h"
 #include "core/peers.h"
 #include "core/round.h"
@@ -93,8 +94,8 @@ class ParamSet {
   void join(const Ticket& ticket, const Join& join, Outbox& outbox);
   void close(const Ticket& ticket, Outbox& outbox);
 
-  Buffer pull_rows(const Buffer& payload) const;
-  Buffer pull_dense() const;
+  Buffer pull_rows(uint32_t rank, const Buffer& payload) const;
+  Buffer pull_dense(uint32_t rank, const Buffer& payload) const;
   Buffer fetch(const Buffer& payload) const;
 
   // A barrier or a goodbye: leave without an answer.
@@ -170,6 +171,7 @@ class ParamSet {
   mutable std::shared_mutex mutex_;
   ParamStore store_;
   RoundUpdate update_;
+  const std::unique_ptr<DelayCompensator> compensator_;  // null without delay compensation
   bool ready_ = false;
   uint64_t round_ = 0;    // updates so far
   uint64_t samples_ = 0;  // behind them

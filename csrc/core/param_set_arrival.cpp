@@ -66,7 +66,8 @@ void ParamSet::apply_arrival(uint32_t rank, Outbox& outbox) {
   const RoundPush& push = one.begin()->second;
   shared_.counters.pending_bytes.fetch_sub(push.payload.size());
   try {
-    update_.apply(one, round_);
+    if (compensator_) compensator_->begin(rank, push.view.header, store_);
+    update_.apply(one, round_, compensator_.get());
     ++round_;
     samples_ += push.view.header.samples;
     shared_.counters.rounds.fetch_add(1);
@@ -75,7 +76,12 @@ void ParamSet::apply_arrival(uint32_t rank, Outbox& outbox) {
     for (const auto& block : store_.blocks) {
       if (block != nullptr && push.view.header.want_dense) blocks.push_back(block->id());
     }
-    shared_.peers.finish(push.ticket, FrameKind::kReply, dense_reply(blocks), outbox);
+    const SharedPayload reply = dense_reply(blocks);
+    if (compensator_) {
+      compensator_->end();
+      if (!blocks.empty()) compensator_->note_dense_reply(rank, round_, *reply);
+    }
+    shared_.peers.finish(push.ticket, FrameKind::kReply, reply, outbox);
   } catch (const std::exception& error) {
     break_set(error, outbox);
     shared_.peers.finish(push.ticket, *broken_, outbox);

@@ -15,6 +15,7 @@ void ParamSet::leave(const Ticket& ticket, Outbox& outbox) {
   const std::unique_lock lock(mutex_);
   require_open(ticket.rank);
   take_out(ticket.rank, outbox);
+  if (compensator_) compensator_->forget(ticket.rank);
   answer_round(ticket, round_, outbox);
 }
 
@@ -148,6 +149,7 @@ void ParamSet::drop(uint32_t rank, Outbox& outbox) {
   opened_.erase(rank);
   closed_.erase(rank);
   readers_.erase(rank);
+  if (compensator_) compensator_->forget(rank);
   const auto push = pushes_.find(rank);
   if (phase_ == Phase::kCollect && push != pushes_.end()) {
     shared_.counters.pending_bytes.fetch_sub(push->second.payload.size());

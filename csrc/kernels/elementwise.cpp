@@ -50,6 +50,17 @@ void clamp(T* values, T low, T high, size_t n) {
   typed_kernels<T>().clamp(values, low, high, n);
 }
 
+template <typename T>
+void compensate(T* out, const T* gradient, const T* weight, const T* read, T factor, size_t n) {
+  typed_kernels<T>().compensate(out, gradient, weight, read, factor, n);
+}
+
+template <typename T>
+void compensate_adaptive(T* out, const T* gradient, const T* weight, const T* read, T* means,
+                         const AdaptiveScalars<T>& scalars, size_t n) {
+  typed_kernels<T>().compensate_adaptive(out, gradient, weight, read, means, scalars, n);
+}
+
 template double squared_norm(const float*, size_t);
 template double squared_norm(const double*, size_t);
 template void add(float*, const float*, size_t);
@@ -60,5 +71,11 @@ template void scale_into(float*, const float*, float, size_t);
 template void scale_into(double*, const double*, double, size_t);
 template void clamp(float*, float, float, size_t);
 template void clamp(double*, double, double, size_t);
+template void compensate(float*, const float*, const float*, const float*, float, size_t);
+template void compensate(double*, const double*, const double*, const double*, double, size_t);
+template void compensate_adaptive(float*, const float*, const float*, const float*, float*,
+                                  const AdaptiveScalars<float>&, size_t);
+template void compensate_adaptive(double*, const double*, const double*, const double*, double*,
+                                  const AdaptiveScalars<double>&, size_t);
 
 }  // namespace cpudist::kernels

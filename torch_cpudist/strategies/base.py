@@ -8,12 +8,19 @@ from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
 from torch_cpudist import config
-from torch_cpudist.config import Communicator, Server, Sharding, settings
+from torch_cpudist.config import (
+    Communicator,
+    DelayCompensation,
+    Server,
+    Sharding,
+    settings,
+)
 
 _SECTIONS = {
     "sharding": Sharding,
     "server": Server,
     "communicator": Communicator,
+    "delay_compensation": DelayCompensation,
 }
 
 
@@ -25,10 +32,12 @@ class Updates:
         on_arrival: each push as it comes, instead of in rounds.
         max_staleness: updates; no gradient is applied later than so many after the
             values that it was computed on were read. ``None`` is no bound.
+        delay_compensation: how late gradients are corrected. ``None``: not at all.
     """
 
     on_arrival: bool = False
     max_staleness: int | None = None
+    delay_compensation: DelayCompensation | None = None
 
 
 @settings
@@ -48,10 +57,12 @@ class Strategy:
 
     def __post_init__(self) -> None:
         """Turns dicts into settings and checks the fields."""
-        names = {entry.name for entry in fields(self)}
+        defaults = {entry.name: entry.default for entry in fields(self)}
         for name, kind in _SECTIONS.items():
-            if name not in names:
+            if name not in defaults:
                 continue
+            if getattr(self, name) is None and defaults[name] is None:
+                continue  # switched off
             value: Any = config.from_mapping(kind, getattr(self, name))
             object.__setattr__(self, name, value)
         config.check(self)
