@@ -141,8 +141,6 @@ class BlockSpec:
     row_width: Final[int]
 
 class DelayCompensation:
-    """How gradients make up for the updates that they missed."""
-
     def __init__(
         self, factor: float, adaptive: bool, momentum: float, epsilon: float
     ) -> None: ...

@@ -74,14 +74,17 @@ def _train(
         torch.optim.SGD(model.parameters(), lr=lr), model, strategy=strategy
     )
 
-    def turn(step: int) -> None:
+    def turn(position: int) -> None:
+        step = position - TRAINERS
+        if step < 0:
+            return  # before the first update everybody is here
         weight = model.weight.detach()
         model.weight.grad = problem.gradient(weight[0], step)[None]
         optimizer.step()
         optimizer.flush(pull="dense")
 
     turns.take(context.trainer_rank, turn)
-    optimizer.leave()
+    context.barrier()  # until the last turn of all
     optimizer.flush(pull="dense")
     late = optimizer.stats()["staleness"]["steps_max"]
     if late != TRAINERS - 1:
@@ -92,20 +95,19 @@ def _train(
 def losses(cells: Sequence[tuple[Any, float]]) -> list[list[float]]:
     """Final losses by seed, for each pair of a strategy and a learning rate."""
     runs = [(seed, strategy, lr) for strategy, lr in cells for seed in SEEDS]
-    schedule = [step % TRAINERS for step in range(STEPS)]
+    schedule = [turn % TRAINERS for turn in range(TRAINERS + STEPS)]
     turns = [Turns(schedule) for _ in runs]
 
     def body(context: cpudist.Context) -> list[float]:
         found = []
         for (seed, strategy, lr), own in zip(runs, turns, strict=True):
             found.append(_train(context, own, seed, lr, strategy))
-            context.barrier()
         return found
 
     variables = {"CPUDIST_THREADS": "1"}
-    found = run_ranks(
-        body, TRAINERS, servers=1, timeout_s=600.0, variables=variables
-    )[0]
+    found = run_ranks(body, TRAINERS, servers=1, timeout_s=600.0, variables=variables)[
+        0
+    ]
     return [
         found[begin : begin + len(SEEDS)] for begin in range(0, len(runs), len(SEEDS))
     ]
