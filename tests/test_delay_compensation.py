@@ -303,7 +303,9 @@ def test_trainers_that_differ_are_told(first, says):
     def body(context):
         wrapped(Parts(), delay_compensation=chosen[context.trainer_rank])
 
-    with pytest.raises(cpudist.ConfigMismatchError, match=f"delay compensation, {says}"):
+    with pytest.raises(
+        cpudist.ConfigMismatchError, match=f"delay compensation, {says}"
+    ):
         run(body, 2, 1)
 
 

@@ -140,11 +140,6 @@ class BlockSpec:
     offset: Final[int]
     row_width: Final[int]
 
-class DelayCompensation:
-    def __init__(
-        self, factor: float, adaptive: bool, momentum: float, epsilon: float
-    ) -> None: ...
-
 class ParamSetLayout:
     """What a parameter set consists of; equal on every trainer."""
 
@@ -155,7 +150,7 @@ class ParamSetLayout:
         blocks: Sequence[BlockSpec],
         on_arrival: bool = False,
         max_staleness: int | None = None,
-        compensation: DelayCompensation = ...,
+        compensation: tuple[float, bool, float, float] | None = None,
     ) -> None: ...
     max_staleness: Final[int | None]
     configs: Final[list[OptimizerConfig]]

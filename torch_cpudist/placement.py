@@ -246,14 +246,11 @@ def _list_dense(
     return dense
 
 
-def _compensation(updates: Updates) -> dict[str, _core.DelayCompensation]:
+def _compensation(updates: Updates) -> tuple[float, bool, float, float] | None:
     chosen = updates.delay_compensation
     if chosen is None:
-        return {}
-    made = _core.DelayCompensation(
-        chosen.strength, chosen.adaptive, chosen.momentum, chosen.epsilon
-    )
-    return {"compensation": made}
+        return None
+    return chosen.strength, chosen.adaptive, chosen.momentum, chosen.epsilon
 
 
 def place(
@@ -313,7 +310,7 @@ def place(
         blocks=_cut(dense, sharding, server_count),
         on_arrival=updates.on_arrival,
         max_staleness=updates.max_staleness,
-        **_compensation(updates),
+        compensation=_compensation(updates),
     )
     _log_placement(layout, server_count)
     return Placement(tables, dense, layout)

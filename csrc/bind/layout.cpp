@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -120,6 +121,16 @@ core::DType dtype_from(const std::string& name) {
               "BlockSpec: dtype must be 'float32' or 'float64', got '" + name + "'");
 }
 
+// Factor, whether it adapts, momentum and epsilon of the running mean.
+using Compensation = std::tuple<double, bool, double, double>;
+
+core::DelayCompensation compensation_from(const std::optional<Compensation>& options) {
+  if (!options) return {};
+  const auto& [factor, adaptive, momentum, epsilon] = *options;
+  if (!adaptive) return {core::Compensation::kConstant, factor, 0.0, 0.0};
+  return {core::Compensation::kAdaptive, factor, momentum, epsilon};
+}
+
 void bind_config(py::module_& module) {
   py::class_<OptimizerConfig> config(module, "OptimizerConfig");
   config
@@ -173,21 +184,13 @@ void bind_layout(py::module_& module) {
       .def_readonly("parameter", &BlockSpec::parameter)
       .def_readonly("offset", &BlockSpec::offset)
       .def_readonly("row_width", &BlockSpec::row_width);
-  py::class_<core::DelayCompensation>(module, "DelayCompensation")
-      .def(py::init([](double factor, bool adaptive, double momentum, double epsilon) {
-             using core::Compensation;
-             const Compensation kind = adaptive ? Compensation::kAdaptive : Compensation::kConstant;
-             return core::DelayCompensation{kind, factor, adaptive ? momentum : 0.0,
-                                            adaptive ? epsilon : 0.0};
-           }),
-           py::arg("factor"), py::arg("adaptive"), py::arg("momentum"), py::arg("epsilon"));
   py::class_<ParamSetLayout>(module, "ParamSetLayout")
       .def(py::init([](std::vector<OptimizerConfig> configs, std::vector<TableSpec> tables,
                        std::vector<BlockSpec> blocks, bool on_arrival,
                        std::optional<uint64_t> max_staleness,
-                       const core::DelayCompensation& compensation) {
+                       const std::optional<Compensation>& compensation) {
              ParamSetLayout layout;
-             layout.compensation = compensation;
+             layout.compensation = compensation_from(compensation);
              if (on_arrival) layout.mode = core::UpdateMode::kOnArrival;
              layout.max_staleness = max_staleness.value_or(core::kAnyStaleness);
              layout.configs = std::move(configs);
@@ -196,8 +199,7 @@ void bind_layout(py::module_& module) {
              return layout;
            }),
            py::arg("configs"), py::arg("tables"), py::arg("blocks"), py::arg("on_arrival") = false,
-           py::arg("max_staleness") = py::none(),
-           py::arg("compensation") = core::DelayCompensation())
+           py::arg("max_staleness") = py::none(), py::arg("compensation") = py::none())
       .def_property_readonly("max_staleness",
                              [](const ParamSetLayout& self) -> std::optional<uint64_t> {
                                if (self.max_staleness == core::kAnyStaleness) return std::nullopt;
