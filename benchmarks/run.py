@@ -21,6 +21,7 @@ from report import MISSING, format_table, json_line
 
 CASES = {
     "ctr": "cases.ctr",
+    "delay": "cases.delay",
     "kernels": "cases.kernels",
     "load": "cases.load",
     "staleness": "cases.staleness",

@@ -14,7 +14,7 @@ _build_check.check()
 
 from torch_cpudist import errors, optim
 from torch_cpudist.clip import ClipNorm, ClipValue, clip_grad_norm_
-from torch_cpudist.config import Communicator, Server, Sharding
+from torch_cpudist.config import Communicator, DelayCompensation, Server, Sharding
 from torch_cpudist.context import Context, current, get_context
 from torch_cpudist.errors import (
     AddressError,
@@ -76,6 +76,7 @@ __all__ = [
     "ConfigMismatchError",
     "ConfigurationError",
     "Context",
+    "DelayCompensation",
     "DenseGradientError",
     "DistributedOptimizer",
     "Error",

@@ -154,6 +154,7 @@ class ParamSetLayout:
         max_staleness: int | None = None,
         exchanges_deltas: bool = False,
         trainer_groups: Sequence[int] = (),
+        compensation: tuple[float, bool, float, float] | None = None,
     ) -> None: ...
     max_staleness: Final[int | None]
     trainer_groups: Final[list[int]]

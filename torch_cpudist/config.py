@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import operator
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, TypeVar, dataclass_transform, get_args, get_type_hints
@@ -177,6 +178,12 @@ def parse_text(variable: str, text: str, hint: Any) -> Any:
         raise ConfigurationError(f"{variable}={text!r}: expected {expected}.") from None
 
 
+def _from_variables(cls: Any, environment: Mapping[str, str]) -> Any:
+    """Settings that are off, switched on by any variable of theirs; else ``None``."""
+    names = (variable_of(cls, entry.name) for entry in scalar_fields(cls))
+    return cls() if any(name in environment for name in names) else None
+
+
 def with_environment(instance: T, environment: Mapping[str, str]) -> T:
     """Returns ``instance`` with every field replaced whose variable is set.
 
@@ -189,9 +196,11 @@ def with_environment(instance: T, environment: Mapping[str, str]) -> T:
     changes: dict[str, Any] = {}
     for entry in dataclasses.fields(cls):
         if "section" in entry.metadata:
-            changes[entry.name] = with_environment(
-                getattr(instance, entry.name), environment
-            )
+            value = getattr(instance, entry.name)
+            if value is None:
+                value = _from_variables(entry.metadata["section"], environment)
+            if value is not None:
+                changes[entry.name] = with_environment(value, environment)
             continue
         variable = variable_of(cls, entry.name)
         if variable in environment:
@@ -265,8 +274,9 @@ class Communicator:
     Attributes:
         send_queue_size: pushes that may wait while one is on its way; a further step
             waits for room. ``CPUDIST_COMMUNICATOR_SEND_QUEUE_SIZE``.
-        max_merge: waiting pushes that travel as one update, at most.
-            ``CPUDIST_COMMUNICATOR_MAX_MERGE``.
+        max_merge: waiting pushes that travel as one update, at most. ``None`` is 2, and
+            1 where each push has values of its own to be compared with
+            (``DelayCompensation``). ``CPUDIST_COMMUNICATOR_MAX_MERGE``.
         merge_rule: ``"sum"``, ``"mean"`` over the merged pushes, or ``"auto"``: the sum
             for SGD, whose updates add up, the mean for adaptive optimizers.
             ``CPUDIST_COMMUNICATOR_MERGE_RULE``.
@@ -275,7 +285,7 @@ class Communicator:
     """
 
     send_queue_size: int = field(default=2, metadata={"least": 1, "most": 65536})
-    max_merge: int = field(default=2, metadata={"least": 1, "most": 65536})
+    max_merge: int | None = field(default=None, metadata={"least": 1, "most": 65536})
     merge_rule: str = field(
         default="auto", metadata={"choices": ("auto", "sum", "mean")}
     )
@@ -284,6 +294,51 @@ class Communicator:
     def __post_init__(self) -> None:
         """Checks the fields."""
         check(self)
+
+
+@settings
+class DelayCompensation:
+    """How a late gradient makes up for the updates that it missed (DC-ASGD).
+
+    The server adds ``factor * g * g * (w - w_read)`` to a gradient ``g``, element by
+    element: ``w`` is the weight now, ``w_read`` the one that the gradient was computed
+    on. Source: Zheng et al., "Asynchronous Stochastic Gradient Descent with Delay
+    Compensation", ICML 2017 (arXiv:1609.08326), algorithms 1 and 2. In ``CPUDIST_*``
+    any variable of this class switches it on.
+
+    Attributes:
+        factor: the strength, lambda; in units of 1 / loss, as g * g stands for the
+            curvature. 0 changes nothing. ``None`` is 0.04, and 2 if ``adaptive``.
+            ``CPUDIST_DELAYCOMPENSATION_FACTOR``.
+        adaptive: divide ``factor`` by ``sqrt(mean + epsilon)``, ``mean`` being the
+            running mean of g * g of this element over all trainers; its unit is then
+            that of 1 / weight. ``CPUDIST_DELAYCOMPENSATION_ADAPTIVE``.
+        momentum: of the running mean, what stays of it at each gradient; ``adaptive``
+            only. ``CPUDIST_DELAYCOMPENSATION_MOMENTUM``.
+        epsilon: added to the running mean; ``adaptive`` only.
+            ``CPUDIST_DELAYCOMPENSATION_EPSILON``.
+    """
+
+    factor: float | None = field(
+        default=None, metadata={"least": 0.0, "most": sys.float_info.max}
+    )
+    adaptive: bool = False
+    momentum: float = field(default=0.95, metadata={"least": 0.0, "most": 0.9999})
+    epsilon: float = field(default=1e-7, metadata={"least": 1e-30, "most": 1.0})
+
+    def __post_init__(self) -> None:
+        """Checks the fields; whole numbers are accepted."""
+        for name in ("factor", "momentum", "epsilon"):
+            if type(getattr(self, name)) is int:
+                object.__setattr__(self, name, float(getattr(self, name)))
+        check(self)
+
+    @property
+    def strength(self) -> float:
+        """``factor``, or what ``None`` stands for."""
+        if self.factor is not None:
+            return self.factor
+        return 2.0 if self.adaptive else 0.04
 
 
 def classes() -> tuple[type, ...]:

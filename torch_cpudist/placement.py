@@ -258,6 +258,13 @@ def _list_dense(
     return dense
 
 
+def _compensation(updates: Updates) -> tuple[float, bool, float, float] | None:
+    chosen = updates.delay_compensation
+    if chosen is None:
+        return None
+    return chosen.strength, chosen.adaptive, chosen.momentum, chosen.epsilon
+
+
 def place(
     model: nn.Module,
     groups: list[dict[str, Any]],
@@ -317,6 +324,7 @@ def place(
         max_staleness=updates.max_staleness,
         exchanges_deltas=updates.exchanges_deltas,
         trainer_groups=updates.groups,
+        compensation=_compensation(updates),
     )
     _log_placement(layout, server_count)
     return Placement(tables, dense, layout, rules)

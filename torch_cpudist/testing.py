@@ -20,7 +20,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import TracebackType
@@ -39,6 +39,43 @@ Report = Callable[[Any], None]
 
 # The first optimizer of torch imports dynamo, which takes a second: once, not per rank.
 _PRELOAD = ["torch_cpudist.testing", "torch._dynamo"]
+
+
+class Turns:
+    """Gives the threads of ``run_ranks`` turns in the order of a schedule.
+
+    A test decides with it which trainer reads and steps when, so that asynchronous
+    training is the same in every run.
+    """
+
+    def __init__(self, schedule: Sequence[int], deadline_s: float = 60.0) -> None:
+        """Makes the turns, to be shared by all ranks.
+
+        Args:
+            schedule: the trainer rank of each turn.
+            deadline_s: longest wait for one turn.
+        """
+        self._schedule = schedule
+        self._deadline_s = deadline_s
+        self._begun = [threading.Event() for _ in range(len(schedule) + 1)]
+        self._begun[0].set()
+
+    def take(self, rank: int, turn: Callable[[int], None]) -> None:
+        """Runs ``turn(position)`` at every position that the schedule gives ``rank``.
+
+        Raises:
+            OperationTimeoutError: a turn before has not ended in time.
+        """
+        for position, owner in enumerate(self._schedule):
+            if owner != rank:
+                continue
+            if not self._begun[position].wait(self._deadline_s):
+                raise OperationTimeoutError(
+                    f"turn {position}, of rank {rank}, did not come within "
+                    f"{self._deadline_s} s"
+                )
+            turn(position)
+            self._begun[position + 1].set()
 
 
 class _Ranks:

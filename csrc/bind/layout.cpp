@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -120,6 +121,16 @@ core::DType dtype_from(const std::string& name) {
               "BlockSpec: dtype must be 'float32' or 'float64', got '" + name + "'");
 }
 
+// Factor, whether it adapts, momentum and epsilon of the running mean.
+using Compensation = std::tuple<double, bool, double, double>;
+
+core::DelayCompensation compensation_from(const std::optional<Compensation>& options) {
+  if (!options) return {};
+  const auto& [factor, adaptive, momentum, epsilon] = *options;
+  if (!adaptive) return {core::Compensation::kConstant, factor, 0.0, 0.0};
+  return {core::Compensation::kAdaptive, factor, momentum, epsilon};
+}
+
 void bind_config(py::module_& module) {
   py::class_<OptimizerConfig> config(module, "OptimizerConfig");
   config
@@ -197,8 +208,9 @@ void bind_layout(py::module_& module) {
       .def(py::init([](std::vector<OptimizerConfig> configs, std::vector<TableSpec> tables,
                        std::vector<BlockSpec> blocks, bool on_arrival,
                        std::optional<uint64_t> max_staleness, std::vector<uint32_t> trainer_groups,
-                       bool exchanges_deltas) {
+                       bool exchanges_deltas, const std::optional<Compensation>& compensation) {
              ParamSetLayout layout;
+             layout.compensation = compensation_from(compensation);
              if (on_arrival) layout.mode = core::UpdateMode::kOnArrival;
              layout.max_staleness = max_staleness.value_or(core::kAnyStaleness);
              layout.exchanges_deltas = exchanges_deltas;
@@ -210,7 +222,8 @@ void bind_layout(py::module_& module) {
            }),
            py::arg("configs"), py::arg("tables"), py::arg("blocks"), py::arg("on_arrival") = false,
            py::arg("max_staleness") = py::none(),
-           py::arg("trainer_groups") = std::vector<uint32_t>(), py::arg("exchanges_deltas") = false)
+           py::arg("trainer_groups") = std::vector<uint32_t>(), py::arg("exchanges_deltas") = false,
+           py::arg("compensation") = py::none())
       .def_property_readonly("max_staleness",
                              [](const ParamSetLayout& self) -> std::optional<uint64_t> {
                                if (self.max_staleness == core::kAnyStaleness) return std::nullopt;

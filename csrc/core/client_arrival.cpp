@@ -29,6 +29,11 @@ void Client::start_queue(uint32_t param_set, const QueueOptions& options) {
     throw Error(ErrorCode::kInvalidArgument,
                 "start_queue: with a bound on staleness every push brings dense values back");
   }
+  if (set->layout.compensation.kind != Compensation::kNone && options.max_merge != 1) {
+    throw Error(ErrorCode::kInvalidArgument,
+                "start_queue: merged gradients were computed on different values, so delay "
+                "compensation needs max_merge = 1");
+  }
   set->queue = std::make_shared<PushQueue>(impl_->session, impl_->sequenced_mutex, set, options,
                                            impl_->pool);
 }
@@ -58,6 +63,7 @@ uint64_t Client::enqueue(uint32_t param_set, const StepPush& step) {
   push.payloads = pack_push(*set, step, impl->pool, queue->next_wants_dense());
   clip_push(*set, push.payloads, step.clip_value, step.clip_norm);
   impl->rows_pushed += packed_rows(*set);
+  ++set->step;  // before the rows are stale: a row read meanwhile is read again for this step
   set->invalidate_tables();
   queue->add(std::move(push));
   if (bounded) queue->drain();

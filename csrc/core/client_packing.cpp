@@ -78,6 +78,11 @@ uint32_t ClientSet::row_state_elements(uint32_t index) const {
       kernels::state_elements(layout.configs.at(spec.group), spec.dim, spec.dim));
 }
 
+uint64_t ClientSet::step_of_pull() const {
+  const bool compensated = layout.compensation.kind != Compensation::kNone;
+  return compensated && member ? step.load() : 0;
+}
+
 void ClientSet::invalidate_tables() {
   for (const auto& cache : tables) {
     const std::lock_guard lock(cache->mutex);
@@ -196,9 +201,11 @@ std::vector<Buffer> pack_push(ClientSet& set, const StepPush& step, const Pool& 
                               bool want_dense) {
   PushHeader header;
   header.round = set.round;
+  const bool on_arrival = set.layout.mode == UpdateMode::kOnArrival;
+  if (on_arrival) header.step = set.step;
   header.samples = step.samples;
   header.want_dense = want_dense;
-  if (set.layout.mode == UpdateMode::kRounds) {
+  if (!on_arrival) {
     header.weight = step.weight;
     header.by_samples = step.by_samples;
     header.clip_value = step.clip_value;
@@ -212,6 +219,7 @@ std::vector<Buffer> pack_push(ClientSet& set, const StepPush& step, const Pool& 
   const auto tables = split_tables(set);
   std::vector<Buffer> payloads;
   for (uint32_t s = 0; s < set.server_count; ++s) {
+    if (on_arrival) header.round = set.dense_version(s).round;
     payloads.push_back(pack_server(set, s, header, dense[s], tables, pool));
   }
   for (const uint32_t t : tables) {

@@ -45,7 +45,9 @@ struct ClientSet {
   // Changed by sequenced operations only; `member` is read by pulls of other threads.
   std::atomic<bool> member{false};
   uint64_t round = 0;
-  bool ready = false;                    // the servers had all values when it was opened
+  bool ready = false;  // the servers had all values when it was opened
+  // The gradient that values are being read for, counted from 1. Updates on arrival.
+  std::atomic<uint64_t> step{1};
   std::atomic<bool> dense_stale{false};  // a round was applied whose blocks were not taken in
 
   std::vector<RequestPtr> refused;  // the last push, if a server refused it
@@ -65,6 +67,8 @@ struct ClientSet {
   void invalidate_tables();
   // Throws kInvalidArgument for too few addresses of dense parameters.
   void check_weights(std::span<void* const> weights) const;
+  // What a pull tells the servers: the gradient that it reads for, if they are to remember.
+  uint64_t step_of_pull() const;
 
   // ---- what the next gradient is computed on, per server ----
   void note_dense(uint32_t server, Version version);  // written to the weights

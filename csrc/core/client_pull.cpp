@@ -51,7 +51,7 @@ void Client::Impl::pull_rows(ClientSet& set, uint32_t table, std::span<const int
     share.keys.resize(positions.size());
     kernels::gather_rows(keys.data(), sizeof(int64_t), positions.data(), positions.size(),
                          sizeof(int64_t), share.keys.data(), sizeof(int64_t));
-    FilledKeys filled = layout_pull({&share.asked, 1}, pool);
+    FilledKeys filled = layout_pull({&share.asked, 1}, pool, set.step_of_pull());
     std::copy(share.keys.begin(), share.keys.end(), filled.keys[0]);
     share.request = session.send(s, FrameKind::kPullRows, set.id, std::move(filled.payload));
     requests.push_back(share.request);
@@ -78,7 +78,8 @@ void Client::Impl::pull_dense(ClientSet& set, std::span<void* const> weights) {
   std::vector<RequestPtr> requests;
   for (uint32_t s = 0; s < server_count(); ++s) {
     if (set.shard_blocks[s].empty()) continue;
-    requests.push_back(session.send(s, FrameKind::kPullDense, set.id, Buffer()));
+    requests.push_back(
+        session.send(s, FrameKind::kPullDense, set.id, encode_pull_dense(set.step_of_pull())));
   }
   try {
     session.wait(requests);

@@ -125,6 +125,20 @@ struct Version {
   uint64_t samples;
 };
 
+// How gradients make up for the updates between reading their values and their own (DC-ASGD).
+enum class Compensation : uint32_t {
+  kNone = 0,
+  kConstant = 1,  // g + factor * g * g * (weight - what the trainer had read)
+  kAdaptive = 2,  // the factor divided by the root of a running mean of g * g
+};
+
+struct DelayCompensation {
+  Compensation kind = Compensation::kNone;
+  double factor = 0;    // finite, >= 0
+  double momentum = 0;  // kAdaptive: of the running mean; >= 0, < 1
+  double epsilon = 0;   // kAdaptive: added to the running mean; finite, > 0
+};
+
 // Sent by every trainer to every server in kOpen; all must be byte-equal.
 struct ParamSetLayout {
   UpdateMode mode = UpdateMode::kRounds;
@@ -137,6 +151,7 @@ struct ParamSetLayout {
   // kRounds: the group of every trainer, by rank; the trainers of a group share their rounds.
   // Groups are numbered in the order of their lowest ranks. Empty: all trainers are one group.
   std::vector<uint32_t> trainer_groups;
+  DelayCompensation compensation;  // kOnArrival only
   std::vector<kernels::OptimizerConfig> configs;
   std::vector<TableSpec> tables;
   std::vector<BlockSpec> blocks;
@@ -188,12 +203,18 @@ struct PullTable {
 };
 // Reply to kPullRows: the version (2 x u64), then per table of the request, in its order, the rows
 // (no keys).
-// kPullDense has an empty payload; its reply is a DenseView with all blocks of that server.
+// kPullDense: the step or nothing; its reply is a DenseView with all blocks of that server.
+//
+// A pull tells for which gradient of this trainer it reads, counted from 1: the server keeps what
+// it answers until that gradient has come, if gradients are compensated for delay. 0: for none.
 
 // ---- push and commit ---------------------------------------------------------------------------
 
 struct PushHeader {
+  // kRounds: the round. kOnArrival: updates behind the dense values that the gradient was computed
+  // on.
   uint64_t round = 0;
+  uint64_t step = 0;        // kOnArrival: which gradient of this trainer, as in its pulls
   double weight = 1.0;      // this trainer's weight in the mean; 0 allowed
   uint64_t samples = 0;     // counted only
   uint64_t steps = 1;       // of the trainer's optimizer behind it; counted only
@@ -285,6 +306,7 @@ Buffer encode(const Join& message);
 Buffer encode(const RoundReply& message);
 Buffer encode(const BarrierReply& message);
 Buffer encode(const FetchRequest& message);
+Buffer encode_pull_dense(uint64_t step);
 
 Hello decode_hello(std::span<const uint8_t> payload);
 ErrorReply decode_error(std::span<const uint8_t> payload);
@@ -296,6 +318,7 @@ Join decode_join(std::span<const uint8_t> payload);
 RoundReply decode_round_reply(std::span<const uint8_t> payload);
 BarrierReply decode_barrier_reply(std::span<const uint8_t> payload);
 FetchRequest decode_fetch(std::span<const uint8_t> payload);
+uint64_t decode_pull_dense(std::span<const uint8_t> payload);
 
 // Large payloads are laid out first and filled in place, so that values are copied once, straight
 // from their source. Each `layout_*` returns the payload with headers written and, in the same
@@ -348,7 +371,7 @@ FilledPush layout_push(const PushHeader& header, std::span<const BlockRef> block
 FilledPush layout_dense(Version version, std::span<const BlockRef> blocks, const Pool& pool);
 FilledPush layout_changes(const ChangesHeader& header, std::span<const BlockRef> blocks,
                           std::span<const TableRef> tables, const Pool& pool);
-FilledKeys layout_pull(std::span<const TableRef> tables, const Pool& pool);
+FilledKeys layout_pull(std::span<const TableRef> tables, const Pool& pool, uint64_t step = 0);
 FilledRows layout_rows(Version version, std::span<const TableRef> tables, const Pool& pool);
 FilledStore layout_store(std::span<const BlockRef> blocks, std::span<const TableRef> tables,
                          const Pool& pool);
@@ -356,7 +379,8 @@ FilledStore layout_store(std::span<const BlockRef> blocks, std::span<const Table
 PushView decode_push(std::span<const uint8_t> payload, const ParamSetLayout& layout);
 DenseView decode_dense(std::span<const uint8_t> payload, const ParamSetLayout& layout);
 ChangesView decode_changes(std::span<const uint8_t> payload, const ParamSetLayout& layout);
-std::vector<PullTable> decode_pull(std::span<const uint8_t> payload, const ParamSetLayout& layout);
+std::vector<PullTable> decode_pull(std::span<const uint8_t> payload, const ParamSetLayout& layout,
+                                   uint64_t* step = nullptr);
 // Rows per table of the request `asked` (table ids and key counts known to the caller).
 std::vector<std::span<const float>> decode_rows(std::span<const uint8_t> payload,
                                                 std::span<const TableRef> asked, Version* version);

@@ -3,6 +3,7 @@
 //
 // The layout of a parameter set: encoding, and the limits that both ends hold it to.
 
+#include <cmath>
 #include <cstring>
 
 #include "core/messages.h"
@@ -71,6 +72,19 @@ void check_groups(const ParamSetLayout& layout, ErrorCode code) {
   }
 }
 
+// Null if gradients can be compensated like this.
+const char* find_error(const DelayCompensation& compensation) {
+  const auto& [kind, factor, momentum, epsilon] = compensation;
+  const bool adaptive = kind == Compensation::kAdaptive;
+  if (kind > Compensation::kAdaptive) return "an unknown kind";
+  if (!std::isfinite(factor) || factor < 0) return "a factor that is not finite and >= 0";
+  if (kind == Compensation::kNone && factor != 0) return "a factor of none";
+  if (adaptive && !(momentum >= 0 && momentum < 1)) return "a momentum that is not in [0, 1)";
+  if (adaptive && !(std::isfinite(epsilon) && epsilon > 0)) return "an epsilon that is not > 0";
+  if (!adaptive && (momentum != 0 || epsilon != 0)) return "a running mean of none";
+  return nullptr;
+}
+
 void check_layout(const ParamSetLayout& layout, ErrorCode code) {
   if (layout.mode != UpdateMode::kRounds && layout.mode != UpdateMode::kOnArrival) {
     throw Error(code, "unknown update mode " + std::to_string(static_cast<uint32_t>(layout.mode)));
@@ -79,10 +93,17 @@ void check_layout(const ParamSetLayout& layout, ErrorCode code) {
     throw Error(code, "rounds have no staleness to bound");
   }
   if (layout.exchanges_deltas &&
-      (layout.max_staleness != kAnyStaleness || !layout.trainer_groups.empty())) {
-    throw Error(code, "deltas have no bound on their age and no groups of trainers");
+      (layout.max_staleness != kAnyStaleness || !layout.trainer_groups.empty() ||
+       layout.compensation.kind != Compensation::kNone)) {
+    throw Error(code, "deltas are no gradients, to be late or averaged in groups");
   }
   check_groups(layout, code);
+  if (const char* what = find_error(layout.compensation)) {
+    throw Error(code, std::string("delay compensation with ") + what);
+  }
+  if (layout.mode == UpdateMode::kRounds && layout.compensation.kind != Compensation::kNone) {
+    throw Error(code, "rounds have no delay to compensate");
+  }
   for (const auto& config : layout.configs) {
     if (const char* what = kernels::find_config_error(config)) throw Error(code, what);
   }
@@ -156,6 +177,11 @@ Buffer encode(const ParamSetLayout& message) {
   writer.u32(static_cast<uint32_t>(message.trainer_groups.size()));
   writer.u32(0);
   writer.bytes(message.trainer_groups.data(), message.trainer_groups.size() * sizeof(uint32_t));
+  writer.u32(static_cast<uint32_t>(message.compensation.kind));
+  writer.u32(0);
+  writer.f64(message.compensation.factor);
+  writer.f64(message.compensation.momentum);
+  writer.f64(message.compensation.epsilon);
   writer.bytes(message.configs.data(), message.configs.size() * kConfigBytes);
   for (const TableSpec& table : message.tables) {
     writer.u64(table.rows);
@@ -191,6 +217,11 @@ ParamSetLayout decode_layout(std::span<const uint8_t> payload) {
   wire::skip_zero(&reader);
   const auto groups = reader.array<uint32_t>(trainer_count);
   layout.trainer_groups.assign(groups.begin(), groups.end());
+  layout.compensation.kind = static_cast<Compensation>(reader.u32());
+  wire::skip_zero(&reader);
+  layout.compensation.factor = reader.f64();
+  layout.compensation.momentum = reader.f64();
+  layout.compensation.epsilon = reader.f64();
   const auto configs = reader.array<kernels::OptimizerConfig>(config_count);
   layout.configs.assign(configs.begin(), configs.end());
   wire::check_count(reader, table_count, kTableBytesMin, "tables");

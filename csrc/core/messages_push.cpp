@@ -13,7 +13,7 @@
 namespace cpudist::core {
 namespace {
 
-constexpr uint64_t kPushFixedBytes = 6 * 8 + 4 * 4;
+constexpr uint64_t kPushFixedBytes = 7 * 8 + 4 * 4;
 constexpr uint64_t kDenseFixedBytes = 2 * 8 + 2 * 4;
 constexpr uint64_t kChangesFixedBytes = 3 * 8 + 4 * 4;
 constexpr uint32_t kBySamplesFlag = 1;
@@ -38,6 +38,7 @@ FilledPush layout_push(const PushHeader& header, std::span<const BlockRef> block
   size = wire::checked_add(size, wire::table_bytes(tables));
   wire::BulkWriter writer(size, pool);
   writer.u64(header.round);
+  writer.u64(header.step);
   writer.f64(header.weight);
   writer.u64(header.samples);
   writer.u64(header.steps);
@@ -57,6 +58,7 @@ PushView decode_push(std::span<const uint8_t> payload, const ParamSetLayout& lay
   Reader reader(payload);
   PushView view;
   view.header.round = reader.u64();
+  view.header.step = reader.u64();
   view.header.weight = finite(reader.f64(), "weight");
   view.header.samples = reader.u64();
   view.header.steps = reader.u64();

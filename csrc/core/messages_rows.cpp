@@ -10,6 +10,7 @@ namespace cpudist::core {
 namespace {
 
 constexpr uint64_t kCountsBytes = 8;
+constexpr uint64_t kPullFixedBytes = 16;
 constexpr uint64_t kPullHeaderBytes = 16;
 constexpr uint64_t kStoreHeaderBytes = 32;
 
@@ -116,9 +117,23 @@ TableRows read_store_rows(Reader* reader, const TableRef& ref, const TableSpec& 
 
 }  // namespace
 
-FilledKeys layout_pull(std::span<const TableRef> tables, const Pool& pool) {
+Buffer encode_pull_dense(uint64_t step) {
+  Writer writer;
+  writer.u64(step);
+  return writer.finish();
+}
+
+uint64_t decode_pull_dense(std::span<const uint8_t> payload) {
+  if (payload.empty()) return 0;
+  Reader reader(payload);
+  const uint64_t step = reader.u64();
+  reader.expect_end();
+  return step;
+}
+
+FilledKeys layout_pull(std::span<const TableRef> tables, const Pool& pool, uint64_t step) {
   wire::check_order(tables, &TableRef::table, "table");
-  uint64_t size = kCountsBytes;
+  uint64_t size = kPullFixedBytes;
   for (const TableRef& ref : tables) {
     size = wire::checked_add(size, kPullHeaderBytes);
     size = wire::checked_add(size, wire::section_bytes(ref.row_count, sizeof(int64_t)));
@@ -126,6 +141,7 @@ FilledKeys layout_pull(std::span<const TableRef> tables, const Pool& pool) {
   wire::BulkWriter writer(size, pool);
   writer.u32(static_cast<uint32_t>(tables.size()));
   writer.u32(0);
+  writer.u64(step);
   for (const TableRef& ref : tables) {
     writer.u32(ref.table);
     writer.u32(0);
@@ -140,10 +156,13 @@ FilledKeys layout_pull(std::span<const TableRef> tables, const Pool& pool) {
   return filled;
 }
 
-std::vector<PullTable> decode_pull(std::span<const uint8_t> payload, const ParamSetLayout& layout) {
+std::vector<PullTable> decode_pull(std::span<const uint8_t> payload, const ParamSetLayout& layout,
+                                   uint64_t* step) {
   Reader reader(payload);
   const uint32_t count = reader.u32();
   wire::skip_zero(&reader);
+  const uint64_t told = reader.u64();
+  if (step != nullptr) *step = told;
   wire::check_count(reader, count, kPullHeaderBytes, "tables");
   struct Header {
     uint32_t table;

@@ -20,7 +20,8 @@ ParamSet::ParamSet(uint32_t id, Buffer layout_bytes, uint32_t opener,
     : layout_bytes_(std::move(layout_bytes)),
       opener_(opener),
       state_(id, decode_frame([&] { return decode_layout(bytes_of(layout_bytes_)); }), shared),
-      update_(state_.store, shared.updates) {
+      update_(state_.store, shared.updates),
+      compensator_(make_compensator(id, state_.layout)) {
   const ServerOptions& options = shared.options;
   const ParamSetLayout& layout = state_.layout;
   check_layout(layout, options);
@@ -124,6 +125,7 @@ void ParamSet::store(const Ticket& ticket, const Buffer& payload, Outbox& outbox
                                                  std::to_string(spec.shard) + ", not to server " +
                                                  std::to_string(state_.shared.options.shard_id));
   }
+  if (compensator_) compensator_->forget_all();  // what moved is not what gradients moved
   for (const BlockValues& values : view.blocks) state_.store.blocks[values.block]->store(values);
   for (const TableRows& rows : view.tables) state_.store.tables[rows.table]->store(rows);
   answer_round(ticket, outbox);
@@ -186,6 +188,7 @@ void ParamSet::mark_closed(uint32_t rank, Outbox& outbox) {
   const std::unique_lock lock(mutex_);
   closed_.insert(rank);
   if (state_.changes) state_.changes->forget(rank);
+  if (compensator_) compensator_->forget(rank);
   take_out(rank, outbox);
   if (rank != 0 || state_.ready) return;
   const Error error(ErrorCode::kClosed, "trainer 0 closed parameter set " +
@@ -201,8 +204,10 @@ bool ParamSet::unused(const std::vector<uint32_t>& remaining) const {
                      [this](uint32_t rank) { return closed_.contains(rank); });
 }
 
-Buffer ParamSet::pull_rows(const Buffer& payload) const {
-  const auto wanted = decode_frame([&] { return decode_pull(bytes_of(payload), state_.layout); });
+Buffer ParamSet::pull_rows(uint32_t rank, const Buffer& payload) const {
+  uint64_t step = 0;
+  const auto wanted =
+      decode_frame([&] { return decode_pull(bytes_of(payload), state_.layout, &step); });
   const std::shared_lock lock(mutex_);
   require_ready();
   std::vector<TableRef> refs;
@@ -217,14 +222,18 @@ Buffer ParamSet::pull_rows(const Buffer& payload) const {
   FilledRows reply = layout_rows(state_.version, refs, state_.shared.pool);
   for (size_t i = 0; i < wanted.size(); ++i) {
     state_.store.tables[wanted[i].table]->gather(wanted[i].keys, reply.rows[i]);
+    if (compensator_) compensator_->note_rows(rank, step, wanted[i], reply.rows[i]);
   }
   return std::move(reply.payload);
 }
 
-Buffer ParamSet::pull_dense() const {
+Buffer ParamSet::pull_dense(uint32_t rank, const Buffer& payload) const {
+  const uint64_t step = decode_frame([&] { return decode_pull_dense(bytes_of(payload)); });
   const std::shared_lock lock(mutex_);
   require_ready();
-  return state_.dense_values(state_.every_block());
+  Buffer reply = state_.dense_values(state_.every_block());
+  if (compensator_) compensator_->note_dense_pull(rank, step, state_.version.round, reply);
+  return reply;
 }
 
 Buffer ParamSet::fetch(const Buffer& payload) const {
@@ -270,6 +279,7 @@ Buffer ParamSet::fetch(const Buffer& payload) const {
 
 void ParamSet::add_stats(ServerStats* stats) const {
   const std::shared_lock lock(mutex_);
+  if (compensator_) stats->backup_bytes += compensator_->size_bytes();
   for (const auto& table : state_.store.tables) {
     stats->rows += table->row_count();
     stats->table_bytes += table->size_bytes();

@@ -15,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "core/delay_compensator.h"
 #include "core/messages.h"
 #include "core/param_state.h"
 #include "core/peers.h"
@@ -70,8 +71,8 @@ class ParamSet {
   void join(const Ticket& ticket, const Join& join, Outbox& outbox);
   void close(const Ticket& ticket, Outbox& outbox);
 
-  Buffer pull_rows(const Buffer& payload) const;
-  Buffer pull_dense() const;
+  Buffer pull_rows(uint32_t rank, const Buffer& payload) const;
+  Buffer pull_dense(uint32_t rank, const Buffer& payload) const;
   Buffer fetch(const Buffer& payload) const;
 
   // A barrier or a goodbye: leave without an answer.
@@ -138,6 +139,7 @@ class ParamSet {
   std::vector<std::unique_ptr<RoundGroup>> groups_;  // in rounds
   // ---- updates on arrival ----
   RoundUpdate update_;
+  const std::unique_ptr<DelayCompensator> compensator_;  // null without delay compensation
   RoundPushes arrivals_;
   // With a bound on staleness: rank -> update after which it read the values of its next gradient.
   std::map<uint32_t, uint64_t> readers_;

@@ -80,7 +80,8 @@ void ParamSet::apply_arrival(uint32_t rank, Outbox& outbox) {
   const RoundPush& push = one.begin()->second;
   state_.release(one);
   try {
-    update_.apply(one, state_.version.round);
+    if (compensator_) compensator_->begin(rank, push.view.header, state_.store);
+    update_.apply(one, state_.version.round, compensator_.get());
     state_.count_update(one);
     if (readers_.contains(rank)) readers_[rank] = state_.version.round;
     if (state_.changes) {
@@ -91,7 +92,12 @@ void ParamSet::apply_arrival(uint32_t rank, Outbox& outbox) {
     }
     const bool all = push.view.header.want_dense;
     const auto blocks = all ? state_.every_block() : std::vector<uint32_t>();
-    state_.shared.peers.finish(push.ticket, FrameKind::kReply, state_.dense_reply(blocks), outbox);
+    const SharedPayload reply = state_.dense_reply(blocks);
+    if (compensator_) {
+      compensator_->end();
+      if (!blocks.empty()) compensator_->note_dense_reply(rank, state_.version.round, *reply);
+    }
+    state_.shared.peers.finish(push.ticket, FrameKind::kReply, reply, outbox);
   } catch (const std::exception& error) {
     state_.break_off(error);
     state_.shared.peers.finish(push.ticket, *state_.broken, outbox);

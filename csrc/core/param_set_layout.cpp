@@ -4,6 +4,7 @@
 // Checks of a layout, and the words for two layouts that differ.
 
 #include <algorithm>
+#include <sstream>
 #include <string>
 
 #include "core/param_set.h"
@@ -19,6 +20,29 @@ std::string differ(const std::string& item, const std::string& field, const std:
 std::string compare(const std::string& item, const char* field, uint64_t first, uint64_t second) {
   if (first == second) return "";
   return differ(item, field, std::to_string(first), std::to_string(second));
+}
+
+std::string compare_numbers(const std::string& item, const char* field, double first,
+                            double second) {
+  if (first == second) return "";
+  const auto show = [](double value) {
+    std::ostringstream text;
+    text.precision(17);
+    text << value;
+    return text.str();
+  };
+  return differ(item, field, show(first), show(second));
+}
+
+std::string compare_compensation(const DelayCompensation& first, const DelayCompensation& second) {
+  const std::string item = "delay compensation";
+  std::string found =
+      compare(item, "kind (0 none, 1 constant, 2 adaptive)", static_cast<uint64_t>(first.kind),
+              static_cast<uint64_t>(second.kind));
+  if (found.empty()) found = compare_numbers(item, "factor", first.factor, second.factor);
+  if (found.empty()) found = compare_numbers(item, "momentum", first.momentum, second.momentum);
+  if (found.empty()) found = compare_numbers(item, "epsilon", first.epsilon, second.epsilon);
+  return found;
 }
 
 template <typename... Differences>
@@ -127,6 +151,7 @@ std::string describe_difference(const ParamSetLayout& first, const ParamSetLayou
                compare(set, "max_staleness", first.max_staleness, second.max_staleness),
                compare(set, "exchanges_deltas", first.exchanges_deltas, second.exchanges_deltas),
                compare_trainer_groups(first, second),
+               compare_compensation(first.compensation, second.compensation),
                compare_all(first.tables, second.tables, compare_table),
                compare_all(first.blocks, second.blocks, compare_block),
                compare_all(first.configs, second.configs, compare_group),

@@ -46,6 +46,7 @@ void ParamSet::leave(const Ticket& ticket, Outbox& outbox) {
   const std::unique_lock lock(mutex_);
   require_open(ticket.rank);
   take_out(ticket.rank, outbox);
+  if (compensator_) compensator_->forget(ticket.rank);
   answer_round(ticket, outbox);
 }
 
@@ -125,6 +126,7 @@ void ParamSet::drop(uint32_t rank, Outbox& outbox) {
   opened_.erase(rank);
   closed_.erase(rank);
   if (state_.changes) state_.changes->forget(rank);
+  if (compensator_) compensator_->forget(rank);
   if (on_arrival()) drop_arrival(rank, outbox);
   in_group(rank, outbox, [&](RoundGroup& group) { group.drop(rank, outbox); });
 }

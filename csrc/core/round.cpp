@@ -159,8 +159,9 @@ void RoundUpdate::plan(const RoundPushes& pushes) {
   }
 }
 
-void RoundUpdate::apply(const RoundPushes& pushes, uint64_t round) {
+void RoundUpdate::apply(const RoundPushes& pushes, uint64_t round, DelayCompensator* compensator) {
   plan(pushes);
+  compensator_ = compensator;
   for (const uint32_t table : touched_tables_) store_.tables[table]->count_step();
   pool_.run(tasks_.size(), [&](size_t i) {
     merge_task(tasks_[i], pushes);

@@ -13,21 +13,15 @@
 #include <string>
 #include <vector>
 
-#include "core/dense_block.h"
+#include "core/delay_compensator.h"
 #include "core/messages.h"
+#include "core/param_store.h"
 #include "core/peers.h"
-#include "core/table.h"
 #include "core/update_pool.h"
 #include "kernels/aligned.h"
 #include "kernels/dedupe.h"
 
 namespace cpudist::core {
-
-// The tables and the blocks of this server (null for blocks of others), by id.
-struct ParamStore {
-  std::vector<std::unique_ptr<Table>> tables;
-  std::vector<std::unique_ptr<DenseBlock>> blocks;
-};
 
 // Positions of a section's rows grouped by table shard, in batch order within a shard, and their
 // records. Found when the push arrives, so that the last arriver need not look up everybody's rows.
@@ -65,8 +59,9 @@ class RoundUpdate {
   // Every trainer has weight 0: nothing may be applied.
   static bool is_void(const RoundPushes& pushes);
 
-  // Merges, averages, clips by value and updates, each row and element in one task.
-  void apply(const RoundPushes& pushes, uint64_t round);
+  // Merges, averages, clips by value, compensates for delay if asked to, and updates, each row and
+  // element in one task.
+  void apply(const RoundPushes& pushes, uint64_t round, DelayCompensator* compensator = nullptr);
   // First phase of a round with clip_norm: merges, averages and clips by value only. Returns the
   // squared norm of what was merged, summed in double: blocks by id, then tables by id and shard.
   double merge(const RoundPushes& pushes);
@@ -118,6 +113,7 @@ class RoundUpdate {
   static void touch_rows(ShardWork& work, Table& table, uint64_t round);
   void point_at_gradients(ShardWork& work, const Task& task, const RoundPushes& pushes) const;
   void scale_task(const Task& task, double scale);
+  void reserve_merged(uint32_t block);
   ShardWork& shard_work(const Task& task) {
     return shards_[size_t{task.id} * Table::kShards + task.shard];
   }
@@ -127,6 +123,7 @@ class RoundUpdate {
   Averaging averaging_;
   bool direct_ = false;  // one push, nothing to clip: its gradients are used where they lie
   double clip_value_ = 0;
+  DelayCompensator* compensator_ = nullptr;  // of the push that is being applied
   std::vector<Task> tasks_;
   std::vector<uint32_t> touched_blocks_;
   std::vector<uint32_t> touched_tables_;

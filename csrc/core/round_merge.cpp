@@ -89,9 +89,7 @@ void RoundUpdate::merge_block(const Task& task, const RoundPushes& pushes) {
     return;
   }
   const size_t count = store_.blocks[task.id]->spec().elements;
-  if (work.merged.size() != count * sizeof(T)) {
-    work.merged = kernels::AlignedBuffer<uint8_t>(count * sizeof(T));
-  }
+  reserve_merged(task.id);
   T* merged = reinterpret_cast<T*>(work.merged.data());
   bool first = true;
   size_t position = 0;
@@ -106,6 +104,13 @@ void RoundUpdate::merge_block(const Task& task, const RoundPushes& pushes) {
   work.squared_norm =
       finish_merge(merged, count, averaging_.factor, clip_value_, wants_norm(pushes));
   work.gradient = merged;
+}
+
+void RoundUpdate::reserve_merged(uint32_t block) {
+  const BlockSpec& spec = store_.blocks[block]->spec();
+  const size_t size_bytes = spec.elements * size_of(spec.dtype);
+  kernels::AlignedBuffer<uint8_t>& merged = blocks_[block].merged;
+  if (merged.size() != size_bytes) merged = kernels::AlignedBuffer<uint8_t>(size_bytes);
 }
 
 void RoundUpdate::merge_shard(const Task& task, const RoundPushes& pushes) {
@@ -181,7 +186,12 @@ void RoundUpdate::update_task(const Task& task, const RoundPushes& pushes, uint6
     return;
   }
   DenseBlock& block = *store_.blocks[task.id];
-  block.update(settings(pushes).configs[block.spec().group], blocks_[task.id].gradient);
+  BlockWork& work = blocks_[task.id];
+  if (compensator_ != nullptr) {
+    reserve_merged(task.id);
+    work.gradient = compensator_->compensate(block, work.gradient, work.merged.data());
+  }
+  block.update(settings(pushes).configs[block.spec().group], work.gradient);
 }
 
 void RoundUpdate::update_shard(const Task& task, const RoundPushes& pushes, uint64_t round) {
@@ -192,6 +202,11 @@ void RoundUpdate::update_shard(const Task& task, const RoundPushes& pushes, uint
   const auto& config = settings(pushes).configs[table.spec().group];
   touch_rows(work, table, round);
   point_at_gradients(work, task, pushes);
+  if (compensator_ != nullptr) {
+    if (work.gradients.size() < work.rows * dim) work.gradients.resize(work.rows * dim);
+    compensator_->compensate(table, {work.distinct.data(), work.rows}, work.sources.data(),
+                             work.gradients.data());
+  }
   if (counts_per_row(config) && kernels::step_dependent(config)) {
     kernels::StepCache<float> steps(config);
     for (size_t i = 0; i < work.rows; ++i) {

@@ -124,9 +124,10 @@ void Server::Impl::read(const Link& connection, const Frame& frame, Outbox& outb
 Buffer Server::Impl::read_set(const Frame& frame) const {
   if (shared.peers.stopped()) throw shared.peers.stopped_error();
   const auto set = find(frame.header.param_set);
-  if (frame.header.kind == FrameKind::kPullRows) return set->pull_rows(frame.payload);
+  if (frame.header.kind == FrameKind::kPullRows)
+    return set->pull_rows(frame.header.rank, frame.payload);
   if (frame.header.kind == FrameKind::kFetchState) return set->fetch(frame.payload);
-  return set->pull_dense();
+  return set->pull_dense(frame.header.rank, frame.payload);
 }
 
 void Server::Impl::sequenced(const Link& connection, Frame& frame, Outbox& outbox) {

@@ -60,6 +60,17 @@ void merge_fresh(T* weight, T* shadow, const T* fresh, size_t n) {
   typed_kernels<T>().merge_fresh(weight, shadow, fresh, n);
 }
 
+template <typename T>
+void compensate(T* out, const T* gradient, const T* weight, const T* read, T factor, size_t n) {
+  typed_kernels<T>().compensate(out, gradient, weight, read, factor, n);
+}
+
+template <typename T>
+void compensate_adaptive(T* out, const T* gradient, const T* weight, const T* read, T* means,
+                         const AdaptiveScalars<T>& scalars, size_t n) {
+  typed_kernels<T>().compensate_adaptive(out, gradient, weight, read, means, scalars, n);
+}
+
 template double squared_norm(const float*, size_t);
 template double squared_norm(const double*, size_t);
 template void add(float*, const float*, size_t);
@@ -74,5 +85,11 @@ template void take_delta(const float*, float*, float, float*, size_t);
 template void take_delta(const double*, double*, double, double*, size_t);
 template void merge_fresh(float*, float*, const float*, size_t);
 template void merge_fresh(double*, double*, const double*, size_t);
+template void compensate(float*, const float*, const float*, const float*, float, size_t);
+template void compensate(double*, const double*, const double*, const double*, double, size_t);
+template void compensate_adaptive(float*, const float*, const float*, const float*, float*,
+                                  const AdaptiveScalars<float>&, size_t);
+template void compensate_adaptive(double*, const double*, const double*, const double*, double*,
+                                  const AdaptiveScalars<double>&, size_t);
 
 }  // namespace cpudist::kernels

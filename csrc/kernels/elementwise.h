@@ -39,4 +39,25 @@ void take_delta(const T* weight, T* shadow, T divisor, T* negated, size_t n);
 template <typename T>
 void merge_fresh(T* weight, T* shadow, const T* fresh, size_t n);
 
+// Delay compensation: Zheng et al., "Asynchronous Stochastic Gradient Descent with Delay
+// Compensation", ICML 2017, of a gradient that was computed on `read` while the weight has moved
+// on. out[i] = g + ((factor * g) * g) * (weight - read); exactly g where nothing has moved,
+// whatever g is, and where the product is zero. out may be gradient.
+template <typename T>
+void compensate(T* out, const T* gradient, const T* weight, const T* read, T factor, size_t n);
+
+template <typename T>
+struct AdaptiveScalars {
+  T factor;
+  T momentum;
+  T one_minus_momentum;
+  T epsilon;
+};
+
+// The same with factor / sqrt(mean + epsilon) for the factor of element i, where first
+// mean = momentum * mean + one_minus_momentum * (g * g).
+template <typename T>
+void compensate_adaptive(T* out, const T* gradient, const T* weight, const T* read, T* means,
+                         const AdaptiveScalars<T>& scalars, size_t n);
+
 }  // namespace cpudist::kernels

@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/elementwise.h"
 #include "kernels/optimizers.h"
 #include "kernels/simd.h"
 
@@ -27,6 +28,9 @@ struct TypedKernels {
   void (*clamp)(T* values, T low, T high, size_t n);
   void (*take_delta)(const T* weight, T* shadow, T divisor, T* negated, size_t n);
   void (*merge_fresh)(T* weight, T* shadow, const T* fresh, size_t n);
+  void (*compensate)(T* out, const T* gradient, const T* weight, const T* read, T factor, size_t n);
+  void (*compensate_adaptive)(T* out, const T* gradient, const T* weight, const T* read, T* means,
+                              const AdaptiveScalars<T>& scalars, size_t n);
   void (*segment_sum)(const T* rows, size_t row_stride, size_t n, size_t dim,
                       const uint32_t* inverse, T* out);
   void (*segment_sum_to)(const T* rows, size_t row_stride, size_t n, size_t dim,

@@ -145,6 +145,34 @@ void merge_fresh(T* __restrict weight, T* __restrict shadow, const T* __restrict
 }
 
 template <typename T>
+CPUDIST_INLINE T compensated(T g, T moved, T factor) {
+  const T term = factor * g * g * moved;
+  // Not a sum with zero: an infinite square times zero is no number, and -0 + 0 is not -0.
+  return moved == T(0) || term == T(0) ? g : g + term;
+}
+
+// No __restrict here and below: out may be g.
+template <typename T>
+void compensate(T* out, const T* g, const T* w, const T* read, T factor, size_t n) {
+  for (size_t i = 0; i < n; ++i) out[i] = compensated(g[i], w[i] - read[i], factor);
+}
+
+template <typename T>
+void compensate_adaptive(T* out, const T* g, const T* w, const T* read, T* means,
+                         const AdaptiveScalars<T>& s, size_t n) {
+  const T factor = s.factor;
+  const T momentum = s.momentum;
+  const T one_minus_momentum = s.one_minus_momentum;
+  const T epsilon = s.epsilon;
+  for (size_t i = 0; i < n; ++i) {
+    const T grad = g[i];
+    const T mean = momentum * means[i] + one_minus_momentum * (grad * grad);
+    means[i] = mean;
+    out[i] = compensated(grad, w[i] - read[i], factor / square_root(mean + epsilon));
+  }
+}
+
+template <typename T>
 CPUDIST_INLINE void copy_run(T* __restrict target, const T* __restrict values, size_t n) {
   for (size_t i = 0; i < n; ++i) target[i] = values[i];
 }
@@ -221,6 +249,8 @@ constexpr TypedKernels<T> typed_table() {
       &clamp<T>,
       &take_delta<T>,
       &merge_fresh<T>,
+      &compensate<T>,
+      &compensate_adaptive<T>,
       &segment_sum<T>,
       &segment_sum_to<T>,
       &segment_sum_any<T>,

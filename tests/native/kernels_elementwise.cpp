@@ -65,6 +65,70 @@ void check_elementwise() {
   }
 }
 
+template <typename T>
+void check_compensation() {
+  const T factor = static_cast<T>(0.7);
+  const kernels::AdaptiveScalars<T> scalars = {factor, T(0.9), T(1.0 - 0.9), T(1e-7)};
+  for (size_t n : kernel_sizes()) {
+    const std::vector<T> gradient = random_values<T>(n, 1 + n);
+    const std::vector<T> weight = random_values<T>(n, 7000 + n);
+    std::vector<T> read = random_values<T>(n, 9000 + n);
+    if (n > 3) read[3] = weight[3];
+    const std::vector<T> start(n, T(0.01));
+    const std::string at = " n=" + std::to_string(n);
+    const auto expected = [&](size_t i, T strength) {
+      const volatile T first = strength * gradient[i];
+      const volatile T second = first * gradient[i];
+      const volatile T term = second * (weight[i] - read[i]);
+      return term == T(0) ? gradient[i] : gradient[i] + term;
+    };
+    check_levels_agree("compensate" + at, [&] {
+      std::vector<T> out = gradient;
+      kernels::compensate(out.data(), out.data(), weight.data(), read.data(), factor, n);
+      for (size_t i = 0; i < n; ++i) CHECK(out[i] == expected(i, factor));
+      return out;
+    });
+    check_levels_agree("compensate_adaptive" + at, [&] {
+      std::vector<T> out(n);
+      std::vector<T> means = start;
+      kernels::compensate_adaptive(out.data(), gradient.data(), weight.data(), read.data(),
+                                   means.data(), scalars, n);
+      for (size_t i = 0; i < n; ++i) {
+        const volatile T kept = scalars.momentum * start[i];
+        const volatile T square = gradient[i] * gradient[i];
+        const volatile T added = scalars.one_minus_momentum * square;
+        const volatile T mean = kept + added;
+        CHECK(means[i] == mean);
+        CHECK(out[i] == expected(i, factor / std::sqrt(T(mean + scalars.epsilon))));
+      }
+      out.insert(out.end(), means.begin(), means.end());
+      return out;
+    });
+  }
+}
+
+TEST(kernels_compensation_float) { check_compensation<float>(); }
+TEST(kernels_compensation_double) { check_compensation<double>(); }
+
+TEST(kernels_compensation_of_what_has_not_moved_is_the_gradient) {
+  for (SimdLevel level : supported_levels()) {
+    const kernels::ScopedSimdLevel pin(level);
+    // Squares of these overflow, vanish or are signed zeros.
+    std::vector<float> gradient(33, 1e30f);
+    gradient[1] = -0.0f;
+    gradient[32] = 1e-30f;
+    const std::vector<float> weight(33, 2.5f);
+    std::vector<float> out(33);
+    kernels::compensate(out.data(), gradient.data(), weight.data(), weight.data(), 5.0f, 33);
+    CHECK(std::memcmp(out.data(), gradient.data(), 33 * sizeof(float)) == 0);
+    std::vector<float> moved(33, 1.0f);
+    gradient[0] = 3.0f;
+    std::fill(gradient.begin() + 2, gradient.end(), 0.25f);
+    kernels::compensate(out.data(), gradient.data(), weight.data(), moved.data(), 0.0f, 33);
+    CHECK(std::memcmp(out.data(), gradient.data(), 33 * sizeof(float)) == 0);
+  }
+}
+
 TEST(kernels_elementwise_float) { check_elementwise<float>(); }
 TEST(kernels_elementwise_double) { check_elementwise<double>(); }
 

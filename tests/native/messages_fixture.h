@@ -72,6 +72,7 @@ inline void fill_floats(const std::vector<float*>& sections,
 inline core::Buffer sample_push(const core::ParamSetLayout& layout) {
   core::PushHeader header;
   header.round = 17;
+  header.step = 5;
   header.weight = 2.5;
   header.samples = 1000;
   header.clip_value = 0.5;
@@ -108,7 +109,7 @@ inline core::Buffer sample_dense() {
 
 inline core::Buffer sample_pull() {
   const auto tables = sample_tables();
-  core::FilledKeys filled = core::layout_pull(tables, nullptr);
+  core::FilledKeys filled = core::layout_pull(tables, nullptr, 21);
   fill_keys(filled.keys);
   return std::move(filled.payload);
 }

@@ -105,6 +105,7 @@ TEST(messages_layout_round_trip) {
   const ParamSetLayout back = decode_layout(view_of(payload));
   CHECK(back.configs == layout.configs);
   CHECK(back.trainer_groups == layout.trainer_groups);
+  CHECK(back.compensation.kind == Compensation::kNone);
   CHECK_EQ(back.tables.size(), 3u);
   CHECK_EQ(back.tables[1].name, std::string("items"));
   CHECK_EQ(back.tables[1].rows, 1ull << 40);
@@ -135,8 +136,26 @@ TEST(messages_layout_limits_hold_on_both_sides) {
   CHECK(refused([](auto& l) { l.blocks[0].group = 2; }));
   CHECK(refused([](auto& l) { l.configs[0].lr = NAN; }));
   CHECK(!refused([](auto&) {}));
+  const auto compensated = [&](UpdateMode mode, DelayCompensation compensation) {
+    return !refused([&](auto& l) {
+      l.mode = mode;
+      l.compensation = compensation;
+    });
+  };
+  constexpr auto kArrival = UpdateMode::kOnArrival;
+  CHECK(compensated(kArrival, {Compensation::kConstant, 0.5, 0, 0}));
+  CHECK(compensated(kArrival, {Compensation::kAdaptive, 2, 0, 1e-7}));
+  CHECK(!compensated(UpdateMode::kRounds, {Compensation::kConstant, 0.5, 0, 0}));
+  CHECK(!compensated(kArrival, {Compensation::kNone, 0.5, 0, 0}));
+  CHECK(!compensated(kArrival, {Compensation::kConstant, -0.5, 0, 0}));
+  CHECK(!compensated(kArrival, {Compensation::kConstant, INFINITY, 0, 0}));
+  CHECK(!compensated(kArrival, {Compensation::kConstant, 0.5, 0.9, 0}));
+  CHECK(!compensated(kArrival, {Compensation::kAdaptive, 2, 1, 1e-7}));
+  CHECK(!compensated(kArrival, {Compensation::kAdaptive, 2, NAN, 1e-7}));
+  CHECK(!compensated(kArrival, {Compensation::kAdaptive, 2, 0.9, 0}));
+  CHECK(!compensated(kArrival, {static_cast<Compensation>(3), 0, 0, 0}));
   Buffer payload = encode(sample_layout());
-  payload.data()[16] = 200;  // the kind of the first configuration
+  payload.data()[56] = 200;  // the kind of the first configuration
   CHECK_EQ(error_code([&] { decode_layout(view_of(payload)); }), code(ErrorCode::kProtocol));
 }
 
@@ -145,6 +164,7 @@ TEST(messages_push_round_trip) {
   const Buffer payload = sample_push(layout);
   const PushView push = decode_push(view_of(payload), layout);
   CHECK_EQ(push.header.round, 17u);
+  CHECK_EQ(push.header.step, 5u);
   CHECK_EQ(push.header.weight, 2.5);
   CHECK_EQ(push.header.samples, 1000u);
   CHECK_EQ(push.header.clip_value, 0.5);
@@ -168,7 +188,15 @@ TEST(messages_rows_and_dense_round_trip) {
   CHECK_EQ(view.version.round, 18u);
   CHECK(all_bytes(view.blocks[1].values, 24, 0x77));
   const Buffer pull = sample_pull();
-  const auto tables = decode_pull(view_of(pull), layout);
+  uint64_t step = 0;
+  const auto tables = decode_pull(view_of(pull), layout, &step);
+  CHECK_EQ(step, 21u);
+  const Buffer wanted = encode_pull_dense(22);
+  CHECK_EQ(decode_pull_dense(view_of(wanted)), 22u);
+  CHECK_EQ(decode_pull_dense({}), 0u);
+  CHECK_EQ(error_code([&] { decode_pull_dense(view_of(pull)); }), code(ErrorCode::kProtocol));
+  const auto half = view_of(wanted).first(4);
+  CHECK_EQ(error_code([&] { decode_pull_dense(half); }), code(ErrorCode::kProtocol));
   CHECK_EQ(tables.size(), 3u);
   CHECK_EQ(tables[1].table, 1u);
   CHECK(same(tables[1].keys, sample_keys()));

@@ -36,7 +36,7 @@ class AsyncDriver(Driver):
         parameters.client.start_queue(
             parameters.id,
             size=settings.send_queue_size,
-            max_merge=settings.max_merge,
+            max_merge=strategy.max_merge,
             mean=_merged_by_mean(settings.merge_rule, configs),
             pull_every=settings.pull_every,
         )

@@ -7,12 +7,19 @@ from __future__ import annotations
 from dataclasses import field
 from typing import TYPE_CHECKING, ClassVar
 
-from torch_cpudist.config import MAX_BYTES, Communicator, settings
+from torch_cpudist.config import (
+    MAX_BYTES,
+    Communicator,
+    DelayCompensation,
+    settings,
+)
 from torch_cpudist.errors import ConfigurationError
 from torch_cpudist.strategies.base import Strategy, Updates
 
 if TYPE_CHECKING:
     from torch_cpudist.layout import Trainers
+
+_MAX_MERGE = 2
 
 
 @settings
@@ -28,6 +35,8 @@ class Async(Strategy):
             trainers less one. A push that would make another trainer's gradient older
             waits on the server, and each step waits for its own update. ``None`` is no
             bound. ``CPUDIST_ASYNC_MAX_STALENESS``.
+        delay_compensation: how servers correct gradients for the updates that they
+            missed; a dict is accepted. ``None`` is not at all.
     """
 
     name: ClassVar[str] = "async"
@@ -37,6 +46,9 @@ class Async(Strategy):
     )
     max_staleness: int | None = field(
         default=None, metadata={"least": 0, "most": MAX_BYTES}
+    )
+    delay_compensation: DelayCompensation | None = field(
+        default=None, metadata={"section": DelayCompensation}
     )
 
     def __post_init__(self) -> None:
@@ -49,6 +61,24 @@ class Async(Strategy):
                 "older than the bound. Leave pull_every at 1, or max_staleness at None."
             )
 
+        if self.delay_compensation is not None and self.max_merge != 1:
+            raise ConfigurationError(
+                f"Async(delay_compensation=...) with Communicator(max_merge="
+                f"{self.max_merge}): gradients that were computed on different values "
+                "cannot be corrected as one. Leave max_merge at None, or set it to 1."
+            )
+
+    @property
+    def max_merge(self) -> int:
+        """Waiting pushes that travel as one update, at most."""
+        if self.communicator.max_merge is not None:
+            return self.communicator.max_merge
+        return _MAX_MERGE if self.delay_compensation is None else 1
+
     def updates(self, trainers: Trainers) -> Updates:
         """When the servers apply this strategy's gradients."""
-        return Updates(on_arrival=True, max_staleness=self.max_staleness)
+        return Updates(
+            on_arrival=True,
+            max_staleness=self.max_staleness,
+            delay_compensation=self.delay_compensation,
+        )

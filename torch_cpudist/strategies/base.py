@@ -9,7 +9,13 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch_cpudist import _core, config
-from torch_cpudist.config import Communicator, Server, Sharding, settings
+from torch_cpudist.config import (
+    Communicator,
+    DelayCompensation,
+    Server,
+    Sharding,
+    settings,
+)
 
 if TYPE_CHECKING:
     from torch_cpudist.layout import Trainers
@@ -18,6 +24,7 @@ _SECTIONS = {
     "sharding": Sharding,
     "server": Server,
     "communicator": Communicator,
+    "delay_compensation": DelayCompensation,
 }
 
 
@@ -33,12 +40,14 @@ class Updates:
             its reply what the others did.
         groups: in rounds, the group of every trainer, by rank, numbered in the order of
             their lowest ranks; each has rounds of its own. Empty: all are one.
+        delay_compensation: how late gradients are corrected. ``None``: not at all.
     """
 
     on_arrival: bool = False
     max_staleness: int | None = None
     exchanges_deltas: bool = False
     groups: tuple[int, ...] = ()
+    delay_compensation: DelayCompensation | None = None
 
     def served(
         self, rules: Sequence[_core.OptimizerConfig | None]
@@ -69,10 +78,12 @@ class Strategy:
 
     def __post_init__(self) -> None:
         """Turns dicts into settings and checks the fields."""
-        names = {entry.name for entry in fields(self)}
+        defaults = {entry.name: entry.default for entry in fields(self)}
         for name, kind in _SECTIONS.items():
-            if name not in names:
+            if name not in defaults:
                 continue
+            if getattr(self, name) is None and defaults[name] is None:
+                continue  # switched off
             value: Any = config.from_mapping(kind, getattr(self, name))
             object.__setattr__(self, name, value)
         config.check(self)

@@ -1,0 +1,102 @@
+// Copyright (c) 2026 The torch_cpudist authors.
+// SPDX-License-Identifier: BSD-3-Clause
+//
+// DC-ASGD (Zheng et al., "Asynchronous Stochastic Gradient Descent with Delay Compensation", ICML
+// 2017, algorithms 1 and 2) on one server: what every trainer has read and not yet pushed a
+// gradient of, and the gradient that makes up for what has moved since.
+//
+// A backup belongs to one gradient of one trainer. Rows are kept under the step that their pull
+// named, dense values under the version that they were sent with; a push names both. What a push
+// has used, and what is older, goes when it has been applied.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <vector>
+
+#include "core/buffer.h"
+#include "core/hash_index.h"
+#include "core/messages.h"
+#include "core/param_store.h"
+#include "kernels/aligned.h"
+
+namespace cpudist::core {
+
+// Thread safety: `note_*` and size_bytes() from any number of threads; of what changes or reads the
+// push that is being applied, nothing meanwhile. `compensate` from any number of threads for
+// different blocks, or different rows, between begin() and end().
+class DelayCompensator {
+ public:
+  DelayCompensator(uint32_t param_set, const ParamSetLayout& layout);
+
+  // ---- what trainers read ----
+  // `rows` were sent for gradient `step`; 0 is none. Rows read again for it replace the first ones.
+  void note_rows(uint32_t rank, uint64_t step, const PullTable& pull, const float* rows);
+  // `reply` holds every block as after `version` updates; it is kept, not copied. A pull replaces
+  // an earlier one for the same gradient.
+  void note_dense_pull(uint32_t rank, uint64_t step, uint64_t version, const Buffer& reply);
+  void note_dense_reply(uint32_t rank, uint64_t version, const Buffer& reply);
+  void forget(uint32_t rank);  // it takes no part any more
+  void forget_all();           // values were stored: nothing tells how far gradients have moved
+  uint64_t size_bytes() const;
+
+  // ---- the push that is being applied ----
+  void begin(uint32_t rank, const PushHeader& header, const ParamStore& store);
+  // The compensated gradient of a block: `out`, or `gradient` if there is nothing to compensate.
+  const void* compensate(const DenseBlock& block, const void* gradient, void* out);
+  // Of rows, gradients[i] belonging to records[i]. Those that change go to out, [rows, dim], in
+  // which a gradient may lie at its place already; gradients[i] then points there.
+  void compensate(const Table& table, std::span<const int64_t> records, const float** gradients,
+                  float* out);
+  void end();
+
+ private:
+  struct TableRead {
+    explicit TableRead(uint64_t salt) : index(salt) {}
+    HashIndex index;  // key -> position
+    std::vector<float> rows;
+  };
+  struct DenseRead {
+    uint64_t version;
+    uint64_t pulled_for;  // 0: the reply to a push
+    Buffer reply;
+  };
+  struct Reads {  // of one trainer
+    mutable std::mutex mutex;
+    uint64_t applied = 0;                                    // its last gradient
+    std::map<uint64_t, std::map<uint32_t, TableRead>> rows;  // by step and table
+    std::deque<DenseRead> dense;                             // by version
+  };
+  Reads& reads_of(uint32_t rank);
+  void note_dense(uint32_t rank, DenseRead read);
+  void find_dense(const Reads& reads, uint64_t version);
+  void make_room(const ParamStore& store);
+  template <typename T>
+  const T* compensate_block(const DenseBlock& block, const T* gradient, T* out);
+  bool adaptive() const { return settings_.kind == Compensation::kAdaptive; }
+
+  const uint32_t param_set_;
+  const ParamSetLayout& layout_;
+  const DelayCompensation settings_;
+  mutable std::mutex mutex_;  // the map, not what it points to
+  std::map<uint32_t, std::unique_ptr<Reads>> reads_;
+  // kAdaptive: the running means of g * g, by block, and by table and record.
+  std::vector<kernels::AlignedBuffer<uint8_t>> block_means_;
+  std::vector<kernels::AlignedBuffer<float>> row_means_;
+
+  Reads* current_ = nullptr;
+  uint64_t step_ = 0;
+  uint64_t version_ = 0;
+  const std::map<uint32_t, TableRead>* rows_ = nullptr;
+  std::vector<const uint8_t*> blocks_;  // by id; null: not known
+};
+
+// Null if nothing is to be compensated. `layout` outlives it.
+std::unique_ptr<DelayCompensator> make_compensator(uint32_t param_set,
+                                                   const ParamSetLayout& layout);
+
+}  // namespace cpudist::core
