@@ -33,7 +33,7 @@ class Async(Strategy):
         default_factory=Communicator, metadata={"section": True}
     )
     max_staleness: int | None = field(
-        default=None, metadata={"least": 0, "most": MAX_BYTES}
+        default=None, metadata={"least": 0, "most": MAX_BYTES, "unit": "updates"}
     )
 
     def __post_init__(self) -> None:
