@@ -103,6 +103,7 @@ def _strategy(given: Given) -> Any:
         model = Counting()
         optimizer = wrapped(model, "sync")
         push_ones(optimizer, model, 1)
+        optimizer.flush()
         return optimizer.stats()["staleness"]["pushes"]
 
     return run(body, 1, variables=given.variables)
