@@ -48,18 +48,27 @@ class Observer:
     see: See
     plain: Any
     changed: Any
+    text: str  # the changed value as a variable has it
 
 
 FIELDS: dict[tuple[type, str], Observer] = {}
 
 
 def field(kind: type, name: str, **values: Any) -> Callable[[See], See]:
-    """Notes what sees a field; ``plain`` is its default unless given."""
+    """Notes what sees a field.
+
+    ``changed`` and ``plain`` (its default unless given) are arguments, ``text`` is
+    ``changed`` as a variable has it (``str(changed)`` unless given).
+    """
 
     def note(see: See) -> See:
         default = kind.__dataclass_fields__[name].default
+        changed = values["changed"]
         FIELDS[kind, name] = Observer(
-            see, values.get("plain", default), values["changed"]
+            see,
+            plain=values.get("plain", default),
+            changed=changed,
+            text=values.get("text", str(changed)),
         )
         return see
 

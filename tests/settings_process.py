@@ -36,7 +36,7 @@ def variable(name: str, **values: Any) -> Callable[[See], See]:
 
     def note(see: See) -> See:
         VARIABLES[f"CPUDIST_{name}"] = Observer(
-            see, values.get("plain"), values["changed"]
+            see, values.get("plain"), values["changed"], values["changed"]
         )
         return see
 

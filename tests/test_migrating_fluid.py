@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from fluid_names import NAMES
 
 import torch_cpudist as cpudist
 
@@ -94,3 +95,10 @@ def test_links_lead_somewhere(page):
         )
         slugs = [re.sub(r"[^\w -]", "", head).lower() for head in heads]
         assert not anchor or anchor in [slug.replace(" ", "-") for slug in slugs]
+
+
+@pytest.mark.parametrize("area", NAMES)
+def test_every_name_has_a_place(area):
+    text = "".join(prose(page) for page in PAGES)
+    words = NAMES[area].split()
+    assert [word for word in words if not re.search(re.escape(word), text)] == []

@@ -38,7 +38,7 @@ def test_a_field_has_an_effect(kind, name):
     by_argument = observer.see(changed)
     assert by_argument != observer.see(plain)
     # Over an argument that says otherwise.
-    variable = {config.variable_of(kind, name): str(observer.changed)}
+    variable = {config.variable_of(kind, name): observer.text}
     assert observer.see(dataclasses.replace(plain, variables=variable)) == by_argument
 
 

@@ -46,11 +46,15 @@ _OWN = frozenset(
     )
 ) | frozenset(group_settings.NAMES)
 
+_NO_POOL = (
+    "unset it. A trainer has no pools: one thread of the core serves the links to all "
+    "servers; servers have CPUDIST_SERVER_THREADS"
+)
 # Of the design, but not of this version: each with what to do instead.
 _LATER = {
-    "CPUDIST_SEND_THREADS": "unset it; a client has one I/O thread",
-    "CPUDIST_PULL_THREADS": "unset it; a client has one I/O thread",
-    "CPUDIST_PREFETCH_THREADS": "unset it; a client has one I/O thread",
+    "CPUDIST_SEND_THREADS": _NO_POOL,
+    "CPUDIST_PULL_THREADS": _NO_POOL,
+    "CPUDIST_PREFETCH_THREADS": _NO_POOL,
     "CPUDIST_PIN": "pin ranks with taskset or numactl",
 }
 _LATER_BACKENDS = ("shm", "ccl", "nccl", "mpi")
