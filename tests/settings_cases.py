@@ -237,3 +237,41 @@ def _how_late_gradients_are(given: Given) -> Any:
     queue = {"send_queue_size": 8, "max_merge": 1}
     strategy = {"name": "async", "communicator": queue, **given.fields}
     return with_optimizer(strategy, see, variables=given.variables, network=slow())
+
+
+# -- Geo ---------------------------------------------------------------------------
+
+
+class Wide(nn.Module):
+    """A dense vector whose exchange is more than one slice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense = nn.Parameter(torch.zeros(1_000_000))
+
+
+def _exchanges(given: Given, steps: int, model: Any = Counting, **others: Any) -> int:
+    """Pushes of the first of two trainers in so many steps."""
+
+    def body(context: cpudist.Context) -> int:
+        trained = model()
+        strategy = {"name": "geo", **given.with_fields(**others)}
+        optimizer = wrapped(trained, strategy, lr=0.1)
+        client = context.trainer_client()
+        before = client.stats()["requests"]
+        if context.trainer_rank == 0:
+            push_ones(optimizer, trained, steps)
+        return client.stats()["requests"] - before
+
+    return run(body, 2, variables=given.variables)[0]
+
+
+@field(cpudist.Geo, "push_every", changed=4)
+def _how_often(given: Given) -> Any:
+    return _exchanges(given, 20, exchange_budget=1.0) > 0
+
+
+@field(cpudist.Geo, "exchange_budget", plain=0.002, changed=1.0)
+def _how_fast_an_exchange_is(given: Given) -> Any:
+    # With all of a step's time one ends in a step or two.
+    return _exchanges(given, 15, Wide, push_every=1) > 3

@@ -46,12 +46,12 @@ def test_naming_the_same_strategy_keeps_its_arguments():
 
 
 def test_strategies_of_this_version_are_listed():
-    assert strategies.names() == ["async", "sync"]
-    expected = r"no strategy 'geo'.*Valid: async, sync"
+    assert strategies.names() == ["async", "geo", "sync"]
+    expected = r"no strategy 'reduce'.*Valid: async, geo, sync"
     with pytest.raises(ConfigurationError, match=expected):
-        cpudist.strategy("geo")
-    with pytest.raises(ConfigurationError, match="no strategy 'geo'"):
-        strategies.resolve(None, parsed(CPUDIST_STRATEGY="geo"))
+        cpudist.strategy("reduce")
+    with pytest.raises(ConfigurationError, match="no strategy 'reduce'"):
+        strategies.resolve(None, parsed(CPUDIST_STRATEGY="reduce"))
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,6 @@ BLOCKS = re.findall(r"<!-- (\w+): (\S+) -->\n```python\n(.*?)```", TEXT, re.DOTA
 # Blocks of strategies that this version does not have; each fails without them.
 WAITING = {
     "half-async",
-    "geo",
     "dc-asgd",
 }
 

@@ -53,7 +53,7 @@ from torch_cpudist.runtime import (
     trainer_count,
     trainer_rank,
 )
-from torch_cpudist.strategies import Async, Strategy, Sync, strategy
+from torch_cpudist.strategies import Async, Geo, Strategy, Sync, strategy
 from torch_cpudist.tables import shard_tables
 
 __version__ = "0.1.0"
@@ -74,6 +74,7 @@ __all__ = [
     "Error",
     "FencedError",
     "ForkedProcessError",
+    "Geo",
     "InternalError",
     "InvalidArgumentError",
     "ModelChangedError",

@@ -9,8 +9,10 @@ releases the GIL, may be interrupted by signals in the main thread, and has a de
 Errors are the classes of ``torch_cpudist.errors``.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final
+
+from torch_cpudist._core_client import Client as Client
 
 class FaultPlan:
     """Probabilities, per frame, of what an in-process network does wrong."""
@@ -150,6 +152,7 @@ class ParamSetLayout:
         blocks: Sequence[BlockSpec],
         on_arrival: bool = False,
         max_staleness: int | None = None,
+        exchanges_deltas: bool = False,
     ) -> None: ...
     max_staleness: Final[int | None]
     configs: Final[list[OptimizerConfig]]
@@ -200,187 +203,8 @@ class Server:
     def stats(self) -> dict[str, int]:
         """Counters; see ``ServerStats`` in ``csrc/core/server.h``."""
 
-class Client:
-    """A trainer's end of every server. Thread safety: any thread.
-
-    Arguments: see ``ClientOptions`` in ``csrc/core/client.h``; ``logger`` is called in
-    the waiting thread with (level, text); level 0 is a warning, 1 info, 2 debug.
-    """
-
-    def __init__(
-        self,
-        *,
-        run_id: int,
-        trainer_rank: int = 0,
-        trainer_count: int = 1,
-        servers: Sequence[Sequence[str]],
-        network: InprocNetwork | None = None,
-        incarnation: int = 1,
-        liveness_ms: int = 5000,
-        reconnect_grace_ms: int = 500,
-        connect_deadline_ms: int = 60000,
-        rpc_deadline_ms: int = 180000,
-        rpc_retries: int = 3,
-        round_deadline_ms: int = 1800000,
-        probe_ms: int = 1000,
-        resend_ms: int = 1000,
-        straggler_log_ms: int = 30000,
-        host: str = "",
-        logger: Callable[[int, str], None] | None = None,
-    ) -> None: ...
-    def connect(self) -> None:
-        """Says hello to every server.
-
-        Raises:
-            AddressError, PeerLostError, ConfigMismatchError, FencedError: see there.
-        """
-
-    def open(self, layout: ParamSetLayout) -> int:
-        """Opens a parameter set; the n-th open of every trainer names the same one."""
-
-    def bind_table(self, param_set: int, table: int, weight: int) -> None:
-        """Says where pulled rows go: float32 ``[rows, dim]``; all count as stale."""
-
-    def store_table(
-        self,
-        param_set: int,
-        table: int,
-        keys: int,
-        count: int,
-        weights: int,
-        state: int = 0,
-        counts: int = 0,
-        step: int = 0,
-    ) -> None:
-        """Writes rows to the servers.
-
-        ``keys`` int64 ``[count]``, distinct; ``weights`` float32 ``[count, dim]``;
-        ``state`` float32 ``[count, state_elements]``, 0: the initial one; ``counts``
-        uint32 ``[count]``, updates of each row; ``step`` updates of the table as a
-        whole.
-        """
-
-    def store_parameter(
-        self, param_set: int, index: int, weights: int, state: int = 0, step: int = 0
-    ) -> None:
-        """Writes a dense parameter; ``state`` is that of its blocks, one by one."""
-
-    def ready(self, param_set: int) -> None:
-        """Trainer 0 after its last store; the others wait here for it."""
-
-    def holds_values(self, param_set: int) -> bool:
-        """Whether the servers had all values when it was opened."""
-
-    def start_queue(
-        self,
-        param_set: int,
-        *,
-        size: int,
-        max_merge: int,
-        mean: Sequence[bool],
-        pull_every: int,
-    ) -> None:
-        """Starts what sends queued pushes; see ``QueueOptions`` in ``client.h``."""
-
-    def enqueue(
-        self,
-        param_set: int,
-        *,
-        configs: Sequence[OptimizerConfig],
-        parameters: Sequence[tuple[int, int]] = (),
-        tables: Sequence[tuple[int, int, int, int]] = (),
-        weights: Sequence[int] = (),
-        samples: int = 0,
-        clip_value: float = 0.0,
-        clip_norm: float = 0.0,
-    ) -> int:
-        """One step: queues a copy of the gradients; see ``csrc/core/client.h``."""
-
-    def drain(self, param_set: int) -> None:
-        """Waits until everything queued is applied."""
-
-    def fetch_table(
-        self,
-        param_set: int,
-        table: int,
-        keys: int,
-        count: int,
-        weights: int,
-        state: int = 0,
-        counts: int = 0,
-    ) -> int:
-        """Reads rows as ``store_table`` takes them; returns the table's step."""
-
-    def fetch_parameter(
-        self, param_set: int, index: int, weights: int, state: int = 0
-    ) -> int:
-        """Reads a dense parameter as ``store_parameter`` takes it; returns its step."""
-
-    def pull(
-        self,
-        param_set: int,
-        table: int,
-        ids: int,
-        count: int,
-        ids_are_int32: bool = False,
-    ) -> None:
-        """Makes the rows of ``ids`` current; at most one request per server."""
-
-    def pull_all_rows(self, param_set: int) -> None:
-        """Makes every row of every table current, in chunks."""
-
-    def pull_dense(self, param_set: int, weights: Sequence[int]) -> None:
-        """Overwrites every dense parameter; ``weights``: their addresses in order."""
-
-    def push(
-        self,
-        param_set: int,
-        *,
-        configs: Sequence[OptimizerConfig],
-        parameters: Sequence[tuple[int, int]] = (),
-        tables: Sequence[tuple[int, int, int, int]] = (),
-        weights: Sequence[int] = (),
-        weight: float = 1.0,
-        samples: int = 0,
-        by_samples: bool = False,
-        clip_value: float = 0.0,
-        clip_norm: float = 0.0,
-    ) -> int:
-        """One step: sends gradients, waits for the round, takes updated values in.
-
-        Joins first if this trainer has left. Pulled rows are stale afterwards.
-
-        Arguments: see ``StepPush`` in ``csrc/core/client.h``. ``parameters``: (index,
-        address of the gradient) of dense parameters with one; ``tables``: (index, keys
-        int64 ``[n]``, n, rows float32 ``[n, dim]``) of tables with one; ``weights``:
-        addresses of every dense parameter, in order.
-
-        Returns the number of the round applied.
-        """
-
-    def leave(self, param_set: int) -> None:
-        """Ends this trainer's part in rounds; the next ``push`` joins again."""
-
-    def join(self, param_set: int) -> None:
-        """Takes part again in a set updated on arrival, with a bound on staleness."""
-
-    def is_member(self, param_set: int) -> bool:
-        """Whether rounds wait for this trainer."""
-
-    def barrier(self) -> None:
-        """Leaves all parameter sets, waits for all trainers, rejoins with all."""
-
-    def close(self, param_set: int) -> None:
-        """Drops a parameter set; the servers free it when the last trainer has."""
-
-    def goodbye(self) -> None:
-        """Tells every server that this trainer is done, and disconnects."""
-
-    def abort(self, reason: str) -> None:
-        """Ends every wait of this client with ``ClosedError`` and disconnects."""
-
-    def stats(self) -> dict[str, float]:
-        """Counters; see ``ClientStats`` in ``csrc/core/client.h``."""
+def init_state(config: OptimizerConfig, state: int, rows: int, dim: int) -> None:
+    """Fills the state of a table's rows, ``[rows, elements]``, as before a step."""
 
 def state_elements(config: OptimizerConfig, elements: int, row_width: int) -> int:
     """Optimizer state elements beside a block of ``elements`` weights (or one row)."""

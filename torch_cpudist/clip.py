@@ -68,6 +68,28 @@ def check_clip(clip: object) -> None:
         )
 
 
+@torch.no_grad()
+def clip_own(clip: Clip | None, parameters: list[torch.Tensor]) -> None:
+    """Clips this trainer's own gradients in place, before it steps by itself."""
+    if isinstance(clip, ClipNorm):
+        clip_grad_norm_(parameters, clip.max_norm)
+    elif isinstance(clip, ClipValue):
+        for parameter in parameters:
+            grad = parameter.grad
+            if grad is not None and grad.is_sparse:
+                values = grad._values().contiguous()
+                keys, sums = ops.dedupe_segment_sum(grad._indices()[0], values)
+                parameter.grad = torch.sparse_coo_tensor(
+                    keys[None],
+                    sums.clamp_(-clip.value, clip.value),
+                    grad.shape,
+                    check_invariants=False,
+                )
+        for parameter in parameters:
+            if parameter.grad is not None and not parameter.grad.is_sparse:
+                parameter.grad.clamp_(-clip.value, clip.value)
+
+
 def _squared_norm(grad: torch.Tensor) -> float:
     if grad.is_sparse:
         if grad.is_coalesced():

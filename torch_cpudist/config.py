@@ -108,6 +108,9 @@ def check(instance: Any) -> None:
         kind, optional = _kind(hints[entry.name])
         if value is None and optional:
             continue
+        if kind is float and type(value) is int:
+            value = float(value)
+            object.__setattr__(instance, entry.name, value)
         if type(value) is not kind:
             raise ConfigurationError(
                 f"{where}: expected {kind.__name__}, found {type(value).__name__}."

@@ -187,7 +187,10 @@ class Context:
 
     def barrier(self) -> None:
         """Waits for all trainers that have not shut down; see ``cpudist.barrier``."""
-        self.trainer_client().barrier()
+        client = self.trainer_client()
+        for optimizer in self.optimizers():
+            optimizer.before_barrier()
+        client.barrier()
         for optimizer in self.optimizers():
             optimizer.after_barrier()
 

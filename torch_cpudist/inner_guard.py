@@ -4,7 +4,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -13,26 +14,6 @@ from torch.utils.hooks import RemovableHandle
 
 from torch_cpudist.errors import ModelChangedError
 from torch_cpudist.placement import Placement
-
-
-def _refuse(what: str) -> ModelChangedError:
-    return ModelChangedError(
-        f"{what}() was called on an optimizer that a DistributedOptimizer wraps: its "
-        f"updates and state are on the servers. Call {what}() on the "
-        "DistributedOptimizer."
-    )
-
-
-def _refuse_step(*_: Any) -> None:
-    raise _refuse("step")
-
-
-def _refuse_state_dict(*_: Any) -> None:
-    raise _refuse("state_dict")
-
-
-def _refuse_load_state_dict(*_: Any) -> None:
-    raise _refuse("load_state_dict")
 
 
 class InnerGuard:
@@ -77,13 +58,37 @@ class InnerGuard:
             for parameter in parameters
             if id(parameter) not in trained and parameter.numel() > 0
         ]
+        self._stepping = False
         self._hooks: list[RemovableHandle] = []
         for inner in self._inners:
             self._hooks += (
-                inner.register_step_pre_hook(_refuse_step),
-                inner.register_state_dict_pre_hook(_refuse_state_dict),
-                inner.register_load_state_dict_pre_hook(_refuse_load_state_dict),
+                inner.register_step_pre_hook(self._refusal("step")),
+                inner.register_state_dict_pre_hook(self._refusal("state_dict")),
+                inner.register_load_state_dict_pre_hook(
+                    self._refusal("load_state_dict")
+                ),
             )
+
+    def _refusal(self, what: str) -> Callable[..., None]:
+        def refuse(*_: Any) -> None:
+            if self._stepping and what == "step":
+                return
+            raise ModelChangedError(
+                f"{what}() was called on an optimizer that a DistributedOptimizer "
+                f"wraps, which does its updates and keeps its state. Call {what}() on "
+                "the DistributedOptimizer."
+            )
+
+        return refuse
+
+    @contextmanager
+    def stepping(self) -> Iterator[None]:
+        """While it is entered, the wrapped optimizers may step."""
+        self._stepping = True
+        try:
+            yield
+        finally:
+            self._stepping = False
 
     def check(self) -> None:
         """Raises for a change that would be ignored. Cost: a look at each parameter.

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from torch_cpudist import _core, context, optimizer_rules, state_exchange
+from torch_cpudist import context, state_exchange
 from torch_cpudist import optimizer_face as face
 from torch_cpudist import strategies as strategy_registry
 from torch_cpudist.clip import Clip, check_clip
@@ -23,11 +23,12 @@ from torch_cpudist.errors import (
 )
 from torch_cpudist.inner_guard import InnerGuard
 from torch_cpudist.log import logger
+from torch_cpudist.optimizer_groups import OptimizerGroups
 from torch_cpudist.parameter_set import ParameterSet
 from torch_cpudist.placement import Placement, parameter_names, place
 from torch_cpudist.state_checks import States, check_states
 from torch_cpudist.strategies.base import Strategy
-from torch_cpudist.strategies.drivers import make_driver
+from torch_cpudist.strategies.drivers import make_driver, open_parameters
 
 Inner = torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
 
@@ -76,19 +77,20 @@ class DistributedOptimizer(face.ServedOptimizer):
         """See the class."""
         self._context = context.current()
         self._parameters: ParameterSet | None = None
-        client = self._context.trainer_client()
+        self._context.trainer_client()
         self._inners = (
             [optimizer]
             if isinstance(optimizer, torch.optim.Optimizer)
             else list(optimizer)
         )
-        optimizer_rules.check_optimizers(self._inners)
         check_clip(clip)
         self.strategy = strategy_registry.resolve(strategy, self._context.environment)
         self.clip = clip
-        self._owner_of_group = [i for i in self._inners for _ in i.param_groups]
+        self._groups = OptimizerGroups(self._inners, self.strategy.local)
         super().__init__([g for i in self._inners for g in i.param_groups], {})
         self.state = face.StateOnServers()  # type: ignore[assignment]
+        if self.strategy.local and len(self._inners) == 1:
+            self.state = self._inners[0].state
         # Schedulers look here for what an optimizer has (momentum, betas).
         first, *others = (inner.defaults for inner in self._inners)
         self.defaults = {
@@ -96,19 +98,15 @@ class DistributedOptimizer(face.ServedOptimizer):
             for name, value in first.items()
             if all(name in other for other in others)
         }
-        configs = self._configs()
         placement = place(
             model,
             self.param_groups,
-            configs,
+            self._groups.rules(),
             self.strategy.sharding,
             self._context.server_count,
             self.strategy.updates(),
         )
-        for table in placement.tables:
-            self._check_use(configs, table.group, table.found.name, table=True)
-        for entry in placement.dense:
-            self._check_use(configs, entry.group, entry.name, table=False)
+        self._groups.check_use(placement)
         chief = self._context.trainer_rank == 0
         # Servers begin with trainer 0's values, and state from before wrapping.
         stepped = state_exchange.stepped_states(self._inners)
@@ -116,14 +114,20 @@ class DistributedOptimizer(face.ServedOptimizer):
         if chief:
             state_exchange.warn_of_lost(self._inners)
         states = {**stepped, **self._take_over(placement)}
-        self._parameters = ParameterSet(
-            client,
+        # Where the optimizer runs here, its state stays here.
+        sent = {} if self.strategy.local else states
+        self._parameters = open_parameters(
+            self.strategy,
+            self._context,
             placement,
-            (lambda opened: state_exchange.store(opened, states)) if chief else None,
+            (lambda opened: state_exchange.store(opened, sent)) if chief else None,
+            states,
         )
         names = parameter_names(model, self.param_groups)
         self._guard = InnerGuard(self._inners, model, placement, names)
-        self._driver = make_driver(self.strategy, self._parameters)
+        self._driver = make_driver(
+            self.strategy, self._parameters, self._inners, self._guard, states
+        )
         self._step_count_total = 0
         self._rounds = 0
         self._sample_count = 0
@@ -131,16 +135,6 @@ class DistributedOptimizer(face.ServedOptimizer):
         self._context.add_optimizer(self)
 
     # -- construction ------------------------------------------------------------------
-
-    def _check_use(
-        self, configs: list[_core.OptimizerConfig], group: int, name: str, table: bool
-    ) -> None:
-        owner = self._owner_of_group[group]
-        optimizer_rules.check_use(owner, configs[group], name, table)
-
-    def _configs(self) -> list[_core.OptimizerConfig]:
-        pairs = zip(self._owner_of_group, self.param_groups, strict=True)
-        return [optimizer_rules.read_group(owner, group) for owner, group in pairs]
 
     def _trained_ids(self) -> set[int]:
         return {id(p) for group in self.param_groups for p in group["params"]}
@@ -157,10 +151,11 @@ class DistributedOptimizer(face.ServedOptimizer):
             self._context.barrier()  # after every trainer's last push
         states: dict[torch.Tensor, Mapping[str, Any]] = {}
         for other in others:
-            if self._context.trainer_rank == 0:
-                opened = other._open()
-                state_exchange.refresh(opened)
-                fetched = state_exchange.fetch(opened, other._inners)
+            # What was on the servers goes there again from trainer 0.
+            chief = self._context.trainer_rank == 0
+            if chief or self.strategy.local or other.strategy.local:
+                state_exchange.refresh(other._open())
+                fetched = other._driver.fetch_state(other._inners)
                 pairs = zip(other._inners, fetched, strict=True)
                 for inner, one in pairs:
                     if any(inner is own for own in self._inners):
@@ -228,7 +223,7 @@ class DistributedOptimizer(face.ServedOptimizer):
         began = time.perf_counter()
         self._guard.check()
         with torch.no_grad():
-            self._rounds = self._driver.step(self._configs(), samples, self.clip)
+            self._rounds = self._driver.step(self._groups.rules(), samples, self.clip)
         self._step_s += time.perf_counter() - began
         self._step_count_total += 1
         logger.debug("step %d: update %d", self._step_count_total, self._rounds)
@@ -254,7 +249,7 @@ class DistributedOptimizer(face.ServedOptimizer):
         context.check_pull("flush", pull)
         if not overwrite:
             parameters.check_unchanged()
-        self._driver.flush(pull)
+        self._driver.flush(pull, bool(parameters.changed()))
 
     def take_home(self, pull: str) -> None:
         """Flushes, unless the model was changed after its last step: for shutdown."""
@@ -281,7 +276,12 @@ class DistributedOptimizer(face.ServedOptimizer):
         """
         parameters = self._open()
         parameters.check_unchanged()
-        parameters.join()
+        self._driver.join()
+
+    def before_barrier(self) -> None:
+        """Hands on what it must before everybody has left: for ``barrier()``."""
+        self._open()
+        self._driver.before_barrier()
 
     def after_barrier(self) -> None:
         """Joins again, unless the model was written: for ``barrier()``."""
@@ -310,6 +310,7 @@ class DistributedOptimizer(face.ServedOptimizer):
             "samples": self._sample_count,
             "step_s": self._step_s,
             **client.stats(),
+            **self._driver.stats(),
         }
 
     # -- state -------------------------------------------------------------------------
@@ -327,7 +328,8 @@ class DistributedOptimizer(face.ServedOptimizer):
             ``cpudist_row_step``, the number of updates of each row.
         """
         face.run_before_saving(self)
-        dicts = state_exchange.fetch(self._open(), self._inners)
+        self._open()
+        dicts = self._driver.fetch_state(self._inners)
         found = dicts[0] if len(dicts) == 1 else {"optimizers": dicts}
         return face.run_after_saving(self, found)
 
@@ -346,12 +348,10 @@ class DistributedOptimizer(face.ServedOptimizer):
                 nothing was changed or sent.
             ModelChangedError: see ``store_model``.
         """
-        parameters = self._open()
+        self._open()
         if isinstance(state_dict, dict):
             state_dict = face.run_before_loading(self, state_dict)
-        state_exchange.replace_state(
-            self._context, parameters, self._inners, state_dict
-        )
+        self._driver.load_state(self._context, self._inners, state_dict)
         face.run_after_loading(self)
 
     def store_model(self, *, all_rows: bool = False) -> None:
@@ -369,10 +369,8 @@ class DistributedOptimizer(face.ServedOptimizer):
             ModelChangedError: trainer 0 wrote to a table whose rows were not all
                 current; nothing was sent, and the other trainers wait for it.
         """
-        parameters = self._open()
-        state_exchange.replace_weights(
-            self._context, parameters, self._inners, all_rows
-        )
+        self._open()
+        self._driver.store_model(self._context, self._inners, all_rows)
 
     # -- the end -----------------------------------------------------------------------
 
@@ -386,7 +384,7 @@ class DistributedOptimizer(face.ServedOptimizer):
             tell_servers: ``False`` where servers can no longer be reached.
         """
         if self._parameters is not None and self._step_count_total:
-            state_exchange.note_lost(self._parameters, self._inners)
+            self._driver.give_back_state(self._inners)
         self._close(tell_servers)
 
     def _close(self, tell_servers: bool = True) -> None:

@@ -144,7 +144,7 @@ def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
     Raises:
         UnsupportedOptimizerError: names the class and the classes that work.
     """
-    if type(optimizer) not in _RULES:
+    if not is_known(optimizer):
         known = ", ".join(sorted(rule.__name__ for rule in _RULES))
         raise UnsupportedOptimizerError(
             f"the servers cannot run {type(optimizer).__module__}."
@@ -160,12 +160,26 @@ def check_optimizers(optimizers: Sequence[torch.optim.Optimizer]) -> None:
         InvalidArgumentError: the list is empty.
         UnsupportedOptimizerError: see ``check_optimizer``.
     """
+    check_any(optimizers)
+    for optimizer in optimizers:
+        check_optimizer(optimizer)
+
+
+def check_any(optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    """Refuses an empty list.
+
+    Raises:
+        InvalidArgumentError: the list is empty.
+    """
     if not optimizers:
         raise InvalidArgumentError(
             "DistributedOptimizer: the list of optimizers is empty"
         )
-    for optimizer in optimizers:
-        check_optimizer(optimizer)
+
+
+def is_known(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether this class is one whose rule this package runs itself."""
+    return type(optimizer) in _RULES
 
 
 def required_options(optimizer: torch.optim.Optimizer) -> frozenset[str]:

@@ -64,7 +64,8 @@ def _finish(
     return {"step": _step_value(config, step), **state}
 
 
-def _row_elements(part: StatePart, dim: int) -> int:
+def row_elements(part: StatePart, dim: int) -> int:
+    """Elements of one part of the state of one row of a table."""
     return 1 if part.per_row else dim
 
 
@@ -83,7 +84,7 @@ def fetch_table_state(
     """
     rows, dim = _table_shape(parameters, table)
     parts = state_parts(config)
-    widths = [_row_elements(part, dim) for part in parts]
+    widths = [row_elements(part, dim) for part in parts]
     tensors = [received((rows, width), torch.float32) for width in widths]
     counts = received(rows, torch.int32)
     step = 0
@@ -105,11 +106,72 @@ def fetch_table_state(
         ):
             tensor[keys[0] : keys[-1] + 1] = columns
         counts[keys[0] : keys[-1] + 1] = updates
+    return name_table_state(config, tensors, counts, step)
+
+
+def name_table_state(
+    config: _core.OptimizerConfig,
+    tensors: list[torch.Tensor],
+    counts: torch.Tensor,
+    step: int,
+) -> dict[str, Any]:
+    """Puts a table's state into torch's form.
+
+    Args:
+        config: the table's rule.
+        tensors: float32 ``[rows, elements]``, one for each part of the rule.
+        counts: int32 ``[rows]``, updates of each row.
+        step: updates of the table.
+    """
     named = {
-        part.name: tensor.reshape(rows) if part.per_row else tensor
-        for part, tensor in zip(parts, tensors, strict=True)
+        part.name: tensor.reshape(len(tensor)) if part.per_row else tensor
+        for part, tensor in zip(state_parts(config), tensors, strict=True)
     }
     return _finish(config, step, named) | {ROW_STEP: counts}
+
+
+def unname_table_state(
+    name: str,
+    shape: tuple[int, int],
+    config: _core.OptimizerConfig,
+    state: Mapping[str, Any],
+) -> tuple[list[torch.Tensor], torch.Tensor | None, int]:
+    """The reverse of ``name_table_state``: columns, counts and step.
+
+    Args:
+        name: the table's, for messages.
+        shape: rows and row length.
+        config: the table's rule.
+        state: torch's state of this parameter; empty means initial.
+
+    Returns:
+        As taken by ``name_table_state``; no columns or no counts where there are none.
+
+    Raises:
+        InvalidArgumentError: a part is missing or of another shape.
+    """
+    rows, dim = shape
+    present = check_state(name, shape, config, state)
+    step = int(state.get("step") or 0)
+    columns = [
+        _sent(
+            f"{part.name} of {name}",
+            state[part.name],
+            part_shape(part, shape),
+            torch.float32,
+        ).reshape(rows, row_elements(part, dim))
+        for part in state_parts(config)
+        if present
+    ]
+    counts = state.get(ROW_STEP)
+    if counts is None and present:
+        # A state saved by torch itself knows no rows: every row counts the table's
+        # steps.
+        steps = max(step, 1) if config.kind == "sgd" else step
+        counts = torch.full((rows,), steps, dtype=torch.int32, device="cpu")
+    if counts is not None:
+        counts = _sent(f"{ROW_STEP} of {name}", counts, (rows,), torch.int32)
+    return columns, counts, step
 
 
 def store_table_state(
@@ -129,30 +191,10 @@ def store_table_state(
         weight: float32 ``[rows, dim]``.
     """
     name = table.found.name
-    rows, dim = shape = _table_shape(parameters, table)
-    parts = state_parts(config)
-    present = check_state(name, shape, config, state)
+    shape = _table_shape(parameters, table)
+    columns, counts, step = unname_table_state(name, shape, config, state)
     values = _sent(name, weight, shape, torch.float32)
-    step = int(state.get("step") or 0)
-    columns = [
-        _sent(
-            f"{part.name} of {name}",
-            state[part.name],
-            part_shape(part, shape),
-            torch.float32,
-        ).reshape(rows, _row_elements(part, dim))
-        for part in parts
-        if present
-    ]
-    counts = state.get(ROW_STEP)
-    if counts is None and present:
-        # A state saved by torch itself knows no rows: every row counts the table's
-        # steps.
-        steps = max(step, 1) if config.kind == "sgd" else step
-        counts = torch.full((rows,), steps, dtype=torch.int32, device="cpu")
-    if counts is not None:
-        counts = _sent(f"{ROW_STEP} of {name}", counts, (rows,), torch.int32)
-    for keys in key_chunks(rows):
+    for keys in key_chunks(shape[0]):
         span = slice(int(keys[0]), int(keys[-1]) + 1)
         packed = torch.cat([c[span] for c in columns], dim=1) if columns else None
         parameters.client.store_table(

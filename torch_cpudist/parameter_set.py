@@ -81,9 +81,13 @@ class ParameterSet:
             self._versions,
         )
         self._bindings.append(binding)
-        for module in found.modules:
-            attach(module, binding)
+        self._attach(table, binding)
         self._versions[id(found.weight)] = found.weight._version
+
+    def _attach(self, table: PlacedTable, binding: TableBinding) -> None:
+        """Makes the lookups of a table pull their rows."""
+        for module in table.found.modules:
+            attach(module, binding)
 
     def trained(self) -> list[tuple[str, nn.Parameter]]:
         """Names and parameters of all that is trained: tables, then dense."""
@@ -118,10 +122,10 @@ class ParameterSet:
 
     def pull_dense(self) -> None:
         """Overwrites every dense parameter with the servers' values."""
-        with _Weights(self.placement.dense) as weights:
+        with Weights(self.placement.dense) as weights:
             if weights.addresses:
                 self.client.pull_dense(self.id, weights.addresses)
-        self._note_written([entry.parameter for entry in self.placement.dense])
+        self.note_written([entry.parameter for entry in self.placement.dense])
 
     def pull_tables(self) -> None:
         """Overwrites every row of every table with the servers' values."""
@@ -133,7 +137,7 @@ class ParameterSet:
                 binding.bind_weight(self.client)
         self.client.pull_all_rows(self.id)
         self.tables_current = True
-        self._note_written([table.found.weight for table in self.placement.tables])
+        self.note_written([table.found.weight for table in self.placement.tables])
 
     # -- gradients ---------------------------------------------------------------------
 
@@ -198,7 +202,7 @@ class ParameterSet:
         self.check_unchanged()
         gradients = self._gradients()
         self.tables_current = False
-        with _Weights(self.placement.dense) as weights:
+        with Weights(self.placement.dense) as weights:
             updates = send(
                 self.id,
                 clip_value=clip.value if isinstance(clip, ClipValue) else 0.0,
@@ -209,7 +213,7 @@ class ParameterSet:
                 weights=weights.addresses,
                 **options,
             )
-        self._note_written([parameter for _, parameter in self.trained()])
+        self.note_written([parameter for _, parameter in self.trained()])
         return updates
 
     def _gradients(self) -> _Gradients:
@@ -234,7 +238,7 @@ class ParameterSet:
 
     # -- writes by others --------------------------------------------------------------
 
-    def _note_written(self, parameters: list[nn.Parameter]) -> None:
+    def note_written(self, parameters: list[nn.Parameter]) -> None:
         """Tells autograd of our writes and remembers the version they leave."""
         # In this order: a signal in between must not make it look like another's write.
         for parameter in parameters:
@@ -262,7 +266,7 @@ class ParameterSet:
         Raises:
             ModelChangedError: a parameter has another shape, dtype or device.
         """
-        _Weights(self.placement.dense)
+        Weights(self.placement.dense)
         for binding in self._bindings:
             binding.bind_weight(self.client)
 
@@ -292,7 +296,7 @@ class _Gradients:
     alive: list[torch.Tensor] = field(default_factory=list)  # what addresses point to
 
 
-class _Weights:
+class Weights:
     """Addresses that the client writes dense values to.
 
     A parameter that is not contiguous gets a staging copy, written back on exit.
@@ -314,7 +318,7 @@ class _Weights:
                 self._staged.append((entry.parameter, target))
             self.addresses.append(target.data_ptr())
 
-    def __enter__(self) -> _Weights:
+    def __enter__(self) -> Weights:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -61,13 +62,24 @@ class PlacedTable:
     group: int
 
 
+# Of each parameter group; None where only torch's optimizer knows how it updates.
+Rules = Sequence[_core.OptimizerConfig | None]
+
+
 @dataclass(frozen=True)
 class Placement:
-    """What one ``DistributedOptimizer`` trains, and where it lives."""
+    """What one ``DistributedOptimizer`` trains, and where it lives.
+
+    Attributes:
+        tables, dense: in a fixed order.
+        layout: what travels to servers; its configs are what they run.
+        rules: what the wrapped optimizers run, one per group.
+    """
 
     tables: list[PlacedTable]
     dense: list[DenseParameter]
     layout: _core.ParamSetLayout
+    rules: Rules
 
 
 def parameter_names(model: nn.Module, groups: list[dict[str, Any]]) -> dict[int, str]:
@@ -249,7 +261,7 @@ def _list_dense(
 def place(
     model: nn.Module,
     groups: list[dict[str, Any]],
-    configs: list[_core.OptimizerConfig],
+    rules: Rules,
     sharding: Sharding,
     server_count: int,
     updates: Updates,
@@ -259,7 +271,7 @@ def place(
     Args:
         model: where tables are looked for.
         groups: ``param_groups`` of the optimizer (of all of them, concatenated).
-        configs: one per group.
+        rules: what the optimizers run, one per group.
         sharding: how dense parameters are cut and dealt.
         server_count: number of servers.
         updates: when servers apply gradients.
@@ -290,7 +302,7 @@ def place(
     _check_dense_embeddings(model, dense)
     _warn_large_embeddings(model, found)
     layout = _core.ParamSetLayout(
-        configs=configs,
+        configs=updates.served(rules),
         tables=[
             _core.TableSpec(
                 name=t.found.name,
@@ -303,9 +315,10 @@ def place(
         blocks=_cut(dense, sharding, server_count),
         on_arrival=updates.on_arrival,
         max_staleness=updates.max_staleness,
+        exchanges_deltas=updates.exchanges_deltas,
     )
     _log_placement(layout, server_count)
-    return Placement(tables, dense, layout)
+    return Placement(tables, dense, layout, rules)
 
 
 def _log_placement(layout: _core.ParamSetLayout, server_count: int) -> None:

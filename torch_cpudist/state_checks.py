@@ -17,7 +17,7 @@ import torch
 
 from torch_cpudist import _core, optimizer_rules
 from torch_cpudist.errors import InvalidArgumentError
-from torch_cpudist.placement import Placement
+from torch_cpudist.placement import Placement, Rules
 
 # torch's state of each parameter, by the parameter itself.
 States = Mapping[torch.Tensor, Mapping[str, Any]]
@@ -139,15 +139,15 @@ def check_states(placement: Placement, states: States, whole: bool = False) -> N
     Raises:
         InvalidArgumentError: state does not fit its parameter.
     """
-    configs = placement.layout.configs
+    rules = placement.rules
     placed = [
-        (t.found.name, t.found.weight, t.found.weight.shape, configs[t.group])
+        (t.found.name, t.found.weight, t.found.weight.shape, rules[t.group])
         for t in placement.tables
     ]
-    placed += [
-        (d.name, d.parameter, d.shape, configs[d.group]) for d in placement.dense
-    ]
+    placed += [(d.name, d.parameter, d.shape, rules[d.group]) for d in placement.dense]
     for name, parameter, shape, config in placed:
+        if config is None:  # torch's optimizer keeps it and knows what it needs
+            continue
         state = states.get(parameter, {})
         check_state(name, shape, config, state)
         known = {part.name for part in state_parts(config)}
@@ -231,14 +231,14 @@ def _describe(config: _core.OptimizerConfig) -> str:
 def check_dicts(
     inners: Sequence[torch.optim.Optimizer],
     dicts: Sequence[Any],
-    configs: Sequence[_core.OptimizerConfig],
+    rules: Rules,
 ) -> None:
     """Checks the form and options of one ``state_dict`` for each inner optimizer.
 
     Args:
         inners: the wrapped optimizers.
         dicts: what was passed for them.
-        configs: of all groups in order, as the servers opened them.
+        rules: of all groups in order, as when they were wrapped.
 
     Raises:
         InvalidArgumentError: they belong to other optimizers.
@@ -251,9 +251,11 @@ def check_dicts(
             "Nothing was changed. Pass what state_dict() of the same optimizers "
             "returned."
         )
-    opened = iter(configs)
+    opened = iter(rules)
     for inner, saved in zip(inners, dicts, strict=True):
         _check_form(inner, saved)
         groups = zip(inner.param_groups, saved["param_groups"], strict=True)
         for own, group in groups:
-            _check_group(inner, own, group, next(opened))
+            rule = next(opened)
+            if rule is not None:
+                _check_group(inner, own, group, rule)

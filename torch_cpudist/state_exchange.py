@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 _left_behind: WeakKeyDictionary[torch.optim.Optimizer, object] = WeakKeyDictionary()
 
 
-def _indexed(inner: torch.optim.Optimizer) -> list[torch.Tensor]:
+def indexed_parameters(inner: torch.optim.Optimizer) -> list[torch.Tensor]:
     """Lists parameters in the order in which a ``state_dict`` numbers them."""
     return [p for group in inner.param_groups for p in group["params"]]
 
@@ -87,7 +87,7 @@ def fetch(
     dicts = []
     for inner in inners:
         state = {}
-        for i, parameter in enumerate(_indexed(inner)):
+        for i, parameter in enumerate(indexed_parameters(inner)):
             entry = entries.get(id(parameter))
             if isinstance(entry, PlacedTable):
                 state[i] = optimizer_state.fetch_table_state(
@@ -97,11 +97,11 @@ def fetch(
                 state[i] = optimizer_state.fetch_dense_state(
                     parameters, entry, configs[entry.group]
                 )
-        dicts.append({"state": state, "param_groups": _saved_groups(inner)})
+        dicts.append({"state": state, "param_groups": saved_groups(inner)})
     return dicts
 
 
-def _saved_groups(inner: torch.optim.Optimizer) -> list[dict[str, Any]]:
+def saved_groups(inner: torch.optim.Optimizer) -> list[dict[str, Any]]:
     """Parameter groups as torch saves them: numbers instead of parameters."""
     groups, first = [], 0
     for group in inner.param_groups:
@@ -117,7 +117,7 @@ def by_parameter(
     """Turns fetched ``state_dict``s into states by parameter."""
     states: dict[torch.Tensor, Mapping[str, Any]] = {}
     for inner, one in zip(inners, dicts, strict=True):
-        indexed = _indexed(inner)
+        indexed = indexed_parameters(inner)
         states.update({indexed[i]: state for i, state in one["state"].items()})
     return states
 
@@ -138,7 +138,7 @@ def load_into_inners(
         InvalidArgumentError: it belongs to other optimizers or another model.
         UnsupportedOptimizerError: an option has a value the servers do not honour.
     """
-    check_dicts(inners, dicts, parameters.placement.layout.configs)
+    check_dicts(inners, dicts, parameters.placement.rules)
     states: dict[torch.Tensor, Mapping[str, Any]] = {}
     for inner, one in zip(inners, dicts, strict=True):
         for group, saved in zip(inner.param_groups, one["param_groups"], strict=True):
@@ -233,7 +233,7 @@ def replace_state(
     state_dict: Any,
 ) -> None:
     """Loads a ``state_dict``; see ``DistributedOptimizer.load_state_dict``."""
-    _check_before(context, parameters, all_rows=False)
+    check_before(context, parameters, all_rows=False)
     several = isinstance(state_dict, Mapping) and "optimizers" in state_dict
     dicts = state_dict["optimizers"] if several else [state_dict]
     states = load_into_inners(parameters, inners, dicts)
@@ -241,7 +241,7 @@ def replace_state(
     if context.trainer_rank == 0:
         refresh(parameters)
         store(parameters, states)
-    _take_in(context, parameters)
+    take_in(context, parameters)
 
 
 def replace_weights(
@@ -251,23 +251,30 @@ def replace_weights(
     all_rows: bool,
 ) -> None:
     """Sends what was written; see ``DistributedOptimizer.store_model``."""
-    _check_before(context, parameters, all_rows)
+    check_before(context, parameters, all_rows)
     context.barrier()
     if context.trainer_rank == 0:
         states = by_parameter(inners, fetch(parameters, inners))
         refresh(parameters, all_rows)
         store(parameters, states)
-    _take_in(context, parameters)
+    take_in(context, parameters)
 
 
-def _check_before(context: Context, parameters: ParameterSet, all_rows: bool) -> None:
-    # After the first barrier a refusal would leave the others waiting in the second.
+def check_before(context: Context, parameters: ParameterSet, all_rows: bool) -> None:
+    """Checks what trainer 0 is about to send.
+
+    After the first barrier a refusal would leave the others waiting in the second.
+
+    Raises:
+        ModelChangedError: see ``check_written``.
+    """
     parameters.check_kept()
     if context.trainer_rank == 0 and not all_rows:
         check_written(parameters)
 
 
-def _take_in(context: Context, parameters: ParameterSet) -> None:
+def take_in(context: Context, parameters: ParameterSet) -> None:
+    """Waits until trainer 0 has sent its values, and takes them in."""
     context.barrier()
     parameters.tables_current = context.trainer_rank == 0
     parameters.accept_changes()

@@ -13,98 +13,15 @@
 #include <vector>
 
 #include "bind/bind.h"
-#include "bind/holders.h"
+#include "bind/client_holder.h"
 #include "core/client.h"
-#include "core/inproc_channel.h"
-#include "core/tcp_channel.h"
 
 namespace cpudist::bind {
 
 namespace {
 
-using core::Client;
 using core::ClientOptions;
 using kernels::OptimizerConfig;
-
-using Address = uintptr_t;  // of a tensor's first element; 0 where nothing is given
-using ParameterArgument = std::tuple<uint32_t, Address>;
-using TableArgument = std::tuple<uint32_t, Address, uint64_t, Address>;
-
-template <typename T>
-T* at(Address address) {
-  return reinterpret_cast<T*>(address);
-}
-
-std::vector<void*> pointers(const std::vector<Address>& addresses) {
-  std::vector<void*> result;
-  for (const Address address : addresses) result.push_back(at<void>(address));
-  return result;
-}
-
-bool interrupted() {
-  const py::gil_scoped_acquire gil;
-  return PyErr_CheckSignals() != 0;
-}
-
-// Called in a waiting thread of Python's, never in an I/O thread.
-void log(PyObject* logger, int level, const std::string& text) {
-  const py::gil_scoped_acquire gil;
-  try {
-    py::reinterpret_borrow<py::object>(logger)(level, text);
-  } catch (py::error_already_set& error) {
-    error.discard_as_unraisable("torch_cpudist logger");
-  }
-}
-
-bool needs_sockets(const ClientOptions& options) {
-  for (const auto& addresses : options.servers) {
-    for (const std::string& address : addresses) {
-      if (!address.starts_with("inproc:")) return true;
-    }
-  }
-  return false;
-}
-
-class ClientHolder {
- public:
-  ClientHolder(ClientOptions options, const std::shared_ptr<NetworkHolder>& network,
-               py::object logger)
-      : logger_(std::move(logger)), client_(make(std::move(options), network, logger_)) {}
-  ~ClientHolder() {
-    if (client_.forked()) return;
-    const py::gil_scoped_release no_gil;
-    client_.get("client").reset();
-  }
-  ClientHolder(const ClientHolder&) = delete;
-  ClientHolder& operator=(const ClientHolder&) = delete;
-  Client& get() const { return *client_.get("client"); }
-
- private:
-  static std::unique_ptr<std::unique_ptr<Client>> make(
-      ClientOptions options, const std::shared_ptr<NetworkHolder>& network,
-      const py::object& logger) {
-    options.interrupted = &interrupted;
-    if (!logger.is_none()) {
-      // Borrowed: the holder outlives its client, and a copy would need the GIL to go.
-      options.log = [raw = logger.ptr()](int level, const std::string& text) {
-        log(raw, level, text);
-      };
-    }
-    const bool sockets = needs_sockets(options);
-    std::shared_ptr<core::InprocNetwork> inproc;
-    if (network) inproc = network->get();
-    const auto factory = [inproc, sockets](core::ConnectionHandler* handler) {
-      return core::make_connector(
-          inproc ? inproc->connector(handler) : nullptr,
-          sockets ? core::make_tcp_connector(handler, core::ChannelLimits{}) : nullptr);
-    };
-    return std::make_unique<std::unique_ptr<Client>>(
-        std::make_unique<Client>(std::move(options), factory));
-  }
-
-  py::object logger_;
-  ForkSafe<std::unique_ptr<Client>> client_;
-};
 
 void store_table(ClientHolder& self, uint32_t param_set, uint32_t table, Address keys,
                  uint64_t count, Address weights, Address state, Address counts, uint64_t step) {
@@ -250,10 +167,7 @@ std::unique_ptr<ClientHolder> make_client(
   return std::make_unique<ClientHolder>(std::move(options), network, std::move(logger));
 }
 
-using Class = py::class_<ClientHolder>;
-using NoGil = py::call_guard<py::gil_scoped_release>;
-
-void bind_constructor(Class& client) {
+void bind_constructor(ClientClass& client) {
   const ClientOptions defaults;
   client.def(py::init(&make_client), py::kw_only(), py::arg("run_id"), py::arg("trainer_rank") = 0,
              py::arg("trainer_count") = 1, py::arg("servers"), py::arg("network") = py::none(),
@@ -269,7 +183,7 @@ void bind_constructor(Class& client) {
              py::arg("logger") = py::none());
 }
 
-void bind_values(Class& client) {
+void bind_values(ClientClass& client) {
   client
       .def(
           "bind_table",
@@ -328,7 +242,7 @@ void bind_values(Class& client) {
           py::arg("param_set"), NoGil());
 }
 
-void bind_membership(Class& client) {
+void bind_membership(ClientClass& client) {
   client.def(
             "connect", [](ClientHolder& self) { self.get().connect(); }, NoGil())
       .def(
@@ -376,9 +290,10 @@ void bind_membership(Class& client) {
 }  // namespace
 
 void bind_client(py::module_& module) {
-  Class client(module, "Client");
+  ClientClass client(module, "Client");
   bind_constructor(client);
   bind_values(client);
+  bind_exchange(client);
   bind_membership(client);
 }
 

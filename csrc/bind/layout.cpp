@@ -139,10 +139,30 @@ void bind_config(py::module_& module) {
   for (const auto& [name, member] : kHyper) config.def_readonly(name, member);
 }
 
+void bind_state(py::module_& module) {
+  module.def(
+      "init_state",
+      [](const OptimizerConfig& config, uintptr_t state, uint64_t rows, uint64_t dim) {
+        auto* row = reinterpret_cast<float*>(state);
+        const size_t size = kernels::state_elements(config, dim, dim);
+        for (uint64_t i = 0; i < rows; ++i, row += size) {
+          kernels::init_state(config, row, dim, dim);
+        }
+      },
+      py::arg("config"), py::arg("state"), py::arg("rows"), py::arg("dim"));
+  module.def(
+      "state_elements",
+      [](const OptimizerConfig& config, uint64_t elements, uint64_t row_width) {
+        return kernels::state_elements(config, elements, row_width);
+      },
+      py::arg("config"), py::arg("elements"), py::arg("row_width"));
+}
+
 }  // namespace
 
 void bind_layout(py::module_& module) {
   bind_config(module);
+  bind_state(module);
   py::class_<TableSpec>(module, "TableSpec")
       .def(py::init([](std::string name, uint64_t rows, uint32_t dim, uint32_t group) {
              return TableSpec{std::move(name), rows, dim, group};
@@ -176,17 +196,18 @@ void bind_layout(py::module_& module) {
   py::class_<ParamSetLayout>(module, "ParamSetLayout")
       .def(py::init([](std::vector<OptimizerConfig> configs, std::vector<TableSpec> tables,
                        std::vector<BlockSpec> blocks, bool on_arrival,
-                       std::optional<uint64_t> max_staleness) {
+                       std::optional<uint64_t> max_staleness, bool exchanges_deltas) {
              ParamSetLayout layout;
              if (on_arrival) layout.mode = core::UpdateMode::kOnArrival;
              layout.max_staleness = max_staleness.value_or(core::kAnyStaleness);
+             layout.exchanges_deltas = exchanges_deltas;
              layout.configs = std::move(configs);
              layout.tables = std::move(tables);
              layout.blocks = std::move(blocks);
              return layout;
            }),
            py::arg("configs"), py::arg("tables"), py::arg("blocks"), py::arg("on_arrival") = false,
-           py::arg("max_staleness") = py::none())
+           py::arg("max_staleness") = py::none(), py::arg("exchanges_deltas") = false)
       .def_property_readonly("max_staleness",
                              [](const ParamSetLayout& self) -> std::optional<uint64_t> {
                                if (self.max_staleness == core::kAnyStaleness) return std::nullopt;
@@ -195,12 +216,6 @@ void bind_layout(py::module_& module) {
       .def_readonly("configs", &ParamSetLayout::configs)
       .def_readonly("tables", &ParamSetLayout::tables)
       .def_readonly("blocks", &ParamSetLayout::blocks);
-  module.def(
-      "state_elements",
-      [](const OptimizerConfig& config, uint64_t elements, uint64_t row_width) {
-        return kernels::state_elements(config, elements, row_width);
-      },
-      py::arg("config"), py::arg("elements"), py::arg("row_width"));
 }
 
 }  // namespace cpudist::bind

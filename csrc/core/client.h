@@ -68,6 +68,16 @@ struct QueueOptions {
   uint32_t pull_every = 1;  // pushes between two replies with dense values
 };
 
+// Of a parameter set whose trainers step by themselves and exchange deltas.
+struct ExchangeStats {
+  uint64_t exchanges = 0;
+  uint64_t rows_sent = 0;
+  uint64_t rows_received = 0;
+  uint64_t shadow_rows = 0;
+  uint64_t memory_bytes = 0;  // shadows of rows and of dense parameters, marks of rows
+  double busy_s = 0;          // of the training thread, in slices
+};
+
 struct ClientStats {
   uint64_t bytes_sent = 0;  // sum over connections, headers included
   uint64_t bytes_received = 0;
@@ -90,6 +100,12 @@ struct TableGradient {  // the COO gradient of one table, duplicates allowed
   const int64_t* keys = nullptr;
   uint64_t count = 0;
   const float* rows = nullptr;  // [count, dim], contiguous
+};
+// Memory of the trainer's that an update of rows writes to.
+struct LocalRows {
+  float* weight = nullptr;     // [rows, dim]
+  float* state = nullptr;      // [rows, state elements]; null if the optimizer has none
+  uint32_t* counts = nullptr;  // [rows], updates of each row
 };
 struct StepPush {
   double weight = 1.0;
@@ -165,6 +181,23 @@ class Client {
   // Takes part again; rows and dense values of before are to be pulled anew. With a bound on
   // staleness also needed after a barrier, and before the next gradient is computed.
   void join(uint32_t param_set);
+
+  // ---- deltas of trainers that step by themselves ----
+  // After start_queue. `alone`: there is no other trainer and never will be.
+  void start_exchange(uint32_t param_set, bool alone);
+  // The weights are the servers' now. `weights`: base of every dense parameter, in order.
+  void reset_exchange(uint32_t param_set, std::span<void* const> weights);
+  // One step on rows of a table, by this trainer. Throws kRowOutOfRange before it changes anything.
+  void update_rows(uint32_t param_set, const TableGradient& gradient, const LocalRows& rows,
+                   const kernels::OptimizerConfig& config, int64_t step);
+  void begin_exchange(uint32_t param_set, bool whole, uint64_t steps, uint64_t samples);
+  // At least one slice of it, and more until `budget_s` is over. True when none is under way.
+  bool advance_exchange(uint32_t param_set, std::span<void* const> weights, double budget_s);
+  void finish_exchange(uint32_t param_set, std::span<void* const> weights);
+  // Whether servers have rows that did not fit the last reply.
+  bool exchange_has_more(uint32_t param_set);
+  uint64_t exchange_steps(uint32_t param_set);  // of all trainers, as of the last reply
+  ExchangeStats exchange_stats(uint32_t param_set);
 
   void leave(uint32_t param_set);
   bool is_member(uint32_t param_set) const;

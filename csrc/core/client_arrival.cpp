@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "core/client_impl.h"
+#include "core/geo_exchange.h"
 
 namespace cpudist::core {
 
@@ -101,7 +102,10 @@ void Client::Impl::drain_queues() {
 void Client::Impl::stop_queues() {
   for (const auto& queue : queues()) queue->stop();
   const std::lock_guard lock(sets_mutex);
-  for (const auto& [id, set] : sets) set->queue.reset();
+  for (const auto& [id, set] : sets) {
+    set->exchange.reset();
+    set->queue.reset();
+  }
 }
 
 std::vector<std::shared_ptr<PushQueue>> Client::Impl::queues() {
@@ -120,6 +124,7 @@ void Client::Impl::stop_queue(ClientSet& set) {
   const std::lock_guard lock(sets_mutex);
   if (!set.queue) return;  // somebody else was faster
   queue->add_stats(&closed_queues);
+  set.exchange.reset();
   set.queue.reset();
 }
 

@@ -77,9 +77,11 @@ void merge_rows(const MergedKeys& keys, uint32_t dim, size_t steps, bool mean, f
 PushHeader merge_headers(const std::vector<PushView>& views) {
   PushHeader header = views.front().header;
   header.samples = 0;
+  header.steps = 0;
   header.want_dense = false;
   for (const PushView& view : views) {
     header.samples += view.header.samples;
+    header.steps += view.header.steps;
     header.want_dense = header.want_dense || view.header.want_dense;
   }
   return header;

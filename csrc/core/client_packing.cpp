@@ -85,6 +85,13 @@ void ClientSet::invalidate_tables() {
   }
 }
 
+void ClientSet::check_weights(std::span<void* const> weights) const {
+  if (weights.size() >= parameter_count) return;
+  throw Error(ErrorCode::kInvalidArgument, "addresses of " + std::to_string(weights.size()) +
+                                               " dense parameters, expected " +
+                                               std::to_string(parameter_count));
+}
+
 void prepare_push(ClientSet& set, const StepPush& step) {
   if (step.configs.size() != set.layout.configs.size()) {
     throw Error(ErrorCode::kInvalidArgument, "push: " + std::to_string(step.configs.size()) +
@@ -92,11 +99,7 @@ void prepare_push(ClientSet& set, const StepPush& step) {
                                                  "expected one per group, " +
                                                  std::to_string(set.layout.configs.size()));
   }
-  if (step.weights.size() < set.parameter_count) {
-    throw Error(ErrorCode::kInvalidArgument,
-                "push: addresses of " + std::to_string(step.weights.size()) +
-                    " dense parameters, expected " + std::to_string(set.parameter_count));
-  }
+  set.check_weights(step.weights);
   set.packed.resize(set.tables.size());
   for (PackedTable& packed : set.packed) packed.gradient = nullptr;
   for (const TableGradient& gradient : step.tables) {

@@ -27,6 +27,7 @@ struct PackedTable {
   std::vector<float*> destinations;
 };
 
+class GeoExchange;
 class PushQueue;
 
 struct ClientSet {
@@ -50,6 +51,8 @@ struct ClientSet {
   std::vector<RequestPtr> refused;  // the last push, if a server refused it
   // Updates on arrival; holds this set, released by close. Under the mutex of the client's sets.
   std::shared_ptr<PushQueue> queue;
+  // Of trainers that step by themselves; the training thread's, released by close.
+  std::shared_ptr<GeoExchange> exchange;
 
   // Scratch of push, used by one sequenced operation at a time.
   std::vector<PackedTable> packed;
@@ -60,6 +63,8 @@ struct ClientSet {
   uint64_t block_state_elements(uint32_t block) const;
   uint32_t row_state_elements(uint32_t table) const;
   void invalidate_tables();
+  // Throws kInvalidArgument for too few addresses of dense parameters.
+  void check_weights(std::span<void* const> weights) const;
 
   // ---- what the next gradient is computed on, per server ----
   void note_dense(uint32_t server, Version version);  // written to the weights

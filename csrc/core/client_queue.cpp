@@ -112,6 +112,12 @@ void PushQueue::drain() {
   raise_failure();
 }
 
+bool PushQueue::is_done() {
+  const std::lock_guard lock(mutex_);
+  raise_failure();
+  return waiting_.empty() && !busy_;
+}
+
 std::vector<Frame> PushQueue::take_arrived() {
   const std::lock_guard lock(mutex_);
   std::vector<Frame> frames(arrived_.size());
@@ -213,7 +219,13 @@ void PushQueue::take_answers(const std::vector<QueuedPush>& batch,
   std::vector<bool> has_dense;
   for (const RequestPtr& request : requests) {
     const Frame& reply = request->reply;
-    const DenseView view = decode_dense({reply.payload.data(), reply.payload.size()}, set_->layout);
+    const std::span<const uint8_t> payload(reply.payload.data(), reply.payload.size());
+    if (set_->layout.exchanges_deltas) {
+      applied.push_back(decode_changes(payload, set_->layout).header.version);
+      has_dense.push_back(true);
+      continue;
+    }
+    const DenseView view = decode_dense(payload, set_->layout);
     applied.push_back(view.version);
     has_dense.push_back(!view.blocks.empty());
   }

@@ -46,6 +46,7 @@ class PushQueue {
   void add(QueuedPush push);
   // Until all is applied. Throws kInterrupted, kTimeout, and what a push failed with.
   void drain();
+  bool is_done();  // whether all is applied; does not wait. Throws what a push failed with
   void throw_failure();
   // The newest dense values of every server since the last call; empty frames where there are none.
   std::vector<Frame> take_arrived();

@@ -131,6 +131,9 @@ struct ParamSetLayout {
   // kOnArrival: no gradient is applied later than so many updates after the values it was computed
   // on were read.
   uint64_t max_staleness = kAnyStaleness;
+  // Trainers step by themselves. A push is the negated movement of its trainer's weights, and its
+  // reply a ChangesView.
+  bool exchanges_deltas = false;
   std::vector<kernels::OptimizerConfig> configs;
   std::vector<TableSpec> tables;
   std::vector<BlockSpec> blocks;
@@ -190,6 +193,7 @@ struct PushHeader {
   uint64_t round = 0;
   double weight = 1.0;      // this trainer's weight in the mean; 0 allowed
   uint64_t samples = 0;     // counted only
+  uint64_t steps = 1;       // of the trainer's optimizer behind it; counted only
   bool by_samples = false;  // what `weight` is: a number of samples, or 1 for every trainer
   bool want_dense = true;   // kOnArrival: the reply brings every dense block of the server
   double clip_value = 0.0;  // > 0: clamp the averaged gradient elementwise
@@ -219,6 +223,19 @@ struct PushView {
 struct DenseView {
   Version version;  // `round` is also the number of the next round
   std::vector<DenseSection> blocks;
+};
+
+// Reply to kPush of a set that exchanges deltas.
+struct ChangesHeader {
+  Version version;
+  uint64_t steps = 0;    // of all trainers' optimizers behind it
+  uint32_t members = 0;  // trainers that take part
+  bool more = false;     // rows that did not fit: the next reply brings them
+};
+struct ChangesView {
+  ChangesHeader header;
+  std::vector<DenseSection> blocks;  // all of the server
+  std::vector<TableSection> tables;  // rows that others changed since the trainer's last reply
 };
 
 struct PushNorm {  // reply to a two-phase kPush
@@ -326,6 +343,8 @@ using Pool = std::shared_ptr<BufferPool>;
 FilledPush layout_push(const PushHeader& header, std::span<const BlockRef> blocks,
                        std::span<const TableRef> tables, const Pool& pool);
 FilledPush layout_dense(Version version, std::span<const BlockRef> blocks, const Pool& pool);
+FilledPush layout_changes(const ChangesHeader& header, std::span<const BlockRef> blocks,
+                          std::span<const TableRef> tables, const Pool& pool);
 FilledKeys layout_pull(std::span<const TableRef> tables, const Pool& pool);
 FilledRows layout_rows(Version version, std::span<const TableRef> tables, const Pool& pool);
 FilledStore layout_store(std::span<const BlockRef> blocks, std::span<const TableRef> tables,
@@ -333,6 +352,7 @@ FilledStore layout_store(std::span<const BlockRef> blocks, std::span<const Table
 
 PushView decode_push(std::span<const uint8_t> payload, const ParamSetLayout& layout);
 DenseView decode_dense(std::span<const uint8_t> payload, const ParamSetLayout& layout);
+ChangesView decode_changes(std::span<const uint8_t> payload, const ParamSetLayout& layout);
 std::vector<PullTable> decode_pull(std::span<const uint8_t> payload, const ParamSetLayout& layout);
 // Rows per table of the request `asked` (table ids and key counts known to the caller).
 std::vector<std::span<const float>> decode_rows(std::span<const uint8_t> payload,

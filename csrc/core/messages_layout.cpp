@@ -58,6 +58,10 @@ void check_layout(const ParamSetLayout& layout, ErrorCode code) {
   if (layout.mode == UpdateMode::kRounds && layout.max_staleness != kAnyStaleness) {
     throw Error(code, "rounds have no staleness to bound");
   }
+  if (layout.exchanges_deltas &&
+      (layout.mode != UpdateMode::kOnArrival || layout.max_staleness != kAnyStaleness)) {
+    throw Error(code, "deltas are applied on arrival, with no bound on their age");
+  }
   for (const auto& config : layout.configs) {
     if (const char* what = kernels::find_config_error(config)) throw Error(code, what);
   }
@@ -127,6 +131,7 @@ Buffer encode(const ParamSetLayout& message) {
   writer.u32(static_cast<uint32_t>(message.blocks.size()));
   writer.u32(static_cast<uint32_t>(message.mode));
   writer.u64(message.max_staleness);
+  writer.u64(message.exchanges_deltas ? 1 : 0);
   writer.bytes(message.configs.data(), message.configs.size() * kConfigBytes);
   for (const TableSpec& table : message.tables) {
     writer.u64(table.rows);
@@ -155,6 +160,9 @@ ParamSetLayout decode_layout(std::span<const uint8_t> payload) {
   const uint32_t block_count = reader.u32();
   layout.mode = static_cast<UpdateMode>(reader.u32());
   layout.max_staleness = reader.u64();
+  const uint64_t exchanges = reader.u64();
+  if (exchanges > 1) wire::refuse("a layout with unknown flags");
+  layout.exchanges_deltas = exchanges == 1;
   const auto configs = reader.array<kernels::OptimizerConfig>(config_count);
   layout.configs.assign(configs.begin(), configs.end());
   wire::check_count(reader, table_count, kTableBytesMin, "tables");

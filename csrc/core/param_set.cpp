@@ -20,7 +20,8 @@ ParamSet::ParamSet(uint32_t id, Buffer layout_bytes, uint32_t opener,
       layout_(decode_frame([&] { return decode_layout(bytes_of(layout_bytes_)); })),
       opener_(opener),
       shared_(shared),
-      update_(store_, shared.updates) {
+      update_(store_, shared.updates),
+      changed_rows_(layout_.tables.size()) {
   const ServerOptions& options = shared.options;
   check_layout(layout_, options);
   for (uint32_t table = 0; table < layout_.tables.size(); ++table) {
@@ -130,6 +131,7 @@ void ParamSet::ready(const Ticket& ticket, Outbox& outbox) {
   if (!shared_.peers.is_current(ticket)) return;
   if (ready_) {
     add_reader(ticket.rank);
+    follow(ticket.rank);
     answer_round(ticket, round_, outbox);
     return;
   }
@@ -152,10 +154,12 @@ void ParamSet::ready(const Ticket& ticket, Outbox& outbox) {
   }
   ready_ = true;
   add_reader(ticket.rank);
+  follow(ticket.rank);
   answer_round(ticket, round_, outbox);
   for (const auto& [rank, waiting] : waiting_ready_) {
     try {
       add_reader(rank);
+      follow(rank);
       answer_round(waiting, round_, outbox);
     } catch (const Error& error) {
       shared_.peers.finish(waiting, error, outbox);
@@ -176,6 +180,7 @@ void ParamSet::close(const Ticket& ticket, Outbox& outbox) {
 void ParamSet::mark_closed(uint32_t rank, Outbox& outbox) {
   const std::unique_lock lock(mutex_);
   closed_.insert(rank);
+  changed_rows_.forget(rank);
   take_out(rank, outbox);
   if (rank != 0 || ready_) return;
   const Error error(ErrorCode::kClosed, "trainer 0 closed parameter set " + std::to_string(id_) +

@@ -17,6 +17,7 @@
 #include <string>
 #include <vector>
 
+#include "core/changed_rows.h"
 #include "core/messages.h"
 #include "core/peers.h"
 #include "core/round.h"
@@ -160,6 +161,10 @@ class ParamSet {
   void apply_arrivals(Outbox& outbox);
   void apply_arrival(uint32_t rank, Outbox& outbox);
   std::vector<uint32_t> oldest_readers() const;
+  // ---- deltas ----
+  void follow(uint32_t rank);  // a trainer that has all values as of now
+  void note_changes(uint32_t rank, const RoundPush& push);
+  SharedPayload changes_reply(uint32_t rank);
 
   const uint32_t id_;
   const Buffer layout_bytes_;
@@ -182,7 +187,9 @@ class ParamSet {
   RoundPushes pushes_;
   // With a bound on staleness: rank -> update after which it read the values of its next gradient.
   std::map<uint32_t, uint64_t> readers_;
-  RoundPushes early_;  // of joining trainers, for the round they join at
+  ChangedRows changed_rows_;  // of sets that exchange deltas
+  uint64_t steps_ = 0;        // of the trainers, behind the deltas
+  RoundPushes early_;         // of joining trainers, for the round they join at
   std::map<uint32_t, Ticket> waiting_ready_;
   std::map<uint32_t, WaitingCommit> waiting_commits_;
   Committed committed_;

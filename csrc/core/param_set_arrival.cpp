@@ -71,6 +71,11 @@ void ParamSet::apply_arrival(uint32_t rank, Outbox& outbox) {
     samples_ += push.view.header.samples;
     shared_.counters.rounds.fetch_add(1);
     if (readers_.contains(rank)) readers_[rank] = round_;
+    if (layout_.exchanges_deltas) {
+      note_changes(rank, push);
+      shared_.peers.finish(push.ticket, FrameKind::kReply, changes_reply(rank), outbox);
+      return;
+    }
     std::vector<uint32_t> blocks;
     for (const auto& block : store_.blocks) {
       if (block != nullptr && push.view.header.want_dense) blocks.push_back(block->id());

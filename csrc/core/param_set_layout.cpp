@@ -103,6 +103,7 @@ std::string describe_difference(const ParamSetLayout& first, const ParamSetLayou
       first_of(compare(set, "update mode (0 in rounds, 1 on arrival)",
                        static_cast<uint64_t>(first.mode), static_cast<uint64_t>(second.mode)),
                compare(set, "max_staleness", first.max_staleness, second.max_staleness),
+               compare(set, "exchanges_deltas", first.exchanges_deltas, second.exchanges_deltas),
                compare_all(first.tables, second.tables, compare_table),
                compare_all(first.blocks, second.blocks, compare_block),
                compare_all(first.configs, second.configs, compare_group),

@@ -148,6 +148,8 @@ void ParamSet::drop(uint32_t rank, Outbox& outbox) {
   opened_.erase(rank);
   closed_.erase(rank);
   readers_.erase(rank);
+  changed_rows_.forget(rank);
+  if (on_arrival()) members_.erase(rank);
   const auto push = pushes_.find(rank);
   if (phase_ == Phase::kCollect && push != pushes_.end()) {
     shared_.counters.pending_bytes.fetch_sub(push->second.payload.size());

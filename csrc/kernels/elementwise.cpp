@@ -50,6 +50,16 @@ void clamp(T* values, T low, T high, size_t n) {
   typed_kernels<T>().clamp(values, low, high, n);
 }
 
+template <typename T>
+void take_delta(const T* weight, T* shadow, T divisor, T* negated, size_t n) {
+  typed_kernels<T>().take_delta(weight, shadow, divisor, negated, n);
+}
+
+template <typename T>
+void merge_fresh(T* weight, T* shadow, const T* fresh, size_t n) {
+  typed_kernels<T>().merge_fresh(weight, shadow, fresh, n);
+}
+
 template double squared_norm(const float*, size_t);
 template double squared_norm(const double*, size_t);
 template void add(float*, const float*, size_t);
@@ -60,5 +70,9 @@ template void scale_into(float*, const float*, float, size_t);
 template void scale_into(double*, const double*, double, size_t);
 template void clamp(float*, float, float, size_t);
 template void clamp(double*, double, double, size_t);
+template void take_delta(const float*, float*, float, float*, size_t);
+template void take_delta(const double*, double*, double, double*, size_t);
+template void merge_fresh(float*, float*, const float*, size_t);
+template void merge_fresh(double*, double*, const double*, size_t);
 
 }  // namespace cpudist::kernels

@@ -1,8 +1,8 @@
 // Copyright (c) 2026 The torch_cpudist authors.
 // SPDX-License-Identifier: BSD-3-Clause
 //
-// Element loops over flat buffers: averaging of a round, clipping, norms. Reductions use a fixed
-// tree of 16 lanes, so the result depends on the values and their number only.
+// Element loops over flat buffers: averaging of a round, clipping, norms, deltas. Reductions use a
+// fixed tree of 16 lanes, so the result depends on the values and their number only.
 
 #pragma once
 
@@ -29,5 +29,14 @@ void scale_into(T* target, const T* values, T scale, size_t n);
 // values[i] = min(max(values[i], low), high); NaN stays NaN
 template <typename T>
 void clamp(T* values, T low, T high, size_t n);
+
+// A trainer's share of its movement since `shadow`: delta = (weight - shadow) / divisor, shadow +=
+// delta, negated = -delta. Ranges must not overlap.
+template <typename T>
+void take_delta(const T* weight, T* shadow, T divisor, T* negated, size_t n);
+
+// What others have moved: weight += fresh - shadow where they differ, then shadow = fresh.
+template <typename T>
+void merge_fresh(T* weight, T* shadow, const T* fresh, size_t n);
 
 }  // namespace cpudist::kernels

@@ -126,6 +126,25 @@ void clamp(T* __restrict values, T low, T high, size_t n) {
 }
 
 template <typename T>
+void take_delta(const T* __restrict weight, T* __restrict shadow, T divisor, T* __restrict negated,
+                size_t n) {
+  for (size_t i = 0; i < n; ++i) {
+    const T delta = (weight[i] - shadow[i]) / divisor;
+    shadow[i] = shadow[i] + delta;
+    negated[i] = -delta;
+  }
+}
+
+template <typename T>
+void merge_fresh(T* __restrict weight, T* __restrict shadow, const T* __restrict fresh, size_t n) {
+  for (size_t i = 0; i < n; ++i) {
+    const T moved = weight[i] + (fresh[i] - shadow[i]);
+    weight[i] = fresh[i] == shadow[i] ? weight[i] : moved;
+    shadow[i] = fresh[i];
+  }
+}
+
+template <typename T>
 CPUDIST_INLINE void copy_run(T* __restrict target, const T* __restrict values, size_t n) {
   for (size_t i = 0; i < n; ++i) target[i] = values[i];
 }
@@ -200,6 +219,8 @@ constexpr TypedKernels<T> typed_table() {
       &accumulate<T>,
       &scale_into<T>,
       &clamp<T>,
+      &take_delta<T>,
+      &merge_fresh<T>,
       &segment_sum<T>,
       &segment_sum_to<T>,
       &segment_sum_any<T>,

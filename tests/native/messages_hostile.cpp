@@ -93,14 +93,14 @@ TEST(messages_with_extreme_numbers_are_refused_or_valid) {
 
 TEST(messages_push_refuses_what_the_layout_forbids) {
   const uint32_t refused = code(ErrorCode::kProtocol);
-  const size_t configs = 56;  // after five 8-byte fields and four counts
+  const size_t configs = 64;  // after six 8-byte fields and four counts
   const size_t blocks = configs + 2 * sizeof(cpudist::kernels::OptimizerConfig);
   const size_t tables = blocks + 3 * 16;
   CHECK_EQ(push_code_with<uint32_t>(blocks, 0), 0u);   // as it was
   CHECK_EQ(push_code_with<double>(8, -1.0), refused);  // weight
   CHECK_EQ(push_code_with<double>(8, std::numeric_limits<double>::infinity()), refused);
-  CHECK_EQ(push_code_with<double>(24, -1.0), refused);          // clip value
-  CHECK_EQ(push_code_with<uint32_t>(40, 1), refused);           // one configuration of two
+  CHECK_EQ(push_code_with<double>(32, -1.0), refused);          // clip value
+  CHECK_EQ(push_code_with<uint32_t>(48, 1), refused);           // one configuration of two
   CHECK_EQ(push_code_with<uint32_t>(configs, 99), refused);     // optimizer kind
   CHECK_EQ(push_code_with<uint32_t>(blocks, 4), refused);       // unknown block
   CHECK_EQ(push_code_with<uint32_t>(blocks + 16, 0), refused);  // the same block twice

@@ -12,14 +12,15 @@ from torch_cpudist.errors import ConfigurationError
 from torch_cpudist.log import logger
 from torch_cpudist.strategies.asynchronous import Async
 from torch_cpudist.strategies.base import Strategy
+from torch_cpudist.strategies.geo import Geo
 from torch_cpudist.strategies.sync import Sync
 
 if TYPE_CHECKING:
     from torch_cpudist.environment import Environment
 
-__all__ = ["Async", "Strategy", "Sync", "names", "resolve", "strategy"]
+__all__ = ["Async", "Geo", "Strategy", "Sync", "names", "resolve", "strategy"]
 
-_BY_NAME: dict[str, type[Strategy]] = {kind.name: kind for kind in (Sync, Async)}
+_BY_NAME: dict[str, type[Strategy]] = {kind.name: kind for kind in (Sync, Async, Geo)}
 
 
 def names() -> list[str]:
@@ -31,8 +32,8 @@ def strategy(name: str, **options: Any) -> Strategy:
     """Makes a strategy by name.
 
     Args:
-        name: ``"sync"`` or ``"async"``; upper and lower case, ``-`` and ``_`` do
-            not matter.
+        name: that of a strategy (``names()``); upper and lower case, ``-`` and ``_``
+            do not matter.
         options: fields of its class.
 
     Raises:

@@ -7,8 +7,9 @@ from __future__ import annotations
 from torch_cpudist import _core
 from torch_cpudist.clip import Clip
 from torch_cpudist.parameter_set import ParameterSet
+from torch_cpudist.placement import Rules
 from torch_cpudist.strategies.asynchronous import Async
-from torch_cpudist.strategies.driver import Driver, whole_samples
+from torch_cpudist.strategies.driver import Driver, served_rules, whole_samples
 
 _ADD_UP = ("sgd",)
 
@@ -42,13 +43,13 @@ class AsyncDriver(Driver):
 
     def step(
         self,
-        configs: list[_core.OptimizerConfig],
+        rules: Rules,
         samples: int | None,
         clip: Clip | None,
     ) -> int:
         """Queues this trainer's gradients; see ``Driver.step``."""
         count = 0 if samples is None else whole_samples(samples)
-        return self._parameters.enqueue(configs, count, clip)
+        return self._parameters.enqueue(served_rules(rules), count, clip)
 
     def settle(self) -> None:
         """Waits until every queued push is applied."""

@@ -4,10 +4,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
-from torch_cpudist import config
+from torch_cpudist import _core, config
 from torch_cpudist.config import Communicator, Server, Sharding, settings
 
 _SECTIONS = {
@@ -25,10 +26,22 @@ class Updates:
         on_arrival: each push as it comes, instead of in rounds.
         max_staleness: updates; no gradient is applied later than so many after the
             values that it was computed on were read. ``None`` is no bound.
+        exchanges_deltas: trainers step by themselves; a push says what they moved, and
+            its reply what the others did.
     """
 
     on_arrival: bool = False
     max_staleness: int | None = None
+    exchanges_deltas: bool = False
+
+    def served(
+        self, rules: Sequence[_core.OptimizerConfig | None]
+    ) -> list[_core.OptimizerConfig]:
+        """What servers run for each parameter group, given what its optimizer does."""
+        if not self.exchanges_deltas:
+            return [rule for rule in rules if rule is not None]
+        # A push is a negated movement: the update adds it.
+        return [_core.OptimizerConfig("sgd", lr=1.0) for _ in rules]
 
 
 @settings
@@ -42,6 +55,8 @@ class Strategy:
     """
 
     name: ClassVar[str] = ""
+    # Whether the optimizer runs on the trainer, not on the servers.
+    local: ClassVar[bool] = False
 
     sharding: Sharding = field(default_factory=Sharding, metadata={"section": True})
     server: Server = field(default_factory=Server, metadata={"section": True})

@@ -4,9 +4,9 @@
 
 from __future__ import annotations
 
-from torch_cpudist import _core
 from torch_cpudist.clip import Clip
-from torch_cpudist.strategies.driver import Driver, whole_samples
+from torch_cpudist.placement import Rules
+from torch_cpudist.strategies.driver import Driver, served_rules, whole_samples
 
 
 class SyncDriver(Driver):
@@ -18,7 +18,7 @@ class SyncDriver(Driver):
 
     def step(
         self,
-        configs: list[_core.OptimizerConfig],
+        rules: Rules,
         samples: int | None,
         clip: Clip | None,
     ) -> int:
@@ -29,7 +29,7 @@ class SyncDriver(Driver):
         """
         if samples is not None:
             samples = whole_samples(samples)
-        return self._parameters.push(configs, samples, clip) + 1
+        return self._parameters.push(served_rules(rules), samples, clip) + 1
 
     def settle(self) -> None:
         """Pushes are applied when ``step`` returns."""

@@ -1,0 +1,86 @@
+// Copyright (c) 2026 The torch_cpudist authors.
+// SPDX-License-Identifier: BSD-3-Clause
+//
+// Steps and exchanges of a trainer that steps by itself, as the training thread takes them.
+
+#include "core/client_impl.h"
+#include "core/geo_exchange.h"
+
+namespace cpudist::core {
+namespace {
+
+TimePoint after(double seconds) {
+  return Clock::now() +
+         std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
+}
+
+GeoExchange& exchange_of(const ClientSetPtr& set) {
+  if (set->exchange) return *set->exchange;
+  throw Error(ErrorCode::kInvalidArgument, "parameter set " + std::to_string(set->id) +
+                                               " exchanges no deltas: call start_exchange first");
+}
+
+}  // namespace
+
+void Client::start_exchange(uint32_t param_set, bool alone) {
+  const ClientSetPtr set = impl_->find(param_set);
+  auto queue = impl_->queue_of(*set);
+  if (!set->layout.exchanges_deltas || !queue || set->exchange) {
+    throw Error(ErrorCode::kInvalidArgument,
+                "parameter set " + std::to_string(param_set) +
+                    " exchanges no deltas, has no queue, or has begun before");
+  }
+  set->exchange = std::make_shared<GeoExchange>(*set, std::move(queue), impl_->pool, impl_->owners,
+                                                impl_->session.options().trainer_count, alone);
+}
+
+void Client::reset_exchange(uint32_t param_set, std::span<void* const> weights) {
+  const ClientSetPtr set = impl_->find(param_set);
+  set->check_weights(weights);
+  exchange_of(set).reset(weights);
+}
+
+void Client::update_rows(uint32_t param_set, const TableGradient& gradient, const LocalRows& rows,
+                         const kernels::OptimizerConfig& config, int64_t step) {
+  const ClientSetPtr set = impl_->find(param_set);
+  if (const char* what = kernels::find_config_error(config)) {
+    throw Error(ErrorCode::kInvalidArgument, std::string("step: ") + what);
+  }
+  exchange_of(set)
+      .table(gradient.table)
+      .update(rows, config, step, {gradient.keys, static_cast<size_t>(gradient.count)},
+              gradient.rows);
+}
+
+void Client::begin_exchange(uint32_t param_set, bool whole, uint64_t steps, uint64_t samples) {
+  impl_->settle();
+  const ClientSetPtr set = impl_->find(param_set);
+  if (!set->member) join(param_set);
+  exchange_of(set).begin(whole, steps, samples);
+}
+
+bool Client::advance_exchange(uint32_t param_set, std::span<void* const> weights, double budget_s) {
+  const ClientSetPtr set = impl_->find(param_set);
+  set->check_weights(weights);
+  return exchange_of(set).advance(weights, after(budget_s));
+}
+
+void Client::finish_exchange(uint32_t param_set, std::span<void* const> weights) {
+  const ClientSetPtr set = impl_->find(param_set);
+  set->check_weights(weights);
+  exchange_of(set).finish(weights);
+}
+
+bool Client::exchange_has_more(uint32_t param_set) {
+  return exchange_of(impl_->find(param_set)).has_more();
+}
+
+uint64_t Client::exchange_steps(uint32_t param_set) {
+  return exchange_of(impl_->find(param_set)).steps();
+}
+
+ExchangeStats Client::exchange_stats(uint32_t param_set) {
+  return exchange_of(impl_->find(param_set)).stats();
+}
+
+}  // namespace cpudist::core

@@ -1,0 +1,286 @@
+// Copyright (c) 2026 The torch_cpudist authors.
+// SPDX-License-Identifier: BSD-3-Clause
+
+#include "core/geo_exchange.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "kernels/elementwise.h"
+#include "kernels/hash.h"
+
+namespace cpudist::core {
+namespace {
+
+// A slice takes some microseconds: a step is never late by more than that.
+constexpr uint64_t kSliceElements = 4096;
+constexpr uint64_t kSliceRows = 128;
+constexpr size_t kPrefetchRows = 8;
+
+ChangesView view_of(const Frame& reply, const ParamSetLayout& layout) {
+  return decode_changes({reply.payload.data(), reply.payload.size()}, layout);
+}
+
+}  // namespace
+
+GeoExchange::GeoExchange(ClientSet& set, std::shared_ptr<PushQueue> queue, Pool pool,
+                         std::span<const uint16_t> owners, uint32_t trainers, bool trains_alone)
+    : set_(set),
+      queue_(std::move(queue)),
+      pool_(std::move(pool)),
+      alone_(trains_alone),
+      members_(trainers) {
+  const ParamSetLayout& layout = set_.layout;
+  for (uint32_t t = 0; t < layout.tables.size(); ++t) {
+    tables_.emplace_back(layout.tables[t], kernels::table_salt(set_.id, t), owners,
+                         set_.server_count, !alone_);
+  }
+  if (alone_) return;
+  for (uint32_t p = 0; p < set_.parameter_count; ++p) {
+    uint64_t size_bytes = 0;
+    for (const uint32_t block : set_.blocks_of(p)) size_bytes += set_.block_bytes(block);
+    dense_shadows_.emplace_back(size_bytes);
+  }
+}
+
+GeoTable& GeoExchange::table(uint32_t index) {
+  set_.table(index);  // throws for one that is not there
+  return tables_[index];
+}
+
+template <typename T>
+T* GeoExchange::weight_of(const BlockSpec& block, std::span<void* const> weights,
+                          uint64_t element) const {
+  return static_cast<T*>(weights[block.parameter]) + block.offset + element;
+}
+
+template <typename T>
+T* GeoExchange::shadow_of(const BlockSpec& block, uint64_t element) {
+  return reinterpret_cast<T*>(dense_shadows_[block.parameter].data()) + block.offset + element;
+}
+
+void GeoExchange::reset(std::span<void* const> weights) {
+  if (phase_ != Phase::kIdle) {
+    throw Error(ErrorCode::kInternal, "an exchange is under way while weights are replaced");
+  }
+  if (alone_) return;
+  for (size_t p = 0; p < dense_shadows_.size(); ++p) {
+    kernels::AlignedBuffer<uint8_t>& shadow = dense_shadows_[p];
+    if (!shadow.empty()) std::memcpy(shadow.data(), weights[p], shadow.size());
+  }
+  for (GeoTable& table : tables_) table.forget_shadows();
+  more_ = false;
+}
+
+void GeoExchange::begin(bool whole, uint64_t steps, uint64_t samples) {
+  if (phase_ != Phase::kIdle || alone_) {
+    throw Error(ErrorCode::kInternal, alone_ ? "there is nobody to exchange deltas with"
+                                             : "the last exchange is still under way");
+  }
+  divisor_ = whole ? 1.0 : static_cast<double>(members_);
+  outgoing_ = std::vector<Outgoing>(set_.server_count);
+  for (uint32_t s = 0; s < set_.server_count; ++s) outgoing_[s].blocks = set_.shard_blocks[s];
+  for (size_t t = 0; t < tables_.size(); ++t) {
+    GeoTable& table = tables_[t];
+    auto keys = table.take_touched();
+    if (whole) {
+      const size_t row_bytes = size_t{table.spec().dim} * sizeof(float);
+      const float* weight = set_.table(static_cast<uint32_t>(t)).weight();
+      keys = table.shadowed();
+      for (auto& owned : keys) {
+        std::erase_if(owned, [&](int64_t key) {
+          const float* row = weight + static_cast<size_t>(key) * table.spec().dim;
+          return std::memcmp(row, table.shadow(key), row_bytes) == 0;
+        });
+      }
+    }
+    for (uint32_t s = 0; s < set_.server_count; ++s) {
+      outgoing_[s].keys.push_back(std::move(keys[s]));
+    }
+  }
+  lay_out(steps, samples);
+}
+
+void GeoExchange::add_slices(uint32_t server, bool dense, uint32_t index, uint64_t count,
+                             uint64_t size) {
+  for (uint64_t begin = 0; begin < count; begin += size) {
+    slices_.push_back({server, dense, index, begin, std::min(count, begin + size)});
+  }
+}
+
+void GeoExchange::lay_out(uint64_t steps, uint64_t samples) {
+  PushHeader header;
+  header.samples = samples;
+  header.steps = steps;
+  header.configs = set_.layout.configs;
+  slices_.clear();
+  next_slice_ = 0;
+  for (uint32_t s = 0; s < set_.server_count; ++s) {
+    Outgoing& out = outgoing_[s];
+    std::vector<BlockRef> blocks;
+    for (const uint32_t block : out.blocks) {
+      add_slices(s, true, static_cast<uint32_t>(blocks.size()), set_.layout.blocks[block].elements,
+                 kSliceElements);
+      blocks.push_back({block, set_.block_bytes(block)});
+    }
+    std::vector<TableRef> tables;
+    for (uint32_t t = 0; t < tables_.size(); ++t) {
+      TableRef ref;
+      ref.table = t;
+      ref.row_count = out.keys[t].size();
+      ref.dim = tables_[t].spec().dim;
+      tables.push_back(ref);
+      add_slices(s, false, t, ref.row_count, kSliceRows);
+      stats_.rows_sent += ref.row_count;
+    }
+    out.filled = layout_push(header, blocks, tables, pool_);
+  }
+  samples_ = samples;
+  phase_ = Phase::kPack;
+}
+
+void GeoExchange::pack(const Slice& slice, std::span<void* const> weights) {
+  Outgoing& out = outgoing_[slice.server];
+  const size_t count = slice.end - slice.begin;
+  if (slice.dense) {
+    const BlockSpec& block = set_.layout.blocks[out.blocks[slice.index]];
+    uint8_t* target = out.filled.blocks[slice.index];
+    if (block.dtype == DType::kFloat64) {
+      kernels::take_delta(weight_of<double>(block, weights, slice.begin),
+                          shadow_of<double>(block, slice.begin), divisor_,
+                          reinterpret_cast<double*>(target) + slice.begin, count);
+    } else {
+      kernels::take_delta(weight_of<float>(block, weights, slice.begin),
+                          shadow_of<float>(block, slice.begin), static_cast<float>(divisor_),
+                          reinterpret_cast<float*>(target) + slice.begin, count);
+    }
+    return;
+  }
+  GeoTable& table = tables_[slice.index];
+  const size_t dim = table.spec().dim;
+  const float* weight = set_.table(slice.index).weight();
+  const int64_t* keys = out.keys[slice.index].data();
+  for (uint64_t i = slice.begin; i < slice.end; ++i) {
+    if (i + kPrefetchRows < slice.end) {
+      __builtin_prefetch(weight + static_cast<size_t>(keys[i + kPrefetchRows]) * dim);
+      __builtin_prefetch(table.shadow(keys[i + kPrefetchRows]), 1);
+    }
+    out.filled.keys[slice.index][i] = keys[i];
+    kernels::take_delta(weight + static_cast<size_t>(keys[i]) * dim, table.shadow(keys[i]),
+                        static_cast<float>(divisor_), out.filled.rows[slice.index] + i * dim, dim);
+  }
+}
+
+void GeoExchange::send() {
+  QueuedPush push;
+  push.configs = set_.layout.configs;
+  push.samples = samples_;
+  push.read = set_.take_read();
+  for (Outgoing& out : outgoing_) push.payloads.push_back(std::move(out.filled.payload));
+  outgoing_.clear();
+  // Before the queue takes it: an interrupt ends the wait for room, not the push.
+  phase_ = Phase::kTravel;
+  queue_->add(std::move(push));
+}
+
+void GeoExchange::receive() {
+  replies_ = queue_->take_arrived();
+  views_.clear();
+  slices_.clear();
+  next_slice_ = 0;
+  more_ = false;
+  for (uint32_t s = 0; s < replies_.size(); ++s) {
+    views_.push_back(view_of(replies_[s], set_.layout));
+    const ChangesView& view = views_.back();
+    more_ = more_ || view.header.more;
+    set_.note_dense(s, view.header.version);
+    for (uint32_t i = 0; i < view.blocks.size(); ++i) {
+      add_slices(s, true, i, set_.layout.blocks[view.blocks[i].block].elements, kSliceElements);
+    }
+    for (uint32_t i = 0; i < view.tables.size(); ++i) {
+      add_slices(s, false, i, view.tables[i].keys.size(), kSliceRows);
+      stats_.rows_received += view.tables[i].keys.size();
+    }
+  }
+  members_ = std::max(views_.front().header.members, 1u);
+  steps_ = views_.front().header.steps;
+  phase_ = Phase::kApply;
+}
+
+void GeoExchange::apply(const Slice& slice, std::span<void* const> weights) {
+  const ChangesView& view = views_[slice.server];
+  const size_t count = slice.end - slice.begin;
+  if (slice.dense) {
+    const DenseSection& section = view.blocks[slice.index];
+    const BlockSpec& block = set_.layout.blocks[section.block];
+    if (block.dtype == DType::kFloat64) {
+      kernels::merge_fresh(
+          weight_of<double>(block, weights, slice.begin), shadow_of<double>(block, slice.begin),
+          reinterpret_cast<const double*>(section.values.data()) + slice.begin, count);
+    } else {
+      kernels::merge_fresh(
+          weight_of<float>(block, weights, slice.begin), shadow_of<float>(block, slice.begin),
+          reinterpret_cast<const float*>(section.values.data()) + slice.begin, count);
+    }
+    return;
+  }
+  const TableSection& section = view.tables[slice.index];
+  GeoTable& table = tables_[section.table];
+  const size_t dim = table.spec().dim;
+  float* weight = set_.table(section.table).weight();
+  for (uint64_t i = slice.begin; i < slice.end; ++i) {
+    const int64_t key = section.keys[i];
+    float* row = weight + static_cast<size_t>(key) * dim;
+    const float* fresh = section.rows.data() + i * dim;
+    if (float* shadow = table.shadow(key)) {
+      kernels::merge_fresh(row, shadow, fresh, dim);
+    } else {
+      std::memcpy(row, fresh, dim * sizeof(float));
+    }
+  }
+}
+
+void GeoExchange::end_exchange() {
+  replies_.clear();
+  views_.clear();
+  slices_.clear();
+  ++stats_.exchanges;
+  phase_ = Phase::kIdle;
+}
+
+bool GeoExchange::advance(std::span<void* const> weights, TimePoint deadline) {
+  const TimePoint began = Clock::now();
+  while (phase_ != Phase::kIdle) {
+    if (phase_ == Phase::kTravel) {
+      if (!queue_->is_done()) break;
+      receive();
+    } else if (next_slice_ < slices_.size()) {
+      const Slice& slice = slices_[next_slice_++];
+      phase_ == Phase::kPack ? pack(slice, weights) : apply(slice, weights);
+    } else if (phase_ == Phase::kPack) {
+      send();
+    } else {
+      end_exchange();
+    }
+    if (Clock::now() >= deadline) break;
+  }
+  stats_.busy_s += std::chrono::duration<double>(Clock::now() - began).count();
+  return phase_ == Phase::kIdle;
+}
+
+void GeoExchange::finish(std::span<void* const> weights) {
+  while (!advance(weights, TimePoint::max())) queue_->drain();
+}
+
+ExchangeStats GeoExchange::stats() const {
+  ExchangeStats stats = stats_;
+  for (const GeoTable& table : tables_) {
+    stats.shadow_rows += table.shadow_rows();
+    stats.memory_bytes += table.size_bytes();
+  }
+  for (const auto& shadow : dense_shadows_) stats.memory_bytes += shadow.size();
+  return stats;
+}
+
+}  // namespace cpudist::core

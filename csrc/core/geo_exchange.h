@@ -1,0 +1,95 @@
+// Copyright (c) 2026 The torch_cpudist authors.
+// SPDX-License-Identifier: BSD-3-Clause
+//
+// The exchange of deltas between a trainer that steps by itself and the servers, in slices between
+// steps: docs/strategies.md, "Geo".
+//
+// Memory: the training thread alone reads and writes weights and shadows. A payload belongs to it
+// until it is packed, then to the queue's thread; a reply the other way round.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "core/client_param_set.h"
+#include "core/client_queue.h"
+#include "core/geo_table.h"
+
+namespace cpudist::core {
+
+// Thread safety: one caller at a time, the training thread.
+class GeoExchange {
+ public:
+  // `trains_alone`: there are no others, and nothing is to be remembered for an exchange.
+  GeoExchange(ClientSet& set, std::shared_ptr<PushQueue> queue, Pool pool,
+              std::span<const uint16_t> owners, uint32_t trainers, bool trains_alone);
+
+  GeoTable& table(uint32_t index);
+  // The weights are as the servers hold them now: no movement, nothing under way.
+  void reset(std::span<void* const> weights);
+  // Starts an exchange; one that is under way must be finished before. `whole`: all movement there
+  // is, of every row, and not only the trainer's share of what it touched.
+  void begin(bool whole, uint64_t steps, uint64_t samples);
+  // Works until `deadline`, at least one slice. True when no exchange is under way any more.
+  bool advance(std::span<void* const> weights, TimePoint deadline);
+  // Until it is over, waiting for the servers. Throws as PushQueue::drain does.
+  void finish(std::span<void* const> weights);
+  bool idle() const { return phase_ == Phase::kIdle; }
+  // Servers have rows that did not fit the last reply.
+  bool has_more() const { return more_; }
+  // Steps of all trainers behind what was received last.
+  uint64_t steps() const { return steps_; }
+  ExchangeStats stats() const;
+
+ private:
+  enum class Phase { kIdle, kPack, kTravel, kApply };
+  // A run of elements of a block or of rows of a table, small enough to be done at once.
+  struct Slice {
+    uint32_t server;
+    bool dense;
+    uint32_t index;  // of the section in the payload
+    uint64_t begin;
+    uint64_t end;
+  };
+  struct Outgoing {
+    std::vector<uint32_t> blocks;
+    std::vector<std::vector<int64_t>> keys;  // by table
+    FilledPush filled;
+  };
+
+  void lay_out(uint64_t steps, uint64_t samples);
+  void pack(const Slice& slice, std::span<void* const> weights);
+  void send();
+  void receive();
+  void apply(const Slice& slice, std::span<void* const> weights);
+  void end_exchange();
+  void add_slices(uint32_t server, bool dense, uint32_t index, uint64_t count, uint64_t size);
+  template <typename T>
+  T* weight_of(const BlockSpec& block, std::span<void* const> weights, uint64_t element) const;
+  template <typename T>
+  T* shadow_of(const BlockSpec& block, uint64_t element);
+
+  ClientSet& set_;  // which owns this
+  const std::shared_ptr<PushQueue> queue_;
+  const Pool pool_;
+  const bool alone_;
+  std::vector<GeoTable> tables_;
+  std::vector<kernels::AlignedBuffer<uint8_t>> dense_shadows_;  // by parameter
+
+  Phase phase_ = Phase::kIdle;
+  double divisor_ = 1.0;
+  uint32_t members_;
+  uint64_t steps_ = 0;
+  bool more_ = false;
+  uint64_t samples_ = 0;
+  std::vector<Outgoing> outgoing_;  // by server
+  std::vector<Frame> replies_;
+  std::vector<ChangesView> views_;
+  std::vector<Slice> slices_;
+  size_t next_slice_ = 0;
+  ExchangeStats stats_;
+};
+
+}  // namespace cpudist::core

@@ -1,0 +1,43 @@
+# Copyright (c) 2026 The torch_cpudist authors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Settings of the Geo strategy."""
+
+from __future__ import annotations
+
+from dataclasses import field
+from typing import ClassVar
+
+from torch_cpudist.config import settings
+from torch_cpudist.strategies.base import Strategy, Updates
+
+
+@settings
+class Geo(Strategy):
+    """Trainers step by themselves and exchange what they moved, in the background.
+
+    The optimizer runs on the trainer, so any of ``torch.optim`` will do for dense
+    parameters. Cost: every ``push_every`` steps one push and its reply per server, with
+    the rows touched meanwhile out, the rows that others changed back, and all dense
+    values both ways.
+
+    Attributes:
+        push_every: steps of a trainer from one exchange to the next, >= 1. An exchange
+            that takes longer delays the next. ``CPUDIST_GEO_PUSH_EVERY``.
+        exchange_budget: share of a step's time, from 0.001 to 1, that the
+            training thread spends on an exchange after each step until it is over.
+            ``CPUDIST_GEO_EXCHANGE_BUDGET``.
+    """
+
+    name: ClassVar[str] = "geo"
+    local: ClassVar[bool] = True
+
+    push_every: int = field(
+        default=100, metadata={"least": 1, "most": 2**31 - 1, "unit": "steps"}
+    )
+    exchange_budget: float = field(
+        default=0.05, metadata={"least": 0.001, "most": 1.0, "unit": "step times"}
+    )
+
+    def updates(self) -> Updates:
+        """When the servers apply this strategy's gradients."""
+        return Updates(on_arrival=True, exchanges_deltas=True)

@@ -1,0 +1,241 @@
+# Copyright (c) 2026 The torch_cpudist authors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Geo: the optimizer runs here; what it moves is exchanged in the background."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from torch.optim import Optimizer
+
+from torch_cpudist import local_state, state_exchange
+from torch_cpudist.clip import Clip, clip_own
+from torch_cpudist.inner_guard import InnerGuard
+from torch_cpudist.local_parameters import LocalParameterSet
+from torch_cpudist.parameter_set import Weights
+from torch_cpudist.placement import Rules
+from torch_cpudist.state_checks import States
+from torch_cpudist.strategies.driver import Driver, whole_samples
+from torch_cpudist.strategies.geo import Geo
+
+if TYPE_CHECKING:
+    from torch_cpudist.context import Context
+
+# How much the last step counts in the measured time of a step.
+_NEWEST_SHARE = 0.1
+
+
+class GeoDriver(Driver):
+    """Runs the Geo strategy for one parameter set.
+
+    All that is written to the model is written by the training thread: by its
+    optimizer, and inside ``step`` by slices of an exchange. A thread of the core only
+    sends and receives.
+    """
+
+    def __init__(
+        self,
+        parameters: LocalParameterSet,
+        strategy: Geo,
+        inners: Sequence[Optimizer],
+        guard: InnerGuard,
+        states: States,
+    ) -> None:
+        """Drives ``parameters``.
+
+        Args:
+            parameters: open, with the servers' values.
+            strategy: its settings.
+            inners: the wrapped optimizers.
+            guard: keeps others from stepping them.
+            states: of their parameters, from before.
+        """
+        super().__init__(parameters)
+        self._local = parameters
+        self._strategy = strategy
+        self._inners = list(inners)
+        self._guard = guard
+        self._steps = 0  # since the last exchange began
+        self._samples = 0
+        self._travelling = 0  # steps behind the one under way
+        self._own_steps = 0
+        self._step_s = 0.0
+        self._ended = 0.0
+        local_state.adopt(parameters, inners, states)
+
+    # -- a step ------------------------------------------------------------------------
+
+    def step(self, rules: Rules, samples: int | None, clip: Clip | None) -> int:
+        """Steps the wrapped optimizers, and works on the exchange for a while.
+
+        ``samples`` only counts. Else as ``Driver.step``.
+
+        Returns:
+            The steps of all trainers that this one knows of.
+        """
+        local = self._local
+        count = 0 if samples is None else whole_samples(samples)
+        local.check_unchanged()
+        clip_own(clip, [parameter for _, parameter in local.trained()])
+        try:
+            local.update_tables(list(rules))
+            with self._guard.stepping(), _HiddenGradients(local):
+                for inner in self._inners:
+                    inner.step()
+        finally:
+            local.note_written([table.placed.found.weight for table in local.tables])
+            local.accept_changes()
+        self._steps += 1
+        self._samples += count
+        self._own_steps += 1
+        if not local.alone:
+            self._work_on_exchange()
+        return self._known_steps()
+
+    def _known_steps(self) -> int:
+        if self._local.alone:
+            return self._own_steps
+        received = self._local.client.exchange_steps(self._local.id)
+        return received + self._travelling + self._steps
+
+    def _work_on_exchange(self) -> None:
+        now = time.perf_counter()
+        if self._ended:
+            last_s = now - self._ended
+            share = _NEWEST_SHARE if self._step_s else 1.0
+            self._step_s += share * (last_s - self._step_s)
+        due = self._steps >= self._strategy.push_every
+        if self._travelling or due:
+            self._advance(self._strategy.exchange_budget * self._step_s, begin=due)
+        self._ended = time.perf_counter()
+
+    def _advance(self, budget_s: float, begin: bool) -> None:
+        local = self._local
+        with Weights(local.placement.dense) as weights:
+            if not self._travelling and begin:
+                self._begin(whole=False)
+            done = local.client.advance_exchange(local.id, weights.addresses, budget_s)
+        local.note_written([parameter for _, parameter in local.trained()])
+        if done:
+            self._travelling = 0
+
+    def _begin(self, whole: bool) -> None:
+        # Steps without an exchange under way count as travelling from here on.
+        self._local.client.begin_exchange(
+            self._local.id, whole=whole, steps=self._steps, samples=self._samples
+        )
+        self._travelling, self._steps, self._samples = max(self._steps, 1), 0, 0
+
+    def _exchange(self, whole: bool) -> None:
+        """Ends the exchange under way and makes another, until nothing is left."""
+        local = self._local
+        client = local.client
+        try:
+            with Weights(local.placement.dense) as weights:
+                client.finish_exchange(local.id, weights.addresses)
+                more = True
+                while more:
+                    self._begin(whole)
+                    client.finish_exchange(local.id, weights.addresses)
+                    more = client.exchange_has_more(local.id)
+        finally:
+            local.note_written([parameter for _, parameter in local.trained()])
+        self._travelling = 0
+
+    # -- leaving, flushing -------------------------------------------------------------
+
+    def settle(self) -> None:
+        """Hands on what this trainer moved, and takes in what others did."""
+        local = self._local
+        if local.alone:
+            state_exchange.store(local, {})
+        elif local.client.is_member(local.id):
+            self._exchange(whole=False)
+
+    def flush(self, pull: str, overwrite: bool = False) -> None:
+        """Settles; after ``leave`` also takes the servers' values as they are.
+
+        Args:
+            pull: what that is: ``"all"``, ``"dense"`` or ``"none"``. Before ``leave``
+                an exchange brings everything that others have changed.
+            overwrite: the model was written: it becomes that of the servers, without
+                what this trainer moved since its last exchange.
+        """
+        local = self._local
+        if overwrite:
+            with Weights(local.placement.dense) as weights:
+                local.client.finish_exchange(local.id, weights.addresses)
+            self._travelling = 0
+            local.join()
+        left = not local.client.is_member(local.id)
+        self.settle()
+        if local.alone or not left:
+            return
+        if pull != "none":
+            local.pull_dense()
+        if pull == "all":
+            local.pull_tables()
+        local.forget_movement()
+
+    def leave(self) -> None:
+        """Hands on all of this trainer's movement, and ends its part."""
+        local = self._local
+        if local.client.is_member(local.id):
+            self.before_barrier()
+            local.client.leave(local.id)
+
+    def join(self) -> None:
+        """Takes part again; what others did meanwhile comes with the next exchange."""
+        self._local.client.join(self._local.id)
+
+    def before_barrier(self) -> None:
+        """Hands on all of this trainer's movement: then the servers hold everyone's."""
+        local = self._local
+        if local.alone:
+            self.settle()
+        elif local.client.is_member(local.id):
+            self._exchange(whole=True)
+
+    def stats(self) -> dict[str, Any]:
+        """``exchange``: counters and memory of exchanges; see docs/strategies.md."""
+        return {"exchange": self._local.client.exchange_stats(self._local.id)}
+
+    # -- optimizer state ---------------------------------------------------------------
+
+    def fetch_state(self, inners: Sequence[Optimizer]) -> list[dict[str, Any]]:
+        """Returns this trainer's own state; no messages."""
+        return local_state.collect(self._local, inners)
+
+    def load_state(
+        self, context: Context, inners: Sequence[Optimizer], state_dict: Any
+    ) -> None:
+        """Loads every trainer's own state; weights as ``store_model``."""
+        local_state.replace(context, self._local, inners, state_dict)
+
+    def store_model(
+        self, context: Context, inners: Sequence[Optimizer], all_rows: bool
+    ) -> None:
+        """Sends what was written on trainer 0; state stays."""
+        local_state.replace_weights(context, self._local, all_rows)
+
+    def give_back_state(self, inners: Sequence[Optimizer]) -> None:
+        """Puts the state of tables where torch has it."""
+        local_state.give_back(self._local, inners)
+
+
+class _HiddenGradients:
+    """While it is entered, the tables have no gradient: torch skips them."""
+
+    def __init__(self, parameters: LocalParameterSet) -> None:
+        self._weights = [table.placed.found.weight for table in parameters.tables]
+        self._gradients = [weight.grad for weight in self._weights]
+
+    def __enter__(self) -> None:
+        for weight in self._weights:
+            weight.grad = None
+
+    def __exit__(self, *_: object) -> None:
+        for weight, gradient in zip(self._weights, self._gradients, strict=True):
+            weight.grad = gradient
