@@ -10,6 +10,7 @@ argument and by environment, and must see a difference.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from dataclasses import field as entry
@@ -250,7 +251,9 @@ class Wide(nn.Module):
         self.dense = nn.Parameter(torch.zeros(1_000_000))
 
 
-def _exchanges(given: Given, steps: int, model: Any = Counting, **others: Any) -> int:
+def _exchanges(
+    given: Given, steps: int, model: Any, pause_s: float, **others: Any
+) -> int:
     """Pushes of the first of two trainers in so many steps."""
 
     def body(context: cpudist.Context) -> int:
@@ -260,7 +263,9 @@ def _exchanges(given: Given, steps: int, model: Any = Counting, **others: Any) -
         client = context.trainer_client()
         before = client.stats()["requests"]
         if context.trainer_rank == 0:
-            push_ones(optimizer, trained, steps)
+            for _ in range(steps):
+                push_ones(optimizer, trained, 1)
+                time.sleep(pause_s)  # a thread of the core sends
         return client.stats()["requests"] - before
 
     return run(body, 2, variables=given.variables)[0]
@@ -268,10 +273,10 @@ def _exchanges(given: Given, steps: int, model: Any = Counting, **others: Any) -
 
 @field(cpudist.Geo, "push_every", changed=4)
 def _how_often(given: Given) -> Any:
-    return _exchanges(given, 20, exchange_budget=1.0) > 0
+    return _exchanges(given, 99, Counting, 0.002, exchange_budget=1.0) > 0
 
 
 @field(cpudist.Geo, "exchange_budget", plain=0.002, changed=1.0)
 def _how_fast_an_exchange_is(given: Given) -> Any:
     # With all of a step's time one ends in a step or two.
-    return _exchanges(given, 15, Wide, push_every=1) > 3
+    return _exchanges(given, 20, Wide, 0.0, push_every=1) > 3
