@@ -23,50 +23,147 @@ _LARGE = 2**31 - 1
 HEAD = """\
 # Configuration
 
-Made by `python scripts/configuration_page.py --write` from the code; a test compares.
+Made by `python scripts/configuration_page.py --write` from the code; a test compares,
+and another changes every line of it and looks for the effect.
 
 The environment wins over an argument, an argument over the default. An unknown
-`CPUDIST_*` variable is an error of `init()`. Wherever a settings object is taken, a
-dict of its fields is too. Settings objects are immutable: `dataclasses.replace` makes
-a changed copy. What strategies do: [strategies.md](strategies.md); layouts:
-[launch.md](launch.md).
+`CPUDIST_*` variable, field or value is an error that names the nearest valid one; a
+variable of settings that the running strategy does not have is a warning. Wherever a
+settings object is taken, a dict of its fields is too. Settings objects are immutable:
+`dataclasses.replace` makes a changed copy. What strategies do:
+[strategies.md](strategies.md); layouts: [launch.md](launch.md); names of other systems:
+[migrating.md](migrating.md).
 
-## Settings
+Classes:
 
-Fields of `Strategy` are fields of every strategy.
 """
 
-# Variables of no settings class: default ("" takes Environment's) and meaning.
+TABLE = """
+Fields of `Strategy` are fields of every strategy; `Sharding`, `Server` and
+`Communicator` are arguments of strategies, `Server` of `init()` too. What has no class
+is of the process: `init()` reads it, and has an argument for it where one is named.
+"""
+
+# Variables of no settings class: argument of init(), type, unit, default ("" takes
+# Environment's) and meaning.
 VARIABLES = {
-    "SERVERS": ("0: colocated", "dedicated servers"),
-    "ROLE": ("-", "`server` or `trainer`: of all ranks of this torchrun job"),
-    "RENDEZVOUS": ("-", "`host:port` at which server 0 is met by trainers' jobs"),
-    "TRAINERS": ("-", "trainers, of all jobs together, to wait for at the start"),
+    "SERVERS": ("servers", "`int`", "ranks", "0: colocated", "dedicated servers"),
+    "ROLE": (
+        "",
+        '`"server"`, `"trainer"`',
+        "",
+        "-",
+        "what all ranks of this torchrun job do; needs `CPUDIST_RENDEZVOUS`. For "
+        "single ranks: torchrun's `--role`, or `init(role=)`",
+    ),
+    "RENDEZVOUS": (
+        "",
+        "`host:port`",
+        "",
+        "-",
+        "where server 0 is met by trainers' jobs",
+    ),
+    "TRAINERS": (
+        "",
+        "`int`, 1 to 65535",
+        "trainers",
+        "-",
+        "trainers, of all jobs together, to wait for at the start",
+    ),
     "REJOIN_S": (
+        "",
+        "`int`, at least 0",
+        "s",
         f"{group_settings._REJOIN_S}",
-        "seconds for which servers of a job of their own wait for trainers: for the "
+        "for how long servers of a job of their own wait for trainers: for the "
         "first ones to connect, for a lost one to come back",
     ),
     "STRATEGY": (
+        "",
+        "name",
+        "",
         "the script's, else `sync`",
         "strategy by name; naming the one that the script has keeps its arguments",
     ),
-    "BACKEND": ("", "collective backend: `auto` is `gloo`"),
-    "TRANSPORT": ("`tcp`", "push and pull: `tcp`, with unix sockets on one host"),
+    "BACKEND": (
+        "",
+        '`"auto"`, `"gloo"`',
+        "",
+        "",
+        "collective backend of torch.distributed's default group: `auto` is `gloo`",
+    ),
+    "TRANSPORT": (
+        "",
+        '`"tcp"`',
+        "",
+        "`tcp`",
+        "push and pull: `tcp`, with unix sockets on one host",
+    ),
     "BIND": (
+        "",
+        "address or interface",
+        "",
         "loopback on one host, else towards `MASTER_ADDR` or the rendezvous",
-        "address or interface that servers listen on",
+        "what servers listen on",
     ),
-    "PORTS": ("any", "port, or range of ports, of the servers of a host"),
-    "THREADS": ("cores / ranks on the host", "torch threads of a rank, 1 to 1024"),
+    "PORTS": (
+        "",
+        "port, or first-last",
+        "",
+        "any",
+        "ports of the servers of a host",
+    ),
+    "THREADS": (
+        "",
+        "`int`, 1 to 1024",
+        "threads",
+        "cores / ranks on the host; a world of one keeps torch's",
+        "torch threads of a rank",
+    ),
     "SIMD": (
+        "",
+        '`"scalar"`, `"avx2"`, `"avx512"`',
+        "",
         "the best of this processor",
-        "vector level of the kernels: `scalar`, `avx2`, `avx512`; the bits are equal",
+        "vector level of the kernels; the bits are equal. Read once per process",
     ),
-    "LIVENESS_MS": ("", "a process silent for so long is lost; at least 100"),
-    "ROUND_DEADLINE_MS": ("", "longest wait for a live peer"),
-    "RPC_DEADLINE_MS": ("", "longest wait for an answer of a live server"),
-    "LOG": ("", "`warning`, `info`, `debug`"),
+    "LIVENESS_MS": (
+        "",
+        "`int`, at least 100",
+        "ms",
+        "",
+        "a process silent for so long is lost; heartbeats go out five times as often",
+    ),
+    "ROUND_DEADLINE_MS": (
+        "",
+        "`int`, at least 1",
+        "ms",
+        "",
+        "longest wait for a live peer",
+    ),
+    "RPC_DEADLINE_MS": (
+        "",
+        "`int`, at least 1",
+        "ms",
+        "",
+        "longest wait for an answer of a live server",
+    ),
+    "RPC_RETRIES": (
+        "",
+        "`int`, at least 0",
+        "sends",
+        "",
+        "how often one request is sent again because its connection broke before the "
+        "answer; then the server counts as lost",
+    ),
+    "LOG": (
+        "",
+        '`"warning"`, `"info"`, `"debug"`',
+        "",
+        "",
+        "`info` adds roles, addresses and threads, `debug` the place of every block "
+        "and every step",
+    ),
 }
 
 
@@ -77,7 +174,7 @@ def _code(value: object) -> str:
 def _type(hint: Any, limits: Any) -> str:
     """The type of a field, and what is allowed."""
     kinds = [kind for kind in get_args(hint) or (hint,) if kind is not type(None)]
-    text = _code(kinds[0].__name__)
+    text = _code(getattr(kinds[0], "__name__", kinds[0]))
     if "type" in limits:
         text = limits["type"]
     elif "choices" in limits:
@@ -86,7 +183,7 @@ def _type(hint: Any, limits: Any) -> str:
         text += f", at least {limits['least']}"
     elif "least" in limits:
         text += f", {limits['least']} to {limits['most']}"
-    return text + (", or `None`" if get_args(hint) else "")
+    return text + (", or `None`" if type(None) in get_args(hint) else "")
 
 
 def _default(field: dataclasses.Field[Any]) -> str:
@@ -115,16 +212,18 @@ def _table(*lines: tuple[str, ...]) -> str:
     return "".join(["\n", head, "|---" * len(lines[0]) + "|\n", *rows])
 
 
-def _section(cls: type) -> str:
-    """A class, and the fields that it adds to those of its bases."""
+def _rows(cls: type) -> list[tuple[str, ...]]:
+    """The fields that a class adds to those of its bases."""
     bases = [base for base in cls.__bases__ if dataclasses.is_dataclass(base)]
     inherited = {field.name for base in bases for field in dataclasses.fields(base)}
-    hints, (first, says) = get_type_hints(cls), _documented(cls)
+    hints, (_, says) = get_type_hints(cls), _documented(cls)
     plain = {field.name for field in config.scalar_fields(cls)}
-    rows = [
+    return [
         (
+            _code(cls.__name__),
             _code(field.name),
             _type(hints[field.name], field.metadata),
+            field.metadata.get("unit", "-"),
             _default(field),
             _code(config.variable_of(cls, field.name)) if field.name in plain else "-",
             says[field.name].rstrip("."),
@@ -132,20 +231,30 @@ def _section(cls: type) -> str:
         for field in dataclasses.fields(cls)
         if field.name not in inherited
     ]
-    head = ("field", "type", "default", "variable", "meaning")
-    return f"\n### {cls.__name__}\n\n{first}\n" + (_table(head, *rows) if rows else "")
+
+
+def _process_row(name: str) -> tuple[str, ...]:
+    """A variable of no settings class."""
+    argument, kind, unit, default, meaning = VARIABLES[name]
+    return (
+        "-",
+        _code(f"init({argument}=)") if argument else "-",
+        kind,
+        unit or "-",
+        default or _code(getattr(Environment(), name.lower())),
+        _code(f"CPUDIST_{name}"),
+        meaning,
+    )
 
 
 def page() -> str:
     """The whole page."""
-    made = Environment()
-    rows = [
-        (_code(f"CPUDIST_{n}"), default or _code(getattr(made, n.lower())), meaning)
-        for n, (default, meaning) in VARIABLES.items()
-    ]
-    settings = "".join(_section(cls) for cls in config.classes())
-    others = _table(("variable", "default", "meaning"), *rows)
-    return f"{HEAD}{settings}\n## Other variables\n{others}"
+    classes = config.classes()
+    says = "".join(f"- `{cls.__name__}`: {_documented(cls)[0]}\n" for cls in classes)
+    head = ("class", "field", "type", "unit", "default", "variable", "meaning")
+    rows = [row for cls in classes for row in _rows(cls)]
+    rows += [_process_row(name) for name in VARIABLES]
+    return f"{HEAD}{says}{TABLE}{_table(head, *rows)}"
 
 
 if __name__ == "__main__":

@@ -98,13 +98,34 @@ def test_mutation_shows_replace():
 
 def test_every_number_has_limits():
     """A number that the core cannot hold must not get as far as the core."""
-    for kind in (config.Sharding, config.Server):
+    for kind in config.classes():
         for entry in config.scalar_fields(kind):
             if type(entry.default) in (int, float):
                 assert {"least", "most"} <= entry.metadata.keys(), entry.name
 
 
 def test_every_field_has_a_variable_in_its_docstring():
-    for kind in (config.Sharding, config.Server):
+    for kind in config.classes():
         for entry in config.scalar_fields(kind):
             assert config.variable_of(kind, entry.name) in kind.__doc__
+
+
+def test_variables_that_the_strategy_does_not_use_are_told(caplog):
+    set_ones = parsed(CPUDIST_ASYNC_MAX_STALENESS="3", CPUDIST_SERVER_THREADS="2")
+    with caplog.at_level("WARNING", "torch_cpudist"):
+        strategies.resolve("async", set_ones)
+        assert not caplog.records
+        strategies.resolve("sync", set_ones)
+    (record,) = caplog.records
+    assert record.getMessage() == (
+        "CPUDIST_ASYNC_MAX_STALENESS is set, but Sync does not use it"
+    )
+
+
+def test_variables_that_are_valid_together_may_both_be_set():
+    queue = {"pull_every": 5}
+    made = strategies.resolve(
+        cpudist.Async(communicator=queue),
+        parsed(CPUDIST_ASYNC_MAX_STALENESS="3", CPUDIST_COMMUNICATOR_PULL_EVERY="1"),
+    )
+    assert (made.max_staleness, made.communicator.pull_every) == (3, 1)

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import torch_cpudist as cpudist
+from torch_cpudist.files import deal
 from torch_cpudist.testing import run_ranks
 
 
@@ -53,7 +54,7 @@ def test_world_of_one(alone):
     assert not cpudist.is_server()
     assert (alone.role, alone.rank, alone.shard_id) == ("trainer", 0, 0)
     cpudist.barrier()
-    assert cpudist.split_files(["b", "a"]) == ["a", "b"]
+    assert cpudist.split_files(["b", "a"]) == ["b", "a"]
 
 
 def test_distributed_just_works_in_a_world_of_one(alone):
@@ -284,13 +285,25 @@ def test_a_trainer_that_ends_early_serves_on():
 def test_files_are_dealt_without_loss_or_repeat():
     files = [f"part-{i}" for i in range(7)]
 
-    def body(context):
-        mine = files[context.rank :] + files[: context.rank]  # any order of listing
-        return cpudist.split_files(mine)
+    shares = run_ranks(lambda context: cpudist.split_files(files), 3)
+    assert list(itertools.chain(*shares)) == files
+    assert [len(share) for share in shares] == [3, 2, 2]
 
-    shares = run_ranks(body, 3)
-    assert sorted(itertools.chain(*shares)) == files
-    assert {len(share) for share in shares} == {2, 3}
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ("abcde", ["abc", "de"]),
+        ("abcd", ["ab", "cd"]),
+        ("edcba", ["ed", "cb", "a"]),
+        ("a", ["a", "", ""]),
+        ("", ["", ""]),
+    ],
+)
+def test_shares_are_runs_of_the_list_and_the_first_are_larger(files, expected):
+    trainers = range(len(expected))
+    found = [deal(list(files), rank, len(expected)) for rank in trainers]
+    assert found == [list(share) for share in expected]
 
 
 def test_files_that_cannot_be_dealt(alone):
@@ -298,6 +311,8 @@ def test_files_that_cannot_be_dealt(alone):
         cpudist.split_files("part-0")
     with pytest.raises(cpudist.InvalidArgumentError, match="'a' is given twice"):
         cpudist.split_files(["a", "b", "a"])
+    with pytest.raises(cpudist.InvalidArgumentError, match=r"Pass sorted\(files\)"):
+        cpudist.split_files({"a", "b"})
 
 
 def test_the_first_failure_of_a_rank_is_what_the_test_sees():

@@ -45,6 +45,7 @@ def test_reads_every_variable():
             "CPUDIST_LIVENESS_MS": "700",
             "CPUDIST_ROUND_DEADLINE_MS": "9000",
             "CPUDIST_RPC_DEADLINE_MS": "800",
+            "CPUDIST_RPC_RETRIES": "0",
             "CPUDIST_LOG": "DEBUG",
             "CPUDIST_STRATEGY": "sync",
             "CPUDIST_SHARDING_MIN_BLOCK_SIZE": "16",
@@ -61,7 +62,8 @@ def test_reads_every_variable():
     assert (made.servers, made.backend, made.bind) == (2, "gloo", "eth0")
     assert (made.ports, made.threads, made.log) == ((41000, 41003), 3, "debug")
     assert (made.liveness_ms, made.round_deadline_ms) == (700, 9000)
-    assert (made.rpc_deadline_ms, made.strategy) == (800, "sync")
+    assert (made.rpc_deadline_ms, made.rpc_retries) == (800, 0)
+    assert made.strategy == "sync"
     assert made.server.threads == 4
     assert made.settings["CPUDIST_SHARDING_MIN_BLOCK_SIZE"] == "16"
 
@@ -96,7 +98,8 @@ def test_reads_every_variable():
         ({**GROUP, "CPUDIST_REJOIN_S": "-1"}, "CPUDIST_REJOIN_S=-1: must be at least"),
         ({**GROUP, "CPUDIST_SERVERS": "1"}, "unset CPUDIST_SERVERS"),
         ({**GROUP, "ROLE_NAME": "trainer"}, "drop torchrun's --role"),
-        ({"CPUDIST_RPC_RETRIES": "3"}, "CPUDIST_RPC_RETRIES is not available in this"),
+        ({"CPUDIST_RPC_RETRIES": "-1"}, "CPUDIST_RPC_RETRIES=-1: must be at least 0"),
+        ({"CPUDIST_RPC_RETRIES": "1e3"}, "CPUDIST_RPC_RETRIES='1e3'"),
         ({"CPUDIST_PULL_THREADS": "2"}, "not available in this version"),
         ({"CPUDIST_SERVRES": "2"}, "did you mean CPUDIST_SERVERS?"),
         ({"CPUDIST_SHARDING_SLICE": "maybe"}, "CPUDIST_SHARDING_SLICE='maybe'"),

@@ -26,6 +26,7 @@ class Client:
         reconnect_grace_ms: int = 500,
         connect_deadline_ms: int = 60000,
         rpc_deadline_ms: int = 180000,
+        rpc_retries: int = 3,
         round_deadline_ms: int = 1800000,
         probe_ms: int = 1000,
         resend_ms: int = 1000,

@@ -212,7 +212,8 @@ def with_environment(instance: T, environment: Mapping[str, str]) -> T:
                 else parse_text(variable, text, hints[entry.name])
             )
             try:
-                dataclasses.replace(instance, **{entry.name: value})  # type: ignore[type-var]
+                # With what was read before it: one may only be valid with the other.
+                dataclasses.replace(instance, **changes, **{entry.name: value})  # type: ignore[type-var]
             except ConfigurationError as error:
                 raise ConfigurationError(f"{variable}: {error}") from None
             changes[entry.name] = value
@@ -227,14 +228,17 @@ class Sharding:
         slice: cut large parameters so that every server gets a part; ``False`` keeps
             each parameter whole on one server. ``CPUDIST_SHARDING_SLICE``.
         min_block_size: elements; no slice is smaller, and a parameter below it stays
-            whole. ``CPUDIST_SHARDING_MIN_BLOCK_SIZE``.
+            whole. Without ``slice`` it does nothing.
+            ``CPUDIST_SHARDING_MIN_BLOCK_SIZE``.
         split_method: which server gets which block: ``"round_robin"`` in turn,
             ``"hash"`` by a stable hash of the block's name, ``"balanced"`` by element
             count, largest first to the least loaded. ``CPUDIST_SHARDING_SPLIT_METHOD``.
     """
 
     slice: bool = True
-    min_block_size: int = field(default=8192, metadata={"least": 1, "most": MAX_BYTES})
+    min_block_size: int = field(
+        default=8192, metadata={"least": 1, "most": MAX_BYTES, "unit": "elements"}
+    )
     split_method: str = field(
         default="round_robin", metadata={"choices": ("round_robin", "hash", "balanced")}
     )
@@ -259,8 +263,12 @@ class Server:
             ``CPUDIST_SERVER_MEMORY_CAP_BYTES``.
     """
 
-    threads: int = field(default=0, metadata={"least": 0, "most": MAX_THREADS})
-    memory_cap_bytes: int = field(default=0, metadata={"least": 0, "most": MAX_BYTES})
+    threads: int = field(
+        default=0, metadata={"least": 0, "most": MAX_THREADS, "unit": "threads"}
+    )
+    memory_cap_bytes: int = field(
+        default=0, metadata={"least": 0, "most": MAX_BYTES, "unit": "bytes"}
+    )
 
     def __post_init__(self) -> None:
         """Checks the fields."""
@@ -284,12 +292,18 @@ class Communicator:
             ``CPUDIST_COMMUNICATOR_PULL_EVERY``.
     """
 
-    send_queue_size: int = field(default=2, metadata={"least": 1, "most": 65536})
-    max_merge: int | None = field(default=None, metadata={"least": 1, "most": 65536})
+    send_queue_size: int = field(
+        default=2, metadata={"least": 1, "most": 65536, "unit": "pushes"}
+    )
+    max_merge: int | None = field(
+        default=None, metadata={"least": 1, "most": 65536, "unit": "pushes"}
+    )
     merge_rule: str = field(
         default="auto", metadata={"choices": ("auto", "sum", "mean")}
     )
-    pull_every: int = field(default=1, metadata={"least": 1, "most": 2**31 - 1})
+    pull_every: int = field(
+        default=1, metadata={"least": 1, "most": 2**31 - 1, "unit": "pushes"}
+    )
 
     def __post_init__(self) -> None:
         """Checks the fields."""
@@ -320,11 +334,16 @@ class DelayCompensation:
     """
 
     factor: float | None = field(
-        default=None, metadata={"least": 0.0, "most": sys.float_info.max}
+        default=None,
+        metadata={"least": 0.0, "most": sys.float_info.max, "unit": "1 / loss"},
     )
     adaptive: bool = False
-    momentum: float = field(default=0.95, metadata={"least": 0.0, "most": 0.9999})
-    epsilon: float = field(default=1e-7, metadata={"least": 1e-30, "most": 1.0})
+    momentum: float = field(
+        default=0.95, metadata={"least": 0.0, "most": 0.9999, "unit": "share"}
+    )
+    epsilon: float = field(
+        default=1e-7, metadata={"least": 1e-30, "most": 1.0, "unit": "gradient squared"}
+    )
 
     def __post_init__(self) -> None:
         """Checks the fields; whole numbers are accepted."""
@@ -339,6 +358,20 @@ class DelayCompensation:
         if self.factor is not None:
             return self.factor
         return 2.0 if self.adaptive else 0.04
+
+
+def unused(instance: Any, environment: Mapping[str, str]) -> list[str]:
+    """The variables of settings in an environment that are none of ``instance``'s."""
+    return sorted((variables() & environment.keys()) - _variables_of(instance))
+
+
+def _variables_of(instance: Any) -> frozenset[str]:
+    """The variables of an object's fields, and of the settings in them."""
+    if not dataclasses.is_dataclass(instance):
+        return frozenset()
+    plain = {variable_of(type(instance), f.name) for f in scalar_fields(type(instance))}
+    parts = [getattr(instance, f.name) for f in dataclasses.fields(instance)]
+    return frozenset(plain).union(*(_variables_of(part) for part in parts))
 
 
 def classes() -> tuple[type, ...]:

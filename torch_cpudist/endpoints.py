@@ -233,6 +233,7 @@ def connect(
         liveness_ms=environment.liveness_ms,
         connect_deadline_ms=max(1, int(connect_s * 1000)),
         rpc_deadline_ms=environment.rpc_deadline_ms,
+        rpc_retries=environment.rpc_retries,
         round_deadline_ms=environment.round_deadline_ms,
         # A probe's answer tells waiting for others from no answer: several of them must
         # fit before the request counts as unanswered.

@@ -25,6 +25,7 @@ MAX_RANKS = 65535
 # A year: as good as for ever, and it overflows no clock.
 MAX_WAIT_S = 365 * 24 * 3600
 _MAX_WAIT_MS = MAX_WAIT_S * 1000
+_MAX_RETRIES = 2**31 - 1
 
 _OWN = frozenset(
     "CPUDIST_" + name
@@ -36,6 +37,7 @@ _OWN = frozenset(
         "PORTS",
         "ROUND_DEADLINE_MS",
         "RPC_DEADLINE_MS",
+        "RPC_RETRIES",
         "SERVERS",
         "SIMD",
         "STRATEGY",
@@ -44,13 +46,15 @@ _OWN = frozenset(
     )
 ) | frozenset(group_settings.NAMES)
 
+_NO_POOL = (
+    "unset it. A trainer has no pools: one thread of the core serves the links to all "
+    "servers; servers have CPUDIST_SERVER_THREADS"
+)
 # Of the design, but not of this version: each with what to do instead.
 _LATER = {
-    "CPUDIST_RPC_RETRIES": "unset it; requests are retried until "
-    "CPUDIST_RPC_DEADLINE_MS",
-    "CPUDIST_SEND_THREADS": "unset it; a client has one I/O thread",
-    "CPUDIST_PULL_THREADS": "unset it; a client has one I/O thread",
-    "CPUDIST_PREFETCH_THREADS": "unset it; a client has one I/O thread",
+    "CPUDIST_SEND_THREADS": _NO_POOL,
+    "CPUDIST_PULL_THREADS": _NO_POOL,
+    "CPUDIST_PREFETCH_THREADS": _NO_POOL,
     "CPUDIST_PIN": "pin ranks with taskset or numactl",
 }
 _LATER_BACKENDS = ("shm", "ccl", "nccl", "mpi")
@@ -75,6 +79,7 @@ class Environment:
         ports: first and last port; (0, 0) is any.
         threads: torch threads of this rank; ``None`` takes the share of cores.
         liveness_ms, round_deadline_ms, rpc_deadline_ms: the clocks.
+        rpc_retries: how often a request is sent again over a new connection.
         log: ``warning``, ``info`` or ``debug``.
         strategy: name of the strategy; ``None`` leaves it to the script.
         settings: variables of settings classes (``CPUDIST_SHARDING_SLICE``, ...), as
@@ -103,6 +108,7 @@ class Environment:
     liveness_ms: int = 5000
     round_deadline_ms: int = 1_800_000
     rpc_deadline_ms: int = 180_000
+    rpc_retries: int = 3
     log: str = "warning"
     strategy: str | None = None
     settings: Mapping[str, str] = field(default_factory=dict)
@@ -358,6 +364,7 @@ def parse(variables: Mapping[str, str]) -> Environment:
         liveness_ms=_wait_ms(variables, "CPUDIST_LIVENESS_MS", 5000, least=100),
         round_deadline_ms=_wait_ms(variables, "CPUDIST_ROUND_DEADLINE_MS", 1_800_000),
         rpc_deadline_ms=_wait_ms(variables, "CPUDIST_RPC_DEADLINE_MS", 180_000),
+        rpc_retries=_integer(variables, "CPUDIST_RPC_RETRIES", 3, 0, _MAX_RETRIES),
         log=_choice(variables, "CPUDIST_LOG", tuple(LEVELS)),
         strategy=_strategy(variables),
         settings=texts,
@@ -365,5 +372,7 @@ def parse(variables: Mapping[str, str]) -> Environment:
         group=group_settings.parse(variables),
         job=group_settings.job_name(variables),
     )
-    check_ranks(made)
+    # Without a launcher, init() may be given the ranks, and checks them then.
+    if launched:
+        check_ranks(made)
     return made

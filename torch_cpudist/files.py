@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 from collections.abc import Iterable
 
@@ -14,29 +13,40 @@ Path = str | os.PathLike[str]
 
 
 def deal(files: Iterable[Path], trainer_rank: int, trainer_count: int) -> list[Path]:
-    """Returns the files of one trainer: every ``trainer_count``-th of the sorted list.
+    """Returns the files of one trainer: a run of the list, in its order.
 
-    Sorting makes the split independent of the order in which a directory was listed, so
-    that the trainers' shares never overlap.
+    Of ``n`` files every trainer gets ``n // trainer_count``, the first
+    ``n % trainer_count`` trainers one more: ``a b c d e`` over two are ``a b c`` and
+    ``d e``. With more trainers than files the last ones get none.
 
     Args:
-        files: the same files on every trainer, in any order.
+        files: the same files in the same order on every trainer.
         trainer_rank: whose share.
         trainer_count: into how many shares.
 
     Raises:
-        InvalidArgumentError: one path instead of a list, or a file given twice.
+        InvalidArgumentError: one path instead of a list, a set, whose order differs
+            from process to process, or a file given twice.
     """
     if isinstance(files, (str, os.PathLike)):
         raise InvalidArgumentError(
             f"split_files: expected a list of files, got one path {os.fspath(files)!r}"
         )
-    ordered = sorted(files, key=os.fspath)
-    for first, second in itertools.pairwise(ordered):
-        if os.fspath(first) == os.fspath(second):
+    if isinstance(files, (set, frozenset)):
+        raise InvalidArgumentError(
+            "split_files: expected a list of files, got a set, whose order is another "
+            "one in every process. Pass sorted(files)."
+        )
+    listed = list(files)
+    seen: set[str] = set()
+    for path in listed:
+        name = os.fspath(path)
+        if name in seen:
             raise InvalidArgumentError(
-                f"split_files: {os.fspath(first)!r} is given twice; its samples would "
-                "be "
-                "trained twice. Remove one."
+                f"split_files: {name!r} is given twice; its samples would be trained "
+                "twice. Remove one."
             )
-    return ordered[trainer_rank::trainer_count]
+        seen.add(name)
+    size, larger = divmod(len(listed), trainer_count)
+    begin = trainer_rank * size + min(trainer_rank, larger)
+    return listed[begin : begin + size + (trainer_rank < larger)]

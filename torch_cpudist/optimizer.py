@@ -227,6 +227,7 @@ class DistributedOptimizer(face.ServedOptimizer):
             self._rounds = self._driver.step(self._groups.rules(), samples, self.clip)
         self._step_s += time.perf_counter() - began
         self._step_count_total += 1
+        logger.debug("step %d: update %d", self._step_count_total, self._rounds)
         self._sample_count += operator.index(samples or 0)
         for inner in self._inners:
             inner._opt_called = True  # type: ignore[attr-defined]

@@ -342,13 +342,17 @@ def global_step() -> int:
 
 
 def split_files(paths: Iterable[files.Path]) -> list[files.Path]:
-    """Returns this trainer's share of a list of files: every n-th of the sorted list.
+    """Returns this trainer's share of a list of files: a run of it, in its order.
+
+    Shares differ by one file at most, the first trainers have the larger ones; with
+    more trainers than files the last ones have none. Local: no messages.
 
     Args:
-        paths: the same files on every trainer, in any order.
+        paths: the same files in the same order on every trainer. Sort what comes from
+            a directory: ``split_files(sorted(glob.glob("part-*")))``.
 
     Raises:
-        InvalidArgumentError: one path instead of a list, or a file given twice.
+        InvalidArgumentError: one path instead of a list, a set, or a file given twice.
         ConfigurationError: this rank is a dedicated server.
     """
     here = context.get_context()

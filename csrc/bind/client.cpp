@@ -145,9 +145,9 @@ std::unique_ptr<ClientHolder> make_client(
     uint64_t run_id, uint32_t trainer_rank, uint32_t trainer_count,
     std::vector<std::vector<std::string>> servers, const std::shared_ptr<NetworkHolder>& network,
     uint32_t incarnation, uint64_t liveness_ms, uint64_t reconnect_grace_ms,
-    uint64_t connect_deadline_ms, uint64_t rpc_deadline_ms, uint64_t round_deadline_ms,
-    uint64_t probe_ms, uint64_t resend_ms, uint64_t straggler_log_ms, std::string host,
-    py::object logger) {
+    uint64_t connect_deadline_ms, uint64_t rpc_deadline_ms, uint32_t rpc_retries,
+    uint64_t round_deadline_ms, uint64_t probe_ms, uint64_t resend_ms, uint64_t straggler_log_ms,
+    std::string host, py::object logger) {
   ClientOptions options;
   options.run_id = run_id;
   options.trainer_rank = trainer_rank;
@@ -158,6 +158,7 @@ std::unique_ptr<ClientHolder> make_client(
   options.reconnect_grace_ms = reconnect_grace_ms;
   options.connect_deadline_ms = connect_deadline_ms;
   options.rpc_deadline_ms = rpc_deadline_ms;
+  options.rpc_retries = rpc_retries;
   options.round_deadline_ms = round_deadline_ms;
   options.probe_ms = probe_ms;
   options.resend_ms = resend_ms;
@@ -175,6 +176,7 @@ void bind_constructor(ClientClass& client) {
              py::arg("reconnect_grace_ms") = defaults.reconnect_grace_ms,
              py::arg("connect_deadline_ms") = defaults.connect_deadline_ms,
              py::arg("rpc_deadline_ms") = defaults.rpc_deadline_ms,
+             py::arg("rpc_retries") = defaults.rpc_retries,
              py::arg("round_deadline_ms") = defaults.round_deadline_ms,
              py::arg("probe_ms") = defaults.probe_ms, py::arg("resend_ms") = defaults.resend_ms,
              py::arg("straggler_log_ms") = defaults.straggler_log_ms, py::arg("host") = "",

@@ -30,6 +30,8 @@ struct ClientOptions {
   uint64_t round_deadline_ms = 1800000;
   uint64_t probe_ms = 1000;   // how often a waiting sequenced request asks whether it arrived
   uint64_t resend_ms = 1000;  // idempotent requests, only on links that are not reliable()
+  // How often one request is sent again because its connection broke before the answer.
+  uint32_t rpc_retries = 3;
   uint64_t straggler_log_ms = 30000;
   std::string host;
   // One list per shard, best first; the first that answers is used.

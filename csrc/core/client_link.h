@@ -25,6 +25,8 @@ struct Request {
   bool has_kept = false;
   bool must_send = false;   // not sent on the present connection, or unknown to the server
   bool must_probe = false;  // the connection is new
+  uint64_t sent_on = 0;     // which of the link's connections it went out on last; 0: none yet
+  uint32_t retries = 0;     // how often it went out on a further one
   bool done = false;
   Frame reply;                 // once done without error
   std::optional<Error> error;  // once done with one
@@ -50,8 +52,9 @@ struct Link {
   std::shared_ptr<Connection> connection;
   LinkState state = LinkState::kBroken;
   bool ever_open = false;
-  TimePoint give_up;   // broken or in handshake: lost after this
-  TimePoint try_next;  // broken: next attempt
+  uint64_t opened = 0;  // connections so far
+  TimePoint give_up;    // broken or in handshake: lost after this
+  TimePoint try_next;   // broken: next attempt
   TimePoint hello_sent;
   TimePoint heard;  // last frame, or bytes of one
   uint64_t bytes_seen = 0;

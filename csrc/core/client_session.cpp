@@ -158,6 +158,7 @@ RequestPtr Session::send(uint32_t server, FrameKind kind, uint32_t param_set, Bu
     request->started = request->sent = request->heard = Clock::now();
     if (link.state == LinkState::kOpen) connection = link.connection;
     request->must_send = connection == nullptr;
+    if (connection) request->sent_on = link.opened;
     // Only an in-process link without faults cannot lose a frame; everything else may need it
     // again.
     request->has_kept = !connection || !connection->reliable() || !is_inproc(link.address);
@@ -230,6 +231,7 @@ void Session::accept_hello(Link& link, const Frame& frame) {
   link.state = LinkState::kOpen;
   if (link.ever_open) ++stats_.reconnects;
   link.ever_open = true;
+  ++link.opened;
   for (const auto& [id, request] : requests_) {
     if (request->server != link.server) continue;
     if (request->header.sequence == 0) {

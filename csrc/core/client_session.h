@@ -87,6 +87,8 @@ class Session final : public ConnectionHandler {
 
   // ---- waiting ----
   bool settled(std::span<const RequestPtr> requests) const;
+  // Counts the connections that a request went out on; one too many loses the server.
+  bool may_send_again(Request& request, Link& link);
   void check_deadlines(std::span<const RequestPtr> requests, const Waiter& waiter,
                        TimePoint now) const;
   std::vector<Outgoing> due_frames(std::span<const RequestPtr> requests, TimePoint now);

@@ -146,7 +146,7 @@ std::vector<Session::Outgoing> Session::due_frames(std::span<const RequestPtr> r
                                                    TimePoint now) {
   std::vector<Outgoing> frames;
   for (const RequestPtr& request : requests) {
-    const Link& link = links_.at(request->server);
+    Link& link = links_.at(request->server);
     if (request->done || link.state != LinkState::kOpen) continue;
     const bool sequenced = request->header.sequence != 0;
     const auto since = now - request->sent;
@@ -160,6 +160,7 @@ std::vector<Session::Outgoing> Session::due_frames(std::span<const RequestPtr> r
         finish(*request);
         continue;
       }
+      if (!may_send_again(*request, link)) return {};
       frames.push_back({link.connection, Frame{request->header, request->kept.share()}});
       ++stats_.resent;
     } else if (sequenced && (request->must_probe || since >= milliseconds(options_.probe_ms))) {
@@ -173,6 +174,16 @@ std::vector<Session::Outgoing> Session::due_frames(std::span<const RequestPtr> r
     request->sent = now;
   }
   return frames;
+}
+
+bool Session::may_send_again(Request& request, Link& link) {
+  const bool retry = request.sent_on != 0 && request.sent_on != link.opened;
+  request.sent_on = link.opened;
+  if (!retry || ++request.retries <= options_.rpc_retries) return true;
+  lose(link, std::string("its connection broke ") + std::to_string(request.retries) +
+                 " times before a " + name_of(request.header.kind) +
+                 " was answered; CPUDIST_RPC_RETRIES is " + std::to_string(options_.rpc_retries));
+  return false;
 }
 
 void Session::check_deadlines(std::span<const RequestPtr> requests, const Waiter& waiter,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch_cpudist import config
 from torch_cpudist.errors import ConfigurationError
+from torch_cpudist.log import logger
 from torch_cpudist.strategies.asynchronous import Async
 from torch_cpudist.strategies.base import Strategy
 from torch_cpudist.strategies.geo import Geo
@@ -110,5 +111,10 @@ def resolve(
             "init() with "
             f"{environment.server}. Pass it there, init(server=...), or set "
             "CPUDIST_SERVER_*."
+        )
+    # Not refused: another optimizer of the script may have a strategy that reads them.
+    for variable in config.unused(made, environment.settings):
+        logger.warning(
+            "%s is set, but %s does not use it", variable, type(made).__name__
         )
     return config.with_environment(made, environment.settings)

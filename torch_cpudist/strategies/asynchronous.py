@@ -45,7 +45,7 @@ class Async(Strategy):
         default_factory=Communicator, metadata={"section": True}
     )
     max_staleness: int | None = field(
-        default=None, metadata={"least": 0, "most": MAX_BYTES}
+        default=None, metadata={"least": 0, "most": MAX_BYTES, "unit": "updates"}
     )
     delay_compensation: DelayCompensation | None = field(
         default=None, metadata={"section": DelayCompensation}
