@@ -54,9 +54,12 @@ from torch_cpudist.runtime import (
     trainer_rank,
 )
 from torch_cpudist.strategies import (
+    AllReduce,
     Async,
     Geo,
     HalfAsync,
+    Hybrid,
+    LocalSGD,
     Strategy,
     Sync,
     strategy,
@@ -67,6 +70,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AddressError",
+    "AllReduce",
     "Async",
     "BackendUnavailableError",
     "ClipNorm",
@@ -84,8 +88,10 @@ __all__ = [
     "ForkedProcessError",
     "Geo",
     "HalfAsync",
+    "Hybrid",
     "InternalError",
     "InvalidArgumentError",
+    "LocalSGD",
     "ModelChangedError",
     "NotInitializedError",
     "OperationTimeoutError",

@@ -202,6 +202,10 @@ def with_environment(instance: T, environment: Mapping[str, str]) -> T:
             if value is not None:
                 changes[entry.name] = with_environment(value, environment)
             continue
+        if "override" in entry.metadata:
+            override = entry.metadata["override"]
+            changes[entry.name] = override(getattr(instance, entry.name), environment)
+            continue
         variable = variable_of(cls, entry.name)
         if variable in environment:
             text = environment[variable]

@@ -7,6 +7,9 @@ What is read here aliases ``.grad`` and is used up before ``step()`` returns.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+
 import torch
 
 from torch_cpudist.errors import DenseGradientError, UnsupportedModelError
@@ -82,3 +85,25 @@ def read_dense_gradient(
             "wrapped."
         )
     return grad.contiguous()
+
+
+@contextmanager
+def replaced_gradients(
+    parameters: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor | None]
+) -> Iterator[None]:
+    """While it is entered, parameters have other gradients than their own."""
+    own = [parameter.grad for parameter in parameters]
+    try:
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = gradient
+        yield
+    finally:
+        for parameter, gradient in zip(parameters, own, strict=True):
+            parameter.grad = gradient
+
+
+def hidden_gradients(
+    parameters: Sequence[torch.Tensor],
+) -> AbstractContextManager[None]:
+    """While it is entered, parameters have no gradient: torch skips them."""
+    return replaced_gradients(parameters, [None] * len(parameters))

@@ -9,7 +9,7 @@ Dense parameters have their state where torch keeps it; tables have it in
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,24 +23,24 @@ if TYPE_CHECKING:
     from torch_cpudist.context import Context
 
 
-def _tables(parameters: LocalParameterSet) -> dict[int, LocalTable]:
-    return {id(table.placed.found.weight): table for table in parameters.tables}
+def _by_weight(tables: Sequence[LocalTable]) -> dict[int, LocalTable]:
+    return {id(table.placed.found.weight): table for table in tables}
 
 
 def adopt(
-    parameters: LocalParameterSet, inners: Sequence[Optimizer], states: States
+    tables: Sequence[LocalTable], inners: Sequence[Optimizer], states: States
 ) -> None:
     """Puts state that came from elsewhere to where steps look for it.
 
     Args:
-        parameters: the open set; its tables have theirs already.
+        tables: those that are stepped here; they have theirs already.
         inners: the wrapped optimizers.
         states: by parameter.
     """
-    tables = _tables(parameters)
+    local = _by_weight(tables)
     for inner in inners:
         for parameter in state_exchange.indexed_parameters(inner):
-            if id(parameter) in tables:
+            if id(parameter) in local:
                 # torch's Adagrad makes state for every row when it is built.
                 inner.state.pop(parameter, None)
             elif parameter in states and states[parameter] is not inner.state.get(
@@ -50,16 +50,16 @@ def adopt(
 
 
 def collect(
-    parameters: LocalParameterSet, inners: Sequence[Optimizer]
+    tables: Sequence[LocalTable], inners: Sequence[Optimizer]
 ) -> list[dict[str, Any]]:
     """Returns a ``state_dict`` for each wrapped optimizer."""
-    tables = _tables(parameters)
+    local = _by_weight(tables)
     dicts = []
     for inner in inners:
         state: dict[int, Any] = {}
         for i, parameter in enumerate(state_exchange.indexed_parameters(inner)):
-            if id(parameter) in tables:
-                state[i] = tables[id(parameter)].saved()
+            if id(parameter) in local:
+                state[i] = local[id(parameter)].saved()
             elif parameter in inner.state:
                 state[i] = inner.state[parameter]
         dicts.append(
@@ -68,33 +68,36 @@ def collect(
     return dicts
 
 
-def give_back(parameters: LocalParameterSet, inners: Sequence[Optimizer]) -> None:
+def give_back(tables: Sequence[LocalTable], inners: Sequence[Optimizer]) -> None:
     """Puts the state of tables where torch has it."""
-    tables = _tables(parameters)
+    local = _by_weight(tables)
     for inner in inners:
         for parameter in state_exchange.indexed_parameters(inner):
-            if id(parameter) in tables:
-                inner.state[parameter] = tables[id(parameter)].saved()
+            if id(parameter) in local:
+                inner.state[parameter] = local[id(parameter)].saved()
 
 
-def replace(
+def put(
     context: Context,
     parameters: LocalParameterSet,
     inners: Sequence[Optimizer],
-    state_dict: Any,
+    states: States,
 ) -> None:
-    """Loads a ``state_dict``; see ``DistributedOptimizer.load_state_dict``."""
-    state_exchange.check_before(context, parameters, all_rows=False)
-    several = isinstance(state_dict, Mapping) and "optimizers" in state_dict
-    dicts = state_dict["optimizers"] if several else [state_dict]
-    states = state_exchange.load_into_inners(parameters, inners, dicts)
+    """Takes loaded state, and makes trainer 0's weights everybody's."""
     for table in parameters.tables:
         table.load(states.get(table.placed.found.weight, {}))
-    for inner in inners:
-        for parameter in state_exchange.indexed_parameters(inner):
-            inner.state.pop(parameter, None)
-    adopt(parameters, inners, {p: s for p, s in states.items() if s})
+    drop_and_adopt(parameters.tables, inners, states)
     _send_weights(context, parameters)
+
+
+def drop_and_adopt(
+    tables: Sequence[LocalTable], inners: Sequence[Optimizer], states: States
+) -> None:
+    """Replaces what torch keeps of the parameters in ``states`` by loaded state."""
+    for inner in inners:
+        for parameter in states:
+            inner.state.pop(parameter, None)
+    adopt(tables, inners, {p: s for p, s in states.items() if s})
 
 
 def replace_weights(

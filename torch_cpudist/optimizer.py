@@ -7,6 +7,7 @@ from __future__ import annotations
 import operator
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -24,11 +25,11 @@ from torch_cpudist.errors import (
 from torch_cpudist.inner_guard import InnerGuard
 from torch_cpudist.log import logger
 from torch_cpudist.optimizer_groups import OptimizerGroups
-from torch_cpudist.parameter_set import ParameterSet
 from torch_cpudist.placement import Placement, parameter_names, place
 from torch_cpudist.state_checks import States, check_states
 from torch_cpudist.strategies.base import Strategy
 from torch_cpudist.strategies.drivers import make_driver, open_parameters
+from torch_cpudist.trained import Trained
 
 Inner = torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
 
@@ -76,7 +77,7 @@ class DistributedOptimizer(face.ServedOptimizer):
     ) -> None:
         """See the class."""
         self._context = context.current()
-        self._parameters: ParameterSet | None = None
+        self._parameters: Trained | None = None
         self._context.trainer_client()
         self._inners = (
             [optimizer]
@@ -85,6 +86,7 @@ class DistributedOptimizer(face.ServedOptimizer):
         )
         check_clip(clip)
         self.strategy = strategy_registry.resolve(strategy, self._context.environment)
+        self.strategy.check_clip(clip)
         self.clip = clip
         self._groups = OptimizerGroups(self._inners, self.strategy.local)
         super().__init__([g for i in self._inners for g in i.param_groups], {})
@@ -107,21 +109,14 @@ class DistributedOptimizer(face.ServedOptimizer):
             self.strategy.updates(self._context.trainers()),
         )
         self._groups.check_use(placement)
-        chief = self._context.trainer_rank == 0
-        # Servers begin with trainer 0's values, and state from before wrapping.
+        # All begin with trainer 0's values, and state from before wrapping.
         stepped = state_exchange.stepped_states(self._inners)
         check_states(placement, stepped)
-        if chief:
+        if self._context.trainer_rank == 0:
             state_exchange.warn_of_lost(self._inners)
         states = {**stepped, **self._take_over(placement)}
-        # Where the optimizer runs here, its state stays here.
-        sent = {} if self.strategy.local else states
         self._parameters = open_parameters(
-            self.strategy,
-            self._context,
-            placement,
-            (lambda opened: state_exchange.store(opened, sent)) if chief else None,
-            states,
+            self.strategy, self._context, placement, self._inners, states
         )
         names = parameter_names(model, self.param_groups)
         self._guard = InnerGuard(self._inners, model, placement, names)
@@ -179,7 +174,7 @@ class DistributedOptimizer(face.ServedOptimizer):
 
     # -- training ----------------------------------------------------------------------
 
-    def _open(self) -> ParameterSet:
+    def _open(self) -> Trained:
         if self._parameters is None:
             raise ClosedError(
                 "this DistributedOptimizer is closed: shutdown() was called or a new "
@@ -232,6 +227,15 @@ class DistributedOptimizer(face.ServedOptimizer):
         for inner in self._inners:
             inner._opt_called = True  # type: ignore[attr-defined]
         return loss
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        """While it is entered, backward sends nothing.
+
+        For all passes but the last of a step that accumulates over several, under
+        AllReduce: it saves sending twice. Other strategies send in ``step`` only.
+        """
+        self._open()
+        return self._driver.no_sync()
 
     def flush(self, pull: str = "all", *, overwrite: bool = False) -> None:
         """Returns when every push of this trainer is applied and copies are fresh.

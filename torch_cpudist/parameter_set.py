@@ -20,8 +20,9 @@ from torch_cpudist.clip import Clip, ClipNorm, ClipValue
 from torch_cpudist.errors import ModelChangedError
 from torch_cpudist.gradients import read_dense_gradient, read_table_gradient
 from torch_cpudist.placement import DenseParameter, PlacedTable, Placement
-from torch_cpudist.table_ops import TableBinding, model_changed
+from torch_cpudist.table_ops import TableBinding
 from torch_cpudist.tables import attach, detach
+from torch_cpudist.trained import Trained
 
 _STORE_ROWS = 65_536
 
@@ -32,7 +33,7 @@ def key_chunks(rows: int) -> Iterator[torch.Tensor]:
         yield torch.arange(begin, min(begin + _STORE_ROWS, rows), device="cpu")
 
 
-class ParameterSet:
+class ParameterSet(Trained):
     """Tables and dense parameters of one optimizer, open on every server.
 
     Thread safety: lookups from any thread; everything else from one thread at a time.
@@ -55,11 +56,9 @@ class ParameterSet:
             ConfigMismatchError: another trainer opened a different layout.
             PeerLostError, OperationTimeoutError: a server or trainer 0 does not answer.
         """
-        self.client = client
-        self.placement = placement
+        super().__init__(client, placement)
         self.id = client.open(placement.layout)
         self._bindings: list[TableBinding] = []
-        self._versions: dict[int, int] = {}
         # A trainer 0 that comes back finds the values of a run that went on.
         stored = store is not None and not client.holds_values(self.id)
         if store is not None and stored:
@@ -88,11 +87,6 @@ class ParameterSet:
         """Makes the lookups of a table pull their rows."""
         for module in table.found.modules:
             attach(module, binding)
-
-    def trained(self) -> list[tuple[str, nn.Parameter]]:
-        """Names and parameters of all that is trained: tables, then dense."""
-        tables = [(t.found.name, t.found.weight) for t in self.placement.tables]
-        return tables + [(d.name, d.parameter) for d in self.placement.dense]
 
     @property
     def tables_current(self) -> bool:
@@ -236,30 +230,6 @@ class ParameterSet:
                 )
         return found
 
-    # -- writes by others --------------------------------------------------------------
-
-    def note_written(self, parameters: list[nn.Parameter]) -> None:
-        """Tells autograd of our writes and remembers the version they leave."""
-        # In this order: a signal in between must not make it look like another's write.
-        for parameter in parameters:
-            self._versions[id(parameter)] = parameter._version + 1
-        if parameters:
-            torch.autograd.graph.increment_version(parameters)
-
-    def changed(self) -> list[str]:
-        """Names the parameters that somebody else wrote since our last write."""
-        return [
-            name
-            for name, parameter in self.trained()
-            if self._versions[id(parameter)] < parameter._version
-        ]
-
-    def check_unchanged(self) -> None:
-        """Raises ``ModelChangedError`` if somebody else wrote since our last write."""
-        names = self.changed()
-        if names:
-            raise model_changed(names)
-
     def check_kept(self) -> None:
         """Refuses parameters that are no longer what the servers hold.
 
@@ -269,11 +239,6 @@ class ParameterSet:
         Weights(self.placement.dense)
         for binding in self._bindings:
             binding.bind_weight(self.client)
-
-    def accept_changes(self) -> None:
-        """Takes the values that stand in the model now as not written by others."""
-        for _, parameter in self.trained():
-            self._versions[id(parameter)] = parameter._version
 
     def close(self, tell_servers: bool) -> None:
         """Gives modules their classes back; can free the servers' memory."""

@@ -265,6 +265,25 @@ def _compensation(updates: Updates) -> tuple[float, bool, float, float] | None:
     return chosen.strength, chosen.adaptive, chosen.momentum, chosen.epsilon
 
 
+def make_layout(
+    updates: Updates,
+    rules: Rules,
+    tables: Sequence[_core.TableSpec],
+    blocks: Sequence[_core.BlockSpec],
+) -> _core.ParamSetLayout:
+    """Makes what servers are told of a placement; see ``place``."""
+    return _core.ParamSetLayout(
+        configs=updates.served(rules),
+        tables=tables,
+        blocks=blocks,
+        on_arrival=updates.on_arrival,
+        max_staleness=updates.max_staleness,
+        exchanges_deltas=updates.exchanges_deltas,
+        trainer_groups=updates.groups,
+        compensation=_compensation(updates),
+    )
+
+
 def place(
     model: nn.Module,
     groups: list[dict[str, Any]],
@@ -308,24 +327,17 @@ def place(
     dense = _list_dense([p for p in ordered if id(p) not in sparse], names, group_of)
     _check_dense_embeddings(model, dense)
     _warn_large_embeddings(model, found)
-    layout = _core.ParamSetLayout(
-        configs=updates.served(rules),
-        tables=[
-            _core.TableSpec(
-                name=t.found.name,
-                rows=t.found.weight.shape[0],
-                dim=t.found.weight.shape[1],
-                group=t.group,
-            )
-            for t in tables
-        ],
-        blocks=_cut(dense, sharding, server_count),
-        on_arrival=updates.on_arrival,
-        max_staleness=updates.max_staleness,
-        exchanges_deltas=updates.exchanges_deltas,
-        trainer_groups=updates.groups,
-        compensation=_compensation(updates),
-    )
+    tables_spec = [
+        _core.TableSpec(
+            name=t.found.name,
+            rows=t.found.weight.shape[0],
+            dim=t.found.weight.shape[1],
+            group=t.group,
+        )
+        for t in tables
+    ]
+    blocks = _cut(dense, sharding, server_count)
+    layout = make_layout(updates, rules, tables_spec, blocks)
     _log_placement(layout, server_count)
     return Placement(tables, dense, layout, rules)
 

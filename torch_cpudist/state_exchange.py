@@ -25,6 +25,7 @@ from torch_cpudist.state_checks import (
     check_states,
     state_parts,
 )
+from torch_cpudist.trained import Trained
 
 if TYPE_CHECKING:
     from torch_cpudist.context import Context
@@ -123,7 +124,7 @@ def by_parameter(
 
 
 def load_into_inners(
-    parameters: ParameterSet,
+    parameters: Trained,
     inners: Sequence[torch.optim.Optimizer],
     dicts: Sequence[Mapping[str, Any]],
 ) -> States:
@@ -182,7 +183,7 @@ def store(parameters: ParameterSet, states: States) -> None:
     parameters.tables_current = True
 
 
-def check_written(parameters: ParameterSet) -> None:
+def check_written(parameters: Trained) -> None:
     """Refuses tables that were written while some of their rows were stale here.
 
     Raises:
@@ -203,7 +204,7 @@ def check_written(parameters: ParameterSet) -> None:
 
 
 @torch.no_grad()
-def refresh(parameters: ParameterSet, all_rows: bool = False) -> None:
+def refresh(parameters: Trained, all_rows: bool = False) -> None:
     """Pulls all values from the servers, but keeps those that others wrote here.
 
     Args:
@@ -226,17 +227,24 @@ def refresh(parameters: ParameterSet, all_rows: bool = False) -> None:
             weight.copy_(kept[name])
 
 
-def replace_state(
+def loaded_states(
     context: Context,
-    parameters: ParameterSet,
+    parameters: Trained,
     inners: Sequence[torch.optim.Optimizer],
     state_dict: Any,
-) -> None:
-    """Loads a ``state_dict``; see ``DistributedOptimizer.load_state_dict``."""
+) -> States:
+    """Checks a ``state_dict``, sets its hyper-parameters and takes its state out.
+
+    See ``DistributedOptimizer.load_state_dict`` and ``load_into_inners``.
+    """
     check_before(context, parameters, all_rows=False)
     several = isinstance(state_dict, Mapping) and "optimizers" in state_dict
     dicts = state_dict["optimizers"] if several else [state_dict]
-    states = load_into_inners(parameters, inners, dicts)
+    return load_into_inners(parameters, inners, dicts)
+
+
+def put(context: Context, parameters: ParameterSet, states: States) -> None:
+    """Makes trainer 0's weights, and loaded state, those of the servers. Collective."""
     context.barrier()
     if context.trainer_rank == 0:
         refresh(parameters)
@@ -260,7 +268,7 @@ def replace_weights(
     take_in(context, parameters)
 
 
-def check_before(context: Context, parameters: ParameterSet, all_rows: bool) -> None:
+def check_before(context: Context, parameters: Trained, all_rows: bool) -> None:
     """Checks what trainer 0 is about to send.
 
     After the first barrier a refusal would leave the others waiting in the second.

@@ -10,19 +10,25 @@ from typing import TYPE_CHECKING, Any
 from torch_cpudist import config
 from torch_cpudist.errors import ConfigurationError
 from torch_cpudist.log import logger
+from torch_cpudist.strategies.allreduce import AllReduce
 from torch_cpudist.strategies.asynchronous import Async
 from torch_cpudist.strategies.base import Strategy
 from torch_cpudist.strategies.geo import Geo
 from torch_cpudist.strategies.half_async import HalfAsync
+from torch_cpudist.strategies.hybrid import Hybrid
+from torch_cpudist.strategies.local_sgd import LocalSGD
 from torch_cpudist.strategies.sync import Sync
 
 if TYPE_CHECKING:
     from torch_cpudist.environment import Environment
 
 __all__ = [
+    "AllReduce",
     "Async",
     "Geo",
     "HalfAsync",
+    "Hybrid",
+    "LocalSGD",
     "Strategy",
     "Sync",
     "names",
@@ -31,7 +37,8 @@ __all__ = [
 ]
 
 _BY_NAME: dict[str, type[Strategy]] = {
-    kind.name: kind for kind in (Sync, HalfAsync, Async, Geo)
+    kind.name: kind
+    for kind in (Sync, HalfAsync, Async, Geo, AllReduce, LocalSGD, Hybrid)
 }
 
 

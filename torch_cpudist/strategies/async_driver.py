@@ -9,7 +9,7 @@ from torch_cpudist.clip import Clip
 from torch_cpudist.parameter_set import ParameterSet
 from torch_cpudist.placement import Rules
 from torch_cpudist.strategies.asynchronous import Async
-from torch_cpudist.strategies.driver import Driver, served_rules, whole_samples
+from torch_cpudist.strategies.driver import ServerDriver, served_rules, whole_samples
 
 _ADD_UP = ("sgd",)
 
@@ -20,7 +20,7 @@ def _merged_by_mean(rule: str, configs: list[_core.OptimizerConfig]) -> list[boo
     return [rule == "mean"] * len(configs)
 
 
-class AsyncDriver(Driver):
+class AsyncDriver(ServerDriver):
     """Runs the Async strategy for one parameter set.
 
     The training thread packs gradients into a queue; a thread of the core merges and

@@ -18,6 +18,7 @@ from torch_cpudist.config import (
 )
 
 if TYPE_CHECKING:
+    from torch_cpudist.clip import Clip
     from torch_cpudist.layout import Trainers
 
 _SECTIONS = {
@@ -70,8 +71,6 @@ class Strategy:
     """
 
     name: ClassVar[str] = ""
-    # Whether the optimizer runs on the trainer, not on the servers.
-    local: ClassVar[bool] = False
 
     sharding: Sharding = field(default_factory=Sharding, metadata={"section": True})
     server: Server = field(default_factory=Server, metadata={"section": True})
@@ -87,6 +86,18 @@ class Strategy:
             value: Any = config.from_mapping(kind, getattr(self, name))
             object.__setattr__(self, name, value)
         config.check(self)
+
+    @property
+    def local(self) -> bool:
+        """Whether the optimizer of dense parameters runs on the trainer."""
+        return False
+
+    def check_clip(self, clip: Clip | None) -> None:
+        """Refuses clipping that this strategy cannot do.
+
+        Raises:
+            UnsupportedOptimizerError: says what there is.
+        """
 
     def updates(self, trainers: Trainers) -> Updates:
         """When the servers apply this strategy's gradients.

@@ -1,12 +1,13 @@
 # Copyright (c) 2026 The torch_cpudist authors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""What runs a strategy for one parameter set: when to push, pull and wait."""
+"""What runs a strategy: when to push, pull and wait."""
 
 from __future__ import annotations
 
 import operator
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from torch.optim import Optimizer
@@ -16,6 +17,8 @@ from torch_cpudist.clip import Clip
 from torch_cpudist.errors import InvalidArgumentError
 from torch_cpudist.parameter_set import ParameterSet
 from torch_cpudist.placement import Rules
+from torch_cpudist.state_checks import States
+from torch_cpudist.trained import Trained
 
 if TYPE_CHECKING:
     from torch_cpudist.context import Context
@@ -50,11 +53,11 @@ def whole_samples(samples: int) -> int:
 
 
 class Driver(ABC):
-    """Runs a strategy for one parameter set. Not thread-safe."""
+    """Runs a strategy for what one optimizer trains, or a part. Not thread-safe."""
 
-    def __init__(self, parameters: ParameterSet) -> None:
+    def __init__(self, parameters: Trained) -> None:
         """Drives ``parameters``."""
-        self._parameters = parameters
+        self._trained = parameters
 
     @abstractmethod
     def step(
@@ -82,6 +85,7 @@ class Driver(ABC):
     def settle(self) -> None:
         """Returns when every gradient handed on is applied."""
 
+    @abstractmethod
     def flush(self, pull: str, overwrite: bool = False) -> None:
         """Settles and refreshes local copies.
 
@@ -89,6 +93,68 @@ class Driver(ABC):
             pull: ``"all"``, ``"dense"`` or ``"none"``.
             overwrite: the model was written since the last step, to be dropped.
         """
+
+    @abstractmethod
+    def leave(self) -> None:
+        """Ends this trainer's part, once what was handed on is applied."""
+
+    @abstractmethod
+    def join(self) -> None:
+        """Takes part again, before the next forward."""
+
+    def before_barrier(self) -> None:
+        """Hands on what is to be elsewhere when everybody has left."""
+        self.settle()
+
+    def stats(self) -> dict[str, Any]:
+        """Counters of this strategy, beside those of the client."""
+        return {}
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        """While it is entered, backward sends nothing; by default it never does."""
+        return nullcontext()
+
+    # -- optimizer state ---------------------------------------------------------------
+
+    @abstractmethod
+    def fetch_state(self, inners: Sequence[Optimizer]) -> list[dict[str, Any]]:
+        """Returns a ``state_dict`` for each wrapped optimizer."""
+
+    def load_state(
+        self, context: Context, inners: Sequence[Optimizer], state_dict: Any
+    ) -> None:
+        """Loads a ``state_dict``; see ``DistributedOptimizer.load_state_dict``."""
+        trained = self._trained
+        states = state_exchange.loaded_states(context, trained, inners, state_dict)
+        self.put_state(context, inners, states)
+
+    @abstractmethod
+    def put_state(
+        self, context: Context, inners: Sequence[Optimizer], states: States
+    ) -> None:
+        """Takes checked state, and trainer 0's weights, to where they are kept."""
+
+    @abstractmethod
+    def store_model(
+        self, context: Context, inners: Sequence[Optimizer], all_rows: bool
+    ) -> None:
+        """Sends what was written; see ``DistributedOptimizer.store_model``."""
+
+    @abstractmethod
+    def give_back_state(self, inners: Sequence[Optimizer]) -> None:
+        """The end: leaves what state the trainer has with the wrapped optimizers."""
+
+
+class ServerDriver(Driver):
+    """Runs a strategy for one parameter set of the servers."""
+
+    def __init__(self, parameters: ParameterSet) -> None:
+        """Drives ``parameters``."""
+        super().__init__(parameters)
+        self._parameters = parameters
+
+    def flush(self, pull: str, overwrite: bool = False) -> None:
+        """Settles and pulls; see ``Driver.flush``."""
         self.settle()
         if pull != "none":
             self._parameters.pull_dense()
@@ -103,32 +169,22 @@ class Driver(ABC):
         """Takes part again, before the next forward."""
         self._parameters.join()
 
-    def before_barrier(self) -> None:
-        """Hands on what is to be on the servers when everybody has left."""
-        self.settle()
-
-    def stats(self) -> dict[str, Any]:
-        """Counters of this strategy, beside those of the client."""
-        return {}
-
-    # -- optimizer state ---------------------------------------------------------------
-
     def fetch_state(self, inners: Sequence[Optimizer]) -> list[dict[str, Any]]:
-        """Returns a ``state_dict`` for each wrapped optimizer."""
+        """Pulls the servers' state."""
         return state_exchange.fetch(self._parameters, inners)
 
-    def load_state(
-        self, context: Context, inners: Sequence[Optimizer], state_dict: Any
+    def put_state(
+        self, context: Context, inners: Sequence[Optimizer], states: States
     ) -> None:
-        """Loads a ``state_dict``; see ``DistributedOptimizer.load_state_dict``."""
-        state_exchange.replace_state(context, self._parameters, inners, state_dict)
+        """Sends trainer 0's state and weights."""
+        state_exchange.put(context, self._parameters, states)
 
     def store_model(
         self, context: Context, inners: Sequence[Optimizer], all_rows: bool
     ) -> None:
-        """Sends what was written; see ``DistributedOptimizer.store_model``."""
+        """Sends trainer 0's weights, keeping state."""
         state_exchange.replace_weights(context, self._parameters, inners, all_rows)
 
     def give_back_state(self, inners: Sequence[Optimizer]) -> None:
-        """The end: leaves what state the trainer has with the wrapped optimizers."""
+        """Remembers that state stays behind."""
         state_exchange.note_lost(self._parameters, inners)

@@ -4,26 +4,42 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+import torch
 from torch.optim import Optimizer
 
-from torch_cpudist.errors import InternalError
+from torch_cpudist import local_state, state_exchange
+from torch_cpudist.collective_group import CollectiveGroup
+from torch_cpudist.composed_parameters import ComposedParameters
+from torch_cpudist.copied_parameters import CopiedParameters
+from torch_cpudist.errors import InternalError, UnsupportedModelError
 from torch_cpudist.inner_guard import InnerGuard
 from torch_cpudist.local_parameters import LocalParameterSet
 from torch_cpudist.parameter_set import ParameterSet
 from torch_cpudist.placement import Placement
+from torch_cpudist.placement_parts import dense_of, tables_of
 from torch_cpudist.state_checks import States
+from torch_cpudist.strategies.allreduce import AllReduce
 from torch_cpudist.strategies.async_driver import AsyncDriver
 from torch_cpudist.strategies.asynchronous import Async
 from torch_cpudist.strategies.base import Strategy
+from torch_cpudist.strategies.collective_drivers import (
+    AllReduceDriver,
+    LocalSGDDriver,
+)
 from torch_cpudist.strategies.driver import Driver
 from torch_cpudist.strategies.geo import Geo
 from torch_cpudist.strategies.geo_driver import GeoDriver
 from torch_cpudist.strategies.half_async import HalfAsync
+from torch_cpudist.strategies.hybrid import Hybrid
+from torch_cpudist.strategies.hybrid_driver import HybridDriver
+from torch_cpudist.strategies.local_sgd import LocalSGD
 from torch_cpudist.strategies.sync import Sync
 from torch_cpudist.strategies.sync_driver import SyncDriver
+from torch_cpudist.trained import Trained
 
 if TYPE_CHECKING:
     from torch_cpudist.context import Context
@@ -33,19 +49,72 @@ def open_parameters(
     strategy: Strategy,
     context: Context,
     placement: Placement,
-    store: Callable[[ParameterSet], None] | None,
+    inners: Sequence[Optimizer],
     states: States,
-) -> ParameterSet:
-    """Opens what ``strategy`` trains; see ``ParameterSet``.
+) -> Trained:
+    """Opens what ``strategy`` trains, with trainer 0's values. Collective.
 
     Args:
         strategy: the strategy.
         context: this trainer's.
         placement: tables, dense parameters and their layout.
-        store: sends the initial values once the set is open; on trainer 0 only.
+        inners: the wrapped optimizers.
         states: torch's state of each parameter, from before.
+
+    Raises:
+        UnsupportedModelError: the strategy is not for a model with, or without, tables.
+        BackendUnavailableError, ConfigurationError: it needs a group that is not there.
+        ConfigMismatchError: another trainer built something else.
     """
+    if isinstance(strategy, Hybrid):
+        _check_parts(placement)
+        trainers = context.trainers()
+        tables = tables_of(placement, strategy.sparse.updates(trainers))
+        dense = dense_of(placement, strategy.dense.updates(trainers))
+        return ComposedParameters(
+            placement,
+            _open_set(strategy.sparse, context, tables, states),
+            open_parameters(strategy.dense, context, dense, inners, states),
+        )
+    if isinstance(strategy, (AllReduce, LocalSGD)):
+        kind = type(strategy).__name__
+        if placement.tables:
+            raise UnsupportedModelError(
+                f"table {placement.tables[0].found.name!r} under {kind}, which "
+                "averages whole parameters. Train tables by servers, the rest as now: "
+                f"Hybrid(dense={kind}(...), sparse=Sync()), Async() or Geo(). Or set "
+                "sparse=False on the embedding."
+            )
+        group = CollectiveGroup(context, kind)
+        client = context.trainer_client()
+        same_state = isinstance(strategy, AllReduce)
+        return CopiedParameters(client, placement, group, inners, same_state)
+    return _open_set(strategy, context, placement, states)
+
+
+def _check_parts(placement: Placement) -> None:
+    if not placement.tables:
+        raise UnsupportedModelError(
+            "Hybrid trains tables and dense parameters, found no table: no "
+            "nn.Embedding or nn.EmbeddingBag with sparse=True "
+            "(cpudist.shard_tables sets it). Use the dense part's strategy alone."
+        )
+    if not placement.dense:
+        raise UnsupportedModelError(
+            "Hybrid trains tables and dense parameters, found tables only. Use the "
+            "sparse part's strategy alone."
+        )
+
+
+def _open_set(
+    strategy: Strategy, context: Context, placement: Placement, states: States
+) -> ParameterSet:
     client = context.trainer_client()
+    # Where the optimizer runs here, its state stays here.
+    sent = {} if strategy.local else states
+    store: Callable[[ParameterSet], None] | None = None
+    if context.trainer_rank == 0:
+        store = functools.partial(state_exchange.store, states=sent)
     if not strategy.local:
         return ParameterSet(client, placement, store)
     alone = context.trainer_count == 1 and context.environment.group is None
@@ -54,10 +123,11 @@ def open_parameters(
 
 def make_driver(
     strategy: Strategy,
-    parameters: ParameterSet,
+    parameters: Trained,
     inners: Sequence[Optimizer],
     guard: InnerGuard,
     states: States,
+    others: Sequence[torch.Tensor] = (),
 ) -> Driver:
     """Makes what runs ``strategy``.
 
@@ -67,11 +137,29 @@ def make_driver(
         inners: the wrapped optimizers.
         guard: keeps others from stepping them.
         states: of their parameters, from before.
+        others: parameters of theirs that another driver steps.
     """
+    if isinstance(strategy, Hybrid) and isinstance(parameters, ComposedParameters):
+        if isinstance(parameters.tables, LocalParameterSet):
+            local_state.adopt(parameters.tables.tables, inners, {})
+        weights = [table.found.weight for table in parameters.placement.tables]
+        dense = parameters.dense
+        return HybridDriver(
+            parameters,
+            # Tables are stepped without torch's optimizers.
+            make_driver(strategy.sparse, parameters.tables, [], guard, states),
+            make_driver(strategy.dense, dense, inners, guard, states, weights),
+        )
+    if isinstance(parameters, CopiedParameters):
+        if isinstance(strategy, AllReduce):
+            return AllReduceDriver(parameters, strategy, guard, states, others)
+        if isinstance(strategy, LocalSGD):
+            return LocalSGDDriver(parameters, strategy, guard, states, others)
     if isinstance(strategy, Geo) and isinstance(parameters, LocalParameterSet):
         return GeoDriver(parameters, strategy, inners, guard, states)
-    if isinstance(strategy, Async):
-        return AsyncDriver(parameters, strategy)
-    if isinstance(strategy, (Sync, HalfAsync)):
-        return SyncDriver(parameters)
+    if isinstance(parameters, ParameterSet):
+        if isinstance(strategy, Async):
+            return AsyncDriver(parameters, strategy)
+        if isinstance(strategy, (Sync, HalfAsync)):
+            return SyncDriver(parameters)
     raise InternalError(f"no driver for {type(strategy).__name__}")

@@ -32,7 +32,6 @@ class Geo(Strategy):
     """
 
     name: ClassVar[str] = "geo"
-    local: ClassVar[bool] = True
 
     push_every: int = field(
         default=100, metadata={"least": 1, "most": 2**31 - 1, "unit": "steps"}
@@ -40,6 +39,11 @@ class Geo(Strategy):
     exchange_budget: float = field(
         default=0.05, metadata={"least": 0.001, "most": 1.0, "unit": "step times"}
     )
+
+    @property
+    def local(self) -> bool:
+        """The optimizer runs on the trainer."""
+        return True
 
     def updates(self, trainers: Trainers) -> Updates:
         """When the servers apply this strategy's gradients."""

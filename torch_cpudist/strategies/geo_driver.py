@@ -12,12 +12,13 @@ from torch.optim import Optimizer
 
 from torch_cpudist import local_state, state_exchange
 from torch_cpudist.clip import Clip, clip_own
+from torch_cpudist.gradients import hidden_gradients
 from torch_cpudist.inner_guard import InnerGuard
 from torch_cpudist.local_parameters import LocalParameterSet
 from torch_cpudist.parameter_set import Weights
 from torch_cpudist.placement import Rules
 from torch_cpudist.state_checks import States
-from torch_cpudist.strategies.driver import Driver, whole_samples
+from torch_cpudist.strategies.driver import ServerDriver, whole_samples
 from torch_cpudist.strategies.geo import Geo
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 _NEWEST_SHARE = 0.1
 
 
-class GeoDriver(Driver):
+class GeoDriver(ServerDriver):
     """Runs the Geo strategy for one parameter set.
 
     All that is written to the model is written by the training thread: by its
@@ -63,7 +64,7 @@ class GeoDriver(Driver):
         self._own_steps = 0
         self._step_s = 0.0
         self._ended = 0.0
-        local_state.adopt(parameters, inners, states)
+        local_state.adopt(parameters.tables, inners, states)
 
     # -- a step ------------------------------------------------------------------------
 
@@ -79,13 +80,14 @@ class GeoDriver(Driver):
         count = 0 if samples is None else whole_samples(samples)
         local.check_unchanged()
         clip_own(clip, [parameter for _, parameter in local.trained()])
+        weights = [table.placed.found.weight for table in local.tables]
         try:
             local.update_tables(list(rules))
-            with self._guard.stepping(), _HiddenGradients(local):
+            with self._guard.stepping(), hidden_gradients(weights):
                 for inner in self._inners:
                     inner.step()
         finally:
-            local.note_written([table.placed.found.weight for table in local.tables])
+            local.note_written(weights)
             local.accept_changes()
         self._steps += 1
         self._samples += count
@@ -206,13 +208,13 @@ class GeoDriver(Driver):
 
     def fetch_state(self, inners: Sequence[Optimizer]) -> list[dict[str, Any]]:
         """Returns this trainer's own state; no messages."""
-        return local_state.collect(self._local, inners)
+        return local_state.collect(self._local.tables, inners)
 
-    def load_state(
-        self, context: Context, inners: Sequence[Optimizer], state_dict: Any
+    def put_state(
+        self, context: Context, inners: Sequence[Optimizer], states: States
     ) -> None:
-        """Loads every trainer's own state; weights as ``store_model``."""
-        local_state.replace(context, self._local, inners, state_dict)
+        """Takes every trainer's own state; weights as ``store_model``."""
+        local_state.put(context, self._local, inners, states)
 
     def store_model(
         self, context: Context, inners: Sequence[Optimizer], all_rows: bool
@@ -222,20 +224,4 @@ class GeoDriver(Driver):
 
     def give_back_state(self, inners: Sequence[Optimizer]) -> None:
         """Puts the state of tables where torch has it."""
-        local_state.give_back(self._local, inners)
-
-
-class _HiddenGradients:
-    """While it is entered, the tables have no gradient: torch skips them."""
-
-    def __init__(self, parameters: LocalParameterSet) -> None:
-        self._weights = [table.placed.found.weight for table in parameters.tables]
-        self._gradients = [weight.grad for weight in self._weights]
-
-    def __enter__(self) -> None:
-        for weight in self._weights:
-            weight.grad = None
-
-    def __exit__(self, *_: object) -> None:
-        for weight, gradient in zip(self._weights, self._gradients, strict=True):
-            weight.grad = gradient
+        local_state.give_back(self._local.tables, inners)

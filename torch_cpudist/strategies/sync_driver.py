@@ -6,10 +6,10 @@ from __future__ import annotations
 
 from torch_cpudist.clip import Clip
 from torch_cpudist.placement import Rules
-from torch_cpudist.strategies.driver import Driver, served_rules, whole_samples
+from torch_cpudist.strategies.driver import ServerDriver, served_rules, whole_samples
 
 
-class SyncDriver(Driver):
+class SyncDriver(ServerDriver):
     """Runs the Sync or HalfAsync strategy for one parameter set.
 
     The servers know the groups of HalfAsync from the layout. Cost per step: one push

@@ -1,0 +1,411 @@
+# Copyright (c) 2026 The torch_cpudist authors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""What the trainers of collective tests run, each as a process, and their reference.
+
+Gradients are sent by hooks during backward and in several buckets, because buckets are
+made small here.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from async_cases import Counting, backward, model_sum
+from sync_cases import ONE_THREAD
+from torch import nn
+
+import torch_cpudist as cpudist
+
+__all__ = ["ONE_THREAD"]
+STEPS, WIDTH = 12, 6
+SMALL = {"name": "allreduce", "bucket_bytes": 100}
+Batch = tuple[torch.Tensor, torch.Tensor]
+
+
+class Dense(nn.Module):
+    """Layers of which each step uses some."""
+
+    def __init__(self, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(5)
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH, dtype=dtype) for _ in "abc")
+        self.last = nn.Linear(WIDTH, 1, dtype=dtype)
+        with torch.no_grad():
+            for parameter in self.parameters():
+                values = torch.randn(parameter.shape, generator=generator)
+                parameter.copy_(values.to(dtype) * 0.5)
+
+    def forward(self, x: torch.Tensor, use: tuple[int, ...]) -> torch.Tensor:
+        for i in use:
+            x = torch.tanh(self.layers[i](x))
+        return self.last(x).squeeze(1)
+
+
+def batch_of(step: int, rank: int, size: int, dtype: torch.dtype) -> Batch:
+    """One trainer's samples of one step."""
+    generator = torch.Generator().manual_seed(1000 * step + rank)
+    x = torch.randn(size, WIDTH, generator=generator).to(dtype)
+    return x, torch.randn(size, generator=generator).to(dtype)
+
+
+def used(step: int, rank: int) -> tuple[int, ...]:
+    """Layers in use: one always, one on some ranks, one in some steps."""
+    return (0, *((1,) if rank != 1 else ()), *((2,) if step % 3 == 0 else ()))
+
+
+def groups_of(model: Dense) -> list[dict[str, Any]]:
+    first = {"params": list(model.layers.parameters()), "lr": 0.05}
+    return [first, {"params": list(model.last.parameters()), "lr": 0.02}]
+
+
+def adam(model: Dense) -> torch.optim.Optimizer:
+    return torch.optim.NAdam(groups_of(model))  # one that no server runs
+
+
+def loss_of(model: nn.Module, batch: Batch, use: tuple[int, ...]) -> torch.Tensor:
+    return (model(batch[0], use) - batch[1]).square().mean()
+
+
+def flat_of(model: nn.Module) -> torch.Tensor:
+    return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+
+
+def same_bits(model: nn.Module) -> bool:
+    """Whether all trainers have the same dense values, bit for bit."""
+    own = torch.cat(
+        [
+            p.detach().reshape(-1)
+            for n, p in model.named_parameters()
+            if "table" not in n
+        ]
+    )
+    others = [torch.empty_like(own) for _ in range(cpudist.trainer_count())]
+    dist.all_gather(others, own)
+    return all(torch.equal(own, other) for other in others)
+
+
+def difference(first: nn.Module, second: nn.Module) -> float:
+    return float((flat_of(first) - flat_of(second)).abs().max())
+
+
+@contextmanager
+def trained(
+    model: nn.Module, make: Callable[[Any], Any], strategy: Any, **options: Any
+) -> Iterator[cpudist.DistributedOptimizer]:
+    """An optimizer around ``model`` for a while."""
+    made = cpudist.DistributedOptimizer(make(model), model, strategy, **options)
+    yield made
+    made.close()
+
+
+def plainly(
+    dtype: torch.dtype,
+    sizes: Callable[[int, int], int],
+    weigh: bool,
+    clip: float | None = None,
+) -> Dense:
+    """One process: the mean over trainers of the gradients of their batches."""
+    model = Dense(dtype)
+    optimizer = adam(model)
+    n = cpudist.trainer_count()
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        total = sum(sizes(step, rank) for rank in range(n))
+        for rank in range(n):
+            size = sizes(step, rank)
+            share = size / total if weigh else 1 / n
+            if size:
+                batch = batch_of(step, rank, size, dtype)
+                (loss_of(model, batch, used(step, rank)) * share).backward()
+        if clip is not None:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
+        optimizer.step()
+    return model
+
+
+def evenly(_step: int, _rank: int) -> int:
+    return 4
+
+
+def unevenly(step: int, rank: int) -> int:
+    return (step + 2 * rank) % 4
+
+
+def like_one_process(context: cpudist.Context, dtype: torch.dtype) -> dict[str, Any]:
+    """Equal and unequal weights, clipping: differences to plain torch."""
+    rank, found = context.trainer_rank, {}
+    cases = {
+        "mean": (evenly, False, None),
+        "samples": (unevenly, True, None),
+        "clipped": (evenly, False, 0.3),
+    }
+    for name, (sizes, weigh, clip) in cases.items():
+        model, bits = Dense(dtype), True
+        options = {} if clip is None else {"clip": cpudist.ClipNorm(clip)}
+        with trained(model, adam, SMALL, **options) as optimizer:
+            for step in range(STEPS):
+                optimizer.zero_grad()
+                size = sizes(step, rank)
+                if size:
+                    batch = batch_of(step, rank, size, dtype)
+                    loss_of(model, batch, used(step, rank)).backward()
+                optimizer.step(samples=size if weigh else None)
+                bits = bits and same_bits(model)
+            collective = optimizer.stats()["collective"]
+        found[name] = difference(model, plainly(dtype, sizes, weigh, clip))
+        found[f"{name} bits"] = bits
+        found[f"{name} repeated"] = collective["repeated"]
+        found["buckets"] = collective["buckets"]
+    return found
+
+
+def like_ddp(context: cpudist.Context) -> float:
+    """The difference to torch's own DistributedDataParallel."""
+    rank, ours, theirs = context.trainer_rank, Dense(), Dense()
+    wrapped = nn.parallel.DistributedDataParallel(theirs, find_unused_parameters=True)
+    reference = adam(theirs)
+    with trained(ours, adam, SMALL) as optimizer:
+        for step in range(STEPS):
+            batch = batch_of(step, rank, 4, torch.float32)
+            for model, stepped in ((ours, optimizer), (wrapped, reference)):
+                stepped.zero_grad()
+                loss_of(model, batch, used(step, rank)).backward()
+                stepped.step()
+    return difference(ours, theirs)
+
+
+def several_passes(context: cpudist.Context, how: str) -> tuple[float, int]:
+    """Two passes a step, against the sum of both: the difference, steps sent twice."""
+    rank, n, ours, plain = context.trainer_rank, context.trainer_count, Dense(), Dense()
+    reference = adam(plain)
+    with trained(ours, adam, SMALL) as optimizer:
+        for step in range(STEPS):
+            batches = [batch_of(100 * k + step, rank, 3, torch.float32) for k in (1, 2)]
+            optimizer.zero_grad()
+            if how == "no_sync":
+                with optimizer.no_sync():
+                    loss_of(ours, batches[0], (0, 1)).backward()
+            else:
+                loss_of(ours, batches[0], (0, 1)).backward()
+            loss_of(ours, batches[1], (0, 2)).backward()
+            if how == "clipped":
+                torch.nn.utils.clip_grad_value_(ours.parameters(), 0.05)
+            optimizer.step()
+            sums = [torch.zeros_like(p) for p in plain.parameters()]
+            for other in range(n):
+                plain.zero_grad()
+                for k, use in ((1, (0, 1)), (2, (0, 2))):
+                    batch = batch_of(100 * k + step, other, 3, torch.float32)
+                    loss_of(plain, batch, use).backward()
+                if how == "clipped":
+                    torch.nn.utils.clip_grad_value_(plain.parameters(), 0.05)
+                for total, parameter in zip(sums, plain.parameters(), strict=True):
+                    total += parameter.grad / n
+            for total, parameter in zip(sums, plain.parameters(), strict=True):
+                parameter.grad = total
+            reference.step()
+        repeated = optimizer.stats()["collective"]["repeated"]
+    return difference(ours, plain), repeated
+
+
+def refusals(context: cpudist.Context) -> dict[str, str]:
+    """Errors that all trainers get alike."""
+    rank, found = context.trainer_rank, {}
+
+    def note(name: str, call: Callable[[], Any]) -> None:
+        try:
+            call()
+            found[name] = "nothing"
+        except cpudist.Error as error:
+            found[name] = f"{type(error).__name__}: {error}"
+
+    model = Dense()
+    with trained(model, adam, "allreduce") as optimizer:
+        loss_of(model, batch_of(0, rank, 2, torch.float32), (0,)).backward()
+        note("samples", lambda: optimizer.step(samples=2 if rank else None))
+        optimizer.param_groups[0]["lr"] = 0.1 * (1 + rank)
+        note("lr", optimizer.step)
+    other = nn.Sequential(nn.Linear(2 + rank, 3))
+    build = cpudist.DistributedOptimizer
+    note("shape", lambda: build(torch.optim.SGD(other.parameters()), other, SMALL))
+    return found
+
+
+def saved_and_loaded(context: cpudist.Context) -> dict[str, Any]:
+    """``state_dict`` into plain torch and back, and weights written by one trainer."""
+    rank, model, plain = context.trainer_rank, Dense(), Dense()
+
+    def steps(stepped: Any, trained_model: Dense, first: int, ranks: list[int]) -> None:
+        for step in range(first, first + 3):
+            stepped.zero_grad()
+            for one in ranks:
+                batch = batch_of(step, one, 4, torch.float32)
+                (loss_of(trained_model, batch, (0, 1)) / len(ranks)).backward()
+            stepped.step()
+
+    everyone = list(range(context.trainer_count))
+    with trained(model, adam, SMALL) as optimizer:
+        steps(optimizer, model, 0, [rank])
+        saved = copy.deepcopy(optimizer.state_dict())
+    plain.load_state_dict(model.state_dict())
+    reference = adam(plain)
+    reference.load_state_dict(copy.deepcopy(saved))
+    steps(reference, plain, 3, everyone)
+    with trained(model, adam, SMALL) as optimizer:
+        optimizer.load_state_dict(saved)
+        steps(optimizer, model, 3, [rank])
+        continued = difference(model, plain)
+        with torch.no_grad():
+            model.last.weight.fill_(float(rank + 7))
+        optimizer.store_model()
+        optimizer.flush()
+        cpudist.barrier()
+        stored = model.last.weight[0, 0].item()
+        steps(optimizer, model, 6, [rank])
+        return {"continued": continued, "stored": stored, "bits": same_bits(model)}
+
+
+def averages(context: cpudist.Context, _report: Any) -> dict[str, Any]:
+    """Everything about AllReduce that ends well."""
+    found = {
+        "float32": like_one_process(context, torch.float32),
+        "float64": like_one_process(context, torch.float64),
+        "ddp": like_ddp(context),
+        "no_sync": several_passes(context, "no_sync"),
+        "passes": several_passes(context, "passes"),
+        "clipped": several_passes(context, "clipped"),
+        "state": saved_and_loaded(context),
+        "local": local_sgd(context),
+    }
+    if context.trainer_count == 2:
+        found["refused"] = refusals(context)
+    return found
+
+
+# -- LocalSGD ----------------------------------------------------------------------
+
+
+def local_sgd(context: cpudist.Context) -> dict[str, Any]:
+    """Against plain models that are averaged by hand: differences, and at the end."""
+    rank, n = context.trainer_rank, context.trainer_count
+    plain = [Dense() for _ in range(n)]
+    references = [adam(model) for model in plain]
+    ours, worst = Dense(), 0.0
+    strategy = cpudist.LocalSGD(every=4, warmup_steps=2)
+    with trained(ours, adam, strategy) as optimizer:
+        for step in range(STEPS - 1):
+            optimizer.zero_grad()
+            loss_of(ours, batch_of(step, rank, 3, torch.float32), (0, 1)).backward()
+            optimizer.step()
+            for other, (model, reference) in enumerate(
+                zip(plain, references, strict=True)
+            ):
+                reference.zero_grad()
+                batch = batch_of(step, other, 3, torch.float32)
+                loss_of(model, batch, (0, 1)).backward()
+                reference.step()
+            if step + 1 in (1, 2, 6, 10):
+                mean = sum(flat_of(model) for model in plain) / n
+                for model in plain:
+                    nn.utils.vector_to_parameters(mean.clone(), model.parameters())
+            worst = max(worst, difference(ours, plain[rank]))
+        apart = not same_bits(ours)
+        cpudist.barrier()  # averages what was moved since
+        return {
+            "worst": worst,
+            "apart": apart,
+            "together": same_bits(ours),
+            "averages": optimizer.stats()["collective"]["averages"],
+        }
+
+
+# -- Hybrid ------------------------------------------------------------------------
+
+
+class Both(Counting):
+    """Whole-number gradients in tables; dense ones that are averaged exactly."""
+
+
+def sums(context: cpudist.Context, strategy: Any, steps: int) -> dict[str, Any]:
+    """SGD with lr 1: tables get every gradient once, dense parameters their mean."""
+    rank, n = context.trainer_rank, context.trainer_count
+    model, bits, replay = Both(), True, True
+    with trained(
+        model, lambda m: torch.optim.SGD(m.parameters(), lr=1.0), strategy
+    ) as (optimizer):
+        for step in range(steps):
+            optimizer.zero_grad()
+            backward(model, 10 * step + rank)
+            optimizer.step()
+            bits = bits and same_bits(model)
+            so_far = [10 * s + r for s in range(step + 1) for r in range(n)]
+            start, moved = Both().dense.detach(), model_sum(so_far)["dense"]
+            expected = start + (moved - start) / n
+            replay = replay and torch.equal(model.dense.detach(), expected)
+        stats = optimizer.stats()
+        cpudist.barrier()
+        optimizer.flush()
+        everything = [10 * s + r for s in range(steps) for r in range(n)]
+        expected_table = model_sum(everything)["table.weight"]
+        start = Both().table.weight.detach()
+        moved = model.table.weight.detach() - start
+        return {
+            "bits": bits,
+            "replay": replay,
+            "once": torch.equal(start + moved, expected_table),
+            "mean": torch.equal(moved * n, expected_table - start),
+            "stats": sorted(stats),
+        }
+
+
+def hybrids(context: cpudist.Context, _report: Any) -> dict[str, Any]:
+    """Every pair of parts that a sum can check, and one that is Sync."""
+    hybrid = cpudist.Hybrid
+    found: dict[str, Any] = {
+        "allreduce async": sums(context, hybrid("allreduce", "async"), 8),
+        "sync async": sums(context, hybrid("sync", "async"), 8),
+        "allreduce sync": sums(context, hybrid("allreduce", "sync"), 8),
+        "sync sync": sums(context, hybrid("sync", "sync"), 8),
+        "allreduce geo": sums(context, hybrid("allreduce", cpudist.Geo(3)), 8),
+        "sync geo": sums(context, hybrid("sync", cpudist.Geo(3)), 8),
+    }
+    local = hybrid(cpudist.LocalSGD(every=1), "async")
+    found["local_sgd async"] = sums(context, local, 8)
+    return found
+
+
+# -- trainers that do not come -----------------------------------------------------
+
+
+def until_lost(context: cpudist.Context, report: Any) -> None:
+    """Steps without end."""
+    model = Dense()
+    optimizer = cpudist.DistributedOptimizer(adam(model), model, SMALL)
+    step = 0
+    while True:
+        optimizer.zero_grad()
+        batch = batch_of(step, context.trainer_rank, 2, torch.float32)
+        loss_of(model, batch, (0, 1)).backward()
+        optimizer.step()
+        step += 1
+        if step == 3:
+            report("training")
+
+
+def one_stops_early(context: cpudist.Context, report: Any) -> float:
+    """The last trainer takes fewer steps; how long the others wait for it."""
+    model = Dense()
+    optimizer = cpudist.DistributedOptimizer(adam(model), model, SMALL)
+    for step in range(2 if context.trainer_rank == 1 else 3):
+        loss_of(model, batch_of(step, 0, 2, torch.float32), (0,)).backward()
+        began = time.monotonic()
+        optimizer.step()
+    report(time.monotonic() - began)
+    cpudist.barrier()
+    return 0.0

@@ -1,0 +1,245 @@
+# Copyright (c) 2026 The torch_cpudist authors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""A group of all trainers for the collectives of one optimizer, with typed errors."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import Store
+from torch.distributed import distributed_c10d
+
+from torch_cpudist.errors import (
+    BackendUnavailableError,
+    ConfigMismatchError,
+    ConfigurationError,
+    Error,
+    OperationTimeoutError,
+    PeerLostError,
+)
+
+if TYPE_CHECKING:
+    from torch_cpudist.context import Context
+
+# A wait looks up after so long: for signals, and for trainers that will not come.
+_SLICE_S = 0.5
+_CPU = torch.device("cpu")
+
+
+class CollectiveGroup:
+    """Collectives of gloo among all trainers, in a group of their own.
+
+    Of its own, so that what a script sends over torch.distributed's default group
+    cannot come between. Every trainer makes the same calls in the same order; a world
+    of one makes none. Not thread-safe.
+    """
+
+    def __init__(self, context: Context, owner: str) -> None:
+        """Makes the group. Collective.
+
+        Args:
+            context: this trainer's.
+            owner: the strategy that needs it, for messages.
+
+        Raises:
+            BackendUnavailableError: the trainers have no torch.distributed group.
+            ConfigurationError: they are in jobs of their own.
+        """
+        self.rank = context.trainer_rank
+        self.size = context.trainer_count
+        self._owner = owner
+        self._deadline_s = context.environment.round_deadline_ms / 1000
+        self.barriers = 0  # that this trainer has come to
+        self._group: dist.ProcessGroup | None = None
+        self._pending: list[dist.Work] = []
+        if context.environment.group is not None:
+            raise ConfigurationError(
+                f"{owner} averages over torch.distributed, whose group is that of one "
+                "torchrun job, but CPUDIST_ROLE starts trainers in jobs of their own. "
+                "Launch servers and trainers together, or choose a strategy of servers."
+            )
+        if self.alone:
+            return
+        if context.process_group is None:
+            raise BackendUnavailableError(
+                f"{owner} averages over torch.distributed, which these trainers have "
+                "no group of: they are threads over an in-process network. Start each "
+                "as a process, with torchrun or testing.ProcessRanks."
+            )
+        self._group = dist.new_group(
+            backend="gloo", timeout=timedelta(seconds=self._deadline_s)
+        )
+        self._store: Store = distributed_c10d._get_default_store()
+        self._prefix = f"cpudist/{self._group.group_name}"
+
+    @property
+    def alone(self) -> bool:
+        """Whether there is no other trainer."""
+        return self.size == 1
+
+    # -- collectives -------------------------------------------------------------------
+
+    def start_sum(self, tensor: torch.Tensor) -> dist.Work:
+        """Begins to replace ``tensor`` by its sum over all trainers, in all the same.
+
+        Raises:
+            PeerLostError: gloo reports a broken connection.
+        """
+        try:
+            work: dist.Work = dist.all_reduce(tensor, group=self._group, async_op=True)
+        except RuntimeError as error:
+            raise self._failed(error) from error
+        self._pending.append(work)
+        return work
+
+    def wait(self, work: dist.Work, what: str) -> None:
+        """Waits for a collective.
+
+        Args:
+            work: from ``start_sum``.
+            what: what it is for, for messages.
+
+        Raises:
+            PeerLostError: gloo reports a broken connection, or another trainer did.
+            OperationTimeoutError: a trainer has left, or did not get there within
+                ``CPUDIST_ROUND_DEADLINE_MS``.
+        """
+        deadline = time.monotonic() + self._deadline_s
+        while True:
+            try:
+                work.wait(timedelta(seconds=_SLICE_S))
+                break
+            except RuntimeError as error:
+                if work.is_completed():
+                    raise self._failed(error) from error
+            self._check_others(what)
+            if time.monotonic() > deadline:
+                raise self._late(what)
+        self._pending = [other for other in self._pending if other is not work]
+
+    def sum(self, tensor: torch.Tensor, what: str) -> None:
+        """``start_sum`` and ``wait``."""
+        self.wait(self.start_sum(tensor), what)
+
+    def broadcast(self, tensor: torch.Tensor, what: str) -> None:
+        """Replaces ``tensor`` by trainer 0's."""
+        try:
+            work = dist.broadcast(tensor, 0, group=self._group, async_op=True)
+        except RuntimeError as error:
+            raise self._failed(error) from error
+        self._pending.append(work)
+        self.wait(work, what)
+
+    def agree(self, what: str, lines: Sequence[str]) -> None:
+        """Checks that all trainers say the same.
+
+        Args:
+            what: what they say, for messages.
+            lines: this trainer's words.
+
+        Raises:
+            ConfigMismatchError: names a line that is another one, on every trainer.
+        """
+        if self.alone:
+            return
+        own = torch.frombuffer(bytearray("\n".join(lines).encode()), dtype=torch.uint8)
+        sizes = torch.zeros(self.size, dtype=torch.int64, device=_CPU)
+        sizes[self.rank] = own.numel()
+        self.sum(sizes, what)
+        told = torch.zeros(self.size, int(sizes.max()), dtype=torch.uint8, device=_CPU)
+        told[self.rank, : own.numel()] = own
+        self.sum(told, what)
+        texts = [
+            bytes(row[:size].tolist()).decode().split("\n")
+            for row, size in zip(told, sizes.tolist(), strict=True)
+        ]
+        for rank, text in enumerate(texts):
+            if text != texts[0]:
+                here, there = _first_difference(texts[0], text)
+                raise ConfigMismatchError(
+                    f"{self._owner}: trainers disagree about {what}: trainer 0 has "
+                    f"{here}, trainer {rank} has {there}. Make them equal on all."
+                )
+
+    # -- trainers that do not come -----------------------------------------------------
+
+    def tell_left(self, when: str) -> None:
+        """Tells the others that this trainer takes no part, or does again.
+
+        Args:
+            when: after how many barriers it left; empty if it takes part.
+        """
+        if self.alone:
+            return
+        try:
+            self._store.set(self._key("left", self.rank), when)
+        except RuntimeError as error:
+            raise self._failed(error) from error
+
+    def _key(self, what: str, rank: int) -> str:
+        return f"{self._prefix}/{what}/{rank}"
+
+    def _told(self, what: str, rank: int) -> str:
+        key = self._key(what, rank)
+        return self._store.get(key).decode() if self._store.check([key]) else ""
+
+    def _check_others(self, what: str) -> None:
+        others = [rank for rank in range(self.size) if rank != self.rank]
+        try:
+            # What was told before a barrier that all have passed is of the past.
+            now = str(self.barriers)
+            left = [rank for rank in others if self._told("left", rank) == now]
+            failures = [text for r in others if (text := self._told("failed", r))]
+        except RuntimeError as error:
+            raise self._failed(error) from error
+        if failures:
+            raise PeerLostError(
+                f"{self._owner}: another trainer reports: {failures[0]} Restart the "
+                "run."
+            )
+        if left:
+            raise OperationTimeoutError(
+                f"{self._owner}: trainer {left[0]} has left, and {what} needs all "
+                f"{self.size} trainers. Let all take the same number of steps: one "
+                "that runs out of data calls opt.step(samples=0), where the others "
+                "pass their samples."
+            )
+
+    def _late(self, what: str) -> OperationTimeoutError:
+        return OperationTimeoutError(
+            f"{self._owner}: {what} did not end within {self._deadline_s:g} s: a "
+            "trainer does not take part. A longer pause needs a larger "
+            "CPUDIST_ROUND_DEADLINE_MS."
+        )
+
+    def _failed(self, error: BaseException) -> Error:
+        """What an error of torch.distributed stands for; tells the others of a loss."""
+        text = str(error).splitlines()[0]
+        if "imed out" in text:
+            return self._late("a collective")
+        found = f"trainer {self.rank} lost its connection to another trainer: {text}"
+        try:
+            self._store.set(self._key("failed", self.rank), found)
+        except RuntimeError:
+            pass  # the store went with the process that is lost
+        return PeerLostError(f"{self._owner}: {found} Restart the run.")
+
+    def close(self) -> None:
+        """Gives connections back, unless somebody is still waited for. Idempotent."""
+        group, self._group = self._group, None
+        # Destroying a group waits for what it still does, which may never end.
+        unfinished = any(not work.is_completed() for work in self._pending)
+        if group is not None and dist.is_initialized() and not unfinished:
+            dist.destroy_process_group(group)
+
+
+def _first_difference(first: Sequence[Any], second: Sequence[Any]) -> tuple[Any, Any]:
+    for here, there in zip(first, second, strict=False):
+        if here != there:
+            return here, there
+    return f"{len(first)} entries", f"{len(second)}"

@@ -1,0 +1,150 @@
+# Copyright (c) 2026 The torch_cpudist authors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Dense parameters that every trainer keeps a copy of; no server holds them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
+
+from torch_cpudist import _core
+from torch_cpudist.collective_group import CollectiveGroup
+from torch_cpudist.flat_buckets import DEFAULT_BYTES, plan
+from torch_cpudist.parameter_set import Weights
+from torch_cpudist.placement import Placement
+from torch_cpudist.trained import Trained
+
+
+class CopiedParameters(Trained):
+    """Dense parameters whose copies the trainers average among themselves."""
+
+    def __init__(
+        self,
+        client: _core.Client,
+        placement: Placement,
+        group: CollectiveGroup,
+        inners: Sequence[Optimizer],
+        same_state: bool,
+    ) -> None:
+        """Checks that all trainers built the same, and takes trainer 0's values.
+
+        Args:
+            client: this trainer's, for its counters.
+            placement: dense parameters only.
+            group: of all trainers.
+            inners: the wrapped optimizers.
+            same_state: trainers must have equal optimizer state.
+
+        Raises:
+            ConfigMismatchError: names what another trainer has built otherwise.
+        """
+        super().__init__(client, placement)
+        self.tables_current = True
+        self.group = group
+        self.inners = list(inners)
+        self._same_state = same_state
+        self.hooks: list[RemovableHandle] = []
+        self.check_agreement()
+        self.broadcast()
+
+    def check_agreement(self) -> None:
+        """Checks parameters, options and optimizer state. Collective.
+
+        Raises:
+            ConfigMismatchError: names what differs.
+        """
+        if self.group.alone:
+            return
+        entries = [
+            f"parameter {e.name} {tuple(e.shape)} {e.dtype} in group {e.group}"
+            for e in self.placement.dense
+        ]
+        if self._same_state:
+            entries += [
+                f"state {_digest(inner_state(self.inners, e.parameter))} of {e.name}"
+                for e in self.placement.dense
+            ]
+        self.group.agree("their optimizers", entries + describe_options(self.inners))
+
+    @torch.no_grad()
+    def broadcast(self) -> None:
+        """Replaces all values by trainer 0's. Collective."""
+        if not self.group.alone:
+            for bucket in plan(self.placement.dense, DEFAULT_BYTES):
+                for i, entry in enumerate(bucket.entries):
+                    bucket.view(i).copy_(entry.parameter)
+                self.group.broadcast(bucket.flat, "sending trainer 0's values")
+                for i, entry in enumerate(bucket.entries):
+                    entry.parameter.copy_(bucket.view(i))
+        self.accept_changes()
+
+    @property
+    def bounded(self) -> bool:
+        """There is no staleness."""
+        return False
+
+    def join(self) -> None:
+        """Values are here."""
+
+    def pull_dense(self) -> None:
+        """Values are here."""
+
+    def pull_tables(self) -> None:
+        """There are none."""
+
+    def check_kept(self) -> None:
+        """Refuses parameters that are no longer what they were when placed."""
+        Weights(self.placement.dense)
+
+    def close(self, tell_servers: bool) -> None:
+        """Removes hooks and gives the group's connections back."""
+        for hook in self.hooks:
+            hook.remove()
+        self.hooks.clear()
+        self.group.close()
+
+
+def inner_state(inners: Sequence[Optimizer], parameter: torch.Tensor) -> Any:
+    """The state that torch keeps of a parameter; empty if there is none."""
+    for inner in inners:
+        if parameter in inner.state:
+            return inner.state[parameter]
+    return {}
+
+
+def describe_options(inners: Sequence[Optimizer]) -> list[str]:
+    """One line per option of every group of every optimizer."""
+    return [
+        f"{type(inner).__name__}.param_groups[{g}][{name!r}] = {_plain(value)}"
+        for inner in inners
+        for g, group in enumerate(inner.param_groups)
+        for name, value in sorted(group.items())
+        if name not in ("params", "param_names")
+    ]
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return repr(value.tolist())
+    plain = isinstance(value, (bool, int, float, str, tuple, list, type(None)))
+    return repr(value) if plain else type(value).__name__
+
+
+def _digest(state: Any) -> str:
+    """A short text that is equal for equal state of one parameter."""
+    made = hashlib.blake2b(digest_size=8)
+    for name in sorted(state, key=str):
+        value = state[name]
+        made.update(str(name).encode())
+        if isinstance(value, torch.Tensor):
+            flat = value.detach().cpu().contiguous().view(-1)
+            made.update(f"{value.dtype}{tuple(value.shape)}".encode())
+            made.update(flat.view(torch.uint8).numpy().tobytes())
+        else:
+            made.update(repr(value).encode())
+    return made.hexdigest() if state else "none"

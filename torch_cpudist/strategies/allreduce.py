@@ -1,0 +1,38 @@
+# Copyright (c) 2026 The torch_cpudist authors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Settings of the AllReduce strategy."""
+
+from __future__ import annotations
+
+from dataclasses import field
+from typing import ClassVar
+
+from torch_cpudist.config import MAX_BYTES, settings
+from torch_cpudist.flat_buckets import DEFAULT_BYTES
+from torch_cpudist.strategies.base import Strategy
+
+
+@settings
+class AllReduce(Strategy):
+    """Trainers average their gradients among themselves, and each steps by itself.
+
+    For dense models; for tables see ``Hybrid``. Equals ``DistributedDataParallel``, and
+    one process on the joined batch. Every trainer takes part in every step. The
+    optimizer runs on the trainer, so any of ``torch.optim`` will do. Cost per step: one
+    all-reduce per bucket and a small one.
+
+    Attributes:
+        bucket_bytes: gradients that travel together, at most; a larger parameter
+            travels alone. ``CPUDIST_ALLREDUCE_BUCKET_BYTES``.
+    """
+
+    name: ClassVar[str] = "allreduce"
+
+    bucket_bytes: int = field(
+        default=DEFAULT_BYTES, metadata={"least": 1, "most": MAX_BYTES, "unit": "bytes"}
+    )
+
+    @property
+    def local(self) -> bool:
+        """The optimizer runs on the trainer."""
+        return True

@@ -1,0 +1,289 @@
+# Copyright (c) 2026 The torch_cpudist authors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""AllReduce and LocalSGD: trainers step by themselves and average among themselves."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.optim import Optimizer
+
+from torch_cpudist import local_state
+from torch_cpudist.clip import Clip, ClipNorm, ClipValue, clip_own
+from torch_cpudist.copied_parameters import CopiedParameters
+from torch_cpudist.errors import ConfigMismatchError
+from torch_cpudist.flat_buckets import DEFAULT_BYTES, Bucket, plan
+from torch_cpudist.gradient_exchange import GradientExchange
+from torch_cpudist.gradients import (
+    hidden_gradients,
+    read_dense_gradient,
+    replaced_gradients,
+)
+from torch_cpudist.inner_guard import InnerGuard
+from torch_cpudist.placement import Rules
+from torch_cpudist.state_checks import States
+from torch_cpudist.strategies.allreduce import AllReduce
+from torch_cpudist.strategies.driver import Driver, whole_samples
+from torch_cpudist.strategies.local_sgd import LocalSGD
+
+if TYPE_CHECKING:
+    from torch_cpudist.context import Context
+
+
+class CollectiveDriver(Driver):
+    """What strategies have in common whose trainers average among themselves."""
+
+    def __init__(
+        self,
+        parameters: CopiedParameters,
+        guard: InnerGuard,
+        states: States,
+        others: Sequence[torch.Tensor],
+    ) -> None:
+        """Drives ``parameters``.
+
+        Args:
+            parameters: with trainer 0's values.
+            guard: keeps others from stepping the wrapped optimizers.
+            states: of their parameters, from before.
+            others: parameters of theirs that are not stepped here.
+        """
+        super().__init__(parameters)
+        self._copied = parameters
+        self._group = parameters.group
+        self._dense = [entry.parameter for entry in parameters.placement.dense]
+        self._guard = guard
+        self._others = others
+        self._steps = 0
+        self._averages = 0
+        self._payload_bytes = 0
+        self._said_left = False
+        local_state.adopt([], parameters.inners, self._of_dense(states))
+
+    def _of_dense(self, states: States) -> States:
+        return {p: states[p] for p in self._dense if p in states}
+
+    def _gradients(self) -> list[torch.Tensor | None]:
+        return [
+            None
+            if entry.parameter.grad is None
+            else read_dense_gradient(entry.name, entry.parameter.grad, entry.dtype)
+            for entry in self._copied.placement.dense
+        ]
+
+    def _step_inners(self) -> None:
+        try:
+            with self._guard.stepping(), hidden_gradients(self._others):
+                for inner in self._copied.inners:
+                    inner.step()
+        finally:
+            self._copied.accept_changes()
+
+    def _take_part(self) -> None:
+        if self._said_left:
+            self._group.tell_left("")
+            self._said_left = False
+
+    def settle(self) -> None:
+        """Values are here when ``step`` returns."""
+
+    def flush(self, pull: str, overwrite: bool = False) -> None:
+        """Values are here; what was written to one trainer's copy stays different.
+
+        Raises:
+            ModelChangedError: the model was written, and nobody else has its values.
+        """
+        self._copied.check_unchanged()
+
+    def leave(self) -> None:
+        """Tells the others, who cannot go on alone."""
+        self._group.tell_left(str(self._group.barriers))
+        self._said_left = True
+
+    def join(self) -> None:
+        """Takes part again."""
+        self._take_part()
+
+    def before_barrier(self) -> None:
+        """Tells the others, for the case that they are somewhere else."""
+        self.leave()
+        self._group.barriers += 1
+
+    def stats(self) -> dict[str, Any]:
+        """``collective``: counters; see docs/strategies.md."""
+        return {
+            "collective": {
+                "averages": self._averages,
+                "payload_bytes": self._payload_bytes,
+            }
+        }
+
+    # -- optimizer state ---------------------------------------------------------------
+
+    def fetch_state(self, inners: Sequence[Optimizer]) -> list[dict[str, Any]]:
+        """Returns this trainer's own state; no messages."""
+        return local_state.collect([], inners)
+
+    def put_state(
+        self, context: Context, inners: Sequence[Optimizer], states: States
+    ) -> None:
+        """Takes every trainer's own state; weights as ``store_model``."""
+        local_state.drop_and_adopt([], inners, self._of_dense(states))
+        self.store_model(context, inners, all_rows=False)
+
+    def store_model(
+        self, context: Context, inners: Sequence[Optimizer], all_rows: bool
+    ) -> None:
+        """Makes trainer 0's values everybody's."""
+        self._copied.check_kept()
+        context.barrier()
+        self._copied.broadcast()
+        self._copied.check_agreement()
+
+    def give_back_state(self, inners: Sequence[Optimizer]) -> None:
+        """State is where torch has it."""
+
+
+class AllReduceDriver(CollectiveDriver):
+    """Runs the AllReduce strategy."""
+
+    def __init__(
+        self,
+        parameters: CopiedParameters,
+        strategy: AllReduce,
+        guard: InnerGuard,
+        states: States,
+        others: Sequence[torch.Tensor],
+    ) -> None:
+        """See ``CollectiveDriver``."""
+        super().__init__(parameters, guard, states, others)
+        self._exchange = GradientExchange(parameters, strategy.bucket_bytes)
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        """While it is entered, backward sends nothing."""
+        return self._exchange.silent()
+
+    def step(self, rules: Rules, samples: int | None, clip: Clip | None) -> int:
+        """Averages gradients, and steps the wrapped optimizers with them.
+
+        ``samples`` weighs this trainer; ``None`` weighs all equally. The ``grad`` of
+        parameters stays this trainer's own. Else as ``Driver.step``.
+        """
+        if samples is not None:
+            samples = whole_samples(samples)
+        self._copied.check_unchanged()
+        self._take_part()
+        present = self._exchange.average(self._gradients(), samples)
+        self._averages += 1
+        self._payload_bytes = self._exchange.payload_bytes
+        if present is not None:
+            self._apply_clip(clip)
+            found = self._exchange.averaged(present)
+            with replaced_gradients(self._dense, found):
+                self._step_inners()
+        self._steps += 1
+        return self._steps
+
+    def _apply_clip(self, clip: Clip | None) -> None:
+        """Clips the average, with equal bits on all trainers."""
+        buckets = self._exchange.buckets
+        if isinstance(clip, ClipNorm):
+            norm = math.sqrt(sum(bucket.squared_norm() for bucket in buckets))
+            scale = clip.max_norm / (norm + 1e-6)
+            if not scale >= 1.0:
+                for bucket in buckets:
+                    bucket.flat.mul_(scale)
+        elif isinstance(clip, ClipValue):
+            for bucket in buckets:
+                bucket.flat.clamp_(-clip.value, clip.value)
+
+    def stats(self) -> dict[str, Any]:
+        """Also ``buckets``, and ``repeated``: steps that averaged twice."""
+        found = super().stats()
+        exchange = self._exchange
+        found["collective"]["buckets"] = len(exchange.buckets)
+        found["collective"]["repeated"] = exchange.repeated
+        return found
+
+
+class LocalSGDDriver(CollectiveDriver):
+    """Runs the LocalSGD strategy."""
+
+    def __init__(
+        self,
+        parameters: CopiedParameters,
+        strategy: LocalSGD,
+        guard: InnerGuard,
+        states: States,
+        others: Sequence[torch.Tensor],
+    ) -> None:
+        """See ``CollectiveDriver``."""
+        super().__init__(parameters, guard, states, others)
+        self._strategy = strategy
+        self._since = 0  # steps after the last average
+        self._buckets: list[Bucket] = plan(parameters.placement.dense, DEFAULT_BYTES)
+
+    def step(self, rules: Rules, samples: int | None, clip: Clip | None) -> int:
+        """Steps the wrapped optimizers; averages if it is time.
+
+        ``samples`` only counts; ``clip`` is of this trainer's gradient. Else as
+        ``Driver.step``.
+        """
+        if samples is not None:
+            whole_samples(samples)
+        self._copied.check_unchanged()
+        self._take_part()
+        self._gradients()  # refuses what is not dense
+        clip_own(clip, list(self._dense))
+        self._step_inners()
+        self._steps += 1
+        self._since += 1
+        warm = self._steps <= self._strategy.warmup_steps
+        if warm or self._since >= self._strategy.every:
+            self._average()
+        return self._steps
+
+    @torch.no_grad()
+    def _average(self) -> None:
+        """Averages parameters. Collective.
+
+        Raises:
+            ConfigMismatchError: trainers have taken other numbers of steps.
+        """
+        what = "averaging parameters"
+        self._since = 0
+        self._averages += 1
+        if self._group.alone:
+            return
+        n = self._group.size
+        steps = torch.zeros(n, dtype=torch.int64, device="cpu")
+        steps[self._group.rank] = self._steps
+        self._group.sum(steps, what)
+        if int(steps.min()) != int(steps.max()):
+            raise ConfigMismatchError(
+                f"LocalSGD: trainers are after steps {steps.tolist()}, expected equal "
+                "numbers. Give every trainer as many batches as the others."
+            )
+        works = []
+        for bucket in self._buckets:
+            for i, entry in enumerate(bucket.entries):
+                bucket.view(i).copy_(entry.parameter)
+            works.append(self._group.start_sum(bucket.flat))
+            self._payload_bytes += bucket.size_bytes
+        for work, bucket in zip(works, self._buckets, strict=True):
+            self._group.wait(work, what)
+            bucket.flat.mul_(1.0 / n)
+            for i, entry in enumerate(bucket.entries):
+                entry.parameter.copy_(bucket.view(i))
+        self._copied.accept_changes()
+
+    def leave(self) -> None:
+        """Averages what was moved since the last time; all trainers leave together."""
+        if self._since:
+            self._copied.check_unchanged()
+            self._average()
+        super().leave()

@@ -1,0 +1,142 @@
+# Copyright (c) 2026 The torch_cpudist authors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Settings of the Hybrid strategy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import field, replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from torch_cpudist import config
+from torch_cpudist.clip import Clip, ClipNorm
+from torch_cpudist.config import Server, Sharding, settings
+from torch_cpudist.errors import ConfigurationError, UnsupportedOptimizerError
+from torch_cpudist.strategies.allreduce import AllReduce
+from torch_cpudist.strategies.asynchronous import Async
+from torch_cpudist.strategies.base import Strategy, Updates
+from torch_cpudist.strategies.geo import Geo
+from torch_cpudist.strategies.local_sgd import LocalSGD
+from torch_cpudist.strategies.sync import Sync
+
+if TYPE_CHECKING:
+    from torch_cpudist.layout import Trainers
+
+_CHOICES: dict[str, tuple[type[Strategy], ...]] = {
+    "dense": (AllReduce, Sync, LocalSGD),
+    "sparse": (Sync, Async, Geo),
+}
+# What the parts have in common is told to the whole.
+_SHARED = ("CPUDIST_SHARDING_", "CPUDIST_SERVER_")
+
+
+def _bare(name: str) -> str:
+    return name.strip().lower().replace("-", "").replace("_", "")
+
+
+def _named(part: str, where: str, name: str) -> type[Strategy]:
+    kinds = {_bare(kind.name): kind for kind in _CHOICES[part]}
+    if _bare(name) not in kinds:
+        names = [kind.name for kind in _CHOICES[part]]
+        raise ConfigurationError(f"{where}: {config.nearest(name, names)}")
+    return kinds[_bare(name)]
+
+
+def _made(part: str, value: Any) -> Strategy:
+    """A part as a strategy: given as one, by name, or as a dict with ``name``."""
+    where = f"Hybrid({part}={value!r})"
+    if isinstance(value, str):
+        return _named(part, where, value)()
+    if isinstance(value, Mapping) and isinstance(value.get("name"), str):
+        options = {key: other for key, other in value.items() if key != "name"}
+        return config.from_mapping(_named(part, where, value["name"]), options)
+    if type(value) not in _CHOICES[part]:
+        kinds = ", ".join(f"{kind.__name__}()" for kind in _CHOICES[part])
+        raise ConfigurationError(f"{where}: expected one of {kinds}.")
+    made: Strategy = value
+    return made
+
+
+def _reads(part: str) -> Callable[[str, str], Strategy]:
+    def parse(variable: str, text: str) -> Strategy:
+        return _named(part, f"{variable}={text!r}", text)()
+
+    return parse
+
+
+def _overrides(part: str) -> Callable[[Any, Mapping[str, str]], Strategy]:
+    def override(value: Strategy, environment: Mapping[str, str]) -> Strategy:
+        name = environment.get(f"CPUDIST_HYBRID_{part.upper()}")
+        if name is not None:
+            named = _reads(part)(f"CPUDIST_HYBRID_{part.upper()}", name)
+            value = value if type(value) is type(named) else named
+        own = {k: v for k, v in environment.items() if not k.startswith(_SHARED)}
+        return config.with_environment(value, own)
+
+    return override
+
+
+def _part(part: str, default: Callable[[], Strategy]) -> Any:
+    return field(
+        default_factory=default,
+        metadata={
+            "parse": _reads(part),
+            "override": _overrides(part),
+            "choices": tuple(kind.name for kind in _CHOICES[part]),
+        },
+    )
+
+
+@settings
+class Hybrid(Strategy):
+    """Dense parameters by one strategy, tables by another.
+
+    Dense parameters stay synchronous while tables, whose rows seldom meet, need not
+    wait. Per part all is as its strategy says; ``sharding`` and ``server`` are those of
+    the whole. In ``CPUDIST_*`` a part is a name, and its fields have the variables of
+    its class.
+
+    Attributes:
+        dense: ``AllReduce()``, ``Sync()`` or ``LocalSGD()``; a name or a dict is
+            accepted. ``CPUDIST_HYBRID_DENSE``.
+        sparse: ``Async()``, ``Sync()`` or ``Geo()``, for tables; a name or a dict is
+            accepted. ``CPUDIST_HYBRID_SPARSE``.
+    """
+
+    name: ClassVar[str] = "hybrid"
+
+    dense: Strategy = _part("dense", AllReduce)
+    sparse: Strategy = _part("sparse", Async)
+
+    def __post_init__(self) -> None:
+        """Turns names and dicts into strategies, and checks them."""
+        super().__post_init__()
+        for part in _CHOICES:
+            made = _made(part, getattr(self, part))
+            for shared in (Sharding, Server):
+                section = shared.__name__.lower()
+                if getattr(made, section) not in (shared(), getattr(self, section)):
+                    raise ConfigurationError(
+                        f"Hybrid({part}={type(made).__name__}({section}=...)): both "
+                        f"parts have the same. Pass {section}= to Hybrid."
+                    )
+            made = replace(made, sharding=Sharding(), server=Server())
+            object.__setattr__(self, part, made)
+
+    @property
+    def local(self) -> bool:
+        """Whether the optimizer of dense parameters runs on the trainer."""
+        return self.dense.local
+
+    def check_clip(self, clip: Clip | None) -> None:
+        """Refuses a norm over both parts, which nobody knows."""
+        if isinstance(clip, ClipNorm):
+            raise UnsupportedOptimizerError(
+                f"{clip} under Hybrid: the norm is over dense parameters and tables "
+                "together, which are not averaged at one time and place. Use "
+                "ClipValue, or a strategy for both, such as Sync."
+            )
+
+    def updates(self, trainers: Trainers) -> Updates:
+        """When servers apply the gradients of tables."""
+        return self.sparse.updates(trainers)

@@ -1,0 +1,41 @@
+# Copyright (c) 2026 The torch_cpudist authors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Settings of the LocalSGD strategy."""
+
+from __future__ import annotations
+
+from dataclasses import field
+from typing import ClassVar
+
+from torch_cpudist.config import settings
+from torch_cpudist.strategies.base import Strategy
+
+
+@settings
+class LocalSGD(Strategy):
+    """Trainers step by themselves and average their parameters every so many steps.
+
+    For dense models; for tables see ``Hybrid``. Between two averages trainers differ.
+    Every trainer takes the same number of steps. The optimizer runs on the trainer, so
+    any of ``torch.optim`` will do; its state stays there. Source: Stich, "Local SGD
+    Converges Fast and Communicates Little", ICLR 2019 (arXiv:1805.09767).
+
+    Attributes:
+        every: steps from one average to the next. ``CPUDIST_LOCALSGD_EVERY``.
+        warmup_steps: steps at the start after each of which parameters are averaged.
+            ``CPUDIST_LOCALSGD_WARMUP_STEPS``.
+    """
+
+    name: ClassVar[str] = "local_sgd"
+
+    every: int = field(
+        default=8, metadata={"least": 1, "most": 2**31 - 1, "unit": "steps"}
+    )
+    warmup_steps: int = field(
+        default=0, metadata={"least": 0, "most": 2**31 - 1, "unit": "steps"}
+    )
+
+    @property
+    def local(self) -> bool:
+        """The optimizer runs on the trainer."""
+        return True
