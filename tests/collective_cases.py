@@ -16,13 +16,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from async_cases import Counting, backward, model_sum
-from sync_cases import ONE_THREAD
 from torch import nn
 
 import torch_cpudist as cpudist
 
-__all__ = ["ONE_THREAD"]
 STEPS, WIDTH = 12, 6
 SMALL = {"name": "allreduce", "bucket_bytes": 100}
 Batch = tuple[torch.Tensor, torch.Tensor]
@@ -323,61 +320,6 @@ def local_sgd(context: cpudist.Context) -> dict[str, Any]:
             "together": same_bits(ours),
             "averages": optimizer.stats()["collective"]["averages"],
         }
-
-
-# -- Hybrid ------------------------------------------------------------------------
-
-
-class Both(Counting):
-    """Whole-number gradients in tables; dense ones that are averaged exactly."""
-
-
-def sums(context: cpudist.Context, strategy: Any, steps: int) -> dict[str, Any]:
-    """SGD with lr 1: tables get every gradient once, dense parameters their mean."""
-    rank, n = context.trainer_rank, context.trainer_count
-    model, bits, replay = Both(), True, True
-    with trained(
-        model, lambda m: torch.optim.SGD(m.parameters(), lr=1.0), strategy
-    ) as (optimizer):
-        for step in range(steps):
-            optimizer.zero_grad()
-            backward(model, 10 * step + rank)
-            optimizer.step()
-            bits = bits and same_bits(model)
-            so_far = [10 * s + r for s in range(step + 1) for r in range(n)]
-            start, moved = Both().dense.detach(), model_sum(so_far)["dense"]
-            expected = start + (moved - start) / n
-            replay = replay and torch.equal(model.dense.detach(), expected)
-        stats = optimizer.stats()
-        cpudist.barrier()
-        optimizer.flush()
-        everything = [10 * s + r for s in range(steps) for r in range(n)]
-        expected_table = model_sum(everything)["table.weight"]
-        start = Both().table.weight.detach()
-        moved = model.table.weight.detach() - start
-        return {
-            "bits": bits,
-            "replay": replay,
-            "once": torch.equal(start + moved, expected_table),
-            "mean": torch.equal(moved * n, expected_table - start),
-            "stats": sorted(stats),
-        }
-
-
-def hybrids(context: cpudist.Context, _report: Any) -> dict[str, Any]:
-    """Every pair of parts that a sum can check, and one that is Sync."""
-    hybrid = cpudist.Hybrid
-    found: dict[str, Any] = {
-        "allreduce async": sums(context, hybrid("allreduce", "async"), 8),
-        "sync async": sums(context, hybrid("sync", "async"), 8),
-        "allreduce sync": sums(context, hybrid("allreduce", "sync"), 8),
-        "sync sync": sums(context, hybrid("sync", "sync"), 8),
-        "allreduce geo": sums(context, hybrid("allreduce", cpudist.Geo(3)), 8),
-        "sync geo": sums(context, hybrid("sync", cpudist.Geo(3)), 8),
-    }
-    local = hybrid(cpudist.LocalSGD(every=1), "async")
-    found["local_sgd async"] = sums(context, local, 8)
-    return found
 
 
 # -- trainers that do not come -----------------------------------------------------

@@ -1,37 +1,181 @@
 # Copyright (c) 2026 The torch_cpudist authors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""AllReduce and LocalSGD: trainers as processes, which gloo needs."""
+"""AllReduce, LocalSGD and Hybrid. Trainers are processes, which gloo needs."""
 
 from __future__ import annotations
 
+import copy
 import signal
 
 import pytest
-from collective_cases import ONE_THREAD, averages, one_stops_early, until_lost, hybrids
+import torch
+from async_cases import Counting, wrapped
+from collective_cases import (
+    Dense,
+    adam,
+    averages,
+    batch_of,
+    difference,
+    loss_of,
+    one_stops_early,
+    until_lost,
+)
+from hybrid_cases import hybrids
+from sync_cases import ONE_THREAD, run
 
+import torch_cpudist as cpudist
+from torch_cpudist import strategies
 from torch_cpudist.testing import ProcessRanks
 
 START_S = 60.0
+SAME = 1e-6
 
 
-def test_hybrids():
+@pytest.mark.parametrize("trainers", [2, 3])
+def test_trainers_that_average_equal_one_process_and_ddp(trainers):
+    with ProcessRanks(averages, trainers, variables=ONE_THREAD) as ranks:
+        results = ranks.results(START_S)
+    for found in results:
+        for one in (found["float32"], found["float64"]):
+            assert max(one[name] for name in ("mean", "samples", "clipped")) <= SAME
+            assert all(one[f"{name} bits"] for name in ("mean", "samples", "clipped"))
+            assert one["buckets"] >= 6
+            # Hooks sent what the step needed; weights are known at the step only.
+            assert one["mean repeated"] == 0
+            assert one["samples repeated"] == 1
+        assert found["float64"]["mean"] <= 1e-12
+        assert found["ddp"] <= SAME
+        assert found["no_sync"][0] <= SAME
+        assert found["no_sync"][1] == 0
+        for how in ("passes", "clipped"):
+            assert found[how][0] <= SAME
+            assert found[how][1] == 1
+        assert found["state"]["continued"] <= SAME
+        assert found["state"]["stored"] == 7.0
+        assert found["state"]["bits"]
+        local = found["local"]
+        assert local["worst"] <= 2 * SAME
+        assert local["apart"]
+        assert local["together"]
+        assert local["averages"] == 5
+    if trainers == 2:
+        check_refusals([found["refused"] for found in results])
+
+
+def check_refusals(found):
+    """Every trainer is told the same, with names and values."""
+    assert found[0] == found[1]
+    assert found[0]["samples"].startswith("ConfigMismatchError: step: 1 of 2 trainers")
+    assert "param_groups[0]['lr'] = 0.1, trainer 1 has" in found[0]["lr"]
+    assert "0.weight (3, 2)" in found[0]["shape"]
+    assert "trainer 1 has parameter 0.weight (3, 3)" in found[0]["shape"]
+
+
+def test_parts_of_a_hybrid_keep_what_each_promises():
     with ProcessRanks(hybrids, 2, variables=ONE_THREAD) as ranks:
         for found in ranks.results(START_S):
-            for k, v in found.items():
-                print(k, v)
+            for name, one in found.items():
+                if name.startswith("rewritten"):
+                    assert one, name
+                elif name.startswith("parity"):
+                    assert one["worst"] <= 1, name
+                    assert one["bits"], name
+                else:
+                    # Dense parameters: equal on all, after every step.
+                    assert one["bits"], name
+                    assert one["replay"], name
+                    # Tables: every gradient once, or their mean.
+                    assert one["mean" if name.endswith(" sync") else "once"], name
+                    assert ("exchange" in one["stats"]) == name.endswith("geo")
 
 
-def test_early():
+def test_a_trainer_that_stops_early_is_named():
     with ProcessRanks(one_stops_early, 2, variables=ONE_THREAD) as ranks:
-        print(ranks.expect(0, "error", START_S))
-        print(ranks.expect(1, "error", START_S))
+        error = ranks.expect(0, "error", START_S)["value"]
+        assert error["type"] == "OperationTimeoutError"
+        assert "trainer 1 has left" in error["text"]
+        assert ranks.expect(1, "error", START_S)["value"]["type"] == "PeerLostError"
 
 
-def test_killed():
-    with ProcessRanks(until_lost, 3, variables=ONE_THREAD) as ranks:
-        for r in range(3):
-            ranks.expect(r, "report", START_S)
-        now = ranks.signal(2, signal.SIGKILL)
-        for r in range(2):
-            e = ranks.expect(r, "error", START_S)
-            print(e["time_s"] - now, e)
+@pytest.mark.parametrize(
+    ("number", "liveness_ms", "limit_s"),
+    [(signal.SIGKILL, "5000", 2.0), (signal.SIGSTOP, "1000", 4.0)],
+)
+def test_a_lost_trainer_is_told_to_all(number, liveness_ms, limit_s):
+    variables = {**ONE_THREAD, "CPUDIST_LIVENESS_MS": liveness_ms}
+    with ProcessRanks(until_lost, 3, variables=variables) as ranks:
+        for rank in range(3):
+            ranks.expect(rank, "report", START_S)
+        lost_s = ranks.signal(2, number)
+        for rank in range(2):
+            error = ranks.expect(rank, "error", START_S)
+            assert error["value"]["type"] == "PeerLostError", error
+            assert error["time_s"] - lost_s < limit_s
+
+
+def train(model, stepped, steps, **options):
+    for step in range(steps):
+        stepped.zero_grad()
+        loss_of(model, batch_of(step, 0, 3, torch.float32), (0, 1)).backward()
+        stepped.step(**options)
+
+
+@pytest.mark.parametrize("strategy", ["all_reduce", "AllReduce", "local_sgd"])
+def test_a_world_of_one_is_plain_torch(strategy):
+    def body(context):
+        ours, plain = Dense(), Dense()
+        optimizer = cpudist.DistributedOptimizer(adam(ours), ours, strategy)
+        reference = adam(plain)
+        train(ours, optimizer, 3)
+        train(plain, reference, 3)
+        saved = optimizer.state_dict()
+        assert saved["state"].keys() == reference.state_dict()["state"].keys()
+        before = copy.deepcopy(dict(ours.named_parameters()))
+        train(ours, optimizer, 1, samples=0)
+        if strategy != "local_sgd":  # there samples only count
+            assert all(torch.equal(p, before[n]) for n, p in ours.named_parameters())
+        else:
+            train(plain, reference, 1)
+        optimizer.flush()
+        optimizer.leave()
+        return difference(ours, plain)
+
+    assert run(body, 1) == [0.0]
+
+
+def test_what_cannot_be_averaged_is_refused():
+    def alone(context):
+        for strategy in ("allreduce", "local_sgd"):
+            with pytest.raises(cpudist.UnsupportedModelError, match=r"Hybrid\(dense="):
+                wrapped(Counting(), strategy)
+        with pytest.raises(cpudist.UnsupportedModelError, match="found no table"):
+            cpudist.DistributedOptimizer(adam(model := Dense()), model, "hybrid")
+        clip = cpudist.ClipNorm(1.0)
+        model = Counting()
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        with pytest.raises(cpudist.UnsupportedOptimizerError, match="ClipValue"):
+            cpudist.DistributedOptimizer(optimizer, model, "hybrid", clip=clip)
+
+    def threads(context):
+        with pytest.raises(cpudist.BackendUnavailableError, match="in-process network"):
+            cpudist.DistributedOptimizer(adam(model := Dense()), model, "allreduce")
+
+    run(alone, 1)
+    run(threads, 2)
+
+
+def test_parts_are_named_by_arguments():
+    made = strategies.strategy("hybrid", sparse={"name": "geo", "push_every": 7})
+    assert made.sparse == cpudist.Geo(push_every=7)
+    assert made.dense == cpudist.AllReduce()
+    refused = [
+        ({"dense": "async"}, "Valid: allreduce, local_sgd, sync"),
+        ({"sparse": cpudist.HalfAsync()}, "expected one of Sync"),
+        (
+            {"dense": cpudist.Sync(sharding={"slice": False})},
+            "Pass sharding= to Hybrid",
+        ),
+    ]
+    for options, message in refused:
+        with pytest.raises(cpudist.ConfigurationError, match=message):
+            cpudist.Hybrid(**options)

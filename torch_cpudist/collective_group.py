@@ -54,6 +54,7 @@ class CollectiveGroup:
         self.size = context.trainer_count
         self._owner = owner
         self._deadline_s = context.environment.round_deadline_ms / 1000
+        self._server = context.server
         self.barriers = 0  # that this trainer has come to
         self._group: dist.ProcessGroup | None = None
         self._pending: list[dist.Work] = []
@@ -197,6 +198,11 @@ class CollectiveGroup:
             failures = [text for r in others if (text := self._told("failed", r))]
         except RuntimeError as error:
             raise self._failed(error) from error
+        if self._server is not None and self._server.stats()["lost"]:
+            raise PeerLostError(
+                f"{self._owner}: a trainer is lost: it has been silent for "
+                f"CPUDIST_LIVENESS_MS, so that {what} cannot end. Restart the run."
+            )
         if failures:
             raise PeerLostError(
                 f"{self._owner}: another trainer reports: {failures[0]} Restart the "
@@ -219,7 +225,7 @@ class CollectiveGroup:
 
     def _failed(self, error: BaseException) -> Error:
         """What an error of torch.distributed stands for; tells the others of a loss."""
-        text = str(error).splitlines()[0]
+        text = str(error).splitlines()[0].partition(" This is typically")[0]
         if "imed out" in text:
             return self._late("a collective")
         found = f"trainer {self.rank} lost its connection to another trainer: {text}"
