@@ -229,10 +229,9 @@ class DistributedOptimizer(face.ServedOptimizer):
         return loss
 
     def no_sync(self) -> AbstractContextManager[None]:
-        """While it is entered, backward sends nothing.
+        """While it is entered, backward sends nothing, as it does under AllReduce only.
 
-        For all passes but the last of a step that accumulates over several, under
-        AllReduce: it saves sending twice. Other strategies send in ``step`` only.
+        For all passes but the last of a step that accumulates over several.
         """
         self._open()
         return self._driver.no_sync()
