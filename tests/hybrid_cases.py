@@ -51,13 +51,14 @@ def sums(context: cpudist.Context, strategy: Any) -> dict[str, Any]:
         }
 
 
-def parity(context: cpudist.Context, dense: str, sparse: str) -> dict[str, Any]:
+def parity(
+    context: cpudist.Context, strategy: dict[str, Any], name: str
+) -> dict[str, Any]:
     """Uneven batches, saved and loaded halfway; against plain torch and Sync."""
     rank, n = context.trainer_rank, context.trainer_count
-    rule = sync_cases.RULES["adagrad"]
+    rule = sync_cases.RULES[name]
     batches = sync_cases.Batches(n, sizes=lambda step, r: (step + 2 * r) % 4, steps=10)
     model, saved = sync_cases.Model(), None
-    strategy = {"name": "hybrid", "dense": dense, "sparse": sparse}
 
     def build(trained_model: Any) -> list[torch.optim.Optimizer]:
         return sync_cases.build(rule, trained_model)
@@ -114,8 +115,12 @@ def hybrids(context: cpudist.Context, _report: Any) -> dict[str, Any]:
         name: sums(context, cpudist.Hybrid(dense=dense, sparse=sparse))
         for name, (dense, sparse) in pairs.items()
     }
+    for name in ("sgd", "adagrad", "sparse_adam", "ftrl"):
+        alone = {"name": "allreduce", "bucket_bytes": 100}
+        found[f"parity alone {name}"] = parity(context, alone, name)
     for dense in ("allreduce", "sync"):
-        found[f"parity {dense}"] = parity(context, dense, "sync")
+        strategy = {"name": "hybrid", "dense": dense, "sparse": "sync"}
+        found[f"parity {dense}"] = parity(context, strategy, "adagrad")
         for sparse in ("async", "geo"):
             found[f"rewritten {dense} {sparse}"] = rewritten(context, dense, sparse)
     return found

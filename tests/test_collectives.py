@@ -145,9 +145,11 @@ def test_a_world_of_one_is_plain_torch(strategy):
 
 def test_what_cannot_be_averaged_is_refused():
     def alone(context):
-        for strategy in ("allreduce", "local_sgd"):
-            with pytest.raises(cpudist.UnsupportedModelError, match=r"Hybrid\(dense="):
-                wrapped(Counting(), strategy)
+        with pytest.raises(cpudist.UnsupportedModelError, match=r"Hybrid\(dense="):
+            wrapped(Counting(), "local_sgd")
+        adamw = torch.optim.AdamW((lazy := Counting()).parameters())
+        with pytest.raises(cpudist.UnsupportedOptimizerError, match=r"Hybrid\(dense="):
+            cpudist.DistributedOptimizer(adamw, lazy, "allreduce")
         with pytest.raises(cpudist.UnsupportedModelError, match="found no table"):
             cpudist.DistributedOptimizer(adam(model := Dense()), model, "hybrid")
         clip = cpudist.ClipNorm(1.0)

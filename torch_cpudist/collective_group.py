@@ -127,6 +127,17 @@ class CollectiveGroup:
         """``start_sum`` and ``wait``."""
         self.wait(self.start_sum(tensor), what)
 
+    def gather(self, tensor: torch.Tensor, what: str) -> list[torch.Tensor]:
+        """Returns every trainer's ``tensor``, all of one shape, by rank."""
+        found = [torch.empty_like(tensor) for _ in range(self.size)]
+        try:
+            work = dist.all_gather(found, tensor, group=self._group, async_op=True)
+        except RuntimeError as error:
+            raise self._failed(error) from error
+        self._pending.append(work)
+        self.wait(work, what)
+        return found
+
     def broadcast(self, tensor: torch.Tensor, what: str) -> None:
         """Replaces ``tensor`` by trainer 0's."""
         try:

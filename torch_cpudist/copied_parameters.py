@@ -1,6 +1,6 @@
 # Copyright (c) 2026 The torch_cpudist authors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Dense parameters that every trainer keeps a copy of; no server holds them."""
+"""Parameters that every trainer keeps a whole copy of; no server holds them."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from torch_cpudist import _core
 from torch_cpudist.collective_group import CollectiveGroup
 from torch_cpudist.flat_buckets import DEFAULT_BYTES, plan
 from torch_cpudist.parameter_set import Weights
-from torch_cpudist.placement import Placement
+from torch_cpudist.placement import DenseParameter, Placement
 from torch_cpudist.trained import Trained
 
 
 class CopiedParameters(Trained):
-    """Dense parameters whose copies the trainers average among themselves."""
+    """Parameters whose copies the trainers keep equal, or average, by themselves."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class CopiedParameters(Trained):
 
         Args:
             client: this trainer's, for its counters.
-            placement: dense parameters only.
+            placement: tables and dense parameters.
             group: of all trainers.
             inners: the wrapped optimizers.
             same_state: trainers must have equal optimizer state.
@@ -49,6 +49,19 @@ class CopiedParameters(Trained):
         self.inners = list(inners)
         self._same_state = same_state
         self.hooks: list[RemovableHandle] = []
+        tables = [
+            DenseParameter(
+                len(placement.dense) + table.index,
+                table.found.name,
+                table.found.weight,
+                table.group,
+                table.found.weight.dtype,
+                table.found.weight.shape,
+            )
+            for table in placement.tables
+        ]
+        # Tables last, as what they are here: parameters like others.
+        self.entries = [*placement.dense, *tables]
         self.check_agreement()
         self.broadcast()
 
@@ -62,12 +75,12 @@ class CopiedParameters(Trained):
             return
         entries = [
             f"parameter {e.name} {tuple(e.shape)} {e.dtype} in group {e.group}"
-            for e in self.placement.dense
+            for e in self.entries
         ]
         if self._same_state:
             entries += [
                 f"state {_digest(inner_state(self.inners, e.parameter))} of {e.name}"
-                for e in self.placement.dense
+                for e in self.entries
             ]
         self.group.agree("their optimizers", entries + describe_options(self.inners))
 
@@ -75,7 +88,7 @@ class CopiedParameters(Trained):
     def broadcast(self) -> None:
         """Replaces all values by trainer 0's. Collective."""
         if not self.group.alone:
-            for bucket in plan(self.placement.dense, DEFAULT_BYTES):
+            for bucket in plan(self.entries, DEFAULT_BYTES):
                 for i, entry in enumerate(bucket.entries):
                     bucket.view(i).copy_(entry.parameter)
                 self.group.broadcast(bucket.flat, "sending trainer 0's values")
@@ -95,11 +108,11 @@ class CopiedParameters(Trained):
         """Values are here."""
 
     def pull_tables(self) -> None:
-        """There are none."""
+        """Rows are here."""
 
     def check_kept(self) -> None:
         """Refuses parameters that are no longer what they were when placed."""
-        Weights(self.placement.dense)
+        Weights(self.entries)
 
     def close(self, tell_servers: bool) -> None:
         """Removes hooks and gives the group's connections back."""

@@ -58,16 +58,16 @@ class Bucket:
         part = self.flat[begin : begin + entry.parameter.numel()]
         return part.view(entry.shape)
 
-    def squared_norm(self) -> float:
-        """Sum of squares, the same bits for any number of torch's threads."""
-        whole = self.size - self.size % _NORM_WIDTH
-        parts = [self.flat[:whole].view(-1, _NORM_WIDTH), self.flat[None, whole:]]
-        total = 0.0
-        for part in parts:
-            if part.numel():
-                norms = torch.linalg.vector_norm(part, dim=1, dtype=torch.float64)
-                total += sum(norm * norm for norm in norms.tolist())
-        return total
+
+def squared_norm(flat: torch.Tensor) -> float:
+    """Sum of squares of ``[n]``, the same bits for any number of torch's threads."""
+    whole = flat.numel() - flat.numel() % _NORM_WIDTH
+    total = 0.0
+    for part in (flat[:whole].view(-1, _NORM_WIDTH), flat[None, whole:]):
+        if part.numel():
+            norms = torch.linalg.vector_norm(part, dim=1, dtype=torch.float64)
+            total += sum(norm * norm for norm in norms.tolist())
+    return total
 
 
 def plan(entries: Sequence[DenseParameter], bucket_bytes: int) -> list[Bucket]:

@@ -24,9 +24,10 @@ from torch_cpudist.copied_parameters import CopiedParameters, describe_options
 from torch_cpudist.errors import ConfigMismatchError
 from torch_cpudist.flat_buckets import Bucket, plan
 from torch_cpudist.log import logger
+from torch_cpudist.row_exchange import Rows
 
 _WHAT = "averaging gradients"
-# Numbers in front of a header, then one per parameter: whether it has a gradient.
+# Numbers in front of a header, then what ``_presence`` says.
 _BY_SAMPLES, _WEIGHT, _AGAIN, _DIGEST = 0, 1, 2, 3
 _DIGEST_PARTS = 2
 _HEADER = _DIGEST + 2 * _DIGEST_PARTS
@@ -34,6 +35,23 @@ _HEADER = _DIGEST + 2 * _DIGEST_PARTS
 _DIGEST_BITS = 20
 
 Gradients = Sequence[torch.Tensor | None]
+
+
+@dataclass(frozen=True)
+class Averaged:
+    """What all trainers know of a step after it was averaged.
+
+    Attributes:
+        dense: indices of the dense parameters for which some trainer had a gradient.
+        tables: the same of tables.
+        counts: by table, how many rows each trainer has.
+        total: the weights of all trainers.
+    """
+
+    dense: list[int]
+    tables: list[int]
+    counts: list[list[int]]
+    total: float
 
 
 @dataclass(frozen=True)
@@ -55,6 +73,7 @@ class GradientExchange:
         self._parameters = parameters
         self._group = parameters.group
         self._entries = parameters.placement.dense
+        self._table_count = len(parameters.placement.tables)
         self.buckets = plan(self._entries, bucket_bytes)
         self._place = {
             entry.index: (b, i)
@@ -119,17 +138,19 @@ class GradientExchange:
     # -- at the step -------------------------------------------------------------------
 
     @torch.no_grad()
-    def average(self, grads: Gradients, samples: int | None) -> list[int] | None:
-        """Averages over all trainers, into the buckets.
+    def average(
+        self, grads: Gradients, rows: Sequence[Rows | None], samples: int | None
+    ) -> Averaged | None:
+        """Averages dense gradients over all trainers, into the buckets.
 
         Args:
             grads: by index of the parameter, this trainer's; ``None`` where it has
                 none, which counts as zero.
+            rows: by index of the table, this trainer's; others are told their number.
             samples: its weight; ``None`` weighs all trainers equally.
 
         Returns:
-            Indices of the parameters for which some trainer had a gradient; ``None`` if
-            the weights sum to zero.
+            What the others have; ``None`` if the weights sum to zero.
 
         Raises:
             ConfigMismatchError: trainers disagree about options, or only some pass
@@ -137,7 +158,7 @@ class GradientExchange:
             PeerLostError, OperationTimeoutError: a trainer died or does not come.
         """
         try:
-            return self._average(grads, samples)
+            return self._average(grads, rows, samples)
         finally:
             self._begin()
 
@@ -149,16 +170,20 @@ class GradientExchange:
             found[index] = self.buckets[b].view(i)
         return found
 
-    def _average(self, grads: Gradients, samples: int | None) -> list[int] | None:
+    def _average(
+        self, grads: Gradients, rows: Sequence[Rows | None], samples: int | None
+    ) -> Averaged | None:
         weight = 1 if samples is None else samples
         if self._group.alone:
-            self._fill_all(grads, 1)
-            present = [i for i, grad in enumerate(grads) if grad is not None]
-            return present if weight else None
+            for bucket in self.buckets:
+                self._fill(bucket, grads, 1)
+            numbers = self._presence(grads, rows)
+            return self._averaged(numbers, weight) if weight else None
         eager = not self.late
         if eager:
             self._send_rest(grads)
-        header = self._exchange_header(grads, samples)
+        presence = self._presence(grads, rows)
+        header = self._exchange_header(presence, samples)
         for work in self._works:
             self._group.wait(work, _WHAT)
         if not eager or header[_AGAIN] or header[_BY_SAMPLES]:
@@ -175,7 +200,30 @@ class GradientExchange:
             return None
         for bucket in self.buckets:
             bucket.flat.mul_(1.0 / total)
-        return [i for i, count in enumerate(header[_HEADER:]) if count]
+        return self._averaged(header[_HEADER:], total)
+
+    def _presence(self, grads: Gradients, rows: Sequence[Rows | None]) -> list[float]:
+        """What has a gradient, and how many rows of each table this trainer has."""
+        numbers = [float(grad is not None) for grad in grads]
+        numbers += [float(one is not None) for one in rows]
+        for one in rows:
+            counts = [0.0] * self._group.size
+            counts[self._group.rank] = 0.0 if one is None else float(len(one[0]))
+            numbers += counts
+        return numbers
+
+    def _averaged(self, numbers: Sequence[float], total: float) -> Averaged:
+        """Reads the sum of all trainers' ``_presence``."""
+        d, t, n = len(self._entries), self._table_count, self._group.size
+        return Averaged(
+            dense=[i for i, count in enumerate(numbers[:d]) if count],
+            tables=[i for i, count in enumerate(numbers[d : d + t]) if count],
+            counts=[
+                [int(count) for count in numbers[begin : begin + n]]
+                for begin in range(d + t, d + t + t * n, n)
+            ],
+            total=total,
+        )
 
     def _send_rest(self, grads: Gradients) -> None:
         """Sends the buckets that backward has not filled, and looks for late changes.
@@ -189,10 +237,6 @@ class GradientExchange:
         while len(self._works) < len(self.buckets):
             self._fill(self.buckets[len(self._works)], grads, 1)
             self._send_next()
-
-    def _fill_all(self, grads: Gradients, weight: int) -> None:
-        for bucket in self.buckets:
-            self._fill(bucket, grads, weight)
 
     def _fill(self, bucket: Bucket, grads: Gradients, weight: int) -> None:
         for i, entry in enumerate(bucket.entries):
@@ -218,7 +262,9 @@ class GradientExchange:
 
     # -- what trainers tell each other beside gradients --------------------------------
 
-    def _exchange_header(self, grads: Gradients, samples: int | None) -> list[float]:
+    def _exchange_header(
+        self, presence: list[float], samples: int | None
+    ) -> list[float]:
         numbers = [
             float(samples is not None),
             float(1 if samples is None else samples),
@@ -226,7 +272,7 @@ class GradientExchange:
         ]
         for part in self._options_digest():
             numbers += (float(part), float(part * part))
-        numbers += (float(grad is not None) for grad in grads)
+        numbers += presence
         header = torch.tensor(numbers, dtype=torch.float64, device="cpu")
         self._group.sum(header, _WHAT)
         self.payload_bytes += header.nbytes

@@ -16,7 +16,7 @@ from torch_cpudist import local_state
 from torch_cpudist.clip import Clip, ClipNorm, ClipValue, clip_own
 from torch_cpudist.copied_parameters import CopiedParameters
 from torch_cpudist.errors import ConfigMismatchError
-from torch_cpudist.flat_buckets import DEFAULT_BYTES, Bucket, plan
+from torch_cpudist.flat_buckets import DEFAULT_BYTES, Bucket, plan, squared_norm
 from torch_cpudist.gradient_exchange import GradientExchange
 from torch_cpudist.gradients import (
     hidden_gradients,
@@ -25,6 +25,7 @@ from torch_cpudist.gradients import (
 )
 from torch_cpudist.inner_guard import InnerGuard
 from torch_cpudist.placement import Rules
+from torch_cpudist.row_exchange import RowExchange, as_gradient, own_rows
 from torch_cpudist.state_checks import States
 from torch_cpudist.strategies.allreduce import AllReduce
 from torch_cpudist.strategies.driver import Driver, whole_samples
@@ -62,10 +63,11 @@ class CollectiveDriver(Driver):
         self._averages = 0
         self._payload_bytes = 0
         self._said_left = False
-        local_state.adopt([], parameters.inners, self._of_dense(states))
+        local_state.adopt([], parameters.inners, self._of_placed(states))
 
-    def _of_dense(self, states: States) -> States:
-        return {p: states[p] for p in self._dense if p in states}
+    def _of_placed(self, states: States) -> States:
+        placed = [entry.parameter for entry in self._copied.entries]
+        return {p: states[p] for p in placed if p in states}
 
     def _gradients(self) -> list[torch.Tensor | None]:
         return [
@@ -132,7 +134,7 @@ class CollectiveDriver(Driver):
         self, context: Context, inners: Sequence[Optimizer], states: States
     ) -> None:
         """Takes every trainer's own state; weights as ``store_model``."""
-        local_state.drop_and_adopt([], inners, self._of_dense(states))
+        local_state.drop_and_adopt([], inners, self._of_placed(states))
         self.store_model(context, inners, all_rows=False)
 
     def store_model(
@@ -162,6 +164,8 @@ class AllReduceDriver(CollectiveDriver):
         """See ``CollectiveDriver``."""
         super().__init__(parameters, guard, states, others)
         self._exchange = GradientExchange(parameters, strategy.bucket_bytes)
+        self._tables = parameters.placement.tables
+        self._rows = RowExchange(parameters.group, self._tables)
 
     def no_sync(self) -> AbstractContextManager[None]:
         """While it is entered, backward sends nothing."""
@@ -177,29 +181,27 @@ class AllReduceDriver(CollectiveDriver):
             samples = whole_samples(samples)
         self._copied.check_unchanged()
         self._take_part()
-        present = self._exchange.average(self._gradients(), samples)
+        own = own_rows(self._tables)
+        averaged = self._exchange.average(self._gradients(), own, samples)
         self._averages += 1
-        self._payload_bytes = self._exchange.payload_bytes
-        if present is not None:
-            self._apply_clip(clip)
-            found = self._exchange.averaged(present)
-            with replaced_gradients(self._dense, found):
+        if averaged is not None:
+            weight = 1 if samples is None else samples
+            rows = self._rows.average(own, averaged.counts, weight, averaged.total)
+            _clip_average(
+                clip,
+                [bucket.flat for bucket in self._exchange.buckets]
+                + [values.view(-1) for _, values in rows],
+            )
+            found = self._exchange.averaged(averaged.dense)
+            weights = [table.found.weight for table in self._tables]
+            for i, (one, table) in enumerate(zip(rows, weights, strict=True)):
+                present = i in averaged.tables
+                found.append(as_gradient(one, table) if present else None)
+            with replaced_gradients([*self._dense, *weights], found):
                 self._step_inners()
+        self._payload_bytes = self._exchange.payload_bytes + self._rows.payload_bytes
         self._steps += 1
         return self._steps
-
-    def _apply_clip(self, clip: Clip | None) -> None:
-        """Clips the average, with equal bits on all trainers."""
-        buckets = self._exchange.buckets
-        if isinstance(clip, ClipNorm):
-            norm = math.sqrt(sum(bucket.squared_norm() for bucket in buckets))
-            scale = clip.max_norm / (norm + 1e-6)
-            if not scale >= 1.0:
-                for bucket in buckets:
-                    bucket.flat.mul_(scale)
-        elif isinstance(clip, ClipValue):
-            for bucket in buckets:
-                bucket.flat.clamp_(-clip.value, clip.value)
 
     def stats(self) -> dict[str, Any]:
         """Also ``buckets``, and ``repeated``: steps that averaged twice."""
@@ -208,6 +210,19 @@ class AllReduceDriver(CollectiveDriver):
         found["collective"]["buckets"] = len(exchange.buckets)
         found["collective"]["repeated"] = exchange.repeated
         return found
+
+
+def _clip_average(clip: Clip | None, flat: Sequence[torch.Tensor]) -> None:
+    """Clips averaged gradients in place, with equal bits on all trainers."""
+    if isinstance(clip, ClipNorm):
+        norm = math.sqrt(sum(squared_norm(part) for part in flat))
+        scale = clip.max_norm / (norm + 1e-6)
+        if not scale >= 1.0:
+            for part in flat:
+                part.mul_(scale)
+    elif isinstance(clip, ClipValue):
+        for part in flat:
+            part.clamp_(-clip.value, clip.value)
 
 
 class LocalSGDDriver(CollectiveDriver):

@@ -15,7 +15,11 @@ from torch_cpudist import local_state, state_exchange
 from torch_cpudist.collective_group import CollectiveGroup
 from torch_cpudist.composed_parameters import ComposedParameters
 from torch_cpudist.copied_parameters import CopiedParameters
-from torch_cpudist.errors import InternalError, UnsupportedModelError
+from torch_cpudist.errors import (
+    InternalError,
+    UnsupportedModelError,
+    UnsupportedOptimizerError,
+)
 from torch_cpudist.inner_guard import InnerGuard
 from torch_cpudist.local_parameters import LocalParameterSet
 from torch_cpudist.parameter_set import ParameterSet
@@ -78,18 +82,38 @@ def open_parameters(
         )
     if isinstance(strategy, (AllReduce, LocalSGD)):
         kind = type(strategy).__name__
-        if placement.tables:
-            raise UnsupportedModelError(
-                f"table {placement.tables[0].found.name!r} under {kind}, which "
-                "averages whole parameters. Train tables by servers, the rest as now: "
-                f"Hybrid(dense={kind}(...), sparse=Sync()), Async() or Geo(). Or set "
-                "sparse=False on the embedding."
-            )
+        _check_tables(placement, strategy)
         group = CollectiveGroup(context, kind)
         client = context.trainer_client()
         same_state = isinstance(strategy, AllReduce)
         return CopiedParameters(client, placement, group, inners, same_state)
     return _open_set(strategy, context, placement, states)
+
+
+# Rules that torch itself runs on sparse gradients.
+_TAKE_ROWS = ("adagrad", "ftrl", "row_wise_adagrad", "sgd", "sparse_adam")
+
+
+def _check_tables(placement: Placement, strategy: Strategy) -> None:
+    """Refuses tables that trainers cannot keep equal by themselves."""
+    kind = type(strategy).__name__
+    for table in placement.tables:
+        rule = placement.rules[table.group]
+        where = f"table {table.found.name!r} under {kind}"
+        remedy = (
+            f"Train tables by servers, the rest as now: Hybrid(dense={kind}(...), "
+            "sparse=Sync()), Async() or Geo(). Or set sparse=False on the embedding."
+        )
+        if isinstance(strategy, LocalSGD):
+            raise UnsupportedModelError(
+                f"{where}, which averages whole parameters. {remedy}"
+            )
+        lazy = rule is None or rule.momentum or rule.weight_decay
+        if rule is None or rule.kind not in _TAKE_ROWS or lazy:
+            raise UnsupportedOptimizerError(
+                f"{where}, where torch updates it, which does not run {rule} on sparse "
+                f"gradients. Use plain SGD, Adagrad or SparseAdam for it. {remedy}"
+            )
 
 
 def _check_parts(placement: Placement) -> None:
