@@ -121,5 +121,7 @@ def _send_weights(context: Context, parameters: LocalParameterSet) -> None:
         for parameter, written in kept:
             parameter.copy_(written)
         state_exchange.store(parameters, {})
+        # The next barrier would add it to what was sent.
+        parameters.forget_movement()
     state_exchange.take_in(context, parameters)
     parameters.tables_current = True
