@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import time
 from collections.abc import Sequence
 from datetime import timedelta
@@ -58,6 +59,7 @@ class CollectiveGroup:
         self.barriers = 0  # that this trainer has come to
         self._group: dist.ProcessGroup | None = None
         self._pending: list[dist.Work] = []
+        self.sent_bytes = 0  # what gloo's ring makes of what is summed and gathered
         if context.environment.group is not None:
             raise ConfigurationError(
                 f"{owner} averages over torch.distributed, whose group is that of one "
@@ -85,6 +87,9 @@ class CollectiveGroup:
 
     # -- collectives -------------------------------------------------------------------
 
+    def _count(self, size_bytes: int, times: float) -> None:
+        self.sent_bytes += int(size_bytes * times)
+
     def start_sum(self, tensor: torch.Tensor) -> dist.Work:
         """Begins to replace ``tensor`` by its sum over all trainers, in all the same.
 
@@ -96,6 +101,7 @@ class CollectiveGroup:
         except RuntimeError as error:
             raise self._failed(error) from error
         self._pending.append(work)
+        self._count(tensor.nbytes, 2 * (self.size - 1) / self.size)
         return work
 
     def wait(self, work: dist.Work, what: str) -> None:
@@ -132,6 +138,7 @@ class CollectiveGroup:
         found = [torch.empty_like(tensor) for _ in range(self.size)]
         try:
             work = dist.all_gather(found, tensor, group=self._group, async_op=True)
+            self._count(tensor.nbytes, self.size - 1)
         except RuntimeError as error:
             raise self._failed(error) from error
         self._pending.append(work)
@@ -249,10 +256,14 @@ class CollectiveGroup:
     def close(self) -> None:
         """Gives connections back, unless somebody is still waited for. Idempotent."""
         group, self._group = self._group, None
-        # Destroying a group waits for what it still does, which may never end.
-        unfinished = any(not work.is_completed() for work in self._pending)
-        if group is not None and dist.is_initialized() and not unfinished:
+        if group is None or not dist.is_initialized():
+            return
+        if all(work.is_completed() for work in self._pending):
             dist.destroy_process_group(group)
+        else:
+            # gloo's destructor waits for what is unfinished, until its timeout: one
+            # reference more than there are keeps it from running, also at exit.
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
 
 
 def _first_difference(first: Sequence[Any], second: Sequence[Any]) -> tuple[Any, Any]:

@@ -82,7 +82,6 @@ class GradientExchange:
         }
         self.late = False
         self.repeated = 0
-        self.payload_bytes = 0
         self._silent = 0
         self._options: list[str] = []
         self._digest: list[int] = []
@@ -133,7 +132,6 @@ class GradientExchange:
     def _send_next(self) -> None:
         bucket = self.buckets[len(self._works)]
         self._works.append(self._group.start_sum(bucket.flat))
-        self.payload_bytes += bucket.size_bytes
 
     # -- at the step -------------------------------------------------------------------
 
@@ -275,7 +273,6 @@ class GradientExchange:
         numbers += presence
         header = torch.tensor(numbers, dtype=torch.float64, device="cpu")
         self._group.sum(header, _WHAT)
-        self.payload_bytes += header.nbytes
         sums: list[float] = header.tolist()
         n = self._group.size
         for i in range(_DIGEST, _HEADER, 2):

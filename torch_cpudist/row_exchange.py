@@ -47,7 +47,6 @@ class RowExchange:
         """Exchanges gradients of ``tables`` over ``group``."""
         self._group = group
         self._tables = tables
-        self.payload_bytes = 0
 
     def average(
         self,
@@ -86,7 +85,6 @@ class RowExchange:
             padded = own.new_zeros((most, *own.shape[1:]))
             padded[: len(own)] = own
             gathered = self._group.gather(padded, _WHAT) if most else []
-            self.payload_bytes += padded.nbytes
             cut = [part[:count] for part, count in zip(gathered, each, strict=False)]
             parts.append(torch.cat([own[:0], *cut]))
         return parts[0], parts[1]

@@ -23,9 +23,7 @@ class CpudistTrainee(TorchTrainee):
         # What a server sends, some trainer receives: every byte is counted once.
         moved = stats["bytes_sent"] + stats["bytes_received"]
         if "collective" in stats:
-            # A ring sends each element 2(n - 1)/n times per trainer.
-            n = cpudist.trainer_count()
-            moved += stats["collective"]["payload_bytes"] * 2 * (n - 1) / n
+            moved += stats["collective"]["sent_bytes"]
         return {"bytes": float(moved), "wait_s": float(stats["wait_s"])}
 
     def settle(self) -> None:

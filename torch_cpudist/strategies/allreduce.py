@@ -16,10 +16,11 @@ from torch_cpudist.strategies.base import Strategy
 class AllReduce(Strategy):
     """Trainers average their gradients among themselves, and each steps by itself.
 
-    For dense models; for tables see ``Hybrid``. Equals ``DistributedDataParallel``, and
-    one process on the joined batch. Every trainer takes part in every step. The
-    optimizer runs on the trainer, so any of ``torch.optim`` will do. Cost per step: one
-    all-reduce per bucket and a small one.
+    For dense models and small tables; for large ones see ``Hybrid``. Equals
+    ``DistributedDataParallel``, and one process on the joined batch. Every trainer
+    takes part in every step. The optimizer runs on the trainer, so any of
+    ``torch.optim`` will do, for tables those that take sparse gradients. Cost: one
+    all-reduce per bucket and a small one; the touched rows of tables to everybody.
 
     Attributes:
         bucket_bytes: gradients that travel together, at most; a larger parameter

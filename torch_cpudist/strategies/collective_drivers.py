@@ -61,7 +61,6 @@ class CollectiveDriver(Driver):
         self._others = others
         self._steps = 0
         self._averages = 0
-        self._payload_bytes = 0
         self._said_left = False
         local_state.adopt([], parameters.inners, self._of_placed(states))
 
@@ -120,7 +119,7 @@ class CollectiveDriver(Driver):
         return {
             "collective": {
                 "averages": self._averages,
-                "payload_bytes": self._payload_bytes,
+                "sent_bytes": self._group.sent_bytes,
             }
         }
 
@@ -199,7 +198,6 @@ class AllReduceDriver(CollectiveDriver):
                 found.append(as_gradient(one, table) if present else None)
             with replaced_gradients([*self._dense, *weights], found):
                 self._step_inners()
-        self._payload_bytes = self._exchange.payload_bytes + self._rows.payload_bytes
         self._steps += 1
         return self._steps
 
@@ -288,7 +286,6 @@ class LocalSGDDriver(CollectiveDriver):
             for i, entry in enumerate(bucket.entries):
                 bucket.view(i).copy_(entry.parameter)
             works.append(self._group.start_sum(bucket.flat))
-            self._payload_bytes += bucket.size_bytes
         for work, bucket in zip(works, self._buckets, strict=True):
             self._group.wait(work, what)
             bucket.flat.mul_(1.0 / n)
