@@ -26,6 +26,7 @@ from torch._C._distributed_c10d import HashStore
 import torch_cpudist as cpudist
 from torch_cpudist import _core
 from torch_cpudist.config import Communicator, DelayCompensation, Server, Sharding
+from torch_cpudist.outer import Outer
 
 
 @dataclass(frozen=True)
@@ -257,6 +258,7 @@ def _who_shares_rounds(given: Given) -> Any:
 
 def _late_gradient(given: Given, **others: Any) -> float:
     """The weight after two gradients, of which the second missed the first."""
+    both_have_read = threading.Barrier(2)
     first_is_applied = threading.Event()
 
     def body(context: cpudist.Context) -> float:
@@ -264,6 +266,7 @@ def _late_gradient(given: Given, **others: Any) -> float:
         compensation = given.with_fields(**others)
         strategy = {"name": "async", "delay_compensation": compensation}
         optimizer = wrapped(model, strategy)
+        both_have_read.wait(20)
         if context.trainer_rank == 1:
             first_is_applied.wait(20)
         push_ones(optimizer, model, 1)
@@ -326,3 +329,29 @@ def _how_often(given: Given) -> Any:
 def _how_fast_an_exchange_is(given: Given) -> Any:
     # With all of a step's time one ends in a step or two.
     return _exchanges(given, 20, Wide, 0.0, push_every=1) > 3
+
+
+def _outer_steps(given: Given, **others: Any) -> float:
+    """The weight after two outer steps on equal movements."""
+
+    def body(context: cpudist.Context) -> float:
+        model = Counting()
+        strategy = {"name": "geo", "outer": given.with_fields(**others)}
+        optimizer = wrapped(model, strategy)
+        for _ in range(2):
+            push_ones(optimizer, model, 1)
+            context.barrier()
+        return model.dense[0].item()
+
+    return float(run(body, 1, 1, variables=dict(given.variables))[0])
+
+
+@field(Outer, "lr", changed=0.5)
+@field(Outer, "momentum", changed=0.5)
+def _how_outer_steps_go(given: Given) -> Any:
+    return _outer_steps(given)
+
+
+@field(Outer, "nesterov", changed=True)
+def _outer_steps_look_ahead(given: Given) -> Any:
+    return _outer_steps(given, momentum=0.5)

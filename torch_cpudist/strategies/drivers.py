@@ -48,7 +48,11 @@ def open_parameters(
     client = context.trainer_client()
     if not strategy.local:
         return ParameterSet(client, placement, store)
-    alone = context.trainer_count == 1 and context.environment.group is None
+    alone = (
+        context.trainer_count == 1
+        and context.environment.group is None
+        and getattr(strategy, "outer", None) is None
+    )
     return LocalParameterSet(client, placement, store, states, alone)
 
 

@@ -55,6 +55,8 @@ class GeoDriver(Driver):
         super().__init__(parameters)
         self._local = parameters
         self._strategy = strategy
+        # With an outer optimizer an exchange ends when every member has begun one.
+        self._in_rounds = strategy.outer is not None
         self._inners = list(inners)
         self._guard = guard
         self._steps = 0  # since the last exchange began
@@ -135,11 +137,13 @@ class GeoDriver(Driver):
         try:
             with Weights(local.placement.dense) as weights:
                 client.finish_exchange(local.id, weights.addresses)
-                more = True
+                # An outer step that nobody has moved for would be momentum alone.
+                more = self._steps > 0 or not self._in_rounds
                 while more:
                     self._begin(whole)
                     client.finish_exchange(local.id, weights.addresses)
-                    more = client.exchange_has_more(local.id)
+                    # The others would have to take part in another round.
+                    more = not self._in_rounds and client.exchange_has_more(local.id)
         finally:
             local.note_written([parameter for _, parameter in local.trained()])
         self._travelling = 0
@@ -147,10 +151,15 @@ class GeoDriver(Driver):
     # -- leaving, flushing -------------------------------------------------------------
 
     def settle(self) -> None:
-        """Hands on what this trainer moved, and takes in what others did."""
+        """Hands on what this trainer moved, and takes in what others did.
+
+        Not with an outer optimizer: that would wait for the other trainers' steps.
+        """
         local = self._local
         if local.alone:
             state_exchange.store(local, {})
+        elif self._in_rounds:
+            return
         elif local.client.is_member(local.id):
             self._exchange(whole=False)
 
