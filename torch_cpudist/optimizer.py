@@ -37,8 +37,8 @@ class DistributedOptimizer(face.ServedOptimizer):
     """Trains a model with parameter servers, by a strategy.
 
     The wrapped optimizer is read, not replaced: its exact class and its options, as
-    they stand at each step, choose what the servers do. ``param_groups`` are its own
-    dicts, so schedulers made over either of the two work. Tables are the sparse
+    they stand at each step, choose what the servers do; under Geo it steps here.
+    ``param_groups`` are its own dicts, so schedulers over either of the two work. Tables are the sparse
     embeddings of the model (see ``shard_tables``); everything else that the optimizer
     holds is dense. Buffers (running statistics of batch norm, say) stay the trainer's
     own.
@@ -194,8 +194,9 @@ class DistributedOptimizer(face.ServedOptimizer):
 
         Under Sync it returns when every member of the round has pushed and every server
         has applied the mean, under HalfAsync when those of this trainer's group have;
-        under Async when the gradient is queued. A step after
-        ``leave()`` joins again first. No gradient at all is a zero one of weight 1.
+        under Async when the gradient is queued, under Geo when this trainer's optimizer
+        has stepped. A step after ``leave()`` joins again first. No gradient at all is a
+        zero one of weight 1.
 
         Cost: one push and its reply per server (and a commit with ``ClipNorm``): the
         touched rows with their keys out, the dense values out and back.
