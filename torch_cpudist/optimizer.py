@@ -38,10 +38,9 @@ class DistributedOptimizer(face.ServedOptimizer):
 
     The wrapped optimizer is read, not replaced: its exact class and its options, as
     they stand at each step, choose what the servers do; under Geo it steps here.
-    ``param_groups`` are its own dicts, so schedulers over either of the two work. Tables are the sparse
-    embeddings of the model (see ``shard_tables``); everything else that the optimizer
-    holds is dense. Buffers (running statistics of batch norm, say) stay the trainer's
-    own.
+    ``param_groups`` are its own dicts, so schedulers over either of the two work.
+    Tables are the sparse embeddings of the model (see ``shard_tables``), all else that
+    the optimizer holds is dense. Buffers (of batch norm, say) stay the trainer's own.
 
     Building one is collective: every trainer builds the same ones in the same order and
     waits for trainer 0, whose model gives the initial values. One over parameters that
