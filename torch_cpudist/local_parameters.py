@@ -172,6 +172,15 @@ class LocalParameterSet(ParameterSet):
     def _attach(self, table: PlacedTable, binding: TableBinding) -> None:
         """Lookups need no pull."""
 
+    def bind_tables(self) -> None:
+        """Tells the client where tables are, if their memory has moved.
+
+        Raises:
+            ModelChangedError: a weight is no longer what the servers hold.
+        """
+        for binding in self._bindings:
+            binding.bind_weight(self.client)
+
     def forget_movement(self) -> None:
         """Takes the weights that stand in the model as the servers'."""
         with Weights(self.placement.dense) as weights:
@@ -190,7 +199,9 @@ class LocalParameterSet(ParameterSet):
         Raises:
             DenseGradientError, UnsupportedModelError, RowOutOfRangeError: a gradient
                 is not what it must be.
+            ModelChangedError: see ``bind_tables``.
         """
+        self.bind_tables()
         read = []
         for table in self.tables:
             found = table.placed.found

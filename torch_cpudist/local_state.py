@@ -118,5 +118,7 @@ def _send_weights(context: Context, parameters: LocalParameterSet) -> None:
         for parameter, written in kept:
             parameter.copy_(written)
         state_exchange.store(parameters, {})
+        # The next barrier must not hand on what is stored already.
+        parameters.forget_movement()
     state_exchange.take_in(context, parameters)
     parameters.tables_current = True

@@ -161,6 +161,8 @@ class DistributedOptimizer(face.ServedOptimizer):
                     if any(inner is own for own in self._inners):
                         states |= state_exchange.by_parameter([inner], [one])
                 check_states(placement, states)
+            if other.strategy.local:
+                other._driver.give_back_state(other._inners)
             other._close()
         return states
 
@@ -382,7 +384,9 @@ class DistributedOptimizer(face.ServedOptimizer):
         Args:
             tell_servers: ``False`` where servers can no longer be reached.
         """
-        if self._parameters is not None and self._step_count_total:
+        # Where the optimizer runs here, wrapping took the state of tables out of it.
+        stepped = self._step_count_total or self.strategy.local
+        if self._parameters is not None and stepped:
             self._driver.give_back_state(self._inners)
         self._close(tell_servers)
 

@@ -78,6 +78,7 @@ void GeoExchange::begin(bool whole, uint64_t steps, uint64_t samples) {
     throw Error(ErrorCode::kInternal, alone_ ? "there is nobody to exchange deltas with"
                                              : "the last exchange is still under way");
   }
+  whole_ = whole;
   divisor_ = whole ? 1.0 : static_cast<double>(members_);
   outgoing_ = std::vector<Outgoing>(set_.server_count);
   for (uint32_t s = 0; s < set_.server_count; ++s) outgoing_[s].blocks = set_.shard_blocks[s];
@@ -159,7 +160,7 @@ void GeoExchange::pack(const Slice& slice, std::span<void* const> weights) {
   }
   GeoTable& table = tables_[slice.index];
   const size_t dim = table.spec().dim;
-  const float* weight = set_.table(slice.index).weight();
+  float* weight = set_.table(slice.index).weight();
   const int64_t* keys = out.keys[slice.index].data();
   for (uint64_t i = slice.begin; i < slice.end; ++i) {
     if (i + kPrefetchRows < slice.end) {
@@ -203,8 +204,6 @@ void GeoExchange::receive() {
       stats_.rows_received += view.tables[i].keys.size();
     }
   }
-  members_ = std::max(views_.front().header.members, 1u);
-  steps_ = views_.front().header.steps;
   phase_ = Phase::kApply;
 }
 
@@ -242,6 +241,9 @@ void GeoExchange::apply(const Slice& slice, std::span<void* const> weights) {
 }
 
 void GeoExchange::end_exchange() {
+  // Before a barrier others have left already, and take part again after it.
+  if (!whole_) members_ = std::max(views_.front().header.members, 1u);
+  steps_ = views_.front().header.steps;
   replies_.clear();
   views_.clear();
   slices_.clear();

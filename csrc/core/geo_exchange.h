@@ -79,6 +79,7 @@ class GeoExchange {
   std::vector<kernels::AlignedBuffer<uint8_t>> dense_shadows_;  // by parameter
 
   Phase phase_ = Phase::kIdle;
+  bool whole_ = false;
   double divisor_ = 1.0;
   uint32_t members_;
   uint64_t steps_ = 0;

@@ -25,7 +25,7 @@ struct TypedKernels {
   void (*accumulate)(T* target, const T* values, T weight, size_t n);
   void (*scale_into)(T* target, const T* values, T scale, size_t n);
   void (*clamp)(T* values, T low, T high, size_t n);
-  void (*take_delta)(const T* weight, T* shadow, T divisor, T* negated, size_t n);
+  void (*take_delta)(T* weight, T* shadow, T divisor, T* negated, size_t n);
   void (*merge_fresh)(T* weight, T* shadow, const T* fresh, size_t n);
   void (*segment_sum)(const T* rows, size_t row_stride, size_t n, size_t dim,
                       const uint32_t* inverse, T* out);
