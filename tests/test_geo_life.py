@@ -1,0 +1,413 @@
+# Copyright (c) 2026 The torch_cpudist authors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Geo beside everything else that users do: state, wrapping again, writing, ends."""
+
+from __future__ import annotations
+
+import copy
+import os
+import signal
+import threading
+
+import pytest
+import torch
+from geo_cases import Moving, geo, model_sum, seeds_of, train, wrapped
+from sync_cases import (
+    ONE_THREAD,
+    RULES,
+    Batches,
+    Model,
+    assert_same_bits,
+    build,
+    copy_of,
+    largest_difference,
+    loss_of,
+    run,
+)
+
+import torch_cpudist as cpudist
+from torch_cpudist import _core
+
+TORCH_RUNS = [name for name, rule in RULES.items() if rule.torch_runs_it]
+
+
+def alone(body, servers=0):
+    return run(body, 1, servers)[0]
+
+
+def wrap(inners, model, strategy=None):
+    return cpudist.DistributedOptimizer(inners, model, strategy or geo(3))
+
+
+def steps(opt, model, batches, first, last, rank=0):
+    opts = opt if isinstance(opt, list) else [opt]
+    for step in range(first, last):
+        model.zero_grad()
+        loss_of(model, batches.part(step, rank)).backward()
+        for one in opts:
+            one.step()
+
+
+def train_torch(name, count):
+    model = Model()
+    steps(build(RULES[name], model), model, Batches(1), 0, count)
+    return copy_of(model)
+
+
+# -- state -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_a_resumed_run_equals_an_uninterrupted_one(name):
+    batches = Batches(1, steps=12)
+
+    def body(context):
+        model = Model()
+        opt = wrap(build(RULES[name], model), model)
+        steps(opt, model, batches, 0, 6)
+        weights, saved = copy_of(model), copy.deepcopy(opt.state_dict())
+        steps(opt, model, batches, 6, 12)
+        expected = copy_of(model)
+
+        model = Model()
+        model.load_state_dict(weights)
+        opt = wrap(build(RULES[name], model), model)
+        opt.load_state_dict(saved)
+        steps(opt, model, batches, 6, 12)
+        assert_same_bits(copy_of(model), expected)
+
+    alone(body, servers=2)
+
+
+@pytest.mark.parametrize("name", TORCH_RUNS)
+def test_state_goes_to_torch_and_back(name):
+    """Four steps of torch, four of Geo, four of torch: twelve of torch."""
+
+    def body(context):
+        model = Model()
+        inners = build(RULES[name], model)
+        steps(inners, model, Batches(1), 0, 4)
+        dicts = [copy.deepcopy(inner.state_dict()) for inner in inners]
+        opt = wrap(build(RULES[name], model), model)
+        opt.load_state_dict({"optimizers": dicts})
+        steps(opt, model, Batches(1), 4, 8)
+        saved = copy.deepcopy(opt.state_dict()["optimizers"])
+        opt.close()
+        inners = build(RULES[name], model)
+        for inner, one in zip(inners, saved, strict=True):
+            inner.load_state_dict(one)
+        steps(inners, model, Batches(1), 8, 12)
+        return copy_of(model)
+
+    assert largest_difference(alone(body), train_torch(name, 12)) <= 1e-6
+
+
+@pytest.mark.parametrize("count", [0, 4])
+@pytest.mark.parametrize("name", TORCH_RUNS)
+def test_the_wrapped_optimizers_go_on_after_the_end(name, count):
+    model = Model()
+    inners = build(RULES[name], model)
+    steps(inners, model, Batches(1), 0, 4)
+
+    def body(context):
+        steps(wrap(inners, model), model, Batches(1), 4, 4 + count)
+
+    alone(body)
+    steps(inners, model, Batches(1), 4 + count, 12)
+    assert largest_difference(copy_of(model), train_torch(name, 12)) <= 1e-6
+
+
+@pytest.mark.parametrize("name", TORCH_RUNS)
+def test_an_optimizer_that_was_wrapped_for_nothing_is_as_before(name):
+    model = Model()
+    inners = build(RULES[name], model)
+    alone(lambda context: wrap(inners, model).close())
+    steps(inners, model, Batches(1), 0, 8)
+    assert largest_difference(copy_of(model), train_torch(name, 8)) <= 1e-6
+
+
+@pytest.mark.parametrize("name", TORCH_RUNS)
+@pytest.mark.parametrize("order", ["geo sync", "sync geo", "geo geo"])
+def test_wrapping_again_goes_on(name, order):
+    def body(context):
+        model = Model()
+        inners = build(RULES[name], model)
+        for i, strategy in enumerate(order.split()):
+            opt = wrap(inners, model, geo(3) if strategy == "geo" else strategy)
+            steps(opt, model, Batches(1), 6 * i, 6 * i + 6)
+        opt.flush()
+        return copy_of(model)
+
+    assert largest_difference(alone(body), train_torch(name, 12)) <= 1e-6
+
+
+@pytest.mark.parametrize("order", ["geo sync geo", "sync geo geo"])
+def test_wrapping_again_takes_everyones_movement_over(order):
+    def body(context):
+        model = Moving()
+        inner = torch.optim.SGD(model.parameters(), lr=1.0)
+        for i, name in enumerate(order.split()):
+            opt = wrap(inner, model, geo(2) if name == "geo" else name)
+            if name == "geo":
+                train(model, opt, [100 * context.trainer_rank + 10 * i + j for j in range(5)])
+        opt.leave()
+        context.barrier()
+        opt.flush()
+        return copy_of(model)
+
+    geos = [i for i, name in enumerate(order.split()) if name == "geo"]
+    seeds = [100 * r + 10 * i + j for r in (0, 1) for i in geos for j in range(5)]
+    for found in run(body, 2, 2):
+        assert_same_bits(found, model_sum(seeds))
+
+
+# -- writing to the model --------------------------------------------------------------
+
+
+def test_a_stored_model_is_everyones_to_the_bit():
+    saved = {k: v + 0.1 for k, v in Moving().state_dict().items()}
+
+    def body(context):
+        model = Moving()
+        opt = wrapped(model, geo(2), lr=0.1)
+        train(model, opt, seeds_of(context.trainer_rank, 5 + context.trainer_rank))
+        model.load_state_dict(saved)
+        opt.store_model(all_rows=True)
+        assert_same_bits(copy_of(model), saved)
+        opt.flush()
+        assert_same_bits(copy_of(model), saved)
+        context.barrier()
+        train(model, opt, [7])
+
+    run(body, 3, 2)
+
+
+def test_what_was_not_written_keeps_everyones_movement():
+    def body(context):
+        model = Moving()
+        opt = wrapped(model, geo(2))
+        train(model, opt, seeds_of(context.trainer_rank, 5))
+        if context.trainer_rank == 0:
+            with torch.no_grad():
+                model.vector.fill_(5.0)
+        opt.store_model()
+        return copy_of(model)
+
+    expected = model_sum(seeds_of(0, 5) + seeds_of(1, 5))
+    expected["vector"].fill_(5.0)
+    for found in run(body, 2, 2):
+        assert_same_bits(found, expected)
+
+
+def test_loaded_state_leaves_all_with_one_model():
+    def body(context):
+        model = Model()
+        opt = wrap(build(RULES["adam"], model), model)
+        batches = Batches(2)
+        steps(opt, model, batches, 0, 5, context.trainer_rank)
+        opt.load_state_dict(copy.deepcopy(opt.state_dict()))
+        return copy_of(model)
+
+    first, second = run(body, 2, 2)
+    assert_same_bits(first, second)
+
+
+def test_writing_behind_its_back_is_refused():
+    def body(context):
+        model = Moving()
+        opt = wrapped(model, geo(2))
+        train(model, opt, seeds_of(0, 4))
+        context.barrier()
+        opt.flush()
+        expected = copy_of(model)
+        with torch.no_grad():
+            model.first.weight[3] = 9.0
+        with pytest.raises(cpudist.ModelChangedError, match=r"first\.weight"):
+            train(model, opt, [1])
+        with pytest.raises(cpudist.ModelChangedError, match=r"first\.weight"):
+            opt.flush()
+        opt.flush(overwrite=True)
+        assert_same_bits(copy_of(model), expected)
+        context.barrier()
+        train(model, opt, [5])
+
+    run(body, 2, 2)
+
+
+def test_what_is_written_at_the_end_reaches_nobody():
+    """Averaged weights put in for a last evaluation, say."""
+    written = threading.Event()
+
+    def body(context):
+        model = Moving()
+        opt = wrapped(model, geo(2))
+        train(model, opt, seeds_of(context.trainer_rank, 5))
+        context.barrier()
+        if context.trainer_rank == 0:
+            with torch.no_grad():
+                model.first.weight.add_(100.0)
+                model.vector.add_(100.0)
+            opt.leave()
+            written.set()
+        else:
+            assert written.wait(30)
+            opt.leave()
+            opt.flush()
+        return copy_of(model)
+
+    assert_same_bits(run(body, 2, 2)[1], model_sum(seeds_of(0, 5) + seeds_of(1, 5)))
+
+
+def test_weights_may_move_in_memory():
+    def body(context):
+        model = Moving()
+        opt = wrapped(model, geo(2))
+        for i in range(6):
+            train(model, opt, [10 * context.trainer_rank + i])
+            for parameter in model.parameters():
+                parameter.data = parameter.data.clone()
+        model.zero_grad()  # sparse tensors cannot be shared
+        model.share_memory()
+        opt.leave()
+        context.barrier()
+        opt.flush()
+        found = copy_of(model)
+        model.double()
+        with pytest.raises(cpudist.ModelChangedError, match="expected"):
+            opt.flush()
+        model.float()
+        model.matrix.data = model.matrix.data.double()
+        return found
+
+    seeds = [10 * rank + i for rank in range(2) for i in range(6)]
+    for found in run(body, 2, 2):
+        assert_same_bits(found, model_sum(seeds))
+
+
+def test_parameters_that_are_not_contiguous():
+    def body(context):
+        model = Moving()
+        model.matrix.data = model.matrix.data.t().contiguous().t()
+        assert not model.matrix.is_contiguous()
+        opt = wrapped(model, geo(2))
+        train(model, opt, seeds_of(context.trainer_rank, 5))
+        opt.leave()
+        context.barrier()
+        opt.flush()
+        return copy_of(model)
+
+    for found in run(body, 2, 2):
+        assert_same_bits(found, model_sum(seeds_of(0, 5) + seeds_of(1, 5)))
+
+
+# -- counters --------------------------------------------------------------------------
+
+
+def test_counters_and_memory():
+    def body(context):
+        model = Moving()
+        opt = wrapped(model, geo(4))
+        known = []
+        for seed in seeds_of(context.trainer_rank, 10):
+            train(model, opt, [seed])
+            known.append(cpudist.global_step())
+        assert known == sorted(known)
+        assert known[3] >= 4
+        touched = sum(
+            int((w != o).any(dim=1).sum())
+            for w, o in zip(
+                (model_sum(seeds_of(context.trainer_rank, 10))[f"{n}.weight"] for n in names),
+                (Moving().state_dict()[f"{n}.weight"] for n in names),
+                strict=True,
+            )
+        )
+        found = opt.stats()["exchange"]
+        context.barrier()
+        opt.flush()
+        train(model, opt, [1])
+        return known[-1], cpudist.global_step(), found, touched
+
+    names = ("first", "second")
+    for last, after, found, touched in run(body, 2, 2):
+        assert 10 <= last <= 20
+        assert after in (21, 22)  # the other one may have shut down by then
+        assert found["exchanges"] >= 1
+        assert found["rows_sent"] > 0
+        assert found["shadow_rows"] >= touched > 0
+    last, after, found, _ = run(body, 1)[0]
+    assert (last, after) == (10, 11)
+    assert found["exchanges"] == found["shadow_rows"] == found["rows_sent"] == 0
+
+
+def test_a_copy_of_the_model_is_a_plain_one():
+    def body(context):
+        model = Moving()
+        opt = wrapped(model, geo(2))
+        train(model, opt, [1, 2])
+        copied = copy.deepcopy(model)
+        train(model, opt, [3])
+        assert_same_bits(copy_of(copied), model_sum([1, 2]))
+        inner = torch.optim.SGD(copied.parameters(), lr=1.0)
+        copied.vector.sum().backward()
+        inner.step()
+
+    alone(body)
+
+
+# -- interrupts and ends ---------------------------------------------------------------
+
+
+def test_interrupted_flushes_lose_nothing():
+    """Ctrl-C while an exchange is waited for, again and again."""
+    plan = _core.FaultPlan(delay=1.0, delay_ms_max=40, seed=1)
+    shared = {
+        "world_size": 2,
+        "store": torch.distributed.HashStore(),
+        "network": _core.InprocNetwork(plan),
+        "variables": ONE_THREAD,
+    }
+    results = {}
+
+    def body(rank):
+        context = cpudist.init(rank=rank, **shared)
+        model = Moving()
+        opt = wrapped(model, geo(2))
+        for i in range(3):
+            train(model, opt, [100 * rank + i])
+            if rank == 0:
+                timer = threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT))
+                timer.start()
+                with pytest.raises(KeyboardInterrupt):
+                    while True:
+                        opt.flush()
+        context.barrier()
+        opt.leave()
+        context.barrier()
+        opt.flush()
+        results[rank] = copy_of(model)
+        context.shutdown()
+
+    other = threading.Thread(target=body, args=(1,), daemon=True)
+    other.start()
+    body(0)
+    other.join(30)
+    expected = model_sum([100 * rank + i for rank in range(2) for i in range(3)])
+    for rank in range(2):
+        assert_same_bits(results[rank], expected)
+
+
+def test_a_lost_server_is_told_at_a_later_step():
+    def body(context):
+        model = Moving()
+        opt = wrapped(model, geo(1))
+        train(model, opt, range(3))
+        context.barrier()
+        if context.trainer_rank == 1:
+            context.abort("out of memory")
+            return
+        with pytest.raises(cpudist.PeerLostError, match="out of memory"):
+            while True:
+                train(model, opt, [1])
+
+    with pytest.raises(cpudist.PeerLostError):  # out of trainer 0's own shutdown
+        run(body, 2)
