@@ -10,13 +10,6 @@
 #include "core/param_set.h"
 
 namespace cpudist::core {
-namespace {
-
-// Rows of one reply; more stay for the next, so that neither side needs room for a whole table.
-constexpr uint64_t kChangedBytes = 32u << 20;
-
-}  // namespace
-
 void ParamSet::note_changes(uint32_t rank, const RoundPush& push) {
   steps_ += push.view.header.steps;
   for (size_t i = 0; i < push.view.tables.size(); ++i) {
@@ -39,7 +32,7 @@ SharedPayload ParamSet::changes_reply(uint32_t rank) {
   }
   std::vector<TableRef> tables;
   std::vector<std::vector<uint32_t>> records;
-  uint64_t left_bytes = kChangedBytes;
+  uint64_t left_bytes = shared_.options.changes_bytes;
   for (const auto& table : store_.tables) {
     const uint64_t row_bytes = sizeof(int64_t) + uint64_t{table->dim()} * sizeof(float);
     // At least one row, so that every reply gets further.

@@ -103,6 +103,7 @@ TEST(messages_layout_round_trip) {
   const Buffer payload = encode(layout);
   const ParamSetLayout back = decode_layout(view_of(payload));
   CHECK(back.configs == layout.configs);
+  CHECK(back.mode == UpdateMode::kOnArrival && back.exchanges_deltas);
   CHECK_EQ(back.tables.size(), 3u);
   CHECK_EQ(back.tables[1].name, std::string("items"));
   CHECK_EQ(back.tables[1].rows, 1ull << 40);
@@ -132,6 +133,8 @@ TEST(messages_layout_limits_hold_on_both_sides) {
   CHECK(refused([](auto& l) { l.blocks[1].row_width = 4; }));
   CHECK(refused([](auto& l) { l.blocks[0].group = 2; }));
   CHECK(refused([](auto& l) { l.configs[0].lr = NAN; }));
+  CHECK(refused([](auto& l) { l.mode = UpdateMode::kRounds; }));
+  CHECK(refused([](auto& l) { l.max_staleness = 3; }));
   CHECK(!refused([](auto&) {}));
   Buffer payload = encode(sample_layout());
   payload.data()[16] = 200;  // the kind of the first configuration
@@ -145,6 +148,7 @@ TEST(messages_push_round_trip) {
   CHECK_EQ(push.header.round, 17u);
   CHECK_EQ(push.header.weight, 2.5);
   CHECK_EQ(push.header.samples, 1000u);
+  CHECK_EQ(push.header.steps, 7u);
   CHECK_EQ(push.header.clip_value, 0.5);
   CHECK_EQ(push.header.clip_norm, 1.5);
   CHECK(same(push.header.configs, layout.configs));
@@ -176,6 +180,23 @@ TEST(messages_rows_and_dense_round_trip) {
   CHECK_EQ(version.round, 19u);
   CHECK_EQ(values[0].size(), 9u);
   CHECK_EQ(values[1][4], 104.0f);
+}
+
+TEST(messages_changes_round_trip) {
+  const ParamSetLayout layout = sample_layout();
+  const Buffer payload = sample_changes();
+  const ChangesView changes = decode_changes(view_of(payload), layout);
+  CHECK_EQ(changes.header.version.round, 20u);
+  CHECK_EQ(changes.header.version.samples, 300u);
+  CHECK_EQ(changes.header.steps, 41u);
+  CHECK_EQ(changes.header.members, 3u);
+  CHECK(changes.header.more);
+  CHECK_EQ(changes.blocks.size(), 3u);
+  CHECK(all_bytes(changes.blocks[1].values, 24, 0x22));
+  CHECK_EQ(changes.tables.size(), 3u);
+  CHECK(same(changes.tables[1].keys, sample_keys()));
+  CHECK_EQ(changes.tables[1].rows[5], 105.0f);
+  CHECK(changes.tables[2].keys.empty());
 }
 
 TEST(messages_store_round_trip) {
