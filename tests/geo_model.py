@@ -37,7 +37,12 @@ class Sections:
             for table in placement.tables
         }
         self.blocks = [
-            (spec.shard, placement.dense[spec.parameter].name, spec.offset, spec.elements)
+            (
+                spec.shard,
+                placement.dense[spec.parameter].name,
+                spec.offset,
+                spec.elements,
+            )
             for spec in placement.layout.blocks
         ]
 

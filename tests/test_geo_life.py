@@ -149,7 +149,11 @@ def test_wrapping_again_takes_everyones_movement_over(order):
         for i, name in enumerate(order.split()):
             opt = wrap(inner, model, geo(2) if name == "geo" else name)
             if name == "geo":
-                train(model, opt, [100 * context.trainer_rank + 10 * i + j for j in range(5)])
+                train(
+                    model,
+                    opt,
+                    [100 * context.trainer_rank + 10 * i + j for j in range(5)],
+                )
         opt.leave()
         context.barrier()
         opt.flush()
@@ -159,6 +163,21 @@ def test_wrapping_again_takes_everyones_movement_over(order):
     seeds = [100 * r + 10 * i + j for r in (0, 1) for i in geos for j in range(5)]
     for found in run(body, 2, 2):
         assert_same_bits(found, model_sum(seeds))
+
+
+@pytest.mark.parametrize("name", TORCH_RUNS)
+def test_wrapped_optimizers_go_on_after_two_strategies(name):
+    """The table's state is the one Geo left: Sync's stays on its servers."""
+    model = Model()
+    inners = build(RULES[name], model)
+
+    def body(context):
+        steps(wrap(inners, model), model, Batches(1), 0, 4)
+        wrap(inners, model, "sync").close()
+
+    alone(body)
+    steps(inners, model, Batches(1), 4, 8)
+    assert largest_difference(copy_of(model), train_torch(name, 8)) <= 1e-6
 
 
 # -- writing to the model --------------------------------------------------------------
@@ -258,6 +277,64 @@ def test_what_is_written_at_the_end_reaches_nobody():
     assert_same_bits(run(body, 2, 2)[1], model_sum(seeds_of(0, 5) + seeds_of(1, 5)))
 
 
+@pytest.mark.parametrize("under_way", [False, True])
+def test_a_barrier_hands_on_nothing_that_was_written(under_way):
+    """It stands, and still counts as written; what else moved is everyone's."""
+    seeds = seeds_of(0, 5) + seeds_of(1, 5)
+
+    def body(context):
+        model = Moving()
+        opt = wrapped(model, geo(5 if under_way else 2, exchange_budget=0.001))
+        train(model, opt, seeds_of(context.trainer_rank, 5))
+        if context.trainer_rank == 0:
+            with torch.no_grad():
+                model.first.weight.add_(100.0)
+                model.vector.add_(100.0)
+        written = copy_of(model)
+        context.barrier()
+        if context.trainer_rank == 0:
+            assert model.first.weight.equal(written["first.weight"])
+            assert model.vector.equal(written["vector"])
+            with pytest.raises(cpudist.ModelChangedError, match="2 parameters"):
+                train(model, opt, [1])
+        opt.flush(overwrite=True)
+        return copy_of(model)
+
+    for found in run(body, 2, 2):
+        whole = model_sum(seeds)
+        for name in ("second.weight", "matrix"):
+            assert found[name].equal(whole[name])
+        for name in ("first.weight", "vector"):
+            assert float(found[name].max()) < 60  # nothing of what was written
+
+
+@pytest.mark.parametrize("call", ["flush", "store_model", "leave", "wrap"])
+def test_writing_while_an_exchange_is_under_way(call):
+    saved = {k: v + 0.1 for k, v in Moving().state_dict().items()}
+
+    def body(context):
+        model = Moving()
+        opt = wrapped(model, geo(5, exchange_budget=0.001))
+        train(model, opt, seeds_of(context.trainer_rank, 5))
+        model.load_state_dict(saved)
+        if call == "flush":
+            opt.flush(overwrite=True)
+            assert all(float(p.detach().abs().max()) < 60 for p in model.parameters())
+            return
+        if call == "leave":
+            opt.leave()
+        if call == "wrap":
+            opt = wrapped(model, geo(2))
+        else:
+            opt.store_model(all_rows=True)
+        assert_same_bits(copy_of(model), saved)
+        opt.flush()
+        assert_same_bits(copy_of(model), saved)
+        context.barrier()
+
+    run(body, 2, 2)
+
+
 def test_weights_may_move_in_memory():
     def body(context):
         model = Moving()
@@ -316,11 +393,15 @@ def test_counters_and_memory():
         touched = sum(
             int((w != o).any(dim=1).sum())
             for w, o in zip(
-                (model_sum(seeds_of(context.trainer_rank, 10))[f"{n}.weight"] for n in names),
+                (
+                    model_sum(seeds_of(context.trainer_rank, 10))[f"{n}.weight"]
+                    for n in names
+                ),
                 (Moving().state_dict()[f"{n}.weight"] for n in names),
                 strict=True,
             )
         )
+        opt.flush()
         found = opt.stats()["exchange"]
         context.barrier()
         opt.flush()
@@ -337,6 +418,32 @@ def test_counters_and_memory():
     last, after, found, _ = run(body, 1)[0]
     assert (last, after) == (10, 11)
     assert found["exchanges"] == found["shadow_rows"] == found["rows_sent"] == 0
+
+
+def test_more_rows_than_fit_a_reply_come_in_several():
+    """A server sends up to 32 MiB of rows at once."""
+    rows, dim = 40_000, 256
+
+    def body(context):
+        model = torch.nn.Embedding(
+            rows, dim, sparse=True, _weight=torch.zeros(rows, dim)
+        )
+        opt = wrapped(model, geo(100))
+        if context.trainer_rank == 0:
+            ids = torch.arange(rows)[None]
+            ones = torch.ones(rows, dim)
+            model.weight.grad = torch.sparse_coo_tensor(
+                ids, ones, (rows, dim), check_invariants=False
+            )
+            opt.step()
+            opt.leave()
+        context.barrier()
+        opt.flush()
+        done = bool(model.weight.eq(-1.0).all())
+        return done, opt.stats()["exchange"]["exchanges"]
+
+    # One before the barrier, one in the flush, and one for what did not fit.
+    assert run(body, 2, 1)[1] == (True, 3)
 
 
 def test_a_copy_of_the_model_is_a_plain_one():

@@ -185,6 +185,9 @@ class Client {
   void start_exchange(uint32_t param_set, bool alone);
   // The weights are the servers' now. `weights`: base of every dense parameter, in order.
   void reset_exchange(uint32_t param_set, std::span<void* const> weights);
+  // Takes back what dense parameters and tables moved since their last exchange.
+  void undo_movement(uint32_t param_set, std::span<void* const> weights,
+                     std::span<const uint32_t> parameters, std::span<const uint32_t> tables);
   // One step on rows of a table, by this trainer. Throws kRowOutOfRange before it changes anything.
   void update_rows(uint32_t param_set, const TableGradient& gradient, const LocalRows& rows,
                    const kernels::OptimizerConfig& config, int64_t step);

@@ -46,6 +46,13 @@ void Client::reset_exchange(uint32_t param_set, std::span<void* const> weights) 
   exchange_in(set, impl_->sets_mutex)->reset(weights);
 }
 
+void Client::undo_movement(uint32_t param_set, std::span<void* const> weights,
+                           std::span<const uint32_t> parameters, std::span<const uint32_t> tables) {
+  const ClientSetPtr set = impl_->find(param_set);
+  set->check_weights(weights);
+  exchange_in(set, impl_->sets_mutex)->undo(weights, parameters, tables);
+}
+
 void Client::update_rows(uint32_t param_set, const TableGradient& gradient, const LocalRows& rows,
                          const kernels::OptimizerConfig& config, int64_t step) {
   const ClientSetPtr set = impl_->find(param_set);

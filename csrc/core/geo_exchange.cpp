@@ -73,6 +73,25 @@ void GeoExchange::reset(std::span<void* const> weights) {
   more_ = false;
 }
 
+void GeoExchange::undo(std::span<void* const> weights, std::span<const uint32_t> parameters,
+                       std::span<const uint32_t> tables) {
+  if (alone_) return;
+  for (const uint32_t p : parameters) {
+    const auto& shadow = dense_shadows_.at(p);
+    if (!shadow.empty()) std::memcpy(weights[p], shadow.data(), shadow.size());
+  }
+  for (const uint32_t t : tables) {
+    GeoTable& rows = table(t);
+    const size_t dim = rows.spec().dim;
+    float* weight = set_.table(t).weight();
+    for (const auto& keys : rows.shadowed()) {
+      for (const int64_t key : keys) {
+        std::memcpy(weight + static_cast<size_t>(key) * dim, rows.shadow(key), dim * sizeof(float));
+      }
+    }
+  }
+}
+
 void GeoExchange::begin(bool whole, uint64_t steps, uint64_t samples) {
   if (phase_ != Phase::kIdle || alone_) {
     throw Error(ErrorCode::kInternal, alone_ ? "there is nobody to exchange deltas with"

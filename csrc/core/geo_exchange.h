@@ -29,6 +29,9 @@ class GeoExchange {
   GeoTable& table(uint32_t index);
   // The weights are as the servers hold them now: no movement, nothing under way.
   void reset(std::span<void* const> weights);
+  // These parameters and tables become what they were when last exchanged.
+  void undo(std::span<void* const> weights, std::span<const uint32_t> parameters,
+            std::span<const uint32_t> tables);
   // Starts an exchange; one that is under way must be finished before. `whole`: all movement there
   // is, of every row, and not only the trainer's share of what it touched.
   void begin(bool whole, uint64_t steps, uint64_t samples);

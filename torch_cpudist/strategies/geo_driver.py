@@ -15,7 +15,6 @@ from torch_cpudist import local_state, state_exchange
 from torch_cpudist.clip import Clip, clip_own
 from torch_cpudist.inner_guard import InnerGuard
 from torch_cpudist.local_parameters import LocalParameterSet
-from torch_cpudist.log import logger
 from torch_cpudist.parameter_set import Weights
 from torch_cpudist.placement import Rules
 from torch_cpudist.state_checks import States
@@ -137,17 +136,13 @@ class GeoDriver(Driver):
         """Ends the exchange under way and makes another, until nothing is left."""
         local = self._local
         client = local.client
-        local.bind_tables()
-        try:
-            with Weights(local.placement.dense) as weights:
+        with local.written_apart(), Weights(local.placement.dense) as weights:
+            client.finish_exchange(local.id, weights.addresses)
+            more = True
+            while more:
+                self._begin(whole)
                 client.finish_exchange(local.id, weights.addresses)
-                more = True
-                while more:
-                    self._begin(whole)
-                    client.finish_exchange(local.id, weights.addresses)
-                    more = client.exchange_has_more(local.id)
-        finally:
-            local.note_written([parameter for _, parameter in local.trained()])
+                more = client.exchange_has_more(local.id)
         self._travelling = 0
 
     # -- leaving, flushing -------------------------------------------------------------
@@ -171,8 +166,7 @@ class GeoDriver(Driver):
         """
         local = self._local
         if overwrite:
-            local.bind_tables()
-            with Weights(local.placement.dense) as weights:
+            with local.written_apart(), Weights(local.placement.dense) as weights:
                 local.client.finish_exchange(local.id, weights.addresses)
             self._travelling = 0
             local.join()
@@ -189,17 +183,9 @@ class GeoDriver(Driver):
     def leave(self) -> None:
         """Hands on all of this trainer's movement, and ends its part."""
         local = self._local
-        if not local.client.is_member(local.id):
-            return
-        if local.changed():
-            logger.warning(
-                "leave: the model was written after its last step, so that what this "
-                "trainer moved since its last exchange stays here. Call opt.leave() "
-                "before writing."
-            )
-        else:
+        if local.client.is_member(local.id):
             self.before_barrier()
-        local.client.leave(local.id)
+            local.client.leave(local.id)
 
     def join(self) -> None:
         """Takes part again; what others did meanwhile comes with the next exchange."""
