@@ -153,7 +153,7 @@ def play_all(seed, trainers, servers, tolerance=0.0):
     run(body, trainers, servers)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize(("trainers", "servers"), [(2, 1), (2, 0), (2, 3), (4, 2)])
 def test_every_number_is_that_of_the_algebra(trainers, servers, seed):
     play_all(seed, trainers, servers)

@@ -164,7 +164,7 @@ class Client:
         """
 
     def start_exchange(self, param_set: int, *, alone: bool) -> None:
-        """Prepares exchanges of deltas; see ``csrc/core/client.h`` for these methods."""
+        """Prepares exchanges of deltas; see ``csrc/core/client.h`` for this part."""
 
     def reset_exchange(self, param_set: int, weights: Sequence[int]) -> None:
         """Takes the weights as the servers', and forgets all movement."""
