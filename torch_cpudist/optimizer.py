@@ -151,8 +151,8 @@ class DistributedOptimizer(face.ServedOptimizer):
         states: dict[torch.Tensor, Mapping[str, Any]] = {}
         for other in others:
             # What was on the servers goes there again from trainer 0.
-            chief = self._context.trainer_rank == 0
-            if chief or self.strategy.local or other.strategy.local:
+            local = self.strategy.local or other.strategy.local
+            if local or self._context.trainer_rank == 0:
                 state_exchange.refresh(other._open())
                 fetched = other._driver.fetch_state(other._inners)
                 pairs = zip(other._inners, fetched, strict=True)
@@ -160,6 +160,8 @@ class DistributedOptimizer(face.ServedOptimizer):
                     if any(inner is own for own in self._inners):
                         states |= state_exchange.by_parameter([inner], [one])
                 check_states(placement, states)
+            if other.strategy.local:
+                other._driver.give_back_state(other._inners)
             other._close()
         return states
 
@@ -281,7 +283,6 @@ class DistributedOptimizer(face.ServedOptimizer):
 
     def before_barrier(self) -> None:
         """Hands on what it must before everybody has left: for ``barrier()``."""
-        self._open()
         self._driver.before_barrier()
 
     def after_barrier(self) -> None:
@@ -303,14 +304,13 @@ class DistributedOptimizer(face.ServedOptimizer):
             the client's counters since ``init()``: ``bytes_sent``, ``bytes_received``,
             ``wait_s`` (blocked on servers), ``round_wait_s`` (of which for rounds),
             ``rows_pulled``, ``rows_pushed``, ``requests``, ``resent``, ``reconnects``,
-            ``staleness`` (of pushes under Async, HalfAsync; see docs/strategies.md).
+            ``staleness`` (of pushes; see docs/strategies.md); under Geo ``exchange``.
         """
-        client = self._open().client
         return {
             "steps": self._step_count_total,
             "samples": self._sample_count,
             "step_s": self._step_s,
-            **client.stats(),
+            **self._open().client.stats(),
             **self._driver.stats(),
         }
 
@@ -384,7 +384,9 @@ class DistributedOptimizer(face.ServedOptimizer):
         Args:
             tell_servers: ``False`` where servers can no longer be reached.
         """
-        if self._parameters is not None and self._step_count_total:
+        # Where it runs here, wrapping took the state of tables out of the optimizer.
+        stepped = self._step_count_total > 0 or self.strategy.local
+        if stepped and self._parameters is not None:
             self._driver.give_back_state(self._inners)
         self._close(tell_servers)
 

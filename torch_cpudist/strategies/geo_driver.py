@@ -5,7 +5,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from torch.optim import Optimizer
@@ -83,7 +84,7 @@ class GeoDriver(Driver):
         clip_own(clip, [parameter for _, parameter in local.trained()])
         try:
             local.update_tables(list(rules))
-            with self._guard.stepping(), _HiddenGradients(local):
+            with self._guard.stepping(), _hidden_gradients(local):
                 for inner in self._inners:
                     inner.step()
         finally:
@@ -93,6 +94,8 @@ class GeoDriver(Driver):
         self._samples += count
         self._own_steps += 1
         if not local.alone:
+            if not local.client.is_member(local.id):
+                local.client.join(local.id)
             self._work_on_exchange()
         return self._known_steps()
 
@@ -124,28 +127,25 @@ class GeoDriver(Driver):
             self._travelling = 0
 
     def _begin(self, whole: bool) -> None:
-        # Steps without an exchange under way count as travelling from here on.
+        # Before it begins: an interrupt must not leave one that is not known of here.
+        self._travelling = max(self._steps, 1)
         self._local.client.begin_exchange(
             self._local.id, whole=whole, steps=self._steps, samples=self._samples
         )
-        self._travelling, self._steps, self._samples = max(self._steps, 1), 0, 0
+        self._steps = self._samples = 0
 
     def _exchange(self, whole: bool) -> None:
         """Ends the exchange under way and makes another, until nothing is left."""
         local = self._local
         client = local.client
-        try:
-            with Weights(local.placement.dense) as weights:
+        with local.written_apart(), Weights(local.placement.dense) as weights:
+            client.finish_exchange(local.id, weights.addresses)
+            # An outer step that nobody has moved for would be momentum alone.
+            more = self._steps > 0 or not self._in_rounds
+            while more:
+                self._begin(whole)
                 client.finish_exchange(local.id, weights.addresses)
-                # An outer step that nobody has moved for would be momentum alone.
-                more = self._steps > 0 or not self._in_rounds
-                while more:
-                    self._begin(whole)
-                    client.finish_exchange(local.id, weights.addresses)
-                    # The others would have to take part in another round.
-                    more = not self._in_rounds and client.exchange_has_more(local.id)
-        finally:
-            local.note_written([parameter for _, parameter in local.trained()])
+                more = client.exchange_has_more(local.id)
         self._travelling = 0
 
     # -- leaving, flushing -------------------------------------------------------------
@@ -174,7 +174,7 @@ class GeoDriver(Driver):
         """
         local = self._local
         if overwrite:
-            with Weights(local.placement.dense) as weights:
+            with local.written_apart(), Weights(local.placement.dense) as weights:
                 local.client.finish_exchange(local.id, weights.addresses)
             self._travelling = 0
             local.join()
@@ -234,17 +234,15 @@ class GeoDriver(Driver):
         local_state.give_back(self._local, inners)
 
 
-class _HiddenGradients:
+@contextmanager
+def _hidden_gradients(parameters: LocalParameterSet) -> Iterator[None]:
     """While it is entered, the tables have no gradient: torch skips them."""
-
-    def __init__(self, parameters: LocalParameterSet) -> None:
-        self._weights = [table.placed.found.weight for table in parameters.tables]
-        self._gradients = [weight.grad for weight in self._weights]
-
-    def __enter__(self) -> None:
-        for weight in self._weights:
+    weights = [table.placed.found.weight for table in parameters.tables]
+    gradients = [weight.grad for weight in weights]
+    try:
+        for weight in weights:
             weight.grad = None
-
-    def __exit__(self, *_: object) -> None:
-        for weight, gradient in zip(self._weights, self._gradients, strict=True):
+        yield
+    finally:
+        for weight, gradient in zip(weights, gradients, strict=True):
             weight.grad = gradient
