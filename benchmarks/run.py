@@ -22,6 +22,7 @@ from report import MISSING, format_table, json_line
 CASES = {
     "ctr": "cases.ctr",
     "delay": "cases.delay",
+    "exchange": "cases.exchange",
     "kernels": "cases.kernels",
     "load": "cases.load",
     "staleness": "cases.staleness",

@@ -26,6 +26,7 @@ from torch._C._distributed_c10d import HashStore
 import torch_cpudist as cpudist
 from torch_cpudist import _core
 from torch_cpudist.config import Communicator, DelayCompensation, Server, Sharding
+from torch_cpudist.outer import Outer
 
 
 @dataclass(frozen=True)
@@ -257,6 +258,7 @@ def _who_shares_rounds(given: Given) -> Any:
 
 def _late_gradient(given: Given, **others: Any) -> float:
     """The weight after two gradients, of which the second missed the first."""
+    both_have_read = threading.Barrier(2)
     first_is_applied = threading.Event()
 
     def body(context: cpudist.Context) -> float:
@@ -264,6 +266,7 @@ def _late_gradient(given: Given, **others: Any) -> float:
         compensation = given.with_fields(**others)
         strategy = {"name": "async", "delay_compensation": compensation}
         optimizer = wrapped(model, strategy)
+        both_have_read.wait(20)
         if context.trainer_rank == 1:
             first_is_applied.wait(20)
         push_ones(optimizer, model, 1)
@@ -328,58 +331,27 @@ def _how_fast_an_exchange_is(given: Given) -> Any:
     return _exchanges(given, 20, Wide, 0.0, push_every=1) > 3
 
 
-# -- AllReduce, LocalSGD and Hybrid ------------------------------------------------
+def _outer_steps(given: Given, **others: Any) -> float:
+    """The weight after two outer steps on equal movements."""
+
+    def body(context: cpudist.Context) -> float:
+        model = Counting()
+        strategy = {"name": "geo", "outer": given.with_fields(**others)}
+        optimizer = wrapped(model, strategy)
+        for _ in range(2):
+            push_ones(optimizer, model, 1)
+            context.barrier()
+        return model.dense[0].item()
+
+    return float(run(body, 1, 1, variables=dict(given.variables))[0])
 
 
-class Layers(nn.Module):
-    """Two dense parameters."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.dense = nn.Parameter(torch.zeros(10))
-        self.other = nn.Parameter(torch.zeros(10))
+@field(Outer, "lr", changed=0.5)
+@field(Outer, "momentum", changed=0.5)
+def _how_outer_steps_go(given: Given) -> Any:
+    return _outer_steps(given)
 
 
-def _collective(given: Given, name: str, steps: int) -> Any:
-    def see(optimizer: cpudist.DistributedOptimizer, model: Any) -> Any:
-        push_ones(optimizer, model, steps)
-        return optimizer.stats()["collective"]
-
-    strategy = {"name": name, **given.fields}
-    return with_optimizer(strategy, see, model=Layers, variables=given.variables)
-
-
-@field(cpudist.AllReduce, "bucket_bytes", changed=40)
-def _what_travels_together(given: Given) -> Any:
-    return _collective(given, "allreduce", 1)["buckets"]
-
-
-@field(cpudist.LocalSGD, "every", changed=3)
-@field(cpudist.LocalSGD, "warmup_steps", changed=4)
-def _how_often_trainers_average(given: Given) -> Any:
-    return _collective(given, "local_sgd", 7)["averages"]
-
-
-_PART = {"dense": cpudist.AllReduce(), "sparse": cpudist.Async()}
-
-
-@field(
-    cpudist.Hybrid,
-    "dense",
-    plain=_PART["dense"],
-    changed=cpudist.Sync(),
-    text="sync",
-)
-@field(
-    cpudist.Hybrid,
-    "sparse",
-    plain=_PART["sparse"],
-    changed=cpudist.Geo(),
-    text="geo",
-)
-def _what_parts_do(given: Given) -> Any:
-    def see(optimizer: cpudist.DistributedOptimizer, _: Any) -> Any:
-        return sorted({"collective", "exchange"} & optimizer.stats().keys())
-
-    strategy = {"name": "hybrid", **given.fields}
-    return with_optimizer(strategy, see, variables=given.variables)
+@field(Outer, "nesterov", changed=True)
+def _outer_steps_look_ahead(given: Given) -> Any:
+    return _outer_steps(given, momentum=0.5)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+import settings_collective  # noqa: F401 - notes its fields
 from settings_cases import FIELDS, Given
 from settings_process import VARIABLES
 

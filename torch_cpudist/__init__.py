@@ -40,6 +40,7 @@ from torch_cpudist.errors import (
     UnsupportedOptimizerError,
 )
 from torch_cpudist.optimizer import DistributedOptimizer
+from torch_cpudist.outer import Outer
 from torch_cpudist.runtime import (
     barrier,
     global_step,
@@ -95,6 +96,7 @@ __all__ = [
     "ModelChangedError",
     "NotInitializedError",
     "OperationTimeoutError",
+    "Outer",
     "OverloadedError",
     "PeerLostError",
     "ProtocolError",

@@ -170,6 +170,16 @@ class Client:
     def reset_exchange(self, param_set: int, weights: Sequence[int]) -> None:
         """Takes the weights as the servers', and forgets all movement."""
 
+    def undo_movement(
+        self,
+        param_set: int,
+        weights: Sequence[int],
+        *,
+        parameters: Sequence[int],
+        tables: Sequence[int],
+    ) -> None:
+        """Takes back what these moved since their last exchange."""
+
     def update_rows(
         self,
         param_set: int,

@@ -4,7 +4,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -172,10 +173,47 @@ class LocalParameterSet(ParameterSet):
     def _attach(self, table: PlacedTable, binding: TableBinding) -> None:
         """Lookups need no pull."""
 
+    def bind_tables(self) -> None:
+        """Tells the client where tables are, if their memory has moved.
+
+        Raises:
+            ModelChangedError: a weight is no longer what the servers hold.
+        """
+        for binding in self._bindings:
+            binding.bind_weight(self.client)
+
     def forget_movement(self) -> None:
         """Takes the weights that stand in the model as the servers'."""
         with Weights(self.placement.dense) as weights:
             self.client.reset_exchange(self.id, weights.addresses)
+
+    @contextmanager
+    def written_apart(self) -> Iterator[None]:
+        """While it is entered, what others wrote to the model is not there.
+
+        It must neither be handed on nor mixed with what comes. The parameters that were
+        written are without this trainer's movement meanwhile, and count as written
+        afterwards as before.
+        """
+        self.bind_tables()
+        names = set(self.changed())
+        trained = self.trained()
+        kept = [(p, p.detach().clone()) for name, p in trained if name in names]
+        if kept:
+            tables, dense = self.placement.tables, self.placement.dense
+            with Weights(dense) as weights:
+                self.client.undo_movement(
+                    self.id,
+                    weights.addresses,
+                    parameters=[d.index for d in dense if d.name in names],
+                    tables=[t.index for t in tables if t.found.name in names],
+                )
+        try:
+            yield
+        finally:
+            self.note_written([p for name, p in trained if name not in names])
+            for parameter, written in kept:
+                parameter.data.copy_(written)
 
     def join(self) -> None:
         """Takes part again, with the servers' values in the place of this trainer's."""
@@ -190,7 +228,9 @@ class LocalParameterSet(ParameterSet):
         Raises:
             DenseGradientError, UnsupportedModelError, RowOutOfRangeError: a gradient
                 is not what it must be.
+            ModelChangedError: see ``bind_tables``.
         """
+        self.bind_tables()
         read = []
         for table in self.tables:
             found = table.placed.found

@@ -110,8 +110,7 @@ def replace_weights(
 
 @torch.no_grad()
 def _send_weights(context: Context, parameters: LocalParameterSet) -> None:
-    # The barrier leaves this trainer's movement with the servers, and merges that of
-    # others into what stands here: into what was written, too.
+    # The barrier leaves everyone's movement with the servers, but for what was written.
     changed = set(parameters.changed())
     kept = [(p, p.clone()) for name, p in parameters.trained() if name in changed]
     context.barrier()
@@ -121,7 +120,7 @@ def _send_weights(context: Context, parameters: LocalParameterSet) -> None:
         for parameter, written in kept:
             parameter.copy_(written)
         state_exchange.store(parameters, {})
-        # The next barrier would add it to what was sent.
+        # The next barrier must not hand on what is stored already.
         parameters.forget_movement()
     state_exchange.take_in(context, parameters)
     parameters.tables_current = True

@@ -38,11 +38,10 @@ class DistributedOptimizer(face.ServedOptimizer):
     """Trains a model with parameter servers, by a strategy.
 
     The wrapped optimizer is read, not replaced: its exact class and its options, as
-    they stand at each step, choose what the servers do. ``param_groups`` are its own
-    dicts, so schedulers made over either of the two work. Tables are the sparse
-    embeddings of the model (see ``shard_tables``); everything else that the optimizer
-    holds is dense. Buffers (running statistics of batch norm, say) stay the trainer's
-    own.
+    they stand at each step, choose what the servers do; under Geo it steps here.
+    ``param_groups`` are its own dicts, so schedulers over either of the two work.
+    Tables are the sparse embeddings of the model (see ``shard_tables``), all else that
+    the optimizer holds is dense. Buffers (of batch norm, say) stay the trainer's own.
 
     Building one is collective: every trainer builds the same ones in the same order and
     waits for trainer 0, whose model gives the initial values. One over parameters that
@@ -147,8 +146,8 @@ class DistributedOptimizer(face.ServedOptimizer):
         states: dict[torch.Tensor, Mapping[str, Any]] = {}
         for other in others:
             # What was on the servers goes there again from trainer 0.
-            chief = self._context.trainer_rank == 0
-            if chief or self.strategy.local or other.strategy.local:
+            local = self.strategy.local or other.strategy.local
+            if local or self._context.trainer_rank == 0:
                 state_exchange.refresh(other._open())
                 fetched = other._driver.fetch_state(other._inners)
                 pairs = zip(other._inners, fetched, strict=True)
@@ -156,6 +155,8 @@ class DistributedOptimizer(face.ServedOptimizer):
                     if any(inner is own for own in self._inners):
                         states |= state_exchange.by_parameter([inner], [one])
                 check_states(placement, states)
+            if other.strategy.local:
+                other._driver.give_back_state(other._inners)
             other._close()
         return states
 
@@ -189,8 +190,9 @@ class DistributedOptimizer(face.ServedOptimizer):
 
         Under Sync it returns when every member of the round has pushed and every server
         has applied the mean, under HalfAsync when those of this trainer's group have;
-        under Async when the gradient is queued. A step after
-        ``leave()`` joins again first. No gradient at all is a zero one of weight 1.
+        under Async when the gradient is queued, under Geo when this trainer's optimizer
+        has stepped. A step after ``leave()`` joins again first. No gradient at all is a
+        zero one of weight 1.
 
         Cost: one push and its reply per server (and a commit with ``ClipNorm``): the
         touched rows with their keys out, the dense values out and back.
@@ -229,10 +231,7 @@ class DistributedOptimizer(face.ServedOptimizer):
         return loss
 
     def no_sync(self) -> AbstractContextManager[None]:
-        """While it is entered, backward sends nothing, as it does under AllReduce only.
-
-        For all passes but the last of a step that accumulates over several.
-        """
+        """For all backward passes of a step but the last: AllReduce sends nothing."""
         self._open()
         return self._driver.no_sync()
 
@@ -284,7 +283,6 @@ class DistributedOptimizer(face.ServedOptimizer):
 
     def before_barrier(self) -> None:
         """Hands on what it must before everybody has left: for ``barrier()``."""
-        self._open()
         self._driver.before_barrier()
 
     def after_barrier(self) -> None:
@@ -306,14 +304,13 @@ class DistributedOptimizer(face.ServedOptimizer):
             the client's counters since ``init()``: ``bytes_sent``, ``bytes_received``,
             ``wait_s`` (blocked on servers), ``round_wait_s`` (of which for rounds),
             ``rows_pulled``, ``rows_pushed``, ``requests``, ``resent``, ``reconnects``,
-            ``staleness`` (of pushes under Async, HalfAsync; see docs/strategies.md).
+            ``staleness`` (of pushes; see docs/strategies.md); under Geo ``exchange``.
         """
-        client = self._open().client
         return {
             "steps": self._step_count_total,
             "samples": self._sample_count,
             "step_s": self._step_s,
-            **client.stats(),
+            **self._open().client.stats(),
             **self._driver.stats(),
         }
 
@@ -387,7 +384,9 @@ class DistributedOptimizer(face.ServedOptimizer):
         Args:
             tell_servers: ``False`` where servers can no longer be reached.
         """
-        if self._parameters is not None and self._step_count_total:
+        # Where it runs here, wrapping took the state of tables out of the optimizer.
+        stepped = self._step_count_total > 0 or self.strategy.local
+        if stepped and self._parameters is not None:
             self._driver.give_back_state(self._inners)
         self._close(tell_servers)
 

@@ -337,7 +337,10 @@ def server_count() -> int:
 
 
 def global_step() -> int:
-    """Updates of the newest optimizer on server 0, as of this trainer's last step."""
+    """Updates of the newest optimizer on server 0, as of this trainer's last step.
+
+    Under Geo, which updates here, the steps of all trainers that this one knows of.
+    """
     return context.current().global_step()
 
 

@@ -74,6 +74,14 @@ PEERS: Mapping[str, PeerSpec] = {
         install=_OURS_INSTALL,
         strategy="sync",
     ),
+    "independent-geo": PeerSpec(
+        "cpudist_rank",
+        "this package, worlds of one that step by themselves, side by side",
+        "plain",
+        requires=_OURS,
+        install=_OURS_INSTALL,
+        strategy="geo",
+    ),
 }
 
 

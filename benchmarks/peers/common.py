@@ -151,7 +151,7 @@ class Loop:
         loss = nn.functional.binary_cross_entropy_with_logits(
             trainee.logits(ids, dense), labels
         )
-        self.losses.append(float(loss))
+        self.losses.append(loss.item())
         marks.append(time.perf_counter())
         loss.backward()  # type: ignore[no-untyped-call]
         marks.append(time.perf_counter())

@@ -31,6 +31,15 @@ class CpudistTrainee(TorchTrainee):
         self.optimizer.flush(pull="dense")
 
 
+def strategy_of(text: str) -> cpudist.Strategy:
+    """Reads a strategy as ``NAME[:FIELD=NUMBER]...``: ``geo:push_every=400``."""
+    name, *options = text.split(":")
+    pairs = (option.partition("=")[::2] for option in options)
+    return cpudist.strategy(
+        name, **{key: float(v) if "." in v else int(v) for key, v in pairs}
+    )
+
+
 def train(job: Job, rank: int) -> None:
     """Trains or serves; ``rank`` counts in worlds of one, else ``init()`` says it."""
     cpudist.init()
@@ -42,7 +51,7 @@ def train(job: Job, rank: int) -> None:
         optimizer = cpudist.DistributedOptimizer(
             adagrad(job, model.parameters()),
             model,
-            strategy=cpudist.strategy(job.strategy),
+            strategy=strategy_of(job.strategy),
         )
         if cpudist.trainer_count() > 1:
             rank = cpudist.trainer_rank()

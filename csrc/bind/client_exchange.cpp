@@ -51,6 +51,14 @@ void bind_exchange(ClientClass& client) {
             self.get().reset_exchange(param_set, pointers(weights));
           },
           py::arg("param_set"), py::arg("weights"), NoGil())
+      .def(
+          "undo_movement",
+          [](ClientHolder& self, uint32_t param_set, const std::vector<Address>& weights,
+             const std::vector<uint32_t>& parameters, const std::vector<uint32_t>& tables) {
+            self.get().undo_movement(param_set, pointers(weights), parameters, tables);
+          },
+          py::arg("param_set"), py::arg("weights"), py::kw_only(), py::arg("parameters"),
+          py::arg("tables"), NoGil())
       .def("update_rows", &update_rows, py::arg("param_set"), py::kw_only(), py::arg("gradient"),
            py::arg("rows"), py::arg("config"), py::arg("step"), NoGil())
       .def(

@@ -8,12 +8,6 @@
 #include <utility>
 
 namespace cpudist::core {
-namespace {
-
-// Rows of one reply; more stay for the next, so that neither side needs room for a whole table.
-constexpr uint64_t kChangedBytes = 32u << 20;
-
-}  // namespace
 
 void ChangeLog::follow(uint32_t rank) {
   members_.insert(rank);
@@ -43,7 +37,7 @@ SharedPayload ChangeLog::reply(uint32_t rank) {
   header.members = static_cast<uint32_t>(members_.size());
   std::vector<TableRef> tables;
   std::vector<std::vector<uint32_t>> records;
-  uint64_t left_bytes = kChangedBytes;
+  uint64_t left_bytes = state_.shared.options.changes_bytes;
   for (const auto& table : state_.store.tables) {
     const uint64_t row_bytes = sizeof(int64_t) + uint64_t{table->dim()} * sizeof(float);
     // At least one row, so that every reply gets further.

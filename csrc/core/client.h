@@ -191,6 +191,9 @@ class Client {
   void start_exchange(uint32_t param_set, bool alone);
   // The weights are the servers' now. `weights`: base of every dense parameter, in order.
   void reset_exchange(uint32_t param_set, std::span<void* const> weights);
+  // Takes back what dense parameters and tables moved since their last exchange.
+  void undo_movement(uint32_t param_set, std::span<void* const> weights,
+                     std::span<const uint32_t> parameters, std::span<const uint32_t> tables);
   // One step on rows of a table, by this trainer. Throws kRowOutOfRange before it changes anything.
   void update_rows(uint32_t param_set, const TableGradient& gradient, const LocalRows& rows,
                    const kernels::OptimizerConfig& config, int64_t step);
@@ -198,7 +201,7 @@ class Client {
   // At least one slice of it, and more until `budget_s` is over. True when none is under way.
   bool advance_exchange(uint32_t param_set, std::span<void* const> weights, double budget_s);
   void finish_exchange(uint32_t param_set, std::span<void* const> weights);
-  // Whether servers have rows that did not fit the last reply.
+  // Whether rows are left that did not fit the last push or its reply.
   bool exchange_has_more(uint32_t param_set);
   uint64_t exchange_steps(uint32_t param_set);  // of all trainers, as of the last reply
   ExchangeStats exchange_stats(uint32_t param_set);

@@ -14,8 +14,12 @@ TimePoint after(double seconds) {
          std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
 }
 
-GeoExchange& exchange_of(const ClientSetPtr& set) {
-  if (set->exchange) return *set->exchange;
+// Shared: an abort from another thread takes it out of the set.
+using GeoExchangePtr = std::shared_ptr<GeoExchange>;
+
+GeoExchangePtr exchange_in(const ClientSetPtr& set, std::mutex& sets_mutex) {
+  const std::lock_guard lock(sets_mutex);
+  if (set->exchange) return set->exchange;
   throw Error(ErrorCode::kInvalidArgument, "parameter set " + std::to_string(set->id) +
                                                " exchanges no deltas: call start_exchange first");
 }
@@ -30,14 +34,23 @@ void Client::start_exchange(uint32_t param_set, bool alone) {
                 "parameter set " + std::to_string(param_set) +
                     " exchanges no deltas, has no queue, or has begun before");
   }
-  set->exchange = std::make_shared<GeoExchange>(*set, std::move(queue), impl_->pool, impl_->owners,
+  auto exchange = std::make_shared<GeoExchange>(*set, std::move(queue), impl_->pool, impl_->owners,
                                                 impl_->session.options().trainer_count, alone);
+  const std::lock_guard lock(impl_->sets_mutex);
+  set->exchange = std::move(exchange);
 }
 
 void Client::reset_exchange(uint32_t param_set, std::span<void* const> weights) {
   const ClientSetPtr set = impl_->find(param_set);
   set->check_weights(weights);
-  exchange_of(set).reset(weights);
+  exchange_in(set, impl_->sets_mutex)->reset(weights);
+}
+
+void Client::undo_movement(uint32_t param_set, std::span<void* const> weights,
+                           std::span<const uint32_t> parameters, std::span<const uint32_t> tables) {
+  const ClientSetPtr set = impl_->find(param_set);
+  set->check_weights(weights);
+  exchange_in(set, impl_->sets_mutex)->undo(weights, parameters, tables);
 }
 
 void Client::update_rows(uint32_t param_set, const TableGradient& gradient, const LocalRows& rows,
@@ -46,8 +59,8 @@ void Client::update_rows(uint32_t param_set, const TableGradient& gradient, cons
   if (const char* what = kernels::find_config_error(config)) {
     throw Error(ErrorCode::kInvalidArgument, std::string("step: ") + what);
   }
-  exchange_of(set)
-      .table(gradient.table)
+  exchange_in(set, impl_->sets_mutex)
+      ->table(gradient.table)
       .update(rows, config, step, {gradient.keys, static_cast<size_t>(gradient.count)},
               gradient.rows);
 }
@@ -56,31 +69,31 @@ void Client::begin_exchange(uint32_t param_set, bool whole, uint64_t steps, uint
   impl_->settle();
   const ClientSetPtr set = impl_->find(param_set);
   if (!set->member) join(param_set);
-  exchange_of(set).begin(whole, steps, samples);
+  exchange_in(set, impl_->sets_mutex)->begin(whole, steps, samples);
 }
 
 bool Client::advance_exchange(uint32_t param_set, std::span<void* const> weights, double budget_s) {
   const ClientSetPtr set = impl_->find(param_set);
   set->check_weights(weights);
-  return exchange_of(set).advance(weights, after(budget_s));
+  return exchange_in(set, impl_->sets_mutex)->advance(weights, after(budget_s));
 }
 
 void Client::finish_exchange(uint32_t param_set, std::span<void* const> weights) {
   const ClientSetPtr set = impl_->find(param_set);
   set->check_weights(weights);
-  exchange_of(set).finish(weights);
+  exchange_in(set, impl_->sets_mutex)->finish(weights);
 }
 
 bool Client::exchange_has_more(uint32_t param_set) {
-  return exchange_of(impl_->find(param_set)).has_more();
+  return exchange_in(impl_->find(param_set), impl_->sets_mutex)->has_more();
 }
 
 uint64_t Client::exchange_steps(uint32_t param_set) {
-  return exchange_of(impl_->find(param_set)).steps();
+  return exchange_in(impl_->find(param_set), impl_->sets_mutex)->steps();
 }
 
 ExchangeStats Client::exchange_stats(uint32_t param_set) {
-  return exchange_of(impl_->find(param_set)).stats();
+  return exchange_in(impl_->find(param_set), impl_->sets_mutex)->stats();
 }
 
 }  // namespace cpudist::core

@@ -46,8 +46,11 @@ void PushQueue::stop() {
   {
     const std::lock_guard lock(mutex_);
     stopping_ = true;
+    // A thread that waits for room would wait for ever.
+    if (!failure_) failure_ = Error(ErrorCode::kClosed, "the parameter set is closed");
   }
   queued_.notify_all();
+  done_.notify_all();
   if (thread_.joinable()) thread_.join();
 }
 

@@ -17,6 +17,8 @@ namespace {
 constexpr uint64_t kSliceElements = 4096;
 constexpr uint64_t kSliceRows = 128;
 constexpr size_t kPrefetchRows = 8;
+// Rows of one table in one push; more travel with the next, so that no message outgrows memory.
+constexpr uint64_t kSentBytes = 32u << 20;
 
 ChangesView view_of(const Frame& reply, const ParamSetLayout& layout) {
   return decode_changes({reply.payload.data(), reply.payload.size()}, layout);
@@ -73,35 +75,64 @@ void GeoExchange::reset(std::span<void* const> weights) {
   more_ = false;
 }
 
+void GeoExchange::undo(std::span<void* const> weights, std::span<const uint32_t> parameters,
+                       std::span<const uint32_t> tables) {
+  if (alone_) return;
+  for (const uint32_t p : parameters) {
+    const auto& shadow = dense_shadows_.at(p);
+    if (!shadow.empty()) std::memcpy(weights[p], shadow.data(), shadow.size());
+  }
+  for (const uint32_t t : tables) {
+    GeoTable& rows = table(t);
+    const size_t dim = rows.spec().dim;
+    float* weight = set_.table(t).weight();
+    for (const auto& keys : rows.shadowed()) {
+      for (const int64_t key : keys) {
+        std::memcpy(weight + static_cast<size_t>(key) * dim, rows.shadow(key), dim * sizeof(float));
+      }
+    }
+  }
+}
+
 void GeoExchange::begin(bool whole, uint64_t steps, uint64_t samples) {
   if (phase_ != Phase::kIdle || alone_) {
     throw Error(ErrorCode::kInternal, alone_ ? "there is nobody to exchange deltas with"
                                              : "the last exchange is still under way");
   }
+  whole_ = whole;
   // In rounds the servers average.
   const bool shared = !whole && set_.layout.mode == UpdateMode::kOnArrival;
   divisor_ = shared ? static_cast<double>(members_) : 1.0;
   outgoing_ = std::vector<Outgoing>(set_.server_count);
   for (uint32_t s = 0; s < set_.server_count; ++s) outgoing_[s].blocks = set_.shard_blocks[s];
-  for (size_t t = 0; t < tables_.size(); ++t) {
-    GeoTable& table = tables_[t];
-    auto keys = table.take_touched();
-    if (whole) {
-      const size_t row_bytes = size_t{table.spec().dim} * sizeof(float);
-      const float* weight = set_.table(static_cast<uint32_t>(t)).weight();
-      keys = table.shadowed();
-      for (auto& owned : keys) {
-        std::erase_if(owned, [&](int64_t key) {
-          const float* row = weight + static_cast<size_t>(key) * table.spec().dim;
-          return std::memcmp(row, table.shadow(key), row_bytes) == 0;
-        });
-      }
-    }
-    for (uint32_t s = 0; s < set_.server_count; ++s) {
-      outgoing_[s].keys.push_back(std::move(keys[s]));
+  unsent_ = false;
+  for (uint32_t t = 0; t < tables_.size(); ++t) choose_rows(t);
+  lay_out(steps, samples);
+}
+
+void GeoExchange::choose_rows(uint32_t index) {
+  GeoTable& table = tables_[index];
+  const size_t dim = table.spec().dim;
+  auto keys = table.take_touched();
+  if (whole_) {
+    const float* weight = set_.table(index).weight();
+    keys = table.shadowed();
+    for (auto& owned : keys) {
+      std::erase_if(owned, [&](int64_t key) {
+        const float* row = weight + static_cast<size_t>(key) * dim;
+        return std::memcmp(row, table.shadow(key), dim * sizeof(float)) == 0;
+      });
     }
   }
-  lay_out(steps, samples);
+  const size_t most = std::max<size_t>(kSentBytes / (sizeof(int64_t) + dim * sizeof(float)), 1);
+  for (uint32_t s = 0; s < set_.server_count; ++s) {
+    if (keys[s].size() > most) {
+      unsent_ = true;
+      table.put_back(s, std::span(keys[s]).subspan(most));
+      keys[s].resize(most);
+    }
+    outgoing_[s].keys.push_back(std::move(keys[s]));
+  }
 }
 
 void GeoExchange::add_slices(uint32_t server, bool dense, uint32_t index, uint64_t count,
@@ -162,7 +193,7 @@ void GeoExchange::pack(const Slice& slice, std::span<void* const> weights) {
   }
   GeoTable& table = tables_[slice.index];
   const size_t dim = table.spec().dim;
-  const float* weight = set_.table(slice.index).weight();
+  float* weight = set_.table(slice.index).weight();
   const int64_t* keys = out.keys[slice.index].data();
   for (uint64_t i = slice.begin; i < slice.end; ++i) {
     if (i + kPrefetchRows < slice.end) {
@@ -206,8 +237,6 @@ void GeoExchange::receive() {
       stats_.rows_received += view.tables[i].keys.size();
     }
   }
-  members_ = std::max(views_.front().header.members, 1u);
-  steps_ = views_.front().header.steps;
   if (set_.layout.mode == UpdateMode::kRounds) set_.round = views_.front().header.version.round;
   phase_ = Phase::kApply;
 }
@@ -246,6 +275,9 @@ void GeoExchange::apply(const Slice& slice, std::span<void* const> weights) {
 }
 
 void GeoExchange::end_exchange() {
+  // Before a barrier others have left already, and take part again after it.
+  if (!whole_) members_ = std::max(views_.front().header.members, 1u);
+  steps_ = views_.front().header.steps;
   replies_.clear();
   views_.clear();
   slices_.clear();

@@ -29,6 +29,9 @@ class GeoExchange {
   GeoTable& table(uint32_t index);
   // The weights are as the servers hold them now: no movement, nothing under way.
   void reset(std::span<void* const> weights);
+  // These parameters and tables become what they were when last exchanged.
+  void undo(std::span<void* const> weights, std::span<const uint32_t> parameters,
+            std::span<const uint32_t> tables);
   // Starts an exchange; one that is under way must be finished before. `whole`: all movement there
   // is, of every row, and not only the trainer's share of what it touched.
   void begin(bool whole, uint64_t steps, uint64_t samples);
@@ -37,8 +40,9 @@ class GeoExchange {
   // Until it is over, waiting for the servers. Throws as PushQueue::drain does.
   void finish(std::span<void* const> weights);
   bool idle() const { return phase_ == Phase::kIdle; }
-  // Servers have rows that did not fit the last reply.
-  bool has_more() const { return more_; }
+  // Rows are left that did not fit the last push, or, unless that would be another round of all
+  // trainers, the last reply.
+  bool has_more() const { return unsent_ || (more_ && set_.layout.mode == UpdateMode::kOnArrival); }
   // Steps of all trainers behind what was received last.
   uint64_t steps() const { return steps_; }
   ExchangeStats stats() const;
@@ -59,6 +63,7 @@ class GeoExchange {
     FilledPush filled;
   };
 
+  void choose_rows(uint32_t table);
   void lay_out(uint64_t steps, uint64_t samples);
   void pack(const Slice& slice, std::span<void* const> weights);
   void send();
@@ -79,10 +84,12 @@ class GeoExchange {
   std::vector<kernels::AlignedBuffer<uint8_t>> dense_shadows_;  // by parameter
 
   Phase phase_ = Phase::kIdle;
+  bool whole_ = false;
   double divisor_ = 1.0;
   uint32_t members_;
   uint64_t steps_ = 0;
   bool more_ = false;
+  bool unsent_ = false;
   uint64_t samples_ = 0;
   std::vector<Outgoing> outgoing_;  // by server
   std::vector<Frame> replies_;

@@ -133,6 +133,11 @@ std::vector<std::vector<int64_t>> GeoTable::take_touched() {
   return taken;
 }
 
+void GeoTable::put_back(uint32_t server, std::span<const int64_t> keys) {
+  for (const int64_t key : keys) marks_[static_cast<size_t>(key)].touched = interval_;
+  touched_[server].insert(touched_[server].end(), keys.begin(), keys.end());
+}
+
 std::vector<std::vector<int64_t>> GeoTable::shadowed() const {
   std::vector<std::vector<int64_t>> keys(touched_.size());
   for (size_t key = 0; key < marks_.size(); ++key) {

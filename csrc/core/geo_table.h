@@ -33,6 +33,8 @@ class GeoTable {
 
   // The rows touched since the last call, by server that owns them.
   std::vector<std::vector<int64_t>> take_touched();
+  // Rows that were taken but do not travel yet.
+  void put_back(uint32_t server, std::span<const int64_t> keys);
   // All rows with a shadow, by server.
   std::vector<std::vector<int64_t>> shadowed() const;
   float* shadow(int64_t key);  // null: the row is as it was when last received

@@ -30,6 +30,9 @@ struct ServerOptions {
   uint64_t rejoin_ms = 600000;    // elastic: how long a lost trainer is waited for at the end
   uint64_t memory_cap_bytes = 0;  // of pushes that come in or wait; 0 = no cap
   std::string host;               // "host pid 12", for messages
+  // Rows in the reply to a push of deltas; more stay for the next, so that neither side needs room
+  // for a whole table.
+  uint64_t changes_bytes = 32u << 20;
 };
 
 struct ServerStats {

@@ -51,7 +51,7 @@ void clamp(T* values, T low, T high, size_t n) {
 }
 
 template <typename T>
-void take_delta(const T* weight, T* shadow, T divisor, T* negated, size_t n) {
+void take_delta(T* weight, T* shadow, T divisor, T* negated, size_t n) {
   typed_kernels<T>().take_delta(weight, shadow, divisor, negated, n);
 }
 
@@ -81,8 +81,8 @@ template void scale_into(float*, const float*, float, size_t);
 template void scale_into(double*, const double*, double, size_t);
 template void clamp(float*, float, float, size_t);
 template void clamp(double*, double, double, size_t);
-template void take_delta(const float*, float*, float, float*, size_t);
-template void take_delta(const double*, double*, double, double*, size_t);
+template void take_delta(float*, float*, float, float*, size_t);
+template void take_delta(double*, double*, double, double*, size_t);
 template void merge_fresh(float*, float*, const float*, size_t);
 template void merge_fresh(double*, double*, const double*, size_t);
 template void compensate(float*, const float*, const float*, const float*, float, size_t);

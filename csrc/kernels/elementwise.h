@@ -31,11 +31,13 @@ template <typename T>
 void clamp(T* values, T low, T high, size_t n);
 
 // A trainer's share of its movement since `shadow`: delta = (weight - shadow) / divisor, shadow +=
-// delta, negated = -delta. Ranges must not overlap.
+// delta, negated = -delta. With divisor 1 then weight = shadow, without what rounding keeps back.
+// Ranges must not overlap.
 template <typename T>
-void take_delta(const T* weight, T* shadow, T divisor, T* negated, size_t n);
+void take_delta(T* weight, T* shadow, T divisor, T* negated, size_t n);
 
-// What others have moved: weight += fresh - shadow where they differ, then shadow = fresh.
+// What others have moved: weight += fresh - shadow where they differ (weight = fresh where it was
+// shadow), then shadow = fresh.
 template <typename T>
 void merge_fresh(T* weight, T* shadow, const T* fresh, size_t n);
 

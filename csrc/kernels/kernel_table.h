@@ -26,7 +26,7 @@ struct TypedKernels {
   void (*accumulate)(T* target, const T* values, T weight, size_t n);
   void (*scale_into)(T* target, const T* values, T scale, size_t n);
   void (*clamp)(T* values, T low, T high, size_t n);
-  void (*take_delta)(const T* weight, T* shadow, T divisor, T* negated, size_t n);
+  void (*take_delta)(T* weight, T* shadow, T divisor, T* negated, size_t n);
   void (*merge_fresh)(T* weight, T* shadow, const T* fresh, size_t n);
   void (*compensate)(T* out, const T* gradient, const T* weight, const T* read, T factor, size_t n);
   void (*compensate_adaptive)(T* out, const T* gradient, const T* weight, const T* read, T* means,

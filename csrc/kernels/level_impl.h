@@ -126,11 +126,14 @@ void clamp(T* __restrict values, T low, T high, size_t n) {
 }
 
 template <typename T>
-void take_delta(const T* __restrict weight, T* __restrict shadow, T divisor, T* __restrict negated,
+void take_delta(T* __restrict weight, T* __restrict shadow, T divisor, T* __restrict negated,
                 size_t n) {
   for (size_t i = 0; i < n; ++i) {
     const T delta = (weight[i] - shadow[i]) / divisor;
+    // The servers round the same sum.
     shadow[i] = shadow[i] + delta;
+    // All of it is handed on: what rounding keeps back must not count as movement later.
+    weight[i] = divisor == T(1) ? shadow[i] : weight[i];
     negated[i] = -delta;
   }
 }
@@ -138,8 +141,9 @@ void take_delta(const T* __restrict weight, T* __restrict shadow, T divisor, T* 
 template <typename T>
 void merge_fresh(T* __restrict weight, T* __restrict shadow, const T* __restrict fresh, size_t n) {
   for (size_t i = 0; i < n; ++i) {
-    const T moved = weight[i] + (fresh[i] - shadow[i]);
-    weight[i] = fresh[i] == shadow[i] ? weight[i] : moved;
+    // Without movement of its own a weight becomes the server's to the bit.
+    const T own = weight[i] == shadow[i] ? fresh[i] : weight[i] + (fresh[i] - shadow[i]);
+    weight[i] = fresh[i] == shadow[i] ? weight[i] : own;
     shadow[i] = fresh[i];
   }
 }

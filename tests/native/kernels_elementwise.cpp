@@ -107,6 +107,27 @@ void check_compensation() {
   }
 }
 
+template <typename T>
+void check_take_delta(T divisor) {
+  for (size_t n : kernel_sizes()) {
+    const std::vector<T> weight = random_values<T>(n, 1 + n);
+    const std::vector<T> shadow = random_values<T>(n, 9000 + n);
+    check_levels_agree("take_delta n=" + std::to_string(n), [&] {
+      std::vector<T> x = weight, y = shadow, negated(n);
+      kernels::take_delta(x.data(), y.data(), divisor, negated.data(), n);
+      for (size_t i = 0; i < n; ++i) {
+        const volatile T delta = (weight[i] - shadow[i]) / divisor;
+        CHECK(negated[i] == -delta);
+        CHECK(y[i] == shadow[i] - negated[i]);  // as the servers add it
+        CHECK(x[i] == (divisor == T(1) ? y[i] : weight[i]));
+      }
+      x.insert(x.end(), y.begin(), y.end());
+      x.insert(x.end(), negated.begin(), negated.end());
+      return x;
+    });
+  }
+}
+
 TEST(kernels_compensation_float) { check_compensation<float>(); }
 TEST(kernels_compensation_double) { check_compensation<double>(); }
 
@@ -126,6 +147,51 @@ TEST(kernels_compensation_of_what_has_not_moved_is_the_gradient) {
     std::fill(gradient.begin() + 2, gradient.end(), 0.25f);
     kernels::compensate(out.data(), gradient.data(), weight.data(), moved.data(), 0.0f, 33);
     CHECK(std::memcmp(out.data(), gradient.data(), 33 * sizeof(float)) == 0);
+  }
+}
+
+TEST(kernels_take_delta) {
+  for (const int divisor : {1, 2, 3, 50}) {
+    check_take_delta<float>(static_cast<float>(divisor));
+    check_take_delta<double>(divisor);
+  }
+}
+
+template <typename T>
+void check_merge_fresh() {
+  for (size_t n : kernel_sizes()) {
+    const std::vector<T> weight = random_values<T>(n, 1 + n);
+    std::vector<T> shadow = random_values<T>(n, 9000 + n);
+    std::vector<T> fresh = random_values<T>(n, 500 + n);
+    for (size_t i = 0; i < n; i += 3) fresh[i] = shadow[i];   // nobody moved it
+    for (size_t i = 1; i < n; i += 3) shadow[i] = weight[i];  // only others did
+    check_levels_agree("merge_fresh n=" + std::to_string(n), [&] {
+      std::vector<T> x = weight, y = shadow;
+      kernels::merge_fresh(x.data(), y.data(), fresh.data(), n);
+      CHECK(same_bits(y, fresh));
+      for (size_t i = 0; i < n; ++i) {
+        const volatile T others = fresh[i] - shadow[i];
+        CHECK(x[i] == (i % 3 == 0 ? weight[i] : i % 3 == 1 ? fresh[i] : weight[i] + others));
+      }
+      x.insert(x.end(), y.begin(), y.end());
+      return x;
+    });
+  }
+}
+
+TEST(kernels_merge_fresh_float) { check_merge_fresh<float>(); }
+TEST(kernels_merge_fresh_double) { check_merge_fresh<double>(); }
+
+TEST(kernels_merge_fresh_leaves_what_nobody_moved) {
+  // Infinity less itself is no number, and -0.0 equals 0.0.
+  const float infinity = std::numeric_limits<float>::infinity();
+  for (SimdLevel level : supported_levels()) {
+    const kernels::ScopedSimdLevel pin(level);
+    std::vector<float> x(37, -0.0f), y(37, infinity), z(37, infinity);
+    y[3] = z[3] = 0.0f;
+    const std::vector<float> before = x;
+    kernels::merge_fresh(x.data(), y.data(), z.data(), x.size());
+    CHECK(same_bits(x, before));
   }
 }
 

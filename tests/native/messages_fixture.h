@@ -75,6 +75,7 @@ inline core::Buffer sample_push(const core::ParamSetLayout& layout) {
   header.step = 5;
   header.weight = 2.5;
   header.samples = 1000;
+  header.steps = 7;
   header.clip_value = 0.5;
   header.clip_norm = 1.5;
   header.configs = layout.configs;
@@ -104,6 +105,21 @@ inline core::Buffer sample_dense() {
   core::FilledPush filled = core::layout_dense(18, sample_blocks(), nullptr);
   std::memset(filled.blocks[0], 0x66, 20);
   std::memset(filled.blocks[1], 0x77, 24);
+  return std::move(filled.payload);
+}
+
+inline core::Buffer sample_changes() {
+  core::ChangesHeader header;
+  header.version = core::Version{20, 300};
+  header.steps = 41;
+  header.members = 3;
+  header.more = true;
+  const auto tables = sample_tables();
+  core::FilledPush filled = core::layout_changes(header, sample_blocks(), tables, nullptr);
+  fill_keys(filled.keys);
+  fill_floats(filled.rows, tables);
+  std::memset(filled.blocks[0], 0x11, 20);
+  std::memset(filled.blocks[1], 0x22, 24);
   return std::move(filled.payload);
 }
 
@@ -150,6 +166,7 @@ inline std::vector<Sample> all_samples() {
   add("fetch", encode(FetchRequest{true, 1, 1, sample_keys()}), [](Bytes b) { decode_fetch(b); });
   add("push", sample_push(*layout), [layout](Bytes b) { decode_push(b, *layout); });
   add("dense", sample_dense(), [layout](Bytes b) { decode_dense(b, *layout); });
+  add("changes", sample_changes(), [layout](Bytes b) { decode_changes(b, *layout); });
   add("pull", sample_pull(), [layout](Bytes b) { decode_pull(b, *layout); });
   add("rows", sample_rows(), [](Bytes b) {
     Version version;

@@ -114,3 +114,39 @@ TEST(messages_push_refuses_what_the_layout_forbids) {
   CHECK_EQ(push_code_with<int64_t>(keys, 100), refused);  // outside the table
   CHECK_EQ(push_code_with<int64_t>(keys, -1), refused);
 }
+
+TEST(messages_changes_refuse_what_the_layout_forbids) {
+  const ParamSetLayout layout = sample_layout();
+  const auto code_with = [&](size_t offset, auto value) {
+    Buffer payload = sample_changes();
+    std::memcpy(payload.data() + offset, &value, sizeof(value));
+    return error_code([&] { decode_changes(view_of(payload), layout); });
+  };
+  const uint32_t refused = code(ErrorCode::kProtocol);
+  const size_t blocks = 40;  // after three 8-byte fields and four counts
+  const size_t tables = blocks + 3 * 16;
+  CHECK_EQ(code_with(36, uint32_t{1}), 0u);           // `more`, as it was
+  CHECK_EQ(code_with(36, uint32_t{2}), refused);      // an unknown flag
+  CHECK_EQ(code_with(28, uint32_t{2}), refused);      // a block less
+  CHECK_EQ(code_with(32, uint32_t{2}), refused);      // a table less
+  CHECK_EQ(code_with(blocks, uint32_t{4}), refused);  // unknown block
+  CHECK_EQ(code_with(blocks + 8, uint64_t{24}), refused);
+  CHECK_EQ(code_with(tables + 4, uint32_t{2}), refused);  // dim
+  CHECK_EQ(code_with(tables + 8, uint64_t{2}), refused);  // rows
+  const size_t keys = tables + 3 * 16 + 24 + 24;
+  CHECK_EQ(code_with(keys, int64_t{98}), 0u);
+  CHECK_EQ(code_with(keys, int64_t{100}), refused);
+  CHECK_EQ(code_with(keys, int64_t{-1}), refused);
+}
+
+TEST(messages_layout_flag_is_yes_or_no) {
+  Buffer payload = encode(sample_layout());
+  const auto code_with = [&](uint64_t flag) {
+    std::memcpy(payload.data() + 24, &flag, sizeof(flag));
+    return error_code([&] { decode_layout(view_of(payload)); });
+  };
+  CHECK_EQ(code_with(1), 0u);
+  CHECK_EQ(code_with(0), 0u);
+  CHECK_EQ(code_with(2), code(ErrorCode::kProtocol));
+  CHECK_EQ(code_with(~0ull), code(ErrorCode::kProtocol));
+}

@@ -115,6 +115,12 @@ TEST(messages_layout_round_trip) {
   CHECK(back.blocks[2].dtype == DType::kFloat64);
   const Buffer again = encode(back);
   CHECK(same(view_of(again), {payload.data(), payload.data() + payload.size()}));
+
+  ParamSetLayout deltas = sample_layout();
+  deltas.mode = UpdateMode::kOnArrival;
+  deltas.exchanges_deltas = true;
+  const ParamSetLayout same = decode_layout(view_of(encode(deltas)));
+  CHECK(same.mode == UpdateMode::kOnArrival && same.exchanges_deltas);
 }
 
 TEST(messages_layout_limits_hold_on_both_sides) {
@@ -135,6 +141,24 @@ TEST(messages_layout_limits_hold_on_both_sides) {
   CHECK(refused([](auto& l) { l.blocks[1].row_width = 4; }));
   CHECK(refused([](auto& l) { l.blocks[0].group = 2; }));
   CHECK(refused([](auto& l) { l.configs[0].lr = NAN; }));
+  CHECK(refused([](auto& l) { l.max_staleness = 3; }));  // of rounds
+  const auto exchanging = [&](auto&& change) {
+    return !refused([&](auto& l) {
+      l.exchanges_deltas = true;
+      change(l);
+    });
+  };
+  CHECK(exchanging([](auto&) {}));
+  CHECK(exchanging([](auto& l) { l.mode = UpdateMode::kOnArrival; }));
+  CHECK(!exchanging([](auto& l) {
+    l.mode = UpdateMode::kOnArrival;
+    l.max_staleness = 3;
+  }));
+  CHECK(!exchanging([](auto& l) { l.trainer_groups = {0, 1}; }));
+  CHECK(!exchanging([](auto& l) {
+    l.mode = UpdateMode::kOnArrival;
+    l.compensation = {Compensation::kConstant, 0.5, 0.0, 0.0};
+  }));
   CHECK(!refused([](auto&) {}));
   const auto compensated = [&](UpdateMode mode, DelayCompensation compensation) {
     return !refused([&](auto& l) {
@@ -167,6 +191,7 @@ TEST(messages_push_round_trip) {
   CHECK_EQ(push.header.step, 5u);
   CHECK_EQ(push.header.weight, 2.5);
   CHECK_EQ(push.header.samples, 1000u);
+  CHECK_EQ(push.header.steps, 7u);
   CHECK_EQ(push.header.clip_value, 0.5);
   CHECK_EQ(push.header.clip_norm, 1.5);
   CHECK(same(push.header.configs, layout.configs));
@@ -206,6 +231,23 @@ TEST(messages_rows_and_dense_round_trip) {
   CHECK_EQ(version.round, 19u);
   CHECK_EQ(values[0].size(), 9u);
   CHECK_EQ(values[1][4], 104.0f);
+}
+
+TEST(messages_changes_round_trip) {
+  const ParamSetLayout layout = sample_layout();
+  const Buffer payload = sample_changes();
+  const ChangesView changes = decode_changes(view_of(payload), layout);
+  CHECK_EQ(changes.header.version.round, 20u);
+  CHECK_EQ(changes.header.version.samples, 300u);
+  CHECK_EQ(changes.header.steps, 41u);
+  CHECK_EQ(changes.header.members, 3u);
+  CHECK(changes.header.more);
+  CHECK_EQ(changes.blocks.size(), 3u);
+  CHECK(all_bytes(changes.blocks[1].values, 24, 0x22));
+  CHECK_EQ(changes.tables.size(), 3u);
+  CHECK(same(changes.tables[1].keys, sample_keys()));
+  CHECK_EQ(changes.tables[1].rows[5], 105.0f);
+  CHECK(changes.tables[2].keys.empty());
 }
 
 TEST(messages_store_round_trip) {

@@ -16,6 +16,7 @@ from torch_cpudist.config import (
     Sharding,
     settings,
 )
+from torch_cpudist.outer import Outer
 
 if TYPE_CHECKING:
     from torch_cpudist.clip import Clip
@@ -25,6 +26,7 @@ _SECTIONS = {
     "sharding": Sharding,
     "server": Server,
     "communicator": Communicator,
+    "outer": Outer,
     "delay_compensation": DelayCompensation,
 }
 
@@ -39,6 +41,7 @@ class Updates:
             values that it was computed on were read. ``None`` is no bound.
         exchanges_deltas: trainers step by themselves; a push says what they moved, and
             its reply what the others did.
+        outer: what is done with the mean of deltas, in rounds. ``None`` adds each.
         groups: in rounds, the group of every trainer, by rank, numbered in the order of
             their lowest ranks; each has rounds of its own. Empty: all are one.
         delay_compensation: how late gradients are corrected. ``None``: not at all.
@@ -47,6 +50,7 @@ class Updates:
     on_arrival: bool = False
     max_staleness: int | None = None
     exchanges_deltas: bool = False
+    outer: Outer | None = None
     groups: tuple[int, ...] = ()
     delay_compensation: DelayCompensation | None = None
 
@@ -57,7 +61,11 @@ class Updates:
         if not self.exchanges_deltas:
             return [rule for rule in rules if rule is not None]
         # A push is a negated movement: the update adds it.
-        return [_core.OptimizerConfig("sgd", lr=1.0) for _ in rules]
+        outer = self.outer or Outer()
+        rule = _core.OptimizerConfig(
+            "sgd", lr=outer.lr, momentum=outer.momentum, nesterov=outer.nesterov
+        )
+        return [rule for _ in rules]
 
 
 @settings

@@ -141,7 +141,11 @@ def _open_set(
         store = functools.partial(state_exchange.store, states=sent)
     if not strategy.local:
         return ParameterSet(client, placement, store)
-    alone = context.trainer_count == 1 and context.environment.group is None
+    alone = (
+        context.trainer_count == 1
+        and context.environment.group is None
+        and getattr(strategy, "outer", None) is None
+    )
     return LocalParameterSet(client, placement, store, states, alone)
 
 

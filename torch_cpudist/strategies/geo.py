@@ -8,6 +8,7 @@ from dataclasses import field
 from typing import TYPE_CHECKING, ClassVar
 
 from torch_cpudist.config import settings
+from torch_cpudist.outer import Outer
 from torch_cpudist.strategies.base import Strategy, Updates
 
 if TYPE_CHECKING:
@@ -29,6 +30,9 @@ class Geo(Strategy):
         exchange_budget: share of a step's time, from 0.001 to 1, that the
             training thread spends on an exchange after each step until it is over.
             ``CPUDIST_GEO_EXCHANGE_BUDGET``.
+        outer: an optimizer over the mean of the trainers' movements, one step when each
+            live trainer has handed one on; a dict is accepted. ``None`` adds each
+            trainer's share, whenever it comes.
     """
 
     name: ClassVar[str] = "geo"
@@ -40,11 +44,21 @@ class Geo(Strategy):
         default=0.05, metadata={"least": 0.001, "most": 1.0, "unit": "step times"}
     )
 
+    outer: Outer | None = field(default=None, metadata={"section": Outer})
+
     @property
     def local(self) -> bool:
         """The optimizer runs on the trainer."""
         return True
 
     def updates(self, trainers: Trainers) -> Updates:
-        """When the servers apply this strategy's gradients."""
-        return Updates(on_arrival=True, exchanges_deltas=True)
+        """When the servers apply this strategy's gradients.
+
+        Raises:
+            ConfigurationError: fields of ``outer`` do not fit together.
+        """
+        if self.outer is not None:
+            self.outer.check_whole()
+        return Updates(
+            on_arrival=self.outer is None, exchanges_deltas=True, outer=self.outer
+        )

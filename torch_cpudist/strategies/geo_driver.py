@@ -56,6 +56,8 @@ class GeoDriver(ServerDriver):
         super().__init__(parameters)
         self._local = parameters
         self._strategy = strategy
+        # With an outer optimizer an exchange ends when every member has begun one.
+        self._in_rounds = strategy.outer is not None
         self._inners = list(inners)
         self._guard = guard
         self._steps = 0  # since the last exchange began
@@ -93,6 +95,8 @@ class GeoDriver(ServerDriver):
         self._samples += count
         self._own_steps += 1
         if not local.alone:
+            if not local.client.is_member(local.id):
+                local.client.join(local.id)
             self._work_on_exchange()
         return self._known_steps()
 
@@ -124,35 +128,39 @@ class GeoDriver(ServerDriver):
             self._travelling = 0
 
     def _begin(self, whole: bool) -> None:
-        # Steps without an exchange under way count as travelling from here on.
+        # Before it begins: an interrupt must not leave one that is not known of here.
+        self._travelling = max(self._steps, 1)
         self._local.client.begin_exchange(
             self._local.id, whole=whole, steps=self._steps, samples=self._samples
         )
-        self._travelling, self._steps, self._samples = max(self._steps, 1), 0, 0
+        self._steps = self._samples = 0
 
     def _exchange(self, whole: bool) -> None:
         """Ends the exchange under way and makes another, until nothing is left."""
         local = self._local
         client = local.client
-        try:
-            with Weights(local.placement.dense) as weights:
+        with local.written_apart(), Weights(local.placement.dense) as weights:
+            client.finish_exchange(local.id, weights.addresses)
+            # An outer step that nobody has moved for would be momentum alone.
+            more = self._steps > 0 or not self._in_rounds
+            while more:
+                self._begin(whole)
                 client.finish_exchange(local.id, weights.addresses)
-                more = True
-                while more:
-                    self._begin(whole)
-                    client.finish_exchange(local.id, weights.addresses)
-                    more = client.exchange_has_more(local.id)
-        finally:
-            local.note_written([parameter for _, parameter in local.trained()])
+                more = client.exchange_has_more(local.id)
         self._travelling = 0
 
     # -- leaving, flushing -------------------------------------------------------------
 
     def settle(self) -> None:
-        """Hands on what this trainer moved, and takes in what others did."""
+        """Hands on what this trainer moved, and takes in what others did.
+
+        Not with an outer optimizer: that would wait for the other trainers' steps.
+        """
         local = self._local
         if local.alone:
             state_exchange.store(local, {})
+        elif self._in_rounds:
+            return
         elif local.client.is_member(local.id):
             self._exchange(whole=False)
 
@@ -167,7 +175,7 @@ class GeoDriver(ServerDriver):
         """
         local = self._local
         if overwrite:
-            with Weights(local.placement.dense) as weights:
+            with local.written_apart(), Weights(local.placement.dense) as weights:
                 local.client.finish_exchange(local.id, weights.addresses)
             self._travelling = 0
             local.join()

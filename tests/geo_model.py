@@ -1,0 +1,215 @@
+# Copyright (c) 2026 The torch_cpudist authors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""The algebra of Geo in plain Python, one number at a time.
+
+A number is named by its parameter, its row (0 in dense parameters) and its place in the
+row. Sections, of which a push and a reply consist, are the blocks of a dense parameter
+and the rows of a table that one server owns.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+import torch
+
+from torch_cpudist import _core
+
+Key = tuple[str, int]  # parameter, row
+Rows = dict[Key, list[float]]
+
+
+class Sections:
+    """What lies where; as an open optimizer has placed it."""
+
+    def __init__(self, opt: Any, servers: int) -> None:
+        placement = opt._parameters.placement
+        self.servers = servers
+        self.tables = [table.found.name for table in placement.tables]
+        self._owners = {
+            table.found.name: _core.owner_of_keys(
+                range(table.found.weight.shape[0]),
+                param_set=opt._parameters.id,
+                table=table.index,
+                server_count=servers,
+            )
+            for table in placement.tables
+        }
+        self.blocks = [
+            (
+                spec.shard,
+                placement.dense[spec.parameter].name,
+                spec.offset,
+                spec.elements,
+            )
+            for spec in placement.layout.blocks
+        ]
+
+    def split(self, touched: set[Key]) -> list[list[Key]]:
+        """All dense numbers and these rows, in sections, in the order of slices."""
+        sections = []
+        for server in range(self.servers):
+            for shard, name, offset, elements in self.blocks:
+                if shard == server:
+                    sections.append([(name, offset + i) for i in range(elements)])
+            for name in self.tables:
+                rows = [k for k in touched if k[0] == name]
+                owned = [k for k in rows if self._owners[name][k[1]] == server]
+                if owned:
+                    sections.append(owned)
+        return sections
+
+
+def rows_of(model: torch.nn.Module, tables: list[str]) -> Rows:
+    """The numbers of a model; each one of a dense parameter is a row of its own."""
+    found: Rows = {}
+    for name, parameter in model.named_parameters():
+        values = parameter.detach().double()
+        rows = values if name in tables else values.reshape(-1, 1)
+        found.update({(name, i): row for i, row in enumerate(rows.tolist())})
+    return found
+
+
+class Servers:
+    """All servers together."""
+
+    def __init__(self, values: Rows, sections: Sections, trainers: int) -> None:
+        self.z = {key: list(row) for key, row in values.items()}
+        self.sections = sections
+        self.members = set(range(trainers))
+        self.changed: dict[int, set[Key]] = {rank: set() for rank in range(trainers)}
+
+    def push(self, rank: int, deltas: Rows) -> tuple[Rows, int]:
+        """Adds a push; the reply and the number of members."""
+        for key, delta in deltas.items():
+            self.z[key] = [z + d for z, d in zip(self.z[key], delta, strict=True)]
+            if key[0] in self.sections.tables:
+                for other in self.changed.keys() - {rank}:
+                    self.changed[other].add(key)
+        dense = {k for k in self.z if k[0] not in self.sections.tables}
+        reply = {k: list(self.z[k]) for k in dense | self.changed[rank]}
+        self.changed[rank] = set()
+        return reply, len(self.members)
+
+
+class Trainer:
+    """One trainer; each method is what its optimizer does."""
+
+    def __init__(self, rank: int, servers: Servers) -> None:
+        self.rank = rank
+        self.servers = servers
+        self.x = {key: list(row) for key, row in servers.z.items()}
+        self._forget()
+        self.touched: set[Key] = set()
+        self.n = len(servers.members)
+        self.slices: list[list[Key]] = []
+        self.outgoing: Rows = {}
+        self.reply: Rows = {}
+        self.phase = "idle"
+
+    def _forget(self) -> None:
+        tables = self.servers.sections.tables
+        self.y = {k: list(row) for k, row in self.x.items() if k[0] not in tables}
+
+    def step(self, gradients: dict[str, torch.Tensor]) -> None:
+        self.servers.members.add(self.rank)
+        for name, gradient in gradients.items():
+            if gradient.is_sparse:
+                summed: dict[Key, list[float]] = defaultdict(lambda: [0.0])
+                pairs = zip(
+                    gradient._indices()[0].tolist(),
+                    gradient._values().tolist(),
+                    strict=True,
+                )
+                for row, values in pairs:
+                    before = summed.get((name, row), [0.0] * len(values))
+                    both = zip(before, values, strict=True)
+                    summed[name, row] = [a + b for a, b in both]
+            else:
+                flat = gradient.flatten().tolist()
+                summed = {(name, i): [value] for i, value in enumerate(flat)}
+            for key, values in summed.items():
+                self.y.setdefault(key, list(self.x[key]))
+                if gradient.is_sparse:
+                    self.touched.add(key)
+                both = zip(self.x[key], values, strict=True)
+                self.x[key] = [x - g for x, g in both]
+
+    def begin(self, whole: bool = False) -> None:
+        assert self.phase == "idle"
+        tables = self.servers.sections.tables
+        keys, self.touched = self.touched, set()
+        if whole:
+            keys = {k for k in self.y if k[0] in tables and self.x[k] != self.y[k]}
+        self.divisor = 1 if whole else self.n
+        self.whole = whole
+        self.slices = self.servers.sections.split(keys)
+        self.outgoing = {}
+        self.phase = "pack"
+
+    def advance(self) -> bool:
+        """One slice, or one change of phase; whether the exchange is over."""
+        if self.phase == "idle":
+            return True
+        if self.phase == "travel":
+            self.slices = self._sections_of_reply()
+            self.phase = "apply"
+        elif self.slices:
+            keys = self.slices.pop(0)
+            self._pack(keys) if self.phase == "pack" else self._apply(keys)
+        elif self.phase == "pack":
+            self.reply, self.members = self.servers.push(self.rank, self.outgoing)
+            self.phase = "travel"
+        else:
+            if not self.whole:
+                self.n = self.members
+            self.phase = "idle"
+        return self.phase == "idle"
+
+    def _sections_of_reply(self) -> list[list[Key]]:
+        tables = self.servers.sections.tables
+        return self.servers.sections.split({k for k in self.reply if k[0] in tables})
+
+    def _pack(self, keys: list[Key]) -> None:
+        for key in keys:
+            x, y = self.x[key], self.y[key]
+            delta = [(a - b) / self.divisor for a, b in zip(x, y, strict=True)]
+            moved = [b + d for b, d in zip(y, delta, strict=True)]
+            self.y[key] = list(x) if self.divisor == 1 else moved
+            self.outgoing[key] = delta
+
+    def _apply(self, keys: list[Key]) -> None:
+        for key in keys:
+            z = self.reply[key]
+            if key not in self.y:
+                self.x[key] = list(z)
+                continue
+            triples = zip(self.x[key], z, self.y[key], strict=True)
+            # Without movement of its own x is z, also where x + (z - y) is rounded.
+            self.x[key] = [
+                new if x == old else x + (new - old) for x, new, old in triples
+            ]
+            self.y[key] = list(z)
+
+    def finish(self) -> None:
+        while not self.advance():
+            pass
+
+    def exchange(self, whole: bool) -> None:
+        self.finish()
+        self.begin(whole)
+        self.finish()
+
+    def leave(self) -> None:
+        if self.rank in self.servers.members:
+            self.exchange(whole=True)
+            self.servers.members.discard(self.rank)
+
+    def flush(self) -> None:
+        if self.rank in self.servers.members:
+            self.exchange(whole=False)
+            return
+        self.x = {key: list(row) for key, row in self.servers.z.items()}
+        self._forget()
+        self.touched = set()

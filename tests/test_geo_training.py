@@ -1,0 +1,153 @@
+# Copyright (c) 2026 The torch_cpudist authors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Geo: nothing that trainers moved is lost."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from geo_cases import (
+    Moving,
+    geo,
+    model_sum,
+    seeds_of,
+    train,
+    wrapped,
+)
+from sync_cases import (
+    assert_same_bits,
+    copy_of,
+    largest_difference,
+    run,
+)
+from torch import nn
+
+from torch_cpudist import _core
+
+STEPS = 12
+
+
+def train_all(trainers, servers, steps, network=None, strategy=None, missing=False):
+    """Every trainer's weights once all have left, and its exchanges."""
+
+    def body(context):
+        model = Moving()
+        opt = wrapped(model, strategy or geo(3))
+        rank = context.trainer_rank
+        train(model, opt, seeds_of(rank, steps(rank)), missing=missing)
+        opt.leave()
+        context.barrier()
+        opt.flush()
+        return copy_of(model), opt.stats()["exchange"]
+
+    results = run(body, trainers, servers, network=network)
+    seeds = [s for rank in range(trainers) for s in seeds_of(rank, steps(rank))]
+    return results, model_sum(seeds, missing=missing)
+
+
+def assert_all_equal(results, expected, tolerance=0.0):
+    for found, _ in results:
+        assert_same_bits(found, results[0][0])
+        assert largest_difference(found, expected) <= tolerance
+
+
+@pytest.mark.parametrize(("trainers", "servers"), [(1, 0), (1, 2), (2, 0), (2, 3)])
+@pytest.mark.parametrize("missing", [False, True])
+def test_the_servers_hold_everyones_movement(trainers, servers, missing):
+    results, expected = train_all(trainers, servers, lambda _: STEPS, missing=missing)
+    assert_all_equal(results, expected)
+
+
+@pytest.mark.parametrize(("trainers", "servers"), [(3, 0), (4, 2)])
+def test_with_trainers_that_finish_early(trainers, servers):
+    results, expected = train_all(trainers, servers, lambda rank: 24 // (rank + 1) - 5)
+    assert_all_equal(results, expected, tolerance=1e-3)
+
+
+def test_with_a_trainer_that_makes_no_step():
+    assert_all_equal(*train_all(2, 1, lambda rank: STEPS * rank))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_over_lost_and_repeated_frames(seed):
+    plan = _core.FaultPlan(drop=0.2, duplicate=0.2, reorder=0.2, cut=0.01, seed=seed)
+    network = _core.InprocNetwork(plan)
+    assert_all_equal(*train_all(2, 2, lambda _: STEPS, network=network))
+    counts = network.counts()
+    assert min(counts.dropped, counts.duplicated, counts.reordered) > 0
+
+
+def test_a_barrier_leaves_all_with_the_same_model():
+    """Also where numbers are rounded, and none has left before."""
+
+    def body(context):
+        model = Moving()
+        opt = wrapped(model, geo(2), lr=0.1)
+        states = []
+        for epoch in range(3):
+            train(model, opt, range(10 * epoch + context.trainer_rank, 10 * epoch + 7))
+            context.barrier()
+            opt.flush()
+            states.append(copy_of(model))
+            context.barrier()
+        return states
+
+    first, *others = run(body, 3, 2)
+    for other in others:
+        for one, two in zip(first, other, strict=True):
+            assert_same_bits(one, two)
+
+
+class Shared(nn.Module):
+    """A table that two modules share, one of them with a padding row."""
+
+    def __init__(self):
+        super().__init__()
+        self.words = nn.Embedding(9, 2, sparse=True, padding_idx=4)
+        self.same = nn.EmbeddingBag(9, 2, mode="sum", sparse=True)
+        self.same.weight = self.words.weight
+        with torch.no_grad():
+            self.words.weight.copy_(torch.arange(18.0).view(9, 2))
+
+    def forward(self, ids):
+        return self.words(ids).sum() + 2 * self.same(ids, torch.tensor([0])).sum()
+
+
+def test_shared_tables_and_padding():
+    def body(context):
+        model = Shared()
+        opt = wrapped(model, geo(2))
+        for ids in ([1, 1, 4], [], [4, 8], [0, 1]):
+            opt.zero_grad()
+            model(torch.tensor(ids, dtype=torch.long)).backward()
+            opt.step()
+        opt.leave()
+        context.barrier()
+        opt.flush()
+        return model.words.weight.detach().clone()
+
+    counts = torch.tensor([3.0, 9, 0, 0, 4, 0, 0, 0, 3])[:, None]
+    expected = torch.arange(18.0).view(9, 2) - 2 * counts
+    for found in run(body, 2, 2):
+        assert found.equal(expected)
+
+
+def test_a_movement_larger_than_a_message_travels_in_parts():
+    rows, dim = 10_000, 1024  # 41 MB, where a push takes 32 MiB of a table
+
+    def body(context):
+        model = torch.nn.Embedding(rows, dim, sparse=True)
+        with torch.no_grad():
+            model.weight.fill_(1.0)
+        optimizer = wrapped(model, geo(1000))
+        model(torch.arange(rows)).sum().backward()
+        optimizer.step()
+        optimizer.leave()
+        context.barrier()
+        optimizer.flush()
+        return model.weight.detach(), optimizer.stats()["exchange"]
+
+    for weight, stats in run(body, 2, 1):
+        assert bool((weight == -1.0).all())
+        assert stats["rows_sent"] == rows
+        assert stats["exchanges"] > 1
