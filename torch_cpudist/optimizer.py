@@ -26,6 +26,7 @@ from torch_cpudist.log import logger
 from torch_cpudist.optimizer_groups import OptimizerGroups
 from torch_cpudist.parameter_set import ParameterSet
 from torch_cpudist.placement import Placement, parameter_names, place
+from torch_cpudist.prefetching import Prefetching
 from torch_cpudist.state_checks import States, check_states
 from torch_cpudist.strategies.base import Strategy
 from torch_cpudist.strategies.drivers import make_driver, open_parameters
@@ -33,7 +34,7 @@ from torch_cpudist.strategies.drivers import make_driver, open_parameters
 Inner = torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
 
 
-class DistributedOptimizer(face.ServedOptimizer):
+class DistributedOptimizer(Prefetching, face.ServedOptimizer):
     """Trains a model with parameter servers, by a strategy.
 
     The wrapped optimizer is read, not replaced: its exact class and its options, as
@@ -303,6 +304,7 @@ class DistributedOptimizer(face.ServedOptimizer):
             the client's counters since ``init()``: ``bytes_sent``, ``bytes_received``,
             ``wait_s`` (blocked on servers), ``round_wait_s`` (of which for rounds),
             ``rows_pulled``, ``rows_pushed``, ``requests``, ``resent``, ``reconnects``,
+            ``rows_prefetched``, ``prefetch_hits``, ``prefetch_refreshed``,
             ``staleness`` (of pushes under Async, HalfAsync; see docs/strategies.md).
         """
         client = self._open().client

@@ -180,7 +180,12 @@ Buffer pack_server(ClientSet& set, uint32_t server, const PushHeader& header,
     ref.dim = set.layout.tables[t].dim;
     table_refs.push_back(ref);
   }
-  FilledPush filled = layout_push(header, block_refs, table_refs, pool);
+  const HoldRefs* holds = set.prefetcher.holds(server);
+  FilledPush filled = layout_push(header, block_refs, table_refs, pool, holds);
+  for (size_t i = 0; i < filled.held.size(); ++i) {
+    const auto held = set.prefetcher.held(holds->tables[i].table).of(server);
+    std::copy(held.begin(), held.end(), filled.held[i]);
+  }
   for (size_t i = 0; i < dense.size(); ++i) {
     std::memcpy(filled.blocks[i], dense[i].gradient, block_refs[i].size_bytes);
   }

@@ -14,6 +14,7 @@
 
 #include "core/client.h"
 #include "core/client_link.h"
+#include "core/client_prefetch.h"
 #include "core/client_rows.h"
 #include "core/messages.h"
 
@@ -55,6 +56,8 @@ struct ClientSet {
   std::shared_ptr<PushQueue> queue;
   // Of trainers that step by themselves; the training thread's, released by close.
   std::shared_ptr<GeoExchange> exchange;
+
+  Prefetcher prefetcher;
 
   // Scratch of push, used by one sequenced operation at a time.
   std::vector<PackedTable> packed;

@@ -6,9 +6,11 @@ from __future__ import annotations
 
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import torch
+from torch import nn
 from torch.optim import Optimizer
 
 from torch_cpudist import _core, state_exchange
@@ -94,6 +96,10 @@ class Driver(ABC):
             self._parameters.pull_dense()
         if pull == "all":
             self._parameters.pull_tables()
+
+    def prefetch(self, ids: Mapping[nn.Module, torch.Tensor], managed: bool) -> int:
+        """Asks for rows of a batch to come; see ``ParameterSet.prefetch``."""
+        return self._parameters.prefetch(ids, managed)
 
     def leave(self) -> None:
         """Ends this trainer's part, once what was handed on is applied."""

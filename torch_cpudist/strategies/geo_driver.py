@@ -5,14 +5,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import torch
+from torch import nn
 from torch.optim import Optimizer
 
 from torch_cpudist import local_state, state_exchange
 from torch_cpudist.clip import Clip, clip_own
 from torch_cpudist.inner_guard import InnerGuard
+from torch_cpudist.log import logger
 from torch_cpudist.local_parameters import LocalParameterSet
 from torch_cpudist.parameter_set import Weights
 from torch_cpudist.placement import Rules
@@ -63,6 +66,7 @@ class GeoDriver(Driver):
         self._own_steps = 0
         self._step_s = 0.0
         self._ended = 0.0
+        self._told_prefetch = False
         local_state.adopt(parameters, inners, states)
 
     # -- a step ------------------------------------------------------------------------
@@ -93,6 +97,13 @@ class GeoDriver(Driver):
         if not local.alone:
             self._work_on_exchange()
         return self._known_steps()
+
+    def prefetch(self, ids: Mapping[nn.Module, torch.Tensor], managed: bool) -> int:
+        """Nothing to do: every row is here."""
+        if not self._told_prefetch:
+            self._told_prefetch = True
+            logger.info("prefetch: under Geo every row is here, there is nothing to do")
+        return 0
 
     def _known_steps(self) -> int:
         if self._local.alone:
