@@ -67,6 +67,14 @@ uint64_t ClientSet::block_bytes(uint32_t block) const {
   return spec.elements * size_of(spec.dtype);
 }
 
+TableRef ClientSet::ref_of(uint32_t index, uint64_t rows) const {
+  TableRef ref;
+  ref.table = index;
+  ref.row_count = rows;
+  ref.dim = layout.tables[index].dim;
+  return ref;
+}
+
 uint64_t ClientSet::block_state_elements(uint32_t block) const {
   const BlockSpec& spec = layout.blocks[block];
   return kernels::state_elements(layout.configs.at(spec.group), spec.elements, spec.row_width);

@@ -65,6 +65,7 @@ struct ClientSet {
   TableCache& table(uint32_t index);
   const std::vector<uint32_t>& blocks_of(uint32_t parameter) const;
   uint64_t block_bytes(uint32_t block) const;
+  TableRef ref_of(uint32_t table, uint64_t rows) const;
   uint64_t block_state_elements(uint32_t block) const;
   uint32_t row_state_elements(uint32_t table) const;
   void invalidate_tables();

@@ -35,8 +35,8 @@ def prefetch(
 
     ``for batch in cpudist.data.prefetch(loader, opt, ids=lambda b: {model.table:
     b[0]})``. Each iteration over the result iterates over the loader anew. What a
-    batch's rows cost and guarantee: ``DistributedOptimizer.prefetch``. Memory: ``depth``
-    batches and their rows. Thread safety: one thread, the one that steps.
+    batch's rows cost and guarantee: ``DistributedOptimizer.prefetch``. Memory:
+    ``depth`` batches and their rows. Thread safety: one thread, the one that steps.
 
     Args:
         loader: any iterable of batches.

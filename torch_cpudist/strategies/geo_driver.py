@@ -15,8 +15,8 @@ from torch.optim import Optimizer
 from torch_cpudist import local_state, state_exchange
 from torch_cpudist.clip import Clip, clip_own
 from torch_cpudist.inner_guard import InnerGuard
-from torch_cpudist.log import logger
 from torch_cpudist.local_parameters import LocalParameterSet
+from torch_cpudist.log import logger
 from torch_cpudist.parameter_set import Weights
 from torch_cpudist.placement import Rules
 from torch_cpudist.state_checks import States
