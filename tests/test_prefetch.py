@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import itertools
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from torch import nn
 
 import torch_cpudist as cpudist
 from torch_cpudist import _core
+from torch_cpudist.context import _open_contexts
 
 ROWS, DIM, STEPS = 60, 3, 12
 
@@ -279,6 +281,52 @@ def test_eval_uses_what_is_there() -> None:
             assert torch.equal(other, model(*third))
 
     alone(body)
+
+
+def test_lookups_of_several_threads_find_their_rows() -> None:
+    def body(context: cpudist.Context) -> None:
+        model = nn.ModuleList(nn.Embedding(400, 2, sparse=True) for _ in range(2))
+        first = [table.weight.detach().clone() for table in model]
+        opt = wrapped(model, cpudist.Sync())
+        for step in range(6):
+            ids = torch.arange(60 * step, 60 * step + 60)
+            opt.prefetch(dict.fromkeys(model, ids))
+            opt.zero_grad()
+            with ThreadPoolExecutor(4) as pool:
+                parts = [ids[i::4] for i in range(4)]
+                jobs = [(m, i, p) for m in range(2) for i, p in enumerate(parts)]
+                found = list(pool.map(lambda job: model[job[0]](job[2]), jobs))
+            for (m, _, part), rows in zip(jobs, found, strict=True):
+                assert torch.equal(rows, first[m][part])
+            sum(rows.sum() for rows in found).backward()
+            opt.step()
+        assert opt.stats()["rows_pulled"] == 0
+        assert opt.stats()["prefetch_hits"] == 6 * 2 * 60
+
+    # Every reply takes its time, so that the threads wait for it together.
+    plan = _core.FaultPlan(delay=1.0, delay_ms_max=4, seed=3)
+    alone(body, servers=2, network=_core.InprocNetwork(plan))
+
+
+def test_a_lost_server_is_told_at_the_next_use() -> None:
+    def body(context: cpudist.Context) -> None:
+        model = nn.Embedding(40, 1, sparse=True)
+        opt = wrapped(model, cpudist.Sync())
+        servers = [c.server for c in list(_open_contexts) if c.server is not None]
+        assert len(servers) == 1
+        servers[0].stop("the test ends it")
+        with pytest.raises(cpudist.Error) as caught:  # noqa: PT012
+            opt.prefetch({model: torch.arange(4)})
+            model(torch.arange(4))
+        assert isinstance(caught.value, (cpudist.PeerLostError, cpudist.ClosedError))
+        raise Expected
+
+    with pytest.raises(Expected):
+        alone(body)
+
+
+class Expected(Exception):
+    """Ends a run whose server is gone."""
 
 
 def test_what_is_wrong_is_refused() -> None:

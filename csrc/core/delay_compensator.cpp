@@ -6,7 +6,9 @@
 #include "core/delay_compensator.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <cstring>
+#include <iterator>
 #include <utility>
 
 #include "kernels/elementwise.h"
@@ -16,6 +18,8 @@ namespace cpudist::core {
 namespace {
 
 constexpr size_t kPrefetchRows = 8;
+// Prefetches of a trainer whose rows are kept: more than it may have outstanding.
+constexpr std::ptrdiff_t kMostPrefetches = 20;
 
 template <typename T>
 kernels::AdaptiveScalars<T> scalars_of(const DelayCompensation& settings) {
@@ -55,7 +59,14 @@ void DelayCompensator::note_rows(uint32_t rank, uint64_t step, const PullTable& 
   const std::lock_guard lock(reads.mutex);
   if (step <= reads.applied) return;  // a request that was overtaken
   if ((step & kPrefetchBit) != 0 && step < reads.kept_from) return;
-  TableRead& read = reads.rows[step].try_emplace(pull.table, salt).first->second;
+  auto& tables = reads.rows[step];
+  const auto oldest = reads.rows.lower_bound(kPrefetchBit);
+  if (std::distance(oldest, reads.rows.end()) > kMostPrefetches) {
+    const bool is_this = oldest->first == step;
+    reads.rows.erase(oldest);
+    if (is_this) return;
+  }
+  TableRead& read = tables.try_emplace(pull.table, salt).first->second;
   const size_t most = read.rows.size() + pull.keys.size() * dim;
   if (read.rows.capacity() < most) read.rows.reserve(std::max(most, 2 * read.rows.size()));
   for (size_t i = 0; i < pull.keys.size(); ++i) {
