@@ -102,6 +102,24 @@ class Client:
     ) -> int:
         """One step: queues a copy of the gradients; see ``csrc/core/client.h``."""
 
+    def prefetch(
+        self,
+        param_set: int,
+        ids: Sequence[tuple[int, int, int, bool]],
+        managed: bool = False,
+    ) -> int:
+        """Asks for the rows of a batch to come; see ``csrc/core/client.h``.
+
+        ``ids``: per table its index, the address of the ids, their count and whether
+        they are int32.
+        """
+
+    def use_prefetched(self, param_set: int, number: int) -> None:
+        """A managed batch ends with the next step."""
+
+    def drop_prefetched(self, param_set: int) -> None:
+        """Forgets the batches that are outstanding."""
+
     def drain(self, param_set: int) -> None:
         """Waits until everything queued is applied."""
 

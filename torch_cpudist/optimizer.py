@@ -26,6 +26,7 @@ from torch_cpudist.inner_guard import InnerGuard
 from torch_cpudist.log import logger
 from torch_cpudist.optimizer_groups import OptimizerGroups
 from torch_cpudist.placement import Placement, parameter_names, place
+from torch_cpudist.prefetching import Prefetching
 from torch_cpudist.state_checks import States, check_states
 from torch_cpudist.strategies.base import Strategy
 from torch_cpudist.strategies.drivers import make_driver, open_parameters
@@ -34,7 +35,7 @@ from torch_cpudist.trained import Trained
 Inner = torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
 
 
-class DistributedOptimizer(face.ServedOptimizer):
+class DistributedOptimizer(Prefetching, face.ServedOptimizer):
     """Trains a model with parameter servers, by a strategy.
 
     The wrapped optimizer is read, not replaced: its exact class and its options, as
@@ -301,10 +302,11 @@ class DistributedOptimizer(face.ServedOptimizer):
 
         Returns:
             ``steps``, ``samples`` (as told to ``step``), ``step_s`` (in ``step``), and
-            the client's counters since ``init()``: ``bytes_sent``, ``bytes_received``,
+            since ``init()`` of the client: ``bytes_sent``, ``bytes_received``,
             ``wait_s`` (blocked on servers), ``round_wait_s`` (of which for rounds),
             ``rows_pulled``, ``rows_pushed``, ``requests``, ``resent``, ``reconnects``,
-            ``staleness`` (of pushes; see docs/strategies.md); under Geo ``exchange``.
+            ``rows_prefetched``, ``prefetch_hits``, ``prefetch_refreshed``,
+            ``staleness`` (of pushes), and what the strategy has; see its page.
         """
         return {
             "steps": self._step_count_total,
@@ -320,8 +322,7 @@ class DistributedOptimizer(face.ServedOptimizer):
         """Pulls the servers' optimizer state, in the form of the plain torch optimizer.
 
         May be called by one trainer alone. The result loads into the wrapped
-        optimizer's class (``torch.optim.Adagrad.load_state_dict``) and back. Cost: all
-        weights and state once over the wire.
+        optimizer's class and back. Cost: all weights and state once over the wire.
 
         Returns:
             torch's ``{"state", "param_groups"}``; for a list of optimizers

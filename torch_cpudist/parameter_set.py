@@ -8,7 +8,7 @@ and carries gradients to the servers. When to do so is the strategy's business.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +20,7 @@ from torch_cpudist.clip import Clip, ClipNorm, ClipValue
 from torch_cpudist.errors import ModelChangedError
 from torch_cpudist.gradients import read_dense_gradient, read_table_gradient
 from torch_cpudist.placement import DenseParameter, PlacedTable, Placement
+from torch_cpudist.prefetching import bound_ids
 from torch_cpudist.table_ops import TableBinding
 from torch_cpudist.tables import attach, detach
 from torch_cpudist.trained import Trained
@@ -132,6 +133,32 @@ class ParameterSet(Trained):
         self.client.pull_all_rows(self.id)
         self.tables_current = True
         self.note_written([table.found.weight for table in self.placement.tables])
+
+    def prefetch(self, ids: Mapping[nn.Module, torch.Tensor], managed: bool) -> int:
+        """Asks for rows of a batch to come; see ``DistributedOptimizer.prefetch``.
+
+        Args:
+            ids: by module that will look them up.
+            managed: ``use_prefetched`` tells when the batch is computed.
+
+        Returns:
+            The number of the batch, 0 if nothing was asked for.
+        """
+        coming: list[tuple[int, int, int, bool]] = []
+        alive: list[torch.Tensor] = []
+        for binding, tensor in bound_ids(self._bindings, ids):
+            flat = binding.checked_ids(tensor)
+            binding.bind_weight(self.client)
+            alive.append(flat)
+            coming.append(
+                (
+                    binding.table,
+                    flat.data_ptr(),
+                    flat.numel(),
+                    flat.dtype == torch.int32,
+                )
+            )
+        return self.client.prefetch(self.id, coming, managed)
 
     # -- gradients ---------------------------------------------------------------------
 

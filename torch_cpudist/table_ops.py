@@ -158,9 +158,35 @@ class TableBinding:
                 "optimizer again, or use the model's own modules."
             )
         self.check_weight(weight)
+        flat = self.checked_ids(ids)
+        if flat.numel() == 0:
+            return
+        self.bind_weight(client)
+        client.pull(
+            self.param_set,
+            self.table,
+            flat.data_ptr(),
+            flat.numel(),
+            flat.dtype == torch.int32,
+        )
+
+    def _check_unwritten(self) -> None:
         if self.weight._version > self._versions.get(id(self.weight), -1):
             # A pull would overwrite what was written, a loaded model say.
             raise model_changed([self.name])
+
+    def checked_ids(self, ids: torch.Tensor) -> torch.Tensor:
+        """Checks what a lookup or a prefetch is given, but not its range.
+
+        Returns:
+            The ids, contiguous.
+
+        Raises:
+            ModelChangedError: the weight was written by others.
+            TypeError: they are not int64 or int32.
+            UnsupportedModelError: they are not on the CPU.
+        """
+        self._check_unwritten()
         if ids.dtype not in (torch.int64, torch.int32):
             raise TypeError(
                 f"table {self.name!r}: ids must be int64 or int32, got {ids.dtype}"
@@ -169,17 +195,7 @@ class TableBinding:
             raise UnsupportedModelError(
                 f"table {self.name!r}: ids must be on the CPU, got {ids.device}"
             )
-        if ids.numel() == 0:
-            return
-        self.bind_weight(client)
-        flat = ids.contiguous()
-        client.pull(
-            self.param_set,
-            self.table,
-            flat.data_ptr(),
-            flat.numel(),
-            flat.dtype == torch.int32,
-        )
+        return ids.contiguous()
 
     def close(self) -> None:
         """Ends the binding; a later lookup through it raises ``ClosedError``."""

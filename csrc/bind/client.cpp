@@ -86,6 +86,18 @@ uint64_t enqueue(ClientHolder& self, uint32_t param_set, std::vector<OptimizerCo
   return self.get().enqueue(param_set, step);
 }
 
+// (table, address of the ids, count, whether they are int32)
+using ComingArgument = std::tuple<uint32_t, Address, uint64_t, bool>;
+
+uint64_t prefetch(ClientHolder& self, uint32_t param_set, const std::vector<ComingArgument>& ids,
+                  bool managed) {
+  std::vector<core::ComingIds> coming;
+  for (const auto& [table, address, count, are_int32] : ids) {
+    coming.push_back({table, at<const void>(address), count, are_int32});
+  }
+  return self.get().prefetch(param_set, coming, managed);
+}
+
 void start_queue(ClientHolder& self, uint32_t param_set, uint32_t size, uint32_t max_merge,
                  const std::vector<bool>& mean, uint32_t pull_every) {
   self.get().start_queue(param_set, {size, max_merge, mean, pull_every});
@@ -135,6 +147,9 @@ py::dict stats(const ClientHolder& self) {
   result["reconnects"] = stats.reconnects;
   result["rows_pulled"] = stats.rows_pulled;
   result["rows_pushed"] = stats.rows_pushed;
+  result["rows_prefetched"] = stats.rows_prefetched;
+  result["prefetch_hits"] = stats.prefetch_hits;
+  result["prefetch_refreshed"] = stats.prefetch_refreshed;
   result["wait_s"] = stats.wait_s;
   result["round_wait_s"] = stats.round_wait_s;
   result["staleness"] = staleness(stats.staleness);
@@ -216,6 +231,18 @@ void bind_values(ClientClass& client) {
           },
           py::arg("param_set"), py::arg("table"), py::arg("ids"), py::arg("count"),
           py::arg("ids_are_int32") = false, NoGil())
+      .def("prefetch", &prefetch, py::arg("param_set"), py::arg("ids"), py::arg("managed") = false,
+           NoGil())
+      .def(
+          "use_prefetched",
+          [](ClientHolder& self, uint32_t param_set, uint64_t number) {
+            self.get().use_prefetched(param_set, number);
+          },
+          py::arg("param_set"), py::arg("number"), NoGil())
+      .def(
+          "drop_prefetched",
+          [](ClientHolder& self, uint32_t param_set) { self.get().drop_prefetched(param_set); },
+          py::arg("param_set"), NoGil())
       .def(
           "pull_all_rows",
           [](ClientHolder& self, uint32_t param_set) { self.get().pull_all_rows(param_set); },

@@ -116,10 +116,11 @@ void Client::Impl::finish_round(ClientSet& set, const RoundInFlight& round,
   }
   if (round.detached) {
     set.dense_stale = true;
+    set.prefetcher.drop_all(set, session);
   } else {
     for (uint32_t s = 0; s < versions.size(); ++s) set.note_dense(s, versions[s]);
   }
-  set.invalidate_tables();
+  prefetch_refreshed += set.prefetcher.finish_round(set, session, replies);
 }
 
 void Client::Impl::check_whole(ClientSet& set) {
@@ -202,11 +203,16 @@ void Client::ready(uint32_t param_set) {
   const ClientSetPtr set = impl_->find(param_set);
   impl_->run_all(
       FrameKind::kReady, param_set, [] { return Buffer(); },
-      [set](std::span<const RequestPtr> replies) {
+      [impl = impl_.get(), set](std::span<const RequestPtr> replies) {
         set->round = agreed_round(*set, replies);
         set->member = true;
-        set->invalidate_tables();
+        impl->forget_rows(*set);
       });
+}
+
+void Client::Impl::forget_rows(ClientSet& set) {
+  set.prefetcher.drop_all(set, session);
+  set.invalidate_tables();
 }
 
 uint64_t Client::push(uint32_t param_set, const StepPush& step) {
@@ -222,6 +228,7 @@ uint64_t Client::push(uint32_t param_set, const StepPush& step) {
                 "the gradient again");
   }
   prepare_push(*set, step);
+  set->prefetcher.prepare(*set);
   RoundInFlight round;
   round.weights = step.weights;
   round.samples = step.samples;
@@ -278,6 +285,7 @@ void Client::close(uint32_t param_set) {
     const std::lock_guard lock(impl->sequenced_mutex);
     impl->finish_unfinished();
     set = impl->find(param_set);
+    set->prefetcher.drop_all(*set, impl->session);
     impl->run_all(
         FrameKind::kClose, param_set, [] { return Buffer(); },
         [impl, param_set](std::span<const RequestPtr>) {
@@ -318,6 +326,9 @@ ClientStats Client::stats() const {
   impl_->session.add_stats(&stats);
   stats.rows_pulled = impl_->rows_pulled;
   stats.rows_pushed = impl_->rows_pushed;
+  stats.rows_prefetched = impl_->rows_prefetched;
+  stats.prefetch_hits = impl_->prefetch_hits;
+  stats.prefetch_refreshed = impl_->prefetch_refreshed;
   impl_->add_queue_stats(&stats);
   return stats;
 }

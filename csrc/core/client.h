@@ -89,8 +89,11 @@ struct ClientStats {
   uint64_t reconnects = 0;
   uint64_t rows_pulled = 0;
   uint64_t rows_pushed = 0;
-  double wait_s = 0;        // blocked on servers, all requests
-  double round_wait_s = 0;  // of which in pushes, commits and barriers
+  uint64_t rows_prefetched = 0;     // asked for before a lookup
+  uint64_t prefetch_hits = 0;       // rows of a lookup that a prefetch had brought
+  uint64_t prefetch_refreshed = 0;  // prefetched rows that came again with a round
+  double wait_s = 0;                // blocked on servers, all requests
+  double round_wait_s = 0;          // of which in pushes, commits and barriers
   StalenessStats staleness;
 };
 
@@ -109,6 +112,13 @@ struct LocalRows {
   float* weight = nullptr;     // [rows, dim]
   float* state = nullptr;      // [rows, state elements]; null if the optimizer has none
   uint32_t* counts = nullptr;  // [rows], updates of each row
+};
+// Ids of a batch to come, of one table. A table may be named more than once.
+struct ComingIds {
+  uint32_t table = 0;
+  const void* ids = nullptr;
+  uint64_t count = 0;
+  bool are_int32 = false;
 };
 struct StepPush {
   double weight = 1.0;
@@ -165,6 +175,13 @@ class Client {
   void pull(uint32_t param_set, uint32_t table, const void* ids, uint64_t count,
             bool ids_are_int32);
   void pull_all_rows(uint32_t param_set);  // in chunks
+  // Asks for the rows of a batch to come, one request per server, and returns its number at once.
+  // Lookups then find them: in rounds with the values of the last one. A batch goes with the step
+  // that used all its rows, or if `managed`, with the step after use_prefetched(its number). Does
+  // nothing, and returns 0, while this trainer takes no part. Throws kRowOutOfRange.
+  uint64_t prefetch(uint32_t param_set, std::span<const ComingIds> ids, bool managed);
+  void use_prefetched(uint32_t param_set, uint64_t number);
+  void drop_prefetched(uint32_t param_set);
   // `weights`: base pointer of every dense parameter, in order.
   void pull_dense(uint32_t param_set, std::span<void* const> weights);
 

@@ -55,6 +55,7 @@ uint64_t Client::enqueue(uint32_t param_set, const StepPush& step) {
                 "max_staleness may allow. Call opt.join() before the forward of the next step");
   }
   prepare_push(*set, step);
+  set->prefetcher.prepare(*set);
   QueuedPush push;
   push.read = set->take_read();
   if (!set->member) join(param_set);
@@ -65,6 +66,7 @@ uint64_t Client::enqueue(uint32_t param_set, const StepPush& step) {
   impl->rows_pushed += packed_rows(*set);
   ++set->step;  // before the rows are stale: a row read meanwhile is read again for this step
   set->invalidate_tables();
+  set->prefetcher.finish_push(*set, impl->session);
   queue->add(std::move(push));
   if (bounded) queue->drain();
   impl->take_arrived(*set, *queue, step.weights);
@@ -77,7 +79,7 @@ void Client::join(uint32_t param_set) {
   const ClientSetPtr set = impl_->find(param_set);
   if (set->member) return;
   impl_->join(set);
-  set->invalidate_tables();
+  impl_->forget_rows(*set);
   set->take_read();  // of rows that are to be pulled again
 }
 

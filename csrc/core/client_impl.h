@@ -89,6 +89,8 @@ struct Client::Impl {
   // ---- idempotent requests ----
   // Before a read: an interrupted step is finished first, so that the read sees it.
   void settle();
+  // Rows that are here or on their way are not to be used any more.
+  void forget_rows(ClientSet& set);
   void pull_rows(ClientSet& set, uint32_t table, std::span<const int64_t> keys);
   void pull_dense(ClientSet& set, std::span<void* const> weights);
 
@@ -106,6 +108,9 @@ struct Client::Impl {
   std::atomic<bool> has_unfinished{false};
   std::atomic<uint64_t> rows_pulled{0};
   std::atomic<uint64_t> rows_pushed{0};
+  std::atomic<uint64_t> rows_prefetched{0};
+  std::atomic<uint64_t> prefetch_hits{0};
+  std::atomic<uint64_t> prefetch_refreshed{0};
 };
 
 // The round that every reply names; throws kProtocol if they differ. Servers that update on arrival

@@ -41,6 +41,7 @@ void Client::leave(uint32_t param_set) {
   impl_->finish_unfinished();
   const ClientSetPtr set = impl_->find(param_set);
   if (!set->member) return;
+  set->prefetcher.drop_all(*set, impl_->session);
   impl_->run_all(
       FrameKind::kLeave, param_set, [] { return Buffer(); },
       [set](std::span<const RequestPtr>) { set->member = false; });
@@ -86,7 +87,7 @@ void Client::barrier() {
           found->second->round = round;
           // What was read before may be older than a bound on staleness allows: join() comes first.
           found->second->member = found->second->layout.max_staleness == kAnyStaleness;
-          found->second->invalidate_tables();
+          impl->forget_rows(*found->second);
         }
       });
 }

@@ -67,6 +67,14 @@ uint64_t ClientSet::block_bytes(uint32_t block) const {
   return spec.elements * size_of(spec.dtype);
 }
 
+TableRef ClientSet::ref_of(uint32_t index, uint64_t rows) const {
+  TableRef ref;
+  ref.table = index;
+  ref.row_count = rows;
+  ref.dim = layout.tables[index].dim;
+  return ref;
+}
+
 uint64_t ClientSet::block_state_elements(uint32_t block) const {
   const BlockSpec& spec = layout.blocks[block];
   return kernels::state_elements(layout.configs.at(spec.group), spec.elements, spec.row_width);
@@ -180,7 +188,12 @@ Buffer pack_server(ClientSet& set, uint32_t server, const PushHeader& header,
     ref.dim = set.layout.tables[t].dim;
     table_refs.push_back(ref);
   }
-  FilledPush filled = layout_push(header, block_refs, table_refs, pool);
+  const HoldRefs* holds = set.prefetcher.holds(server);
+  FilledPush filled = layout_push(header, block_refs, table_refs, pool, holds);
+  for (size_t i = 0; i < filled.held.size(); ++i) {
+    const auto held = set.prefetcher.held(holds->tables[i].table).of(server);
+    std::copy(held.begin(), held.end(), filled.held[i]);
+  }
   for (size_t i = 0; i < dense.size(); ++i) {
     std::memcpy(filled.blocks[i], dense[i].gradient, block_refs[i].size_bytes);
   }

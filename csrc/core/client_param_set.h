@@ -14,6 +14,7 @@
 
 #include "core/client.h"
 #include "core/client_link.h"
+#include "core/client_prefetch.h"
 #include "core/client_rows.h"
 #include "core/messages.h"
 
@@ -56,12 +57,15 @@ struct ClientSet {
   // Of trainers that step by themselves; the training thread's, released by close.
   std::shared_ptr<GeoExchange> exchange;
 
+  Prefetcher prefetcher;
+
   // Scratch of push, used by one sequenced operation at a time.
   std::vector<PackedTable> packed;
 
   TableCache& table(uint32_t index);
   const std::vector<uint32_t>& blocks_of(uint32_t parameter) const;
   uint64_t block_bytes(uint32_t block) const;
+  TableRef ref_of(uint32_t table, uint64_t rows) const;
   uint64_t block_state_elements(uint32_t block) const;
   uint32_t row_state_elements(uint32_t table) const;
   void invalidate_tables();

@@ -95,6 +95,7 @@ void Client::Impl::pull_dense(ClientSet& set, std::span<void* const> weights) {
 void Client::bind_table(uint32_t param_set, uint32_t table, float* weight) {
   const ClientSetPtr set = impl_->find(param_set);
   TableCache& cache = set->table(table);
+  set->prefetcher.drop_all(*set, impl_->session);  // what is held is in the old one
   const std::lock_guard lock(cache.mutex);
   cache.bind(weight);
 }
@@ -118,10 +119,16 @@ void Client::pull(uint32_t param_set, uint32_t table, const void* ids, uint64_t 
   check_bound(cache);
   // Others go on while this trainer is outside of rounds: what it has may be old at any time.
   if (!set->member) cache.refresh();
+  const auto take_missing = [&](auto wanted) {
+    set->prefetcher.resolve(*set, impl_->session, table, wanted);
+    return cache.take_missing(wanted);
+  };
   const size_t n = count;
-  const auto missing = ids_are_int32
-                           ? cache.take_missing(std::span(static_cast<const int32_t*>(ids), n))
-                           : cache.take_missing(std::span(static_cast<const int64_t*>(ids), n));
+  const auto missing = ids_are_int32 ? take_missing(std::span(static_cast<const int32_t*>(ids), n))
+                                     : take_missing(std::span(static_cast<const int64_t*>(ids), n));
+  const uint64_t hits = cache.take_hits();
+  impl_->prefetch_hits += hits;
+  if (hits > 0) set->prefetcher.note_hits(*set);
   const uint64_t chunk = rows_in(kPullBytes, cache.spec());
   try {
     for (size_t begin = 0; begin < missing.size(); begin += chunk) {
@@ -134,9 +141,37 @@ void Client::pull(uint32_t param_set, uint32_t table, const void* ids, uint64_t 
   }
 }
 
+uint64_t Client::prefetch(uint32_t param_set, std::span<const ComingIds> ids, bool managed) {
+  const ClientSetPtr set = impl_->find(param_set);
+  for (const ComingIds& one : ids) check_bound(set->table(one.table));
+  if (set->layout.max_staleness != kAnyStaleness) {
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        "prefetch: rows read before a step would be older at the next one than max_staleness "
+        "promises to the servers. Train without prefetch, or without max_staleness");
+  }
+  // What an interrupted step leaves is for the next call that may wait.
+  if (!set->member || impl_->has_unfinished) return 0;
+  uint64_t rows = 0;
+  const uint64_t number =
+      set->prefetcher.request(*set, impl_->session, impl_->pool, ids, managed, &rows);
+  impl_->rows_prefetched += rows;
+  return number;
+}
+
+void Client::use_prefetched(uint32_t param_set, uint64_t number) {
+  impl_->find(param_set)->prefetcher.use(number);
+}
+
+void Client::drop_prefetched(uint32_t param_set) {
+  const ClientSetPtr set = impl_->find(param_set);
+  set->prefetcher.drop_all(*set, impl_->session);
+}
+
 void Client::pull_all_rows(uint32_t param_set) {
   impl_->settle();
   const ClientSetPtr set = impl_->find(param_set);
+  set->prefetcher.drop_all(*set, impl_->session);
   for (uint32_t t = 0; t < set->tables.size(); ++t) {
     TableCache& cache = set->table(t);
     const std::lock_guard lock(cache.mutex);

@@ -5,7 +5,7 @@
 #include "core/client_rows.h"
 
 #include <algorithm>
-#include <limits>
+#include <cstring>
 
 #include "core/errors.h"
 
@@ -44,10 +44,18 @@ void TableCache::refuse_id(int64_t id) const {
 }
 
 template <typename Id>
-std::span<const int64_t> TableCache::take_missing(std::span<const Id> ids) {
+void TableCache::check_ids(std::span<const Id> ids) const {
   for (const Id id : ids) {
     if (static_cast<uint64_t>(static_cast<int64_t>(id)) >= spec_.rows) refuse_id(id);
   }
+}
+
+template void TableCache::check_ids(std::span<const int32_t> ids) const;
+template void TableCache::check_ids(std::span<const int64_t> ids) const;
+
+template <typename Id>
+std::span<const int64_t> TableCache::take_missing(std::span<const Id> ids) {
+  check_ids(ids);
   missing_.clear();
   RowMark* marks = marks_.data();
   const uint32_t generation = generation_;
@@ -55,9 +63,13 @@ std::span<const int64_t> TableCache::take_missing(std::span<const Id> ids) {
   for (size_t i = 0; i < n; ++i) {
     if (i + kPrefetchAhead < n) __builtin_prefetch(marks + ids[i + kPrefetchAhead], 1);
     const int64_t key = ids[i];
-    if (marks[key].stamp == generation) continue;
-    marks[key].stamp = generation;
-    missing_.push_back(key);
+    const uint32_t stamp = std::exchange(marks[key].stamp, generation);
+    if (stamp == generation) continue;
+    if (stamp == kHeld) {
+      ++hits_;
+    } else {
+      missing_.push_back(key);
+    }
   }
   return missing_;
 }
@@ -70,7 +82,7 @@ void TableCache::forget(std::span<const int64_t> keys) {
 }
 
 void TableCache::raise_generation() {
-  if (generation_ < std::numeric_limits<uint32_t>::max()) {
+  if (generation_ + 1 < kKept) {
     ++generation_;
     return;
   }
@@ -107,7 +119,8 @@ size_t TableCache::take_pulled(std::span<const int64_t> keys, int64_t* unique, u
       __builtin_prefetch(marks + keys[i + kPrefetchAhead], 1);
     }
     RowMark& mark = marks[key];
-    if (mark.stamp < floor_) refuse_unpulled(key);
+    // As well for the stamps of rows to come, which lie above every generation.
+    if (mark.stamp - floor_ > generation_ - floor_) refuse_unpulled(key);
     if (mark.place >= count || unique[mark.place] != key) {
       mark.place = count;
       unique[count++] = key;
@@ -115,6 +128,123 @@ size_t TableCache::take_pulled(std::span<const int64_t> keys, int64_t* unique, u
     inverse[i] = mark.place;
   }
   return count;
+}
+
+// ---- rows of batches to come -------------------------------------------------------------------
+
+template <typename Id>
+void TableCache::take_coming(std::span<const Id> ids, bool anew, std::vector<int64_t>* keys,
+                             std::vector<int64_t>* pulled) {
+  RowMark* marks = marks_.data();
+  for (size_t i = 0; i < ids.size(); ++i) {
+    if (i + kPrefetchAhead < ids.size()) __builtin_prefetch(marks + ids[i + kPrefetchAhead], 1);
+    const int64_t key = ids[i];
+    RowMark& mark = marks[key];
+    if (mark.place < keys->size() && (*keys)[mark.place] == key) continue;
+    mark.place = static_cast<uint32_t>(keys->size());
+    keys->push_back(key);
+    const bool current = mark.stamp == generation_;
+    const bool coming = mark.stamp == kPending || mark.stamp == kHeld;
+    if (anew || !(current || coming)) {
+      pulled->push_back(key);
+      if (!current) mark.stamp = kPending;
+    }
+  }
+}
+
+template void TableCache::take_coming(std::span<const int32_t> ids, bool anew,
+                                      std::vector<int64_t>* keys, std::vector<int64_t>* pulled);
+template void TableCache::take_coming(std::span<const int64_t> ids, bool anew,
+                                      std::vector<int64_t>* keys, std::vector<int64_t>* pulled);
+
+template <typename Id>
+size_t TableCache::want(std::span<const Id> ids) {
+  size_t count = 0;
+  for (const Id id : ids) {
+    RowMark& mark = marks_[static_cast<size_t>(id)];
+    if (mark.stamp != kPending) continue;
+    mark.stamp = kWanted;
+    ++count;
+  }
+  return count;
+}
+
+template size_t TableCache::want(std::span<const int32_t> ids);
+template size_t TableCache::want(std::span<const int64_t> ids);
+
+template <typename Id>
+void TableCache::give_up_wanted(std::span<const Id> ids) {
+  for (const Id id : ids) {
+    RowMark& mark = marks_[static_cast<size_t>(id)];
+    if (mark.stamp == kWanted) mark.stamp = 0;
+  }
+}
+
+template void TableCache::give_up_wanted(std::span<const int32_t> ids);
+template void TableCache::give_up_wanted(std::span<const int64_t> ids);
+
+bool TableCache::wants_any(std::span<const int64_t> keys) const {
+  return std::any_of(keys.begin(), keys.end(), [this](int64_t key) {
+    return marks_[static_cast<size_t>(key)].stamp == kWanted;
+  });
+}
+
+void TableCache::place(std::span<const int64_t> keys, const float* rows) {
+  const size_t dim = spec_.dim;
+  for (size_t i = 0; i < keys.size(); ++i) {
+    const auto key = static_cast<size_t>(keys[i]);
+    RowMark& mark = marks_[key];
+    if (mark.stamp != kPending && mark.stamp != kWanted) continue;
+    std::memcpy(weight_ + key * dim, rows + i * dim, dim * sizeof(float));
+    mark.stamp = kHeld;
+  }
+}
+
+bool TableCache::all_current(std::span<const int64_t> keys) const {
+  return std::all_of(keys.begin(), keys.end(), [this](int64_t key) {
+    return marks_[static_cast<size_t>(key)].stamp == generation_;
+  });
+}
+
+void TableCache::drop(std::span<const int64_t> keys) {
+  for (const int64_t key : keys) {
+    RowMark& mark = marks_[static_cast<size_t>(key)];
+    if (mark.stamp >= kHeld) mark.stamp = 0;
+  }
+}
+
+void TableCache::unite(std::span<const int64_t> more, std::vector<int64_t>* keys) {
+  for (const int64_t key : more) {
+    RowMark& mark = marks_[static_cast<size_t>(key)];
+    if (mark.place < keys->size() && (*keys)[mark.place] == key) continue;
+    mark.place = static_cast<uint32_t>(keys->size());
+    keys->push_back(key);
+  }
+}
+
+void TableCache::overwrite(std::span<const int64_t> keys, const float* rows) {
+  const size_t dim = spec_.dim;
+  for (size_t i = 0; i < keys.size(); ++i) {
+    std::memcpy(weight_ + static_cast<size_t>(keys[i]) * dim, rows + i * dim, dim * sizeof(float));
+  }
+}
+
+void TableCache::keep(std::span<const int64_t> keys) {
+  for (const int64_t key : keys) {
+    RowMark& mark = marks_[static_cast<size_t>(key)];
+    if (mark.stamp == generation_ || mark.stamp == kHeld) mark.stamp = kKept;
+  }
+}
+
+void TableCache::hold(std::span<const int64_t> keys) {
+  for (const int64_t key : keys) {
+    RowMark& mark = marks_[static_cast<size_t>(key)];
+    if (mark.stamp == kKept) mark.stamp = kHeld;
+  }
+}
+
+void TableCache::await(std::span<const int64_t> keys) {
+  for (const int64_t key : keys) marks_[static_cast<size_t>(key)].stamp = kPending;
 }
 
 }  // namespace cpudist::core

@@ -9,6 +9,7 @@
 #include <mutex>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/messages.h"
@@ -43,6 +44,9 @@ class KeySplit {
 // least `floor`: those pulled since the last step, even if a lookup outside of rounds has asked
 // anew since. Callers hold `mutex`, for the whole of a pull: a second thread must not read a row
 // before it is there.
+//
+// Rows of batches to come that are not current have stamps of their own: what was asked for and is
+// not in the weight (pending), and what a lookup may take as current (held).
 class TableCache {
  public:
   TableCache(const TableSpec& spec, uint64_t salt, std::span<const uint16_t> owners,
@@ -54,10 +58,40 @@ class TableCache {
   void bind(float* weight);  // forgets every row
   KeySplit& split() { return split_; }
 
-  // The distinct ids that are not current, now stamped as current; valid until the next call.
-  // Throws kRowOutOfRange naming table, id and rows, and stamps nothing then.
+  // The distinct ids that are neither current nor held, now stamped as current; valid until the
+  // next call. Throws kRowOutOfRange naming table, id and rows, and stamps nothing then.
   template <typename Id>
   std::span<const int64_t> take_missing(std::span<const Id> ids);
+  // Rows that were held and are current since the last call.
+  uint64_t take_hits() { return std::exchange(hits_, 0); }
+
+  // ---- rows of batches to come ----
+  template <typename Id>
+  void check_ids(std::span<const Id> ids) const;  // throws kRowOutOfRange
+  // Adds the ids, which are rows of the table, to the distinct `keys`, and those of them that are
+  // to be pulled, or all of them if `anew`, to `pulled`. What is not current is pending then.
+  template <typename Id>
+  void take_coming(std::span<const Id> ids, bool anew, std::vector<int64_t>* keys,
+                   std::vector<int64_t>* pulled);
+  // Marks the ids that are pending as wanted; returns how many there are.
+  template <typename Id>
+  size_t want(std::span<const Id> ids);
+  template <typename Id>
+  void give_up_wanted(std::span<const Id> ids);  // they have to be pulled
+  bool wants_any(std::span<const int64_t> keys) const;
+  // Writes the rows that are pending or wanted; they are held then.
+  void place(std::span<const int64_t> keys, const float* rows);
+  bool all_current(std::span<const int64_t> keys) const;
+  // At the end of a round: keep() those whose values are in the weight, drop() the others, make all
+  // rows stale, then hold() what was kept.
+  void keep(std::span<const int64_t> keys);
+  void hold(std::span<const int64_t> keys);
+  void await(std::span<const int64_t> keys);  // they are pending, current or not
+  void drop(std::span<const int64_t> keys);   // neither pending nor held
+  // Adds those that are not there to the distinct `keys`.
+  void unite(std::span<const int64_t> more, std::vector<int64_t>* keys);
+  void overwrite(std::span<const int64_t> keys, const float* rows);
+
   void forget(std::span<const int64_t> keys);  // their pull failed
   void refresh();                              // every row is stale for lookups
   void invalidate();                           // and for gradients
@@ -67,6 +101,11 @@ class TableCache {
   size_t take_pulled(std::span<const int64_t> keys, int64_t* unique, uint32_t* inverse);
 
  private:
+  static constexpr uint32_t kPending = 0xffffffffu;
+  static constexpr uint32_t kWanted = 0xfffffffeu;  // pending, and a lookup waits for it
+  static constexpr uint32_t kHeld = 0xfffffffdu;
+  static constexpr uint32_t kKept = 0xfffffffcu;  // within the end of a round
+
   void raise_generation();
   [[noreturn]] void refuse_id(int64_t id) const;
   [[noreturn]] void refuse_unpulled(int64_t id) const;
@@ -84,6 +123,7 @@ class TableCache {
   uint32_t generation_ = 1;
   uint32_t floor_ = 1;
   std::vector<int64_t> missing_;
+  uint64_t hits_ = 0;
   KeySplit split_;
 };
 

@@ -50,6 +50,10 @@ class Session final : public ConnectionHandler {
   // after `limit_ms`.
   void drain(uint64_t limit_ms, Caller caller = Caller::kUser);
 
+  // All have come, none with an error.
+  bool answered(std::span<const RequestPtr> requests) const;
+  // Nobody will wait for the answers of these idempotent requests.
+  void give_up(std::span<const RequestPtr> requests);
   bool refused(std::span<const RequestPtr> requests) const;  // one was answered with an error
 
   void abort(const std::string& reason);

@@ -117,6 +117,7 @@ void Client::store_table(uint32_t param_set, uint32_t table, std::span<const int
     operation->stages.push_back({send_chunk, [](std::span<const RequestPtr>) {}});
     impl->drive(operation);
   }
+  set->prefetcher.drop_all(*set, impl->session);
   const std::lock_guard cache_lock(cache.mutex);
   cache.invalidate();
 }

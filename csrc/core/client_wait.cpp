@@ -97,6 +97,17 @@ void Session::wait_settled(std::span<const RequestPtr> requests, TimePoint limit
   }
 }
 
+bool Session::answered(std::span<const RequestPtr> requests) const {
+  const std::lock_guard lock(mutex_);
+  return std::all_of(requests.begin(), requests.end(),
+                     [](const RequestPtr& request) { return request->done && !request->error; });
+}
+
+void Session::give_up(std::span<const RequestPtr> requests) {
+  const std::lock_guard lock(mutex_);
+  for (const RequestPtr& request : requests) requests_.erase(request->header.request_id);
+}
+
 bool Session::refused(std::span<const RequestPtr> requests) const {
   const std::lock_guard lock(mutex_);
   return std::any_of(requests.begin(), requests.end(),

@@ -6,7 +6,9 @@
 #include "core/delay_compensator.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <cstring>
+#include <iterator>
 #include <utility>
 
 #include "kernels/elementwise.h"
@@ -16,6 +18,8 @@ namespace cpudist::core {
 namespace {
 
 constexpr size_t kPrefetchRows = 8;
+// Prefetches of a trainer whose rows are kept: more than it may have outstanding.
+constexpr std::ptrdiff_t kMostPrefetches = 20;
 
 template <typename T>
 kernels::AdaptiveScalars<T> scalars_of(const DelayCompensation& settings) {
@@ -54,7 +58,15 @@ void DelayCompensator::note_rows(uint32_t rank, uint64_t step, const PullTable& 
   const uint64_t salt = kernels::table_salt(param_set_, pull.table);
   const std::lock_guard lock(reads.mutex);
   if (step <= reads.applied) return;  // a request that was overtaken
-  TableRead& read = reads.rows[step].try_emplace(pull.table, salt).first->second;
+  if ((step & kPrefetchBit) != 0 && step < reads.kept_from) return;
+  auto& tables = reads.rows[step];
+  const auto oldest = reads.rows.lower_bound(kPrefetchBit);
+  if (std::distance(oldest, reads.rows.end()) > kMostPrefetches) {
+    const bool is_this = oldest->first == step;
+    reads.rows.erase(oldest);
+    if (is_this) return;
+  }
+  TableRead& read = tables.try_emplace(pull.table, salt).first->second;
   const size_t most = read.rows.size() + pull.keys.size() * dim;
   if (read.rows.capacity() < most) read.rows.reserve(std::max(most, 2 * read.rows.size()));
   for (size_t i = 0; i < pull.keys.size(); ++i) {
@@ -142,20 +154,29 @@ void DelayCompensator::make_room(const ParamStore& store) {
   }
 }
 
-void DelayCompensator::begin(uint32_t rank, const PushHeader& header, const ParamStore& store) {
+void DelayCompensator::begin(uint32_t rank, const PushView& push, const ParamStore& store) {
   if (adaptive()) make_room(store);
   current_ = &reads_of(rank);
-  step_ = header.step;
-  version_ = header.round;
-  const auto rows = current_->rows.find(step_);
-  rows_ = rows == current_->rows.end() ? nullptr : &rows->second;
+  step_ = push.header.step;
+  version_ = push.header.round;
+  kept_from_ = push.holds.kept_from | kPrefetchBit;
+  rows_.clear();
+  const auto add_rows = [this](uint64_t read_for) {
+    const auto rows = current_->rows.find(read_for);
+    if (rows != current_->rows.end()) rows_.push_back(&rows->second);
+  };
+  add_rows(step_);
+  for (const uint64_t prefetch : push.holds.used) add_rows(prefetch | kPrefetchBit);
   std::fill(blocks_.begin(), blocks_.end(), nullptr);
   find_dense(*current_, version_);
 }
 
 void DelayCompensator::end() {
   current_->applied = std::max(current_->applied, step_);
-  current_->rows.erase(current_->rows.begin(), current_->rows.upper_bound(step_));
+  auto& rows = current_->rows;
+  rows.erase(rows.begin(), rows.upper_bound(step_));
+  current_->kept_from = std::max(current_->kept_from, kept_from_);
+  rows.erase(rows.lower_bound(kPrefetchBit), rows.lower_bound(current_->kept_from));
   // Those of this version stay: the next gradient may be computed on them too.
   std::erase_if(current_->dense, [this](const DenseRead& read) { return read.version < version_; });
   current_ = nullptr;
@@ -186,25 +207,27 @@ const T* DelayCompensator::compensate_block(const DenseBlock& block, const T* gr
 
 void DelayCompensator::compensate(const Table& table, std::span<const int64_t> records,
                                   const float** gradients, float* out) {
-  const TableRead* read = nullptr;
-  if (rows_ != nullptr) {
-    const auto found = rows_->find(table.id());
-    if (found != rows_->end()) read = &found->second;
+  std::vector<const TableRead*> reads;
+  for (const auto* tables : rows_) {
+    const auto found = tables->find(table.id());
+    if (found != tables->end()) reads.push_back(&found->second);
   }
-  if (read == nullptr && !adaptive()) return;
+  if (reads.empty() && !adaptive()) return;
   const size_t dim = table.dim();
   const uint64_t salt = kernels::table_salt(param_set_, table.id());
   const auto key_of = [&](size_t i) { return table.header(static_cast<uint32_t>(records[i])).key; };
   const auto scalars = scalars_of<float>(settings_);
   for (size_t i = 0; i < records.size(); ++i) {
     const float* row = nullptr;
-    if (read != nullptr) {
+    for (const TableRead* read : reads) {
       if (i + kPrefetchRows < records.size()) {
         read->index.prefetch(HashIndex::hash(key_of(i + kPrefetchRows), salt));
       }
       const int64_t key = key_of(i);
       const uint32_t position = read->index.find(key, HashIndex::hash(key, salt));
-      if (position != HashIndex::kNone) row = read->rows.data() + position * dim;
+      if (position == HashIndex::kNone) continue;
+      row = read->rows.data() + position * dim;
+      break;
     }
     if (row == nullptr && !adaptive()) continue;
     const auto record = static_cast<uint32_t>(records[i]);

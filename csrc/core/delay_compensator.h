@@ -34,7 +34,8 @@ class DelayCompensator {
   DelayCompensator(uint32_t param_set, const ParamSetLayout& layout);
 
   // ---- what trainers read ----
-  // `rows` were sent for gradient `step`; 0 is none. Rows read again for it replace the first ones.
+  // `rows` were sent for gradient `step`, or with kPrefetchBit for a prefetch; 0 is none. Rows read
+  // again for it replace the first ones.
   void note_rows(uint32_t rank, uint64_t step, const PullTable& pull, const float* rows);
   // `reply` holds every block as after `version` updates; it is kept, not copied. A pull replaces
   // an earlier one for the same gradient.
@@ -45,7 +46,7 @@ class DelayCompensator {
   uint64_t size_bytes() const;
 
   // ---- the push that is being applied ----
-  void begin(uint32_t rank, const PushHeader& header, const ParamStore& store);
+  void begin(uint32_t rank, const PushView& push, const ParamStore& store);
   // The compensated gradient of a block: `out`, or `gradient` if there is nothing to compensate.
   const void* compensate(const DenseBlock& block, const void* gradient, void* out);
   // Of rows, gradients[i] belonging to records[i]. Those that change go to out, [rows, dim], in
@@ -67,8 +68,9 @@ class DelayCompensator {
   };
   struct Reads {  // of one trainer
     mutable std::mutex mutex;
-    uint64_t applied = 0;                                    // its last gradient
-    std::map<uint64_t, std::map<uint32_t, TableRead>> rows;  // by step and table
+    uint64_t applied = 0;               // its last gradient
+    uint64_t kept_from = kPrefetchBit;  // its first prefetch that may still be used
+    std::map<uint64_t, std::map<uint32_t, TableRead>> rows;  // by step or prefetch, and table
     std::deque<DenseRead> dense;                             // by version
   };
   Reads& reads_of(uint32_t rank);
@@ -91,7 +93,9 @@ class DelayCompensator {
   Reads* current_ = nullptr;
   uint64_t step_ = 0;
   uint64_t version_ = 0;
-  const std::map<uint32_t, TableRead>* rows_ = nullptr;
+  uint64_t kept_from_ = 0;
+  // What the gradient was computed on: pulled for its step, then by its prefetches in their order.
+  std::vector<const std::map<uint32_t, TableRead>*> rows_;
   std::vector<const uint8_t*> blocks_;  // by id; null: not known
 };
 

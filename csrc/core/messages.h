@@ -16,55 +16,13 @@
 
 #include "core/buffer.h"
 #include "core/errors.h"
+#include "core/messages_primitives.h"
 #include "core/wire.h"
 #include "kernels/optimizers.h"
 
 namespace cpudist::core {
 
 inline constexpr uint32_t kNoParamSet = 0xffffffffu;
-
-// ---- primitive readers and writers -------------------------------------------------------------
-
-// Appends to a growing buffer (small messages). text() and bytes() take a multiple of 8 bytes, so
-// everything stays aligned as long as u32 come in pairs.
-class Writer {
- public:
-  void u32(uint32_t value);
-  void u64(uint64_t value);
-  void f64(double value);
-  void text(std::string_view value);                // u32 length + bytes + padding to 8
-  void bytes(const void* data, size_t size_bytes);  // + padding to 8
-  Buffer finish();
-
- private:
-  std::vector<uint8_t> bytes_;
-};
-
-class Reader {
- public:
-  explicit Reader(std::span<const uint8_t> payload) : rest_(payload) {}
-  uint32_t u32();
-  uint64_t u64();
-  double f64();
-  std::string text(size_t limit_bytes);
-  // `count` elements in place; skips the padding to 8, which must be zero.
-  template <typename T>
-  std::span<const T> array(uint64_t count);
-  size_t remaining() const { return rest_.size(); }
-  void expect_end() const;  // trailing bytes are a protocol error
-
- private:
-  std::span<const uint8_t> take(uint64_t size_bytes);
-  // `count` elements of `element_bytes` and their padding; checks bounds and alignment.
-  const uint8_t* take_array(uint64_t count, size_t element_bytes, size_t alignment);
-  std::span<const uint8_t> rest_;
-};
-
-template <typename T>
-std::span<const T> Reader::array(uint64_t count) {
-  const uint8_t* start = take_array(count, sizeof(T), alignof(T));
-  return {reinterpret_cast<const T*>(start), static_cast<size_t>(count)};
-}
 
 // ---- hello, error, probe -----------------------------------------------------------------------
 
@@ -203,6 +161,10 @@ struct PullTable {
 };
 // Reply to kPullRows: the version (2 x u64), then per table of the request, in its order, the rows
 // (no keys).
+//
+// A pull for a batch to come tells, in the place of the step, the number of its prefetch with this
+// bit set: which gradient uses the rows is known when that gradient is pushed.
+inline constexpr uint64_t kPrefetchBit = 1ull << 63;
 // kPullDense: the step or nothing; its reply is a DenseView with all blocks of that server.
 //
 // A pull tells for which gradient of this trainer it reads, counted from 1: the server keeps what
@@ -236,10 +198,23 @@ struct TableSection {  // present (perhaps empty) iff this trainer has a gradien
   std::span<const float> rows;    // keys.size() * dim
 };
 
+// What a trainer has read for batches to come.
+struct PushHolds {
+  // kRounds: these rows, all as they were after `since` updates or later. The reply brings those
+  // that were updated after that.
+  uint64_t since = 0;
+  std::vector<PullTable> tables;
+  // kOnArrival, with delay compensation: the prefetches that the gradient was computed on, in the
+  // order of use, and the lowest that a later one may be.
+  std::vector<uint64_t> used;
+  uint64_t kept_from = 0;
+};
+
 struct PushView {
   PushHeader header;
   std::vector<DenseSection> blocks;
   std::vector<TableSection> tables;
+  PushHolds holds;
 };
 
 // Reply to kPush, kCommit (blocks updated in the round; with trainer groups all; kOnArrival: all or
@@ -247,6 +222,7 @@ struct PushView {
 struct DenseView {
   Version version;  // with one group `round` is also the number of its next round
   std::vector<DenseSection> blocks;
+  std::vector<TableSection> tables;  // to kPush and kCommit: held rows that were updated
 };
 
 // Reply to kPush of a set that exchanges deltas.
@@ -346,6 +322,13 @@ struct FilledPush {
   std::vector<uint8_t*> blocks;
   std::vector<int64_t*> keys;
   std::vector<float*> rows;
+  std::vector<int64_t*> held;  // by table of the holds
+};
+struct HoldRefs {
+  uint64_t since = 0;
+  uint64_t kept_from = 0;
+  std::vector<TableRef> tables;
+  std::span<const uint64_t> used;
 };
 struct FilledRows {
   Buffer payload;
@@ -367,8 +350,10 @@ struct FilledStore {
 using Pool = std::shared_ptr<BufferPool>;
 
 FilledPush layout_push(const PushHeader& header, std::span<const BlockRef> blocks,
-                       std::span<const TableRef> tables, const Pool& pool);
-FilledPush layout_dense(Version version, std::span<const BlockRef> blocks, const Pool& pool);
+                       std::span<const TableRef> tables, const Pool& pool,
+                       const HoldRefs* holds = nullptr);
+FilledPush layout_dense(Version version, std::span<const BlockRef> blocks, const Pool& pool,
+                        std::span<const TableRef> tables = {});
 FilledPush layout_changes(const ChangesHeader& header, std::span<const BlockRef> blocks,
                           std::span<const TableRef> tables, const Pool& pool);
 FilledKeys layout_pull(std::span<const TableRef> tables, const Pool& pool, uint64_t step = 0);

@@ -18,6 +18,9 @@ constexpr uint64_t kDenseFixedBytes = 2 * 8 + 2 * 4;
 constexpr uint64_t kChangesFixedBytes = 3 * 8 + 4 * 4;
 constexpr uint32_t kBySamplesFlag = 1;
 constexpr uint32_t kWantDenseFlag = 2;
+constexpr uint32_t kHoldsFlag = 4;
+constexpr uint64_t kHoldsFixedBytes = 2 * 8 + 2 * 4;
+constexpr uint64_t kHoldsHeaderBytes = 16;
 
 double finite(double value, const char* what) {
   if (!std::isfinite(value) || value < 0) {
@@ -27,15 +30,71 @@ double finite(double value, const char* what) {
   return value;
 }
 
+uint64_t holds_bytes(const HoldRefs& holds) {
+  uint64_t size = kHoldsFixedBytes + wire::section_bytes(holds.used.size(), sizeof(uint64_t));
+  for (const TableRef& ref : holds.tables) {
+    size = wire::checked_add(size, kHoldsHeaderBytes);
+    size = wire::checked_add(size, wire::section_bytes(ref.row_count, sizeof(int64_t)));
+  }
+  return size;
+}
+
+std::vector<int64_t*> write_holds(const HoldRefs& holds, wire::BulkWriter* writer) {
+  writer->u64(holds.since);
+  writer->u64(holds.kept_from);
+  writer->u32(static_cast<uint32_t>(holds.tables.size()));
+  writer->u32(static_cast<uint32_t>(holds.used.size()));
+  for (const TableRef& ref : holds.tables) {
+    writer->u32(ref.table);
+    writer->u32(0);
+    writer->u64(ref.row_count);
+  }
+  writer->bytes(holds.used.data(), holds.used.size_bytes());
+  std::vector<int64_t*> keys;
+  keys.reserve(holds.tables.size());
+  for (const TableRef& ref : holds.tables) keys.push_back(writer->section<int64_t>(ref.row_count));
+  return keys;
+}
+
+PushHolds read_holds(Reader* reader, const ParamSetLayout& layout) {
+  PushHolds holds;
+  holds.since = reader->u64();
+  holds.kept_from = reader->u64();
+  const uint32_t table_count = reader->u32();
+  const uint32_t used_count = reader->u32();
+  wire::check_count(*reader, table_count, kHoldsHeaderBytes, "tables");
+  std::vector<uint64_t> row_counts;
+  uint64_t next_id = 0;
+  for (uint32_t i = 0; i < table_count; ++i) {
+    const uint32_t table = reader->u32();
+    wire::skip_zero(reader);
+    wire::check_id(table, layout.tables.size(), &next_id, "table");
+    row_counts.push_back(reader->u64());
+    holds.tables.push_back({table, {}});
+  }
+  const auto used = reader->array<uint64_t>(used_count);
+  holds.used.assign(used.begin(), used.end());
+  for (uint32_t i = 0; i < table_count; ++i) {
+    PullTable& held = holds.tables[i];
+    held.keys = reader->array<int64_t>(row_counts[i]);
+    wire::check_keys(held.keys, layout.tables[held.table]);
+  }
+  return holds;
+}
+
 }  // namespace
 
 FilledPush layout_push(const PushHeader& header, std::span<const BlockRef> blocks,
-                       std::span<const TableRef> tables, const Pool& pool) {
+                       std::span<const TableRef> tables, const Pool& pool, const HoldRefs* holds) {
   wire::check_order(blocks, &BlockRef::block, "block");
   wire::check_order(tables, &TableRef::table, "table");
   uint64_t size = wire::checked_add(kPushFixedBytes, wire::padded(header.configs.size_bytes()));
   size = wire::checked_add(size, wire::block_bytes(blocks));
   size = wire::checked_add(size, wire::table_bytes(tables));
+  if (holds != nullptr) {
+    wire::check_order(std::span<const TableRef>(holds->tables), &TableRef::table, "table");
+    size = wire::checked_add(size, holds_bytes(*holds));
+  }
   wire::BulkWriter writer(size, pool);
   writer.u64(header.round);
   writer.u64(header.step);
@@ -47,9 +106,11 @@ FilledPush layout_push(const PushHeader& header, std::span<const BlockRef> block
   writer.u32(static_cast<uint32_t>(header.configs.size()));
   writer.u32(static_cast<uint32_t>(blocks.size()));
   writer.u32(static_cast<uint32_t>(tables.size()));
-  writer.u32((header.by_samples ? kBySamplesFlag : 0) | (header.want_dense ? kWantDenseFlag : 0));
+  writer.u32((header.by_samples ? kBySamplesFlag : 0) | (header.want_dense ? kWantDenseFlag : 0) |
+             (holds != nullptr ? kHoldsFlag : 0));
   writer.bytes(header.configs.data(), header.configs.size_bytes());
   FilledPush filled = wire::write_sections(blocks, tables, &writer);
+  if (holds != nullptr) filled.held = write_holds(*holds, &writer);
   filled.payload = writer.finish();
   return filled;
 }
@@ -68,25 +129,31 @@ PushView decode_push(std::span<const uint8_t> payload, const ParamSetLayout& lay
   const uint32_t block_count = reader.u32();
   const uint32_t table_count = reader.u32();
   const uint32_t flags = reader.u32();
-  if (flags > (kBySamplesFlag | kWantDenseFlag)) wire::refuse("a push with unknown flags");
+  if (flags > (kBySamplesFlag | kWantDenseFlag | kHoldsFlag))
+    wire::refuse("a push with unknown flags");
   view.header.by_samples = (flags & kBySamplesFlag) != 0;
   view.header.want_dense = (flags & kWantDenseFlag) != 0;
   wire::check_equal(config_count, layout.configs.size(), "optimizer configurations of a push");
   view.header.configs = reader.array<kernels::OptimizerConfig>(config_count);
   for (const auto& config : view.header.configs) wire::check_config(config);
   wire::read_sections(&reader, block_count, table_count, layout, &view.blocks, &view.tables);
+  if ((flags & kHoldsFlag) != 0) view.holds = read_holds(&reader, layout);
   reader.expect_end();
   return view;
 }
 
-FilledPush layout_dense(Version version, std::span<const BlockRef> blocks, const Pool& pool) {
+FilledPush layout_dense(Version version, std::span<const BlockRef> blocks, const Pool& pool,
+                        std::span<const TableRef> tables) {
   wire::check_order(blocks, &BlockRef::block, "block");
-  wire::BulkWriter writer(wire::checked_add(kDenseFixedBytes, wire::block_bytes(blocks)), pool);
+  wire::check_order(tables, &TableRef::table, "table");
+  uint64_t size = wire::checked_add(kDenseFixedBytes, wire::block_bytes(blocks));
+  size = wire::checked_add(size, wire::table_bytes(tables));
+  wire::BulkWriter writer(size, pool);
   writer.u64(version.round);
   writer.u64(version.samples);
   writer.u32(static_cast<uint32_t>(blocks.size()));
-  writer.u32(0);
-  FilledPush filled = wire::write_sections(blocks, {}, &writer);
+  writer.u32(static_cast<uint32_t>(tables.size()));
+  FilledPush filled = wire::write_sections(blocks, tables, &writer);
   filled.payload = writer.finish();
   return filled;
 }
@@ -96,9 +163,9 @@ DenseView decode_dense(std::span<const uint8_t> payload, const ParamSetLayout& l
   DenseView view;
   view.version.round = reader.u64();
   view.version.samples = reader.u64();
-  const uint32_t count = reader.u32();
-  wire::skip_zero(&reader);
-  wire::read_sections(&reader, count, 0, layout, &view.blocks, nullptr);
+  const uint32_t block_count = reader.u32();
+  const uint32_t table_count = reader.u32();
+  wire::read_sections(&reader, block_count, table_count, layout, &view.blocks, &view.tables);
   reader.expect_end();
   return view;
 }

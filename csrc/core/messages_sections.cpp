@@ -119,7 +119,7 @@ void read_sections(Reader* reader, uint32_t block_count, uint32_t table_count,
   const auto block_headers = read_block_headers(reader, block_count, layout);
   const auto table_headers = read_table_headers(reader, table_count, layout);
   *blocks = read_block_sections(reader, block_headers);
-  if (tables != nullptr) tables->reserve(table_headers.size());
+  tables->reserve(table_headers.size());
   for (const TableHeader& header : table_headers) {
     const TableSpec& spec = layout.tables[header.table];
     TableSection section{.table = header.table, .keys = {}, .rows = {}};

@@ -22,7 +22,6 @@ uint64_t table_bytes(std::span<const TableRef> tables);
 FilledPush write_sections(std::span<const BlockRef> blocks, std::span<const TableRef> tables,
                           BulkWriter* writer);
 
-// `tables` may be null where there are none.
 void read_sections(Reader* reader, uint32_t block_count, uint32_t table_count,
                    const ParamSetLayout& layout, std::vector<DenseSection>* blocks,
                    std::vector<TableSection>* tables);

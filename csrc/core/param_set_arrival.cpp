@@ -80,7 +80,7 @@ void ParamSet::apply_arrival(uint32_t rank, Outbox& outbox) {
   const RoundPush& push = one.begin()->second;
   state_.release(one);
   try {
-    if (compensator_) compensator_->begin(rank, push.view.header, state_.store);
+    if (compensator_) compensator_->begin(rank, push.view, state_.store);
     update_.apply(one, state_.version.round, compensator_.get());
     state_.count_update(one);
     if (readers_.contains(rank)) readers_[rank] = state_.version.round;

@@ -31,6 +31,7 @@ void ParamSet::push(const Ticket& ticket, Buffer payload, Outbox& outbox) {
           "push: block " + state_.layout.blocks[section.block].name + " belongs to another server");
     }
     push.sections = locate_rows(push.view, state_.store);
+    push.held = locate_held(push.view, state_.store);
   }
   const std::unique_lock lock(mutex_);
   check_push(ticket, header, size_bytes);

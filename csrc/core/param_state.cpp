@@ -37,6 +37,11 @@ std::vector<uint32_t> ParamState::every_block() const {
 }
 
 Buffer ParamState::dense_values(const std::vector<uint32_t>& blocks) const {
+  return std::move(fill_dense(blocks, {}).payload);
+}
+
+FilledPush ParamState::fill_dense(const std::vector<uint32_t>& blocks,
+                                  std::span<const TableRef> tables) const {
   std::vector<BlockRef> refs;
   refs.reserve(blocks.size());
   for (const uint32_t block : blocks) {
@@ -45,12 +50,44 @@ Buffer ParamState::dense_values(const std::vector<uint32_t>& blocks) const {
     ref.size_bytes = store.blocks[block]->weight().size();
     refs.push_back(ref);
   }
-  FilledPush reply = layout_dense(version, refs, shared.pool);
+  FilledPush reply = layout_dense(version, refs, shared.pool, tables);
   for (size_t i = 0; i < blocks.size(); ++i) {
     const auto weight = store.blocks[blocks[i]]->weight();
     if (!weight.empty()) std::memcpy(reply.blocks[i], weight.data(), weight.size());
   }
-  return std::move(reply.payload);
+  return reply;
+}
+
+SharedPayload ParamState::held_reply(const std::vector<uint32_t>& blocks,
+                                     const RoundPush& push) const {
+  const PushHolds& holds = push.view.holds;
+  const uint64_t updates = version.round - std::min(holds.since, version.round);
+  std::vector<TableRef> refs;
+  std::vector<std::vector<uint32_t>> changed;
+  for (size_t i = 0; i < holds.tables.size(); ++i) {
+    const Table& table = *store.tables[holds.tables[i].table];
+    auto& records = changed.emplace_back();
+    for (const uint32_t record : push.held[i]) {
+      // A row says the low half of its last update: how long ago that is, if not 2^32 updates.
+      const RowHeader& header = table.header(record);
+      const uint32_t ago = static_cast<uint32_t>(version.round) - 1 - header.last_seen;
+      if (header.count > 0 && ago < updates) records.push_back(record);
+    }
+    TableRef& ref = refs.emplace_back();
+    ref.table = table.id();
+    ref.dim = table.dim();
+    ref.row_count = records.size();
+  }
+  FilledPush reply = fill_dense(blocks, refs);
+  for (size_t i = 0; i < refs.size(); ++i) {
+    const Table& table = *store.tables[refs[i].table];
+    for (size_t j = 0; j < changed[i].size(); ++j) {
+      reply.keys[i][j] = table.header(changed[i][j]).key;
+      std::memcpy(reply.rows[i] + j * table.dim(), table.weight(changed[i][j]),
+                  table.dim() * sizeof(float));
+    }
+  }
+  return std::make_shared<const Buffer>(std::move(reply.payload));
 }
 
 SharedPayload ParamState::dense_reply(const std::vector<uint32_t>& blocks) const {

@@ -10,6 +10,7 @@
 #include <exception>
 #include <memory>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "core/messages.h"
@@ -53,7 +54,11 @@ struct ParamState {
   void count_update(const RoundPushes& pushes);
   std::vector<uint32_t> every_block() const;
   Buffer dense_values(const std::vector<uint32_t>& blocks) const;
+  FilledPush fill_dense(const std::vector<uint32_t>& blocks,
+                        std::span<const TableRef> tables) const;
   SharedPayload dense_reply(const std::vector<uint32_t>& blocks) const;
+  // These blocks, and the rows that the sender of `push` holds and that were updated since.
+  SharedPayload held_reply(const std::vector<uint32_t>& blocks, const RoundPush& push) const;
   void answer_round(const Ticket& ticket, uint64_t round, Outbox& outbox) const;
   // An update failed half way: nobody can use the values any more.
   void break_off(const std::exception& cause);

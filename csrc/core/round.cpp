@@ -104,6 +104,15 @@ std::string describe_difference(const kernels::OptimizerConfig& first,
   return "";
 }
 
+std::vector<std::vector<uint32_t>> locate_held(const PushView& view, const ParamStore& store) {
+  std::vector<std::vector<uint32_t>> held;
+  for (const PullTable& rows : view.holds.tables) {
+    auto& records = held.emplace_back(rows.keys.size());
+    store.tables[rows.table]->find(rows.keys, records.data(), nullptr);
+  }
+  return held;
+}
+
 std::vector<SectionRows> locate_rows(const PushView& view, const ParamStore& store) {
   std::vector<SectionRows> sections;
   sections.reserve(view.tables.size());

@@ -35,13 +35,17 @@ struct RoundPush {
   Ticket ticket;
   Buffer payload;  // what `view` points into
   PushView view;
-  std::vector<SectionRows> sections;  // beside view.tables
+  std::vector<SectionRows> sections;        // beside view.tables
+  std::vector<std::vector<uint32_t>> held;  // records, beside view.holds.tables
 };
 
 using RoundPushes = std::map<uint32_t, RoundPush>;  // by rank
 
 // Looks up the rows of every table section. Throws kInvalidArgument for rows never stored.
 std::vector<SectionRows> locate_rows(const PushView& view, const ParamStore& store);
+
+// The records of the rows that the sender holds. Throws as above.
+std::vector<std::vector<uint32_t>> locate_held(const PushView& view, const ParamStore& store);
 
 // The first difference in hyper-parameters or clip settings between two pushes of a round, naming
 // the field, both values and both ranks.

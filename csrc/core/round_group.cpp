@@ -93,11 +93,12 @@ void RoundGroup::check_norm(const Ticket& ticket, double given, double expected)
 }
 
 void RoundGroup::commit(const Ticket& ticket, const Commit& commit, Outbox& outbox) {
-  if (commit.round + 1 == round_ && committed_.reply != nullptr &&
-      committed_.round == commit.round && committed_.ranks.contains(ticket.rank)) {
+  const auto late = committed_.replies.find(ticket.rank);
+  if (commit.round + 1 == round_ && committed_.round == commit.round &&
+      late != committed_.replies.end()) {
     check_norm(ticket, commit.total_norm, committed_.total_norm);
-    committed_.ranks.erase(ticket.rank);
-    state_.shared.peers.finish(ticket, FrameKind::kReply, committed_.reply, outbox);
+    state_.shared.peers.finish(ticket, FrameKind::kReply, late->second, outbox);
+    committed_.replies.erase(late);
     return;
   }
   if (phase_ != Phase::kCommit || commit.round != round_ || !pushes_.contains(ticket.rank)) {
@@ -126,33 +127,48 @@ void RoundGroup::apply_commit(double total_norm, Outbox& outbox) {
   committed_ = {};
   committed_.round = round_;
   committed_.total_norm = total_norm;
-  for (const auto& [rank, push] : pushes_) committed_.ranks.insert(rank);
   end_round(outbox);
 }
 
-SharedPayload RoundGroup::reply() const {
+std::vector<uint32_t> RoundGroup::blocks_of_reply() const {
   // Other groups may have updated any block since this one's last reply.
-  if (!alone_) return state_.dense_reply(state_.every_block());
-  if (RoundUpdate::is_void(pushes_)) return state_.dense_reply({});
-  return state_.dense_reply(update_.touched_blocks());
+  if (!alone_) return state_.every_block();
+  if (RoundUpdate::is_void(pushes_)) return {};
+  return update_.touched_blocks();
+}
+
+std::map<uint32_t, SharedPayload> RoundGroup::replies() const {
+  const auto blocks = blocks_of_reply();
+  SharedPayload common;  // of all who hold no rows
+  std::map<uint32_t, SharedPayload> found;
+  for (const auto& [rank, push] : pushes_) {
+    if (!push.held.empty()) {
+      found[rank] = state_.held_reply(blocks, push);
+      continue;
+    }
+    if (common == nullptr) common = state_.dense_reply(blocks);
+    found[rank] = common;
+  }
+  return found;
 }
 
 void RoundGroup::end_round(Outbox& outbox) {
   ++round_;
   state_.count_update(pushes_);
   if (state_.changes) state_.changes->note(pushes_);
-  const SharedPayload payload = state_.changes ? nullptr : reply();
   if (phase_ == Phase::kCommit) {
-    committed_.reply = payload;
+    committed_.replies = replies();
     for (const auto& [rank, waiting] : waiting_commits_) {
-      committed_.ranks.erase(rank);
-      state_.shared.peers.finish(waiting.ticket, FrameKind::kReply, payload, outbox);
+      const auto reply = committed_.replies.extract(rank);
+      state_.shared.peers.finish(waiting.ticket, FrameKind::kReply, reply.mapped(), outbox);
     }
     waiting_commits_.clear();
   } else {
+    const auto payloads = state_.changes ? std::map<uint32_t, SharedPayload>() : replies();
     for (const auto& [rank, push] : pushes_) {
       state_.shared.peers.finish(push.ticket, FrameKind::kReply,
-                                 state_.changes ? state_.changes->reply(rank) : payload, outbox);
+                                 state_.changes ? state_.changes->reply(rank) : payloads.at(rank),
+                                 outbox);
     }
   }
   clear_pushes();

@@ -88,6 +88,20 @@ inline core::Buffer sample_push(const core::ParamSetLayout& layout) {
   return std::move(filled.payload);
 }
 
+inline core::Buffer sample_holding_push(const core::ParamSetLayout& layout) {
+  core::PushHeader header;
+  header.configs = layout.configs;
+  const std::vector<uint64_t> used{7, 9};
+  core::HoldRefs holds;
+  holds.since = 11;
+  holds.kept_from = 13;
+  holds.tables = sample_tables();
+  holds.used = used;
+  core::FilledPush filled = core::layout_push(header, {}, {}, nullptr, &holds);
+  fill_keys(filled.held);
+  return std::move(filled.payload);
+}
+
 inline core::Buffer sample_store() {
   const auto tables = sample_tables();
   core::FilledStore filled = core::layout_store(sample_blocks(), tables, nullptr);
@@ -120,6 +134,14 @@ inline core::Buffer sample_changes() {
   fill_floats(filled.rows, tables);
   std::memset(filled.blocks[0], 0x11, 20);
   std::memset(filled.blocks[1], 0x22, 24);
+  return std::move(filled.payload);
+}
+
+inline core::Buffer sample_dense_with_rows() {
+  const auto tables = sample_tables();
+  core::FilledPush filled = core::layout_dense(18, {}, nullptr, tables);
+  fill_keys(filled.keys);
+  fill_floats(filled.rows, tables);
   return std::move(filled.payload);
 }
 
@@ -165,6 +187,9 @@ inline std::vector<Sample> all_samples() {
   add("barrier", encode(BarrierReply{{{0, 3}, {2, 5}}}), [](Bytes b) { decode_barrier_reply(b); });
   add("fetch", encode(FetchRequest{true, 1, 1, sample_keys()}), [](Bytes b) { decode_fetch(b); });
   add("push", sample_push(*layout), [layout](Bytes b) { decode_push(b, *layout); });
+  add("push with holds", sample_holding_push(*layout),
+      [layout](Bytes b) { decode_push(b, *layout); });
+  add("dense with rows", sample_dense_with_rows(), [layout](Bytes b) { decode_dense(b, *layout); });
   add("dense", sample_dense(), [layout](Bytes b) { decode_dense(b, *layout); });
   add("changes", sample_changes(), [layout](Bytes b) { decode_changes(b, *layout); });
   add("pull", sample_pull(), [layout](Bytes b) { decode_pull(b, *layout); });

@@ -110,6 +110,11 @@ class Driver(ABC):
         """Counters of this strategy, beside those of the client."""
         return {}
 
+    @property
+    def pulled(self) -> ParameterSet | None:
+        """The parameter set whose rows lookups pull; ``None`` where all are here."""
+        return None
+
     def no_sync(self) -> AbstractContextManager[None]:
         """While it is entered, backward sends nothing; by default it never does."""
         return nullcontext()
@@ -160,6 +165,11 @@ class ServerDriver(Driver):
             self._parameters.pull_dense()
         if pull == "all":
             self._parameters.pull_tables()
+
+    @property
+    def pulled(self) -> ParameterSet | None:
+        """What the servers hold: lookups pull its rows."""
+        return self._parameters
 
     def leave(self) -> None:
         """Ends this trainer's part, once what was handed on is applied."""

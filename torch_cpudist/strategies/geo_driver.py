@@ -15,7 +15,7 @@ from torch_cpudist.clip import Clip, clip_own
 from torch_cpudist.gradients import hidden_gradients
 from torch_cpudist.inner_guard import InnerGuard
 from torch_cpudist.local_parameters import LocalParameterSet
-from torch_cpudist.parameter_set import Weights
+from torch_cpudist.parameter_set import ParameterSet, Weights
 from torch_cpudist.placement import Rules
 from torch_cpudist.state_checks import States
 from torch_cpudist.strategies.driver import ServerDriver, whole_samples
@@ -99,6 +99,11 @@ class GeoDriver(ServerDriver):
                 local.client.join(local.id)
             self._work_on_exchange()
         return self._known_steps()
+
+    @property
+    def pulled(self) -> ParameterSet | None:
+        """``None``: every row is here."""
+        return None
 
     def _known_steps(self) -> int:
         if self._local.alone:

@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from torch_cpudist.clip import Clip
 from torch_cpudist.composed_parameters import ComposedParameters
 from torch_cpudist.gradients import read_dense_gradient
+from torch_cpudist.parameter_set import ParameterSet
 from torch_cpudist.placement import Rules
 from torch_cpudist.placement_parts import dense_rules, table_rules
 from torch_cpudist.state_checks import States
@@ -48,6 +49,11 @@ class HybridDriver(Driver):
                 read_dense_gradient(entry.name, entry.parameter.grad, entry.dtype)
         self._sparse.step(table_rules(self._placement, rules), samples, clip)
         return self._dense.step(dense_rules(self._placement, rules), samples, clip)
+
+    @property
+    def pulled(self) -> ParameterSet | None:
+        """That of the tables."""
+        return self._sparse.pulled
 
     def settle(self) -> None:
         """Settles both parts."""

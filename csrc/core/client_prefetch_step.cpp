@@ -1,0 +1,169 @@
+// Copyright (c) 2026 The torch_cpudist authors.
+// SPDX-License-Identifier: BSD-3-Clause
+//
+// Batches to come and the end of a step: told to the servers with its push, kept over it, or gone.
+#include <algorithm>
+#include <utility>
+
+#include "core/client_param_set.h"
+#include "core/client_prefetch.h"
+#include "core/client_session.h"
+
+namespace cpudist::core {
+
+namespace {
+
+bool in_rounds(const ClientSet& set) { return set.layout.mode == UpdateMode::kRounds; }
+
+}  // namespace
+
+// Every row was looked up in this step: it was the batch of this step, unless it has no row that
+// the one before did not have.
+bool Prefetcher::used_up(ClientSet& set, Batch& batch) {
+  bool own_rows = batch.steps > 0;
+  for (const Part& part : batch.parts) {
+    own_rows = own_rows || !part.pulled.keys.empty();
+    TableCache& cache = set.table(part.table);
+    const std::lock_guard lock(cache.mutex);
+    if (!cache.all_current(part.all.keys)) return false;
+  }
+  return own_rows;
+}
+
+void Prefetcher::prepare(ClientSet& set) {
+  used_.clear();
+  const auto outstanding = batches();
+  for (size_t i = outstanding.size(); i-- > 0;) {
+    Batch& batch = *outstanding[i];
+    batch.told = true;
+    const bool later_is_due = i + 1 < outstanding.size() && outstanding[i + 1]->due;
+    const bool due = later_is_due || (!batch.managed && used_up(set, batch));
+    const std::lock_guard lock(mutex_);
+    batch.due = batch.due || due;
+  }
+  for (const BatchPtr& batch : outstanding) {
+    const bool used = std::any_of(batch->parts.begin(), batch->parts.end(),
+                                  [](const Part& part) { return part.used; });
+    if (used) used_.push_back(batch->number);
+  }
+  gather_held(set);
+}
+
+void Prefetcher::gather_held(ClientSet& set) {
+  held_.assign(set.tables.size(), {});
+  holds_.assign(set.server_count, {});
+  uint64_t kept_from = next_number();
+  std::vector<std::vector<int64_t>> keys(set.tables.size() * set.server_count);
+  for (const BatchPtr& batch : batches()) {
+    if (batch->due) continue;
+    kept_from = std::min(kept_from, batch->number);
+    if (!in_rounds(set)) continue;
+    for (const Part& part : batch->parts) {
+      TableCache& cache = set.table(part.table);
+      const std::lock_guard lock(cache.mutex);
+      for (uint32_t s = 0; s < set.server_count; ++s) {
+        cache.unite(part.all.of(s), &keys[part.table * set.server_count + s]);
+      }
+    }
+  }
+  for (uint32_t t = 0; t < set.tables.size(); ++t) {
+    held_[t].offsets.push_back(0);
+    for (uint32_t s = 0; s < set.server_count; ++s) {
+      const auto& own = keys[t * set.server_count + s];
+      held_[t].keys.insert(held_[t].keys.end(), own.begin(), own.end());
+      held_[t].offsets.push_back(held_[t].keys.size());
+      if (!own.empty()) holds_[s].tables.push_back(set.ref_of(t, own.size()));
+    }
+  }
+  const bool compensated = set.layout.compensation.kind != Compensation::kNone;
+  for (uint32_t s = 0; s < set.server_count; ++s) {
+    holds_[s].since = since(s);
+    if (!compensated) continue;
+    holds_[s].kept_from = kept_from;
+    holds_[s].used = used_;
+  }
+}
+
+const HoldRefs* Prefetcher::holds(uint32_t server) const {
+  if (server >= holds_.size()) return nullptr;
+  const HoldRefs& holds = holds_[server];
+  return holds.tables.empty() && holds.kept_from <= 1 ? nullptr : &holds;
+}
+
+// In rounds: what has come for a batch goes into the weight. False if it has not all come.
+bool Prefetcher::place_all(ClientSet& set, Session& session, Batch& batch) {
+  const bool placed = std::all_of(batch.parts.begin(), batch.parts.end(),
+                                  [](const Part& part) { return part.placed; });
+  if (placed) return true;
+  try {
+    if (!session.answered(batch.requests) || !take_replies(set, session, batch)) return false;
+  } catch (const Error&) {
+    return false;
+  }
+  for (Part& part : batch.parts) {
+    TableCache& cache = set.table(part.table);
+    const std::lock_guard lock(cache.mutex);
+    if (!part.placed) place(set, batch, part, false);
+  }
+  batch.requests.clear();
+  return true;
+}
+
+uint64_t Prefetcher::finish_round(ClientSet& set, Session& session,
+                                  std::span<const RequestPtr> replies) {
+  std::vector<BatchPtr> gone;
+  std::vector<BatchPtr> kept;
+  for (const BatchPtr& batch : batches()) {
+    // Also of one that goes: later ones may have left it to ask for rows of theirs. One that was
+    // asked for while the push was under way may be of before the round.
+    const bool keep = place_all(set, session, *batch) && batch->told && !batch->due;
+    (keep ? kept : gone).push_back(batch);
+  }
+  const auto each_part = [&](const auto& action) {
+    for (const BatchPtr& batch : kept) {
+      for (const Part& part : batch->parts) {
+        TableCache& cache = set.table(part.table);
+        const std::lock_guard lock(cache.mutex);
+        action(cache, part.all.keys);
+      }
+    }
+  };
+  each_part([](TableCache& cache, const auto& keys) { cache.keep(keys); });
+  for (const BatchPtr& batch : gone) remove(set, session, batch);
+  set.invalidate_tables();
+  uint64_t rows = 0;
+  for (const RequestPtr& request : replies) {
+    const Buffer& payload = request->reply.payload;
+    const DenseView view = decode_dense({payload.data(), payload.size()}, set.layout);
+    note_version(request->server, view.version);
+    for (const TableSection& section : view.tables) {
+      TableCache& cache = set.table(section.table);
+      const std::lock_guard lock(cache.mutex);
+      cache.overwrite(section.keys, section.rows.data());
+      rows += section.keys.size();
+    }
+  }
+  each_part([](TableCache& cache, const auto& keys) { cache.hold(keys); });
+  for (const BatchPtr& batch : kept) {
+    batch->told = false;
+    ++batch->steps;
+  }
+  return rows;
+}
+
+void Prefetcher::finish_push(ClientSet& set, Session& session) {
+  for (const BatchPtr& batch : batches()) {
+    if (batch->due || batch->failed) remove(set, session, batch);
+  }
+  for (const BatchPtr& batch : batches()) {
+    ++batch->steps;
+    for (Part& part : batch->parts) {
+      part.placed = part.used = false;
+      TableCache& cache = set.table(part.table);
+      const std::lock_guard lock(cache.mutex);
+      cache.await(part.pulled.keys);
+    }
+  }
+}
+
+}  // namespace cpudist::core
