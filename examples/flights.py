@@ -245,7 +245,9 @@ def parse_arguments() -> argparse.Namespace:
         "--batch-size", type=int, default=1024, help="samples of all trainers in a step"
     )
     add("--bf16", action="store_true", help="forward pass in bfloat16 (autocast)")
-    add("--strategy", choices=strategies.names(), default="sync", help="by name")
+    # LocalSGD alone trains no tables.
+    names = [name for name in strategies.names() if name != "local_sgd"]
+    add("--strategy", choices=names, default="sync", help="by name")
     add("--seed", type=int, default=1, help="of initial weights and of the order")
     add(
         "--rows", type=int, help="train on the first ROWS flights only, for a quick try"

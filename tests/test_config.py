@@ -130,3 +130,13 @@ def test_variables_that_are_valid_together_may_both_be_set():
         parsed(CPUDIST_ASYNC_MAX_STALENESS="3", CPUDIST_COMMUNICATOR_PULL_EVERY="1"),
     )
     assert (made.max_staleness, made.communicator.pull_every) == (3, 1)
+
+
+def test_settings_of_parts_count_as_used(caplog):
+    chosen = {"CPUDIST_HYBRID_SPARSE": "geo", "CPUDIST_GEO_PUSH_EVERY": "7"}
+    made = strategies.resolve("hybrid", parsed(**chosen))
+    assert made.sparse.push_every == 7
+    strategies.resolve("async", parsed(CPUDIST_DELAYCOMPENSATION_FACTOR="0.5"))
+    assert "does not use" not in caplog.text
+    strategies.resolve("sync", parsed(CPUDIST_GEO_PUSH_EVERY="7"))
+    assert "CPUDIST_GEO_PUSH_EVERY is set, but Sync does not use it" in caplog.text

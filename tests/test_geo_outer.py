@@ -136,3 +136,36 @@ def test_settings_that_do_not_fit_are_refused():
         cpudist.Outer(lr=0)
     with pytest.raises(ConfigurationError, match="did you mean momentum"):
         cpudist.Geo(outer={"momentun": 0.9})
+
+
+def test_what_would_wait_for_each_other_is_refused():
+    with pytest.raises(ConfigurationError, match="both wait for the other trainers"):
+        cpudist.Hybrid(dense=cpudist.Sync(), sparse=cpudist.Geo(outer={}))
+
+    def body(context):
+        first, second = Counting(), Counting()
+        kept = wrapped(first, geo({}))
+        with pytest.raises(ConfigurationError, match="close\\(\\) the other one first"):
+            wrapped(second, "sync")
+        kept.close()
+        wrapped(second, "sync")
+
+    run(body, 1)
+
+
+def test_after_a_barrier_a_flush_brings_the_last_outer_step():
+    """Also to a trainer that has not moved since its last one."""
+
+    def body(context):
+        model = Counting()
+        optimizer = wrapped(model, geo(HEAVY_BALL))
+        for epoch in range(2):
+            if epoch == 0 or context.trainer_rank == 0:
+                step(model, optimizer, epoch_seeds(context.trainer_rank, epoch)[0])
+            context.barrier()
+        optimizer.flush()
+        return dict(model.state_dict())
+
+    first, second = run(body, 2, 2)
+    for name, value in first.items():
+        assert torch.equal(second[name], value), name

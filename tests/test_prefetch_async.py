@@ -202,3 +202,24 @@ def test_what_other_groups_change_comes_with_the_own_round() -> None:
     first, second = run(body, 2, 1)
     assert first == ([0.0, -1.0], 1, 1)
     assert second == ([0.0], 1, 0)
+
+
+def test_rows_of_a_batch_that_is_used_in_part_do_not_stay_as_they_were() -> None:
+    def body(context: cpudist.Context) -> list[float]:
+        model = torch.nn.Embedding(4, 1, sparse=True)
+        with torch.no_grad():
+            model.weight.fill_(1.0)
+        inner = torch.optim.SGD(model.parameters(), lr=0.25)
+        optimizer = cpudist.DistributedOptimizer(inner, model, strategy="async")
+        optimizer.prefetch({model: torch.tensor([0, 1])})
+        seen = []
+        for _ in range(3):
+            optimizer.zero_grad()
+            row = model(torch.tensor([0]))
+            row.sum().backward()
+            optimizer.step()
+            optimizer.flush("none")
+            seen.append(row.item())
+        return seen
+
+    assert run(body, 1)[0] == [1.0, 0.75, 0.5]

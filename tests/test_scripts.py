@@ -26,6 +26,9 @@ TOOLS = (
     *("sha256sum", "cut", "timeout", "g++", "rm", "pgrep", "nproc"),
 )
 
+# LocalSGD alone trains no tables, which the example has.
+OFFERED = [name for name in strategies.names() if name != "local_sgd"]
+
 
 class BareMachine:
     """A checkout without .venv, and a PATH with nothing but a few tools."""
@@ -185,7 +188,7 @@ def test_an_unknown_strategy_is_refused_in_one_sentence(
         timeout=10,
         check=False,
     )
-    valid = ", ".join(strategies.names())
+    valid = ", ".join(OFFERED)
     assert done.stderr == f"demo.sh: unknown strategy '{name}'; valid: {valid}\n"
     assert (done.returncode, done.stdout) == (2, "")
     assert time.monotonic() - began < 5
@@ -203,7 +206,7 @@ def test_help_of_the_demo_names_every_option() -> None:
     options = ("--strategy", "--trainers", "--servers", "--epochs", "--bf16", "--rows")
     for option in options:
         assert option in done.stdout
-    assert ", ".join(strategies.names()) in done.stdout
+    assert ", ".join(OFFERED) in done.stdout
 
 
 # -- Ctrl-C ----------------------------------------------------------------------------

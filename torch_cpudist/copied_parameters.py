@@ -30,6 +30,7 @@ class CopiedParameters(Trained):
         group: CollectiveGroup,
         inners: Sequence[Optimizer],
         same_state: bool,
+        settings: str,
     ) -> None:
         """Checks that all trainers built the same, and takes trainer 0's values.
 
@@ -39,6 +40,7 @@ class CopiedParameters(Trained):
             group: of all trainers.
             inners: the wrapped optimizers.
             same_state: trainers must have equal optimizer state.
+            settings: the strategy, which must be equal too.
 
         Raises:
             ConfigMismatchError: names what another trainer has built otherwise.
@@ -48,6 +50,7 @@ class CopiedParameters(Trained):
         self.group = group
         self.inners = list(inners)
         self._same_state = same_state
+        self._settings = settings
         self.hooks: list[RemovableHandle] = []
         tables = [
             DenseParameter(
@@ -82,7 +85,8 @@ class CopiedParameters(Trained):
                 f"state {_digest(inner_state(self.inners, e.parameter))} of {e.name}"
                 for e in self.entries
             ]
-        self.group.agree("their optimizers", entries + describe_options(self.inners))
+        options = describe_options(self.inners)
+        self.group.agree("their optimizers", [self._settings, *entries, *options])
 
     @torch.no_grad()
     def broadcast(self) -> None:

@@ -85,6 +85,7 @@ class GradientExchange:
         self._silent = 0
         self._options: list[str] = []
         self._digest: list[int] = []
+        self._steps = 0  # that have ended
         self._begin()
         if not self._group.alone:
             for entry in self._entries:
@@ -156,7 +157,9 @@ class GradientExchange:
             PeerLostError, OperationTimeoutError: a trainer died or does not come.
         """
         try:
-            return self._average(grads, rows, samples)
+            averaged = self._average(grads, rows, samples)
+            self._steps += 1
+            return averaged
         finally:
             self._begin()
 
@@ -278,7 +281,9 @@ class GradientExchange:
         for i in range(_DIGEST, _HEADER, 2):
             # Equal in all trainers iff the variance is 0.
             if n * int(sums[i + 1]) != int(sums[i]) ** 2:
-                self._group.agree("options of the step", self._options)
+                # A step that was interrupted here may have ended on the others.
+                steps = f"after {self._steps} steps"
+                self._group.agree("the step", [steps, *self._options])
         if 0 < sums[_BY_SAMPLES] < n:
             raise ConfigMismatchError(
                 f"step: {sums[_BY_SAMPLES]:.0f} of {n} trainers passed samples=. Pass "
@@ -296,4 +301,5 @@ class GradientExchange:
             self._digest = [
                 number >> (part * _DIGEST_BITS) & mask for part in range(_DIGEST_PARTS)
             ]
-        return self._digest
+        # Trainers that have taken other numbers of steps differ here, too.
+        return [part + self._steps % (1 << _DIGEST_BITS) for part in self._digest]

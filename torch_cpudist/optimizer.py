@@ -147,7 +147,7 @@ class DistributedOptimizer(Prefetching, face.ServedOptimizer):
         states: dict[torch.Tensor, Mapping[str, Any]] = {}
         for other in others:
             # What was on the servers goes there again from trainer 0.
-            local = self.strategy.local or other.strategy.local
+            local = self.strategy.keeps_state or other.strategy.keeps_state
             if local or self._context.trainer_rank == 0:
                 state_exchange.refresh(other._open())
                 fetched = other._driver.fetch_state(other._inners)
@@ -156,7 +156,7 @@ class DistributedOptimizer(Prefetching, face.ServedOptimizer):
                     if any(inner is own for own in self._inners):
                         states |= state_exchange.by_parameter([inner], [one])
                 check_states(placement, states)
-            if other.strategy.local:
+            if other.strategy.keeps_state:
                 other._driver.give_back_state(other._inners)
             other._close()
         return states
@@ -386,7 +386,7 @@ class DistributedOptimizer(Prefetching, face.ServedOptimizer):
             tell_servers: ``False`` where servers can no longer be reached.
         """
         # Where it runs here, wrapping took the state of tables out of the optimizer.
-        stepped = self._step_count_total > 0 or self.strategy.local
+        stepped = self._step_count_total > 0 or self.strategy.keeps_state
         if stepped and self._parameters is not None:
             self._driver.give_back_state(self._inners)
         self._close(tell_servers)

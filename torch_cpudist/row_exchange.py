@@ -91,7 +91,9 @@ class RowExchange:
 
 
 def _none(dim: int) -> Rows:
-    return torch.empty(0, dtype=torch.int64), torch.empty(0, dim)
+    keys = torch.empty(0, dtype=torch.int64, device="cpu")
+    # Whatever torch's default dtype is.
+    return keys, torch.empty(0, dim, dtype=torch.float32, device="cpu")
 
 
 def as_gradient(rows: Rows, weight: torch.Tensor) -> torch.Tensor:

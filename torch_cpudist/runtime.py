@@ -339,7 +339,8 @@ def server_count() -> int:
 def global_step() -> int:
     """Updates of the newest optimizer on server 0, as of this trainer's last step.
 
-    Under Geo, which updates here, the steps of all trainers that this one knows of.
+    Under Geo, which updates here, the steps of all trainers that this one knows of;
+    under AllReduce, LocalSGD and a Hybrid with one of these, its own steps.
     """
     return context.current().global_step()
 

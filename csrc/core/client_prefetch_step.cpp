@@ -87,7 +87,8 @@ void Prefetcher::gather_held(ClientSet& set) {
 const HoldRefs* Prefetcher::holds(uint32_t server) const {
   if (server >= holds_.size()) return nullptr;
   const HoldRefs& holds = holds_[server];
-  return holds.tables.empty() && holds.kept_from <= 1 ? nullptr : &holds;
+  const bool nothing = holds.tables.empty() && holds.used.empty() && holds.kept_from <= 1;
+  return nothing ? nullptr : &holds;
 }
 
 // In rounds: what has come for a batch goes into the weight. False if it has not all come.
@@ -153,7 +154,10 @@ uint64_t Prefetcher::finish_round(ClientSet& set, Session& session,
 
 void Prefetcher::finish_push(ClientSet& set, Session& session) {
   for (const BatchPtr& batch : batches()) {
-    if (batch->due || batch->failed) remove(set, session, batch);
+    // Rows that a step has used are older than its update; nobody would say when they go.
+    const bool begun = !batch->managed && std::any_of(batch->parts.begin(), batch->parts.end(),
+                                                      [](const Part& part) { return part.used; });
+    if (batch->due || batch->failed || begun) remove(set, session, batch);
   }
   for (const BatchPtr& batch : batches()) {
     ++batch->steps;

@@ -120,8 +120,9 @@ def resolve(
             "CPUDIST_SERVER_*."
         )
     # Not refused: another optimizer of the script may have a strategy that reads them.
+    made = config.with_environment(made, environment.settings)
     for variable in config.unused(made, environment.settings):
         logger.warning(
             "%s is set, but %s does not use it", variable, type(made).__name__
         )
-    return config.with_environment(made, environment.settings)
+    return made

@@ -107,6 +107,11 @@ class Strategy:
             UnsupportedOptimizerError: says what there is.
         """
 
+    @property
+    def keeps_state(self) -> bool:
+        """Whether optimizer state of some parameter is on the trainer."""
+        return self.local
+
     def updates(self, trainers: Trainers) -> Updates:
         """When the servers apply this strategy's gradients.
 

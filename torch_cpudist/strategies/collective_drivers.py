@@ -24,6 +24,7 @@ from torch_cpudist.gradients import (
     replaced_gradients,
 )
 from torch_cpudist.inner_guard import InnerGuard
+from torch_cpudist.log import logger
 from torch_cpudist.placement import Rules
 from torch_cpudist.row_exchange import RowExchange, as_gradient, own_rows
 from torch_cpudist.state_checks import States
@@ -268,14 +269,26 @@ class LocalSGDDriver(CollectiveDriver):
             ConfigMismatchError: trainers have taken other numbers of steps.
         """
         what = "averaging parameters"
-        self._since = 0
-        self._averages += 1
         if self._group.alone:
+            self._since = 0
+            self._averages += 1
             return
         n = self._group.size
-        steps = torch.zeros(n, dtype=torch.int64, device="cpu")
-        steps[self._group.rank] = self._steps
-        self._group.sum(steps, what)
+        told = torch.zeros(2, n, dtype=torch.int64, device="cpu")
+        told[0, self._group.rank] = self._steps
+        told[1, self._group.rank] = len(self._copied.changed())
+        self._group.sum(told, what)
+        steps, written = told
+        if bool(written.any()):
+            # On no trainer, or the others would take what was written for movement.
+            logger.warning(
+                "the model was written since the last step on trainers %s: what was "
+                "moved since the last average is not averaged",
+                written.nonzero().flatten().tolist(),
+            )
+            return
+        self._since = 0
+        self._averages += 1
         if int(steps.min()) != int(steps.max()):
             raise ConfigMismatchError(
                 f"LocalSGD: trainers are after steps {steps.tolist()}, expected equal "
@@ -294,8 +307,10 @@ class LocalSGDDriver(CollectiveDriver):
         self._copied.accept_changes()
 
     def leave(self) -> None:
-        """Averages what was moved since the last time; all trainers leave together."""
+        """Averages what was moved since the last time; all trainers leave together.
+
+        Unless some trainer's model was written meanwhile: each keeps its own then.
+        """
         if self._since:
-            self._copied.check_unchanged()
             self._average()
         super().leave()

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -16,6 +17,8 @@ from torch_cpudist.collective_group import CollectiveGroup
 from torch_cpudist.composed_parameters import ComposedParameters
 from torch_cpudist.copied_parameters import CopiedParameters
 from torch_cpudist.errors import (
+    ConfigurationError,
+    Error,
     InternalError,
     UnsupportedModelError,
     UnsupportedOptimizerError,
@@ -70,23 +73,29 @@ def open_parameters(
         BackendUnavailableError, ConfigurationError: it needs a group that is not there.
         ConfigMismatchError: another trainer built something else.
     """
+    _check_beside(strategy, context)
     if isinstance(strategy, Hybrid):
         _check_parts(placement)
         trainers = context.trainers()
         tables = tables_of(placement, strategy.sparse.updates(trainers))
         dense = dense_of(placement, strategy.dense.updates(trainers))
-        return ComposedParameters(
-            placement,
-            _open_set(strategy.sparse, context, tables, states),
-            open_parameters(strategy.dense, context, dense, inners, states),
-        )
+        opened = _open_set(strategy.sparse, context, tables, states)
+        try:
+            rest = open_parameters(strategy.dense, context, dense, inners, states)
+        except BaseException:
+            # The model keeps none of this.
+            with contextlib.suppress(Error):
+                opened.close(tell_servers=True)
+            raise
+        return ComposedParameters(placement, opened, rest)
     if isinstance(strategy, (AllReduce, LocalSGD)):
         kind = type(strategy).__name__
         _check_tables(placement, strategy)
         group = CollectiveGroup(context, kind)
         client = context.trainer_client()
         same_state = isinstance(strategy, AllReduce)
-        return CopiedParameters(client, placement, group, inners, same_state)
+        settings = repr(strategy)
+        return CopiedParameters(client, placement, group, inners, same_state, settings)
     return _open_set(strategy, context, placement, states)
 
 
@@ -113,6 +122,28 @@ def _check_tables(placement: Placement, strategy: Strategy) -> None:
             raise UnsupportedOptimizerError(
                 f"{where}, where torch updates it, which does not run {rule} on sparse "
                 f"gradients. Use plain SGD, Adagrad or SparseAdam for it. {remedy}"
+            )
+
+
+def _outer_of(strategy: Strategy) -> object:
+    part = strategy.sparse if isinstance(strategy, Hybrid) else strategy
+    return getattr(part, "outer", None)
+
+
+def _check_beside(strategy: Strategy, context: Context) -> None:
+    """Refuses optimizers that would wait for each other's rounds.
+
+    An outer step is a round that lasts several steps, and a trainer has one request
+    that changes a server under way at a time.
+    """
+    for other in context.optimizers():
+        both = (strategy, other.strategy)
+        served = not any(isinstance(one, (AllReduce, LocalSGD)) for one in both)
+        if served and any(_outer_of(one) is not None for one in both):
+            raise ConfigurationError(
+                "Geo(outer=...) waits for steps of the other trainers, which another "
+                "optimizer on servers would wait for. Train both by one optimizer, or "
+                "without outer, or close() the other one first."
             )
 
 

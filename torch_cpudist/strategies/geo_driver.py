@@ -185,8 +185,10 @@ class GeoDriver(ServerDriver):
             self._travelling = 0
             local.join()
         left = not local.client.is_member(local.id)
+        # With nothing of its own on the servers' way it can take their values.
+        idle = self._in_rounds and not self._travelling and not self._steps
         self.settle()
-        if local.alone or not left:
+        if local.alone or not (left or idle):
             return
         if pull != "none":
             local.pull_dense()

@@ -122,11 +122,22 @@ class Hybrid(Strategy):
                     )
             made = replace(made, sharding=Sharding(), server=Server())
             object.__setattr__(self, part, made)
+        if getattr(self.sparse, "outer", None) is not None and not self.dense.local:
+            raise ConfigurationError(
+                "Hybrid(dense=Sync(), sparse=Geo(outer=...)): both wait for the other "
+                "trainers, each for another step of theirs. Use dense=AllReduce(), or "
+                "Geo without outer."
+            )
 
     @property
     def local(self) -> bool:
         """Whether the optimizer of dense parameters runs on the trainer."""
         return self.dense.local
+
+    @property
+    def keeps_state(self) -> bool:
+        """Whether either part keeps state on the trainer."""
+        return self.dense.keeps_state or self.sparse.keeps_state
 
     def check_clip(self, clip: Clip | None) -> None:
         """Refuses a norm over both parts, which nobody knows."""
