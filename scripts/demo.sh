@@ -10,7 +10,8 @@ set -euo pipefail
 # LocalSGD alone trains no tables.
 strategy_names() {
   sed -n 's/^    name: ClassVar\[str\] = "\([a-z_]\+\)"$/\1/p' \
-    "$(dirname "$0")"/../torch_cpudist/strategies/*.py | grep -v local_sgd | sort | paste -sd, | sed 's/,/, /g'
+    "$(dirname "$0")"/../torch_cpudist/strategies/*.py |
+    grep -v local_sgd | sort | paste -sd, | sed 's/,/, /g'
 }
 
 usage() {
