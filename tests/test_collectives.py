@@ -146,6 +146,16 @@ def test_a_world_of_one_is_plain_torch(strategy):
     assert run(body, 1) == [0.0]
 
 
+def test_sharding_that_has_no_effect_is_said(caplog):
+    def body(context):
+        model = Dense()
+        strategy = {"name": "allreduce", "sharding": {"slice": False}}
+        cpudist.DistributedOptimizer(adam(model), model, strategy)
+
+    run(body, 1)
+    assert "AllReduce: sharding has no effect" in caplog.text
+
+
 def test_what_cannot_be_averaged_is_refused():
     def alone(context):
         with pytest.raises(cpudist.UnsupportedModelError, match=r"Hybrid\(dense="):

@@ -23,6 +23,7 @@ from sync_cases import (
 from torch import nn
 
 from torch_cpudist import _core
+from torch_cpudist.context import _open_contexts
 
 STEPS = 12
 
@@ -145,6 +146,9 @@ def test_a_movement_larger_than_a_message_travels_in_parts():
         optimizer.leave()
         context.barrier()
         optimizer.flush()
+        servers = [c.server for c in _open_contexts if c.server is not None]
+        # A bit per row and trainer, in words of 64.
+        assert servers[0].stats()["marks_bytes"] >= 2 * rows / 8
         return model.weight.detach(), optimizer.stats()["exchange"]
 
     for weight, stats in run(body, 2, 1):

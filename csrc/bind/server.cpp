@@ -113,6 +113,7 @@ py::dict stats(const ServerHolder& self) {
   result["rows"] = stats.rows;
   result["table_bytes"] = stats.table_bytes;
   result["dense_bytes"] = stats.dense_bytes;
+  result["marks_bytes"] = stats.marks_bytes;
   result["backup_bytes"] = stats.backup_bytes;
   result["pending_bytes"] = stats.pending_bytes;
   result["connections"] = stats.connections;

@@ -279,6 +279,7 @@ Buffer ParamSet::fetch(const Buffer& payload) const {
 
 void ParamSet::add_stats(ServerStats* stats) const {
   const std::shared_lock lock(mutex_);
+  if (state_.changes) stats->marks_bytes += state_.changes->size_bytes();
   if (compensator_) stats->backup_bytes += compensator_->size_bytes();
   for (const auto& table : state_.store.tables) {
     stats->rows += table->row_count();

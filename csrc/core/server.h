@@ -44,6 +44,7 @@ struct ServerStats {
   uint64_t rows = 0;
   uint64_t table_bytes = 0;    // row records and their index
   uint64_t dense_bytes = 0;    // blocks and their state
+  uint64_t marks_bytes = 0;    // deltas: which rows trainers are to be told of
   uint64_t backup_bytes = 0;   // delay compensation: what trainers have read, running means
   uint64_t pending_bytes = 0;  // pushes waiting for their round
   uint64_t connections = 0;

@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from torch_cpudist import local_state, state_exchange
 from torch_cpudist.collective_group import CollectiveGroup
 from torch_cpudist.composed_parameters import ComposedParameters
+from torch_cpudist.config import Sharding
 from torch_cpudist.copied_parameters import CopiedParameters
 from torch_cpudist.errors import (
     ConfigurationError,
@@ -25,6 +26,7 @@ from torch_cpudist.errors import (
 )
 from torch_cpudist.inner_guard import InnerGuard
 from torch_cpudist.local_parameters import LocalParameterSet
+from torch_cpudist.log import logger
 from torch_cpudist.parameter_set import ParameterSet
 from torch_cpudist.placement import Placement
 from torch_cpudist.placement_parts import dense_of, tables_of
@@ -90,6 +92,8 @@ def open_parameters(
         return ComposedParameters(placement, opened, rest)
     if isinstance(strategy, (AllReduce, LocalSGD)):
         kind = type(strategy).__name__
+        if strategy.sharding != Sharding():
+            logger.warning("%s: sharding has no effect, no server has a block", kind)
         _check_tables(placement, strategy)
         group = CollectiveGroup(context, kind)
         client = context.trainer_client()
