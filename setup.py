@@ -22,7 +22,7 @@ from native_build import BuildError, build_extension, find_torch  # noqa: E402
 
 
 class NinjaBuildExt(build_ext):
-    """Builds torch_cpudist._core with ninja, in place or into the wheel's folder."""
+    """Builds _core and _c10d with ninja, in place or into the wheel's folder."""
 
     def run(self) -> None:
         """Build beside the sources when editable, else below build_lib."""
@@ -55,7 +55,10 @@ def check_torch() -> None:
 check_platform()
 check_torch()
 setup(
-    # No sources: ninja builds them. The entry makes wheels carry a platform tag.
-    ext_modules=[Extension("torch_cpudist._core", sources=[])],
+    # No sources: ninja builds them. The entries make wheels carry a platform tag.
+    ext_modules=[
+        Extension("torch_cpudist._core", sources=[]),
+        Extension("torch_cpudist._c10d", sources=[]),
+    ],
     cmdclass={"build_ext": NinjaBuildExt},
 )

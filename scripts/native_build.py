@@ -1,9 +1,9 @@
 # Copyright (c) 2026 The torch_cpudist authors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Builds the compiled core and the native tests with ninja.
+"""Builds the compiled core, the backends and the native tests with ninja.
 
-`extension` makes torch_cpudist/_core.*.so, `tests` makes build/<variant>/native_tests.
-Both write a build.ninja with dependency files, so a rebuild compiles what changed and
+`extension` makes torch_cpudist/_core.*.so and torch_cpudist/_c10d.*.so, `tests` makes
+build/<variant>/native_tests. They write a build.ninja with dependency files, so a rebuild compiles what changed and
 nothing else. A source may ask for flags of its own in its first lines:
 `// build-flags: -mavx2` (x86-64 only).
 """
@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parent.parent
 WARNINGS = ["-Wall", "-Wextra", "-Werror"]
 COMMON = ["-fPIC", "-std=c++20", "-ffp-contract=off", "-fvisibility=hidden", "-pthread"]
 SANITIZERS = {"address,undefined": "asan", "thread": "tsan"}
-RUN_PATH = "-Wl,-rpath,'$$ORIGIN/../torch/lib'"
+LINK = ["-shared", "-pthread", "-Wl,--as-needed", "-Wl,-rpath,$$ORIGIN/../torch/lib"]
 MINIMUM_GCC = 12
 LOCK_DEADLINE_S = 900
 INSTALL_COMMANDS = (
@@ -156,15 +156,27 @@ def extension_target(output: Path, torch: Torch) -> Target:
     # The interpreter loads torch's libraries before this module, so the loader finds
     # them by name; the run path serves tools that load the module by itself.
     libraries = [f"-L{torch.root / 'lib'}", "-ltorch_cpu", "-lc10"]
-    link = [
-        "-shared",
-        "-pthread",
-        "-Wl,--as-needed",
-        "-Wl,-rpath,$$ORIGIN/../torch/lib",
-    ]
     tag = f"extension-{sysconfig.get_config_var('SOABI')}"
     sources.insert(0, csrc / "library.cpp")
-    return Target(ROOT / "build" / tag, output, sources, flags, link, libraries)
+    return Target(ROOT / "build" / tag, output, sources, flags, LINK, libraries)
+
+
+def backends_target(output: Path, torch: Torch) -> Target:
+    """Describe the module of the c10d backends, written to `output`.
+
+    It uses torch's own C++ classes, which change with every minor release; that is why
+    it is a module of its own, without which all else works.
+    """
+    csrc = ROOT / "csrc"
+    include = torch.root / "include"
+    flags = [*COMMON, *WARNINGS, "-O3", "-DNDEBUG", f"-I{csrc}"]
+    for folder in (include, include / "torch/csrc/api/include", python_include()):
+        flags += ["-isystem", str(folder)]
+    libraries = [f"-L{torch.root / 'lib'}", "-ltorch_python", "-ltorch"]
+    libraries += ["-ltorch_cpu", "-lc10"]
+    tag = f"backends-{sysconfig.get_config_var('SOABI')}"
+    sources = sources_in(csrc / "backends")
+    return Target(ROOT / "build" / tag, output, sources, flags, LINK, libraries)
 
 
 def tests_target(sanitize: str | None) -> Target:
@@ -183,7 +195,8 @@ def tests_target(sanitize: str | None) -> Target:
         flags += [f"-fsanitize={sanitize}", "-fno-sanitize-recover=all"]
         link += [f"-fsanitize={sanitize}"]
     build_dir = ROOT / "build" / variant
-    sources = sources_in(native, csrc / "kernels", csrc / "core")
+    folders = [csrc / "kernels", csrc / "core", csrc / "backends/shm"]
+    sources = sources_in(native, *folders)
     return Target(build_dir, build_dir / "native_tests", sources, flags, link, [])
 
 
@@ -285,16 +298,20 @@ def run_ninja(target: Target) -> None:
             raise BuildError(f"building {target.output.name} failed, see above")
 
 
-def build_extension(package_dir: Path) -> Path:
-    """Build the extension into a package folder and record its torch.
+def build_extension(package_dir: Path) -> list[Path]:
+    """Build both extension modules into a package folder and record their torch.
 
     Raises:
         BuildError: something needed is missing, or the build failed.
     """
     torch = find_torch()
     suffix = sysconfig.get_config_var("EXT_SUFFIX")
-    target = extension_target(package_dir / f"_core{suffix}", torch)
-    run_ninja(target)
+    targets = [
+        extension_target(package_dir / f"_core{suffix}", torch),
+        backends_target(package_dir / f"_c10d{suffix}", torch),
+    ]
+    for target in targets:
+        run_ninja(target)
     info = [
         "# Copyright (c) 2026 The torch_cpudist authors.",
         "# SPDX-License-Identifier: BSD-3-Clause",
@@ -303,7 +320,7 @@ def build_extension(package_dir: Path) -> Path:
         f'TORCH_VERSION = "{torch.version}"',
     ]
     write_if_changed(package_dir / "_build_info.py", info)
-    return target.output
+    return [target.output for target in targets]
 
 
 def build_tests(sanitize: str | None) -> Path:
@@ -329,7 +346,7 @@ def main() -> int:
         parser.error("--sanitize is for the native tests only")
     try:
         if arguments.what == "extension":
-            print(build_extension(ROOT / "torch_cpudist"))
+            print(*build_extension(ROOT / "torch_cpudist"), sep="\n")
         else:
             print(build_tests(arguments.sanitize))
     except BuildError as error:

@@ -114,6 +114,7 @@ BANNED = (
         NATIVE,
         "csrc/core/",
         "csrc/kernels/",
+        "csrc/backends/shm/",
         "tests/native/",
     ),
     banned("fast-math", r"-ffast-math\b", "results must be bit-equal", TEXT - {".md"}),
