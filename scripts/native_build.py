@@ -3,9 +3,9 @@
 """Builds the compiled core, the backends and the native tests with ninja.
 
 `extension` makes torch_cpudist/_core.*.so and torch_cpudist/_c10d.*.so, `tests` makes
-build/<variant>/native_tests. They write a build.ninja with dependency files, so a rebuild compiles what changed and
-nothing else. A source may ask for flags of its own in its first lines:
-`// build-flags: -mavx2` (x86-64 only).
+build/<variant>/native_tests. Both write a build.ninja with dependency files, so a
+rebuild compiles what changed and nothing else. A source may ask for flags of its own in
+its first lines: `// build-flags: -mavx2` (x86-64 only).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import subprocess
 import sys
 import sysconfig
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -29,6 +29,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 WARNINGS = ["-Wall", "-Wextra", "-Werror"]
 COMMON = ["-fPIC", "-std=c++20", "-ffp-contract=off", "-fvisibility=hidden", "-pthread"]
+RELEASE = ["-O3", "-DNDEBUG"]
 SANITIZERS = {"address,undefined": "asan", "thread": "tsan"}
 LINK = ["-shared", "-pthread", "-Wl,--as-needed", "-Wl,-rpath,$$ORIGIN/../torch/lib"]
 MINIMUM_GCC = 12
@@ -57,13 +58,20 @@ class Torch:
 
 
 @dataclass(frozen=True)
+class Objects:
+    """Sources that are compiled alike, once for all targets that link them."""
+
+    sources: list[Path]
+    flags: list[str]
+
+
+@dataclass(frozen=True)
 class Target:
-    """One thing to link, and how its sources are compiled."""
+    """One thing to link."""
 
     build_dir: Path
     output: Path
-    sources: list[Path]
-    compile_flags: list[str]
+    objects: list[Objects]
     link_flags: list[str]
     libraries: list[str]
 
@@ -145,20 +153,31 @@ def python_include() -> Path:
     return folder
 
 
+def core_objects(flags: list[str]) -> Objects:
+    """Describe what knows nothing of torch: kernels, core, shared memory."""
+    csrc = ROOT / "csrc"
+    sources = sources_in(csrc / "kernels", csrc / "core", csrc / "backends/shm")
+    return Objects(sources, [*COMMON, *WARNINGS, *flags, f"-I{csrc}"])
+
+
+def release_dir() -> Path:
+    """Return the folder of what is built to be used, and of its tests."""
+    return ROOT / "build" / f"release-{sysconfig.get_config_var('SOABI')}"
+
+
 def extension_target(output: Path, torch: Torch) -> Target:
     """Describe the extension module, written to `output`."""
     csrc = ROOT / "csrc"
-    sources = sources_in(csrc / "ops", csrc / "kernels", csrc / "core", csrc / "bind")
-    include = torch.root / "include"
-    flags = [*COMMON, *WARNINGS, "-O3", "-DNDEBUG", f"-I{csrc}"]
+    sources = [csrc / "library.cpp", *sources_in(csrc / "ops", csrc / "bind")]
+    flags = [*COMMON, *WARNINGS, *RELEASE, f"-I{csrc}"]
     flags += [f"-DTORCH_TARGET_VERSION={torch.target_version}"]
-    flags += ["-isystem", str(include), "-isystem", str(python_include())]
+    flags += ["-isystem", str(torch.root / "include")]
+    flags += ["-isystem", str(python_include())]
+    objects = [Objects(sources, flags), core_objects(RELEASE)]
     # The interpreter loads torch's libraries before this module, so the loader finds
     # them by name; the run path serves tools that load the module by itself.
     libraries = [f"-L{torch.root / 'lib'}", "-ltorch_cpu", "-lc10"]
-    tag = f"extension-{sysconfig.get_config_var('SOABI')}"
-    sources.insert(0, csrc / "library.cpp")
-    return Target(ROOT / "build" / tag, output, sources, flags, LINK, libraries)
+    return Target(release_dir(), output, objects, LINK, libraries)
 
 
 def backends_target(output: Path, torch: Torch) -> Target:
@@ -169,35 +188,39 @@ def backends_target(output: Path, torch: Torch) -> Target:
     """
     csrc = ROOT / "csrc"
     include = torch.root / "include"
-    flags = [*COMMON, *WARNINGS, "-O3", "-DNDEBUG", f"-I{csrc}"]
+    flags = [*COMMON, *WARNINGS, *RELEASE, f"-I{csrc}"]
     for folder in (include, include / "torch/csrc/api/include", python_include()):
         flags += ["-isystem", str(folder)]
+    core = core_objects(RELEASE)
+    sources = [one for one in sources_in(csrc / "backends") if one not in core.sources]
     libraries = [f"-L{torch.root / 'lib'}", "-ltorch_python", "-ltorch"]
     libraries += ["-ltorch_cpu", "-lc10"]
-    tag = f"backends-{sysconfig.get_config_var('SOABI')}"
-    sources = sources_in(csrc / "backends")
-    return Target(ROOT / "build" / tag, output, sources, flags, LINK, libraries)
+    objects = [Objects(sources, flags), core]
+    return Target(release_dir(), output, objects, LINK, libraries)
 
 
 def tests_target(sanitize: str | None) -> Target:
-    """Describe the native test program: tests, kernels and core, without torch."""
-    csrc = ROOT / "csrc"
+    """Describe the native test program, without torch.
+
+    Not instrumented, it tests the objects that the extension modules are made of.
+    """
     native = ROOT / "tests" / "native"
-    variant = "plain" if sanitize is None else SANITIZERS[sanitize]
-    flags = [*COMMON, *WARNINGS, f"-I{csrc}", f"-I{native}", "-g1"]
-    link = ["-pthread"]
+    # What tests do is soon done; compiling them is not. No -O for them, and of their
+    # own undefined behaviour only what breaks memory is looked for.
+    flags = [*COMMON, *WARNINGS, f"-I{ROOT / 'csrc'}", f"-I{native}", "-O0"]
     if sanitize is None:
-        flags += ["-O2"]
+        build_dir, core, link = release_dir(), core_objects(RELEASE), ["-pthread"]
     else:
+        build_dir = ROOT / "build" / SANITIZERS[sanitize]
         # Instrumented code trips gcc's flow analysis and its own note on atomic fences.
-        flags += ["-O1", "-fno-omit-frame-pointer", "-Wno-maybe-uninitialized"]
-        flags += ["-Wno-tsan"] if sanitize == "thread" else []
-        flags += [f"-fsanitize={sanitize}", "-fno-sanitize-recover=all"]
-        link += [f"-fsanitize={sanitize}"]
-    build_dir = ROOT / "build" / variant
-    folders = [csrc / "kernels", csrc / "core", csrc / "backends/shm"]
-    sources = sources_in(native, *folders)
-    return Target(build_dir, build_dir / "native_tests", sources, flags, link, [])
+        always = ["-g1", "-fno-omit-frame-pointer", "-Wno-maybe-uninitialized"]
+        always += ["-Wno-tsan"] if sanitize == "thread" else []
+        instrument = [f"-fsanitize={sanitize}", "-fno-sanitize-recover=all"]
+        core = core_objects(["-O1", *always, *instrument])
+        flags += [*always, f"-fsanitize={sanitize.partition(',')[0]}"]
+        link = ["-pthread", *instrument]
+    objects = [Objects(sources_in(native), flags), core]
+    return Target(build_dir, build_dir / "native_tests", objects, link, [])
 
 
 def sources_in(*folders: Path) -> list[Path]:
@@ -207,8 +230,6 @@ def sources_in(*folders: Path) -> list[Path]:
 
 def file_flags(source: Path) -> list[str]:
     """Return a source's own flags: what it asks for in its first 20 lines on x86-64."""
-    if (ROOT / "tests") in source.parents:
-        return ["-O0"]  # what tests do is soon done; compiling them is not
     if platform.machine() not in ("x86_64", "AMD64"):
         return []
     with source.open(encoding="utf-8") as lines:
@@ -223,29 +244,38 @@ def escape(path: Path | str) -> str:
     return re.sub(r"([$ :])", r"$\1", str(path))
 
 
-def ninja_lines(target: Target, compiler: str) -> Iterator[str]:
-    """Yield the lines of build.ninja."""
+def object_path(target: Target, source: Path) -> str:
+    """Return where a source's object file is, for build.ninja."""
+    relative = source.relative_to(ROOT).with_suffix(".o")
+    return escape(target.build_dir / "obj" / relative)
+
+
+def ninja_lines(targets: Sequence[Target], compiler: str) -> Iterator[str]:
+    """Yield the lines of build.ninja, for targets of one build_dir."""
     yield f"cxx = {compiler}"
-    yield f"flags = {' '.join(target.compile_flags)}"
     yield "rule compile"
-    yield "  command = $cxx -MMD -MF $out.d $flags $file_flags -c $in -o $out"
+    yield "  command = $cxx -MMD -MF $out.d $flags -c $in -o $out"
     yield "  depfile = $out.d"
     yield "  deps = gcc"
     yield "  description = compile $in"
     yield "rule link"
     # Written beside and moved, so that a process that has the old file mapped keeps it.
-    yield (
-        f"  command = $cxx {' '.join(target.link_flags)} -o $out.new $in "
-        f"{' '.join(target.libraries)} && mv -f $out.new $out"
-    )
+    yield "  command = $cxx $flags -o $out.new $in $libraries && mv -f $out.new $out"
     yield "  description = link $out"
-    objects = []
-    for source in target.sources:
-        built = target.build_dir / "obj" / source.relative_to(ROOT).with_suffix(".o")
-        objects.append(escape(built))
-        yield f"build {escape(built)}: compile {escape(source)}"
-        yield f"  file_flags = {' '.join(file_flags(source))}"
-    yield f"build {escape(target.output)}: link {' '.join(objects)}"
+    said = set()
+    for target in targets:
+        linked = []
+        for group in target.objects:
+            for source in group.sources:
+                built = object_path(target, source)
+                linked.append(built)
+                if built not in said:
+                    said.add(built)
+                    yield f"build {built}: compile {escape(source)}"
+                    yield f"  flags = {' '.join(group.flags + file_flags(source))}"
+        yield f"build {escape(target.output)}: link {' '.join(linked)}"
+        yield f"  flags = {' '.join(target.link_flags)}"
+        yield f"  libraries = {' '.join(target.libraries)}"
 
 
 @contextmanager
@@ -280,22 +310,23 @@ def write_if_changed(path: Path, lines: Iterable[str]) -> None:
         path.write_text(text, encoding="utf-8")
 
 
-def run_ninja(target: Target) -> None:
-    """Build one target with as many jobs as there are cores (or MAX_JOBS).
+def run_ninja(*targets: Target) -> None:
+    """Build targets of one build_dir with as many jobs as cores (or MAX_JOBS).
 
     Raises:
         BuildError: a compiler or linker failed; its messages are on the screen.
     """
     compiler, ninja = find_compiler(), find_ninja()
     jobs = os.environ.get("MAX_JOBS") or str(len(os.sched_getaffinity(0)))
-    with locked(target.build_dir):
-        target.output.parent.mkdir(parents=True, exist_ok=True)
-        write_if_changed(
-            target.build_dir / "build.ninja", ninja_lines(target, compiler)
-        )
-        command = [ninja, "-C", str(target.build_dir), "-j", jobs, "--quiet"]
+    folder = targets[0].build_dir
+    with locked(folder):
+        for target in targets:
+            target.output.parent.mkdir(parents=True, exist_ok=True)
+        write_if_changed(folder / "build.ninja", ninja_lines(targets, compiler))
+        command = [ninja, "-C", str(folder), "-j", jobs, "--quiet"]
         if subprocess.run(command, check=False).returncode != 0:
-            raise BuildError(f"building {target.output.name} failed, see above")
+            names = ", ".join(target.output.name for target in targets)
+            raise BuildError(f"building {names} failed, see above")
 
 
 def build_extension(package_dir: Path) -> list[Path]:
@@ -306,12 +337,12 @@ def build_extension(package_dir: Path) -> list[Path]:
     """
     torch = find_torch()
     suffix = sysconfig.get_config_var("EXT_SUFFIX")
+    # The slowest files to compile come first, so that none is left at the end.
     targets = [
-        extension_target(package_dir / f"_core{suffix}", torch),
         backends_target(package_dir / f"_c10d{suffix}", torch),
+        extension_target(package_dir / f"_core{suffix}", torch),
     ]
-    for target in targets:
-        run_ninja(target)
+    run_ninja(*targets)
     info = [
         "# Copyright (c) 2026 The torch_cpudist authors.",
         "# SPDX-License-Identifier: BSD-3-Clause",

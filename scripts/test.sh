@@ -49,7 +49,8 @@ check "tidy" python scripts/tidy.py
 check "native tests" native_tests
 check "native tests, ASan+UBSan" native_tests --sanitize address,undefined
 check "native tests, TSan" native_tests --sanitize thread
-check "pytest" python -m pytest -q
+# Two at a time: most tests wait, and the slow ones come first. A file stays together.
+check "pytest" python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
 
 printf '\n'
 printf '%s\n' "${TABLE[@]}"

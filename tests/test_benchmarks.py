@@ -238,14 +238,12 @@ def test_a_peer_that_cannot_be_imported_says_why_and_how_to_have_it() -> None:
     assert launch.missing_reason(replace(spec, requires=("json",))) is None
 
 
-def test_two_trainers_train_the_same_steps_and_report(
-    small_data: Path, tmp_path: Path
-) -> None:
+def test_two_trainers_learn_and_report(small_data: Path, tmp_path: Path) -> None:
     spec = PeerSpec("torch_single", "", "plain")
-    job = make_job(tmp_path, small_data, trainers=2, steps=0, seconds=0.3)
+    job = make_job(tmp_path, small_data, trainers=2, steps=60)
     reports = launch.launch(spec, job)
     assert [r["rank"] for r in reports] == [0, 1]
-    assert all(r["steps"] > 3 for r in reports)
+    assert all(r["steps"] == 60 for r in reports)
     assert all(0 < r["cpu_s"] < 10 * r["seconds"] for r in reports)
     assert all(r["bytes"] == 0 for r in reports)
     assert report.check(reports, least_quality=0.51) == []
@@ -262,6 +260,15 @@ def test_a_trainer_that_never_comes_to_the_gate_is_named(tmp_path: Path) -> None
     Gate.create(job)
     with pytest.raises(DeadlineError, match=r"never came: \[1\]"):
         Gate(job, 0).meet()
+
+
+def test_all_trainers_see_the_last_step_that_one_names(tmp_path: Path) -> None:
+    job = make_job(tmp_path, tmp_path, trainers=2, steps=0)
+    Gate.create(job)
+    first, second = Gate(job, 0), Gate(job, 1)
+    assert second.last_step() == 0
+    first.stop_after(7)
+    assert second.last_step() == first.last_step() > 7
 
 
 def test_a_deadline_ends_a_launch_with_its_grandchildren(

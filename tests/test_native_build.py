@@ -84,7 +84,8 @@ def make_target(root: Path) -> native_build.Target:
     sources = [root / "main.cpp", root / "part.cpp"]
     flags = [*native_build.COMMON, *native_build.WARNINGS, f"-I{root}"]
     build = root / "build"
-    return native_build.Target(build, build / "program", sources, flags, [], [])
+    objects = [native_build.Objects(sources, flags)]
+    return native_build.Target(build, build / "program", objects, [], [])
 
 
 def test_rebuild_compiles_only_what_a_header_touches(
