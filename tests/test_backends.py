@@ -5,9 +5,9 @@
 from __future__ import annotations
 
 import importlib.metadata
-import os
 import sys
 import time
+import tomllib
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -166,7 +166,9 @@ def packages(monkeypatch, tmp_path):
 
     distribution("impi-rt")
     monkeypatch.setattr(importlib.metadata, "distribution", distribution)
-    monkeypatch.setattr(importlib.metadata, "version", lambda n: distribution(n).version)
+    monkeypatch.setattr(
+        importlib.metadata, "version", lambda n: distribution(n).version
+    )
     monkeypatch.delenv("CCL_OFI_LIBRARY_PATH", raising=False)
     return have
 
@@ -194,13 +196,19 @@ def test_what_is_missing_of_the_runtime_is_said(packages, name, entry, says):
         packages[name] = entry
     with pytest.raises(cpudist.BackendUnavailableError, match=says) as caught:
         ccl_runtime.find()
-    assert "pip install 'torch-cpudist[ccl]'" in str(caught.value)
+    assert "pip install oneccl-cpu==2021.16.2 oneccl-cpu-devel" in str(caught.value)
 
 
 def test_a_missing_libfabric_is_said(packages, tmp_path):
     (tmp_path / "lib/libfabric.so.1").unlink()
     with pytest.raises(cpudist.BackendUnavailableError, match="impi-rt"):
         ccl_runtime.find()
+
+
+def test_the_extra_is_what_messages_say():
+    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())
+    extra = project["project"]["optional-dependencies"]["ccl"]
+    assert [line.partition(";")[0].strip() for line in extra] == [*ccl_runtime.PINS]
 
 
 def runtime(tmp_path):
@@ -210,7 +218,7 @@ def runtime(tmp_path):
 def test_a_cache_of_others_is_refused(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     (tmp_path / "torch_cpudist").mkdir()
-    os.chmod(tmp_path / "torch_cpudist", 0o777)
+    (tmp_path / "torch_cpudist").chmod(0o777)
     with pytest.raises(cpudist.BackendUnavailableError, match="somebody else"):
         ccl_runtime.shim(runtime(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", "/proc/none")

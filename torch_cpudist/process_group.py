@@ -67,9 +67,8 @@ class TrainerGroup:
             timeout=timedelta(milliseconds=environment.round_deadline_ms),
         )
         self._made = True
-        logger.info(
-            "backend %s (%s), %d trainers", *(chosen.spec, chosen.why, len(layout.trainers))
-        )
+        count = len(layout.trainers)
+        logger.info("backend %s (%s), %d trainers", chosen.spec, chosen.why, count)
         self._check_existing(environment, layout)  # mpirun numbers ranks by itself
         return dist.group.WORLD
 

@@ -8,7 +8,6 @@ and all groups share one thread that calls it.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import logging
 import os
@@ -16,13 +15,14 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
+from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore
+from torch._C._distributed_c10d import DebugLevel, PrefixStore, get_debug_level
 
 from torch_cpudist import host
 from torch_cpudist.backends import ccl_runtime
@@ -37,8 +37,9 @@ from torch_cpudist.log import logger
 from torch_cpudist.rendezvous import Rendezvous
 
 NAME = "ccl"
-# What libfabric's shared memory leaves behind when its process is killed.
+# What oneCCL's processes leave in shared memory, however they end.
 _LEFT = re.compile(r"(\d+):\d+:\d+")
+_SHARED = Path("/dev/shm")  # noqa: S108
 # A file younger than this may be of a process that this one cannot see.
 _LEFT_S = 60.0
 _MAX_ID = 2**30
@@ -147,25 +148,30 @@ def _is_over(pid: int) -> bool:
     return False
 
 
-def remove_left_files(folder: Path = Path("/dev/shm")) -> int:  # noqa: S108
+def _remove(folder: Path, is_left: Callable[[int, float], bool]) -> int:
+    """Removes this user's files of processes of which ``is_left(pid, age_s)``."""
+    removed = 0
+    with contextlib.suppress(OSError):
+        for file in folder.iterdir():
+            named = _LEFT.fullmatch(file.name)
+            if named is None:
+                continue
+            with contextlib.suppress(OSError):
+                found = file.stat()
+                age_s = time.time() - found.st_mtime
+                if found.st_uid == os.getuid() and is_left(int(named[1]), age_s):
+                    file.unlink()
+                    removed += 1
+    return removed
+
+
+def remove_left_files(folder: Path = _SHARED) -> int:
     """Removes what oneCCL's processes left in shared memory when they were killed.
 
     Returns:
         How many files.
     """
-    removed = 0
-    with contextlib.suppress(OSError):
-        for file in folder.iterdir():
-            named = _LEFT.fullmatch(file.name)
-            if named is None or not _is_over(int(named[1])):
-                continue
-            with contextlib.suppress(OSError):
-                found = file.stat()
-                old = time.time() - found.st_mtime > _LEFT_S
-                if old and found.st_uid == os.getuid():
-                    file.unlink()
-                    removed += 1
-    return removed
+    return _remove(folder, lambda pid, age_s: age_s > _LEFT_S and _is_over(pid))
 
 
 class _Engines:
@@ -174,10 +180,14 @@ class _Engines:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._engine: Any = None
+        self._peers: set[int] = set()  # processes of this host
 
-    def take(self, rank: int, members: Sequence[Member], shim: Path) -> Any:
+    def take(
+        self, rank: int, members: Sequence[Member], shim: Path, peers: Sequence[int]
+    ) -> Any:
         """The engine; starts oneCCL if this is the process's first group."""
         with self._lock:
+            self._peers.update(peers)
             if self._engine is None:
                 remove_left_files()
                 _set_environment(settings(rank, members))
@@ -187,8 +197,15 @@ class _Engines:
                     raise BackendUnavailableError(
                         f"ccl: oneCCL ({shim}): {error}"
                     ) from error
-                atexit.register(self._engine.stop)
+                # Unlike atexit, also at the end of multiprocessing's children.
+                Finalize(None, self._end, exitpriority=0)
             return self._engine
+
+    def _end(self) -> None:
+        """Ends the engine, and what oneCCL leaves of this process and of dead peers."""
+        self._engine.stop()
+        own, peers = os.getpid(), self._peers
+        _remove(_SHARED, lambda pid, _: pid == own or (pid in peers and _is_over(pid)))
 
 
 _engines = _Engines()
@@ -220,7 +237,6 @@ def create(options: Any, backend_options: Any) -> Any:
     shim = ccl_runtime.shim(runtime)
     rank = options.group_rank
     members, number = _meet(options, runtime.release)
-    engine = _engines.take(rank, members, shim)
     own = members[rank]
     peers = [
         (m.rank, int(m.agreed["pid"]), int(m.agreed["started"]))
@@ -229,6 +245,7 @@ def create(options: Any, backend_options: Any) -> Any:
         and m.host_id == own.host_id
         and m.agreed["namespace"] == own.agreed["namespace"]
     ]
+    engine = _engines.take(rank, members, shim, [pid for _, pid, _ in peers])
     return module.create_ccl(
         engine=engine,
         store=PrefixStore(f"{NAME}/{number}", options.store),
@@ -238,7 +255,7 @@ def create(options: Any, backend_options: Any) -> Any:
         timeout_ms=max(1, int(options.timeout / timedelta(milliseconds=1))),
         peers=peers,
         checks=logger.isEnabledFor(logging.DEBUG)
-        or dist.get_debug_level() == dist.DebugLevel.DETAIL,
+        or get_debug_level() == DebugLevel.DETAIL,
     )
 
 

@@ -26,9 +26,15 @@ from torch_cpudist.errors import BackendUnavailableError
 from torch_cpudist.log import logger
 
 _PACKAGE, _HEADERS, _FABRIC = "oneccl-cpu", "oneccl-cpu-devel", "impi-rt"
+# What the extra `ccl` of this package installs.
+PINS = (
+    f"{_PACKAGE}==2021.16.2",
+    f"{_HEADERS}==2021.16.2",
+    f"{_FABRIC}>=2021.16,<2021.19",
+)
 _INSTALL = (
-    "Run: pip install 'torch-cpudist[ccl]' (which pins releases that work), or choose "
-    "another CPUDIST_BACKEND: shm, gloo or auto"
+    f"Run: pip install {' '.join(PINS[:2])} '{PINS[2]}' (the extra ccl of this "
+    "package), or set CPUDIST_BACKEND=auto, shm or gloo"
 )
 # Later ones need a library that only the package for GPUs has, or one that no package
 # has; earlier ones pin another libfabric.

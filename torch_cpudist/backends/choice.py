@@ -47,9 +47,9 @@ def shm_loads() -> bool:
 
 def _check_nccl() -> None:
     if not (torch.cuda.is_available() and dist.is_nccl_available()):
-        lacks = "no CUDA device" if dist.is_nccl_available() else "no NCCL in this torch"
+        lacks = "CUDA device" if dist.is_nccl_available() else "NCCL in this torch"
         raise BackendUnavailableError(
-            f"CPUDIST_BACKEND=nccl: there is {lacks}. It needs a CUDA device per rank "
+            f"CPUDIST_BACKEND=nccl: there is no {lacks}. It needs a CUDA device per rank "
             "and a torch that is built for CUDA; for CPUs set CPUDIST_BACKEND=auto, "
             "shm, ccl or gloo."
         )
