@@ -199,6 +199,7 @@ def tests_target(sanitize: str | None) -> Target:
     build_dir = ROOT / "build" / variant
     folders = [csrc / "kernels", csrc / "core", csrc / "backends/shm"]
     sources = sources_in(native, *folders)
+    sources += [csrc / f"backends/ccl/{name}.cpp" for name in ("engine", "group")]
     return Target(build_dir, build_dir / "native_tests", sources, flags, link, [])
 
 

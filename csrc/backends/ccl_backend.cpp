@@ -9,6 +9,7 @@
 
 #include "backends/backends.h"
 #include "backends/ccl/backend.h"
+#include "backends/ccl/library.h"
 
 namespace cpudist::backends {
 
@@ -58,7 +59,10 @@ c10::intrusive_ptr<c10d::Backend> create(std::shared_ptr<ccl::Engine> engine,
 void bind_ccl(py::module_& module) {
   using Released = py::call_guard<py::gil_scoped_release>;
   py::class_<ccl::Engine, std::shared_ptr<ccl::Engine>>(module, "CclEngine")
-      .def(py::init<const std::string&>(), py::arg("library"), Released())
+      .def(py::init([](const std::string& library) {
+             return std::make_shared<ccl::Engine>(ccl::load(library));
+           }),
+           py::arg("library"), Released())
       .def_property_readonly("release",
                              [](const ccl::Engine& engine) { return engine.calls().release(); })
       .def("stop", &ccl::Engine::stop, Released());

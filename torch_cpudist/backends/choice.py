@@ -49,9 +49,9 @@ def _check_nccl() -> None:
     if not (torch.cuda.is_available() and dist.is_nccl_available()):
         lacks = "CUDA device" if dist.is_nccl_available() else "NCCL in this torch"
         raise BackendUnavailableError(
-            f"CPUDIST_BACKEND=nccl: there is no {lacks}. It needs a CUDA device per rank "
-            "and a torch that is built for CUDA; for CPUs set CPUDIST_BACKEND=auto, "
-            "shm, ccl or gloo."
+            f"CPUDIST_BACKEND=nccl: there is no {lacks}. It needs a CUDA device per "
+            "rank and a torch that is built for CUDA; for CPUs set "
+            "CPUDIST_BACKEND=auto, shm, ccl or gloo."
         )
 
 

@@ -10,6 +10,13 @@
 
 namespace cpudist::backends::ccl {
 
+namespace {
+
+// Of "ccl:", with which names begin in a profile.
+constexpr size_t kTitle = 4;
+
+}  // namespace
+
 CclBackend::CclBackend(std::shared_ptr<Engine> engine, GroupOptions options, bool checks)
     : Backend(options.rank, options.size),
       engine_(std::move(engine)),
@@ -21,8 +28,18 @@ CclBackend::CclBackend(std::shared_ptr<Engine> engine, GroupOptions options, boo
 
 CclBackend::~CclBackend() { close(); }
 
+std::shared_ptr<Group> CclBackend::group() const {
+  const std::lock_guard lock(group_mutex_);
+  return group_;
+}
+
 void CclBackend::close() {
-  if (group_) engine_->close(std::exchange(group_, nullptr));
+  std::shared_ptr<Group> closed;
+  {
+    const std::lock_guard lock(group_mutex_);
+    closed.swap(group_);
+  }
+  if (closed) engine_->close(std::move(closed));
 }
 
 c10::intrusive_ptr<c10d::Backend::Options> CclBackend::getBackendOptions() {
@@ -31,7 +48,8 @@ c10::intrusive_ptr<c10d::Backend::Options> CclBackend::getBackendOptions() {
 
 CclBackend::Work CclBackend::launch(c10d::OpType type, const char* name, Milliseconds timeout,
                                     std::vector<Part> parts, Tensors outputs) {
-  TORCH_CHECK(group_ != nullptr, "ccl: ", name, " in a group that was destroyed");
+  const std::shared_ptr<Group> group = this->group();
+  TORCH_CHECK(group != nullptr, name, " in a group that was destroyed");
   if (timeout <= Milliseconds(0)) timeout = Milliseconds(timeout_ms_);
   ++sequence_;
   auto work =
@@ -39,8 +57,9 @@ CclBackend::Work CclBackend::launch(c10d::OpType type, const char* name, Millise
   const auto deadline = Clock::now() + timeout;
   for (Part& part : parts) {
     Operation operation;
-    operation.group = group_;
+    operation.group = group;
     operation.name = name;
+    operation.name.erase(0, kTitle);
     operation.deadline = deadline;
     operation.start = [engine = engine_.get(), start = std::move(part.start)](void* communicator) {
       return start(engine->calls(), communicator);
@@ -67,21 +86,24 @@ namespace {
 // As many numbers in all members, whatever they call.
 constexpr size_t kFixed = 5;
 
-std::string describe(const int64_t* numbers, const std::vector<const char*>& names) {
-  std::ostringstream text;
-  const auto kind = static_cast<size_t>(numbers[0]);
-  text << (kind < names.size() ? names[kind] : "unknown") << " of " << numbers[4] << " bytes";
-  if (numbers[2] >= 0) text << ", dtype " << numbers[2] << ", reduction " << numbers[1];
-  if (numbers[3] >= 0) text << ", root " << numbers[3];
-  return text.str();
+const std::vector<const char*>& names() {
+  static const std::vector<const char*> kNames = {"all_reduce", "reduce",         "broadcast",
+                                                  "all_gather", "reduce_scatter", "all_to_all",
+                                                  "gather",     "scatter",        "barrier"};
+  return kNames;
 }
 
-const std::vector<const char*>& names() {
-  static const std::vector<const char*> kNames = {
-      "all_reduce",          "reduce", "broadcast", "all_gather", "reduce_scatter",
-      "all_to_all",          "gather", "scatter",   "barrier",    "all_gather_single",
-      "all_reduce_coalesced"};
-  return kNames;
+std::string describe(const int64_t* numbers) {
+  std::ostringstream text;
+  const auto kind = static_cast<size_t>(numbers[0]);
+  text << (kind < names().size() ? names()[kind] : "another collective");
+  text << " of " << numbers[4] << " bytes";
+  if (numbers[2] >= 0) {
+    text << " of " << c10::toString(static_cast<c10::ScalarType>(numbers[2])) << ", "
+         << name_of(static_cast<c10d::ReduceOp::RedOpType>(numbers[1]));
+  }
+  if (numbers[3] >= 0) text << ", root " << numbers[3];
+  return text.str();
 }
 
 int64_t kind_of(const std::string& name) {
@@ -105,7 +127,7 @@ void CclBackend::check(const Signature& own) {
   std::copy(own.in_bytes.begin(), own.in_bytes.end(), numbers + kFixed);
   std::copy(own.out_bytes.begin(), own.out_bytes.end(), numbers + kFixed + size);
   const at::Tensor all = at::empty({getSize(), static_cast<int64_t>(width)}, mine.options());
-  launch(c10d::OpType::_ALLGATHER_BASE, "comparing calls", c10d::kUnsetTimeout,
+  launch(c10d::OpType::_ALLGATHER_BASE, "ccl:comparing calls", c10d::kUnsetTimeout,
          {gather_equal(all, mine)}, {all})
       ->wait();
   const auto* told = all.const_data_ptr<int64_t>();
@@ -117,8 +139,7 @@ void CclBackend::check(const Signature& own) {
                       other[kFixed + size + me] == numbers[kFixed + rank];
     if (equal && fits) continue;
     TORCH_CHECK_VALUE(false, "ccl: ranks disagree about what they call: rank ", me, " calls ",
-                      describe(numbers, names()), "; rank ", rank, " calls ",
-                      describe(other, names()),
+                      describe(numbers), "; rank ", rank, " calls ", describe(other),
                       equal ? ", and one sends what the other does not expect" : "");
   }
 }

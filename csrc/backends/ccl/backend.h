@@ -8,6 +8,7 @@
 #include <chrono>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <vector>
@@ -89,6 +90,8 @@ class CclBackend final : public c10d::Backend {
  private:
   Work launch(c10d::OpType type, const char* name, Milliseconds timeout, std::vector<Part> parts,
               Tensors outputs);
+  // Null once it was closed.
+  std::shared_ptr<Group> group() const;
   void close();
   // Throws what the members disagree about.
   void check(const Signature& own);
@@ -102,6 +105,7 @@ class CclBackend final : public c10d::Backend {
   void check_root(int64_t root) const;
 
   std::shared_ptr<Engine> engine_;
+  mutable std::mutex group_mutex_;
   std::shared_ptr<Group> group_;
   std::atomic<int64_t> timeout_ms_;
   std::atomic<uint64_t> sequence_{0};
@@ -125,6 +129,7 @@ Wire wire_of(const at::Tensor& tensor, const c10d::ReduceOp& op, const char* nam
 // Copies a buffer that is not the tensor's own to the tensor.
 void write_back(const Wire& wire, const at::Tensor& tensor);
 int reduction_of(const at::Tensor& tensor, const c10d::ReduceOp& op, const char* name);
+const char* name_of(c10d::ReduceOp::RedOpType op);
 // Divides sums, if an average is asked for.
 void average(const at::Tensor& sums, const c10d::ReduceOp& op, int size);
 // The one tensor of a list.

@@ -41,8 +41,8 @@ std::string seconds_text(milliseconds time) {
 
 }  // namespace
 
-Engine::Engine(const std::string& library)
-    : library_(library), pid_(getpid()), progress_(Clock::now()), next_look_(progress_) {
+Engine::Engine(const cpudist_ccl_shim& calls)
+    : calls_(calls), pid_(getpid()), progress_(Clock::now()), next_look_(progress_) {
   thread_ = std::thread([this] { run(); });
 }
 
@@ -66,14 +66,16 @@ void Engine::push(Entry entry) {
 std::shared_ptr<Group> Engine::make(GroupOptions options) {
   const auto timeout = options.timeout;
   const auto deadline = Clock::now() + timeout;
-  auto made = std::make_shared<std::promise<std::shared_ptr<Group>>>();
+  // The group, or what there is instead.
+  using Made = std::pair<std::shared_ptr<Group>, std::string>;
+  auto made = std::make_shared<std::promise<Made>>();
   auto result = made->get_future();
   auto given = std::make_shared<GroupOptions>(std::move(options));
   const auto work = [this, made, given, deadline] {
     try {
-      made->set_value(std::make_shared<Group>(calls(), std::move(*given), deadline));
-    } catch (...) {
-      made->set_exception(std::current_exception());
+      made->set_value({std::make_shared<Group>(calls(), std::move(*given), deadline), ""});
+    } catch (const std::exception& error) {
+      made->set_value({nullptr, error.what()});
     }
   };
   push(Entry{std::nullopt, Job{work, true}});
@@ -81,7 +83,9 @@ std::shared_ptr<Group> Engine::make(GroupOptions options) {
     throw std::runtime_error("ccl: making a group timed out after " + seconds_text(timeout) +
                              ": a member does not take part, or a collective before has not ended");
   }
-  return result.get();
+  auto [group, failure] = result.get();
+  if (group == nullptr) throw std::runtime_error(failure);
+  return group;
 }
 
 void Engine::submit(Operation operation) { push(Entry{std::move(operation), Job{}}); }

@@ -18,7 +18,7 @@
 #include <thread>
 #include <vector>
 
-#include "backends/ccl/library.h"
+#include "backends/ccl/shim/shim.h"
 
 namespace cpudist::backends::ccl {
 
@@ -72,8 +72,8 @@ struct Operation {
 // buffers, which are therefore kept, and members no longer agree on what comes next. Thread-safe.
 class Engine {
  public:
-  // Throws std::runtime_error if oneCCL does not load or start.
-  explicit Engine(const std::string& library);
+  // `calls` stay for as long as the engine does.
+  explicit Engine(const cpudist_ccl_shim& calls);
   ~Engine();
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
@@ -90,7 +90,7 @@ class Engine {
   // Fails what is in flight and ends the thread; later submissions throw. Idempotent.
   void stop();
 
-  const cpudist_ccl_shim& calls() const { return library_.calls(); }
+  const cpudist_ccl_shim& calls() const { return calls_; }
 
  private:
   struct Flight {
@@ -121,7 +121,7 @@ class Engine {
   void close_now(const std::shared_ptr<Group>& group);
   void pause(std::unique_lock<std::mutex>& lock);
 
-  Library library_;
+  const cpudist_ccl_shim& calls_;
   int64_t pid_;
   std::mutex mutex_;
   std::condition_variable wake_;

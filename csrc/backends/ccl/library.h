@@ -10,16 +10,8 @@
 
 namespace cpudist::backends::ccl {
 
-// Loads and starts oneCCL. It stays loaded until the process ends: oneCCL cannot be started twice.
-class Library {
- public:
-  // Throws std::runtime_error if it does not load, is of another version, or does not start.
-  explicit Library(const std::string& path);
-
-  const cpudist_ccl_shim& calls() const { return *calls_; }
-
- private:
-  const cpudist_ccl_shim* calls_;
-};
+// Loads and starts oneCCL, which stays loaded until the process ends: it cannot be started twice.
+// Throws std::runtime_error if it does not load, is of another version, or does not start.
+const cpudist_ccl_shim& load(const std::string& path);
 
 }  // namespace cpudist::backends::ccl

@@ -13,12 +13,6 @@ namespace {
 
 using Op = c10d::ReduceOp::RedOpType;
 
-const char* name_of(Op op) {
-  static constexpr const char* kNames[] = {"SUM",  "AVG", "PRODUCT", "MIN",       "MAX",
-                                           "BAND", "BOR", "BXOR",    "PREMUL_SUM"};
-  return op < std::size(kNames) ? kNames[op] : "unknown";
-}
-
 int dtype_of(const at::Tensor& tensor, const char* name) {
   switch (tensor.scalar_type()) {
     case at::kBool:
@@ -49,6 +43,12 @@ int dtype_of(const at::Tensor& tensor, const char* name) {
 }
 
 }  // namespace
+
+const char* name_of(c10d::ReduceOp::RedOpType op) {
+  static constexpr const char* kNames[] = {"SUM",  "AVG", "PRODUCT", "MIN",       "MAX",
+                                           "BAND", "BOR", "BXOR",    "PREMUL_SUM"};
+  return op < std::size(kNames) ? kNames[op] : "unknown";
+}
 
 const at::Tensor& checked(const at::Tensor& tensor, const char* name) {
   TORCH_CHECK(tensor.layout() == at::kStrided, "ccl: ", name, " of a ", tensor.layout(),
