@@ -6,8 +6,10 @@ from __future__ import annotations
 
 import importlib.metadata
 import sys
+import threading
 import time
 import tomllib
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -272,6 +274,26 @@ def test_the_environment_between_hosts(monkeypatch):
     monkeypatch.delenv("GLOO_SOCKET_IFNAME")
     monkeypatch.delenv("MASTER_ADDR", raising=False)
     assert "FI_TCP_IFACE" not in ccl.settings(2, members)
+
+
+def test_ranks_that_are_threads_are_refused():
+    store, found = dist.HashStore(), []
+
+    def meet(rank):
+        options = SimpleNamespace(
+            store=store, group_rank=rank, group_size=2, timeout=timedelta(seconds=20)
+        )
+        with pytest.raises(cpudist.BackendUnavailableError) as caught:
+            ccl._meet(options, "2021.16.2")
+        found.append(str(caught.value))
+
+    threads = [threading.Thread(target=meet, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert len(found) == 2
+    assert all("a process per rank" in text for text in found)
 
 
 def test_a_transport_that_needs_mpirun_is_refused(monkeypatch):
