@@ -6,6 +6,21 @@ Load it with ``torch_cpudist.backends.load_c10d``, which says what to do where i
 not load.
 """
 
+from collections.abc import Sequence
+from datetime import timedelta
 from typing import Final
 
+import torch
+from torch._C._distributed_c10d import Backend, Store
+
 TORCH_VERSION: Final[str]
+
+def create_shm(
+    store: Store,
+    rank: int,
+    size: int,
+    timeout: timedelta,
+    global_ranks: Sequence[int],
+    host: str,
+) -> Backend: ...
+def shm_empty(backend: Backend, numel: int, dtype: torch.dtype) -> torch.Tensor: ...

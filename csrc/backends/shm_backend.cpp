@@ -4,6 +4,8 @@
 // The collectives of c10d as calls of backend shm, and the functions of the Python module.
 #include "backends/shm_backend.h"
 
+#include <pybind11/chrono.h>
+#include <pybind11/stl.h>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 #include <torch/csrc/utils/pybind.h>
 #include <torch/headeronly/version.h>

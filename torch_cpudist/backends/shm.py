@@ -37,7 +37,12 @@ def create(options: Any, backend_options: Any) -> Any:
         BackendUnavailableError: the compiled backends do not load.
     """
     return load_c10d(NAME).create_shm(
-        options.store, options.group_rank, options.group_size, options.timeout
+        options.store,
+        options.group_rank,
+        options.group_size,
+        options.timeout,
+        options.global_ranks_in_group,
+        "" if backend_options is None else backend_options.host,
     )
 
 
