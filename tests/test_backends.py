@@ -312,6 +312,15 @@ def test_a_transport_that_needs_mpirun_is_refused(monkeypatch):
         ("Timed out waiting 1000ms for recv operation", "OperationTimeoutError"),
         ("ccl: ranks disagree about what they call: ...", "ConfigMismatchError"),
         ("op.preamble.length <= op.nbytes. 8 vs 4", "ConfigMismatchError"),
+        (
+            "backend shm: rank 1 (process 7, alive) did not come to all_reduce within ...",
+            "OperationTimeoutError",
+        ),
+        (
+            "backend shm: rank 1 (process 7, stopped by a signal) did not come to ...",
+            "PeerLostError",
+        ),
+        ("backend shm: ranks call different collectives: ...", "ConfigMismatchError"),
         ("ccl: the process of rank 1, pid 7, has ended", "PeerLostError"),
         ("Connection closed by peer [127.0.0.1]:9", "PeerLostError"),
     ],
