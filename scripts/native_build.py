@@ -33,6 +33,7 @@ RELEASE = ["-O3", "-DNDEBUG"]
 SANITIZERS = {"address,undefined": "asan", "thread": "tsan"}
 LINK = ["-shared", "-pthread", "-Wl,--as-needed", "-Wl,-rpath,$$ORIGIN/../torch/lib"]
 MINIMUM_GCC = 12
+SHIM = "shim"
 LOCK_DEADLINE_S = 900
 INSTALL_COMMANDS = (
     "pip install torch==2.13.0 setuptools ninja && pip install --no-build-isolation ."
@@ -154,9 +155,10 @@ def python_include() -> Path:
 
 
 def core_objects(flags: list[str]) -> Objects:
-    """Describe what knows nothing of torch: kernels, core, shared memory."""
+    """Describe what knows nothing of torch: kernels, core, engines of backends."""
     csrc = ROOT / "csrc"
     sources = sources_in(csrc / "kernels", csrc / "core", csrc / "backends/shm")
+    sources += [csrc / f"backends/ccl/{name}.cpp" for name in ("engine", "group")]
     return Objects(sources, [*COMMON, *WARNINGS, *flags, f"-I{csrc}"])
 
 
@@ -192,7 +194,9 @@ def backends_target(output: Path, torch: Torch) -> Target:
     for folder in (include, include / "torch/csrc/api/include", python_include()):
         flags += ["-isystem", str(folder)]
     core = core_objects(RELEASE)
-    sources = [one for one in sources_in(csrc / "backends") if one not in core.sources]
+    # The shim is compiled where it is used, against the oneCCL that is installed there.
+    others = [one for one in sources_in(csrc / "backends") if one.parent.name != SHIM]
+    sources = [one for one in others if one not in core.sources]
     libraries = [f"-L{torch.root / 'lib'}", "-ltorch_python", "-ltorch"]
     libraries += ["-ltorch_cpu", "-lc10"]
     objects = [Objects(sources, flags), core]
@@ -343,6 +347,10 @@ def build_extension(package_dir: Path) -> list[Path]:
         extension_target(package_dir / f"_core{suffix}", torch),
     ]
     run_ninja(*targets)
+    shim = package_dir / "backends" / "ccl_shim"
+    for source in sorted((ROOT / "csrc/backends/ccl" / SHIM).iterdir()):
+        text = source.read_text(encoding="utf-8")
+        write_if_changed(shim / source.name, text.splitlines())
     info = [
         "# Copyright (c) 2026 The torch_cpudist authors.",
         "# SPDX-License-Identifier: BSD-3-Clause",

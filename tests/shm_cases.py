@@ -35,7 +35,11 @@ LARGE = 2_200_003
 
 
 def _body(
-    fn: Callable[[int, int, Tell], Any], rank: int, size: int, path: str, pipe: Connection
+    fn: Callable[[int, int, Tell], Any],
+    rank: int,
+    size: int,
+    path: str,
+    pipe: Connection,
 ) -> None:
     def tell(kind: str, value: Any) -> None:
         told = {"kind": kind, "value": value, "time_s": time.monotonic()}
@@ -174,9 +178,13 @@ def all_reduces(rank: int, size: int) -> None:
 
 def moves(rank: int, size: int) -> None:
     """All collectives that move elements, and those that also reduce."""
-    for dtype, count in (*itertools.product((torch.float32, torch.bfloat16), COUNTS),
-                         (torch.int64, 7), (torch.complex64, 9), (torch.bool, 5),
-                         (torch.float32, LARGE)):
+    for dtype, count in (
+        *itertools.product((torch.float32, torch.bfloat16), COUNTS),
+        (torch.int64, 7),
+        (torch.complex64, 9),
+        (torch.bool, 5),
+        (torch.float32, LARGE),
+    ):
         floats = dtype not in (torch.complex64, torch.bool)
         parts = [values_of(r, count, torch.float32).to(dtype) for r in range(size)]
         own, what = parts[rank], f"{dtype} {count}"
@@ -223,13 +231,17 @@ def moves(rank: int, size: int) -> None:
 
 def uneven(rank: int, size: int) -> None:
     """Rank r sends (r + q) rows to rank q."""
-    rows = torch.arange(sum(rank + q for q in range(size)) * 2.0).view(-1, 2) + 1000 * rank
+    rows = (
+        torch.arange(sum(rank + q for q in range(size)) * 2.0).view(-1, 2) + 1000 * rank
+    )
     splits = [rank + q for q in range(size)]
     found = torch.empty(sum(splits), 2)
     dist.all_to_all_single(found, rows, splits, splits)
     expected = []
     for r in range(size):
-        of_r = torch.arange(sum(r + q for q in range(size)) * 2.0).view(-1, 2) + 1000 * r
+        of_r = (
+            torch.arange(sum(r + q for q in range(size)) * 2.0).view(-1, 2) + 1000 * r
+        )
         expected.append(of_r.split([r + q for q in range(size)])[rank])
     check(found, torch.cat(expected), "uneven all_to_all_single")
 
@@ -245,7 +257,9 @@ def messages(rank: int, size: int) -> None:
         for work in works:
             work.wait()
         check(found, torch.full((count,), float(source)), "ring")
-    works = [dist.isend(torch.tensor([10 * rank + tag]), to, tag=tag) for tag in range(4)]
+    works = [
+        dist.isend(torch.tensor([10 * rank + tag]), to, tag=tag) for tag in range(4)
+    ]
     for tag in (2, 0, 3, 1):
         found = torch.zeros(1, dtype=torch.int64)
         dist.recv(found, source, tag=tag)
@@ -269,7 +283,9 @@ def messages(rank: int, size: int) -> None:
 
 def outstanding(rank: int, size: int) -> None:
     tensors = [values_of(rank, 10 + 999 * (i % 5), torch.float32) for i in range(50)]
-    parts = [[values_of(r, t.numel(), torch.float32) for r in range(size)] for t in tensors]
+    parts = [
+        [values_of(r, t.numel(), torch.float32) for r in range(size)] for t in tensors
+    ]
     works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
     futures = [work.get_future() for work in works[::7]]
     for work in reversed(works):
@@ -297,7 +313,9 @@ def two_groups(rank: int, size: int) -> None:
             for i in range(100):
                 tensor = torch.full((1 + 37 * (i % 9),), float(factor + i))
                 dist.all_reduce(tensor, group=group)
-                check(tensor, torch.full_like(tensor, float(size * (factor + i))), "group")
+                check(
+                    tensor, torch.full_like(tensor, float(size * (factor + i))), "group"
+                )
         except BaseException as error:
             failures.append(error)
 
@@ -363,7 +381,9 @@ def like_gloo(rank: int, size: int) -> None:
                 optimizer.zero_grad()
                 run(x).square().mean().backward()
                 optimizer.step()
-            whole = [getattr(p, "full_tensor", lambda p=p: p)() for p in model.parameters()]
+            whole = [
+                getattr(p, "full_tensor", lambda p=p: p)() for p in model.parameters()
+            ]
             found[f"{name} {wrapped}"] = [p.detach().clone() for p in whole]
     for wrapped in ("ddp", "fsdp"):
         for a, b in zip(found[f"gloo {wrapped}"], found[f"shm {wrapped}"], strict=True):
@@ -417,7 +437,10 @@ def mismatches(rank: int, size: int, _tell: Tell) -> dict[str, dict[str, str]]:
         "kind",
         lambda g: dist.barrier(g) if odd else dist.broadcast(torch.ones(5), 0, group=g),
     )
-    case("dtype of op", lambda g: dist.all_reduce(torch.ones(5), dist.ReduceOp.BXOR, group=g))
+    case(
+        "dtype of op",
+        lambda g: dist.all_reduce(torch.ones(5), dist.ReduceOp.BXOR, group=g),
+    )
     late = dist.new_group(backend="shm", timeout=timedelta(seconds=0.3))
     if not odd:
         began = time.monotonic()

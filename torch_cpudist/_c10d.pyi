@@ -24,3 +24,23 @@ def create_shm(
     host: str,
 ) -> Backend: ...
 def shm_empty(backend: Backend, numel: int, dtype: torch.dtype) -> torch.Tensor: ...
+
+class CclEngine:
+    """The thread that calls oneCCL, for all groups of a process."""
+
+    def __init__(self, library: str) -> None: ...
+    @property
+    def release(self) -> str: ...
+    def stop(self) -> None: ...
+
+def create_ccl(
+    *,
+    engine: CclEngine,
+    store: Store,
+    rank: int,
+    size: int,
+    id: int,
+    timeout_ms: int,
+    peers: Sequence[tuple[int, int, int]],
+    checks: bool,
+) -> Backend: ...

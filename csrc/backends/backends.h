@@ -11,5 +11,6 @@ namespace cpudist::backends {
 namespace py = pybind11;
 
 void bind_shm(py::module_& module);
+void bind_ccl(py::module_& module);
 
 }  // namespace cpudist::backends
