@@ -6,6 +6,12 @@ Load it with ``torch_cpudist.backends.load_c10d``, which says what to do where i
 not load.
 """
 
-from typing import Final
+from typing import Any, Final
 
 TORCH_VERSION: Final[str]
+
+def make_rank_transport(backend: Any) -> object:
+    """A capsule for ``_core.RankNetwork`` over any backend, a ``dist.Backend``.
+
+    Uses tag 0 of its send and recv; nothing else may use these meanwhile.
+    """

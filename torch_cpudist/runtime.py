@@ -20,6 +20,7 @@ from torch_cpudist import (
     files,
     host,
     log,
+    rank_network,
     separate_groups,
 )
 from torch_cpudist.context import Context
@@ -255,6 +256,7 @@ def init(
     made = _explicit(made, rank, world_size, store, network)
     log.setup(made.log, f"rank {made.rank}")
     made = _with_arguments(made, servers, role, server)
+    rank_network.check(made, network is not None)
     opened = _join(made, store, network, timeout_s)
     context.set_current(opened)
     return opened
