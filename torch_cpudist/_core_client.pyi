@@ -4,7 +4,12 @@
 
 from collections.abc import Callable, Sequence
 
-from torch_cpudist._core import InprocNetwork, OptimizerConfig, ParamSetLayout, RankNetwork
+from torch_cpudist._core import (
+    InprocNetwork,
+    OptimizerConfig,
+    ParamSetLayout,
+    RankNetwork,
+)
 
 class Client:
     """A trainer's end of every server. Thread safety: any thread.

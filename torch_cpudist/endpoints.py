@@ -136,6 +136,21 @@ def _listen(
     return addresses
 
 
+def _open_ranks(
+    environment: Environment, layout: Layout, rendezvous: Rendezvous
+) -> _core.RankNetwork | None:
+    """The links over a collective backend, if these are asked for. Collective."""
+    if environment.transport != "c10d" or len(layout.hosts) == 1:
+        return None
+    return rank_network.open_network(
+        environment,
+        layout,
+        rendezvous.group_store("transport"),
+        rendezvous.remaining_s(),
+        own_address(environment, layout),
+    )
+
+
 def reachable(addresses: list[str], same_host: bool) -> list[str]:
     """Drops unix sockets of other hosts: an equal name there is another process."""
     return [a for a in addresses if same_host or not a.startswith("unix:")]
@@ -168,14 +183,7 @@ def start(
     links = network
     own: str | None = None
     try:
-        if environment.transport == "c10d" and not alone:
-            made.ranks = rank_network.open_network(
-                environment,
-                layout,
-                rendezvous.group_store("transport"),
-                rendezvous.remaining_s(),
-                own_address(environment, layout),
-            )
+        made.ranks = _open_ranks(environment, layout, rendezvous)
         if rank in layout.servers:
             made.server = _start_server(environment, layout, rendezvous)
             if network is None and rank in layout.trainers:
