@@ -87,10 +87,11 @@ VARIABLES = {
     ),
     "BACKEND": (
         "",
-        '`"auto"`, `"gloo"`',
+        '`"auto"`, `"gloo"`, `"shm"`, `"ccl"`, `"nccl"`, `"mpi"`',
         "",
         "",
-        "collective backend of torch.distributed's default group: `auto` is `gloo`",
+        "collective backend of torch.distributed's default group and of collective "
+        "strategies, see backends.md; a named one never falls back",
     ),
     "TRANSPORT": (
         "",

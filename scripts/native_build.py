@@ -32,6 +32,7 @@ COMMON = ["-fPIC", "-std=c++20", "-ffp-contract=off", "-fvisibility=hidden", "-p
 SANITIZERS = {"address,undefined": "asan", "thread": "tsan"}
 LINK = ["-shared", "-pthread", "-Wl,--as-needed", "-Wl,-rpath,$$ORIGIN/../torch/lib"]
 MINIMUM_GCC = 12
+SHIM = "shim"
 LOCK_DEADLINE_S = 900
 INSTALL_COMMANDS = (
     "pip install torch==2.13.0 setuptools ninja && pip install --no-build-isolation ."
@@ -175,7 +176,8 @@ def backends_target(output: Path, torch: Torch) -> Target:
     libraries = [f"-L{torch.root / 'lib'}", "-ltorch_python", "-ltorch"]
     libraries += ["-ltorch_cpu", "-lc10"]
     tag = f"backends-{sysconfig.get_config_var('SOABI')}"
-    sources = sources_in(csrc / "backends")
+    # The shim is compiled where it is used, against the oneCCL that is installed there.
+    sources = [p for p in sources_in(csrc / "backends") if p.parent.name != SHIM]
     return Target(ROOT / "build" / tag, output, sources, flags, LINK, libraries)
 
 
@@ -197,6 +199,7 @@ def tests_target(sanitize: str | None) -> Target:
     build_dir = ROOT / "build" / variant
     folders = [csrc / "kernels", csrc / "core", csrc / "backends/shm"]
     sources = sources_in(native, *folders)
+    sources += [csrc / f"backends/ccl/{name}.cpp" for name in ("engine", "group")]
     return Target(build_dir, build_dir / "native_tests", sources, flags, link, [])
 
 
@@ -312,6 +315,10 @@ def build_extension(package_dir: Path) -> list[Path]:
     ]
     for target in targets:
         run_ninja(target)
+    shim = package_dir / "backends" / "ccl_shim"
+    for source in sorted((ROOT / "csrc/backends/ccl" / SHIM).iterdir()):
+        text = source.read_text(encoding="utf-8")
+        write_if_changed(shim / source.name, text.splitlines())
     info = [
         "# Copyright (c) 2026 The torch_cpudist authors.",
         "# SPDX-License-Identifier: BSD-3-Clause",

@@ -79,7 +79,7 @@ def _torch_threads(given: Given) -> Any:
         return torch.get_num_threads()
 
 
-@variable("BACKEND", plain="gloo", changed="ccl")
+@variable("BACKEND", plain="gloo", changed="mpi")
 def _default_group(given: Given) -> Any:
     with (
         contextlib.suppress(cpudist.BackendUnavailableError),

@@ -30,10 +30,14 @@ if TYPE_CHECKING:
 # A wait looks up after so long: for signals, and for trainers that will not come.
 _SLICE_S = 0.5
 _CPU = torch.device("cpu")
+# How backends say that trainers sent different sizes, or called different things.
+_MISMATCHES = ("disagree", "op.preamble.length", "mismatch")
+# Their groups do not wait, when they are destroyed, for what is unfinished.
+_CLOSES_AT_ONCE = ("shm", "ccl")
 
 
 class CollectiveGroup:
-    """Collectives of gloo among all trainers, in a group of their own.
+    """Collectives among all trainers, in a group of their own.
 
     Of its own, so that what a script sends over torch.distributed's default group
     cannot come between. Every trainer makes the same calls in the same order; a world
@@ -48,7 +52,8 @@ class CollectiveGroup:
             owner: the strategy that needs it, for messages.
 
         Raises:
-            BackendUnavailableError: the trainers have no torch.distributed group.
+            BackendUnavailableError: the trainers have no torch.distributed group, or
+                one of a backend that does not take CPU tensors.
             ConfigurationError: they are in jobs of their own.
         """
         self.rank = context.trainer_rank
@@ -56,10 +61,11 @@ class CollectiveGroup:
         self._owner = owner
         self._deadline_s = context.environment.round_deadline_ms / 1000
         self._server = context.server
+        self._backend = context.backend
         self.barriers = 0  # that this trainer has come to
         self._group: dist.ProcessGroup | None = None
         self._pending: list[dist.Work] = []
-        self.sent_bytes = 0  # what gloo's ring makes of what is summed and gathered
+        self.sent_bytes = 0  # what a ring makes of what is summed and gathered
         if context.environment.group is not None:
             raise ConfigurationError(
                 f"{owner} averages over torch.distributed, whose group is that of one "
@@ -74,8 +80,13 @@ class CollectiveGroup:
                 "no group of: they are threads over an in-process network. Start each "
                 "as a process, with torchrun or testing.ProcessRanks."
             )
+        if self._backend == "nccl":
+            raise BackendUnavailableError(
+                f"{owner} averages parameters on CPUs, but CPUDIST_BACKEND=nccl only "
+                "sums on CUDA devices. Set CPUDIST_BACKEND=auto, shm, ccl or gloo."
+            )
         self._group = dist.new_group(
-            backend="gloo", timeout=timedelta(seconds=self._deadline_s)
+            backend=self._backend, timeout=timedelta(seconds=self._deadline_s)
         )
         self._store: Store = distributed_c10d._get_default_store()
         self._prefix = f"cpudist/{self._group.group_name}"
@@ -94,7 +105,7 @@ class CollectiveGroup:
         """Begins to replace ``tensor`` by its sum over all trainers, in all the same.
 
         Raises:
-            PeerLostError: gloo reports a broken connection.
+            PeerLostError: the backend reports a lost trainer.
         """
         try:
             work: dist.Work = dist.all_reduce(tensor, group=self._group, async_op=True)
@@ -112,7 +123,8 @@ class CollectiveGroup:
             what: what it is for, for messages.
 
         Raises:
-            PeerLostError: gloo reports a broken connection, or another trainer did.
+            PeerLostError: the backend reports a lost trainer, or another trainer did.
+            ConfigMismatchError: trainers called different collectives.
             OperationTimeoutError: a trainer has left, or did not get there within
                 ``CPUDIST_ROUND_DEADLINE_MS``.
         """
@@ -246,6 +258,11 @@ class CollectiveGroup:
         text = str(error).splitlines()[0].partition(" This is typically")[0]
         if "imed out" in text:
             return self._late("a collective")
+        if any(words in text for words in _MISMATCHES):
+            return ConfigMismatchError(
+                f"{self._owner}: trainers called different collectives: {text} Take "
+                "the same steps with the same model on all."
+            )
         found = f"trainer {self.rank} lost its connection to another trainer: {text}"
         try:
             self._store.set(self._key("failed", self.rank), found)
@@ -258,7 +275,8 @@ class CollectiveGroup:
         group, self._group = self._group, None
         if group is None or not dist.is_initialized():
             return
-        if all(work.is_completed() for work in self._pending):
+        finished = all(work.is_completed() for work in self._pending)
+        if finished or self._backend in _CLOSES_AT_ONCE:
             dist.destroy_process_group(group)
         else:
             # gloo's destructor waits for what is unfinished, until its timeout: one

@@ -65,6 +65,7 @@ class Context:
         server_count: servers of the run.
         shard_id: which server this rank is; -1 if it is none.
         process_group: torch's default group over the trainers, if this process has one.
+        backend: of the groups that collective strategies make.
     """
 
     def __init__(
@@ -87,6 +88,7 @@ class Context:
         self.server_count = numbers.server_count
         self.shard_id = numbers.shard_id
         self.process_group = process_group
+        self.backend = group.backend
         self._endpoints = endpoints
         self._group = group
         self._threads = threads

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from torch_cpudist import config, group_settings, strategies
-from torch_cpudist.errors import BackendUnavailableError, ConfigurationError
+from torch_cpudist.errors import ConfigurationError
 from torch_cpudist.group_settings import GroupSettings
 from torch_cpudist.log import LEVELS, logger
 
@@ -57,7 +57,7 @@ _LATER = {
     "CPUDIST_PREFETCH_THREADS": _NO_POOL,
     "CPUDIST_PIN": "pin ranks with taskset or numactl",
 }
-_LATER_BACKENDS = ("shm", "ccl", "nccl", "mpi")
+BACKENDS = ("auto", "gloo", "shm", "ccl", "nccl", "mpi")
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Environment:
         agent_store: its agent keeps the store; else rank 0 does.
         servers: dedicated servers; 0 is colocated; ``None`` too, unless roles or
             ``init(servers=)`` say otherwise.
-        backend: ``auto`` or ``gloo``.
+        backend: one of ``BACKENDS``.
         transport: ``tcp`` or ``c10d``.
         bind: address or interface to listen on; ``None`` chooses.
         ports: first and last port; (0, 0) is any.
@@ -176,17 +176,6 @@ def _choice(variables: Mapping[str, str], name: str, valid: tuple[str, ...]) -> 
     if value not in valid:
         raise ConfigurationError(f"{name}={value!r}: {config.nearest(value, valid)}")
     return value
-
-
-def _backend(variables: Mapping[str, str]) -> str:
-    value = variables.get("CPUDIST_BACKEND", "auto").strip().lower()
-    if value in _LATER_BACKENDS:
-        raise BackendUnavailableError(
-            f"CPUDIST_BACKEND={value} is not available in this version, and a named "
-            "backend "
-            "never falls back. Set CPUDIST_BACKEND=gloo or unset it."
-        )
-    return _choice(variables, "CPUDIST_BACKEND", ("auto", "gloo"))
 
 
 def _ports(variables: Mapping[str, str]) -> tuple[int, int]:
@@ -317,7 +306,6 @@ def parse(variables: Mapping[str, str]) -> Environment:
 
     Raises:
         ConfigurationError: unknown, missing, malformed or contradictory variables.
-        BackendUnavailableError: a backend that this version does not have.
     """
     _check_names(variables)
     _warn_of_replicas(variables)
@@ -355,7 +343,7 @@ def parse(variables: Mapping[str, str]) -> Environment:
             if "CPUDIST_SERVERS" in variables
             else None
         ),
-        backend=_backend(variables),
+        backend=_choice(variables, "CPUDIST_BACKEND", BACKENDS),
         transport=_choice(variables, "CPUDIST_TRANSPORT", ("tcp", "c10d")),
         bind=variables.get("CPUDIST_BIND"),
         ports=_ports(variables),

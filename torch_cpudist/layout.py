@@ -22,6 +22,7 @@ class Member:
         host_id: equal for ranks that share a host; see ``host.identity``.
         host: host name and process, for messages.
         agreed: settings that must be the same on every rank, by variable.
+        shm: the backend ``shm`` can be used there.
     """
 
     rank: int
@@ -31,6 +32,7 @@ class Member:
     host_id: str
     host: str
     agreed: dict[str, str]
+    shm: bool = False
 
 
 @dataclass(frozen=True)
@@ -67,12 +69,14 @@ class Layout:
         trainers: ranks by trainer rank.
         colocated: every rank does both.
         hosts: host id by rank.
+        shm: the backend ``shm`` can be used on every rank.
     """
 
     servers: tuple[int, ...]
     trainers: tuple[int, ...]
     colocated: bool
     hosts: tuple[str, ...]
+    shm: bool = False
 
     def numbers_of(self, rank: int) -> Numbers:
         """What ``rank`` is."""
@@ -154,15 +158,16 @@ def assign(members: Sequence[Member], servers: int) -> Layout:
     check_agreement(members)
     hosts = tuple(member.host_id for member in members)
     everyone = tuple(range(len(members)))
+    shm = all(member.shm for member in members)
     if any(member.role_name in ROLES for member in members):
         serving, training = _by_role(members)
-        return Layout(tuple(serving), tuple(training), False, hosts)
+        return Layout(tuple(serving), tuple(training), False, hosts, shm)
     if servers == 0:
-        return Layout(everyone, everyone, True, hosts)
+        return Layout(everyone, everyone, True, hosts, shm)
     spread = sorted(members, key=lambda m: (m.local_rank, m.group_rank, m.rank))
     chosen = sorted(member.rank for member in spread[:servers])
     rest = tuple(rank for rank in everyone if rank not in set(chosen))
-    return Layout(tuple(chosen), rest, False, hosts)
+    return Layout(tuple(chosen), rest, False, hosts, shm)
 
 
 def one_role(members: Sequence[Member], role: str) -> Layout:
@@ -175,4 +180,5 @@ def one_role(members: Sequence[Member], role: str) -> Layout:
     everyone = tuple(range(len(members)))
     hosts = tuple(member.host_id for member in members)
     serving, training = ((everyone, ()), ((), everyone))[role == "trainer"]
-    return Layout(serving, training, False, hosts)
+    shm = all(member.shm for member in members)
+    return Layout(serving, training, False, hosts, shm)

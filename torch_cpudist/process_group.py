@@ -10,6 +10,7 @@ from datetime import timedelta
 import torch.distributed as dist
 
 from torch_cpudist import host
+from torch_cpudist.backends.choice import choose
 from torch_cpudist.endpoints import own_address
 from torch_cpudist.environment import Environment
 from torch_cpudist.errors import ConfigurationError
@@ -27,6 +28,7 @@ class TrainerGroup:
         """No group yet."""
         self._made = False
         self._interface_set = False
+        self.backend = "gloo"  # of the trainers, once they have joined
 
     def join(
         self, environment: Environment, layout: Layout, rendezvous: Rendezvous
@@ -38,30 +40,36 @@ class TrainerGroup:
 
         Raises:
             ConfigurationError: a group exists that does not hold exactly the trainers.
+            BackendUnavailableError: ``CPUDIST_BACKEND`` names one that cannot be used.
         """
         training = environment.rank in layout.trainers
+        chosen = choose(environment, layout) if training else None
+        if chosen is not None:
+            self.backend = chosen.name
         if dist.is_initialized():
             self._check_existing(environment, layout)
             return dist.group.WORLD
-        if not training:
+        if chosen is None:
             return None
         if _INTERFACE not in os.environ:
             # gloo would pick the interface of the host name, which other hosts may not
-            # reach and which need not be loopback on one host. Groups made later read
-            # it too.
+            # reach and which need not be loopback on one host. Groups made later and
+            # ccl read it too.
             name = host.interface_of(own_address(environment, layout))
             if name is not None:
                 os.environ[_INTERFACE] = name
                 self._interface_set = True
         dist.init_process_group(
-            "gloo",
+            chosen.spec,
             store=rendezvous.group_store(),
             rank=layout.trainers.index(environment.rank),
             world_size=len(layout.trainers),
             timeout=timedelta(milliseconds=environment.round_deadline_ms),
         )
         self._made = True
-        logger.info("backend gloo, %d trainers", len(layout.trainers))
+        count = len(layout.trainers)
+        logger.info("backend %s (%s), %d trainers", chosen.spec, chosen.why, count)
+        self._check_existing(environment, layout)  # mpirun numbers ranks by itself
         return dist.group.WORLD
 
     def _check_existing(self, environment: Environment, layout: Layout) -> None:

@@ -23,6 +23,7 @@ from torch_cpudist import (
     rank_network,
     separate_groups,
 )
+from torch_cpudist.backends import choice
 from torch_cpudist.context import Context
 from torch_cpudist.environment import Environment
 from torch_cpudist.errors import ConfigurationError
@@ -108,7 +109,7 @@ def _with_arguments(
     return made
 
 
-def _meet(made: Environment, rendezvous: Rendezvous) -> Layout:
+def _meet(made: Environment, rendezvous: Rendezvous, threads: bool) -> Layout:
     own = Member(
         rank=made.rank,
         local_rank=made.local_rank,
@@ -117,6 +118,8 @@ def _meet(made: Environment, rendezvous: Rendezvous) -> Layout:
         host_id=host.identity(),
         host=host.description(),
         agreed=environment.agreed_settings(made),
+        # Ranks that are threads make no group.
+        shm=not threads and made.backend == "auto" and choice.shm_loads(),
     )
     members = rendezvous.meet(own)
     if made.group is not None:
@@ -137,10 +140,12 @@ def _join(
     timeout_s: float,
 ) -> Context:
     """Meets the other ranks and starts what this one needs."""
+    if network is None:
+        choice.check_early(made)
     if store is None:
         store = open_store(made, timeout_s) if made.launched else HashStore()
     rendezvous = Rendezvous(store, made.rank, made.world_size, timeout_s)
-    layout = _meet(made, rendezvous)
+    layout = _meet(made, rendezvous, network is not None)
     if made.group is not None:
         numbers, ends = separate_groups.start(made, layout, rendezvous)
         log.setup(made.log, _who(numbers))

@@ -11,6 +11,7 @@ namespace cpudist::backends {
 namespace py = pybind11;
 
 void bind_shm(py::module_& module);
+void bind_ccl(py::module_& module);
 void bind_transport(py::module_& module);
 
 }  // namespace cpudist::backends

@@ -10,16 +10,17 @@ from __future__ import annotations
 
 import torch.distributed as dist
 
-from torch_cpudist.backends import shm
+from torch_cpudist.backends import ccl, shm
 from torch_cpudist.backends.loading import load_c10d
 
-__all__ = ["load_c10d", "register", "shm"]
+__all__ = ["ccl", "load_c10d", "register", "shm"]
 
 
 def register() -> None:
     """Makes the backends known to torch.distributed. Idempotent."""
     if dist.is_available():
         shm.register()
+        ccl.register()
 
 
 register()

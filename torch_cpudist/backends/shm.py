@@ -9,8 +9,21 @@ from typing import Any
 import torch.distributed as dist
 
 from torch_cpudist.backends.loading import load_c10d
+from torch_cpudist.errors import BackendUnavailableError
 
 NAME = "shm"
+# Whether a group may have members on several hosts.
+SPANS_HOSTS = False
+
+
+def check() -> None:
+    """Checks, within milliseconds, that the backend can be used here.
+
+    Raises:
+        BackendUnavailableError: says what to do.
+    """
+    if not hasattr(load_c10d(NAME), "create_shm"):
+        raise BackendUnavailableError("backend shm: it is not part of this build.")
 
 
 def create(options: Any, backend_options: Any) -> Any:

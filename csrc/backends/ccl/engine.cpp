@@ -1,0 +1,262 @@
+// Copyright (c) 2026 The torch_cpudist authors.
+// SPDX-License-Identifier: BSD-3-Clause
+//
+// The engine's thread: begins, asks, gives up.
+#include "backends/ccl/engine.h"
+
+#include <sched.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <future>
+#include <stdexcept>
+#include <utility>
+
+#include "backends/ccl/group.h"
+
+namespace cpudist::backends::ccl {
+
+namespace {
+
+using std::chrono::microseconds;
+using std::chrono::milliseconds;
+
+// For so long without an end of anything the thread asks without pause, giving its core to who
+// wants it; afterwards it sleeps between its questions, because somebody is waited for.
+constexpr milliseconds kEager{100};
+constexpr microseconds kNap{100};
+// How often deadlines and the processes of peers are looked at.
+constexpr milliseconds kLook{100};
+// A peer may end while what it sent is still to be read.
+constexpr milliseconds kPatience{500};
+// Longer than any step of oneCCL that does not ask the store.
+constexpr milliseconds kStuck{10000};
+
+std::string seconds_text(milliseconds time) {
+  std::string text = std::to_string(static_cast<double>(time.count()) / 1000.0);
+  text.erase(text.find_last_not_of('0') + 1);
+  if (text.back() == '.') text.pop_back();
+  return text + " s";
+}
+
+}  // namespace
+
+Engine::Engine(const cpudist_ccl_shim& calls)
+    : calls_(calls), pid_(getpid()), progress_(Clock::now()), next_look_(progress_) {
+  thread_ = std::thread([this] { run(); });
+}
+
+Engine::~Engine() { stop(); }
+
+bool Engine::is_here() const { return getpid() == pid_; }
+
+void Engine::push(Entry entry) {
+  if (!is_here()) {
+    throw std::runtime_error(
+        "ccl: this process was forked from the one that made the group; use the group there");
+  }
+  {
+    const std::lock_guard lock(mutex_);
+    if (stopping_) throw std::runtime_error("ccl: the group was closed: the process is ending");
+    queue_.push_back(std::move(entry));
+  }
+  wake_.notify_one();
+}
+
+std::shared_ptr<Group> Engine::make(GroupOptions options) {
+  const auto timeout = options.timeout;
+  const auto deadline = Clock::now() + timeout;
+  // The group, or what there is instead.
+  using Made = std::pair<std::shared_ptr<Group>, std::string>;
+  auto made = std::make_shared<std::promise<Made>>();
+  auto result = made->get_future();
+  auto given = std::make_shared<GroupOptions>(std::move(options));
+  const auto work = [this, made, given, deadline] {
+    try {
+      made->set_value({std::make_shared<Group>(calls(), std::move(*given), deadline), ""});
+    } catch (const std::exception& error) {
+      made->set_value({nullptr, error.what()});
+    }
+  };
+  push(Entry{std::nullopt, Job{work, true}});
+  if (result.wait_until(deadline + kStuck) != std::future_status::ready) {
+    throw std::runtime_error("ccl: making a group timed out after " + seconds_text(timeout) +
+                             ": a member does not take part, or a collective before has not ended");
+  }
+  auto [group, failure] = result.get();
+  if (group == nullptr) throw std::runtime_error(failure);
+  return group;
+}
+
+void Engine::submit(Operation operation) { push(Entry{std::move(operation), Job{}}); }
+
+void Engine::close(std::shared_ptr<Group> group) {
+  if (!is_here()) return;
+  {
+    const std::lock_guard lock(mutex_);
+    if (stopping_) return;
+    queue_.push_back(Entry{std::nullopt, Job{[this, group] { close_now(group); }, false}});
+  }
+  wake_.notify_one();
+}
+
+void Engine::stop() {
+  if (!is_here()) {
+    // The thread is the parent's; what is left of it here cannot be joined.
+    if (thread_.joinable()) thread_.detach();
+    return;
+  }
+  {
+    const std::lock_guard lock(mutex_);
+    stopping_ = true;
+  }
+  wake_.notify_one();
+  if (thread_.joinable()) thread_.join();
+}
+
+void Engine::run() {
+  std::deque<Entry> taken;
+  std::unique_lock lock(mutex_);
+  while (!stopping_) {
+    if (queue_.empty() && taken.empty() && flying_.empty()) {
+      wake_.wait(lock);
+      progress_ = Clock::now();
+      continue;
+    }
+    std::move(queue_.begin(), queue_.end(), std::back_inserter(taken));
+    queue_.clear();
+    lock.unlock();
+    const bool began = begin(taken);
+    const bool ended = poll();
+    if (began || ended) progress_ = Clock::now();
+    if (!flying_.empty()) look_after_the_late();
+    lock.lock();
+    if (!ended && !flying_.empty()) pause(lock);
+  }
+  std::move(queue_.begin(), queue_.end(), std::back_inserter(taken));
+  queue_.clear();
+  lock.unlock();
+  const std::string closed = "ccl: the group was closed: the process is ending";
+  while (!flying_.empty()) fail(*flying_.front().operation.group, closed);
+  for (Entry& entry : taken) {
+    if (entry.operation) entry.operation->finish(closed);
+  }
+}
+
+void Engine::pause(std::unique_lock<std::mutex>& lock) {
+  if (Clock::now() - progress_ > kEager) {
+    if (queue_.empty() && !stopping_) wake_.wait_for(lock, kNap);
+    return;
+  }
+  lock.unlock();
+  sched_yield();
+  lock.lock();
+}
+
+bool Engine::begin(std::deque<Entry>& taken) {
+  bool began = false;
+  while (!taken.empty()) {
+    Entry& next = taken.front();
+    if (!next.operation && next.job.alone && !flying_.empty()) break;
+    Entry entry = std::move(next);
+    taken.pop_front();
+    began = true;
+    if (entry.operation) {
+      start(std::move(*entry.operation));
+    } else {
+      entry.job.run();
+    }
+  }
+  return began;
+}
+
+void Engine::start(Operation operation) {
+  Group& group = *operation.group;
+  if (!group.failure().empty()) {
+    operation.finish("ccl: the group cannot be used any more, because " + group.failure());
+    return;
+  }
+  void* event = operation.start(group.communicator());
+  if (event == nullptr) {
+    const std::string failure = operation.name + " failed: " + calls().error();
+    fail(group, failure);
+    operation.finish("ccl: " + failure);
+    return;
+  }
+  flying_.push_back(Flight{std::move(operation), event});
+}
+
+bool Engine::poll() {
+  std::vector<Flight> ended;
+  Group* broken = nullptr;
+  std::string failure;
+  for (size_t i = 0; i < flying_.size() && broken == nullptr;) {
+    const int done = calls().test(flying_[i].event);
+    if (done == 0) {
+      ++i;
+    } else if (done > 0) {
+      ended.push_back(std::move(flying_[i]));
+      flying_.erase(flying_.begin() + static_cast<std::ptrdiff_t>(i));
+    } else {
+      broken = flying_[i].operation.group.get();
+      failure = flying_[i].operation.name + " failed: " + calls().error();
+    }
+  }
+  for (Flight& flight : ended) {
+    calls().forget(flight.event);
+    flight.operation.finish("");
+  }
+  if (broken != nullptr) fail(*broken, failure);
+  return !ended.empty() || broken != nullptr;
+}
+
+void Engine::look_after_the_late() {
+  const auto now = Clock::now();
+  if (now < next_look_) return;
+  next_look_ = now + kLook;
+  for (const Flight& flight : flying_) {
+    if (now < flight.operation.deadline) continue;
+    fail(*flight.operation.group,
+         flight.operation.name + " timed out: a member of the group does not take part");
+    return;
+  }
+  if (now - progress_ < kPatience) return;
+  for (const Flight& flight : flying_) {
+    Group& group = *flight.operation.group;
+    const auto& peers = group.peers();
+    const auto gone = std::find_if(peers.begin(), peers.end(), has_ended);
+    if (gone == peers.end()) continue;
+    fail(group, "the process of rank " + std::to_string(gone->rank) + ", pid " +
+                    std::to_string(gone->pid) + ", has ended");
+    return;
+  }
+}
+
+void Engine::fail(Group& group, const std::string& failure) {
+  std::vector<Flight> failed;
+  std::vector<Flight> others;
+  for (Flight& flight : flying_) {
+    (flight.operation.group.get() == &group ? failed : others).push_back(std::move(flight));
+  }
+  flying_ = std::move(others);
+  group.fail(failure);
+  for (Flight& flight : failed) {
+    if (unusable_.empty() || unusable_.back() != flight.operation.group) {
+      unusable_.push_back(flight.operation.group);
+    }
+    flight.operation.finish("ccl: " + failure);
+    abandoned_.push_back(std::move(flight));
+  }
+}
+
+void Engine::close_now(const std::shared_ptr<Group>& group) {
+  const bool busy = std::any_of(flying_.begin(), flying_.end(), [&](const Flight& flight) {
+    return flight.operation.group == group;
+  });
+  if (busy) fail(*group, "the group was closed");
+  group->release(calls());
+  // oneCCL may have kept the store of a communicator that is not destroyed.
+  if (!group->failure().empty()) unusable_.push_back(group);
+}
+
+}  // namespace cpudist::backends::ccl

@@ -1,0 +1,134 @@
+# Copyright (c) 2026 The torch_cpudist authors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Which backend of torch.distributed the trainers use: ``CPUDIST_BACKEND``.
+
+A backend that is named is used or refused, within a second and before any rank waits
+for another where that can be known; only ``auto`` looks for one that works.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from torch_cpudist.backends import ccl, shm
+from torch_cpudist.environment import Environment
+from torch_cpudist.errors import BackendUnavailableError
+from torch_cpudist.layout import Layout
+from torch_cpudist.log import logger
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The backend of a run.
+
+    Attributes:
+        name: ``gloo``, ``shm``, ``ccl``, ``nccl`` or ``mpi``.
+        spec: of the default group, as torch.distributed takes it.
+        why: in words, for the log.
+    """
+
+    name: str
+    spec: str
+    why: str
+
+
+def shm_loads() -> bool:
+    """Whether ``shm`` can be used on this host."""
+    try:
+        shm.check()
+    except BackendUnavailableError as error:
+        logger.info("backend shm cannot be used: %s", error)
+        return False
+    return True
+
+
+def _check_nccl() -> None:
+    if not (torch.cuda.is_available() and dist.is_nccl_available()):
+        lacks = "CUDA device" if dist.is_nccl_available() else "NCCL in this torch"
+        raise BackendUnavailableError(
+            f"CPUDIST_BACKEND=nccl: there is no {lacks}. It needs a CUDA device per "
+            "rank and a torch that is built for CUDA; for CPUs set "
+            "CPUDIST_BACKEND=auto, shm, ccl or gloo."
+        )
+
+
+def _check_mpi() -> None:
+    if not dist.is_mpi_available():
+        raise BackendUnavailableError(
+            "CPUDIST_BACKEND=mpi: this torch is built without MPI, as all packages of "
+            "it are. Build torch from source where an MPI is installed, or set "
+            "CPUDIST_BACKEND=auto, shm, ccl or gloo."
+        )
+
+
+_CHECKS = {"shm": shm.check, "ccl": ccl.check, "nccl": _check_nccl, "mpi": _check_mpi}
+
+
+def check(name: str) -> None:
+    """Checks what this process alone can know of a named backend.
+
+    Raises:
+        BackendUnavailableError: says what to install or to set.
+    """
+    if name in _CHECKS:
+        _CHECKS[name]()
+
+
+def check_early(environment: Environment) -> None:
+    """``check``, unless this rank may be a server, which needs no backend."""
+    group = environment.group
+    serves = environment.role_name == "server" or environment.servers
+    if not serves and (group is None or group.role == "trainer"):
+        check(environment.backend)
+
+
+def _trainers_share_a_host(layout: Layout) -> bool:
+    return len({layout.hosts[rank] for rank in layout.trainers}) == 1
+
+
+def _devices_suffice(layout: Layout, rank: int) -> bool:
+    """Whether there is a CUDA device for every trainer of this host."""
+    here = layout.hosts[rank]
+    ranks = sum(layout.hosts[trainer] == here for trainer in layout.trainers)
+    return torch.cuda.device_count() >= ranks
+
+
+def _automatic(layout: Layout, rank: int) -> Choice:
+    if not layout.shm:
+        name, why = "gloo", "shm does not load on every rank"
+    elif not (_trainers_share_a_host(layout) or shm.SPANS_HOSTS):
+        name, why = "gloo", "the trainers are on several hosts"
+    else:
+        name, why = "shm", "it loads on every rank"
+    cuda = torch.cuda.is_available() and dist.is_nccl_available()
+    if cuda and _devices_suffice(layout, rank):
+        return Choice(name, f"cpu:{name},cuda:nccl", f"{why}; nccl for CUDA tensors")
+    return Choice(name, name, why)
+
+
+def choose(environment: Environment, layout: Layout) -> Choice:
+    """The backend of the trainers, equal on all of them.
+
+    Raises:
+        BackendUnavailableError: a named one that cannot be used here.
+    """
+    asked, rank = environment.backend, environment.rank
+    if asked == "auto":
+        return _automatic(layout, rank)
+    check(asked)
+    if asked == "shm" and not (_trainers_share_a_host(layout) or shm.SPANS_HOSTS):
+        raise BackendUnavailableError(
+            "CPUDIST_BACKEND=shm: the trainers are on several hosts, which share no "
+            "memory. Set CPUDIST_BACKEND=auto, ccl or gloo."
+        )
+    if asked == "nccl":
+        if not _devices_suffice(layout, rank):
+            raise BackendUnavailableError(
+                f"CPUDIST_BACKEND=nccl: {torch.cuda.device_count()} CUDA devices, but "
+                "more trainers on this host. Start one trainer per device."
+            )
+        return Choice(asked, "cpu:gloo,cuda:nccl", "CPUDIST_BACKEND")
+    return Choice(asked, asked, "CPUDIST_BACKEND")
