@@ -10,15 +10,15 @@ there can come between.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from torch_cpudist import _core, host
-from torch_cpudist.backends import load_c10d
+from torch_cpudist.backends import ccl, load_c10d, shm
 from torch_cpudist.environment import Environment
 from torch_cpudist.errors import BackendUnavailableError, ConfigurationError
 from torch_cpudist.layout import Layout
@@ -83,31 +83,18 @@ def peers_of(layout: Layout, rank: int) -> list[int]:
     return sorted(found - {rank})
 
 
-def _make_gloo(store: Store, rank: int, size: int, timeout: timedelta, at: str) -> Any:
+def _make_gloo(options: SimpleNamespace, at: str) -> Any:
     """Gloo on the interface of an address, unless the environment names another."""
+    gloo: Any = dist.ProcessGroupGloo
+    place = (options.store, options.group_rank, options.group_size)
     name = None if _INTERFACE in os.environ else host.interface_of(at)
     if name is None:
-        return dist.ProcessGroupGloo(store, rank, size, timeout=timeout)
-    options = dist.ProcessGroupGloo._Options()
-    options._devices = [dist.ProcessGroupGloo.create_device(interface=name)]
-    options._timeout = timeout
-    options._threads = 1  # collectives run in them, and there are none
-    return dist.ProcessGroupGloo(store, rank, size, options)
-
-
-def _make_plugin(
-    name: str, store: Store, rank: int, size: int, timeout: timedelta
-) -> Any:
-    """A backend that is registered with torch.distributed."""
-    options = dist.distributed_c10d._DistributedBackendOptions()
-    options.store = store
-    options.group_rank = rank
-    options.group_size = size
-    options.timeout = timeout
-    options.group_id = "cpudist-transport"
-    options.global_ranks_in_group = list(range(size))
-    create: Callable[..., Any] = dist.Backend._plugins[name.upper()].creator_fn
-    return create(options, None)
+        return gloo(*place, timeout=options.timeout)
+    settings = gloo._Options()
+    settings._devices = [gloo.create_device(interface=name)]
+    settings._timeout = options.timeout
+    settings._threads = 1  # collectives run in them, and there are none
+    return gloo(*place, settings)
 
 
 def open_network(
@@ -132,13 +119,19 @@ def open_network(
     name = backend_of(environment)
     module = load_c10d(name)
     rank, size = environment.rank, len(layout.hosts)
-    store = PrefixStore(name, store)
-    timeout = timedelta(seconds=max(1.0, timeout_s))
+    options = (
+        SimpleNamespace(  # what torch.distributed gives to one who makes a backend
+            store=PrefixStore(name, store),
+            group_rank=rank,
+            group_size=size,
+            timeout=timedelta(seconds=max(1.0, timeout_s)),
+        )
+    )
     try:
         if name == "gloo":
-            backend = _make_gloo(store, rank, size, timeout, own_address)
+            backend = _make_gloo(options, own_address)
         else:
-            backend = _make_plugin(name, store, rank, size, timeout)
+            backend = {"shm": shm, "ccl": ccl}[name].create(options, None)
     except RuntimeError as error:
         raise BackendUnavailableError(
             f"CPUDIST_TRANSPORT=c10d: {name} cannot connect the {size} ranks "
