@@ -84,7 +84,7 @@ std::shared_ptr<RankConnection> Lane::connect(const std::shared_ptr<Port>& port)
   {
     const std::lock_guard lock(mutex_);
     if (broken_ || goodbye_ || peer_ended_) {
-      throw Error(ErrorCode::kAddress,
+      throw Error(ErrorCode::kPeerLost,
                   peer_address() + ": " + broken_.value_or("that rank has ended its part") +
                       "; a link over a collective backend cannot be made again");
     }

@@ -47,7 +47,8 @@ class Lane final : public std::enable_shared_from_this<Lane> {
   const ChannelLimits& limits() const { return limits_; }
   // Whose connections the peer may open from now on; null: nobody's.
   void serve(std::shared_ptr<Port> port);
-  // Opens this rank's next connection; throws Error(kAddress) if the lane has ended or is broken.
+  // Opens this rank's next connection; throws Error(kPeerLost), which no further attempt
+  // changes, if the lane has ended or is broken.
   std::shared_ptr<RankConnection> connect(const std::shared_ptr<Port>& port);
 
   // For connections.

@@ -88,7 +88,7 @@ TEST(rank_a_damaged_message_breaks_the_lane_for_good) {
     CHECK(pair.b.server.wait_closed(1));
     CHECK(contains(pair.b.server.reason(0), "checksum") ||
           contains(pair.b.server.reason(0), "magic"));
-    CHECK_EQ(error_code([&] { pair.b.connect(0); }), code(ErrorCode::kAddress));
+    CHECK_EQ(error_code([&] { pair.b.connect(0); }), code(ErrorCode::kPeerLost));
   }
 }
 
@@ -124,8 +124,8 @@ TEST(rank_a_goodbye_comes_after_what_was_sent) {
   CHECK(pair.b.server.wait_closed(1));
   CHECK_EQ(pair.b.server.frame_count(), size_t{22});
   CHECK(contains(pair.b.server.reason(0), "ended its part"));
-  CHECK_EQ(error_code([&] { pair.b.connect(0); }), code(ErrorCode::kAddress));
-  CHECK_EQ(error_code([&] { pair.a.connect(1); }), code(ErrorCode::kAddress));
+  CHECK_EQ(error_code([&] { pair.b.connect(0); }), code(ErrorCode::kPeerLost));
+  CHECK_EQ(error_code([&] { pair.a.connect(1); }), code(ErrorCode::kPeerLost));
   pair.a.network->stop();  // again: nothing
   CHECK_EQ(pair.broken_promises(), std::string());
 }
