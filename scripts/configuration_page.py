@@ -95,10 +95,11 @@ VARIABLES = {
     ),
     "TRANSPORT": (
         "",
-        '`"tcp"`',
+        '`"tcp"`, `"c10d"`',
         "",
         "`tcp`",
-        "push and pull: `tcp`, with unix sockets on one host",
+        "push and pull: `tcp`, with unix sockets on one host; `c10d`, over send and "
+        "recv of `CPUDIST_BACKEND` (`auto`: gloo)",
     ),
     "BIND": (
         "",

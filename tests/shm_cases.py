@@ -63,7 +63,7 @@ def _body(
 
 
 class Ranks:
-    """Ranks as processes over a FileStore; whoever still runs is ended with the block."""
+    """Ranks as processes over a FileStore; whoever still runs is ended at the end."""
 
     def __init__(self, fn: Callable[..., Any], size: int, folder: Path) -> None:
         method = multiprocessing.get_context("forkserver")

@@ -86,7 +86,7 @@ def test_reads_every_variable():
         ({"CPUDIST_THREADS": "0"}, "CPUDIST_THREADS=0"),
         ({"CPUDIST_LIVENESS_MS": "1"}, "CPUDIST_LIVENESS_MS=1"),
         ({"CPUDIST_LOG": "loud"}, "Valid: debug, info, warning"),
-        ({"CPUDIST_TRANSPORT": "c10d"}, "Valid: tcp"),
+        ({"CPUDIST_TRANSPORT": "rdma"}, "Valid: c10d, tcp"),
         ({"CPUDIST_ROLE": "server"}, "set, but not CPUDIST_RENDEZVOUS"),
         ({"CPUDIST_RENDEZVOUS": "a:1"}, "set, but not CPUDIST_ROLE"),
         ({"CPUDIST_TRAINERS": "2"}, "set, but not CPUDIST_ROLE"),

@@ -8,7 +8,7 @@ not load.
 
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch._C._distributed_c10d import Backend, Store
@@ -44,3 +44,8 @@ def create_ccl(
     peers: Sequence[tuple[int, int, int]],
     checks: bool,
 ) -> Backend: ...
+def make_rank_transport(backend: Any) -> object:
+    """A capsule for ``_core.RankNetwork`` over any backend, a ``dist.Backend``.
+
+    Uses tag 0 of its send and recv; nothing else may use these meanwhile.
+    """

@@ -52,6 +52,21 @@ class InprocNetwork:
     def __init__(self, plan: FaultPlan | None = None) -> None: ...
     def counts(self) -> FaultCounts: ...
 
+class RankNetwork:
+    """Links to other ranks over the send and recv of a collective backend.
+
+    Args:
+        transport: from ``_c10d.make_rank_transport``.
+        peers: ranks to have a link to.
+
+    Raises:
+        InvalidArgumentError: a peer that is none, or modules of two builds.
+    """
+
+    def __init__(self, transport: object, peers: Sequence[int]) -> None: ...
+    def stop(self) -> None:
+        """Says goodbye to every peer and ends the links; at most 0.3 s. Idempotent."""
+
 class OptimizerConfig:
     """Hyper-parameters of one group, as they travel with a push.
 
@@ -193,6 +208,9 @@ class Server:
         threads: int = 1,
     ) -> list[str]:
         """Listens on a TCP port (0: any) and a unix socket; returns the addresses."""
+
+    def listen_ranks(self, network: RankNetwork) -> str:
+        """Listens to the peers of a network of ranks; returns the address."""
 
     def listen_inproc(self, network: InprocNetwork, name: str) -> str:
         """Listens inside this process; returns the address."""

@@ -4,7 +4,12 @@
 
 from collections.abc import Callable, Sequence
 
-from torch_cpudist._core import InprocNetwork, OptimizerConfig, ParamSetLayout
+from torch_cpudist._core import (
+    InprocNetwork,
+    OptimizerConfig,
+    ParamSetLayout,
+    RankNetwork,
+)
 
 class Client:
     """A trainer's end of every server. Thread safety: any thread.
@@ -21,6 +26,7 @@ class Client:
         trainer_count: int = 1,
         servers: Sequence[Sequence[str]],
         network: InprocNetwork | None = None,
+        ranks: RankNetwork | None = None,
         incarnation: int = 1,
         liveness_ms: int = 5000,
         reconnect_grace_ms: int = 500,

@@ -88,6 +88,12 @@ class CollectiveGroup:
                 f"{owner} averages parameters on CPUs, but CPUDIST_BACKEND=nccl only "
                 "sums on CUDA devices. Set CPUDIST_BACKEND=auto, shm, ccl or gloo."
             )
+        if self._backend == "ccl" and context.environment.transport == "c10d":
+            raise ConfigurationError(
+                f"{owner} needs a group of its own, and oneCCL makes none while the "
+                "links of CPUDIST_TRANSPORT=c10d await messages. Set "
+                "CPUDIST_TRANSPORT=tcp, or another CPUDIST_BACKEND."
+            )
         self._group = dist.new_group(
             backend=self._backend, timeout=timedelta(seconds=self._deadline_s)
         )

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from torch_cpudist import _core, host
+from torch_cpudist import _core, host, rank_network
 from torch_cpudist.environment import Environment
 from torch_cpudist.errors import ConfigurationError, Error
 from torch_cpudist.layout import Layout, Numbers
@@ -54,6 +54,7 @@ class Endpoints:
     Attributes:
         server: of this rank; ``None`` on a trainer without one.
         client: of this rank; ``None`` on a dedicated server.
+        ranks: of the links over a collective backend (``CPUDIST_TRANSPORT=c10d``).
         listening: addresses of the server.
         sockets: addresses of the sockets that this process may have open.
         keep: stores that other ranks may still read.
@@ -61,6 +62,7 @@ class Endpoints:
 
     server: _core.Server | None = None
     client: _core.Client | None = None
+    ranks: _core.RankNetwork | None = None
     listening: list[str] = field(default_factory=list)
     sockets: set[str] = field(default_factory=set)
     keep: list[object] = field(default_factory=list)
@@ -73,6 +75,8 @@ class Endpoints:
             self.server.stop(reason)
         if self.client is not None:
             self.client.abort(reason)
+        if self.ranks is not None:
+            self.ranks.stop()
 
 
 def _server_threads(environment: Environment, layout: Layout) -> int:
@@ -106,6 +110,7 @@ def _listen(
     layout: Layout,
     rendezvous: Rendezvous,
     network: _core.InprocNetwork | None,
+    ranks: _core.RankNetwork | None,
 ) -> list[str]:
     """Listens where other ranks can reach this server, and tells them."""
     shard = layout.servers.index(environment.rank)
@@ -113,6 +118,8 @@ def _listen(
         if network is not None:
             name = f"{rendezvous.run_id}-{shard}"
             addresses = [server.listen_inproc(network, name)]
+        elif ranks is not None:
+            addresses = [server.listen_ranks(ranks)]
         else:
             addresses = server.listen_tcp(
                 bind=own_address(environment, layout),
@@ -127,6 +134,21 @@ def _listen(
     rendezvous.publish(shard, addresses)
     logger.info("server %d listens on %s", shard, ", ".join(addresses))
     return addresses
+
+
+def _open_ranks(
+    environment: Environment, layout: Layout, rendezvous: Rendezvous
+) -> _core.RankNetwork | None:
+    """The links over a collective backend, if these are asked for. Collective."""
+    if environment.transport != "c10d" or len(layout.hosts) == 1:
+        return None
+    return rank_network.open_network(
+        environment,
+        layout,
+        rendezvous.group_store("transport"),
+        rendezvous.remaining_s(),
+        own_address(environment, layout),
+    )
 
 
 def reachable(addresses: list[str], same_host: bool) -> list[str]:
@@ -161,6 +183,7 @@ def start(
     links = network
     own: str | None = None
     try:
+        made.ranks = _open_ranks(environment, layout, rendezvous)
         if rank in layout.servers:
             made.server = _start_server(environment, layout, rendezvous)
             if network is None and rank in layout.trainers:
@@ -168,7 +191,7 @@ def start(
                 own = made.server.listen_inproc(links, _OWN_SERVER)
             if network is not None or not alone:
                 made.listening = _listen(
-                    made.server, environment, layout, rendezvous, network
+                    *(made.server, environment, layout, rendezvous, network, made.ranks)
                 )
                 made.sockets.update(made.listening)
         if rank in layout.trainers:
@@ -188,6 +211,7 @@ def start(
                 lists,
                 connect_s=rendezvous.remaining_s(),
                 probe_ms=probe_ms,
+                ranks=made.ranks,
             )
             # Nobody goes on before all are connected: a rank that failed right away
             # would look to a slower one like a server that is still to come.
@@ -207,6 +231,7 @@ def connect(
     connect_s: float,
     incarnation: int = 1,
     probe_ms: int = _PROBE_MS,
+    ranks: _core.RankNetwork | None = None,
 ) -> _core.Client:
     """Makes a trainer's client and connects it to every server.
 
@@ -219,6 +244,7 @@ def connect(
         connect_s: longest wait for the servers, in seconds.
         incarnation: how often this trainer was started.
         probe_ms: how often a waiting request asks whether it arrived.
+        ranks: links over a collective backend.
 
     Raises:
         AddressError, PeerLostError: a server cannot be reached.
@@ -229,6 +255,7 @@ def connect(
         trainer_count=numbers.trainer_count,
         servers=servers,
         network=network,
+        ranks=ranks,
         incarnation=incarnation,
         liveness_ms=environment.liveness_ms,
         connect_deadline_ms=max(1, int(connect_s * 1000)),

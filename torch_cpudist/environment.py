@@ -75,6 +75,7 @@ class Environment:
         servers: dedicated servers; 0 is colocated; ``None`` too, unless roles or
             ``init(servers=)`` say otherwise.
         backend: one of ``BACKENDS``.
+        transport: ``tcp`` or ``c10d``.
         bind: address or interface to listen on; ``None`` chooses.
         ports: first and last port; (0, 0) is any.
         threads: torch threads of this rank; ``None`` takes the share of cores.
@@ -102,6 +103,7 @@ class Environment:
     agent_store: bool = False
     servers: int | None = None
     backend: str = "auto"
+    transport: str = "tcp"
     bind: str | None = None
     ports: tuple[int, int] = (0, 0)
     threads: int | None = None
@@ -291,6 +293,7 @@ def agreed_settings(made: Environment) -> dict[str, str]:
         "CPUDIST_RPC_DEADLINE_MS": str(made.rpc_deadline_ms),
         "CPUDIST_SERVERS": str(made.servers or 0),
         "CPUDIST_STRATEGY": made.strategy or "(unset)",
+        "CPUDIST_TRANSPORT": made.transport,
     }
     return fixed | dict(made.settings)
 
@@ -307,7 +310,6 @@ def parse(variables: Mapping[str, str]) -> Environment:
     _check_names(variables)
     _warn_of_replicas(variables)
     launched = _check_launch(variables)
-    _choice(variables, "CPUDIST_TRANSPORT", ("tcp",))
     world_size = _integer(variables, "WORLD_SIZE", 1, least=1) if launched else 1
     known_settings = config.variables()
     texts = {name: text for name, text in variables.items() if name in known_settings}
@@ -342,6 +344,7 @@ def parse(variables: Mapping[str, str]) -> Environment:
             else None
         ),
         backend=_choice(variables, "CPUDIST_BACKEND", BACKENDS),
+        transport=_choice(variables, "CPUDIST_TRANSPORT", ("tcp", "c10d")),
         bind=variables.get("CPUDIST_BIND"),
         ports=_ports(variables),
         threads=(

@@ -282,6 +282,6 @@ class Rendezvous:
         self._poll(settled, missing)
         return [found[shard] for shard in keys]
 
-    def group_store(self) -> Store:
-        """A store of its own for the process group of the trainers."""
-        return PrefixStore(f"{_PREFIX}/{self.run_id}/group", self._store)
+    def group_store(self, name: str = "group") -> Store:
+        """A store of its own for a process group; without a name the trainers'."""
+        return PrefixStore(f"{_PREFIX}/{self.run_id}/{name}", self._store)

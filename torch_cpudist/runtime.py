@@ -20,6 +20,7 @@ from torch_cpudist import (
     files,
     host,
     log,
+    rank_network,
     separate_groups,
 )
 from torch_cpudist.backends import choice
@@ -145,26 +146,30 @@ def _join(
         store = open_store(made, timeout_s) if made.launched else HashStore()
     rendezvous = Rendezvous(store, made.rank, made.world_size, timeout_s)
     layout = _meet(made, rendezvous, network is not None)
-    if made.group is not None:
-        numbers, ends = separate_groups.start(made, layout, rendezvous)
-        log.setup(made.log, _who(numbers))
-    else:
-        numbers = layout.numbers_of(made.rank)
-        log.setup(made.log, _who(numbers))
-        if made.restart_count > 0:
-            log.logger.warning(
-                "restart %d: there is no snapshot, training begins anew",
-                made.restart_count,
-            )
-        ends = endpoints.start(made, layout, rendezvous, network)
-    ends.keep.append(store)
-    group = TrainerGroup()
-    threads = TorchThreads()
+    group, threads, ends = TrainerGroup(), TorchThreads(), endpoints.Endpoints()
+    torch_group = None
+    # oneCCL makes no group while messages are awaited: the trainers' comes first.
+    group_first = made.transport == "c10d"
     try:
-        torch_group = None
+        if group_first:
+            torch_group = group.join(made, layout, rendezvous)
+        if made.group is not None:
+            numbers, ends = separate_groups.start(made, layout, rendezvous)
+            log.setup(made.log, _who(numbers))
+        else:
+            numbers = layout.numbers_of(made.rank)
+            log.setup(made.log, _who(numbers))
+            if made.restart_count > 0:
+                log.logger.warning(
+                    "restart %d: there is no snapshot, training begins anew",
+                    made.restart_count,
+                )
+            ends = endpoints.start(made, layout, rendezvous, network)
+        ends.keep.append(store)
         if network is None:
             threads.take(made, layout)
-            torch_group = group.join(made, layout, rendezvous)
+            if not group_first:
+                torch_group = group.join(made, layout, rendezvous)
         return Context(made, layout, ends, group, torch_group, threads, numbers)
     except BaseException as error:
         ends.stop(f"init() failed: {error}")
@@ -260,6 +265,7 @@ def init(
     made = _explicit(made, rank, world_size, store, network)
     log.setup(made.log, f"rank {made.rank}")
     made = _with_arguments(made, servers, role, server)
+    rank_network.check(made, network is not None)
     opened = _join(made, store, network, timeout_s)
     context.set_current(opened)
     return opened

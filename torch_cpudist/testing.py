@@ -340,6 +340,13 @@ class ProcessRanks:
             for rank in range(len(self._processes))
         ]
 
+    def exit_codes(self, timeout_s: float) -> list[int | None]:
+        """Waits for all ranks to end; ``None`` for one that has not in time."""
+        deadline = time.monotonic() + timeout_s
+        for process in self._processes:
+            process.join(max(0.0, deadline - time.monotonic()))
+        return [process.exitcode for process in self._processes]
+
     def __enter__(self) -> ProcessRanks:
         """The ranks run already."""
         return self

@@ -9,4 +9,5 @@ PYBIND11_MODULE(_c10d, module) {
   module.doc() = "Backends of torch.distributed; see _c10d.pyi.";
   cpudist::backends::bind_shm(module);
   cpudist::backends::bind_ccl(module);
+  cpudist::backends::bind_transport(module);
 }

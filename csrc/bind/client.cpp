@@ -159,10 +159,10 @@ py::dict stats(const ClientHolder& self) {
 std::unique_ptr<ClientHolder> make_client(
     uint64_t run_id, uint32_t trainer_rank, uint32_t trainer_count,
     std::vector<std::vector<std::string>> servers, const std::shared_ptr<NetworkHolder>& network,
-    uint32_t incarnation, uint64_t liveness_ms, uint64_t reconnect_grace_ms,
-    uint64_t connect_deadline_ms, uint64_t rpc_deadline_ms, uint32_t rpc_retries,
-    uint64_t round_deadline_ms, uint64_t probe_ms, uint64_t resend_ms, uint64_t straggler_log_ms,
-    std::string host, py::object logger) {
+    const std::shared_ptr<RankNetworkHolder>& ranks, uint32_t incarnation, uint64_t liveness_ms,
+    uint64_t reconnect_grace_ms, uint64_t connect_deadline_ms, uint64_t rpc_deadline_ms,
+    uint32_t rpc_retries, uint64_t round_deadline_ms, uint64_t probe_ms, uint64_t resend_ms,
+    uint64_t straggler_log_ms, std::string host, py::object logger) {
   ClientOptions options;
   options.run_id = run_id;
   options.trainer_rank = trainer_rank;
@@ -179,14 +179,14 @@ std::unique_ptr<ClientHolder> make_client(
   options.resend_ms = resend_ms;
   options.straggler_log_ms = straggler_log_ms;
   options.host = std::move(host);
-  return std::make_unique<ClientHolder>(std::move(options), network, std::move(logger));
+  return std::make_unique<ClientHolder>(std::move(options), network, ranks, std::move(logger));
 }
 
 void bind_constructor(ClientClass& client) {
   const ClientOptions defaults;
   client.def(py::init(&make_client), py::kw_only(), py::arg("run_id"), py::arg("trainer_rank") = 0,
              py::arg("trainer_count") = 1, py::arg("servers"), py::arg("network") = py::none(),
-             py::arg("incarnation") = defaults.incarnation,
+             py::arg("ranks") = py::none(), py::arg("incarnation") = defaults.incarnation,
              py::arg("liveness_ms") = defaults.liveness_ms,
              py::arg("reconnect_grace_ms") = defaults.reconnect_grace_ms,
              py::arg("connect_deadline_ms") = defaults.connect_deadline_ms,

@@ -31,7 +31,7 @@ void log(PyObject* logger, int level, const std::string& text) {
 bool needs_sockets(const ClientOptions& options) {
   for (const auto& addresses : options.servers) {
     for (const std::string& address : addresses) {
-      if (!address.starts_with("inproc:")) return true;
+      if (address.starts_with("tcp:") || address.starts_with("unix:")) return true;
     }
   }
   return false;
@@ -39,6 +39,7 @@ bool needs_sockets(const ClientOptions& options) {
 
 std::unique_ptr<std::unique_ptr<Client>> make(ClientOptions options,
                                               const std::shared_ptr<NetworkHolder>& network,
+                                              const std::shared_ptr<RankNetworkHolder>& ranks,
                                               const py::object& logger) {
   options.interrupted = &interrupted;
   if (!logger.is_none()) {
@@ -50,10 +51,13 @@ std::unique_ptr<std::unique_ptr<Client>> make(ClientOptions options,
   const bool sockets = needs_sockets(options);
   std::shared_ptr<core::InprocNetwork> inproc;
   if (network) inproc = network->get();
-  const auto factory = [inproc, sockets](core::ConnectionHandler* handler) {
+  std::shared_ptr<core::RankNetwork> lanes;
+  if (ranks) lanes = ranks->get();
+  const auto factory = [inproc, sockets, lanes](core::ConnectionHandler* handler) {
     return core::make_connector(
         inproc ? inproc->connector(handler) : nullptr,
-        sockets ? core::make_tcp_connector(handler, core::ChannelLimits{}) : nullptr);
+        sockets ? core::make_tcp_connector(handler, core::ChannelLimits{}) : nullptr,
+        lanes ? lanes->connector(handler) : nullptr);
   };
   return std::make_unique<std::unique_ptr<Client>>(
       std::make_unique<Client>(std::move(options), factory));
@@ -62,8 +66,8 @@ std::unique_ptr<std::unique_ptr<Client>> make(ClientOptions options,
 }  // namespace
 
 ClientHolder::ClientHolder(ClientOptions options, const std::shared_ptr<NetworkHolder>& network,
-                           py::object logger)
-    : logger_(std::move(logger)), client_(make(std::move(options), network, logger_)) {}
+                           const std::shared_ptr<RankNetworkHolder>& ranks, py::object logger)
+    : logger_(std::move(logger)), client_(make(std::move(options), network, ranks, logger_)) {}
 
 ClientHolder::~ClientHolder() {
   if (client_.forked()) return;

@@ -35,7 +35,7 @@ inline std::vector<void*> pointers(const std::vector<Address>& addresses) {
 class ClientHolder {
  public:
   ClientHolder(core::ClientOptions options, const std::shared_ptr<NetworkHolder>& network,
-               py::object logger);
+               const std::shared_ptr<RankNetworkHolder>& ranks, py::object logger);
   ~ClientHolder();
   ClientHolder(const ClientHolder&) = delete;
   ClientHolder& operator=(const ClientHolder&) = delete;

@@ -6,9 +6,11 @@
 #pragma once
 
 #include <memory>
+#include <utility>
 
 #include "bind/bind.h"
 #include "core/inproc_channel.h"
+#include "core/rank_channel.h"
 
 namespace cpudist::bind {
 
@@ -30,6 +32,24 @@ class NetworkHolder {
 
  private:
   ForkSafe<std::shared_ptr<core::InprocNetwork>> network_;
+};
+
+class RankNetworkHolder {
+ public:
+  explicit RankNetworkHolder(std::shared_ptr<core::RankNetwork> network)
+      : network_(std::make_unique<std::shared_ptr<core::RankNetwork>>(std::move(network))) {}
+  ~RankNetworkHolder() {
+    if (network_.forked()) return;
+    const py::gil_scoped_release no_gil;
+    network_.get("network").reset();
+  }
+  RankNetworkHolder(const RankNetworkHolder&) = delete;
+  RankNetworkHolder& operator=(const RankNetworkHolder&) = delete;
+
+  const std::shared_ptr<core::RankNetwork>& get() const { return network_.get("network"); }
+
+ private:
+  ForkSafe<std::shared_ptr<core::RankNetwork>> network_;
 };
 
 }  // namespace cpudist::bind

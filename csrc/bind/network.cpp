@@ -1,17 +1,44 @@
 // Copyright (c) 2026 The torch_cpudist authors.
 // SPDX-License-Identifier: BSD-3-Clause
 //
-// The in-process network and its faults.
+// The in-process network and its faults, and the network of ranks over a collective backend.
+#include <cstdint>
 #include <memory>
 #include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
 
 #include <pybind11/stl.h>
 
 #include "bind/bind.h"
 #include "bind/holders.h"
+#include "core/errors.h"
 #include "core/inproc_channel.h"
+#include "core/rank_channel.h"
 
 namespace cpudist::bind {
+
+namespace {
+
+std::unique_ptr<RankNetworkHolder> make_rank_network(const py::capsule& transport,
+                                                     const std::vector<uint32_t>& peers) {
+  const char* name = PyCapsule_GetName(transport.ptr());
+  if (name == nullptr || std::string_view(name) != core::kRankTransportCapsule) {
+    throw core::Error(core::ErrorCode::kInvalidArgument,
+                      std::string("expected a transport of the kind ") +
+                          core::kRankTransportCapsule + ", found " +
+                          (name == nullptr ? "a capsule without a name" : name) +
+                          ": build the modules _core and _c10d together");
+  }
+  auto shared = *static_cast<std::shared_ptr<core::RankTransport>*>(
+      PyCapsule_GetPointer(transport.ptr(), name));
+  const py::gil_scoped_release no_gil;
+  return std::make_unique<RankNetworkHolder>(core::RankNetwork::create(std::move(shared), peers));
+}
+
+}  // namespace
 
 void bind_network(py::module_& module) {
   using core::FaultCounts;
@@ -44,6 +71,11 @@ void bind_network(py::module_& module) {
            }),
            py::arg("plan") = py::none())
       .def("counts", [](const NetworkHolder& self) { return self.get()->counts(); });
+  py::class_<RankNetworkHolder, std::shared_ptr<RankNetworkHolder>>(module, "RankNetwork")
+      .def(py::init(&make_rank_network), py::arg("transport"), py::arg("peers"))
+      .def(
+          "stop", [](RankNetworkHolder& self) { self.get()->stop(); },
+          py::call_guard<py::gil_scoped_release>());
 }
 
 }  // namespace cpudist::bind

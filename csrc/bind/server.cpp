@@ -38,7 +38,7 @@ struct ServerParts {
   }
 
   core::Server server;
-  std::vector<std::shared_ptr<core::InprocNetwork>> networks;
+  std::vector<std::shared_ptr<void>> networks;
   std::vector<std::unique_ptr<core::Listener>> listeners;  // before the server and the networks
 };
 
@@ -79,6 +79,13 @@ std::string listen_inproc(ServerHolder& self, const NetworkHolder& network,
   ServerParts& parts = self.parts();
   parts.networks.push_back(network.get());
   parts.listeners.push_back(network.get()->listen(name, &parts.server));
+  return parts.listeners.back()->addresses().front();
+}
+
+std::string listen_ranks(ServerHolder& self, const RankNetworkHolder& network) {
+  ServerParts& parts = self.parts();
+  parts.networks.push_back(network.get());
+  parts.listeners.push_back(network.get()->listen(&parts.server));
   return parts.listeners.back()->addresses().front();
 }
 
@@ -149,6 +156,7 @@ void bind_server(py::module_& module) {
            py::arg("port_last") = 0, py::arg("unix_socket") = true, py::arg("threads") = 1,
            no_gil())
       .def("listen_inproc", &listen_inproc, py::arg("network"), py::arg("name"), no_gil())
+      .def("listen_ranks", &listen_ranks, py::arg("network"), no_gil())
       .def("wait_done", &wait_done, py::arg("timeout_s"))
       .def(
           "stop", [](ServerHolder& self, const std::string& reason) { self.parts().stop(reason); },

@@ -86,7 +86,8 @@ class Listener {
   virtual void stop() = 0;
 };
 
-// Client side. `connect` blocks until established or the deadline; throws Error(kAddress).
+// Client side. `connect` blocks until established or the deadline; throws Error(kAddress), or
+// kPeerLost where no further attempt can succeed.
 class Connector {
  public:
   virtual ~Connector() = default;

@@ -127,6 +127,7 @@ void Session::revive(Link& link, std::unique_lock<std::mutex>& lock) {
   std::shared_ptr<Connection> connection;
   std::string trouble;
   std::string used;
+  bool final = false;
   lock.unlock();
   for (const std::string& address : link.addresses) {  // fixed after construction
     try {
@@ -135,12 +136,14 @@ void Session::revive(Link& link, std::unique_lock<std::mutex>& lock) {
       break;
     } catch (const Error& error) {
       trouble = error.what();
+      final = error.code() == ErrorCode::kPeerLost;
     }
   }
   lock.lock();
   if (!connection) {
     link.trouble = trouble;
     link.try_next = Clock::now() + kRetryPause;
+    if (final && !stopping_ && !failure_) lose(link, trouble);
     return;
   }
   if (stopping_ || failure_) {

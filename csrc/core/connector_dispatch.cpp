@@ -14,18 +14,12 @@ namespace {
 
 class Dispatch final : public Connector {
  public:
-  Dispatch(std::shared_ptr<Connector> inproc, std::shared_ptr<Connector> tcp)
-      : inproc_(std::move(inproc)), tcp_(std::move(tcp)) {}
+  Dispatch(std::shared_ptr<Connector> inproc, std::shared_ptr<Connector> tcp,
+           std::shared_ptr<Connector> ranks)
+      : inproc_(std::move(inproc)), tcp_(std::move(tcp)), ranks_(std::move(ranks)) {}
 
   std::shared_ptr<Connection> connect(const std::string& address, TimePoint deadline) override {
-    const std::string_view text = address;
-    const bool in_process = text.starts_with("inproc:");
-    if (!in_process && !text.starts_with("tcp:") && !text.starts_with("unix:")) {
-      throw Error(ErrorCode::kAddress,
-                  "expected an address inproc:NAME, unix:@NAME or tcp:IP:PORT, found '" +
-                      address.substr(0, 200) + "'");
-    }
-    Connector* connector = in_process ? inproc_.get() : tcp_.get();
+    Connector* connector = find(address);
     if (connector == nullptr) {
       throw Error(ErrorCode::kAddress, "this client was made without a connector for " + address);
     }
@@ -33,20 +27,33 @@ class Dispatch final : public Connector {
   }
 
   void stop() override {
-    if (inproc_) inproc_->stop();
-    if (tcp_) tcp_->stop();
+    for (const auto& connector : {inproc_, tcp_, ranks_}) {
+      if (connector) connector->stop();
+    }
   }
 
  private:
+  Connector* find(const std::string& address) const {
+    const std::string_view text = address;
+    if (text.starts_with("inproc:")) return inproc_.get();
+    if (text.starts_with("tcp:") || text.starts_with("unix:")) return tcp_.get();
+    if (text.starts_with("c10d:")) return ranks_.get();
+    throw Error(ErrorCode::kAddress,
+                "expected an address inproc:NAME, unix:@NAME, tcp:IP:PORT or c10d:RANK, found '" +
+                    address.substr(0, 200) + "'");
+  }
+
   std::shared_ptr<Connector> inproc_;
   std::shared_ptr<Connector> tcp_;
+  std::shared_ptr<Connector> ranks_;
 };
 
 }  // namespace
 
 std::shared_ptr<Connector> make_connector(std::shared_ptr<Connector> inproc,
-                                          std::shared_ptr<Connector> tcp) {
-  return std::make_shared<Dispatch>(std::move(inproc), std::move(tcp));
+                                          std::shared_ptr<Connector> tcp,
+                                          std::shared_ptr<Connector> ranks) {
+  return std::make_shared<Dispatch>(std::move(inproc), std::move(tcp), std::move(ranks));
 }
 
 }  // namespace cpudist::core

@@ -39,8 +39,9 @@ class InprocNetwork : public std::enable_shared_from_this<InprocNetwork> {
   virtual FaultCounts counts() const = 0;
 };
 
-// Picks the connector by address scheme ("inproc:", "unix:", "tcp:"); either may be null.
+// Picks the connector by address scheme ("inproc:", "unix:" and "tcp:", "c10d:"); each may be null.
 std::shared_ptr<Connector> make_connector(std::shared_ptr<Connector> inproc,
-                                          std::shared_ptr<Connector> tcp);
+                                          std::shared_ptr<Connector> tcp,
+                                          std::shared_ptr<Connector> ranks = nullptr);
 
 }  // namespace cpudist::core

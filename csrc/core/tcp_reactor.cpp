@@ -5,7 +5,6 @@
 
 #include "core/tcp_reactor.h"
 
-#include <signal.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
@@ -30,23 +29,6 @@ thread_local const Reactor* current_reactor = nullptr;
   throw Error(ErrorCode::kInternal, std::string(what) + ": " + describe_errno(errno));
 }
 
-// Signals belong to the threads of the program, whose handlers run in the main thread.
-std::thread start_without_signals(std::function<void()> body) {
-  sigset_t all;
-  sigset_t before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
-  std::thread thread;
-  try {
-    thread = start_thread("an I/O thread", std::move(body));
-  } catch (...) {
-    pthread_sigmask(SIG_SETMASK, &before, nullptr);
-    throw;
-  }
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
-  return thread;
-}
-
 }  // namespace
 
 Reactor::Reactor()
@@ -59,7 +41,7 @@ Reactor::Reactor()
   event.events = EPOLLIN;
   event.data.u64 = kWakeToken;
   if (epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, wake_.get(), &event) != 0) fail("epoll_ctl");
-  thread_ = start_without_signals([this] { run(); });
+  thread_ = start_io_thread("an I/O thread", [this] { run(); });
 }
 
 Reactor::~Reactor() {

@@ -4,6 +4,8 @@
 // Starts threads, and says what to set when the system refuses one.
 #pragma once
 
+#include <signal.h>
+
 #include <string>
 #include <system_error>
 #include <thread>
@@ -24,6 +26,25 @@ std::thread start_thread(const std::string& purpose, Body&& body) {
                     "; set CPUDIST_SERVER_THREADS lower, or allow this process more threads and "
                     "memory (ulimit -u, ulimit -v, the container's limits)");
   }
+}
+
+// One that no signal interrupts: these belong to the threads of the program, whose handlers run in
+// the main thread.
+template <typename Body>
+std::thread start_io_thread(const std::string& purpose, Body&& body) {
+  sigset_t all;
+  sigset_t before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  std::thread thread;
+  try {
+    thread = start_thread(purpose, std::forward<Body>(body));
+  } catch (...) {
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    throw;
+  }
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  return thread;
 }
 
 }  // namespace cpudist::core
