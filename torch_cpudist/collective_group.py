@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import ctypes
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -58,7 +58,8 @@ class CollectiveGroup:
         self._server = context.server
         self.barriers = 0  # that this trainer has come to
         self._group: dist.ProcessGroup | None = None
-        self._pending: list[dist.Work] = []
+        self._pending: list[tuple[dist.Work, int]] = []
+        self._started = 0  # collectives, equal on all trainers at one place
         self.sent_bytes = 0  # what gloo's ring makes of what is summed and gathered
         if context.environment.group is not None:
             raise ConfigurationError(
@@ -90,18 +91,53 @@ class CollectiveGroup:
     def _count(self, size_bytes: int, times: float) -> None:
         self.sent_bytes += int(size_bytes * times)
 
+    def _start(self, begin: Callable[..., Any], *tensors: Any, **options: Any) -> Any:
+        try:
+            work = begin(*tensors, group=self._group, async_op=True, **options)
+        except RuntimeError as error:
+            raise self._failed(error) from error
+        self._pending.append((work, self._started))
+        self._started += 1
+        return work
+
     def start_sum(self, tensor: torch.Tensor) -> dist.Work:
         """Begins to replace ``tensor`` by its sum over all trainers, in all the same.
 
         Raises:
             PeerLostError: gloo reports a broken connection.
         """
-        try:
-            work: dist.Work = dist.all_reduce(tensor, group=self._group, async_op=True)
-        except RuntimeError as error:
-            raise self._failed(error) from error
-        self._pending.append(work)
+        work: dist.Work = self._start(dist.all_reduce, tensor)
         self._count(tensor.nbytes, 2 * (self.size - 1) / self.size)
+        return work
+
+    def start_reduce(self, tensor: torch.Tensor, owner: int) -> dist.Work:
+        """As ``start_sum``, for trainer ``owner`` only; the others' is used up."""
+        work: dist.Work = self._start(dist.reduce, tensor, group_dst=owner)
+        self._count(tensor.nbytes, (self.size - 1) / self.size)
+        return work
+
+    def start_broadcast(self, tensor: torch.Tensor, source: int = 0) -> dist.Work:
+        """Begins to replace ``tensor`` by that of trainer ``source``."""
+        work: dist.Work = self._start(dist.broadcast, tensor, group_src=source)
+        self._count(tensor.nbytes, (self.size - 1) / self.size)
+        return work
+
+    def start_gather(
+        self, found: list[torch.Tensor], tensor: torch.Tensor
+    ) -> dist.Work:
+        """Begins to put every trainer's ``tensor`` to ``found``, by rank."""
+        work: dist.Work = self._start(dist.all_gather, found, tensor)
+        self._count(tensor.nbytes, self.size - 1)
+        return work
+
+    def start_exchange(self, found: torch.Tensor, sent: torch.Tensor) -> dist.Work:
+        """Begins to send ``sent[r]`` to trainer r, and to put its own to ``found[r]``.
+
+        Args:
+            found, sent: ``[n, …]``, contiguous, of one shape.
+        """
+        work: dist.Work = self._start(dist.all_to_all_single, found, sent)
+        self._count(sent.nbytes, (self.size - 1) / self.size)
         return work
 
     def wait(self, work: dist.Work, what: str) -> None:
@@ -117,6 +153,7 @@ class CollectiveGroup:
                 ``CPUDIST_ROUND_DEADLINE_MS``.
         """
         deadline = time.monotonic() + self._deadline_s
+        number = next((n for other, n in self._pending if other is work), 0)
         while True:
             try:
                 work.wait(timedelta(seconds=_SLICE_S))
@@ -124,10 +161,10 @@ class CollectiveGroup:
             except RuntimeError as error:
                 if work.is_completed():
                     raise self._failed(error) from error
-            self._check_others(what)
+            self._check_others(what, number)
             if time.monotonic() > deadline:
                 raise self._late(what)
-        self._pending = [other for other in self._pending if other is not work]
+        self._pending = [other for other in self._pending if other[0] is not work]
 
     def sum(self, tensor: torch.Tensor, what: str) -> None:
         """``start_sum`` and ``wait``."""
@@ -136,23 +173,12 @@ class CollectiveGroup:
     def gather(self, tensor: torch.Tensor, what: str) -> list[torch.Tensor]:
         """Returns every trainer's ``tensor``, all of one shape, by rank."""
         found = [torch.empty_like(tensor) for _ in range(self.size)]
-        try:
-            work = dist.all_gather(found, tensor, group=self._group, async_op=True)
-            self._count(tensor.nbytes, self.size - 1)
-        except RuntimeError as error:
-            raise self._failed(error) from error
-        self._pending.append(work)
-        self.wait(work, what)
+        self.wait(self.start_gather(found, tensor), what)
         return found
 
-    def broadcast(self, tensor: torch.Tensor, what: str) -> None:
-        """Replaces ``tensor`` by trainer 0's."""
-        try:
-            work = dist.broadcast(tensor, 0, group=self._group, async_op=True)
-        except RuntimeError as error:
-            raise self._failed(error) from error
-        self._pending.append(work)
-        self.wait(work, what)
+    def broadcast(self, tensor: torch.Tensor, what: str, source: int = 0) -> None:
+        """Replaces ``tensor`` by that of trainer ``source``."""
+        self.wait(self.start_broadcast(tensor, source), what)
 
     def agree(self, what: str, lines: Sequence[str]) -> None:
         """Checks that all trainers say the same.
@@ -187,18 +213,21 @@ class CollectiveGroup:
 
     # -- trainers that do not come -----------------------------------------------------
 
-    def tell_left(self, when: str) -> None:
-        """Tells the others that this trainer takes no part, or does again.
-
-        Args:
-            when: after how many barriers it left; empty if it takes part.
-        """
+    def tell_left(self, left: bool) -> None:
+        """Tells the others that this trainer takes no part, or does again."""
         if self.alone:
             return
+        # What it has started still ends; what is past a barrier is of the past.
+        when = f"{self.barriers} {self._started}" if left else ""
         try:
             self._store.set(self._key("left", self.rank), when)
         except RuntimeError as error:
             raise self._failed(error) from error
+
+    def _has_left(self, rank: int, number: int) -> bool:
+        """Whether a trainer will never start collective ``number``."""
+        barriers, _, started = self._told("left", rank).partition(" ")
+        return barriers == str(self.barriers) and int(started) <= number
 
     def _key(self, what: str, rank: int) -> str:
         return f"{self._prefix}/{what}/{rank}"
@@ -207,12 +236,10 @@ class CollectiveGroup:
         key = self._key(what, rank)
         return self._store.get(key).decode() if self._store.check([key]) else ""
 
-    def _check_others(self, what: str) -> None:
+    def _check_others(self, what: str, number: int) -> None:
         others = [rank for rank in range(self.size) if rank != self.rank]
         try:
-            # What was told before a barrier that all have passed is of the past.
-            now = str(self.barriers)
-            left = [rank for rank in others if self._told("left", rank) == now]
+            left = [rank for rank in others if self._has_left(rank, number)]
             failures = [text for r in others if (text := self._told("failed", r))]
         except RuntimeError as error:
             raise self._failed(error) from error
@@ -258,7 +285,7 @@ class CollectiveGroup:
         group, self._group = self._group, None
         if group is None or not dist.is_initialized():
             return
-        if all(work.is_completed() for work in self._pending):
+        if all(work.is_completed() for work, _ in self._pending):
             dist.destroy_process_group(group)
         else:
             # gloo's destructor waits for what is unfinished, until its timeout: one

@@ -32,13 +32,10 @@ from torch_cpudist.placement import Placement
 from torch_cpudist.placement_parts import dense_of, tables_of
 from torch_cpudist.state_checks import States
 from torch_cpudist.strategies.allreduce import AllReduce
+from torch_cpudist.strategies.allreduce_driver import AllReduceDriver
 from torch_cpudist.strategies.async_driver import AsyncDriver
 from torch_cpudist.strategies.asynchronous import Async
 from torch_cpudist.strategies.base import Strategy
-from torch_cpudist.strategies.collective_drivers import (
-    AllReduceDriver,
-    LocalSGDDriver,
-)
 from torch_cpudist.strategies.driver import Driver
 from torch_cpudist.strategies.geo import Geo
 from torch_cpudist.strategies.geo_driver import GeoDriver
@@ -46,6 +43,7 @@ from torch_cpudist.strategies.half_async import HalfAsync
 from torch_cpudist.strategies.hybrid import Hybrid
 from torch_cpudist.strategies.hybrid_driver import HybridDriver
 from torch_cpudist.strategies.local_sgd import LocalSGD
+from torch_cpudist.strategies.local_sgd_driver import LocalSGDDriver
 from torch_cpudist.strategies.sync import Sync
 from torch_cpudist.strategies.sync_driver import SyncDriver
 from torch_cpudist.trained import Trained
@@ -97,9 +95,7 @@ def open_parameters(
         _check_tables(placement, strategy)
         group = CollectiveGroup(context, kind)
         client = context.trainer_client()
-        same_state = isinstance(strategy, AllReduce)
-        settings = repr(strategy)
-        return CopiedParameters(client, placement, group, inners, same_state, settings)
+        return CopiedParameters(client, placement, group, inners, repr(strategy))
     return _open_set(strategy, context, placement, states)
 
 
