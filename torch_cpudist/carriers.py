@@ -42,26 +42,22 @@ class Carrier(ABC):
             PeerLostError, OperationTimeoutError: see ``CollectiveGroup.wait``.
         """
 
+    @abstractmethod
     def take(self) -> None:
         """What was summed last is used; else it is as if it had not been sent."""
 
+    @abstractmethod
     def forget(self) -> None:
         """A step begins: what is under way belongs to another one."""
 
 
-class SumCarrier(Carrier):
-    """One all-reduce per bucket."""
-
-    carries_header = True
+class _Direct(Carrier):
+    """Gradients travel as they are."""
 
     def __init__(self, group: CollectiveGroup, buckets: Sequence[Bucket]) -> None:
         """See ``Carrier``."""
         super().__init__(group, buckets)
         self._works: list[dist.Work] = []
-
-    def start(self, b: int) -> None:
-        """Begins the all-reduce."""
-        self._works.append(self._group.start_sum(self._buckets[b].storage))
 
     def finish(self) -> None:
         """Waits; see ``Carrier``."""
@@ -69,18 +65,26 @@ class SumCarrier(Carrier):
             self._group.wait(work, _WHAT)
         self._works = []
 
+    def take(self) -> None:
+        """Nothing is kept."""
+
     def forget(self) -> None:
         """Drops works."""
         self._works = []
 
 
-class OwnerCarrier(Carrier):
-    """Each run of pieces is summed on its owner only, by a reduce."""
+class SumCarrier(_Direct):
+    """One all-reduce per bucket."""
 
-    def __init__(self, group: CollectiveGroup, buckets: Sequence[Bucket]) -> None:
-        """See ``Carrier``."""
-        super().__init__(group, buckets)
-        self._works: list[dist.Work] = []
+    carries_header = True
+
+    def start(self, b: int) -> None:
+        """Begins the all-reduce."""
+        self._works.append(self._group.start_sum(self._buckets[b].storage))
+
+
+class OwnerCarrier(_Direct):
+    """A reduce per bucket and owner: only the owner of pieces has their sum."""
 
     def start(self, b: int) -> None:
         """Begins a reduce to each owner."""
@@ -88,16 +92,6 @@ class OwnerCarrier(Carrier):
         for owner, begin, end in bucket.segments():
             part = bucket.flat[begin:end]
             self._works.append(self._group.start_reduce(part, owner))
-
-    def finish(self) -> None:
-        """Waits; ``flat`` then holds sums where this trainer is the owner."""
-        for work in self._works:
-            self._group.wait(work, _WHAT)
-        self._works = []
-
-    def forget(self) -> None:
-        """Drops works."""
-        self._works = []
 
 
 class _Rounded:

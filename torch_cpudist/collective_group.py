@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 # A wait looks up after so long: for signals, and for trainers that will not come.
 _SLICE_S = 0.5
+_POLL_S = 0.005
 _CPU = torch.device("cpu")
 
 
@@ -57,6 +58,7 @@ class CollectiveGroup:
         self._deadline_s = context.environment.round_deadline_ms / 1000
         self._server = context.server
         self.barriers = 0  # that this trainer has come to
+        self._meetings = 0
         self._group: dist.ProcessGroup | None = None
         self._pending: list[tuple[dist.Work, int]] = []
         self._started = 0  # collectives, equal on all trainers at one place
@@ -131,10 +133,11 @@ class CollectiveGroup:
         return work
 
     def start_exchange(self, found: torch.Tensor, sent: torch.Tensor) -> dist.Work:
-        """Begins to send ``sent[r]`` to trainer r, and to put its own to ``found[r]``.
+        """Begins to send ``sent[r]`` to trainer r, and to collect what they send.
 
         Args:
-            found, sent: ``[n, …]``, contiguous, of one shape.
+            found: ``[n, …]``, contiguous, by rank.
+            sent: of the same shape.
         """
         work: dist.Work = self._start(dist.all_to_all_single, found, sent)
         self._count(sent.nbytes, (self.size - 1) / self.size)
@@ -213,21 +216,60 @@ class CollectiveGroup:
 
     # -- trainers that do not come -----------------------------------------------------
 
-    def tell_left(self, left: bool) -> None:
-        """Tells the others that this trainer takes no part, or does again."""
+    def tell_left(self, why: str) -> None:
+        """Tells the others that this trainer takes no part, or with "" does again."""
         if self.alone:
             return
         # What it has started still ends; what is past a barrier is of the past.
-        when = f"{self.barriers} {self._started}" if left else ""
+        when = f"{self.barriers} {self._started} {why}" if why else ""
         try:
             self._store.set(self._key("left", self.rank), when)
         except RuntimeError as error:
             raise self._failed(error) from error
 
-    def _has_left(self, rank: int, number: int) -> bool:
-        """Whether a trainer will never start collective ``number``."""
-        barriers, _, started = self._told("left", rank).partition(" ")
-        return barriers == str(self.barriers) and int(started) <= number
+    def _gone(self, number: int) -> list[str]:
+        """Which trainers will never start collective ``number``, and why."""
+        found = []
+        for rank in range(self.size):
+            told = self._told("left", rank) if rank != self.rank else ""
+            barriers, _, rest = told.partition(" ")
+            started, _, why = rest.partition(" ")
+            if barriers == str(self.barriers) and int(started) <= number:
+                found.append(f"trainer {rank} {why}")
+        return found
+
+    def meet(self, where: str) -> None:
+        """Waits until all trainers are here, which is not in a collective.
+
+        Args:
+            where: in which call, for messages: those who take part in a collective that
+                needs this trainer get an error.
+
+        Raises:
+            PeerLostError, OperationTimeoutError: a trainer died or does not come.
+        """
+        if self.alone:
+            return
+        self._meetings += 1
+        self.tell_left(f"is in {where}")
+        deadline = time.monotonic() + self._deadline_s
+        here, look_up = self._key("met", self._meetings), 0.0
+        count = self._add(here, 1)
+        while count < self.size:
+            time.sleep(_POLL_S)
+            count = self._add(here, 0)
+            if time.monotonic() > look_up:
+                look_up = time.monotonic() + _SLICE_S
+                self._check_lost(where)
+            if time.monotonic() > deadline:
+                raise self._late(where)
+        self.tell_left("")
+
+    def _add(self, key: str, number: int) -> int:
+        try:
+            return self._store.add(key, number)
+        except RuntimeError as error:
+            raise self._failed(error) from error
 
     def _key(self, what: str, rank: int) -> str:
         return f"{self._prefix}/{what}/{rank}"
@@ -237,9 +279,21 @@ class CollectiveGroup:
         return self._store.get(key).decode() if self._store.check([key]) else ""
 
     def _check_others(self, what: str, number: int) -> None:
+        try:
+            gone = self._gone(number)
+        except RuntimeError as error:
+            raise self._failed(error) from error
+        self._check_lost(what)
+        if gone:
+            raise OperationTimeoutError(
+                f"{self._owner}: {gone[0]}, and {what} needs all {self.size} trainers. "
+                "Let all take the same number of steps: one that runs out of data "
+                "calls opt.step(samples=0), where the others pass their samples."
+            )
+
+    def _check_lost(self, what: str) -> None:
         others = [rank for rank in range(self.size) if rank != self.rank]
         try:
-            left = [rank for rank in others if self._has_left(rank, number)]
             failures = [text for r in others if (text := self._told("failed", r))]
         except RuntimeError as error:
             raise self._failed(error) from error
@@ -252,13 +306,6 @@ class CollectiveGroup:
             raise PeerLostError(
                 f"{self._owner}: another trainer reports: {failures[0]} Restart the "
                 "run."
-            )
-        if left:
-            raise OperationTimeoutError(
-                f"{self._owner}: trainer {left[0]} has left, and {what} needs all "
-                f"{self.size} trainers. Let all take the same number of steps: one "
-                "that runs out of data calls opt.step(samples=0), where the others "
-                "pass their samples."
             )
 
     def _late(self, what: str) -> OperationTimeoutError:

@@ -16,6 +16,7 @@ from torch_cpudist.collective_group import CollectiveGroup
 from torch_cpudist.flat_buckets import DEFAULT_BYTES, plan
 from torch_cpudist.parameter_set import Weights
 from torch_cpudist.placement import DenseParameter, Placement
+from torch_cpudist.server_mark import ServerMark
 from torch_cpudist.trained import Trained
 
 
@@ -29,6 +30,7 @@ class CopiedParameters(Trained):
         group: CollectiveGroup,
         inners: Sequence[Optimizer],
         settings: str,
+        mark: ServerMark | None,
     ) -> None:
         """Checks that all trainers built the same, and takes trainer 0's values.
 
@@ -38,6 +40,7 @@ class CopiedParameters(Trained):
             group: of all trainers.
             inners: the wrapped optimizers.
             settings: the strategy, which must be equal too.
+            mark: that servers have of it, closed with this.
 
         Raises:
             ConfigMismatchError: names what another trainer has built otherwise.
@@ -47,6 +50,7 @@ class CopiedParameters(Trained):
         self.group = group
         self.inners = list(inners)
         self._settings = settings
+        self._mark = mark
         self.hooks: list[RemovableHandle] = []
         tables = [
             DenseParameter(
@@ -115,6 +119,8 @@ class CopiedParameters(Trained):
             hook.remove()
         self.hooks.clear()
         self.group.close()
+        if self._mark is not None:
+            self._mark.close(tell_servers)
 
 
 def inner_state(inners: Sequence[Optimizer], parameter: torch.Tensor) -> Any:

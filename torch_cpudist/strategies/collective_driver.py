@@ -75,7 +75,7 @@ class CollectiveDriver(Driver):
 
     def _take_part(self) -> None:
         if self._said_left:
-            self._group.tell_left(False)
+            self._group.tell_left("")
             self._said_left = False
 
     def settle(self) -> None:
@@ -102,7 +102,7 @@ class CollectiveDriver(Driver):
 
     def leave(self) -> None:
         """Tells the others, who cannot go on alone."""
-        self._group.tell_left(True)
+        self._group.tell_left("has left")
         self._said_left = True
 
     def join(self) -> None:

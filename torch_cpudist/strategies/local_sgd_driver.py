@@ -5,8 +5,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
+from torch import nn
+from torch.optim import Optimizer
 
 from torch_cpudist.clip import Clip, clip_own
 from torch_cpudist.copied_parameters import CopiedParameters
@@ -14,11 +17,55 @@ from torch_cpudist.errors import ConfigMismatchError
 from torch_cpudist.flat_buckets import DEFAULT_BYTES, Bucket, plan
 from torch_cpudist.inner_guard import InnerGuard
 from torch_cpudist.log import logger
+from torch_cpudist.outer import Outer
 from torch_cpudist.placement import Rules
 from torch_cpudist.state_checks import States
 from torch_cpudist.strategies.collective_driver import CollectiveDriver
 from torch_cpudist.strategies.driver import whole_samples
 from torch_cpudist.strategies.local_sgd import LocalSGD
+
+if TYPE_CHECKING:
+    from torch_cpudist.context import Context
+
+_WHAT = "averaging parameters"
+
+
+def _fill(bucket: Bucket) -> None:
+    for i, piece in enumerate(bucket.pieces):
+        bucket.view(i).copy_(piece.entry.parameter)
+
+
+class _OuterStep:
+    """SGD on one bucket, with the trainers' mean movement, negated, as gradient."""
+
+    @torch.no_grad()
+    def __init__(self, bucket: Bucket, outer: Outer) -> None:
+        self._bucket = bucket
+        self._values = nn.Parameter(torch.zeros(bucket.size, dtype=bucket.dtype))
+        self._sgd = torch.optim.SGD(
+            [self._values],
+            lr=outer.lr,
+            momentum=outer.momentum,
+            nesterov=outer.nesterov,
+        )
+        self.begin()
+
+    @torch.no_grad()
+    def begin(self) -> None:
+        """Takes the parameters' values as those of the last average."""
+        _fill(self._bucket)
+        self._values.copy_(self._bucket.flat)
+
+    def step(self, plain: bool) -> None:
+        """Replaces the mean in the bucket by what the outer step makes of it."""
+        flat = self._bucket.flat
+        if plain:
+            self._values.copy_(flat)
+            return
+        self._values.grad = self._values - flat
+        self._sgd.step()
+        self._values.grad = None
+        flat.copy_(self._values)
 
 
 class LocalSGDDriver(CollectiveDriver):
@@ -37,6 +84,9 @@ class LocalSGDDriver(CollectiveDriver):
         self._strategy = strategy
         self._since = 0  # steps after the last average
         self._buckets: list[Bucket] = plan(parameters.placement.dense, DEFAULT_BYTES)
+        self._outer: list[_OuterStep] | None = None
+        if strategy.outer is not None:
+            self._outer = [_OuterStep(b, strategy.outer) for b in self._buckets]
 
     def step(self, rules: Rules, samples: int | None, clip: Clip | None) -> int:
         """Steps the wrapped optimizers; averages if it is time.
@@ -53,8 +103,7 @@ class LocalSGDDriver(CollectiveDriver):
         self._step_inners()
         self._steps += 1
         self._since += 1
-        warm = self._steps <= self._strategy.warmup_steps
-        if warm or self._since >= self._strategy.every:
+        if self._warm() or self._since >= self._strategy.every:
             self._average()
         return self._steps
 
@@ -65,16 +114,41 @@ class LocalSGDDriver(CollectiveDriver):
         Raises:
             ConfigMismatchError: trainers have taken other numbers of steps.
         """
-        what = "averaging parameters"
-        if self._group.alone:
-            self._since = 0
-            self._averages += 1
+        alone = self._group.alone
+        if not alone and not self._agreed_to_average():
             return
-        n = self._group.size
-        told = torch.zeros(2, n, dtype=torch.int64, device="cpu")
+        self._since = 0
+        self._averages += 1
+        if alone and (self._outer is None or self._copied.changed()):
+            return
+        works = []
+        for bucket in self._buckets:
+            _fill(bucket)
+            if not alone:
+                works.append(self._group.start_sum(bucket.flat))
+        for i, bucket in enumerate(self._buckets):
+            if not alone:
+                self._group.wait(works[i], _WHAT)
+                bucket.flat.mul_(1.0 / self._group.size)
+            if self._outer is not None:
+                self._outer[i].step(plain=self._warm())
+            for k, piece in enumerate(bucket.pieces):
+                piece.entry.parameter.copy_(bucket.view(k))
+        self._copied.accept_changes()
+
+    def _warm(self) -> bool:
+        return self._steps <= self._strategy.warmup_steps
+
+    def _agreed_to_average(self) -> bool:
+        """Whether no trainer's model was written. Collective.
+
+        Raises:
+            ConfigMismatchError: trainers have taken other numbers of steps.
+        """
+        told = torch.zeros(2, self._group.size, dtype=torch.int64, device="cpu")
         told[0, self._group.rank] = self._steps
         told[1, self._group.rank] = len(self._copied.changed())
-        self._group.sum(told, what)
+        self._group.sum(told, _WHAT)
         steps, written = told
         if bool(written.any()):
             # On no trainer, or the others would take what was written for movement.
@@ -83,25 +157,22 @@ class LocalSGDDriver(CollectiveDriver):
                 "moved since the last average is not averaged",
                 written.nonzero().flatten().tolist(),
             )
-            return
-        self._since = 0
-        self._averages += 1
+            return False
         if int(steps.min()) != int(steps.max()):
             raise ConfigMismatchError(
                 f"LocalSGD: trainers are after steps {steps.tolist()}, expected equal "
                 "numbers. Give every trainer as many batches as the others."
             )
-        works = []
-        for bucket in self._buckets:
-            for i, piece in enumerate(bucket.pieces):
-                bucket.view(i).copy_(piece.entry.parameter)
-            works.append(self._group.start_sum(bucket.flat))
-        for work, bucket in zip(works, self._buckets, strict=True):
-            self._group.wait(work, what)
-            bucket.flat.mul_(1.0 / n)
-            for i, piece in enumerate(bucket.pieces):
-                piece.entry.parameter.copy_(bucket.view(i))
-        self._copied.accept_changes()
+        return True
+
+    def store_model(
+        self, context: Context, inners: Sequence[Optimizer], all_rows: bool
+    ) -> None:
+        """Makes trainer 0's values everybody's; outer steps go on from these."""
+        super().store_model(context, inners, all_rows)
+        self._since = 0
+        for outer in self._outer or ():
+            outer.begin()
 
     def leave(self) -> None:
         """Averages what was moved since the last time; all trainers leave together.
