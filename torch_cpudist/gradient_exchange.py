@@ -217,7 +217,7 @@ class GradientExchange:
     ) -> Header:
         """Sums gradients and headers, perhaps twice."""
         eager = not self.late
-        apart = self._send_rest(carrier, grads, told, 1 if eager else weight)
+        apart = self._send_rest(grads, told, 1 if eager else weight)
         carrier.finish()
         if apart is None:
             sums = self.buckets[-1].storage[self.buckets[-1].size :]
@@ -236,18 +236,15 @@ class GradientExchange:
         return header
 
     def _send_rest(
-        self, carrier: Carrier, grads: Gradients, told: list[float], weight: int
+        self, grads: Gradients, told: list[float], weight: int
     ) -> tuple[dist.Work, torch.Tensor] | None:
         """Sends the buckets that backward has not sent, and the header.
 
         Returns:
             The header's own collective, if it does not travel with the last bucket.
         """
-        apart = None
-        if self._early == len(self.buckets):
-            header = torch.tensor(told, dtype=torch.float32, device="cpu")
-            apart = self._group.start_sum(header), header
-        else:
+        rides = self._early < len(self.buckets)
+        if rides:
             last = self.buckets[-1]
             values = torch.tensor(told, dtype=last.dtype, device="cpu")
             last.storage[last.size :] = values
@@ -255,7 +252,11 @@ class GradientExchange:
         self._refill(grads, weight, first)
         for _ in range(first, len(self.buckets)):
             self._start_next()
-        return apart
+        if rides:
+            return None
+        # Last: how many buckets backward has sent is another number on each trainer.
+        header = torch.tensor(told, dtype=torch.float32, device="cpu")
+        return self._group.start_sum(header), header
 
     def _refill(self, grads: Gradients, weight: int, first: int = 0) -> None:
         """Fills buckets from ``first`` on with the gradients that are not there."""
