@@ -143,6 +143,10 @@ def test_parts_of_a_hybrid_keep_what_each_promises():
             for name, one in found.items():
                 if name.startswith("rewritten"):
                     assert one, name
+                elif name.startswith("half done"):
+                    assert "All is as before" in one["said"], name
+                    assert one["kept"], name
+                    assert one["back"], name
                 elif name.startswith("parity"):
                     assert one["worst"] <= 1, name
                     assert one["bits"], name

@@ -62,6 +62,7 @@ class CollectiveGroup:
         self._group: dist.ProcessGroup | None = None
         self._pending: list[tuple[dist.Work, int]] = []
         self._started = 0  # collectives, equal on all trainers at one place
+        self.wait_s = 0.0  # in collectives
         self.sent_bytes = 0  # what gloo's ring makes of what is summed and gathered
         if context.environment.group is not None:
             raise ConfigurationError(
@@ -155,7 +156,8 @@ class CollectiveGroup:
             OperationTimeoutError: a trainer has left, or did not get there within
                 ``CPUDIST_ROUND_DEADLINE_MS``.
         """
-        deadline = time.monotonic() + self._deadline_s
+        began = time.monotonic()
+        deadline = began + self._deadline_s
         number = next((n for other, n in self._pending if other is work), 0)
         while True:
             try:
@@ -167,6 +169,7 @@ class CollectiveGroup:
             self._check_others(what, number)
             if time.monotonic() > deadline:
                 raise self._late(what)
+        self.wait_s += time.monotonic() - began
         self._pending = [other for other in self._pending if other[0] is not work]
 
     def sum(self, tensor: torch.Tensor, what: str) -> None:

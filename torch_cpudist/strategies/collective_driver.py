@@ -120,6 +120,7 @@ class CollectiveDriver(Driver):
             "collective": {
                 "averages": self._averages,
                 "sent_bytes": self._group.sent_bytes,
+                "wait_s": self._group.wait_s,
             }
         }
 
