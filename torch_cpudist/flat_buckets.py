@@ -125,26 +125,31 @@ def squared_norm(flat: torch.Tensor) -> float:
 
 
 def plan(
-    entries: Sequence[DenseParameter], bucket_bytes: int, least: int = 1
+    entries: Sequence[DenseParameter], bucket_bytes: int, halves: bool = False
 ) -> list[Bucket]:
     """Deals parameters to buckets, the last first: so backward has their gradients.
 
     Args:
         entries: the parameters.
         bucket_bytes: of a bucket, at most; a larger parameter has one of its own.
-        least: so many buckets, if that leaves ``LEAST_BYTES`` to each.
+        halves: two buckets where one would do, unless that is too small, so that one
+            may travel while backward computes the other.
     """
     total = sum(e.parameter.numel() * e.dtype.itemsize for e in entries)
-    most = min(bucket_bytes, max(-(-total // least), LEAST_BYTES))
+    enough = bucket_bytes
+    if halves and total >= 2 * LEAST_BYTES:
+        enough = min(enough, total // 2)
     buckets: list[Bucket] = []
     open_buckets: dict[torch.dtype, Bucket] = {}
     for entry in reversed(entries):
         bucket = open_buckets.get(entry.dtype)
         needed = entry.parameter.numel() * entry.dtype.itemsize
-        if bucket is None or bucket.size_bytes + needed > most:
+        if bucket is None or bucket.size_bytes + needed > bucket_bytes:
             bucket = open_buckets[entry.dtype] = Bucket(entry.dtype)
             buckets.append(bucket)
         bucket.add(whole(entry))
+        if bucket.size_bytes >= enough:
+            del open_buckets[entry.dtype]
     return buckets
 
 

@@ -32,9 +32,6 @@ from torch_cpudist.strategies.driver import whole_samples
 if TYPE_CHECKING:
     from torch_cpudist.context import Context
 
-# Buckets of a small model: what is sent while backward goes on, and the last.
-LEAST_BUCKETS = 3
-
 
 def averaging(strategy: AllReduce) -> MakeCarrier:
     """What sums the buckets of a strategy."""
@@ -115,7 +112,7 @@ class AllReduceDriver(GradientDriver):
     ) -> None:
         """See ``CollectiveDriver``."""
         entries = parameters.placement.dense
-        buckets = plan(entries, strategy.bucket_bytes, LEAST_BUCKETS)
+        buckets = plan(entries, strategy.bucket_bytes, halves=True)
         exchange = GradientExchange(parameters, buckets, averaging(strategy))
         super().__init__(parameters, exchange, guard, states, others)
 

@@ -26,7 +26,7 @@ class Reduce(Strategy):
 
     Attributes:
         bucket_bytes: gradients that travel together, at most; a larger parameter
-            travels alone, a model of less in up to three.
+            travels alone, a model of less in two halves.
             ``CPUDIST_REDUCE_BUCKET_BYTES``.
     """
 

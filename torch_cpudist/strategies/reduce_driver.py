@@ -22,11 +22,7 @@ from torch_cpudist.row_exchange import Rows, as_gradient
 from torch_cpudist.state_checks import States
 from torch_cpudist.state_transfer import share_state
 from torch_cpudist.step_header import Header
-from torch_cpudist.strategies.allreduce_driver import (
-    LEAST_BUCKETS,
-    GradientDriver,
-    clip_average,
-)
+from torch_cpudist.strategies.allreduce_driver import GradientDriver, clip_average
 from torch_cpudist.strategies.reduce import Reduce
 
 if TYPE_CHECKING:
@@ -50,7 +46,7 @@ class ReduceDriver(GradientDriver):
         entries, group = parameters.placement.dense, parameters.group
         inners = parameters.inners
         pieces = owned_pieces(entries, inners, strategy.sharding, group.size)
-        buckets = by_owner(plan(entries, strategy.bucket_bytes, LEAST_BUCKETS), pieces)
+        buckets = by_owner(plan(entries, strategy.bucket_bytes, halves=True), pieces)
         exchange = GradientExchange(parameters, buckets, OwnerCarrier)
         super().__init__(parameters, exchange, guard, states, others)
         tables = parameters.entries[len(entries) :]
