@@ -139,13 +139,22 @@ class Progress:
             self.losses.append(loss)
         self.bar.update(samples)
 
+    def so_far(self) -> dict[str, float]:
+        """Return what servers and, under collective strategies, trainers were sent."""
+        stats = self.optimizer.stats()
+        found = {name: float(stats[name]) for name in COUNTERS}
+        if among_trainers := stats.get("collective"):
+            found["bytes_sent"] += among_trainers["sent_bytes"]
+            found["wait_s"] += among_trainers["wait_s"]
+        return found
+
     def resume(self) -> None:
         """Count traffic and waiting from here on."""
-        self.began = self.optimizer.stats()
+        self.began = self.so_far()
 
     def pause(self) -> None:
         """Stop counting: an evaluation follows, whose lookups are not training."""
-        now = self.optimizer.stats()
+        now = self.so_far()
         for name in COUNTERS:
             self.counted[name] += now[name] - self.began[name]
 

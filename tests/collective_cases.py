@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch import nn
 
 import torch_cpudist as cpudist
+from torch_cpudist.collective_group import CollectiveGroup
 
 STEPS, WIDTH = 12, 6
 SMALL = {"name": "allreduce", "bucket_bytes": 100}
@@ -134,7 +135,9 @@ def unevenly(step: int, rank: int) -> int:
     return (step + 2 * rank) % 4
 
 
-def like_one_process(context: cpudist.Context, dtype: torch.dtype) -> dict[str, Any]:
+def like_one_process(
+    context: cpudist.Context, dtype: torch.dtype, strategy: Any = SMALL
+) -> dict[str, Any]:
     """Equal and unequal weights, clipping: differences to plain torch."""
     rank, found = context.trainer_rank, {}
     cases = {
@@ -145,7 +148,7 @@ def like_one_process(context: cpudist.Context, dtype: torch.dtype) -> dict[str, 
     for name, (sizes, weigh, clip) in cases.items():
         model, bits = Dense(dtype), True
         options = {} if clip is None else {"clip": cpudist.ClipNorm(clip)}
-        with trained(model, adam, SMALL, **options) as optimizer:
+        with trained(model, adam, strategy, **options) as optimizer:
             for step in range(STEPS):
                 optimizer.zero_grad()
                 size = sizes(step, rank)
@@ -159,6 +162,7 @@ def like_one_process(context: cpudist.Context, dtype: torch.dtype) -> dict[str, 
         found[f"{name} bits"] = bits
         found[f"{name} repeated"] = collective["repeated"]
         found["buckets"] = collective["buckets"]
+        found["state_bytes"] = collective.get("state_bytes")
     return found
 
 
@@ -177,11 +181,13 @@ def like_ddp(context: cpudist.Context) -> float:
     return difference(ours, theirs)
 
 
-def several_passes(context: cpudist.Context, how: str) -> tuple[float, int]:
+def several_passes(
+    context: cpudist.Context, how: str, strategy: Any = SMALL
+) -> tuple[float, int]:
     """Two passes a step, against the sum of both: the difference, steps sent twice."""
     rank, n, ours, plain = context.trainer_rank, context.trainer_count, Dense(), Dense()
     reference = adam(plain)
-    with trained(ours, adam, SMALL) as optimizer:
+    with trained(ours, adam, strategy) as optimizer:
         for step in range(STEPS):
             batches = [batch_of(100 * k + step, rank, 3, torch.float32) for k in (1, 2)]
             optimizer.zero_grad()
@@ -190,7 +196,8 @@ def several_passes(context: cpudist.Context, how: str) -> tuple[float, int]:
                     loss_of(ours, batches[0], (0, 1)).backward()
             else:
                 loss_of(ours, batches[0], (0, 1)).backward()
-            loss_of(ours, batches[1], (0, 2)).backward()
+            again = loss_of(ours, batches[1], (0, 2))
+            again.backward(create_graph=how == "create_graph")
             if how == "clipped":
                 torch.nn.utils.clip_grad_value_(ours.parameters(), 0.05)
             optimizer.step()
@@ -234,7 +241,21 @@ def refusals(context: cpudist.Context) -> dict[str, str]:
     return found
 
 
-def saved_and_loaded(context: cpudist.Context) -> dict[str, Any]:
+def mismatches(context: cpudist.Context) -> list[str]:
+    """What is said when the trainers' strategies differ."""
+    found = []
+    for pair in (("sync", "allreduce"), ("reduce", "async"), ("allreduce", "reduce")):
+        model = Dense()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        strategy = pair[context.trainer_rank]
+        try:
+            cpudist.DistributedOptimizer(optimizer, model, strategy)
+        except cpudist.ConfigMismatchError as error:
+            found.append(str(error))
+    return found
+
+
+def saved_and_loaded(context: cpudist.Context, strategy: Any = SMALL) -> dict[str, Any]:
     """``state_dict`` into plain torch and back, and weights written by one trainer."""
     rank, model, plain = context.trainer_rank, Dense(), Dense()
 
@@ -247,14 +268,14 @@ def saved_and_loaded(context: cpudist.Context) -> dict[str, Any]:
             stepped.step()
 
     everyone = list(range(context.trainer_count))
-    with trained(model, adam, SMALL) as optimizer:
+    with trained(model, adam, strategy) as optimizer:
         steps(optimizer, model, 0, [rank])
         saved = copy.deepcopy(optimizer.state_dict())
     plain.load_state_dict(model.state_dict())
     reference = adam(plain)
     reference.load_state_dict(copy.deepcopy(saved))
     steps(reference, plain, 3, everyone)
-    with trained(model, adam, SMALL) as optimizer:
+    with trained(model, adam, strategy) as optimizer:
         optimizer.load_state_dict(saved)
         steps(optimizer, model, 3, [rank])
         continued = difference(model, plain)
@@ -265,7 +286,9 @@ def saved_and_loaded(context: cpudist.Context) -> dict[str, Any]:
         cpudist.barrier()
         stored = model.last.weight[0, 0].item()
         steps(optimizer, model, 6, [rank])
-        return {"continued": continued, "stored": stored, "bits": same_bits(model)}
+        found = {"continued": continued, "stored": stored, "bits": same_bits(model)}
+        found["global_step"] = cpudist.global_step()
+        return found
 
 
 def averages(context: cpudist.Context, _report: Any) -> dict[str, Any]:
@@ -277,11 +300,15 @@ def averages(context: cpudist.Context, _report: Any) -> dict[str, Any]:
         "no_sync": several_passes(context, "no_sync"),
         "passes": several_passes(context, "passes"),
         "clipped": several_passes(context, "clipped"),
+        "create_graph": several_passes(context, "create_graph"),
         "state": saved_and_loaded(context),
         "local": local_sgd(context),
     }
     if context.trainer_count == 2:
         found["refused"] = refusals(context)
+        found["mismatched"] = mismatches(context)
+        found["outer"] = outer_steps(context)
+        found["written"] = written(context)
     return found
 
 
@@ -322,6 +349,68 @@ def local_sgd(context: cpudist.Context) -> dict[str, Any]:
         }
 
 
+def outer_steps(context: cpudist.Context) -> float:
+    """LocalSGD with an outer optimizer, against torch's over movements: difference."""
+    rank, n = context.trainer_rank, context.trainer_count
+    plain, ours = [Dense() for _ in range(n)], Dense()
+    references = [adam(model) for model in plain]
+    kept = Dense()
+    options = {"lr": 0.7, "momentum": 0.9, "nesterov": True}
+    outer = torch.optim.SGD(kept.parameters(), **options)
+    strategy = cpudist.LocalSGD(every=3, warmup_steps=1, outer=options)
+    with trained(ours, adam, strategy) as optimizer:
+        for step in range(STEPS):
+            optimizer.zero_grad()
+            loss_of(ours, batch_of(step, rank, 3, torch.float32), (0, 1)).backward()
+            optimizer.step()
+            pairs = zip(plain, references, strict=True)
+            for other, (model, reference) in enumerate(pairs):
+                reference.zero_grad()
+                batch = batch_of(step, other, 3, torch.float32)
+                loss_of(model, batch, (0, 1)).backward()
+                reference.step()
+            if step == 0 or step % 3 == 0:
+                mean = sum(flat_of(model) for model in plain) / n
+                if step:
+                    movement = flat_of(kept) - mean
+                    begin = 0
+                    for p in kept.parameters():
+                        p.grad = movement[begin : begin + p.numel()].view_as(p)
+                        begin += p.numel()
+                    outer.step()
+                    mean = flat_of(kept)
+                for model in [*plain, kept]:
+                    nn.utils.vector_to_parameters(mean.clone(), model.parameters())
+        return difference(ours, plain[rank])
+
+
+def written(context: cpudist.Context) -> dict[str, Any]:
+    """What trainer 1 writes between two averages of LocalSGD stays its own."""
+    model, rank = Dense(), context.trainer_rank
+    with trained(model, adam, cpudist.LocalSGD(every=4)) as optimizer:
+        loss_of(model, batch_of(0, rank, 3, torch.float32), (0,)).backward()
+        optimizer.step()
+        if rank:
+            with torch.no_grad():
+                model.last.bias.fill_(9.0)
+        before = flat_of(model).clone()
+        cpudist.barrier()  # would average
+        kept = torch.equal(before, flat_of(model))
+        refused = ""
+        try:
+            optimizer.flush(overwrite=True)
+        except cpudist.ModelChangedError as error:
+            refused = str(error)
+        optimizer.store_model()
+        averages = optimizer.stats()["collective"]["averages"]
+        return {
+            "kept": kept,
+            "refused": refused,
+            "together": same_bits(model),
+            "averages": averages,
+        }
+
+
 # -- trainers that do not come -----------------------------------------------------
 
 
@@ -351,3 +440,31 @@ def one_stops_early(context: cpudist.Context, report: Any) -> float:
     report(time.monotonic() - began)
     cpudist.barrier()
     return 0.0
+
+
+def one_leaves_meanwhile(context: cpudist.Context) -> float:
+    """Trainer 1 leaves while a sum that it has begun still waits for trainer 2."""
+    group = CollectiveGroup(context, "the test")
+    tensor = torch.ones(3)
+    if context.trainer_rank == 2:
+        time.sleep(0.8)  # longer than a waiting trainer goes without a look
+    work = group.start_sum(tensor)
+    if context.trainer_rank == 1:
+        group.tell_left("has left")
+    group.wait(work, "a sum")
+    cpudist.barrier()
+    group.close()
+    return float(tensor[0])
+
+
+def asks_alone(context: cpudist.Context, report: Any) -> None:
+    """Trainer 0 wants the state of all, trainer 1 steps."""
+    model = Dense()
+    optimizer = cpudist.DistributedOptimizer(adam(model), model, "reduce")
+    loss_of(model, batch_of(0, 0, 2, torch.float32), (0,)).backward()
+    optimizer.step()
+    report("stepped")
+    if context.trainer_rank == 0:
+        optimizer.state_dict()
+    else:
+        optimizer.step()

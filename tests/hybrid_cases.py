@@ -99,11 +99,40 @@ def rewritten(context: cpudist.Context, dense: str, sparse: str) -> bool:
         return all(bool((p == 5.0).all()) for p in model.parameters())
 
 
+def nothing_half_done(context: cpudist.Context, dense: str) -> dict[str, Any]:
+    """What ``flush(overwrite=True)`` does where a part cannot take values back."""
+    model, rank = Counting(), context.trainer_rank
+    strategy = {"name": "hybrid", "dense": dense, "sparse": "async"}
+    with trained(model, sgd, strategy) as optimizer:
+        backward(model, rank)
+        optimizer.step()
+        cpudist.barrier()
+        optimizer.flush()
+        held = model.table.weight.detach().clone()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.fill_(5.0)
+        said = ""
+        try:
+            optimizer.flush(overwrite=True)
+        except cpudist.ModelChangedError as error:
+            said = str(error)
+        kept = all(bool((p == 5.0).all()) for p in model.parameters())
+        optimizer.store_model(all_rows=True)
+        with torch.no_grad():
+            model.table.weight.fill_(7.0)
+        optimizer.flush(overwrite=True)  # of tables alone: the servers have them
+        back = bool((model.table.weight == 5.0).all()) and not bool((held == 5.0).all())
+        cpudist.barrier()
+        return {"said": said, "kept": kept, "back": back}
+
+
 def hybrids(context: cpudist.Context, _report: Any) -> dict[str, Any]:
     """Every pair of parts that a sum can check, and one that is Sync."""
     geo = cpudist.Geo(push_every=3)
     pairs: dict[str, tuple[Any, Any]] = {
         "allreduce async": ("allreduce", "async"),
+        "reduce async": ("reduce", "async"),
         "sync async": ("sync", "async"),
         "allreduce sync": ("allreduce", "sync"),
         "sync sync": ("sync", "sync"),
@@ -123,4 +152,6 @@ def hybrids(context: cpudist.Context, _report: Any) -> dict[str, Any]:
         found[f"parity {dense}"] = parity(context, strategy, "adagrad")
         for sparse in ("async", "geo"):
             found[f"rewritten {dense} {sparse}"] = rewritten(context, dense, sparse)
+    for dense in ("allreduce", "local_sgd"):
+        found[f"half done {dense}"] = nothing_half_done(context, dense)
     return found

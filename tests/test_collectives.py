@@ -13,6 +13,7 @@ from async_cases import Counting, wrapped
 from collective_cases import (
     Dense,
     adam,
+    asks_alone,
     averages,
     batch_of,
     difference,
@@ -21,6 +22,7 @@ from collective_cases import (
     until_lost,
 )
 from hybrid_cases import hybrids
+from reduce_cases import reduces
 from sync_cases import ONE_THREAD, run
 
 import torch_cpudist as cpudist
@@ -47,12 +49,10 @@ def test_trainers_that_average_equal_one_process_and_ddp(trainers):
         assert found["ddp"] <= SAME
         assert found["no_sync"][0] <= SAME
         assert found["no_sync"][1] == 0
-        for how in ("passes", "clipped"):
+        for how in ("passes", "clipped", "create_graph"):
             assert found[how][0] <= SAME
             assert found[how][1] == 1
-        assert found["state"]["continued"] <= SAME
-        assert found["state"]["stored"] == 7.0
-        assert found["state"]["bits"]
+        check_state(found["state"])
         local = found["local"]
         assert local["worst"] <= 2 * SAME
         assert local["apart"]
@@ -60,6 +60,72 @@ def test_trainers_that_average_equal_one_process_and_ddp(trainers):
         assert local["averages"] == 5
     if trainers == 2:
         check_refusals([found["refused"] for found in results])
+        for found in results:
+            assert found["outer"] <= 2 * SAME
+            assert [("by the same strategy" in text) for text in found["mismatched"]]
+            assert len(found["mismatched"]) == 3
+            assert found["written"]["kept"]
+            assert found["written"]["averages"] == 0
+            assert found["written"]["together"]
+        said = [found["written"]["refused"] for found in results]
+        assert "All is as before" in said[1]
+        assert said[0] == ""
+
+
+def check_state(found):
+    """Saved, loaded into plain torch and back; written by one trainer; counted."""
+    assert found["continued"] <= SAME
+    assert found["stored"] == 7.0
+    assert found["bits"]
+    # Steps of the group since it was wrapped, on every trainer.
+    assert found["global_step"] == 6
+
+
+@pytest.mark.parametrize("trainers", [2, 3])
+def test_reduce_has_the_numbers_of_all_reduce_and_a_share_of_the_state(trainers):
+    with ProcessRanks(reduces, trainers, variables=ONE_THREAD) as ranks:
+        results = ranks.results(START_S)
+    for found in results:
+        one = found["float32"]
+        assert max(one[name] for name in ("mean", "samples", "clipped")) <= SAME
+        assert all(one[f"{name} bits"] for name in ("mean", "samples", "clipped"))
+        assert one["buckets"] >= 3
+        assert one["mean repeated"] == 0
+        like = found["like"]
+        assert like["difference"] <= SAME
+        assert like["counted"]
+        assert like["share"] == pytest.approx(1 / trainers, rel=0.25)
+        for name in (name for name in found if name.startswith("tables")):
+            assert found[name]["worst"] <= 1, name
+            assert found[name]["bits"], name
+    assert sum(found["like"]["share"] for found in results) == pytest.approx(1, rel=0.1)
+    if trainers == 3:
+        # A sum that it has begun ends, though a trainer has left meanwhile.
+        assert [found["left"] for found in results] == [3.0] * 3
+        return
+    for found in results:
+        assert found["clipped"] == [pytest.approx(0, abs=SAME), 1]
+        check_state(found["state"])
+        check_compression(found)
+        assert all(found["rewrapped"].values()), found["rewrapped"]
+
+
+def check_compression(found):
+    assert all(found["algebra"].values()), found["algebra"]
+    losses = found["converges"]
+    assert losses["bf16"] <= 1.02 * losses["none"] + 1e-4
+    assert losses["none"] < 0.5
+    assert losses["bf16 bytes"] < 0.8 * losses["none bytes"]
+
+
+def test_state_that_is_spread_is_asked_for_by_all():
+    variables = {**ONE_THREAD, "CPUDIST_ROUND_DEADLINE_MS": "3000"}
+    with ProcessRanks(asks_alone, 2, variables=variables) as ranks:
+        for rank in range(2):
+            ranks.expect(rank, "report", START_S)
+        error = ranks.expect(1, "error", START_S)["value"]
+        assert error["type"] == "OperationTimeoutError"
+        assert "trainer 0 is in state_dict(), which under Reduce every" in error["text"]
 
 
 def check_refusals(found):
@@ -77,6 +143,10 @@ def test_parts_of_a_hybrid_keep_what_each_promises():
             for name, one in found.items():
                 if name.startswith("rewritten"):
                     assert one, name
+                elif name.startswith("half done"):
+                    assert "All is as before" in one["said"], name
+                    assert one["kept"], name
+                    assert one["back"], name
                 elif name.startswith("parity"):
                     assert one["worst"] <= 1, name
                     assert one["bits"], name
@@ -123,7 +193,7 @@ def train(model, stepped, steps, **options):
         stepped.step(**options)
 
 
-@pytest.mark.parametrize("strategy", ["all_reduce", "AllReduce", "local_sgd"])
+@pytest.mark.parametrize("strategy", ["all_reduce", "reduce", "local_sgd"])
 def test_a_world_of_one_is_plain_torch(strategy):
     def body(context):
         ours, plain = Dense(), Dense()
@@ -184,7 +254,7 @@ def test_parts_are_named_by_arguments():
     assert made.sparse == cpudist.Geo(push_every=7)
     assert made.dense == cpudist.AllReduce()
     refused = [
-        ({"dense": "async"}, "Valid: allreduce, local_sgd, sync"),
+        ({"dense": "async"}, "Valid: allreduce, local_sgd, reduce, sync"),
         ({"sparse": cpudist.HalfAsync()}, "expected one of Sync"),
         (
             {"dense": cpudist.Sync(sharding={"slice": False})},

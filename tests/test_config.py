@@ -46,13 +46,13 @@ def test_naming_the_same_strategy_keeps_its_arguments():
 
 
 def test_strategies_of_this_version_are_listed():
-    names = "allreduce, async, geo, half_async, hybrid, local_sgd, sync"
+    names = "allreduce, async, geo, half_async, hybrid, local_sgd, reduce, sync"
     assert ", ".join(strategies.names()) == names
-    expected = rf"no strategy 'reduce'.*Valid: {names}"
+    expected = rf"no strategy 'gossip'.*Valid: {names}"
     with pytest.raises(ConfigurationError, match=expected):
-        cpudist.strategy("reduce")
-    with pytest.raises(ConfigurationError, match="no strategy 'reduce'"):
-        strategies.resolve(None, parsed(CPUDIST_STRATEGY="reduce"))
+        cpudist.strategy("gossip")
+    with pytest.raises(ConfigurationError, match="no strategy 'gossip'"):
+        strategies.resolve(None, parsed(CPUDIST_STRATEGY="gossip"))
 
 
 @pytest.mark.parametrize(

@@ -23,16 +23,16 @@ LAUNCHER = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
 
 
 @pytest.mark.parametrize(
-    ("launcher", "strategy"),
-    [([], "sync"), (LAUNCHER, "async")],
-    ids=["alone", "torchrun-async"],
+    ("launcher", "strategies"),
+    [([], ["sync"]), (LAUNCHER, ["async", "reduce", "hybrid"])],
+    ids=["alone", "torchrun"],
 )
-def test_quickstart_learns(launcher: list[str], strategy: str) -> None:
-    settings = {"CPUDIST_STRATEGY": strategy, "CPUDIST_THREADS": "1"}
+def test_quickstart_learns(launcher: list[str], strategies: list[str]) -> None:
+    script = ["tests/examples_in_turn.py", "examples/quickstart.py", *strategies]
     done = subprocess.run(
-        [sys.executable, *launcher, "examples/quickstart.py"],
+        [sys.executable, *launcher, *script],
         cwd=ROOT,
-        env=os.environ | {**settings, "OMP_NUM_THREADS": "1"},
+        env=os.environ | {"CPUDIST_THREADS": "1", "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         timeout=90,
@@ -40,7 +40,8 @@ def test_quickstart_learns(launcher: list[str], strategy: str) -> None:
     )
     assert done.returncode == 0, done.stderr
     losses = re.findall(r"trainer (\d): log loss (\d\.\d+)", done.stdout)
-    assert sorted(rank for rank, _ in losses) == (["0", "1"] if launcher else ["0"])
+    ranks = ["0", "1"] if launcher else ["0"]
+    assert sorted(rank for rank, _ in losses) == sorted(ranks * len(strategies))
     assert all(float(loss) < 0.6 for _, loss in losses)
 
 

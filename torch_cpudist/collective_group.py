@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import ctypes
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 # A wait looks up after so long: for signals, and for trainers that will not come.
 _SLICE_S = 0.5
+_POLL_S = 0.005
 _CPU = torch.device("cpu")
 # How backends say that trainers sent different sizes, or called different things; that
 # one did not come; that one which did not come is frozen.
@@ -66,8 +67,11 @@ class CollectiveGroup:
         self._server = context.server
         self._backend = context.backend
         self.barriers = 0  # that this trainer has come to
+        self._meetings = 0
         self._group: dist.ProcessGroup | None = None
-        self._pending: list[dist.Work] = []
+        self._pending: list[tuple[dist.Work, int]] = []
+        self._started = 0  # collectives, equal on all trainers at one place
+        self.wait_s = 0.0  # in collectives
         self.sent_bytes = 0  # what a ring makes of what is summed and gathered
         if context.environment.group is not None:
             raise ConfigurationError(
@@ -110,18 +114,54 @@ class CollectiveGroup:
     def _count(self, size_bytes: int, times: float) -> None:
         self.sent_bytes += int(size_bytes * times)
 
+    def _start(self, begin: Callable[..., Any], *tensors: Any, **options: Any) -> Any:
+        try:
+            work = begin(*tensors, group=self._group, async_op=True, **options)
+        except RuntimeError as error:
+            raise self._failed(error) from error
+        self._pending.append((work, self._started))
+        self._started += 1
+        return work
+
     def start_sum(self, tensor: torch.Tensor) -> dist.Work:
         """Begins to replace ``tensor`` by its sum over all trainers, in all the same.
 
         Raises:
             PeerLostError: the backend reports a lost trainer.
         """
-        try:
-            work: dist.Work = dist.all_reduce(tensor, group=self._group, async_op=True)
-        except RuntimeError as error:
-            raise self._failed(error) from error
-        self._pending.append(work)
+        work: dist.Work = self._start(dist.all_reduce, tensor)
         self._count(tensor.nbytes, 2 * (self.size - 1) / self.size)
+        return work
+
+    def start_reduce(self, tensor: torch.Tensor, owner: int) -> dist.Work:
+        """As ``start_sum``, for trainer ``owner`` only; the others' is used up."""
+        work: dist.Work = self._start(dist.reduce, tensor, group_dst=owner)
+        self._count(tensor.nbytes, (self.size - 1) / self.size)
+        return work
+
+    def start_broadcast(self, tensor: torch.Tensor, source: int = 0) -> dist.Work:
+        """Begins to replace ``tensor`` by that of trainer ``source``."""
+        work: dist.Work = self._start(dist.broadcast, tensor, group_src=source)
+        self._count(tensor.nbytes, (self.size - 1) / self.size)
+        return work
+
+    def start_gather(
+        self, found: list[torch.Tensor], tensor: torch.Tensor
+    ) -> dist.Work:
+        """Begins to put every trainer's ``tensor`` to ``found``, by rank."""
+        work: dist.Work = self._start(dist.all_gather, found, tensor)
+        self._count(tensor.nbytes, self.size - 1)
+        return work
+
+    def start_exchange(self, found: torch.Tensor, sent: torch.Tensor) -> dist.Work:
+        """Begins to send ``sent[r]`` to trainer r, and to collect what they send.
+
+        Args:
+            found: ``[n, …]``, contiguous, by rank.
+            sent: of the same shape.
+        """
+        work: dist.Work = self._start(dist.all_to_all_single, found, sent)
+        self._count(sent.nbytes, (self.size - 1) / self.size)
         return work
 
     def wait(self, work: dist.Work, what: str) -> None:
@@ -137,7 +177,9 @@ class CollectiveGroup:
             OperationTimeoutError: a trainer has left, or did not get there within
                 ``CPUDIST_ROUND_DEADLINE_MS``.
         """
-        deadline = time.monotonic() + self._deadline_s
+        began = time.monotonic()
+        deadline = began + self._deadline_s
+        number = next((n for other, n in self._pending if other is work), 0)
         while True:
             try:
                 work.wait(timedelta(seconds=_SLICE_S))
@@ -145,10 +187,11 @@ class CollectiveGroup:
             except RuntimeError as error:
                 if work.is_completed():
                     raise self._failed(error) from error
-            self._check_others(what)
+            self._check_others(what, number)
             if time.monotonic() > deadline:
                 raise self._late(what)
-        self._pending = [other for other in self._pending if other is not work]
+        self.wait_s += time.monotonic() - began
+        self._pending = [other for other in self._pending if other[0] is not work]
 
     def sum(self, tensor: torch.Tensor, what: str) -> None:
         """``start_sum`` and ``wait``."""
@@ -157,23 +200,12 @@ class CollectiveGroup:
     def gather(self, tensor: torch.Tensor, what: str) -> list[torch.Tensor]:
         """Returns every trainer's ``tensor``, all of one shape, by rank."""
         found = [torch.empty_like(tensor) for _ in range(self.size)]
-        try:
-            work = dist.all_gather(found, tensor, group=self._group, async_op=True)
-            self._count(tensor.nbytes, self.size - 1)
-        except RuntimeError as error:
-            raise self._failed(error) from error
-        self._pending.append(work)
-        self.wait(work, what)
+        self.wait(self.start_gather(found, tensor), what)
         return found
 
-    def broadcast(self, tensor: torch.Tensor, what: str) -> None:
-        """Replaces ``tensor`` by trainer 0's."""
-        try:
-            work = dist.broadcast(tensor, 0, group=self._group, async_op=True)
-        except RuntimeError as error:
-            raise self._failed(error) from error
-        self._pending.append(work)
-        self.wait(work, what)
+    def broadcast(self, tensor: torch.Tensor, what: str, source: int = 0) -> None:
+        """Replaces ``tensor`` by that of trainer ``source``."""
+        self.wait(self.start_broadcast(tensor, source), what)
 
     def agree(self, what: str, lines: Sequence[str]) -> None:
         """Checks that all trainers say the same.
@@ -208,16 +240,58 @@ class CollectiveGroup:
 
     # -- trainers that do not come -----------------------------------------------------
 
-    def tell_left(self, when: str) -> None:
-        """Tells the others that this trainer takes no part, or does again.
+    def tell_left(self, why: str) -> None:
+        """Tells the others that this trainer takes no part, or with "" does again."""
+        if self.alone:
+            return
+        # What it has started still ends; what is past a barrier is of the past.
+        when = f"{self.barriers} {self._started} {why}" if why else ""
+        try:
+            self._store.set(self._key("left", self.rank), when)
+        except RuntimeError as error:
+            raise self._failed(error) from error
+
+    def _gone(self, number: int) -> list[str]:
+        """Which trainers will never start collective ``number``, and why."""
+        found = []
+        for rank in range(self.size):
+            told = self._told("left", rank) if rank != self.rank else ""
+            barriers, _, rest = told.partition(" ")
+            started, _, why = rest.partition(" ")
+            if barriers == str(self.barriers) and int(started) <= number:
+                found.append(f"trainer {rank} {why}")
+        return found
+
+    def meet(self, where: str) -> None:
+        """Waits until all trainers are here, which is not in a collective.
 
         Args:
-            when: after how many barriers it left; empty if it takes part.
+            where: in which call, for messages: those who take part in a collective that
+                needs this trainer get an error.
+
+        Raises:
+            PeerLostError, OperationTimeoutError: a trainer died or does not come.
         """
         if self.alone:
             return
+        self._meetings += 1
+        self.tell_left(f"is in {where}")
+        deadline = time.monotonic() + self._deadline_s
+        here, look_up = self._key("met", self._meetings), 0.0
+        count = self._add(here, 1)
+        while count < self.size:
+            time.sleep(_POLL_S)
+            count = self._add(here, 0)
+            if time.monotonic() > look_up:
+                look_up = time.monotonic() + _SLICE_S
+                self._check_lost(where)
+            if time.monotonic() > deadline:
+                raise self._late(where)
+        self.tell_left("")
+
+    def _add(self, key: str, number: int) -> int:
         try:
-            self._store.set(self._key("left", self.rank), when)
+            return self._store.add(key, number)
         except RuntimeError as error:
             raise self._failed(error) from error
 
@@ -228,12 +302,22 @@ class CollectiveGroup:
         key = self._key(what, rank)
         return self._store.get(key).decode() if self._store.check([key]) else ""
 
-    def _check_others(self, what: str) -> None:
+    def _check_others(self, what: str, number: int) -> None:
+        try:
+            gone = self._gone(number)
+        except RuntimeError as error:
+            raise self._failed(error) from error
+        self._check_lost(what)
+        if gone:
+            raise OperationTimeoutError(
+                f"{self._owner}: {gone[0]}, and {what} needs all {self.size} trainers. "
+                "Let all take the same number of steps: one that runs out of data "
+                "calls opt.step(samples=0), where the others pass their samples."
+            )
+
+    def _check_lost(self, what: str) -> None:
         others = [rank for rank in range(self.size) if rank != self.rank]
         try:
-            # What was told before a barrier that all have passed is of the past.
-            now = str(self.barriers)
-            left = [rank for rank in others if self._told("left", rank) == now]
             failures = [text for r in others if (text := self._told("failed", r))]
         except RuntimeError as error:
             raise self._failed(error) from error
@@ -246,13 +330,6 @@ class CollectiveGroup:
             raise PeerLostError(
                 f"{self._owner}: another trainer reports: {failures[0]} Restart the "
                 "run."
-            )
-        if left:
-            raise OperationTimeoutError(
-                f"{self._owner}: trainer {left[0]} has left, and {what} needs all "
-                f"{self.size} trainers. Let all take the same number of steps: one "
-                "that runs out of data calls opt.step(samples=0), where the others "
-                "pass their samples."
             )
 
     def _late(self, what: str) -> OperationTimeoutError:
@@ -284,7 +361,7 @@ class CollectiveGroup:
         group, self._group = self._group, None
         if group is None or not dist.is_initialized():
             return
-        finished = all(work.is_completed() for work in self._pending)
+        finished = all(work.is_completed() for work, _ in self._pending)
         if finished or self._backend in _CLOSES_AT_ONCE:
             dist.destroy_process_group(group)
         else:

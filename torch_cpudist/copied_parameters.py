@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,6 +16,7 @@ from torch_cpudist.collective_group import CollectiveGroup
 from torch_cpudist.flat_buckets import DEFAULT_BYTES, plan
 from torch_cpudist.parameter_set import Weights
 from torch_cpudist.placement import DenseParameter, Placement
+from torch_cpudist.server_mark import ServerMark
 from torch_cpudist.trained import Trained
 
 
@@ -29,8 +29,8 @@ class CopiedParameters(Trained):
         placement: Placement,
         group: CollectiveGroup,
         inners: Sequence[Optimizer],
-        same_state: bool,
         settings: str,
+        mark: ServerMark | None,
     ) -> None:
         """Checks that all trainers built the same, and takes trainer 0's values.
 
@@ -39,8 +39,8 @@ class CopiedParameters(Trained):
             placement: tables and dense parameters.
             group: of all trainers.
             inners: the wrapped optimizers.
-            same_state: trainers must have equal optimizer state.
             settings: the strategy, which must be equal too.
+            mark: that servers have of it, closed with this.
 
         Raises:
             ConfigMismatchError: names what another trainer has built otherwise.
@@ -49,8 +49,8 @@ class CopiedParameters(Trained):
         self.tables_current = True
         self.group = group
         self.inners = list(inners)
-        self._same_state = same_state
         self._settings = settings
+        self._mark = mark
         self.hooks: list[RemovableHandle] = []
         tables = [
             DenseParameter(
@@ -69,7 +69,7 @@ class CopiedParameters(Trained):
         self.broadcast()
 
     def check_agreement(self) -> None:
-        """Checks parameters, options and optimizer state. Collective.
+        """Checks parameters and options. Collective.
 
         Raises:
             ConfigMismatchError: names what differs.
@@ -80,11 +80,6 @@ class CopiedParameters(Trained):
             f"parameter {e.name} {tuple(e.shape)} {e.dtype} in group {e.group}"
             for e in self.entries
         ]
-        if self._same_state:
-            entries += [
-                f"state {_digest(inner_state(self.inners, e.parameter))} of {e.name}"
-                for e in self.entries
-            ]
         options = describe_options(self.inners)
         self.group.agree("their optimizers", [self._settings, *entries, *options])
 
@@ -93,11 +88,11 @@ class CopiedParameters(Trained):
         """Replaces all values by trainer 0's. Collective."""
         if not self.group.alone:
             for bucket in plan(self.entries, DEFAULT_BYTES):
-                for i, entry in enumerate(bucket.entries):
-                    bucket.view(i).copy_(entry.parameter)
+                for i, piece in enumerate(bucket.pieces):
+                    bucket.view(i).copy_(piece.entry.parameter)
                 self.group.broadcast(bucket.flat, "sending trainer 0's values")
-                for i, entry in enumerate(bucket.entries):
-                    entry.parameter.copy_(bucket.view(i))
+                for i, piece in enumerate(bucket.pieces):
+                    piece.entry.parameter.copy_(bucket.view(i))
         self.accept_changes()
 
     @property
@@ -124,6 +119,8 @@ class CopiedParameters(Trained):
             hook.remove()
         self.hooks.clear()
         self.group.close()
+        if self._mark is not None:
+            self._mark.close(tell_servers)
 
 
 def inner_state(inners: Sequence[Optimizer], parameter: torch.Tensor) -> Any:
@@ -150,18 +147,3 @@ def _plain(value: Any) -> str:
         return repr(value.tolist())
     plain = isinstance(value, (bool, int, float, str, tuple, list, type(None)))
     return repr(value) if plain else type(value).__name__
-
-
-def _digest(state: Any) -> str:
-    """A short text that is equal for equal state of one parameter."""
-    made = hashlib.blake2b(digest_size=8)
-    for name in sorted(state, key=str):
-        value = state[name]
-        made.update(str(name).encode())
-        if isinstance(value, torch.Tensor):
-            flat = value.detach().cpu().contiguous().view(-1)
-            made.update(f"{value.dtype}{tuple(value.shape)}".encode())
-            made.update(flat.view(torch.uint8).numpy().tobytes())
-        else:
-            made.update(repr(value).encode())
-    return made.hexdigest() if state else "none"

@@ -3,55 +3,35 @@
 """Averages dense gradients over all trainers, while backward still computes others.
 
 Every trainer sends the same collectives in the same order. *Eager*: buckets are sent
-from hooks as backward fills them, the rest at the step, then a header; if the header
-says that what some trainer sent was not its gradient, all buckets again. *Late*: the
-header, then all buckets, at the step. All trainers go from eager to late at the same
-step, because the header tells it to all.
+from hooks as backward fills them, the rest at the step, and with the last a header; if
+the header says that what some trainer sent was not its gradient, all buckets again.
+*Late*: all buckets and the header at the step. All trainers go from eager to late at
+the same step, because the header tells it to all.
 """
 
 from __future__ import annotations
 
 import functools
-import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 
+from torch_cpudist.carriers import Carrier
+from torch_cpudist.collective_group import CollectiveGroup
 from torch_cpudist.copied_parameters import CopiedParameters, describe_options
 from torch_cpudist.errors import ConfigMismatchError
-from torch_cpudist.flat_buckets import Bucket, plan
+from torch_cpudist.flat_buckets import Bucket
 from torch_cpudist.log import logger
 from torch_cpudist.row_exchange import Rows
+from torch_cpudist.step_header import Header, HeaderForm, digest
 
 _WHAT = "averaging gradients"
-# Numbers in front of a header, then what ``_presence`` says.
-_BY_SAMPLES, _WEIGHT, _AGAIN, _DIGEST = 0, 1, 2, 3
-_DIGEST_PARTS = 2
-_HEADER = _DIGEST + 2 * _DIGEST_PARTS
-# Their squares, summed over thousands of trainers, are exact in float64.
-_DIGEST_BITS = 20
 
 Gradients = Sequence[torch.Tensor | None]
-
-
-@dataclass(frozen=True)
-class Averaged:
-    """What all trainers know of a step after it was averaged.
-
-    Attributes:
-        dense: indices of the dense parameters for which some trainer had a gradient.
-        tables: the same of tables.
-        counts: by table, how many rows each trainer has.
-        total: the weights of all trainers.
-    """
-
-    dense: list[int]
-    tables: list[int]
-    counts: list[list[int]]
-    total: float
+MakeCarrier = Callable[[CollectiveGroup, Sequence[Bucket]], Carrier]
 
 
 @dataclass(frozen=True)
@@ -68,36 +48,63 @@ class _Sent:
 class GradientExchange:
     """Averages gradients of ``CopiedParameters``. Not thread-safe."""
 
-    def __init__(self, parameters: CopiedParameters, bucket_bytes: int) -> None:
-        """Watches the parameters' gradients, if there are other trainers."""
+    def __init__(
+        self,
+        parameters: CopiedParameters,
+        buckets: list[Bucket],
+        make_carrier: MakeCarrier,
+    ) -> None:
+        """Watches the parameters' gradients, if there are other trainers.
+
+        Args:
+            parameters: whose placement names what is averaged.
+            buckets: of all dense parameters.
+            make_carrier: of what sums them; not called in a world of one.
+        """
         self._parameters = parameters
         self._group = parameters.group
         self._entries = parameters.placement.dense
-        self._table_count = len(parameters.placement.tables)
-        self.buckets = plan(self._entries, bucket_bytes)
-        self._place = {
-            entry.index: (b, i)
-            for b, bucket in enumerate(self.buckets)
-            for i, entry in enumerate(bucket.entries)
-        }
+        self.buckets = buckets
+        self._places: dict[int, list[tuple[int, int]]] = {}
+        for b, bucket in enumerate(buckets):
+            for i, piece in enumerate(bucket.pieces):
+                self._places.setdefault(piece.entry.index, []).append((b, i))
         self.late = False
         self.repeated = 0
         self._silent = 0
         self._options: list[str] = []
-        self._digest: list[int] = []
+        self._number = 0
         self._steps = 0  # that have ended
-        self._begin()
+        self._form = HeaderForm(
+            len(self._entries),
+            len(parameters.placement.tables),
+            self._group.size,
+            self._group.rank,
+        )
+        self._carrier: Carrier | None = None
         if not self._group.alone:
+            self._carrier = carrier = make_carrier(self._group, buckets)
+            if carrier.carries_header and buckets:
+                buckets[-1].room = self._form.size
             for entry in self._entries:
                 hook = functools.partial(self._ready, entry.index)
                 watch = entry.parameter.register_post_accumulate_grad_hook
                 parameters.hooks.append(watch(hook))  # type: ignore[no-untyped-call]
+        # How many buckets may be sent before the header is known.
+        rides = any(bucket.room for bucket in buckets)
+        self._early = len(buckets) - rides
+        self._begin()
 
     def _begin(self) -> None:
         self._sent: dict[int, _Sent] = {}
-        self._missing = [len(bucket.entries) for bucket in self.buckets]
-        self._works: list[dist.Work] = []
+        self._missing = [
+            len({piece.entry.index for piece in bucket.pieces})
+            for bucket in self.buckets
+        ]
+        self._started = 0
         self._again = False
+        if self._carrier is not None:
+            self._carrier.forget()
 
     @contextmanager
     def silent(self) -> Iterator[None]:
@@ -110,6 +117,7 @@ class GradientExchange:
 
     # -- during backward ---------------------------------------------------------------
 
+    @torch.no_grad()  # backward(create_graph=True) computes gradients of gradients
     def _ready(self, index: int, parameter: torch.Tensor) -> None:
         """Copies a gradient, and sends its bucket if it is the last one of it."""
         grad = parameter.grad
@@ -121,25 +129,33 @@ class GradientExchange:
         entry = self._entries[index]
         if grad.layout != torch.strided or grad.dtype != entry.dtype:
             return  # the step refuses it
-        b, i = self._place[index]
-        self.buckets[b].view(i).copy_(grad)
+        self._put(index, grad)
         self._sent[index] = _Sent(grad, grad._version)
+        b, _ = self._places[index][0]
         self._missing[b] -= 1
-        while (
-            len(self._works) < len(self.buckets) and not self._missing[len(self._works)]
-        ):
-            self._send_next()
+        while self._started < self._early and not self._missing[self._started]:
+            self._start_next()
 
-    def _send_next(self) -> None:
-        bucket = self.buckets[len(self._works)]
-        self._works.append(self._group.start_sum(bucket.flat))
+    def _put(self, index: int, grad: torch.Tensor | None) -> None:
+        """Copies a gradient, zeros for none, to its places in the bucket."""
+        for b, i in self._places[index]:
+            bucket = self.buckets[b]
+            if grad is None:
+                bucket.view(i).zero_()
+            else:
+                bucket.view(i).copy_(bucket.pieces[i].of(grad))
+
+    def _start_next(self) -> None:
+        if self._carrier is not None:
+            self._carrier.start(self._started)
+        self._started += 1
 
     # -- at the step -------------------------------------------------------------------
 
     @torch.no_grad()
     def average(
         self, grads: Gradients, rows: Sequence[Rows | None], samples: int | None
-    ) -> Averaged | None:
+    ) -> Header | None:
         """Averages dense gradients over all trainers, into the buckets.
 
         Args:
@@ -163,143 +179,123 @@ class GradientExchange:
         finally:
             self._begin()
 
-    def averaged(self, present: Sequence[int]) -> list[torch.Tensor | None]:
-        """By index of the parameter, its averaged gradient, a view of its bucket."""
-        found: list[torch.Tensor | None] = [None] * len(self._entries)
+    def pieces(self, present: Sequence[int]) -> Iterator[tuple[Bucket, int]]:
+        """Bucket and number of every piece of some parameters."""
         for index in present:
-            b, i = self._place[index]
-            found[index] = self.buckets[b].view(i)
-        return found
+            for b, i in self._places[index]:
+                yield self.buckets[b], i
 
     def _average(
         self, grads: Gradients, rows: Sequence[Rows | None], samples: int | None
-    ) -> Averaged | None:
-        weight = 1 if samples is None else samples
-        if self._group.alone:
-            for bucket in self.buckets:
-                self._fill(bucket, grads, 1)
-            numbers = self._presence(grads, rows)
-            return self._averaged(numbers, weight) if weight else None
-        eager = not self.late
-        if eager:
-            self._send_rest(grads)
-        presence = self._presence(grads, rows)
-        header = self._exchange_header(presence, samples)
-        for work in self._works:
-            self._group.wait(work, _WHAT)
-        if not eager or header[_AGAIN] or header[_BY_SAMPLES]:
-            self.repeated += eager
-            self._be_late(bool(header[_BY_SAMPLES]))
-            self._works = []
-            for bucket in self.buckets:
-                self._fill(bucket, grads, weight)
-                self._send_next()
-            for work in self._works:
-                self._group.wait(work, _WHAT)
-        total = header[_WEIGHT]
-        if not total:
-            return None
-        for bucket in self.buckets:
-            bucket.flat.mul_(1.0 / total)
-        return self._averaged(header[_HEADER:], total)
-
-    def _presence(self, grads: Gradients, rows: Sequence[Rows | None]) -> list[float]:
-        """What has a gradient, and how many rows of each table this trainer has."""
-        numbers = [float(grad is not None) for grad in grads]
-        numbers += [float(one is not None) for one in rows]
-        for one in rows:
-            counts = [0.0] * self._group.size
-            counts[self._group.rank] = 0.0 if one is None else float(len(one[0]))
-            numbers += counts
-        return numbers
-
-    def _averaged(self, numbers: Sequence[float], total: float) -> Averaged:
-        """Reads the sum of all trainers' ``_presence``."""
-        d, t, n = len(self._entries), self._table_count, self._group.size
-        return Averaged(
-            dense=[i for i, count in enumerate(numbers[:d]) if count],
-            tables=[i for i, count in enumerate(numbers[d : d + t]) if count],
-            counts=[
-                [int(count) for count in numbers[begin : begin + n]]
-                for begin in range(d + t, d + t + t * n, n)
-            ],
-            total=total,
-        )
-
-    def _send_rest(self, grads: Gradients) -> None:
-        """Sends the buckets that backward has not filled, and looks for late changes.
-
-        A gradient that was clipped or added to after it was copied is sent again.
-        """
+    ) -> Header | None:
         self._again |= any(
             not sent.is_still(self._entries[index].parameter.grad)
             for index, sent in self._sent.items()
         )
-        while len(self._works) < len(self.buckets):
-            self._fill(self.buckets[len(self._works)], grads, 1)
-            self._send_next()
+        told = self._form.tell(
+            samples=samples,
+            again=self._again,
+            number=self._digest(),
+            dense=grads,
+            rows=rows,
+        )
+        weight = 1 if samples is None else samples
+        if self._carrier is None:
+            for index, grad in enumerate(grads):
+                self._put(index, grad)
+            return self._form.read(told) if weight else None
+        header = self._exchange(self._carrier, grads, told, weight)
+        if not header.weight:
+            return None
+        self._carrier.take()
+        for bucket in self.buckets:
+            bucket.flat.mul_(1.0 / header.weight)
+        return header
 
-    def _fill(self, bucket: Bucket, grads: Gradients, weight: int) -> None:
-        for i, entry in enumerate(bucket.entries):
-            grad = grads[entry.index]
-            if grad is None or not weight:
-                bucket.view(i).zero_()
-            else:
-                bucket.view(i).copy_(grad)
+    def _exchange(
+        self, carrier: Carrier, grads: Gradients, told: list[float], weight: int
+    ) -> Header:
+        """Sums gradients and headers, perhaps twice."""
+        eager = not self.late
+        apart = self._send_rest(grads, told, 1 if eager else weight)
+        carrier.finish()
+        if apart is None:
+            sums = self.buckets[-1].storage[self.buckets[-1].size :]
+        else:
+            work, sums = apart
+            self._group.wait(work, _WHAT)
+        header = self._form.read(sums.tolist())
+        self._check(header)
+        if eager and (header.again or header.by_samples):
+            self.repeated += 1
+            self._be_late(bool(header.by_samples))
+            self._refill(grads, weight)
+            for b in range(len(self.buckets)):
+                carrier.start(b)
+            carrier.finish()
+        return header
+
+    def _send_rest(
+        self, grads: Gradients, told: list[float], weight: int
+    ) -> tuple[dist.Work, torch.Tensor] | None:
+        """Sends the buckets that backward has not sent, and the header.
+
+        Returns:
+            The header's own collective, if it does not travel with the last bucket.
+        """
+        rides = self._early < len(self.buckets)
+        if rides:
+            last = self.buckets[-1]
+            values = torch.tensor(told, dtype=last.dtype, device="cpu")
+            last.storage[last.size :] = values
+        first = self._started
+        self._refill(grads, weight, first)
+        for _ in range(first, len(self.buckets)):
+            self._start_next()
+        if rides:
+            return None
+        # Last: how many buckets backward has sent is another number on each trainer.
+        header = torch.tensor(told, dtype=torch.float32, device="cpu")
+        return self._group.start_sum(header), header
+
+    def _refill(self, grads: Gradients, weight: int, first: int = 0) -> None:
+        """Fills buckets from ``first`` on with the gradients that are not there."""
+        for index, grad in enumerate(grads):
+            b, _ = self._places[index][0]
+            if b >= first and (self.late or index not in self._sent):
+                self._put(index, grad if weight else None)
         if weight > 1:
-            bucket.flat.mul_(weight)
+            for bucket in self.buckets[first:]:
+                bucket.flat.mul_(weight)
 
     def _be_late(self, by_samples: bool) -> None:
-        if not self.late:
-            logger.info(
-                "gradients are averaged at the step from now on, not during backward: "
-                "%s",
-                "they are weighed by samples, which only the step tells"
-                if by_samples
-                else "they changed after backward; for several passes use opt.no_sync()"
-                " in all but the last",
-            )
+        logger.info(
+            "gradients are averaged at the step from now on, not during backward: %s",
+            "they are weighed by samples, which only the step tells"
+            if by_samples
+            else "they changed after backward; for several passes use opt.no_sync() in "
+            "all but the last",
+        )
         self.late = True
 
     # -- what trainers tell each other beside gradients --------------------------------
 
-    def _exchange_header(
-        self, presence: list[float], samples: int | None
-    ) -> list[float]:
-        numbers = [
-            float(samples is not None),
-            float(1 if samples is None else samples),
-            float(self._again),
-        ]
-        for part in self._options_digest():
-            numbers += (float(part), float(part * part))
-        numbers += presence
-        header = torch.tensor(numbers, dtype=torch.float64, device="cpu")
-        self._group.sum(header, _WHAT)
-        sums: list[float] = header.tolist()
+    def _check(self, header: Header) -> None:
         n = self._group.size
-        for i in range(_DIGEST, _HEADER, 2):
-            # Equal in all trainers iff the variance is 0.
-            if n * int(sums[i + 1]) != int(sums[i]) ** 2:
-                # A step that was interrupted here may have ended on the others.
-                steps = f"after {self._steps} steps"
-                self._group.agree("the step", [steps, *self._options])
-        if 0 < sums[_BY_SAMPLES] < n:
+        if not header.agreed:
+            # A step that was interrupted here may have ended on the others.
+            steps = f"after {self._steps} steps"
+            self._group.agree("the step", [steps, *self._options])
+        if 0 < header.by_samples < n:
             raise ConfigMismatchError(
-                f"step: {sums[_BY_SAMPLES]:.0f} of {n} trainers passed samples=. Pass "
-                "it on all trainers or on none."
+                f"step: {header.by_samples} of {n} trainers passed samples=. Pass it "
+                "on all trainers or on none."
             )
-        return sums
 
-    def _options_digest(self) -> list[int]:
+    def _digest(self) -> int:
+        """A number of the optimizers' options and of how many steps were taken."""
         options = describe_options(self._parameters.inners)
         if options != self._options:
             self._options = options
-            digest = hashlib.blake2b("\n".join(options).encode()).digest()
-            number = int.from_bytes(digest[:8], "little")
-            mask = (1 << _DIGEST_BITS) - 1
-            self._digest = [
-                number >> (part * _DIGEST_BITS) & mask for part in range(_DIGEST_PARTS)
-            ]
-        # Trainers that have taken other numbers of steps differ here, too.
-        return [part + self._steps % (1 << _DIGEST_BITS) for part in self._digest]
+            self._number = digest(options)
+        return self._number + self._steps

@@ -91,7 +91,7 @@ class DistributedOptimizer(Prefetching, face.ServedOptimizer):
         self._groups = OptimizerGroups(self._inners, self.strategy.local)
         super().__init__([g for i in self._inners for g in i.param_groups], {})
         self.state = face.StateOnServers()  # type: ignore[assignment]
-        if self.strategy.local and len(self._inners) == 1:
+        if self.strategy.shows_state and len(self._inners) == 1:
             self.state = self._inners[0].state
         # Schedulers look here for what an optimizer has (momentum, betas).
         first, *others = (inner.defaults for inner in self._inners)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -193,9 +193,20 @@ class _Dealer:
         return shard
 
 
-def _cut(
-    dense: list[DenseParameter], sharding: Sharding, server_count: int
+def cut(
+    dense: Sequence[DenseParameter],
+    sharding: Sharding,
+    server_count: int,
+    uncut: Container[int] = (),
 ) -> list[_core.BlockSpec]:
+    """Cuts dense parameters into blocks and deals these.
+
+    Args:
+        dense: the parameters, by index.
+        sharding: how.
+        server_count: to how many servers, or whoever else owns blocks.
+        uncut: indices of parameters that stay whole.
+    """
     cuts: list[tuple[int, str, int, int]] = []
     for entry in dense:
         parameter = entry.parameter
@@ -205,7 +216,7 @@ def _cut(
             max(width, 1),
             server_count,
             sharding.min_block_size,
-            sharding.slice,
+            sharding.slice and entry.index not in uncut,
         )
         for i, (begin, size) in enumerate(spans):
             name = entry.name if len(spans) == 1 else f"{entry.name}.block{i}"
@@ -336,7 +347,7 @@ def place(
         )
         for t in tables
     ]
-    blocks = _cut(dense, sharding, server_count)
+    blocks = cut(dense, sharding, server_count)
     layout = make_layout(updates, rules, tables_spec, blocks)
     _log_placement(layout, server_count)
     return Placement(tables, dense, layout, rules)

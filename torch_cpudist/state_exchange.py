@@ -58,8 +58,19 @@ def note_lost(
 ) -> None:
     """Remembers optimizers whose state stays behind on servers that are left."""
     if any(state_parts(config) for config in parameters.placement.layout.configs):
-        for inner in inners:
-            _left_behind[inner] = inner.state
+        note_left(inners)
+
+
+def note_left(inners: Sequence[torch.optim.Optimizer]) -> None:
+    """Remembers optimizers whose state is not with them any more."""
+    for inner in inners:
+        _left_behind[inner] = inner.state
+
+
+def forget_left(inners: Sequence[torch.optim.Optimizer]) -> None:
+    """Forgets it of optimizers that are wrapped again: that was said, if at all."""
+    for inner in inners:
+        _left_behind.pop(inner, None)
 
 
 def warn_of_lost(inners: Sequence[torch.optim.Optimizer]) -> None:

@@ -59,7 +59,8 @@ void ParamSet::open(const Ticket& ticket, const Buffer& layout_bytes, Outbox& ou
                              describe_difference(state_.layout, other) + " (trainer " +
                              std::to_string(opener_) + " against trainer " +
                              std::to_string(ticket.rank) +
-                             "); all trainers must build the same model and optimizer");
+                             "); all trainers must build the same model and optimizer, by the same "
+                             "strategy");
     if (!state_.ready) refuse_all(mismatch, outbox);  // nobody is to wait for the one that differs
     throw mismatch;
   }

@@ -17,6 +17,7 @@ from torch_cpudist.strategies.geo import Geo
 from torch_cpudist.strategies.half_async import HalfAsync
 from torch_cpudist.strategies.hybrid import Hybrid
 from torch_cpudist.strategies.local_sgd import LocalSGD
+from torch_cpudist.strategies.reduce import Reduce
 from torch_cpudist.strategies.sync import Sync
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ __all__ = [
     "HalfAsync",
     "Hybrid",
     "LocalSGD",
+    "Reduce",
     "Strategy",
     "Sync",
     "names",
@@ -38,7 +40,7 @@ __all__ = [
 
 _BY_NAME: dict[str, type[Strategy]] = {
     kind.name: kind
-    for kind in (Sync, HalfAsync, Async, Geo, AllReduce, LocalSGD, Hybrid)
+    for kind in (Sync, HalfAsync, Async, Geo, AllReduce, Reduce, LocalSGD, Hybrid)
 }
 
 

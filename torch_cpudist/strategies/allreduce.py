@@ -24,7 +24,11 @@ class AllReduce(Strategy):
 
     Attributes:
         bucket_bytes: gradients that travel together, at most; a larger parameter
-            travels alone. ``CPUDIST_ALLREDUCE_BUCKET_BYTES``.
+            travels alone, a model of less in two halves.
+            ``CPUDIST_ALLREDUCE_BUCKET_BYTES``.
+        compression: ``"bf16"`` sends gradients of dense parameters rounded to bfloat16,
+            half the bytes; what rounding takes away is added to the next step's.
+            ``"none"`` sends them as they are. ``CPUDIST_ALLREDUCE_COMPRESSION``.
     """
 
     name: ClassVar[str] = "allreduce"
@@ -32,6 +36,7 @@ class AllReduce(Strategy):
     bucket_bytes: int = field(
         default=DEFAULT_BYTES, metadata={"least": 1, "most": MAX_BYTES, "unit": "bytes"}
     )
+    compression: str = field(default="none", metadata={"choices": ("none", "bf16")})
 
     @property
     def local(self) -> bool:

@@ -100,6 +100,11 @@ class Strategy:
         """Whether the optimizer of dense parameters runs on the trainer."""
         return False
 
+    @property
+    def shows_state(self) -> bool:
+        """Whether a wrapped optimizer has its whole state while it is wrapped."""
+        return self.local
+
     def check_clip(self, clip: Clip | None) -> None:
         """Refuses clipping that this strategy cannot do.
 

@@ -94,6 +94,13 @@ class Driver(ABC):
             overwrite: the model was written since the last step, to be dropped.
         """
 
+    def check_overwrite(self) -> None:  # noqa: B027 - most have values to go back to
+        """Refuses, before anything is done, a ``flush`` that drops what was written.
+
+        Raises:
+            ModelChangedError: nobody has the values from before.
+        """
+
     @abstractmethod
     def leave(self) -> None:
         """Ends this trainer's part, once what was handed on is applied."""

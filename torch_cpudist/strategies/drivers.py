@@ -30,15 +30,13 @@ from torch_cpudist.log import logger
 from torch_cpudist.parameter_set import ParameterSet
 from torch_cpudist.placement import Placement
 from torch_cpudist.placement_parts import dense_of, tables_of
+from torch_cpudist.server_mark import ServerMark
 from torch_cpudist.state_checks import States
 from torch_cpudist.strategies.allreduce import AllReduce
+from torch_cpudist.strategies.allreduce_driver import AllReduceDriver
 from torch_cpudist.strategies.async_driver import AsyncDriver
 from torch_cpudist.strategies.asynchronous import Async
 from torch_cpudist.strategies.base import Strategy
-from torch_cpudist.strategies.collective_drivers import (
-    AllReduceDriver,
-    LocalSGDDriver,
-)
 from torch_cpudist.strategies.driver import Driver
 from torch_cpudist.strategies.geo import Geo
 from torch_cpudist.strategies.geo_driver import GeoDriver
@@ -46,12 +44,17 @@ from torch_cpudist.strategies.half_async import HalfAsync
 from torch_cpudist.strategies.hybrid import Hybrid
 from torch_cpudist.strategies.hybrid_driver import HybridDriver
 from torch_cpudist.strategies.local_sgd import LocalSGD
+from torch_cpudist.strategies.local_sgd_driver import LocalSGDDriver
+from torch_cpudist.strategies.reduce import Reduce
+from torch_cpudist.strategies.reduce_driver import ReduceDriver
 from torch_cpudist.strategies.sync import Sync
 from torch_cpudist.strategies.sync_driver import SyncDriver
 from torch_cpudist.trained import Trained
 
 if TYPE_CHECKING:
     from torch_cpudist.context import Context
+
+_AMONG_TRAINERS = (AllReduce, Reduce, LocalSGD)
 
 
 def open_parameters(
@@ -83,23 +86,30 @@ def open_parameters(
         dense = dense_of(placement, strategy.dense.updates(trainers))
         opened = _open_set(strategy.sparse, context, tables, states)
         try:
-            rest = open_parameters(strategy.dense, context, dense, inners, states)
+            rest = open_parameters(strategy.dense_part, context, dense, inners, states)
         except BaseException:
             # The model keeps none of this.
             with contextlib.suppress(Error):
                 opened.close(tell_servers=True)
             raise
         return ComposedParameters(placement, opened, rest)
-    if isinstance(strategy, (AllReduce, LocalSGD)):
+    if isinstance(strategy, _AMONG_TRAINERS):
         kind = type(strategy).__name__
-        if strategy.sharding != Sharding():
+        if strategy.sharding != Sharding() and not isinstance(strategy, Reduce):
             logger.warning("%s: sharding has no effect, no server has a block", kind)
         _check_tables(placement, strategy)
-        group = CollectiveGroup(context, kind)
         client = context.trainer_client()
-        same_state = isinstance(strategy, AllReduce)
-        settings = repr(strategy)
-        return CopiedParameters(client, placement, group, inners, same_state, settings)
+        # Before a group is made, for which trainers of another strategy do not come.
+        mark = None if context.environment.group else ServerMark(client)
+        try:
+            group = CollectiveGroup(context, kind)
+            said = repr(strategy)
+            return CopiedParameters(client, placement, group, inners, said, mark)
+        except BaseException:
+            if mark is not None:
+                with contextlib.suppress(Error):
+                    mark.close(tell_servers=True)
+            raise
     return _open_set(strategy, context, placement, states)
 
 
@@ -142,7 +152,7 @@ def _check_beside(strategy: Strategy, context: Context) -> None:
     """
     for other in context.optimizers():
         both = (strategy, other.strategy)
-        served = not any(isinstance(one, (AllReduce, LocalSGD)) for one in both)
+        served = not any(isinstance(one, _AMONG_TRAINERS) for one in both)
         if served and any(_outer_of(one) is not None for one in both):
             raise ConfigurationError(
                 "Geo(outer=...) waits for steps of the other trainers, which another "
@@ -202,6 +212,7 @@ def make_driver(
         states: of their parameters, from before.
         others: parameters of theirs that another driver steps.
     """
+    state_exchange.forget_left(inners)
     if isinstance(strategy, Hybrid) and isinstance(parameters, ComposedParameters):
         if isinstance(parameters.tables, LocalParameterSet):
             local_state.adopt(parameters.tables.tables, inners, {})
@@ -211,11 +222,13 @@ def make_driver(
             parameters,
             # Tables are stepped without torch's optimizers.
             make_driver(strategy.sparse, parameters.tables, [], guard, states),
-            make_driver(strategy.dense, dense, inners, guard, states, weights),
+            make_driver(strategy.dense_part, dense, inners, guard, states, weights),
         )
     if isinstance(parameters, CopiedParameters):
         if isinstance(strategy, AllReduce):
             return AllReduceDriver(parameters, strategy, guard, states, others)
+        if isinstance(strategy, Reduce):
+            return ReduceDriver(parameters, strategy, guard, states, others)
         if isinstance(strategy, LocalSGD):
             return LocalSGDDriver(parameters, strategy, guard, states, others)
     if isinstance(strategy, Geo) and isinstance(parameters, LocalParameterSet):

@@ -17,13 +17,14 @@ from torch_cpudist.strategies.asynchronous import Async
 from torch_cpudist.strategies.base import Strategy, Updates
 from torch_cpudist.strategies.geo import Geo
 from torch_cpudist.strategies.local_sgd import LocalSGD
+from torch_cpudist.strategies.reduce import Reduce
 from torch_cpudist.strategies.sync import Sync
 
 if TYPE_CHECKING:
     from torch_cpudist.layout import Trainers
 
 _CHOICES: dict[str, tuple[type[Strategy], ...]] = {
-    "dense": (AllReduce, Sync, LocalSGD),
+    "dense": (AllReduce, Reduce, Sync, LocalSGD),
     "sparse": (Sync, Async, Geo),
 }
 # What the parts have in common is told to the whole.
@@ -97,8 +98,8 @@ class Hybrid(Strategy):
     its class.
 
     Attributes:
-        dense: ``AllReduce()``, ``Sync()`` or ``LocalSGD()``; a name or a dict is
-            accepted. ``CPUDIST_HYBRID_DENSE``.
+        dense: ``AllReduce()``, ``Reduce()``, ``Sync()`` or ``LocalSGD()``; a name or a
+            dict is accepted. ``CPUDIST_HYBRID_DENSE``.
         sparse: ``Async()``, ``Sync()`` or ``Geo()``, for tables; a name or a dict is
             accepted. ``CPUDIST_HYBRID_SPARSE``.
     """
@@ -128,6 +129,18 @@ class Hybrid(Strategy):
                 "trainers, each for another step of theirs. Use dense=AllReduce(), or "
                 "Geo without outer."
             )
+
+    @property
+    def dense_part(self) -> Strategy:
+        """``dense``, with the placement of the whole where it has one of its own."""
+        if isinstance(self.dense, Reduce):
+            return replace(self.dense, sharding=self.sharding)
+        return self.dense
+
+    @property
+    def shows_state(self) -> bool:
+        """Whether that of the dense part does."""
+        return self.dense.shows_state
 
     @property
     def local(self) -> bool:

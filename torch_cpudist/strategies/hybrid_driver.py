@@ -60,8 +60,15 @@ class HybridDriver(Driver):
         for part in self._both:
             part.settle()
 
+    def check_overwrite(self) -> None:
+        """Refuses what either part would refuse."""
+        for part in self._both:
+            part.check_overwrite()
+
     def flush(self, pull: str, overwrite: bool = False) -> None:
-        """Flushes both parts."""
+        """Flushes both parts, or none."""
+        if overwrite:
+            self.check_overwrite()
         for part in self._both:
             part.flush(pull, overwrite)
 

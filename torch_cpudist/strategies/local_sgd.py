@@ -5,10 +5,14 @@
 from __future__ import annotations
 
 from dataclasses import field
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from torch_cpudist.config import settings
-from torch_cpudist.strategies.base import Strategy
+from torch_cpudist.outer import Outer
+from torch_cpudist.strategies.base import Strategy, Updates
+
+if TYPE_CHECKING:
+    from torch_cpudist.layout import Trainers
 
 
 @settings
@@ -22,8 +26,10 @@ class LocalSGD(Strategy):
 
     Attributes:
         every: steps from one average to the next. ``CPUDIST_LOCALSGD_EVERY``.
-        warmup_steps: steps at the start after each of which parameters are averaged.
-            ``CPUDIST_LOCALSGD_WARMUP_STEPS``.
+        warmup_steps: steps at the start after each of which parameters are averaged,
+            without ``outer``. ``CPUDIST_LOCALSGD_WARMUP_STEPS``.
+        outer: an optimizer over the mean of the trainers' movements, one step per
+            average; a dict is accepted. ``None`` takes the mean of the parameters.
     """
 
     name: ClassVar[str] = "local_sgd"
@@ -34,8 +40,19 @@ class LocalSGD(Strategy):
     warmup_steps: int = field(
         default=0, metadata={"least": 0, "most": 2**31 - 1, "unit": "steps"}
     )
+    outer: Outer | None = field(default=None, metadata={"section": Outer})
 
     @property
     def local(self) -> bool:
         """The optimizer runs on the trainer."""
         return True
+
+    def updates(self, trainers: Trainers) -> Updates:
+        """As of every strategy; servers hold nothing.
+
+        Raises:
+            ConfigurationError: fields of ``outer`` do not fit together.
+        """
+        if self.outer is not None:
+            self.outer.check_whole()
+        return Updates()
