@@ -45,6 +45,7 @@ class Job:
     warmup_steps: int
     bf16: bool
     deadline_s: float
+    batch_per_replica: int
     seed: int = 20
 
     def save(self) -> Path:

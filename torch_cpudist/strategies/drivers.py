@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -30,6 +31,7 @@ from torch_cpudist.log import logger
 from torch_cpudist.parameter_set import ParameterSet
 from torch_cpudist.placement import Placement
 from torch_cpudist.placement_parts import dense_of, tables_of
+from torch_cpudist.replica_settings import Replicas
 from torch_cpudist.state_checks import States
 from torch_cpudist.strategies.allreduce import AllReduce
 from torch_cpudist.strategies.async_driver import AsyncDriver
@@ -98,7 +100,7 @@ def open_parameters(
         group = CollectiveGroup(context, kind)
         client = context.trainer_client()
         same_state = isinstance(strategy, AllReduce)
-        settings = repr(strategy)
+        settings = repr(dataclasses.replace(strategy, replicas=Replicas()))
         return CopiedParameters(client, placement, group, inners, same_state, settings)
     return _open_set(strategy, context, placement, states)
 
