@@ -50,6 +50,8 @@ def test_trainers_that_average_equal_one_process_and_ddp(trainers):
         for how in ("passes", "clipped"):
             assert found[how][0] <= SAME
             assert found[how][1] == 1
+        assert found["replicas"][0] <= SAME
+        assert found["replicas"][1] == 0
         assert found["state"]["continued"] <= SAME
         assert found["state"]["stored"] == 7.0
         assert found["state"]["bits"]

@@ -97,14 +97,12 @@ def _cut(length: int, parts: int) -> list[range]:
 
 
 def _shares(sizes: Sequence[int], parts: int) -> list[int]:
-    """How many parts each node has, in proportion to its size; none more than that."""
-    total = sum(sizes)
-    shares = [parts * size // total for size in sizes]
-    rest = sorted(
-        range(len(sizes)), key=lambda n: (shares[n] * total - parts * sizes[n], n)
-    )
-    for node in rest[: parts - sum(shares)]:
-        shares[node] += 1
+    """How many parts each node has: one at least, the rest where most cores are."""
+    shares = [1] * len(sizes)
+    for _ in range(parts - len(sizes)):
+        # The node whose parts would be the largest with one more.
+        best = max(range(len(sizes)), key=lambda n: (sizes[n] / (shares[n] + 1), -n))
+        shares[best] += 1
     return shares
 
 
@@ -146,7 +144,6 @@ def deal(cores: Sequence[Core], parts: int) -> list[tuple[int, ...]]:
     return [
         dealt
         for node, share in zip(nodes, shares, strict=True)
-        if share
         for dealt in _deal_node(node, share)
     ]
 

@@ -18,6 +18,8 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
+from torch_cpudist.errors import GlobalRandomError
+
 # Of SELU, whose statistics alpha dropout keeps: -lambda * alpha.
 _ALPHA_PRIME = -1.7580993408473766
 
@@ -138,3 +140,21 @@ def own_dropout(model: nn.Module) -> None:
         if base is None or issubclass(kind, _Drawing) or "forward" in vars(module):
             continue
         module.__class__ = _drawing_class(kind, base)
+
+
+def check_untouched(before: torch.Tensor) -> None:
+    """Checks that nobody drew from torch's global generator.
+
+    Args:
+        before: its state as it was.
+
+    Raises:
+        GlobalRandomError: somebody did.
+    """
+    if not torch.equal(torch.default_generator.get_state(), before):
+        raise GlobalRandomError(
+            "deterministic=True: a replica drew from torch's global generator, in an "
+            "order that no two runs share. Use nn.Dropout modules in the place of "
+            "functional dropout (also that of nn.MultiheadAttention and nn.LSTM), and "
+            "generators of your own for the rest."
+        )

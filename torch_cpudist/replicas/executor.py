@@ -16,7 +16,6 @@ from torch.optim import Optimizer
 from torch_cpudist import config
 from torch_cpudist.errors import (
     ClosedError,
-    GlobalRandomError,
     InvalidArgumentError,
     UnsupportedModelError,
 )
@@ -118,7 +117,9 @@ class ReplicaExecutor:
         updates.check_optimizers(self._optimizers, model)
         copied = updates.copied(self._optimizers, model, self.reduce)
         self._models = ReplicaModels(model, self.replicas, copied)
-        self._owned = reduction.deal_owners(self._models.parameters, self.replicas)
+        self._owned = reduction.deal_owners(
+            self._models.parameters, self._models.sparse_weights(), self.replicas
+        )
         self._update = updates.choose(
             self._optimizers, self._models, self.reduce, self._owned
         )
@@ -227,7 +228,7 @@ class ReplicaExecutor:
         try:
             results = threads.run(calls, self._in_turn("learn", parts))
             if state is not None:
-                self._check_random(state)
+                dropout.check_untouched(state)
             self._check_used()
         except BaseException:
             self._samples = 0
@@ -246,9 +247,9 @@ class ReplicaExecutor:
 
     def _step(self, threads: ReplicaThreads, samples: int | None) -> None:
         everyone = range(self.replicas)
-        self._update.prepare()
         # Nobody has to see all sums before the first parameter is updated.
         at_once = self._before_update is None
+        self._update.prepare(at_once)
         threads.run([functools.partial(self._sum, r, at_once) for r in everyone])
         if self._before_update is not None:
             self._before_update()
@@ -265,6 +266,8 @@ class ReplicaExecutor:
         plain = not self._served
         with torch.no_grad():
             for index in self._owned[owner]:
+                if self._update.sums_itself(index):
+                    continue
                 grads = [views[index].grad for views in self._models.views]
                 found = reduction.total(grads, sort=plain)
                 self._models.parameters[index].grad = found
@@ -330,15 +333,6 @@ class ReplicaExecutor:
         new = key not in self._seen
         self._seen.add(key)
         return new
-
-    def _check_random(self, before: torch.Tensor) -> None:
-        if not torch.equal(torch.default_generator.get_state(), before):
-            raise GlobalRandomError(
-                "deterministic=True: a replica drew from torch's global generator, in "
-                "an order that no two runs share. Use nn.Dropout modules in the place "
-                "of functional dropout (also that of nn.MultiheadAttention and "
-                "nn.LSTM), and generators of your own for the rest."
-            )
 
     def _check_used(self) -> None:
         models = self._models

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 from torch import nn
@@ -12,19 +12,31 @@ from torch import nn
 from torch_cpudist import ops
 
 
-def deal_owners(parameters: Sequence[torch.Tensor], count: int) -> list[list[int]]:
+def deal_owners(
+    parameters: Sequence[torch.Tensor], sparse: Collection[int], count: int
+) -> list[list[int]]:
     """Deals parameters to owners: the largest first, to who has the fewest elements.
+
+    Tables are dealt apart from the others: what there is to do for one depends on the
+    rows of a batch, not on its elements.
+
+    Args:
+        parameters: of the model.
+        sparse: ``id`` of those that are tables.
+        count: how many owners.
 
     Returns:
         By owner, indices of its parameters, in their order.
     """
-    loads = [0] * count
     owned: list[list[int]] = [[] for _ in range(count)]
     by_size = sorted(range(len(parameters)), key=lambda i: (-parameters[i].numel(), i))
-    for index in by_size:
-        owner = loads.index(min(loads))
-        loads[owner] += max(parameters[index].numel(), 1)
-        owned[owner].append(index)
+    for tables in (False, True):
+        loads = [0] * count
+        for index in by_size:
+            if (id(parameters[index]) in sparse) == tables:
+                owner = loads.index(min(loads))
+                loads[owner] += max(parameters[index].numel(), 1)
+                owned[owner].append(index)
     return [sorted(indices) for indices in owned]
 
 

@@ -24,6 +24,7 @@ from torch_cpudist.errors import UnsupportedOptimizerError
 from torch_cpudist.log import logger
 from torch_cpudist.optimizer import DistributedOptimizer
 from torch_cpudist.replicas.models import ReplicaModels
+from torch_cpudist.replicas.row_parts import OwnersState, RowParts
 
 # What these do to a parameter depends on nothing but its own gradient and state.
 _BY_PARAMETER: frozenset[type[Optimizer]] = frozenset(
@@ -84,8 +85,16 @@ class Update(ABC):
         self.optimizers = list(optimizers)
         self.models = models
 
-    def prepare(self) -> None:  # noqa: B027
-        """Takes what has changed in the optimizers; before the calls of a step."""
+    def prepare(self, at_once: bool) -> None:  # noqa: B027
+        """Takes what has changed in the optimizers; before the calls of a step.
+
+        Args:
+            at_once: an owner's sums are updated without anybody looking at them before.
+        """
+
+    def sums_itself(self, index: int) -> bool:
+        """Whether ``by_owner`` sums the gradients of a parameter."""
+        return False
 
     @abstractmethod
     def by_owner(self, owner: int) -> None:
@@ -123,24 +132,76 @@ class OwnedUpdate(Update):
     ) -> None:
         """``owned``: by owner, indices of its parameters."""
         super().__init__(optimizers, models)
-        self._owned = [{id(models.parameters[i]) for i in own} for own in owned]
+        self._owner_of = {
+            id(models.parameters[i]): owner
+            for owner, indices in enumerate(owned)
+            for i in indices
+        }
         self._parts = [[_likeness(o) for o in self.optimizers] for _ in owned]
+        self._tables = _row_parts(self.optimizers, models, len(owned))
+        self._dealt: dict[int, RowParts] = {}
 
-    def prepare(self) -> None:
+    def prepare(self, at_once: bool) -> None:
         """Takes the groups' options, and the state in case that it was loaded."""
-        for owned, parts in zip(self._owned, self._parts, strict=True):
+        for table in self._tables:
+            table.prepare([own[table.index].grad for own in self.models.views])
+        self._dealt = {t.index: t for t in self._tables if t.active and at_once}
+        for owner, parts in enumerate(self._parts):
             for part, whole in zip(parts, self.optimizers, strict=True):
-                mine = owned.__contains__
-                part.param_groups = _groups(whole, lambda p: p if mine(id(p)) else None)  # noqa: B023
-                part.state = whole.state
+                part.param_groups = _groups(whole, self._own(owner))
+                dealt = [t for t in self._dealt.values() if t.optimizer is whole]
+                part.state = OwnersState(whole.state, dealt, owner)  # type: ignore[assignment]
+
+    def _own(self, owner: int) -> Callable[[torch.Tensor], torch.Tensor | None]:
+        """What an owner steps for a parameter: itself, an alias or nothing."""
+        alias_of = {id(t.weight): t.aliases[owner] for t in self._dealt.values()}
+
+        def own(parameter: torch.Tensor) -> torch.Tensor | None:
+            if id(parameter) in alias_of:
+                return alias_of[id(parameter)]
+            mine = self._owner_of[id(parameter)] == owner
+            return parameter if mine else None
+
+        return own
+
+    def sums_itself(self, index: int) -> bool:
+        """Rows of tables are dealt to all owners."""
+        return index in self._dealt
 
     def by_owner(self, owner: int) -> None:
-        """Steps this owner's parameters."""
+        """Steps this owner's parameters, and its rows of tables."""
+        for table in self._dealt.values():
+            table.take(owner)
         for part in self._parts[owner]:
             part.step()
 
+    def finish(self) -> None:
+        """Also: puts what was dealt together again."""
+        super().finish()
+        for table in self._dealt.values():
+            table.finish()
+            for own in self.models.views:
+                own[table.index].grad = None
+        self._dealt = {}
+
     def by_replica(self, replica: int) -> None:
         """Replicas have no values of their own."""
+
+
+def _row_parts(
+    optimizers: Sequence[Optimizer], models: ReplicaModels, owners: int
+) -> list[RowParts]:
+    """The tables of a model whose rows owners can deal among themselves."""
+    sparse = models.sparse_weights()
+    index_of = {id(parameter): i for i, parameter in enumerate(models.parameters)}
+    return [
+        RowParts(weight, index_of[id(weight)], optimizer, owners)
+        for optimizer in optimizers
+        if RowParts.fits(optimizer) and owners > 1
+        for group in optimizer.param_groups
+        for weight in group["params"]
+        if id(weight) in sparse
+    ]
 
 
 class CopiedUpdate(Update):
@@ -161,7 +222,7 @@ class CopiedUpdate(Update):
     def _note_loaded(self, _: Optimizer) -> None:
         self._loaded = True
 
-    def prepare(self) -> None:
+    def prepare(self, at_once: bool) -> None:
         """Takes the groups' options, and state that was loaded."""
         replicas = range(1, len(self.models.views))
         if self._loaded:
