@@ -45,8 +45,8 @@ class Job:
     warmup_steps: int
     bf16: bool
     deadline_s: float
-    batch_per_replica: int
     seed: int = 20
+    replicas: int = 1
 
     def save(self) -> Path:
         """Writes the job where its workers read it."""

@@ -76,7 +76,7 @@ def make_job(
         servers=args.servers if spec.servers else 0,
         threads=spec.threads,
         batch=args.batch * max(spec.replicas, 1),
-        batch_per_replica=args.batch,
+        replicas=max(spec.replicas, 1),
         dim=args.dim,
         lr=args.lr,
         seconds=args.seconds,

@@ -21,15 +21,11 @@ class ReplicaTrainee(TorchTrainee):
     """The plain model, trained by an executor."""
 
     def __init__(
-        self,
-        job: Job,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        replicas: int,
+        self, job: Job, model: nn.Module, optimizer: torch.optim.Optimizer
     ) -> None:
         super().__init__(job, model, optimizer)
         self._executor = cpudist.ReplicaExecutor(
-            model, self._loss_of, optimizer, replicas, num_threads=job.threads
+            model, self._loss_of, optimizer, job.replicas, num_threads=job.threads
         )
 
     def _loss_of(self, model: nn.Module, part: Batch) -> torch.Tensor:
@@ -62,6 +58,5 @@ def train(job: Job, rank: int) -> None:
     optimizer: Any = adagrad(job, model.parameters())
     if job.strategy:
         optimizer = cpudist.DistributedOptimizer(optimizer, model, job.strategy)
-    replicas = job.batch // job.batch_per_replica
-    measure(job, rank, ReplicaTrainee(job, model, optimizer, replicas))
+    measure(job, rank, ReplicaTrainee(job, model, optimizer))
     cpudist.shutdown()
