@@ -46,6 +46,7 @@ class Job:
     bf16: bool
     deadline_s: float
     seed: int = 20
+    replicas: int = 1
 
     def save(self) -> Path:
         """Writes the job where its workers read it."""

@@ -26,6 +26,7 @@ CASES = {
     "kernels": "cases.kernels",
     "load": "cases.load",
     "staleness": "cases.staleness",
+    "threads": "cases.threads",
 }
 # Above this share of each core others are running: only CPU time is to be trusted.
 QUIET_LOAD_PER_CORE = 0.3

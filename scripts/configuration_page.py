@@ -39,8 +39,9 @@ Classes:
 """
 
 TABLE = """
-Fields of `Strategy` are fields of every strategy; `Sharding`, `Server` and
-`Communicator` are arguments of strategies, `Server` of `init()` too. What has no class
+Fields of `Strategy` are fields of every strategy; `Sharding`, `Server`, `Replicas` and
+`Communicator` are arguments of strategies, `Server` of `init()` too. `CPU_NUM`, without
+a prefix, is `CPUDIST_REPLICAS_COUNT` where that is not set. What has no class
 is of the process: `init()` reads it, and has an argument for it where one is named.
 """
 
@@ -119,8 +120,18 @@ VARIABLES = {
         "",
         "`int`, 1 to 1024",
         "threads",
-        "cores / ranks on the host; a world of one keeps torch's",
-        "torch threads of a rank",
+        "cores / (ranks on the host x replicas); a world of one keeps torch's, if that "
+        "is not more",
+        "torch threads of a rank, and of each of its replicas",
+    ),
+    "PIN": (
+        "",
+        "`bool`",
+        "",
+        "0",
+        "ranks of a host, and replicas of a rank, have cores of their own, of one NUMA "
+        "node where possible: "
+        "[replicas.md](replicas.md#pinning)",
     ),
     "SIMD": (
         "",

@@ -181,6 +181,27 @@ def like_ddp(context: cpudist.Context) -> float:
     return difference(ours, theirs)
 
 
+def by_replicas(context: cpudist.Context) -> tuple[float, int]:
+    """Three replicas in every trainer: difference to one process, steps sent twice."""
+
+    def loss_fn(net: nn.Module, part: Batch) -> torch.Tensor:
+        return loss_of(net, part, (0, 2))
+
+    n, ours, plain = context.trainer_count, Dense(), Dense()
+    reference = adam(plain)
+    with trained(ours, adam, SMALL) as optimizer:
+        with cpudist.ReplicaExecutor(ours, loss_fn, optimizer, 3) as executor:
+            for step in range(STEPS):
+                executor.run(batch_of(step, context.trainer_rank, 7, torch.float32))
+                reference.zero_grad()
+                for rank in range(n):
+                    part = batch_of(step, rank, 7, torch.float32)
+                    (loss_fn(plain, part) / n).backward()
+                reference.step()
+        repeated = optimizer.stats()["collective"]["repeated"]
+    return difference(ours, plain), repeated
+
+
 def several_passes(
     context: cpudist.Context, how: str, strategy: Any = SMALL
 ) -> tuple[float, int]:
@@ -303,6 +324,7 @@ def averages(context: cpudist.Context, _report: Any) -> dict[str, Any]:
         "create_graph": several_passes(context, "create_graph"),
         "state": saved_and_loaded(context),
         "local": local_sgd(context),
+        "replicas": by_replicas(context),
     }
     if context.trainer_count == 2:
         found["refused"] = refusals(context)

@@ -24,9 +24,9 @@ import ctr_data  # noqa: E402
 import launch  # noqa: E402
 import report  # noqa: E402
 import run  # noqa: E402
-from cases import ctr, load, load_worker  # noqa: E402
+from cases import ctr, load, load_worker, threads  # noqa: E402
 from job import DeadlineError, Gate, Job  # noqa: E402
-from peers import PEERS, PeerSpec  # noqa: E402
+from peers import PEERS, PeerSpec, row_name  # noqa: E402
 
 SMALL = ctr_data.CtrSpec(
     slots=4, rows=1003, dense=3, train_samples=20_000, test_samples=5_000
@@ -247,6 +247,28 @@ def test_two_trainers_learn_and_report(small_data: Path, tmp_path: Path) -> None
     assert all(0 < r["cpu_s"] < 10 * r["seconds"] for r in reports)
     assert all(r["bytes"] == 0 for r in reports)
     assert report.check(reports, least_quality=0.51) == []
+
+
+def test_replicas_of_one_process_have_a_batch_each(
+    small_data: Path, tmp_path: Path
+) -> None:
+    arguments = ["ctr", "--batch", "64", "--steps", "3", "--warmup-steps", "1"]
+    args = run.parse([*arguments, "--peers", "replicas-sync"])
+    spec = PEERS["replicas-sync"]
+    job = ctr.make_job("replicas", spec, args, str(tmp_path), small_data)
+    (one,) = launch.launch(spec, job)
+    assert (one["steps"], one["samples"]) == (3, 3 * 2 * 64)
+    assert one["loss_last"] > 0
+    assert list(one["phases_s"]) == ["data", "all phases"]
+    assert [row_name(name) for name in ("replicas", "ddp")] == [
+        "cpudist-replicas",
+        "ddp",
+    ]
+
+
+def test_layouts_of_threads_are_of_the_machine() -> None:
+    assert threads.layouts(2) == [(1, 1), (1, 2), (1, 4), (2, 1), (2, 2), (2, 4)]
+    assert threads.layouts(1) == [(1, 1), (1, 2), (1, 4)]
 
 
 def test_a_failed_launch_shows_the_trainers_own_words(tmp_path: Path) -> None:

@@ -53,6 +53,8 @@ def test_trainers_that_average_equal_one_process_and_ddp(trainers):
             assert found[how][0] <= SAME
             assert found[how][1] == 1
         check_state(found["state"])
+        assert found["replicas"][0] <= SAME
+        assert found["replicas"][1] == 0
         local = found["local"]
         assert local["worst"] <= 2 * SAME
         assert local["apart"]

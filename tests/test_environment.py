@@ -241,9 +241,20 @@ def test_ranks_must_agree():
         layout.assign(found, 0)
 
 
-def test_replicas_that_this_version_does_not_have_are_told(caplog):
-    with caplog.at_level("WARNING", "torch_cpudist"):
-        environment.parse({"CPU_NUM": "1"})
-        assert not caplog.records
-        environment.parse({"CPU_NUM": "4"})
-    assert "CPU_NUM=4 is not used" in caplog.text
+def test_replicas_have_two_names():
+    assert environment.parse({}).replicas is None
+    assert environment.parse({"CPU_NUM": " "}).replicas is None
+    assert environment.parse({"CPU_NUM": "4"}).replicas == 4
+    both = {"CPU_NUM": "4", "CPUDIST_REPLICAS_COUNT": "3"}
+    assert environment.parse(both).replicas == 3
+    # Hosts need not agree about them.
+    made = environment.parse(both)
+    assert environment.agreed_settings(made) == environment.agreed_settings(
+        environment.parse({})
+    )
+
+
+@pytest.mark.parametrize("text", ["0", "four", "5000"])
+def test_numbers_of_replicas_that_cannot_be(text):
+    with pytest.raises(ConfigurationError, match=f"CPU_NUM='?{text}"):
+        environment.parse({"CPU_NUM": text})

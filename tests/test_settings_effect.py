@@ -12,6 +12,7 @@ import dataclasses
 
 import pytest
 import settings_collective  # noqa: F401 - notes its fields
+import settings_replicas  # noqa: F401 - the same
 from settings_cases import FIELDS, Given
 from settings_process import VARIABLES
 

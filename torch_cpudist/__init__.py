@@ -19,6 +19,7 @@ from torch_cpudist.context import Context, current, get_context
 from torch_cpudist.errors import (
     AddressError,
     BackendUnavailableError,
+    BatchTooSmallError,
     ClosedError,
     ConfigMismatchError,
     ConfigurationError,
@@ -26,6 +27,7 @@ from torch_cpudist.errors import (
     Error,
     FencedError,
     ForkedProcessError,
+    GlobalRandomError,
     InternalError,
     InvalidArgumentError,
     ModelChangedError,
@@ -41,6 +43,8 @@ from torch_cpudist.errors import (
 )
 from torch_cpudist.optimizer import DistributedOptimizer
 from torch_cpudist.outer import Outer
+from torch_cpudist.replica_settings import Replicas
+from torch_cpudist.replicas import ReplicaExecutor
 from torch_cpudist.runtime import (
     barrier,
     global_step,
@@ -75,6 +79,7 @@ __all__ = [
     "AllReduce",
     "Async",
     "BackendUnavailableError",
+    "BatchTooSmallError",
     "ClipNorm",
     "ClipValue",
     "ClosedError",
@@ -89,6 +94,7 @@ __all__ = [
     "FencedError",
     "ForkedProcessError",
     "Geo",
+    "GlobalRandomError",
     "HalfAsync",
     "Hybrid",
     "InternalError",
@@ -102,6 +108,8 @@ __all__ = [
     "PeerLostError",
     "ProtocolError",
     "Reduce",
+    "ReplicaExecutor",
+    "Replicas",
     "RowOutOfRangeError",
     "Server",
     "Sharding",

@@ -155,6 +155,11 @@ class Context:
         hosts = tuple(self.layout.hosts[rank] for rank in self.layout.trainers)
         return Trainers(self.trainer_count, hosts)
 
+    @property
+    def cores(self) -> int:
+        """This rank's share of its host's cores."""
+        return self._threads.cores
+
     def add_optimizer(self, optimizer: DistributedOptimizer) -> None:
         """Notes an optimizer that ``shutdown()`` is to close."""
         self._optimizers.append(optimizer)
@@ -317,6 +322,11 @@ def describe(error: BaseException) -> str:
 
 def set_current(context: Context) -> None:
     """Makes ``context`` the calling thread's current one."""
+    _local.context = context
+
+
+def set_last(context: Context | None) -> None:
+    """Makes what ``last()`` of another thread returned the calling thread's."""
     _local.context = context
 
 

@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from torch_cpudist import config, group_settings, strategies
 from torch_cpudist.errors import ConfigurationError
 from torch_cpudist.group_settings import GroupSettings
-from torch_cpudist.log import LEVELS, logger
+from torch_cpudist.log import LEVELS
+from torch_cpudist.replica_settings import Replicas
 
 ROLES = group_settings.ROLES
 _LAUNCH = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -26,6 +27,7 @@ MAX_RANKS = 65535
 MAX_WAIT_S = 365 * 24 * 3600
 _MAX_WAIT_MS = MAX_WAIT_S * 1000
 _MAX_RETRIES = 2**31 - 1
+_REPLICAS = "CPUDIST_REPLICAS_COUNT"
 
 _OWN = frozenset(
     "CPUDIST_" + name
@@ -34,6 +36,7 @@ _OWN = frozenset(
         "BIND",
         "LIVENESS_MS",
         "LOG",
+        "PIN",
         "PORTS",
         "ROUND_DEADLINE_MS",
         "RPC_DEADLINE_MS",
@@ -55,7 +58,6 @@ _LATER = {
     "CPUDIST_SEND_THREADS": _NO_POOL,
     "CPUDIST_PULL_THREADS": _NO_POOL,
     "CPUDIST_PREFETCH_THREADS": _NO_POOL,
-    "CPUDIST_PIN": "pin ranks with taskset or numactl",
 }
 BACKENDS = ("auto", "gloo", "shm", "ccl", "nccl", "mpi")
 
@@ -79,6 +81,8 @@ class Environment:
         bind: address or interface to listen on; ``None`` chooses.
         ports: first and last port; (0, 0) is any.
         threads: torch threads of this rank; ``None`` takes the share of cores.
+        pin: ranks and replicas have cores of their own.
+        replicas: of each rank; ``None`` without ``CPU_NUM`` and the like.
         liveness_ms, round_deadline_ms, rpc_deadline_ms: the clocks.
         rpc_retries: how often a request is sent again over a new connection.
         log: ``warning``, ``info`` or ``debug``.
@@ -107,6 +111,8 @@ class Environment:
     bind: str | None = None
     ports: tuple[int, int] = (0, 0)
     threads: int | None = None
+    pin: bool = False
+    replicas: int | None = None
     liveness_ms: int = 5000
     round_deadline_ms: int = 1_800_000
     rpc_deadline_ms: int = 180_000
@@ -161,14 +167,16 @@ def _check_names(variables: Mapping[str, str]) -> None:
         )
 
 
-def _warn_of_replicas(variables: Mapping[str, str]) -> None:
-    # Other programs' jobs set it too, so that it cannot be refused.
-    if variables.get("CPU_NUM", "1").strip() not in ("", "1"):
-        logger.warning(
-            "CPU_NUM=%s is not used in this version: start as many ranks instead "
-            "(torchrun --nproc-per-node).",
-            variables["CPU_NUM"],
-        )
+def _settings(variables: Mapping[str, str]) -> dict[str, str]:
+    """The variables of settings classes; ``CPU_NUM`` is one under another name."""
+    known = config.variables()
+    texts = {name: text for name, text in variables.items() if name in known}
+    text = variables.get("CPU_NUM", "").strip()
+    if text and _REPLICAS not in texts:
+        # Checked under its own name, which is the one that was set.
+        _integer(variables, "CPU_NUM", 1, 1, config.MAX_THREADS)
+        texts[_REPLICAS] = text
+    return texts
 
 
 def _choice(variables: Mapping[str, str], name: str, valid: tuple[str, ...]) -> str:
@@ -295,7 +303,9 @@ def agreed_settings(made: Environment) -> dict[str, str]:
         "CPUDIST_STRATEGY": made.strategy or "(unset)",
         "CPUDIST_TRANSPORT": made.transport,
     }
-    return fixed | dict(made.settings)
+    # Hosts may have different numbers of cores, and so of replicas.
+    own = "CPUDIST_REPLICAS_"
+    return fixed | {k: v for k, v in made.settings.items() if not k.startswith(own)}
 
 
 def parse(variables: Mapping[str, str]) -> Environment:
@@ -308,11 +318,9 @@ def parse(variables: Mapping[str, str]) -> Environment:
         ConfigurationError: unknown, missing, malformed or contradictory variables.
     """
     _check_names(variables)
-    _warn_of_replicas(variables)
     launched = _check_launch(variables)
     world_size = _integer(variables, "WORLD_SIZE", 1, least=1) if launched else 1
-    known_settings = config.variables()
-    texts = {name: text for name, text in variables.items() if name in known_settings}
+    texts = _settings(variables)
     server = config.with_environment(config.Server(), texts)
     for kind in config.classes():
         config.with_environment(kind(), texts)
@@ -352,6 +360,8 @@ def parse(variables: Mapping[str, str]) -> Environment:
             if "CPUDIST_THREADS" in variables
             else None
         ),
+        pin=config.parse_text("CPUDIST_PIN", variables.get("CPUDIST_PIN", "0"), bool),
+        replicas=config.with_environment(Replicas(), texts).count,
         liveness_ms=_wait_ms(variables, "CPUDIST_LIVENESS_MS", 5000, least=100),
         round_deadline_ms=_wait_ms(variables, "CPUDIST_ROUND_DEADLINE_MS", 1_800_000),
         rpc_deadline_ms=_wait_ms(variables, "CPUDIST_RPC_DEADLINE_MS", 180_000),

@@ -120,3 +120,14 @@ class ModelChangedError(Error):
 
 class BackendUnavailableError(Error):
     """The backend that was asked for cannot be loaded; there is no silent fallback."""
+
+
+class BatchTooSmallError(Error, ValueError):
+    """A batch has fewer samples than there are replicas. Nothing was computed."""
+
+
+class GlobalRandomError(Error):
+    """A replica drew from torch's global generator, in deterministic mode.
+
+    Nothing was updated. ``nn.Dropout`` modules have generators of their own.
+    """

@@ -16,6 +16,7 @@ from torch_cpudist.errors import AddressError, ConfigurationError
 
 _SIOCGIFADDR = 0x8915
 LOOPBACK = "127.0.0.1"
+_ROOT = Path("/")
 
 
 def _cgroup_quota(folder: Path) -> float | None:
@@ -33,17 +34,21 @@ def _cgroup_quota(folder: Path) -> float | None:
     return quota_us / period_us if quota_us > 0 and period_us > 0 else None
 
 
-def cores() -> int:
-    """Cores this process may use: its affinity, cut by every cgroup quota above it."""
+def cores(root: Path = _ROOT) -> int:
+    """Cores this process may use: its affinity, cut by every cgroup quota above it.
+
+    Args:
+        root: the folder that has ``proc`` and ``sys``.
+    """
     usable = float(len(os.sched_getaffinity(0)))
-    folders = [Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/cpu")]
+    folders = [root / "sys/fs/cgroup", root / "sys/fs/cgroup/cpu"]
     with contextlib.suppress(OSError):
-        for line in Path("/proc/self/cgroup").read_text().splitlines():
+        for line in (root / "proc/self/cgroup").read_text().splitlines():
             _, controllers, path = line.split(":", 2)
             if controllers in ("", "cpu", "cpu,cpuacct"):
-                root = folders[1] if controllers else folders[0]
-                own = root / path.lstrip("/")
-                folders += [own, *(p for p in own.parents if root in p.parents)]
+                top = folders[1] if controllers else folders[0]
+                own = top / path.lstrip("/")
+                folders += [own, *(p for p in own.parents if top in p.parents)]
     for folder in folders:
         quota = _cgroup_quota(folder)
         if quota is not None:

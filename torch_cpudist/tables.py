@@ -115,6 +115,11 @@ def plain_class(module: object) -> type:
     return kind._cpudist_plain if issubclass(kind, _OnServers) else kind
 
 
+def is_on_servers(module: nn.Module) -> bool:
+    """Whether a module's lookups pull their rows."""
+    return isinstance(module, _OnServers)
+
+
 def _torch_class(kind: type) -> type:
     return nn.EmbeddingBag if issubclass(kind, nn.EmbeddingBag) else nn.Embedding
 

@@ -14,7 +14,7 @@ from typing import Any
 import ctr_data
 from job import Job
 from launch import LaunchError, Report, launch, missing_reason, run_folder
-from peers import PEERS, PeerSpec, row_name, strategy_row
+from peers import OWN_MODULES, PEERS, PeerSpec, row_name, strategy_row
 from report import (
     MISSING,
     Row,
@@ -75,7 +75,8 @@ def make_job(
         trainers=spec.trainers or args.trainers,
         servers=args.servers if spec.servers else 0,
         threads=spec.threads,
-        batch=args.batch,
+        batch=args.batch * max(spec.replicas, 1),
+        replicas=max(spec.replicas, 1),
         dim=args.dim,
         lr=args.lr,
         seconds=args.seconds,
@@ -163,7 +164,7 @@ def run(args: argparse.Namespace) -> Iterable[dict[str, Any]]:
     for name, peer in rows.items():
         if name in absent:
             # A peer may be absent; what this package was asked to run may not.
-            failed = peer.module == "cpudist_rank" or absent[name].startswith(FAILED)
+            failed = peer.module in OWN_MODULES or absent[name].startswith(FAILED)
             row = {"case": "ctr", "name": name, "failed": failed}
             result.append({**row, MISSING: absent[name]})
         else:

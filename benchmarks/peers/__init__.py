@@ -22,6 +22,7 @@ class PeerSpec:
     ``launcher``: ``plain`` starts one process per trainer, strangers to each other;
     ``torchrun`` starts one job; ``parent`` starts one process that starts the others.
     ``trainers``: how many the row has; 0 takes ``--trainers``.
+    ``replicas``: of each trainer; each has a batch. 0 are none.
     """
 
     module: str
@@ -33,8 +34,10 @@ class PeerSpec:
     install: str = ""
     strategy: str = ""
     servers: bool = False
+    replicas: int = 0
 
 
+OWN_MODULES = ("cpudist_rank", "replicas")
 _OURS = ("torch_cpudist",)
 _OURS_INSTALL = "pip install --no-build-isolation ."
 
@@ -82,6 +85,25 @@ PEERS: Mapping[str, PeerSpec] = {
         install=_OURS_INSTALL,
         strategy="geo",
     ),
+    "replicas": PeerSpec(
+        "replicas",
+        "this package, two replicas of one process, torch's optimizer",
+        "plain",
+        1,
+        requires=_OURS,
+        install=_OURS_INSTALL,
+        replicas=2,
+    ),
+    "replicas-sync": PeerSpec(
+        "replicas",
+        "this package, two replicas of one process, a world of one",
+        "plain",
+        1,
+        requires=_OURS,
+        install=_OURS_INSTALL,
+        strategy="sync",
+        replicas=2,
+    ),
 }
 
 
@@ -100,4 +122,4 @@ def strategy_row(strategy: str) -> PeerSpec:
 
 def row_name(peer: str) -> str:
     """Returns the name a peer has in tables: ours carry the package's."""
-    return f"cpudist-{peer}" if PEERS[peer].module == "cpudist_rank" else peer
+    return f"cpudist-{peer}" if PEERS[peer].module in OWN_MODULES else peer

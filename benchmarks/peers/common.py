@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, pairwise
 from pathlib import Path
@@ -45,6 +45,10 @@ class Trainee(Protocol):
     def logits(self, ids: torch.Tensor, dense: torch.Tensor) -> torch.Tensor: ...
 
     def step(self) -> None: ...
+
+    def learn(self, batch: Batch) -> float | None:
+        """Does a whole step by itself and returns its loss; None: it does not."""
+        ...
 
     def counters(self) -> dict[str, float]:
         """Returns ``bytes`` sent and ``wait_s`` blocked so far, as far as known."""
@@ -104,6 +108,9 @@ class TorchTrainee:
     def step(self) -> None:
         self.optimizer.step()
 
+    def learn(self, batch: Batch) -> float | None:
+        return None
+
     def counters(self) -> dict[str, float]:
         return {"bytes": float(usage.tcp_bytes_sent())}
 
@@ -145,8 +152,13 @@ class Loop:
 
     def run_step(self) -> None:
         trainee, marks = self.trainee, [time.perf_counter()]
-        ids, dense, labels = next(self.source)
+        batch = next(self.source)
         marks.append(time.perf_counter())
+        if (loss := trainee.learn(batch)) is not None:
+            self.losses.append(loss)
+            self._note(("data", "all phases"), [*marks, time.perf_counter()])
+            return
+        ids, dense, labels = batch
         trainee.zero_grad()
         loss = nn.functional.binary_cross_entropy_with_logits(
             trainee.logits(ids, dense), labels
@@ -157,7 +169,10 @@ class Loop:
         marks.append(time.perf_counter())
         trainee.step()
         marks.append(time.perf_counter())
-        for phase, (begin, end) in zip(PHASES, pairwise(marks), strict=True):
+        self._note(PHASES, marks)
+
+    def _note(self, phases: Sequence[str], marks: Sequence[float]) -> None:
+        for phase, (begin, end) in zip(phases, pairwise(marks), strict=True):
             self.phases_s[phase] = self.phases_s.get(phase, 0.0) + end - begin
 
 

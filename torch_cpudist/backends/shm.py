@@ -105,7 +105,7 @@ def empty(
         dtype: their dtype.
 
     Returns:
-        ``[numel]``, zeros. Of a group over several hosts the memory is that of one host.
+        ``[numel]``, zeros. In a group over several hosts, memory of one host.
 
     Raises:
         InvalidArgumentError: the group's backend is not ``shm``.

@@ -17,6 +17,7 @@ from torch_cpudist.config import (
     settings,
 )
 from torch_cpudist.outer import Outer
+from torch_cpudist.replica_settings import Replicas
 
 if TYPE_CHECKING:
     from torch_cpudist.clip import Clip
@@ -26,6 +27,7 @@ _SECTIONS = {
     "sharding": Sharding,
     "server": Server,
     "communicator": Communicator,
+    "replicas": Replicas,
     "outer": Outer,
     "delay_compensation": DelayCompensation,
 }
@@ -76,12 +78,14 @@ class Strategy:
         sharding: placement of dense parameters; a dict is accepted.
         server: how servers run; a dict is accepted. Servers start in ``init()``, so a
             value other than the default must equal theirs.
+        replicas: how a ``ReplicaExecutor`` over the optimizer runs; a dict is accepted.
     """
 
     name: ClassVar[str] = ""
 
     sharding: Sharding = field(default_factory=Sharding, metadata={"section": True})
     server: Server = field(default_factory=Server, metadata={"section": True})
+    replicas: Replicas = field(default_factory=Replicas, metadata={"section": True})
 
     def __post_init__(self) -> None:
         """Turns dicts into settings and checks the fields."""

@@ -117,6 +117,9 @@ class Driver(ABC):
         """Counters of this strategy, beside those of the client."""
         return {}
 
+    def count_replicas(self, count: int) -> None:  # noqa: B027
+        """From now on a step is one batch of each of so many replicas."""
+
     @property
     def pulled(self) -> ParameterSet | None:
         """The parameter set whose rows lookups pull; ``None`` where all are here."""

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -30,6 +31,7 @@ from torch_cpudist.log import logger
 from torch_cpudist.parameter_set import ParameterSet
 from torch_cpudist.placement import Placement
 from torch_cpudist.placement_parts import dense_of, tables_of
+from torch_cpudist.replica_settings import Replicas
 from torch_cpudist.server_mark import ServerMark
 from torch_cpudist.state_checks import States
 from torch_cpudist.strategies.allreduce import AllReduce
@@ -103,7 +105,7 @@ def open_parameters(
         mark = None if context.environment.group else ServerMark(client)
         try:
             group = CollectiveGroup(context, kind)
-            said = repr(strategy)
+            said = repr(dataclasses.replace(strategy, replicas=Replicas()))
             return CopiedParameters(client, placement, group, inners, said, mark)
         except BaseException:
             if mark is not None:

@@ -25,8 +25,9 @@ class Geo(Strategy):
     values both ways.
 
     Attributes:
-        push_every: steps of a trainer from one exchange to the next, >= 1. An exchange
-            that takes longer delays the next. ``CPUDIST_GEO_PUSH_EVERY``.
+        push_every: steps of a trainer from one exchange to the next, >= 1; a step of a
+            ``ReplicaExecutor`` counts once for each of its replicas. An exchange that
+            takes longer delays the next. ``CPUDIST_GEO_PUSH_EVERY``.
         exchange_budget: share of a step's time, from 0.001 to 1, that the
             training thread spends on an exchange after each step until it is over.
             ``CPUDIST_GEO_EXCHANGE_BUDGET``.

@@ -64,6 +64,7 @@ class GeoDriver(ServerDriver):
         self._samples = 0
         self._travelling = 0  # steps behind the one under way
         self._own_steps = 0
+        self._replicas = 1
         self._step_s = 0.0
         self._ended = 0.0
         local_state.adopt(parameters.tables, inners, states)
@@ -100,6 +101,10 @@ class GeoDriver(ServerDriver):
             self._work_on_exchange()
         return self._known_steps()
 
+    def count_replicas(self, count: int) -> None:
+        """``push_every`` counts the batches of all replicas."""
+        self._replicas = count
+
     @property
     def pulled(self) -> ParameterSet | None:
         """``None``: every row is here."""
@@ -117,7 +122,7 @@ class GeoDriver(ServerDriver):
             last_s = now - self._ended
             share = _NEWEST_SHARE if self._step_s else 1.0
             self._step_s += share * (last_s - self._step_s)
-        due = self._steps >= self._strategy.push_every
+        due = self._steps * self._replicas >= self._strategy.push_every
         if self._travelling or due:
             self._advance(self._strategy.exchange_budget * self._step_s, begin=due)
         self._ended = time.perf_counter()

@@ -12,6 +12,7 @@ from torch_cpudist import config
 from torch_cpudist.clip import Clip, ClipNorm
 from torch_cpudist.config import Server, Sharding, settings
 from torch_cpudist.errors import ConfigurationError, UnsupportedOptimizerError
+from torch_cpudist.replica_settings import Replicas
 from torch_cpudist.strategies.allreduce import AllReduce
 from torch_cpudist.strategies.asynchronous import Async
 from torch_cpudist.strategies.base import Strategy, Updates
@@ -28,7 +29,7 @@ _CHOICES: dict[str, tuple[type[Strategy], ...]] = {
     "sparse": (Sync, Async, Geo),
 }
 # What the parts have in common is told to the whole.
-_SHARED = ("CPUDIST_SHARDING_", "CPUDIST_SERVER_")
+_SHARED = ("CPUDIST_SHARDING_", "CPUDIST_SERVER_", "CPUDIST_REPLICAS_")
 
 
 def _bare(name: str) -> str:
@@ -93,9 +94,9 @@ class Hybrid(Strategy):
     """Dense parameters by one strategy, tables by another.
 
     Dense parameters stay synchronous while tables, whose rows seldom meet, need not
-    wait. Per part all is as its strategy says; ``sharding`` and ``server`` are those of
-    the whole. In ``CPUDIST_*`` a part is a name, and its fields have the variables of
-    its class.
+    wait. Per part all is as its strategy says; ``sharding``, ``server`` and
+    ``replicas`` are those of the whole. In ``CPUDIST_*`` a part is a name, and its
+    fields have the variables of its class.
 
     Attributes:
         dense: ``AllReduce()``, ``Reduce()``, ``Sync()`` or ``LocalSGD()``; a name or a
@@ -114,14 +115,16 @@ class Hybrid(Strategy):
         super().__post_init__()
         for part in _CHOICES:
             made = _made(part, getattr(self, part))
-            for shared in (Sharding, Server):
+            for shared in (Sharding, Server, Replicas):
                 section = shared.__name__.lower()
                 if getattr(made, section) not in (shared(), getattr(self, section)):
                     raise ConfigurationError(
                         f"Hybrid({part}={type(made).__name__}({section}=...)): both "
                         f"parts have the same. Pass {section}= to Hybrid."
                     )
-            made = replace(made, sharding=Sharding(), server=Server())
+            made = replace(
+                made, sharding=Sharding(), server=Server(), replicas=Replicas()
+            )
             object.__setattr__(self, part, made)
         if getattr(self.sparse, "outer", None) is not None and not self.dense.local:
             raise ConfigurationError(

@@ -50,6 +50,11 @@ class HybridDriver(Driver):
         self._sparse.step(table_rules(self._placement, rules), samples, clip)
         return self._dense.step(dense_rules(self._placement, rules), samples, clip)
 
+    def count_replicas(self, count: int) -> None:
+        """Tells both parts."""
+        for part in self._both:
+            part.count_replicas(count)
+
     @property
     def pulled(self) -> ParameterSet | None:
         """That of the tables."""

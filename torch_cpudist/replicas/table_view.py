@@ -1,0 +1,66 @@
+# Copyright (c) 2026 The torch_cpudist authors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Tables of a replica: lookups pull rows into the weight that all replicas share."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import nn
+
+from torch_cpudist.table_ops import TableBinding
+from torch_cpudist.tables import EmbeddingModule, attach, is_on_servers, plain_class
+
+
+class TableView(TableBinding):
+    """The binding of a table, for a module whose weight is a view of the bound one.
+
+    Thread safety: as ``TableBinding``; replicas that look up one table take turns.
+    """
+
+    def __init__(self, binding: TableBinding, weight: nn.Parameter) -> None:
+        """Shares ``binding``, whose rows come into the memory of ``weight``."""
+        self._binding = binding
+        self.weight = weight
+        self.name = binding.name
+        # One handle for all replicas: graphs that guard it serve them all.
+        self.handle = binding.handle
+
+    def warn_if_stale(self) -> None:
+        """As the shared binding."""
+        self._binding.warn_if_stale()
+
+    def pull(self, ids: torch.Tensor, weight: torch.Tensor) -> None:
+        """Makes the rows of ``ids`` current; see ``TableBinding.pull``."""
+        self.check_weight(weight)
+        self._binding.pull(ids, self._binding.weight)
+
+
+def copied_tables(model: nn.Module, memo: dict[int, Any]) -> None:
+    """Copies the table modules of a wrapped model, for ``copy.deepcopy``.
+
+    A deep copy of such a module is a plain one, without servers; a replica's is not.
+
+    Args:
+        model: any module.
+        memo: what is copied already, parameters among it; gets the copies.
+    """
+    for module in model.modules():
+        if is_on_servers(module):
+            memo[id(module)] = _copied(module, memo)
+
+
+def _copied(module: Any, memo: dict[int, Any]) -> EmbeddingModule:
+    kind: Any = plain_class(module)
+    made: EmbeddingModule = kind.__new__(kind)
+    memo[id(module)] = made
+    made.__dict__ = {
+        name: copy.deepcopy(value, memo)
+        for name, value in module.__dict__.items()
+        if not name.startswith("_cpudist_")
+    }
+    view = memo[id(module._cpudist_binding.weight)]
+    attach(made, TableView(module._cpudist_binding, view))
+    return made

@@ -1,0 +1,162 @@
+# Copyright (c) 2026 The torch_cpudist authors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Which cores there are, and how ranks and replicas are dealt disjoint ones.
+
+The affinity mask that a process has is already cut to its cgroup's cpuset by the
+kernel; quotas, which are time and not cores, are ``host.cores``'s.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import groupby, pairwise
+from pathlib import Path
+
+from torch_cpudist.errors import ConfigurationError
+
+_ROOT = Path("/")
+_CPUS = "sys/devices/system/cpu"
+_NODES = "sys/devices/system/node"
+
+
+@dataclass(frozen=True, order=True)
+class Core:
+    """One logical processor. Sorted, those that share a cache lie together.
+
+    Attributes:
+        node: its NUMA node.
+        package: its socket.
+        core: its physical core in the socket, which hyper-threads share.
+        number: what the kernel calls it.
+    """
+
+    node: int
+    package: int
+    core: int
+    number: int
+
+    @property
+    def physical(self) -> tuple[int, int, int]:
+        """What hyper-threads of one physical core have in common."""
+        return self.node, self.package, self.core
+
+
+def cpu_list(text: str) -> set[int]:
+    """Reads the kernel's form of a set of cores: ``0-3,8``."""
+    found: set[int] = set()
+    for part in text.strip().split(","):
+        first, _, last = part.partition("-")
+        if first:
+            found |= set(range(int(first), int(last or first) + 1))
+    return found
+
+
+def _number(path: Path, default: int) -> int:
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):
+        return default
+
+
+def _nodes(root: Path) -> dict[int, int]:
+    """The NUMA node of every core; a kernel without NUMA has no such folder."""
+    found: dict[int, int] = {}
+    with contextlib.suppress(OSError):
+        for folder in (root / _NODES).iterdir():
+            name = folder.name.removeprefix("node")
+            if folder.name != name and name.isdigit():
+                for core in cpu_list((folder / "cpulist").read_text()):
+                    found[core] = int(name)
+    return found
+
+
+def read(allowed: Iterable[int], root: Path = _ROOT) -> list[Core]:
+    """The cores of a set, in the order of nodes, sockets and physical cores.
+
+    Args:
+        allowed: numbers of cores, of an affinity mask say.
+        root: the folder that has ``sys``.
+    """
+    nodes = _nodes(root)
+    found = []
+    for number in allowed:
+        folder = root / _CPUS / f"cpu{number}" / "topology"
+        package = _number(folder / "physical_package_id", 0)
+        core = _number(folder / "core_id", number)
+        found.append(Core(nodes.get(number, 0), package, core, number))
+    return sorted(found)
+
+
+def _cut(length: int, parts: int) -> list[range]:
+    """Cuts a range into runs whose lengths differ by one at most."""
+    ends = [length * part // parts for part in range(parts + 1)]
+    return [range(begin, end) for begin, end in pairwise(ends)]
+
+
+def _shares(sizes: Sequence[int], parts: int) -> list[int]:
+    """How many parts each node has: one at least, the rest where most cores are."""
+    shares = [1] * len(sizes)
+    for _ in range(parts - len(sizes)):
+        # The node whose parts would be the largest with one more.
+        best = max(range(len(sizes)), key=lambda n: (sizes[n] / (shares[n] + 1), -n))
+        shares[best] += 1
+    return shares
+
+
+def _deal_node(cores: Sequence[Core], parts: int) -> list[tuple[int, ...]]:
+    whole = [list(group) for _, group in groupby(cores, key=lambda c: c.physical)]
+    if len(whole) < parts:  # hyper-threads of one core are parted
+        whole = [[core] for core in cores]
+    return [
+        tuple(core.number for i in run for core in whole[i])
+        for run in _cut(len(whole), parts)
+    ]
+
+
+def deal(cores: Sequence[Core], parts: int) -> list[tuple[int, ...]]:
+    """Deals cores to ``parts`` owners, disjoint and of nearly equal number.
+
+    With as many owners as nodes or more each has cores of one node, else whole nodes.
+    Hyper-threads of one core stay together where there are enough cores.
+
+    Args:
+        cores: as ``read`` returns them.
+        parts: how many ranks, or replicas.
+
+    Raises:
+        ConfigurationError: there are more owners than cores.
+    """
+    if parts > len(cores):
+        raise ConfigurationError(
+            f"CPUDIST_PIN=1: {parts} ranks or replicas cannot have cores of their own "
+            f"where there are {len(cores)}. Start fewer of them, or unset CPUDIST_PIN."
+        )
+    nodes = [list(group) for _, group in groupby(cores, key=lambda c: c.node)]
+    if parts < len(nodes):
+        return [
+            tuple(core.number for i in run for core in nodes[i])
+            for run in _cut(len(nodes), parts)
+        ]
+    shares = _shares([len(node) for node in nodes], parts)
+    return [
+        dealt
+        for node, share in zip(nodes, shares, strict=True)
+        for dealt in _deal_node(node, share)
+    ]
+
+
+def pin_process(cores: Collection[int]) -> None:
+    """Binds every thread of this process, and all it will start, to ``cores``."""
+    # Twice: a thread that started another one meanwhile was not bound yet.
+    for _ in range(2):
+        for task in os.listdir("/proc/self/task"):
+            with contextlib.suppress(ProcessLookupError):
+                os.sched_setaffinity(int(task), cores)
+
+
+def pin_thread(cores: Collection[int]) -> None:
+    """Binds the calling thread, and all it will start, to ``cores``."""
+    os.sched_setaffinity(0, cores)
