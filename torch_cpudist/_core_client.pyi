@@ -123,6 +123,9 @@ class Client:
     def drain(self, param_set: int) -> None:
         """Waits until everything queued is applied."""
 
+    def known_steps(self, param_set: int) -> int:
+        """Steps of all trainers as told by server 0, and own ones not answered yet."""
+
     def fetch_table(
         self,
         param_set: int,

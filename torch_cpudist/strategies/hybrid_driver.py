@@ -50,6 +50,10 @@ class HybridDriver(Driver):
         self._sparse.step(table_rules(self._placement, rules), samples, clip)
         return self._dense.step(dense_rules(self._placement, rules), samples, clip)
 
+    def global_step(self, rounds: int) -> int:
+        """As the dense part counts."""
+        return self._dense.global_step(rounds)
+
     @property
     def pulled(self) -> ParameterSet | None:
         """That of the tables."""
