@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from async_cases import Counting, asynchronous, backward, seeds_of, wrapped
 from geo_cases import geo
@@ -50,8 +52,7 @@ def test_where_trainers_advance_apart_every_step_of_each_counts(strategy, server
     for rank, (known, last, _) in enumerate(found):
         assert known[0] == 0
         # Its own steps count at once, those of others as it is told.
-        for before, after in zip(known, known[1:], strict=False):
-            assert after > before
+        assert all(after > before for before, after in pairwise(known))
         assert STEPS + 3 * rank <= known[-1] <= total
         assert last == total
 
