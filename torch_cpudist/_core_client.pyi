@@ -252,6 +252,9 @@ class Client:
     def goodbye(self) -> None:
         """Tells every server that this trainer is done, and disconnects."""
 
+    def check(self) -> None:
+        """Raises what the client has failed with: a lost server."""
+
     def abort(self, reason: str) -> None:
         """Ends every wait of this client with ``ClosedError`` and disconnects."""
 

@@ -313,6 +313,8 @@ void bind_membership(ClientClass& client) {
       .def(
           "goodbye", [](ClientHolder& self) { self.get().goodbye(); }, NoGil())
       .def(
+          "check", [](const ClientHolder& self) { self.get().check(); }, NoGil())
+      .def(
           "abort", [](ClientHolder& self, const std::string& reason) { self.get().abort(reason); },
           py::arg("reason"), NoGil())
       .def("stats", &stats);

@@ -231,6 +231,7 @@ class Client {
   void barrier();  // leaves every parameter set, waits for all, rejoins all
   void close(uint32_t param_set);
   void goodbye();                         // to every server; then disconnects
+  void check() const;                     // throws what the client has failed with: a lost server
   void abort(const std::string& reason);  // ends every wait of this client with Error(kClosed)
   ClientStats stats() const;
 

@@ -86,7 +86,7 @@ class PushQueue {
   bool stopping_ = false;
   std::optional<Error> failure_;
   std::vector<Frame> arrived_;
-  uint64_t pushes_ = 0;  // training thread
+  uint64_t pushes_ = 0;      // training thread
   Version version_;          // of server 0
   uint64_t unanswered_ = 0;  // pushes
   StalenessStats staleness_;

@@ -161,8 +161,8 @@ struct PullTable {
   uint32_t table = 0;
   std::span<const int64_t> keys;
 };
-// Reply to kPullRows: the version (2 x u64, no steps), then per table of the request, in its order, the rows
-// (no keys).
+// Reply to kPullRows: the version (2 x u64, no steps), then per table of the request, in its order,
+// the rows (no keys).
 //
 // A pull for a batch to come tells, in the place of the step, the number of its prefetch with this
 // bit set: which gradient uses the rows is known when that gradient is pushed.

@@ -80,6 +80,8 @@ class GeoDriver(ServerDriver):
         """
         local = self._local
         count = 0 if samples is None else whole_samples(samples)
+        # A step without an exchange asks nobody, and a lost server is told at once.
+        local.client.check()
         local.check_unchanged()
         clip_own(clip, [parameter for _, parameter in local.trained()])
         weights = [table.placed.found.weight for table in local.tables]
