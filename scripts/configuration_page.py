@@ -43,6 +43,12 @@ Fields of `Strategy` are fields of every strategy; `Sharding`, `Server`, `Replic
 `Communicator` are arguments of strategies, `Server` of `init()` too. `CPU_NUM`, without
 a prefix, is `CPUDIST_REPLICAS_COUNT` where that is not set. What has no class
 is of the process: `init()` reads it, and has an argument for it where one is named.
+
+There are no pools of threads for sending, pulling or prefetching on a trainer: one
+thread of the core serves the links to all servers, another sends what `Async` and `Geo`
+queue, and pulls are answered on the link's thread. `CPUDIST_SEND_THREADS`,
+`CPUDIST_PULL_THREADS` and `CPUDIST_PREFETCH_THREADS` are therefore refused by name;
+servers have `CPUDIST_SERVER_THREADS`.
 """
 
 # Variables of no settings class: argument of init(), type, unit, default ("" takes

@@ -25,7 +25,8 @@ from torch._C._distributed_c10d import HashStore
 
 import torch_cpudist as cpudist
 from torch_cpudist import _core
-from torch_cpudist.config import Communicator, DelayCompensation, Server, Sharding
+from torch_cpudist.config import Communicator, Server, Sharding
+from torch_cpudist.delay_compensation import DelayCompensation
 from torch_cpudist.outer import Outer
 
 

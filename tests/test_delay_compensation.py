@@ -39,7 +39,9 @@ from cases import delay
 
 ROWS, DIM, LOOKUPS, LR = 12, 3, 4, 0.125
 CONSTANT = cpudist.DelayCompensation(factor=0.5)
-ADAPTIVE = cpudist.DelayCompensation(factor=0.5, adaptive=True, momentum=0.75)
+ADAPTIVE = cpudist.DelayCompensation(
+    factor=0.5, adaptive=True, momentum=0.75, epsilon=1e-7
+)
 Step = dict[str, tuple[Any, torch.Tensor, torch.Tensor]]
 
 
@@ -88,7 +90,7 @@ def replay(
             moved = state[name][place] - read
             moved_ones += int(moved.any())
             if compensation is not None:
-                factor = torch.full_like(gradient, compensation.strength)
+                factor = torch.full_like(gradient, compensation.factor)
                 if compensation.adaptive:
                     kept = compensation.momentum * means[name][place]
                     mean = kept + (1 - compensation.momentum) * (gradient * gradient)
@@ -258,8 +260,10 @@ def test_settings_that_make_no_sense_are_refused():
     for make, says in [
         (lambda: compensation(factor=-1), "at least 0"),
         (lambda: compensation(factor=float("inf")), "at most"),
-        (lambda: compensation(momentum=1), "at most 0.9999"),
-        (lambda: compensation(epsilon=0), "at least 1e-30"),
+        (lambda: compensation(adaptive=True, momentum=1), "at most 0.9999"),
+        (lambda: compensation(adaptive=True, epsilon=0), "at least 1e-30"),
+        (compensation(momentum=0.95).check_whole, "without adaptive: it belongs"),
+        (compensation(factor=1, epsilon=1e-7).check_whole, "too, or leave epsilon"),
         (lambda: compensation(adaptive=1), "expected bool"),
         (lambda: cpudist.Async(delay_compensation=3), "expected DelayCompensation"),
         (
@@ -270,7 +274,8 @@ def test_settings_that_make_no_sense_are_refused():
     ]:
         with pytest.raises((ConfigurationError, TypeError), match=says):
             make()
-    assert (compensation().strength, compensation(adaptive=True).strength) == (0.04, 2)
+    assert compensation().resolved() == (0.04, False, 0.95, 1e-7)
+    assert compensation(adaptive=True).resolved() == (2.0, True, 0.95, 1e-7)
 
 
 def test_any_variable_switches_it_on():
@@ -290,6 +295,18 @@ def test_any_variable_switches_it_on():
         0.5,
         0.5,
     )
+    made = resolve(
+        CPUDIST_DELAYCOMPENSATION_MOMENTUM="0.5", CPUDIST_DELAYCOMPENSATION_ADAPTIVE="1"
+    )
+    assert made.delay_compensation.resolved() == (2.0, True, 0.5, 1e-7)
+
+
+def test_what_belongs_to_the_running_mean_is_refused_without_it():
+    def body(context):
+        with pytest.raises(ConfigurationError, match=r"\(momentum=0\.5\) without"):
+            wrapped(Parts(), delay_compensation={})
+
+    run(body, 1, variables={"CPUDIST_DELAYCOMPENSATION_MOMENTUM": "0.5"})
 
 
 @pytest.mark.parametrize(

@@ -126,6 +126,36 @@ def test_a_flush_waits_for_nobody_and_a_leaver_is_not_waited_for():
     assert run(body, 2, 1)[0] >= 6
 
 
+def test_while_an_outer_step_waits_its_trainer_does_all_else():
+    """Trainer 1 hands nothing on until trainer 0 has done all that asks the servers."""
+    others_are_done = threading.Event()
+
+    def body(context):
+        model = Counting()
+        optimizer = wrapped(model, geo({}, push_every=2))
+        if context.trainer_rank == 0:
+            for seed in seeds_of(0, 4):
+                step(model, optimizer, seed)
+            assert optimizer.stats()["exchange"]["exchanges"] == 0  # it waits
+            optimizer.flush()
+            optimizer.flush("dense")
+            assert optimizer.state_dict()["param_groups"]
+            assert model.table(torch.arange(3)).isfinite().all()
+            assert cpudist.global_step() == 4
+            for seed in seeds_of(0, 4):
+                step(model, optimizer, seed)
+            others_are_done.set()
+        else:
+            assert others_are_done.wait(20)
+            for seed in seeds_of(1, 2):
+                step(model, optimizer, seed)
+        context.barrier()
+        optimizer.flush()
+        return optimizer.stats()["exchange"]["exchanges"]
+
+    assert min(run(body, 2, 1)) >= 1
+
+
 def test_settings_that_do_not_fit_are_refused():
     def body(context):
         with pytest.raises(ConfigurationError, match="needs a momentum"):

@@ -129,6 +129,9 @@ class Client:
     def drain(self, param_set: int) -> None:
         """Waits until everything queued is applied."""
 
+    def known_steps(self, param_set: int) -> int:
+        """Steps of all trainers as told by server 0, and own ones not answered yet."""
+
     def fetch_table(
         self,
         param_set: int,
@@ -254,6 +257,9 @@ class Client:
 
     def goodbye(self) -> None:
         """Tells every server that this trainer is done, and disconnects."""
+
+    def check(self) -> None:
+        """Raises what the client has failed with: a lost server."""
 
     def abort(self, reason: str) -> None:
         """Ends every wait of this client with ``ClosedError`` and disconnects."""

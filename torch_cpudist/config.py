@@ -12,7 +12,6 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import operator
-import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, TypeVar, dataclass_transform, get_args, get_type_hints
@@ -312,56 +311,6 @@ class Communicator:
     def __post_init__(self) -> None:
         """Checks the fields."""
         check(self)
-
-
-@settings
-class DelayCompensation:
-    """How a late gradient makes up for the updates that it missed (DC-ASGD).
-
-    The server adds ``factor * g * g * (w - w_read)`` to a gradient ``g``, element by
-    element: ``w`` is the weight now, ``w_read`` the one that the gradient was computed
-    on. Source: Zheng et al., "Asynchronous Stochastic Gradient Descent with Delay
-    Compensation", ICML 2017 (arXiv:1609.08326), algorithms 1 and 2. In ``CPUDIST_*``
-    any variable of this class switches it on.
-
-    Attributes:
-        factor: the strength, lambda; in units of 1 / loss, as g * g stands for the
-            curvature. 0 changes nothing. ``None`` is 0.04, and 2 if ``adaptive``.
-            ``CPUDIST_DELAYCOMPENSATION_FACTOR``.
-        adaptive: divide ``factor`` by ``sqrt(mean + epsilon)``, ``mean`` being the
-            running mean of g * g of this element over all trainers; its unit is then
-            that of 1 / weight. ``CPUDIST_DELAYCOMPENSATION_ADAPTIVE``.
-        momentum: of the running mean, what stays of it at each gradient; ``adaptive``
-            only. ``CPUDIST_DELAYCOMPENSATION_MOMENTUM``.
-        epsilon: added to the running mean; ``adaptive`` only.
-            ``CPUDIST_DELAYCOMPENSATION_EPSILON``.
-    """
-
-    factor: float | None = field(
-        default=None,
-        metadata={"least": 0.0, "most": sys.float_info.max, "unit": "1 / loss"},
-    )
-    adaptive: bool = False
-    momentum: float = field(
-        default=0.95, metadata={"least": 0.0, "most": 0.9999, "unit": "share"}
-    )
-    epsilon: float = field(
-        default=1e-7, metadata={"least": 1e-30, "most": 1.0, "unit": "gradient squared"}
-    )
-
-    def __post_init__(self) -> None:
-        """Checks the fields; whole numbers are accepted."""
-        for name in ("factor", "momentum", "epsilon"):
-            if type(getattr(self, name)) is int:
-                object.__setattr__(self, name, float(getattr(self, name)))
-        check(self)
-
-    @property
-    def strength(self) -> float:
-        """``factor``, or what ``None`` stands for."""
-        if self.factor is not None:
-            return self.factor
-        return 2.0 if self.adaptive else 0.04
 
 
 def unused(instance: Any, environment: Mapping[str, str]) -> list[str]:

@@ -173,9 +173,9 @@ class Context:
         return list(self._optimizers)
 
     def global_step(self) -> int:
-        """Rounds applied, of the newest optimizer, as of this trainer's last step."""
+        """The cluster's count of steps, of the newest optimizer."""
         self.check_usable()
-        return self._optimizers[-1].rounds if self._optimizers else 0
+        return self._optimizers[-1].global_step() if self._optimizers else 0
 
     # -- the current context of a thread
     # -----------------------------------------------------

@@ -40,17 +40,16 @@ class DistributedOptimizer(Prefetching, face.ServedOptimizer):
 
     The wrapped optimizer is read, not replaced: its exact class and its options, as
     they stand at each step, choose what the servers do; under Geo it steps here.
-    ``param_groups`` are its own dicts, so schedulers over either of the two work.
-    Tables are the sparse embeddings of the model (see ``shard_tables``), all else that
-    the optimizer holds is dense. Buffers (of batch norm, say) stay the trainer's own.
+    ``param_groups`` are its own dicts: schedulers over either work. Tables are the
+    sparse embeddings of the model (see ``shard_tables``), all else that the optimizer
+    holds is dense. Buffers (of batch norm, say) stay the trainer's own.
 
     Building one is collective: every trainer builds the same ones in the same order and
     waits for trainer 0, whose model gives the initial values. One over parameters that
     another ``DistributedOptimizer`` holds takes their values over and closes that one;
     over the same inner optimizer also its state.
 
-    Thread safety: lookups (forward) from any thread; ``step`` and the rest from one at
-    a time.
+    Thread safety: lookups (forward) from any thread; all else from one at a time.
 
     Args:
         optimizer: a ``torch.optim`` optimizer, or several (``SparseAdam`` on tables,
@@ -201,9 +200,8 @@ class DistributedOptimizer(Prefetching, face.ServedOptimizer):
         Args:
             closure: evaluates the model again and returns the loss.
             samples: samples behind this gradient of a *mean* loss: weighs the trainers
-                of a round by it, so that uneven batches are exact; 0 has no weight.
-                ``None`` weighs equally. All trainers of a round use the same way.
-                Async only counts them.
+                of a round, so that uneven batches are exact; 0 has no weight. ``None``
+                weighs equally. All of a round do the same. Async only counts them.
 
         Returns:
             What the closure returned, else ``None``.
@@ -266,8 +264,7 @@ class DistributedOptimizer(Prefetching, face.ServedOptimizer):
     def leave(self) -> None:
         """Ends this trainer's part in rounds: the others go on without it.
 
-        The next ``step()`` joins again at the round that the server names.
-        ``barrier()`` and ``shutdown()`` imply it.
+        The next ``step()`` joins again. ``barrier()`` and ``shutdown()`` imply it.
         """
         self._open()
         self._driver.leave()
@@ -275,8 +272,8 @@ class DistributedOptimizer(Prefetching, face.ServedOptimizer):
     def join(self) -> None:
         """Takes part again after ``leave()``, before the next forward.
 
-        Needed with ``Async(max_staleness=)`` only, where a step that was computed on
-        values from before would be too old and is refused; refreshes dense parameters.
+        Needed with ``Async(max_staleness=)`` only, which refuses a step on values from
+        before; refreshes dense parameters.
         """
         parameters = self._open()
         parameters.check_unchanged()
@@ -296,6 +293,10 @@ class DistributedOptimizer(Prefetching, face.ServedOptimizer):
     def rounds(self) -> int:
         """Updates behind the dense values since this trainer's last step; 0 before."""
         return self._rounds
+
+    def global_step(self) -> int:
+        """See ``cpudist.global_step``."""
+        return self._driver.global_step(self._rounds)
 
     def stats(self) -> dict[str, Any]:
         """Returns what this trainer has done so far.

@@ -273,7 +273,7 @@ def _compensation(updates: Updates) -> tuple[float, bool, float, float] | None:
     chosen = updates.delay_compensation
     if chosen is None:
         return None
-    return chosen.strength, chosen.adaptive, chosen.momentum, chosen.epsilon
+    return chosen.resolved()
 
 
 def make_layout(

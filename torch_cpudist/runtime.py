@@ -348,10 +348,12 @@ def server_count() -> int:
 
 
 def global_step() -> int:
-    """Updates of the newest optimizer on server 0, as of this trainer's last step.
+    """The cluster's count of steps under the newest optimizer; 0 without one.
 
-    Under Geo, which updates here, the steps of all trainers that this one knows of;
-    under AllReduce, LocalSGD and a Hybrid with one of these, its own steps.
+    What trainers do together counts once: Sync and HalfAsync count rounds (of all
+    groups), as of this trainer's last step. Async and Geo count the steps of all
+    trainers that this one has been told of, and all of its own. AllReduce, LocalSGD and
+    a Hybrid with one of these count this trainer's own steps.
     """
     return context.current().global_step()
 

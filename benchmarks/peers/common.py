@@ -54,6 +54,10 @@ class Trainee(Protocol):
         """Returns ``bytes`` sent and ``wait_s`` blocked so far, as far as known."""
         ...
 
+    def source(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        """Returns where the loop reads its batches from."""
+        ...
+
     def settle(self) -> None:
         """Ends training, before the evaluation."""
         ...
@@ -113,6 +117,9 @@ class TorchTrainee:
 
     def counters(self) -> dict[str, float]:
         return {"bytes": float(usage.tcp_bytes_sent())}
+
+    def source(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        return batches
 
     def settle(self) -> None:
         """Nothing is under way after a step."""
@@ -184,7 +191,7 @@ def server_pids(job: Job) -> list[int]:
 def measure(job: Job, rank: int, trainee: Trainee) -> None:
     """Warms up, trains for the window, evaluates and writes the report of ``rank``."""
     samples = ctr_data.load(Path(job.data_dir), "train").part(rank, job.trainers)
-    loop = Loop(trainee, batches(samples, job.batch))
+    loop = Loop(trainee, trainee.source(batches(samples, job.batch)))
     gate = Gate(job, rank)
     for _ in range(job.warmup_steps):
         loop.run_step()

@@ -5,18 +5,33 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 from job import Job
 
 import torch_cpudist as cpudist
-from peers.common import CtrModel, TorchTrainee, adagrad, measure
+from peers.common import Batch, CtrModel, TorchTrainee, adagrad, measure
 
 
 class CpudistTrainee(TorchTrainee):
     """The plain model and optimizer, wrapped."""
 
+    model: CtrModel
     optimizer: cpudist.DistributedOptimizer
+    prefetch_depth = 0
+
+    def source(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        if not self.prefetch_depth:
+            return batches
+        table = self.model.table
+        ahead = cpudist.data.prefetch(
+            batches,
+            self.optimizer,
+            ids=lambda batch: {table: batch.ids},
+            depth=self.prefetch_depth,
+        )
+        return iter(ahead)
 
     def counters(self) -> dict[str, float]:
         stats = self.optimizer.stats()
@@ -31,13 +46,31 @@ class CpudistTrainee(TorchTrainee):
         self.optimizer.flush(pull="dense")
 
 
-def strategy_of(text: str) -> cpudist.Strategy:
-    """Reads a strategy as ``NAME[:FIELD=NUMBER]...``: ``geo:push_every=400``."""
+def _groups(text: str) -> list[list[int]]:
+    return [[int(rank) for rank in one.split("+")] for one in text.split("/")]
+
+
+def _number(text: str) -> float | int:
+    return float(text) if "." in text else int(text)
+
+
+def strategy_of(text: str) -> tuple[cpudist.Strategy, int]:
+    """Reads ``NAME[:FIELD=NUMBER]...``, as ``geo:push_every=400``.
+
+    ``half_async:group=0+1/2+3`` has groups of trainers. ``prefetch=2`` is no field: it
+    asks for the rows of two batches to come.
+
+    Returns:
+        The strategy, and how many batches to prefetch.
+    """
     name, *options = text.split(":")
-    pairs = (option.partition("=")[::2] for option in options)
-    return cpudist.strategy(
-        name, **{key: float(v) if "." in v else int(v) for key, v in pairs}
-    )
+    fields = dict(option.partition("=")[::2] for option in options)
+    depth = int(fields.pop("prefetch", "0"))
+    read = {
+        key: _groups(value) if key == "group" else _number(value)
+        for key, value in fields.items()
+    }
+    return cpudist.strategy(name, **read), depth
 
 
 def train(job: Job, rank: int) -> None:
@@ -48,12 +81,13 @@ def train(job: Job, rank: int) -> None:
         cpudist.serve()
     else:
         model = CtrModel(job)
+        strategy, depth = strategy_of(job.strategy)
         optimizer = cpudist.DistributedOptimizer(
-            adagrad(job, model.parameters()),
-            model,
-            strategy=strategy_of(job.strategy),
+            adagrad(job, model.parameters()), model, strategy=strategy
         )
         if cpudist.trainer_count() > 1:
             rank = cpudist.trainer_rank()
-        measure(job, rank, CpudistTrainee(job, model, optimizer))
+        trainee = CpudistTrainee(job, model, optimizer)
+        trainee.prefetch_depth = depth
+        measure(job, rank, trainee)
     cpudist.shutdown()

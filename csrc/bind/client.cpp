@@ -266,7 +266,11 @@ void bind_values(ClientClass& client) {
            py::arg("clip_value") = 0.0, py::arg("clip_norm") = 0.0, NoGil())
       .def(
           "drain", [](ClientHolder& self, uint32_t param_set) { self.get().drain(param_set); },
-          py::arg("param_set"), NoGil());
+          py::arg("param_set"), NoGil())
+      .def(
+          "known_steps",
+          [](ClientHolder& self, uint32_t param_set) { return self.get().known_steps(param_set); },
+          py::arg("param_set"));
 }
 
 void bind_membership(ClientClass& client) {
@@ -308,6 +312,8 @@ void bind_membership(ClientClass& client) {
           py::arg("param_set"), NoGil())
       .def(
           "goodbye", [](ClientHolder& self) { self.get().goodbye(); }, NoGil())
+      .def(
+          "check", [](const ClientHolder& self) { self.get().check(); }, NoGil())
       .def(
           "abort", [](ClientHolder& self, const std::string& reason) { self.get().abort(reason); },
           py::arg("reason"), NoGil())

@@ -22,7 +22,6 @@ void ChangeLog::forget(uint32_t rank) {
 void ChangeLog::note(const RoundPushes& pushes) {
   const bool on_arrival = state_.layout.mode == UpdateMode::kOnArrival;
   for (const auto& [rank, push] : pushes) {
-    steps_ += push.view.header.steps;
     const uint32_t knows = on_arrival ? rank : ChangedRows::kNobody;
     for (size_t i = 0; i < push.view.tables.size(); ++i) {
       rows_.mark(knows, push.view.tables[i].table, push.sections[i].records);
@@ -33,7 +32,6 @@ void ChangeLog::note(const RoundPushes& pushes) {
 SharedPayload ChangeLog::reply(uint32_t rank) {
   ChangesHeader header;
   header.version = state_.version;
-  header.steps = steps_;
   header.members = static_cast<uint32_t>(members_.size());
   std::vector<TableRef> tables;
   std::vector<std::vector<uint32_t>> records;

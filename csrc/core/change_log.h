@@ -35,7 +35,6 @@ class ChangeLog {
   const ParamState& state_;
   std::set<uint32_t> members_;
   ChangedRows rows_;
-  uint64_t steps_ = 0;  // of the trainers, behind the updates
 };
 
 }  // namespace cpudist::core

@@ -319,6 +319,8 @@ void Client::goodbye() {
   impl_->session.disconnect();
 }
 
+void Client::check() const { impl_->session.check(); }
+
 void Client::abort(const std::string& reason) { impl_->session.abort(reason); }
 
 ClientStats Client::stats() const {

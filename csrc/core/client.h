@@ -199,6 +199,9 @@ class Client {
   // queued. Returns the version of server 0's values.
   uint64_t enqueue(uint32_t param_set, const StepPush& step);
   void drain(uint32_t param_set);  // until everything queued is applied
+  // Steps of all trainers, as far as server 0 has told, and those of this one that it has not
+  // answered yet. A merged push counts each of its steps.
+  uint64_t known_steps(uint32_t param_set);
   // Takes part again; rows and dense values of before are to be pulled anew. With a bound on
   // staleness also needed after a barrier, and before the next gradient is computed.
   void join(uint32_t param_set);
@@ -220,7 +223,7 @@ class Client {
   void finish_exchange(uint32_t param_set, std::span<void* const> weights);
   // Whether rows are left that did not fit the last push or its reply.
   bool exchange_has_more(uint32_t param_set);
-  uint64_t exchange_steps(uint32_t param_set);  // of all trainers, as of the last reply
+  uint64_t exchange_steps(uint32_t param_set);  // of all trainers, as far as told, and handed on
   ExchangeStats exchange_stats(uint32_t param_set);
 
   void leave(uint32_t param_set);
@@ -228,6 +231,7 @@ class Client {
   void barrier();  // leaves every parameter set, waits for all, rejoins all
   void close(uint32_t param_set);
   void goodbye();                         // to every server; then disconnects
+  void check() const;                     // throws what the client has failed with: a lost server
   void abort(const std::string& reason);  // ends every wait of this client with Error(kClosed)
   ClientStats stats() const;
 

@@ -83,6 +83,13 @@ void Client::join(uint32_t param_set) {
   set->take_read();  // of rows that are to be pulled again
 }
 
+uint64_t Client::known_steps(uint32_t param_set) {
+  const ClientSetPtr set = impl_->find(param_set);
+  const uint64_t told = set->dense_version(0).steps;
+  const auto queue = impl_->queue_of(*set);
+  return queue ? queue->steps(told) : told;
+}
+
 void Client::drain(uint32_t param_set) {
   const auto queue = impl_->queue_of(*impl_->find(param_set));
   if (queue) queue->drain();

@@ -10,6 +10,7 @@
 // are.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <deque>
 #include <map>
@@ -75,19 +76,20 @@ class Prefetcher {
     ServedKeys all;
     ServedKeys pulled;               // those that were asked for
     std::vector<const float*> rows;  // per server, once they have come
-    bool placed = false;             // in the weight, for this step
+    // Under the mutex of the table: lookups in other threads write them.
+    bool placed = false;  // in the weight, for this step
     bool used = false;
   };
   struct Batch {
     uint64_t number = 0;
     bool managed = false;  // use() tells when it is computed
-    bool due = false;      // it goes with this step
     bool told = false;     // its rows were told with the push under way
     uint64_t steps = 0;    // that have passed
     std::vector<Part> parts;
-    std::vector<RequestPtr> requests;
+    std::atomic<bool> due{false};  // it goes with this step
     // Of the replies; they are waited for with it held.
     std::mutex mutex;
+    std::vector<RequestPtr> requests;
     bool arrived = false;
     bool failed = false;
     std::vector<Version> versions;  // per server
@@ -103,13 +105,19 @@ class Prefetcher {
   bool take_replies(ClientSet& set, Session& session, Batch& batch);
   void place(ClientSet& set, Batch& batch, Part& part, bool wanted);
   bool used_up(ClientSet& set, Batch& batch);
+  // Whether a lookup has used rows of it since the last step.
+  static bool in_use(ClientSet& set, const Batch& batch);
+  static bool has_failed(Batch& batch);
+  static bool all_placed(ClientSet& set, const Batch& batch);
+  // All that was asked for has come and is decoded.
+  bool has_come(ClientSet& set, Session& session, Batch& batch);
   void gather_held(ClientSet& set);
   uint64_t next_number() const;
   void note_version(uint32_t server, Version version);
   uint64_t since(uint32_t server) const;
   bool place_all(ClientSet& set, Session& session, Batch& batch);
 
-  mutable std::mutex mutex_;  // of what follows and `due`; taken after a table's
+  mutable std::mutex mutex_;  // of what follows; taken after a table's
   std::deque<BatchPtr> batches_;
   uint64_t next_number_ = 1;
   // Per server, of the last round: all that is held is at least as new.

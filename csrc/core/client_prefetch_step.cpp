@@ -17,6 +17,37 @@ bool in_rounds(const ClientSet& set) { return set.layout.mode == UpdateMode::kRo
 
 }  // namespace
 
+bool Prefetcher::in_use(ClientSet& set, const Batch& batch) {
+  return std::any_of(batch.parts.begin(), batch.parts.end(), [&](const Part& part) {
+    const std::lock_guard lock(set.table(part.table).mutex);
+    return part.used;
+  });
+}
+
+bool Prefetcher::has_failed(Batch& batch) {
+  const std::lock_guard lock(batch.mutex);
+  return batch.failed;
+}
+
+bool Prefetcher::has_come(ClientSet& set, Session& session, Batch& batch) {
+  try {
+    {
+      const std::lock_guard lock(batch.mutex);
+      if (!session.answered(batch.requests)) return false;
+    }
+    return take_replies(set, session, batch);
+  } catch (const Error&) {
+    return false;
+  }
+}
+
+bool Prefetcher::all_placed(ClientSet& set, const Batch& batch) {
+  return std::all_of(batch.parts.begin(), batch.parts.end(), [&](const Part& part) {
+    const std::lock_guard lock(set.table(part.table).mutex);
+    return part.placed;
+  });
+}
+
 // Every row was looked up in this step: it was the batch of this step, unless it has no row that
 // the one before did not have.
 bool Prefetcher::used_up(ClientSet& set, Batch& batch) {
@@ -37,14 +68,10 @@ void Prefetcher::prepare(ClientSet& set) {
     Batch& batch = *outstanding[i];
     batch.told = true;
     const bool later_is_due = i + 1 < outstanding.size() && outstanding[i + 1]->due;
-    const bool due = later_is_due || (!batch.managed && used_up(set, batch));
-    const std::lock_guard lock(mutex_);
-    batch.due = batch.due || due;
+    if (later_is_due || (!batch.managed && used_up(set, batch))) batch.due = true;
   }
   for (const BatchPtr& batch : outstanding) {
-    const bool used = std::any_of(batch->parts.begin(), batch->parts.end(),
-                                  [](const Part& part) { return part.used; });
-    if (used) used_.push_back(batch->number);
+    if (in_use(set, *batch)) used_.push_back(batch->number);
   }
   gather_held(set);
 }
@@ -93,19 +120,13 @@ const HoldRefs* Prefetcher::holds(uint32_t server) const {
 
 // In rounds: what has come for a batch goes into the weight. False if it has not all come.
 bool Prefetcher::place_all(ClientSet& set, Session& session, Batch& batch) {
-  const bool placed = std::all_of(batch.parts.begin(), batch.parts.end(),
-                                  [](const Part& part) { return part.placed; });
-  if (placed) return true;
-  try {
-    if (!session.answered(batch.requests) || !take_replies(set, session, batch)) return false;
-  } catch (const Error&) {
-    return false;
-  }
+  if (all_placed(set, batch)) return true;
+  if (!has_come(set, session, batch)) return false;
   for (Part& part : batch.parts) {
-    TableCache& cache = set.table(part.table);
-    const std::lock_guard lock(cache.mutex);
+    const std::lock_guard lock(set.table(part.table).mutex);
     if (!part.placed) place(set, batch, part, false);
   }
+  const std::lock_guard lock(batch.mutex);
   batch.requests.clear();
   return true;
 }
@@ -155,16 +176,15 @@ uint64_t Prefetcher::finish_round(ClientSet& set, Session& session,
 void Prefetcher::finish_push(ClientSet& set, Session& session) {
   for (const BatchPtr& batch : batches()) {
     // Rows that a step has used are older than its update; nobody would say when they go.
-    const bool begun = !batch->managed && std::any_of(batch->parts.begin(), batch->parts.end(),
-                                                      [](const Part& part) { return part.used; });
-    if (batch->due || batch->failed || begun) remove(set, session, batch);
+    const bool begun = !batch->managed && in_use(set, *batch);
+    if (batch->due || has_failed(*batch) || begun) remove(set, session, batch);
   }
   for (const BatchPtr& batch : batches()) {
     ++batch->steps;
     for (Part& part : batch->parts) {
-      part.placed = part.used = false;
       TableCache& cache = set.table(part.table);
       const std::lock_guard lock(cache.mutex);
+      part.placed = part.used = false;
       cache.await(part.pulled.keys);
     }
   }

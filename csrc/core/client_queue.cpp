@@ -96,12 +96,16 @@ void PushQueue::add(QueuedPush push) {
   try {
     wait_until(lock, "push", room);
   } catch (const Error&) {
-    waiting_.push_back(std::move(push));
-    queued_.notify_one();
+    put(std::move(push));
     throw;
   }
   raise_failure();
+  put(std::move(push));
+}
+
+void PushQueue::put(QueuedPush push) {
   waiting_.push_back(std::move(push));
+  ++unanswered_;
   queued_.notify_one();
 }
 
@@ -126,7 +130,12 @@ std::vector<Frame> PushQueue::take_arrived() {
 
 uint64_t PushQueue::version() const {
   const std::lock_guard lock(mutex_);
-  return version_;
+  return version_.round;
+}
+
+uint64_t PushQueue::steps(uint64_t told) const {
+  const std::lock_guard lock(mutex_);
+  return std::max(told, version_.steps) + unanswered_;
 }
 
 bool PushQueue::next_wants_dense() { return ++pushes_ % options_.pull_every == 0; }
@@ -229,7 +238,8 @@ void PushQueue::take_answers(const std::vector<QueuedPush>& batch,
     has_dense.push_back(!view.blocks.empty());
   }
   const std::lock_guard lock(mutex_);
-  version_ = applied.front().round;
+  version_ = applied.front();
+  unanswered_ -= batch.size();
   for (const QueuedPush& push : batch) {
     staleness_.count(push.read, applied, samples);
   }

@@ -54,10 +54,14 @@ class PushQueue {
   bool next_wants_dense();
 
   uint64_t version() const;  // updates of server 0 with the last push that was applied
+  // Steps of all trainers behind these updates, or `told` if more, and those of its own pushes that
+  // server 0 has not answered yet.
+  uint64_t steps(uint64_t told) const;
   void stop();  // what is queued is dropped; bounded once the session has failed or is idle
   void add_stats(ClientStats* stats) const;
 
  private:
+  void put(QueuedPush push);  // with the lock held
   void run();
   std::vector<QueuedPush> next_batch();
   void deliver(std::vector<QueuedPush> batch);
@@ -82,8 +86,9 @@ class PushQueue {
   bool stopping_ = false;
   std::optional<Error> failure_;
   std::vector<Frame> arrived_;
-  uint64_t pushes_ = 0;  // training thread
-  uint64_t version_ = 0;
+  uint64_t pushes_ = 0;      // training thread
+  Version version_;          // of server 0
+  uint64_t unanswered_ = 0;  // pushes
   StalenessStats staleness_;
   double wait_s_ = 0;
   std::thread thread_;

@@ -288,6 +288,11 @@ void Session::accept_probe_reply(const Frame& frame) {
   }
 }
 
+void Session::check() const {
+  const std::lock_guard lock(mutex_);
+  throw_failure();
+}
+
 void Session::abort(const std::string& reason) {
   std::vector<std::shared_ptr<Connection>> open;
   {

@@ -56,6 +56,7 @@ class Session final : public ConnectionHandler {
   void give_up(std::span<const RequestPtr> requests);
   bool refused(std::span<const RequestPtr> requests) const;  // one was answered with an error
 
+  void check() const;  // throws what it has failed with
   void abort(const std::string& reason);
   void disconnect();  // closes the links; later calls throw kClosed
   void add_stats(ClientStats* stats) const;

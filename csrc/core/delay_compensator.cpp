@@ -50,8 +50,8 @@ DelayCompensator::Reads& DelayCompensator::reads_of(uint32_t rank) {
   return *reads;
 }
 
-void DelayCompensator::note_rows(uint32_t rank, uint64_t step, const PullTable& pull,
-                                 const float* rows) {
+void DelayCompensator::note_rows(uint32_t rank, uint64_t step, uint64_t request,
+                                 const PullTable& pull, float* rows) {
   if (step == 0) return;
   Reads& reads = reads_of(rank);
   const size_t dim = layout_.tables[pull.table].dim;
@@ -69,12 +69,14 @@ void DelayCompensator::note_rows(uint32_t rank, uint64_t step, const PullTable& 
   TableRead& read = tables.try_emplace(pull.table, salt).first->second;
   const size_t most = read.rows.size() + pull.keys.size() * dim;
   if (read.rows.capacity() < most) read.rows.reserve(std::max(most, 2 * read.rows.size()));
+  const bool repeated = !read.requests.insert(request).second;
   for (size_t i = 0; i < pull.keys.size(); ++i) {
     const uint64_t hash = HashIndex::hash(pull.keys[i], salt);
     const uint32_t position = read.index.find(pull.keys[i], hash);
-    const float* row = rows + i * dim;
+    float* row = rows + i * dim;
     if (position != HashIndex::kNone) {
-      std::memcpy(read.rows.data() + position * dim, row, dim * sizeof(float));
+      float* kept = read.rows.data() + position * dim;
+      std::memcpy(repeated ? row : kept, repeated ? kept : row, dim * sizeof(float));
       continue;
     }
     read.index.insert(pull.keys[i], hash, static_cast<uint32_t>(read.index.size()));
@@ -86,19 +88,20 @@ void DelayCompensator::note_dense(uint32_t rank, DenseRead read) {
   Reads& reads = reads_of(rank);
   const std::lock_guard lock(reads.mutex);
   std::erase_if(reads.dense, [&](const DenseRead& other) {
-    const bool superseded = read.pulled_for != 0 && other.pulled_for == read.pulled_for;
+    const bool superseded = read.pulled_for != 0 && other.pulled_for == read.pulled_for &&
+                            other.request != read.request;
     return other.version == read.version || (superseded && other.version < read.version);
   });
   reads.dense.push_back(std::move(read));
 }
 
-void DelayCompensator::note_dense_pull(uint32_t rank, uint64_t step, uint64_t version,
-                                       const Buffer& reply) {
-  if (step != 0) note_dense(rank, {version, step, reply.share()});
+void DelayCompensator::note_dense_pull(uint32_t rank, uint64_t step, uint64_t request,
+                                       uint64_t version, const Buffer& reply) {
+  if (step != 0) note_dense(rank, {version, step, request, reply.share()});
 }
 
 void DelayCompensator::note_dense_reply(uint32_t rank, uint64_t version, const Buffer& reply) {
-  note_dense(rank, {version, 0, reply.share()});
+  note_dense(rank, {version, 0, 0, reply.share()});
 }
 
 void DelayCompensator::forget(uint32_t rank) {

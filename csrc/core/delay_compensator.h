@@ -15,6 +15,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <span>
 #include <vector>
 
@@ -34,12 +35,15 @@ class DelayCompensator {
   DelayCompensator(uint32_t param_set, const ParamSetLayout& layout);
 
   // ---- what trainers read ----
-  // `rows` were sent for gradient `step`, or with kPrefetchBit for a prefetch; 0 is none. Rows read
-  // again for it replace the first ones.
-  void note_rows(uint32_t rank, uint64_t step, const PullTable& pull, const float* rows);
+  // `rows` are to be sent for gradient `step`, or with kPrefetchBit for a prefetch; 0 is none. Rows
+  // read again for it replace the first ones. A request that comes a second time gets what it got
+  // at first: nobody knows which of two answers the trainer takes.
+  void note_rows(uint32_t rank, uint64_t step, uint64_t request, const PullTable& pull,
+                 float* rows);
   // `reply` holds every block as after `version` updates; it is kept, not copied. A pull replaces
-  // an earlier one for the same gradient.
-  void note_dense_pull(uint32_t rank, uint64_t step, uint64_t version, const Buffer& reply);
+  // an earlier one for the same gradient, but not the same request that came before.
+  void note_dense_pull(uint32_t rank, uint64_t step, uint64_t request, uint64_t version,
+                       const Buffer& reply);
   void note_dense_reply(uint32_t rank, uint64_t version, const Buffer& reply);
   void forget(uint32_t rank);  // it takes no part any more
   void forget_all();           // values were stored: nothing tells how far gradients have moved
@@ -60,10 +64,12 @@ class DelayCompensator {
     explicit TableRead(uint64_t salt) : index(salt) {}
     HashIndex index;  // key -> position
     std::vector<float> rows;
+    std::set<uint64_t> requests;  // that have read them
   };
   struct DenseRead {
     uint64_t version;
     uint64_t pulled_for;  // 0: the reply to a push
+    uint64_t request;
     Buffer reply;
   };
   struct Reads {  // of one trainer

@@ -108,6 +108,11 @@ void GeoExchange::begin(bool whole, uint64_t steps, uint64_t samples) {
   unsent_ = false;
   for (uint32_t t = 0; t < tables_.size(); ++t) choose_rows(t);
   lay_out(steps, samples);
+  travelling_ = steps;
+}
+
+uint64_t GeoExchange::steps() const {
+  return std::max(steps_, set_.dense_version(0).steps) + travelling_;
 }
 
 void GeoExchange::choose_rows(uint32_t index) {
@@ -237,6 +242,8 @@ void GeoExchange::receive() {
       stats_.rows_received += view.tables[i].keys.size();
     }
   }
+  steps_ = views_.front().header.version.steps;
+  travelling_ = 0;
   if (set_.layout.mode == UpdateMode::kRounds) set_.round = views_.front().header.version.round;
   phase_ = Phase::kApply;
 }
@@ -277,7 +284,6 @@ void GeoExchange::apply(const Slice& slice, std::span<void* const> weights) {
 void GeoExchange::end_exchange() {
   // Before a barrier others have left already, and take part again after it.
   if (!whole_) members_ = std::max(views_.front().header.members, 1u);
-  steps_ = views_.front().header.steps;
   replies_.clear();
   views_.clear();
   slices_.clear();

@@ -43,8 +43,8 @@ class GeoExchange {
   // Rows are left that did not fit the last push, or, unless that would be another round of all
   // trainers, the last reply.
   bool has_more() const { return unsent_ || (more_ && set_.layout.mode == UpdateMode::kOnArrival); }
-  // Steps of all trainers behind what was received last.
-  uint64_t steps() const { return steps_; }
+  // Steps of all trainers behind what was received or pulled last, and those that are on their way.
+  uint64_t steps() const;
   ExchangeStats stats() const;
 
  private:
@@ -87,7 +87,8 @@ class GeoExchange {
   bool whole_ = false;
   double divisor_ = 1.0;
   uint32_t members_;
-  uint64_t steps_ = 0;
+  uint64_t steps_ = 0;       // of all trainers, with the last answer
+  uint64_t travelling_ = 0;  // of this one, behind what is on its way
   bool more_ = false;
   bool unsent_ = false;
   uint64_t samples_ = 0;

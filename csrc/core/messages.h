@@ -75,12 +75,14 @@ enum class UpdateMode : uint32_t {
 
 inline constexpr uint64_t kAnyStaleness = 0xffffffffffffffffu;
 
-// How many updates a parameter set has had on one server, and the samples behind them.
+// How many updates a parameter set has had on one server, and the samples and steps of trainers
+// behind them.
 struct Version {
-  Version(uint64_t updates = 0, uint64_t sample_count = 0)
-      : round(updates), samples(sample_count) {}
+  Version(uint64_t updates = 0, uint64_t sample_count = 0, uint64_t step_count = 0)
+      : round(updates), samples(sample_count), steps(step_count) {}
   uint64_t round;
   uint64_t samples;
+  uint64_t steps;  // not in replies to kPullRows
 };
 
 // How gradients make up for the updates between reading their values and their own (DC-ASGD).
@@ -159,8 +161,8 @@ struct PullTable {
   uint32_t table = 0;
   std::span<const int64_t> keys;
 };
-// Reply to kPullRows: the version (2 x u64), then per table of the request, in its order, the rows
-// (no keys).
+// Reply to kPullRows: the version (2 x u64, no steps), then per table of the request, in its order,
+// the rows (no keys).
 //
 // A pull for a batch to come tells, in the place of the step, the number of its prefetch with this
 // bit set: which gradient uses the rows is known when that gradient is pushed.
@@ -228,7 +230,6 @@ struct DenseView {
 // Reply to kPush of a set that exchanges deltas.
 struct ChangesHeader {
   Version version;
-  uint64_t steps = 0;    // of all trainers' optimizers behind it
   uint32_t members = 0;  // trainers that take part
   bool more = false;     // rows that did not fit: the next reply brings them
 };

@@ -14,7 +14,7 @@ namespace cpudist::core {
 namespace {
 
 constexpr uint64_t kPushFixedBytes = 7 * 8 + 4 * 4;
-constexpr uint64_t kDenseFixedBytes = 2 * 8 + 2 * 4;
+constexpr uint64_t kDenseFixedBytes = 3 * 8 + 2 * 4;
 constexpr uint64_t kChangesFixedBytes = 3 * 8 + 4 * 4;
 constexpr uint32_t kBySamplesFlag = 1;
 constexpr uint32_t kWantDenseFlag = 2;
@@ -151,6 +151,7 @@ FilledPush layout_dense(Version version, std::span<const BlockRef> blocks, const
   wire::BulkWriter writer(size, pool);
   writer.u64(version.round);
   writer.u64(version.samples);
+  writer.u64(version.steps);
   writer.u32(static_cast<uint32_t>(blocks.size()));
   writer.u32(static_cast<uint32_t>(tables.size()));
   FilledPush filled = wire::write_sections(blocks, tables, &writer);
@@ -163,6 +164,7 @@ DenseView decode_dense(std::span<const uint8_t> payload, const ParamSetLayout& l
   DenseView view;
   view.version.round = reader.u64();
   view.version.samples = reader.u64();
+  view.version.steps = reader.u64();
   const uint32_t block_count = reader.u32();
   const uint32_t table_count = reader.u32();
   wire::read_sections(&reader, block_count, table_count, layout, &view.blocks, &view.tables);
@@ -179,7 +181,7 @@ FilledPush layout_changes(const ChangesHeader& header, std::span<const BlockRef>
   wire::BulkWriter writer(size, pool);
   writer.u64(header.version.round);
   writer.u64(header.version.samples);
-  writer.u64(header.steps);
+  writer.u64(header.version.steps);
   writer.u32(header.members);
   writer.u32(static_cast<uint32_t>(blocks.size()));
   writer.u32(static_cast<uint32_t>(tables.size()));
@@ -194,7 +196,7 @@ ChangesView decode_changes(std::span<const uint8_t> payload, const ParamSetLayou
   ChangesView view;
   view.header.version.round = reader.u64();
   view.header.version.samples = reader.u64();
-  view.header.steps = reader.u64();
+  view.header.version.steps = reader.u64();
   view.header.members = reader.u32();
   const uint32_t block_count = reader.u32();
   const uint32_t table_count = reader.u32();

@@ -205,7 +205,7 @@ bool ParamSet::unused(const std::vector<uint32_t>& remaining) const {
                      [this](uint32_t rank) { return closed_.contains(rank); });
 }
 
-Buffer ParamSet::pull_rows(uint32_t rank, const Buffer& payload) const {
+Buffer ParamSet::pull_rows(const FrameHeader& request, const Buffer& payload) const {
   uint64_t step = 0;
   const auto wanted =
       decode_frame([&] { return decode_pull(bytes_of(payload), state_.layout, &step); });
@@ -223,17 +223,20 @@ Buffer ParamSet::pull_rows(uint32_t rank, const Buffer& payload) const {
   FilledRows reply = layout_rows(state_.version, refs, state_.shared.pool);
   for (size_t i = 0; i < wanted.size(); ++i) {
     state_.store.tables[wanted[i].table]->gather(wanted[i].keys, reply.rows[i]);
-    if (compensator_) compensator_->note_rows(rank, step, wanted[i], reply.rows[i]);
+    if (!compensator_) continue;
+    compensator_->note_rows(request.rank, step, request.request_id, wanted[i], reply.rows[i]);
   }
   return std::move(reply.payload);
 }
 
-Buffer ParamSet::pull_dense(uint32_t rank, const Buffer& payload) const {
+Buffer ParamSet::pull_dense(const FrameHeader& request, const Buffer& payload) const {
   const uint64_t step = decode_frame([&] { return decode_pull_dense(bytes_of(payload)); });
   const std::shared_lock lock(mutex_);
   require_ready();
   Buffer reply = state_.dense_values(state_.every_block());
-  if (compensator_) compensator_->note_dense_pull(rank, step, state_.version.round, reply);
+  if (!compensator_) return reply;
+  compensator_->note_dense_pull(request.rank, step, request.request_id, state_.version.round,
+                                reply);
   return reply;
 }
 

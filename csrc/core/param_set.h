@@ -71,8 +71,8 @@ class ParamSet {
   void join(const Ticket& ticket, const Join& join, Outbox& outbox);
   void close(const Ticket& ticket, Outbox& outbox);
 
-  Buffer pull_rows(uint32_t rank, const Buffer& payload) const;
-  Buffer pull_dense(uint32_t rank, const Buffer& payload) const;
+  Buffer pull_rows(const FrameHeader& request, const Buffer& payload) const;
+  Buffer pull_dense(const FrameHeader& request, const Buffer& payload) const;
   Buffer fetch(const Buffer& payload) const;
 
   // A barrier or a goodbye: leave without an answer.

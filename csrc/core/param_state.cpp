@@ -24,7 +24,10 @@ void ParamState::release(const RoundPushes& pushes) {
 
 void ParamState::count_update(const RoundPushes& pushes) {
   ++version.round;
-  for (const auto& [rank, push] : pushes) version.samples += push.view.header.samples;
+  for (const auto& [rank, push] : pushes) {
+    version.samples += push.view.header.samples;
+    version.steps += push.view.header.steps;
+  }
   shared.counters.rounds.fetch_add(1);
 }
 

@@ -67,7 +67,7 @@ struct ParamState {
   const ParamSetLayout layout;
   ServerShared& shared;
   ParamStore store;
-  Version version;  // updates so far, and the samples behind them
+  Version version;  // updates so far, and what is behind them
   bool ready = false;
   std::unique_ptr<ChangeLog> changes;  // of sets that exchange deltas
   // An update failed half way, or trainers opened it with different layouts: nobody can use it.

@@ -125,9 +125,9 @@ Buffer Server::Impl::read_set(const Frame& frame) const {
   if (shared.peers.stopped()) throw shared.peers.stopped_error();
   const auto set = find(frame.header.param_set);
   if (frame.header.kind == FrameKind::kPullRows)
-    return set->pull_rows(frame.header.rank, frame.payload);
+    return set->pull_rows(frame.header, frame.payload);
   if (frame.header.kind == FrameKind::kFetchState) return set->fetch(frame.payload);
-  return set->pull_dense(frame.header.rank, frame.payload);
+  return set->pull_dense(frame.header, frame.payload);
 }
 
 void Server::Impl::sequenced(const Link& connection, Frame& frame, Outbox& outbox) {

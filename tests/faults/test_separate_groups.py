@@ -2,78 +2,25 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Servers and trainers in jobs of their own: what dies is missed by nobody else."""
 
+# ruff: noqa: F811  (fixtures)
+
 from __future__ import annotations
 
-import contextlib
 import functools
 import json
 import os
 import re
 import signal
-import socket
-import time
 from pathlib import Path
 
 import pytest
+from group_fixtures import groups, steps_of  # noqa: F401
 from test_failures import KILLED_S, LIVENESS, LOSSES, START_S, check_loss
-from train_groups import Training
+from train_groups import MANY, TIME_S, Training
 
 import torch_cpudist as cpudist
-from torch_cpudist.testing import ProcessRanks
 
 SCRIPT = Path(__file__).with_name("train_groups.py")
-TIME_S = 90.0
-MANY = 100_000
-
-
-def train(folder, name, steps, pause_s, context, report):
-    training = Training(folder, name)
-    training.train(steps, pause_s)
-    return [context.trainer_rank, training.values()]
-
-
-@pytest.fixture
-def groups(tmp_path):
-    """Starts jobs that meet at one port and end with the test."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-
-    class Groups:
-        def variables(self, role, **others):
-            where = f"127.0.0.1:{port}"
-            own = {"CPUDIST_ROLE": role, "CPUDIST_RENDEZVOUS": where}
-            return own | {"CPUDIST_THREADS": "1"} | others
-
-        def start(self, role, body, ranks=1, **others):
-            variables = self.variables(role, **others)
-            job = ProcessRanks(body, ranks, variables=variables)
-            return ended.enter_context(job)
-
-        def servers(self, ranks=2, **others):
-            return self.start("server", train, ranks, CPUDIST_TRAINERS="2", **others)
-
-        def trainer(self, name, steps=MANY, pause_s=0.02, **others):
-            body = functools.partial(train, tmp_path, name, steps, pause_s)
-            return self.start("trainer", body, **others)
-
-    with contextlib.ExitStack() as ended:
-        yield Groups()
-
-
-@pytest.fixture
-def steps_of(tmp_path):
-    """How many steps a trainer has written down; waits until there are enough."""
-
-    def wait(name, least=0):
-        path = tmp_path / f"{name}.steps"
-        until = time.monotonic() + TIME_S
-        while not (path.exists() and len(path.read_text()) >= least):
-            assert time.monotonic() < until, f"{name} did not come to {least} steps"
-            time.sleep(0.01)
-        return len(path.read_text())
-
-    return wait
 
 
 def results(job):

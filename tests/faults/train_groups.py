@@ -14,16 +14,22 @@ import os
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 
 import torch_cpudist as cpudist
 
+TIME_S = 90.0  # for processes to start on a busy machine
+MANY = 100_000
+
 
 class Training:
     """The model of one trainer, and its steps."""
 
-    def __init__(self, folder: Path, name: str) -> None:
+    def __init__(
+        self, folder: Path, name: str, strategy: str | cpudist.Strategy = "async"
+    ) -> None:
         self.folder, self.name = folder, name
         self.table = torch.nn.Embedding(8, 1, sparse=True)
         self.dense = torch.nn.Linear(1, 1, bias=False)
@@ -32,23 +38,24 @@ class Training:
             self.dense.weight.zero_()
         both = torch.nn.ModuleList([self.table, self.dense])
         inner = torch.optim.SGD(both.parameters(), lr=1.0)
-        self.optimizer = cpudist.DistributedOptimizer(inner, both, strategy="async")
+        self.optimizer = cpudist.DistributedOptimizer(inner, both, strategy=strategy)
         self.log = folder / f"{name}.steps"
         (folder / f"{name}.pid").write_text(str(os.getpid()))
 
-    def step(self) -> None:
+    def step(self, flush: bool = True) -> None:
         row = torch.tensor([cpudist.trainer_rank()])
         self.optimizer.zero_grad()
         (-self.table(row).sum() - self.dense.weight.sum()).backward()
         self.optimizer.step()
-        self.optimizer.flush("none")
+        if flush:
+            self.optimizer.flush("none")
         with self.log.open("a") as file:
             file.write(".")
 
-    def train(self, steps: int, pause_s: float) -> None:
+    def train(self, steps: int, pause_s: float, flush: bool = True) -> None:
         done = len(self.log.read_text()) if self.log.exists() else 0
         for _ in range(steps - done):
-            self.step()
+            self.step(flush)
             time.sleep(pause_s)
             if (self.folder / "stop").exists():
                 break
@@ -56,8 +63,26 @@ class Training:
     def values(self) -> list[int]:
         """The rows and then element 0, as the servers have them."""
         self.optimizer.flush()
+        return [int(value) for value in self.weights()]
+
+    def weights(self) -> list[float]:
+        """The rows and then element 0, as they stand here."""
         both = (*self.table.weight.flatten(), *self.dense.weight.flatten())
-        return [int(value) for value in both]
+        return [float(value) for value in both]
+
+
+def train(
+    folder: Path,
+    name: str,
+    steps: int,
+    pause_s: float,
+    context: cpudist.Context,
+    report: Any,
+) -> list[Any]:
+    """What a rank started by a test runs."""
+    training = Training(folder, name)
+    training.train(steps, pause_s)
+    return [context.trainer_rank, training.values()]
 
 
 def main() -> None:

@@ -68,7 +68,7 @@ TEST(geo_server_replies_with_what_others_changed) {
   CHECK(exchange(world, 2, moving({1})).keys() == (Keys{3, 9}));
   CHECK_EQ(third.view.header.members, 3u);
   CHECK_EQ(third.view.header.version.round, 4u);
-  CHECK_EQ(third.view.header.steps, 4u);
+  CHECK_EQ(third.view.header.version.steps, 4u);
   CHECK_EQ(third.view.blocks.size(), 2u);
 }
 

@@ -125,7 +125,7 @@ inline core::Buffer sample_dense() {
 inline core::Buffer sample_changes() {
   core::ChangesHeader header;
   header.version = core::Version{20, 300};
-  header.steps = 41;
+  header.version.steps = 41;
   header.members = 3;
   header.more = true;
   const auto tables = sample_tables();

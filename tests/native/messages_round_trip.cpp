@@ -239,7 +239,7 @@ TEST(messages_changes_round_trip) {
   const ChangesView changes = decode_changes(view_of(payload), layout);
   CHECK_EQ(changes.header.version.round, 20u);
   CHECK_EQ(changes.header.version.samples, 300u);
-  CHECK_EQ(changes.header.steps, 41u);
+  CHECK_EQ(changes.header.version.steps, 41u);
   CHECK_EQ(changes.header.members, 3u);
   CHECK(changes.header.more);
   CHECK_EQ(changes.blocks.size(), 3u);

@@ -51,6 +51,10 @@ class AsyncDriver(ServerDriver):
         count = 0 if samples is None else whole_samples(samples)
         return self._parameters.enqueue(served_rules(rules), count, clip)
 
+    def global_step(self, rounds: int) -> int:
+        """Steps of all trainers, each of a merged push too, and those still queued."""
+        return self._parameters.client.known_steps(self._parameters.id)
+
     def settle(self) -> None:
         """Waits until every queued push is applied."""
         self._parameters.client.drain(self._parameters.id)

@@ -7,12 +7,8 @@ from __future__ import annotations
 from dataclasses import field
 from typing import TYPE_CHECKING, ClassVar
 
-from torch_cpudist.config import (
-    MAX_BYTES,
-    Communicator,
-    DelayCompensation,
-    settings,
-)
+from torch_cpudist.config import MAX_BYTES, Communicator, settings
+from torch_cpudist.delay_compensation import DelayCompensation
 from torch_cpudist.errors import ConfigurationError
 from torch_cpudist.strategies.base import Strategy, Updates
 
@@ -76,7 +72,13 @@ class Async(Strategy):
         return _MAX_MERGE if self.delay_compensation is None else 1
 
     def updates(self, trainers: Trainers) -> Updates:
-        """When the servers apply this strategy's gradients."""
+        """When the servers apply this strategy's gradients.
+
+        Raises:
+            ConfigurationError: fields of ``delay_compensation`` do not fit together.
+        """
+        if self.delay_compensation is not None:
+            self.delay_compensation.check_whole()
         return Updates(
             on_arrival=True,
             max_staleness=self.max_staleness,

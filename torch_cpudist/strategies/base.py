@@ -9,13 +9,8 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch_cpudist import _core, config
-from torch_cpudist.config import (
-    Communicator,
-    DelayCompensation,
-    Server,
-    Sharding,
-    settings,
-)
+from torch_cpudist.config import Communicator, Server, Sharding, settings
+from torch_cpudist.delay_compensation import DelayCompensation
 from torch_cpudist.outer import Outer
 from torch_cpudist.replica_settings import Replicas
 

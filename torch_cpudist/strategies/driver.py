@@ -81,6 +81,14 @@ class Driver(ABC):
                 nothing was sent.
         """
 
+    def global_step(self, rounds: int) -> int:
+        """The cluster's count of steps; see ``cpudist.global_step``.
+
+        Args:
+            rounds: what ``step`` has returned last. By default a step is a round.
+        """
+        return rounds
+
     @abstractmethod
     def settle(self) -> None:
         """Returns when every gradient handed on is applied."""

@@ -62,7 +62,7 @@ class GeoDriver(ServerDriver):
         self._guard = guard
         self._steps = 0  # since the last exchange began
         self._samples = 0
-        self._travelling = 0  # steps behind the one under way
+        self._exchanging = False
         self._own_steps = 0
         self._replicas = 1
         self._step_s = 0.0
@@ -81,6 +81,8 @@ class GeoDriver(ServerDriver):
         """
         local = self._local
         count = 0 if samples is None else whole_samples(samples)
+        # A step without an exchange asks nobody, and a lost server is told at once.
+        local.client.check()
         local.check_unchanged()
         clip_own(clip, [parameter for _, parameter in local.trained()])
         weights = [table.placed.found.weight for table in local.tables]
@@ -110,11 +112,14 @@ class GeoDriver(ServerDriver):
         """``None``: every row is here."""
         return None
 
+    def global_step(self, rounds: int) -> int:
+        """Steps of all trainers, as of the last exchange, and its own since."""
+        return self._known_steps()
+
     def _known_steps(self) -> int:
         if self._local.alone:
             return self._own_steps
-        received = self._local.client.exchange_steps(self._local.id)
-        return received + self._travelling + self._steps
+        return self._local.client.exchange_steps(self._local.id) + self._steps
 
     def _work_on_exchange(self) -> None:
         now = time.perf_counter()
@@ -123,23 +128,23 @@ class GeoDriver(ServerDriver):
             share = _NEWEST_SHARE if self._step_s else 1.0
             self._step_s += share * (last_s - self._step_s)
         due = self._steps * self._replicas >= self._strategy.push_every
-        if self._travelling or due:
+        if self._exchanging or due:
             self._advance(self._strategy.exchange_budget * self._step_s, begin=due)
         self._ended = time.perf_counter()
 
     def _advance(self, budget_s: float, begin: bool) -> None:
         local = self._local
         with Weights(local.placement.dense) as weights:
-            if not self._travelling and begin:
+            if not self._exchanging and begin:
                 self._begin(whole=False)
             done = local.client.advance_exchange(local.id, weights.addresses, budget_s)
         local.note_written([parameter for _, parameter in local.trained()])
         if done:
-            self._travelling = 0
+            self._exchanging = False
 
     def _begin(self, whole: bool) -> None:
         # Before it begins: an interrupt must not leave one that is not known of here.
-        self._travelling = max(self._steps, 1)
+        self._exchanging = True
         self._local.client.begin_exchange(
             self._local.id, whole=whole, steps=self._steps, samples=self._samples
         )
@@ -157,7 +162,7 @@ class GeoDriver(ServerDriver):
                 self._begin(whole)
                 client.finish_exchange(local.id, weights.addresses)
                 more = client.exchange_has_more(local.id)
-        self._travelling = 0
+        self._exchanging = False
 
     # -- leaving, flushing -------------------------------------------------------------
 
@@ -187,11 +192,11 @@ class GeoDriver(ServerDriver):
         if overwrite:
             with local.written_apart(), Weights(local.placement.dense) as weights:
                 local.client.finish_exchange(local.id, weights.addresses)
-            self._travelling = 0
+            self._exchanging = False
             local.join()
         left = not local.client.is_member(local.id)
         # With nothing of its own on the servers' way it can take their values.
-        idle = self._in_rounds and not self._travelling and not self._steps
+        idle = self._in_rounds and not self._exchanging and not self._steps
         self.settle()
         if local.alone or not (left or idle):
             return

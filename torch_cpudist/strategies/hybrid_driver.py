@@ -55,6 +55,10 @@ class HybridDriver(Driver):
         for part in self._both:
             part.count_replicas(count)
 
+    def global_step(self, rounds: int) -> int:
+        """As the dense part counts."""
+        return self._dense.global_step(rounds)
+
     @property
     def pulled(self) -> ParameterSet | None:
         """That of the tables."""
