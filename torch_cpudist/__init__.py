@@ -41,6 +41,7 @@ from torch_cpudist.errors import (
 )
 from torch_cpudist.optimizer import DistributedOptimizer
 from torch_cpudist.outer import Outer
+from torch_cpudist.precision import Optimization, optimize
 from torch_cpudist.runtime import (
     barrier,
     global_step,
@@ -96,6 +97,7 @@ __all__ = [
     "ModelChangedError",
     "NotInitializedError",
     "OperationTimeoutError",
+    "Optimization",
     "Outer",
     "OverloadedError",
     "PeerLostError",
@@ -120,6 +122,7 @@ __all__ = [
     "is_server",
     "is_trainer",
     "optim",
+    "optimize",
     "serve",
     "server_count",
     "shard_tables",
