@@ -16,7 +16,7 @@ import pytest
 import torch
 from fashion_mnist_data import KINDS, SIDE, DataError, load, read_idx
 
-TRAIN, TEST = 480, 100
+TRAIN, TEST = 288, 60
 
 
 def idx(values: np.ndarray, magic: int | None = None) -> bytes:
@@ -110,7 +110,7 @@ def test_splits_that_do_not_fit_together_are_refused(
     (tmp_path / "t10k-images-idx3-ubyte.gz").write_bytes(images)
     labels = tmp_path / "t10k-labels-idx1-ubyte.gz"
     write(labels, idx(np.zeros(TEST - 1)))
-    with pytest.raises(DataError, match=r"labels.*sizes \[100\], found \[99\]"):
+    with pytest.raises(DataError, match=r"labels.*sizes \[60\], found \[59\]"):
         load(tmp_path, "t10k")
     write(labels, idx(np.full(TEST, 10)))
     with pytest.raises(DataError, match="kinds 0 to 9, found 10"):
@@ -135,7 +135,7 @@ def test_missing_files_are_one_sentence_with_a_command(
 def run_main(
     monkeypatch: pytest.MonkeyPatch, folder: Path, results: Path, *more: str
 ) -> list[dict[str, float]]:
-    arguments = ["--data", str(folder), "--results", str(results), "--batch-size", "32"]
+    arguments = ["--data", str(folder), "--results", str(results), "--batch-size", "16"]
     monkeypatch.setattr(sys, "argv", ["fashion_mnist.py", *arguments, *more])
     fashion_mnist.main()
     line = json.loads(results.read_text())
