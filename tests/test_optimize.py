@@ -218,6 +218,21 @@ def test_two_trainers_equal_the_joined_batch_under_autocast():
         assert largest_difference(state, copy_of(plain)) <= 2e-3
 
 
+def test_replicas_are_optimized_as_their_model_is():
+    model = make(Images)
+    _, optimizer, _ = cpudist.optimize(model, sgd(model))
+    seen = []
+
+    def loss_of(replica, images):
+        logits = replica(images)
+        seen.append((type(replica), logits.dtype, replica.strides[0]))
+        return logits.square().mean()
+
+    with cpudist.ReplicaExecutor(model, loss_of, optimizer, 2, num_threads=1) as both:
+        both.run(torch.rand(4, 1, 8, 8))
+    assert seen == [(type(model), torch.float32, (64, 1, 8, 1))] * 2
+
+
 def test_compiled_in_place_on_request():
     torch._dynamo.reset()
     model = make(Images)

@@ -299,6 +299,27 @@ def _choose_layout(
     return convolves if asked is None else asked, []
 
 
+def _change_class(model: nn.Module, cast: bool, layout: bool) -> None:
+    plain: Any = type(model)
+    if issubclass(plain, _Optimized):
+        plain = plain._cpudist_plain_model
+    changed = cast or layout
+    try:
+        model.__class__ = _optimized_class(plain, cast, layout) if changed else plain
+    except TypeError as error:
+        raise UnsupportedModelError(
+            f"optimize: no subclass can stand in for {plain.__name__}: {error}"
+        ) from error
+
+
+def _table_names(model: nn.Module) -> tuple[str, ...]:
+    return tuple(
+        f"{name}.weight"
+        for name, module in model.named_modules()
+        if isinstance(module, _EMBEDDINGS) and module.sparse
+    )
+
+
 def optimize(
     model: ModelT,
     optimizer: OptimizersT,
@@ -350,25 +371,10 @@ def optimize(
     backend = "inductor" if compile is True else compile or None
     if backend is not None:
         _check_compiler(backend)
-    plain: Any = type(model)
-    if issubclass(plain, _Optimized):
-        plain = plain._cpudist_plain_model
-    cast = taken != torch.float32
-    try:
-        model.__class__ = (
-            _optimized_class(plain, cast, layout) if cast or layout else plain
-        )
-    except TypeError as error:
-        raise UnsupportedModelError(
-            f"optimize: no subclass can stand in for {plain.__name__}: {error}"
-        ) from error
+    _change_class(model, taken != torch.float32, layout)
     if backend is not None:
         model.compile(backend=backend)
-    tables = tuple(
-        f"{name}.weight" if name else "weight"
-        for name, module in model.named_modules()
-        if isinstance(module, _EMBEDDINGS) and module.sparse
-    )
+    tables = _table_names(model)
     done = Optimization(
         taken, instructions, layout, backend, tables, tuple([*notes, *more])
     )

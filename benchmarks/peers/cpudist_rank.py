@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import torch
 from job import Job
 
 import torch_cpudist as cpudist
@@ -29,6 +30,11 @@ class CpudistTrainee(TorchTrainee):
     def settle(self) -> None:
         # The evaluation's lookups pull their rows themselves.
         self.optimizer.flush(pull="dense")
+
+    def logits(self, ids: torch.Tensor, dense: torch.Tensor) -> torch.Tensor:
+        # Under bf16 the model brings its own autocast, and returns float32.
+        found: torch.Tensor = self.model(ids, dense)
+        return found
 
 
 def strategy_of(text: str) -> cpudist.Strategy:
@@ -53,6 +59,9 @@ def train(job: Job, rank: int) -> None:
             model,
             strategy=strategy_of(job.strategy),
         )
+        if job.bf16:
+            # As the other rows, whose autocast asks no CPU whether it is worth it.
+            cpudist.optimize(model, optimizer, force=True)
         if cpudist.trainer_count() > 1:
             rank = cpudist.trainer_rank()
         measure(job, rank, CpudistTrainee(job, model, optimizer))
