@@ -205,9 +205,12 @@ def test_two_trainers_equal_the_joined_batch_under_autocast():
     joined = [tuple(map(torch.cat, zip(*pair, strict=True))) for pair in pairs]
     train(plain, sgd(plain), joined, under_autocast)
 
+    # Not in the ranks' threads: torch's generator is one for all of them.
+    models = [make(), make()]
+
     def body(context):
-        model = make()
-        model, inner, _ = cpudist.optimize(cpudist.shard_tables(model, 10), sgd(model))
+        model = cpudist.shard_tables(models[context.trainer_rank], 10)
+        model, inner, _ = cpudist.optimize(model, sgd(model))
         optimizer = cpudist.DistributedOptimizer(inner, model)
         train(model, optimizer, batches(context.trainer_rank))
         optimizer.flush()
