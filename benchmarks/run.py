@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 from report import MISSING, format_table, json_line
 
 CASES = {
+    "cnn": "cases.cnn",
     "ctr": "cases.ctr",
     "delay": "cases.delay",
     "exchange": "cases.exchange",
@@ -52,7 +53,10 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     add("--bf16", action="store_true", help="autocast to bfloat16, in every row")
     add("--profile", action="store_true", help="print where a step's time goes")
     add("--reference", help="row that ratios are against; default: the first")
-    add("--batch", type=int, default=512, help="samples per trainer and step")
+    add("--batch", type=int, default=512, help="of a trainer and step; cnn: of all")
+    add("--rows", type=_names, default=[], help="cnn: which rows; default: all")
+    add("--epochs", type=int, default=3, help="cnn: of a launch")
+    add("--data", help="cnn: folder of Fashion-MNIST; default: where Debian has it")
     add("--dim", type=int, default=16, help="embedding dimension")
     add("--lr", type=float, default=0.02, help="learning rate of Adagrad")
     add("--warmup-steps", type=int, default=20, help="steps before the window")
@@ -60,7 +64,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         "--deadline-s",
         type=float,
         default=120.0,
-        help="of a launch, besides its window",
+        help="of a launch, besides its window; cnn: of an epoch",
     )
     add("--clients", type=int, default=64, help="load: trainers of one server")
     add("--sockets", type=int, default=1000, help="load: connections without a hello")
@@ -74,7 +78,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     add("--no-verify", dest="verify", action="store_false", help="accept any result")
     add("--json", nargs="?", const="-", metavar="FILE", help="one line per row; stdout")
     args = parser.parse_args(arguments)
-    counts = ("trainers", "launches", "batch", "dim", "warmup_steps")
+    counts = ("trainers", "launches", "batch", "epochs", "dim", "warmup_steps")
     for name in (*counts, "clients", "sockets", "pushes"):
         if getattr(args, name) < 1:
             parser.error(f"--{name.replace('_', '-')}: expected at least 1")

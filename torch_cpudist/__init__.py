@@ -44,6 +44,7 @@ from torch_cpudist.errors import (
 )
 from torch_cpudist.optimizer import DistributedOptimizer
 from torch_cpudist.outer import Outer
+from torch_cpudist.precision import Optimization, optimize
 from torch_cpudist.replica_settings import Replicas
 from torch_cpudist.replicas import ReplicaExecutor
 from torch_cpudist.runtime import (
@@ -104,6 +105,7 @@ __all__ = [
     "ModelChangedError",
     "NotInitializedError",
     "OperationTimeoutError",
+    "Optimization",
     "Outer",
     "OverloadedError",
     "PeerLostError",
@@ -131,6 +133,7 @@ __all__ = [
     "is_server",
     "is_trainer",
     "optim",
+    "optimize",
     "serve",
     "server_count",
     "shard_tables",

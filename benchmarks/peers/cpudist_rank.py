@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import torch
 from job import Job
 
 import torch_cpudist as cpudist
@@ -44,6 +45,11 @@ class CpudistTrainee(TorchTrainee):
     def settle(self) -> None:
         # The evaluation's lookups pull their rows themselves.
         self.optimizer.flush(pull="dense")
+
+    def logits(self, ids: torch.Tensor, dense: torch.Tensor) -> torch.Tensor:
+        # Under bf16 the model brings its own autocast, and returns float32.
+        found: torch.Tensor = self.model(ids, dense)
+        return found
 
 
 def _groups(text: str) -> list[list[int]]:
@@ -85,6 +91,9 @@ def train(job: Job, rank: int) -> None:
         optimizer = cpudist.DistributedOptimizer(
             adagrad(job, model.parameters()), model, strategy=strategy
         )
+        if job.bf16:
+            # As the other rows, whose autocast asks no CPU whether it is worth it.
+            cpudist.optimize(model, optimizer, force=True)
         if cpudist.trainer_count() > 1:
             rank = cpudist.trainer_rank()
         trainee = CpudistTrainee(job, model, optimizer)
