@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 import torch_cpudist as cpudist
 from torch_cpudist import environment
-from torch_cpudist.backends import ccl, ccl_runtime, choice, shm
+from torch_cpudist.backends import ccl, ccl_runtime, choice
 from torch_cpudist.collective_group import CollectiveGroup
 from torch_cpudist.layout import Layout, Member
 
@@ -29,9 +29,7 @@ def layout(hosts=("a", "a"), loads=True, trainers=(0, 1)):
 
 
 def chosen(name, where, monkeypatch, rank=0):
-    monkeypatch.setattr(shm, "check", lambda: None)
-    monkeypatch.setattr(ccl, "check", lambda: None)
-    monkeypatch.setattr(choice, "_CHECKS", {"shm": shm.check, "ccl": ccl.check})
+    monkeypatch.setattr(choice, "_CHECKS", {})
     made = environment.Environment(rank=rank, world_size=2, backend=name)
     return choice.choose(made, where)
 
@@ -51,7 +49,7 @@ def chosen(name, where, monkeypatch, rank=0):
     ],
 )
 def test_auto_takes_shm_where_all_can(where, spans, expected, monkeypatch):
-    monkeypatch.setattr(shm, "SPANS_HOSTS", spans)
+    monkeypatch.setattr(choice, "SHM_SPANS_HOSTS", spans)
     assert chosen("auto", where, monkeypatch).spec == expected
 
 
@@ -131,7 +129,7 @@ def test_a_server_needs_no_backend(monkeypatch):
 
 
 def test_shm_is_refused_between_hosts(monkeypatch):
-    monkeypatch.setattr(shm, "SPANS_HOSTS", False)
+    monkeypatch.setattr(choice, "SHM_SPANS_HOSTS", False)
     with pytest.raises(cpudist.BackendUnavailableError, match="share no memory"):
         chosen("shm", layout(hosts=("a", "b")), monkeypatch)
 
