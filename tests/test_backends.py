@@ -169,6 +169,7 @@ def packages(monkeypatch, tmp_path):
     monkeypatch.setattr(
         importlib.metadata, "version", lambda n: distribution(n).version
     )
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
     monkeypatch.delenv("CCL_OFI_LIBRARY_PATH", raising=False)
     return have
 
@@ -197,6 +198,14 @@ def test_what_is_missing_of_the_runtime_is_said(packages, name, entry, says):
     with pytest.raises(cpudist.BackendUnavailableError, match=says) as caught:
         ccl_runtime.find()
     assert "pip install oneccl-cpu==2021.16.2 oneccl-cpu-devel" in str(caught.value)
+
+
+def test_another_processor_is_said(packages, monkeypatch):
+    monkeypatch.setattr("platform.machine", lambda: "aarch64")
+    with pytest.raises(
+        cpudist.BackendUnavailableError, match="x86-64, this is aarch64"
+    ):
+        ccl_runtime.find()
 
 
 def test_a_missing_libfabric_is_said(packages, tmp_path):

@@ -20,7 +20,6 @@ from torch_cpudist.errors import BackendUnavailableError
 from torch_cpudist.layout import Layout
 from torch_cpudist.log import logger
 
-
 # Whether a group of shm may have members on several hosts.
 SHM_SPANS_HOSTS = False
 
