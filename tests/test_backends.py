@@ -202,9 +202,7 @@ def test_what_is_missing_of_the_runtime_is_said(packages, name, entry, says):
 
 def test_another_processor_is_said(packages, monkeypatch):
     monkeypatch.setattr("platform.machine", lambda: "aarch64")
-    with pytest.raises(
-        cpudist.BackendUnavailableError, match="x86-64, this is aarch64"
-    ):
+    with pytest.raises(cpudist.BackendUnavailableError, match="this is aarch64"):
         ccl_runtime.find()
 
 
