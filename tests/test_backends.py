@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 import torch_cpudist as cpudist
 from torch_cpudist import environment
-from torch_cpudist.backends import ccl, ccl_runtime, choice, shm
+from torch_cpudist.backends import ccl, ccl_runtime, choice
 from torch_cpudist.collective_group import CollectiveGroup
 from torch_cpudist.layout import Layout, Member
 
@@ -29,9 +29,7 @@ def layout(hosts=("a", "a"), loads=True, trainers=(0, 1)):
 
 
 def chosen(name, where, monkeypatch, rank=0):
-    monkeypatch.setattr(shm, "check", lambda: None)
-    monkeypatch.setattr(ccl, "check", lambda: None)
-    monkeypatch.setattr(choice, "_CHECKS", {"shm": shm.check, "ccl": ccl.check})
+    monkeypatch.setattr(choice, "_CHECKS", {})
     made = environment.Environment(rank=rank, world_size=2, backend=name)
     return choice.choose(made, where)
 
@@ -51,7 +49,7 @@ def chosen(name, where, monkeypatch, rank=0):
     ],
 )
 def test_auto_takes_shm_where_all_can(where, spans, expected, monkeypatch):
-    monkeypatch.setattr(shm, "SPANS_HOSTS", spans)
+    monkeypatch.setattr(choice, "SHM_SPANS_HOSTS", spans)
     assert chosen("auto", where, monkeypatch).spec == expected
 
 
@@ -131,7 +129,7 @@ def test_a_server_needs_no_backend(monkeypatch):
 
 
 def test_shm_is_refused_between_hosts(monkeypatch):
-    monkeypatch.setattr(shm, "SPANS_HOSTS", False)
+    monkeypatch.setattr(choice, "SHM_SPANS_HOSTS", False)
     with pytest.raises(cpudist.BackendUnavailableError, match="share no memory"):
         chosen("shm", layout(hosts=("a", "b")), monkeypatch)
 
@@ -171,6 +169,7 @@ def packages(monkeypatch, tmp_path):
     monkeypatch.setattr(
         importlib.metadata, "version", lambda n: distribution(n).version
     )
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
     monkeypatch.delenv("CCL_OFI_LIBRARY_PATH", raising=False)
     return have
 
@@ -199,6 +198,12 @@ def test_what_is_missing_of_the_runtime_is_said(packages, name, entry, says):
     with pytest.raises(cpudist.BackendUnavailableError, match=says) as caught:
         ccl_runtime.find()
     assert "pip install oneccl-cpu==2021.16.2 oneccl-cpu-devel" in str(caught.value)
+
+
+def test_another_processor_is_said(packages, monkeypatch):
+    monkeypatch.setattr("platform.machine", lambda: "aarch64")
+    with pytest.raises(cpudist.BackendUnavailableError, match="this is aarch64"):
+        ccl_runtime.find()
 
 
 def test_a_missing_libfabric_is_said(packages, tmp_path):

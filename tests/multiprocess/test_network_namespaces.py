@@ -20,7 +20,7 @@ import launch_page
 import pytest
 from ahead import ahead
 
-from torch_cpudist.backends import ccl, shm
+from torch_cpudist.backends import ccl, choice, shm
 from torch_cpudist.errors import BackendUnavailableError
 
 ADDRESSES = ("10.77.0.1", "10.77.0.2")
@@ -109,7 +109,7 @@ cpudist.shutdown()
 
 def own_backends():
     """Those of ours that span hosts and can be used here."""
-    usable = [shm.NAME] if shm.SPANS_HOSTS else []
+    usable = [shm.NAME] if choice.SHM_SPANS_HOSTS else []
     with contextlib.suppress(BackendUnavailableError):
         ccl.check()
         usable.insert(0, ccl.NAME)

@@ -30,19 +30,6 @@ class Options:
     host: str = ""
 
 
-# Whether a group may have members on several hosts.
-SPANS_HOSTS = False
-
-
-def check() -> None:
-    """Checks, within milliseconds, that the backend can be used here.
-
-    Raises:
-        BackendUnavailableError: says what to do.
-    """
-    load_c10d(NAME)
-
-
 def create(options: Any, backend_options: Any) -> Any:
     """Makes the backend of one group; torch.distributed calls it. Collective.
 
