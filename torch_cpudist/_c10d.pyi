@@ -13,5 +13,5 @@ TORCH_VERSION: Final[str]
 def make_rank_transport(backend: Any) -> object:
     """A capsule for ``_core.RankNetwork`` over any backend, a ``dist.Backend``.
 
-    Uses tag 0 of its send and recv; nothing else may use these meanwhile.
+    Takes it over: uses tag 0 of its send and recv, and lifts its time limit.
     """

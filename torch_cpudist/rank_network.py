@@ -26,7 +26,6 @@ from torch_cpudist.log import logger
 
 # Those that move bytes of the CPU from any thread.
 BACKENDS = ("gloo", "shm", "ccl")
-_FOREVER = timedelta(days=365)
 _INTERFACE = "GLOO_SOCKET_IFNAME"
 
 
@@ -137,9 +136,6 @@ def open_network(
             f"CPUDIST_TRANSPORT=c10d: {name} cannot connect the {size} ranks "
             f"({error}). Set CPUDIST_TRANSPORT=tcp, or another CPUDIST_BACKEND."
         ) from error
-    # A receive waits for as long as the peer has nothing to say; heartbeats tell the
-    # dead.
-    backend._set_default_timeout(_FOREVER)
     transport = module.make_rank_transport(backend)
     logger.info("pushes and pulls travel over %s, %d ranks", name, size)
     return _core.RankNetwork(transport, peers_of(layout, rank))
