@@ -96,8 +96,8 @@ check_compiler() {
 }
 
 check_disk() {
-  local needed_gib=3 free_kib
-  [ -z "$REUSED" ] || needed_gib=1
+  local needed_gib=4 free_kib
+  [ -z "$REUSED" ] || needed_gib=2
   free_kib=$(df -Pk "$ROOT" | awk 'NR == 2 {print $4}')
   [ "$free_kib" -ge $((needed_gib * 1024 * 1024)) ] ||
     die "$needed_gib GiB of disk space are needed in $ROOT, $((free_kib / 1024)) MiB are free"

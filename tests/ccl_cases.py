@@ -269,7 +269,8 @@ def strategy(context: cpudist.Context) -> dict[str, Any]:
 def disagreeing(rank: int) -> dict[str, str]:
     """What is compared in groups that are made while debugging."""
     level = logger.level
-    logger.setLevel(logging.DEBUG)
+    if rank == 0:  # one that debugs makes all compare
+        logger.setLevel(logging.DEBUG)
     group = dist.new_group(backend="ccl")
     logger.setLevel(level)
     roots = rank % 2

@@ -6,8 +6,10 @@ from __future__ import annotations
 
 import importlib.metadata
 import sys
+import threading
 import time
 import tomllib
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,7 +19,7 @@ import torch.distributed as dist
 
 import torch_cpudist as cpudist
 from torch_cpudist import environment
-from torch_cpudist.backends import ccl, ccl_runtime, choice, shm
+from torch_cpudist.backends import ccl, ccl_runtime, choice
 from torch_cpudist.collective_group import CollectiveGroup
 from torch_cpudist.layout import Layout, Member
 
@@ -27,9 +29,7 @@ def layout(hosts=("a", "a"), loads=True, trainers=(0, 1)):
 
 
 def chosen(name, where, monkeypatch, rank=0):
-    monkeypatch.setattr(shm, "check", lambda: None)
-    monkeypatch.setattr(ccl, "check", lambda: None)
-    monkeypatch.setattr(choice, "_CHECKS", {"shm": shm.check, "ccl": ccl.check})
+    monkeypatch.setattr(choice, "_CHECKS", {})
     made = environment.Environment(rank=rank, world_size=2, backend=name)
     return choice.choose(made, where)
 
@@ -49,7 +49,7 @@ def chosen(name, where, monkeypatch, rank=0):
     ],
 )
 def test_auto_takes_shm_where_all_can(where, spans, expected, monkeypatch):
-    monkeypatch.setattr(shm, "SPANS_HOSTS", spans)
+    monkeypatch.setattr(choice, "SHM_SPANS_HOSTS", spans)
     assert chosen("auto", where, monkeypatch).spec == expected
 
 
@@ -129,7 +129,7 @@ def test_a_server_needs_no_backend(monkeypatch):
 
 
 def test_shm_is_refused_between_hosts(monkeypatch):
-    monkeypatch.setattr(shm, "SPANS_HOSTS", False)
+    monkeypatch.setattr(choice, "SHM_SPANS_HOSTS", False)
     with pytest.raises(cpudist.BackendUnavailableError, match="share no memory"):
         chosen("shm", layout(hosts=("a", "b")), monkeypatch)
 
@@ -169,6 +169,7 @@ def packages(monkeypatch, tmp_path):
     monkeypatch.setattr(
         importlib.metadata, "version", lambda n: distribution(n).version
     )
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
     monkeypatch.delenv("CCL_OFI_LIBRARY_PATH", raising=False)
     return have
 
@@ -197,6 +198,14 @@ def test_what_is_missing_of_the_runtime_is_said(packages, name, entry, says):
     with pytest.raises(cpudist.BackendUnavailableError, match=says) as caught:
         ccl_runtime.find()
     assert "pip install oneccl-cpu==2021.16.2 oneccl-cpu-devel" in str(caught.value)
+
+
+def test_another_processor_is_said(packages, monkeypatch):
+    monkeypatch.setattr("platform.machine", lambda: "aarch64")
+    with pytest.raises(
+        cpudist.BackendUnavailableError, match="x86-64, this is aarch64"
+    ):
+        ccl_runtime.find()
 
 
 def test_a_missing_libfabric_is_said(packages, tmp_path):
@@ -274,6 +283,26 @@ def test_the_environment_between_hosts(monkeypatch):
     assert "FI_TCP_IFACE" not in ccl.settings(2, members)
 
 
+def test_ranks_that_are_threads_are_refused():
+    store, found = dist.HashStore(), []
+
+    def meet(rank):
+        options = SimpleNamespace(
+            store=store, group_rank=rank, group_size=2, timeout=timedelta(seconds=20)
+        )
+        with pytest.raises(cpudist.BackendUnavailableError) as caught:
+            ccl._meet(options, "2021.16.2")
+        found.append(str(caught.value))
+
+    threads = [threading.Thread(target=meet, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert len(found) == 2
+    assert all("a process per rank" in text for text in found)
+
+
 def test_a_transport_that_needs_mpirun_is_refused(monkeypatch):
     monkeypatch.setenv("CCL_ATL_TRANSPORT", "mpi")
     with pytest.raises(cpudist.BackendUnavailableError, match="only ofi works"):
@@ -290,6 +319,15 @@ def test_a_transport_that_needs_mpirun_is_refused(monkeypatch):
         ("Timed out waiting 1000ms for recv operation", "OperationTimeoutError"),
         ("ccl: ranks disagree about what they call: ...", "ConfigMismatchError"),
         ("op.preamble.length <= op.nbytes. 8 vs 4", "ConfigMismatchError"),
+        (
+            "backend shm: rank 1 (process 7, alive) did not come to all_reduce",
+            "OperationTimeoutError",
+        ),
+        (
+            "backend shm: rank 1 (process 7, stopped by a signal) did not come to ...",
+            "PeerLostError",
+        ),
+        ("backend shm: ranks call different collectives: ...", "ConfigMismatchError"),
         ("ccl: the process of rank 1, pid 7, has ended", "PeerLostError"),
         ("Connection closed by peer [127.0.0.1]:9", "PeerLostError"),
     ],

@@ -6,12 +6,47 @@ Load it with ``torch_cpudist.backends.load_c10d``, which says what to do where i
 not load.
 """
 
-from typing import Any, Final
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Final
+
+import torch
+from torch._C._distributed_c10d import Backend, Store
 
 TORCH_VERSION: Final[str]
 
-def make_rank_transport(backend: Any) -> object:
+def make_rank_transport(backend: Backend) -> object:
     """A capsule for ``_core.RankNetwork`` over any backend, a ``dist.Backend``.
 
     Takes it over: uses tag 0 of its send and recv, and lifts its time limit.
     """
+
+def create_shm(
+    store: Store,
+    rank: int,
+    size: int,
+    timeout: timedelta,
+    global_ranks: Sequence[int],
+    host: str,
+) -> Backend: ...
+def shm_empty(backend: Backend, numel: int, dtype: torch.dtype) -> torch.Tensor: ...
+
+class CclEngine:
+    """The thread that calls oneCCL, for all groups of a process."""
+
+    def __init__(self, library: str) -> None: ...
+    @property
+    def release(self) -> str: ...
+    def stop(self) -> None: ...
+
+def create_ccl(
+    *,
+    engine: CclEngine,
+    store: Store,
+    rank: int,
+    size: int,
+    id: int,
+    timeout_ms: int,
+    peers: Sequence[tuple[int, int, int]],
+    checks: bool,
+) -> Backend: ...

@@ -30,8 +30,11 @@ if TYPE_CHECKING:
 # A wait looks up after so long: for signals, and for trainers that will not come.
 _SLICE_S = 0.5
 _CPU = torch.device("cpu")
-# How backends say that trainers sent different sizes, or called different things.
-_MISMATCHES = ("disagree", "op.preamble.length", "mismatch")
+# How backends say that trainers sent different sizes, or called different things; that
+# one did not come; that one which did not come is frozen.
+_MISMATCHES = ("disagree", "op.preamble.length", "mismatch", "call different")
+_LATE = ("imed out", "did not come to", "did not open")
+_FROZEN = "stopped by a signal"
 # Their groups do not wait, when they are destroyed, for what is unfinished.
 _CLOSES_AT_ONCE = ("shm", "ccl")
 
@@ -262,7 +265,7 @@ class CollectiveGroup:
     def _failed(self, error: BaseException) -> Error:
         """What an error of torch.distributed stands for; tells the others of a loss."""
         text = str(error).splitlines()[0].partition(" This is typically")[0]
-        if "imed out" in text:
+        if any(words in text for words in _LATE) and _FROZEN not in text:
             return self._late("a collective")
         if any(words in text for words in _MISMATCHES):
             return ConfigMismatchError(

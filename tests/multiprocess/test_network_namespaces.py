@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import os
 import shlex
 import shutil
@@ -18,6 +19,9 @@ import subprocess
 import launch_page
 import pytest
 from ahead import ahead
+
+from torch_cpudist.backends import ccl, choice, shm
+from torch_cpudist.errors import BackendUnavailableError
 
 ADDRESSES = ("10.77.0.1", "10.77.0.2")
 EXAMPLES = [name for name in launch_page.examples() if name.startswith("hosts-")]
@@ -79,6 +83,57 @@ def look_at_sockets(hosts, launch):
     return [started.text() for started in programs]
 
 
+# The default group is of the backend that is named, another of the one that spans hosts
+# besides it.
+COLLECTIVES = """
+import json, os, sys, torch, torch.distributed as dist
+import torch_cpudist as cpudist
+cpudist.init()
+found = {"rank": dist.get_rank(), "backend": dist.get_backend()}
+groups = {found["backend"]: None}
+for name in os.environ["OTHERS"].split():
+    groups[name] = dist.new_group(backend=name)
+for name, group in groups.items():
+    own = torch.arange(50000.0) + dist.get_rank()
+    dist.all_reduce(own, group=group)
+    parts = [torch.empty(3) for _ in range(4)]
+    dist.all_gather(parts, torch.full((3,), float(dist.get_rank())), group=group)
+    dist.barrier(group=group)
+    right = own.equal(4 * torch.arange(50000.0) + 6)
+    found[name] = right and [p[0].item() for p in parts] == [0.0, 1.0, 2.0, 3.0]
+found["interface"] = os.environ.get("FI_TCP_IFACE", "")
+sys.stdout.write("FOUND " + json.dumps(found) + "\\n")
+cpudist.shutdown()
+"""
+
+
+def own_backends():
+    """Those of ours that span hosts and can be used here."""
+    usable = [shm.NAME] if choice.SHM_SPANS_HOSTS else []
+    with contextlib.suppress(BackendUnavailableError):
+        ccl.check()
+        usable.insert(0, ccl.NAME)
+    return usable
+
+
+def run_collectives(hosts, launch):
+    """What two ranks on each host found."""
+    (launch.folder / "collectives.py").write_text(COLLECTIVES)
+    named, *others = own_backends()
+    command = (
+        f"CPUDIST_BACKEND={named} OTHERS='{' '.join(others)}' "
+        "torchrun --nnodes=2 --node-rank={} --nproc-per-node=2 "
+        "--master-addr=10.77.0.1 --master-port=29500 collectives.py"
+    )
+    programs = start_on(hosts, [command.format(rank) for rank in range(2)], launch)
+    for started in programs:
+        assert started.wait(90) == 0, started.text()
+    lines = [line for one in programs for line in one.text().splitlines()]
+    return [
+        json.loads(line.partition("FOUND ")[2]) for line in lines if "FOUND " in line
+    ]
+
+
 @pytest.fixture(scope="module")
 def launched(request, tmp_path_factory):
     """Every launch has two hosts of its own: addresses and ports are the page's."""
@@ -89,6 +144,8 @@ def launched(request, tmp_path_factory):
         for name in EXAMPLES
     }
     jobs["test_servers_listen_only_where_the_others_come_from"] = look_at_sockets
+    if own_backends():
+        jobs["test_our_backends_sum_between_hosts"] = run_collectives
     with contextlib.ExitStack() as undo:
         try:
             on_hosts = {
@@ -114,6 +171,18 @@ def test_the_page_has_every_layout():
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_command_line(name, launched, request):
     launched.result(request)
+
+
+@pytest.mark.skipif(not own_backends(), reason="no backend of ours spans hosts here")
+def test_our_backends_sum_between_hosts(launched, request):
+    found = launched.result(request)
+    named = own_backends()
+    assert sorted(one["rank"] for one in found) == [0, 1, 2, 3]
+    for one in found:
+        assert one["backend"] == named[0]
+        assert all(one[name] is True for name in named)
+        if ccl.NAME in named:
+            assert one["interface"].startswith("cpud")
 
 
 def test_servers_listen_only_where_the_others_come_from(launched, request):

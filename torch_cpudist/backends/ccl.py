@@ -51,6 +51,11 @@ def _status() -> tuple[int, str]:
     return int(fields[19]), os.readlink("/proc/self/ns/pid")
 
 
+def _asks_for_checks() -> bool:
+    debugging = get_debug_level() == DebugLevel.DETAIL
+    return debugging or logger.isEnabledFor(logging.DEBUG)
+
+
 def _member(rank: int, release: str) -> Member:
     started, namespace = _status()
     told = {
@@ -59,6 +64,7 @@ def _member(rank: int, release: str) -> Member:
         "namespace": namespace,
         "name": socket.gethostname(),
         "release": release,
+        "checks": str(int(_asks_for_checks())),
     }
     return Member(rank, 0, 0, NAME, host.identity(), host.description(), told)
 
@@ -254,8 +260,8 @@ def create(options: Any, backend_options: Any) -> Any:
         id=number % _MAX_ID,
         timeout_ms=max(1, int(options.timeout / timedelta(milliseconds=1))),
         peers=peers,
-        checks=logger.isEnabledFor(logging.DEBUG)
-        or get_debug_level() == DebugLevel.DETAIL,
+        # All of them compare, or none.
+        checks=any(member.agreed["checks"] == "1" for member in members),
     )
 
 

@@ -13,6 +13,7 @@ import fcntl
 import hashlib
 import importlib.metadata
 import os
+import platform
 import shutil
 import stat
 import subprocess
@@ -73,6 +74,11 @@ def _file_of(package: str, name: str) -> Path | None:
 
 
 def _release() -> str:
+    if platform.machine() not in ("x86_64", "AMD64"):
+        raise BackendUnavailableError(
+            f"backend ccl: oneCCL's packages are for x86-64, this is "
+            f"{platform.machine()}. Set CPUDIST_BACKEND=auto, shm or gloo."
+        )
     try:
         return importlib.metadata.version(_PACKAGE)
     except importlib.metadata.PackageNotFoundError:

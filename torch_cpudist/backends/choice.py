@@ -14,10 +14,14 @@ import torch
 import torch.distributed as dist
 
 from torch_cpudist.backends import ccl, shm
+from torch_cpudist.backends.loading import load_c10d
 from torch_cpudist.environment import Environment
 from torch_cpudist.errors import BackendUnavailableError
 from torch_cpudist.layout import Layout
 from torch_cpudist.log import logger
+
+# Whether a group of shm may have members on several hosts.
+SHM_SPANS_HOSTS = False
 
 
 @dataclass(frozen=True)
@@ -35,10 +39,14 @@ class Choice:
     why: str
 
 
+def _check_shm() -> None:
+    load_c10d(shm.NAME)
+
+
 def shm_loads() -> bool:
     """Whether ``shm`` can be used on this host."""
     try:
-        shm.check()
+        _check_shm()
     except BackendUnavailableError as error:
         logger.info("backend shm cannot be used: %s", error)
         return False
@@ -64,7 +72,7 @@ def _check_mpi() -> None:
         )
 
 
-_CHECKS = {"shm": shm.check, "ccl": ccl.check, "nccl": _check_nccl, "mpi": _check_mpi}
+_CHECKS = {"shm": _check_shm, "ccl": ccl.check, "nccl": _check_nccl, "mpi": _check_mpi}
 
 
 def check(name: str) -> None:
@@ -99,7 +107,7 @@ def _devices_suffice(layout: Layout, rank: int) -> bool:
 def _automatic(layout: Layout, rank: int) -> Choice:
     if not layout.shm:
         name, why = "gloo", "shm does not load on every rank"
-    elif not (_trainers_share_a_host(layout) or shm.SPANS_HOSTS):
+    elif not (_trainers_share_a_host(layout) or SHM_SPANS_HOSTS):
         name, why = "gloo", "the trainers are on several hosts"
     else:
         name, why = "shm", "it loads on every rank"
@@ -119,7 +127,7 @@ def choose(environment: Environment, layout: Layout) -> Choice:
     if asked == "auto":
         return _automatic(layout, rank)
     check(asked)
-    if asked == "shm" and not (_trainers_share_a_host(layout) or shm.SPANS_HOSTS):
+    if asked == "shm" and not (_trainers_share_a_host(layout) or SHM_SPANS_HOSTS):
         raise BackendUnavailableError(
             "CPUDIST_BACKEND=shm: the trainers are on several hosts, which share no "
             "memory. Set CPUDIST_BACKEND=auto, ccl or gloo."

@@ -4,26 +4,30 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from torch_cpudist.backends.loading import load_c10d
-from torch_cpudist.errors import BackendUnavailableError
+from torch_cpudist.errors import InvalidArgumentError
 
 NAME = "shm"
-# Whether a group may have members on several hosts.
-SPANS_HOSTS = False
+_CPU = torch.device("cpu")
 
 
-def check() -> None:
-    """Checks, within milliseconds, that the backend can be used here.
+@dataclass(frozen=True)
+class Options:
+    """``pg_options`` of a group.
 
-    Raises:
-        BackendUnavailableError: says what to do.
+    Attributes:
+        host: what takes the place of this machine's identity when ranks find out who
+            shares a host; empty: the identity, which is that of its last start and of
+            the namespace of process ids.
     """
-    if not hasattr(load_c10d(NAME), "create_shm"):
-        raise BackendUnavailableError("backend shm: it is not part of this build.")
+
+    host: str = ""
 
 
 def create(options: Any, backend_options: Any) -> Any:
@@ -31,13 +35,24 @@ def create(options: Any, backend_options: Any) -> Any:
 
     Args:
         options: torch's ``_DistributedBackendOptions``.
-        backend_options: ``pg_options`` of the caller.
+        backend_options: ``pg_options`` of the caller: ``Options`` or nothing.
 
     Raises:
         BackendUnavailableError: the compiled backends do not load.
+        InvalidArgumentError: ``pg_options`` are not ``Options``.
     """
+    if not isinstance(backend_options, Options | None):
+        raise InvalidArgumentError(
+            "backend shm: expected pg_options=torch_cpudist.backends.shm.Options(...), "
+            f"found {type(backend_options).__name__}"
+        )
     return load_c10d(NAME).create_shm(
-        options.store, options.group_rank, options.group_size, options.timeout
+        options.store,
+        options.group_rank,
+        options.group_size,
+        options.timeout,
+        options.global_ranks_in_group,
+        "" if backend_options is None else backend_options.host,
     )
 
 
@@ -45,3 +60,51 @@ def register() -> None:
     """Makes ``shm`` known to torch.distributed. Idempotent."""
     if NAME not in dist.Backend.backend_list:
         dist.Backend.register_backend(NAME, create, extended_api=True, devices=["cpu"])
+
+
+def backend_of(group: dist.ProcessGroup | None) -> Any:
+    """The backend of a group, the default one's for ``None``, if it is ``shm``.
+
+    Returns:
+        ``None`` if the group's backend is another one.
+    """
+    if dist.get_backend(group) != NAME:
+        return None
+    found = dist.group.WORLD if group is None else group
+    return None if found is None else found._get_backend(_CPU)
+
+
+def empty(
+    group: dist.ProcessGroup | None, numel: int, dtype: torch.dtype
+) -> torch.Tensor:
+    """A tensor in memory that all ranks of a group map.
+
+    ``all_reduce`` of it, or of a part that is at the same place on all ranks, sums
+    without copying in or out. Otherwise it is a tensor as any other. Its memory lives
+    as long as the tensor, on every rank for itself.
+
+    Collective: every rank calls it with the same arguments, in the order of its other
+    collectives. Costs two small collectives; any thread may call it.
+
+    Args:
+        group: the group; ``None``: the default one.
+        numel: elements.
+        dtype: their dtype.
+
+    Returns:
+        ``[numel]``, zeros. Of a group over several hosts the memory is that of one host.
+
+    Raises:
+        InvalidArgumentError: the group's backend is not ``shm``.
+        ConfigMismatchError: ranks ask for different sizes.
+        OverloadedError: the system has no memory for it.
+        PeerLostError, OperationTimeoutError: a rank does not come.
+    """
+    backend = backend_of(group)
+    if backend is None:
+        raise InvalidArgumentError(
+            "shm.empty: expected a group of backend shm, found "
+            f"{dist.get_backend(group)}; make it with backend='shm'"
+        )
+    tensor: torch.Tensor = load_c10d(NAME).shm_empty(backend, numel, dtype)
+    return tensor

@@ -1,0 +1,216 @@
+// Copyright (c) 2026 The torch_cpudist authors.
+// SPDX-License-Identifier: BSD-3-Clause
+//
+// Who moves messages when, and what becomes of those that cannot be.
+#include "backends/shm/messages.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "core/threads.h"
+
+namespace cpudist::shm {
+
+namespace {
+
+constexpr std::chrono::milliseconds kTurn{500};
+// Whoever makes a call usually waits for it at once: so long the thread leaves it to him.
+constexpr std::chrono::milliseconds kCourtesy{1};
+
+core::Error as_error(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const core::Error& one) {
+    return one;
+  } catch (const std::exception& other) {
+    return {core::ErrorCode::kInternal, std::string("backend shm: ") + other.what()};
+  }
+}
+
+}  // namespace
+
+Messages::Messages(Channel& channel)
+    : channel_(channel),
+      sends_(static_cast<size_t>(channel.size())),
+      inboxes_(static_cast<size_t>(channel.size())) {}
+
+Messages::~Messages() { close(); }
+
+void Messages::submit(const std::shared_ptr<Message>& message) {
+  guard_.check("a group of backend shm");
+  message->deadline = Clock::now() + message->timeout;
+  Lock lock(mutex_);
+  if (broken_) std::rethrow_exception(broken_);
+  channel_.throw_if_broken();
+  if (message->sends) {
+    sends_[static_cast<size_t>(message->peer)].push_back(message);
+  } else {
+    receives_.push_back(message);
+  }
+  if (driven_) {
+    channel_.ring(channel_.rank());  // who moves messages looks again
+    return;
+  }
+  step(lock, Patience{}, Clock::time_point{});
+  if (message->done) return;
+  if (!thread_.joinable()) {
+    thread_ = core::start_thread("the thread for messages of backend shm", [this] { serve(); });
+  }
+  work_.notify_one();
+}
+
+bool Messages::done(const Message& message) const {
+  const std::lock_guard lock(mutex_);
+  return message.done;
+}
+
+bool Messages::wait(Message& message, std::optional<std::chrono::milliseconds> limit) {
+  const Clock::time_point until =
+      limit ? Clock::now() + *limit : Clock::time_point::max() - std::chrono::hours(1);
+  Lock lock(mutex_);
+  while (!message.done) {
+    const Clock::time_point now = Clock::now();
+    if (now >= until) return false;
+    if (driven_) {
+      ended_.wait_until(lock, std::min(until, now + kTurn));
+    } else {
+      step(lock, channel_.caller_patience(), std::min(until, now + kTurn));
+    }
+  }
+  lock.unlock();
+  if (message.error) std::rethrow_exception(message.error);
+  return true;
+}
+
+// Moves what can be moved, and then waits for more until something has moved or `until`.
+void Messages::step(Lock& lock, const Patience& patience, Clock::time_point until) {
+  driven_ = true;
+  const uint32_t seen = channel_.bell();
+  std::exception_ptr error;
+  try {
+    if (!move() && until != Clock::time_point{}) {
+      const Clock::time_point end = std::min(until, soonest_deadline());
+      lock.unlock();
+      channel_.wait_bell(seen, patience, end);
+      lock.lock();
+      if (!move()) check_pending();
+    }
+  } catch (...) {
+    error = std::current_exception();
+  }
+  if (error) {
+    channel_.break_group(as_error(error));
+    fail_all(error);
+  }
+  driven_ = false;
+  notify_ended(lock);
+}
+
+void Messages::notify_ended(Lock& lock) {
+  ended_.notify_all();
+  if (to_notify_.empty()) return;
+  const auto messages = std::exchange(to_notify_, {});
+  lock.unlock();
+  for (const auto& message : messages) message->notify(message->error);
+  lock.lock();
+}
+
+// Calls `visit` for every receive, and for the send of each peer that is in front.
+template <typename Visit>
+void Messages::visit_pending(const Visit& visit) const {
+  for (const auto& one : receives_) visit(*one);
+  for (const auto& queue : sends_) {
+    if (!queue.empty()) visit(*queue.front());
+  }
+}
+
+Clock::time_point Messages::soonest_deadline() const {
+  Clock::time_point soonest = Clock::time_point::max();
+  visit_pending([&](const Message& one) { soonest = std::min(soonest, one.deadline); });
+  return soonest;
+}
+
+// Throws if a message is late, or the rank it is from or for is not there any more.
+void Messages::check_pending() {
+  channel_.throw_if_broken();
+  const Clock::time_point now = Clock::now();
+  visit_pending([&](const Message& message) {
+    const std::string what = message.sends ? "recv" : "send";
+    if (message.peer != kAnySource) {
+      if (now >= message.deadline) throw channel_.late_rank(message.peer, what, message.timeout);
+      try {
+        channel_.check_there(message.peer);
+      } catch (const core::Error&) {
+        // What it sent just before its end is taken first.
+        if (message.sends || !readable(message.peer)) throw;
+      }
+    } else if (now >= message.deadline) {
+      throw core::Error(core::ErrorCode::kTimeout,
+                        "backend shm: no rank sent what " + channel_.name(channel_.rank()) +
+                            " waits for within " + std::to_string(message.timeout.count()) +
+                            " ms.");
+    }
+  });
+}
+
+void Messages::finish(const std::shared_ptr<Message>& message, std::exception_ptr error) {
+  if (!error && message->finish) {
+    try {
+      message->finish();
+    } catch (...) {
+      error = std::current_exception();
+    }
+  }
+  message->finish = nullptr;
+  message->error = error;
+  message->done = true;
+  if (message->notify) to_notify_.push_back(message);
+}
+
+void Messages::fail_all(const std::exception_ptr& error) {
+  broken_ = error;
+  for (auto& queue : sends_) {
+    for (const auto& message : queue) finish(message, error);
+    queue.clear();
+  }
+  for (const auto& message : receives_) finish(message, error);
+  receives_.clear();
+}
+
+void Messages::serve() {
+  Lock lock(mutex_);
+  while (!closed_) {
+    bool pending = !receives_.empty();
+    for (const auto& queue : sends_) pending = pending || !queue.empty();
+    if (!pending) {
+      work_.wait(lock);
+      continue;
+    }
+    work_.wait_for(lock, kCourtesy);
+    if (!closed_ && !driven_) step(lock, channel_.engine_patience(), Clock::now() + kTurn);
+  }
+}
+
+void Messages::close() {
+  if (guard_.forked()) {
+    if (thread_.joinable()) thread_.detach();
+    return;
+  }
+  Lock lock(mutex_);
+  if (closed_) return;
+  closed_ = true;
+  while (driven_) {
+    channel_.ring(channel_.rank());
+    ended_.wait_for(lock, std::chrono::milliseconds(20));
+  }
+  fail_all(std::make_exception_ptr(
+      core::Error(core::ErrorCode::kClosed,
+                  "backend shm: its group was destroyed before this call had ended")));
+  notify_ended(lock);
+  work_.notify_all();
+  lock.unlock();
+  if (thread_.joinable()) thread_.join();
+}
+
+}  // namespace cpudist::shm

@@ -1,0 +1,274 @@
+// Copyright (c) 2026 The torch_cpudist authors.
+// SPDX-License-Identifier: BSD-3-Clause
+//
+// Collectives through shared memory among ranks that are threads: values, order, asynchronous
+// calls, calls that do not match.
+#include <atomic>
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <string>
+
+#include "backends/shm/reduce.h"
+#include "backends/shm/reduce_table.h"
+#include "check.h"
+#include "core/errors.h"
+#include "shm_fixture.h"
+
+namespace cpudist::shm {
+namespace {
+
+// Sizes that go in one piece, in several, and through shares of four ranks.
+constexpr size_t kCounts[] = {0, 1, 1000, 40'001, 2'500'003};
+
+float value_of(int rank, size_t i) { return static_cast<float>((i * 7 + rank * 13) % 101) - 50; }
+
+std::vector<float> values_of(int rank, size_t count) {
+  std::vector<float> values(count);
+  for (size_t i = 0; i < count; ++i) values[i] = value_of(rank, i);
+  return values;
+}
+
+std::vector<float> expected_sum(int size, size_t count) {
+  std::vector<float> sums(count);
+  for (int rank = 0; rank < size; ++rank) {
+    for (size_t i = 0; i < count; ++i) sums[i] += value_of(rank, i);
+  }
+  return sums;
+}
+
+// Whether two results are the same bits, or both NaN: which of two NaN a sum keeps is not defined.
+template <typename T>
+bool same(const void* a, const void* b, size_t count, T infinity) {
+  const T *first = static_cast<const T*>(a), *second = static_cast<const T*>(b);
+  const T sign = static_cast<T>(T{1} << (sizeof(T) * 8 - 1));
+  for (size_t i = 0; i < count; ++i) {
+    const bool nan = (first[i] & ~sign) > infinity && (second[i] & ~sign) > infinity;
+    if (first[i] != second[i] && !nan) return false;
+  }
+  return true;
+}
+
+bool same(DType dtype, const std::vector<uint64_t>& a, const std::vector<uint64_t>& b) {
+  const size_t count = a.size() * sizeof(uint64_t) / size_of(dtype);
+  switch (dtype) {
+    case DType::kF32:
+      return same<uint32_t>(a.data(), b.data(), count, 0x7f800000U);
+    case DType::kF64:
+      return same<uint64_t>(a.data(), b.data(), count, 0x7ff0000000000000ULL);
+    case DType::kBf16:
+      return same<uint16_t>(a.data(), b.data(), count, 0x7f80);
+    case DType::kF16:
+      return same<uint16_t>(a.data(), b.data(), count, 0x7c00);
+    default:
+      return a == b;
+  }
+}
+
+}  // namespace
+
+TEST(shm_all_reduce_sums_all_sizes) {
+  for (const int size : {1, 2, 3, 5}) {
+    run_ranks(size, [size](Group& group, int rank) {
+      for (const size_t count : kCounts) {
+        std::vector<float> values = values_of(rank, count);
+        group.engine.submit({sum_of(values), kLimit});
+        CHECK(values == expected_sum(size, count));
+      }
+    });
+  }
+}
+
+TEST(shm_shared_buffers_are_summed_in_place) {
+  for (const int size : {2, 3}) {
+    run_ranks(size, [size](Group& group, int rank) {
+      const size_t count = 300'007;
+      const auto buffer = group.engine.allocate(count * sizeof(float), kLimit);
+      auto* values = reinterpret_cast<float*>(buffer->own());
+      for (const size_t begin : {size_t{0}, size_t{64}}) {
+        for (int mixed = 0; mixed < 2; ++mixed) {
+          std::vector<float> other = values_of(rank, count - begin);
+          const bool shared = mixed == 0 || rank == 0;
+          float* data = shared ? values + begin : other.data();
+          std::copy(other.begin(), other.end(), data);
+          Call call = call_of(Kind::kAllReduce, DType::kF32, count - begin);
+          call.reduction = Reduction::kSum;
+          call.in = call.out = data;
+          group.engine.submit({call, kLimit});
+          const auto expected = expected_sum(size, count - begin);
+          CHECK(std::equal(expected.begin(), expected.end(), data));
+        }
+      }
+    });
+  }
+}
+
+TEST(shm_asynchronous_calls_end_in_order) {
+  run_ranks(3, [](Group& group, int rank) {
+    constexpr int kCalls = 50;
+    std::vector<std::vector<float>> values;
+    for (int i = 0; i < kCalls; ++i) values.push_back(values_of(rank, i % 7 == 0 ? 50'000 : 10));
+    std::atomic<int> ended{0};
+    std::vector<std::shared_ptr<Operation>> operations;
+    for (auto& one : values) {
+      Submission submission{sum_of(one), kLimit, false};
+      submission.notify = [&](std::exception_ptr error) { ended += error ? 0 : 1; };
+      operations.push_back(group.engine.submit(std::move(submission)));
+    }
+    for (auto& one : operations) CHECK(group.engine.wait(*one, kLimit));
+    for (auto& one : values) CHECK(one == expected_sum(3, one.size()));
+    group.engine.submit({call_of(Kind::kBarrier, DType::kBytes, 0), kLimit});
+    while (ended.load() != kCalls) std::this_thread::yield();
+  });
+}
+
+TEST(shm_calls_that_differ_are_told_to_all) {
+  for (const int what : {0, 1, 2}) {
+    std::atomic<int> told{0};
+    run_ranks(3, [&](Group& group, int rank) {
+      std::vector<float> values = values_of(rank, rank == 2 && what == 0 ? 11 : 10);
+      Call call = sum_of(values);
+      if (rank == 2 && what == 1) call.reduction = Reduction::kMax;
+      if (rank == 2 && what == 2) call = call_of(Kind::kBarrier, DType::kBytes, 0);
+      try {
+        group.engine.submit({call, kLimit});
+      } catch (const core::Error& error) {
+        CHECK(error.code() == core::ErrorCode::kConfigMismatch);
+        CHECK(std::string(error.what()).find("rank 2 calls") != std::string::npos);
+        ++told;
+      }
+      // Broken it stays.
+      CHECK_THROWS(group.engine.submit({call, kLimit}), core::Error);
+    });
+    CHECK_EQ(told.load(), 3);
+  }
+}
+
+TEST(shm_split_sizes_that_differ_are_told_to_all) {
+  std::atomic<int> told{0};
+  run_ranks(2, [&](Group& group, int rank) {
+    std::vector<std::byte> in(64), out(64);
+    Call call = call_of(Kind::kAllToAll, DType::kBytes, 0);
+    call.ins = {in.data(), in.data() + 32};
+    call.outs = {out.data(), out.data() + 32};
+    call.in_bytes = {32, 32};
+    call.out_bytes = {32, rank == 0 ? size_t{16} : size_t{32}};
+    try {
+      group.engine.submit({call, kLimit});
+    } catch (const core::Error& error) {
+      CHECK(std::string(error.what()).find("rank 1 sends 32 bytes to rank 0, which expects 16") !=
+            std::string::npos);
+      ++told;
+    }
+  });
+  CHECK_EQ(told.load(), 2);
+}
+
+TEST(shm_a_rank_that_does_not_come_is_named) {
+  run_ranks(
+      2,
+      [](Group& group, int rank) {
+        if (rank == 1) {
+          std::this_thread::sleep_for(std::chrono::milliseconds(400));
+          return;
+        }
+        try {
+          group.engine.submit(
+              {call_of(Kind::kBarrier, DType::kBytes, 0), std::chrono::milliseconds(100)});
+          CHECK(false);
+        } catch (const core::Error& error) {
+          CHECK(error.code() == core::ErrorCode::kTimeout);
+          CHECK(std::string(error.what()).find("rank 1 (process") != std::string::npos);
+        }
+      });
+}
+
+TEST(shm_a_rank_that_leaves_is_named) {
+  run_ranks(2, [](Group& group, int rank) {
+    if (rank == 1) return;
+    try {
+      group.engine.submit({call_of(Kind::kBarrier, DType::kBytes, 0), kLimit});
+      CHECK(false);
+    } catch (const core::Error& error) {
+      CHECK(error.code() == core::ErrorCode::kPeerLost);
+      CHECK(std::string(error.what()).find("has left the group") != std::string::npos);
+    }
+  });
+}
+
+TEST(shm_a_wait_with_a_limit_leaves_the_call_under_way) {
+  std::atomic<bool> go{false};
+  run_ranks(2, [&](Group& group, int rank) {
+    std::vector<float> values = values_of(rank, 10);
+    if (rank == 1) {
+      while (!go.load()) std::this_thread::yield();
+      group.engine.submit({sum_of(values), kLimit});
+      return;
+    }
+    const auto operation = group.engine.submit({sum_of(values), kLimit, false});
+    CHECK(!group.engine.wait(*operation, std::chrono::milliseconds(20)));
+    go = true;
+    CHECK(group.engine.wait(*operation, std::nullopt));
+    CHECK(values == expected_sum(2, 10));
+  });
+}
+
+TEST(shm_reductions_of_all_levels_are_equal) {
+  const ReduceTable* tables[] = {&scalar_reduce(),
+#if defined(__x86_64__)
+                                 __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c")
+                                     ? &avx2_reduce()
+                                     : &scalar_reduce(),
+                                 __builtin_cpu_supports("avx512bw") &&
+                                         __builtin_cpu_supports("avx512vl") &&
+                                         __builtin_cpu_supports("avx512dq")
+                                     ? &avx512_reduce()
+                                     : &scalar_reduce()
+#endif
+  };
+  const size_t count = 65'536 + 13;
+  std::vector<uint64_t> bits[3];
+  uint64_t state = 1;
+  for (auto& one : bits) {
+    for (size_t i = 0; i < count; ++i) {
+      state = state * 6364136223846793005ULL + 1442695040888963407ULL;
+      // The second half has all patterns of 16 bits in a row.
+      one.push_back(i < count / 2 ? state : i * 0x0001'0001'0001'0001ULL);
+    }
+  }
+  const void* sources[] = {bits[0].data(), bits[1].data(), bits[2].data()};
+  for (int type = 0; type < kArithmeticTypes; ++type) {
+    for (int op = 0; op < kArithmetic; ++op) {
+      for (const int n : {1, 2, 3}) {
+        for (const int divisor : {1, 3, 4}) {
+          std::vector<uint64_t> found[3];
+          for (size_t level = 0; level < std::size(tables); ++level) {
+            found[level].resize(count);
+            const size_t elements = count * sizeof(uint64_t) / size_of(static_cast<DType>(type));
+            tables[level]->arithmetic[type][op](found[level].data(), sources, n, elements, divisor);
+            CHECK(same(static_cast<DType>(type), found[level], found[0]));
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(shm_half_precision_rounds_to_even) {
+  const uint16_t one_f16 = 0x3c00, tiny_f16 = 0x1000, one_bf16 = 0x3f80, half_ulp_bf16 = 0x3b80;
+  uint16_t out = 0;
+  const void* halves[] = {&one_f16, &tiny_f16};
+  reduce(DType::kF16, Reduction::kSum, &out, halves, 2, 1, 1);
+  CHECK_EQ(out, one_f16);
+  const void* brains[] = {&one_bf16, &half_ulp_bf16};
+  reduce(DType::kBf16, Reduction::kSum, &out, brains, 2, 1, 1);
+  CHECK_EQ(out, one_bf16);
+  const uint16_t nan = 0x7fc0;
+  const void* nans[] = {&one_bf16, &nan};
+  reduce(DType::kBf16, Reduction::kMin, &out, nans, 2, 1, 1);
+  CHECK_EQ(out, nan);
+  CHECK_THROWS(reduce(DType::kF32, Reduction::kXor, &out, nans, 2, 1, 1), core::Error);
+}
+
+}  // namespace cpudist::shm

@@ -1,0 +1,456 @@
+# Copyright (c) 2026 The torch_cpudist authors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""What the ranks of tests of backend shm run, each a process, against plain torch."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import multiprocessing
+import os
+import signal
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import torch_cpudist
+from torch_cpudist.backends import shm
+
+Tell = Callable[[Any], None]
+TIMEOUT = timedelta(seconds=20)
+FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+INTEGERS = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
+# One of each way that a message takes: copied, copied in one piece, in several.
+COUNTS = (1, 333, 40_001)
+LARGE = 2_200_003
+
+
+def _body(
+    fn: Callable[[int, int, Tell], Any], rank: int, size: int, path: str, pipe: Connection
+) -> None:
+    def tell(kind: str, value: Any) -> None:
+        told = {"kind": kind, "value": value, "time_s": time.monotonic()}
+        pipe.send_bytes(json.dumps(told).encode())
+
+    try:
+        torch.set_num_threads(1)
+        dist.init_process_group(
+            "shm",
+            store=dist.FileStore(path, size),
+            rank=rank,
+            world_size=size,
+            timeout=TIMEOUT,
+        )
+        value = fn(rank, size, lambda value: tell("report", value))
+        dist.destroy_process_group()
+        tell("result", value)
+    except BaseException as error:
+        text = f"{error}\n{traceback.format_exc()}"
+        tell("error", {"type": type(error).__name__, "text": text})
+
+
+class Ranks:
+    """Ranks as processes over a FileStore; whoever still runs is ended with the block."""
+
+    def __init__(self, fn: Callable[..., Any], size: int, folder: Path) -> None:
+        method = multiprocessing.get_context("forkserver")
+        method.set_forkserver_preload(["shm_cases", "torch._dynamo"])
+        self.pipes, self.processes = [], []
+        for rank in range(size):
+            ours, theirs = method.Pipe(duplex=False)
+            arguments = (fn, rank, size, str(folder / "store"), theirs)
+            process = method.Process(target=_body, args=arguments, daemon=True)
+            process.start()
+            theirs.close()
+            self.pipes.append(ours)
+            self.processes.append(process)
+
+    def expect(self, rank: int, kind: str, timeout_s: float = 60.0) -> dict[str, Any]:
+        assert self.pipes[rank].poll(timeout_s), f"rank {rank}: no {kind}"
+        told = json.loads(self.pipes[rank].recv_bytes())
+        assert told["kind"] == kind, f"rank {rank}: {told}"
+        return told
+
+    def results(self) -> list[Any]:
+        return [self.expect(r, "result")["value"] for r in range(len(self.pipes))]
+
+    def __enter__(self) -> Ranks:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self.processes:
+            if process.is_alive():
+                os.kill(process.pid, signal.SIGKILL)
+            process.join(10.0)
+
+
+# -- values ------------------------------------------------------------------------
+
+
+def values_of(rank: int, count: int, dtype: torch.dtype) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(100 + rank)
+    if dtype.is_floating_point:
+        return torch.randn(count, generator=generator).to(dtype)
+    if dtype == torch.bool:
+        return torch.randint(0, 2, (count,), generator=generator).to(dtype)
+    low = 0 if dtype == torch.uint8 else -100
+    return torch.randint(low, 100, (count,), generator=generator).to(dtype)
+
+
+def reduced(op: Any, parts: list[torch.Tensor]) -> torch.Tensor:
+    """In the order of ranks, and rounded once."""
+    dtype = parts[0].dtype
+    wide = torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
+    total = parts[0].to(wide)
+    for part in (part.to(wide) for part in parts[1:]):
+        total = {
+            dist.ReduceOp.SUM: torch.add,
+            dist.ReduceOp.AVG: torch.add,
+            dist.ReduceOp.PRODUCT: torch.mul,
+            dist.ReduceOp.MIN: torch.minimum,
+            dist.ReduceOp.MAX: torch.maximum,
+            dist.ReduceOp.BAND: torch.bitwise_and,
+            dist.ReduceOp.BOR: torch.bitwise_or,
+            dist.ReduceOp.BXOR: torch.bitwise_xor,
+        }[op](total, part)
+    if op == dist.ReduceOp.AVG:
+        whole = not dtype.is_floating_point
+        total = total.div(len(parts), rounding_mode="trunc" if whole else None)
+    return total.to(dtype)
+
+
+def check(found: torch.Tensor, expected: torch.Tensor, what: str) -> None:
+    if not torch.equal(found, expected):
+        raise AssertionError(f"{what}: found {found}, expected {expected}")
+
+
+def ops_of(dtype: torch.dtype) -> list[Any]:
+    op = dist.ReduceOp
+    plain = [op.SUM, op.PRODUCT, op.MIN, op.MAX]
+    if dtype.is_floating_point:
+        return [*plain, op.AVG]
+    return [*plain, op.AVG, op.BAND, op.BOR, op.BXOR]
+
+
+def all_reduces(rank: int, size: int) -> None:
+    for dtype in (*FLOATS, *INTEGERS):
+        for op, count in itertools.product(ops_of(dtype), COUNTS):
+            parts = [values_of(r, count, dtype) for r in range(size)]
+            found = parts[rank].clone()
+            dist.all_reduce(found, op)
+            check(found, reduced(op, parts), f"all_reduce {dtype} {op} {count}")
+    for dtype, op in itertools.product(FLOATS, (dist.ReduceOp.SUM, dist.ReduceOp.AVG)):
+        parts = [values_of(r, LARGE, dtype) for r in range(size)]
+        found = parts[rank].clone()
+        dist.all_reduce(found, op)
+        check(found, reduced(op, parts), f"all_reduce {dtype} {op} large")
+    truth = values_of(rank, 50, torch.bool)
+    parts = [values_of(r, 50, torch.bool) for r in range(size)]
+    dist.all_reduce(truth, dist.ReduceOp.SUM)
+    check(truth, torch.stack(parts).any(0), "booleans")
+    tensors = [values_of(rank, count, torch.float32) for count in COUNTS]
+    with dist._coalescing_manager():
+        for tensor in tensors:
+            dist.all_reduce(tensor)
+    for tensor, count in zip(tensors, COUNTS, strict=True):
+        parts = [values_of(r, count, torch.float32) for r in range(size)]
+        check(tensor, reduced(dist.ReduceOp.SUM, parts), "coalesced")
+    crossed = torch.full((4, 3), float(rank)).t()
+    dist.all_reduce(crossed)
+    check(crossed, torch.full((3, 4), float(sum(range(size)))), "not contiguous")
+    sparse = torch.eye(size)[rank].to_sparse()
+    dist.all_reduce(sparse)
+    check(sparse.to_dense(), torch.ones(size), "sparse")
+
+
+def moves(rank: int, size: int) -> None:
+    """All collectives that move elements, and those that also reduce."""
+    for dtype, count in (*itertools.product((torch.float32, torch.bfloat16), COUNTS),
+                         (torch.int64, 7), (torch.complex64, 9), (torch.bool, 5),
+                         (torch.float32, LARGE)):
+        floats = dtype not in (torch.complex64, torch.bool)
+        parts = [values_of(r, count, torch.float32).to(dtype) for r in range(size)]
+        own, what = parts[rank], f"{dtype} {count}"
+        for root in {0, size - 1}:
+            found = own.clone()
+            dist.broadcast(found, root)
+            check(found, parts[root], f"broadcast {what}")
+            lists = [torch.empty_like(own) for _ in parts] if rank == root else None
+            dist.gather(own, lists, root)
+            for one, part in zip(lists or [], parts, strict=False):
+                check(one, part, f"gather {what}")
+            found = torch.empty_like(own)
+            dist.scatter(found, parts if rank == root else None, root)
+            check(found, parts[rank], f"scatter {what}")
+            if floats:
+                found = own.clone()
+                dist.reduce(found, root)
+                wanted = reduced(dist.ReduceOp.SUM, parts) if rank == root else own
+                check(found, wanted, f"reduce {what}")
+        lists = [torch.empty_like(own) for _ in parts]
+        dist.all_gather(lists, own)
+        for one, part in zip(lists, parts, strict=True):
+            check(one, part, f"all_gather {what}")
+        flat = own.new_empty(count * size)
+        dist.all_gather_into_tensor(flat, own)
+        check(flat, torch.cat(parts), f"all_gather_into_tensor {what}")
+        # What rank r sends to rank q is its own values, rolled by q.
+        sent = [own.roll(q) for q in range(size)]
+        lists = [torch.empty_like(own) for _ in parts]
+        dist.all_to_all(lists, sent)
+        for one, part in zip(lists, parts, strict=True):
+            check(one, part.roll(rank), f"all_to_all {what}")
+        dist.all_to_all_single(flat, torch.cat(sent))
+        check(flat, torch.cat([p.roll(rank) for p in parts]), f"single {what}")
+        if floats:
+            expected = reduced(dist.ReduceOp.SUM, [p.roll(rank) for p in parts])
+            found = torch.empty_like(own)
+            dist.reduce_scatter(found, sent)
+            check(found, expected, f"reduce_scatter {what}")
+            found = torch.empty_like(own)
+            dist.reduce_scatter_tensor(found, torch.cat(sent))
+            check(found, expected, f"reduce_scatter_tensor {what}")
+
+
+def uneven(rank: int, size: int) -> None:
+    """Rank r sends (r + q) rows to rank q."""
+    rows = torch.arange(sum(rank + q for q in range(size)) * 2.0).view(-1, 2) + 1000 * rank
+    splits = [rank + q for q in range(size)]
+    found = torch.empty(sum(splits), 2)
+    dist.all_to_all_single(found, rows, splits, splits)
+    expected = []
+    for r in range(size):
+        of_r = torch.arange(sum(r + q for q in range(size)) * 2.0).view(-1, 2) + 1000 * r
+        expected.append(of_r.split([r + q for q in range(size)])[rank])
+    check(found, torch.cat(expected), "uneven all_to_all_single")
+
+
+def messages(rank: int, size: int) -> None:
+    """A ring of messages, tags out of order, any source, batches."""
+    to, source = (rank + 1) % size, (rank - 1) % size
+    for count in (3, LARGE):
+        out, found = torch.full((count,), float(rank)), torch.empty(count)
+        works = dist.batch_isend_irecv(
+            [dist.P2POp(dist.isend, out, to), dist.P2POp(dist.irecv, found, source)]
+        )
+        for work in works:
+            work.wait()
+        check(found, torch.full((count,), float(source)), "ring")
+    works = [dist.isend(torch.tensor([10 * rank + tag]), to, tag=tag) for tag in range(4)]
+    for tag in (2, 0, 3, 1):
+        found = torch.zeros(1, dtype=torch.int64)
+        dist.recv(found, source, tag=tag)
+        check(found, torch.tensor([10 * source + tag]), "tags")
+    for work in works:
+        work.wait()
+    if rank == 0:
+        sources = set()
+        for _ in range(size - 1):
+            found = torch.zeros(1, dtype=torch.int64)
+            sender = dist.recv(found, tag=9)
+            check(found, torch.tensor([sender]), "any source")
+            sources.add(sender)
+        assert sources == set(range(1, size))
+    else:
+        dist.send(torch.tensor([rank]), 0, tag=9)
+
+
+# -- groups, asynchronous calls, shared tensors --------------------------------------
+
+
+def outstanding(rank: int, size: int) -> None:
+    tensors = [values_of(rank, 10 + 999 * (i % 5), torch.float32) for i in range(50)]
+    parts = [[values_of(r, t.numel(), torch.float32) for r in range(size)] for t in tensors]
+    works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
+    futures = [work.get_future() for work in works[::7]]
+    for work in reversed(works):
+        assert work.wait()
+        assert work.is_completed()
+    for tensor, part in zip(tensors, parts, strict=True):
+        check(tensor, reduced(dist.ReduceOp.SUM, part), "outstanding")
+    for future, tensor in zip(futures, tensors[::7], strict=True):
+        check(future.wait()[0], tensor, "future")
+    seen: list[float] = []
+    tensor = torch.ones(3)
+    work = dist.all_reduce(tensor, async_op=True)
+    after = work.get_future().then(lambda done: seen.append(done.value()[0][0].item()))
+    after.wait()
+    assert seen == [float(size)]
+
+
+def two_groups(rank: int, size: int) -> None:
+    """Two threads, each with a group of its own, and a group of some ranks."""
+    groups = [dist.new_group(backend="shm") for _ in range(2)]
+    failures: list[BaseException] = []
+
+    def use(group: dist.ProcessGroup, factor: int) -> None:
+        try:
+            for i in range(100):
+                tensor = torch.full((1 + 37 * (i % 9),), float(factor + i))
+                dist.all_reduce(tensor, group=group)
+                check(tensor, torch.full_like(tensor, float(size * (factor + i))), "group")
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [
+        threading.Thread(target=use, args=(group, 1000 * i))
+        for i, group in enumerate(groups)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30.0)
+    if failures:
+        raise failures[0]
+    some = list(range(1, size))
+    part = dist.new_group(some, backend="shm")
+    if rank in some:
+        tensor = torch.ones(5)
+        dist.all_reduce(tensor, group=part)
+        check(tensor, torch.full((5,), float(len(some))), "subset")
+    dist.barrier()
+
+
+def shared_tensors(rank: int, size: int) -> None:
+    for dtype in (torch.float32, torch.bfloat16):
+        tensor = shm.empty(None, LARGE, dtype)
+        parts = [values_of(r, LARGE, dtype) for r in range(size)]
+        tensor.copy_(parts[rank])
+        dist.all_reduce(tensor, dist.ReduceOp.AVG)
+        check(tensor, reduced(dist.ReduceOp.AVG, parts), "shared tensor")
+        # A part of it, and one rank whose tensor is not in shared memory.
+        for mixed in (False, True):
+            begin, count = 128, 70_000
+            parts = [values_of(r, count, dtype) for r in range(size)]
+            own = tensor[begin : begin + count]
+            if mixed and rank == size - 1:
+                own = torch.empty(count, dtype=dtype)
+            own.copy_(parts[rank])
+            dist.all_reduce(own)
+            check(own, reduced(dist.ReduceOp.SUM, parts), f"part, mixed: {mixed}")
+
+
+def like_gloo(rank: int, size: int) -> None:
+    """DDP and FSDP2 over shm and over gloo: the same parameters."""
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.fsdp import fully_shard
+
+    gloo = dist.new_group(backend="gloo")
+    found: dict[str, list[torch.Tensor]] = {}
+    for name, group in (("gloo", gloo), ("shm", dist.group.WORLD)):
+        for wrapped in ("ddp", "fsdp"):
+            torch.manual_seed(3)
+            model = nn.Sequential(nn.Linear(20, 50), nn.Tanh(), nn.Linear(50, 3))
+            if wrapped == "ddp":
+                run: nn.Module = nn.parallel.DistributedDataParallel(
+                    model, process_group=group, bucket_cap_mb=0.001
+                )
+            else:
+                run = fully_shard(model, mesh=DeviceMesh.from_group(group, "cpu"))
+            optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+            for step in range(4):
+                generator = torch.Generator().manual_seed(10 * step + rank)
+                x = torch.randn(8, 20, generator=generator)
+                optimizer.zero_grad()
+                run(x).square().mean().backward()
+                optimizer.step()
+            whole = [getattr(p, "full_tensor", lambda p=p: p)() for p in model.parameters()]
+            found[f"{name} {wrapped}"] = [p.detach().clone() for p in whole]
+    for wrapped in ("ddp", "fsdp"):
+        for a, b in zip(found[f"gloo {wrapped}"], found[f"shm {wrapped}"], strict=True):
+            assert torch.allclose(a, b, rtol=0, atol=1e-6), wrapped
+
+
+def everything(rank: int, size: int, _tell: Tell) -> list[str]:
+    all_reduces(rank, size)
+    moves(rank, size)
+    uneven(rank, size)
+    messages(rank, size)
+    outstanding(rank, size)
+    two_groups(rank, size)
+    shared_tensors(rank, size)
+    like_gloo(rank, size)
+    tensors = [torch.empty(0), torch.ones(())]
+    for tensor in tensors:
+        dist.all_reduce(tensor)
+    check(tensors[1], torch.tensor(float(size)), "scalar")
+    dist.barrier()
+    return [name for name in os.listdir("/dev/shm") if "cpudist" in name]
+
+
+# -- what goes wrong -----------------------------------------------------------------
+
+
+def note(call: Callable[[], Any]) -> dict[str, str]:
+    try:
+        call()
+    except BaseException as error:
+        return {"type": type(error).__name__, "text": str(error)}
+    return {"type": "nothing", "text": ""}
+
+
+def mismatches(rank: int, size: int, _tell: Tell) -> dict[str, dict[str, str]]:
+    """Each in a group of its own, which is broken afterwards."""
+    found = {}
+
+    def case(name: str, call: Callable[[dist.ProcessGroup], Any]) -> None:
+        group = dist.new_group(backend="shm", timeout=TIMEOUT)
+        found[name] = note(lambda: call(group))
+        found[f"{name} again"] = note(lambda: dist.barrier(group))
+
+    odd = rank == size - 1
+    case("size", lambda g: dist.all_reduce(torch.ones(5 + odd), group=g))
+    dtype = torch.float64 if odd else torch.float32
+    case("dtype", lambda g: dist.all_reduce(torch.ones(5, dtype=dtype), group=g))
+    op = dist.ReduceOp.MAX if odd else dist.ReduceOp.SUM
+    case("op", lambda g: dist.all_reduce(torch.ones(5), op, group=g))
+    case(
+        "kind",
+        lambda g: dist.barrier(g) if odd else dist.broadcast(torch.ones(5), 0, group=g),
+    )
+    case("dtype of op", lambda g: dist.all_reduce(torch.ones(5), dist.ReduceOp.BXOR, group=g))
+    late = dist.new_group(backend="shm", timeout=timedelta(seconds=0.3))
+    if not odd:
+        began = time.monotonic()
+        found["late"] = note(lambda: dist.all_reduce(torch.ones(5), group=late))
+        found["late"]["after_s"] = str(time.monotonic() - began)
+    dist.barrier()
+    pid = os.fork()
+    if pid == 0:
+        refused = note(lambda: dist.all_reduce(torch.ones(2)))
+        os._exit(0 if "after fork" in refused["text"] else 1)
+    found["forked"] = {"type": str(os.waitpid(pid, 0)[1]), "text": ""}
+    return found
+
+
+def until_lost(rank: int, size: int, tell: Tell) -> None:
+    """Collectives without end, in a group whose timeout is short."""
+    group = dist.new_group(backend="shm", timeout=timedelta(seconds=2))
+    for i in itertools.count():
+        dist.all_reduce(torch.ones(1000), group=group)
+        if i == 10:
+            tell(os.getpid())
+
+
+def messages_until_lost(rank: int, size: int, tell: Tell) -> None:
+    """The last rank receives for ever; the others wait for it."""
+    tell(os.getpid())
+    if rank == size - 1:
+        dist.recv(torch.ones(3), 0, tag=1)
+    dist.recv(torch.ones(3), size - 1, tag=2)
+
+
+def on_two_hosts(rank: int, size: int, _tell: Tell) -> None:
+    """Groups whose ranks say that they are on two hosts."""
+    options = shm.Options(host=f"host {rank // ((size + 1) // 2)}")
+    group = dist.new_group(backend="shm", pg_options=options, timeout=TIMEOUT)
+    assert torch_cpudist.backends.shm.hosts(group) == 2

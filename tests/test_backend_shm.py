@@ -1,0 +1,90 @@
+# Copyright (c) 2026 The torch_cpudist authors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Backend shm: against plain torch and gloo, and what is told when a rank is lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+
+import pytest
+import shm_cases
+import torch
+import torch.distributed as dist
+
+import torch_cpudist as cpudist
+from torch_cpudist.backends import load_c10d, shm
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_all_collectives_equal_plain_torch(size, tmp_path):
+    with shm_cases.Ranks(shm_cases.everything, size, tmp_path) as ranks:
+        assert ranks.results() == [[]] * size
+
+
+def test_what_does_not_match_is_told_on_every_rank(tmp_path):
+    with shm_cases.Ranks(shm_cases.mismatches, 3, tmp_path) as ranks:
+        results = ranks.results()
+    for found in results:
+        for name in ("size", "dtype", "op", "kind"):
+            assert found[name]["type"] == "ConfigMismatchError", found[name]
+            assert "rank 2 calls" in found[name]["text"]
+            assert found[f"{name} again"]["type"] == "ConfigMismatchError"
+        assert "rank 2 calls all_reduce (sum) of 6 float32" in found["size"]["text"]
+        assert found["dtype of op"]["type"] == "InvalidArgumentError"
+        assert found["forked"]["type"] == "0"
+    for found in results[:2]:
+        assert found["late"]["type"] == "OperationTimeoutError"
+        assert "rank 2 (process" in found["late"]["text"]
+        assert 0.3 <= float(found["late"]["after_s"]) < 2.0
+
+
+@pytest.mark.parametrize(
+    ("number", "limit_s", "words"),
+    [(signal.SIGKILL, 1.2, "has ended"), (signal.SIGSTOP, 3.5, "stopped by a signal")],
+)
+def test_a_lost_rank_is_told_to_the_others(number, limit_s, words, tmp_path):
+    with shm_cases.Ranks(shm_cases.until_lost, 3, tmp_path) as ranks:
+        pids = [ranks.expect(rank, "report")["value"] for rank in range(3)]
+        lost_s = shm_cases.time.monotonic()
+        os.kill(pids[2], number)
+        for rank in range(2):
+            error = ranks.expect(rank, "error", 10.0)
+            assert error["value"]["type"] == "PeerLostError", error
+            assert f"rank 2 (process {pids[2]}" in error["value"]["text"]
+            assert words in error["value"]["text"]
+            assert error["time_s"] - lost_s < limit_s
+    assert not [name for name in os.listdir("/dev/shm") if "cpudist" in name]
+
+
+def test_a_rank_that_is_lost_while_messages_are_awaited(tmp_path):
+    with shm_cases.Ranks(shm_cases.messages_until_lost, 2, tmp_path) as ranks:
+        pids = [ranks.expect(rank, "report")["value"] for rank in range(2)]
+        os.kill(pids[1], signal.SIGKILL)
+        error = ranks.expect(0, "error", 5.0)["value"]
+        assert error["type"] == "PeerLostError"
+        assert f"rank 1 (process {pids[1]}) has ended" in error["text"]
+
+
+def test_without_the_compiled_backends_the_remedy_is_said(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch_cpudist._c10d", None)
+    with pytest.raises(cpudist.BackendUnavailableError, match="pip install"):
+        load_c10d("shm")
+
+
+def test_a_world_of_one(tmp_path):
+    store = dist.FileStore(str(tmp_path / "store"), 1)
+    dist.init_process_group("shm", store=store, rank=0, world_size=1)
+    try:
+        tensor = shm.empty(None, 7, torch.float64)
+        tensor.fill_(3)
+        dist.all_reduce(tensor)
+        assert tensor.tolist() == [3.0] * 7
+        with pytest.raises(cpudist.InvalidArgumentError, match=r"shm\.Options"):
+            dist.new_group(backend="shm", pg_options=object())
+        gloo = dist.new_group(backend="gloo")
+        with pytest.raises(cpudist.InvalidArgumentError, match="found gloo"):
+            shm.empty(gloo, 7, torch.float64)
+    finally:
+        dist.destroy_process_group()
