@@ -20,7 +20,11 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from torch_cpudist import _core, host
 from torch_cpudist.backends import ccl, load_c10d, shm
 from torch_cpudist.environment import Environment
-from torch_cpudist.errors import BackendUnavailableError, ConfigurationError
+from torch_cpudist.errors import (
+    BackendUnavailableError,
+    ConfigurationError,
+    Error,
+)
 from torch_cpudist.layout import Layout
 from torch_cpudist.log import logger
 
@@ -118,19 +122,21 @@ def open_network(
     name = backend_of(environment)
     module = load_c10d(name)
     rank, size = environment.rank, len(layout.hosts)
-    options = (
-        SimpleNamespace(  # what torch.distributed gives to one who makes a backend
-            store=PrefixStore(name, store),
-            group_rank=rank,
-            group_size=size,
-            timeout=timedelta(seconds=max(1.0, timeout_s)),
-        )
+    # What torch.distributed gives to one who makes a backend.
+    options = SimpleNamespace(
+        store=PrefixStore(name, store),
+        group_rank=rank,
+        group_size=size,
+        global_ranks_in_group=list(range(size)),
+        timeout=timedelta(seconds=max(1.0, timeout_s)),
     )
     try:
         if name == "gloo":
             backend = _make_gloo(options, own_address)
         else:
             backend = {"shm": shm, "ccl": ccl}[name].create(options, None)
+    except Error:
+        raise
     except RuntimeError as error:
         raise BackendUnavailableError(
             f"CPUDIST_TRANSPORT=c10d: {name} cannot connect the {size} ranks "
