@@ -8,7 +8,7 @@ not load.
 
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch._C._distributed_c10d import Backend, Store
@@ -28,6 +28,12 @@ class Host:
 def meet(
     store: Store, rank: int, size: int, timeout: timedelta, host: str
 ) -> Host: ...
+def make_rank_transport(backend: Backend) -> object:
+    """A capsule for ``_core.RankNetwork`` over any backend, a ``dist.Backend``.
+
+    Takes it over: uses tag 0 of its send and recv, and lifts its time limit.
+    """
+
 def create_shm(
     host: Host, rank: int, timeout: timedelta, global_ranks: Sequence[int]
 ) -> Backend: ...
@@ -63,8 +69,3 @@ def create_ccl(
     peers: Sequence[tuple[int, int, int]],
     checks: bool,
 ) -> Backend: ...
-def make_rank_transport(backend: Any) -> object:
-    """A capsule for ``_core.RankNetwork`` over any backend, a ``dist.Backend``.
-
-    Uses tag 0 of its send and recv; nothing else may use these meanwhile.
-    """

@@ -20,13 +20,16 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from torch_cpudist import _core, host
 from torch_cpudist.backends import ccl, load_c10d, shm
 from torch_cpudist.environment import Environment
-from torch_cpudist.errors import BackendUnavailableError, ConfigurationError
+from torch_cpudist.errors import (
+    BackendUnavailableError,
+    ConfigurationError,
+    Error,
+)
 from torch_cpudist.layout import Layout
 from torch_cpudist.log import logger
 
 # Those that move bytes of the CPU from any thread.
 BACKENDS = ("gloo", "shm", "ccl")
-_FOREVER = timedelta(days=365)
 _INTERFACE = "GLOO_SOCKET_IFNAME"
 
 
@@ -119,27 +122,26 @@ def open_network(
     name = backend_of(environment)
     module = load_c10d(name)
     rank, size = environment.rank, len(layout.hosts)
-    options = (
-        SimpleNamespace(  # what torch.distributed gives to one who makes a backend
-            store=PrefixStore(name, store),
-            group_rank=rank,
-            group_size=size,
-            timeout=timedelta(seconds=max(1.0, timeout_s)),
-        )
+    # What torch.distributed gives to one who makes a backend.
+    options = SimpleNamespace(
+        store=PrefixStore(name, store),
+        group_rank=rank,
+        group_size=size,
+        global_ranks_in_group=list(range(size)),
+        timeout=timedelta(seconds=max(1.0, timeout_s)),
     )
     try:
         if name == "gloo":
             backend = _make_gloo(options, own_address)
         else:
             backend = {"shm": shm, "ccl": ccl}[name].create(options, None)
+    except Error:
+        raise
     except RuntimeError as error:
         raise BackendUnavailableError(
             f"CPUDIST_TRANSPORT=c10d: {name} cannot connect the {size} ranks "
             f"({error}). Set CPUDIST_TRANSPORT=tcp, or another CPUDIST_BACKEND."
         ) from error
-    # A receive waits for as long as the peer has nothing to say; heartbeats tell the
-    # dead.
-    backend._set_default_timeout(_FOREVER)
     transport = module.make_rank_transport(backend)
     logger.info("pushes and pulls travel over %s, %d ranks", name, size)
     return _core.RankNetwork(transport, peers_of(layout, rank))

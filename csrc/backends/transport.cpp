@@ -173,6 +173,8 @@ WorkTransfer::~WorkTransfer() {
 using TransportPtr = std::shared_ptr<core::RankTransport>;
 
 py::capsule make_transport(const c10::intrusive_ptr<c10d::Backend>& backend) {
+  // A receive waits for as long as the peer has nothing to say, also by the group's own limit.
+  backend->setTimeout(kForever);
   auto made = std::make_unique<TransportPtr>(std::make_shared<BackendTransport>(backend));
   py::capsule capsule(made.get(), core::kRankTransportCapsule, [](PyObject* object) {
     const std::unique_ptr<TransportPtr> owned(

@@ -109,7 +109,7 @@ cpudist.shutdown()
 
 def own_backends():
     """Those of ours that span hosts and can be used here."""
-    usable = [shm.NAME] if choice.SHM_SPANS_HOSTS else []
+    usable = [shm.NAME]
     with contextlib.suppress(BackendUnavailableError):
         ccl.check()
         usable.insert(0, ccl.NAME)
