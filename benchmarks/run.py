@@ -27,6 +27,7 @@ CASES = {
     "exchange": "cases.exchange",
     "kernels": "cases.kernels",
     "load": "cases.load",
+    "replicas": "cases.replicas",
     "staleness": "cases.staleness",
     "threads": "cases.threads",
 }

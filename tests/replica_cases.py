@@ -36,7 +36,7 @@ def plainly(
     dtype: torch.dtype,
     table: bool,
     parts: int = 1,
-    steps: int = 20,
+    steps: int = 10,
 ) -> dict[str, torch.Tensor]:
     """One process, plain torch; a step is the sum of ``parts`` weighed parts."""
     model = Model(dtype, table)
@@ -77,7 +77,7 @@ def by_replicas(
     dtype: torch.dtype,
     table: bool,
     replicas: int = 2,
-    steps: int = 20,
+    steps: int = 10,
     **options: Any,
 ) -> dict[str, torch.Tensor]:
     """The same by an executor."""

@@ -191,6 +191,27 @@ def test_an_optimizer_that_looks_at_all_parameters_steps_as_a_whole():
     assert largest_difference(found, expected) <= difference
 
 
+def test_step_hooks_run_once_per_step():
+    model = nn.Linear(DIM, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    seen = []
+    x = torch.ones(4, DIM)
+    with cpudist.ReplicaExecutor(
+        model, lambda net, part: net(part).mean(), optimizer, 2
+    ) as executor:
+        executor.run(x)
+        hook = optimizer.register_step_post_hook(
+            lambda *_: seen.append(model.weight.grad.clone())
+        )
+        before = copy_of(model)
+        executor.run(x)
+        assert largest_difference(copy_of(model), before) > 0
+        hook.remove()
+        executor.run(x)
+    assert len(seen) == 1
+    assert torch.allclose(seen[0], torch.ones(1, DIM))
+
+
 def test_unused_and_frozen_parameters_stay():
     class Some(nn.Module):
         def __init__(self):

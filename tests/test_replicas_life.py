@@ -83,6 +83,11 @@ def test_batches_that_are_too_small():
         assert len(executor.evaluate(X[:2])) == 2
 
 
+def test_trainers_are_not_weighed_where_there_are_none():
+    with pytest.raises(cpudist.InvalidArgumentError, match="DistributedOptimizer"):
+        executor_of(by_samples=True)
+
+
 def test_an_interrupt_leaves_a_usable_executor():
     inside, go_on = threading.Barrier(3), threading.Event()
 

@@ -239,6 +239,51 @@ def test_replicas_look_up_one_table_at_once():
     assert largest_difference(train_with(4, delayed), plain) < 1e-5
 
 
+def test_prefetched_rows_are_the_replicas_too():
+    def train_with(prefetched):
+        def body(_):
+            model = Model()
+            optimizer = cpudist.DistributedOptimizer(
+                build(RULES["adagrad"], model), model, "sync"
+            )
+            batches = [batch_of(step, 8) for step in range(STEPS)]
+            loader = batches
+            if prefetched:
+                loader = cpudist.data.prefetch(
+                    batches, optimizer, ids=lambda b: {model.bag: b[0]}, depth=2
+                )
+            with cpudist.ReplicaExecutor(model, loss_of, optimizer, 2) as executor:
+                for batch in loader:
+                    executor.run(batch)
+            hits = optimizer.stats()["prefetch_hits"]
+            optimizer.flush()
+            return copy_of(model), hits
+
+        return run(body, 1, 2)[0]
+
+    (plain, none), (found, hits) = train_with(False), train_with(True)
+    assert_same_bits(found, plain)
+    assert none == 0
+    assert hits > 0
+
+
+def test_replicas_may_find_a_weight_that_has_moved():
+    def body(_):
+        model = Model()
+        optimizer = cpudist.DistributedOptimizer(
+            build(RULES["sgd"], model), model, "sync"
+        )
+        with cpudist.ReplicaExecutor(model, loss_of, optimizer, 4) as executor:
+            for step in range(STEPS):
+                model.bag.weight.data = model.bag.weight.data.clone()
+                executor.run(batch_of(step, 16))
+        optimizer.flush()
+        return copy_of(model)
+
+    expected, difference = reference("sgd", 16)
+    assert largest_difference(run(body, 1)[0], expected) <= difference
+
+
 def test_settings_come_from_the_strategy_and_the_environment():
     def body(_):
         model = Model()

@@ -9,6 +9,7 @@ stands for a table whose module was given another weight.
 from __future__ import annotations
 
 import itertools
+import threading
 import weakref
 from collections.abc import Mapping
 from typing import Any
@@ -85,6 +86,7 @@ class TableBinding:
         self.handle = next(_handles)
         self._shape = weight.shape
         self._address = 0
+        self._bind_lock = threading.Lock()
         self._warned = False
         # Whether rows here may be older than this trainer's last step.
         self.stale = True
@@ -97,6 +99,13 @@ class TableBinding:
         Raises:
             ModelChangedError: the weight is no longer what the servers hold.
         """
+        if self.weight.data_ptr() == self._address:
+            return
+        # Twice would forget the rows that another lookup pulled in between.
+        with self._bind_lock:
+            self._bind(client)
+
+    def _bind(self, client: _core.Client) -> None:
         weight = self.weight
         address = weight.data_ptr()
         if address == self._address:

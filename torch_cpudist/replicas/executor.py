@@ -115,6 +115,11 @@ class ReplicaExecutor:
             o for o in self._optimizers if isinstance(o, DistributedOptimizer)
         ]
         updates.check_optimizers(self._optimizers, model)
+        if by_samples and not self._served:
+            raise InvalidArgumentError(
+                "by_samples=True weighs trainers, which only a DistributedOptimizer "
+                "has. Replicas are weighed by samples anyhow."
+            )
         copied = updates.copied(self._optimizers, model, self.reduce)
         self._models = ReplicaModels(model, self.replicas, copied)
         self._owned = reduction.deal_owners(

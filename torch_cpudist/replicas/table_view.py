@@ -22,7 +22,7 @@ class TableView(TableBinding):
 
     def __init__(self, binding: TableBinding, weight: nn.Parameter) -> None:
         """Shares ``binding``, whose rows come into the memory of ``weight``."""
-        self._binding = binding
+        self._shared = binding
         self.weight = weight
         self.name = binding.name
         # One handle for all replicas: graphs that guard it serve them all.
@@ -30,12 +30,12 @@ class TableView(TableBinding):
 
     def warn_if_stale(self) -> None:
         """As the shared binding."""
-        self._binding.warn_if_stale()
+        self._shared.warn_if_stale()
 
     def pull(self, ids: torch.Tensor, weight: torch.Tensor) -> None:
         """Makes the rows of ``ids`` current; see ``TableBinding.pull``."""
         self.check_weight(weight)
-        self._binding.pull(ids, self._binding.weight)
+        self._shared.pull(ids, self._shared.weight)
 
 
 def copied_tables(model: nn.Module, memo: dict[int, Any]) -> None:

@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Who runs the optimizer once the gradients of replicas are summed.
 
-- ``OwnedUpdate``: each owner steps its own parameters.
+- ``OwnedUpdate``: each owner steps its own parameters; the calling thread all of them,
+  where an optimizer may look at several at once.
 - ``CopiedUpdate``: every replica steps its own copies.
-- ``WholeUpdate``: the calling thread steps, and copies are refreshed.
+- ``ServedUpdate``: a ``DistributedOptimizer`` steps; copies are refreshed.
 """
 
 from __future__ import annotations
@@ -140,9 +141,20 @@ class OwnedUpdate(Update):
         self._parts = [[_likeness(o) for o in self.optimizers] for _ in owned]
         self._tables = _row_parts(self.optimizers, models, len(owned))
         self._dealt: dict[int, RowParts] = {}
+        self._apart = all(map(steps_by_parameter, self.optimizers))
+        if not self._apart:
+            logger.info(
+                "ReplicaExecutor: one thread runs step() of %s, which may look at "
+                "several parameters at once",
+                ", ".join(type(optimizer).__name__ for optimizer in self.optimizers),
+            )
 
     def prepare(self, at_once: bool) -> None:
         """Takes the groups' options, and the state in case that it was loaded."""
+        # Step hooks may have come since the last step.
+        self._apart = all(map(steps_by_parameter, self.optimizers))
+        if not self._apart:
+            return
         for table in self._tables:
             table.prepare([own[table.index].grad for own in self.models.views])
         self._dealt = {t.index: t for t in self._tables if t.active and at_once}
@@ -170,10 +182,18 @@ class OwnedUpdate(Update):
 
     def by_owner(self, owner: int) -> None:
         """Steps this owner's parameters, and its rows of tables."""
+        if not self._apart:
+            return
         for table in self._dealt.values():
             table.take(owner)
         for part in self._parts[owner]:
             part.step()
+
+    def by_caller(self, samples: int | None) -> None:
+        """Steps as a whole what cannot be stepped by owners."""
+        if not self._apart:
+            for optimizer in self.optimizers:
+                optimizer.step()
 
     def finish(self) -> None:
         """Also: puts what was dealt together again."""
@@ -271,26 +291,23 @@ def _state_of(
     return made
 
 
-class WholeUpdate(Update):
-    """The calling thread runs the optimizers' own ``step``."""
+class ServedUpdate(Update):
+    """The calling thread steps a ``DistributedOptimizer``: one push for all."""
 
     def __init__(
-        self, optimizers: Sequence[Optimizer], models: ReplicaModels, copied: bool
+        self, served: DistributedOptimizer, models: ReplicaModels, copied: bool
     ) -> None:
         """``copied``: replicas have copies, to be refreshed."""
-        super().__init__(optimizers, models)
+        super().__init__([served], models)
+        self._served = served
         self._copied = copied
 
     def by_owner(self, owner: int) -> None:
         """Nothing: one thread steps all."""
 
     def by_caller(self, samples: int | None) -> None:
-        """Steps; a push is one for all replicas."""
-        for optimizer in self.optimizers:
-            if isinstance(optimizer, DistributedOptimizer):
-                optimizer.step(samples=samples)
-            else:
-                optimizer.step()
+        """Steps; ``samples`` weighs this trainer."""
+        self._served.step(samples=samples)
 
     def by_replica(self, replica: int) -> None:
         """Copies the new values."""
@@ -343,9 +360,9 @@ def copied(optimizers: Sequence[Optimizer], model: nn.Module, reduce: str) -> se
         return set()
     tables: set[int] = set()
     for served in _served(optimizers):
-        if served._driver.pulled is not None:  # rows come into one weight
-            placed = served._open().placement.tables
-            tables |= {id(table.found.weight) for table in placed}
+        # Whole tables would be copied after every step; rows may come from servers.
+        placed = served._open().placement.tables
+        tables |= {id(table.found.weight) for table in placed}
     return {id(parameter) for parameter in model.parameters()} - tables
 
 
@@ -357,15 +374,8 @@ def choose(
 ) -> Update:
     """The update that fits optimizers and mode."""
     copies = reduce == "allreduce"
-    if _served(optimizers):
-        return WholeUpdate(optimizers, models, copies)
+    for served in _served(optimizers):
+        return ServedUpdate(served, models, copies)
     if copies:
         return CopiedUpdate(optimizers, models)
-    if all(steps_by_parameter(optimizer) for optimizer in optimizers):
-        return OwnedUpdate(optimizers, models, owned)
-    logger.info(
-        "ReplicaExecutor: one thread runs step() of %s, which may look at several "
-        "parameters at once",
-        ", ".join(type(optimizer).__name__ for optimizer in optimizers),
-    )
-    return WholeUpdate(optimizers, models, copied=False)
+    return OwnedUpdate(optimizers, models, owned)
