@@ -340,7 +340,8 @@ def global_step() -> int:
     """Updates of the newest optimizer on server 0, as of this trainer's last step.
 
     Under Geo, which updates here, the steps of all trainers that this one knows of;
-    under AllReduce, LocalSGD and a Hybrid with one of these, its own steps.
+    under AllReduce, Reduce, LocalSGD and a Hybrid whose dense part is one of these, the
+    steps of the group, each of which every trainer takes.
     """
     return context.current().global_step()
 
