@@ -10,11 +10,11 @@ import signal
 import pytest
 import torch
 from async_cases import Counting, wrapped
+from averaging_cases import averages
 from collective_cases import (
     Dense,
     adam,
     asks_alone,
-    averages,
     batch_of,
     difference,
     loss_of,
