@@ -265,7 +265,7 @@ def refusals(context: cpudist.Context) -> dict[str, str]:
 def mismatches(context: cpudist.Context) -> list[str]:
     """What is said when the trainers' strategies differ."""
     found = []
-    for pair in (("sync", "allreduce"), ("reduce", "async"), ("allreduce", "reduce")):
+    for pair in (("allreduce", "sync"), ("reduce", "async"), ("allreduce", "reduce")):
         model = Dense()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         strategy = pair[context.trainer_rank]
@@ -310,127 +310,6 @@ def saved_and_loaded(context: cpudist.Context, strategy: Any = SMALL) -> dict[st
         found = {"continued": continued, "stored": stored, "bits": same_bits(model)}
         found["global_step"] = cpudist.global_step()
         return found
-
-
-def averages(context: cpudist.Context, _report: Any) -> dict[str, Any]:
-    """Everything about AllReduce that ends well."""
-    found = {
-        "float32": like_one_process(context, torch.float32),
-        "float64": like_one_process(context, torch.float64),
-        "ddp": like_ddp(context),
-        "no_sync": several_passes(context, "no_sync"),
-        "passes": several_passes(context, "passes"),
-        "clipped": several_passes(context, "clipped"),
-        "create_graph": several_passes(context, "create_graph"),
-        "state": saved_and_loaded(context),
-        "local": local_sgd(context),
-        "replicas": by_replicas(context),
-    }
-    if context.trainer_count == 2:
-        found["refused"] = refusals(context)
-        found["mismatched"] = mismatches(context)
-        found["outer"] = outer_steps(context)
-        found["written"] = written(context)
-    return found
-
-
-# -- LocalSGD ----------------------------------------------------------------------
-
-
-def local_sgd(context: cpudist.Context) -> dict[str, Any]:
-    """Against plain models that are averaged by hand: differences, and at the end."""
-    rank, n = context.trainer_rank, context.trainer_count
-    plain = [Dense() for _ in range(n)]
-    references = [adam(model) for model in plain]
-    ours, worst = Dense(), 0.0
-    strategy = cpudist.LocalSGD(every=4, warmup_steps=2)
-    with trained(ours, adam, strategy) as optimizer:
-        for step in range(STEPS - 1):
-            optimizer.zero_grad()
-            loss_of(ours, batch_of(step, rank, 3, torch.float32), (0, 1)).backward()
-            optimizer.step()
-            for other, (model, reference) in enumerate(
-                zip(plain, references, strict=True)
-            ):
-                reference.zero_grad()
-                batch = batch_of(step, other, 3, torch.float32)
-                loss_of(model, batch, (0, 1)).backward()
-                reference.step()
-            if step + 1 in (1, 2, 6, 10):
-                mean = sum(flat_of(model) for model in plain) / n
-                for model in plain:
-                    nn.utils.vector_to_parameters(mean.clone(), model.parameters())
-            worst = max(worst, difference(ours, plain[rank]))
-        apart = not same_bits(ours)
-        cpudist.barrier()  # averages what was moved since
-        return {
-            "worst": worst,
-            "apart": apart,
-            "together": same_bits(ours),
-            "averages": optimizer.stats()["collective"]["averages"],
-        }
-
-
-def outer_steps(context: cpudist.Context) -> float:
-    """LocalSGD with an outer optimizer, against torch's over movements: difference."""
-    rank, n = context.trainer_rank, context.trainer_count
-    plain, ours = [Dense() for _ in range(n)], Dense()
-    references = [adam(model) for model in plain]
-    kept = Dense()
-    options = {"lr": 0.7, "momentum": 0.9, "nesterov": True}
-    outer = torch.optim.SGD(kept.parameters(), **options)
-    strategy = cpudist.LocalSGD(every=3, warmup_steps=1, outer=options)
-    with trained(ours, adam, strategy) as optimizer:
-        for step in range(STEPS):
-            optimizer.zero_grad()
-            loss_of(ours, batch_of(step, rank, 3, torch.float32), (0, 1)).backward()
-            optimizer.step()
-            pairs = zip(plain, references, strict=True)
-            for other, (model, reference) in enumerate(pairs):
-                reference.zero_grad()
-                batch = batch_of(step, other, 3, torch.float32)
-                loss_of(model, batch, (0, 1)).backward()
-                reference.step()
-            if step == 0 or step % 3 == 0:
-                mean = sum(flat_of(model) for model in plain) / n
-                if step:
-                    movement = flat_of(kept) - mean
-                    begin = 0
-                    for p in kept.parameters():
-                        p.grad = movement[begin : begin + p.numel()].view_as(p)
-                        begin += p.numel()
-                    outer.step()
-                    mean = flat_of(kept)
-                for model in [*plain, kept]:
-                    nn.utils.vector_to_parameters(mean.clone(), model.parameters())
-        return difference(ours, plain[rank])
-
-
-def written(context: cpudist.Context) -> dict[str, Any]:
-    """What trainer 1 writes between two averages of LocalSGD stays its own."""
-    model, rank = Dense(), context.trainer_rank
-    with trained(model, adam, cpudist.LocalSGD(every=4)) as optimizer:
-        loss_of(model, batch_of(0, rank, 3, torch.float32), (0,)).backward()
-        optimizer.step()
-        if rank:
-            with torch.no_grad():
-                model.last.bias.fill_(9.0)
-        before = flat_of(model).clone()
-        cpudist.barrier()  # would average
-        kept = torch.equal(before, flat_of(model))
-        refused = ""
-        try:
-            optimizer.flush(overwrite=True)
-        except cpudist.ModelChangedError as error:
-            refused = str(error)
-        optimizer.store_model()
-        averages = optimizer.stats()["collective"]["averages"]
-        return {
-            "kept": kept,
-            "refused": refused,
-            "together": same_bits(model),
-            "averages": averages,
-        }
 
 
 # -- trainers that do not come -----------------------------------------------------

@@ -288,7 +288,9 @@ def messages(rank: int, size: int) -> None:
 def outstanding(rank: int, size: int) -> None:
     counts = [10 + 999 * (i % 5) for i in range(50)]
     tensors = [values_of(rank, count, torch.float32).clone() for count in counts]
-    parts = [[values_of(r, t.numel(), torch.float32) for r in range(size)] for t in tensors]
+    parts = [
+        [values_of(r, t.numel(), torch.float32) for r in range(size)] for t in tensors
+    ]
     works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
     futures = [work.get_future() for work in works[::7]]
     for work in reversed(works):

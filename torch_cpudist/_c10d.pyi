@@ -25,9 +25,7 @@ class Host:
     @property
     def leader(self) -> int: ...
 
-def meet(
-    store: Store, rank: int, size: int, timeout: timedelta, host: str
-) -> Host: ...
+def meet(store: Store, rank: int, size: int, timeout: timedelta, host: str) -> Host: ...
 def make_rank_transport(backend: Backend) -> object:
     """A capsule for ``_core.RankNetwork`` over any backend, a ``dist.Backend``.
 

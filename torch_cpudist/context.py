@@ -93,6 +93,7 @@ class Context:
         self._group = group
         self._threads = threads
         self._optimizers: list[DistributedOptimizer] = []
+        self._openings = 0
         self._previous = threading.local()
         self._forked = False
         self._closed = False
@@ -167,6 +168,11 @@ class Context:
     def remove_optimizer(self, optimizer: DistributedOptimizer) -> None:
         """Forgets a closed optimizer. Idempotent."""
         self._optimizers = [o for o in self._optimizers if o is not optimizer]
+
+    def next_opening(self) -> str:
+        """A name for the optimizer that trainers begin to build, all in one order."""
+        self._openings += 1
+        return f"{self._endpoints.run_id}/{self._openings}"
 
     def optimizers(self) -> list[DistributedOptimizer]:
         """The open optimizers, oldest first."""

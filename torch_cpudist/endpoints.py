@@ -58,6 +58,7 @@ class Endpoints:
         listening: addresses of the server.
         sockets: addresses of the sockets that this process may have open.
         keep: stores that other ranks may still read.
+        run_id: of the run.
     """
 
     server: _core.Server | None = None
@@ -66,6 +67,7 @@ class Endpoints:
     listening: list[str] = field(default_factory=list)
     sockets: set[str] = field(default_factory=set)
     keep: list[object] = field(default_factory=list)
+    run_id: int = 0
 
     def stop(self, reason: str) -> None:
         """Ends every wait and closes every link; who still waits is told the reason."""
@@ -177,7 +179,7 @@ def start(
         AddressError: a server cannot listen, or cannot be reached.
         OperationTimeoutError, PeerLostError: a server did not come.
     """
-    made = Endpoints()
+    made = Endpoints(run_id=rendezvous.run_id)
     rank = environment.rank
     alone = len(layout.hosts) == 1 and environment.group is None
     links = network

@@ -13,8 +13,8 @@ from torch_cpudist.placement import DenseParameter
 
 # torch's DistributedDataParallel has found this to be enough.
 DEFAULT_BYTES = 25 << 20
-# Below it the cost of a message is that of having one.
-LEAST_BYTES = 256 << 10
+# Smaller halves cost more than their overlap with backward brings.
+LEAST_BYTES = 2 << 20
 # Columns of the rows that a norm is taken over first; see ``squared_norm``.
 _NORM_WIDTH = 4096
 

@@ -20,7 +20,7 @@ import launch_page
 import pytest
 from ahead import ahead
 
-from torch_cpudist.backends import ccl, choice, shm
+from torch_cpudist.backends import ccl, shm
 from torch_cpudist.errors import BackendUnavailableError
 
 ADDRESSES = ("10.77.0.1", "10.77.0.2")

@@ -24,7 +24,7 @@ class AllReduce(Strategy):
 
     Attributes:
         bucket_bytes: gradients that travel together, at most; a larger parameter
-            travels alone, a model of less in two halves.
+            travels alone, a model of less in two halves from 4 MiB on.
             ``CPUDIST_ALLREDUCE_BUCKET_BYTES``.
         compression: ``"bf16"`` sends gradients of dense parameters rounded to bfloat16,
             half the bytes; what rounding takes away is added to the next step's.

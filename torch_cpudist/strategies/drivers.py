@@ -19,6 +19,7 @@ from torch_cpudist.composed_parameters import ComposedParameters
 from torch_cpudist.config import Sharding
 from torch_cpudist.copied_parameters import CopiedParameters
 from torch_cpudist.errors import (
+    ConfigMismatchError,
     ConfigurationError,
     Error,
     InternalError,
@@ -32,7 +33,7 @@ from torch_cpudist.parameter_set import ParameterSet
 from torch_cpudist.placement import Placement
 from torch_cpudist.placement_parts import dense_of, tables_of
 from torch_cpudist.replica_settings import Replicas
-from torch_cpudist.server_mark import ServerMark
+from torch_cpudist.server_mark import ServerMark, tell_mismatch
 from torch_cpudist.state_checks import States
 from torch_cpudist.strategies.allreduce import AllReduce
 from torch_cpudist.strategies.allreduce_driver import AllReduceDriver
@@ -81,6 +82,22 @@ def open_parameters(
         ConfigMismatchError: another trainer built something else.
     """
     _check_beside(strategy, context)
+    opening = context.next_opening()
+    try:
+        return _open(strategy, context, placement, inners, states, opening)
+    except ConfigMismatchError as error:
+        tell_mismatch(context, opening, error)
+        raise
+
+
+def _open(
+    strategy: Strategy,
+    context: Context,
+    placement: Placement,
+    inners: Sequence[Optimizer],
+    states: States,
+    opening: str,
+) -> Trained:
     if isinstance(strategy, Hybrid):
         _check_parts(placement)
         trainers = context.trainers()
@@ -88,7 +105,8 @@ def open_parameters(
         dense = dense_of(placement, strategy.dense.updates(trainers))
         opened = _open_set(strategy.sparse, context, tables, states)
         try:
-            rest = open_parameters(strategy.dense_part, context, dense, inners, states)
+            part = strategy.dense_part
+            rest = _open(part, context, dense, inners, states, opening)
         except BaseException:
             # The model keeps none of this.
             with contextlib.suppress(Error):
@@ -102,7 +120,7 @@ def open_parameters(
         _check_tables(placement, strategy)
         client = context.trainer_client()
         # Before a group is made, for which trainers of another strategy do not come.
-        mark = None if context.environment.group else ServerMark(client)
+        mark = None if context.environment.group else ServerMark(context, opening)
         try:
             group = CollectiveGroup(context, kind)
             said = repr(dataclasses.replace(strategy, replicas=Replicas()))

@@ -26,7 +26,7 @@ class Reduce(Strategy):
 
     Attributes:
         bucket_bytes: gradients that travel together, at most; a larger parameter
-            travels alone, a model of less in two halves.
+            travels alone, a model of less in two halves from 4 MiB on.
             ``CPUDIST_REDUCE_BUCKET_BYTES``.
     """
 
