@@ -26,7 +26,9 @@ import report  # noqa: E402
 import run  # noqa: E402
 from cases import ctr, load, load_worker, threads  # noqa: E402
 from job import DeadlineError, Gate, Job  # noqa: E402
-from peers import PEERS, PeerSpec, row_name  # noqa: E402
+from peers import PEERS, PeerSpec, cpudist_rank, row_name  # noqa: E402
+
+import torch_cpudist as cpudist  # noqa: E402
 
 SMALL = ctr_data.CtrSpec(
     slots=4, rows=1003, dense=3, train_samples=20_000, test_samples=5_000
@@ -211,6 +213,23 @@ def test_json_is_strict_and_one_line() -> None:
 
 
 # -- selection and launching --------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "strategy", "depth"),
+    [
+        ("sync", cpudist.Sync(), 0),
+        ("geo:push_every=400", cpudist.Geo(push_every=400), 0),
+        ("geo:exchange_budget=0.5", cpudist.Geo(exchange_budget=0.5), 0),
+        ("half_async:group=0+2/1", cpudist.HalfAsync(group=[[0, 2], [1]]), 0),
+        ("async:prefetch=2", cpudist.Async(), 2),
+        ("async:max_staleness=8", cpudist.Async(max_staleness=8), 0),
+    ],
+)
+def test_a_row_names_its_strategy_with_its_fields(
+    text: str, strategy: cpudist.Strategy, depth: int
+) -> None:
+    assert cpudist_rank.strategy_of(text) == (strategy, depth)
 
 
 def test_rows_are_selected_by_name_and_unknown_ones_refused() -> None:

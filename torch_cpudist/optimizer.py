@@ -150,8 +150,7 @@ class DistributedOptimizer(Prefetching, face.ServedOptimizer):
             if local or self._context.trainer_rank == 0:
                 state_exchange.refresh(other._open())
                 fetched = other._driver.fetch_state(other._inners)
-                pairs = zip(other._inners, fetched, strict=True)
-                for inner, one in pairs:
+                for inner, one in zip(other._inners, fetched, strict=True):
                     if any(inner is own for own in self._inners):
                         states |= state_exchange.by_parameter([inner], [one])
                 check_states(placement, states)

@@ -252,7 +252,11 @@ void bind_values(ClientClass& client) {
           [](ClientHolder& self, uint32_t param_set, const std::vector<Address>& weights) {
             self.get().pull_dense(param_set, pointers(weights));
           },
-          py::arg("param_set"), py::arg("weights"), NoGil())
+          py::arg("param_set"), py::arg("weights"), NoGil());
+}
+
+void bind_steps(ClientClass& client) {
+  client
       .def("push", &push, py::arg("param_set"), py::kw_only(), py::arg("configs"),
            py::arg("parameters") = std::vector<ParameterArgument>(),
            py::arg("tables") = std::vector<TableArgument>(),
@@ -326,6 +330,7 @@ void bind_client(py::module_& module) {
   ClientClass client(module, "Client");
   bind_constructor(client);
   bind_values(client);
+  bind_steps(client);
   bind_exchange(client);
   bind_membership(client);
 }

@@ -15,7 +15,8 @@ namespace {
 constexpr size_t kAlignment = 64;
 constexpr size_t kPage = 4096;
 constexpr size_t kPooledBytesMin = 64 * 1024;  // smaller blocks are the allocator's own strength
-constexpr size_t kLargest = SIZE_MAX / 4;      // keeps every rounding below free of overflow
+constexpr size_t kRoomBytesMin = 1024 * 1024;
+constexpr size_t kLargest = SIZE_MAX / 4;  // keeps every rounding below free of overflow
 
 size_t round_up(size_t size, size_t unit) { return (size + unit - 1) / unit * unit; }
 
@@ -122,7 +123,8 @@ uint8_t* BufferPool::take(size_t size, size_t* capacity) {
       return block.data;
     }
   }
-  *capacity = round_up(size, kPage);
+  // Messages of a kind differ a little in size: the next one is to fit, without new page faults.
+  *capacity = round_up(size >= kRoomBytesMin ? size + size / 8 : size, kPage);
   return allocate(*capacity);
 }
 

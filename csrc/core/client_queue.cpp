@@ -181,19 +181,28 @@ void PushQueue::deliver(std::vector<QueuedPush> batch) {
                                            ? std::move(batch.front().payloads)
                                            : merge_pushes(*set_, batch, options_.mean, pool_);
   const std::lock_guard lock(sequenced_);
-  std::vector<RequestPtr> requests = send_all(payloads);
-  const TimePoint deadline = Clock::now() + milliseconds(session_.options().round_deadline_ms);
-  for (size_t s = 0; s < requests.size(); ++s) wait_for(requests[s], payloads[s], deadline);
-  take_answers(batch, std::move(requests));
+  take_answers(batch, exchange(payloads));
 }
 
-std::vector<RequestPtr> PushQueue::send_all(const std::vector<Buffer>& payloads) {
+std::vector<RequestPtr> PushQueue::exchange(const std::vector<Buffer>& payloads) {
   // Another operation of this trainer that was interrupted may still be on its way.
   session_.drain(session_.options().round_deadline_ms, Session::Caller::kBackground);
+  const TimePoint deadline = Clock::now() + milliseconds(session_.options().round_deadline_ms);
+  // Deltas are many rows. A server in this process adds them in this thread, which is not to happen
+  // while others do so on the same host: one core would be left to two that train.
+  const bool apart = set_->layout.exchanges_deltas && set_->layout.mode == UpdateMode::kOnArrival;
   std::vector<RequestPtr> requests(payloads.size());
+  std::vector<uint32_t> sent;
+  const auto wait_for_sent = [&] {
+    for (const uint32_t s : sent) wait_for(requests[s], payloads[s], deadline);
+    sent.clear();
+  };
   for (const uint32_t s : session_.send_order()) {
+    if (apart && session_.in_process(s)) wait_for_sent();
     requests[s] = session_.send(s, FrameKind::kPush, set_->id, payloads[s].share());
+    sent.push_back(s);
   }
+  wait_for_sent();
   return requests;
 }
 

@@ -65,7 +65,8 @@ class PushQueue {
   void run();
   std::vector<QueuedPush> next_batch();
   void deliver(std::vector<QueuedPush> batch);
-  std::vector<RequestPtr> send_all(const std::vector<Buffer>& payloads);
+  // Sends a payload to every server and waits for the answers.
+  std::vector<RequestPtr> exchange(const std::vector<Buffer>& payloads);
   void wait_for(RequestPtr& request, const Buffer& payload, TimePoint deadline);
   void take_answers(const std::vector<QueuedPush>& batch, std::vector<RequestPtr> requests);
   template <typename Ready>

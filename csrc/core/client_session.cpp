@@ -125,6 +125,10 @@ Link* Session::find_link(const Connection* connection) {
   return found == links_.end() ? nullptr : &*found;
 }
 
+bool Session::in_process(uint32_t server) const {
+  return is_inproc(links_.at(server).addresses.front());
+}
+
 void Session::throw_failure() const {
   if (failure_) throw Error(*failure_);
 }

@@ -39,6 +39,7 @@ class Session final : public ConnectionHandler {
   // The order in which to ask all servers: remote ones first, as a server of this process works in
   // the thread that sends to it; the trainers begin at different servers.
   const std::vector<uint32_t>& send_order() const { return send_order_; }
+  bool in_process(uint32_t server) const;
 
   // Sends a request, or keeps it until the link is back. Throws the session's failure. Sequenced
   // requests: one thread at a time, and none in flight to that server.
