@@ -126,7 +126,7 @@ def empty(
         dtype: their dtype.
 
     Returns:
-        ``[numel]``, zeros. In a group over several hosts, memory of one host.
+        ``[numel]``, zeros. Over several hosts, those of one host share it.
 
     Raises:
         InvalidArgumentError: the group's backend is not ``shm``.
