@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 from report import MISSING, format_table, json_line
 
 CASES = {
+    "allreduce": "cases.allreduce",
     "ctr": "cases.ctr",
     "delay": "cases.delay",
     "exchange": "cases.exchange",
@@ -69,6 +70,8 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         default=1_000_000,
         help="load: small pushes of one trainer",
     )
+    add("--collectives", type=_names, default=[], help="allreduce: which ones")
+    add("--sizes", type=_names, default=[], help="allreduce: bytes of messages")
     add("--least-quality", type=float, default=0.6, help="AUC that is verified")
     add("--no-verify", dest="verify", action="store_false", help="accept any result")
     add("--json", nargs="?", const="-", metavar="FILE", help="one line per row; stdout")

@@ -23,6 +23,15 @@ def test_all_collectives_equal_plain_torch(size, tmp_path):
         assert ranks.results() == [[]] * size
 
 
+def test_a_group_over_two_hosts(tmp_path):
+    with shm_cases.Ranks(shm_cases.on_two_hosts, 3, tmp_path) as ranks:
+        results = ranks.results()
+    assert results[1] == {}
+    for found in (results[0], results[2]):
+        assert found["type"] == "PeerLostError", found
+        assert "rank 1 (process" in found["text"]
+
+
 def test_what_does_not_match_is_told_on_every_rank(tmp_path):
     with shm_cases.Ranks(shm_cases.mismatches, 3, tmp_path) as ranks:
         results = ranks.results()

@@ -38,18 +38,14 @@ def chosen(name, where, monkeypatch, rank=0):
 
 
 @pytest.mark.parametrize(
-    ("where", "spans", "expected"),
+    ("where", "expected"),
     [
-        (layout(), False, "shm"),
-        (layout(loads=False), False, "gloo"),
-        (layout(hosts=("a", "b")), False, "gloo"),
-        (layout(hosts=("a", "b")), True, "shm"),
-        # Hosts of servers do not matter.
-        (layout(hosts=("a", "a", "b")), False, "shm"),
+        (layout(), "shm"),
+        (layout(loads=False), "gloo"),
+        (layout(hosts=("a", "b")), "shm"),
     ],
 )
-def test_auto_takes_shm_where_all_can(where, spans, expected, monkeypatch):
-    monkeypatch.setattr(choice, "SHM_SPANS_HOSTS", spans)
+def test_auto_takes_shm_where_it_loads_on_all(where, expected, monkeypatch):
     assert chosen("auto", where, monkeypatch).spec == expected
 
 
@@ -126,12 +122,6 @@ def test_a_server_needs_no_backend(monkeypatch):
         choice.check_early(environment.Environment(backend="ccl", **fields))
     with pytest.raises(cpudist.BackendUnavailableError):
         choice.check_early(environment.Environment(backend="ccl"))
-
-
-def test_shm_is_refused_between_hosts(monkeypatch):
-    monkeypatch.setattr(choice, "SHM_SPANS_HOSTS", False)
-    with pytest.raises(cpudist.BackendUnavailableError, match="share no memory"):
-        chosen("shm", layout(hosts=("a", "b")), monkeypatch)
 
 
 def test_an_unknown_name_is_told_the_nearest():

@@ -15,15 +15,32 @@ from torch._C._distributed_c10d import Backend, Store
 
 TORCH_VERSION: Final[str]
 
+class Host:
+    """Which ranks of a group share a host with this one, and who leads each host."""
+
+    @property
+    def members(self) -> list[int]: ...
+    @property
+    def leaders(self) -> list[int]: ...
+    @property
+    def leader(self) -> int: ...
+
+def meet(store: Store, rank: int, size: int, timeout: timedelta, host: str) -> Host: ...
 def create_shm(
-    store: Store,
+    host: Host, rank: int, timeout: timedelta, global_ranks: Sequence[int]
+) -> Backend: ...
+def create_spanning(
+    host: Host,
     rank: int,
     size: int,
     timeout: timedelta,
     global_ranks: Sequence[int],
-    host: str,
+    store: Store,
+    between: Backend | None,
+    everyone: Backend,
 ) -> Backend: ...
 def shm_empty(backend: Backend, numel: int, dtype: torch.dtype) -> torch.Tensor: ...
+def shm_hosts(backend: Backend) -> list[list[int]]: ...
 
 class CclEngine:
     """The thread that calls oneCCL, for all groups of a process."""

@@ -1,21 +1,12 @@
 // Copyright (c) 2026 The torch_cpudist authors.
 // SPDX-License-Identifier: BSD-3-Clause
 //
-// The collectives of c10d as calls of backend shm, and the functions of the Python module.
+// The collectives of c10d as calls of backend shm.
 #include "backends/shm_backend.h"
-
-#include <pybind11/chrono.h>
-#include <pybind11/stl.h>
-#include <torch/csrc/distributed/c10d/Store.hpp>
-#include <torch/csrc/utils/pybind.h>
-#include <torch/headeronly/version.h>
 
 #include <algorithm>
 #include <numeric>
 #include <utility>
-
-#include "backends/backends.h"
-#include "backends/shm/rendezvous.h"
 
 namespace cpudist::backends {
 
@@ -365,60 +356,6 @@ at::Tensor ShmBackend::empty(int64_t numel, at::ScalarType dtype) {
   auto buffer = group_->engine.allocate(size_bytes, timeout_);
   void* data = buffer->own();
   return at::from_blob(data, {numel}, [buffer = std::move(buffer)](void*) {}, options);
-}
-
-namespace {
-
-class StoreBoard : public shm::Board {
- public:
-  StoreBoard(c10d::Store& store, std::chrono::milliseconds timeout)
-      : store_(store), timeout_(timeout) {}
-  void put(const std::string& key, const std::string& value) override {
-    store_.set(key, std::vector<uint8_t>(value.begin(), value.end()));
-  }
-  std::string get(const std::string& key) override {
-    store_.wait({key}, timeout_);
-    const std::vector<uint8_t> value = store_.get(key);
-    return {value.begin(), value.end()};
-  }
-
- private:
-  c10d::Store& store_;
-  std::chrono::milliseconds timeout_;
-};
-
-c10::intrusive_ptr<c10d::Backend> create_shm(const c10::intrusive_ptr<c10d::Store>& store, int rank,
-                                             int size, std::chrono::milliseconds timeout,
-                                             const std::vector<int>& global_ranks,
-                                             const std::string& host) {
-  StoreBoard board(*store, timeout);
-  shm::Host found = shm::meet(board, rank, size, host.empty() ? shm::host_identity() : host);
-  std::vector<int> names;
-  int local = 0;
-  for (const int member : found.members) {
-    if (member == rank) local = static_cast<int>(names.size());
-    names.push_back(global_ranks.empty() ? member : global_ranks.at(static_cast<size_t>(member)));
-  }
-  auto group = std::make_shared<shm::Group>(std::move(found.segment), local, names, timeout);
-  return c10::make_intrusive<ShmBackend>(std::move(group), rank, size, timeout);
-}
-
-at::Tensor shm_empty(const c10::intrusive_ptr<c10d::Backend>& backend, int64_t numel,
-                     const at::ScalarType dtype) {
-  auto* found = dynamic_cast<ShmBackend*>(backend.get());
-  if (found == nullptr) refuse("expected a group of this backend, found " + backend->getBackendName());
-  return found->empty(numel, dtype);
-}
-
-}  // namespace
-
-void bind_shm(py::module_& module) {
-  module.attr("TORCH_VERSION") = TORCH_VERSION;
-  module.def("create_shm", &create_shm, py::arg("store"), py::arg("rank"), py::arg("size"),
-             py::arg("timeout"), py::arg("global_ranks"), py::arg("host"),
-             py::call_guard<py::gil_scoped_release>());
-  module.def("shm_empty", &shm_empty, py::arg("backend"), py::arg("numel"), py::arg("dtype"),
-             py::call_guard<py::gil_scoped_release>());
 }
 
 }  // namespace cpudist::backends

@@ -72,6 +72,7 @@ class ShmBackend : public c10d::Backend {
 
   // A tensor in memory that all ranks map; all of them call it.
   at::Tensor empty(int64_t numel, at::ScalarType dtype);
+  shm::Group& group() { return *group_; }
 
  private:
   // One call with what it holds.

@@ -20,9 +20,6 @@ from torch_cpudist.errors import BackendUnavailableError
 from torch_cpudist.layout import Layout
 from torch_cpudist.log import logger
 
-# Whether a group of shm may have members on several hosts.
-SHM_SPANS_HOSTS = False
-
 
 @dataclass(frozen=True)
 class Choice:
@@ -93,10 +90,6 @@ def check_early(environment: Environment) -> None:
         check(environment.backend)
 
 
-def _trainers_share_a_host(layout: Layout) -> bool:
-    return len({layout.hosts[rank] for rank in layout.trainers}) == 1
-
-
 def _devices_suffice(layout: Layout, rank: int) -> bool:
     """Whether there is a CUDA device for every trainer of this host."""
     here = layout.hosts[rank]
@@ -107,8 +100,6 @@ def _devices_suffice(layout: Layout, rank: int) -> bool:
 def _automatic(layout: Layout, rank: int) -> Choice:
     if not layout.shm:
         name, why = "gloo", "shm does not load on every rank"
-    elif not (_trainers_share_a_host(layout) or SHM_SPANS_HOSTS):
-        name, why = "gloo", "the trainers are on several hosts"
     else:
         name, why = "shm", "it loads on every rank"
     cuda = torch.cuda.is_available() and dist.is_nccl_available()
@@ -127,11 +118,6 @@ def choose(environment: Environment, layout: Layout) -> Choice:
     if asked == "auto":
         return _automatic(layout, rank)
     check(asked)
-    if asked == "shm" and not (_trainers_share_a_host(layout) or SHM_SPANS_HOSTS):
-        raise BackendUnavailableError(
-            "CPUDIST_BACKEND=shm: the trainers are on several hosts, which share no "
-            "memory. Set CPUDIST_BACKEND=auto, ccl or gloo."
-        )
     if asked == "nccl":
         if not _devices_suffice(layout, rank):
             raise BackendUnavailableError(

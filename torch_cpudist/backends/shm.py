@@ -46,13 +46,26 @@ def create(options: Any, backend_options: Any) -> Any:
             "backend shm: expected pg_options=torch_cpudist.backends.shm.Options(...), "
             f"found {type(backend_options).__name__}"
         )
-    return load_c10d(NAME).create_shm(
-        options.store,
-        options.group_rank,
-        options.group_size,
-        options.timeout,
-        options.global_ranks_in_group,
-        "" if backend_options is None else backend_options.host,
+    module = load_c10d(NAME)
+    store, rank, size = options.store, options.group_rank, options.group_size
+    timeout, names = options.timeout, options.global_ranks_in_group
+    named = "" if backend_options is None else backend_options.host
+    host = module.meet(store, rank, size, timeout, named)
+    if len(host.leaders) == 1:
+        return module.create_shm(host, rank, timeout, names)
+    between = None
+    if rank == host.leader:
+        between = dist.ProcessGroupGloo(
+            dist.PrefixStore("between/", store),
+            host.leaders.index(rank),
+            len(host.leaders),
+            timeout=timeout,
+        )
+    everyone = dist.ProcessGroupGloo(
+        dist.PrefixStore("everyone/", store), rank, size, timeout=timeout
+    )
+    return module.create_spanning(
+        host, rank, size, timeout, names, store, between, everyone
     )
 
 
@@ -72,6 +85,26 @@ def backend_of(group: dist.ProcessGroup | None) -> Any:
         return None
     found = dist.group.WORLD if group is None else group
     return None if found is None else found._get_backend(_CPU)
+
+
+def hosts(group: dist.ProcessGroup | None) -> list[list[int]]:
+    """Which ranks of a group share memory; one entry for each host.
+
+    Raises:
+        InvalidArgumentError: the group's backend is not ``shm``.
+    """
+    found: list[list[int]] = load_c10d(NAME).shm_hosts(_required(group, "hosts"))
+    return found
+
+
+def _required(group: dist.ProcessGroup | None, what: str) -> Any:
+    backend = backend_of(group)
+    if backend is None:
+        raise InvalidArgumentError(
+            f"shm.{what}: expected a group of backend shm, found "
+            f"{dist.get_backend(group)}; make it with backend='shm'"
+        )
+    return backend
 
 
 def empty(
@@ -100,11 +133,6 @@ def empty(
         OverloadedError: the system has no memory for it.
         PeerLostError, OperationTimeoutError: a rank does not come.
     """
-    backend = backend_of(group)
-    if backend is None:
-        raise InvalidArgumentError(
-            "shm.empty: expected a group of backend shm, found "
-            f"{dist.get_backend(group)}; make it with backend='shm'"
-        )
+    backend = _required(group, "empty")
     tensor: torch.Tensor = load_c10d(NAME).shm_empty(backend, numel, dtype)
     return tensor

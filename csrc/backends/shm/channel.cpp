@@ -83,7 +83,7 @@ void Channel::join(std::chrono::milliseconds timeout) {
   std::vector<int> pids;
   for (int rank = 0; rank < size_; ++rank) pids.push_back(segment_.line(rank).pid.load());
   liveness_.watch(pids);
-  segment_.seal();
+  if (rank_ == 0) segment_.seal();  // all have opened it
   const int processors = told_processors(segment_.control());
   crowded_ = processors > 0 && size_ > processors;
 }

@@ -131,24 +131,68 @@ struct Xor {
   static uint8_t apply(uint8_t a, uint8_t b) { return a ^ b; }
 };
 
+// Divides by the number of ranks: a power of two is multiplied by its inverse, which rounds the same
+// and is faster.
 template <typename C>
-C divided(C value, int divisor) {
-  return static_cast<C>(value / static_cast<C>(divisor));
+struct Divide {
+  explicit Divide(int divisor)
+      : divisor_(static_cast<C>(divisor)), exact_(std::has_single_bit(unsigned(divisor))) {}
+
+  void apply(C* values, size_t n) const {
+    if constexpr (std::is_floating_point_v<C>) {
+      const C factor = C{1} / divisor_;
+      if (exact_) {
+        for (size_t i = 0; i < n; ++i) values[i] *= factor;
+        return;
+      }
+    }
+    for (size_t i = 0; i < n; ++i) values[i] = static_cast<C>(values[i] / divisor_);
+  }
+
+ private:
+  C divisor_;
+  bool exact_;
+};
+
+template <typename E>
+void widen(typename E::Computed* to, const typename E::Stored* from, size_t n) {
+  for (size_t i = 0; i < n; ++i) to[i] = E::load(from[i]);
 }
+
+template <typename E>
+void narrow(typename E::Stored* to, const typename E::Computed* from, size_t n) {
+  for (size_t i = 0; i < n; ++i) to[i] = E::store(from[i]);
+}
+
+#if defined(CPUDIST_F16C)
+template <>
+inline void widen<F16>(float* to, const uint16_t* from, size_t n) {
+  size_t i = 0;
+  for (; i + 8 <= n; i += 8) {
+    const __m128i halves = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + i));
+    _mm256_storeu_ps(to + i, _mm256_cvtph_ps(halves));
+  }
+  for (; i < n; ++i) to[i] = F16::load(from[i]);
+}
+
+template <>
+inline void narrow<F16>(uint16_t* to, const float* from, size_t n) {
+  size_t i = 0;
+  for (; i + 8 <= n; i += 8) {
+    const __m128i halves = _mm256_cvtps_ph(_mm256_loadu_ps(from + i),
+                                           _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to + i), halves);
+  }
+  for (; i < n; ++i) to[i] = F16::store(from[i]);
+}
+#endif
 
 template <typename E, typename Op>
 void two(typename E::Stored* out, const typename E::Stored* a, const typename E::Stored* b,
-         size_t count, int divisor) {
-  if (divisor == 1) {
-    CPUDIST_INDEPENDENT
-    for (size_t i = 0; i < count; ++i) {
-      out[i] = E::store(Op::apply(E::load(a[i]), E::load(b[i])));
-    }
-    return;
-  }
+         size_t count) {
   CPUDIST_INDEPENDENT
   for (size_t i = 0; i < count; ++i) {
-    out[i] = E::store(divided(Op::apply(E::load(a[i]), E::load(b[i])), divisor));
+    out[i] = E::store(Op::apply(E::load(a[i]), E::load(b[i])));
   }
 }
 
@@ -156,28 +200,33 @@ template <typename E, typename Op>
 void several(typename E::Stored* out, const void* const* sources, int n, size_t count,
              int divisor) {
   using Stored = typename E::Stored;
-  typename E::Computed sums[kBlock];
+  using Computed = typename E::Computed;
+  const Divide<Computed> divide(divisor);
+  Computed sums[kBlock], others[kBlock];
   for (size_t begin = 0; begin < count; begin += kBlock) {
     const size_t length = std::min(kBlock, count - begin);
-    const auto* first = static_cast<const Stored*>(sources[0]) + begin;
-    for (size_t i = 0; i < length; ++i) sums[i] = E::load(first[i]);
+    widen<E>(sums, static_cast<const Stored*>(sources[0]) + begin, length);
     for (int source = 1; source < n; ++source) {
       const auto* next = static_cast<const Stored*>(sources[source]) + begin;
-      for (size_t i = 0; i < length; ++i) sums[i] = Op::apply(sums[i], E::load(next[i]));
+      if constexpr (std::is_same_v<Stored, Computed>) {
+        for (size_t i = 0; i < length; ++i) sums[i] = Op::apply(sums[i], next[i]);
+      } else {
+        widen<E>(others, next, length);
+        for (size_t i = 0; i < length; ++i) sums[i] = Op::apply(sums[i], others[i]);
+      }
     }
-    if (divisor != 1) {
-      for (size_t i = 0; i < length; ++i) sums[i] = divided(sums[i], divisor);
-    }
-    for (size_t i = 0; i < length; ++i) out[begin + i] = E::store(sums[i]);
+    if (divisor != 1) divide.apply(sums, length);
+    narrow<E>(out + begin, sums, length);
   }
 }
 
 template <typename E, typename Op>
 void loop(void* out, const void* const* sources, int n, size_t count, int divisor) {
   using Stored = typename E::Stored;
-  if (n == 2) {
+  // Conversions of float16 are vector instructions in blocks only.
+  if (n == 2 && divisor == 1 && !std::is_same_v<E, F16>) {
     two<E, Op>(static_cast<Stored*>(out), static_cast<const Stored*>(sources[0]),
-               static_cast<const Stored*>(sources[1]), count, divisor);
+               static_cast<const Stored*>(sources[1]), count);
   } else {
     several<E, Op>(static_cast<Stored*>(out), sources, n, count, divisor);
   }

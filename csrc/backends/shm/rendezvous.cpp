@@ -89,7 +89,7 @@ Host meet(Board& board, int rank, int size, const std::string& identity) {
   for (int other = rank + 1; other < size; ++other) {
     leader_of[static_cast<size_t>(other)] = read_entry(board, other, size).leader;
   }
-  Host host{std::move(segment), {}, {}, own.leader};
+  Host host{std::move(segment), {}, {}, leader_of, own.leader};
   for (int other = 0; other < size; ++other) {
     const int leader = leader_of[static_cast<size_t>(other)];
     if (leader == own.leader) host.members.push_back(other);

@@ -24,6 +24,7 @@ struct Host {
   Segment segment;
   std::vector<int> members;  // ranks that share it, ascending
   std::vector<int> leaders;  // the first rank of every host, ascending
+  std::vector<int> leader_of;  // by rank, the first rank of its host
   int leader;                // of this host
 };
 
