@@ -45,7 +45,7 @@ def chosen(name, where, monkeypatch, rank=0):
         (layout(hosts=("a", "b")), "shm"),
     ],
 )
-def test_auto_takes_shm_where_all_can(where, expected, monkeypatch):
+def test_auto_takes_shm_where_it_loads_on_all(where, expected, monkeypatch):
     assert chosen("auto", where, monkeypatch).spec == expected
 
 
