@@ -1,0 +1,118 @@
+# Copyright (c) 2026 The torch_cpudist authors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""torch's fused kernels where a script leaves the choice open; buckets; headers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from collective_cases import Dense, batch_of, flat_of, loss_of
+from sync_cases import run
+from torch import nn
+
+import torch_cpudist as cpudist
+from torch_cpudist.flat_buckets import LEAST_BYTES, plan
+from torch_cpudist.placement import DenseParameter
+from torch_cpudist.row_exchange import Rows
+from torch_cpudist.step_header import MOST_TRAINERS, HeaderForm
+
+
+def train(model: Dense, optimizer: torch.optim.Optimizer) -> torch.Tensor:
+    for step in range(5):
+        optimizer.zero_grad()
+        batch = batch_of(step, 0, 4, torch.float32)
+        loss_of(model, batch, (0, 1, 2)).backward()
+        optimizer.step()
+    return flat_of(model)
+
+
+@pytest.mark.parametrize("kind", ["SGD", "Adagrad", "Adam", "AdamW"])
+@pytest.mark.parametrize("asked", [None, False])
+def test_an_open_choice_is_fused(kind, asked):
+    make = getattr(torch.optim, kind)
+
+    def body(context: cpudist.Context) -> None:
+        ours = Dense()
+        inner = make(ours.parameters(), lr=0.05, fused=asked)
+        wrapped = cpudist.DistributedOptimizer(inner, ours, "allreduce")
+        found = train(ours, wrapped)
+        plain = Dense()
+        fused = asked is None
+        assert torch.equal(
+            found, train(plain, make(plain.parameters(), lr=0.05, fused=fused))
+        )
+        assert inner.param_groups[0]["fused"] is asked
+
+    run(body, 1)
+
+
+def entries(*elements: int) -> list[DenseParameter]:
+    made = []
+    for i, count in enumerate(elements):
+        p = nn.Parameter(torch.empty(count))
+        made.append(DenseParameter(i, str(i), p, 0, p.dtype, p.shape))
+    return made
+
+
+def test_a_small_model_travels_in_halves():
+    half = LEAST_BYTES // 4
+    cases = {
+        (half, half): [1, 1],
+        (half, half // 2, half): [2, 1],  # the last first, until half is in
+        (half, half // 2): [2],  # too small
+    }
+    for sizes, expected in cases.items():
+        buckets = plan(entries(*sizes), 1 << 30, halves=True)
+        assert [len(bucket.pieces) for bucket in buckets] == expected
+    assert len(plan(entries(half, half), 1 << 30)) == 1
+    assert [len(b.pieces) for b in plan(entries(3, 3, 3), 24)] == [2, 1]
+
+
+def summed(told: list[list[float]]) -> list[float]:
+    total = torch.zeros(len(told[0]), dtype=torch.float32)
+    for one in told:
+        total += torch.tensor(one, dtype=torch.float32)
+    return total.tolist()
+
+
+def rows_of(count: int) -> Rows:
+    return torch.arange(count), torch.zeros(count, 1)
+
+
+def test_headers_are_summed_exactly():
+    n = 3
+    told = []
+    weights = [2**53 - 1, 12_345_678_901, 0]
+    for rank, weight in enumerate(weights):
+        form = HeaderForm(2, 1, n, rank)
+        rows = [rows_of(rank * 70_000) if rank else None]
+        grads = [None, "there" if rank == 1 else None]
+        told.append(
+            form.tell(
+                samples=weight,
+                again=rank == 2,
+                number=2**47 + 5,
+                dense=grads,
+                rows=rows,
+            )
+        )
+        assert len(told[-1]) == form.size
+    found = form.read(summed(told))
+    assert (found.by_samples, found.again, found.weight) == (3, 1, sum(weights))
+    assert found.agreed
+    assert found.dense == [1]
+    assert found.tables == [0]
+    assert found.counts == [[0, 70_000, 140_000]]
+
+
+def test_a_digest_that_differs_in_one_trainer_is_seen():
+    form = HeaderForm(0, 0, 2, 0)
+    pair = [
+        form.tell(samples=None, again=False, number=number, dense=[], rows=[])
+        for number in (77, 78)
+    ]
+    assert not form.read(summed(pair)).agreed
+    assert form.read(summed([pair[0], pair[0]])).agreed
+    # The largest summands of as many trainers as there may be.
+    assert MOST_TRAINERS * (2**8 - 1) < 2**24
+    assert MOST_TRAINERS * (2**4 - 1) ** 2 < 2**24
