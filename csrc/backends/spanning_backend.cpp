@@ -47,6 +47,14 @@ SpanningBackend::SpanningBackend(int rank, int size, Milliseconds timeout,
       between_(std::move(between)),
       everyone_(std::move(everyone)) {}
 
+SpanningBackend::~SpanningBackend() {
+  serial_.close();
+  if (!failed_) return;
+  // gloo's destructor would wait, until its timeout, for calls that have no end.
+  static_cast<void>(between_.release());
+  static_cast<void>(everyone_.release());
+}
+
 c10::intrusive_ptr<c10d::Backend::Options> SpanningBackend::getBackendOptions() {
   return c10::make_intrusive<Options>(getBackendName(), timeout_);
 }
@@ -112,6 +120,7 @@ std::string SpanningBackend::told_failure() {
 
 // Tells the ranks of this host, through its memory, and those of others, through the store.
 void SpanningBackend::fail(const std::string& found) {
+  failed_ = true;
   const core::Error error(core::ErrorCode::kPeerLost, found);
   local_->group().engine.channel().break_group(error);
   try {
