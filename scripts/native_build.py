@@ -3,9 +3,9 @@
 """Builds the compiled core, the backends and the native tests with ninja.
 
 `extension` makes torch_cpudist/_core.*.so and torch_cpudist/_c10d.*.so, `tests` makes
-build/<variant>/native_tests. They write a build.ninja with dependency files, so a rebuild compiles what changed and
-nothing else. A source may ask for flags of its own in its first lines:
-`// build-flags: -mavx2` (x86-64 only).
+build/<variant>/native_tests. They write a build.ninja with dependency files, so a
+rebuild compiles what changed and nothing else. A source may ask for flags of its own in
+its first lines: `// build-flags: -mavx2` (x86-64 only).
 """
 
 from __future__ import annotations

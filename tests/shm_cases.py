@@ -1,148 +1,31 @@
 # Copyright (c) 2026 The torch_cpudist authors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""What the ranks of tests of backend shm run, each a process, against plain torch."""
+"""What ranks of backend shm run that ends well, against plain torch and gloo."""
 
 from __future__ import annotations
 
-import functools
 import itertools
-import json
-import multiprocessing
 import os
-import signal
 import threading
-import time
-import traceback
-from collections.abc import Callable
-from datetime import timedelta
-from multiprocessing.connection import Connection
-from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
+from shm_ranks import (
+    COUNTS,
+    FLOATS,
+    INTEGERS,
+    LARGE,
+    Tell,
+    check,
+    ops_of,
+    reduced,
+    values_of,
+)
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 
 from torch_cpudist.backends import shm
-
-Tell = Callable[[Any], None]
-TIMEOUT = timedelta(seconds=20)
-FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-INTEGERS = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
-# One of each way that a message takes: copied, copied in one piece, in several.
-COUNTS = (1, 333, 40_001)
-LARGE = 1_100_003
-
-
-def _body(
-    fn: Callable[[int, int, Tell], Any], rank: int, size: int, path: str, pipe: Connection
-) -> None:
-    def tell(kind: str, value: Any) -> None:
-        told = {"kind": kind, "value": value, "time_s": time.monotonic()}
-        pipe.send_bytes(json.dumps(told).encode())
-
-    try:
-        torch.set_num_threads(1)
-        dist.init_process_group(
-            "shm",
-            store=dist.FileStore(path, size),
-            rank=rank,
-            world_size=size,
-            timeout=TIMEOUT,
-        )
-        value = fn(rank, size, lambda value: tell("report", value))
-        dist.destroy_process_group()
-        tell("result", value)
-    except BaseException as error:
-        text = f"{error}\n{traceback.format_exc()}"
-        tell("error", {"type": type(error).__name__, "text": text})
-
-
-class Ranks:
-    """Ranks as processes over a FileStore; whoever still runs is ended with the block."""
-
-    def __init__(self, fn: Callable[..., Any], size: int, folder: Path) -> None:
-        method = multiprocessing.get_context("forkserver")
-        method.set_forkserver_preload(["shm_cases", "torch._dynamo"])  # slow imports
-        self.pipes, self.processes = [], []
-        for rank in range(size):
-            ours, theirs = method.Pipe(duplex=False)
-            arguments = (fn, rank, size, str(folder / "store"), theirs)
-            process = method.Process(target=_body, args=arguments, daemon=True)
-            process.start()
-            theirs.close()
-            self.pipes.append(ours)
-            self.processes.append(process)
-
-    def expect(self, rank: int, kind: str, timeout_s: float = 60.0) -> dict[str, Any]:
-        assert self.pipes[rank].poll(timeout_s), f"rank {rank}: no {kind}"
-        told = json.loads(self.pipes[rank].recv_bytes())
-        assert told["kind"] == kind, f"rank {rank}: {told}"
-        return told
-
-    def results(self) -> list[Any]:
-        return [self.expect(r, "result")["value"] for r in range(len(self.pipes))]
-
-    def __enter__(self) -> Ranks:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for process in self.processes:
-            if process.is_alive():
-                os.kill(process.pid, signal.SIGKILL)
-            process.join(10.0)
-
-
-# -- values ------------------------------------------------------------------------
-
-
-@functools.cache
-def values_of(rank: int, count: int, dtype: torch.dtype) -> torch.Tensor:
-    """Not to be written."""
-    generator = torch.Generator().manual_seed(100 + rank)
-    if dtype.is_floating_point:
-        return torch.randn(count, generator=generator).to(dtype)
-    if dtype == torch.bool:
-        return torch.randint(0, 2, (count,), generator=generator).to(dtype)
-    low = 0 if dtype == torch.uint8 else -100
-    return torch.randint(low, 100, (count,), generator=generator).to(dtype)
-
-
-def reduced(op: Any, parts: list[torch.Tensor]) -> torch.Tensor:
-    """In the order of ranks, and rounded once."""
-    dtype = parts[0].dtype
-    wide = torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
-    total = parts[0].to(wide)
-    for part in (part.to(wide) for part in parts[1:]):
-        total = {
-            dist.ReduceOp.SUM: torch.add,
-            dist.ReduceOp.AVG: torch.add,
-            dist.ReduceOp.PRODUCT: torch.mul,
-            dist.ReduceOp.MIN: torch.minimum,
-            dist.ReduceOp.MAX: torch.maximum,
-            dist.ReduceOp.BAND: torch.bitwise_and,
-            dist.ReduceOp.BOR: torch.bitwise_or,
-            dist.ReduceOp.BXOR: torch.bitwise_xor,
-        }[op](total, part)
-    if op == dist.ReduceOp.AVG:
-        whole = not dtype.is_floating_point
-        total = total.div(len(parts), rounding_mode="trunc" if whole else None)
-    return total.to(dtype)
-
-
-def check(found: torch.Tensor, expected: torch.Tensor, what: str) -> None:
-    if not torch.equal(found, expected):
-        raise AssertionError(f"{what}: found {found}, expected {expected}")
-
-
-def ops_of(dtype: torch.dtype) -> list[Any]:
-    op = dist.ReduceOp
-    plain = [op.SUM, op.PRODUCT, op.MIN, op.MAX]
-    if dtype.is_floating_point:
-        return [*plain, op.AVG]
-    return [*plain, op.AVG, op.BAND, op.BOR, op.BXOR]
 
 
 def all_reduces(rank: int, size: int) -> None:
@@ -178,9 +61,13 @@ def all_reduces(rank: int, size: int) -> None:
 
 def moves(rank: int, size: int) -> None:
     """All collectives that move elements, and those that also reduce."""
-    for dtype, count in (*itertools.product((torch.float32, torch.bfloat16), COUNTS),
-                         (torch.int64, 7), (torch.complex64, 9), (torch.bool, 5),
-                         (torch.float32, LARGE)):
+    for dtype, count in (
+        *itertools.product((torch.float32, torch.bfloat16), COUNTS),
+        (torch.int64, 7),
+        (torch.complex64, 9),
+        (torch.bool, 5),
+        (torch.float32, LARGE),
+    ):
         floats = dtype not in (torch.complex64, torch.bool)
         parts = [values_of(r, count, torch.float32).to(dtype) for r in range(size)]
         own, what = parts[rank], f"{dtype} {count}"
@@ -227,13 +114,17 @@ def moves(rank: int, size: int) -> None:
 
 def uneven(rank: int, size: int) -> None:
     """Rank r sends (r + q) rows to rank q."""
-    rows = torch.arange(sum(rank + q for q in range(size)) * 2.0).view(-1, 2) + 1000 * rank
+    rows = (
+        torch.arange(sum(rank + q for q in range(size)) * 2.0).view(-1, 2) + 1000 * rank
+    )
     splits = [rank + q for q in range(size)]
     found = torch.empty(sum(splits), 2)
     dist.all_to_all_single(found, rows, splits, splits)
     expected = []
     for r in range(size):
-        of_r = torch.arange(sum(r + q for q in range(size)) * 2.0).view(-1, 2) + 1000 * r
+        of_r = (
+            torch.arange(sum(r + q for q in range(size)) * 2.0).view(-1, 2) + 1000 * r
+        )
         expected.append(of_r.split([r + q for q in range(size)])[rank])
     check(found, torch.cat(expected), "uneven all_to_all_single")
 
@@ -249,7 +140,9 @@ def messages(rank: int, size: int) -> None:
         for work in works:
             work.wait()
         check(found, torch.full((count,), float(source)), "ring")
-    works = [dist.isend(torch.tensor([10 * rank + tag]), to, tag=tag) for tag in range(4)]
+    works = [
+        dist.isend(torch.tensor([10 * rank + tag]), to, tag=tag) for tag in range(4)
+    ]
     for tag in (2, 0, 3, 1):
         found = torch.zeros(1, dtype=torch.int64)
         dist.recv(found, source, tag=tag)
@@ -274,7 +167,9 @@ def messages(rank: int, size: int) -> None:
 def outstanding(rank: int, size: int) -> None:
     counts = [10 + 999 * (i % 5) for i in range(50)]
     tensors = [values_of(rank, count, torch.float32).clone() for count in counts]
-    parts = [[values_of(r, t.numel(), torch.float32) for r in range(size)] for t in tensors]
+    parts = [
+        [values_of(r, t.numel(), torch.float32) for r in range(size)] for t in tensors
+    ]
     works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
     futures = [work.get_future() for work in works[::7]]
     for work in reversed(works):
@@ -302,7 +197,9 @@ def two_groups(rank: int, size: int) -> None:
             for i in range(100):
                 tensor = torch.full((1 + 37 * (i % 9),), float(factor + i))
                 dist.all_reduce(tensor, group=group)
-                check(tensor, torch.full_like(tensor, float(size * (factor + i))), "group")
+                check(
+                    tensor, torch.full_like(tensor, float(size * (factor + i))), "group"
+                )
         except BaseException as error:
             failures.append(error)
 
@@ -365,7 +262,9 @@ def like_gloo(rank: int, size: int) -> None:
                 optimizer.zero_grad()
                 run(x).square().mean().backward()
                 optimizer.step()
-            whole = [getattr(p, "full_tensor", lambda p=p: p)() for p in model.parameters()]
+            whole = [
+                getattr(p, "full_tensor", lambda p=p: p)() for p in model.parameters()
+            ]
             found[f"{name} {wrapped}"] = [p.detach().clone() for p in whole]
     for wrapped in ("ddp", "fsdp"):
         for a, b in zip(found[f"gloo {wrapped}"], found[f"shm {wrapped}"], strict=True):
@@ -389,133 +288,3 @@ def everything(rank: int, size: int, _tell: Tell) -> list[str]:
     check(tensors[1], torch.tensor(float(size)), "scalar")
     dist.barrier()
     return [name for name in os.listdir("/dev/shm") if "cpudist" in name]
-
-
-# -- what goes wrong -----------------------------------------------------------------
-
-
-def note(call: Callable[[], Any]) -> dict[str, str]:
-    try:
-        call()
-    except BaseException as error:
-        return {"type": type(error).__name__, "text": str(error)}
-    return {"type": "nothing", "text": ""}
-
-
-def mismatches(rank: int, size: int, _tell: Tell) -> dict[str, dict[str, str]]:
-    """Each in a group of its own, which is broken afterwards."""
-    found = {}
-
-    def case(name: str, call: Callable[[dist.ProcessGroup], Any]) -> None:
-        group = dist.new_group(backend="shm", timeout=TIMEOUT)
-        found[name] = note(lambda: call(group))
-        found[f"{name} again"] = note(lambda: dist.barrier(group))
-
-    odd = rank == size - 1
-    case("size", lambda g: dist.all_reduce(torch.ones(5 + odd), group=g))
-    dtype = torch.float64 if odd else torch.float32
-    case("dtype", lambda g: dist.all_reduce(torch.ones(5, dtype=dtype), group=g))
-    op = dist.ReduceOp.MAX if odd else dist.ReduceOp.SUM
-    case("op", lambda g: dist.all_reduce(torch.ones(5), op, group=g))
-    case(
-        "kind",
-        lambda g: dist.barrier(g) if odd else dist.broadcast(torch.ones(5), 0, group=g),
-    )
-    case("dtype of op", lambda g: dist.all_reduce(torch.ones(5), dist.ReduceOp.BXOR, group=g))
-    late = dist.new_group(backend="shm", timeout=timedelta(seconds=0.3))
-    if not odd:
-        began = time.monotonic()
-        found["late"] = note(lambda: dist.all_reduce(torch.ones(5), group=late))
-        found["late"]["after_s"] = str(time.monotonic() - began)
-    dist.barrier()
-    pid = os.fork()
-    if pid == 0:
-        refused = note(lambda: dist.all_reduce(torch.ones(2)))
-        os._exit(0 if "after fork" in refused["text"] else 1)
-    found["forked"] = {"type": str(os.waitpid(pid, 0)[1]), "text": ""}
-    return found
-
-
-def until_lost(rank: int, size: int, tell: Tell) -> None:
-    """Collectives without end, in a group whose timeout is short."""
-    group = dist.new_group(backend="shm", timeout=timedelta(seconds=2))
-    for i in itertools.count():
-        dist.all_reduce(torch.ones(1000), group=group)
-        if i == 10:
-            tell(os.getpid())
-
-
-def messages_until_lost(rank: int, size: int, tell: Tell) -> None:
-    """The last rank receives for ever; the others wait for it."""
-    tell(os.getpid())
-    if rank == size - 1:
-        dist.recv(torch.ones(3), 0, tag=1)
-    dist.recv(torch.ones(3), size - 1, tag=2)
-
-
-def on_two_hosts(rank: int, size: int, _tell: Tell) -> dict[str, Any]:
-    """Everything in a group whose ranks say that they are on two hosts, 2 and 1."""
-    options = shm.Options(host=f"host {rank // 2}")
-    group = dist.new_group(backend="shm", pg_options=options, timeout=TIMEOUT)
-    assert shm.hosts(group) == [[0, 1], [2]]
-    world = dist.group.WORLD
-    dist.group.WORLD = group
-    try:
-        for dtype in (torch.float32, torch.bfloat16, torch.int64):
-            several_hosts(rank, size, dtype)
-        outstanding(rank, size)
-        messages(rank, size)
-        uneven(rank, size)
-    finally:
-        dist.group.WORLD = world
-    lost = dist.new_group(backend="shm", pg_options=options, timeout=TIMEOUT)
-    dist.barrier(lost)
-    found = {}
-    if rank != 1:
-        found = note(lambda: dist.all_reduce(torch.ones(3), group=lost))
-    else:
-        dist.destroy_process_group(lost)
-    dist.barrier()
-    return found
-
-
-def several_hosts(rank: int, size: int, dtype: torch.dtype) -> None:
-    for count in (1, 40_001):
-        # Whole numbers: sums are exact, so that the order between hosts does not count.
-        parts = [
-            values_of(r, count, torch.float32).mul(4).round().to(dtype)
-            for r in range(size)
-        ]
-        own = parts[rank]
-        for op in (dist.ReduceOp.SUM, dist.ReduceOp.MAX, dist.ReduceOp.AVG):
-            found = own.clone()
-            dist.all_reduce(found, op)
-            check(found, reduced(op, parts), f"hosts: all_reduce {dtype} {op}")
-        for root in range(size):
-            found = own.clone()
-            dist.broadcast(found, root)
-            check(found, parts[root], "hosts: broadcast")
-            found = own.clone()
-            dist.reduce(found, root)
-            total = reduced(dist.ReduceOp.SUM, parts)
-            check(found, total if rank == root else own, "hosts: reduce")
-        lists = [torch.empty_like(own) for _ in parts]
-        dist.all_gather(lists, own)
-        for one, part in zip(lists, parts, strict=True):
-            check(one, part, "hosts: all_gather")
-        sent = [own.roll(q) for q in range(size)]
-        flat = own.new_empty(count * size)
-        dist.all_gather_into_tensor(flat, own)
-        check(flat, torch.cat(parts), "hosts: all_gather_into_tensor")
-        lists = [torch.empty_like(own) for _ in parts]
-        dist.all_to_all(lists, sent)
-        for one, part in zip(lists, parts, strict=True):
-            check(one, part.roll(rank), "hosts: all_to_all")
-        expected = reduced(dist.ReduceOp.SUM, [p.roll(rank) for p in parts])
-        for scatter, given in (
-            (dist.reduce_scatter, sent),
-            (dist.reduce_scatter_tensor, torch.cat(sent)),
-        ):
-            found = torch.empty_like(own)
-            scatter(found, given)
-            check(found, expected, "hosts: reduce_scatter")

@@ -7,11 +7,14 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 
 import pytest
 import shm_cases
+import shm_faults
 import torch
 import torch.distributed as dist
+from shm_ranks import Ranks
 
 import torch_cpudist as cpudist
 from torch_cpudist.backends import load_c10d, shm
@@ -19,12 +22,12 @@ from torch_cpudist.backends import load_c10d, shm
 
 @pytest.mark.parametrize("size", [2, 3, 4])
 def test_all_collectives_equal_plain_torch(size, tmp_path):
-    with shm_cases.Ranks(shm_cases.everything, size, tmp_path) as ranks:
+    with Ranks(shm_cases.everything, size, tmp_path) as ranks:
         assert ranks.results() == [[]] * size
 
 
 def test_a_group_over_two_hosts(tmp_path):
-    with shm_cases.Ranks(shm_cases.on_two_hosts, 3, tmp_path) as ranks:
+    with Ranks(shm_faults.on_two_hosts, 3, tmp_path) as ranks:
         results = ranks.results()
     assert results[1] == {}
     for found in (results[0], results[2]):
@@ -33,7 +36,7 @@ def test_a_group_over_two_hosts(tmp_path):
 
 
 def test_what_does_not_match_is_told_on_every_rank(tmp_path):
-    with shm_cases.Ranks(shm_cases.mismatches, 3, tmp_path) as ranks:
+    with Ranks(shm_faults.mismatches, 3, tmp_path) as ranks:
         results = ranks.results()
     for found in results:
         for name in ("size", "dtype", "op", "kind"):
@@ -54,9 +57,9 @@ def test_what_does_not_match_is_told_on_every_rank(tmp_path):
     [(signal.SIGKILL, 1.2, "has ended"), (signal.SIGSTOP, 3.5, "stopped by a signal")],
 )
 def test_a_lost_rank_is_told_to_the_others(number, limit_s, words, tmp_path):
-    with shm_cases.Ranks(shm_cases.until_lost, 3, tmp_path) as ranks:
+    with Ranks(shm_faults.until_lost, 3, tmp_path) as ranks:
         pids = [ranks.expect(rank, "report")["value"] for rank in range(3)]
-        lost_s = shm_cases.time.monotonic()
+        lost_s = time.monotonic()
         os.kill(pids[2], number)
         for rank in range(2):
             error = ranks.expect(rank, "error", 10.0)
@@ -68,7 +71,7 @@ def test_a_lost_rank_is_told_to_the_others(number, limit_s, words, tmp_path):
 
 
 def test_a_rank_that_is_lost_while_messages_are_awaited(tmp_path):
-    with shm_cases.Ranks(shm_cases.messages_until_lost, 2, tmp_path) as ranks:
+    with Ranks(shm_faults.messages_until_lost, 2, tmp_path) as ranks:
         pids = [ranks.expect(rank, "report")["value"] for rank in range(2)]
         os.kill(pids[1], signal.SIGKILL)
         error = ranks.expect(0, "error", 5.0)["value"]

@@ -93,7 +93,10 @@ def limits(meeting: Meeting, own: torch.Tensor) -> dict[str, Step]:
         own.add_(theirs)
 
     parts = [
-        (own[a : a + chunk], slice(i % 2 * chunk, i % 2 * chunk + min(chunk, numel - a)))
+        (
+            own[a : a + chunk],
+            slice(i % 2 * chunk, i % 2 * chunk + min(chunk, numel - a)),
+        )
         for i, a in enumerate(range(0, numel, chunk))
     ]
 
@@ -156,7 +159,9 @@ def steps_of(
     return steps
 
 
-def measure(meeting: Meeting, steps: dict[str, Step], turns: int) -> dict[str, list[float]]:
+def measure(
+    meeting: Meeting, steps: dict[str, Step], turns: int
+) -> dict[str, list[float]]:
     """Microseconds per call of each implementation, taken in turns."""
     times: dict[str, list[float]] = {name: [] for name in steps}
     for turn in range(turns + 2):

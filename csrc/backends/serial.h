@@ -110,9 +110,9 @@ class Serial {
     lock.unlock();
     if (thread_.joinable()) thread_.join();
     for (const auto& [work, job] : left) {
-      work->end(std::make_exception_ptr(core::Error(
-          core::ErrorCode::kClosed,
-          "backend shm: its group was destroyed before this call had ended")));
+      work->end(std::make_exception_ptr(
+          core::Error(core::ErrorCode::kClosed,
+                      "backend shm: its group was destroyed before this call had ended")));
     }
   }
 

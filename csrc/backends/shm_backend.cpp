@@ -291,8 +291,7 @@ WorkPtr ShmBackend::alltoall_base(at::Tensor& output, at::Tensor& input, Sizes& 
   return start(OpType::ALLTOALL_BASE, std::move(one), {output}, opts.timeout, !opts.asyncOp);
 }
 
-WorkPtr ShmBackend::alltoall(Tensors& outputs, Tensors& inputs,
-                             const c10d::AllToAllOptions& opts) {
+WorkPtr ShmBackend::alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& opts) {
   const auto size = static_cast<size_t>(getSize());
   if (outputs.size() != size || inputs.size() != size) {
     refuse("all_to_all: expected lists of " + std::to_string(size) + " tensors");

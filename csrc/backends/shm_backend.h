@@ -83,8 +83,8 @@ class ShmBackend : public c10d::Backend {
 
   WorkPtr start(c10d::OpType type, std::vector<Prepared> calls, Tensors result,
                 std::chrono::milliseconds timeout, bool wait);
-  WorkPtr start(c10d::OpType type, Prepared call, Tensors result,
-                std::chrono::milliseconds timeout, bool wait);
+  WorkPtr start(c10d::OpType type, Prepared call, Tensors result, std::chrono::milliseconds timeout,
+                bool wait);
   WorkPtr message(c10d::OpType type, bool sends, const at::Tensor& tensor, int peer, int tag);
   Prepared gather_call(const Tensors& outputs, const at::Tensor& input, shm::Kind kind);
   Prepared gather_base(const at::Tensor& output, const at::Tensor& input);

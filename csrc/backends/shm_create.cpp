@@ -4,9 +4,9 @@
 // Makes backends of shm over a c10d store, for Python.
 #include <pybind11/chrono.h>
 #include <pybind11/stl.h>
-#include <torch/csrc/distributed/c10d/Store.hpp>
 #include <torch/csrc/utils/pybind.h>
 #include <torch/headeronly/version.h>
+#include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include <numeric>
 #include <utility>

@@ -43,8 +43,8 @@ class Completion {
   c10::intrusive_ptr<c10::ivalue::Future> future() {
     std::unique_lock lock(mutex_);
     if (!future_) {
-      future_ = c10::make_intrusive<c10::ivalue::Future>(
-          c10::ListType::create(c10::TensorType::get()));
+      future_ =
+          c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
       const bool done = left_ == 0;
       lock.unlock();
       if (done) mark(*future_);

@@ -47,6 +47,14 @@ SpanningBackend::SpanningBackend(int rank, int size, Milliseconds timeout,
       between_(std::move(between)),
       everyone_(std::move(everyone)) {}
 
+SpanningBackend::~SpanningBackend() {
+  serial_.close();
+  if (!failed_) return;
+  // gloo's destructor would wait, until its timeout, for calls that have no end.
+  static_cast<void>(between_.release());
+  static_cast<void>(everyone_.release());
+}
+
 c10::intrusive_ptr<c10d::Backend::Options> SpanningBackend::getBackendOptions() {
   return c10::make_intrusive<Options>(getBackendName(), timeout_);
 }
@@ -112,6 +120,7 @@ std::string SpanningBackend::told_failure() {
 
 // Tells the ranks of this host, through its memory, and those of others, through the store.
 void SpanningBackend::fail(const std::string& found) {
+  failed_ = true;
   const core::Error error(core::ErrorCode::kPeerLost, found);
   local_->group().engine.channel().break_group(error);
   try {
@@ -296,8 +305,7 @@ WorkPtr SpanningBackend::allgather(TensorLists& outputs, Tensors& inputs,
   if (outputs.size() != 1) refuse("expected one list of outputs");
   check_tensor(only(inputs));
   check_list(outputs[0], inputs[0], size_);
-  const auto job = [this, outputs = outputs[0], input = inputs[0],
-                    limit = limit_of(opts.timeout)] {
+  const auto job = [this, outputs = outputs[0], input = inputs[0], limit = limit_of(opts.timeout)] {
     const at::Tensor all = at::empty({size_, input.numel()}, input.options());
     collect(all, input.contiguous(), limit);
     for (int rank = 0; rank < size_; ++rank) {
@@ -368,14 +376,15 @@ WorkPtr SpanningBackend::alltoall(Tensors& outputs, Tensors& inputs,
     Tensors flat;
     for (const at::Tensor& input : inputs) flat.push_back(bytes_of(input.contiguous()));
     at::Tensor in = at::cat(flat);
-    Sizes in_sizes = sizes_of(inputs), out_sizes = sizes_of(outputs);
+    const Sizes parts_of_out = sizes_of(outputs);
+    Sizes in_sizes = sizes_of(inputs), out_sizes = parts_of_out;  // gloo takes them away
     int64_t total = 0;
-    for (const int64_t size : out_sizes) total += size;
+    for (const int64_t size : parts_of_out) total += size;
     at::Tensor out = at::empty({total}, at::kByte);
     c10d::AllToAllOptions plain;
     plain.timeout = limit;
     wait_between(everyone_->alltoall_base(out, in, out_sizes, in_sizes, plain), limit);
-    const auto parts = out.split_with_sizes(out_sizes);
+    const auto parts = out.split_with_sizes(parts_of_out);
     for (size_t i = 0; i < outputs.size(); ++i) {
       const at::Tensor part = parts[i].clone().view(outputs[i].scalar_type());
       at::Tensor(outputs[i]).copy_(part.view(outputs[i].sizes()));

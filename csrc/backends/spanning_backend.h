@@ -8,6 +8,7 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
+#include <atomic>
 #include <string>
 #include <vector>
 
@@ -26,7 +27,7 @@ class SpanningBackend : public c10d::Backend {
   SpanningBackend(int rank, int size, Milliseconds timeout, c10::intrusive_ptr<c10d::Store> store,
                   const shm::Host& host, c10::intrusive_ptr<ShmBackend> local, BackendPtr between,
                   BackendPtr everyone);
-  ~SpanningBackend() override { serial_.close(); }
+  ~SpanningBackend() override;
 
   const std::string getBackendName() const override { return "shm"; }
   c10::intrusive_ptr<Options> getBackendOptions() override;
@@ -109,6 +110,7 @@ class SpanningBackend : public c10d::Backend {
   BackendPtr between_;
   BackendPtr everyone_;
   uint64_t calls_ = 0;
+  std::atomic<bool> failed_{false};
   Serial serial_;
 };
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore
 
 from torch_cpudist.backends.loading import load_c10d
 from torch_cpudist.errors import InvalidArgumentError
@@ -56,13 +57,13 @@ def create(options: Any, backend_options: Any) -> Any:
     between = None
     if rank == host.leader:
         between = dist.ProcessGroupGloo(
-            dist.PrefixStore("between/", store),
+            PrefixStore("between/", store),
             host.leaders.index(rank),
             len(host.leaders),
             timeout=timeout,
         )
     everyone = dist.ProcessGroupGloo(
-        dist.PrefixStore("everyone/", store), rank, size, timeout=timeout
+        PrefixStore("everyone/", store), rank, size, timeout=timeout
     )
     return module.create_spanning(
         host, rank, size, timeout, names, store, between, everyone
@@ -125,7 +126,7 @@ def empty(
         dtype: their dtype.
 
     Returns:
-        ``[numel]``, zeros. Of a group over several hosts the memory is that of one host.
+        ``[numel]``, zeros. Over several hosts, those of one host share it.
 
     Raises:
         InvalidArgumentError: the group's backend is not ``shm``.

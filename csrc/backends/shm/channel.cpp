@@ -117,8 +117,8 @@ void Channel::check_headers() const {
     if (own.agrees(other)) continue;
     const int first = std::min(rank, rank_), second = std::max(rank, rank_);
     throw core::Error(core::ErrorCode::kConfigMismatch,
-                      "backend shm: ranks call different collectives: " + name(first) +
-                          " calls " + header(first).describe() + ", " + name(second) + " calls " +
+                      "backend shm: ranks call different collectives: " + name(first) + " calls " +
+                          header(first).describe() + ", " + name(second) + " calls " +
                           header(second).describe() +
                           ". Make the calls equal, and in the same order, on all ranks.");
   }
@@ -210,10 +210,10 @@ Patience Channel::engine_patience() const { return {0, std::chrono::microseconds
 void Channel::check_there(int rank) const {
   const bool left = segment_.line(rank).left.load() != 0;
   if (!left && !liveness_.ended(rank)) return;
-  throw core::Error(core::ErrorCode::kPeerLost,
-                    "backend shm: " + name(rank) + " (process " + std::to_string(pid(rank)) +
-                        ") has " + (left ? "left the group" : "ended") +
-                        " while others wait for it. Restart the run.");
+  throw core::Error(core::ErrorCode::kPeerLost, "backend shm: " + name(rank) + " (process " +
+                                                    std::to_string(pid(rank)) + ") has " +
+                                                    (left ? "left the group" : "ended") +
+                                                    " while others wait for it. Restart the run.");
 }
 
 core::Error Channel::late(const Condition& condition, const std::string& what,

@@ -38,7 +38,8 @@ void sum_in_place(const Channel& channel, const Call& call, const SharedBuffer& 
     std::byte* own = at(buffer.own(), place);
     reduce(call.dtype, call.reduction, own, sources.data(), channel.size(), count,
            divisor_of(channel, call));
-    for (const SharedMemory& one : buffer.parts) copy_bytes(at(one.data(), place), own, count * width);
+    for (const SharedMemory& one : buffer.parts)
+      copy_bytes(at(one.data(), place), own, count * width);
   }
 }
 
@@ -72,7 +73,8 @@ void copy_parts(const Channel& channel, const Call& call, size_t count, std::byt
   const size_t width = size_of(call.dtype);
   for (int rank = 0; rank < channel.size(); ++rank) {
     const Part part = part_of(count, width, rank, channel.size());
-    copy_bytes(out + part.begin * width, at(channel.slot(rank), part.begin * width), part.size * width);
+    copy_bytes(out + part.begin * width, at(channel.slot(rank), part.begin * width),
+               part.size * width);
   }
 }
 

@@ -31,8 +31,7 @@ core::Error as_error(const std::exception_ptr& error) {
 
 }  // namespace
 
-Engine::Engine(Segment segment, int rank, std::vector<int> names,
-               std::chrono::milliseconds timeout)
+Engine::Engine(Segment segment, int rank, std::vector<int> names, std::chrono::milliseconds timeout)
     : channel_(std::move(segment), rank, std::move(names), timeout) {}
 
 Engine::~Engine() { close(); }

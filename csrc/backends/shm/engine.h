@@ -48,8 +48,8 @@ class Operation {
 struct Submission {
   Call call;
   std::chrono::milliseconds timeout{0};
-  bool wait = true;                                   // false: return as soon as possible
-  std::function<void()> finish = {};                  // run when it has ended well
+  bool wait = true;                                     // false: return as soon as possible
+  std::function<void()> finish = {};                    // run when it has ended well
   std::function<void(std::exception_ptr)> notify = {};  // run when it has ended
 };
 

@@ -74,11 +74,11 @@ class Messages {
   };
   // What has come from one rank.
   struct Inbox {
-    std::optional<Head> head;           // of the message in front of the ring
-    std::shared_ptr<Message> into;      // it is being read into this one
-    std::vector<std::byte> keeping;     // or into this
-    size_t read = 0;                    // bytes of it
-    std::list<Kept> kept;               // that nobody has asked for yet
+    std::optional<Head> head;        // of the message in front of the ring
+    std::shared_ptr<Message> into;   // it is being read into this one
+    std::vector<std::byte> keeping;  // or into this
+    size_t read = 0;                 // bytes of it
+    std::list<Kept> kept;            // that nobody has asked for yet
   };
 
   bool move();

@@ -71,8 +71,8 @@ bool Messages::move_sends(int peer) {
     if (!message->begun) {
       const Head head{message->tag, message->size_bytes};
       const Ring& ring = channel_.segment().ring(channel_.rank(), peer);
-      const uint64_t used = ring.head.load(std::memory_order_relaxed) -
-                            ring.tail.load(std::memory_order_acquire);
+      const uint64_t used =
+          ring.head.load(std::memory_order_relaxed) - ring.tail.load(std::memory_order_acquire);
       if (channel_.segment().layout().ring_bytes - used < sizeof(head)) return moved;
       write(peer, &head, sizeof(head));
       message->begun = true;
@@ -108,11 +108,10 @@ std::shared_ptr<Message> Messages::wanted(int peer, int64_t tag) const {
 void Messages::check_size(const Message& message, int peer, size_t size_bytes) const {
   if (message.size_bytes == size_bytes) return;
   throw core::Error(core::ErrorCode::kConfigMismatch,
-                    "backend shm: " + channel_.name(peer) + " sends " +
-                        std::to_string(size_bytes) + " bytes with tag " +
-                        std::to_string(message.tag) + ", " + channel_.name(channel_.rank()) +
-                        " expects " + std::to_string(message.size_bytes) +
-                        ". Make the tensors equal in size.");
+                    "backend shm: " + channel_.name(peer) + " sends " + std::to_string(size_bytes) +
+                        " bytes with tag " + std::to_string(message.tag) + ", " +
+                        channel_.name(channel_.rank()) + " expects " +
+                        std::to_string(message.size_bytes) + ". Make the tensors equal in size.");
 }
 
 // Gives receives what came before they were asked for.

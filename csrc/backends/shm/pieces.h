@@ -15,7 +15,7 @@
 namespace cpudist::shm {
 
 // A message that does not fit is cut into pieces that stay in a core's cache.
-constexpr size_t kPieceBytes = size_t{256} << 10;
+constexpr size_t kPieceBytes = size_t{512} << 10;
 // Up to here elements are always copied: less work than a second wait for all ranks.
 constexpr size_t kCopiedBytes = size_t{16} << 10;
 // From so many ranks on each sums a share of a large piece, and copies the others'.

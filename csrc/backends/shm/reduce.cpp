@@ -40,8 +40,8 @@ bool bitwise(Reduction reduction) {
 }  // namespace
 
 void check_reducible(DType dtype, Reduction reduction, bool average) {
-  const bool floating = dtype == DType::kF32 || dtype == DType::kF64 || dtype == DType::kBf16 ||
-                        dtype == DType::kF16;
+  const bool floating =
+      dtype == DType::kF32 || dtype == DType::kF64 || dtype == DType::kBf16 || dtype == DType::kF16;
   const bool fits = bitwise(reduction) ? !floating && !average
                                        : dtype != DType::kBytes && reduction != Reduction::kNone;
   if (fits) return;

@@ -19,7 +19,9 @@
 #include <type_traits>
 
 #if defined(__clang__)
-#pragma clang attribute push(__attribute__((target("avx512f,avx512dq,avx512bw,avx512vl,f16c,prefer-vector-width=512"))), apply_to = function)
+#pragma clang attribute push(                                                                   \
+    __attribute__((target("avx512f,avx512dq,avx512bw,avx512vl,f16c,prefer-vector-width=512"))), \
+    apply_to = function)
 #else
 #pragma GCC target("avx512f,avx512dq,avx512bw,avx512vl,f16c,prefer-vector-width=512")
 #endif

@@ -131,8 +131,8 @@ struct Xor {
   static uint8_t apply(uint8_t a, uint8_t b) { return a ^ b; }
 };
 
-// Divides by the number of ranks: a power of two is multiplied by its inverse, which rounds the same
-// and is faster.
+// Divides by the number of ranks: a power of two is multiplied by its inverse, which rounds the
+// same and is faster.
 template <typename C>
 struct Divide {
   explicit Divide(int divisor)
@@ -179,8 +179,8 @@ template <>
 inline void narrow<F16>(uint16_t* to, const float* from, size_t n) {
   size_t i = 0;
   for (; i + 8 <= n; i += 8) {
-    const __m128i halves = _mm256_cvtps_ph(_mm256_loadu_ps(from + i),
-                                           _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    const __m128i halves =
+        _mm256_cvtps_ph(_mm256_loadu_ps(from + i), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
     _mm_storeu_si128(reinterpret_cast<__m128i*>(to + i), halves);
   }
   for (; i < n; ++i) to[i] = F16::store(from[i]);
@@ -236,9 +236,9 @@ void loop(void* out, const void* const* sources, int n, size_t count, int diviso
 
 constexpr ReduceTable kTable = {
     {CPUDIST_ARITHMETIC(Plain<float>), CPUDIST_ARITHMETIC(Plain<double>), CPUDIST_ARITHMETIC(Bf16),
-     CPUDIST_ARITHMETIC(F16), CPUDIST_ARITHMETIC(Plain<int8_t>),
-     CPUDIST_ARITHMETIC(Plain<uint8_t>), CPUDIST_ARITHMETIC(Plain<int16_t>),
-     CPUDIST_ARITHMETIC(Plain<int32_t>), CPUDIST_ARITHMETIC(Plain<int64_t>)},
+     CPUDIST_ARITHMETIC(F16), CPUDIST_ARITHMETIC(Plain<int8_t>), CPUDIST_ARITHMETIC(Plain<uint8_t>),
+     CPUDIST_ARITHMETIC(Plain<int16_t>), CPUDIST_ARITHMETIC(Plain<int32_t>),
+     CPUDIST_ARITHMETIC(Plain<int64_t>)},
     {&loop<Plain<uint8_t>, And>, &loop<Plain<uint8_t>, Or>, &loop<Plain<uint8_t>, Xor>},
 };
 

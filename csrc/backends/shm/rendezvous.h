@@ -22,10 +22,10 @@ class Board {
 
 struct Host {
   Segment segment;
-  std::vector<int> members;  // ranks that share it, ascending
-  std::vector<int> leaders;  // the first rank of every host, ascending
+  std::vector<int> members;    // ranks that share it, ascending
+  std::vector<int> leaders;    // the first rank of every host, ascending
   std::vector<int> leader_of;  // by rank, the first rank of its host
-  int leader;                // of this host
+  int leader;                  // of this host
 };
 
 // This machine since its last start, as seen from this process's namespace of process ids.

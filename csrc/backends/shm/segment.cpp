@@ -22,8 +22,7 @@ namespace cpudist::shm {
 
 namespace {
 
-constexpr size_t kGroupSlotBytes = size_t{8} << 20;  // of one buffer of every rank, together
-constexpr size_t kLeastSlotBytes = size_t{512} << 10;
+constexpr size_t kSlotBytes = size_t{1} << 20;
 constexpr size_t kRingBytes = size_t{256} << 10;
 
 size_t rounded(size_t size_bytes) { return (size_bytes + kPage - 1) / kPage * kPage; }
@@ -62,7 +61,7 @@ SharedMemory SharedMemory::open(int pid, int fd, size_t size_bytes) {
   const int opened = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
   if (opened < 0) return found;
   const size_t wanted = rounded(std::max<size_t>(size_bytes, 1));
-  struct stat status {};
+  struct stat status{};
   if (::fstat(opened, &status) == 0 && S_ISREG(status.st_mode) &&
       static_cast<size_t>(status.st_size) == wanted) {
     found.data_ = map(opened, wanted);
@@ -95,7 +94,7 @@ void SharedMemory::seal() {
 
 Layout::Layout(int ranks) : size(ranks) {
   const size_t n = static_cast<size_t>(ranks);
-  slot_bytes = rounded(std::max(kGroupSlotBytes / n, kLeastSlotBytes));
+  slot_bytes = kSlotBytes;
   ring_bytes = kRingBytes;
   lines = rounded(sizeof(Control));
   rings = lines + rounded(n * sizeof(RankLine));
@@ -140,8 +139,8 @@ Ring& Segment::ring(int from, int to) const {
 }
 
 std::byte* Segment::ring_data(int from, int to) const {
-  const size_t index = static_cast<size_t>(from) * static_cast<size_t>(layout_.size) +
-                       static_cast<size_t>(to);
+  const size_t index =
+      static_cast<size_t>(from) * static_cast<size_t>(layout_.size) + static_cast<size_t>(to);
   return memory_->data() + layout_.ring_data + index * layout_.ring_bytes;
 }
 

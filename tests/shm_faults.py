@@ -1,0 +1,157 @@
+# Copyright (c) 2026 The torch_cpudist authors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""What ranks of backend shm run that ends with errors, or spans hosts."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from shm_cases import messages, outstanding, uneven
+from shm_ranks import (
+    TIMEOUT,
+    Tell,
+    check,
+    reduced,
+    values_of,
+)
+
+from torch_cpudist.backends import shm
+
+# -- what goes wrong -----------------------------------------------------------------
+
+
+def note(call: Callable[[], Any]) -> dict[str, str]:
+    try:
+        call()
+    except BaseException as error:
+        return {"type": type(error).__name__, "text": str(error)}
+    return {"type": "nothing", "text": ""}
+
+
+def mismatches(rank: int, size: int, _tell: Tell) -> dict[str, dict[str, str]]:
+    """Each in a group of its own, which is broken afterwards."""
+    found = {}
+
+    def case(name: str, call: Callable[[dist.ProcessGroup], Any]) -> None:
+        group = dist.new_group(backend="shm", timeout=TIMEOUT)
+        found[name] = note(lambda: call(group))
+        found[f"{name} again"] = note(lambda: dist.barrier(group))
+
+    odd = rank == size - 1
+    case("size", lambda g: dist.all_reduce(torch.ones(5 + odd), group=g))
+    dtype = torch.float64 if odd else torch.float32
+    case("dtype", lambda g: dist.all_reduce(torch.ones(5, dtype=dtype), group=g))
+    op = dist.ReduceOp.MAX if odd else dist.ReduceOp.SUM
+    case("op", lambda g: dist.all_reduce(torch.ones(5), op, group=g))
+    case(
+        "kind",
+        lambda g: dist.barrier(g) if odd else dist.broadcast(torch.ones(5), 0, group=g),
+    )
+    case(
+        "dtype of op",
+        lambda g: dist.all_reduce(torch.ones(5), dist.ReduceOp.BXOR, group=g),
+    )
+    late = dist.new_group(backend="shm", timeout=timedelta(seconds=0.3))
+    if not odd:
+        began = time.monotonic()
+        found["late"] = note(lambda: dist.all_reduce(torch.ones(5), group=late))
+        found["late"]["after_s"] = str(time.monotonic() - began)
+    dist.barrier()
+    pid = os.fork()
+    if pid == 0:
+        refused = note(lambda: dist.all_reduce(torch.ones(2)))
+        os._exit(0 if "after fork" in refused["text"] else 1)
+    found["forked"] = {"type": str(os.waitpid(pid, 0)[1]), "text": ""}
+    return found
+
+
+def until_lost(rank: int, size: int, tell: Tell) -> None:
+    """Collectives without end, in a group whose timeout is short."""
+    group = dist.new_group(backend="shm", timeout=timedelta(seconds=2))
+    for i in itertools.count():
+        dist.all_reduce(torch.ones(1000), group=group)
+        if i == 10:
+            tell(os.getpid())
+
+
+def messages_until_lost(rank: int, size: int, tell: Tell) -> None:
+    """The last rank receives for ever; the others wait for it."""
+    tell(os.getpid())
+    if rank == size - 1:
+        dist.recv(torch.ones(3), 0, tag=1)
+    dist.recv(torch.ones(3), size - 1, tag=2)
+
+
+def on_two_hosts(rank: int, size: int, _tell: Tell) -> dict[str, Any]:
+    """Everything in a group whose ranks say that they are on two hosts, 2 and 1."""
+    options = shm.Options(host=f"host {rank // 2}")
+    group = dist.new_group(backend="shm", pg_options=options, timeout=TIMEOUT)
+    assert shm.hosts(group) == [[0, 1], [2]]
+    world = dist.group.WORLD
+    dist.group.WORLD = group
+    try:
+        for dtype in (torch.float32, torch.bfloat16, torch.int64):
+            several_hosts(rank, size, dtype)
+        outstanding(rank, size)
+        messages(rank, size)
+        uneven(rank, size)
+    finally:
+        dist.group.WORLD = world
+    lost = dist.new_group(backend="shm", pg_options=options, timeout=TIMEOUT)
+    dist.barrier(lost)
+    found = {}
+    if rank != 1:
+        found = note(lambda: dist.all_reduce(torch.ones(3), group=lost))
+    else:
+        dist.destroy_process_group(lost)
+    dist.barrier()
+    return found
+
+
+def several_hosts(rank: int, size: int, dtype: torch.dtype) -> None:
+    for count in (1, 40_001):
+        # Whole numbers: sums are exact, so that the order between hosts does not count.
+        parts = [
+            values_of(r, count, torch.float32).mul(4).round().to(dtype)
+            for r in range(size)
+        ]
+        own = parts[rank]
+        for op in (dist.ReduceOp.SUM, dist.ReduceOp.MAX, dist.ReduceOp.AVG):
+            found = own.clone()
+            dist.all_reduce(found, op)
+            check(found, reduced(op, parts), f"hosts: all_reduce {dtype} {op}")
+        for root in range(size):
+            found = own.clone()
+            dist.broadcast(found, root)
+            check(found, parts[root], "hosts: broadcast")
+            found = own.clone()
+            dist.reduce(found, root)
+            total = reduced(dist.ReduceOp.SUM, parts)
+            check(found, total if rank == root else own, "hosts: reduce")
+        lists = [torch.empty_like(own) for _ in parts]
+        dist.all_gather(lists, own)
+        for one, part in zip(lists, parts, strict=True):
+            check(one, part, "hosts: all_gather")
+        sent = [own.roll(q) for q in range(size)]
+        flat = own.new_empty(count * size)
+        dist.all_gather_into_tensor(flat, own)
+        check(flat, torch.cat(parts), "hosts: all_gather_into_tensor")
+        lists = [torch.empty_like(own) for _ in parts]
+        dist.all_to_all(lists, sent)
+        for one, part in zip(lists, parts, strict=True):
+            check(one, part.roll(rank), "hosts: all_to_all")
+        expected = reduced(dist.ReduceOp.SUM, [p.roll(rank) for p in parts])
+        for scatter, given in (
+            (dist.reduce_scatter, sent),
+            (dist.reduce_scatter_tensor, torch.cat(sent)),
+        ):
+            found = torch.empty_like(own)
+            scatter(found, given)
+            check(found, expected, "hosts: reduce_scatter")
