@@ -326,6 +326,8 @@ def test_errors_of_backends_have_types(text, kind):
         group = CollectiveGroup(context, "AllReduce")
         group._prefix, group._store = "test", dist.HashStore()
         assert type(group._failed(RuntimeError(text))).__name__ == kind
+        full = group._failed(cpudist.errors.OverloadedError("no memory"))
+        assert type(full) is cpudist.errors.OverloadedError
     finally:
         context.shutdown()
 

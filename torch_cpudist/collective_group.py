@@ -349,6 +349,8 @@ class CollectiveGroup:
                 f"{self._owner}: trainers called different collectives: {text} Take "
                 "the same steps with the same model on all."
             )
+        if isinstance(error, Error) and not isinstance(error, PeerLostError):
+            return type(error)(f"{self._owner}: {text}")
         found = f"trainer {self.rank} lost its connection to another trainer: {text}"
         try:
             self._store.set(self._key("failed", self.rank), found)
