@@ -30,6 +30,9 @@ using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 // makes backends close the links to everybody.
 constexpr std::chrono::hours kForever(24 * 365);
 
+// Enough that a link is busy while the threads look at what has come.
+constexpr size_t kAtOnce = 4;
+
 // The first line, without the place in the backend's source and its general advice.
 std::string reason_of(const std::exception& error) {
   std::string text = error.what();
@@ -76,10 +79,14 @@ class BackendTransport final : public core::RankTransport,
                                public std::enable_shared_from_this<BackendTransport> {
  public:
   explicit BackendTransport(c10::intrusive_ptr<c10d::Backend> backend)
-      : backend_(std::move(backend)), peers_(static_cast<size_t>(backend_->getSize())) {}
+      : backend_(std::move(backend)),
+        // oneCCL begins what was started together in an order of its own.
+        at_once_(backend_->getBackendName() == "ccl" ? 1 : kAtOnce),
+        peers_(static_cast<size_t>(backend_->getSize())) {}
 
   uint32_t rank() const override { return static_cast<uint32_t>(backend_->getRank()); }
   uint32_t size() const override { return static_cast<uint32_t>(backend_->getSize()); }
+  size_t at_once() const override { return at_once_; }
 
   std::unique_ptr<core::Transfer> start_send(uint32_t peer, const uint8_t* data, size_t size_bytes,
                                              std::shared_ptr<const void> owner) override {
@@ -162,6 +169,7 @@ class BackendTransport final : public core::RankTransport,
   }
 
   const c10::intrusive_ptr<Backend> backend_;
+  const size_t at_once_;
   std::mutex mutex_;
   std::vector<Peer> peers_;
 };

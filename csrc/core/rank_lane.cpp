@@ -203,12 +203,13 @@ Lane::OutboundPtr Lane::next_item() {
 void Lane::send_item(const OutboundPtr& item) {
   std::deque<std::pair<std::unique_ptr<Transfer>, size_t>> under_way;
   const size_t size_bytes = item->payload.size();
+  const size_t at_once = transport_->at_once();
   size_t started = 0;
   bool first = true;
   under_way.emplace_back(transport_->start_send(peer_, item->message.data(), kMessageBytes, item),
                          0);
-  while (!under_way.empty()) {
-    while (started < size_bytes && under_way.size() < kPiecesAtOnce) {
+  while (!under_way.empty() || started < size_bytes) {
+    while (started < size_bytes && under_way.size() < at_once) {
       const size_t piece = std::min(kPieceBytes, size_bytes - started);
       under_way.emplace_back(
           transport_->start_send(peer_, item->payload.data() + started, piece, item), piece);

@@ -126,7 +126,7 @@ uint32_t Lane::receive_payload(const Buffer& payload, size_t size_bytes,
   // Pieces that nobody wants share memory: one is under way at a time.
   const auto owner = std::make_shared<Buffer>(
       thrown_away ? Buffer(std::min(size_bytes, kPieceBytes)) : payload.share());
-  const size_t at_once = thrown_away ? 1 : kPiecesAtOnce;
+  const size_t at_once = thrown_away ? 1 : transport_->at_once();
   std::deque<Piece> under_way;
   size_t started = 0;
   uint32_t crc = 0;

@@ -16,10 +16,8 @@ namespace cpudist::core::rank {
 inline constexpr uint32_t kLaneMagic = 0x4d445043;  // "CPDM"
 inline constexpr size_t kPrefixBytes = 16;
 inline constexpr size_t kMessageBytes = kPrefixBytes + kHeaderBytes;
-// Payloads travel in pieces, so that a long one shows that the peer lives, of which some are under
-// way at once.
+// Payloads travel in pieces, so that a long one shows that the peer lives.
 inline constexpr size_t kPieceBytes = 1u << 20;
-inline constexpr size_t kPiecesAtOnce = 4;
 
 enum class MessageKind : uint16_t {
   kFrame = 1,    // a frame header follows, then its payload

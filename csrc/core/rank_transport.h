@@ -32,6 +32,8 @@ class RankTransport {
   virtual ~RankTransport() = default;
   virtual uint32_t rank() const = 0;
   virtual uint32_t size() const = 0;
+  // How many messages of one direction of a pair may be under way: so many keep their order.
+  virtual size_t at_once() const = 0;
   // Messages arrive in the order in which they were started. `owner` keeps the bytes alive as long
   // as the backend may touch them. A failure to start is told by wait().
   virtual std::unique_ptr<Transfer> start_send(uint32_t peer, const uint8_t* data,

@@ -22,7 +22,7 @@ namespace cpudist::testing {
 
 class Fabric : public std::enable_shared_from_this<Fabric> {
  public:
-  explicit Fabric(uint32_t size) : size(size) {}
+  explicit Fabric(uint32_t size, size_t at_once = 4) : size(size), at_once(at_once) {}
 
   void kill(uint32_t rank) {
     const std::lock_guard lock(mutex_);
@@ -55,9 +55,10 @@ class Fabric : public std::enable_shared_from_this<Fabric> {
     auto item = std::make_shared<Post>(std::move(made));
     const std::lock_guard lock(mutex_);
     Stream& stream = streams_[{from, to}];
-    if (stream.cancelled[sends]) {
+    if ((sends ? stream.sends : stream.receives).size() >= at_once) item->trouble = "too many";
+    if (stream.cancelled[sends] || !item->trouble.empty()) {
       item->done = true;
-      item->trouble = stream.trouble;
+      if (item->trouble.empty()) item->trouble = stream.trouble;
       return item;
     }
     (sends ? stream.sends : stream.receives).push_back(item);
@@ -82,6 +83,7 @@ class Fabric : public std::enable_shared_from_this<Fabric> {
   }
 
   const uint32_t size;
+  const size_t at_once;
 
  private:
   struct Stream {
@@ -157,6 +159,7 @@ class FabricTransport final : public core::RankTransport {
       : fabric_(std::move(fabric)), rank_(rank) {}
   uint32_t rank() const override { return rank_; }
   uint32_t size() const override { return fabric_->size; }
+  size_t at_once() const override { return fabric_->at_once; }
   std::unique_ptr<core::Transfer> start_send(uint32_t peer, const uint8_t* data, size_t size_bytes,
                                              std::shared_ptr<const void> owner) override {
     return std::make_unique<FabricTransfer>(
@@ -204,8 +207,10 @@ struct FabricRank {
 
 // Two of them.
 struct FabricPair {
-  explicit FabricPair(const core::ChannelLimits& limits = {})
-      : fabric(std::make_shared<Fabric>(2)), a(fabric, 0, {1}, limits), b(fabric, 1, {0}, limits) {}
+  explicit FabricPair(const core::ChannelLimits& limits = {}, size_t at_once = 4)
+      : fabric(std::make_shared<Fabric>(2, at_once)),
+        a(fabric, 0, {1}, limits),
+        b(fabric, 1, {0}, limits) {}
   // From a to b, past the handshake, with an empty hello.
   std::shared_ptr<core::Connection> greet() {
     const size_t before = b.server.frame_count();

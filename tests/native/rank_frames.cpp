@@ -18,10 +18,8 @@ namespace {
 constexpr size_t kPiece = rank::kPieceBytes;
 const std::vector<size_t> kSizes = {0, 1, 100, kPiece, kPiece + 1, 9 * kPiece + 3, 7};
 
-}  // namespace
-
-TEST(rank_frames_arrive_whole_and_in_order_in_both_directions) {
-  FabricPair pair;
+void exchange_frames(size_t at_once) {
+  FabricPair pair({}, at_once);
   const auto answer = [](const std::shared_ptr<Connection>& connection, Frame& frame) {
     const auto kind =
         frame.header.kind == FrameKind::kHello ? FrameKind::kHello : FrameKind::kReply;
@@ -55,6 +53,12 @@ TEST(rank_frames_arrive_whole_and_in_order_in_both_directions) {
   }
   CHECK_EQ(pair.broken_promises(), std::string());
 }
+
+}  // namespace
+
+TEST(rank_frames_arrive_whole_and_in_order_in_both_directions) { exchange_frames(4); }
+
+TEST(rank_frames_over_a_backend_that_orders_one_message_at_a_time) { exchange_frames(1); }
 
 TEST(rank_several_threads_send_on_one_connection) {
   FabricPair pair;
