@@ -236,6 +236,8 @@ def several_passes(
                 parameter.grad = total
             reference.step()
         repeated = optimizer.stats()["collective"]["repeated"]
+        for bucket in optimizer._driver._exchange.buckets:
+            assert not bucket.storage.requires_grad  # would keep every step's graph
     return difference(ours, plain), repeated
 
 
