@@ -68,7 +68,7 @@ class Training:
     def weights(self) -> list[float]:
         """The rows and then element 0, as they stand here."""
         both = (*self.table.weight.flatten(), *self.dense.weight.flatten())
-        return [float(value) for value in both]
+        return [float(value.detach()) for value in both]
 
 
 def train(
