@@ -124,8 +124,7 @@ void Server::Impl::read(const Link& connection, const Frame& frame, Outbox& outb
 Buffer Server::Impl::read_set(const Frame& frame) const {
   if (shared.peers.stopped()) throw shared.peers.stopped_error();
   const auto set = find(frame.header.param_set);
-  if (frame.header.kind == FrameKind::kPullRows)
-    return set->pull_rows(frame.header, frame.payload);
+  if (frame.header.kind == FrameKind::kPullRows) return set->pull_rows(frame.header, frame.payload);
   if (frame.header.kind == FrameKind::kFetchState) return set->fetch(frame.payload);
   return set->pull_dense(frame.header, frame.payload);
 }
