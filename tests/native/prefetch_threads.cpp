@@ -21,7 +21,8 @@ using namespace cpudist::core;  // NOLINT: a test of this namespace
 
 constexpr uint32_t kRows = 64;
 constexpr uint32_t kTables = 2;
-constexpr int kSteps = 60;
+constexpr int kSteps = 300;
+constexpr int kAhead = 4;
 
 // One trainer and one server.
 class Pair {
@@ -103,27 +104,27 @@ void step(Pair& pair, UpdateMode mode, std::span<const int64_t> ids) {
   }
 }
 
-// Each step declares the next batch, looks its own up, and pushes ones; others look rows up all the
-// time.
+std::vector<int64_t> batch(int at) {
+  return {at % kRows, (at + 20) % kRows, (3 * at + 40) % kRows};
+}
+
+// Each step declares a batch to come, looks its own up, and pushes ones; others look rows up all
+// the time, those of batches to come.
 void train_beside_lookups(UpdateMode mode) {
   Pair pair(mode);
   std::atomic<bool> stop{false};
+  std::atomic<int> now{0};
   std::vector<std::thread> readers;
   for (uint32_t t = 0; t < kTables; ++t) {
-    readers.emplace_back([&pair, &stop, t] {
-      for (int64_t i = 0; !stop; ++i) {
-        const std::vector<int64_t> ids{i % kRows, (5 * i + 1) % kRows};
-        look_up(pair, t, ids);
-      }
+    readers.emplace_back([&pair, &stop, &now, t] {
+      for (int i = 0; !stop; ++i) look_up(pair, t, batch(now.load() + i % (kAhead + 1)));
     });
   }
-  const auto batch = [](int at) {
-    return std::vector<int64_t>{at % kRows, (at + 20) % kRows, (3 * at + 40) % kRows};
-  };
   std::vector<float> expected(kRows);
   for (int at = 0; at < kSteps; ++at) {
+    now = at;
     const auto ids = batch(at);
-    const auto next = batch(at + 1);
+    const auto next = batch(at + kAhead);
     const std::vector<ComingIds> coming{{0, next.data(), next.size(), false},
                                         {1, next.data(), next.size(), false}};
     pair.client->prefetch(pair.set, coming, false);
