@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 from torch.distributed import distributed_c10d
 
+from torch_cpudist.backends import shm
 from torch_cpudist.errors import (
     BackendUnavailableError,
     ConfigMismatchError,
@@ -110,6 +111,18 @@ class CollectiveGroup:
         return self.size == 1
 
     # -- collectives -------------------------------------------------------------------
+
+    def zeros(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
+        """Memory ``[numel]`` for sums. Collective.
+
+        Over ``shm`` all trainers of a host map it, and sums need no copy in or out.
+        """
+        if self.alone or self._backend != shm.NAME or not numel:
+            return torch.zeros(numel, dtype=dtype, device="cpu")
+        try:
+            return shm.empty(self._group, numel, dtype)
+        except RuntimeError as error:
+            raise self._failed(error) from error
 
     def _count(self, size_bytes: int, times: float) -> None:
         self.sent_bytes += int(size_bytes * times)

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -82,6 +82,10 @@ class Bucket:
     def size_bytes(self) -> int:
         """Bytes of ``flat``."""
         return self.size * self.dtype.itemsize
+
+    def allocate(self, zeros: Callable[[int, torch.dtype], torch.Tensor]) -> None:
+        """Takes all memory from ``zeros``, before the first use."""
+        self._storage = zeros(self.size + self.room, self.dtype)
 
     @property
     def storage(self) -> torch.Tensor:

@@ -86,6 +86,8 @@ class GradientExchange:
             self._carrier = carrier = make_carrier(self._group, buckets)
             if carrier.carries_header and buckets:
                 buckets[-1].room = self._form.size
+                for bucket in buckets:
+                    bucket.allocate(self._group.zeros)
             for entry in self._entries:
                 hook = functools.partial(self._ready, entry.index)
                 watch = entry.parameter.register_post_accumulate_grad_hook

@@ -61,7 +61,8 @@ void ParamSet::open(const Ticket& ticket, const Buffer& layout_bytes, Outbox& ou
                              std::to_string(ticket.rank) +
                              "); all trainers must build the same model and optimizer, by the same "
                              "strategy");
-    if (!state_.ready) refuse_all(mismatch, outbox);  // nobody is to wait for the one that differs
+    // Nobody is to wait for the one that differs.
+    if (!state_.ready || in_rounds()) refuse_all(mismatch, outbox);
     throw mismatch;
   }
   if (!state_.shared.peers.is_current(ticket)) return;
@@ -86,6 +87,7 @@ void ParamSet::open(const Ticket& ticket, const Buffer& layout_bytes, Outbox& ou
 
 void ParamSet::refuse_all(const Error& error, Outbox& outbox) {
   state_.broken = error;
+  for (const auto& group : groups_) group->fail_waiting(error, outbox);
   for (const auto& [rank, waiting] : waiting_ready_)
     state_.shared.peers.finish(waiting, error, outbox);
   waiting_ready_.clear();

@@ -30,6 +30,23 @@ TEST(server_open_refuses_another_layout_and_says_where) {
   CHECK(contains(try_layout(layout), "number of blocks: 2 against 1"));
 }
 
+TEST(server_open_that_differs_ends_rounds_that_wait_for_it) {
+  World world(small_layout(), server_options(2), false);
+  Trainer& first = world[0];
+  first.reply(first.ask(FrameKind::kOpen, encode(small_layout()), 1));
+  first.reply(first.ask(FrameKind::kStore, store_all(world.layout, world.options), 1));
+  first.reply(first.ask(FrameKind::kReady, Buffer(), 1));
+  const auto push = first.ask(FrameKind::kPush, make_push(world.layout, {}), 1);
+  CHECK(first.waits(push));
+  ParamSetLayout other = small_layout();
+  other.tables[0].rows = 65;
+  const auto open = world[1].ask(FrameKind::kOpen, encode(other), 1);
+  const auto text = world[1].error(open, ErrorCode::kConfigMismatch);
+  CHECK_EQ(first.error(push, ErrorCode::kConfigMismatch), text);
+  const auto later = first.ask(FrameKind::kPush, make_push(world.layout, {}), 1);
+  CHECK_EQ(first.error(later, ErrorCode::kConfigMismatch), text);
+}
+
 TEST(server_open_refuses_what_it_cannot_serve) {
   World world(small_layout(), server_options(1), false);
   ParamSetLayout layout = small_layout();

@@ -84,6 +84,8 @@ class LocalSGDDriver(CollectiveDriver):
         self._strategy = strategy
         self._since = 0  # steps after the last average
         self._buckets: list[Bucket] = plan(parameters.placement.dense, DEFAULT_BYTES)
+        for bucket in self._buckets:
+            bucket.allocate(self._group.zeros)
         self._outer: list[_OuterStep] | None = None
         if strategy.outer is not None:
             self._outer = [_OuterStep(b, strategy.outer) for b in self._buckets]
