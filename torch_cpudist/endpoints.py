@@ -138,21 +138,6 @@ def _listen(
     return addresses
 
 
-def _open_ranks(
-    environment: Environment, layout: Layout, rendezvous: Rendezvous
-) -> _core.RankNetwork | None:
-    """The links over a collective backend, if these are asked for. Collective."""
-    if environment.transport != "c10d" or len(layout.hosts) == 1:
-        return None
-    return rank_network.open_network(
-        environment,
-        layout,
-        rendezvous.group_store("transport"),
-        rendezvous.remaining_s(),
-        own_address(environment, layout),
-    )
-
-
 def reachable(addresses: list[str], same_host: bool) -> list[str]:
     """Drops unix sockets of other hosts: an equal name there is another process."""
     return [a for a in addresses if same_host or not a.startswith("unix:")]
@@ -163,6 +148,7 @@ def start(
     layout: Layout,
     rendezvous: Rendezvous,
     network: _core.InprocNetwork | None,
+    transport: object | None = None,
 ) -> Endpoints:
     """Starts what this rank's role asks for and connects the client to every server.
 
@@ -174,6 +160,7 @@ def start(
         rendezvous: where ranks met; addresses go through it.
         network: in-process network that all ranks share (ranks as threads); ``None``
             uses sockets.
+        transport: from ``rank_network.open_transport``, in the place of sockets.
 
     Raises:
         AddressError: a server cannot listen, or cannot be reached.
@@ -185,7 +172,9 @@ def start(
     links = network
     own: str | None = None
     try:
-        made.ranks = _open_ranks(environment, layout, rendezvous)
+        if transport is not None:
+            peers = rank_network.peers_of(layout, rank)
+            made.ranks = _core.RankNetwork(transport, peers)
         if rank in layout.servers:
             made.server = _start_server(environment, layout, rendezvous)
             if network is None and rank in layout.trainers:

@@ -17,7 +17,7 @@ from typing import Any
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
-from torch_cpudist import _core, host
+from torch_cpudist import host
 from torch_cpudist.backends import ccl, load_c10d, shm
 from torch_cpudist.environment import Environment
 from torch_cpudist.errors import (
@@ -100,14 +100,14 @@ def _make_gloo(options: SimpleNamespace, at: str) -> Any:
     return gloo(*place, settings)
 
 
-def open_network(
+def open_transport(
     environment: Environment,
     layout: Layout,
     store: Store,
     timeout_s: float,
     own_address: str,
-) -> _core.RankNetwork:
-    """Makes the group and a link to every peer. Collective over all ranks.
+) -> object:
+    """Makes the group. Collective over all ranks.
 
     Args:
         environment: of this rank.
@@ -115,6 +115,9 @@ def open_network(
         store: of this group alone.
         timeout_s: longest wait for the other ranks, in seconds.
         own_address: of this host, which the others reach.
+
+    Returns:
+        What ``_core.RankNetwork`` takes.
 
     Raises:
         BackendUnavailableError: the backend does not load, or cannot connect the ranks.
@@ -142,6 +145,6 @@ def open_network(
             f"CPUDIST_TRANSPORT=c10d: {name} cannot connect the {size} ranks "
             f"({error}). Set CPUDIST_TRANSPORT=tcp, or another CPUDIST_BACKEND."
         ) from error
-    transport = module.make_rank_transport(backend)
     logger.info("pushes and pulls travel over %s, %d ranks", name, size)
-    return _core.RankNetwork(transport, peers_of(layout, rank))
+    transport: object = module.make_rank_transport(backend)
+    return transport

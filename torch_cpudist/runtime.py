@@ -147,11 +147,19 @@ def _join(
     rendezvous = Rendezvous(store, made.rank, made.world_size, timeout_s)
     layout = _meet(made, rendezvous, network is not None)
     group, threads, ends = TrainerGroup(), TorchThreads(), endpoints.Endpoints()
-    torch_group = None
-    # oneCCL makes no group while messages are awaited: the trainers' comes first.
-    group_first = made.transport == "c10d"
+    torch_group = transport = None
+    over_backend = made.transport == "c10d" and made.world_size > 1
     try:
-        if group_first:
+        if over_backend:
+            # oneCCL takes a host's ranks from a process's first group, which is to have
+            # all; and makes no group while messages are awaited.
+            transport = rank_network.open_transport(
+                made,
+                layout,
+                rendezvous.group_store("transport"),
+                rendezvous.remaining_s(),
+                endpoints.own_address(made, layout),
+            )
             torch_group = group.join(made, layout, rendezvous)
         if made.group is not None:
             numbers, ends = separate_groups.start(made, layout, rendezvous)
@@ -164,11 +172,11 @@ def _join(
                     "restart %d: there is no snapshot, training begins anew",
                     made.restart_count,
                 )
-            ends = endpoints.start(made, layout, rendezvous, network)
+            ends = endpoints.start(made, layout, rendezvous, network, transport)
         ends.keep.append(store)
         if network is None:
             threads.take(made, layout)
-            if not group_first:
+            if not over_backend:
                 torch_group = group.join(made, layout, rendezvous)
         return Context(made, layout, ends, group, torch_group, threads, numbers)
     except BaseException as error:
