@@ -97,7 +97,7 @@ class Fabric : public std::enable_shared_from_this<Fabric> {
 
   static void end(Stream& stream, const char* trouble, bool sends) {
     stream.cancelled[sends] = true;
-    stream.trouble = trouble;
+    if (stream.trouble.empty()) stream.trouble = trouble;  // the cause, not what it made others do
     auto& posts = sends ? stream.sends : stream.receives;
     for (const PostPtr& item : posts) {
       item->done = true;
