@@ -5,6 +5,7 @@
 #include "backends/spanning_backend.h"
 
 #include <algorithm>
+#include <numeric>
 #include <thread>
 #include <utility>
 
@@ -15,7 +16,7 @@ using c10d::ReduceOp;
 
 namespace {
 
-// A wait for other hosts looks up after so long: for failures they tell of.
+// A wait for other hosts looks up after so long, for failures they tell of.
 constexpr std::chrono::milliseconds kSlice{500};
 // So long after a broken connection somebody may still say which rank was lost.
 constexpr std::chrono::milliseconds kReason{1500};
@@ -107,8 +108,6 @@ size_t SpanningBackend::most_members() const {
   return most;
 }
 
-// -- failures
-
 std::string SpanningBackend::told_failure() {
   try {
     if (store_->check({kFailed})) return store_->get_to_str(kFailed);
@@ -172,8 +171,6 @@ WorkPtr SpanningBackend::start(OpType type, Tensors result, Serial::Job job, boo
       wait);
   return work;
 }
-
-// -- the steps
 
 void SpanningBackend::sum(const at::Tensor& tensor, const ReduceOp& op, Milliseconds limit) {
   const bool truth = tensor.scalar_type() == at::kBool;
@@ -378,8 +375,7 @@ WorkPtr SpanningBackend::alltoall(Tensors& outputs, Tensors& inputs,
     at::Tensor in = at::cat(flat);
     const Sizes parts_of_out = sizes_of(outputs);
     Sizes in_sizes = sizes_of(inputs), out_sizes = parts_of_out;  // gloo takes them away
-    int64_t total = 0;
-    for (const int64_t size : parts_of_out) total += size;
+    const int64_t total = std::accumulate(parts_of_out.begin(), parts_of_out.end(), int64_t{0});
     at::Tensor out = at::empty({total}, at::kByte);
     c10d::AllToAllOptions plain;
     plain.timeout = limit;
