@@ -135,6 +135,7 @@ class Cluster:
             "servers": self.addresses,
             "network": self.network,
             "reconnect_grace_ms": 5000,
+            "rpc_retries": 1000,  # plans cut links far more often than any network
         }
         return _core.Client(**(settings | self.options | options))
 

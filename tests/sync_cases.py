@@ -232,6 +232,9 @@ def run(
 ) -> list[Any]:
     """``run_ranks`` with one torch thread."""
     variables = ONE_THREAD | (options.pop("variables", None) or {})
+    if options.get("network") is not None:
+        # Frames are lost, and links cut, far more often than on any network.
+        variables.setdefault("CPUDIST_RPC_RETRIES", "1000")
     return run_ranks(fn, trainers, servers=servers, variables=variables, **options)
 
 

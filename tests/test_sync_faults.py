@@ -30,9 +30,7 @@ COUNTERS = {
 @pytest.mark.parametrize("clip", [None, cpudist.ClipNorm(0.5)])
 def test_the_result_is_that_of_an_undisturbed_run(name, clip):
     batches = Batches(3, steps=12)
-    # Frames are lost far more often than on any network.
-    retries = {"CPUDIST_RPC_RETRIES": "1000"}
-    options = {"strategy": SMALL_BLOCKS, "clip": clip, "variables": retries}
+    options = {"strategy": SMALL_BLOCKS, "clip": clip}
     plain = train(RULES["adam"], batches, 2, **options)
     plan = _core.FaultPlan(seed=11, **PLANS[name])
     network = _core.InprocNetwork(plan)

@@ -85,6 +85,7 @@ class Cluster {
  private:
   std::unique_ptr<Client> make_client(Trainer& trainer, uint32_t trainer_count) {
     ClientOptions options;
+    options.rpc_retries = 1000;  // plans cut links far more often than any network
     options.run_id = 7;
     options.trainer_rank = trainer.rank;
     options.trainer_count = trainer_count;
