@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 import torch
 from optimizer_cases import linear, sgd, wrapped
@@ -55,11 +57,16 @@ def test_a_wrong_argument_changes_nothing():
     run(body, 2)
 
 
+def wrapped_and_stepped(model):
+    """Trainer 0 waits for nobody when it wraps, but for all in a step."""
+    with contextlib.closing(wrapped(model, sgd(model))) as optimizer:
+        optimizer.step()
+
+
 def test_every_trainer_is_told_of_models_that_differ():
     def body(context):
         model = torch.nn.Linear(3 + context.trainer_rank, 1)
         with pytest.raises(cpudist.ConfigMismatchError, match="elements: "):
-            # Trainer 0 waits for nobody here, but for all in a step.
-            wrapped(model, sgd(model)).step()
+            wrapped_and_stepped(model)
 
     run(body, 3)
