@@ -83,7 +83,7 @@ class ShmWork : public c10d::Work {
     for (const auto& one : operations_) {
       if (!one->done()) return false;
     }
-    return message_ == nullptr || group_->messages.done(*message_);
+    return message_ == nullptr || message_->done;
   }
 
   bool isSuccess() const override { return exception() == nullptr; }
@@ -92,7 +92,7 @@ class ShmWork : public c10d::Work {
     for (const auto& one : operations_) {
       if (one->error()) return one->error();
     }
-    if (message_ != nullptr && group_->messages.done(*message_)) return message_->error;
+    if (message_ != nullptr && message_->done) return message_->error;
     return nullptr;
   }
 

@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "backends/shm/reduce.h"
 #include "backends/shm/types.h"
 #include "core/errors.h"
 
@@ -108,6 +109,7 @@ inline void describe(shm::Call& call, const at::Tensor& tensor, const c10d::Redu
   }
   call.reduction = reduction_of(op.op_, tensor.scalar_type() == at::kBool);
   call.average = op.op_ == c10d::ReduceOp::AVG;
+  shm::check_reducible(call.dtype, call.reduction, call.average);
 }
 
 // Tensors that a call reads or writes: the user's where they are contiguous, else copies, which
@@ -126,6 +128,7 @@ class Held {
     return kept_.back().mutable_data_ptr();
   }
   void finish() const {
+    const at::NoGradGuard no_grad;  // a parameter may be written in any thread
     for (const auto& [target, flat] : back_) at::Tensor(target).copy_(flat);
   }
 

@@ -195,6 +195,64 @@ TEST(shm_a_rank_that_leaves_is_named) {
   });
 }
 
+TEST(shm_a_rank_that_leaves_is_noticed_behind_a_late_one) {
+  std::atomic<bool> told{false};
+  run_ranks(3, [&](Group& group, int rank) {
+    if (rank == 2) return;
+    if (rank == 0) {
+      while (!told.load()) std::this_thread::yield();
+      return;
+    }
+    const Clock::time_point began = Clock::now();
+    try {
+      group.engine.submit({call_of(Kind::kBarrier, DType::kBytes, 0), kLimit});
+      CHECK(false);
+    } catch (const core::Error& error) {
+      CHECK(std::string(error.what()).find("rank 2 (process") != std::string::npos);
+    }
+    CHECK(Clock::now() - began < kLimit / 2);
+    told = true;
+  });
+}
+
+TEST(shm_a_group_that_is_closed_ends_the_waits_of_others) {
+  std::atomic<bool> done{false};
+  run_ranks(2, [&](Group& group, int rank) {
+    if (rank == 1) {
+      while (!done.load()) std::this_thread::yield();
+      return;
+    }
+    const Clock::time_point began = Clock::now();
+    const auto waits = [&](const std::function<void()>& wait) {
+      return std::thread([wait] {
+        try {
+          wait();
+          CHECK(false);
+        } catch (const core::Error& error) {
+          CHECK(error.code() == core::ErrorCode::kClosed);
+        }
+      });
+    };
+    std::vector<float> values = values_of(rank, 10);
+    auto message = std::make_shared<Message>();
+    std::vector<std::byte> bytes(8);
+    message->peer = 1;
+    message->data = bytes.data();
+    message->size_bytes = bytes.size();
+    message->timeout = kLimit;
+    group.messages.submit(message);
+    std::thread collective = waits([&] { group.engine.submit({sum_of(values), kLimit}); });
+    std::thread receive = waits([&] { group.messages.wait(*message, std::nullopt); });
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));  // likely both wait by now
+    group.engine.close();
+    group.messages.close();
+    collective.join();
+    receive.join();
+    CHECK(Clock::now() - began < kLimit / 2);
+    done = true;
+  });
+}
+
 TEST(shm_a_wait_with_a_limit_leaves_the_call_under_way) {
   std::atomic<bool> go{false};
   run_ranks(2, [&](Group& group, int rank) {

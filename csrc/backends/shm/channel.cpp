@@ -157,12 +157,7 @@ bool Channel::wait(const Condition& condition, const Patience& patience, Clock::
     const int rank = missing(condition);
     if (rank == kNoRank) return true;
     throw_if_broken();
-    try {
-      check_there(rank);
-    } catch (const core::Error&) {
-      if (met({condition.event, rank})) continue;  // its last event came just before its end
-      throw;
-    }
+    check_missing(condition);
     const Clock::time_point now = Clock::now();
     if (now >= until || stopping()) return false;
     RankLine& line = segment_.line(rank);
@@ -172,6 +167,19 @@ bool Channel::wait(const Condition& condition, const Patience& patience, Clock::
       futex_wait(line.posted, seen, std::min<Clock::duration>(kSlice, until - now));
     }
     line.waiters.fetch_sub(1);
+  }
+}
+
+// Throws if one that is waited for has ended: also one behind another that is only late.
+void Channel::check_missing(const Condition& condition) const {
+  for (int rank = 0; rank < size_; ++rank) {
+    if (condition.from != kAllRanks && condition.from != rank) continue;
+    if (met({condition.event, rank})) continue;
+    try {
+      check_there(rank);
+    } catch (const core::Error&) {
+      if (!met({condition.event, rank})) throw;  // its last event came just before its end
+    }
   }
 }
 

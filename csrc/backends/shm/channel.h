@@ -97,6 +97,7 @@ class Channel {
 
  private:
   int missing(const Condition& condition) const;
+  void check_missing(const Condition& condition) const;
   bool spin(const Condition& condition, const Patience& patience) const;
   void wake_all();
   void join(std::chrono::milliseconds timeout);

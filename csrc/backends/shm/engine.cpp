@@ -52,6 +52,7 @@ std::shared_ptr<Operation> Engine::submit(Submission submission) {
   operation->finish_ = std::move(submission.finish);
   operation->notified_ = std::move(submission.notify);
   Lock lock(mutex_);
+  check_usable("a group of backend shm");
   if (broken_) std::rethrow_exception(broken_);
   queue_.push_back(operation);
   if (submission.wait) {
@@ -77,7 +78,7 @@ bool Engine::wait(Operation& operation, std::optional<std::chrono::milliseconds>
   while (!operation.done()) {
     const Clock::time_point now = Clock::now();
     if (now >= until) return false;
-    if (driven_) {
+    if (driven_ || closed_) {  // close() ends what is left
       ended_.wait_until(lock, std::min(until, now + kTurn));
     } else {
       step(lock, channel_.caller_patience(), std::min(until, now + kTurn), false);
@@ -129,34 +130,44 @@ bool Engine::step(Lock& lock, const Patience& patience, Clock::time_point until,
   if (error) {
     fail_all(lock, error);
   } else if (done) {
-    finish(lock, operation, nullptr);
+    queue_.pop_front();
+    end(lock, {operation}, nullptr);
   }
   ended_.notify_all();
   if (!queue_.empty() && thread_.joinable()) work_.notify_one();
   return done;
 }
 
-void Engine::finish(Lock& lock, const std::shared_ptr<Operation>& operation,
-                    std::exception_ptr error) {
-  queue_.pop_front();
-  operation->error_ = error;
-  operation->task_.reset();
-  operation->finish_ = nullptr;
-  const auto notify = std::exchange(operation->notified_, nullptr);
-  operation->done_.store(true, std::memory_order_release);
-  if (!notify) return;
+// Ends operations that are out of the line. Called and left with the lock held; it is not held
+// while others are told and tensors are let go, which may wait for Python's lock.
+void Engine::end(Lock& lock, const std::vector<std::shared_ptr<Operation>>& operations,
+                 std::exception_ptr error) {
+  struct Rest {
+    std::optional<Task> task;
+    std::function<void()> finish;
+    std::function<void(std::exception_ptr)> notify;
+  };
+  std::vector<Rest> rests;
+  for (const auto& operation : operations) {
+    rests.push_back({std::move(operation->task_), std::exchange(operation->finish_, nullptr),
+                     std::exchange(operation->notified_, nullptr)});
+    operation->task_.reset();
+    operation->error_ = error;
+    operation->done_.store(true, std::memory_order_release);
+  }
   ended_.notify_all();
   lock.unlock();
-  notify(error);
+  for (const Rest& rest : rests) {
+    if (rest.notify) rest.notify(error);
+  }
+  rests.clear();
   lock.lock();
 }
 
 void Engine::fail_all(Lock& lock, std::exception_ptr error) {
   broken_ = error;
-  while (!queue_.empty()) {
-    const std::shared_ptr<Operation> operation = queue_.front();
-    finish(lock, operation, error);
-  }
+  const auto failed = std::exchange(queue_, {});
+  end(lock, {failed.begin(), failed.end()}, error);
 }
 
 void Engine::start_thread() {

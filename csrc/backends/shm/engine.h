@@ -16,6 +16,7 @@
 #include <mutex>
 #include <optional>
 #include <thread>
+#include <vector>
 
 #include "backends/shm/buffers.h"
 #include "backends/shm/channel.h"
@@ -80,7 +81,8 @@ class Engine {
   using Lock = std::unique_lock<std::mutex>;
   bool step(Lock& lock, const Patience& patience, Clock::time_point until, bool pause);
   void begin(Operation& operation);
-  void finish(Lock& lock, const std::shared_ptr<Operation>& operation, std::exception_ptr error);
+  void end(Lock& lock, const std::vector<std::shared_ptr<Operation>>& operations,
+           std::exception_ptr error);
   void fail_all(Lock& lock, std::exception_ptr error);
   void start_thread();
   void serve();
@@ -93,7 +95,7 @@ class Engine {
   std::condition_variable work_;   // for the thread
   std::deque<std::shared_ptr<Operation>> queue_;
   bool driven_ = false;  // somebody goes on with the first in line
-  bool closed_ = false;
+  std::atomic<bool> closed_{false};
   std::exception_ptr broken_;
   uint64_t allocations_ = 0;
   std::thread thread_;

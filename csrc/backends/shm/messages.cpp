@@ -41,7 +41,7 @@ void Messages::submit(const std::shared_ptr<Message>& message) {
   guard_.check("a group of backend shm");
   message->deadline = Clock::now() + message->timeout;
   Lock lock(mutex_);
-  if (broken_) std::rethrow_exception(broken_);
+  if (broken_) std::rethrow_exception(broken_);  // also when it was closed
   channel_.throw_if_broken();
   if (message->sends) {
     sends_[static_cast<size_t>(message->peer)].push_back(message);
@@ -60,11 +60,6 @@ void Messages::submit(const std::shared_ptr<Message>& message) {
   work_.notify_one();
 }
 
-bool Messages::done(const Message& message) const {
-  const std::lock_guard lock(mutex_);
-  return message.done;
-}
-
 bool Messages::wait(Message& message, std::optional<std::chrono::milliseconds> limit) {
   const Clock::time_point until =
       limit ? Clock::now() + *limit : Clock::time_point::max() - std::chrono::hours(1);
@@ -72,7 +67,7 @@ bool Messages::wait(Message& message, std::optional<std::chrono::milliseconds> l
   while (!message.done) {
     const Clock::time_point now = Clock::now();
     if (now >= until) return false;
-    if (driven_) {
+    if (driven_ || closed_) {  // close() ends what is left
       ended_.wait_until(lock, std::min(until, now + kTurn));
     } else {
       step(lock, channel_.caller_patience(), std::min(until, now + kTurn));
@@ -109,10 +104,15 @@ void Messages::step(Lock& lock, const Patience& patience, Clock::time_point unti
 
 void Messages::notify_ended(Lock& lock) {
   ended_.notify_all();
-  if (to_notify_.empty()) return;
-  const auto messages = std::exchange(to_notify_, {});
+  if (ended_messages_.empty()) return;
+  auto messages = std::exchange(ended_messages_, {});
   lock.unlock();
-  for (const auto& message : messages) message->notify(message->error);
+  // Tensors are let go here, too, which may wait for Python's lock.
+  for (const auto& message : messages) {
+    message->finish = nullptr;
+    if (message->notify) std::exchange(message->notify, nullptr)(message->error);
+  }
+  messages.clear();
   lock.lock();
 }
 
@@ -162,10 +162,9 @@ void Messages::finish(const std::shared_ptr<Message>& message, std::exception_pt
       error = std::current_exception();
     }
   }
-  message->finish = nullptr;
   message->error = error;
-  message->done = true;
-  if (message->notify) to_notify_.push_back(message);
+  message->done.store(true, std::memory_order_release);
+  ended_messages_.push_back(message);
 }
 
 void Messages::fail_all(const std::exception_ptr& error) {

@@ -7,6 +7,7 @@
 // thread does it for calls that nobody waits for.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstddef>
@@ -42,8 +43,8 @@ struct Message {
   Clock::time_point deadline{};
   size_t moved = 0;  // bytes of it
   bool begun = false;
-  bool done = false;
-  std::exception_ptr error;
+  std::exception_ptr error;  // of one that is done
+  std::atomic<bool> done{false};
 };
 
 class Messages {
@@ -55,7 +56,6 @@ class Messages {
 
   // Throws core::Error if the group is broken or closed.
   void submit(const std::shared_ptr<Message>& message);
-  bool done(const Message& message) const;
   // As Engine::wait.
   bool wait(Message& message, std::optional<std::chrono::milliseconds> limit);
   // Ends what is under way with an error; after Channel::stop().
@@ -109,7 +109,7 @@ class Messages {
   std::vector<std::deque<std::shared_ptr<Message>>> sends_;  // by peer, in order
   std::list<std::shared_ptr<Message>> receives_;             // in order
   std::vector<Inbox> inboxes_;
-  std::vector<std::shared_ptr<Message>> to_notify_;
+  std::vector<std::shared_ptr<Message>> ended_messages_;  // whose callers are not told yet
   bool driven_ = false;
   bool closed_ = false;
   std::exception_ptr broken_;

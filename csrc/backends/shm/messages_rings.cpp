@@ -164,13 +164,17 @@ bool Messages::begin_receive(Inbox& inbox, int peer) {
 bool Messages::move_receives(int peer) {
   Inbox& inbox = inboxes_[static_cast<size_t>(peer)];
   bool moved = false;
-  while (inbox.head || begin_receive(inbox, peer)) {
+  while (true) {
+    if (!inbox.head) {
+      if (!begin_receive(inbox, peer)) return moved;
+      moved = true;
+    }
     const size_t size = inbox.head->size_bytes;
     std::byte* target = inbox.into ? inbox.into->data : inbox.keeping.data();
     const size_t taken = read(peer, target + inbox.read, size - inbox.read);
     inbox.read += taken;
-    moved = true;
-    if (inbox.read < size) return taken != 0;
+    moved = moved || taken != 0;
+    if (inbox.read < size) return moved;
     if (inbox.into) {
       receives_.remove(inbox.into);
       finish(std::exchange(inbox.into, nullptr), nullptr);
@@ -179,7 +183,6 @@ bool Messages::move_receives(int peer) {
     }
     inbox.head.reset();
   }
-  return moved;
 }
 
 }  // namespace cpudist::shm
