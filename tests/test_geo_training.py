@@ -22,13 +22,15 @@ from sync_cases import (
 )
 from torch import nn
 
+import torch_cpudist as cpudist
 from torch_cpudist import _core
 from torch_cpudist.context import _open_contexts
 
 STEPS = 12
+CAP_BYTES = 5440  # 60 more than the dense part, heads and a row of each table take
 
 
-def train_all(trainers, servers, steps, network=None, strategy=None, missing=False):
+def train_all(trainers, servers, steps, strategy=None, missing=False, **options):
     """Every trainer's weights once all have left, and its exchanges."""
 
     def body(context):
@@ -41,7 +43,7 @@ def train_all(trainers, servers, steps, network=None, strategy=None, missing=Fal
         opt.flush()
         return copy_of(model), opt.stats()["exchange"]
 
-    results = run(body, trainers, servers, network=network)
+    results = run(body, trainers, servers, **options)
     seeds = [s for rank in range(trainers) for s in seeds_of(rank, steps(rank))]
     return results, model_sum(seeds, missing=missing)
 
@@ -76,6 +78,23 @@ def test_over_lost_and_repeated_frames(seed):
     assert_all_equal(*train_all(2, 2, lambda _: STEPS, network=network))
     counts = network.counts()
     assert min(counts.dropped, counts.duplicated, counts.reordered) > 0
+
+
+@pytest.mark.parametrize("servers", [0, 2])
+def test_an_exchange_goes_in_parts_that_fit_the_servers_memory_cap(servers):
+    capped = {"CPUDIST_SERVER_MEMORY_CAP_BYTES": str(CAP_BYTES)}
+    results, expected = train_all(2, servers, lambda _: STEPS, variables=capped)
+    assert_all_equal(results, expected)
+    free, _ = train_all(2, servers, lambda _: STEPS)
+    pushes = [found["exchanges"] for _, found in [*results, *free]]
+    assert min(pushes[:2]) > max(pushes[2:])
+
+
+def test_a_memory_cap_without_room_for_rows_is_refused():
+    with pytest.raises(cpudist.OverloadedError, match="MEMORY_CAP_BYTES higher"):
+        train_all(
+            2, 0, lambda _: 1, variables={"CPUDIST_SERVER_MEMORY_CAP_BYTES": "4500"}
+        )
 
 
 def test_a_barrier_leaves_all_with_the_same_model():

@@ -191,7 +191,9 @@ class Client:
         Returns the number of the round applied.
         """
 
-    def start_exchange(self, param_set: int, *, alone: bool) -> None:
+    def start_exchange(
+        self, param_set: int, *, alone: bool, memory_cap_bytes: int
+    ) -> None:
         """Prepares exchanges of deltas; see ``csrc/core/client.h``."""
 
     def reset_exchange(self, param_set: int, weights: Sequence[int]) -> None:

@@ -262,7 +262,8 @@ class Server:
         memory_cap_bytes: bytes of pushes that come in or wait on one server; beyond it
             a push is refused with ``OverloadedError``, which Async's queue answers by
             sending it again, and so is a model if its dense gradients exceed it, under
-            Sync those of all trainers. 0 is no cap.
+            Sync those of all trainers. Geo's exchanges go in parts that fit. 0 is no
+            cap.
             ``CPUDIST_SERVER_MEMORY_CAP_BYTES``.
     """
 

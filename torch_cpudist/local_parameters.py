@@ -136,6 +136,7 @@ class LocalParameterSet(ParameterSet):
         store: Callable[[ParameterSet], None] | None,
         states: States,
         alone: bool,
+        memory_cap_bytes: int,
     ) -> None:
         """Opens the set and takes the servers' values in; see ``ParameterSet``.
 
@@ -145,6 +146,7 @@ class LocalParameterSet(ParameterSet):
             store: sends the initial values once the set is open; on trainer 0 only.
             states: torch's state of each parameter, from before.
             alone: there is no other trainer, and never will be.
+            memory_cap_bytes: what pushes may hold on a server; 0 for no cap.
         """
         super().__init__(client, placement, store)
         self.alone = alone
@@ -157,7 +159,9 @@ class LocalParameterSet(ParameterSet):
             mean=[False] * len(placement.layout.configs),
             pull_every=1,
         )
-        client.start_exchange(self.id, alone=alone)
+        client.start_exchange(
+            self.id, alone=alone, memory_cap_bytes=memory_cap_bytes
+        )
         self.forget_movement()
         self.tables = [
             LocalTable(table, self._rule(table), states.get(table.found.weight, {}))

@@ -41,10 +41,11 @@ void bind_exchange(ClientClass& client) {
   client
       .def(
           "start_exchange",
-          [](ClientHolder& self, uint32_t param_set, bool alone) {
-            self.get().start_exchange(param_set, alone);
+          [](ClientHolder& self, uint32_t param_set, bool alone, uint64_t memory_cap_bytes) {
+            self.get().start_exchange(param_set, alone, memory_cap_bytes);
           },
-          py::arg("param_set"), py::kw_only(), py::arg("alone"), NoGil())
+          py::arg("param_set"), py::kw_only(), py::arg("alone"), py::arg("memory_cap_bytes"),
+          NoGil())
       .def(
           "reset_exchange",
           [](ClientHolder& self, uint32_t param_set, const std::vector<Address>& weights) {

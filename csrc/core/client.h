@@ -208,7 +208,7 @@ class Client {
 
   // ---- deltas of trainers that step by themselves ----
   // After start_queue. `alone`: there is no other trainer and never will be.
-  void start_exchange(uint32_t param_set, bool alone);
+  void start_exchange(uint32_t param_set, bool alone, uint64_t memory_cap_bytes);
   // The weights are the servers' now. `weights`: base of every dense parameter, in order.
   void reset_exchange(uint32_t param_set, std::span<void* const> weights);
   // Takes back what dense parameters and tables moved since their last exchange.

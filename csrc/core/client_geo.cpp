@@ -26,7 +26,7 @@ GeoExchangePtr exchange_in(const ClientSetPtr& set, std::mutex& sets_mutex) {
 
 }  // namespace
 
-void Client::start_exchange(uint32_t param_set, bool alone) {
+void Client::start_exchange(uint32_t param_set, bool alone, uint64_t memory_cap_bytes) {
   const ClientSetPtr set = impl_->find(param_set);
   auto queue = impl_->queue_of(*set);
   if (!set->layout.exchanges_deltas || !queue || set->exchange) {
@@ -35,7 +35,8 @@ void Client::start_exchange(uint32_t param_set, bool alone) {
                     " exchanges no deltas, has no queue, or has begun before");
   }
   auto exchange = std::make_shared<GeoExchange>(*set, std::move(queue), impl_->pool, impl_->owners,
-                                                impl_->session.options().trainer_count, alone);
+                                                impl_->session.options().trainer_count, alone,
+                                                memory_cap_bytes);
   const std::lock_guard lock(impl_->sets_mutex);
   set->exchange = std::move(exchange);
 }

@@ -19,6 +19,35 @@ constexpr uint64_t kSliceRows = 128;
 constexpr size_t kPrefetchRows = 8;
 // Rows of one table in one push; more travel with the next, so that no message outgrows memory.
 constexpr uint64_t kSentBytes = 32u << 20;
+// Heads of a push and of each of its sections take less.
+constexpr uint64_t kHeadBytes = 4096;
+constexpr uint64_t kSectionBytes = 256;
+
+// What a memory cap leaves to the rows of each table, beside dense deltas.
+uint64_t room_for_rows(const ClientSet& set, uint32_t trainers, uint64_t cap_bytes) {
+  const ParamSetLayout& layout = set.layout;
+  if (cap_bytes == 0 || layout.tables.empty()) return kSentBytes;
+  // In rounds the pushes of all trainers wait for the last one.
+  if (layout.mode == UpdateMode::kRounds) cap_bytes /= std::max(trainers, 1u);
+  std::vector<uint64_t> needed(set.server_count, kHeadBytes);
+  for (uint32_t b = 0; b < layout.blocks.size(); ++b) {
+    needed[layout.blocks[b].shard] += set.block_bytes(b) + kSectionBytes;
+  }
+  const uint64_t most = *std::max_element(needed.begin(), needed.end());
+  const uint64_t sections = kSectionBytes * layout.tables.size();
+  uint64_t row_bytes = 0;
+  for (const TableSpec& table : layout.tables) {
+    row_bytes = std::max(row_bytes, sizeof(int64_t) + table.dim * sizeof(float));
+  }
+  if (cap_bytes >= most + sections + row_bytes * layout.tables.size()) {
+    return std::min(kSentBytes, (cap_bytes - most - sections) / layout.tables.size());
+  }
+  throw Error(ErrorCode::kOverloaded,
+              "the dense deltas of one exchange and a row of each table need " +
+                  std::to_string(most + sections + row_bytes * layout.tables.size()) +
+                  " bytes on a server, pushes may hold " + std::to_string(cap_bytes) +
+                  " of each trainer; set CPUDIST_SERVER_MEMORY_CAP_BYTES higher, or to 0");
+}
 
 ChangesView view_of(const Frame& reply, const ParamSetLayout& layout) {
   return decode_changes({reply.payload.data(), reply.payload.size()}, layout);
@@ -27,11 +56,13 @@ ChangesView view_of(const Frame& reply, const ParamSetLayout& layout) {
 }  // namespace
 
 GeoExchange::GeoExchange(ClientSet& set, std::shared_ptr<PushQueue> queue, Pool pool,
-                         std::span<const uint16_t> owners, uint32_t trainers, bool trains_alone)
+                         std::span<const uint16_t> owners, uint32_t trainers, bool trains_alone,
+                         uint64_t memory_cap_bytes)
     : set_(set),
       queue_(std::move(queue)),
       pool_(std::move(pool)),
       alone_(trains_alone),
+      rows_bytes_(room_for_rows(set, trainers, memory_cap_bytes)),
       members_(trainers) {
   const ParamSetLayout& layout = set_.layout;
   for (uint32_t t = 0; t < layout.tables.size(); ++t) {
@@ -129,7 +160,7 @@ void GeoExchange::choose_rows(uint32_t index) {
       });
     }
   }
-  const size_t most = std::max<size_t>(kSentBytes / (sizeof(int64_t) + dim * sizeof(float)), 1);
+  const size_t most = std::max<size_t>(rows_bytes_ / (sizeof(int64_t) + dim * sizeof(float)), 1);
   for (uint32_t s = 0; s < set_.server_count; ++s) {
     if (keys[s].size() > most) {
       unsent_ = true;

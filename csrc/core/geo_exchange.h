@@ -23,8 +23,11 @@ namespace cpudist::core {
 class GeoExchange {
  public:
   // `trains_alone`: there are no others, and nothing is to be remembered for an exchange.
+  // `memory_cap_bytes`: what pushes may hold on a server, 0 for no cap; an exchange goes in as many
+  // pushes as that takes. Throws Error(kOverloaded) if no row fits.
   GeoExchange(ClientSet& set, std::shared_ptr<PushQueue> queue, Pool pool,
-              std::span<const uint16_t> owners, uint32_t trainers, bool trains_alone);
+              std::span<const uint16_t> owners, uint32_t trainers, bool trains_alone,
+              uint64_t memory_cap_bytes);
 
   GeoTable& table(uint32_t index);
   // The weights are as the servers hold them now: no movement, nothing under way.
@@ -80,6 +83,7 @@ class GeoExchange {
   const std::shared_ptr<PushQueue> queue_;
   const Pool pool_;
   const bool alone_;
+  uint64_t rows_bytes_;  // of one table in a push to one server, at most
   std::vector<GeoTable> tables_;
   std::vector<kernels::AlignedBuffer<uint8_t>> dense_shadows_;  // by parameter
 

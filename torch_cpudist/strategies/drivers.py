@@ -211,7 +211,8 @@ def _open_set(
         and context.environment.group is None
         and getattr(strategy, "outer", None) is None
     )
-    return LocalParameterSet(client, placement, store, states, alone)
+    cap_bytes = context.environment.server.memory_cap_bytes
+    return LocalParameterSet(client, placement, store, states, alone, cap_bytes)
 
 
 def make_driver(
