@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -181,8 +182,12 @@ def like_ddp(context: cpudist.Context) -> float:
     return difference(ours, theirs)
 
 
-def by_replicas(context: cpudist.Context) -> tuple[float, int]:
-    """Three replicas in every trainer: difference to one process, steps sent twice."""
+def by_replicas(context: cpudist.Context) -> tuple[float, int, bool, str]:
+    """Three replicas in every trainer: difference to one process, steps sent twice.
+
+    Also: whether a parameter has a hook of the strategy, and what is said of the user's
+    beside it.
+    """
 
     def loss_fn(net: nn.Module, part: Batch) -> torch.Tensor:
         return loss_of(net, part, (0, 2))
@@ -198,8 +203,14 @@ def by_replicas(context: cpudist.Context) -> tuple[float, int]:
                     part = batch_of(step, rank, 7, torch.float32)
                     (loss_fn(plain, part) / n).backward()
                 reference.step()
+            found = difference(ours, plain)
+            parameter = next(ours.parameters())
+            sends = bool(parameter._post_accumulate_grad_hooks)
+            parameter.register_post_accumulate_grad_hook(lambda _: None)
+            with pytest.raises(cpudist.UnsupportedModelError) as refused:
+                executor.run(batch_of(0, context.trainer_rank, 7, torch.float32))
         repeated = optimizer.stats()["collective"]["repeated"]
-    return difference(ours, plain), repeated
+    return found, repeated, sends, str(refused.value)
 
 
 def several_passes(

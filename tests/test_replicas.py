@@ -173,6 +173,73 @@ def test_schedules_and_loaded_state_are_followed(reduce):
     assert largest_difference(copy_of(model), copy_of(plain)) < 1e-9
 
 
+def clear(optimizer):
+    optimizer.state.clear()
+
+
+def replace(optimizer):
+    optimizer.state = type(optimizer.state)(dict)
+
+
+def edit(optimizer):
+    for state in optimizer.state.values():
+        state["exp_avg"].zero_()
+
+
+def put(optimizer):
+    for state in optimizer.state.values():
+        state["exp_avg"] = torch.ones_like(state["exp_avg"])
+
+
+def step(optimizer):
+    optimizer.step()
+
+
+@pytest.mark.parametrize("reduce", ["reduce", "allreduce"])
+@pytest.mark.parametrize("change", [clear, replace, edit, put, step])
+def test_state_that_the_user_writes_is_every_replicas(change, reduce):
+    model, plain = Model(torch.float64, False), Model(torch.float64, False)
+    optimizers = [torch.optim.Adam(m.parameters(), lr=0.1) for m in (model, plain)]
+    with cpudist.ReplicaExecutor(
+        model, loss_of, optimizers[0], 2, reduce=reduce
+    ) as executor:
+        for number in range(6):
+            batch = batch_of(number, 6, torch.float64)
+            executor.run(batch)
+            optimizers[1].zero_grad()
+            loss_of(plain, batch).backward()
+            optimizers[1].step()
+            if number % 2:
+                for optimizer in optimizers:
+                    change(optimizer)
+    assert largest_difference(copy_of(model), copy_of(plain)) < 1e-9
+
+
+def test_copies_are_taken_anew_after_a_step_that_failed():
+    class Fails(torch.optim.SGD):
+        failing = False
+
+        def step(self, closure=None):
+            if Fails.failing and self is optimizer:
+                raise KeyError("of the first replica")
+            return super().step(closure)
+
+    model = nn.Linear(DIM, 1)
+    optimizer = Fails(model.parameters(), lr=0.1, momentum=0.9)
+    x = torch.ones(4, DIM)
+    with cpudist.ReplicaExecutor(
+        model, lambda net, part: net(part).mean(), optimizer, 2, "allreduce"
+    ) as executor:
+        executor.run(x)
+        Fails.failing = True
+        with pytest.raises(KeyError):
+            executor.run(x)
+        Fails.failing = False
+        for _ in range(2):
+            assert torch.allclose(executor.predict(x), model(x), atol=1e-5)
+            executor.run(x)
+
+
 def test_an_optimizer_that_looks_at_all_parameters_steps_as_a_whole():
     class Normed(torch.optim.SGD):
         def step(self, closure=None):

@@ -291,6 +291,11 @@ def test_models_that_cannot_be_replicated():
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
     with pytest.raises(cpudist.UnsupportedOptimizerError, match="not in the model"):
         cpudist.ReplicaExecutor(nn.Linear(1, 1), loss_of, optimizer, 2)
+    model = nn.Linear(1, 1)
+    with pytest.raises(cpudist.UnsupportedOptimizerError, match=r"LBFGS.*closure"):
+        cpudist.ReplicaExecutor(
+            model, loss_of, torch.optim.LBFGS(model.parameters()), 2
+        )
     scripted = torch.jit.script(nn.Linear(1, 1))
     optimizer = torch.optim.SGD(scripted.parameters(), lr=0.1)
     with pytest.raises(cpudist.UnsupportedModelError, match=r"torch\.compile"):
@@ -305,3 +310,55 @@ def test_models_that_cannot_be_replicated():
         model[0].weight = nn.Parameter(torch.zeros(1, 1))
         with pytest.raises(cpudist.ModelChangedError, match=r"Linear\.weight"):
             executor.run(torch.ones(2, 1))
+
+
+SEEN = {
+    "register_hook": lambda p: p.register_hook(torch.zeros_like),
+    "register_post_accumulate_grad_hook": lambda p: (
+        p.register_post_accumulate_grad_hook(lambda q: q.grad.zero_())
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SEEN)
+def test_hooks_of_parameters_are_refused(name):
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    refused = rf"'1\.weight' has a hook \({name}\).*before_update"
+
+    def executor():
+        return cpudist.ReplicaExecutor(
+            model, lambda net, x: net(x).mean(), optimizer, 2
+        )
+
+    hook = SEEN[name](model[1].weight)
+    with pytest.raises(cpudist.UnsupportedModelError, match=refused):
+        executor()
+    hook.remove()
+    with executor() as made:
+        made.run(torch.ones(4, 2))
+        before = copy_of(model)
+        hook = SEEN[name](model[1].weight)
+        with pytest.raises(cpudist.UnsupportedModelError, match=refused):
+            made.run(torch.ones(4, 2))
+        assert_same_bits(copy_of(model), before)
+        hook.remove()
+        made.run(torch.ones(4, 2))
+
+
+@pytest.mark.parametrize("kind", ["forward", "forward_pre", "full_backward"])
+def test_module_hooks_are_copied_or_told(kind):
+    model = nn.Sequential(nn.Linear(2, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    calls = []
+    add = getattr(model[0], f"register_{kind}_hook")
+    hook = add(lambda *_: calls.append(1))
+    with cpudist.ReplicaExecutor(
+        model, lambda net, x: net(x).mean(), optimizer, 2
+    ) as executor:
+        executor.run(torch.ones(4, 2))
+        assert len(calls) == 2
+        hook.remove()
+        add(lambda *_: None)
+        with pytest.raises(cpudist.ModelChangedError, match="Linear has other"):
+            executor.run(torch.ones(4, 2))

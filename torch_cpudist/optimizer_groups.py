@@ -86,9 +86,14 @@ class OptimizerGroups:
                 optimizer_rules.check_use(owner, rule, entry.name, table=False)
 
 
+def needs_closure(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether ``step()`` of an optimizer evaluates the model by itself."""
+    closure = inspect.signature(type(optimizer).step).parameters.get("closure")
+    return closure is not None and closure.default is inspect.Parameter.empty
+
+
 def _check_step_alone(inner: torch.optim.Optimizer) -> None:
-    closure = inspect.signature(type(inner).step).parameters.get("closure")
-    if closure is not None and closure.default is inspect.Parameter.empty:
+    if needs_closure(inner):
         raise UnsupportedOptimizerError(
             f"{type(inner).__name__}.step() evaluates the model several times by a "
             "closure, which this version does not run. Use an optimizer whose step() "

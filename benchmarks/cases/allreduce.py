@@ -25,6 +25,8 @@ from report import MISSING, Row
 
 from cases import allreduce_worker
 from cases.allreduce_worker import HEAD_BYTES, LARGEST_BYTES, Plan
+from torch_cpudist.backends import ccl
+from torch_cpudist.errors import BackendUnavailableError
 
 COLUMNS = {
     "name": "name",
@@ -43,17 +45,9 @@ Times = dict[tuple[str, str, int], dict[str, list[float]]]
 
 def missing_backends() -> dict[str, str]:
     """Peers that cannot run here, and why."""
-    import torch.distributed as dist
-
-    import torch_cpudist
-
-    if "ccl" not in dist.Backend.backend_list:
-        return {"ccl": f"torch_cpudist {torch_cpudist.__version__} has no backend ccl"}
     try:
-        from torch_cpudist.backends import ccl
-
-        ccl.load()
-    except (ImportError, RuntimeError, AttributeError) as error:
+        ccl.check()
+    except BackendUnavailableError as error:
         return {"ccl": str(error).splitlines()[0]}
     return {}
 

@@ -75,9 +75,9 @@ class ReplicaExecutor:
     Raises:
         ConfigurationError: a setting is out of range, or ``CPUDIST_PIN=1`` with more
             replicas than cores.
-        UnsupportedModelError: the model cannot be replicated.
+        UnsupportedModelError: the model cannot be replicated, or a parameter has hooks.
         UnsupportedOptimizerError: the optimizer has parameters that are not the
-            model's.
+            model's, or needs a closure.
     """
 
     def __init__(

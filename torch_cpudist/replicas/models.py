@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from torch_cpudist.errors import ModelChangedError, UnsupportedModelError
+from torch_cpudist.replicas import hooks
 from torch_cpudist.replicas.dropout import own_dropout
 from torch_cpudist.replicas.table_view import copied_tables
 from torch_cpudist.tables import plain_class
@@ -61,6 +62,7 @@ def _check_model(model: nn.Module) -> None:
                 f"ReplicaExecutor: parameter {name!r} is on {parameter.device}; "
                 "replicas are threads on the CPU."
             )
+        hooks.check_parameter(name, parameter)
 
 
 class ReplicaModels:
@@ -100,6 +102,7 @@ class ReplicaModels:
         copies = [list(module.modules()) for module in self.modules]
         self._pairs = list(zip(originals, zip(*copies, strict=True), strict=True))
         self._plain = [_plain_attributes(module) for module in originals]
+        self._hooks = [hooks.of_module(module) for module in originals]
         self._buffered = [pair for pair in self._pairs if pair[0]._buffers]
 
     def has_copy(self, index: int, replica: int) -> bool:
@@ -134,7 +137,9 @@ class ReplicaModels:
             training: the mode of all modules; ``None`` takes the model's.
 
         Raises:
-            ModelChangedError: the model has other parameters or table classes by now.
+            ModelChangedError: the model has other parameters, module hooks or table
+                classes by now.
+            UnsupportedModelError: a parameter has a hook by now.
         """
         self._check_same()
         for index, parameter in enumerate(self.parameters):
@@ -158,6 +163,15 @@ class ReplicaModels:
                     f"{type(module).__name__}.{name} is another parameter than when "
                     "the ReplicaExecutor was made (load_state_dict(assign=True), say). "
                     "Make a new one."
+                )
+        for name, parameter in zip(self.names, self.parameters, strict=True):
+            hooks.check_parameter(name, parameter)
+        for (module, _), known in zip(self._pairs, self._hooks, strict=True):
+            if hooks.of_module(module) != known:
+                raise ModelChangedError(
+                    f"{type(module).__name__} has other forward or backward hooks than "
+                    "when the ReplicaExecutor was made, which copied them. Make a new "
+                    "one."
                 )
 
     def _follow_parameter(self, index: int, parameter: nn.Parameter) -> None:
@@ -197,6 +211,10 @@ class ReplicaModels:
                 module._buffers[name] = copies[0]._buffers[name]
 
     # -- copies ------------------------------------------------------------------------
+
+    def expect_update(self) -> None:
+        """Copies are taken anew, unless ``note_updated`` follows."""
+        self._versions = [-1] * len(self.parameters)
 
     def note_updated(self) -> None:
         """Copies have the values that the model's parameters have now."""

@@ -10,10 +10,9 @@
 
 from __future__ import annotations
 
-import copy
 from abc import ABC, abstractmethod
-from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -24,6 +23,8 @@ from torch_cpudist import optim
 from torch_cpudist.errors import UnsupportedOptimizerError
 from torch_cpudist.log import logger
 from torch_cpudist.optimizer import DistributedOptimizer
+from torch_cpudist.optimizer_groups import needs_closure
+from torch_cpudist.replicas import own_state
 from torch_cpudist.replicas.models import ReplicaModels
 from torch_cpudist.replicas.row_parts import OwnersState, RowParts
 
@@ -231,30 +232,32 @@ class CopiedUpdate(Update):
         """Gives every replica an optimizer with state of its own."""
         super().__init__(optimizers, models)
         self._own: list[list[Optimizer]] = []
-        self._loaded = True
-        for optimizer in self.optimizers:
-            optimizer.register_load_state_dict_post_hook(self._note_loaded)
+        # What all replicas had after the last step.
+        self._common: list[Any] | None = None
 
     def copies(self) -> list[Optimizer]:
         """The optimizers of all replicas but the first."""
         return [made for own in self._own for made in own]
 
-    def _note_loaded(self, _: Optimizer) -> None:
-        self._loaded = True
-
     def prepare(self, at_once: bool) -> None:
-        """Takes the groups' options, and state that was loaded."""
+        """Takes the groups' options, and state that others than replicas wrote."""
         replicas = range(1, len(self.models.views))
-        if self._loaded:
+        # Loaded, cleared or edited, or stepped by another executor.
+        written = self._common is None or self._common != own_state.marks(
+            self.optimizers
+        )
+        # Until ``finish`` replicas may be at different steps.
+        self._common = None
+        self.models.expect_update()
+        if written:
             self._own = [[_likeness(o) for o in self.optimizers] for _ in replicas]
         for replica, own in zip(replicas, self._own, strict=True):
             pairs = zip(self.models.parameters, self.models.views[replica], strict=True)
             view_of = {id(parameter): view for parameter, view in pairs}
             for made, whole in zip(own, self.optimizers, strict=True):
                 made.param_groups = _groups(whole, lambda p: view_of[id(p)])  # noqa: B023
-                if self._loaded:
-                    made.state = _state_of(whole, view_of)
-        self._loaded = False
+                if written:
+                    made.state = own_state.copied(whole, view_of)
 
     def by_owner(self, owner: int) -> None:
         """Nothing: a replica steps when all sums are there."""
@@ -279,16 +282,7 @@ class CopiedUpdate(Update):
         """Also: copies have taken the same step as the model."""
         super().finish()
         self.models.note_updated()
-
-
-def _state_of(
-    optimizer: Optimizer, view_of: Mapping[int, nn.Parameter]
-) -> defaultdict[torch.Tensor, Any]:
-    """A copy of an optimizer's state, by a replica's parameters."""
-    made: defaultdict[torch.Tensor, Any] = defaultdict(dict)
-    for parameter, state in optimizer.state.items():
-        made[view_of[id(parameter)]] = copy.deepcopy(state)
-    return made
+        self._common = own_state.marks(self.optimizers)
 
 
 class ServedUpdate(Update):
@@ -345,6 +339,12 @@ def check_optimizers(optimizers: Sequence[Optimizer], model: nn.Module) -> None:
         )
     known = {id(parameter) for parameter in model.parameters()}
     for optimizer in optimizers:
+        if needs_closure(optimizer):
+            raise UnsupportedOptimizerError(
+                f"ReplicaExecutor: {type(optimizer).__name__}.step() evaluates the "
+                "model by a closure, but replicas evaluate it once per step. Use an "
+                "optimizer whose step() needs none."
+            )
         for group in optimizer.param_groups:
             if any(id(parameter) not in known for parameter in group["params"]):
                 raise UnsupportedOptimizerError(
