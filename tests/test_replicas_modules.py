@@ -32,7 +32,7 @@ def ours(module, seed=0):
     own_dropout(module)
 
     def forward(x):
-        with drawing_from(generator_of(seed, 0)):
+        with drawing_from(generator_of(seed, 0, 0)):
             return module(x)
 
     return forward

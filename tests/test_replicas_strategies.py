@@ -148,7 +148,7 @@ def test_clipping_is_of_the_mean():
 
 
 def test_geo_counts_the_batches_of_all_replicas():
-    def exchanges(replicas, close=False):
+    def exchanges(replicas):
         def body(context):
             model = Model()
             strategy = cpudist.Geo(push_every=8, exchange_budget=1.0)
@@ -157,22 +157,43 @@ def test_geo_counts_the_batches_of_all_replicas():
             )
             if context.trainer_rank > 0:
                 return 0
-            executor = cpudist.ReplicaExecutor(model, loss_of, optimizer, replicas)
             begun = 0
-            for step in range(8):
-                executor.run(batch_of(step, 8))
-                # An exchange begins in the step in which it is due.
-                begun += optimizer._driver._steps == 0
-                optimizer.flush("none")
-            executor.close()
-            return begun, optimizer._driver._replicas
+            with cpudist.ReplicaExecutor(model, loss_of, optimizer, replicas) as many:
+                for step in range(8):
+                    many.run(batch_of(step, 8))
+                    # An exchange begins in the step in which it is due.
+                    begun += optimizer._driver._steps == 0
+                    optimizer.flush("none")
+            return begun
 
         return run(body, 2)[0]
 
     # flush() hands on as well, so that no more steps than it are ever open.
-    assert exchanges(1) == (0, 1)
-    assert exchanges(4) == (0, 1)
-    assert exchanges(8) == (8, 1)
+    assert [exchanges(count) for count in (1, 4, 8)] == [0, 0, 8]
+
+
+def test_geo_counts_the_replicas_that_step():
+    """Executors that only look on do not count, nor one that is closed."""
+
+    def body(context):
+        model = Model()
+        optimizer = cpudist.DistributedOptimizer(
+            build(RULES["sgd"], model), model, cpudist.Geo(push_every=1000)
+        )
+        counts = []
+        with cpudist.ReplicaExecutor(model, loss_of, optimizer, 2) as many:
+            many.run(batch_of(0, 8))
+            with cpudist.ReplicaExecutor(model, loss_of, optimizer, 3) as other:
+                other.evaluate(batch_of(0, 6))
+                many.run(batch_of(1, 8))
+            many.run(batch_of(2, 8))
+            counts.append(optimizer._driver._batches)
+        optimizer.zero_grad()
+        loss_of(model, batch_of(3, 4)).backward()
+        optimizer.step()
+        return [*counts, optimizer._driver._batches]
+
+    assert run(body, 2) == [[6, 7], [6, 7]]
 
 
 def test_tables_are_never_dense():

@@ -159,9 +159,7 @@ class LocalParameterSet(ParameterSet):
             mean=[False] * len(placement.layout.configs),
             pull_every=1,
         )
-        client.start_exchange(
-            self.id, alone=alone, memory_cap_bytes=memory_cap_bytes
-        )
+        client.start_exchange(self.id, alone=alone, memory_cap_bytes=memory_cap_bytes)
         self.forget_movement()
         self.tables = [
             LocalTable(table, self._rule(table), states.get(table.found.weight, {}))

@@ -50,9 +50,10 @@ def _keep_mask_fake(input: torch.Tensor, mask_dims: int, keep: float) -> torch.T
     return input.new_empty(_mask_shape(input, mask_dims))
 
 
-def generator_of(seed: int, replica: int) -> torch.Generator:
-    """The generator of one replica, replicas counted over all trainers."""
-    digest = hashlib.blake2b(f"{seed}/{replica}".encode(), digest_size=8).digest()
+def generator_of(seed: int, trainer: int, replica: int) -> torch.Generator:
+    """The generator of one replica of a trainer, unlike that of any other."""
+    text = f"{seed}/{trainer}/{replica}"
+    digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest, "little"))
 
 

@@ -130,7 +130,7 @@ class ReplicaExecutor:
         )
         seed = torch.initial_seed() if seed is None else seed
         self._generators = [
-            dropout.generator_of(seed, place.first_replica + replica)
+            dropout.generator_of(seed, place.trainer, replica)
             for replica in range(self.replicas)
         ]
         self._compiled = self._models.compiled or hasattr(
@@ -141,8 +141,6 @@ class ReplicaExecutor:
         self._threads: ReplicaThreads | None = ReplicaThreads(
             self.replicas, self.num_threads, place.cores
         )
-        for served in self._served:
-            served._driver.count_replicas(self.replicas)
         logger.info("%s", place)
 
     # -- training ----------------------------------------------------------------------
@@ -371,8 +369,6 @@ class ReplicaExecutor:
         threads, self._threads = self._threads, None
         if threads is not None:
             threads.close()
-            for served in self._served:
-                served._driver.count_replicas(1)
 
     def __enter__(self) -> ReplicaExecutor:
         """Returns itself."""

@@ -28,7 +28,7 @@ class Place:
         num_threads: torch threads of each.
         share: cores of this process.
         cores: of each replica, if it is pinned.
-        first_replica: number of the first, counted over all trainers.
+        trainer: whose they are.
     """
 
     count: int
@@ -36,7 +36,7 @@ class Place:
     num_threads: int
     share: int
     cores: tuple[tuple[int, ...], ...] | None
-    first_replica: int
+    trainer: int
 
     def __str__(self) -> str:
         """For the log."""
@@ -83,7 +83,7 @@ def find(
     if made.pin:
         mine = topology.read(os.sched_getaffinity(0))
         cores = tuple(topology.deal(mine, number))
-    return Place(number, settled.reduce, threads, share, cores, trainer * number)
+    return Place(number, settled.reduce, threads, share, cores, trainer)
 
 
 def _bytes_of(tensors: Iterable[torch.Tensor | None]) -> int:

@@ -301,7 +301,8 @@ class ServedUpdate(Update):
 
     def by_caller(self, samples: int | None) -> None:
         """Steps; ``samples`` weighs this trainer."""
-        self._served.step(samples=samples)
+        with self._served._driver.step_of_replicas(len(self.models.views)):
+            self._served.step(samples=samples)
 
     def by_replica(self, replica: int) -> None:
         """Copies the new values."""

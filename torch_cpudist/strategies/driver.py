@@ -125,8 +125,9 @@ class Driver(ABC):
         """Counters of this strategy, beside those of the client."""
         return {}
 
-    def count_replicas(self, count: int) -> None:  # noqa: B027
-        """From now on a step is one batch of each of so many replicas."""
+    def step_of_replicas(self, count: int) -> AbstractContextManager[None]:
+        """While it is entered, a step is one batch of each of ``count`` replicas."""
+        return nullcontext()
 
     @property
     def pulled(self) -> ParameterSet | None:

@@ -5,7 +5,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from torch.optim import Optimizer
@@ -64,7 +65,8 @@ class GeoDriver(ServerDriver):
         self._samples = 0
         self._exchanging = False
         self._own_steps = 0
-        self._replicas = 1
+        self._replicas = 1  # whose batches a step is made of
+        self._batches = 0  # of all replicas, since the last exchange began
         self._step_s = 0.0
         self._ended = 0.0
         local_state.adopt(parameters.tables, inners, states)
@@ -95,6 +97,7 @@ class GeoDriver(ServerDriver):
             local.note_written(weights)
             local.accept_changes()
         self._steps += 1
+        self._batches += self._replicas
         self._samples += count
         self._own_steps += 1
         if not local.alone:
@@ -103,9 +106,14 @@ class GeoDriver(ServerDriver):
             self._work_on_exchange()
         return self._known_steps()
 
-    def count_replicas(self, count: int) -> None:
+    @contextmanager
+    def step_of_replicas(self, count: int) -> Iterator[None]:
         """``push_every`` counts the batches of all replicas."""
         self._replicas = count
+        try:
+            yield
+        finally:
+            self._replicas = 1
 
     @property
     def pulled(self) -> ParameterSet | None:
@@ -127,7 +135,7 @@ class GeoDriver(ServerDriver):
             last_s = now - self._ended
             share = _NEWEST_SHARE if self._step_s else 1.0
             self._step_s += share * (last_s - self._step_s)
-        due = self._steps * self._replicas >= self._strategy.push_every
+        due = self._batches >= self._strategy.push_every
         if self._exchanging or due:
             self._advance(self._strategy.exchange_budget * self._step_s, begin=due)
         self._ended = time.perf_counter()
@@ -148,7 +156,7 @@ class GeoDriver(ServerDriver):
         self._local.client.begin_exchange(
             self._local.id, whole=whole, steps=self._steps, samples=self._samples
         )
-        self._steps = self._samples = 0
+        self._steps = self._samples = self._batches = 0
 
     def _exchange(self, whole: bool) -> None:
         """Ends the exchange under way and makes another, until nothing is left."""

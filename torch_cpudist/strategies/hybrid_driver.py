@@ -4,8 +4,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from torch.optim import Optimizer
@@ -50,10 +50,13 @@ class HybridDriver(Driver):
         self._sparse.step(table_rules(self._placement, rules), samples, clip)
         return self._dense.step(dense_rules(self._placement, rules), samples, clip)
 
-    def count_replicas(self, count: int) -> None:
-        """Tells both parts."""
-        for part in self._both:
-            part.count_replicas(count)
+    @contextmanager
+    def step_of_replicas(self, count: int) -> Iterator[None]:
+        """Of both parts."""
+        with ExitStack() as entered:
+            for part in self._both:
+                entered.enter_context(part.step_of_replicas(count))
+            yield
 
     def global_step(self, rounds: int) -> int:
         """As the dense part counts."""
