@@ -102,8 +102,11 @@ def on_two_hosts(rank: int, size: int, _tell: Tell) -> dict[str, Any]:
         outstanding(rank, size)
         messages(rank, size)
         uneven(rank, size)
+        mixed(rank, size)
+        into_parameters(rank, size)
     finally:
         dist.group.WORLD = world
+    left_while_waiting(rank, options)
     lost = dist.new_group(backend="shm", pg_options=options, timeout=TIMEOUT)
     dist.barrier(lost)
     found = {}
@@ -113,6 +116,103 @@ def on_two_hosts(rank: int, size: int, _tell: Tell) -> dict[str, Any]:
         dist.destroy_process_group(lost)
     dist.barrier()
     return found
+
+
+def mixed(rank: int, size: int) -> None:
+    """Calls of all kinds at once, which each rank begins at its own times."""
+    for turn in range(12):
+
+        def pause(place: int, turn: int = turn) -> None:
+            if (turn + place) % (size + 1) == rank:
+                time.sleep(0.01)
+
+        whole = torch.arange(5.0 * size) + 100 * rank
+        sent = [part + 1000 for part in whole.split(5)]
+        lists = [torch.empty(5) for _ in sent]
+        flat = torch.empty(5 * size)
+        root = turn % size
+        got = [torch.empty(5 * size) for _ in sent] if rank == root else None
+        own = torch.empty(5)
+        sparse = torch.eye(size)[rank].to_sparse()
+        message, to = torch.empty(5 * size), (rank + 1) % size
+        works = [dist.all_to_all(lists, sent, async_op=True)]
+        pause(0)
+        works.append(dist.all_to_all_single(flat, whole, async_op=True))
+        received = dist.irecv(message, (rank - 1) % size)
+        pause(1)
+        works.append(dist.gather(whole, got, root, async_op=True))
+        works.append(dist.all_reduce(sparse, async_op=True))
+        pause(2)
+        works.append(
+            dist.scatter(own, sent if rank == root else None, root, async_op=True)
+        )
+        total = whole.clone()
+        works.append(dist.all_reduce(total, async_op=True))
+        # Messages do not wait for the collectives that were begun before.
+        works.append(dist.isend(whole, to))
+        received.wait()
+        for work in works:
+            work.wait()
+        wholes = [torch.arange(5.0 * size) + 100 * r for r in range(size)]
+        parts = [one.split(5)[rank] for one in wholes]
+        check(torch.cat(lists), torch.cat(parts) + 1000, "mixed: all_to_all")
+        check(flat, torch.cat(parts), "mixed: all_to_all_single")
+        check(message, wholes[rank - 1], "mixed: messages")
+        if got is not None:
+            check(torch.cat(got), torch.cat(wholes), "mixed: gather")
+        check(sparse.to_dense(), torch.ones(size), "mixed: sparse all_reduce")
+        check(own, wholes[root].split(5)[rank] + 1000, "mixed: scatter")
+        check(total, torch.stack(wholes).sum(0), "mixed: all_reduce")
+
+
+def into_parameters(rank: int, size: int) -> None:
+    """Results in parameters, in a thread that would record gradients."""
+    works, found = [], []
+    for _ in range(2):
+        parameter = torch.full((4, 3), float(rank)).t().requires_grad_()
+        outputs = [torch.zeros(3, requires_grad=True) for _ in range(size)]
+        works.append(dist.all_reduce(parameter, async_op=True))
+        own = torch.full((3,), float(rank))
+        works.append(dist.all_gather(outputs, own, async_op=True))
+        found.append((parameter, outputs))
+    for work in works:
+        work.wait()
+    for parameter, outputs in found:
+        expected = torch.full((3, 4), float(sum(range(size))))
+        check(parameter.detach(), expected, "parameters: all_reduce")
+        for r, output in enumerate(outputs):
+            check(output.detach(), torch.full((3,), float(r)), "parameters: all_gather")
+        assert parameter.is_leaf
+
+
+def left_while_waiting(rank: int, options: shm.Options) -> None:
+    """Rank 2 waits for the other host, and destroys its group."""
+    group = dist.new_group(backend="shm", pg_options=options, timeout=TIMEOUT)
+    dist.barrier(group)
+    if rank == 2:
+        first = dist.all_reduce(torch.ones(3), group=group, async_op=True)
+        second = dist.all_to_all(
+            list(torch.empty(3, 1)), list(torch.ones(3, 1)), group=group, async_op=True
+        )
+        time.sleep(0.1)  # for the first to begin; if it did not, others see links end
+        began = time.monotonic()
+        dist.destroy_process_group(group)
+        assert time.monotonic() - began < TIMEOUT.total_seconds() / 4
+        for work in (first, second):
+            found = note(work.wait)
+            assert found["type"] == "ClosedError", found
+            assert "before this call had ended" in found["text"]
+    dist.barrier()
+    if rank != 2:
+
+        def twice() -> None:  # gloo may still have had the first of rank 2
+            dist.all_reduce(torch.ones(3), group=group)
+            dist.all_reduce(torch.ones(3), group=group)
+
+        found = note(twice)
+        assert found["type"] == "PeerLostError", found
+        words = ("rank 2 destroyed its group", "lost a rank on another host")
+        assert any(one in found["text"] for one in words), found
 
 
 def several_hosts(rank: int, size: int, dtype: torch.dtype) -> None:

@@ -97,7 +97,7 @@ class Serial {
     if (wait) work->wait(kNoTimeout);
   }
 
-  // Lets the job that runs come to its end; those behind it fail.
+  // Waits for the end of the job that runs, which its owner hastens; those behind it fail.
   void close() {
     if (guard_.forked()) {
       if (thread_.joinable()) thread_.detach();

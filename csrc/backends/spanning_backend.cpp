@@ -5,7 +5,6 @@
 #include "backends/spanning_backend.h"
 
 #include <algorithm>
-#include <numeric>
 #include <thread>
 #include <utility>
 
@@ -21,8 +20,7 @@ constexpr std::chrono::milliseconds kSlice{500};
 // So long after a broken connection somebody may still say which rank was lost.
 constexpr std::chrono::milliseconds kReason{1500};
 constexpr const char* kFailed = "cpudist/shm/failed";
-
-at::Tensor bytes_of(const at::Tensor& tensor) { return tensor.flatten().view(at::kByte); }
+constexpr const char* kLeft = "backend shm: its group was destroyed before this call had ended";
 
 // Booleans are or-ed and and-ed as bytes, as inside a host.
 ReduceOp op_between(const ReduceOp& op, bool truth) {
@@ -49,6 +47,7 @@ SpanningBackend::SpanningBackend(int rank, int size, Milliseconds timeout,
       everyone_(std::move(everyone)) {}
 
 SpanningBackend::~SpanningBackend() {
+  closing_ = true;
   serial_.close();
   if (!failed_) return;
   // gloo's destructor would wait, until its timeout, for calls that have no end.
@@ -66,6 +65,7 @@ void SpanningBackend::setTimeout(Milliseconds timeout) {
 }
 
 void SpanningBackend::shutdown() {
+  closing_ = true;  // which a job that waits for other hosts sees at its next look
   local_->shutdown();
   serial_.close();
 }
@@ -117,17 +117,29 @@ std::string SpanningBackend::told_failure() {
   return {};
 }
 
-// Tells the ranks of this host, through its memory, and those of others, through the store.
-void SpanningBackend::fail(const std::string& found) {
+// To the ranks of other hosts. gloo may have calls from here on that have no end.
+void SpanningBackend::tell(const std::string& found) {
   failed_ = true;
-  const core::Error error(core::ErrorCode::kPeerLost, found);
-  local_->group().engine.channel().break_group(error);
   try {
     if (!store_->check({kFailed})) store_->set(kFailed, found);
   } catch (const std::exception&) {
     // It went with the rank that is lost; others find that out as this one did.
   }
+}
+
+// Tells the ranks of this host, through its memory, and those of others, through the store.
+void SpanningBackend::fail(const std::string& found) {
+  const core::Error error(core::ErrorCode::kPeerLost, found);
+  local_->group().engine.channel().break_group(error);
+  tell(found);
   throw error;
+}
+
+// The ranks of this host see that this one has left.
+void SpanningBackend::leave() {
+  const std::string name = local_->group().engine.channel().name(local_->getRank());
+  tell("backend shm: " + name + " destroyed its group before a call had ended");
+  throw core::Error(core::ErrorCode::kClosed, kLeft);
 }
 
 void SpanningBackend::wait_between(const WorkPtr& work, Milliseconds limit) {
@@ -140,10 +152,11 @@ void SpanningBackend::wait_between(const WorkPtr& work, Milliseconds limit) {
     } catch (const std::exception& error) {
       found = error.what();
     }
+    if (closing_) throw core::Error(core::ErrorCode::kClosed, kLeft);
     const bool broken = work->isCompleted();
     std::string told = told_failure();
     const shm::Clock::time_point patience = shm::Clock::now() + kReason;
-    while (broken && told.empty() && shm::Clock::now() < patience) {
+    while (broken && told.empty() && !closing_ && shm::Clock::now() < patience) {
       std::this_thread::sleep_for(std::chrono::milliseconds(50));
       told = told_failure();
     }
@@ -161,10 +174,13 @@ WorkPtr SpanningBackend::start(OpType type, Tensors result, Serial::Job job, boo
   serial_.run(
       work,
       [this, job = std::move(job)] {
+        // Results are written into tensors of the user, which may require gradients.
+        const at::AutoDispatchBelowADInplaceOrView untracked;
         try {
           job();
         } catch (const core::Error& error) {
           if (error.code() == core::ErrorCode::kInvalidArgument) throw;
+          if (closing_) leave();
           fail(error.what());
         }
       },
@@ -265,7 +281,7 @@ WorkPtr SpanningBackend::broadcast(Tensors& tensors, const c10d::BroadcastOption
 }
 
 WorkPtr SpanningBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) {
-  if (only(tensors).layout() == at::kSparse) return everyone_->allreduce(tensors, opts);
+  if (only(tensors).layout() == at::kSparse) return allreduce_sparse(tensors, opts);
   c10d::AllreduceCoalescedOptions list;
   list.reduceOp = opts.reduceOp;
   list.timeout = opts.timeout;
@@ -359,34 +375,6 @@ WorkPtr SpanningBackend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tenso
     }
   };
   return start(OpType::_REDUCE_SCATTER_BASE, outputs, job, !opts.asyncOp);
-}
-
-// As bytes of one tensor, which is what gloo has.
-WorkPtr SpanningBackend::alltoall(Tensors& outputs, Tensors& inputs,
-                                  const c10d::AllToAllOptions& opts) {
-  const auto job = [this, outputs, inputs, limit = limit_of(opts.timeout)] {
-    const auto sizes_of = [](const Tensors& tensors) {
-      Sizes sizes;
-      for (const at::Tensor& one : tensors) sizes.push_back(static_cast<int64_t>(one.nbytes()));
-      return sizes;
-    };
-    Tensors flat;
-    for (const at::Tensor& input : inputs) flat.push_back(bytes_of(input.contiguous()));
-    at::Tensor in = at::cat(flat);
-    const Sizes parts_of_out = sizes_of(outputs);
-    Sizes in_sizes = sizes_of(inputs), out_sizes = parts_of_out;  // gloo takes them away
-    const int64_t total = std::accumulate(parts_of_out.begin(), parts_of_out.end(), int64_t{0});
-    at::Tensor out = at::empty({total}, at::kByte);
-    c10d::AllToAllOptions plain;
-    plain.timeout = limit;
-    wait_between(everyone_->alltoall_base(out, in, out_sizes, in_sizes, plain), limit);
-    const auto parts = out.split_with_sizes(parts_of_out);
-    for (size_t i = 0; i < outputs.size(); ++i) {
-      const at::Tensor part = parts[i].clone().view(outputs[i].scalar_type());
-      at::Tensor(outputs[i]).copy_(part.view(outputs[i].sizes()));
-    }
-  };
-  return start(OpType::ALLTOALL, outputs, job, !opts.asyncOp);
 }
 
 WorkPtr SpanningBackend::barrier(const c10d::BarrierOptions& opts) {

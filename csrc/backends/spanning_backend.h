@@ -9,6 +9,7 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include <atomic>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -17,6 +18,9 @@
 #include "backends/shm_backend.h"
 
 namespace cpudist::backends {
+
+// What gloo, which has few dtypes, is given of tensors that are only moved.
+inline at::Tensor bytes_of(const at::Tensor& tensor) { return tensor.flatten().view(at::kByte); }
 
 class SpanningBackend : public c10d::Backend {
  public:
@@ -39,6 +43,7 @@ class SpanningBackend : public c10d::Backend {
 
   WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) override;
   WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) override;
+  WorkPtr allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& opts) override;
   WorkPtr allreduce_coalesced(Tensors& tensors,
                               const c10d::AllreduceCoalescedOptions& opts) override;
   WorkPtr reduce(Tensors& tensors, const c10d::ReduceOptions& opts) override;
@@ -57,17 +62,12 @@ class SpanningBackend : public c10d::Backend {
   WorkPtr alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& opts) override;
   WorkPtr barrier(const c10d::BarrierOptions& opts) override;
 
-  WorkPtr gather(TensorLists& outputs, Tensors& inputs, const c10d::GatherOptions& opts) override {
-    return everyone_->gather(outputs, inputs, opts);
-  }
-  WorkPtr scatter(Tensors& outputs, TensorLists& inputs,
-                  const c10d::ScatterOptions& opts) override {
-    return everyone_->scatter(outputs, inputs, opts);
-  }
+  WorkPtr gather(TensorLists& outputs, Tensors& inputs, const c10d::GatherOptions& opts) override;
+  WorkPtr scatter(Tensors& outputs, TensorLists& inputs, const c10d::ScatterOptions& opts) override;
   WorkPtr alltoall_base(at::Tensor& output, at::Tensor& input, Sizes& output_sizes,
-                        Sizes& input_sizes, const c10d::AllToAllOptions& opts) override {
-    return everyone_->alltoall_base(output, input, output_sizes, input_sizes, opts);
-  }
+                        Sizes& input_sizes, const c10d::AllToAllOptions& opts) override;
+
+  // Not in the serial order: gloo pairs messages by their tags, which its collectives do not use.
   WorkPtr send(Tensors& tensors, int peer, int tag) override {
     return everyone_->send(tensors, peer, tag);
   }
@@ -83,10 +83,18 @@ class SpanningBackend : public c10d::Backend {
   at::Tensor empty(int64_t numel, at::ScalarType dtype) { return local_->empty(numel, dtype); }
 
  private:
+  // A call that gloo has begun within this limit.
+  using Begin = std::function<WorkPtr(Milliseconds)>;
+
   WorkPtr start(c10d::OpType type, Tensors result, Serial::Job job, bool wait);
+  // The same of a collective over all ranks' gloo.
+  WorkPtr start_everywhere(c10d::OpType type, Tensors result, Milliseconds timeout, Begin begin,
+                           bool wait);
   Milliseconds limit_of(Milliseconds timeout) const;
   void wait_between(const WorkPtr& work, Milliseconds limit);
   [[noreturn]] void fail(const std::string& found);
+  [[noreturn]] void leave();
+  void tell(const std::string& found);
   std::string told_failure();
 
   // Blocking, in the serial order; `limit` for each step.
@@ -111,6 +119,7 @@ class SpanningBackend : public c10d::Backend {
   BackendPtr everyone_;
   uint64_t calls_ = 0;
   std::atomic<bool> failed_{false};
+  std::atomic<bool> closing_{false};
   Serial serial_;
 };
 
