@@ -57,7 +57,8 @@ class DistributedOptimizer(Prefetching, face.ServedOptimizer):
         model: the module whose embeddings are looked at.
         strategy: a strategy, its name, or a dict with ``name``; default ``Sync()``;
             ``CPUDIST_STRATEGY`` wins.
-        clip: ``ClipNorm`` or ``ClipValue``: of the mean gradient; in Async of a push.
+        clip: ``ClipNorm`` or ``ClipValue``: of the mean gradient; in Async of a push,
+            in Geo and LocalSGD of the trainer's own gradient.
 
     Raises:
         UnsupportedOptimizerError: the servers do not run this optimizer or option.
@@ -92,13 +93,7 @@ class DistributedOptimizer(Prefetching, face.ServedOptimizer):
         self.state = face.StateOnServers()  # type: ignore[assignment]
         if self.strategy.shows_state and len(self._inners) == 1:
             self.state = self._inners[0].state
-        # Schedulers look here for what an optimizer has (momentum, betas).
-        first, *others = (inner.defaults for inner in self._inners)
-        self.defaults = {
-            name: value
-            for name, value in first.items()
-            if all(name in other for other in others)
-        }
+        self.defaults = face.shared_defaults(self._inners)
         placement = place(
             model,
             self.param_groups,
@@ -200,7 +195,8 @@ class DistributedOptimizer(Prefetching, face.ServedOptimizer):
             closure: evaluates the model again and returns the loss.
             samples: samples behind this gradient of a *mean* loss: weighs the trainers
                 of a round, so that uneven batches are exact; 0 has no weight. ``None``
-                weighs equally. All of a round do the same. Async only counts them.
+                weighs equally. All of a round do the same. Async, Geo and LocalSGD
+                only count them.
 
         Returns:
             What the closure returned, else ``None``.
