@@ -22,6 +22,7 @@ from torch_cpudist.errors import (
     ModelChangedError,
     UnsupportedOptimizerError,
 )
+from torch_cpudist.initial_state import InitialState
 from torch_cpudist.inner_guard import InnerGuard
 from torch_cpudist.log import logger
 from torch_cpudist.optimizer_groups import OptimizerGroups
@@ -117,6 +118,7 @@ class DistributedOptimizer(Prefetching, face.ServedOptimizer):
         self._driver = make_driver(
             self.strategy, self._parameters, self._inners, self._guard, states
         )
+        self._initial = InitialState(self._inners, self._driver.served)
         self._step_count_total = 0
         self._rounds = 0
         self._sample_count = 0
@@ -392,5 +394,6 @@ class DistributedOptimizer(Prefetching, face.ServedOptimizer):
         parameters, self._parameters = self._parameters, None
         if parameters is not None:
             self._guard.release()
+            self._initial.give_back()
             parameters.close(tell_servers)
             self._context.remove_optimizer(self)

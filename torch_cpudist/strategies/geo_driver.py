@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from torch import nn
 from torch.optim import Optimizer
 
 from torch_cpudist import local_state, state_exchange
@@ -111,6 +112,11 @@ class GeoDriver(ServerDriver):
     def pulled(self) -> ParameterSet | None:
         """``None``: every row is here."""
         return None
+
+    @property
+    def served(self) -> list[nn.Parameter]:
+        """None: all are updated here."""
+        return []
 
     def global_step(self, rounds: int) -> int:
         """Steps of all trainers, as of the last exchange, and its own since."""
