@@ -288,7 +288,7 @@ class DistributedOptimizer(Prefetching, face.ServedOptimizer):
 
     @property
     def rounds(self) -> int:
-        """Updates behind the dense values since this trainer's last step; 0 before."""
+        """Updates behind the dense values as of this trainer's last step; 0 before."""
         return self._rounds
 
     def global_step(self) -> int:
