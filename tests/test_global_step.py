@@ -86,4 +86,12 @@ def test_merged_pushes_count_every_step():
 def test_what_trainers_do_together_counts_once(strategy, each):
     for known, last, _ in run(lambda context: train(context, strategy), 3, 1):
         assert known == sorted(known)
-        assert STEPS <= known[-1] <= last <= each * STEPS
+        assert STEPS <= known[-1] == last <= each * STEPS
+
+
+def test_rounds_without_a_trainer_are_counted_when_it_steps_again():
+    """Those who end early know of the rounds up to their own last step."""
+    found = run(lambda context: train(context, cpudist.Sync(), extra=3), 3, 1)
+    for rank, (known, last, _) in enumerate(found):
+        assert known == list(range(STEPS + 3 * rank + 1))
+        assert last == known[-1]

@@ -329,10 +329,11 @@ class Expected(Exception):
     """Ends a run whose server is gone."""
 
 
-def test_what_is_wrong_is_refused() -> None:
+@pytest.mark.parametrize("strategy", ["sync", "async", "geo", "allreduce", "reduce"])
+def test_what_is_wrong_is_refused(strategy: str) -> None:
     def body(context: cpudist.Context) -> None:
         model = nn.Sequential(nn.Embedding(8, 2, sparse=True), nn.Linear(2, 1))
-        opt = wrapped(model, cpudist.Sync())
+        opt = wrapped(model, cpudist.strategy(strategy))
         ids = torch.tensor([1])
         with pytest.raises(cpudist.RowOutOfRangeError):
             opt.prefetch({model[0]: torch.tensor([1, 8])})

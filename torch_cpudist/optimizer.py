@@ -22,6 +22,7 @@ from torch_cpudist.errors import (
     ModelChangedError,
     UnsupportedOptimizerError,
 )
+from torch_cpudist.initial_state import InitialState
 from torch_cpudist.inner_guard import InnerGuard
 from torch_cpudist.log import logger
 from torch_cpudist.optimizer_groups import OptimizerGroups
@@ -57,7 +58,8 @@ class DistributedOptimizer(Prefetching, face.ServedOptimizer):
         model: the module whose embeddings are looked at.
         strategy: a strategy, its name, or a dict with ``name``; default ``Sync()``;
             ``CPUDIST_STRATEGY`` wins.
-        clip: ``ClipNorm`` or ``ClipValue``: of the mean gradient; in Async of a push.
+        clip: ``ClipNorm`` or ``ClipValue``: of the mean gradient; in Async of a push,
+            in Geo and LocalSGD of the trainer's own gradient.
 
     Raises:
         UnsupportedOptimizerError: the servers do not run this optimizer or option.
@@ -92,13 +94,7 @@ class DistributedOptimizer(Prefetching, face.ServedOptimizer):
         self.state = face.StateOnServers()  # type: ignore[assignment]
         if self.strategy.shows_state and len(self._inners) == 1:
             self.state = self._inners[0].state
-        # Schedulers look here for what an optimizer has (momentum, betas).
-        first, *others = (inner.defaults for inner in self._inners)
-        self.defaults = {
-            name: value
-            for name, value in first.items()
-            if all(name in other for other in others)
-        }
+        self.defaults = face.shared_defaults(self._inners)
         placement = place(
             model,
             self.param_groups,
@@ -122,6 +118,7 @@ class DistributedOptimizer(Prefetching, face.ServedOptimizer):
         self._driver = make_driver(
             self.strategy, self._parameters, self._inners, self._guard, states
         )
+        self._initial = InitialState(self._inners, self._driver.served)
         self._step_count_total = 0
         self._rounds = 0
         self._sample_count = 0
@@ -200,7 +197,8 @@ class DistributedOptimizer(Prefetching, face.ServedOptimizer):
             closure: evaluates the model again and returns the loss.
             samples: samples behind this gradient of a *mean* loss: weighs the trainers
                 of a round, so that uneven batches are exact; 0 has no weight. ``None``
-                weighs equally. All of a round do the same. Async only counts them.
+                weighs equally. All of a round do the same. Async, Geo and LocalSGD
+                only count them.
 
         Returns:
             What the closure returned, else ``None``.
@@ -290,7 +288,7 @@ class DistributedOptimizer(Prefetching, face.ServedOptimizer):
 
     @property
     def rounds(self) -> int:
-        """Updates behind the dense values since this trainer's last step; 0 before."""
+        """Updates behind the dense values as of this trainer's last step; 0 before."""
         return self._rounds
 
     def global_step(self) -> int:
@@ -396,5 +394,6 @@ class DistributedOptimizer(Prefetching, face.ServedOptimizer):
         parameters, self._parameters = self._parameters, None
         if parameters is not None:
             self._guard.release()
+            self._initial.give_back()
             parameters.close(tell_servers)
             self._context.remove_optimizer(self)

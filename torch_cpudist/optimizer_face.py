@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -51,6 +52,16 @@ class ServedOptimizer(torch.optim.Optimizer):
             "a DistributedOptimizer cannot be copied or pickled: its state is on the "
             "servers. Save opt.state_dict(), and build another one over a copied model."
         )
+
+
+def shared_defaults(inners: Sequence[torch.optim.Optimizer]) -> dict[str, Any]:
+    """Defaults of options that all have: where schedulers look for momentum, betas."""
+    first, *others = (inner.defaults for inner in inners)
+    return {
+        name: value
+        for name, value in first.items()
+        if all(name in other for other in others)
+    }
 
 
 def run_before_saving(optimizer: torch.optim.Optimizer) -> None:

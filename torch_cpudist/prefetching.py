@@ -6,19 +6,22 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch import nn
 
-from torch_cpudist.errors import InvalidArgumentError
+from torch_cpudist.errors import InvalidArgumentError, RowOutOfRangeError
 from torch_cpudist.log import logger
-from torch_cpudist.table_ops import TableBinding
+from torch_cpudist.table_ops import TableBinding, check_kind
+from torch_cpudist.tables import FoundTable
 
 if TYPE_CHECKING:
     from torch_cpudist.parameter_set import ParameterSet
     from torch_cpudist.strategies.driver import Driver
     from torch_cpudist.trained import Trained
+
+Table = TypeVar("Table", TableBinding, FoundTable)
 
 # Batches that may be outstanding; Prefetcher::kMostBatches of the core.
 MOST_BATCHES = 16
@@ -45,8 +48,8 @@ def check_ids(ids: Mapping[nn.Module, torch.Tensor]) -> None:
 
 
 def bound_ids(
-    bindings: Sequence[TableBinding], ids: Mapping[nn.Module, torch.Tensor]
-) -> Iterator[tuple[TableBinding, torch.Tensor]]:
+    tables: Sequence[Table], ids: Mapping[nn.Module, torch.Tensor]
+) -> Iterator[tuple[Table, torch.Tensor]]:
     """Yields the table of every module, and its ids.
 
     Raises:
@@ -54,15 +57,38 @@ def bound_ids(
     """
     for module, tensor in ids.items():
         weight = getattr(module, "weight", None)
-        found = [binding for binding in bindings if binding.weight is weight]
+        found = [table for table in tables if table.weight is weight]
         if not found:
-            tables = ", ".join(repr(binding.name) for binding in bindings)
+            names = ", ".join(repr(table.name) for table in tables)
             raise InvalidArgumentError(
                 f"prefetch: {type(module).__name__} is no table of this optimizer, "
-                f"whose tables are {tables or 'none'}. Pass the nn.Embedding or "
+                f"whose tables are {names or 'none'}. Pass the nn.Embedding or "
                 "nn.EmbeddingBag with sparse=True itself."
             )
         yield found[0], tensor
+
+
+def check_rows(
+    tables: Sequence[FoundTable], ids: Mapping[nn.Module, torch.Tensor]
+) -> None:
+    """Checks ids of tables whose rows are all here, as a pull of them would be.
+
+    Raises:
+        InvalidArgumentError: a module is no table of these.
+        TypeError, UnsupportedModelError: ids of another dtype or device.
+        RowOutOfRangeError: an id is no row.
+    """
+    for table, tensor in bound_ids(tables, ids):
+        check_kind(table.name, tensor)
+        if tensor.numel() == 0:
+            continue
+        rows = len(table.weight)
+        low, high = (int(bound) for bound in torch.aminmax(tensor))
+        if low < 0 or high >= rows:
+            raise RowOutOfRangeError(
+                f"table {table.name!r}: id {low if low < 0 else high} is outside its "
+                f"{rows} rows; ids must be in [0, {rows})"
+            )
 
 
 class Prefetching:
@@ -88,8 +114,8 @@ class Prefetching:
         asked for again; the forward waits for what has not come. Sync and HalfAsync:
         rows that a round updates meanwhile come anew with its reply, so that results
         are those without prefetch, bit for bit under Sync. Async: rows are as old as
-        they are, which ``opt.stats()["staleness"]`` counts. Geo: nothing to do, all
-        rows are here.
+        they are, which ``opt.stats()["staleness"]`` counts. Geo, AllReduce and Reduce:
+        nothing to do, all rows are here; what is passed is checked all the same.
 
         A hint: a lookup of other ids pulls them; a batch whose ids are never used goes
         when 16 newer ones were declared. A batch counts as used in the step that has
@@ -128,6 +154,7 @@ class Prefetching:
         parameters = self._pulled()
         if parameters is not None:
             return parameters.prefetch(ids, managed)
+        check_rows([table.found for table in self._open().placement.tables], ids)
         if not self._told_prefetch:
             self._told_prefetch = True
             logger.info("prefetch: every row is here already, there is nothing to do")

@@ -359,10 +359,10 @@ def global_step() -> int:
     """The cluster's count of steps under the newest optimizer; 0 without one.
 
     What trainers do together counts once: Sync and HalfAsync count rounds (of all
-    groups), as of this trainer's last step; AllReduce, Reduce, LocalSGD and a Hybrid
-    whose dense part is one of these the steps of the group, each of which every trainer
-    takes. Async and Geo count the steps of all trainers that this one has been told of,
-    and all of its own.
+    groups), as of this trainer's last step, also after a barrier or ``flush()``;
+    AllReduce, Reduce, LocalSGD and a Hybrid whose dense part is one of these the steps
+    of the group, each of which every trainer takes. Async and Geo count the steps of
+    all trainers that this one has been told of, and all of its own.
     """
     return context.current().global_step()
 

@@ -39,6 +39,12 @@ def indexed_parameters(inner: torch.optim.Optimizer) -> list[torch.Tensor]:
     return [p for group in inner.param_groups for p in group["params"]]
 
 
+def has_stepped(state: Mapping[str, Any]) -> bool:
+    """Whether torch's state of a parameter is of an update that was made."""
+    counted = int(state.get("step", 0) or 0) > 0
+    return counted or state.get("momentum_buffer") is not None
+
+
 def stepped_states(inners: Sequence[torch.optim.Optimizer]) -> States:
     """Collects the state of parameters that were updated before wrapping.
 
@@ -48,8 +54,7 @@ def stepped_states(inners: Sequence[torch.optim.Optimizer]) -> States:
         parameter: state
         for inner in inners
         for parameter, state in inner.state.items()
-        if int(state.get("step", 0) or 0) > 0
-        or state.get("momentum_buffer") is not None
+        if has_stepped(state)
     }
 
 

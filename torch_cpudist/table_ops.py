@@ -52,6 +52,21 @@ def weight_replaced(name: str) -> ModelChangedError:
     )
 
 
+def check_kind(name: str, ids: torch.Tensor) -> None:
+    """Checks what looks rows of the table ``name`` up, but not its range.
+
+    Raises:
+        TypeError: they are not int64 or int32.
+        UnsupportedModelError: they are not on the CPU.
+    """
+    if ids.dtype not in (torch.int64, torch.int32):
+        raise TypeError(f"table {name!r}: ids must be int64 or int32, got {ids.dtype}")
+    if ids.device.type != "cpu":
+        raise UnsupportedModelError(
+            f"table {name!r}: ids must be on the CPU, got {ids.device}"
+        )
+
+
 class TableBinding:
     """One table of one open parameter set: where its rows come from and go to.
 
@@ -196,14 +211,7 @@ class TableBinding:
             UnsupportedModelError: they are not on the CPU.
         """
         self._check_unwritten()
-        if ids.dtype not in (torch.int64, torch.int32):
-            raise TypeError(
-                f"table {self.name!r}: ids must be int64 or int32, got {ids.dtype}"
-            )
-        if ids.device.type != "cpu":
-            raise UnsupportedModelError(
-                f"table {self.name!r}: ids must be on the CPU, got {ids.device}"
-            )
+        check_kind(self.name, ids)
         return ids.contiguous()
 
     def close(self) -> None:

@@ -18,9 +18,13 @@ __all__ = ["ccl", "load_c10d", "register", "shm"]
 
 def register() -> None:
     """Makes the backends known to torch.distributed. Idempotent."""
-    if dist.is_available():
-        shm.register()
-        ccl.register()
+    if not dist.is_available():
+        return
+    for backend in (shm, ccl):
+        if backend.NAME not in dist.Backend.backend_list:
+            dist.Backend.register_backend(
+                backend.NAME, backend.create, extended_api=True, devices=["cpu"]
+            )
 
 
 register()

@@ -21,7 +21,6 @@ from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any
 
-import torch.distributed as dist
 from torch._C._distributed_c10d import DebugLevel, PrefixStore, get_debug_level
 
 from torch_cpudist import host
@@ -263,9 +262,3 @@ def create(options: Any, backend_options: Any) -> Any:
         # All of them compare, or none.
         checks=any(member.agreed["checks"] == "1" for member in members),
     )
-
-
-def register() -> None:
-    """Makes ``ccl`` known to torch.distributed. Idempotent."""
-    if NAME not in dist.Backend.backend_list:
-        dist.Backend.register_backend(NAME, create, extended_api=True, devices=["cpu"])

@@ -70,12 +70,6 @@ def create(options: Any, backend_options: Any) -> Any:
     )
 
 
-def register() -> None:
-    """Makes ``shm`` known to torch.distributed. Idempotent."""
-    if NAME not in dist.Backend.backend_list:
-        dist.Backend.register_backend(NAME, create, extended_api=True, devices=["cpu"])
-
-
 def backend_of(group: dist.ProcessGroup | None) -> Any:
     """The backend of a group, the default one's for ``None``, if it is ``shm``.
 

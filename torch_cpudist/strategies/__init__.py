@@ -12,7 +12,7 @@ from torch_cpudist.errors import ConfigurationError
 from torch_cpudist.log import logger
 from torch_cpudist.strategies.allreduce import AllReduce
 from torch_cpudist.strategies.asynchronous import Async
-from torch_cpudist.strategies.base import Strategy
+from torch_cpudist.strategies.base import Strategy, kind_named
 from torch_cpudist.strategies.geo import Geo
 from torch_cpudist.strategies.half_async import HalfAsync
 from torch_cpudist.strategies.hybrid import Hybrid
@@ -44,13 +44,6 @@ _BY_NAME: dict[str, type[Strategy]] = {
 }
 
 
-def _bare(name: str) -> str:
-    return name.strip().lower().replace("-", "").replace("_", "")
-
-
-_BY_BARE_NAME = {_bare(name): kind for name, kind in _BY_NAME.items()}
-
-
 def names() -> list[str]:
     """The names of the strategies there are."""
     return sorted(_BY_NAME)
@@ -69,7 +62,7 @@ def strategy(name: str, **options: Any) -> Strategy:
     """
     if not isinstance(name, str):
         raise ConfigurationError(f"strategy: expected a name, found {name!r}.")
-    kind = _BY_BARE_NAME.get(_bare(name))
+    kind = kind_named(name, _BY_NAME.values())
     if kind is None:
         raise ConfigurationError(
             f"there is no strategy {name!r} in this version: "

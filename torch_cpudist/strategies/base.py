@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -126,3 +126,12 @@ class Strategy:
             ConfigurationError: the strategy does not fit them.
         """
         return Updates()
+
+
+def _bare(name: str) -> str:
+    return name.strip().lower().replace("-", "").replace("_", "")
+
+
+def kind_named(name: str, kinds: Iterable[type[Strategy]]) -> type[Strategy] | None:
+    """The one of ``kinds`` with this name; case, ``-`` and ``_`` do not matter."""
+    return next((kind for kind in kinds if _bare(kind.name) == _bare(name)), None)

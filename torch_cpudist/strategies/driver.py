@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
+from torch import nn
 from torch.optim import Optimizer
 
 from torch_cpudist import _core, state_exchange
@@ -134,6 +135,11 @@ class Driver(ABC):
         """The parameter set whose rows lookups pull; ``None`` where all are here."""
         return None
 
+    @property
+    def served(self) -> list[nn.Parameter]:
+        """Parameters that servers update, with state of their own; by default none."""
+        return []
+
     def no_sync(self) -> AbstractContextManager[None]:
         """While it is entered, backward sends nothing; by default it never does."""
         return nullcontext()
@@ -189,6 +195,11 @@ class ServerDriver(Driver):
     def pulled(self) -> ParameterSet | None:
         """What the servers hold: lookups pull its rows."""
         return self._parameters
+
+    @property
+    def served(self) -> list[nn.Parameter]:
+        """All that the servers hold."""
+        return [parameter for _, parameter in self._parameters.trained()]
 
     def leave(self) -> None:
         """Ends this trainer's part, once what was handed on is applied."""

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from torch import nn
 from torch.optim import Optimizer
 
 from torch_cpudist import local_state, state_exchange
@@ -119,6 +120,11 @@ class GeoDriver(ServerDriver):
     def pulled(self) -> ParameterSet | None:
         """``None``: every row is here."""
         return None
+
+    @property
+    def served(self) -> list[nn.Parameter]:
+        """None: all are updated here."""
+        return []
 
     def global_step(self, rounds: int) -> int:
         """Steps of all trainers, as of the last exchange, and its own since."""

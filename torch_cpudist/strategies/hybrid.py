@@ -15,7 +15,7 @@ from torch_cpudist.errors import ConfigurationError, UnsupportedOptimizerError
 from torch_cpudist.replica_settings import Replicas
 from torch_cpudist.strategies.allreduce import AllReduce
 from torch_cpudist.strategies.asynchronous import Async
-from torch_cpudist.strategies.base import Strategy, Updates
+from torch_cpudist.strategies.base import Strategy, Updates, kind_named
 from torch_cpudist.strategies.geo import Geo
 from torch_cpudist.strategies.local_sgd import LocalSGD
 from torch_cpudist.strategies.reduce import Reduce
@@ -32,16 +32,12 @@ _CHOICES: dict[str, tuple[type[Strategy], ...]] = {
 _SHARED = ("CPUDIST_SHARDING_", "CPUDIST_SERVER_", "CPUDIST_REPLICAS_")
 
 
-def _bare(name: str) -> str:
-    return name.strip().lower().replace("-", "").replace("_", "")
-
-
 def _named(part: str, where: str, name: str) -> type[Strategy]:
-    kinds = {_bare(kind.name): kind for kind in _CHOICES[part]}
-    if _bare(name) not in kinds:
+    kind = kind_named(name, _CHOICES[part])
+    if kind is None:
         names = [kind.name for kind in _CHOICES[part]]
         raise ConfigurationError(f"{where}: {config.nearest(name, names)}")
-    return kinds[_bare(name)]
+    return kind
 
 
 def _made(part: str, value: Any) -> Strategy:

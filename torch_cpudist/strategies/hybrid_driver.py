@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
+from torch import nn
 from torch.optim import Optimizer
 
 from torch_cpudist.clip import Clip
@@ -66,6 +67,11 @@ class HybridDriver(Driver):
     def pulled(self) -> ParameterSet | None:
         """That of the tables."""
         return self._sparse.pulled
+
+    @property
+    def served(self) -> list[nn.Parameter]:
+        """Those of both parts."""
+        return [parameter for part in self._both for parameter in part.served]
 
     def settle(self) -> None:
         """Settles both parts."""
