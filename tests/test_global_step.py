@@ -63,9 +63,8 @@ def test_merged_pushes_count_every_step():
     def body(context):
         model = Counting()
         opt = wrapped(model, asynchronous(MERGING))
-        for seed in seeds_of(0, 40):
-            opt.zero_grad()
-            backward(model, seed)
+        for _ in range(40):  # a lookup would wait for its rows, and for pushes with it
+            model.dense.grad = torch.ones_like(model.dense)
             opt.step()
         opt.flush()
         return cpudist.global_step(), opt.rounds, opt.stats()["staleness"]["merged"]
