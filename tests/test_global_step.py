@@ -7,6 +7,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
+import torch
 from async_cases import Counting, asynchronous, backward, seeds_of, wrapped
 from geo_cases import geo
 from sync_cases import run
