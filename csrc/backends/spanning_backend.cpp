@@ -130,7 +130,7 @@ void SpanningBackend::tell(const std::string& found) {
 // Tells the ranks of this host, through its memory, and those of others, through the store.
 void SpanningBackend::fail(const std::string& found) {
   const core::Error error(core::ErrorCode::kPeerLost, found);
-  local_->group().engine.channel().break_group(error);
+  local_->group().engine.channel().break_group(std::make_exception_ptr(error));
   tell(found);
   throw error;
 }

@@ -48,6 +48,16 @@ int told_processors(const Control& control) {
   return count;
 }
 
+core::Error as_error(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const core::Error& one) {
+    return one;
+  } catch (const std::exception& other) {
+    return {core::ErrorCode::kInternal, std::string("backend shm: ") + other.what()};
+  }
+}
+
 }  // namespace
 
 Channel::Channel(Segment segment, int rank, std::vector<int> names,
@@ -248,7 +258,8 @@ void Channel::throw_if_broken() const {
   throw core::Error(static_cast<core::ErrorCode>(control.code), control.text.data());
 }
 
-void Channel::break_group(const core::Error& error) {
+void Channel::break_group(const std::exception_ptr& cause) {
+  const core::Error error = as_error(cause);
   Control& control = segment_.control();
   uint32_t whole = 0;
   if (!control.broken.compare_exchange_strong(whole, 1)) return;

@@ -12,6 +12,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <exception>
 #include <string>
 #include <vector>
 
@@ -91,7 +92,7 @@ class Channel {
   core::Error late_rank(int rank, const std::string& what, std::chrono::milliseconds timeout) const;
   void throw_if_broken() const;
   // All ranks' waits end with this error, unless they have ended with another.
-  void break_group(const core::Error& error);
+  void break_group(const std::exception_ptr& error);
   void stop();  // waits of this rank return, the others' know that it has left
   bool stopping() const { return stopping_.load(std::memory_order_acquire); }
 

@@ -19,16 +19,6 @@ constexpr std::chrono::milliseconds kTurn{500};
 // Asynchronous calls up to here go on in the caller's thread as far as they can without waiting.
 constexpr size_t kInlineBytes = size_t{64} << 10;
 
-core::Error as_error(const std::exception_ptr& error) {
-  try {
-    std::rethrow_exception(error);
-  } catch (const core::Error& one) {
-    return one;
-  } catch (const std::exception& other) {
-    return {core::ErrorCode::kInternal, std::string("backend shm: ") + other.what()};
-  }
-}
-
 }  // namespace
 
 Engine::Engine(Segment segment, int rank, std::vector<int> names, std::chrono::milliseconds timeout)
@@ -124,7 +114,7 @@ bool Engine::step(Lock& lock, const Patience& patience, Clock::time_point until,
   } catch (...) {
     error = std::current_exception();
   }
-  if (error) channel_.break_group(as_error(error));
+  if (error) channel_.break_group(error);
   lock.lock();
   driven_ = false;
   if (error) {

@@ -18,16 +18,6 @@ constexpr std::chrono::milliseconds kTurn{500};
 // Whoever makes a call usually waits for it at once: so long the thread leaves it to him.
 constexpr std::chrono::milliseconds kCourtesy{1};
 
-core::Error as_error(const std::exception_ptr& error) {
-  try {
-    std::rethrow_exception(error);
-  } catch (const core::Error& one) {
-    return one;
-  } catch (const std::exception& other) {
-    return {core::ErrorCode::kInternal, std::string("backend shm: ") + other.what()};
-  }
-}
-
 }  // namespace
 
 Messages::Messages(Channel& channel)
@@ -95,7 +85,7 @@ void Messages::step(Lock& lock, const Patience& patience, Clock::time_point unti
     error = std::current_exception();
   }
   if (error) {
-    channel_.break_group(as_error(error));
+    channel_.break_group(error);
     fail_all(error);
   }
   driven_ = false;
