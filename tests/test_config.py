@@ -123,6 +123,17 @@ def test_variables_that_the_strategy_does_not_use_are_told(caplog):
     )
 
 
+def test_a_variable_is_not_blamed_for_what_is_wrong_without_it():
+    merging = cpudist.Async(communicator={"max_merge": 1}, delay_compensation={})
+    variables = {
+        "CPUDIST_COMMUNICATOR_MAX_MERGE": "2",
+        "CPUDIST_ASYNC_MAX_STALENESS": "4",
+    }
+    with pytest.raises(cpudist.ConfigurationError, match="max_merge") as caught:
+        config.with_environment(merging, variables)
+    assert "MAX_STALENESS" not in str(caught.value)
+
+
 def test_variables_that_are_valid_together_may_both_be_set():
     queue = {"pull_every": 5}
     made = strategies.resolve(

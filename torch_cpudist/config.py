@@ -218,6 +218,8 @@ def with_environment(instance: T, environment: Mapping[str, str]) -> T:
                 # With what was read before it: one may only be valid with the other.
                 dataclasses.replace(instance, **changes, **{entry.name: value})  # type: ignore[type-var]
             except ConfigurationError as error:
+                # What is wrong without this variable is not its fault.
+                dataclasses.replace(instance, **changes)  # type: ignore[type-var]
                 raise ConfigurationError(f"{variable}: {error}") from None
             changes[entry.name] = value
     return dataclasses.replace(instance, **changes)  # type: ignore[type-var]
