@@ -186,14 +186,3 @@ class RoundedCarrier(Carrier):
     def forget(self) -> None:
         """Drops works."""
         self._works = []
-
-    def kept_back(self) -> list[torch.Tensor]:
-        """By bucket, what this trainer still has to add to all sums, ``[size]``."""
-        found = []
-        for bucket, one in zip(self._buckets, self._rounded, strict=True):
-            kept = one.kept.clone()
-            begin = self._group.rank * len(one.owed)
-            part = kept[begin : begin + len(one.owed)]
-            part.add_(one.owed[: len(part)])
-            found.append(kept[: bucket.size])
-        return found
