@@ -172,6 +172,30 @@ def test_geo_counts_the_batches_of_all_replicas():
     assert [exchanges(count) for count in (1, 4, 8)] == [0, 0, 8]
 
 
+def test_state_is_counted_where_it_is():
+    def held(strategy, servers):
+        def body(context):
+            model = Model()
+            optimizer = cpudist.DistributedOptimizer(
+                build(RULES["adagrad"], model), model, strategy
+            )
+            with cpudist.ReplicaExecutor(model, loss_of, optimizer, 2) as executor:
+                executor.run(batch_of(0, 8))
+                sizes = {n: p.numel() for n, p in model.named_parameters()}
+                return executor.stats()["state_bytes"], sizes, model
+
+        return run(body, 2, servers)[0]
+
+    found, sizes, model = held(cpudist.Geo(push_every=4), 1)
+    tables = [m for m in model.modules() if getattr(m, "sparse", False)]
+    rows = sum(table.weight.shape[0] for table in tables)
+    assert rows > 0
+    dense = len(sizes) - len(tables)
+    # An accumulator as large as the model; a step count per row and dense parameter.
+    assert found == 4 * (sum(sizes.values()) + rows + dense)
+    assert held(cpudist.Sync(), 1)[0] == 0
+
+
 def test_geo_counts_the_replicas_that_step():
     """Executors that only look on do not count, nor one that is closed."""
 

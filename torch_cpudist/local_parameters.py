@@ -70,6 +70,11 @@ class LocalTable:
             self._counts.copy_(counts)
         self._step = step
 
+    @property
+    def tensors(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The memory of the state: of the rule, and updates by row."""
+        return self._state, self._counts
+
     def saved(self) -> dict[str, Any]:
         """Returns a copy of the state in torch's form."""
         parts = torch.split(self._state, self._widths, dim=1) if self._widths else ()

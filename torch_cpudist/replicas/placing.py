@@ -106,13 +106,14 @@ def memory(models: ReplicaModels, update: Update) -> dict[str, int]:
     optimizers = list(update.optimizers)
     if isinstance(update, CopiedUpdate):
         optimizers += update.copies()
-    state = [
-        value
-        for optimizer in optimizers
-        for of_parameter in optimizer.state.values()
-        for value in of_parameter.values()
-        if isinstance(value, torch.Tensor)
-    ]
+    state: list[torch.Tensor] = []
+    for optimizer in optimizers:
+        inners: Sequence[Optimizer] = [optimizer]
+        if isinstance(optimizer, DistributedOptimizer):
+            inners = optimizer._inners
+            state += optimizer._driver.held_state()
+        kept = (values for inner in inners for values in inner.state.values())
+        state += [v for one in kept for v in one.values() if torch.is_tensor(v)]
     parameters = _bytes_of(models.parameters)
     return {
         "parameter_bytes": parameters,

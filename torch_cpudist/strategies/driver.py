@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 
@@ -121,6 +122,10 @@ class Driver(ABC):
     def before_barrier(self) -> None:
         """Hands on what is to be elsewhere when everybody has left."""
         self.settle()
+
+    def held_state(self) -> Sequence[torch.Tensor]:
+        """Optimizer state that is here, but not in the wrapped optimizers."""
+        return ()
 
     def stats(self) -> dict[str, Any]:
         """Counters of this strategy, beside those of the client."""

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 
@@ -238,6 +239,10 @@ class GeoDriver(ServerDriver):
             self.settle()
         elif local.client.is_member(local.id):
             self._exchange(whole=True)
+
+    def held_state(self) -> Sequence[torch.Tensor]:
+        """That of tables."""
+        return [one for table in self._local.tables for one in table.tensors]
 
     def stats(self) -> dict[str, Any]:
         """``exchange``: counters and memory of exchanges; see docs/strategies.md."""

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 
@@ -50,6 +51,10 @@ class HybridDriver(Driver):
                 read_dense_gradient(entry.name, entry.parameter.grad, entry.dtype)
         self._sparse.step(table_rules(self._placement, rules), samples, clip)
         return self._dense.step(dense_rules(self._placement, rules), samples, clip)
+
+    def held_state(self) -> Sequence[torch.Tensor]:
+        """That of both parts."""
+        return [one for part in self._both for one in part.held_state()]
 
     @contextmanager
     def step_of_replicas(self, count: int) -> Iterator[None]:
