@@ -155,9 +155,10 @@ def python_include() -> Path:
 
 
 def core_objects(flags: list[str]) -> Objects:
-    """Describe what knows nothing of torch: kernels, core, engines of backends."""
+    """Describe what knows nothing of torch: kernels, core, data, backends' engines."""
     csrc = ROOT / "csrc"
-    sources = sources_in(csrc / "kernels", csrc / "core", csrc / "backends/shm")
+    folders = ("kernels", "core", "data", "backends/shm")
+    sources = sources_in(*(csrc / folder for folder in folders))
     sources += [csrc / f"backends/ccl/{name}.cpp" for name in ("engine", "group")]
     return Objects(sources, [*COMMON, *WARNINGS, *flags, f"-I{csrc}"])
 

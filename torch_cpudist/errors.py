@@ -131,3 +131,18 @@ class GlobalRandomError(Error):
 
     Nothing was updated. ``nn.Dropout`` modules have generators of their own.
     """
+
+
+class BadRecordError(Error, ValueError):
+    """A line of data is not what the schema says; the message names file, line, column.
+
+    Nothing of the line was delivered. Mend the file or the schema, or choose another
+    policy for bad lines.
+    """
+
+
+class DataFileError(Error, OSError):
+    """A file of data is missing, cannot be read to its end, or its command failed.
+
+    The message names the file and the cause. Batches delivered before are whole.
+    """

@@ -41,6 +41,10 @@ const char* class_of(core::ErrorCode code) {
       return "RowOutOfRangeError";
     case ErrorCode::kAddress:
       return "AddressError";
+    case ErrorCode::kBadRecord:
+      return "BadRecordError";
+    case ErrorCode::kDataFile:
+      return "DataFileError";
   }
   return "InternalError";
 }

@@ -26,6 +26,8 @@ enum class ErrorCode : uint32_t {
   kInterrupted = 11,     // the wait was interrupted by a signal (KeyboardInterrupt in Python)
   kRowOutOfRange = 12,   // RowOutOfRangeError: an id outside the table
   kAddress = 13,         // AddressError: cannot bind, resolve or connect
+  kBadRecord = 14,       // BadRecordError: a line or file of data is not what the schema says
+  kDataFile = 15,        // DataFileError: a file of data cannot be opened or read to its end
 };
 
 class Error : public std::runtime_error {
