@@ -30,6 +30,7 @@ CASES = {
     "replicas": "cases.replicas",
     "staleness": "cases.staleness",
     "threads": "cases.threads",
+    "wire": "cases.wire",
 }
 # Above this share of each core others are running: only CPU time is to be trusted.
 QUIET_LOAD_PER_CORE = 0.3

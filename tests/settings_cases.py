@@ -25,7 +25,8 @@ from torch._C._distributed_c10d import HashStore
 
 import torch_cpudist as cpudist
 from torch_cpudist import _core
-from torch_cpudist.config import Communicator, Server, Sharding
+from torch_cpudist.communicator import Communicator
+from torch_cpudist.config import Server, Sharding
 from torch_cpudist.delay_compensation import DelayCompensation
 from torch_cpudist.outer import Outer
 
@@ -228,6 +229,18 @@ def _dense_values_come(given: Given) -> Any:
         return model.dense[0].item() < 0
 
     strategy = {"name": "async", "communicator": dict(given.fields)}
+    return with_optimizer(strategy, see, variables=given.variables)
+
+
+@field(Communicator, "wire_dtype", changed="int8")
+@field(Communicator, "pull_dtype", plain="fp32", changed="bf16")
+def _what_values_travel_as(given: Given) -> Any:
+    def see(optimizer: cpudist.DistributedOptimizer, model: Any) -> float:
+        model.dense.grad = torch.full_like(model.dense, 1 / 3)
+        optimizer.step()
+        return float(model.dense[1].detach())
+
+    strategy = {"name": "sync", "communicator": dict(given.fields)}
     return with_optimizer(strategy, see, variables=given.variables)
 
 

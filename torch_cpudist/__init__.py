@@ -14,7 +14,8 @@ _build_check.check()
 
 from torch_cpudist import backends, data, errors, optim
 from torch_cpudist.clip import ClipNorm, ClipValue, clip_grad_norm_
-from torch_cpudist.config import Communicator, Server, Sharding
+from torch_cpudist.communicator import Communicator
+from torch_cpudist.config import Server, Sharding
 from torch_cpudist.context import Context, current, get_context
 from torch_cpudist.delay_compensation import DelayCompensation
 from torch_cpudist.errors import (

@@ -170,8 +170,12 @@ class ParamSetLayout:
         exchanges_deltas: bool = False,
         trainer_groups: Sequence[int] = (),
         compensation: tuple[float, bool, float, float] | None = None,
+        push_dtype: str = "fp32",
+        pull_dtype: str = "fp32",
     ) -> None: ...
     max_staleness: Final[int | None]
+    push_dtype: Final[str]
+    pull_dtype: Final[str]
     trainer_groups: Final[list[int]]
     configs: Final[list[OptimizerConfig]]
     tables: Final[list[TableSpec]]

@@ -183,6 +183,16 @@ def _from_variables(cls: Any, environment: Mapping[str, str]) -> Any:
     return cls() if any(name in environment for name in names) else None
 
 
+def _own_variables(
+    entry: dataclasses.Field[Any], section: Any, environment: Mapping[str, str]
+) -> Mapping[str, str]:
+    """The variables that a section may read: all, or those of its ``only`` fields."""
+    if "only" not in entry.metadata:
+        return environment
+    names = {variable_of(type(section), name) for name in entry.metadata["only"]}
+    return {name: text for name, text in environment.items() if name in names}
+
+
 def with_environment(instance: T, environment: Mapping[str, str]) -> T:
     """Returns ``instance`` with every field replaced whose variable is set.
 
@@ -199,7 +209,8 @@ def with_environment(instance: T, environment: Mapping[str, str]) -> T:
             if value is None:
                 value = _from_variables(entry.metadata["section"], environment)
             if value is not None:
-                changes[entry.name] = with_environment(value, environment)
+                own = _own_variables(entry, value, environment)
+                changes[entry.name] = with_environment(value, own)
             continue
         if "override" in entry.metadata:
             override = entry.metadata["override"]
@@ -281,41 +292,6 @@ class Server:
         check(self)
 
 
-@settings
-class Communicator:
-    """How a trainer sends pushes without waiting for their update.
-
-    Attributes:
-        send_queue_size: pushes that may wait while one is on its way; a further step
-            waits for room. ``CPUDIST_COMMUNICATOR_SEND_QUEUE_SIZE``.
-        max_merge: waiting pushes that travel as one update, at most. ``None`` is 2, and
-            1 where each push has values of its own to be compared with
-            (``DelayCompensation``). ``CPUDIST_COMMUNICATOR_MAX_MERGE``.
-        merge_rule: ``"sum"``, ``"mean"`` over the merged pushes, or ``"auto"``: the sum
-            for SGD, whose updates add up, the mean for adaptive optimizers.
-            ``CPUDIST_COMMUNICATOR_MERGE_RULE``.
-        pull_every: pushes between two replies that bring dense values.
-            ``CPUDIST_COMMUNICATOR_PULL_EVERY``.
-    """
-
-    send_queue_size: int = field(
-        default=2, metadata={"least": 1, "most": 65536, "unit": "pushes"}
-    )
-    max_merge: int | None = field(
-        default=None, metadata={"least": 1, "most": 65536, "unit": "pushes"}
-    )
-    merge_rule: str = field(
-        default="auto", metadata={"choices": ("auto", "sum", "mean")}
-    )
-    pull_every: int = field(
-        default=1, metadata={"least": 1, "most": 2**31 - 1, "unit": "pushes"}
-    )
-
-    def __post_init__(self) -> None:
-        """Checks the fields."""
-        check(self)
-
-
 def unused(instance: Any, environment: Mapping[str, str]) -> list[str]:
     """The variables of settings in an environment that are none of ``instance``'s."""
     return sorted((variables() & environment.keys()) - _variables_of(instance))
@@ -325,9 +301,13 @@ def _variables_of(instance: Any) -> frozenset[str]:
     """The variables of an object's fields, and of the settings in them."""
     if not dataclasses.is_dataclass(instance):
         return frozenset()
-    plain = {variable_of(type(instance), f.name) for f in scalar_fields(type(instance))}
-    parts = [getattr(instance, f.name) for f in dataclasses.fields(instance)]
-    return frozenset(plain).union(*(_variables_of(part) for part in parts))
+    own = {variable_of(type(instance), f.name) for f in scalar_fields(type(instance))}
+    for entry in dataclasses.fields(instance):
+        part = getattr(instance, entry.name)
+        own |= _own_variables(
+            entry, part, dict.fromkeys(_variables_of(part), "")
+        ).keys()
+    return frozenset(own)
 
 
 def classes() -> tuple[type, ...]:

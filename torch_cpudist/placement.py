@@ -292,6 +292,8 @@ def make_layout(
         exchanges_deltas=updates.exchanges_deltas,
         trainer_groups=updates.groups,
         compensation=_compensation(updates),
+        push_dtype=updates.communicator.wire_dtype,
+        pull_dtype=updates.communicator.pulled_dtype,
     )
 
 

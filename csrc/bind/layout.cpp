@@ -121,6 +121,14 @@ core::DType dtype_from(const std::string& name) {
               "BlockSpec: dtype must be 'float32' or 'float64', got '" + name + "'");
 }
 
+core::WireDType wire_dtype_from(const std::string& name) {
+  for (uint8_t i = 0; i < core::kWireDTypeCount; ++i) {
+    const auto dtype = static_cast<core::WireDType>(i);
+    if (name == core::name_of(dtype)) return dtype;
+  }
+  throw Error(ErrorCode::kInvalidArgument, "ParamSetLayout: unknown wire dtype '" + name + "'");
+}
+
 // Factor, whether it adapts, momentum and epsilon of the running mean.
 using Compensation = std::tuple<double, bool, double, double>;
 
@@ -208,13 +216,16 @@ void bind_layout(py::module_& module) {
       .def(py::init([](std::vector<OptimizerConfig> configs, std::vector<TableSpec> tables,
                        std::vector<BlockSpec> blocks, bool on_arrival,
                        std::optional<uint64_t> max_staleness, std::vector<uint32_t> trainer_groups,
-                       bool exchanges_deltas, const std::optional<Compensation>& compensation) {
+                       bool exchanges_deltas, const std::optional<Compensation>& compensation,
+                       const std::string& push_dtype, const std::string& pull_dtype) {
              ParamSetLayout layout;
              layout.compensation = compensation_from(compensation);
              if (on_arrival) layout.mode = core::UpdateMode::kOnArrival;
              layout.max_staleness = max_staleness.value_or(core::kAnyStaleness);
              layout.exchanges_deltas = exchanges_deltas;
              layout.trainer_groups = std::move(trainer_groups);
+             layout.push_dtype = wire_dtype_from(push_dtype);
+             layout.pull_dtype = wire_dtype_from(pull_dtype);
              layout.configs = std::move(configs);
              layout.tables = std::move(tables);
              layout.blocks = std::move(blocks);
@@ -223,12 +234,17 @@ void bind_layout(py::module_& module) {
            py::arg("configs"), py::arg("tables"), py::arg("blocks"), py::arg("on_arrival") = false,
            py::arg("max_staleness") = py::none(),
            py::arg("trainer_groups") = std::vector<uint32_t>(), py::arg("exchanges_deltas") = false,
-           py::arg("compensation") = py::none())
+           py::arg("compensation") = py::none(), py::arg("push_dtype") = "fp32",
+           py::arg("pull_dtype") = "fp32")
       .def_property_readonly("max_staleness",
                              [](const ParamSetLayout& self) -> std::optional<uint64_t> {
                                if (self.max_staleness == core::kAnyStaleness) return std::nullopt;
                                return self.max_staleness;
                              })
+      .def_property_readonly(
+          "push_dtype", [](const ParamSetLayout& self) { return core::name_of(self.push_dtype); })
+      .def_property_readonly(
+          "pull_dtype", [](const ParamSetLayout& self) { return core::name_of(self.pull_dtype); })
       .def_readonly("trainer_groups", &ParamSetLayout::trainer_groups)
       .def_readonly("configs", &ParamSetLayout::configs)
       .def_readonly("tables", &ParamSetLayout::tables)

@@ -97,6 +97,7 @@ void Client::Impl::finish_round(ClientSet& set, const RoundInFlight& round,
                                 std::span<const RequestPtr> replies) {
   std::vector<Version> versions;
   for (const RequestPtr& request : replies) {
+    decode_reply(set, request.get(), pool);
     const auto targets = round.detached ? std::span<void* const>() : round.weights;
     versions.push_back(unpack_dense(set, request->reply, targets));
   }
@@ -245,11 +246,16 @@ uint64_t Client::push(uint32_t param_set, const StepPush& step) {
   const auto squared_norm = std::make_shared<double>(0.0);
   const bool two_phases = step.clip_norm > 0.0;
   const auto send_push = [impl, set, &step] {
-    std::vector<Buffer> payloads = pack_push(*set, step, impl->pool);
+    const bool ordered = orders_rows(*set, impl->session, step.clip_norm > 0.0);
+    std::vector<Buffer> payloads = pack_push(*set, step, impl->pool, true, ordered);
     impl->rows_pushed += packed_rows(*set);
     std::vector<RequestPtr> requests(payloads.size());
     for (const uint32_t s : impl->session.send_order()) {
-      requests[s] = impl->session.send(s, FrameKind::kPush, set->id, std::move(payloads[s]));
+      if (set->residues) set->residues->round(&payloads[s]);
+      Outbound out = code_push(*set, impl->session, s, std::move(payloads[s]),
+                               set->layout.push_dtype, impl->pool);
+      requests[s] =
+          impl->session.send(s, FrameKind::kPush, set->id, std::move(out.payload), out.coded);
     }
     return requests;
   };

@@ -61,7 +61,8 @@ uint64_t Client::enqueue(uint32_t param_set, const StepPush& step) {
   if (!set->member) join(param_set);
   push.configs = step.configs;
   push.samples = step.samples;
-  push.payloads = pack_push(*set, step, impl->pool, queue->next_wants_dense());
+  const bool ordered = orders_rows(*set, impl->session, step.clip_norm > 0.0);
+  push.payloads = pack_push(*set, step, impl->pool, queue->next_wants_dense(), ordered);
   clip_push(*set, push.payloads, step.clip_value, step.clip_norm);
   impl->rows_pushed += packed_rows(*set);
   ++set->step;  // before the rows are stale: a row read meanwhile is read again for this step

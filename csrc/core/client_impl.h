@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "core/client.h"
+#include "core/client_coding.h"
 #include "core/client_param_set.h"
 #include "core/client_queue.h"
 #include "core/client_session.h"
@@ -91,7 +92,8 @@ struct Client::Impl {
   void settle();
   // Rows that are here or on their way are not to be used any more.
   void forget_rows(ClientSet& set);
-  void pull_rows(ClientSet& set, uint32_t table, std::span<const int64_t> keys);
+  // `exact`: as the servers have them, whatever the dtype of pulls.
+  void pull_rows(ClientSet& set, uint32_t table, std::span<const int64_t> keys, bool exact);
   void pull_dense(ClientSet& set, std::span<void* const> weights);
 
   Session session;

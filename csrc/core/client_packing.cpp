@@ -8,6 +8,7 @@
 #include <string>
 
 #include "core/client_param_set.h"
+#include "core/codec_parts.h"
 #include "core/errors.h"
 #include "kernels/dedupe.h"
 #include "kernels/hash.h"
@@ -45,6 +46,9 @@ ClientSet::ClientSet(uint32_t set_id, const ParamSetLayout& set_layout,
   for (uint32_t b = 0; b < layout.blocks.size(); ++b) {
     parameter_blocks[layout.blocks[b].parameter].push_back(b);
   }
+  // Deltas need none: what is rounded off of them stays movement.
+  const bool lossy = layout.push_dtype != WireDType::kFloat32;
+  if (lossy && !layout.exchanges_deltas) residues = std::make_unique<Residues>(layout);
 }
 
 TableCache& ClientSet::table(uint32_t index) {
@@ -175,7 +179,7 @@ std::vector<uint32_t> split_tables(ClientSet& set) {
 
 Buffer pack_server(ClientSet& set, uint32_t server, const PushHeader& header,
                    std::span<const DenseSource> dense, std::span<const uint32_t> tables,
-                   const Pool& pool) {
+                   const Pool& pool, bool ordered) {
   std::vector<BlockRef> block_refs;
   for (const DenseSource& source : dense) {
     block_refs.push_back({source.block, set.block_bytes(source.block)});
@@ -200,9 +204,14 @@ Buffer pack_server(ClientSet& set, uint32_t server, const PushHeader& header,
   for (size_t i = 0; i < tables.size(); ++i) {
     PackedTable& packed = set.packed[tables[i]];
     const auto positions = set.tables[tables[i]]->split().positions(server);
-    for (size_t j = 0; j < positions.size(); ++j) {
-      filled.keys[i][j] = packed.unique[positions[j]];
-      packed.destinations[positions[j]] = filled.rows[i] + j * table_refs[i].dim;
+    const std::span<int64_t> keys(filled.keys[i], positions.size());
+    for (size_t j = 0; j < keys.size(); ++j) keys[j] = packed.unique[positions[j]];
+    std::vector<uint32_t> order;
+    if (ordered) order = order_of(keys);
+    for (size_t j = 0; j < keys.size(); ++j) {
+      const uint32_t position = positions[ordered ? order[j] : j];
+      keys[j] = packed.unique[position];
+      packed.destinations[position] = filled.rows[i] + j * table_refs[i].dim;
     }
   }
   return std::move(filled.payload);
@@ -211,7 +220,7 @@ Buffer pack_server(ClientSet& set, uint32_t server, const PushHeader& header,
 }  // namespace
 
 std::vector<Buffer> pack_push(ClientSet& set, const StepPush& step, const Pool& pool,
-                              bool want_dense) {
+                              bool want_dense, bool ordered) {
   PushHeader header;
   header.round = set.round;
   const bool on_arrival = set.layout.mode == UpdateMode::kOnArrival;
@@ -233,7 +242,7 @@ std::vector<Buffer> pack_push(ClientSet& set, const StepPush& step, const Pool& 
   std::vector<Buffer> payloads;
   for (uint32_t s = 0; s < set.server_count; ++s) {
     if (on_arrival) header.round = set.dense_version(s).round;
-    payloads.push_back(pack_server(set, s, header, dense[s], tables, pool));
+    payloads.push_back(pack_server(set, s, header, dense[s], tables, pool, ordered));
   }
   for (const uint32_t t : tables) {
     const PackedTable& packed = set.packed[t];

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "core/client.h"
+#include "core/client_coding.h"
 #include "core/client_link.h"
 #include "core/client_prefetch.h"
 #include "core/client_rows.h"
@@ -57,6 +58,9 @@ struct ClientSet {
   // Of trainers that step by themselves; the training thread's, released by close.
   std::shared_ptr<GeoExchange> exchange;
 
+  // What lossy pushes of gradients hold back; whose thread sends pushes. Null if nothing.
+  std::unique_ptr<Residues> residues;
+
   Prefetcher prefetcher;
 
   // Scratch of push, used by one sequenced operation at a time.
@@ -93,8 +97,9 @@ using ClientSetPtr = std::shared_ptr<ClientSet>;
 void prepare_push(ClientSet& set, const StepPush& step);
 // One payload per server of the step that was prepared last. Duplicate keys are summed in order.
 // Updates on arrival: weight and clipping of the step are not in it.
+// Rows are in the order of their keys if `ordered`, else in that of the gradient.
 std::vector<Buffer> pack_push(ClientSet& set, const StepPush& step, const Pool& pool,
-                              bool want_dense = true);
+                              bool want_dense = true, bool ordered = false);
 // Rows pushed by the last pack_push, duplicates summed.
 uint64_t packed_rows(const ClientSet& set);
 // Writes the blocks of a dense reply; returns its version. No weights: the blocks are skipped.

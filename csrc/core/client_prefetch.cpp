@@ -17,15 +17,18 @@ namespace {
 
 bool in_rounds(const ClientSet& set) { return set.layout.mode == UpdateMode::kRounds; }
 
-ServedKeys serve(TableCache& cache, uint32_t server_count, std::span<const int64_t> keys) {
+// In the order of keys where they are coded.
+ServedKeys serve(TableCache& cache, const ClientSet& set, const Session& session,
+                 std::span<const int64_t> keys) {
   ServedKeys served;
   served.keys.reserve(keys.size());
   served.offsets.push_back(0);
   cache.split().run(keys);
-  for (uint32_t s = 0; s < server_count; ++s) {
+  for (uint32_t s = 0; s < set.server_count; ++s) {
     for (const uint32_t position : cache.split().positions(s)) {
       served.keys.push_back(keys[position]);
     }
+    if (is_coded(set, session, s)) sort_keys(std::span(served.keys).subspan(served.offsets.back()));
     served.offsets.push_back(served.keys.size());
   }
   return served;
@@ -86,8 +89,8 @@ uint64_t Prefetcher::request(ClientSet& set, Session& session, const Pool& pool,
       *rows += pulled.size();
       Part& part = batch->parts.emplace_back();
       part.table = table;
-      part.all = serve(cache, set.server_count, all);
-      part.pulled = serve(cache, set.server_count, pulled);
+      part.all = serve(cache, set, session, all);
+      part.pulled = serve(cache, set, session, pulled);
       part.rows.resize(set.server_count);
     }
     {
@@ -127,8 +130,10 @@ void Prefetcher::send(ClientSet& set, Session& session, const Pool& pool, Batch&
     for (size_t i = 0; i < keys.size(); ++i) {
       std::copy(keys[i].begin(), keys[i].end(), filled.keys[i]);
     }
+    Outbound out = code_pull_for(set, session, s, std::move(filled.payload), false, pool);
+    batch.pool = pool;
     batch.requests.push_back(
-        session.send(s, FrameKind::kPullRows, set.id, std::move(filled.payload)));
+        session.send(s, FrameKind::kPullRows, set.id, std::move(out.payload), out.coded));
   }
 }
 
@@ -200,6 +205,7 @@ bool Prefetcher::take_replies(ClientSet& set, Session& session, Batch& batch) {
         refs.push_back(set.ref_of(part.table, part.pulled.of(s).size()));
         parts.push_back(&part);
       }
+      decode_rows_reply(refs, request.get(), batch.pool);
       const Buffer& payload = request->reply.payload;
       const auto rows = decode_rows({payload.data(), payload.size()}, refs, &batch.versions[s]);
       for (size_t i = 0; i < parts.size(); ++i) parts[i]->rows[s] = rows[i].data();

@@ -90,6 +90,7 @@ class Prefetcher {
     // Of the replies; they are waited for with it held.
     std::mutex mutex;
     std::vector<RequestPtr> requests;
+    Pool pool;  // of what they bring
     bool arrived = false;
     bool failed = false;
     std::vector<Version> versions;  // per server

@@ -35,7 +35,8 @@ void Client::Impl::settle() {
 }
 
 // The table's mutex is held.
-void Client::Impl::pull_rows(ClientSet& set, uint32_t table, std::span<const int64_t> keys) {
+void Client::Impl::pull_rows(ClientSet& set, uint32_t table, std::span<const int64_t> keys,
+                             bool exact) {
   TableCache& cache = set.table(table);
   const size_t row_bytes = cache.spec().dim * sizeof(float);
   cache.split().run(keys);
@@ -51,14 +52,18 @@ void Client::Impl::pull_rows(ClientSet& set, uint32_t table, std::span<const int
     share.keys.resize(positions.size());
     kernels::gather_rows(keys.data(), sizeof(int64_t), positions.data(), positions.size(),
                          sizeof(int64_t), share.keys.data(), sizeof(int64_t));
+    if (is_coded(set, session, s)) sort_keys(share.keys);
     FilledKeys filled = layout_pull({&share.asked, 1}, pool, set.step_of_pull());
     std::copy(share.keys.begin(), share.keys.end(), filled.keys[0]);
-    share.request = session.send(s, FrameKind::kPullRows, set.id, std::move(filled.payload));
+    Outbound out = code_pull_for(set, session, s, std::move(filled.payload), exact, pool);
+    share.request =
+        session.send(s, FrameKind::kPullRows, set.id, std::move(out.payload), out.coded);
     requests.push_back(share.request);
     shares.push_back(std::move(share));
   }
   session.wait(requests);
   for (const PullShare& share : shares) {
+    decode_rows_reply({&share.asked, 1}, share.request.get(), pool);
     Version version;
     const auto rows = decode_rows(payload_of(share.request), {&share.asked, 1}, &version);
     set.note_rows(share.request->server, version);
@@ -78,8 +83,9 @@ void Client::Impl::pull_dense(ClientSet& set, std::span<void* const> weights) {
   std::vector<RequestPtr> requests;
   for (uint32_t s = 0; s < server_count(); ++s) {
     if (set.shard_blocks[s].empty()) continue;
+    Outbound out = pull_dense_from(set, session, s, true);
     requests.push_back(
-        session.send(s, FrameKind::kPullDense, set.id, encode_pull_dense(set.step_of_pull())));
+        session.send(s, FrameKind::kPullDense, set.id, std::move(out.payload), out.coded));
   }
   try {
     session.wait(requests);
@@ -88,6 +94,7 @@ void Client::Impl::pull_dense(ClientSet& set, std::span<void* const> weights) {
     throw;
   }
   for (const RequestPtr& request : requests) {
+    decode_reply(set, request.get(), pool);
     set.note_dense(request->server, unpack_dense(set, request->reply, weights));
   }
 }
@@ -133,7 +140,7 @@ void Client::pull(uint32_t param_set, uint32_t table, const void* ids, uint64_t 
   try {
     for (size_t begin = 0; begin < missing.size(); begin += chunk) {
       const size_t size = std::min<size_t>(chunk, missing.size() - begin);
-      impl_->pull_rows(*set, table, missing.subspan(begin, size));
+      impl_->pull_rows(*set, table, missing.subspan(begin, size), false);
     }
   } catch (...) {
     cache.forget(missing);
@@ -176,7 +183,8 @@ void Client::pull_all_rows(uint32_t param_set) {
     TableCache& cache = set->table(t);
     const std::lock_guard lock(cache.mutex);
     check_bound(cache);
-    if (!set->member) cache.refresh();
+    // What a lookup has brought may be rounded.
+    if (!set->member || is_lossy(set->layout)) cache.refresh();
     const uint64_t chunk = rows_in(kChunkBytes, cache.spec()) * impl_->server_count();
     std::vector<int64_t> keys;
     for (uint64_t begin = 0; begin < cache.spec().rows; begin += chunk) {
@@ -184,7 +192,7 @@ void Client::pull_all_rows(uint32_t param_set) {
       std::iota(keys.begin(), keys.end(), static_cast<int64_t>(begin));
       const auto missing = cache.take_missing(std::span<const int64_t>(keys));
       try {
-        if (!missing.empty()) impl_->pull_rows(*set, t, missing);
+        if (!missing.empty()) impl_->pull_rows(*set, t, missing, true);
       } catch (...) {
         cache.forget(missing);
         throw;

@@ -177,14 +177,31 @@ std::vector<QueuedPush> PushQueue::next_batch() {
 }
 
 void PushQueue::deliver(std::vector<QueuedPush> batch) {
-  const std::vector<Buffer> payloads = batch.size() == 1
-                                           ? std::move(batch.front().payloads)
-                                           : merge_pushes(*set_, batch, options_.mean, pool_);
+  const WireDType deltas = batch.front().dtype;
+  const std::vector<Outbound> payloads =
+      code(batch.size() == 1 ? std::move(batch.front().payloads)
+                             : merge_pushes(*set_, batch, options_.mean, pool_),
+           deltas);
   const std::lock_guard lock(sequenced_);
   take_answers(batch, exchange(payloads));
 }
 
-std::vector<RequestPtr> PushQueue::exchange(const std::vector<Buffer>& payloads) {
+std::vector<Outbound> PushQueue::code(std::vector<Buffer> payloads, WireDType deltas) {
+  const bool gradients = !set_->layout.exchanges_deltas;
+  const WireDType values = gradients ? set_->layout.push_dtype : deltas;
+  std::vector<Outbound> coded;
+  for (uint32_t s = 0; s < payloads.size(); ++s) {
+    if (set_->residues) set_->residues->round(&payloads[s]);
+    coded.push_back(code_push(*set_, session_, s, std::move(payloads[s]), values, pool_));
+  }
+  return coded;
+}
+
+RequestPtr PushQueue::send(uint32_t server, const Outbound& out) {
+  return session_.send(server, FrameKind::kPush, set_->id, out.payload.share(), out.coded);
+}
+
+std::vector<RequestPtr> PushQueue::exchange(const std::vector<Outbound>& payloads) {
   // Another operation of this trainer that was interrupted may still be on its way.
   session_.drain(session_.options().round_deadline_ms, Session::Caller::kBackground);
   const TimePoint deadline = Clock::now() + milliseconds(session_.options().round_deadline_ms);
@@ -199,7 +216,7 @@ std::vector<RequestPtr> PushQueue::exchange(const std::vector<Buffer>& payloads)
   };
   for (const uint32_t s : session_.send_order()) {
     if (apart && session_.in_process(s)) wait_for_sent();
-    requests[s] = session_.send(s, FrameKind::kPush, set_->id, payloads[s].share());
+    requests[s] = send(s, payloads[s]);
     sent.push_back(s);
   }
   wait_for_sent();
@@ -207,7 +224,7 @@ std::vector<RequestPtr> PushQueue::exchange(const std::vector<Buffer>& payloads)
 }
 
 // A server that has no memory for a push refuses it and expects it again.
-void PushQueue::wait_for(RequestPtr& request, const Buffer& payload, TimePoint deadline) {
+void PushQueue::wait_for(RequestPtr& request, const Outbound& out, TimePoint deadline) {
   auto pause = kFirstRetry;
   while (true) {
     try {
@@ -224,7 +241,7 @@ void PushQueue::wait_for(RequestPtr& request, const Buffer& payload, TimePoint d
       }
     }
     pause = std::min(pause * 2, kLastRetry);
-    request = session_.send(request->server, FrameKind::kPush, set_->id, payload.share());
+    request = send(request->server, out);
   }
 }
 
@@ -235,6 +252,7 @@ void PushQueue::take_answers(const std::vector<QueuedPush>& batch,
   std::vector<Version> applied;
   std::vector<bool> has_dense;
   for (const RequestPtr& request : requests) {
+    decode_reply(*set_, request.get(), pool_);
     const Frame& reply = request->reply;
     const std::span<const uint8_t> payload(reply.payload.data(), reply.payload.size());
     if (set_->layout.exchanges_deltas) {

@@ -29,6 +29,7 @@ struct QueuedPush {
   std::vector<kernels::OptimizerConfig> configs;
   std::vector<Version> read;  // per server: of the oldest values that the gradient was computed on
   uint64_t samples = 0;
+  WireDType dtype = WireDType::kFloat32;  // deltas: what they were rounded to
 };
 
 class PushQueue {
@@ -65,9 +66,12 @@ class PushQueue {
   void run();
   std::vector<QueuedPush> next_batch();
   void deliver(std::vector<QueuedPush> batch);
+  // Rounds and codes the payloads of the servers as their links want them.
+  std::vector<Outbound> code(std::vector<Buffer> payloads, WireDType deltas);
   // Sends a payload to every server and waits for the answers.
-  std::vector<RequestPtr> exchange(const std::vector<Buffer>& payloads);
-  void wait_for(RequestPtr& request, const Buffer& payload, TimePoint deadline);
+  std::vector<RequestPtr> exchange(const std::vector<Outbound>& payloads);
+  RequestPtr send(uint32_t server, const Outbound& out);
+  void wait_for(RequestPtr& request, const Outbound& out, TimePoint deadline);
   void take_answers(const std::vector<QueuedPush>& batch, std::vector<RequestPtr> requests);
   template <typename Ready>
   void wait_until(std::unique_lock<std::mutex>& lock, const char* what, const Ready& ready);

@@ -129,6 +129,14 @@ bool Session::in_process(uint32_t server) const {
   return is_inproc(links_.at(server).addresses.front());
 }
 
+bool Session::over_network(uint32_t server) const {
+  // By the best address, not the one in use: the same in every call.
+  const Link& link = links_.at(server);
+  if (!in_process(server)) return !link.addresses.front().starts_with("unix:");
+  const std::lock_guard lock(mutex_);
+  return !link.connection || !link.connection->reliable();
+}
+
 void Session::throw_failure() const {
   if (failure_) throw Error(*failure_);
 }
@@ -139,11 +147,13 @@ void Session::fail(const Error& error) {
   changed_.notify_all();
 }
 
-RequestPtr Session::send(uint32_t server, FrameKind kind, uint32_t param_set, Buffer payload) {
+RequestPtr Session::send(uint32_t server, FrameKind kind, uint32_t param_set, Buffer payload,
+                         bool coded) {
   auto request = std::make_shared<Request>();
   request->server = server;
   request->header = make_header(kind);
   request->header.param_set = param_set;
+  request->header.coded = coded;
   std::shared_ptr<Connection> connection;
   {
     const std::lock_guard lock(mutex_);

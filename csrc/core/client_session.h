@@ -40,10 +40,14 @@ class Session final : public ConnectionHandler {
   // the thread that sends to it; the trainers begin at different servers.
   const std::vector<uint32_t>& send_order() const { return send_order_; }
   bool in_process(uint32_t server) const;
+  // Whether frames to this server are worth making short: over TCP, a collective backend, or an
+  // in-process network that stands for one by its faults.
+  bool over_network(uint32_t server) const;
 
   // Sends a request, or keeps it until the link is back. Throws the session's failure. Sequenced
   // requests: one thread at a time, and none in flight to that server.
-  RequestPtr send(uint32_t server, FrameKind kind, uint32_t param_set, Buffer payload);
+  RequestPtr send(uint32_t server, FrameKind kind, uint32_t param_set, Buffer payload,
+                  bool coded = false);
   // Until all are answered, or the first error. Throws the first error of a reply, kPeerLost,
   // kTimeout, kInterrupted, kClosed.
   void wait(std::span<const RequestPtr> requests, Caller caller = Caller::kUser);

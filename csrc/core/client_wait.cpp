@@ -177,6 +177,7 @@ std::vector<Session::Outgoing> Session::due_frames(std::span<const RequestPtr> r
     } else if (sequenced && (request->must_probe || since >= milliseconds(options_.probe_ms))) {
       FrameHeader probe = request->header;
       probe.kind = FrameKind::kProbe;
+      probe.coded = false;
       frames.push_back({link.connection, Frame{probe, Buffer()}});
     } else {
       continue;

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <utility>
 
+#include "core/value_codec.h"
 #include "kernels/elementwise.h"
 #include "kernels/hash.h"
 
@@ -211,22 +212,34 @@ void GeoExchange::lay_out(uint64_t steps, uint64_t samples) {
 }
 
 void GeoExchange::pack(const Slice& slice, std::span<void* const> weights) {
+  slice.dense ? pack_block(slice, dtype(), weights) : pack_rows(slice, dtype());
+}
+
+void GeoExchange::pack_block(const Slice& slice, WireDType dtype, std::span<void* const> weights) {
   Outgoing& out = outgoing_[slice.server];
   const size_t count = slice.end - slice.begin;
-  if (slice.dense) {
-    const BlockSpec& block = set_.layout.blocks[out.blocks[slice.index]];
-    uint8_t* target = out.filled.blocks[slice.index];
-    if (block.dtype == DType::kFloat64) {
-      kernels::take_delta(weight_of<double>(block, weights, slice.begin),
-                          shadow_of<double>(block, slice.begin), divisor_,
-                          reinterpret_cast<double*>(target) + slice.begin, count);
-    } else {
-      kernels::take_delta(weight_of<float>(block, weights, slice.begin),
-                          shadow_of<float>(block, slice.begin), static_cast<float>(divisor_),
-                          reinterpret_cast<float*>(target) + slice.begin, count);
-    }
+  const BlockSpec& block = set_.layout.blocks[out.blocks[slice.index]];
+  uint8_t* target = out.filled.blocks[slice.index];
+  if (block.dtype == DType::kFloat64) {
+    kernels::take_delta(weight_of<double>(block, weights, slice.begin),
+                        shadow_of<double>(block, slice.begin), divisor_,
+                        reinterpret_cast<double*>(target) + slice.begin, count);
     return;
   }
+  float* shadow = shadow_of<float>(block, slice.begin);
+  float* negated = reinterpret_cast<float*>(target) + slice.begin;
+  if (dtype != WireDType::kFloat32) unmoved_.assign(shadow, shadow + count);
+  kernels::take_delta(weight_of<float>(block, weights, slice.begin), shadow,
+                      static_cast<float>(divisor_), negated, count);
+  if (dtype == WireDType::kFloat32) return;
+  // A slice begins where a scale does.
+  round_block(dtype, negated, count);
+  std::copy(unmoved_.begin(), unmoved_.end(), shadow);
+  kernels::accumulate(shadow, negated, -1.0f, count);
+}
+
+void GeoExchange::pack_rows(const Slice& slice, WireDType dtype) {
+  Outgoing& out = outgoing_[slice.server];
   GeoTable& table = tables_[slice.index];
   const size_t dim = table.spec().dim;
   float* weight = set_.table(slice.index).weight();
@@ -237,8 +250,15 @@ void GeoExchange::pack(const Slice& slice, std::span<void* const> weights) {
       __builtin_prefetch(table.shadow(keys[i + kPrefetchRows]), 1);
     }
     out.filled.keys[slice.index][i] = keys[i];
-    kernels::take_delta(weight + static_cast<size_t>(keys[i]) * dim, table.shadow(keys[i]),
-                        static_cast<float>(divisor_), out.filled.rows[slice.index] + i * dim, dim);
+    float* shadow = table.shadow(keys[i]);
+    float* negated = out.filled.rows[slice.index] + i * dim;
+    if (dtype != WireDType::kFloat32) unmoved_.assign(shadow, shadow + dim);
+    kernels::take_delta(weight + static_cast<size_t>(keys[i]) * dim, shadow,
+                        static_cast<float>(divisor_), negated, dim);
+    if (dtype == WireDType::kFloat32) continue;
+    round_rows(dtype, negated, 1, dim);
+    std::copy(unmoved_.begin(), unmoved_.end(), shadow);
+    kernels::accumulate(shadow, negated, -1.0f, dim);
   }
 }
 
@@ -246,6 +266,7 @@ void GeoExchange::send() {
   QueuedPush push;
   push.configs = set_.layout.configs;
   push.samples = samples_;
+  push.dtype = dtype();
   push.read = set_.take_read();
   for (Outgoing& out : outgoing_) push.payloads.push_back(std::move(out.filled.payload));
   outgoing_.clear();

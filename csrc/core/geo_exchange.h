@@ -69,6 +69,10 @@ class GeoExchange {
   void choose_rows(uint32_t table);
   void lay_out(uint64_t steps, uint64_t samples);
   void pack(const Slice& slice, std::span<void* const> weights);
+  void pack_rows(const Slice& slice, WireDType dtype);
+  void pack_block(const Slice& slice, WireDType dtype, std::span<void* const> weights);
+  // What the movement of this exchange is rounded to: all of it is never rounded.
+  WireDType dtype() const { return whole_ ? WireDType::kFloat32 : set_.layout.push_dtype; }
   void send();
   void receive();
   void apply(const Slice& slice, std::span<void* const> weights);
@@ -97,6 +101,7 @@ class GeoExchange {
   bool unsent_ = false;
   uint64_t samples_ = 0;
   std::vector<Outgoing> outgoing_;  // by server
+  std::vector<float> unmoved_;      // shadows of a slice before their movement was rounded
   std::vector<Frame> replies_;
   std::vector<ChangesView> views_;
   std::vector<Slice> slices_;

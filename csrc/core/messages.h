@@ -18,6 +18,7 @@
 #include "core/errors.h"
 #include "core/messages_primitives.h"
 #include "core/wire.h"
+#include "core/wire_dtype.h"
 #include "kernels/optimizers.h"
 
 namespace cpudist::core {
@@ -112,10 +113,19 @@ struct ParamSetLayout {
   // Groups are numbered in the order of their lowest ranks. Empty: all trainers are one group.
   std::vector<uint32_t> trainer_groups;
   DelayCompensation compensation;  // kOnArrival only
+  // What values are rounded to before they travel: those of pushes, and those of replies, which are
+  // no int8.
+  WireDType push_dtype = WireDType::kFloat32;
+  WireDType pull_dtype = WireDType::kFloat32;
   std::vector<kernels::OptimizerConfig> configs;
   std::vector<TableSpec> tables;
   std::vector<BlockSpec> blocks;
 };
+
+// Whether values travel as something else than they are.
+inline bool is_lossy(const ParamSetLayout& layout) {
+  return layout.push_dtype != WireDType::kFloat32 || layout.pull_dtype != WireDType::kFloat32;
+}
 
 // Row `key` of `table` belongs to bucket_of(key, table_salt(table)), and bucket b to server
 // b % server_count.

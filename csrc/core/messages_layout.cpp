@@ -97,6 +97,9 @@ void check_layout(const ParamSetLayout& layout, ErrorCode code) {
        layout.compensation.kind != Compensation::kNone)) {
     throw Error(code, "deltas are no gradients, to be late or averaged in groups");
   }
+  if (layout.pull_dtype == WireDType::kInt8) {
+    throw Error(code, "weights do not travel as int8: nothing makes up for what it loses");
+  }
   check_groups(layout, code);
   if (const char* what = find_error(layout.compensation)) {
     throw Error(code, std::string("delay compensation with ") + what);
@@ -115,6 +118,12 @@ void check_layout(const ParamSetLayout& layout, ErrorCode code) {
     const std::string what = find_error(block, layout.configs.size());
     if (!what.empty()) throw Error(code, "block " + quoted(block.name) + ": " + what);
   }
+}
+
+WireDType read_dtype(Reader* reader) {
+  const uint32_t dtype = reader->u32();
+  if (dtype >= kWireDTypeCount) wire::refuse("unknown wire dtype " + std::to_string(dtype));
+  return static_cast<WireDType>(dtype);
 }
 
 TableSpec read_table(Reader* reader) {
@@ -177,6 +186,8 @@ Buffer encode(const ParamSetLayout& message) {
   writer.u32(static_cast<uint32_t>(message.trainer_groups.size()));
   writer.u32(0);
   writer.bytes(message.trainer_groups.data(), message.trainer_groups.size() * sizeof(uint32_t));
+  writer.u32(static_cast<uint32_t>(message.push_dtype));
+  writer.u32(static_cast<uint32_t>(message.pull_dtype));
   writer.u32(static_cast<uint32_t>(message.compensation.kind));
   writer.u32(0);
   writer.f64(message.compensation.factor);
@@ -217,6 +228,8 @@ ParamSetLayout decode_layout(std::span<const uint8_t> payload) {
   wire::skip_zero(&reader);
   const auto groups = reader.array<uint32_t>(trainer_count);
   layout.trainer_groups.assign(groups.begin(), groups.end());
+  layout.push_dtype = read_dtype(&reader);
+  layout.pull_dtype = read_dtype(&reader);
   layout.compensation.kind = static_cast<Compensation>(reader.u32());
   wire::skip_zero(&reader);
   layout.compensation.factor = reader.f64();

@@ -40,6 +40,7 @@ class Reader {
   template <typename T>
   std::span<const T> array(uint64_t count);
   size_t remaining() const { return rest_.size(); }
+  std::span<const uint8_t> rest() const { return rest_; }
   void expect_end() const;  // trailing bytes are a protocol error
 
  private:

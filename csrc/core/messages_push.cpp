@@ -58,31 +58,67 @@ std::vector<int64_t*> write_holds(const HoldRefs& holds, wire::BulkWriter* write
 
 PushHolds read_holds(Reader* reader, const ParamSetLayout& layout) {
   PushHolds holds;
-  holds.since = reader->u64();
-  holds.kept_from = reader->u64();
-  const uint32_t table_count = reader->u32();
-  const uint32_t used_count = reader->u32();
-  wire::check_count(*reader, table_count, kHoldsHeaderBytes, "tables");
-  std::vector<uint64_t> row_counts;
-  uint64_t next_id = 0;
-  for (uint32_t i = 0; i < table_count; ++i) {
-    const uint32_t table = reader->u32();
-    wire::skip_zero(reader);
-    wire::check_id(table, layout.tables.size(), &next_id, "table");
-    row_counts.push_back(reader->u64());
-    holds.tables.push_back({table, {}});
-  }
-  const auto used = reader->array<uint64_t>(used_count);
+  const wire::HoldsHead head = wire::read_holds_head(reader->rest(), layout);
+  Reader fields(reader->array<uint8_t>(head.bytes.size()));
+  holds.since = fields.u64();
+  holds.kept_from = fields.u64();
+  const uint32_t table_count = fields.u32();
+  const uint32_t used_count = fields.u32();
+  fields.array<uint8_t>(table_count * kHoldsHeaderBytes);
+  const auto used = fields.array<uint64_t>(used_count);
   holds.used.assign(used.begin(), used.end());
-  for (uint32_t i = 0; i < table_count; ++i) {
-    PullTable& held = holds.tables[i];
-    held.keys = reader->array<int64_t>(row_counts[i]);
+  for (const wire::TableHeader& header : head.tables) {
+    PullTable& held = holds.tables.emplace_back();
+    held.table = header.table;
+    held.keys = reader->array<int64_t>(header.row_count);
     wire::check_keys(held.keys, layout.tables[held.table]);
   }
   return holds;
 }
 
 }  // namespace
+
+namespace wire {
+
+SectionCounts read_counts(SectionKind kind, std::span<const uint8_t> payload) {
+  Reader reader(payload);
+  SectionCounts counts;
+  const bool push = kind == SectionKind::kPush;
+  reader.array<uint64_t>(push ? 7 : 3);
+  counts.head_bytes = kDenseFixedBytes;
+  if (push) {
+    const uint64_t configs = reader.u32();
+    counts.head_bytes = kPushFixedBytes + padded(configs * sizeof(kernels::OptimizerConfig));
+  } else if (kind == SectionKind::kChanges) {
+    reader.u32();
+    counts.head_bytes = kChangesFixedBytes;
+  }
+  counts.blocks = reader.u32();
+  counts.tables = reader.u32();
+  counts.holds = push && (reader.u32() & kHoldsFlag) != 0;
+  return counts;
+}
+
+HoldsHead read_holds_head(std::span<const uint8_t> payload, const ParamSetLayout& layout) {
+  Reader reader(payload);
+  HoldsHead head;
+  reader.array<uint64_t>(2);
+  const uint32_t table_count = reader.u32();
+  const uint32_t used_count = reader.u32();
+  check_count(reader, table_count, kHoldsHeaderBytes, "tables");
+  uint64_t next_id = 0;
+  for (uint32_t i = 0; i < table_count; ++i) {
+    const uint32_t table = reader.u32();
+    skip_zero(&reader);
+    check_id(table, layout.tables.size(), &next_id, "table");
+    head.tables.push_back({table, reader.u64()});
+  }
+  reader.array<uint64_t>(used_count);
+  head.bytes = payload.first(payload.size() - reader.remaining());
+  return head;
+}
+
+}  // namespace wire
 
 FilledPush layout_push(const PushHeader& header, std::span<const BlockRef> blocks,
                        std::span<const TableRef> tables, const Pool& pool, const HoldRefs* holds) {

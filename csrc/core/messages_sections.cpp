@@ -8,17 +8,17 @@
 namespace cpudist::core::wire {
 namespace {
 
-constexpr uint64_t kSectionHeaderBytes = 16;
+std::vector<DenseSection> read_block_sections(Reader* reader,
+                                              std::span<const BlockHeader> headers) {
+  std::vector<DenseSection> sections;
+  sections.reserve(headers.size());
+  for (const BlockHeader& header : headers) {
+    sections.push_back({header.block, reader->array<uint8_t>(header.size_bytes)});
+  }
+  return sections;
+}
 
-struct BlockHeader {
-  uint32_t block;
-  uint64_t size_bytes;
-};
-
-struct TableHeader {
-  uint32_t table;
-  uint64_t row_count;
-};
+}  // namespace
 
 std::vector<BlockHeader> read_block_headers(Reader* reader, uint32_t count,
                                             const ParamSetLayout& layout) {
@@ -54,18 +54,6 @@ std::vector<TableHeader> read_table_headers(Reader* reader, uint32_t count,
   }
   return headers;
 }
-
-std::vector<DenseSection> read_block_sections(Reader* reader,
-                                              std::span<const BlockHeader> headers) {
-  std::vector<DenseSection> sections;
-  sections.reserve(headers.size());
-  for (const BlockHeader& header : headers) {
-    sections.push_back({header.block, reader->array<uint8_t>(header.size_bytes)});
-  }
-  return sections;
-}
-
-}  // namespace
 
 uint64_t block_bytes(std::span<const BlockRef> blocks) {
   uint64_t size = 0;

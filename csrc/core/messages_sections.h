@@ -14,6 +14,42 @@
 
 namespace cpudist::core::wire {
 
+inline constexpr uint64_t kSectionHeaderBytes = 16;
+
+struct BlockHeader {
+  uint32_t block;
+  uint64_t size_bytes;
+};
+
+struct TableHeader {
+  uint32_t table;
+  uint64_t row_count;
+};
+
+// Which payloads have sections, behind heads of their own.
+enum class SectionKind : uint8_t { kPush, kDense, kChanges };
+
+// What a payload with sections has, as the beginning of it says.
+struct SectionCounts {
+  uint64_t head_bytes = 0;  // up to the headers of sections
+  uint32_t blocks = 0;
+  uint32_t tables = 0;
+  bool holds = false;
+};
+SectionCounts read_counts(SectionKind kind, std::span<const uint8_t> payload);
+
+// The head of what a push holds, as it stands in its payload.
+struct HoldsHead {
+  std::span<const uint8_t> bytes;
+  std::vector<TableHeader> tables;
+};
+HoldsHead read_holds_head(std::span<const uint8_t> payload, const ParamSetLayout& layout);
+
+std::vector<BlockHeader> read_block_headers(Reader* reader, uint32_t count,
+                                            const ParamSetLayout& layout);
+std::vector<TableHeader> read_table_headers(Reader* reader, uint32_t count,
+                                            const ParamSetLayout& layout);
+
 // Bytes of the headers and values.
 uint64_t block_bytes(std::span<const BlockRef> blocks);
 uint64_t table_bytes(std::span<const TableRef> tables);

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "core/change_log.h"
+#include "core/value_codec.h"
 
 namespace cpudist::core {
 
@@ -209,8 +210,14 @@ bool ParamSet::unused(const std::vector<uint32_t>& remaining) const {
 
 Buffer ParamSet::pull_rows(const FrameHeader& request, const Buffer& payload) const {
   uint64_t step = 0;
-  const auto wanted =
-      decode_frame([&] { return decode_pull(bytes_of(payload), state_.layout, &step); });
+  Decoded decoded;
+  const auto wanted = decode_frame([&] {
+    if (!request.coded) return decode_pull(bytes_of(payload), state_.layout, &step);
+    decoded =
+        decode_coded_pull(bytes_of(payload), state_.layout, allocate_from(state_.shared.pool));
+    return decode_pull(bytes_of(decoded.payload), state_.layout, &step);
+  });
+  const Coding coding{decoded.coding.reply, decoded.coding.reply};
   const std::shared_lock lock(mutex_);
   require_ready();
   std::vector<TableRef> refs;
@@ -226,20 +233,31 @@ Buffer ParamSet::pull_rows(const FrameHeader& request, const Buffer& payload) co
   for (size_t i = 0; i < wanted.size(); ++i) {
     state_.store.tables[wanted[i].table]->gather(wanted[i].keys, reply.rows[i]);
     if (!compensator_) continue;
+    round_rows(coding.values, reply.rows[i], refs[i].row_count, refs[i].dim);
     compensator_->note_rows(request.rank, step, request.request_id, wanted[i], reply.rows[i]);
   }
-  return std::move(reply.payload);
+  if (!request.coded) return std::move(reply.payload);
+  return code_rows(bytes_of(reply.payload), refs, coding, state_.shared.pool);
 }
 
 Buffer ParamSet::pull_dense(const FrameHeader& request, const Buffer& payload) const {
-  const uint64_t step = decode_frame([&] { return decode_pull_dense(bytes_of(payload)); });
+  Coding coding;
+  const uint64_t step = decode_frame([&] {
+    if (!request.coded) return decode_pull_dense(bytes_of(payload));
+    return decode_coded_pull_dense(bytes_of(payload), &coding);
+  });
+  coding.values = coding.reply;
   const std::shared_lock lock(mutex_);
   require_ready();
   Buffer reply = state_.dense_values(state_.every_block());
-  if (!compensator_) return reply;
-  compensator_->note_dense_pull(request.rank, step, request.request_id, state_.version.round,
-                                reply);
-  return reply;
+  if (compensator_) {
+    state_.round_dense(&reply, coding.values);
+    compensator_->note_dense_pull(request.rank, step, request.request_id, state_.version.round,
+                                  reply);
+  }
+  if (!request.coded) return reply;
+  return code_sections(wire::SectionKind::kDense, bytes_of(reply), state_.layout, coding,
+                       state_.shared.pool);
 }
 
 Buffer ParamSet::fetch(const Buffer& payload) const {

@@ -62,7 +62,7 @@ class ParamSet {
   void open(const Ticket& ticket, const Buffer& layout_bytes, Outbox& outbox);
   void store(const Ticket& ticket, const Buffer& payload, Outbox& outbox);
   void ready(const Ticket& ticket, Outbox& outbox);
-  void push(const Ticket& ticket, Buffer payload, Outbox& outbox);
+  void push(const Ticket& ticket, Buffer payload, bool coded, Outbox& outbox);
   // For a push that was dropped for lack of memory: throws kOverloaded, or kInvalidArgument if it
   // would be sent again for ever.
   [[noreturn]] void refuse_push(uint64_t size_bytes) const;
@@ -105,6 +105,8 @@ class ParamSet {
   void require_whole() const;
   void check_push(const Ticket& ticket, const PushHeader& header, uint64_t size_bytes) const;
   void check_configs(const PushHeader& header) const;
+  // Makes a coded push a plain one, under the memory cap. Without the lock.
+  void decode_push_into(RoundPush* push) const;
   void take_out(uint32_t rank, Outbox& outbox);
   // In rounds: the group of `rank`. Null for ranks that no group holds, of trainers that came later
   // and never opened this set.

@@ -86,18 +86,23 @@ void ParamSet::apply_arrival(uint32_t rank, Outbox& outbox) {
     if (readers_.contains(rank)) readers_[rank] = state_.version.round;
     if (state_.changes) {
       state_.changes->note(one);
-      state_.shared.peers.finish(push.ticket, FrameKind::kReply, state_.changes->reply(rank),
-                                 outbox);
+      ParamState::CodedForms forms;
+      state_.shared.peers.finish(push.ticket, FrameKind::kReply,
+                                 state_.form_of(state_.changes->reply(rank), push, &forms), outbox);
       return;
     }
     const bool all = push.view.header.want_dense;
     const auto blocks = all ? state_.every_block() : std::vector<uint32_t>();
-    const SharedPayload reply = state_.dense_reply(blocks);
+    Buffer values = state_.dense_values(blocks);
+    if (compensator_ && push.coding) state_.round_dense(&values, push.coding->reply);
+    const auto reply = std::make_shared<const Buffer>(std::move(values));
     if (compensator_) {
       compensator_->end();
       if (!blocks.empty()) compensator_->note_dense_reply(rank, state_.version.round, *reply);
     }
-    state_.shared.peers.finish(push.ticket, FrameKind::kReply, reply, outbox);
+    ParamState::CodedForms forms;
+    state_.shared.peers.finish(push.ticket, FrameKind::kReply, state_.form_of(reply, push, &forms),
+                               outbox);
   } catch (const std::exception& error) {
     state_.break_off(error);
     state_.shared.peers.finish(push.ticket, *state_.broken, outbox);

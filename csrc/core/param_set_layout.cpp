@@ -45,6 +45,11 @@ std::string compare_compensation(const DelayCompensation& first, const DelayComp
   return found;
 }
 
+std::string compare_dtypes(const char* field, WireDType first, WireDType second) {
+  if (first == second) return "";
+  return differ("parameter set", field, name_of(first), name_of(second));
+}
+
 template <typename... Differences>
 std::string first_of(const Differences&... differences) {
   std::string found;
@@ -150,6 +155,8 @@ std::string describe_difference(const ParamSetLayout& first, const ParamSetLayou
                        static_cast<uint64_t>(first.mode), static_cast<uint64_t>(second.mode)),
                compare(set, "max_staleness", first.max_staleness, second.max_staleness),
                compare(set, "exchanges_deltas", first.exchanges_deltas, second.exchanges_deltas),
+               compare_dtypes("wire_dtype", first.push_dtype, second.push_dtype),
+               compare_dtypes("pull_dtype", first.pull_dtype, second.pull_dtype),
                compare_trainer_groups(first, second),
                compare_compensation(first.compensation, second.compensation),
                compare_all(first.tables, second.tables, compare_table),

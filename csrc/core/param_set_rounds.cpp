@@ -12,11 +12,36 @@
 
 namespace cpudist::core {
 
-void ParamSet::push(const Ticket& ticket, Buffer payload, Outbox& outbox) {
+void ParamSet::decode_push_into(RoundPush* push) const {
+  const ServerShared& shared = state_.shared;
+  const uint64_t coded_bytes = push->payload.size();
+  uint64_t plain_bytes = 0;
+  const auto allocate = [&](uint64_t size_bytes) {
+    plain_bytes = size_bytes;
+    if (shared.options.memory_cap_bytes == 0) return Buffer(size_bytes, shared.pool);
+    // The coded bytes wait for these.
+    const uint64_t waiting = shared.counters.pending_bytes.load() + coded_bytes;
+    auto reservation = shared.pushes_memory->reserve(size_bytes, waiting);
+    if (!reservation) return Buffer();
+    return Buffer(size_bytes, shared.pushes_pool, std::move(*reservation));
+  };
+  try {
+    Decoded decoded =
+        decode_sections(wire::SectionKind::kPush, bytes_of(push->payload), state_.layout, allocate);
+    push->payload = std::move(decoded.payload);
+    push->coding = decoded.coding;
+  } catch (const Error& error) {
+    if (error.code() == ErrorCode::kOverloaded) refuse_push(plain_bytes);
+    throw MalformedFrame(error);
+  }
+}
+
+void ParamSet::push(const Ticket& ticket, Buffer payload, bool coded, Outbox& outbox) {
   ServerShared& shared = state_.shared;
   RoundPush push;
   push.ticket = ticket;
   push.payload = std::move(payload);
+  if (coded) decode_push_into(&push);
   push.view = decode_frame([&] { return decode_push(bytes_of(push.payload), state_.layout); });
   const PushHeader& header = push.view.header;
   const uint64_t size_bytes = push.payload.size();

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "core/change_log.h"
+#include "core/value_codec.h"
 
 namespace cpudist::core {
 
@@ -95,6 +96,30 @@ SharedPayload ParamState::held_reply(const std::vector<uint32_t>& blocks,
 
 SharedPayload ParamState::dense_reply(const std::vector<uint32_t>& blocks) const {
   return std::make_shared<const Buffer>(dense_values(blocks));
+}
+
+Answer ParamState::form_of(const SharedPayload& plain, const RoundPush& push,
+                           CodedForms* made) const {
+  if (!push.coding) return plain;
+  SharedPayload& coded = (*made)[push.coding->reply];
+  if (coded == nullptr) {
+    const auto kind = changes ? wire::SectionKind::kChanges : wire::SectionKind::kDense;
+    const Coding coding{push.coding->reply, push.coding->reply};
+    coded = std::make_shared<const Buffer>(
+        code_sections(kind, {plain->data(), plain->size()}, layout, coding, shared.pool));
+  }
+  return {coded, true};
+}
+
+void ParamState::round_dense(Buffer* plain, WireDType dtype) const {
+  if (dtype == WireDType::kFloat32) return;
+  const DenseView view = decode_dense({plain->data(), plain->size()}, layout);
+  for (const DenseSection& section : view.blocks) {
+    const BlockSpec& spec = layout.blocks[section.block];
+    if (spec.dtype == DType::kFloat64) continue;
+    uint8_t* values = plain->data() + (section.values.data() - plain->data());
+    round_block(dtype, reinterpret_cast<float*>(values), spec.elements);
+  }
 }
 
 void ParamState::answer_round(const Ticket& ticket, uint64_t round, Outbox& outbox) const {

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <exception>
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -59,6 +60,11 @@ struct ParamState {
   SharedPayload dense_reply(const std::vector<uint32_t>& blocks) const;
   // These blocks, and the rows that the sender of `push` holds and that were updated since.
   SharedPayload held_reply(const std::vector<uint32_t>& blocks, const RoundPush& push) const;
+  // A reply to a push as its sender wants it. `made`: what was coded of the same payload before.
+  using CodedForms = std::map<WireDType, SharedPayload>;
+  Answer form_of(const SharedPayload& plain, const RoundPush& push, CodedForms* made) const;
+  // Makes the values what a receiver of this dtype reads.
+  void round_dense(Buffer* plain, WireDType dtype) const;
   void answer_round(const Ticket& ticket, uint64_t round, Outbox& outbox) const;
   // An update failed half way: nobody can use the values any more.
   void break_off(const std::exception& cause);

@@ -35,6 +35,14 @@ struct ServerCounters {
 
 using SharedPayload = std::shared_ptr<const Buffer>;
 
+// A payload, and whether it is coded.
+struct Answer {
+  Answer() = default;
+  Answer(SharedPayload bytes, bool is_coded = false) : payload(std::move(bytes)), coded(is_coded) {}
+  SharedPayload payload;
+  bool coded = false;
+};
+
 // Frames to send once every lock is released.
 class Outbox {
  public:
@@ -93,7 +101,7 @@ class Peers {
                   Ticket* ticket, Outbox& outbox);
   bool is_current(const Ticket& ticket) const;
   // Records the reply and queues it. Does nothing for a ticket that is no longer current.
-  void finish(const Ticket& ticket, FrameKind kind, SharedPayload payload, Outbox& outbox);
+  void finish(const Ticket& ticket, FrameKind kind, Answer answer, Outbox& outbox);
   void finish(const Ticket& ticket, Buffer payload, Outbox& outbox);
   void finish(const Ticket& ticket, const Error& error, Outbox& outbox);
   // Answers without recording: the same number may come again.
@@ -106,7 +114,7 @@ class Peers {
   // ---- plain replies ----
   FrameHeader reply_header(const FrameHeader& request, FrameKind kind) const;
   void answer(const std::shared_ptr<Connection>& connection, const FrameHeader& request,
-              FrameKind kind, Buffer payload, Outbox& outbox) const;
+              FrameKind kind, Buffer payload, Outbox& outbox, bool coded = false) const;
   void answer(const std::shared_ptr<Connection>& connection, const FrameHeader& request,
               const Error& error, Outbox& outbox) const;
 

@@ -61,25 +61,27 @@ bool Peers::is_current(const Ticket& ticket) const {
   return current(ticket) != nullptr;
 }
 
-void Peers::finish(const Ticket& ticket, FrameKind kind, SharedPayload payload, Outbox& outbox) {
+void Peers::finish(const Ticket& ticket, FrameKind kind, Answer answer, Outbox& outbox) {
   const std::lock_guard lock(mutex_);
   const Received* received = current(ticket);
   if (received == nullptr) return;
   Peer& peer = peers_[ticket.rank];
   peer.last_header = reply_header(received->header, kind);
+  peer.last_header.coded = answer.coded;
   peer.last_sequence = ticket.sequence;
-  peer.last_payload = std::move(payload);
+  peer.last_payload = std::move(answer.payload);
   peer.received.reset();
   if (peer.connection) outbox.add(peer.connection, peer.last_header, peer.last_payload);
 }
 
 void Peers::finish(const Ticket& ticket, Buffer payload, Outbox& outbox) {
-  finish(ticket, FrameKind::kReply, std::make_shared<const Buffer>(std::move(payload)), outbox);
+  finish(ticket, FrameKind::kReply, Answer(std::make_shared<const Buffer>(std::move(payload))),
+         outbox);
 }
 
 void Peers::finish(const Ticket& ticket, const Error& error, Outbox& outbox) {
   auto payload = std::make_shared<const Buffer>(encode(ErrorReply{error.code(), error.what()}));
-  finish(ticket, FrameKind::kError, std::move(payload), outbox);
+  finish(ticket, FrameKind::kError, Answer(std::move(payload)), outbox);
 }
 
 void Peers::reject(const Ticket& ticket, const Error& error, Outbox& outbox) {
@@ -132,8 +134,10 @@ FrameHeader Peers::reply_header(const FrameHeader& request, FrameKind kind) cons
 }
 
 void Peers::answer(const std::shared_ptr<Connection>& connection, const FrameHeader& request,
-                   FrameKind kind, Buffer payload, Outbox& outbox) const {
-  outbox.add(connection, reply_header(request, kind), std::move(payload));
+                   FrameKind kind, Buffer payload, Outbox& outbox, bool coded) const {
+  FrameHeader header = reply_header(request, kind);
+  header.coded = coded;
+  outbox.add(connection, header, std::move(payload));
 }
 
 void Peers::answer(const std::shared_ptr<Connection>& connection, const FrameHeader& request,

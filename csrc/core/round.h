@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "core/codec.h"
 #include "core/delay_compensator.h"
 #include "core/messages.h"
 #include "core/param_store.h"
@@ -33,7 +34,9 @@ struct SectionRows {
 
 struct RoundPush {
   Ticket ticket;
-  Buffer payload;  // what `view` points into
+  Buffer payload;  // what `view` points into; plain
+  // How it came, and is to be answered, if it came coded.
+  std::optional<Coding> coding;
   PushView view;
   std::vector<SectionRows> sections;        // beside view.tables
   std::vector<std::vector<uint32_t>> held;  // records, beside view.holds.tables

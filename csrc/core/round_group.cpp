@@ -137,17 +137,26 @@ std::vector<uint32_t> RoundGroup::blocks_of_reply() const {
   return update_.touched_blocks();
 }
 
-std::map<uint32_t, SharedPayload> RoundGroup::replies() const {
+std::map<uint32_t, Answer> RoundGroup::replies() const {
+  std::map<uint32_t, Answer> found;
+  if (state_.changes) {
+    for (const auto& [rank, push] : pushes_) {
+      ParamState::CodedForms own;
+      found[rank] = state_.form_of(state_.changes->reply(rank), push, &own);
+    }
+    return found;
+  }
   const auto blocks = blocks_of_reply();
   SharedPayload common;  // of all who hold no rows
-  std::map<uint32_t, SharedPayload> found;
+  ParamState::CodedForms forms;
   for (const auto& [rank, push] : pushes_) {
     if (!push.held.empty()) {
-      found[rank] = state_.held_reply(blocks, push);
+      ParamState::CodedForms own;
+      found[rank] = state_.form_of(state_.held_reply(blocks, push), push, &own);
       continue;
     }
     if (common == nullptr) common = state_.dense_reply(blocks);
-    found[rank] = common;
+    found[rank] = state_.form_of(common, push, &forms);
   }
   return found;
 }
@@ -164,11 +173,9 @@ void RoundGroup::end_round(Outbox& outbox) {
     }
     waiting_commits_.clear();
   } else {
-    const auto payloads = state_.changes ? std::map<uint32_t, SharedPayload>() : replies();
+    const auto answers = replies();
     for (const auto& [rank, push] : pushes_) {
-      state_.shared.peers.finish(push.ticket, FrameKind::kReply,
-                                 state_.changes ? state_.changes->reply(rank) : payloads.at(rank),
-                                 outbox);
+      state_.shared.peers.finish(push.ticket, FrameKind::kReply, answers.at(rank), outbox);
     }
   }
   clear_pushes();

@@ -60,7 +60,7 @@ class RoundGroup {
   struct Committed {  // the last two-phase round, for the commits that come after the first
     uint64_t round = 0;
     double total_norm = 0;
-    std::map<uint32_t, SharedPayload> replies;  // of the ranks that have not sent theirs
+    std::map<uint32_t, Answer> replies;  // of the ranks that have not sent theirs
   };
 
   bool is_early(uint32_t rank, uint64_t round) const;
@@ -72,7 +72,7 @@ class RoundGroup {
   void apply_commit(double total_norm, Outbox& outbox);
   void end_round(Outbox& outbox);
   std::vector<uint32_t> blocks_of_reply() const;
-  std::map<uint32_t, SharedPayload> replies() const;
+  std::map<uint32_t, Answer> replies() const;
   void fail_round(const Error& error, Outbox& outbox);
   void break_off(const std::exception& cause, Outbox& outbox);
   void clear_pushes();

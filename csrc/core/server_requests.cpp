@@ -24,6 +24,15 @@ void Server::Impl::on_frame(const std::shared_ptr<Connection>& connection, Frame
   if (frame.header.kind == FrameKind::kGoodbye) shared.peers.confirm_goodbye(frame.header.rank);
 }
 
+namespace {
+
+// Requests whose payloads, or whose replies', carry keys and values of every step.
+bool may_be_coded(FrameKind kind) {
+  return kind == FrameKind::kPush || kind == FrameKind::kPullRows || kind == FrameKind::kPullDense;
+}
+
+}  // namespace
+
 // Throws only for what must close the connection.
 void Server::Impl::dispatch(const Link& connection, Frame& frame, Outbox& outbox) {
   if (frame.header.kind == FrameKind::kHello) {
@@ -31,6 +40,10 @@ void Server::Impl::dispatch(const Link& connection, Frame& frame, Outbox& outbox
     return;
   }
   const uint32_t rank = shared.peers.identify(connection, frame.header);
+  if (frame.header.coded && !may_be_coded(frame.header.kind)) {
+    throw Error(ErrorCode::kProtocol, "a coded frame of kind " +
+                                          std::to_string(static_cast<unsigned>(frame.header.kind)));
+  }
   switch (frame.header.kind) {
     case FrameKind::kError:
       shared.peers.note_end(
@@ -110,7 +123,8 @@ std::vector<uint32_t> Server::Impl::waiting_for(const ProbeResult& request, uint
 
 void Server::Impl::read(const Link& connection, const Frame& frame, Outbox& outbox) {
   try {
-    shared.peers.answer(connection, frame.header, FrameKind::kReply, read_set(frame), outbox);
+    shared.peers.answer(connection, frame.header, FrameKind::kReply, read_set(frame), outbox,
+                        frame.header.coded);
   } catch (const MalformedFrame&) {
     throw;
   } catch (const Error& error) {
@@ -169,7 +183,7 @@ void Server::Impl::apply(const Ticket& ticket, Frame& frame, Outbox& outbox) {
     case FrameKind::kReady:
       return find(id)->ready(ticket, outbox);
     case FrameKind::kPush:
-      return find(id)->push(ticket, std::move(frame.payload), outbox);
+      return find(id)->push(ticket, std::move(frame.payload), frame.header.coded, outbox);
     case FrameKind::kCommit: {
       const auto commit = decode_frame([&] { return decode_commit(bytes_of(frame.payload)); });
       return find(id)->commit(ticket, commit, outbox);

@@ -17,6 +17,7 @@ namespace {
 static_assert(std::endian::native == std::endian::little, "frames are little-endian in place");
 
 constexpr size_t kHeaderCrcOffset = 60;
+constexpr unsigned kCodedBit = 0x8000u;  // of the field of the kind
 
 template <typename T>
 void put(uint8_t* bytes, size_t offset, T value) {
@@ -49,7 +50,8 @@ std::array<uint8_t, kHeaderBytes> encode_header(const FrameHeader& header) {
   uint8_t* out = bytes.data();
   put<uint32_t>(out, 0, kMagic);
   put<uint16_t>(out, 4, kProtocolVersion);
-  put<uint16_t>(out, 6, static_cast<uint16_t>(header.kind));
+  const unsigned coded = header.coded ? kCodedBit : 0;
+  put<uint16_t>(out, 6, static_cast<uint16_t>(static_cast<unsigned>(header.kind) | coded));
   put<uint64_t>(out, 8, header.run_id);
   put<uint32_t>(out, 16, header.epoch);
   put<uint32_t>(out, 20, header.incarnation);
@@ -80,9 +82,10 @@ FrameHeader decode_header(const uint8_t* bytes, uint64_t payload_limit_bytes) {
     refuse("frame header is damaged: expected checksum " + hex(expected_crc) + ", found " +
            hex(found_crc));
   }
-  const auto kind = get<uint16_t>(bytes, 6);
-  if (kind < static_cast<uint16_t>(FrameKind::kHello) ||
-      kind > static_cast<uint16_t>(FrameKind::kReply)) {
+  const auto field = get<uint16_t>(bytes, 6);
+  const unsigned kind = field & ~kCodedBit;
+  if (kind < static_cast<unsigned>(FrameKind::kHello) ||
+      kind > static_cast<unsigned>(FrameKind::kReply)) {
     refuse("unknown frame kind " + std::to_string(kind));
   }
   const auto role = get<uint16_t>(bytes, 24);
@@ -97,6 +100,7 @@ FrameHeader decode_header(const uint8_t* bytes, uint64_t payload_limit_bytes) {
            std::to_string(payload_limit_bytes));
   }
   header.kind = static_cast<FrameKind>(kind);
+  header.coded = (field & kCodedBit) != 0;
   header.run_id = get<uint64_t>(bytes, 8);
   header.epoch = get<uint32_t>(bytes, 16);
   header.incarnation = get<uint32_t>(bytes, 20);

@@ -16,7 +16,7 @@ namespace cpudist::core {
 inline constexpr uint64_t kPayloadLimitBytes = 1ull << 31;  // of one frame
 
 inline constexpr uint32_t kMagic = 0x31445043;  // "CPD1"
-inline constexpr uint16_t kProtocolVersion = 1;
+inline constexpr uint16_t kProtocolVersion = 2;
 inline constexpr size_t kHeaderBytes = 64;
 
 enum class FrameKind : uint16_t {
@@ -47,6 +47,7 @@ enum class Role : uint16_t { kServer = 1, kTrainer = 2 };
 
 struct FrameHeader {
   FrameKind kind = FrameKind::kError;
+  bool coded = false;  // the payload is coded (codec.h), and so is to be the reply's
   uint64_t run_id = 0;
   uint32_t epoch = 0;        // membership number
   uint32_t incarnation = 0;  // of the trainer
@@ -65,9 +66,10 @@ struct Frame {
   bool dropped = false;  // its receiver had no memory for the payload
 };
 
-// Byte offsets: magic 0 u32, version 4 u16, kind 6 u16, run_id 8 u64, epoch 16 u32, incarnation
-// 20 u32, role 24 u16, rank 26 u16, param_set 28 u32, request_id 32 u64, sequence 40 u64,
-// length 48 u64, payload_crc 56 u32, header_crc 60 u32 (CRC-32C of bytes 0..59).
+// Byte offsets: magic 0 u32, version 4 u16, kind 6 u16 with `coded` as its highest bit, run_id 8
+// u64, epoch 16 u32, incarnation 20 u32, role 24 u16, rank 26 u16, param_set 28 u32, request_id 32
+// u64, sequence 40 u64, length 48 u64, payload_crc 56 u32, header_crc 60 u32 (CRC-32C of bytes
+// 0..59).
 std::array<uint8_t, kHeaderBytes> encode_header(const FrameHeader& header);
 // Throws Error(kProtocol) on a wrong magic, version, checksum, kind, role or a length above
 // `payload_limit_bytes`; nothing is allocated before these checks.

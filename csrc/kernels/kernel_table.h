@@ -41,9 +41,21 @@ struct TypedKernels {
   UpdateRows update_rows[kOptimizerKindCount];
 };
 
+struct QuantizeKernels {
+  void (*to_bfloat16)(const float* values, uint16_t* out, size_t n);
+  void (*from_bfloat16)(const uint16_t* values, float* out, size_t n);
+  void (*to_half)(const float* values, uint16_t* out, size_t n);
+  void (*from_half)(const uint16_t* values, float* out, size_t n);
+  void (*to_int8)(const float* rows, size_t row_count, size_t dim, int8_t* out, uint16_t* scales);
+  void (*from_int8)(const int8_t* values, const uint16_t* scales, size_t row_count, size_t dim,
+                    float* out);
+  void (*residue_of)(const float* meant, const float* sent, float* residue, size_t n);
+};
+
 struct KernelTable {
   TypedKernels<float> f32;
   TypedKernels<double> f64;
+  QuantizeKernels quantize;
 };
 
 const KernelTable& scalar_kernels();

@@ -32,6 +32,7 @@ CPUDIST_INLINE T fold_lanes(const T* lanes) {
   return folded[0];
 }
 
+#include "kernels/quantize_impl.h"
 #include "kernels/update_impl.h"
 
 template <typename T>
@@ -267,7 +268,10 @@ constexpr TypedKernels<T> typed_table() {
        &update_scattered<K::kRmsprop, T>, &update_scattered<K::kFtrl, T>}};
 }
 
-constexpr KernelTable kTable = {typed_table<float>(), typed_table<double>()};
+constexpr QuantizeKernels kQuantize = {&to_bfloat16, &from_bfloat16, &to_half,   &from_half,
+                                       &to_int8,     &from_int8,     &residue_of};
+
+constexpr KernelTable kTable = {typed_table<float>(), typed_table<double>(), kQuantize};
 
 }  // namespace
 }  // namespace CPUDIST_LEVEL

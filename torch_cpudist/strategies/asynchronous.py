@@ -7,7 +7,8 @@ from __future__ import annotations
 from dataclasses import field
 from typing import TYPE_CHECKING, ClassVar
 
-from torch_cpudist.config import MAX_BYTES, Communicator, settings
+from torch_cpudist.communicator import Communicator
+from torch_cpudist.config import MAX_BYTES, settings
 from torch_cpudist.delay_compensation import DelayCompensation
 from torch_cpudist.errors import ConfigurationError
 from torch_cpudist.strategies.base import Strategy, Updates
@@ -26,7 +27,8 @@ class Async(Strategy):
     ``max_staleness`` makes it. Cost per step: that of ``Sync``.
 
     Attributes:
-        communicator: queue, merging and pulling of a trainer; a dict is accepted.
+        communicator: queue, merging, pulling and the wire of a trainer; a dict is
+            accepted.
         max_staleness: updates by which a gradient may be late, at least the number of
             trainers less one. A push that would make another trainer's gradient older
             waits on the server, and each step waits for its own update. ``None`` is no
@@ -83,4 +85,5 @@ class Async(Strategy):
             on_arrival=True,
             max_staleness=self.max_staleness,
             delay_compensation=self.delay_compensation,
+            communicator=self.communicator,
         )

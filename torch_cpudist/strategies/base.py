@@ -9,7 +9,8 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch_cpudist import _core, config
-from torch_cpudist.config import Communicator, Server, Sharding, settings
+from torch_cpudist.communicator import Communicator
+from torch_cpudist.config import Server, Sharding, settings
 from torch_cpudist.delay_compensation import DelayCompensation
 from torch_cpudist.outer import Outer
 from torch_cpudist.replica_settings import Replicas
@@ -42,6 +43,7 @@ class Updates:
         groups: in rounds, the group of every trainer, by rank, numbered in the order of
             their lowest ranks; each has rounds of its own. Empty: all are one.
         delay_compensation: how late gradients are corrected. ``None``: not at all.
+        communicator: of which ``wire_dtype`` and ``pull_dtype`` are read.
     """
 
     on_arrival: bool = False
@@ -50,6 +52,7 @@ class Updates:
     outer: Outer | None = None
     groups: tuple[int, ...] = ()
     delay_compensation: DelayCompensation | None = None
+    communicator: Communicator = field(default_factory=Communicator)
 
     def served(
         self, rules: Sequence[_core.OptimizerConfig | None]

@@ -7,6 +7,11 @@ from __future__ import annotations
 from dataclasses import field
 from typing import TYPE_CHECKING, ClassVar
 
+from torch_cpudist.communicator import (
+    WIRE_FIELDS,
+    Communicator,
+    check_without_queue,
+)
 from torch_cpudist.config import settings
 from torch_cpudist.outer import Outer
 from torch_cpudist.strategies.base import Strategy, Updates
@@ -34,6 +39,8 @@ class Geo(Strategy):
         outer: an optimizer over the mean of the trainers' movements, one step when each
             live trainer has handed one on; a dict is accepted. ``None`` adds each
             trainer's share, whenever it comes.
+        communicator: what values travel as, ``wire_dtype`` and ``pull_dtype``; a
+            dict is accepted.
     """
 
     name: ClassVar[str] = "geo"
@@ -46,6 +53,14 @@ class Geo(Strategy):
     )
 
     outer: Outer | None = field(default=None, metadata={"section": Outer})
+    communicator: Communicator = field(
+        default_factory=Communicator, metadata={"section": True, "only": WIRE_FIELDS}
+    )
+
+    def __post_init__(self) -> None:
+        """Checks the fields."""
+        super().__post_init__()
+        check_without_queue(self)
 
     @property
     def local(self) -> bool:
@@ -61,5 +76,8 @@ class Geo(Strategy):
         if self.outer is not None:
             self.outer.check_whole()
         return Updates(
-            on_arrival=self.outer is None, exchanges_deltas=True, outer=self.outer
+            on_arrival=self.outer is None,
+            exchanges_deltas=True,
+            outer=self.outer,
+            communicator=self.communicator,
         )

@@ -67,6 +67,7 @@ class GeoDriver(ServerDriver):
         self._samples = 0
         self._exchanging = False
         self._own_steps = 0
+        self._moved = False  # since all movement was handed on
         self._replicas = 1  # whose batches a step is made of
         self._batches = 0  # of all replicas, since the last exchange began
         self._step_s = 0.0
@@ -102,6 +103,7 @@ class GeoDriver(ServerDriver):
         self._batches += self._replicas
         self._samples += count
         self._own_steps += 1
+        self._moved = True
         if not local.alone:
             if not local.client.is_member(local.id):
                 local.client.join(local.id)
@@ -197,6 +199,8 @@ class GeoDriver(ServerDriver):
     def flush(self, pull: str, overwrite: bool = False) -> None:
         """Settles; after ``leave`` also takes the servers' values as they are.
 
+        So it does after a barrier, before the next step, where values travel rounded.
+
         Args:
             pull: what that is: ``"all"``, ``"dense"`` or ``"none"``. Before ``leave``
                 an exchange brings everything that others have changed.
@@ -212,8 +216,10 @@ class GeoDriver(ServerDriver):
         left = not local.client.is_member(local.id)
         # With nothing of its own on the servers' way it can take their values.
         idle = self._in_rounds and not self._exchanging and not self._steps
+        # Others' changes have come rounded, then.
+        rounded = local.placement.layout.pull_dtype != "fp32" and not self._moved
         self.settle()
-        if local.alone or not (left or idle):
+        if local.alone or not (left or idle or rounded):
             return
         if pull != "none":
             local.pull_dense()
@@ -239,6 +245,7 @@ class GeoDriver(ServerDriver):
             self.settle()
         elif local.client.is_member(local.id):
             self._exchange(whole=True)
+            self._moved = False
 
     def held_state(self) -> Sequence[torch.Tensor]:
         """That of tables."""

@@ -9,6 +9,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import field
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from torch_cpudist.communicator import (
+    WIRE_FIELDS,
+    Communicator,
+    check_without_queue,
+)
 from torch_cpudist.config import settings
 from torch_cpudist.errors import ConfigurationError
 from torch_cpudist.strategies.base import Strategy, Updates
@@ -95,6 +100,8 @@ class HalfAsync(Strategy):
         group: trainer ranks, a list per group, each trainer in one; as a variable
             ``0,1;2,3``. ``None``: the trainers of a host are a group.
             ``CPUDIST_HALFASYNC_GROUP``.
+        communicator: what values travel as, ``wire_dtype`` and ``pull_dtype``; a
+            dict is accepted.
     """
 
     name: ClassVar[str] = "half_async"
@@ -102,24 +109,30 @@ class HalfAsync(Strategy):
     group: Sequence[Sequence[int]] | None = field(
         default=None, metadata={"parse": _parse, "type": "lists of ranks"}
     )
+    communicator: Communicator = field(
+        default_factory=Communicator, metadata={"section": True, "only": WIRE_FIELDS}
+    )
 
     def __post_init__(self) -> None:
         """Checks the fields."""
         super().__post_init__()
+        check_without_queue(self)
         if self.group is not None:
             object.__setattr__(self, "group", checked_groups(self.group))
 
     def updates(self, trainers: Trainers) -> Updates:
         """When the servers apply this strategy's gradients."""
         if self.group is not None:
-            return Updates(groups=self._numbered(trainers.count))
+            groups = self._numbered(trainers.count)
+            return Updates(groups=groups, communicator=self.communicator)
         if trainers.hosts is None:
             raise ConfigurationError(
                 "HalfAsync(): trainers in jobs of their own do not know who shares a "
                 "host. Pass group=, or set CPUDIST_HALFASYNC_GROUP=0,1;2,3."
             )
         hosts = list(dict.fromkeys(trainers.hosts))
-        return Updates(groups=tuple(hosts.index(host) for host in trainers.hosts))
+        groups = tuple(hosts.index(host) for host in trainers.hosts)
+        return Updates(groups=groups, communicator=self.communicator)
 
     def _numbered(self, trainer_count: int) -> tuple[int, ...]:
         """The number of the group of every trainer."""

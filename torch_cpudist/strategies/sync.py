@@ -4,10 +4,19 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from dataclasses import field
+from typing import TYPE_CHECKING, ClassVar
 
+from torch_cpudist.communicator import (
+    WIRE_FIELDS,
+    Communicator,
+    check_without_queue,
+)
 from torch_cpudist.config import settings
-from torch_cpudist.strategies.base import Strategy
+from torch_cpudist.strategies.base import Strategy, Updates
+
+if TYPE_CHECKING:
+    from torch_cpudist.layout import Trainers
 
 
 @settings
@@ -16,7 +25,23 @@ class Sync(Strategy):
 
     Equals one process on the joined batch, bit for bit the same from run to run. Cost
     per step: one push and its reply per server, and one pull per server and lookup.
-    Fields: see ``Strategy``.
+
+    Attributes:
+        communicator: what values travel as, ``wire_dtype`` and ``pull_dtype``; a
+            dict is accepted.
     """
 
     name: ClassVar[str] = "sync"
+
+    communicator: Communicator = field(
+        default_factory=Communicator, metadata={"section": True, "only": WIRE_FIELDS}
+    )
+
+    def __post_init__(self) -> None:
+        """Checks the fields."""
+        super().__post_init__()
+        check_without_queue(self)
+
+    def updates(self, trainers: Trainers) -> Updates:
+        """When the servers apply this strategy's gradients."""
+        return Updates(communicator=self.communicator)
