@@ -177,11 +177,7 @@ void bind_state(py::module_& module) {
       py::arg("config"), py::arg("elements"), py::arg("row_width"));
 }
 
-}  // namespace
-
-void bind_layout(py::module_& module) {
-  bind_config(module);
-  bind_state(module);
+void bind_specs(py::module_& module) {
   py::class_<TableSpec>(module, "TableSpec")
       .def(py::init([](std::string name, uint64_t rows, uint32_t dim, uint32_t group) {
              return TableSpec{std::move(name), rows, dim, group};
@@ -212,6 +208,14 @@ void bind_layout(py::module_& module) {
       .def_readonly("parameter", &BlockSpec::parameter)
       .def_readonly("offset", &BlockSpec::offset)
       .def_readonly("row_width", &BlockSpec::row_width);
+}
+
+}  // namespace
+
+void bind_layout(py::module_& module) {
+  bind_config(module);
+  bind_state(module);
+  bind_specs(module);
   py::class_<ParamSetLayout>(module, "ParamSetLayout")
       .def(py::init([](std::vector<OptimizerConfig> configs, std::vector<TableSpec> tables,
                        std::vector<BlockSpec> blocks, bool on_arrival,

@@ -76,10 +76,15 @@ void decode_reply(const ClientSet& set, Request* request, const Pool& pool) {
   request->reply.payload = std::move(decoded.payload);
 }
 
-void decode_rows_reply(std::span<const TableRef> asked, Request* request, const Pool& pool) {
-  if (!std::exchange(request->reply.header.coded, false)) return;
-  Decoded decoded = decode_coded_rows(bytes_of(request->reply.payload), asked, allocate_from(pool));
-  request->reply.payload = std::move(decoded.payload);
+std::vector<std::span<const float>> rows_of_reply(std::span<const TableRef> asked, Request* request,
+                                                  const Pool& pool, Version* version) {
+  Frame& reply = request->reply;
+  if (!reply.header.coded) return decode_rows(bytes_of(reply.payload), asked, version);
+  const auto plain = plain_rows_in(bytes_of(reply.payload));
+  if (!plain.empty()) return decode_rows(plain, asked, version);
+  reply.payload = decode_coded_rows(bytes_of(reply.payload), asked, allocate_from(pool)).payload;
+  reply.header.coded = false;
+  return decode_rows(bytes_of(reply.payload), asked, version);
 }
 
 Residues::Residues(const ParamSetLayout& layout) : layout_(layout) {

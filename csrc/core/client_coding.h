@@ -45,7 +45,9 @@ Outbound pull_dense_from(const ClientSet& set, const Session& session, uint32_t 
 
 // Makes the reply of a push or of a pull of dense values a plain one.
 void decode_reply(const ClientSet& set, Request* request, const Pool& pool);
-void decode_rows_reply(std::span<const TableRef> asked, Request* request, const Pool& pool);
+// The rows of the reply of a pull; they live as long as it.
+std::vector<std::span<const float>> rows_of_reply(std::span<const TableRef> asked, Request* request,
+                                                  const Pool& pool, Version* version);
 
 // What was rounded off of gradients that were sent, by row and block: the next gradient takes it
 // along. Memory: the rows that were ever pushed, and 4 bytes per row of a table.

@@ -205,9 +205,7 @@ bool Prefetcher::take_replies(ClientSet& set, Session& session, Batch& batch) {
         refs.push_back(set.ref_of(part.table, part.pulled.of(s).size()));
         parts.push_back(&part);
       }
-      decode_rows_reply(refs, request.get(), batch.pool);
-      const Buffer& payload = request->reply.payload;
-      const auto rows = decode_rows({payload.data(), payload.size()}, refs, &batch.versions[s]);
+      const auto rows = rows_of_reply(refs, request.get(), batch.pool, &batch.versions[s]);
       for (size_t i = 0; i < parts.size(); ++i) parts[i]->rows[s] = rows[i].data();
     }
   } catch (...) {

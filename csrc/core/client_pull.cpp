@@ -63,9 +63,8 @@ void Client::Impl::pull_rows(ClientSet& set, uint32_t table, std::span<const int
   }
   session.wait(requests);
   for (const PullShare& share : shares) {
-    decode_rows_reply({&share.asked, 1}, share.request.get(), pool);
     Version version;
-    const auto rows = decode_rows(payload_of(share.request), {&share.asked, 1}, &version);
+    const auto rows = rows_of_reply({&share.asked, 1}, share.request.get(), pool, &version);
     set.note_rows(share.request->server, version);
     kernels::scatter_rows(cache.weight(), row_bytes, share.keys.data(), share.keys.size(),
                           row_bytes, rows[0].data(), row_bytes);

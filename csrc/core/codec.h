@@ -48,7 +48,12 @@ Buffer code_pull(std::span<const uint8_t> plain, const ParamSetLayout& layout, c
 Decoded decode_coded_pull(std::span<const uint8_t> coded, const ParamSetLayout& layout,
                           const Allocate& allocate);
 
-// The answer to a pull of these tables.
+// The answer to a pull of these tables. That in float32 is the plain one behind its coding: it is
+// filled in place, and read in place.
+FilledRows layout_coded_rows(const Coding& coding, Version version, std::span<const TableRef> refs,
+                             const Pool& pool);
+// The plain bytes in an answer, empty if they are to be decoded.
+std::span<const uint8_t> plain_rows_in(std::span<const uint8_t> coded);
 Buffer code_rows(std::span<const uint8_t> plain, std::span<const TableRef> asked,
                  const Coding& coding, const Pool& pool);
 Decoded decode_coded_rows(std::span<const uint8_t> coded, std::span<const TableRef> asked,

@@ -17,6 +17,11 @@ constexpr size_t kRadixBits = 11;
 constexpr size_t kRadixSize = size_t{1} << kRadixBits;
 constexpr size_t kRadixKeysMin = 256;
 
+struct PlacedKey {
+  uint64_t key;
+  uint32_t place;
+};
+
 WireDType dtype_from(uint8_t value, const char* what) {
   if (value < kWireDTypeCount) return static_cast<WireDType>(value);
   wire::refuse(std::string("unknown dtype ") + std::to_string(value) + " of " + what);
@@ -58,26 +63,27 @@ bool increase(std::span<const int64_t> keys) {
 
 std::vector<uint32_t> order_of(std::span<const int64_t> keys) {
   std::vector<uint32_t> order(keys.size());
-  std::iota(order.begin(), order.end(), 0);
   if (keys.size() < kRadixKeysMin) {
+    std::iota(order.begin(), order.end(), 0);
     std::sort(order.begin(), order.end(),
               [&](uint32_t a, uint32_t b) { return keys[a] < keys[b]; });
     return order;
   }
   // Least digits first; keys are not negative.
   const auto largest = static_cast<uint64_t>(*std::max_element(keys.begin(), keys.end()));
-  std::vector<uint32_t> other(keys.size());
-  std::vector<uint32_t> starts(kRadixSize);
+  std::vector<PlacedKey> entries(keys.size());
+  std::vector<PlacedKey> other(keys.size());
+  for (uint32_t i = 0; i < keys.size(); ++i) entries[i] = {static_cast<uint64_t>(keys[i]), i};
+  uint32_t starts[kRadixSize];
   for (size_t shift = 0; shift < 63 && largest >> shift != 0; shift += kRadixBits) {
-    const auto digit = [&](uint32_t at) {
-      return (static_cast<uint64_t>(keys[at]) >> shift) % kRadixSize;
-    };
-    std::fill(starts.begin(), starts.end(), 0);
-    for (const uint32_t at : order) ++starts[digit(at)];
-    std::exclusive_scan(starts.begin(), starts.end(), starts.begin(), 0u);
-    for (const uint32_t at : order) other[starts[digit(at)]++] = at;
-    order.swap(other);
+    const auto digit = [&](const PlacedKey& entry) { return (entry.key >> shift) % kRadixSize; };
+    std::fill_n(starts, kRadixSize, 0);
+    for (const PlacedKey& entry : entries) ++starts[digit(entry)];
+    std::exclusive_scan(starts, starts + kRadixSize, starts, 0u);
+    for (const PlacedKey& entry : entries) other[starts[digit(entry)]++] = entry;
+    entries.swap(other);
   }
+  for (size_t i = 0; i < entries.size(); ++i) order[i] = entries[i].place;
   return order;
 }
 

@@ -79,6 +79,30 @@ uint64_t decode_coded_pull_dense(std::span<const uint8_t> coded, Coding* coding)
   return decode_pull_dense(reader.rest());
 }
 
+FilledRows layout_coded_rows(const Coding& coding, Version version, std::span<const TableRef> refs,
+                             const Pool& pool) {
+  uint64_t size = kCodingBytes + kVersionBytes;
+  for (const TableRef& ref : refs) {
+    size += coded_rows_bytes(WireDType::kFloat32, ref.row_count, ref.dim);
+  }
+  wire::BulkWriter writer(size, pool);
+  write_coding(coding, &writer);
+  writer.u64(version.round);
+  writer.u64(version.samples);
+  FilledRows filled;
+  for (const TableRef& ref : refs) {
+    filled.rows.push_back(writer.section<float>(ref.row_count * ref.dim));
+  }
+  filled.payload = writer.finish();
+  return filled;
+}
+
+std::span<const uint8_t> plain_rows_in(std::span<const uint8_t> coded) {
+  Reader reader(coded);
+  if (take_coding(&reader).values == WireDType::kFloat32) return reader.rest();
+  return {};
+}
+
 Buffer code_rows(std::span<const uint8_t> plain, std::span<const TableRef> asked,
                  const Coding& coding, const Pool& pool) {
   Version version;

@@ -16,6 +16,7 @@ constexpr size_t kBlockKeys = 128;
 constexpr uint32_t kShiftBits = 6;
 constexpr uint32_t kShiftMax = 61;  // keys are below 2^62
 constexpr uint32_t kWordBits = 64;
+constexpr uint32_t kStepBits = 32;
 
 // Bits of the block without its parameter.
 uint64_t cost_of(std::span<const uint64_t> gaps, uint32_t shift) {
@@ -44,31 +45,30 @@ uint32_t best_shift(std::span<const uint64_t> gaps) {
 }  // namespace
 
 void BitWriter::put(uint64_t value, uint32_t count) {
-  // A word takes 56 bits beside the begun byte.
-  constexpr uint32_t kStep = 56;
-  while (count > kStep) {
-    put(value & ((uint64_t{1} << kStep) - 1), kStep);
-    value >>= kStep;
-    count -= kStep;
+  for (; count > kStepBits; count -= kStepBits) {
+    put(value & 0xffffffffu, kStepBits);
+    value >>= kStepBits;
   }
   word_ |= value << used_;
   used_ += count;
-  while (used_ >= 8) {
-    bytes_->push_back(static_cast<uint8_t>(word_));
-    word_ >>= 8;
-    used_ -= 8;
-  }
+  if (used_ < kStepBits) return;
+  const auto step = static_cast<uint32_t>(word_);
+  const auto* bytes = reinterpret_cast<const uint8_t*>(&step);
+  bytes_->insert(bytes_->end(), bytes, bytes + sizeof(step));
+  word_ >>= kStepBits;
+  used_ -= kStepBits;
 }
 
 void BitWriter::put_zeros(uint64_t count) {
-  for (; count > 32; count -= 32) put(0, 32);
+  for (; count > kStepBits; count -= kStepBits) put(0, kStepBits);
   put(0, static_cast<uint32_t>(count));
 }
 
 void BitWriter::finish() {
-  if (used_ > 0) bytes_->push_back(static_cast<uint8_t>(word_));
-  word_ = 0;
-  used_ = 0;
+  for (; used_ > 0; used_ -= std::min(used_, 8u)) {
+    bytes_->push_back(static_cast<uint8_t>(word_));
+    word_ >>= 8;
+  }
 }
 
 void BitReader::refill() {
@@ -126,6 +126,7 @@ size_t BitReader::finish() {
 }
 
 void encode_keys(std::span<const int64_t> keys, std::vector<uint8_t>* out) {
+  out->reserve(out->size() + keys.size() * sizeof(uint32_t));
   BitWriter writer(out);
   uint64_t gaps[kBlockKeys];
   uint64_t next = 0;  // the lowest that the next key can be
@@ -139,9 +140,15 @@ void encode_keys(std::span<const int64_t> keys, std::vector<uint8_t>* out) {
     const uint32_t shift = best_shift({gaps, count});
     writer.put(shift, kShiftBits);
     for (size_t i = 0; i < count; ++i) {
-      writer.put_zeros(gaps[i] >> shift);
+      const uint64_t zeros = gaps[i] >> shift;
+      const uint64_t low = gaps[i] & ((uint64_t{1} << shift) - 1);
+      if (zeros + 1 + shift <= kStepBits) {  // as nearly always
+        writer.put((low << 1 | 1) << zeros, static_cast<uint32_t>(zeros) + 1 + shift);
+        continue;
+      }
+      writer.put_zeros(zeros);
       writer.put(1, 1);
-      writer.put(gaps[i] & ((uint64_t{1} << shift) - 1), shift);
+      writer.put(low, shift);
     }
   }
   writer.finish();

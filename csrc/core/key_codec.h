@@ -16,14 +16,14 @@ namespace cpudist::core {
 class BitWriter {
  public:
   explicit BitWriter(std::vector<uint8_t>* bytes) : bytes_(bytes) {}
-  void put(uint64_t value, uint32_t count);  // count <= 63, value < 2^count
+  void put(uint64_t value, uint32_t count);  // value < 2^count
   void put_zeros(uint64_t count);
   void finish();  // zeros up to a whole byte
 
  private:
   std::vector<uint8_t>* bytes_;
   uint64_t word_ = 0;
-  uint32_t used_ = 0;  // below 8 between calls
+  uint32_t used_ = 0;  // below 32 between calls
 };
 
 // Throws Error(kProtocol) past the end.

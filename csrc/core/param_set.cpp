@@ -229,14 +229,16 @@ Buffer ParamSet::pull_rows(const FrameHeader& request, const Buffer& payload) co
     ref.dim = state_.layout.tables[pull.table].dim;
     refs.push_back(ref);
   }
-  FilledRows reply = layout_rows(state_.version, refs, state_.shared.pool);
+  const bool in_place = request.coded && coding.values == WireDType::kFloat32;
+  FilledRows reply = in_place ? layout_coded_rows(coding, state_.version, refs, state_.shared.pool)
+                              : layout_rows(state_.version, refs, state_.shared.pool);
   for (size_t i = 0; i < wanted.size(); ++i) {
     state_.store.tables[wanted[i].table]->gather(wanted[i].keys, reply.rows[i]);
     if (!compensator_) continue;
     round_rows(coding.values, reply.rows[i], refs[i].row_count, refs[i].dim);
     compensator_->note_rows(request.rank, step, request.request_id, wanted[i], reply.rows[i]);
   }
-  if (!request.coded) return std::move(reply.payload);
+  if (in_place || !request.coded) return std::move(reply.payload);
   return code_rows(bytes_of(reply.payload), refs, coding, state_.shared.pool);
 }
 

@@ -83,7 +83,7 @@ TEST(wire_header_survives_the_round_trip) {
   const FrameHeader header = sample_header();
   const auto bytes = encode_header(header);
   CHECK_EQ(std::memcmp(bytes.data(), "CPD1", 4), 0);
-  CHECK_EQ(bytes[4], 1);
+  CHECK_EQ(bytes[4], 2);
   CHECK_EQ(bytes[6], 8);
   CHECK_EQ(bytes[8], 0x88);
   CHECK_EQ(bytes[26], 7);
@@ -99,6 +99,13 @@ TEST(wire_header_survives_the_round_trip) {
   CHECK_EQ(back.sequence, 10u);
   CHECK_EQ(back.length, 11u);
   CHECK_EQ(back.payload_crc, 12u);
+  CHECK(!back.coded);
+  FrameHeader coded = header;
+  coded.coded = true;
+  const auto marked = encode_header(coded);
+  CHECK_EQ(marked[7], 0x80);
+  CHECK(decode_header(marked.data(), 11).coded);
+  CHECK(decode_header(marked.data(), 11).kind == header.kind);
 }
 
 TEST(wire_header_refuses_every_flipped_bit) {
@@ -115,7 +122,7 @@ TEST(wire_header_refuses_foreign_fields_with_a_right_checksum) {
   const uint32_t refused = code(ErrorCode::kProtocol);
   CHECK_EQ(code_after([](auto&) {}), 0u);
   CHECK_EQ(code_after([](auto& bytes) { bytes[0] = 'X'; }), refused);
-  CHECK_EQ(code_after([](auto& bytes) { bytes[4] = 2; }), refused);
+  CHECK_EQ(code_after([](auto& bytes) { bytes[4] = 1; }), refused);
   CHECK_EQ(code_after([](auto& bytes) { bytes[6] = 0; }), refused);
   CHECK_EQ(code_after([](auto& bytes) { bytes[6] = 21; }), refused);
   CHECK_EQ(code_after([](auto& bytes) { bytes[24] = 0; }), refused);
