@@ -106,3 +106,17 @@ def _zstd(path: str) -> Iterator[bytes]:
                     decoder = None
     if decoder is not None:
         raise _cut_off(path, "zstd")
+
+
+def plain(path: str) -> Iterator[bytes]:
+    """Yields the content of a file that is not compressed.
+
+    Raises:
+        DataFileError: it cannot be read.
+    """
+    try:
+        with Path(path).open("rb", buffering=0) as file:
+            while piece := file.read(_PIECE_BYTES):
+                yield piece
+    except OSError as error:
+        raise DataFileError(f"{path}: {error.strerror or error}") from error
