@@ -27,6 +27,7 @@ CASES = {
     "exchange": "cases.exchange",
     "kernels": "cases.kernels",
     "load": "cases.load",
+    "reader": "cases.reader",
     "replicas": "cases.replicas",
     "staleness": "cases.staleness",
     "threads": "cases.threads",
@@ -57,7 +58,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     add("--reference", help="row that ratios are against; default: the first")
     add("--batch", type=int, default=512, help="of a trainer and step; cnn: of all")
     add("--rows", type=_names, default=[], help="cnn: which rows; default: all")
-    add("--epochs", type=int, default=3, help="cnn: of a launch")
+    add("--epochs", type=int, default=3, help="cnn: of a launch; reader: of one row")
     add("--data", help="cnn: folder of Fashion-MNIST; default: where Debian has it")
     add("--dim", type=int, default=16, help="embedding dimension")
     add("--lr", type=float, default=0.02, help="learning rate of Adagrad")
