@@ -50,7 +50,7 @@ class CtrDnn(nn.Module):
         return logits.squeeze(1)
 
 
-def dataset(files: list[Path], options: argparse.Namespace, epoch_shuffle: bool):  # noqa: ANN201
+def dataset(files: list[Path], options: argparse.Namespace, epoch_shuffle: bool):
     """Return a reader of this trainer's share of some files."""
     return QueueDataset(
         files,

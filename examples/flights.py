@@ -273,9 +273,7 @@ def parse_arguments() -> argparse.Namespace:
     names = [name for name in strategies.names() if name != "local_sgd"]
     add("--strategy", choices=names, default="sync", help="by name")
     add("--seed", type=int, default=1, help="of initial weights and of the order")
-    add(
-        "--rows", type=int, help="train on about ROWS flights only, for a quick try"
-    )
+    add("--rows", type=int, help="train on about ROWS flights only, for a quick try")
     add("--results", type=Path, help="file for measurements, one JSON object a line")
     options = parser.parse_args()
     for name in ("epochs", "batch_size", "rows"):

@@ -36,7 +36,8 @@ def prepare(folder: Path, rows: int) -> None:
             label, *cells = line.rstrip("\n").split("\t")
             numbers = " ".join(cell or "0" for cell in cells[:13])
             ids = " ".join(
-                f"1 {int(cell, 16) % HASH_RANGE}" if cell else "0" for cell in cells[13:]
+                f"1 {int(cell, 16) % HASH_RANGE}" if cell else "0"
+                for cell in cells[13:]
             )
             out.write(f"1 {label} 13 {numbers} {ids}\n")
     partial.replace(multislot)
@@ -135,7 +136,9 @@ def pyarrow(path: Path, batch: int) -> Iterator[int]:
         yield found.num_rows
 
 
-def measure(rows: Callable[[], Iterator[int]], path: Path, times: int) -> dict[str, Any]:
+def measure(
+    rows: Callable[[], Iterator[int]], path: Path, times: int
+) -> dict[str, Any]:
     """Reads all rows `times` times over; the first time is not measured."""
     for _ in rows():
         pass

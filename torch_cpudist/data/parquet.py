@@ -56,7 +56,9 @@ class ParquetReader:
         self._pyarrow = _pyarrow()
         self._slots = [(index, slot) for index, slot in enumerate(slots) if slot.used]
         self._columns = list(
-            dict.fromkeys(name for _, slot in self._slots for name in slot.columns or ())
+            dict.fromkeys(
+                name for _, slot in self._slots for name in slot.columns or ()
+            )
         )
 
     def read(

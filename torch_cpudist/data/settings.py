@@ -156,7 +156,9 @@ def checked_files(files: Iterable[PathLike]) -> tuple[str, ...]:
     return names
 
 
-def make_reading(files: Iterable[PathLike], slots: Iterable[Slot], **rest: Any) -> Reading:
+def make_reading(
+    files: Iterable[PathLike], slots: Iterable[Slot], **rest: Any
+) -> Reading:
     """Checks all arguments of a dataset.
 
     Raises:
