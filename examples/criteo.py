@@ -4,7 +4,7 @@
 
 Without ``--files`` it writes files of that format whose labels a hidden model draws, so
 there is an AUC to reach. Runs by itself, under torchrun with any number of trainers,
-and with dedicated servers (CPUDIST_SERVERS); every trainer reads its share of the files.
+and with dedicated servers (CPUDIST_SERVERS); every trainer reads its share.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
 
 A line: a label, 13 whole numbers and 26 categorical values of 8 hexadecimal digits,
 between tabs, with values missing. The hidden model knows a weight per categorical value
-and per number, so that the AUC of a trained model has a known ceiling: the hidden one's.
+and per number, so the AUC of a trained model has a known ceiling: the hidden one's.
 """
 
 from __future__ import annotations

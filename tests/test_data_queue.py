@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import gzip
+import itertools
 import json
 import threading
 
@@ -81,7 +82,7 @@ def test_a_shuffle_is_another_order_every_epoch_and_the_same_every_run(files):
     again.set_epoch(1)
     assert flat(read(again)) == epochs[1]
     numbers = [record[0] for record in epochs[0]]
-    ascending = sum(a < b for a, b in zip(numbers, numbers[1:], strict=False))
+    ascending = sum(a < b for a, b in itertools.pairwise(numbers))
     assert abs(ascending / COUNT - 0.5) < 0.06
 
 

@@ -33,7 +33,7 @@ class Fed(Protocol):
         """Ends the lane: the message is raised at this place of the data."""
 
 
-# Brings one part: a call of feed or feed_columns per piece, made by the second argument.
+# Feeds one piece of a part to a lane; false once nothing more is wanted.
 Piece = Callable[[Fed, int], bool]
 Open = Callable[[Part], Iterator[Piece]]
 
