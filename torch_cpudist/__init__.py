@@ -12,7 +12,7 @@ from torch_cpudist import _build_check
 # Before the others, because it explains in one sentence why they would fail.
 _build_check.check()
 
-from torch_cpudist import backends, data, errors, optim
+from torch_cpudist import backends, data, errors, metrics, optim
 from torch_cpudist.clip import ClipNorm, ClipValue, clip_grad_norm_
 from torch_cpudist.config import Communicator, Server, Sharding
 from torch_cpudist.context import Context, current, get_context
@@ -132,6 +132,7 @@ __all__ = [
     "init",
     "is_server",
     "is_trainer",
+    "metrics",
     "optim",
     "optimize",
     "serve",
