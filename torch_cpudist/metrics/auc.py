@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from torch_cpudist.errors import InvalidArgumentError
 from torch_cpudist.metrics.base import Metric, Words
-from torch_cpudist.metrics.buckets import ScoreBuckets, keys_of
+from torch_cpudist.metrics.buckets import ScoreBuckets, keys_of, keys_of_probabilities
 from torch_cpudist.metrics.inputs import Samples
 
 _LEAST_BUCKETS, _MOST_BUCKETS = 16, 1 << 24
@@ -23,10 +23,10 @@ class AUC(Metric[float]):
 
     Scores are counted in buckets that keep their order. As long as there are no more
     distinct scores than ``buckets`` the value is exact; then each bucket covers an
-    interval of scores whose length relative to them is equal, as fine as the number
-    allows, and ``error_bound()`` tells how far off the value can be at most. For scores
-    of a model, with the default, that is far below 1e-4 however narrow, tied or skewed
-    they are.
+    interval of scores, as fine as the number allows, of equal length relative to the
+    scores (to the distance from 1 for probabilities above 1/2), and ``error_bound()``
+    tells how far off the value can be at most. For scores of a model, with the default,
+    that is far below 1e-4 however narrow, tied or skewed they are.
 
     With one label only, or no sample, the value is nan, not the 0.5 of Fluid: samples
     without clicks say nothing about a model, and 0.5 would be read as one that guesses.
@@ -67,13 +67,13 @@ class AUC(Metric[float]):
     def _prepare(
         self, samples: Samples
     ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        if not self.from_logits:
-            samples.probabilities(False)
         sums = np.zeros((2, len(samples.scores)))
         weights = 1.0 if samples.weights is None else samples.weights
         sums[1] = samples.clicked * weights
         sums[0] = weights - sums[1]
-        return keys_of(samples.scores), sums
+        if self.from_logits:
+            return keys_of(samples.scores), sums
+        return keys_of_probabilities(samples.probabilities(False)), sums
 
     def _add(self, prepared: tuple[NDArray[np.int64], NDArray[np.float64]]) -> None:
         self._found.add(*prepared)

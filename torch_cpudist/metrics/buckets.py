@@ -25,6 +25,15 @@ def keys_of(scores: NDArray[np.float64]) -> Keys:
     return bits ^ ((bits >> np.int64(63)) & _SIGN_OFF)
 
 
+def keys_of_probabilities(scores: NDArray[np.float64]) -> Keys:
+    """As ``keys_of``, as fine towards 1 as towards 0: by the distance from there.
+
+    The distance is exact for what is above 1/2.
+    """
+    half = keys_of(np.array([0.5]))
+    return np.where(scores <= 0.5, keys_of(scores), 2 * half - keys_of(1.0 - scores))
+
+
 class ScoreBuckets:
     """Weights of negatives and positives by score. Not thread-safe.
 
