@@ -16,6 +16,7 @@ from torch_cpudist import backends, data, errors, metrics, optim
 from torch_cpudist.clip import ClipNorm, ClipValue, clip_grad_norm_
 from torch_cpudist.config import Communicator, Server, Sharding
 from torch_cpudist.context import Context, current, get_context
+from torch_cpudist.data import infer_from_dataset, train_from_dataset
 from torch_cpudist.delay_compensation import DelayCompensation
 from torch_cpudist.errors import (
     AddressError,
@@ -129,6 +130,7 @@ __all__ = [
     "errors",
     "get_context",
     "global_step",
+    "infer_from_dataset",
     "init",
     "is_server",
     "is_trainer",
@@ -141,6 +143,7 @@ __all__ = [
     "shutdown",
     "split_files",
     "strategy",
+    "train_from_dataset",
     "trainer_count",
     "trainer_rank",
 ]
