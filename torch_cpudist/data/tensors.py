@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from torch_cpudist.data.batches import Bags
+from torch_cpudist.data.batches import Bags, SingleBags
 from torch_cpudist.data.schema import Slot
 
 Batch = dict[str, Any]
@@ -54,7 +54,8 @@ class BatchMaker:
             elif dim is None:
                 batch[name] = Bags(values, next(ints))
             else:
-                batch[name] = Bags(values, self._fixed_offsets(records, dim))
+                kind = SingleBags if dim == 1 else Bags
+                batch[name] = kind(values, self._fixed_offsets(records, dim))
         if core.instance_ids is not None:
             batch[INSTANCE_ID] = torch.from_numpy(core.instance_ids)
         return batch
