@@ -28,6 +28,7 @@ CASES = {
     "kernels": "cases.kernels",
     "load": "cases.load",
     "reader": "cases.reader",
+    "network": "cases.network",
     "replicas": "cases.replicas",
     "staleness": "cases.staleness",
     "threads": "cases.threads",
@@ -60,6 +61,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     add("--rows", type=_names, default=[], help="cnn: which rows; default: all")
     add("--epochs", type=int, default=3, help="cnn: of a launch; reader: of one row")
     add("--data", help="cnn: folder of Fashion-MNIST; default: where Debian has it")
+    add("--rate", type=_names, default=["100mbit"], help="network: of each cable")
     add("--dim", type=int, default=16, help="embedding dimension")
     add("--lr", type=float, default=0.02, help="learning rate of Adagrad")
     add("--warmup-steps", type=int, default=20, help="steps before the window")
