@@ -50,7 +50,7 @@ class BatchMaker:
         ):
             values = next(ints if integers else floats)
             if not sparse:
-                batch[name] = values.view(records, dim)
+                batch[name] = values.view(records, dim or 1)
             elif dim is None:
                 batch[name] = Bags(values, next(ints))
             else:
