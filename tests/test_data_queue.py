@@ -162,7 +162,7 @@ def test_batches_outlive_their_reader(files):
     ("text", "column", "what"),
     [
         ("1 7 1 x 2 1 2", 7, "'x'"),
-        ("1 7 0 2 1", 10, "pair"),
+        ("1 7 0 2 1", 7, "pair"),
         ("1 7 1 9223372036854775808 2 1 2", 7, "bag"),
         ("1 7 0 2 nan 1", 9, "pair"),
         ("2 7 8 0 2 1 1", 1, "number"),

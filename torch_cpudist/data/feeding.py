@@ -56,6 +56,7 @@ class Feeder:
         open_part: Open,
     ) -> None:
         self._fed = fed
+        self._failures: dict[int, Exception] = {}
         self._open = open_part
         self._threads = [
             threading.Thread(
@@ -74,6 +75,11 @@ class Feeder:
         for thread in self._threads:
             thread.join(_JOIN_S)
 
+    def failure(self) -> Exception | None:
+        """What ended a lane, of the first one; ``None`` if all went well."""
+        failures = dict(self._failures)
+        return failures[min(failures)] if failures else None
+
     def _run(self, lane: int, parts: Sequence[Part]) -> None:
         try:
             for part in parts:
@@ -84,5 +90,6 @@ class Feeder:
                     return
         except ClosedError:
             return
-        except Exception as error:  # everything ends up where the data are read
+        except Exception as error:  # is raised where the lane's batches would come
+            self._failures[lane] = error
             self._fed.feed_failure(lane, str(error))

@@ -13,7 +13,12 @@ from torch_cpudist import _core
 from torch_cpudist.data.dealing import mixed_seed
 from torch_cpudist.data.feeding import Feeder
 from torch_cpudist.data.global_shuffle import exchange_records
-from torch_cpudist.data.reader import BatchIterator, log_notices, opener
+from torch_cpudist.data.reader import (
+    BatchIterator,
+    log_notices,
+    opener,
+    raising_failures_of,
+)
 from torch_cpudist.data.schema import Format, Slot
 from torch_cpudist.data.settings import (
     BadLines,
@@ -166,7 +171,8 @@ class InMemoryDataset(IterableDataset[Batch]):
         if self._store is None:
             raise InvalidArgumentError("wait(): expected preload() before it")
         try:
-            self._store.wait(self._reading.timeout_s)
+            with raising_failures_of(self._feeder):
+                self._store.wait(self._reading.timeout_s)
         except BaseException:
             self.release()
             raise
@@ -178,7 +184,8 @@ class InMemoryDataset(IterableDataset[Batch]):
         """Permutes this trainer's records. Costs no messages.
 
         Args:
-            seed: equal seeds permute equally many records equally.
+            seed: the order is a function of it and of what was loaded or received, not
+                of the order before.
 
         Raises:
             ClosedError: nothing is loaded.
@@ -349,6 +356,8 @@ class InMemoryDataset(IterableDataset[Batch]):
         return self._store
 
     def _shuffled(self, how: list[Any]) -> None:
+        if self._shuffles and self._shuffles[-1][0] == "local":
+            self._shuffles.pop()  # orders that are gone
         self._shuffles.append(how)
         self.set_epoch(self._epoch)
 

@@ -10,6 +10,7 @@ import tempfile
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,18 @@ def log_notices(core: Any) -> None:
     """Logs the first bad line of each file, once."""
     for notice in core.notices():
         logger.warning("bad lines are left out, the first is %s", notice)
+
+
+@contextmanager
+def raising_failures_of(feeder: Feeder | None) -> Iterator[None]:
+    """Raises what ended a feeding thread, where the core tells that one ended."""
+    try:
+        yield
+    except DataFileError:
+        failure = feeder.failure() if feeder is not None else None
+        if failure is None:
+            raise
+        raise failure from None
 
 
 class BatchIterator(Iterator[Batch]):
@@ -78,7 +91,8 @@ class BatchIterator(Iterator[Batch]):
         """
         if self._ended:
             raise StopIteration
-        made = self._core.next(self._timeout_s)
+        with raising_failures_of(self._feeder):
+            made = self._core.next(self._timeout_s)
         log_notices(self._core)
         if made is None:
             self._end()
