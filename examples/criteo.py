@@ -99,24 +99,29 @@ def train(options: argparse.Namespace) -> None:
     cpudist.barrier()
     optimizer.flush("dense")
 
-    quality = cpudist.metrics.Metrics(
-        auc=cpudist.metrics.AUC(from_logits=True),
-        log_loss=cpudist.metrics.LogLoss(from_logits=True),
-        calibration=cpudist.metrics.Calibration(from_logits=True),
-    )
-
-    def score(batch: Batch) -> None:
-        quality.update(model(batch), batch["label"].squeeze(1))
+    def score(batch: Batch) -> dict[str, torch.Tensor]:
+        return {"predictions": model(batch), "labels": batch["label"].squeeze(1)}
 
     model.eval()
-    cpudist.infer_from_dataset(score, dataset([options.test], options, False))
-    found = quality.compute_all()
+    metrics = cpudist.metrics
+    test = cpudist.infer_from_dataset(
+        score,
+        dataset([options.test], options, False),
+        metrics={
+            "auc": metrics.AUC(from_logits=True),
+            "log_loss": metrics.LogLoss(from_logits=True),
+            "calibration": metrics.Calibration(from_logits=True),
+        },
+        all_trainers=True,
+        print_every=None,
+    )
     if cpudist.trainer_rank() == 0:
         print(
             f"{run.samples_per_s:,.0f} samples/s per trainer, "
             f"{run.waiting_share:.1%} of the time waiting for data"
         )
         of = "" if ceiling is None else f" of at most {ceiling:.4f}"
+        found = test.metrics
         print(f"test: AUC {found['auc']:.4f}{of}, log loss {found['log_loss']:.4f}")
 
 

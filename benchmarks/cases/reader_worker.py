@@ -72,12 +72,13 @@ def polars(path: Path, batch: int) -> Iterator[int]:
     import polars as pl
     import torch
 
-    names = [f"column_{number}" for number in range(1, 41)]
+    names = [f"c{number}" for number in range(40)]
     frame = pl.read_csv(
         path,
         separator="\t",
         has_header=False,
-        schema_overrides={name: pl.Utf8 for name in names[14:]},
+        new_columns=names,
+        schema_overrides=[pl.Float32] * 14 + [pl.Utf8] * 26,
     ).select(
         pl.col(names[0]).cast(pl.Float32),
         *(pl.col(name).fill_null(0).cast(pl.Float32) for name in names[1:14]),
