@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 import threading
 
@@ -266,7 +267,7 @@ def test_exceptions_and_interrupts_close_the_reader():
         with pytest.raises(error):
             cpudist.train_from_dataset(step, dataset, handler=print)
         assert dataset.closed == 1
-    assert not [t for t in threading.enumerate() if t.name == "cpudist-handler"]
+    assert "cpudist-handler" not in {t.name for t in threading.enumerate()}
 
 
 def endless():
@@ -283,10 +284,7 @@ def test_a_handler_gets_the_newest_values():
             enough.set()
 
     def batches():
-        for batch in endless():
-            if enough.is_set():
-                return
-            yield batch
+        return itertools.takewhile(lambda batch: not enough.is_set(), endless())
 
     run = cpudist.train_from_dataset(
         lambda x: x.mean(), batches(), handler=handler, handler_period_s=0.01
@@ -294,7 +292,7 @@ def test_a_handler_gets_the_newest_values():
     assert len(seen) >= 3
     assert seen == sorted(seen)
     assert seen[-1] <= run.batches - 1
-    assert not [t for t in threading.enumerate() if t.name == "cpudist-handler"]
+    assert "cpudist-handler" not in {t.name for t in threading.enumerate()}
 
 
 def test_what_a_handler_raises_ends_the_run():
