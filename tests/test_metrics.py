@@ -6,15 +6,18 @@ from __future__ import annotations
 
 import math
 import re
+import signal
 import threading
 
 import numpy as np
 import pytest
 import sklearn.metrics as reference
 import torch
-from metrics_cases import collection, part_of, samples
+from metrics_cases import collection, flat, over_trainers, part_of, samples
+from sync_cases import ONE_THREAD
 
 import torch_cpudist as cpudist
+from torch_cpudist import testing
 from torch_cpudist.metrics.exact import ExactSum
 
 METRICS = cpudist.metrics
@@ -317,3 +320,38 @@ def test_without_other_trainers_all_is_this_one():
     finally:
         cpudist.shutdown()
     assert found.compute_all() == found.compute()
+
+
+def test_sums_over_trainers():
+    whole, squares = collection({"buckets": 1 << 10}), METRICS.MSE()
+    for rank in (0, 2):
+        whole.update(*part_of(rank))
+    for rank in range(3):
+        squares.update(*part_of(rank))
+    with testing.ProcessRanks(over_trainers, 3, variables=ONE_THREAD) as ranks:
+        found = [ranks.expect(rank, "report", 60.0)["value"] for rank in range(3)]
+        killed_s = ranks.signal(2, signal.SIGKILL)
+        lost = [ranks.expect(rank, "error", 30.0) for rank in range(2)]
+    expected = flat(whole.compute())
+    expected["calibration"].pop("bucket_error")
+    for rank, one in enumerate(found):
+        assert one["none"] == "nan"
+        assert one["all"] == one["again"] == found[0]["all"]
+        assert one["thread"] == "NotInitializedError"
+        assert "trainer 2 has other metrics than trainer 0" in one["mismatch"]
+        assert one["run"] == squares.compute()
+        assert one["line"].startswith(f"trainer {rank}: batch 1: MSE ")
+    assert found[0]["own"] != found[0]["all"]
+    found[0]["all"]["calibration"].pop("bucket_error")
+    assert found[0]["all"] == expected
+    for one in lost:
+        assert one["value"]["type"] == "PeerLostError", one
+        assert one["time_s"] - killed_s < 10
+
+
+def test_trainers_that_have_no_group():
+    def body(context):
+        with pytest.raises(cpudist.BackendUnavailableError, match="in-process network"):
+            METRICS.AUC().compute_all()
+
+    testing.run_ranks(body, 2)

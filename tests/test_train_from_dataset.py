@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 import threading
 
@@ -14,7 +15,7 @@ from torch.nn import functional as F
 
 import torch_cpudist as cpudist
 from torch_cpudist import metrics
-from torch_cpudist.data import Bags, batch_size
+from torch_cpudist.data import Bags
 
 ROWS, DIM = 50, 4
 
@@ -266,7 +267,7 @@ def test_exceptions_and_interrupts_close_the_reader():
         with pytest.raises(error):
             cpudist.train_from_dataset(step, dataset, handler=print)
         assert dataset.closed == 1
-    assert not [t for t in threading.enumerate() if t.name == "cpudist-handler"]
+    assert "cpudist-handler" not in {t.name for t in threading.enumerate()}
 
 
 def endless():
@@ -283,10 +284,7 @@ def test_a_handler_gets_the_newest_values():
             enough.set()
 
     def batches():
-        for batch in endless():
-            if enough.is_set():
-                return
-            yield batch
+        return itertools.takewhile(lambda batch: not enough.is_set(), endless())
 
     run = cpudist.train_from_dataset(
         lambda x: x.mean(), batches(), handler=handler, handler_period_s=0.01
@@ -294,7 +292,7 @@ def test_a_handler_gets_the_newest_values():
     assert len(seen) >= 3
     assert seen == sorted(seen)
     assert seen[-1] <= run.batches - 1
-    assert not [t for t in threading.enumerate() if t.name == "cpudist-handler"]
+    assert "cpudist-handler" not in {t.name for t in threading.enumerate()}
 
 
 def test_what_a_handler_raises_ends_the_run():
@@ -357,27 +355,6 @@ def test_steps_and_datasets_are_checked():
         cpudist.train_from_dataset(lambda x: None, odd)
     run = cpudist.train_from_dataset(lambda x: None, odd, count_samples=lambda x: 9)
     assert run.samples == 9
-
-
-def test_bags():
-    bags = Bags(torch.tensor([5, 6, 7, 8]), torch.tensor([0, 2, 2, 3, 4]))
-    assert (len(bags), bags.size) == (2, 4)
-    part = bags.rows(1, 3)
-    assert part.values.tolist() == [7]
-    assert part.offsets.tolist() == [0, 0, 1]
-    joined = Bags.join([bags.rows(0, 1), bags.rows(1, 4)])
-    assert [x.tolist() for x in joined] == [x.tolist() for x in bags]
-    assert bags.rows(2, 4).ids.tolist() == [7, 8]
-    assert bags.rows(2, 2).ids.tolist() == []
-    with pytest.raises(cpudist.InvalidArgumentError, match="sample 0 has 2"):
-        _ = bags.ids
-    for rows in ((3, 2), (-1, 2), (0, 5)):
-        with pytest.raises(cpudist.InvalidArgumentError, match="4 bags"):
-            bags.rows(*rows)
-    assert batch_size({"a": bags, "b": (torch.ones(4, 2), 3, "x")}) == 4
-    for wrong in ({"a": bags, "b": torch.ones(3)}, {}, 3, {"a": {1, 2}}):
-        with pytest.raises(cpudist.InvalidArgumentError):
-            batch_size(wrong)
 
 
 def test_executors_cut_bags_by_rows():

@@ -64,13 +64,14 @@ class TrainersGroup:
 
     def _opened(self, context: Context) -> CollectiveGroup:
         if self._group is None:
-            # Making a group waits for all without looking whether they live.
-            server_mark.wait_for_all(
-                context,
-                f"{context.run_id}/{_OWNER}",
-                "came to the first compute_all()",
-                "Call it on all, also where there were no samples.",
-            )
+            if context.process_group is not None:
+                # Making a group waits for all without looking whether they live.
+                server_mark.wait_for_all(
+                    context,
+                    f"{context.run_id}/{_OWNER}",
+                    "came to the first compute_all()",
+                    "Call it on all, also where there were no samples.",
+                )
             self._group = CollectiveGroup(context, _OWNER)
         return self._group
 

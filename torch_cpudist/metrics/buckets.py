@@ -69,23 +69,17 @@ class ScoreBuckets:
         """Sorts what has come into buckets."""
         if not self._waiting:
             return
-        # Those that came first have been cut as the others: settling alone cuts more.
-        parts = [(self.keys, self.sums), *self._waiting]
+        keys = np.concatenate([part[0] for part in self._waiting])
+        sums = np.concatenate([part[1] for part in self._waiting], axis=1)
         self._waiting, self._count = [], 0
-        keys = np.concatenate([part[0] for part in parts])
-        order = np.argsort(keys, kind="stable")
-        sums = np.concatenate([part[1] for part in parts], axis=1)
-        self._unite(keys[order], sums[:, order])
+        keys, sums = _united(keys, sums, np.argsort(keys))
+        if len(self.keys):
+            keys = np.concatenate([self.keys, keys])
+            sums = np.concatenate([self.sums, sums], axis=1)
+            # Of two sorted runs, which this kind of sort merges.
+            keys, sums = _united(keys, sums, np.argsort(keys, kind="stable"))
+        self.keys, self.sums = keys, sums
         self._fit()
-
-    def _unite(self, keys: Keys, sums: Sums) -> None:
-        """Takes sorted keys over, each once."""
-        if not len(keys):
-            self.keys, self.sums = keys, sums
-            return
-        begins = np.flatnonzero(np.concatenate([[True], keys[1:] != keys[:-1]]))
-        self.keys = keys[begins]
-        self.sums = np.add.reduceat(sums, begins, axis=1)
 
     def _fit(self) -> None:
         """Drops as many bits as it takes."""
@@ -100,7 +94,9 @@ class ScoreBuckets:
     def _coarsen(self, bits: int) -> None:
         if bits:
             self.shift += bits
-            self._unite(_cut(self.keys, bits), self.sums)
+            keys = _cut(self.keys, bits)
+            order = np.arange(len(keys))
+            self.keys, self.sums = _united(keys, self.sums, order)
 
     def merge(self, shift: int, keys: Keys, sums: Sums) -> None:
         """Adds other buckets, of a shift of their own."""
@@ -131,6 +127,15 @@ class ScoreBuckets:
                 f"keys and weights of both labels; found {len(words)} words."
             )
         self.merge(int(words[0]), keys, sums.reshape(2, count))
+
+
+def _united(keys: Keys, sums: Sums, order: NDArray[np.intp]) -> tuple[Keys, Sums]:
+    """Every key once, and what belongs to it together, in an order that sorts them."""
+    if not len(keys):
+        return keys, sums
+    keys = keys[order]
+    begins = np.flatnonzero(np.concatenate([[True], keys[1:] != keys[:-1]]))
+    return keys[begins], np.add.reduceat(sums[:, order], begins, axis=1)
 
 
 def _cut(keys: Keys, bits: int) -> Keys:

@@ -94,7 +94,7 @@ def _flat(name: str, given: Any) -> tuple[Array, tuple[int, ...], float]:
                 f"{given.layout}."
             )
         single = given.dtype != torch.float64
-        array = given.detach().cpu().to(torch.float64).numpy()
+        array = given.detach().to("cpu", torch.float64).numpy()
     else:
         plain = np.asarray(given)
         if plain.dtype.kind not in "biuf":
