@@ -9,13 +9,14 @@
 namespace cpudist::data {
 
 void BatchPool::keep_bytes(size_t limit_bytes) {
+  if (guard_.forked()) return;
   const std::lock_guard lock(mutex_);
   limit_bytes_ = std::max(limit_bytes_, limit_bytes);
 }
 
 std::shared_ptr<Batch> BatchPool::take() {
   std::unique_ptr<Batch> batch;
-  {
+  if (!guard_.forked()) {
     const std::lock_guard lock(mutex_);
     if (!idle_.empty()) {
       batch = std::move(idle_.back());  // the one used last, which may still be in a cache
@@ -35,7 +36,6 @@ size_t BatchPool::idle_bytes() const {
 }
 
 void BatchPool::give_back(std::unique_ptr<Batch> batch) noexcept {
-  // In a forked child another thread's lock would never be released.
   if (guard_.forked()) return;
   const size_t size = batch->capacity_bytes();
   const std::lock_guard lock(mutex_);

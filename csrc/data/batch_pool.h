@@ -20,7 +20,8 @@ inline size_t size_bytes(const Batch& batch) {
          batch.instance_ids.size() * sizeof(uint64_t);
 }
 
-// Any thread. Batches may outlive everything but the pool, which they keep alive.
+// Any thread. In a forked child, where another thread's lock would never be released, nothing is
+// kept. Batches may outlive everything but the pool, which they keep alive.
 class BatchPool : public std::enable_shared_from_this<BatchPool> {
  public:
   static std::shared_ptr<BatchPool> create() { return std::shared_ptr<BatchPool>(new BatchPool()); }
