@@ -48,4 +48,25 @@ void BatchPool::give_back(std::unique_ptr<Batch> batch) noexcept {
   }
 }
 
+void BatchPool::keep_buffers(size_t count) {
+  if (guard_.forked()) return;
+  const std::lock_guard lock(mutex_);
+  buffers_.reserve(count);
+}
+
+RecordBuffer BatchPool::take_buffer() {
+  if (guard_.forked()) return {};
+  const std::lock_guard lock(mutex_);
+  if (buffers_.empty()) return {};
+  RecordBuffer buffer = std::move(buffers_.back());
+  buffers_.pop_back();
+  return buffer;
+}
+
+void BatchPool::give_back(RecordBuffer buffer) noexcept {
+  if (guard_.forked()) return;
+  const std::lock_guard lock(mutex_);
+  if (buffers_.size() < buffers_.capacity()) buffers_.push_back(std::move(buffer));
+}
+
 }  // namespace cpudist::data

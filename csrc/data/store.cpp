@@ -4,7 +4,6 @@
 #include "data/store.h"
 
 #include <bit>
-#include <cstring>
 #include <span>
 #include <utility>
 
@@ -26,39 +25,6 @@ uint64_t hash_of(const uint64_t* record, size_t words) {
 }
 
 }  // namespace
-
-Slab make_slab(const RecordBuffer& buffer) {
-  Slab slab;
-  slab.size_words = buffer.size_words();
-  slab.records = buffer.count();
-  if (slab.records == 0) return slab;
-  slab.words = std::make_unique_for_overwrite<uint64_t[]>(slab.size_words);
-  std::memcpy(slab.words.get(), buffer.record(0), slab.size_words * sizeof(uint64_t));
-  return slab;
-}
-
-Content make_content(std::vector<Slab> slabs) {
-  Content content;
-  content.slabs = std::move(slabs);
-  for (const Slab& slab : content.slabs) {
-    content.records += slab.records;
-    content.size_words += slab.size_words;
-  }
-  return content;
-}
-
-Order order_of(const Content& content) {
-  Order order;
-  order.reserve(content.records);
-  for (const Slab& slab : content.slabs) {
-    const uint64_t* record = slab.words.get();
-    for (size_t i = 0; i < slab.records; ++i) {
-      order.push_back(record);
-      record += record_words(record);
-    }
-  }
-  return order;
-}
 
 const uint64_t* StoreWalk::next() {
   while (slab_ < slabs_.size() && in_slab_ == slabs_[slab_].records) {
