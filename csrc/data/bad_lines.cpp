@@ -39,26 +39,26 @@ BadLines::BadLines(BadLinePolicy policy, const std::string& quarantine)
   }
 }
 
-bool BadLines::needs_number(const std::string& file) const {
+bool BadLines::needs_number(uint32_t file) const {
   if (policy_ != BadLinePolicy::kSkip) return true;
   const std::lock_guard lock(mutex_);
   return !counts_.contains(file);
 }
 
-void BadLines::report(const std::string& file, uint64_t number, const LineError& error,
-                      std::string_view raw, bool whole) {
+void BadLines::report(uint32_t file, const std::string& path, uint64_t number,
+                      const LineError& error, std::string_view raw, bool whole) {
   if (policy_ == BadLinePolicy::kRaise) {
     throw Error(ErrorCode::kBadRecord,
-                place(file, number, error) +
+                place(path, number, error) +
                     "; mend the file or the schema, or choose the policy 'skip' or 'quarantine'");
   }
   const std::lock_guard lock(mutex_);
   if (policy_ == BadLinePolicy::kQuarantine) {
-    std::string text = "# " + place(file, number, error) + "\n";
+    std::string text = "# " + place(path, number, error) + "\n";
     if (whole) text.append(raw).append("\n");
     write(text);
   }
-  if (counts_[file]++ == 0) notices_.push_back(place(file, number, error));
+  if (counts_[file]++ == 0) notices_.push_back(place(path, number, error));
 }
 
 void BadLines::write(const std::string& text) {
@@ -74,7 +74,7 @@ void BadLines::write(const std::string& text) {
   }
 }
 
-std::map<std::string, uint64_t> BadLines::counts() const {
+std::map<uint32_t, uint64_t> BadLines::counts() const {
   const std::lock_guard lock(mutex_);
   return counts_;
 }

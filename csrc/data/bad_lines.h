@@ -29,13 +29,14 @@ class BadLines {
   explicit BadLines(BadLinePolicy policy, const std::string& quarantine = {});
 
   // Whether a report needs the number of the line, which may cost a pass over the file before it.
-  bool needs_number(const std::string& file) const;
+  bool needs_number(uint32_t file) const;
   // `number` from 1, or 0 if not needed. The quarantine file gets a line `# file:line:column:
   // message` and then `raw`, nothing of which is kept of an over-long line (`whole` false).
-  void report(const std::string& file, uint64_t number, const LineError& error,
+  void report(uint32_t file, const std::string& path, uint64_t number, const LineError& error,
               std::string_view raw, bool whole);
 
-  std::map<std::string, uint64_t> counts() const;
+  // By the number of the file.
+  std::map<uint32_t, uint64_t> counts() const;
   // "file:line:column: message" of the first bad line of each file, once.
   std::vector<std::string> take_notices();
 
@@ -46,7 +47,7 @@ class BadLines {
   const std::string path_;
   Descriptor quarantine_;
   mutable std::mutex mutex_;
-  std::map<std::string, uint64_t> counts_;
+  std::map<uint32_t, uint64_t> counts_;
   std::vector<std::string> notices_;
 };
 

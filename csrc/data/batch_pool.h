@@ -20,7 +20,8 @@ inline size_t size_bytes(const Batch& batch) {
          batch.instance_ids.size() * sizeof(uint64_t);
 }
 
-// Any thread. Batches may outlive everything but the pool, which they keep alive.
+// Any thread. In a forked child, where another thread's lock would never be released, nothing is
+// kept. Batches may outlive everything but the pool, which they keep alive.
 class BatchPool : public std::enable_shared_from_this<BatchPool> {
  public:
   static std::shared_ptr<BatchPool> create() { return std::shared_ptr<BatchPool>(new BatchPool()); }
@@ -29,7 +30,12 @@ class BatchPool : public std::enable_shared_from_this<BatchPool> {
   void keep_bytes(size_t limit_bytes);
   // What is in it is of no meaning. When its last owner lets it go, it comes back here.
   std::shared_ptr<Batch> take();
-  size_t idle_bytes() const;
+  size_t idle_bytes() const;  // of batches
+  // The same for what lanes read records into: `count` of them are kept, or as many as was asked
+  // for before.
+  void keep_buffers(size_t count);
+  RecordBuffer take_buffer();
+  void give_back(RecordBuffer buffer) noexcept;
 
  private:
   BatchPool() = default;
@@ -40,6 +46,7 @@ class BatchPool : public std::enable_shared_from_this<BatchPool> {
   size_t limit_bytes_ = 0;
   size_t idle_bytes_ = 0;
   std::vector<std::unique_ptr<Batch>> idle_;
+  std::vector<RecordBuffer> buffers_;
 };
 
 }  // namespace cpudist::data

@@ -18,7 +18,6 @@ using core::ErrorCode;
 
 struct Column {
   const Slot* slot;
-  uint32_t slot_index;
   ColumnValues values;
 };
 
@@ -57,12 +56,11 @@ void check_column(const Slot& slot, const ColumnValues& column, size_t rows) {
 std::vector<Column> used_columns(const Schema& schema, size_t rows,
                                  std::span<const ColumnValues> values) {
   std::vector<Column> columns;
-  for (size_t i = 0; i < schema.slots.size(); ++i) {
-    const Slot& slot = schema.slots[i];
+  for (const Slot& slot : schema.slots) {
     if (!slot.used) continue;
     if (columns.size() == values.size()) break;
     check_column(slot, values[columns.size()], rows);
-    columns.push_back({&slot, static_cast<uint32_t>(i), values[columns.size()]});
+    columns.push_back({&slot, values[columns.size()]});
   }
   const auto used = std::count_if(schema.slots.begin(), schema.slots.end(),
                                   [](const Slot& slot) { return slot.used; });
@@ -73,15 +71,10 @@ std::vector<Column> used_columns(const Schema& schema, size_t rows,
   return columns;
 }
 
-void write_ints(const Column& column, std::span<const int64_t> values, RecordBuffer& records) {
+void write_ints(std::span<const int64_t> values, RecordBuffer& records) {
+  if (values.empty()) return;
   records.need(values.size());
-  uint64_t* to = records.cursor();
-  const uint64_t range = column.slot->hash_range;
-  for (const int64_t value : values) {
-    const int64_t id =
-        range == 0 ? value : hash_id(static_cast<uint64_t>(value), column.slot_index, range);
-    *to++ = static_cast<uint64_t>(id);
-  }
+  std::memcpy(records.cursor(), values.data(), values.size_bytes());
   records.advance(values.size());
 }
 
@@ -121,7 +114,7 @@ void write_record(std::span<const Column> columns, size_t row, std::vector<float
     const ColumnValues& values = column.values;
     if (column.slot->kind != SlotKind::kInt) continue;
     if (column.slot->dim != kAnyNumber) {
-      write_ints(column, values.ints.subspan(row * column.slot->dim, column.slot->dim), records);
+      write_ints(values.ints.subspan(row * column.slot->dim, column.slot->dim), records);
       continue;
     }
     const auto begin = static_cast<size_t>(values.offsets[row]);
@@ -129,11 +122,11 @@ void write_record(std::span<const Column> columns, size_t row, std::vector<float
     records.need(1);
     *records.cursor() = count;
     records.advance(1);
-    write_ints(column, values.ints.subspan(begin, count), records);
+    write_ints(values.ints.subspan(begin, count), records);
   }
   const size_t int_words = records.open_words() - kRecordHeaderWords;
   write_floats(columns, row, scratch, records);
-  records.open_record()[0] = static_cast<uint64_t>(int_words) << 32 | records.open_words();
+  records.open_record()[0] = record_header(records.open_words(), int_words);
   records.open_record()[1] = 0;
   records.commit();
 }

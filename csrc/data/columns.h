@@ -35,7 +35,8 @@ struct ColumnRecords {
   size_t rows = 0;
 };
 
-// Integers of slots with a hash_range are hashed. A float that is not finite makes a bad row.
+// Integers are ids as they are, whatever the slot's hash_range. A float that is not finite makes a
+// bad row.
 // Throws core::Error(kInvalidArgument) when the arrays do not fit the schema or each other.
 ColumnRecords records_of_columns(const Schema& schema, size_t rows,
                                  std::span<const ColumnValues> columns);

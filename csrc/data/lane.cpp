@@ -11,13 +11,14 @@ namespace cpudist::data {
 
 Lane::Lane(const Schema& schema, std::unique_ptr<SplitReader> reader,
            const std::vector<Split>& splits, const LaneOptions& options,
-           const LanePosition& position)
+           const LanePosition& position, RecordBuffer buffer)
     : schema_(schema),
       reader_(std::move(reader)),
       splits_(splits),
       options_(options),
       position_(position),
-      split_now_(position.split) {}
+      split_now_(position.split),
+      buffer_(std::move(buffer)) {}
 
 bool Lane::next(Batch& batch, LanePosition& after) {
   return options_.seed ? next_of_window(batch, after) : next_in_order(batch, after);

@@ -37,12 +37,14 @@ class Lane {
  public:
   // `splits` outlive it.
   Lane(const Schema& schema, std::unique_ptr<SplitReader> reader, const std::vector<Split>& splits,
-       const LaneOptions& options, const LanePosition& position);
+       const LaneOptions& options, const LanePosition& position, RecordBuffer buffer = {});
 
   // The next full batch, and where to go on after it. False: fewer records than batch_size are
   // left, see remainder().
   bool next(Batch& batch, LanePosition& after);
   RecordBuffer take_remainder() { return std::move(remainder_); }
+  // At the end, for another lane.
+  RecordBuffer take_buffer() { return std::move(buffer_); }
   // Any thread: the split that is being read, or the number of splits.
   size_t split_now() const { return split_now_.load(std::memory_order_relaxed); }
 

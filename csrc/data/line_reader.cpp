@@ -31,6 +31,7 @@ void LineReader::open(std::unique_ptr<ByteSource> source, const Options& options
   filled_ = 0;
   at_end_ = false;
   started_ = false;
+  mark_bytes_ = 0;
 }
 
 bool LineReader::next(Line& line) {
@@ -42,7 +43,8 @@ bool LineReader::next(Line& line) {
       skip_first();
     }
   }
-  if (offset() >= options_.end) return false;
+  // The line behind a byte order mark starts where the mark does.
+  if (offset() != mark_bytes_ ? offset() >= options_.end : options_.end == 0) return false;
   if (pos_ == filled_ && !fill()) return false;
   line.begin = offset();
   const size_t end = find_end(pos_);
@@ -123,7 +125,7 @@ void LineReader::drop_byte_order_mark() {
   while (filled_ < kByteOrderMark.size() && fill()) {
   }
   const std::string_view start(buffer_.get(), filled_);
-  if (start.starts_with(kByteOrderMark)) pos_ = kByteOrderMark.size();
+  if (start.starts_with(kByteOrderMark)) pos_ = mark_bytes_ = kByteOrderMark.size();
 }
 
 }  // namespace cpudist::data

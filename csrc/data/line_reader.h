@@ -75,6 +75,7 @@ class LineReader {
   uint64_t buffer_offset_ = 0;  // of buffer_[0] in the file
   size_t pos_ = 0;
   size_t filled_ = 0;
+  size_t mark_bytes_ = 0;  // of a byte order mark that was dropped
   bool at_end_ = false;
   bool started_ = false;
 };

@@ -36,6 +36,7 @@ Reader::Reader(ReaderOptions options, std::shared_ptr<BatchPool> pool)
   check();
   pool_->keep_bytes(options_.buffer_bytes);
   const size_t count = options_.lanes.size();
+  pool_->keep_buffers(count);
   if (options_.position) position_ = *options_.position;
   position_.lanes.resize(count);
   for (size_t i = 0; i < count; ++i) make_lane(i);
@@ -50,7 +51,10 @@ Reader::Reader(ReaderOptions options, std::shared_ptr<BatchPool> pool)
   }
 }
 
-Reader::~Reader() { stop(); }
+Reader::~Reader() {
+  stop();
+  for (const auto& state : lanes_) pool_->give_back(state->lane->take_buffer());
+}
 
 void Reader::check() const {
   const ReaderOptions& options = options_;
@@ -85,7 +89,7 @@ void Reader::make_lane(size_t number) {
   auto reader =
       std::make_unique<SplitReader>(options_.schema, options_.input, bad_lines_, stop_, state->fed);
   state->lane = std::make_unique<Lane>(options_.schema, std::move(reader), options_.lanes[number],
-                                       options, position_.lanes[number]);
+                                       options, position_.lanes[number], pool_->take_buffer());
   lanes_.push_back(std::move(state));
 }
 

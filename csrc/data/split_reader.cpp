@@ -178,16 +178,17 @@ bool SplitReader::read_row(RecordBuffer& to) {
     return true;
   }
   const BadRow& bad = chunk_.bad[chunk_bad_++];
-  bad_lines_.report(input_.files[split_.file], lines_read_, {1, bad.message}, {}, false);
+  bad_lines_.report(split_.file, input_.files[split_.file], lines_read_, {1, bad.message}, {},
+                    false);
   return true;
 }
 
 uint64_t SplitReader::position() const { return input_.streams() ? lines_read_ : lines_.offset(); }
 
 void SplitReader::bad_line(const Line& line) {
-  const std::string& file = input_.files[split_.file];
+  const uint32_t file = split_.file;
   const uint64_t number = bad_lines_.needs_number(file) ? line_number() : 0;
-  bad_lines_.report(file, number, error_, line.raw, !line.too_long);
+  bad_lines_.report(file, input_.files[file], number, error_, line.raw, !line.too_long);
 }
 
 uint64_t SplitReader::line_number() {

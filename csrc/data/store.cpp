@@ -4,7 +4,6 @@
 #include "data/store.h"
 
 #include <bit>
-#include <cstring>
 #include <span>
 #include <utility>
 
@@ -27,39 +26,6 @@ uint64_t hash_of(const uint64_t* record, size_t words) {
 
 }  // namespace
 
-Slab make_slab(const RecordBuffer& buffer) {
-  Slab slab;
-  slab.size_words = buffer.size_words();
-  slab.records = buffer.count();
-  if (slab.records == 0) return slab;
-  slab.words = std::make_unique_for_overwrite<uint64_t[]>(slab.size_words);
-  std::memcpy(slab.words.get(), buffer.record(0), slab.size_words * sizeof(uint64_t));
-  return slab;
-}
-
-Content make_content(std::vector<Slab> slabs) {
-  Content content;
-  content.slabs = std::move(slabs);
-  for (const Slab& slab : content.slabs) {
-    content.records += slab.records;
-    content.size_words += slab.size_words;
-  }
-  return content;
-}
-
-Order order_of(const Content& content) {
-  Order order;
-  order.reserve(content.records);
-  for (const Slab& slab : content.slabs) {
-    const uint64_t* record = slab.words.get();
-    for (size_t i = 0; i < slab.records; ++i) {
-      order.push_back(record);
-      record += record_words(record);
-    }
-  }
-  return order;
-}
-
 const uint64_t* StoreWalk::next() {
   while (slab_ < slabs_.size() && in_slab_ == slabs_[slab_].records) {
     slabs_[slab_++] = {};
@@ -81,7 +47,7 @@ Store::Store(Schema schema)
 }
 
 void Store::require_empty() const {
-  if (loader_) {
+  if (loading_) {
     throw Error(ErrorCode::kInvalidArgument, "a load is going on: wait for it, or release()");
   }
   if (content_->records != 0) {
@@ -95,6 +61,7 @@ void Store::start_load(LoadOptions options) {
   const std::lock_guard lock(mutex_);
   require_empty();
   loader_ = std::make_shared<StoreLoader>(schema_, std::move(options));
+  loading_ = true;
 }
 
 void Store::wait_load(const Wait& wait) {
@@ -108,23 +75,17 @@ void Store::wait_load(const Wait& wait) {
         error.code() == ErrorCode::kTimeout || error.code() == ErrorCode::kInterrupted;
     if (goes_on) throw;
     failed = error;
+    loader->stop();
   }
-  if (failed) loader->stop();
   const std::lock_guard lock(mutex_);
-  if (loader_ == loader) {
-    loader_.reset();
-    loaded_ = loader->progress();
+  if (loader_ == loader && loading_) {
+    loading_ = false;
     if (!failed) {
       content_ = std::make_shared<Content>(make_content(loader->take_slabs()));
       order_ = std::make_shared<const Order>(order_of(*content_));
     }
   }
   if (failed) throw Error(*failed);
-}
-
-LoadProgress Store::progress() const {
-  const std::lock_guard lock(mutex_);
-  return loader_ ? loader_->progress() : loaded_;
 }
 
 std::shared_ptr<StoreLoader> Store::loader() const {
@@ -142,12 +103,16 @@ uint64_t Store::size_bytes() const {
   return content_->size_words * sizeof(uint64_t) + order_->size() * sizeof(const uint64_t*);
 }
 
-void Store::permute(uint64_t seed) {
-  const std::lock_guard lock(mutex_);
+std::shared_ptr<const Order> Store::permuted(uint64_t seed) const {
   Order order = order_of(*content_);
   Random random({seed});
   shuffle(std::span(order), random);
-  order_ = std::make_shared<const Order>(std::move(order));
+  return std::make_shared<const Order>(std::move(order));
+}
+
+void Store::permute(uint64_t seed) {
+  const std::lock_guard lock(mutex_);
+  order_ = permuted(seed);
 }
 
 void Store::restore_order() {
@@ -156,9 +121,11 @@ void Store::restore_order() {
 }
 
 std::unique_ptr<StoreReader> Store::reader(const StoreReaderOptions& options,
+                                           std::optional<uint64_t> seed,
                                            std::shared_ptr<BatchPool> pool) const {
   const std::lock_guard lock(mutex_);
-  return std::make_unique<StoreReader>(schema_, content_, order_, options, std::move(pool));
+  return std::make_unique<StoreReader>(schema_, content_, seed ? permuted(*seed) : order_, options,
+                                       std::move(pool));
 }
 
 Checksum Store::checksum() const {
@@ -182,7 +149,7 @@ Checksum Store::checksum() const {
 
 StoreWalk Store::take() {
   const std::lock_guard lock(mutex_);
-  if (loader_ || content_.use_count() > 1) {
+  if (loading_ || content_.use_count() > 1) {
     throw Error(ErrorCode::kInvalidArgument,
                 loader_
                     ? "a load is going on: wait for it"
@@ -215,6 +182,7 @@ void Store::release() {
   {
     const std::lock_guard lock(mutex_);
     loader = std::move(loader_);
+    loading_ = false;
     content_ = std::make_shared<Content>();
     order_ = std::make_shared<const Order>();
   }

@@ -56,9 +56,8 @@ class Store {
   // Waits until all is read; the store holds it then. Throws core::Error: of the load (nothing is
   // held then), kTimeout, kInterrupted (it goes on). Nothing to wait for: returns at once.
   void wait_load(const Wait& wait);
-  // Of the load that is going on, or of the last one.
-  LoadProgress progress() const;
-  // The load that is going on, to feed it; null without one.
+  // The load that is going on, or the last one: to feed it, and for its bad lines and progress.
+  // Null before, and after release().
   std::shared_ptr<StoreLoader> loader() const;
 
   uint64_t records() const;
@@ -68,7 +67,9 @@ class Store {
   void permute(uint64_t seed);
   void restore_order();  // to that of files and lines
 
+  // One pass over the records, in the store's order, or in that which permute() makes of a seed.
   std::unique_ptr<StoreReader> reader(const StoreReaderOptions& options,
+                                      std::optional<uint64_t> seed,
                                       std::shared_ptr<BatchPool> pool) const;
 
   Checksum checksum() const;
@@ -82,14 +83,15 @@ class Store {
   void release();
 
  private:
-  void require_empty() const;  // with the lock
+  void require_empty() const;                                  // with the lock
+  std::shared_ptr<const Order> permuted(uint64_t seed) const;  // with the lock
 
   const Schema schema_;
   mutable std::mutex mutex_;
   std::shared_ptr<Content> content_;
   std::shared_ptr<const Order> order_;
   std::shared_ptr<StoreLoader> loader_;
-  LoadProgress loaded_;
+  bool loading_ = false;
 };
 
 }  // namespace cpudist::data

@@ -13,9 +13,16 @@
 
 namespace cpudist::data {
 
+// Large slabs are mapped, so that they go back to the system when they are freed: the allocator
+// would keep them for threads that have ended.
+struct FreeWords {
+  size_t mapped_bytes = 0;  // 0: from operator new
+  void operator()(uint64_t* words) const noexcept;
+};
+
 // Records one behind the other, in memory of just their size.
 struct Slab {
-  std::unique_ptr<uint64_t[]> words;
+  std::unique_ptr<uint64_t[], FreeWords> words;
   size_t size_words = 0;
   size_t records = 0;
 };

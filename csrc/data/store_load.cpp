@@ -130,15 +130,30 @@ void StoreLoader::fail(const Error& error) {
 
 void StoreLoader::wait(const Wait& wait) {
   std::unique_lock lock(mutex_);
-  wait_until(
-      lock, ended_, wait, [this] { return running_ == 0 || stopped_; },
-      [&] { return slow_text(wait.timeout_s); });
+  while (!wait_for_progress(lock, wait)) {
+  }
   if (error_) throw Error(*error_);
   if (stopped_) throw Error(ErrorCode::kClosed, "the load has been stopped");
 }
 
+// False: not at the end yet, but further than before.
+bool StoreLoader::wait_for_progress(std::unique_lock<std::mutex>& lock, const Wait& wait) {
+  const uint64_t words = words_.load();
+  const uint64_t splits = splits_done_.load();
+  try {
+    wait_until(
+        lock, ended_, wait, [this] { return running_ == 0 || stopped_; },
+        [&] { return slow_text(wait.timeout_s); });
+    return true;
+  } catch (const Error& error) {
+    const bool further = words_.load() != words || splits_done_.load() != splits;
+    if (error.code() != ErrorCode::kTimeout || !further) throw;
+    return false;
+  }
+}
+
 std::string StoreLoader::slow_text(double timeout_s) const {
-  std::string text = "data is still being loaded after " + seconds_text(timeout_s) + ": " +
+  std::string text = "loading has stood still for " + seconds_text(timeout_s) + ": " +
                      std::to_string(splits_done_.load()) + " of " + std::to_string(slabs_.size()) +
                      " parts of files are read; lane 0 reads ";
   text += options_.input.files.empty() ? std::string("nothing")

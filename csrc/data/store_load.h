@@ -46,7 +46,8 @@ class StoreLoader {
   StoreLoader(const StoreLoader&) = delete;
   StoreLoader& operator=(const StoreLoader&) = delete;
 
-  // Until all is read. Throws core::Error: of the load, kTimeout, kInterrupted, kClosed.
+  // Until all is read. Throws core::Error: of the load, kTimeout when nothing more was read for
+  // the wait's timeout, kInterrupted, kClosed.
   void wait(const Wait& wait);
   // After wait(), once.
   std::vector<Slab> take_slabs();
@@ -67,6 +68,7 @@ class StoreLoader {
   void read_tasks(size_t lane);
   void read_task(SplitReader& reader, const Task& task, RecordBuffer& buffer);
   void fail(const core::Error& error);
+  bool wait_for_progress(std::unique_lock<std::mutex>& lock, const Wait& wait);
   std::string slow_text(double timeout_s) const;
 
   const Schema& schema_;
