@@ -198,7 +198,7 @@ class ParquetReader:
             np.ascontiguousarray(ends),
             data.to_pybytes() if data is not None else b"",
             index,
-            slot.hash_range,
+            slot.hash_range or 0,
         )
         ids[~valid] = slot.missing
         return np.ascontiguousarray(ids)

@@ -175,7 +175,8 @@ def open_reader(
     )
     feeder = None
     if files.fed:
-        first = [lane[0] for lane in core.position()[0]]
+        begin: Any = core.position()
+        first = [lane[0] for lane in begin[0]]
         feeder = Feeder(core, lanes, first, opener(reading, files))
     maker = BatchMaker(reading.slots)
     names = reading.files
