@@ -58,8 +58,8 @@ struct Batch {
   // in `floats`.
   Array<int64_t> ints;
   Array<float> floats;
-  std::vector<size_t> values;          // per used slot: how many values its section has (nnz)
-  std::vector<uint64_t> instance_ids;  // per record, when the schema has them
+  std::vector<size_t> values;            // per used slot: how many values its section has (nnz)
+  std::vector<uint64_t> instance_ids;    // per record, when the schema has them
   std::vector<IntSection> int_sections;  // per used slot of its kind, for assemble()
   std::vector<FloatSection> float_sections;
 

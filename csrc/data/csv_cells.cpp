@@ -58,10 +58,10 @@ bool CsvCells::quoted_cell(const char*& at, LineError& error) {
   }
   if (at != end && *at != delimiter_) {
     const std::string_view found(at, static_cast<size_t>(plain_end(at) - at));
-    return fail(line_, at,
-                "expected the delimiter or the line's end behind a closing quote, found " +
-                    excerpt(found),
-                error);
+    return fail(
+        line_, at,
+        "expected the delimiter or the line's end behind a closing quote, found " + excerpt(found),
+        error);
   }
   const char* const close = at - 1;
   const std::string_view text =

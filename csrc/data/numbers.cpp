@@ -39,7 +39,8 @@ bool is_large(std::string_view text) {
   const bool negative = text[++i] == '-';
   if (text[i] == '-' || text[i] == '+') ++i;
   int64_t exponent = 0;
-  for (; i < text.size() && exponent < kExponentLimit; ++i) exponent = exponent * 10 + text[i] - '0';
+  for (; i < text.size() && exponent < kExponentLimit; ++i)
+    exponent = exponent * 10 + text[i] - '0';
   return power + (negative ? -exponent : exponent) > 0;
 }
 

@@ -23,15 +23,8 @@ enum class Fault : uint8_t {
 };
 
 inline constexpr uint64_t kEachByte = 0x0101010101010101ULL;
-inline constexpr uint64_t kPowersOfTen[] = {1,
-                                            10,
-                                            100,
-                                            1000,
-                                            10'000,
-                                            100'000,
-                                            1'000'000,
-                                            10'000'000,
-                                            100'000'000};
+inline constexpr uint64_t kPowersOfTen[] = {1,       10,        100,        1000,       10'000,
+                                            100'000, 1'000'000, 10'000'000, 100'000'000};
 
 // Which of the word's bytes, from the first on, are decimal digits, 0 to 8 of them.
 inline size_t leading_digits(uint64_t word) {
@@ -117,15 +110,19 @@ inline Fault read_hex(const char*& at, const char* end, uint64_t& value) {
   count = std::min(count, static_cast<size_t>(end - at));
   if (count == 0) return Fault::kNotANumber;
   value = nibbles_value(nibbles, count);
+  if (count == 8) {
+    const uint64_t more = hex_nibbles(load8(at + 8), count);
+    count = std::min(count, static_cast<size_t>(end - at) - 8);
+    if (count > 0) value = (value << (4 * count)) | nibbles_value(more, count);
+    if (count == 8 && end - at > 16) {
+      size_t too_many = 0;
+      hex_nibbles(load8(at + 16), too_many);
+      if (too_many > 0) return Fault::kTooLarge;
+    }
+    count += 8;
+  }
   at += count;
-  if (count < 8) return Fault::kNone;
-  const uint64_t more = hex_nibbles(load8(at), count);
-  count = std::min(count, static_cast<size_t>(end - at));
-  if (count == 0) return Fault::kNone;
-  value = (value << (4 * count)) | nibbles_value(more, count);
-  at += count;
-  hex_nibbles(load8(at), count);
-  return count > 0 && at < end ? Fault::kTooLarge : Fault::kNone;
+  return Fault::kNone;
 }
 
 // A finite number, rounded to the nearest float: digits with a point or without, an exponent, a
@@ -162,11 +159,11 @@ inline Fault read_float(const char*& at, const char* end, float& value) {
   }
   const bool exponent_follows = next < end && (*next | 0x20) == 'e';
   // 19 digits fit 64 bits, and 8 or 16 in a row may go on.
-  const bool simple = whole < 8 && fraction < 16 && whole + fraction < 20 &&
-                      whole + fraction > 0 && !exponent_follows;
+  const bool simple = whole < 8 && fraction < 16 && whole + fraction < 20 && whole + fraction > 0 &&
+                      !exponent_follows;
   const auto exponent = -static_cast<int64_t>(fraction);
-  if (!simple || !(scale_exactly(digits, exponent, value) ||
-                   scale_by_double(digits, exponent, value))) {
+  if (!simple ||
+      !(scale_exactly(digits, exponent, value) || scale_by_double(digits, exponent, value))) {
     return read_float_slowly(at, end, value);
   }
   if (negative) value = -value;

@@ -38,10 +38,7 @@ std::string names_of(const std::vector<Cell>& cells) {
 class CsvParser : public Parser {
  public:
   explicit CsvParser(const Schema& schema)
-      : schema_(schema),
-        slots_(plan_slots(schema)),
-        draft_(schema),
-        cells_(schema.delimiter) {
+      : schema_(schema), slots_(plan_slots(schema)), draft_(schema), cells_(schema.delimiter) {
     for (const SlotPlan& slot : slots_) {
       if (slot.used && slot.kind == SlotKind::kInt) int_words_ += std::max(slot.dim, 1u);
     }

@@ -94,10 +94,10 @@ bool fail_value(std::string_view line, const SlotPlan& slot, std::string_view te
 }
 
 bool fail_size(std::string_view line, LineError& error) {
-  return fail(line, line.data(),
-              "the line's record has more than " + std::to_string(kRecordWordsLimit) +
-                  " values; split it",
-              error);
+  return fail(
+      line, line.data(),
+      "the line's record has more than " + std::to_string(kRecordWordsLimit) + " values; split it",
+      error);
 }
 
 }  // namespace cpudist::data

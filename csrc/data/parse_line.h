@@ -23,9 +23,7 @@ struct SlotPlan {
   bool any_number() const { return dim == kAnyNumber; }
   bool hashed() const { return ids > 0; }
   // Of a number, or of a text.
-  uint64_t id(uint64_t value) const {
-    return static_cast<uint64_t>(bucket_id(value, salt, ids));
-  }
+  uint64_t id(uint64_t value) const { return static_cast<uint64_t>(bucket_id(value, salt, ids)); }
   uint64_t id(std::string_view text) const { return id(hash_bytes(text.data(), text.size())); }
 
   SlotKind kind;

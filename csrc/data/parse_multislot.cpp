@@ -18,8 +18,8 @@ const char* token_end(const char* at, const char* end) {
     const uint64_t word = load8(at);
     const uint64_t spaces = word ^ (kEachByte * ' ');
     const uint64_t tabs = word ^ (kEachByte * '\t');
-    const uint64_t found = (((spaces - kEachByte) & ~spaces) | ((tabs - kEachByte) & ~tabs)) &
-                           (kEachByte * 0x80);
+    const uint64_t found =
+        (((spaces - kEachByte) & ~spaces) | ((tabs - kEachByte) & ~tabs)) & (kEachByte * 0x80);
     if (found != 0) return at + static_cast<size_t>(std::countr_zero(found)) / 8;
     at += 8;
   }
@@ -105,8 +105,9 @@ class MultiSlotParser : public Parser {
     }
     const auto left = static_cast<uint64_t>(end_ - at + 1) / 2;
     if (count <= left) return at;
-    return fail_count(slot, begin, "expected no more values than the line has left, " +
-                                       std::to_string(left) + " at most");
+    return fail_count(
+        slot, begin,
+        "expected no more values than the line has left, " + std::to_string(left) + " at most");
   }
 
   [[gnu::cold]] const char* fail_count(const SlotPlan& slot, const char* at,

@@ -12,9 +12,9 @@ namespace cpudist::data {
 namespace {
 
 [[noreturn]] void refuse(size_t record, const std::string& what) {
-  throw core::Error(core::ErrorCode::kProtocol,
-                    "record " + std::to_string(record) + " of those received: " + what +
-                        "; all trainers must read the same slots");
+  throw core::Error(core::ErrorCode::kProtocol, "record " + std::to_string(record) +
+                                                    " of those received: " + what +
+                                                    "; all trainers must read the same slots");
 }
 
 // Throws unless the slots' counts fill the integer words exactly.
@@ -89,8 +89,8 @@ size_t check_records(const Schema& schema, std::span<const uint64_t> words) {
     const size_t size = record_words(record);
     const size_t ints = record_int_words(record);
     if (size > words.size() - at) {
-      refuse(records, std::to_string(size) + " words, " + std::to_string(words.size() - at) +
-                          " are left");
+      refuse(records,
+             std::to_string(size) + " words, " + std::to_string(words.size() - at) + " are left");
     }
     if (size != kRecordHeaderWords + ints + float_words) {
       refuse(records, std::to_string(size) + " words with " + std::to_string(ints) +
