@@ -4,7 +4,7 @@
 // Bad lines by each policy, and commands that do not end well.
 #include <sys/wait.h>
 
-#include "data_reader_fixture.h"
+#include "data_pump_fixture.h"
 
 namespace cpudist::testing {
 namespace {

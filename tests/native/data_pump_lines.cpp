@@ -6,7 +6,7 @@
 #include <numeric>
 
 #include "data/line_reader.h"
-#include "data_reader_fixture.h"
+#include "data_pump_fixture.h"
 
 namespace cpudist::testing {
 namespace {

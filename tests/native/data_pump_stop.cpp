@@ -6,7 +6,7 @@
 #include <chrono>
 #include <thread>
 
-#include "data_reader_fixture.h"
+#include "data_pump_fixture.h"
 
 namespace cpudist::testing {
 namespace {

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <map>
 
-#include "data_reader_fixture.h"
+#include "data_pump_fixture.h"
 
 namespace cpudist::testing {
 namespace {
