@@ -1,11 +1,11 @@
 # Copyright (c) 2026 The torch_cpudist authors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Builds the compiled core, the backends and the native tests with ninja.
+"""Builds the compiled core, the backends, native tests and fuzzers with ninja.
 
 `extension` makes torch_cpudist/_core.*.so and torch_cpudist/_c10d.*.so, `tests` makes
-build/<variant>/native_tests. Both write a build.ninja with dependency files, so a
-rebuild compiles what changed and nothing else. A source may ask for flags of its own in
-its first lines: `// build-flags: -mavx2` (x86-64 only).
+build/<variant>/native_tests, `fuzz` makes build/fuzz/<target>. All write a build.ninja
+with dependency files, so a rebuild compiles what changed and nothing else. A source may
+ask for flags of its own in its first lines: `// build-flags: -mavx2` (x86-64 only).
 """
 
 from __future__ import annotations
@@ -38,6 +38,10 @@ WARNINGS = ["-Wall", "-Wextra", "-Werror"]
 COMMON = ["-fPIC", "-std=c++20", "-ffp-contract=off", "-fvisibility=hidden", "-pthread"]
 RELEASE = ["-O3", "-DNDEBUG"]
 SANITIZERS = {"address,undefined": "asan", "thread": "tsan"}
+FUZZED = (
+    *("schema", "records", "batch", "numbers", "parser", "parse_line"),
+    *("parse_multislot", "parse_criteo", "csv_cells", "parse_csv"),
+)
 LINK = ["-shared", "-pthread", "-Wl,--as-needed", "-Wl,-rpath,$$ORIGIN/../torch/lib"]
 SHIM = "shim"
 LOCK_DEADLINE_S = 900
@@ -134,6 +138,30 @@ def tests_target(sanitize: str | None) -> Target:
         link = ["-pthread", *instrument]
     objects = [Objects(sources_in(native), flags), core]
     return Target(build_dir, build_dir / "native_tests", objects, link, [])
+
+
+def fuzz_targets() -> list[Target]:
+    """Describe the fuzzers of the parsers, one program per file of tests/fuzz.
+
+    What they test is instrumented, also so that their driver learns which code an input
+    reached; they themselves are not, so that they are fast.
+    """
+    folder, csrc = ROOT / "tests" / "fuzz", ROOT / "csrc"
+    base = [*COMMON, *WARNINGS, f"-I{csrc}", "-g1", "-fno-omit-frame-pointer"]
+    sanitize = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+    tested = [csrc / f"data/{name}.cpp" for name in FUZZED]
+    instrument = ["-O1", "-Wno-maybe-uninitialized", "-fsanitize-coverage=trace-pc"]
+    parsers = Objects(tested, [*base, *instrument, *sanitize])
+    build_dir = ROOT / "build" / "fuzz"
+    targets = []
+    for source in sources_in(folder):
+        if source.stem == "driver":
+            continue
+        own = Objects([source, folder / "driver.cpp"], [*base, "-O2"])
+        link = ["-pthread", *sanitize]
+        output = build_dir / source.stem
+        targets.append(Target(build_dir, output, [own, parsers], link, []))
+    return targets
 
 
 def sources_in(*folders: Path) -> list[Path]:
@@ -282,19 +310,32 @@ def build_tests(sanitize: str | None) -> Path:
     return target.output
 
 
+def build_fuzzers() -> list[Path]:
+    """Build the fuzzers and return the programs.
+
+    Raises:
+        BuildError: something needed is missing, or the build failed.
+    """
+    targets = fuzz_targets()
+    run_ninja(*targets)
+    return [target.output for target in targets]
+
+
 def main() -> int:
     """Run the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("what", choices=["extension", "tests"])
+    parser.add_argument("what", choices=["extension", "tests", "fuzz"])
     parser.add_argument(
         "--sanitize", choices=sorted(SANITIZERS), help="instrument the native tests"
     )
     arguments = parser.parse_args()
-    if arguments.what == "extension" and arguments.sanitize:
+    if arguments.what != "tests" and arguments.sanitize:
         parser.error("--sanitize is for the native tests only")
     try:
         if arguments.what == "extension":
             print(*build_extension(ROOT / "torch_cpudist"), sep="\n")
+        elif arguments.what == "fuzz":
+            print(*build_fuzzers(), sep="\n")
         else:
             print(build_tests(arguments.sanitize))
     except BuildError as error:
