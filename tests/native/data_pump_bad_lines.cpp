@@ -28,7 +28,7 @@ TEST(data_pump_raises_bad_lines_in_their_place) {
     CHECK(ids_of(*reader->next(kSoon).batch) == (Ids{0, 1}));
     const std::string text = message_of(ErrorCode::kBadRecord, [&] { reader->next(kSoon); });
     CHECK(text.starts_with(path + ":3:1: "));
-    CHECK(contains(text, "choose the policy 'skip' or 'quarantine'"));
+    CHECK(says(text, "choose the policy 'skip' or 'quarantine'"));
   }
 }
 
@@ -94,7 +94,7 @@ TEST(data_pump_says_when_the_quarantine_file_takes_no_more) {
   options.policy = BadLinePolicy::kQuarantine;
   options.quarantine = "/dev/full";
   const std::string text = message_of(ErrorCode::kDataFile, [&] { read_all(options); });
-  CHECK(contains(text, "quarantine file /dev/full: No space left"));
+  CHECK(says(text, "quarantine file /dev/full: No space left"));
   options.quarantine = folder.path("none/bad");
   message_of(ErrorCode::kDataFile, [&] { make_reader(options); });
   options.quarantine.clear();
@@ -134,17 +134,17 @@ TEST(data_pump_names_the_command_that_failed) {
   CHECK(ids_of(*reader->next(kSoon).batch) == Ids{0});
   CHECK(ids_of(*reader->next(kSoon).batch) == Ids{1});
   const std::string text = message_of(ErrorCode::kDataFile, [&] { reader->next(kSoon); });
-  CHECK(contains(text, "' on " + path + " ended with status 3; the end of its stderr:\n"));
-  CHECK(!contains(text, "first"));
+  CHECK(says(text, "' on " + path + " ended with status 3; the end of its stderr:\n"));
+  CHECK(!says(text, "first"));
   CHECK(text.ends_with("\n" + std::string(2048, 'x')));
   options.input.command = "kill -9 $$";
-  CHECK(contains(message_of(ErrorCode::kDataFile, [&] { read_all(options); }),
-                 "was killed by signal 9"));
+  CHECK(
+      says(message_of(ErrorCode::kDataFile, [&] { read_all(options); }), "was killed by signal 9"));
   options.input.command = "no-such-command-at-all";
-  CHECK(contains(message_of(ErrorCode::kDataFile, [&] { read_all(options); }), "status 127"));
+  CHECK(says(message_of(ErrorCode::kDataFile, [&] { read_all(options); }), "status 127"));
   options.input.command = "cat";
   options.input.files[0] = folder.path("none");
-  CHECK(contains(message_of(ErrorCode::kDataFile, [&] { read_all(options); }), "cannot open"));
+  CHECK(says(message_of(ErrorCode::kDataFile, [&] { read_all(options); }), "cannot open"));
   CHECK(!has_children());
 }
 

@@ -138,7 +138,7 @@ std::string message_of(ErrorCode code, const Call& call) {
   fail(__FILE__, __LINE__, "no core::Error was thrown");
 }
 
-inline bool contains(const std::string& text, const std::string& part) {
+inline bool says(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
 }
 

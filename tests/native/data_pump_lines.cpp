@@ -155,14 +155,14 @@ TEST(data_pump_lines_of_files_that_shrink_or_are_none_are_errors) {
     reader.open(std::make_unique<data::FileRange>(path, 0, 100, stop), {0, 100, 1000});
     lines_of(reader);
   });
-  CHECK(contains(shrunk, path + " has shrunk"));
-  CHECK(contains(shrunk, "expected at least 100 bytes"));
+  CHECK(says(shrunk, path + " has shrunk"));
+  CHECK(says(shrunk, "expected at least 100 bytes"));
   const std::string missing = message_of(
       ErrorCode::kDataFile, [&] { data::FileRange(folder.path("none"), 0, kNoEnd, stop); });
-  CHECK(contains(missing, "none: No such file"));
+  CHECK(says(missing, "none: No such file"));
   const std::string no_file =
       message_of(ErrorCode::kDataFile, [&] { data::FileRange(folder.path(""), 0, kNoEnd, stop); });
-  CHECK(contains(no_file, "not a regular file"));
+  CHECK(says(no_file, "not a regular file"));
 }
 
 }  // namespace cpudist::testing

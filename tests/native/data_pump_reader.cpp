@@ -209,7 +209,7 @@ TEST(data_pump_refuses_positions_of_other_readers) {
   message_of(ErrorCode::kInvalidArgument, [&] { make_reader(options); });
   options.position->lanes.pop_back();
   const std::string text = message_of(ErrorCode::kInvalidArgument, [&] { make_reader(options); });
-  CHECK(contains(text, "with 1 lanes, this one has 2"));
+  CHECK(says(text, "with 1 lanes, this one has 2"));
 }
 
 }  // namespace cpudist::testing

@@ -73,8 +73,8 @@ TEST(data_pump_stops_while_a_command_hangs) {
   const auto start = Clock::now();
   const auto reader = make_reader(options);
   const std::string text = message_of(ErrorCode::kTimeout, [&] { reader->next(Wait{0.05, {}}); });
-  CHECK(contains(text, "no batch within 0.05 s: lane 0 of 1 reads "));
-  CHECK(contains(text, "(split 1 of 1) through 'sleep 100 & sleep 100'"));
+  CHECK(says(text, "no batch within 0.05 s: lane 0 of 1 reads "));
+  CHECK(says(text, "(split 1 of 1) through 'sleep 100 & sleep 100'"));
   reader->stop();
   CHECK(seconds_since(start) < 20);
 }
@@ -182,7 +182,7 @@ TEST(data_pump_takes_columns_as_records) {
   CHECK_EQ(delivered.position.lanes[0].offset, 3);
   CHECK_EQ(reader->bad_lines().counts()[0], 1);
   const auto notices = reader->bad_lines().take_notices();
-  CHECK(contains(notices.front(), "f:2:1: slot 'dense': expected a finite number"));
+  CHECK(says(notices.front(), "f:2:1: slot 'dense': expected a finite number"));
   columns[1].offsets = {};
   message_of(ErrorCode::kInvalidArgument, [&] { reader->feeds().columns(0, 3, columns, kSoon); });
 }

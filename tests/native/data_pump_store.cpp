@@ -172,7 +172,7 @@ TEST(data_pump_store_stops_readers_and_loads) {
   message_of(ErrorCode::kInvalidArgument, [&] { store->start_load(hanging); });
   const std::string text =
       message_of(ErrorCode::kTimeout, [&] { store->wait_load(data::Wait{0.05, {}}); });
-  CHECK(contains(text, "0 of 1 parts"));
+  CHECK(says(text, "0 of 1 parts"));
   store->release();
   CHECK_EQ(store->records(), 0);
   store->wait_load(kSoon);
