@@ -3,7 +3,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 #
 # Fuzzes the parsers of the readers under ASan and UBSan: each target replays its corpus and mutates
-# it. The last line of each target says how many inputs ran with which seed; build/fuzz.log keeps it.
+# it. The last line of each target says how many inputs ran with which seed; build/fuzz.log keeps
+# it.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
