@@ -28,7 +28,7 @@ import torch.distributed as dist
 from word2vec_batches import Batch, Sampler, Sampling
 from word2vec_data import CACHE, DICTIONARY, MIN_COUNT, Corpus, DataError, load
 from word2vec_model import SkipGram
-from word2vec_report import HOW_TO_GET, find_list, read_pairs, save_vectors, similarity
+from word2vec_report import find_list, save_vectors, score
 
 import torch_cpudist as cpudist
 
@@ -181,19 +181,6 @@ def over_trainers(meter: Meter, moved: float, waited: float) -> dict[str, float]
     }
 
 
-def score(
-    options: argparse.Namespace, words: list[str], model: SkipGram
-) -> dict[str, Any]:
-    """Return what WordSim-353 says about a model's vectors, if it is at hand."""
-    text = find_list(options.wordsim, options.cache)
-    if text is None:
-        print(f"not scored: WordSim-353 is not at hand; {HOW_TO_GET}", flush=True)
-        return {"rho": None}
-    vectors = model.inputs.weight.detach().numpy()
-    found = similarity(words, vectors, read_pairs(text))
-    return {"rho": found.rho, "scored": found.pairs, "unknown": found.unknown}
-
-
 def finish(
     options: argparse.Namespace,
     corpus: Corpus,
@@ -203,23 +190,22 @@ def finish(
 ) -> None:
     """Score, show and write what was measured and learned; trainer 0 calls this."""
     found = {**about, "loss": meter.loss, "losses": meter.losses}
-    found |= score(options, corpus.words, model)
+    vectors = model.inputs.weight.detach().numpy()
+    found |= score(options.wordsim, options.cache, corpus.words, vectors)
     print(
         f"{about['strategy']}, {about['trainers']} trainer(s): loss {meter.loss:.4f}, "
         f"{about['words_per_s']:,.0f} words/s, {about['cpu_us_per_word']:.2f} CPU "
         f"us/word, {about['bytes_per_word']:,.1f} B/word, waited {about['wait_s']:.1f} s"
     )
-    if found["rho"] is not None:
-        print(
-            f"WordSim-353: rho {found['rho']:.3f} over {found['scored']} pairs, "
-            f"{found['unknown']:.1%} unknown",
-            flush=True,
-        )
-    if options.results is not None:
-        options.results.write_text(json.dumps(found) + "\n", encoding="utf-8")
+    write_results(options.results, found)
     if options.vectors is not None:
-        vectors = model.inputs.weight.detach().numpy()
         save_vectors(options.vectors, corpus.words, vectors)
+
+
+def write_results(path: Path | None, found: dict[str, Any]) -> None:
+    """Write a line of JSON, if somebody wants it."""
+    if path is not None:
+        path.write_text(json.dumps(found) + "\n", encoding="utf-8")
 
 
 def show(meter: Meter) -> None:

@@ -147,9 +147,7 @@ class Sampler:
         stays = draws.random(total, dtype=np.float32) < self.keep[tokens]
         return tokens[stays].astype(np.int64), sentence[stays], total
 
-    def _batches(
-        self, chosen: Integers, draws: np.random.Generator
-    ) -> Iterator[Batch]:
+    def _batches(self, chosen: Integers, draws: np.random.Generator) -> Iterator[Batch]:
         sampling = self.sampling
         size, window = sampling.block, sampling.window
         tokens, sentence, words = self._text(chosen, draws)

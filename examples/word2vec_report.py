@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import util
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -125,6 +126,30 @@ def similarity(
         cosines.append(float(vectors[i] @ vectors[j]) / scale)
     rho = spearman([p[2] for p in known], cosines) if len(known) > 1 else float("nan")
     return Similarity(rho, len(known), 1 - len(known) / len(pairs))
+
+
+def score(
+    place: Path | None, folder: Path, words: Sequence[str], vectors: Vectors
+) -> dict[str, Any]:
+    """Print and return the score of vectors, if WordSim-353 is at hand.
+
+    Args:
+        place: as of ``find_list``.
+        folder: the same.
+        words: of the vectors.
+        vectors: ``[len(words), dim]``.
+    """
+    text = find_list(place, folder)
+    if text is None:
+        print(f"not scored: WordSim-353 is not at hand; {HOW_TO_GET}", flush=True)
+        return {"rho": None}
+    found = similarity(words, vectors, read_pairs(text))
+    print(
+        f"WordSim-353: rho {found.rho:.3f} over {found.pairs} pairs, "
+        f"{found.unknown:.1%} unknown",
+        flush=True,
+    )
+    return {"rho": found.rho, "scored": found.pairs, "unknown": found.unknown}
 
 
 def save_vectors(path: Path, words: Sequence[str], vectors: Vectors) -> None:
