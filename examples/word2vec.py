@@ -41,6 +41,10 @@ POINTS_PER_EPOCH = 8
 STRATEGIES = ("sync", "half_async", "async", "geo", "allreduce", "reduce")
 
 
+class DivergedError(ArithmeticError):
+    """Training went astray; the message says what to do."""
+
+
 def make_optimizer(
     options: argparse.Namespace, model: torch.nn.Module
 ) -> torch.optim.Optimizer:
@@ -99,8 +103,17 @@ class Meter:
         self._sum += float(loss)
 
     def point(self) -> float:
-        """Return the mean loss of a pair since the last point."""
+        """Return the mean loss of a pair since the last point.
+
+        Raises:
+            DivergedError: it is no number.
+        """
         self.loss = self._sum / max(self._pairs, 1.0)
+        if not math.isfinite(self.loss):
+            raise DivergedError(
+                f"expected a finite loss, found {self.loss} after {self.words:,.0f} "
+                "words: pass a lower --lr or a smaller --batch-size"
+            )
         self.losses.append(self.loss)
         self._pairs = self._sum = 0.0
         return self.loss
@@ -142,7 +155,7 @@ class Lesson:
                 self.say(meter)
 
     def _set_rate(self, epochs: float) -> None:
-        # By the place in the epoch, not by words: in a round all trainers need the same.
+        # By the place in the epoch, not by words: a round needs one rate for all.
         stair = math.floor(STAIRS * epochs / self.options.epochs)
         rate = self.options.lr * max(1 - stair / STAIRS, LOWEST_RATE)
         for group in self.optimizer.param_groups:
@@ -195,7 +208,8 @@ def finish(
     print(
         f"{about['strategy']}, {about['trainers']} trainer(s): loss {meter.loss:.4f}, "
         f"{about['words_per_s']:,.0f} words/s, {about['cpu_us_per_word']:.2f} CPU "
-        f"us/word, {about['bytes_per_word']:,.1f} B/word, waited {about['wait_s']:.1f} s"
+        f"us/word, {about['bytes_per_word']:,.1f} B/word, "
+        f"waited {about['wait_s']:.1f} s"
     )
     write_results(options.results, found)
     if options.vectors is not None:

@@ -3,12 +3,13 @@
 """Batches for skip-gram with negative sampling, whole blocks of text at a time.
 
 Sentences are shuffled and dealt to the trainers; frequent words are thinned out; every
-word predicts those around it, up to a distance drawn for it (Mikolov et al., "Distributed
-Representations of Words and Phrases and their Compositionality", NIPS 2013). What is
-left of the text is cut into blocks of consecutive words. A block looks each of its words
-up once, and shares one draw of negatives (Ji et al., "Parallelizing Word2Vec in Shared
-and Distributed Memory", 2016): all its pairs are then entries of two small matrix
-products. No loop runs over words.
+word predicts those around it, up to a distance drawn for it (Mikolov et al.,
+"Distributed Representations of Words and Phrases and their Compositionality", NIPS
+2013). What is left of the text is cut into blocks of consecutive words. A block looks
+each of its words up once, and shares one draw of negatives (Ji et al., "Parallelizing
+Word2Vec in Shared and Distributed Memory", 2016): all its pairs are then entries of two
+small matrix products. No loop runs over words. A shared negative may be the very word
+that some pair of its block predicts; word2vec's program would draw another.
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Text as sentences of word numbers: GCIDE, or any file of English text.
 
-GCIDE, a dictionary of 4.2 million words (Webster 1913 and additions, GPL-2+), comes with
-Debian's package dict-gcide. Cleaning: brackets and pronunciations out, lower case, cut
-into sentences, words of letters, sentences of two words or more. Words that are rarer
-than a minimum leave the text; the others are numbered by falling count.
+GCIDE, a dictionary of 4.2 million words (Webster 1913 and additions, GPL-2+), comes
+with Debian's package dict-gcide. Cleaning: brackets and pronunciations out, lower case,
+cut into sentences, words of letters, sentences of two words or more. Words that are
+rarer than a minimum leave the text; the others are numbered by falling count.
 """
 
 from __future__ import annotations

@@ -17,8 +17,8 @@ class NegativeSampling(torch.autograd.Function):
 
     For a pair of input x and output t, and negatives n_1 … n_k of the block:
     ``-log s(x.t) - negatives / k * sum_i log s(-x.n_i)`` with s the logistic function.
-    The gradients cost two more products of the same small matrices, which autograd would
-    make as well, but with a copy of every slice.
+    The gradients cost two more products each of the same small matrices, which autograd
+    would make as well, but with a copy of every slice.
     """
 
     @staticmethod
@@ -87,7 +87,7 @@ _outside: dict[tuple[int, int], torch.Tensor] = {}
 
 
 def near_outside(size: int, halo: int, device: torch.device) -> torch.Tensor:
-    """Return which entries of a block's product are no pairs, ``[size, size + halo]``."""
+    """Return which entries ``[size, size + halo]`` of a block can be no pairs."""
     if (size, halo) not in _outside:
         ones = torch.ones(size, size + halo, dtype=torch.bool, device=device)
         _outside[size, halo] = ~(ones.triu() & ones.tril(halo))

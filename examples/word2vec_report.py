@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """What word2vec.py says about its vectors: WordSim-353, and files of vectors.
 
-WordSim-353 (Finkelstein et al., "Placing Search in Context", 2002) has 353 pairs of words
-and how alike people found them. The list is read where gensim's package has it, installed
-or as a wheel.
+WordSim-353 (Finkelstein et al., "Placing Search in Context", 2002) has 353 pairs of
+words and how alike people found them. The list is read where gensim's package has it,
+installed or as a wheel.
 """
 
 from __future__ import annotations

@@ -17,8 +17,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from cases.cnn import ROOT, Launch, Layout, collect
 from report import MISSING, Row, add_ratios
+
+from cases.cnn import ROOT, Launch, Layout, collect
 
 OURS = ROOT / "examples" / "word2vec.py"
 PEERS = ROOT / "benchmarks" / "peers"
@@ -29,8 +30,8 @@ ROWS = (
     *("gensim1", "gensim2", "torch@sgd", "torch@sparse_adam", "torch", "ddp", "alone"),
     *("sync", "half_async:group=0/1", "async", "geo"),
 )
-# Below this much of the reference's, a row has learned something else. Correlations over
-# 313 pairs differ by a few hundredths from seed to seed.
+# So much less than the reference's is said. Correlations over 313 pairs differ by a few
+# hundredths from seed to seed.
 EQUAL_RHO = 0.06
 FIGURES = ("words_per_s", "cpu_us_per_word", "bytes_per_word", "rho", "loss")
 COLUMNS = {
