@@ -16,6 +16,7 @@ from torch_cpudist._core_client import Client as Client
 from torch_cpudist._core_data import DataBatch as DataBatch
 from torch_cpudist._core_data import DataReader as DataReader
 from torch_cpudist._core_data import DataSchema as DataSchema
+from torch_cpudist._core_data import DataShuffle as DataShuffle
 from torch_cpudist._core_data import DataStore as DataStore
 from torch_cpudist._core_data import DataStoreReader as DataStoreReader
 from torch_cpudist._core_data import hash_texts as hash_texts

@@ -197,3 +197,38 @@ def hash_texts(
 
     ``slot_index`` is the position of the slot among all of its schema.
     """
+
+class DataShuffle:
+    """One global shuffle of a store. Listen, tell all trainers the addresses, run."""
+
+    def __init__(
+        self,
+        schema: DataSchema,
+        *,
+        rank: int,
+        trainers: int,
+        run_id: int,
+        epoch: int,
+        host: str,
+        connect_deadline_ms: int,
+        liveness_ms: int,
+        round_deadline_ms: int,
+    ) -> None: ...
+    def listen(self, *, bind: str, port_first: int, port_last: int) -> list[str]:
+        """Addresses for other trainers, best first."""
+
+    def run(
+        self,
+        store: DataStore,
+        *,
+        addresses: Sequence[Sequence[str]],
+        seed: int,
+        by: str,
+        used_slot: int = 0,
+    ) -> None:
+        """Gives all records away and takes those that come; once.
+
+        By "record", by "instance" or by the first id of a used "slot". The store is
+        empty if it raises PeerLostError, OperationTimeoutError, ProtocolError or
+        AddressError.
+        """

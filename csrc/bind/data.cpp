@@ -254,6 +254,7 @@ void bind_data(py::module_& module) {
            [](const ReaderHolder& self) { return self.get().bad_lines().take_notices(); })
       .def("stop", [](const ReaderHolder& self) { self.get().stop(); }, no_gil());
   bind_data_store(module);
+  bind_data_shuffle(module);
 }
 
 }  // namespace cpudist::bind

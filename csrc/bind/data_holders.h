@@ -85,5 +85,6 @@ bool feed_end_of_file(data::Feeds* feeds, uint64_t lane);
 bool feed_failure(data::Feeds* feeds, uint64_t lane, const std::string& message);
 
 void bind_data_store(py::module_& module);
+void bind_data_shuffle(py::module_& module);
 
 }  // namespace cpudist::bind
