@@ -317,7 +317,7 @@ TEST(data_shuffle_waits_for_a_slow_trainer_to_a_deadline) {
   check_has(text, "trainer 1 (host-1, inproc:t1), which has not sent all of its records");
 }
 
-TEST(data_shuffle_cannot_be_interrupted_by_nobody) {
+TEST(data_shuffle_is_interrupted_by_a_signal) {
   ShuffleOptions options;
   std::atomic<bool> signal{false};
   options.interrupted = [&] { return signal.load(); };
