@@ -82,7 +82,7 @@ FrameHeader decode_header(const uint8_t* bytes, uint64_t payload_limit_bytes) {
   }
   const auto kind = get<uint16_t>(bytes, 6);
   if (kind < static_cast<uint16_t>(FrameKind::kHello) ||
-      kind > static_cast<uint16_t>(FrameKind::kReply)) {
+      kind > static_cast<uint16_t>(FrameKind::kShuffleAck)) {
     refuse("unknown frame kind " + std::to_string(kind));
   }
   const auto role = get<uint16_t>(bytes, 24);
