@@ -46,8 +46,10 @@ def test_batches_are_what_modules_take(files):
 def test_every_record_once_in_full_batches(files, threads, trainers):
     seen = []
     for trainer in range(trainers):
+        # Trainers need not have equally many threads.
+        count = threads + trainer
         dataset = QueueDataset(
-            files, SLOTS, batch_size=32, threads=threads, share=(trainer, trainers)
+            files, SLOTS, batch_size=32, threads=count, share=(trainer, trainers)
         )
         batches = read(dataset)
         assert all(len(batch) == 32 for batch in batches[:-1])

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 STREAM_END = 2**64 - 1  # the end of a part that is read to wherever the file ends
 _LARGEST_BYTES = 8 << 20
 _SMALLEST_BYTES = 64 << 10
-_PARTS_PER_READER = 4
+_PARTS_PER_SHARE = 32
 _MASK = 2**64 - 1
 
 
@@ -47,17 +47,18 @@ def mixed_seed(*numbers: int) -> int:
     return seed
 
 
-def cut(sizes_bytes: Sequence[int], readers: int, whole: bool) -> list[Part]:
+def cut(sizes_bytes: Sequence[int], shares: int, whole: bool) -> list[Part]:
     """Cuts files into parts.
 
     Args:
         sizes_bytes: of every file.
-        readers: how many share the parts: trainers by processes by threads.
+        shares: how many share the parts: trainers by processes. Not threads, of which
+            trainers may have unlike numbers.
         whole: files cannot be read from the middle; a part is a file.
     """
     if whole:
         return [Part(i, 0, STREAM_END, size) for i, size in enumerate(sizes_bytes)]
-    wanted = sum(sizes_bytes) // (readers * _PARTS_PER_READER)
+    wanted = sum(sizes_bytes) // (shares * _PARTS_PER_SHARE)
     length = min(max(wanted, _SMALLEST_BYTES), _LARGEST_BYTES)
     parts = []
     for file, size in enumerate(sizes_bytes):

@@ -202,12 +202,11 @@ class Files:
         """
         reading = self._reading
         number, count = share
-        readers = count * reading.threads
         seed = mixed_seed(reading.seed, epoch) if shuffle else None
-        dealt = deal(self._parts(readers), readers, seed)
-        return dealt[number * reading.threads : (number + 1) * reading.threads]
+        mine = deal(self._parts(count), count, seed)[number]
+        return deal(mine, reading.threads)
 
-    def _parts(self, readers: int) -> list[Part]:
+    def _parts(self, shares: int) -> list[Part]:
         reading = self._reading
         if reading.format == "parquet" and reading.pipe_command is None:
             return [
@@ -216,7 +215,7 @@ class Files:
                 for group, size in enumerate(parquet.row_groups(path))
             ]
         whole = self.fed or reading.pipe_command is not None
-        return cut(self.sizes_bytes, readers, whole)
+        return cut(self.sizes_bytes, shares, whole)
 
 
 def _size_bytes(path: str) -> int:
