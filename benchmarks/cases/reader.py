@@ -3,7 +3,8 @@
 """Case ``reader``: from text files to batches of tensors, rows per second of CPU time.
 
 Every row is a fresh process on one core, in turn with the others. Criteo: 13 numbers
-with 0 for missing ones, 26 values of 8 hexadecimal digits as integers. pyarrow splits
+with 0 for missing ones, 26 values of 8 hexadecimal digits as integers; MultiSlot: the
+same records, in decimal. pyarrow splits
 cells and does not parse the hexadecimal ones. ``two threads`` has two cores, ``epochs``
 reads the file as often as ``--epochs`` says and reports how memory grew.
 """
