@@ -13,9 +13,11 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from hosts import INTERFACE, Host
 from job import Gate, Job
 from peers import PeerSpec
 
@@ -24,6 +26,7 @@ POLL_S = 0.05
 GRACE_S = 5.0
 PROBE_DEADLINE_S = 120.0
 LOG_TAIL_LINES = 25
+MASTER_PORT = 29671  # on hosts of their own nobody else has it
 
 Report = dict[str, Any]
 
@@ -83,9 +86,24 @@ def end(processes: list[subprocess.Popen[bytes]]) -> None:
         process.wait(GRACE_S)
 
 
-def commands(spec: PeerSpec, job: Job, path: Path) -> list[list[str]]:
-    """Returns the command line of every process that is started directly."""
+def commands(
+    spec: PeerSpec, job: Job, path: Path, hosts: Sequence[Host] = ()
+) -> list[list[str]]:
+    """Returns the command line of every process that is started directly.
+
+    With ``hosts`` each rank of a torchrun job is on one of its own.
+    """
     worker = [str(HERE / "worker.py"), str(path)]
+    if hosts:
+        chief = f"--master-addr={hosts[0].address}"
+        launcher = ["-m", "torch.distributed.run", f"--nnodes={len(hosts)}", chief]
+        launcher += [f"--master-port={MASTER_PORT}", "--nproc-per-node=1"]
+        return [
+            host.command(
+                [sys.executable, *launcher, f"--node-rank={host.number}", *worker]
+            )
+            for host in hosts
+        ]
     if spec.launcher == "torchrun":
         launcher = ["-m", "torch.distributed.run", "--standalone"]
         count = f"--nproc-per-node={job.trainers + job.servers}"
@@ -94,8 +112,12 @@ def commands(spec: PeerSpec, job: Job, path: Path) -> list[list[str]]:
     return [[sys.executable, *worker, str(rank)] for rank in range(count_started)]
 
 
-def environment(job: Job) -> dict[str, str]:
-    """Returns the caller's environment with threads and layout fixed."""
+def environment(job: Job, hosts: Sequence[Host] = ()) -> dict[str, str]:
+    """Returns the caller's environment with threads and layout fixed.
+
+    Hosts that are namespaces still share memory, which hosts do not: backends that use
+    it are left out.
+    """
     outer = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     kept = {k: v for k, v in os.environ.items() if k not in outer}
     threads = str(job.threads)
@@ -105,6 +127,8 @@ def environment(job: Job) -> dict[str, str]:
         "CPUDIST_THREADS": threads,
         "CPUDIST_SERVERS": str(job.servers),
     }
+    if hosts:
+        fixed |= {"CPUDIST_BACKEND": "gloo", "GLOO_SOCKET_IFNAME": INTERFACE}
     return {**kept, **fixed}
 
 
@@ -122,8 +146,13 @@ def _wait(processes: list[subprocess.Popen[bytes]], job: Job) -> str | None:
         time.sleep(POLL_S)
 
 
-def launch(spec: PeerSpec, job: Job) -> list[Report]:
+def launch(spec: PeerSpec, job: Job, hosts: Sequence[Host] = ()) -> list[Report]:
     """Runs one launch in fresh processes and returns a report per trainer.
+
+    Args:
+        spec: the row.
+        job: what the workers are told.
+        hosts: one per rank; default: all are on this one.
 
     Raises:
         LaunchError: a process failed, the deadline passed, or a report is missing.
@@ -134,7 +163,7 @@ def launch(spec: PeerSpec, job: Job) -> list[Report]:
     processes: list[subprocess.Popen[bytes]] = []
     with log_path.open("wb") as log:
         try:
-            for command in commands(spec, job, path):
+            for command in commands(spec, job, path, hosts):
                 processes.append(
                     subprocess.Popen(
                         command,
@@ -142,7 +171,7 @@ def launch(spec: PeerSpec, job: Job) -> list[Report]:
                         stdout=log,
                         stderr=log,
                         cwd=job.run_dir,
-                        env=environment(job),
+                        env=environment(job, hosts),
                         start_new_session=True,
                     )
                 )

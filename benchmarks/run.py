@@ -27,10 +27,13 @@ CASES = {
     "exchange": "cases.exchange",
     "kernels": "cases.kernels",
     "load": "cases.load",
+    "reader": "cases.reader",
+    "network": "cases.network",
     "replicas": "cases.replicas",
     "staleness": "cases.staleness",
     "threads": "cases.threads",
     "wire": "cases.wire",
+    "word2vec": "cases.word2vec",
 }
 # Above this share of each core others are running: only CPU time is to be trusted.
 QUIET_LOAD_PER_CORE = 0.3
@@ -57,9 +60,15 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     add("--profile", action="store_true", help="print where a step's time goes")
     add("--reference", help="row that ratios are against; default: the first")
     add("--batch", type=int, default=512, help="of a trainer and step; cnn: of all")
-    add("--rows", type=_names, default=[], help="cnn: which rows; default: all")
-    add("--epochs", type=int, default=3, help="cnn: of a launch")
-    add("--data", help="cnn: folder of Fashion-MNIST; default: where Debian has it")
+    add("--rows", type=_names, default=[], help="cnn, word2vec: which; default: all")
+    add("--epochs", type=int, default=3, help="cnn, word2vec, reader: of a launch")
+    add(
+        "--data", help="cnn: folder of Fashion-MNIST; word2vec: gcide.dict.dz or a text"
+    )
+    add("--wordsim", help="word2vec: wordsim353.tsv or a wheel of gensim")
+    add("--words", type=int, default=0, help="word2vec: of an epoch; 0: the whole text")
+    add("--batch-words", type=int, default=2048, help="word2vec: of a trainer and step")
+    add("--rate", type=_names, default=["100mbit"], help="network: of each cable")
     add("--dim", type=int, default=16, help="embedding dimension")
     add("--lr", type=float, default=0.02, help="learning rate of Adagrad")
     add("--warmup-steps", type=int, default=20, help="steps before the window")
@@ -67,7 +76,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         "--deadline-s",
         type=float,
         default=120.0,
-        help="of a launch, besides its window; cnn: of an epoch",
+        help="of a launch, besides its window; cnn, word2vec: of an epoch",
     )
     add("--clients", type=int, default=64, help="load: trainers of one server")
     add("--sockets", type=int, default=1000, help="load: connections without a hello")
@@ -84,6 +93,8 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     add("--json", nargs="?", const="-", metavar="FILE", help="one line per row; stdout")
     args = parser.parse_args(arguments)
     counts = ("trainers", "launches", "batch", "epochs", "dim", "warmup_steps")
+    if args.words < 0:
+        parser.error("expected --words >= 0")
     for name in (*counts, "clients", "sockets", "pushes"):
         if getattr(args, name) < 1:
             parser.error(f"--{name.replace('_', '-')}: expected at least 1")

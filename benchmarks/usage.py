@@ -37,6 +37,12 @@ def peak_rss_mb(pid: int | str = "self") -> float:
     raise OSError(f"/proc/{pid}/status has no line VmHWM")
 
 
+def rss_mb() -> float:
+    """Returns the present resident memory of this process in MB."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+
 def tcp_bytes_sent() -> int:
     """Returns the bytes that the open TCP sockets of this process have sent."""
     total = 0

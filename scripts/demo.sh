@@ -24,7 +24,7 @@ usage: bash scripts/demo.sh [--strategy NAME] [--trainers N] [--servers N] [--ep
   --servers N      dedicated servers; 0 (default): every trainer also serves a shard
   --epochs N       passes over the training days (default 1)
   --bf16           forward pass in bfloat16
-  --rows N         train on the first N flights only, for a quick try (AUC is then not judged)
+  --rows N         train on about N flights only, for a quick try (AUC is then not judged)
 TEXT
 }
 

@@ -1,11 +1,11 @@
 # Copyright (c) 2026 The torch_cpudist authors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Builds the compiled core, the backends and the native tests with ninja.
+"""Builds the compiled core, the backends, native tests and fuzzers with ninja.
 
 `extension` makes torch_cpudist/_core.*.so and torch_cpudist/_c10d.*.so, `tests` makes
-build/<variant>/native_tests. Both write a build.ninja with dependency files, so a
-rebuild compiles what changed and nothing else. A source may ask for flags of its own in
-its first lines: `// build-flags: -mavx2` (x86-64 only).
+build/<variant>/native_tests, `fuzz` makes build/fuzz/<target>. All write a build.ninja
+with dependency files, so a rebuild compiles what changed and nothing else. A source may
+ask for flags of its own in its first lines: `// build-flags: -mavx2` (x86-64 only).
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import fcntl
 import os
 import platform
 import re
-import shutil
 import subprocess
 import sys
 import sysconfig
@@ -23,39 +22,29 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
+
+from toolchain import (
+    BuildError,
+    Torch,
+    find_compiler,
+    find_ninja,
+    find_torch,
+    python_include,
+)
 
 ROOT = Path(__file__).resolve().parent.parent
 WARNINGS = ["-Wall", "-Wextra", "-Werror"]
 COMMON = ["-fPIC", "-std=c++20", "-ffp-contract=off", "-fvisibility=hidden", "-pthread"]
 RELEASE = ["-O3", "-DNDEBUG"]
 SANITIZERS = {"address,undefined": "asan", "thread": "tsan"}
+FUZZED = (
+    *("schema", "records", "batch", "numbers", "parser", "parse_line"),
+    *("parse_multislot", "parse_criteo", "csv_cells", "parse_csv"),
+)
 LINK = ["-shared", "-pthread", "-Wl,--as-needed", "-Wl,-rpath,$$ORIGIN/../torch/lib"]
-MINIMUM_GCC = 12
 SHIM = "shim"
 LOCK_DEADLINE_S = 900
-INSTALL_COMMANDS = (
-    "pip install torch==2.13.0 setuptools ninja && pip install --no-build-isolation ."
-)
-
-
-class BuildError(Exception):
-    """A build that cannot start or did not finish; the message says what to do."""
-
-
-@dataclass(frozen=True)
-class Torch:
-    """Where the importable torch lives and which one it is."""
-
-    root: Path
-    version: str
-
-    @property
-    def target_version(self) -> str:
-        """The stable ABI asked for, in the form of torch/csrc/stable/version.h."""
-        major, minor = (int(part) for part in self.version.split(".")[:2])
-        return f"0x{major:02x}{minor:02x}000000000000ULL"
 
 
 @dataclass(frozen=True)
@@ -75,83 +64,6 @@ class Target:
     objects: list[Objects]
     link_flags: list[str]
     libraries: list[str]
-
-
-def find_torch() -> Torch:
-    """Find torch without importing it (an import costs seconds).
-
-    Raises:
-        BuildError: no torch can be imported, or it has no C++ headers.
-    """
-    spec = find_spec("torch")
-    if spec is None or not spec.submodule_search_locations:
-        raise BuildError(
-            "torch_cpudist is compiled against the torch it will run with, and this "
-            f"build cannot import torch; run: {INSTALL_COMMANDS}"
-        )
-    root = Path(spec.submodule_search_locations[0])
-    text = (root / "version.py").read_text(encoding="utf-8")
-    found = re.search(r"__version__\s*=\s*['\"]([^'\"]+)['\"]", text)
-    if found is None or not (root / "include/torch/csrc/stable/library.h").is_file():
-        raise BuildError(
-            f"the torch in {root} has no stable C++ headers; run: {INSTALL_COMMANDS}"
-        )
-    return Torch(root, found.group(1))
-
-
-def find_compiler() -> str:
-    """Return the C++ compiler ($CXX or g++), checked for C++20.
-
-    Raises:
-        BuildError: there is none, or it is too old.
-    """
-    compiler = os.environ.get("CXX", "g++")
-    path = shutil.which(compiler)
-    if path is None:
-        raise BuildError(
-            f"no C++ compiler: {compiler} is not on PATH; install g++ {MINIMUM_GCC} "
-            "or newer (Debian, Ubuntu: apt install g++), or set CXX"
-        )
-    version = subprocess.run(
-        [path, "-dumpversion"], capture_output=True, text=True, timeout=30, check=False
-    ).stdout.strip()
-    banner = subprocess.run(
-        [path, "--version"], capture_output=True, text=True, timeout=30, check=False
-    ).stdout
-    if "clang" not in banner and int(version.split(".")[0] or 0) < MINIMUM_GCC:
-        raise BuildError(
-            f"{compiler} {version} is too old for C++20: g++ {MINIMUM_GCC} or newer is "
-            "needed; install it and set CXX"
-        )
-    return path
-
-
-def find_ninja() -> str:
-    """Return ninja, the one of this interpreter first.
-
-    Raises:
-        BuildError: there is none.
-    """
-    scripts = os.pathsep.join([sysconfig.get_path("scripts"), os.defpath])
-    path = shutil.which("ninja", path=scripts) or shutil.which("ninja")
-    if path is None:
-        raise BuildError("ninja is not installed; run: pip install ninja")
-    return path
-
-
-def python_include() -> Path:
-    """Return the folder of Python.h.
-
-    Raises:
-        BuildError: the development headers are not installed.
-    """
-    folder = Path(sysconfig.get_path("include"))
-    if not (folder / "Python.h").is_file():
-        raise BuildError(
-            f"Python.h is not in {folder}; install Python's development headers "
-            "(Debian, Ubuntu: apt install python3-dev)"
-        )
-    return folder
 
 
 def core_objects(flags: list[str]) -> Objects:
@@ -226,6 +138,30 @@ def tests_target(sanitize: str | None) -> Target:
         link = ["-pthread", *instrument]
     objects = [Objects(sources_in(native), flags), core]
     return Target(build_dir, build_dir / "native_tests", objects, link, [])
+
+
+def fuzz_targets() -> list[Target]:
+    """Describe the fuzzers of the parsers, one program per file of tests/fuzz.
+
+    What they test is instrumented, also so that their driver learns which code an input
+    reached; they themselves are not, so that they are fast.
+    """
+    folder, csrc = ROOT / "tests" / "fuzz", ROOT / "csrc"
+    base = [*COMMON, *WARNINGS, f"-I{csrc}", "-g1", "-fno-omit-frame-pointer"]
+    sanitize = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+    tested = [csrc / f"data/{name}.cpp" for name in FUZZED]
+    instrument = ["-O1", "-Wno-maybe-uninitialized", "-fsanitize-coverage=trace-pc"]
+    parsers = Objects(tested, [*base, *instrument, *sanitize])
+    build_dir = ROOT / "build" / "fuzz"
+    targets = []
+    for source in sources_in(folder):
+        if source.stem == "driver":
+            continue
+        own = Objects([source, folder / "driver.cpp"], [*base, "-O2"])
+        link = ["-pthread", *sanitize]
+        output = build_dir / source.stem
+        targets.append(Target(build_dir, output, [own, parsers], link, []))
+    return targets
 
 
 def sources_in(*folders: Path) -> list[Path]:
@@ -374,19 +310,32 @@ def build_tests(sanitize: str | None) -> Path:
     return target.output
 
 
+def build_fuzzers() -> list[Path]:
+    """Build the fuzzers and return the programs.
+
+    Raises:
+        BuildError: something needed is missing, or the build failed.
+    """
+    targets = fuzz_targets()
+    run_ninja(*targets)
+    return [target.output for target in targets]
+
+
 def main() -> int:
     """Run the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("what", choices=["extension", "tests"])
+    parser.add_argument("what", choices=["extension", "tests", "fuzz"])
     parser.add_argument(
         "--sanitize", choices=sorted(SANITIZERS), help="instrument the native tests"
     )
     arguments = parser.parse_args()
-    if arguments.what == "extension" and arguments.sanitize:
+    if arguments.what != "tests" and arguments.sanitize:
         parser.error("--sanitize is for the native tests only")
     try:
         if arguments.what == "extension":
             print(*build_extension(ROOT / "torch_cpudist"), sep="\n")
+        elif arguments.what == "fuzz":
+            print(*build_fuzzers(), sep="\n")
         else:
             print(build_tests(arguments.sanitize))
     except BuildError as error:

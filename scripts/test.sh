@@ -34,7 +34,7 @@ native_tests() {
 }
 
 began=$SECONDS
-setup_env plot test models ccl
+setup_env plot test models ccl data
 TABLE+=("$(printf '%-28s %5s s  %s' "environment and build" $((SECONDS - began)) ok)")
 
 # ThreadSanitizer of older compilers does not know where newer kernels put things.
@@ -49,6 +49,7 @@ check "tidy" python scripts/tidy.py
 check "native tests" native_tests
 check "native tests, ASan+UBSan" native_tests --sanitize address,undefined
 check "native tests, TSan" native_tests --sanitize thread
+check "fuzzing of the parsers" bash scripts/fuzz.sh --seconds 15
 # Two at a time: most tests wait, and the slow ones come first. A file stays together.
 check "pytest" python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
 

@@ -135,7 +135,7 @@ def test_a_missing_backend_is_said_and_anything_else_is_a_failure(
         "replicas": "words\nValueError: two\n\ntorch/distributed/elastic/x.py\nlast",
     }
 
-    def launch(layout: cnn.Layout, args: object) -> cnn.Launch:
+    def launch(layout: cnn.Layout, *_: object) -> cnn.Launch:
         for name, text in said.items():
             if cnn.layout_of(name, 2) == layout:
                 raise cnn._failure(1, 60.0, text)

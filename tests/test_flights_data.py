@@ -13,6 +13,8 @@ import flights_data
 import numpy as np
 import pytest
 
+from torch_cpudist.data import QueueDataset
+
 HEADER = (
     "year,month,day,dep_time,sched_dep_time,dep_delay,arr_time,sched_arr_time,arr_delay,"
     "carrier,flight,tailnum,origin,dest,air_time,distance,hour,minute,time_hour"
@@ -116,12 +118,19 @@ def test_what_is_known_only_later_is_no_feature(leak: str, tmp_path: Path) -> No
     np.testing.assert_array_equal(plain.test.ids, leaky.test.ids)
 
 
-def test_kept_file_gives_the_same_and_needs_no_archive(tmp_path: Path) -> None:
-    archive = make_archive(tmp_path / "a.tar.gz", [{}, {"carrier": "AA", "day": 27}])
-    first = flights_data.load(archive)
+def test_kept_files_hold_the_flights_and_need_no_archive(tmp_path: Path) -> None:
+    rows = [{}, {"carrier": "AA", "arr_delay": 60}, {"carrier": "AA", "day": 27}]
+    archive = make_archive(tmp_path / "a.tar.gz", rows)
+    built = flights_data.build(archive)
+    flights_data.load(archive)
     archive.unlink()
-    second = flights_data.load(archive)
-    np.testing.assert_array_equal(first.train.ids, second.train.ids)
-    np.testing.assert_array_equal(first.test.labels, second.test.labels)
-    assert first.table_rows == second.table_rows
-    assert [p.name for p in tmp_path.iterdir()] == ["flights-1.npz"]
+    kept = flights_data.load(archive)
+    assert kept.table_rows == built.table_rows
+    for path, split in ((kept.train, built.train), (kept.test, built.test)):
+        dataset = QueueDataset([path], flights_data.SLOTS, batch_size=8)
+        (batch,) = dataset
+        ids = batch["fields"].values.view(-1, len(flights_data.FIELDS))
+        np.testing.assert_array_equal(ids.numpy(), split.ids)
+        np.testing.assert_array_equal(batch["late"].squeeze(1).numpy(), split.labels)
+    names = {"flights-2.json", "flights-2.train.txt", "flights-2.test.txt"}
+    assert {path.name for path in tmp_path.iterdir()} == names

@@ -13,12 +13,13 @@ from pathlib import Path
 import native_build
 import pytest
 import setuptools
+import toolchain
 
 SETUPTOOLS = Path(setuptools.__file__).parent
 
 
 def test_without_torch_the_command_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native_build, "find_spec", lambda name: None)
+    monkeypatch.setattr(toolchain, "find_spec", lambda name: None)
     with pytest.raises(native_build.BuildError, match="pip install torch==") as caught:
         native_build.find_torch()
     assert "--no-build-isolation" in str(caught.value)
@@ -40,7 +41,7 @@ def test_setup_stops_in_an_isolated_build(tmp_path: Path) -> None:
     assert done.returncode == 1
     last = done.stderr.strip().splitlines()[-1]
     assert last.startswith("torch_cpudist: ")
-    assert native_build.INSTALL_COMMANDS in last
+    assert toolchain.INSTALL_COMMANDS in last
 
 
 def test_torch_found_without_import_is_the_one_that_runs() -> None:

@@ -12,19 +12,22 @@ from torch_cpudist import _build_check
 # Before the others, because it explains in one sentence why they would fail.
 _build_check.check()
 
-from torch_cpudist import backends, data, errors, optim
+from torch_cpudist import backends, data, errors, metrics, optim
 from torch_cpudist.clip import ClipNorm, ClipValue, clip_grad_norm_
 from torch_cpudist.communicator import Communicator
 from torch_cpudist.config import Server, Sharding
 from torch_cpudist.context import Context, current, get_context
+from torch_cpudist.data import infer_from_dataset, train_from_dataset
 from torch_cpudist.delay_compensation import DelayCompensation
 from torch_cpudist.errors import (
     AddressError,
     BackendUnavailableError,
+    BadRecordError,
     BatchTooSmallError,
     ClosedError,
     ConfigMismatchError,
     ConfigurationError,
+    DataFileError,
     DenseGradientError,
     Error,
     FencedError,
@@ -82,6 +85,7 @@ __all__ = [
     "AllReduce",
     "Async",
     "BackendUnavailableError",
+    "BadRecordError",
     "BatchTooSmallError",
     "ClipNorm",
     "ClipValue",
@@ -90,6 +94,7 @@ __all__ = [
     "ConfigMismatchError",
     "ConfigurationError",
     "Context",
+    "DataFileError",
     "DelayCompensation",
     "DenseGradientError",
     "DistributedOptimizer",
@@ -130,9 +135,11 @@ __all__ = [
     "errors",
     "get_context",
     "global_step",
+    "infer_from_dataset",
     "init",
     "is_server",
     "is_trainer",
+    "metrics",
     "optim",
     "optimize",
     "serve",
@@ -141,6 +148,7 @@ __all__ = [
     "shutdown",
     "split_files",
     "strategy",
+    "train_from_dataset",
     "trainer_count",
     "trainer_rank",
 ]

@@ -13,6 +13,13 @@ from collections.abc import Sequence
 from typing import Final
 
 from torch_cpudist._core_client import Client as Client
+from torch_cpudist._core_data import DataBatch as DataBatch
+from torch_cpudist._core_data import DataReader as DataReader
+from torch_cpudist._core_data import DataSchema as DataSchema
+from torch_cpudist._core_data import DataShuffle as DataShuffle
+from torch_cpudist._core_data import DataStore as DataStore
+from torch_cpudist._core_data import DataStoreReader as DataStoreReader
+from torch_cpudist._core_data import hash_texts as hash_texts
 
 class FaultPlan:
     """Probabilities, per frame, of what an in-process network does wrong."""

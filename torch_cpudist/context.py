@@ -39,21 +39,19 @@ if TYPE_CHECKING:
 
     from torch_cpudist import _core
     from torch_cpudist.optimizer import DistributedOptimizer
+    from torch_cpudist.trainers_group import TrainersGroup
 
 _FORKED = (
     "this process was forked after init(): its connections and threads belong to the "
-    "parent. A "
-    "DataLoader worker cannot use torch_cpudist; do lookups, steps and calls of "
-    "cpudist in the "
-    "training process (split_files() before the DataLoader is made)."
+    "parent. A DataLoader worker cannot use torch_cpudist; do lookups, steps and calls "
+    "of cpudist in the training process (split_files() before the DataLoader is made)."
 )
 
 
 class Context:
     """One rank: its role and numbers, its server and client, and what is open on them.
 
-    Thread safety: ``barrier`` and ``shutdown`` from one thread at a time, the rest from
-    any.
+    Thread safety: ``barrier``, ``shutdown`` from one thread at a time, else from any.
 
     Attributes:
         environment: settings of this rank.
@@ -99,8 +97,7 @@ class Context:
         self._closed = False
         _open_contexts.add(self)
 
-    # -- state
-    # -------------------------------------------------------------------------------
+    # -- state -------------------------------------------------------------------------
 
     @property
     def closed(self) -> bool:
@@ -112,9 +109,7 @@ class Context:
         if self._forked:
             raise ForkedProcessError(_FORKED)
         if self._closed:
-            raise ClosedError(
-                "shutdown() was called; call cpudist.init() to start again."
-            )
+            raise ClosedError("shutdown() was called; call init() to start again.")
 
     @property
     def client(self) -> _core.Client | None:
@@ -144,8 +139,7 @@ class Context:
         if client is None:
             raise ConfigurationError(
                 f"rank {self.rank} is a dedicated server and does not train. Branch in "
-                "the "
-                "script: if cpudist.is_server(): cpudist.serve()"
+                "the script: if cpudist.is_server(): cpudist.serve()"
             )
         return client
 
@@ -183,8 +177,17 @@ class Context:
         self.check_usable()
         return self._optimizers[-1].global_step() if self._optimizers else 0
 
-    # -- the current context of a thread
-    # -----------------------------------------------------
+    @property
+    def run_id(self) -> int:
+        """The run's, equal on all ranks."""
+        return self._endpoints.run_id
+
+    def trainers_group(self) -> TrainersGroup:
+        """Collectives of trainers beside those of optimizers; ``metrics`` uses them."""
+        self.check_usable()
+        return self._group.shared
+
+    # -- the current context of a thread -----------------------------------------------
 
     def __enter__(self) -> Context:
         """Makes this the current context of the calling thread."""
@@ -202,8 +205,7 @@ class Context:
         """Gives the thread its earlier context back; shuts nothing down."""
         _local.context = self._previous.stack.pop()
 
-    # -- waiting for others
-    # ------------------------------------------------------------------
+    # -- waiting for others ------------------------------------------------------------
 
     def barrier(self) -> None:
         """Waits for all trainers that have not shut down; see ``cpudist.barrier``."""
@@ -220,10 +222,8 @@ class Context:
         if self.role != "server" or server is None:
             raise ConfigurationError(
                 f"serve() on rank {self.rank}, which is trainer {self.trainer_rank}: "
-                "only "
-                "dedicated servers call it (if cpudist.is_server(): cpudist.serve()); "
-                "a "
-                "colocated rank serves by itself."
+                "only dedicated servers call it (if cpudist.is_server(): "
+                "cpudist.serve()); a colocated rank serves by itself."
             )
         self._serve_on(server)
         if lost := server.stats()["lost"]:
@@ -246,14 +246,12 @@ class Context:
             elif time.monotonic() - since > limit_s:
                 raise OperationTimeoutError(
                     f"server {self.shard_id}: trainers live, but none has pushed or "
-                    "said goodbye "
-                    f"for {limit_s:g} s. Does every trainer call cpudist.shutdown()? A "
-                    "longer "
-                    "pause needs a larger CPUDIST_ROUND_DEADLINE_MS."
+                    f"said goodbye for {limit_s:g} s. Does every trainer call "
+                    "cpudist.shutdown()? A longer pause needs a larger "
+                    "CPUDIST_ROUND_DEADLINE_MS."
                 )
 
-    # -- the end
-    # -----------------------------------------------------------------------------
+    # -- the end -----------------------------------------------------------------------
 
     def shutdown(self, pull: str = "all") -> None:
         """Leaves the run in good order; see ``cpudist.shutdown``."""
@@ -341,6 +339,11 @@ def last() -> Context | None:
     return getattr(_local, "context", None)
 
 
+def any_open() -> bool:
+    """Whether a thread of this process has called ``init()`` and not ``shutdown()``."""
+    return any(not context._forked for context in _open_contexts)
+
+
 def get_context() -> Context:
     """Returns the calling thread's context, also after ``shutdown()``.
 
@@ -352,8 +355,7 @@ def get_context() -> Context:
     if context is None:
         raise NotInitializedError(
             "cpudist.init() was not called in this thread. Call it first; in another "
-            "thread of "
-            "a process that did, use: with context: (init() returns the context)."
+            "thread of a process that did, use: with context: (init() returns it)."
         )
     if context._forked:
         raise ForkedProcessError(_FORKED)
@@ -386,8 +388,7 @@ def _at_exit() -> None:
         if context.trainer_count > 1 and getattr(sys, "last_value", None) is None:
             logger.warning(
                 "the process ends without cpudist.shutdown(): the other ranks will see "
-                "%s %d as "
-                "lost. Call cpudist.shutdown() at the end of the script.",
+                "%s %d as lost. Call cpudist.shutdown() at the end of the script.",
                 context.role,
                 context.rank,
             )

@@ -12,7 +12,11 @@ from torch_cpudist.errors import InvalidArgumentError
 Path = str | os.PathLike[str]
 
 
-def deal(files: Iterable[Path], trainer_rank: int, trainer_count: int) -> list[Path]:
+class Dealt(list[Path]):
+    """Files that were dealt: a trainer's share, which no one deals again."""
+
+
+def deal(files: Iterable[Path], trainer_rank: int, trainer_count: int) -> Dealt:
     """Returns the files of one trainer: a run of the list, in its order.
 
     Of ``n`` files every trainer gets ``n // trainer_count``, the first
@@ -49,4 +53,4 @@ def deal(files: Iterable[Path], trainer_rank: int, trainer_count: int) -> list[P
         seen.add(name)
     size, larger = divmod(len(listed), trainer_count)
     begin = trainer_rank * size + min(trainer_rank, larger)
-    return listed[begin : begin + size + (trainer_rank < larger)]
+    return Dealt(listed[begin : begin + size + (trainer_rank < larger)])

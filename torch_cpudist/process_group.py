@@ -17,6 +17,7 @@ from torch_cpudist.errors import ConfigurationError
 from torch_cpudist.layout import Layout
 from torch_cpudist.log import logger
 from torch_cpudist.rendezvous import Rendezvous
+from torch_cpudist.trainers_group import TrainersGroup
 
 _INTERFACE = "GLOO_SOCKET_IFNAME"
 
@@ -29,6 +30,7 @@ class TrainerGroup:
         self._made = False
         self._interface_set = False
         self.backend = "gloo"  # of the trainers, once they have joined
+        self.shared = TrainersGroup()  # beside the default one, for metrics
 
     def join(
         self, environment: Environment, layout: Layout, rendezvous: Rendezvous
@@ -96,6 +98,7 @@ class TrainerGroup:
 
     def leave(self) -> None:
         """Destroys the group if it was made here. Idempotent."""
+        self.shared.close()
         if self._made and dist.is_initialized():
             dist.destroy_process_group()
         self._made = False

@@ -41,7 +41,12 @@ class ServerMark:
         self._id: int | None = self._client.open(layout)
         self._client.ready(self._id)
         if context.process_group is not None and context.trainer_count > 1:
-            _wait_for_all(context, opening)
+            wait_for_all(
+                context,
+                opening,
+                "built their optimizer",
+                "Build the same ones, in the same order, on all.",
+            )
 
     def close(self, tell_servers: bool) -> None:
         """Ends it. Idempotent."""
@@ -54,8 +59,18 @@ def _key(opening: str, what: str) -> str:
     return f"cpudist/opening/{opening}/{what}"
 
 
-def _wait_for_all(context: Context, opening: str) -> None:
-    """Returns when all trainers have opened a mark, or one has said that it cannot."""
+def wait_for_all(context: Context, opening: str, done: str, remedy: str) -> None:
+    """Returns when all trainers are here, or one has said that it cannot.
+
+    Args:
+        context: this trainer's, which has a torch.distributed group.
+        opening: name of what they come to, once in a run.
+        done: what those who are here did, for messages.
+        remedy: what to do if not all come.
+
+    Raises:
+        ConfigMismatchError, PeerLostError, OperationTimeoutError: they will not.
+    """
     store = distributed_c10d._get_default_store()
     deadline = time.monotonic() + context.environment.round_deadline_ms / 1000
     count = store.add(_key(opening, "here"), 1)
@@ -66,9 +81,8 @@ def _wait_for_all(context: Context, opening: str) -> None:
             context.trainer_client().barrier()  # says whom
         if time.monotonic() > deadline:
             raise OperationTimeoutError(
-                f"{count} of {context.trainer_count} trainers built their optimizer "
-                f"within CPUDIST_ROUND_DEADLINE_MS. Build the same ones, in "
-                "the same order, on all."
+                f"{count} of {context.trainer_count} trainers {done} within "
+                f"CPUDIST_ROUND_DEADLINE_MS. {remedy}"
             )
         time.sleep(_POLL_S)
         count = store.add(_key(opening, "here"), 0)

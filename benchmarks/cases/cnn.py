@@ -17,7 +17,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -53,6 +53,7 @@ COLUMNS = {
 }
 
 Launch = dict[str, Any]
+Command = Callable[["Layout", argparse.Namespace, Path], list[str]]
 
 
 @dataclass(frozen=True)
@@ -159,8 +160,12 @@ def environment(layout: Layout) -> dict[str, str]:
     return {**kept, **fixed, **ours, **layout.variables}
 
 
-def launch(layout: Layout, args: argparse.Namespace) -> Launch:
+def launch(
+    layout: Layout, args: argparse.Namespace, words_of: Command | None = None
+) -> Launch:
     """Runs one launch in fresh processes and returns what trainer 0 wrote.
+
+    ``words_of`` returns its command line; None: ``command``.
 
     Raises:
         LaunchFailedError: a process failed, or was not done in time.
@@ -170,7 +175,7 @@ def launch(layout: Layout, args: argparse.Namespace) -> Launch:
         results, log_path = Path(folder) / "results.json", Path(folder) / "output.txt"
         with log_path.open("wb") as log:
             process = subprocess.Popen(
-                command(layout, args, results),
+                (words_of or command)(layout, args, results),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -210,9 +215,14 @@ def _say(text: str) -> None:
 
 
 def collect(
-    rows: Mapping[str, Layout], args: argparse.Namespace
+    rows: Mapping[str, Layout],
+    args: argparse.Namespace,
+    words_of: Command | None = None,
 ) -> tuple[dict[str, list[Launch]], dict[str, Row]]:
-    """Runs rounds A B C, A B C, …; returns launches by row, and rows that cannot be."""
+    """Runs rounds A B C, A B C, …; returns launches by row, and rows that cannot be.
+
+    ``words_of`` as of ``launch``.
+    """
     done: dict[str, list[Launch]] = {name: [] for name in rows}
     absent: dict[str, Row] = {}
     for round_index in range(args.launches):
@@ -222,12 +232,12 @@ def collect(
             load = os.getloadavg()[0]
             _say(f"round {round_index + 1}/{args.launches}, load {load:.1f}: {name}")
             try:
-                done[name].append(launch(layout, args))
+                done[name].append(launch(layout, args, words_of))
             except LaunchFailedError as error:
                 _say(f"{name}: {error}")
                 reason = error.unavailable or f"{FAILED}: {error}".partition("\n")[0]
                 absent[name] = {
-                    **{"case": "cnn", "name": name, MISSING: reason},
+                    **{"case": args.case, "name": name, MISSING: reason},
                     "failed": error.unavailable is None,
                 }
     return done, absent

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -56,15 +57,19 @@ def _groups(text: str) -> list[list[int]]:
     return [[int(rank) for rank in one.split("+")] for one in text.split("/")]
 
 
-def _number(text: str) -> float | int:
-    return float(text) if "." in text else int(text)
+def _value(text: str) -> float | int | str:
+    try:
+        return float(text) if "." in text else int(text)
+    except ValueError:
+        return text
 
 
 def strategy_of(text: str) -> tuple[cpudist.Strategy, int]:
-    """Reads ``NAME[:FIELD=NUMBER]...``, as ``geo:push_every=400``.
+    """Reads ``NAME[:FIELD=VALUE]...``, as ``geo:push_every=400``.
 
-    ``half_async:group=0+1/2+3`` has groups of trainers. ``prefetch=2`` is no field: it
-    asks for the rows of two batches to come.
+    ``half_async:group=0+1/2+3`` has groups of trainers, ``hybrid:dense=local_sgd`` a
+    part by name. Fields of the communicator go by theirs, ``async:wire_dtype=int8``.
+    ``prefetch=2`` is no field: it asks for the rows of two batches to come.
 
     Returns:
         The strategy, and how many batches to prefetch.
@@ -73,9 +78,12 @@ def strategy_of(text: str) -> tuple[cpudist.Strategy, int]:
     fields = dict(option.partition("=")[::2] for option in options)
     depth = int(fields.pop("prefetch", "0"))
     read = {
-        key: _groups(value) if key == "group" else _number(value)
+        key: _groups(value) if key == "group" else _value(value)
         for key, value in fields.items()
     }
+    names = {field.name for field in dataclasses.fields(cpudist.Communicator)}
+    if communicator := {key: read.pop(key) for key in names & read.keys()}:
+        read["communicator"] = cpudist.Communicator(**communicator)
     return cpudist.strategy(name, **read), depth
 
 

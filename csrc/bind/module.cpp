@@ -63,5 +63,6 @@ PYBIND11_MODULE(_core, module) {
   cpudist::bind::bind_network(module);
   cpudist::bind::bind_server(module);
   cpudist::bind::bind_client(module);
+  cpudist::bind::bind_data(module);
   cpudist::bind::bind_helpers(module);
 }

@@ -52,6 +52,11 @@ const char* name_of(FrameKind kind) {
       return "fetch";
     case FrameKind::kReply:
       return "reply";
+    case FrameKind::kShuffle:
+    case FrameKind::kShuffleEnd:
+    case FrameKind::kShuffleDone:
+    case FrameKind::kShuffleAck:
+      return "shuffle";
   }
   return "unknown frame";
 }

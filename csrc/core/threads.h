@@ -23,8 +23,9 @@ std::thread start_thread(const std::string& purpose, Body&& body) {
   } catch (const std::system_error& error) {
     throw Error(ErrorCode::kInvalidArgument,
                 "cannot start " + purpose + ": " + error.what() +
-                    "; set CPUDIST_SERVER_THREADS lower, or allow this process more threads and "
-                    "memory (ulimit -u, ulimit -v, the container's limits)");
+                    "; set CPUDIST_SERVER_THREADS or the threads of datasets lower, or allow this "
+                    "process more threads and memory (ulimit -u, ulimit -v, the container's "
+                    "limits)");
   }
 }
 

@@ -40,6 +40,11 @@ enum class FrameKind : uint16_t {
   kPullDense = 18,   // idempotent
   kFetchState = 19,  // idempotent: weights, optimizer state and counts
   kReply = 20,       // reply to a request, payload by the request's kind
+  // Between trainers, see data/shuffle_exchange.h.
+  kShuffle = 21,      // sequenced: records
+  kShuffleEnd = 22,   // sequenced: what the stream's records were together
+  kShuffleDone = 23,  // sequenced: the sender's records have all arrived
+  kShuffleAck = 24,   // carries the last number that was taken
 };
 
 // Which process sent a frame.

@@ -38,6 +38,19 @@ class Array {
   size_t capacity_ = 0;
 };
 
+// Where an integer slot's part of `Batch::ints` is, while it is filled.
+struct IntSection {
+  uint32_t dim = kAnyNumber;
+  size_t values = 0;
+  int64_t* next = nullptr;
+  int64_t* offsets = nullptr;
+};
+
+struct FloatSection {
+  uint32_t dim = 1;
+  float* next = nullptr;
+};
+
 struct Batch {
   size_t records = 0;
   // Per used slot in the schema's order. Integers of fixed dim: `[records, dim]` in `ints`. Of any
@@ -45,8 +58,10 @@ struct Batch {
   // in `floats`.
   Array<int64_t> ints;
   Array<float> floats;
-  std::vector<size_t> values;          // per used slot: how many values its section has (nnz)
-  std::vector<uint64_t> instance_ids;  // per record, when the schema has them
+  std::vector<size_t> values;            // per used slot: how many values its section has (nnz)
+  std::vector<uint64_t> instance_ids;    // per record, when the schema has them
+  std::vector<IntSection> int_sections;  // per used slot of its kind, for assemble()
+  std::vector<FloatSection> float_sections;
 
   size_t capacity_bytes() const {
     return ints.capacity() * sizeof(int64_t) + floats.capacity() * sizeof(float) +
@@ -54,8 +69,9 @@ struct Batch {
   }
 };
 
-// Fills `batch` from records, in their order. Costs one pass over them; no allocation when the
-// batch's memory suffices. Prefetches what lies behind pointers that point everywhere.
+// Fills `batch` from records, in their order. Reads the counts of all records first, so that every
+// section's place is known, then copies. No allocation when the batch's memory suffices. Prefetches
+// what lies behind pointers that point everywhere.
 void assemble(const Schema& schema, std::span<const uint64_t* const> records, Batch& batch);
 
 }  // namespace cpudist::data

@@ -22,11 +22,19 @@
 namespace cpudist::data {
 
 inline constexpr size_t kRecordHeaderWords = 2;
+inline constexpr size_t kRecordWordsLimit = 1ull << 31;  // of one record
 
 inline uint32_t record_words(const uint64_t* record) { return static_cast<uint32_t>(*record); }
 inline uint32_t record_int_words(const uint64_t* record) {
   return static_cast<uint32_t>(*record >> 32);
 }
+
+inline uint64_t record_header(size_t words, size_t int_words) {
+  return static_cast<uint64_t>(int_words) << 32 | static_cast<uint64_t>(words);
+}
+
+// How many floats each record of a schema has.
+size_t record_floats(const Schema& schema);
 
 // Records one behind the other. Grows; what was written keeps its offset but not its address.
 class RecordBuffer {
@@ -54,7 +62,11 @@ class RecordBuffer {
   uint64_t* open_record() { return words_.get() + size_words_; }
   void advance(size_t words) { cursor_ += words; }
   size_t open_words() const { return cursor_ - size_words_; }
-  void commit();
+  // The words before the cursor are the record, its header's words among them.
+  void commit() {
+    starts_.push_back(size_words_);
+    size_words_ = cursor_;
+  }
   void abandon() { cursor_ = size_words_; }
 
   // Appends a whole record that is known to be sound.

@@ -20,6 +20,7 @@ enum class Format : uint8_t {
 
 enum class SlotKind : uint8_t { kInt, kFloat };
 
+inline constexpr uint64_t kSchemaValues = 1ull << 24;  // of all slots of fixed dim together
 inline constexpr uint32_t kAnyNumber = 0;  // Slot::dim: values vary from record to record
 
 struct Slot {
@@ -27,8 +28,12 @@ struct Slot {
   SlotKind kind = SlotKind::kInt;
   // Values per record; kAnyNumber for integers only.
   uint32_t dim = kAnyNumber;
-  // 0: the value is the id. Else ids are hashed into [1, hash_range); see hash_id and hash_text.
+  // 0: the value is the id. Else ids are hashed into [1, hash_range): by hash_text of the token's
+  // bytes as they stand (kMultiSlot, kCsv), by hash_id of the number (kCriteo).
   uint64_t hash_range = 0;
+  // kCriteo, integers: written in hex, at most 16 digits, which become the id's 64 bits. Else
+  // integers are decimal.
+  bool hex = false;
   // What stands where a value of a slot of fixed dim is missing (kCriteo, kCsv). Floats: as float.
   int64_t missing_int = 0;
   float missing_float = 0.0f;
@@ -39,11 +44,11 @@ struct Slot {
   std::vector<std::string> columns;
 };
 
-// Ids of hashed slots: 1 + mix64(value ^ salt(slot)) % (hash_range - 1), never 0, which is for
-// missing values. `slot_index` is the position among all slots, so that equal values of two slots
-// have nothing to do with each other.
+// Ids of hashed slots: 1 + (mix64(value ^ salt(slot)) * (hash_range - 1)) / 2^64, never 0, which is
+// for missing values. `slot_index` is the position among all slots, so that equal values of two
+// slots have nothing to do with each other.
 int64_t hash_id(uint64_t value, uint32_t slot_index, uint64_t hash_range);
-// The same of the bytes of a text, by a 64-bit hash of them.
+// The same of the bytes of a text, by hash_bytes of hashing.h.
 int64_t hash_text(const char* text, size_t size, uint32_t slot_index, uint64_t hash_range);
 
 struct Schema {
@@ -55,7 +60,8 @@ struct Schema {
   bool instance_ids = false;
 
   // Throws core::Error(kInvalidArgument): no slots, none used, names twice, a float slot without
-  // dim, hash_range 1 or on floats, columns that do not fit.
+  // dim, hash_range 1 or on floats, hex where it means nothing, columns that do not fit, more than
+  // kSchemaValues values of fixed dims.
   void check() const;
 };
 

@@ -124,7 +124,7 @@ TEST(wire_header_refuses_foreign_fields_with_a_right_checksum) {
   CHECK_EQ(code_after([](auto& bytes) { bytes[0] = 'X'; }), refused);
   CHECK_EQ(code_after([](auto& bytes) { bytes[4] = 1; }), refused);
   CHECK_EQ(code_after([](auto& bytes) { bytes[6] = 0; }), refused);
-  CHECK_EQ(code_after([](auto& bytes) { bytes[6] = 21; }), refused);
+  CHECK_EQ(code_after([](auto& bytes) { bytes[6] = 25; }), refused);
   CHECK_EQ(code_after([](auto& bytes) { bytes[24] = 0; }), refused);
   CHECK_EQ(code_after([](auto& bytes) { bytes[24] = 3; }), refused);
   CHECK_EQ(code_after([](auto&) {}, 10), refused);  // length 11 above the limit

@@ -29,6 +29,7 @@ from torch_cpudist.replicas import (
     splitting,
     updates,
 )
+from torch_cpudist.replicas.applying import Applying
 from torch_cpudist.replicas.models import ReplicaModels
 from torch_cpudist.replicas.pool import ReplicaThreads
 
@@ -36,7 +37,7 @@ GradientScale = Literal["mean", "equal", "sum", "custom"]
 LossFn = Callable[[nn.Module, Any], Any]
 
 
-class ReplicaExecutor:
+class ReplicaExecutor(Applying):
     """Trains a model by several threads of this process, each on a part of a batch.
 
     A replica has modules and gradients of its own; parameters are shared (``"reduce"``)
@@ -177,14 +178,22 @@ class ReplicaExecutor:
         return self.run_parts(parts, loss_gradient=loss_gradient, step=step)
 
     def run_parts(
-        self, parts: Sequence[Any], *, loss_gradient: Any = None, step: bool = True
+        self,
+        parts: Sequence[Any],
+        *,
+        loss_gradient: Any = None,
+        step: bool = True,
+        fewer: bool = False,
     ) -> list[Any]:
         """``run`` on a batch that is cut already: one part per replica, of any form.
 
         Where a part's samples cannot be counted (``gradient_scale="mean"``,
-        ``by_samples``), use ``gradient_scale="equal"``.
+        ``by_samples``), use ``gradient_scale="equal"``. With ``fewer=True`` there may
+        be fewer parts, but one; the last replicas only take part in the update.
         """
-        if len(parts) != self.replicas:
+        if len(parts) != self.replicas and not (
+            fewer and 1 <= len(parts) < self.replicas
+        ):
             raise InvalidArgumentError(
                 f"run_parts: found {len(parts)} parts for {self.replicas} replicas "
                 "(CPU_NUM). Pass one for each."
@@ -278,53 +287,6 @@ class ReplicaExecutor:
                     views[index].grad = None
         if update:
             self._update.by_owner(owner)
-
-    # -- without training --------------------------------------------------------------
-
-    def evaluate(self, batch: Any) -> list[Any]:
-        """What ``loss_fn`` returns for each replica's part, without gradients.
-
-        In the mode that the model is in. Else as ``run``; a batch with fewer samples
-        than replicas is computed by fewer.
-        """
-        return self._apply("evaluate", self._loss_fn, batch, None)
-
-    def predict(
-        self, batch: Any, fn: Callable[[nn.Module, Any], Any] | None = None
-    ) -> Any:
-        """The model's outputs for a batch, joined along dim 0, in the parameters as is.
-
-        In evaluation mode, without gradients; under ``torch.inference_mode`` in that.
-
-        Args:
-            batch: as of ``run``; also with fewer samples than replicas.
-            fn: of a replica's model and its part; default: ``model(part)``, of a
-                tuple or list ``model(*part)``, of a dict ``model(**part)``.
-        """
-        parts = self._apply("predict", fn or losses.call_model, batch, False)
-        return splitting.join(parts)
-
-    def _apply(
-        self,
-        name: str,
-        fn: Callable[[nn.Module, Any], Any],
-        batch: Any,
-        training: bool | None,
-    ) -> list[Any]:
-        samples = splitting.sample_count(batch)
-        count = min(self.replicas, max(samples, 1))
-        parts = splitting.split(batch, count) if samples else [batch]
-
-        def call(replica: int) -> Any:
-            with dropout.drawing_from(self._generators[replica]):
-                return fn(self._models.modules[replica], parts[replica])
-
-        threads = self._open()
-        with threads.session(), torch.no_grad():
-            self._models.follow(training)
-            calls = [functools.partial(call, replica) for replica in range(count)]
-            results = threads.run(calls, self._in_turn(name, parts))
-        return [splitting.detached(result) for result in results]
 
     # -- checks ------------------------------------------------------------------------
 

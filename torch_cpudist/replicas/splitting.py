@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from torch_cpudist.data import batches
+from torch_cpudist.data.batches import Bags
 from torch_cpudist.errors import BatchTooSmallError, InvalidArgumentError
-
-# What every replica gets as it is.
-_SAME = (str, bytes, bool, int, float, complex, type(None))
 
 
 def _rebuilt(old: Any, parts: Sequence[Any]) -> Any:
@@ -24,7 +23,9 @@ def _rebuilt(old: Any, parts: Sequence[Any]) -> Any:
 
 
 def _mapped(value: Any, leaf: Callable[[Any], Any]) -> Any:
-    """Applies ``leaf`` to everything in tuples, lists and dicts."""
+    """Applies ``leaf`` to everything in tuples, lists and dicts; to bags as a whole."""
+    if isinstance(value, Bags):
+        return leaf(value)
     if isinstance(value, Mapping):
         return {key: _mapped(item, leaf) for key, item in value.items()}
     if isinstance(value, (tuple, list)):
@@ -32,47 +33,26 @@ def _mapped(value: Any, leaf: Callable[[Any], Any]) -> Any:
     return leaf(value)
 
 
-def _sizes(batch: Any) -> set[int]:
-    """The lengths of all tensors that have samples."""
-    found: set[int] = set()
-
-    def look(leaf: Any) -> None:
-        if isinstance(leaf, (torch.Tensor, np.ndarray)):
-            if leaf.ndim > 0:
-                found.add(int(leaf.shape[0]))
-        elif not isinstance(leaf, (*_SAME, np.generic)):
-            raise InvalidArgumentError(
-                f"run: a batch may have tensors, arrays, numbers and texts, in tuples, "
-                f"lists and dicts; found {type(leaf).__name__}. Cut the batch yourself "
-                "and pass a part per replica to run_parts()."
-            )
-
-    _mapped(batch, look)
-    return found
-
-
 def sample_count(batch: Any) -> int:
-    """The samples of a batch: the common length of its tensors.
+    """The samples of a batch: the common length of its tensors and bags.
 
     Raises:
         InvalidArgumentError: they have none in common, or there is something else.
     """
-    sizes = _sizes(batch)
-    if len(sizes) != 1:
+    try:
+        return batches.batch_size(batch)
+    except InvalidArgumentError as error:
         raise InvalidArgumentError(
-            f"run: the tensors of a batch have {sorted(sizes)} samples (their dim 0), "
-            "expected one number for all. Pass what is no sample as a tensor without "
-            "dimensions, or cut the batch yourself and pass a part per replica to "
+            f"run: {error} Or cut the batch yourself and pass a part per replica to "
             "run_parts()."
-        )
-    return sizes.pop()
+        ) from None
 
 
 def split(batch: Any, count: int) -> list[Any]:
     """Cuts a batch along dim 0 into ``count`` parts; the last takes the remainder.
 
-    Tensors and arrays are views of the batch's; those without dimensions, numbers and
-    texts go to every part.
+    Tensors, arrays and values of bags are views of the batch's; what has no dimensions,
+    numbers and texts go to every part.
 
     Raises:
         BatchTooSmallError: there are fewer samples than parts.
@@ -92,6 +72,8 @@ def split(batch: Any, count: int) -> list[Any]:
         end = samples if part == count - 1 else begin + step
 
         def leaf(value: Any) -> Any:
+            if isinstance(value, Bags):
+                return value.rows(begin, end)
             sliced = isinstance(value, (torch.Tensor, np.ndarray)) and value.ndim > 0
             return value[begin:end] if sliced else value
 
@@ -114,6 +96,8 @@ def join(parts: Sequence[Any]) -> Any:
     if isinstance(first, torch.Tensor):
         joined = torch.cat if first.ndim else torch.stack
         return joined(list(parts))
+    if isinstance(first, Bags):
+        return Bags.join(list(parts))
     if isinstance(first, Mapping):
         return {key: join([part[key] for part in parts]) for key in first}
     if isinstance(first, (tuple, list)):
@@ -124,6 +108,10 @@ def join(parts: Sequence[Any]) -> Any:
 
 def detached(value: Any) -> Any:
     """The same without autograd's graph."""
-    return _mapped(
-        value, lambda leaf: leaf.detach() if isinstance(leaf, torch.Tensor) else leaf
-    )
+
+    def leaf(found: Any) -> Any:
+        if isinstance(found, Bags):
+            return Bags(found.values.detach(), found.offsets.detach())
+        return found.detach() if isinstance(found, torch.Tensor) else found
+
+    return _mapped(value, leaf)

@@ -1,0 +1,108 @@
+// Copyright (c) 2026 The torch_cpudist authors.
+// SPDX-License-Identifier: BSD-3-Clause
+//
+// The class DataShuffle: one global shuffle of a store, from listening to the end.
+#include <pybind11/stl.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "bind/data_holders.h"
+#include "core/tcp_channel.h"
+#include "data/shuffle_store.h"
+
+namespace cpudist::bind {
+
+namespace {
+
+struct Shuffle {
+  Shuffle(const data::Schema& schema, data::ShuffleOptions made)
+      : options(std::move(made)),
+        slabs(options.trainers),
+        exchange(schema, options, [this](uint32_t source, std::span<const uint64_t> words, size_t) {
+          slabs.add(source, words);
+        }) {}
+  ~Shuffle() {
+    if (listener) listener->stop();
+    exchange.close();
+  }
+
+  const data::ShuffleOptions options;
+  data::ShuffleSlabs slabs;
+  data::ShuffleExchange exchange;
+  std::unique_ptr<core::Listener> listener;  // until connect() takes it
+};
+
+struct ShuffleHolder : DataHolder<Shuffle> {
+  using DataHolder::DataHolder;
+};
+
+std::unique_ptr<ShuffleHolder> make_shuffle(const DataSchema& schema, uint32_t rank,
+                                            uint32_t trainers, uint64_t run_id, uint32_t epoch,
+                                            std::string host, uint64_t connect_deadline_ms,
+                                            uint64_t liveness_ms, uint64_t round_deadline_ms) {
+  data::ShuffleOptions options;
+  options.rank = rank;
+  options.trainers = trainers;
+  options.run_id = run_id;
+  options.epoch = epoch;
+  options.host = std::move(host);
+  options.connect_deadline_ms = connect_deadline_ms;
+  options.liveness_ms = liveness_ms;
+  options.round_deadline_ms = round_deadline_ms;
+  options.interrupted = python_wait(0.0).interrupted;
+  return std::make_unique<ShuffleHolder>(
+      std::make_unique<Shuffle>(schema.schema, std::move(options)), "DataShuffle");
+}
+
+std::vector<std::string> listen(const ShuffleHolder& self, const std::string& bind,
+                                uint16_t port_first, uint16_t port_last) {
+  core::ListenOptions options;
+  options.bind_address = bind;
+  options.port_first = port_first;
+  options.port_last = std::max(port_first, port_last);
+  Shuffle& shuffle = self.get();
+  shuffle.listener = core::listen_tcp(options, shuffle.exchange.handler());
+  return shuffle.listener->addresses();
+}
+
+data::ShuffleKey make_key(const std::string& by, uint64_t used_slot) {
+  using Kind = data::ShuffleKey::Kind;
+  if (by == "record") return {Kind::kRecord, 0};
+  if (by == "instance") return {Kind::kInstance, 0};
+  if (by == "slot") return {Kind::kSlot, used_slot};
+  throw core::Error(core::ErrorCode::kInvalidArgument,
+                    "by: expected 'record', 'instance' or 'slot', found '" + by + "'");
+}
+
+void run(const ShuffleHolder& self, const StoreHolder& store,
+         std::vector<std::vector<std::string>> addresses, uint64_t seed, const std::string& by,
+         uint64_t used_slot) {
+  Shuffle& shuffle = self.get();
+  const data::ShuffleKey key = make_key(by, used_slot);
+  auto connector = core::make_tcp_connector(shuffle.exchange.handler(), core::ChannelLimits{});
+  shuffle.exchange.connect(std::move(addresses), std::move(shuffle.listener), std::move(connector));
+  data::shuffle_store(store.get(), shuffle.exchange, shuffle.slabs, shuffle.options.rank,
+                      shuffle.options.trainers, seed, key);
+  shuffle.exchange.close();
+}
+
+}  // namespace
+
+void bind_data_shuffle(py::module_& module) {
+  using no_gil = py::call_guard<py::gil_scoped_release>;
+  py::class_<ShuffleHolder>(module, "DataShuffle")
+      .def(py::init(&make_shuffle), py::arg("schema"), py::kw_only(), py::arg("rank"),
+           py::arg("trainers"), py::arg("run_id"), py::arg("epoch"), py::arg("host"),
+           py::arg("connect_deadline_ms"), py::arg("liveness_ms"), py::arg("round_deadline_ms"))
+      .def("listen", &listen, py::kw_only(), py::arg("bind"), py::arg("port_first"),
+           py::arg("port_last"), no_gil())
+      .def("run", &run, py::arg("store"), py::kw_only(), py::arg("addresses"), py::arg("seed"),
+           py::arg("by"), py::arg("used_slot") = 0, no_gil());
+}
+
+}  // namespace cpudist::bind

@@ -1,0 +1,180 @@
+// Copyright (c) 2026 The torch_cpudist authors.
+// SPDX-License-Identifier: BSD-3-Clause
+//
+// The classes DataStore and DataStoreReader.
+#include <pybind11/stl.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "bind/data_holders.h"
+
+namespace cpudist::bind {
+
+namespace {
+
+void start_load(const StoreHolder& self, std::vector<std::string> files,
+                const std::vector<LaneArgument>& lanes, uint64_t buffer_bytes,
+                uint64_t line_limit_bytes, const py::object& command, bool fed,
+                const std::string& policy, const py::object& quarantine) {
+  data::LoadOptions options;
+  options.input = make_input(std::move(files), command, fed, line_limit_bytes);
+  options.lanes = make_lanes(lanes);
+  options.buffer_bytes = buffer_bytes;
+  options.policy = make_policy(policy);
+  options.quarantine = path_or_none(quarantine);
+  const py::gil_scoped_release no_gil;
+  self.get().start_load(std::move(options));
+}
+
+void wait_load(const StoreHolder& self, double timeout_s) {
+  const data::Wait wait = python_wait(timeout_s);
+  const py::gil_scoped_release no_gil;
+  self.get().wait_load(wait);
+}
+
+py::dict progress(const StoreHolder& self) {
+  data::LoadProgress progress;
+  if (const auto loader = self.get().loader()) progress = loader->progress();
+  py::dict result;
+  result["records"] = progress.records;
+  result["size_bytes"] = progress.size_bytes;
+  result["parts_done"] = progress.splits_done;
+  result["parts"] = progress.splits;
+  return result;
+}
+
+std::unique_ptr<StoreReaderHolder> make_reader(const StoreHolder& self, uint64_t batch_size,
+                                               bool drop_last, uint64_t begin_record,
+                                               uint64_t threads, uint64_t buffer_bytes,
+                                               std::optional<uint64_t> seed) {
+  data::StoreReaderOptions options;
+  options.batch_size = batch_size;
+  options.drop_last = drop_last;
+  options.begin_record = begin_record;
+  options.threads = threads;
+  options.buffer_bytes = buffer_bytes;
+  std::unique_ptr<data::StoreReader> reader;
+  {
+    const py::gil_scoped_release no_gil;
+    reader = self.get().reader(options, seed, self.pool);
+  }
+  return std::make_unique<StoreReaderHolder>(std::move(reader), "DataStoreReader");
+}
+
+py::object next_batch(const StoreReaderHolder& self, double timeout_s) {
+  data::StoreReader& reader = self.get();
+  const data::Wait wait = python_wait(timeout_s);
+  data::StoreBatch made;
+  {
+    const py::gil_scoped_release no_gil;
+    made = reader.next(wait);
+  }
+  if (!made.batch) return py::none();
+  return py::cast(DataBatch{std::move(made.batch), reader.schema().instance_ids,
+                            py::int_(made.records_before)});
+}
+
+py::tuple checksum(const StoreHolder& self) {
+  data::Checksum sums;
+  {
+    const py::gil_scoped_release no_gil;
+    sums = self.get().checksum();
+  }
+  return py::make_tuple(sums.sum, sums.combined);
+}
+
+// Calls a function with what feeds the load, or with null where nothing is loaded any more.
+template <typename Function, typename... Arguments>
+bool feed(const StoreHolder& self, const Function& function, const Arguments&... arguments) {
+  const auto loader = self.get().loader();
+  return function(loader ? &loader->feeds() : nullptr, arguments...);
+}
+
+py::dict bad_lines(const StoreHolder& self) {
+  const auto loader = self.get().loader();
+  return loader ? bad_line_counts(loader->bad_lines()) : py::dict();
+}
+
+std::vector<std::string> notices(const StoreHolder& self) {
+  const auto loader = self.get().loader();
+  return loader ? loader->bad_lines().take_notices() : std::vector<std::string>();
+}
+
+void bind_feeding(py::class_<StoreHolder>& store) {
+  store
+      .def(
+          "feed",
+          [](const StoreHolder& self, uint64_t lane, const py::buffer& bytes) {
+            return feed(self, &feed_bytes, lane, bytes);
+          },
+          py::arg("lane"), py::arg("bytes"))
+      .def(
+          "feed_columns",
+          [](const StoreHolder& self, uint64_t lane, uint64_t records, const py::list& columns) {
+            return feed(self, &feed_columns, lane, records, columns);
+          },
+          py::arg("lane"), py::arg("records"), py::arg("columns"))
+      .def(
+          "feed_end_of_file",
+          [](const StoreHolder& self, uint64_t lane) {
+            return feed(self, &feed_end_of_file, lane);
+          },
+          py::arg("lane"))
+      .def(
+          "feed_failure",
+          [](const StoreHolder& self, uint64_t lane, const std::string& message) {
+            return feed(self, &feed_failure, lane, message);
+          },
+          py::arg("lane"), py::arg("message"));
+}
+
+}  // namespace
+
+void bind_data_store(py::module_& module) {
+  using no_gil = py::call_guard<py::gil_scoped_release>;
+  const data::StoreReaderOptions defaults;
+  const data::LoadOptions load_defaults;
+  py::class_<StoreReaderHolder>(module, "DataStoreReader")
+      .def("next", &next_batch, py::arg("timeout_s"))
+      .def("position", [](const StoreReaderHolder& self) { return self.get().position(); })
+      .def("notices", [](const StoreReaderHolder&) { return std::vector<std::string>(); })
+      .def("stop", [](const StoreReaderHolder& self) { self.get().stop(); }, no_gil());
+  py::class_<StoreHolder> store(module, "DataStore");
+  store
+      .def(py::init([](const DataSchema& schema) {
+             return std::make_unique<StoreHolder>(std::make_unique<data::Store>(schema.schema),
+                                                  schema.pool);
+           }),
+           py::arg("schema"))
+      .def("load", &start_load, py::kw_only(), py::arg("files"), py::arg("lanes"),
+           py::arg("buffer_bytes") = load_defaults.buffer_bytes,
+           py::arg("line_limit_bytes") = data::kLineLimitBytes, py::arg("command") = py::none(),
+           py::arg("fed") = false, py::arg("policy") = "raise", py::arg("quarantine") = py::none())
+      .def("wait", &wait_load, py::arg("timeout_s"))
+      .def("progress", &progress)
+      .def_property_readonly("records",
+                             [](const StoreHolder& self) { return self.get().records(); })
+      .def_property_readonly("size_bytes",
+                             [](const StoreHolder& self) { return self.get().size_bytes(); })
+      .def(
+          "permute", [](const StoreHolder& self, uint64_t seed) { self.get().permute(seed); },
+          py::arg("seed"), no_gil())
+      .def(
+          "restore_order", [](const StoreHolder& self) { self.get().restore_order(); }, no_gil())
+      .def("reader", &make_reader, py::kw_only(), py::arg("batch_size"),
+           py::arg("drop_last") = defaults.drop_last,
+           py::arg("begin_record") = defaults.begin_record, py::arg("threads") = defaults.threads,
+           py::arg("buffer_bytes") = defaults.buffer_bytes, py::arg("seed") = py::none())
+      .def("checksum", &checksum)
+      .def("bad_lines", &bad_lines)
+      .def("notices", &notices)
+      .def("release", [](const StoreHolder& self) { self.get().release(); }, no_gil());
+  bind_feeding(store);
+}
+
+}  // namespace cpudist::bind

@@ -1,0 +1,247 @@
+# Copyright (c) 2026 The torch_cpudist authors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""One pass over data: an iterator of batches over reader threads of the core."""
+
+from __future__ import annotations
+
+import functools
+import subprocess
+import tempfile
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from torch_cpudist import _core
+from torch_cpudist.data import sources
+from torch_cpudist.data.dealing import STREAM_END, Part
+from torch_cpudist.data.feeding import Fed, Feeder, Open, Piece
+from torch_cpudist.data.parquet import ParquetReader
+from torch_cpudist.data.settings import Files, Reading, all_parts
+from torch_cpudist.data.tensors import Batch, BatchMaker
+from torch_cpudist.errors import DataFileError, InvalidArgumentError
+from torch_cpudist.log import logger
+
+_REMEMBERED = 64
+_COMMAND_DEADLINE_S = 3600.0
+
+
+def log_notices(core: Any) -> None:
+    """Logs the first bad line of each file, once."""
+    for notice in core.notices():
+        logger.warning("bad lines are left out, the first is %s", notice)
+
+
+@contextmanager
+def raising_failures_of(feeder: Feeder | None) -> Iterator[None]:
+    """Raises what ended a feeding thread, where the core tells that one ended."""
+    try:
+        yield
+    except DataFileError:
+        failure = feeder.failure() if feeder is not None else None
+        if failure is None:
+            raise
+        raise failure from None
+
+
+class BatchIterator(Iterator[Batch]):
+    """Batches of a core reader, in its order. Several threads may call ``next``.
+
+    Args:
+        core: the reader; stopped by ``close`` and at the end.
+        maker: of the tensors.
+        timeout_s: how long a batch may take.
+        names: of the files, for the log.
+        feeder: threads that feed the reader.
+        at_end: called once, after the last batch.
+    """
+
+    def __init__(
+        self,
+        core: Any,
+        maker: BatchMaker,
+        timeout_s: float,
+        names: Sequence[str],
+        feeder: Feeder | None,
+        at_end: Callable[[], None],
+    ) -> None:
+        self._core = core
+        self._maker = maker
+        self._timeout_s = timeout_s
+        self._names = names
+        self._feeder = feeder
+        self._at_end = at_end
+        self._mutex = threading.Lock()
+        self._ended = False
+        self._positions: deque[Any] = deque([core.position()], maxlen=_REMEMBERED + 1)
+
+    def __iter__(self) -> BatchIterator:
+        return self
+
+    def __next__(self) -> Batch:
+        """The next batch.
+
+        Raises:
+            BadRecordError: a bad line, with ``bad_lines="raise"``.
+            DataFileError: a file cannot be read to its end, or its command failed.
+            OperationTimeoutError: it took longer than ``timeout_s``.
+            ClosedError: the iterator was closed.
+        """
+        if self._ended:
+            raise StopIteration
+        with raising_failures_of(self._feeder):
+            made = self._core.next(self._timeout_s)
+        log_notices(self._core)
+        if made is None:
+            self._end()
+            raise StopIteration
+        with self._mutex:
+            self._positions.append(made.position)
+        return self._maker.make(made)
+
+    def _end(self) -> None:
+        with self._mutex:
+            first, self._ended = not self._ended, True
+        if first:
+            self.close()
+            self._at_end()
+
+    def position(self, unused: int = 0) -> Any:
+        """Where the data go on after the batches handed out, less the last ``unused``.
+
+        Raises:
+            InvalidArgumentError: more than are remembered.
+        """
+        with self._mutex:
+            if not 0 <= unused < len(self._positions):
+                raise InvalidArgumentError(
+                    f"state_dict(unused={unused}): expected 0 to "
+                    f"{len(self._positions) - 1}, of the batches handed out"
+                )
+            return self._positions[-1 - unused]
+
+    def bad_lines(self) -> dict[str, int]:
+        """Bad lines so far, by file."""
+        counts: dict[int, int] = self._core.bad_lines()
+        return {self._names[file]: count for file, count in counts.items()}
+
+    def close(self) -> None:
+        """Stops the reader threads. Idempotent; batches handed out stay."""
+        self._core.stop()
+        if self._feeder is not None:
+            self._feeder.join()
+
+    def __del__(self) -> None:
+        core = getattr(self, "_core", None)
+        if core is not None:
+            core.stop()
+
+
+def open_reader(
+    reading: Reading,
+    files: Files,
+    lanes: list[list[Part]],
+    window: tuple[int, int] | None,
+    position: Any,
+    at_end: Callable[[], None],
+) -> BatchIterator:
+    """Starts reading.
+
+    Args:
+        reading: what is read, and how.
+        files: its files.
+        lanes: the parts of each reader thread.
+        window: seed and records of the windows in which records are permuted.
+        position: where to begin; default: at the beginning.
+        at_end: called once, after the last batch.
+    """
+    core = _core.DataReader(
+        reading.core_schema(),
+        files=list(reading.files),
+        lanes=all_parts(lanes),
+        batch_size=reading.batch_size,
+        drop_last=reading.drop_last,
+        buffer_bytes=reading.buffer_bytes,
+        line_limit_bytes=reading.line_limit_bytes,
+        command=reading.pipe_command if not files.fed else None,
+        fed=files.fed,
+        policy=reading.bad_lines,
+        quarantine=reading.quarantine,
+        seed=None if window is None else window[0],
+        window_records=0 if window is None else window[1],
+        position=position,
+    )
+    feeder = None
+    if files.fed:
+        begin: Any = core.position()
+        first = [lane[0] for lane in begin[0]]
+        feeder = Feeder(core, lanes, first, opener(reading, files))
+    maker = BatchMaker(reading.slots)
+    names = reading.files
+    return BatchIterator(core, maker, reading.timeout_s, names, feeder, at_end)
+
+
+def opener(reading: Reading, files: Files) -> Open:
+    """How the parts of files that Python opens become pieces to feed."""
+    if reading.format == "parquet":
+        return functools.partial(_parquet_pieces, reading, ParquetReader(reading.slots))
+    return functools.partial(_byte_pieces, reading, files)
+
+
+def _byte_pieces(reading: Reading, files: Files, part: Part) -> Iterator[Piece]:
+    kind = files.compressed[part.file]
+    path = reading.files[part.file]
+    pieces = sources.plain(path) if kind is None else sources.decompressed(path, kind)
+    for data in pieces:
+
+        def feed(fed: Fed, lane: int, data: bytes = data) -> bool:
+            return fed.feed(lane, data)
+
+        yield feed
+
+
+def _parquet_pieces(
+    reading: Reading, reader: ParquetReader, part: Part
+) -> Iterator[Piece]:
+    path = reading.files[part.file]
+    if reading.pipe_command is None:
+        groups = [*range(part.begin, part.end)] if part.end != STREAM_END else None
+        found = reader.read(path, path, groups)
+        yield from _column_pieces(found)
+        return
+    # Parquet is read from its end, which a pipe does not have yet.
+    with tempfile.TemporaryFile() as spool:
+        _run_command(reading.pipe_command, path, spool)
+        yield from _column_pieces(reader.read(spool, path, None))
+
+
+def _column_pieces(found: Iterator[tuple[int, Any]]) -> Iterator[Piece]:
+    for records, columns in found:
+
+        def feed(
+            fed: Fed, lane: int, records: int = records, columns: Any = columns
+        ) -> bool:
+            return fed.feed_columns(lane, records, columns)
+
+        yield feed
+
+
+def _run_command(command: str, path: str, spool: Any) -> None:
+    with Path(path).open("rb") as source:
+        done = subprocess.run(  # noqa: S602 - the command is a shell command by contract
+            command,
+            shell=True,
+            stdin=source,
+            stdout=spool,
+            stderr=subprocess.PIPE,
+            timeout=_COMMAND_DEADLINE_S,
+            check=False,
+        )
+    if done.returncode != 0:
+        said = done.stderr.decode(errors="replace")[-2048:].strip()
+        raise DataFileError(
+            f"pipe_command {command!r} of {path} ended with {done.returncode}: {said}"
+        )
+    spool.seek(0)

@@ -1,0 +1,205 @@
+# Copyright (c) 2026 The torch_cpudist authors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""What all metrics have in common: locks, merging, state, and sums over trainers."""
+
+from __future__ import annotations
+
+import abc
+import threading
+from collections.abc import Mapping
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from torch_cpudist.errors import InvalidArgumentError
+from torch_cpudist.metrics import reduction
+from torch_cpudist.metrics.inputs import Samples, samples_of
+
+ResultT = TypeVar("ResultT")
+SelfT = TypeVar("SelfT", bound="Metric[Any]")
+Words = NDArray[np.int64]
+
+
+class Metric(abc.ABC, Generic[ResultT]):
+    """A metric of a stream of batches.
+
+    Thread safety: every method from any thread; replicas may update at once.
+    """
+
+    def __init__(self, *, from_logits: bool = False) -> None:
+        """See the class that is made.
+
+        Args:
+            from_logits: predictions are logits; their sigmoids count.
+        """
+        if not isinstance(from_logits, bool):
+            raise InvalidArgumentError(
+                f"metric: from_logits must be True or False, got {from_logits!r}"
+            )
+        self.from_logits = from_logits
+        self._lock = threading.Lock()
+
+    # -- what a class defines ----------------------------------------------------------
+
+    def _options(self) -> dict[str, Any]:
+        """The arguments that make another one like this."""
+        return {"from_logits": self.from_logits}
+
+    @abc.abstractmethod
+    def _prepare(self, samples: Samples) -> Any:
+        """Checks samples and computes their terms; without the lock."""
+
+    @abc.abstractmethod
+    def _add(self, prepared: Any) -> None:
+        """Adds what ``_prepare`` returned, under the lock."""
+
+    @abc.abstractmethod
+    def _result(self) -> ResultT:
+        """The value; under the lock."""
+
+    @abc.abstractmethod
+    def _clear(self) -> None:
+        """Forgets all samples; under the lock."""
+
+    @abc.abstractmethod
+    def _pack(self) -> Words:
+        """All that is to be merged elsewhere; under the lock."""
+
+    @abc.abstractmethod
+    def _merge(self, words: Words) -> None:
+        """Adds what ``_pack`` of a metric with the same options returned."""
+
+    # -- the face ----------------------------------------------------------------------
+
+    def update(self, predictions: Any, labels: Any, weights: Any = None) -> None:
+        """Adds samples. Local; nothing is added if one of them is refused.
+
+        Args:
+            predictions: tensor, array or list of any shape and real type; the graph of
+                a tensor is not kept.
+            labels: as many: booleans, whole numbers or floats.
+            weights: as many, at least 0; default: all 1.
+
+        Raises:
+            InvalidArgumentError: shapes that differ in more than dimensions of size 1,
+                a value that is not finite, a prediction that is no probability where
+                one is needed and ``from_logits`` is not set, a label out of range, or
+                a negative weight.
+        """
+        self._take(samples_of(predictions, labels, weights))
+
+    def _take(self, samples: Samples) -> None:
+        prepared = self._prepare(samples)
+        with self._lock:
+            self._add(prepared)
+
+    def compute(self) -> ResultT:
+        """The value over the samples of this trainer; nan where there are none."""
+        with self._lock:
+            return self._result()
+
+    def compute_all(self) -> ResultT:
+        """The value over the samples of all trainers, the same bits on each.
+
+        Collective: every trainer calls it, in the same order as the others, with or
+        without samples. The first call makes a group. Without ``init()``, and with one
+        trainer, as ``compute()``. Samples stay where they are: it may be called again.
+
+        Cost: two all-gathers, of 16 bytes and of the metric's state; its class says how
+        large that is.
+
+        Raises:
+            ConfigMismatchError: trainers have other metrics or options; on all.
+            PeerLostError: a trainer is lost.
+            OperationTimeoutError: a trainer does not come within
+                ``CPUDIST_ROUND_DEADLINE_MS``.
+            ConfigurationError: this is a dedicated server, or trainers are in jobs of
+                their own (``CPUDIST_ROLE``).
+            BackendUnavailableError: trainers are threads over an in-process network, or
+                their backend has no collectives on CPUs.
+            NotInitializedError: ``init()`` was called in another thread only.
+            ClosedError: after ``shutdown()`` of a run of several trainers.
+        """
+        return reduction.over_trainers(self).compute()
+
+    def reset(self) -> None:
+        """Forgets all samples."""
+        with self._lock:
+            self._clear()
+
+    def merge(self, other: Metric[ResultT]) -> None:
+        """Adds the samples of another metric of the same class and options.
+
+        Raises:
+            InvalidArgumentError: it is of another class, or has other options.
+        """
+        if not isinstance(other, Metric) or repr(other) != repr(self):
+            raise InvalidArgumentError(
+                f"merge: {self!r} cannot take the samples of {other!r}. Make both "
+                "with the same options."
+            )
+        self.merge_packed(other.packed())
+
+    def empty(self: SelfT) -> SelfT:
+        """Another one of the same options, without samples."""
+        return type(self)(**self._options())
+
+    def packed(self) -> Words:
+        """What ``merge_packed`` takes: int64 words."""
+        with self._lock:
+            return self._pack()
+
+    def merge_packed(self, words: Words) -> None:
+        """Adds what ``packed`` of a metric of the same options returned.
+
+        Raises:
+            InvalidArgumentError: the words are of something else; nothing was added.
+        """
+        with self._lock:
+            self._merge(words)
+
+    def state_dict(self) -> dict[str, Any]:
+        """All samples so far, as sums, for ``torch.save``."""
+        return {"metric": repr(self), "words": torch.from_numpy(self.packed().copy())}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Replaces the samples by those of a state.
+
+        Raises:
+            InvalidArgumentError: it is not a state of this class and these options;
+                nothing was changed.
+        """
+        found, words = state.get("metric"), state.get("words")
+        if found != repr(self) or not isinstance(words, torch.Tensor):
+            raise InvalidArgumentError(
+                f"load_state_dict: expected the state of {self!r}, found that of "
+                f"{found}. Make the metric with the options that it was saved with."
+            )
+        if words.dtype != torch.int64 or words.dim() != 1:
+            raise InvalidArgumentError(
+                f"load_state_dict: expected int64 words [n], found {words.dtype} "
+                f"{list(words.shape)}."
+            )
+        loaded = self.empty()
+        loaded.merge_packed(words.cpu().numpy())
+        words_now = loaded.packed()
+        with self._lock:
+            self._clear()
+            self._merge(words_now)
+
+    def __repr__(self) -> str:
+        options = ", ".join(f"{name}={value!r}" for name, value in self._named())
+        return f"{type(self).__name__}({options})"
+
+    def _named(self) -> list[tuple[str, Any]]:
+        return list(self._options().items())
+
+
+def check_words(metric: object, words: Words, expected: int) -> None:
+    """Raises ``InvalidArgumentError`` for state of another length."""
+    if len(words) != expected:
+        raise InvalidArgumentError(
+            f"{metric!r}: expected a state of {expected} words, found {len(words)}."
+        )
