@@ -21,7 +21,7 @@ import sysconfig
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from toolchain import (
@@ -49,10 +49,14 @@ LOCK_DEADLINE_S = 900
 
 @dataclass(frozen=True)
 class Objects:
-    """Sources that are compiled alike, once for all targets that link them."""
+    """Sources that are compiled alike, once for all targets that link them.
+
+    gcc compiles `precompiled`, a header, once and reads it before each of them.
+    """
 
     sources: list[Path]
     flags: list[str]
+    precompiled: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -72,7 +76,8 @@ def core_objects(flags: list[str]) -> Objects:
     folders = ("kernels", "core", "data", "backends/shm")
     sources = sources_in(*(csrc / folder for folder in folders))
     sources += [csrc / f"backends/ccl/{name}.cpp" for name in ("engine", "group")]
-    return Objects(sources, [*COMMON, *WARNINGS, *flags, f"-I{csrc}"])
+    flags = [*COMMON, *WARNINGS, *flags, f"-I{csrc}"]
+    return Objects(sources, flags, csrc / "precompiled/standard.h")
 
 
 def release_dir() -> Path:
@@ -83,7 +88,7 @@ def release_dir() -> Path:
 def extension_target(output: Path, torch: Torch) -> Target:
     """Describe the extension module, written to `output`."""
     csrc = ROOT / "csrc"
-    sources = [csrc / "library.cpp", *sources_in(csrc / "ops", csrc / "bind")]
+    sources = [merged(csrc / "bind"), csrc / "library.cpp", *sources_in(csrc / "ops")]
     flags = [*COMMON, *WARNINGS, *RELEASE, f"-I{csrc}"]
     flags += [f"-DTORCH_TARGET_VERSION={torch.target_version}"]
     flags += ["-isystem", str(torch.root / "include")]
@@ -112,7 +117,8 @@ def backends_target(output: Path, torch: Torch) -> Target:
     sources = [one for one in others if one not in core.sources]
     libraries = [f"-L{torch.root / 'lib'}", "-ltorch_python", "-ltorch"]
     libraries += ["-ltorch_cpu", "-lc10"]
-    objects = [Objects(sources, flags), core]
+    own = Objects(sources, flags, csrc / "precompiled/torch.h")
+    objects = [own, core]
     return Target(release_dir(), output, objects, LINK, libraries)
 
 
@@ -136,7 +142,8 @@ def tests_target(sanitize: str | None) -> Target:
         core = core_objects(["-O1", *always, *instrument])
         flags += [*always, f"-fsanitize={sanitize.partition(',')[0]}"]
         link = ["-pthread", *instrument]
-    objects = [Objects(sources_in(native), flags), core]
+    own = Objects(sources_in(native), flags, native / "precompiled/tests.h")
+    objects = [own, core]
     return Target(build_dir, build_dir / "native_tests", objects, link, [])
 
 
@@ -169,6 +176,19 @@ def sources_in(*folders: Path) -> list[Path]:
     return [path for folder in folders for path in sorted(folder.rglob("*.cpp"))]
 
 
+def merged(folder: Path) -> Path:
+    """Write one source that includes those of a folder, and return it.
+
+    For sources that cost little to compile next to the headers they include: pybind11's
+    cost 8 s a file, precompiled or not, as every file compiles what it has of them.
+    """
+    output = release_dir() / f"{folder.name}.cpp"
+    csrc = ROOT / "csrc"
+    lines = [f'#include "{one.relative_to(csrc)}"' for one in sources_in(folder)]
+    write_if_changed(output, lines)
+    return output
+
+
 def file_flags(source: Path) -> list[str]:
     """Return a source's own flags: what it asks for in its first 20 lines on x86-64."""
     if platform.machine() not in ("x86_64", "AMD64"):
@@ -185,35 +205,73 @@ def escape(path: Path | str) -> str:
     return re.sub(r"([$ :])", r"$\1", str(path))
 
 
-def object_path(target: Target, source: Path) -> str:
-    """Return where a source's object file is, for build.ninja."""
-    relative = source.relative_to(ROOT).with_suffix(".o")
+def object_path(target: Target, source: Path, suffix: str = ".o") -> str:
+    """Return where what a source is compiled to is, for build.ninja."""
+    relative = source.relative_to(ROOT).with_suffix(suffix)
     return escape(target.build_dir / "obj" / relative)
+
+
+def precompiles(compiler: str) -> bool:
+    """Return whether the compiler is gcc: others precompile headers differently."""
+    done = subprocess.run(
+        [compiler, "--version"], capture_output=True, text=True, timeout=30, check=False
+    )
+    return "Free Software Foundation" in done.stdout
+
+
+RULES = """\
+rule compile
+  command = $cxx -MMD -MF $out.d $flags -c $in -o $out
+  depfile = $out.d
+  deps = gcc
+  description = compile $in
+rule precompile
+  command = $cxx -MD -MF $out.d $flags -x c++-header $in -o $out
+  depfile = $out.d
+  deps = gcc
+  description = precompile $in
+rule link
+  # Written beside and moved, so that a process with the old file mapped keeps it.
+  command = $cxx $flags -o $out.new $in $libraries && mv -f $out.new $out
+  description = link $out"""
+
+
+def compile_lines(target: Target, group: Objects, said: set[str]) -> Iterator[str]:
+    """Yield the lines for a group of sources, save outputs that were said before."""
+    read, needed = [], ""
+    if group.precompiled is not None:
+        header = object_path(target, group.precompiled, ".h.gch")
+        # There is no such header beside it: what does not fit is an error.
+        read = ["-include", header.removesuffix(".gch"), "-Winvalid-pch"]
+        needed = f" | {header}"
+        if header not in said:
+            said.add(header)
+            yield f"build {header}: precompile {escape(group.precompiled)}"
+            yield f"  flags = {' '.join(group.flags)}"
+    for source in group.sources:
+        built = object_path(target, source)
+        if built in said:
+            continue
+        said.add(built)
+        own = file_flags(source)
+        # A header is precompiled for one set of flags.
+        yield f"build {built}: compile {escape(source)}{'' if own else needed}"
+        yield f"  flags = {' '.join(group.flags + (own or read))}"
 
 
 def ninja_lines(targets: Sequence[Target], compiler: str) -> Iterator[str]:
     """Yield the lines of build.ninja, for targets of one build_dir."""
     yield f"cxx = {compiler}"
-    yield "rule compile"
-    yield "  command = $cxx -MMD -MF $out.d $flags -c $in -o $out"
-    yield "  depfile = $out.d"
-    yield "  deps = gcc"
-    yield "  description = compile $in"
-    yield "rule link"
-    # Written beside and moved, so that a process that has the old file mapped keeps it.
-    yield "  command = $cxx $flags -o $out.new $in $libraries && mv -f $out.new $out"
-    yield "  description = link $out"
-    said = set()
+    yield RULES
+    said: set[str] = set()
+    use_precompiled = precompiles(compiler)
     for target in targets:
         linked = []
         for group in target.objects:
-            for source in group.sources:
-                built = object_path(target, source)
-                linked.append(built)
-                if built not in said:
-                    said.add(built)
-                    yield f"build {built}: compile {escape(source)}"
-                    yield f"  flags = {' '.join(group.flags + file_flags(source))}"
+            linked += [object_path(target, source) for source in group.sources]
+            if not use_precompiled:
+                group = replace(group, precompiled=None)
+            yield from compile_lines(target, group, said)
         yield f"build {escape(target.output)}: link {' '.join(linked)}"
         yield f"  flags = {' '.join(target.link_flags)}"
         yield f"  libraries = {' '.join(target.libraries)}"

@@ -284,9 +284,64 @@ def check_headers(root: Path) -> Iterator[Violation]:
         for found in pattern.findall(path.read_text(encoding="utf-8"))
     }
     for path in sources:
-        if path.suffix == ".h" and path.name not in included:
+        # Those that are precompiled are read by the build.
+        read = path.name in included or path.parent.name == "precompiled"
+        if path.suffix == ".h" and not read:
             name = path.relative_to(root).as_posix()
             yield Violation(name, 1, "dead-file", "no file includes this header")
+
+
+# gcc reads the precompiled headers before every source, so it misses no #include.
+STANDARD = {
+    "algorithm": r"(?:sort|stable_sort|min|max|clamp|copy|copy_n|fill|fill_n|find"
+    r"|find_if|all_of|any_of|none_of|equal|lower_bound|upper_bound|max_element)",
+    "array": r"array",
+    "atomic": r"(?:atomic|atomic_\w+|memory_order\w*)",
+    "bit": r"(?:bit_cast|endian|bit_ceil|bit_width|countr_zero|popcount)",
+    "chrono": r"chrono",
+    "cmath": r"(?:sqrt|isfinite|isnan|pow|ldexp|ceil|floor|fabs)",
+    "condition_variable": r"condition_variable",
+    "cstdint": r"u?int(?:8|16|32|64)_t",
+    "cstring": r"(?:memcpy|memcmp|memset|memmove|strlen|strerror)",
+    "deque": r"deque",
+    "functional": r"function",
+    "limits": r"numeric_limits",
+    "map": r"map",
+    "memory": r"(?:unique_ptr|shared_ptr|weak_ptr|make_unique|make_shared)",
+    "mutex": r"(?:mutex|lock_guard|unique_lock|scoped_lock|once_flag|call_once)",
+    "optional": r"(?:optional|nullopt)",
+    "set": r"set",
+    "span": r"(?:span|as_bytes|as_writable_bytes)",
+    "string": r"(?:string|to_string)",
+    "string_view": r"string_view",
+    "thread": r"(?:thread|this_thread)",
+    "utility": r"(?:pair|exchange|swap)",
+    "vector": r"vector",
+}
+USES = {one: re.compile(rf"\bstd::{names}\b") for one, names in STANDARD.items()}
+INCLUDE = re.compile(r"^\s*#\s*include\s*([<\"])([^>\"]+)", re.MULTILINE)
+
+
+def check_includes(root: Path) -> Iterator[Violation]:
+    """Check that what is used of the standard library is included, however deep."""
+    folders = [root / "csrc", root / "tests" / "native"]
+    paths = [p for f in folders for p in sorted(f.rglob("*")) if p.suffix in NATIVE]
+    texts = {path: path.read_text(encoding="utf-8") for path in paths}
+    for path, text in texts.items():
+        reached, seen = [path], set()
+        for one in reached:
+            for kind, what in INCLUDE.findall(texts[one]):
+                local = [folder / what for folder in (*folders, one.parent)]
+                reached += [p for p in local if p in texts and p not in reached]
+                seen.add(what if kind == "<" else "")
+        code = blank_out(text)
+        for header, uses in USES.items():
+            found = uses.search(code)
+            if found and header not in seen:
+                line = code.count("\n", 0, found.start()) + 1
+                what = f"{found.group()} is used without #include <{header}>"
+                name = path.relative_to(root).as_posix()
+                yield Violation(name, line, "includes", what)
 
 
 CHECKS: dict[str, Callable[[str, str], Iterator[Violation]]] = {
@@ -318,6 +373,7 @@ def check_tree(root: Path) -> Iterator[Violation]:
         name = path.relative_to(root).as_posix()
         yield from check_file(name, path.read_text(encoding="utf-8"))
     yield from check_headers(root)
+    yield from check_includes(root)
 
 
 def main() -> int:

@@ -85,7 +85,7 @@ def make_target(root: Path) -> native_build.Target:
     sources = [root / "main.cpp", root / "part.cpp"]
     flags = [*native_build.COMMON, *native_build.WARNINGS, f"-I{root}"]
     build = root / "build"
-    objects = [native_build.Objects(sources, flags)]
+    objects = [native_build.Objects(sources, flags, root / "common.h")]
     return native_build.Target(build, build / "program", objects, [], [])
 
 
@@ -93,7 +93,9 @@ def test_rebuild_compiles_only_what_a_header_touches(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(native_build, "ROOT", tmp_path)
-    (tmp_path / "part.h").write_text("inline int value() { return 3; }\n")
+    (tmp_path / "common.h").write_text('#include "scale.h"\n')
+    (tmp_path / "scale.h").write_text("constexpr int kScale = 1;\n")
+    (tmp_path / "part.h").write_text("inline int value() { return 3 * kScale; }\n")
     (tmp_path / "part.cpp").write_text(
         '#include "part.h"\nint part() { return value(); }\n'
     )
@@ -107,13 +109,40 @@ def test_rebuild_compiles_only_what_a_header_touches(
     assert [path.stat().st_mtime_ns for path in objects] == first
     assert subprocess.run([target.output], timeout=10, check=False).returncode == 3
 
-    (tmp_path / "part.h").write_text("inline int value() { return 4; }\n")
+    (tmp_path / "part.h").write_text("inline int value() { return 4 * kScale; }\n")
     native_build.run_ninja(target)
     second = [path.stat().st_mtime_ns for path in objects]
     assert second[0] == first[0]
     assert second[1] != first[1]
     assert subprocess.run([target.output], timeout=10, check=False).returncode == 4
 
+    # What a precompiled header includes touches every source that it is read before.
+    (tmp_path / "scale.h").write_text("constexpr int kScale = 2;\n")
+    native_build.run_ninja(target)
+    third = [path.stat().st_mtime_ns for path in objects]
+    assert all(new != old for new, old in zip(third, second, strict=True))
+    assert subprocess.run([target.output], timeout=10, check=False).returncode == 8
+
     (tmp_path / "part.cpp").write_text("int part() { int unused; return 1; }\n")
     with pytest.raises(native_build.BuildError, match="program failed"):
         native_build.run_ninja(target)
+
+
+def test_only_gcc_reads_precompiled_headers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(native_build, "ROOT", tmp_path)
+    for name in ("main.cpp", "part.cpp"):
+        (tmp_path / name).write_text("// build-flags: -mavx2\n" * (name == "part.cpp"))
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+    target = make_target(tmp_path)
+    compilers = {"gcc": "Free Software Foundation", "other": "clang version 19"}
+    found = {}
+    for name, banner in compilers.items():
+        compiler = tmp_path / name
+        compiler.write_text(f"#!/bin/sh\necho '{banner}'\n")
+        compiler.chmod(0o755)
+        found[name] = "\n".join(native_build.ninja_lines([target], str(compiler)))
+    assert "common.h" not in found["other"]
+    # A header is compiled with the flags of all; a file with flags of its own has none.
+    assert found["gcc"].count("-include") == 1

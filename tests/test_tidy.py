@@ -131,5 +131,18 @@ def test_header_without_user(tmp_path: Path) -> None:
     assert found == ["csrc/core/dead.h:1: dead-file: no file includes this header"]
 
 
+def test_use_without_include(tmp_path: Path) -> None:
+    core = tmp_path / "csrc" / "core"
+    core.mkdir(parents=True)
+    (core / "inner.h").write_text(CPP + "#include <vector>\n")
+    (core / "outer.h").write_text(CPP + '#include "inner.h"\n')
+    body = CPP + '#include "core/outer.h"\nstd::vector<int> a;\nstd::mutex b;\n'
+    (core / "a.cpp").write_text(body)
+    found = [str(violation) for violation in tidy.check_tree(tmp_path)]
+    line = body.count("\n")
+    what = "std::mutex is used without #include <mutex>"
+    assert found == [f"csrc/core/a.cpp:{line}: includes: {what}"]
+
+
 def test_this_tree_is_tidy() -> None:
     assert [str(violation) for violation in tidy.check_tree(tidy.ROOT)] == []

@@ -105,7 +105,7 @@ bool wait_done(ServerHolder& self, double timeout_s) {
   }
 }
 
-py::dict stats(const ServerHolder& self) {
+py::dict server_stats(const ServerHolder& self) {
   core::ServerStats stats;
   {
     const py::gil_scoped_release release;
@@ -161,7 +161,7 @@ void bind_server(py::module_& module) {
       .def(
           "stop", [](ServerHolder& self, const std::string& reason) { self.parts().stop(reason); },
           py::arg("reason") = "", no_gil())
-      .def("stats", &stats);
+      .def("stats", &server_stats);
 }
 
 }  // namespace cpudist::bind

@@ -3,6 +3,7 @@
 //
 // Which rows a trainer has not been told of.
 
+#include <algorithm>
 #include <random>
 #include <set>
 #include <vector>

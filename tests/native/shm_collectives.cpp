@@ -3,6 +3,7 @@
 //
 // Collectives through shared memory among ranks that are threads: values, order, asynchronous
 // calls, calls that do not match.
+#include <algorithm>
 #include <atomic>
 #include <bit>
 #include <cmath>

@@ -4,6 +4,7 @@
 // Row records, their index, dense blocks and the pool of update threads.
 
 #include <atomic>
+#include <cmath>
 #include <numeric>
 #include <random>
 #include <set>

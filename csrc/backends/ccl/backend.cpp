@@ -4,6 +4,7 @@
 // How operations are launched and compared, and the operations that collectives are made of.
 #include "backends/ccl/backend.h"
 
+#include <algorithm>
 #include <sstream>
 #include <stdexcept>
 #include <utility>

@@ -4,6 +4,7 @@
 // The line of calls of one rank, and who goes on with them.
 #include "backends/shm/engine.h"
 
+#include <algorithm>
 #include <string>
 #include <utility>
 
