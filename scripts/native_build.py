@@ -19,7 +19,7 @@ import subprocess
 import sys
 import sysconfig
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,6 +31,7 @@ from toolchain import (
     find_ninja,
     find_torch,
     python_include,
+    write_if_changed,
 )
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -299,14 +300,6 @@ def locked(folder: Path) -> Iterator[None]:
                     ) from None
                 time.sleep(0.1)
         yield
-
-
-def write_if_changed(path: Path, lines: Iterable[str]) -> None:
-    """Write a text file unless it already says the same."""
-    text = "\n".join(lines) + "\n"
-    if not path.is_file() or path.read_text(encoding="utf-8") != text:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
 
 
 def run_ninja(*targets: Target) -> None:

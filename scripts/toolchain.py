@@ -1,6 +1,9 @@
 # Copyright (c) 2026 The torch_cpudist authors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Finds what a build needs: torch, a C++20 compiler, ninja and Python's headers."""
+"""Finds what a build needs: torch, a C++20 compiler, ninja and Python's headers.
+
+And writes files that it reads, only where they change.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ import re
 import shutil
 import subprocess
 import sysconfig
+from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -112,3 +116,11 @@ def python_include() -> Path:
             "(Debian, Ubuntu: apt install python3-dev)"
         )
     return folder
+
+
+def write_if_changed(path: Path, lines: Iterable[str]) -> None:
+    """Write a text file unless it already says the same."""
+    text = "\n".join(lines) + "\n"
+    if not path.is_file() or path.read_text(encoding="utf-8") != text:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")

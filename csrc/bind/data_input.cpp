@@ -19,7 +19,7 @@ namespace {
 using core::Error;
 using core::ErrorCode;
 
-bool interrupted() {
+bool signal_pending() {
   const py::gil_scoped_acquire gil;
   return PyErr_CheckSignals() != 0;
 }
@@ -59,7 +59,7 @@ data::ColumnValues column_of(const py::handle& object, size_t index) {
 data::Wait python_wait(double timeout_s) {
   data::Wait wait;
   wait.timeout_s = timeout_s;
-  if (::syscall(SYS_gettid) == ::getpid()) wait.interrupted = &interrupted;
+  if (::syscall(SYS_gettid) == ::getpid()) wait.interrupted = &signal_pending;
   return wait;
 }
 

@@ -59,8 +59,8 @@ std::unique_ptr<ShuffleHolder> make_shuffle(const DataSchema& schema, uint32_t r
       std::make_unique<Shuffle>(schema.schema, std::move(options)), "DataShuffle");
 }
 
-std::vector<std::string> listen(const ShuffleHolder& self, const std::string& bind,
-                                uint16_t port_first, uint16_t port_last) {
+std::vector<std::string> listen_for_shuffle(const ShuffleHolder& self, const std::string& bind,
+                                            uint16_t port_first, uint16_t port_last) {
   core::ListenOptions options;
   options.bind_address = bind;
   options.port_first = port_first;
@@ -79,9 +79,9 @@ data::ShuffleKey make_key(const std::string& by, uint64_t used_slot) {
                     "by: expected 'record', 'instance' or 'slot', found '" + by + "'");
 }
 
-void run(const ShuffleHolder& self, const StoreHolder& store,
-         std::vector<std::vector<std::string>> addresses, uint64_t seed, const std::string& by,
-         uint64_t used_slot) {
+void run_shuffle(const ShuffleHolder& self, const StoreHolder& store,
+                 std::vector<std::vector<std::string>> addresses, uint64_t seed,
+                 const std::string& by, uint64_t used_slot) {
   Shuffle& shuffle = self.get();
   const data::ShuffleKey key = make_key(by, used_slot);
   auto connector = core::make_tcp_connector(shuffle.exchange.handler(), core::ChannelLimits{});
@@ -99,10 +99,10 @@ void bind_data_shuffle(py::module_& module) {
       .def(py::init(&make_shuffle), py::arg("schema"), py::kw_only(), py::arg("rank"),
            py::arg("trainers"), py::arg("run_id"), py::arg("epoch"), py::arg("host"),
            py::arg("connect_deadline_ms"), py::arg("liveness_ms"), py::arg("round_deadline_ms"))
-      .def("listen", &listen, py::kw_only(), py::arg("bind"), py::arg("port_first"),
+      .def("listen", &listen_for_shuffle, py::kw_only(), py::arg("bind"), py::arg("port_first"),
            py::arg("port_last"), no_gil())
-      .def("run", &run, py::arg("store"), py::kw_only(), py::arg("addresses"), py::arg("seed"),
-           py::arg("by"), py::arg("used_slot") = 0, no_gil());
+      .def("run", &run_shuffle, py::arg("store"), py::kw_only(), py::arg("addresses"),
+           py::arg("seed"), py::arg("by"), py::arg("used_slot") = 0, no_gil());
 }
 
 }  // namespace cpudist::bind

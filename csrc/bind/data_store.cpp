@@ -37,7 +37,7 @@ void wait_load(const StoreHolder& self, double timeout_s) {
   self.get().wait_load(wait);
 }
 
-py::dict progress(const StoreHolder& self) {
+py::dict load_progress(const StoreHolder& self) {
   data::LoadProgress progress;
   if (const auto loader = self.get().loader()) progress = loader->progress();
   py::dict result;
@@ -48,10 +48,10 @@ py::dict progress(const StoreHolder& self) {
   return result;
 }
 
-std::unique_ptr<StoreReaderHolder> make_reader(const StoreHolder& self, uint64_t batch_size,
-                                               bool drop_last, uint64_t begin_record,
-                                               uint64_t threads, uint64_t buffer_bytes,
-                                               std::optional<uint64_t> seed) {
+std::unique_ptr<StoreReaderHolder> make_store_reader(const StoreHolder& self, uint64_t batch_size,
+                                                     bool drop_last, uint64_t begin_record,
+                                                     uint64_t threads, uint64_t buffer_bytes,
+                                                     std::optional<uint64_t> seed) {
   data::StoreReaderOptions options;
   options.batch_size = batch_size;
   options.drop_last = drop_last;
@@ -66,7 +66,7 @@ std::unique_ptr<StoreReaderHolder> make_reader(const StoreHolder& self, uint64_t
   return std::make_unique<StoreReaderHolder>(std::move(reader), "DataStoreReader");
 }
 
-py::object next_batch(const StoreReaderHolder& self, double timeout_s) {
+py::object next_store_batch(const StoreReaderHolder& self, double timeout_s) {
   data::StoreReader& reader = self.get();
   const data::Wait wait = python_wait(timeout_s);
   data::StoreBatch made;
@@ -140,7 +140,7 @@ void bind_data_store(py::module_& module) {
   const data::StoreReaderOptions defaults;
   const data::LoadOptions load_defaults;
   py::class_<StoreReaderHolder>(module, "DataStoreReader")
-      .def("next", &next_batch, py::arg("timeout_s"))
+      .def("next", &next_store_batch, py::arg("timeout_s"))
       .def("position", [](const StoreReaderHolder& self) { return self.get().position(); })
       .def("notices", [](const StoreReaderHolder&) { return std::vector<std::string>(); })
       .def("stop", [](const StoreReaderHolder& self) { self.get().stop(); }, no_gil());
@@ -156,7 +156,7 @@ void bind_data_store(py::module_& module) {
            py::arg("line_limit_bytes") = data::kLineLimitBytes, py::arg("command") = py::none(),
            py::arg("fed") = false, py::arg("policy") = "raise", py::arg("quarantine") = py::none())
       .def("wait", &wait_load, py::arg("timeout_s"))
-      .def("progress", &progress)
+      .def("progress", &load_progress)
       .def_property_readonly("records",
                              [](const StoreHolder& self) { return self.get().records(); })
       .def_property_readonly("size_bytes",
@@ -166,7 +166,7 @@ void bind_data_store(py::module_& module) {
           py::arg("seed"), no_gil())
       .def(
           "restore_order", [](const StoreHolder& self) { self.get().restore_order(); }, no_gil())
-      .def("reader", &make_reader, py::kw_only(), py::arg("batch_size"),
+      .def("reader", &make_store_reader, py::kw_only(), py::arg("batch_size"),
            py::arg("drop_last") = defaults.drop_last,
            py::arg("begin_record") = defaults.begin_record, py::arg("threads") = defaults.threads,
            py::arg("buffer_bytes") = defaults.buffer_bytes, py::arg("seed") = py::none())

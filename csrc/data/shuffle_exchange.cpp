@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "data/shuffle_exchange.h"
 
+#include <algorithm>
 #include <cstring>
 #include <utility>
 

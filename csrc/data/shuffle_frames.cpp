@@ -3,6 +3,7 @@
 //
 // What arrives at a shuffle: hellos, records, ends, acknowledgements, errors. Callbacks send
 // without `mutex`, as in-process a send calls back in the same thread.
+#include <algorithm>
 #include <string>
 #include <utility>
 

@@ -3,6 +3,7 @@
 //
 // Random schemas and rows of every format, written as text in random ways and read back.
 
+#include <algorithm>
 #include <charconv>
 #include <random>
 
