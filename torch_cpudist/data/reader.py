@@ -5,11 +5,12 @@
 from __future__ import annotations
 
 import functools
+import os
 import subprocess
 import tempfile
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,12 @@ from torch_cpudist.data.feeding import Fed, Feeder, Open, Piece
 from torch_cpudist.data.parquet import ParquetReader
 from torch_cpudist.data.settings import Files, Reading, all_parts
 from torch_cpudist.data.tensors import Batch, BatchMaker
-from torch_cpudist.errors import DataFileError, InvalidArgumentError
+from torch_cpudist.errors import (
+    ClosedError,
+    DataFileError,
+    InvalidArgumentError,
+    OperationTimeoutError,
+)
 from torch_cpudist.log import logger
 
 _REMEMBERED = 64
@@ -55,7 +61,6 @@ class BatchIterator(Iterator[Batch]):
         timeout_s: how long a batch may take.
         names: of the files, for the log.
         feeder: threads that feed the reader.
-        at_end: called once, after the last batch.
     """
 
     def __init__(
@@ -65,16 +70,17 @@ class BatchIterator(Iterator[Batch]):
         timeout_s: float,
         names: Sequence[str],
         feeder: Feeder | None,
-        at_end: Callable[[], None],
     ) -> None:
-        self._core = core
+        self._core: Any = core  # None once it was closed
         self._maker = maker
         self._timeout_s = timeout_s
         self._names = names
         self._feeder = feeder
-        self._at_end = at_end
+        self._process = os.getpid()
+        self._turn = threading.Lock()  # positions are noted in the order of batches
         self._mutex = threading.Lock()
         self._ended = False
+        self._bad_lines: dict[int, int] = {}  # when it was closed
         self._positions: deque[Any] = deque([core.position()], maxlen=_REMEMBERED + 1)
 
     def __iter__(self) -> BatchIterator:
@@ -89,24 +95,44 @@ class BatchIterator(Iterator[Batch]):
             OperationTimeoutError: it took longer than ``timeout_s``.
             ClosedError: the iterator was closed.
         """
+        if not self._turn.acquire(timeout=self._timeout_s):
+            raise OperationTimeoutError(
+                f"no batch within {self._timeout_s:g} s: other threads wait for theirs"
+            )
+        try:
+            made = self._take()
+        finally:
+            self._turn.release()
+        return self._maker.make(made)
+
+    def _take(self) -> Any:
         if self._ended:
             raise StopIteration
-        with raising_failures_of(self._feeder):
-            made = self._core.next(self._timeout_s)
-        log_notices(self._core)
+        core = self._core
+        try:
+            if core is None:
+                raise ClosedError("closed")
+            with raising_failures_of(self._feeder):
+                made = core.next(self._timeout_s)
+        except ClosedError:
+            raise ClosedError(
+                "this iteration was closed: by close(), or because another one over "
+                "the same dataset or a shuffle began, which end those before. For "
+                "several at a time make several datasets."
+            ) from None
+        log_notices(core)
         if made is None:
-            self._end()
+            self.close()
+            self._ended = True
             raise StopIteration
         with self._mutex:
             self._positions.append(made.position)
-        return self._maker.make(made)
+        return made
 
-    def _end(self) -> None:
-        with self._mutex:
-            first, self._ended = not self._ended, True
-        if first:
-            self.close()
-            self._at_end()
+    @property
+    def ended(self) -> bool:
+        """Whether the end of the epoch was reached."""
+        return self._ended
 
     def position(self, unused: int = 0) -> Any:
         """Where the data go on after the batches handed out, less the last ``unused``.
@@ -124,18 +150,27 @@ class BatchIterator(Iterator[Batch]):
 
     def bad_lines(self) -> dict[str, int]:
         """Bad lines so far, by file."""
-        counts: dict[int, int] = self._core.bad_lines()
+        core = self._core
+        counts = self._bad_lines if core is None else core.bad_lines()
         return {self._names[file]: count for file, count in counts.items()}
 
     def close(self) -> None:
-        """Stops the reader threads. Idempotent; batches handed out stay."""
-        self._core.stop()
+        """Ends the reader threads and lets go of records. Batches handed out stay."""
+        if os.getpid() != self._process:
+            return  # a fork has the parent's object, and none of its threads
+        core = self._core
+        if core is None:
+            return
+        core.stop()
         if self._feeder is not None:
             self._feeder.join()
+        # Where records are in memory, their store has the count.
+        self._bad_lines = getattr(core, "bad_lines", dict)()
+        self._core = None
 
     def __del__(self) -> None:
         core = getattr(self, "_core", None)
-        if core is not None:
+        if core is not None and getattr(self, "_process", None) == os.getpid():
             core.stop()
 
 
@@ -145,7 +180,6 @@ def open_reader(
     lanes: list[list[Part]],
     window: tuple[int, int] | None,
     position: Any,
-    at_end: Callable[[], None],
 ) -> BatchIterator:
     """Starts reading.
 
@@ -155,7 +189,6 @@ def open_reader(
         lanes: the parts of each reader thread.
         window: seed and records of the windows in which records are permuted.
         position: where to begin; default: at the beginning.
-        at_end: called once, after the last batch.
     """
     core = _core.DataReader(
         reading.core_schema(),
@@ -180,7 +213,7 @@ def open_reader(
         feeder = Feeder(core, lanes, first, opener(reading, files))
     maker = BatchMaker(reading.slots)
     names = reading.files
-    return BatchIterator(core, maker, reading.timeout_s, names, feeder, at_end)
+    return BatchIterator(core, maker, reading.timeout_s, names, feeder)
 
 
 def opener(reading: Reading, files: Files) -> Open:

@@ -52,6 +52,17 @@ def own_share(files: Iterable[object], given: Share | None) -> Share:
     return 0, 1
 
 
+def trainers_share(files: Iterable[object], given: Share | None) -> Share:
+    """Whose records a global shuffle gives away: as ``own_share``, for shuffles.
+
+    What ``split_files`` returned is read whole and still is one share of many.
+    """
+    here = context.last()
+    if given is None and isinstance(files, Dealt) and here is not None:
+        return here.trainer_rank, here.trainer_count
+    return own_share(files, given)
+
+
 def share_of_worker(share: Share) -> Share:
     """The part of a share that this process of a ``DataLoader`` reads."""
     worker = get_worker_info()
