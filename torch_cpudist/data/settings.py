@@ -138,7 +138,8 @@ def checked_files(files: Iterable[PathLike]) -> tuple[str, ...]:
     """A list of paths as texts.
 
     Raises:
-        InvalidArgumentError: one path instead of a list, a set, no file, or one twice.
+        InvalidArgumentError: one path instead of a list, a set, one twice, or a name
+            that is not UTF-8.
     """
     if isinstance(files, (str, os.PathLike)):
         raise InvalidArgumentError(
@@ -149,7 +150,15 @@ def checked_files(files: Iterable[PathLike]) -> tuple[str, ...]:
             "files: expected a list of paths, got a set, whose order is another one in "
             "every process. Pass sorted(files)."
         )
-    names = tuple(os.fspath(path) for path in files)
+    names = tuple(os.fsdecode(path) for path in files)
+    for name in names:
+        try:
+            name.encode()
+        except UnicodeEncodeError:
+            raise InvalidArgumentError(
+                f"files: {name!r} is not UTF-8, which names must be that stand in "
+                "messages and saved positions. Rename the file, or pass a link to it."
+            ) from None
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise InvalidArgumentError(f"files: {twice[:3]} more than once")
