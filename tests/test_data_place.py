@@ -149,6 +149,24 @@ def test_close_ends_commands(files):
         time.sleep(0.01)
 
 
+def test_close_ends_a_command_whose_output_is_parquet(tmp_path):
+    pytest.importorskip("pyarrow")
+    word = f"88.{os.getpid()}"
+    path = tmp_path / "t.parquet"
+    path.write_bytes(b"")
+    dataset = QueueDataset(
+        [path], [Slot("x")], format="parquet", pipe_command=f"sleep {word}; cat",
+        timeout_s=0.2,
+    )  # fmt: skip
+    iterator = iter(dataset)
+    with pytest.raises(cpudist.OperationTimeoutError, match=r"t\.parquet"):
+        next(iterator)
+    began = time.monotonic()
+    iterator.close()
+    assert time.monotonic() - began < 8
+    assert _processes_with(word) == []
+
+
 def _processes_with(word: str) -> list[bytes]:
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):

@@ -6,17 +6,16 @@ from __future__ import annotations
 
 import functools
 import os
-import subprocess
 import tempfile
 import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from torch_cpudist import _core
 from torch_cpudist.data import sources
+from torch_cpudist.data.commands import run_command
 from torch_cpudist.data.dealing import STREAM_END, Part
 from torch_cpudist.data.feeding import Fed, Feeder, Open, Piece
 from torch_cpudist.data.parquet import ParquetReader
@@ -31,7 +30,6 @@ from torch_cpudist.errors import (
 from torch_cpudist.log import logger
 
 _REMEMBERED = 64
-_COMMAND_DEADLINE_S = 3600.0
 
 
 def log_notices(core: Any) -> None:
@@ -223,11 +221,15 @@ def opener(reading: Reading, files: Files) -> Open:
     return functools.partial(_byte_pieces, reading, files)
 
 
-def _byte_pieces(reading: Reading, files: Files, part: Part) -> Iterator[Piece]:
+def _byte_pieces(
+    reading: Reading, files: Files, part: Part, unwanted: threading.Event
+) -> Iterator[Piece]:
     kind = files.compressed[part.file]
     path = reading.files[part.file]
     pieces = sources.plain(path) if kind is None else sources.decompressed(path, kind)
     for data in pieces:
+        if unwanted.is_set():
+            return
 
         def feed(fed: Fed, lane: int, data: bytes = data) -> bool:
             return fed.feed(lane, data)
@@ -236,7 +238,7 @@ def _byte_pieces(reading: Reading, files: Files, part: Part) -> Iterator[Piece]:
 
 
 def _parquet_pieces(
-    reading: Reading, reader: ParquetReader, part: Part
+    reading: Reading, reader: ParquetReader, part: Part, unwanted: threading.Event
 ) -> Iterator[Piece]:
     path = reading.files[part.file]
     if reading.pipe_command is None:
@@ -246,7 +248,7 @@ def _parquet_pieces(
         return
     # Parquet is read from its end, which a pipe does not have yet.
     with tempfile.TemporaryFile() as spool:
-        _run_command(reading.pipe_command, path, spool)
+        run_command(reading.pipe_command, path, spool, unwanted)
         yield from _column_pieces(reader.read(spool, path, None))
 
 
@@ -259,22 +261,3 @@ def _column_pieces(found: Iterator[tuple[int, Any]]) -> Iterator[Piece]:
             return fed.feed_columns(lane, records, columns)
 
         yield feed
-
-
-def _run_command(command: str, path: str, spool: Any) -> None:
-    with Path(path).open("rb") as source:
-        done = subprocess.run(  # noqa: S602 - the command is a shell command by contract
-            command,
-            shell=True,
-            stdin=source,
-            stdout=spool,
-            stderr=subprocess.PIPE,
-            timeout=_COMMAND_DEADLINE_S,
-            check=False,
-        )
-    if done.returncode != 0:
-        said = done.stderr.decode(errors="replace")[-2048:].strip()
-        raise DataFileError(
-            f"pipe_command {command!r} of {path} ended with {done.returncode}: {said}"
-        )
-    spool.seek(0)
