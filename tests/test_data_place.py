@@ -50,6 +50,12 @@ def test_batches_read_ahead_of_the_end_can_come_again(files, make):
         resumed.load_state_dict(state)
         assert resumed.epoch == (0 if unused else 1)
         assert read(resumed) == (whole[-unused:] if unused else whole)
+    for wrong in ({}, None, {**state, "version": 99}):
+        with pytest.raises(cpudist.ConfigMismatchError, match="version 1"):
+            make(files).load_state_dict(wrong)
+    for epoch in (-1, "1", None):
+        with pytest.raises(cpudist.InvalidArgumentError, match="whole number"):
+            dataset.set_epoch(epoch)
     with pytest.raises(cpudist.InvalidArgumentError, match="unused=1"):
         make(files).state_dict(unused=1)
 

@@ -26,7 +26,7 @@ from torch_cpudist.data.settings import (
     Files,
     PathLike,
     all_parts,
-    check_settings,
+    check_state,
     make_reading,
 )
 from torch_cpudist.data.sharing import Share, own_share, trainers_share
@@ -89,7 +89,7 @@ class InMemoryDataset(IterableDataset[Batch]):
         seed: int = 0,
         buffer_bytes: int = 64 << 20,
         bad_lines: BadLines = "raise",
-        quarantine: str | None = None,
+        quarantine: PathLike | None = None,
         instance_ids: bool = False,
         delimiter: str = ",",
         separator: str = "|",
@@ -157,7 +157,7 @@ class InMemoryDataset(IterableDataset[Batch]):
             command=reading.pipe_command if not files.fed else None,
             fed=files.fed,
             policy=reading.bad_lines,
-            quarantine=reading.quarantine,
+            quarantine=reading.quarantine_name,
         )
         if files.fed:
             first = [0] * len(lanes)
@@ -328,7 +328,7 @@ class InMemoryDataset(IterableDataset[Batch]):
                 ``global_shuffle``.
         """
         sizes_bytes = Files(self._reading).sizes_bytes
-        check_settings(state["settings"], self._settings(sizes_bytes))
+        check_state(state, _STATE_VERSION, self._settings(sizes_bytes))
         self.load()
         for kind, *arguments in state["shuffles"]:
             (self.local_shuffle if kind == "local" else self.global_shuffle)(*arguments)

@@ -40,7 +40,15 @@ class Place:
         return self._position
 
     def go_to(self, epoch: int, position: Any = None) -> None:
-        """Names where the next iteration begins; default: at the epoch's beginning."""
+        """Names where the next iteration begins; default: at the epoch's beginning.
+
+        Raises:
+            InvalidArgumentError: the epoch is no whole number from 0 up.
+        """
+        if type(epoch) is not int or epoch < 0:
+            raise InvalidArgumentError(
+                f"epoch={epoch!r}, expected a whole number from 0 up"
+            )
         self._epoch = epoch
         self._position = self._beginning if position is None else position
         self._iterator = None

@@ -17,7 +17,7 @@ from torch_cpudist.data.settings import (
     BadLines,
     Files,
     PathLike,
-    check_settings,
+    check_state,
     make_reading,
 )
 from torch_cpudist.data.sharing import Share, own_share, share_of_worker
@@ -91,7 +91,7 @@ class QueueDataset(IterableDataset[Batch]):
         shuffle_records: int = 65536,
         buffer_bytes: int = 64 << 20,
         bad_lines: BadLines = "raise",
-        quarantine: str | None = None,
+        quarantine: PathLike | None = None,
         instance_ids: bool = False,
         delimiter: str = ",",
         separator: str = "|",
@@ -204,7 +204,7 @@ class QueueDataset(IterableDataset[Batch]):
         Raises:
             ConfigMismatchError: it was saved with other settings, files or trainers.
         """
-        check_settings(state["settings"], self._settings(None))
+        check_state(state, _STATE_VERSION, self._settings(None))
         self._place.go_to(state["epoch"], state["position"])
 
     def __getstate__(self) -> dict[str, Any]:

@@ -199,7 +199,7 @@ def open_reader(
         command=reading.pipe_command if not files.fed else None,
         fed=files.fed,
         policy=reading.bad_lines,
-        quarantine=reading.quarantine,
+        quarantine=reading.quarantine_name,
         seed=None if window is None else window[0],
         window_records=0 if window is None else window[1],
         position=position,

@@ -28,12 +28,13 @@ def own_share(files: Iterable[object], given: Share | None) -> Share:
         ConfigurationError: several trainers were launched, and none knows its number.
     """
     if given is not None:
-        number, count = given
-        if not (type(number) is type(count) is int and 0 <= number < count):
+        pair = tuple(given) if isinstance(given, (tuple, list)) else ()
+        whole = len(pair) == 2 and all(type(number) is int for number in pair)
+        if not whole or not 0 <= pair[0] < pair[1]:
             raise InvalidArgumentError(
                 f"share={given!r}, expected (number, count) with 0 <= number < count"
             )
-        return number, count
+        return pair[0], pair[1]
     if isinstance(files, Dealt):
         return 0, 1
     here = context.last()
