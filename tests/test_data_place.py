@@ -155,6 +155,13 @@ def test_close_ends_commands(files):
         time.sleep(0.01)
 
 
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path):
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    with pytest.raises(cpudist.errors.DataFileError, match="regular file"):
+        iter(QueueDataset([path], SLOTS))
+
+
 def test_close_ends_a_command_whose_output_is_parquet(tmp_path):
     pytest.importorskip("pyarrow")
     word = f"88.{os.getpid()}"

@@ -246,6 +246,10 @@ def _size_bytes(path: str) -> int:
         found = Path(path).stat()
         if Path(path).is_dir():
             raise DataFileError(f"{path}: expected a file, found a folder")
+        if not Path(path).is_file():  # a pipe would have open() wait for a writer
+            raise DataFileError(
+                f"{path}: expected a regular file, whose parts can be read in any order"
+            )
         with Path(path).open("rb"):
             return found.st_size
     except OSError as error:
