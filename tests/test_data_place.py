@@ -162,6 +162,13 @@ def test_a_pipe_is_refused_and_not_waited_for(tmp_path):
         iter(QueueDataset([path], SLOTS))
 
 
+def test_a_command_may_complain_in_any_bytes(files):
+    command = "printf '\\351 no\\n' >&2; exit 3"
+    dataset = QueueDataset(files, SLOTS, pipe_command=command)
+    with pytest.raises(cpudist.errors.DataFileError, match=r"\\xe9 no"):
+        read(dataset)
+
+
 def test_close_ends_a_command_whose_output_is_parquet(tmp_path):
     pytest.importorskip("pyarrow")
     word = f"88.{os.getpid()}"
