@@ -155,6 +155,12 @@ def test_close_ends_commands(files):
         time.sleep(0.01)
 
 
+def test_no_slot_has_the_name_of_instance_ids(files):
+    slots = [Slot("instance_id"), *SLOTS]
+    with pytest.raises(cpudist.InvalidArgumentError, match="'instance_id', too"):
+        QueueDataset(files, slots, instance_ids=True)
+
+
 def test_a_pipe_is_refused_and_not_waited_for(tmp_path):
     path = tmp_path / "pipe"
     os.mkfifo(path)

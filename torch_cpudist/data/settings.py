@@ -71,6 +71,10 @@ class Reading:
             self._refuse("pipe_command", "a shell command")
         if self.instance_ids and self.format != "multislot":
             self._refuse("instance_ids", "False: only MultiSlot lines have them")
+        if self.instance_ids and any(slot.name == "instance_id" for slot in self.slots):
+            self._refuse(
+                "instance_ids", "False: a slot has the name 'instance_id', too"
+            )
         for field in ("delimiter", "separator"):
             value = getattr(self, field)
             if (
