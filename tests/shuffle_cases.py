@@ -31,7 +31,11 @@ def shuffled(context: cpudist.Context, report: Any) -> None:
 
     dataset = loaded()
     found["before"] = numbers(dataset)
-    dataset.global_shuffle(seed=4)
+    under_way = iter(dataset)
+    next(under_way)
+    dataset.global_shuffle(seed=4)  # also in the middle of an epoch
+    with pytest.raises(cpudist.ClosedError, match="shuffle"):
+        next(under_way)
     found["once"] = numbers(dataset)
     state = dataset.state_dict()
     dataset.global_shuffle(seed=5, key="bag")
@@ -46,6 +50,13 @@ def shuffled(context: cpudist.Context, report: Any) -> None:
     whole = InMemoryDataset(files, SLOTS, share=(0, 1))
     whole.load()
     found["all"] = whole.records
+    with pytest.raises(cpudist.ConfigurationError, match="share"):
+        whole.global_shuffle()  # everybody has everything: nothing to deal
+    dealt = InMemoryDataset(cpudist.split_files(files), SLOTS, batch_size=32)
+    dealt.load()
+    found["dealt_before"] = numbers(dealt)
+    dealt.global_shuffle(seed=4)
+    found["dealt"] = numbers(dealt)
     report(found)
     if rank == 2:
         threading.Event().wait(60)

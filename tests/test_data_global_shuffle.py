@@ -26,7 +26,7 @@ def test_records_are_dealt_by_the_seed(tmp_path):
         found = [ranks.expect(rank, "report", 60.0)["value"] for rank in range(3)]
         killed_s = ranks.signal(2, signal.SIGKILL)
         lost = [ranks.expect(rank, "error", 30.0) for rank in range(2)]
-    for name in ("before", "once", "again"):
+    for name in ("before", "once", "again", "dealt_before", "dealt"):
         assert sorted(n for one in found for n in one[name]) == list(range(COUNT))
     for one in found:
         assert one["all"] == COUNT
@@ -37,6 +37,8 @@ def test_records_are_dealt_by_the_seed(tmp_path):
             assert abs(came - count / 3) < 5 * (count * 2 / 9) ** 0.5
         ascending = sum(a < b for a, b in itertools.pairwise(one["once"]))
         assert abs(ascending / len(one["once"]) - 0.5) < 0.06
+        count = len(one["dealt"])  # files that were dealt are shuffled globally, too
+        assert abs(count - COUNT / 3) < 5 * (COUNT * 2 / 9) ** 0.5
     homes = Counter()
     for rank, one in enumerate(found):
         homes.update({(rank, key[0]) for _, *key in one["by_key"] if key})

@@ -42,7 +42,8 @@ def test_batches_come_in_order_and_again() -> None:
         opt = wrapped(model, cpudist.Sync())
         loader = cpudist.data.prefetch(Loader(), opt, ids=lambda b: {model: b}, depth=3)
         for _ in range(2):
-            assert [batch.item() for batch in loader] == [0, 1, 2, 3, 4]
+            ahead = [(batch.item(), loader.ahead) for batch in loader]
+            assert ahead == [(0, 3), (1, 3), (2, 2), (3, 1), (4, 0)]
         for depth in (0, 16, 1.5, True):
             with pytest.raises(cpudist.InvalidArgumentError, match="depth"):
                 cpudist.data.prefetch(loader, opt, ids=lambda b: {}, depth=depth)

@@ -189,9 +189,9 @@ def test_skip_counts_and_logs_once_per_file_and_quarantine_keeps(tmp_path, caplo
     assert flat(read(skipping)) == found
     assert skipping.bad_lines() == {str(path): 2 for path in paths}
     assert len([r for r in caplog.records if "bad lines" in r.getMessage()]) == 2
-    kept = tmp_path / "kept.txt"
+    kept = tmp_path / "kept.txt"  # a path, as files are
     keeping = QueueDataset(
-        paths, SLOTS, batch_size=4, bad_lines="quarantine", quarantine=str(kept)
+        paths, SLOTS, batch_size=4, bad_lines="quarantine", quarantine=kept
     )
     assert sorted(flat(read(keeping))) == found
     lines = [text for text in kept.read_text().splitlines() if text[0] != "#"]
@@ -232,6 +232,7 @@ def test_files_that_cannot_be_read(tmp_path, files):
         {"format": "tsv"}, {"batch_size": 0}, {"threads": 0}, {"bad_lines": "drop"},
         {"bad_lines": "quarantine"}, {"quarantine": "x"}, {"pipe_command": " "},
         {"shuffle_records": 0}, {"share": (2, 2)}, {"timeout_s": 0.0}, {"seed": -1},
+        {"share": 1}, {"timeout_s": "x"}, {"pipe_command": 3}, {"seed": None},
         {"buffer_bytes": 1}, {"delimiter": ";;"}, {"separator": ","},
         {"format": "criteo", "instance_ids": True},
         {"format": "parquet", "bad_lines": "skip"},

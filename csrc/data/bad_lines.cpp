@@ -7,6 +7,8 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <iterator>
+#include <tuple>
 #include <utility>
 
 namespace cpudist::data {
@@ -59,6 +61,22 @@ void BadLines::report(uint32_t file, const std::string& path, uint64_t number,
     write(text);
   }
   if (counts_[file]++ == 0) notices_.push_back(place(path, number, error));
+}
+
+uint64_t BadLines::lines_before(uint32_t file, const std::string& path, uint64_t offset,
+                                const StopSignal& stop) {
+  uint64_t begin = 0;
+  uint64_t lines = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto& known = lines_before_[file];
+    const auto after = known.upper_bound(offset);
+    if (after != known.begin()) std::tie(begin, lines) = *std::prev(after);
+  }
+  lines += count_newlines(path, begin, offset, stop);
+  const std::lock_guard lock(mutex_);
+  lines_before_[file][offset] = lines;
+  return lines;
 }
 
 void BadLines::write(const std::string& text) {

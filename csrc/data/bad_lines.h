@@ -35,6 +35,11 @@ class BadLines {
   void report(uint32_t file, const std::string& path, uint64_t number, const LineError& error,
               std::string_view raw, bool whole);
 
+  // Line ends before a byte of a file. Counts on from the nearest byte before it that it was asked
+  // for, so that bad lines all over a file cost one pass over it and not one each.
+  uint64_t lines_before(uint32_t file, const std::string& path, uint64_t offset,
+                        const StopSignal& stop);
+
   // By the number of the file.
   std::map<uint32_t, uint64_t> counts() const;
   // "file:line:column: message" of the first bad line of each file, once.
@@ -49,6 +54,7 @@ class BadLines {
   mutable std::mutex mutex_;
   std::map<uint32_t, uint64_t> counts_;
   std::vector<std::string> notices_;
+  std::map<uint32_t, std::map<uint64_t, uint64_t>> lines_before_;  // by file and offset
 };
 
 }  // namespace cpudist::data

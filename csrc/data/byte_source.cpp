@@ -70,11 +70,12 @@ size_t FileRange::read(char* to, size_t size) {
   return static_cast<size_t>(found);
 }
 
-uint64_t count_newlines(const std::string& path, uint64_t size_bytes, const StopSignal& stop) {
-  FileRange range(path, 0, size_bytes, stop);
+uint64_t count_newlines(const std::string& path, uint64_t begin, uint64_t end,
+                        const StopSignal& stop) {
+  FileRange range(path, begin, end, stop);
   const auto buffer = std::make_unique_for_overwrite<char[]>(kCountBytes);
   uint64_t lines = 0;
-  uint64_t left = size_bytes;
+  uint64_t left = end - begin;
   while (left > 0) {
     const size_t found = range.read(buffer.get(), std::min<uint64_t>(left, kCountBytes));
     lines += static_cast<uint64_t>(std::count(buffer.get(), buffer.get() + found, '\n'));

@@ -66,7 +66,8 @@ class FileRange : public ByteSource {
   const StopSignal& stop_;
 };
 
-// Newlines in the first `size_bytes` of a file. Costs reading them.
-uint64_t count_newlines(const std::string& path, uint64_t size_bytes, const StopSignal& stop);
+// Newlines in the bytes [begin, end) of a file. Costs reading them.
+uint64_t count_newlines(const std::string& path, uint64_t begin, uint64_t end,
+                        const StopSignal& stop);
 
 }  // namespace cpudist::data

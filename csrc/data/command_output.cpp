@@ -14,6 +14,7 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <string_view>
 
 extern char** environ;
 
@@ -87,6 +88,24 @@ ssize_t read_some(int descriptor, char* to, size_t size) {
 std::string trimmed(const std::string& text) {
   const size_t end = text.find_last_not_of(" \t\r\n");
   return end == std::string::npos ? std::string() : text.substr(0, end + 1);
+}
+
+// Other bytes as \xhh: a command may write any, and the cut may be within a character, but a
+// message is UTF-8.
+std::string as_ascii(const std::string& text) {
+  constexpr std::string_view kHex = "0123456789abcdef";
+  std::string result;
+  for (const char c : text) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (byte < 0x80) {
+      result += c;
+      continue;
+    }
+    result += "\\x";
+    result += kHex[byte >> 4];
+    result += kHex[byte & 15];
+  }
+  return result;
 }
 
 }  // namespace
@@ -207,7 +226,7 @@ void CommandOutput::fail(const std::string& what) const {
   const std::string errors = trimmed(errors_end_);
   if (!errors.empty()) {
     text += "; the end of its stderr:\n";
-    text += errors.substr(errors.size() - std::min(errors.size(), kErrorBytes));
+    text += as_ascii(errors.substr(errors.size() - std::min(errors.size(), kErrorBytes)));
   }
   throw Error(ErrorCode::kDataFile, text);
 }

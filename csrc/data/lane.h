@@ -43,6 +43,8 @@ class Lane {
   // left, see remainder().
   bool next(Batch& batch, LanePosition& after);
   RecordBuffer take_remainder() { return std::move(remainder_); }
+  // At the end, or when it is given up: gives back what is open.
+  void close() { reader_->close(); }
   // At the end, for another lane.
   RecordBuffer take_buffer() { return std::move(buffer_); }
   // Any thread: the split that is being read, or the number of splits.

@@ -103,6 +103,7 @@ void Reader::run(LaneState& state) noexcept {
     error = Error(ErrorCode::kInternal, std::string("a reader thread failed: ") + caught.what());
   }
   if (state.fed) state.fed->stop();
+  state.lane->close();  // a command ends now, and not when the last user lets go of the reader
   bool last = false;
   {
     const std::lock_guard lock(mutex_);

@@ -193,7 +193,8 @@ void SplitReader::bad_line(const Line& line) {
 
 uint64_t SplitReader::line_number() {
   if (!counted_) {
-    lines_before_ = count_newlines(input_.files[split_.file], first_line_, stop_);
+    lines_before_ =
+        bad_lines_.lines_before(split_.file, input_.files[split_.file], first_line_, stop_);
     counted_ = true;
   }
   return lines_before_ + lines_read_;

@@ -50,6 +50,8 @@ class SplitReader {
   // Appends records until there are `records` of them, or `words` words. False: the split has
   // ended; it is closed then. Throws core::Error.
   bool read(RecordBuffer& to, size_t records, size_t words = ~size_t{0});
+  // Gives back what is open: a file, or a command, which is killed.
+  void close() { lines_.close(); }
   // Behind the last line that was read. Of files: bytes of the file; of streams: lines or rows.
   uint64_t position() const;
 

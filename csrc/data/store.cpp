@@ -151,7 +151,7 @@ StoreWalk Store::take() {
   const std::lock_guard lock(mutex_);
   if (loading_ || content_.use_count() > 1) {
     throw Error(ErrorCode::kInvalidArgument,
-                loader_
+                loading_
                     ? "a load is going on: wait for it"
                     : "records cannot be moved while readers of the store are there; stop them");
   }

@@ -35,7 +35,8 @@ class Fed(Protocol):
 
 # Feeds one piece of a part to a lane; false once nothing more is wanted.
 Piece = Callable[[Fed, int], bool]
-Open = Callable[[Part], Iterator[Piece]]
+# The pieces of a part; the event is set when they are not wanted any more.
+Open = Callable[[Part, threading.Event], Iterator[Piece]]
 
 
 class Feeder:
@@ -58,6 +59,7 @@ class Feeder:
         self._fed = fed
         self._failures: dict[int, Exception] = {}
         self._open = open_part
+        self._unwanted = threading.Event()
         self._threads = [
             threading.Thread(
                 target=self._run,
@@ -71,7 +73,8 @@ class Feeder:
             thread.start()
 
     def join(self) -> None:
-        """Waits for the threads; stop what is fed first."""
+        """Ends the threads and waits for them; stop what is fed first."""
+        self._unwanted.set()
         for thread in self._threads:
             thread.join(_JOIN_S)
 
@@ -83,7 +86,7 @@ class Feeder:
     def _run(self, lane: int, parts: Sequence[Part]) -> None:
         try:
             for part in parts:
-                for piece in self._open(part):
+                for piece in self._open(part, self._unwanted):
                     if not piece(self._fed, lane):
                         return
                 if not self._fed.feed_end_of_file(lane):

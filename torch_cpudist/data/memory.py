@@ -9,10 +9,11 @@ from typing import Any
 
 from torch.utils.data import IterableDataset, get_worker_info
 
-from torch_cpudist import _core
+from torch_cpudist import _core, context
 from torch_cpudist.data.dealing import mixed_seed
 from torch_cpudist.data.feeding import Feeder
 from torch_cpudist.data.global_shuffle import exchange_records
+from torch_cpudist.data.place import Place
 from torch_cpudist.data.reader import (
     BatchIterator,
     log_notices,
@@ -25,10 +26,10 @@ from torch_cpudist.data.settings import (
     Files,
     PathLike,
     all_parts,
-    check_settings,
+    check_state,
     make_reading,
 )
-from torch_cpudist.data.sharing import Share, own_share
+from torch_cpudist.data.sharing import Share, own_share, trainers_share
 from torch_cpudist.data.tensors import Batch, BatchMaker
 from torch_cpudist.errors import ClosedError, InvalidArgumentError
 
@@ -88,7 +89,7 @@ class InMemoryDataset(IterableDataset[Batch]):
         seed: int = 0,
         buffer_bytes: int = 64 << 20,
         bad_lines: BadLines = "raise",
-        quarantine: str | None = None,
+        quarantine: PathLike | None = None,
         instance_ids: bool = False,
         delimiter: str = ",",
         separator: str = "|",
@@ -98,6 +99,7 @@ class InMemoryDataset(IterableDataset[Batch]):
     ) -> None:
         super().__init__()
         self._share = own_share(files, share)
+        self._shuffle_share = trainers_share(files, share)
         self._reading = make_reading(
             files,
             slots,
@@ -121,9 +123,8 @@ class InMemoryDataset(IterableDataset[Batch]):
         self._feeder: Feeder | None = None
         self._loaded = False
         self._shuffles: list[list[Any]] = []  # what was done to the records, in order
-        self._epoch = 0
-        self._position = 0  # records of the epoch that are not to come any more
-        self._iterator: BatchIterator | None = None
+        self._sizes_bytes: list[int] = []  # of the files, when they were loaded
+        self._place = Place(0)  # positions: records of the epoch that were handed out
 
     def load(self) -> None:
         """Reads all files of this trainer; what was there before is released.
@@ -144,6 +145,7 @@ class InMemoryDataset(IterableDataset[Batch]):
         """
         self.release()
         files = Files(self._reading)
+        self._sizes_bytes = files.sizes_bytes
         # In the order of files: who loads what does not depend on epochs.
         lanes = files.shares(self._share, 0, shuffle=False)
         reading = self._reading
@@ -155,7 +157,7 @@ class InMemoryDataset(IterableDataset[Batch]):
             command=reading.pipe_command if not files.fed else None,
             fed=files.fed,
             policy=reading.bad_lines,
-            quarantine=reading.quarantine,
+            quarantine=reading.quarantine_name,
         )
         if files.fed:
             first = [0] * len(lanes)
@@ -217,9 +219,11 @@ class InMemoryDataset(IterableDataset[Batch]):
         self._check_seed(seed)
         store = self._loaded_store("global_shuffle")
         index = self._key_index(key)
-        if self._share[1] > 1:
+        self._place.end()
+        here = context.last()
+        if self._shuffle_share[1] > 1 or (here is not None and here.trainer_count > 1):
             try:
-                exchange_records(store, self._reading, self._share, seed, index)
+                exchange_records(store, self._reading, self._shuffle_share, seed, index)
             except BaseException:
                 self.release()
                 raise
@@ -228,14 +232,12 @@ class InMemoryDataset(IterableDataset[Batch]):
 
     def release(self) -> None:
         """Frees the records; batches handed out stay. Idempotent."""
-        if self._iterator is not None:
-            self._iterator.close()
-            self._iterator = None
+        self._place.end()
         if self._store is not None:
             self._store.release()
         self._join_feeder()
         self._store, self._loaded, self._shuffles = None, False, []
-        self._position = 0
+        self._place.go_to(self._place.epoch)
 
     @property
     def records(self) -> int:
@@ -255,11 +257,11 @@ class InMemoryDataset(IterableDataset[Batch]):
     @property
     def epoch(self) -> int:
         """The epoch that the next iteration reads, or the present one does."""
-        return self._epoch
+        return self._place.epoch
 
     def set_epoch(self, epoch: int) -> None:
         """Names the epoch that the next iteration reads, from its beginning."""
-        self._epoch, self._position, self._iterator = epoch, 0, None
+        self._place.go_to(epoch)
 
     def __iter__(self) -> Iterator[Batch]:
         """Begins an epoch, or goes on where a loaded position says.
@@ -275,33 +277,20 @@ class InMemoryDataset(IterableDataset[Batch]):
                 "ahead without the GIL"
             )
         store = self._loaded_store("iter")
-        if self._iterator is not None:
-            self._iterator.close()
-        reading, epoch = self._reading, self._epoch
-        begin, self._position = self._position, 0
+        self._place.end()
+        reading, epoch = self._reading, self._place.epoch
         core = store.reader(
             batch_size=reading.batch_size,
             drop_last=reading.drop_last,
             threads=reading.threads,
             buffer_bytes=reading.buffer_bytes,
-            begin_record=begin,
+            begin_record=self._place.position,
             seed=mixed_seed(reading.seed, epoch) if reading.shuffle else None,
         )
         maker = BatchMaker(reading.slots)
-        self._iterator = BatchIterator(
-            core,
-            maker,
-            reading.timeout_s,
-            reading.files,
-            None,
-            lambda: self._ended(epoch),
-        )
-        return self._iterator
-
-    def _ended(self, epoch: int) -> None:
-        if self._epoch == epoch:
-            self._epoch += 1
-            self._iterator = None
+        iterator = BatchIterator(core, maker, reading.timeout_s, reading.files, None)
+        self._place.follow(iterator, self._sizes_bytes)
+        return iterator
 
     def bad_lines(self) -> dict[str, int]:
         """Bad lines that loading left out, by file."""
@@ -319,13 +308,11 @@ class InMemoryDataset(IterableDataset[Batch]):
             InvalidArgumentError: more than the iterator remembers.
         """
         self._loaded_store("state_dict")
-        position = self._position
-        if self._iterator is not None:
-            position = self._iterator.position(unused)
+        epoch, position = self._place.saved(unused)
         return {
             "version": _STATE_VERSION,
-            "settings": self._settings(),
-            "epoch": self._epoch,
+            "settings": self._settings(self._sizes_bytes),
+            "epoch": epoch,
             "position": position,
             "shuffles": [list(shuffle) for shuffle in self._shuffles],
         }
@@ -340,12 +327,12 @@ class InMemoryDataset(IterableDataset[Batch]):
             DataFileError, BadRecordError, PeerLostError: see ``load`` and
                 ``global_shuffle``.
         """
-        check_settings(state["settings"], self._settings())
+        sizes_bytes = Files(self._reading).sizes_bytes
+        check_state(state, _STATE_VERSION, self._settings(sizes_bytes))
         self.load()
         for kind, *arguments in state["shuffles"]:
             (self.local_shuffle if kind == "local" else self.global_shuffle)(*arguments)
-        self.set_epoch(state["epoch"])
-        self._position = state["position"]
+        self._place.go_to(state["epoch"], state["position"])
 
     def _loaded_store(self, caller: str) -> Any:
         if not self._loaded:
@@ -359,7 +346,7 @@ class InMemoryDataset(IterableDataset[Batch]):
         if self._shuffles and self._shuffles[-1][0] == "local":
             self._shuffles.pop()  # orders that are gone
         self._shuffles.append(how)
-        self.set_epoch(self._epoch)
+        self.set_epoch(self.epoch)
 
     def _key_index(self, key: str | None) -> int | None:
         """The slot that keeps records together; -1 for instance ids."""
@@ -387,9 +374,16 @@ class InMemoryDataset(IterableDataset[Batch]):
             self._feeder.join()
             self._feeder = None
 
-    def _settings(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, Any]:
+        """Leaves records and iterators where they are: a copy is to be loaded."""
+        place = Place(0)
+        place.go_to(self.epoch)
+        copied = {**self.__dict__, "_place": place, "_store": None, "_feeder": None}
+        return {**copied, "_loaded": False, "_shuffles": []}
+
+    def _settings(self, sizes_bytes: list[int]) -> dict[str, Any]:
         return {
             **self._reading.settings(),
             "share": list(self._share),
-            "sizes_bytes": Files(self._reading).sizes_bytes,
+            "sizes_bytes": list(sizes_bytes),
         }

@@ -45,6 +45,12 @@ def row_groups(path: str) -> list[int]:
     return [metadata.row_group(group).total_byte_size for group in groups]
 
 
+def _records_before(metadata: Any, groups: Sequence[int] | None) -> int:
+    """Records of a file before the first of some row groups."""
+    first = groups[0] if groups else 0
+    return sum(metadata.row_group(group).num_rows for group in range(first))
+
+
 class ParquetReader:
     """Reads the columns that slots need, and turns them into arrays.
 
@@ -83,7 +89,7 @@ class ParquetReader:
                         f"{path}: expected columns {sorted(missing)}, found "
                         f"{file.schema_arrow.names}"
                     )
-                first = 0
+                first = _records_before(file.metadata, groups)
                 for batch in file.iter_batches(
                     RECORDS_PER_PIECE,
                     row_groups=groups,
@@ -158,7 +164,7 @@ class ParquetReader:
             array = array.dictionary_decode()
             kind = array.type
         if slot.hash_range is not None:
-            return self._hashed(array, index, slot)
+            return self._hashed(where, array, index, slot)
         fits = types.is_integer(kind) or types.is_boolean(kind)
         if not slot.integers:
             fits = fits or types.is_floating(kind)
@@ -167,16 +173,14 @@ class ParquetReader:
             raise BadRecordError(
                 f"{where}, slot {slot.name!r}: expected {wanted}, found {kind}"
             )
-        if array.null_count:
-            array = array.fill_null(
-                self._pyarrow.scalar(slot.missing).cast(kind, safe=False)
-            )
         target = self._pyarrow.int64() if slot.integers else self._pyarrow.float32()
         try:
             # Whole numbers must fit; to float32 every number is rounded.
             numbers = array.cast(target, safe=slot.integers)
         except self._pyarrow.ArrowInvalid as error:
             raise BadRecordError(f"{where}, slot {slot.name!r}: {error}") from error
+        if numbers.null_count:  # only now: the column's type need not hold it
+            numbers = numbers.fill_null(self._pyarrow.scalar(slot.missing, target))
         values: Values = numbers.to_numpy(zero_copy_only=False)
         if not slot.integers and not np.isfinite(values).all():
             raise BadRecordError(
@@ -185,11 +189,17 @@ class ParquetReader:
             )
         return np.ascontiguousarray(values)
 
-    def _hashed(self, array: Any, index: int, slot: Slot) -> Values:
+    def _hashed(self, where: str, array: Any, index: int, slot: Slot) -> Values:
         """Hashes values as the other formats hash their text."""
         if self._pyarrow.types.is_integer(array.type):
             array = array.cast(self._pyarrow.large_string())
-        texts = array.cast(self._pyarrow.large_binary())
+        try:
+            texts = array.cast(self._pyarrow.large_binary())
+        except (self._pyarrow.ArrowInvalid, NotImplementedError) as error:
+            raise BadRecordError(
+                f"{where}, slot {slot.name!r}: expected texts or whole numbers, "
+                f"which can be hashed, found {array.type}"
+            ) from error
         valid = array.is_valid().to_numpy(zero_copy_only=False)
         _, offsets, data = texts.fill_null(b"").buffers()
         begin = texts.offset

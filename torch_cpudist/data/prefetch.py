@@ -86,6 +86,15 @@ class Prefetched(Generic[BatchT]):
         self._opt = opt
         self._ids = ids
         self._depth = depth
+        self._ahead = 0
+
+    @property
+    def ahead(self) -> int:
+        """How many batches were read and not handed out: ``depth``, fewer at the end.
+
+        What ``state_dict(unused=)`` of a dataset takes, called after a step.
+        """
+        return self._ahead
 
     def __len__(self) -> int:
         """The length of the loader, which must have one."""
@@ -108,6 +117,7 @@ class Prefetched(Generic[BatchT]):
                 if not ready:
                     return
                 first = ready.popleft()
+                self._ahead = sum(entry.batch is not None for entry in ready)
                 if first.error is not None:
                     raise first.error
                 self._opt.use_prefetched(first.number)
@@ -130,4 +140,4 @@ class Prefetched(Generic[BatchT]):
         try:
             return _Ready(batch, self._opt.prefetch_managed(self._ids(batch)))
         except Exception as error:
-            return _Ready(error=error)
+            return _Ready(batch, error=error)

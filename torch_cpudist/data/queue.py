@@ -4,19 +4,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from torch.utils.data import IterableDataset, get_worker_info
 
 from torch_cpudist.data.dealing import mixed_seed
+from torch_cpudist.data.place import Place
 from torch_cpudist.data.reader import BatchIterator, open_reader
 from torch_cpudist.data.schema import Format, Slot
 from torch_cpudist.data.settings import (
     BadLines,
     Files,
     PathLike,
-    check_settings,
+    check_state,
     make_reading,
 )
 from torch_cpudist.data.sharing import Share, own_share, share_of_worker
@@ -90,7 +91,7 @@ class QueueDataset(IterableDataset[Batch]):
         shuffle_records: int = 65536,
         buffer_bytes: int = 64 << 20,
         bad_lines: BadLines = "raise",
-        quarantine: str | None = None,
+        quarantine: PathLike | None = None,
         instance_ids: bool = False,
         delimiter: str = ",",
         separator: str = "|",
@@ -124,54 +125,53 @@ class QueueDataset(IterableDataset[Batch]):
                 f"shuffle_records={shuffle_records!r}, expected a whole number from 1"
             )
         self._shuffle_records = shuffle_records
-        self._epoch = 0
-        self._position: list[Any] | None = None  # to begin the next iteration at
-        self._iterator: BatchIterator | None = None  # that is under way
+        self._place = Place(None)
         self._newest: BatchIterator | None = None
 
     @property
     def epoch(self) -> int:
         """The epoch that the next iteration reads, or the present one does."""
-        return self._epoch
+        return self._place.epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """Names the epoch that the next iteration reads, from its beginning."""
-        self._epoch = epoch
-        self._position = None
-        self._iterator = None
+        """Names the epoch that the next iteration reads, from its beginning.
+
+        With ``DataLoader(num_workers=n)`` call it before every epoch: iterations are in
+        other processes then, and the dataset here does not count them.
+        """
+        self._place.go_to(epoch)
 
     def __iter__(self) -> Iterator[Batch]:
         """Opens the files and starts the reader threads.
 
         Raises:
             DataFileError: a file is missing or cannot be read.
+            InvalidArgumentError: in a process of a ``DataLoader`` after
+                ``load_state_dict``.
         """
-        if self._iterator is not None and get_worker_info() is None:
-            self._iterator.close()
+        place = self._place
+        place.end()
+        if place.position is not None and get_worker_info() is not None:
+            raise InvalidArgumentError(
+                "a position was loaded, which is that of one process; this is one of "
+                "several of a DataLoader. Set num_workers=0."
+            )
         share = share_of_worker(self._share)
         files = Files(self._reading)
-        position, self._position = self._position, None
-        epoch = self._epoch
-        lanes = files.shares(share, epoch, shuffle=self._reading.shuffle)
-        seed = mixed_seed(self._reading.seed, epoch, *share)
-        self._iterator = open_reader(
+        lanes = files.shares(share, place.epoch, shuffle=self._reading.shuffle)
+        seed = mixed_seed(self._reading.seed, place.epoch, *share)
+        self._newest = open_reader(
             self._reading,
             files,
             lanes,
             window=(seed, self._shuffle_records) if self._reading.shuffle else None,
-            position=position,
-            at_end=lambda: self._ended(epoch),
+            position=place.position,
         )
-        self._newest = self._iterator
-        return self._iterator
-
-    def _ended(self, epoch: int) -> None:
-        if self._epoch == epoch:
-            self._epoch += 1
-            self._iterator = None
+        place.follow(self._newest, files.sizes_bytes)
+        return self._newest
 
     def bad_lines(self) -> dict[str, int]:
-        """Bad lines by file, of the newest iteration."""
+        """Bad lines by file, of the newest iteration in this process."""
         return {} if self._newest is None else self._newest.bad_lines()
 
     def state_dict(self, unused: int = 0) -> dict[str, Any]:
@@ -190,13 +190,11 @@ class QueueDataset(IterableDataset[Batch]):
                 "state_dict() in a process of a DataLoader: ask the dataset in the "
                 "training process, which needs num_workers=0"
             )
-        position = self._position
-        if self._iterator is not None:
-            position = self._iterator.position(unused)
+        epoch, position = self._place.saved(unused)
         return {
             "version": _STATE_VERSION,
-            "settings": self._settings(),
-            "epoch": self._epoch,
+            "settings": self._settings(self._place.sizes_bytes()),
+            "epoch": epoch,
             "position": position,
         }
 
@@ -206,18 +204,20 @@ class QueueDataset(IterableDataset[Batch]):
         Raises:
             ConfigMismatchError: it was saved with other settings, files or trainers.
         """
-        check_settings(state["settings"], self._settings())
-        self.set_epoch(state["epoch"])
-        self._position = state["position"]
+        check_state(state, _STATE_VERSION, self._settings(None))
+        self._place.go_to(state["epoch"], state["position"])
 
     def __getstate__(self) -> dict[str, Any]:
         """Leaves open iterators where they are: a copy begins anew."""
-        return {**self.__dict__, "_iterator": None, "_newest": None}
+        place = Place(None)
+        place.go_to(self._place.epoch, self._place.position)
+        return {**self.__dict__, "_place": place, "_newest": None}
 
-    def _settings(self) -> dict[str, Any]:
+    def _settings(self, sizes_bytes: Sequence[int] | None) -> dict[str, Any]:
+        sizes = Files(self._reading).sizes_bytes if sizes_bytes is None else sizes_bytes
         return {
             **self._reading.settings(),
             "shuffle_records": self._shuffle_records,
             "share": list(self._share),
-            "sizes_bytes": Files(self._reading).sizes_bytes,
+            "sizes_bytes": list(sizes),
         }

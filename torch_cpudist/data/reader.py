@@ -5,27 +5,31 @@
 from __future__ import annotations
 
 import functools
-import subprocess
+import os
 import tempfile
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from torch_cpudist import _core
 from torch_cpudist.data import sources
+from torch_cpudist.data.commands import run_command
 from torch_cpudist.data.dealing import STREAM_END, Part
 from torch_cpudist.data.feeding import Fed, Feeder, Open, Piece
 from torch_cpudist.data.parquet import ParquetReader
 from torch_cpudist.data.settings import Files, Reading, all_parts
 from torch_cpudist.data.tensors import Batch, BatchMaker
-from torch_cpudist.errors import DataFileError, InvalidArgumentError
+from torch_cpudist.errors import (
+    ClosedError,
+    DataFileError,
+    InvalidArgumentError,
+    OperationTimeoutError,
+)
 from torch_cpudist.log import logger
 
 _REMEMBERED = 64
-_COMMAND_DEADLINE_S = 3600.0
 
 
 def log_notices(core: Any) -> None:
@@ -55,7 +59,6 @@ class BatchIterator(Iterator[Batch]):
         timeout_s: how long a batch may take.
         names: of the files, for the log.
         feeder: threads that feed the reader.
-        at_end: called once, after the last batch.
     """
 
     def __init__(
@@ -65,16 +68,17 @@ class BatchIterator(Iterator[Batch]):
         timeout_s: float,
         names: Sequence[str],
         feeder: Feeder | None,
-        at_end: Callable[[], None],
     ) -> None:
-        self._core = core
+        self._core: Any = core  # None once it was closed
         self._maker = maker
         self._timeout_s = timeout_s
         self._names = names
         self._feeder = feeder
-        self._at_end = at_end
+        self._process = os.getpid()
+        self._turn = threading.Lock()  # positions are noted in the order of batches
         self._mutex = threading.Lock()
         self._ended = False
+        self._bad_lines: dict[int, int] = {}  # when it was closed
         self._positions: deque[Any] = deque([core.position()], maxlen=_REMEMBERED + 1)
 
     def __iter__(self) -> BatchIterator:
@@ -89,24 +93,44 @@ class BatchIterator(Iterator[Batch]):
             OperationTimeoutError: it took longer than ``timeout_s``.
             ClosedError: the iterator was closed.
         """
+        if not self._turn.acquire(timeout=self._timeout_s):
+            raise OperationTimeoutError(
+                f"no batch within {self._timeout_s:g} s: other threads wait for theirs"
+            )
+        try:
+            made = self._take()
+        finally:
+            self._turn.release()
+        return self._maker.make(made)
+
+    def _take(self) -> Any:
         if self._ended:
             raise StopIteration
-        with raising_failures_of(self._feeder):
-            made = self._core.next(self._timeout_s)
-        log_notices(self._core)
+        core = self._core
+        try:
+            if core is None:
+                raise ClosedError("closed")
+            with raising_failures_of(self._feeder):
+                made = core.next(self._timeout_s)
+        except ClosedError:
+            raise ClosedError(
+                "this iteration was closed: by close(), or because another one over "
+                "the same dataset or a shuffle began, which end those before. For "
+                "several at a time make several datasets."
+            ) from None
+        log_notices(core)
         if made is None:
-            self._end()
+            self.close()
+            self._ended = True
             raise StopIteration
         with self._mutex:
             self._positions.append(made.position)
-        return self._maker.make(made)
+        return made
 
-    def _end(self) -> None:
-        with self._mutex:
-            first, self._ended = not self._ended, True
-        if first:
-            self.close()
-            self._at_end()
+    @property
+    def ended(self) -> bool:
+        """Whether the end of the epoch was reached."""
+        return self._ended
 
     def position(self, unused: int = 0) -> Any:
         """Where the data go on after the batches handed out, less the last ``unused``.
@@ -124,18 +148,27 @@ class BatchIterator(Iterator[Batch]):
 
     def bad_lines(self) -> dict[str, int]:
         """Bad lines so far, by file."""
-        counts: dict[int, int] = self._core.bad_lines()
+        core = self._core
+        counts = self._bad_lines if core is None else core.bad_lines()
         return {self._names[file]: count for file, count in counts.items()}
 
     def close(self) -> None:
-        """Stops the reader threads. Idempotent; batches handed out stay."""
-        self._core.stop()
+        """Ends the reader threads and lets go of records. Batches handed out stay."""
+        if os.getpid() != self._process:
+            return  # a fork has the parent's object, and none of its threads
+        core = self._core
+        if core is None:
+            return
+        core.stop()
         if self._feeder is not None:
             self._feeder.join()
+        # Where records are in memory, their store has the count.
+        self._bad_lines = getattr(core, "bad_lines", dict)()
+        self._core = None
 
     def __del__(self) -> None:
         core = getattr(self, "_core", None)
-        if core is not None:
+        if core is not None and getattr(self, "_process", None) == os.getpid():
             core.stop()
 
 
@@ -145,7 +178,6 @@ def open_reader(
     lanes: list[list[Part]],
     window: tuple[int, int] | None,
     position: Any,
-    at_end: Callable[[], None],
 ) -> BatchIterator:
     """Starts reading.
 
@@ -155,7 +187,6 @@ def open_reader(
         lanes: the parts of each reader thread.
         window: seed and records of the windows in which records are permuted.
         position: where to begin; default: at the beginning.
-        at_end: called once, after the last batch.
     """
     core = _core.DataReader(
         reading.core_schema(),
@@ -168,7 +199,7 @@ def open_reader(
         command=reading.pipe_command if not files.fed else None,
         fed=files.fed,
         policy=reading.bad_lines,
-        quarantine=reading.quarantine,
+        quarantine=reading.quarantine_name,
         seed=None if window is None else window[0],
         window_records=0 if window is None else window[1],
         position=position,
@@ -180,7 +211,7 @@ def open_reader(
         feeder = Feeder(core, lanes, first, opener(reading, files))
     maker = BatchMaker(reading.slots)
     names = reading.files
-    return BatchIterator(core, maker, reading.timeout_s, names, feeder, at_end)
+    return BatchIterator(core, maker, reading.timeout_s, names, feeder)
 
 
 def opener(reading: Reading, files: Files) -> Open:
@@ -190,11 +221,15 @@ def opener(reading: Reading, files: Files) -> Open:
     return functools.partial(_byte_pieces, reading, files)
 
 
-def _byte_pieces(reading: Reading, files: Files, part: Part) -> Iterator[Piece]:
+def _byte_pieces(
+    reading: Reading, files: Files, part: Part, unwanted: threading.Event
+) -> Iterator[Piece]:
     kind = files.compressed[part.file]
     path = reading.files[part.file]
     pieces = sources.plain(path) if kind is None else sources.decompressed(path, kind)
     for data in pieces:
+        if unwanted.is_set():
+            return
 
         def feed(fed: Fed, lane: int, data: bytes = data) -> bool:
             return fed.feed(lane, data)
@@ -203,7 +238,7 @@ def _byte_pieces(reading: Reading, files: Files, part: Part) -> Iterator[Piece]:
 
 
 def _parquet_pieces(
-    reading: Reading, reader: ParquetReader, part: Part
+    reading: Reading, reader: ParquetReader, part: Part, unwanted: threading.Event
 ) -> Iterator[Piece]:
     path = reading.files[part.file]
     if reading.pipe_command is None:
@@ -213,7 +248,7 @@ def _parquet_pieces(
         return
     # Parquet is read from its end, which a pipe does not have yet.
     with tempfile.TemporaryFile() as spool:
-        _run_command(reading.pipe_command, path, spool)
+        run_command(reading.pipe_command, path, spool, unwanted)
         yield from _column_pieces(reader.read(spool, path, None))
 
 
@@ -226,22 +261,3 @@ def _column_pieces(found: Iterator[tuple[int, Any]]) -> Iterator[Piece]:
             return fed.feed_columns(lane, records, columns)
 
         yield feed
-
-
-def _run_command(command: str, path: str, spool: Any) -> None:
-    with Path(path).open("rb") as source:
-        done = subprocess.run(  # noqa: S602 - the command is a shell command by contract
-            command,
-            shell=True,
-            stdin=source,
-            stdout=spool,
-            stderr=subprocess.PIPE,
-            timeout=_COMMAND_DEADLINE_S,
-            check=False,
-        )
-    if done.returncode != 0:
-        said = done.stderr.decode(errors="replace")[-2048:].strip()
-        raise DataFileError(
-            f"pipe_command {command!r} of {path} ended with {done.returncode}: {said}"
-        )
-    spool.seek(0)

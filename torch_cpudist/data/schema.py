@@ -20,6 +20,11 @@ _MOST_VALUES = 2**20
 _INT64 = (-(2**63), 2**63 - 1)
 
 
+def known(word: object, words: Sequence[str]) -> str:
+    """For "expected ...": one of some words, and the one that was meant, perhaps."""
+    return f"one that is known; {nearest(str(word), words)}"
+
+
 @dataclass(frozen=True)
 class Slot:
     """One field of a record, and the entry of a batch that it becomes.
@@ -68,7 +73,7 @@ class Slot:
         if not isinstance(self.name, str) or not self.name:
             self._refuse("name", "a text that is not empty")
         if self.kind not in get_args(Kind):
-            self._refuse("kind", nearest(str(self.kind), get_args(Kind)))
+            self._refuse("kind", known(self.kind, get_args(Kind)))
         sparse = self.kind == "sparse"
         dim = self.dim if sparse or self.dim is not None else 1
         if dim is not None and (type(dim) is not int or not 1 <= dim <= _MOST_VALUES):

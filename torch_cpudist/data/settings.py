@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from torch_cpudist import _core
-from torch_cpudist.config import nearest, whole_number
+from torch_cpudist.config import whole_number
 from torch_cpudist.data import parquet, sources
 from torch_cpudist.data.dealing import Part, cut, deal, mixed_seed
-from torch_cpudist.data.schema import Format, Slot, checked_slots
+from torch_cpudist.data.schema import Format, Slot, checked_slots, known
 from torch_cpudist.errors import (
     ConfigMismatchError,
     DataFileError,
@@ -45,7 +45,7 @@ class Reading:
     seed: int
     buffer_bytes: int
     bad_lines: BadLines
-    quarantine: str | None
+    quarantine: PathLike | None
     instance_ids: bool
     delimiter: str
     separator: str
@@ -59,24 +59,33 @@ class Reading:
             InvalidArgumentError: names the argument, what was found and what is valid.
         """
         if self.format not in get_args(Format):
-            self._refuse("format", nearest(str(self.format), get_args(Format)))
+            self._refuse("format", known(self.format, get_args(Format)))
         if self.bad_lines not in get_args(BadLines):
-            self._refuse("bad_lines", nearest(str(self.bad_lines), get_args(BadLines)))
+            self._refuse("bad_lines", known(self.bad_lines, get_args(BadLines)))
         if (self.quarantine is not None) != (self.bad_lines == "quarantine"):
             self._refuse("quarantine", "a path, with bad_lines='quarantine' only")
         if self.format == "parquet" and self.bad_lines != "raise":
             self._refuse("bad_lines", "'raise': a Parquet file has no lines")
-        if self.pipe_command is not None and not self.pipe_command.strip():
+        command = self.pipe_command
+        if command is not None and not (isinstance(command, str) and command.strip()):
             self._refuse("pipe_command", "a shell command")
         if self.instance_ids and self.format != "multislot":
             self._refuse("instance_ids", "False: only MultiSlot lines have them")
+        if self.instance_ids and any(slot.name == "instance_id" for slot in self.slots):
+            self._refuse(
+                "instance_ids", "False: a slot has the name 'instance_id', too"
+            )
         for field in ("delimiter", "separator"):
             value = getattr(self, field)
-            if len(value.encode()) != 1 or value in '"\r\n':
+            if (
+                not isinstance(value, str)
+                or len(value.encode()) != 1
+                or value in '"\r\n'
+            ):
                 self._refuse(field, "one character of one byte, no quote or line end")
         if self.delimiter == self.separator:
             self._refuse("separator", "another character than delimiter")
-        if not 0 < self.timeout_s < float("inf"):
+        if not _is_number(self.timeout_s) or not 0 < self.timeout_s < float("inf"):
             self._refuse("timeout_s", "a positive number of seconds")
         whole_number("batch_size", self.batch_size, 1, _MOST_RECORDS)
         whole_number("threads", self.threads, 1, _MOST_THREADS)
@@ -93,6 +102,11 @@ class Reading:
         raise InvalidArgumentError(
             f"{field}={getattr(self, field)!r}, expected {expected}"
         )
+
+    @property
+    def quarantine_name(self) -> str | None:
+        """The file for bad lines."""
+        return None if self.quarantine is None else os.fsdecode(self.quarantine)
 
     def core_schema(self) -> Any:
         """The schema as the reader threads have it."""
@@ -134,11 +148,16 @@ class Reading:
         }
 
 
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
 def checked_files(files: Iterable[PathLike]) -> tuple[str, ...]:
     """A list of paths as texts.
 
     Raises:
-        InvalidArgumentError: one path instead of a list, a set, no file, or one twice.
+        InvalidArgumentError: one path instead of a list, a set, one twice, or a name
+            that is not UTF-8.
     """
     if isinstance(files, (str, os.PathLike)):
         raise InvalidArgumentError(
@@ -149,7 +168,15 @@ def checked_files(files: Iterable[PathLike]) -> tuple[str, ...]:
             "files: expected a list of paths, got a set, whose order is another one in "
             "every process. Pass sorted(files)."
         )
-    names = tuple(os.fspath(path) for path in files)
+    names = tuple(os.fsdecode(path) for path in files)
+    for name in names:
+        try:
+            name.encode()
+        except UnicodeEncodeError:
+            raise InvalidArgumentError(
+                f"files: {name!r} is not UTF-8, which names must be that stand in "
+                "messages and saved positions. Rename the file, or pass a link to it."
+            ) from None
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise InvalidArgumentError(f"files: {twice[:3]} more than once")
@@ -223,6 +250,10 @@ def _size_bytes(path: str) -> int:
         found = Path(path).stat()
         if Path(path).is_dir():
             raise DataFileError(f"{path}: expected a file, found a folder")
+        if not Path(path).is_file():  # a pipe would have open() wait for a writer
+            raise DataFileError(
+                f"{path}: expected a regular file, whose parts can be read in any order"
+            )
         with Path(path).open("rb"):
             return found.st_size
     except OSError as error:
@@ -231,12 +262,19 @@ def _size_bytes(path: str) -> int:
         raise DataFileError(f"{path}: {error.strerror or error}") from error
 
 
-def check_settings(saved: dict[str, Any], own: dict[str, Any]) -> None:
+def check_state(state: Any, version: int, own: dict[str, Any]) -> None:
     """Checks that a saved position belongs to a dataset like this one.
 
     Raises:
         ConfigMismatchError: names what differs, with both values.
     """
+    found = state.get("version") if isinstance(state, dict) else None
+    if found != version or not {"settings", "epoch", "position"} <= state.keys():
+        raise ConfigMismatchError(
+            f"load_state_dict: expected what state_dict() returned, version {version}, "
+            f"found {_short(state)}"
+        )
+    saved = state["settings"]
     for key, value in own.items():
         if saved.get(key) != value:
             raise ConfigMismatchError(

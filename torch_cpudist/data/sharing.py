@@ -28,12 +28,13 @@ def own_share(files: Iterable[object], given: Share | None) -> Share:
         ConfigurationError: several trainers were launched, and none knows its number.
     """
     if given is not None:
-        number, count = given
-        if not (type(number) is type(count) is int and 0 <= number < count):
+        pair = tuple(given) if isinstance(given, (tuple, list)) else ()
+        whole = len(pair) == 2 and all(type(number) is int for number in pair)
+        if not whole or not 0 <= pair[0] < pair[1]:
             raise InvalidArgumentError(
                 f"share={given!r}, expected (number, count) with 0 <= number < count"
             )
-        return number, count
+        return pair[0], pair[1]
     if isinstance(files, Dealt):
         return 0, 1
     here = context.last()
@@ -50,6 +51,17 @@ def own_share(files: Iterable[object], given: Share | None) -> Share:
             "share=(number, count)."
         )
     return 0, 1
+
+
+def trainers_share(files: Iterable[object], given: Share | None) -> Share:
+    """Whose records a global shuffle gives away: as ``own_share``, for shuffles.
+
+    What ``split_files`` returned is read whole and still is one share of many.
+    """
+    here = context.last()
+    if given is None and isinstance(files, Dealt) and here is not None:
+        return here.trainer_rank, here.trainer_count
+    return own_share(files, given)
 
 
 def share_of_worker(share: Share) -> Share:
