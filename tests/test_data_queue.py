@@ -359,3 +359,24 @@ def test_zstd_and_instance_ids(tmp_path):
     ids = batch["instance_id"].tolist()
     assert len(set(ids)) == 5
     assert ids[:5] == ids[5:10]
+
+
+def test_an_empty_csv_file_has_no_header(tmp_path):
+    path = tmp_path / "empty.csv"
+    path.touch()
+    with pytest.raises(cpudist.BadRecordError, match=r"empty\.csv:1:1: .*header"):
+        iter(QueueDataset([path], [Slot("a")], format="csv"))
+    assert read(QueueDataset([path], SLOTS)) == []  # of other formats: no records
+
+
+@pytest.mark.parametrize("size", [0, 9000])
+def test_a_file_that_shrinks_while_it_is_read(tmp_path, size):
+    path = tmp_path / "shrinks.txt"
+    lines = list(map(line, records(50000)))
+    path.write_text("".join(lines))
+    iterator = iter(QueueDataset([path], SLOTS, batch_size=4, buffer_bytes=1 << 16))
+    next(iterator)
+    with path.open("r+b") as file:
+        file.truncate(len("".join(lines[:size])))
+    with pytest.raises(cpudist.DataFileError, match=r"shrinks\.txt"):
+        list(iterator)

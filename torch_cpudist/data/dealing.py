@@ -63,7 +63,10 @@ def cut(sizes_bytes: Sequence[int], shares: int, whole: bool) -> list[Part]:
     parts = []
     for file, size in enumerate(sizes_bytes):
         count = max(1, -(-size // length))
-        bounds = [size * i // count for i in range(count)] + [STREAM_END]
+        bounds = [size * i // count for i in range(count)]
+        # Up to the size that was found: what is cut off meanwhile is missed, and what is
+        # appended is not read. Files that tell no size are read to their end.
+        bounds.append(size or STREAM_END)
         parts += [
             Part(file, begin, end, min(end, size) - begin)
             for begin, end in itertools.pairwise(bounds)

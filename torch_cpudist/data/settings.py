@@ -16,6 +16,7 @@ from torch_cpudist.data import parquet, sources
 from torch_cpudist.data.dealing import Part, cut, deal, mixed_seed
 from torch_cpudist.data.schema import Format, Slot, checked_slots, known
 from torch_cpudist.errors import (
+    BadRecordError,
     ConfigMismatchError,
     DataFileError,
     InvalidArgumentError,
@@ -206,11 +207,14 @@ class Files:
 
     Raises:
         DataFileError: one is missing, a folder, or cannot be read.
+        BadRecordError: a CSV file has no header.
     """
 
     def __init__(self, reading: Reading) -> None:
         self._reading = reading
         self.sizes_bytes = [_size_bytes(path) for path in reading.files]
+        if reading.format == "csv" and reading.pipe_command is None:
+            _check_headers(reading.files, self.sizes_bytes)
         self.compressed: list[str | None] = [None] * len(reading.files)
         if reading.pipe_command is None and reading.format != "parquet":
             self.compressed = [sources.compression(path) for path in reading.files]
@@ -243,6 +247,15 @@ class Files:
             ]
         whole = self.fed or reading.pipe_command is not None
         return cut(self.sizes_bytes, shares, whole)
+
+
+def _check_headers(paths: Sequence[str], sizes_bytes: Sequence[int]) -> None:
+    for path, size in zip(paths, sizes_bytes, strict=True):
+        if size == 0:
+            raise BadRecordError(
+                f"{path}:1:1: expected a header with the names of columns, found an "
+                "empty file"
+            )
 
 
 def _size_bytes(path: str) -> int:
