@@ -64,7 +64,7 @@ def cut(sizes_bytes: Sequence[int], shares: int, whole: bool) -> list[Part]:
     for file, size in enumerate(sizes_bytes):
         count = max(1, -(-size // length))
         bounds = [size * i // count for i in range(count)]
-        # Up to the size that was found: what is cut off meanwhile is missed, and what is
+        # Up to the size that was found: what is cut off meanwhile is missed, what is
         # appended is not read. Files that tell no size are read to their end.
         bounds.append(size or STREAM_END)
         parts += [
