@@ -138,7 +138,7 @@ def tests_target(sanitize: str | None) -> Target:
         build_dir = ROOT / "build" / SANITIZERS[sanitize]
         # Instrumented code trips gcc's flow analysis and its own note on atomic fences.
         always = ["-g1", "-fno-omit-frame-pointer", "-Wno-array-bounds"]
-        always += ["-Wno-maybe-uninitialized"]
+        always += ["-Wno-maybe-uninitialized", "-Wno-stringop-overflow"]
         always += ["-Wno-tsan"] if sanitize == "thread" else []
         instrument = [f"-fsanitize={sanitize}", "-fno-sanitize-recover=all"]
         core = core_objects(["-O1", *always, *instrument])
