@@ -194,6 +194,14 @@ def test_close_ends_a_command_whose_output_is_parquet(tmp_path):
 
 
 def _processes_with(word: str) -> list[bytes]:
+    """Those that are left after a while: killed ones take a moment to be gone."""
+    deadline = time.monotonic() + 5
+    while (left := _running(word)) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return left
+
+
+def _running(word: str) -> list[bytes]:
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
