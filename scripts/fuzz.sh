@@ -6,6 +6,8 @@
 # mutates it. Its last line says how many inputs ran with which seed; build/fuzz.log keeps it.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+# What bash scripts/test.sh has installed, if it was run.
+PATH=$PWD/.venv/bin:$PATH
 
 usage() {
   echo "usage: scripts/fuzz.sh [--inputs N | --seconds S] [--seed K] [TARGET...]" >&2

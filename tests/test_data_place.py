@@ -176,7 +176,7 @@ def test_a_command_may_complain_in_any_bytes(files):
 
 
 def test_close_ends_a_command_whose_output_is_parquet(tmp_path):
-    pytest.importorskip("pyarrow")
+    pytest.importorskip("pyarrow", reason="the extra data is not installed")
     word = f"88.{os.getpid()}"
     path = tmp_path / "t.parquet"
     path.write_bytes(b"")
@@ -242,8 +242,10 @@ def test_names_are_texts_in_utf8(tmp_path):
 
 
 def test_parquet_columns_need_not_hold_what_stands_for_nulls(tmp_path):
-    pyarrow = pytest.importorskip("pyarrow")
-    parquet = pytest.importorskip("pyarrow.parquet")
+    pyarrow = pytest.importorskip("pyarrow", reason="the extra data is not installed")
+    parquet = pytest.importorskip(
+        "pyarrow.parquet", reason="the extra data is not installed"
+    )
     path = tmp_path / "t.parquet"
     table = pyarrow.table(
         {"id": pyarrow.array([1, None, 3], pyarrow.uint32()), "x": [1.0, 2.0, None],

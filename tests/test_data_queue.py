@@ -298,8 +298,10 @@ def test_csv(tmp_path):
 
 
 def test_parquet_gives_what_csv_gives(tmp_path):
-    pa = pytest.importorskip("pyarrow")
-    parquet = pytest.importorskip("pyarrow.parquet")
+    pa = pytest.importorskip("pyarrow", reason="the extra data is not installed")
+    parquet = pytest.importorskip(
+        "pyarrow.parquet", reason="the extra data is not installed"
+    )
     count = 500
     table = pa.table(
         {
@@ -348,7 +350,9 @@ def test_parquet_gives_what_csv_gives(tmp_path):
 
 
 def test_zstd_and_instance_ids(tmp_path):
-    zstandard = pytest.importorskip("zstandard")
+    zstandard = pytest.importorskip(
+        "zstandard", reason="the extra data is not installed"
+    )
     found = records(50)
     path = tmp_path / "a.zst"
     text = "".join(f"1 user-{number % 5} {line(record)}" for number, record in

@@ -23,8 +23,7 @@ def _pyarrow() -> Any:
         import pyarrow.parquet
     except ImportError as error:
         raise ConfigurationError(
-            "format='parquet' needs the package pyarrow: "
-            "pip install 'torch-cpudist[data]'"
+            "format='parquet' needs the package pyarrow: pip install pyarrow"
         ) from error
     return pyarrow
 
@@ -195,7 +194,10 @@ class ParquetReader:
             array = array.cast(self._pyarrow.large_string())
         try:
             texts = array.cast(self._pyarrow.large_binary())
-        except (self._pyarrow.ArrowInvalid, NotImplementedError) as error:
+        except (
+            self._pyarrow.ArrowInvalid,
+            self._pyarrow.ArrowNotImplementedError,
+        ) as error:
             raise BadRecordError(
                 f"{where}, slot {slot.name!r}: expected texts or whole numbers, "
                 f"which can be hashed, found {array.type}"

@@ -84,8 +84,7 @@ def _zstd(path: str) -> Iterator[bytes]:
         import zstandard
     except ImportError as error:
         raise ConfigurationError(
-            "reading zstd files needs the package zstandard: "
-            "pip install 'torch-cpudist[data]'"
+            "reading zstd files needs the package zstandard: pip install zstandard"
         ) from error
     decoder = None
     with Path(path).open("rb") as file:

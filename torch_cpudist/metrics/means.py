@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import abc
 import math
 from typing import Any
 
@@ -31,9 +32,9 @@ class SumMetric(Metric[float]):
         super().__init__(from_logits=from_logits)
         self._clear()
 
+    @abc.abstractmethod
     def _terms(self, samples: Samples) -> Array:
         """One number for each sample."""
-        raise NotImplementedError
 
     def _prepare(self, samples: Samples) -> tuple[Array, Array | None]:
         weights = samples.weights
