@@ -117,32 +117,39 @@ class MultiSlotParser : public Parser {
     return nullptr;
   }
 
-  const char* read_ints(const SlotPlan& slot, const char* at, uint64_t count) {
+  // `read` takes a number and leaves the place behind it; `keep` adds it to the draft.
+  template <typename T, typename Read, typename Keep>
+  const char* read_numbers(const SlotPlan& slot, const char* at, uint64_t count, const Read& read,
+                           const Keep& keep) {
     for (; count > 0; --count) {
       const char* behind = at;
-      int64_t value = 0;
-      const Fault fault = read_int(behind, end_, value);
+      T value{};
+      const Fault fault = read(behind, end_, value);
       if (fault != Fault::kNone) return fail_token(slot, at, fault);
       behind = next_token(behind);
       if (behind == nullptr) return fail_token(slot, at, Fault::kNotANumber);
       at = behind;
-      draft_.add_int(static_cast<uint64_t>(value));
+      keep(value);
     }
     return at;
   }
 
+  const char* read_ints(const SlotPlan& slot, const char* at, uint64_t count) {
+    return read_numbers<int64_t>(
+        slot, at, count,
+        [](const char*& from, const char* end, int64_t& value) {
+          return read_int(from, end, value);
+        },
+        [this](int64_t value) { draft_.add_int(static_cast<uint64_t>(value)); });
+  }
+
   const char* read_floats(const SlotPlan& slot, const char* at, uint64_t count) {
-    for (; count > 0; --count) {
-      const char* behind = at;
-      float value = 0;
-      const Fault fault = read_float(behind, end_, value);
-      if (fault != Fault::kNone) return fail_token(slot, at, fault);
-      behind = next_token(behind);
-      if (behind == nullptr) return fail_token(slot, at, Fault::kNotANumber);
-      at = behind;
-      draft_.add_float(value);
-    }
-    return at;
+    return read_numbers<float>(
+        slot, at, count,
+        [](const char*& from, const char* end, float& value) {
+          return read_float(from, end, value);
+        },
+        [this](float value) { draft_.add_float(value); });
   }
 
   const char* read_texts(const SlotPlan& slot, const char* at, uint64_t count) {
