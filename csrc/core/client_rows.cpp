@@ -14,7 +14,7 @@ namespace cpudist::core {
 namespace {
 
 // Far enough to hide a cache miss on a stamp, near enough to stay in the cache.
-constexpr size_t kPrefetchAhead = 16;
+constexpr size_t kPrefetchAhead = 32;
 
 }  // namespace
 
@@ -56,22 +56,24 @@ template void TableCache::check_ids(std::span<const int64_t> ids) const;
 template <typename Id>
 std::span<const int64_t> TableCache::take_missing(std::span<const Id> ids) {
   check_ids(ids);
-  missing_.clear();
   RowMark* marks = marks_.data();
   const uint32_t generation = generation_;
   const size_t n = ids.size();
+  if (missing_.size() < n) missing_.resize(n);
+  int64_t* missing = missing_.data();
+  size_t count = 0;
+  uint64_t hits = 0;
+  // Whether an id repeats cannot be guessed: every key is written, and kept by counting it.
   for (size_t i = 0; i < n; ++i) {
     if (i + kPrefetchAhead < n) __builtin_prefetch(marks + ids[i + kPrefetchAhead], 1);
     const int64_t key = ids[i];
     const uint32_t stamp = std::exchange(marks[key].stamp, generation);
-    if (stamp == generation) continue;
-    if (stamp == kHeld) {
-      ++hits_;
-    } else {
-      missing_.push_back(key);
-    }
+    missing[count] = key;
+    count += static_cast<size_t>(stamp != generation) & static_cast<size_t>(stamp != kHeld);
+    hits += static_cast<uint64_t>(stamp == kHeld);
   }
-  return missing_;
+  hits_ += hits;
+  return {missing, count};
 }
 
 template std::span<const int64_t> TableCache::take_missing(std::span<const int32_t> ids);
@@ -121,10 +123,12 @@ size_t TableCache::take_pulled(std::span<const int64_t> keys, int64_t* unique, u
     RowMark& mark = marks[key];
     // As well for the stamps of rows to come, which lie above every generation.
     if (mark.stamp - floor_ > generation_ - floor_) refuse_unpulled(key);
-    if (mark.place >= count || unique[mark.place] != key) {
-      mark.place = count;
-      unique[count++] = key;
-    }
+    // Without a branch, as whether a key repeats cannot be guessed. unique[count] has room: at
+    // most i keys are counted.
+    unique[count] = key;
+    const bool known = unique[std::min(mark.place, count)] == key && mark.place < count;
+    mark.place = known ? mark.place : count;
+    count += static_cast<uint32_t>(!known);
     inverse[i] = mark.place;
   }
   return count;

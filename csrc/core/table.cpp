@@ -13,11 +13,12 @@
 #include <utility>
 
 #include "core/errors.h"
+#include "kernels/gather_scatter.h"
 
 namespace cpudist::core {
 namespace {
 
-constexpr size_t kBatch = 32;
+constexpr size_t kBatch = 64;
 constexpr uint64_t kSlabBytes = 4ull << 20;
 constexpr uint64_t kMaxRecords = 0x7fffffffu;  // record numbers are also read as int32
 
@@ -70,6 +71,9 @@ Table::Table(uint32_t param_set, uint32_t id, TableSpec spec,
   stride_ = (sizeof(RowHeader) + elements * sizeof(float) + 15) / 16 * 16;
   records_per_slab_ = slab_capacity(spec_, server_count, stride_);
   slab_reciprocal_ = std::numeric_limits<uint64_t>::max() / records_per_slab_ + 1;
+  for (uint32_t bucket = 0; bucket < kernels::kBucketCount; ++bucket) {
+    shard_of_bucket_[bucket] = static_cast<uint8_t>(bucket / server_count % kShards);
+  }
   shards_.reserve(kShards);
   for (uint32_t i = 0; i < kShards; ++i) shards_.emplace_back(salt_);
 }
@@ -82,17 +86,18 @@ uint64_t Table::size_bytes() const {
 
 void Table::find(std::span<const int64_t> keys, uint32_t* records, uint8_t* shards) const {
   uint64_t hashes[kBatch];
+  uint8_t found_in[kBatch];
   for (size_t begin = 0; begin < keys.size(); begin += kBatch) {
     const size_t count = std::min(kBatch, keys.size() - begin);
+    uint8_t* shard = shards != nullptr ? shards + begin : found_in;
     for (size_t i = 0; i < count; ++i) {
       hashes[i] = HashIndex::hash(keys[begin + i], salt_);
-      const uint32_t shard = shard_of(hashes[i]);
-      shards_[shard].prefetch(hashes[i]);
-      if (shards != nullptr) shards[begin + i] = static_cast<uint8_t>(shard);
+      shard[i] = static_cast<uint8_t>(shard_of(hashes[i]));
+      shards_[shard[i]].prefetch(hashes[i]);
     }
     for (size_t i = 0; i < count; ++i) {
       const int64_t key = keys[begin + i];
-      const uint32_t record = shards_[shard_of(hashes[i])].find(key, hashes[i]);
+      const uint32_t record = shards_[shard[i]].find(key, hashes[i]);
       if (record == HashIndex::kNone) throw_unknown(key);
       records[begin + i] = record;
     }
@@ -101,19 +106,19 @@ void Table::find(std::span<const int64_t> keys, uint32_t* records, uint8_t* shar
 
 void Table::gather(std::span<const int64_t> keys, float* out) const {
   uint32_t records[kBatch];
+  const void* rows[kBatch];
   const size_t row_bytes = size_t{spec_.dim} * sizeof(float);
   for (size_t begin = 0; begin < keys.size(); begin += kBatch) {
     const size_t count = std::min(kBatch, keys.size() - begin);
     find(keys.subspan(begin, count), records, nullptr);
     for (size_t i = 0; i < count; ++i) {
       const auto* row = reinterpret_cast<const uint8_t*>(weight(records[i]));
+      rows[i] = row;
       for (size_t at = 0; at < row_bytes; at += kernels::kCacheLineBytes) {
         __builtin_prefetch(row + at);
       }
     }
-    for (size_t i = 0; i < count; ++i) {
-      std::memcpy(out + (begin + i) * spec_.dim, weight(records[i]), row_bytes);
-    }
+    kernels::gather_pointers(rows, count, row_bytes, out + begin * spec_.dim, row_bytes);
   }
 }
 

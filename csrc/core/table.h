@@ -15,6 +15,7 @@
 #include "core/hash_index.h"
 #include "core/messages.h"
 #include "kernels/aligned.h"
+#include "kernels/hash.h"
 #include "kernels/optimizers.h"
 
 namespace cpudist::core {
@@ -81,9 +82,7 @@ class Table {
     const auto slab = static_cast<uint32_t>((uint128{slab_reciprocal_} * record) >> 64);
     return slab_starts_[slab] + uint64_t{record - slab * records_per_slab_} * stride_;
   }
-  uint32_t shard_of(uint64_t hash) const {
-    return static_cast<uint32_t>(hash % kernels::kBucketCount) / server_count_ % kShards;
-  }
+  uint32_t shard_of(uint64_t hash) const { return shard_of_bucket_[hash % kernels::kBucketCount]; }
   void check_stored_rows(const TableRows& rows) const;
   // The only place where a row comes into being: zero weight, initial state.
   uint32_t find_or_create(int64_t key);
@@ -95,6 +94,7 @@ class Table {
   uint32_t shard_id_;
   uint32_t server_count_;
   uint64_t salt_;
+  std::array<uint8_t, kernels::kBucketCount> shard_of_bucket_{};  // spares a division per row
   uint32_t state_elements_;
   uint64_t stride_;            // bytes per record
   uint32_t records_per_slab_;  // at least 2
