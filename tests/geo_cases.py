@@ -85,14 +85,16 @@ def train(
         opt.step()
 
 
-def model_sum(seeds: Any, **options: Any) -> dict[str, torch.Tensor]:
-    """The initial model less the sum of these gradients: what SGD with lr 1 makes."""
+def model_sum(
+    seeds: Any, share: float = 1.0, **options: Any
+) -> dict[str, torch.Tensor]:
+    """The initial model less a share of these gradients: what SGD with lr 1 makes."""
     model = Moving()
     parameters = dict(model.named_parameters())
     with torch.no_grad():
         for seed in seeds:
             for name, gradient in gradients(seed, **options).items():
-                parameters[name] -= gradient.to_dense()
+                parameters[name] -= share * gradient.to_dense()
     return dict(model.state_dict())
 
 

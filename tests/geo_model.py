@@ -46,12 +46,12 @@ class Sections:
             for spec in placement.layout.blocks
         ]
 
-    def split(self, touched: set[Key]) -> list[list[Key]]:
+    def split(self, touched: set[Key], dense: bool = True) -> list[list[Key]]:
         """All dense numbers and these rows, in sections, in the order of slices."""
         sections = []
         for server in range(self.servers):
             for shard, name, offset, elements in self.blocks:
-                if shard == server:
+                if dense and shard == server:
                     sections.append([(name, offset + i) for i in range(elements)])
             for name in self.tables:
                 rows = [k for k in touched if k[0] == name]
@@ -94,17 +94,22 @@ class Servers:
 
 
 class Trainer:
-    """One trainer; each method is what its optimizer does."""
+    """One trainer; each method is what its optimizer does.
 
-    def __init__(self, rank: int, servers: Servers) -> None:
+    With ``averages`` it drops the part of its movement that it does not hand on.
+    """
+
+    def __init__(self, rank: int, servers: Servers, averages: bool = False) -> None:
+        self.averages = averages
         self.rank = rank
         self.servers = servers
         self.x = {key: list(row) for key, row in servers.z.items()}
         self._forget()
         self.touched: set[Key] = set()
         self.n = len(servers.members)
-        self.slices: list[list[Key]] = []
+        self.slices: list[Any] = []
         self.outgoing: Rows = {}
+        self.agreed: Rows = {}
         self.reply: Rows = {}
         self.phase = "idle"
 
@@ -142,10 +147,11 @@ class Trainer:
         keys, self.touched = self.touched, set()
         if whole:
             keys = {k for k in self.y if k[0] in tables and self.x[k] != self.y[k]}
-        self.divisor = 1 if whole else self.n
+        self.divisor = 1 if whole and not self.averages else self.n
         self.whole = whole
         self.slices = self.servers.sections.split(keys)
         self.outgoing = {}
+        self.agreed = {}
         self.phase = "pack"
 
     def advance(self) -> bool:
@@ -153,11 +159,14 @@ class Trainer:
         if self.phase == "idle":
             return True
         if self.phase == "travel":
-            self.slices = self._sections_of_reply()
+            own = self.servers.sections.split(set(self.agreed), dense=False)
+            self.slices = [(self.agreed, keys) for keys in own]
+            self.slices += [(self.reply, keys) for keys in self._sections_of_reply()]
             self.phase = "apply"
+        elif self.slices and self.phase == "pack":
+            self._pack(self.slices.pop(0))
         elif self.slices:
-            keys = self.slices.pop(0)
-            self._pack(keys) if self.phase == "pack" else self._apply(keys)
+            self._apply(*self.slices.pop(0))
         elif self.phase == "pack":
             self.reply, self.members = self.servers.push(self.rank, self.outgoing)
             self.phase = "travel"
@@ -178,10 +187,15 @@ class Trainer:
             moved = [b + d for b, d in zip(y, delta, strict=True)]
             self.y[key] = list(x) if self.divisor == 1 else moved
             self.outgoing[key] = delta
+            if self.averages:
+                # What the row is on the server if nobody else moves it.
+                if key[0] in self.servers.sections.tables:
+                    self.agreed[key] = list(self.y[key])
+                self.y[key] = list(x)
 
-    def _apply(self, keys: list[Key]) -> None:
+    def _apply(self, values: Rows, keys: list[Key]) -> None:
         for key in keys:
-            z = self.reply[key]
+            z = values[key]
             if key not in self.y:
                 self.x[key] = list(z)
                 continue

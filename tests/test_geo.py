@@ -69,7 +69,11 @@ class Pair:
             return
         opt = self.opt
         opt._parameters.client.begin_exchange(
-            opt._parameters.id, whole=False, steps=1, samples=0
+            opt._parameters.id,
+            whole=False,
+            averages=self.twin.averages,
+            steps=1,
+            samples=0,
         )
         self.twin.begin()
 
@@ -105,17 +109,18 @@ class Pair:
                 assert abs(ours - theirs) <= tolerance, (turn, op, key)
 
 
-def play(context, plan, turns, shared, tolerance):
+def play(context, plan, turns, shared, tolerance, rule):
     """One trainer's part of a schedule."""
     rank, trainers = context.trainer_rank, context.trainer_count
     model = Moving()
-    opt = wrapped(model, geo(NEVER))
+    opt = wrapped(model, geo(NEVER, communicator={"merge_rule": rule}))
     with shared["lock"]:
         if "servers" not in shared:
             sections = Sections(opt, context.server_count)
             values = rows_of(model, sections.tables)
             shared["servers"] = Servers(values, sections, trainers)
-        pair = Pair(rank, model, opt, Trainer(rank, shared["servers"]))
+        averages = rule == "mean"
+        pair = Pair(rank, model, opt, Trainer(rank, shared["servers"], averages))
     shared["ready"].wait(30)
     for turn, (owner, op, seed) in enumerate(plan):
         if owner == rank:
@@ -138,14 +143,14 @@ def play(context, plan, turns, shared, tolerance):
         assert moved[key] == pytest.approx(row, abs=tolerance), key
 
 
-def play_all(seed, trainers, servers, tolerance=0.0):
+def play_all(seed, trainers, servers, tolerance=0.0, rule="auto"):
     plan, turns = schedule(seed, trainers), Turns()
     ready = threading.Barrier(trainers)
     shared = {"lock": threading.Lock(), "ready": ready}
 
     def body(context):
         try:
-            play(context, plan, turns, shared, tolerance)
+            play(context, plan, turns, shared, tolerance, rule)
         except BaseException:
             ready.abort()
             raise
@@ -159,6 +164,13 @@ def test_every_number_is_that_of_the_algebra(trainers, servers, seed):
     play_all(seed, trainers, servers)
 
 
+@pytest.mark.parametrize("rule", ["auto", "mean"])
 @pytest.mark.parametrize("seed", range(4))
-def test_of_three_trainers_up_to_rounding(seed):
-    play_all(seed, 3, 2, tolerance=1e-3)
+def test_of_three_trainers_up_to_rounding(seed, rule):
+    play_all(seed, 3, 2, 1e-3, rule)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(("trainers", "servers"), [(2, 0), (2, 3), (4, 2)])
+def test_every_number_is_that_of_the_algebra_of_means(trainers, servers, seed):
+    play_all(seed, trainers, servers, rule="mean")

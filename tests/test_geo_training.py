@@ -4,12 +4,16 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 from geo_cases import (
     Moving,
     geo,
+    gradients,
     model_sum,
+    put_gradients,
     seeds_of,
     train,
     wrapped,
@@ -176,3 +180,39 @@ def test_a_movement_larger_than_a_message_travels_in_parts():
         assert bool((weight == -1.0).all())
         assert stats["rows_sent"] == rows
         assert stats["exchanges"] > 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "rule", "averages"),
+    [
+        (torch.optim.SGD, "auto", False),
+        (torch.optim.SGD, "mean", True),
+        (torch.optim.Adagrad, "auto", True),
+        (torch.optim.Adagrad, "sum", False),
+    ],
+)
+def test_movements_add_up_or_are_averaged(kind, rule, averages):
+    """Two trainers take the same step: twice that, or that, is what they end with."""
+    ready = threading.Barrier(2)
+
+    def body(context):
+        model = Moving()
+        before = copy_of(model)
+        strategy = geo(100, communicator={"merge_rule": rule})
+        inner = kind(model.parameters(), lr=1.0)
+        opt = cpudist.DistributedOptimizer(inner, model, strategy)
+        put_gradients(model, gradients(3))
+        opt.step()
+        own = copy_of(model)
+        ready.wait(30)
+        opt.leave()
+        context.barrier()
+        opt.flush()
+        return before, own, copy_of(model)
+
+    for before, own, after in run(body, 2, 1):
+        times = 1.0 if averages else 2.0
+        expected = {
+            name: before[name] + times * (own[name] - before[name]) for name in own
+        }
+        assert largest_difference(after, expected) < 1e-6

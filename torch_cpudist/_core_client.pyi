@@ -221,7 +221,13 @@ class Client:
         """Updates rows here: (table, keys, count, values), (weight, state, counts)."""
 
     def begin_exchange(
-        self, param_set: int, *, whole: bool, steps: int, samples: int
+        self,
+        param_set: int,
+        *,
+        whole: bool,
+        averages: bool,
+        steps: int,
+        samples: int,
     ) -> None:
         """Starts an exchange of what this trainer moved."""
 

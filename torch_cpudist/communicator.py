@@ -11,8 +11,9 @@ from typing import Any
 from torch_cpudist.config import check, settings
 from torch_cpudist.errors import ConfigurationError
 
-# What matters without a queue.
+# What matters without a queue, and where trainers exchange what they moved.
 WIRE_FIELDS = ("wire_dtype", "pull_dtype")
+EXCHANGE_FIELDS = (*WIRE_FIELDS, "merge_rule")
 
 
 @settings
@@ -20,7 +21,7 @@ class Communicator:
     """How a trainer sends pushes, and what their values travel as.
 
     Without a queue of pushes, under strategies other than Async, only ``wire_dtype``
-    and ``pull_dtype`` are accepted.
+    and ``pull_dtype`` are accepted, and under Geo ``merge_rule``.
 
     Attributes:
         send_queue_size: pushes that may wait while one is on its way; a further step
@@ -29,8 +30,8 @@ class Communicator:
             1 where each push has values of its own to be compared with
             (``DelayCompensation``). ``CPUDIST_COMMUNICATOR_MAX_MERGE``.
         merge_rule: ``"sum"``, ``"mean"`` over the merged pushes, or ``"auto"``: the sum
-            for SGD, whose updates add up, the mean for adaptive optimizers.
-            ``CPUDIST_COMMUNICATOR_MERGE_RULE``.
+            for SGD, whose updates add up, the mean for adaptive optimizers. Under Geo
+            the same of the trainers' movements. ``CPUDIST_COMMUNICATOR_MERGE_RULE``.
         pull_every: pushes between two replies that bring dense values.
             ``CPUDIST_COMMUNICATOR_PULL_EVERY``.
         wire_dtype: what float32 values of pushes are rounded to: ``"fp32"`` not at all,
@@ -73,8 +74,12 @@ class Communicator:
         return "fp16" if self.wire_dtype == "int8" else self.wire_dtype
 
 
-def check_without_queue(strategy: Any) -> None:
+def check_without_queue(strategy: Any, accepted: tuple[str, ...] = WIRE_FIELDS) -> None:
     """Refuses settings of a queue that a strategy does not have.
+
+    Args:
+        strategy: whose ``communicator`` is checked.
+        accepted: fields that mean something to it.
 
     Raises:
         ConfigurationError: names them.
@@ -82,9 +87,9 @@ def check_without_queue(strategy: Any) -> None:
     given = strategy.communicator
     for entry in dataclasses.fields(Communicator):
         value = getattr(given, entry.name)
-        if entry.name not in WIRE_FIELDS and value != entry.default:
+        if entry.name not in accepted and value != entry.default:
             name = type(strategy).__name__
             raise ConfigurationError(
                 f"{name}(communicator=Communicator({entry.name}={value!r})): {name} "
-                f"has no queue of pushes; it takes {' and '.join(WIRE_FIELDS)}."
+                f"has no queue of pushes; it takes {', '.join(accepted)}."
             )

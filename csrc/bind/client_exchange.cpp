@@ -64,11 +64,12 @@ void bind_exchange(ClientClass& client) {
            py::arg("rows"), py::arg("config"), py::arg("step"), NoGil())
       .def(
           "begin_exchange",
-          [](ClientHolder& self, uint32_t param_set, bool whole, uint64_t steps, uint64_t samples) {
-            self.get().begin_exchange(param_set, whole, steps, samples);
+          [](ClientHolder& self, uint32_t param_set, bool whole, bool averages, uint64_t steps,
+             uint64_t samples) {
+            self.get().begin_exchange(param_set, whole, averages, steps, samples);
           },
-          py::arg("param_set"), py::kw_only(), py::arg("whole"), py::arg("steps"),
-          py::arg("samples"), NoGil())
+          py::arg("param_set"), py::kw_only(), py::arg("whole"), py::arg("averages"),
+          py::arg("steps"), py::arg("samples"), NoGil())
       .def(
           "advance_exchange",
           [](ClientHolder& self, uint32_t param_set, const std::vector<Address>& weights,

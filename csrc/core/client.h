@@ -217,7 +217,9 @@ class Client {
   // One step on rows of a table, by this trainer. Throws kRowOutOfRange before it changes anything.
   void update_rows(uint32_t param_set, const TableGradient& gradient, const LocalRows& rows,
                    const kernels::OptimizerConfig& config, int64_t step);
-  void begin_exchange(uint32_t param_set, bool whole, uint64_t steps, uint64_t samples);
+  // As GeoExchange::begin.
+  void begin_exchange(uint32_t param_set, bool whole, bool averages, uint64_t steps,
+                      uint64_t samples);
   // At least one slice of it, and more until `budget_s` is over. True when none is under way.
   bool advance_exchange(uint32_t param_set, std::span<void* const> weights, double budget_s);
   void finish_exchange(uint32_t param_set, std::span<void* const> weights);

@@ -66,11 +66,12 @@ void Client::update_rows(uint32_t param_set, const TableGradient& gradient, cons
               gradient.rows);
 }
 
-void Client::begin_exchange(uint32_t param_set, bool whole, uint64_t steps, uint64_t samples) {
+void Client::begin_exchange(uint32_t param_set, bool whole, bool averages, uint64_t steps,
+                            uint64_t samples) {
   impl_->settle();
   const ClientSetPtr set = impl_->find(param_set);
   if (!set->member) join(param_set);
-  exchange_in(set, impl_->sets_mutex)->begin(whole, steps, samples);
+  exchange_in(set, impl_->sets_mutex)->begin(whole, averages, steps, samples);
 }
 
 bool Client::advance_exchange(uint32_t param_set, std::span<void* const> weights, double budget_s) {

@@ -7,8 +7,6 @@
 #include <cstring>
 #include <utility>
 
-#include "core/value_codec.h"
-#include "kernels/elementwise.h"
 #include "kernels/hash.h"
 
 namespace cpudist::core {
@@ -17,7 +15,6 @@ namespace {
 // A slice takes some microseconds: a step is never late by more than that.
 constexpr uint64_t kSliceElements = 4096;
 constexpr uint64_t kSliceRows = 128;
-constexpr size_t kPrefetchRows = 8;
 // Rows of one table in one push; more travel with the next, so that no message outgrows memory.
 constexpr uint64_t kSentBytes = 32u << 20;
 // Heads of a push and of each of its sections take less.
@@ -83,17 +80,6 @@ GeoTable& GeoExchange::table(uint32_t index) {
   return tables_[index];
 }
 
-template <typename T>
-T* GeoExchange::weight_of(const BlockSpec& block, std::span<void* const> weights,
-                          uint64_t element) const {
-  return static_cast<T*>(weights[block.parameter]) + block.offset + element;
-}
-
-template <typename T>
-T* GeoExchange::shadow_of(const BlockSpec& block, uint64_t element) {
-  return reinterpret_cast<T*>(dense_shadows_[block.parameter].data()) + block.offset + element;
-}
-
 void GeoExchange::reset(std::span<void* const> weights) {
   if (phase_ != Phase::kIdle) {
     throw Error(ErrorCode::kInternal, "an exchange is under way while weights are replaced");
@@ -126,14 +112,16 @@ void GeoExchange::undo(std::span<void* const> weights, std::span<const uint32_t>
   }
 }
 
-void GeoExchange::begin(bool whole, uint64_t steps, uint64_t samples) {
+void GeoExchange::begin(bool whole, bool averages, uint64_t steps, uint64_t samples) {
   if (phase_ != Phase::kIdle || alone_) {
     throw Error(ErrorCode::kInternal, alone_ ? "there is nobody to exchange deltas with"
                                              : "the last exchange is still under way");
   }
   whole_ = whole;
   // In rounds the servers average.
-  const bool shared = !whole && set_.layout.mode == UpdateMode::kOnArrival;
+  const bool on_arrival = set_.layout.mode == UpdateMode::kOnArrival;
+  averages_ = averages && on_arrival;
+  const bool shared = on_arrival && (averages || !whole);
   divisor_ = shared ? static_cast<double>(members_) : 1.0;
   outgoing_ = std::vector<Outgoing>(set_.server_count);
   for (uint32_t s = 0; s < set_.server_count; ++s) outgoing_[s].blocks = set_.shard_blocks[s];
@@ -172,10 +160,10 @@ void GeoExchange::choose_rows(uint32_t index) {
   }
 }
 
-void GeoExchange::add_slices(uint32_t server, bool dense, uint32_t index, uint64_t count,
+void GeoExchange::add_slices(uint32_t server, Part part, uint32_t index, uint64_t count,
                              uint64_t size) {
   for (uint64_t begin = 0; begin < count; begin += size) {
-    slices_.push_back({server, dense, index, begin, std::min(count, begin + size)});
+    slices_.push_back({server, part, index, begin, std::min(count, begin + size)});
   }
 }
 
@@ -186,13 +174,14 @@ void GeoExchange::lay_out(uint64_t steps, uint64_t samples) {
   header.steps = steps;
   header.configs = set_.layout.configs;
   slices_.clear();
+  agreed_.clear();
   next_slice_ = 0;
   for (uint32_t s = 0; s < set_.server_count; ++s) {
     Outgoing& out = outgoing_[s];
     std::vector<BlockRef> blocks;
     for (const uint32_t block : out.blocks) {
-      add_slices(s, true, static_cast<uint32_t>(blocks.size()), set_.layout.blocks[block].elements,
-                 kSliceElements);
+      add_slices(s, Part::kBlock, static_cast<uint32_t>(blocks.size()),
+                 set_.layout.blocks[block].elements, kSliceElements);
       blocks.push_back({block, set_.block_bytes(block)});
     }
     std::vector<TableRef> tables;
@@ -202,64 +191,16 @@ void GeoExchange::lay_out(uint64_t steps, uint64_t samples) {
       ref.row_count = out.keys[t].size();
       ref.dim = tables_[t].spec().dim;
       tables.push_back(ref);
-      add_slices(s, false, t, ref.row_count, kSliceRows);
+      add_slices(s, Part::kRows, t, ref.row_count, kSliceRows);
+      if (averages_) {
+        agreed_.push_back({t, out.keys[t], std::vector<float>(ref.row_count * ref.dim)});
+      }
       stats_.rows_sent += ref.row_count;
     }
     out.filled = layout_push(header, blocks, tables, pool_);
   }
   samples_ = samples;
   phase_ = Phase::kPack;
-}
-
-void GeoExchange::pack(const Slice& slice, std::span<void* const> weights) {
-  slice.dense ? pack_block(slice, dtype(), weights) : pack_rows(slice, dtype());
-}
-
-void GeoExchange::pack_block(const Slice& slice, WireDType dtype, std::span<void* const> weights) {
-  Outgoing& out = outgoing_[slice.server];
-  const size_t count = slice.end - slice.begin;
-  const BlockSpec& block = set_.layout.blocks[out.blocks[slice.index]];
-  uint8_t* target = out.filled.blocks[slice.index];
-  if (block.dtype == DType::kFloat64) {
-    kernels::take_delta(weight_of<double>(block, weights, slice.begin),
-                        shadow_of<double>(block, slice.begin), divisor_,
-                        reinterpret_cast<double*>(target) + slice.begin, count);
-    return;
-  }
-  float* shadow = shadow_of<float>(block, slice.begin);
-  float* negated = reinterpret_cast<float*>(target) + slice.begin;
-  if (dtype != WireDType::kFloat32) unmoved_.assign(shadow, shadow + count);
-  kernels::take_delta(weight_of<float>(block, weights, slice.begin), shadow,
-                      static_cast<float>(divisor_), negated, count);
-  if (dtype == WireDType::kFloat32) return;
-  // A slice begins where a scale does.
-  round_block(dtype, negated, count);
-  std::copy(unmoved_.begin(), unmoved_.end(), shadow);
-  kernels::accumulate(shadow, negated, -1.0f, count);
-}
-
-void GeoExchange::pack_rows(const Slice& slice, WireDType dtype) {
-  Outgoing& out = outgoing_[slice.server];
-  GeoTable& table = tables_[slice.index];
-  const size_t dim = table.spec().dim;
-  float* weight = set_.table(slice.index).weight();
-  const int64_t* keys = out.keys[slice.index].data();
-  for (uint64_t i = slice.begin; i < slice.end; ++i) {
-    if (i + kPrefetchRows < slice.end) {
-      __builtin_prefetch(weight + static_cast<size_t>(keys[i + kPrefetchRows]) * dim);
-      __builtin_prefetch(table.shadow(keys[i + kPrefetchRows]), 1);
-    }
-    out.filled.keys[slice.index][i] = keys[i];
-    float* shadow = table.shadow(keys[i]);
-    float* negated = out.filled.rows[slice.index] + i * dim;
-    if (dtype != WireDType::kFloat32) unmoved_.assign(shadow, shadow + dim);
-    kernels::take_delta(weight + static_cast<size_t>(keys[i]) * dim, shadow,
-                        static_cast<float>(divisor_), negated, dim);
-    if (dtype == WireDType::kFloat32) continue;
-    round_rows(dtype, negated, 1, dim);
-    std::copy(unmoved_.begin(), unmoved_.end(), shadow);
-    kernels::accumulate(shadow, negated, -1.0f, dim);
-  }
 }
 
 void GeoExchange::send() {
@@ -281,16 +222,21 @@ void GeoExchange::receive() {
   slices_.clear();
   next_slice_ = 0;
   more_ = false;
+  // First: rows that somebody else has moved too come with the replies.
+  for (uint32_t i = 0; i < agreed_.size(); ++i) {
+    add_slices(0, Part::kAgreed, i, agreed_[i].keys.size(), kSliceRows);
+  }
   for (uint32_t s = 0; s < replies_.size(); ++s) {
     views_.push_back(view_of(replies_[s], set_.layout));
     const ChangesView& view = views_.back();
     more_ = more_ || view.header.more;
     set_.note_dense(s, view.header.version);
     for (uint32_t i = 0; i < view.blocks.size(); ++i) {
-      add_slices(s, true, i, set_.layout.blocks[view.blocks[i].block].elements, kSliceElements);
+      add_slices(s, Part::kBlock, i, set_.layout.blocks[view.blocks[i].block].elements,
+                 kSliceElements);
     }
     for (uint32_t i = 0; i < view.tables.size(); ++i) {
-      add_slices(s, false, i, view.tables[i].keys.size(), kSliceRows);
+      add_slices(s, Part::kRows, i, view.tables[i].keys.size(), kSliceRows);
       stats_.rows_received += view.tables[i].keys.size();
     }
   }
@@ -300,44 +246,12 @@ void GeoExchange::receive() {
   phase_ = Phase::kApply;
 }
 
-void GeoExchange::apply(const Slice& slice, std::span<void* const> weights) {
-  const ChangesView& view = views_[slice.server];
-  const size_t count = slice.end - slice.begin;
-  if (slice.dense) {
-    const DenseSection& section = view.blocks[slice.index];
-    const BlockSpec& block = set_.layout.blocks[section.block];
-    if (block.dtype == DType::kFloat64) {
-      kernels::merge_fresh(
-          weight_of<double>(block, weights, slice.begin), shadow_of<double>(block, slice.begin),
-          reinterpret_cast<const double*>(section.values.data()) + slice.begin, count);
-    } else {
-      kernels::merge_fresh(
-          weight_of<float>(block, weights, slice.begin), shadow_of<float>(block, slice.begin),
-          reinterpret_cast<const float*>(section.values.data()) + slice.begin, count);
-    }
-    return;
-  }
-  const TableSection& section = view.tables[slice.index];
-  GeoTable& table = tables_[section.table];
-  const size_t dim = table.spec().dim;
-  float* weight = set_.table(section.table).weight();
-  for (uint64_t i = slice.begin; i < slice.end; ++i) {
-    const int64_t key = section.keys[i];
-    float* row = weight + static_cast<size_t>(key) * dim;
-    const float* fresh = section.rows.data() + i * dim;
-    if (float* shadow = table.shadow(key)) {
-      kernels::merge_fresh(row, shadow, fresh, dim);
-    } else {
-      std::memcpy(row, fresh, dim * sizeof(float));
-    }
-  }
-}
-
 void GeoExchange::end_exchange() {
   // Before a barrier others have left already, and take part again after it.
   if (!whole_) members_ = std::max(views_.front().header.members, 1u);
   replies_.clear();
   views_.clear();
+  agreed_.clear();
   slices_.clear();
   ++stats_.exchanges;
   phase_ = Phase::kIdle;

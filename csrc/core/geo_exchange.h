@@ -35,9 +35,11 @@ class GeoExchange {
   // These parameters and tables become what they were when last exchanged.
   void undo(std::span<void* const> weights, std::span<const uint32_t> parameters,
             std::span<const uint32_t> tables);
-  // Starts an exchange; one that is under way must be finished before. `whole`: all movement there
-  // is, of every row, and not only the trainer's share of what it touched.
-  void begin(bool whole, uint64_t steps, uint64_t samples);
+  // Starts an exchange; one that is under way must be finished before. `whole`: of every row, and
+  // not only of what was touched. On arrival a trainer hands on 1/N of its movement. The rest it
+  // keeps, to hand it on later, all of it when `whole`; with `averages` it drops the rest, so that
+  // the servers hold the mean of the trainers' movements, not their sum.
+  void begin(bool whole, bool averages, uint64_t steps, uint64_t samples);
   // Works until `deadline`, at least one slice. True when no exchange is under way any more.
   bool advance(std::span<void* const> weights, TimePoint deadline);
   // Until it is over, waiting for the servers. Throws as PushQueue::drain does.
@@ -52,11 +54,12 @@ class GeoExchange {
 
  private:
   enum class Phase { kIdle, kPack, kTravel, kApply };
+  enum class Part { kBlock, kRows, kAgreed };
   // A run of elements of a block or of rows of a table, small enough to be done at once.
   struct Slice {
     uint32_t server;
-    bool dense;
-    uint32_t index;  // of the section in the payload
+    Part part;
+    uint32_t index;  // of the section in the payload, or in agreed_
     uint64_t begin;
     uint64_t end;
   };
@@ -65,19 +68,32 @@ class GeoExchange {
     std::vector<std::vector<int64_t>> keys;  // by table
     FilledPush filled;
   };
+  // Of averaged movement: what handed on rows are on the server if nobody else moves them.
+  struct Agreed {
+    uint32_t table;
+    std::vector<int64_t> keys;
+    std::vector<float> rows;
+  };
 
   void choose_rows(uint32_t table);
   void lay_out(uint64_t steps, uint64_t samples);
   void pack(const Slice& slice, std::span<void* const> weights);
-  void pack_rows(const Slice& slice, WireDType dtype);
-  void pack_block(const Slice& slice, WireDType dtype, std::span<void* const> weights);
+  void pack_rows(const Slice& slice);
+  void pack_block(const Slice& slice, std::span<void* const> weights);
+  // negated = minus the share that is handed on of what `weight` has moved since `shadow`, rounded
+  // by `round`. `shadow` moves with it, and `agreed` (may be null) is where; if the rest is dropped
+  // `shadow` goes on to the weight, which goes back when the answer is there.
+  template <typename T, typename Round>
+  void hand_on(T* weight, T* shadow, T* negated, size_t count, const Round& round, T* agreed);
   // What the movement of this exchange is rounded to: all of it is never rounded.
   WireDType dtype() const { return whole_ ? WireDType::kFloat32 : set_.layout.push_dtype; }
   void send();
   void receive();
   void apply(const Slice& slice, std::span<void* const> weights);
+  void apply_rows(const Slice& slice, uint32_t table, std::span<const int64_t> keys,
+                  std::span<const float> rows);
   void end_exchange();
-  void add_slices(uint32_t server, bool dense, uint32_t index, uint64_t count, uint64_t size);
+  void add_slices(uint32_t server, Part part, uint32_t index, uint64_t count, uint64_t size);
   template <typename T>
   T* weight_of(const BlockSpec& block, std::span<void* const> weights, uint64_t element) const;
   template <typename T>
@@ -93,6 +109,7 @@ class GeoExchange {
 
   Phase phase_ = Phase::kIdle;
   bool whole_ = false;
+  bool averages_ = false;
   double divisor_ = 1.0;
   uint32_t members_;
   uint64_t steps_ = 0;       // of all trainers, with the last answer
@@ -102,6 +119,7 @@ class GeoExchange {
   uint64_t samples_ = 0;
   std::vector<Outgoing> outgoing_;  // by server
   std::vector<float> unmoved_;      // shadows of a slice before their movement was rounded
+  std::vector<Agreed> agreed_;      // by server and table, until the answer is taken in
   std::vector<Frame> replies_;
   std::vector<ChangesView> views_;
   std::vector<Slice> slices_;

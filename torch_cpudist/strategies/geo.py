@@ -4,11 +4,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import field
 from typing import TYPE_CHECKING, ClassVar
 
+from torch.optim import SGD, Optimizer
+
 from torch_cpudist.communicator import (
-    WIRE_FIELDS,
+    EXCHANGE_FIELDS,
     Communicator,
     check_without_queue,
 )
@@ -54,13 +57,21 @@ class Geo(Strategy):
 
     outer: Outer | None = field(default=None, metadata={"section": Outer})
     communicator: Communicator = field(
-        default_factory=Communicator, metadata={"section": True, "only": WIRE_FIELDS}
+        default_factory=Communicator,
+        metadata={"section": True, "only": EXCHANGE_FIELDS},
     )
 
     def __post_init__(self) -> None:
         """Checks the fields."""
         super().__post_init__()
-        check_without_queue(self)
+        check_without_queue(self, EXCHANGE_FIELDS)
+
+    def averages(self, inners: Iterable[Optimizer]) -> bool:
+        """Whether servers end with the mean of the trainers' movements, not the sum."""
+        rule = self.communicator.merge_rule
+        if rule == "auto":
+            return not all(isinstance(inner, SGD) for inner in inners)
+        return rule == "mean"
 
     @property
     def local(self) -> bool:

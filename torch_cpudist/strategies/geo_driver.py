@@ -62,6 +62,7 @@ class GeoDriver(ServerDriver):
         # With an outer optimizer an exchange ends when every member has begun one.
         self._in_rounds = strategy.outer is not None
         self._inners = list(inners)
+        self._averages = strategy.averages(inners)
         self._guard = guard
         self._steps = 0  # since the last exchange began
         self._samples = 0
@@ -163,7 +164,11 @@ class GeoDriver(ServerDriver):
         # Before it begins: an interrupt must not leave one that is not known of here.
         self._exchanging = True
         self._local.client.begin_exchange(
-            self._local.id, whole=whole, steps=self._steps, samples=self._samples
+            self._local.id,
+            whole=whole,
+            averages=self._averages,
+            steps=self._steps,
+            samples=self._samples,
         )
         self._steps = self._samples = self._batches = 0
 
