@@ -15,7 +15,6 @@ import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
-from itertools import pairwise
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -50,11 +49,18 @@ def key_of(record: Mapping[str, Any]) -> Run:
     return Run(**{name: record[name] for name in Run.__dataclass_fields__})
 
 
+def drop_cut_line(path: Path) -> None:
+    """Takes away a last line that an ended process left half written."""
+    if path.exists():
+        whole, newline, _ = path.read_text("utf-8").rpartition("\n")
+        path.write_text(whole + newline, "utf-8")
+
+
 def read_runs(path: Path, epochs: int, words: int) -> dict[Run, Record]:
-    """Returns the runs that a file holds; a last line that was cut is left out.
+    """Returns the runs that a file holds.
 
     Raises:
-        ValueError: they are of other epochs or words than asked for.
+        ValueError: they are of other epochs or words than asked for, or no JSON.
     """
     found: dict[Run, Record] = {}
     lines = path.read_text("utf-8").splitlines() if path.exists() else []
@@ -62,9 +68,7 @@ def read_runs(path: Path, epochs: int, words: int) -> dict[Run, Record]:
         try:
             record = json.loads(line)
         except json.JSONDecodeError:
-            if number < len(lines):
-                raise ValueError(f"{path}, line {number}: expected JSON") from None
-            continue
+            raise ValueError(f"{path}, line {number}: expected JSON") from None
         if (record["epochs"], record["words"]) != (epochs, words):
             raise ValueError(
                 f"{path}, line {number}: expected --epochs {epochs} --words {words}, "
@@ -171,11 +175,6 @@ def rows_of(runs: Iterable[Run], records: Mapping[Run, Record]) -> list[Row]:
     return [make_row(group, records) for group in groups.values()]
 
 
-def falls(values: Sequence[float], slack: float = 0.02) -> bool:
-    """Whether no value is larger than the one before it, but for ``slack`` of it."""
-    return all(after <= before * (1 + slack) for before, after in pairwise(values))
-
-
 def train(run: Run, args: argparse.Namespace) -> Record:
     """Runs one training and returns its line for ``--runs``.
 
@@ -219,6 +218,7 @@ def run(args: argparse.Namespace) -> list[Row]:
     ]
     path = Path(args.runs)
     path.parent.mkdir(parents=True, exist_ok=True)
+    drop_cut_line(path)
     records = read_runs(path, args.epochs, args.words)
     missing = [one for one in dict.fromkeys(runs) if one not in records]
     failed: list[Row] = []
