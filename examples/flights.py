@@ -187,7 +187,8 @@ class Progress:
     def show(self, area: float) -> None:
         """Write one point of the curve and renew the figures behind the bar."""
         totals = self.totals()
-        self.write(samples=self.seen, loss=float(np.mean(self.losses)), auc=area)
+        loss = float(np.mean(self.losses))
+        self.write(samples=self.seen, seconds=self.busy_s, loss=loss, auc=area)
         self.losses.clear()
         self.bar.set_postfix_str(
             f"{totals['samples_per_s']:,.0f} samples/s, "

@@ -81,7 +81,7 @@ class Meter:
     seconds: float = 0.0
     cpu_s: float = 0.0
     steps: int = 0
-    losses: list[float] = field(default_factory=list)
+    points: list[dict[str, float]] = field(default_factory=list)
     loss: float = math.nan
     _pairs: float = 0.0
     _sum: float = 0.0
@@ -114,7 +114,8 @@ class Meter:
                 f"expected a finite loss, found {self.loss} after {self.words:,.0f} "
                 "words: pass a lower --lr or a smaller --batch-size"
             )
-        self.losses.append(self.loss)
+        seconds = self.seconds + time.perf_counter() - self._began[0]
+        self.points.append({"words": self.words, "seconds": seconds, "loss": self.loss})
         self._pairs = self._sum = 0.0
         return self.loss
 
@@ -202,7 +203,7 @@ def finish(
     about: dict[str, Any],
 ) -> None:
     """Score, show and write what was measured and learned; trainer 0 calls this."""
-    found = {**about, "loss": meter.loss, "losses": meter.losses}
+    found = {**about, "loss": meter.loss, "points": meter.points}
     vectors = model.inputs.weight.detach().numpy()
     found |= score(options.wordsim, options.cache, corpus.words, vectors)
     print(

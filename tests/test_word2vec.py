@@ -258,7 +258,7 @@ def test_training_tells_topics_apart_and_is_repeatable(
 ) -> None:
     found, vectors = train_alone(tmp_path)
     assert found["rho"] > 0.7
-    assert found["losses"][-1] < found["losses"][0]
+    assert found["points"][-1]["loss"] < found["points"][0]["loss"]
     assert (found["trainers"], found["strategy"]) == (1, "sync")
     assert found["words"] == pytest.approx(2 * 3200)
     lines = vectors.splitlines()
@@ -279,7 +279,7 @@ def test_other_optimizers_and_strategies_learn_too(
     more = ["--optimizer", optimizer, "--strategy", "geo"]
     rate = {"sgd": "0.005", "sparse_adam": "0.02"}[optimizer]
     found, _ = train_alone(tmp_path, *more, "--lr", rate)
-    assert found["losses"][-1] < found["losses"][0]
+    assert found["points"][-1]["loss"] < found["points"][0]["loss"]
     assert found["strategy"] == "geo"
 
 

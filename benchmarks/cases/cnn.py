@@ -54,6 +54,7 @@ COLUMNS = {
 
 Launch = dict[str, Any]
 Command = Callable[["Layout", argparse.Namespace, Path], list[str]]
+Reader = Callable[[Path], Launch]
 
 
 @dataclass(frozen=True)
@@ -160,12 +161,21 @@ def environment(layout: Layout) -> dict[str, str]:
     return {**kept, **fixed, **ours, **layout.variables}
 
 
+def read_json(path: Path) -> Launch:
+    """Returns what trainer 0 wrote, as one JSON object."""
+    found: Launch = json.loads(path.read_text())
+    return found
+
+
 def launch(
-    layout: Layout, args: argparse.Namespace, words_of: Command | None = None
+    layout: Layout,
+    args: argparse.Namespace,
+    words_of: Command | None = None,
+    read: Reader = read_json,
 ) -> Launch:
     """Runs one launch in fresh processes and returns what trainer 0 wrote.
 
-    ``words_of`` returns its command line; None: ``command``.
+    ``words_of`` returns its command line; None: ``command``. ``read`` reads its file.
 
     Raises:
         LaunchFailedError: a process failed, or was not done in time.
@@ -193,8 +203,7 @@ def launch(
         text = log_path.read_text(errors="replace")
         if code != 0 or not results.exists():
             raise _failure(code, limit_s, text)
-        found: Launch = json.loads(results.read_text())
-        return found
+        return read(results)
 
 
 def _failure(code: int | None, limit_s: float, text: str) -> LaunchFailedError:

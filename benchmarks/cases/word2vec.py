@@ -74,7 +74,21 @@ def layout_of(name: str, count: int) -> tuple[Layout, str]:
         return Layout(OURS, about, variables={"CPUDIST_STRATEGY": "geo"}), optimizer
     if strategy not in STRATEGIES:
         raise _unknown(name)
-    variables = {"CPUDIST_STRATEGY": strategy}
+    variables = {"CPUDIST_STRATEGY": strategy, **variables_of(name)}
+    about = f"this package, {row}, {optimizer}"
+    return Layout(
+        OURS, about, trainers=count, torchrun=True, variables=variables
+    ), optimizer
+
+
+def variables_of(name: str) -> dict[str, str]:
+    """Returns the fields of a row of ours as environment variables.
+
+    Raises:
+        ValueError: one has no value.
+    """
+    strategy, *fields = name.partition("@")[0].split(":")
+    variables = {}
     for field in fields:
         key, equals, value = field.partition("=")
         if not equals:
@@ -82,10 +96,7 @@ def layout_of(name: str, count: int) -> tuple[Layout, str]:
         # 0+1/2 in a row, because a comma ends a row; 0,1;2 in the variable.
         value = value.replace("+", ",").replace("/", ";")
         variables[f"CPUDIST_{strategy.replace('_', '')}_{key}".upper()] = value
-    about = f"this package, {row}, {optimizer}"
-    return Layout(
-        OURS, about, trainers=count, torchrun=True, variables=variables
-    ), optimizer
+    return variables
 
 
 def _unknown(name: str) -> ValueError:
