@@ -27,6 +27,7 @@ BATCH = {"flights": 1024, "word2vec": 2048}
 # So that the longest interval between exchanges ends several times in an epoch.
 GEO_BATCH = {"flights": 128, "word2vec": 256}
 OTHER_BATCHES = (256, 4096)
+OPTIMIZERS = {"flights": ("adagrad",), "word2vec": ("sgd", "adagrad")}
 ONE = "sync"
 
 
@@ -129,9 +130,19 @@ def plan(part: str, workload: str, seeds: int) -> Iterator[Run]:
             for trainers in TRAINERS:
                 for row in ("sync", "async", "geo"):
                     yield Run(workload, row, trainers, size, 1)
-    elif workload == "word2vec":
+    else:
         for seed in numbers:
-            yield Run(workload, ONE, 1, batch, seed, "sgd")
-            for trainers in TRAINERS[1:]:
-                for merge in ("sum", "mean"):
-                    yield Run(workload, ONE, trainers, batch, seed, "sgd", merge)
+            yield from _merges(workload, seed)
+
+
+def _merges(workload: str, seed: int) -> Iterator[Run]:
+    """Yields trainings that differ by how trainers' gradients or movements merge."""
+    batch = BATCH[workload]
+    for optimizer in OPTIMIZERS[workload]:
+        yield Run(workload, ONE, 1, batch, seed, optimizer)
+        for trainers in TRAINERS[1:]:
+            for rule in ("sum", "mean"):
+                row = f"geo:merge_rule={rule}"
+                yield Run(workload, row, trainers, batch, seed, optimizer)
+                if workload == "word2vec":  # whose example can scale its loss
+                    yield Run(workload, ONE, trainers, batch, seed, optimizer, rule)

@@ -53,9 +53,9 @@ def test_every_strategy_is_planned_for_every_number_of_trainers() -> None:
     assert {one.seed for one in plan("noise", "word2vec", 3)} == {1, 2, 3, 4, 5}
     sweep = {one.row for one in plan("geo", "flights", 1)}
     assert sweep == {"sync", *(f"geo:push_every={every}" for every in PUSH_EVERY)}
-    merges = {one.merge for one in plan("merge", "word2vec", 1)}
-    assert merges == {"sum", "mean"}
-    assert not list(plan("merge", "flights", 1))
+    merges = {(one.row, one.merge) for one in plan("merge", "word2vec", 1)}
+    geo = {(f"geo:merge_rule={rule}", "sum") for rule in ("sum", "mean")}
+    assert merges == {("sync", "sum"), ("sync", "mean")} | geo
 
 
 @pytest.mark.parametrize("workload", ["flights", "word2vec"])
@@ -79,6 +79,8 @@ def test_fields_reach_the_run_as_variables() -> None:
     assert variables == {"CPUDIST_HYBRID_DENSE": "local_sgd"}
     groups = rows["half_async:group=0+1/2+3"].layout().variables
     assert groups == {"CPUDIST_HALFASYNC_GROUP": "0,1;2,3"}
+    [rule, _, _, _] = [one for one in plan("merge", "flights", 1) if one.trainers > 1]
+    assert rule.layout().variables == {"CPUDIST_COMMUNICATOR_MERGE_RULE": "sum"}
 
 
 def test_parts_and_data_are_checked(args) -> None:

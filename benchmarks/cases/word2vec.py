@@ -12,6 +12,7 @@ import argparse
 import re
 import sys
 from collections.abc import Iterable, Sequence
+from dataclasses import fields
 from importlib import util
 from pathlib import Path
 from statistics import median
@@ -20,11 +21,13 @@ from typing import Any
 from report import MISSING, Row, add_ratios
 
 from cases.cnn import ROOT, Launch, Layout, collect
+from torch_cpudist.communicator import Communicator
 
 OURS = ROOT / "examples" / "word2vec.py"
 PEERS = ROOT / "benchmarks" / "peers"
 TORCH, GENSIM = PEERS / "word2vec_torch.py", PEERS / "word2vec_gensim.py"
 STRATEGIES = ("sync", "half_async", "async", "geo", "allreduce", "reduce")
+COMMUNICATOR_FIELDS = {entry.name for entry in fields(Communicator)}
 OPTIMIZERS = ("adagrad", "sgd", "sparse_adam")
 ROWS = (
     *("gensim1", "gensim2", "torch@sgd", "torch@sparse_adam", "torch", "ddp", "alone"),
@@ -61,8 +64,8 @@ def layout_of(name: str, count: int) -> tuple[Layout, str]:
         return Layout(GENSIM, f"gensim, {threads} thread(s)", threads=threads), ""
     row, _, optimizer = name.partition("@")
     optimizer = optimizer or OPTIMIZERS[0]
-    strategy, *fields = row.split(":")
-    if optimizer not in OPTIMIZERS or (fields and strategy not in STRATEGIES):
+    strategy, *given = row.split(":")
+    if optimizer not in OPTIMIZERS or (given and strategy not in STRATEGIES):
         raise _unknown(name)
     if row == "torch":
         return Layout(TORCH, f"torch, {optimizer}"), optimizer
@@ -87,15 +90,18 @@ def variables_of(name: str) -> dict[str, str]:
     Raises:
         ValueError: one has no value.
     """
-    strategy, *fields = name.partition("@")[0].split(":")
+    strategy, *given = name.partition("@")[0].split(":")
     variables = {}
-    for field in fields:
-        key, equals, value = field.partition("=")
+    for one in given:
+        key, equals, value = one.partition("=")
         if not equals:
             raise _unknown(name)
         # 0+1/2 in a row, because a comma ends a row; 0,1;2 in the variable.
         value = value.replace("+", ",").replace("/", ";")
-        variables[f"CPUDIST_{strategy.replace('_', '')}_{key}".upper()] = value
+        section = strategy.replace("_", "")
+        if key in COMMUNICATOR_FIELDS:
+            section = "communicator"
+        variables[f"CPUDIST_{section}_{key}".upper()] = value
     return variables
 
 
