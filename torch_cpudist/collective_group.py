@@ -93,7 +93,11 @@ class CollectiveGroup:
         self._store: Store = distributed_c10d._get_default_store()
         self._prefix = f"cpudist/{self._group.group_name}"
         if device.type != "cpu":
-            check_devices_differ(self, owner, context.layout.hosts[context.rank])
+            try:
+                check_devices_differ(self, owner, context.layout.hosts[context.rank])
+            except BaseException:
+                self.close()
+                raise
 
     @property
     def alone(self) -> bool:
