@@ -34,7 +34,9 @@ class StagedEmbedding(nn.Embedding):
 
         A compiled model runs this outside its graphs.
         """
-        return self._cpudist_lookup(self, input)
+        if torch.compiler.is_compiling():
+            return self._cpudist_lookup(self, input)
+        return look_up(self, input)
 
     def _apply(self, fn: Apply, recurse: bool = True) -> nn.Module:
         """Leaves the weight where it is when the model moves to where it is already."""
@@ -55,7 +57,9 @@ class StagedEmbeddingBag(nn.EmbeddingBag):
         per_sample_weights: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Pulls the rows of ``input``, pools here and brings bags to the device."""
-        return self._cpudist_lookup(self, input, offsets, per_sample_weights)
+        if torch.compiler.is_compiling():
+            return self._cpudist_lookup(self, input, offsets, per_sample_weights)
+        return look_up_bags(self, input, offsets, per_sample_weights)
 
     def _apply(self, fn: Apply, recurse: bool = True) -> nn.Module:
         """Leaves the weight where it is when the model moves to where it is already."""
