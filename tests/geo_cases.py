@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import torch_cpudist as cpudist
-from torch_cpudist.parameter_set import Weights
+from torch_cpudist.dense_memory import Weights
 
 PATIENCE_S = 30.0  # reached by a failing test only
 
@@ -108,7 +108,7 @@ def exchange(opt: cpudist.DistributedOptimizer, call: str, **options: Any) -> An
     assert parameters is not None
     with Weights(parameters.placement.dense) as weights:
         found = getattr(parameters.client, f"{call}_exchange")(
-            parameters.id, weights.addresses, **options
+            parameters.id, weights, **options
         )
     parameters.note_written([entry.parameter for entry in parameters.placement.dense])
     return found

@@ -61,6 +61,26 @@ def test_auto_gives_cuda_tensors_nccl(monkeypatch):
         chosen("nccl", three, monkeypatch)
 
 
+def test_a_group_for_gradients_on_a_device_is_over_nccl(monkeypatch):
+    def spec(name, where):
+        made = environment.Environment(rank=0, world_size=2, backend=name)
+        return choice.spec_for(torch.device("cuda", 0), made, where)
+
+    monkeypatch.setattr(choice, "_CHECKS", {})
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(cpudist.BackendUnavailableError, match="one trainer per device"):
+        spec("auto", layout())
+    with pytest.raises(cpudist.BackendUnavailableError, match="are on cuda:0"):
+        spec("gloo", layout())
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(dist, "is_nccl_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert spec("auto", layout()) == "cpu:shm,cuda:nccl"
+    assert spec("nccl", layout()) == "cpu:gloo,cuda:nccl"
+    with pytest.raises(cpudist.BackendUnavailableError, match="this host has 2"):
+        spec("auto", layout(hosts=("a",) * 3, trainers=(0, 1, 2)))
+
+
 @pytest.mark.parametrize("name", ["gloo", "shm", "ccl"])
 def test_a_named_one_is_taken(name, monkeypatch):
     assert chosen(name, layout(loads=False), monkeypatch).spec == name

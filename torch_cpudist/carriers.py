@@ -107,14 +107,14 @@ class _Rounded:
     """
 
     def __init__(self, bucket: Bucket, n: int) -> None:
-        length = -(-bucket.size // n)
-        self.sent = torch.zeros(n, length, dtype=torch.bfloat16, device="cpu")
+        length, device = -(-bucket.size // n), bucket.device
+        self.sent = torch.zeros(n, length, dtype=torch.bfloat16, device=device)
         self.received = torch.zeros_like(self.sent)
-        self.share = torch.zeros(length, dtype=torch.bfloat16, device="cpu")
+        self.share = torch.zeros(length, dtype=torch.bfloat16, device=device)
         self.all_shares = torch.zeros_like(self.sent)
-        self.kept = torch.zeros(bucket.size, dtype=bucket.dtype, device="cpu")
+        self.kept = torch.zeros(bucket.size, dtype=bucket.dtype, device=device)
         self.kept_next = torch.zeros_like(self.kept)
-        self.owed = torch.zeros(length, dtype=bucket.dtype, device="cpu")
+        self.owed = torch.zeros(length, dtype=bucket.dtype, device=device)
         self.owed_next = torch.zeros_like(self.owed)
 
     def round_own(self, bucket: Bucket) -> None:

@@ -17,13 +17,19 @@ from torch.distributed import distributed_c10d
 
 from torch_cpudist.backends import shm
 from torch_cpudist.errors import (
-    BackendUnavailableError,
     ConfigMismatchError,
-    ConfigurationError,
     Error,
     OperationTimeoutError,
     PeerLostError,
 )
+from torch_cpudist.group_backend import (
+    check_devices_differ,
+    check_one_job,
+    group_spec,
+    group_timeout_s,
+    may_wait,
+)
+from torch_cpudist.staging import CPU
 
 if TYPE_CHECKING:
     from torch_cpudist.context import Context
@@ -31,7 +37,6 @@ if TYPE_CHECKING:
 # A wait looks up after so long: for signals, and for trainers that will not come.
 _SLICE_S = 0.5
 _POLL_S = 0.005
-_CPU = torch.device("cpu")
 # How backends say that trainers sent different sizes, or called different things; that
 # one did not come; that one which did not come is frozen.
 _MISMATCHES = ("disagree", "op.preamble.length", "mismatch", "call different")
@@ -49,18 +54,22 @@ class CollectiveGroup:
     of one makes none. Not thread-safe.
     """
 
-    def __init__(self, context: Context, owner: str) -> None:
+    def __init__(
+        self, context: Context, owner: str, device: torch.device = CPU
+    ) -> None:
         """Makes the group. Collective.
 
         Args:
             context: this trainer's.
             owner: the strategy that needs it, for messages.
+            device: what ``zeros`` is on. CPU tensors can be summed besides.
 
         Raises:
             BackendUnavailableError: the trainers have no torch.distributed group, or
-                one of a backend that does not take CPU tensors.
-            ConfigurationError: they are in jobs of their own.
+                one of a backend that does not take tensors of ``device``.
+            ConfigurationError: they are in jobs of their own, or share a CUDA device.
         """
+        self.device = device
         self.rank = context.trainer_rank
         self.size = context.trainer_count
         self._owner = owner
@@ -70,40 +79,25 @@ class CollectiveGroup:
         self.barriers = 0  # that this trainer has come to
         self._meetings = 0
         self._group: dist.ProcessGroup | None = None
-        self._pending: list[tuple[dist.Work, int]] = []
+        self._pending: list[tuple[dist.Work, int, bool]] = []
         self._started = 0  # collectives, equal on all trainers at one place
         self.wait_s = 0.0  # in collectives
         self.sent_bytes = 0  # what a ring makes of what is summed and gathered
-        if context.environment.group is not None:
-            raise ConfigurationError(
-                f"{owner} averages over torch.distributed, whose group is that of one "
-                "torchrun job, but CPUDIST_ROLE starts trainers in jobs of their own. "
-                "Launch servers and trainers together, or choose a strategy of servers."
-            )
+        check_one_job(context, owner)
         if self.alone:
             return
-        if context.process_group is None:
-            raise BackendUnavailableError(
-                f"{owner} averages over torch.distributed, which these trainers have "
-                "no group of: they are threads over an in-process network. Start each "
-                "as a process, with torchrun or testing.ProcessRanks."
-            )
-        if self._backend == "nccl":
-            raise BackendUnavailableError(
-                f"{owner} averages parameters on CPUs, but CPUDIST_BACKEND=nccl only "
-                "sums on CUDA devices. Set CPUDIST_BACKEND=auto, shm, ccl or gloo."
-            )
-        if self._backend == "ccl" and context.environment.transport == "c10d":
-            raise ConfigurationError(
-                f"{owner} needs a group of its own, and oneCCL makes none while the "
-                "links of CPUDIST_TRANSPORT=c10d await messages. Set "
-                "CPUDIST_TRANSPORT=tcp, or another CPUDIST_BACKEND."
-            )
         self._group = dist.new_group(
-            backend=self._backend, timeout=timedelta(seconds=self._deadline_s)
+            backend=group_spec(context, owner, device),
+            timeout=timedelta(seconds=group_timeout_s(self._deadline_s, device)),
         )
         self._store: Store = distributed_c10d._get_default_store()
         self._prefix = f"cpudist/{self._group.group_name}"
+        if device.type != "cpu":
+            try:
+                check_devices_differ(self, owner, context.layout.hosts[context.rank])
+            except BaseException:
+                self.close()
+                raise
 
     @property
     def alone(self) -> bool:
@@ -117,8 +111,9 @@ class CollectiveGroup:
 
         Over ``shm`` all trainers of a host map it, and sums need no copy in or out.
         """
-        if self.alone or self._backend != shm.NAME or not numel:
-            return torch.zeros(numel, dtype=dtype, device="cpu")
+        on_device = self.device.type != "cpu"
+        if on_device or self.alone or self._backend != shm.NAME or not numel:
+            return torch.zeros(numel, dtype=dtype, device=self.device)
         try:
             return shm.empty(self._group, numel, dtype)
         except RuntimeError as error:
@@ -132,7 +127,7 @@ class CollectiveGroup:
             work = begin(*tensors, group=self._group, async_op=True, **options)
         except RuntimeError as error:
             raise self._failed(error) from error
-        self._pending.append((work, self._started))
+        self._pending.append((work, self._started, not tensors[-1].is_cpu))
         self._started += 1
         return work
 
@@ -192,11 +187,15 @@ class CollectiveGroup:
         """
         began = time.monotonic()
         deadline = began + self._deadline_s
-        number = next((n for other, n in self._pending if other is work), 0)
+        number, on_device = next(
+            ((n, device) for other, n, device in self._pending if other is work),
+            (0, False),
+        )
         while True:
             try:
-                work.wait(timedelta(seconds=_SLICE_S))
-                break
+                if may_wait(work, on_device, _SLICE_S):
+                    work.wait(timedelta(seconds=_SLICE_S))
+                    break
             except RuntimeError as error:
                 if work.is_completed():
                     raise self._failed(error) from error
@@ -233,10 +232,10 @@ class CollectiveGroup:
         if self.alone:
             return
         own = torch.frombuffer(bytearray("\n".join(lines).encode()), dtype=torch.uint8)
-        sizes = torch.zeros(self.size, dtype=torch.int64, device=_CPU)
+        sizes = torch.zeros(self.size, dtype=torch.int64, device=CPU)
         sizes[self.rank] = own.numel()
         self.sum(sizes, what)
-        told = torch.zeros(self.size, int(sizes.max()), dtype=torch.uint8, device=_CPU)
+        told = torch.zeros(self.size, int(sizes.max()), dtype=torch.uint8, device=CPU)
         told[self.rank, : own.numel()] = own
         self.sum(told, what)
         texts = [
@@ -376,8 +375,9 @@ class CollectiveGroup:
         group, self._group = self._group, None
         if group is None or not dist.is_initialized():
             return
-        finished = all(work.is_completed() for work, _ in self._pending)
-        if finished or self._backend in _CLOSES_AT_ONCE:
+        finished = all(work.is_completed() for work, *_ in self._pending)
+        at_once = self._backend in _CLOSES_AT_ONCE and self.device.type == "cpu"
+        if finished or at_once:
             dist.destroy_process_group(group)
         else:
             # gloo's destructor waits for what is unfinished, until its timeout: one

@@ -13,8 +13,8 @@ from torch.utils.hooks import RemovableHandle
 
 from torch_cpudist import _core
 from torch_cpudist.collective_group import CollectiveGroup
+from torch_cpudist.dense_memory import check_kept
 from torch_cpudist.flat_buckets import DEFAULT_BYTES, plan
-from torch_cpudist.parameter_set import Weights
 from torch_cpudist.placement import DenseParameter, Placement
 from torch_cpudist.server_mark import ServerMark
 from torch_cpudist.trained import Trained
@@ -60,6 +60,7 @@ class CopiedParameters(Trained):
                 table.group,
                 table.found.weight.dtype,
                 table.found.weight.shape,
+                table.found.weight.device,
             )
             for table in placement.tables
         ]
@@ -77,7 +78,8 @@ class CopiedParameters(Trained):
         if self.group.alone:
             return
         entries = [
-            f"parameter {e.name} {tuple(e.shape)} {e.dtype} in group {e.group}"
+            f"parameter {e.name} {tuple(e.shape)} {e.dtype} in group {e.group} on "
+            f"{e.device.type}"
             for e in self.entries
         ]
         options = describe_options(self.inners)
@@ -111,7 +113,7 @@ class CopiedParameters(Trained):
 
     def check_kept(self) -> None:
         """Refuses parameters that are no longer what they were when placed."""
-        Weights(self.entries)
+        check_kept(self.entries)
 
     def close(self, tell_servers: bool) -> None:
         """Removes hooks and gives the group's connections back."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import torch
 
 from torch_cpudist.placement import DenseParameter
+from torch_cpudist.staging import CPU
 
 # torch's DistributedDataParallel has found this to be enough.
 DEFAULT_BYTES = 25 << 20
@@ -63,6 +64,7 @@ class Bucket:
         offsets: where each begins, in elements.
         size: elements of all.
         room: elements behind them that travel too.
+        device: of the parameters.
     """
 
     dtype: torch.dtype
@@ -70,6 +72,7 @@ class Bucket:
     offsets: list[int] = field(default_factory=list)
     size: int = 0
     room: int = 0
+    device: torch.device = CPU
     _storage: torch.Tensor | None = None
 
     def add(self, piece: Piece) -> None:
@@ -92,7 +95,7 @@ class Bucket:
         """All memory, ``[size + room]``; allocated by the first use."""
         if self._storage is None:
             elements = self.size + self.room
-            self._storage = torch.zeros(elements, dtype=self.dtype, device="cpu")
+            self._storage = torch.zeros(elements, dtype=self.dtype, device=self.device)
         return self._storage
 
     @property
@@ -144,16 +147,18 @@ def plan(
     if halves and total >= 2 * LEAST_BYTES:
         enough = min(enough, total // 2)
     buckets: list[Bucket] = []
-    open_buckets: dict[torch.dtype, Bucket] = {}
+    open_buckets: dict[tuple[torch.dtype, torch.device], Bucket] = {}
     for entry in reversed(entries):
-        bucket = open_buckets.get(entry.dtype)
+        kind = (entry.dtype, entry.device)
+        bucket = open_buckets.get(kind)
         needed = entry.parameter.numel() * entry.dtype.itemsize
         if bucket is None or bucket.size_bytes + needed > bucket_bytes:
-            bucket = open_buckets[entry.dtype] = Bucket(entry.dtype)
+            bucket = Bucket(entry.dtype, device=entry.device)
+            open_buckets[kind] = bucket
             buckets.append(bucket)
         bucket.add(whole(entry))
         if bucket.size_bytes >= enough:
-            del open_buckets[entry.dtype]
+            del open_buckets[kind]
     return buckets
 
 

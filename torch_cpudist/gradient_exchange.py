@@ -69,7 +69,8 @@ class GradientExchange:
         for b, bucket in enumerate(buckets):
             for i, piece in enumerate(bucket.pieces):
                 self._places.setdefault(piece.entry.index, []).append((b, i))
-        self.late = False
+        # On a device, streams are in order at the step, which hooks cannot know.
+        self.late = self._group.device.type != "cpu"
         self.repeated = 0
         self._silent = 0
         self._options: list[str] = []

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from torch_cpudist import _core
+from torch_cpudist.dense_memory import Weights
 from torch_cpudist.errors import ConfigMismatchError, InternalError
 from torch_cpudist.gradients import read_dense_gradient, read_table_gradient
 from torch_cpudist.optimizer_state import (
@@ -19,7 +20,7 @@ from torch_cpudist.optimizer_state import (
     row_elements,
     unname_table_state,
 )
-from torch_cpudist.parameter_set import ParameterSet, Weights
+from torch_cpudist.parameter_set import ParameterSet
 from torch_cpudist.placement import PlacedTable, Placement
 from torch_cpudist.state_checks import States, state_parts
 from torch_cpudist.table_ops import TableBinding
@@ -192,7 +193,7 @@ class LocalParameterSet(ParameterSet):
     def forget_movement(self) -> None:
         """Takes the weights that stand in the model as the servers'."""
         with Weights(self.placement.dense) as weights:
-            self.client.reset_exchange(self.id, weights.addresses)
+            self.client.reset_exchange(self.id, weights)
 
     @contextmanager
     def written_apart(self) -> Iterator[None]:
@@ -211,7 +212,7 @@ class LocalParameterSet(ParameterSet):
             with Weights(dense) as weights:
                 self.client.undo_movement(
                     self.id,
-                    weights.addresses,
+                    weights,
                     parameters=[d.index for d in dense if d.name in names],
                     tables=[t.index for t in tables if t.found.name in names],
                 )

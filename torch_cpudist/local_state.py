@@ -16,6 +16,7 @@ import torch
 from torch.optim import Optimizer
 
 from torch_cpudist import state_exchange
+from torch_cpudist.devices import state_beside
 from torch_cpudist.local_parameters import LocalParameterSet, LocalTable
 from torch_cpudist.state_checks import States
 
@@ -46,7 +47,8 @@ def adopt(
             elif parameter in states and states[parameter] is not inner.state.get(
                 parameter
             ):
-                inner.state[parameter] = copy.deepcopy(dict(states[parameter]))
+                copied = copy.deepcopy(dict(states[parameter]))
+                inner.state[parameter] = state_beside(inner, parameter, copied)
 
 
 def collect(

@@ -17,10 +17,11 @@ from torch import nn
 
 from torch_cpudist import _core
 from torch_cpudist.clip import Clip, ClipNorm, ClipValue
-from torch_cpudist.errors import ModelChangedError
-from torch_cpudist.gradients import read_dense_gradient, read_table_gradient
-from torch_cpudist.placement import DenseParameter, PlacedTable, Placement
+from torch_cpudist.dense_memory import dense_memory
+from torch_cpudist.gradients import read_table_gradient
+from torch_cpudist.placement import PlacedTable, Placement
 from torch_cpudist.prefetching import bound_ids
+from torch_cpudist.staged_tables import HostedWeights
 from torch_cpudist.table_ops import TableBinding
 from torch_cpudist.tables import attach, detach
 from torch_cpudist.trained import Trained
@@ -58,8 +59,20 @@ class ParameterSet(Trained):
             PeerLostError, OperationTimeoutError: a server or trainer 0 does not answer.
         """
         super().__init__(client, placement)
-        self.id = client.open(placement.layout)
         self._bindings: list[TableBinding] = []
+        self._dense = dense_memory(placement.dense, placement.device)
+        self._hosted = HostedWeights(
+            [(table.found.name, table.found.weight) for table in placement.tables]
+        )
+        try:
+            self._open(store)
+        except BaseException:
+            self._hosted.give_back()
+            raise
+
+    def _open(self, store: Callable[[ParameterSet], None] | None) -> None:
+        client, placement = self.client, self.placement
+        self.id = client.open(placement.layout)
         # A trainer 0 that comes back finds the values of a run that went on.
         stored = store is not None and not client.holds_values(self.id)
         if store is not None and stored:
@@ -79,6 +92,8 @@ class ParameterSet(Trained):
             found.name,
             found.weight,
             self._versions,
+            self.placement.device,
+            self._hosted.home_of(found.weight),
         )
         self._bindings.append(binding)
         self._attach(table, binding)
@@ -117,9 +132,9 @@ class ParameterSet(Trained):
 
     def pull_dense(self) -> None:
         """Overwrites every dense parameter with the servers' values."""
-        with Weights(self.placement.dense) as weights:
-            if weights.addresses:
-                self.client.pull_dense(self.id, weights.addresses)
+        with self._dense.weights() as addresses:
+            if addresses:
+                self.client.pull_dense(self.id, addresses)
         self.note_written([entry.parameter for entry in self.placement.dense])
 
     def pull_tables(self) -> None:
@@ -223,7 +238,7 @@ class ParameterSet(Trained):
         self.check_unchanged()
         gradients = self._gradients()
         self.tables_current = False
-        with Weights(self.placement.dense) as weights:
+        with self._dense.weights() as addresses:
             updates = send(
                 self.id,
                 clip_value=clip.value if isinstance(clip, ClipValue) else 0.0,
@@ -231,7 +246,7 @@ class ParameterSet(Trained):
                 configs=configs,
                 parameters=gradients.parameters,
                 tables=gradients.tables,
-                weights=weights.addresses,
+                weights=addresses,
                 **options,
             )
         self.note_written([parameter for _, parameter in self.trained()])
@@ -239,13 +254,9 @@ class ParameterSet(Trained):
 
     def _gradients(self) -> _Gradients:
         found = _Gradients()
-        for entry in self.placement.dense:
-            if entry.parameter.grad is not None:
-                grad = read_dense_gradient(
-                    entry.name, entry.parameter.grad, entry.dtype
-                )
-                found.alive.append(grad)
-                found.parameters.append((entry.index, grad.data_ptr()))
+        for index, grad in self._dense.gradients():
+            found.alive.append(grad)
+            found.parameters.append((index, grad.data_ptr()))
         for table in self.placement.tables:
             if table.found.weight.grad is not None:
                 keys, values = read_table_gradient(
@@ -263,7 +274,7 @@ class ParameterSet(Trained):
         Raises:
             ModelChangedError: a parameter has another shape, dtype or device.
         """
-        Weights(self.placement.dense)
+        self._dense.check_kept()
         for binding in self._bindings:
             binding.bind_weight(self.client)
 
@@ -275,6 +286,7 @@ class ParameterSet(Trained):
         for binding in self._bindings:
             binding.close()
         self._bindings.clear()
+        self._hosted.give_back()
         if tell_servers:
             self.client.close(self.id)
 
@@ -286,34 +298,3 @@ class _Gradients:
     parameters: list[tuple[int, int]] = field(default_factory=list)
     tables: list[tuple[int, int, int, int]] = field(default_factory=list)
     alive: list[torch.Tensor] = field(default_factory=list)  # what addresses point to
-
-
-class Weights:
-    """Addresses that the client writes dense values to.
-
-    A parameter that is not contiguous gets a staging copy, written back on exit.
-    """
-
-    def __init__(self, dense: list[DenseParameter]) -> None:
-        self.addresses: list[int] = []
-        self._staged: list[tuple[nn.Parameter, torch.Tensor]] = []
-        for entry in dense:
-            target = entry.parameter.detach()
-            if (target.dtype, target.shape) != (entry.dtype, entry.shape):
-                raise ModelChangedError(
-                    f"parameter {entry.name!r} is now {tuple(target.shape)} "
-                    f"{target.dtype}, expected {tuple(entry.shape)} {entry.dtype} as "
-                    "when its optimizer was wrapped. Convert a model before that."
-                )
-            if not target.is_contiguous():
-                target = target.contiguous()
-                self._staged.append((entry.parameter, target))
-            self.addresses.append(target.data_ptr())
-
-    def __enter__(self) -> Weights:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        # Also after an interrupt: the copies hold old values or new ones.
-        for parameter, target in self._staged:
-            parameter.data.copy_(target)

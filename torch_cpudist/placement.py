@@ -20,7 +20,9 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from torch_cpudist import _core
+from torch_cpudist.devices import check_device, model_device
 from torch_cpudist.errors import UnsupportedModelError
+from torch_cpudist.staging import CPU
 from torch_cpudist.tables import MAX_NORM_OBSTACLE, FoundTable, find_tables
 
 if TYPE_CHECKING:
@@ -43,6 +45,7 @@ class DenseParameter:
         parameter: the model's own.
         group: index of its parameter group.
         dtype, shape: as the servers hold it.
+        device: that it is on.
     """
 
     index: int
@@ -51,6 +54,7 @@ class DenseParameter:
     group: int
     dtype: torch.dtype
     shape: torch.Size
+    device: torch.device = CPU
 
 
 @dataclass(frozen=True)
@@ -74,12 +78,14 @@ class Placement:
         tables, dense: in a fixed order.
         layout: what travels to servers; its configs are what they run.
         rules: what the wrapped optimizers run, one per group.
+        device: that the model computes on.
     """
 
     tables: list[PlacedTable]
     dense: list[DenseParameter]
     layout: _core.ParamSetLayout
     rules: Rules
+    device: torch.device = CPU
 
 
 def parameter_names(model: nn.Module, groups: list[dict[str, Any]]) -> dict[int, str]:
@@ -135,12 +141,7 @@ def _check_dense(name: str, parameter: nn.Parameter) -> None:
             "use "
             "torch.autocast for bfloat16."
         )
-    if parameter.device.type != "cpu":
-        raise UnsupportedModelError(
-            f"parameter {name!r} is on {parameter.device}; this version trains models "
-            "on "
-            "the CPU. Move the model with model.cpu() before wrapping the optimizer."
-        )
+    check_device(name, parameter.device)
 
 
 def _check_dense_embeddings(model: nn.Module, dense: list[DenseParameter]) -> None:
@@ -264,6 +265,7 @@ def _list_dense(
             group_of[id(parameter)],
             parameter.dtype,
             parameter.shape,
+            parameter.device,
         )
         dense.append(entry)
     return dense
@@ -352,7 +354,8 @@ def place(
     blocks = cut(dense, sharding, server_count)
     layout = make_layout(updates, rules, tables_spec, blocks)
     _log_placement(layout, server_count)
-    return Placement(tables, dense, layout, rules)
+    device = model_device(model, found, dense)
+    return Placement(tables, dense, layout, rules, device)
 
 
 def _log_placement(layout: _core.ParamSetLayout, server_count: int) -> None:

@@ -35,11 +35,11 @@ def tables_of(placement: Placement, updates: Updates) -> Placement:
     """The part that is tables, updated as ``updates`` says."""
     rules = table_rules(placement, placement.rules)
     layout = make_layout(updates, rules, placement.layout.tables, [])
-    return Placement(placement.tables, [], layout, rules)
+    return Placement(placement.tables, [], layout, rules, placement.device)
 
 
 def dense_of(placement: Placement, updates: Updates) -> Placement:
     """The part that is dense, updated as ``updates`` says."""
     rules = dense_rules(placement, placement.rules)
     layout = make_layout(updates, rules, [], placement.layout.blocks)
-    return Placement([], placement.dense, layout, rules)
+    return Placement([], placement.dense, layout, rules, placement.device)

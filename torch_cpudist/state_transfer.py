@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from torch_cpudist import state_exchange
 from torch_cpudist.collective_group import CollectiveGroup
 from torch_cpudist.copied_parameters import inner_state
+from torch_cpudist.devices import state_beside
 from torch_cpudist.errors import InternalError, UnsupportedOptimizerError
 from torch_cpudist.placement import DenseParameter
 
@@ -141,4 +142,4 @@ def share_state(
         inner = owners[id(entry.parameter)]
         inner.state.pop(entry.parameter, None)
         if state:
-            inner.state[entry.parameter] = state
+            inner.state[entry.parameter] = state_beside(inner, entry.parameter, state)

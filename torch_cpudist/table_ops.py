@@ -24,6 +24,7 @@ from torch_cpudist.errors import (
     UnsupportedModelError,
 )
 from torch_cpudist.log import logger
+from torch_cpudist.staging import CPU, sparse_gradient
 
 _handles = itertools.count(1)
 _bindings: weakref.WeakValueDictionary[int, TableBinding] = (
@@ -63,7 +64,8 @@ def check_kind(name: str, ids: torch.Tensor) -> None:
         raise TypeError(f"table {name!r}: ids must be int64 or int32, got {ids.dtype}")
     if ids.device.type != "cpu":
         raise UnsupportedModelError(
-            f"table {name!r}: ids must be on the CPU, got {ids.device}"
+            f"table {name!r}: ids must be on the CPU, or on the CUDA device that the "
+            f"model's parameters are on, got {ids.device}. Use ids.cpu()."
         )
 
 
@@ -81,6 +83,8 @@ class TableBinding:
         name: str,
         weight: nn.Parameter,
         versions: Mapping[int, int],
+        device: torch.device = CPU,
+        home: torch.device = CPU,
     ) -> None:
         """Binds ``weight`` as the cache of the table's rows.
 
@@ -91,7 +95,13 @@ class TableBinding:
             name: name for messages.
             weight: float32 ``[rows, dim]``, contiguous.
             versions: by ``id`` of a parameter, its version after our last write.
+            device: where results of lookups are.
+            home: where the weight is when its optimizer is not wrapped.
         """
+        self.device = device
+        self.home = home
+        # Another device that the model went to since.
+        self.moved_to: torch.device | None = None
         self.client: _core.Client | None = client
         self.param_set = param_set
         self.table = table
@@ -165,7 +175,7 @@ class TableBinding:
         """Makes the rows of ``ids`` current in the weight.
 
         Args:
-            ids: int32 or int64, any shape, on CPU.
+            ids: int32 or int64, any shape, on the CPU or the model's device.
             weight: what the module looks up.
 
         Raises:
@@ -208,11 +218,17 @@ class TableBinding:
         Raises:
             ModelChangedError: the weight was written by others.
             TypeError: they are not int64 or int32.
-            UnsupportedModelError: they are not on the CPU.
+            UnsupportedModelError: they are neither on the CPU nor the model's device.
         """
         self._check_unwritten()
-        check_kind(self.name, ids)
-        return ids.contiguous()
+        found = self.on_host(ids)
+        check_kind(self.name, found)
+        return found.contiguous()
+
+    def on_host(self, ids: torch.Tensor) -> torch.Tensor:
+        """The ids, copied if they are on the model's device: waits for what it does."""
+        there = not ids.is_cpu and ids.device == self.device
+        return ids.to(CPU) if there else ids
 
     def close(self) -> None:
         """Ends the binding; a later lookup through it raises ``ClosedError``."""
@@ -266,11 +282,7 @@ def _lookup_grad_op(
     """
     flat = ids.reshape(-1).to(torch.int64, copy=True)
     values = grad.reshape(flat.numel(), grad.shape[-1]).clone()
-    if padding_idx >= 0:
-        kept = flat != padding_idx
-        flat, values = flat[kept], values[kept]
-    size = (rows, grad.shape[-1])
-    return torch.sparse_coo_tensor(flat[None], values, size, check_invariants=False)
+    return sparse_gradient(flat, values, rows, padding_idx)
 
 
 _library.impl("pull", _pull_op, "CPU")  # type: ignore[no-untyped-call]

@@ -23,7 +23,10 @@ from typing import Any, ClassVar, TypeVar, cast
 import torch
 from torch import nn
 
+from torch_cpudist import staging
+from torch_cpudist.devices import check_device
 from torch_cpudist.errors import UnsupportedModelError
+from torch_cpudist.staged_tables import StagedEmbedding, StagedEmbeddingBag, lookup_of
 from torch_cpudist.table_ops import TableBinding
 
 EmbeddingModule = nn.Embedding | nn.EmbeddingBag
@@ -106,7 +109,15 @@ def _handle_in_graph(module: _PullingEmbedding | _PullingEmbeddingBag) -> int:
     return -module._cpudist_handle
 
 
-_pulling_classes: weakref.WeakKeyDictionary[type, type] = weakref.WeakKeyDictionary()
+# By a module's own class, and whether its results are on another device.
+_pulling_classes: weakref.WeakKeyDictionary[type, dict[bool, type]] = (
+    weakref.WeakKeyDictionary()
+)
+# By torch's class: what stands before it.
+_BASES: dict[type, dict[bool, type]] = {
+    nn.Embedding: {False: _PullingEmbedding, True: StagedEmbedding},
+    nn.EmbeddingBag: {False: _PullingEmbeddingBag, True: StagedEmbeddingBag},
+}
 
 
 def plain_class(module: object) -> type:
@@ -120,30 +131,33 @@ def is_on_servers(module: nn.Module) -> bool:
     return isinstance(module, _OnServers)
 
 
+def is_staged(module: nn.Module) -> bool:
+    """Whether a module's lookups bring their results to another device."""
+    return isinstance(module, (StagedEmbedding, StagedEmbeddingBag))
+
+
 def _torch_class(kind: type) -> type:
     return nn.EmbeddingBag if issubclass(kind, nn.EmbeddingBag) else nn.Embedding
 
 
-def _pulling_class(kind: type) -> type:
-    if kind not in _pulling_classes:
+def _pulling_class(kind: type, staged: bool) -> type:
+    made = _pulling_classes.setdefault(kind, {})
+    if staged not in made:
         torch_class = _torch_class(kind)
-        pulling = (
-            _PullingEmbeddingBag
-            if torch_class is nn.EmbeddingBag
-            else _PullingEmbedding
-        )
         own = () if kind is torch_class else (kind,)
-        _pulling_classes[kind] = type(
-            kind.__name__, (_OnServers, *own, pulling), {"_cpudist_plain": kind}
-        )
-    return _pulling_classes[kind]
+        bases = (_OnServers, *own, _BASES[torch_class][staged])
+        made[staged] = type(kind.__name__, bases, {"_cpudist_plain": kind})
+    return made[staged]
 
 
 def attach(module: EmbeddingModule, binding: TableBinding) -> None:
     """Makes a module's lookups pull their rows."""
     object.__setattr__(module, "_cpudist_binding", binding)
     object.__setattr__(module, "_cpudist_handle", binding.handle)
-    module.__class__ = _pulling_class(plain_class(module))
+    staged = staging.needed(binding.device)
+    if staged:
+        object.__setattr__(module, "_cpudist_lookup", lookup_of(module))
+    module.__class__ = _pulling_class(plain_class(module), staged)
 
 
 def detach(module: EmbeddingModule) -> None:
@@ -193,6 +207,14 @@ class FoundTable:
     name: str
     weight: nn.Parameter
     modules: list[EmbeddingModule] = field(default_factory=list)
+
+    @property
+    def home(self) -> torch.device:
+        """Where the weight is when no optimizer has moved it to host memory."""
+        for module in self.modules:
+            if isinstance(module, _OnServers):
+                return module._cpudist_binding.home
+        return self.weight.device
 
 
 def _obstacle(module: EmbeddingModule) -> tuple[str, str] | None:
@@ -246,14 +268,14 @@ def _check_table(table: FoundTable) -> None:
         if obstacle is not None:
             raise _refuse(name, *obstacle)
     for module in table.modules:
-        if isinstance(module, (_PullingEmbedding, _PullingEmbeddingBag)):
+        if isinstance(module, _OnServers):
             module._cpudist_binding.check_weight(weight)
-    if weight.device.type != "cpu" or not weight.is_contiguous():
+    check_device(name, weight.device)
+    if not weight.is_contiguous():
         raise _refuse(
             name,
-            f"it is on {weight.device}, contiguous={weight.is_contiguous()}; expected "
-            "a contiguous tensor on the CPU",
-            "Move it with weight.data = weight.data.cpu().contiguous().",
+            "its weight is not contiguous",
+            "Make it so with weight.data = weight.data.contiguous().",
         )
 
 

@@ -108,6 +108,37 @@ def _automatic(layout: Layout, rank: int) -> Choice:
     return Choice(name, name, why)
 
 
+def spec_for(device: torch.device, environment: Environment, layout: Layout) -> str:
+    """The backends of a group that sums tensors of the CPU and of a CUDA device.
+
+    Args:
+        device: what gradients are on.
+        environment: of this rank.
+        layout: of the run.
+
+    Returns:
+        As torch.distributed takes it.
+
+    Raises:
+        BackendUnavailableError: the run's backend does not sum on ``device``.
+    """
+    chosen = choose(environment, layout)
+    if f"{device.type}:nccl" in chosen.spec:
+        return chosen.spec
+    if environment.backend == "auto":
+        raise BackendUnavailableError(
+            f"gradients on {device} are summed by nccl, which needs a torch with NCCL "
+            "and a CUDA device for every trainer of a host; this host has "
+            f"{torch.cuda.device_count()}. Start one trainer per device, move the "
+            "model with model.cpu(), or train dense parameters by servers: Sync()."
+        )
+    raise BackendUnavailableError(
+        f"CPUDIST_BACKEND={environment.backend} sums on CPUs, but the model's "
+        f"parameters are on {device}. Set CPUDIST_BACKEND=auto or nccl, or move the "
+        "model with model.cpu()."
+    )
+
+
 def choose(environment: Environment, layout: Layout) -> Choice:
     """The backend of the trainers, equal on all of them.
 

@@ -20,7 +20,7 @@ from torch_cpudist.errors import ModelChangedError, UnsupportedModelError
 from torch_cpudist.replicas import hooks
 from torch_cpudist.replicas.dropout import own_dropout
 from torch_cpudist.replicas.table_view import copied_tables
-from torch_cpudist.tables import plain_class
+from torch_cpudist.tables import is_staged, plain_class
 
 _PLAIN = (bool, int, float, str, type(None))
 # Written by torch or by this package, not by users.
@@ -63,6 +63,12 @@ def _check_model(model: nn.Module) -> None:
                 "replicas are threads on the CPU."
             )
         hooks.check_parameter(name, parameter)
+    for name, module in model.named_modules():
+        if is_staged(module):
+            raise UnsupportedModelError(
+                f"ReplicaExecutor: lookups of {name!r} bring rows to another device; "
+                "replicas are threads on the CPU."
+            )
 
 
 class ReplicaModels:

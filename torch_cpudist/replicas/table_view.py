@@ -27,6 +27,7 @@ class TableView(TableBinding):
         self.name = binding.name
         # One handle for all replicas: graphs that guard it serve them all.
         self.handle = binding.handle
+        self.device = binding.device
 
     def warn_if_stale(self) -> None:
         """As the shared binding."""

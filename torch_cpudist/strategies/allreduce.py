@@ -32,6 +32,7 @@ class AllReduce(Strategy):
     """
 
     name: ClassVar[str] = "allreduce"
+    takes_devices: ClassVar[bool] = True
 
     bucket_bytes: int = field(
         default=DEFAULT_BYTES, metadata={"least": 1, "most": MAX_BYTES, "unit": "bytes"}

@@ -38,6 +38,7 @@ class Async(Strategy):
     """
 
     name: ClassVar[str] = "async"
+    takes_devices: ClassVar[bool] = True
 
     communicator: Communicator = field(
         default_factory=Communicator, metadata={"section": True}

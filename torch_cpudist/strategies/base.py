@@ -80,6 +80,8 @@ class Strategy:
     """
 
     name: ClassVar[str] = ""
+    # Whether it trains models that are on a CUDA device.
+    takes_devices: ClassVar[bool] = False
 
     sharding: Sharding = field(default_factory=Sharding, metadata={"section": True})
     server: Server = field(default_factory=Server, metadata={"section": True})

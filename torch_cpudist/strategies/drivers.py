@@ -82,6 +82,7 @@ def open_parameters(
         ConfigMismatchError: another trainer built something else.
     """
     _check_beside(strategy, context)
+    _check_device(strategy, placement)
     opening = context.next_opening()
     try:
         return _open(strategy, context, placement, inners, states, opening)
@@ -122,7 +123,7 @@ def _open(
         # Before a group is made, for which trainers of another strategy do not come.
         mark = None if context.environment.group else ServerMark(context, opening)
         try:
-            group = CollectiveGroup(context, kind)
+            group = CollectiveGroup(context, kind, placement.device)
             said = repr(dataclasses.replace(strategy, replicas=Replicas()))
             return CopiedParameters(client, placement, group, inners, said, mark)
         except BaseException:
@@ -157,6 +158,32 @@ def _check_tables(placement: Placement, strategy: Strategy) -> None:
                 f"{where}, where torch updates it, which does not run {rule} on sparse "
                 f"gradients. Use plain SGD, Adagrad or SparseAdam for it. {remedy}"
             )
+
+
+def _check_device(strategy: Strategy, placement: Placement) -> None:
+    """Refuses a model on a device that a strategy does not train there."""
+    device = placement.device
+    if device.type == "cpu":
+        return
+    parts = [strategy]
+    if isinstance(strategy, Hybrid):
+        parts = [strategy.dense, strategy.sparse]
+    for part in parts:
+        kind = type(part).__name__
+        if not part.takes_devices:
+            raise UnsupportedModelError(
+                f"{kind} trains models on CPUs, this one is on {device}. Use Sync, "
+                "Async, HalfAsync, AllReduce, or Hybrid(dense=AllReduce(), "
+                "sparse=Async()), or move it with model.cpu()."
+            )
+    if isinstance(strategy, AllReduce) and placement.tables:
+        name = placement.tables[0].found.name
+        raise UnsupportedModelError(
+            f"table {name!r} under AllReduce on {device}: trainers exchange rows of "
+            "tables on CPUs. Keep tables on servers: "
+            "Hybrid(dense=AllReduce(), sparse=Sync()). Or set sparse=False on the "
+            "embedding."
+        )
 
 
 def _outer_of(strategy: Strategy) -> object:

@@ -15,10 +15,11 @@ from torch.optim import Optimizer
 
 from torch_cpudist import local_state, state_exchange
 from torch_cpudist.clip import Clip, clip_own
+from torch_cpudist.dense_memory import Weights
 from torch_cpudist.gradients import hidden_gradients
 from torch_cpudist.inner_guard import InnerGuard
 from torch_cpudist.local_parameters import LocalParameterSet
-from torch_cpudist.parameter_set import ParameterSet, Weights
+from torch_cpudist.parameter_set import ParameterSet
 from torch_cpudist.placement import Rules
 from torch_cpudist.state_checks import States
 from torch_cpudist.strategies.driver import ServerDriver, whole_samples
@@ -155,7 +156,7 @@ class GeoDriver(ServerDriver):
         with Weights(local.placement.dense) as weights:
             if not self._exchanging and begin:
                 self._begin(whole=False)
-            done = local.client.advance_exchange(local.id, weights.addresses, budget_s)
+            done = local.client.advance_exchange(local.id, weights, budget_s)
         local.note_written([parameter for _, parameter in local.trained()])
         if done:
             self._exchanging = False
@@ -177,12 +178,12 @@ class GeoDriver(ServerDriver):
         local = self._local
         client = local.client
         with local.written_apart(), Weights(local.placement.dense) as weights:
-            client.finish_exchange(local.id, weights.addresses)
+            client.finish_exchange(local.id, weights)
             # An outer step that nobody has moved for would be momentum alone.
             more = self._steps > 0 or not self._in_rounds
             while more:
                 self._begin(whole)
-                client.finish_exchange(local.id, weights.addresses)
+                client.finish_exchange(local.id, weights)
                 more = client.exchange_has_more(local.id)
         self._exchanging = False
 
@@ -215,7 +216,7 @@ class GeoDriver(ServerDriver):
         local = self._local
         if overwrite:
             with local.written_apart(), Weights(local.placement.dense) as weights:
-                local.client.finish_exchange(local.id, weights.addresses)
+                local.client.finish_exchange(local.id, weights)
             self._exchanging = False
             local.join()
         left = not local.client.is_member(local.id)

@@ -105,6 +105,7 @@ class HalfAsync(Strategy):
     """
 
     name: ClassVar[str] = "half_async"
+    takes_devices: ClassVar[bool] = True
 
     group: Sequence[Sequence[int]] | None = field(
         default=None, metadata={"parse": _parse, "type": "lists of ranks"}

@@ -32,6 +32,7 @@ class Sync(Strategy):
     """
 
     name: ClassVar[str] = "sync"
+    takes_devices: ClassVar[bool] = True
 
     communicator: Communicator = field(
         default_factory=Communicator, metadata={"section": True, "only": WIRE_FIELDS}
