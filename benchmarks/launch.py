@@ -86,14 +86,30 @@ def end(processes: list[subprocess.Popen[bytes]]) -> None:
         process.wait(GRACE_S)
 
 
+def _rank_of(host: Host, hosts: Sequence[Host]) -> list[str]:
+    """Returns what torchrun would put into the environment of a host's only rank."""
+    return [
+        *(f"RANK={host.number}", f"WORLD_SIZE={len(hosts)}"),
+        *(f"GROUP_RANK={host.number}", "LOCAL_RANK=0", "LOCAL_WORLD_SIZE=1"),
+        *(f"MASTER_ADDR={hosts[0].address}", f"MASTER_PORT={MASTER_PORT}"),
+    ]
+
+
 def commands(
     spec: PeerSpec, job: Job, path: Path, hosts: Sequence[Host] = ()
 ) -> list[list[str]]:
     """Returns the command line of every process that is started directly.
 
-    With ``hosts`` each rank of a torchrun job is on one of its own.
+    With ``hosts`` each rank of a torchrun job is on one of its own. Where the launcher
+    is ``ranks`` each is told what torchrun would tell it: an agent per host would cost
+    many hosts of one machine as much memory and time as what they run.
     """
     worker = [str(HERE / "worker.py"), str(path)]
+    if hosts and spec.launcher == "ranks":
+        return [
+            host.command(["env", *_rank_of(host, hosts), sys.executable, *worker])
+            for host in hosts
+        ]
     if hosts:
         chief = f"--master-addr={hosts[0].address}"
         launcher = ["-m", "torch.distributed.run", f"--nnodes={len(hosts)}", chief]

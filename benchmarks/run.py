@@ -30,6 +30,7 @@ CASES = {
     "reader": "cases.reader",
     "network": "cases.network",
     "replicas": "cases.replicas",
+    "scale": "cases.scale",
     "staleness": "cases.staleness",
     "threads": "cases.threads",
     "wire": "cases.wire",
@@ -68,7 +69,10 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     add("--wordsim", help="word2vec: wordsim353.tsv or a wheel of gensim")
     add("--words", type=int, default=0, help="word2vec: of an epoch; 0: the whole text")
     add("--batch-words", type=int, default=2048, help="word2vec: of a trainer and step")
-    add("--rate", type=_names, default=["100mbit"], help="network: of each cable")
+    add("--rate", type=_names, default=["100mbit"], help="network, scale: of a cable")
+    add("--workload", choices=("ctr", "word2vec"), default="ctr", help="network: which")
+    add("--step-ms", type=float, default=0, help="scale: slept; 0: as measured")
+    add("--dilation", type=float, default=1, help="scale: times slower than real time")
     add("--dim", type=int, default=16, help="embedding dimension")
     add("--lr", type=float, default=0.02, help="learning rate of Adagrad")
     add("--warmup-steps", type=int, default=20, help="steps before the window")

@@ -26,6 +26,28 @@ def cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
+def machine_cpu_s() -> tuple[float, float]:
+    """Returns the seconds that all cores together were busy, and those they had."""
+    words = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]
+    ticks = [int(word) for word in words]
+    idle = ticks[3] + ticks[4]  # idle, and idle while a disk works
+    per_s = os.sysconf("SC_CLK_TCK")
+    return (sum(ticks) - idle) / per_s, sum(ticks) / per_s
+
+
+def cable_bytes(pid: int | str, interface: str) -> tuple[int, int]:
+    """Returns bytes received and sent by ``interface`` where process ``pid`` runs.
+
+    With every header: what the network of that process's namespace has counted.
+    """
+    for line in Path(f"/proc/{pid}/net/dev").read_text().splitlines():
+        name, _, counts = line.partition(":")
+        if name.strip() == interface:
+            words = counts.split()
+            return int(words[0]), int(words[8])
+    raise OSError(f"/proc/{pid}/net/dev has no interface {interface}")
+
+
 def peak_rss_mb(pid: int | str = "self") -> float:
     """Returns the peak resident memory of a process in MB, shared pages included.
 
