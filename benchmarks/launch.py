@@ -26,6 +26,7 @@ POLL_S = 0.05
 GRACE_S = 5.0
 PROBE_DEADLINE_S = 120.0
 LOG_TAIL_LINES = 25
+LIVENESS_MS = 5000  # the default, which a slower clock stretches
 MASTER_PORT = 29671  # on hosts of their own nobody else has it
 
 Report = dict[str, Any]
@@ -145,6 +146,8 @@ def environment(job: Job, hosts: Sequence[Host] = ()) -> dict[str, str]:
     }
     if hosts:
         fixed |= {"CPUDIST_BACKEND": "gloo", "GLOO_SOCKET_IFNAME": INTERFACE}
+    if job.dilation > 1:
+        fixed["CPUDIST_LIVENESS_MS"] = str(round(LIVENESS_MS * job.dilation))
     return {**kept, **fixed}
 
 

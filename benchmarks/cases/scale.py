@@ -23,13 +23,13 @@ from statistics import median
 from typing import Any
 
 import ctr_data
-from hosts import HostsError, bits_per_s, hosts
+from hosts import QUEUE_MS, HostsError, bits_per_s, hosts
 from job import Job
 from launch import LaunchError, Report, launch, run_folder
 from peers import PeerSpec, strategy_row
 from report import MISSING, Row
 
-from cases import ctr
+from cases import ctr, network
 
 COLUMNS = {
     "rate": "rate",
@@ -168,8 +168,9 @@ def make_job(
         ctr.make_job(name, spec, args, run_dir, data),
         step_ms=args.step_ms,
         dilation=args.dilation,
-        # One window for each number of trainers.
-        deadline_s=args.deadline_s + args.seconds * args.trainers.bit_length(),
+        # One window for each number of trainers; the rest is as slow as the cables.
+        deadline_s=args.deadline_s * args.dilation
+        + args.seconds * args.trainers.bit_length(),
     )
 
 
@@ -182,10 +183,10 @@ def run(args: argparse.Namespace) -> Iterable[dict[str, Any]]:
     rows = select(args)
     data = ctr_data.prepare(ctr_data.CtrSpec(), ctr.CACHE)
     result: list[Row] = []
-    for rate in args.rate:
+    for rate in args.rate or network.DEFAULT_RATES:
         try:
-            slow = dilated(rate, args.dilation)
-            with hosts(args.trainers + args.servers, slow) as made:
+            slow = dilated(rate, args.dilation), round(QUEUE_MS * args.dilation)
+            with hosts(args.trainers + args.servers, *slow) as made:
                 for name, spec in rows.items():
                     result += _measure(name, spec, args, data, rate, made)
         except HostsError as error:

@@ -174,18 +174,19 @@ def phases(
     job: Job, rank: int, loop: Loop, gate: Gate, leave: Callable[[], None]
 ) -> Iterator[tuple[int, dict[str, Any] | None]]:
     """Yields the trainers of each phase, and what this one did if it took part."""
-    leave()
+    leave()  # until its first step
+    in_rounds = job.strategy.partition(":")[0] == "sync"
     for count in counts(job.trainers):
         gate.meet()
         if rank < count:
             for _ in range(job.warmup_steps):
                 loop.run_step()
-        if job.strategy.partition(":")[0] == "sync":
-            # Nobody waits here for a round that the others have no step for.
+        if in_rounds:  # the others do not wait for one that has no step to make
             leave()
         gate.meet()
         yield count, window(job, rank, loop) if rank < count else None
-        leave()
+        if in_rounds:
+            leave()
     gate.meet()
 
 
