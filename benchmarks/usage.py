@@ -26,13 +26,12 @@ def cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def machine_cpu_s() -> tuple[float, float]:
-    """Returns the seconds that all cores together were busy, and those they had."""
+def machine_ticks() -> tuple[int, int]:
+    """Returns how many ticks all cores together were busy, and how many they had."""
     words = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]
     ticks = [int(word) for word in words]
     idle = ticks[3] + ticks[4]  # idle, and idle while a disk works
-    per_s = os.sysconf("SC_CLK_TCK")
-    return (sum(ticks) - idle) / per_s, sum(ticks) / per_s
+    return sum(ticks) - idle, sum(ticks)
 
 
 def cable_bytes(pid: int | str, interface: str) -> tuple[int, int]:

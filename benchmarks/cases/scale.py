@@ -47,6 +47,7 @@ COLUMNS = {
     "trainer_cable": "trainer cable",
     "server_cpu": "server CPU",
     "machine": "this machine",
+    "machine_own": "of it here",
     "fullest": "fullest",
 }
 # Shares of what there is, in a row of figures; 1 is saturated.
@@ -78,6 +79,7 @@ def figures(
     done = [report["phases"][str(count)] for report in reports[:count]]
     servers, samples = done[0]["servers"], sum(one["samples"] for one in done)
     seconds = done[0]["seconds"]  # trainer 0's, in which the servers were watched
+    cpu_s = sum(one["cpu_s"] for one in done)
     watched = samples * seconds / max(one["seconds"] for one in done)
     # Bytes per second of the wall that fill a cable, and cores of a slower clock.
     full = bits_per_s(rate) / 8 / job.dilation
@@ -85,7 +87,7 @@ def figures(
     return {
         "samples_per_s": job.dilation
         * sum(one["samples"] / one["seconds"] for one in done),
-        "trainer_cpu_us_per_sample": 1e6 * sum(one["cpu_s"] for one in done) / samples,
+        "trainer_cpu_us_per_sample": 1e6 * cpu_s / samples,
         "server_cpu_us_per_sample": 1e6 * sum(s["cpu_s"] for s in servers) / watched,
         "bytes_per_sample": sum(one["bytes"] for one in done) / samples,
         "waiting_share": sum(one["wait_s"] for one in done)
@@ -98,6 +100,7 @@ def figures(
         / full,
         "server_cpu": max(s["cpu_s"] for s in servers) / (seconds * host),
         "machine": done[0]["machine_share"],
+        "machine_own": (cpu_s + sum(s["cpu_s"] for s in servers)) / (seconds * cores),
     }
 
 

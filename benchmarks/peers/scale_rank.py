@@ -130,7 +130,7 @@ class Counters:
             [usage.cpu_s(pid), *map(float, usage.cable_bytes(pid, INTERFACE))]
             for pid in self._servers
         ]
-        return [*servers, list(usage.machine_cpu_s())]
+        return [*servers, list(usage.machine_ticks())]
 
     def report(self) -> dict[str, Any]:
         """Returns what has been added since this object was made."""
