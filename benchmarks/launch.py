@@ -201,8 +201,11 @@ def launch(spec: PeerSpec, job: Job, hosts: Sequence[Host] = ()) -> list[Report]
     if problem is None and (missing := [p.name for p in reports if not p.exists()]):
         problem = f"no report {missing}"
     if problem is not None:
-        # A trainer's own words, where there are any, say more than its launcher's.
-        errors = sorted(Path(job.run_dir).glob("error-*.txt"))
+        # A trainer's own words, where there are any, say more than its launcher's, and
+        # the first of them what the others ended of.
+        errors = sorted(
+            Path(job.run_dir).glob("error-*.txt"), key=lambda path: path.stat().st_mtime
+        )
         text = (errors or [log_path])[0].read_text(errors="replace")
         tail = text.splitlines()[-LOG_TAIL_LINES:]
         raise LaunchError("\n    ".join([f"{job.name}: {problem}", *tail]))
