@@ -76,14 +76,14 @@ def bits_per_s(text: str) -> int:
     raise ValueError(f"expected a rate such as 1gbit or 100mbit, found {text!r}")
 
 
-def _limit(namespace: str, device: str, rate: str) -> None:
+def _limit(namespace: str, device: str, rate: str, queue_ms: int) -> None:
     burst_bytes = max(LEAST_BURST_BYTES, int(bits_per_s(rate) / 8 * TICK_S))
-    words = ["rate", rate, "burst", f"{burst_bytes}", "latency", f"{QUEUE_MS}ms"]
+    words = ["rate", rate, "burst", f"{burst_bytes}", "latency", f"{queue_ms}ms"]
     _run("ip", "netns", "exec", namespace, "tc", "qdisc", "add", "dev", device, "root",
          "tbf", *words)  # fmt: skip
 
 
-def _cable(switch: str, host: Host, rate: str) -> None:
+def _cable(switch: str, host: Host, rate: str, queue_ms: int) -> None:
     """Connects a host with the switch; both directions have the rate."""
     port, name = f"port{host.number}", host.namespace
     _run("ip", "-n", switch, "link", "add", port, "type", "veth", "peer", "name",
@@ -92,17 +92,18 @@ def _cable(switch: str, host: Host, rate: str) -> None:
     _run("ip", "-n", name, "address", "add", f"{host.address}/24", "dev", INTERFACE)
     _run("ip", "-n", name, "link", "set", INTERFACE, "up")
     _run("ip", "-n", name, "link", "set", "lo", "up")
-    _limit(switch, port, rate)
-    _limit(name, INTERFACE, rate)
+    _limit(switch, port, rate, queue_ms)
+    _limit(name, INTERFACE, rate, queue_ms)
 
 
 @contextlib.contextmanager
-def hosts(count: int, rate: str) -> Iterator[list[Host]]:
+def hosts(count: int, rate: str, queue_ms: int = QUEUE_MS) -> Iterator[list[Host]]:
     """Makes ``count`` hosts and removes them afterwards.
 
     Args:
         count: of hosts, at most 200.
         rate: of each cable and direction, as ``100mbit``.
+        queue_ms: what a cable holds back before it drops.
 
     Raises:
         HostsError: a program is missing, or this process may not.
@@ -122,5 +123,5 @@ def hosts(count: int, rate: str) -> Iterator[list[Host]]:
         _run("ip", "-n", switch, "link", "add", "switch", "type", "bridge")
         _run("ip", "-n", switch, "link", "set", "switch", "up")
         for host in made:
-            _cable(switch, host, rate)
+            _cable(switch, host, rate, queue_ms)
         yield made

@@ -47,6 +47,8 @@ class Job:
     deadline_s: float
     seed: int = 20
     replicas: int = 1
+    step_ms: float = 0.0
+    dilation: float = 1.0
 
     def save(self) -> Path:
         """Writes the job where its workers read it."""
@@ -75,8 +77,8 @@ class Gate:
     takes no part in what is measured: a step reads one number.
     """
 
-    def __init__(self, job: Job, rank: int) -> None:
-        self._job, self._rank = job, rank
+    def __init__(self, job: Job, rank: int, poll_s: float = POLL_S) -> None:
+        self._job, self._rank, self._poll_s = job, rank, poll_s
         path = Path(job.run_dir) / "gate"
         self._slots = np.memmap(path, np.int64, "r+", shape=(1 + job.trainers,))
         self._deadline = time.monotonic() + job.deadline_s
@@ -110,4 +112,4 @@ class Gate:
                     f"{self._job.name}: trainer {self._rank} waited for {what} for "
                     f"{self._job.deadline_s:g} s; never came: {missing or 'none'}"
                 )
-            time.sleep(POLL_S)
+            time.sleep(self._poll_s)

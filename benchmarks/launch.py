@@ -26,6 +26,7 @@ POLL_S = 0.05
 GRACE_S = 5.0
 PROBE_DEADLINE_S = 120.0
 LOG_TAIL_LINES = 25
+LIVENESS_MS = 5000  # the default, which a slower clock stretches
 MASTER_PORT = 29671  # on hosts of their own nobody else has it
 
 Report = dict[str, Any]
@@ -86,14 +87,30 @@ def end(processes: list[subprocess.Popen[bytes]]) -> None:
         process.wait(GRACE_S)
 
 
+def _rank_of(host: Host, hosts: Sequence[Host]) -> list[str]:
+    """Returns what torchrun would put into the environment of a host's only rank."""
+    return [
+        *(f"RANK={host.number}", f"WORLD_SIZE={len(hosts)}"),
+        *(f"GROUP_RANK={host.number}", "LOCAL_RANK=0", "LOCAL_WORLD_SIZE=1"),
+        *(f"MASTER_ADDR={hosts[0].address}", f"MASTER_PORT={MASTER_PORT}"),
+    ]
+
+
 def commands(
     spec: PeerSpec, job: Job, path: Path, hosts: Sequence[Host] = ()
 ) -> list[list[str]]:
     """Returns the command line of every process that is started directly.
 
-    With ``hosts`` each rank of a torchrun job is on one of its own.
+    With ``hosts`` each rank of a torchrun job is on one of its own. Where the launcher
+    is ``ranks`` each is told what torchrun would tell it: an agent per host would cost
+    many hosts of one machine as much memory and time as what they run.
     """
     worker = [str(HERE / "worker.py"), str(path)]
+    if hosts and spec.launcher == "ranks":
+        return [
+            host.command(["env", *_rank_of(host, hosts), sys.executable, *worker])
+            for host in hosts
+        ]
     if hosts:
         chief = f"--master-addr={hosts[0].address}"
         launcher = ["-m", "torch.distributed.run", f"--nnodes={len(hosts)}", chief]
@@ -129,6 +146,8 @@ def environment(job: Job, hosts: Sequence[Host] = ()) -> dict[str, str]:
     }
     if hosts:
         fixed |= {"CPUDIST_BACKEND": "gloo", "GLOO_SOCKET_IFNAME": INTERFACE}
+    if job.dilation > 1:
+        fixed["CPUDIST_LIVENESS_MS"] = str(round(LIVENESS_MS * job.dilation))
     return {**kept, **fixed}
 
 
@@ -182,8 +201,11 @@ def launch(spec: PeerSpec, job: Job, hosts: Sequence[Host] = ()) -> list[Report]
     if problem is None and (missing := [p.name for p in reports if not p.exists()]):
         problem = f"no report {missing}"
     if problem is not None:
-        # A trainer's own words, where there are any, say more than its launcher's.
-        errors = sorted(Path(job.run_dir).glob("error-*.txt"))
+        # A trainer's own words, where there are any, say more than its launcher's, and
+        # the first of them what the others ended of.
+        errors = sorted(
+            Path(job.run_dir).glob("error-*.txt"), key=lambda path: path.stat().st_mtime
+        )
         text = (errors or [log_path])[0].read_text(errors="replace")
         tail = text.splitlines()[-LOG_TAIL_LINES:]
         raise LaunchError("\n    ".join([f"{job.name}: {problem}", *tail]))

@@ -11,7 +11,7 @@ import platform
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from types import FrameType
@@ -31,6 +31,7 @@ CASES = {
     "reader": "cases.reader",
     "network": "cases.network",
     "replicas": "cases.replicas",
+    "scale": "cases.scale",
     "staleness": "cases.staleness",
     "threads": "cases.threads",
     "wire": "cases.wire",
@@ -89,7 +90,15 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     add("--wordsim", help="word2vec: wordsim353.tsv or a wheel of gensim")
     add("--words", type=int, default=0, help="word2vec: of an epoch; 0: the whole text")
     add("--batch-words", type=int, default=2048, help="word2vec: of a trainer and step")
-    add("--rate", type=_names, default=["100mbit"], help="network: of each cable")
+    add(
+        "--rate",
+        type=_names,
+        default=[],
+        help="of a cable; network, scale: 100mbit where none is given; word2vec: of "
+        "trainers that are on hosts of their own",
+    )
+    add("--step-ms", type=float, default=0, help="scale: slept; 0: as measured")
+    add("--dilation", type=float, default=1, help="scale: times slower than real time")
     add("--dim", type=int, default=16, help="embedding dimension")
     add("--lr", type=float, default=0.02, help="learning rate of Adagrad")
     add("--warmup-steps", type=int, default=20, help="steps before the window")
@@ -163,6 +172,17 @@ def machine() -> dict[str, Any]:
     }
 
 
+def filled(
+    columns: Mapping[str, str], rows: Sequence[Mapping[str, Any]]
+) -> dict[str, str]:
+    """Returns the columns in which some row has something."""
+    return {
+        key: heading
+        for key, heading in columns.items()
+        if any(row.get(key) is not None for row in rows)
+    }
+
+
 def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
     raise KeyboardInterrupt
 
@@ -188,7 +208,8 @@ def main(arguments: Sequence[str]) -> int:
         return 130
     if rows:
         keys = next((row for row in rows if MISSING not in row), rows[0])
-        print(format_table(rows, getattr(case, "COLUMNS", {key: key for key in keys})))
+        columns = getattr(case, "COLUMNS", {key: key for key in keys})
+        print(format_table(rows, filled(columns, rows)))
     for row in rows:
         for problem in row.get("problems", []):
             print(f"not verified: {row['name']}: {problem}")

@@ -26,6 +26,27 @@ def cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
+def machine_ticks() -> tuple[int, int]:
+    """Returns how many ticks all cores together were busy, and how many they had."""
+    words = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]
+    ticks = [int(word) for word in words]
+    idle = ticks[3] + ticks[4]  # idle, and idle while a disk works
+    return sum(ticks) - idle, sum(ticks)
+
+
+def cable_bytes(pid: int | str, interface: str) -> tuple[int, int]:
+    """Returns bytes received and sent by ``interface`` where process ``pid`` runs.
+
+    With every header: what the network of that process's namespace has counted.
+    """
+    for line in Path(f"/proc/{pid}/net/dev").read_text().splitlines():
+        name, _, counts = line.partition(":")
+        if name.strip() == interface:
+            words = counts.split()
+            return int(words[0]), int(words[8])
+    raise OSError(f"/proc/{pid}/net/dev has no interface {interface}")
+
+
 def peak_rss_mb(pid: int | str = "self") -> float:
     """Returns the peak resident memory of a process in MB, shared pages included.
 

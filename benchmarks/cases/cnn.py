@@ -17,7 +17,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -182,28 +182,57 @@ def launch(
     """
     limit_s = args.deadline_s * args.epochs
     with run_folder() as folder:
-        results, log_path = Path(folder) / "results.json", Path(folder) / "output.txt"
-        with log_path.open("wb") as log:
-            process = subprocess.Popen(
-                (words_of or command)(layout, args, results),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                cwd=folder,
-                env=environment(layout),
-                start_new_session=True,
-            )
-            try:
-                limit = time.monotonic() + limit_s
-                while process.poll() is None and time.monotonic() < limit:
-                    time.sleep(POLL_S)
-                code = process.poll()
-            finally:
-                end([process])
-        text = log_path.read_text(errors="replace")
-        if code != 0 or not results.exists():
-            raise _failure(code, limit_s, text)
-        return read(results)
+        results = Path(folder) / "results.json"
+        words = (words_of or command)(layout, args, results)
+        return run_together([words], environment(layout), results, limit_s, read)
+
+
+def run_together(
+    commands: Sequence[Sequence[str]],
+    variables: Mapping[str, str],
+    results: Path,
+    limit_s: float,
+    read: Reader = read_json,
+) -> Launch:
+    """Runs commands side by side in the folder of ``results``; returns what it holds.
+
+    Raises:
+        LaunchFailedError: one failed, or was not done in time; the others are ended.
+    """
+    log_path = results.with_name("output.txt")
+    processes: list[subprocess.Popen[bytes]] = []
+    with log_path.open("wb") as log:
+        try:
+            for words in commands:
+                processes.append(
+                    subprocess.Popen(
+                        words,
+                        stdin=subprocess.DEVNULL,
+                        stdout=log,
+                        stderr=log,
+                        cwd=results.parent,
+                        env=variables,
+                        start_new_session=True,
+                    )
+                )
+            code = _wait(processes, limit_s)
+        finally:
+            end(processes)
+    if code != 0 or not results.exists():
+        raise _failure(code, limit_s, log_path.read_text(errors="replace"))
+    return read(results)
+
+
+def _wait(processes: Sequence[subprocess.Popen[bytes]], limit_s: float) -> int | None:
+    """Returns the first code that is not 0, 0 if all ended well, None: not in time."""
+    limit = time.monotonic() + limit_s
+    while time.monotonic() < limit:
+        codes = [process.poll() for process in processes]
+        bad = next((code for code in codes if code), None)
+        if bad is not None or None not in codes:
+            return bad or 0
+        time.sleep(POLL_S)
+    return None
 
 
 def _failure(code: int | None, limit_s: float, text: str) -> LaunchFailedError:

@@ -21,6 +21,7 @@ from report import MISSING, Row, add_ratios
 
 from cases import ctr
 
+DEFAULT_RATES = ("100mbit",)
 COLUMNS = {
     "rate": "rate",
     "name": "name",
@@ -48,7 +49,7 @@ def run(args: argparse.Namespace) -> Iterable[dict[str, Any]]:
         raise ValueError(f"expected rows that torchrun starts, found {wrong}")
     data = ctr_data.prepare(ctr_data.CtrSpec(), ctr.CACHE)
     result: list[Row] = []
-    for rate in args.rate:
+    for rate in args.rate or DEFAULT_RATES:
         done: dict[str, list[list[Report]]] = {name: [] for name in rows}
         failed: dict[str, str] = {}
         try:

@@ -3,7 +3,8 @@
 """Case ``word2vec``: word vectors on GCIDE, ours beside torch, DDP and gensim.
 
 Every row trains on the same text, thinned out alike, for the same epochs. A row of ours
-is examples/word2vec.py itself, which any torchrun can start, on several hosts too.
+is examples/word2vec.py itself, which any torchrun can start, on several hosts too. With
+``--rate`` each trainer is on a host of its own, whose cable passes so much.
 """
 
 from __future__ import annotations
@@ -18,8 +19,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from hosts import HostsError, hosts
 from report import MISSING, Row, add_ratios
 
+from cases import word2vec_hosts
 from cases.cnn import ROOT, Launch, Layout, collect
 from torch_cpudist.communicator import Communicator
 
@@ -38,6 +41,7 @@ ROWS = (
 EQUAL_RHO = 0.06
 FIGURES = ("words_per_s", "cpu_us_per_word", "bytes_per_word", "rho", "loss")
 COLUMNS = {
+    "rate": "rate",
     "name": "name",
     "trainers": "trainers",
     "words_per_s": "words/s",
@@ -47,6 +51,7 @@ COLUMNS = {
     "cpu_us_per_word": "CPU us/word",
     "ratio_cpu_us_per_sample": "ratio",
     "bytes_per_word": "bytes/word",
+    "waiting_share": "waiting",
     "rho": "rho",
     "loss": "loss",
     "verified": "verified",
@@ -200,13 +205,25 @@ def compare(rows: Iterable[Row], reference: str, verify: bool) -> None:
 
 
 def run(args: argparse.Namespace) -> Iterable[dict[str, Any]]:
-    """Returns a row per layout."""
-    names = args.rows or ROWS
-    chosen = {name: layout_of(name, args.trainers) for name in names}
+    """Returns a row per layout; with ``--rate``, per rate and layout.
+
+    Raises:
+        ValueError: unknown rows or rates, or hosts cannot be made here.
+    """
+    names = args.rows or (word2vec_hosts.ROWS if args.rate else ROWS)
+    on_host = 1 if args.rate else args.trainers
+    chosen = {name: layout_of(name, on_host) for name in names}
     reference = args.reference or next(iter(chosen))
     if reference not in chosen:
         known = ", ".join(chosen)
         raise ValueError(f"--reference: expected one of {known}; found {reference!r}")
+    if args.rate:
+        word2vec_hosts.check(chosen, args)
+        return [
+            row
+            for rate in args.rate
+            for row in run_between_hosts(rate, chosen, args, reference)
+        ]
     optimizers = {id(layout): optimizer for layout, optimizer in chosen.values()}
     missing = {
         name: {"case": "word2vec", "name": name, "failed": False, MISSING: reason}
@@ -230,3 +247,35 @@ def run(args: argparse.Namespace) -> Iterable[dict[str, Any]]:
     ]
     compare(result, reference, args.verify)
     return result
+
+
+def run_between_hosts(
+    rate: str,
+    chosen: dict[str, tuple[Layout, str]],
+    args: argparse.Namespace,
+    reference: str,
+) -> list[Row]:
+    """Returns a row per layout whose trainers are behind cables of one rate."""
+    try:
+        with hosts(args.trainers, rate) as made:
+            done, absent = word2vec_hosts.collect(
+                chosen,
+                args,
+                made,
+                lambda layout, results, optimizer, rendezvous: command(
+                    layout, args, results, optimizer, rendezvous
+                ),
+            )
+    except HostsError as error:
+        raise ValueError(f"cannot make hosts here: {error}") from error
+    rows = []
+    for name, (layout, _) in chosen.items():
+        row = absent[name] if name in absent else None
+        if row is None:
+            row = make_row(name, layout, args, done[name])
+            row["trainers"] = args.trainers
+            waiting = word2vec_hosts.waiting_share(done[name], args.trainers)
+            row["waiting_share"] = waiting
+        rows.append({**row, "rate": rate})
+    compare(rows, reference, args.verify)
+    return rows

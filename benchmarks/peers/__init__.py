@@ -20,14 +20,15 @@ class PeerSpec:
     """How one row is run.
 
     ``launcher``: ``plain`` starts one process per trainer, strangers to each other;
-    ``torchrun`` starts one job; ``parent`` starts one process that starts the others.
+    ``torchrun`` starts one job; ``parent`` starts one process that starts the others;
+    ``ranks`` starts one process on each host, which is told its rank.
     ``trainers``: how many the row has; 0 takes ``--trainers``.
     ``replicas``: of each trainer; each has a batch. 0 are none.
     """
 
     module: str
     about: str
-    launcher: Literal["plain", "torchrun", "parent"]
+    launcher: Literal["plain", "torchrun", "parent", "ranks"]
     trainers: int = 0
     threads: int = 1
     requires: tuple[str, ...] = ()
