@@ -58,7 +58,7 @@ struct Maker {
     const auto& specs = fuzz::wire_layout().tables;
     for (uint32_t t = 0; t < specs.size(); ++t) {
       if (choices.byte() % 2 == 0) continue;
-      const uint64_t most = choices.byte() % 8 == 0 ? kRowsMax : kRowsCommon;
+      const uint64_t most = choices.byte() % 32 == 31 ? kRowsMax : kRowsCommon;
       const uint64_t limit = std::min<uint64_t>(most, specs[t].rows) + 1;
       refs.push_back({.table = t, .row_count = choices.below(limit), .dim = specs[t].dim});
     }
