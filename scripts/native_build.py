@@ -81,8 +81,10 @@ def core_objects(flags: list[str]) -> Objects:
     folders = ("kernels", "core", "data", "backends/shm")
     sources = sources_in(*(csrc / folder for folder in folders))
     sources += [csrc / f"backends/ccl/{name}.cpp" for name in ("engine", "group")]
+    # What is worked on is compiled alone, so that a rebuild takes seconds.
+    merge = flags != RELEASE
     flags = [*COMMON, *WARNINGS, *flags, f"-I{csrc}"]
-    return Objects(sources, flags, csrc / "precompiled/standard.h", merge=True)
+    return Objects(sources, flags, csrc / "precompiled/standard.h", merge)
 
 
 def release_dir() -> Path:
