@@ -2,8 +2,9 @@
 # Copyright (c) 2026 The torch_cpudist authors.
 # SPDX-License-Identifier: BSD-3-Clause
 #
-# Fuzzes the parsers of the readers under ASan and UBSan: each target replays its corpus and
-# mutates it. Its last line says how many inputs ran with which seed; build/fuzz.log keeps it.
+# Fuzzes the parsers of the readers and the decoders of the wire under ASan and UBSan: each target
+# replays its corpus and mutates it. Its last line says how many inputs ran with which seed;
+# build/fuzz.log keeps it.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 # What bash scripts/test.sh has installed, if it was run.

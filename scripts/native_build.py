@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import fcntl
 import os
-import platform
 import re
 import subprocess
 import sys
@@ -24,6 +23,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from sources import file_flags, merged, merged_by_word, sources_in, tests_threads
 from toolchain import (
     BuildError,
     Torch,
@@ -39,9 +39,11 @@ WARNINGS = ["-Wall", "-Wextra", "-Werror"]
 COMMON = ["-fPIC", "-std=c++20", "-ffp-contract=off", "-fvisibility=hidden", "-pthread"]
 RELEASE = ["-O3", "-DNDEBUG"]
 SANITIZERS = {"address,undefined": "asan", "thread": "tsan"}
+# What the fuzzed parsers and decoders need.
 FUZZED = (
-    *("schema", "records", "batch", "numbers", "parser", "parse_line"),
-    *("parse_multislot", "parse_criteo", "csv_cells", "parse_csv"),
+    *("data/schema", "data/records", "data/batch", "data/numbers", "data/csv_cells"),
+    *("data/parse*", "core/*codec*", "core/messages_*", "core/buffer", "core/wire"),
+    *("core/crc32c", "kernels/*"),
 )
 LINK = ["-shared", "-pthread", "-Wl,--as-needed", "-Wl,-rpath,$$ORIGIN/../torch/lib"]
 SHIM = "shim"
@@ -52,12 +54,14 @@ LOCK_DEADLINE_S = 900
 class Objects:
     """Sources that are compiled alike, once for all targets that link them.
 
-    gcc compiles `precompiled`, a header, once and reads it before each of them.
+    gcc compiles `precompiled`, a header, once and reads it before each of them. With
+    `merge`, those whose names begin with the same word are compiled as one.
     """
 
     sources: list[Path]
     flags: list[str]
     precompiled: Path | None = None
+    merge: bool = False
 
 
 @dataclass(frozen=True)
@@ -77,8 +81,10 @@ def core_objects(flags: list[str]) -> Objects:
     folders = ("kernels", "core", "data", "backends/shm")
     sources = sources_in(*(csrc / folder for folder in folders))
     sources += [csrc / f"backends/ccl/{name}.cpp" for name in ("engine", "group")]
+    # What is worked on is compiled alone, so that a rebuild takes seconds.
+    merge = flags != RELEASE
     flags = [*COMMON, *WARNINGS, *flags, f"-I{csrc}"]
-    return Objects(sources, flags, csrc / "precompiled/standard.h")
+    return Objects(sources, flags, csrc / "precompiled/standard.h", merge)
 
 
 def release_dir() -> Path:
@@ -89,7 +95,9 @@ def release_dir() -> Path:
 def extension_target(output: Path, torch: Torch) -> Target:
     """Describe the extension module, written to `output`."""
     csrc = ROOT / "csrc"
-    sources = [merged(csrc / "bind"), csrc / "library.cpp", *sources_in(csrc / "ops")]
+    # pybind11's casters cost 8 s a file, precompiled or not.
+    bind = merged(release_dir() / "bind.cpp", sources_in(csrc / "bind"))
+    sources = [bind, csrc / "library.cpp", *sources_in(csrc / "ops")]
     flags = [*COMMON, *WARNINGS, *RELEASE, f"-I{csrc}"]
     flags += [f"-DTORCH_TARGET_VERSION={torch.target_version}"]
     flags += ["-isystem", str(torch.root / "include")]
@@ -144,7 +152,13 @@ def tests_target(sanitize: str | None) -> Target:
         core = core_objects(["-O1", *always, *instrument])
         flags += [*always, f"-fsanitize={sanitize.partition(',')[0]}"]
         link = ["-pthread", *instrument]
-    own = Objects(sources_in(native), flags, native / "precompiled/tests.h")
+    # Without the tests that tell a thread sanitizer nothing.
+    sources = [
+        source
+        for source in sources_in(native)
+        if sanitize != "thread" or tests_threads(source)
+    ]
+    own = Objects(sources, flags, native / "precompiled/tests.h", merge=True)
     objects = [own, core]
     return Target(build_dir, build_dir / "native_tests", objects, link, [])
 
@@ -158,48 +172,19 @@ def fuzz_targets() -> list[Target]:
     folder, csrc = ROOT / "tests" / "fuzz", ROOT / "csrc"
     base = [*COMMON, *WARNINGS, f"-I{csrc}", "-g1", "-fno-omit-frame-pointer"]
     sanitize = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
-    tested = [csrc / f"data/{name}.cpp" for name in FUZZED]
+    tested = [path for one in FUZZED for path in sorted(csrc.glob(f"{one}.cpp"))]
     instrument = ["-O1", "-Wno-maybe-uninitialized", "-fsanitize-coverage=trace-pc"]
-    parsers = Objects(tested, [*base, *instrument, *sanitize])
+    parsers = Objects(tested, [*base, *instrument, *sanitize], merge=True)
     build_dir = ROOT / "build" / "fuzz"
     targets = []
     for source in sources_in(folder):
         if source.stem == "driver":
             continue
-        own = Objects([source, folder / "driver.cpp"], [*base, "-O2"])
+        own = Objects([source, folder / "driver.cpp"], [*base, "-O1"])
         link = ["-pthread", *sanitize]
         output = build_dir / source.stem
         targets.append(Target(build_dir, output, [own, parsers], link, []))
     return targets
-
-
-def sources_in(*folders: Path) -> list[Path]:
-    """Return every .cpp file below the folders, in a fixed order."""
-    return [path for folder in folders for path in sorted(folder.rglob("*.cpp"))]
-
-
-def merged(folder: Path) -> Path:
-    """Write one source that includes those of a folder, and return it.
-
-    For sources that cost little to compile next to the headers they include: pybind11's
-    cost 8 s a file, precompiled or not, as every file compiles what it has of them.
-    """
-    output = release_dir() / f"{folder.name}.cpp"
-    csrc = ROOT / "csrc"
-    lines = [f'#include "{one.relative_to(csrc)}"' for one in sources_in(folder)]
-    write_if_changed(output, lines)
-    return output
-
-
-def file_flags(source: Path) -> list[str]:
-    """Return a source's own flags: what it asks for in its first 20 lines on x86-64."""
-    if platform.machine() not in ("x86_64", "AMD64"):
-        return []
-    with source.open(encoding="utf-8") as lines:
-        for _, line in zip(range(20), lines, strict=False):
-            if line.startswith("// build-flags:"):
-                return line.split(":", 1)[1].split()
-    return []
 
 
 def escape(path: Path | str) -> str:
@@ -270,9 +255,13 @@ def ninja_lines(targets: Sequence[Target], compiler: str) -> Iterator[str]:
     for target in targets:
         linked = []
         for group in target.objects:
-            linked += [object_path(target, source) for source in group.sources]
+            if group.merge:
+                folder = target.build_dir / "merged"
+                units = merged_by_word(group.sources, folder, ROOT)
+                group = replace(group, sources=units)
             if not use_precompiled:
                 group = replace(group, precompiled=None)
+            linked += [object_path(target, source) for source in group.sources]
             yield from compile_lines(target, group, said)
         yield f"build {escape(target.output)}: link {' '.join(linked)}"
         yield f"  flags = {' '.join(target.link_flags)}"

@@ -30,7 +30,8 @@ format_check() {
 
 native_tests() {
   local program
-  program=$(python scripts/native_build.py tests "$@") && timeout 300 "${RUNNER[@]}" "$program"
+  program=$(python scripts/native_build.py tests "$@") || return 1
+  timeout 300 "${RUNNER[@]}" "$program" --jobs "$(nproc)"
 }
 
 began=$SECONDS
@@ -49,7 +50,7 @@ check "tidy" python scripts/tidy.py
 check "native tests" native_tests
 check "native tests, ASan+UBSan" native_tests --sanitize address,undefined
 check "native tests, TSan" native_tests --sanitize thread
-check "fuzzing of the parsers" bash scripts/fuzz.sh --seconds 15
+check "fuzzing" bash scripts/fuzz.sh --seconds 6
 # Two at a time: most tests wait, and the slow ones come first. A file stays together.
 check "pytest" python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import native_build
 import pytest
 import setuptools
+import sources
 import toolchain
 
 SETUPTOOLS = Path(setuptools.__file__).parent
@@ -73,12 +74,49 @@ def test_file_flags(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = tmp_path / "a.cpp"
     source.write_text("// one\n// build-flags: -mavx2 -mfma\n")
     monkeypatch.setattr(platform, "machine", lambda: "x86_64")
-    assert native_build.file_flags(source) == ["-mavx2", "-mfma"]
+    assert sources.file_flags(source) == ["-mavx2", "-mfma"]
     monkeypatch.setattr(platform, "machine", lambda: "aarch64")
-    assert native_build.file_flags(source) == []
+    assert sources.file_flags(source) == []
     monkeypatch.setattr(platform, "machine", lambda: "x86_64")
     source.write_text("//\n" * 20 + "// build-flags: -mavx2\n")
-    assert native_build.file_flags(source) == []
+    assert sources.file_flags(source) == []
+
+
+def test_sources_of_a_word_are_one_unless_they_have_flags(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+    csrc = tmp_path / "csrc"
+    csrc.mkdir()
+    for name in ("tcp.cpp", "tcp_socket.cpp", "tcp_avx.cpp", "wire.cpp"):
+        (csrc / name).write_text("// build-flags: -mavx2\n" * (name == "tcp_avx.cpp"))
+
+    def units() -> dict[str, str]:
+        found = sources.sources_in(csrc)
+        made = sources.merged_by_word(found, tmp_path / "made", tmp_path)
+        return {str(one.relative_to(tmp_path)): one.read_text() for one in made}
+
+    first = units()
+    assert set(first) == {"made/csrc/tcp.cpp", "csrc/tcp_avx.cpp", "csrc/wire.cpp"}
+    assert [Path(one).name for one in first["made/csrc/tcp.cpp"].split('"')[1::2]] == [
+        "tcp.cpp",
+        "tcp_socket.cpp",
+    ]
+    (csrc / "tcp_link.cpp").write_text("")
+    assert "tcp_link.cpp" in units()["made/csrc/tcp.cpp"]
+
+
+def test_tests_without_threads_say_so(tmp_path: Path) -> None:
+    source = tmp_path / "a.cpp"
+    source.write_text("// A test.\n")
+    assert sources.tests_threads(source)
+    source.write_text("// threads: none\n")
+    assert not sources.tests_threads(source)
+    threads = ("std::thread", "run_all", "std::async", "core/server.h", "core/client.h")
+    for marked in sources.sources_in(native_build.ROOT / "tests" / "native"):
+        if not sources.tests_threads(marked):
+            text = marked.read_text(encoding="utf-8")
+            assert not [word for word in threads if word in text], marked
 
 
 def make_target(root: Path) -> native_build.Target:

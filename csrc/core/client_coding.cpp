@@ -17,7 +17,7 @@
 namespace cpudist::core {
 namespace {
 
-constexpr size_t kPrefetchAhead = 8;
+constexpr size_t kRowsAhead = 8;
 
 std::span<const uint8_t> bytes_of(const Buffer& payload) {
   return {payload.data(), payload.size()};
@@ -29,7 +29,7 @@ Coding coding_of(const ClientSet& set, WireDType values, bool exact) {
 
 // Values of a payload that this process has packed and not shared yet.
 template <typename T>
-float* writable(std::span<const T> values) {
+float* floats_of(std::span<const T> values) {
   return reinterpret_cast<float*>(const_cast<T*>(values.data()));
 }
 
@@ -114,8 +114,8 @@ void Residues::round_table(const TableSection& section, float* gradients) {
   const size_t count = section.keys.size();
   std::vector<float*> held(count);
   for (size_t i = 0; i < count; ++i) {
-    if (i + kPrefetchAhead < count) {
-      __builtin_prefetch(&rows.slots[static_cast<size_t>(section.keys[i + kPrefetchAhead])], 1);
+    if (i + kRowsAhead < count) {
+      __builtin_prefetch(&rows.slots[static_cast<size_t>(section.keys[i + kRowsAhead])], 1);
     }
     held[i] = find(rows, section.keys[i], spec.dim);
     float* gradient = gradients + i * spec.dim;
@@ -147,7 +147,7 @@ void Residues::round(Buffer* push) {
   for (const DenseSection& section : view.blocks) {
     const BlockSpec& spec = layout_.blocks[section.block];
     if (spec.dtype == DType::kFloat64) continue;
-    float* gradient = writable(section.values);
+    float* gradient = floats_of(section.values);
     if (counts) {
       round_block_of(section, gradient);
     } else {
@@ -156,9 +156,9 @@ void Residues::round(Buffer* push) {
   }
   for (const TableSection& section : view.tables) {
     if (counts) {
-      round_table(section, writable(section.rows));
+      round_table(section, floats_of(section.rows));
     } else {
-      round_rows(layout_.push_dtype, writable(section.rows), section.keys.size(),
+      round_rows(layout_.push_dtype, floats_of(section.rows), section.keys.size(),
                  layout_.tables[section.table].dim);
     }
   }

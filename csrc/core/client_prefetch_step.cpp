@@ -13,7 +13,7 @@ namespace cpudist::core {
 
 namespace {
 
-bool in_rounds(const ClientSet& set) { return set.layout.mode == UpdateMode::kRounds; }
+bool arrives_in_rounds(const ClientSet& set) { return set.layout.mode == UpdateMode::kRounds; }
 
 }  // namespace
 
@@ -84,7 +84,7 @@ void Prefetcher::gather_held(ClientSet& set) {
   for (const BatchPtr& batch : batches()) {
     if (batch->due) continue;
     kept_from = std::min(kept_from, batch->number);
-    if (!in_rounds(set)) continue;
+    if (!arrives_in_rounds(set)) continue;
     for (const Part& part : batch->parts) {
       TableCache& cache = set.table(part.table);
       const std::lock_guard lock(cache.mutex);

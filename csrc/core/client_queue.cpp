@@ -17,7 +17,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-constexpr auto kPollInterval = milliseconds(50);
+constexpr auto kQueuePollInterval = milliseconds(50);
 constexpr auto kFirstRetry = milliseconds(5);
 constexpr auto kLastRetry = milliseconds(500);
 
@@ -73,7 +73,7 @@ void PushQueue::wait_until(std::unique_lock<std::mutex>& lock, const char* what,
     wait_s_ += std::chrono::duration<double>(Clock::now() - began).count();
   };
   while (!ready()) {
-    done_.wait_for(lock, kPollInterval);
+    done_.wait_for(lock, kQueuePollInterval);
     if (ready()) break;
     const bool late = Clock::now() - began > milliseconds(options.round_deadline_ms);
     lock.unlock();

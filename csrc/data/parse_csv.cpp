@@ -13,8 +13,6 @@
 namespace cpudist::data {
 namespace {
 
-constexpr bool is_space(char byte) { return byte == ' ' || byte == '\t'; }
-
 std::string_view trimmed(std::string_view text) {
   while (!text.empty() && is_space(text.front())) text.remove_prefix(1);
   while (!text.empty() && is_space(text.back())) text.remove_suffix(1);

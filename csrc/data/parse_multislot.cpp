@@ -9,8 +9,6 @@
 namespace cpudist::data {
 namespace {
 
-constexpr bool is_space(char byte) { return byte == ' ' || byte == '\t'; }
-
 // The first space, tab or end behind `at`.
 const char* token_end(const char* at, const char* end) {
   while (end - at >= 8) {

@@ -5,8 +5,6 @@
 #pragma once
 
 #include <algorithm>
-#include <cstdio>
-#include <cstdlib>
 #include <memory>
 #include <span>
 #include <string>
@@ -14,15 +12,9 @@
 
 #include "data/batch.h"
 #include "data/schema.h"
+#include "require.h"
 
 namespace cpudist::fuzz {
-
-// Unlike assert, in every build.
-inline void require(bool holds, const char* what) {
-  if (holds) return;
-  std::fprintf(stderr, "does not hold: %s\n", what);
-  std::abort();
-}
 
 inline data::Slot slot(const char* name, data::SlotKind kind, uint32_t dim) {
   data::Slot made;

@@ -18,6 +18,14 @@
 
 namespace cpudist::testing {
 
+// Whether a sanitizer makes all of it ten times slower: what repeats only to find more values of
+// the same kind does so less often then.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+inline constexpr bool kInstrumented = true;
+#else
+inline constexpr bool kInstrumented = false;
+#endif
+
 struct TestCase {
   std::string name;
   std::function<void()> body;

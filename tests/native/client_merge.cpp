@@ -18,7 +18,7 @@ namespace {
 
 using namespace cpudist::core;  // NOLINT: a test of this namespace
 
-constexpr uint32_t kDim = 4;
+constexpr uint32_t kMergedDim = 4;
 
 // Two servers. Group 0: table 0 and the float32 block on server 0. Group 1: table 1 and the float64
 // block on server 1.
@@ -31,7 +31,7 @@ struct Packed {
     cpudist::kernels::OptimizerConfig sgd;
     sgd.lr = 1.0;
     layout.configs = {sgd, sgd};
-    layout.tables = {TableSpec{"a", 50, kDim, 0}, TableSpec{"b", 50, kDim, 1}};
+    layout.tables = {TableSpec{"a", 50, kMergedDim, 0}, TableSpec{"b", 50, kMergedDim, 1}};
     layout.blocks = {BlockSpec{"w", 2, DType::kFloat32, 0, 0, 0, 0, 1},
                      BlockSpec{"v", 2, DType::kFloat64, 1, 1, 1, 0, 1}};
     set = std::make_unique<ClientSet>(0, layout, owners, 2);
@@ -40,7 +40,7 @@ struct Packed {
   // A gradient of `value` for each of these keys of `table` and for the dense parameters named.
   QueuedPush step(uint32_t table, const std::vector<int64_t>& keys, float value,
                   const std::vector<uint32_t>& parameters = {}) {
-    const std::vector<float> rows(keys.size() * kDim, value);
+    const std::vector<float> rows(keys.size() * kMergedDim, value);
     const std::vector<float> narrow(2, value);
     const std::vector<double> wide(2, value);
     StepPush push;
@@ -93,8 +93,8 @@ Contents contents(const std::vector<Buffer>& payloads, const ParamSetLayout& lay
     }
     for (const TableSection& section : view.tables) {
       for (size_t i = 0; i < section.keys.size(); ++i) {
-        const auto place =
-            all.rows.emplace(std::pair{section.table, section.keys[i]}, section.rows[i * kDim]);
+        const auto place = all.rows.emplace(std::pair{section.table, section.keys[i]},
+                                            section.rows[i * kMergedDim]);
         CHECK(place.second);  // a key stands in one payload, once
       }
     }

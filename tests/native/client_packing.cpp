@@ -20,7 +20,7 @@ using namespace cpudist::core;  // NOLINT: a test of this namespace
 using cpudist::kernels::OptimizerConfig;
 
 constexpr uint32_t kServers = 3;
-constexpr uint32_t kDim = 4;
+constexpr uint32_t kPackedDim = 4;
 
 struct Fixture {
   Fixture() : owners(cpudist::kernels::kBucketCount) {
@@ -30,7 +30,7 @@ struct Fixture {
     OptimizerConfig sgd;
     sgd.lr = 0.1;
     layout.configs = {sgd};
-    layout.tables = {TableSpec{"a", 50, kDim, 0}, TableSpec{"b", 50, kDim, 0}};
+    layout.tables = {TableSpec{"a", 50, kPackedDim, 0}, TableSpec{"b", 50, kPackedDim, 0}};
     layout.blocks = {BlockSpec{"w.block0", 3, DType::kFloat32, 2, 0, 0, 0, 1},
                      BlockSpec{"w.block1", 2, DType::kFloat32, 0, 0, 0, 3, 1},
                      BlockSpec{"v", 2, DType::kFloat64, 2, 0, 1, 0, 1}};
@@ -62,7 +62,7 @@ TEST(client_packing_sums_duplicates_and_splits_by_owner) {
   f.step.weight = 0.5;
   f.step.samples = 12;
   const std::vector<int64_t> keys{7, 3, 7, 40, 3, 7};
-  std::vector<float> rows(keys.size() * kDim);
+  std::vector<float> rows(keys.size() * kPackedDim);
   std::iota(rows.begin(), rows.end(), 1.0f);
   f.pull(1, keys);
   f.step.tables = {TableGradient{1, keys.data(), keys.size(), rows.data()}};
@@ -83,7 +83,7 @@ TEST(client_packing_sums_duplicates_and_splits_by_owner) {
       const int64_t key = view.tables[0].keys[i];
       const uint64_t salt = cpudist::kernels::table_salt(0, 1);
       CHECK_EQ(f.owners[cpudist::kernels::bucket_of(key, salt)], s);
-      first[key] = view.tables[0].rows[i * kDim];
+      first[key] = view.tables[0].rows[i * kPackedDim];
     }
   }
   const std::map<int64_t, float> expected{{7, 1.f + 9.f + 21.f}, {3, 5.f + 17.f}, {40, 13.f}};
@@ -111,7 +111,7 @@ TEST(client_packing_cuts_parameters_into_blocks) {
 TEST(client_packing_refuses_unpulled_rows_and_short_arguments) {
   Fixture f;
   const std::vector<int64_t> keys{7};
-  const std::vector<float> rows(kDim);
+  const std::vector<float> rows(kPackedDim);
   f.step.tables = {TableGradient{0, keys.data(), keys.size(), rows.data()}};
   CHECK_THROWS(prepare_push(*f.set, f.step), Error);
   f.pull(0, keys);

@@ -28,9 +28,9 @@ using cpudist::testing::run_all;
 
 using namespace cpudist::core;  // NOLINT: a test of this namespace
 
-constexpr uint32_t kDim = 4;
+constexpr uint32_t kQueueDim = 4;
 
-constexpr uint32_t kRows = 24;
+constexpr uint32_t kQueueRows = 24;
 
 // Counts pushes, and keeps them back while it is closed.
 class Gate final : public ConnectionHandler {
@@ -67,7 +67,7 @@ class Gate final : public ConnectionHandler {
 struct Peer {
   uint32_t rank = 0;
   uint32_t set = 0;
-  std::vector<float> table = std::vector<float>(kRows * kDim);
+  std::vector<float> table = std::vector<float>(kQueueRows * kQueueDim);
   std::vector<float> dense = std::vector<float>(6);
   std::atomic<bool> interrupt{false};
   std::unique_ptr<Client> client;  // first to go
@@ -103,7 +103,7 @@ class Run {
     layout.mode = UpdateMode::kOnArrival;
     layout.max_staleness = plan.max_staleness;
     layout.configs = {sgd};
-    layout.tables = {TableSpec{"t", kRows, kDim, 0}};
+    layout.tables = {TableSpec{"t", kQueueRows, kQueueDim, 0}};
     layout.blocks = {BlockSpec{"d0", 4, DType::kFloat32, 0, 0, 0, 0, 1},
                      BlockSpec{"d1", 2, DType::kFloat32, server_count - 1, 0, 0, 4, 1}};
     std::vector<std::function<void()>> starts;
@@ -125,9 +125,9 @@ class Run {
   FaultCounts faults() const { return network_->counts(); }
   // Adds one to the expectation of every key and dense value that it has a gradient for.
   void step(Peer& peer, int64_t number) {
-    const std::vector<int64_t> keys{number % kRows, (number * 5 + peer.rank) % kRows};
+    const std::vector<int64_t> keys{number % kQueueRows, (number * 5 + peer.rank) % kQueueRows};
     peer.client->pull(peer.set, 0, keys.data(), keys.size(), false);
-    const std::vector<float> rows(keys.size() * kDim, 1.0f);
+    const std::vector<float> rows(keys.size() * kQueueDim, 1.0f);
     const std::vector<float> dense(6, 2.0f);
     StepPush push;
     push.samples = 1;
@@ -147,7 +147,7 @@ class Run {
     reader.client->pull_all_rows(reader.set);
     for (const float value : reader.dense) CHECK_EQ(value, -2.0f * static_cast<float>(steps));
     for (size_t i = 0; i < reader.table.size(); ++i) {
-      CHECK_EQ(reader.table[i], -static_cast<float>(pushed[i / kDim]));
+      CHECK_EQ(reader.table[i], -static_cast<float>(pushed[i / kQueueDim]));
     }
   }
 
@@ -170,7 +170,7 @@ class Run {
     client.connect();
     peer.set = client.open(layout);
     if (peer.rank == 0) {
-      std::vector<int64_t> keys(kRows);
+      std::vector<int64_t> keys(kQueueRows);
       std::iota(keys.begin(), keys.end(), 0);
       client.store_table(peer.set, 0, keys, peer.table.data(), nullptr, nullptr, 0);
       client.store_parameter(peer.set, 0, peer.dense.data(), nullptr, 0);
@@ -192,7 +192,7 @@ class Run {
   std::vector<std::unique_ptr<Server>> servers;
   std::vector<std::unique_ptr<Gate>> gates;
   std::vector<Peer> peers;
-  std::array<std::atomic<uint32_t>, kRows> pushed{};
+  std::array<std::atomic<uint32_t>, kQueueRows> pushed{};
   std::atomic<uint32_t> steps{0};
 };
 

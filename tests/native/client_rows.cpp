@@ -31,7 +31,7 @@ std::vector<int64_t> missing(TableCache& cache, std::vector<int64_t> ids) {
   return {found.begin(), found.end()};
 }
 
-ErrorCode code_of(const std::function<void()>& call) {
+ErrorCode code_thrown_by(const std::function<void()>& call) {
   try {
     call();
   } catch (const Error& error) {
@@ -60,8 +60,8 @@ TEST(client_rows_accepts_int32_ids) {
 TEST(client_rows_refuses_ids_outside_and_stamps_nothing) {
   const auto owners = deal(1);
   TableCache cache(spec_of(10), 7, owners, 1);
-  CHECK_EQ(code_of([&] { missing(cache, {4, 10}); }), ErrorCode::kRowOutOfRange);
-  CHECK_EQ(code_of([&] { missing(cache, {4, -1}); }), ErrorCode::kRowOutOfRange);
+  CHECK_EQ(code_thrown_by([&] { missing(cache, {4, 10}); }), ErrorCode::kRowOutOfRange);
+  CHECK_EQ(code_thrown_by([&] { missing(cache, {4, -1}); }), ErrorCode::kRowOutOfRange);
   CHECK(missing(cache, {4}) == (std::vector<int64_t>{4}));
 }
 
@@ -88,16 +88,16 @@ TEST(client_rows_gradients_need_a_pull_since_the_last_step) {
   const auto owners = deal(1);
   TableCache cache(spec_of(10), 7, owners, 1);
   const std::vector<int64_t> keys{2, 2, 3};
-  CHECK_EQ(code_of([&] { take(cache, keys); }), ErrorCode::kUnpulledRow);
+  CHECK_EQ(code_thrown_by([&] { take(cache, keys); }), ErrorCode::kUnpulledRow);
   missing(cache, {2, 3});
   take(cache, keys);
   cache.refresh();  // a second lookup outside of rounds
   missing(cache, {3});
   take(cache, keys);
   cache.invalidate();
-  CHECK_EQ(code_of([&] { take(cache, keys); }), ErrorCode::kUnpulledRow);
-  CHECK_EQ(code_of([&] { take(cache, {10}); }), ErrorCode::kRowOutOfRange);
-  CHECK_EQ(code_of([&] { take(cache, {-1}); }), ErrorCode::kRowOutOfRange);
+  CHECK_EQ(code_thrown_by([&] { take(cache, keys); }), ErrorCode::kUnpulledRow);
+  CHECK_EQ(code_thrown_by([&] { take(cache, {10}); }), ErrorCode::kRowOutOfRange);
+  CHECK_EQ(code_thrown_by([&] { take(cache, {-1}); }), ErrorCode::kRowOutOfRange);
 }
 
 TEST(client_rows_deduplicates_gradients_by_first_appearance) {

@@ -1,5 +1,6 @@
 // Copyright (c) 2026 The torch_cpudist authors.
 // SPDX-License-Identifier: BSD-3-Clause
+// threads: none
 //
 // Coded payloads: what comes out is what went in, but for the order of keys and the dtype of
 // values; bytes from strangers are refused.

@@ -1,5 +1,6 @@
 // Copyright (c) 2026 The torch_cpudist authors.
 // SPDX-License-Identifier: BSD-3-Clause
+// threads: none
 //
 // CSV lines and headers: quoting, missing cells, lists, and what is said of lines that are wrong.
 

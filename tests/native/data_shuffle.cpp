@@ -171,7 +171,7 @@ std::string refusal(core::ErrorCode expected, const Body& body) {
   fail(__FILE__, __LINE__, "nothing was thrown");
 }
 
-void check_has(const std::string& text, const std::string& part) {
+void check_says(const std::string& text, const std::string& part) {
   if (text.find(part) == std::string::npos) fail(__FILE__, __LINE__, text + ": no " + part);
 }
 
@@ -272,7 +272,7 @@ TEST(data_shuffle_names_a_trainer_that_died) {
                  refusal(core::ErrorCode::kPeerLost, [&] { world.trainers[0]->exchange.finish(); });
            },
            [&] { world.trainers[1]->exchange.close(); }});
-  check_has(text, "trainer 1 (host-1, ");
+  check_says(text, "trainer 1 (host-1, ");
   CHECK(core::Clock::now() - began < kPatience);
   CHECK_THROWS(world.trainers[0]->exchange.finish(), core::Error);
 }
@@ -301,7 +301,7 @@ TEST(data_shuffle_names_a_trainer_that_froze) {
                                       network->connector(handler));
   const std::string text =
       refusal(core::ErrorCode::kPeerLost, [&] { world.trainers[0]->shuffle(10, 10); });
-  check_has(text, "trainer 1 (host-1, inproc:frozen) was lost: silent for 300 ms");
+  check_says(text, "trainer 1 (host-1, inproc:frozen) was lost: silent for 300 ms");
   world.trainers[0]->exchange.close();
 }
 
@@ -314,7 +314,7 @@ TEST(data_shuffle_waits_for_a_slow_trainer_to_a_deadline) {
   run_all({[&] { world.connect(0); }, [&] { world.connect(1); }});
   const std::string text =
       refusal(core::ErrorCode::kTimeout, [&] { world.trainers[0]->exchange.finish(); });
-  check_has(text, "trainer 1 (host-1, inproc:t1), which has not sent all of its records");
+  check_says(text, "trainer 1 (host-1, inproc:t1), which has not sent all of its records");
 }
 
 TEST(data_shuffle_is_interrupted_by_a_signal) {
@@ -337,10 +337,10 @@ TEST(data_shuffle_refuses_records_of_other_slots) {
   world.trainers[0]->exchange.send(1, record);
   const std::string found =
       refusal(core::ErrorCode::kProtocol, [&] { world.trainers[0]->exchange.finish(); });
-  check_has(found, "trainer 1 (host-1, inproc:t1) refuses: ");
+  check_says(found, "trainer 1 (host-1, inproc:t1) refuses: ");
   const std::string text =
       refusal(core::ErrorCode::kProtocol, [&] { world.trainers[1]->exchange.finish(); });
-  check_has(text, "trainer 0 (host-0, inproc:t0) sent what is no shuffle of these slots");
+  check_says(text, "trainer 0 (host-0, inproc:t0) sent what is no shuffle of these slots");
 }
 
 TEST(data_shuffle_refuses_trainers_of_another_epoch) {
@@ -350,5 +350,5 @@ TEST(data_shuffle_refuses_trainers_of_another_epoch) {
   world.trainers[1] = std::make_unique<Trainer>(1, 2, other);
   world.listen(core::InprocNetwork::create());
   const std::string text = refusal(core::ErrorCode::kConfigMismatch, [&] { world.connect(0); });
-  check_has(text, "the epoch of the shuffle of the hello is not that of trainer 1");
+  check_says(text, "the epoch of the shuffle of the hello is not that of trainer 1");
 }

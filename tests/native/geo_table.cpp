@@ -57,7 +57,7 @@ std::vector<int64_t> sorted(std::vector<int64_t> keys) {
   return keys;
 }
 
-using Keys = std::vector<int64_t>;
+using KeyList = std::vector<int64_t>;
 
 }  // namespace
 
@@ -82,7 +82,7 @@ TEST(geo_table_shadow_is_the_row_before_its_first_touch) {
   CHECK_EQ(f.table.shadow(4)[kDim - 1], 4.0f);
   CHECK_EQ(f.table.shadow(9)[0], 9.0f);
   CHECK(f.table.shadow(0) == nullptr);
-  CHECK(f.table.shadowed() == (std::vector<Keys>{{4, 9}}));
+  CHECK(f.table.shadowed() == (std::vector<KeyList>{{4, 9}}));
 }
 
 TEST(geo_table_touched_rows_are_taken_once_an_interval) {
@@ -91,18 +91,18 @@ TEST(geo_table_touched_rows_are_taken_once_an_interval) {
   f.step({1, 99});
   const auto taken = f.table.take_touched();
   CHECK_EQ(taken.size(), 3u);
-  Keys all;
+  KeyList all;
   for (uint32_t server = 0; server < 3; ++server) {
     for (const int64_t key : taken[server]) {
       CHECK_EQ(f.owners[kernels::bucket_of(key, kSalt)], server);
       all.push_back(key);
     }
   }
-  CHECK(sorted(all) == (Keys{1, 50, 99}));
-  for (const Keys& keys : f.table.take_touched()) CHECK(keys.empty());
+  CHECK(sorted(all) == (KeyList{1, 50, 99}));
+  for (const KeyList& keys : f.table.take_touched()) CHECK(keys.empty());
   f.step({1});
   size_t count = 0;
-  for (const Keys& keys : f.table.take_touched()) count += keys.size();
+  for (const KeyList& keys : f.table.take_touched()) count += keys.size();
   CHECK_EQ(count, 1u);
   CHECK_EQ(f.table.shadow_rows(), 3u);
 }
@@ -138,7 +138,7 @@ TEST(geo_table_shadows_fill_slabs_and_are_forgotten) {
   const int64_t rows = 10000;  // two slabs and a part
   Fixture f(rows);
   const uint64_t empty = f.table.size_bytes();
-  Keys keys(rows);
+  KeyList keys(rows);
   for (int64_t k = 0; k < rows; ++k) keys[static_cast<size_t>(k)] = rows - 1 - k;
   f.step(keys);
   f.step(keys);
@@ -151,7 +151,7 @@ TEST(geo_table_shadows_fill_slabs_and_are_forgotten) {
   CHECK(f.table.take_touched()[0].empty());
   f.step({3});
   CHECK_EQ(f.table.shadow(3)[0], 1.0f);  // two steps were taken from it
-  CHECK(f.table.take_touched()[0] == (Keys{3}));
+  CHECK(f.table.take_touched()[0] == (KeyList{3}));
 }
 
 }  // namespace cpudist::testing

@@ -1,5 +1,6 @@
 // Copyright (c) 2026 The torch_cpudist authors.
 // SPDX-License-Identifier: BSD-3-Clause
+// threads: none
 //
 // Optimizer updates: the same bits at every vector level, the formulas against plain loops in
 // long double, and the rules of the first step. Parity with torch.optim is in tests/test_ops.py.

@@ -1,5 +1,6 @@
 // Copyright (c) 2026 The torch_cpudist authors.
 // SPDX-License-Identifier: BSD-3-Clause
+// threads: none
 //
 // Fewer bits: exact rounding against a naive reference, special numbers, equal bits on every level.
 

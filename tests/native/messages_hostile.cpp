@@ -1,5 +1,6 @@
 // Copyright (c) 2026 The torch_cpudist authors.
 // SPDX-License-Identifier: BSD-3-Clause
+// threads: none
 //
 // Bytes from strangers: cut, changed and lengthened payloads are refused with Error(kProtocol) or
 // decode to something valid, and never read outside the payload (run under sanitizers).

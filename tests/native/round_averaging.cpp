@@ -271,10 +271,12 @@ TEST(round_block_step_counts_its_own_updates) {
 
 namespace {
 
+constexpr int64_t kTrainedRows = kInstrumented ? 600 : 3000;
+
 // Three trainers, four rounds of random gradients; the bytes of everything at the end.
 std::vector<float> train(uint32_t threads, const std::vector<size_t>& order, double clip_norm) {
   ParamSetLayout layout = small_layout();
-  layout.tables[0].rows = 3000;
+  layout.tables[0].rows = kTrainedRows;
   layout.tables.push_back({"other", 500, 3, 0});
   layout.configs[0].kind = kernels::OptimizerKind::kAdagrad;
   layout.configs[0].lr = 0.1;
@@ -290,7 +292,7 @@ std::vector<float> train(uint32_t threads, const std::vector<size_t>& order, dou
       spec.clip_norm = clip_norm;
       spec.weight = 1 + static_cast<double>(random() % 3);
       spec.blocks[0] = {gradient(random), gradient(random), gradient(random), gradient(random)};
-      for (int64_t key = 0; key < 3000; ++key) {
+      for (int64_t key = 0; key < kTrainedRows; ++key) {
         if (random() % 3 != 0) spec.tables[0].push_back({key, gradient(random)});
       }
       for (int64_t key = 499; key >= 0; key -= 2) spec.tables[1].push_back({key, gradient(random)});
@@ -304,7 +306,7 @@ std::vector<float> train(uint32_t threads, const std::vector<size_t>& order, dou
       world[rank].reply(world[rank].ask(FrameKind::kCommit, encode(commit)));
   }
   std::vector<float> all = world.floats(0);
-  for (int64_t key = 0; key < 3000; ++key) {
+  for (int64_t key = 0; key < kTrainedRows; ++key) {
     const auto row = world.row(key);
     all.insert(all.end(), row.begin(), row.end());
   }

@@ -13,11 +13,11 @@
 namespace cpudist::testing {
 namespace {
 
-TimePoint soon() { return Clock::now() + std::chrono::seconds(20); }
+TimePoint shortly() { return Clock::now() + std::chrono::seconds(20); }
 
 std::string loss_of(Server& server) {
   try {
-    server.wait_done(soon());
+    server.wait_done(shortly());
   } catch (const Error& error) {
     CHECK_EQ(error.code(), ErrorCode::kPeerLost);
     return error.what();
@@ -33,7 +33,7 @@ ServerOptions quick(uint32_t trainers) {
 
 // The answers are sent after wait_done learns of the loss: a bounded wait for them.
 void await_answer(const Trainer& trainer, uint64_t request) {
-  if (trainer.connection()->wait_for_answer(request, soon())) return;
+  if (trainer.connection()->wait_for_answer(request, shortly())) return;
   fail(__FILE__, __LINE__, "request " + std::to_string(request) + " is not answered");
 }
 
@@ -78,7 +78,7 @@ TEST(server_silence_loses_the_trainer) {
   options.liveness_ms = 100;
   World world(small_layout(), options);
   CHECK_EQ(loss_of(world.server), "trainer 0 (host-a pid 12, fake:0) was lost: silent for 0.1 s");
-  CHECK(world[0].connection()->wait_for_close(soon()));
+  CHECK(world[0].connection()->wait_for_close(shortly()));
 }
 
 TEST(server_bytes_of_a_long_frame_are_a_sign_of_life) {
@@ -137,7 +137,7 @@ TEST(server_goodbye_is_no_loss) {
   CHECK(!world.server.wait_done(Clock::now() + std::chrono::milliseconds(120)));
   world[0].reply(world.push(0, {}));
   world[0].ask(FrameKind::kGoodbye, Buffer(), kNoParamSet);
-  CHECK(world.server.wait_done(soon()));
+  CHECK(world.server.wait_done(shortly()));
 }
 
 TEST(server_survivors_of_a_left_trainer_go_on) {

@@ -9,6 +9,8 @@
 
 namespace cpudist::shm {
 
+enum class Memory { kOwn, kShared, kMixed };
+
 namespace {
 
 // Where the elements of every rank can be read: the own ones where the user has them.
@@ -42,8 +44,6 @@ void sum_in_place(const Channel& channel, const Call& call, const SharedBuffer& 
       copy_bytes(at(one.data(), place), own, count * width);
   }
 }
-
-enum class Memory { kOwn, kShared, kMixed };
 
 Memory memory_of(const Channel& channel) {
   const Header& first = channel.header(0);
