@@ -79,12 +79,18 @@ def table(rows: Iterable[Row]) -> str:
 
 
 def average(records: Sequence[Record], value: str) -> tuple[list[float], ...]:
-    """Returns samples, seconds and ``value`` by point, as means over runs."""
+    """Returns samples, seconds and ``value`` by point.
+
+    Samples and values are means over runs; seconds are those of the fastest run.
+    """
     least = min(len(record["points"]) for record in records)
-    return tuple(
+    fastest = max(records, key=lambda record: record["samples_per_s"])
+    samples, values = (
         [mean(record["points"][i][name] for record in records) for i in range(least)]
-        for name in ("samples", "seconds", value)
+        for name in ("samples", value)
     )
+    seconds = [point["seconds"] for point in fastest["points"][:least]]
+    return samples, seconds, values
 
 
 def _chosen(records: Records, **wanted: Any) -> dict[str, list[Record]]:
