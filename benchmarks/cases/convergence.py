@@ -158,7 +158,7 @@ def make_row(runs: Sequence[Run], records: Mapping[Run, Record]) -> Row:
         values = [one[name] for one in found if one[name] is not None]
         row[name] = mean(values) if values else None
         row[f"{name}_all"] = values
-    # Seeds change no speed, but what else a machine does: the least disturbed run counts.
+    # Seeds change no speed, but what else a machine does: the fastest run counts.
     row["samples_per_s"] = max(row["samples_per_s_all"])
     scored = [one["quality"] for one in bases if one["quality"] is not None]
     if len(scored) == len(row["quality_all"]) > 0:
