@@ -172,6 +172,10 @@ def draw_batches(records: Records, axes: Any) -> None:
             axis.legend(fontsize="x-small", ncols=3)
 
 
+def _is_scored(record: Record) -> bool:
+    return record["quality"] is not None
+
+
 def draw_geo(records: Records, axes: Any) -> None:
     """Draws quality and bytes of Geo over the steps between exchanges."""
     for axis, workload in zip(axes, WORKLOADS, strict=True):
@@ -180,7 +184,12 @@ def draw_geo(records: Records, axes: Any) -> None:
             every: _chosen(records, row=f"geo:push_every={every}", **plain)
             for every in PUSH_EVERY
         }
-        sweep = {k: next(iter(rows.values())) for k, rows in found.items() if rows}
+        # Without WordSim-353 no quality is known.
+        scored = {
+            every: [one for row in rows.values() for one in row if _is_scored(one)]
+            for every, rows in found.items()
+        }
+        sweep = {every: rows for every, rows in scored.items() if rows}
         if not sweep:
             continue
         steps = list(sweep)
@@ -188,9 +197,10 @@ def draw_geo(records: Records, axes: Any) -> None:
         moved = [mean(r["bytes_per_sample"] for r in rows) for rows in sweep.values()]
         axis.plot(steps, quality, "o-", color="C0")
         if one := _chosen(records, row="sync", trainers=1, **plain).get("sync"):
-            level = mean(record["quality"] for record in one)
-            axis.axhline(level, color="0.5", ls="--", label="one process")
-            axis.legend(fontsize="small")
+            levels = [record["quality"] for record in one if _is_scored(record)]
+            if levels:
+                axis.axhline(mean(levels), color="0.5", ls="--", label="one process")
+                axis.legend(fontsize="small")
         axis.set_xscale("log")
         axis.set(xlabel=f"{workload}: push_every", ylabel=QUALITY[workload])
         right = axis.twinx()

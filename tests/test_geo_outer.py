@@ -166,6 +166,8 @@ def test_settings_that_do_not_fit_are_refused():
         cpudist.Outer(lr=0)
     with pytest.raises(ConfigurationError, match="did you mean momentum"):
         cpudist.Geo(outer={"momentun": 0.9})
+    with pytest.raises(ConfigurationError, match="steps on the mean"):
+        cpudist.Geo(outer={}, communicator={"merge_rule": "sum"})
 
 
 def test_what_would_wait_for_each_other_is_refused():

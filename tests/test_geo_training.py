@@ -216,3 +216,25 @@ def test_movements_add_up_or_are_averaged(kind, rule, averages):
             name: before[name] + times * (own[name] - before[name]) for name in own
         }
         assert largest_difference(after, expected) < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("kind", "rule", "averages"),
+    [
+        (torch.optim.SGD, "auto", False),
+        (torch.optim.Adagrad, "auto", True),
+        (torch.optim.Adagrad, "sum", False),
+    ],
+)
+def test_tables_of_hybrid_are_averaged_by_their_own_rule(kind, rule, averages):
+    def body(context):
+        model = Moving()
+        strategy = cpudist.Hybrid(
+            dense="sync", sparse=cpudist.Geo(communicator={"merge_rule": rule})
+        )
+        opt = cpudist.DistributedOptimizer(
+            kind(model.parameters(), lr=1.0), model, strategy
+        )
+        return opt._driver._sparse._averages
+
+    assert run(body, 2, 1) == [averages] * 2

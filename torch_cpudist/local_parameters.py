@@ -72,6 +72,11 @@ class LocalTable:
         self._step = step
 
     @property
+    def kind(self) -> str:
+        """The rule that updates its rows."""
+        return self._config.kind
+
+    @property
     def tensors(self) -> tuple[torch.Tensor, torch.Tensor]:
         """The memory of the state: of the rule, and updates by row."""
         return self._state, self._counts

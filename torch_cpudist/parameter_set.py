@@ -286,9 +286,12 @@ class ParameterSet(Trained):
         for binding in self._bindings:
             binding.close()
         self._bindings.clear()
-        self._hosted.give_back()
-        if tell_servers:
-            self.client.close(self.id)
+        try:
+            if tell_servers:
+                self.client.close(self.id)
+        finally:
+            # Not before: a step that was interrupted ends there, and writes rows.
+            self._hosted.give_back()
 
 
 @dataclass

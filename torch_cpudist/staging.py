@@ -141,6 +141,8 @@ class _ToDevice(torch.autograd.Function):
         landed = host_memory(grad.shape, grad.dtype, arrival.device)
         landed.copy_(grad, non_blocking=True)
         arrival.note()
+        if torch.is_anomaly_enabled():
+            arrival.wait()  # autograd reads it at once
         return landed, None
 
 

@@ -25,6 +25,7 @@ from report import MISSING, Row
 from cases.cnn import LaunchFailedError, launch
 
 LEAST_BAR = 0.001
+LEAST_SEEDS = 3  # that a standard deviation is told of
 COLUMNS = {
     "workload": "workload",
     "name": "name",
@@ -52,8 +53,9 @@ def key_of(record: Mapping[str, Any]) -> Run:
 def drop_cut_line(path: Path) -> None:
     """Takes away a last line that an ended process left half written."""
     if path.exists():
-        whole, newline, _ = path.read_text("utf-8").rpartition("\n")
-        path.write_text(whole + newline, "utf-8")
+        whole = path.read_bytes()
+        if not whole.endswith(b"\n"):
+            os.truncate(path, whole.rfind(b"\n") + 1)
 
 
 def read_runs(path: Path, epochs: int, words: int) -> dict[Run, Record]:
@@ -119,7 +121,7 @@ def noise(records: Mapping[Run, Record], run: Run) -> float | None:
         for other, record in records.items()
         if _group(other) == _group(base) and record["quality"] is not None
     ]
-    return stdev(found) if len(found) > 1 else None
+    return stdev(found) if len(found) >= LEAST_SEEDS else None
 
 
 def _group(run: Run) -> tuple[Any, ...]:
@@ -129,8 +131,9 @@ def _group(run: Run) -> tuple[Any, ...]:
 
 
 def sigma_of(records: Mapping[Run, Record], run: Run) -> float | None:
-    """Returns the noise that ``run`` is judged by: of the batch with five seeds."""
-    return noise(records, Run(run.workload, run.row, 1, BATCH[run.workload], 0))
+    """Returns the noise that ``run`` is judged by: of its optimizer, at ``BATCH``."""
+    batch = BATCH[run.workload]
+    return noise(records, Run(run.workload, run.row, 1, batch, 0, run.optimizer))
 
 
 def make_row(runs: Sequence[Run], records: Mapping[Run, Record]) -> Row:

@@ -50,6 +50,7 @@ COLUMNS = {
     "machine_own": "of it here",
     "fullest": "fullest",
 }
+STRATEGIES = ("sync", "half_async", "async", "geo")
 # Shares of what there is, in a row of figures; 1 is saturated.
 RESOURCES = {
     "server_cable": "a server's cable",
@@ -151,6 +152,12 @@ def select(args: argparse.Namespace) -> dict[str, PeerSpec]:
         raise ValueError("scale has --strategies and no --peers")
     if args.servers < 1:
         raise ValueError("scale: expected --servers of at least 1, found 0")
+    if wrong := [s for s in args.strategies if s.partition(":")[0] not in STRATEGIES]:
+        known = ", ".join(STRATEGIES)
+        raise ValueError(
+            f"scale: trainers that rest have left, which only {known} allow; "
+            f"found {wrong}"
+        )
     if args.step_ms < 0 or args.dilation < 1:
         raise ValueError("scale: expected --step-ms >= 0 and --dilation >= 1")
     if args.bf16 or args.steps:

@@ -175,7 +175,7 @@ def phases(
 ) -> Iterator[tuple[int, dict[str, Any] | None]]:
     """Yields the trainers of each phase, and what this one did if it took part."""
     leave()  # until its first step
-    in_rounds = job.strategy.partition(":")[0] == "sync"
+    in_rounds = job.strategy.partition(":")[0] in ("sync", "half_async")
     for count in counts(job.trainers):
         gate.meet()
         if rank < count:

@@ -16,6 +16,7 @@ from torch_cpudist.communicator import (
     check_without_queue,
 )
 from torch_cpudist.config import settings
+from torch_cpudist.errors import ConfigurationError
 from torch_cpudist.outer import Outer
 from torch_cpudist.strategies.base import Strategy, Updates
 
@@ -42,8 +43,9 @@ class Geo(Strategy):
         outer: an optimizer over the mean of the trainers' movements, one step when each
             live trainer has handed one on; a dict is accepted. ``None`` adds each
             trainer's share, whenever it comes.
-        communicator: what values travel as, ``wire_dtype`` and ``pull_dtype``; a
-            dict is accepted.
+        communicator: what values travel as, ``wire_dtype`` and ``pull_dtype``, and
+            whether movements add up or are averaged, ``merge_rule``, equal on all
+            trainers; a dict is accepted.
     """
 
     name: ClassVar[str] = "geo"
@@ -65,12 +67,25 @@ class Geo(Strategy):
         """Checks the fields."""
         super().__post_init__()
         check_without_queue(self, EXCHANGE_FIELDS)
+        if self.outer is not None and self.communicator.merge_rule == "sum":
+            raise ConfigurationError(
+                "Geo(outer=..., communicator=Communicator(merge_rule='sum')): an outer "
+                "optimizer steps on the mean of the movements. Leave merge_rule at "
+                "'auto', or outer at None."
+            )
 
-    def averages(self, inners: Iterable[Optimizer]) -> bool:
-        """Whether servers end with the mean of the trainers' movements, not the sum."""
+    def averages(self, inners: Iterable[Optimizer], tables: Iterable[str]) -> bool:
+        """Whether servers end with the mean of the trainers' movements, not the sum.
+
+        Args:
+            inners: the optimizers that are stepped; none by ``Hybrid``, which has
+                another part step them.
+            tables: for each table the rule that updates its rows, as ``"sgd"``.
+        """
         rule = self.communicator.merge_rule
         if rule == "auto":
-            return not all(isinstance(inner, SGD) for inner in inners)
+            adds_up = all(isinstance(inner, SGD) for inner in inners)
+            return not (adds_up and all(kind == "sgd" for kind in tables))
         return rule == "mean"
 
     @property

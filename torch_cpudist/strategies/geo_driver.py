@@ -63,7 +63,8 @@ class GeoDriver(ServerDriver):
         # With an outer optimizer an exchange ends when every member has begun one.
         self._in_rounds = strategy.outer is not None
         self._inners = list(inners)
-        self._averages = strategy.averages(inners)
+        kinds = [table.kind for table in parameters.tables]
+        self._averages = strategy.averages(inners, kinds)
         self._guard = guard
         self._steps = 0  # since the last exchange began
         self._samples = 0
