@@ -31,6 +31,7 @@ from convergence_plan import (
     Run,
     plan,
 )
+from convergence_plan import rows_of as rows_of_plan
 from report import Row
 
 QUALITY = {"flights": "test AUC", "word2vec": "rho on WordSim-353"}
@@ -108,8 +109,10 @@ def draw_curves(records: Records, axes: Any) -> None:
         value, label = CURVE[workload]
         plain = {"batch": BATCH[workload], "workload": workload}
         plain |= {"optimizer": "adagrad", "merge": "sum"}
+        shown_rows = set(rows_of_plan(workload, CURVES_OF))
         one = _chosen(records, row="sync", trainers=1, **plain)
         several = _chosen(records, trainers=CURVES_OF, **plain)
+        several = {row: several[row] for row in several if row in shown_rows}
         shown = {"one process": one.get("sync", []), **several}
         for name, found in shown.items():
             if not found:
@@ -244,6 +247,9 @@ def main(arguments: Sequence[str]) -> int:
         sys.exit(f"{options.runs}: expected runs of `run.py convergence`, found none")
     first = json.loads(lines[0])
     records = read_runs(options.runs, first["epochs"], first["words"])
+    commits = sorted({str(record.get("commit")) for record in records.values()})
+    if len(commits) > 1:
+        print(f"runs of different code: commits {', '.join(commits)}", file=sys.stderr)
     for path in draw(records, options.folder):
         print(f"picture: {path}", file=sys.stderr)
     for part in PARTS:

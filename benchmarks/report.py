@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -130,3 +132,15 @@ def json_line(row: Mapping[str, Any]) -> str:
         return value
 
     return json.dumps(clean(row), allow_nan=False)
+
+
+def commit() -> str | None:
+    """Returns the checkout's commit, or None outside a checkout or without git."""
+    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=10, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() or None

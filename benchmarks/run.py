@@ -9,7 +9,6 @@ import importlib
 import os
 import platform
 import signal
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from importlib import metadata
@@ -17,7 +16,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
-from report import MISSING, format_table, json_line
+from report import MISSING, commit, format_table, json_line
 
 CASES = {
     "allreduce": "cases.allreduce",
@@ -141,18 +140,6 @@ def cpu_model() -> str:
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
-
-
-def commit() -> str | None:
-    """Returns the checkout's commit, or None outside a checkout or without git."""
-    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=10, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout.strip() or None
 
 
 def machine() -> dict[str, Any]:

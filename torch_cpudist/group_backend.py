@@ -77,17 +77,19 @@ def check_devices_differ(group: CollectiveGroup, owner: str, host: str) -> None:
     """Refuses a device that two trainers share, with which NCCL would fail. Collective.
 
     Raises:
-        ConfigurationError: on every trainer that shares its device.
+        ConfigurationError: on every trainer, if any two share one.
     """
     index = group.device.index or 0
     own = torch.tensor([zlib.crc32(host.encode()), index], device=CPU)
     told = [one.tolist() for one in group.gather(own, "comparing devices")]
-    same = [rank for rank, one in enumerate(told) if one == told[group.rank]]
-    if len(same) > 1:
+    for rank, one in enumerate(told):
+        first = told.index(one)
+        if first == rank:
+            continue
         raise ConfigurationError(
-            f"{owner}: trainers {same[0]} and {same[1]} of one host are both on "
-            f"{group.device}, and NCCL needs a device for each. Move the model to "
-            "torch.device('cuda', int(os.environ['LOCAL_RANK']))."
+            f"{owner}: trainers {first} and {rank} of one host are both on CUDA "
+            f"device {int(one[1])}, and NCCL needs a device for each. Move the model "
+            "to torch.device('cuda', int(os.environ['LOCAL_RANK']))."
         )
 
 

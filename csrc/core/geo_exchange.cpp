@@ -288,6 +288,9 @@ ExchangeStats GeoExchange::stats() const {
     stats.memory_bytes += table.size_bytes();
   }
   for (const auto& shadow : dense_shadows_) stats.memory_bytes += shadow.size();
+  for (const Agreed& rows : agreed_) {
+    stats.memory_bytes += rows.keys.size() * sizeof(int64_t) + rows.rows.size() * sizeof(float);
+  }
   return stats;
 }
 
