@@ -38,6 +38,15 @@ QUALITY = {"flights": "test AUC", "word2vec": "rho on WordSim-353"}
 CURVE = {"flights": ("auc", "test AUC"), "word2vec": ("loss", "training loss")}
 SAMPLES = {"flights": "samples", "word2vec": "words"}
 CURVES_OF = 2  # trainers
+COLORS = {
+    name: f"C{i}"
+    for i, name in enumerate(
+        (
+            *("sync", "half_async:group", "async", "geo", "allreduce", "reduce"),
+            *("hybrid", "hybrid:dense"),
+        )
+    )
+}
 HEADINGS = (
     *("strategy", "trainers", "batch", "quality (least to most)", "gap", "bar"),
     *("holds", "loss", "samples/s", "bytes/sample", "late by (steps)"),
@@ -118,9 +127,10 @@ def draw_curves(records: Records, axes: Any) -> None:
             if not found:
                 continue
             samples, seconds, values = average(found, value)
-            style = "k--" if name == "one process" else "-"
-            axes[line][0].plot(samples, values, style, label=name)
-            axes[line][1].plot(seconds, values, style, label=name)
+            style = "--" if name == "one process" else "-"
+            color = COLORS.get(name.partition("=")[0], "k")
+            for axis, places in zip(axes[line], (samples, seconds), strict=True):
+                axis.plot(places, values, style, color=color, label=name)
         axes[line][0].set(xlabel=SAMPLES[workload], ylabel=f"{workload}: {label}")
         axes[line][1].set(xlabel="seconds of training", ylabel=label)
         if axes[line][1].lines:
