@@ -242,7 +242,8 @@ def _failure(code: int | None, limit_s: float, text: str) -> LaunchFailedError:
     if code is not None:
         said = f"ended with {signal.Signals(-code).name if code < 0 else code}"
     # What torchrun adds below its ranks' own words names no cause.
-    words = text.partition("torch/distributed/elastic")[0].splitlines()
+    ours, torchruns, _ = text.partition("torch/distributed/elastic")
+    words = ours.splitlines()[:-1] if torchruns else ours.splitlines()
     last = next((f": {line.strip()}" for line in reversed(words) if line.strip()), "")
     shown = "\n    ".join(words[-LOG_TAIL_LINES:])
     return LaunchFailedError(f"{said}{last}\n    {shown}")
