@@ -122,8 +122,16 @@ class Meter:
         return self.loss
 
 
+def anybody(has_more: bool) -> bool:
+    """Return whether that is so on any trainer; every trainer calls this."""
+    left = torch.tensor([float(has_more)])
+    if dist.is_initialized() and dist.get_world_size() > 1:
+        dist.all_reduce(left, dist.ReduceOp.MAX)
+    return bool(left)
+
+
 def until_all_are_done(
-    batches: Iterator[Batch], planned: int
+    batches: Iterator[Batch], planned: int, ask: Callable[[bool], bool] = anybody
 ) -> Iterator[Batch | None]:
     """Yield a trainer's batches, then `None` for as long as another one has some.
 
@@ -133,10 +141,7 @@ def until_all_are_done(
     yield from islice(batches, planned * 9 // 10 if planned >= 50 else 0)
     while True:
         batch = next(batches, None)
-        left = torch.tensor([float(batch is not None)])
-        if dist.is_initialized() and dist.get_world_size() > 1:
-            dist.all_reduce(left, dist.ReduceOp.MAX)
-        if not left:
+        if not ask(batch is not None):
             return
         yield batch
 

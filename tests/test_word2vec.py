@@ -8,7 +8,9 @@ import gzip
 import json
 import math
 import sys
+import threading
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -281,6 +283,32 @@ def test_other_optimizers_and_strategies_learn_too(
     found, _ = train_alone(tmp_path, *more, "--lr", rate)
     assert found["points"][-1]["loss"] < found["points"][0]["loss"]
     assert found["strategy"] == "geo"
+
+
+@pytest.mark.parametrize(("counts", "planned"), [((3, 5, 0), 4), ((97, 103, 100), 100)])
+def test_trainers_step_on_until_the_last_one_is_done(counts, planned) -> None:
+    meet = threading.Barrier(len(counts), timeout=30)
+    told = [False] * len(counts)
+
+    def steps(rank: int) -> list[int | None]:
+        def ask(has_more: bool) -> bool:
+            told[rank] = has_more
+            meet.wait()
+            found = any(told)
+            meet.wait()
+            return found
+
+        numbers = iter(range(counts[rank]))
+        return list(word2vec.until_all_are_done(numbers, planned, ask))
+
+    with ThreadPoolExecutor(len(counts)) as pool:
+        every = list(pool.map(steps, range(len(counts))))
+    for count, found in zip(counts, every, strict=True):
+        assert found == [*range(count), *[None] * (max(counts) - count)]
+
+
+def test_alone_there_is_nobody_to_wait_for() -> None:
+    assert list(word2vec.until_all_are_done(iter("abc"), 2)) == ["a", "b", "c"]
 
 
 def test_a_rate_that_is_too_high_is_said(tmp_path: Path) -> None:
