@@ -87,12 +87,17 @@ def strategy_of(text: str) -> tuple[cpudist.Strategy, int]:
     return cpudist.strategy(name, **read), depth
 
 
+def serve(job: Job) -> None:
+    """Serves until the end; its process id is where trainers look for it."""
+    (Path(job.run_dir) / f"server.{os.getpid()}").touch()
+    cpudist.serve()
+
+
 def train(job: Job, rank: int) -> None:
     """Trains or serves; ``rank`` counts in worlds of one, else ``init()`` says it."""
     cpudist.init()
     if cpudist.is_server():
-        (Path(job.run_dir) / f"server.{os.getpid()}").touch()
-        cpudist.serve()
+        serve(job)
     else:
         model = CtrModel(job)
         strategy, depth = strategy_of(job.strategy)

@@ -11,7 +11,6 @@ the gradients of one true backward.
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -27,7 +26,7 @@ from torch import nn
 
 import torch_cpudist as cpudist
 from peers.common import Batch, CtrModel, Loop, adagrad, batches, server_pids
-from peers.cpudist_rank import CpudistTrainee, strategy_of
+from peers.cpudist_rank import CpudistTrainee, serve, strategy_of
 
 MEASURED_STEPS = 30
 # Trainers that rest may not take the cores from those that are measured.
@@ -206,8 +205,7 @@ def train(job: Job, rank: int) -> None:
     """Trains or serves, as ``init()`` says; ``rank`` counts servers, too."""
     cpudist.init()
     if cpudist.is_server():
-        (Path(job.run_dir) / f"server.{os.getpid()}").touch()
-        cpudist.serve()
+        serve(job)
     else:
         _train(job, cpudist.trainer_rank())
     cpudist.shutdown(pull="none")
