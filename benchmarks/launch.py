@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -165,6 +165,31 @@ def _wait(processes: list[subprocess.Popen[bytes]], job: Job) -> str | None:
         time.sleep(POLL_S)
 
 
+@contextlib.contextmanager
+def running(
+    commands: Iterable[Sequence[str]], variables: Mapping[str, str], log_path: Path
+) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Starts commands in the folder of their log; what is left at the end is ended."""
+    processes: list[subprocess.Popen[bytes]] = []
+    with log_path.open("wb") as log:
+        try:
+            for words in commands:
+                processes.append(
+                    subprocess.Popen(
+                        words,
+                        stdin=subprocess.DEVNULL,
+                        stdout=log,
+                        stderr=log,
+                        cwd=log_path.parent,
+                        env=variables,
+                        start_new_session=True,
+                    )
+                )
+            yield processes
+        finally:
+            end(processes)
+
+
 def launch(spec: PeerSpec, job: Job, hosts: Sequence[Host] = ()) -> list[Report]:
     """Runs one launch in fresh processes and returns a report per trainer.
 
@@ -179,24 +204,9 @@ def launch(spec: PeerSpec, job: Job, hosts: Sequence[Host] = ()) -> list[Report]
     Gate.create(job)
     path = job.save()
     log_path = Path(job.run_dir) / "output.txt"
-    processes: list[subprocess.Popen[bytes]] = []
-    with log_path.open("wb") as log:
-        try:
-            for command in commands(spec, job, path, hosts):
-                processes.append(
-                    subprocess.Popen(
-                        command,
-                        stdin=subprocess.DEVNULL,
-                        stdout=log,
-                        stderr=log,
-                        cwd=job.run_dir,
-                        env=environment(job, hosts),
-                        start_new_session=True,
-                    )
-                )
-            problem = _wait(processes, job)
-        finally:
-            end(processes)
+    started = commands(spec, job, path, hosts)
+    with running(started, environment(job, hosts), log_path) as processes:
+        problem = _wait(processes, job)
     reports = [job.report_path(rank) for rank in range(job.trainers)]
     if problem is None and (missing := [p.name for p in reports if not p.exists()]):
         problem = f"no report {missing}"

@@ -23,7 +23,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from launch import LOG_TAIL_LINES, POLL_S, end, run_folder
+from launch import LOG_TAIL_LINES, POLL_S, run_folder, running
 from report import MISSING, Row
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -200,24 +200,8 @@ def run_together(
         LaunchFailedError: one failed, or was not done in time; the others are ended.
     """
     log_path = results.with_name("output.txt")
-    processes: list[subprocess.Popen[bytes]] = []
-    with log_path.open("wb") as log:
-        try:
-            for words in commands:
-                processes.append(
-                    subprocess.Popen(
-                        words,
-                        stdin=subprocess.DEVNULL,
-                        stdout=log,
-                        stderr=log,
-                        cwd=results.parent,
-                        env=variables,
-                        start_new_session=True,
-                    )
-                )
-            code = _wait(processes, limit_s)
-        finally:
-            end(processes)
+    with running(commands, variables, log_path) as processes:
+        code = _wait(processes, limit_s)
     if code != 0 or not results.exists():
         raise _failure(code, limit_s, log_path.read_text(errors="replace"))
     return read(results)
