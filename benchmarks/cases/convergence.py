@@ -24,6 +24,11 @@ from report import MISSING, Row, commit
 
 from cases.cnn import LaunchFailedError, launch
 
+# Options that it has; the plan of a part says all else.
+USED = {
+    *("case", "data", "text", "wordsim", "words", "epochs", "parts", "workloads"),
+    *("seeds", "runs", "deadline_s", "json"),
+}
 LEAST_BAR = 0.001
 LEAST_SEEDS = 3  # that a standard deviation is told of
 COLUMNS = {
@@ -198,6 +203,9 @@ def train(run: Run, args: argparse.Namespace) -> Record:
 
 
 def _check(args: argparse.Namespace) -> None:
+    if wrong := sorted(args.given - USED):
+        names = ", ".join(f"--{name.replace('_', '-')}" for name in wrong)
+        raise ValueError(f"convergence: {names} would change nothing; see --parts")
     asked = {"flights": ("data", args.data), "word2vec": ("text", args.text)}
     for workload in args.workloads:
         if workload not in WORKLOADS:
