@@ -47,7 +47,8 @@ def averages(context: cpudist.Context, _report: Any) -> dict[str, Any]:
     if context.trainer_count == 2:
         found["refused"] = refusals(context)
         found["mismatched"] = mismatches(context)
-        found["outer"] = outer_steps(context)
+        found["outer"] = outer_steps(context, between=False)
+        found["outer between"] = outer_steps(context, between=True)
         found["written"] = written(context)
     return found
 
@@ -86,39 +87,62 @@ def local_sgd(context: cpudist.Context) -> dict[str, Any]:
         }
 
 
-def outer_steps(context: cpudist.Context) -> float:
-    """LocalSGD with an outer optimizer, against torch's over movements: difference."""
+def outer_steps(context: cpudist.Context, between: bool) -> float:
+    """LocalSGD with an outer optimizer, against torch's over movements: difference.
+
+    Args:
+        context: this trainer's.
+        between: trainers leave and meet between two outer steps, too.
+    """
     rank, n = context.trainer_rank, context.trainer_count
     plain, ours = [Dense() for _ in range(n)], Dense()
     references = [adam(model) for model in plain]
-    kept = Dense()
+    kept, worst = Dense(), 0.0
     options = {"lr": 0.7, "momentum": 0.9, "nesterov": True}
     outer = torch.optim.SGD(kept.parameters(), **options)
     strategy = cpudist.LocalSGD(every=3, warmup_steps=1, outer=options)
     with trained(ours, adam, strategy) as optimizer:
+        pauses = {1: cpudist.barrier, 4: optimizer.leave, 5: cpudist.barrier}
+        pauses |= {STEPS - 1: cpudist.barrier}
         for step in range(STEPS):
             optimizer.zero_grad()
             loss_of(ours, batch_of(step, rank, 3, torch.float32), (0, 1)).backward()
             optimizer.step()
-            pairs = zip(plain, references, strict=True)
-            for other, (model, reference) in enumerate(pairs):
+            for other, (model, reference) in enumerate(
+                zip(plain, references, strict=True)
+            ):
                 reference.zero_grad()
                 batch = batch_of(step, other, 3, torch.float32)
                 loss_of(model, batch, (0, 1)).backward()
                 reference.step()
-            if step == 0 or step % 3 == 0:
+            mean = sum(flat_of(model) for model in plain) / n
+            if step == 0:
+                _put(mean, [*plain, kept])
+            elif step % 3 == 0:
+                _put(_stepped(outer, kept, mean), plain)
+            if between and step in pauses:
+                pauses[step]()
                 mean = sum(flat_of(model) for model in plain) / n
-                if step:
-                    movement = flat_of(kept) - mean
-                    begin = 0
-                    for p in kept.parameters():
-                        p.grad = movement[begin : begin + p.numel()].view_as(p)
-                        begin += p.numel()
-                    outer.step()
-                    mean = flat_of(kept)
-                for model in [*plain, kept]:
-                    nn.utils.vector_to_parameters(mean.clone(), model.parameters())
-        return difference(ours, plain[rank])
+                _put(mean, plain)  # the outer optimizer knows nothing of it
+            worst = max(worst, difference(ours, plain[rank]))
+        return worst
+
+
+def _put(values: torch.Tensor, models: list[nn.Module]) -> None:
+    for model in models:
+        nn.utils.vector_to_parameters(values.clone(), model.parameters())
+
+
+def _stepped(
+    outer: torch.optim.SGD, kept: nn.Module, mean: torch.Tensor
+) -> torch.Tensor:
+    """One outer step of ``kept`` towards ``mean``."""
+    movement, begin = flat_of(kept) - mean, 0
+    for p in kept.parameters():
+        p.grad = movement[begin : begin + p.numel()].view_as(p)
+        begin += p.numel()
+    outer.step()
+    return flat_of(kept)
 
 
 def written(context: cpudist.Context) -> dict[str, Any]:

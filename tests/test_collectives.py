@@ -65,6 +65,7 @@ def test_trainers_that_average_equal_one_process_and_ddp(trainers):
         check_refusals([found["refused"] for found in results])
         for found in results:
             assert found["outer"] <= 2 * SAME
+            assert found["outer between"] <= 2 * SAME
             first, second, third = found["mismatched"]
             assert "by the same strategy" in first
             assert "by the same strategy" in second

@@ -29,7 +29,9 @@ class LocalSGD(Strategy):
         warmup_steps: steps at the start after each of which parameters are averaged,
             without ``outer``. ``CPUDIST_LOCALSGD_WARMUP_STEPS``.
         outer: an optimizer over the mean of the trainers' movements, one step per
-            average; a dict is accepted. ``None`` takes the mean of the parameters.
+            ``every`` steps; a dict is accepted. ``None`` takes the mean of the
+            parameters, and so do ``leave()``, ``barrier()`` and ``shutdown()`` between
+            two outer steps: the next one is over the whole interval.
     """
 
     name: ClassVar[str] = "local_sgd"

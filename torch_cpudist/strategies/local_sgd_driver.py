@@ -56,12 +56,13 @@ class _OuterStep:
         _fill(self._bucket)
         self._values.copy_(self._bucket.flat)
 
-    def step(self, plain: bool) -> None:
+    def take(self) -> None:
+        """Takes the mean in the bucket for the values of an outer step."""
+        self._values.copy_(self._bucket.flat)
+
+    def step(self) -> None:
         """Replaces the mean in the bucket by what the outer step makes of it."""
         flat = self._bucket.flat
-        if plain:
-            self._values.copy_(flat)
-            return
         self._values.grad = self._values - flat
         self._sgd.step()
         self._values.grad = None
@@ -82,7 +83,8 @@ class LocalSGDDriver(CollectiveDriver):
         """See ``CollectiveDriver``."""
         super().__init__(parameters, guard, states, others)
         self._strategy = strategy
-        self._since = 0  # steps after the last average
+        self._since = 0  # steps after the last average of a whole interval
+        self._apart = 0  # steps after the last average
         self._buckets: list[Bucket] = plan(parameters.placement.dense, DEFAULT_BYTES)
         for bucket in self._buckets:
             bucket.allocate(self._group.zeros)
@@ -105,23 +107,33 @@ class LocalSGDDriver(CollectiveDriver):
         self._step_inners()
         self._steps += 1
         self._since += 1
+        self._apart += 1
         if self._warm() or self._since >= self._strategy.every:
-            self._average()
+            self._average(early=False)
         return self._steps
 
     @torch.no_grad()
-    def _average(self) -> None:
+    def _average(self, early: bool) -> None:
         """Averages parameters. Collective.
+
+        Args:
+            early: the interval is not over. The outer optimizer, whose momentum is one
+                of whole intervals, then does not step: its step at the end is over all
+                that the interval moved, and averaging in between leaves that mean as
+                it is.
 
         Raises:
             ConfigMismatchError: trainers have taken other numbers of steps.
         """
+        early = early and not self._warm()  # a warm-up's averages end intervals
         alone = self._group.alone
         if not alone and not self._agreed_to_average():
             return
-        self._since = 0
+        self._apart = 0
+        if not early or self._outer is None:
+            self._since = 0
         self._averages += 1
-        if alone and (self._outer is None or self._copied.changed()):
+        if alone and (early or self._outer is None or self._copied.changed()):
             return
         works = []
         for bucket in self._buckets:
@@ -132,11 +144,17 @@ class LocalSGDDriver(CollectiveDriver):
             if not alone:
                 self._group.wait(works[i], _WHAT)
                 bucket.flat.mul_(1.0 / self._group.size)
-            if self._outer is not None:
-                self._outer[i].step(plain=self._warm())
+            if self._outer is not None and not early:
+                self._outer_step(self._outer[i])
             for k, piece in enumerate(bucket.pieces):
                 piece.entry.parameter.copy_(bucket.view(k))
         self._copied.accept_changes()
+
+    def _outer_step(self, outer: _OuterStep) -> None:
+        if self._warm():
+            outer.take()
+        else:
+            outer.step()
 
     def _warm(self) -> bool:
         return self._steps <= self._strategy.warmup_steps
@@ -172,15 +190,16 @@ class LocalSGDDriver(CollectiveDriver):
     ) -> None:
         """Makes trainer 0's values everybody's; outer steps go on from these."""
         super().store_model(context, inners, all_rows)
-        self._since = 0
+        self._since = self._apart = 0
         for outer in self._outer or ():
             outer.begin()
 
     def leave(self) -> None:
         """Averages what was moved since the last time; all trainers leave together.
 
-        Unless some trainer's model was written meanwhile: each keeps its own then.
+        A mean also with ``outer``, whose interval goes on with the next step. Unless
+        some trainer's model was written meanwhile: each keeps its own then.
         """
-        if self._since:
-            self._average()
+        if self._apart:
+            self._average(early=True)
         super().leave()
