@@ -112,6 +112,37 @@ def moves(rank: int, size: int) -> None:
             check(found, expected, f"reduce_scatter_tensor {what}")
 
 
+def averages(rank: int, size: int) -> None:
+    """Averages of integers whose sums their type does not hold, in whole numbers."""
+    op = dist.ReduceOp.AVG
+    for dtype in INTEGERS:
+        low, high = torch.iinfo(dtype).min, torch.iinfo(dtype).max
+        rows = [
+            [
+                high,
+                low,
+                high - (r > 0),
+                low + (r == 1),
+                r - 1 if low else r,
+                high * (r % 2),
+            ]
+            for r in range(size)
+        ]
+        sums = [sum(column) for column in zip(*rows, strict=True)]
+        wanted = [abs(one) // size * (1 if one > 0 else -1) for one in sums]
+        expected, own = torch.tensor(wanted, dtype=dtype), rows[rank]
+        found = torch.tensor(own, dtype=dtype)
+        dist.all_reduce(found, op)
+        check(found, expected, f"averages: all_reduce {dtype}")
+        found = torch.tensor(own, dtype=dtype)
+        dist.reduce(found, size - 1, op)
+        mine = expected if rank == size - 1 else torch.tensor(own, dtype=dtype)
+        check(found, mine, f"averages: reduce {dtype}")
+        found = torch.zeros_like(expected)
+        dist.reduce_scatter_tensor(found, torch.tensor(own * size, dtype=dtype), op)
+        check(found, expected, f"averages: reduce_scatter {dtype}")
+
+
 def uneven(rank: int, size: int) -> None:
     """Rank r sends (r + q) rows to rank q."""
     rows = (
@@ -274,6 +305,7 @@ def like_gloo(rank: int, size: int) -> None:
 def everything(rank: int, size: int, _tell: Tell) -> list[str]:
     all_reduces(rank, size)
     moves(rank, size)
+    averages(rank, size)
     uneven(rank, size)
     messages(rank, size)
     shared_tensors(rank, size)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import signal
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -13,7 +14,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from shm_cases import messages, outstanding, uneven
+from shm_cases import averages, messages, outstanding, uneven
 from shm_ranks import (
     TIMEOUT,
     Tell,
@@ -89,6 +90,50 @@ def messages_until_lost(rank: int, size: int, tell: Tell) -> None:
     dist.recv(torch.ones(3), size - 1, tag=2)
 
 
+def anybody_until_lost(rank: int, size: int, _tell: Tell) -> dict[str, Any]:
+    """Rank 0 receives from anybody, while the others end one after the other."""
+    second = dist.new_group(backend="shm", timeout=TIMEOUT)
+    dist.barrier(second)
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if rank == 2:
+        time.sleep(0.6)  # longer than it takes rank 0 to see that rank 1 has ended
+        dist.send(torch.tensor([2.0]), 0)
+        os.kill(os.getpid(), signal.SIGKILL)
+    value = torch.zeros(1)
+    assert dist.recv(value) == 2
+    assert value.item() == 2.0
+    began = time.monotonic()
+    found = {
+        "recv": note(lambda: dist.recv(value)),
+        "again": note(lambda: dist.recv(value)),
+        "send": note(lambda: dist.send(value, 1, group=second)),
+        "after_s": time.monotonic() - began,
+    }
+    return found
+
+
+def unlike_messages(rank: int, size: int, _tell: Tell) -> dict[str, Any]:
+    """Each in a group of its own, which is broken afterwards."""
+    backend = dist.group.WORLD._get_backend(torch.device("cpu"))
+    found = {}
+    for peer in (-1, size):
+        found[str(peer)] = note(lambda p=peer: backend.send([torch.ones(1)], p, 0))
+    dtype = torch.int32 if rank else torch.float32
+    for name, tensor in (
+        ("size", torch.ones(3 + rank)),
+        ("dtype", torch.ones(3, dtype=dtype)),
+    ):
+        group = dist.new_group(backend="shm", timeout=TIMEOUT)
+        if rank:
+            found[name] = note(lambda t=tensor, g=group: dist.recv(t, 0, group=g))
+        else:
+            dist.send(tensor, 1, group=group)
+            found[name] = note(lambda g=group: dist.barrier(g))
+    dist.barrier()
+    return found
+
+
 def on_two_hosts(rank: int, size: int, _tell: Tell) -> dict[str, Any]:
     """Everything in a group whose ranks say that they are on two hosts, 2 and 1."""
     options = shm.Options(host=f"host {rank // 2}")
@@ -97,8 +142,9 @@ def on_two_hosts(rank: int, size: int, _tell: Tell) -> dict[str, Any]:
     world = dist.group.WORLD
     dist.group.WORLD = group
     try:
-        for dtype in (torch.float32, torch.bfloat16, torch.int64):
+        for dtype in (torch.float32, torch.bfloat16, torch.int64, torch.int16):
             several_hosts(rank, size, dtype)
+        averages(rank, size)
         outstanding(rank, size)
         messages(rank, size)
         uneven(rank, size)
@@ -112,10 +158,36 @@ def on_two_hosts(rank: int, size: int, _tell: Tell) -> dict[str, Any]:
     found = {}
     if rank != 1:
         found = note(lambda: dist.all_reduce(torch.ones(3), group=lost))
+        message = note(lambda: dist.recv(torch.ones(3), 1, group=lost))
+        assert message["type"] == "PeerLostError", message
+        assert "rank 1 (process" in message["text"], message
     else:
         dist.destroy_process_group(lost)
+    refused_messages(rank, options)
     dist.barrier()
     return found
+
+
+def refused_messages(rank: int, options: shm.Options) -> None:
+    """Of a group over hosts: no such rank, nobody who sends."""
+    limit = timedelta(seconds=1)
+    dist.barrier()
+    group = dist.new_group(backend="shm", pg_options=options, timeout=limit)
+    backend = group._get_backend(torch.device("cpu"))
+    for peer in (-1, rank, 7):
+        found = note(lambda peer=peer: backend.send([torch.ones(1)], peer, 0))
+        assert found["type"] == "InvalidArgumentError", found
+    truth = torch.ones(3, dtype=torch.bool)
+    found = note(lambda: dist.all_reduce(truth, dist.ReduceOp.AVG, group=group))
+    assert found["type"] == "InvalidArgumentError", found
+    found = note(lambda: backend.send([torch.ones(1)], (rank + 1) % 3, -1))
+    assert found["type"] == "InvalidArgumentError", found
+    if rank == 0:
+        found = note(lambda: dist.recv(torch.ones(1), 1, group))
+        assert found["type"] == "OperationTimeoutError", found
+        # That made gloo close all links of this rank.
+        found = note(lambda: dist.recv(torch.ones(1), None, group))
+        assert found["type"] in ("OperationTimeoutError", "PeerLostError"), found
 
 
 def mixed(rank: int, size: int) -> None:

@@ -7,8 +7,6 @@ from __future__ import annotations
 import functools
 import json
 import multiprocessing
-import os
-import signal
 import time
 import traceback
 from collections.abc import Callable
@@ -87,8 +85,7 @@ class Ranks:
 
     def __exit__(self, *_: object) -> None:
         for process in self.processes:
-            if process.is_alive():
-                os.kill(process.pid, signal.SIGKILL)
+            process.kill()  # nothing to a process that has ended
             process.join(10.0)
 
 
@@ -111,6 +108,8 @@ def reduced(op: Any, parts: list[torch.Tensor]) -> torch.Tensor:
     """In the order of ranks, and rounded once."""
     dtype = parts[0].dtype
     wide = torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
+    if op == dist.ReduceOp.AVG and not dtype.is_floating_point:
+        wide = torch.int64  # averages of integers do not wrap
     total = parts[0].to(wide)
     for part in (part.to(wide) for part in parts[1:]):
         total = {

@@ -79,6 +79,30 @@ def test_a_rank_that_is_lost_while_messages_are_awaited(tmp_path):
         assert f"rank 1 (process {pids[1]}) has ended" in error["text"]
 
 
+def test_a_receive_from_anybody_ends_when_nobody_is_left(tmp_path):
+    with Ranks(shm_faults.anybody_until_lost, 3, tmp_path) as ranks:
+        found = ranks.expect(0, "result")["value"]
+    for name, lost in (("recv", 2), ("again", 2), ("send", 1)):
+        assert found[name]["type"] == "PeerLostError", found
+        assert f"rank {lost} (process" in found[name]["text"]
+        assert "has ended" in found[name]["text"]
+    assert found["after_s"] < 1.0
+
+
+def test_messages_that_do_not_match_are_told_to_both(tmp_path):
+    with Ranks(shm_faults.unlike_messages, 2, tmp_path) as ranks:
+        results = ranks.results()
+    for found in results:
+        for peer in ("-1", "2"):
+            assert found[peer]["type"] == "InvalidArgumentError", found
+        for name in ("size", "dtype"):
+            assert found[name]["type"] == "ConfigMismatchError", found
+        assert (
+            "12 bytes of float32 with tag 0, rank 1 expects 12 bytes of int32"
+            in (found["dtype"]["text"])
+        )
+
+
 def test_without_the_compiled_backends_the_remedy_is_said(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch_cpudist._c10d", None)
     with pytest.raises(cpudist.BackendUnavailableError, match="pip install"):
@@ -93,6 +117,8 @@ def test_a_world_of_one(tmp_path):
         tensor.fill_(3)
         dist.all_reduce(tensor)
         assert tensor.tolist() == [3.0] * 7
+        with pytest.raises(cpudist.InvalidArgumentError, match="nobody to receive"):
+            dist.recv(torch.ones(1))
         with pytest.raises(cpudist.InvalidArgumentError, match=r"shm\.Options"):
             dist.new_group(backend="shm", pg_options=object())
         gloo = dist.new_group(backend="gloo")

@@ -314,7 +314,10 @@ WorkPtr ShmBackend::barrier(const c10d::BarrierOptions& opts) {
 }
 
 WorkPtr ShmBackend::message(OpType type, bool sends, const at::Tensor& tensor, int peer, int tag) {
-  if (peer >= getSize() || (peer < 0 && peer != shm::kAnySource)) {
+  check_tag(tag);
+  const bool any = peer == shm::kAnySource && !sends;
+  if (any && getSize() == 1) refuse("a group of one rank has nobody to receive from");
+  if (peer >= getSize() || (peer < 0 && !any)) {
     refuse("expected a rank below " + std::to_string(getSize()) + ", found " +
            std::to_string(peer));
   }
@@ -326,6 +329,7 @@ WorkPtr ShmBackend::message(OpType type, bool sends, const at::Tensor& tensor, i
   one->data = sends ? static_cast<std::byte*>(const_cast<void*>(held.in(tensor)))
                     : static_cast<std::byte*>(held.out(tensor));
   one->size_bytes = tensor.nbytes();
+  one->dtype = dtype_of(tensor.scalar_type());
   one->timeout = timeout_;
   auto completion = std::make_shared<Completion>(Tensors{tensor}, 1);
   one->finish = [held = std::move(held)] { held.finish(); };

@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "backends/pairwise.h"
 #include "backends/shm/group.h"
 #include "backends/shm_work.h"
 #include "backends/tensors.h"
@@ -25,7 +26,7 @@ using TensorLists = std::vector<std::vector<at::Tensor>>;
 using Sizes = std::vector<int64_t>;
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
-class ShmBackend : public c10d::Backend {
+class ShmBackend : public c10d::Backend, public PairwiseMessages {
  public:
   ShmBackend(std::shared_ptr<shm::Group> group, int rank, int size,
              std::chrono::milliseconds timeout)
@@ -37,6 +38,8 @@ class ShmBackend : public c10d::Backend {
   void setTimeout(std::chrono::milliseconds timeout) override { timeout_ = timeout; }
   void shutdown() override { group_->close(); }
   void abort() override { group_->close(); }
+  void fail_pairwise() override { group_->messages.fail_pairwise(); }
+  void give_up(int peer) override { group_->messages.give_up(peer); }
   void setSequenceNumberForGroup() override {}
   uint64_t getSequenceNumberForGroup() override { return calls_; }
 

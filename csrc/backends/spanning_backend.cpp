@@ -22,15 +22,6 @@ constexpr std::chrono::milliseconds kReason{1500};
 constexpr const char* kFailed = "cpudist/shm/failed";
 constexpr const char* kLeft = "backend shm: its group was destroyed before this call had ended";
 
-// Booleans are or-ed and and-ed as bytes, as inside a host.
-ReduceOp op_between(const ReduceOp& op, bool truth) {
-  if (op.op_ == ReduceOp::AVG) return ReduceOp::SUM;
-  if (!truth) return op;
-  if (op.op_ == ReduceOp::SUM || op.op_ == ReduceOp::MAX) return ReduceOp::BOR;
-  if (op.op_ == ReduceOp::PRODUCT || op.op_ == ReduceOp::MIN) return ReduceOp::BAND;
-  return op;
-}
-
 }  // namespace
 
 SpanningBackend::SpanningBackend(int rank, int size, Milliseconds timeout,
@@ -188,29 +179,6 @@ WorkPtr SpanningBackend::start(OpType type, Tensors result, Serial::Job job, boo
   return work;
 }
 
-void SpanningBackend::sum(const at::Tensor& tensor, const ReduceOp& op, Milliseconds limit) {
-  const bool truth = tensor.scalar_type() == at::kBool;
-  Tensors one{tensor};
-  c10d::ReduceOptions inside;
-  inside.reduceOp = op.op_ == ReduceOp::AVG ? ReduceOp(ReduceOp::SUM) : op;
-  inside.timeout = limit;
-  inside.asyncOp = false;
-  local_->reduce(one, inside);
-  if (leads()) {
-    c10d::AllreduceOptions outside;
-    outside.reduceOp = op_between(op, truth);
-    outside.timeout = limit;
-    Tensors flat{truth ? bytes_of(tensor) : tensor.flatten()};
-    wait_between(between_->allreduce(flat, outside), limit);
-    if (op.op_ == ReduceOp::AVG && tensor.is_floating_point()) flat[0].div_(size_);
-    if (op.op_ == ReduceOp::AVG && !tensor.is_floating_point()) flat[0].div_(size_, "trunc");
-  }
-  c10d::BroadcastOptions back;
-  back.timeout = limit;
-  back.asyncOp = false;
-  local_->broadcast(one, back);
-}
-
 void SpanningBackend::spread(at::Tensor tensor, int root, Milliseconds limit) {
   Tensors one{tensor};
   c10d::BroadcastOptions inside;
@@ -291,7 +259,7 @@ WorkPtr SpanningBackend::allreduce(Tensors& tensors, const c10d::AllreduceOption
 
 WorkPtr SpanningBackend::allreduce_coalesced(Tensors& tensors,
                                              const c10d::AllreduceCoalescedOptions& opts) {
-  for (const at::Tensor& tensor : tensors) check_tensor(tensor);
+  for (const at::Tensor& tensor : tensors) check_reduction(tensor, opts.reduceOp);
   const auto job = [this, tensors, op = opts.reduceOp, limit = limit_of(opts.timeout)] {
     for (const at::Tensor& tensor : tensors) {
       const at::Tensor flat = tensor.contiguous();
@@ -303,7 +271,7 @@ WorkPtr SpanningBackend::allreduce_coalesced(Tensors& tensors,
 }
 
 WorkPtr SpanningBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& opts) {
-  check_tensor(only(tensors));
+  check_reduction(only(tensors), opts.reduceOp);
   const auto job = [this, tensor = tensors[0], op = opts.reduceOp, root = opts.rootRank,
                     limit = limit_of(opts.timeout)] {
     const at::Tensor flat = tensor.clone(at::MemoryFormat::Contiguous);
@@ -365,7 +333,10 @@ WorkPtr SpanningBackend::_reduce_scatter_base(at::Tensor& output, at::Tensor& in
 WorkPtr SpanningBackend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                                          const c10d::ReduceScatterOptions& opts) {
   if (outputs.size() != inputs.size()) refuse("expected as many outputs as inputs");
-  for (size_t i = 0; i < inputs.size(); ++i) check_flat(inputs[i], outputs[i], size_);
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    check_flat(inputs[i], outputs[i], size_);
+    check_reduction(inputs[i], opts.reduceOp);
+  }
   const auto job = [this, outputs, inputs, op = opts.reduceOp, limit = limit_of(opts.timeout)] {
     for (size_t i = 0; i < inputs.size(); ++i) {
       const at::Tensor whole = inputs[i].clone(at::MemoryFormat::Contiguous);

@@ -67,16 +67,9 @@ class SpanningBackend : public c10d::Backend {
   WorkPtr alltoall_base(at::Tensor& output, at::Tensor& input, Sizes& output_sizes,
                         Sizes& input_sizes, const c10d::AllToAllOptions& opts) override;
 
-  // Not in the serial order: gloo pairs messages by their tags, which its collectives do not use.
-  WorkPtr send(Tensors& tensors, int peer, int tag) override {
-    return everyone_->send(tensors, peer, tag);
-  }
-  WorkPtr recv(Tensors& tensors, int peer, int tag) override {
-    return everyone_->recv(tensors, peer, tag);
-  }
-  WorkPtr recvAnysource(Tensors& tensors, int tag) override {
-    return everyone_->recvAnysource(tensors, tag);
-  }
+  WorkPtr send(Tensors& tensors, int peer, int tag) override;
+  WorkPtr recv(Tensors& tensors, int peer, int tag) override;
+  WorkPtr recvAnysource(Tensors& tensors, int tag) override;
 
   std::vector<std::vector<int>> hosts() const;
   // In memory of the ranks of this host.
@@ -90,6 +83,8 @@ class SpanningBackend : public c10d::Backend {
   // The same of a collective over all ranks' gloo.
   WorkPtr start_everywhere(c10d::OpType type, Tensors result, Milliseconds timeout, Begin begin,
                            bool wait);
+  WorkPtr message(c10d::OpType type, const Tensors& tensors, int peer,
+                  const std::function<WorkPtr(Tensors&)>& begin);
   Milliseconds limit_of(Milliseconds timeout) const;
   void wait_between(const WorkPtr& work, Milliseconds limit);
   [[noreturn]] void fail(const std::string& found);
@@ -99,6 +94,8 @@ class SpanningBackend : public c10d::Backend {
 
   // Blocking, in the serial order; `limit` for each step.
   void sum(const at::Tensor& tensor, const c10d::ReduceOp& op, Milliseconds limit);
+  // Of the first ranks of the hosts.
+  void sum_between(const at::Tensor& tensor, const c10d::ReduceOp& op, Milliseconds limit);
   void spread(at::Tensor tensor, int root, Milliseconds limit);
   void collect(const at::Tensor& output, const at::Tensor& input, Milliseconds limit);
 

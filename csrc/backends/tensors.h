@@ -112,27 +112,43 @@ inline void describe(shm::Call& call, const at::Tensor& tensor, const c10d::Redu
   shm::check_reducible(call.dtype, call.reduction, call.average);
 }
 
+inline void check_tag(int tag) {
+  if (tag < 0) refuse("expected a tag of 0 or more, found " + std::to_string(tag));
+}
+
+// Throws what a call that reduces `tensor` would, before it has begun.
+inline void check_reduction(const at::Tensor& tensor, const c10d::ReduceOp& op) {
+  check_tensor(tensor);
+  shm::Call call;
+  describe(call, tensor, op);
+}
+
 // Tensors that a call reads or writes: the user's where they are contiguous, else copies, which
-// finish() copies back to those that are written. Keeps all alive.
+// finish() copies back to those that are written. Keeps all alive. A view that conjugates or
+// negates when it is read is copied, too.
 class Held {
  public:
-  const void* in(const at::Tensor& tensor) {
+  const at::Tensor& in_tensor(const at::Tensor& tensor) {
     check_tensor(tensor);
-    kept_.push_back(tensor.contiguous());
-    return kept_.back().const_data_ptr();
+    return kept_.emplace_back(plain(tensor));
   }
-  void* out(const at::Tensor& tensor) {
-    check_tensor(tensor);
-    kept_.push_back(tensor.contiguous());
-    if (!tensor.is_contiguous()) back_.emplace_back(tensor, kept_.back());
-    return kept_.back().mutable_data_ptr();
+  const at::Tensor& out_tensor(const at::Tensor& tensor) {
+    const at::Tensor& flat = in_tensor(tensor);
+    if (!flat.is_same(tensor)) back_.emplace_back(tensor, flat);
+    return flat;
   }
+  const void* in(const at::Tensor& tensor) { return in_tensor(tensor).const_data_ptr(); }
+  void* out(const at::Tensor& tensor) { return out_tensor(tensor).mutable_data_ptr(); }
   void finish() const {
     const at::NoGradGuard no_grad;  // a parameter may be written in any thread
     for (const auto& [target, flat] : back_) at::Tensor(target).copy_(flat);
   }
 
  private:
+  static at::Tensor plain(const at::Tensor& tensor) {
+    return tensor.resolve_conj().resolve_neg().contiguous();
+  }
+
   std::vector<at::Tensor> kept_;
   std::vector<std::pair<at::Tensor, at::Tensor>> back_;
 };

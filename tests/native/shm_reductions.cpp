@@ -5,6 +5,7 @@
 // The arithmetic of the collectives through shared memory: vector levels that agree, roundings.
 
 #include <cstdint>
+#include <limits>
 #include <vector>
 
 #include "backends/shm/reduce.h"
@@ -84,6 +85,34 @@ TEST(shm_reductions_of_all_levels_are_equal) {
         }
       }
     }
+  }
+}
+
+// The average that integers without bounds would have.
+template <typename T>
+void check_average(DType dtype, int ranks) {
+  using Limits = std::numeric_limits<T>;
+  const T lowest = Limits::min(), most = Limits::max(), odd = static_cast<T>(-1);
+  const auto less = static_cast<T>(most - 1);
+  const std::vector<T> first{most, lowest, odd, most, 100}, others{most, lowest, 0, less, 101};
+  std::vector<const void*> sources(static_cast<size_t>(ranks), others.data());
+  sources[0] = first.data();
+  std::vector<T> found(first.size());
+  reduce(dtype, Reduction::kSum, found.data(), sources.data(), ranks, found.size(), ranks);
+  // (max + (n - 1) (max - 1)) / n is max - 1 + 1 / n; (100 + (n - 1) 101) / n is 101 - 1 / n.
+  const auto third = static_cast<T>(odd / ranks);
+  const std::vector<T> expected{most, lowest, third, less, 100};
+  CHECK(found == expected);
+}
+
+TEST(shm_averages_of_integers_are_exact) {
+  // 300 ranks are more than the small types can count.
+  for (const int ranks : {2, 3, 4, 300}) {
+    check_average<int8_t>(DType::kI8, ranks);
+    check_average<uint8_t>(DType::kU8, ranks);
+    check_average<int16_t>(DType::kI16, ranks);
+    check_average<int32_t>(DType::kI32, ranks);
+    check_average<int64_t>(DType::kI64, ranks);
   }
 }
 

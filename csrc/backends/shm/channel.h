@@ -80,6 +80,8 @@ class Channel {
   // Throws core::Error if the process has ended or has left.
   void check_there(int rank) const;
   uint32_t bell() const { return segment_.line(rank_).doorbell.load(std::memory_order_acquire); }
+  // Every rank that sleeps looks up.
+  void wake_all();
   void ring(int rank);
   Patience caller_patience() const;
   Patience engine_patience() const;
@@ -100,7 +102,6 @@ class Channel {
   int missing(const Condition& condition) const;
   void check_missing(const Condition& condition) const;
   bool spin(const Condition& condition, const Patience& patience) const;
-  void wake_all();
   void join(std::chrono::milliseconds timeout);
 
   Segment segment_;

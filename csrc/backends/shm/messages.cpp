@@ -5,6 +5,7 @@
 #include "backends/shm/messages.h"
 
 #include <algorithm>
+#include <iterator>
 #include <string>
 #include <utility>
 
@@ -17,13 +18,16 @@ namespace {
 constexpr std::chrono::milliseconds kTurn{500};
 // Whoever makes a call usually waits for it at once: so long the thread leaves it to him.
 constexpr std::chrono::milliseconds kCourtesy{1};
+// How often pairs look who is there while messages of others move.
+constexpr std::chrono::milliseconds kLook{100};
 
 }  // namespace
 
 Messages::Messages(Channel& channel)
     : channel_(channel),
       sends_(static_cast<size_t>(channel.size())),
-      inboxes_(static_cast<size_t>(channel.size())) {}
+      inboxes_(static_cast<size_t>(channel.size())),
+      lost_(static_cast<size_t>(channel.size())) {}
 
 Messages::~Messages() { close(); }
 
@@ -33,6 +37,10 @@ void Messages::submit(const std::shared_ptr<Message>& message) {
   Lock lock(mutex_);
   if (broken_) std::rethrow_exception(broken_);  // also when it was closed
   channel_.throw_if_broken();
+  if (message->peer != kAnySource) {
+    const auto& lost = lost_[static_cast<size_t>(message->peer)];
+    if (lost) std::rethrow_exception(lost);
+  }
   if (message->sends) {
     sends_[static_cast<size_t>(message->peer)].push_back(message);
   } else {
@@ -74,13 +82,15 @@ void Messages::step(Lock& lock, const Patience& patience, Clock::time_point unti
   const uint32_t seen = channel_.bell();
   std::exception_ptr error;
   try {
-    if (!move() && until != Clock::time_point{}) {
+    bool idle = !move() && until != Clock::time_point{};
+    if (idle) {
       const Clock::time_point end = std::min(until, soonest_deadline());
       lock.unlock();
       channel_.wait_bell(seen, patience, end);
       lock.lock();
-      if (!move()) check_pending();
+      idle = !move();
     }
+    if (idle || (pairwise_ && Clock::now() >= next_look_)) check_pending();
   } catch (...) {
     error = std::current_exception();
   }
@@ -121,27 +131,97 @@ Clock::time_point Messages::soonest_deadline() const {
   return soonest;
 }
 
-// Throws if a message is late, or the rank it is from or for is not there any more.
+// Throws if a message is late, or the rank it is from or for is not there any more; pairs end
+// alone.
 void Messages::check_pending() {
   channel_.throw_if_broken();
-  const Clock::time_point now = Clock::now();
+  next_look_ = Clock::now() + kLook;
+  std::vector<std::pair<int, std::exception_ptr>> lost;
   visit_pending([&](const Message& message) {
-    const std::string what = message.sends ? "recv" : "send";
-    if (message.peer != kAnySource) {
-      if (now >= message.deadline) throw channel_.late_rank(message.peer, what, message.timeout);
-      try {
-        channel_.check_there(message.peer);
-      } catch (const core::Error&) {
-        // What it sent just before its end is taken first.
-        if (message.sends || !readable(message.peer)) throw;
-      }
-    } else if (now >= message.deadline) {
-      throw core::Error(core::ErrorCode::kTimeout,
-                        "backend shm: no rank sent what " + channel_.name(channel_.rank()) +
-                            " waits for within " + std::to_string(message.timeout.count()) +
-                            " ms.");
+    try {
+      check(message);
+    } catch (const core::Error&) {
+      if (!pairwise_ || message.peer == kAnySource) throw;
+      lost.emplace_back(message.peer, std::current_exception());
     }
   });
+  for (const auto& [peer, error] : lost) lose(peer, error);
+  // The others look, too, before this rank's end can pass for the cause.
+  if (!lost.empty()) channel_.wake_all();
+}
+
+void Messages::check(const Message& message) const {
+  const bool late = Clock::now() >= message.deadline;
+  if (message.peer == kAnySource) {
+    if (!late) return check_any_source();
+    throw core::Error(core::ErrorCode::kTimeout,
+                      "backend shm: no rank sent what " + channel_.name(channel_.rank()) +
+                          " waits for within " + std::to_string(message.timeout.count()) + " ms.");
+  }
+  const std::string what = message.sends ? "recv" : "send";
+  if (late) throw channel_.late_rank(message.peer, what, message.timeout);
+  try {
+    check_there(message.peer);
+  } catch (const core::Error&) {
+    // What it sent just before its end is taken first.
+    if ((message.sends && !pairwise_) || readable(message.peer) == 0) throw;
+  }
+}
+
+// Throws if no other rank is there any more, nor anything that one has sent.
+void Messages::check_any_source() const {
+  std::exception_ptr lost;
+  for (int peer = 0; peer < channel_.size(); ++peer) {
+    if (peer == channel_.rank()) continue;
+    try {
+      check_there(peer);
+      return;
+    } catch (const core::Error&) {
+      if (readable(peer)) return;
+      lost = std::current_exception();
+    }
+  }
+  if (lost) std::rethrow_exception(lost);
+}
+
+void Messages::check_there(int peer) const {
+  channel_.check_there(peer);
+  if (channel_.segment().ring(peer, channel_.rank()).given_up.load() == 0) return;
+  throw core::Error(core::ErrorCode::kPeerLost, "backend shm: " + channel_.name(peer) +
+                                                    " has given up its messages with " +
+                                                    channel_.name(channel_.rank()));
+}
+
+void Messages::fail_pairwise() {
+  const Lock lock(mutex_);
+  pairwise_ = true;
+}
+
+void Messages::give_up(int peer) {
+  guard_.check("a group of backend shm");
+  Lock lock(mutex_);
+  if (closed_ || broken_) return;
+  lose(peer, std::make_exception_ptr(core::Error(
+                 core::ErrorCode::kClosed,
+                 "backend shm: the messages with " + channel_.name(peer) + " were given up")));
+  channel_.ring(channel_.rank());  // who waits here may wait for these
+  notify_ended(lock);
+}
+
+// Ends the messages with one rank and tells it, if it is there. Those who wait are not told yet.
+void Messages::lose(int peer, const std::exception_ptr& error) {
+  const auto at = static_cast<size_t>(peer);
+  if (lost_[at]) return;
+  lost_[at] = error;
+  channel_.segment().ring(channel_.rank(), peer).given_up.store(1);
+  channel_.ring(peer);
+  for (const auto& message : std::exchange(sends_[at], {})) finish(message, error);
+  for (auto one = receives_.begin(); one != receives_.end();) {
+    const std::shared_ptr<Message> message = *one;
+    one = message->peer == peer ? receives_.erase(one) : std::next(one);
+    if (message->peer == peer) finish(message, error);
+  }
+  inboxes_[at] = Inbox{};
 }
 
 void Messages::finish(const std::shared_ptr<Message>& message, std::exception_ptr error) {

@@ -23,6 +23,7 @@
 #include <vector>
 
 #include "backends/shm/channel.h"
+#include "backends/shm/types.h"
 #include "core/process_guard.h"
 
 namespace cpudist::shm {
@@ -36,6 +37,7 @@ struct Message {
   int64_t tag = 0;
   std::byte* data = nullptr;
   size_t size_bytes = 0;
+  DType dtype = DType::kBytes;  // the same at both ends
   std::chrono::milliseconds timeout{0};
   std::function<void()> finish;                    // when it has ended well, before it is done
   std::function<void(std::exception_ptr)> notify;  // when it is done
@@ -58,6 +60,11 @@ class Messages {
   void submit(const std::shared_ptr<Message>& message);
   // As Engine::wait.
   bool wait(Message& message, std::optional<std::chrono::milliseconds> limit);
+  // From now on a rank that is lost, late or has given up ends the messages with it, and no others.
+  // Before the first message, on all ranks.
+  void fail_pairwise();
+  // Ends the messages with a rank, those to come too, on both sides. After fail_pairwise().
+  void give_up(int peer);
   // Ends what is under way with an error; after Channel::stop().
   void close();
 
@@ -67,9 +74,10 @@ class Messages {
   struct Head {
     int64_t tag;
     uint64_t size_bytes;
+    DType dtype;
   };
   struct Kept {
-    int64_t tag;
+    Head head;
     std::vector<std::byte> data;
   };
   // What has come from one rank.
@@ -88,7 +96,7 @@ class Messages {
   bool begin_receive(Inbox& inbox, int peer);
   std::shared_ptr<Message> wanted(int peer, int64_t tag) const;
   bool wants_from(int peer) const;
-  void check_size(const Message& message, int peer, size_t size_bytes) const;
+  void check_alike(const Message& message, int peer, const Head& head) const;
   size_t write(int to, const void* data, size_t size_bytes);
   size_t read(int from, void* data, size_t size_bytes);
   size_t readable(int from) const;
@@ -98,6 +106,10 @@ class Messages {
   void visit_pending(const Visit& visit) const;
   Clock::time_point soonest_deadline() const;
   void check_pending();
+  void check(const Message& message) const;
+  void check_there(int peer) const;
+  void check_any_source() const;
+  void lose(int peer, const std::exception_ptr& error);
   void fail_all(const std::exception_ptr& error);
   void notify_ended(Lock& lock);
   void serve();
@@ -110,6 +122,9 @@ class Messages {
   std::list<std::shared_ptr<Message>> receives_;             // in order
   std::vector<Inbox> inboxes_;
   std::vector<std::shared_ptr<Message>> ended_messages_;  // whose callers are not told yet
+  bool pairwise_ = false;
+  std::vector<std::exception_ptr> lost_;  // by peer, if pairwise
+  Clock::time_point next_look_{};
   bool driven_ = false;
   bool closed_ = false;
   std::exception_ptr broken_;

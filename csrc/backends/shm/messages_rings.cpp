@@ -54,11 +54,13 @@ size_t Messages::read(int from, void* data, size_t size_bytes) {
 
 bool Messages::move() {
   bool moved = take_kept();
-  for (int peer = 0; peer < channel_.size(); ++peer) {
-    const bool sent = move_sends(peer);
-    const bool received = move_receives(peer);
-    if (sent || received) channel_.ring(peer);
-    moved = moved || sent || received;
+  // All that has come is taken before a send finds that a rank has left, which ends the group.
+  for (const auto step : {&Messages::move_receives, &Messages::move_sends}) {
+    for (int peer = 0; peer < channel_.size(); ++peer) {
+      if (lost_[static_cast<size_t>(peer)] || !(this->*step)(peer)) continue;
+      channel_.ring(peer);
+      moved = true;
+    }
   }
   return moved;
 }
@@ -69,7 +71,9 @@ bool Messages::move_sends(int peer) {
   while (!queue.empty()) {
     const std::shared_ptr<Message> message = queue.front();
     if (!message->begun) {
-      const Head head{message->tag, message->size_bytes};
+      // A ring takes what nobody will read. Pairs end alone, when check_pending() finds them lost.
+      if (!pairwise_) channel_.check_there(peer);
+      const Head head{message->tag, message->size_bytes, message->dtype};
       const Ring& ring = channel_.segment().ring(channel_.rank(), peer);
       const uint64_t used =
           ring.head.load(std::memory_order_relaxed) - ring.tail.load(std::memory_order_acquire);
@@ -105,13 +109,18 @@ std::shared_ptr<Message> Messages::wanted(int peer, int64_t tag) const {
   return nullptr;
 }
 
-void Messages::check_size(const Message& message, int peer, size_t size_bytes) const {
-  if (message.size_bytes == size_bytes) return;
+void Messages::check_alike(const Message& message, int peer, const Head& head) const {
+  if (message.size_bytes == head.size_bytes && message.dtype == head.dtype) return;
+  const auto describe = [](size_t size_bytes, DType dtype) {
+    const std::string bytes = std::to_string(size_bytes) + " bytes";
+    return dtype == DType::kBytes ? bytes : bytes + " of " + name_of(dtype);
+  };
   throw core::Error(core::ErrorCode::kConfigMismatch,
-                    "backend shm: " + channel_.name(peer) + " sends " + std::to_string(size_bytes) +
-                        " bytes with tag " + std::to_string(message.tag) + ", " +
-                        channel_.name(channel_.rank()) + " expects " +
-                        std::to_string(message.size_bytes) + ". Make the tensors equal in size.");
+                    "backend shm: " + channel_.name(peer) + " sends " +
+                        describe(head.size_bytes, head.dtype) + " with tag " +
+                        std::to_string(message.tag) + ", " + channel_.name(channel_.rank()) +
+                        " expects " + describe(message.size_bytes, message.dtype) +
+                        ". Make the tensors equal in size and dtype.");
 }
 
 // Gives receives what came before they were asked for.
@@ -124,10 +133,10 @@ bool Messages::take_kept() {
       if (message->peer != peer && message->peer != kAnySource) continue;
       auto& kept = inboxes_[static_cast<size_t>(peer)].kept;
       const auto match = std::find_if(kept.begin(), kept.end(), [&](const Kept& candidate) {
-        return candidate.tag == message->tag;
+        return candidate.head.tag == message->tag;
       });
       if (match == kept.end()) continue;
-      check_size(*message, peer, match->data.size());
+      check_alike(*message, peer, match->head);
       if (!match->data.empty()) {
         std::memcpy(message->data, match->data.data(), match->data.size());
       }
@@ -155,7 +164,7 @@ bool Messages::begin_receive(Inbox& inbox, int peer) {
     inbox.keeping.resize(head.size_bytes);
     return true;
   }
-  check_size(*inbox.into, peer, head.size_bytes);
+  check_alike(*inbox.into, peer, head);
   inbox.into->begun = true;
   inbox.into->peer = peer;
   return true;
@@ -179,7 +188,8 @@ bool Messages::move_receives(int peer) {
       receives_.remove(inbox.into);
       finish(std::exchange(inbox.into, nullptr), nullptr);
     } else {
-      inbox.kept.push_back({inbox.head->tag, std::exchange(inbox.keeping, {})});
+      inbox.kept.push_back({*inbox.head, std::exchange(inbox.keeping, {})});
+      take_kept();  // before what is behind it, which may have the same tag
     }
     inbox.head.reset();
   }

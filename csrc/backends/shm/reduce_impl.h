@@ -31,6 +31,17 @@ struct Plain {
   static Stored store(Computed value) { return value; }
 };
 
+// An integer that is summed in a type that no sum of as many as there can be ranks leaves.
+__extension__ using Int128 = __int128;
+template <typename T>
+struct Exact {
+  using Stored = T;
+  using Computed = std::conditional_t<sizeof(T) <= 2, int32_t,
+                                      std::conditional_t<sizeof(T) == 4, int64_t, Int128>>;
+  static Computed load(Stored value) { return value; }
+  static Stored store(Computed value) { return static_cast<Stored>(value); }
+};
+
 struct Bf16 {
   using Stored = uint16_t;
   using Computed = float;
@@ -92,7 +103,8 @@ using Wrapping = std::conditional_t<(sizeof(T) > 4), uint64_t, uint32_t>;
 struct Sum {
   template <typename C>
   static C apply(C a, C b) {
-    if constexpr (std::is_integral_v<C>) {
+    // Whether 128 bits count as integral depends on the library; their sums do not wrap.
+    if constexpr (std::is_integral_v<C> && sizeof(C) <= sizeof(uint64_t)) {
       return static_cast<C>(static_cast<Wrapping<C>>(a) + static_cast<Wrapping<C>>(b));
     } else {
       return a + b;
@@ -223,6 +235,12 @@ void several(typename E::Stored* out, const void* const* sources, int n, size_t 
 template <typename E, typename Op>
 void loop(void* out, const void* const* sources, int n, size_t count, int divisor) {
   using Stored = typename E::Stored;
+  if constexpr (std::is_same_v<Op, Sum> && std::is_integral_v<typename E::Computed>) {
+    if (divisor != 1) {
+      several<Exact<Stored>, Sum>(static_cast<Stored*>(out), sources, n, count, divisor);
+      return;
+    }
+  }
   // Conversions of float16 are vector instructions in blocks only.
   if (n == 2 && divisor == 1 && !std::is_same_v<E, F16>) {
     two<E, Op>(static_cast<Stored*>(out), static_cast<const Stored*>(sources[0]),

@@ -64,6 +64,7 @@ struct alignas(kLine) RankLine {
 // read.
 struct alignas(kLine) Ring {
   std::atomic<uint64_t> head{0};
+  std::atomic<uint32_t> given_up{0};  // 1: its writer takes no part in messages with its reader
   alignas(kLine) std::atomic<uint64_t> tail{0};
 };
 
