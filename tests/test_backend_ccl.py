@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import re
 import signal
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from ccl_cases import everything, late_and_lost
+from conftest import skip_without_oneccl
 from sync_cases import ONE_THREAD
 
 from torch_cpudist.backends import ccl
@@ -24,11 +24,7 @@ VARIABLES = {**ONE_THREAD, "CPUDIST_BACKEND": "ccl"}
 
 @pytest.fixture(scope="module", autouse=True)
 def _runtime():
-    """Only where oneCCL is not installed: what is there must work."""
-    try:
-        importlib.metadata.version("oneccl-cpu")
-    except importlib.metadata.PackageNotFoundError:
-        pytest.skip("oneCCL is not installed: the extra ccl")
+    skip_without_oneccl()
     ccl.check()
 
 

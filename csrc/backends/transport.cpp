@@ -18,6 +18,7 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include "backends/backends.h"
+#include "backends/pairwise.h"
 #include "core/rank_transport.h"
 
 namespace cpudist::backends {
@@ -82,7 +83,10 @@ class BackendTransport final : public core::RankTransport,
       : backend_(std::move(backend)),
         // oneCCL begins what was started together in an order of its own.
         at_once_(backend_->getBackendName() == "ccl" ? 1 : kAtOnce),
-        peers_(static_cast<size_t>(backend_->getSize())) {}
+        pairwise_(dynamic_cast<PairwiseMessages*>(backend_.get())),
+        peers_(static_cast<size_t>(backend_->getSize())) {
+    if (pairwise_ != nullptr) pairwise_->fail_pairwise();
+  }
 
   uint32_t rank() const override { return static_cast<uint32_t>(backend_->getRank()); }
   uint32_t size() const override { return static_cast<uint32_t>(backend_->getSize()); }
@@ -106,6 +110,10 @@ class BackendTransport final : public core::RankTransport,
       Peer& state = peers_.at(peer);
       state.cancelled = true;
       works.assign(state.under_way.begin(), state.under_way.end());
+    }
+    if (pairwise_ != nullptr) {
+      give_up(peer);
+      return;
     }
     for (const WorkPtr& work : works) abort(*work);
   }
@@ -145,13 +153,22 @@ class BackendTransport final : public core::RankTransport,
       peers_[peer].under_way.insert(work);
       late = peers_[peer].cancelled;
     }
-    if (late) abort(*work);
+    if (late && pairwise_ == nullptr) abort(*work);
     return std::make_unique<WorkTransfer>(shared_from_this(), peer, std::move(work), "");
   }
 
   bool is_cancelled(uint32_t peer) {
     const std::lock_guard lock(mutex_);
     return peers_[peer].cancelled;
+  }
+
+  // What starts later, too, fails by itself then.
+  void give_up(uint32_t peer) noexcept {
+    try {
+      pairwise_->give_up(static_cast<int>(peer));
+    } catch (const std::exception&) {
+      // A forked child: the messages are its parent's.
+    }
   }
 
   // Of a backend that cannot take one message back, everything is aborted.
@@ -170,6 +187,7 @@ class BackendTransport final : public core::RankTransport,
 
   const c10::intrusive_ptr<Backend> backend_;
   const size_t at_once_;
+  PairwiseMessages* const pairwise_;  // the backend's; null if it has none
   std::mutex mutex_;
   std::vector<Peer> peers_;
 };

@@ -52,6 +52,7 @@ struct Link {
   std::shared_ptr<Connection> connection;
   LinkState state = LinkState::kBroken;
   bool ever_open = false;
+  bool gone = false;    // its channel says that there is no reaching it any more
   uint64_t opened = 0;  // connections so far
   TimePoint give_up;    // broken or in handshake: lost after this
   TimePoint try_next;   // broken: next attempt

@@ -4,6 +4,7 @@
 // The client's own thread: connects, says hello, sends heartbeats, notices silence, replaces broken
 // links. It never touches requests beyond marking them.
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "core/client_session.h"
@@ -127,7 +128,7 @@ void Session::revive(Link& link, std::unique_lock<std::mutex>& lock) {
   std::shared_ptr<Connection> connection;
   std::string trouble;
   std::string used;
-  bool final = false;
+  std::optional<ErrorCode> code;
   lock.unlock();
   for (const std::string& address : link.addresses) {  // fixed after construction
     try {
@@ -136,14 +137,18 @@ void Session::revive(Link& link, std::unique_lock<std::mutex>& lock) {
       break;
     } catch (const Error& error) {
       trouble = error.what();
-      final = error.code() == ErrorCode::kPeerLost;
+      code = error.code();
     }
   }
   lock.lock();
   if (!connection) {
     link.trouble = trouble;
+    link.gone = code == ErrorCode::kPeerLost || code == ErrorCode::kClosed;
     link.try_next = Clock::now() + kRetryPause;
-    if (final && !stopping_ && !failure_) lose(link, trouble);
+    if (code == ErrorCode::kPeerLost && !stopping_ && !failure_) lose(link, trouble);
+    // The rank has ended for good, maybe because of a loss that is to be named first.
+    const auto grace = milliseconds(options_.reconnect_grace_ms);
+    if (code == ErrorCode::kClosed) link.give_up = std::min(link.give_up, Clock::now() + grace);
     return;
   }
   if (stopping_ || failure_) {
@@ -184,7 +189,7 @@ void Session::repeat_hello(Link& link, std::unique_lock<std::mutex>& lock, TimeP
 
 void Session::lose(Link& link, const std::string& why) {
   link.state = LinkState::kClosed;
-  if (link.ever_open) {
+  if (link.ever_open || link.gone) {
     fail(Error(ErrorCode::kPeerLost, describe(link) + " was lost: " + why));
     return;
   }

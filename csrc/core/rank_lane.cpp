@@ -84,7 +84,8 @@ std::shared_ptr<RankConnection> Lane::connect(const std::shared_ptr<Port>& port)
   {
     const std::lock_guard lock(mutex_);
     if (broken_ || goodbye_ || peer_ended_) {
-      throw Error(ErrorCode::kPeerLost,
+      // Who says goodbye may do so because of a rank that died, which is to be named instead.
+      throw Error(broken_ ? ErrorCode::kPeerLost : ErrorCode::kClosed,
                   peer_address() + ": " + broken_.value_or("that rank has ended its part") +
                       "; a link over a collective backend cannot be made again");
     }

@@ -48,7 +48,7 @@ class Lane final : public std::enable_shared_from_this<Lane> {
   // Whose connections the peer may open from now on; null: nobody's.
   void serve(std::shared_ptr<Port> port);
   // Opens this rank's next connection; throws Error(kPeerLost), which no further attempt
-  // changes, if the lane has ended or is broken.
+  // changes, if the lane is broken, and kClosed if a side has said goodbye.
   std::shared_ptr<RankConnection> connect(const std::shared_ptr<Port>& port);
 
   // For connections.

@@ -86,9 +86,23 @@ GroupOptions options(int size = 1, milliseconds timeout = kLong) {
   return made;
 }
 
+pid_t ended_process() {
+  const pid_t child = fork();
+  if (child == 0) _exit(0);
+  CHECK_EQ(waitpid(child, nullptr, 0), child);
+  return child;
+}
+
+// Of a group whose rank 3 is that process.
+GroupOptions options_with_peer(pid_t process) {
+  GroupOptions made = options();
+  made.peers.push_back(Peer{3, process, 1});
+  return made;
+}
+
 // Submits an operation; the future tells how it ended.
 std::future<std::string> submit(Engine& engine, const std::shared_ptr<Group>& group, Event* event,
-                                milliseconds within = kLong) {
+                                milliseconds within = kLong, int peer = kNoPeer) {
   auto end = std::make_shared<std::promise<std::string>>();
   Operation operation;
   operation.group = group;
@@ -99,6 +113,7 @@ std::future<std::string> submit(Engine& engine, const std::shared_ptr<Group>& gr
     end->set_value(failure);
   };
   operation.deadline = Clock::now() + within;
+  operation.peer = peer;
   engine.submit(std::move(operation));
   return end->get_future();
 }
@@ -166,16 +181,75 @@ TEST(ccl_what_does_not_begin_or_breaks_is_told) {
 }
 
 TEST(ccl_the_end_of_a_peer_is_noticed) {
-  const pid_t child = fork();
-  if (child == 0) _exit(0);
-  CHECK_EQ(waitpid(child, nullptr, 0), child);
+  const pid_t child = ended_process();  // before there are threads
   Engine engine(imitation());
-  GroupOptions made = options();
-  made.peers.push_back(Peer{3, child, 1});
-  const auto group = engine.make(std::move(made));
+  const auto group = engine.make(options_with_peer(child));
   Event never;
   auto end = submit(engine, group, &never);
   CHECK(has(result(end), "the process of rank 3, pid " + std::to_string(child) + ", has ended"));
+}
+
+TEST(ccl_pairs_fail_alone_where_that_is_asked_for) {
+  const pid_t child = ended_process();  // before there are threads
+  Engine engine(imitation());
+  const auto group = engine.make(options_with_peer(child));
+  engine.fail_pairwise(group);
+  Event never[3];
+  Event other;
+  auto lost = submit(engine, group, &never[0], kLong, 3);
+  auto given_up = submit(engine, group, &never[1], kLong, 2);
+  auto late = submit(engine, group, &never[2], milliseconds(30), 4);
+  auto kept = submit(engine, group, &other, kLong, 1);
+  CHECK(has(result(late), "timed out"));
+  CHECK(has(result(lost), "the process of rank 3, pid " + std::to_string(child) + ", has ended"));
+  engine.give_up(group, 2);
+  CHECK(has(result(given_up), "with rank 2 were given up"));
+  CHECK(kept.wait_for(seconds(0)) != std::future_status::ready);
+  other.state = 1;
+  CHECK_EQ(result(kept), std::string());
+  Event next;
+  next.state = 1;
+  auto again = submit(engine, group, &next, kLong, 1);
+  CHECK_EQ(result(again), std::string());
+  auto refused = submit(engine, group, &next, kLong, 3);
+  CHECK(has(result(refused), "the process of rank 3"));
+  const int freed = counts().freed;
+  engine.close(group);
+  engine.make(options());
+  CHECK_EQ(counts().freed.load(), freed);  // oneCCL may still wait for those who are lost
+}
+
+TEST(ccl_pairs_of_a_process_that_has_ended_fail_after_a_while) {
+  const pid_t child = ended_process();  // before there are threads
+  Engine engine(imitation());
+  const auto group = engine.make(options_with_peer(child));
+  engine.fail_pairwise(group);
+  Event never;
+  Event other;
+  const auto begun = Clock::now();
+  auto lost = submit(engine, group, &never, kLong, 3);
+  auto kept = submit(engine, group, &other, kLong, 1);
+  CHECK(has(result(lost), "the process of rank 3, pid " + std::to_string(child)));
+  // What it sent before its end may still arrive meanwhile.
+  CHECK(Clock::now() - begun >= milliseconds(300));
+  CHECK(kept.wait_for(seconds(0)) != std::future_status::ready);
+  other.state = 1;
+  CHECK_EQ(result(kept), std::string());
+}
+
+TEST(ccl_an_error_that_names_nobody_is_laid_on_who_has_ended_first) {
+  const pid_t child = ended_process();  // before there are threads
+  Engine engine(imitation());
+  const auto group = engine.make(options_with_peer(child));
+  engine.fail_pairwise(group);
+  Event never;
+  Event broken;
+  auto lost = submit(engine, group, &never, kLong, 3);
+  auto failed = submit(engine, group, &broken, kLong, 1);
+  broken.state = -1;
+  CHECK(has(result(failed), "imitated trouble"));
+  CHECK(lost.wait_for(seconds(0)) == std::future_status::ready);
+  CHECK(has(result(lost), "the process of rank 3"));
 }
 
 TEST(ccl_a_process_of_another_start_is_another_process) { CHECK(has_ended(Peer{0, getpid(), 1})); }

@@ -43,12 +43,20 @@ void CclBackend::close() {
   if (closed) engine_->close(std::move(closed));
 }
 
+void CclBackend::fail_pairwise() {
+  if (auto group = this->group()) engine_->fail_pairwise(std::move(group));
+}
+
+void CclBackend::give_up(int peer) {
+  if (auto group = this->group()) engine_->give_up(std::move(group), peer);
+}
+
 c10::intrusive_ptr<c10d::Backend::Options> CclBackend::getBackendOptions() {
   return c10::make_intrusive<Options>("ccl", Milliseconds(timeout_ms_));
 }
 
 CclBackend::Work CclBackend::launch(c10d::OpType type, const char* name, Milliseconds timeout,
-                                    std::vector<Part> parts, Tensors outputs) {
+                                    std::vector<Part> parts, Tensors outputs, int peer) {
   const std::shared_ptr<Group> group = this->group();
   TORCH_CHECK(group != nullptr, name, " in a group that was destroyed");
   if (timeout <= Milliseconds(0)) timeout = Milliseconds(timeout_ms_);
@@ -62,6 +70,7 @@ CclBackend::Work CclBackend::launch(c10d::OpType type, const char* name, Millise
     operation.name = name;
     operation.name.erase(0, kTitle);
     operation.deadline = deadline;
+    operation.peer = peer;
     operation.start = [engine = engine_.get(), start = std::move(part.start)](void* communicator) {
       return start(engine->calls(), communicator);
     };

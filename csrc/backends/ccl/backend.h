@@ -15,6 +15,7 @@
 
 #include "backends/async_work.h"
 #include "backends/ccl/engine.h"
+#include "backends/pairwise.h"
 
 namespace cpudist::backends::ccl {
 
@@ -39,7 +40,7 @@ struct Signature {
   std::vector<size_t> out_bytes{};
 };
 
-class CclBackend final : public c10d::Backend {
+class CclBackend final : public c10d::Backend, public PairwiseMessages {
  public:
   // Makes the communicator, see Engine::make. With `checks` every collective first compares what
   // the members call, at the price of an exchange.
@@ -86,10 +87,12 @@ class CclBackend final : public c10d::Backend {
   // Fail what is in flight and give the communicator back.
   void shutdown() override { close(); }
   void abort() override { close(); }
+  void fail_pairwise() override;
+  void give_up(int peer) override;
 
  private:
   Work launch(c10d::OpType type, const char* name, Milliseconds timeout, std::vector<Part> parts,
-              Tensors outputs);
+              Tensors outputs, int peer = kNoPeer);
   // Null once it was closed.
   std::shared_ptr<Group> group() const;
   void close();

@@ -327,7 +327,7 @@ CclBackend::Work CclBackend::send(Tensors& tensors, int peer, int tag) {
   check_root(peer);
   check_message(tag, peer, getRank(), "send");
   return launch(OpType::SEND, "ccl:send", c10d::kUnsetTimeout,
-                unless_empty(tensor, message(tensor, peer, true)), tensors);
+                unless_empty(tensor, message(tensor, peer, true)), tensors, peer);
 }
 
 CclBackend::Work CclBackend::recv(Tensors& tensors, int peer, int tag) {
@@ -335,7 +335,7 @@ CclBackend::Work CclBackend::recv(Tensors& tensors, int peer, int tag) {
   check_root(peer);
   check_message(tag, peer, getRank(), "recv");
   return launch(OpType::RECV, "ccl:recv", c10d::kUnsetTimeout,
-                unless_empty(tensor, message(tensor, peer, false)), tensors);
+                unless_empty(tensor, message(tensor, peer, false)), tensors, peer);
 }
 
 CclBackend::Work CclBackend::recvAnysource(Tensors& /*tensors*/, int /*tag*/) {

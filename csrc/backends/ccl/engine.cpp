@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <future>
+#include <set>
 #include <stdexcept>
 #include <utility>
 
@@ -29,6 +30,7 @@ constexpr microseconds kNap{100};
 constexpr milliseconds kLook{100};
 // A peer may end while what it sent is still to be read.
 constexpr milliseconds kPatience{500};
+constexpr milliseconds kPatienceOfPair{300};
 // Longer than any step of oneCCL that does not ask the store.
 constexpr milliseconds kStuck{10000};
 
@@ -37,6 +39,11 @@ std::string seconds_text(milliseconds time) {
   text.erase(text.find_last_not_of('0') + 1);
   if (text.back() == '.') text.pop_back();
   return text + " s";
+}
+
+std::string ended_text(const Peer& peer) {
+  return "the process of rank " + std::to_string(peer.rank) + ", pid " + std::to_string(peer.pid) +
+         ", has ended";
 }
 
 }  // namespace
@@ -90,14 +97,28 @@ std::shared_ptr<Group> Engine::make(GroupOptions options) {
 
 void Engine::submit(Operation operation) { push(Entry{std::move(operation), Job{}}); }
 
-void Engine::close(std::shared_ptr<Group> group) {
+void Engine::later(std::function<void()> run) {
   if (!is_here()) return;
   {
     const std::lock_guard lock(mutex_);
     if (stopping_) return;
-    queue_.push_back(Entry{std::nullopt, Job{[this, group] { close_now(group); }, false}});
+    queue_.push_back(Entry{std::nullopt, Job{std::move(run), false}});
   }
   wake_.notify_one();
+}
+
+void Engine::close(std::shared_ptr<Group> group) {
+  later([this, group] { close_now(group); });
+}
+
+void Engine::fail_pairwise(std::shared_ptr<Group> group) {
+  later([group] { group->fail_pairwise(); });
+}
+
+void Engine::give_up(std::shared_ptr<Group> group, int peer) {
+  later([this, group, peer] {
+    fail_pair(*group, peer, "the messages with rank " + std::to_string(peer) + " were given up");
+  });
 }
 
 void Engine::stop() {
@@ -172,14 +193,14 @@ bool Engine::begin(std::deque<Entry>& taken) {
 
 void Engine::start(Operation operation) {
   Group& group = *operation.group;
-  if (!group.failure().empty()) {
-    operation.finish("ccl: the group cannot be used any more, because " + group.failure());
+  if (const std::string failure = group.failure_of(operation.peer); !failure.empty()) {
+    operation.finish("ccl: " + failure);
     return;
   }
   void* event = operation.start(group.communicator());
   if (event == nullptr) {
     const std::string failure = operation.name + " failed: " + calls().error();
-    fail(group, failure);
+    fail_of(group, operation.peer, failure);
     operation.finish("ccl: " + failure);
     return;
   }
@@ -189,6 +210,7 @@ void Engine::start(Operation operation) {
 bool Engine::poll() {
   std::vector<Flight> ended;
   Group* broken = nullptr;
+  int peer = kNoPeer;
   std::string failure;
   for (size_t i = 0; i < flying_.size() && broken == nullptr;) {
     const int done = calls().test(flying_[i].event);
@@ -199,14 +221,16 @@ bool Engine::poll() {
       flying_.erase(flying_.begin() + static_cast<std::ptrdiff_t>(i));
     } else {
       broken = flying_[i].operation.group.get();
+      peer = flying_[i].operation.peer;
       failure = flying_[i].operation.name + " failed: " + calls().error();
     }
   }
   for (Flight& flight : ended) {
     calls().forget(flight.event);
+    flight.operation.group->ended_since().erase(flight.operation.peer);
     flight.operation.finish("");
   }
-  if (broken != nullptr) fail(*broken, failure);
+  if (broken != nullptr) fail_of(*broken, peer, failure);
   return !ended.empty() || broken != nullptr;
 }
 
@@ -214,22 +238,65 @@ void Engine::look_after_the_late() {
   const auto now = Clock::now();
   if (now < next_look_) return;
   next_look_ = now + kLook;
-  for (const Flight& flight : flying_) {
-    if (now < flight.operation.deadline) continue;
-    fail(*flight.operation.group,
-         flight.operation.name + " timed out: a member of the group does not take part");
-    return;
-  }
+  if (fail_late(now)) return;
+  fail_pairs_without_process(now);
   if (now - progress_ < kPatience) return;
   for (const Flight& flight : flying_) {
     Group& group = *flight.operation.group;
+    if (group.pairwise()) continue;
     const auto& peers = group.peers();
     const auto gone = std::find_if(peers.begin(), peers.end(), has_ended);
     if (gone == peers.end()) continue;
-    fail(group, "the process of rank " + std::to_string(gone->rank) + ", pid " +
-                    std::to_string(gone->pid) + ", has ended");
+    fail(group, ended_text(*gone));
     return;
   }
+}
+
+bool Engine::fail_late(Clock::time_point now) {
+  const auto late = std::find_if(flying_.begin(), flying_.end(), [now](const Flight& flight) {
+    return now >= flight.operation.deadline;
+  });
+  if (late == flying_.end()) return false;
+  const Operation& operation = late->operation;
+  fail_of(*operation.group, operation.peer,
+          operation.name + " timed out: a member of the group does not take part");
+  return true;
+}
+
+void Engine::fail_pairs_without_process(Clock::time_point now) {
+  std::set<std::pair<std::shared_ptr<Group>, int>> pairs;
+  for (const Flight& flight : flying_) {
+    const auto& group = flight.operation.group;
+    if (group->pairwise()) pairs.emplace(group, flight.operation.peer);
+  }
+  for (const auto& [group, rank] : pairs) {
+    const auto& peers = group->peers();
+    const auto peer = std::find_if(peers.begin(), peers.end(),
+                                   [rank = rank](const Peer& one) { return one.rank == rank; });
+    if (peer == peers.end() || !has_ended(*peer)) continue;
+    const auto since = group->ended_since().emplace(rank, now).first->second;
+    if (now - since >= kPatienceOfPair) fail_pair(*group, rank, ended_text(*peer));
+  }
+}
+
+void Engine::fail_of(Group& group, int peer, const std::string& failure) {
+  if (!group.pairwise() || peer == kNoPeer) {
+    fail(group, failure);
+    return;
+  }
+  // oneCCL does not say whom an error is about: first those of whom more is known.
+  for (const Peer& one : group.peers()) {
+    if (has_ended(one)) fail_pair(group, one.rank, ended_text(one));
+  }
+  fail_pair(group, peer, failure);
+}
+
+void Engine::abandon(Flight flight, const std::string& failure) {
+  if (unusable_.empty() || unusable_.back() != flight.operation.group) {
+    unusable_.push_back(flight.operation.group);
+  }
+  flight.operation.finish("ccl: " + failure);
+  abandoned_.push_back(std::move(flight));
 }
 
 void Engine::fail(Group& group, const std::string& failure) {
@@ -240,13 +307,20 @@ void Engine::fail(Group& group, const std::string& failure) {
   }
   flying_ = std::move(others);
   group.fail(failure);
-  for (Flight& flight : failed) {
-    if (unusable_.empty() || unusable_.back() != flight.operation.group) {
-      unusable_.push_back(flight.operation.group);
-    }
-    flight.operation.finish("ccl: " + failure);
-    abandoned_.push_back(std::move(flight));
+  for (Flight& flight : failed) abandon(std::move(flight), failure);
+}
+
+void Engine::fail_pair(Group& group, int peer, const std::string& failure) {
+  std::vector<Flight> failed;
+  std::vector<Flight> others;
+  for (Flight& flight : flying_) {
+    const Operation& one = flight.operation;
+    const bool hit = one.group.get() == &group && one.peer == peer;
+    (hit ? failed : others).push_back(std::move(flight));
   }
+  flying_ = std::move(others);
+  group.fail_pair(peer, failure);
+  for (Flight& flight : failed) abandon(std::move(flight), failure);
 }
 
 void Engine::close_now(const std::shared_ptr<Group>& group) {
@@ -256,7 +330,7 @@ void Engine::close_now(const std::shared_ptr<Group>& group) {
   if (busy) fail(*group, "the group was closed");
   group->release(calls());
   // oneCCL may have kept the store of a communicator that is not destroyed.
-  if (!group->failure().empty()) unusable_.push_back(group);
+  if (group->abandoned()) unusable_.push_back(group);
 }
 
 }  // namespace cpudist::backends::ccl

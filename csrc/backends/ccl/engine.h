@@ -56,6 +56,9 @@ struct GroupOptions {
 // A communicator and what became of it. Everything in it belongs to the engine's thread.
 class Group;
 
+// With whom a collective is.
+constexpr int kNoPeer = -1;
+
 // One collective, or one message.
 struct Operation {
   std::shared_ptr<Group> group;
@@ -65,11 +68,14 @@ struct Operation {
   // Told the end of it once, with an empty text if it went well. On the engine's thread.
   std::function<void(const std::string& failure)> finish;
   Clock::time_point deadline;
+  // With whom a message is exchanged.
+  int peer = kNoPeer;
 };
 
 // Operations begin in the order in which they are submitted, and any number of them is in flight.
 // An operation that fails or is late makes its group unusable: oneCCL may still write into the
-// buffers, which are therefore kept, and members no longer agree on what comes next. Thread-safe.
+// buffers, which are therefore kept, and members no longer agree on what comes next. In a group
+// that fails pairwise, which has messages only, it ends those with the same peer. Thread-safe.
 class Engine {
  public:
   // `calls` stay for as long as the engine does.
@@ -86,6 +92,12 @@ class Engine {
 
   // Gives the communicator back; what is in flight on it fails. Does not wait.
   void close(std::shared_ptr<Group> group);
+
+  // From now on failures in this group are of pairs; before its first message.
+  void fail_pairwise(std::shared_ptr<Group> group);
+
+  // Fails the messages with a peer, those to come too, in a group that fails pairwise.
+  void give_up(std::shared_ptr<Group> group, int peer);
 
   // Fails what is in flight and ends the thread; later submissions throw. Idempotent.
   void stop();
@@ -117,7 +129,15 @@ class Engine {
   // Asks all operations in flight; returns whether one ended.
   bool poll();
   void look_after_the_late();
+  bool fail_late(Clock::time_point now);
+  void fail_pairs_without_process(Clock::time_point now);
+  // Of one operation: of its pair, or the whole group.
+  void fail_of(Group& group, int peer, const std::string& failure);
   void fail(Group& group, const std::string& failure);
+  void fail_pair(Group& group, int peer, const std::string& failure);
+  void abandon(Flight flight, const std::string& failure);
+  // Runs a job on the thread; dropped if that is ending.
+  void later(std::function<void()> run);
   void close_now(const std::shared_ptr<Group>& group);
   void pause(std::unique_lock<std::mutex>& lock);
 

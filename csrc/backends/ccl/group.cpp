@@ -78,8 +78,16 @@ Group::Group(const cpudist_ccl_shim& calls, GroupOptions options, Clock::time_po
   made_ = true;
 }
 
+std::string Group::failure_of(int peer) const {
+  if (!failure_.empty()) {
+    return "the group cannot be used any more, because " + failure_;
+  }
+  const auto found = lost_.find(peer);
+  return found == lost_.end() ? "" : found->second;
+}
+
 void Group::release(const cpudist_ccl_shim& calls) {
-  if (communicator_ != nullptr && failure_.empty()) calls.free(communicator_);
+  if (communicator_ != nullptr && !abandoned()) calls.free(communicator_);
   communicator_ = nullptr;
 }
 

@@ -4,6 +4,7 @@
 // A communicator of oneCCL, and the store that it reads and writes.
 #pragma once
 
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -27,6 +28,18 @@ class Group {
   const std::string& failure() const { return failure_; }
   void fail(const std::string& failure) { failure_ = failure; }
 
+  // Whether a failure ends the messages with one peer only, and what happened to whom.
+  bool pairwise() const { return pairwise_; }
+  void fail_pairwise() { pairwise_ = true; }
+  // Empty while messages with this peer can be sent.
+  std::string failure_of(int peer) const;
+  void fail_pair(int peer, const std::string& failure) { lost_.emplace(peer, failure); }
+  // Whether something was given up that oneCCL may still work on.
+  bool abandoned() const { return !failure_.empty() || !lost_.empty(); }
+
+  // When the process of a peer was first found ended; nothing has come from it since.
+  std::map<int, Clock::time_point>& ended_since() { return ended_since_; }
+
   // Destroys the communicator, unless it is unusable: then oneCCL would wait for the others.
   void release(const cpudist_ccl_shim& calls);
 
@@ -40,6 +53,9 @@ class Group {
   bool made_ = false;
   std::string store_error_;
   std::string failure_;
+  bool pairwise_ = false;
+  std::map<int, std::string> lost_;
+  std::map<int, Clock::time_point> ended_since_;
   void* communicator_ = nullptr;
 };
 

@@ -1,0 +1,45 @@
+// Copyright (c) 2026 The torch_cpudist authors.
+// SPDX-License-Identifier: BSD-3-Clause
+//
+// A client whose servers end before it has reached them.
+
+#include <memory>
+#include <string>
+
+#include "check.h"
+#include "core/client.h"
+#include "core/errors.h"
+
+namespace {
+
+using namespace cpudist::core;  // NOLINT
+
+// To a rank that has said goodbye.
+class EndedRank final : public Connector {
+ public:
+  std::shared_ptr<Connection> connect(const std::string& address, TimePoint /*deadline*/) override {
+    throw Error(ErrorCode::kClosed, address + ": that rank has ended its part");
+  }
+  void stop() override {}
+};
+
+TEST(client_whose_server_ended_before_the_first_hello_waits_the_grace_only) {
+  ClientOptions options;
+  options.servers = {{"rank:0"}};
+  options.reconnect_grace_ms = 100;
+  options.connect_deadline_ms = 30000;
+  const TimePoint begun = Clock::now();
+  Client client(options, [](ConnectionHandler*) { return std::make_shared<EndedRank>(); });
+  try {
+    client.connect();
+    CHECK(false);
+  } catch (const Error& error) {
+    CHECK(error.code() == ErrorCode::kPeerLost);
+    CHECK(std::string(error.what()).find("has ended its part") != std::string::npos);
+  }
+  const auto taken = Clock::now() - begun;
+  CHECK(taken >= std::chrono::milliseconds(100));
+  CHECK(taken < std::chrono::seconds(10));
+}
+
+}  // namespace
