@@ -1,6 +1,6 @@
 # Copyright (c) 2026 The torch_cpudist authors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Case ``allreduce``: collectives of backend shm beside gloo's, oneCCL's and the limit.
+"""Case ``allreduce``: backend shm beside gloo, oneCCL, DeepSpeed and the limit.
 
 All implementations run in the same processes, in turns, one core for each rank where
 there are enough; a call's time is that of the slowest rank. ``limit`` rows are copies
@@ -21,6 +21,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from peers import deepspeed_shm
 from report import MISSING, Row
 
 from cases import allreduce_worker
@@ -43,13 +44,16 @@ USER_LIMITS = ("limit: one copy", "limit: chunks")
 Times = dict[tuple[str, str, int], dict[str, list[float]]]
 
 
-def missing_backends() -> dict[str, str]:
+def missing_backends(ranks: int) -> dict[str, str]:
     """Peers that cannot run here, and why."""
+    found = {}
     try:
         ccl.check()
     except BackendUnavailableError as error:
-        return {"ccl": str(error).splitlines()[0]}
-    return {}
+        found["ccl"] = str(error).splitlines()[0]
+    if reason := deepspeed_shm.missing(ranks):
+        found["deepspeed"] = reason
+    return found
 
 
 def launch(plan: Plan, deadline_s: float) -> Times:
@@ -58,31 +62,38 @@ def launch(plan: Plan, deadline_s: float) -> Times:
     Raises:
         ValueError: a rank failed, or did not end in time.
     """
-    method = multiprocessing.get_context("spawn")
     memory = SharedMemory(create=True, size=HEAD_BYTES + plan.ranks * LARGEST_BYTES)
-    processes, pipes = [], []
     try:
         with tempfile.TemporaryDirectory(prefix="cpudist-bench-") as folder:
             plan.memory, plan.path = memory.name, str(Path(folder) / "store")
-            for rank in range(plan.ranks):
-                ours, theirs = method.Pipe(duplex=False)
-                process = method.Process(
-                    target=allreduce_worker.run_rank,
-                    args=(plan, rank, theirs),
-                    daemon=True,
-                )
-                process.start()
-                theirs.close()
-                processes.append(process)
-                pipes.append(ours)
-            return join(receive(pipes, deadline_s))
+            return join(run_ranks(plan, deadline_s))
+    finally:
+        memory.close()
+        memory.unlink()
+        deepspeed_shm.remove_memory(memory.name)
+
+
+def run_ranks(plan: Plan, deadline_s: float) -> list[Times]:
+    """What every rank measured; when it returns, all have ended."""
+    method = multiprocessing.get_context("spawn")
+    processes, pipes = [], []
+    try:
+        for rank in range(plan.ranks):
+            ours, theirs = method.Pipe(duplex=False)
+            process = method.Process(
+                target=allreduce_worker.run_rank, args=(plan, rank, theirs), daemon=True
+            )
+            process.start()
+            theirs.close()
+            processes.append(process)
+            pipes.append(ours)
+        return receive(pipes, deadline_s)
     finally:
         for process in processes:
             process.join(5.0)
             if process.is_alive():
                 process.kill()
-        memory.close()
-        memory.unlink()
+                process.join()
 
 
 def receive(pipes: list[Any], deadline_s: float) -> list[Times]:
@@ -134,13 +145,14 @@ def rows_of(case: tuple[str, str, int], times: dict[str, list[float]]) -> Iterab
 
 def run(args: argparse.Namespace) -> Iterable[dict[str, Any]]:
     """Measures for ``args.seconds`` in each of ``args.launches`` launches."""
-    missing = missing_backends()
+    missing = missing_backends(args.trainers)
     plan = Plan(
         ranks=args.trainers,
         collectives=args.collectives or list(COLLECTIVES[:1]),
         sizes=[int(size) for size in args.sizes] or list(SIZES),
         dtypes=["f32", "bf16"],
-        backends=["gloo", "shm", *(["ccl"] if not missing else [])],
+        backends=["gloo", "shm", *(["ccl"] if "ccl" not in missing else [])],
+        deepspeed="deepspeed" not in missing,
         seconds=args.seconds,
         path="",
         memory="",

@@ -9,6 +9,7 @@ its own and not the others' delay.
 from __future__ import annotations
 
 import os
+import random
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from multiprocessing.shared_memory import SharedMemory
 import numpy as np
 import torch
 import torch.distributed as dist
+from peers import deepspeed_shm
 
 from torch_cpudist.backends import shm
 
@@ -42,6 +44,7 @@ class Plan:
     dtypes: list[str]
     backends: list[str]
     seconds: float
+    deepspeed: bool
     path: str
     memory: str
 
@@ -154,21 +157,30 @@ def steps_of(
         steps["shm, shared tensors"] = lambda: dist.all_reduce(
             shared, group=groups["shm"]
         )
+        if plan.deepspeed:
+            theirs = torch.ones(numel, dtype=dtype)
+            steps["deepspeed"] = lambda: deepspeed_shm.all_reduce(theirs)
         if plan.ranks == 2:
             steps.update(limits(meeting, torch.ones(numel, dtype=dtype)))
     return steps
 
 
 def measure(
-    meeting: Meeting, steps: dict[str, Step], turns: int
+    meeting: Meeting, steps: dict[str, Step], turns: int, orders: random.Random
 ) -> dict[str, list[float]]:
-    """Microseconds per call of each implementation, taken in turns."""
+    """Microseconds per call of each implementation, taken in turns.
+
+    Every turn has an order of its own, which ``orders`` draws, the same on all ranks: a
+    call after one whose threads sleep or whose tensors fill the caches is slower.
+    """
     times: dict[str, list[float]] = {name: [] for name in steps}
+    order = list(steps)
     for turn in range(turns + 2):
-        for name, step in steps.items():
+        orders.shuffle(order)
+        for name in order:
             meeting.meet()
             begin = time.perf_counter()
-            step()
+            steps[name]()
             if turn >= 2:
                 times[name].append(1e6 * (time.perf_counter() - begin))
     return times
@@ -200,6 +212,10 @@ def run_rank(plan: Plan, rank: int, pipe: Connection) -> None:
     groups = {
         name: dist.new_group(backend=name, timeout=TIMEOUT) for name in plan.backends
     }
+    if plan.deepspeed:
+        deepspeed_shm.join(rank, plan.ranks, plan.memory)
+        dist.barrier()
+        deepspeed_shm.check(plan.ranks)
     cases = list(cases_of(plan))
     found = {}
     for case in cases:
@@ -208,7 +224,9 @@ def run_rank(plan: Plan, rank: int, pipe: Connection) -> None:
         numel = size // dtype.itemsize
         steps = steps_of(plan, meeting, groups, collective, numel, dtype)
         turns = turns_of(size, plan.seconds / len(cases))
-        found[case] = measure(meeting, steps, turns)
+        # The name of the memory is another in every launch.
+        orders = random.Random(f"{plan.memory} {case}")
+        found[case] = measure(meeting, steps, turns, orders)
     pipe.send(found)
     meeting.close()
     dist.barrier()
