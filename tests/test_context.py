@@ -7,6 +7,7 @@ from __future__ import annotations
 import itertools
 import logging
 import os
+import re
 import threading
 import time
 
@@ -365,14 +366,27 @@ def test_a_forgotten_shutdown_neither_hangs_nor_complains_alone(launch, tmp_path
 
 def test_a_forgotten_shutdown_is_a_loss_to_the_others(launch, tmp_path):
     (tmp_path / "forgets.py").write_text(
-        "import torch_cpudist as c\n"
+        "import os, torch_cpudist as c\n"
         "c.init()\n"
+        "tasks = map(int, os.listdir('/proc/self/task'))\n"
+        "cores = set()\n"
+        "for task in tasks:\n"
+        "    try: cores.add(tuple(os.sched_getaffinity(task)))\n"
+        "    except ProcessLookupError: pass  # a thread that has ended\n"
+        "print(f'rank {c.trainer_rank()} has {cores}.')\n"
         "c.barrier()\n"
         "if c.trainer_rank() == 1: raise SystemExit(0)\n"
         "try: c.shutdown()\n"
         "except c.PeerLostError as error: print('lost:', error)\n"
     )
-    program = launch("torchrun --standalone --nproc-per-node=2 forgets.py")
+    mask = os.sched_getaffinity(0)
+    pin = int(len(mask) > 1)
+    command = "torchrun --standalone --nproc-per-node=2 forgets.py"
+    program = launch(command, CPUDIST_PIN=pin)
     assert program.wait(60) == 0, program.text()
+    found = re.findall(r"rank \d has \{\(([\d, ]+)\)\}\.", program.text())
+    first, second = ({int(n) for n in re.findall(r"\d+", own)} for own in found)
+    assert first | second == mask
+    assert not pin or first.isdisjoint(second)
     assert "the other ranks will see trainer 1 as lost" in program.text()
     assert "lost: " in program.text()

@@ -77,7 +77,7 @@ def test_what_a_cpuset_leaves_is_dealt(tmp_path):
     # A node of three cores, one of one: three owners there, one here.
     assert dealt(tmp_path, {0, 1, 2, 5}, 4) == [{0}, {1}, {2}, {5}]
     assert dealt(tmp_path, {0, 1, 2, 5}, 2) == [{0, 1, 2}, {5}]
-    with pytest.raises(cpudist.ConfigurationError, match=r"5 ranks .* there are 4"):
+    with pytest.raises(cpudist.ConfigurationError, match=r"5 ranks .* mask has 4 "):
         dealt(tmp_path, {0, 1, 2, 5}, 5)
 
 
@@ -159,7 +159,10 @@ def test_more_ranks_than_cores_cannot_be_pinned():
     ranks = len(os.sched_getaffinity(0)) + 1
     everyone = tuple(range(ranks))
     layout = Layout(everyone, everyone, True, ("here",) * ranks)
-    with pytest.raises(cpudist.ConfigurationError, match="unset CPUDIST_PIN"):
+    with pytest.raises(
+        cpudist.ConfigurationError,
+        match=rf"{ranks} ranks of this host .* mask has {ranks - 1} ",
+    ):
         TorchThreads().take(
             environment.Environment(rank=0, world_size=ranks, pin=True), layout
         )

@@ -116,7 +116,9 @@ def _deal_node(cores: Sequence[Core], parts: int) -> list[tuple[int, ...]]:
     ]
 
 
-def deal(cores: Sequence[Core], parts: int) -> list[tuple[int, ...]]:
+def deal(
+    cores: Sequence[Core], parts: int, owners: str = "ranks of this host"
+) -> list[tuple[int, ...]]:
     """Deals cores to ``parts`` owners, disjoint and of nearly equal number.
 
     With as many owners as nodes or more each has cores of one node, else whole nodes.
@@ -125,14 +127,17 @@ def deal(cores: Sequence[Core], parts: int) -> list[tuple[int, ...]]:
     Args:
         cores: as ``read`` returns them.
         parts: how many ranks, or replicas.
+        owners: what they are, for messages.
 
     Raises:
         ConfigurationError: there are more owners than cores.
     """
     if parts > len(cores):
         raise ConfigurationError(
-            f"CPUDIST_PIN=1: {parts} ranks or replicas cannot have cores of their own "
-            f"where there are {len(cores)}. Start fewer of them, or unset CPUDIST_PIN."
+            f"CPUDIST_PIN=1: {parts} {owners} cannot have cores of their own where "
+            f"the affinity mask has {len(cores)} (of numbers "
+            f"{sorted(core.number for core in cores)}). Start fewer of them, let the "
+            "process have more cores, or unset CPUDIST_PIN."
         )
     nodes = [list(group) for _, group in groupby(cores, key=lambda c: c.node)]
     if parts < len(nodes):

@@ -82,7 +82,7 @@ def find(
     cores = None
     if made.pin:
         mine = topology.read(os.sched_getaffinity(0))
-        cores = tuple(topology.deal(mine, number))
+        cores = tuple(topology.deal(mine, number, "replicas of this rank"))
     return Place(number, settled.reduce, threads, share, cores, trainer)
 
 
