@@ -14,6 +14,8 @@ fi
 
 TABLE=()
 FAILED=0
+# A hundred processes import the package: compiled once, whatever the caller's setting.
+export PYTHONDONTWRITEBYTECODE=
 
 # check NAME COMMAND...: runs one stage and remembers how it went; later stages run anyway.
 check() {
@@ -51,8 +53,10 @@ check "native tests" native_tests
 check "native tests, ASan+UBSan" native_tests --sanitize address,undefined
 check "native tests, TSan" native_tests --sanitize thread
 check "fuzzing" bash scripts/fuzz.sh --seconds 6
-# Two at a time: most tests wait, and the slow ones come first. A file stays together.
-check "pytest" python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
+# More at a time than cores: tests often wait, but they measure time, too, and start processes. The
+# slow ones come first, a file stays together.
+workers=$(($(nproc) < 4 ? $(nproc) + 1 : 4))
+check "pytest" python -m pytest -q -n "$workers" --dist loadfile --no-loadscope-reorder
 
 printf '\n'
 printf '%s\n' "${TABLE[@]}"

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.metadata
 import os
 import signal
 import subprocess
@@ -52,6 +53,22 @@ def _no_inherited_launch(monkeypatch):
     for name in list(os.environ):
         if name in LAUNCHER_VARIABLES or name.startswith("CPUDIST_"):
             monkeypatch.delenv(name)
+
+
+@pytest.fixture(autouse=True)
+def _no_closed_context():
+    """What an earlier test of the same worker has closed is not this test's context."""
+    contexts = sys.modules.get("torch_cpudist.context")
+    if contexts is not None and (last := contexts.last()) and last.closed:
+        contexts.set_last(None)
+
+
+def skip_without_oneccl():
+    """Only where oneCCL is not installed: what is there must work."""
+    try:
+        importlib.metadata.version("oneccl-cpu")
+    except importlib.metadata.PackageNotFoundError:
+        pytest.skip("oneCCL is not installed: the extra ccl")
 
 
 def descendants(pid):

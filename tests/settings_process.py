@@ -12,13 +12,12 @@ import contextlib
 import logging
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
+import core_alone
 import torch
 import torch.distributed as dist
 from async_cases import Counting, wrapped
@@ -131,25 +130,15 @@ def _logged(given: Given) -> Any:
     return [any(line.startswith(text) for line in found) for text in beginnings]
 
 
-_LEVEL = """
-import importlib.util, sys
-spec = importlib.util.spec_from_file_location("torch_cpudist._core", sys.argv[1])
-core = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(core)
-print(core.simd_level())
-"""
-
-
 # The lowest; where there is no other, one that the processor refuses.
 @variable("SIMD", changed="avx512" if _core.simd_level() == "scalar" else "scalar")
 def _vector_level(given: Given) -> Any:
     if not given.variables:
         return _core.simd_level()
-    # Read once per process, so in another; without torch's Python, which takes seconds.
+    # Read once per process, so in another.
     program = subprocess.run(
-        [sys.executable, "-c", _LEVEL, _core.__file__],
-        env=given.variables
-        | {"LD_LIBRARY_PATH": str(Path(torch.__file__).parent / "lib")},
+        core_alone.command("print(core.simd_level())"),
+        env=core_alone.environment(**given.variables),
         capture_output=True,
         text=True,
         timeout=60,

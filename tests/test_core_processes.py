@@ -9,22 +9,20 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 
+import core_alone
 import numpy as np
 import pytest
-from conftest import clean_environment
 from core_cluster import HIDDEN, Cluster, Trainer, make_layout, run_all
 
 from torch_cpudist import _core, errors
 
 SERVER_PROGRAM = """
-import json, sys
-from torch_cpudist import _core
+import json
 options = json.loads(sys.argv[1])
-server = _core.Server(run_id=7, host="host-a", **options)
+server = core.Server(run_id=7, host="host-a", **options)
 print(json.dumps(server.listen_tcp()), flush=True)
 print("done" if server.wait_done(60.0) else "waited in vain", flush=True)
 """
@@ -35,10 +33,10 @@ GRADIENT = np.ones(HIDDEN, np.float32)
 class ServerProcess:
     def __init__(self, **options):
         self.process = subprocess.Popen(
-            [sys.executable, "-c", SERVER_PROGRAM, json.dumps(options)],
+            core_alone.command(SERVER_PROGRAM, json.dumps(options)),
             stdout=subprocess.PIPE,
             text=True,
-            env=clean_environment() | {"PYTHONPATH": os.pathsep.join(sys.path)},
+            env=core_alone.environment(),
         )
 
     @functools.cached_property

@@ -61,17 +61,15 @@ def test_auc_is_the_share_of_pairs_in_order(levels: int) -> None:
     assert flights.auc(scores, labels) == pytest.approx(expected, abs=1e-12)
 
 
-def test_flights_refuses_an_unknown_strategy_before_reading_data() -> None:
-    done = subprocess.run(
-        [sys.executable, "examples/flights.py", "--data", "none", "--strategy", "no"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 2
-    sentence = done.stderr.splitlines()[-1]
+def test_flights_refuses_an_unknown_strategy_before_reading_data(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["flights.py", "--data", "none", "--strategy", "no"]
+    monkeypatch.setattr(sys, "argv", words)
+    with pytest.raises(SystemExit) as ended:
+        flights.main()
+    assert ended.value.code == 2
+    sentence = capsys.readouterr().err.splitlines()[-1]
     assert "argument --strategy: invalid choice: 'no'" in sentence
     # LocalSGD alone trains no tables.
     names = set(strategies.names()) - {"local_sgd"}

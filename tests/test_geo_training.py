@@ -174,6 +174,7 @@ def test_a_movement_larger_than_a_message_travels_in_parts():
         (server,) = [c.server for c in run if c.server is not None]
         # A bit per row and trainer, in words of 64.
         assert server.stats()["marks_bytes"] >= 2 * rows / 8
+        context.barrier()  # a trainer that ends is forgotten
         return model.weight.detach(), optimizer.stats()["exchange"]
 
     for weight, stats in run(body, 2, 1):

@@ -4,12 +4,11 @@
 
 from __future__ import annotations
 
-import os
 import random
 import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 
+import core_alone
 import pytest
 import torch
 
@@ -351,11 +350,9 @@ def test_threads_do_not_change_a_bit() -> None:
 
 
 def ask_simd_level(value: str) -> subprocess.CompletedProcess[str]:
-    code = "import torch; from torch_cpudist import _core; print(_core.simd_level())"
-    environment = os.environ | {"CPUDIST_SIMD": value}
     return subprocess.run(
-        [sys.executable, "-c", code],
-        env=environment,
+        core_alone.command("print(core.simd_level())"),
+        env=core_alone.environment(CPUDIST_SIMD=value),
         capture_output=True,
         text=True,
         timeout=60,

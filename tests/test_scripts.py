@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -282,7 +283,8 @@ def demo(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
         yield process, mark
     finally:
         for left in marked_processes(mark):
-            os.kill(left, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(left, signal.SIGKILL)
         process.wait(timeout=10)
 
 
