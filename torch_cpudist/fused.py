@@ -49,17 +49,43 @@ def _leaves_open(group: dict[str, Any]) -> bool:
 
 def _fits(inner: Optimizer, group: dict[str, Any]) -> bool:
     """Whether torch's fused kernels take these parameters and what they have."""
+    return all(_takes(inner, group, parameter) for parameter in group["params"])
+
+
+def _takes(inner: Optimizer, group: dict[str, Any], parameter: torch.Tensor) -> bool:
     if isinstance(group["lr"], torch.Tensor):
         return False
-    for parameter in group["params"]:
-        grad = parameter.grad
-        if grad is None:
-            continue
-        if grad.is_sparse or not parameter.is_cpu or grad.dtype != parameter.dtype:
-            return False
-        step = inner.state[parameter].get("step") if parameter in inner.state else None
-        if step is not None and not (
-            isinstance(step, torch.Tensor) and step.dtype == torch.float32
-        ):
-            return False
-    return True
+    grad = parameter.grad
+    if grad is None:
+        return True
+    if grad.is_sparse or not parameter.is_cpu or grad.dtype != parameter.dtype:
+        return False
+    step = inner.state[parameter].get("step") if parameter in inner.state else None
+    return step is None or (
+        isinstance(step, torch.Tensor) and step.dtype == torch.float32
+    )
+
+
+def step_fused(part: Optimizer) -> None:
+    """Steps an optimizer of parts of a model, each by the fused kernel that takes it.
+
+    Which parameters an optimizer has beside one changes nothing for that one.
+
+    Args:
+        part: of exactly torch's class, or of any other, which steps as it does. Its
+            groups are cut by what the kernels take, and stay so.
+    """
+    if type(part) in _HAVE_KERNELS:
+        part.param_groups = [
+            cut for group in part.param_groups for cut in _cut(part, group)
+        ]
+    part.step()
+
+
+def _cut(part: Optimizer, group: dict[str, Any]) -> list[dict[str, Any]]:
+    if not _leaves_open(group):
+        return [group]
+    taken = [p for p in group["params"] if _takes(part, group, p)]
+    rest = [p for p in group["params"] if not _takes(part, group, p)]
+    fused_group = {**group, "params": taken, "fused": True}
+    return [fused_group, {**group, "params": rest}]

@@ -261,10 +261,12 @@ class ReplicaExecutor(Applying):
         everyone = range(self.replicas)
         # Nobody has to see all sums before the first parameter is updated.
         at_once = self._before_update is None
-        self._update.prepare(at_once)
+        if at_once:
+            self._update.prepare(at_once)
         threads.run([functools.partial(self._sum, r, at_once) for r in everyone])
         if self._before_update is not None:
             self._before_update()
+            self._update.prepare(at_once)
             update = self._update.by_owner
             threads.run([functools.partial(update, r) for r in everyone])
         self._update.by_caller(samples)
@@ -275,13 +277,12 @@ class ReplicaExecutor(Applying):
 
     def _sum(self, owner: int, update: bool) -> None:
         """Sums an owner's gradients into the model; updates its parameters."""
-        plain = not self._served
         with torch.no_grad():
             for index in self._owned[owner]:
                 if self._update.sums_itself(index):
                     continue
                 grads = [views[index].grad for views in self._models.views]
-                found = reduction.total(grads, sort=plain)
+                found = reduction.total(grads, self._update.wants_sorted(index))
                 self._models.parameters[index].grad = found
                 for views in self._models.views:
                     views[index].grad = None

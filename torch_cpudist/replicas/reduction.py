@@ -94,6 +94,7 @@ def _total_rows(grads: Sequence[torch.Tensor], sort: bool) -> torch.Tensor:
             grads[0].shape,
             check_invariants=False,
         )
-    if sort:
-        return joined.coalesce()
-    return joined if len(grads) == 1 else compact(joined)
+    if len(grads) > 1:
+        joined = compact(joined)
+    # Sorting adds nothing up any more, in whatever order.
+    return joined.coalesce() if sort else joined

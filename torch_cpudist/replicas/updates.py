@@ -11,7 +11,6 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,64 +18,21 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from torch_cpudist import optim
 from torch_cpudist.errors import UnsupportedOptimizerError
+from torch_cpudist.fused import step_fused
 from torch_cpudist.log import logger
 from torch_cpudist.optimizer import DistributedOptimizer
 from torch_cpudist.optimizer_groups import needs_closure
 from torch_cpudist.replicas import own_state
+from torch_cpudist.replicas.likeness import groups_of, likeness, steps_by_parameter
 from torch_cpudist.replicas.models import ReplicaModels
-from torch_cpudist.replicas.row_parts import OwnersState, RowParts
-
-# What these do to a parameter depends on nothing but its own gradient and state.
-_BY_PARAMETER: frozenset[type[Optimizer]] = frozenset(
-    {
-        optim.FTRL,
-        optim.RowWiseAdagrad,
-        torch.optim.ASGD,
-        torch.optim.Adadelta,
-        torch.optim.Adagrad,
-        torch.optim.Adam,
-        torch.optim.AdamW,
-        torch.optim.Adamax,
-        torch.optim.NAdam,
-        torch.optim.RAdam,
-        torch.optim.RMSprop,
-        torch.optim.Rprop,
-        torch.optim.SGD,
-        torch.optim.SparseAdam,
-    }
+from torch_cpudist.replicas.row_parts import RowParts
+from torch_cpudist.replicas.row_steps import RowStep
+from torch_cpudist.replicas.row_tables import (
+    RowTable,
+    row_steps,
+    tables_of,
 )
-_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
-
-
-def steps_by_parameter(optimizer: Optimizer) -> bool:
-    """Whether parts of an optimizer's parameters may be stepped by themselves."""
-    hooked = any(getattr(optimizer, name) for name in _HOOKS)
-    return type(optimizer) in _BY_PARAMETER and not hooked
-
-
-def _likeness(optimizer: Optimizer) -> Optimizer:
-    """An optimizer of the same class and options, to be given groups and state."""
-    made: Optimizer = object.__new__(type(optimizer))
-    made.__dict__.update(optimizer.__dict__)
-    made.__dict__.pop("step", None)  # a scheduler's wrapper, of the original
-    for name in _HOOKS:
-        made.__dict__[name] = OrderedDict()
-    return made
-
-
-def _groups(
-    optimizer: Optimizer, own: Callable[[torch.Tensor], torch.Tensor | None]
-) -> list[dict[str, Any]]:
-    """Groups with today's options, of the parameters that ``own`` gives for theirs."""
-    return [
-        {
-            **group,
-            "params": [p for p in map(own, group["params"]) if p is not None],
-        }
-        for group in optimizer.param_groups
-    ]
 
 
 class Update(ABC):
@@ -88,15 +44,20 @@ class Update(ABC):
         self.models = models
 
     def prepare(self, at_once: bool) -> None:  # noqa: B027
-        """Takes what has changed in the optimizers; before the calls of a step.
+        """Takes what has changed in the optimizers; before ``by_owner``.
 
         Args:
-            at_once: an owner's sums are updated without anybody looking at them before.
+            at_once: owners update what they have summed without anybody looking at it
+                before; else all sums are in the model by now.
         """
 
     def sums_itself(self, index: int) -> bool:
         """Whether ``by_owner`` sums the gradients of a parameter."""
         return False
+
+    def wants_sorted(self, index: int) -> bool:
+        """Whether rows of a summed gradient are to be in the order of their keys."""
+        return True
 
     @abstractmethod
     def by_owner(self, owner: int) -> None:
@@ -139,9 +100,10 @@ class OwnedUpdate(Update):
             for owner, indices in enumerate(owned)
             for i in indices
         }
-        self._parts = [[_likeness(o) for o in self.optimizers] for _ in owned]
-        self._tables = _row_parts(self.optimizers, models, len(owned))
+        self._parts = [[likeness(o) for o in self.optimizers] for _ in owned]
+        self._tables = tables_of(self.optimizers, models)
         self._dealt: dict[int, RowParts] = {}
+        self._at_once = False
         self._apart = all(map(steps_by_parameter, self.optimizers))
         if not self._apart:
             logger.info(
@@ -151,44 +113,44 @@ class OwnedUpdate(Update):
             )
 
     def prepare(self, at_once: bool) -> None:
-        """Takes the groups' options, and the state in case that it was loaded."""
+        """Takes the groups' options and what the gradients are."""
         # Step hooks may have come since the last step.
         self._apart = all(map(steps_by_parameter, self.optimizers))
+        self._at_once = at_once
+        self._dealt = {}
         if not self._apart:
             return
-        for table in self._tables:
-            table.prepare([own[table.index].grad for own in self.models.views])
-        self._dealt = {t.index: t for t in self._tables if t.active and at_once}
-        for owner, parts in enumerate(self._parts):
-            for part, whole in zip(parts, self.optimizers, strict=True):
-                part.param_groups = _groups(whole, self._own(owner))
-                dealt = [t for t in self._dealt.values() if t.optimizer is whole]
-                part.state = OwnersState(whole.state, dealt, owner)  # type: ignore[assignment]
+        for table, step, grads in row_steps(self._tables, self.models, not at_once):
+            first = self._owner_of[id(table.weight)]
+            others = [owner for owner in range(len(self._parts)) if owner != first]
+            self._dealt[table.index] = RowParts(table, step, grads, [first, *others])
+        for owner, own in enumerate(self._parts):
+            for part, whole in zip(own, self.optimizers, strict=True):
+                part.param_groups = groups_of(whole, self._mine(owner))
+                part.state = whole.state
 
-    def _own(self, owner: int) -> Callable[[torch.Tensor], torch.Tensor | None]:
-        """What an owner steps for a parameter: itself, an alias or nothing."""
-        alias_of = {id(t.weight): t.aliases[owner] for t in self._dealt.values()}
+    def _mine(self, owner: int) -> Callable[[torch.Tensor], torch.Tensor | None]:
+        """What an owner steps for a parameter: it, or nothing."""
+        dealt = {id(rows.table.weight) for rows in self._dealt.values()}
 
-        def own(parameter: torch.Tensor) -> torch.Tensor | None:
-            if id(parameter) in alias_of:
-                return alias_of[id(parameter)]
-            mine = self._owner_of[id(parameter)] == owner
-            return parameter if mine else None
+        def mine(parameter: torch.Tensor) -> torch.Tensor | None:
+            own = self._owner_of[id(parameter)] == owner and id(parameter) not in dealt
+            return parameter if own else None
 
-        return own
+        return mine
 
     def sums_itself(self, index: int) -> bool:
-        """Rows of tables are dealt to all owners."""
+        """Rows of tables are summed as they are stepped."""
         return index in self._dealt
 
     def by_owner(self, owner: int) -> None:
         """Steps this owner's parameters, and its rows of tables."""
         if not self._apart:
             return
-        for table in self._dealt.values():
-            table.take(owner)
+        for rows in self._dealt.values():
+            rows.step(owner)
         for part in self._parts[owner]:
-            part.step()
+            step_fused(part)
 
     def by_caller(self, samples: int | None) -> None:
         """Steps as a whole what cannot be stepped by owners."""
@@ -197,32 +159,18 @@ class OwnedUpdate(Update):
                 optimizer.step()
 
     def finish(self) -> None:
-        """Also: puts what was dealt together again."""
+        """Also: counts the steps of tables, and gives the model their gradients."""
         super().finish()
-        for table in self._dealt.values():
-            table.finish()
-            for own in self.models.views:
-                own[table.index].grad = None
+        for index, rows in self._dealt.items():
+            rows.finish()
+            if self._at_once:
+                rows.table.weight.grad = rows.total()
+                for own in self.models.views:
+                    own[index].grad = None
         self._dealt = {}
 
     def by_replica(self, replica: int) -> None:
         """Replicas have no values of their own."""
-
-
-def _row_parts(
-    optimizers: Sequence[Optimizer], models: ReplicaModels, owners: int
-) -> list[RowParts]:
-    """The tables of a model whose rows owners can deal among themselves."""
-    sparse = models.sparse_weights()
-    index_of = {id(parameter): i for i, parameter in enumerate(models.parameters)}
-    return [
-        RowParts(weight, index_of[id(weight)], optimizer, owners)
-        for optimizer in optimizers
-        if RowParts.fits(optimizer) and owners > 1
-        for group in optimizer.param_groups
-        for weight in group["params"]
-        if id(weight) in sparse
-    ]
 
 
 class CopiedUpdate(Update):
@@ -231,17 +179,18 @@ class CopiedUpdate(Update):
     def __init__(self, optimizers: Sequence[Optimizer], models: ReplicaModels) -> None:
         """Gives every replica an optimizer with state of its own."""
         super().__init__(optimizers, models)
-        self._own: list[list[Optimizer]] = []
+        self._own: list[list[Optimizer]] = [[] for _ in models.views]
+        self._tables = tables_of(self.optimizers, models)
+        self._by_row: list[tuple[RowTable, RowStep]] = []
         # What all replicas had after the last step.
         self._common: list[Any] | None = None
 
     def copies(self) -> list[Optimizer]:
         """The optimizers of all replicas but the first."""
-        return [made for own in self._own for made in own]
+        return [made for own in self._own[1:] for made in own]
 
     def prepare(self, at_once: bool) -> None:
         """Takes the groups' options, and state that others than replicas wrote."""
-        replicas = range(1, len(self.models.views))
         # Loaded, cleared or edited, or stepped by another executor.
         written = self._common is None or self._common != own_state.marks(
             self.optimizers
@@ -249,29 +198,64 @@ class CopiedUpdate(Update):
         # Until ``finish`` replicas may be at different steps.
         self._common = None
         self.models.expect_update()
-        if written:
-            self._own = [[_likeness(o) for o in self.optimizers] for _ in replicas]
-        for replica, own in zip(replicas, self._own, strict=True):
-            pairs = zip(self.models.parameters, self.models.views[replica], strict=True)
-            view_of = {id(parameter): view for parameter, view in pairs}
-            for made, whole in zip(own, self.optimizers, strict=True):
-                made.param_groups = _groups(whole, lambda p: view_of[id(p)])  # noqa: B023
-                if written:
-                    made.state = own_state.copied(whole, view_of)
+        steps = row_steps(self._tables, self.models, summed=not at_once)
+        self._by_row = [(table, step) for table, step, _ in steps]
+        for replica in range(len(self._own)):
+            pairs = enumerate(self.optimizers)
+            self._own[replica] = [
+                self._stepper(replica, i, o, written) for i, o in pairs
+            ]
+
+    def _stepper(
+        self, replica: int, index: int, whole: Optimizer, written: bool
+    ) -> Optimizer:
+        """What steps a replica's parameters, but for rows of tables."""
+        if replica == 0:
+            if not steps_by_parameter(whole):
+                return whole  # with its hooks
+            own = likeness(whole)
+            own.state = whole.state
+        elif written:
+            own = likeness(whole)
+            own.state = own_state.copied(whole, self._own_of(replica))
+        else:
+            own = self._own[replica][index]
+        by_row = {id(table.weight) for table, _ in self._by_row}
+        own_of = self._own_of(replica)
+        own.param_groups = groups_of(
+            whole, lambda p: None if id(p) in by_row else own_of[id(p)]
+        )
+        return own
+
+    def _own_of(self, replica: int) -> dict[int, nn.Parameter]:
+        """By ``id`` of a parameter of the model, what the replica steps for it."""
+        ours = self.models.views[replica] if replica else self.models.parameters
+        pairs = zip(self.models.parameters, ours, strict=True)
+        return {id(parameter): own for parameter, own in pairs}
+
+    def wants_sorted(self, index: int) -> bool:
+        """Where torch's sparse operators step."""
+        return all(table.index != index for table, _ in self._by_row)
 
     def by_owner(self, owner: int) -> None:
         """Nothing: a replica steps when all sums are there."""
 
     def by_replica(self, replica: int) -> None:
         """Steps this replica's copies with the common sums."""
-        if replica == 0:
-            for optimizer in self.optimizers:
-                optimizer.step()
-            return
-        for index, view in enumerate(self.models.views[replica]):
-            view.grad = self.models.parameters[index].grad
-        for optimizer in self._own[replica - 1]:
-            optimizer.step()
+        own_of = self._own_of(replica)
+        if replica:
+            for parameter in self.models.parameters:
+                own_of[id(parameter)].grad = parameter.grad
+        for table, step in self._by_row:
+            own = own_of[id(table.weight)]
+            state = self._own[replica][table.optimizer_index].state.get(own, {})
+            step.run(own, state, *table.rows(self.models))
+            step.count(state)
+        for stepper, whole in zip(self._own[replica], self.optimizers, strict=True):
+            if steps_by_parameter(whole):
+                step_fused(stepper)
+            else:
+                stepper.step()
 
     @property
     def in_replicas(self) -> bool:
@@ -283,6 +267,7 @@ class CopiedUpdate(Update):
         super().finish()
         self.models.note_updated()
         self._common = own_state.marks(self.optimizers)
+        self._by_row = []
 
 
 class ServedUpdate(Update):
@@ -295,6 +280,10 @@ class ServedUpdate(Update):
         super().__init__([served], models)
         self._served = served
         self._copied = copied
+
+    def wants_sorted(self, index: int) -> bool:
+        """A push takes keys in any order."""
+        return False
 
     def by_owner(self, owner: int) -> None:
         """Nothing: one thread steps all."""

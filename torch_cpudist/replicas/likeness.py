@@ -1,0 +1,64 @@
+# Copyright (c) 2026 The torch_cpudist authors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Optimizers like one of the user's, over some of its parameters or copies of them."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from torch_cpudist import optim
+
+# What these do to a parameter depends on nothing but its own gradient and state.
+_BY_PARAMETER: frozenset[type[Optimizer]] = frozenset(
+    {
+        optim.FTRL,
+        optim.RowWiseAdagrad,
+        torch.optim.ASGD,
+        torch.optim.Adadelta,
+        torch.optim.Adagrad,
+        torch.optim.Adam,
+        torch.optim.AdamW,
+        torch.optim.Adamax,
+        torch.optim.NAdam,
+        torch.optim.RAdam,
+        torch.optim.RMSprop,
+        torch.optim.Rprop,
+        torch.optim.SGD,
+        torch.optim.SparseAdam,
+    }
+)
+_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
+
+
+def steps_by_parameter(optimizer: Optimizer) -> bool:
+    """Whether parts of an optimizer's parameters may be stepped by themselves."""
+    hooked = any(getattr(optimizer, name) for name in _HOOKS)
+    return type(optimizer) in _BY_PARAMETER and not hooked
+
+
+def likeness(optimizer: Optimizer) -> Optimizer:
+    """An optimizer of the same class and options, to be given groups and state."""
+    made: Optimizer = object.__new__(type(optimizer))
+    made.__dict__.update(optimizer.__dict__)
+    made.__dict__.pop("step", None)  # a scheduler's wrapper, of the original
+    for name in _HOOKS:
+        made.__dict__[name] = OrderedDict()
+    return made
+
+
+def groups_of(
+    optimizer: Optimizer, own: Callable[[torch.Tensor], torch.Tensor | None]
+) -> list[dict[str, Any]]:
+    """Groups with today's options, of the parameters that ``own`` gives for theirs."""
+    return [
+        {
+            **group,
+            "params": [p for p in map(own, group["params"]) if p is not None],
+        }
+        for group in optimizer.param_groups
+    ]
