@@ -46,6 +46,57 @@ def test_an_open_choice_is_fused(kind, asked):
     run(body, 1)
 
 
+class Growing(nn.Module):
+    """Uses its second layer from the second step on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(5)
+        self.first, self.second = nn.Linear(4, 1), nn.Linear(4, 1)
+
+    def forward(self, x: torch.Tensor, step: int) -> torch.Tensor:
+        found = self.first(x)
+        return found + self.second(x) if step else found
+
+
+@pytest.mark.parametrize("strategy", ["localsgd", "allreduce", "reduce", "replicas"])
+def test_a_parameter_whose_momentum_begins_later(strategy):
+    """torch's fused SGD takes the buffers of all parameters of a group, or none."""
+
+    def steps(model: Growing, learn) -> dict[str, torch.Tensor]:
+        for step in range(4):
+            x = torch.randn(6, 4, generator=torch.Generator().manual_seed(step))
+            learn(x, step)
+        return {k: v.clone() for k, v in model.state_dict().items()}
+
+    def sgd(model: Growing) -> torch.optim.SGD:
+        return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+
+    def stepping(model: Growing, optimizer: torch.optim.Optimizer):
+        def learn(x: torch.Tensor, step: int) -> None:
+            optimizer.zero_grad()
+            model(x, step).square().mean().backward()
+            optimizer.step()
+
+        return learn
+
+    def body(context: cpudist.Context) -> None:
+        plain, ours = Growing(), Growing()
+        expected = steps(plain, stepping(plain, sgd(plain)))
+        if strategy == "replicas":
+            with cpudist.ReplicaExecutor(
+                ours, lambda m, part: m(*part).square().mean(), sgd(ours), 2
+            ) as executor:
+                found = steps(ours, lambda x, step: executor.run((x, step)))
+        else:
+            wrapped = cpudist.DistributedOptimizer(sgd(ours), ours, strategy)
+            found = steps(ours, stepping(ours, wrapped))
+        for name, value in expected.items():
+            assert torch.allclose(found[name], value, atol=1e-6), name
+
+    run(body, 1)
+
+
 def entries(*elements: int) -> list[DenseParameter]:
     made = []
     for i, count in enumerate(elements):

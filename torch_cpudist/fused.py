@@ -60,7 +60,10 @@ def _takes(inner: Optimizer, group: dict[str, Any], parameter: torch.Tensor) -> 
         return True
     if grad.is_sparse or not parameter.is_cpu or grad.dtype != parameter.dtype:
         return False
-    step = inner.state[parameter].get("step") if parameter in inner.state else None
+    state = inner.state[parameter] if parameter in inner.state else {}
+    if group.get("momentum") and state.get("momentum_buffer") is None:
+        return False  # they take all buffers of a group or none; a first step makes it
+    step = state.get("step")
     return step is None or (
         isinstance(step, torch.Tensor) and step.dtype == torch.float32
     )
