@@ -354,6 +354,7 @@ class CollectiveGroup:
     def _failed(self, error: BaseException) -> Error:
         """What an error of torch.distributed stands for; tells the others of a loss."""
         text = str(error).splitlines()[0].partition(" This is typically")[0]
+        text = text.removesuffix(" Restart the run.")  # is said below
         if any(words in text for words in _LATE) and _FROZEN not in text:
             return self._late("a collective")
         if any(words in text for words in _MISMATCHES):

@@ -53,7 +53,7 @@ def _fits(inner: Optimizer, group: dict[str, Any]) -> bool:
 
 
 def _takes(inner: Optimizer, group: dict[str, Any], parameter: torch.Tensor) -> bool:
-    if isinstance(group["lr"], torch.Tensor):
+    if any(isinstance(v, torch.Tensor) for v in (group["lr"], *group.get("betas", ()))):
         return False
     grad = parameter.grad
     if grad is None:
@@ -64,9 +64,30 @@ def _takes(inner: Optimizer, group: dict[str, Any], parameter: torch.Tensor) -> 
     if group.get("momentum") and state.get("momentum_buffer") is None:
         return False  # they take all buffers of a group or none; a first step makes it
     step = state.get("step")
-    return step is None or (
-        isinstance(step, torch.Tensor) and step.dtype == torch.float32
-    )
+    if not (step is None or _is_float32(step)) or not parameter.is_floating_point():
+        return False
+    kept = [v for k, v in state.items() if isinstance(v, torch.Tensor) and k != "step"]
+    return all(_elements_alike(parameter, other) for other in [grad, *kept])
+
+
+def _is_float32(step: Any) -> bool:
+    return isinstance(step, torch.Tensor) and step.dtype == torch.float32
+
+
+def _elements_alike(parameter: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether memory holds the same elements in the same order, without holes.
+
+    The kernels go over memory and do not look at strides.
+    """
+    if parameter.is_contiguous():
+        return other.is_contiguous()
+    ordered = sorted(zip(parameter.stride(), parameter.shape, strict=True))
+    expected = 1
+    for stride, size in ordered:
+        if size > 1 and stride != expected:
+            return False
+        expected *= size
+    return other.stride() == parameter.stride()
 
 
 def step_fused(part: Optimizer) -> None:

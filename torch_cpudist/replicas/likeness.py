@@ -5,11 +5,12 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch.optim import Optimizer
+from torch.optim import optimizer as torch_optimizer
 
 from torch_cpudist import optim
 
@@ -35,10 +36,33 @@ _BY_PARAMETER: frozenset[type[Optimizer]] = frozenset(
 _HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 
 
-def steps_by_parameter(optimizer: Optimizer) -> bool:
-    """Whether parts of an optimizer's parameters may be stepped by themselves."""
-    hooked = any(getattr(optimizer, name) for name in _HOOKS)
-    return type(optimizer) in _BY_PARAMETER and not hooked
+def _is_hooked(optimizer: Optimizer) -> bool:
+    """Whether somebody wants to be there when this optimizer steps."""
+    step = vars(optimizer).get("step")
+    if step is not None and not (
+        getattr(step, "_wrapped_by_lr_sched", False)
+        and step.__wrapped__ is type(optimizer).step
+    ):
+        return True
+    return bool(
+        torch_optimizer._global_optimizer_pre_hooks
+        or torch_optimizer._global_optimizer_post_hooks
+        or any(getattr(optimizer, name) for name in _HOOKS)
+    )
+
+
+def divisible(optimizers: Sequence[Optimizer]) -> list[bool]:
+    """Which optimizers may step parts of their parameters by themselves.
+
+    None of them where some have parameters in common, whose steps have an order, and
+    one is to step as a whole.
+    """
+    found = [type(o) in _BY_PARAMETER and not _is_hooked(o) for o in optimizers]
+    if all(found) or not any(found):
+        return found
+    parameters = [p for o in optimizers for g in o.param_groups for p in g["params"]]
+    common = len({id(p) for p in parameters}) < len(parameters)
+    return [False] * len(found) if common else found
 
 
 def likeness(optimizer: Optimizer) -> Optimizer:

@@ -10,7 +10,7 @@ is the replica's.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -35,6 +35,23 @@ def _plain_attributes(module: nn.Module) -> dict[str, Any]:
         and name not in _OWN
         and not name.startswith("_cpudist_")
     }
+
+
+def _mark(parameter: torch.Tensor) -> tuple[int, int]:
+    """Changes when values are written, but for writes through ``tensor.data``."""
+    return parameter._version, parameter.data_ptr()
+
+
+def _check_norms(model: nn.Module, count: int) -> None:
+    """Refuses lookups that write to the table that other replicas read."""
+    for name, module in model.named_modules():
+        if count > 1 and getattr(module, "max_norm", None) is not None:
+            raise UnsupportedModelError(
+                f"ReplicaExecutor: {name or 'the model'} has max_norm="
+                f"{module.max_norm}, which rewrites rows during a lookup, while other "
+                "replicas read them. Set max_norm=None; to bound norms, scale the "
+                "looked-up rows in the model."
+            )
 
 
 def _check_model(model: nn.Module) -> None:
@@ -86,17 +103,23 @@ class ReplicaModels:
             UnsupportedModelError: it cannot be replicated.
         """
         _check_model(model)
+        _check_norms(model, count)
         self.model = model
         self.parameters = list(model.parameters())
         self.names = [name for name, _ in model.named_parameters()]
         self._copied = [id(p) in copied for p in self.parameters]
-        self._versions = [p._version for p in self.parameters]
+        self._written = [_mark(p) for p in self.parameters]
         self._owners = [
             (module, name, parameter)
             for module in model.modules()
             for name, parameter in module._parameters.items()
             if parameter is not None
         ]
+        sparse = self.sparse_weights()
+        #: By ``id`` of a table's weight, its place among the parameters.
+        self.tables = {
+            id(p): i for i, p in enumerate(self.parameters) if id(p) in sparse
+        }
         self.modules: list[nn.Module] = []
         # By replica, in the order of the model's parameters.
         self.views: list[list[nn.Parameter]] = []
@@ -130,7 +153,14 @@ class ReplicaModels:
         for buffer in self.model.buffers():
             memo[id(buffer)] = buffer if replica == 0 else buffer.detach().clone()
         copied_tables(self.model, memo)
-        made: nn.Module = copy.deepcopy(self.model, memo)
+        try:
+            made: nn.Module = copy.deepcopy(self.model, memo)
+        except RuntimeError as error:
+            raise UnsupportedModelError(
+                f"ReplicaExecutor: the model cannot be copied: {error} An attribute is "
+                "computed from parameters (torch.nn.utils.weight_norm, say); use "
+                "torch.nn.utils.parametrizations, which computes it in forward."
+            ) from error
         own_dropout(made)
         return made
 
@@ -156,6 +186,7 @@ class ReplicaModels:
                 made.training = mode
             plain = _plain_attributes(module)
             if plain != self._plain[i]:
+                _check_norms(module, len(self.modules))
                 changed = plain.items() - self._plain[i].items()
                 for made in copies:
                     vars(made).update(changed)
@@ -181,7 +212,7 @@ class ReplicaModels:
                 )
 
     def _follow_parameter(self, index: int, parameter: nn.Parameter) -> None:
-        written = parameter._version != self._versions[index]
+        written = _mark(parameter) != self._written[index]
         for replica, views in enumerate(self.views):
             view = views[index]
             if view.requires_grad != parameter.requires_grad:
@@ -195,7 +226,7 @@ class ReplicaModels:
                 or view.shape != parameter.shape
             ):
                 view.data = parameter.data
-        self._versions[index] = parameter._version
+        self._written[index] = _mark(parameter)
 
     def _hand_buffers(self) -> None:
         """Gives the first replica the model's buffers and the others their values."""
@@ -220,18 +251,23 @@ class ReplicaModels:
 
     def expect_update(self) -> None:
         """Copies are taken anew, unless ``note_updated`` follows."""
-        self._versions = [-1] * len(self.parameters)
+        self._written = [(-1, 0)] * len(self.parameters)
 
     def note_updated(self) -> None:
         """Copies have the values that the model's parameters have now."""
-        self._versions = [parameter._version for parameter in self.parameters]
+        self._written = [_mark(parameter) for parameter in self.parameters]
 
     @torch.no_grad()
-    def refresh(self, replica: int) -> None:
-        """Copies the model's values to a replica's own; run by its thread."""
-        for index, view in enumerate(self.views[replica]):
+    def refresh(self, replica: int, indices: Iterable[int]) -> None:
+        """Copies the model's values to a replica's own; run by its thread.
+
+        Args:
+            replica: which.
+            indices: of parameters.
+        """
+        for index in indices:
             if self.has_copy(index, replica):
-                view.copy_(self.parameters[index])
+                self.views[replica][index].copy_(self.parameters[index])
 
     def clear_gradients(self) -> None:
         """Forgets the gradients of all replicas, and those in the model."""

@@ -4,8 +4,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -13,7 +15,6 @@ from torch.optim import Optimizer
 
 from torch_cpudist import ops
 from torch_cpudist.replicas import row_steps as rules
-from torch_cpudist.replicas.likeness import steps_by_parameter
 from torch_cpudist.replicas.models import ReplicaModels
 from torch_cpudist.replicas.row_steps import RowStep
 
@@ -48,46 +49,48 @@ class RowTable:
         return ops.dedupe_segment_sum(keys.contiguous(), rows.contiguous())
 
 
-def tables_of(optimizers: Sequence[Optimizer], models: ReplicaModels) -> list[RowTable]:
-    """Tables whose optimizer can step them by row."""
-    sparse = models.sparse_weights()
-    index_of = {id(parameter): i for i, parameter in enumerate(models.parameters)}
-    return [
-        RowTable(weight, index_of[id(weight)], optimizer, i)
-        for i, optimizer in enumerate(optimizers)
-        if rules.fits_class(optimizer)
-        for group in optimizer.param_groups
-        for weight in group["params"]
-        if id(weight) in sparse
-    ]
-
-
 def row_steps(
-    tables: Sequence[RowTable], models: ReplicaModels, summed: bool
+    optimizers: Sequence[Optimizer],
+    divisible: Sequence[bool],
+    models: ReplicaModels,
+    summed: bool,
 ) -> Iterator[tuple[RowTable, RowStep, list[torch.Tensor]]]:
     """Yields the tables that are stepped by row in this step, how, and by what.
 
-    The same for replicas that share a table as for those that have copies.
+    The same for replicas that share a table as for those that have copies. Not a table
+    of several optimizers, whose steps have an order.
 
     Args:
-        tables: of ``tables_of``.
+        optimizers: of the executor.
+        divisible: which of them may step parts of their parameters.
         models: have the gradients.
         summed: whether they are in the model by now; else they are the replicas'.
     """
-    for table in tables:
+    found = list(_tables(optimizers, models))
+    times = Counter(table.index for table, _ in found)
+    for table, group in found:
+        if times[table.index] > 1 or not divisible[table.optimizer_index]:
+            continue
         grads = table.grads(models, summed)
         if not grads or not all(map(_has_rows, grads)):
             continue
-        if not steps_by_parameter(table.optimizer):
+        if not rules.fits_class(table.optimizer):
             continue
-        group = next(
-            group
-            for group in table.optimizer.param_groups
-            if any(parameter is table.weight for parameter in group["params"])
-        )
         step = RowStep.of(table.optimizer, group, table.weight)
         if step is not None:
             yield table, step, grads
+
+
+def _tables(
+    optimizers: Sequence[Optimizer], models: ReplicaModels
+) -> Iterator[tuple[RowTable, dict[str, Any]]]:
+    """Yields the tables of all optimizers, each with its group of today."""
+    for i, optimizer in enumerate(optimizers):
+        for group in optimizer.param_groups:
+            for weight in group["params"]:
+                index = models.tables.get(id(weight))
+                if index is not None:
+                    yield RowTable(weight, index, optimizer, i), group
 
 
 def _has_rows(grad: torch.Tensor) -> bool:

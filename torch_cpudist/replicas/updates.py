@@ -11,7 +11,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -24,15 +24,11 @@ from torch_cpudist.log import logger
 from torch_cpudist.optimizer import DistributedOptimizer
 from torch_cpudist.optimizer_groups import needs_closure
 from torch_cpudist.replicas import own_state
-from torch_cpudist.replicas.likeness import groups_of, likeness, steps_by_parameter
+from torch_cpudist.replicas.likeness import divisible, groups_of, likeness
 from torch_cpudist.replicas.models import ReplicaModels
 from torch_cpudist.replicas.row_parts import RowParts
 from torch_cpudist.replicas.row_steps import RowStep
-from torch_cpudist.replicas.row_tables import (
-    RowTable,
-    row_steps,
-    tables_of,
-)
+from torch_cpudist.replicas.row_tables import RowTable, row_steps
 
 
 class Update(ABC):
@@ -42,6 +38,18 @@ class Update(ABC):
         """Updates the parameters of ``models`` by ``optimizers``."""
         self.optimizers = list(optimizers)
         self.models = models
+        self.apart = [False] * len(self.optimizers)
+
+    def _divide(self) -> None:
+        """Looks anew which optimizers step parts of their parameters.
+
+        Step hooks and parameters may have come since the last step.
+
+        Raises:
+            UnsupportedOptimizerError: see ``check_parameters``.
+        """
+        check_parameters(self.optimizers, {id(p) for p in self.models.parameters})
+        self.apart = divisible(self.optimizers)
 
     def prepare(self, at_once: bool) -> None:  # noqa: B027
         """Takes what has changed in the optimizers; before ``by_owner``.
@@ -70,8 +78,11 @@ class Update(ABC):
     def by_replica(self, replica: int) -> None:
         """The rest of a replica's part; run by its thread, when all sums are there."""
 
-    def by_caller(self, samples: int | None) -> None:  # noqa: B027
-        """The caller's part, after ``by_owner`` and before ``by_replica``."""
+    def by_caller(self, samples: int | None) -> None:
+        """Steps as a whole what cannot be divided; before ``by_replica``."""
+        for optimizer, apart in zip(self.optimizers, self.apart, strict=True):
+            if not apart:
+                optimizer.step()
 
     @property
     def in_replicas(self) -> bool:
@@ -101,26 +112,25 @@ class OwnedUpdate(Update):
             for i in indices
         }
         self._parts = [[likeness(o) for o in self.optimizers] for _ in owned]
-        self._tables = tables_of(self.optimizers, models)
         self._dealt: dict[int, RowParts] = {}
         self._at_once = False
-        self._apart = all(map(steps_by_parameter, self.optimizers))
-        if not self._apart:
+        self._divide()
+        pairs = zip(self.optimizers, self.apart, strict=True)
+        whole = [optimizer for optimizer, apart in pairs if not apart]
+        if whole:
             logger.info(
                 "ReplicaExecutor: one thread runs step() of %s, which may look at "
                 "several parameters at once",
-                ", ".join(type(optimizer).__name__ for optimizer in self.optimizers),
+                ", ".join(type(optimizer).__name__ for optimizer in whole),
             )
 
     def prepare(self, at_once: bool) -> None:
         """Takes the groups' options and what the gradients are."""
-        # Step hooks may have come since the last step.
-        self._apart = all(map(steps_by_parameter, self.optimizers))
         self._at_once = at_once
         self._dealt = {}
-        if not self._apart:
-            return
-        for table, step, grads in row_steps(self._tables, self.models, not at_once):
+        self._divide()
+        steps = row_steps(self.optimizers, self.apart, self.models, not at_once)
+        for table, step, grads in steps:
             first = self._owner_of[id(table.weight)]
             others = [owner for owner in range(len(self._parts)) if owner != first]
             self._dealt[table.index] = RowParts(table, step, grads, [first, *others])
@@ -145,18 +155,11 @@ class OwnedUpdate(Update):
 
     def by_owner(self, owner: int) -> None:
         """Steps this owner's parameters, and its rows of tables."""
-        if not self._apart:
-            return
         for rows in self._dealt.values():
             rows.step(owner)
-        for part in self._parts[owner]:
-            step_fused(part)
-
-    def by_caller(self, samples: int | None) -> None:
-        """Steps as a whole what cannot be stepped by owners."""
-        if not self._apart:
-            for optimizer in self.optimizers:
-                optimizer.step()
+        for part, apart in zip(self._parts[owner], self.apart, strict=True):
+            if apart:
+                step_fused(part)
 
     def finish(self) -> None:
         """Also: counts the steps of tables, and gives the model their gradients."""
@@ -174,23 +177,30 @@ class OwnedUpdate(Update):
 
 
 class CopiedUpdate(Update):
-    """Every replica steps its own copies; the first one's are the model's."""
+    """Every replica steps its own copies; the first one's are the model's.
+
+    What an optimizer steps as a whole is copied afterwards.
+    """
 
     def __init__(self, optimizers: Sequence[Optimizer], models: ReplicaModels) -> None:
         """Gives every replica an optimizer with state of its own."""
         super().__init__(optimizers, models)
-        self._own: list[list[Optimizer]] = [[] for _ in models.views]
-        self._tables = tables_of(self.optimizers, models)
+        # By replica; nothing where an optimizer steps as a whole.
+        self._own: list[list[Optimizer | None]] = [
+            [None] * len(self.optimizers) for _ in models.views
+        ]
         self._by_row: list[tuple[RowTable, RowStep]] = []
+        self._refreshed: list[int] = []
         # What all replicas had after the last step.
         self._common: list[Any] | None = None
 
     def copies(self) -> list[Optimizer]:
         """The optimizers of all replicas but the first."""
-        return [made for own in self._own[1:] for made in own]
+        return [made for own in self._own[1:] for made in own if made is not None]
 
     def prepare(self, at_once: bool) -> None:
         """Takes the groups' options, and state that others than replicas wrote."""
+        self._divide()
         # Loaded, cleared or edited, or stepped by another executor.
         written = self._common is None or self._common != own_state.marks(
             self.optimizers
@@ -198,30 +208,33 @@ class CopiedUpdate(Update):
         # Until ``finish`` replicas may be at different steps.
         self._common = None
         self.models.expect_update()
-        steps = row_steps(self._tables, self.models, summed=not at_once)
+        steps = row_steps(self.optimizers, self.apart, self.models, not at_once)
         self._by_row = [(table, step) for table, step, _ in steps]
-        for replica in range(len(self._own)):
-            pairs = enumerate(self.optimizers)
-            self._own[replica] = [
-                self._stepper(replica, i, o, written) for i, o in pairs
-            ]
+        pairs = zip(self.optimizers, self.apart, strict=True)
+        whole = {
+            id(parameter)
+            for optimizer, apart in pairs
+            if not apart
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+        }
+        parameters = enumerate(self.models.parameters)
+        self._refreshed = [i for i, p in parameters if id(p) in whole]
+        for replica, own in enumerate(self._own):
+            for i, apart in enumerate(self.apart):
+                own[i] = self._stepper(replica, i, written) if apart else None
 
-    def _stepper(
-        self, replica: int, index: int, whole: Optimizer, written: bool
-    ) -> Optimizer:
+    def _stepper(self, replica: int, index: int, written: bool) -> Optimizer:
         """What steps a replica's parameters, but for rows of tables."""
+        whole, own_of = self.optimizers[index], self._own_of(replica)
+        own = self._own[replica][index]
         if replica == 0:
-            if not steps_by_parameter(whole):
-                return whole  # with its hooks
             own = likeness(whole)
             own.state = whole.state
-        elif written:
+        elif own is None or written:
             own = likeness(whole)
-            own.state = own_state.copied(whole, self._own_of(replica))
-        else:
-            own = self._own[replica][index]
+            own.state = own_state.copied(whole, own_of)
         by_row = {id(table.weight) for table, _ in self._by_row}
-        own_of = self._own_of(replica)
         own.param_groups = groups_of(
             whole, lambda p: None if id(p) in by_row else own_of[id(p)]
         )
@@ -243,19 +256,19 @@ class CopiedUpdate(Update):
     def by_replica(self, replica: int) -> None:
         """Steps this replica's copies with the common sums."""
         own_of = self._own_of(replica)
+        self.models.refresh(replica, self._refreshed)
         if replica:
             for parameter in self.models.parameters:
                 own_of[id(parameter)].grad = parameter.grad
         for table, step in self._by_row:
             own = own_of[id(table.weight)]
-            state = self._own[replica][table.optimizer_index].state.get(own, {})
+            stepper = self._own[replica][table.optimizer_index]
+            state = stepper.state.get(own, {}) if stepper is not None else {}
             step.run(own, state, *table.rows(self.models))
             step.count(state)
-        for stepper, whole in zip(self._own[replica], self.optimizers, strict=True):
-            if steps_by_parameter(whole):
+        for stepper in self._own[replica]:
+            if stepper is not None:
                 step_fused(stepper)
-            else:
-                stepper.step()
 
     @property
     def in_replicas(self) -> bool:
@@ -295,7 +308,7 @@ class ServedUpdate(Update):
 
     def by_replica(self, replica: int) -> None:
         """Copies the new values."""
-        self.models.refresh(replica)
+        self.models.refresh(replica, range(len(self.models.parameters)))
 
     @property
     def in_replicas(self) -> bool:
@@ -327,7 +340,6 @@ def check_optimizers(optimizers: Sequence[Optimizer], model: nn.Module) -> None:
             "ReplicaExecutor: a DistributedOptimizer beside another optimizer. Pass "
             "all torch optimizers to one DistributedOptimizer, as a list."
         )
-    known = {id(parameter) for parameter in model.parameters()}
     for optimizer in optimizers:
         if needs_closure(optimizer):
             raise UnsupportedOptimizerError(
@@ -335,12 +347,23 @@ def check_optimizers(optimizers: Sequence[Optimizer], model: nn.Module) -> None:
                 "model by a closure, but replicas evaluate it once per step. Use an "
                 "optimizer whose step() needs none."
             )
+    check_parameters(optimizers, {id(parameter) for parameter in model.parameters()})
+
+
+def check_parameters(optimizers: Sequence[Optimizer], known: Collection[int]) -> None:
+    """Refuses optimizers of parameters whose ``id`` is not known.
+
+    Raises:
+        UnsupportedOptimizerError: says what to do.
+    """
+    for optimizer in optimizers:
         for group in optimizer.param_groups:
             if any(id(parameter) not in known for parameter in group["params"]):
                 raise UnsupportedOptimizerError(
                     f"ReplicaExecutor: the {type(optimizer).__name__} trains a "
-                    "parameter that is not in the model, so that replicas cannot have "
-                    "gradients of it. Make it a parameter of the model."
+                    "parameter that was not in the model when the executor was made, "
+                    "so that replicas cannot have gradients of it. Make it a parameter "
+                    "of the model, and a new executor."
                 )
 
 
