@@ -97,6 +97,44 @@ def test_a_parameter_whose_momentum_begins_later(strategy):
     run(body, 1)
 
 
+class Pictures(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(6)
+        self.conv = nn.Conv2d(3, 6, 3)
+        self.out = nn.Linear(6, 1)
+        self.out.weight = nn.Parameter(torch.randn(6, 1).t())
+        self.to(memory_format=torch.channels_last)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out(self.conv(x).relu().mean((2, 3)))
+
+
+@pytest.mark.parametrize("kind", ["SGD", "Adagrad", "Adam", "AdamW"])
+@pytest.mark.parametrize("strategy", ["localsgd", "allreduce", "reduce"])
+def test_parameters_of_any_layout_take_torchs_steps(strategy, kind):
+    """The fused kernels go over memory and do not look at strides."""
+    options = {"momentum": 0.9} if kind == "SGD" else {}
+
+    def trained(model: Pictures, optimizer: torch.optim.Optimizer) -> torch.Tensor:
+        for step in range(4):
+            x = torch.randn(4, 3, 6, 6, generator=torch.manual_seed(step))
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+        return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+    def body(context: cpudist.Context) -> None:
+        make = getattr(torch.optim, kind)
+        plain, ours = Pictures(), Pictures()
+        expected = trained(plain, make(plain.parameters(), lr=0.05, **options))
+        inner = make(ours.parameters(), lr=0.05, **options)
+        found = trained(ours, cpudist.DistributedOptimizer(inner, ours, strategy))
+        assert torch.allclose(found, expected, atol=1e-6)
+
+    run(body, 1)
+
+
 def entries(*elements: int) -> list[DenseParameter]:
     made = []
     for i, count in enumerate(elements):

@@ -63,15 +63,10 @@ def _takes(inner: Optimizer, group: dict[str, Any], parameter: torch.Tensor) -> 
     state = inner.state[parameter] if parameter in inner.state else {}
     if group.get("momentum") and state.get("momentum_buffer") is None:
         return False  # they take all buffers of a group or none; a first step makes it
-    step = state.get("step")
-    if not (step is None or _is_float32(step)) or not parameter.is_floating_point():
+    if not parameter.is_floating_point():
         return False
     kept = [v for k, v in state.items() if isinstance(v, torch.Tensor) and k != "step"]
     return all(_elements_alike(parameter, other) for other in [grad, *kept])
-
-
-def _is_float32(step: Any) -> bool:
-    return isinstance(step, torch.Tensor) and step.dtype == torch.float32
 
 
 def _elements_alike(parameter: torch.Tensor, other: torch.Tensor) -> bool:
