@@ -4,18 +4,16 @@
 
 from __future__ import annotations
 
-import threading
-
 import pytest
 import torch
+from replica_tables import Calls, Tables, batch_of, cut, loss_of
 from sync_cases import copy_of, largest_difference
 from torch import nn
 
 import torch_cpudist as cpudist
-from torch_cpudist import ops, optim
+from torch_cpudist import optim
 from torch_cpudist.replicas import row_parts
 
-ROWS, SLOTS, DIM = 40, 3, 5
 SGD, Adagrad, SparseAdam = torch.optim.SGD, torch.optim.Adagrad, torch.optim.SparseAdam
 RULES = {
     "sgd": lambda p: SGD(p, lr=0.1),
@@ -34,54 +32,9 @@ RULES = {
 MADE_BY_STEP = ("sparse-adam", "sparse-adam-ascending", "ftrl", "row-wise-adagrad")
 
 
-class Tables(nn.Module):
-    """Two tables, one of which some batches do not use, and a dense layer."""
-
-    def __init__(self, dtype=torch.float64):
-        super().__init__()
-        torch.manual_seed(3)
-        self.first = nn.Embedding(ROWS, DIM, sparse=True, dtype=dtype)
-        self.second = nn.EmbeddingBag(ROWS, DIM, sparse=True, mode="sum", dtype=dtype)
-        self.out = nn.Linear(DIM, 1, dtype=dtype)
-
-    def forward(self, ids, both):
-        found = self.first(ids).sum(1)
-        if both:
-            found = found + self.second(ids)
-        return self.out(found).squeeze(1)
-
-    def tables(self):
-        return [self.first.weight, self.second.weight]
-
-
-def batch_of(step, dtype=torch.float64):
-    generator = torch.Generator().manual_seed(step)
-    samples = (8, 5, 9)[step % 3]
-    ids = torch.randint(0, ROWS // 2, (samples, SLOTS), generator=generator)
-    target = torch.randn(samples, generator=generator).to(dtype)
-    return ids, target, step % 3 != 1
-
-
-def loss_of(model, batch):
-    ids, target, both = batch
-    return (model(ids, both) - target).square().mean()
-
-
 def optimizers_of(rule, model):
     dense = torch.optim.SGD(model.out.parameters(), lr=0.05)
     return [RULES[rule](model.tables()), dense]
-
-
-class Calls:
-    """Counts calls of the kernels by thread."""
-
-    def __init__(self, monkeypatch):
-        self.threads, self._real = [], ops.update_rows
-        monkeypatch.setattr(ops, "update_rows", self)
-
-    def __call__(self, *arguments, **options):
-        self.threads.append(threading.current_thread().name)
-        self._real(*arguments, **options)
 
 
 def plainly(rule, steps, clip):
@@ -159,13 +112,6 @@ def test_rows_take_the_steps_of_torch(monkeypatch, rule, reduce, dealt, clip):
     times = replicas if reduce == "allreduce" or dealt else 1
     assert len(calls.threads) == by_row * times
     assert "MainThread" not in calls.threads
-
-
-def cut(batch, parts):
-    """Along dim 0; numbers go to all."""
-    ids, target, both = batch
-    pairs = zip(ids.tensor_split(parts), target.tensor_split(parts), strict=True)
-    return [(i, t, both) for i, t in pairs]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
