@@ -79,9 +79,16 @@ def assert_same_state(found, expected):
                 ), name
 
 
-@pytest.mark.parametrize("clip", [False, True], ids=["at-once", "clipped"])
-@pytest.mark.parametrize("dealt", [False, True], ids=["few", "dealt"])
-@pytest.mark.parametrize("reduce", ["reduce", "allreduce"])
+@pytest.mark.parametrize(
+    ("reduce", "dealt", "clip"),
+    [
+        ("reduce", False, False),
+        ("reduce", True, False),
+        ("reduce", True, True),
+        ("allreduce", False, False),
+        ("allreduce", False, True),
+    ],
+)
 @pytest.mark.parametrize("rule", RULES)
 def test_rows_take_the_steps_of_torch(monkeypatch, rule, reduce, dealt, clip):
     monkeypatch.setattr(row_parts, "_DEAL_FROM_ROWS", 1 if dealt else 4096)
