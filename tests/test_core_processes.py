@@ -9,13 +9,13 @@ import json
 import os
 import signal
 import subprocess
-import threading
 import time
 
 import core_alone
 import numpy as np
 import pytest
 from core_cluster import HIDDEN, Cluster, Trainer, make_layout, run_all
+from interrupts import interrupted, waiting_in_a_call
 
 from torch_cpudist import _core, errors
 
@@ -179,27 +179,14 @@ def test_a_lost_trainer_is_reported_to_the_one_that_waits(launch):
     assert reported_at - gone_at < 1.0
 
 
-def interrupt_once(ready, call):
-    """Calls; Ctrl-C comes once ``ready`` says that the call waits."""
-
-    def interrupt():
-        until = time.monotonic() + 30
-        while not ready() and time.monotonic() < until:
-            time.sleep(0.005)
-        os.kill(os.getpid(), signal.SIGINT)
-
-    threading.Thread(target=interrupt).start()
-    call()
-
-
 def push_and_interrupt(trainer, servers):
     """Ctrl-C once the push has reached the servers, where it waits for another's."""
 
     def ready():
         return all(server.stats()["pending_bytes"] for server in servers)
 
-    with pytest.raises(KeyboardInterrupt):
-        interrupt_once(ready, lambda: trainer.push(dense=GRADIENT))
+    with pytest.raises(KeyboardInterrupt), interrupted(ready):
+        trainer.push(dense=GRADIENT)
 
 
 def test_an_interrupted_push_is_finished_by_the_next_call():
@@ -232,7 +219,6 @@ def test_goodbye_after_an_interrupt_does_not_wait_for_ever():
 
 def test_wait_done_can_be_interrupted():
     server = _core.Server(run_id=7)
-    late = time.monotonic() + 0.2
-    with pytest.raises(KeyboardInterrupt):
-        interrupt_once(lambda: time.monotonic() > late, lambda: server.wait_done(30.0))
+    with pytest.raises(KeyboardInterrupt), interrupted(waiting_in_a_call()):
+        server.wait_done(30.0)
     assert server.wait_done(0.0) is False
