@@ -43,13 +43,13 @@ def test_a_killed_trainer_rejoins_and_nobody_else_notices(
     """
     victim = launch(
         "torchrun --standalone --nproc-per-node=1 --max-restarts=2 "
-        f"{SCRIPT} victim 40 0.02",
+        f"{SCRIPT} victim 30 0.02",
         **groups.variables("trainer"),
     )
     servers = groups.servers()
     steady = groups.trainer("steady")
-    steps_of("victim", 10)
     steps_of("steady", 1)
+    before = steps_of("victim", 10)
     pid = int((tmp_path / "victim.pid").read_text())
     os.kill(pid, signal.SIGKILL)
     late, late_values = results(groups.trainer("late", steps=5))
@@ -62,8 +62,9 @@ def test_a_killed_trainer_rejoins_and_nobody_else_notices(
     victims, _ = json.loads(victim.text().splitlines()[-1])
     assert {mine, victims, late} == {0, 1, 2}
     assert values[mine] == steps_of("steady")
+    assert steps_of("victim") >= before + 30
     # A step that was applied but not written down before the kill, at most.
-    assert values[victims] in (40, 41)
+    assert values[victims] - steps_of("victim") in (0, 1)
     assert values[late] == 5
     assert sum(values[:8]) == values[8]
 
