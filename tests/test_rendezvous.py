@@ -4,11 +4,11 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 import time
 
 import pytest
+from ports import free_port
 from torch.distributed import FileStore, HashStore, TCPStore
 
 from torch_cpudist import environment
@@ -156,9 +156,7 @@ def test_over_the_store_that_torchrun_uses():
 
 def test_over_a_store_that_rank_0_keeps():
     """Ranks that something else than torchrun has started."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     stores = []
 
     def body(rank):
