@@ -165,19 +165,17 @@ def _idle_partner(variables: Mapping[str, str], within_s: float) -> str:
 
     def body(context: cpudist.Context) -> None:
         nonlocal said
-        model = Counting()
-        optimizer = wrapped(model, "sync")
-        if context.trainer_rank == 0:
-            try:
+        try:
+            model = Counting()
+            optimizer = wrapped(model, "sync")  # may be late on a busy machine
+            if context.trainer_rank == 0:
                 push_ones(optimizer, model, 1)
-            except cpudist.OperationTimeoutError as error:
-                said = str(error)
-            context.abort("the observation is over")
-        else:
             until = time.monotonic() + within_s
             while not said and time.monotonic() < until:
                 time.sleep(0.005)
-            context.abort("the observation is over")
+        except cpudist.OperationTimeoutError as error:
+            said = str(error)
+        context.abort("the observation is over")
 
     with contextlib.suppress(cpudist.Error):
         run(body, 2, variables=variables)

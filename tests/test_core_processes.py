@@ -123,12 +123,16 @@ def test_training_over_sockets(launch, scheme):
 def test_a_killed_server_is_reported_within_a_second(launch, scheme):
     servers = launch(trainers=2, servers=2)
     first, second = connect(servers, 2, scheme)
+    before = first.client.stats()["requests"]
     killed_at = []
 
     def kill():
-        time.sleep(0.2)
-        killed_at.append(time.monotonic())
+        until = time.monotonic() + 30
+        while first.client.stats()["requests"] == before and time.monotonic() < until:
+            time.sleep(0.005)
         servers[1].process.kill()
+        servers[1].process.wait(timeout=30)
+        killed_at.append(time.monotonic())
 
     def push():
         # The second trainer does not push: this one waits in the round.
@@ -148,15 +152,16 @@ def test_a_killed_server_is_reported_within_a_second(launch, scheme):
 
 
 def test_a_stopped_server_is_reported_by_its_silence(launch):
-    servers = launch(trainers=1, liveness_ms=500)
-    (trainer,) = connect(servers, 1, liveness_ms=500)
+    clock = {"liveness_ms": 1500}
+    servers = launch(trainers=1, **clock)
+    (trainer,) = connect(servers, 1, **clock)
     os.kill(servers[0].process.pid, signal.SIGSTOP)
     os.waitpid(servers[0].process.pid, os.WUNTRACED)
     stopped_at = time.monotonic()
     try:
-        with pytest.raises(errors.PeerLostError, match="silent for 500 ms"):
+        with pytest.raises(errors.PeerLostError, match="silent for 1500 ms"):
             trainer.push(dense=GRADIENT)
-        assert time.monotonic() - stopped_at < 0.5 + 1.0
+        assert time.monotonic() - stopped_at < 1.5 + 1.0
     finally:
         os.kill(servers[0].process.pid, signal.SIGCONT)
 
@@ -206,7 +211,7 @@ def test_an_interrupted_push_is_finished_by_the_next_call():
 
 
 def test_goodbye_after_an_interrupt_does_not_wait_for_ever():
-    with Cluster(2, 1, probe_ms=20, liveness_ms=400) as cluster:
+    with Cluster(2, 1, probe_ms=20, liveness_ms=1500) as cluster:
         first, _ = cluster.start().trainers
         push_and_interrupt(first, cluster.servers)
         started = time.monotonic()
