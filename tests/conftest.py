@@ -85,6 +85,16 @@ def descendants(pid):
     return found[1:]
 
 
+def check_quick(call, limit_s, tries=5):
+    """A call is done in time; beside other processes one of several tries is enough."""
+    took_s = []
+    while not took_s or (min(took_s) >= limit_s and len(took_s) < tries):
+        began = time.monotonic()
+        call()
+        took_s.append(time.monotonic() - began)
+    assert min(took_s) < limit_s, took_s
+
+
 class Program:
     """One started command line; its output goes to a file, so that no pipe can fill."""
 

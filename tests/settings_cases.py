@@ -341,8 +341,8 @@ def _how_often(given: Given) -> Any:
 
 @field(cpudist.Geo, "exchange_budget", plain=0.002, changed=1.0)
 def _how_fast_an_exchange_is(given: Given) -> Any:
-    # With all of a step's time one ends in a step or two.
-    return _exchanges(given, 20, Wide, 0.0, push_every=1) > 3
+    # With all of a step's time one ends in a step or two, else in a hundred.
+    return _exchanges(given, 30, Wide, 0.008, push_every=1) > 3
 
 
 def _outer_steps(given: Given, **others: Any) -> float:

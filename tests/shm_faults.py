@@ -28,6 +28,10 @@ from torch_cpudist.backends import shm
 # -- what goes wrong -----------------------------------------------------------------
 
 
+# Longer than a busy machine keeps a rank waiting.
+STOPPED_S = 4.0
+
+
 def note(call: Callable[[], Any]) -> dict[str, str]:
     try:
         call()
@@ -73,9 +77,18 @@ def mismatches(rank: int, size: int, _tell: Tell) -> dict[str, dict[str, str]]:
     return found
 
 
-def until_lost(rank: int, size: int, tell: Tell) -> None:
-    """Collectives without end, in a group whose timeout is short."""
-    group = dist.new_group(backend="shm", timeout=timedelta(seconds=2))
+def until_killed(rank: int, size: int, tell: Tell) -> None:
+    """Collectives without end."""
+    until_lost(tell, TIMEOUT)
+
+
+def until_stopped(rank: int, size: int, tell: Tell) -> None:
+    """The same with the time after which a rank that has stopped is lost."""
+    until_lost(tell, timedelta(seconds=STOPPED_S))
+
+
+def until_lost(tell: Tell, timeout: timedelta) -> None:
+    group = dist.new_group(backend="shm", timeout=timeout)
     for i in itertools.count():
         dist.all_reduce(torch.ones(1000), group=group)
         if i == 10:

@@ -4,9 +4,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import gc
 import json
 import multiprocessing
+import os
 import time
 import traceback
 from collections.abc import Callable
@@ -25,6 +28,16 @@ INTEGERS = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
 # One of each way that a message takes: copied, copied in one piece, in several.
 COUNTS = (1, 333, 40_001)
 LARGE = 600_003
+
+
+def segments() -> list[str]:
+    """Shared memory of the backend that this process has mapped or open."""
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    names = [line.split(maxsplit=5)[-1] for line in lines]
+    for entry in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # that of this listing
+            names.append(os.readlink(f"/proc/self/fd/{entry}"))
+    return [name for name in names if name.startswith("/memfd:cpudist")]
 
 
 def _body(
@@ -47,12 +60,17 @@ def _body(
             world_size=size,
             timeout=TIMEOUT,
         )
+        assert segments(), "memory of the group is not where it is looked for"
         value = fn(rank, size, lambda value: tell("report", value))
         dist.destroy_process_group()
         tell("result", value)
     except BaseException as error:
         text = f"{error}\n{traceback.format_exc()}"
         tell("error", {"type": type(error).__name__, "text": text})
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    gc.collect()  # modules that are wrapped refer to themselves, and to a group
+    tell("left", segments())
 
 
 class Ranks:
@@ -78,7 +96,15 @@ class Ranks:
         return told
 
     def results(self) -> list[Any]:
-        return [self.expect(r, "result")["value"] for r in range(len(self.pipes))]
+        """Those of all ranks, once nobody has anything of the backend any more."""
+        found = [self.expect(r, "result")["value"] for r in range(len(self.pipes))]
+        for rank in range(len(self.pipes)):
+            self.check_left(rank)
+        return found
+
+    def check_left(self, rank: int) -> None:
+        """After its result or error a rank has no shared memory of its groups."""
+        assert self.expect(rank, "left")["value"] == [], f"rank {rank}"
 
     def __enter__(self) -> Ranks:
         return self

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from ccl_cases import everything, late_and_lost
 from conftest import skip_without_oneccl
+from endings import lose_rank
 from sync_cases import ONE_THREAD
 
 from torch_cpudist.backends import ccl
@@ -77,7 +78,7 @@ def test_a_late_and_a_killed_rank_are_told():
             assert 0.9 < told["waited_s"] < 8.0
         for rank in range(4):
             ranks.expect(rank, "report", START_S)
-        lost_s = ranks.signal(2, signal.SIGKILL)
+        lost_s = lose_rank(ranks, 2, signal.SIGKILL)
         for rank in (0, 1, 3):
             error = ranks.expect(rank, "error", 30.0)
             assert error["value"]["type"] == "PeerLostError", error

@@ -21,6 +21,7 @@ from collective_cases import (
     one_stops_early,
     until_lost,
 )
+from endings import lose_rank
 from hybrid_cases import hybrids
 from reduce_cases import reduces
 from sync_cases import ONE_THREAD, run
@@ -175,14 +176,14 @@ def test_a_trainer_that_stops_early_is_named():
 
 @pytest.mark.parametrize(
     ("number", "liveness_ms", "limit_s"),
-    [(signal.SIGKILL, "5000", 2.0), (signal.SIGSTOP, "1000", 4.0)],
+    [(signal.SIGKILL, "5000", 2.0), (signal.SIGSTOP, "3000", 6.0)],
 )
 def test_a_lost_trainer_is_told_to_all(number, liveness_ms, limit_s):
     variables = {**ONE_THREAD, "CPUDIST_LIVENESS_MS": liveness_ms}
     with ProcessRanks(until_lost, 3, variables=variables) as ranks:
         for rank in range(3):
             ranks.expect(rank, "report", START_S)
-        lost_s = ranks.signal(2, number)
+        lost_s = lose_rank(ranks, 2, number)
         for rank in range(2):
             error = ranks.expect(rank, "error", START_S)
             assert error["value"]["type"] == "PeerLostError", error

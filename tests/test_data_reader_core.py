@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from interrupts import interrupted, waiting_in_a_call
 
 from torch_cpudist import _core
 from torch_cpudist.errors import (
@@ -125,17 +126,17 @@ def test_a_wait_is_ended_by_a_signal() -> None:
     def handle(*_: object) -> None:
         raise GotSignalError
 
-    before = signal.signal(signal.SIGUSR1, handle)
-    timer = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGUSR1))
     reader = _core.DataReader(
         make_schema(), files=["x"], lanes=[[WHOLE]], batch_size=1, fed=True
     )
-    timer.start()
+    before = signal.signal(signal.SIGUSR1, handle)
     try:
-        with pytest.raises(GotSignalError):
+        with (
+            pytest.raises(GotSignalError),
+            interrupted(waiting_in_a_call(), signal.SIGUSR1),
+        ):
             reader.next(SOON_S)
     finally:
-        timer.join()
         signal.signal(signal.SIGUSR1, before)
 
 

@@ -6,13 +6,12 @@ from __future__ import annotations
 
 import copy
 import itertools
-import os
-import signal
 import threading
 
 import pytest
 import torch
 from geo_cases import Moving, geo, model_sum, seeds_of, train, wrapped
+from interrupts import interrupted
 from sync_cases import (
     ONE_THREAD,
     RULES,
@@ -317,6 +316,18 @@ def flush_for_ever(opt):
         opt.flush()
 
 
+def flush_and_interrupt(context, opt):
+    """Ctrl-C once a flush has sent something, whose answer it waits for."""
+    client = context.trainer_client()
+    before = client.stats()["requests"]
+
+    def ready():
+        return client.stats()["requests"] > before
+
+    with pytest.raises(KeyboardInterrupt), interrupted(ready):
+        flush_for_ever(opt)
+
+
 def test_interrupted_flushes_lose_nothing():
     """Ctrl-C while an exchange is waited for, again and again."""
     plan = _core.FaultPlan(delay=1.0, delay_ms_max=40, seed=1)
@@ -335,10 +346,7 @@ def test_interrupted_flushes_lose_nothing():
         for i in range(3):
             train(model, opt, [100 * rank + i])
             if rank == 0:
-                timer = threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT))
-                timer.start()
-                with pytest.raises(KeyboardInterrupt):
-                    flush_for_ever(opt)
+                flush_and_interrupt(context, opt)
         context.barrier()
         opt.leave()
         context.barrier()

@@ -4,11 +4,10 @@
 
 from __future__ import annotations
 
-import socket
-
 import pytest
 import torch
 import torch.distributed as dist
+from ports import free_port
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import torch_cpudist as cpudist
@@ -83,11 +82,9 @@ def test_an_explicit_zero_of_the_environment_wins():
 
 
 def test_the_role_of_torchrun_wins():
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
     launched = {"RANK": "0", "WORLD_SIZE": "1", "ROLE_NAME": "trainer"}
-    launched |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     for argument in ({"role": "server"}, {"servers": 5}):
+        launched |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
         with pytest.raises(cpudist.ConfigurationError, match="1 ranks have --role=tr"):
             cpudist.init(**argument, variables=launched)
 

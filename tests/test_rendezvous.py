@@ -4,11 +4,11 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 import time
 
 import pytest
+from ports import free_port
 from torch.distributed import FileStore, HashStore, TCPStore
 
 from torch_cpudist import environment
@@ -21,7 +21,14 @@ def member(rank):
     return Member(rank, rank, 0, "default", "host", f"host pid {rank}", {})
 
 
-def meet(store, rank, world_size, timeout_s=10.0):
+# For ranks that meet in vain: longer than a thread that is ready waits for a core.
+IN_VAIN_S = 1.0
+
+
+def meet(store, rank, world_size, timeout_s=10.0, together=None):
+    """``together``: a barrier of the ranks whose time begins at once."""
+    if together is not None:
+        together.wait(30)
     rendezvous = Rendezvous(store, rank, world_size, timeout_s)
     return rendezvous, rendezvous.meet(member(rank))
 
@@ -86,7 +93,8 @@ def test_what_a_dead_run_left_behind_is_not_taken_for_this_one():
 
 def test_missing_ranks_are_named():
     store = HashStore()
-    outcomes = in_threads(3, lambda r: meet(store, 2 * r, 6, timeout_s=0.5))
+    together = threading.Barrier(3)
+    outcomes = in_threads(3, lambda r: meet(store, 2 * r, 6, IN_VAIN_S, together))
     for outcome in outcomes:
         assert isinstance(outcome, OperationTimeoutError)
         assert "ranks [1, 3, 5] of 6 did not come" in str(outcome)
@@ -95,7 +103,8 @@ def test_missing_ranks_are_named():
 def test_a_rank_that_left_old_values_only_is_named():
     store = HashStore()
     in_threads(3, lambda r: meet(store, r, 3))
-    outcomes = in_threads(2, lambda r: meet(store, r, 3, timeout_s=0.5))
+    together = threading.Barrier(2)
+    outcomes = in_threads(2, lambda r: meet(store, r, 3, IN_VAIN_S, together))
     assert isinstance(outcomes[0], OperationTimeoutError)
     assert "ranks [2] did not come" in str(outcomes[0])
     assert isinstance(outcomes[1], OperationTimeoutError)
@@ -156,10 +165,9 @@ def test_over_the_store_that_torchrun_uses():
 
 def test_over_a_store_that_rank_0_keeps():
     """Ranks that something else than torchrun has started."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     stores = []
+    together = threading.Barrier(2)
 
     def body(rank):
         made = environment.Environment(
@@ -169,11 +177,12 @@ def test_over_a_store_that_rank_0_keeps():
             master_port=port,
             launched=True,
         )
-        stores.append(open_store(made, 10))
+        store = open_store(made, 10)
+        stores.append(store)
         if rank == 2:
             return None
         with pytest.raises(OperationTimeoutError, match=r"ranks \[2\] of 3 did not"):
-            Rendezvous(stores[-1], rank, 3, 0.5).meet(member(rank))
+            meet(store, rank, 3, IN_VAIN_S, together)
         return rank
 
     assert in_threads(3, body) == [0, 1, None]

@@ -166,7 +166,7 @@ def test_bad_options_of_the_demo(options: list[str], words: str) -> None:
         ["bash", ROOT / "scripts" / "demo.sh", *options],
         capture_output=True,
         text=True,
-        timeout=10,
+        timeout=60,
         check=False,
     )
     assert done.returncode == 2
@@ -186,13 +186,13 @@ def test_an_unknown_strategy_is_refused_in_one_sentence(
         ["bash", machine.checkout / "scripts" / "demo.sh", "--strategy", name],
         capture_output=True,
         text=True,
-        timeout=10,
+        timeout=60,
         check=False,
     )
     valid = ", ".join(OFFERED)
     assert done.stderr == f"demo.sh: unknown strategy '{name}'; valid: {valid}\n"
     assert (done.returncode, done.stdout) == (2, "")
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 30
     assert not (machine.checkout / ".venv").exists()
 
 
@@ -201,7 +201,7 @@ def test_help_of_the_demo_names_every_option() -> None:
         ["bash", ROOT / "scripts" / "demo.sh", "--help"],
         capture_output=True,
         text=True,
-        timeout=10,
+        timeout=60,
         check=True,
     )
     options = ("--strategy", "--trainers", "--servers", "--epochs", "--bf16", "--rows")
@@ -215,7 +215,7 @@ def test_help_of_the_demo_names_every_option() -> None:
 
 def environment_is_ready() -> bool:
     check = "source scripts/setup_env.sh && is_current plot"
-    done = subprocess.run(["bash", "-c", check], cwd=ROOT, timeout=10, check=False)
+    done = subprocess.run(["bash", "-c", check], cwd=ROOT, timeout=60, check=False)
     return done.returncode == 0
 
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 from async_cases import all_seeds, model_sum
 from conftest import skip_without_oneccl
+from endings import lose_rank
 from sync_cases import ONE_THREAD, run
 from transport_cases import RULE_NAMES, WIDE, everything, sync, train_forever
 
@@ -23,7 +24,7 @@ START_S = 60.0
 # oneCCL asks for news all the time: two survivors on two cores are slow to look.
 TOLD_S = {"gloo": 1.0, "shm": 1.0, "ccl": 2.0}
 OVER_C10D = ONE_THREAD | {"CPUDIST_TRANSPORT": "c10d", "CPUDIST_BACKEND": "gloo"}
-LIVENESS_S = 1.5
+LIVENESS_S = 3.0
 GROUP = {
     "CPUDIST_ROLE": "trainer",
     "CPUDIST_RENDEZVOUS": "127.0.0.1:29400",
@@ -91,7 +92,7 @@ def test_a_killed_rank_is_named_by_every_survivor(backend):
     with ProcessRanks(train_forever, 3, variables=variables) as ranks:
         for rank in range(3):
             ranks.expect(rank, "report", START_S)
-        lost_s = ranks.signal(1, signal.SIGKILL)
+        lost_s = lose_rank(ranks, 1, signal.SIGKILL)
         for rank in (0, 2):
             entry = ranks.expect(rank, "error", 10.0)
             check_loss(
@@ -109,7 +110,7 @@ def test_a_frozen_process_is_named_within_the_clock_of_liveness(frozen, who):
     with ProcessRanks(train_forever, 3, servers=1, variables=variables) as ranks:
         for rank in (1, 2):
             ranks.expect(rank, "report", START_S)
-        lost_s = ranks.signal(frozen, signal.SIGSTOP)
+        lost_s = lose_rank(ranks, frozen, signal.SIGSTOP)
         for rank in {0, 1, 2} - {frozen}:
             entry = ranks.expect(rank, "error", 10.0)
             check_loss(entry, lost_s, LIVENESS_S + 1.0, who + r"\b")

@@ -6,10 +6,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import socket
 import time
 
 import pytest
+from ports import free_port
 from train_groups import MANY, TIME_S, train
 
 from torch_cpudist.testing import ProcessRanks
@@ -18,9 +18,7 @@ from torch_cpudist.testing import ProcessRanks
 @pytest.fixture
 def groups(tmp_path):
     """Starts jobs that meet at one port and end with the test."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
 
     class Groups:
         def variables(self, role, **others):

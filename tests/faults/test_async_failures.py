@@ -7,6 +7,7 @@ from __future__ import annotations
 import signal
 
 import pytest
+from endings import lose_rank
 from test_failures import KILLED_S, LOSSES, START_S, check_loss, train_forever
 
 from torch_cpudist.testing import ProcessRanks
@@ -18,7 +19,7 @@ def test_a_killed_colocated_rank_is_named_by_the_survivor():
     with ProcessRanks(train_forever, 2, variables=ASYNC) as ranks:
         for rank in range(2):
             ranks.expect(rank, "report", START_S)
-        lost_s = ranks.signal(1, signal.SIGKILL)
+        lost_s = lose_rank(ranks, 1, signal.SIGKILL)
         entry = ranks.expect(0, "error", KILLED_S + 5)
         check_loss(entry, lost_s, KILLED_S, r"(trainer|server) 1\b")
 
@@ -30,7 +31,7 @@ def test_a_lost_trainer_ends_serve_and_with_it_the_others(number, clocks, limit_
         for rank in (1, 2):
             ranks.expect(rank, "report", START_S)
         ranks.expect(0, "serving", START_S)
-        lost_s = ranks.signal(2, number)
+        lost_s = lose_rank(ranks, 2, number)
         for rank in (0, 1):
             entry = ranks.expect(rank, "error", limit_s + 5)
             check_loss(entry, lost_s, limit_s, r"trainer 1\b")

@@ -10,6 +10,7 @@ import functools
 import signal
 
 import pytest
+from endings import lose_rank
 from group_fixtures import groups, steps_of  # noqa: F401
 from test_failures import KILLED_S, START_S, check_loss, train_forever
 from train_groups import MANY, TIME_S, Training
@@ -24,11 +25,24 @@ OUTER = cpudist.Geo(push_every=2, exchange_budget=1.0, outer={"lr": 1.0})
 ROUNDING = 1e-3
 
 
+class Exchanging(Training):
+    """Tells once that two exchanges have ended: the servers have what it moved."""
+
+    def __init__(self, folder, name, strategy, report):
+        super().__init__(folder, name, strategy)
+        self._report = report
+
+    def step(self, flush=True):
+        super().step(flush)
+        if self._report and self.optimizer.stats()["exchange"]["exchanges"] >= 2:
+            self._report("exchanged")
+            self._report = None
+
+
 def train(folder, name, strategy, steps, pause_s, context, report):
     """Trains, leaves, and tells its rank and its first and last values."""
-    training = Training(folder, name, strategy)
+    training = Exchanging(folder, name, strategy, report)
     began = training.weights()
-    report(began)
     training.train(steps, pause_s, flush=False)
     training.optimizer.leave()
     training.optimizer.flush()
@@ -51,9 +65,9 @@ def test_a_killed_trainer_loses_its_own_movement_and_nobody_elses(
     servers = groups.servers(ranks=1)
     job = {"TORCHELASTIC_RUN_ID": "victims"}
     steady, victim = trainer("steady"), trainer("victim", **job)
-    steps_of("victim", 20)
-    steps_of("steady", 20)
-    victim.signal(0, signal.SIGKILL)
+    for one in (steady, victim):
+        one.expect(0, "report", TIME_S)
+    lose_rank(victim, 0, signal.SIGKILL)
     written = steps_of("victim")
     late, _, values = trainer("late", steps=5).expect(0, "result", TIME_S)["value"]
     assert values[late] == pytest.approx(5, abs=ROUNDING)
@@ -81,7 +95,7 @@ def test_a_killed_trainer_ends_the_others_with_an_outer_optimizer(
     victim, other = (trainer(name, OUTER) for name in "ab")
     for name in "ab":
         steps_of(name, 10)
-    lost_s = victim.signal(0, signal.SIGKILL)
+    lost_s = lose_rank(victim, 0, signal.SIGKILL)
     entry = other.expect(0, "error", KILLED_S + 5)
     check_loss(entry, lost_s, KILLED_S, r"trainer \d \(")
 
@@ -96,6 +110,6 @@ def test_in_one_job_a_killed_trainer_is_told_without_an_exchange(servers):
     ) as ranks:
         for rank in range(servers, count):
             ranks.expect(rank, "report", START_S)
-        lost_s = ranks.signal(count - 1, signal.SIGKILL)
+        lost_s = lose_rank(ranks, count - 1, signal.SIGKILL)
         entry = ranks.expect(servers, "error", KILLED_S + 5)
         check_loss(entry, lost_s, KILLED_S, r"(trainer|server) 1\b")

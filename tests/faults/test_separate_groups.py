@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import functools
 import json
-import os
 import re
 import signal
 from pathlib import Path
 
 import pytest
+from endings import lose, lose_rank
 from group_fixtures import groups, steps_of  # noqa: F401
 from test_failures import KILLED_S, LIVENESS, LOSSES, START_S, check_loss
 from train_groups import MANY, TIME_S, Training
@@ -43,15 +43,15 @@ def test_a_killed_trainer_rejoins_and_nobody_else_notices(
     """
     victim = launch(
         "torchrun --standalone --nproc-per-node=1 --max-restarts=2 "
-        f"{SCRIPT} victim 40 0.02",
+        f"{SCRIPT} victim 30 0.02",
         **groups.variables("trainer"),
     )
     servers = groups.servers()
     steady = groups.trainer("steady")
-    steps_of("victim", 10)
     steps_of("steady", 1)
+    before = steps_of("victim", 10)
     pid = int((tmp_path / "victim.pid").read_text())
-    os.kill(pid, signal.SIGKILL)
+    lose(pid, signal.SIGKILL)
     late, late_values = results(groups.trainer("late", steps=5))
     assert late_values[late] == 5
     assert victim.wait(TIME_S) == 0, victim.text()
@@ -62,8 +62,9 @@ def test_a_killed_trainer_rejoins_and_nobody_else_notices(
     victims, _ = json.loads(victim.text().splitlines()[-1])
     assert {mine, victims, late} == {0, 1, 2}
     assert values[mine] == steps_of("steady")
+    assert steps_of("victim") >= before + 30
     # A step that was applied but not written down before the kill, at most.
-    assert values[victims] in (40, 41)
+    assert values[victims] - steps_of("victim") in (0, 1)
     assert values[late] == 5
     assert sum(values[:8]) == values[8]
 
@@ -76,7 +77,7 @@ def test_a_lost_server_ends_every_trainer_with_its_name(
     trainers = [groups.trainer(name, pause_s=0.01, **clocks) for name in "ab"]
     for name in "ab":
         steps_of(name, 3)
-    lost_s = servers.signal(1, number)
+    lost_s = lose_rank(servers, 1, number)
     for job in trainers:
         entry = job.expect(0, "error", limit_s + 5)
         check_loss(entry, lost_s, limit_s, r"^server 1\b")
@@ -89,7 +90,7 @@ def test_a_killed_trainer_ends_the_others_under_sync(groups, steps_of):
     victim, other = (groups.trainer(name, pause_s=0.01, **sync) for name in "ab")
     for name in "ab":
         steps_of(name, 3)
-    lost_s = victim.signal(0, signal.SIGKILL)
+    lost_s = lose_rank(victim, 0, signal.SIGKILL)
     entry = other.expect(0, "error", KILLED_S + 5)
     check_loss(entry, lost_s, KILLED_S, r"trainer \d \(")
     # Dead is not done: the servers wait for CPUDIST_REJOIN_S.
@@ -124,7 +125,7 @@ def test_a_frozen_trainer_that_wakes_up_is_refused_and_its_restart_goes_on(
     victim = groups.trainer("victim", pause_s=0.0, **job)
     steps_of("victim", 5)
     steps_of("steady", 1)
-    victim.signal(0, signal.SIGSTOP)
+    lose_rank(victim, 0, signal.SIGSTOP)
     (tmp_path / "frozen").touch()
     # The barrier ends once no server waits for the frozen one any more.
     before = steady.expect(0, "report", TIME_S)["value"]
@@ -132,7 +133,7 @@ def test_a_frozen_trainer_that_wakes_up_is_refused_and_its_restart_goes_on(
     victim.signal(0, signal.SIGCONT)
     error = victim.expect(0, "error", TIME_S)["value"]
     assert error["type"] == "PeerLostError"
-    assert re.search(r"trainer \d \(.*pid.* was lost: silent for 1\.5 s", error["text"])
+    assert re.search(r"trainer \d \(.*pid.* was lost: silent for 3\.0 s", error["text"])
     assert "only a restart of it can come back" in error["text"]
     (tmp_path / "woken").touch()
     after = steady.expect(0, "report", TIME_S)["value"]
@@ -162,7 +163,7 @@ def test_a_trainer_that_comes_back_when_the_others_are_gone_goes_on(
     victim = groups.trainer("victim", **job)
     for name in ("steady", "victim"):
         steps_of(name, 3)
-    victim.signal(0, signal.SIGKILL)
+    lose_rank(victim, 0, signal.SIGKILL)
     (tmp_path / "stop").touch()
     mine, _ = results(steady)
     (tmp_path / "stop").unlink()

@@ -4,7 +4,8 @@
 
 Every step adds a gradient of -1 to element 0 and to the row of this trainer's number,
 and is written down in the file ``NAME.steps`` once it is applied. A file ``stop`` ends
-it earlier. Run by torchrun: ``train_groups.py NAME STEPS PAUSE_S``.
+it earlier. Run by torchrun: ``train_groups.py NAME STEPS PAUSE_S``, which steps until
+it is killed, and after its restart makes so many steps more.
 """
 
 from __future__ import annotations
@@ -52,9 +53,12 @@ class Training:
         with self.log.open("a") as file:
             file.write(".")
 
+    def done(self) -> int:
+        """Steps that are written down."""
+        return len(self.log.read_text()) if self.log.exists() else 0
+
     def train(self, steps: int, pause_s: float, flush: bool = True) -> None:
-        done = len(self.log.read_text()) if self.log.exists() else 0
-        for _ in range(steps - done):
+        for _ in range(steps - self.done()):
             self.step(flush)
             time.sleep(pause_s)
             if (self.folder / "stop").exists():
@@ -89,7 +93,8 @@ def main() -> None:
     name, steps, pause_s = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
     cpudist.init(timeout_s=60)
     training = Training(Path.cwd(), name)
-    training.train(steps, pause_s)
+    restarted = os.environ["TORCHELASTIC_RESTART_COUNT"] != "0"
+    training.train(training.done() + steps if restarted else MANY, pause_s)
     print(json.dumps([cpudist.trainer_rank(), training.values()]), flush=True)
     cpudist.shutdown()
 

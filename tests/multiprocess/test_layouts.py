@@ -4,35 +4,26 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import re
-import socket
 
 import launch_page
 import pytest
 import torch
 from ahead import ahead
+from ports import free_port
 
 import torch_cpudist as cpudist
 
 HERE = [name for name in launch_page.examples() if not name.startswith("hosts-")]
 
 
-def free_ports(count):
-    with contextlib.ExitStack() as held:
-        probes = [held.enter_context(socket.socket()) for _ in range(count)]
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [probe.getsockname()[1] for probe in probes]
-
-
-def run_example(name, port, launch):
+def run_example(name, launch):
     example = launch_page.examples()[name]
     (launch.folder / "train.py").write_text(launch_page.script())
     # Two checkouts may run their tests on one machine: only the port differs from the
     # page.
-    endpoint = f"localhost:{port}"
+    endpoint = f"localhost:{free_port()}"
     programs = [
         launch(re.sub(r"localhost:\d+", endpoint, command))
         for command in example.commands
@@ -51,8 +42,8 @@ def run_script(text, options, launch):
 @pytest.fixture(scope="module")
 def launched(request, tmp_path_factory):
     jobs = {
-        f"test_command_line[{name}]": functools.partial(run_example, name, port)
-        for name, port in zip(HERE, free_ports(len(HERE)), strict=True)
+        f"test_command_line[{name}]": functools.partial(run_example, name)
+        for name in HERE
     }
     jobs["test_init_and_shutdown_again_under_torchrun"] = functools.partial(
         run_script, REPEATS, ""
