@@ -25,7 +25,7 @@ from torch_cpudist.errors import (
 from torch_cpudist.initial_state import InitialState
 from torch_cpudist.inner_guard import InnerGuard
 from torch_cpudist.log import logger
-from torch_cpudist.optimizer_groups import OptimizerGroups
+from torch_cpudist.optimizer_groups import OptimizerGroups, wrapped
 from torch_cpudist.placement import Placement, parameter_names, place
 from torch_cpudist.prefetching import Prefetching
 from torch_cpudist.state_checks import States, check_states
@@ -80,11 +80,7 @@ class DistributedOptimizer(Prefetching, face.ServedOptimizer):
         self._context = context.current()
         self._parameters: Trained | None = None
         self._context.trainer_client()
-        self._inners = (
-            [optimizer]
-            if isinstance(optimizer, torch.optim.Optimizer)
-            else list(optimizer)
-        )
+        self._inners = wrapped(optimizer, model)
         check_clip(clip)
         self.strategy = strategy_registry.resolve(strategy, self._context.environment)
         self.strategy.check_clip(clip)
