@@ -282,6 +282,23 @@ class Rendezvous:
         self._poll(settled, missing)
         return [found[shard] for shard in keys]
 
+    def show(self, key: str, value: Any) -> None:
+        """Leaves something for ranks that look for it, once in a run.
+
+        Raises:
+            AddressError: the store does not answer.
+        """
+        self._set(f"{self.run_id}/shown/{key}", value)
+
+    def shown(self, key: str) -> Any:
+        """What a rank has left under ``key``, else ``None``; does not wait for it.
+
+        Raises:
+            AddressError: the store does not answer.
+        """
+        name = f"{self.run_id}/shown/{key}"
+        return self._get(name) if self._has([name]) else None
+
     def group_store(self, name: str = "group") -> Store:
         """A store of its own for a process group; without a name the trainers'."""
         return PrefixStore(f"{_PREFIX}/{self.run_id}/{name}", self._store)

@@ -174,6 +174,7 @@ def _join(
                 )
             ends = endpoints.start(made, layout, rendezvous, network, transport)
         ends.keep.append(store)
+        ends.rendezvous = rendezvous
         if network is None:
             threads.take(made, layout)
             if not over_backend:
