@@ -49,11 +49,12 @@ else:
     adagrad = torch.optim.Adagrad(model.parameters(), lr=0.05)
     opt = cpudist.DistributedOptimizer(adagrad, model, strategy=cpudist.Sync())
     generator = torch.Generator().manual_seed(cpudist.trainer_rank())
-    for _ in range(STEPS):
-        ids, clicked = clicks(generator)
+    for ids, clicked in (clicks(generator) for _ in range(STEPS)):
         opt.zero_grad()
         loss = F.binary_cross_entropy_with_logits(model(ids), clicked)
         loss.backward()
         opt.step()
+    cpudist.barrier()  # everybody is through
+    opt.flush()  # and model.state_dict() the trained model
     print(f"trainer {cpudist.trainer_rank()}: log loss {loss.item():.3f}")
 cpudist.shutdown()

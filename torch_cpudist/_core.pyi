@@ -251,5 +251,8 @@ def owner_of_keys(
 ) -> list[int]:
     """Which server owns each key."""
 
+def crc32c(address: int, size_bytes: int) -> int:
+    """The checksum of memory; lets other threads run."""
+
 def simd_level() -> str:
     """The vector instructions in use: ``scalar``, ``avx2`` or ``avx512``."""

@@ -14,6 +14,15 @@ from torch_cpudist import ops
 from torch_cpudist.errors import InvalidArgumentError
 
 
+def _check_positive(what: str, value: object) -> None:
+    try:
+        positive = math.isfinite(value) and value > 0  # type: ignore[arg-type, operator]
+    except TypeError:
+        positive = False
+    if not positive:
+        raise InvalidArgumentError(f"{what} must be finite and > 0, got {value!r}")
+
+
 @dataclass(frozen=True)
 class ClipNorm:
     """Scales the averaged gradient so that its global 2-norm is at most ``max_norm``.
@@ -31,10 +40,7 @@ class ClipNorm:
 
     def __post_init__(self) -> None:
         """Checks the value."""
-        if not (self.max_norm > 0 and math.isfinite(self.max_norm)):
-            raise ValueError(
-                f"ClipNorm: max_norm must be finite and > 0, got {self.max_norm}"
-            )
+        _check_positive("ClipNorm: max_norm", self.max_norm)
 
 
 @dataclass(frozen=True)
@@ -51,10 +57,7 @@ class ClipValue:
 
     def __post_init__(self) -> None:
         """Checks the value."""
-        if not (self.value > 0 and math.isfinite(self.value)):
-            raise ValueError(
-                f"ClipValue: value must be finite and > 0, got {self.value}"
-            )
+        _check_positive("ClipValue: value", self.value)
 
 
 Clip = ClipNorm | ClipValue
@@ -142,14 +145,17 @@ def clip_grad_norm_(
         float64 scalar: the norm before clipping.
 
     Raises:
-        ValueError: ``max_norm`` is negative or not a number, or ``norm_type`` is not 2.
+        InvalidArgumentError: ``max_norm`` is negative or no number, ``norm_type`` is
+            not 2.
         RuntimeError: the norm is not finite and ``error_if_nonfinite`` is set; no
             gradient was changed.
     """
     if not max_norm >= 0:
-        raise ValueError(f"clip_grad_norm_: max_norm must be >= 0, got {max_norm}")
+        raise InvalidArgumentError(
+            f"clip_grad_norm_: max_norm must be >= 0, got {max_norm}"
+        )
     if isinstance(norm_type, bool) or float(norm_type) != 2.0:
-        raise ValueError(
+        raise InvalidArgumentError(
             f"clip_grad_norm_: norm_type must be 2, got {norm_type!r}; sparse "
             "gradients have no other norm here. error_if_nonfinite goes by keyword."
         )

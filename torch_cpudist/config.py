@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, TypeVar, dataclass_transform, get_args, get_type_hints
 
-from torch_cpudist.errors import ConfigurationError
+from torch_cpudist.errors import ConfigurationError, InvalidArgumentError
 
 T = TypeVar("T")
 _CLASSES: list[type] = []
@@ -48,6 +48,14 @@ def check_range(
         raise ConfigurationError(f"{where}: must be at least {least}.")
     if most is not None and not value <= most:
         raise ConfigurationError(f"{where}: must be at most {most}.")
+
+
+def check_pull(caller: str, pull: str) -> None:
+    """Raises ``InvalidArgumentError`` for what ``flush`` does not take."""
+    if pull not in ("all", "dense", "none"):
+        raise InvalidArgumentError(
+            f"{caller}: pull must be 'all', 'dense' or 'none', got {pull!r}"
+        )
 
 
 def whole_number(where: str, value: Any, least: int, most: int) -> int:

@@ -18,15 +18,16 @@ import weakref
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from torch_cpudist import config
 from torch_cpudist.endpoints import Endpoints
 from torch_cpudist.environment import Environment
 from torch_cpudist.errors import (
     ClosedError,
     ConfigurationError,
     ForkedProcessError,
-    InvalidArgumentError,
     NotInitializedError,
     OperationTimeoutError,
+    describe,
 )
 from torch_cpudist.host import close_inherited_sockets
 from torch_cpudist.layout import Layout, Numbers, Trainers
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 
     from torch_cpudist import _core
     from torch_cpudist.optimizer import DistributedOptimizer
+    from torch_cpudist.rendezvous import Rendezvous
     from torch_cpudist.trainers_group import TrainersGroup
 
 _FORKED = (
@@ -182,6 +184,11 @@ class Context:
         """The run's, equal on all ranks."""
         return self._endpoints.run_id
 
+    @property
+    def rendezvous(self) -> Rendezvous | None:
+        """Where the ranks of this torchrun job met; ``None`` after the end."""
+        return self._endpoints.rendezvous
+
     def trainers_group(self) -> TrainersGroup:
         """Collectives of trainers beside those of optimizers; ``metrics`` uses them."""
         self.check_usable()
@@ -259,7 +266,7 @@ class Context:
             raise ForkedProcessError(_FORKED)
         if self._closed:
             return
-        check_pull("shutdown", pull)
+        config.check_pull("shutdown", pull)
         failure = sys.exc_info()[1]
         if failure is not None and self.trainer_count > 1:
             # Leaving here would let the others go on without this trainer's data.
@@ -309,19 +316,6 @@ class Context:
 
 _local = threading.local()
 _open_contexts: weakref.WeakSet[Context] = weakref.WeakSet()
-
-
-def check_pull(caller: str, pull: str) -> None:
-    """Raises ``InvalidArgumentError`` for what ``flush`` does not take."""
-    if pull not in ("all", "dense", "none"):
-        raise InvalidArgumentError(
-            f"{caller}: pull must be 'all', 'dense' or 'none', got {pull!r}"
-        )
-
-
-def describe(error: BaseException) -> str:
-    """An error as the reason that peers are told; names a loss that led to it."""
-    return f"{type(error).__name__}: {error}"
 
 
 def set_current(context: Context) -> None:

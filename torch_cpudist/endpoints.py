@@ -59,6 +59,7 @@ class Endpoints:
         sockets: addresses of the sockets that this process may have open.
         keep: stores that other ranks may still read.
         run_id: of the run.
+        rendezvous: where ranks met, for what they show each other later.
     """
 
     server: _core.Server | None = None
@@ -68,6 +69,7 @@ class Endpoints:
     sockets: set[str] = field(default_factory=set)
     keep: list[object] = field(default_factory=list)
     run_id: int = 0
+    rendezvous: Rendezvous | None = None
 
     def stop(self, reason: str) -> None:
         """Ends every wait and closes every link; who still waits is told the reason."""

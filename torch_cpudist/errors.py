@@ -22,6 +22,10 @@ class InvalidArgumentError(Error, ValueError):
     """An argument is wrong or out of range. Nothing was sent; fix it and retry."""
 
 
+class IdTypeError(InvalidArgumentError, TypeError):
+    """Ids of a lookup are of a type that names no rows. Nothing was sent."""
+
+
 class PeerLostError(Error):
     """A server or trainer died or froze; the message names role, rank and address.
 
@@ -146,3 +150,8 @@ class DataFileError(Error, OSError):
 
     The message names the file and the cause. Batches delivered before are whole.
     """
+
+
+def describe(error: BaseException) -> str:
+    """An error as the reason that peers are told; names a loss that led to it."""
+    return f"{type(error).__name__}: {error}"

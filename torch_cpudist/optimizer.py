@@ -13,25 +13,22 @@ from typing import Any
 import torch
 from torch import nn
 
-from torch_cpudist import context, state_exchange
+from torch_cpudist import config, context, state_exchange
 from torch_cpudist import optimizer_face as face
 from torch_cpudist import strategies as strategy_registry
 from torch_cpudist.clip import Clip, check_clip
-from torch_cpudist.errors import (
-    ClosedError,
-    ModelChangedError,
-    UnsupportedOptimizerError,
-)
+from torch_cpudist.errors import ClosedError, ModelChangedError
 from torch_cpudist.initial_state import InitialState
 from torch_cpudist.inner_guard import InnerGuard
 from torch_cpudist.log import logger
-from torch_cpudist.optimizer_groups import OptimizerGroups
+from torch_cpudist.optimizer_groups import OptimizerGroups, wrapped
 from torch_cpudist.placement import Placement, parameter_names, place
 from torch_cpudist.prefetching import Prefetching
 from torch_cpudist.state_checks import States, check_states
 from torch_cpudist.strategies.base import Strategy
 from torch_cpudist.strategies.drivers import make_driver, open_parameters
 from torch_cpudist.trained import Trained
+from torch_cpudist.untrained import Untrained
 
 Inner = torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
 
@@ -43,7 +40,8 @@ class DistributedOptimizer(Prefetching, face.ServedOptimizer):
     they stand at each step, choose what the servers do; under Geo it steps here.
     ``param_groups`` are its own dicts: schedulers over either work. Tables are the
     sparse embeddings of the model (see ``shard_tables``), all else that the optimizer
-    holds is dense. Buffers (of batch norm, say) stay the trainer's own.
+    holds is dense. Buffers (of batch norm, say) and what no wrapped optimizer trains
+    stay the trainer's own; the first step warns of what differs from trainer 0's.
 
     Building one is collective: every trainer builds the same ones in the same order and
     waits for trainer 0, whose model gives the initial values. One over parameters that
@@ -64,10 +62,13 @@ class DistributedOptimizer(Prefetching, face.ServedOptimizer):
     Raises:
         UnsupportedOptimizerError: the servers do not run this optimizer or option.
         UnsupportedModelError: a parameter cannot be placed.
+        InvalidArgumentError: arguments swapped; an optimizer of another model.
         NotInitializedError: ``cpudist.init()`` was not called in this thread.
         ConfigMismatchError: another trainer built something else.
         PeerLostError, OperationTimeoutError: a server or trainer 0 does not answer.
     """
+
+    _parameters: Trained | None
 
     def __init__(
         self,
@@ -78,13 +79,8 @@ class DistributedOptimizer(Prefetching, face.ServedOptimizer):
     ) -> None:
         """See the class."""
         self._context = context.current()
-        self._parameters: Trained | None = None
         self._context.trainer_client()
-        self._inners = (
-            [optimizer]
-            if isinstance(optimizer, torch.optim.Optimizer)
-            else list(optimizer)
-        )
+        self._inners = wrapped(optimizer, model)
         check_clip(clip)
         self.strategy = strategy_registry.resolve(strategy, self._context.environment)
         self.strategy.check_clip(clip)
@@ -109,9 +105,12 @@ class DistributedOptimizer(Prefetching, face.ServedOptimizer):
         check_states(placement, stepped)
         if self._context.trainer_rank == 0:
             state_exchange.warn_of_lost(self._inners)
-        states = {**stepped, **self._take_over(placement)}
+        earlier = self._earlier()
+        states = {**stepped, **self._take_over(earlier, placement)}
+        self._untrained = Untrained(self._context, model, placement, not earlier)
         self._parameters = open_parameters(
-            self.strategy, self._context, placement, self._inners, states
+            *(self.strategy, self._context, placement, self._inners, states),
+            self._untrained,
         )
         names = parameter_names(model, self.param_groups)
         self._guard = InnerGuard(self._inners, model, placement, names)
@@ -127,17 +126,26 @@ class DistributedOptimizer(Prefetching, face.ServedOptimizer):
 
     # -- construction ------------------------------------------------------------------
 
+    def trained_parameters(self) -> list[torch.nn.Parameter]:
+        """What is trained, tables first."""
+        return [parameter for _, parameter in self._open().trained()]
+
     def _trained_ids(self) -> set[int]:
         return {id(p) for group in self.param_groups for p in group["params"]}
 
-    def _take_over(self, placement: Placement) -> States:
+    def _earlier(self) -> list[DistributedOptimizer]:
+        """Open optimizers over parameters of this one."""
+        mine = self._trained_ids()
+        return [o for o in self._context.optimizers() if mine & o._trained_ids()]
+
+    def _take_over(
+        self, others: list[DistributedOptimizer], placement: Placement
+    ) -> States:
         """Closes optimizers over the same parameters, once their values are here.
 
         Returns:
             On trainer 0 the state, on the servers, of inner optimizers that go on.
         """
-        mine = self._trained_ids()
-        others = [o for o in self._context.optimizers() if mine & o._trained_ids()]
         if others:
             self._context.barrier()  # after every trainer's last push
         states: dict[torch.Tensor, Mapping[str, Any]] = {}
@@ -155,19 +163,6 @@ class DistributedOptimizer(Prefetching, face.ServedOptimizer):
                 other._driver.give_back_state(other._inners)
             other._close()
         return states
-
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Refuses a group after construction: placement is fixed.
-
-        Raises:
-            UnsupportedOptimizerError: always, once built.
-        """
-        if self._parameters is not None:
-            raise UnsupportedOptimizerError(
-                "add_param_group: the placement of a DistributedOptimizer is fixed. "
-                "Add the group to the inner optimizer and build a new one over it."
-            )
-        super().add_param_group(param_group)
 
     # -- training ----------------------------------------------------------------------
 
@@ -215,6 +210,8 @@ class DistributedOptimizer(Prefetching, face.ServedOptimizer):
             with torch.enable_grad():
                 loss = closure()
         began = time.perf_counter()
+        if not self._step_count_total:
+            self._untrained.compare()
         self._guard.check()
         with torch.no_grad():
             self._rounds = self._driver.step(self._groups.rules(), samples, self.clip)
@@ -245,7 +242,7 @@ class DistributedOptimizer(Prefetching, face.ServedOptimizer):
             ModelChangedError: it was written, without ``overwrite``; all is as before.
         """
         parameters = self._open()
-        context.check_pull("flush", pull)
+        config.check_pull("flush", pull)
         if not overwrite:
             parameters.check_unchanged()
         self._driver.flush(pull, bool(parameters.changed()))

@@ -34,6 +34,21 @@ class StateOnServers(dict[Any, Any]):
 class ServedOptimizer(torch.optim.Optimizer):
     """Refuses what cannot work where servers hold the state."""
 
+    _parameters: object | None = None  # once they are placed, and until the end
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Refuses a group after construction: placement is fixed.
+
+        Raises:
+            UnsupportedOptimizerError: always, once built.
+        """
+        if self._parameters is not None:
+            raise UnsupportedOptimizerError(
+                "add_param_group: the placement of a DistributedOptimizer is fixed. "
+                "Add the group to the inner optimizer and build a new one over it."
+            )
+        super().add_param_group(param_group)
+
     @property
     def _step_supports_amp_scaling(self) -> bool:
         # What torch.amp.GradScaler asks before it decides, alone, to skip a step.

@@ -5,13 +5,45 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
+from torch import nn
 
 from torch_cpudist import _core, optimizer_rules
-from torch_cpudist.errors import UnsupportedOptimizerError
+from torch_cpudist.errors import InvalidArgumentError, UnsupportedOptimizerError
 from torch_cpudist.placement import Placement, Rules
+
+
+def wrapped(optimizer: object, model: object) -> list[torch.optim.Optimizer]:
+    """The optimizers that ``DistributedOptimizer`` is given, as a list.
+
+    Raises:
+        InvalidArgumentError: they are none, or not a module's.
+    """
+    if isinstance(optimizer, nn.Module) or isinstance(model, torch.optim.Optimizer):
+        raise InvalidArgumentError(
+            "DistributedOptimizer(optimizer, model): the optimizer comes first; found "
+            f"{type(optimizer).__name__}, {type(model).__name__}."
+        )
+    if not isinstance(model, nn.Module):
+        raise InvalidArgumentError(
+            "DistributedOptimizer(optimizer, model): the model must be an nn.Module, "
+            f"got {type(model).__name__}."
+        )
+    listed = isinstance(optimizer, (list, tuple))
+    entries = list(optimizer) if isinstance(optimizer, Iterable) else [optimizer]
+    found: list[torch.optim.Optimizer] = []
+    for entry in entries:
+        if not isinstance(entry, torch.optim.Optimizer):
+            where = "each entry of the list" if listed else "the optimizer"
+            kind = entry if isinstance(entry, type) else type(entry)
+            raise InvalidArgumentError(
+                f"DistributedOptimizer(optimizer, model): {where} must be a "
+                f"torch.optim.Optimizer, got {kind.__name__}."
+            )
+        found.append(entry)
+    return found
 
 
 class OptimizerGroups:

@@ -17,22 +17,26 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.nn.parameter import is_lazy
 
 from torch_cpudist import _core
-from torch_cpudist.devices import check_device, model_device
-from torch_cpudist.errors import UnsupportedModelError
+from torch_cpudist.devices import model_device
+from torch_cpudist.model_checks import (
+    DTYPES,
+    check_dense,
+    check_dense_embeddings,
+    check_initialized,
+    check_owned,
+    check_plain,
+    warn_large_embeddings,
+)
 from torch_cpudist.staging import CPU
-from torch_cpudist.tables import MAX_NORM_OBSTACLE, FoundTable, find_tables
+from torch_cpudist.tables import FoundTable, find_tables
 
 if TYPE_CHECKING:
     from torch_cpudist.config import Sharding
     from torch_cpudist.strategies.base import Updates
 
 logger = logging.getLogger("torch_cpudist")
-
-_LARGE_DENSE_EMBEDDING_BYTES = 16 << 20
-_DTYPES = {torch.float32: "float32", torch.float64: "float64"}
 
 
 @dataclass(frozen=True)
@@ -96,80 +100,6 @@ def parameter_names(model: nn.Module, groups: list[dict[str, Any]]) -> dict[int,
         for i, parameter in enumerate(parameters):
             names.setdefault(id(parameter), f"param_groups[{g}][{i}]")
     return names
-
-
-def _check_plain(model: nn.Module) -> None:
-    """Refuses what averages or updates parameters by itself, besides the servers."""
-    for name, module in model.named_modules():
-        owner = f"module {name!r}" if name else "the model"
-        kind = type(module).__name__
-        if isinstance(module, nn.parallel.DistributedDataParallel):
-            raise UnsupportedModelError(
-                f"{owner} is a {kind}, which averages the trainers' gradients itself. "
-                "Pass the module inside it, and call that one too."
-            )
-        # torchrec's fused and sharded modules, without importing it.
-        if hasattr(type(module), "fused_optimizer"):
-            raise UnsupportedModelError(
-                f"{owner} is a {kind}, which updates its tables itself, during "
-                "backward or on other ranks. Use the plain module, of torchrec the "
-                "unsharded EmbeddingBagCollection."
-            )
-    for name, parameter in model.named_parameters():
-        if hasattr(parameter, "_in_backward_optimizers"):
-            raise UnsupportedModelError(
-                f"parameter {name!r} is updated during backward, by torch's "
-                "_apply_optimizer_in_backward. Leave that call out: its optimizer runs "
-                "on the servers."
-            )
-
-
-def _check_initialized(name: str, parameter: nn.Parameter) -> None:
-    if is_lazy(parameter):
-        raise UnsupportedModelError(
-            f"parameter {name!r} has no shape yet: its lazy module has not run. Run "
-            "one forward pass before wrapping the optimizer."
-        )
-
-
-def _check_dense(name: str, parameter: nn.Parameter) -> None:
-    if parameter.dtype not in _DTYPES or parameter.layout != torch.strided:
-        raise UnsupportedModelError(
-            f"parameter {name!r} is {parameter.dtype}, {parameter.layout}; servers "
-            "keep "
-            "strided float32 and float64 parameters. Keep parameters in float32 and "
-            "use "
-            "torch.autocast for bfloat16."
-        )
-    check_device(name, parameter.device)
-
-
-def _check_dense_embeddings(model: nn.Module, dense: list[DenseParameter]) -> None:
-    weights = {id(entry.parameter) for entry in dense}
-    for name, module in model.named_modules():
-        embedding = isinstance(module, (nn.Embedding, nn.EmbeddingBag))
-        if embedding and module.max_norm is not None and id(module.weight) in weights:
-            found, remedy = MAX_NORM_OBSTACLE
-            raise UnsupportedModelError(
-                f"embedding {name!r} cannot be trained: {found}. {remedy}"
-            )
-
-
-def _warn_large_embeddings(model: nn.Module, tables: list[FoundTable]) -> None:
-    sparse = {id(table.weight) for table in tables}
-    for name, module in model.named_modules():
-        if not isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
-            continue
-        weight = module.weight
-        size_bytes = weight.numel() * weight.element_size()
-        if id(weight) not in sparse and size_bytes > _LARGE_DENSE_EMBEDDING_BYTES:
-            logger.warning(
-                "%r is a dense embedding of %.0f MiB: all of it travels in every step. "
-                "Make it a table with sparse=True or cpudist.shard_tables(model).",
-                name,
-                size_bytes / 2**20,
-            )
-            return
 
 
 class _Dealer:
@@ -236,7 +166,7 @@ def cut(
             _core.BlockSpec(
                 name=name,
                 elements=size,
-                dtype=_DTYPES[parameter.dtype],
+                dtype=DTYPES[parameter.dtype],
                 shard=shards[i],
                 group=dense[index].group,
                 parameter=index,
@@ -253,11 +183,11 @@ def _list_dense(
     dense: list[DenseParameter] = []
     for parameter in parameters:
         name = names[id(parameter)]
-        _check_initialized(name, parameter)
+        check_initialized(name, parameter)
         # An empty parameter has no block, and nothing to train.
         if not (parameter.requires_grad and parameter.numel()):
             continue
-        _check_dense(name, parameter)
+        check_dense(name, parameter)
         entry = DenseParameter(
             len(dense),
             name,
@@ -323,9 +253,10 @@ def place(
 
     Raises:
         UnsupportedModelError: a parameter cannot be placed, with name and reason.
+        InvalidArgumentError: the optimizer trains nothing of ``model``.
     """
     names = parameter_names(model, groups)
-    _check_plain(model)
+    check_plain(model)
     group_of: dict[int, int] = {}
     ordered: list[nn.Parameter] = []
     for g, group in enumerate(groups):
@@ -333,6 +264,7 @@ def place(
         for parameter in parameters:
             group_of[id(parameter)] = g
             ordered.append(parameter)
+    check_owned(model, ordered)
     found = find_tables(model, set(group_of))
     tables = [
         PlacedTable(i, table, group_of[id(table.weight)])
@@ -340,8 +272,8 @@ def place(
     ]
     sparse = {id(table.weight) for table in found}
     dense = _list_dense([p for p in ordered if id(p) not in sparse], names, group_of)
-    _check_dense_embeddings(model, dense)
-    _warn_large_embeddings(model, found)
+    check_dense_embeddings(model, [entry.parameter for entry in dense])
+    warn_large_embeddings(model, found)
     tables_spec = [
         _core.TableSpec(
             name=t.found.name,

@@ -75,7 +75,7 @@ def check_rows(
 
     Raises:
         InvalidArgumentError: a module is no table of these.
-        TypeError, UnsupportedModelError: ids of another dtype or device.
+        IdTypeError, UnsupportedModelError: ids of another dtype or device.
         RowOutOfRangeError: an id is no row.
     """
     for table, tensor in bound_ids(tables, ids):
@@ -134,7 +134,7 @@ class Prefetching:
         Raises:
             InvalidArgumentError: no mapping, or a module that is no table; with
                 ``max_staleness``, which prefetched rows would exceed.
-            TypeError, UnsupportedModelError: ids of another dtype or device.
+            IdTypeError, UnsupportedModelError: ids of another dtype or device.
             RowOutOfRangeError: an id is no row; nothing was asked for.
             ModelChangedError: the table was written by others.
             PeerLostError: a server is lost.

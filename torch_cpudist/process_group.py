@@ -32,6 +32,13 @@ class TrainerGroup:
         self.backend = "gloo"  # of the trainers, once they have joined
         self.shared = TrainersGroup()  # beside the default one, for metrics
 
+    def check(self, environment: Environment, layout: Layout) -> None:
+        """Raises what ``join`` would raise on this rank alone."""
+        if environment.rank in layout.trainers:
+            choose(environment, layout)
+        if dist.is_initialized():
+            self._check_existing(environment, layout)
+
     def join(
         self, environment: Environment, layout: Layout, rendezvous: Rendezvous
     ) -> dist.ProcessGroup | None:

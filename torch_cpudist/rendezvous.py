@@ -23,7 +23,13 @@ from typing import TYPE_CHECKING, Any
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from torch_cpudist.environment import Environment
-from torch_cpudist.errors import AddressError, Error, OperationTimeoutError
+from torch_cpudist.errors import (
+    AddressError,
+    ConfigurationError,
+    Error,
+    OperationTimeoutError,
+    describe,
+)
 from torch_cpudist.layout import Member
 
 if TYPE_CHECKING:
@@ -80,7 +86,7 @@ def open_store(environment: Environment, timeout_s: float) -> Store:
 class Rendezvous:
     """One meeting of all ranks in a store.
 
-    Cost: each rank writes two small values and reads one; rank 0 reads two of each
+    Cost: each rank writes three small values and reads one; rank 0 reads two of each
     rank.
 
     Thread safety: one thread.
@@ -241,6 +247,39 @@ class Rendezvous:
     # -- after the meeting
     # -------------------------------------------------------------------
 
+    def start_together(self, check: Callable[[], None]) -> None:
+        """Goes on when every rank can.
+
+        Args:
+            check: raises if this rank cannot; the others are told why.
+
+        Raises:
+            ConfigurationError: another rank cannot.
+            OperationTimeoutError: names the ranks that did not say.
+        """
+        refused = f"{self.run_id}/refused"
+        keys = [f"{self.run_id}/start/{rank}" for rank in self._ranks]
+        try:
+            check()
+        except Error as error:
+            why = f"rank {self._rank} cannot take part: {describe(error)}"
+            self._set(refused, why)
+            raise
+        self._set(keys[self._rank], True)
+
+        def settled() -> bool | None:
+            if self._has(keys):
+                return True
+            if self._has([refused]):
+                raise ConfigurationError(self._get(refused))
+            return None
+
+        def missing() -> str:
+            absent = [rank for rank in self._ranks if not self._has([keys[rank]])]
+            return f"ranks {absent} did not start"
+
+        self._poll(settled, missing)
+
     def publish(self, shard: int, addresses: list[str]) -> None:
         """Tells where a server listens."""
         self._set(f"{self.run_id}/server/{shard}", {"addresses": addresses})
@@ -281,6 +320,23 @@ class Rendezvous:
 
         self._poll(settled, missing)
         return [found[shard] for shard in keys]
+
+    def show(self, key: str, value: Any) -> None:
+        """Leaves something for ranks that look for it, once in a run.
+
+        Raises:
+            AddressError: the store does not answer.
+        """
+        self._set(f"{self.run_id}/shown/{key}", value)
+
+    def shown(self, key: str) -> Any:
+        """What a rank has left under ``key``, else ``None``; does not wait for it.
+
+        Raises:
+            AddressError: the store does not answer.
+        """
+        name = f"{self.run_id}/shown/{key}"
+        return self._get(name) if self._has([name]) else None
 
     def group_store(self, name: str = "group") -> Store:
         """A store of its own for a process group; without a name the trainers'."""

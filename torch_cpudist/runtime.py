@@ -147,6 +147,8 @@ def _join(
     rendezvous = Rendezvous(store, made.rank, made.world_size, timeout_s)
     layout = _meet(made, rendezvous, network is not None)
     group, threads, ends = TrainerGroup(), TorchThreads(), endpoints.Endpoints()
+    if network is None:
+        rendezvous.start_together(lambda: group.check(made, layout))
     torch_group = transport = None
     over_backend = made.transport == "c10d" and made.world_size > 1
     try:
@@ -174,6 +176,7 @@ def _join(
                 )
             ends = endpoints.start(made, layout, rendezvous, network, transport)
         ends.keep.append(store)
+        ends.rendezvous = rendezvous
         if network is None:
             threads.take(made, layout)
             if not over_backend:

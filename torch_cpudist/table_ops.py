@@ -20,6 +20,7 @@ from torch import nn
 from torch_cpudist import _core
 from torch_cpudist.errors import (
     ClosedError,
+    IdTypeError,
     ModelChangedError,
     UnsupportedModelError,
 )
@@ -53,15 +54,27 @@ def weight_replaced(name: str) -> ModelChangedError:
     )
 
 
+def graph_without_pull(name: str) -> UnsupportedModelError:
+    """The error for a graph of torch.jit, which would read rows as they stand."""
+    return UnsupportedModelError(
+        f"table {name!r}: torch.jit.trace and torch.jit.script cannot record that a "
+        "lookup brings its rows from the servers. opt.flush(), then trace or script "
+        "copy.deepcopy(model), which is a plain model; or close() the optimizer first."
+    )
+
+
 def check_kind(name: str, ids: torch.Tensor) -> None:
     """Checks what looks rows of the table ``name`` up, but not its range.
 
     Raises:
-        TypeError: they are not int64 or int32.
+        IdTypeError: they are not int64 or int32.
         UnsupportedModelError: they are not on the CPU.
     """
     if ids.dtype not in (torch.int64, torch.int32):
-        raise TypeError(f"table {name!r}: ids must be int64 or int32, got {ids.dtype}")
+        raise IdTypeError(
+            f"table {name!r}: ids must be int64 or int32, got {ids.dtype}. Use "
+            "ids.long()."
+        )
     if ids.device.type != "cpu":
         raise UnsupportedModelError(
             f"table {name!r}: ids must be on the CPU, or on the CUDA device that the "
@@ -110,7 +123,7 @@ class TableBinding:
         self._versions = versions
         self.handle = next(_handles)
         self._shape = weight.shape
-        self._address = 0
+        self._address: int | None = None  # 0 of a table without rows
         self._bind_lock = threading.Lock()
         self._warned = False
         # Whether rows here may be older than this trainer's last step.
@@ -148,7 +161,7 @@ class TableBinding:
 
     def forget_rows(self, client: _core.Client) -> None:
         """Makes the client pull every row again: somebody else wrote the weight."""
-        self._address = 0
+        self._address = None
         self.bind_weight(client)
 
     def warn_if_stale(self) -> None:
@@ -184,7 +197,11 @@ class TableBinding:
                 others.
             PeerLostError, OperationTimeoutError: a server does not answer.
             ClosedError: the optimizer was closed.
+            IdTypeError: ``ids`` are of another type.
+            UnsupportedModelError: torch.jit is tracing; ids on another device.
         """
+        if torch._C._is_tracing():
+            raise graph_without_pull(self.name)
         client = self.client
         if client is None:
             raise ClosedError(
@@ -217,7 +234,7 @@ class TableBinding:
 
         Raises:
             ModelChangedError: the weight was written by others.
-            TypeError: they are not int64 or int32.
+            IdTypeError: they are not int64 or int32.
             UnsupportedModelError: they are neither on the CPU nor the model's device.
         """
         self._check_unwritten()

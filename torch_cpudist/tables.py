@@ -18,16 +18,16 @@ import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from types import CodeType
-from typing import Any, ClassVar, TypeVar, cast
+from typing import Any, ClassVar, NoReturn, TypeVar, cast
 
 import torch
 from torch import nn
 
 from torch_cpudist import staging
 from torch_cpudist.devices import check_device
-from torch_cpudist.errors import UnsupportedModelError
+from torch_cpudist.errors import InvalidArgumentError, UnsupportedModelError
 from torch_cpudist.staged_tables import StagedEmbedding, StagedEmbeddingBag, lookup_of
-from torch_cpudist.table_ops import TableBinding
+from torch_cpudist.table_ops import TableBinding, graph_without_pull
 
 EmbeddingModule = nn.Embedding | nn.EmbeddingBag
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
@@ -53,6 +53,10 @@ class _OnServers:
         """Saves the weight; warns if ``flush()`` was forgotten."""
         self._cpudist_binding.warn_if_stale()
         super()._save_to_state_dict(*arguments)  # type: ignore[misc]
+
+    def __prepare_scriptable__(self) -> NoReturn:
+        """Refuses ``torch.jit.script``."""
+        raise graph_without_pull(self._cpudist_binding.name)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Copies and saved models are plain modules, without servers."""
@@ -355,10 +359,12 @@ def shard_tables(
         The same model.
 
     Raises:
-        ValueError: ``min_rows`` is negative.
+        InvalidArgumentError: ``min_rows`` is negative.
     """
     if min_rows < 0:
-        raise ValueError(f"shard_tables: min_rows must be >= 0, got {min_rows}")
+        raise InvalidArgumentError(
+            f"shard_tables: min_rows must be >= 0, got {min_rows}"
+        )
     say = report if report is not None else logger.info
     shared: dict[int, list[tuple[str, EmbeddingModule]]] = {}
     for name, module in model.named_modules():

@@ -29,17 +29,6 @@ using core::TableSpec;
 using kernels::OptimizerConfig;
 using kernels::OptimizerKind;
 
-constexpr std::array<std::pair<OptimizerKind, const char*>, kernels::kOptimizerKindCount> kKinds{{
-    {OptimizerKind::kSgd, "sgd"},
-    {OptimizerKind::kAdagrad, "adagrad"},
-    {OptimizerKind::kRowWiseAdagrad, "row_wise_adagrad"},
-    {OptimizerKind::kAdam, "adam"},
-    {OptimizerKind::kSparseAdam, "sparse_adam"},
-    {OptimizerKind::kAdamW, "adamw"},
-    {OptimizerKind::kRmsprop, "rmsprop"},
-    {OptimizerKind::kFtrl, "ftrl"},
-}};
-
 constexpr std::array<std::pair<const char*, double OptimizerConfig::*>,
                      kernels::kOptimizerHyperCount>
     kHyper{{
@@ -60,19 +49,18 @@ constexpr std::array<std::pair<const char*, double OptimizerConfig::*>,
 
 OptimizerKind kind_from(const std::string& name) {
   std::string known;
-  for (const auto& [kind, kind_name] : kKinds) {
+  for (uint32_t i = 0; i < kernels::kOptimizerKindCount; ++i) {
+    const auto kind = static_cast<OptimizerKind>(i);
+    const std::string kind_name = kernels::optimizer_kind_name(kind);
     if (name == kind_name) return kind;
-    known += known.empty() ? kind_name : std::string(", ") + kind_name;
+    known += known.empty() ? kind_name : ", " + kind_name;
   }
   throw Error(ErrorCode::kInvalidArgument,
               "OptimizerConfig: unknown kind '" + name + "', expected one of " + known);
 }
 
 std::string kind_name(const OptimizerConfig& config) {
-  for (const auto& [kind, name] : kKinds) {
-    if (kind == config.kind) return name;
-  }
-  throw Error(ErrorCode::kInternal, "OptimizerConfig: kind without a name");
+  return kernels::optimizer_kind_name(config.kind);
 }
 
 OptimizerConfig make_config(const std::string& kind, bool nesterov, const py::kwargs& options) {

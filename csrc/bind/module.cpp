@@ -11,6 +11,7 @@
 #include "bind/bind.h"
 #include "core/errors.h"
 #include "core/messages.h"
+#include "core/wire.h"
 #include "kernels/hash.h"
 #include "kernels/simd.h"
 #include "kernels/slicing.h"
@@ -44,6 +45,11 @@ std::vector<uint32_t> owner_of_keys(const std::vector<int64_t>& keys, uint32_t p
   return owners;
 }
 
+uint32_t crc32c_of(uintptr_t address, size_t size_bytes) {
+  const py::gil_scoped_release release;
+  return core::crc32c(reinterpret_cast<const void*>(address), size_bytes);
+}
+
 }  // namespace
 
 void bind_helpers(py::module_& module) {
@@ -51,6 +57,7 @@ void bind_helpers(py::module_& module) {
              py::arg("server_count"), py::arg("min_block_size"), py::arg("slice"));
   module.def("owner_of_keys", &owner_of_keys, py::arg("keys"), py::arg("param_set"),
              py::arg("table"), py::arg("server_count"));
+  module.def("crc32c", &crc32c_of, py::arg("address"), py::arg("size_bytes"));
   module.def("simd_level", [] { return kernels::simd_level_name(kernels::simd_level()); });
 }
 

@@ -109,7 +109,7 @@ void Client::bind_table(uint32_t param_set, uint32_t table, float* weight) {
 namespace {
 
 void check_bound(const TableCache& cache) {
-  if (cache.weight() != nullptr) return;
+  if (cache.bound()) return;
   throw Error(ErrorCode::kInvalidArgument,
               "table '" + cache.spec().name + "': bind_table was not called before a pull");
 }

@@ -31,6 +31,7 @@ TableCache::TableCache(const TableSpec& spec, uint64_t salt, std::span<const uin
 
 void TableCache::bind(float* weight) {
   weight_ = weight;
+  bound_ = true;
   // Rows are written and read at random; a page walk per row costs more than the row.
   kernels::prefer_huge_pages(weight, spec_.rows * spec_.dim * sizeof(float));
   invalidate();

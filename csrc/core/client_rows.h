@@ -55,7 +55,8 @@ class TableCache {
   std::mutex mutex;
   const TableSpec& spec() const { return spec_; }
   float* weight() const { return weight_; }
-  void bind(float* weight);  // forgets every row
+  void bind(float* weight);              // forgets every row
+  bool bound() const { return bound_; }  // the weight of a table without rows is null
   KeySplit& split() { return split_; }
 
   // The distinct ids that are neither current nor held, now stamped as current; valid until the
@@ -119,6 +120,7 @@ class TableCache {
 
   TableSpec spec_;
   float* weight_ = nullptr;
+  bool bound_ = false;
   kernels::AlignedBuffer<RowMark> marks_;
   uint32_t generation_ = 1;
   uint32_t floor_ = 1;

@@ -4,7 +4,6 @@
 // Checks of a layout, and the words for two layouts that differ.
 
 #include <algorithm>
-#include <sstream>
 #include <string>
 
 #include "core/param_set.h"
@@ -25,12 +24,6 @@ std::string compare(const std::string& item, const char* field, uint64_t first, 
 std::string compare_numbers(const std::string& item, const char* field, double first,
                             double second) {
   if (first == second) return "";
-  const auto show = [](double value) {
-    std::ostringstream text;
-    text.precision(17);
-    text << value;
-    return text.str();
-  };
   return differ(item, field, show(first), show(second));
 }
 
@@ -48,6 +41,20 @@ std::string compare_compensation(const DelayCompensation& first, const DelayComp
 std::string compare_dtypes(const char* field, WireDType first, WireDType second) {
   if (first == second) return "";
   return differ("parameter set", field, name_of(first), name_of(second));
+}
+
+std::string compare_dtypes(const std::string& item, DType first, DType second) {
+  if (first == second) return "";
+  const auto name = [](DType dtype) { return dtype == DType::kFloat64 ? "float64" : "float32"; };
+  return differ(item, "dtype", name(first), name(second));
+}
+
+std::string compare_staleness(uint64_t first, uint64_t second) {
+  if (first == second) return "";
+  const auto bound = [](uint64_t steps) {
+    return steps == kAnyStaleness ? std::string("none") : std::to_string(steps);
+  };
+  return differ("parameter set", "max_staleness", bound(first), bound(second));
 }
 
 template <typename... Differences>
@@ -69,8 +76,7 @@ std::string compare_block(size_t index, const BlockSpec& first, const BlockSpec&
   const std::string item = "block " + std::to_string(index) + " (" + first.name + ")";
   if (first.name != second.name) return differ(item, "name", first.name, second.name);
   return first_of(compare(item, "elements", first.elements, second.elements),
-                  compare(item, "dtype", static_cast<uint64_t>(first.dtype),
-                          static_cast<uint64_t>(second.dtype)),
+                  compare_dtypes(item, first.dtype, second.dtype),
                   compare(item, "shard", first.shard, second.shard),
                   compare(item, "parameter group", first.group, second.group),
                   compare(item, "parameter", first.parameter, second.parameter),
@@ -153,7 +159,7 @@ std::string describe_difference(const ParamSetLayout& first, const ParamSetLayou
   const std::string found =
       first_of(compare(set, "update mode (0 in rounds, 1 on arrival)",
                        static_cast<uint64_t>(first.mode), static_cast<uint64_t>(second.mode)),
-               compare(set, "max_staleness", first.max_staleness, second.max_staleness),
+               compare_staleness(first.max_staleness, second.max_staleness),
                compare(set, "exchanges_deltas", first.exchanges_deltas, second.exchanges_deltas),
                compare_dtypes("wire_dtype", first.push_dtype, second.push_dtype),
                compare_dtypes("pull_dtype", first.pull_dtype, second.pull_dtype),

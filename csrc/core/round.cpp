@@ -6,17 +6,11 @@
 #include "core/round.h"
 
 #include <algorithm>
-#include <cstdio>
+#include <charconv>
 #include <set>
 
 namespace cpudist::core {
 namespace {
-
-std::string show(double value) {
-  char text[40];
-  std::snprintf(text, sizeof text, "%.17g", value);
-  return text;
-}
 
 struct HyperField {
   const char* name;
@@ -86,15 +80,23 @@ SectionRows locate_section(const TableSection& section, const Table& table) {
 
 }  // namespace
 
+std::string show(double value) {
+  char text[32];  // 24 are the most that a double needs
+  return {text, std::to_chars(text, text + sizeof text, value).ptr};
+}
+
 std::string describe_difference(const kernels::OptimizerConfig& first,
                                 const kernels::OptimizerConfig& second) {
   if (first.kind != second.kind) {
-    return "optimizer kind: " + std::to_string(static_cast<uint32_t>(first.kind)) + " against " +
-           std::to_string(static_cast<uint32_t>(second.kind));
+    return std::string("optimizer kind: ") + kernels::optimizer_kind_name(first.kind) +
+           " against " + kernels::optimizer_kind_name(second.kind);
   }
   if (first.flags != second.flags) {
-    return "optimizer flags: " + std::to_string(first.flags) + " against " +
-           std::to_string(second.flags);
+    const auto flag = [](const kernels::OptimizerConfig& config) {
+      return std::string(config.nesterov() ? "True" : "False");
+    };
+    static_assert(kernels::kOptimizerKnownFlags == kernels::kOptimizerNesterov);
+    return "nesterov: " + flag(first) + " against " + flag(second);
   }
   for (const HyperField& field : kHyperFields) {
     const double a = first.*field.member;

@@ -53,6 +53,8 @@ std::vector<std::vector<uint32_t>> locate_held(const PushView& view, const Param
 // The first difference in hyper-parameters or clip settings between two pushes of a round, naming
 // the field, both values and both ranks.
 std::optional<std::string> find_mismatch(const RoundPushes& pushes);
+// The shortest text that reads back as the same number.
+std::string show(double value);
 // As above for two configurations; empty when equal. "lr: 0.1 against 0.2".
 std::string describe_difference(const kernels::OptimizerConfig& first,
                                 const kernels::OptimizerConfig& second);

@@ -6,6 +6,7 @@
 #include "kernels/optimizers.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <stdexcept>
 
@@ -51,6 +52,13 @@ double step_size(const OptimizerConfig& config, double step) {
 }
 
 }  // namespace
+
+const char* optimizer_kind_name(OptimizerKind kind) {
+  constexpr std::array<const char*, kOptimizerKindCount> kNames{
+      "sgd", "adagrad", "row_wise_adagrad", "adam", "sparse_adam", "adamw", "rmsprop", "ftrl"};
+  const auto index = static_cast<uint32_t>(kind);
+  return index < kNames.size() ? kNames[index] : "unknown";
+}
 
 const char* find_config_error(const OptimizerConfig& c) {
   if (static_cast<uint32_t>(c.kind) >= kOptimizerKindCount) return "optimizer kind is unknown";

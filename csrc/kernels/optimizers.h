@@ -25,6 +25,7 @@ enum class OptimizerKind : uint32_t {
   kFtrl = 7,
 };
 constexpr uint32_t kOptimizerKindCount = 8;
+const char* optimizer_kind_name(OptimizerKind kind);  // "unknown" beyond the last
 
 constexpr uint32_t kOptimizerNesterov = 1u << 0;
 constexpr uint32_t kOptimizerKnownFlags = kOptimizerNesterov;

@@ -101,8 +101,12 @@ def resolve(
     elif isinstance(chosen, Strategy):
         made = chosen
     else:
+        hint = ""
+        if isinstance(chosen, type) and issubclass(chosen, Strategy):
+            hint = f" Pass an object of the class: {chosen.__name__}()."
         raise ConfigurationError(
             f"strategy: expected a strategy, its name or a dict, found {chosen!r}."
+            + hint
         )
     if environment.strategy is not None:
         named = strategy(environment.strategy)

@@ -53,6 +53,7 @@ from torch_cpudist.strategies.reduce_driver import ReduceDriver
 from torch_cpudist.strategies.sync import Sync
 from torch_cpudist.strategies.sync_driver import SyncDriver
 from torch_cpudist.trained import Trained
+from torch_cpudist.untrained import Untrained
 
 if TYPE_CHECKING:
     from torch_cpudist.context import Context
@@ -66,6 +67,7 @@ def open_parameters(
     placement: Placement,
     inners: Sequence[Optimizer],
     states: States,
+    untrained: Untrained,
 ) -> Trained:
     """Opens what ``strategy`` trains, with trainer 0's values. Collective.
 
@@ -75,6 +77,7 @@ def open_parameters(
         placement: tables, dense parameters and their layout.
         inners: the wrapped optimizers.
         states: torch's state of each parameter, from before.
+        untrained: of which trainer 0 tells the others.
 
     Raises:
         UnsupportedModelError: the strategy is not for a model with, or without, tables.
@@ -84,6 +87,7 @@ def open_parameters(
     _check_beside(strategy, context)
     _check_device(strategy, placement)
     opening = context.next_opening()
+    untrained.tell(opening)
     try:
         return _open(strategy, context, placement, inners, states, opening)
     except ConfigMismatchError as error:
