@@ -85,6 +85,13 @@ def descendants(pid):
     return found[1:]
 
 
+def started(pid):
+    """When a process was started, in ticks; -1 if it is not there any more."""
+    with contextlib.suppress(OSError):
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+    return -1
+
+
 def check_quick(call, limit_s, tries=5):
     """A call is done in time; beside other processes one of several tries is enough."""
     took_s = []
@@ -125,13 +132,16 @@ class Program:
     def end(self):
         """Ends the program and everything below it, by process id."""
         if self.process.poll() is None:
-            below = descendants(self.process.pid)
+            # Numbers of those that have ended meanwhile may be others' by then.
+            family = [self.process.pid, *descendants(self.process.pid)]
+            begun = {pid: started(pid) for pid in family}
             self.process.send_signal(signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(5)
-            for pid in [self.process.pid, *below]:
+            for pid, ticks in begun.items():
                 with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+                    if ticks >= 0 and started(pid) == ticks:
+                        os.kill(pid, signal.SIGKILL)
             self.process.wait(10)
         self._output.close()
 
