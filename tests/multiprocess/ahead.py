@@ -1,9 +1,10 @@
 # Copyright (c) 2026 The torch_cpudist authors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Launches of several tests, two at a time.
+"""Launches of several tests of a module, begun before the tests ask for them.
 
-A launch is first one process that imports torch and then as many as it has ranks: two
-launches keep two cores busy where one does not.
+One after the other: a launch is a process that imports torch and then as many as it has
+ranks, and workers that run other modules launch, too. More at a time end no earlier,
+but each later, up to its limit.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 from conftest import Launcher
 
-AT_ONCE = 2
 TIME_S = 600.0  # every launch has a shorter limit of its own
 
 
@@ -38,7 +38,7 @@ def ahead(request, tmp_path_factory, jobs):
     launchers = {
         n: Launcher(tmp_path_factory.mktemp("job")) for n in names if n in jobs
     }
-    pool = ThreadPoolExecutor(AT_ONCE)
+    pool = ThreadPoolExecutor(1)
     try:
         yield Ahead({n: pool.submit(jobs[n], one) for n, one in launchers.items()})
     finally:
