@@ -23,6 +23,7 @@ from torch.nn import functional
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import torch_cpudist as cpudist
+from torch_cpudist import ops
 from torch_cpudist.errors import UnsupportedModelError, UnsupportedOptimizerError
 
 SGD, Adagrad, Adam = torch.optim.SGD, torch.optim.Adagrad, torch.optim.Adam
@@ -252,6 +253,32 @@ def test_copies_are_right_again_when_hooks_have_gone():
         between=between,
     )
     assert_equal(models)
+
+
+@MODES
+def test_a_step_that_failed_takes_no_gradient_from_the_next(monkeypatch, reduce):
+    model, seen, real = Tables(), [], ops.update_rows
+
+    def fail(*_arguments, **_options):
+        raise RuntimeError("no step")
+
+    with cpudist.ReplicaExecutor(
+        model,
+        loss_of,
+        Adagrad(model.parameters(), lr=0.1),
+        2,
+        reduce=reduce,
+        num_threads=1,
+        before_update=lambda: seen.append(model.first.weight.grad.to_dense()),
+    ) as executor:
+        monkeypatch.setattr(ops, "update_rows", fail)
+        with pytest.raises(RuntimeError, match="no step"):
+            executor.run_parts(cut(batch_of(0), 2))
+        monkeypatch.setattr(ops, "update_rows", real)
+        before = model.first.weight.detach().clone()
+        executor.run_parts(cut(batch_of(0), 2))
+    assert seen[1].abs().sum() > 0
+    assert not torch.equal(model.first.weight, before)
 
 
 # -- what is refused ---------------------------------------------------------------

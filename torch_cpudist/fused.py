@@ -104,7 +104,8 @@ def step_fused(part: Optimizer) -> None:
 def _cut(part: Optimizer, group: dict[str, Any]) -> list[dict[str, Any]]:
     if not _leaves_open(group):
         return [group]
-    taken = [p for p in group["params"] if _takes(part, group, p)]
-    rest = [p for p in group["params"] if not _takes(part, group, p)]
-    fused_group = {**group, "params": taken, "fused": True}
-    return [fused_group, {**group, "params": rest}]
+    taken: list[torch.Tensor] = []
+    rest: list[torch.Tensor] = []
+    for parameter in group["params"]:
+        (taken if _takes(part, group, parameter) else rest).append(parameter)
+    return [{**group, "params": taken, "fused": True}, {**group, "params": rest}]

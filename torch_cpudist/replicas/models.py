@@ -20,7 +20,7 @@ from torch_cpudist.errors import ModelChangedError, UnsupportedModelError
 from torch_cpudist.replicas import hooks
 from torch_cpudist.replicas.dropout import own_dropout
 from torch_cpudist.replicas.table_view import copied_tables
-from torch_cpudist.tables import is_staged, plain_class
+from torch_cpudist.tables import MAX_NORM_OBSTACLE, is_staged, plain_class
 
 _PLAIN = (bool, int, float, str, type(None))
 # Written by torch or by this package, not by users.
@@ -49,8 +49,7 @@ def _check_norms(model: nn.Module, count: int) -> None:
             raise UnsupportedModelError(
                 f"ReplicaExecutor: {name or 'the model'} has max_norm="
                 f"{module.max_norm}, which rewrites rows during a lookup, while other "
-                "replicas read them. Set max_norm=None; to bound norms, scale the "
-                "looked-up rows in the model."
+                f"replicas read them. {MAX_NORM_OBSTACLE[1]}"
             )
 
 

@@ -110,8 +110,8 @@ class RowStep:
         grads = -grads if self._ascend else grads
         kept = [state[name] for name in self._names]
         if len(kept) < 2:
-            width = weight.new_empty((len(weight), 0))
-            whole = kept[0].view(len(weight), -1) if kept else width
+            none = weight.new_empty((len(weight), 0))
+            whole = kept[0].view(len(weight), -1) if kept else none
             self._update(weight, whole, keys, grads)
             return
         # The kernels have the state of a row in one piece.

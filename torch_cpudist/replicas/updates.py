@@ -150,8 +150,8 @@ class OwnedUpdate(Update):
         return mine
 
     def sums_itself(self, index: int) -> bool:
-        """Rows of tables are summed as they are stepped."""
-        return index in self._dealt
+        """Rows of tables are summed as they are stepped, if all is done at once."""
+        return self._at_once and index in self._dealt
 
     def by_owner(self, owner: int) -> None:
         """Steps this owner's parameters, and its rows of tables."""
