@@ -9,6 +9,7 @@ import time
 
 import pytest
 from ports import free_port
+from rank_threads import in_threads
 from torch.distributed import FileStore, HashStore, TCPStore
 
 from torch_cpudist import environment
@@ -31,27 +32,6 @@ def meet(store, rank, world_size, timeout_s=10.0, together=None):
         together.wait(30)
     rendezvous = Rendezvous(store, rank, world_size, timeout_s)
     return rendezvous, rendezvous.meet(member(rank))
-
-
-def in_threads(count, body):
-    """Runs body(rank) in threads; returns results, or the errors, by rank."""
-    outcomes = [None] * count
-
-    def run(rank):
-        try:
-            outcomes[rank] = body(rank)
-        except Exception as error:
-            outcomes[rank] = error
-
-    threads = [
-        threading.Thread(target=run, args=(r,), daemon=True) for r in range(count)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-        assert not thread.is_alive()
-    return outcomes
 
 
 @pytest.mark.parametrize("kind", ["hash", "file"])

@@ -4,43 +4,29 @@
 
 from __future__ import annotations
 
-import threading
-
 import pytest
+from rank_threads import JOIN_S, in_threads
 from torch.distributed import HashStore
 
 import torch_cpudist as cpudist
 from torch_cpudist.process_group import TrainerGroup
 
-TIME_S = 60.0
-
 
 def started(ranks, **options):
     """What ``init()`` of each rank raises, by rank."""
-    store, errors = HashStore(), [None] * ranks
+    store = HashStore()
 
     def start(rank):
-        try:
-            cpudist.init(
-                rank=rank,
-                world_size=ranks,
-                store=store,
-                timeout_s=TIME_S,
-                variables={},
-                **options,
-            )
-        except cpudist.Error as error:
-            errors[rank] = error
+        cpudist.init(
+            rank=rank,
+            world_size=ranks,
+            store=store,
+            timeout_s=2 * JOIN_S,  # a rank that waits is still there when it is joined
+            variables={},
+            **options,
+        )
 
-    threads = [
-        threading.Thread(target=start, args=(r,), daemon=True) for r in range(ranks)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(TIME_S / 2)  # less than what they would wait
-        assert not thread.is_alive()
-    return errors
+    return in_threads(ranks, start)
 
 
 @pytest.mark.parametrize("servers", [0, 1])
