@@ -14,8 +14,9 @@ import re
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
-from torch_cpudist import config, group_settings
-from torch_cpudist.environment import Environment
+from torch_cpudist.launch.environment import Environment
+from torch_cpudist.settings import fields as config
+from torch_cpudist.settings import jobs as group_settings
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "configuration.md"
 _LARGE = 2**31 - 1

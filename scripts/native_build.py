@@ -41,9 +41,8 @@ RELEASE = ["-O3", "-DNDEBUG"]
 SANITIZERS = {"address,undefined": "asan", "thread": "tsan"}
 # What the fuzzed parsers and decoders need.
 FUZZED = (
-    *("data/schema", "data/records", "data/batch", "data/numbers", "data/csv_cells"),
-    *("data/parse*", "core/*codec*", "core/messages_*", "core/buffer", "core/wire"),
-    *("core/crc32c", "kernels/*"),
+    *("data/parse/*", "data/read/batch", "wire/*", "wire/codec/*", "base/*"),
+    *("kernels/*", "kernels/levels/*"),
 )
 LINK = ["-shared", "-pthread", "-Wl,--as-needed", "-Wl,-rpath,$$ORIGIN/../torch/lib"]
 SHIM = "shim"
@@ -78,7 +77,8 @@ class Target:
 def core_objects(flags: list[str]) -> Objects:
     """Describe what knows nothing of torch: kernels, core, data, backends' engines."""
     csrc = ROOT / "csrc"
-    folders = ("kernels", "core", "data", "backends/shm")
+    folders = ("base", "kernels", "wire", "transport", "table", "server", "client")
+    folders += ("data", "backends/shm")
     sources = sources_in(*(csrc / folder for folder in folders))
     sources += [csrc / f"backends/ccl/{name}.cpp" for name in ("engine", "group")]
     # What is worked on is compiled alone, so that a rebuild takes seconds.

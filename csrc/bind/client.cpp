@@ -14,13 +14,13 @@
 
 #include "bind/bind.h"
 #include "bind/client_holder.h"
-#include "core/client.h"
+#include "client/client.h"
 
 namespace cpudist::bind {
 
 namespace {
 
-using core::ClientOptions;
+using client::ClientOptions;
 using kernels::OptimizerConfig;
 
 void store_table(ClientHolder& self, uint32_t param_set, uint32_t table, Address keys,
@@ -45,11 +45,11 @@ uint64_t fetch_parameter(ClientHolder& self, uint32_t param_set, uint32_t parame
   return step;
 }
 
-core::StepPush make_step(std::vector<OptimizerConfig> configs,
-                         const std::vector<ParameterArgument>& parameters,
-                         const std::vector<TableArgument>& tables,
-                         const std::vector<Address>& weights) {
-  core::StepPush step;
+client::StepPush make_step(std::vector<OptimizerConfig> configs,
+                           const std::vector<ParameterArgument>& parameters,
+                           const std::vector<TableArgument>& tables,
+                           const std::vector<Address>& weights) {
+  client::StepPush step;
   step.configs = std::move(configs);
   for (const auto& [index, gradient] : parameters) {
     step.parameters.push_back({index, at<const void>(gradient)});
@@ -66,7 +66,7 @@ uint64_t push(ClientHolder& self, uint32_t param_set, std::vector<OptimizerConfi
               const std::vector<TableArgument>& tables, const std::vector<Address>& weights,
               double weight, uint64_t samples, bool by_samples, double clip_value,
               double clip_norm) {
-  core::StepPush step = make_step(std::move(configs), parameters, tables, weights);
+  client::StepPush step = make_step(std::move(configs), parameters, tables, weights);
   step.weight = weight;
   step.samples = samples;
   step.by_samples = by_samples;
@@ -79,7 +79,7 @@ uint64_t enqueue(ClientHolder& self, uint32_t param_set, std::vector<OptimizerCo
                  const std::vector<ParameterArgument>& parameters,
                  const std::vector<TableArgument>& tables, const std::vector<Address>& weights,
                  uint64_t samples, double clip_value, double clip_norm) {
-  core::StepPush step = make_step(std::move(configs), parameters, tables, weights);
+  client::StepPush step = make_step(std::move(configs), parameters, tables, weights);
   step.samples = samples;
   step.clip_value = clip_value;
   step.clip_norm = clip_norm;
@@ -91,7 +91,7 @@ using ComingArgument = std::tuple<uint32_t, Address, uint64_t, bool>;
 
 uint64_t prefetch(ClientHolder& self, uint32_t param_set, const std::vector<ComingArgument>& ids,
                   bool managed) {
-  std::vector<core::ComingIds> coming;
+  std::vector<client::ComingIds> coming;
   for (const auto& [table, address, count, are_int32] : ids) {
     coming.push_back({table, at<const void>(address), count, are_int32});
   }
@@ -104,7 +104,7 @@ void start_queue(ClientHolder& self, uint32_t param_set, uint32_t size, uint32_t
 }
 
 // {"0": n, "1": n, "2-3": n, ...} up to the last bucket that has something.
-py::dict histogram(const std::array<uint64_t, core::StalenessStats::kBuckets>& counts) {
+py::dict histogram(const std::array<uint64_t, client::StalenessStats::kBuckets>& counts) {
   py::dict result;
   size_t last = counts.size();
   while (last > 0 && counts[last - 1] == 0) --last;
@@ -118,7 +118,7 @@ py::dict histogram(const std::array<uint64_t, core::StalenessStats::kBuckets>& c
   return result;
 }
 
-py::dict staleness(const core::StalenessStats& stats) {
+py::dict staleness(const client::StalenessStats& stats) {
   const double pushes = stats.pushes == 0 ? 1.0 : static_cast<double>(stats.pushes);
   py::dict result;
   result["pushes"] = stats.pushes;
@@ -134,7 +134,7 @@ py::dict staleness(const core::StalenessStats& stats) {
 }
 
 py::dict stats(const ClientHolder& self) {
-  core::ClientStats stats;
+  client::ClientStats stats;
   {
     const py::gil_scoped_release release;
     stats = self.get().stats();
@@ -163,7 +163,7 @@ std::unique_ptr<ClientHolder> make_client(
     uint64_t reconnect_grace_ms, uint64_t connect_deadline_ms, uint64_t rpc_deadline_ms,
     uint32_t rpc_retries, uint64_t round_deadline_ms, uint64_t probe_ms, uint64_t resend_ms,
     uint64_t straggler_log_ms, std::string host, py::object logger) {
-  ClientOptions options;
+  client::ClientOptions options;
   options.run_id = run_id;
   options.trainer_rank = trainer_rank;
   options.trainer_count = trainer_count;
@@ -183,7 +183,7 @@ std::unique_ptr<ClientHolder> make_client(
 }
 
 void bind_constructor(ClientClass& client) {
-  const ClientOptions defaults;
+  const client::ClientOptions defaults;
   client.def(py::init(&make_client), py::kw_only(), py::arg("run_id"), py::arg("trainer_rank") = 0,
              py::arg("trainer_count") = 1, py::arg("servers"), py::arg("network") = py::none(),
              py::arg("ranks") = py::none(), py::arg("incarnation") = defaults.incarnation,
@@ -282,7 +282,7 @@ void bind_membership(ClientClass& client) {
             "connect", [](ClientHolder& self) { self.get().connect(); }, NoGil())
       .def(
           "open",
-          [](ClientHolder& self, const core::ParamSetLayout& layout) {
+          [](ClientHolder& self, const wire::ParamSetLayout& layout) {
             return self.get().open(layout);
           },
           py::arg("layout"), NoGil())

@@ -24,7 +24,7 @@ void update_rows(ClientHolder& self, uint32_t param_set, const TableArgument& gr
 }
 
 py::dict exchange_stats(const ClientHolder& self, uint32_t param_set) {
-  const core::ExchangeStats stats = self.get().exchange_stats(param_set);
+  const client::ExchangeStats stats = self.get().exchange_stats(param_set);
   py::dict result;
   result["exchanges"] = stats.exchanges;
   result["rows_sent"] = stats.rows_sent;

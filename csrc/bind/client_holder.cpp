@@ -3,15 +3,15 @@
 
 #include "bind/client_holder.h"
 
-#include "core/inproc_channel.h"
-#include "core/tcp_channel.h"
+#include "transport/inproc/channel.h"
+#include "transport/tcp/channel.h"
 
 namespace cpudist::bind {
 
 namespace {
 
-using core::Client;
-using core::ClientOptions;
+using client::Client;
+using client::ClientOptions;
 
 bool interrupted() {
   const py::gil_scoped_acquire gil;
@@ -28,7 +28,7 @@ void log(PyObject* logger, int level, const std::string& text) {
   }
 }
 
-bool needs_sockets(const ClientOptions& options) {
+bool needs_sockets(const client::ClientOptions& options) {
   for (const auto& addresses : options.servers) {
     for (const std::string& address : addresses) {
       if (address.starts_with("tcp:") || address.starts_with("unix:")) return true;
@@ -37,10 +37,9 @@ bool needs_sockets(const ClientOptions& options) {
   return false;
 }
 
-std::unique_ptr<std::unique_ptr<Client>> make(ClientOptions options,
-                                              const std::shared_ptr<NetworkHolder>& network,
-                                              const std::shared_ptr<RankNetworkHolder>& ranks,
-                                              const py::object& logger) {
+std::unique_ptr<std::unique_ptr<client::Client>> make(
+    client::ClientOptions options, const std::shared_ptr<NetworkHolder>& network,
+    const std::shared_ptr<RankNetworkHolder>& ranks, const py::object& logger) {
   options.interrupted = &interrupted;
   if (!logger.is_none()) {
     // Borrowed: the holder outlives its client, and a copy would need the GIL to go.
@@ -49,23 +48,24 @@ std::unique_ptr<std::unique_ptr<Client>> make(ClientOptions options,
     };
   }
   const bool sockets = needs_sockets(options);
-  std::shared_ptr<core::InprocNetwork> inproc;
+  std::shared_ptr<transport::InprocNetwork> inproc;
   if (network) inproc = network->get();
-  std::shared_ptr<core::RankNetwork> lanes;
+  std::shared_ptr<transport::RankNetwork> lanes;
   if (ranks) lanes = ranks->get();
-  const auto factory = [inproc, sockets, lanes](core::ConnectionHandler* handler) {
-    return core::make_connector(
+  const auto factory = [inproc, sockets, lanes](transport::ConnectionHandler* handler) {
+    return transport::make_connector(
         inproc ? inproc->connector(handler) : nullptr,
-        sockets ? core::make_tcp_connector(handler, core::ChannelLimits{}) : nullptr,
+        sockets ? transport::make_tcp_connector(handler, transport::ChannelLimits{}) : nullptr,
         lanes ? lanes->connector(handler) : nullptr);
   };
-  return std::make_unique<std::unique_ptr<Client>>(
-      std::make_unique<Client>(std::move(options), factory));
+  return std::make_unique<std::unique_ptr<client::Client>>(
+      std::make_unique<client::Client>(std::move(options), factory));
 }
 
 }  // namespace
 
-ClientHolder::ClientHolder(ClientOptions options, const std::shared_ptr<NetworkHolder>& network,
+ClientHolder::ClientHolder(client::ClientOptions options,
+                           const std::shared_ptr<NetworkHolder>& network,
                            const std::shared_ptr<RankNetworkHolder>& ranks, py::object logger)
     : logger_(std::move(logger)), client_(make(std::move(options), network, ranks, logger_)) {}
 

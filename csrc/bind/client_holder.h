@@ -13,7 +13,7 @@
 
 #include "bind/bind.h"
 #include "bind/holders.h"
-#include "core/client.h"
+#include "client/client.h"
 
 namespace cpudist::bind {
 
@@ -34,16 +34,16 @@ inline std::vector<void*> pointers(const std::vector<Address>& addresses) {
 
 class ClientHolder {
  public:
-  ClientHolder(core::ClientOptions options, const std::shared_ptr<NetworkHolder>& network,
+  ClientHolder(client::ClientOptions options, const std::shared_ptr<NetworkHolder>& network,
                const std::shared_ptr<RankNetworkHolder>& ranks, py::object logger);
   ~ClientHolder();
   ClientHolder(const ClientHolder&) = delete;
   ClientHolder& operator=(const ClientHolder&) = delete;
-  core::Client& get() const { return *client_.get("client"); }
+  client::Client& get() const { return *client_.get("client"); }
 
  private:
   py::object logger_;
-  ForkSafe<std::unique_ptr<core::Client>> client_;
+  ForkSafe<std::unique_ptr<client::Client>> client_;
 };
 
 using ClientClass = py::class_<ClientHolder>;

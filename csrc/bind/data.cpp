@@ -20,8 +20,6 @@ namespace cpudist::bind {
 
 namespace {
 
-using core::Error;
-using core::ErrorCode;
 using data::Batch;
 
 data::Slot make_slot(const SlotArgument& argument, data::Format format, bool columns_only) {

@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "bind/bind.h"
-#include "data/reader.h"
-#include "data/store.h"
+#include "data/read/reader.h"
+#include "data/store/store.h"
 
 namespace cpudist::bind {
 

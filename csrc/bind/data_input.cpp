@@ -16,9 +16,6 @@ namespace cpudist::bind {
 
 namespace {
 
-using core::Error;
-using core::ErrorCode;
-
 bool signal_pending() {
   const py::gil_scoped_acquire gil;
   return PyErr_CheckSignals() != 0;

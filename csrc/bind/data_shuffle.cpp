@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "bind/data_holders.h"
-#include "core/tcp_channel.h"
-#include "data/shuffle_store.h"
+#include "data/shuffle/store.h"
+#include "transport/tcp/channel.h"
 
 namespace cpudist::bind {
 
@@ -34,7 +34,7 @@ struct Shuffle {
   const data::ShuffleOptions options;
   data::ShuffleSlabs slabs;
   data::ShuffleExchange exchange;
-  std::unique_ptr<core::Listener> listener;  // until connect() takes it
+  std::unique_ptr<transport::Listener> listener;  // until connect() takes it
 };
 
 struct ShuffleHolder : DataHolder<Shuffle> {
@@ -61,12 +61,12 @@ std::unique_ptr<ShuffleHolder> make_shuffle(const DataSchema& schema, uint32_t r
 
 std::vector<std::string> listen_for_shuffle(const ShuffleHolder& self, const std::string& bind,
                                             uint16_t port_first, uint16_t port_last) {
-  core::ListenOptions options;
+  transport::ListenOptions options;
   options.bind_address = bind;
   options.port_first = port_first;
   options.port_last = std::max(port_first, port_last);
   Shuffle& shuffle = self.get();
-  shuffle.listener = core::listen_tcp(options, shuffle.exchange.handler());
+  shuffle.listener = transport::listen_tcp(options, shuffle.exchange.handler());
   return shuffle.listener->addresses();
 }
 
@@ -75,8 +75,8 @@ data::ShuffleKey make_key(const std::string& by, uint64_t used_slot) {
   if (by == "record") return {Kind::kRecord, 0};
   if (by == "instance") return {Kind::kInstance, 0};
   if (by == "slot") return {Kind::kSlot, used_slot};
-  throw core::Error(core::ErrorCode::kInvalidArgument,
-                    "by: expected 'record', 'instance' or 'slot', found '" + by + "'");
+  throw Error(ErrorCode::kInvalidArgument,
+              "by: expected 'record', 'instance' or 'slot', found '" + by + "'");
 }
 
 void run_shuffle(const ShuffleHolder& self, const StoreHolder& store,
@@ -84,7 +84,8 @@ void run_shuffle(const ShuffleHolder& self, const StoreHolder& store,
                  const std::string& by, uint64_t used_slot) {
   Shuffle& shuffle = self.get();
   const data::ShuffleKey key = make_key(by, used_slot);
-  auto connector = core::make_tcp_connector(shuffle.exchange.handler(), core::ChannelLimits{});
+  auto connector =
+      transport::make_tcp_connector(shuffle.exchange.handler(), transport::ChannelLimits{});
   shuffle.exchange.connect(std::move(addresses), std::move(shuffle.listener), std::move(connector));
   data::shuffle_store(store.get(), shuffle.exchange, shuffle.slabs, shuffle.options.rank,
                       shuffle.options.trainers, seed, key);

@@ -1,8 +1,8 @@
 // Copyright (c) 2026 The torch_cpudist authors.
 // SPDX-License-Identifier: BSD-3-Clause
 //
-// core::Error becomes the class of the same cause in torch_cpudist.errors.
-#include "core/errors.h"
+// Error becomes the class of the same cause in torch_cpudist.errors.
+#include "base/errors.h"
 
 #include <exception>
 
@@ -12,8 +12,7 @@ namespace cpudist::bind {
 
 namespace {
 
-const char* class_of(core::ErrorCode code) {
-  using core::ErrorCode;
+const char* class_of(ErrorCode code) {
   switch (code) {
     case ErrorCode::kInternal:
       return "InternalError";
@@ -64,8 +63,8 @@ void bind_errors(py::module_&) {
   py::register_exception_translator([](std::exception_ptr pointer) {
     try {
       if (pointer) std::rethrow_exception(pointer);
-    } catch (const core::Error& error) {
-      if (error.code() == core::ErrorCode::kInterrupted) {
+    } catch (const Error& error) {
+      if (error.code() == ErrorCode::kInterrupted) {
         // The signal handler has set its own exception; usually KeyboardInterrupt.
         if (!PyErr_Occurred()) PyErr_SetNone(PyExc_KeyboardInterrupt);
       } else {

@@ -9,16 +9,16 @@
 #include <utility>
 
 #include "bind/bind.h"
-#include "core/inproc_channel.h"
-#include "core/rank_channel.h"
+#include "transport/inproc/channel.h"
+#include "transport/ranks/channel.h"
 
 namespace cpudist::bind {
 
 class NetworkHolder {
  public:
-  explicit NetworkHolder(const core::FaultPlan& plan)
-      : network_(std::make_unique<std::shared_ptr<core::InprocNetwork>>(
-            core::InprocNetwork::create(plan))) {}
+  explicit NetworkHolder(const transport::FaultPlan& plan)
+      : network_(std::make_unique<std::shared_ptr<transport::InprocNetwork>>(
+            transport::InprocNetwork::create(plan))) {}
   ~NetworkHolder() {
     if (network_.forked()) return;
     // The last owner joins the delivery thread.
@@ -28,16 +28,16 @@ class NetworkHolder {
   NetworkHolder(const NetworkHolder&) = delete;
   NetworkHolder& operator=(const NetworkHolder&) = delete;
 
-  const std::shared_ptr<core::InprocNetwork>& get() const { return network_.get("network"); }
+  const std::shared_ptr<transport::InprocNetwork>& get() const { return network_.get("network"); }
 
  private:
-  ForkSafe<std::shared_ptr<core::InprocNetwork>> network_;
+  ForkSafe<std::shared_ptr<transport::InprocNetwork>> network_;
 };
 
 class RankNetworkHolder {
  public:
-  explicit RankNetworkHolder(std::shared_ptr<core::RankNetwork> network)
-      : network_(std::make_unique<std::shared_ptr<core::RankNetwork>>(std::move(network))) {}
+  explicit RankNetworkHolder(std::shared_ptr<transport::RankNetwork> network)
+      : network_(std::make_unique<std::shared_ptr<transport::RankNetwork>>(std::move(network))) {}
   ~RankNetworkHolder() {
     if (network_.forked()) return;
     const py::gil_scoped_release no_gil;
@@ -46,10 +46,10 @@ class RankNetworkHolder {
   RankNetworkHolder(const RankNetworkHolder&) = delete;
   RankNetworkHolder& operator=(const RankNetworkHolder&) = delete;
 
-  const std::shared_ptr<core::RankNetwork>& get() const { return network_.get("network"); }
+  const std::shared_ptr<transport::RankNetwork>& get() const { return network_.get("network"); }
 
  private:
-  ForkSafe<std::shared_ptr<core::RankNetwork>> network_;
+  ForkSafe<std::shared_ptr<transport::RankNetwork>> network_;
 };
 
 }  // namespace cpudist::bind

@@ -12,22 +12,20 @@
 #include <utility>
 #include <vector>
 
+#include "base/errors.h"
 #include "bind/bind.h"
-#include "core/errors.h"
-#include "core/messages.h"
 #include "kernels/optimizers.h"
+#include "wire/messages.h"
 
 namespace cpudist::bind {
 
 namespace {
 
-using core::BlockSpec;
-using core::Error;
-using core::ErrorCode;
-using core::ParamSetLayout;
-using core::TableSpec;
 using kernels::OptimizerConfig;
 using kernels::OptimizerKind;
+using wire::BlockSpec;
+using wire::ParamSetLayout;
+using wire::TableSpec;
 
 constexpr std::array<std::pair<const char*, double OptimizerConfig::*>,
                      kernels::kOptimizerHyperCount>
@@ -102,17 +100,17 @@ std::string show(const OptimizerConfig& config) {
   return text + (config.nesterov() ? ", nesterov=True)" : ")");
 }
 
-core::DType dtype_from(const std::string& name) {
-  if (name == "float32") return core::DType::kFloat32;
-  if (name == "float64") return core::DType::kFloat64;
+wire::DType dtype_from(const std::string& name) {
+  if (name == "float32") return wire::DType::kFloat32;
+  if (name == "float64") return wire::DType::kFloat64;
   throw Error(ErrorCode::kInvalidArgument,
               "BlockSpec: dtype must be 'float32' or 'float64', got '" + name + "'");
 }
 
-core::WireDType wire_dtype_from(const std::string& name) {
-  for (uint8_t i = 0; i < core::kWireDTypeCount; ++i) {
-    const auto dtype = static_cast<core::WireDType>(i);
-    if (name == core::name_of(dtype)) return dtype;
+wire::WireDType wire_dtype_from(const std::string& name) {
+  for (uint8_t i = 0; i < wire::kWireDTypeCount; ++i) {
+    const auto dtype = static_cast<wire::WireDType>(i);
+    if (name == wire::name_of(dtype)) return dtype;
   }
   throw Error(ErrorCode::kInvalidArgument, "ParamSetLayout: unknown wire dtype '" + name + "'");
 }
@@ -120,11 +118,11 @@ core::WireDType wire_dtype_from(const std::string& name) {
 // Factor, whether it adapts, momentum and epsilon of the running mean.
 using Compensation = std::tuple<double, bool, double, double>;
 
-core::DelayCompensation compensation_from(const std::optional<Compensation>& options) {
+wire::DelayCompensation compensation_from(const std::optional<Compensation>& options) {
   if (!options) return {};
   const auto& [factor, adaptive, momentum, epsilon] = *options;
-  if (!adaptive) return {core::Compensation::kConstant, factor, 0.0, 0.0};
-  return {core::Compensation::kAdaptive, factor, momentum, epsilon};
+  if (!adaptive) return {wire::Compensation::kConstant, factor, 0.0, 0.0};
+  return {wire::Compensation::kAdaptive, factor, momentum, epsilon};
 }
 
 void bind_config(py::module_& module) {
@@ -166,36 +164,36 @@ void bind_state(py::module_& module) {
 }
 
 void bind_specs(py::module_& module) {
-  py::class_<TableSpec>(module, "TableSpec")
+  py::class_<wire::TableSpec>(module, "TableSpec")
       .def(py::init([](std::string name, uint64_t rows, uint32_t dim, uint32_t group) {
-             return TableSpec{std::move(name), rows, dim, group};
+             return wire::TableSpec{std::move(name), rows, dim, group};
            }),
            py::arg("name"), py::arg("rows"), py::arg("dim"), py::arg("group") = 0)
-      .def_readonly("name", &TableSpec::name)
-      .def_readonly("rows", &TableSpec::rows)
-      .def_readonly("dim", &TableSpec::dim)
-      .def_readonly("group", &TableSpec::group);
-  py::class_<BlockSpec>(module, "BlockSpec")
+      .def_readonly("name", &wire::TableSpec::name)
+      .def_readonly("rows", &wire::TableSpec::rows)
+      .def_readonly("dim", &wire::TableSpec::dim)
+      .def_readonly("group", &wire::TableSpec::group);
+  py::class_<wire::BlockSpec>(module, "BlockSpec")
       .def(
           py::init([](std::string name, uint64_t elements, const std::string& dtype, uint32_t shard,
                       uint32_t group, uint32_t parameter, uint64_t offset, uint64_t row_width) {
-            return BlockSpec{std::move(name), elements, dtype_from(dtype), shard, group,
-                             parameter,       offset,   row_width};
+            return wire::BlockSpec{std::move(name), elements, dtype_from(dtype), shard, group,
+                                   parameter,       offset,   row_width};
           }),
           py::arg("name"), py::arg("elements"), py::arg("dtype") = "float32", py::arg("shard") = 0,
           py::arg("group") = 0, py::arg("parameter") = 0, py::arg("offset") = 0,
           py::arg("row_width") = 1)
-      .def_readonly("name", &BlockSpec::name)
-      .def_readonly("elements", &BlockSpec::elements)
+      .def_readonly("name", &wire::BlockSpec::name)
+      .def_readonly("elements", &wire::BlockSpec::elements)
       .def_property_readonly("dtype",
-                             [](const BlockSpec& self) {
-                               return self.dtype == core::DType::kFloat64 ? "float64" : "float32";
+                             [](const wire::BlockSpec& self) {
+                               return self.dtype == wire::DType::kFloat64 ? "float64" : "float32";
                              })
-      .def_readonly("shard", &BlockSpec::shard)
-      .def_readonly("group", &BlockSpec::group)
-      .def_readonly("parameter", &BlockSpec::parameter)
-      .def_readonly("offset", &BlockSpec::offset)
-      .def_readonly("row_width", &BlockSpec::row_width);
+      .def_readonly("shard", &wire::BlockSpec::shard)
+      .def_readonly("group", &wire::BlockSpec::group)
+      .def_readonly("parameter", &wire::BlockSpec::parameter)
+      .def_readonly("offset", &wire::BlockSpec::offset)
+      .def_readonly("row_width", &wire::BlockSpec::row_width);
 }
 
 }  // namespace
@@ -204,16 +202,16 @@ void bind_layout(py::module_& module) {
   bind_config(module);
   bind_state(module);
   bind_specs(module);
-  py::class_<ParamSetLayout>(module, "ParamSetLayout")
-      .def(py::init([](std::vector<OptimizerConfig> configs, std::vector<TableSpec> tables,
-                       std::vector<BlockSpec> blocks, bool on_arrival,
+  py::class_<wire::ParamSetLayout>(module, "ParamSetLayout")
+      .def(py::init([](std::vector<OptimizerConfig> configs, std::vector<wire::TableSpec> tables,
+                       std::vector<wire::BlockSpec> blocks, bool on_arrival,
                        std::optional<uint64_t> max_staleness, std::vector<uint32_t> trainer_groups,
                        bool exchanges_deltas, const std::optional<Compensation>& compensation,
                        const std::string& push_dtype, const std::string& pull_dtype) {
-             ParamSetLayout layout;
+             wire::ParamSetLayout layout;
              layout.compensation = compensation_from(compensation);
-             if (on_arrival) layout.mode = core::UpdateMode::kOnArrival;
-             layout.max_staleness = max_staleness.value_or(core::kAnyStaleness);
+             if (on_arrival) layout.mode = wire::UpdateMode::kOnArrival;
+             layout.max_staleness = max_staleness.value_or(wire::kAnyStaleness);
              layout.exchanges_deltas = exchanges_deltas;
              layout.trainer_groups = std::move(trainer_groups);
              layout.push_dtype = wire_dtype_from(push_dtype);
@@ -229,18 +227,20 @@ void bind_layout(py::module_& module) {
            py::arg("compensation") = py::none(), py::arg("push_dtype") = "fp32",
            py::arg("pull_dtype") = "fp32")
       .def_property_readonly("max_staleness",
-                             [](const ParamSetLayout& self) -> std::optional<uint64_t> {
-                               if (self.max_staleness == core::kAnyStaleness) return std::nullopt;
+                             [](const wire::ParamSetLayout& self) -> std::optional<uint64_t> {
+                               if (self.max_staleness == wire::kAnyStaleness) return std::nullopt;
                                return self.max_staleness;
                              })
       .def_property_readonly(
-          "push_dtype", [](const ParamSetLayout& self) { return core::name_of(self.push_dtype); })
+          "push_dtype",
+          [](const wire::ParamSetLayout& self) { return wire::name_of(self.push_dtype); })
       .def_property_readonly(
-          "pull_dtype", [](const ParamSetLayout& self) { return core::name_of(self.pull_dtype); })
-      .def_readonly("trainer_groups", &ParamSetLayout::trainer_groups)
-      .def_readonly("configs", &ParamSetLayout::configs)
-      .def_readonly("tables", &ParamSetLayout::tables)
-      .def_readonly("blocks", &ParamSetLayout::blocks);
+          "pull_dtype",
+          [](const wire::ParamSetLayout& self) { return wire::name_of(self.pull_dtype); })
+      .def_readonly("trainer_groups", &wire::ParamSetLayout::trainer_groups)
+      .def_readonly("configs", &wire::ParamSetLayout::configs)
+      .def_readonly("tables", &wire::ParamSetLayout::tables)
+      .def_readonly("blocks", &wire::ParamSetLayout::blocks);
 }
 
 }  // namespace cpudist::bind

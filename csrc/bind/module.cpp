@@ -8,13 +8,14 @@
 #include <utility>
 #include <vector>
 
+#include "base/crc32c.h"
+#include "base/errors.h"
 #include "bind/bind.h"
-#include "core/errors.h"
-#include "core/messages.h"
-#include "core/wire.h"
 #include "kernels/hash.h"
-#include "kernels/simd.h"
+#include "kernels/levels/simd.h"
 #include "kernels/slicing.h"
+#include "wire/frame.h"
+#include "wire/messages.h"
 
 namespace cpudist::bind {
 
@@ -34,20 +35,19 @@ std::vector<std::pair<int64_t, int64_t>> slice_parameter(int64_t elements, int64
 std::vector<uint32_t> owner_of_keys(const std::vector<int64_t>& keys, uint32_t param_set,
                                     uint32_t table, uint32_t server_count) {
   if (server_count == 0) {
-    throw core::Error(core::ErrorCode::kInvalidArgument,
-                      "owner_of_keys: server_count must be at least 1");
+    throw Error(ErrorCode::kInvalidArgument, "owner_of_keys: server_count must be at least 1");
   }
   const uint64_t salt = kernels::table_salt(param_set, table);
   std::vector<uint32_t> owners;
   for (const int64_t key : keys) {
-    owners.push_back(core::owner_of_bucket(kernels::bucket_of(key, salt), server_count));
+    owners.push_back(wire::owner_of_bucket(kernels::bucket_of(key, salt), server_count));
   }
   return owners;
 }
 
 uint32_t crc32c_of(uintptr_t address, size_t size_bytes) {
   const py::gil_scoped_release release;
-  return core::crc32c(reinterpret_cast<const void*>(address), size_bytes);
+  return crc32c(reinterpret_cast<const void*>(address), size_bytes);
 }
 
 }  // namespace

@@ -14,20 +14,19 @@
 
 #include "bind/bind.h"
 #include "bind/holders.h"
-#include "core/inproc_channel.h"
-#include "core/server.h"
-#include "core/tcp_channel.h"
+#include "server/server.h"
+#include "transport/inproc/channel.h"
+#include "transport/tcp/channel.h"
 
 namespace cpudist::bind {
 
 namespace {
 
-using core::Clock;
-using core::ServerOptions;
+using server::ServerOptions;
 
 // A server with the channels that deliver to it.
 struct ServerParts {
-  explicit ServerParts(ServerOptions options) : server(std::move(options)) {}
+  explicit ServerParts(server::ServerOptions options) : server(std::move(options)) {}
   ~ServerParts() { stop(); }
   ServerParts(const ServerParts&) = delete;
   ServerParts& operator=(const ServerParts&) = delete;
@@ -37,14 +36,15 @@ struct ServerParts {
     for (const auto& listener : listeners) listener->stop();
   }
 
-  core::Server server;
+  server::Server server;
   std::vector<std::shared_ptr<void>> networks;
-  std::vector<std::unique_ptr<core::Listener>> listeners;  // before the server and the networks
+  std::vector<std::unique_ptr<transport::Listener>>
+      listeners;  // before the server and the networks
 };
 
 class ServerHolder {
  public:
-  explicit ServerHolder(ServerOptions options)
+  explicit ServerHolder(server::ServerOptions options)
       : parts_(std::make_unique<std::unique_ptr<ServerParts>>(
             std::make_unique<ServerParts>(std::move(options)))) {}
   ~ServerHolder() {
@@ -63,14 +63,14 @@ class ServerHolder {
 std::vector<std::string> listen_tcp(ServerHolder& self, const std::string& bind,
                                     uint16_t port_first, uint16_t port_last, bool unix_socket,
                                     uint32_t threads) {
-  core::ListenOptions options;
+  transport::ListenOptions options;
   options.bind_address = bind;
   options.port_first = port_first;
   options.port_last = std::max(port_first, port_last);
   options.unix_socket = unix_socket;
   options.threads = threads;
   ServerParts& parts = self.parts();
-  parts.listeners.push_back(core::listen_tcp(options, &parts.server));
+  parts.listeners.push_back(transport::listen_tcp(options, &parts.server));
   return parts.listeners.back()->addresses();
 }
 
@@ -106,7 +106,7 @@ bool wait_done(ServerHolder& self, double timeout_s) {
 }
 
 py::dict server_stats(const ServerHolder& self) {
-  core::ServerStats stats;
+  server::ServerStats stats;
   {
     const py::gil_scoped_release release;
     stats = self.parts().server.stats();
@@ -133,14 +133,14 @@ py::dict server_stats(const ServerHolder& self) {
 }  // namespace
 
 void bind_server(py::module_& module) {
-  const ServerOptions defaults;
+  const server::ServerOptions defaults;
   using no_gil = py::call_guard<py::gil_scoped_release>;
   py::class_<ServerHolder>(module, "Server")
       .def(py::init([](uint64_t run_id, uint32_t shard_id, uint32_t server_count,
                        uint32_t trainer_count, uint32_t threads, uint64_t liveness_ms,
                        uint64_t reconnect_grace_ms, uint64_t join_deadline_ms, bool elastic,
                        uint64_t rejoin_ms, uint64_t memory_cap_bytes, const std::string& host) {
-             return std::make_unique<ServerHolder>(ServerOptions{
+             return std::make_unique<ServerHolder>(server::ServerOptions{
                  run_id, shard_id, server_count, trainer_count, threads, liveness_ms,
                  reconnect_grace_ms, join_deadline_ms, elastic, rejoin_ms, memory_cap_bytes, host});
            }),

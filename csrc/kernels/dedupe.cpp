@@ -10,7 +10,7 @@
 #include <stdexcept>
 
 #include "kernels/hash.h"
-#include "kernels/kernel_table.h"
+#include "kernels/levels/table.h"
 
 namespace cpudist::kernels {
 namespace {

@@ -10,7 +10,7 @@
 #include <cmath>
 #include <stdexcept>
 
-#include "kernels/kernel_table.h"
+#include "kernels/levels/table.h"
 
 namespace cpudist::kernels {
 namespace {
@@ -172,6 +172,24 @@ bool step_dependent(const OptimizerConfig& config) {
   if (is_adam_family(config.kind)) return true;
   if (is_adagrad_family(config.kind)) return config.lr_decay != 0;
   return config.kind == OptimizerKind::kSgd && config.momentum != 0;
+}
+
+bool counts_per_row(const OptimizerConfig& config) {
+  if (config.weight_decay != 0.0) return true;
+  switch (config.kind) {
+    case OptimizerKind::kSgd:
+      return config.momentum != 0.0;
+    case OptimizerKind::kAdagrad:
+    case OptimizerKind::kRowWiseAdagrad:
+    case OptimizerKind::kSparseAdam:
+      return false;
+    case OptimizerKind::kAdam:
+    case OptimizerKind::kAdamW:
+    case OptimizerKind::kRmsprop:
+    case OptimizerKind::kFtrl:
+      return true;
+  }
+  return true;
 }
 
 template void init_state(const OptimizerConfig&, float*, size_t, size_t);

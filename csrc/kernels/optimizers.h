@@ -117,6 +117,10 @@ void update_rows(const StepScalars<T>& scalars, T* const* weights, T* const* sta
 // updates need a make_step each.
 bool step_dependent(const OptimizerConfig& config);
 
+// True for optimizers whose step number on a table is the row's own count of updates: those that
+// torch refuses on sparse gradients or would run over every row. False: the table's step.
+bool counts_per_row(const OptimizerConfig& config);
+
 // Scalars by step number, for rows that count their own updates: most rows of a batch share few
 // counts, and the powers of a step cost more than the row. Not thread safe.
 template <typename T>

@@ -5,7 +5,7 @@
 
 #include "kernels/quantize.h"
 
-#include "kernels/kernel_table.h"
+#include "kernels/levels/table.h"
 
 namespace cpudist::kernels {
 

@@ -7,8 +7,8 @@
 #include <cstring>
 #include <string_view>
 
-#include "core/errors.h"
-#include "data/parser.h"
+#include "base/errors.h"
+#include "data/parse/parser.h"
 #include "data_schemas.h"
 #include "slow_parser.h"
 
@@ -40,8 +40,8 @@ bool take_header(Reader& reader, std::string_view line) {
   if (reader.schema.format != data::Format::kCsv || reader.headed) return true;
   try {
     reader.headed = reader.parser->header(line);
-  } catch (const core::Error& error) {
-    fuzz::require(error.code() == core::ErrorCode::kBadRecord, "headers are bad records");
+  } catch (const Error& error) {
+    fuzz::require(error.code() == ErrorCode::kBadRecord, "headers are bad records");
   }
   return false;
 }

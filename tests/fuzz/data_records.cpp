@@ -6,8 +6,8 @@
 
 #include <cstring>
 
-#include "core/errors.h"
-#include "data/records.h"
+#include "base/errors.h"
+#include "data/parse/records.h"
 #include "data_schemas.h"
 
 using namespace cpudist;  // NOLINT
@@ -23,8 +23,8 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   size_t found = 0;
   try {
     found = data::check_records(schema, {words.get(), count});
-  } catch (const core::Error& error) {
-    fuzz::require(error.code() == core::ErrorCode::kProtocol, "refused as malformed");
+  } catch (const Error& error) {
+    fuzz::require(error.code() == ErrorCode::kProtocol, "refused as malformed");
     return 0;
   }
   std::vector<const uint64_t*> records;

@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
-#include "data/batch.h"
-#include "data/schema.h"
+#include "data/parse/schema.h"
+#include "data/read/batch.h"
 #include "require.h"
 
 namespace cpudist::fuzz {

@@ -14,8 +14,8 @@
 #include <string_view>
 #include <vector>
 
-#include "data/hashing.h"
-#include "data/records.h"
+#include "data/parse/hashing.h"
+#include "data/parse/records.h"
 
 namespace cpudist::fuzz {
 

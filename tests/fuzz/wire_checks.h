@@ -12,10 +12,10 @@
 #include <span>
 #include <vector>
 
-#include "core/codec.h"
-#include "core/errors.h"
-#include "core/key_codec.h"
+#include "base/errors.h"
 #include "require.h"
+#include "wire/codec/codec.h"
+#include "wire/codec/keys.h"
 
 extern "C" int __sanitizer_install_malloc_and_free_hooks(void (*)(const volatile void*, size_t),
                                                          void (*)(const volatile void*));
@@ -45,8 +45,8 @@ bool accepts(size_t size, const Decode& decode) {
   bool accepted = true;
   try {
     decode();
-  } catch (const core::Error& error) {
-    require(error.code() == core::ErrorCode::kProtocol, "refused as malformed");
+  } catch (const Error& error) {
+    require(error.code() == ErrorCode::kProtocol, "refused as malformed");
     accepted = false;
   }
   require(allocated_bytes() - before <= kAllocatedPerByte * size + kAllocatedAnyway,
@@ -55,13 +55,13 @@ bool accepts(size_t size, const Decode& decode) {
 }
 
 // At an address as payloads have, with an end that the sanitizer guards.
-inline core::Buffer copied(Bytes bytes) {
-  core::Buffer copy(bytes.size());
+inline Buffer copied(Bytes bytes) {
+  Buffer copy(bytes.size());
   if (!bytes.empty()) std::memcpy(copy.data(), bytes.data(), bytes.size());
   return copy;
 }
 
-inline Bytes view(const core::Buffer& buffer) { return {buffer.data(), buffer.size()}; }
+inline Bytes view(const Buffer& buffer) { return {buffer.data(), buffer.size()}; }
 
 inline bool equal(Bytes a, Bytes b) { return std::equal(a.begin(), a.end(), b.begin(), b.end()); }
 
@@ -80,16 +80,16 @@ inline bool equal_values(Bytes a, Bytes b) {
 }
 
 // Widths that int8 treats differently, a table of many keys, blocks of both dtypes.
-inline const core::ParamSetLayout& wire_layout() {
-  static const core::ParamSetLayout layout = [] {
-    core::ParamSetLayout made;
+inline const wire::ParamSetLayout& wire_layout() {
+  static const wire::ParamSetLayout layout = [] {
+    wire::ParamSetLayout made;
     made.configs.resize(2);
     made.tables = {
         {"a", 100, 3, 0}, {"b", 1ull << 40, 2, 1}, {"c", 1000, 1, 0}, {"d", 5000, 17, 0}};
-    made.blocks = {{"e", 5, core::DType::kFloat32, 0, 0, 0, 0, 1},
-                   {"f", 6, core::DType::kFloat64, 1, 1, 1, 0, 3},
-                   {"g", 131, core::DType::kFloat32, 0, 0, 2, 0, 1},
-                   {"h", 0, core::DType::kFloat32, 0, 0, 3, 0, 1}};
+    made.blocks = {{"e", 5, wire::DType::kFloat32, 0, 0, 0, 0, 1},
+                   {"f", 6, wire::DType::kFloat64, 1, 1, 1, 0, 3},
+                   {"g", 131, wire::DType::kFloat32, 0, 0, 2, 0, 1},
+                   {"h", 0, wire::DType::kFloat32, 0, 0, 3, 0, 1}};
     return made;
   }();
   return layout;
@@ -98,93 +98,93 @@ inline const core::ParamSetLayout& wire_layout() {
 // What is to be checked of one kind of payload. `plain` takes apart what was decoded.
 template <typename Decode, typename Plain, typename Code>
 void check_coded(Bytes bytes, const Decode& decode, const Plain& plain, const Code& code) {
-  core::Decoded first;
+  wire::Decoded first;
   if (!accepts(bytes.size(), [&] { first = decode(bytes); })) return;
   if (!accepts(bytes.size(), [&] { plain(view(first.payload)); })) return;
-  const core::Buffer again = code(view(first.payload), first.coding);
-  const core::Decoded second = decode(view(again));
+  const Buffer again = code(view(first.payload), first.coding);
+  const wire::Decoded second = decode(view(again));
   require(second.coding.values == first.coding.values, "the dtype is kept");
   require(second.coding.reply == first.coding.reply, "the dtype of replies is kept");
   plain(view(second.payload));
   // A sender's scale follows from its values; a stranger's may be any.
-  require(first.coding.values == core::WireDType::kInt8 ||
+  require(first.coding.values == wire::WireDType::kInt8 ||
               equal_values(view(first.payload), view(second.payload)),
           "coded again it decodes to the same");
-  const core::Buffer third = code(view(second.payload), second.coding);
+  const Buffer third = code(view(second.payload), second.coding);
   require(equal(view(again), view(third)), "what a sender coded is coded the same again");
 }
 
-inline void check_sections(core::wire::SectionKind kind, Bytes bytes) {
-  using core::wire::SectionKind;
-  static const core::Allocate heap = core::allocate_from(nullptr);
-  const core::ParamSetLayout& layout = wire_layout();
+inline void check_sections(wire::SectionKind kind, Bytes bytes) {
+  using wire::SectionKind;
+  static const wire::Allocate heap = wire::allocate_from(nullptr);
+  const wire::ParamSetLayout& layout = wire_layout();
   check_coded(
-      bytes, [&](Bytes coded) { return core::decode_sections(kind, coded, layout, heap); },
+      bytes, [&](Bytes coded) { return wire::decode_sections(kind, coded, layout, heap); },
       [&](Bytes plain) {
-        if (kind == SectionKind::kPush) core::decode_push(plain, layout);
-        if (kind == SectionKind::kDense) core::decode_dense(plain, layout);
-        if (kind == SectionKind::kChanges) core::decode_changes(plain, layout);
+        if (kind == wire::SectionKind::kPush) wire::decode_push(plain, layout);
+        if (kind == wire::SectionKind::kDense) wire::decode_dense(plain, layout);
+        if (kind == wire::SectionKind::kChanges) wire::decode_changes(plain, layout);
       },
-      [&](Bytes plain, const core::Coding& coding) {
-        return core::code_sections(kind, plain, layout, coding, nullptr);
+      [&](Bytes plain, const wire::Coding& coding) {
+        return wire::code_sections(kind, plain, layout, coding, nullptr);
       });
 }
 
 inline void check_pull(Bytes bytes) {
-  static const core::Allocate heap = core::allocate_from(nullptr);
-  const core::ParamSetLayout& layout = wire_layout();
+  static const wire::Allocate heap = wire::allocate_from(nullptr);
+  const wire::ParamSetLayout& layout = wire_layout();
   check_coded(
-      bytes, [&](Bytes coded) { return core::decode_coded_pull(coded, layout, heap); },
-      [&](Bytes plain) { core::decode_pull(plain, layout); },
-      [&](Bytes plain, const core::Coding& coding) {
-        return core::code_pull(plain, layout, coding, nullptr);
+      bytes, [&](Bytes coded) { return wire::decode_coded_pull(coded, layout, heap); },
+      [&](Bytes plain) { wire::decode_pull(plain, layout); },
+      [&](Bytes plain, const wire::Coding& coding) {
+        return wire::code_pull(plain, layout, coding, nullptr);
       });
 }
 
-inline void check_rows(Bytes bytes, std::span<const core::TableRef> asked) {
-  static const core::Allocate heap = core::allocate_from(nullptr);
+inline void check_rows(Bytes bytes, std::span<const wire::TableRef> asked) {
+  static const wire::Allocate heap = wire::allocate_from(nullptr);
   check_coded(
-      bytes, [&](Bytes coded) { return core::decode_coded_rows(coded, asked, heap); },
+      bytes, [&](Bytes coded) { return wire::decode_coded_rows(coded, asked, heap); },
       [&](Bytes plain) {
-        core::Version version;
-        core::decode_rows(plain, asked, &version);
+        wire::Version version;
+        wire::decode_rows(plain, asked, &version);
       },
-      [&](Bytes plain, const core::Coding& coding) {
-        return core::code_rows(plain, asked, coding, nullptr);
+      [&](Bytes plain, const wire::Coding& coding) {
+        return wire::code_rows(plain, asked, coding, nullptr);
       });
   accepts(bytes.size(), [&] {
-    const Bytes in_place = core::plain_rows_in(bytes);
-    core::Version version;
-    if (!in_place.empty()) core::decode_rows(in_place, asked, &version);
+    const Bytes in_place = wire::plain_rows_in(bytes);
+    wire::Version version;
+    if (!in_place.empty()) wire::decode_rows(in_place, asked, &version);
   });
 }
 
 inline void check_pull_dense(Bytes bytes) {
-  core::Coding coding;
+  wire::Coding coding;
   uint64_t step = 0;
-  if (!accepts(bytes.size(), [&] { step = core::decode_coded_pull_dense(bytes, &coding); })) return;
-  const core::Buffer again = core::encode_coded_pull_dense(coding, step);
-  require(core::decode_coded_pull_dense(view(again), &coding) == step, "the step is kept");
+  if (!accepts(bytes.size(), [&] { step = wire::decode_coded_pull_dense(bytes, &coding); })) return;
+  const Buffer again = wire::encode_coded_pull_dense(coding, step);
+  require(wire::decode_coded_pull_dense(view(again), &coding) == step, "the step is kept");
 }
 
 inline void check_keys(Bytes bytes, uint64_t rows, size_t count) {
   std::vector<int64_t> keys(count);
   size_t taken = 0;
-  if (!accepts(bytes.size(), [&] { taken = core::decode_keys(bytes, rows, keys); })) return;
+  if (!accepts(bytes.size(), [&] { taken = wire::decode_keys(bytes, rows, keys); })) return;
   require(taken <= bytes.size(), "no more is read than there is");
-  require(taken >= core::coded_keys_bytes_min(count), "no code is shorter than the least");
+  require(taken >= wire::coded_keys_bytes_min(count), "no code is shorter than the least");
   for (size_t i = 0; i < count; ++i) {
     require(keys[i] >= 0 && static_cast<uint64_t>(keys[i]) < rows, "keys are rows");
     require(i == 0 || keys[i - 1] < keys[i], "keys increase");
   }
   std::vector<uint8_t> again;
-  core::encode_keys(keys, &again);
+  wire::encode_keys(keys, &again);
   std::vector<int64_t> found(count);
-  require(core::decode_keys(again, rows, found) == again.size(), "the code has no rest");
+  require(wire::decode_keys(again, rows, found) == again.size(), "the code has no rest");
   require(found == keys, "the same keys come back");
 }
 
-inline std::vector<core::TableRef> asked_rows(uint64_t first, uint64_t second) {
+inline std::vector<wire::TableRef> asked_rows(uint64_t first, uint64_t second) {
   const auto& tables = wire_layout().tables;
   return {{.table = 1, .row_count = first, .dim = tables[1].dim},
           {.table = 3, .row_count = second, .dim = tables[3].dim}};
@@ -194,15 +194,15 @@ inline std::vector<core::TableRef> asked_rows(uint64_t first, uint64_t second) {
 inline constexpr uint32_t kCodedKinds = 7;
 
 inline void check_kind(uint32_t kind, uint8_t parameter, Bytes bytes) {
-  using core::wire::SectionKind;
-  const core::Buffer payload = copied(bytes);
+  using wire::SectionKind;
+  const Buffer payload = copied(bytes);
   switch (kind) {
     case 0:
-      return check_sections(SectionKind::kPush, view(payload));
+      return check_sections(wire::SectionKind::kPush, view(payload));
     case 1:
-      return check_sections(SectionKind::kDense, view(payload));
+      return check_sections(wire::SectionKind::kDense, view(payload));
     case 2:
-      return check_sections(SectionKind::kChanges, view(payload));
+      return check_sections(wire::SectionKind::kChanges, view(payload));
     case 3:
       return check_pull(view(payload));
     case 4: {

@@ -7,14 +7,14 @@
 #include <map>
 #include <random>
 
-#include "core/value_codec.h"
+#include "wire/codec/values.h"
 #include "wire_checks.h"
 
 using namespace cpudist;  // NOLINT
-using core::wire::SectionKind;
 using fuzz::Bytes;
 using fuzz::require;
 using fuzz::view;
+using wire::SectionKind;
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);
 
@@ -53,8 +53,8 @@ struct Maker {
   explicit Maker(Choices& chosen)
       : choices(chosen), random(choices.below(65536)), wild(choices.byte() % 2 == 0) {}
 
-  std::vector<core::TableRef> tables() {
-    std::vector<core::TableRef> refs;
+  std::vector<wire::TableRef> tables() {
+    std::vector<wire::TableRef> refs;
     const auto& specs = fuzz::wire_layout().tables;
     for (uint32_t t = 0; t < specs.size(); ++t) {
       if (choices.byte() % 2 == 0) continue;
@@ -64,8 +64,8 @@ struct Maker {
     }
     return refs;
   }
-  std::vector<core::BlockRef> blocks() {
-    std::vector<core::BlockRef> refs;
+  std::vector<wire::BlockRef> blocks() {
+    std::vector<wire::BlockRef> refs;
     const auto& specs = fuzz::wire_layout().blocks;
     for (uint32_t b = 0; b < specs.size(); ++b) {
       if (choices.byte() % 2 == 0) continue;
@@ -74,7 +74,7 @@ struct Maker {
     return refs;
   }
   // Distinct, with gaps of many lengths.
-  void keys(const core::TableRef& ref, bool ordered, int64_t* out) {
+  void keys(const wire::TableRef& ref, bool ordered, int64_t* out) {
     const uint64_t rows = fuzz::wire_layout().tables[ref.table].rows;
     const uint32_t bits = choices.byte() % 40;
     uint64_t next = 0;
@@ -89,8 +89,8 @@ struct Maker {
   void floats(float* out, uint64_t count) {
     for (uint64_t i = 0; i < count; ++i) out[i] = made_float(random, wild);
   }
-  void fill(const core::FilledPush& filled, std::span<const core::BlockRef> block_refs,
-            std::span<const core::TableRef> table_refs) {
+  void fill(const wire::FilledPush& filled, std::span<const wire::BlockRef> block_refs,
+            std::span<const wire::TableRef> table_refs) {
     for (size_t i = 0; i < block_refs.size(); ++i) {
       for (uint64_t at = 0; at + sizeof(float) <= block_refs[i].size_bytes; at += sizeof(float)) {
         const float value = made_float(random, wild);
@@ -102,29 +102,29 @@ struct Maker {
       floats(filled.rows[i], table_refs[i].row_count * table_refs[i].dim);
     }
   }
-  core::Buffer sections(SectionKind kind) {
+  Buffer sections(wire::SectionKind kind) {
     const auto block_refs = blocks();
     const auto table_refs = tables();
-    core::FilledPush filled;
-    if (kind == SectionKind::kPush) {
-      core::PushHeader header;
+    wire::FilledPush filled;
+    if (kind == wire::SectionKind::kPush) {
+      wire::PushHeader header;
       header.round = random();
       header.configs = fuzz::wire_layout().configs;
-      core::HoldRefs holds;
+      wire::HoldRefs holds;
       const std::vector<uint64_t> used(choices.byte() % 4, 7);
       holds.since = random();
       holds.used = used;
       holds.tables = tables();
       const bool holding = choices.byte() % 2 == 0;
       filled =
-          core::layout_push(header, block_refs, table_refs, nullptr, holding ? &holds : nullptr);
+          wire::layout_push(header, block_refs, table_refs, nullptr, holding ? &holds : nullptr);
       for (size_t i = 0; i < filled.held.size(); ++i) keys(holds.tables[i], false, filled.held[i]);
-    } else if (kind == SectionKind::kDense) {
-      filled = core::layout_dense({random(), random()}, block_refs, nullptr, table_refs);
+    } else if (kind == wire::SectionKind::kDense) {
+      filled = wire::layout_dense({random(), random()}, block_refs, nullptr, table_refs);
     } else {
-      core::ChangesHeader header;
+      wire::ChangesHeader header;
       header.members = choices.byte();
-      filled = core::layout_changes(header, block_refs, table_refs, nullptr);
+      filled = wire::layout_changes(header, block_refs, table_refs, nullptr);
     }
     fill(filled, block_refs, table_refs);
     return std::move(filled.payload);
@@ -140,8 +140,8 @@ bool equal_floats(std::span<const float> a, std::span<const float> b) {
                             {reinterpret_cast<const uint8_t*>(b.data()), b.size_bytes()});
 }
 
-void require_same(const std::vector<core::TableSection>& found,
-                  const std::vector<core::TableSection>& meant, core::WireDType dtype) {
+void require_same(const std::vector<wire::TableSection>& found,
+                  const std::vector<wire::TableSection>& meant, wire::WireDType dtype) {
   require(found.size() == meant.size(), "all tables come");
   for (size_t i = 0; i < found.size(); ++i) {
     require(found[i].table == meant[i].table, "tables keep their order");
@@ -154,108 +154,110 @@ void require_same(const std::vector<core::TableSection>& found,
       require(found[i].keys[k] == key, "keys come in their order");
       const auto row = meant[i].rows.subspan(place * dim, dim);
       std::vector<float> rounded(row.begin(), row.end());
-      core::round_rows(dtype, rounded.data(), 1, dim);
+      wire::round_rows(dtype, rounded.data(), 1, dim);
       require(equal_floats(found[i].rows.subspan(k * dim, dim), rounded), "rows go with their key");
       ++k;
     }
   }
 }
 
-void require_same(const std::vector<core::DenseSection>& found,
-                  const std::vector<core::DenseSection>& meant, core::WireDType dtype) {
+void require_same(const std::vector<wire::DenseSection>& found,
+                  const std::vector<wire::DenseSection>& meant, wire::WireDType dtype) {
   require(found.size() == meant.size(), "all blocks come");
   for (size_t i = 0; i < found.size(); ++i) {
     require(found[i].block == meant[i].block, "blocks keep their order");
-    const core::BlockSpec& spec = fuzz::wire_layout().blocks[found[i].block];
-    core::Buffer rounded = fuzz::copied(meant[i].values);
-    if (spec.dtype == core::DType::kFloat32) {
-      core::round_block(dtype, reinterpret_cast<float*>(rounded.data()), spec.elements);
+    const wire::BlockSpec& spec = fuzz::wire_layout().blocks[found[i].block];
+    Buffer rounded = fuzz::copied(meant[i].values);
+    if (spec.dtype == wire::DType::kFloat32) {
+      wire::round_block(dtype, reinterpret_cast<float*>(rounded.data()), spec.elements);
     }
     require(fuzz::equal_values(found[i].values, view(rounded)), "blocks come rounded");
   }
 }
 
-void require_same_holds(const core::PushHolds& found, const core::PushHolds& meant) {
+void require_same_holds(const wire::PushHolds& found, const wire::PushHolds& meant) {
   require(found.since == meant.since && found.used == meant.used, "holds keep their head");
   require(found.tables.size() == meant.tables.size(), "all tables of the holds come");
   for (size_t i = 0; i < found.tables.size(); ++i) {
     std::vector<int64_t> keys(meant.tables[i].keys.begin(), meant.tables[i].keys.end());
-    core::sort_keys(keys);
+    wire::sort_keys(keys);
     require(std::equal(keys.begin(), keys.end(), found.tables[i].keys.begin(),
                        found.tables[i].keys.end()),
             "held keys come in their order");
   }
 }
 
-void require_same(SectionKind kind, Bytes found, Bytes meant, core::WireDType dtype) {
-  const core::ParamSetLayout& layout = fuzz::wire_layout();
+void require_same(wire::SectionKind kind, Bytes found, Bytes meant, wire::WireDType dtype) {
+  const wire::ParamSetLayout& layout = fuzz::wire_layout();
   require(found.size() == meant.size(), "the plain payload keeps its size");
-  if (kind == SectionKind::kPush) {
-    const core::PushView a = decode_push(found, layout), b = decode_push(meant, layout);
+  if (kind == wire::SectionKind::kPush) {
+    const wire::PushView a = wire::decode_push(found, layout), b = wire::decode_push(meant, layout);
     require(a.header.round == b.header.round, "the head is kept");
     require_same(a.blocks, b.blocks, dtype);
     require_same(a.tables, b.tables, dtype);
     require_same_holds(a.holds, b.holds);
-  } else if (kind == SectionKind::kDense) {
-    const core::DenseView a = decode_dense(found, layout), b = decode_dense(meant, layout);
+  } else if (kind == wire::SectionKind::kDense) {
+    const wire::DenseView a = wire::decode_dense(found, layout),
+                          b = wire::decode_dense(meant, layout);
     require(a.version.samples == b.version.samples, "the head is kept");
     require_same(a.blocks, b.blocks, dtype);
     require_same(a.tables, b.tables, dtype);
   } else {
-    const core::ChangesView a = decode_changes(found, layout), b = decode_changes(meant, layout);
+    const wire::ChangesView a = wire::decode_changes(found, layout),
+                            b = wire::decode_changes(meant, layout);
     require(a.header.members == b.header.members, "the head is kept");
     require_same(a.blocks, b.blocks, dtype);
     require_same(a.tables, b.tables, dtype);
   }
 }
 
-core::Buffer made_sections(SectionKind kind, Maker& maker, const core::Coding& coding) {
-  const core::ParamSetLayout& layout = fuzz::wire_layout();
-  const core::Buffer plain = maker.sections(kind);
-  core::Buffer coded = core::code_sections(kind, view(plain), layout, coding, nullptr);
-  const core::Decoded found =
-      core::decode_sections(kind, view(coded), layout, core::allocate_from(nullptr));
+Buffer made_sections(wire::SectionKind kind, Maker& maker, const wire::Coding& coding) {
+  const wire::ParamSetLayout& layout = fuzz::wire_layout();
+  const Buffer plain = maker.sections(kind);
+  Buffer coded = wire::code_sections(kind, view(plain), layout, coding, nullptr);
+  const wire::Decoded found =
+      wire::decode_sections(kind, view(coded), layout, wire::allocate_from(nullptr));
   require(found.coding.values == coding.values, "the dtype is kept");
   require_same(kind, view(found.payload), view(plain), coding.values);
   return coded;
 }
 
-core::Buffer made_pull(Maker& maker, const core::Coding& coding) {
-  const core::ParamSetLayout& layout = fuzz::wire_layout();
+Buffer made_pull(Maker& maker, const wire::Coding& coding) {
+  const wire::ParamSetLayout& layout = fuzz::wire_layout();
   const auto refs = maker.tables();
-  const core::FilledKeys filled = core::layout_pull(refs, nullptr, maker.random());
+  const wire::FilledKeys filled = wire::layout_pull(refs, nullptr, maker.random());
   for (size_t i = 0; i < refs.size(); ++i) maker.keys(refs[i], true, filled.keys[i]);
-  core::Buffer coded = core::code_pull(view(filled.payload), layout, coding, nullptr);
-  const core::Decoded found =
-      core::decode_coded_pull(view(coded), layout, core::allocate_from(nullptr));
+  Buffer coded = wire::code_pull(view(filled.payload), layout, coding, nullptr);
+  const wire::Decoded found =
+      wire::decode_coded_pull(view(coded), layout, wire::allocate_from(nullptr));
   require(fuzz::equal(view(found.payload), view(filled.payload)), "a pull comes as it was");
   return coded;
 }
 
-core::Buffer made_rows(Maker& maker, const core::Coding& coding, uint8_t parameter) {
+Buffer made_rows(Maker& maker, const wire::Coding& coding, uint8_t parameter) {
   const auto refs = fuzz::asked_rows(parameter % 16, parameter / 16);
-  const core::FilledRows filled = core::layout_rows({1, 2}, refs, nullptr);
+  const wire::FilledRows filled = wire::layout_rows({1, 2}, refs, nullptr);
   for (size_t i = 0; i < refs.size(); ++i) {
     maker.floats(filled.rows[i], refs[i].row_count * refs[i].dim);
   }
-  core::Buffer coded = core::code_rows(view(filled.payload), refs, coding, nullptr);
-  const core::Decoded found =
-      core::decode_coded_rows(view(coded), refs, core::allocate_from(nullptr));
-  core::Version version;
-  const auto rows = core::decode_rows(view(found.payload), refs, &version);
+  Buffer coded = wire::code_rows(view(filled.payload), refs, coding, nullptr);
+  const wire::Decoded found =
+      wire::decode_coded_rows(view(coded), refs, wire::allocate_from(nullptr));
+  wire::Version version;
+  const auto rows = wire::decode_rows(view(found.payload), refs, &version);
   for (size_t i = 0; i < refs.size(); ++i) {
-    core::round_rows(coding.values, filled.rows[i], refs[i].row_count, refs[i].dim);
+    wire::round_rows(coding.values, filled.rows[i], refs[i].row_count, refs[i].dim);
     const std::span<const float> meant(filled.rows[i], rows[i].size());
     require(equal_floats(rows[i], meant), "rows come rounded");
   }
   return coded;
 }
 
-core::Buffer made(uint32_t kind, uint8_t parameter, Maker& maker, const core::Coding& coding) {
-  if (kind < 3) return made_sections(static_cast<SectionKind>(kind), maker, coding);
+Buffer made(uint32_t kind, uint8_t parameter, Maker& maker, const wire::Coding& coding) {
+  if (kind < 3) return made_sections(static_cast<wire::SectionKind>(kind), maker, coding);
   if (kind == 3) return made_pull(maker, coding);
   if (kind == 4) return made_rows(maker, coding, parameter);
-  return core::encode_coded_pull_dense(coding, maker.random());
+  return wire::encode_coded_pull_dense(coding, maker.random());
 }
 
 void change(std::vector<uint8_t>& bytes, Choices& choices) {
@@ -300,11 +302,11 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (size < 4) return 0;
   const uint32_t kind = data[0] % (fuzz::kCodedKinds - 1);
   const uint8_t parameter = data[1];
-  const core::Coding coding{static_cast<core::WireDType>(data[2] % core::kWireDTypeCount),
-                            static_cast<core::WireDType>(data[2] / 4 % 3)};
+  const wire::Coding coding{static_cast<wire::WireDType>(data[2] % wire::kWireDTypeCount),
+                            static_cast<wire::WireDType>(data[2] / 4 % 3)};
   Choices choices({data + 3, size - 3});
   Maker maker(choices);
-  const core::Buffer coded = made(kind, parameter, maker, coding);
+  const Buffer coded = made(kind, parameter, maker, coding);
   std::vector<uint8_t> bytes(coded.data(), coded.data() + coded.size());
   fuzz::check_kind(kind, parameter, bytes);
   for (int changes = 0; choices.any() && changes < 4; ++changes) {

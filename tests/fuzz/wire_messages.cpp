@@ -4,7 +4,7 @@
 // Frame headers and plain payloads of any bytes: refused as malformed, or taken apart within their
 // bounds; those that are small come back coded as they were. The first byte chooses the kind.
 
-#include "core/wire.h"
+#include "wire/frame.h"
 #include "wire_checks.h"
 
 using namespace cpudist;  // NOLINT
@@ -21,46 +21,46 @@ template <typename Decode>
 void check_small(Bytes bytes, const Decode& decode) {
   decltype(decode(bytes)) message;
   if (!fuzz::accepts(bytes.size(), [&] { message = decode(bytes); })) return;
-  const core::Buffer first = core::encode(message);
+  const Buffer first = wire::encode(message);
   const auto again = decode(view(first));
-  require(fuzz::equal(view(first), view(core::encode(again))), "messages come as they were");
+  require(fuzz::equal(view(first), view(wire::encode(again))), "messages come as they were");
 }
 
 void check_header(Bytes bytes) {
-  if (bytes.size() < core::kHeaderBytes) return;
-  core::FrameHeader header;
+  if (bytes.size() < wire::kHeaderBytes) return;
+  wire::FrameHeader header;
   if (!fuzz::accepts(bytes.size(), [&] {
-        header = core::decode_header(bytes.data(), core::kPayloadLimitBytes);
+        header = wire::decode_header(bytes.data(), wire::kPayloadLimitBytes);
       })) {
     return;
   }
-  require(header.length <= core::kPayloadLimitBytes, "the length is bounded");
-  const auto again = core::encode_header(header);
-  require(fuzz::equal(again, bytes.first(core::kHeaderBytes)), "headers come as they were");
+  require(header.length <= wire::kPayloadLimitBytes, "the length is bounded");
+  const auto again = wire::encode_header(header);
+  require(fuzz::equal(again, bytes.first(wire::kHeaderBytes)), "headers come as they were");
 }
 
 void check_view(uint32_t kind, Bytes bytes) {
-  const core::ParamSetLayout& layout = fuzz::wire_layout();
+  const wire::ParamSetLayout& layout = fuzz::wire_layout();
   fuzz::accepts(bytes.size(), [&] {
     switch (kind) {
       case 0:
-        core::decode_push(bytes, layout);
+        wire::decode_push(bytes, layout);
         break;
       case 1:
-        core::decode_dense(bytes, layout);
+        wire::decode_dense(bytes, layout);
         break;
       case 2:
-        core::decode_changes(bytes, layout);
+        wire::decode_changes(bytes, layout);
         break;
       case 3:
-        core::decode_pull(bytes, layout);
+        wire::decode_pull(bytes, layout);
         break;
       case 4:
-        core::decode_store(bytes, layout);
+        wire::decode_store(bytes, layout);
         break;
       default: {
-        core::Version version;
-        core::decode_rows(bytes, fuzz::asked_rows(3, 2), &version);
+        wire::Version version;
+        wire::decode_rows(bytes, fuzz::asked_rows(3, 2), &version);
       }
     }
   });
@@ -74,25 +74,25 @@ void check_message(uint32_t kind, Bytes bytes) {
     case 0:
       return check_header(bytes);
     case 1:
-      return check_small(bytes, core::decode_hello);
+      return check_small(bytes, wire::decode_hello);
     case 2:
-      return check_small(bytes, core::decode_error);
+      return check_small(bytes, wire::decode_error);
     case 3:
-      return check_small(bytes, core::decode_probe_reply);
+      return check_small(bytes, wire::decode_probe_reply);
     case 4:
-      return check_small(bytes, core::decode_layout);
+      return check_small(bytes, wire::decode_layout);
     case 5:
-      return check_small(bytes, core::decode_push_norm);
+      return check_small(bytes, wire::decode_push_norm);
     case 6:
-      return check_small(bytes, core::decode_commit);
+      return check_small(bytes, wire::decode_commit);
     case 7:
-      return check_small(bytes, core::decode_join);
+      return check_small(bytes, wire::decode_join);
     case 8:
-      return check_small(bytes, core::decode_round_reply);
+      return check_small(bytes, wire::decode_round_reply);
     case 9:
-      return check_small(bytes, core::decode_barrier_reply);
+      return check_small(bytes, wire::decode_barrier_reply);
     case 10:
-      return check_small(bytes, core::decode_fetch);
+      return check_small(bytes, wire::decode_fetch);
     default:
       check_view(kind - kSmallKinds, bytes);
   }
@@ -102,7 +102,7 @@ void check_message(uint32_t kind, Bytes bytes) {
 
 int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (size == 0) return 0;
-  const core::Buffer payload = fuzz::copied({data + 1, size - 1});
+  const Buffer payload = fuzz::copied({data + 1, size - 1});
   check_message(data[0] % (kSmallKinds + kViewKinds), view(payload));
   return 0;
 }

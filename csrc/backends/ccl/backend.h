@@ -13,9 +13,9 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <vector>
 
-#include "backends/async_work.h"
+#include "backends/c10d/async_work.h"
+#include "backends/c10d/pairwise.h"
 #include "backends/ccl/engine.h"
-#include "backends/pairwise.h"
 
 namespace cpudist::backends::ccl {
 

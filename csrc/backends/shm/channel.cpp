@@ -48,13 +48,13 @@ int told_processors(const Control& control) {
   return count;
 }
 
-core::Error as_error(const std::exception_ptr& error) {
+Error as_error(const std::exception_ptr& error) {
   try {
     std::rethrow_exception(error);
-  } catch (const core::Error& one) {
+  } catch (const Error& one) {
     return one;
   } catch (const std::exception& other) {
-    return {core::ErrorCode::kInternal, std::string("backend shm: ") + other.what()};
+    return {ErrorCode::kInternal, std::string("backend shm: ") + other.what()};
   }
 }
 
@@ -80,9 +80,9 @@ void Channel::join(std::chrono::milliseconds timeout) {
     while (!met({event_, rank})) {
       RankLine& line = segment_.line(rank);
       if (Clock::now() >= until) {
-        throw core::Error(core::ErrorCode::kTimeout,
-                          "backend shm: " + name(rank) + " did not open the shared memory within " +
-                              std::to_string(timeout.count()) + " ms; see what it says");
+        throw Error(ErrorCode::kTimeout,
+                    "backend shm: " + name(rank) + " did not open the shared memory within " +
+                        std::to_string(timeout.count()) + " ms; see what it says");
       }
       line.waiters.fetch_add(1);
       const uint32_t seen = line.posted.load();
@@ -126,11 +126,11 @@ void Channel::check_headers() const {
     const Header& other = header(rank);
     if (own.agrees(other)) continue;
     const int first = std::min(rank, rank_), second = std::max(rank, rank_);
-    throw core::Error(core::ErrorCode::kConfigMismatch,
-                      "backend shm: ranks call different collectives: " + name(first) + " calls " +
-                          header(first).describe() + ", " + name(second) + " calls " +
-                          header(second).describe() +
-                          ". Make the calls equal, and in the same order, on all ranks.");
+    throw Error(ErrorCode::kConfigMismatch,
+                "backend shm: ranks call different collectives: " + name(first) + " calls " +
+                    header(first).describe() + ", " + name(second) + " calls " +
+                    header(second).describe() +
+                    ". Make the calls equal, and in the same order, on all ranks.");
   }
 }
 
@@ -187,7 +187,7 @@ void Channel::check_missing(const Condition& condition) const {
     if (met({condition.event, rank})) continue;
     try {
       check_there(rank);
-    } catch (const core::Error&) {
+    } catch (const Error&) {
       if (!met({condition.event, rank})) throw;  // its last event came just before its end
     }
   }
@@ -228,23 +228,23 @@ Patience Channel::engine_patience() const { return {0, std::chrono::microseconds
 void Channel::check_there(int rank) const {
   const bool left = segment_.line(rank).left.load() != 0;
   if (!left && !liveness_.ended(rank)) return;
-  throw core::Error(core::ErrorCode::kPeerLost, "backend shm: " + name(rank) + " (process " +
-                                                    std::to_string(pid(rank)) + ") has " +
-                                                    (left ? "left the group" : "ended") +
-                                                    " while others wait for it. Restart the run.");
+  throw Error(ErrorCode::kPeerLost, "backend shm: " + name(rank) + " (process " +
+                                        std::to_string(pid(rank)) + ") has " +
+                                        (left ? "left the group" : "ended") +
+                                        " while others wait for it. Restart the run.");
 }
 
-core::Error Channel::late(const Condition& condition, const std::string& what,
-                          std::chrono::milliseconds timeout) const {
+Error Channel::late(const Condition& condition, const std::string& what,
+                    std::chrono::milliseconds timeout) const {
   const int rank = missing(condition);
   return late_rank(rank == kNoRank ? rank_ : rank, what, timeout);
 }
 
-core::Error Channel::late_rank(int rank, const std::string& what,
-                               std::chrono::milliseconds timeout) const {
+Error Channel::late_rank(int rank, const std::string& what,
+                         std::chrono::milliseconds timeout) const {
   const bool stopped = liveness_.stopped(rank);
-  return core::Error(
-      stopped ? core::ErrorCode::kPeerLost : core::ErrorCode::kTimeout,
+  return Error(
+      stopped ? ErrorCode::kPeerLost : ErrorCode::kTimeout,
       "backend shm: " + name(rank) + " (process " + std::to_string(pid(rank)) + ", " +
           (stopped ? "stopped by a signal" : "alive") + ") did not come to " + what + " within " +
           std::to_string(timeout.count()) +
@@ -255,11 +255,11 @@ core::Error Channel::late_rank(int rank, const std::string& what,
 void Channel::throw_if_broken() const {
   const Control& control = segment_.control();
   if (control.broken.load(std::memory_order_acquire) != kText) return;
-  throw core::Error(static_cast<core::ErrorCode>(control.code), control.text.data());
+  throw Error(static_cast<ErrorCode>(control.code), control.text.data());
 }
 
 void Channel::break_group(const std::exception_ptr& cause) {
-  const core::Error error = as_error(cause);
+  const Error error = as_error(cause);
   Control& control = segment_.control();
   uint32_t whole = 0;
   if (!control.broken.compare_exchange_strong(whole, 1)) return;

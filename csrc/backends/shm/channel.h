@@ -18,7 +18,7 @@
 
 #include "backends/shm/liveness.h"
 #include "backends/shm/segment.h"
-#include "core/errors.h"
+#include "base/errors.h"
 
 namespace cpudist::shm {
 
@@ -42,7 +42,7 @@ struct Patience {
 class Channel {
  public:
   // `rank` of the segment's ranks; `names`, what they are called in messages. Waits for all.
-  // Throws core::Error if one does not come within `timeout`.
+  // Throws Error if one does not come within `timeout`.
   Channel(Segment segment, int rank, std::vector<int> names, std::chrono::milliseconds timeout);
   ~Channel();
   Channel(const Channel&) = delete;
@@ -66,18 +66,18 @@ class Channel {
   Condition all() const { return {event_, kAllRanks}; }
   Condition from(int rank) const { return {event_, rank}; }
   const Header& header(int rank) const { return segment_.line(rank).headers[calls_ % 2]; }
-  // Throws core::Error(kConfigMismatch), on every rank, unless all headers agree.
+  // Throws Error(kConfigMismatch), on every rank, unless all headers agree.
   void check_headers() const;
 
   // -- waiting
 
   bool met(const Condition& condition) const { return missing(condition) == kNoRank; }
-  // Returns whether the condition holds; false at `until`, or after stop(). Throws core::Error if
+  // Returns whether the condition holds; false at `until`, or after stop(). Throws Error if
   // it never will: a process has ended or has left, or the group is broken.
   bool wait(const Condition& condition, const Patience& patience, Clock::time_point until);
   // Sleeps until something rings this rank's bell again, or `until`.
   void wait_bell(uint32_t seen, const Patience& patience, Clock::time_point until);
-  // Throws core::Error if the process has ended or has left.
+  // Throws Error if the process has ended or has left.
   void check_there(int rank) const;
   uint32_t bell() const { return segment_.line(rank_).doorbell.load(std::memory_order_acquire); }
   // Every rank that sleeps looks up.
@@ -89,9 +89,9 @@ class Channel {
   // -- the end
 
   // What a wait that took `timeout` is told: who is missing and what it does.
-  core::Error late(const Condition& condition, const std::string& what,
-                   std::chrono::milliseconds timeout) const;
-  core::Error late_rank(int rank, const std::string& what, std::chrono::milliseconds timeout) const;
+  Error late(const Condition& condition, const std::string& what,
+             std::chrono::milliseconds timeout) const;
+  Error late_rank(int rank, const std::string& what, std::chrono::milliseconds timeout) const;
   void throw_if_broken() const;
   // All ranks' waits end with this error, unless they have ended with another.
   void break_group(const std::exception_ptr& error);

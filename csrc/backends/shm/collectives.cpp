@@ -9,7 +9,7 @@
 
 #include "backends/shm/collectives_parts.h"
 #include "backends/shm/pieces.h"
-#include "core/errors.h"
+#include "base/errors.h"
 
 namespace cpudist::shm {
 
@@ -111,7 +111,7 @@ uint64_t count_at(const Channel& channel, int rank, size_t index) {
   return count;
 }
 
-// Returns the largest message between two ranks. Throws core::Error(kConfigMismatch) on every rank
+// Returns the largest message between two ranks. Throws Error(kConfigMismatch) on every rank
 // if one expects another number of bytes than it is sent.
 size_t checked_counts(const Channel& channel) {
   const size_t ranks = static_cast<size_t>(channel.size());
@@ -122,11 +122,11 @@ size_t checked_counts(const Channel& channel) {
       const uint64_t expected = count_at(channel, static_cast<int>(to), ranks + from);
       largest = std::max<size_t>(largest, sent);
       if (sent == expected) continue;
-      throw core::Error(core::ErrorCode::kConfigMismatch,
-                        "backend shm: all_to_all: " + channel.name(static_cast<int>(from)) +
-                            " sends " + std::to_string(sent) + " bytes to " +
-                            channel.name(static_cast<int>(to)) + ", which expects " +
-                            std::to_string(expected) + ". Make the split sizes fit.");
+      throw Error(ErrorCode::kConfigMismatch,
+                  "backend shm: all_to_all: " + channel.name(static_cast<int>(from)) + " sends " +
+                      std::to_string(sent) + " bytes to " + channel.name(static_cast<int>(to)) +
+                      ", which expects " + std::to_string(expected) +
+                      ". Make the split sizes fit.");
     }
   }
   return largest;
@@ -192,7 +192,7 @@ Task make_task(Channel& channel, const Buffers& buffers, const Call& call) {
     case Kind::kAllToAll:
       return all_to_all(channel, call);
   }
-  throw core::Error(core::ErrorCode::kInternal, "backend shm: an unknown collective");
+  throw Error(ErrorCode::kInternal, "backend shm: an unknown collective");
 }
 
 }  // namespace cpudist::shm

@@ -13,7 +13,7 @@
 namespace cpudist::shm {
 
 // Makes the collective that `call` asks for; `channel`, `buffers` and `call` outlive it.
-// Throws core::Error(kInvalidArgument) for a reduction the dtype does not have.
+// Throws Error(kInvalidArgument) for a reduction the dtype does not have.
 Task make_task(Channel& channel, const Buffers& buffers, const Call& call);
 
 }  // namespace cpudist::shm

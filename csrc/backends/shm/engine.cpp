@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "backends/shm/collectives.h"
-#include "core/threads.h"
+#include "base/threads.h"
 
 namespace cpudist::shm {
 
@@ -30,8 +30,8 @@ Engine::~Engine() { close(); }
 void Engine::check_usable(const char* what) const {
   guard_.check(what);
   if (closed_) {
-    throw core::Error(core::ErrorCode::kClosed,
-                      "backend shm: used after its group was destroyed; make a new group");
+    throw Error(ErrorCode::kClosed,
+                "backend shm: used after its group was destroyed; make a new group");
   }
 }
 
@@ -163,7 +163,7 @@ void Engine::fail_all(Lock& lock, std::exception_ptr error) {
 
 void Engine::start_thread() {
   if (thread_.joinable()) return;
-  thread_ = core::start_thread("the thread of a group of backend shm", [this] { serve(); });
+  thread_ = ::cpudist::start_thread("the thread of a group of backend shm", [this] { serve(); });
 }
 
 void Engine::serve() {
@@ -200,10 +200,10 @@ std::shared_ptr<SharedBuffer> Engine::allocate(size_t size_bytes,
   for (int one = 0; one < size; ++one) {
     const int64_t* other = all.data() + one * 3;
     if (static_cast<size_t>(other[0]) != size_bytes) {
-      throw core::Error(core::ErrorCode::kConfigMismatch,
-                        "backend shm: ranks allocate different sizes: " + channel_.name(rank) +
-                            " " + std::to_string(size_bytes) + " bytes, " + channel_.name(one) +
-                            " " + std::to_string(other[0]) + ". Make them equal on all ranks.");
+      throw Error(ErrorCode::kConfigMismatch,
+                  "backend shm: ranks allocate different sizes: " + channel_.name(rank) + " " +
+                      std::to_string(size_bytes) + " bytes, " + channel_.name(one) + " " +
+                      std::to_string(other[0]) + ". Make them equal on all ranks.");
     }
     if (one == rank) continue;
     auto& part = buffer->parts[static_cast<size_t>(one)];
@@ -221,9 +221,9 @@ std::shared_ptr<SharedBuffer> Engine::allocate(size_t size_bytes,
   submit({agree, timeout});
   own.seal();
   if (good == 0) {
-    throw core::Error(core::ErrorCode::kOverloaded,
-                      "backend shm: a rank could not map the memory of another; allow the "
-                      "processes more memory (ulimit -v, the container's limits)");
+    throw Error(ErrorCode::kOverloaded,
+                "backend shm: a rank could not map the memory of another; allow the "
+                "processes more memory (ulimit -v, the container's limits)");
   }
   buffer->id = ++allocations_;
   buffers_.add(buffer);
@@ -241,9 +241,9 @@ void Engine::close() {
   closed_ = true;
   channel_.stop();
   while (driven_) ended_.wait_for(lock, std::chrono::milliseconds(50));
-  fail_all(lock, std::make_exception_ptr(core::Error(
-                     core::ErrorCode::kClosed,
-                     "backend shm: its group was destroyed before this call had ended")));
+  fail_all(lock, std::make_exception_ptr(
+                     Error(ErrorCode::kClosed,
+                           "backend shm: its group was destroyed before this call had ended")));
   work_.notify_all();
   ended_.notify_all();
   lock.unlock();

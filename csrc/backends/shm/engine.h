@@ -21,7 +21,7 @@
 #include "backends/shm/buffers.h"
 #include "backends/shm/channel.h"
 #include "backends/shm/task.h"
-#include "core/process_guard.h"
+#include "base/process_guard.h"
 
 namespace cpudist::shm {
 
@@ -61,7 +61,7 @@ class Engine {
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
-  // Throws core::Error if the group is broken or closed, or with `wait` if the call fails.
+  // Throws Error if the group is broken or closed, or with `wait` if the call fails.
   std::shared_ptr<Operation> submit(Submission submission);
   // Waits at most `limit` (empty: without end, but for the call's own timeout). Returns whether it
   // is done; throws what it failed with.
@@ -72,7 +72,7 @@ class Engine {
 
   Channel& channel() { return channel_; }
   bool forked() const { return guard_.forked(); }
-  // Of this process, and not closed. Throws core::Error(kClosed).
+  // Of this process, and not closed. Throws Error(kClosed).
   void check_usable(const char* what) const;
   // Ends what is under way with an error, here and on the other ranks that wait for this one.
   void close();
@@ -87,7 +87,7 @@ class Engine {
   void start_thread();
   void serve();
 
-  core::ProcessGuard guard_;
+  ProcessGuard guard_;
   Buffers buffers_;
   Channel channel_;
   std::mutex mutex_;

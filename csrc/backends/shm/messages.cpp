@@ -9,7 +9,7 @@
 #include <string>
 #include <utility>
 
-#include "core/threads.h"
+#include "base/threads.h"
 
 namespace cpudist::shm {
 
@@ -53,7 +53,7 @@ void Messages::submit(const std::shared_ptr<Message>& message) {
   step(lock, Patience{}, Clock::time_point{});
   if (message->done) return;
   if (!thread_.joinable()) {
-    thread_ = core::start_thread("the thread for messages of backend shm", [this] { serve(); });
+    thread_ = start_thread("the thread for messages of backend shm", [this] { serve(); });
   }
   work_.notify_one();
 }
@@ -140,7 +140,7 @@ void Messages::check_pending() {
   visit_pending([&](const Message& message) {
     try {
       check(message);
-    } catch (const core::Error&) {
+    } catch (const Error&) {
       if (!pairwise_ || message.peer == kAnySource) throw;
       lost.emplace_back(message.peer, std::current_exception());
     }
@@ -154,15 +154,15 @@ void Messages::check(const Message& message) const {
   const bool late = Clock::now() >= message.deadline;
   if (message.peer == kAnySource) {
     if (!late) return check_any_source();
-    throw core::Error(core::ErrorCode::kTimeout,
-                      "backend shm: no rank sent what " + channel_.name(channel_.rank()) +
-                          " waits for within " + std::to_string(message.timeout.count()) + " ms.");
+    throw Error(ErrorCode::kTimeout, "backend shm: no rank sent what " +
+                                         channel_.name(channel_.rank()) + " waits for within " +
+                                         std::to_string(message.timeout.count()) + " ms.");
   }
   const std::string what = message.sends ? "recv" : "send";
   if (late) throw channel_.late_rank(message.peer, what, message.timeout);
   try {
     check_there(message.peer);
-  } catch (const core::Error&) {
+  } catch (const Error&) {
     // What it sent just before its end is taken first.
     if ((message.sends && !pairwise_) || readable(message.peer) == 0) throw;
   }
@@ -176,7 +176,7 @@ void Messages::check_any_source() const {
     try {
       check_there(peer);
       return;
-    } catch (const core::Error&) {
+    } catch (const Error&) {
       if (readable(peer)) return;
       lost = std::current_exception();
     }
@@ -187,9 +187,9 @@ void Messages::check_any_source() const {
 void Messages::check_there(int peer) const {
   channel_.check_there(peer);
   if (channel_.segment().ring(peer, channel_.rank()).given_up.load() == 0) return;
-  throw core::Error(core::ErrorCode::kPeerLost, "backend shm: " + channel_.name(peer) +
-                                                    " has given up its messages with " +
-                                                    channel_.name(channel_.rank()));
+  throw Error(ErrorCode::kPeerLost, "backend shm: " + channel_.name(peer) +
+                                        " has given up its messages with " +
+                                        channel_.name(channel_.rank()));
 }
 
 void Messages::fail_pairwise() {
@@ -201,8 +201,8 @@ void Messages::give_up(int peer) {
   guard_.check("a group of backend shm");
   Lock lock(mutex_);
   if (closed_ || broken_) return;
-  lose(peer, std::make_exception_ptr(core::Error(
-                 core::ErrorCode::kClosed,
+  lose(peer, std::make_exception_ptr(Error(
+                 ErrorCode::kClosed,
                  "backend shm: the messages with " + channel_.name(peer) + " were given up")));
   channel_.ring(channel_.rank());  // who waits here may wait for these
   notify_ended(lock);
@@ -273,9 +273,8 @@ void Messages::close() {
     channel_.ring(channel_.rank());
     ended_.wait_for(lock, std::chrono::milliseconds(20));
   }
-  fail_all(std::make_exception_ptr(
-      core::Error(core::ErrorCode::kClosed,
-                  "backend shm: its group was destroyed before this call had ended")));
+  fail_all(std::make_exception_ptr(Error(
+      ErrorCode::kClosed, "backend shm: its group was destroyed before this call had ended")));
   notify_ended(lock);
   work_.notify_all();
   lock.unlock();

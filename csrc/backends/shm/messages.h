@@ -24,7 +24,7 @@
 
 #include "backends/shm/channel.h"
 #include "backends/shm/types.h"
-#include "core/process_guard.h"
+#include "base/process_guard.h"
 
 namespace cpudist::shm {
 
@@ -56,7 +56,7 @@ class Messages {
   Messages(const Messages&) = delete;
   Messages& operator=(const Messages&) = delete;
 
-  // Throws core::Error if the group is broken or closed.
+  // Throws Error if the group is broken or closed.
   void submit(const std::shared_ptr<Message>& message);
   // As Engine::wait.
   bool wait(Message& message, std::optional<std::chrono::milliseconds> limit);
@@ -114,7 +114,7 @@ class Messages {
   void notify_ended(Lock& lock);
   void serve();
 
-  core::ProcessGuard guard_;
+  ProcessGuard guard_;
   Channel& channel_;
   mutable std::mutex mutex_;
   std::condition_variable ended_, work_;

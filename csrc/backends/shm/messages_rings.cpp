@@ -115,12 +115,12 @@ void Messages::check_alike(const Message& message, int peer, const Head& head) c
     const std::string bytes = std::to_string(size_bytes) + " bytes";
     return dtype == DType::kBytes ? bytes : bytes + " of " + name_of(dtype);
   };
-  throw core::Error(core::ErrorCode::kConfigMismatch,
-                    "backend shm: " + channel_.name(peer) + " sends " +
-                        describe(head.size_bytes, head.dtype) + " with tag " +
-                        std::to_string(message.tag) + ", " + channel_.name(channel_.rank()) +
-                        " expects " + describe(message.size_bytes, message.dtype) +
-                        ". Make the tensors equal in size and dtype.");
+  throw Error(ErrorCode::kConfigMismatch, "backend shm: " + channel_.name(peer) + " sends " +
+                                              describe(head.size_bytes, head.dtype) + " with tag " +
+                                              std::to_string(message.tag) + ", " +
+                                              channel_.name(channel_.rank()) + " expects " +
+                                              describe(message.size_bytes, message.dtype) +
+                                              ". Make the tensors equal in size and dtype.");
 }
 
 // Gives receives what came before they were asked for.

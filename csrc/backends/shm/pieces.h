@@ -9,7 +9,7 @@
 #include <cstring>
 
 #include "backends/shm/channel.h"
-#include "backends/shm/reduce.h"
+#include "backends/shm/reduce/reduce.h"
 #include "backends/shm/types.h"
 
 namespace cpudist::shm {

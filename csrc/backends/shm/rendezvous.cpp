@@ -12,7 +12,7 @@
 #include <sstream>
 #include <utility>
 
-#include "core/errors.h"
+#include "base/errors.h"
 
 namespace cpudist::shm {
 
@@ -42,10 +42,10 @@ Entry read_entry(Board& board, int rank, int size) {
   text >> entry.leader >> entry.pid >> entry.fd >> entry.nonce >> std::ws;
   std::getline(text, entry.identity);
   if (text.fail() || entry.leader < 0 || entry.leader >= size) {
-    throw core::Error(core::ErrorCode::kProtocol,
-                      "backend shm: what rank " + std::to_string(rank) +
-                          " wrote into the store cannot be read; use the same version of "
-                          "torch_cpudist on all ranks");
+    throw Error(ErrorCode::kProtocol,
+                "backend shm: what rank " + std::to_string(rank) +
+                    " wrote into the store cannot be read; use the same version of "
+                    "torch_cpudist on all ranks");
   }
   return entry;
 }

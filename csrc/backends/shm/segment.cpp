@@ -16,7 +16,7 @@
 #include <string>
 #include <utility>
 
-#include "core/errors.h"
+#include "base/errors.h"
 
 namespace cpudist::shm {
 
@@ -28,11 +28,11 @@ constexpr size_t kRingBytes = size_t{256} << 10;
 size_t rounded(size_t size_bytes) { return (size_bytes + kPage - 1) / kPage * kPage; }
 
 [[noreturn]] void refuse(const char* what, size_t size_bytes) {
-  throw core::Error(core::ErrorCode::kOverloaded,
-                    std::string("shared memory of ") + std::to_string(size_bytes) +
-                        " bytes: " + what + ": " + std::strerror(errno) +
-                        "; allow this process more memory and descriptors (the container's "
-                        "limits, ulimit -n, ulimit -v)");
+  throw Error(ErrorCode::kOverloaded,
+              std::string("shared memory of ") + std::to_string(size_bytes) + " bytes: " + what +
+                  ": " + std::strerror(errno) +
+                  "; allow this process more memory and descriptors (the container's "
+                  "limits, ulimit -n, ulimit -v)");
 }
 
 std::byte* map(int fd, size_t size_bytes) {

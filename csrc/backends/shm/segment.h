@@ -22,7 +22,7 @@ namespace cpudist::shm {
 class SharedMemory {
  public:
   SharedMemory() = default;
-  // Throws core::Error(kOverloaded) when the system has no memory for it.
+  // Throws Error(kOverloaded) when the system has no memory for it.
   static SharedMemory create(size_t size_bytes);
   // Maps what process `pid` holds as descriptor `fd`; an empty one if that cannot be opened.
   static SharedMemory open(int pid, int fd, size_t size_bytes);

@@ -3,5 +3,5 @@
 //
 // For the native tests, like precompiled/standard.h.
 
-#include "check.h"
 #include "precompiled/standard.h"
+#include "support/check.h"

@@ -1,0 +1,110 @@
+// Copyright (c) 2026 The torch_cpudist authors.
+// SPDX-License-Identifier: BSD-3-Clause
+//
+// Makes backends of shm over a c10d store, for Python.
+#include <pybind11/chrono.h>
+#include <pybind11/stl.h>
+#include <torch/csrc/utils/pybind.h>
+#include <torch/headeronly/version.h>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include <numeric>
+#include <utility>
+
+#include "backends/c10d/backends.h"
+#include "backends/c10d/shm_backend.h"
+#include "backends/c10d/spanning_backend.h"
+#include "backends/shm/rendezvous.h"
+
+namespace cpudist::backends {
+
+namespace {
+
+using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
+using StorePtr = c10::intrusive_ptr<c10d::Store>;
+using Milliseconds = std::chrono::milliseconds;
+
+class StoreBoard : public shm::Board {
+ public:
+  StoreBoard(StorePtr store, Milliseconds timeout) : store_(std::move(store)), timeout_(timeout) {}
+  void put(const std::string& key, const std::string& value) override {
+    store_->set(key, std::vector<uint8_t>(value.begin(), value.end()));
+  }
+  std::string get(const std::string& key) override {
+    store_->wait({key}, timeout_);
+    const std::vector<uint8_t> value = store_->get(key);
+    return {value.begin(), value.end()};
+  }
+
+ private:
+  StorePtr store_;
+  Milliseconds timeout_;
+};
+
+shm::Host meet(const StorePtr& store, int rank, int size, Milliseconds timeout,
+               const std::string& host) {
+  StoreBoard board(store, timeout);
+  return shm::meet(board, rank, size, host.empty() ? shm::host_identity() : host);
+}
+
+c10::intrusive_ptr<ShmBackend> local_backend(const shm::Host& host, int rank, Milliseconds timeout,
+                                             const std::vector<int>& global_ranks) {
+  std::vector<int> names;
+  int local = 0;
+  for (const int member : host.members) {
+    if (member == rank) local = static_cast<int>(names.size());
+    names.push_back(global_ranks.empty() ? member : global_ranks.at(static_cast<size_t>(member)));
+  }
+  const int size = static_cast<int>(names.size());
+  auto group = std::make_shared<shm::Group>(host.segment, local, std::move(names), timeout);
+  return c10::make_intrusive<ShmBackend>(std::move(group), local, size, timeout);
+}
+
+BackendPtr create_shm(const shm::Host& host, int rank, Milliseconds timeout,
+                      const std::vector<int>& global_ranks) {
+  return local_backend(host, rank, timeout, global_ranks);
+}
+
+BackendPtr create_spanning(const shm::Host& host, int rank, int size, Milliseconds timeout,
+                           const std::vector<int>& global_ranks, const StorePtr& store,
+                           const BackendPtr& between, const BackendPtr& everyone) {
+  return c10::make_intrusive<SpanningBackend>(rank, size, timeout, store, host,
+                                              local_backend(host, rank, timeout, global_ranks),
+                                              between, everyone);
+}
+
+at::Tensor shm_empty(const BackendPtr& backend, int64_t numel, at::ScalarType dtype) {
+  if (auto* one = dynamic_cast<ShmBackend*>(backend.get())) return one->empty(numel, dtype);
+  if (auto* one = dynamic_cast<SpanningBackend*>(backend.get())) return one->empty(numel, dtype);
+  refuse("expected a group of this backend, found " + backend->getBackendName());
+}
+
+std::vector<std::vector<int>> shm_hosts(const BackendPtr& backend) {
+  if (auto* one = dynamic_cast<SpanningBackend*>(backend.get())) return one->hosts();
+  std::vector<int> all(static_cast<size_t>(backend->getSize()));
+  std::iota(all.begin(), all.end(), 0);
+  return {all};
+}
+
+}  // namespace
+
+void bind_shm(py::module_& module) {
+  module.attr("TORCH_VERSION") = TORCH_VERSION;
+  py::class_<shm::Host>(module, "Host")
+      .def_readonly("members", &shm::Host::members)
+      .def_readonly("leaders", &shm::Host::leaders)
+      .def_readonly("leader", &shm::Host::leader);
+  const py::call_guard<py::gil_scoped_release> unlocked;
+  module.def("meet", &meet, py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("timeout"),
+             py::arg("host"), unlocked);
+  module.def("create_shm", &create_shm, py::arg("host"), py::arg("rank"), py::arg("timeout"),
+             py::arg("global_ranks"), unlocked);
+  module.def("create_spanning", &create_spanning, py::arg("host"), py::arg("rank"), py::arg("size"),
+             py::arg("timeout"), py::arg("global_ranks"), py::arg("store"), py::arg("between"),
+             py::arg("everyone"), unlocked);
+  module.def("shm_empty", &shm_empty, py::arg("backend"), py::arg("numel"), py::arg("dtype"),
+             unlocked);
+  module.def("shm_hosts", &shm_hosts, py::arg("backend"));
+}
+
+}  // namespace cpudist::backends

@@ -1,0 +1,298 @@
+// Copyright (c) 2026 The torch_cpudist authors.
+// SPDX-License-Identifier: BSD-3-Clause
+
+#include "client/geo/exchange.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "kernels/hash.h"
+
+namespace cpudist::client {
+namespace {
+
+// A slice takes some microseconds: a step is never late by more than that.
+constexpr uint64_t kSliceElements = 4096;
+constexpr uint64_t kSliceRows = 128;
+// Rows of one table in one push; more travel with the next, so that no message outgrows memory.
+constexpr uint64_t kSentBytes = 32u << 20;
+// Heads of a push and of each of its sections take less.
+constexpr uint64_t kHeadBytes = 4096;
+constexpr uint64_t kSectionBytes = 256;
+
+// What a memory cap leaves to the rows of each table, beside dense deltas.
+uint64_t room_for_rows(const ClientSet& set, uint32_t trainers, uint64_t cap_bytes) {
+  const wire::ParamSetLayout& layout = set.layout;
+  if (cap_bytes == 0 || layout.tables.empty()) return kSentBytes;
+  // In rounds the pushes of all trainers wait for the last one.
+  if (layout.mode == wire::UpdateMode::kRounds) cap_bytes /= std::max(trainers, 1u);
+  std::vector<uint64_t> needed(set.server_count, kHeadBytes);
+  for (uint32_t b = 0; b < layout.blocks.size(); ++b) {
+    needed[layout.blocks[b].shard] += set.block_bytes(b) + kSectionBytes;
+  }
+  const uint64_t most = *std::max_element(needed.begin(), needed.end());
+  const uint64_t sections = kSectionBytes * layout.tables.size();
+  uint64_t row_bytes = 0;
+  for (const wire::TableSpec& table : layout.tables) {
+    row_bytes = std::max(row_bytes, sizeof(int64_t) + table.dim * sizeof(float));
+  }
+  if (cap_bytes >= most + sections + row_bytes * layout.tables.size()) {
+    return std::min(kSentBytes, (cap_bytes - most - sections) / layout.tables.size());
+  }
+  throw Error(ErrorCode::kOverloaded,
+              "the dense deltas of one exchange and a row of each table need " +
+                  std::to_string(most + sections + row_bytes * layout.tables.size()) +
+                  " bytes on a server, pushes may hold " + std::to_string(cap_bytes) +
+                  " of each trainer; set CPUDIST_SERVER_MEMORY_CAP_BYTES higher, or to 0");
+}
+
+wire::ChangesView view_of(const wire::Frame& reply, const wire::ParamSetLayout& layout) {
+  return wire::decode_changes({reply.payload.data(), reply.payload.size()}, layout);
+}
+
+}  // namespace
+
+GeoExchange::GeoExchange(ClientSet& set, std::shared_ptr<PushQueue> queue, wire::Pool pool,
+                         std::span<const uint16_t> owners, uint32_t trainers, bool trains_alone,
+                         uint64_t memory_cap_bytes)
+    : set_(set),
+      queue_(std::move(queue)),
+      pool_(std::move(pool)),
+      alone_(trains_alone),
+      rows_bytes_(room_for_rows(set, trainers, memory_cap_bytes)),
+      members_(trainers) {
+  const wire::ParamSetLayout& layout = set_.layout;
+  for (uint32_t t = 0; t < layout.tables.size(); ++t) {
+    tables_.emplace_back(layout.tables[t], kernels::table_salt(set_.id, t), owners,
+                         set_.server_count, !alone_);
+  }
+  if (alone_) return;
+  for (uint32_t p = 0; p < set_.parameter_count; ++p) {
+    uint64_t size_bytes = 0;
+    for (const uint32_t block : set_.blocks_of(p)) size_bytes += set_.block_bytes(block);
+    dense_shadows_.emplace_back(size_bytes);
+  }
+}
+
+GeoTable& GeoExchange::table(uint32_t index) {
+  set_.table(index);  // throws for one that is not there
+  return tables_[index];
+}
+
+void GeoExchange::reset(std::span<void* const> weights) {
+  if (phase_ != Phase::kIdle) {
+    throw Error(ErrorCode::kInternal, "an exchange is under way while weights are replaced");
+  }
+  if (alone_) return;
+  for (size_t p = 0; p < dense_shadows_.size(); ++p) {
+    kernels::AlignedBuffer<uint8_t>& shadow = dense_shadows_[p];
+    if (!shadow.empty()) std::memcpy(shadow.data(), weights[p], shadow.size());
+  }
+  for (GeoTable& table : tables_) table.forget_shadows();
+  more_ = false;
+}
+
+void GeoExchange::undo(std::span<void* const> weights, std::span<const uint32_t> parameters,
+                       std::span<const uint32_t> tables) {
+  if (alone_) return;
+  for (const uint32_t p : parameters) {
+    const auto& shadow = dense_shadows_.at(p);
+    if (!shadow.empty()) std::memcpy(weights[p], shadow.data(), shadow.size());
+  }
+  for (const uint32_t t : tables) {
+    GeoTable& rows = table(t);
+    const size_t dim = rows.spec().dim;
+    float* weight = set_.table(t).weight();
+    for (const auto& keys : rows.shadowed()) {
+      for (const int64_t key : keys) {
+        std::memcpy(weight + static_cast<size_t>(key) * dim, rows.shadow(key), dim * sizeof(float));
+      }
+    }
+  }
+}
+
+void GeoExchange::begin(bool whole, bool averages, uint64_t steps, uint64_t samples) {
+  if (phase_ != Phase::kIdle || alone_) {
+    throw Error(ErrorCode::kInternal, alone_ ? "there is nobody to exchange deltas with"
+                                             : "the last exchange is still under way");
+  }
+  whole_ = whole;
+  // In rounds the servers average.
+  const bool on_arrival = set_.layout.mode == wire::UpdateMode::kOnArrival;
+  averages_ = averages && on_arrival;
+  const bool shared = on_arrival && (averages || !whole);
+  divisor_ = shared ? static_cast<double>(members_) : 1.0;
+  outgoing_ = std::vector<Outgoing>(set_.server_count);
+  for (uint32_t s = 0; s < set_.server_count; ++s) outgoing_[s].blocks = set_.shard_blocks[s];
+  unsent_ = false;
+  for (uint32_t t = 0; t < tables_.size(); ++t) choose_rows(t);
+  lay_out(steps, samples);
+  travelling_ = steps;
+}
+
+uint64_t GeoExchange::steps() const {
+  return std::max(steps_, set_.dense_version(0).steps) + travelling_;
+}
+
+void GeoExchange::choose_rows(uint32_t index) {
+  GeoTable& table = tables_[index];
+  const size_t dim = table.spec().dim;
+  auto keys = table.take_touched();
+  if (whole_) {
+    const float* weight = set_.table(index).weight();
+    keys = table.shadowed();
+    for (auto& owned : keys) {
+      std::erase_if(owned, [&](int64_t key) {
+        const float* row = weight + static_cast<size_t>(key) * dim;
+        return std::memcmp(row, table.shadow(key), dim * sizeof(float)) == 0;
+      });
+    }
+  }
+  const size_t most = std::max<size_t>(rows_bytes_ / (sizeof(int64_t) + dim * sizeof(float)), 1);
+  for (uint32_t s = 0; s < set_.server_count; ++s) {
+    if (keys[s].size() > most) {
+      unsent_ = true;
+      table.put_back(s, std::span(keys[s]).subspan(most));
+      keys[s].resize(most);
+    }
+    outgoing_[s].keys.push_back(std::move(keys[s]));
+  }
+}
+
+void GeoExchange::add_slices(uint32_t server, Part part, uint32_t index, uint64_t count,
+                             uint64_t size) {
+  for (uint64_t begin = 0; begin < count; begin += size) {
+    slices_.push_back({server, part, index, begin, std::min(count, begin + size)});
+  }
+}
+
+void GeoExchange::lay_out(uint64_t steps, uint64_t samples) {
+  wire::PushHeader header;
+  header.round = set_.round;
+  header.samples = samples;
+  header.steps = steps;
+  header.configs = set_.layout.configs;
+  slices_.clear();
+  agreed_.clear();
+  next_slice_ = 0;
+  for (uint32_t s = 0; s < set_.server_count; ++s) {
+    Outgoing& out = outgoing_[s];
+    std::vector<wire::BlockRef> blocks;
+    for (const uint32_t block : out.blocks) {
+      add_slices(s, Part::kBlock, static_cast<uint32_t>(blocks.size()),
+                 set_.layout.blocks[block].elements, kSliceElements);
+      blocks.push_back({block, set_.block_bytes(block)});
+    }
+    std::vector<wire::TableRef> tables;
+    for (uint32_t t = 0; t < tables_.size(); ++t) {
+      wire::TableRef ref;
+      ref.table = t;
+      ref.row_count = out.keys[t].size();
+      ref.dim = tables_[t].spec().dim;
+      tables.push_back(ref);
+      add_slices(s, Part::kRows, t, ref.row_count, kSliceRows);
+      if (averages_) {
+        agreed_.push_back({t, out.keys[t], std::vector<float>(ref.row_count * ref.dim)});
+      }
+      stats_.rows_sent += ref.row_count;
+    }
+    out.filled = wire::layout_push(header, blocks, tables, pool_);
+  }
+  samples_ = samples;
+  phase_ = Phase::kPack;
+}
+
+void GeoExchange::send() {
+  QueuedPush push;
+  push.configs = set_.layout.configs;
+  push.samples = samples_;
+  push.dtype = dtype();
+  push.read = set_.take_read();
+  for (Outgoing& out : outgoing_) push.payloads.push_back(std::move(out.filled.payload));
+  outgoing_.clear();
+  // Before the queue takes it: an interrupt ends the wait for room, not the push.
+  phase_ = Phase::kTravel;
+  queue_->add(std::move(push));
+}
+
+void GeoExchange::receive() {
+  replies_ = queue_->take_arrived();
+  views_.clear();
+  slices_.clear();
+  next_slice_ = 0;
+  more_ = false;
+  // First: rows that somebody else has moved too come with the replies.
+  for (uint32_t i = 0; i < agreed_.size(); ++i) {
+    add_slices(0, Part::kAgreed, i, agreed_[i].keys.size(), kSliceRows);
+  }
+  for (uint32_t s = 0; s < replies_.size(); ++s) {
+    views_.push_back(view_of(replies_[s], set_.layout));
+    const wire::ChangesView& view = views_.back();
+    more_ = more_ || view.header.more;
+    set_.note_dense(s, view.header.version);
+    for (uint32_t i = 0; i < view.blocks.size(); ++i) {
+      add_slices(s, Part::kBlock, i, set_.layout.blocks[view.blocks[i].block].elements,
+                 kSliceElements);
+    }
+    for (uint32_t i = 0; i < view.tables.size(); ++i) {
+      add_slices(s, Part::kRows, i, view.tables[i].keys.size(), kSliceRows);
+      stats_.rows_received += view.tables[i].keys.size();
+    }
+  }
+  steps_ = views_.front().header.version.steps;
+  travelling_ = 0;
+  if (set_.layout.mode == wire::UpdateMode::kRounds)
+    set_.round = views_.front().header.version.round;
+  phase_ = Phase::kApply;
+}
+
+void GeoExchange::end_exchange() {
+  // Before a barrier others have left already, and take part again after it.
+  if (!whole_) members_ = std::max(views_.front().header.members, 1u);
+  replies_.clear();
+  views_.clear();
+  agreed_.clear();
+  slices_.clear();
+  ++stats_.exchanges;
+  phase_ = Phase::kIdle;
+}
+
+bool GeoExchange::advance(std::span<void* const> weights, TimePoint deadline) {
+  const TimePoint began = Clock::now();
+  while (phase_ != Phase::kIdle) {
+    if (phase_ == Phase::kTravel) {
+      if (!queue_->is_done()) break;
+      receive();
+    } else if (next_slice_ < slices_.size()) {
+      const Slice& slice = slices_[next_slice_++];
+      phase_ == Phase::kPack ? pack(slice, weights) : apply(slice, weights);
+    } else if (phase_ == Phase::kPack) {
+      send();
+    } else {
+      end_exchange();
+    }
+    if (Clock::now() >= deadline) break;
+  }
+  stats_.busy_s += std::chrono::duration<double>(Clock::now() - began).count();
+  return phase_ == Phase::kIdle;
+}
+
+void GeoExchange::finish(std::span<void* const> weights) {
+  while (!advance(weights, TimePoint::max())) queue_->drain();
+}
+
+ExchangeStats GeoExchange::stats() const {
+  ExchangeStats stats = stats_;
+  for (const GeoTable& table : tables_) {
+    stats.shadow_rows += table.shadow_rows();
+    stats.memory_bytes += table.size_bytes();
+  }
+  for (const auto& shadow : dense_shadows_) stats.memory_bytes += shadow.size();
+  for (const Agreed& rows : agreed_) {
+    stats.memory_bytes += rows.keys.size() * sizeof(int64_t) + rows.rows.size() * sizeof(float);
+  }
+  return stats;
+}
+
+}  // namespace cpudist::client

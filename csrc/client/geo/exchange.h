@@ -1,0 +1,135 @@
+// Copyright (c) 2026 The torch_cpudist authors.
+// SPDX-License-Identifier: BSD-3-Clause
+//
+// The exchange of deltas between a trainer that steps by itself and the servers, in slices between
+// steps: docs/strategies.md, "Geo".
+//
+// Memory: the training thread alone reads and writes weights and shadows. A payload belongs to it
+// until it is packed, then to the queue's thread; a reply the other way round.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "client/geo/table.h"
+#include "client/param_set.h"
+#include "client/queue.h"
+
+namespace cpudist::client {
+
+// Thread safety: one caller at a time, the training thread.
+class GeoExchange {
+ public:
+  // `trains_alone`: there are no others, and nothing is to be remembered for an exchange.
+  // `memory_cap_bytes`: what pushes may hold on a server, 0 for no cap; an exchange goes in as many
+  // pushes as that takes. Throws Error(kOverloaded) if no row fits.
+  GeoExchange(ClientSet& set, std::shared_ptr<PushQueue> queue, wire::Pool pool,
+              std::span<const uint16_t> owners, uint32_t trainers, bool trains_alone,
+              uint64_t memory_cap_bytes);
+
+  GeoTable& table(uint32_t index);
+  // The weights are as the servers hold them now: no movement, nothing under way.
+  void reset(std::span<void* const> weights);
+  // These parameters and tables become what they were when last exchanged.
+  void undo(std::span<void* const> weights, std::span<const uint32_t> parameters,
+            std::span<const uint32_t> tables);
+  // Starts an exchange; one that is under way must be finished before. `whole`: of every row, and
+  // not only of what was touched. On arrival a trainer hands on 1/N of its movement. The rest it
+  // keeps, to hand it on later, all of it when `whole`; with `averages` it drops the rest, so that
+  // the servers hold the mean of the trainers' movements, not their sum.
+  void begin(bool whole, bool averages, uint64_t steps, uint64_t samples);
+  // Works until `deadline`, at least one slice. True when no exchange is under way any more.
+  bool advance(std::span<void* const> weights, TimePoint deadline);
+  // Until it is over, waiting for the servers. Throws as PushQueue::drain does.
+  void finish(std::span<void* const> weights);
+  bool idle() const { return phase_ == Phase::kIdle; }
+  // Rows are left that did not fit the last push, or, unless that would be another round of all
+  // trainers, the last reply.
+  bool has_more() const {
+    return unsent_ || (more_ && set_.layout.mode == wire::UpdateMode::kOnArrival);
+  }
+  // Steps of all trainers behind what was received or pulled last, and those that are on their way.
+  uint64_t steps() const;
+  ExchangeStats stats() const;
+
+ private:
+  enum class Phase { kIdle, kPack, kTravel, kApply };
+  enum class Part { kBlock, kRows, kAgreed };
+  // A run of elements of a block or of rows of a table, small enough to be done at once.
+  struct Slice {
+    uint32_t server;
+    Part part;
+    uint32_t index;  // of the section in the payload, or in agreed_
+    uint64_t begin;
+    uint64_t end;
+  };
+  struct Outgoing {
+    std::vector<uint32_t> blocks;
+    std::vector<std::vector<int64_t>> keys;  // by table
+    wire::FilledPush filled;
+  };
+  // Of averaged movement: what handed on rows are on the server if nobody else moves them.
+  struct Agreed {
+    uint32_t table;
+    std::vector<int64_t> keys;
+    std::vector<float> rows;
+  };
+
+  void choose_rows(uint32_t table);
+  void lay_out(uint64_t steps, uint64_t samples);
+  void pack(const Slice& slice, std::span<void* const> weights);
+  void pack_rows(const Slice& slice);
+  void pack_block(const Slice& slice, std::span<void* const> weights);
+  // negated = minus the share that is handed on of what `weight` has moved since `shadow`, rounded
+  // by `round`. `shadow` moves with it, and `agreed` (may be null) is where; if the rest is dropped
+  // `shadow` goes on to the weight, which goes back when the answer is there.
+  template <typename T, typename Round>
+  void hand_on(T* weight, T* shadow, T* negated, size_t count, const Round& round, T* agreed);
+  // What the movement of this exchange is rounded to: all of it is never rounded.
+  wire::WireDType dtype() const {
+    return whole_ ? wire::WireDType::kFloat32 : set_.layout.push_dtype;
+  }
+  void send();
+  void receive();
+  void apply(const Slice& slice, std::span<void* const> weights);
+  void apply_rows(const Slice& slice, uint32_t table, std::span<const int64_t> keys,
+                  std::span<const float> rows);
+  void end_exchange();
+  void add_slices(uint32_t server, Part part, uint32_t index, uint64_t count, uint64_t size);
+  template <typename T>
+  T* weight_of(const wire::BlockSpec& block, std::span<void* const> weights,
+               uint64_t element) const;
+  template <typename T>
+  T* shadow_of(const wire::BlockSpec& block, uint64_t element);
+
+  ClientSet& set_;  // which owns this
+  const std::shared_ptr<PushQueue> queue_;
+  const wire::Pool pool_;
+  const bool alone_;
+  uint64_t rows_bytes_;  // of one table in a push to one server, at most
+  std::vector<GeoTable> tables_;
+  std::vector<kernels::AlignedBuffer<uint8_t>> dense_shadows_;  // by parameter
+
+  Phase phase_ = Phase::kIdle;
+  bool whole_ = false;
+  bool averages_ = false;
+  double divisor_ = 1.0;
+  uint32_t members_;
+  uint64_t steps_ = 0;       // of all trainers, with the last answer
+  uint64_t travelling_ = 0;  // of this one, behind what is on its way
+  bool more_ = false;
+  bool unsent_ = false;
+  uint64_t samples_ = 0;
+  std::vector<Outgoing> outgoing_;  // by server
+  std::vector<float> unmoved_;      // shadows of a slice before their movement was rounded
+  std::vector<Agreed> agreed_;      // by server and table, until the answer is taken in
+  std::vector<wire::Frame> replies_;
+  std::vector<wire::ChangesView> views_;
+  std::vector<Slice> slices_;
+  size_t next_slice_ = 0;
+  ExchangeStats stats_;
+};
+
+}  // namespace cpudist::client

@@ -1,0 +1,168 @@
+// Copyright (c) 2026 The torch_cpudist authors.
+// SPDX-License-Identifier: BSD-3-Clause
+
+#include "client/geo/table.h"
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+
+#include "base/errors.h"
+#include "kernels/dedupe.h"
+#include "kernels/hash.h"
+
+namespace cpudist::client {
+namespace {
+
+// Far enough to hide a cache miss, near enough to stay in the cache.
+constexpr size_t kPrefetchAhead = 16;
+
+}  // namespace
+
+GeoTable::GeoTable(const wire::TableSpec& spec, uint64_t salt, std::span<const uint16_t> owners,
+                   uint32_t server_count, bool tracks)
+    : spec_(spec),
+      salt_(salt),
+      owners_(owners),
+      tracks_(tracks),
+      marks_(spec.rows),
+      touched_(server_count) {
+  // Shadows are numbered with 32 bits.
+  if (!tracks || spec.rows < std::numeric_limits<uint32_t>::max()) return;
+  throw Error(ErrorCode::kInvalidArgument,
+              "table '" + spec.name + "': " + std::to_string(spec.rows) +
+                  " rows, at most 2^32 - 2 where trainers exchange deltas");
+}
+
+uint32_t GeoTable::owner_of(int64_t key) const { return owners_[kernels::bucket_of(key, salt_)]; }
+
+size_t GeoTable::dedupe(std::span<const int64_t> keys) {
+  const size_t n = keys.size();
+  if (n > std::numeric_limits<uint32_t>::max()) {
+    throw Error(ErrorCode::kInvalidArgument, "a gradient of " + std::to_string(n) +
+                                                 " rows for table '" + spec_.name +
+                                                 "', at most 2^32 - 1; step more often");
+  }
+  for (const int64_t key : keys) {
+    if (static_cast<uint64_t>(key) < spec_.rows) continue;
+    throw Error(ErrorCode::kRowOutOfRange, "table '" + spec_.name + "': id " + std::to_string(key) +
+                                               " is outside its " + std::to_string(spec_.rows) +
+                                               " rows");
+  }
+  unique_.resize(n);
+  inverse_.resize(n);
+  RowMark* marks = marks_.data();
+  uint32_t count = 0;
+  for (size_t i = 0; i < n; ++i) {
+    if (i + kPrefetchAhead < n) __builtin_prefetch(marks + keys[i + kPrefetchAhead], 1);
+    const int64_t key = keys[i];
+    uint32_t& place = marks[key].place;
+    if (place >= count || unique_[place] != key) {
+      place = count;
+      unique_[count++] = key;
+    }
+    inverse_[i] = place;
+  }
+  return count;
+}
+
+void GeoTable::add_shadow(RowMark& mark, const float* row) {
+  if (shadow_rows_ % kSlabRows == 0) {
+    const uint64_t left = spec_.rows - shadow_rows_;
+    slabs_.emplace_back(static_cast<size_t>(std::min<uint64_t>(left, kSlabRows)) * spec_.dim);
+  }
+  mark.shadow = static_cast<uint32_t>(++shadow_rows_);
+  std::memcpy(shadow_at(mark.shadow), row, size_t{spec_.dim} * sizeof(float));
+}
+
+void GeoTable::note_touched(const float* weight, size_t count) {
+  for (size_t i = 0; i < count; ++i) {
+    const int64_t key = unique_[i];
+    RowMark& mark = marks_[static_cast<size_t>(key)];
+    if (mark.shadow == 0) add_shadow(mark, weight + static_cast<size_t>(key) * spec_.dim);
+    if (mark.touched == interval_) continue;
+    mark.touched = interval_;
+    touched_[owner_of(key)].push_back(key);
+  }
+}
+
+uint64_t GeoTable::update(const LocalRows& rows, const kernels::OptimizerConfig& config,
+                          int64_t step, std::span<const int64_t> keys, const float* gradients) {
+  const size_t dim = spec_.dim;
+  const size_t count = dedupe(keys);
+  if (tracks_) note_touched(rows.weight, count);
+  const size_t state_elements = kernels::state_elements(config, dim, dim);
+  sums_.resize(std::max(sums_.size(), count * dim));
+  kernels::segment_sum(gradients, dim, keys.size(), dim, inverse_.data(), sums_.data());
+  weights_.resize(count);
+  states_.resize(count);
+  sources_.resize(count);
+  for (size_t i = 0; i < count; ++i) {
+    const auto key = static_cast<size_t>(unique_[i]);
+    uint32_t& updates = rows.counts[key];
+    if (updates != std::numeric_limits<uint32_t>::max()) ++updates;
+    weights_[i] = rows.weight + key * dim;
+    states_[i] = state_elements == 0 ? nullptr : rows.state + key * state_elements;
+    sources_[i] = sums_.data() + i * dim;
+  }
+  if (kernels::counts_per_row(config) && kernels::step_dependent(config)) {
+    kernels::StepCache<float> steps(config);
+    for (size_t i = 0; i < count; ++i) {
+      const uint32_t updates = rows.counts[static_cast<size_t>(unique_[i])];
+      kernels::update(steps.at(updates), weights_[i], states_[i], sources_[i], dim, dim);
+    }
+    return count;
+  }
+  kernels::update_rows(kernels::make_step<float>(config, step), weights_.data(),
+                       state_elements == 0 ? nullptr : states_.data(), sources_.data(), count, dim);
+  return count;
+}
+
+std::vector<std::vector<int64_t>> GeoTable::take_touched() {
+  std::vector<std::vector<int64_t>> taken(touched_.size());
+  for (size_t server = 0; server < touched_.size(); ++server) {
+    taken[server].reserve(touched_[server].size());
+  }
+  taken.swap(touched_);
+  if (interval_ == std::numeric_limits<uint32_t>::max()) {
+    for (RowMark& mark : std::span(marks_.data(), marks_.size())) mark.touched = 0;
+    interval_ = 0;
+  }
+  ++interval_;
+  return taken;
+}
+
+void GeoTable::put_back(uint32_t server, std::span<const int64_t> keys) {
+  for (const int64_t key : keys) marks_[static_cast<size_t>(key)].touched = interval_;
+  touched_[server].insert(touched_[server].end(), keys.begin(), keys.end());
+}
+
+std::vector<std::vector<int64_t>> GeoTable::shadowed() const {
+  std::vector<std::vector<int64_t>> keys(touched_.size());
+  for (size_t key = 0; key < marks_.size(); ++key) {
+    if (marks_.data()[key].shadow == 0) continue;
+    keys[owner_of(static_cast<int64_t>(key))].push_back(static_cast<int64_t>(key));
+  }
+  return keys;
+}
+
+float* GeoTable::shadow(int64_t key) {
+  const uint32_t number = marks_[static_cast<size_t>(key)].shadow;
+  return number == 0 ? nullptr : shadow_at(number);
+}
+
+void GeoTable::forget_shadows() {
+  for (RowMark& mark : std::span(marks_.data(), marks_.size())) mark.shadow = mark.touched = 0;
+  for (auto& keys : touched_) keys.clear();
+  interval_ = 1;
+  shadow_rows_ = 0;
+  slabs_.clear();
+}
+
+uint64_t GeoTable::size_bytes() const {
+  uint64_t size = marks_.size() * sizeof(RowMark);
+  for (const auto& slab : slabs_) size += slab.size() * sizeof(float);
+  return size;
+}
+
+}  // namespace cpudist::client

@@ -1,0 +1,278 @@
+// Copyright (c) 2026 The torch_cpudist authors.
+// SPDX-License-Identifier: BSD-3-Clause
+//
+// Gradients into payloads and payloads into weights, each value copied once.
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <string>
+
+#include "base/errors.h"
+#include "client/param_set.h"
+#include "kernels/dedupe.h"
+#include "kernels/hash.h"
+#include "wire/codec/parts.h"
+
+namespace cpudist::client {
+
+ClientSet::ClientSet(uint32_t set_id, const wire::ParamSetLayout& set_layout,
+                     std::span<const uint16_t> owners, uint32_t servers)
+    : id(set_id),
+      layout(set_layout),
+      server_count(servers),
+      shard_blocks(servers),
+      dense_read_(servers),
+      rows_read_(servers, wire::Version(wire::kAnyStaleness)) {
+  for (uint32_t t = 0; t < layout.tables.size(); ++t) {
+    tables.push_back(std::make_unique<TableCache>(layout.tables[t], kernels::table_salt(id, t),
+                                                  owners, server_count));
+  }
+  for (uint32_t b = 0; b < layout.blocks.size(); ++b) {
+    const wire::BlockSpec& block = layout.blocks[b];
+    if (block.shard >= server_count) {
+      throw Error(ErrorCode::kInvalidArgument,
+                  "block '" + block.name + "': shard " + std::to_string(block.shard) +
+                      " is not below the number of servers, " + std::to_string(server_count));
+    }
+    shard_blocks[block.shard].push_back(b);
+    if (block.parameter >= layout.blocks.size()) {
+      throw Error(ErrorCode::kInvalidArgument,
+                  "block '" + block.name + "': parameter " + std::to_string(block.parameter) +
+                      " is not below the number of blocks; parameters are numbered from 0");
+    }
+    parameter_count = std::max(parameter_count, block.parameter + 1);
+  }
+  parameter_blocks.resize(parameter_count);
+  for (uint32_t b = 0; b < layout.blocks.size(); ++b) {
+    parameter_blocks[layout.blocks[b].parameter].push_back(b);
+  }
+  // Deltas need none: what is rounded off of them stays movement.
+  const bool lossy = layout.push_dtype != wire::WireDType::kFloat32;
+  if (lossy && !layout.exchanges_deltas) residues = std::make_unique<Residues>(layout);
+}
+
+TableCache& ClientSet::table(uint32_t index) {
+  if (index >= tables.size()) {
+    throw Error(ErrorCode::kInvalidArgument, "table " + std::to_string(index) +
+                                                 " of parameter set " + std::to_string(id) +
+                                                 ", which has " + std::to_string(tables.size()));
+  }
+  return *tables[index];
+}
+
+const std::vector<uint32_t>& ClientSet::blocks_of(uint32_t parameter) const {
+  // A parameter without elements has no block and may have the highest index.
+  static const std::vector<uint32_t> kNone;
+  return parameter < parameter_blocks.size() ? parameter_blocks[parameter] : kNone;
+}
+
+uint64_t ClientSet::block_bytes(uint32_t block) const {
+  const wire::BlockSpec& spec = layout.blocks[block];
+  return spec.elements * size_of(spec.dtype);
+}
+
+wire::TableRef ClientSet::ref_of(uint32_t index, uint64_t rows) const {
+  wire::TableRef ref;
+  ref.table = index;
+  ref.row_count = rows;
+  ref.dim = layout.tables[index].dim;
+  return ref;
+}
+
+uint64_t ClientSet::block_state_elements(uint32_t block) const {
+  const wire::BlockSpec& spec = layout.blocks[block];
+  return kernels::state_elements(layout.configs.at(spec.group), spec.elements, spec.row_width);
+}
+
+uint32_t ClientSet::row_state_elements(uint32_t index) const {
+  const wire::TableSpec& spec = layout.tables[index];
+  return static_cast<uint32_t>(
+      kernels::state_elements(layout.configs.at(spec.group), spec.dim, spec.dim));
+}
+
+uint64_t ClientSet::step_of_pull() const {
+  const bool compensated = layout.compensation.kind != wire::Compensation::kNone;
+  return compensated && member ? step.load() : 0;
+}
+
+void ClientSet::invalidate_tables() {
+  for (const auto& cache : tables) {
+    const std::lock_guard lock(cache->mutex);
+    cache->invalidate();
+  }
+}
+
+void ClientSet::check_weights(std::span<void* const> weights) const {
+  if (weights.size() >= parameter_count) return;
+  throw Error(ErrorCode::kInvalidArgument, "addresses of " + std::to_string(weights.size()) +
+                                               " dense parameters, expected " +
+                                               std::to_string(parameter_count));
+}
+
+void prepare_push(ClientSet& set, const StepPush& step) {
+  if (step.configs.size() != set.layout.configs.size()) {
+    throw Error(ErrorCode::kInvalidArgument, "push: " + std::to_string(step.configs.size()) +
+                                                 " optimizer configurations, "
+                                                 "expected one per group, " +
+                                                 std::to_string(set.layout.configs.size()));
+  }
+  set.check_weights(step.weights);
+  set.packed.resize(set.tables.size());
+  for (PackedTable& packed : set.packed) packed.gradient = nullptr;
+  for (const TableGradient& gradient : step.tables) {
+    TableCache& cache = set.table(gradient.table);
+    PackedTable& packed = set.packed[gradient.table];
+    if (packed.gradient != nullptr) {
+      throw Error(ErrorCode::kInvalidArgument,
+                  "push: two gradients for table '" + cache.spec().name + "'");
+    }
+    if (gradient.count > std::numeric_limits<uint32_t>::max()) {
+      throw Error(ErrorCode::kInvalidArgument,
+                  "push: a gradient of " + std::to_string(gradient.count) + " rows for table '" +
+                      cache.spec().name + "', at most 2^32 - 1; step more often");
+    }
+    packed.gradient = &gradient;
+    packed.unique.resize(gradient.count);
+    packed.inverse.resize(gradient.count);
+    const std::lock_guard lock(cache.mutex);
+    packed.unique.resize(cache.take_pulled({gradient.keys, static_cast<size_t>(gradient.count)},
+                                           packed.unique.data(), packed.inverse.data()));
+  }
+}
+
+namespace {
+
+struct DenseSource {
+  uint32_t block;
+  const uint8_t* gradient;
+};
+
+// Per server, the blocks to send in increasing order.
+std::vector<std::vector<DenseSource>> split_dense(const ClientSet& set, const StepPush& step) {
+  std::vector<std::vector<DenseSource>> shares(set.server_count);
+  for (const ParameterGradient& parameter : step.parameters) {
+    const auto* base = static_cast<const uint8_t*>(parameter.gradient);
+    for (const uint32_t b : set.blocks_of(parameter.parameter)) {
+      const wire::BlockSpec& block = set.layout.blocks[b];
+      shares[block.shard].push_back({b, base + block.offset * size_of(block.dtype)});
+    }
+  }
+  for (auto& share : shares) {
+    std::sort(share.begin(), share.end(),
+              [](const DenseSource& a, const DenseSource& b) { return a.block < b.block; });
+  }
+  return shares;
+}
+
+// Distinct keys to their owners; returns the tables with a gradient in increasing order.
+std::vector<uint32_t> split_tables(ClientSet& set) {
+  std::vector<uint32_t> present;
+  for (uint32_t t = 0; t < set.packed.size(); ++t) {
+    PackedTable& packed = set.packed[t];
+    if (packed.gradient == nullptr) continue;
+    packed.destinations.resize(packed.unique.size());
+    set.table(t).split().run(packed.unique);
+    present.push_back(t);
+  }
+  return present;
+}
+
+Buffer pack_server(ClientSet& set, uint32_t server, const wire::PushHeader& header,
+                   std::span<const DenseSource> dense, std::span<const uint32_t> tables,
+                   const wire::Pool& pool, bool ordered) {
+  std::vector<wire::BlockRef> block_refs;
+  for (const DenseSource& source : dense) {
+    block_refs.push_back({source.block, set.block_bytes(source.block)});
+  }
+  std::vector<wire::TableRef> table_refs;
+  for (const uint32_t t : tables) {
+    wire::TableRef ref;
+    ref.table = t;
+    ref.row_count = set.tables[t]->split().count(server);
+    ref.dim = set.layout.tables[t].dim;
+    table_refs.push_back(ref);
+  }
+  const wire::HoldRefs* holds = set.prefetcher.holds(server);
+  wire::FilledPush filled = wire::layout_push(header, block_refs, table_refs, pool, holds);
+  for (size_t i = 0; i < filled.held.size(); ++i) {
+    const auto held = set.prefetcher.held(holds->tables[i].table).of(server);
+    std::copy(held.begin(), held.end(), filled.held[i]);
+  }
+  for (size_t i = 0; i < dense.size(); ++i) {
+    std::memcpy(filled.blocks[i], dense[i].gradient, block_refs[i].size_bytes);
+  }
+  for (size_t i = 0; i < tables.size(); ++i) {
+    PackedTable& packed = set.packed[tables[i]];
+    const auto positions = set.tables[tables[i]]->split().positions(server);
+    const std::span<int64_t> keys(filled.keys[i], positions.size());
+    for (size_t j = 0; j < keys.size(); ++j) keys[j] = packed.unique[positions[j]];
+    std::vector<uint32_t> order;
+    if (ordered) order = wire::order_of(keys);
+    for (size_t j = 0; j < keys.size(); ++j) {
+      const uint32_t position = positions[ordered ? order[j] : j];
+      keys[j] = packed.unique[position];
+      packed.destinations[position] = filled.rows[i] + j * table_refs[i].dim;
+    }
+  }
+  return std::move(filled.payload);
+}
+
+}  // namespace
+
+std::vector<Buffer> pack_push(ClientSet& set, const StepPush& step, const wire::Pool& pool,
+                              bool want_dense, bool ordered) {
+  wire::PushHeader header;
+  header.round = set.round;
+  const bool on_arrival = set.layout.mode == wire::UpdateMode::kOnArrival;
+  if (on_arrival) header.step = set.step;
+  header.samples = step.samples;
+  header.want_dense = want_dense;
+  if (!on_arrival) {
+    header.weight = step.weight;
+    header.by_samples = step.by_samples;
+    header.clip_value = step.clip_value;
+    header.clip_norm = step.clip_norm;
+  }
+  header.configs = step.configs;
+  // The split of a table is shared with its pulls.
+  std::vector<std::unique_lock<std::mutex>> locks;
+  for (const auto& cache : set.tables) locks.emplace_back(cache->mutex);
+  const auto dense = split_dense(set, step);
+  const auto tables = split_tables(set);
+  std::vector<Buffer> payloads;
+  for (uint32_t s = 0; s < set.server_count; ++s) {
+    if (on_arrival) header.round = set.dense_version(s).round;
+    payloads.push_back(pack_server(set, s, header, dense[s], tables, pool, ordered));
+  }
+  for (const uint32_t t : tables) {
+    const PackedTable& packed = set.packed[t];
+    const size_t dim = set.layout.tables[t].dim;
+    kernels::segment_sum_to(packed.gradient->rows, dim, packed.gradient->count, dim,
+                            packed.inverse.data(), packed.destinations.data());
+  }
+  return payloads;
+}
+
+uint64_t packed_rows(const ClientSet& set) {
+  uint64_t rows = 0;
+  for (const PackedTable& packed : set.packed) {
+    if (packed.gradient != nullptr) rows += packed.unique.size();
+  }
+  return rows;
+}
+
+wire::Version unpack_dense(const ClientSet& set, const wire::Frame& reply,
+                           std::span<void* const> weights) {
+  const wire::DenseView view =
+      wire::decode_dense({reply.payload.data(), reply.payload.size()}, set.layout);
+  if (weights.empty()) return view.version;
+  for (const wire::DenseSection& section : view.blocks) {
+    const wire::BlockSpec& block = set.layout.blocks[section.block];
+    auto* base = static_cast<uint8_t*>(weights[block.parameter]);
+    std::memcpy(base + block.offset * size_of(block.dtype), section.values.data(),
+                section.values.size());
+  }
+  return view.version;
+}
+
+}  // namespace cpudist::client

@@ -1,0 +1,286 @@
+// Copyright (c) 2026 The torch_cpudist authors.
+// SPDX-License-Identifier: BSD-3-Clause
+//
+// The life of a queued push.
+#include "client/queue.h"
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+#include <utility>
+
+#include "base/threads.h"
+
+namespace cpudist::client {
+
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr auto kQueuePollInterval = milliseconds(50);
+constexpr auto kFirstRetry = milliseconds(5);
+constexpr auto kLastRetry = milliseconds(500);
+
+bool same_configs(const QueuedPush& a, const QueuedPush& b) {
+  const size_t size_bytes = a.configs.size() * sizeof(kernels::OptimizerConfig);
+  return a.configs.size() == b.configs.size() &&
+         std::memcmp(a.configs.data(), b.configs.data(), size_bytes) == 0;
+}
+
+}  // namespace
+
+PushQueue::PushQueue(Session& session, std::mutex& sequenced, ClientSetPtr set,
+                     const QueueOptions& options, wire::Pool pool)
+    : session_(session),
+      sequenced_(sequenced),
+      set_(std::move(set)),
+      options_(options),
+      pool_(std::move(pool)),
+      arrived_(session.server_count()) {
+  thread_ = start_thread("the thread that sends pushes", [this] { run(); });
+}
+
+PushQueue::~PushQueue() { stop(); }
+
+void PushQueue::stop() {
+  {
+    const std::lock_guard lock(mutex_);
+    stopping_ = true;
+    // A thread that waits for room would wait for ever.
+    if (!failure_) failure_ = Error(ErrorCode::kClosed, "the parameter set is closed");
+  }
+  queued_.notify_all();
+  done_.notify_all();
+  if (thread_.joinable()) thread_.join();
+}
+
+void PushQueue::raise_failure() const {
+  if (failure_) throw Error(*failure_);
+}
+
+void PushQueue::throw_failure() {
+  const std::lock_guard lock(mutex_);
+  raise_failure();
+}
+
+template <typename Ready>
+void PushQueue::wait_until(std::unique_lock<std::mutex>& lock, const char* what,
+                           const Ready& ready) {
+  if (ready()) return;
+  const ClientOptions& options = session_.options();
+  const TimePoint began = Clock::now();
+  const auto note_wait = [&] {
+    wait_s_ += std::chrono::duration<double>(Clock::now() - began).count();
+  };
+  while (!ready()) {
+    done_.wait_for(lock, kQueuePollInterval);
+    if (ready()) break;
+    const bool late = Clock::now() - began > milliseconds(options.round_deadline_ms);
+    lock.unlock();
+    const bool interrupted = options.interrupted && options.interrupted();
+    lock.lock();
+    if (!interrupted && !late) continue;
+    note_wait();
+    if (interrupted) throw Error(ErrorCode::kInterrupted, "the wait was interrupted by a signal");
+    throw Error(ErrorCode::kTimeout,
+                std::string(what) + ": the servers have not taken the queued pushes within " +
+                    std::to_string(options.round_deadline_ms) + " ms (CPUDIST_ROUND_DEADLINE_MS)");
+  }
+  note_wait();
+}
+
+void PushQueue::add(QueuedPush push) {
+  std::unique_lock lock(mutex_);
+  raise_failure();
+  const auto room = [this] { return failure_ || waiting_.size() < options_.size; };
+  try {
+    wait_until(lock, "push", room);
+  } catch (const Error&) {
+    put(std::move(push));
+    throw;
+  }
+  raise_failure();
+  put(std::move(push));
+}
+
+void PushQueue::put(QueuedPush push) {
+  waiting_.push_back(std::move(push));
+  ++unanswered_;
+  queued_.notify_one();
+}
+
+void PushQueue::drain() {
+  std::unique_lock lock(mutex_);
+  wait_until(lock, "flush", [this] { return failure_ || (waiting_.empty() && !busy_); });
+  raise_failure();
+}
+
+bool PushQueue::is_done() {
+  const std::lock_guard lock(mutex_);
+  raise_failure();
+  return waiting_.empty() && !busy_;
+}
+
+std::vector<wire::Frame> PushQueue::take_arrived() {
+  const std::lock_guard lock(mutex_);
+  std::vector<wire::Frame> frames(arrived_.size());
+  std::swap(frames, arrived_);
+  return frames;
+}
+
+uint64_t PushQueue::version() const {
+  const std::lock_guard lock(mutex_);
+  return version_.round;
+}
+
+uint64_t PushQueue::steps(uint64_t told) const {
+  const std::lock_guard lock(mutex_);
+  return std::max(told, version_.steps) + unanswered_;
+}
+
+bool PushQueue::next_wants_dense() { return ++pushes_ % options_.pull_every == 0; }
+
+void PushQueue::run() {
+  while (true) {
+    std::vector<QueuedPush> batch = next_batch();
+    if (batch.empty()) return;
+    try {
+      deliver(std::move(batch));
+    } catch (const Error& error) {
+      const std::lock_guard lock(mutex_);
+      failure_ = error;
+    } catch (const std::exception& error) {
+      const std::lock_guard lock(mutex_);
+      failure_ = Error(ErrorCode::kInternal, std::string("push: ") + error.what());
+    }
+    const std::lock_guard lock(mutex_);
+    busy_ = false;
+    done_.notify_all();
+    if (failure_) return;
+  }
+}
+
+std::vector<QueuedPush> PushQueue::next_batch() {
+  std::unique_lock lock(mutex_);
+  queued_.wait(lock, [this] { return stopping_ || !waiting_.empty(); });
+  std::vector<QueuedPush> batch;
+  if (stopping_) return batch;
+  // Steps of different learning rates are never one update.
+  while (!waiting_.empty() && batch.size() < options_.max_merge &&
+         (batch.empty() || same_configs(batch.front(), waiting_.front()))) {
+    batch.push_back(std::move(waiting_.front()));
+    waiting_.pop_front();
+  }
+  busy_ = true;
+  done_.notify_all();
+  return batch;
+}
+
+void PushQueue::deliver(std::vector<QueuedPush> batch) {
+  const wire::WireDType deltas = batch.front().dtype;
+  const std::vector<Outbound> payloads =
+      code(batch.size() == 1 ? std::move(batch.front().payloads)
+                             : merge_pushes(*set_, batch, options_.mean, pool_),
+           deltas);
+  const std::lock_guard lock(sequenced_);
+  take_answers(batch, exchange(payloads));
+}
+
+std::vector<Outbound> PushQueue::code(std::vector<Buffer> payloads, wire::WireDType deltas) {
+  const bool gradients = !set_->layout.exchanges_deltas;
+  const wire::WireDType values = gradients ? set_->layout.push_dtype : deltas;
+  std::vector<Outbound> coded;
+  for (uint32_t s = 0; s < payloads.size(); ++s) {
+    if (set_->residues) set_->residues->round(&payloads[s]);
+    coded.push_back(code_push(*set_, session_, s, std::move(payloads[s]), values, pool_));
+  }
+  return coded;
+}
+
+RequestPtr PushQueue::send(uint32_t server, const Outbound& out) {
+  return session_.send(server, wire::FrameKind::kPush, set_->id, out.payload.share(), out.coded);
+}
+
+std::vector<RequestPtr> PushQueue::exchange(const std::vector<Outbound>& payloads) {
+  // Another operation of this trainer that was interrupted may still be on its way.
+  session_.drain(session_.options().round_deadline_ms, Session::Caller::kBackground);
+  const TimePoint deadline = Clock::now() + milliseconds(session_.options().round_deadline_ms);
+  // Deltas are many rows. A server in this process adds them in this thread, which is not to happen
+  // while others do so on the same host: one core would be left to two that train.
+  const bool apart =
+      set_->layout.exchanges_deltas && set_->layout.mode == wire::UpdateMode::kOnArrival;
+  std::vector<RequestPtr> requests(payloads.size());
+  std::vector<uint32_t> sent;
+  const auto wait_for_sent = [&] {
+    for (const uint32_t s : sent) wait_for(requests[s], payloads[s], deadline);
+    sent.clear();
+  };
+  for (const uint32_t s : session_.send_order()) {
+    if (apart && session_.in_process(s)) wait_for_sent();
+    requests[s] = send(s, payloads[s]);
+    sent.push_back(s);
+  }
+  wait_for_sent();
+  return requests;
+}
+
+// A server that has no memory for a push refuses it and expects it again.
+void PushQueue::wait_for(RequestPtr& request, const Outbound& out, TimePoint deadline) {
+  auto pause = kFirstRetry;
+  while (true) {
+    try {
+      session_.wait({&request, 1}, Session::Caller::kBackground);
+      return;
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::kOverloaded || Clock::now() + pause > deadline) throw;
+    }
+    {
+      std::unique_lock lock(mutex_);
+      ++staleness_.overloaded;
+      if (queued_.wait_for(lock, pause, [this] { return stopping_; })) {
+        throw Error(ErrorCode::kClosed, "the client is closed");
+      }
+    }
+    pause = std::min(pause * 2, kLastRetry);
+    request = send(request->server, out);
+  }
+}
+
+void PushQueue::take_answers(const std::vector<QueuedPush>& batch,
+                             std::vector<RequestPtr> requests) {
+  uint64_t samples = 0;
+  for (const QueuedPush& push : batch) samples += push.samples;
+  std::vector<wire::Version> applied;
+  std::vector<bool> has_dense;
+  for (const RequestPtr& request : requests) {
+    decode_reply(*set_, request.get(), pool_);
+    const wire::Frame& reply = request->reply;
+    const std::span<const uint8_t> payload(reply.payload.data(), reply.payload.size());
+    if (set_->layout.exchanges_deltas) {
+      applied.push_back(wire::decode_changes(payload, set_->layout).header.version);
+      has_dense.push_back(true);
+      continue;
+    }
+    const wire::DenseView view = wire::decode_dense(payload, set_->layout);
+    applied.push_back(view.version);
+    has_dense.push_back(!view.blocks.empty());
+  }
+  const std::lock_guard lock(mutex_);
+  version_ = applied.front();
+  unanswered_ -= batch.size();
+  for (const QueuedPush& push : batch) {
+    staleness_.count(push.read, applied, samples);
+  }
+  staleness_.merged += batch.size() - 1;
+  for (size_t s = 0; s < requests.size(); ++s) {
+    if (has_dense[s]) arrived_[s] = std::move(requests[s]->reply);
+  }
+}
+
+void PushQueue::add_stats(ClientStats* stats) const {
+  const std::lock_guard lock(mutex_);
+  stats->wait_s += wait_s_;
+  stats->staleness.add(staleness_);
+}
+
+}  // namespace cpudist::client

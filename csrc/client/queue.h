@@ -1,0 +1,112 @@
+// Copyright (c) 2026 The torch_cpudist authors.
+// SPDX-License-Identifier: BSD-3-Clause
+//
+// Pushes of a parameter set that is updated on arrival: the training thread packs and queues them,
+// a thread of the queue merges, sends, and takes the answers.
+//
+// Memory: the training thread alone touches the trainer's weights and gradients; a queued push owns
+// its payloads. Locks: `mutex_` is never held while a request is sent or waited for.
+#pragma once
+
+#include <array>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <mutex>
+#include <optional>
+#include <thread>
+#include <vector>
+
+#include "client/client.h"
+#include "client/param_set.h"
+#include "client/session.h"
+
+namespace cpudist::client {
+
+// One step, packed: a payload per server.
+struct QueuedPush {
+  std::vector<Buffer> payloads;
+  std::vector<kernels::OptimizerConfig> configs;
+  std::vector<wire::Version>
+      read;  // per server: of the oldest values that the gradient was computed on
+  uint64_t samples = 0;
+  wire::WireDType dtype = wire::WireDType::kFloat32;  // deltas: what they were rounded to
+};
+
+class PushQueue {
+ public:
+  // `sequenced` is the client's: one request in flight per server.
+  PushQueue(Session& session, std::mutex& sequenced, ClientSetPtr set, const QueueOptions& options,
+            wire::Pool pool);
+  ~PushQueue();  // stop()
+  PushQueue(const PushQueue&) = delete;
+  PushQueue& operator=(const PushQueue&) = delete;
+
+  // ---- the training thread ----
+  // Waits for room. An interrupt or a timeout ends the wait, not the push: it is queued, then
+  // kInterrupted or kTimeout is thrown.
+  void add(QueuedPush push);
+  // Until all is applied. Throws kInterrupted, kTimeout, and what a push failed with.
+  void drain();
+  bool is_done();  // whether all is applied; does not wait. Throws what a push failed with
+  void throw_failure();
+  // The newest dense values of every server since the last call; empty frames where there are none.
+  std::vector<wire::Frame> take_arrived();
+  // Whether the next push asks for dense values.
+  bool next_wants_dense();
+
+  uint64_t version() const;  // updates of server 0 with the last push that was applied
+  // Steps of all trainers behind these updates, or `told` if more, and those of its own pushes that
+  // server 0 has not answered yet.
+  uint64_t steps(uint64_t told) const;
+  void stop();  // what is queued is dropped; bounded once the session has failed or is idle
+  void add_stats(ClientStats* stats) const;
+
+ private:
+  void put(QueuedPush push);  // with the lock held
+  void run();
+  std::vector<QueuedPush> next_batch();
+  void deliver(std::vector<QueuedPush> batch);
+  // Rounds and codes the payloads of the servers as their links want them.
+  std::vector<Outbound> code(std::vector<Buffer> payloads, wire::WireDType deltas);
+  // Sends a payload to every server and waits for the answers.
+  std::vector<RequestPtr> exchange(const std::vector<Outbound>& payloads);
+  RequestPtr send(uint32_t server, const Outbound& out);
+  void wait_for(RequestPtr& request, const Outbound& out, TimePoint deadline);
+  void take_answers(const std::vector<QueuedPush>& batch, std::vector<RequestPtr> requests);
+  template <typename Ready>
+  void wait_until(std::unique_lock<std::mutex>& lock, const char* what, const Ready& ready);
+  void raise_failure() const;  // with the lock held
+
+  Session& session_;
+  std::mutex& sequenced_;
+  const ClientSetPtr set_;
+  const QueueOptions options_;
+  const wire::Pool pool_;
+
+  mutable std::mutex mutex_;
+  std::condition_variable queued_;  // the queue's thread
+  std::condition_variable done_;    // the training thread
+  std::deque<QueuedPush> waiting_;
+  bool busy_ = false;  // a batch is on its way
+  bool stopping_ = false;
+  std::optional<Error> failure_;
+  std::vector<wire::Frame> arrived_;
+  uint64_t pushes_ = 0;      // training thread
+  wire::Version version_;    // of server 0
+  uint64_t unanswered_ = 0;  // pushes
+  StalenessStats staleness_;
+  double wait_s_ = 0;
+  std::thread thread_;
+};
+
+// Sums or averages the gradients of several steps, each table and block over the steps that have
+// it. `mean`: per parameter group.
+std::vector<Buffer> merge_pushes(const ClientSet& set, const std::vector<QueuedPush>& pushes,
+                                 const std::vector<bool>& mean, const wire::Pool& pool);
+// Clips a packed gradient in place as torch clips a gradient: by value, then by the norm over all
+// payloads. 0 is no clipping.
+void clip_push(const ClientSet& set, std::vector<Buffer>& payloads, double clip_value,
+               double clip_norm);
+
+}  // namespace cpudist::client

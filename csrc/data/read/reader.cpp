@@ -1,0 +1,253 @@
+// Copyright (c) 2026 The torch_cpudist authors.
+// SPDX-License-Identifier: BSD-3-Clause
+
+#include "data/read/reader.h"
+
+#include <algorithm>
+#include <exception>
+#include <utility>
+
+#include "base/threads.h"
+
+namespace cpudist::data {
+
+namespace {
+
+[[noreturn]] void refuse(const std::string& text) {
+  throw Error(ErrorCode::kInvalidArgument, text);
+}
+
+size_t lane_limit(const ReaderOptions& options) {
+  const size_t lanes = std::max<size_t>(options.lanes.size(), 1);
+  return options.buffer_bytes / lanes / (options.input.fed ? 2 : 1);
+}
+
+}  // namespace
+
+Reader::Reader(ReaderOptions options, std::shared_ptr<BatchPool> pool)
+    : options_(std::move(options)),
+      pool_(std::move(pool)),
+      bad_lines_(options_.policy, options_.quarantine),
+      lane_limit_bytes_(lane_limit(options_)),
+      feeds_(options_.schema, options_.lanes.size(), options_.input.fed, lane_limit_bytes_) {
+  check();
+  pool_->keep_bytes(options_.buffer_bytes);
+  const size_t count = options_.lanes.size();
+  pool_->keep_buffers(count);
+  if (options_.position) position_ = *options_.position;
+  position_.lanes.resize(count);
+  for (size_t i = 0; i < count; ++i) make_lane(i);
+  running_ = count;
+  try {
+    for (auto& state : lanes_) {
+      threads_.push_back(start_io_thread("a reader thread", [this, &state] { run(*state); }));
+    }
+  } catch (...) {
+    stop();  // no destructor runs
+    throw;
+  }
+}
+
+Reader::~Reader() {
+  stop();
+  for (const auto& state : lanes_) pool_->give_back(state->lane->take_buffer());
+}
+
+void Reader::check() const {
+  const ReaderOptions& options = options_;
+  options.schema.check();
+  check_input(options.input, options.lanes);
+  if (options.batch_size == 0) refuse("batch_size must be at least 1");
+  if (options.seed && options.window_records == 0) refuse("window_records must be at least 1");
+  if (!options.position) return;
+  const auto& lanes = options.position->lanes;
+  if (lanes.size() != options.lanes.size() || options.position->turn >= lanes.size()) {
+    refuse("the position is of a reader with " + std::to_string(lanes.size()) +
+           " lanes, this one has " + std::to_string(options.lanes.size()) +
+           "; use the number of threads that it was saved with");
+  }
+  for (size_t i = 0; i < lanes.size(); ++i) {
+    if (lanes[i].split <= options.lanes[i].size()) continue;
+    refuse("the position is in split " + std::to_string(lanes[i].split) + " of lane " +
+           std::to_string(i) + ", which has " + std::to_string(options.lanes[i].size()) +
+           "; use the files and the number of threads that it was saved with");
+  }
+}
+
+void Reader::make_lane(size_t number) {
+  LaneOptions options;
+  options.number = number;
+  options.batch_size = options_.batch_size;
+  options.seed = options_.seed;
+  const size_t batches = (options_.window_records + options_.batch_size - 1) / options_.batch_size;
+  options.window_records = batches * options_.batch_size;
+  auto state = std::make_unique<LaneState>();
+  state->fed = feeds_.of_lane(number);
+  auto reader =
+      std::make_unique<SplitReader>(options_.schema, options_.input, bad_lines_, stop_, state->fed);
+  state->lane = std::make_unique<Lane>(options_.schema, std::move(reader), options_.lanes[number],
+                                       options, position_.lanes[number], pool_->take_buffer());
+  lanes_.push_back(std::move(state));
+}
+
+void Reader::run(LaneState& state) noexcept {
+  std::optional<Error> error;
+  try {
+    produce(state);
+  } catch (const Error& caught) {
+    error = caught;
+  } catch (const std::exception& caught) {
+    error = Error(ErrorCode::kInternal, std::string("a reader thread failed: ") + caught.what());
+  }
+  if (state.fed) state.fed->stop();
+  state.lane->close();  // a command ends now, and not when the last user lets go of the reader
+  bool last = false;
+  {
+    const std::lock_guard lock(mutex_);
+    state.error = std::move(error);
+    state.ended = true;
+    last = --running_ == 0;
+  }
+  if (last && !stop_.raised()) make_tail();
+  ready_.notify_all();
+}
+
+void Reader::produce(LaneState& state) {
+  while (true) {
+    Made made;
+    made.batch = pool_->take();
+    if (!state.lane->next(*made.batch, made.after)) break;
+    made.bytes = size_bytes(*made.batch);
+    if (!offer(state, std::move(made))) return;
+  }
+  state.remainder = state.lane->take_remainder();
+}
+
+bool Reader::offer(LaneState& state, Made made) {
+  std::unique_lock lock(mutex_);
+  state.room.wait(lock, [&] {
+    return stopped_ || state.made.empty() || state.made_bytes + made.bytes <= lane_limit_bytes_;
+  });
+  if (stopped_) return false;
+  state.made_bytes += made.bytes;
+  state.made.push_back(std::move(made));
+  const bool turn = lanes_[position_.turn].get() == &state || lanes_[position_.turn]->ended;
+  lock.unlock();
+  if (turn) ready_.notify_one();
+  return true;
+}
+
+// Called by the thread that ends last, when the others are done with their remainders.
+void Reader::make_tail() {
+  std::deque<std::shared_ptr<Batch>> tail;
+  std::optional<Error> failed;
+  try {
+    std::vector<const uint64_t*> records;
+    for (const auto& state : lanes_) {
+      for (size_t i = 0; i < state->remainder.count(); ++i) {
+        records.push_back(state->remainder.record(i));
+      }
+    }
+    const size_t size = options_.batch_size;
+    size_t at = position_.tail_delivered * size;  // none is delivered before they are made
+    for (; at < records.size(); at += size) {
+      const size_t count = std::min(size, records.size() - at);
+      if (count < size && options_.drop_last) break;
+      std::shared_ptr<Batch> batch = pool_->take();
+      assemble(options_.schema, std::span(records).subspan(at, count), *batch);
+      tail.push_back(std::move(batch));
+    }
+  } catch (const Error& caught) {
+    failed = caught;
+  } catch (const std::exception& caught) {
+    failed = Error(ErrorCode::kInternal, std::string("a reader thread failed: ") + caught.what());
+  }
+  const std::lock_guard lock(mutex_);
+  tail_ = std::move(tail);
+  tail_error_ = std::move(failed);
+  tail_made_ = true;
+}
+
+// Passes over lanes that have ended and have nothing left.
+bool Reader::available() {
+  for (size_t passed = 0; passed < lanes_.size(); ++passed) {
+    const LaneState& state = *lanes_[position_.turn];
+    if (!state.made.empty() || state.error) return true;
+    if (!state.ended) return false;
+    position_.turn = (position_.turn + 1) % lanes_.size();
+  }
+  return tail_made_;
+}
+
+Delivered Reader::next(const Wait& wait) {
+  std::unique_lock lock(mutex_);
+  wait_until(
+      lock, ready_, wait, [this] { return stopped_ || available(); },
+      [&] { return slow_text(wait.timeout_s); });
+  if (stopped_) throw Error(ErrorCode::kClosed, "the reader has been stopped");
+  Delivered delivered = take();
+  const bool more = available();
+  lock.unlock();
+  if (more) ready_.notify_one();
+  return delivered;
+}
+
+Delivered Reader::take() {
+  Delivered delivered;
+  LaneState& state = *lanes_[position_.turn];
+  if (!state.made.empty()) {
+    Made made = std::move(state.made.front());
+    state.made.pop_front();
+    state.made_bytes -= made.bytes;
+    state.room.notify_one();
+    position_.lanes[position_.turn] = made.after;
+    position_.turn = (position_.turn + 1) % lanes_.size();
+    delivered.batch = std::move(made.batch);
+  } else if (state.error) {
+    throw Error(*state.error);
+  } else if (tail_error_) {
+    throw Error(*tail_error_);
+  } else if (!tail_.empty()) {
+    delivered.batch = std::move(tail_.front());
+    tail_.pop_front();
+    ++position_.tail_delivered;
+  }
+  delivered.position = position_;
+  return delivered;
+}
+
+ReaderPosition Reader::position() const {
+  const std::lock_guard lock(mutex_);
+  return position_;
+}
+
+std::string Reader::slow_text(double timeout_s) const {
+  const auto& splits = options_.lanes[position_.turn];
+  const size_t split = lanes_[position_.turn]->lane->split_now();
+  std::string text = "no batch within " + seconds_text(timeout_s) + ": lane " +
+                     std::to_string(position_.turn) + " of " + std::to_string(lanes_.size());
+  if (split < splits.size()) {
+    text += " reads " + options_.input.files[splits[split].file] + " (split " +
+            std::to_string(split + 1) + " of " + std::to_string(splits.size()) + ")";
+    if (!options_.input.command.empty()) text += " through '" + options_.input.command + "'";
+    if (options_.input.fed) text += ", and waits for what is fed to it";
+  }
+  return text;
+}
+
+void Reader::stop() {
+  stop_.raise();
+  {
+    const std::lock_guard lock(mutex_);
+    stopped_ = true;
+  }
+  ready_.notify_all();
+  for (const auto& state : lanes_) state->room.notify_all();
+  feeds_.stop();
+  const std::lock_guard lock(join_mutex_);
+  for (std::thread& thread : threads_) {
+    if (thread.joinable()) thread.join();
+  }
+}
+
+}  // namespace cpudist::data

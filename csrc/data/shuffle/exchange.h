@@ -1,0 +1,88 @@
+// Copyright (c) 2026 The torch_cpudist authors.
+// SPDX-License-Identifier: BSD-3-Clause
+//
+// A global shuffle: every trainer gives its records away, to others or to itself, and takes those
+// it is given, each exactly once. What arrives is checked and handed on in the order (source,
+// sequence), so the result does not depend on timing.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "data/parse/records.h"
+#include "data/parse/schema.h"
+#include "transport/channel.h"
+
+namespace cpudist::data {
+
+// The trainer that a record goes to: uniform over `trainers`, the same for equal keys. The key is
+// the record's number, or its instance id where records of an instance are to stay together.
+uint32_t destination(uint64_t seed, uint64_t key, uint32_t trainers);
+
+// What a stream of records was; equal for equal records in any order.
+struct ShuffleTotals {
+  uint64_t records = 0;
+  uint64_t words = 0;
+  uint64_t checksum = 0;  // sum of a hash of each record
+  void add(const uint64_t* record);
+  void add(const ShuffleTotals& other);
+  bool operator==(const ShuffleTotals&) const = default;
+};
+
+struct ShuffleOptions {
+  uint32_t rank = 0;
+  uint32_t trainers = 1;
+  uint64_t run_id = 0;
+  uint32_t epoch = 0;  // of the shuffle: frames of another one are refused
+  std::string host;    // of this trainer, for messages
+  uint64_t connect_deadline_ms = 30000;
+  uint64_t liveness_ms = 5000;
+  uint64_t round_deadline_ms = 1800000;  // for a live trainer that does not get on
+  uint64_t resend_ms = 200;              // on links that lose frames
+  // Asked while this trainer waits; true ends the wait with kInterrupted. May be null.
+  std::function<bool()> interrupted;
+};
+
+// Takes whole checked records of a source, in its sequence. One call at a time per source, several
+// sources at once, from the channel's threads and, for own records, from the thread of send().
+using ShuffleSink =
+    std::function<void(uint32_t source, std::span<const uint64_t> words, size_t records)>;
+
+// Use: make it, make a listener and a connector over handler(), tell all trainers the listener's
+// addresses, connect(), send() any number of times, finish(), close(). One thread; the sink is
+// called until close() returns. Memory: at most five frames of about 1 MiB per destination.
+class ShuffleExchange {
+ public:
+  ShuffleExchange(Schema schema, ShuffleOptions options, ShuffleSink sink);
+  ~ShuffleExchange();
+  ShuffleExchange(const ShuffleExchange&) = delete;
+  ShuffleExchange& operator=(const ShuffleExchange&) = delete;
+
+  // Of both ends of the channel; valid as long as the exchange is.
+  transport::ConnectionHandler* handler();
+  // `addresses` of every trainer by rank, best first; its own are not used. Both may be null in a
+  // world of one. Throws kAddress when a trainer cannot be reached until the connect deadline.
+  void connect(std::vector<std::vector<std::string>> addresses,
+               std::unique_ptr<transport::Listener> listener,
+               std::shared_ptr<transport::Connector> connector);
+  // Blocks while four frames of the destination are not acknowledged. Throws kPeerLost naming the
+  // trainer, kTimeout, kProtocol, kInterrupted.
+  void send(uint32_t to, std::span<const uint64_t> records);
+  // Sends what is left, and waits until every trainer has everything of everybody; then no trainer
+  // needs this one any more. Returns what was received; throws as send().
+  ShuffleTotals finish();
+  ShuffleTotals sent() const;  // up to now, with what went to this trainer itself
+  // Ends links and threads; the others are told if it comes before finish() returned. Idempotent.
+  void close();
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace cpudist::data

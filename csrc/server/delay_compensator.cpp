@@ -1,0 +1,254 @@
+// Copyright (c) 2026 The torch_cpudist authors.
+// SPDX-License-Identifier: BSD-3-Clause
+//
+// Keeping what was read, and finding it again for the gradient that was computed on it.
+
+#include "server/delay_compensator.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <cstring>
+#include <iterator>
+#include <utility>
+
+#include "kernels/elementwise.h"
+#include "kernels/hash.h"
+
+namespace cpudist::server {
+namespace {
+
+constexpr size_t kPrefetchRows = 8;
+// Prefetches of a trainer whose rows are kept: more than it may have outstanding.
+constexpr std::ptrdiff_t kMostPrefetches = 20;
+
+template <typename T>
+kernels::AdaptiveScalars<T> scalars_of(const wire::DelayCompensation& settings) {
+  return {static_cast<T>(settings.factor), static_cast<T>(settings.momentum),
+          static_cast<T>(1.0 - settings.momentum), static_cast<T>(settings.epsilon)};
+}
+
+}  // namespace
+
+std::unique_ptr<DelayCompensator> make_compensator(uint32_t param_set,
+                                                   const wire::ParamSetLayout& layout) {
+  if (layout.compensation.kind == wire::Compensation::kNone) return nullptr;
+  return std::make_unique<DelayCompensator>(param_set, layout);
+}
+
+DelayCompensator::DelayCompensator(uint32_t param_set, const wire::ParamSetLayout& layout)
+    : param_set_(param_set),
+      layout_(layout),
+      settings_(layout.compensation),
+      block_means_(layout.blocks.size()),
+      row_means_(layout.tables.size()),
+      blocks_(layout.blocks.size()) {}
+
+DelayCompensator::Reads& DelayCompensator::reads_of(uint32_t rank) {
+  const std::lock_guard lock(mutex_);
+  auto& reads = reads_[rank];
+  if (reads == nullptr) reads = std::make_unique<Reads>();
+  return *reads;
+}
+
+void DelayCompensator::note_rows(uint32_t rank, uint64_t step, uint64_t request,
+                                 const wire::PullTable& pull, float* rows) {
+  if (step == 0) return;
+  Reads& reads = reads_of(rank);
+  const size_t dim = layout_.tables[pull.table].dim;
+  const uint64_t salt = kernels::table_salt(param_set_, pull.table);
+  const std::lock_guard lock(reads.mutex);
+  if (step <= reads.applied) return;  // a request that was overtaken
+  if ((step & wire::kPrefetchBit) != 0 && step < reads.kept_from) return;
+  auto& tables = reads.rows[step];
+  const auto oldest = reads.rows.lower_bound(wire::kPrefetchBit);
+  if (std::distance(oldest, reads.rows.end()) > kMostPrefetches) {
+    const bool is_this = oldest->first == step;
+    reads.rows.erase(oldest);
+    if (is_this) return;
+  }
+  TableRead& read = tables.try_emplace(pull.table, salt).first->second;
+  const size_t most = read.rows.size() + pull.keys.size() * dim;
+  if (read.rows.capacity() < most) read.rows.reserve(std::max(most, 2 * read.rows.size()));
+  const bool repeated = !read.requests.insert(request).second;
+  for (size_t i = 0; i < pull.keys.size(); ++i) {
+    const uint64_t hash = table::HashIndex::hash(pull.keys[i], salt);
+    const uint32_t position = read.index.find(pull.keys[i], hash);
+    float* row = rows + i * dim;
+    if (position != table::HashIndex::kNone) {
+      float* kept = read.rows.data() + position * dim;
+      std::memcpy(repeated ? row : kept, repeated ? kept : row, dim * sizeof(float));
+      continue;
+    }
+    read.index.insert(pull.keys[i], hash, static_cast<uint32_t>(read.index.size()));
+    read.rows.insert(read.rows.end(), row, row + dim);
+  }
+}
+
+void DelayCompensator::note_dense(uint32_t rank, DenseRead read) {
+  Reads& reads = reads_of(rank);
+  const std::lock_guard lock(reads.mutex);
+  std::erase_if(reads.dense, [&](const DenseRead& other) {
+    const bool superseded = read.pulled_for != 0 && other.pulled_for == read.pulled_for &&
+                            other.request != read.request;
+    return other.version == read.version || (superseded && other.version < read.version);
+  });
+  reads.dense.push_back(std::move(read));
+}
+
+void DelayCompensator::note_dense_pull(uint32_t rank, uint64_t step, uint64_t request,
+                                       uint64_t version, const Buffer& reply) {
+  if (step != 0) note_dense(rank, {version, step, request, reply.share()});
+}
+
+void DelayCompensator::note_dense_reply(uint32_t rank, uint64_t version, const Buffer& reply) {
+  note_dense(rank, {version, 0, 0, reply.share()});
+}
+
+void DelayCompensator::forget(uint32_t rank) {
+  const std::lock_guard lock(mutex_);
+  reads_.erase(rank);
+}
+
+void DelayCompensator::forget_all() {
+  const std::lock_guard lock(mutex_);
+  reads_.clear();
+  for (auto& means : block_means_) means = {};
+  for (auto& means : row_means_) means = {};
+}
+
+uint64_t DelayCompensator::size_bytes() const {
+  const std::lock_guard lock(mutex_);
+  uint64_t total = 0;
+  for (const auto& [rank, reads] : reads_) {
+    const std::lock_guard reads_lock(reads->mutex);
+    for (const auto& [step, tables] : reads->rows) {
+      for (const auto& [table, read] : tables) {
+        total += read.index.size_bytes() + read.rows.capacity() * sizeof(float);
+      }
+    }
+    for (const DenseRead& read : reads->dense) total += read.reply.size();
+  }
+  for (const auto& means : block_means_) total += means.size();
+  for (const auto& means : row_means_) total += means.size() * sizeof(float);
+  return total;
+}
+
+void DelayCompensator::find_dense(const Reads& reads, uint64_t version) {
+  for (const DenseRead& read : reads.dense) {
+    if (read.version != version) continue;
+    const wire::DenseView view =
+        wire::decode_dense({read.reply.data(), read.reply.size()}, layout_);
+    for (const wire::DenseSection& section : view.blocks) {
+      blocks_[section.block] = section.values.data();
+    }
+  }
+}
+
+void DelayCompensator::make_room(const table::ParamStore& store) {
+  for (size_t block = 0; block < store.blocks.size(); ++block) {
+    if (store.blocks[block] == nullptr || !block_means_[block].empty()) continue;
+    block_means_[block] = kernels::AlignedBuffer<uint8_t>(store.blocks[block]->weight().size());
+  }
+  for (size_t table = 0; table < store.tables.size(); ++table) {
+    const uint64_t elements = store.tables[table]->row_count() * store.tables[table]->dim();
+    if (row_means_[table].size() == elements) continue;
+    kernels::AlignedBuffer<float> larger(elements);
+    std::copy_n(row_means_[table].data(), row_means_[table].size(), larger.data());
+    row_means_[table] = std::move(larger);
+  }
+}
+
+void DelayCompensator::begin(uint32_t rank, const wire::PushView& push,
+                             const table::ParamStore& store) {
+  if (adaptive()) make_room(store);
+  current_ = &reads_of(rank);
+  step_ = push.header.step;
+  version_ = push.header.round;
+  kept_from_ = push.holds.kept_from | wire::kPrefetchBit;
+  rows_.clear();
+  const auto add_rows = [this](uint64_t read_for) {
+    const auto rows = current_->rows.find(read_for);
+    if (rows != current_->rows.end()) rows_.push_back(&rows->second);
+  };
+  add_rows(step_);
+  for (const uint64_t prefetch : push.holds.used) add_rows(prefetch | wire::kPrefetchBit);
+  std::fill(blocks_.begin(), blocks_.end(), nullptr);
+  find_dense(*current_, version_);
+}
+
+void DelayCompensator::end() {
+  current_->applied = std::max(current_->applied, step_);
+  auto& rows = current_->rows;
+  rows.erase(rows.begin(), rows.upper_bound(step_));
+  current_->kept_from = std::max(current_->kept_from, kept_from_);
+  rows.erase(rows.lower_bound(wire::kPrefetchBit), rows.lower_bound(current_->kept_from));
+  // Those of this version stay: the next gradient may be computed on them too.
+  std::erase_if(current_->dense, [this](const DenseRead& read) { return read.version < version_; });
+  current_ = nullptr;
+}
+
+const void* DelayCompensator::compensate(const table::DenseBlock& block, const void* gradient,
+                                         void* out) {
+  if (block.spec().dtype == wire::DType::kFloat64) {
+    return compensate_block(block, static_cast<const double*>(gradient), static_cast<double*>(out));
+  }
+  return compensate_block(block, static_cast<const float*>(gradient), static_cast<float*>(out));
+}
+
+template <typename T>
+const T* DelayCompensator::compensate_block(const table::DenseBlock& block, const T* gradient,
+                                            T* out) {
+  const size_t count = block.spec().elements;
+  const auto* weight = reinterpret_cast<const T*>(block.weight().data());
+  const auto* read = reinterpret_cast<const T*>(blocks_[block.id()]);
+  if (adaptive()) {
+    kernels::compensate_adaptive(out, gradient, weight, read == nullptr ? weight : read,
+                                 reinterpret_cast<T*>(block_means_[block.id()].data()),
+                                 scalars_of<T>(settings_), count);
+    return out;
+  }
+  if (read == nullptr) return gradient;
+  kernels::compensate(out, gradient, weight, read, static_cast<T>(settings_.factor), count);
+  return out;
+}
+
+void DelayCompensator::compensate(const table::Table& table, std::span<const int64_t> records,
+                                  const float** gradients, float* out) {
+  std::vector<const TableRead*> reads;
+  for (const auto* tables : rows_) {
+    const auto found = tables->find(table.id());
+    if (found != tables->end()) reads.push_back(&found->second);
+  }
+  if (reads.empty() && !adaptive()) return;
+  const size_t dim = table.dim();
+  const uint64_t salt = kernels::table_salt(param_set_, table.id());
+  const auto key_of = [&](size_t i) { return table.header(static_cast<uint32_t>(records[i])).key; };
+  const auto scalars = scalars_of<float>(settings_);
+  for (size_t i = 0; i < records.size(); ++i) {
+    const float* row = nullptr;
+    for (const TableRead* read : reads) {
+      if (i + kPrefetchRows < records.size()) {
+        read->index.prefetch(table::HashIndex::hash(key_of(i + kPrefetchRows), salt));
+      }
+      const int64_t key = key_of(i);
+      const uint32_t position = read->index.find(key, table::HashIndex::hash(key, salt));
+      if (position == table::HashIndex::kNone) continue;
+      row = read->rows.data() + position * dim;
+      break;
+    }
+    if (row == nullptr && !adaptive()) continue;
+    const auto record = static_cast<uint32_t>(records[i]);
+    const float* weight = table.weight(record);
+    float* target = out + i * dim;
+    if (adaptive()) {
+      float* means = row_means_[table.id()].data() + size_t{record} * dim;
+      kernels::compensate_adaptive(target, gradients[i], weight, row == nullptr ? weight : row,
+                                   means, scalars, dim);
+    } else {
+      kernels::compensate(target, gradients[i], weight, row, scalars.factor, dim);
+    }
+    gradients[i] = target;
+  }
+}
+
+}  // namespace cpudist::server

@@ -1,0 +1,112 @@
+// Copyright (c) 2026 The torch_cpudist authors.
+// SPDX-License-Identifier: BSD-3-Clause
+//
+// DC-ASGD (Zheng et al., "Asynchronous Stochastic Gradient Descent with Delay Compensation", ICML
+// 2017, algorithms 1 and 2) on one server: what every trainer has read and not yet pushed a
+// gradient of, and the gradient that makes up for what has moved since.
+//
+// A backup belongs to one gradient of one trainer. Rows are kept under the step that their pull
+// named, dense values under the version that they were sent with; a push names both. What a push
+// has used, and what is older, goes when it has been applied.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <span>
+#include <vector>
+
+#include "base/buffer.h"
+#include "kernels/aligned.h"
+#include "table/hash_index.h"
+#include "table/store.h"
+#include "wire/messages.h"
+
+namespace cpudist::server {
+
+// Thread safety: `note_*` and size_bytes() from any number of threads; of what changes or reads the
+// push that is being applied, nothing meanwhile. `compensate` from any number of threads for
+// different blocks, or different rows, between begin() and end().
+class DelayCompensator {
+ public:
+  DelayCompensator(uint32_t param_set, const wire::ParamSetLayout& layout);
+
+  // ---- what trainers read ----
+  // `rows` are to be sent for gradient `step`, or with kPrefetchBit for a prefetch; 0 is none. Rows
+  // read again for it replace the first ones. A request that comes a second time gets what it got
+  // at first: nobody knows which of two answers the trainer takes.
+  void note_rows(uint32_t rank, uint64_t step, uint64_t request, const wire::PullTable& pull,
+                 float* rows);
+  // `reply` holds every block as after `version` updates; it is kept, not copied. A pull replaces
+  // an earlier one for the same gradient, but not the same request that came before.
+  void note_dense_pull(uint32_t rank, uint64_t step, uint64_t request, uint64_t version,
+                       const Buffer& reply);
+  void note_dense_reply(uint32_t rank, uint64_t version, const Buffer& reply);
+  void forget(uint32_t rank);  // it takes no part any more
+  void forget_all();           // values were stored: nothing tells how far gradients have moved
+  uint64_t size_bytes() const;
+
+  // ---- the push that is being applied ----
+  void begin(uint32_t rank, const wire::PushView& push, const table::ParamStore& store);
+  // The compensated gradient of a block: `out`, or `gradient` if there is nothing to compensate.
+  const void* compensate(const table::DenseBlock& block, const void* gradient, void* out);
+  // Of rows, gradients[i] belonging to records[i]. Those that change go to out, [rows, dim], in
+  // which a gradient may lie at its place already; gradients[i] then points there.
+  void compensate(const table::Table& table, std::span<const int64_t> records,
+                  const float** gradients, float* out);
+  void end();
+
+ private:
+  struct TableRead {
+    explicit TableRead(uint64_t salt) : index(salt) {}
+    table::HashIndex index;  // key -> position
+    std::vector<float> rows;
+    std::set<uint64_t> requests;  // that have read them
+  };
+  struct DenseRead {
+    uint64_t version;
+    uint64_t pulled_for;  // 0: the reply to a push
+    uint64_t request;
+    Buffer reply;
+  };
+  struct Reads {  // of one trainer
+    mutable std::mutex mutex;
+    uint64_t applied = 0;                     // its last gradient
+    uint64_t kept_from = wire::kPrefetchBit;  // its first prefetch that may still be used
+    std::map<uint64_t, std::map<uint32_t, TableRead>> rows;  // by step or prefetch, and table
+    std::deque<DenseRead> dense;                             // by version
+  };
+  Reads& reads_of(uint32_t rank);
+  void note_dense(uint32_t rank, DenseRead read);
+  void find_dense(const Reads& reads, uint64_t version);
+  void make_room(const table::ParamStore& store);
+  template <typename T>
+  const T* compensate_block(const table::DenseBlock& block, const T* gradient, T* out);
+  bool adaptive() const { return settings_.kind == wire::Compensation::kAdaptive; }
+
+  const uint32_t param_set_;
+  const wire::ParamSetLayout& layout_;
+  const wire::DelayCompensation settings_;
+  mutable std::mutex mutex_;  // the map, not what it points to
+  std::map<uint32_t, std::unique_ptr<Reads>> reads_;
+  // kAdaptive: the running means of g * g, by block, and by table and record.
+  std::vector<kernels::AlignedBuffer<uint8_t>> block_means_;
+  std::vector<kernels::AlignedBuffer<float>> row_means_;
+
+  Reads* current_ = nullptr;
+  uint64_t step_ = 0;
+  uint64_t version_ = 0;
+  uint64_t kept_from_ = 0;
+  // What the gradient was computed on: pulled for its step, then by its prefetches in their order.
+  std::vector<const std::map<uint32_t, TableRead>*> rows_;
+  std::vector<const uint8_t*> blocks_;  // by id; null: not known
+};
+
+// Null if nothing is to be compensated. `layout` outlives it.
+std::unique_ptr<DelayCompensator> make_compensator(uint32_t param_set,
+                                                   const wire::ParamSetLayout& layout);
+
+}  // namespace cpudist::server

@@ -1,0 +1,345 @@
+// Copyright (c) 2026 The torch_cpudist authors.
+// SPDX-License-Identifier: BSD-3-Clause
+//
+// Hello and fencing. Liveness stands in peers_liveness.cpp, sequence numbers in
+// peers_sequence.cpp.
+
+#include "server/peers.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace cpudist::server {
+namespace {
+
+Error count_mismatch(const char* variable, uint64_t found, uint64_t expected) {
+  return Error(ErrorCode::kConfigMismatch, std::string(variable) + ": the trainer has " +
+                                               std::to_string(found) + ", this server " +
+                                               std::to_string(expected) +
+                                               "; start all processes with the same layout");
+}
+
+}  // namespace
+
+void Outbox::add(std::shared_ptr<transport::Connection> connection, const wire::FrameHeader& header,
+                 Buffer payload) {
+  items_.push_back({std::move(connection), header, std::move(payload), nullptr});
+}
+
+void Outbox::add(std::shared_ptr<transport::Connection> connection, const wire::FrameHeader& header,
+                 SharedPayload payload) {
+  items_.push_back({std::move(connection), header, Buffer(), std::move(payload)});
+}
+
+void Outbox::close(std::shared_ptr<transport::Connection> connection, std::string reason) {
+  closing_.emplace_back(std::move(connection), std::move(reason));
+}
+
+void Outbox::flush() {
+  // A send may call back into the server in this thread; a later flush must not repeat it.
+  auto items = std::move(items_);
+  auto closing = std::move(closing_);
+  items_.clear();
+  closing_.clear();
+  for (Item& item : items) {
+    if (item.shared) item.payload = item.shared->share();
+    // A dead link is no error here: the reply is recorded, or the request is repeated.
+    static_cast<void>(item.connection->send(wire::Frame{item.header, std::move(item.payload)}));
+  }
+  for (auto& [connection, reason] : closing) connection->close(reason);
+}
+
+Peers::Peers(const ServerOptions& options, ServerCounters& counters)
+    : options_(options),
+      counters_(counters),
+      started_(Clock::now()),
+      peers_(options.trainer_count) {}
+
+void Peers::opened(const std::shared_ptr<transport::Connection>& connection) {
+  const std::lock_guard lock(mutex_);
+  sessions_.try_emplace(connection.get(), Session{connection, std::nullopt, 0, false});
+}
+
+void Peers::closed(const std::shared_ptr<transport::Connection>& connection) {
+  const std::lock_guard lock(mutex_);
+  const auto found = sessions_.find(connection.get());
+  if (found == sessions_.end()) return;
+  closed_bytes_sent_ += connection->bytes_sent();
+  closed_bytes_received_ += connection->bytes_received();
+  if (found->second.rank) {
+    Peer& peer = peers_[*found->second.rank];
+    if (peer.connection == connection) {
+      peer.connection.reset();
+      peer.broken = Clock::now();
+    }
+  }
+  sessions_.erase(found);
+  changed_.notify_all();
+}
+
+Error Peers::stopped_error() const {
+  return Error(ErrorCode::kPeerLost, "server " + std::to_string(options_.shard_id) + " (" +
+                                         options_.host +
+                                         ") was stopped before every trainer had said goodbye" +
+                                         (stop_reason_.empty() ? "" : ": " + stop_reason_));
+}
+
+std::optional<Error> Peers::refusal(const wire::FrameHeader& header,
+                                    const wire::Hello& hello) const {
+  if (stopped_) return stopped_error();
+  if (header.run_id != options_.run_id) {
+    return Error(ErrorCode::kProtocol, "hello of another run: run id " +
+                                           std::to_string(header.run_id) + " is not this server's");
+  }
+  if (header.role != wire::Role::kTrainer) {
+    return Error(ErrorCode::kProtocol, "hello of a server; only trainers connect to servers");
+  }
+  if (hello.trainer_count != options_.trainer_count) {
+    return count_mismatch("number of trainers", hello.trainer_count, options_.trainer_count);
+  }
+  if (hello.server_count != options_.server_count) {
+    return count_mismatch("number of servers", hello.server_count, options_.server_count);
+  }
+  if (hello.shard_id != options_.shard_id) {
+    return count_mismatch("shard id of the server at this address", hello.shard_id,
+                          options_.shard_id);
+  }
+  if (header.rank >= options_.trainer_count && !options_.elastic) {
+    return Error(ErrorCode::kConfigMismatch, "trainer rank " + std::to_string(header.rank) +
+                                                 " is not below the number of " + "trainers, " +
+                                                 std::to_string(options_.trainer_count));
+  }
+  if (header.rank >= peers_.size()) return std::nullopt;  // elastic: the first of its rank
+  const Peer& peer = peers_[header.rank];
+  const bool returns = options_.elastic && header.incarnation > peer.incarnation;
+  if (!peer.lost.empty() && !returns) {
+    return Error(ErrorCode::kPeerLost,
+                 peer.lost + (options_.elastic ? "; only a restart of it can come back"
+                                               : "; it cannot come back"));
+  }
+  if (peer.seen && header.incarnation < peer.incarnation) {
+    return Error(ErrorCode::kFenced, "trainer " + std::to_string(header.rank) + ": incarnation " +
+                                         std::to_string(peer.incarnation) +
+                                         " has taken over from this one, " +
+                                         std::to_string(header.incarnation));
+  }
+  if (peer.goodbye && header.incarnation > peer.incarnation && !options_.elastic) {
+    return Error(ErrorCode::kClosed,
+                 "trainer " + std::to_string(header.rank) + " has said goodbye");
+  }
+  return std::nullopt;
+}
+
+Buffer Peers::make_hello(const Peer& peer) const {
+  wire::Hello reply;
+  reply.trainer_count = options_.trainer_count;
+  reply.server_count = options_.server_count;
+  reply.shard_id = options_.shard_id;
+  reply.last_sequence = peer.last_sequence;
+  reply.host = options_.host;
+  return encode(reply);
+}
+
+std::optional<uint32_t> Peers::greet(const std::shared_ptr<transport::Connection>& connection,
+                                     const wire::FrameHeader& header, const wire::Hello& hello,
+                                     Outbox& outbox) {
+  const std::lock_guard lock(mutex_);
+  Session& session =
+      sessions_.try_emplace(connection.get(), Session{connection, std::nullopt, 0, false})
+          .first->second;
+  // Links that lose frames duplicate them, and their clients repeat a hello that got no answer.
+  const bool repeated = session.rank == header.rank && !session.fenced &&
+                        session.incarnation == header.incarnation && !connection->reliable();
+  if (repeated) {
+    answer(connection, header, wire::FrameKind::kHello, make_hello(peers_[header.rank]), outbox);
+    return std::nullopt;
+  }
+  if (session.rank || session.fenced) {
+    throw Error(ErrorCode::kProtocol, "a second hello on one connection");
+  }
+  if (const auto error = refusal(header, hello)) {
+    counters_.refused.fetch_add(1);
+    answer(connection, header, *error, outbox);
+    outbox.close(connection, error->what());
+    return std::nullopt;
+  }
+  if (header.rank >= peers_.size()) peers_.resize(size_t{header.rank} + 1);
+  Peer& peer = peers_[header.rank];
+  const bool restarted = (peer.seen || !peer.lost.empty()) && header.incarnation > peer.incarnation;
+  replace_connection(peer, connection, header, outbox);
+  if (restarted) {
+    peer.last_sequence = 0;
+    peer.last_payload.reset();
+    peer.received.reset();
+    peer.goodbye = peer.gone = false;
+    peer.lost.clear();
+  }
+  peer.seen = true;
+  peer.ended.clear();
+  peer.incarnation = header.incarnation;
+  peer.host = hello.host;
+  peer.address = connection->peer_address();
+  peer.heard = Clock::now();
+  session.rank = header.rank;
+  session.incarnation = header.incarnation;
+  answer(connection, header, wire::FrameKind::kHello, make_hello(peer), outbox);
+  changed_.notify_all();
+  return restarted ? std::optional<uint32_t>(header.rank) : std::nullopt;
+}
+
+void Peers::replace_connection(Peer& peer, const std::shared_ptr<transport::Connection>& connection,
+                               const wire::FrameHeader& header, Outbox& outbox) {
+  const auto old = std::exchange(peer.connection, connection);
+  if (!old || old == connection) return;
+  sessions_.at(old.get()).fenced = true;
+  if (header.incarnation == peer.incarnation) {
+    outbox.close(old, "replaced by a newer connection of the same trainer");
+    return;
+  }
+  wire::FrameHeader about = header;
+  about.request_id = 0;
+  about.incarnation = peer.incarnation;
+  answer(old, about,
+         Error(ErrorCode::kFenced, "trainer " + std::to_string(header.rank) + ": incarnation " +
+                                       std::to_string(header.incarnation) +
+                                       " has taken over from this one, " +
+                                       std::to_string(peer.incarnation)),
+         outbox);
+  outbox.close(old, "fenced by a newer incarnation");
+}
+
+uint32_t Peers::identify(const std::shared_ptr<transport::Connection>& connection,
+                         const wire::FrameHeader& header) {
+  const std::lock_guard lock(mutex_);
+  const auto found = sessions_.find(connection.get());
+  if (found == sessions_.end() || (!found->second.rank && !found->second.fenced)) {
+    throw Error(ErrorCode::kProtocol, "a frame before the hello");
+  }
+  const Session& session = found->second;
+  if (session.fenced) {
+    throw Error(ErrorCode::kProtocol, "a frame on a connection that has been replaced");
+  }
+  if (header.run_id != options_.run_id || header.incarnation != session.incarnation ||
+      header.rank != *session.rank || header.role != wire::Role::kTrainer) {
+    throw Error(ErrorCode::kProtocol, "a frame of run " + std::to_string(header.run_id) +
+                                          ", trainer " + std::to_string(header.rank) +
+                                          ", incarnation " + std::to_string(header.incarnation) +
+                                          " on the connection of trainer " +
+                                          std::to_string(*session.rank) + ", incarnation " +
+                                          std::to_string(session.incarnation));
+  }
+  peers_[*session.rank].heard = Clock::now();
+  return *session.rank;
+}
+
+void Peers::say_goodbye(uint32_t rank) {
+  const std::lock_guard lock(mutex_);
+  peers_[rank].goodbye = true;
+  changed_.notify_all();
+}
+
+void Peers::confirm_goodbye(uint32_t rank) {
+  const std::lock_guard lock(mutex_);
+  if (!peers_[rank].goodbye) return;
+  peers_[rank].gone = true;
+  changed_.notify_all();
+}
+
+std::vector<uint32_t> Peers::active() const {
+  const std::lock_guard lock(mutex_);
+  std::vector<uint32_t> ranks;
+  for (uint32_t rank = 0; rank < peers_.size(); ++rank) {
+    const Peer& peer = peers_[rank];
+    const bool away = options_.elastic && (!peer.lost.empty() || !expected(rank));
+    if (!peer.goodbye && !away) ranks.push_back(rank);
+  }
+  return ranks;
+}
+
+std::vector<uint32_t> Peers::remaining() const {
+  const TimePoint now = Clock::now();
+  const std::lock_guard lock(mutex_);
+  std::vector<uint32_t> ranks;
+  for (uint32_t rank = 0; rank < peers_.size(); ++rank) {
+    const Peer& peer = peers_[rank];
+    const bool given_up = options_.elastic && !peer.lost.empty() && now >= given_up_at(peer);
+    const bool stranger = options_.elastic && !expected(rank);
+    if (!peer.goodbye && !given_up && !stranger) ranks.push_back(rank);
+  }
+  return ranks;
+}
+
+bool Peers::is_lost(uint32_t rank) const {
+  const std::lock_guard lock(mutex_);
+  return !peers_[rank].lost.empty();
+}
+
+std::optional<Error> Peers::find_lost(const std::vector<uint32_t>& ranks) const {
+  const std::lock_guard lock(mutex_);
+  for (const uint32_t rank : ranks) {
+    const std::string& lost = peers_[rank].lost;
+    if (!lost.empty()) return Error(ErrorCode::kPeerLost, lost);
+  }
+  return std::nullopt;
+}
+
+std::optional<Error> Peers::find_lost() const {
+  const std::lock_guard lock(mutex_);
+  for (const Peer& peer : peers_) {
+    if (!peer.lost.empty()) return Error(ErrorCode::kPeerLost, peer.lost);
+  }
+  return std::nullopt;
+}
+
+// Ids are issued one by one, but trainers connect in any order.
+bool Peers::expected(uint32_t rank) const {
+  return rank < options_.trainer_count || peers_[rank].seen;
+}
+
+std::string Peers::describe(uint32_t rank) const {
+  const Peer& peer = peers_[rank];
+  std::string text = "trainer " + std::to_string(rank);
+  if (peer.seen) text += " (" + peer.host + ", " + peer.address + ")";
+  return text;
+}
+
+void Peers::note_end(uint32_t rank, const std::string& reason) {
+  const std::lock_guard lock(mutex_);
+  peers_[rank].ended = reason;
+}
+
+void Peers::stop(const std::string& reason, Outbox& outbox) {
+  const std::lock_guard lock(mutex_);
+  if (std::exchange(stopped_, true)) return;
+  stop_reason_ = reason;
+  for (uint32_t rank = 0; rank < peers_.size(); ++rank) {
+    const Peer& peer = peers_[rank];
+    if (!peer.connection || peer.goodbye) continue;
+    wire::FrameHeader about;  // request 0: about the connection as a whole
+    about.incarnation = peer.incarnation;
+    answer(peer.connection, about, stopped_error(), outbox);
+  }
+  changed_.notify_all();
+}
+
+bool Peers::stopped() const {
+  const std::lock_guard lock(mutex_);
+  return stopped_;
+}
+
+void Peers::add_traffic(ServerStats* stats) const {
+  const std::lock_guard lock(mutex_);
+  stats->connections = sessions_.size();
+  for (const Peer& peer : peers_) {
+    stats->trainers += peer.seen ? 1 : 0;
+    stats->lost += peer.lost.empty() ? 0 : 1;
+  }
+  stats->bytes_sent = closed_bytes_sent_;
+  stats->bytes_received = closed_bytes_received_;
+  for (const auto& [key, session] : sessions_) {
+    stats->bytes_sent += session.connection->bytes_sent();
+    stats->bytes_received += session.connection->bytes_received();
+  }
+}
+
+}  // namespace cpudist::server

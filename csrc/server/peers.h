@@ -1,0 +1,215 @@
+// Copyright (c) 2026 The torch_cpudist authors.
+// SPDX-License-Identifier: BSD-3-Clause
+//
+// What a server knows of its trainers: connections, incarnations, sequence numbers, the last reply
+// of each, and who is lost. A sequenced request is *received* from the moment it is admitted until
+// it is finished; its reply is recorded and queued for the trainer's current connection in one
+// step.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "base/errors.h"
+#include "server/server.h"
+#include "transport/channel.h"
+#include "wire/messages.h"
+
+namespace cpudist::server {
+
+struct ServerCounters {
+  std::atomic<uint64_t> rounds{0};
+  std::atomic<uint64_t> pushes{0};
+  std::atomic<uint64_t> duplicates{0};
+  std::atomic<uint64_t> pending_bytes{0};
+  std::atomic<uint64_t> refused{0};
+};
+
+using SharedPayload = std::shared_ptr<const Buffer>;
+
+// A payload, and whether it is coded.
+struct Answer {
+  Answer() = default;
+  Answer(SharedPayload bytes, bool is_coded = false) : payload(std::move(bytes)), coded(is_coded) {}
+  SharedPayload payload;
+  bool coded = false;
+};
+
+// Frames to send once every lock is released.
+class Outbox {
+ public:
+  void add(std::shared_ptr<transport::Connection> connection, const wire::FrameHeader& header,
+           Buffer payload);
+  void add(std::shared_ptr<transport::Connection> connection, const wire::FrameHeader& header,
+           SharedPayload payload);
+  void close(std::shared_ptr<transport::Connection> connection, std::string reason);
+  void flush();  // sends in order, then closes
+
+ private:
+  struct Item {
+    std::shared_ptr<transport::Connection> connection;
+    wire::FrameHeader header;
+    Buffer payload;
+    SharedPayload shared;
+  };
+  std::vector<Item> items_;
+  std::vector<std::pair<std::shared_ptr<transport::Connection>, std::string>> closing_;
+};
+
+// Names one admitted request. It stops being current when a newer incarnation takes over.
+struct Ticket {
+  uint32_t rank = 0;
+  uint32_t incarnation = 0;
+  uint64_t sequence = 0;
+};
+
+enum class Admission { kNew, kHandled, kRefused };
+
+struct ProbeResult {
+  enum class State { kAnswered, kWaiting, kUnknown, kOld } state = State::kUnknown;
+  wire::FrameKind kind = wire::FrameKind::kError;  // of the waiting request
+  uint32_t param_set = wire::kNoParamSet;
+};
+
+// Thread safety: all members; none sends a frame or calls out while its lock is held.
+class Peers {
+ public:
+  Peers(const ServerOptions& options, ServerCounters& counters);
+
+  // ---- connections ----
+  void opened(const std::shared_ptr<transport::Connection>& connection);
+  void closed(const std::shared_ptr<transport::Connection>& connection);
+  // Accepts or refuses a hello; queues the reply and the close of a replaced connection. Returns
+  // the rank when a newer incarnation took over from an older one, whose parked requests must go.
+  std::optional<uint32_t> greet(const std::shared_ptr<transport::Connection>& connection,
+                                const wire::FrameHeader& header, const wire::Hello& hello,
+                                Outbox& outbox);
+  // The trainer behind a frame; counts as a sign of life. Throws kProtocol for a frame before the
+  // hello or one that contradicts it.
+  uint32_t identify(const std::shared_ptr<transport::Connection>& connection,
+                    const wire::FrameHeader& header);
+
+  // ---- sequenced requests ----
+  // kNew: handle it, then finish or reject the ticket. Else there is nothing to do: kHandled is a
+  // duplicate, kRefused answered with an error.
+  Admission admit(const std::shared_ptr<transport::Connection>& connection,
+                  const wire::FrameHeader& header, Ticket* ticket, Outbox& outbox);
+  bool is_current(const Ticket& ticket) const;
+  // Records the reply and queues it. Does nothing for a ticket that is no longer current.
+  void finish(const Ticket& ticket, wire::FrameKind kind, Answer answer, Outbox& outbox);
+  void finish(const Ticket& ticket, Buffer payload, Outbox& outbox);
+  void finish(const Ticket& ticket, const Error& error, Outbox& outbox);
+  // Answers without recording: the same number may come again.
+  void reject(const Ticket& ticket, const Error& error, Outbox& outbox);
+  void forget(const Ticket& ticket);  // as if it had never come
+  // The recorded reply is queued where there is one.
+  ProbeResult probe(const std::shared_ptr<transport::Connection>& connection,
+                    const wire::FrameHeader& header, Outbox& outbox);
+
+  // ---- plain replies ----
+  wire::FrameHeader reply_header(const wire::FrameHeader& request, wire::FrameKind kind) const;
+  void answer(const std::shared_ptr<transport::Connection>& connection,
+              const wire::FrameHeader& request, wire::FrameKind kind, Buffer payload,
+              Outbox& outbox, bool coded = false) const;
+  void answer(const std::shared_ptr<transport::Connection>& connection,
+              const wire::FrameHeader& request, const Error& error, Outbox& outbox) const;
+
+  // ---- goodbye and loss ----
+  void say_goodbye(uint32_t rank);      // not waited for from now on
+  void confirm_goodbye(uint32_t rank);  // its answer is sent: counts for wait_done
+  // Ranks that have not said goodbye, in order; elastic: nor are lost.
+  std::vector<uint32_t> active() const;
+  // Ranks that a parameter set is kept for: elastic: a lost trainer may come back for a while.
+  std::vector<uint32_t> remaining() const;
+  bool is_lost(uint32_t rank) const;
+  // The error for a request that waits for one of `ranks`, if one of them is lost.
+  std::optional<Error> find_lost(const std::vector<uint32_t>& ranks) const;
+  std::optional<Error> find_lost() const;
+  bool wait_done(TimePoint deadline);
+
+  // ---- liveness thread ----
+  // Sleeps until a trainer is overdue, marks it lost and returns its error with the connection to
+  // close; nothing once stopped.
+  struct Loss {
+    uint32_t rank = 0;
+    Error error;
+    std::shared_ptr<transport::Connection> connection;
+  };
+  std::optional<Loss> wait_for_loss();
+  // A trainer tells why it is about to close its connection without goodbye: usually a loss that
+  // others may notice later than the end of this one.
+  void note_end(uint32_t rank, const std::string& reason);
+  // Tells every trainer that has not said goodbye, whether it waits for something here or not.
+  void stop(const std::string& reason, Outbox& outbox);
+  bool stopped() const;
+  // What a trainer that has not said goodbye is told: to it, a stopped server is a lost one.
+  // Any thread once stopped.
+  Error stopped_error() const;
+
+  void add_traffic(ServerStats* stats) const;
+
+ private:
+  struct Received {
+    uint64_t sequence = 0;
+    wire::FrameHeader header;
+  };
+  struct Peer {
+    bool seen = false;
+    bool goodbye = false;
+    bool gone = false;  // goodbye answered
+    uint32_t incarnation = 0;
+    std::string host;
+    std::string address;
+    std::shared_ptr<transport::Connection> connection;
+    TimePoint heard;  // last frame, or bytes of one
+    uint64_t bytes_seen = 0;
+    TimePoint broken;  // when the connection went
+    uint64_t last_sequence = 0;
+    wire::FrameHeader last_header;
+    SharedPayload last_payload;
+    std::optional<Received> received;
+    std::string ended;  // why this connection's end gives up, in its own words
+    std::string lost;   // message, empty while alive
+    TimePoint lost_at;
+  };
+  struct Session {
+    std::shared_ptr<transport::Connection> connection;
+    std::optional<uint32_t> rank;
+    uint32_t incarnation = 0;
+    bool fenced = false;
+  };
+
+  std::optional<Error> refusal(const wire::FrameHeader& header, const wire::Hello& hello) const;
+  Buffer make_hello(const Peer& peer) const;  // the server's answer
+  void replace_connection(Peer& peer, const std::shared_ptr<transport::Connection>& connection,
+                          const wire::FrameHeader& header, Outbox& outbox);
+  const Received* current(const Ticket& ticket) const;
+  bool expected(uint32_t rank) const;
+  TimePoint given_up_at(const Peer& peer) const;  // a lost one
+  std::string describe(uint32_t rank) const;
+  void note_signs_of_life(TimePoint now, bool was_away);
+  // When `rank` will be overdue, or nothing; with `why` the reason in words.
+  std::optional<TimePoint> overdue_at(const Peer& peer, std::string* why) const;
+
+  const ServerOptions& options_;
+  ServerCounters& counters_;
+  const TimePoint started_;
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<Peer> peers_;
+  std::unordered_map<const transport::Connection*, Session> sessions_;
+  uint64_t closed_bytes_sent_ = 0;
+  uint64_t closed_bytes_received_ = 0;
+  bool stopped_ = false;
+  std::string stop_reason_;  // written once, before stopped_
+};
+
+}  // namespace cpudist::server

@@ -1,0 +1,210 @@
+// Copyright (c) 2026 The torch_cpudist authors.
+// SPDX-License-Identifier: BSD-3-Clause
+//
+// Pushes and commits of a group. The thread that completes a round applies it.
+
+#include "server/rounds/group.h"
+
+#include <cmath>
+#include <string>
+#include <utility>
+
+#include "server/change_log.h"
+
+namespace cpudist::server {
+
+bool RoundGroup::is_early(uint32_t rank, uint64_t round) const {
+  const auto joining = joining_.find(rank);
+  return joining != joining_.end() && joining->second == round;
+}
+
+void RoundGroup::check_push(uint32_t rank, uint64_t round) const {
+  if (is_early(rank, round)) return;
+  if (!members_.contains(rank)) {
+    throw Error(ErrorCode::kProtocol, "push of trainer " + std::to_string(rank) +
+                                          ", which is not a member of round " +
+                                          std::to_string(round_));
+  }
+  if (round != round_ || pushes_.contains(rank)) {
+    throw Error(ErrorCode::kProtocol, "push of trainer " + std::to_string(rank) + " for round " +
+                                          std::to_string(round) + ", but the current one is " +
+                                          std::to_string(round_) +
+                                          (pushes_.contains(rank) ? ", already pushed" : ""));
+  }
+}
+
+void RoundGroup::push(RoundPush push, Outbox& outbox) {
+  const uint32_t rank = push.ticket.rank;
+  const bool early = joining_.contains(rank);  // its round is the next one
+  (early ? early_ : pushes_).emplace(rank, std::move(push));
+  if (!early) try_complete(outbox);
+}
+
+bool RoundGroup::complete() const {
+  return holders_.empty() && !pushes_.empty() && missing().empty();
+}
+
+std::vector<uint32_t> RoundGroup::missing() const {
+  std::vector<uint32_t> ranks;
+  for (const uint32_t rank : members_) {
+    if (!pushes_.contains(rank)) ranks.push_back(rank);
+  }
+  return ranks;
+}
+
+void RoundGroup::try_complete(Outbox& outbox) {
+  if (phase_ == Phase::kCommit) {
+    if (!holders_.empty() || waiting_commits_.empty()) return;
+    apply_commit(waiting_commits_.begin()->second.total_norm, outbox);
+    return;
+  }
+  if (!complete()) return;
+  if (const auto mismatch = find_mismatch(pushes_)) {
+    fail_round(
+        Error(ErrorCode::kConfigMismatch, "round " + std::to_string(round_) + ": " + *mismatch),
+        outbox);
+    return;
+  }
+  try {
+    if (pushes_.begin()->second.view.header.clip_norm > 0.0) {
+      begin_commit(outbox);
+      return;
+    }
+    if (!RoundUpdate::is_void(pushes_)) update_.apply(pushes_, state_.version.round);
+    end_round(outbox);
+  } catch (const std::exception& error) {
+    break_off(error, outbox);
+  }
+}
+
+void RoundGroup::begin_commit(Outbox& outbox) {
+  const double squared_norm = RoundUpdate::is_void(pushes_) ? 0.0 : update_.merge(pushes_);
+  phase_ = Phase::kCommit;
+  for (const auto& [rank, push] : pushes_) {
+    state_.shared.peers.finish(push.ticket, encode(wire::PushNorm{round_, squared_norm}), outbox);
+  }
+}
+
+void RoundGroup::check_norm(const Ticket& ticket, double given, double expected) const {
+  if (given == expected || (std::isnan(given) && std::isnan(expected))) return;
+  throw Error(ErrorCode::kProtocol, "commit of trainer " + std::to_string(ticket.rank) + ": norm " +
+                                        std::to_string(given) + ", another trainer's is " +
+                                        std::to_string(expected));
+}
+
+void RoundGroup::commit(const Ticket& ticket, const wire::Commit& commit, Outbox& outbox) {
+  const auto late = committed_.replies.find(ticket.rank);
+  if (commit.round + 1 == round_ && committed_.round == commit.round &&
+      late != committed_.replies.end()) {
+    check_norm(ticket, commit.total_norm, committed_.total_norm);
+    state_.shared.peers.finish(ticket, wire::FrameKind::kReply, late->second, outbox);
+    committed_.replies.erase(late);
+    return;
+  }
+  if (phase_ != Phase::kCommit || commit.round != round_ || !pushes_.contains(ticket.rank)) {
+    throw Error(ErrorCode::kProtocol, "commit of trainer " + std::to_string(ticket.rank) +
+                                          " for round " + std::to_string(commit.round) +
+                                          ", which waits for none: the current one is " +
+                                          std::to_string(round_));
+  }
+  if (!waiting_commits_.empty()) {
+    check_norm(ticket, commit.total_norm, waiting_commits_.begin()->second.total_norm);
+  }
+  if (!state_.shared.peers.is_current(ticket)) return;
+  waiting_commits_[ticket.rank] = {ticket, commit.total_norm};
+  try_complete(outbox);
+}
+
+void RoundGroup::apply_commit(double total_norm, Outbox& outbox) {
+  try {
+    if (!RoundUpdate::is_void(pushes_)) {
+      update_.apply_merged(pushes_, total_norm, state_.version.round);
+    }
+  } catch (const std::exception& error) {
+    break_off(error, outbox);
+    return;
+  }
+  committed_ = {};
+  committed_.round = round_;
+  committed_.total_norm = total_norm;
+  end_round(outbox);
+}
+
+std::vector<uint32_t> RoundGroup::blocks_of_reply() const {
+  // Other groups may have updated any block since this one's last reply.
+  if (!alone_) return state_.every_block();
+  if (RoundUpdate::is_void(pushes_)) return {};
+  return update_.touched_blocks();
+}
+
+std::map<uint32_t, Answer> RoundGroup::replies() const {
+  std::map<uint32_t, Answer> found;
+  if (state_.changes) {
+    for (const auto& [rank, push] : pushes_) {
+      ParamState::CodedForms own;
+      found[rank] = state_.form_of(state_.changes->reply(rank), push, &own);
+    }
+    return found;
+  }
+  const auto blocks = blocks_of_reply();
+  SharedPayload common;  // of all who hold no rows
+  ParamState::CodedForms forms;
+  for (const auto& [rank, push] : pushes_) {
+    if (!push.held.empty()) {
+      ParamState::CodedForms own;
+      found[rank] = state_.form_of(state_.held_reply(blocks, push), push, &own);
+      continue;
+    }
+    if (common == nullptr) common = state_.dense_reply(blocks);
+    found[rank] = state_.form_of(common, push, &forms);
+  }
+  return found;
+}
+
+void RoundGroup::end_round(Outbox& outbox) {
+  ++round_;
+  state_.count_update(pushes_);
+  if (state_.changes) state_.changes->note(pushes_);
+  if (phase_ == Phase::kCommit) {
+    committed_.replies = replies();
+    for (const auto& [rank, waiting] : waiting_commits_) {
+      const auto reply = committed_.replies.extract(rank);
+      state_.shared.peers.finish(waiting.ticket, wire::FrameKind::kReply, reply.mapped(), outbox);
+    }
+    waiting_commits_.clear();
+  } else {
+    const auto answers = replies();
+    for (const auto& [rank, push] : pushes_) {
+      state_.shared.peers.finish(push.ticket, wire::FrameKind::kReply, answers.at(rank), outbox);
+    }
+  }
+  clear_pushes();
+  phase_ = Phase::kCollect;
+  promote();
+  advance_if_empty();
+  try_complete(outbox);  // with the early pushes of those who have just become members
+}
+
+void RoundGroup::break_off(const std::exception& cause, Outbox& outbox) {
+  state_.break_off(cause);
+  for (const auto& [rank, waiting] : waiting_commits_) {
+    state_.shared.peers.finish(waiting.ticket, *state_.broken, outbox);
+  }
+  waiting_commits_.clear();
+  phase_ = Phase::kCollect;
+  fail_round(*state_.broken, outbox);
+}
+
+void RoundGroup::fail_round(const Error& error, Outbox& outbox) {
+  for (const auto& [rank, push] : pushes_) {
+    state_.shared.peers.finish(push.ticket, error, outbox);
+  }
+  clear_pushes();
+}
+
+void RoundGroup::clear_pushes() {
+  state_.release(pushes_);
+  pushes_.clear();
+}
+
+}  // namespace cpudist::server

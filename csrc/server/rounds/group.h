@@ -1,0 +1,98 @@
+// Copyright (c) 2026 The torch_cpudist authors.
+// SPDX-License-Identifier: BSD-3-Clause
+//
+// The rounds of one group of trainers: who is a member, whose push is there, and when a round is
+// complete and applied. A set that is updated in rounds has one group of all its trainers (Sync) or
+// several, which do not wait for each other (HalfAsync); docs/architecture.md, "Rounds".
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <set>
+#include <vector>
+
+#include "server/rounds/round.h"
+#include "server/state.h"
+
+namespace cpudist::server {
+
+// Thread safety: called with the lock of the set held: shared for const members, else exclusively.
+// Members that take a ticket answer it, now or later, or throw Error.
+class RoundGroup {
+ public:
+  // `alone`: no other group updates the set, so that its members have the values that no round of
+  // theirs touched.
+  RoundGroup(ParamState& state, std::set<uint32_t> ranks, bool alone)
+      : state_(state),
+        ranks_(std::move(ranks)),
+        alone_(alone),
+        update_(state.store, state.shared.updates) {}
+  ~RoundGroup() { clear_pushes(); }
+  RoundGroup(const RoundGroup&) = delete;
+  RoundGroup& operator=(const RoundGroup&) = delete;
+
+  uint64_t round() const { return round_; }
+  // Throws kProtocol for a push out of turn.
+  void check_push(uint32_t rank, uint64_t round) const;
+  void push(RoundPush push, Outbox& outbox);
+  void commit(const Ticket& ticket, const wire::Commit& commit, Outbox& outbox);
+
+  // Those of `ranks` that belong here take part from the current round on; no join is under way.
+  void add_members(const std::set<uint32_t>& ranks);
+  void take_out(uint32_t rank, Outbox& outbox);
+  void join(const Ticket& ticket, const wire::Join& join, Outbox& outbox);
+  // Forgets what an older incarnation of `rank` left waiting.
+  void drop(uint32_t rank, Outbox& outbox);
+  // Answers everything that waits.
+  void fail_waiting(const Error& error, Outbox& outbox);
+
+  // Whom a waiting request waits for.
+  std::vector<uint32_t> waiting_for(wire::FrameKind kind) const;
+  // Whose pushes its rounds take.
+  std::vector<uint32_t> participants() const;
+
+ private:
+  enum class Phase { kCollect, kCommit };
+  struct WaitingCommit {
+    Ticket ticket;
+    double total_norm = 0;
+  };
+  struct Committed {  // the last two-phase round, for the commits that come after the first
+    uint64_t round = 0;
+    double total_norm = 0;
+    std::map<uint32_t, Answer> replies;  // of the ranks that have not sent theirs
+  };
+
+  bool is_early(uint32_t rank, uint64_t round) const;
+  void check_norm(const Ticket& ticket, double given, double expected) const;
+  bool complete() const;
+  std::vector<uint32_t> missing() const;
+  void try_complete(Outbox& outbox);
+  void begin_commit(Outbox& outbox);
+  void apply_commit(double total_norm, Outbox& outbox);
+  void end_round(Outbox& outbox);
+  std::vector<uint32_t> blocks_of_reply() const;
+  std::map<uint32_t, Answer> replies() const;
+  void fail_round(const Error& error, Outbox& outbox);
+  void break_off(const std::exception& cause, Outbox& outbox);
+  void clear_pushes();
+  void advance_if_empty();
+  void promote();
+
+  ParamState& state_;
+  const std::set<uint32_t> ranks_;
+  const bool alone_;
+  // Of each group its own: between the two phases of a round others may apply theirs.
+  RoundUpdate update_;
+  uint64_t round_ = 0;  // the next to be applied
+  Phase phase_ = Phase::kCollect;
+  std::set<uint32_t> members_;
+  std::map<uint32_t, uint64_t> joining_;  // rank -> the round from which it is a member
+  std::set<uint32_t> holders_;            // joining trainers that keep the round from being applied
+  RoundPushes pushes_;
+  RoundPushes early_;  // of joining trainers, for the round they join at
+  std::map<uint32_t, WaitingCommit> waiting_commits_;
+  Committed committed_;
+};
+
+}  // namespace cpudist::server

@@ -1,0 +1,261 @@
+// Copyright (c) 2026 The torch_cpudist authors.
+// SPDX-License-Identifier: BSD-3-Clause
+//
+// Merging and updating one table shard or one dense block. The order of every sum is the rank
+// order of the pushes; a task reads nothing that another task writes.
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+
+#include "kernels/elementwise.h"
+#include "kernels/optimizers.h"
+#include "server/rounds/round.h"
+
+namespace cpudist::server {
+namespace {
+
+// What a merged gradient begins with (`first`) and how a later push joins it.
+template <typename T>
+void combine(T* target, const T* values, size_t count, bool first, bool equal, double weight) {
+  if (!equal && weight == 0.0) {
+    // Not multiplied by zero: the gradient of an empty batch may be NaN.
+    if (first) std::memset(target, 0, count * sizeof(T));
+  } else if (equal) {
+    if (first) {
+      std::memcpy(target, values, count * sizeof(T));
+    } else {
+      kernels::add(target, values, count);
+    }
+  } else if (first) {
+    kernels::scale_into(target, values, static_cast<T>(weight), count);
+  } else {
+    kernels::accumulate(target, values, static_cast<T>(weight), count);
+  }
+}
+
+template <typename T>
+double finish_merge(T* values, size_t count, double factor, double clip_value, bool norm) {
+  if (factor != 1.0) kernels::scale_into(values, values, static_cast<T>(factor), count);
+  if (clip_value > 0.0) {
+    kernels::clamp(values, static_cast<T>(-clip_value), static_cast<T>(clip_value), count);
+  }
+  return norm ? kernels::squared_norm(values, count) : 0.0;
+}
+
+// Sections are in increasing order of their ids.
+const SectionRows* find_rows(const RoundPush& push, uint32_t table,
+                             const wire::TableSection** section) {
+  const auto& tables = push.view.tables;
+  const auto found = std::lower_bound(
+      tables.begin(), tables.end(), table,
+      [](const wire::TableSection& candidate, uint32_t id) { return candidate.table < id; });
+  if (found == tables.end() || found->table != table) return nullptr;
+  *section = &*found;
+  return &push.sections[static_cast<size_t>(found - tables.begin())];
+}
+
+const wire::DenseSection* find_block(const RoundPush& push, uint32_t block) {
+  const auto& blocks = push.view.blocks;
+  const auto found = std::lower_bound(
+      blocks.begin(), blocks.end(), block,
+      [](const wire::DenseSection& candidate, uint32_t id) { return candidate.block < id; });
+  return found == blocks.end() || found->block != block ? nullptr : &*found;
+}
+
+// Equal in every push of a round but for the weight.
+const wire::PushHeader& settings(const RoundPushes& pushes) {
+  return pushes.begin()->second.view.header;
+}
+
+bool wants_norm(const RoundPushes& pushes) { return settings(pushes).clip_norm > 0.0; }
+
+constexpr size_t kPrefetchRows = 8;
+
+}  // namespace
+
+void RoundUpdate::merge_task(const Task& task, const RoundPushes& pushes) {
+  if (!task.dense) {
+    merge_shard(task, pushes);
+  } else if (store_.blocks[task.id]->spec().dtype == wire::DType::kFloat64) {
+    merge_block<double>(task, pushes);
+  } else {
+    merge_block<float>(task, pushes);
+  }
+}
+
+template <typename T>
+void RoundUpdate::merge_block(const Task& task, const RoundPushes& pushes) {
+  BlockWork& work = blocks_[task.id];
+  if (direct_) {
+    work.gradient = find_block(pushes.begin()->second, task.id)->values.data();
+    return;
+  }
+  const size_t count = store_.blocks[task.id]->spec().elements;
+  reserve_merged(task.id);
+  T* merged = reinterpret_cast<T*>(work.merged.data());
+  bool first = true;
+  size_t position = 0;
+  for (const auto& [rank, push] : pushes) {
+    const double weight = averaging_.weights[position++];
+    const wire::DenseSection* section = find_block(push, task.id);
+    if (section == nullptr) continue;
+    const T* values = reinterpret_cast<const T*>(section->values.data());
+    combine(merged, values, count, first, averaging_.equal, weight);
+    first = false;
+  }
+  work.squared_norm =
+      finish_merge(merged, count, averaging_.factor, clip_value_, wants_norm(pushes));
+  work.gradient = merged;
+}
+
+void RoundUpdate::reserve_merged(uint32_t block) {
+  const wire::BlockSpec& spec = store_.blocks[block]->spec();
+  const size_t size_bytes = spec.elements * size_of(spec.dtype);
+  kernels::AlignedBuffer<uint8_t>& merged = blocks_[block].merged;
+  if (merged.size() != size_bytes) merged = kernels::AlignedBuffer<uint8_t>(size_bytes);
+}
+
+void RoundUpdate::merge_shard(const Task& task, const RoundPushes& pushes) {
+  ShardWork& work = shard_work(task);
+  collect_shard(work, task, pushes);
+  work.direct = direct_ && work.rows == work.records.size();
+  if (work.direct) return;
+  const size_t count = work.rows * store_.tables[task.id]->dim();
+  if (work.gradients.size() < count) work.gradients.resize(count);
+  add_rows(work, task, pushes);
+  work.squared_norm = finish_merge(work.gradients.data(), count, averaging_.factor, clip_value_,
+                                   wants_norm(pushes));
+}
+
+void RoundUpdate::collect_shard(ShardWork& work, const Task& task, const RoundPushes& pushes) {
+  work.records.clear();
+  for (const auto& [rank, push] : pushes) {
+    const wire::TableSection* section = nullptr;
+    const SectionRows* rows = find_rows(push, task.id, &section);
+    if (rows == nullptr) continue;
+    work.records.insert(work.records.end(), rows->records.begin() + rows->offsets[task.shard],
+                        rows->records.begin() + rows->offsets[task.shard + 1]);
+  }
+  const size_t count = work.records.size();
+  if (work.distinct.size() < count) {
+    work.distinct.resize(count);
+    work.inverse.resize(count);
+  }
+  work.rows =
+      work.deduper.run(work.records.data(), count, work.distinct.data(), work.inverse.data());
+}
+
+void RoundUpdate::add_rows(ShardWork& work, const Task& task, const RoundPushes& pushes) {
+  const size_t dim = store_.tables[task.id]->dim();
+  size_t entry = 0;
+  size_t begun = 0;  // merged rows are numbered by first appearance
+  size_t position = 0;
+  for (const auto& [rank, push] : pushes) {
+    const double weight = averaging_.weights[position++];
+    const wire::TableSection* section = nullptr;
+    const SectionRows* rows = find_rows(push, task.id, &section);
+    if (rows == nullptr) continue;
+    for (uint32_t at = rows->offsets[task.shard]; at < rows->offsets[task.shard + 1]; ++at) {
+      const size_t row = work.inverse[entry++];
+      const bool first = row == begun;
+      if (first) ++begun;
+      combine(work.gradients.data() + row * dim,
+              section->rows.data() + size_t{rows->order[at]} * dim, dim, first, averaging_.equal,
+              weight);
+    }
+  }
+}
+
+void RoundUpdate::scale_task(const Task& task, double scale) {
+  if (!task.dense) {
+    ShardWork& work = shard_work(task);
+    const size_t count = work.rows * store_.tables[task.id]->dim();
+    finish_merge(work.gradients.data(), count, scale, 0.0, false);
+    return;
+  }
+  kernels::AlignedBuffer<uint8_t>& merged = blocks_[task.id].merged;
+  const wire::BlockSpec& spec = store_.blocks[task.id]->spec();
+  if (spec.dtype == wire::DType::kFloat64) {
+    finish_merge(reinterpret_cast<double*>(merged.data()), spec.elements, scale, 0.0, false);
+  } else {
+    finish_merge(reinterpret_cast<float*>(merged.data()), spec.elements, scale, 0.0, false);
+  }
+}
+
+void RoundUpdate::update_task(const Task& task, const RoundPushes& pushes, uint64_t round) {
+  if (!task.dense) {
+    update_shard(task, pushes, round);
+    return;
+  }
+  table::DenseBlock& block = *store_.blocks[task.id];
+  BlockWork& work = blocks_[task.id];
+  if (compensator_ != nullptr) {
+    reserve_merged(task.id);
+    work.gradient = compensator_->compensate(block, work.gradient, work.merged.data());
+  }
+  block.update(settings(pushes).configs[block.spec().group], work.gradient);
+}
+
+void RoundUpdate::update_shard(const Task& task, const RoundPushes& pushes, uint64_t round) {
+  ShardWork& work = shard_work(task);
+  if (work.rows == 0) return;
+  table::Table& table = *store_.tables[task.id];
+  const size_t dim = table.dim();
+  const auto& config = settings(pushes).configs[table.spec().group];
+  touch_rows(work, table, round);
+  point_at_gradients(work, task, pushes);
+  if (compensator_ != nullptr) {
+    if (work.gradients.size() < work.rows * dim) work.gradients.resize(work.rows * dim);
+    compensator_->compensate(table, {work.distinct.data(), work.rows}, work.sources.data(),
+                             work.gradients.data());
+  }
+  if (kernels::counts_per_row(config) && kernels::step_dependent(config)) {
+    kernels::StepCache<float> steps(config);
+    for (size_t i = 0; i < work.rows; ++i) {
+      const table::RowHeader& header = table.header(static_cast<uint32_t>(work.distinct[i]));
+      kernels::update(steps.at(header.count), work.weights[i], work.states[i], work.sources[i], dim,
+                      dim);
+    }
+    return;
+  }
+  const auto step = static_cast<int64_t>(table.step());
+  kernels::update_rows(kernels::make_step<float>(config, step), work.weights.data(),
+                       work.states.data(), work.sources.data(), work.rows, dim);
+}
+
+void RoundUpdate::touch_rows(ShardWork& work, table::Table& table, uint64_t round) {
+  if (work.weights.size() < work.rows) {
+    work.weights.resize(work.rows);
+    work.states.resize(work.rows);
+  }
+  for (size_t i = 0; i < work.rows; ++i) {
+    if (i + kPrefetchRows < work.rows) {
+      table.prefetch_record(static_cast<uint32_t>(work.distinct[i + kPrefetchRows]));
+    }
+    const auto record = static_cast<uint32_t>(work.distinct[i]);
+    table::RowHeader& header = table.header(record);
+    if (header.count != std::numeric_limits<uint32_t>::max()) ++header.count;
+    header.last_seen = static_cast<uint32_t>(round);
+    work.weights[i] = table.weight(record);
+    work.states[i] = table.state(record);
+  }
+}
+
+void RoundUpdate::point_at_gradients(ShardWork& work, const Task& task,
+                                     const RoundPushes& pushes) const {
+  const size_t dim = store_.tables[task.id]->dim();
+  if (work.sources.size() < work.rows) work.sources.resize(work.rows);
+  if (!work.direct) {
+    for (size_t i = 0; i < work.rows; ++i) work.sources[i] = work.gradients.data() + i * dim;
+    return;
+  }
+  const wire::TableSection* section = nullptr;
+  const SectionRows* rows = find_rows(pushes.begin()->second, task.id, &section);
+  const uint32_t* order = rows->order.data() + rows->offsets[task.shard];
+  for (size_t i = 0; i < work.rows; ++i) {
+    work.sources[i] = section->rows.data() + size_t{order[i]} * dim;
+  }
+}
+
+}  // namespace cpudist::server

@@ -1,0 +1,83 @@
+// Copyright (c) 2026 The torch_cpudist authors.
+// SPDX-License-Identifier: BSD-3-Clause
+//
+// What all updates of one parameter set work on, whichever trainers they come from: the values of
+// this server and how many updates they have had.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <exception>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "server/peers.h"
+#include "server/rounds/round.h"
+#include "server/update_pool.h"
+#include "wire/messages.h"
+
+namespace cpudist::server {
+
+inline constexpr size_t kPoolBytes = size_t{256} << 20;
+
+// What the parameter sets of a server share. Outlives them.
+struct ServerShared {
+  explicit ServerShared(ServerOptions given)
+      : options(std::move(given)),
+        peers(options, counters),
+        updates(options.threads),
+        pushes_memory(std::make_shared<MemoryCap>(options.memory_cap_bytes)),
+        pushes_pool(std::make_shared<BufferPool>(
+            std::min<uint64_t>(options.memory_cap_bytes, kPoolBytes))) {}
+
+  const ServerOptions options;
+  ServerCounters counters;
+  Peers peers;
+  UpdatePool updates;
+  // With a cap: what received pushes hold, from their header to their update.
+  const std::shared_ptr<MemoryCap> pushes_memory;
+  const std::shared_ptr<BufferPool> pushes_pool;
+  std::shared_ptr<BufferPool> pool = std::make_shared<BufferPool>(kPoolBytes);
+};
+
+class ChangeLog;
+
+// Thread safety: that of its ParamSet, whose lock is held.
+struct ParamState {
+  ParamState(uint32_t param_set, const wire::ParamSetLayout& decoded, ServerShared& of_server);
+  ~ParamState();
+
+  // The pushes that an update was made of are applied, or dropped.
+  void release(const RoundPushes& pushes);
+  void count_update(const RoundPushes& pushes);
+  std::vector<uint32_t> every_block() const;
+  Buffer dense_values(const std::vector<uint32_t>& blocks) const;
+  wire::FilledPush fill_dense(const std::vector<uint32_t>& blocks,
+                              std::span<const wire::TableRef> tables) const;
+  SharedPayload dense_reply(const std::vector<uint32_t>& blocks) const;
+  // These blocks, and the rows that the sender of `push` holds and that were updated since.
+  SharedPayload held_reply(const std::vector<uint32_t>& blocks, const RoundPush& push) const;
+  // A reply to a push as its sender wants it. `made`: what was coded of the same payload before.
+  using CodedForms = std::map<wire::WireDType, SharedPayload>;
+  Answer form_of(const SharedPayload& plain, const RoundPush& push, CodedForms* made) const;
+  // Makes the values what a receiver of this dtype reads.
+  void round_dense(Buffer* plain, wire::WireDType dtype) const;
+  void answer_round(const Ticket& ticket, uint64_t round, Outbox& outbox) const;
+  // An update failed half way: nobody can use the values any more.
+  void break_off(const std::exception& cause);
+
+  const uint32_t id;
+  const wire::ParamSetLayout layout;
+  ServerShared& shared;
+  table::ParamStore store;
+  wire::Version version;  // updates so far, and what is behind them
+  bool ready = false;
+  std::unique_ptr<ChangeLog> changes;  // of sets that exchange deltas
+  // An update failed half way, or trainers opened it with different layouts: nobody can use it.
+  std::optional<Error> broken;
+};
+
+}  // namespace cpudist::server

@@ -1,0 +1,71 @@
+// Copyright (c) 2026 The torch_cpudist authors.
+// SPDX-License-Identifier: BSD-3-Clause
+//
+// Storage and update of a dense block.
+
+#include "table/dense_block.h"
+
+#include <cstring>
+#include <string>
+#include <utility>
+
+#include "base/errors.h"
+
+namespace cpudist::table {
+DenseBlock::DenseBlock(uint32_t id, wire::BlockSpec spec, const kernels::OptimizerConfig& config)
+    : id_(id), spec_(std::move(spec)), config_(config) {}
+
+void DenseBlock::store(const wire::BlockValues& values) {
+  const size_t size = size_of(spec_.dtype);
+  const size_t state_count = kernels::state_elements(config_, spec_.elements, spec_.row_width);
+  const bool fits = values.weights.size() == spec_.elements * size &&
+                    (values.state.empty() || values.state.size() == state_count * size);
+  if (!fits) {
+    throw Error(ErrorCode::kInvalidArgument,
+                "block " + spec_.name + ": " + std::to_string(values.weights.size()) +
+                    " bytes of weights and " + std::to_string(values.state.size()) +
+                    " of state do not fit " + std::to_string(spec_.elements) + " elements with " +
+                    std::to_string(state_count) + " of state");
+  }
+  if (!stored_) {
+    weight_ = kernels::AlignedBuffer<uint8_t>(spec_.elements * size);
+    state_ = kernels::AlignedBuffer<uint8_t>(kernels::checked_size_bytes(state_count, size));
+    stored_ = true;
+  }
+  if (!values.weights.empty()) {
+    std::memcpy(weight_.data(), values.weights.data(), values.weights.size());
+  }
+  if (!values.state.empty()) {
+    std::memcpy(state_.data(), values.state.data(), values.state.size());
+  } else if (spec_.dtype == wire::DType::kFloat64) {
+    init_state<double>();
+  } else {
+    init_state<float>();
+  }
+  step_ = values.step;
+}
+
+void DenseBlock::update(const kernels::OptimizerConfig& config, const void* gradient) {
+  if (spec_.dtype == wire::DType::kFloat64) {
+    update_as(config, static_cast<const double*>(gradient));
+  } else {
+    update_as(config, static_cast<const float*>(gradient));
+  }
+}
+
+template <typename T>
+void DenseBlock::init_state() {
+  if (state_.empty()) return;
+  kernels::init_state(config_, reinterpret_cast<T*>(state_.data()), spec_.elements,
+                      spec_.row_width);
+}
+
+template <typename T>
+void DenseBlock::update_as(const kernels::OptimizerConfig& config, const T* gradient) {
+  ++step_;
+  const auto scalars = kernels::make_step<T>(config, static_cast<int64_t>(step_));
+  kernels::update(scalars, reinterpret_cast<T*>(weight_.data()),
+                  reinterpret_cast<T*>(state_.data()), gradient, spec_.elements, spec_.row_width);
+}
+
+}  // namespace cpudist::table

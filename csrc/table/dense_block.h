@@ -1,0 +1,50 @@
+// Copyright (c) 2026 The torch_cpudist authors.
+// SPDX-License-Identifier: BSD-3-Clause
+//
+// A block of a dense parameter on the server that owns it: weight, optimizer state and the number
+// of updates, in float32 or float64.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "kernels/aligned.h"
+#include "kernels/optimizers.h"
+#include "wire/messages.h"
+
+namespace cpudist::table {
+
+// Thread safety: const members from any number of threads, the others exclusively.
+class DenseBlock {
+ public:
+  DenseBlock(uint32_t id, wire::BlockSpec spec, const kernels::OptimizerConfig& config);
+
+  uint32_t id() const { return id_; }
+  const wire::BlockSpec& spec() const { return spec_; }
+  uint64_t step() const { return step_; }
+  bool stored() const { return stored_; }  // memory is taken by the first store
+  std::span<const uint8_t> weight() const { return weight_.span(); }
+  std::span<const uint8_t> state() const { return state_.span(); }
+  uint64_t size_bytes() const { return weight_.size() + state_.size(); }
+
+  // Throws kInvalidArgument before anything is changed if the sizes do not fit.
+  void store(const wire::BlockValues& values);
+  // One update from a gradient of spec().elements values of spec().dtype, 8-byte aligned.
+  void update(const kernels::OptimizerConfig& config, const void* gradient);
+
+ private:
+  template <typename T>
+  void init_state();
+  template <typename T>
+  void update_as(const kernels::OptimizerConfig& config, const T* gradient);
+
+  uint32_t id_;
+  wire::BlockSpec spec_;
+  kernels::OptimizerConfig config_;
+  uint64_t step_ = 0;
+  bool stored_ = false;
+  kernels::AlignedBuffer<uint8_t> weight_;
+  kernels::AlignedBuffer<uint8_t> state_;
+};
+
+}  // namespace cpudist::table

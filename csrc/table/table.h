@@ -1,0 +1,105 @@
+// Copyright (c) 2026 The torch_cpudist authors.
+// SPDX-License-Identifier: BSD-3-Clause
+//
+// One server's share of a table: row records (key, count, last_seen, weight, optimizer state) in
+// slabs with stable addresses, and one index per inner shard. A key's shard is a fixed function of
+// its bucket, so that the split of a round over threads never changes a result.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "kernels/aligned.h"
+#include "kernels/hash.h"
+#include "kernels/optimizers.h"
+#include "table/hash_index.h"
+#include "wire/messages.h"
+
+namespace cpudist::table {
+
+struct RowHeader {
+  int64_t key;
+  uint32_t count;      // updates of this row
+  uint32_t last_seen;  // low half of the round of its last update
+};
+static_assert(sizeof(RowHeader) == 16);
+
+// Thread safety: const members from any number of threads; the others exclusively, except that
+// different threads may write through header(), weight() and state() of different records.
+class Table {
+ public:
+  static constexpr uint32_t kShards = 16;
+
+  // `config` decides the state of a row until the table is dropped. The table remembers no views.
+  Table(uint32_t param_set, uint32_t id, wire::TableSpec spec,
+        const kernels::OptimizerConfig& config, uint32_t shard_id, uint32_t server_count);
+
+  const wire::TableSpec& spec() const { return spec_; }
+  uint32_t id() const { return id_; }
+  uint32_t dim() const { return spec_.dim; }
+  uint32_t state_elements() const { return state_elements_; }
+  uint64_t step() const { return step_; }
+  void count_step() { ++step_; }
+  uint64_t row_count() const { return rows_; }
+  uint64_t size_bytes() const;
+
+  // The record of each key, and its shard where `shards` is given. Throws kInvalidArgument naming
+  // table and key for a row that was never stored.
+  void find(std::span<const int64_t> keys, uint32_t* records, uint8_t* shards) const;
+
+  // Copies the weights of `keys` to out, [keys, dim]. Throws as find does.
+  void gather(std::span<const int64_t> keys, float* out) const;
+  // Copies whole records; `state` may be null if state_elements() is 0. Throws as find does.
+  void fetch(std::span<const int64_t> keys, float* weights, float* state, uint32_t* counts) const;
+  // Creates or overwrites rows. Throws kRowOutOfRange, kInvalidArgument (a row of another server,
+  // sizes that do not fit) before anything is changed, kOverloaded when record numbers run out.
+  void store(const wire::TableRows& rows);
+
+  RowHeader& header(uint32_t record) const {
+    return *reinterpret_cast<RowHeader*>(record_at(record));
+  }
+  float* weight(uint32_t record) const {
+    return reinterpret_cast<float*>(record_at(record) + sizeof(RowHeader));
+  }
+  float* state(uint32_t record) const { return weight(record) + spec_.dim; }
+  void prefetch_record(uint32_t record) const {
+    const uint8_t* begin = record_at(record);
+    for (uint64_t at = 0; at < stride_; at += kernels::kCacheLineBytes) {
+      __builtin_prefetch(begin + at, 1);
+    }
+  }
+
+ private:
+  uint8_t* record_at(uint32_t record) const {
+    __extension__ using uint128 = unsigned __int128;
+    const auto slab = static_cast<uint32_t>((uint128{slab_reciprocal_} * record) >> 64);
+    return slab_starts_[slab] + uint64_t{record - slab * records_per_slab_} * stride_;
+  }
+  uint32_t shard_of(uint64_t hash) const { return shard_of_bucket_[hash % kernels::kBucketCount]; }
+  void check_stored_rows(const wire::TableRows& rows) const;
+  // The only place where a row comes into being: zero weight, initial state.
+  uint32_t find_or_create(int64_t key);
+  [[noreturn]] void throw_unknown(int64_t key) const;
+
+  uint32_t id_;
+  wire::TableSpec spec_;
+  kernels::OptimizerConfig config_;
+  uint32_t shard_id_;
+  uint32_t server_count_;
+  uint64_t salt_;
+  std::array<uint8_t, kernels::kBucketCount> shard_of_bucket_{};  // spares a division per row
+  uint32_t state_elements_;
+  uint64_t stride_;            // bytes per record
+  uint32_t records_per_slab_;  // at least 2
+  uint64_t slab_reciprocal_;   // 2^64 / records_per_slab, rounded up: exact for 32-bit dividends
+  uint64_t rows_ = 0;
+  uint64_t step_ = 0;
+  std::vector<kernels::AlignedBuffer<uint8_t>> slabs_;
+  std::vector<uint8_t*> slab_starts_;
+  std::vector<HashIndex> shards_;
+};
+
+}  // namespace cpudist::table

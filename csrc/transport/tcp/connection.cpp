@@ -1,0 +1,232 @@
+// Copyright (c) 2026 The torch_cpudist authors.
+// SPDX-License-Identifier: BSD-3-Clause
+//
+// A connection's life and its sending half.
+
+#include "transport/tcp/connection.h"
+#include "base/crc32c.h"
+
+#include <sys/uio.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <utility>
+
+#include "base/errors.h"
+#include "transport/tcp/linger.h"
+
+namespace cpudist::transport::tcp {
+namespace {
+
+constexpr size_t kFramesAtOnce = 16;
+constexpr size_t kWriteBytesAtOnce = 8u << 20;  // then other connections have their turn
+
+}  // namespace
+
+TcpConnection::TcpConnection(UniqueFd fd, std::shared_ptr<Reactor> reactor,
+                             ConnectionOptions options)
+    : reactor_(std::move(reactor)), options_(std::move(options)), fd_(std::move(fd)) {}
+
+void TcpConnection::start() {
+  const auto keep = shared_from_this();
+  try {
+    if (options_.listener_side) options_.handler->on_open(keep);
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      armed_ = !queue_.empty();
+      token_ = reactor_->watch(fd_.get(), keep, armed_ ? EPOLLIN | EPOLLOUT : EPOLLIN);
+    }
+    if (closed()) return finish();
+    if (!options_.listener_side) return;
+    const auto limit = std::chrono::milliseconds(options_.limits.handshake_deadline_ms);
+    reactor_->schedule(Clock::now() + limit, [weak = weak_from_this()] {
+      const auto connection = weak.lock();
+      if (!connection || connection->accepted_) return;
+      connection->fail("no complete first frame within " +
+                       std::to_string(connection->options_.limits.handshake_deadline_ms) + " ms");
+    });
+  } catch (const std::exception& error) {
+    fail(error.what());
+  }
+}
+
+bool TcpConnection::send(wire::Frame frame) {
+  guard_.check("connection");
+  if (closed()) return false;
+  frame.header.length = frame.payload.size();
+  frame.header.payload_crc =
+      options_.unix_socket ? 0 : crc32c(frame.payload.data(), frame.payload.size());
+  Outbound item{wire::encode_header(frame.header), std::move(frame.payload)};
+  const size_t size_bytes = item.size();
+
+  std::unique_lock<std::mutex> lock(mutex_);
+  if (!make_room(lock, size_bytes)) return false;
+  const bool idle = queue_.empty();
+  queue_.push_back(std::move(item));
+  queued_bytes_ += size_bytes;
+  bytes_sent_.fetch_add(size_bytes, std::memory_order_relaxed);
+  if (!idle) return true;  // the reactor is at it
+  const Written written = write_queue();
+  if (written == Written::kSome) arm(true);
+  if (written != Written::kBroken) return true;
+  const std::string reason = "cannot send: " + describe_errno(errno);
+  lock.unlock();
+  reactor_->post([self = shared_from_this(), reason] { self->hear_out(reason); });
+  return false;
+}
+
+bool TcpConnection::has_room(size_t size_bytes) const {
+  const uint64_t cap = options_.limits.outbound_cap_bytes;
+  return queued_bytes_ == 0 || (size_bytes <= cap && queued_bytes_ <= cap - size_bytes);
+}
+
+bool TcpConnection::make_room(std::unique_lock<std::mutex>& lock, size_t size_bytes) {
+  const auto patience = std::chrono::milliseconds(options_.limits.outbound_deadline_ms);
+  bool frozen = false;
+  if (!closed() && !has_room(size_bytes)) {
+    if (Reactor::on_reactor_thread()) {
+      // This thread empties queues: it may not wait. Up to twice the cap it goes on queuing.
+      if (!full_since_) full_since_ = Clock::now();
+      frozen = Clock::now() - *full_since_ > patience ||
+               queued_bytes_ / 2 > options_.limits.outbound_cap_bytes;
+    } else {
+      frozen = !room_.wait_for(lock, patience, [&] { return closed() || has_room(size_bytes); });
+    }
+  }
+  if (closed()) return false;
+  if (!frozen) return true;
+  const std::string reason = "frozen: " + std::to_string(queued_bytes_) +
+                             " bytes wait to be sent and the peer has not read enough of them in " +
+                             std::to_string(patience.count()) + " ms";
+  lock.unlock();
+  close(reason);
+  return false;
+}
+
+TcpConnection::Written TcpConnection::write_queue() {
+  size_t budget = kWriteBytesAtOnce;
+  while (!queue_.empty() && budget > 0) {
+    std::array<iovec, 2 * kFramesAtOnce> pieces;
+    size_t count = 0;
+    size_t size_bytes = 0;
+    for (size_t i = 0; i < queue_.size() && i < kFramesAtOnce; ++i) {
+      Outbound& item = queue_[i];
+      const size_t skip = std::min(item.written, wire::kHeaderBytes);
+      if (skip < wire::kHeaderBytes)
+        pieces[count++] = {item.header.data() + skip, wire::kHeaderBytes - skip};
+      const size_t payload_skip = item.written - skip;
+      const size_t left = item.payload.size() - payload_skip;
+      if (left > 0) pieces[count++] = {item.payload.data() + payload_skip, left};
+      size_bytes += item.size() - item.written;
+    }
+    msghdr message{};
+    message.msg_iov = pieces.data();
+    message.msg_iovlen = count;
+    const ssize_t sent = sendmsg(fd_.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (sent < 0) {
+      if (errno == EINTR) continue;
+      return errno == EAGAIN || errno == EWOULDBLOCK ? Written::kSome : Written::kBroken;
+    }
+    drop_written(static_cast<size_t>(sent));
+    budget -= std::min(budget, static_cast<size_t>(sent));
+    if (static_cast<size_t>(sent) < size_bytes) return Written::kSome;
+  }
+  return queue_.empty() ? Written::kAll : Written::kSome;
+}
+
+void TcpConnection::drop_written(size_t size_bytes) {
+  queued_bytes_ -= size_bytes;
+  while (size_bytes > 0) {
+    Outbound& item = queue_.front();
+    const size_t step = std::min(size_bytes, item.size() - item.written);
+    item.written += step;
+    size_bytes -= step;
+    if (item.written == item.size()) queue_.pop_front();
+  }
+  if (queued_bytes_ <= options_.limits.outbound_cap_bytes) full_since_.reset();
+  room_.notify_all();
+}
+
+void TcpConnection::arm(bool writable) {
+  if (armed_ == writable) return;
+  armed_ = writable;
+  if (token_ == 0) return;  // start() looks at the queue
+  reactor_->change(fd_.get(), token_, writable ? EPOLLIN | EPOLLOUT : EPOLLIN);
+}
+
+void TcpConnection::flush() {
+  std::unique_lock<std::mutex> lock(mutex_);
+  if (closed()) return;
+  const size_t queued = queued_bytes_;
+  const Written written = write_queue();
+  bytes_drained_.fetch_add(queued - queued_bytes_, std::memory_order_relaxed);
+  if (written == Written::kAll) arm(false);
+  if (written != Written::kBroken) return;
+  const std::string reason = "cannot send: " + describe_errno(errno);
+  lock.unlock();
+  hear_out(reason);
+}
+
+void TcpConnection::hear_out(const std::string& reason) {
+  try {
+    while (!closed() && receive()) {
+    }
+  } catch (const std::exception& error) {
+    return fail(error.what());
+  }
+  fail(reason);
+}
+
+bool TcpConnection::mark_closing(const std::string& reason) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (closed()) return false;
+  reason_ = reason;
+  closing_.store(true, std::memory_order_release);
+  room_.notify_all();
+  return true;
+}
+
+void TcpConnection::close(const std::string& reason) {
+  if (guard_.forked()) return;
+  if (!mark_closing(reason)) return;
+  // on_close belongs to the reactor's thread, behind a callback that may be running.
+  reactor_->post([self = shared_from_this()] { self->finish(); });
+}
+
+void TcpConnection::fail(const std::string& reason) {
+  mark_closing(reason);
+  finish();
+}
+
+bool TcpConnection::on_stop() {
+  fail("the channel stopped");
+  return false;
+}
+
+void TcpConnection::finish() {
+  if (finished_) return;
+  finished_ = true;
+  const auto keep = shared_from_this();
+  std::deque<Outbound> unsent;
+  UniqueFd socket;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    // A last reply, such as the reason for the close, goes out if the socket takes it.
+    if (!queue_.empty()) write_queue();
+    unsent.swap(queue_);
+    queued_bytes_ = 0;
+    if (token_ != 0) reactor_->forget(fd_.get(), token_);
+    if (peer_ended_) fd_.reset();
+    socket = std::move(fd_);
+  }
+  if (socket.get() >= 0) linger(*reactor_, std::move(socket));
+  payload_ = Buffer();
+  payload_size_ = payload_have_ = 0;
+  try {
+    options_.handler->on_close(keep, reason_);
+  } catch (const std::exception&) {
+    // Nobody is left to tell: the connection is gone.
+  }
+}
+
+}  // namespace cpudist::transport::tcp

@@ -1,0 +1,16 @@
+// Copyright (c) 2026 The torch_cpudist authors.
+// SPDX-License-Identifier: BSD-3-Clause
+//
+// The end of a socket whose peer has not ended it yet.
+#pragma once
+
+#include "transport/tcp/reactor.h"
+
+namespace cpudist::transport::tcp {
+
+// Ends our half and drops what still comes until the peer ends its half, or for a short while. A
+// socket closed with bytes unread would be reset, and a reset takes back what was sent last: the
+// reason for the end. On the reactor's thread.
+void linger(Reactor& reactor, UniqueFd socket);
+
+}  // namespace cpudist::transport::tcp

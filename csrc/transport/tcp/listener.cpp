@@ -1,0 +1,199 @@
+// Copyright (c) 2026 The torch_cpudist authors.
+// SPDX-License-Identifier: BSD-3-Clause
+//
+// The server side: binding, accepting, spreading connections over the reactors.
+
+#include <netdb.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <utility>
+
+#include "base/errors.h"
+#include "transport/tcp/channel.h"
+#include "transport/tcp/connection.h"
+
+namespace cpudist::transport {
+namespace tcp {
+namespace {
+
+constexpr int kBacklog = 4096;
+constexpr size_t kAcceptsAtOnce = 64;  // then established connections have their turn
+// Without free file descriptors a waiting connection stays readable: look again later.
+constexpr auto kPauseWithoutDescriptors = std::chrono::milliseconds(50);
+
+using Reactors = std::vector<std::shared_ptr<Reactor>>;
+
+std::string peer_text(int fd, bool unix_socket) {
+  if (unix_socket) {
+    ucred peer{};
+    socklen_t length = sizeof(peer);
+    getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &length);
+    return "unix:pid " + std::to_string(peer.pid);
+  }
+  sockaddr_storage storage{};
+  socklen_t length = sizeof(storage);
+  char ip[NI_MAXHOST] = "?";
+  char port[NI_MAXSERV] = "?";
+  if (getpeername(fd, reinterpret_cast<sockaddr*>(&storage), &length) == 0) {
+    getnameinfo(reinterpret_cast<const sockaddr*>(&storage), length, ip, sizeof(ip), port,
+                sizeof(port), NI_NUMERICHOST | NI_NUMERICSERV);
+  }
+  return storage.ss_family == AF_INET6 ? "tcp:[" + std::string(ip) + "]:" + port
+                                       : "tcp:" + std::string(ip) + ":" + port;
+}
+
+// One listening socket, watched by the first reactor.
+class Acceptor final : public Reactor::Source, public std::enable_shared_from_this<Acceptor> {
+ public:
+  Acceptor(UniqueFd fd, std::vector<std::weak_ptr<Reactor>> reactors, ConnectionOptions options)
+      : fd_(std::move(fd)), reactors_(std::move(reactors)), options_(std::move(options)) {}
+
+  void start() { token_ = reactors_[0].lock()->watch(fd_.get(), shared_from_this(), EPOLLIN); }
+
+  void on_ready(uint32_t) override {
+    for (size_t i = 0; i < kAcceptsAtOnce; ++i) {
+      UniqueFd fd(accept4(fd_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+      if (fd.get() >= 0) {
+        adopt(std::move(fd));
+        continue;
+      }
+      const int error = errno;
+      if (error == EMFILE || error == ENFILE || error == ENOBUFS || error == ENOMEM) pause();
+      // Of what is left, errors of one connection that died in the backlog must not stop the rest.
+      if (error != ECONNABORTED && error != EINTR && error != EPROTO) return;
+    }
+  }
+
+  bool on_stop() override {
+    fd_.reset();
+    return false;
+  }
+
+ private:
+  void adopt(UniqueFd fd) {
+    ConnectionOptions options = options_;
+    try {
+      if (options.unix_socket) check_same_user(fd.get());
+      tune(fd.get(), options.unix_socket, options.limits);
+      options.peer_address = peer_text(fd.get(), options.unix_socket);
+      const auto reactor = reactors_[next_++ % reactors_.size()].lock();
+      if (!reactor) return;
+      const auto connection =
+          std::make_shared<TcpConnection>(std::move(fd), reactor, std::move(options));
+      reactor->post([connection] { connection->start(); });
+    } catch (const std::exception&) {
+      // A stranger, or no memory for one more connection: it sees a closed socket.
+    }
+  }
+
+  void pause() {
+    const auto reactor = reactors_[0].lock();
+    reactor->change(fd_.get(), token_, 0);
+    reactor->schedule(Clock::now() + kPauseWithoutDescriptors, [self = shared_from_this()] {
+      if (const auto alive = self->reactors_[0].lock()) {
+        alive->change(self->fd_.get(), self->token_, EPOLLIN);
+      }
+    });
+  }
+
+  UniqueFd fd_;
+  std::vector<std::weak_ptr<Reactor>> reactors_;  // the listener owns them, they own this
+  ConnectionOptions options_;
+  uint64_t token_ = 0;
+  size_t next_ = 0;
+};
+
+UniqueFd try_listen(const Address& address, int* error) {
+  UniqueFd fd = make_socket(address);
+  const int on = 1;
+  // A port whose last owner has just ended can be had again.
+  if (!address.unix_socket) setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
+  const auto* own = reinterpret_cast<const sockaddr*>(&address.storage);
+  if (bind(fd.get(), own, address.length) == 0 && listen(fd.get(), kBacklog) == 0) return fd;
+  *error = errno;
+  return UniqueFd();
+}
+
+UniqueFd listen_on_port_range(const ListenOptions& options) {
+  const uint16_t last = std::max(options.port_first, options.port_last);
+  int error = 0;
+  for (uint32_t port = options.port_first; port <= last; ++port) {
+    UniqueFd fd =
+        try_listen(make_tcp_address(options.bind_address, static_cast<uint16_t>(port)), &error);
+    if (fd.get() >= 0) return fd;
+    if (error != EADDRINUSE && error != EACCES) break;  // the next port will not do better
+  }
+  const std::string ports =
+      options.port_first == 0
+          ? "any port"
+          : "a port of " + std::to_string(options.port_first) + "-" + std::to_string(last);
+  throw Error(ErrorCode::kAddress, "cannot listen on " + options.bind_address + ", " + ports +
+                                       ": " + describe_errno(error) +
+                                       "; set CPUDIST_BIND and CPUDIST_PORTS to an address of this "
+                                       "host and to ports that are free");
+}
+
+class TcpListener final : public Listener {
+ public:
+  TcpListener(const ListenOptions& options, ConnectionHandler* handler) {
+    ConnectionOptions connection;
+    connection.handler = handler;
+    connection.limits = options.limits;
+    connection.pool = std::make_shared<BufferPool>(kPoolBytes);
+    connection.listener_side = true;
+    UniqueFd tcp = listen_on_port_range(options);
+    const std::string tcp_text = bound_address(tcp.get(), options.bind_address);
+    for (uint32_t i = 0; i < std::max(options.threads, 1u); ++i) {
+      reactors_.push_back(std::make_shared<Reactor>());
+    }
+    // Best first: a client on this host takes the unix socket.
+    if (options.unix_socket) add_unix(connection);
+    addresses_.push_back(tcp_text);
+    add(std::move(tcp), connection);
+  }
+  ~TcpListener() override { stop(); }
+  TcpListener(const TcpListener&) = delete;
+  TcpListener& operator=(const TcpListener&) = delete;
+
+  std::vector<std::string> addresses() const override { return addresses_; }
+  void stop() override {
+    for (const auto& reactor : reactors_) reactor->stop();
+  }
+
+ private:
+  void add_unix(ConnectionOptions connection) {
+    const std::string boot = boot_id();
+    if (boot.empty()) return;  // a client could not tell whether it is on the same host
+    const Address address = make_unix_address(boot);
+    int error = 0;
+    UniqueFd fd = try_listen(address, &error);
+    if (fd.get() < 0) {
+      throw Error(ErrorCode::kAddress,
+                  "cannot listen on " + address.text + ": " + describe_errno(error));
+    }
+    connection.unix_socket = true;
+    addresses_.push_back(address.text);
+    add(std::move(fd), connection);
+  }
+
+  void add(UniqueFd fd, const ConnectionOptions& connection) {
+    const auto acceptor = std::make_shared<Acceptor>(
+        std::move(fd), std::vector<std::weak_ptr<Reactor>>(reactors_.begin(), reactors_.end()),
+        connection);
+    reactors_[0]->post([acceptor] { acceptor->start(); });
+  }
+
+  std::vector<std::string> addresses_;
+  Reactors reactors_;
+};
+
+}  // namespace
+}  // namespace tcp
+
+std::unique_ptr<Listener> listen_tcp(const ListenOptions& options, ConnectionHandler* handler) {
+  return std::make_unique<tcp::TcpListener>(options, handler);
+}
+
+}  // namespace cpudist::transport

@@ -1,0 +1,75 @@
+// Copyright (c) 2026 The torch_cpudist authors.
+// SPDX-License-Identifier: BSD-3-Clause
+//
+// Sockets and their addresses: "tcp:IP:PORT" (IPv6 in brackets) and "unix:@NAME#BOOT_ID", an
+// abstract unix socket, which leaves no file and can be reached from the same boot of the same host
+// only.
+#pragma once
+
+#include <sys/socket.h>
+
+#include <atomic>
+#include <cstdint>
+#include <string>
+#include <utility>
+
+#include "transport/channel.h"
+
+namespace cpudist::transport::tcp {
+
+// Owns a file descriptor.
+class UniqueFd {
+ public:
+  UniqueFd() = default;
+  explicit UniqueFd(int fd) : fd_(fd) {}
+  UniqueFd(UniqueFd&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  UniqueFd& operator=(UniqueFd&& other) noexcept {
+    if (this != &other) {
+      reset();
+      fd_ = std::exchange(other.fd_, -1);
+    }
+    return *this;
+  }
+  UniqueFd(const UniqueFd&) = delete;
+  UniqueFd& operator=(const UniqueFd&) = delete;
+  ~UniqueFd() { reset(); }
+  int get() const { return fd_; }
+  void reset() noexcept;
+
+ private:
+  int fd_ = -1;
+};
+
+struct Address {
+  bool unix_socket = false;
+  std::string text;     // as given
+  std::string boot_id;  // unix sockets
+  sockaddr_storage storage{};
+  socklen_t length = 0;
+};
+
+// "Connection refused (errno 111)".
+std::string describe_errno(int error);
+// Of this boot of the host; empty where the kernel does not tell.
+std::string boot_id();
+
+// Throws Error(kAddress) when the text is not an address.
+Address parse_address(const std::string& text);
+// `ip` numeric.
+Address make_tcp_address(const std::string& ip, uint16_t port);
+// A name nobody else has.
+Address make_unix_address(const std::string& boot);
+// The address with the port the kernel chose.
+std::string bound_address(int fd, const std::string& ip);
+
+// Non-blocking, close-on-exec. Throws Error(kAddress).
+UniqueFd make_socket(const Address& address);
+// No delays on TCP, large buffers on unix sockets (as far as the kernel allows).
+void tune(int fd, bool unix_socket, const ChannelLimits& limits);
+// Throws Error(kAddress): expected and found user id of the process at the other end.
+void check_same_user(int fd);
+// Established within the deadline or Error(kAddress) with the reason. `stopped` ends the wait.
+UniqueFd connect_socket(const Address& address, TimePoint deadline,
+                        const std::atomic<bool>& stopped);
+
+}  // namespace cpudist::transport::tcp

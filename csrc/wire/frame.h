@@ -1,0 +1,83 @@
+// Copyright (c) 2026 The torch_cpudist authors.
+// SPDX-License-Identifier: BSD-3-Clause
+//
+// The frame: a fixed 64-byte little-endian header and a payload. This file knows bytes only; what a
+// payload means stands in messages.h. docs/wire.md gives the format to the byte.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+#include "base/buffer.h"
+
+namespace cpudist::wire {
+
+inline constexpr uint64_t kPayloadLimitBytes = 1ull << 31;  // of one frame
+
+inline constexpr uint32_t kMagic = 0x31445043;  // "CPD1"
+inline constexpr uint16_t kProtocolVersion = 2;
+inline constexpr size_t kHeaderBytes = 64;
+
+enum class FrameKind : uint16_t {
+  kHello = 1,      // first frame of every connection, both ways
+  kHeartbeat = 2,  // either way; answered with kHeartbeatAck
+  kHeartbeatAck = 3,
+  kError = 4,     // reply to any request: ErrorReply; from a client: why it is about to close
+  kOpen = 5,      // sequenced: layout of a parameter set
+  kStore = 6,     // sequenced: initial values or loaded state, in chunks
+  kReady = 7,     // sequenced: trainer 0 has stored all; opens the parameter set for everybody
+  kPush = 8,      // sequenced: gradients of one step
+  kCommit = 9,    // sequenced: second phase of a round with a global norm
+  kLeave = 10,    // sequenced: this trainer's part in rounds ends
+  kJoin = 11,     // sequenced: three steps, see messages.h
+  kBarrier = 12,  // sequenced
+  kClose = 13,    // sequenced: drop a parameter set (last trainer frees it)
+  kGoodbye = 14,  // sequenced: this trainer is done for good
+  kProbe = 15,    // "did you get sequence n?": answered with kProbeReply or the reply itself
+  kProbeReply = 16,
+  kPullRows = 17,    // idempotent
+  kPullDense = 18,   // idempotent
+  kFetchState = 19,  // idempotent: weights, optimizer state and counts
+  kReply = 20,       // reply to a request, payload by the request's kind
+  // Between trainers, see data/shuffle_exchange.h.
+  kShuffle = 21,      // sequenced: records
+  kShuffleEnd = 22,   // sequenced: what the stream's records were together
+  kShuffleDone = 23,  // sequenced: the sender's records have all arrived
+  kShuffleAck = 24,   // carries the last number that was taken
+};
+
+// Which process sent a frame.
+enum class Role : uint16_t { kServer = 1, kTrainer = 2 };
+
+struct FrameHeader {
+  FrameKind kind = FrameKind::kError;
+  bool coded = false;  // the payload is coded (codec.h), and so is to be the reply's
+  uint64_t run_id = 0;
+  uint32_t epoch = 0;        // membership number
+  uint32_t incarnation = 0;  // of the trainer
+  Role role = Role::kTrainer;
+  uint16_t rank = 0;  // trainer rank or shard id of the sender
+  uint32_t param_set = 0;
+  uint64_t request_id = 0;   // a reply repeats its request's
+  uint64_t sequence = 0;     // 0 = not sequenced
+  uint64_t length = 0;       // payload bytes
+  uint32_t payload_crc = 0;  // CRC-32C, 0 when the channel needs none
+};
+
+struct Frame {
+  FrameHeader header;
+  Buffer payload;
+  bool dropped = false;  // its receiver had no memory for the payload
+};
+
+// Byte offsets: magic 0 u32, version 4 u16, kind 6 u16 with `coded` as its highest bit, run_id 8
+// u64, epoch 16 u32, incarnation 20 u32, role 24 u16, rank 26 u16, param_set 28 u32, request_id 32
+// u64, sequence 40 u64, length 48 u64, payload_crc 56 u32, header_crc 60 u32 (CRC-32C of bytes
+// 0..59).
+std::array<uint8_t, kHeaderBytes> encode_header(const FrameHeader& header);
+// Throws Error(kProtocol) on a wrong magic, version, checksum, kind, role or a length above
+// `payload_limit_bytes`; nothing is allocated before these checks.
+FrameHeader decode_header(const uint8_t* bytes, uint64_t payload_limit_bytes);
+
+}  // namespace cpudist::wire

@@ -1,0 +1,152 @@
+// Copyright (c) 2026 The torch_cpudist authors.
+// SPDX-License-Identifier: BSD-3-Clause
+//
+// Lookups in several threads while another one declares batches and steps: for the thread
+// sanitizer, and what lookups find.
+
+#include <atomic>
+#include <memory>
+#include <numeric>
+#include <thread>
+#include <vector>
+
+#include "client/client.h"
+#include "server/server.h"
+#include "support/check.h"
+#include "transport/inproc/channel.h"
+
+namespace {
+
+using namespace cpudist;  // NOLINT: a test of this namespace
+
+constexpr uint32_t kRows = 64;
+constexpr uint32_t kTables = 2;
+constexpr int kSteps = 300;
+constexpr int kAhead = 4;
+
+// One trainer and one server.
+class Pair {
+ public:
+  explicit Pair(wire::UpdateMode mode)
+      : network_(transport::InprocNetwork::create({})), tables(kTables, std::vector<float>(kRows)) {
+    server::ServerOptions options;
+    options.run_id = 7;
+    options.server_count = options.trainer_count = 1;
+    server_ = std::make_unique<server::Server>(options);
+    listener_ = network_->listen("server", server_.get());
+    cpudist::kernels::OptimizerConfig sgd;
+    sgd.lr = 1.0;
+    layout.mode = mode;
+    layout.configs = {sgd};
+    for (uint32_t t = 0; t < kTables; ++t) {
+      layout.tables.push_back(wire::TableSpec{"table" + std::to_string(t), kRows, 1, 0});
+    }
+    client::ClientOptions client_options;
+    client_options.run_id = 7;
+    client_options.trainer_count = 1;
+    client_options.servers = {listener_->addresses()};
+    client = std::make_unique<client::Client>(
+        client_options, [this](transport::ConnectionHandler* handler) {
+          return make_connector(network_->connector(handler), nullptr);
+        });
+    open(mode);
+  }
+  ~Pair() {
+    client.reset();
+    server_->stop();
+    listener_->stop();
+  }
+  Pair(const Pair&) = delete;
+  Pair& operator=(const Pair&) = delete;
+
+ private:
+  void open(wire::UpdateMode mode) {
+    client->connect();
+    set = client->open(layout);
+    std::vector<int64_t> keys(kRows);
+    std::iota(keys.begin(), keys.end(), 0);
+    for (uint32_t t = 0; t < kTables; ++t) {
+      client->store_table(set, t, keys, tables[t].data(), nullptr, nullptr, 0);
+    }
+    client->ready(set);
+    for (uint32_t t = 0; t < kTables; ++t) client->bind_table(set, t, tables[t].data());
+    if (mode == wire::UpdateMode::kRounds) return;
+    client::QueueOptions queue;
+    queue.mean = {false};
+    client->start_queue(set, queue);
+  }
+
+  std::shared_ptr<transport::InprocNetwork> network_;
+  std::unique_ptr<server::Server> server_;
+  std::unique_ptr<transport::Listener> listener_;
+
+ public:
+  std::vector<std::vector<float>> tables;
+  wire::ParamSetLayout layout;
+  std::unique_ptr<client::Client> client;
+  uint32_t set = 0;
+};
+
+void look_up(Pair& pair, uint32_t table, std::span<const int64_t> ids) {
+  pair.client->pull(pair.set, table, ids.data(), ids.size(), false);
+}
+
+void step(Pair& pair, wire::UpdateMode mode, std::span<const int64_t> ids) {
+  const std::vector<float> rows(ids.size(), 1.0f);
+  client::StepPush push;
+  push.configs = pair.layout.configs;
+  for (uint32_t t = 0; t < kTables; ++t) {
+    push.tables.push_back({t, ids.data(), ids.size(), rows.data()});
+  }
+  if (mode == wire::UpdateMode::kRounds) {
+    pair.client->push(pair.set, push);
+  } else {
+    pair.client->enqueue(pair.set, push);
+  }
+}
+
+std::vector<int64_t> batch(int at) {
+  return {at % kRows, (at + 20) % kRows, (3 * at + 40) % kRows};
+}
+
+// Each step declares a batch to come, looks its own up, and pushes ones; others look rows up all
+// the time, those of batches to come.
+void train_beside_lookups(wire::UpdateMode mode) {
+  Pair pair(mode);
+  std::atomic<bool> stop{false};
+  std::atomic<int> now{0};
+  std::vector<std::thread> readers;
+  for (uint32_t t = 0; t < kTables; ++t) {
+    readers.emplace_back([&pair, &stop, &now, t] {
+      for (int i = 0; !stop; ++i) look_up(pair, t, batch(now.load() + i % (kAhead + 1)));
+    });
+  }
+  std::vector<float> expected(kRows);
+  for (int at = 0; at < kSteps; ++at) {
+    now = at;
+    const auto ids = batch(at);
+    const auto next = batch(at + kAhead);
+    const std::vector<client::ComingIds> coming{{0, next.data(), next.size(), false},
+                                                {1, next.data(), next.size(), false}};
+    pair.client->prefetch(pair.set, coming, false);
+    for (uint32_t t = 0; t < kTables; ++t) look_up(pair, t, ids);
+    step(pair, mode, ids);
+    for (const int64_t id : ids) expected[static_cast<size_t>(id)] -= 1.0f;
+  }
+  stop = true;
+  for (std::thread& reader : readers) reader.join();
+  pair.client->drain(pair.set);
+  pair.client->leave(pair.set);
+  pair.client->pull_all_rows(pair.set);
+  for (uint32_t t = 0; t < kTables; ++t) CHECK(pair.tables[t] == expected);
+}
+
+}  // namespace
+
+TEST(prefetch_beside_lookups_of_other_threads_in_rounds) {
+  train_beside_lookups(wire::UpdateMode::kRounds);
+}
+
+TEST(prefetch_beside_lookups_of_other_threads_on_arrival) {
+  train_beside_lookups(wire::UpdateMode::kOnArrival);
+}

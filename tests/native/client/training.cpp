@@ -1,0 +1,307 @@
+// Copyright (c) 2026 The torch_cpudist authors.
+// SPDX-License-Identifier: BSD-3-Clause
+//
+// Clients against real servers over the in-process network, each trainer in a thread: rounds,
+// faults, interrupts and silence.
+
+#include <atomic>
+#include <chrono>
+#include <functional>
+#include <future>
+#include <memory>
+#include <numeric>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "client/client.h"
+#include "server/server.h"
+#include "support/check.h"
+#include "support/run_all.h"
+#include "transport/inproc/channel.h"
+
+namespace {
+
+using cpudist::testing::run_all;
+
+using namespace cpudist;  // NOLINT: a test of this namespace
+
+constexpr uint32_t kRows = 30;
+constexpr uint32_t kDim = 4;
+constexpr uint32_t kElements = 10;
+
+struct Trainer {
+  std::unique_ptr<client::Client> client;
+  uint32_t rank = 0;
+  uint32_t set = 0;
+  std::vector<float> table = std::vector<float>(kRows * kDim);
+  std::vector<float> dense = std::vector<float>(kElements);
+  std::atomic<bool> interrupt{false};
+  std::function<void()> handle_signal = [] {};  // runs before the interrupt is seen
+};
+
+class Cluster {
+ public:
+  // `last_cap_bytes`: memory cap of the last server.
+  Cluster(uint32_t trainer_count, uint32_t server_count, const transport::FaultPlan& plan = {},
+          uint64_t last_cap_bytes = 0)
+      : network_(transport::InprocNetwork::create(plan)), trainers(trainer_count) {
+    server::ServerOptions options;
+    options.run_id = 7;
+    options.server_count = server_count;
+    options.trainer_count = trainer_count;
+    options.reconnect_grace_ms = 20000;
+    for (uint32_t s = 0; s < server_count; ++s) {
+      options.shard_id = s;
+      options.memory_cap_bytes = s + 1 == server_count ? last_cap_bytes : 0;
+      servers_.push_back(std::make_unique<server::Server>(options));
+      listeners_.push_back(network_->listen("server" + std::to_string(s), servers_[s].get()));
+      addresses_.push_back(listeners_[s]->addresses());
+    }
+    cpudist::kernels::OptimizerConfig sgd;
+    sgd.lr = 0.5;
+    layout.configs = {sgd};
+    layout.tables = {wire::TableSpec{"words", kRows, kDim, 0}};
+    layout.blocks = {
+        wire::BlockSpec{"dense.block0", 6, wire::DType::kFloat32, 0, 0, 0, 0, 1},
+        wire::BlockSpec{"dense.block1", 4, wire::DType::kFloat32, server_count - 1, 0, 0, 6, 1}};
+    for (uint32_t r = 0; r < trainer_count; ++r) {
+      trainers[r].rank = r;
+      trainers[r].client = make_client(trainers[r], trainer_count);
+    }
+    std::vector<std::function<void()>> starts;
+    for (Trainer& trainer : trainers) starts.push_back([&] { start(trainer); });
+    run_all(starts);
+  }
+  ~Cluster() {
+    for (Trainer& trainer : trainers) trainer.client.reset();
+    for (const auto& server : servers_) server->stop();
+    for (const auto& listener : listeners_) listener->stop();
+  }
+  Cluster(const Cluster&) = delete;
+  Cluster& operator=(const Cluster&) = delete;
+
+  transport::FaultCounts faults() const { return network_->counts(); }
+
+ private:
+  std::unique_ptr<client::Client> make_client(Trainer& trainer, uint32_t trainer_count) {
+    client::ClientOptions options;
+    options.rpc_retries = 1000;  // plans cut links far more often than any network
+    options.run_id = 7;
+    options.trainer_rank = trainer.rank;
+    options.trainer_count = trainer_count;
+    options.reconnect_grace_ms = 20000;
+    options.probe_ms = 10;
+    options.resend_ms = 10;
+    options.round_deadline_ms = 20000;
+    options.servers = addresses_;
+    options.interrupted = [&trainer] {
+      if (!trainer.interrupt.exchange(false)) return false;
+      trainer.handle_signal();
+      return true;
+    };
+    return std::make_unique<client::Client>(options, [this](transport::ConnectionHandler* handler) {
+      return make_connector(network_->connector(handler), nullptr);
+    });
+  }
+  void start(Trainer& trainer) {
+    client::Client& client = *trainer.client;
+    client.connect();
+    trainer.set = client.open(layout);
+    if (trainer.rank == 0) {
+      std::vector<int64_t> keys(kRows);
+      std::iota(keys.begin(), keys.end(), 0);
+      std::iota(trainer.table.begin(), trainer.table.end(), 0.0f);
+      std::iota(trainer.dense.begin(), trainer.dense.end(), 0.0f);
+      client.store_table(trainer.set, 0, keys, trainer.table.data(), nullptr, nullptr, 0);
+      client.store_parameter(trainer.set, 0, trainer.dense.data(), nullptr, 0);
+    }
+    client.ready(trainer.set);
+    client.bind_table(trainer.set, 0, trainer.table.data());
+    std::vector<void*> weights{trainer.dense.data()};
+    client.pull_dense(trainer.set, weights);
+  }
+
+  std::shared_ptr<transport::InprocNetwork> network_;
+  std::vector<std::unique_ptr<server::Server>> servers_;
+  std::vector<std::unique_ptr<transport::Listener>> listeners_;
+  std::vector<std::vector<std::string>> addresses_;
+
+ public:
+  wire::ParamSetLayout layout;
+  std::vector<Trainer> trainers;
+};
+
+uint64_t step_once(Trainer& trainer, const wire::ParamSetLayout& layout, int64_t step,
+                   double clip_norm = 0.0) {
+  const std::vector<int64_t> ids{step % kRows, (step * 7 + trainer.rank) % kRows, step % kRows};
+  trainer.client->pull(trainer.set, 0, ids.data(), ids.size(), false);
+  std::vector<float> rows;
+  for (const int64_t id : ids) {
+    for (uint32_t d = 0; d < kDim; ++d) {
+      rows.push_back(trainer.table[static_cast<size_t>(id) * kDim + d] * 0.01f + 1.0f);
+    }
+  }
+  std::vector<float> gradient(kElements, 0.25f * static_cast<float>(trainer.rank + 1));
+  client::StepPush push;
+  push.clip_norm = clip_norm;
+  push.configs = layout.configs;
+  push.parameters = {{0, gradient.data()}};
+  push.tables = {{0, ids.data(), ids.size(), rows.data()}};
+  push.weights = {trainer.dense.data()};
+  return trainer.client->push(trainer.set, push);
+}
+
+// What a script does after an interrupted step: opt.flush().
+void refresh(Trainer& trainer) {
+  std::vector<void*> weights{trainer.dense.data()};
+  trainer.client->pull_dense(trainer.set, weights);
+}
+
+struct Weights {
+  std::vector<float> table, dense;
+  transport::FaultCounts faults;
+};
+
+Weights train(const transport::FaultPlan& plan, double clip_norm) {
+  Cluster cluster(2, 2, plan);
+  std::vector<std::function<void()>> calls;
+  for (Trainer& trainer : cluster.trainers) {
+    calls.push_back([&] {
+      for (int64_t step = 0; step < 8; ++step) {
+        CHECK_EQ(step_once(trainer, cluster.layout, step, clip_norm), step);
+      }
+      trainer.client->pull_all_rows(trainer.set);
+    });
+  }
+  run_all(calls);
+  CHECK(cluster.trainers[0].table == cluster.trainers[1].table);
+  CHECK(cluster.trainers[0].dense == cluster.trainers[1].dense);
+  return {cluster.trainers[0].table, cluster.trainers[0].dense, cluster.faults()};
+}
+
+TEST(client_training_averages_over_trainers) {
+  const Weights weights = train({}, 0.0);
+  for (uint32_t i = 0; i < kElements; ++i) {
+    CHECK_NEAR(weights.dense[i], static_cast<float>(i) - 8 * 0.5f * 0.375f, 1e-5);
+  }
+}
+
+TEST(client_training_is_bit_identical_under_faults) {
+  transport::FaultPlan plan;
+  plan.drop = 0.2;
+  plan.duplicate = 0.2;
+  plan.reorder = 0.2;
+  plan.cut = 0.02;
+  plan.seed = 3;
+  const Weights calm = train({}, 0.75);
+  const Weights rough = train(plan, 0.75);
+  CHECK(calm.table == rough.table);
+  CHECK(calm.dense == rough.dense);
+  CHECK(rough.faults.dropped > 0);
+  CHECK(rough.faults.duplicated > 0);
+  CHECK(rough.faults.reordered > 0);
+  CHECK(rough.faults.cut > 0);
+}
+
+TEST(client_training_resumes_an_interrupted_push) {
+  Cluster cluster(2, 2);
+  Trainer& first = cluster.trainers[0];
+  Trainer& second = cluster.trainers[1];
+  first.interrupt = true;
+  ErrorCode code = ErrorCode::kInternal;
+  try {
+    step_once(first, cluster.layout, 0, 0.75);
+  } catch (const Error& error) {
+    code = error.code();
+  }
+  CHECK_EQ(code, ErrorCode::kInterrupted);
+  // The second phase of the interrupted round is sent when the first trainer calls again.
+  run_all({[&] {
+             CHECK_EQ(step_once(second, cluster.layout, 0, 0.75), 0);
+             CHECK_EQ(step_once(second, cluster.layout, 1, 0.75), 1);
+           },
+           [&] {
+             // A gradient on values from before the interrupted round is refused.
+             CHECK_THROWS(step_once(first, cluster.layout, 1, 0.75), Error);
+             refresh(first);
+             CHECK_EQ(step_once(first, cluster.layout, 1, 0.75), 1);
+           }});
+  CHECK(first.dense == second.dense);
+}
+
+TEST(client_training_takes_in_answers_that_came_during_an_interrupt) {
+  Cluster cluster(2, 2);
+  Trainer& first = cluster.trainers[0];
+  Trainer& second = cluster.trainers[1];
+  std::promise<void> handling;
+  std::promise<void> pushed;
+  first.handle_signal = [&] {
+    handling.set_value();
+    pushed.get_future().wait_for(std::chrono::seconds(20));
+  };
+  first.interrupt = true;
+  run_all({[&] { CHECK_THROWS(step_once(first, cluster.layout, 0), Error); },
+           [&] {
+             handling.get_future().wait_for(std::chrono::seconds(20));
+             CHECK_EQ(step_once(second, cluster.layout, 0), 0);
+             pushed.set_value();
+           }});
+  refresh(first);
+  run_all({[&] { CHECK_EQ(step_once(first, cluster.layout, 1), 1); },
+           [&] { CHECK_EQ(step_once(second, cluster.layout, 1), 1); }});
+  CHECK(first.dense == second.dense);
+}
+
+TEST(client_training_stops_when_only_some_servers_took_a_push) {
+  Cluster cluster(1, 2, {}, 64);
+  Trainer& trainer = cluster.trainers[0];
+  const auto message = [&](ErrorCode code) -> std::string {
+    try {
+      step_once(trainer, cluster.layout, 0);
+    } catch (const Error& error) {
+      CHECK_EQ(error.code(), code);
+      return error.what();
+    }
+    return "nothing was thrown";
+  };
+  CHECK(message(ErrorCode::kOverloaded).find("memory_cap_bytes = 64") != std::string::npos);
+  const std::string text = message(ErrorCode::kClosed);
+  CHECK(text.find("taken by server 0 but refused by server 1") != std::string::npos);
+}
+
+TEST(client_training_joins_after_leaving) {
+  Cluster cluster(2, 2);
+  Trainer& first = cluster.trainers[0];
+  Trainer& second = cluster.trainers[1];
+  second.client->leave(second.set);
+  CHECK_EQ(step_once(first, cluster.layout, 0), 0);
+  CHECK_EQ(step_once(first, cluster.layout, 1), 1);
+  std::atomic<bool> joined{false};
+  struct SetAtEnd {
+    std::atomic<bool>& flag;
+    ~SetAtEnd() { flag = true; }
+  };
+  run_all({[&] {
+             {
+               const SetAtEnd at_end{joined};
+               CHECK(step_once(second, cluster.layout, 2) >= 2);
+             }
+             second.client->leave(second.set);
+           },
+           [&] {
+             int64_t step = 2;
+             while (!joined) step_once(first, cluster.layout, step++);
+           }});
+  CHECK(!second.client->is_member(second.set));
+}
+
+TEST(client_training_says_goodbye_once) {
+  Cluster cluster(1, 2);
+  Trainer& trainer = cluster.trainers[0];
+  trainer.client->goodbye();
+  trainer.client->goodbye();
+  CHECK_THROWS(step_once(trainer, cluster.layout, 0), Error);
+}
+
+}  // namespace

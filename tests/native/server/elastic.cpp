@@ -1,0 +1,243 @@
+// Copyright (c) 2026 The torch_cpudist authors.
+// SPDX-License-Identifier: BSD-3-Clause
+//
+// Trainers that come, are lost and come back while a server goes on.
+
+#include <chrono>
+#include <thread>
+
+#include "support/server_fixture.h"
+
+namespace cpudist::testing {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+TimePoint soon() { return Clock::now() + seconds(20); }
+
+wire::ParamSetLayout on_arrival(uint64_t max_staleness = wire::kAnyStaleness) {
+  wire::ParamSetLayout layout = small_layout();
+  layout.mode = wire::UpdateMode::kOnArrival;
+  layout.max_staleness = max_staleness;
+  return layout;
+}
+
+server::ServerOptions elastic(uint32_t trainers, uint64_t rejoin_ms = 600000) {
+  server::ServerOptions options = server_options(trainers);
+  options.elastic = true;
+  options.reconnect_grace_ms = 30;
+  options.rejoin_ms = rejoin_ms;
+  return options;
+}
+
+PushSpec ones() {
+  PushSpec spec;
+  spec.blocks[0] = {1, 1, 1, 1};
+  return spec;
+}
+
+// Waits until the server counts so many as lost.
+void await_lost(const server::Server& server, uint64_t count) {
+  const TimePoint deadline = soon();
+  while (server.stats().lost != count) {
+    CHECK(Clock::now() < deadline);
+    std::this_thread::sleep_for(milliseconds(1));
+  }
+}
+
+void enter(Trainer& trainer, const World& world, uint32_t trainers) {
+  trainer.reply(trainer.hello(trainers, 1), wire::FrameKind::kHello);
+  const auto open = trainer.ask(wire::FrameKind::kOpen, encode(world.layout));
+  CHECK(wire::decode_round_reply(view(trainer.reply(open).payload)).ready);
+  trainer.reply(trainer.ask(wire::FrameKind::kReady));
+}
+
+void say_goodbye(Trainer& trainer) {
+  trainer.reply(trainer.ask(wire::FrameKind::kGoodbye, Buffer(), wire::kNoParamSet));
+}
+
+}  // namespace
+
+TEST(elastic_lost_trainer_comes_back_as_a_newer_incarnation) {
+  World world(on_arrival(), elastic(2));
+  world[1].reply(world.push(1, ones()));
+  world[1].disconnect();
+  await_lost(world.server, 1);
+  world[0].reply(world.push(0, ones()));  // goes on meanwhile
+  Trainer same(world.server, 1, 1);
+  CHECK(contains(same.error(same.hello(2, 1), ErrorCode::kPeerLost),
+                 "only a restart of it can come back"));
+  Trainer newer(world.server, 1, 2);
+  enter(newer, world, 2);
+  CHECK_EQ(world.server.stats().lost, 0);
+  newer.reply(newer.ask(wire::FrameKind::kPush, make_push(world.layout, ones())));
+  CHECK_EQ(world.floats(0)[0], 7.0f);
+  Trainer older(world.server, 1, 1);
+  older.error(older.hello(2, 1), ErrorCode::kFenced);
+}
+
+TEST(elastic_newer_incarnation_may_come_before_the_loss_is_noticed) {
+  server::ServerOptions options = elastic(2);
+  options.reconnect_grace_ms = 60000;
+  World world(on_arrival(1), options);
+  world[0].reply(world.push(0, ones()));
+  const auto held = world.push(0, ones());
+  CHECK(world[0].waits(held));
+  Trainer newer(world.server, 1, 2);
+  enter(newer, world, 2);
+  CHECK(!world[0].waits(held));  // the older one's gradient will never come
+  CHECK(world[1].connection()->closed());
+  CHECK_THROWS(world.push(1, ones()), Error);  // fenced
+  newer.reply(newer.ask(wire::FrameKind::kPush, make_push(world.layout, ones())));
+  CHECK_EQ(world.floats(0)[0], 7.0f);
+}
+
+TEST(elastic_waiting_push_of_a_lost_trainer_is_dropped_whole) {
+  World world(on_arrival(1), elastic(2));
+  world[1].reply(world.push(1, ones()));
+  CHECK(world[1].waits(world.push(1, ones())));
+  world[1].disconnect();
+  await_lost(world.server, 1);
+  const TimePoint deadline = soon();
+  while (world.server.stats().pending_bytes != 0) CHECK(Clock::now() < deadline);
+  world[0].reply(world.push(0, ones()));
+  CHECK_EQ(world.floats(0)[0], 8.0f);
+}
+
+TEST(elastic_requests_of_a_lost_trainer_do_nothing) {
+  server::ServerOptions options = elastic(1);
+  options.liveness_ms = 50;
+  World world(on_arrival(1), options);
+  CHECK(world[0].connection()->wait_for_close(soon()));
+  // Frames that were read before the close reached its thread.
+  world[0].ask(wire::FrameKind::kOpen, encode(world.layout));
+  world.push(0, ones());
+  CHECK_EQ(world.server.stats().rounds, 0);
+}
+
+TEST(elastic_rank_beyond_the_count_joins_on_arrival_only) {
+  World world(on_arrival(), elastic(1));
+  Trainer late(world.server, 5);
+  enter(late, world, 1);
+  late.reply(late.ask(wire::FrameKind::kPush, make_push(world.layout, ones())));
+  CHECK_EQ(world.floats(0)[0], 9.0f);
+  CHECK_EQ(world.server.stats().trainers, 2);
+
+  World rounds(small_layout(), elastic(1));
+  Trainer other(rounds.server, 1);
+  other.reply(other.hello(1, 1), wire::FrameKind::kHello);
+  const auto open = other.ask(wire::FrameKind::kOpen, encode(rounds.layout));
+  CHECK(contains(other.error(open, ErrorCode::kConfigMismatch), "only Async takes more"));
+
+  World fixed(on_arrival(), server_options(1));
+  Trainer stranger(fixed.server, 1);
+  stranger.error(stranger.hello(1, 1), ErrorCode::kConfigMismatch);
+}
+
+TEST(elastic_barrier_goes_on_without_a_lost_trainer) {
+  World world(on_arrival(), elastic(3));
+  const auto first = world[0].ask(wire::FrameKind::kBarrier, Buffer(), wire::kNoParamSet);
+  const auto second = world[1].ask(wire::FrameKind::kBarrier, Buffer(), wire::kNoParamSet);
+  CHECK(world[0].waits(first));
+  world[2].disconnect();
+  CHECK(world[0].connection()->wait_for_answer(first, soon()));
+  CHECK(world[1].connection()->wait_for_answer(second, soon()));
+  world[0].reply(first);
+  world[1].reply(second);
+  const auto again = world[0].ask(wire::FrameKind::kBarrier, Buffer(), wire::kNoParamSet);
+  world[1].reply(world[1].ask(wire::FrameKind::kBarrier, Buffer(), wire::kNoParamSet));
+  world[0].reply(again);
+}
+
+TEST(elastic_rounds_do_not_begin_without_a_trainer_that_never_came) {
+  server::ServerOptions options = elastic(2);
+  options.join_deadline_ms = 30;
+  server::Server server(options);
+  Trainer first(server, 0, 1);
+  first.reply(first.hello(2, 1), wire::FrameKind::kHello);
+  await_lost(server, 1);
+  first.error(first.ask(wire::FrameKind::kOpen, encode(small_layout())), ErrorCode::kPeerLost);
+  // Once it has come, both are members.
+  Trainer second(server, 1, 1);
+  second.reply(second.hello(2, 1), wire::FrameKind::kHello);
+  Trainer again(server, 0, 2);
+  again.reply(again.hello(2, 1), wire::FrameKind::kHello);
+  for (Trainer* trainer : {&again, &second}) {
+    trainer->reply(trainer->ask(wire::FrameKind::kOpen, encode(small_layout())));
+  }
+}
+
+TEST(elastic_barrier_of_rounds_fails_for_a_lost_trainer) {
+  World world(small_layout(), elastic(2));
+  const auto barrier = world[0].ask(wire::FrameKind::kBarrier, Buffer(), wire::kNoParamSet);
+  world[1].disconnect();
+  CHECK(world[0].connection()->wait_for_answer(barrier, soon()));
+  world[0].error(barrier, ErrorCode::kPeerLost);
+}
+
+TEST(elastic_server_is_done_once_a_lost_trainer_is_given_up) {
+  World world(on_arrival(), elastic(2, 100));
+  world[1].disconnect();
+  say_goodbye(world[0]);
+  const TimePoint began = Clock::now();
+  CHECK(world.server.wait_done(soon()));
+  CHECK(Clock::now() - began >= milliseconds(100));
+}
+
+TEST(elastic_server_waits_for_a_trainer_that_is_back) {
+  World world(on_arrival(), elastic(2, 300));
+  world[1].disconnect();
+  await_lost(world.server, 1);
+  Trainer newer(world.server, 1, 2);
+  enter(newer, world, 2);
+  say_goodbye(world[0]);
+  CHECK(!world.server.wait_done(Clock::now() + milliseconds(500)));
+  say_goodbye(newer);
+  CHECK(world.server.wait_done(soon()));
+}
+
+TEST(elastic_values_outlive_the_others_while_a_lost_trainer_may_return) {
+  World world(on_arrival(), elastic(2));
+  world[0].reply(world.push(0, ones()));
+  world[1].disconnect();
+  await_lost(world.server, 1);
+  say_goodbye(world[0]);
+  Trainer newer(world.server, 1, 2);
+  enter(newer, world, 2);
+  const wire::Frame reply =
+      newer.reply(newer.ask(wire::FrameKind::kPush, make_push(world.layout, ones())));
+  CHECK_EQ(world.dense(reply).version.round, 2);
+  say_goodbye(newer);
+  CHECK(world.server.wait_done(soon()));
+  CHECK_EQ(world.server.stats().rows, 0);
+}
+
+TEST(elastic_goodbye_and_then_a_newer_incarnation) {
+  World world(on_arrival(), elastic(2));
+  say_goodbye(world[1]);
+  Trainer newer(world.server, 1, 2);
+  enter(newer, world, 2);
+  newer.reply(newer.ask(wire::FrameKind::kPush, make_push(world.layout, ones())));
+  CHECK_EQ(world.floats(0)[0], 9.0f);
+  say_goodbye(world[0]);
+  CHECK(!world.server.wait_done(Clock::now()));
+  say_goodbye(newer);
+  CHECK(world.server.wait_done(soon()));
+}
+
+TEST(elastic_trainer_zero_lost_before_ready_is_told_to_all_and_may_return) {
+  World world(on_arrival(), elastic(2), false);
+  const auto ready = world[1].ask(wire::FrameKind::kReady);
+  world[0].disconnect();
+  CHECK(world[1].connection()->wait_for_answer(ready, soon()));
+  world[1].error(ready, ErrorCode::kPeerLost);
+  Trainer newer(world.server, 0, 2);
+  newer.reply(newer.hello(2, 1), wire::FrameKind::kHello);
+  newer.reply(newer.ask(wire::FrameKind::kOpen, encode(world.layout)));
+  newer.reply(newer.ask(wire::FrameKind::kStore, store_all(world.layout, world.options)));
+  newer.reply(newer.ask(wire::FrameKind::kReady));
+  world[1].reply(world[1].ask(wire::FrameKind::kReady));
+}
+
+}  // namespace cpudist::testing

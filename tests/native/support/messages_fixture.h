@@ -1,0 +1,211 @@
+// Copyright (c) 2026 The torch_cpudist authors.
+// SPDX-License-Identifier: BSD-3-Clause
+//
+// One valid payload of every kind, and the decoder that reads it.
+
+#pragma once
+
+#include <cstring>
+#include <functional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "wire/messages.h"
+
+namespace cpudist::testing {
+
+inline std::span<const uint8_t> view_of(const Buffer& buffer) {
+  return {buffer.data(), buffer.size()};
+}
+
+inline kernels::OptimizerConfig adagrad(double lr) {
+  kernels::OptimizerConfig config;
+  config.kind = kernels::OptimizerKind::kAdagrad;
+  config.lr = lr;
+  config.eps = 1e-10;
+  return config;
+}
+
+inline wire::ParamSetLayout sample_layout() {
+  wire::ParamSetLayout layout;
+  layout.configs = {adagrad(0.1), adagrad(0.2)};
+  layout.tables = {{"users", 100, 3, 0}, {"items", 1ull << 40, 2, 1}, {"words", 7, 1, 0}};
+  layout.blocks = {{"bias", 5, wire::DType::kFloat32, 0, 0, 0, 0, 1},
+                   {"weight.block0", 6, wire::DType::kFloat64, 1, 1, 1, 0, 3},
+                   {"weight.block1", 3, wire::DType::kFloat64, 0, 1, 1, 6, 3},
+                   {"nothing", 0, wire::DType::kFloat32, 0, 0, 2, 0, 1}};
+  return layout;
+}
+
+inline const std::vector<int64_t>& sample_keys() {
+  static const std::vector<int64_t> keys = {99, 0, 42};
+  return keys;
+}
+
+inline std::vector<wire::TableRef> sample_tables() {
+  return {{.table = 0, .row_count = 3, .dim = 3, .state_elements = 3, .counts = true, .step = 4},
+          {.table = 1, .row_count = 3, .dim = 2, .state_elements = 0, .counts = false, .step = 5},
+          {.table = 2, .row_count = 0, .dim = 1, .state_elements = 1, .counts = true, .step = 0}};
+}
+
+inline std::vector<wire::BlockRef> sample_blocks() {
+  return {{.block = 0, .size_bytes = 20, .state_bytes = 20, .step = 1},
+          {.block = 2, .size_bytes = 24, .state_bytes = 0, .step = 2},
+          {.block = 3, .size_bytes = 0, .state_bytes = 0, .step = 3}};
+}
+
+inline void fill_keys(const std::vector<int64_t*>& keys) {
+  for (size_t t = 0; t < 2; ++t) std::memcpy(keys[t], sample_keys().data(), 24);
+}
+
+// Element i of section s is 100 s + i.
+inline void fill_floats(const std::vector<float*>& sections,
+                        const std::vector<wire::TableRef>& refs) {
+  for (size_t s = 0; s < sections.size(); ++s) {
+    for (size_t i = 0; i < refs[s].row_count * refs[s].dim; ++i) {
+      sections[s][i] = static_cast<float>(100 * s + i);
+    }
+  }
+}
+
+inline Buffer sample_push(const wire::ParamSetLayout& layout) {
+  wire::PushHeader header;
+  header.round = 17;
+  header.step = 5;
+  header.weight = 2.5;
+  header.samples = 1000;
+  header.steps = 7;
+  header.clip_value = 0.5;
+  header.clip_norm = 1.5;
+  header.configs = layout.configs;
+  const auto tables = sample_tables();
+  wire::FilledPush filled = wire::layout_push(header, sample_blocks(), tables, nullptr);
+  fill_keys(filled.keys);
+  fill_floats(filled.rows, tables);
+  std::memset(filled.blocks[0], 0x11, 20);
+  std::memset(filled.blocks[1], 0x22, 24);
+  return std::move(filled.payload);
+}
+
+inline Buffer sample_holding_push(const wire::ParamSetLayout& layout) {
+  wire::PushHeader header;
+  header.configs = layout.configs;
+  const std::vector<uint64_t> used{7, 9};
+  wire::HoldRefs holds;
+  holds.since = 11;
+  holds.kept_from = 13;
+  holds.tables = sample_tables();
+  holds.used = used;
+  wire::FilledPush filled = wire::layout_push(header, {}, {}, nullptr, &holds);
+  fill_keys(filled.held);
+  return std::move(filled.payload);
+}
+
+inline Buffer sample_store() {
+  const auto tables = sample_tables();
+  wire::FilledStore filled = wire::layout_store(sample_blocks(), tables, nullptr);
+  fill_keys(filled.keys);
+  fill_floats(filled.weights, tables);
+  for (size_t i = 0; i < 9; ++i) filled.state[0][i] = static_cast<float>(i) / 2;
+  for (uint32_t i = 0; i < 3; ++i) filled.counts[0][i] = i + 1;
+  std::memset(filled.block_weights[0], 0x33, 20);
+  std::memset(filled.block_state[0], 0x44, 20);
+  std::memset(filled.block_weights[1], 0x55, 24);
+  return std::move(filled.payload);
+}
+
+inline Buffer sample_dense() {
+  wire::FilledPush filled = wire::layout_dense(18, sample_blocks(), nullptr);
+  std::memset(filled.blocks[0], 0x66, 20);
+  std::memset(filled.blocks[1], 0x77, 24);
+  return std::move(filled.payload);
+}
+
+inline Buffer sample_changes() {
+  wire::ChangesHeader header;
+  header.version = wire::Version{20, 300};
+  header.version.steps = 41;
+  header.members = 3;
+  header.more = true;
+  const auto tables = sample_tables();
+  wire::FilledPush filled = wire::layout_changes(header, sample_blocks(), tables, nullptr);
+  fill_keys(filled.keys);
+  fill_floats(filled.rows, tables);
+  std::memset(filled.blocks[0], 0x11, 20);
+  std::memset(filled.blocks[1], 0x22, 24);
+  return std::move(filled.payload);
+}
+
+inline Buffer sample_dense_with_rows() {
+  const auto tables = sample_tables();
+  wire::FilledPush filled = wire::layout_dense(18, {}, nullptr, tables);
+  fill_keys(filled.keys);
+  fill_floats(filled.rows, tables);
+  return std::move(filled.payload);
+}
+
+inline Buffer sample_pull() {
+  const auto tables = sample_tables();
+  wire::FilledKeys filled = wire::layout_pull(tables, nullptr, 21);
+  fill_keys(filled.keys);
+  return std::move(filled.payload);
+}
+
+inline Buffer sample_rows() {
+  const auto tables = sample_tables();
+  wire::FilledRows filled = wire::layout_rows(19, tables, nullptr);
+  fill_floats(filled.rows, tables);
+  return std::move(filled.payload);
+}
+
+struct Sample {
+  std::string name;
+  Buffer payload;
+  std::function<void(std::span<const uint8_t>)> decode;
+};
+
+inline std::vector<Sample> all_samples() {
+  using namespace wire;  // NOLINT
+  const auto layout = std::make_shared<wire::ParamSetLayout>(sample_layout());
+  using Bytes = std::span<const uint8_t>;
+  std::vector<Sample> samples;
+  const auto add = [&](const char* name, Buffer payload, std::function<void(Bytes)> decode) {
+    samples.push_back({name, std::move(payload), std::move(decode)});
+  };
+  add("hello", encode(wire::Hello{4, 2, 1, 77, "host-a pid 1"}),
+      [](Bytes b) { wire::decode_hello(b); });
+  add("error", encode(wire::ErrorReply{ErrorCode::kFenced, "gone"}),
+      [](Bytes b) { wire::decode_error(b); });
+  add("probe", encode(wire::ProbeReply{true, {1, 2, 3}}),
+      [](Bytes b) { wire::decode_probe_reply(b); });
+  add("layout", encode(*layout), [](Bytes b) { wire::decode_layout(b); });
+  wire::ParamSetLayout grouped = sample_layout();
+  grouped.trainer_groups = {0, 1, 0};
+  add("layout with groups", encode(grouped), [](Bytes b) { wire::decode_layout(b); });
+  add("norm", encode(wire::PushNorm{3, 2.0}), [](Bytes b) { wire::decode_push_norm(b); });
+  add("commit", encode(wire::Commit{3, 2.0}), [](Bytes b) { wire::decode_commit(b); });
+  add("join", encode(wire::Join{wire::JoinStep::kMember, 9}),
+      [](Bytes b) { wire::decode_join(b); });
+  add("round", encode(wire::RoundReply{9}), [](Bytes b) { wire::decode_round_reply(b); });
+  add("barrier", encode(wire::BarrierReply{{{0, 3}, {2, 5}}}),
+      [](Bytes b) { wire::decode_barrier_reply(b); });
+  add("fetch", encode(wire::FetchRequest{true, 1, 1, sample_keys()}),
+      [](Bytes b) { wire::decode_fetch(b); });
+  add("push", sample_push(*layout), [layout](Bytes b) { wire::decode_push(b, *layout); });
+  add("push with holds", sample_holding_push(*layout),
+      [layout](Bytes b) { wire::decode_push(b, *layout); });
+  add("dense with rows", sample_dense_with_rows(),
+      [layout](Bytes b) { wire::decode_dense(b, *layout); });
+  add("dense", sample_dense(), [layout](Bytes b) { wire::decode_dense(b, *layout); });
+  add("changes", sample_changes(), [layout](Bytes b) { wire::decode_changes(b, *layout); });
+  add("pull", sample_pull(), [layout](Bytes b) { wire::decode_pull(b, *layout); });
+  add("rows", sample_rows(), [](Bytes b) {
+    wire::Version version;
+    wire::decode_rows(b, sample_tables(), &version);
+  });
+  add("store", sample_store(), [layout](Bytes b) { wire::decode_store(b, *layout); });
+  return samples;
+}
+
+}  // namespace cpudist::testing

@@ -1,0 +1,229 @@
+// Copyright (c) 2026 The torch_cpudist authors.
+// SPDX-License-Identifier: BSD-3-Clause
+//
+// Row records, their index, dense blocks and the pool of update threads.
+
+#include <atomic>
+#include <cmath>
+#include <numeric>
+#include <random>
+#include <set>
+#include <stdexcept>
+#include <thread>
+
+#include "server/update_pool.h"
+#include "support/server_fixture.h"
+#include "table/dense_block.h"
+#include "table/hash_index.h"
+#include "table/table.h"
+
+namespace cpudist::testing {
+namespace {
+
+kernels::OptimizerConfig adagrad() {
+  kernels::OptimizerConfig config;
+  config.kind = kernels::OptimizerKind::kAdagrad;
+  config.lr = 0.1;
+  config.initial_accumulator = 0.5;
+  return config;
+}
+
+std::vector<int64_t> first_keys(size_t count) {
+  std::vector<int64_t> keys(count);
+  std::iota(keys.begin(), keys.end(), 0);
+  return keys;
+}
+
+wire::TableRows rows_of(const std::vector<int64_t>& keys, const std::vector<float>& weights) {
+  wire::TableRows rows;
+  rows.keys = keys;
+  rows.weights = weights;
+  return rows;
+}
+
+template <typename Call>
+std::string error_of(ErrorCode code, const Call& call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    CHECK_EQ(error.code(), code);
+    return error.what();
+  }
+  fail(__FILE__, __LINE__, "no error");
+}
+
+}  // namespace
+
+TEST(hash_index_finds_what_was_inserted) {
+  constexpr uint64_t kSalt = 5;
+  table::HashIndex index(kSalt);
+  std::mt19937_64 random(1);
+  std::map<int64_t, uint32_t> expected;
+  while (expected.size() < 20000) {
+    const auto key = static_cast<int64_t>(random());
+    if (expected.contains(key)) continue;
+    const auto record = static_cast<uint32_t>(expected.size());
+    index.insert(key, table::HashIndex::hash(key, kSalt), record);
+    expected[key] = record;
+  }
+  for (const auto& [key, record] : expected) {
+    CHECK_EQ(index.find(key, table::HashIndex::hash(key, kSalt)), record);
+  }
+  CHECK_EQ(index.size(), expected.size());
+  CHECK(index.size_bytes() >= 16 * 20000 * 10 / 6);
+  for (int i = 0; i < 1000; ++i) {
+    const auto key = static_cast<int64_t>(random());
+    if (!expected.contains(key)) {
+      CHECK_EQ(index.find(key, table::HashIndex::hash(key, kSalt)), table::HashIndex::kNone);
+    }
+  }
+}
+
+TEST(table_keeps_rows_over_many_slabs) {
+  constexpr size_t kRows = 120000;
+  table::Table table(0, 0, wire::TableSpec{"t", kRows, 8, 0}, adagrad(), 0, 1);
+  const auto keys = first_keys(kRows);
+  std::vector<float> weights(kRows * 8);
+  for (size_t i = 0; i < weights.size(); ++i) weights[i] = static_cast<float>(i % 1000);
+  table.store(rows_of(keys, weights));
+  CHECK_EQ(table.row_count(), kRows);
+  std::vector<float> gathered(weights.size());
+  table.gather(keys, gathered.data());
+  CHECK(gathered == weights);
+  std::vector<uint32_t> records(kRows);
+  std::vector<uint8_t> shards(kRows);
+  table.find(keys, records.data(), shards.data());
+  CHECK_EQ(std::set<uint32_t>(records.begin(), records.end()).size(), kRows);
+  CHECK_EQ(std::set<uint8_t>(shards.begin(), shards.end()).size(), table::Table::kShards);
+  for (size_t i = 0; i < kRows; i += 997) CHECK_EQ(table.header(records[i]).key, keys[i]);
+}
+
+TEST(table_small_tables_are_small) {
+  table::Table table(0, 0, wire::TableSpec{"t", 10, 4, 0}, sgd(), 0, 1);
+  const std::vector<int64_t> keys = {3};
+  table.store(rows_of(keys, {1, 2, 3, 4}));
+  CHECK(table.size_bytes() < 16384);
+}
+
+TEST(table_stores_state_counts_and_step) {
+  table::Table table(0, 0, wire::TableSpec{"t", 10, 2, 0}, adagrad(), 0, 1);
+  const std::vector<int64_t> keys = {7, 2};
+  const std::vector<float> weights = {1, 2, 3, 4};
+  table.store(rows_of(keys, weights));
+  std::vector<float> got(4), state(4);
+  std::vector<uint32_t> counts(2);
+  table.fetch(keys, got.data(), state.data(), counts.data());
+  CHECK(state == std::vector<float>({0.5f, 0.5f, 0.5f, 0.5f}));
+  CHECK(counts == std::vector<uint32_t>({0, 0}));
+
+  const std::vector<float> new_state = {5, 6, 7, 8};
+  const std::vector<uint32_t> new_counts = {11, 12};
+  wire::TableRows rows = rows_of(keys, weights);
+  rows.state = new_state;
+  rows.counts = new_counts;
+  rows.step = 13;
+  table.store(rows);
+  table.fetch(keys, got.data(), state.data(), counts.data());
+  CHECK(got == weights);
+  CHECK(state == new_state);
+  CHECK(counts == new_counts);
+  CHECK_EQ(table.step(), 13u);
+  CHECK_EQ(table.row_count(), 2u);
+}
+
+TEST(table_refuses_rows_it_cannot_have) {
+  table::Table table(0, 0, wire::TableSpec{"emb", 64, 2, 0}, sgd(), 1, 2);
+  const std::vector<float> weights = {1, 2};
+  const auto store = [&](int64_t key) {
+    const std::vector<int64_t> keys = {key};
+    table.store(rows_of(keys, weights));
+  };
+  CHECK(contains(error_of(ErrorCode::kRowOutOfRange, [&] { store(64); }), "row 64"));
+  CHECK(contains(error_of(ErrorCode::kRowOutOfRange, [&] { store(-1); }), "row -1"));
+  int64_t foreign = 0;
+  while (kernels::bucket_of(foreign, kernels::table_salt(0, 0)) % 2 == 1) ++foreign;
+  CHECK(contains(error_of(ErrorCode::kInvalidArgument, [&] { store(foreign); }), "server 0"));
+  const std::vector<int64_t> unknown = {foreign};
+  std::vector<float> out(2);
+  const auto text =
+      error_of(ErrorCode::kInvalidArgument, [&] { table.gather(unknown, out.data()); });
+  CHECK(contains(text, "emb") && contains(text, "row " + std::to_string(foreign)));
+  const std::vector<float> short_row = {1};
+  error_of(ErrorCode::kInvalidArgument, [&] { table.store(rows_of(unknown, short_row)); });
+  CHECK_EQ(table.row_count(), 0u);
+}
+
+TEST(table_step_rule_follows_the_optimizer) {
+  using kernels::OptimizerKind;
+  kernels::OptimizerConfig config;
+  for (const auto kind : {OptimizerKind::kSgd, OptimizerKind::kAdagrad,
+                          OptimizerKind::kRowWiseAdagrad, OptimizerKind::kSparseAdam}) {
+    config.kind = kind;
+    CHECK(!counts_per_row(config));
+  }
+  for (const auto kind : {OptimizerKind::kAdam, OptimizerKind::kAdamW, OptimizerKind::kRmsprop,
+                          OptimizerKind::kFtrl}) {
+    config.kind = kind;
+    CHECK(counts_per_row(config));
+  }
+  config.kind = OptimizerKind::kSgd;
+  config.momentum = 0.9;
+  CHECK(counts_per_row(config));
+  config.momentum = 0;
+  config.weight_decay = 0.1;
+  CHECK(counts_per_row(config));
+}
+
+TEST(table_dense_block_stores_and_updates) {
+  wire::BlockSpec spec;
+  spec.name = "b";
+  spec.elements = 3;
+  spec.dtype = wire::DType::kFloat64;
+  table::DenseBlock block(0, spec, adagrad());
+  CHECK(!block.stored());
+  const std::vector<double> weights = {1, 2, 3};
+  wire::BlockValues values;
+  values.weights = {reinterpret_cast<const uint8_t*>(weights.data()), 24};
+  values.step = 4;
+  block.store(values);
+  CHECK_EQ(block.state().size(), 24u);
+  const std::vector<double> gradient = {1, 0, -1};
+  block.update(adagrad(), gradient.data());
+  CHECK_EQ(block.step(), 5u);
+  double updated[3];
+  std::memcpy(updated, block.weight().data(), 24);
+  CHECK_NEAR(updated[0], 1 - 0.1 / std::sqrt(1.5), 1e-12);
+  CHECK_EQ(updated[1], 2.0);
+  values.weights = values.weights.subspan(8);
+  error_of(ErrorCode::kInvalidArgument, [&] { block.store(values); });
+}
+
+TEST(table_update_pool_runs_every_task_once) {
+  for (const uint32_t threads : {1u, 3u}) {
+    server::UpdatePool pool(threads);
+    for (int repeat = 0; repeat < 200; ++repeat) {
+      std::vector<std::atomic<int>> runs(37);
+      pool.run(runs.size(), [&](size_t i) { runs[i].fetch_add(1); });
+      for (const auto& count : runs) CHECK_EQ(count.load(), 1);
+    }
+    CHECK_THROWS(pool.run(5,
+                          [](size_t i) {
+                            if (i == 3) throw std::runtime_error("x");
+                          }),
+                 std::runtime_error);
+  }
+}
+
+TEST(table_update_pool_serves_two_callers) {
+  server::UpdatePool pool(3);
+  std::atomic<int> total{0};
+  const auto call = [&] {
+    for (int i = 0; i < 100; ++i) pool.run(10, [&](size_t) { total.fetch_add(1); });
+  };
+  std::thread other(call);
+  call();
+  other.join();
+  CHECK_EQ(total.load(), 2000);
+}
+
+}  // namespace cpudist::testing
