@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import nn
 
 import torch_cpudist as cpudist
-from torch_cpudist.collective_group import CollectiveGroup
+from torch_cpudist.collective.group import CollectiveGroup
 
 STEPS, WIDTH = 12, 6
 SMALL = {"name": "allreduce", "bucket_bytes": 100}

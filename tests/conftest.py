@@ -58,7 +58,7 @@ def _no_inherited_launch(monkeypatch):
 @pytest.fixture(autouse=True)
 def _no_closed_context():
     """What an earlier test of the same worker has closed is not this test's context."""
-    contexts = sys.modules.get("torch_cpudist.context")
+    contexts = sys.modules.get("torch_cpudist.launch.context")
     if contexts is not None and (last := contexts.last()) and last.closed:
         contexts.set_last(None)
 

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import torch_cpudist as cpudist
-from torch_cpudist.dense_memory import Weights
+from torch_cpudist.model.dense_memory import Weights
 
 PATIENCE_S = 30.0  # reached by a failing test only
 

@@ -25,10 +25,10 @@ from torch._C._distributed_c10d import HashStore
 
 import torch_cpudist as cpudist
 from torch_cpudist import _core
-from torch_cpudist.communicator import Communicator
-from torch_cpudist.config import Server, Sharding
-from torch_cpudist.delay_compensation import DelayCompensation
-from torch_cpudist.outer import Outer
+from torch_cpudist.settings.communicator import Communicator
+from torch_cpudist.settings.delay_compensation import DelayCompensation
+from torch_cpudist.settings.fields import Server, Sharding
+from torch_cpudist.settings.outer import Outer
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 import torch_cpudist as cpudist
-from torch_cpudist.context import _open_contexts
+from torch_cpudist.launch.context import _open_contexts
 from torch_cpudist.testing import run_ranks
 
 # Tensors this small only wait for torch's other threads.

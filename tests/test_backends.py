@@ -18,10 +18,11 @@ import torch.distributed as dist
 from conftest import check_quick
 
 import torch_cpudist as cpudist
-from torch_cpudist import environment
-from torch_cpudist.backends import ccl, ccl_runtime, choice
-from torch_cpudist.collective_group import CollectiveGroup
-from torch_cpudist.layout import Layout, Member
+from torch_cpudist.backends import ccl, ccl_runtime
+from torch_cpudist.collective.group import CollectiveGroup
+from torch_cpudist.launch import backend_choice as choice
+from torch_cpudist.launch import environment
+from torch_cpudist.launch.layout import Layout, Member
 
 
 def layout(hosts=("a", "a"), loads=True, trainers=(0, 1)):
@@ -90,7 +91,7 @@ def test_members_tell_whether_shm_loads():
     def member(rank, loads):
         return Member(rank, rank, 0, "default", "a", "a pid 1", {}, loads)
 
-    from torch_cpudist.layout import assign, one_role
+    from torch_cpudist.launch.layout import assign, one_role
 
     for loads in (True, False):
         members = [member(0, True), member(1, loads)]

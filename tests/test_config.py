@@ -9,8 +9,10 @@ import dataclasses
 import pytest
 
 import torch_cpudist as cpudist
-from torch_cpudist import config, environment, strategies
+from torch_cpudist import strategies
 from torch_cpudist.errors import ConfigurationError
+from torch_cpudist.launch import environment
+from torch_cpudist.settings import fields as config
 
 
 def parsed(**variables):

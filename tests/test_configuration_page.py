@@ -8,7 +8,8 @@ import dataclasses
 
 import configuration_page
 
-from torch_cpudist import config, environment
+from torch_cpudist.launch import environment
+from torch_cpudist.settings import fields as config
 
 
 def test_the_page_is_what_the_script_makes():

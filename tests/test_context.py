@@ -17,7 +17,7 @@ from conftest import check_quick
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import torch_cpudist as cpudist
-from torch_cpudist.files import deal
+from torch_cpudist.machine.files import deal
 from torch_cpudist.testing import run_ranks
 
 

@@ -29,8 +29,9 @@ from sync_cases import (
 from torch import nn
 
 import torch_cpudist as cpudist
-from torch_cpudist import _core, environment, strategies
+from torch_cpudist import _core, strategies
 from torch_cpudist.errors import ConfigurationError
+from torch_cpudist.launch import environment
 from torch_cpudist.testing import Turns
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))

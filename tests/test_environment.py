@@ -6,11 +6,11 @@ from __future__ import annotations
 
 import pytest
 
-from torch_cpudist import environment, layout
 from torch_cpudist.errors import (
     ConfigMismatchError,
     ConfigurationError,
 )
+from torch_cpudist.launch import environment, layout
 
 TORCHRUN = {
     "RANK": "3",

@@ -11,10 +11,10 @@ from sync_cases import run
 from torch import nn
 
 import torch_cpudist as cpudist
-from torch_cpudist.flat_buckets import LEAST_BYTES, plan
-from torch_cpudist.placement import DenseParameter
-from torch_cpudist.row_exchange import Rows
-from torch_cpudist.step_header import MOST_TRAINERS, HeaderForm
+from torch_cpudist.collective.buckets import LEAST_BYTES, plan
+from torch_cpudist.collective.header import MOST_TRAINERS, HeaderForm
+from torch_cpudist.collective.rows import Rows
+from torch_cpudist.model.placement import DenseParameter
 
 
 def train(model: Dense, optimizer: torch.optim.Optimizer) -> torch.Tensor:

@@ -28,7 +28,7 @@ from torch import nn
 
 import torch_cpudist as cpudist
 from torch_cpudist import _core
-from torch_cpudist.context import _open_contexts
+from torch_cpudist.launch.context import _open_contexts
 
 STEPS = 12
 CAP_BYTES = 5440  # 60 more than the dense part, heads and a row of each table take

@@ -29,8 +29,10 @@ from sync_cases import (
 )
 
 import torch_cpudist as cpudist
-from torch_cpudist import _core, environment, host, strategies
-from torch_cpudist.layout import Trainers
+from torch_cpudist import _core, strategies
+from torch_cpudist.launch import environment
+from torch_cpudist.launch.layout import Trainers
+from torch_cpudist.machine import host
 
 PAIRS = ((0, 1), (2, 3))
 STEPS = 12

@@ -14,10 +14,10 @@ from ports import free_port
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import torch_cpudist as cpudist
-from torch_cpudist import host
-from torch_cpudist.environment import Environment
-from torch_cpudist.layout import Layout
-from torch_cpudist.threads import TorchThreads
+from torch_cpudist.launch.environment import Environment
+from torch_cpudist.launch.layout import Layout
+from torch_cpudist.launch.torch_threads import TorchThreads
+from torch_cpudist.machine import host
 
 
 @pytest.fixture

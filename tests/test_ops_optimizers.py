@@ -12,7 +12,7 @@ import torch
 
 from torch_cpudist import _core, ops
 from torch_cpudist.optim import FTRL, RowWiseAdagrad
-from torch_cpudist.optimizer_rules import read_group
+from torch_cpudist.rules.read import read_group
 
 Factory = Callable[[list[torch.Tensor]], torch.optim.Optimizer]
 

@@ -10,7 +10,7 @@ from torch import optim
 
 import torch_cpudist as cpudist
 from torch_cpudist.optim import FTRL, RowWiseAdagrad
-from torch_cpudist.optimizer_rules import check_optimizer, check_use, read_group
+from torch_cpudist.rules.read import check_optimizer, check_use, read_group
 
 
 def parameters():

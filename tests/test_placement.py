@@ -13,8 +13,8 @@ from sync_cases import run
 from torch import nn
 
 import torch_cpudist as cpudist
-from torch_cpudist.optimizer_rules import read_group
-from torch_cpudist.placement import place
+from torch_cpudist.model.placement import place
+from torch_cpudist.rules.read import read_group
 from torch_cpudist.strategies.base import Updates
 
 

@@ -16,7 +16,7 @@ from torch import nn
 
 import torch_cpudist as cpudist
 from torch_cpudist import _core
-from torch_cpudist.context import _open_contexts
+from torch_cpudist.launch.context import _open_contexts
 
 ROWS, DIM, STEPS = 60, 3, 12
 

@@ -12,10 +12,10 @@ from ports import free_port
 from rank_threads import in_threads
 from torch.distributed import FileStore, HashStore, TCPStore
 
-from torch_cpudist import environment
 from torch_cpudist.errors import AddressError, OperationTimeoutError
-from torch_cpudist.layout import Member
-from torch_cpudist.rendezvous import Rendezvous, open_store
+from torch_cpudist.launch import environment
+from torch_cpudist.launch.layout import Member
+from torch_cpudist.launch.rendezvous import Rendezvous, open_store
 
 
 def member(rank):

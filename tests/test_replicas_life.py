@@ -17,7 +17,7 @@ from sync_cases import Model, assert_same_bits, copy_of
 from torch import nn
 
 import torch_cpudist as cpudist
-from torch_cpudist import host
+from torch_cpudist.machine import host
 
 X = torch.ones(6, 2)
 

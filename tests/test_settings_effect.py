@@ -16,7 +16,8 @@ import settings_replicas  # noqa: F401 - the same
 from settings_cases import FIELDS, Given
 from settings_process import VARIABLES
 
-from torch_cpudist import config, environment
+from torch_cpudist.launch import environment
+from torch_cpudist.settings import fields as config
 
 
 def test_every_setting_has_an_observer():

@@ -19,11 +19,12 @@ from table_cases import alone, sgd, wrap
 from torch import nn
 
 import torch_cpudist as cpudist
-from torch_cpudist import devices, staging
-from torch_cpudist.dense_memory import check_kept
-from torch_cpudist.placement import DenseParameter, PlacedTable, Placement
-from torch_cpudist.strategies.drivers import _check_device
-from torch_cpudist.tables import FoundTable, is_staged
+from torch_cpudist.drivers.registry import _check_device
+from torch_cpudist.model import device as devices
+from torch_cpudist.model import staging
+from torch_cpudist.model.dense_memory import check_kept
+from torch_cpudist.model.placement import DenseParameter, PlacedTable, Placement
+from torch_cpudist.tables.local import FoundTable, is_staged
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from rank_threads import JOIN_S, in_threads
 from torch.distributed import HashStore
 
 import torch_cpudist as cpudist
-from torch_cpudist.process_group import TrainerGroup
+from torch_cpudist.launch.default_group import TrainerGroup
 
 
 def started(ranks, **options):

@@ -12,9 +12,10 @@ import torch
 from torch._C._distributed_c10d import HashStore
 
 import torch_cpudist as cpudist
-from torch_cpudist import environment, host, topology
-from torch_cpudist.layout import Layout
-from torch_cpudist.threads import TorchThreads, threads_of
+from torch_cpudist.launch import environment
+from torch_cpudist.launch.layout import Layout
+from torch_cpudist.launch.torch_threads import TorchThreads, threads_of
+from torch_cpudist.machine import host, topology
 
 
 def machine(root, nodes, threads=2, per_node=4):

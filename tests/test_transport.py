@@ -17,7 +17,8 @@ from sync_cases import ONE_THREAD, run
 from transport_cases import RULE_NAMES, WIDE, everything, sync, train_forever
 
 import torch_cpudist as cpudist
-from torch_cpudist import _core, environment, rank_network
+from torch_cpudist import _core
+from torch_cpudist.launch import environment, rank_network
 from torch_cpudist.testing import ProcessRanks
 
 START_S = 60.0

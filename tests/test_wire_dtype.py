@@ -29,8 +29,9 @@ from sync_cases import (
 )
 
 import torch_cpudist as cpudist
-from torch_cpudist import _core, environment, strategies
+from torch_cpudist import _core, strategies
 from torch_cpudist.errors import ConfigurationError
+from torch_cpudist.launch import environment
 
 LOSSY = ("bf16", "fp16", "int8")
 # Half a unit of a value of 1, or of a row whose largest is 1.

@@ -13,12 +13,7 @@ from torch_cpudist import _build_check
 _build_check.check()
 
 from torch_cpudist import backends, data, errors, metrics, optim
-from torch_cpudist.clip import ClipNorm, ClipValue, clip_grad_norm_
-from torch_cpudist.communicator import Communicator
-from torch_cpudist.config import Server, Sharding
-from torch_cpudist.context import Context, current, get_context
 from torch_cpudist.data import infer_from_dataset, train_from_dataset
-from torch_cpudist.delay_compensation import DelayCompensation
 from torch_cpudist.errors import (
     AddressError,
     BackendUnavailableError,
@@ -47,10 +42,9 @@ from torch_cpudist.errors import (
     UnsupportedModelError,
     UnsupportedOptimizerError,
 )
-from torch_cpudist.optimizer import DistributedOptimizer
-from torch_cpudist.outer import Outer
+from torch_cpudist.launch.context import Context, current, get_context
+from torch_cpudist.optimizer.distributed import DistributedOptimizer
 from torch_cpudist.precision import Optimization, optimize
-from torch_cpudist.replica_settings import Replicas
 from torch_cpudist.replicas import ReplicaExecutor
 from torch_cpudist.runtime import (
     barrier,
@@ -65,6 +59,12 @@ from torch_cpudist.runtime import (
     trainer_count,
     trainer_rank,
 )
+from torch_cpudist.settings.clip import ClipNorm, ClipValue, clip_grad_norm_
+from torch_cpudist.settings.communicator import Communicator
+from torch_cpudist.settings.delay_compensation import DelayCompensation
+from torch_cpudist.settings.fields import Server, Sharding
+from torch_cpudist.settings.outer import Outer
+from torch_cpudist.settings.replicas import Replicas
 from torch_cpudist.strategies import (
     AllReduce,
     Async,
@@ -77,7 +77,7 @@ from torch_cpudist.strategies import (
     Sync,
     strategy,
 )
-from torch_cpudist.tables import shard_tables
+from torch_cpudist.tables.local import shard_tables
 
 __version__ = "0.1.0"
 

@@ -11,26 +11,19 @@ from typing import TYPE_CHECKING, Any
 
 from torch._C._distributed_c10d import HashStore
 
-from torch_cpudist import (
-    _core,
-    config,
-    context,
-    endpoints,
-    environment,
-    files,
-    host,
-    log,
-    rank_network,
-    separate_groups,
-)
-from torch_cpudist.backends import choice
-from torch_cpudist.context import Context
-from torch_cpudist.environment import Environment
+from torch_cpudist import _core, log
 from torch_cpudist.errors import ConfigurationError
-from torch_cpudist.layout import Layout, Member, Numbers, assign, one_role
-from torch_cpudist.process_group import TrainerGroup
-from torch_cpudist.rendezvous import Rendezvous, open_store
-from torch_cpudist.threads import TorchThreads
+from torch_cpudist.launch import backend_choice as choice
+from torch_cpudist.launch import context, endpoints, environment, rank_network
+from torch_cpudist.launch import separate_jobs as separate_groups
+from torch_cpudist.launch.context import Context
+from torch_cpudist.launch.default_group import TrainerGroup
+from torch_cpudist.launch.environment import Environment
+from torch_cpudist.launch.layout import Layout, Member, Numbers, assign, one_role
+from torch_cpudist.launch.rendezvous import Rendezvous, open_store
+from torch_cpudist.launch.torch_threads import TorchThreads
+from torch_cpudist.machine import files, host
+from torch_cpudist.settings import fields as config
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store

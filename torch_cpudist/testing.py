@@ -29,8 +29,8 @@ from typing import Any, TypeVar
 from torch._C._distributed_c10d import FileStore, HashStore
 
 from torch_cpudist import _core
-from torch_cpudist.context import Context
 from torch_cpudist.errors import OperationTimeoutError, describe
+from torch_cpudist.launch.context import Context
 from torch_cpudist.log import logger
 from torch_cpudist.runtime import init
 

@@ -23,7 +23,7 @@ from report import MISSING, Row
 
 from cases.embedding_path import EmbeddingPath
 from torch_cpudist import _core, ops
-from torch_cpudist.optimizer_rules import read_group
+from torch_cpudist.rules.read import read_group
 
 COLUMNS = {
     "name": "name",

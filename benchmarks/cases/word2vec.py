@@ -24,7 +24,7 @@ from report import MISSING, Row, add_ratios
 
 from cases import word2vec_hosts
 from cases.cnn import ROOT, Launch, Layout, collect
-from torch_cpudist.communicator import Communicator
+from torch_cpudist.settings.communicator import Communicator
 
 OURS = ROOT / "examples" / "word2vec.py"
 PEERS = ROOT / "benchmarks" / "peers"

@@ -20,7 +20,7 @@ from sync_cases import copy_of, largest_difference, run
 from torch import nn
 
 import torch_cpudist as cpudist
-from torch_cpudist.context import _open_contexts
+from torch_cpudist.launch.context import _open_contexts
 
 USERS, ITEMS, DIM = 40, 60, 4
 ROWS = {"user": USERS, "item": ITEMS}

@@ -23,7 +23,6 @@ from typing import Any
 
 from torch._C._distributed_c10d import DebugLevel, PrefixStore, get_debug_level
 
-from torch_cpudist import host
 from torch_cpudist.backends import ccl_runtime
 from torch_cpudist.backends.loading import load_c10d
 from torch_cpudist.errors import (
@@ -31,9 +30,10 @@ from torch_cpudist.errors import (
     ConfigurationError,
     OperationTimeoutError,
 )
-from torch_cpudist.layout import Member
+from torch_cpudist.launch.layout import Member
+from torch_cpudist.launch.rendezvous import Rendezvous
 from torch_cpudist.log import logger
-from torch_cpudist.rendezvous import Rendezvous
+from torch_cpudist.machine import host
 
 NAME = "ccl"
 # What oneCCL's processes leave in shared memory, however they end.

@@ -2,14 +2,14 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Feeding training: readers of files, loops over them, rows asked for ahead."""
 
-from torch_cpudist.data.batches import Bags, batch_size
-from torch_cpudist.data.generator import DataGenerator
-from torch_cpudist.data.memory import InMemoryDataset
-from torch_cpudist.data.prefetch import prefetch
-from torch_cpudist.data.queue import QueueDataset
-from torch_cpudist.data.running import DatasetRun
-from torch_cpudist.data.schema import Slot, criteo_slots
-from torch_cpudist.data.training import infer_from_dataset, train_from_dataset
+from torch_cpudist.data.reading.batches import Bags, batch_size
+from torch_cpudist.data.reading.generator import DataGenerator
+from torch_cpudist.data.reading.memory import InMemoryDataset
+from torch_cpudist.data.reading.queue import QueueDataset
+from torch_cpudist.data.reading.schema import Slot, criteo_slots
+from torch_cpudist.data.training.datasets import infer_from_dataset, train_from_dataset
+from torch_cpudist.data.training.loop import DatasetRun
+from torch_cpudist.data.training.prefetch import prefetch
 
 __all__ = [
     "Bags",

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from torch_cpudist import context as contexts
 from torch_cpudist.errors import (
     ConfigMismatchError,
     ConfigurationError,
@@ -17,6 +16,7 @@ from torch_cpudist.errors import (
     InvalidArgumentError,
     NotInitializedError,
 )
+from torch_cpudist.launch import context as contexts
 
 if TYPE_CHECKING:
     from torch_cpudist.metrics.base import Metric

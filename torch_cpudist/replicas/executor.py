@@ -13,25 +13,19 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from torch_cpudist import config
 from torch_cpudist.errors import (
     ClosedError,
     InvalidArgumentError,
     UnsupportedModelError,
 )
 from torch_cpudist.log import logger
-from torch_cpudist.optimizer import DistributedOptimizer
-from torch_cpudist.replicas import (
-    dropout,
-    losses,
-    placing,
-    reduction,
-    splitting,
-    updates,
-)
+from torch_cpudist.optimizer.distributed import DistributedOptimizer
+from torch_cpudist.replicas import cores as placing
+from torch_cpudist.replicas import dropout, losses, reduction, splitting, updates
 from torch_cpudist.replicas.applying import Applying
 from torch_cpudist.replicas.models import ReplicaModels
 from torch_cpudist.replicas.pool import ReplicaThreads
+from torch_cpudist.settings import fields as config
 
 GradientScale = Literal["mean", "equal", "sum", "custom"]
 LossFn = Callable[[nn.Module, Any], Any]

@@ -13,8 +13,8 @@ from typing import Any
 
 from torch import nn
 
+from torch_cpudist.collective.exchange import GradientExchange
 from torch_cpudist.errors import UnsupportedModelError
-from torch_cpudist.gradient_exchange import GradientExchange
 
 
 def _is_own(hook: Callable[..., Any]) -> bool:

@@ -16,12 +16,13 @@ from typing import Any, TypeVar
 
 import torch
 
-from torch_cpudist import context, topology
 from torch_cpudist.errors import (
     ClosedError,
     ForkedProcessError,
     InvalidArgumentError,
 )
+from torch_cpudist.launch import context
+from torch_cpudist.machine import topology
 
 T = TypeVar("T")
 # Between two looks for an interrupt; results wake the waiting thread before.

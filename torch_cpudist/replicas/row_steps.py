@@ -17,8 +17,8 @@ from torch.optim import Optimizer
 
 from torch_cpudist import _core, ops, optim
 from torch_cpudist.errors import UnsupportedOptimizerError
-from torch_cpudist.optimizer_rules import read_group
-from torch_cpudist.state_checks import part_shape, state_parts
+from torch_cpudist.rules.read import read_group
+from torch_cpudist.rules.state_parts import part_shape, state_parts
 
 # These read and write nothing but the rows of a sparse gradient.
 _BY_ROW = (

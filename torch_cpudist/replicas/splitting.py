@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from torch_cpudist.data import batches
-from torch_cpudist.data.batches import Bags
+from torch_cpudist.data.reading import batches
+from torch_cpudist.data.reading.batches import Bags
 from torch_cpudist.errors import BatchTooSmallError, InvalidArgumentError
 
 

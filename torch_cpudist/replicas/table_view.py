@@ -10,8 +10,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from torch_cpudist.table_ops import TableBinding
-from torch_cpudist.tables import EmbeddingModule, attach, is_on_servers, plain_class
+from torch_cpudist.tables.binding import TableBinding
+from torch_cpudist.tables.local import (
+    EmbeddingModule,
+    attach,
+    is_on_servers,
+    plain_class,
+)
 
 
 class TableView(TableBinding):

@@ -19,16 +19,16 @@ from torch import nn
 from torch.optim import Optimizer
 
 from torch_cpudist.errors import UnsupportedOptimizerError
-from torch_cpudist.fused import step_fused
 from torch_cpudist.log import logger
-from torch_cpudist.optimizer import DistributedOptimizer
-from torch_cpudist.optimizer_groups import needs_closure
+from torch_cpudist.optimizer.distributed import DistributedOptimizer
 from torch_cpudist.replicas import own_state
 from torch_cpudist.replicas.likeness import divisible, groups_of, likeness
 from torch_cpudist.replicas.models import ReplicaModels
 from torch_cpudist.replicas.row_parts import RowParts
 from torch_cpudist.replicas.row_steps import RowStep
 from torch_cpudist.replicas.row_tables import RowTable, row_steps
+from torch_cpudist.rules.fused import step_fused
+from torch_cpudist.rules.groups import needs_closure
 
 
 class Update(ABC):

@@ -7,9 +7,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from torch_cpudist import config
 from torch_cpudist.errors import ConfigurationError
 from torch_cpudist.log import logger
+from torch_cpudist.settings import fields as config
 from torch_cpudist.strategies.allreduce import AllReduce
 from torch_cpudist.strategies.asynchronous import Async
 from torch_cpudist.strategies.base import Strategy, kind_named
@@ -21,7 +21,7 @@ from torch_cpudist.strategies.reduce import Reduce
 from torch_cpudist.strategies.sync import Sync
 
 if TYPE_CHECKING:
-    from torch_cpudist.environment import Environment
+    from torch_cpudist.launch.environment import Environment
 
 __all__ = [
     "AllReduce",

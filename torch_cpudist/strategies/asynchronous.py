@@ -7,14 +7,14 @@ from __future__ import annotations
 from dataclasses import field
 from typing import TYPE_CHECKING, ClassVar
 
-from torch_cpudist.communicator import Communicator
-from torch_cpudist.config import MAX_BYTES, settings
-from torch_cpudist.delay_compensation import DelayCompensation
 from torch_cpudist.errors import ConfigurationError
+from torch_cpudist.settings.communicator import Communicator
+from torch_cpudist.settings.delay_compensation import DelayCompensation
+from torch_cpudist.settings.fields import MAX_BYTES, settings
 from torch_cpudist.strategies.base import Strategy, Updates
 
 if TYPE_CHECKING:
-    from torch_cpudist.layout import Trainers
+    from torch_cpudist.launch.layout import Trainers
 
 _MAX_MERGE = 2
 

@@ -8,16 +8,17 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from torch_cpudist import _core, config
-from torch_cpudist.communicator import Communicator
-from torch_cpudist.config import Server, Sharding, settings
-from torch_cpudist.delay_compensation import DelayCompensation
-from torch_cpudist.outer import Outer
-from torch_cpudist.replica_settings import Replicas
+from torch_cpudist import _core
+from torch_cpudist.settings import fields as config
+from torch_cpudist.settings.communicator import Communicator
+from torch_cpudist.settings.delay_compensation import DelayCompensation
+from torch_cpudist.settings.fields import Server, Sharding, settings
+from torch_cpudist.settings.outer import Outer
+from torch_cpudist.settings.replicas import Replicas
 
 if TYPE_CHECKING:
-    from torch_cpudist.clip import Clip
-    from torch_cpudist.layout import Trainers
+    from torch_cpudist.launch.layout import Trainers
+    from torch_cpudist.settings.clip import Clip
 
 _SECTIONS = {
     "sharding": Sharding,

@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING, ClassVar
 
 from torch.optim import SGD, Optimizer
 
-from torch_cpudist.communicator import (
+from torch_cpudist.errors import ConfigurationError
+from torch_cpudist.settings.communicator import (
     EXCHANGE_FIELDS,
     Communicator,
     check_without_queue,
 )
-from torch_cpudist.config import settings
-from torch_cpudist.errors import ConfigurationError
-from torch_cpudist.outer import Outer
+from torch_cpudist.settings.fields import settings
+from torch_cpudist.settings.outer import Outer
 from torch_cpudist.strategies.base import Strategy, Updates
 
 if TYPE_CHECKING:
-    from torch_cpudist.layout import Trainers
+    from torch_cpudist.launch.layout import Trainers
 
 
 @settings

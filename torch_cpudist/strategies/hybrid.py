@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from torch_cpudist import config
-from torch_cpudist.clip import Clip, ClipNorm
-from torch_cpudist.config import Server, Sharding, settings
 from torch_cpudist.errors import ConfigurationError, UnsupportedOptimizerError
-from torch_cpudist.replica_settings import Replicas
+from torch_cpudist.settings import fields as config
+from torch_cpudist.settings.clip import Clip, ClipNorm
+from torch_cpudist.settings.fields import Server, Sharding, settings
+from torch_cpudist.settings.replicas import Replicas
 from torch_cpudist.strategies.allreduce import AllReduce
 from torch_cpudist.strategies.asynchronous import Async
 from torch_cpudist.strategies.base import Strategy, Updates, kind_named
@@ -22,7 +22,7 @@ from torch_cpudist.strategies.reduce import Reduce
 from torch_cpudist.strategies.sync import Sync
 
 if TYPE_CHECKING:
-    from torch_cpudist.layout import Trainers
+    from torch_cpudist.launch.layout import Trainers
 
 _CHOICES: dict[str, tuple[type[Strategy], ...]] = {
     "dense": (AllReduce, Reduce, Sync, LocalSGD),

@@ -7,12 +7,12 @@ from __future__ import annotations
 from dataclasses import field
 from typing import TYPE_CHECKING, ClassVar
 
-from torch_cpudist.config import settings
-from torch_cpudist.outer import Outer
+from torch_cpudist.settings.fields import settings
+from torch_cpudist.settings.outer import Outer
 from torch_cpudist.strategies.base import Strategy, Updates
 
 if TYPE_CHECKING:
-    from torch_cpudist.layout import Trainers
+    from torch_cpudist.launch.layout import Trainers
 
 
 @settings

@@ -7,8 +7,8 @@ from __future__ import annotations
 from dataclasses import field
 from typing import ClassVar
 
-from torch_cpudist.config import MAX_BYTES, settings
-from torch_cpudist.flat_buckets import DEFAULT_BYTES
+from torch_cpudist.collective.buckets import DEFAULT_BYTES
+from torch_cpudist.settings.fields import MAX_BYTES, settings
 from torch_cpudist.strategies.base import Strategy
 
 

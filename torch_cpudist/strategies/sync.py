@@ -7,16 +7,16 @@ from __future__ import annotations
 from dataclasses import field
 from typing import TYPE_CHECKING, ClassVar
 
-from torch_cpudist.communicator import (
+from torch_cpudist.settings.communicator import (
     WIRE_FIELDS,
     Communicator,
     check_without_queue,
 )
-from torch_cpudist.config import settings
+from torch_cpudist.settings.fields import settings
 from torch_cpudist.strategies.base import Strategy, Updates
 
 if TYPE_CHECKING:
-    from torch_cpudist.layout import Trainers
+    from torch_cpudist.launch.layout import Trainers
 
 
 @settings

@@ -1,0 +1,393 @@
+# Copyright (c) 2026 The torch_cpudist authors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""A group of all trainers for the collectives of one optimizer, with typed errors."""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import Store
+from torch.distributed import distributed_c10d
+
+from torch_cpudist.backends import shm
+from torch_cpudist.collective.group_backend import (
+    check_devices_differ,
+    check_one_job,
+    group_spec,
+    group_timeout_s,
+    may_wait,
+)
+from torch_cpudist.errors import (
+    ConfigMismatchError,
+    Error,
+    OperationTimeoutError,
+    PeerLostError,
+)
+from torch_cpudist.model.staging import CPU
+
+if TYPE_CHECKING:
+    from torch_cpudist.launch.context import Context
+
+# A wait looks up after so long: for signals, and for trainers that will not come.
+_SLICE_S = 0.5
+_POLL_S = 0.005
+# How backends say that trainers sent different sizes, or called different things; that
+# one did not come; that one which did not come is frozen.
+_MISMATCHES = ("disagree", "op.preamble.length", "mismatch", "call different")
+_LATE = ("imed out", "did not come to", "did not open")
+_FROZEN = "stopped by a signal"
+# Their groups do not wait, when they are destroyed, for what is unfinished.
+_CLOSES_AT_ONCE = ("shm", "ccl")
+
+
+class CollectiveGroup:
+    """Collectives among all trainers, in a group of their own.
+
+    Of its own, so that what a script sends over torch.distributed's default group
+    cannot come between. Every trainer makes the same calls in the same order; a world
+    of one makes none. Not thread-safe.
+    """
+
+    def __init__(
+        self, context: Context, owner: str, device: torch.device = CPU
+    ) -> None:
+        """Makes the group. Collective.
+
+        Args:
+            context: this trainer's.
+            owner: the strategy that needs it, for messages.
+            device: what ``zeros`` is on. CPU tensors can be summed besides.
+
+        Raises:
+            BackendUnavailableError: the trainers have no torch.distributed group, or
+                one of a backend that does not take tensors of ``device``.
+            ConfigurationError: they are in jobs of their own, or share a CUDA device.
+        """
+        self.device = device
+        self.rank = context.trainer_rank
+        self.size = context.trainer_count
+        self._owner = owner
+        self._deadline_s = context.environment.round_deadline_ms / 1000
+        self._server = context.server
+        self._backend = context.backend
+        self.barriers = 0  # that this trainer has come to
+        self._meetings = 0
+        self._group: dist.ProcessGroup | None = None
+        self._pending: list[tuple[dist.Work, int, bool]] = []
+        self._started = 0  # collectives, equal on all trainers at one place
+        self.wait_s = 0.0  # in collectives
+        self.sent_bytes = 0  # what a ring makes of what is summed and gathered
+        check_one_job(context, owner)
+        if self.alone:
+            return
+        self._group = dist.new_group(
+            backend=group_spec(context, owner, device),
+            timeout=timedelta(seconds=group_timeout_s(self._deadline_s, device)),
+        )
+        self._store: Store = distributed_c10d._get_default_store()
+        self._prefix = f"cpudist/{self._group.group_name}"
+        if device.type != "cpu":
+            try:
+                check_devices_differ(self, owner, context.layout.hosts[context.rank])
+            except BaseException:
+                self.close()
+                raise
+
+    @property
+    def alone(self) -> bool:
+        """Whether there is no other trainer."""
+        return self.size == 1
+
+    # -- collectives -------------------------------------------------------------------
+
+    def zeros(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
+        """Memory ``[numel]`` for sums. Collective.
+
+        Over ``shm`` all trainers of a host map it, and sums need no copy in or out.
+        """
+        on_device = self.device.type != "cpu"
+        if on_device or self.alone or self._backend != shm.NAME or not numel:
+            return torch.zeros(numel, dtype=dtype, device=self.device)
+        try:
+            return shm.empty(self._group, numel, dtype)
+        except RuntimeError as error:
+            raise self._failed(error) from error
+
+    def _count(self, size_bytes: int, times: float) -> None:
+        self.sent_bytes += int(size_bytes * times)
+
+    def _start(self, begin: Callable[..., Any], *tensors: Any, **options: Any) -> Any:
+        try:
+            work = begin(*tensors, group=self._group, async_op=True, **options)
+        except RuntimeError as error:
+            raise self._failed(error) from error
+        self._pending.append((work, self._started, not tensors[-1].is_cpu))
+        self._started += 1
+        return work
+
+    def start_sum(self, tensor: torch.Tensor) -> dist.Work:
+        """Begins to replace ``tensor`` by its sum over all trainers, in all the same.
+
+        Raises:
+            PeerLostError: the backend reports a lost trainer.
+        """
+        work: dist.Work = self._start(dist.all_reduce, tensor)
+        self._count(tensor.nbytes, 2 * (self.size - 1) / self.size)
+        return work
+
+    def start_reduce(self, tensor: torch.Tensor, owner: int) -> dist.Work:
+        """As ``start_sum``, for trainer ``owner`` only; the others' is used up."""
+        work: dist.Work = self._start(dist.reduce, tensor, group_dst=owner)
+        self._count(tensor.nbytes, (self.size - 1) / self.size)
+        return work
+
+    def start_broadcast(self, tensor: torch.Tensor, source: int = 0) -> dist.Work:
+        """Begins to replace ``tensor`` by that of trainer ``source``."""
+        work: dist.Work = self._start(dist.broadcast, tensor, group_src=source)
+        self._count(tensor.nbytes, (self.size - 1) / self.size)
+        return work
+
+    def start_gather(
+        self, found: list[torch.Tensor], tensor: torch.Tensor
+    ) -> dist.Work:
+        """Begins to put every trainer's ``tensor`` to ``found``, by rank."""
+        work: dist.Work = self._start(dist.all_gather, found, tensor)
+        self._count(tensor.nbytes, self.size - 1)
+        return work
+
+    def start_exchange(self, found: torch.Tensor, sent: torch.Tensor) -> dist.Work:
+        """Begins to send ``sent[r]`` to trainer r, and to collect what they send.
+
+        Args:
+            found: ``[n, …]``, contiguous, by rank.
+            sent: of the same shape.
+        """
+        work: dist.Work = self._start(dist.all_to_all_single, found, sent)
+        self._count(sent.nbytes, (self.size - 1) / self.size)
+        return work
+
+    def wait(self, work: dist.Work, what: str) -> None:
+        """Waits for a collective.
+
+        Args:
+            work: from ``start_sum``.
+            what: what it is for, for messages.
+
+        Raises:
+            PeerLostError: the backend reports a lost trainer, or another trainer did.
+            ConfigMismatchError: trainers called different collectives.
+            OperationTimeoutError: a trainer has left, or did not get there within
+                ``CPUDIST_ROUND_DEADLINE_MS``.
+        """
+        began = time.monotonic()
+        deadline = began + self._deadline_s
+        number, on_device = next(
+            ((n, device) for other, n, device in self._pending if other is work),
+            (0, False),
+        )
+        while True:
+            try:
+                if may_wait(work, on_device, _SLICE_S):
+                    work.wait(timedelta(seconds=_SLICE_S))
+                    break
+            except RuntimeError as error:
+                if work.is_completed():
+                    raise self._failed(error) from error
+            self._check_others(what, number)
+            if time.monotonic() > deadline:
+                raise self._late(what)
+        self.wait_s += time.monotonic() - began
+        self._pending = [other for other in self._pending if other[0] is not work]
+
+    def sum(self, tensor: torch.Tensor, what: str) -> None:
+        """``start_sum`` and ``wait``."""
+        self.wait(self.start_sum(tensor), what)
+
+    def gather(self, tensor: torch.Tensor, what: str) -> list[torch.Tensor]:
+        """Returns every trainer's ``tensor``, all of one shape, by rank."""
+        found = [torch.empty_like(tensor) for _ in range(self.size)]
+        self.wait(self.start_gather(found, tensor), what)
+        return found
+
+    def broadcast(self, tensor: torch.Tensor, what: str, source: int = 0) -> None:
+        """Replaces ``tensor`` by that of trainer ``source``."""
+        self.wait(self.start_broadcast(tensor, source), what)
+
+    def agree(self, what: str, lines: Sequence[str]) -> None:
+        """Checks that all trainers say the same.
+
+        Args:
+            what: what they say, for messages.
+            lines: this trainer's words.
+
+        Raises:
+            ConfigMismatchError: names a line that is another one, on every trainer.
+        """
+        if self.alone:
+            return
+        own = torch.frombuffer(bytearray("\n".join(lines).encode()), dtype=torch.uint8)
+        sizes = torch.zeros(self.size, dtype=torch.int64, device=CPU)
+        sizes[self.rank] = own.numel()
+        self.sum(sizes, what)
+        told = torch.zeros(self.size, int(sizes.max()), dtype=torch.uint8, device=CPU)
+        told[self.rank, : own.numel()] = own
+        self.sum(told, what)
+        texts = [
+            bytes(row[:size].tolist()).decode().split("\n")
+            for row, size in zip(told, sizes.tolist(), strict=True)
+        ]
+        for rank, text in enumerate(texts):
+            if text != texts[0]:
+                here, there = _first_difference(texts[0], text)
+                raise ConfigMismatchError(
+                    f"{self._owner}: trainers disagree about {what}: trainer 0 has "
+                    f"{here}, trainer {rank} has {there}. Make them equal on all."
+                )
+
+    # -- trainers that do not come -----------------------------------------------------
+
+    def tell_left(self, why: str) -> None:
+        """Tells the others that this trainer takes no part, or with "" does again."""
+        if self.alone:
+            return
+        # What it has started still ends; what is past a barrier is of the past.
+        when = f"{self.barriers} {self._started} {why}" if why else ""
+        try:
+            self._store.set(self._key("left", self.rank), when)
+        except RuntimeError as error:
+            raise self._failed(error) from error
+
+    def _gone(self, number: int) -> list[str]:
+        """Which trainers will never start collective ``number``, and why."""
+        found = []
+        for rank in range(self.size):
+            told = self._told("left", rank) if rank != self.rank else ""
+            barriers, _, rest = told.partition(" ")
+            started, _, why = rest.partition(" ")
+            if barriers == str(self.barriers) and int(started) <= number:
+                found.append(f"trainer {rank} {why}")
+        return found
+
+    def meet(self, where: str) -> None:
+        """Waits until all trainers are here, which is not in a collective.
+
+        Args:
+            where: in which call, for messages: those who take part in a collective that
+                needs this trainer get an error.
+
+        Raises:
+            PeerLostError, OperationTimeoutError: a trainer died or does not come.
+        """
+        if self.alone:
+            return
+        self._meetings += 1
+        self.tell_left(f"is in {where}")
+        deadline = time.monotonic() + self._deadline_s
+        here, look_up = self._key("met", self._meetings), 0.0
+        count = self._add(here, 1)
+        while count < self.size:
+            time.sleep(_POLL_S)
+            count = self._add(here, 0)
+            if time.monotonic() > look_up:
+                look_up = time.monotonic() + _SLICE_S
+                self._check_lost(where)
+            if time.monotonic() > deadline:
+                raise self._late(where)
+        self.tell_left("")
+
+    def _add(self, key: str, number: int) -> int:
+        try:
+            return self._store.add(key, number)
+        except RuntimeError as error:
+            raise self._failed(error) from error
+
+    def _key(self, what: str, rank: int) -> str:
+        return f"{self._prefix}/{what}/{rank}"
+
+    def _told(self, what: str, rank: int) -> str:
+        key = self._key(what, rank)
+        return self._store.get(key).decode() if self._store.check([key]) else ""
+
+    def _check_others(self, what: str, number: int) -> None:
+        try:
+            gone = self._gone(number)
+        except RuntimeError as error:
+            raise self._failed(error) from error
+        self._check_lost(what)
+        if gone:
+            raise OperationTimeoutError(
+                f"{self._owner}: {gone[0]}, and {what} needs all {self.size} trainers. "
+                "Let all take the same number of steps: one that runs out of data "
+                "calls opt.step(samples=0), where the others pass their samples."
+            )
+
+    def _check_lost(self, what: str) -> None:
+        others = [rank for rank in range(self.size) if rank != self.rank]
+        try:
+            failures = [text for r in others if (text := self._told("failed", r))]
+        except RuntimeError as error:
+            raise self._failed(error) from error
+        if self._server is not None and self._server.stats()["lost"]:
+            raise PeerLostError(
+                f"{self._owner}: a trainer is lost: it has been silent for "
+                f"CPUDIST_LIVENESS_MS, so that {what} cannot end. Restart the run."
+            )
+        if failures:
+            raise PeerLostError(
+                f"{self._owner}: another trainer reports: {failures[0]} Restart the "
+                "run."
+            )
+
+    def _late(self, what: str) -> OperationTimeoutError:
+        return OperationTimeoutError(
+            f"{self._owner}: {what} did not end within {self._deadline_s:g} s: a "
+            "trainer does not take part. A longer pause needs a larger "
+            "CPUDIST_ROUND_DEADLINE_MS."
+        )
+
+    def _failed(self, error: BaseException) -> Error:
+        """What an error of torch.distributed stands for; tells the others of a loss."""
+        text = str(error).splitlines()[0].partition(" This is typically")[0]
+        text = text.removesuffix(" Restart the run.")  # is said below
+        if any(words in text for words in _LATE) and _FROZEN not in text:
+            return self._late("a collective")
+        if any(words in text for words in _MISMATCHES):
+            return ConfigMismatchError(
+                f"{self._owner}: trainers called different collectives: {text} Take "
+                "the same steps with the same model on all."
+            )
+        if isinstance(error, Error) and not isinstance(error, PeerLostError):
+            return type(error)(f"{self._owner}: {text}")
+        found = f"trainer {self.rank} lost its connection to another trainer: {text}"
+        try:
+            self._store.set(self._key("failed", self.rank), found)
+        except RuntimeError:
+            pass  # the store went with the process that is lost
+        return PeerLostError(f"{self._owner}: {found} Restart the run.")
+
+    def close(self) -> None:
+        """Gives connections back, unless somebody is still waited for. Idempotent."""
+        group, self._group = self._group, None
+        if group is None or not dist.is_initialized():
+            return
+        finished = all(work.is_completed() for work, *_ in self._pending)
+        at_once = self._backend in _CLOSES_AT_ONCE and self.device.type == "cpu"
+        if finished or at_once:
+            dist.destroy_process_group(group)
+        else:
+            # gloo's destructor waits for what is unfinished, until its timeout: one
+            # reference more than there are keeps it from running, also at exit.
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
+
+
+def _first_difference(first: Sequence[Any], second: Sequence[Any]) -> tuple[Any, Any]:
+    for here, there in zip(first, second, strict=False):
+        if here != there:
+            return here, there
+    return f"{len(first)} entries", f"{len(second)}"

@@ -1,0 +1,98 @@
+# Copyright (c) 2026 The torch_cpudist authors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Tells servers of an optimizer that they hold nothing of, and waits for all trainers.
+
+Servers compare what every trainer opens, and tell those who wait of a difference. So a
+strategy that averages among trainers opens something too: an empty parameter set.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from torch.distributed import distributed_c10d
+
+from torch_cpudist import _core
+from torch_cpudist.errors import ConfigMismatchError, OperationTimeoutError
+
+if TYPE_CHECKING:
+    from torch_cpudist.launch.context import Context
+
+_POLL_S = 0.005
+
+
+class ServerMark:
+    """An empty parameter set on all servers. Cost: two requests to each."""
+
+    def __init__(self, context: Context, opening: str) -> None:
+        """Opens it, and waits until every trainer has. Collective.
+
+        Args:
+            context: this trainer's.
+            opening: name of the optimizer that is built, equal on all trainers.
+
+        Raises:
+            ConfigMismatchError: another trainer opened something else; on all.
+            PeerLostError, OperationTimeoutError: a server or trainer does not answer.
+        """
+        self._client = context.trainer_client()
+        layout = _core.ParamSetLayout(configs=[], tables=[], blocks=[])
+        self._id: int | None = self._client.open(layout)
+        self._client.ready(self._id)
+        if context.process_group is not None and context.trainer_count > 1:
+            wait_for_all(
+                context,
+                opening,
+                "built their optimizer",
+                "Build the same ones, in the same order, on all.",
+            )
+
+    def close(self, tell_servers: bool) -> None:
+        """Ends it. Idempotent."""
+        if self._id is not None and tell_servers:
+            self._client.close(self._id)
+        self._id = None
+
+
+def _key(opening: str, what: str) -> str:
+    return f"cpudist/opening/{opening}/{what}"
+
+
+def wait_for_all(context: Context, opening: str, done: str, remedy: str) -> None:
+    """Returns when all trainers are here, or one has said that it cannot.
+
+    Args:
+        context: this trainer's, which has a torch.distributed group.
+        opening: name of what they come to, once in a run.
+        done: what those who are here did, for messages.
+        remedy: what to do if not all come.
+
+    Raises:
+        ConfigMismatchError, PeerLostError, OperationTimeoutError: they will not.
+    """
+    store = distributed_c10d._get_default_store()
+    deadline = time.monotonic() + context.environment.round_deadline_ms / 1000
+    count = store.add(_key(opening, "here"), 1)
+    while count < context.trainer_count:
+        if store.check([_key(opening, "mismatch")]):
+            raise ConfigMismatchError(store.get(_key(opening, "mismatch")).decode())
+        if context.server is not None and context.server.stats()["lost"]:
+            context.trainer_client().barrier()  # says whom
+        if time.monotonic() > deadline:
+            raise OperationTimeoutError(
+                f"{count} of {context.trainer_count} trainers {done} within "
+                f"CPUDIST_ROUND_DEADLINE_MS. {remedy}"
+            )
+        time.sleep(_POLL_S)
+        count = store.add(_key(opening, "here"), 0)
+
+
+def tell_mismatch(context: Context, opening: str, error: ConfigMismatchError) -> None:
+    """Tells trainers that wait in ``ServerMark`` that this one has opened another set.
+
+    Servers cannot: an empty set is ready as soon as trainer 0 has opened it.
+    """
+    if context.process_group is not None and context.trainer_count > 1:
+        store = distributed_c10d._get_default_store()
+        store.set(_key(opening, "mismatch"), str(error))

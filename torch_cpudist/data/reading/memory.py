@@ -1,0 +1,390 @@
+# Copyright (c) 2026 The torch_cpudist authors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""``InMemoryDataset``: loaded once, shuffled, and read again and again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from torch.utils.data import IterableDataset, get_worker_info
+
+from torch_cpudist import _core
+from torch_cpudist.data.reading.dealing import mixed_seed
+from torch_cpudist.data.reading.feeding import Feeder
+from torch_cpudist.data.reading.global_shuffle import exchange_records
+from torch_cpudist.data.reading.place import Place
+from torch_cpudist.data.reading.reader import (
+    BatchIterator,
+    log_notices,
+    opener,
+    raising_failures_of,
+)
+from torch_cpudist.data.reading.schema import Format, Slot
+from torch_cpudist.data.reading.settings import (
+    BadLines,
+    Files,
+    PathLike,
+    all_parts,
+    check_state,
+    make_reading,
+)
+from torch_cpudist.data.reading.sharing import Share, own_share, trainers_share
+from torch_cpudist.data.reading.tensors import Batch, BatchMaker
+from torch_cpudist.errors import ClosedError, InvalidArgumentError
+from torch_cpudist.launch import context
+
+_STATE_VERSION = 1
+
+
+class InMemoryDataset(IterableDataset[Batch]):
+    """Keeps all records of this trainer in memory, about as large as in a binary file.
+
+    ``load()``, then ``local_shuffle`` or ``global_shuffle`` as often as wanted; every
+    iteration is an epoch over what is in memory. Batches are as ``QueueDataset`` makes
+    them. The order after ``load()`` is that of the files whatever the number of
+    threads, and every shuffle is a function of its seed, so runs can be repeated.
+
+    Memory: per record 16 bytes and 8 per integer and 4 per float, 8 more per sparse
+    slot of any number of ids, 8 for the order, and ``buffer_bytes`` of batches.
+
+    Thread safety: an iterator may be used by several threads at once, each batch goes
+    to one of them. The dataset itself is for one thread.
+
+    Args:
+        files: see ``QueueDataset``, also for all that is not named here.
+        slots: what a line holds.
+        format: ``"multislot"``, ``"criteo"``, ``"csv"`` or ``"parquet"``.
+        batch_size: records per batch.
+        threads: that parse, and that make batches.
+        pipe_command: a shell command that each file goes through.
+        drop_last: leave out a last batch of fewer records.
+        shuffle: permute the records anew for every epoch, by ``seed`` and the epoch.
+        seed: of ``shuffle``.
+        buffer_bytes: of batches made ahead.
+        bad_lines: ``"raise"``, ``"skip"`` or ``"quarantine"``.
+        quarantine: path for bad lines.
+        instance_ids: MultiSlot lines begin with ``1 id``.
+        delimiter: of CSV cells.
+        separator: of several ids in a CSV cell.
+        line_limit_bytes: longer lines are bad ones.
+        timeout_s: how long a batch may take, and how long loading may stand still.
+        share: (number, count) of this trainer's share.
+
+    Raises:
+        InvalidArgumentError: an argument is wrong; nothing was opened.
+        ConfigurationError: a dedicated server, or ``init()`` was not called yet.
+    """
+
+    def __init__(
+        self,
+        files: Iterable[PathLike],
+        slots: Iterable[Slot],
+        *,
+        format: Format = "multislot",
+        batch_size: int = 1,
+        threads: int | None = None,
+        pipe_command: str | None = None,
+        drop_last: bool = False,
+        shuffle: bool = False,
+        seed: int = 0,
+        buffer_bytes: int = 64 << 20,
+        bad_lines: BadLines = "raise",
+        quarantine: PathLike | None = None,
+        instance_ids: bool = False,
+        delimiter: str = ",",
+        separator: str = "|",
+        line_limit_bytes: int = 16 << 20,
+        timeout_s: float = 600.0,
+        share: Share | None = None,
+    ) -> None:
+        super().__init__()
+        self._share = own_share(files, share)
+        self._shuffle_share = trainers_share(files, share)
+        self._reading = make_reading(
+            files,
+            slots,
+            format=format,
+            batch_size=batch_size,
+            threads=threads,
+            pipe_command=pipe_command,
+            drop_last=drop_last,
+            shuffle=shuffle,
+            seed=seed,
+            buffer_bytes=buffer_bytes,
+            bad_lines=bad_lines,
+            quarantine=quarantine,
+            instance_ids=instance_ids,
+            delimiter=delimiter,
+            separator=separator,
+            line_limit_bytes=line_limit_bytes,
+            timeout_s=timeout_s,
+        )
+        self._store: Any = None
+        self._feeder: Feeder | None = None
+        self._loaded = False
+        self._shuffles: list[list[Any]] = []  # what was done to the records, in order
+        self._sizes_bytes: list[int] = []  # of the files, when they were loaded
+        self._place = Place(0)  # positions: records of the epoch that were handed out
+
+    def load(self) -> None:
+        """Reads all files of this trainer; what was there before is released.
+
+        Raises:
+            DataFileError: a file is missing or cannot be read to its end.
+            BadRecordError: a bad line, with ``bad_lines="raise"``.
+            OperationTimeoutError: nothing came for ``timeout_s``.
+        """
+        self.preload()
+        self.wait()
+
+    def preload(self) -> None:
+        """Begins to load and returns; ``wait`` for it before anything else.
+
+        Raises:
+            DataFileError: a file is missing.
+        """
+        self.release()
+        files = Files(self._reading)
+        self._sizes_bytes = files.sizes_bytes
+        # In the order of files: who loads what does not depend on epochs.
+        lanes = files.shares(self._share, 0, shuffle=False)
+        reading = self._reading
+        self._store = _core.DataStore(reading.core_schema())
+        self._store.load(
+            files=list(reading.files),
+            lanes=all_parts(lanes),
+            line_limit_bytes=reading.line_limit_bytes,
+            command=reading.pipe_command if not files.fed else None,
+            fed=files.fed,
+            policy=reading.bad_lines,
+            quarantine=reading.quarantine_name,
+        )
+        if files.fed:
+            first = [0] * len(lanes)
+            self._feeder = Feeder(self._store, lanes, first, opener(reading, files))
+
+    def wait(self) -> None:
+        """Waits until what ``preload`` began is done.
+
+        Raises:
+            InvalidArgumentError: nothing was begun.
+            DataFileError, BadRecordError, OperationTimeoutError: see ``load``.
+        """
+        if self._store is None:
+            raise InvalidArgumentError("wait(): expected preload() before it")
+        try:
+            with raising_failures_of(self._feeder):
+                self._store.wait(self._reading.timeout_s)
+        except BaseException:
+            self.release()
+            raise
+        log_notices(self._store)
+        self._join_feeder()
+        self._loaded = True
+
+    def local_shuffle(self, seed: int = 0) -> None:
+        """Permutes this trainer's records. Costs no messages.
+
+        Args:
+            seed: the order is a function of it and of what was loaded or received, not
+                of the order before.
+
+        Raises:
+            ClosedError: nothing is loaded.
+        """
+        self._check_seed(seed)
+        self._loaded_store("local_shuffle").permute(mixed_seed(seed, self._share[0]))
+        self._shuffled(["local", seed])
+
+    def global_shuffle(self, seed: int = 0, key: str | None = None) -> None:
+        """Sends every record to a trainer drawn at random, and permutes what came.
+
+        Collective: all trainers call it, with equal arguments. Every record is on one
+        trainer after it, as before. Records travel as they are in memory, over the
+        transport of pushes and pulls, a trainer keeps (n - 1) / n of them on their way
+        and no more than about 16 MiB per other trainer besides. In a world of one it is
+        ``local_shuffle``.
+
+        Args:
+            seed: the result is a function of it, the files and the number of trainers.
+            key: name of a sparse slot, or ``"instance_id"``: records with an equal
+                first id stay together. Default: each goes by itself.
+
+        Raises:
+            ClosedError: nothing is loaded, or the context was shut down.
+            PeerLostError: a trainer died; the records here are lost, load again.
+            OperationTimeoutError: a trainer did not come in time.
+            ConfigMismatchError: trainers called it with other arguments or slots.
+        """
+        self._check_seed(seed)
+        store = self._loaded_store("global_shuffle")
+        index = self._key_index(key)
+        self._place.end()
+        here = context.last()
+        if self._shuffle_share[1] > 1 or (here is not None and here.trainer_count > 1):
+            try:
+                exchange_records(store, self._reading, self._shuffle_share, seed, index)
+            except BaseException:
+                self.release()
+                raise
+        store.permute(mixed_seed(seed, self._share[0]))
+        self._shuffled(["global", seed, key])
+
+    def release(self) -> None:
+        """Frees the records; batches handed out stay. Idempotent."""
+        self._place.end()
+        if self._store is not None:
+            self._store.release()
+        self._join_feeder()
+        self._store, self._loaded, self._shuffles = None, False, []
+        self._place.go_to(self._place.epoch)
+
+    @property
+    def records(self) -> int:
+        """Records of this trainer in memory."""
+        return int(self._loaded_store("records").records)
+
+    @property
+    def size_bytes(self) -> int:
+        """Memory that the records take."""
+        return int(self._loaded_store("size_bytes").size_bytes)
+
+    def __len__(self) -> int:
+        """Batches of an epoch of this trainer."""
+        batches, rest = divmod(self.records, self._reading.batch_size)
+        return batches + (rest > 0 and not self._reading.drop_last)
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that the next iteration reads, or the present one does."""
+        return self._place.epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        """Names the epoch that the next iteration reads, from its beginning."""
+        self._place.go_to(epoch)
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Begins an epoch, or goes on where a loaded position says.
+
+        Raises:
+            ClosedError: nothing is loaded.
+            InvalidArgumentError: in a process of a ``DataLoader``.
+        """
+        if get_worker_info() is not None:
+            raise InvalidArgumentError(
+                "an InMemoryDataset in a process of a DataLoader: its records are in "
+                "the training process. Set num_workers=0: reader threads make batches "
+                "ahead without the GIL"
+            )
+        store = self._loaded_store("iter")
+        self._place.end()
+        reading, epoch = self._reading, self._place.epoch
+        core = store.reader(
+            batch_size=reading.batch_size,
+            drop_last=reading.drop_last,
+            threads=reading.threads,
+            buffer_bytes=reading.buffer_bytes,
+            begin_record=self._place.position,
+            seed=mixed_seed(reading.seed, epoch) if reading.shuffle else None,
+        )
+        maker = BatchMaker(reading.slots)
+        iterator = BatchIterator(core, maker, reading.timeout_s, reading.files, None)
+        self._place.follow(iterator, self._sizes_bytes)
+        return iterator
+
+    def bad_lines(self) -> dict[str, int]:
+        """Bad lines that loading left out, by file."""
+        counts = self._loaded_store("bad_lines").bad_lines()
+        return {self._reading.files[file]: count for file, count in counts.items()}
+
+    def state_dict(self, unused: int = 0) -> dict[str, Any]:
+        """The position, exact to the record, and the shuffles that led to the order.
+
+        Args:
+            unused: how many of the batches that were handed out last are to come again.
+
+        Raises:
+            ClosedError: nothing is loaded.
+            InvalidArgumentError: more than the iterator remembers.
+        """
+        self._loaded_store("state_dict")
+        epoch, position = self._place.saved(unused)
+        return {
+            "version": _STATE_VERSION,
+            "settings": self._settings(self._sizes_bytes),
+            "epoch": epoch,
+            "position": position,
+            "shuffles": [list(shuffle) for shuffle in self._shuffles],
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Loads the files anew, repeats the shuffles, and goes to the position.
+
+        Collective if a global shuffle is among them.
+
+        Raises:
+            ConfigMismatchError: it was saved with other settings, files or trainers.
+            DataFileError, BadRecordError, PeerLostError: see ``load`` and
+                ``global_shuffle``.
+        """
+        sizes_bytes = Files(self._reading).sizes_bytes
+        check_state(state, _STATE_VERSION, self._settings(sizes_bytes))
+        self.load()
+        for kind, *arguments in state["shuffles"]:
+            (self.local_shuffle if kind == "local" else self.global_shuffle)(*arguments)
+        self._place.go_to(state["epoch"], state["position"])
+
+    def _loaded_store(self, caller: str) -> Any:
+        if not self._loaded:
+            raise ClosedError(
+                f"{caller}: nothing is in memory. Call load(), or wait() after "
+                "preload()."
+            )
+        return self._store
+
+    def _shuffled(self, how: list[Any]) -> None:
+        if self._shuffles and self._shuffles[-1][0] == "local":
+            self._shuffles.pop()  # orders that are gone
+        self._shuffles.append(how)
+        self.set_epoch(self.epoch)
+
+    def _key_index(self, key: str | None) -> int | None:
+        """The slot that keeps records together; -1 for instance ids."""
+        if key is None:
+            return None
+        if key == "instance_id" and self._reading.instance_ids:
+            return -1
+        names = [slot.name for slot in self._reading.slots if slot.used]
+        sparse = [slot.name for slot in self._reading.slots if slot.kind == "sparse"]
+        if key not in names or key not in sparse:
+            raise InvalidArgumentError(
+                f"global_shuffle: key={key!r}, expected one of the sparse slots "
+                f"{sparse[:20]}, or 'instance_id' with instance_ids=True"
+            )
+        return names.index(key)
+
+    def _check_seed(self, seed: int) -> None:
+        if type(seed) is not int or not 0 <= seed < 2**63:
+            raise InvalidArgumentError(
+                f"seed={seed!r}, expected a whole number from 0 up"
+            )
+
+    def _join_feeder(self) -> None:
+        if self._feeder is not None:
+            self._feeder.join()
+            self._feeder = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leaves records and iterators where they are: a copy is to be loaded."""
+        place = Place(0)
+        place.go_to(self.epoch)
+        copied = {**self.__dict__, "_place": place, "_store": None, "_feeder": None}
+        return {**copied, "_loaded": False, "_shuffles": []}
+
+    def _settings(self, sizes_bytes: list[int]) -> dict[str, Any]:
+        return {
+            **self._reading.settings(),
+            "share": list(self._share),
+            "sizes_bytes": list(sizes_bytes),
+        }

@@ -1,0 +1,60 @@
+# Copyright (c) 2026 The torch_cpudist authors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Async: a step queues its gradients; servers apply them as they come."""
+
+from __future__ import annotations
+
+from torch_cpudist import _core
+from torch_cpudist.drivers.base import ServerDriver, served_rules, whole_samples
+from torch_cpudist.model.placement import Rules
+from torch_cpudist.served.set import ParameterSet
+from torch_cpudist.settings.clip import Clip
+from torch_cpudist.strategies.asynchronous import Async
+
+_ADD_UP = ("sgd",)
+
+
+def _merged_by_mean(rule: str, configs: list[_core.OptimizerConfig]) -> list[bool]:
+    if rule == "auto":
+        return [config.kind not in _ADD_UP for config in configs]
+    return [rule == "mean"] * len(configs)
+
+
+class AsyncDriver(ServerDriver):
+    """Runs the Async strategy for one parameter set.
+
+    The training thread packs gradients into a queue; a thread of the core merges and
+    sends what waits, and keeps the dense values that come back. The training thread
+    writes them to the model at its next step: nobody else touches the weights.
+    """
+
+    def __init__(self, parameters: ParameterSet, strategy: Async) -> None:
+        """Starts the queue of ``parameters``."""
+        super().__init__(parameters)
+        settings = strategy.communicator
+        configs = parameters.placement.layout.configs
+        parameters.client.start_queue(
+            parameters.id,
+            size=settings.send_queue_size,
+            max_merge=strategy.max_merge,
+            mean=_merged_by_mean(settings.merge_rule, configs),
+            pull_every=settings.pull_every,
+        )
+
+    def step(
+        self,
+        rules: Rules,
+        samples: int | None,
+        clip: Clip | None,
+    ) -> int:
+        """Queues this trainer's gradients; see ``Driver.step``."""
+        count = 0 if samples is None else whole_samples(samples)
+        return self._parameters.enqueue(served_rules(rules), count, clip)
+
+    def global_step(self, rounds: int) -> int:
+        """Steps of all trainers, each of a merged push too, and those still queued."""
+        return self._parameters.client.known_steps(self._parameters.id)
+
+    def settle(self) -> None:
+        """Waits until every queued push is applied."""
+        self._parameters.client.drain(self._parameters.id)

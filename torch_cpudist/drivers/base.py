@@ -1,0 +1,236 @@
+# Copyright (c) 2026 The torch_cpudist authors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""What runs a strategy: when to push, pull and wait."""
+
+from __future__ import annotations
+
+import operator
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from torch_cpudist import _core
+from torch_cpudist.errors import InvalidArgumentError
+from torch_cpudist.model.placement import Rules
+from torch_cpudist.rules.state_parts import States
+from torch_cpudist.served import state_exchange
+from torch_cpudist.served.base import Trained
+from torch_cpudist.served.set import ParameterSet
+from torch_cpudist.settings.clip import Clip
+
+if TYPE_CHECKING:
+    from torch_cpudist.launch.context import Context
+
+# Weights travel as float64, which holds whole numbers up to here exactly.
+_MAX_SAMPLES = 2**53
+
+
+def served_rules(rules: Rules) -> list[_core.OptimizerConfig]:
+    """The rules of a strategy whose servers run them: all are known."""
+    return [rule for rule in rules if rule is not None]
+
+
+def whole_samples(samples: int) -> int:
+    """Checks a number of samples.
+
+    Raises:
+        InvalidArgumentError: it is no whole number, or out of range.
+    """
+    try:
+        count = operator.index(samples)
+    except TypeError:
+        raise InvalidArgumentError(
+            "step: samples must be a whole number, found "
+            f"{type(samples).__name__} {samples!r}. Pass the batch's number of samples."
+        ) from None
+    if not 0 <= count <= _MAX_SAMPLES:
+        raise InvalidArgumentError(
+            f"step: samples must be >= 0 and at most 2**53, got {count}"
+        )
+    return count
+
+
+class Driver(ABC):
+    """Runs a strategy for what one optimizer trains, or a part. Not thread-safe."""
+
+    def __init__(self, parameters: Trained) -> None:
+        """Drives ``parameters``."""
+        self._trained = parameters
+
+    @abstractmethod
+    def step(
+        self,
+        rules: Rules,
+        samples: int | None,
+        clip: Clip | None,
+    ) -> int:
+        """Hands this trainer's gradients on.
+
+        Args:
+            rules: of this step, one per group.
+            samples: samples behind the gradients.
+            clip: how they are clipped.
+
+        Returns:
+            The number of updates behind the dense values that the model has now.
+
+        Raises:
+            InvalidArgumentError: ``samples`` is no whole number or out of range;
+                nothing was sent.
+        """
+
+    def global_step(self, rounds: int) -> int:
+        """The cluster's count of steps; see ``cpudist.global_step``.
+
+        Args:
+            rounds: what ``step`` has returned last. By default a step is a round.
+        """
+        return rounds
+
+    @abstractmethod
+    def settle(self) -> None:
+        """Returns when every gradient handed on is applied."""
+
+    @abstractmethod
+    def flush(self, pull: str, overwrite: bool = False) -> None:
+        """Settles and refreshes local copies.
+
+        Args:
+            pull: ``"all"``, ``"dense"`` or ``"none"``.
+            overwrite: the model was written since the last step, to be dropped.
+        """
+
+    def check_overwrite(self) -> None:  # noqa: B027 - most have values to go back to
+        """Refuses, before anything is done, a ``flush`` that drops what was written.
+
+        Raises:
+            ModelChangedError: nobody has the values from before.
+        """
+
+    @abstractmethod
+    def leave(self) -> None:
+        """Ends this trainer's part, once what was handed on is applied."""
+
+    @abstractmethod
+    def join(self) -> None:
+        """Takes part again, before the next forward."""
+
+    def before_barrier(self) -> None:
+        """Hands on what is to be elsewhere when everybody has left."""
+        self.settle()
+
+    def held_state(self) -> Sequence[torch.Tensor]:
+        """Optimizer state that is here, but not in the wrapped optimizers."""
+        return ()
+
+    def stats(self) -> dict[str, Any]:
+        """Counters of this strategy, beside those of the client."""
+        return {}
+
+    def step_of_replicas(self, count: int) -> AbstractContextManager[None]:
+        """While it is entered, a step is one batch of each of ``count`` replicas."""
+        return nullcontext()
+
+    @property
+    def pulled(self) -> ParameterSet | None:
+        """The parameter set whose rows lookups pull; ``None`` where all are here."""
+        return None
+
+    @property
+    def served(self) -> list[nn.Parameter]:
+        """Parameters that servers update, with state of their own; by default none."""
+        return []
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        """While it is entered, backward sends nothing; by default it never does."""
+        return nullcontext()
+
+    # -- optimizer state ---------------------------------------------------------------
+
+    @abstractmethod
+    def fetch_state(self, inners: Sequence[Optimizer]) -> list[dict[str, Any]]:
+        """Returns a ``state_dict`` for each wrapped optimizer."""
+
+    def load_state(
+        self, context: Context, inners: Sequence[Optimizer], state_dict: Any
+    ) -> None:
+        """Loads a ``state_dict``; see ``DistributedOptimizer.load_state_dict``."""
+        trained = self._trained
+        states = state_exchange.loaded_states(context, trained, inners, state_dict)
+        self.put_state(context, inners, states)
+
+    @abstractmethod
+    def put_state(
+        self, context: Context, inners: Sequence[Optimizer], states: States
+    ) -> None:
+        """Takes checked state, and trainer 0's weights, to where they are kept."""
+
+    @abstractmethod
+    def store_model(
+        self, context: Context, inners: Sequence[Optimizer], all_rows: bool
+    ) -> None:
+        """Sends what was written; see ``DistributedOptimizer.store_model``."""
+
+    @abstractmethod
+    def give_back_state(self, inners: Sequence[Optimizer]) -> None:
+        """The end: leaves what state the trainer has with the wrapped optimizers."""
+
+
+class ServerDriver(Driver):
+    """Runs a strategy for one parameter set of the servers."""
+
+    def __init__(self, parameters: ParameterSet) -> None:
+        """Drives ``parameters``."""
+        super().__init__(parameters)
+        self._parameters = parameters
+
+    def flush(self, pull: str, overwrite: bool = False) -> None:
+        """Settles and pulls; see ``Driver.flush``."""
+        self.settle()
+        if pull != "none":
+            self._parameters.pull_dense()
+        if pull == "all":
+            self._parameters.pull_tables()
+
+    @property
+    def pulled(self) -> ParameterSet | None:
+        """What the servers hold: lookups pull its rows."""
+        return self._parameters
+
+    @property
+    def served(self) -> list[nn.Parameter]:
+        """All that the servers hold."""
+        return [parameter for _, parameter in self._parameters.trained()]
+
+    def leave(self) -> None:
+        """Ends this trainer's part, once what was handed on is applied."""
+        self._parameters.client.leave(self._parameters.id)
+
+    def join(self) -> None:
+        """Takes part again, before the next forward."""
+        self._parameters.join()
+
+    def fetch_state(self, inners: Sequence[Optimizer]) -> list[dict[str, Any]]:
+        """Pulls the servers' state."""
+        return state_exchange.fetch(self._parameters, inners)
+
+    def put_state(
+        self, context: Context, inners: Sequence[Optimizer], states: States
+    ) -> None:
+        """Sends trainer 0's state and weights."""
+        state_exchange.put(context, self._parameters, states)
+
+    def store_model(
+        self, context: Context, inners: Sequence[Optimizer], all_rows: bool
+    ) -> None:
+        """Sends trainer 0's weights, keeping state."""
+        state_exchange.replace_weights(context, self._parameters, inners, all_rows)
+
+    def give_back_state(self, inners: Sequence[Optimizer]) -> None:
+        """Remembers that state stays behind."""
+        state_exchange.note_lost(self._parameters, inners)

@@ -1,0 +1,205 @@
+# Copyright (c) 2026 The torch_cpudist authors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""LocalSGD: every trainer steps by itself, and parameters are averaged now and then."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from torch_cpudist.collective.buckets import DEFAULT_BYTES, Bucket, plan
+from torch_cpudist.collective.copied import CopiedParameters
+from torch_cpudist.drivers.base import whole_samples
+from torch_cpudist.drivers.collective import CollectiveDriver
+from torch_cpudist.drivers.guard import InnerGuard
+from torch_cpudist.errors import ConfigMismatchError
+from torch_cpudist.log import logger
+from torch_cpudist.model.placement import Rules
+from torch_cpudist.rules.state_parts import States
+from torch_cpudist.settings.clip import Clip, clip_own
+from torch_cpudist.settings.outer import Outer
+from torch_cpudist.strategies.local_sgd import LocalSGD
+
+if TYPE_CHECKING:
+    from torch_cpudist.launch.context import Context
+
+_WHAT = "averaging parameters"
+
+
+def _fill(bucket: Bucket) -> None:
+    for i, piece in enumerate(bucket.pieces):
+        bucket.view(i).copy_(piece.entry.parameter)
+
+
+class _OuterStep:
+    """SGD on one bucket, with the trainers' mean movement, negated, as gradient."""
+
+    @torch.no_grad()
+    def __init__(self, bucket: Bucket, outer: Outer) -> None:
+        self._bucket = bucket
+        self._values = nn.Parameter(torch.zeros(bucket.size, dtype=bucket.dtype))
+        self._sgd = torch.optim.SGD(
+            [self._values],
+            lr=outer.lr,
+            momentum=outer.momentum,
+            nesterov=outer.nesterov,
+        )
+        self.begin()
+
+    @torch.no_grad()
+    def begin(self) -> None:
+        """Takes the parameters' values as those of the last average."""
+        _fill(self._bucket)
+        self._values.copy_(self._bucket.flat)
+
+    def take(self) -> None:
+        """Takes the mean in the bucket for the values of an outer step."""
+        self._values.copy_(self._bucket.flat)
+
+    def step(self) -> None:
+        """Replaces the mean in the bucket by what the outer step makes of it."""
+        flat = self._bucket.flat
+        self._values.grad = self._values - flat
+        self._sgd.step()
+        self._values.grad = None
+        flat.copy_(self._values)
+
+
+class LocalSGDDriver(CollectiveDriver):
+    """Runs the LocalSGD strategy."""
+
+    def __init__(
+        self,
+        parameters: CopiedParameters,
+        strategy: LocalSGD,
+        guard: InnerGuard,
+        states: States,
+        others: Sequence[torch.Tensor],
+    ) -> None:
+        """See ``CollectiveDriver``."""
+        super().__init__(parameters, guard, states, others)
+        self._strategy = strategy
+        self._since = 0  # steps after the last average of a whole interval
+        self._apart = 0  # steps after the last average
+        self._buckets: list[Bucket] = plan(parameters.placement.dense, DEFAULT_BYTES)
+        for bucket in self._buckets:
+            bucket.allocate(self._group.zeros)
+        self._outer: list[_OuterStep] | None = None
+        if strategy.outer is not None:
+            self._outer = [_OuterStep(b, strategy.outer) for b in self._buckets]
+
+    def step(self, rules: Rules, samples: int | None, clip: Clip | None) -> int:
+        """Steps the wrapped optimizers; averages if it is time.
+
+        ``samples`` only counts; ``clip`` is of this trainer's gradient. Else as
+        ``Driver.step``.
+        """
+        if samples is not None:
+            whole_samples(samples)
+        self._copied.check_unchanged()
+        self._take_part()
+        self._gradients()  # refuses what is not dense
+        clip_own(clip, list(self._dense))
+        self._step_inners()
+        self._steps += 1
+        self._since += 1
+        self._apart += 1
+        if self._warm() or self._since >= self._strategy.every:
+            self._average(early=False)
+        return self._steps
+
+    @torch.no_grad()
+    def _average(self, early: bool) -> None:
+        """Averages parameters. Collective.
+
+        Args:
+            early: the interval is not over. The outer optimizer, whose momentum is one
+                of whole intervals, then does not step: its step at the end is over all
+                that the interval moved, and averaging in between leaves that mean as
+                it is.
+
+        Raises:
+            ConfigMismatchError: trainers have taken other numbers of steps.
+        """
+        early = early and not self._warm()  # a warm-up's averages end intervals
+        alone = self._group.alone
+        if not alone and not self._agreed_to_average():
+            return
+        self._apart = 0
+        if not early or self._outer is None:
+            self._since = 0
+        self._averages += 1
+        if alone and (early or self._outer is None or self._copied.changed()):
+            return
+        works = []
+        for bucket in self._buckets:
+            _fill(bucket)
+            if not alone:
+                works.append(self._group.start_sum(bucket.flat))
+        for i, bucket in enumerate(self._buckets):
+            if not alone:
+                self._group.wait(works[i], _WHAT)
+                bucket.flat.mul_(1.0 / self._group.size)
+            if self._outer is not None and not early:
+                self._outer_step(self._outer[i])
+            for k, piece in enumerate(bucket.pieces):
+                piece.entry.parameter.copy_(bucket.view(k))
+        self._copied.accept_changes()
+
+    def _outer_step(self, outer: _OuterStep) -> None:
+        if self._warm():
+            outer.take()
+        else:
+            outer.step()
+
+    def _warm(self) -> bool:
+        return self._steps <= self._strategy.warmup_steps
+
+    def _agreed_to_average(self) -> bool:
+        """Whether no trainer's model was written. Collective.
+
+        Raises:
+            ConfigMismatchError: trainers have taken other numbers of steps.
+        """
+        told = torch.zeros(2, self._group.size, dtype=torch.int64, device="cpu")
+        told[0, self._group.rank] = self._steps
+        told[1, self._group.rank] = len(self._copied.changed())
+        self._group.sum(told, _WHAT)
+        steps, written = told
+        if bool(written.any()):
+            # On no trainer, or the others would take what was written for movement.
+            logger.warning(
+                "the model was written since the last step on trainers %s: what was "
+                "moved since the last average is not averaged",
+                written.nonzero().flatten().tolist(),
+            )
+            return False
+        if int(steps.min()) != int(steps.max()):
+            raise ConfigMismatchError(
+                f"LocalSGD: trainers are after steps {steps.tolist()}, expected equal "
+                "numbers. Give every trainer as many batches as the others."
+            )
+        return True
+
+    def store_model(
+        self, context: Context, inners: Sequence[Optimizer], all_rows: bool
+    ) -> None:
+        """Makes trainer 0's values everybody's; outer steps go on from these."""
+        super().store_model(context, inners, all_rows)
+        self._since = self._apart = 0
+        for outer in self._outer or ():
+            outer.begin()
+
+    def leave(self) -> None:
+        """Averages what was moved since the last time; all trainers leave together.
+
+        A mean also with ``outer``, whose interval goes on with the next step. Unless
+        some trainer's model was written meanwhile: each keeps its own then.
+        """
+        if self._apart:
+            self._average(early=True)
+        super().leave()

@@ -1,0 +1,268 @@
+# Copyright (c) 2026 The torch_cpudist authors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Starts this rank's server and client, and makes them find the others."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from torch_cpudist import _core
+from torch_cpudist.errors import ConfigurationError, Error
+from torch_cpudist.launch import rank_network
+from torch_cpudist.launch.environment import Environment
+from torch_cpudist.launch.layout import Layout, Numbers
+from torch_cpudist.launch.rendezvous import Rendezvous
+from torch_cpudist.log import from_core, logger
+from torch_cpudist.machine import host
+
+_OWN_SERVER = "own"
+_PROBE_MS = 1000
+# Ranks as threads: no wire to spare, and a frame that a test drops is missed at once.
+_THREADS_PROBE_MS = 20
+
+
+def own_address(environment: Environment, layout: Layout) -> str:
+    """The address that this rank's server listens on.
+
+    Loopback when all ranks share a host, else the one that reaches ``MASTER_ADDR``; of
+    servers that are launched apart, the one that reaches ``CPUDIST_RENDEZVOUS``.
+    ``CPUDIST_BIND`` wins.
+
+    Raises:
+        ConfigurationError: no such address, or none that other hosts reach.
+    """
+    if environment.bind is not None:
+        return host.bind_address(environment.bind)
+    group = environment.group
+    if group is not None and group.role == "server":
+        if host.is_loopback(group.host, group.port):
+            return host.LOOPBACK
+        return host.address_towards(group.host, group.port)
+    if layout.one_host:
+        return host.LOOPBACK
+    if environment.master_addr is None:
+        raise ConfigurationError(
+            "ranks run on several hosts and init() was given a store: set CPUDIST_BIND "
+            "to the "
+            "address of this host that the others reach."
+        )
+    return host.address_towards(environment.master_addr, environment.master_port)
+
+
+@dataclass
+class Endpoints:
+    """This rank's ends of the links between trainers and servers.
+
+    Attributes:
+        server: of this rank; ``None`` on a trainer without one.
+        client: of this rank; ``None`` on a dedicated server.
+        ranks: of the links over a collective backend (``CPUDIST_TRANSPORT=c10d``).
+        listening: addresses of the server.
+        sockets: addresses of the sockets that this process may have open.
+        keep: stores that other ranks may still read.
+        run_id: of the run.
+        rendezvous: where ranks met, for what they show each other later.
+    """
+
+    server: _core.Server | None = None
+    client: _core.Client | None = None
+    ranks: _core.RankNetwork | None = None
+    listening: list[str] = field(default_factory=list)
+    sockets: set[str] = field(default_factory=set)
+    keep: list[object] = field(default_factory=list)
+    run_id: int = 0
+    rendezvous: Rendezvous | None = None
+
+    def stop(self, reason: str) -> None:
+        """Ends every wait and closes every link; who still waits is told the reason."""
+        # The server first: what it tells those who wait must arrive before the links
+        # break.
+        if self.server is not None:
+            self.server.stop(reason)
+        if self.client is not None:
+            self.client.abort(reason)
+        if self.ranks is not None:
+            self.ranks.stop()
+
+
+def _server_threads(environment: Environment, layout: Layout) -> int:
+    ranks = layout.ranks_on_host_of(environment.rank)
+    return environment.server.threads or max(1, host.cores() // ranks)
+
+
+def _start_server(
+    environment: Environment, layout: Layout, rendezvous: Rendezvous
+) -> _core.Server:
+    group = environment.group
+    joins_s = rendezvous.remaining_s() if group is None else group.rejoin_s
+    return _core.Server(
+        run_id=rendezvous.run_id,
+        shard_id=layout.servers.index(environment.rank),
+        server_count=len(layout.servers),
+        trainer_count=len(layout.trainers) if group is None else group.trainers,
+        threads=_server_threads(environment, layout),
+        liveness_ms=environment.liveness_ms,
+        join_deadline_ms=max(1, int(joins_s * 1000)),
+        elastic=group is not None,
+        rejoin_ms=0 if group is None else group.rejoin_s * 1000,
+        memory_cap_bytes=environment.server.memory_cap_bytes,
+        host=host.description(),
+    )
+
+
+def _listen(
+    server: _core.Server,
+    environment: Environment,
+    layout: Layout,
+    rendezvous: Rendezvous,
+    network: _core.InprocNetwork | None,
+    ranks: _core.RankNetwork | None,
+) -> list[str]:
+    """Listens where other ranks can reach this server, and tells them."""
+    shard = layout.servers.index(environment.rank)
+    try:
+        if network is not None:
+            name = f"{rendezvous.run_id}-{shard}"
+            addresses = [server.listen_inproc(network, name)]
+        elif ranks is not None:
+            addresses = [server.listen_ranks(ranks)]
+        else:
+            addresses = server.listen_tcp(
+                bind=own_address(environment, layout),
+                port_first=environment.ports[0],
+                port_last=environment.ports[1],
+                unix_socket=True,
+                threads=_server_threads(environment, layout),
+            )
+    except Error as error:
+        rendezvous.publish_failure(shard, str(error))
+        raise
+    rendezvous.publish(shard, addresses)
+    logger.info("server %d listens on %s", shard, ", ".join(addresses))
+    return addresses
+
+
+def reachable(addresses: list[str], same_host: bool) -> list[str]:
+    """Drops unix sockets of other hosts: an equal name there is another process."""
+    return [a for a in addresses if same_host or not a.startswith("unix:")]
+
+
+def start(
+    environment: Environment,
+    layout: Layout,
+    rendezvous: Rendezvous,
+    network: _core.InprocNetwork | None,
+    transport: object | None = None,
+) -> Endpoints:
+    """Starts what this rank's role asks for and connects the client to every server.
+
+    A rank reaches its own server inside the process; a world of one opens no socket.
+
+    Args:
+        environment: of this rank.
+        layout: roles of all ranks.
+        rendezvous: where ranks met; addresses go through it.
+        network: in-process network that all ranks share (ranks as threads); ``None``
+            uses sockets.
+        transport: from ``rank_network.open_transport``, in the place of sockets.
+
+    Raises:
+        AddressError: a server cannot listen, or cannot be reached.
+        OperationTimeoutError, PeerLostError: a server did not come.
+    """
+    made = Endpoints(run_id=rendezvous.run_id)
+    rank = environment.rank
+    alone = len(layout.hosts) == 1 and environment.group is None
+    links = network
+    own: str | None = None
+    try:
+        if transport is not None:
+            peers = rank_network.peers_of(layout, rank)
+            made.ranks = _core.RankNetwork(transport, peers)
+        if rank in layout.servers:
+            made.server = _start_server(environment, layout, rendezvous)
+            if network is None and rank in layout.trainers:
+                links = _core.InprocNetwork()
+                own = made.server.listen_inproc(links, _OWN_SERVER)
+            if network is not None or not alone:
+                made.listening = _listen(
+                    *(made.server, environment, layout, rendezvous, network, made.ranks)
+                )
+                made.sockets.update(made.listening)
+        if rank in layout.trainers:
+            lists = [[own]] if own and alone else rendezvous.addresses(layout.servers)
+            for shard, server_rank in enumerate(layout.servers):
+                same_host = layout.hosts[server_rank] == layout.hosts[rank]
+                lists[shard] = reachable(lists[shard], same_host)
+                if own and server_rank == rank:
+                    lists[shard] = [own]
+            made.sockets.update(address for some in lists for address in some)
+            probe_ms = _PROBE_MS if network is None else _THREADS_PROBE_MS
+            made.client = connect(
+                environment,
+                layout.numbers_of(rank),
+                rendezvous.run_id,
+                links,
+                lists,
+                connect_s=rendezvous.remaining_s(),
+                probe_ms=probe_ms,
+                ranks=made.ranks,
+            )
+            # Nobody goes on before all are connected: a rank that failed right away
+            # would look to a slower one like a server that is still to come.
+            made.client.barrier()
+    except BaseException as error:
+        made.stop(f"init() failed: {error}")
+        raise
+    return made
+
+
+def connect(
+    environment: Environment,
+    numbers: Numbers,
+    run_id: int,
+    network: _core.InprocNetwork | None,
+    servers: list[list[str]],
+    connect_s: float,
+    incarnation: int = 1,
+    probe_ms: int = _PROBE_MS,
+    ranks: _core.RankNetwork | None = None,
+) -> _core.Client:
+    """Makes a trainer's client and connects it to every server.
+
+    Args:
+        environment: of this rank.
+        numbers: what this rank is.
+        run_id: of the servers.
+        network: where in-process addresses are looked up.
+        servers: by shard, its addresses, best first.
+        connect_s: longest wait for the servers, in seconds.
+        incarnation: how often this trainer was started.
+        probe_ms: how often a waiting request asks whether it arrived.
+        ranks: links over a collective backend.
+
+    Raises:
+        AddressError, PeerLostError: a server cannot be reached.
+    """
+    client = _core.Client(
+        run_id=run_id,
+        trainer_rank=numbers.trainer_rank,
+        trainer_count=numbers.trainer_count,
+        servers=servers,
+        network=network,
+        ranks=ranks,
+        incarnation=incarnation,
+        liveness_ms=environment.liveness_ms,
+        connect_deadline_ms=max(1, int(connect_s * 1000)),
+        rpc_deadline_ms=environment.rpc_deadline_ms,
+        rpc_retries=environment.rpc_retries,
+        round_deadline_ms=environment.round_deadline_ms,
+        # A probe's answer tells waiting for others from no answer: several of them must
+        # fit before the request counts as unanswered.
+        probe_ms=max(1, min(probe_ms, environment.rpc_deadline_ms // 4)),
+        resend_ms=probe_ms,
+        host=host.description(),
+        logger=from_core,
+    )
+    client.connect()
+    return client

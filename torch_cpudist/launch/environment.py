@@ -1,0 +1,381 @@
+# Copyright (c) 2026 The torch_cpudist authors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""What the environment says: torchrun's variables and ``CPUDIST_*``, checked.
+
+Pure functions of a mapping. A contradiction, a missing half, or a variable that this
+version does not have is an error here, before anything is started.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from torch_cpudist import strategies
+from torch_cpudist.errors import ConfigurationError
+from torch_cpudist.log import LEVELS
+from torch_cpudist.settings import fields as config
+from torch_cpudist.settings import jobs as group_settings
+from torch_cpudist.settings.jobs import GroupSettings
+from torch_cpudist.settings.replicas import Replicas
+
+ROLES = group_settings.ROLES
+_LAUNCH = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+# Of these, the address and the port are often set where nothing is launched.
+_LAUNCHED_BY = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+MAX_RANKS = 65535
+# A year: as good as for ever, and it overflows no clock.
+MAX_WAIT_S = 365 * 24 * 3600
+_MAX_WAIT_MS = MAX_WAIT_S * 1000
+_MAX_RETRIES = 2**31 - 1
+_REPLICAS = "CPUDIST_REPLICAS_COUNT"
+
+_OWN = frozenset(
+    "CPUDIST_" + name
+    for name in (
+        "BACKEND",
+        "BIND",
+        "LIVENESS_MS",
+        "LOG",
+        "PIN",
+        "PORTS",
+        "ROUND_DEADLINE_MS",
+        "RPC_DEADLINE_MS",
+        "RPC_RETRIES",
+        "SERVERS",
+        "SIMD",
+        "STRATEGY",
+        "THREADS",
+        "TRANSPORT",
+    )
+) | frozenset(group_settings.NAMES)
+
+_NO_POOL = (
+    "unset it. A trainer has no pools: one thread of the core serves the links to all "
+    "servers; servers have CPUDIST_SERVER_THREADS"
+)
+# Of the design, but not of this version: each with what to do instead.
+_LATER = {
+    "CPUDIST_SEND_THREADS": _NO_POOL,
+    "CPUDIST_PULL_THREADS": _NO_POOL,
+    "CPUDIST_PREFETCH_THREADS": _NO_POOL,
+}
+BACKENDS = ("auto", "gloo", "shm", "ccl", "nccl", "mpi")
+
+
+@dataclass(frozen=True)
+class Environment:
+    """What the environment of one rank says, or ``init()``'s arguments.
+
+    Attributes:
+        rank, world_size: of all ranks, servers included.
+        local_rank, local_world_size, group_rank: place of this rank among hosts.
+        restart_count: how often torchrun has restarted this rank.
+        role_name: torchrun's ``--role``.
+        master_addr, master_port: the store; ``None`` without a launcher.
+        launched: a launcher (torchrun) set the ranks.
+        agent_store: its agent keeps the store; else rank 0 does.
+        servers: dedicated servers; 0 is colocated; ``None`` too, unless roles or
+            ``init(servers=)`` say otherwise.
+        backend: one of ``BACKENDS``.
+        transport: ``tcp`` or ``c10d``.
+        bind: address or interface to listen on; ``None`` chooses.
+        ports: first and last port; (0, 0) is any.
+        threads: torch threads of this rank; ``None`` takes the share of cores.
+        pin: ranks and replicas have cores of their own.
+        replicas: of each rank; ``None`` without ``CPU_NUM`` and the like.
+        liveness_ms, round_deadline_ms, rpc_deadline_ms: the clocks.
+        rpc_retries: how often a request is sent again over a new connection.
+        log: ``warning``, ``info`` or ``debug``.
+        strategy: name of the strategy; ``None`` leaves it to the script.
+        settings: variables of settings classes (``CPUDIST_SHARDING_SLICE``, ...), as
+            text.
+        server: how this rank's server runs.
+        group: of servers and trainers that are launched apart; else ``None``.
+        job: name of this rank's torchrun job; ``None`` without one.
+    """
+
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0
+    local_world_size: int = 1
+    group_rank: int = 0
+    restart_count: int = 0
+    role_name: str = "default"
+    master_addr: str | None = None
+    master_port: int = 0
+    launched: bool = False
+    agent_store: bool = False
+    servers: int | None = None
+    backend: str = "auto"
+    transport: str = "tcp"
+    bind: str | None = None
+    ports: tuple[int, int] = (0, 0)
+    threads: int | None = None
+    pin: bool = False
+    replicas: int | None = None
+    liveness_ms: int = 5000
+    round_deadline_ms: int = 1_800_000
+    rpc_deadline_ms: int = 180_000
+    rpc_retries: int = 3
+    log: str = "warning"
+    strategy: str | None = None
+    settings: Mapping[str, str] = field(default_factory=dict)
+    server: config.Server = field(default_factory=config.Server)
+    group: GroupSettings | None = None
+    job: str | None = None
+
+
+def _integer(
+    variables: Mapping[str, str],
+    name: str,
+    default: int,
+    least: int = 0,
+    most: int = MAX_RANKS,
+) -> int:
+    text = variables.get(name)
+    if text is None:
+        return default
+    try:
+        value = int(text)
+    except ValueError:
+        raise ConfigurationError(f"{name}={text!r}: expected a whole number.") from None
+    config.check_range(f"{name}={value}", value, least, most)
+    return value
+
+
+def _wait_ms(
+    variables: Mapping[str, str], name: str, default: int, least: int = 1
+) -> int:
+    return _integer(variables, name, default, least, _MAX_WAIT_MS)
+
+
+def _check_names(variables: Mapping[str, str]) -> None:
+    known = _OWN | config.variables()
+    for name in sorted(variables):
+        if not name.upper().startswith("CPUDIST_") or name in known:
+            continue
+        if name.upper() in known:
+            raise ConfigurationError(
+                f"{name}: variables are upper case. Set {name.upper()}."
+            )
+        if name in _LATER:
+            raise ConfigurationError(
+                f"{name} is not available in this version: {_LATER[name]}."
+            )
+        raise ConfigurationError(
+            f"unknown variable {name}: {config.nearest(name, known)}"
+        )
+
+
+def _settings(variables: Mapping[str, str]) -> dict[str, str]:
+    """The variables of settings classes; ``CPU_NUM`` is one under another name."""
+    known = config.variables()
+    texts = {name: text for name, text in variables.items() if name in known}
+    text = variables.get("CPU_NUM", "").strip()
+    if text and _REPLICAS not in texts:
+        # Checked under its own name, which is the one that was set.
+        _integer(variables, "CPU_NUM", 1, 1, config.MAX_THREADS)
+        texts[_REPLICAS] = text
+    return texts
+
+
+def _choice(variables: Mapping[str, str], name: str, valid: tuple[str, ...]) -> str:
+    value = variables.get(name, valid[0]).strip().lower()
+    if value not in valid:
+        raise ConfigurationError(f"{name}={value!r}: {config.nearest(value, valid)}")
+    return value
+
+
+def _ports(variables: Mapping[str, str]) -> tuple[int, int]:
+    text = variables.get("CPUDIST_PORTS")
+    if text is None:
+        return (0, 0)
+    first, _, last = text.partition("-")
+    try:
+        ports = (int(first), int(last or first))
+    except ValueError:
+        ports = (0, -1)
+    if not 1 <= ports[0] <= ports[1] <= 65535:
+        raise ConfigurationError(
+            f"CPUDIST_PORTS={text!r}: expected a port or a range of ports, such as "
+            "41000 or "
+            "41000-41015, between 1 and 65535."
+        )
+    return ports
+
+
+def _check_launch(variables: Mapping[str, str]) -> bool:
+    """Whether a launcher set the ranks; all of its variables or none."""
+    present = [name for name in _LAUNCHED_BY if name in variables]
+    if not present:
+        return False
+    missing = [name for name in _LAUNCH if name not in variables]
+    if missing:
+        raise ConfigurationError(
+            f"{', '.join(present)} set, but not {', '.join(missing)}. Start the script "
+            f"with torchrun, which sets them all, or unset {', '.join(present)} for a "
+            "single process."
+        )
+    if not variables["MASTER_ADDR"].strip():
+        raise ConfigurationError(
+            "MASTER_ADDR is empty: expected the name or address of the first host. "
+            "Start the script with torchrun, which sets it."
+        )
+    return True
+
+
+def _role_name(variables: Mapping[str, str]) -> str:
+    """The ``--role`` of torchrun: a role in any case, or a name that is like none."""
+    text = variables.get("ROLE_NAME", "default")
+    folded = text.strip().lower()
+    if folded in ROLES:
+        return folded
+    if close := difflib.get_close_matches(folded, ROLES, n=1, cutoff=0.85):
+        raise ConfigurationError(
+            f"torchrun --role={text}: did you mean --role={close[0]}? For ranks that "
+            "train and serve choose a name less like it, or none."
+        )
+    return text
+
+
+def _strategy(variables: Mapping[str, str]) -> str | None:
+    text = variables.get("CPUDIST_STRATEGY")
+    if text is None:
+        return None
+    try:
+        return strategies.strategy(text).name
+    except ConfigurationError as error:
+        raise ConfigurationError(f"CPUDIST_STRATEGY={text!r}: {error}") from None
+
+
+def check_ranks(made: Environment) -> None:
+    """Checks that ranks, sizes and roles fit together.
+
+    Raises:
+        ConfigurationError: says which contradict each other and what to set.
+    """
+    if made.rank >= made.world_size:
+        raise ConfigurationError(
+            f"RANK={made.rank} with WORLD_SIZE={made.world_size}: ranks run from 0 to "
+            "WORLD_SIZE-1. Start the script with torchrun, which sets both."
+        )
+    if made.local_rank >= made.local_world_size:
+        raise ConfigurationError(
+            f"LOCAL_RANK={made.local_rank} with "
+            f"LOCAL_WORLD_SIZE={made.local_world_size}: local "
+            "ranks run from 0 to LOCAL_WORLD_SIZE-1. Start the script with torchrun."
+        )
+    if made.local_world_size > made.world_size:
+        raise ConfigurationError(
+            f"LOCAL_WORLD_SIZE={made.local_world_size} with "
+            f"WORLD_SIZE={made.world_size}: a host "
+            "cannot have more ranks than there are. Start the script with torchrun."
+        )
+    if made.servers and made.servers >= made.world_size:
+        raise ConfigurationError(
+            f"CPUDIST_SERVERS={made.servers} with WORLD_SIZE={made.world_size} leaves "
+            f"no trainer. Set --nproc-per-node (and --nnodes) for at least "
+            f"{made.servers + 1} ranks, or a smaller CPUDIST_SERVERS; unset it to let "
+            "every rank train and serve."
+        )
+    if made.group is not None and (made.servers is not None or made.role_name in ROLES):
+        raise ConfigurationError(
+            "CPUDIST_ROLE says what every rank of this torchrun job does: unset "
+            "CPUDIST_SERVERS and drop torchrun's --role (init()'s servers= and role= "
+            "too)."
+        )
+    if made.servers is not None and made.role_name in ROLES:
+        raise ConfigurationError(
+            f"CPUDIST_SERVERS={made.servers} and torchrun --role={made.role_name} both "
+            "say who serves. Unset CPUDIST_SERVERS, or drop --role (of init()'s "
+            "servers= and role=, give one)."
+        )
+
+
+def agreed_settings(made: Environment) -> dict[str, str]:
+    """The settings that must be equal on every rank, by variable."""
+    fixed = {
+        "CPUDIST_BACKEND": made.backend,
+        "CPUDIST_LIVENESS_MS": str(made.liveness_ms),
+        "CPUDIST_ROUND_DEADLINE_MS": str(made.round_deadline_ms),
+        "CPUDIST_RPC_DEADLINE_MS": str(made.rpc_deadline_ms),
+        "CPUDIST_SERVERS": str(made.servers or 0),
+        "CPUDIST_STRATEGY": made.strategy or "(unset)",
+        "CPUDIST_TRANSPORT": made.transport,
+    }
+    # Hosts may have different numbers of cores, and so of replicas.
+    own = "CPUDIST_REPLICAS_"
+    return fixed | {k: v for k, v in made.settings.items() if not k.startswith(own)}
+
+
+def parse(variables: Mapping[str, str]) -> Environment:
+    """Reads and checks an environment.
+
+    Args:
+        variables: ``os.environ`` or the like; variables of others are ignored.
+
+    Raises:
+        ConfigurationError: unknown, missing, malformed or contradictory variables.
+    """
+    _check_names(variables)
+    launched = _check_launch(variables)
+    world_size = _integer(variables, "WORLD_SIZE", 1, least=1) if launched else 1
+    texts = _settings(variables)
+    server = config.with_environment(config.Server(), texts)
+    for kind in config.classes():
+        config.with_environment(kind(), texts)
+    made = Environment(
+        rank=_integer(variables, "RANK", 0) if launched else 0,
+        world_size=world_size,
+        local_rank=_integer(variables, "LOCAL_RANK", 0) if launched else 0,
+        local_world_size=(
+            _integer(variables, "LOCAL_WORLD_SIZE", world_size, least=1)
+            if launched
+            else 1
+        ),
+        group_rank=_integer(variables, "GROUP_RANK", 0) if launched else 0,
+        restart_count=(
+            _integer(variables, "TORCHELASTIC_RESTART_COUNT", 0) if launched else 0
+        ),
+        role_name=_role_name(variables) if launched else "default",
+        master_addr=variables["MASTER_ADDR"].strip() if launched else None,
+        master_port=(
+            _integer(variables, "MASTER_PORT", 0, least=1, most=65535)
+            if launched
+            else 0
+        ),
+        launched=launched,
+        agent_store=variables.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+        servers=(
+            _integer(variables, "CPUDIST_SERVERS", 0)
+            if "CPUDIST_SERVERS" in variables
+            else None
+        ),
+        backend=_choice(variables, "CPUDIST_BACKEND", BACKENDS),
+        transport=_choice(variables, "CPUDIST_TRANSPORT", ("tcp", "c10d")),
+        bind=variables.get("CPUDIST_BIND"),
+        ports=_ports(variables),
+        threads=(
+            _integer(variables, "CPUDIST_THREADS", 1, 1, config.MAX_THREADS)
+            if "CPUDIST_THREADS" in variables
+            else None
+        ),
+        pin=config.parse_text("CPUDIST_PIN", variables.get("CPUDIST_PIN", "0"), bool),
+        replicas=config.with_environment(Replicas(), texts).count,
+        liveness_ms=_wait_ms(variables, "CPUDIST_LIVENESS_MS", 5000, least=100),
+        round_deadline_ms=_wait_ms(variables, "CPUDIST_ROUND_DEADLINE_MS", 1_800_000),
+        rpc_deadline_ms=_wait_ms(variables, "CPUDIST_RPC_DEADLINE_MS", 180_000),
+        rpc_retries=_integer(variables, "CPUDIST_RPC_RETRIES", 3, 0, _MAX_RETRIES),
+        log=_choice(variables, "CPUDIST_LOG", tuple(LEVELS)),
+        strategy=_strategy(variables),
+        settings=texts,
+        server=server,
+        group=group_settings.parse(variables),
+        job=group_settings.job_name(variables),
+    )
+    # Without a launcher, init() may be given the ranks, and checks them then.
+    if launched:
+        check_ranks(made)
+    return made

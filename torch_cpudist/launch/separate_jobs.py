@@ -1,0 +1,250 @@
+# Copyright (c) 2026 The torch_cpudist authors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Servers and trainers in torchrun jobs of their own, so that one outlives the other.
+
+Server 0 keeps a c10d store at ``CPUDIST_RENDEZVOUS``. It holds the run: its id, the
+servers' addresses, the settings. Trainers take their ids there: a job takes as many in
+a row as it has ranks, and a job that torchrun restarts finds its own again, each rank
+as the next incarnation of its trainer.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any, TypeVar
+
+from torch._C._distributed_c10d import TCPStore
+
+from torch_cpudist.errors import (
+    AddressError,
+    ConfigMismatchError,
+    ConfigurationError,
+    OperationTimeoutError,
+)
+from torch_cpudist.launch import endpoints, environment
+from torch_cpudist.launch.endpoints import Endpoints
+from torch_cpudist.launch.environment import Environment
+from torch_cpudist.launch.layout import Layout, Numbers
+from torch_cpudist.launch.rendezvous import Rendezvous
+from torch_cpudist.log import logger
+from torch_cpudist.machine import host
+from torch_cpudist.settings.jobs import GroupSettings
+
+T = TypeVar("T")
+_PAUSE_S = 0.1
+# A rank that claimed its job's ids and died before it wrote them down.
+_CLAIM_S = 10.0
+_CALL = timedelta(seconds=30)
+
+
+def start(
+    made: Environment, layout: Layout, rendezvous: Rendezvous
+) -> tuple[Numbers, Endpoints]:
+    """Starts this rank's server, or its client to the servers of another job.
+
+    Args:
+        made: of this rank, with ``group``.
+        layout: of this rank's job.
+        rendezvous: where its ranks met.
+
+    Raises:
+        AddressError: server 0 cannot listen at, or be reached at, the rendezvous.
+        ConfigMismatchError: trainers and servers were started with other settings.
+        OperationTimeoutError, PeerLostError: trainers or servers did not come.
+    """
+    group = made.group
+    assert group is not None  # noqa: S101 (the caller's branch)
+    if group.role == "server":
+        return _serve(made, group, layout, rendezvous)
+    return _train(made, group, rendezvous)
+
+
+def _settings(made: Environment) -> dict[str, str]:
+    agreed = environment.agreed_settings(made)
+    # Who serves is said by the role here, and how long to wait by the servers.
+    return {k: v for k, v in agreed.items() if k != "CPUDIST_SERVERS"}
+
+
+# -- servers
+
+
+def _serve(
+    made: Environment, group: GroupSettings, layout: Layout, rendezvous: Rendezvous
+) -> tuple[Numbers, Endpoints]:
+    ends = endpoints.start(made, layout, rendezvous, None)
+    numbers = replace(layout.numbers_of(made.rank), trainer_count=group.trainers)
+    try:
+        addresses = rendezvous.addresses(layout.servers)
+        if made.rank == 0:
+            run = {
+                "run_id": rendezvous.run_id,
+                "trainers": group.trainers,
+                "servers": addresses,
+                "hosts": list(layout.hosts),
+                "settings": _settings(made),
+            }
+            ends.keep.append(_open_store(group, run))
+    except BaseException as error:
+        ends.stop(f"init() failed: {error}")
+        raise
+    return numbers, ends
+
+
+def _open_store(group: GroupSettings, run: dict[str, Any]) -> TCPStore:
+    """Listens where trainers meet; on that address only."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(
+            group.host, group.port, type=socket.SOCK_STREAM
+        )[0]
+        listener = socket.create_server(
+            (str(address[0]), group.port), family=family, backlog=1024
+        )
+    except OSError as error:
+        raise AddressError(
+            f"server 0 cannot listen at {group.where}: {error}. It must name an "
+            "address of server 0's host and a free port; server 0 is rank 0 of the "
+            "servers' torchrun job."
+        ) from error
+    descriptor = listener.detach()
+    try:
+        store = TCPStore(
+            group.host,
+            group.port,
+            is_master=True,
+            wait_for_workers=False,
+            timeout=_CALL,
+            master_listen_fd=descriptor,
+        )
+    except BaseException:
+        os.close(descriptor)
+        raise
+    store.set("run", json.dumps(run))
+    logger.info("trainers are met at %s", group.where)
+    return store
+
+
+# -- trainers
+
+
+def _train(
+    made: Environment, group: GroupSettings, rendezvous: Rendezvous
+) -> tuple[Numbers, Endpoints]:
+    store = _reach_store(group, rendezvous)
+    run = json.loads(_guarded(group, lambda: store.get("run")))
+    _check_run(made, group, run)
+    rank, incarnation = _guarded(group, lambda: _claim(store, made))
+    numbers = Numbers(
+        role="trainer",
+        trainer_rank=rank,
+        trainer_count=int(run["trainers"]),
+        server_count=len(run["servers"]),
+        shard_id=-1,
+    )
+    own = host.identity()
+    lists = [
+        endpoints.reachable(addresses, host_id == own)
+        for addresses, host_id in zip(run["servers"], run["hosts"], strict=True)
+    ]
+    ends = Endpoints(sockets={address for some in lists for address in some})
+    ends.client = endpoints.connect(
+        made,
+        numbers,
+        int(run["run_id"]),
+        None,
+        lists,
+        connect_s=rendezvous.remaining_s(),
+        incarnation=incarnation,
+    )
+    if incarnation > 1:
+        logger.info("trainer %d is back, incarnation %d", rank, incarnation)
+    # Only at the start: who joins later waits for nobody.
+    if rank < numbers.trainer_count and not store.check(["started"]):
+        ends.client.barrier()
+        _guarded(group, lambda: store.set("started", "1"))
+    return numbers, ends
+
+
+def _guarded(group: GroupSettings, action: Callable[[], T]) -> T:
+    try:
+        return action()
+    except (RuntimeError, OSError) as error:
+        raise AddressError(
+            f"the store at {group.where} failed: {error}. Does server 0 still run?"
+        ) from error
+
+
+def _reach_store(group: GroupSettings, rendezvous: Rendezvous) -> TCPStore:
+    """Waits until server 0 listens."""
+    while True:
+        try:
+            socket.create_connection((group.host, group.port), timeout=5).close()
+            break
+        except socket.gaierror as error:
+            raise AddressError(
+                f"{group.where}: the name does not resolve on this host ({error})."
+            ) from error
+        except OSError as error:
+            if rendezvous.remaining_s() <= 0:
+                raise OperationTimeoutError(
+                    f"nobody answers at {group.where} ({error}). Start the servers' "
+                    "job (CPUDIST_ROLE=server) with the same CPUDIST_RENDEZVOUS, or "
+                    "pass a longer init(timeout_s=...)."
+                ) from error
+        time.sleep(_PAUSE_S)
+    return _guarded(
+        group,
+        lambda: TCPStore(
+            group.host,
+            group.port,
+            is_master=False,
+            wait_for_workers=False,
+            timeout=_CALL,
+        ),
+    )
+
+
+def _check_run(made: Environment, group: GroupSettings, run: dict[str, Any]) -> None:
+    mine = _settings(made)
+    if group.trainers:
+        mine["CPUDIST_TRAINERS"] = str(group.trainers)
+        run["settings"]["CPUDIST_TRAINERS"] = str(run["trainers"])
+    for name in sorted(mine.keys() | run["settings"].keys()):
+        ours = mine.get(name, "(unset)")
+        theirs = run["settings"].get(name, "(unset)")
+        if ours != theirs:
+            raise ConfigMismatchError(
+                f"{name}: {ours} on this trainer, {theirs} on the servers at "
+                f"{group.where}. Set it to the same value in every group."
+            )
+
+
+def _claim(store: TCPStore, made: Environment) -> tuple[int, int]:
+    """This rank's trainer id, and how often it was started."""
+    job = made.job or str(os.getpid())
+    if made.master_addr is None or host.is_loopback(made.master_addr, made.master_port):
+        # A name of this host only: other hosts may have a job of the same name.
+        job = f"{host.identity()}/{job}"
+    incarnation = store.add(f"started/{job}/{made.rank}", 1)
+    base = f"base/{job}"
+    if store.add(f"claim/{job}", 1) > 1:
+        until = time.monotonic() + _CLAIM_S
+        while not store.check([base]) and time.monotonic() < until:
+            time.sleep(_PAUSE_S / 10)
+    if not store.check([base]):
+        first = store.add("trainers", made.world_size) - made.world_size
+        # Somebody else may have been as patient: one of the two stands.
+        store.compare_set(base, "", json.dumps([first, made.world_size]))
+    first, ranks = json.loads(store.get(base))
+    if made.world_size > ranks:
+        raise ConfigurationError(
+            f"the torchrun job {job!r} came with {ranks} ranks at first and has "
+            f"{made.world_size} now; their trainer ids are in a row, and others have "
+            "the next ones. Start the larger job under another --rdzv-id."
+        )
+    return first + made.rank, incarnation

@@ -1,0 +1,121 @@
+# Copyright (c) 2026 The torch_cpudist authors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""What is refused, or warned of, in a model before its parameters are placed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from torch_cpudist.errors import InvalidArgumentError, UnsupportedModelError
+from torch_cpudist.log import logger
+from torch_cpudist.model.device import check_device
+from torch_cpudist.tables.local import MAX_NORM_OBSTACLE, FoundTable
+
+_LARGE_DENSE_EMBEDDING_BYTES = 16 << 20
+DTYPES = {torch.float32: "float32", torch.float64: "float64"}
+
+
+def check_plain(model: nn.Module) -> None:
+    """Refuses what averages or updates parameters by itself, besides the servers."""
+    for name, module in model.named_modules():
+        owner = f"module {name!r}" if name else "the model"
+        kind = type(module).__name__
+        if isinstance(module, nn.parallel.DistributedDataParallel):
+            raise UnsupportedModelError(
+                f"{owner} is a {kind}, which averages the trainers' gradients itself. "
+                "Pass the module inside it, and call that one too."
+            )
+        # torchrec's fused and sharded modules, without importing it.
+        if hasattr(type(module), "fused_optimizer"):
+            raise UnsupportedModelError(
+                f"{owner} is a {kind}, which updates its tables itself, during "
+                "backward or on other ranks. Use the plain module, of torchrec the "
+                "unsharded EmbeddingBagCollection."
+            )
+    for name, parameter in model.named_parameters():
+        if hasattr(parameter, "_in_backward_optimizers"):
+            raise UnsupportedModelError(
+                f"parameter {name!r} is updated during backward, by torch's "
+                "_apply_optimizer_in_backward. Leave that call out: its optimizer runs "
+                "on the servers."
+            )
+
+
+def check_owned(model: nn.Module, trained: Sequence[nn.Parameter]) -> None:
+    """Refuses an optimizer of another model; parameters of a loss, say, may be apart.
+
+    Raises:
+        InvalidArgumentError: nothing of the model would be trained.
+    """
+    own = {id(parameter) for parameter in model.parameters()}
+    apart = sum(id(parameter) not in own for parameter in trained)
+    if apart and apart == len(trained):
+        raise InvalidArgumentError(
+            f"none of the optimizer's {apart} parameters is one of the model's, so "
+            "that nothing of the model would be trained. Was the model built anew "
+            "after its optimizer? Build the optimizer over this model's parameters()."
+        )
+    if apart:
+        logger.warning(
+            "%d of the optimizer's %d parameters are not the model's. They are trained "
+            "as dense parameters; if they are of an earlier model, build the optimizer "
+            "over this model's parameters().",
+            apart,
+            len(trained),
+        )
+
+
+def check_initialized(name: str, parameter: nn.Parameter) -> None:
+    """Refuses a parameter without a shape."""
+    if is_lazy(parameter):
+        raise UnsupportedModelError(
+            f"parameter {name!r} has no shape yet: its lazy module has not run. Run "
+            "one forward pass before wrapping the optimizer."
+        )
+
+
+def check_dense(name: str, parameter: nn.Parameter) -> None:
+    """Refuses what servers do not keep."""
+    if parameter.dtype not in DTYPES or parameter.layout != torch.strided:
+        raise UnsupportedModelError(
+            f"parameter {name!r} is {parameter.dtype}, {parameter.layout}; servers "
+            "keep "
+            "strided float32 and float64 parameters. Keep parameters in float32 and "
+            "use "
+            "torch.autocast for bfloat16."
+        )
+    check_device(name, parameter.device)
+
+
+def check_dense_embeddings(model: nn.Module, dense: Sequence[nn.Parameter]) -> None:
+    """Refuses lookups that rewrite rows of dense parameters."""
+    weights = {id(parameter) for parameter in dense}
+    for name, module in model.named_modules():
+        embedding = isinstance(module, (nn.Embedding, nn.EmbeddingBag))
+        if embedding and module.max_norm is not None and id(module.weight) in weights:
+            found, remedy = MAX_NORM_OBSTACLE
+            raise UnsupportedModelError(
+                f"embedding {name!r} cannot be trained: {found}. {remedy}"
+            )
+
+
+def warn_large_embeddings(model: nn.Module, tables: Sequence[FoundTable]) -> None:
+    """Warns of an embedding that would be far cheaper as a table."""
+    sparse = {id(table.weight) for table in tables}
+    for name, module in model.named_modules():
+        if not isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
+            continue
+        weight = module.weight
+        size_bytes = weight.numel() * weight.element_size()
+        if id(weight) not in sparse and size_bytes > _LARGE_DENSE_EMBEDDING_BYTES:
+            logger.warning(
+                "%r is a dense embedding of %.0f MiB: all of it travels in every step. "
+                "Make it a table with sparse=True or cpudist.shard_tables(model).",
+                name,
+                size_bytes / 2**20,
+            )
+            return

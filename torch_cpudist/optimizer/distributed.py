@@ -1,0 +1,398 @@
+# Copyright (c) 2026 The torch_cpudist authors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""``DistributedOptimizer``: a torch optimizer whose updates run on the servers."""
+
+from __future__ import annotations
+
+import operator
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import nn
+
+from torch_cpudist import strategies as strategy_registry
+from torch_cpudist.drivers.guard import InnerGuard
+from torch_cpudist.drivers.registry import make_driver, open_parameters
+from torch_cpudist.errors import ClosedError, ModelChangedError
+from torch_cpudist.launch import context
+from torch_cpudist.log import logger
+from torch_cpudist.model.placement import Placement, parameter_names, place
+from torch_cpudist.optimizer import face
+from torch_cpudist.optimizer.initial_state import InitialState
+from torch_cpudist.optimizer.prefetching import Prefetching
+from torch_cpudist.optimizer.untrained import Untrained
+from torch_cpudist.rules.groups import OptimizerGroups, wrapped
+from torch_cpudist.rules.state_parts import States, check_states
+from torch_cpudist.served import state_exchange
+from torch_cpudist.served.base import Trained
+from torch_cpudist.settings import fields as config
+from torch_cpudist.settings.clip import Clip, check_clip
+from torch_cpudist.strategies.base import Strategy
+
+Inner = torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
+
+
+class DistributedOptimizer(Prefetching, face.ServedOptimizer):
+    """Trains a model with parameter servers, by a strategy.
+
+    The wrapped optimizer is read, not replaced: its exact class and its options, as
+    they stand at each step, choose what the servers do; under Geo it steps here.
+    ``param_groups`` are its own dicts: schedulers over either work. Tables are the
+    sparse embeddings of the model (see ``shard_tables``), all else that the optimizer
+    holds is dense. Buffers (of batch norm, say) and what no wrapped optimizer trains
+    stay the trainer's own; the first step warns of what differs from trainer 0's.
+
+    Building one is collective: every trainer builds the same ones in the same order and
+    waits for trainer 0, whose model gives the initial values. One over parameters that
+    another ``DistributedOptimizer`` holds takes their values over and closes that one;
+    over the same inner optimizer also its state.
+
+    Thread safety: lookups (forward) from any thread; all else from one at a time.
+
+    Args:
+        optimizer: a ``torch.optim`` optimizer, or several (``SparseAdam`` on tables,
+            ``AdamW`` on the rest, say).
+        model: the module whose embeddings are looked at.
+        strategy: a strategy, its name, or a dict with ``name``; default ``Sync()``;
+            ``CPUDIST_STRATEGY`` wins.
+        clip: ``ClipNorm`` or ``ClipValue``: of the mean gradient; in Async of a push,
+            in Geo and LocalSGD of the trainer's own gradient.
+
+    Raises:
+        UnsupportedOptimizerError: the servers do not run this optimizer or option.
+        UnsupportedModelError: a parameter cannot be placed.
+        InvalidArgumentError: arguments swapped; an optimizer of another model.
+        NotInitializedError: ``cpudist.init()`` was not called in this thread.
+        ConfigMismatchError: another trainer built something else.
+        PeerLostError, OperationTimeoutError: a server or trainer 0 does not answer.
+    """
+
+    _parameters: Trained | None
+
+    def __init__(
+        self,
+        optimizer: Inner,
+        model: nn.Module,
+        strategy: Strategy | str | Mapping[str, Any] | None = None,
+        clip: Clip | None = None,
+    ) -> None:
+        """See the class."""
+        self._context = context.current()
+        self._context.trainer_client()
+        self._inners = wrapped(optimizer, model)
+        check_clip(clip)
+        self.strategy = strategy_registry.resolve(strategy, self._context.environment)
+        self.strategy.check_clip(clip)
+        self.clip = clip
+        self._groups = OptimizerGroups(self._inners, self.strategy.local)
+        super().__init__([g for i in self._inners for g in i.param_groups], {})
+        self.state = face.StateOnServers()  # type: ignore[assignment]
+        if self.strategy.shows_state and len(self._inners) == 1:
+            self.state = self._inners[0].state
+        self.defaults = face.shared_defaults(self._inners)
+        placement = place(
+            model,
+            self.param_groups,
+            self._groups.rules(),
+            self.strategy.sharding,
+            self._context.server_count,
+            self.strategy.updates(self._context.trainers()),
+        )
+        self._groups.check_use(placement)
+        # All begin with trainer 0's values, and state from before wrapping.
+        stepped = state_exchange.stepped_states(self._inners)
+        check_states(placement, stepped)
+        if self._context.trainer_rank == 0:
+            state_exchange.warn_of_lost(self._inners)
+        earlier = self._earlier()
+        states = {**stepped, **self._take_over(earlier, placement)}
+        self._untrained = Untrained(self._context, model, placement, not earlier)
+        self._parameters = open_parameters(
+            *(self.strategy, self._context, placement, self._inners, states),
+            self._untrained,
+        )
+        names = parameter_names(model, self.param_groups)
+        self._guard = InnerGuard(self._inners, model, placement, names)
+        self._driver = make_driver(
+            self.strategy, self._parameters, self._inners, self._guard, states
+        )
+        self._initial = InitialState(self._inners, self._driver.served)
+        self._step_count_total = 0
+        self._rounds = 0
+        self._sample_count = 0
+        self._step_s = 0.0
+        self._context.add_optimizer(self)
+
+    # -- construction ------------------------------------------------------------------
+
+    def trained_parameters(self) -> list[torch.nn.Parameter]:
+        """What is trained, tables first."""
+        return [parameter for _, parameter in self._open().trained()]
+
+    def _trained_ids(self) -> set[int]:
+        return {id(p) for group in self.param_groups for p in group["params"]}
+
+    def _earlier(self) -> list[DistributedOptimizer]:
+        """Open optimizers over parameters of this one."""
+        mine = self._trained_ids()
+        return [o for o in self._context.optimizers() if mine & o._trained_ids()]
+
+    def _take_over(
+        self, others: list[DistributedOptimizer], placement: Placement
+    ) -> States:
+        """Closes optimizers over the same parameters, once their values are here.
+
+        Returns:
+            On trainer 0 the state, on the servers, of inner optimizers that go on.
+        """
+        if others:
+            self._context.barrier()  # after every trainer's last push
+        states: dict[torch.Tensor, Mapping[str, Any]] = {}
+        for other in others:
+            # What was on the servers goes there again from trainer 0.
+            local = self.strategy.keeps_state or other.strategy.keeps_state
+            if local or self._context.trainer_rank == 0:
+                state_exchange.refresh(other._open())
+                fetched = other._driver.fetch_state(other._inners)
+                for inner, one in zip(other._inners, fetched, strict=True):
+                    if any(inner is own for own in self._inners):
+                        states |= state_exchange.by_parameter([inner], [one])
+                check_states(placement, states)
+            if other.strategy.keeps_state:
+                other._driver.give_back_state(other._inners)
+            other._close()
+        return states
+
+    # -- training ----------------------------------------------------------------------
+
+    def _open(self) -> Trained:
+        if self._parameters is None:
+            raise ClosedError(
+                "this DistributedOptimizer is closed: shutdown() was called or a new "
+                "one took over its parameters."
+            )
+        return self._parameters
+
+    def step(
+        self, closure: Callable[[], Any] | None = None, *, samples: int | None = None
+    ) -> Any:
+        """One step: pushes this trainer's gradients and takes the updated values in.
+
+        Under Sync it returns when every member of the round has pushed and every server
+        has applied the mean, under HalfAsync when those of this trainer's group have;
+        under Async when the gradient is queued, under Geo when this trainer's optimizer
+        has stepped. A step after ``leave()`` joins again first. No gradient at all is a
+        zero one of weight 1.
+
+        Cost: one push and its reply per server (and a commit with ``ClipNorm``): the
+        touched rows with their keys out, the dense values out and back.
+
+        Args:
+            closure: evaluates the model again and returns the loss.
+            samples: samples behind this gradient of a *mean* loss: weighs the trainers
+                of a round, so that uneven batches are exact; 0 has no weight. ``None``
+                weighs equally. All of a round do the same. Async, Geo and LocalSGD
+                only count them.
+
+        Returns:
+            What the closure returned, else ``None``.
+
+        Raises:
+            UnpulledRowError, DenseGradientError, ModelChangedError: nothing was sent.
+            ConfigMismatchError: trainers disagree about options; nothing applied.
+            PeerLostError: a process died; the round may be applied on some servers.
+            OperationTimeoutError: a live trainer did not get there in time.
+        """
+        self._open()
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        began = time.perf_counter()
+        if not self._step_count_total:
+            self._untrained.compare()
+        self._guard.check()
+        with torch.no_grad():
+            self._rounds = self._driver.step(self._groups.rules(), samples, self.clip)
+        self._step_s += time.perf_counter() - began
+        self._step_count_total += 1
+        logger.debug("step %d: update %d", self._step_count_total, self._rounds)
+        self._sample_count += operator.index(samples or 0)
+        for inner in self._inners:
+            inner._opt_called = True  # type: ignore[attr-defined]
+        return loss
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        """For all backward passes of a step but the last: AllReduce sends nothing."""
+        self._open()
+        return self._driver.no_sync()
+
+    def flush(self, pull: str = "all", *, overwrite: bool = False) -> None:
+        """Returns when every push of this trainer is applied and copies are fresh.
+
+        May be called by one trainer alone.
+
+        Args:
+            pull: ``"all"`` refreshes tables and dense parameters, ``"dense"`` the
+                latter, ``"none"`` nothing.
+            overwrite: drop what was written to the model since the last step.
+
+        Raises:
+            ModelChangedError: it was written, without ``overwrite``; all is as before.
+        """
+        parameters = self._open()
+        config.check_pull("flush", pull)
+        if not overwrite:
+            parameters.check_unchanged()
+        self._driver.flush(pull, bool(parameters.changed()))
+
+    def take_home(self, pull: str) -> None:
+        """Flushes, unless the model was changed after its last step: for shutdown."""
+        try:
+            self._open().check_kept()
+            self.flush(pull)
+        except ModelChangedError as changed:
+            logger.warning("shutdown leaves the model as it is: %s", changed)
+
+    def leave(self) -> None:
+        """Ends this trainer's part in rounds: the others go on without it.
+
+        The next ``step()`` joins again. ``barrier()`` and ``shutdown()`` imply it.
+        """
+        self._open()
+        self._driver.leave()
+
+    def join(self) -> None:
+        """Takes part again after ``leave()``, before the next forward.
+
+        Needed with ``Async(max_staleness=)`` only, which refuses a step on values from
+        before; refreshes dense parameters.
+        """
+        parameters = self._open()
+        parameters.check_unchanged()
+        self._driver.join()
+
+    def before_barrier(self) -> None:
+        """Hands on what it must before everybody has left: for ``barrier()``."""
+        self._driver.before_barrier()
+
+    def after_barrier(self) -> None:
+        """Joins again, unless the model was written: for ``barrier()``."""
+        parameters = self._open()
+        if parameters.bounded and not parameters.changed():
+            parameters.join()
+
+    @property
+    def rounds(self) -> int:
+        """Updates behind the dense values as of this trainer's last step; 0 before."""
+        return self._rounds
+
+    def global_step(self) -> int:
+        """See ``cpudist.global_step``."""
+        return self._driver.global_step(self._rounds)
+
+    def stats(self) -> dict[str, Any]:
+        """Returns what this trainer has done so far.
+
+        Returns:
+            ``steps``, ``samples`` (as told to ``step``), ``step_s`` (in ``step``), and
+            since ``init()`` of the client: ``bytes_sent``, ``bytes_received``,
+            ``wait_s`` (blocked on servers), ``round_wait_s`` (of which for rounds),
+            ``rows_pulled``, ``rows_pushed``, ``requests``, ``resent``, ``reconnects``,
+            ``rows_prefetched``, ``prefetch_hits``, ``prefetch_refreshed``,
+            ``staleness`` (of pushes), and what the strategy has; see its page.
+        """
+        return {
+            "steps": self._step_count_total,
+            "samples": self._sample_count,
+            "step_s": self._step_s,
+            **self._open().client.stats(),
+            **self._driver.stats(),
+        }
+
+    # -- state -------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Pulls the servers' optimizer state, in the form of the plain torch optimizer.
+
+        May be called by one trainer alone. The result loads into the wrapped
+        optimizer's class and back. Cost: all weights and state once over the wire.
+
+        Returns:
+            torch's ``{"state", "param_groups"}``; for a list of optimizers
+            ``{"optimizers": [one of these each]}``. Tables have an extra entry
+            ``cpudist_row_step``, the number of updates of each row.
+        """
+        face.run_before_saving(self)
+        self._open()
+        dicts = self._driver.fetch_state(self._inners)
+        found = dicts[0] if len(dicts) == 1 else {"optimizers": dicts}
+        return face.run_after_saving(self, found)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Loads optimizer state into the servers. Collective.
+
+        Every trainer passes the same ``state_dict``; trainer 0's state goes to the
+        servers, with the weights that stand there, or trainer 0's where its model was
+        loaded after wrapping. Hyper-parameters are set on every trainer.
+
+        Args:
+            state_dict: from ``state_dict()`` or from the plain torch optimizer.
+
+        Raises:
+            InvalidArgumentError: it belongs to other optimizers or another model;
+                nothing was changed or sent.
+            ModelChangedError: see ``store_model``.
+        """
+        self._open()
+        if isinstance(state_dict, dict):
+            state_dict = face.run_before_loading(self, state_dict)
+        self._driver.load_state(self._context, self._inners, state_dict)
+        face.run_after_loading(self)
+
+    def store_model(self, *, all_rows: bool = False) -> None:
+        """Sends trainer 0's weights to the servers, keeping state. Collective.
+
+        For weights written after the optimizer was wrapped (``model.load_state_dict``,
+        say): whole parameters only, of those that were written. Call ``flush()`` before
+        writing to some rows of a table, so that the others are the servers'.
+
+        Args:
+            all_rows: every row of a written table was written, so that it matters not
+                whether rows were stale before.
+
+        Raises:
+            ModelChangedError: trainer 0 wrote to a table whose rows were not all
+                current; nothing was sent, and the other trainers wait for it.
+        """
+        self._open()
+        self._driver.store_model(self._context, self._inners, all_rows)
+
+    # -- the end -----------------------------------------------------------------------
+
+    def close(self, tell_servers: bool = True) -> None:
+        """Gives the model its classes back, the servers their memory. Idempotent.
+
+        Values stay as they are here: ``flush()`` before makes them the servers'. The
+        optimizer state goes with the servers: save ``state_dict()`` before.
+
+        Args:
+            tell_servers: ``False`` where servers can no longer be reached.
+        """
+        # Where it runs here, wrapping took the state of tables out of the optimizer.
+        stepped = self._step_count_total > 0 or self.strategy.keeps_state
+        if stepped and self._parameters is not None:
+            self._driver.give_back_state(self._inners)
+        self._close(tell_servers)
+
+    def _close(self, tell_servers: bool = True) -> None:
+        """``close()`` where the state goes on elsewhere."""
+        parameters, self._parameters = self._parameters, None
+        if parameters is not None:
+            self._guard.release()
+            self._initial.give_back()
+            parameters.close(tell_servers)
+            self._context.remove_optimizer(self)

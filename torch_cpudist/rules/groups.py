@@ -1,0 +1,134 @@
+# Copyright (c) 2026 The torch_cpudist authors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""The parameter groups of the wrapped optimizers, and by which rule each is updated."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import nn
+
+from torch_cpudist import _core
+from torch_cpudist.errors import InvalidArgumentError, UnsupportedOptimizerError
+from torch_cpudist.model.placement import Placement, Rules
+from torch_cpudist.rules import read as optimizer_rules
+
+
+def wrapped(optimizer: object, model: object) -> list[torch.optim.Optimizer]:
+    """The optimizers that ``DistributedOptimizer`` is given, as a list.
+
+    Raises:
+        InvalidArgumentError: they are none, or not a module's.
+    """
+    if isinstance(optimizer, nn.Module) or isinstance(model, torch.optim.Optimizer):
+        raise InvalidArgumentError(
+            "DistributedOptimizer(optimizer, model): the optimizer comes first; found "
+            f"{type(optimizer).__name__}, {type(model).__name__}."
+        )
+    if not isinstance(model, nn.Module):
+        raise InvalidArgumentError(
+            "DistributedOptimizer(optimizer, model): the model must be an nn.Module, "
+            f"got {type(model).__name__}."
+        )
+    listed = isinstance(optimizer, (list, tuple))
+    entries = list(optimizer) if isinstance(optimizer, Iterable) else [optimizer]
+    found: list[torch.optim.Optimizer] = []
+    for entry in entries:
+        if not isinstance(entry, torch.optim.Optimizer):
+            where = "each entry of the list" if listed else "the optimizer"
+            kind = entry if isinstance(entry, type) else type(entry)
+            raise InvalidArgumentError(
+                f"DistributedOptimizer(optimizer, model): {where} must be a "
+                f"torch.optim.Optimizer, got {kind.__name__}."
+            )
+        found.append(entry)
+    return found
+
+
+class OptimizerGroups:
+    """All groups of all wrapped optimizers, in order. No messages; not thread-safe.
+
+    Where the optimizer runs on the trainer, torch itself updates the dense parameters,
+    and only groups that hold a table need a rule that this package knows.
+    """
+
+    def __init__(self, inners: Sequence[torch.optim.Optimizer], local: bool) -> None:
+        """Looks at ``inners``.
+
+        Args:
+            inners: the wrapped optimizers.
+            local: whether they run on the trainer.
+
+        Raises:
+            InvalidArgumentError: there is none.
+            UnsupportedOptimizerError: one that cannot run here.
+        """
+        self._local = local
+        if not local:
+            optimizer_rules.check_optimizers(inners)
+        else:
+            optimizer_rules.check_any(inners)
+            for inner in inners:
+                _check_step_alone(inner)
+        self._owners = [inner for inner in inners for _ in inner.param_groups]
+        self._groups = [group for inner in inners for group in inner.param_groups]
+        self._with_tables: set[int] = set()
+
+    def rules(self) -> Rules:
+        """Reads the rule of each group as its options stand now.
+
+        Raises:
+            UnsupportedOptimizerError: an option has a value that is not honoured.
+        """
+        if not self._local:
+            return self._read()
+        return [self._read_or_none(i) for i in range(len(self._groups))]
+
+    def _read(self) -> list[_core.OptimizerConfig]:
+        pairs = zip(self._owners, self._groups, strict=True)
+        return [optimizer_rules.read_group(owner, group) for owner, group in pairs]
+
+    def _read_or_none(self, i: int) -> _core.OptimizerConfig | None:
+        known = optimizer_rules.is_known(self._owners[i])
+        try:
+            if known or i in self._with_tables:
+                return optimizer_rules.read_group(self._owners[i], self._groups[i])
+        except UnsupportedOptimizerError:
+            if i in self._with_tables:
+                raise
+        return None
+
+    def check_use(self, placement: Placement) -> None:
+        """Refuses rules that cannot run on what they hold.
+
+        Raises:
+            UnsupportedOptimizerError: names the parameter.
+        """
+        for table in placement.tables:
+            owner, group = self._owners[table.group], self._groups[table.group]
+            optimizer_rules.check_optimizer(owner)
+            config = optimizer_rules.read_group(owner, group)
+            optimizer_rules.check_use(owner, config, table.found.name, table=True)
+            self._with_tables.add(table.group)
+        for entry in placement.dense:
+            rule = placement.rules[entry.group]
+            if rule is not None:
+                owner = self._owners[entry.group]
+                optimizer_rules.check_use(owner, rule, entry.name, table=False)
+
+
+def needs_closure(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether ``step()`` of an optimizer evaluates the model by itself."""
+    closure = inspect.signature(type(optimizer).step).parameters.get("closure")
+    return closure is not None and closure.default is inspect.Parameter.empty
+
+
+def _check_step_alone(inner: torch.optim.Optimizer) -> None:
+    if needs_closure(inner):
+        raise UnsupportedOptimizerError(
+            f"{type(inner).__name__}.step() evaluates the model several times by a "
+            "closure, which this version does not run. Use an optimizer whose step() "
+            "needs none."
+        )

@@ -1,0 +1,303 @@
+# Copyright (c) 2026 The torch_cpudist authors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""What one ``DistributedOptimizer`` trains, as the servers hold it.
+
+Opens the parameter set, sends trainer 0's initial values, keeps the trainer's copies,
+and carries gradients to the servers. When to do so is the strategy's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from torch_cpudist import _core
+from torch_cpudist.model.dense_memory import dense_memory
+from torch_cpudist.model.gradients import read_table_gradient
+from torch_cpudist.model.placement import PlacedTable, Placement
+from torch_cpudist.model.staged_tables import HostedWeights
+from torch_cpudist.optimizer.prefetching import bound_ids
+from torch_cpudist.served.base import Trained
+from torch_cpudist.settings.clip import Clip, ClipNorm, ClipValue
+from torch_cpudist.tables.binding import TableBinding
+from torch_cpudist.tables.local import attach, detach
+
+_STORE_ROWS = 65_536
+
+
+def key_chunks(rows: int) -> Iterator[torch.Tensor]:
+    """Yields the keys ``0 .. rows-1`` as int64 tensors of bounded length."""
+    for begin in range(0, rows, _STORE_ROWS):
+        yield torch.arange(begin, min(begin + _STORE_ROWS, rows), device="cpu")
+
+
+class ParameterSet(Trained):
+    """Tables and dense parameters of one optimizer, open on every server.
+
+    Thread safety: lookups from any thread; everything else from one thread at a time.
+    """
+
+    def __init__(
+        self,
+        client: _core.Client,
+        placement: Placement,
+        store: Callable[[ParameterSet], None] | None,
+    ) -> None:
+        """Opens the set, and waits until trainer 0's values are on the servers.
+
+        Args:
+            client: this trainer's client.
+            placement: tables, dense parameters and their layout.
+            store: sends the initial values once the set is open; on trainer 0 only.
+
+        Raises:
+            ConfigMismatchError: another trainer opened a different layout.
+            PeerLostError, OperationTimeoutError: a server or trainer 0 does not answer.
+        """
+        super().__init__(client, placement)
+        self._bindings: list[TableBinding] = []
+        self._dense = dense_memory(placement.dense, placement.device)
+        self._hosted = HostedWeights(
+            [(table.found.name, table.found.weight) for table in placement.tables]
+        )
+        try:
+            self._open(store)
+        except BaseException:
+            self._hosted.give_back()
+            raise
+
+    def _open(self, store: Callable[[ParameterSet], None] | None) -> None:
+        client, placement = self.client, self.placement
+        self.id = client.open(placement.layout)
+        # A trainer 0 that comes back finds the values of a run that went on.
+        stored = store is not None and not client.holds_values(self.id)
+        if store is not None and stored:
+            store(self)
+        client.ready(self.id)
+        for table in placement.tables:
+            self._bind(table)
+        self.tables_current = stored
+        self.pull_dense()
+
+    def _bind(self, table: PlacedTable) -> None:
+        found = table.found
+        binding = TableBinding(
+            self.client,
+            self.id,
+            table.index,
+            found.name,
+            found.weight,
+            self._versions,
+            self.placement.device,
+            self._hosted.home_of(found.weight),
+        )
+        self._bindings.append(binding)
+        self._attach(table, binding)
+        self._versions[id(found.weight)] = found.weight._version
+
+    def _attach(self, table: PlacedTable, binding: TableBinding) -> None:
+        """Makes the lookups of a table pull their rows."""
+        for module in table.found.modules:
+            attach(module, binding)
+
+    @property
+    def tables_current(self) -> bool:
+        """Whether every row of every table is as after this trainer's last step."""
+        return not any(binding.stale for binding in self._bindings)
+
+    @tables_current.setter
+    def tables_current(self, current: bool) -> None:
+        for binding in self._bindings:
+            binding.stale = not current
+
+    # -- values from the servers -------------------------------------------------------
+
+    @property
+    def bounded(self) -> bool:
+        """Whether the staleness of gradients has a bound."""
+        return self.placement.layout.max_staleness is not None
+
+    def join(self) -> None:
+        """Takes part again after ``leave`` or a barrier, with values as of now.
+
+        Only a bound on staleness needs it: values read before would exceed it.
+        """
+        if self.bounded:
+            self.client.join(self.id)
+        self.pull_dense()
+
+    def pull_dense(self) -> None:
+        """Overwrites every dense parameter with the servers' values."""
+        with self._dense.weights() as addresses:
+            if addresses:
+                self.client.pull_dense(self.id, addresses)
+        self.note_written([entry.parameter for entry in self.placement.dense])
+
+    def pull_tables(self) -> None:
+        """Overwrites every row of every table with the servers' values."""
+        changed = self.changed()
+        for binding in self._bindings:
+            if binding.name in changed:
+                binding.forget_rows(self.client)
+            else:
+                binding.bind_weight(self.client)
+        self.client.pull_all_rows(self.id)
+        self.tables_current = True
+        self.note_written([table.found.weight for table in self.placement.tables])
+
+    def prefetch(self, ids: Mapping[nn.Module, torch.Tensor], managed: bool) -> int:
+        """Asks for rows of a batch to come; see ``DistributedOptimizer.prefetch``.
+
+        Args:
+            ids: by module that will look them up.
+            managed: ``use_prefetched`` tells when the batch is computed.
+
+        Returns:
+            The number of the batch, 0 if nothing was asked for.
+        """
+        coming: list[tuple[int, int, int, bool]] = []
+        alive: list[torch.Tensor] = []
+        for binding, tensor in bound_ids(self._bindings, ids):
+            flat = binding.checked_ids(tensor)
+            binding.bind_weight(self.client)
+            alive.append(flat)
+            coming.append(
+                (
+                    binding.table,
+                    flat.data_ptr(),
+                    flat.numel(),
+                    flat.dtype == torch.int32,
+                )
+            )
+        return self.client.prefetch(self.id, coming, managed)
+
+    # -- gradients ---------------------------------------------------------------------
+
+    def push(
+        self,
+        configs: list[_core.OptimizerConfig],
+        samples: int | None,
+        clip: Clip | None,
+    ) -> int:
+        """Sends the gradients of one step and takes the updated values in.
+
+        Args:
+            configs: hyper-parameters of this step, one per group.
+            samples: this trainer's weight in the mean; ``None`` weighs all equally.
+            clip: how the averaged gradient is clipped.
+
+        Returns:
+            The number of the round that was applied.
+
+        Raises:
+            UnpulledRowError, DenseGradientError, ModelChangedError: nothing was sent.
+            ConfigMismatchError: trainers disagree; nothing was applied.
+            PeerLostError, OperationTimeoutError: the round may have been applied on
+                some servers.
+        """
+        return self._send(
+            self.client.push,
+            configs,
+            clip,
+            weight=1.0 if samples is None else float(samples),
+            samples=samples or 0,
+            by_samples=samples is not None,
+        )
+
+    def enqueue(
+        self, configs: list[_core.OptimizerConfig], samples: int, clip: Clip | None
+    ) -> int:
+        """Queues a copy of the gradients, and takes dense values in that have come.
+
+        Args:
+            configs: hyper-parameters of this step, one per group.
+            samples: samples behind the gradients; counted only.
+            clip: how this trainer's gradient is clipped.
+
+        Returns:
+            The number of updates behind server 0's dense values.
+
+        Raises:
+            UnpulledRowError, DenseGradientError, ModelChangedError: nothing was queued.
+            Error: what an earlier push failed with.
+        """
+        return self._send(self.client.enqueue, configs, clip, samples=samples)
+
+    def _send(
+        self,
+        send: Callable[..., int],
+        configs: list[_core.OptimizerConfig],
+        clip: Clip | None,
+        **options: Any,
+    ) -> int:
+        """Hands the gradients of one step to the client, and notes what it wrote."""
+        self.check_unchanged()
+        gradients = self._gradients()
+        self.tables_current = False
+        with self._dense.weights() as addresses:
+            updates = send(
+                self.id,
+                clip_value=clip.value if isinstance(clip, ClipValue) else 0.0,
+                clip_norm=clip.max_norm if isinstance(clip, ClipNorm) else 0.0,
+                configs=configs,
+                parameters=gradients.parameters,
+                tables=gradients.tables,
+                weights=addresses,
+                **options,
+            )
+        self.note_written([parameter for _, parameter in self.trained()])
+        return updates
+
+    def _gradients(self) -> _Gradients:
+        found = _Gradients()
+        for index, grad in self._dense.gradients():
+            found.alive.append(grad)
+            found.parameters.append((index, grad.data_ptr()))
+        for table in self.placement.tables:
+            if table.found.weight.grad is not None:
+                keys, values = read_table_gradient(
+                    table.found.name, table.found.weight.grad
+                )
+                found.alive += (keys, values)
+                found.tables.append(
+                    (table.index, keys.data_ptr(), keys.numel(), values.data_ptr())
+                )
+        return found
+
+    def check_kept(self) -> None:
+        """Refuses parameters that are no longer what the servers hold.
+
+        Raises:
+            ModelChangedError: a parameter has another shape, dtype or device.
+        """
+        self._dense.check_kept()
+        for binding in self._bindings:
+            binding.bind_weight(self.client)
+
+    def close(self, tell_servers: bool) -> None:
+        """Gives modules their classes back; can free the servers' memory."""
+        for table in self.placement.tables:
+            for module in table.found.modules:
+                detach(module)
+        for binding in self._bindings:
+            binding.close()
+        self._bindings.clear()
+        try:
+            if tell_servers:
+                self.client.close(self.id)
+        finally:
+            # Not before: a step that was interrupted ends there, and writes rows.
+            self._hosted.give_back()
+
+
+@dataclass
+class _Gradients:
+    """Gradients of one step as the client takes them."""
+
+    parameters: list[tuple[int, int]] = field(default_factory=list)
+    tables: list[tuple[int, int, int, int]] = field(default_factory=list)
+    alive: list[torch.Tensor] = field(default_factory=list)  # what addresses point to
