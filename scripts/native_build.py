@@ -37,6 +37,8 @@ from toolchain import (
 ROOT = Path(__file__).resolve().parent.parent
 WARNINGS = ["-Wall", "-Wextra", "-Werror"]
 COMMON = ["-fPIC", "-std=c++20", "-ffp-contract=off", "-fvisibility=hidden", "-pthread"]
+# Lets ccache, where CXX names it, cache what is compiled with a precompiled header.
+COMMON += ["-fpch-preprocess"]
 RELEASE = ["-O3", "-DNDEBUG"]
 SANITIZERS = {"address,undefined": "asan", "thread": "tsan"}
 # What the fuzzed parsers and decoders need.
