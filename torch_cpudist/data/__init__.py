@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Feeding training: readers of files, loops over them, rows asked for ahead."""
 
-from torch_cpudist.data.reading.batches import Bags, batch_size
 from torch_cpudist.data.reading.generator import DataGenerator
 from torch_cpudist.data.reading.memory import InMemoryDataset
 from torch_cpudist.data.reading.queue import QueueDataset
@@ -10,6 +9,7 @@ from torch_cpudist.data.reading.schema import Slot, criteo_slots
 from torch_cpudist.data.training.datasets import infer_from_dataset, train_from_dataset
 from torch_cpudist.data.training.loop import DatasetRun
 from torch_cpudist.data.training.prefetch import prefetch
+from torch_cpudist.model.bags import Bags, batch_size
 
 __all__ = [
     "Bags",

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from torch_cpudist.data.reading import batches
-from torch_cpudist.data.reading.batches import Bags
 from torch_cpudist.errors import BatchTooSmallError, InvalidArgumentError
+from torch_cpudist.model import bags
+from torch_cpudist.model.bags import Bags
 
 
 def _rebuilt(old: Any, parts: Sequence[Any]) -> Any:
@@ -40,7 +40,7 @@ def sample_count(batch: Any) -> int:
         InvalidArgumentError: they have none in common, or there is something else.
     """
     try:
-        return batches.batch_size(batch)
+        return bags.batch_size(batch)
     except InvalidArgumentError as error:
         raise InvalidArgumentError(
             f"run: {error} Or cut the batch yourself and pass a part per replica to "

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from torch_cpudist.data.reading.batches import Bags, SingleBags
 from torch_cpudist.data.reading.schema import Slot
+from torch_cpudist.model.bags import Bags, SingleBags
 
 Batch = dict[str, Any]
 INSTANCE_ID = "instance_id"

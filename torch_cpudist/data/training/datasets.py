@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
-from torch_cpudist.data.reading.batches import batch_size
 from torch_cpudist.data.training.loop import Compute, DatasetLoop, DatasetRun, Options
 from torch_cpudist.data.training.reporting import Handler
 from torch_cpudist.errors import InvalidArgumentError
 from torch_cpudist.metrics import Metric
+from torch_cpudist.model.bags import batch_size
 from torch_cpudist.replicas.executor import ReplicaExecutor
 
 Step = Callable[[Any], Any] | ReplicaExecutor
