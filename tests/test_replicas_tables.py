@@ -12,7 +12,7 @@ from torch import nn
 
 import torch_cpudist as cpudist
 from torch_cpudist import optim
-from torch_cpudist.replicas import row_parts
+from torch_cpudist.replicas import rows
 
 SGD, Adagrad, SparseAdam = torch.optim.SGD, torch.optim.Adagrad, torch.optim.SparseAdam
 RULES = {
@@ -91,7 +91,7 @@ def assert_same_state(found, expected):
 )
 @pytest.mark.parametrize("rule", RULES)
 def test_rows_take_the_steps_of_torch(monkeypatch, rule, reduce, dealt, clip):
-    monkeypatch.setattr(row_parts, "_DEAL_FROM_ROWS", 1 if dealt else 4096)
+    monkeypatch.setattr(rows, "DEAL_FROM_ROWS", 1 if dealt else 4096)
     steps, replicas = 7, 3
     calls = Calls(monkeypatch)
     model = Tables()
@@ -124,7 +124,7 @@ def test_rows_take_the_steps_of_torch(monkeypatch, rule, reduce, dealt, clip):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_both_modes_and_any_owners_have_the_same_bits(monkeypatch, dtype):
     def train(reduce, deal_from):
-        monkeypatch.setattr(row_parts, "_DEAL_FROM_ROWS", deal_from)
+        monkeypatch.setattr(rows, "DEAL_FROM_ROWS", deal_from)
         model = Tables(dtype)
         optimizer = Adagrad(model.parameters(), lr=0.1)
         with cpudist.ReplicaExecutor(

@@ -21,12 +21,10 @@ from torch.optim import Optimizer
 from torch_cpudist.errors import UnsupportedOptimizerError
 from torch_cpudist.log import logger
 from torch_cpudist.optimizer.distributed import DistributedOptimizer
-from torch_cpudist.replicas import own_state
-from torch_cpudist.replicas.likeness import divisible, groups_of, likeness
+from torch_cpudist.replicas import steppers
 from torch_cpudist.replicas.models import ReplicaModels
-from torch_cpudist.replicas.row_parts import RowParts
-from torch_cpudist.replicas.row_steps import RowStep
-from torch_cpudist.replicas.row_tables import RowTable, row_steps
+from torch_cpudist.replicas.rows import RowParts, RowStep, RowTable, row_steps
+from torch_cpudist.replicas.steppers import divisible, groups_of, likeness
 from torch_cpudist.rules.fused import step_fused
 from torch_cpudist.rules.groups import needs_closure
 
@@ -202,7 +200,7 @@ class CopiedUpdate(Update):
         """Takes the groups' options, and state that others than replicas wrote."""
         self._divide()
         # Loaded, cleared or edited, or stepped by another executor.
-        written = self._common is None or self._common != own_state.marks(
+        written = self._common is None or self._common != steppers.marks(
             self.optimizers
         )
         # Until ``finish`` replicas may be at different steps.
@@ -233,7 +231,7 @@ class CopiedUpdate(Update):
             own.state = whole.state
         elif own is None or written:
             own = likeness(whole)
-            own.state = own_state.copied(whole, own_of)
+            own.state = steppers.copied_state(whole, own_of)
         by_row = {id(table.weight) for table, _ in self._by_row}
         own.param_groups = groups_of(
             whole, lambda p: None if id(p) in by_row else own_of[id(p)]
@@ -279,7 +277,7 @@ class CopiedUpdate(Update):
         """Also: copies have taken the same step as the model."""
         super().finish()
         self.models.note_updated()
-        self._common = own_state.marks(self.optimizers)
+        self._common = steppers.marks(self.optimizers)
         self._by_row = []
 
 
