@@ -46,10 +46,17 @@ def long_native(lines: int) -> str:
         ("tests/test_a.py", "x = 1\n", "no-tests", 1),
         ("tests/a.py", long_python(71), "function-lines", 3),
         ("tests/a.py", "x = 1\n" * 399, "file-lines", 401),
+        ("tests/a.py", "# long: x\n" + "x = 1\n" * 898, "file-lines", 901),
+        ("tests/a.py", "x = 1\n" * 9 + "# long: x\n" * 390, "file-lines", 401),
     ],
 )
 def test_python_rules(name: str, body: str, rule: str, line: int) -> None:
     assert rules(name, PY + body) == [(rule, line)]
+
+
+def test_a_long_file_may_say_why() -> None:
+    assert not rules("tests/a.py", PY + "# long: one class\n" + "x = 1\n" * 500)
+    assert not rules("csrc/ops/a.cpp", CPP + "// long: x\n" + "int x;\n" * 500)
 
 
 @pytest.mark.parametrize(
@@ -62,6 +69,7 @@ def test_python_rules(name: str, body: str, rule: str, line: int) -> None:
         ("csrc/core/a.cpp", "// " + "x" * 98 + "\n", "columns", 3),
         ("csrc/core/a.cpp", long_native(71), "function-lines", 3),
         ("csrc/core/a.cpp", "int x;\n" * 399, "file-lines", 401),
+        ("csrc/core/a.cpp", "// long: x\n" + "int x;\n" * 898, "file-lines", 901),
     ],
 )
 def test_native_rules(name: str, body: str, rule: str, line: int) -> None:
