@@ -1,5 +1,6 @@
 # Copyright (c) 2026 The torch_cpudist authors.
 # SPDX-License-Identifier: BSD-3-Clause
+# long: one table of rules and the checks behind it
 """Checks the rules of CONTRIBUTING.md that no formatter knows.
 
 Prints `file:line: rule: what` for every violation and exits 1 if there is one.
