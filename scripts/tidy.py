@@ -35,7 +35,7 @@ LICENSE = (
     "SPDX-License-Identifier: BSD-3-Clause",
 )
 # These two spell the banned words out.
-SPELLS_RULES = {"scripts/tidy.py", "tests/test_tidy.py"}
+SPELLS_RULES = {"scripts/tidy.py", "tests/scripts/test_tidy.py"}
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import signal
 
 import pytest
 from endings import lose_rank
-from test_failures import KILLED_S, LOSSES, START_S, check_loss, train_forever
+from loss_cases import KILLED_S, LOSSES, START_S, check_loss, train_forever
 
 from torch_cpudist.testing import ProcessRanks
 

@@ -18,54 +18,20 @@ from pathlib import Path
 import pytest
 import torch
 from endings import lose_rank
+from loss_cases import (
+    INTERRUPTED_S,
+    KILLED_S,
+    LOSSES,
+    START_S,
+    STOPPED_S,
+    check_loss,
+    make,
+    step,
+    train_forever,
+)
 
 import torch_cpudist as cpudist
 from torch_cpudist.testing import ProcessRanks
-
-START_S = 60.0  # for processes to start on a busy machine
-# Promised: a dead process is named within a second, a frozen one within a second after
-# CPUDIST_LIVENESS_MS.
-KILLED_S = 1.0
-STOPPED_S = 6.0
-# Shorter than by default, and longer than a busy machine keeps a process waiting.
-LIVENESS = {"CPUDIST_LIVENESS_MS": "3000"}
-LIVENESS_S = 4.0
-INTERRUPTED_S = 5.0  # promised: a second, for a process that has a core
-LOSSES = [(signal.SIGKILL, {}, KILLED_S), (signal.SIGSTOP, LIVENESS, LIVENESS_S)]
-
-
-def make():
-    model = torch.nn.Sequential(
-        torch.nn.EmbeddingBag(50, 4, sparse=True), torch.nn.Linear(4, 1)
-    )
-    optimizer = torch.optim.Adagrad(model.parameters(), lr=0.1)
-    return model, cpudist.DistributedOptimizer(optimizer, model)
-
-
-def step(model, opt):
-    opt.zero_grad()
-    model(torch.randint(50, (8, 3))).square().mean().backward()
-    opt.step()
-
-
-def train_forever(context, report):
-    """Steps without end; reports once that training runs."""
-    model, opt = make()
-    for _ in range(3):
-        step(model, opt)
-    report("training")
-    while True:
-        step(model, opt)
-
-
-def check_loss(entry, since_s, limit_s, role_and_rank):
-    """The error of a survivor: typed, in time, naming role, rank and address."""
-    assert entry["value"]["type"] == "PeerLostError", entry
-    text = entry["value"]["text"]
-    assert re.search(role_and_rank, text), text
-    assert re.search(r"unix:|tcp:|inproc:", text), text
-    assert "pid" in text, text
-    assert entry["time_s"] - since_s <= limit_s, entry["time_s"] - since_s
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import signal
 import pytest
 from endings import lose_rank
 from group_fixtures import groups, steps_of  # noqa: F401
-from test_failures import KILLED_S, START_S, check_loss, train_forever
+from loss_cases import KILLED_S, START_S, check_loss, train_forever
 from train_groups import MANY, TIME_S, Training
 
 import torch_cpudist as cpudist

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from endings import lose, lose_rank
 from group_fixtures import groups, steps_of  # noqa: F401
-from test_failures import KILLED_S, LIVENESS, LOSSES, START_S, check_loss
+from loss_cases import KILLED_S, LIVENESS, LOSSES, START_S, check_loss
 from train_groups import MANY, TIME_S, Training
 
 import torch_cpudist as cpudist

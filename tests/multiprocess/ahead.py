@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 from concurrent.futures import ThreadPoolExecutor
 
-from conftest import Launcher
+from programs import Launcher
 
 TIME_S = 600.0  # every launch has a shorter limit of its own
 

@@ -16,8 +16,15 @@ from pathlib import Path
 import pytest
 import torch
 from ahead import ahead
-from sync_cases import RULES, Batches, assert_same_bits, largest_difference, reference
-from test_sync_parity import SMALL_BLOCKS, train
+from sync_cases import (
+    RULES,
+    SMALL_BLOCKS,
+    Batches,
+    assert_same_bits,
+    largest_difference,
+    reference,
+    train,
+)
 
 TESTS = Path(__file__).resolve().parent.parent
 SCRIPT = Path(__file__).resolve().parent / "train_parity.py"
@@ -28,7 +35,7 @@ def launched_states(trainers, servers, launch):
     variables = {
         "CPUDIST_SERVERS": servers,
         "CPUDIST_THREADS": 1,
-        "PYTHONPATH": os.pathsep.join([str(TESTS.parent), str(TESTS)]),
+        "PYTHONPATH": os.pathsep.join([str(TESTS.parent), str(TESTS / "support")]),
     }
     ranks = trainers + servers
     program = launch(

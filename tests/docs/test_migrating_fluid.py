@@ -1,0 +1,91 @@
+# Copyright (c) 2026 The torch_cpudist authors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Runs every block of docs/migrating_fluid.md and docs/migrating_fluid_data.md."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from fluid_names import NAMES
+
+import torch_cpudist as cpudist
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+PAGES = [DOCS / "migrating_fluid.md", DOCS / "migrating_fluid_data.md"]
+TEXT = "\n".join(page.read_text() for page in PAGES)
+BLOCKS = re.findall(r"<!-- (\w+): (\S+) -->\n```python\n(.*?)```", TEXT, re.DOTALL)
+
+
+def blocks(kind: str) -> dict[str, str]:
+    return {about: body for found, about, body in BLOCKS if found == kind}
+
+
+def execute(body: str, names: dict | None = None) -> dict:
+    names = {"__name__": "__main__"} if names is None else names
+    exec(compile(body, "migrating_fluid", "exec"), names)  # noqa: S102
+    return names
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CPUDIST_THREADS", "1")
+    with torch.random.fork_rng():
+        yield
+    if dist.is_initialized():
+        cpudist.shutdown("none")
+
+
+def test_every_block_is_tagged_once():
+    assert TEXT.count("\n```") == 2 * len(BLOCKS)
+    assert {kind for kind, _, _ in BLOCKS} == {"fluid", "script", "start", "run"}
+    assert len({(kind, about) for kind, about, _ in BLOCKS}) == len(BLOCKS)
+
+
+@pytest.mark.parametrize("about", blocks("fluid"))
+def test_blocks_of_fluid_are_python(about):
+    ast.parse(blocks("fluid")[about])
+
+
+def test_the_script_trains_and_saves(tmp_path):
+    model = execute(blocks("script")["train.py"])["model"]
+    saved = torch.load(tmp_path / "model.pt", weights_only=True)
+    assert all(torch.equal(saved[k], v) for k, v in model.state_dict().items())
+
+
+@pytest.mark.parametrize("about", blocks("run"))
+def test_a_block_runs(about):
+    names = execute(blocks("start")["model"])
+    before = {
+        name: value.clone() for name, value in names["model"].state_dict().items()
+    }
+    execute(blocks("run")[about], names)
+    if "step" in blocks("run")[about] or "train(" in blocks("run")[about]:
+        after = names["model"].state_dict()
+        assert any(not torch.equal(after[name], before[name]) for name in before)
+
+
+def prose(page: Path) -> str:
+    return re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page):
+    for name, anchor in re.findall(r"\]\(([\w./]*)#?([^)]*)\)", prose(page)):
+        heads = re.findall(
+            r"^#+ (.+)$", prose(DOCS / (name or page.name)), re.MULTILINE
+        )
+        slugs = [re.sub(r"[^\w -]", "", head).lower() for head in heads]
+        assert not anchor or anchor in [slug.replace(" ", "-") for slug in slugs]
+
+
+@pytest.mark.parametrize("area", NAMES)
+def test_every_name_has_a_place(area):
+    text = "".join(prose(page) for page in PAGES)
+    words = NAMES[area].split()
+    assert [word for word in words if not re.search(re.escape(word), text)] == []

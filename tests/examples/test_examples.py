@@ -1,0 +1,171 @@
+# Copyright (c) 2026 The torch_cpudist authors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""The examples: quickstart learns, AUC is AUC, and the report judges two runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import flights
+import flights_report
+import numpy as np
+import pytest
+
+from torch_cpudist import strategies
+
+ROOT = Path(__file__).resolve().parents[2]
+LAUNCHER = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+
+
+@pytest.mark.parametrize(
+    ("launcher", "strategies"),
+    [([], ["sync"]), (LAUNCHER, ["async", "reduce", "hybrid"])],
+    ids=["alone", "torchrun"],
+)
+def test_quickstart_learns(launcher: list[str], strategies: list[str]) -> None:
+    script = [
+        "tests/support/examples_in_turn.py",
+        "examples/quickstart.py",
+        *strategies,
+    ]
+    done = subprocess.run(
+        [sys.executable, *launcher, *script],
+        cwd=ROOT,
+        env=os.environ | {"CPUDIST_THREADS": "1", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    losses = re.findall(r"trainer (\d): log loss (\d\.\d+)", done.stdout)
+    ranks = ["0", "1"] if launcher else ["0"]
+    assert sorted(rank for rank, _ in losses) == sorted(ranks * len(strategies))
+    assert all(float(loss) < 0.6 for _, loss in losses)
+
+
+def test_quickstart_fits_on_a_screen() -> None:
+    text = (ROOT / "examples" / "quickstart.py").read_text()
+    assert text.count("\n") <= 60
+
+
+@pytest.mark.parametrize("levels", [3, 1000])
+def test_auc_is_the_share_of_pairs_in_order(levels: int) -> None:
+    generator = np.random.default_rng(levels)
+    scores = generator.integers(0, levels, 200).astype(np.float32)
+    labels = (generator.random(200) < 0.3).astype(np.float32)
+    late, early = scores[labels > 0.5], scores[labels < 0.5]
+    pairs = np.subtract.outer(late, early)
+    expected = ((pairs > 0) + 0.5 * (pairs == 0)).mean()
+    assert flights.auc(scores, labels) == pytest.approx(expected, abs=1e-12)
+
+
+def test_flights_refuses_an_unknown_strategy_before_reading_data(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["flights.py", "--data", "none", "--strategy", "no"]
+    monkeypatch.setattr(sys, "argv", words)
+    with pytest.raises(SystemExit) as ended:
+        flights.main()
+    assert ended.value.code == 2
+    sentence = capsys.readouterr().err.splitlines()[-1]
+    assert "argument --strategy: invalid choice: 'no'" in sentence
+    # LocalSGD alone trains no tables.
+    names = set(strategies.names()) - {"local_sgd"}
+    assert all(name in sentence for name in names)
+    assert "local_sgd" not in sentence
+
+
+def make_run(
+    path: Path,
+    trainers: int,
+    auc: float,
+    whole: bool = True,
+    strategy: str = "sync",
+    pushes: int = 0,
+) -> Path:
+    totals = {
+        **{"strategy": strategy, "whole": whole},
+        "staleness": {"pushes": pushes, "steps_mean": 1.256, "steps_max": 9},
+        **{"trainers": trainers, "servers": trainers, "samples": 10, "busy_s": 2.0},
+        **{"samples_per_s": 1000.0 * trainers, "bytes_per_sample": 9.0, "wait_s": 0.5},
+        "epoch_aucs": [auc],
+    }
+    point = {"samples": 10, "loss": 0.5, "auc": auc}
+    path.write_text(f"{json.dumps(point)}\n{json.dumps(totals)}\n")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("auc", "whole", "words"),
+    [
+        (0.7135, True, ""),
+        (0.7040, True, "is 0.7040, below 0.705"),
+        (0.7040, False, ""),
+        (0.7180, True, "differs from one process by 0.0050"),
+    ],
+)
+def test_report_judges(
+    auc: float,
+    whole: bool,
+    words: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    single_auc = 0.7130 if auc > 0.705 else auc
+    distributed = make_run(tmp_path / "two.jsonl", 2, auc, whole)
+    single = make_run(tmp_path / "one.jsonl", 1, single_auc, whole)
+    picture = tmp_path / "flights.png"
+    arguments = [str(distributed), str(single), "--picture", str(picture)]
+    monkeypatch.setattr(sys, "argv", ["flights_report.py", *arguments])
+    assert flights_report.main() == (1 if words else 0)
+    screen = capsys.readouterr()
+    assert words in screen.err
+    assert bool(words) == bool(screen.err)
+    line = f"sync, 2 trainers on 2 server(s): AUC {auc:.4f}, 2,000 samples/s"
+    assert line in screen.out
+    assert "staleness" not in screen.out
+    assert "samples/s x 2.00" in screen.out
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_report_tells_how_late_gradients_were(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "two.jsonl"
+    distributed = make_run(path, 2, 0.7135, strategy="async", pushes=1253)
+    single = make_run(tmp_path / "one.jsonl", 1, 0.713)
+    arguments = [str(distributed), str(single), "--picture", str(tmp_path / "a.png")]
+    monkeypatch.setattr(sys, "argv", ["flights_report.py", *arguments])
+    assert flights_report.main() == 0
+    *_, staleness, comparison = capsys.readouterr().out.splitlines()
+    assert staleness == (
+        "staleness of trainer 0's 1,253 gradients: 1.26 steps on average, 9 at most"
+    )
+    assert comparison.startswith("async, 2 trainers on 2 server(s): AUC 0.7135, ")
+    assert "| one process: AUC 0.7130" in comparison
+
+
+@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize("strategy", ["sync", "async"])
+def test_only_sync_is_compared_after_a_quick_try(
+    strategy: str, whole: bool, tmp_path: Path
+) -> None:
+    distributed = make_run(tmp_path / "two.jsonl", 2, 0.72, whole, strategy)
+    single = make_run(tmp_path / "one.jsonl", 1, 0.71, whole)
+    runs = flights_report.read_run(distributed), flights_report.read_run(single)
+    found = flights_report.problems(*runs)
+    assert bool(found) == (whole or strategy == "sync")
+
+
+def test_report_refuses_a_run_that_did_not_finish(tmp_path: Path) -> None:
+    results = tmp_path / "cut.jsonl"
+    results.write_text('{"samples": 1, "loss": 0.5, "auc": 0.7}\n')
+    with pytest.raises(SystemExit, match="did not finish"):
+        flights_report.read_run(results)

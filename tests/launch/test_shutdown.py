@@ -1,0 +1,71 @@
+# Copyright (c) 2026 The torch_cpudist authors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Ends that are no good ends, and what every trainer is told."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+import torch
+from optimizer_cases import linear, sgd, step_on, wrapped
+from sync_cases import run
+
+import torch_cpudist as cpudist
+
+
+def step_for_ever(model, optimizer):
+    while True:
+        step_on(model, optimizer)
+
+
+def fail_and_shut_down(context):
+    try:
+        raise ValueError("bad sample")
+    finally:
+        context.shutdown()
+
+
+def test_shutdown_in_finally_does_not_pass_for_the_end_of_the_work():
+    """The others must not train on with a smaller divisor."""
+
+    def body(context):
+        model = linear()
+        optimizer = wrapped(model)
+        step_on(model, optimizer)
+        if context.trainer_rank == 0:
+            with pytest.raises(cpudist.PeerLostError, match="bad sample"):
+                step_for_ever(model, optimizer)
+        else:
+            with pytest.raises(ValueError, match="bad sample"):
+                fail_and_shut_down(context)
+
+    with pytest.raises(cpudist.PeerLostError):  # out of trainer 0's own shutdown
+        run(body, 2)
+
+
+def test_a_wrong_argument_changes_nothing():
+    def body(context):
+        model = linear()
+        optimizer = wrapped(model)
+        with pytest.raises(cpudist.InvalidArgumentError, match="shutdown: pull must"):
+            context.shutdown("sparse")
+        step_on(model, optimizer)
+        assert optimizer.rounds == 1
+
+    run(body, 2)
+
+
+def wrapped_and_stepped(model):
+    """Trainer 0 waits for nobody when it wraps, but for all in a step."""
+    with contextlib.closing(wrapped(model, sgd(model))) as optimizer:
+        optimizer.step()
+
+
+def test_every_trainer_is_told_of_models_that_differ():
+    def body(context):
+        model = torch.nn.Linear(3 + context.trainer_rank, 1)
+        with pytest.raises(cpudist.ConfigMismatchError, match="elements: "):
+            wrapped_and_stepped(model)
+
+    run(body, 3)
