@@ -3,7 +3,7 @@
 // threads: none
 //
 // Optimizer updates: the same bits at every vector level, the formulas against plain loops in
-// long double, and the rules of the first step. Parity with torch.optim is in tests/ops/test_ops.py.
+// long double, and the rules of the first step. tests/ops/test_ops.py has the parity with torch.
 
 #include <cmath>
 
