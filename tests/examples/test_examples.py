@@ -30,7 +30,7 @@ LAUNCHER = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
 def test_quickstart_learns(launcher: list[str], strategies: list[str]) -> None:
     script = [
         "tests/support/examples_in_turn.py",
-        "examples/quickstart.py",
+        "examples/quickstart/quickstart.py",
         *strategies,
     ]
     done = subprocess.run(
@@ -50,7 +50,7 @@ def test_quickstart_learns(launcher: list[str], strategies: list[str]) -> None:
 
 
 def test_quickstart_fits_on_a_screen() -> None:
-    text = (ROOT / "examples" / "quickstart.py").read_text()
+    text = (ROOT / "examples" / "quickstart" / "quickstart.py").read_text()
     assert text.count("\n") <= 60
 
 

@@ -50,7 +50,8 @@ def examples():
         match = _RUN.fullmatch(tag)
         if match:
             name, trainers, servers, any_order = match.groups()
-            commands = tuple(body.strip().splitlines())
+            lines = body.replace("\\\n", " ").strip().splitlines()
+            commands = tuple(line for line in lines if not line.startswith("#"))
             found[name] = Example(
                 name, int(trainers), int(servers), any_order is None, commands
             )

@@ -21,9 +21,15 @@ def test_the_page_is_what_the_script_makes():
 
 def lines():
     """Class, field, type, unit, default, variable and meaning of every line."""
-    table = configuration_page.page().partition("|---")[2].partition("\n")[2]
-    cells = [line.strip("| ").split(" | ") for line in table.splitlines()]
-    return [[cell.strip("`") for cell in row] for row in cells]
+    return [[cell.strip("`") for cell in row] for row in configuration_page.rows()]
+
+
+def test_the_page_has_every_line():
+    text = " ".join(configuration_page.page().split())
+    for row in configuration_page.rows():
+        named = ", ".join(cell for cell in (row.field, row.variable) if cell != "-")
+        assert f"- {named} ({row.kind}" in text, row
+        assert f"; default {row.default}): {row.meaning}" in text, row
 
 
 def test_every_field_and_variable_has_its_line():

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Trains word vectors by skip-gram with negative sampling on GCIDE, or your own text.
 
-python examples/word2vec.py --data gcide/usr/share/dictd/gcide.dict.dz
-torchrun --standalone --nproc-per-node=2 examples/word2vec.py --strategy geo
+python examples/word2vec/word2vec.py --data gcide/usr/share/dictd/gcide.dict.dz
+torchrun --standalone --nproc-per-node=2 examples/word2vec/word2vec.py --strategy geo
 
 Every trainer reads the text and trains on sentences of its own. Vectors are scored by
 WordSim-353 where gensim's package is at hand, and written with --vectors.

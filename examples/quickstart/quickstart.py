@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The smallest complete training script: synthetic clicks, one table, one network.
 
-python examples/quickstart.py
-torchrun --standalone --nproc-per-node=2 examples/quickstart.py
+python examples/quickstart/quickstart.py
+torchrun --standalone --nproc-per-node=2 examples/quickstart/quickstart.py
 """
 
 from __future__ import annotations
