@@ -17,7 +17,7 @@ from torch_cpudist.launch import backend_choice as choice
 from torch_cpudist.launch import context, endpoints, environment, rank_network
 from torch_cpudist.launch import separate_jobs as separate_groups
 from torch_cpudist.launch.context import Context
-from torch_cpudist.launch.default_group import TrainerGroup
+from torch_cpudist.launch.default_group import DefaultGroup
 from torch_cpudist.launch.environment import Environment
 from torch_cpudist.launch.layout import Layout, Member, Numbers, assign, one_role
 from torch_cpudist.launch.rendezvous import Rendezvous, open_store
@@ -139,7 +139,7 @@ def _join(
         store = open_store(made, timeout_s) if made.launched else HashStore()
     rendezvous = Rendezvous(store, made.rank, made.world_size, timeout_s)
     layout = _meet(made, rendezvous, network is not None)
-    group, threads, ends = TrainerGroup(), TorchThreads(), endpoints.Endpoints()
+    group, threads, ends = DefaultGroup(), TorchThreads(), endpoints.Endpoints()
     if network is None:
         rendezvous.start_together(lambda: group.check(made, layout))
     torch_group = transport = None

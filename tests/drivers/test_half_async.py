@@ -31,8 +31,8 @@ from sync_cases import (
 import torch_cpudist as cpudist
 from torch_cpudist import _core, strategies
 from torch_cpudist.launch import environment
-from torch_cpudist.launch.layout import Trainers
 from torch_cpudist.machine import host
+from torch_cpudist.settings.updates import Trainers
 
 PAIRS = ((0, 1), (2, 3))
 STEPS = 12

@@ -9,7 +9,7 @@ from rank_threads import JOIN_S, in_threads
 from torch.distributed import HashStore
 
 import torch_cpudist as cpudist
-from torch_cpudist.launch.default_group import TrainerGroup
+from torch_cpudist.launch.default_group import DefaultGroup
 
 
 def started(ranks, **options):
@@ -36,7 +36,7 @@ def test_all_are_told_at_once_why_one_cannot_take_part(refused, servers, monkeyp
         if environment.rank == refused:
             raise cpudist.BackendUnavailableError("there is no MPI here")
 
-    monkeypatch.setattr(TrainerGroup, "check", check)
+    monkeypatch.setattr(DefaultGroup, "check", check)
     errors = started(3, servers=servers)
     own = errors.pop(refused)
     assert isinstance(own, cpudist.BackendUnavailableError)

@@ -15,7 +15,7 @@ from torch import nn
 import torch_cpudist as cpudist
 from torch_cpudist.model.placement import place
 from torch_cpudist.rules.read import read_group
-from torch_cpudist.strategies.base import Updates
+from torch_cpudist.settings.updates import Updates
 
 
 def placed(model, servers=1, optimizer=None, **sharding):

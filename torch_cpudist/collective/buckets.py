@@ -12,8 +12,6 @@ import torch
 from torch_cpudist.model.placement import DenseParameter
 from torch_cpudist.model.staging import CPU
 
-# torch's DistributedDataParallel has found this to be enough.
-DEFAULT_BYTES = 25 << 20
 # Smaller halves cost more than their overlap with backward brings.
 LEAST_BYTES = 2 << 20
 # Columns of the rows that a norm is taken over first; see ``squared_norm``.

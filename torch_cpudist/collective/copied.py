@@ -12,12 +12,13 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from torch_cpudist import _core
-from torch_cpudist.collective.buckets import DEFAULT_BYTES, plan
+from torch_cpudist.collective.buckets import plan
 from torch_cpudist.collective.group import CollectiveGroup
 from torch_cpudist.collective.opening import ServerMark
 from torch_cpudist.model.dense_memory import check_kept
 from torch_cpudist.model.placement import DenseParameter, Placement
 from torch_cpudist.served.base import Trained
+from torch_cpudist.settings.fields import DEFAULT_BUCKET_BYTES
 
 
 class CopiedParameters(Trained):
@@ -89,7 +90,7 @@ class CopiedParameters(Trained):
     def broadcast(self) -> None:
         """Replaces all values by trainer 0's. Collective."""
         if not self.group.alone:
-            for bucket in plan(self.entries, DEFAULT_BYTES):
+            for bucket in plan(self.entries, DEFAULT_BUCKET_BYTES):
                 for i, piece in enumerate(bucket.pieces):
                     bucket.view(i).copy_(piece.entry.parameter)
                 self.group.broadcast(bucket.flat, "sending trainer 0's values")

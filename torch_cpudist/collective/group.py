@@ -30,7 +30,7 @@ from torch_cpudist.launch.backend_choice import spec_for
 from torch_cpudist.model.staging import CPU
 
 if TYPE_CHECKING:
-    from torch_cpudist.launch.context import Context
+    from torch_cpudist.launch.run import Run
 
 # A wait looks up after so long: for signals, and for trainers that will not come.
 _SLICE_S = 0.5
@@ -58,12 +58,12 @@ class CollectiveGroup:
     """
 
     def __init__(
-        self, context: Context, owner: str, device: torch.device = CPU
+        self, run: Run, owner: str, device: torch.device = CPU
     ) -> None:
         """Makes the group. Collective.
 
         Args:
-            context: this trainer's.
+            run: this trainer's.
             owner: the strategy that needs it, for messages.
             device: what ``zeros`` is on. CPU tensors can be summed besides.
 
@@ -73,12 +73,12 @@ class CollectiveGroup:
             ConfigurationError: they are in jobs of their own, or share a CUDA device.
         """
         self.device = device
-        self.rank = context.trainer_rank
-        self.size = context.trainer_count
+        self.rank = run.trainer_rank
+        self.size = run.trainer_count
         self._owner = owner
-        self._deadline_s = context.environment.round_deadline_ms / 1000
-        self._server = context.server
-        self._backend = context.backend
+        self._deadline_s = run.environment.round_deadline_ms / 1000
+        self._server = run.server
+        self._backend = run.backend
         self.barriers = 0  # that this trainer has come to
         self._meetings = 0
         self._group: dist.ProcessGroup | None = None
@@ -86,18 +86,18 @@ class CollectiveGroup:
         self._started = 0  # collectives, equal on all trainers at one place
         self.wait_s = 0.0  # in collectives
         self.sent_bytes = 0  # what a ring makes of what is summed and gathered
-        _check_one_job(context, owner)
+        _check_one_job(run, owner)
         if self.alone:
             return
         self._group = dist.new_group(
-            backend=_group_spec(context, owner, device),
+            backend=_group_spec(run, owner, device),
             timeout=timedelta(seconds=_group_timeout_s(self._deadline_s, device)),
         )
         self._store: Store = distributed_c10d._get_default_store()
         self._prefix = f"cpudist/{self._group.group_name}"
         if device.type != "cpu":
             try:
-                _check_devices_differ(self, owner, context.layout.hosts[context.rank])
+                _check_devices_differ(self, owner, run.layout.hosts[run.rank])
             except BaseException:
                 self.close()
                 raise
@@ -399,13 +399,13 @@ def _first_difference(first: Sequence[Any], second: Sequence[Any]) -> tuple[Any,
 # -- the torch.distributed group behind it ---------------------------------------------
 
 
-def _check_one_job(context: Context, owner: str) -> None:
+def _check_one_job(run: Run, owner: str) -> None:
     """Refuses trainers in jobs of their own, which have no group together.
 
     Raises:
         ConfigurationError: says what to do.
     """
-    if context.environment.group is not None:
+    if run.environment.group is not None:
         raise ConfigurationError(
             f"{owner} averages over torch.distributed, whose group is that of one "
             "torchrun job, but CPUDIST_ROLE starts trainers in jobs of their own. "
@@ -413,33 +413,33 @@ def _check_one_job(context: Context, owner: str) -> None:
         )
 
 
-def _group_spec(context: Context, owner: str, device: torch.device) -> str:
+def _group_spec(run: Run, owner: str, device: torch.device) -> str:
     """The backends of a group that sums tensors of ``device``, and of the CPU.
 
     Raises:
         BackendUnavailableError, ConfigurationError: there is none, and what to do.
     """
-    if context.process_group is None:
+    if run.process_group is None:
         raise BackendUnavailableError(
             f"{owner} averages over torch.distributed, which these trainers have "
             "no group of: they are threads over an in-process network. Start each "
             "as a process, with torchrun or testing.ProcessRanks."
         )
     if device.type != "cpu":
-        return spec_for(device, context.environment, context.layout)
-    if context.backend == "nccl":
+        return spec_for(device, run.environment, run.layout)
+    if run.backend == "nccl":
         raise BackendUnavailableError(
             f"{owner} averages parameters on CPUs, but CPUDIST_BACKEND=nccl only "
             "sums on CUDA devices. Set CPUDIST_BACKEND=auto, shm, ccl or gloo, or "
             "move the model to the device with model.to('cuda')."
         )
-    if context.backend == "ccl" and context.environment.transport == "c10d":
+    if run.backend == "ccl" and run.environment.transport == "c10d":
         raise ConfigurationError(
             f"{owner} needs a group of its own, and oneCCL makes none while the "
             "links of CPUDIST_TRANSPORT=c10d await messages. Set "
             "CPUDIST_TRANSPORT=tcp, or another CPUDIST_BACKEND."
         )
-    return context.backend
+    return run.backend
 
 
 def _group_timeout_s(deadline_s: float, device: torch.device) -> float:

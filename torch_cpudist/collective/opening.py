@@ -17,7 +17,7 @@ from torch_cpudist import _core
 from torch_cpudist.errors import ConfigMismatchError, OperationTimeoutError
 
 if TYPE_CHECKING:
-    from torch_cpudist.launch.context import Context
+    from torch_cpudist.launch.run import Run
 
 _POLL_S = 0.005
 
@@ -25,24 +25,24 @@ _POLL_S = 0.005
 class ServerMark:
     """An empty parameter set on all servers. Cost: two requests to each."""
 
-    def __init__(self, context: Context, opening: str) -> None:
+    def __init__(self, run: Run, opening: str) -> None:
         """Opens it, and waits until every trainer has. Collective.
 
         Args:
-            context: this trainer's.
+            run: this trainer's.
             opening: name of the optimizer that is built, equal on all trainers.
 
         Raises:
             ConfigMismatchError: another trainer opened something else; on all.
             PeerLostError, OperationTimeoutError: a server or trainer does not answer.
         """
-        self._client = context.trainer_client()
+        self._client = run.trainer_client()
         layout = _core.ParamSetLayout(configs=[], tables=[], blocks=[])
         self._id: int | None = self._client.open(layout)
         self._client.ready(self._id)
-        if context.process_group is not None and context.trainer_count > 1:
+        if run.process_group is not None and run.trainer_count > 1:
             wait_for_all(
-                context,
+                run,
                 opening,
                 "built their optimizer",
                 "Build the same ones, in the same order, on all.",
@@ -59,11 +59,11 @@ def _key(opening: str, what: str) -> str:
     return f"cpudist/opening/{opening}/{what}"
 
 
-def wait_for_all(context: Context, opening: str, done: str, remedy: str) -> None:
+def wait_for_all(run: Run, opening: str, done: str, remedy: str) -> None:
     """Returns when all trainers are here, or one has said that it cannot.
 
     Args:
-        context: this trainer's, which has a torch.distributed group.
+        run: this trainer's, which has a torch.distributed group.
         opening: name of what they come to, once in a run.
         done: what those who are here did, for messages.
         remedy: what to do if not all come.
@@ -72,27 +72,27 @@ def wait_for_all(context: Context, opening: str, done: str, remedy: str) -> None
         ConfigMismatchError, PeerLostError, OperationTimeoutError: they will not.
     """
     store = distributed_c10d._get_default_store()
-    deadline = time.monotonic() + context.environment.round_deadline_ms / 1000
+    deadline = time.monotonic() + run.environment.round_deadline_ms / 1000
     count = store.add(_key(opening, "here"), 1)
-    while count < context.trainer_count:
+    while count < run.trainer_count:
         if store.check([_key(opening, "mismatch")]):
             raise ConfigMismatchError(store.get(_key(opening, "mismatch")).decode())
-        if context.server is not None and context.server.stats()["lost"]:
-            context.trainer_client().barrier()  # says whom
+        if run.server is not None and run.server.stats()["lost"]:
+            run.trainer_client().barrier()  # says whom
         if time.monotonic() > deadline:
             raise OperationTimeoutError(
-                f"{count} of {context.trainer_count} trainers {done} within "
+                f"{count} of {run.trainer_count} trainers {done} within "
                 f"CPUDIST_ROUND_DEADLINE_MS. {remedy}"
             )
         time.sleep(_POLL_S)
         count = store.add(_key(opening, "here"), 0)
 
 
-def tell_mismatch(context: Context, opening: str, error: ConfigMismatchError) -> None:
+def tell_mismatch(run: Run, opening: str, error: ConfigMismatchError) -> None:
     """Tells trainers that wait in ``ServerMark`` that this one has opened another set.
 
     Servers cannot: an empty set is ready as soon as trainer 0 has opened it.
     """
-    if context.process_group is not None and context.trainer_count > 1:
+    if run.process_group is not None and run.trainer_count > 1:
         store = distributed_c10d._get_default_store()
         store.set(_key(opening, "mismatch"), str(error))

@@ -30,7 +30,7 @@ from torch_cpudist.settings.clip import Clip, ClipNorm, ClipValue
 from torch_cpudist.strategies.allreduce import AllReduce
 
 if TYPE_CHECKING:
-    from torch_cpudist.launch.context import Context
+    from torch_cpudist.launch.run import Run
 
 
 def averaging(strategy: AllReduce) -> MakeCarrier:
@@ -132,11 +132,9 @@ class AllReduceDriver(GradientDriver):
         with replaced_gradients([*self._dense, *weights], found):
             self._step_inners()
 
-    def put_state(
-        self, context: Context, inners: Sequence[Optimizer], states: States
-    ) -> None:
+    def put_state(self, run: Run, inners: Sequence[Optimizer], states: States) -> None:
         """Takes trainer 0's state; weights as ``store_model``."""
-        super().put_state(context, inners, states)
+        super().put_state(run, inners, states)
         share_state(self._group, inners, self._copied.entries)
 
 

@@ -24,7 +24,7 @@ from torch_cpudist.served.set import ParameterSet
 from torch_cpudist.settings.clip import Clip
 
 if TYPE_CHECKING:
-    from torch_cpudist.launch.context import Context
+    from torch_cpudist.launch.run import Run
 
 # Weights travel as float64, which holds whole numbers up to here exactly.
 _MAX_SAMPLES = 2**53
@@ -157,22 +157,20 @@ class Driver(ABC):
         """Returns a ``state_dict`` for each wrapped optimizer."""
 
     def load_state(
-        self, context: Context, inners: Sequence[Optimizer], state_dict: Any
+        self, run: Run, inners: Sequence[Optimizer], state_dict: Any
     ) -> None:
         """Loads a ``state_dict``; see ``DistributedOptimizer.load_state_dict``."""
         trained = self._trained
-        states = state_exchange.loaded_states(context, trained, inners, state_dict)
-        self.put_state(context, inners, states)
+        states = state_exchange.loaded_states(run, trained, inners, state_dict)
+        self.put_state(run, inners, states)
 
     @abstractmethod
-    def put_state(
-        self, context: Context, inners: Sequence[Optimizer], states: States
-    ) -> None:
+    def put_state(self, run: Run, inners: Sequence[Optimizer], states: States) -> None:
         """Takes checked state, and trainer 0's weights, to where they are kept."""
 
     @abstractmethod
     def store_model(
-        self, context: Context, inners: Sequence[Optimizer], all_rows: bool
+        self, run: Run, inners: Sequence[Optimizer], all_rows: bool
     ) -> None:
         """Sends what was written; see ``DistributedOptimizer.store_model``."""
 
@@ -219,17 +217,15 @@ class ServerDriver(Driver):
         """Pulls the servers' state."""
         return state_exchange.fetch(self._parameters, inners)
 
-    def put_state(
-        self, context: Context, inners: Sequence[Optimizer], states: States
-    ) -> None:
+    def put_state(self, run: Run, inners: Sequence[Optimizer], states: States) -> None:
         """Sends trainer 0's state and weights."""
-        state_exchange.put(context, self._parameters, states)
+        state_exchange.put(run, self._parameters, states)
 
     def store_model(
-        self, context: Context, inners: Sequence[Optimizer], all_rows: bool
+        self, run: Run, inners: Sequence[Optimizer], all_rows: bool
     ) -> None:
         """Sends trainer 0's weights, keeping state."""
-        state_exchange.replace_weights(context, self._parameters, inners, all_rows)
+        state_exchange.replace_weights(run, self._parameters, inners, all_rows)
 
     def give_back_state(self, inners: Sequence[Optimizer]) -> None:
         """Remembers that state stays behind."""

@@ -20,7 +20,7 @@ from torch_cpudist.rules.state_parts import States
 from torch_cpudist.served import local_state
 
 if TYPE_CHECKING:
-    from torch_cpudist.launch.context import Context
+    from torch_cpudist.launch.run import Run
 
 
 class CollectiveDriver(Driver):
@@ -130,19 +130,17 @@ class CollectiveDriver(Driver):
         """Returns this trainer's own state; no messages."""
         return local_state.collect([], inners)
 
-    def put_state(
-        self, context: Context, inners: Sequence[Optimizer], states: States
-    ) -> None:
+    def put_state(self, run: Run, inners: Sequence[Optimizer], states: States) -> None:
         """Takes every trainer's own state; weights as ``store_model``."""
         local_state.drop_and_adopt([], inners, self._of_placed(states))
-        self.store_model(context, inners, all_rows=False)
+        self.store_model(run, inners, all_rows=False)
 
     def store_model(
-        self, context: Context, inners: Sequence[Optimizer], all_rows: bool
+        self, run: Run, inners: Sequence[Optimizer], all_rows: bool
     ) -> None:
         """Makes trainer 0's values everybody's."""
         self._copied.check_kept()
-        context.barrier()
+        run.barrier()
         self._copied.broadcast()
         self._copied.check_agreement()
 

@@ -26,7 +26,7 @@ from torch_cpudist.settings.clip import Clip, clip_own
 from torch_cpudist.strategies.geo import Geo
 
 if TYPE_CHECKING:
-    from torch_cpudist.launch.context import Context
+    from torch_cpudist.launch.run import Run
 
 # How much the last step counts in the measured time of a step.
 _NEWEST_SHARE = 0.1
@@ -268,17 +268,15 @@ class GeoDriver(ServerDriver):
         """Returns this trainer's own state; no messages."""
         return local_state.collect(self._local.tables, inners)
 
-    def put_state(
-        self, context: Context, inners: Sequence[Optimizer], states: States
-    ) -> None:
+    def put_state(self, run: Run, inners: Sequence[Optimizer], states: States) -> None:
         """Takes every trainer's own state; weights as ``store_model``."""
-        local_state.put(context, self._local, inners, states)
+        local_state.put(run, self._local, inners, states)
 
     def store_model(
-        self, context: Context, inners: Sequence[Optimizer], all_rows: bool
+        self, run: Run, inners: Sequence[Optimizer], all_rows: bool
     ) -> None:
         """Sends what was written on trainer 0; state stays."""
-        local_state.replace_weights(context, self._local, all_rows)
+        local_state.replace_weights(run, self._local, all_rows)
 
     def give_back_state(self, inners: Sequence[Optimizer]) -> None:
         """Puts the state of tables where torch has it."""

@@ -23,7 +23,7 @@ from torch_cpudist.served.state_exchange import indexed_parameters
 from torch_cpudist.settings.clip import Clip
 
 if TYPE_CHECKING:
-    from torch_cpudist.launch.context import Context
+    from torch_cpudist.launch.run import Run
 
 
 class HybridDriver(Driver):
@@ -139,19 +139,17 @@ class HybridDriver(Driver):
             merged.append({"state": state, "param_groups": dense["param_groups"]})
         return merged
 
-    def put_state(
-        self, context: Context, inners: Sequence[Optimizer], states: States
-    ) -> None:
+    def put_state(self, run: Run, inners: Sequence[Optimizer], states: States) -> None:
         """Takes checked state to both parts."""
         for part in self._both:
-            part.put_state(context, inners, states)
+            part.put_state(run, inners, states)
 
     def store_model(
-        self, context: Context, inners: Sequence[Optimizer], all_rows: bool
+        self, run: Run, inners: Sequence[Optimizer], all_rows: bool
     ) -> None:
         """Sends what was written, of both parts."""
         for part in self._both:
-            part.store_model(context, inners, all_rows)
+            part.store_model(run, inners, all_rows)
 
     def give_back_state(self, inners: Sequence[Optimizer]) -> None:
         """The end, of both parts."""

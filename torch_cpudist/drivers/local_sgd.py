@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from torch_cpudist.collective.buckets import DEFAULT_BYTES, Bucket, plan
+from torch_cpudist.collective.buckets import Bucket, plan
 from torch_cpudist.collective.copied import CopiedParameters
 from torch_cpudist.drivers.base import whole_samples
 from torch_cpudist.drivers.collective import CollectiveDriver
@@ -21,11 +21,12 @@ from torch_cpudist.log import logger
 from torch_cpudist.model.placement import Rules
 from torch_cpudist.rules.state_parts import States
 from torch_cpudist.settings.clip import Clip, clip_own
+from torch_cpudist.settings.fields import DEFAULT_BUCKET_BYTES
 from torch_cpudist.settings.outer import Outer
 from torch_cpudist.strategies.local_sgd import LocalSGD
 
 if TYPE_CHECKING:
-    from torch_cpudist.launch.context import Context
+    from torch_cpudist.launch.run import Run
 
 _WHAT = "averaging parameters"
 
@@ -85,7 +86,9 @@ class LocalSGDDriver(CollectiveDriver):
         self._strategy = strategy
         self._since = 0  # steps after the last average of a whole interval
         self._apart = 0  # steps after the last average
-        self._buckets: list[Bucket] = plan(parameters.placement.dense, DEFAULT_BYTES)
+        self._buckets: list[Bucket] = plan(
+            parameters.placement.dense, DEFAULT_BUCKET_BYTES
+        )
         for bucket in self._buckets:
             bucket.allocate(self._group.zeros)
         self._outer: list[_OuterStep] | None = None
@@ -186,10 +189,10 @@ class LocalSGDDriver(CollectiveDriver):
         return True
 
     def store_model(
-        self, context: Context, inners: Sequence[Optimizer], all_rows: bool
+        self, run: Run, inners: Sequence[Optimizer], all_rows: bool
     ) -> None:
         """Makes trainer 0's values everybody's; outer steps go on from these."""
-        super().store_model(context, inners, all_rows)
+        super().store_model(run, inners, all_rows)
         self._since = self._apart = 0
         for outer in self._outer or ():
             outer.begin()

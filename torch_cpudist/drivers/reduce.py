@@ -26,7 +26,7 @@ from torch_cpudist.settings.clip import Clip, ClipNorm
 from torch_cpudist.strategies.reduce import Reduce
 
 if TYPE_CHECKING:
-    from torch_cpudist.launch.context import Context
+    from torch_cpudist.launch.run import Run
 
 _WHAT = "handing out parameters"
 
@@ -171,11 +171,9 @@ class ReduceDriver(GradientDriver):
             dicts.append({"state": state, "param_groups": groups})
         return dicts
 
-    def put_state(
-        self, context: Context, inners: Sequence[Optimizer], states: States
-    ) -> None:
+    def put_state(self, run: Run, inners: Sequence[Optimizer], states: States) -> None:
         """Takes a part of trainer 0's state; weights as ``store_model``."""
-        super().put_state(context, inners, states)
+        super().put_state(run, inners, states)
         share_state(self._group, inners, self._copied.entries)
         self._owned.take_state()
 

@@ -37,7 +37,6 @@ from torch_cpudist.errors import (
 from torch_cpudist.log import logger
 from torch_cpudist.model.parts import dense_of, tables_of
 from torch_cpudist.model.placement import Placement
-from torch_cpudist.optimizer.untrained import Untrained
 from torch_cpudist.rules.state_parts import States
 from torch_cpudist.served import local_state, state_exchange
 from torch_cpudist.served.base import Trained
@@ -56,48 +55,48 @@ from torch_cpudist.strategies.reduce import Reduce
 from torch_cpudist.strategies.sync import Sync
 
 if TYPE_CHECKING:
-    from torch_cpudist.launch.context import Context
+    from torch_cpudist.launch.run import Run
 
 _AMONG_TRAINERS = (AllReduce, Reduce, LocalSGD)
 
 
 def open_parameters(
     strategy: Strategy,
-    context: Context,
+    run: Run,
     placement: Placement,
     inners: Sequence[Optimizer],
     states: States,
-    untrained: Untrained,
+    tell: Callable[[str], None],
 ) -> Trained:
     """Opens what ``strategy`` trains, with trainer 0's values. Collective.
 
     Args:
         strategy: the strategy.
-        context: this trainer's.
+        run: this trainer's.
         placement: tables, dense parameters and their layout.
         inners: the wrapped optimizers.
         states: torch's state of each parameter, from before.
-        untrained: of which trainer 0 tells the others.
+        tell: called with the name of the opening, before anything is opened.
 
     Raises:
         UnsupportedModelError: the strategy is not for a model with, or without, tables.
         BackendUnavailableError, ConfigurationError: it needs a group that is not there.
         ConfigMismatchError: another trainer built something else.
     """
-    _check_beside(strategy, context)
+    _check_beside(strategy, run)
     _check_device(strategy, placement)
-    opening = context.next_opening()
-    untrained.tell(opening)
+    opening = run.next_opening()
+    tell(opening)
     try:
-        return _open(strategy, context, placement, inners, states, opening)
+        return _open(strategy, run, placement, inners, states, opening)
     except ConfigMismatchError as error:
-        tell_mismatch(context, opening, error)
+        tell_mismatch(run, opening, error)
         raise
 
 
 def _open(
     strategy: Strategy,
-    context: Context,
+    run: Run,
     placement: Placement,
     inners: Sequence[Optimizer],
     states: States,
@@ -105,13 +104,13 @@ def _open(
 ) -> Trained:
     if isinstance(strategy, Hybrid):
         _check_parts(placement)
-        trainers = context.trainers()
+        trainers = run.trainers()
         tables = tables_of(placement, strategy.sparse.updates(trainers))
         dense = dense_of(placement, strategy.dense.updates(trainers))
-        opened = _open_set(strategy.sparse, context, tables, states)
+        opened = _open_set(strategy.sparse, run, tables, states)
         try:
             part = strategy.dense_part
-            rest = _open(part, context, dense, inners, states, opening)
+            rest = _open(part, run, dense, inners, states, opening)
         except BaseException:
             # The model keeps none of this.
             with contextlib.suppress(Error):
@@ -123,11 +122,11 @@ def _open(
         if strategy.sharding != Sharding() and not isinstance(strategy, Reduce):
             logger.warning("%s: sharding has no effect, no server has a block", kind)
         _check_tables(placement, strategy)
-        client = context.trainer_client()
+        client = run.trainer_client()
         # Before a group is made, for which trainers of another strategy do not come.
-        mark = None if context.environment.group else ServerMark(context, opening)
+        mark = None if run.environment.group else ServerMark(run, opening)
         try:
-            group = CollectiveGroup(context, kind, placement.device)
+            group = CollectiveGroup(run, kind, placement.device)
             said = repr(dataclasses.replace(strategy, replicas=Replicas()))
             return CopiedParameters(client, placement, group, inners, said, mark)
         except BaseException:
@@ -135,7 +134,7 @@ def _open(
                 with contextlib.suppress(Error):
                     mark.close(tell_servers=True)
             raise
-    return _open_set(strategy, context, placement, states)
+    return _open_set(strategy, run, placement, states)
 
 
 # Rules that torch itself runs on sparse gradients.
@@ -195,13 +194,13 @@ def _outer_of(strategy: Strategy) -> object:
     return getattr(part, "outer", None)
 
 
-def _check_beside(strategy: Strategy, context: Context) -> None:
+def _check_beside(strategy: Strategy, run: Run) -> None:
     """Refuses optimizers that would wait for each other's rounds.
 
     An outer step is a round that lasts several steps, and a trainer has one request
     that changes a server under way at a time.
     """
-    for other in context.optimizers():
+    for other in run.participants():
         both = (strategy, other.strategy)
         served = not any(isinstance(one, _AMONG_TRAINERS) for one in both)
         if served and any(_outer_of(one) is not None for one in both):
@@ -227,22 +226,22 @@ def _check_parts(placement: Placement) -> None:
 
 
 def _open_set(
-    strategy: Strategy, context: Context, placement: Placement, states: States
+    strategy: Strategy, run: Run, placement: Placement, states: States
 ) -> ParameterSet:
-    client = context.trainer_client()
+    client = run.trainer_client()
     # Where the optimizer runs here, its state stays here.
     sent = {} if strategy.local else states
     store: Callable[[ParameterSet], None] | None = None
-    if context.trainer_rank == 0:
+    if run.trainer_rank == 0:
         store = functools.partial(state_exchange.store, states=sent)
     if not strategy.local:
         return ParameterSet(client, placement, store)
     alone = (
-        context.trainer_count == 1
-        and context.environment.group is None
+        run.trainer_count == 1
+        and run.environment.group is None
         and getattr(strategy, "outer", None) is None
     )
-    cap_bytes = context.environment.server.memory_cap_bytes
+    cap_bytes = run.environment.server.memory_cap_bytes
     return LocalParameterSet(client, placement, store, states, alone, cap_bytes)
 
 

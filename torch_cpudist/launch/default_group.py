@@ -9,7 +9,6 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-from torch_cpudist.collective.shared_group import TrainersGroup
 from torch_cpudist.errors import ConfigurationError
 from torch_cpudist.launch.backend_choice import choose
 from torch_cpudist.launch.endpoints import own_address
@@ -22,7 +21,7 @@ from torch_cpudist.machine import host
 _INTERFACE = "GLOO_SOCKET_IFNAME"
 
 
-class TrainerGroup:
+class DefaultGroup:
     """The default group, made here or found; destroyed only if it was made here."""
 
     def __init__(self) -> None:
@@ -30,7 +29,6 @@ class TrainerGroup:
         self._made = False
         self._interface_set = False
         self.backend = "gloo"  # of the trainers, once they have joined
-        self.shared = TrainersGroup()  # beside the default one, for metrics
 
     def check(self, environment: Environment, layout: Layout) -> None:
         """Raises what ``join`` would raise on this rank alone."""
@@ -105,7 +103,6 @@ class TrainerGroup:
 
     def leave(self) -> None:
         """Destroys the group if it was made here. Idempotent."""
-        self.shared.close()
         if self._made and dist.is_initialized():
             dist.destroy_process_group()
         self._made = False

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch_cpudist.errors import ConfigMismatchError, ConfigurationError
-from torch_cpudist.launch.environment import ROLES
+from torch_cpudist.settings.jobs import ROLES
 
 
 @dataclass(frozen=True)
@@ -33,20 +33,6 @@ class Member:
     host: str
     agreed: dict[str, str]
     shm: bool = False
-
-
-@dataclass(frozen=True)
-class Trainers:
-    """All trainers of a run.
-
-    Attributes:
-        count: how many rounds are made of.
-        hosts: host id by trainer rank; ``None`` where trainers are in jobs of their
-            own, which do not know each other's hosts.
-    """
-
-    count: int
-    hosts: tuple[str, ...] | None
 
 
 @dataclass(frozen=True)

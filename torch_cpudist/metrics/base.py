@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import abc
 import threading
+import zlib
 from collections.abc import Mapping
 from typing import Any, Generic, TypeVar
 
@@ -13,13 +14,24 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from torch_cpudist.errors import InvalidArgumentError
-from torch_cpudist.metrics import reduction
+from torch_cpudist.collective.shared_group import shared_group
+from torch_cpudist.errors import (
+    ConfigMismatchError,
+    ConfigurationError,
+    InternalError,
+    InvalidArgumentError,
+    NotInitializedError,
+)
+from torch_cpudist.launch.context import any_open, last
+from torch_cpudist.launch.run import Run
 from torch_cpudist.metrics.inputs import Samples, samples_of
 
 ResultT = TypeVar("ResultT")
 SelfT = TypeVar("SelfT", bound="Metric[Any]")
+MetricT = TypeVar("MetricT", bound="Metric[Any]")
 Words = NDArray[np.int64]
+
+_WHAT = "compute_all() of a metric"
 
 
 class Metric(abc.ABC, Generic[ResultT]):
@@ -122,7 +134,7 @@ class Metric(abc.ABC, Generic[ResultT]):
             NotInitializedError: ``init()`` was called in another thread only.
             ClosedError: after ``shutdown()`` of a run of several trainers.
         """
-        return reduction.over_trainers(self).compute()
+        return _over_trainers(self).compute()
 
     def reset(self) -> None:
         """Forgets all samples."""
@@ -203,3 +215,65 @@ def check_words(metric: object, words: Words, expected: int) -> None:
         raise InvalidArgumentError(
             f"{metric!r}: expected a state of {expected} words, found {len(words)}."
         )
+
+
+def _over_trainers(metric: MetricT) -> MetricT:
+    """A metric that has the samples of all trainers; with one trainer, the same one.
+
+    States are merged in rank order, so that all trainers find the same bits.
+
+    Raises:
+        Error: see ``Metric.compute_all``.
+    """
+    run = _shared_run()
+    if run is None:
+        return metric
+    said = repr(metric)
+    words = metric.packed()
+    group = shared_group(run)
+    sizes = group.gather(_WHAT, np.array([len(words), zlib.crc32(said.encode())]))
+    other = next((r for r, one in enumerate(sizes) if one[1] != sizes[0][1]), None)
+    if other is not None:
+        raise ConfigMismatchError(
+            f"{_WHAT}: trainer {other} has other metrics than trainer 0, or other "
+            f"options; trainer {run.trainer_rank} has {said}. Make equal ones on "
+            "all, and call compute_all() in the same order."
+        )
+    lengths = [int(one[0]) for one in sizes]
+    padded = np.zeros(max(lengths), np.int64)
+    padded[: len(words)] = words
+    total = metric.empty()
+    for length, part in zip(lengths, group.gather(_WHAT, padded), strict=True):
+        try:
+            total.merge_packed(part[:length])
+        except InvalidArgumentError as error:
+            raise InternalError(f"{_WHAT}: {error}") from error
+    return total
+
+
+def _shared_run() -> Run | None:
+    """The calling thread's, if it has other trainers."""
+    run = last()
+    if run is None:
+        if any_open():
+            raise NotInitializedError(
+                f"{_WHAT}: init() was called in another thread than this one, which "
+                "would count its own samples only. Use: with context: (init() returns "
+                "the context), or compute() for the samples of this trainer."
+            )
+        return None
+    if run.role != "trainer":
+        raise ConfigurationError(
+            f"{_WHAT} on rank {run.rank}, a dedicated server: metrics are the "
+            "trainers'."
+        )
+    if run.trainer_count == 1 and run.environment.group is None:
+        return None
+    run.check_usable()
+    if run.environment.group is not None:
+        raise ConfigurationError(
+            f"{_WHAT} gathers over torch.distributed, whose group is that of one "
+            "torchrun job, but CPUDIST_ROLE starts trainers in jobs of their own. Save "
+            "state_dict() of every trainer's metric and merge() them."
+        )
+    return run

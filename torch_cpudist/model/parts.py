@@ -10,7 +10,7 @@ from torch_cpudist import _core
 from torch_cpudist.model.placement import Placement, Rules, make_layout
 
 if TYPE_CHECKING:
-    from torch_cpudist.strategies.base import Updates
+    from torch_cpudist.settings.updates import Updates
 
 
 def _rules_of(rules: Rules, groups: set[int]) -> Rules:

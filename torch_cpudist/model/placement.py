@@ -34,7 +34,7 @@ from torch_cpudist.tables.local import FoundTable, find_tables
 
 if TYPE_CHECKING:
     from torch_cpudist.settings.fields import Sharding
-    from torch_cpudist.strategies.base import Updates
+    from torch_cpudist.settings.updates import Updates
 
 logger = logging.getLogger("torch_cpudist")
 

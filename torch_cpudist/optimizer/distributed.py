@@ -18,6 +18,7 @@ from torch_cpudist.drivers.guard import InnerGuard
 from torch_cpudist.drivers.registry import make_driver, open_parameters
 from torch_cpudist.errors import ClosedError, ModelChangedError
 from torch_cpudist.launch import context
+from torch_cpudist.launch.run import Participant, Run
 from torch_cpudist.log import logger
 from torch_cpudist.model.placement import Placement, parameter_names, place
 from torch_cpudist.optimizer import face
@@ -35,7 +36,7 @@ from torch_cpudist.strategies.base import Strategy
 Inner = torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
 
 
-class DistributedOptimizer(Prefetching, face.ServedOptimizer):
+class DistributedOptimizer(Prefetching, face.ServedOptimizer, Participant):
     """Trains a model with parameter servers, by a strategy.
 
     The wrapped optimizer is read, not replaced: its exact class and its options, as
@@ -80,11 +81,11 @@ class DistributedOptimizer(Prefetching, face.ServedOptimizer):
         clip: Clip | None = None,
     ) -> None:
         """See the class."""
-        self._context = context.current()
-        self._context.trainer_client()
+        self._run: Run = context.current()
+        self._run.trainer_client()
         self._inners = wrapped(optimizer, model)
         check_clip(clip)
-        self.strategy = strategy_registry.resolve(strategy, self._context.environment)
+        self.strategy = strategy_registry.resolve(strategy, self._run.environment)
         self.strategy.check_clip(clip)
         self.clip = clip
         self._groups = OptimizerGroups(self._inners, self.strategy.local)
@@ -98,21 +99,25 @@ class DistributedOptimizer(Prefetching, face.ServedOptimizer):
             self.param_groups,
             self._groups.rules(),
             self.strategy.sharding,
-            self._context.server_count,
-            self.strategy.updates(self._context.trainers()),
+            self._run.server_count,
+            self.strategy.updates(self._run.trainers()),
         )
         self._groups.check_use(placement)
         # All begin with trainer 0's values, and state from before wrapping.
         stepped = state_exchange.stepped_states(self._inners)
         check_states(placement, stepped)
-        if self._context.trainer_rank == 0:
+        if self._run.trainer_rank == 0:
             state_exchange.warn_of_lost(self._inners)
         earlier = self._earlier()
         states = {**stepped, **self._take_over(earlier, placement)}
-        self._untrained = Untrained(self._context, model, placement, not earlier)
+        self._untrained = Untrained(self._run, model, placement, not earlier)
         self._parameters = open_parameters(
-            *(self.strategy, self._context, placement, self._inners, states),
-            self._untrained,
+            self.strategy,
+            self._run,
+            placement,
+            self._inners,
+            states,
+            tell=self._untrained.tell,
         )
         names = parameter_names(model, self.param_groups)
         self._guard = InnerGuard(self._inners, model, placement, names)
@@ -124,7 +129,7 @@ class DistributedOptimizer(Prefetching, face.ServedOptimizer):
         self._rounds = 0
         self._sample_count = 0
         self._step_s = 0.0
-        self._context.add_optimizer(self)
+        self._run.add_participant(self)
 
     # -- construction ------------------------------------------------------------------
 
@@ -138,7 +143,11 @@ class DistributedOptimizer(Prefetching, face.ServedOptimizer):
     def _earlier(self) -> list[DistributedOptimizer]:
         """Open optimizers over parameters of this one."""
         mine = self._trained_ids()
-        return [o for o in self._context.optimizers() if mine & o._trained_ids()]
+        return [
+            other
+            for other in self._run.participants()
+            if isinstance(other, DistributedOptimizer) and mine & other._trained_ids()
+        ]
 
     def _take_over(
         self, others: list[DistributedOptimizer], placement: Placement
@@ -149,12 +158,12 @@ class DistributedOptimizer(Prefetching, face.ServedOptimizer):
             On trainer 0 the state, on the servers, of inner optimizers that go on.
         """
         if others:
-            self._context.barrier()  # after every trainer's last push
+            self._run.barrier()  # after every trainer's last push
         states: dict[torch.Tensor, Mapping[str, Any]] = {}
         for other in others:
             # What was on the servers goes there again from trainer 0.
             local = self.strategy.keeps_state or other.strategy.keeps_state
-            if local or self._context.trainer_rank == 0:
+            if local or self._run.trainer_rank == 0:
                 state_exchange.refresh(other._open())
                 fetched = other._driver.fetch_state(other._inners)
                 for inner, one in zip(other._inners, fetched, strict=True):
@@ -350,7 +359,7 @@ class DistributedOptimizer(Prefetching, face.ServedOptimizer):
         self._open()
         if isinstance(state_dict, dict):
             state_dict = face.run_before_loading(self, state_dict)
-        self._driver.load_state(self._context, self._inners, state_dict)
+        self._driver.load_state(self._run, self._inners, state_dict)
         face.run_after_loading(self)
 
     def store_model(self, *, all_rows: bool = False) -> None:
@@ -369,7 +378,7 @@ class DistributedOptimizer(Prefetching, face.ServedOptimizer):
                 current; nothing was sent, and the other trainers wait for it.
         """
         self._open()
-        self._driver.store_model(self._context, self._inners, all_rows)
+        self._driver.store_model(self._run, self._inners, all_rows)
 
     # -- the end -----------------------------------------------------------------------
 
@@ -395,4 +404,4 @@ class DistributedOptimizer(Prefetching, face.ServedOptimizer):
             self._guard.release()
             self._initial.give_back()
             parameters.close(tell_servers)
-            self._context.remove_optimizer(self)
+            self._run.remove_participant(self)

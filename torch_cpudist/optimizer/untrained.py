@@ -24,7 +24,7 @@ from torch_cpudist.log import logger
 from torch_cpudist.model.placement import Placement
 
 if TYPE_CHECKING:
-    from torch_cpudist.launch.context import Context
+    from torch_cpudist.launch.run import Run
 
 _NAMED = 3
 
@@ -68,23 +68,23 @@ class Untrained:
     """
 
     def __init__(
-        self, context: Context, model: nn.Module, placement: Placement, buffers: bool
+        self, run: Run, model: nn.Module, placement: Placement, buffers: bool
     ) -> None:
         """Reads the tensors of ``model`` that nobody trains.
 
         Args:
-            context: this trainer's.
+            run: this trainer's.
             model: the wrapped one.
             placement: what its optimizer trains.
             buffers: whether buffers are compared, too. They are each trainer's own and
                 move during training: only before it should they be equal.
         """
-        self._context = context
+        self._run = run
         self._opening = ""
         self._found: dict[str, tuple[torch.Tensor, str]] = {}
-        if context.trainer_count == 1 or context.environment.group is not None:
+        if run.trainer_count == 1 or run.environment.group is not None:
             return
-        trained = _trained(context) | {id(t.found.weight) for t in placement.tables}
+        trained = _trained(run) | {id(t.found.weight) for t in placement.tables}
         trained |= {id(entry.parameter) for entry in placement.dense}
         tensors = [
             *model.named_parameters(),
@@ -101,9 +101,9 @@ class Untrained:
             opening: name of the optimizer that is built, equal on all trainers.
         """
         self._opening = f"untrained/{opening}"
-        if not self._found or self._context.trainer_rank > 0:
+        if not self._found or self._run.trainer_rank > 0:
             return
-        rendezvous = self._context.rendezvous
+        rendezvous = self._run.rendezvous
         if rendezvous is not None:
             with _tolerant():
                 told = {name: described for name, (_, described) in self._found.items()}
@@ -112,14 +112,14 @@ class Untrained:
     def compare(self) -> None:
         """Warns if trainer 0's differ from this trainer's; once, after the opening."""
         found, self._found = self._found, {}
-        if not found or self._context.trainer_rank == 0:
+        if not found or self._run.trainer_rank == 0:
             return
-        rendezvous = self._context.rendezvous
+        rendezvous = self._run.rendezvous
         if rendezvous is None:
             return
         with _tolerant():
             told = rendezvous.shown(self._opening) or {}
-            trained = _trained(self._context)
+            trained = _trained(self._run)
             by_now = {name for name, (one, _) in found.items() if id(one) in trained}
             mine = {name: described for name, (_, described) in found.items()}
             names = [name for name in {**mine, **told} if name not in by_now]
@@ -134,14 +134,14 @@ class Untrained:
             "%d of the model's parameters and buffers: %s%s. Load the same values or "
             "seed alike before wrapping; they are not trained, so that nothing makes "
             "them equal.",
-            self._context.trainer_rank,
+            self._run.trainer_rank,
             len(names),
             ", ".join(map(repr, names[:_NAMED])),
             f" and {rest} more" if rest > 0 else "",
         )
 
 
-def _trained(context: Context) -> set[int]:
+def _trained(run: Run) -> set[int]:
     """By ``id``, the parameters that open optimizers train."""
-    optimizers = context.optimizers()
-    return {id(parameter) for o in optimizers for parameter in o.trained_parameters()}
+    participants = run.participants()
+    return {id(parameter) for p in participants for parameter in p.trained_parameters()}

@@ -21,7 +21,7 @@ from torch_cpudist.served import state_exchange
 from torch_cpudist.served.local import LocalParameterSet, LocalTable
 
 if TYPE_CHECKING:
-    from torch_cpudist.launch.context import Context
+    from torch_cpudist.launch.run import Run
 
 
 def _by_weight(tables: Sequence[LocalTable]) -> dict[int, LocalTable]:
@@ -80,7 +80,7 @@ def give_back(tables: Sequence[LocalTable], inners: Sequence[Optimizer]) -> None
 
 
 def put(
-    context: Context,
+    run: Run,
     parameters: LocalParameterSet,
     inners: Sequence[Optimizer],
     states: States,
@@ -89,7 +89,7 @@ def put(
     for table in parameters.tables:
         table.load(states.get(table.placed.found.weight, {}))
     drop_and_adopt(parameters.tables, inners, states)
-    _send_weights(context, parameters)
+    _send_weights(run, parameters)
 
 
 def drop_and_adopt(
@@ -102,21 +102,19 @@ def drop_and_adopt(
     adopt(tables, inners, {p: s for p, s in states.items() if s})
 
 
-def replace_weights(
-    context: Context, parameters: LocalParameterSet, all_rows: bool
-) -> None:
+def replace_weights(run: Run, parameters: LocalParameterSet, all_rows: bool) -> None:
     """Sends what was written; see ``DistributedOptimizer.store_model``."""
-    state_exchange.check_before(context, parameters, all_rows)
-    _send_weights(context, parameters)
+    state_exchange.check_before(run, parameters, all_rows)
+    _send_weights(run, parameters)
 
 
 @torch.no_grad()
-def _send_weights(context: Context, parameters: LocalParameterSet) -> None:
+def _send_weights(run: Run, parameters: LocalParameterSet) -> None:
     # The barrier leaves everyone's movement with the servers, but for what was written.
     changed = set(parameters.changed())
     kept = [(p, p.clone()) for name, p in parameters.trained() if name in changed]
-    context.barrier()
-    if context.trainer_rank == 0:
+    run.barrier()
+    if run.trainer_rank == 0:
         parameters.pull_dense()
         parameters.pull_tables()
         for parameter, written in kept:
@@ -124,5 +122,5 @@ def _send_weights(context: Context, parameters: LocalParameterSet) -> None:
         state_exchange.store(parameters, {})
         # The next barrier must not hand on what is stored already.
         parameters.forget_movement()
-    state_exchange.take_in(context, parameters)
+    state_exchange.take_in(run, parameters)
     parameters.tables_current = True

@@ -28,7 +28,7 @@ from torch_cpudist.served.base import Trained
 from torch_cpudist.served.set import ParameterSet
 
 if TYPE_CHECKING:
-    from torch_cpudist.launch.context import Context
+    from torch_cpudist.launch.run import Run
 
 # Optimizers whose state went with the servers, and what they held themselves then.
 _left_behind: WeakKeyDictionary[torch.optim.Optimizer, object] = WeakKeyDictionary()
@@ -244,7 +244,7 @@ def refresh(parameters: Trained, all_rows: bool = False) -> None:
 
 
 def loaded_states(
-    context: Context,
+    run: Run,
     parameters: Trained,
     inners: Sequence[torch.optim.Optimizer],
     state_dict: Any,
@@ -253,38 +253,38 @@ def loaded_states(
 
     See ``DistributedOptimizer.load_state_dict`` and ``load_into_inners``.
     """
-    check_before(context, parameters, all_rows=False)
+    check_before(run, parameters, all_rows=False)
     several = isinstance(state_dict, Mapping) and "optimizers" in state_dict
     dicts = state_dict["optimizers"] if several else [state_dict]
     return load_into_inners(parameters, inners, dicts)
 
 
-def put(context: Context, parameters: ParameterSet, states: States) -> None:
+def put(run: Run, parameters: ParameterSet, states: States) -> None:
     """Makes trainer 0's weights, and loaded state, those of the servers. Collective."""
-    context.barrier()
-    if context.trainer_rank == 0:
+    run.barrier()
+    if run.trainer_rank == 0:
         refresh(parameters)
         store(parameters, states)
-    take_in(context, parameters)
+    take_in(run, parameters)
 
 
 def replace_weights(
-    context: Context,
+    run: Run,
     parameters: ParameterSet,
     inners: Sequence[torch.optim.Optimizer],
     all_rows: bool,
 ) -> None:
     """Sends what was written; see ``DistributedOptimizer.store_model``."""
-    check_before(context, parameters, all_rows)
-    context.barrier()
-    if context.trainer_rank == 0:
+    check_before(run, parameters, all_rows)
+    run.barrier()
+    if run.trainer_rank == 0:
         states = by_parameter(inners, fetch(parameters, inners))
         refresh(parameters, all_rows)
         store(parameters, states)
-    take_in(context, parameters)
+    take_in(run, parameters)
 
 
-def check_before(context: Context, parameters: Trained, all_rows: bool) -> None:
+def check_before(run: Run, parameters: Trained, all_rows: bool) -> None:
     """Checks what trainer 0 is about to send.
 
     After the first barrier a refusal would leave the others waiting in the second.
@@ -293,13 +293,13 @@ def check_before(context: Context, parameters: Trained, all_rows: bool) -> None:
         ModelChangedError: see ``check_written``.
     """
     parameters.check_kept()
-    if context.trainer_rank == 0 and not all_rows:
+    if run.trainer_rank == 0 and not all_rows:
         check_written(parameters)
 
 
-def take_in(context: Context, parameters: ParameterSet) -> None:
+def take_in(run: Run, parameters: ParameterSet) -> None:
     """Waits until trainer 0 has sent its values, and takes them in."""
-    context.barrier()
-    parameters.tables_current = context.trainer_rank == 0
+    run.barrier()
+    parameters.tables_current = run.trainer_rank == 0
     parameters.accept_changes()
     parameters.join()

@@ -25,6 +25,8 @@ _WORDS |= {"0": False, "false": False, "no": False, "off": False}
 
 MAX_THREADS = 1024
 MAX_BYTES = 2**63 - 1
+# Of gradients that travel together: torch's DistributedDataParallel found it enough.
+DEFAULT_BUCKET_BYTES = 25 << 20
 
 
 def nearest(word: str, valid: Iterable[str]) -> str:

@@ -7,8 +7,7 @@ from __future__ import annotations
 from dataclasses import field
 from typing import ClassVar
 
-from torch_cpudist.collective.buckets import DEFAULT_BYTES
-from torch_cpudist.settings.fields import MAX_BYTES, settings
+from torch_cpudist.settings.fields import DEFAULT_BUCKET_BYTES, MAX_BYTES, settings
 from torch_cpudist.strategies.base import Strategy
 
 
@@ -35,7 +34,8 @@ class AllReduce(Strategy):
     takes_devices: ClassVar[bool] = True
 
     bucket_bytes: int = field(
-        default=DEFAULT_BYTES, metadata={"least": 1, "most": MAX_BYTES, "unit": "bytes"}
+        default=DEFAULT_BUCKET_BYTES,
+        metadata={"least": 1, "most": MAX_BYTES, "unit": "bytes"},
     )
     compression: str = field(default="none", metadata={"choices": ("none", "bf16")})
 

@@ -5,16 +5,14 @@
 from __future__ import annotations
 
 from dataclasses import field
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from torch_cpudist.errors import ConfigurationError
 from torch_cpudist.settings.communicator import Communicator
 from torch_cpudist.settings.delay_compensation import DelayCompensation
 from torch_cpudist.settings.fields import MAX_BYTES, settings
-from torch_cpudist.strategies.base import Strategy, Updates
-
-if TYPE_CHECKING:
-    from torch_cpudist.launch.layout import Trainers
+from torch_cpudist.settings.updates import Trainers, Updates
+from torch_cpudist.strategies.base import Strategy
 
 _MAX_MERGE = 2
 

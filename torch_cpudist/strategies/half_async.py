@@ -7,7 +7,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from torch_cpudist.errors import ConfigurationError
 from torch_cpudist.settings.communicator import (
@@ -16,10 +16,8 @@ from torch_cpudist.settings.communicator import (
     check_without_queue,
 )
 from torch_cpudist.settings.fields import settings
-from torch_cpudist.strategies.base import Strategy, Updates
-
-if TYPE_CHECKING:
-    from torch_cpudist.launch.layout import Trainers
+from torch_cpudist.settings.updates import Trainers, Updates
+from torch_cpudist.strategies.base import Strategy
 
 Groups = tuple[tuple[int, ...], ...]
 

@@ -6,23 +6,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import field, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from torch_cpudist.errors import ConfigurationError, UnsupportedOptimizerError
 from torch_cpudist.settings import fields as config
 from torch_cpudist.settings.clip import Clip, ClipNorm
 from torch_cpudist.settings.fields import Server, Sharding, settings
 from torch_cpudist.settings.replicas import Replicas
+from torch_cpudist.settings.updates import Trainers, Updates
 from torch_cpudist.strategies.allreduce import AllReduce
 from torch_cpudist.strategies.asynchronous import Async
-from torch_cpudist.strategies.base import Strategy, Updates, kind_named
+from torch_cpudist.strategies.base import Strategy, kind_named
 from torch_cpudist.strategies.geo import Geo
 from torch_cpudist.strategies.local_sgd import LocalSGD
 from torch_cpudist.strategies.reduce import Reduce
 from torch_cpudist.strategies.sync import Sync
-
-if TYPE_CHECKING:
-    from torch_cpudist.launch.layout import Trainers
 
 _CHOICES: dict[str, tuple[type[Strategy], ...]] = {
     "dense": (AllReduce, Reduce, Sync, LocalSGD),

@@ -5,14 +5,12 @@
 from __future__ import annotations
 
 from dataclasses import field
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from torch_cpudist.settings.fields import settings
 from torch_cpudist.settings.outer import Outer
-from torch_cpudist.strategies.base import Strategy, Updates
-
-if TYPE_CHECKING:
-    from torch_cpudist.launch.layout import Trainers
+from torch_cpudist.settings.updates import Trainers, Updates
+from torch_cpudist.strategies.base import Strategy
 
 
 @settings

@@ -12,12 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torch_cpudist import _core
+from torch_cpudist.collective.shared_group import shared_group
 from torch_cpudist.data.reading.settings import Reading
 from torch_cpudist.data.reading.sharing import Share
 from torch_cpudist.errors import ConfigMismatchError, ConfigurationError
 from torch_cpudist.launch import context
-from torch_cpudist.launch.context import Context
 from torch_cpudist.launch.endpoints import own_address, reachable
+from torch_cpudist.launch.run import Run
 from torch_cpudist.machine import host
 
 INSTANCE_KEY = -1
@@ -89,7 +90,7 @@ def exchange_records(
     )
 
 
-def _check(here: Context, share: Share) -> None:
+def _check(here: Run, share: Share) -> None:
     if share != (here.trainer_rank, here.trainer_count):
         raise ConfigurationError(
             f"global_shuffle: this dataset reads share {share}, expected the trainer's "
@@ -108,7 +109,7 @@ def _digest(reading: Reading, seed: int, key: int | None) -> str:
     return hashlib.sha256(facts.encode()).hexdigest()
 
 
-def _gather(here: Context, told: dict[str, Any]) -> list[dict[str, Any]]:
+def _gather(here: Run, told: dict[str, Any]) -> list[dict[str, Any]]:
     """What all trainers tell, as JSON in words of 8 bytes."""
     text = json.dumps(told).encode()
     if len(text) > _TOLD_BYTES:
@@ -119,8 +120,8 @@ def _gather(here: Context, told: dict[str, Any]) -> list[dict[str, Any]]:
     words: NDArray[np.int64] = np.frombuffer(
         text.ljust(_TOLD_BYTES), dtype=np.int64
     ).copy()
-    group = here.trainers_group()
+    group = shared_group(here)
     return [
         json.loads(one.astype(np.int64).tobytes())
-        for one in group.gather(here, "global_shuffle()", words)
+        for one in group.gather("global_shuffle()", words)
     ]
