@@ -1,5 +1,6 @@
 # Copyright (c) 2026 The torch_cpudist authors.
 # SPDX-License-Identifier: BSD-3-Clause
+# long: one class, whose docstrings are what users read.
 """``DistributedOptimizer``: a torch optimizer whose updates run on the servers."""
 
 from __future__ import annotations
