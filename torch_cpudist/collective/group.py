@@ -57,9 +57,7 @@ class CollectiveGroup:
     of one makes none. Not thread-safe.
     """
 
-    def __init__(
-        self, run: Run, owner: str, device: torch.device = CPU
-    ) -> None:
+    def __init__(self, run: Run, owner: str, device: torch.device = CPU) -> None:
         """Makes the group. Collective.
 
         Args:
