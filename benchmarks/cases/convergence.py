@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Case ``convergence``: what every strategy learns from the same samples.
 
-Trains examples/flights/flights.py and examples/word2vec/word2vec.py, each run in fresh processes. Runs
+Trains the examples flights and word2vec, each run in fresh processes. Runs
 are kept in ``--runs``, one line each: what is there is not trained again, so that a
 study can go on where it ended. ``plot_convergence.py`` draws that file.
 """

@@ -3,7 +3,7 @@
 """Case ``word2vec``: word vectors on GCIDE, ours beside torch, DDP and gensim.
 
 Every row trains on the same text, thinned out alike, for the same epochs. A row of ours
-is examples/word2vec/word2vec.py itself, which any torchrun can start, on several hosts too. With
+is the example word2vec itself, which any torchrun can start, on several hosts too. With
 ``--rate`` each trainer is on a host of its own, whose cable passes so much.
 """
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Peer of the case ``cnn``: plain torch, one process, or DDP over gloo under torchrun.
 
-The same network, pictures, batches and optimizer as examples/fashion_mnist/fashion_mnist.py, which is
+The same network, pictures, batches and optimizer as the example fashion_mnist, which is
 told with the same options.
 """
 
@@ -18,7 +18,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples"))
+sys.path.insert(
+    0, str(Path(__file__).resolve().parents[2] / "examples" / "fashion_mnist")
+)
 
 from fashion_mnist import (
     Data,

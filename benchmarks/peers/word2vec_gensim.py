@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Peer of the case ``word2vec``: gensim's own trainer, whose loops are in C.
 
-The same text, window, negatives, thinning and dimension as examples/word2vec/word2vec.py, which
+The same text, window, negatives, thinning and dimension as the example word2vec, which
 is told with the same options; its own learning rate. It reads the sentences from a file
 (``corpus_file``): then no Python runs between words.
 """
@@ -15,7 +15,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples" / "word2vec"))
 
 import numpy as np
 from gensim.models import Word2Vec

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Peer of the case ``word2vec``: plain torch, or DDP over gloo under torchrun.
 
-The same model, batches and optimizers as examples/word2vec/word2vec.py, which is told with the
+The same model, batches and optimizers as the example word2vec, which is told with the
 same options.
 """
 
@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 HERE = Path(__file__).resolve()
-sys.path[:0] = [str(HERE.parents[2] / "examples"), str(HERE.parents[1])]
+sys.path[:0] = [str(HERE.parents[2] / "examples" / "word2vec"), str(HERE.parents[1])]
 
 import usage  # noqa: E402
 from word2vec import (  # noqa: E402

@@ -4,7 +4,8 @@
 
 python examples/fashion_mnist/fashion_mnist.py
 CPU_NUM=2 python examples/fashion_mnist/fashion_mnist.py
-CPUDIST_BACKEND=gloo torchrun --standalone --nproc-per-node=2 examples/fashion_mnist/fashion_mnist.py
+CPUDIST_BACKEND=gloo torchrun --standalone --nproc-per-node=2 \\
+    examples/fashion_mnist/fashion_mnist.py
 
 Replicas and trainers share one batch of the same size, so every layout makes the same
 steps on the same pictures. CPUDIST_STRATEGY chooses another strategy than AllReduce.

@@ -1,6 +1,6 @@
 # Copyright (c) 2026 The torch_cpudist authors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""examples/word2vec/word2vec.py and the benchmark case beside it, on a small made-up text."""
+"""The example word2vec and the benchmark case beside it, on a small made-up text."""
 
 from __future__ import annotations
 
