@@ -1,11 +1,13 @@
 // Copyright (c) 2026 The torch_cpudist authors.
 // SPDX-License-Identifier: BSD-3-Clause
 //
-// Sending requests and matching replies. Waiting stands in client_wait.cpp, links and liveness in
-// client_monitor.cpp.
+// long: one class, whose three parts share one mutex
+// Requests and replies, how a thread waits for them, and the thread that keeps the links alive.
 #include "client/session.h"
 
 #include <algorithm>
+#include <optional>
+#include <set>
 #include <utility>
 
 namespace cpudist::client {
@@ -63,11 +65,44 @@ const char* name_of(wire::FrameKind kind) {
 
 namespace {
 
+using std::chrono::milliseconds;
+
+constexpr auto kPollInterval = milliseconds(50);
+// One attempt to reach a server that has not answered yet; others get their turn in between.
+constexpr auto kFirstAttempt = milliseconds(2000);
+constexpr auto kRetryPause = milliseconds(20);
+constexpr uint64_t kBeatsPerLiveness = 5;
+// Bytes count as heard when they are noticed: the time between two looks is added to a silence.
+constexpr uint64_t kLooksPerLiveness = 20;
+
 bool is_sequenced(wire::FrameKind kind) {
   return kind >= wire::FrameKind::kOpen && kind <= wire::FrameKind::kGoodbye;
 }
 
 bool is_inproc(const std::string& address) { return address.starts_with("inproc:"); }
+
+double seconds_between(TimePoint from, TimePoint to) {
+  return std::chrono::duration<double>(to - from).count();
+}
+
+std::string in_seconds(uint64_t ms) {
+  return ms % 1000 == 0 ? std::to_string(ms / 1000) + " s" : std::to_string(ms) + " ms";
+}
+
+std::string list_trainers(const std::set<uint32_t>& ranks) {
+  if (ranks.empty()) return "other trainers";
+  std::string text = ranks.size() == 1 ? "trainer" : "trainers";
+  const char* separator = " ";
+  for (const uint32_t rank : ranks) {
+    text += separator + std::to_string(rank);
+    separator = ", ";
+  }
+  return text;
+}
+
+milliseconds beat_interval(const ClientOptions& options) {
+  return milliseconds(std::max<uint64_t>(options.liveness_ms / kBeatsPerLiveness, 1));
+}
 
 }  // namespace
 
@@ -370,6 +405,400 @@ void Session::add_stats(ClientStats* stats) const {
     stats->bytes_sent += link.connection->bytes_sent();
     stats->bytes_received += link.connection->bytes_received();
   }
+}
+
+// ---- waiting ------------------------------------------------------------------------------------
+// A thread that waits serves its own requests meanwhile (probes, repeats, deadlines, progress
+// messages) and looks for an interrupt every 50 ms.
+
+void Session::wait(std::span<const RequestPtr> requests, Caller caller) {
+  const TimePoint started = Clock::now();
+  try {
+    wait_settled(requests, TimePoint::max(), caller);
+  } catch (const Error&) {
+    const std::lock_guard lock(mutex_);
+    for (const RequestPtr& request : requests) {
+      // Nothing of an idempotent request is worth waiting for later; sequenced ones stay.
+      if (request->header.sequence == 0) requests_.erase(request->header.request_id);
+    }
+    throw;
+  }
+  const std::lock_guard lock(mutex_);
+  const double waited_s = caller == Caller::kUser ? seconds_between(started, Clock::now()) : 0.0;
+  stats_.wait_s += waited_s;
+  const bool round = std::any_of(requests.begin(), requests.end(), [](const RequestPtr& request) {
+    return waits_for_trainers(request->header.kind);
+  });
+  if (round) stats_.round_wait_s += waited_s;
+  for (const RequestPtr& request : requests) {
+    if (request->error) throw Error(*request->error);
+  }
+}
+
+void Session::drain(uint64_t limit_ms, Caller caller) {
+  const TimePoint limit = Clock::now() + milliseconds(limit_ms);
+  while (true) {
+    std::vector<RequestPtr> pending;
+    {
+      const std::lock_guard lock(mutex_);
+      for (const Link& link : links_) {
+        if (link.in_flight) pending.push_back(link.in_flight);
+      }
+    }
+    if (pending.empty()) return;
+    wait_settled(std::span(pending).first(1), limit, caller);
+  }
+}
+
+void Session::wait_settled(std::span<const RequestPtr> requests, TimePoint limit, Caller caller) {
+  std::unique_lock lock(mutex_);
+  Waiter waiter;
+  waiter.caller = caller;
+  while (!settled(requests)) {
+    throw_failure();
+    const TimePoint now = Clock::now();
+    if (waiter.started == TimePoint()) {
+      waiter.started = now;
+      waiter.poll_next = now + kPollInterval;
+      waiter.log_next = now + milliseconds(options_.straggler_log_ms);
+    }
+    if (now > limit) {
+      throw Error(ErrorCode::kTimeout, straggler_text(requests, waiter, now));
+    }
+    check_deadlines(requests, waiter, now);
+    serve_wait(requests, waiter, lock);
+  }
+}
+
+bool Session::answered(std::span<const RequestPtr> requests) const {
+  const std::lock_guard lock(mutex_);
+  return std::all_of(requests.begin(), requests.end(),
+                     [](const RequestPtr& request) { return request->done && !request->error; });
+}
+
+void Session::give_up(std::span<const RequestPtr> requests) {
+  const std::lock_guard lock(mutex_);
+  for (const RequestPtr& request : requests) requests_.erase(request->header.request_id);
+}
+
+bool Session::refused(std::span<const RequestPtr> requests) const {
+  const std::lock_guard lock(mutex_);
+  return std::any_of(requests.begin(), requests.end(),
+                     [](const RequestPtr& request) { return request->error.has_value(); });
+}
+
+bool Session::settled(std::span<const RequestPtr> requests) const {
+  bool all = true;
+  for (const RequestPtr& request : requests) {
+    if (request->error) return true;
+    all = all && request->done;
+  }
+  return all;
+}
+
+void Session::serve_wait(std::span<const RequestPtr> requests, Waiter& waiter,
+                         std::unique_lock<std::mutex>& lock) {
+  const uint64_t shortest = std::min(options_.probe_ms, options_.resend_ms);
+  const auto slice =
+      std::clamp<milliseconds>(milliseconds(shortest), milliseconds(1), kPollInterval);
+  // Links that came back while nobody waited have left marks on the requests.
+  auto frames = due_frames(requests, Clock::now());
+  if (frames.empty() && !settled(requests)) {
+    answered_.wait_for(lock, slice);
+    if (settled(requests)) return;
+    frames = due_frames(requests, Clock::now());
+  }
+  const TimePoint now = Clock::now();
+  const bool poll = now >= waiter.poll_next;
+  if (poll) waiter.poll_next = now + kPollInterval;
+  std::string text;
+  if (now >= waiter.log_next) {
+    waiter.log_next = now + milliseconds(options_.straggler_log_ms);
+    text = straggler_text(requests, waiter, now);
+  }
+  if (frames.empty() && !poll && text.empty()) return;
+  lock.unlock();
+  for (Outgoing& outgoing : frames) outgoing.connection->send(std::move(outgoing.frame));
+  if (!text.empty() && options_.log) options_.log(0, text);
+  const bool interrupted =
+      poll && waiter.caller == Caller::kUser && options_.interrupted && options_.interrupted();
+  lock.lock();
+  if (interrupted) throw Error(ErrorCode::kInterrupted, "the wait was interrupted by a signal");
+}
+
+std::vector<Session::Outgoing> Session::due_frames(std::span<const RequestPtr> requests,
+                                                   TimePoint now) {
+  std::vector<Outgoing> frames;
+  for (const RequestPtr& request : requests) {
+    Link& link = links_.at(request->server);
+    if (request->done || link.state != LinkState::kOpen) continue;
+    const bool sequenced = request->header.sequence != 0;
+    const auto since = now - request->sent;
+    const bool repeat =
+        !sequenced && !link.connection->reliable() && since >= milliseconds(options_.resend_ms);
+    if (request->must_send || repeat) {
+      if (!request->has_kept) {
+        request->error =
+            Error(ErrorCode::kPeerLost, describe(link) + " closed the in-process link during a " +
+                                            name_of(request->header.kind));
+        finish(*request);
+        continue;
+      }
+      if (!may_send_again(*request, link)) return {};
+      frames.push_back({link.connection, wire::Frame{request->header, request->kept.share()}});
+      ++stats_.resent;
+    } else if (sequenced && (request->must_probe || since >= milliseconds(options_.probe_ms))) {
+      wire::FrameHeader probe = request->header;
+      probe.kind = wire::FrameKind::kProbe;
+      probe.coded = false;
+      frames.push_back({link.connection, wire::Frame{probe, Buffer()}});
+    } else {
+      continue;
+    }
+    request->must_send = request->must_probe = false;
+    request->sent = now;
+  }
+  return frames;
+}
+
+bool Session::may_send_again(Request& request, Link& link) {
+  const bool retry = request.sent_on != 0 && request.sent_on != link.opened;
+  request.sent_on = link.opened;
+  if (!retry || ++request.retries <= options_.rpc_retries) return true;
+  lose(link, std::string("its connection broke ") + std::to_string(request.retries) +
+                 " times before a " + name_of(request.header.kind) +
+                 " was answered; CPUDIST_RPC_RETRIES is " + std::to_string(options_.rpc_retries));
+  return false;
+}
+
+void Session::check_deadlines(std::span<const RequestPtr> requests, const Waiter& waiter,
+                              TimePoint now) const {
+  for (const RequestPtr& request : requests) {
+    if (request->done) continue;
+    const Link& link = links_.at(request->server);
+    const std::string what = std::string(name_of(request->header.kind)) + " at " + describe(link);
+    // A server that answers probes is at work; only silence about the request counts here.
+    if (now - std::max(request->heard, waiter.started) > milliseconds(options_.rpc_deadline_ms)) {
+      throw Error(ErrorCode::kTimeout, what + ": no answer within " +
+                                           in_seconds(options_.rpc_deadline_ms) +
+                                           " (CPUDIST_RPC_DEADLINE_MS)");
+    }
+    if (now - waiter.started > milliseconds(options_.round_deadline_ms)) {
+      throw Error(ErrorCode::kTimeout,
+                  straggler_text(requests, waiter, now) + "; the deadline is " +
+                      in_seconds(options_.round_deadline_ms) + " (CPUDIST_ROUND_DEADLINE_MS)");
+    }
+  }
+}
+
+std::string Session::straggler_text(std::span<const RequestPtr> requests, const Waiter& waiter,
+                                    TimePoint now) const {
+  std::set<uint32_t> ranks;
+  std::string servers;
+  std::string what;
+  for (const RequestPtr& request : requests) {
+    if (request->done) continue;
+    what = name_of(request->header.kind);
+    servers += (servers.empty() ? "" : ", ") + describe(links_.at(request->server));
+    ranks.insert(request->waiting_for.begin(), request->waiting_for.end());
+  }
+  const auto waited = std::chrono::duration_cast<milliseconds>(now - waiter.started);
+  return what + ": waited " + in_seconds(static_cast<uint64_t>(waited.count()) / 1000 * 1000) +
+         " for " + list_trainers(ranks) + " at " + servers;
+}
+
+// ---- links and liveness -------------------------------------------------------------------------
+// The client's own thread connects, says hello, sends heartbeats, notices silence and replaces
+// broken links. It never touches requests beyond marking them.
+
+void Session::connect() {
+  std::unique_lock lock(mutex_);
+  throw_failure();
+  if (started_) throw Error(ErrorCode::kInvalidArgument, "client: connect() was called before");
+  const TimePoint now = Clock::now();
+  started_ = true;
+  for (Link& link : links_) {
+    link.give_up = now + milliseconds(options_.connect_deadline_ms);
+    link.try_next = now;
+  }
+  beat_last_ = now;
+  beat_next_ = now + beat_interval(options_);
+  monitor_ = std::thread([this] { monitor(); });
+  const auto all_open = [this] {
+    return std::all_of(links_.begin(), links_.end(),
+                       [](const Link& link) { return link.ever_open; });
+  };
+  while (!all_open()) {
+    throw_failure();
+    answered_.wait_for(lock, milliseconds(50));
+    if (!options_.interrupted) continue;
+    lock.unlock();
+    const bool interrupted = options_.interrupted();
+    lock.lock();
+    if (interrupted) throw Error(ErrorCode::kInterrupted, "connect: interrupted by a signal");
+  }
+  throw_failure();
+}
+
+void Session::monitor() {
+  std::unique_lock lock(mutex_);
+  while (!stopping_) {
+    for (Link& link : links_) {
+      if (failure_ || stopping_) break;
+      const TimePoint now = Clock::now();
+      const bool down = link.state == LinkState::kBroken || link.state == LinkState::kHandshake;
+      if (down && now >= link.give_up) {
+        lose(link, link.trouble.empty() ? "it does not answer a hello" : link.trouble);
+      } else if (link.state == LinkState::kBroken && now >= link.try_next) {
+        revive(link, lock);
+      } else if (link.state == LinkState::kHandshake) {
+        repeat_hello(link, lock, now);
+      }
+    }
+    beat(lock, Clock::now());
+    if (stopping_) break;
+    changed_.wait_until(lock, next_wakeup(Clock::now()));
+  }
+}
+
+TimePoint Session::next_wakeup(TimePoint now) const {
+  const auto look = milliseconds(std::max<uint64_t>(options_.liveness_ms / kLooksPerLiveness, 1));
+  TimePoint next = std::min(beat_next_, now + look);
+  if (failure_) return next;
+  for (const Link& link : links_) {
+    if (link.state == LinkState::kOpen) {
+      next = std::min(next, link.heard + milliseconds(options_.liveness_ms + 1));
+    } else if (link.state == LinkState::kBroken) {
+      next = std::min({next, link.try_next, link.give_up});
+    } else if (link.state == LinkState::kHandshake) {
+      next = std::min({next, link.give_up, now + kRetryPause});
+    }
+  }
+  return next;
+}
+
+void Session::beat(std::unique_lock<std::mutex>& lock, TimePoint now) {
+  const auto interval = beat_interval(options_);
+  // A process that was stopped itself has heard nobody; that is not the servers' silence.
+  const bool was_away = now - beat_last_ > 3 * interval;
+  beat_last_ = now;
+  const bool due = now >= beat_next_;
+  if (due) beat_next_ = now + interval;
+  std::vector<std::shared_ptr<transport::Connection>> connections;
+  for (Link& link : links_) {
+    if (link.state != LinkState::kOpen) continue;
+    const uint64_t bytes = link.connection->bytes_moved();
+    if (was_away || bytes != link.bytes_seen) link.heard = std::max(link.heard, now);
+    link.bytes_seen = bytes;
+    if (!failure_ && now - link.heard > milliseconds(options_.liveness_ms)) {
+      lose(link,
+           "silent for " + std::to_string(options_.liveness_ms) + " ms (CPUDIST_LIVENESS_MS)");
+    } else if (due) {
+      connections.push_back(link.connection);
+    }
+  }
+  if (connections.empty()) return;
+  lock.unlock();
+  for (const auto& connection : connections) {
+    connection->send(wire::Frame{make_header(wire::FrameKind::kHeartbeat), Buffer()});
+  }
+  lock.lock();
+}
+
+void Session::revive(Link& link, std::unique_lock<std::mutex>& lock) {
+  const TimePoint deadline =
+      link.ever_open ? link.give_up : std::min(link.give_up, Clock::now() + kFirstAttempt);
+  std::shared_ptr<transport::Connection> connection;
+  std::string trouble;
+  std::string used;
+  std::optional<ErrorCode> code;
+  lock.unlock();
+  for (const std::string& address : link.addresses) {  // fixed after construction
+    try {
+      connection = connector_->connect(address, deadline);
+      used = address;
+      break;
+    } catch (const Error& error) {
+      trouble = error.what();
+      code = error.code();
+    }
+  }
+  lock.lock();
+  if (!connection) {
+    link.trouble = trouble;
+    link.gone = code == ErrorCode::kPeerLost || code == ErrorCode::kClosed;
+    link.try_next = Clock::now() + kRetryPause;
+    if (code == ErrorCode::kPeerLost && !stopping_ && !failure_) lose(link, trouble);
+    // The rank has ended for good, maybe because of a loss that is to be named first.
+    const auto grace = milliseconds(options_.reconnect_grace_ms);
+    if (code == ErrorCode::kClosed) link.give_up = std::min(link.give_up, Clock::now() + grace);
+    return;
+  }
+  if (stopping_ || failure_) {
+    lock.unlock();
+    connection->close("the client is closed");
+    lock.lock();
+    return;
+  }
+  link.connection = connection;
+  link.address = used;
+  link.state = LinkState::kHandshake;
+  link.bytes_seen = 0;
+  link.heard = link.hello_sent = Clock::now();
+  wire::Frame hello = make_hello(link);
+  lock.unlock();
+  connection->send(std::move(hello));
+  const bool dead = connection->closed();
+  lock.lock();
+  // on_close may have come before the link knew the connection.
+  if (dead && link.connection == connection && link.state != LinkState::kClosed) {
+    link.connection.reset();
+    link.state = LinkState::kBroken;
+    link.try_next = Clock::now() + kRetryPause;
+  }
+}
+
+void Session::repeat_hello(Link& link, std::unique_lock<std::mutex>& lock, TimePoint now) {
+  const auto pause =
+      std::min(milliseconds(options_.resend_ms), milliseconds(options_.reconnect_grace_ms / 5 + 1));
+  if (link.connection->reliable() || now - link.hello_sent < pause) return;
+  link.hello_sent = now;
+  const auto connection = link.connection;
+  wire::Frame hello = make_hello(link);
+  lock.unlock();
+  connection->send(std::move(hello));
+  lock.lock();
+}
+
+void Session::lose(Link& link, const std::string& why) {
+  link.state = LinkState::kClosed;
+  if (link.ever_open || link.gone) {
+    fail(Error(ErrorCode::kPeerLost, describe(link) + " was lost: " + why));
+    return;
+  }
+  fail(Error(ErrorCode::kAddress, describe(link) + " could not be reached within " +
+                                      std::to_string(options_.connect_deadline_ms) +
+                                      " ms: " + why));
+}
+
+void Session::on_close(const std::shared_ptr<transport::Connection>& connection,
+                       const std::string& reason) {
+  const std::lock_guard lock(mutex_);
+  Link* link = find_link(connection.get());
+  if (link == nullptr) return;
+  link->closed_bytes_sent += connection->bytes_sent();
+  link->closed_bytes_received += connection->bytes_received();
+  link->connection.reset();
+  if (link->state == LinkState::kClosed) return;
+  const TimePoint now = Clock::now();
+  if (link->state == LinkState::kOpen) {
+    link->give_up = now + milliseconds(options_.reconnect_grace_ms);
+  }
+  link->state = LinkState::kBroken;
+  link->trouble = reason;
+  link->try_next = now;
+  changed_.notify_all();
+  answered_.notify_all();
 }
 
 }  // namespace cpudist::client
