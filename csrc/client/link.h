@@ -66,20 +66,4 @@ struct Link {
   RequestPtr in_flight;  // the sequenced request that the server has, or nothing
 };
 
-// True for requests that other trainers may hold up.
-inline bool waits_for_trainers(wire::FrameKind kind) {
-  switch (kind) {
-    case wire::FrameKind::kReady:
-    case wire::FrameKind::kPush:
-    case wire::FrameKind::kCommit:
-    case wire::FrameKind::kJoin:
-    case wire::FrameKind::kBarrier:
-      return true;
-    default:
-      return false;
-  }
-}
-
-const char* name_of(wire::FrameKind kind);
-
 }  // namespace cpudist::client

@@ -12,57 +12,6 @@
 
 namespace cpudist::client {
 
-const char* name_of(wire::FrameKind kind) {
-  switch (kind) {
-    case wire::FrameKind::kHello:
-      return "hello";
-    case wire::FrameKind::kHeartbeat:
-      return "heartbeat";
-    case wire::FrameKind::kHeartbeatAck:
-      return "heartbeat answer";
-    case wire::FrameKind::kError:
-      return "error";
-    case wire::FrameKind::kOpen:
-      return "open";
-    case wire::FrameKind::kStore:
-      return "store";
-    case wire::FrameKind::kReady:
-      return "ready";
-    case wire::FrameKind::kPush:
-      return "push";
-    case wire::FrameKind::kCommit:
-      return "commit";
-    case wire::FrameKind::kLeave:
-      return "leave";
-    case wire::FrameKind::kJoin:
-      return "join";
-    case wire::FrameKind::kBarrier:
-      return "barrier";
-    case wire::FrameKind::kClose:
-      return "close";
-    case wire::FrameKind::kGoodbye:
-      return "goodbye";
-    case wire::FrameKind::kProbe:
-      return "probe";
-    case wire::FrameKind::kProbeReply:
-      return "probe reply";
-    case wire::FrameKind::kPullRows:
-      return "pull";
-    case wire::FrameKind::kPullDense:
-      return "dense pull";
-    case wire::FrameKind::kFetchState:
-      return "fetch";
-    case wire::FrameKind::kReply:
-      return "reply";
-    case wire::FrameKind::kShuffle:
-    case wire::FrameKind::kShuffleEnd:
-    case wire::FrameKind::kShuffleDone:
-    case wire::FrameKind::kShuffleAck:
-      return "shuffle";
-  }
-  return "unknown frame";
-}
-
 namespace {
 
 using std::chrono::milliseconds;
@@ -74,10 +23,6 @@ constexpr auto kRetryPause = milliseconds(20);
 constexpr uint64_t kBeatsPerLiveness = 5;
 // Bytes count as heard when they are noticed: the time between two looks is added to a silence.
 constexpr uint64_t kLooksPerLiveness = 20;
-
-bool is_sequenced(wire::FrameKind kind) {
-  return kind >= wire::FrameKind::kOpen && kind <= wire::FrameKind::kGoodbye;
-}
 
 bool is_inproc(const std::string& address) { return address.starts_with("inproc:"); }
 
@@ -200,7 +145,7 @@ RequestPtr Session::send(uint32_t server, wire::FrameKind kind, uint32_t param_s
     throw_failure();
     if (!started_) throw Error(ErrorCode::kInvalidArgument, "client: connect() was not called");
     Link& link = links_.at(server);
-    if (is_sequenced(kind)) {
+    if (wire::traits_of(kind).sequenced) {
       if (link.in_flight) {
         throw Error(ErrorCode::kInternal,
                     std::string("client: two requests in flight to ") + describe(link));
@@ -427,7 +372,7 @@ void Session::wait(std::span<const RequestPtr> requests, Caller caller) {
   const double waited_s = caller == Caller::kUser ? seconds_between(started, Clock::now()) : 0.0;
   stats_.wait_s += waited_s;
   const bool round = std::any_of(requests.begin(), requests.end(), [](const RequestPtr& request) {
-    return waits_for_trainers(request->header.kind);
+    return wire::traits_of(request->header.kind).waits;
   });
   if (round) stats_.round_wait_s += waited_s;
   for (const RequestPtr& request : requests) {

@@ -26,16 +26,6 @@ void Server::Impl::on_frame(const std::shared_ptr<transport::Connection>& connec
     shared.peers.confirm_goodbye(frame.header.rank);
 }
 
-namespace {
-
-// Requests whose payloads, or whose replies', carry keys and values of every step.
-bool may_be_coded(wire::FrameKind kind) {
-  return kind == wire::FrameKind::kPush || kind == wire::FrameKind::kPullRows ||
-         kind == wire::FrameKind::kPullDense;
-}
-
-}  // namespace
-
 // Throws only for what must close the connection.
 void Server::Impl::dispatch(const Link& connection, wire::Frame& frame, Outbox& outbox) {
   if (frame.header.kind == wire::FrameKind::kHello) {
@@ -43,9 +33,13 @@ void Server::Impl::dispatch(const Link& connection, wire::Frame& frame, Outbox& 
     return;
   }
   const uint32_t rank = shared.peers.identify(connection, frame.header);
-  if (frame.header.coded && !may_be_coded(frame.header.kind)) {
-    throw Error(ErrorCode::kProtocol, "a coded frame of kind " +
-                                          std::to_string(static_cast<unsigned>(frame.header.kind)));
+  const wire::FrameTraits& kind = wire::traits_of(frame.header.kind);
+  if (frame.header.coded && !kind.coded) {
+    throw Error(ErrorCode::kProtocol, std::string("a coded frame of kind ") + kind.name);
+  }
+  if (kind.sequenced) {
+    sequenced(connection, frame, outbox);
+    return;
   }
   switch (frame.header.kind) {
     case wire::FrameKind::kError:
@@ -66,22 +60,9 @@ void Server::Impl::dispatch(const Link& connection, wire::Frame& frame, Outbox& 
     case wire::FrameKind::kFetchState:
       read(connection, frame, outbox);
       return;
-    case wire::FrameKind::kOpen:
-    case wire::FrameKind::kStore:
-    case wire::FrameKind::kReady:
-    case wire::FrameKind::kPush:
-    case wire::FrameKind::kCommit:
-    case wire::FrameKind::kLeave:
-    case wire::FrameKind::kJoin:
-    case wire::FrameKind::kBarrier:
-    case wire::FrameKind::kClose:
-    case wire::FrameKind::kGoodbye:
-      sequenced(connection, frame, outbox);
-      return;
     default:
       throw Error(ErrorCode::kProtocol,
-                  "a server takes no frame of kind " +
-                      std::to_string(static_cast<unsigned>(frame.header.kind)));
+                  std::string("a server takes no frame of kind ") + kind.name);
   }
 }
 

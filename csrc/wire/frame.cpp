@@ -85,10 +85,7 @@ FrameHeader decode_header(const uint8_t* bytes, uint64_t payload_limit_bytes) {
   }
   const auto field = get<uint16_t>(bytes, 6);
   const unsigned kind = field & ~kCodedBit;
-  if (kind < static_cast<unsigned>(FrameKind::kHello) ||
-      kind > static_cast<unsigned>(FrameKind::kShuffleAck)) {
-    refuse("unknown frame kind " + std::to_string(kind));
-  }
+  if (!known_frame_kind(kind)) refuse("unknown frame kind " + std::to_string(kind));
   const auto role = get<uint16_t>(bytes, 24);
   if (role != static_cast<uint16_t>(Role::kServer) &&
       role != static_cast<uint16_t>(Role::kTrainer)) {

@@ -10,6 +10,7 @@
 #include <cstdint>
 
 #include "base/buffer.h"
+#include "wire/frame_kind.h"
 
 namespace cpudist::wire {
 
@@ -19,40 +20,12 @@ inline constexpr uint32_t kMagic = 0x31445043;  // "CPD1"
 inline constexpr uint16_t kProtocolVersion = 2;
 inline constexpr size_t kHeaderBytes = 64;
 
-enum class FrameKind : uint16_t {
-  kHello = 1,      // first frame of every connection, both ways
-  kHeartbeat = 2,  // either way; answered with kHeartbeatAck
-  kHeartbeatAck = 3,
-  kError = 4,     // reply to any request: ErrorReply; from a client: why it is about to close
-  kOpen = 5,      // sequenced: layout of a parameter set
-  kStore = 6,     // sequenced: initial values or loaded state, in chunks
-  kReady = 7,     // sequenced: trainer 0 has stored all; opens the parameter set for everybody
-  kPush = 8,      // sequenced: gradients of one step
-  kCommit = 9,    // sequenced: second phase of a round with a global norm
-  kLeave = 10,    // sequenced: this trainer's part in rounds ends
-  kJoin = 11,     // sequenced: three steps, see messages.h
-  kBarrier = 12,  // sequenced
-  kClose = 13,    // sequenced: drop a parameter set (last trainer frees it)
-  kGoodbye = 14,  // sequenced: this trainer is done for good
-  kProbe = 15,    // "did you get sequence n?": answered with kProbeReply or the reply itself
-  kProbeReply = 16,
-  kPullRows = 17,    // idempotent
-  kPullDense = 18,   // idempotent
-  kFetchState = 19,  // idempotent: weights, optimizer state and counts
-  kReply = 20,       // reply to a request, payload by the request's kind
-  // Between trainers, see data/shuffle_exchange.h.
-  kShuffle = 21,      // sequenced: records
-  kShuffleEnd = 22,   // sequenced: what the stream's records were together
-  kShuffleDone = 23,  // sequenced: the sender's records have all arrived
-  kShuffleAck = 24,   // carries the last number that was taken
-};
-
 // Which process sent a frame.
 enum class Role : uint16_t { kServer = 1, kTrainer = 2 };
 
 struct FrameHeader {
   FrameKind kind = FrameKind::kError;
-  bool coded = false;  // the payload is coded (codec.h), and so is to be the reply's
+  bool coded = false;  // the payload is coded (codec/codec.h), and so is to be the reply's
   uint64_t run_id = 0;
   uint32_t epoch = 0;        // membership number
   uint32_t incarnation = 0;  // of the trainer

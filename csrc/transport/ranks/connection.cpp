@@ -92,8 +92,8 @@ Buffer RankConnection::begin_frame(const wire::FrameHeader& header,
   const bool opening =
       header.kind == wire::FrameKind::kHello || (!server && header.kind == wire::FrameKind::kError);
   if (!accepted_ && !opening) {
-    throw Error(ErrorCode::kProtocol, "the first frame must be a hello, found kind " +
-                                          std::to_string(static_cast<uint16_t>(header.kind)));
+    throw Error(ErrorCode::kProtocol,
+                std::string("the first frame must be a hello, found kind ") + name_of(header.kind));
   }
   const uint64_t limit = lane_->limits().pre_hello_limit_bytes;
   if (!accepted_ && header.length > limit) {

@@ -91,8 +91,8 @@ void TcpConnection::begin_frame() {
   const bool opening = header_.kind == wire::FrameKind::kHello ||
                        (!options_.listener_side && header_.kind == wire::FrameKind::kError);
   if (!accepted_ && !opening) {
-    throw Error(ErrorCode::kProtocol, "the first frame must be a hello, found kind " +
-                                          std::to_string(static_cast<uint16_t>(header_.kind)));
+    throw Error(ErrorCode::kProtocol, std::string("the first frame must be a hello, found kind ") +
+                                          name_of(header_.kind));
   }
   payload_ = options_.handler->payload_memory(header_, options_.pool);
   payload_size_ = static_cast<size_t>(header_.length);

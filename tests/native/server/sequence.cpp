@@ -69,6 +69,20 @@ TEST(server_frames_that_contradict_the_hello_close_the_connection) {
     CHECK_THROWS(trainer.deliver(header, Buffer()), Error);
   }
   CHECK_THROWS(trainer.plain(wire::FrameKind::kReply, 0, Buffer()), Error);
+  const auto refused = [&](wire::FrameKind kind, bool coded, const char* part) {
+    wire::FrameHeader header = trainer.header(kind, wire::kNoParamSet, 51, 0);
+    header.coded = coded;
+    try {
+      trainer.deliver(header, Buffer());
+      CHECK(false);
+    } catch (const Error& error) {
+      CHECK(error.code() == ErrorCode::kProtocol);
+      CHECK(contains(error.what(), part));
+    }
+  };
+  refused(wire::FrameKind::kReply, false, "a server takes no frame of kind reply");
+  refused(wire::FrameKind::kShuffle, false, "a server takes no frame of kind shuffle");
+  refused(wire::FrameKind::kFetchState, true, "a coded frame of kind fetch");
   CHECK(trainer.waits(50));
 }
 

@@ -6,6 +6,8 @@
 
 #include <cstring>
 #include <random>
+#include <set>
+#include <string>
 
 #include "base/crc32c.h"
 #include "support/channel_fixture.h"
@@ -107,6 +109,27 @@ TEST(wire_header_survives_the_round_trip) {
   CHECK_EQ(marked[7], 0x80);
   CHECK(wire::decode_header(marked.data(), 11).coded);
   CHECK(wire::decode_header(marked.data(), 11).kind == header.kind);
+}
+
+TEST(wire_frame_kinds_stand_in_the_table_by_number) {
+  using wire::FrameKind;
+  std::set<std::string> names;
+  for (size_t i = 0; i < wire::kFrameTraits.size(); ++i) {
+    const wire::FrameTraits& traits = wire::kFrameTraits[i];
+    CHECK_EQ(static_cast<size_t>(traits.kind), i + 1);
+    CHECK(&wire::traits_of(traits.kind) == &traits);
+    CHECK(names.insert(traits.name).second);
+    const bool numbered = traits.kind >= FrameKind::kOpen && traits.kind <= FrameKind::kGoodbye;
+    CHECK_EQ(traits.sequenced, numbered);
+    CHECK(numbered || !traits.waits);
+  }
+  CHECK_EQ(std::string(name_of(FrameKind::kPullDense)), "dense pull");
+  for (const unsigned number : {0u, 25u, 0x7fffu}) {
+    CHECK(!wire::known_frame_kind(number));
+    const wire::FrameTraits& none = wire::traits_of(static_cast<FrameKind>(number));
+    CHECK_EQ(std::string(none.name), "unknown");
+    CHECK(!none.sequenced && !none.coded && !none.waits);
+  }
 }
 
 TEST(wire_header_refuses_every_flipped_bit) {
