@@ -1,10 +1,10 @@
 # Copyright (c) 2026 The torch_cpudist authors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Trains a small convolutional network on Fashion-MNIST with all cores of a machine.
+r"""Trains a small convolutional network on Fashion-MNIST with all cores of a machine.
 
 python examples/fashion_mnist/fashion_mnist.py
 CPU_NUM=2 python examples/fashion_mnist/fashion_mnist.py
-CPUDIST_BACKEND=gloo torchrun --standalone --nproc-per-node=2 \\
+CPUDIST_BACKEND=gloo torchrun --standalone --nproc-per-node=2 \
     examples/fashion_mnist/fashion_mnist.py
 
 Replicas and trainers share one batch of the same size, so every layout makes the same
