@@ -37,7 +37,7 @@ native_tests() {
 }
 
 began=$SECONDS
-setup_env plot test models ccl data
+setup_env plot docs test models ccl data
 TABLE+=("$(printf '%-28s %5s s  %s' "environment and build" $((SECONDS - began)) ok)")
 
 # ThreadSanitizer of older compilers does not know where newer kernels put things.
