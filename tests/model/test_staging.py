@@ -19,7 +19,7 @@ from table_cases import alone, sgd, wrap
 from torch import nn
 
 import torch_cpudist as cpudist
-from torch_cpudist.drivers.registry import _check_device
+from torch_cpudist.drivers.registry import check_device
 from torch_cpudist.model import device as devices
 from torch_cpudist.model import staging
 from torch_cpudist.model.dense_memory import check_kept
@@ -235,10 +235,10 @@ def test_strategies_that_train_on_cpus_refuse_a_device(strategy, tables, says):
     table = PlacedTable(0, FoundTable("t", nn.Parameter(torch.zeros(4, 2))), 0)
     placement = Placement([table] if tables else [], [], None, [], CUDA)
     if says is None:
-        _check_device(strategy, placement)
+        check_device(strategy, placement)
     else:
         with pytest.raises(cpudist.UnsupportedModelError, match=says):
-            _check_device(strategy, placement)
+            check_device(strategy, placement)
 
 
 def dense_on(device, name="w"):

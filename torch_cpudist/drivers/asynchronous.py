@@ -5,7 +5,9 @@
 from __future__ import annotations
 
 from torch_cpudist import _core
-from torch_cpudist.drivers.base import ServerDriver, served_rules, whole_samples
+from torch_cpudist.drivers.base import Wrapped, served_rules, whole_samples
+from torch_cpudist.drivers.registry import register
+from torch_cpudist.drivers.server import ServedState, ServerDriver, open_set
 from torch_cpudist.model.placement import Rules
 from torch_cpudist.served.set import ParameterSet
 from torch_cpudist.settings.clip import Clip
@@ -28,9 +30,11 @@ class AsyncDriver(ServerDriver):
     writes them to the model at its next step: nobody else touches the weights.
     """
 
-    def __init__(self, parameters: ParameterSet, strategy: Async) -> None:
+    def __init__(
+        self, strategy: Async, parameters: ParameterSet, made: Wrapped
+    ) -> None:
         """Starts the queue of ``parameters``."""
-        super().__init__(parameters)
+        super().__init__(parameters, ServedState(made, parameters))
         settings = strategy.communicator
         configs = parameters.placement.layout.configs
         parameters.client.start_queue(
@@ -58,3 +62,6 @@ class AsyncDriver(ServerDriver):
     def settle(self) -> None:
         """Waits until every queued push is applied."""
         self._parameters.client.drain(self._parameters.id)
+
+
+register(Async, opens=open_set, drives=AsyncDriver)

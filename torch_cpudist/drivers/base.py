@@ -8,6 +8,7 @@ import operator
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,6 +16,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from torch_cpudist import _core
+from torch_cpudist.drivers.guard import InnerGuard
 from torch_cpudist.errors import InvalidArgumentError
 from torch_cpudist.model.placement import Rules
 from torch_cpudist.rules.state_parts import States
@@ -55,12 +57,72 @@ def whole_samples(samples: int) -> int:
     return count
 
 
-class Driver(ABC):
-    """Runs a strategy for what one optimizer trains, or a part. Not thread-safe."""
+@dataclass(frozen=True)
+class Wrapped:
+    """What a driver works with, beside its strategy and its parameters.
 
-    def __init__(self, parameters: Trained) -> None:
-        """Drives ``parameters``."""
-        self._trained = parameters
+    Attributes:
+        run: this trainer's.
+        inners: the wrapped optimizers.
+        guard: keeps others from stepping them.
+        states: of their parameters, from before.
+        stepped: those of them that the driver steps.
+        others: parameters of theirs that another driver steps.
+    """
+
+    run: Run
+    inners: Sequence[Optimizer]
+    guard: InnerGuard
+    states: States
+    stepped: Sequence[Optimizer]
+    others: Sequence[torch.Tensor] = ()
+
+
+class StateKeeper(ABC):
+    """Knows where the optimizer state of a driver's parameters is. Not thread-safe."""
+
+    def __init__(self, made: Wrapped, trained: Trained) -> None:
+        """Keeps the state of ``trained``."""
+        self._run = made.run
+        self._inners = made.inners
+        self._trained = trained
+
+    @abstractmethod
+    def fetch(self) -> list[dict[str, Any]]:
+        """Returns a ``state_dict`` for each wrapped optimizer."""
+
+    def load(self, state_dict: Any) -> None:
+        """Loads a ``state_dict``; see ``DistributedOptimizer.load_state_dict``."""
+        states = state_exchange.loaded_states(
+            self._run, self._trained, self._inners, state_dict
+        )
+        self.put(states)
+
+    @abstractmethod
+    def put(self, states: States) -> None:
+        """Takes checked state, and trainer 0's weights, to where they are kept."""
+
+    @abstractmethod
+    def store_model(self, all_rows: bool) -> None:
+        """Sends what was written; see ``DistributedOptimizer.store_model``."""
+
+    @abstractmethod
+    def give_back(self) -> None:
+        """The end: leaves what state the trainer has with the wrapped optimizers."""
+
+    def held(self) -> Sequence[torch.Tensor]:
+        """State that is here, but not in the wrapped optimizers."""
+        return ()
+
+
+class Driver(ABC):
+    """Runs a strategy for what one optimizer trains, or a part. Not thread-safe.
+
+    Attributes:
+        keeper: of the optimizer state.
+    """
+
+    keeper: StateKeeper
 
     @abstractmethod
     def step(
@@ -124,10 +186,6 @@ class Driver(ABC):
         """Hands on what is to be elsewhere when everybody has left."""
         self.settle()
 
-    def held_state(self) -> Sequence[torch.Tensor]:
-        """Optimizer state that is here, but not in the wrapped optimizers."""
-        return ()
-
     def stats(self) -> dict[str, Any]:
         """Counters of this strategy, beside those of the client."""
         return {}
@@ -149,84 +207,3 @@ class Driver(ABC):
     def no_sync(self) -> AbstractContextManager[None]:
         """While it is entered, backward sends nothing; by default it never does."""
         return nullcontext()
-
-    # -- optimizer state ---------------------------------------------------------------
-
-    @abstractmethod
-    def fetch_state(self, inners: Sequence[Optimizer]) -> list[dict[str, Any]]:
-        """Returns a ``state_dict`` for each wrapped optimizer."""
-
-    def load_state(
-        self, run: Run, inners: Sequence[Optimizer], state_dict: Any
-    ) -> None:
-        """Loads a ``state_dict``; see ``DistributedOptimizer.load_state_dict``."""
-        trained = self._trained
-        states = state_exchange.loaded_states(run, trained, inners, state_dict)
-        self.put_state(run, inners, states)
-
-    @abstractmethod
-    def put_state(self, run: Run, inners: Sequence[Optimizer], states: States) -> None:
-        """Takes checked state, and trainer 0's weights, to where they are kept."""
-
-    @abstractmethod
-    def store_model(
-        self, run: Run, inners: Sequence[Optimizer], all_rows: bool
-    ) -> None:
-        """Sends what was written; see ``DistributedOptimizer.store_model``."""
-
-    @abstractmethod
-    def give_back_state(self, inners: Sequence[Optimizer]) -> None:
-        """The end: leaves what state the trainer has with the wrapped optimizers."""
-
-
-class ServerDriver(Driver):
-    """Runs a strategy for one parameter set of the servers."""
-
-    def __init__(self, parameters: ParameterSet) -> None:
-        """Drives ``parameters``."""
-        super().__init__(parameters)
-        self._parameters = parameters
-
-    def flush(self, pull: str, overwrite: bool = False) -> None:
-        """Settles and pulls; see ``Driver.flush``."""
-        self.settle()
-        if pull != "none":
-            self._parameters.pull_dense()
-        if pull == "all":
-            self._parameters.pull_tables()
-
-    @property
-    def pulled(self) -> ParameterSet | None:
-        """What the servers hold: lookups pull its rows."""
-        return self._parameters
-
-    @property
-    def served(self) -> list[nn.Parameter]:
-        """All that the servers hold."""
-        return [parameter for _, parameter in self._parameters.trained()]
-
-    def leave(self) -> None:
-        """Ends this trainer's part, once what was handed on is applied."""
-        self._parameters.client.leave(self._parameters.id)
-
-    def join(self) -> None:
-        """Takes part again, before the next forward."""
-        self._parameters.join()
-
-    def fetch_state(self, inners: Sequence[Optimizer]) -> list[dict[str, Any]]:
-        """Pulls the servers' state."""
-        return state_exchange.fetch(self._parameters, inners)
-
-    def put_state(self, run: Run, inners: Sequence[Optimizer], states: States) -> None:
-        """Sends trainer 0's state and weights."""
-        state_exchange.put(run, self._parameters, states)
-
-    def store_model(
-        self, run: Run, inners: Sequence[Optimizer], all_rows: bool
-    ) -> None:
-        """Sends trainer 0's weights, keeping state."""
-        state_exchange.replace_weights(run, self._parameters, inners, all_rows)
-
-    def give_back_state(self, inners: Sequence[Optimizer]) -> None:
-        """Remembers that state stays behind."""
-        state_exchange.note_lost(self._parameters, inners)

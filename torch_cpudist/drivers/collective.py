@@ -4,57 +4,114 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+import contextlib
+import dataclasses
+from typing import Any
 
 import torch
-from torch.optim import Optimizer
 
 from torch_cpudist.collective.copied import CopiedParameters
-from torch_cpudist.drivers.base import Driver
-from torch_cpudist.drivers.guard import InnerGuard
-from torch_cpudist.errors import ModelChangedError
+from torch_cpudist.collective.group import CollectiveGroup
+from torch_cpudist.collective.opening import ServerMark
+from torch_cpudist.drivers.base import Driver, StateKeeper, Wrapped
+from torch_cpudist.drivers.registry import Opening
+from torch_cpudist.errors import Error, ModelChangedError
+from torch_cpudist.log import logger
 from torch_cpudist.model.gradients import hidden_gradients, read_dense_gradient
+from torch_cpudist.model.placement import PlacedTable
 from torch_cpudist.rules.fused import fused
 from torch_cpudist.rules.state_parts import States
 from torch_cpudist.served import local_state
+from torch_cpudist.settings.fields import Sharding
+from torch_cpudist.settings.replicas import Replicas
+from torch_cpudist.strategies.base import Strategy
 
-if TYPE_CHECKING:
-    from torch_cpudist.launch.run import Run
+
+def of_table(strategy: Strategy, table: PlacedTable) -> tuple[str, str]:
+    """Which table a refusal is about, and what to do."""
+    kind = type(strategy).__name__
+    return f"table {table.found.name!r} under {kind}", (
+        f"Train tables by servers, the rest as now: Hybrid(dense={kind}(...), "
+        "sparse=Sync()), Async() or Geo(). Or set sparse=False on the embedding."
+    )
+
+
+def warn_of_sharding(strategy: Strategy) -> None:
+    """Says so where a strategy without blocks is told how to place them."""
+    if strategy.sharding != Sharding():
+        kind = type(strategy).__name__
+        logger.warning("%s: sharding has no effect, no server has a block", kind)
+
+
+def open_copied(strategy: Strategy, opening: Opening) -> CopiedParameters:
+    """Opens a group of all trainers, and takes trainer 0's values."""
+    run = opening.run
+    client = run.trainer_client()
+    # Before a group is made, for which trainers of another strategy do not come.
+    mark = None if run.environment.group else ServerMark(run, opening.name)
+    try:
+        kind, device = type(strategy).__name__, opening.placement.device
+        group = CollectiveGroup(run, kind, device)
+        said = repr(dataclasses.replace(strategy, replicas=Replicas()))
+        return CopiedParameters(
+            client, opening.placement, group, opening.inners, said, mark
+        )
+    except BaseException:
+        if mark is not None:
+            with contextlib.suppress(Error):
+                mark.close(tell_servers=True)
+        raise
+
+
+class CopiedState(StateKeeper):
+    """State where torch has it, on every trainer."""
+
+    def __init__(self, made: Wrapped, parameters: CopiedParameters) -> None:
+        """Puts the state from before to where steps look for it."""
+        super().__init__(made, parameters)
+        self._copied = parameters
+        local_state.adopt([], made.inners, self._of_placed(made.states))
+
+    def _of_placed(self, states: States) -> States:
+        placed = [entry.parameter for entry in self._copied.entries]
+        return {p: states[p] for p in placed if p in states}
+
+    def fetch(self) -> list[dict[str, Any]]:
+        """Returns this trainer's own state; no messages."""
+        return local_state.collect([], self._inners)
+
+    def put(self, states: States) -> None:
+        """Takes every trainer's own state; weights as ``store_model``."""
+        local_state.drop_and_adopt([], self._inners, self._of_placed(states))
+        self.store_model(all_rows=False)
+
+    def store_model(self, all_rows: bool) -> None:
+        """Makes trainer 0's values everybody's."""
+        self._copied.check_kept()
+        self._run.barrier()
+        self._copied.broadcast()
+        self._copied.check_agreement()
+
+    def give_back(self) -> None:
+        """State is where torch has it."""
 
 
 class CollectiveDriver(Driver):
     """What strategies have in common whose trainers average among themselves."""
 
     def __init__(
-        self,
-        parameters: CopiedParameters,
-        guard: InnerGuard,
-        states: States,
-        others: Sequence[torch.Tensor],
+        self, parameters: CopiedParameters, made: Wrapped, keeper: CopiedState
     ) -> None:
-        """Drives ``parameters``.
-
-        Args:
-            parameters: with trainer 0's values.
-            guard: keeps others from stepping the wrapped optimizers.
-            states: of their parameters, from before.
-            others: parameters of theirs that are not stepped here.
-        """
-        super().__init__(parameters)
+        """Drives ``parameters``, which have trainer 0's values."""
+        self.keeper = keeper
         self._copied = parameters
         self._group = parameters.group
         self._dense = [entry.parameter for entry in parameters.placement.dense]
-        self._guard = guard
-        self._others = others
+        self._guard = made.guard
+        self._others = made.others
         self._steps = 0
         self._averages = 0
         self._said_left = False
-        local_state.adopt([], parameters.inners, self._of_placed(states))
-
-    def _of_placed(self, states: States) -> States:
-        placed = [entry.parameter for entry in self._copied.entries]
-        return {p: states[p] for p in placed if p in states}
 
     def _gradients(self) -> list[torch.Tensor | None]:
         return [
@@ -123,26 +180,3 @@ class CollectiveDriver(Driver):
                 "wait_s": self._group.wait_s,
             }
         }
-
-    # -- optimizer state ---------------------------------------------------------------
-
-    def fetch_state(self, inners: Sequence[Optimizer]) -> list[dict[str, Any]]:
-        """Returns this trainer's own state; no messages."""
-        return local_state.collect([], inners)
-
-    def put_state(self, run: Run, inners: Sequence[Optimizer], states: States) -> None:
-        """Takes every trainer's own state; weights as ``store_model``."""
-        local_state.drop_and_adopt([], inners, self._of_placed(states))
-        self.store_model(run, inners, all_rows=False)
-
-    def store_model(
-        self, run: Run, inners: Sequence[Optimizer], all_rows: bool
-    ) -> None:
-        """Makes trainer 0's values everybody's."""
-        self._copied.check_kept()
-        run.barrier()
-        self._copied.broadcast()
-        self._copied.check_agreement()
-
-    def give_back_state(self, inners: Sequence[Optimizer]) -> None:
-        """State is where torch has it."""

@@ -7,14 +7,14 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
-from torch.optim import Optimizer
 
-from torch_cpudist.drivers.base import ServerDriver, whole_samples
-from torch_cpudist.drivers.guard import InnerGuard
+from torch_cpudist.drivers.base import StateKeeper, Wrapped, whole_samples
+from torch_cpudist.drivers.registry import Opening, register
+from torch_cpudist.drivers.server import ServerDriver, storing
 from torch_cpudist.model.dense_memory import Weights
 from torch_cpudist.model.gradients import hidden_gradients
 from torch_cpudist.model.placement import Rules
@@ -25,11 +25,38 @@ from torch_cpudist.served.set import ParameterSet
 from torch_cpudist.settings.clip import Clip, clip_own
 from torch_cpudist.strategies.geo import Geo
 
-if TYPE_CHECKING:
-    from torch_cpudist.launch.run import Run
-
 # How much the last step counts in the measured time of a step.
 _NEWEST_SHARE = 0.1
+
+
+class LocalState(StateKeeper):
+    """State that the trainer keeps of parameters whose rows are all here."""
+
+    def __init__(self, made: Wrapped, parameters: LocalParameterSet) -> None:
+        """Puts the state from before to where steps look for it."""
+        super().__init__(made, parameters)
+        self._local = parameters
+        local_state.adopt(parameters.tables, made.inners, made.states)
+
+    def held(self) -> Sequence[torch.Tensor]:
+        """That of tables."""
+        return [one for table in self._local.tables for one in table.tensors]
+
+    def fetch(self) -> list[dict[str, Any]]:
+        """Returns this trainer's own state; no messages."""
+        return local_state.collect(self._local.tables, self._inners)
+
+    def put(self, states: States) -> None:
+        """Takes every trainer's own state; weights as ``store_model``."""
+        local_state.put(self._run, self._local, self._inners, states)
+
+    def store_model(self, all_rows: bool) -> None:
+        """Sends what was written on trainer 0; state stays."""
+        local_state.replace_weights(self._run, self._local, all_rows)
+
+    def give_back(self) -> None:
+        """Puts the state of tables where torch has it."""
+        local_state.give_back(self._local.tables, self._inners)
 
 
 class GeoDriver(ServerDriver):
@@ -41,31 +68,18 @@ class GeoDriver(ServerDriver):
     """
 
     def __init__(
-        self,
-        parameters: LocalParameterSet,
-        strategy: Geo,
-        inners: Sequence[Optimizer],
-        guard: InnerGuard,
-        states: States,
+        self, strategy: Geo, parameters: LocalParameterSet, made: Wrapped
     ) -> None:
-        """Drives ``parameters``.
-
-        Args:
-            parameters: open, with the servers' values.
-            strategy: its settings.
-            inners: the wrapped optimizers.
-            guard: keeps others from stepping them.
-            states: of their parameters, from before.
-        """
-        super().__init__(parameters)
+        """Drives ``parameters``, which are open and have the servers' values."""
+        super().__init__(parameters, LocalState(made, parameters))
         self._local = parameters
         self._strategy = strategy
         # With an outer optimizer an exchange ends when every member has begun one.
         self._in_rounds = strategy.outer is not None
-        self._inners = list(inners)
+        self._inners = made.stepped
         kinds = [table.kind for table in parameters.tables]
-        self._averages = strategy.averages(inners, kinds)
-        self._guard = guard
+        self._averages = strategy.averages(made.stepped, kinds)
+        self._guard = made.guard
         self._steps = 0  # since the last exchange began
         self._samples = 0
         self._exchanging = False
@@ -75,7 +89,6 @@ class GeoDriver(ServerDriver):
         self._batches = 0  # of all replicas, since the last exchange began
         self._step_s = 0.0
         self._ended = 0.0
-        local_state.adopt(parameters.tables, inners, states)
 
     # -- a step ------------------------------------------------------------------------
 
@@ -254,30 +267,37 @@ class GeoDriver(ServerDriver):
             self._exchange(whole=True)
             self._moved = False
 
-    def held_state(self) -> Sequence[torch.Tensor]:
-        """That of tables."""
-        return [one for table in self._local.tables for one in table.tensors]
-
     def stats(self) -> dict[str, Any]:
         """``exchange``: counters and memory of exchanges; see docs/strategies.md."""
         return {"exchange": self._local.client.exchange_stats(self._local.id)}
 
-    # -- optimizer state ---------------------------------------------------------------
 
-    def fetch_state(self, inners: Sequence[Optimizer]) -> list[dict[str, Any]]:
-        """Returns this trainer's own state; no messages."""
-        return local_state.collect(self._local.tables, inners)
+def _opened(strategy: Geo, opening: Opening) -> LocalParameterSet:
+    run = opening.run
+    alone = (
+        run.trainer_count == 1
+        and run.environment.group is None
+        and strategy.outer is None
+    )
+    return LocalParameterSet(
+        run.trainer_client(),
+        opening.placement,
+        # The optimizer runs here, and so its state stays here.
+        storing(opening, {}),
+        opening.states,
+        alone,
+        run.environment.server.memory_cap_bytes,
+    )
 
-    def put_state(self, run: Run, inners: Sequence[Optimizer], states: States) -> None:
-        """Takes every trainer's own state; weights as ``store_model``."""
-        local_state.put(run, self._local, inners, states)
 
-    def store_model(
-        self, run: Run, inners: Sequence[Optimizer], all_rows: bool
-    ) -> None:
-        """Sends what was written on trainer 0; state stays."""
-        local_state.replace_weights(run, self._local, all_rows)
+def _waits(strategy: Geo) -> str:
+    if strategy.outer is None:
+        return ""
+    return (
+        "Geo(outer=...) waits for steps of the other trainers, which another "
+        "optimizer on servers would wait for. Train both by one optimizer, or "
+        "without outer, or close() the other one first."
+    )
 
-    def give_back_state(self, inners: Sequence[Optimizer]) -> None:
-        """Puts the state of tables where torch has it."""
-        local_state.give_back(self._local.tables, inners)
+
+register(Geo, opens=_opened, drives=GeoDriver, waits=_waits)

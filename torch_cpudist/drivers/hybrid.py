@@ -4,39 +4,97 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import nn
-from torch.optim import Optimizer
 
-from torch_cpudist.drivers.base import Driver, whole_samples
+from torch_cpudist.drivers.base import Driver, StateKeeper, Wrapped, whole_samples
 from torch_cpudist.drivers.hybrid_parameters import ComposedParameters
+from torch_cpudist.drivers.registry import Opening, engine_of, register
+from torch_cpudist.errors import Error, InternalError, UnsupportedModelError
 from torch_cpudist.model.gradients import read_dense_gradient
-from torch_cpudist.model.parts import dense_rules, table_rules
-from torch_cpudist.model.placement import Rules
+from torch_cpudist.model.parts import dense_of, dense_rules, table_rules, tables_of
+from torch_cpudist.model.placement import Placement, Rules
 from torch_cpudist.rules.state_parts import States
 from torch_cpudist.served.set import ParameterSet
 from torch_cpudist.served.state_exchange import indexed_parameters
 from torch_cpudist.settings.clip import Clip
+from torch_cpudist.strategies.base import Strategy
+from torch_cpudist.strategies.hybrid import Hybrid
 
-if TYPE_CHECKING:
-    from torch_cpudist.launch.run import Run
+
+class HybridState(StateKeeper):
+    """State of two parts, each where its strategy keeps it."""
+
+    def __init__(
+        self,
+        made: Wrapped,
+        parameters: ComposedParameters,
+        sparse: StateKeeper,
+        dense: StateKeeper,
+    ) -> None:
+        """Composes keepers of the two parts of ``parameters``."""
+        super().__init__(made, parameters)
+        self._sparse = sparse
+        self._dense = dense
+
+    def fetch(self) -> list[dict[str, Any]]:
+        """Returns state of each parameter from where it is kept."""
+        tables = {id(table.found.weight) for table in self._trained.placement.tables}
+        merged = []
+        pairs = zip(
+            self._inners, self._sparse.fetch(), self._dense.fetch(), strict=True
+        )
+        for inner, sparse, dense in pairs:
+            state = {}
+            for i, parameter in enumerate(indexed_parameters(inner)):
+                kept = sparse if id(parameter) in tables else dense
+                if i in kept["state"]:
+                    state[i] = kept["state"][i]
+            merged.append({"state": state, "param_groups": dense["param_groups"]})
+        return merged
+
+    def put(self, states: States) -> None:
+        """Takes checked state to both parts."""
+        self._sparse.put(states)
+        self._dense.put(states)
+
+    def store_model(self, all_rows: bool) -> None:
+        """Sends what was written, of both parts."""
+        self._sparse.store_model(all_rows)
+        self._dense.store_model(all_rows)
+
+    def give_back(self) -> None:
+        """The end, of both parts."""
+        self._sparse.give_back()
+        self._dense.give_back()
+
+    def held(self) -> Sequence[torch.Tensor]:
+        """That of both parts."""
+        return [*self._sparse.held(), *self._dense.held()]
 
 
 class HybridDriver(Driver):
     """Runs two strategies, each for its part of the parameters."""
 
     def __init__(
-        self, parameters: ComposedParameters, sparse: Driver, dense: Driver
+        self,
+        parameters: ComposedParameters,
+        made: Wrapped,
+        sparse: Driver,
+        dense: Driver,
     ) -> None:
         """Composes drivers of the two parts of ``parameters``."""
-        super().__init__(parameters)
+        self.keeper = HybridState(made, parameters, sparse.keeper, dense.keeper)
+        self._trained = parameters
         self._placement = parameters.placement
-        self._sparse = sparse
-        self._dense = dense
+        self.sparse = sparse
+        self.dense = dense
         # Tables first: where both wait for others, all trainers do so in one order.
         self._both = (sparse, dense)
 
@@ -49,12 +107,8 @@ class HybridDriver(Driver):
         for entry in self._placement.dense:
             if entry.parameter.grad is not None:
                 read_dense_gradient(entry.name, entry.parameter.grad, entry.dtype)
-        self._sparse.step(table_rules(self._placement, rules), samples, clip)
-        return self._dense.step(dense_rules(self._placement, rules), samples, clip)
-
-    def held_state(self) -> Sequence[torch.Tensor]:
-        """That of both parts."""
-        return [one for part in self._both for one in part.held_state()]
+        self.sparse.step(table_rules(self._placement, rules), samples, clip)
+        return self.dense.step(dense_rules(self._placement, rules), samples, clip)
 
     @contextmanager
     def step_of_replicas(self, count: int) -> Iterator[None]:
@@ -66,12 +120,12 @@ class HybridDriver(Driver):
 
     def global_step(self, rounds: int) -> int:
         """As the dense part counts."""
-        return self._dense.global_step(rounds)
+        return self.dense.global_step(rounds)
 
     @property
     def pulled(self) -> ParameterSet | None:
         """That of the tables."""
-        return self._sparse.pulled
+        return self.sparse.pulled
 
     @property
     def served(self) -> list[nn.Parameter]:
@@ -112,46 +166,70 @@ class HybridDriver(Driver):
 
     def stats(self) -> dict[str, Any]:
         """Counters of both parts."""
-        return {**self._sparse.stats(), **self._dense.stats()}
+        return {**self.sparse.stats(), **self.dense.stats()}
 
     def no_sync(self) -> AbstractContextManager[None]:
         """As the dense part does."""
-        return self._dense.no_sync()
+        return self.dense.no_sync()
 
-    # -- optimizer state ---------------------------------------------------------------
 
-    def fetch_state(self, inners: Sequence[Optimizer]) -> list[dict[str, Any]]:
-        """Returns state of each parameter from where it is kept."""
-        tables = {id(table.found.weight) for table in self._placement.tables}
-        merged = []
-        pairs = zip(
-            inners,
-            self._sparse.fetch_state(inners),
-            self._dense.fetch_state(inners),
-            strict=True,
+def _opened(strategy: Hybrid, opening: Opening) -> ComposedParameters:
+    placement, trainers = opening.placement, opening.run.trainers()
+    _check_parts(placement)
+    tables = tables_of(placement, strategy.sparse.updates(trainers))
+    dense = dense_of(placement, strategy.dense.updates(trainers))
+    part = strategy.dense_part
+    opened = engine_of(strategy.sparse).opens(
+        strategy.sparse, replace(opening, placement=tables)
+    )
+    try:
+        if not isinstance(opened, ParameterSet):
+            raise InternalError(f"{strategy.sparse} keeps no tables on servers")
+        rest = engine_of(part).opens(part, replace(opening, placement=dense))
+        return ComposedParameters(placement, opened, rest)
+    except BaseException:
+        # The model keeps none of this.
+        with contextlib.suppress(Error):
+            opened.close(tell_servers=True)
+        raise
+
+
+def _check_parts(placement: Placement) -> None:
+    if not placement.tables:
+        raise UnsupportedModelError(
+            "Hybrid trains tables and dense parameters, found no table: no "
+            "nn.Embedding or nn.EmbeddingBag with sparse=True "
+            "(cpudist.shard_tables sets it). Use the dense part's strategy alone."
         )
-        for inner, sparse, dense in pairs:
-            state = {}
-            for i, parameter in enumerate(indexed_parameters(inner)):
-                kept = sparse if id(parameter) in tables else dense
-                if i in kept["state"]:
-                    state[i] = kept["state"][i]
-            merged.append({"state": state, "param_groups": dense["param_groups"]})
-        return merged
+    if not placement.dense:
+        raise UnsupportedModelError(
+            "Hybrid trains tables and dense parameters, found tables only. Use the "
+            "sparse part's strategy alone."
+        )
 
-    def put_state(self, run: Run, inners: Sequence[Optimizer], states: States) -> None:
-        """Takes checked state to both parts."""
-        for part in self._both:
-            part.put_state(run, inners, states)
 
-    def store_model(
-        self, run: Run, inners: Sequence[Optimizer], all_rows: bool
-    ) -> None:
-        """Sends what was written, of both parts."""
-        for part in self._both:
-            part.store_model(run, inners, all_rows)
+def _driven(
+    strategy: Hybrid, parameters: ComposedParameters, made: Wrapped
+) -> HybridDriver:
+    weights = [table.found.weight for table in parameters.placement.tables]
+    part = strategy.dense_part
+    # Tables are stepped without torch's optimizers, and have their state already.
+    tables = replace(made, stepped=(), states={})
+    dense = replace(made, others=weights)
+    return HybridDriver(
+        parameters,
+        made,
+        engine_of(strategy.sparse).drives(strategy.sparse, parameters.tables, tables),
+        engine_of(part).drives(part, parameters.dense, dense),
+    )
 
-    def give_back_state(self, inners: Sequence[Optimizer]) -> None:
-        """The end, of both parts."""
-        for part in self._both:
-            part.give_back_state(inners)
+
+def _parts(strategy: Hybrid) -> tuple[Strategy, Strategy]:
+    return strategy.dense, strategy.sparse
+
+
+def _waits(strategy: Hybrid) -> str:
+    return engine_of(strategy.sparse).waits(strategy.sparse)
+
+
+register(Hybrid, opens=_opened, drives=_driven, parts=_parts, waits=_waits)

@@ -4,29 +4,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import torch
 from torch import nn
-from torch.optim import Optimizer
 
 from torch_cpudist.collective.buckets import Bucket, plan
 from torch_cpudist.collective.copied import CopiedParameters
-from torch_cpudist.drivers.base import whole_samples
-from torch_cpudist.drivers.collective import CollectiveDriver
-from torch_cpudist.drivers.guard import InnerGuard
-from torch_cpudist.errors import ConfigMismatchError
+from torch_cpudist.drivers.base import Wrapped, whole_samples
+from torch_cpudist.drivers.collective import (
+    CollectiveDriver,
+    CopiedState,
+    of_table,
+    open_copied,
+    warn_of_sharding,
+)
+from torch_cpudist.drivers.registry import Opening, register
+from torch_cpudist.errors import ConfigMismatchError, UnsupportedModelError
 from torch_cpudist.log import logger
 from torch_cpudist.model.placement import Rules
-from torch_cpudist.rules.state_parts import States
 from torch_cpudist.settings.clip import Clip, clip_own
 from torch_cpudist.settings.fields import DEFAULT_BUCKET_BYTES
 from torch_cpudist.settings.outer import Outer
 from torch_cpudist.strategies.local_sgd import LocalSGD
-
-if TYPE_CHECKING:
-    from torch_cpudist.launch.run import Run
 
 _WHAT = "averaging parameters"
 
@@ -70,19 +70,34 @@ class _OuterStep:
         flat.copy_(self._values)
 
 
+class _KeptState(CopiedState):
+    """State of each trainer, beside parameters that are averaged now and then."""
+
+    def __init__(
+        self,
+        made: Wrapped,
+        parameters: CopiedParameters,
+        stored: Callable[[], None],
+    ) -> None:
+        """Calls ``stored`` when values came from elsewhere."""
+        super().__init__(made, parameters)
+        self._stored = stored
+
+    def store_model(self, all_rows: bool) -> None:
+        """Makes trainer 0's values everybody's; outer steps go on from these."""
+        super().store_model(all_rows)
+        self._stored()
+
+
 class LocalSGDDriver(CollectiveDriver):
     """Runs the LocalSGD strategy."""
 
     def __init__(
-        self,
-        parameters: CopiedParameters,
-        strategy: LocalSGD,
-        guard: InnerGuard,
-        states: States,
-        others: Sequence[torch.Tensor],
+        self, strategy: LocalSGD, parameters: CopiedParameters, made: Wrapped
     ) -> None:
         """See ``CollectiveDriver``."""
-        super().__init__(parameters, guard, states, others)
+        keeper = _KeptState(made, parameters, self._begin_anew)
+        super().__init__(parameters, made, keeper)
         self._strategy = strategy
         self._since = 0  # steps after the last average of a whole interval
         self._apart = 0  # steps after the last average
@@ -188,11 +203,8 @@ class LocalSGDDriver(CollectiveDriver):
             )
         return True
 
-    def store_model(
-        self, run: Run, inners: Sequence[Optimizer], all_rows: bool
-    ) -> None:
-        """Makes trainer 0's values everybody's; outer steps go on from these."""
-        super().store_model(run, inners, all_rows)
+    def _begin_anew(self) -> None:
+        """Outer steps go on from the values that stand in the model."""
         self._since = self._apart = 0
         for outer in self._outer or ():
             outer.begin()
@@ -206,3 +218,16 @@ class LocalSGDDriver(CollectiveDriver):
         if self._apart:
             self._average(early=True)
         super().leave()
+
+
+def _opened(strategy: LocalSGD, opening: Opening) -> CopiedParameters:
+    warn_of_sharding(strategy)
+    for table in opening.placement.tables:
+        where, remedy = of_table(strategy, table)
+        raise UnsupportedModelError(
+            f"{where}, which averages whole parameters. {remedy}"
+        )
+    return open_copied(strategy, opening)
+
+
+register(LocalSGD, opens=_opened, drives=LocalSGDDriver, served=False)

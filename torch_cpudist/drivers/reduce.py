@@ -4,11 +4,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from torch.optim import Optimizer
 
 from torch_cpudist.collective.buckets import Bucket, by_owner, plan, squared_norm
 from torch_cpudist.collective.carriers import OwnerCarrier
@@ -17,41 +15,75 @@ from torch_cpudist.collective.exchange import GradientExchange
 from torch_cpudist.collective.header import Header
 from torch_cpudist.collective.owned import OwnedParts, owned_pieces
 from torch_cpudist.collective.rows import Rows, as_gradient
-from torch_cpudist.collective.state import share_state
-from torch_cpudist.drivers.allreduce import GradientDriver, clip_average
-from torch_cpudist.drivers.guard import InnerGuard
+from torch_cpudist.drivers.base import Wrapped
+from torch_cpudist.drivers.gradient import (
+    GradientDriver,
+    SharedState,
+    clip_average,
+    open_equal,
+)
+from torch_cpudist.drivers.registry import register
 from torch_cpudist.rules.state_parts import States
 from torch_cpudist.served import state_exchange
 from torch_cpudist.settings.clip import Clip, ClipNorm
 from torch_cpudist.strategies.reduce import Reduce
 
-if TYPE_CHECKING:
-    from torch_cpudist.launch.run import Run
-
 _WHAT = "handing out parameters"
+
+
+class OwnedState(SharedState):
+    """State of which every trainer keeps its own parts."""
+
+    def __init__(
+        self, made: Wrapped, parameters: CopiedParameters, owned: OwnedParts
+    ) -> None:
+        """Also: keeps the parts of ``owned`` only."""
+        super().__init__(made, parameters)
+        self._owned = owned
+        owned.take_state()
+
+    def fetch(self) -> list[dict[str, Any]]:
+        """Returns the state of all trainers' parts. Collective."""
+        where = "state_dict(), which under Reduce every trainer calls"
+        self._copied.group.meet(where)
+        merged = self._owned.gather_state()
+        dicts = []
+        for inner in self._inners:
+            state = {
+                i: merged[id(parameter)]
+                for i, parameter in enumerate(state_exchange.indexed_parameters(inner))
+                if id(parameter) in merged
+            }
+            groups = state_exchange.saved_groups(inner)
+            dicts.append({"state": state, "param_groups": groups})
+        return dicts
+
+    def put(self, states: States) -> None:
+        """Takes a part of trainer 0's state; weights as ``store_model``."""
+        super().put(states)
+        self._owned.take_state()
+
+    def give_back(self) -> None:
+        """The end: state that is spread over trainers goes with it."""
+        if self._owned.drop_state():
+            state_exchange.note_left(self._inners)
 
 
 class ReduceDriver(GradientDriver):
     """Runs the Reduce strategy."""
 
     def __init__(
-        self,
-        parameters: CopiedParameters,
-        strategy: Reduce,
-        guard: InnerGuard,
-        states: States,
-        others: Sequence[torch.Tensor],
+        self, strategy: Reduce, parameters: CopiedParameters, made: Wrapped
     ) -> None:
-        """See ``CollectiveDriver``."""
+        """See ``GradientDriver``."""
         entries, group = parameters.placement.dense, parameters.group
-        inners = parameters.inners
-        pieces = owned_pieces(entries, inners, strategy.sharding, group.size)
+        pieces = owned_pieces(entries, made.inners, strategy.sharding, group.size)
         buckets = by_owner(plan(entries, strategy.bucket_bytes, halves=True), pieces)
         exchange = GradientExchange(parameters, buckets, OwnerCarrier)
-        super().__init__(parameters, exchange, guard, states, others)
         tables = parameters.entries[len(entries) :]
-        self._owned = OwnedParts(group, inners, pieces, tables)
-        self._owned.take_state()
+        self._owned = OwnedParts(group, made.inners, pieces, tables)
+        keeper = OwnedState(made, parameters, self._owned)
+        super().__init__(parameters, exchange, made, keeper)
 
     # -- a step ------------------------------------------------------------------------
 
@@ -154,30 +186,5 @@ class ReduceDriver(GradientDriver):
         found["collective"]["state_bytes"] = self._owned.state_bytes
         return found
 
-    # -- optimizer state ---------------------------------------------------------------
 
-    def fetch_state(self, inners: Sequence[Optimizer]) -> list[dict[str, Any]]:
-        """Returns the state of all trainers' parts. Collective."""
-        self._group.meet("state_dict(), which under Reduce every trainer calls")
-        merged = self._owned.gather_state()
-        dicts = []
-        for inner in inners:
-            state = {
-                i: merged[id(parameter)]
-                for i, parameter in enumerate(state_exchange.indexed_parameters(inner))
-                if id(parameter) in merged
-            }
-            groups = state_exchange.saved_groups(inner)
-            dicts.append({"state": state, "param_groups": groups})
-        return dicts
-
-    def put_state(self, run: Run, inners: Sequence[Optimizer], states: States) -> None:
-        """Takes a part of trainer 0's state; weights as ``store_model``."""
-        super().put_state(run, inners, states)
-        share_state(self._group, inners, self._copied.entries)
-        self._owned.take_state()
-
-    def give_back_state(self, inners: Sequence[Optimizer]) -> None:
-        """The end: state that is spread over trainers goes with it."""
-        if self._owned.drop_state():
-            state_exchange.note_left(inners)
+register(Reduce, opens=open_equal, drives=ReduceDriver, served=False)

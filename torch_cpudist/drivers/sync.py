@@ -4,9 +4,15 @@
 
 from __future__ import annotations
 
-from torch_cpudist.drivers.base import ServerDriver, served_rules, whole_samples
+from torch_cpudist.drivers.base import Wrapped, served_rules, whole_samples
+from torch_cpudist.drivers.registry import register
+from torch_cpudist.drivers.server import ServedState, ServerDriver, open_set
 from torch_cpudist.model.placement import Rules
+from torch_cpudist.served.set import ParameterSet
 from torch_cpudist.settings.clip import Clip
+from torch_cpudist.strategies.base import Strategy
+from torch_cpudist.strategies.half_async import HalfAsync
+from torch_cpudist.strategies.sync import Sync
 
 
 class SyncDriver(ServerDriver):
@@ -33,3 +39,11 @@ class SyncDriver(ServerDriver):
 
     def settle(self) -> None:
         """Pushes are applied when ``step`` returns."""
+
+
+def _driven(_: Strategy, parameters: ParameterSet, made: Wrapped) -> SyncDriver:
+    return SyncDriver(parameters, ServedState(made, parameters))
+
+
+register(Sync, opens=open_set, drives=_driven)
+register(HalfAsync, opens=open_set, drives=_driven)

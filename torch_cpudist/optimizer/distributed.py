@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from torch_cpudist import strategies as strategy_registry
+from torch_cpudist.drivers.base import Wrapped
 from torch_cpudist.drivers.guard import InnerGuard
 from torch_cpudist.drivers.registry import make_driver, open_parameters
 from torch_cpudist.errors import ClosedError, ModelChangedError
@@ -122,9 +123,8 @@ class DistributedOptimizer(Prefetching, face.ServedOptimizer, Participant):
         )
         names = parameter_names(model, self.param_groups)
         self._guard = InnerGuard(self._inners, model, placement, names)
-        self._driver = make_driver(
-            self.strategy, self._parameters, self._inners, self._guard, states
-        )
+        made = Wrapped(self._run, self._inners, self._guard, states, self._inners)
+        self._driver = make_driver(self.strategy, self._parameters, made)
         self._initial = InitialState(self._inners, self._driver.served)
         self._step_count_total = 0
         self._rounds = 0
@@ -166,13 +166,13 @@ class DistributedOptimizer(Prefetching, face.ServedOptimizer, Participant):
             local = self.strategy.keeps_state or other.strategy.keeps_state
             if local or self._run.trainer_rank == 0:
                 state_exchange.refresh(other._open())
-                fetched = other._driver.fetch_state(other._inners)
+                fetched = other._driver.keeper.fetch()
                 for inner, one in zip(other._inners, fetched, strict=True):
                     if any(inner is own for own in self._inners):
                         states |= state_exchange.by_parameter([inner], [one])
                 check_states(placement, states)
             if other.strategy.keeps_state:
-                other._driver.give_back_state(other._inners)
+                other._driver.keeper.give_back()
             other._close()
         return states
 
@@ -338,7 +338,7 @@ class DistributedOptimizer(Prefetching, face.ServedOptimizer, Participant):
         """
         face.run_before_saving(self)
         self._open()
-        dicts = self._driver.fetch_state(self._inners)
+        dicts = self._driver.keeper.fetch()
         found = dicts[0] if len(dicts) == 1 else {"optimizers": dicts}
         return face.run_after_saving(self, found)
 
@@ -360,7 +360,7 @@ class DistributedOptimizer(Prefetching, face.ServedOptimizer, Participant):
         self._open()
         if isinstance(state_dict, dict):
             state_dict = face.run_before_loading(self, state_dict)
-        self._driver.load_state(self._run, self._inners, state_dict)
+        self._driver.keeper.load(state_dict)
         face.run_after_loading(self)
 
     def store_model(self, *, all_rows: bool = False) -> None:
@@ -379,7 +379,7 @@ class DistributedOptimizer(Prefetching, face.ServedOptimizer, Participant):
                 current; nothing was sent, and the other trainers wait for it.
         """
         self._open()
-        self._driver.store_model(self._run, self._inners, all_rows)
+        self._driver.keeper.store_model(all_rows)
 
     # -- the end -----------------------------------------------------------------------
 
@@ -395,7 +395,7 @@ class DistributedOptimizer(Prefetching, face.ServedOptimizer, Participant):
         # Where it runs here, wrapping took the state of tables out of the optimizer.
         stepped = self._step_count_total > 0 or self.strategy.keeps_state
         if stepped and self._parameters is not None:
-            self._driver.give_back_state(self._inners)
+            self._driver.keeper.give_back()
         self._close(tell_servers)
 
     def _close(self, tell_servers: bool = True) -> None:
