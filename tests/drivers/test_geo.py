@@ -68,8 +68,8 @@ class Pair:
         if self.twin.phase != "idle" or self.rank not in self.twin.servers.members:
             return
         opt = self.opt
-        opt._parameters.client.begin_exchange(
-            opt._parameters.id,
+        opt.trained.client.begin_exchange(
+            opt.trained.id,
             whole=False,
             averages=self.twin.averages,
             steps=1,
@@ -82,7 +82,7 @@ class Pair:
             done = exchange(self.opt, "advance", budget_s=0.0)
             assert done == self.twin.advance()
             if self.twin.phase == "travel":
-                self.opt._parameters.client.drain(self.opt._parameters.id)
+                self.opt.trained.client.drain(self.opt.trained.id)
 
     def finish(self, seed):
         exchange(self.opt, "finish")

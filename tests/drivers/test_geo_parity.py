@@ -259,13 +259,13 @@ def test_gradients_are_there_again_after_a_step():
         def fail(*_):
             raise RuntimeError("out of luck")
 
-        hook = opt._inners[0].register_step_pre_hook(fail)
+        hook = opt.inners[0].register_step_pre_hook(fail)
         with pytest.raises(RuntimeError, match="out of luck"):
             opt.step()
         hook.remove()
         assert all(p.grad is g for p, g in zip(model.parameters(), grads, strict=True))
         with pytest.raises(cpudist.ModelChangedError):
-            opt._inners[0].step()
+            opt.inners[0].step()
         opt.step()
 
     alone(body)

@@ -236,6 +236,6 @@ def test_tables_of_hybrid_are_averaged_by_their_own_rule(kind, rule, averages):
         opt = cpudist.DistributedOptimizer(
             kind(model.parameters(), lr=1.0), model, strategy
         )
-        return opt._driver._sparse._averages
+        return opt.driver.sparse.averages
 
     assert run(body, 2, 1) == [averages] * 2

@@ -162,7 +162,7 @@ def test_geo_counts_the_batches_of_all_replicas():
                 for step in range(8):
                     many.run(batch_of(step, 8))
                     # An exchange begins in the step in which it is due.
-                    begun += optimizer._driver._steps == 0
+                    begun += optimizer.driver.steps == 0
                     optimizer.flush("none")
             return begun
 
@@ -211,11 +211,11 @@ def test_geo_counts_the_replicas_that_step():
                 other.evaluate(batch_of(0, 6))
                 many.run(batch_of(1, 8))
             many.run(batch_of(2, 8))
-            counts.append(optimizer._driver._batches)
+            counts.append(optimizer.driver.batches)
         optimizer.zero_grad()
         loss_of(model, batch_of(3, 4)).backward()
         optimizer.step()
-        return [*counts, optimizer._driver._batches]
+        return [*counts, optimizer.driver.batches]
 
     assert run(body, 2) == [[6, 7], [6, 7]]
 

@@ -247,7 +247,7 @@ def several_passes(
                 parameter.grad = total
             reference.step()
         repeated = optimizer.stats()["collective"]["repeated"]
-        for bucket in optimizer._driver._exchange.buckets:
+        for bucket in optimizer.driver.exchange.buckets:
             assert not bucket.storage.requires_grad  # would keep every step's graph
     return difference(ours, plain), repeated
 
@@ -365,7 +365,7 @@ def one_leaves_meanwhile(context: cpudist.Context) -> float:
     work = group.start_sum(tensor)
     if context.trainer_rank == 0:
         # As one of a CUDA device is waited for: looked at until it has ended.
-        group._pending[-1] = (*group._pending[-1][:2], True)
+        group.pending[-1].on_device = True
     if context.trainer_rank == 1:
         group.tell_left("has left")
     group.wait(work, "a sum")

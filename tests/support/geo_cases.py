@@ -105,7 +105,7 @@ def seeds_of(rank: int, steps: int) -> list[int]:
 
 def exchange(opt: cpudist.DistributedOptimizer, call: str, **options: Any) -> Any:
     """Calls ``<call>_exchange`` of the client by hand, as the driver does."""
-    parameters = opt._parameters
+    parameters = opt.trained
     assert parameters is not None
     with Weights(parameters.placement.dense) as weights:
         found = getattr(parameters.client, f"{call}_exchange")(

@@ -24,13 +24,13 @@ class Sections:
     """What lies where; as an open optimizer has placed it."""
 
     def __init__(self, opt: Any, servers: int) -> None:
-        placement = opt._parameters.placement
+        placement = opt.trained.placement
         self.servers = servers
         self.tables = [table.found.name for table in placement.tables]
         self._owners = {
             table.found.name: _core.owner_of_keys(
                 range(table.found.weight.shape[0]),
-                param_set=opt._parameters.id,
+                param_set=opt.trained.id,
                 table=table.index,
                 server_count=servers,
             )

@@ -36,7 +36,7 @@ def like_all_reduce(context: cpudist.Context) -> dict[str, Any]:
                 schedule.step()
             models[strategy["name"]] = model
             found = optimizer.stats()["collective"].get("state_bytes")
-            inner = optimizer._inners[0]
+            inner = optimizer.inners[0]
             held = sum(
                 value.nbytes
                 for state in inner.state.values()
@@ -154,7 +154,7 @@ def nothing_is_lost(context: cpudist.Context) -> dict[str, bool]:
             optimizer.step()
             optimizer.zero_grad()
             rounded &= torch.equal(-model.dense.detach() * n, true)
-        kept = kept_back(optimizer._driver._exchange._carrier, rank)
+        kept = kept_back(optimizer.driver.exchange.carrier, rank)
         dist.all_reduce(kept)
         return {
             "exact": torch.equal(-model.dense.detach() * n + kept, true),

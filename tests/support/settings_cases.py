@@ -127,7 +127,7 @@ def push_ones(optimizer: cpudist.DistributedOptimizer, model: Any, steps: int) -
 
 def _placement(given: Given, **others: Any) -> Any:
     def see(optimizer: cpudist.DistributedOptimizer, _: Any) -> Any:
-        blocks = optimizer._open().placement.layout.blocks
+        blocks = optimizer.trained.placement.layout.blocks
         return [(block.name, block.elements, block.shard) for block in blocks]
 
     strategy = {"name": "sync", "sharding": given.with_fields(**others)}

@@ -62,9 +62,9 @@ def assert_trains_like_torch(make, batches, forward=lambda model, batch: model(b
         optimizer = wrap(model)
         # What was there must not be used: every row has to come from a server.
         with torch.no_grad():
-            for table in optimizer._parameters.placement.tables:
+            for table in optimizer.trained.placement.tables:
                 table.found.weight.fill_(torch.nan)
-        optimizer._parameters.accept_changes()
+        optimizer.trained.accept_changes()
         train(model, optimizer, batches, forward)
         optimizer.flush()
         return copy_of(model)

@@ -56,9 +56,9 @@ BATCHES = [
 def hide(optimizer):
     """What the trainer holds must not be used: every row has to come from a server."""
     with torch.no_grad():
-        for table in optimizer._parameters.placement.tables:
+        for table in optimizer.trained.placement.tables:
             table.found.weight.fill_(torch.nan)
-    optimizer._parameters.accept_changes()
+    optimizer.trained.accept_changes()
 
 
 @pytest.fixture(autouse=True)

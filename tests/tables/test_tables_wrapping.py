@@ -203,7 +203,7 @@ def test_a_model_converted_after_wrapping_is_refused():
         with pytest.raises(cpudist.ModelChangedError, match=r"float64"):
             optimizer.step()
         with pytest.raises(cpudist.ModelChangedError, match=r"0\.weight.*float64"):
-            optimizer._parameters.pull_tables()
+            optimizer.trained.pull_tables()
 
     alone(body)
 

@@ -46,7 +46,14 @@ class _Sent:
 
 
 class GradientExchange:
-    """Averages gradients of ``CopiedParameters``. Not thread-safe."""
+    """Averages gradients of ``CopiedParameters``. Not thread-safe.
+
+    Attributes:
+        buckets: of all dense parameters.
+        carrier: sums them; ``None`` in a world of one.
+        late: gradients are sent at the step, not during backward.
+        repeated: steps that averaged twice.
+    """
 
     def __init__(
         self,
@@ -82,9 +89,9 @@ class GradientExchange:
             self._group.size,
             self._group.rank,
         )
-        self._carrier: Carrier | None = None
+        self.carrier: Carrier | None = None
         if not self._group.alone:
-            self._carrier = carrier = make_carrier(self._group, buckets)
+            self.carrier = carrier = make_carrier(self._group, buckets)
             if carrier.carries_header and buckets:
                 buckets[-1].room = self._form.size
                 for bucket in buckets:
@@ -106,8 +113,8 @@ class GradientExchange:
         ]
         self._started = 0
         self._again = False
-        if self._carrier is not None:
-            self._carrier.forget()
+        if self.carrier is not None:
+            self.carrier.forget()
 
     @contextmanager
     def silent(self) -> Iterator[None]:
@@ -149,8 +156,8 @@ class GradientExchange:
                 bucket.view(i).copy_(bucket.pieces[i].of(grad))
 
     def _start_next(self) -> None:
-        if self._carrier is not None:
-            self._carrier.start(self._started)
+        if self.carrier is not None:
+            self.carrier.start(self._started)
         self._started += 1
 
     # -- at the step -------------------------------------------------------------------
@@ -203,14 +210,14 @@ class GradientExchange:
             rows=rows,
         )
         weight = 1 if samples is None else samples
-        if self._carrier is None:
+        if self.carrier is None:
             for index, grad in enumerate(grads):
                 self._put(index, grad)
             return self._form.read(told) if weight else None
-        header = self._exchange(self._carrier, grads, told, weight)
+        header = self._exchange(self.carrier, grads, told, weight)
         if not header.weight:
             return None
-        self._carrier.take()
+        self.carrier.take()
         for bucket in self.buckets:
             bucket.flat.mul_(1.0 / header.weight)
         return header

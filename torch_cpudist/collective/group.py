@@ -9,6 +9,7 @@ import ctypes
 import time
 import zlib
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -49,6 +50,21 @@ _DEVICE_POLL_S = 50e-6
 _GRACE_S = 60.0
 
 
+@dataclass
+class Pending:
+    """A collective that was started and not waited for.
+
+    Attributes:
+        work: of torch.distributed.
+        number: of the collective, equal on all trainers.
+        on_device: whether it is of a CUDA device; see ``_may_wait``.
+    """
+
+    work: dist.Work
+    number: int
+    on_device: bool
+
+
 class CollectiveGroup:
     """Collectives among all trainers, in a group of their own.
 
@@ -80,7 +96,7 @@ class CollectiveGroup:
         self.barriers = 0  # that this trainer has come to
         self._meetings = 0
         self._group: dist.ProcessGroup | None = None
-        self._pending: list[tuple[dist.Work, int, bool]] = []
+        self.pending: list[Pending] = []
         self._started = 0  # collectives, equal on all trainers at one place
         self.wait_s = 0.0  # in collectives
         self.sent_bytes = 0  # what a ring makes of what is summed and gathered
@@ -128,7 +144,7 @@ class CollectiveGroup:
             work = begin(*tensors, group=self._group, async_op=True, **options)
         except RuntimeError as error:
             raise self._failed(error) from error
-        self._pending.append((work, self._started, not tensors[-1].is_cpu))
+        self.pending.append(Pending(work, self._started, not tensors[-1].is_cpu))
         self._started += 1
         return work
 
@@ -188,23 +204,22 @@ class CollectiveGroup:
         """
         began = time.monotonic()
         deadline = began + self._deadline_s
-        number, on_device = next(
-            ((n, device) for other, n, device in self._pending if other is work),
-            (0, False),
+        waited = next(
+            (one for one in self.pending if one.work is work), Pending(work, 0, False)
         )
         while True:
             try:
-                if _may_wait(work, on_device, _SLICE_S):
+                if _may_wait(work, waited.on_device, _SLICE_S):
                     work.wait(timedelta(seconds=_SLICE_S))
                     break
             except RuntimeError as error:
                 if work.is_completed():
                     raise self._failed(error) from error
-            self._check_others(what, number)
+            self._check_others(what, waited.number)
             if time.monotonic() > deadline:
                 raise self._late(what)
         self.wait_s += time.monotonic() - began
-        self._pending = [other for other in self._pending if other[0] is not work]
+        self.pending = [one for one in self.pending if one.work is not work]
 
     def sum(self, tensor: torch.Tensor, what: str) -> None:
         """``start_sum`` and ``wait``."""
@@ -377,7 +392,7 @@ class CollectiveGroup:
         group, self._group = self._group, None
         if group is None or not dist.is_initialized():
             return
-        finished = all(work.is_completed() for work, *_ in self._pending)
+        finished = all(one.work.is_completed() for one in self.pending)
         at_once = self._backend in _CLOSES_AT_ONCE and self.device.type == "cpu"
         if finished or at_once:
             dist.destroy_process_group(group)

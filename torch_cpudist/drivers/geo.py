@@ -65,6 +65,11 @@ class GeoDriver(ServerDriver):
     All that is written to the model is written by the training thread: by its
     optimizer, and inside ``step`` by slices of an exchange. A thread of the core only
     sends and receives.
+
+    Attributes:
+        averages: by parameter, whether exchanges average it.
+        steps: since the last exchange began.
+        batches: of all replicas, since then.
     """
 
     def __init__(
@@ -78,15 +83,15 @@ class GeoDriver(ServerDriver):
         self._in_rounds = strategy.outer is not None
         self._inners = made.stepped
         kinds = [table.kind for table in parameters.tables]
-        self._averages = strategy.averages(made.stepped, kinds)
+        self.averages = strategy.averages(made.stepped, kinds)
         self._guard = made.guard
-        self._steps = 0  # since the last exchange began
+        self.steps = 0  # since the last exchange began
         self._samples = 0
         self._exchanging = False
         self._own_steps = 0
         self._moved = False  # since all movement was handed on
         self._replicas = 1  # whose batches a step is made of
-        self._batches = 0  # of all replicas, since the last exchange began
+        self.batches = 0  # of all replicas, since the last exchange began
         self._step_s = 0.0
         self._ended = 0.0
 
@@ -115,8 +120,8 @@ class GeoDriver(ServerDriver):
         finally:
             local.note_written(weights)
             local.accept_changes()
-        self._steps += 1
-        self._batches += self._replicas
+        self.steps += 1
+        self.batches += self._replicas
         self._samples += count
         self._own_steps += 1
         self._moved = True
@@ -152,7 +157,7 @@ class GeoDriver(ServerDriver):
     def _known_steps(self) -> int:
         if self._local.alone:
             return self._own_steps
-        return self._local.client.exchange_steps(self._local.id) + self._steps
+        return self._local.client.exchange_steps(self._local.id) + self.steps
 
     def _work_on_exchange(self) -> None:
         now = time.perf_counter()
@@ -160,7 +165,7 @@ class GeoDriver(ServerDriver):
             last_s = now - self._ended
             share = _NEWEST_SHARE if self._step_s else 1.0
             self._step_s += share * (last_s - self._step_s)
-        due = self._batches >= self._strategy.push_every
+        due = self.batches >= self._strategy.push_every
         if self._exchanging or due:
             self._advance(self._strategy.exchange_budget * self._step_s, begin=due)
         self._ended = time.perf_counter()
@@ -181,11 +186,11 @@ class GeoDriver(ServerDriver):
         self._local.client.begin_exchange(
             self._local.id,
             whole=whole,
-            averages=self._averages,
-            steps=self._steps,
+            averages=self.averages,
+            steps=self.steps,
             samples=self._samples,
         )
-        self._steps = self._samples = self._batches = 0
+        self.steps = self._samples = self.batches = 0
 
     def _exchange(self, whole: bool) -> None:
         """Ends the exchange under way and makes another, until nothing is left."""
@@ -194,7 +199,7 @@ class GeoDriver(ServerDriver):
         with local.written_apart(), Weights(local.placement.dense) as weights:
             client.finish_exchange(local.id, weights)
             # An outer step that nobody has moved for would be momentum alone.
-            more = self._steps > 0 or not self._in_rounds
+            more = self.steps > 0 or not self._in_rounds
             while more:
                 self._begin(whole)
                 client.finish_exchange(local.id, weights)
@@ -235,7 +240,7 @@ class GeoDriver(ServerDriver):
             local.join()
         left = not local.client.is_member(local.id)
         # With nothing of its own on the servers' way it can take their values.
-        idle = self._in_rounds and not self._exchanging and not self._steps
+        idle = self._in_rounds and not self._exchanging and not self.steps
         # Others' changes have come rounded, then.
         rounded = local.placement.layout.pull_dtype != "fp32" and not self._moved
         self.settle()

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from torch_cpudist import strategies as strategy_registry
-from torch_cpudist.drivers.base import Wrapped
+from torch_cpudist.drivers.base import Driver, Wrapped
 from torch_cpudist.drivers.guard import InnerGuard
 from torch_cpudist.drivers.registry import make_driver, open_parameters
 from torch_cpudist.errors import ClosedError, ModelChangedError
@@ -137,6 +137,23 @@ class DistributedOptimizer(Prefetching, face.ServedOptimizer, Participant):
     def trained_parameters(self) -> list[torch.nn.Parameter]:
         """What is trained, tables first."""
         return [parameter for _, parameter in self._open().trained()]
+
+    # For the rest of this package and for its tests, not for scripts.
+
+    @property
+    def trained(self) -> Trained:
+        """What is trained; raises ``ClosedError`` after ``close()``."""
+        return self._open()
+
+    @property
+    def inners(self) -> Sequence[torch.optim.Optimizer]:
+        """The wrapped optimizers."""
+        return self._inners
+
+    @property
+    def driver(self) -> Driver:
+        """What runs the strategy."""
+        return self._driver
 
     def _trained_ids(self) -> set[int]:
         return {id(p) for group in self.param_groups for p in group["params"]}

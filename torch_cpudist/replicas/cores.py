@@ -112,8 +112,8 @@ def memory(models: ReplicaModels, update: Update) -> dict[str, int]:
     for optimizer in optimizers:
         inners: Sequence[Optimizer] = [optimizer]
         if isinstance(optimizer, DistributedOptimizer):
-            inners = optimizer._inners
-            state += optimizer._driver.keeper.held()
+            inners = optimizer.inners
+            state += optimizer.driver.keeper.held()
         kept = (values for inner in inners for values in inner.state.values())
         state += [v for one in kept for v in one.values() if torch.is_tensor(v)]
     parameters = _bytes_of(models.parameters)

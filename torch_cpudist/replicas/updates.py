@@ -301,7 +301,7 @@ class ServedUpdate(Update):
 
     def by_caller(self, samples: int | None) -> None:
         """Steps; ``samples`` weighs this trainer."""
-        with self._served._driver.step_of_replicas(len(self.models.views)):
+        with self._served.driver.step_of_replicas(len(self.models.views)):
             self._served.step(samples=samples)
 
     def by_replica(self, replica: int) -> None:
@@ -372,7 +372,7 @@ def copied(optimizers: Sequence[Optimizer], model: nn.Module, reduce: str) -> se
     tables: set[int] = set()
     for served in _served(optimizers):
         # Whole tables would be copied after every step; rows may come from servers.
-        placed = served._open().placement.tables
+        placed = served.trained.placement.tables
         tables |= {id(table.found.weight) for table in placed}
     return {id(parameter) for parameter in model.parameters()} - tables
 
