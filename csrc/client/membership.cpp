@@ -1,7 +1,7 @@
 // Copyright (c) 2026 The torch_cpudist authors.
 // SPDX-License-Identifier: BSD-3-Clause
 //
-// Joining and leaving rounds, and the barrier; docs/architecture.md, Rounds.
+// Joining and leaving rounds, and the barrier; docs/mechanisms.md, Rounds.
 #include "client/client_impl.h"
 
 namespace cpudist::client {

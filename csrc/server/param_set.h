@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 //
 // One parameter set on one server: its tables and blocks, the groups of trainers that update it,
-// and the requests that wait. docs/architecture.md, "Rounds" and "Updates on arrival", is what this
+// and the requests that wait. docs/mechanisms.md, "Rounds" and "Updates on arrival", is what this
 // implements.
 #pragma once
 

@@ -3,7 +3,7 @@
 //
 // The rounds of one group of trainers: who is a member, whose push is there, and when a round is
 // complete and applied. A set that is updated in rounds has one group of all its trainers (Sync) or
-// several, which do not wait for each other (HalfAsync); docs/architecture.md, "Rounds".
+// several, which do not wait for each other (HalfAsync); docs/mechanisms.md, "Rounds".
 #pragma once
 
 #include <cstdint>
