@@ -1,0 +1,182 @@
+# Copyright (c) 2026 The torch_cpudist authors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""The shape of the house: crowded folders, torn classes, privacy, packed calls."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+
+from tidy_rules import NATIVE, PYTHON, TEXT, Sources, Violation, within
+from tidy_rules.functions import native_functions
+
+FOLDER_FILES = 25
+PACKAGE = "torch_cpudist"
+
+
+def check_crowding(sources: Sources) -> Iterator[Violation]:
+    """Check how many sources are in a folder, its `__init__` aside."""
+    crowds: Counter[str] = Counter()
+    for name in sorted(sources):
+        path = PurePosixPath(name)
+        if path.suffix in PYTHON | NATIVE and path.stem != "__init__":
+            folder = str(path.parent)
+            crowds[folder] += 1
+            if crowds[folder] == FOLDER_FILES + 1:
+                what = f"more than {FOLDER_FILES} source files in {folder}"
+                yield Violation(name, 1, "crowded", what)
+
+
+# ---- torn classes ------------------------------------------------------------------
+
+MEMBER = re.compile(
+    r"\b((?:\w+::)*[A-Z]\w*)::(?:~?\w+|operator\s*(?:\(\s*\)|[^\s\w(]+))\s*\("
+)
+
+
+def member_of(header: str) -> str | None:
+    """Return the class whose member a function is that is defined outside of it."""
+    plain = header
+    while (fewer := re.sub(r"<[^<>]*>", "", plain)) != plain:
+        plain = fewer
+    found = MEMBER.search(plain)
+    return found.group(1) if found else None
+
+
+def check_torn_classes(sources: Sources) -> Iterator[Violation]:
+    """Check that no class has members in two sources; a folder's names are its own."""
+    homes: dict[str, dict[str, int]] = defaultdict(dict)
+    for name in within(sources, "csrc"):
+        if name.endswith(".cpp"):
+            for line, header, _ in native_functions(sources[name]):
+                if owner := member_of(header):
+                    homes[owner].setdefault(name, line)
+    for owner, files in homes.items():
+        for name, line in files.items():
+            near = [one for one in files if one < name and are_near(one, name)]
+            if near:
+                what = f"{owner} has members in {near[0]}, too: one class, one file"
+                yield Violation(name, line, "torn-class", what)
+
+
+def are_near(one: str, other: str) -> bool:
+    """Tell whether one file's folder is the other's, or around it."""
+    folders = [f"{PurePosixPath(name).parent}/" for name in (one, other)]
+    return folders[0].startswith(folders[1]) or folders[1].startswith(folders[0])
+
+
+# ---- privacy -----------------------------------------------------------------------
+
+
+# What torch gives to those who write modules, optimizers and sparse tensors.
+OF_TORCH = {"_apply", "_indices", "_nnz", "_parameters", "_values"}
+OWN = {"self", "cls"}
+
+
+def is_private(name: str) -> bool:
+    """Tell names with one underscore in front from those with none or two."""
+    marked = name.startswith("_") and not name.startswith("__") and name != "_"
+    return marked and name not in OF_TORCH
+
+
+def owned_names(tree: ast.AST) -> Iterator[str]:
+    """Yield the private names that a file gives to what it makes."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            if isinstance(node.value, ast.Name) and node.value.id in OWN:
+                yield node.attr
+
+
+def check_privacy(sources: Sources) -> Iterator[Violation]:
+    """Check that no package touches what another one has marked as its own.
+
+    Private names of other projects are theirs to defend: only names count that a
+    folder of this package gives, and that the folder which uses them does not.
+    """
+    trees = {
+        name: ast.parse(sources[name])
+        for name in within(sources, PACKAGE, "tests")
+        if name.endswith(".py")
+    }
+    owners: dict[str, set[str]] = defaultdict(set)
+    for name, tree in trees.items():
+        for given in filter(is_private, owned_names(tree)):
+            owners[given].add(str(PurePosixPath(name).parent))
+    for name, tree in trees.items():
+        folder = str(PurePosixPath(name).parent)
+        for line, found in reach_ins(tree):
+            theirs = {one for one in owners[found] if one.startswith(PACKAGE)}
+            if theirs and folder not in owners[found]:
+                what = f"{found} is private to {', '.join(sorted(theirs))}"
+                yield Violation(name, line, "private", what)
+
+
+def reach_ins(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Yield the private names, with lines, that a file takes of something else."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and is_private(node.attr):
+            value = node.value
+            itself = isinstance(value, ast.Name) and value.id in OWN
+            called = getattr(value, "func", None)
+            if not itself and getattr(called, "id", "") != "super":
+                yield node.lineno, node.attr
+        elif isinstance(node, ast.ImportFrom):
+            # Modules of the package itself, such as _core, are for all of it.
+            inner = node.level or (node.module or "").startswith(f"{PACKAGE}.")
+            for one in node.names if inner else ():
+                if is_private(one.name):
+                    yield node.lineno, one.name
+
+
+# ---- packed calls ------------------------------------------------------------------
+
+
+def check_packed_calls(name: str, text: str) -> Iterator[Violation]:
+    """Check that no call hides how many arguments it passes in `*(a, b)`."""
+    try:
+        tree = ast.parse(text)
+    except SyntaxError:
+        return  # said by the rule of functions
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            for one in node.args:
+                packed = isinstance(one, ast.Starred) and one.value
+                if isinstance(packed, ast.Tuple | ast.List):
+                    what = "a call with `*(…)` of known length: name the arguments"
+                    yield Violation(name, one.lineno, "star-arguments", what)
+
+
+# ---- what is tracked ---------------------------------------------------------------
+
+KNOWN_SUFFIXES = TEXT | {
+    *(".cfg", ".cmake", ".css", ".csv", ".in", ".json", ".jsonl", ".png", ".svg"),
+    *(".typed", ".yaml", ".yml"),
+}
+KNOWN_NAMES = {"LICENSE", ".gitignore", ".clang-format", ".ci/run"}
+KNOWN_FOLDERS = ("tests/fuzz/corpus/",)
+
+
+def tracked(root: Path) -> list[str]:
+    """Return what git tracks below a root; nothing where there is no repository."""
+    if not (root / ".git").exists():
+        return []  # an unpacked source distribution
+    command = ["git", "-C", str(root), "ls-files", "-z"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return [name for name in done.stdout.split("\0") if name]
+
+
+def check_tracked(names: list[str]) -> Iterator[Violation]:
+    """Check that what is tracked is of a kind that belongs to the project."""
+    for name in names:
+        known = Path(name).suffix in KNOWN_SUFFIXES or name in KNOWN_NAMES
+        if not known and not name.startswith(KNOWN_FOLDERS):
+            what = "tracked, but of no kind that the project has"
+            yield Violation(name, 1, "unknown-file", what)
