@@ -77,7 +77,7 @@ from torch_cpudist.strategies import (
     Sync,
     strategy,
 )
-from torch_cpudist.tables.local import shard_tables
+from torch_cpudist.tables.found import shard_tables
 
 __version__ = "0.1.0"
 

@@ -20,11 +20,12 @@ from torch import nn
 
 import torch_cpudist as cpudist
 from torch_cpudist.drivers.registry import check_device
+from torch_cpudist.machine import staging
 from torch_cpudist.model import device as devices
-from torch_cpudist.model import staging
 from torch_cpudist.model.dense_memory import check_kept
 from torch_cpudist.model.placement import DenseParameter, PlacedTable, Placement
-from torch_cpudist.tables.local import FoundTable, is_staged
+from torch_cpudist.tables.found import FoundTable
+from torch_cpudist.tables.local import is_staged
 
 
 @pytest.fixture
@@ -168,7 +169,7 @@ def test_a_model_that_moves_after_wrapping_is_refused(staged):
 def test_a_dense_parameter_that_moves_is_refused():
     says = r"'w' is now .* on cpu, expected .* on cuda:0 as when its optimizer"
     with pytest.raises(cpudist.ModelChangedError, match=says):
-        check_kept([dense_on(CUDA)])
+        check_kept(device_of(dense_on(CUDA)))
 
 
 def test_compiled_models_look_up_outside_their_graphs(staged):
@@ -246,14 +247,18 @@ def dense_on(device, name="w"):
     return DenseParameter(0, name, weight, 0, weight.dtype, weight.shape, device)
 
 
+def device_of(*dense):
+    return [(entry.name, entry.device) for entry in dense]
+
+
 def test_the_device_of_a_model_is_that_of_its_dense_parameters():
     here = FoundTable("t", nn.Parameter(torch.zeros(4, 2)))
     cpu = torch.device("cpu")
     nothing = nn.Module()
-    assert devices.model_device(nothing, [here], [dense_on(CUDA)]) == CUDA
-    assert devices.model_device(nothing, [here], [dense_on(cpu)]) == cpu
+    assert devices.model_device(nothing, [here], device_of(dense_on(CUDA))) == CUDA
+    assert devices.model_device(nothing, [here], device_of(dense_on(cpu))) == cpu
     assert devices.model_device(nothing, [here], []) == cpu
-    several = [dense_on(CUDA, "there"), dense_on(cpu, "here")]
+    several = device_of(dense_on(CUDA, "there"), dense_on(cpu, "here"))
     says = "'here' on cpu, 'there' on cuda:0"
     with pytest.raises(cpudist.UnsupportedModelError, match=says):
         devices.model_device(nothing, [], several)

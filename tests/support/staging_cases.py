@@ -11,7 +11,7 @@ from sync_cases import copy_of, run
 from torch import nn
 
 import torch_cpudist as cpudist
-from torch_cpudist.model import staging
+from torch_cpudist.machine import staging
 
 ROWS, DIM, STEPS = 20, 4, 6
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 import torch
 
+from torch_cpudist.machine.device import CPU
 from torch_cpudist.model.placement import DenseParameter
-from torch_cpudist.model.staging import CPU
 
 # Smaller halves cost more than their overlap with backward brings.
 LEAST_BYTES = 2 << 20

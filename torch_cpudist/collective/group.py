@@ -28,7 +28,7 @@ from torch_cpudist.errors import (
     PeerLostError,
 )
 from torch_cpudist.launch.backend_choice import spec_for
-from torch_cpudist.model.staging import CPU
+from torch_cpudist.machine.device import CPU
 
 if TYPE_CHECKING:
     from torch_cpudist.launch.run import Run

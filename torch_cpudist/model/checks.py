@@ -12,8 +12,8 @@ from torch.nn.parameter import is_lazy
 
 from torch_cpudist.errors import InvalidArgumentError, UnsupportedModelError
 from torch_cpudist.log import logger
-from torch_cpudist.model.device import check_device
-from torch_cpudist.tables.local import MAX_NORM_OBSTACLE, FoundTable
+from torch_cpudist.machine.device import check_device
+from torch_cpudist.tables.found import MAX_NORM_OBSTACLE, FoundTable
 
 _LARGE_DENSE_EMBEDDING_BYTES = 16 << 20
 DTYPES = {torch.float32: "float32", torch.float64: "float64"}

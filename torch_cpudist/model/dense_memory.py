@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from torch_cpudist.errors import ModelChangedError
-from torch_cpudist.model import staging
+from torch_cpudist.machine import staging
 from torch_cpudist.model.gradients import read_dense_gradient
 from torch_cpudist.model.placement import DenseParameter
 

@@ -5,37 +5,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
 from torch_cpudist.errors import UnsupportedModelError
-from torch_cpudist.model.staging import CPU
-
-if TYPE_CHECKING:
-    from torch_cpudist.model.placement import DenseParameter
-    from torch_cpudist.tables.local import FoundTable
-
-_SUPPORTED = ("cpu", "cuda")
-
-
-def check_device(name: str, device: torch.device) -> None:
-    """Refuses a parameter on a device that this package does not train on.
-
-    Raises:
-        UnsupportedModelError: names the device.
-    """
-    if device.type not in _SUPPORTED:
-        raise UnsupportedModelError(
-            f"parameter {name!r} is on {device}; expected cpu or a CUDA device. Move "
-            "the model there before wrapping the optimizer: model.to('cpu')."
-        )
+from torch_cpudist.machine.device import CPU
+from torch_cpudist.tables.found import FoundTable
 
 
 def model_device(
-    model: nn.Module, tables: Sequence[FoundTable], dense: Sequence[DenseParameter]
+    model: nn.Module,
+    tables: Sequence[FoundTable],
+    dense: Sequence[tuple[str, torch.device]],
 ) -> torch.device:
     """The device that a model computes on, where lookups bring their results.
 
@@ -44,12 +28,12 @@ def model_device(
     Args:
         model: the module.
         tables: those that are trained.
-        dense: parameters that are trained as a whole.
+        dense: names of the parameters that are trained as a whole, and their devices.
 
     Raises:
         UnsupportedModelError: parameters are on several devices.
     """
-    found = {entry.device: entry.name for entry in reversed(dense)}
+    found = {device: name for name, device in reversed(dense)}
     if not found:
         weights = {id(table.weight) for table in tables}
         for name, parameter in model.named_parameters():

@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from torch_cpudist import _core
+from torch_cpudist.machine.device import CPU
 from torch_cpudist.model.checks import (
     DTYPES,
     check_dense,
@@ -29,8 +30,7 @@ from torch_cpudist.model.checks import (
     warn_large_embeddings,
 )
 from torch_cpudist.model.device import model_device
-from torch_cpudist.model.staging import CPU
-from torch_cpudist.tables.local import FoundTable, find_tables
+from torch_cpudist.tables.found import FoundTable, find_tables
 
 if TYPE_CHECKING:
     from torch_cpudist.settings.fields import Sharding
@@ -286,7 +286,7 @@ def place(
     blocks = cut(dense, sharding, server_count)
     layout = make_layout(updates, rules, tables_spec, blocks)
     _log_placement(layout, server_count)
-    device = model_device(model, found, dense)
+    device = model_device(model, found, [(e.name, e.device) for e in dense])
     return Placement(tables, dense, layout, rules, device)
 
 

@@ -5,23 +5,20 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
-from torch_cpudist.errors import InvalidArgumentError, RowOutOfRangeError
+from torch_cpudist.errors import InvalidArgumentError
 from torch_cpudist.log import logger
-from torch_cpudist.tables.binding import TableBinding, check_kind
-from torch_cpudist.tables.local import FoundTable
+from torch_cpudist.tables.binding import check_rows
 
 if TYPE_CHECKING:
     from torch_cpudist.drivers.base import Driver
     from torch_cpudist.served.base import Trained
     from torch_cpudist.served.set import ParameterSet
-
-Table = TypeVar("Table", TableBinding, FoundTable)
 
 # Batches that may be outstanding; Prefetcher::kMostBatches of the core.
 MOST_BATCHES = 16
@@ -45,50 +42,6 @@ def check_ids(ids: Mapping[nn.Module, torch.Tensor]) -> None:
             "prefetch: expected modules as keys and tensors as values, found "
             f"{type(module).__name__}: {type(tensor).__name__}."
         )
-
-
-def bound_ids(
-    tables: Sequence[Table], ids: Mapping[nn.Module, torch.Tensor]
-) -> Iterator[tuple[Table, torch.Tensor]]:
-    """Yields the table of every module, and its ids.
-
-    Raises:
-        InvalidArgumentError: a module is no table of these.
-    """
-    for module, tensor in ids.items():
-        weight = getattr(module, "weight", None)
-        found = [table for table in tables if table.weight is weight]
-        if not found:
-            names = ", ".join(repr(table.name) for table in tables)
-            raise InvalidArgumentError(
-                f"prefetch: {type(module).__name__} is no table of this optimizer, "
-                f"whose tables are {names or 'none'}. Pass the nn.Embedding or "
-                "nn.EmbeddingBag with sparse=True itself."
-            )
-        yield found[0], tensor
-
-
-def check_rows(
-    tables: Sequence[FoundTable], ids: Mapping[nn.Module, torch.Tensor]
-) -> None:
-    """Checks ids of tables whose rows are all here, as a pull of them would be.
-
-    Raises:
-        InvalidArgumentError: a module is no table of these.
-        IdTypeError, UnsupportedModelError: ids of another dtype or device.
-        RowOutOfRangeError: an id is no row.
-    """
-    for table, tensor in bound_ids(tables, ids):
-        check_kind(table.name, tensor)
-        if tensor.numel() == 0:
-            continue
-        rows = len(table.weight)
-        low, high = (int(bound) for bound in torch.aminmax(tensor))
-        if low < 0 or high >= rows:
-            raise RowOutOfRangeError(
-                f"table {table.name!r}: id {low if low < 0 else high} is outside its "
-                f"{rows} rows; ids must be in [0, {rows})"
-            )
 
 
 class Prefetching:

@@ -20,7 +20,8 @@ from torch_cpudist.errors import ModelChangedError, UnsupportedModelError
 from torch_cpudist.replicas import hooks
 from torch_cpudist.replicas.dropout import own_dropout
 from torch_cpudist.replicas.table_view import copied_tables
-from torch_cpudist.tables.local import MAX_NORM_OBSTACLE, is_staged, plain_class
+from torch_cpudist.tables.found import MAX_NORM_OBSTACLE
+from torch_cpudist.tables.local import is_staged, plain_class
 
 _PLAIN = (bool, int, float, str, type(None))
 # Written by torch or by this package, not by users.

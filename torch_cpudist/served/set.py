@@ -19,12 +19,11 @@ from torch_cpudist import _core
 from torch_cpudist.model.dense_memory import dense_memory
 from torch_cpudist.model.gradients import read_table_gradient
 from torch_cpudist.model.placement import PlacedTable, Placement
-from torch_cpudist.model.staged_tables import HostedWeights
-from torch_cpudist.optimizer.prefetching import bound_ids
 from torch_cpudist.served.base import Trained
 from torch_cpudist.settings.clip import Clip, ClipNorm, ClipValue
-from torch_cpudist.tables.binding import TableBinding
+from torch_cpudist.tables.binding import TableBinding, bound_ids
 from torch_cpudist.tables.local import attach, detach
+from torch_cpudist.tables.staged import HostedWeights
 
 _STORE_ROWS = 65_536
 

@@ -1,18 +1,14 @@
 # Copyright (c) 2026 The torch_cpudist authors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""The bound tables of this process, and the dispatcher ops that compiled models call.
-
-A graph cannot hold a Python object, so it names a table by its handle; a negative one
-stands for a table whose module was given another weight.
-"""
+"""The bound tables of this process: where rows of a table come from and go to."""
 
 from __future__ import annotations
 
 import itertools
 import threading
 import weakref
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Protocol, TypeVar
 
 import torch
 from torch import nn
@@ -21,11 +17,13 @@ from torch_cpudist import _core
 from torch_cpudist.errors import (
     ClosedError,
     IdTypeError,
+    InvalidArgumentError,
     ModelChangedError,
+    RowOutOfRangeError,
     UnsupportedModelError,
 )
 from torch_cpudist.log import logger
-from torch_cpudist.model.staging import CPU, sparse_gradient
+from torch_cpudist.machine.device import CPU
 
 _handles = itertools.count(1)
 _bindings: weakref.WeakValueDictionary[int, TableBinding] = (
@@ -80,6 +78,60 @@ def check_kind(name: str, ids: torch.Tensor) -> None:
             f"table {name!r}: ids must be on the CPU, or on the CUDA device that the "
             f"model's parameters are on, got {ids.device}. Use ids.cpu()."
         )
+
+
+class NamedWeight(Protocol):
+    """A table, bound or not."""
+
+    name: str
+    weight: nn.Parameter
+
+
+NamedT = TypeVar("NamedT", bound=NamedWeight)
+
+
+def bound_ids(
+    tables: Sequence[NamedT], ids: Mapping[nn.Module, torch.Tensor]
+) -> Iterator[tuple[NamedT, torch.Tensor]]:
+    """Yields the table of every module, and its ids.
+
+    Raises:
+        InvalidArgumentError: a module is no table of these.
+    """
+    for module, tensor in ids.items():
+        weight = getattr(module, "weight", None)
+        found = [table for table in tables if table.weight is weight]
+        if not found:
+            names = ", ".join(repr(table.name) for table in tables)
+            raise InvalidArgumentError(
+                f"prefetch: {type(module).__name__} is no table of this optimizer, "
+                f"whose tables are {names or 'none'}. Pass the nn.Embedding or "
+                "nn.EmbeddingBag with sparse=True itself."
+            )
+        yield found[0], tensor
+
+
+def check_rows(
+    tables: Sequence[NamedWeight], ids: Mapping[nn.Module, torch.Tensor]
+) -> None:
+    """Checks ids of tables whose rows are all here, as a pull of them would be.
+
+    Raises:
+        InvalidArgumentError: a module is no table of these.
+        IdTypeError, UnsupportedModelError: ids of another dtype or device.
+        RowOutOfRangeError: an id is no row.
+    """
+    for table, tensor in bound_ids(tables, ids):
+        check_kind(table.name, tensor)
+        if tensor.numel() == 0:
+            continue
+        rows = len(table.weight)
+        low, high = (int(bound) for bound in torch.aminmax(tensor))
+        if low < 0 or high >= rows:
+            raise RowOutOfRangeError(
+                f"table {table.name!r}: id {low if low < 0 else high} is outside its "
+                f"{rows} rows; ids must be in [0, {rows})"
+            )
 
 
 class TableBinding:
@@ -252,101 +304,6 @@ class TableBinding:
         self.client = None
 
 
-def _pull(ids: torch.Tensor, handle: int) -> None:
-    binding = _bindings.get(abs(handle))
-    if binding is None:
-        raise ClosedError(
-            "this compiled graph looks up a table whose DistributedOptimizer is gone. "
-            "Compile the model again after wrapping."
-        )
-    if handle < 0:
-        raise weight_replaced(binding.name)
-    binding.pull(ids, binding.weight)
-
-
-# The results depend on the pull, which orders it before the read without declaring the
-# weight mutated, for which a functionalised graph would copy the whole table.
-_library = torch.library.Library("torch_cpudist", "FRAGMENT")  # type: ignore[no-untyped-call]
-for _schema in (
-    "pull(Tensor ids, int handle) -> Tensor",
-    "lookup(Tensor weight, Tensor ids, int handle, int padding_idx) -> Tensor",
-    "lookup_grad(Tensor grad, Tensor ids, SymInt rows, int padding_idx) -> Tensor",
-):
-    _library.define(_schema)  # type: ignore[no-untyped-call]
-
-
-def _pull_op(ids: torch.Tensor, handle: int) -> torch.Tensor:
-    """Pulls rows; the copy of ``ids`` is what the lookup then uses."""
-    _pull(ids, handle)
-    return ids.clone()
-
-
-def _lookup_op(
-    weight: torch.Tensor, ids: torch.Tensor, handle: int, padding_idx: int
-) -> torch.Tensor:
-    """Pulls rows and gathers them."""
-    _pull(ids, handle)
-    return torch.nn.functional.embedding(ids, weight, padding_idx, sparse=True)
-
-
-def _lookup_grad_op(
-    grad: torch.Tensor, ids: torch.Tensor, rows: int, padding_idx: int
-) -> torch.Tensor:
-    """The sparse gradient of a lookup, over memory of its own.
-
-    torch's own one aliases the upstream gradient, whose memory a graph compiled by
-    inductor uses again for other results while the gradient is still needed.
-    """
-    flat = ids.reshape(-1).to(torch.int64, copy=True)
-    values = grad.reshape(flat.numel(), grad.shape[-1]).clone()
-    return sparse_gradient(flat, values, rows, padding_idx)
-
-
-_library.impl("pull", _pull_op, "CPU")  # type: ignore[no-untyped-call]
-_library.impl("lookup", _lookup_op, "CPU")  # type: ignore[no-untyped-call]
-_library.impl("lookup_grad", _lookup_grad_op, "CPU")  # type: ignore[no-untyped-call]
-
-
-@torch.library.register_fake("torch_cpudist::pull", lib=_library)  # type: ignore[untyped-decorator]
-def _pull_fake(ids: torch.Tensor, handle: int) -> torch.Tensor:
-    return torch.empty_like(ids)
-
-
-@torch.library.register_fake("torch_cpudist::lookup", lib=_library)  # type: ignore[untyped-decorator]
-def _lookup_fake(
-    weight: torch.Tensor, ids: torch.Tensor, handle: int, padding_idx: int
-) -> torch.Tensor:
-    return weight.new_empty((*ids.shape, weight.shape[1]))
-
-
-@torch.library.register_fake("torch_cpudist::lookup_grad", lib=_library)  # type: ignore[untyped-decorator]
-def _lookup_grad_fake(
-    grad: torch.Tensor, ids: torch.Tensor, rows: int, padding_idx: int
-) -> torch.Tensor:
-    keys = ids.new_empty((1, ids.numel()), dtype=torch.int64)
-    values = grad.new_empty((ids.numel(), grad.shape[-1]))
-    return torch.sparse_coo_tensor(
-        keys, values, (rows, grad.shape[-1]), check_invariants=False
-    )
-
-
-def _save_for_grad(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-    weight, ids, _, ctx.padding_idx = inputs
-    ctx.save_for_backward(ids)
-    ctx.rows = weight.shape[0]
-
-
-def _lookup_backward(
-    ctx: Any, grad: torch.Tensor
-) -> tuple[torch.Tensor, None, None, None]:
-    (ids,) = ctx.saved_tensors
-    result = torch.ops.torch_cpudist.lookup_grad(grad, ids, ctx.rows, ctx.padding_idx)
-    return result, None, None, None
-
-
-torch.library.register_autograd(
-    "torch_cpudist::lookup",
-    _lookup_backward,
-    setup_context=_save_for_grad,
-    lib=_library,
-)
+def bound(handle: int) -> TableBinding | None:
+    """The binding of this handle, unless it is gone."""
+    return _bindings.get(handle)

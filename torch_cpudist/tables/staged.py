@@ -16,7 +16,8 @@ from torch import nn
 
 from torch_cpudist.errors import ModelChangedError
 from torch_cpudist.log import logger
-from torch_cpudist.model import staging
+from torch_cpudist.machine import staging
+from torch_cpudist.machine.device import CPU
 from torch_cpudist.tables.binding import TableBinding
 
 Apply = Callable[[torch.Tensor], torch.Tensor]
@@ -97,8 +98,7 @@ def look_up_bags(
     binding = module._cpudist_binding
     found = _pulled(binding, ids, module.weight)
     here = [
-        one if one is None else one.to(staging.CPU)
-        for one in (offsets, per_sample_weights)
+        one if one is None else one.to(CPU) for one in (offsets, per_sample_weights)
     ]
     pooled = nn.EmbeddingBag.forward(module, found, *here)
     return staging.moved_to(binding.device, pooled)
@@ -153,7 +153,7 @@ class HostedWeights:
                     weight.nbytes / 2**20,
                     home,
                 )
-                _move(weight, staging.CPU)
+                _move(weight, CPU)
 
     def home_of(self, weight: nn.Parameter) -> torch.device:
         """Where a weight was."""

@@ -16,8 +16,6 @@ from typing import Any, cast
 import torch
 from torch.autograd.function import once_differentiable
 
-CPU = torch.device("cpu")
-
 
 def needed(device: torch.device) -> bool:
     """Whether values have to be copied between host memory and ``device``."""

@@ -1,0 +1,117 @@
+# Copyright (c) 2026 The torch_cpudist authors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""The dispatcher ops that compiled models call for lookups of tables.
+
+A graph cannot hold a Python object, so it names a table by its handle; a negative one
+stands for a table whose module was given another weight.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from torch_cpudist.errors import ClosedError
+from torch_cpudist.machine.staging import sparse_gradient
+from torch_cpudist.tables.binding import bound, weight_replaced
+
+
+def _pull(ids: torch.Tensor, handle: int) -> None:
+    binding = bound(abs(handle))
+    if binding is None:
+        raise ClosedError(
+            "this compiled graph looks up a table whose DistributedOptimizer is gone. "
+            "Compile the model again after wrapping."
+        )
+    if handle < 0:
+        raise weight_replaced(binding.name)
+    binding.pull(ids, binding.weight)
+
+
+# The results depend on the pull, which orders it before the read without declaring the
+# weight mutated, for which a functionalised graph would copy the whole table.
+_library = torch.library.Library("torch_cpudist", "FRAGMENT")  # type: ignore[no-untyped-call]
+for _schema in (
+    "pull(Tensor ids, int handle) -> Tensor",
+    "lookup(Tensor weight, Tensor ids, int handle, int padding_idx) -> Tensor",
+    "lookup_grad(Tensor grad, Tensor ids, SymInt rows, int padding_idx) -> Tensor",
+):
+    _library.define(_schema)  # type: ignore[no-untyped-call]
+
+
+def _pull_op(ids: torch.Tensor, handle: int) -> torch.Tensor:
+    """Pulls rows; the copy of ``ids`` is what the lookup then uses."""
+    _pull(ids, handle)
+    return ids.clone()
+
+
+def _lookup_op(
+    weight: torch.Tensor, ids: torch.Tensor, handle: int, padding_idx: int
+) -> torch.Tensor:
+    """Pulls rows and gathers them."""
+    _pull(ids, handle)
+    return torch.nn.functional.embedding(ids, weight, padding_idx, sparse=True)
+
+
+def _lookup_grad_op(
+    grad: torch.Tensor, ids: torch.Tensor, rows: int, padding_idx: int
+) -> torch.Tensor:
+    """The sparse gradient of a lookup, over memory of its own.
+
+    torch's own one aliases the upstream gradient, whose memory a graph compiled by
+    inductor uses again for other results while the gradient is still needed.
+    """
+    flat = ids.reshape(-1).to(torch.int64, copy=True)
+    values = grad.reshape(flat.numel(), grad.shape[-1]).clone()
+    return sparse_gradient(flat, values, rows, padding_idx)
+
+
+_library.impl("pull", _pull_op, "CPU")  # type: ignore[no-untyped-call]
+_library.impl("lookup", _lookup_op, "CPU")  # type: ignore[no-untyped-call]
+_library.impl("lookup_grad", _lookup_grad_op, "CPU")  # type: ignore[no-untyped-call]
+
+
+@torch.library.register_fake("torch_cpudist::pull", lib=_library)  # type: ignore[untyped-decorator]
+def _pull_fake(ids: torch.Tensor, handle: int) -> torch.Tensor:
+    return torch.empty_like(ids)
+
+
+@torch.library.register_fake("torch_cpudist::lookup", lib=_library)  # type: ignore[untyped-decorator]
+def _lookup_fake(
+    weight: torch.Tensor, ids: torch.Tensor, handle: int, padding_idx: int
+) -> torch.Tensor:
+    return weight.new_empty((*ids.shape, weight.shape[1]))
+
+
+@torch.library.register_fake("torch_cpudist::lookup_grad", lib=_library)  # type: ignore[untyped-decorator]
+def _lookup_grad_fake(
+    grad: torch.Tensor, ids: torch.Tensor, rows: int, padding_idx: int
+) -> torch.Tensor:
+    keys = ids.new_empty((1, ids.numel()), dtype=torch.int64)
+    values = grad.new_empty((ids.numel(), grad.shape[-1]))
+    return torch.sparse_coo_tensor(
+        keys, values, (rows, grad.shape[-1]), check_invariants=False
+    )
+
+
+def _save_for_grad(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    weight, ids, _, ctx.padding_idx = inputs
+    ctx.save_for_backward(ids)
+    ctx.rows = weight.shape[0]
+
+
+def _lookup_backward(
+    ctx: Any, grad: torch.Tensor
+) -> tuple[torch.Tensor, None, None, None]:
+    (ids,) = ctx.saved_tensors
+    result = torch.ops.torch_cpudist.lookup_grad(grad, ids, ctx.rows, ctx.padding_idx)
+    return result, None, None, None
+
+
+torch.library.register_autograd(
+    "torch_cpudist::lookup",
+    _lookup_backward,
+    setup_context=_save_for_grad,
+    lib=_library,
+)
