@@ -43,6 +43,7 @@ from torch_cpudist.errors import (
     UnsupportedOptimizerError,
 )
 from torch_cpudist.launch.context import Context, current, get_context
+from torch_cpudist.model.clipping import clip_grad_norm_
 from torch_cpudist.optimizer.distributed import DistributedOptimizer
 from torch_cpudist.precision import Optimization, optimize
 from torch_cpudist.replicas import ReplicaExecutor
@@ -59,7 +60,7 @@ from torch_cpudist.runtime import (
     trainer_count,
     trainer_rank,
 )
-from torch_cpudist.settings.clip import ClipNorm, ClipValue, clip_grad_norm_
+from torch_cpudist.settings.clip import ClipNorm, ClipValue
 from torch_cpudist.settings.communicator import Communicator
 from torch_cpudist.settings.delay_compensation import DelayCompensation
 from torch_cpudist.settings.fields import Server, Sharding

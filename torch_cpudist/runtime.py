@@ -114,7 +114,7 @@ def _meet(made: Environment, rendezvous: Rendezvous, threads: bool) -> Layout:
         # Ranks that are threads make no group.
         shm=not threads and made.backend == "auto" and choice.shm_loads(),
     )
-    members = rendezvous.meet(own)
+    members = rendezvous.meet_members(own)
     if made.group is not None:
         return one_role(members, made.group.role)
     return assign(members, made.servers or 0)

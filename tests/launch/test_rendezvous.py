@@ -31,7 +31,7 @@ def meet(store, rank, world_size, timeout_s=10.0, together=None):
     if together is not None:
         together.wait(30)
     rendezvous = Rendezvous(store, rank, world_size, timeout_s)
-    return rendezvous, rendezvous.meet(member(rank))
+    return rendezvous, rendezvous.meet_members(member(rank))
 
 
 @pytest.mark.parametrize("kind", ["hash", "file"])

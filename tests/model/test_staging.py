@@ -169,7 +169,7 @@ def test_a_model_that_moves_after_wrapping_is_refused(staged):
 def test_a_dense_parameter_that_moves_is_refused():
     says = r"'w' is now .* on cpu, expected .* on cuda:0 as when its optimizer"
     with pytest.raises(cpudist.ModelChangedError, match=says):
-        check_kept(device_of(dense_on(CUDA)))
+        check_kept([dense_on(CUDA)])
 
 
 def test_compiled_models_look_up_outside_their_graphs(staged):

@@ -16,6 +16,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from datetime import timedelta
 from multiprocessing.util import Finalize
 from pathlib import Path
@@ -25,13 +26,12 @@ from torch._C._distributed_c10d import DebugLevel, PrefixStore, get_debug_level
 
 from torch_cpudist.backends import ccl_runtime
 from torch_cpudist.backends.loading import load_c10d
+from torch_cpudist.backends.meeting import Meeting
 from torch_cpudist.errors import (
     BackendUnavailableError,
     ConfigurationError,
     OperationTimeoutError,
 )
-from torch_cpudist.launch.layout import Member
-from torch_cpudist.launch.rendezvous import Rendezvous
 from torch_cpudist.log import logger
 from torch_cpudist.machine import host
 
@@ -42,6 +42,21 @@ _SHARED = Path("/dev/shm")  # noqa: S108
 # A file younger than this may be of a process that this one cannot see.
 _LEFT_S = 60.0
 _MAX_ID = 2**30
+
+
+@dataclass(frozen=True)
+class Member:
+    """What one rank of a new group tells the others.
+
+    Attributes:
+        rank: in the group.
+        host_id: equal for ranks that share a host; see ``host.identity``.
+        agreed: facts about its process.
+    """
+
+    rank: int
+    host_id: str
+    agreed: dict[str, str]
 
 
 def _status() -> tuple[int, str]:
@@ -65,18 +80,19 @@ def _member(rank: int, release: str) -> Member:
         "release": release,
         "checks": str(int(_asks_for_checks())),
     }
-    return Member(rank, 0, 0, NAME, host.identity(), host.description(), told)
+    return Member(rank, host.identity(), told)
 
 
 def _meet(options: Any, release: str) -> tuple[list[Member], int]:
     """Members of the new group by rank, and a number of it that all know."""
     rank, size = options.group_rank, options.group_size
     timeout_s = options.timeout.total_seconds()
-    rendezvous = Rendezvous(options.store, rank, size, timeout_s)
+    meeting = Meeting(options.store, rank, size, timeout_s)
     try:
-        members = rendezvous.meet(_member(rank, release))
+        told = meeting.meet(asdict(_member(rank, release)))
     except OperationTimeoutError as error:
         raise OperationTimeoutError(f"ccl: making a group: {error}") from error
+    members = [Member(**one) for one in told]
     processes = {(m.host_id, m.agreed["namespace"], m.agreed["pid"]) for m in members}
     if len(processes) < size:
         raise BackendUnavailableError(
@@ -89,7 +105,7 @@ def _meet(options: Any, release: str) -> tuple[list[Member], int]:
             f"ccl: ranks have different releases of oneCCL ({releases}, by rank). "
             "Install the same one on every host."
         )
-    return members, rendezvous.run_id
+    return members, meeting.run_id
 
 
 def _interface(members: Sequence[Member]) -> str | None:

@@ -22,7 +22,8 @@ from torch_cpudist.rules.state_parts import States
 from torch_cpudist.served import local_state, state_exchange
 from torch_cpudist.served.local import LocalParameterSet
 from torch_cpudist.served.set import ParameterSet
-from torch_cpudist.settings.clip import Clip, clip_own
+from torch_cpudist.model.clipping import clip_own
+from torch_cpudist.settings.clip import Clip
 from torch_cpudist.strategies.geo import Geo
 
 # How much the last step counts in the measured time of a step.

@@ -1,0 +1,202 @@
+# Copyright (c) 2026 The torch_cpudist authors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Ranks find each other over a c10d store, and tell each other who they are.
+
+Values are JSON text. A store may outlive a run (torchrun keeps its own over a restart,
+notebooks call ``init()`` again), so nothing found in it is trusted to be of this run
+until rank 0 has sent back what this rank just wrote: every rank writes a random nonce,
+rank 0 collects all of them into a roster, ranks acknowledge a roster that holds their
+own nonce, and rank 0 collects again when one of them changed.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from torch_cpudist.errors import AddressError, Error, OperationTimeoutError
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
+
+PREFIX = "torch_cpudist"
+_POLL_MIN_S = 0.002
+_POLL_MAX_S = 0.05
+
+
+class Meeting:
+    """One meeting of all ranks in a store.
+
+    Cost: each rank writes three small values and reads one; rank 0 reads two of each
+    rank.
+
+    Thread safety: one thread.
+
+    Attributes:
+        store: where ranks meet.
+        rank: of this process.
+        ranks: to meet.
+        run_id: 63-bit number of this meeting, once ``meet`` has returned.
+    """
+
+    def __init__(
+        self, store: Store, rank: int, world_size: int, timeout_s: float
+    ) -> None:
+        """Meets in ``store``.
+
+        Args:
+            store: any c10d store that all ranks reach.
+            rank: of this process among ``world_size``.
+            world_size: ranks to meet.
+            timeout_s: longest time for everything from here on.
+        """
+        self.store = store
+        self.rank = rank
+        self.ranks = range(world_size)
+        self._timeout_s = timeout_s
+        self._deadline = time.monotonic() + timeout_s
+        self.run_id = 0
+
+    def remaining_s(self) -> float:
+        """Seconds left before the deadline, at least 0."""
+        return max(0.0, self._deadline - time.monotonic())
+
+    # -- the store ---------------------------------------------------------------------
+
+    def _call(self, action: Callable[[], Any]) -> Any:
+        try:
+            return action()
+        except Error:
+            raise
+        except (RuntimeError, OSError) as error:
+            raise AddressError(
+                f"rank {self.rank}: the rendezvous store failed ({error}). Did "
+                "torchrun's agent or rank 0 end?"
+            ) from error
+
+    def put(self, key: str, value: Any) -> None:
+        """Writes a value.
+
+        Raises:
+            AddressError: the store does not answer.
+        """
+        self._call(lambda: self.store.set(f"{PREFIX}/{key}", json.dumps(value)))
+
+    def has(self, keys: Sequence[str]) -> bool:
+        """Whether all of these were written."""
+        names = [f"{PREFIX}/{key}" for key in keys]
+        return bool(self._call(lambda: self.store.check(names)))
+
+    def get(self, key: str) -> Any:
+        """Reads a value that was written."""
+        raw = self._call(lambda: self.store.get(f"{PREFIX}/{key}"))
+        return json.loads(raw)
+
+    def poll(self, ready: Callable[[], Any], missing: Callable[[], str]) -> Any:
+        """Asks until ``ready`` gives something else than ``None``.
+
+        Polling, because a store's own wait can neither be interrupted nor say who is
+        missing.
+
+        Raises:
+            OperationTimeoutError: says what ``missing`` does.
+        """
+        pause_s = _POLL_MIN_S
+        while True:
+            answer = ready()
+            if answer is not None:
+                return answer
+            if time.monotonic() >= self._deadline:
+                raise OperationTimeoutError(
+                    f"rank {self.rank}: init() waited {self._timeout_s:g} s; "
+                    f"{missing()}. Look at the output of those ranks, or pass "
+                    "init(timeout_s=...)."
+                )
+            time.sleep(pause_s)
+            pause_s = min(_POLL_MAX_S, pause_s * 1.5)
+
+    # -- meeting -----------------------------------------------------------------------
+
+    def meet(self, own: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Waits until every rank is there.
+
+        Args:
+            own: what this rank tells, of what JSON takes.
+
+        Returns:
+            What every rank told about itself, in order of rank.
+
+        Raises:
+            OperationTimeoutError: names the ranks that did not come.
+            AddressError: the store does not answer.
+        """
+        nonce = secrets.token_hex(8)
+        self.put(f"here/{self.rank}", {"nonce": nonce, "member": dict(own)})
+        roster = self._lead() if self.rank == 0 else self._follow(nonce)
+        self.run_id = int(roster["run_id"])
+        return [entry["member"] for entry in roster["ranks"]]
+
+    def _absent(self) -> str:
+        absent = [rank for rank in self.ranks if not self.has([f"here/{rank}"])]
+        return (
+            f"ranks {absent} of {len(self.ranks)} did not come"
+            if absent
+            else ("ranks came, but not all of them stayed")
+        )
+
+    def _collect(self) -> list[Any] | None:
+        keys = [f"here/{rank}" for rank in self.ranks]
+        return [self.get(key) for key in keys] if self.has(keys) else None
+
+    def _lead(self) -> dict[str, Any]:
+        roster: dict[str, Any] = {"ranks": None}
+
+        def settled() -> dict[str, Any] | None:
+            present = self._collect()
+            if present is None:
+                return None
+            if present != roster["ranks"]:
+                roster["ranks"] = present
+                roster["run_id"] = secrets.randbits(62) + 1
+                self.put("roster", roster)
+            return roster if not self._unacknowledged(roster["run_id"]) else None
+
+        def missing() -> str:
+            if roster["ranks"] is None:
+                return self._absent()
+            return f"ranks {self._unacknowledged(roster['run_id'])} did not come"
+
+        self.poll(settled, missing)
+        self.put("go", roster["run_id"])
+        return roster
+
+    def _unacknowledged(self, run_id: int) -> list[int]:
+        others = self.ranks[1:]
+        return [
+            rank
+            for rank in others
+            if not self.has([f"ack/{rank}"]) or self.get(f"ack/{rank}") != run_id
+        ]
+
+    def _follow(self, nonce: str) -> dict[str, Any]:
+        acknowledged = 0
+
+        def settled() -> dict[str, Any] | None:
+            nonlocal acknowledged
+            if not self.has(["roster"]):
+                return None
+            roster: dict[str, Any] = self.get("roster")
+            if len(roster["ranks"]) != len(self.ranks):
+                return None
+            if roster["ranks"][self.rank]["nonce"] != nonce:
+                return None
+            if roster["run_id"] != acknowledged:
+                acknowledged = roster["run_id"]
+                self.put(f"ack/{self.rank}", acknowledged)
+            gone = self.has(["go"]) and self.get("go") == acknowledged
+            return roster if gone else None
+
+        return self.poll(settled, self._absent)  # type: ignore[no-any-return]
