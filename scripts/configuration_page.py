@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any, NamedTuple, get_args, get_type_hints
 
 from torch_cpudist.launch.environment import Environment
-from torch_cpudist.settings import fields as config
 from torch_cpudist.settings import jobs as group_settings
+from torch_cpudist.settings.fields import scalar_fields, variable_of
+from torch_cpudist.strategies.registry import SETTINGS
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "configuration.md"
 _LARGE = 2**31 - 1
@@ -272,7 +273,7 @@ def _rows(cls: type) -> list[Row]:
     bases = [base for base in cls.__bases__ if dataclasses.is_dataclass(base)]
     inherited = {field.name for base in bases for field in dataclasses.fields(base)}
     hints, (_, says) = get_type_hints(cls), _documented(cls)
-    plain = {field.name for field in config.scalar_fields(cls)}
+    plain = {field.name for field in scalar_fields(cls)}
     return [
         Row(
             _code(cls.__name__),
@@ -280,7 +281,7 @@ def _rows(cls: type) -> list[Row]:
             _type(hints[field.name], field.metadata),
             field.metadata.get("unit", "-"),
             _default(field),
-            _code(config.variable_of(cls, field.name)) if field.name in plain else "-",
+            _code(variable_of(cls, field.name)) if field.name in plain else "-",
             says[field.name].rstrip("."),
         )
         for field in dataclasses.fields(cls)
@@ -304,14 +305,14 @@ def _process_row(name: str) -> Row:
 
 def rows() -> list[Row]:
     """Every field of every settings class, then the variables without one."""
-    found = [row for cls in config.classes() for row in _rows(cls)]
+    found = [row for cls in SETTINGS for row in _rows(cls)]
     return found + [_process_row(name) for name in VARIABLES]
 
 
 def page() -> str:
     """The whole page."""
     parts = [HEAD]
-    for cls in config.classes():
+    for cls in SETTINGS:
         entries = "".join(map(_entry, _rows(cls)))
         parts.append(f"## {cls.__name__}\n\n{_documented(cls)[0]}\n\n{entries}")
     others = "".join(_entry(_process_row(name)) for name in VARIABLES)

@@ -63,9 +63,10 @@ from torch_cpudist.runtime import (
 from torch_cpudist.settings.clip import ClipNorm, ClipValue
 from torch_cpudist.settings.communicator import Communicator
 from torch_cpudist.settings.delay_compensation import DelayCompensation
-from torch_cpudist.settings.fields import Server, Sharding
 from torch_cpudist.settings.outer import Outer
 from torch_cpudist.settings.replicas import Replicas
+from torch_cpudist.settings.server import Server
+from torch_cpudist.settings.sharding import Sharding
 from torch_cpudist.strategies import (
     AllReduce,
     Async,

@@ -13,9 +13,14 @@ from torch._C._distributed_c10d import HashStore
 
 from torch_cpudist import _core, log
 from torch_cpudist.errors import ConfigurationError
-from torch_cpudist.launch import backend_choice as choice
-from torch_cpudist.launch import context, endpoints, environment, rank_network
-from torch_cpudist.launch import separate_jobs as separate_groups
+from torch_cpudist.launch import (
+    backend_choice,
+    context,
+    endpoints,
+    environment,
+    rank_network,
+    separate_jobs,
+)
 from torch_cpudist.launch.context import Context
 from torch_cpudist.launch.default_group import DefaultGroup
 from torch_cpudist.launch.environment import Environment
@@ -23,7 +28,9 @@ from torch_cpudist.launch.layout import Layout, Member, Numbers, assign, one_rol
 from torch_cpudist.launch.rendezvous import Rendezvous, open_store
 from torch_cpudist.launch.torch_threads import TorchThreads
 from torch_cpudist.machine import files, host
-from torch_cpudist.settings import fields as config
+from torch_cpudist.settings import fields
+from torch_cpudist.settings.jobs import ROLES
+from torch_cpudist.settings.server import Server
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -53,8 +60,8 @@ def _explicit(
             f"{', '.join(missing)}: pass all three, or none and start with torchrun."
         )
     most = environment.MAX_RANKS
-    world_size = config.whole_number("init(): world_size", world_size, 1, most)
-    rank = config.whole_number("init(): rank", rank, 0, world_size - 1)
+    world_size = fields.whole_number("init(): world_size", world_size, 1, most)
+    rank = fields.whole_number("init(): rank", rank, 0, world_size - 1)
     return dataclasses.replace(
         made,
         rank=rank,
@@ -73,30 +80,30 @@ def _with_arguments(
     made: Environment,
     servers: int | None,
     role: str | None,
-    server: config.Server | Mapping[str, Any] | None,
+    server: Server | Mapping[str, Any] | None,
 ) -> Environment:
     """Adds ``init``'s other arguments; the environment wins over them."""
-    roles_named = made.role_name in environment.ROLES
+    roles_named = made.role_name in ROLES
     decided = roles_named or made.servers is not None or made.group is not None
     if servers is not None:
         most = environment.MAX_RANKS
-        servers = config.whole_number("init(): servers", servers, 0, most)
+        servers = fields.whole_number("init(): servers", servers, 0, most)
         if decided:
             log.logger.info("init(servers=%d): the environment wins", servers)
         else:
             made = dataclasses.replace(made, servers=servers)
     if role is not None:
-        if role not in environment.ROLES:
+        if role not in ROLES:
             raise ConfigurationError(
-                f"init(role={role!r}): {config.nearest(str(role), environment.ROLES)}"
+                f"init(role={role!r}): {fields.nearest(str(role), ROLES)}"
             )
         if decided:
             log.logger.info("init(role=%r): the environment wins", role)
         else:
             made = dataclasses.replace(made, role_name=role)
     if server is not None:
-        settings = config.from_mapping(config.Server, server)
-        settings = config.with_environment(settings, made.settings)
+        settings = fields.from_mapping(Server, server)
+        settings = fields.with_environment(settings, made.values)
         made = dataclasses.replace(made, server=settings)
     environment.check_ranks(made)
     return made
@@ -112,7 +119,7 @@ def _meet(made: Environment, rendezvous: Rendezvous, threads: bool) -> Layout:
         host=host.description(),
         agreed=environment.agreed_settings(made),
         # Ranks that are threads make no group.
-        shm=not threads and made.backend == "auto" and choice.shm_loads(),
+        shm=not threads and made.backend == "auto" and backend_choice.shm_loads(),
     )
     members = rendezvous.meet_members(own)
     if made.group is not None:
@@ -134,7 +141,7 @@ def _join(
 ) -> Context:
     """Meets the other ranks and starts what this one needs."""
     if network is None:
-        choice.check_early(made)
+        backend_choice.check_early(made)
     if store is None:
         store = open_store(made, timeout_s) if made.launched else HashStore()
     rendezvous = Rendezvous(store, made.rank, made.world_size, timeout_s)
@@ -157,7 +164,7 @@ def _join(
             )
             torch_group = group.join(made, layout, rendezvous)
         if made.group is not None:
-            numbers, ends = separate_groups.start(made, layout, rendezvous)
+            numbers, ends = separate_jobs.start(made, layout, rendezvous)
             log.setup(made.log, _who(numbers))
         else:
             numbers = layout.numbers_of(made.rank)
@@ -218,7 +225,7 @@ def init(
     role: str | None = None,
     network: _core.InprocNetwork | None = None,
     timeout_s: float = _TIMEOUT_S,
-    server: config.Server | Mapping[str, Any] | None = None,
+    server: Server | Mapping[str, Any] | None = None,
     variables: Mapping[str, str] | None = None,
 ) -> Context:
     """Joins the run: finds its role, starts its server, connects to all servers.

@@ -281,7 +281,8 @@ def test_settings_that_make_no_sense_are_refused():
 
 def test_any_variable_switches_it_on():
     def resolve(chosen: Any = "async", **variables: str) -> Any:
-        return strategies.resolve(chosen, environment.parse(variables))
+        made = environment.parse(variables)
+        return strategies.resolve(chosen, made.strategy, made.values, made.server)
 
     assert resolve().delay_compensation is None
     assert resolve().max_merge == 2

@@ -366,7 +366,8 @@ def test_trainers_meet_with_those_of_their_host(servers, monkeypatch):
 def test_the_environment_sets_groups():
     def resolved(text):
         made = environment.parse({"CPUDIST_HALFASYNC_GROUP": text})
-        return strategies.resolve(cpudist.HalfAsync(group=[[0]]), made)
+        chosen = cpudist.HalfAsync(group=[[0]])
+        return strategies.resolve(chosen, made.strategy, made.values, made.server)
 
     assert resolved("0,1; 2,3").group == PAIRS
     assert resolved("none").group is None

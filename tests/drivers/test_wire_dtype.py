@@ -262,7 +262,8 @@ def test_settings():
         "CPUDIST_COMMUNICATOR_WIRE_DTYPE": "int8",
         "CPUDIST_COMMUNICATOR_MAX_MERGE": "3",
     }
-    made = strategies.resolve("sync", environment.parse(variables))
+    said = environment.parse(variables)
+    made = strategies.resolve("sync", None, said.values, said.server)
     assert made.communicator == chosen(wire_dtype="int8")  # the other one is reported
-    made = strategies.resolve("async", environment.parse(variables))
+    made = strategies.resolve("async", None, said.values, said.server)
     assert made.communicator == chosen(wire_dtype="int8", max_merge=3)

@@ -9,7 +9,8 @@ import dataclasses
 import configuration_page
 
 from torch_cpudist.launch import environment
-from torch_cpudist.settings import fields as config
+from torch_cpudist.settings import fields
+from torch_cpudist.strategies.registry import SETTINGS
 
 
 def test_the_page_is_what_the_script_makes():
@@ -34,7 +35,7 @@ def test_the_page_has_every_line():
 
 def test_every_field_and_variable_has_its_line():
     found = {(row[0], row[1]) for row in lines()}
-    for cls in config.classes():
+    for cls in SETTINGS:
         for field in dataclasses.fields(cls):
             inherited = any(
                 field.name in getattr(base, "__dataclass_fields__", {})
@@ -44,7 +45,7 @@ def test_every_field_and_variable_has_its_line():
     others = {f"CPUDIST_{name}" for name in configuration_page.VARIABLES}
     assert others == environment._OWN
     variables = [row[5] for row in lines() if row[5] != "-"]
-    assert sorted(variables) == sorted(config.variables() | others)
+    assert sorted(variables) == sorted(fields.variables(SETTINGS) | others)
 
 
 def test_every_line_is_complete():

@@ -12,15 +12,21 @@ import torch_cpudist as cpudist
 from torch_cpudist import strategies
 from torch_cpudist.errors import ConfigurationError
 from torch_cpudist.launch import environment
-from torch_cpudist.settings import fields as config
+from torch_cpudist.settings import fields
+from torch_cpudist.settings.server import Server
+from torch_cpudist.strategies.registry import SETTINGS
 
 
 def parsed(**variables):
     return environment.parse(variables)
 
 
+def resolve(chosen, made):
+    return strategies.resolve(chosen, made.strategy, made.values, made.server)
+
+
 def test_default_is_sync():
-    assert strategies.resolve(None, parsed()) == cpudist.Sync()
+    assert resolve(None, parsed()) == cpudist.Sync()
 
 
 @pytest.mark.parametrize(
@@ -33,8 +39,8 @@ def test_default_is_sync():
     ],
 )
 def test_environment_over_argument_over_default(chosen):
-    assert strategies.resolve(chosen, parsed()).sharding.min_block_size == 10
-    made = strategies.resolve(
+    assert resolve(chosen, parsed()).sharding.min_block_size == 10
+    made = resolve(
         chosen,
         parsed(CPUDIST_SHARDING_MIN_BLOCK_SIZE="20", CPUDIST_SHARDING_SLICE="off"),
     )
@@ -43,7 +49,7 @@ def test_environment_over_argument_over_default(chosen):
 
 def test_naming_the_same_strategy_keeps_its_arguments():
     chosen = cpudist.Sync(sharding={"split_method": "hash"})
-    made = strategies.resolve(chosen, parsed(CPUDIST_STRATEGY="sync"))
+    made = resolve(chosen, parsed(CPUDIST_STRATEGY="sync"))
     assert made.sharding.split_method == "hash"
 
 
@@ -54,7 +60,7 @@ def test_strategies_of_this_version_are_listed():
     with pytest.raises(ConfigurationError, match=expected):
         cpudist.strategy("gossip")
     with pytest.raises(ConfigurationError, match="no strategy 'gossip'"):
-        strategies.resolve(None, parsed(CPUDIST_STRATEGY="gossip"))
+        resolve(None, parsed(CPUDIST_STRATEGY="gossip"))
 
 
 @pytest.mark.parametrize(
@@ -66,11 +72,11 @@ def test_strategies_of_this_version_are_listed():
         (lambda: cpudist.Sharding(min_block_size=1.5), "expected int, found float"),
         (lambda: cpudist.Sharding(min_block_size=True), "expected int, found bool"),
         (lambda: cpudist.Sharding(split_method="rr"), "Valid: balanced, hash"),
-        (lambda: config.Server(threads=1025), "must be at most 1024"),
-        (lambda: config.Server(memory_cap_bytes=2**63), "must be at most 9223"),
+        (lambda: Server(threads=1025), "must be at most 1024"),
+        (lambda: Server(memory_cap_bytes=2**63), "must be at most 9223"),
         (lambda: cpudist.Sync(sharding=3), "expected Sharding or a dict"),
-        (lambda: strategies.resolve(3, parsed()), "found 3"),
-        (lambda: strategies.resolve({"slice": 1}, parsed()), "needs 'name'"),
+        (lambda: resolve(3, parsed()), "found 3"),
+        (lambda: resolve({"slice": 1}, parsed()), "needs 'name'"),
         (lambda: parsed(CPUDIST_SHARDING_MIN_BLOCK_SIZE="0"), "CPUDIST_SHARDING_MIN_"),
     ],
 )
@@ -83,9 +89,9 @@ def test_wrong_settings_say_what_is_valid(make, says):
 def test_server_settings_belong_to_init():
     chosen = cpudist.Sync(server={"threads": 3})
     with pytest.raises(ConfigurationError, match="CPUDIST_SERVER_"):
-        strategies.resolve(chosen, parsed())
+        resolve(chosen, parsed())
     running = parsed(CPUDIST_SERVER_THREADS="3")
-    assert strategies.resolve(chosen, running).server.threads == 3
+    assert resolve(chosen, running).server.threads == 3
 
 
 def test_mutation_shows_replace():
@@ -101,24 +107,24 @@ def test_mutation_shows_replace():
 
 def test_every_number_has_limits():
     """A number that the core cannot hold must not get as far as the core."""
-    for kind in config.classes():
-        for entry in config.scalar_fields(kind):
+    for kind in SETTINGS:
+        for entry in fields.scalar_fields(kind):
             if type(entry.default) in (int, float):
                 assert {"least", "most"} <= entry.metadata.keys(), entry.name
 
 
 def test_every_field_has_a_variable_in_its_docstring():
-    for kind in config.classes():
-        for entry in config.scalar_fields(kind):
-            assert config.variable_of(kind, entry.name) in kind.__doc__
+    for kind in SETTINGS:
+        for entry in fields.scalar_fields(kind):
+            assert fields.variable_of(kind, entry.name) in kind.__doc__
 
 
 def test_variables_that_the_strategy_does_not_use_are_told(caplog):
     set_ones = parsed(CPUDIST_ASYNC_MAX_STALENESS="3", CPUDIST_SERVER_THREADS="2")
     with caplog.at_level("WARNING", "torch_cpudist"):
-        strategies.resolve("async", set_ones)
+        resolve("async", set_ones)
         assert not caplog.records
-        strategies.resolve("sync", set_ones)
+        resolve("sync", set_ones)
     (record,) = caplog.records
     assert record.getMessage() == (
         "CPUDIST_ASYNC_MAX_STALENESS is set, but Sync does not use it"
@@ -132,13 +138,13 @@ def test_a_variable_is_not_blamed_for_what_is_wrong_without_it():
         "CPUDIST_ASYNC_MAX_STALENESS": "4",
     }
     with pytest.raises(cpudist.ConfigurationError, match="max_merge") as caught:
-        config.with_environment(merging, variables)
+        fields.with_environment(merging, fields.read(SETTINGS, variables))
     assert "MAX_STALENESS" not in str(caught.value)
 
 
 def test_variables_that_are_valid_together_may_both_be_set():
     queue = {"pull_every": 5}
-    made = strategies.resolve(
+    made = resolve(
         cpudist.Async(communicator=queue),
         parsed(CPUDIST_ASYNC_MAX_STALENESS="3", CPUDIST_COMMUNICATOR_PULL_EVERY="1"),
     )
@@ -147,9 +153,9 @@ def test_variables_that_are_valid_together_may_both_be_set():
 
 def test_settings_of_parts_count_as_used(caplog):
     chosen = {"CPUDIST_HYBRID_SPARSE": "geo", "CPUDIST_GEO_PUSH_EVERY": "7"}
-    made = strategies.resolve("hybrid", parsed(**chosen))
+    made = resolve("hybrid", parsed(**chosen))
     assert made.sparse.push_every == 7
-    strategies.resolve("async", parsed(CPUDIST_DELAYCOMPENSATION_FACTOR="0.5"))
+    resolve("async", parsed(CPUDIST_DELAYCOMPENSATION_FACTOR="0.5"))
     assert "does not use" not in caplog.text
-    strategies.resolve("sync", parsed(CPUDIST_GEO_PUSH_EVERY="7"))
+    resolve("sync", parsed(CPUDIST_GEO_PUSH_EVERY="7"))
     assert "CPUDIST_GEO_PUSH_EVERY is set, but Sync does not use it" in caplog.text

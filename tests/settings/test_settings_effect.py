@@ -17,11 +17,12 @@ from settings_cases import FIELDS, Given
 from settings_process import VARIABLES
 
 from torch_cpudist.launch import environment
-from torch_cpudist.settings import fields as config
+from torch_cpudist.settings.fields import scalar_fields, variable_of
+from torch_cpudist.strategies.registry import SETTINGS
 
 
 def test_every_setting_has_an_observer():
-    fields = {(c, f.name) for c in config.classes() for f in config.scalar_fields(c)}
+    fields = {(c, f.name) for c in SETTINGS for f in scalar_fields(c)}
     inherited = {
         (c, name)
         for c, name in fields
@@ -41,7 +42,7 @@ def test_a_field_has_an_effect(kind, name):
     by_argument = observer.see(changed)
     assert by_argument != observer.see(plain)
     # Over an argument that says otherwise.
-    variable = {config.variable_of(kind, name): observer.text}
+    variable = {variable_of(kind, name): observer.text}
     assert observer.see(dataclasses.replace(plain, variables=variable)) == by_argument
 
 

@@ -27,8 +27,9 @@ import torch_cpudist as cpudist
 from torch_cpudist import _core
 from torch_cpudist.settings.communicator import Communicator
 from torch_cpudist.settings.delay_compensation import DelayCompensation
-from torch_cpudist.settings.fields import Server, Sharding
 from torch_cpudist.settings.outer import Outer
+from torch_cpudist.settings.server import Server
+from torch_cpudist.settings.sharding import Sharding
 
 
 @dataclass(frozen=True)

@@ -62,7 +62,7 @@ def _sent_bytes(context: cpudist.Context, _report: Any) -> list[int]:
         (_HALVED, {}),
         ({"compression": "none"}, _HALVED_BY_VARIABLE),
     ):
-        context.environment = dataclasses.replace(own, settings=variables)
+        context.environment = dataclasses.replace(own, values=variables)
         model = Layers()
         optimizer = wrapped(model, cpudist.AllReduce(**fields))
         push_ones(optimizer, model, 1)

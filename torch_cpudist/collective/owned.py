@@ -23,7 +23,7 @@ from torch_cpudist.collective.state import send_states
 from torch_cpudist.model.placement import DenseParameter, cut
 from torch_cpudist.optim import FTRL, RowWiseAdagrad
 from torch_cpudist.served import state_exchange
-from torch_cpudist.settings.fields import Sharding
+from torch_cpudist.settings.sharding import Sharding
 
 # Whose update of an element, or of a row, needs nothing of the others.
 _BY_ELEMENT = (

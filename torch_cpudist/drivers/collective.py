@@ -22,8 +22,8 @@ from torch_cpudist.model.placement import PlacedTable
 from torch_cpudist.rules.fused import fused
 from torch_cpudist.rules.state_parts import States
 from torch_cpudist.served import local_state
-from torch_cpudist.settings.fields import Sharding
 from torch_cpudist.settings.replicas import Replicas
+from torch_cpudist.settings.sharding import Sharding
 from torch_cpudist.strategies.base import Strategy
 
 

@@ -15,6 +15,7 @@ from torch import nn
 from torch_cpudist.drivers.base import StateKeeper, Wrapped, whole_samples
 from torch_cpudist.drivers.registry import Opening, register
 from torch_cpudist.drivers.server import ServerDriver, storing
+from torch_cpudist.model.clipping import clip_own
 from torch_cpudist.model.dense_memory import Weights
 from torch_cpudist.model.gradients import hidden_gradients
 from torch_cpudist.model.placement import Rules
@@ -22,7 +23,6 @@ from torch_cpudist.rules.state_parts import States
 from torch_cpudist.served import local_state, state_exchange
 from torch_cpudist.served.local import LocalParameterSet
 from torch_cpudist.served.set import ParameterSet
-from torch_cpudist.model.clipping import clip_own
 from torch_cpudist.settings.clip import Clip
 from torch_cpudist.strategies.geo import Geo
 

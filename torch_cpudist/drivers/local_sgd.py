@@ -22,8 +22,8 @@ from torch_cpudist.drivers.collective import (
 from torch_cpudist.drivers.registry import Opening, register
 from torch_cpudist.errors import ConfigMismatchError, UnsupportedModelError
 from torch_cpudist.log import logger
-from torch_cpudist.model.placement import Rules
 from torch_cpudist.model.clipping import clip_own
+from torch_cpudist.model.placement import Rules
 from torch_cpudist.settings.clip import Clip
 from torch_cpudist.settings.fields import DEFAULT_BUCKET_BYTES
 from torch_cpudist.settings.outer import Outer

@@ -11,16 +11,16 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
-from torch_cpudist import strategies
 from torch_cpudist.errors import ConfigurationError
 from torch_cpudist.log import LEVELS
-from torch_cpudist.settings import fields as config
-from torch_cpudist.settings import jobs as group_settings
-from torch_cpudist.settings.jobs import GroupSettings
+from torch_cpudist.settings import fields, jobs
+from torch_cpudist.settings.jobs import ROLES, GroupSettings
 from torch_cpudist.settings.replicas import Replicas
+from torch_cpudist.settings.server import Server
+from torch_cpudist.strategies.registry import SETTINGS, strategy
 
-ROLES = group_settings.ROLES
 _LAUNCH = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 # Of these, the address and the port are often set where nothing is launched.
 _LAUNCHED_BY = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
@@ -49,7 +49,7 @@ _OWN = frozenset(
         "THREADS",
         "TRANSPORT",
     )
-) | frozenset(group_settings.NAMES)
+) | frozenset(jobs.NAMES)
 
 _NO_POOL = (
     "unset it. A trainer has no pools: one thread of the core serves the links to all "
@@ -61,6 +61,8 @@ _LATER = {
     "CPUDIST_PULL_THREADS": _NO_POOL,
     "CPUDIST_PREFETCH_THREADS": _NO_POOL,
 }
+# The variables of settings classes.
+_SET = fields.variables(SETTINGS)
 BACKENDS = ("auto", "gloo", "shm", "ccl", "nccl", "mpi")
 
 
@@ -91,6 +93,7 @@ class Environment:
         strategy: name of the strategy; ``None`` leaves it to the script.
         settings: variables of settings classes (``CPUDIST_SHARDING_SLICE``, ...), as
             text.
+        values: what they say, read once.
         server: how this rank's server runs.
         group: of servers and trainers that are launched apart; else ``None``.
         job: name of this rank's torchrun job; ``None`` without one.
@@ -122,7 +125,8 @@ class Environment:
     log: str = "warning"
     strategy: str | None = None
     settings: Mapping[str, str] = field(default_factory=dict)
-    server: config.Server = field(default_factory=config.Server)
+    values: Mapping[str, Any] = field(default_factory=dict)
+    server: Server = field(default_factory=Server)
     group: GroupSettings | None = None
     job: str | None = None
 
@@ -141,7 +145,7 @@ def _integer(
         value = int(text)
     except ValueError:
         raise ConfigurationError(f"{name}={text!r}: expected a whole number.") from None
-    config.check_range(f"{name}={value}", value, least, most)
+    fields.check_range(f"{name}={value}", value, least, most)
     return value
 
 
@@ -152,7 +156,7 @@ def _wait_ms(
 
 
 def _check_names(variables: Mapping[str, str]) -> None:
-    known = _OWN | config.variables()
+    known = _OWN | _SET
     for name in sorted(variables):
         if not name.upper().startswith("CPUDIST_") or name in known:
             continue
@@ -165,18 +169,17 @@ def _check_names(variables: Mapping[str, str]) -> None:
                 f"{name} is not available in this version: {_LATER[name]}."
             )
         raise ConfigurationError(
-            f"unknown variable {name}: {config.nearest(name, known)}"
+            f"unknown variable {name}: {fields.nearest(name, known)}"
         )
 
 
 def _settings(variables: Mapping[str, str]) -> dict[str, str]:
     """The variables of settings classes; ``CPU_NUM`` is one under another name."""
-    known = config.variables()
-    texts = {name: text for name, text in variables.items() if name in known}
+    texts = {name: text for name, text in variables.items() if name in _SET}
     text = variables.get("CPU_NUM", "").strip()
     if text and _REPLICAS not in texts:
         # Checked under its own name, which is the one that was set.
-        _integer(variables, "CPU_NUM", 1, 1, config.MAX_THREADS)
+        _integer(variables, "CPU_NUM", 1, 1, fields.MAX_THREADS)
         texts[_REPLICAS] = text
     return texts
 
@@ -184,7 +187,7 @@ def _settings(variables: Mapping[str, str]) -> dict[str, str]:
 def _choice(variables: Mapping[str, str], name: str, valid: tuple[str, ...]) -> str:
     value = variables.get(name, valid[0]).strip().lower()
     if value not in valid:
-        raise ConfigurationError(f"{name}={value!r}: {config.nearest(value, valid)}")
+        raise ConfigurationError(f"{name}={value!r}: {fields.nearest(value, valid)}")
     return value
 
 
@@ -240,12 +243,23 @@ def _role_name(variables: Mapping[str, str]) -> str:
     return text
 
 
+def _threads(variables: Mapping[str, str]) -> int | None:
+    if "CPUDIST_THREADS" not in variables:
+        return None
+    return _integer(variables, "CPUDIST_THREADS", 1, 1, fields.MAX_THREADS)
+
+
+def _pin(variables: Mapping[str, str]) -> bool:
+    text = variables.get("CPUDIST_PIN", "0")
+    return bool(fields.parse_text("CPUDIST_PIN", text, bool))
+
+
 def _strategy(variables: Mapping[str, str]) -> str | None:
     text = variables.get("CPUDIST_STRATEGY")
     if text is None:
         return None
     try:
-        return strategies.strategy(text).name
+        return strategy(text).name
     except ConfigurationError as error:
         raise ConfigurationError(f"CPUDIST_STRATEGY={text!r}: {error}") from None
 
@@ -323,9 +337,10 @@ def parse(variables: Mapping[str, str]) -> Environment:
     launched = _check_launch(variables)
     world_size = _integer(variables, "WORLD_SIZE", 1, least=1) if launched else 1
     texts = _settings(variables)
-    server = config.with_environment(config.Server(), texts)
-    for kind in config.classes():
-        config.with_environment(kind(), texts)
+    values = fields.read(SETTINGS, texts)
+    server = fields.with_environment(Server(), values)
+    for kind in SETTINGS:
+        fields.with_environment(kind(), values)
     made = Environment(
         rank=_integer(variables, "RANK", 0) if launched else 0,
         world_size=world_size,
@@ -357,13 +372,9 @@ def parse(variables: Mapping[str, str]) -> Environment:
         transport=_choice(variables, "CPUDIST_TRANSPORT", ("tcp", "c10d")),
         bind=variables.get("CPUDIST_BIND"),
         ports=_ports(variables),
-        threads=(
-            _integer(variables, "CPUDIST_THREADS", 1, 1, config.MAX_THREADS)
-            if "CPUDIST_THREADS" in variables
-            else None
-        ),
-        pin=config.parse_text("CPUDIST_PIN", variables.get("CPUDIST_PIN", "0"), bool),
-        replicas=config.with_environment(Replicas(), texts).count,
+        threads=_threads(variables),
+        pin=_pin(variables),
+        replicas=fields.with_environment(Replicas(), values).count,
         liveness_ms=_wait_ms(variables, "CPUDIST_LIVENESS_MS", 5000, least=100),
         round_deadline_ms=_wait_ms(variables, "CPUDIST_ROUND_DEADLINE_MS", 1_800_000),
         rpc_deadline_ms=_wait_ms(variables, "CPUDIST_RPC_DEADLINE_MS", 180_000),
@@ -371,11 +382,46 @@ def parse(variables: Mapping[str, str]) -> Environment:
         log=_choice(variables, "CPUDIST_LOG", tuple(LEVELS)),
         strategy=_strategy(variables),
         settings=texts,
+        values=values,
         server=server,
-        group=group_settings.parse(variables),
-        job=group_settings.job_name(variables),
+        group=jobs.parse(variables),
+        job=jobs.job_name(variables),
     )
     # Without a launcher, init() may be given the ranks, and checks them then.
     if launched:
         check_ranks(made)
     return made
+
+
+@dataclass(frozen=True)
+class Alone:
+    """What the environment says of a process that is in no run; see ``Environment``."""
+
+    rank: int
+    local_world_size: int
+    threads: int | None
+    pin: bool
+    values: Mapping[str, Any]
+
+
+def parse_alone(variables: Mapping[str, str]) -> Alone:
+    """Reads what replicas of a process without ``init()`` follow, and nothing else.
+
+    Raises:
+        ConfigurationError: an unknown variable, or a wrong value of one that is read.
+    """
+    _check_names(variables)
+    launched = _check_launch(variables)
+    own = fields.variables([Replicas])
+    texts = {k: v for k, v in _settings(variables).items() if k in own}
+    local = launched and "LOCAL_WORLD_SIZE" in variables
+    ranks = _integer(variables, "WORLD_SIZE", 1, least=1) if launched else 1
+    return Alone(
+        rank=_integer(variables, "RANK", 0) if launched else 0,
+        local_world_size=(
+            _integer(variables, "LOCAL_WORLD_SIZE", 1, least=1) if local else ranks
+        ),
+        threads=_threads(variables),
+        pin=_pin(variables),
+        values=fields.read([Replicas], texts),
+    )

@@ -33,7 +33,7 @@ from torch_cpudist.model.device import model_device
 from torch_cpudist.tables.found import FoundTable, find_tables
 
 if TYPE_CHECKING:
-    from torch_cpudist.settings.fields import Sharding
+    from torch_cpudist.settings.sharding import Sharding
     from torch_cpudist.settings.updates import Updates
 
 logger = logging.getLogger("torch_cpudist")

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from torch_cpudist import strategies as strategy_registry
 from torch_cpudist.drivers.base import Driver, Wrapped
 from torch_cpudist.drivers.guard import InnerGuard
 from torch_cpudist.drivers.registry import make_driver, open_parameters
@@ -31,9 +30,10 @@ from torch_cpudist.rules.groups import OptimizerGroups, wrapped
 from torch_cpudist.rules.state_parts import States, check_states
 from torch_cpudist.served import state_exchange
 from torch_cpudist.served.base import Trained
-from torch_cpudist.settings import fields as config
 from torch_cpudist.settings.clip import Clip, check_clip
+from torch_cpudist.settings.fields import check_pull
 from torch_cpudist.strategies.base import Strategy
+from torch_cpudist.strategies.registry import resolve
 
 Inner = torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
 
@@ -87,7 +87,8 @@ class DistributedOptimizer(Prefetching, face.ServedOptimizer, Participant):
         self._run.trainer_client()
         self._inners = wrapped(optimizer, model)
         check_clip(clip)
-        self.strategy = strategy_registry.resolve(strategy, self._run.environment)
+        said = self._run.environment
+        self.strategy = resolve(strategy, said.strategy, said.values, said.server)
         self.strategy.check_clip(clip)
         self.clip = clip
         self._groups = OptimizerGroups(self._inners, self.strategy.local)
@@ -271,7 +272,7 @@ class DistributedOptimizer(Prefetching, face.ServedOptimizer, Participant):
             ModelChangedError: it was written, without ``overwrite``; all is as before.
         """
         parameters = self._open()
-        config.check_pull("flush", pull)
+        check_pull("flush", pull)
         if not overwrite:
             parameters.check_unchanged()
         self._driver.flush(pull, bool(parameters.changed()))

@@ -11,12 +11,13 @@ from dataclasses import dataclass
 import torch
 from torch.optim import Optimizer
 
-from torch_cpudist.launch import context, environment
+from torch_cpudist.launch import context
+from torch_cpudist.launch.environment import Alone, Environment, parse_alone
 from torch_cpudist.machine import host, topology
 from torch_cpudist.optimizer.distributed import DistributedOptimizer
 from torch_cpudist.replicas.models import ReplicaModels
 from torch_cpudist.replicas.updates import CopiedUpdate, Update
-from torch_cpudist.settings import fields as config
+from torch_cpudist.settings.fields import with_environment
 from torch_cpudist.settings.replicas import Replicas
 
 
@@ -63,11 +64,12 @@ def find(
     opened = context.last()
     if opened is not None and opened.closed:
         opened = None
+    made: Environment | Alone
     if opened is not None:
         made = opened.environment
         share, trainer = opened.cores, max(opened.trainer_rank, 0)
     else:
-        made = environment.parse(os.environ)
+        made = parse_alone(os.environ)
         share = max(1, host.cores() // made.local_world_size)
         trainer = made.rank
     base = Replicas()
@@ -78,7 +80,7 @@ def find(
         base.reduce if reduce is None else reduce,
         base.num_threads if num_threads is None else num_threads,
     )
-    settled = config.with_environment(given, made.settings)
+    settled = with_environment(given, made.values)
     number = settled.count or share
     threads = settled.num_threads or made.threads or max(1, share // number)
     cores = None

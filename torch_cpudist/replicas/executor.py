@@ -25,7 +25,7 @@ from torch_cpudist.replicas import cores as placing
 from torch_cpudist.replicas import dropout, losses, reduction, splitting, updates
 from torch_cpudist.replicas.models import ReplicaModels
 from torch_cpudist.replicas.pool import ReplicaThreads
-from torch_cpudist.settings import fields as config
+from torch_cpudist.settings import fields
 
 GradientScale = Literal["mean", "equal", "sum", "custom"]
 LossFn = Callable[[nn.Module, Any], Any]
@@ -99,7 +99,7 @@ class ReplicaExecutor:
         self.reduce = place.reduce
         self.num_threads = place.num_threads
         if gradient_scale not in losses.SCALES:
-            hint = config.nearest(str(gradient_scale), losses.SCALES)
+            hint = fields.nearest(str(gradient_scale), losses.SCALES)
             raise InvalidArgumentError(f"gradient_scale={gradient_scale!r}: {hint}")
         self._scale = gradient_scale
         self._by_samples = by_samples

@@ -19,7 +19,6 @@ from typing import Any, NoReturn, TypeVar, dataclass_transform, get_args, get_ty
 from torch_cpudist.errors import ConfigurationError, InvalidArgumentError
 
 T = TypeVar("T")
-_CLASSES: list[type] = []
 _WORDS = {"1": True, "true": True, "yes": True, "on": True}
 _WORDS |= {"0": False, "false": False, "no": False, "off": False}
 
@@ -91,7 +90,6 @@ def settings(cls: type[T]) -> type[T]:
     made: Any = dataclass(frozen=True)(cls)
     made.__setattr__ = _refuse_mutation
     made.__delattr__ = _refuse_mutation
-    _CLASSES.append(made)
     return made  # type: ignore[no-any-return]
 
 
@@ -187,54 +185,79 @@ def parse_text(variable: str, text: str, hint: Any) -> Any:
         raise ConfigurationError(f"{variable}={text!r}: expected {expected}.") from None
 
 
-def _from_variables(cls: Any, environment: Mapping[str, str]) -> Any:
+def read(classes: Iterable[type], texts: Mapping[str, str]) -> dict[str, Any]:
+    """What the variables of settings classes say, each text read once.
+
+    Args:
+        classes: whose variables are read.
+        texts: by variable; those of others are left out.
+
+    Returns:
+        Values by variable, of the types of their fields; not yet checked for range.
+
+    Raises:
+        ConfigurationError: a text cannot be read; names the variable.
+    """
+    values: dict[str, Any] = {}
+    for cls in classes:
+        hints = get_type_hints(cls)
+        for entry in scalar_fields(cls):
+            variable = variable_of(cls, entry.name)
+            if variable not in texts:
+                continue
+            parse = entry.metadata.get("parse")
+            values[variable] = (
+                parse(variable, texts[variable])
+                if parse is not None
+                else parse_text(variable, texts[variable], hints[entry.name])
+            )
+    return values
+
+
+def _from_variables(cls: Any, given: Mapping[str, Any]) -> Any:
     """Settings that are off, switched on by any variable of theirs; else ``None``."""
     names = (variable_of(cls, entry.name) for entry in scalar_fields(cls))
-    return cls() if any(name in environment for name in names) else None
+    return cls() if any(name in given for name in names) else None
 
 
 def _own_variables(
-    entry: dataclasses.Field[Any], section: Any, environment: Mapping[str, str]
-) -> Mapping[str, str]:
+    entry: dataclasses.Field[Any], section: Any, given: Mapping[str, Any]
+) -> Mapping[str, Any]:
     """The variables that a section may read: all, or those of its ``only`` fields."""
     if "only" not in entry.metadata:
-        return environment
+        return given
     names = {variable_of(type(section), name) for name in entry.metadata["only"]}
-    return {name: text for name, text in environment.items() if name in names}
+    return {name: value for name, value in given.items() if name in names}
 
 
-def with_environment(instance: T, environment: Mapping[str, str]) -> T:
+def with_environment(instance: T, given: Mapping[str, Any]) -> T:
     """Returns ``instance`` with every field replaced whose variable is set.
 
+    Args:
+        instance: settings.
+        given: values by variable; see ``read``.
+
     Raises:
-        ConfigurationError: a value cannot be read or is out of range; names the
-            variable.
+        ConfigurationError: a value is out of range; names the variable.
     """
     cls: Any = type(instance)
-    hints = get_type_hints(cls)
     changes: dict[str, Any] = {}
     for entry in dataclasses.fields(cls):
         if "section" in entry.metadata:
             value = getattr(instance, entry.name)
             if value is None:
-                value = _from_variables(entry.metadata["section"], environment)
+                value = _from_variables(entry.metadata["section"], given)
             if value is not None:
-                own = _own_variables(entry, value, environment)
+                own = _own_variables(entry, value, given)
                 changes[entry.name] = with_environment(value, own)
             continue
         if "override" in entry.metadata:
             override = entry.metadata["override"]
-            changes[entry.name] = override(getattr(instance, entry.name), environment)
+            changes[entry.name] = override(getattr(instance, entry.name), given)
             continue
         variable = variable_of(cls, entry.name)
-        if variable in environment:
-            text = environment[variable]
-            parse = entry.metadata.get("parse")
-            value = (
-                parse(variable, text)
-                if parse is not None
-                else parse_text(variable, text, hints[entry.name])
-            )
+        if variable in given:
+            value = given[variable]
             try:
                 # With what was read before it: one may only be valid with the other.
                 dataclasses.replace(instance, **changes, **{entry.name: value})  # type: ignore[type-var]
@@ -246,65 +269,9 @@ def with_environment(instance: T, environment: Mapping[str, str]) -> T:
     return dataclasses.replace(instance, **changes)  # type: ignore[type-var]
 
 
-@settings
-class Sharding:
-    """How dense parameters are cut into blocks and dealt to servers.
-
-    Attributes:
-        slice: cut large parameters so that every server gets a part; ``False`` keeps
-            each parameter whole on one server. ``CPUDIST_SHARDING_SLICE``.
-        min_block_size: elements; no slice is smaller, and a parameter below it stays
-            whole. Without ``slice`` it does nothing.
-            ``CPUDIST_SHARDING_MIN_BLOCK_SIZE``.
-        split_method: which server gets which block: ``"round_robin"`` in turn,
-            ``"hash"`` by a stable hash of the block's name, ``"balanced"`` by element
-            count, largest first to the least loaded. ``CPUDIST_SHARDING_SPLIT_METHOD``.
-    """
-
-    slice: bool = True
-    min_block_size: int = field(
-        default=8192, metadata={"least": 1, "most": MAX_BYTES, "unit": "elements"}
-    )
-    split_method: str = field(
-        default="round_robin", metadata={"choices": ("round_robin", "hash", "balanced")}
-    )
-
-    def __post_init__(self) -> None:
-        """Checks the fields."""
-        check(self)
-
-
-@settings
-class Server:
-    """How a server runs. Servers start in ``init()``: pass it there.
-
-    Attributes:
-        threads: threads that handle requests, and as many that update one round
-            together; at most 1024; 0 takes this rank's share of the cores.
-            ``CPUDIST_SERVER_THREADS``.
-        memory_cap_bytes: bytes of pushes that come in or wait on one server; beyond it
-            a push is refused with ``OverloadedError``, which Async's queue answers by
-            sending it again, and so is a model if its dense gradients exceed it, under
-            Sync those of all trainers. Geo's exchanges go in parts that fit. 0 is no
-            cap.
-            ``CPUDIST_SERVER_MEMORY_CAP_BYTES``.
-    """
-
-    threads: int = field(
-        default=0, metadata={"least": 0, "most": MAX_THREADS, "unit": "threads"}
-    )
-    memory_cap_bytes: int = field(
-        default=0, metadata={"least": 0, "most": MAX_BYTES, "unit": "bytes"}
-    )
-
-    def __post_init__(self) -> None:
-        """Checks the fields."""
-        check(self)
-
-
-def unused(instance: Any, environment: Mapping[str, str]) -> list[str]:
-    """The variables of settings in an environment that are none of ``instance``'s."""
-    return sorted((variables() & environment.keys()) - _variables_of(instance))
+def unused(classes: Iterable[type], instance: Any, given: Iterable[str]) -> list[str]:
+    """The variables of settings ``classes`` that are given, but not ``instance``'s."""
+    return sorted((variables(classes) & set(given)) - _variables_of(instance))
 
 
 def _variables_of(instance: Any) -> frozenset[str]:
@@ -320,15 +287,8 @@ def _variables_of(instance: Any) -> frozenset[str]:
     return frozenset(own)
 
 
-def classes() -> tuple[type, ...]:
-    """All settings classes, those of strategies too."""
-    return tuple(_CLASSES)
-
-
-def variables() -> frozenset[str]:
-    """The environment variables of all settings classes."""
+def variables(classes: Iterable[type]) -> frozenset[str]:
+    """The environment variables of settings classes."""
     return frozenset(
-        variable_of(cls, entry.name)
-        for cls in classes()
-        for entry in scalar_fields(cls)
+        variable_of(cls, entry.name) for cls in classes for entry in scalar_fields(cls)
     )

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torch_cpudist.errors import ConfigurationError
-from torch_cpudist.settings import fields as config
+from torch_cpudist.settings import fields
 
 ROLES = ("server", "trainer")
 NAMES = (
@@ -62,8 +62,8 @@ def _number(
 ) -> int:
     if name not in variables:
         return default
-    value = config.parse_text(name, variables[name], int)
-    config.check_range(f"{name}={value}", value, least, most)
+    value = fields.parse_text(name, variables[name], int)
+    fields.check_range(f"{name}={value}", value, least, most)
     return int(value)
 
 
@@ -88,7 +88,7 @@ def parse(variables: Mapping[str, str]) -> GroupSettings | None:
     role = variables["CPUDIST_ROLE"].strip().lower()
     if role not in ROLES:
         raise ConfigurationError(
-            f"CPUDIST_ROLE={role!r}: {config.nearest(role, ROLES)}"
+            f"CPUDIST_ROLE={role!r}: {fields.nearest(role, ROLES)}"
         )
     host, port = _endpoint(variables["CPUDIST_RENDEZVOUS"])
     trainers = _number(variables, "CPUDIST_TRAINERS", 0, 1, _MAX_TRAINERS)

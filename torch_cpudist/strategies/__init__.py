@@ -1,27 +1,17 @@
 # Copyright (c) 2026 The torch_cpudist authors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Strategies, by name."""
+"""Strategies, by name: settings only, which anybody may read."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
-
-from torch_cpudist.errors import ConfigurationError
-from torch_cpudist.log import logger
-from torch_cpudist.settings import fields as config
 from torch_cpudist.strategies.allreduce import AllReduce
 from torch_cpudist.strategies.asynchronous import Async
-from torch_cpudist.strategies.base import Strategy, kind_named
+from torch_cpudist.strategies.base import Strategy
 from torch_cpudist.strategies.geo import Geo
 from torch_cpudist.strategies.half_async import HalfAsync
 from torch_cpudist.strategies.hybrid import Hybrid
 from torch_cpudist.strategies.local_sgd import LocalSGD
 from torch_cpudist.strategies.reduce import Reduce
+from torch_cpudist.strategies.registry import names, resolve, strategy
 from torch_cpudist.strategies.sync import Sync
-
-if TYPE_CHECKING:
-    from torch_cpudist.launch.environment import Environment
 
 __all__ = [
     "AllReduce",
@@ -37,91 +27,3 @@ __all__ = [
     "resolve",
     "strategy",
 ]
-
-_BY_NAME: dict[str, type[Strategy]] = {
-    kind.name: kind
-    for kind in (Sync, HalfAsync, Async, Geo, AllReduce, Reduce, LocalSGD, Hybrid)
-}
-
-
-def names() -> list[str]:
-    """The names of the strategies there are."""
-    return sorted(_BY_NAME)
-
-
-def strategy(name: str, **options: Any) -> Strategy:
-    """Makes a strategy by name.
-
-    Args:
-        name: that of a strategy (``names()``); upper and lower case, ``-`` and ``_``
-            do not matter.
-        options: fields of its class.
-
-    Raises:
-        ConfigurationError: there is no such strategy or field.
-    """
-    if not isinstance(name, str):
-        raise ConfigurationError(f"strategy: expected a name, found {name!r}.")
-    kind = kind_named(name, _BY_NAME.values())
-    if kind is None:
-        raise ConfigurationError(
-            f"there is no strategy {name!r} in this version: "
-            f"{config.nearest(name, _BY_NAME)}"
-        )
-    return config.from_mapping(kind, options)
-
-
-def resolve(
-    chosen: Strategy | str | Mapping[str, Any] | None, environment: Environment
-) -> Strategy:
-    """Returns the strategy that runs: environment over argument over ``Sync()``.
-
-    Args:
-        chosen: a strategy, its name, a dict with ``name`` and fields, or ``None``.
-        environment: ``CPUDIST_STRATEGY`` replaces ``chosen`` unless it names the same
-            class, then the chosen arguments stay; ``CPUDIST_SHARDING_*`` replace single
-            fields.
-
-    Raises:
-        ConfigurationError: unknown name or field, or server settings other than those
-            that the servers were started with.
-    """
-    if chosen is None:
-        made: Strategy = Sync()
-    elif isinstance(chosen, str):
-        made = strategy(chosen)
-    elif isinstance(chosen, Mapping):
-        if "name" not in chosen:
-            raise ConfigurationError(
-                f"a strategy given as a dict needs 'name': {dict(chosen)}"
-            )
-        made = strategy(
-            chosen["name"], **{k: v for k, v in chosen.items() if k != "name"}
-        )
-    elif isinstance(chosen, Strategy):
-        made = chosen
-    else:
-        hint = ""
-        if isinstance(chosen, type) and issubclass(chosen, Strategy):
-            hint = f" Pass an object of the class: {chosen.__name__}()."
-        raise ConfigurationError(
-            f"strategy: expected a strategy, its name or a dict, found {chosen!r}."
-            + hint
-        )
-    if environment.strategy is not None:
-        named = strategy(environment.strategy)
-        made = made if type(made) is type(named) else named
-    if made.server not in (config.Server(), environment.server):
-        raise ConfigurationError(
-            f"{type(made).__name__}(server={made.server}): servers were started by "
-            "init() with "
-            f"{environment.server}. Pass it there, init(server=...), or set "
-            "CPUDIST_SERVER_*."
-        )
-    # Not refused: another optimizer of the script may have a strategy that reads them.
-    made = config.with_environment(made, environment.settings)
-    for variable in config.unused(made, environment.settings):
-        logger.warning(
-            "%s is set, but %s does not use it", variable, type(made).__name__
-        )
-    return made

@@ -4,16 +4,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable
-from dataclasses import field, fields
+from dataclasses import field
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from torch_cpudist.settings import fields as config
+from torch_cpudist.settings import fields
 from torch_cpudist.settings.communicator import Communicator
 from torch_cpudist.settings.delay_compensation import DelayCompensation
-from torch_cpudist.settings.fields import Server, Sharding, settings
+from torch_cpudist.settings.fields import settings
 from torch_cpudist.settings.outer import Outer
 from torch_cpudist.settings.replicas import Replicas
+from torch_cpudist.settings.server import Server
+from torch_cpudist.settings.sharding import Sharding
 from torch_cpudist.settings.updates import Trainers, Updates
 
 if TYPE_CHECKING:
@@ -50,15 +53,15 @@ class Strategy:
 
     def __post_init__(self) -> None:
         """Turns dicts into settings and checks the fields."""
-        defaults = {entry.name: entry.default for entry in fields(self)}
+        defaults = {entry.name: entry.default for entry in dataclasses.fields(self)}
         for name, kind in _SECTIONS.items():
             if name not in defaults:
                 continue
             if getattr(self, name) is None and defaults[name] is None:
                 continue  # switched off
-            value: Any = config.from_mapping(kind, getattr(self, name))
+            value: Any = fields.from_mapping(kind, getattr(self, name))
             object.__setattr__(self, name, value)
-        config.check(self)
+        fields.check(self)
 
     @property
     def local(self) -> bool:

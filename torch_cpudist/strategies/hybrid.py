@@ -9,10 +9,12 @@ from dataclasses import field, replace
 from typing import Any, ClassVar
 
 from torch_cpudist.errors import ConfigurationError, UnsupportedOptimizerError
-from torch_cpudist.settings import fields as config
+from torch_cpudist.settings import fields
 from torch_cpudist.settings.clip import Clip, ClipNorm
-from torch_cpudist.settings.fields import Server, Sharding, settings
+from torch_cpudist.settings.fields import settings
 from torch_cpudist.settings.replicas import Replicas
+from torch_cpudist.settings.server import Server
+from torch_cpudist.settings.sharding import Sharding
 from torch_cpudist.settings.updates import Trainers, Updates
 from torch_cpudist.strategies.allreduce import AllReduce
 from torch_cpudist.strategies.asynchronous import Async
@@ -34,7 +36,7 @@ def _named(part: str, where: str, name: str) -> type[Strategy]:
     kind = kind_named(name, _CHOICES[part])
     if kind is None:
         names = [kind.name for kind in _CHOICES[part]]
-        raise ConfigurationError(f"{where}: {config.nearest(name, names)}")
+        raise ConfigurationError(f"{where}: {fields.nearest(name, names)}")
     return kind
 
 
@@ -45,7 +47,7 @@ def _made(part: str, value: Any) -> Strategy:
         return _named(part, where, value)()
     if isinstance(value, Mapping) and isinstance(value.get("name"), str):
         options = {key: other for key, other in value.items() if key != "name"}
-        return config.from_mapping(_named(part, where, value["name"]), options)
+        return fields.from_mapping(_named(part, where, value["name"]), options)
     if type(value) not in _CHOICES[part]:
         kinds = ", ".join(f"{kind.__name__}()" for kind in _CHOICES[part])
         raise ConfigurationError(f"{where}: expected one of {kinds}.")
@@ -60,14 +62,13 @@ def _reads(part: str) -> Callable[[str, str], Strategy]:
     return parse
 
 
-def _overrides(part: str) -> Callable[[Any, Mapping[str, str]], Strategy]:
-    def override(value: Strategy, environment: Mapping[str, str]) -> Strategy:
-        name = environment.get(f"CPUDIST_HYBRID_{part.upper()}")
-        if name is not None:
-            named = _reads(part)(f"CPUDIST_HYBRID_{part.upper()}", name)
-            value = value if type(value) is type(named) else named
-        own = {k: v for k, v in environment.items() if not k.startswith(_SHARED)}
-        return config.with_environment(value, own)
+def _overrides(part: str) -> Callable[[Any, Mapping[str, Any]], Strategy]:
+    def override(value: Strategy, given: Mapping[str, Any]) -> Strategy:
+        named: Strategy | None = given.get(f"CPUDIST_HYBRID_{part.upper()}")
+        if named is not None and type(value) is not type(named):
+            value = named
+        own = {k: v for k, v in given.items() if not k.startswith(_SHARED)}
+        return fields.with_environment(value, own)
 
     return override
 

@@ -1,0 +1,37 @@
+# Copyright (c) 2026 The torch_cpudist authors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""How servers run."""
+
+from __future__ import annotations
+
+from dataclasses import field
+
+from torch_cpudist.settings.fields import MAX_BYTES, MAX_THREADS, check, settings
+
+
+@settings
+class Server:
+    """How a server runs. Servers start in ``init()``: pass it there.
+
+    Attributes:
+        threads: threads that handle requests, and as many that update one round
+            together; at most 1024; 0 takes this rank's share of the cores.
+            ``CPUDIST_SERVER_THREADS``.
+        memory_cap_bytes: bytes of pushes that come in or wait on one server; beyond it
+            a push is refused with ``OverloadedError``, which Async's queue answers by
+            sending it again, and so is a model if its dense gradients exceed it, under
+            Sync those of all trainers. Geo's exchanges go in parts that fit. 0 is no
+            cap.
+            ``CPUDIST_SERVER_MEMORY_CAP_BYTES``.
+    """
+
+    threads: int = field(
+        default=0, metadata={"least": 0, "most": MAX_THREADS, "unit": "threads"}
+    )
+    memory_cap_bytes: int = field(
+        default=0, metadata={"least": 0, "most": MAX_BYTES, "unit": "bytes"}
+    )
+
+    def __post_init__(self) -> None:
+        """Checks the fields."""
+        check(self)
