@@ -1,5 +1,6 @@
 # Copyright (c) 2026 The torch_cpudist authors.
 # SPDX-License-Identifier: BSD-3-Clause
+# long: every variable of a process is read here, and nowhere else
 """What the environment says: torchrun's variables and ``CPUDIST_*``, checked.
 
 Pure functions of a mapping. A contradiction, a missing half, or a variable that this
