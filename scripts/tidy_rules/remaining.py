@@ -15,7 +15,6 @@ REMAINING: dict[str, tuple[str, ...]] = {
         "torch_cpudist/tables/",
     ),
     "columns": ("CHANGELOG.md", "README.md", "benchmarks/README.md", "docs/"),
-    "crowded": ("tests/support/",),
     "layer": (
         "torch_cpudist/backends/",
         "torch_cpudist/served/",
