@@ -84,6 +84,10 @@ class Bucket:
         """Bytes of ``flat``."""
         return self.size * self.dtype.itemsize
 
+    def make_room(self, elements: int) -> None:
+        """Has so many more elements travel, before the first use; see ``behind``."""
+        self.room = elements
+
     def allocate(self, zeros: Callable[[int, torch.dtype], torch.Tensor]) -> None:
         """Takes all memory from ``zeros``, before the first use."""
         self._storage = zeros(self.size + self.room, self.dtype)
@@ -100,6 +104,11 @@ class Bucket:
     def flat(self) -> torch.Tensor:
         """The values of all pieces, ``[size]``."""
         return self.storage[: self.size]
+
+    @property
+    def behind(self) -> torch.Tensor:
+        """The elements behind the pieces, ``[room]``."""
+        return self.storage[self.size :]
 
     def view(self, i: int) -> torch.Tensor:
         """The memory of the ``i``-th piece, in its shape."""

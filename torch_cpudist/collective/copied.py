@@ -15,6 +15,7 @@ from torch_cpudist import _core
 from torch_cpudist.collective.buckets import plan
 from torch_cpudist.collective.group import CollectiveGroup
 from torch_cpudist.collective.opening import ServerMark
+from torch_cpudist.collective.options import Options
 from torch_cpudist.model.dense_memory import check_kept
 from torch_cpudist.model.placement import DenseParameter, Placement
 from torch_cpudist.served.base import Trained
@@ -50,6 +51,7 @@ class CopiedParameters(Trained):
         self.tables_current = True
         self.group = group
         self.inners = list(inners)
+        self.options = Options(inners)
         self._settings = settings
         self._mark = mark
         self.hooks: list[RemovableHandle] = []
@@ -83,7 +85,7 @@ class CopiedParameters(Trained):
             f"{e.device.type}"
             for e in self.entries
         ]
-        options = describe_options(self.inners)
+        options = self.options.lines()
         self.group.agree("their optimizers", [self._settings, *entries, *options])
 
     @torch.no_grad()
@@ -132,21 +134,3 @@ def inner_state(inners: Sequence[Optimizer], parameter: torch.Tensor) -> Any:
         if parameter in inner.state:
             return inner.state[parameter]
     return {}
-
-
-def describe_options(inners: Sequence[Optimizer]) -> list[str]:
-    """One line per option of every group of every optimizer."""
-    return [
-        f"{type(inner).__name__}.param_groups[{g}][{name!r}] = {_plain(value)}"
-        for inner in inners
-        for g, group in enumerate(inner.param_groups)
-        for name, value in sorted(group.items())
-        if name not in ("params", "param_names")
-    ]
-
-
-def _plain(value: Any) -> str:
-    if isinstance(value, torch.Tensor):
-        return repr(value.tolist())
-    plain = isinstance(value, (bool, int, float, str, tuple, list, type(None)))
-    return repr(value) if plain else type(value).__name__

@@ -21,7 +21,7 @@ import torch.distributed as dist
 
 from torch_cpudist.collective.buckets import Bucket
 from torch_cpudist.collective.carriers import Carrier
-from torch_cpudist.collective.copied import CopiedParameters, describe_options
+from torch_cpudist.collective.copied import CopiedParameters
 from torch_cpudist.collective.group import CollectiveGroup
 from torch_cpudist.collective.header import Header, HeaderForm, digest
 from torch_cpudist.collective.rows import Rows
@@ -93,7 +93,7 @@ class GradientExchange:
         if not self._group.alone:
             self.carrier = carrier = make_carrier(self._group, buckets)
             if carrier.carries_header and buckets:
-                buckets[-1].room = self._form.size
+                buckets[-1].make_room(self._form.size)
                 for bucket in buckets:
                     bucket.allocate(self._group.zeros)
             for entry in self._entries:
@@ -230,7 +230,7 @@ class GradientExchange:
         apart = self._send_rest(grads, told, 1 if eager else weight)
         carrier.finish()
         if apart is None:
-            sums = self.buckets[-1].storage[self.buckets[-1].size :]
+            sums = self.buckets[-1].behind
         else:
             work, sums = apart
             self._group.wait(work, _WHAT)
@@ -257,7 +257,7 @@ class GradientExchange:
         if rides:
             last = self.buckets[-1]
             values = torch.tensor(told, dtype=last.dtype, device="cpu")
-            last.storage[last.size :] = values
+            last.behind.copy_(values)
         first = self._started
         self._refill(grads, weight, first)
         for _ in range(first, len(self.buckets)):
@@ -304,8 +304,8 @@ class GradientExchange:
 
     def _digest(self) -> int:
         """A number of the optimizers' options and of how many steps were taken."""
-        options = describe_options(self._parameters.inners)
-        if options != self._options:
+        options = self._parameters.options.lines()
+        if options is not self._options:
             self._options = options
             self._number = digest(options)
         return self._number + self._steps
