@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from sync_cases import run
 from torch import nn
 
 import torch_cpudist as cpudist
@@ -100,18 +101,19 @@ def test_lines_are_those_of_the_moment_after_any_changes() -> None:
 
 def test_steps_make_no_text(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Told, "texts", 0)
-    model = nn.Linear(3, 1)
-    rate = Told(0.1)
-    with cpudist.init():
-        inner = torch.optim.SGD(model.parameters(), lr=rate)
+    made = []
+
+    def body(context: cpudist.Context) -> None:
+        model = nn.Linear(3, 1)
+        inner = torch.optim.SGD(model.parameters(), lr=Told(0.1))
         opt = cpudist.DistributedOptimizer(inner, model, "allreduce")
-        made = []
         for step in range(6):
             model(torch.ones(2, 3)).sum().backward()
             if step == 4:
                 opt.param_groups[0]["lr"] = Told(0.2)
             opt.step()
             made.append(Told.texts)
-        opt.close()
+
+    run(body, 1)
     assert made[0] == made[3]
     assert made[4] == made[5] == made[3] + 1
