@@ -4,12 +4,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
-from torch.utils.data import IterableDataset, get_worker_info
+from torch.utils.data import get_worker_info
 
 from torch_cpudist import _core
+from torch_cpudist.data.reading.dataset import RecordDataset
 from torch_cpudist.data.reading.dealing import mixed_seed
 from torch_cpudist.data.reading.feeding import Feeder
 from torch_cpudist.data.reading.global_shuffle import exchange_records
@@ -20,24 +21,16 @@ from torch_cpudist.data.reading.reader import (
     opener,
     raising_failures_of,
 )
-from torch_cpudist.data.reading.schema import Format, Slot
 from torch_cpudist.data.reading.settings import (
-    BadLines,
     Files,
-    PathLike,
     all_parts,
-    check_state,
-    make_reading,
 )
-from torch_cpudist.data.reading.sharing import Share, own_share, trainers_share
 from torch_cpudist.data.reading.tensors import Batch, BatchMaker
 from torch_cpudist.errors import ClosedError, InvalidArgumentError
 from torch_cpudist.launch import context
 
-_STATE_VERSION = 1
 
-
-class InMemoryDataset(IterableDataset[Batch]):
+class InMemoryDataset(RecordDataset):
     """Keeps all records of this trainer in memory, about as large as in a binary file.
 
     ``load()``, then ``local_shuffle`` or ``global_shuffle`` as often as wanted; every
@@ -76,56 +69,14 @@ class InMemoryDataset(IterableDataset[Batch]):
         ConfigurationError: a dedicated server, or ``init()`` was not called yet.
     """
 
-    def __init__(
-        self,
-        files: Iterable[PathLike],
-        slots: Iterable[Slot],
-        *,
-        format: Format = "multislot",
-        batch_size: int = 1,
-        threads: int | None = None,
-        pipe_command: str | None = None,
-        drop_last: bool = False,
-        shuffle: bool = False,
-        seed: int = 0,
-        buffer_bytes: int = 64 << 20,
-        bad_lines: BadLines = "raise",
-        quarantine: PathLike | None = None,
-        instance_ids: bool = False,
-        delimiter: str = ",",
-        separator: str = "|",
-        line_limit_bytes: int = 16 << 20,
-        timeout_s: float = 600.0,
-        share: Share | None = None,
-    ) -> None:
-        super().__init__()
-        self._share = own_share(files, share)
-        self._shuffle_share = trainers_share(files, share)
-        self._reading = make_reading(
-            files,
-            slots,
-            format=format,
-            batch_size=batch_size,
-            threads=threads,
-            pipe_command=pipe_command,
-            drop_last=drop_last,
-            shuffle=shuffle,
-            seed=seed,
-            buffer_bytes=buffer_bytes,
-            bad_lines=bad_lines,
-            quarantine=quarantine,
-            instance_ids=instance_ids,
-            delimiter=delimiter,
-            separator=separator,
-            line_limit_bytes=line_limit_bytes,
-            timeout_s=timeout_s,
-        )
+    _beginning = 0  # positions: records of the epoch that were handed out
+
+    def _prepare(self) -> None:
         self._store: Any = None
         self._feeder: Feeder | None = None
         self._loaded = False
         self._shuffles: list[list[Any]] = []  # what was done to the records, in order
         self._sizes_bytes: list[int] = []  # of the files, when they were loaded
-        self._place = Place(0)  # positions: records of the epoch that were handed out
 
     def load(self) -> None:
         """Reads all files of this trainer; what was there before is released.
@@ -255,15 +206,6 @@ class InMemoryDataset(IterableDataset[Batch]):
         batches, rest = divmod(self.records, self._reading.batch_size)
         return batches + (rest > 0 and not self._reading.drop_last)
 
-    @property
-    def epoch(self) -> int:
-        """The epoch that the next iteration reads, or the present one does."""
-        return self._place.epoch
-
-    def set_epoch(self, epoch: int) -> None:
-        """Names the epoch that the next iteration reads, from its beginning."""
-        self._place.go_to(epoch)
-
     def __iter__(self) -> Iterator[Batch]:
         """Begins an epoch, or goes on where a loaded position says.
 
@@ -289,7 +231,9 @@ class InMemoryDataset(IterableDataset[Batch]):
             seed=mixed_seed(reading.seed, epoch) if reading.shuffle else None,
         )
         maker = BatchMaker(reading.slots)
-        iterator = BatchIterator(core, maker, reading.timeout_s, reading.files, None)
+        iterator = BatchIterator(
+            core, maker, reading.timeout_s, reading.files, counts=dict, feeder=None
+        )
         self._place.follow(iterator, self._sizes_bytes)
         return iterator
 
@@ -309,14 +253,8 @@ class InMemoryDataset(IterableDataset[Batch]):
             InvalidArgumentError: more than the iterator remembers.
         """
         self._loaded_store("state_dict")
-        epoch, position = self._place.saved(unused)
-        return {
-            "version": _STATE_VERSION,
-            "settings": self._settings(self._sizes_bytes),
-            "epoch": epoch,
-            "position": position,
-            "shuffles": [list(shuffle) for shuffle in self._shuffles],
-        }
+        shuffles = [list(shuffle) for shuffle in self._shuffles]
+        return {**self._saved(unused, self._sizes_bytes), "shuffles": shuffles}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Loads the files anew, repeats the shuffles, and goes to the position.
@@ -328,8 +266,7 @@ class InMemoryDataset(IterableDataset[Batch]):
             DataFileError, BadRecordError, PeerLostError: see ``load`` and
                 ``global_shuffle``.
         """
-        sizes_bytes = Files(self._reading).sizes_bytes
-        check_state(state, _STATE_VERSION, self._settings(sizes_bytes))
+        self._check_saved(state)
         self.load()
         for kind, *arguments in state["shuffles"]:
             (self.local_shuffle if kind == "local" else self.global_shuffle)(*arguments)
@@ -381,10 +318,3 @@ class InMemoryDataset(IterableDataset[Batch]):
         place.go_to(self.epoch)
         copied = {**self.__dict__, "_place": place, "_store": None, "_feeder": None}
         return {**copied, "_loaded": False, "_shuffles": []}
-
-    def _settings(self, sizes_bytes: list[int]) -> dict[str, Any]:
-        return {
-            **self._reading.settings(),
-            "share": list(self._share),
-            "sizes_bytes": list(sizes_bytes),
-        }

@@ -4,30 +4,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator
+from typing import Any, Unpack
 
-from torch.utils.data import IterableDataset, get_worker_info
+from torch.utils.data import get_worker_info
 
+from torch_cpudist.data.reading.dataset import RecordDataset
 from torch_cpudist.data.reading.dealing import mixed_seed
 from torch_cpudist.data.reading.place import Place
 from torch_cpudist.data.reading.reader import BatchIterator, open_reader
-from torch_cpudist.data.reading.schema import Format, Slot
-from torch_cpudist.data.reading.settings import (
-    BadLines,
-    Files,
-    PathLike,
-    check_state,
-    make_reading,
-)
-from torch_cpudist.data.reading.sharing import Share, own_share, share_of_worker
+from torch_cpudist.data.reading.schema import Slot
+from torch_cpudist.data.reading.settings import Arguments, Files, PathLike
+from torch_cpudist.data.reading.sharing import share_of_worker
 from torch_cpudist.data.reading.tensors import Batch
 from torch_cpudist.errors import InvalidArgumentError
 
-_STATE_VERSION = 1
 
-
-class QueueDataset(IterableDataset[Batch]):
+class QueueDataset(RecordDataset):
     """Reads files as a stream of batches; every iteration is an epoch.
 
     ``threads`` reader threads parse without the GIL and stay at most ``buffer_bytes``
@@ -81,57 +74,16 @@ class QueueDataset(IterableDataset[Batch]):
         files: Iterable[PathLike],
         slots: Iterable[Slot],
         *,
-        format: Format = "multislot",
-        batch_size: int = 1,
-        threads: int | None = None,
-        pipe_command: str | None = None,
-        drop_last: bool = False,
-        shuffle: bool = False,
-        seed: int = 0,
         shuffle_records: int = 65536,
-        buffer_bytes: int = 64 << 20,
-        bad_lines: BadLines = "raise",
-        quarantine: PathLike | None = None,
-        instance_ids: bool = False,
-        delimiter: str = ",",
-        separator: str = "|",
-        line_limit_bytes: int = 16 << 20,
-        timeout_s: float = 600.0,
-        share: Share | None = None,
+        **others: Unpack[Arguments],
     ) -> None:
-        super().__init__()
-        self._share = own_share(files, share)
-        self._reading = make_reading(
-            files,
-            slots,
-            format=format,
-            batch_size=batch_size,
-            threads=threads,
-            pipe_command=pipe_command,
-            drop_last=drop_last,
-            shuffle=shuffle,
-            seed=seed,
-            buffer_bytes=buffer_bytes,
-            bad_lines=bad_lines,
-            quarantine=quarantine,
-            instance_ids=instance_ids,
-            delimiter=delimiter,
-            separator=separator,
-            line_limit_bytes=line_limit_bytes,
-            timeout_s=timeout_s,
-        )
+        super().__init__(files, slots, **others)
         if type(shuffle_records) is not int or shuffle_records < 1:
             raise InvalidArgumentError(
                 f"shuffle_records={shuffle_records!r}, expected a whole number from 1"
             )
         self._shuffle_records = shuffle_records
-        self._place = Place(None)
         self._newest: BatchIterator | None = None
-
-    @property
-    def epoch(self) -> int:
-        """The epoch that the next iteration reads, or the present one does."""
-        return self._place.epoch
 
     def set_epoch(self, epoch: int) -> None:
         """Names the epoch that the next iteration reads, from its beginning.
@@ -139,7 +91,7 @@ class QueueDataset(IterableDataset[Batch]):
         With ``DataLoader(num_workers=n)`` call it before every epoch: iterations are in
         other processes then, and the dataset here does not count them.
         """
-        self._place.go_to(epoch)
+        super().set_epoch(epoch)
 
     def __iter__(self) -> Iterator[Batch]:
         """Opens the files and starts the reader threads.
@@ -190,13 +142,7 @@ class QueueDataset(IterableDataset[Batch]):
                 "state_dict() in a process of a DataLoader: ask the dataset in the "
                 "training process, which needs num_workers=0"
             )
-        epoch, position = self._place.saved(unused)
-        return {
-            "version": _STATE_VERSION,
-            "settings": self._settings(self._place.sizes_bytes()),
-            "epoch": epoch,
-            "position": position,
-        }
+        return self._saved(unused, self._place.sizes_bytes())
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Makes the next iteration go on where ``state_dict`` was called.
@@ -204,7 +150,7 @@ class QueueDataset(IterableDataset[Batch]):
         Raises:
             ConfigMismatchError: it was saved with other settings, files or trainers.
         """
-        check_state(state, _STATE_VERSION, self._settings(None))
+        self._check_saved(state)
         self._place.go_to(state["epoch"], state["position"])
 
     def __getstate__(self) -> dict[str, Any]:
@@ -213,11 +159,5 @@ class QueueDataset(IterableDataset[Batch]):
         place.go_to(self._place.epoch, self._place.position)
         return {**self.__dict__, "_place": place, "_newest": None}
 
-    def _settings(self, sizes_bytes: Sequence[int] | None) -> dict[str, Any]:
-        sizes = Files(self._reading).sizes_bytes if sizes_bytes is None else sizes_bytes
-        return {
-            **self._reading.settings(),
-            "shuffle_records": self._shuffle_records,
-            "share": list(self._share),
-            "sizes_bytes": list(sizes),
-        }
+    def _own_settings(self) -> dict[str, Any]:
+        return {"shuffle_records": self._shuffle_records}

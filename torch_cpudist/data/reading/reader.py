@@ -9,9 +9,9 @@ import os
 import tempfile
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 from torch_cpudist import _core
 from torch_cpudist.data.reading import sources
@@ -32,7 +32,14 @@ from torch_cpudist.log import logger
 _REMEMBERED = 64
 
 
-def log_notices(core: Any) -> None:
+class Noticing(Protocol):
+    """Has something to be logged."""
+
+    def notices(self) -> list[str]:
+        """What was not said yet: the first bad line of each file."""
+
+
+def log_notices(core: Noticing) -> None:
     """Logs the first bad line of each file, once."""
     for notice in core.notices():
         logger.warning("bad lines are left out, the first is %s", notice)
@@ -50,6 +57,19 @@ def raising_failures_of(feeder: Feeder | None) -> Iterator[None]:
         raise failure from None
 
 
+class Core(Noticing, Protocol):
+    """What the core's readers of files and of memory have in common."""
+
+    def next(self, timeout_s: float, /) -> _core.DataBatch | None:
+        """The next batch, ``None`` at the end."""
+
+    def position(self) -> object:
+        """Where it goes on, as ``position=`` of another one takes it."""
+
+    def stop(self) -> None:
+        """Ends its threads. Idempotent."""
+
+
 class BatchIterator(Iterator[Batch]):
     """Batches of a core reader, in its order. Several threads may call ``next``.
 
@@ -58,21 +78,25 @@ class BatchIterator(Iterator[Batch]):
         maker: of the tensors.
         timeout_s: how long a batch may take.
         names: of the files, for the log.
+        counts: bad lines so far, by number of the file; nothing where records are in
+            memory, whose store has the count.
         feeder: threads that feed the reader.
     """
 
     def __init__(
         self,
-        core: Any,
+        core: Core,
         maker: BatchMaker,
         timeout_s: float,
         names: Sequence[str],
+        counts: Callable[[], dict[int, int]],
         feeder: Feeder | None,
     ) -> None:
-        self._core: Any = core  # None once it was closed
+        self._core: Core | None = core  # None once it was closed
         self._maker = maker
         self._timeout_s = timeout_s
         self._names = names
+        self._counts = counts
         self._feeder = feeder
         self._process = os.getpid()
         self._turn = threading.Lock()  # positions are noted in the order of batches
@@ -103,7 +127,7 @@ class BatchIterator(Iterator[Batch]):
             self._turn.release()
         return self._maker.make(made)
 
-    def _take(self) -> Any:
+    def _take(self) -> _core.DataBatch:
         if self._ended:
             raise StopIteration
         core = self._core
@@ -148,8 +172,7 @@ class BatchIterator(Iterator[Batch]):
 
     def bad_lines(self) -> dict[str, int]:
         """Bad lines so far, by file."""
-        core = self._core
-        counts = self._bad_lines if core is None else core.bad_lines()
+        counts = self._bad_lines if self._core is None else self._counts()
         return {self._names[file]: count for file, count in counts.items()}
 
     def close(self) -> None:
@@ -162,8 +185,7 @@ class BatchIterator(Iterator[Batch]):
         core.stop()
         if self._feeder is not None:
             self._feeder.join()
-        # Where records are in memory, their store has the count.
-        self._bad_lines = getattr(core, "bad_lines", dict)()
+        self._bad_lines = self._counts()
         self._core = None
 
     def __del__(self) -> None:
@@ -210,8 +232,8 @@ def open_reader(
         first = [lane[0] for lane in begin[0]]
         feeder = Feeder(core, lanes, first, opener(reading, files))
     maker = BatchMaker(reading.slots)
-    names = reading.files
-    return BatchIterator(core, maker, reading.timeout_s, names, feeder)
+    names, counts = reading.files, core.bad_lines
+    return BatchIterator(core, maker, reading.timeout_s, names, counts, feeder)
 
 
 def opener(reading: Reading, files: Files) -> Open:

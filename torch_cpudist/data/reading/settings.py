@@ -8,12 +8,13 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypedDict, get_args
 
 from torch_cpudist import _core
 from torch_cpudist.data.reading import parquet, sources
 from torch_cpudist.data.reading.dealing import Part, cut, deal, mixed_seed
 from torch_cpudist.data.reading.schema import Format, Slot, checked_slots, known
+from torch_cpudist.data.reading.sharing import Share
 from torch_cpudist.errors import (
     BadRecordError,
     ConfigMismatchError,
@@ -29,6 +30,27 @@ _MOST_BYTES = 2**40
 _MOST_RECORDS = 2**24
 _SMALLEST_LINE_BYTES = 1024
 _LARGEST_LINE_BYTES = 1 << 30
+
+
+class Arguments(TypedDict, total=False):
+    """What both datasets take by name; see ``QueueDataset``."""
+
+    format: Format
+    batch_size: int
+    threads: int | None
+    pipe_command: str | None
+    drop_last: bool
+    shuffle: bool
+    seed: int
+    buffer_bytes: int
+    bad_lines: BadLines
+    quarantine: PathLike | None
+    instance_ids: bool
+    delimiter: str
+    separator: str
+    line_limit_bytes: int
+    timeout_s: float
+    share: Share | None
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from torch_cpudist import _core
 from torch_cpudist.data.reading.schema import Slot
 from torch_cpudist.model.bags import Bags, SingleBags
 
@@ -31,7 +32,7 @@ class BatchMaker:
         self._integers = [slot.integers for slot in used]
         self._offsets: dict[tuple[int, int], torch.Tensor] = {}
 
-    def make(self, core: Any) -> Batch:
+    def make(self, core: _core.DataBatch) -> Batch:
         """The tensors of a batch."""
         records: int = core.records
         int_sizes: list[int] = []

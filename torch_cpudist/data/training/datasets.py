@@ -74,8 +74,17 @@ def train_from_dataset(
     else:
         compute = _in_turn(step)
     options = Options(
-        *(epochs, max_batches, fetch, print_every, log, metrics, all_trainers),
-        *(handler, handler_period_s, progress, count_samples),
+        epochs=epochs,
+        max_batches=max_batches,
+        fetch=fetch,
+        print_every=print_every,
+        log=log,
+        metrics=metrics,
+        all_trainers=all_trainers,
+        handler=handler,
+        handler_period_s=handler_period_s,
+        progress=progress,
+        count_samples=count_samples,
     )
     return DatasetLoop("training", compute, _width(step), options).run(dataset)
 
@@ -111,8 +120,17 @@ def infer_from_dataset(
             return found(parts)
 
     options = Options(
-        *(epochs, max_batches, fetch, print_every, log, metrics, all_trainers),
-        *(handler, handler_period_s, progress, count_samples),
+        epochs=epochs,
+        max_batches=max_batches,
+        fetch=fetch,
+        print_every=print_every,
+        log=log,
+        metrics=metrics,
+        all_trainers=all_trainers,
+        handler=handler,
+        handler_period_s=handler_period_s,
+        progress=progress,
+        count_samples=count_samples,
     )
     return DatasetLoop("inference", compute, _width(step), options).run(dataset)
 
