@@ -38,7 +38,7 @@ from torch_cpudist.strategies.registry import resolve
 Inner = torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
 
 
-class DistributedOptimizer(Prefetching, face.ServedOptimizer, Participant):
+class DistributedOptimizer(face.ServedOptimizer, Participant):
     """Trains a model with parameter servers, by a strategy.
 
     The wrapped optimizer is read, not replaced: its exact class and its options, as
@@ -72,8 +72,6 @@ class DistributedOptimizer(Prefetching, face.ServedOptimizer, Participant):
         ConfigMismatchError: another trainer built something else.
         PeerLostError, OperationTimeoutError: a server or trainer 0 does not answer.
     """
-
-    _parameters: Trained | None
 
     def __init__(
         self,
@@ -114,7 +112,7 @@ class DistributedOptimizer(Prefetching, face.ServedOptimizer, Participant):
         earlier = self._earlier()
         states = {**stepped, **self._take_over(earlier, placement)}
         self._untrained = Untrained(self._run, model, placement, not earlier)
-        self._parameters = open_parameters(
+        self._parameters: Trained | None = open_parameters(
             self.strategy,
             self._run,
             placement,
@@ -126,6 +124,8 @@ class DistributedOptimizer(Prefetching, face.ServedOptimizer, Participant):
         self._guard = InnerGuard(self._inners, model, placement, names)
         made = Wrapped(self._run, self._inners, self._guard, states, self._inners)
         self._driver = make_driver(self.strategy, self._parameters, made)
+        self._prefetching = Prefetching(self._parameters, self._driver.pulled)
+        self.groups_fixed = True
         self._initial = InitialState(self._inners, self._driver.served)
         self._step_count_total = 0
         self._rounds = 0
@@ -150,6 +150,17 @@ class DistributedOptimizer(Prefetching, face.ServedOptimizer, Participant):
     def inners(self) -> Sequence[torch.optim.Optimizer]:
         """The wrapped optimizers."""
         return self._inners
+
+    @property
+    def prefetching(self) -> Prefetching:
+        """Batches to come; raises ``ClosedError`` after ``close()``."""
+        self._open()
+        return self._prefetching
+
+    @property
+    def closed(self) -> bool:
+        """Whether ``close()`` was called, or ``shutdown()``."""
+        return self._parameters is None
 
     @property
     def driver(self) -> Driver:
@@ -257,6 +268,42 @@ class DistributedOptimizer(Prefetching, face.ServedOptimizer, Participant):
         """For all backward passes of a step but the last: AllReduce sends nothing."""
         self._open()
         return self._driver.no_sync()
+
+    def prefetch(self, ids: Mapping[nn.Module, torch.Tensor]) -> None:
+        """Asks for the rows of a batch to come, and returns at once.
+
+        Call it once per batch, with all tables, before the forward of an earlier batch
+        (``cpudist.data.prefetch`` does). Rows that are here or on their way are not
+        asked for again; the forward waits for what has not come. Sync and HalfAsync:
+        rows that a round updates meanwhile come anew with its reply, so that results
+        are those without prefetch, bit for bit under Sync. Async: rows are as old as
+        they are, which ``opt.stats()["staleness"]`` counts. Geo, AllReduce and Reduce:
+        nothing to do, all rows are here; what is passed is checked all the same.
+
+        A hint: a lookup of other ids pulls them; a batch whose ids are never used goes
+        when 16 newer ones were declared. A batch counts as used in the step that has
+        looked up all its ids. ``flush()``, ``leave()``, ``barrier()`` and everything
+        that writes to the servers forget what is outstanding; while this trainer takes
+        no part (after ``leave()``) the call does nothing.
+
+        Cost: one request and reply per server that owns rows that are missing; in
+        rounds 8 bytes per row held, and the updated ones again, in the push and its
+        reply. Thread safety: as ``step``.
+
+        Args:
+            ids: int32 or int64, any shape, on the CPU, by the module that looks them
+                up.
+
+        Raises:
+            InvalidArgumentError: no mapping, or a module that is no table; with
+                ``max_staleness``, which prefetched rows would exceed.
+            IdTypeError, UnsupportedModelError: ids of another dtype or device.
+            RowOutOfRangeError: an id is no row; nothing was asked for.
+            ModelChangedError: the table was written by others.
+            PeerLostError: a server is lost.
+        """
+        self._open()
+        self._prefetching.ask(ids, managed=False)
 
     def flush(self, pull: str = "all", *, overwrite: bool = False) -> None:
         """Returns when every push of this trainer is applied and copies are fresh.
@@ -419,6 +466,7 @@ class DistributedOptimizer(Prefetching, face.ServedOptimizer, Participant):
     def _close(self, tell_servers: bool = True) -> None:
         """``close()`` where the state goes on elsewhere."""
         parameters, self._parameters = self._parameters, None
+        self.groups_fixed = False
         if parameters is not None:
             self._guard.release()
             self._initial.give_back()

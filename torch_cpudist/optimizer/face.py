@@ -34,7 +34,7 @@ class StateOnServers(dict[Any, Any]):
 class ServedOptimizer(torch.optim.Optimizer):
     """Refuses what cannot work where servers hold the state."""
 
-    _parameters: object | None = None  # once they are placed, and until the end
+    groups_fixed = False  # once parameters are placed, and until the end
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Refuses a group after construction: placement is fixed.
@@ -42,7 +42,7 @@ class ServedOptimizer(torch.optim.Optimizer):
         Raises:
             UnsupportedOptimizerError: always, once built.
         """
-        if self._parameters is not None:
+        if self.groups_fixed:
             raise UnsupportedOptimizerError(
                 "add_param_group: the placement of a DistributedOptimizer is fixed. "
                 "Add the group to the inner optimizer and build a new one over it."

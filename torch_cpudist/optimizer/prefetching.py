@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -16,7 +15,6 @@ from torch_cpudist.log import logger
 from torch_cpudist.tables.binding import check_rows
 
 if TYPE_CHECKING:
-    from torch_cpudist.drivers.base import Driver
     from torch_cpudist.served.base import Trained
     from torch_cpudist.served.set import ParameterSet
 
@@ -45,82 +43,47 @@ def check_ids(ids: Mapping[nn.Module, torch.Tensor]) -> None:
 
 
 class Prefetching:
-    """What a ``DistributedOptimizer`` has for batches to come."""
+    """The batches to come of one optimizer; not after its end.
 
-    _driver: Driver
-    _parameters: Trained | None
-    _told_prefetch = False
+    Thread safety: as ``DistributedOptimizer.step``.
+    """
 
-    @abstractmethod
-    def _open(self) -> Trained:
-        """What is trained; raises ``ClosedError`` after ``close()``."""
-
-    def _pulled(self) -> ParameterSet | None:
-        self._open()
-        return self._driver.pulled
-
-    def prefetch(self, ids: Mapping[nn.Module, torch.Tensor]) -> None:
-        """Asks for the rows of a batch to come, and returns at once.
-
-        Call it once per batch, with all tables, before the forward of an earlier batch
-        (``cpudist.data.prefetch`` does). Rows that are here or on their way are not
-        asked for again; the forward waits for what has not come. Sync and HalfAsync:
-        rows that a round updates meanwhile come anew with its reply, so that results
-        are those without prefetch, bit for bit under Sync. Async: rows are as old as
-        they are, which ``opt.stats()["staleness"]`` counts. Geo, AllReduce and Reduce:
-        nothing to do, all rows are here; what is passed is checked all the same.
-
-        A hint: a lookup of other ids pulls them; a batch whose ids are never used goes
-        when 16 newer ones were declared. A batch counts as used in the step that has
-        looked up all its ids. ``flush()``, ``leave()``, ``barrier()`` and everything
-        that writes to the servers forget what is outstanding; while this trainer takes
-        no part (after ``leave()``) the call does nothing.
-
-        Cost: one request and reply per server that owns rows that are missing; in
-        rounds 8 bytes per row held, and the updated ones again, in the push and its
-        reply. Thread safety: as ``step``.
+    def __init__(self, trained: Trained, pulled: ParameterSet | None) -> None:
+        """Nothing is asked for yet.
 
         Args:
-            ids: int32 or int64, any shape, on the CPU, by the module that looks them
-                up.
-
-        Raises:
-            InvalidArgumentError: no mapping, or a module that is no table; with
-                ``max_staleness``, which prefetched rows would exceed.
-            IdTypeError, UnsupportedModelError: ids of another dtype or device.
-            RowOutOfRangeError: an id is no row; nothing was asked for.
-            ModelChangedError: the table was written by others.
-            PeerLostError: a server is lost.
+            trained: what the optimizer trains.
+            pulled: what of it has rows that a lookup brings in; ``None``: all are here.
         """
-        self._ask(ids, managed=False)
+        self._trained = trained
+        self._pulled = pulled
+        self._told = False
 
-    def prefetch_managed(self, ids: Mapping[nn.Module, torch.Tensor]) -> int:
-        """``prefetch`` for a caller who tells by ``use_prefetched`` what is used when.
+    def ask(self, ids: Mapping[nn.Module, torch.Tensor], *, managed: bool) -> int:
+        """Asks for the rows of a batch; see ``DistributedOptimizer.prefetch``.
+
+        Args:
+            ids: by the module that looks them up.
+            managed: the caller tells by ``use`` what is computed when.
 
         Returns:
             The number of the batch; 0 if there was nothing to ask for.
         """
-        return self._ask(ids, managed=True)
-
-    def _ask(self, ids: Mapping[nn.Module, torch.Tensor], managed: bool) -> int:
         check_ids(ids)
-        parameters = self._pulled()
-        if parameters is not None:
-            return parameters.prefetch(ids, managed)
-        check_rows([table.found for table in self._open().placement.tables], ids)
-        if not self._told_prefetch:
-            self._told_prefetch = True
+        if self._pulled is not None:
+            return self._pulled.prefetch(ids, managed)
+        check_rows([table.found for table in self._trained.placement.tables], ids)
+        if not self._told:
+            self._told = True
             logger.info("prefetch: every row is here already, there is nothing to do")
         return 0
 
-    def use_prefetched(self, number: int) -> None:
+    def use(self, number: int) -> None:
         """The batch of this number is computed next: it ends with the next step."""
-        parameters = self._pulled()
-        if number and parameters is not None:
-            parameters.client.use_prefetched(parameters.id, number)
+        if number and self._pulled is not None:
+            self._pulled.client.use_prefetched(self._pulled.id, number)
 
-    def forget_prefetched(self) -> None:
-        """Drops what is outstanding; nothing after ``close()``."""
-        parameters = None if self._parameters is None else self._driver.pulled
-        if parameters is not None:
-            parameters.client.drop_prefetched(parameters.id)
+    def forget(self) -> None:
+        """Drops what is outstanding."""
+        if self._pulled is not None:
+            self._pulled.client.drop_prefetched(self._pulled.id)

@@ -120,11 +120,11 @@ class Prefetched(Generic[BatchT]):
                 self._ahead = sum(entry.batch is not None for entry in ready)
                 if first.error is not None:
                     raise first.error
-                self._opt.use_prefetched(first.number)
+                self._opt.prefetching.use(first.number)
                 yield first.batch  # type: ignore[misc]
         finally:
-            if ready:
-                self._opt.forget_prefetched()
+            if ready and not self._opt.closed:
+                self._opt.prefetching.forget()
             close = getattr(source, "close", None)
             if callable(close):
                 close()
@@ -138,6 +138,7 @@ class Prefetched(Generic[BatchT]):
         except Exception as error:
             return _Ready(error=error)
         try:
-            return _Ready(batch, self._opt.prefetch_managed(self._ids(batch)))
+            coming = self._opt.prefetching
+            return _Ready(batch, coming.ask(self._ids(batch), managed=True))
         except Exception as error:
             return _Ready(batch, error=error)
