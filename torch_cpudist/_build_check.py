@@ -35,8 +35,7 @@ def check_torch(running: str, built: str) -> None:
     if release(running) != release(built):
         raise ImportError(
             f"torch_cpudist was built against torch {built}, but torch {running} is "
-            "installed. "
-            f"Build it again: {_BUILD}"
+            f"installed. Build it again: {_BUILD}"
         )
 
 

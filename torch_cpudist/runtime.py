@@ -266,8 +266,7 @@ def init(
     if earlier is not None and not earlier.closed:
         raise ConfigurationError(
             "init() was called before in this thread and its context is still open. "
-            "Call "
-            "cpudist.shutdown() first."
+            "Call cpudist.shutdown() first."
         )
     _check_timeout(timeout_s)
     variables = os.environ if variables is None else variables

@@ -82,23 +82,20 @@ class DefaultGroup:
     def _check_existing(self, environment: Environment, layout: Layout) -> None:
         remedy = (
             "Call cpudist.init() first and use the group it makes, or "
-            "destroy_process_group() "
-            "before init()."
+            "destroy_process_group() before init()."
         )
         if environment.rank not in layout.trainers:
             raise ConfigurationError(
                 "torch.distributed is initialised on a dedicated server, which is no "
-                "part of the "
-                f"trainers' group. {remedy}"
+                f"part of the trainers' group. {remedy}"
             )
         expected = (layout.trainers.index(environment.rank), len(layout.trainers))
         found = (dist.get_rank(), dist.get_world_size())
         if found != expected:
             raise ConfigurationError(
                 "torch.distributed's default group has this process as rank "
-                f"{found[0]} of "
-                f"{found[1]}, but it is trainer {expected[0]} of {expected[1]}. "
-                f"{remedy}"
+                f"{found[0]} of {found[1]}, but it is trainer {expected[0]} of "
+                f"{expected[1]}. {remedy}"
             )
 
     def leave(self) -> None:

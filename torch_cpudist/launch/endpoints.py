@@ -43,8 +43,7 @@ def own_address(environment: Environment, layout: Layout) -> str:
     if environment.master_addr is None:
         raise ConfigurationError(
             "ranks run on several hosts and init() was given a store: set CPUDIST_BIND "
-            "to the "
-            "address of this host that the others reach."
+            "to the address of this host that the others reach."
         )
     return host.address_towards(environment.master_addr, environment.master_port)
 

@@ -204,8 +204,7 @@ def _ports(variables: Mapping[str, str]) -> tuple[int, int]:
     if not 1 <= ports[0] <= ports[1] <= 65535:
         raise ConfigurationError(
             f"CPUDIST_PORTS={text!r}: expected a port or a range of ports, such as "
-            "41000 or "
-            "41000-41015, between 1 and 65535."
+            "41000 or 41000-41015, between 1 and 65535."
         )
     return ports
 
@@ -285,8 +284,8 @@ def check_ranks(made: Environment) -> None:
     if made.local_world_size > made.world_size:
         raise ConfigurationError(
             f"LOCAL_WORLD_SIZE={made.local_world_size} with "
-            f"WORLD_SIZE={made.world_size}: a host "
-            "cannot have more ranks than there are. Start the script with torchrun."
+            f"WORLD_SIZE={made.world_size}: a host cannot have more ranks than there "
+            "are. Start the script with torchrun."
         )
     if made.servers and made.servers >= made.world_size:
         raise ConfigurationError(

@@ -110,19 +110,17 @@ def _by_role(members: Sequence[Member]) -> tuple[list[int], list[int]]:
         name = members[others[0]].role_name
         raise ConfigurationError(
             f"ranks {others} have torchrun --role={name}, others server or trainer. "
-            "Give every "
-            "torchrun of this rendezvous --role=server or --role=trainer, or none of "
-            "them."
+            "Give every torchrun of this rendezvous --role=server or --role=trainer, "
+            "or none of them."
         )
     for role in ROLES:
         if not roles[role]:
             other = ROLES[1 - ROLES.index(role)]
             raise ConfigurationError(
                 f"all {len(members)} ranks have --role={other}, none has "
-                f"--role={role}. Start a "
-                f"torchrun --role={role} in this rendezvous (--nnodes counts both), or "
-                "drop "
-                "--role to let every rank train and serve."
+                f"--role={role}. Start a torchrun --role={role} in this rendezvous "
+                "(--nnodes counts both), or drop --role to let every rank train and "
+                "serve."
             )
     return roles["server"], roles["trainer"]
 

@@ -118,10 +118,8 @@ def address_towards(host: str, port: int) -> str:
     except OSError as error:
         raise ConfigurationError(
             f"MASTER_ADDR={host} does not resolve ({error}). Give torchrun an "
-            "--rdzv-endpoint "
-            "or --master-addr that every host resolves, or set CPUDIST_BIND to an "
-            "address of "
-            "this host."
+            "--rdzv-endpoint or --master-addr that every host resolves, or set "
+            "CPUDIST_BIND to an address of this host."
         ) from error
     for family, kind, protocol, _, target in found:
         with socket.socket(family, kind, protocol) as probe:
@@ -134,10 +132,8 @@ def address_towards(host: str, port: int) -> str:
             return own
     raise ConfigurationError(
         f"ranks run on several hosts, but MASTER_ADDR={host} leads to loopback or "
-        "nowhere from "
-        "this one. Set CPUDIST_BIND to an address or interface of this host that the "
-        "others "
-        "reach, or give torchrun --local-addr."
+        "nowhere from this one. Set CPUDIST_BIND to an address or interface of this "
+        "host that the others reach, or give torchrun --local-addr."
     )
 
 
@@ -155,16 +151,14 @@ def bind_address(spec: str) -> str:
         if numeric.is_unspecified:
             raise ConfigurationError(
                 f"CPUDIST_BIND={spec}: others cannot connect to a wildcard. Set the "
-                "address or "
-                "interface that they reach."
+                "address or interface that they reach."
             )
         return str(numeric)
     names = [name for _, name in socket.if_nameindex()]
     if spec not in names:
         raise ConfigurationError(
             f"CPUDIST_BIND={spec} is neither a numeric address nor an interface of "
-            "this host. "
-            f"Interfaces: {', '.join(names)}."
+            f"this host. Interfaces: {', '.join(names)}."
         )
     address = interface_address(spec)
     if address is None:

@@ -83,10 +83,8 @@ def check_dense(name: str, parameter: nn.Parameter) -> None:
     if parameter.dtype not in DTYPES or parameter.layout != torch.strided:
         raise UnsupportedModelError(
             f"parameter {name!r} is {parameter.dtype}, {parameter.layout}; servers "
-            "keep "
-            "strided float32 and float64 parameters. Keep parameters in float32 and "
-            "use "
-            "torch.autocast for bfloat16."
+            "keep strided float32 and float64 parameters. Keep parameters in float32 "
+            "and use torch.autocast for bfloat16."
         )
     check_device(name, parameter.device)
 

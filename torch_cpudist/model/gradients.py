@@ -35,12 +35,10 @@ def read_table_gradient(
     if grad.layout != torch.sparse_coo:
         raise DenseGradientError(
             f"table {name!r} has a dense gradient (layout {grad.layout}), expected a "
-            "sparse "
-            "one from its lookups. Something else uses the whole weight in the loss: "
-            "an "
-            "output layer tied to it, or an L2 penalty over it. Take that out (use the "
-            "optimizer's weight_decay, or a penalty on the looked-up rows), or set "
-            "sparse=False on the embedding to train it as a dense parameter."
+            "sparse one from its lookups. Something else uses the whole weight in the "
+            "loss: an output layer tied to it, or an L2 penalty over it. Take that out "
+            "(use the optimizer's weight_decay, or a penalty on the looked-up rows), "
+            "or set sparse=False on the embedding to train it as a dense parameter."
         )
     if grad.sparse_dim() != 1 or grad.dense_dim() != 1:
         raise DenseGradientError(

@@ -240,8 +240,7 @@ def check_use(
     if not table and config.kind == "sparse_adam":
         raise UnsupportedOptimizerError(
             f"{type(optimizer).__name__} takes sparse gradients only, but {name!r} is "
-            "a "
-            "dense parameter. Give the dense parameters to another optimizer and pass "
-            "a "
-            "list: DistributedOptimizer([SparseAdam(tables), AdamW(rest)], model)."
+            "a dense parameter. Give the dense parameters to another optimizer and "
+            "pass a list: DistributedOptimizer([SparseAdam(tables), AdamW(rest)], "
+            "model)."
         )
