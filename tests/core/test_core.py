@@ -207,20 +207,31 @@ def test_different_hyper_parameters_are_refused():
         cluster.run(push)
 
 
+class Named:
+    """What a client logs; says when it has named whom it waits for."""
+
+    def __init__(self):
+        self.lines = []
+        # The first line comes after so many ms of waiting.
+        self.options = {"probe_ms": 20, "straggler_log_ms": 100}
+        self.options["logger"] = lambda level, text: self.lines.append(text)
+
+    def wait(self, name="trainer 1"):
+        deadline = time.monotonic() + 30
+        while not any(name in line for line in list(self.lines)):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+
 def test_stragglers_are_named():
-    lines = []
-    options = {"probe_ms": 20, "straggler_log_ms": 100}
-    options["logger"] = lambda level, text: lines.append(text)
-    with Cluster(2, 2, **options) as cluster:
+    named = Named()
+    with Cluster(2, 2, **named.options) as cluster:
         first, second = cluster.start().trainers
         gradient = np.ones(HIDDEN, np.float32)
-        lines.clear()
+        named.lines.clear()
 
         def push_when_named():
-            deadline = time.monotonic() + 30
-            while not any("trainer 1" in line for line in list(lines)):
-                assert time.monotonic() < deadline
-                time.sleep(0.01)
+            named.wait()
             return second.push(dense=gradient)
 
         assert run_all([lambda: first.push(dense=gradient), push_when_named]) == [0, 0]
@@ -244,24 +255,30 @@ def test_a_timeout_leaves_the_push_in_flight():
 
 
 def test_a_long_wait_outlasts_the_rpc_deadline():
-    options = {"probe_ms": 20, "rpc_deadline_ms": 200}
+    named = Named()
+    # Named once the wait is twice as long as the deadline.
+    options = named.options | {"rpc_deadline_ms": 200, "straggler_log_ms": 400}
     with Cluster(2, 1, **options) as cluster:
         first, second = cluster.start().trainers
         gradient = np.ones(HIDDEN, np.float32)
+        named.lines.clear()
 
         def push_late():
-            time.sleep(0.6)
+            named.wait()
             return second.push(dense=gradient)
 
         assert run_all([lambda: first.push(dense=gradient), push_late]) == [0, 0]
+        assert first.client.stats()["round_wait_s"] >= 0.4
 
 
 def test_abort_ends_a_wait():
-    with Cluster(2, 1) as cluster:
+    named = Named()
+    with Cluster(2, 1, **named.options) as cluster:
         first, _ = cluster.start().trainers
+        named.lines.clear()
 
         def abort():
-            time.sleep(0.1)
+            named.wait()
             first.client.abort("enough")
 
         def push():

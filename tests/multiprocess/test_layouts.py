@@ -31,12 +31,25 @@ def run_example(name, launch):
     launch_page.check_outcome(example, programs, 90)
 
 
-def run_script(text, options, launch):
-    """The output of a script that two ranks run."""
+def run_script(text, launch):
+    """The output of a script that two ranks run, which are started again twice."""
     (launch.folder / "train.py").write_text(text)
-    program = launch(f"torchrun --standalone --nproc-per-node=2 {options} train.py")
+    options = "--nproc-per-node=2 --max-restarts=2 --monitor-interval=0.1"
+    program = launch(f"torchrun --standalone {options} train.py")
     assert program.wait(90) == 0, program.text()
     return program.text()
+
+
+def once(job):
+    """A job of several tests, which is run for the first of them."""
+    found = []
+
+    def run(launch):
+        if not found:
+            found.append(job(launch))
+        return found[0]
+
+    return run
 
 
 @pytest.fixture(scope="module")
@@ -45,12 +58,10 @@ def launched(request, tmp_path_factory):
         f"test_command_line[{name}]": functools.partial(run_example, name)
         for name in HERE
     }
-    jobs["test_init_and_shutdown_again_under_torchrun"] = functools.partial(
-        run_script, REPEATS, ""
-    )
-    jobs["test_a_restart_by_torchrun_begins_anew_and_says_so"] = functools.partial(
-        run_script, RESTARTS, "--max-restarts=2 --monitor-interval=0.1"
-    )
+    # One launch for two tests: ranks that are restarted init and shut down repeatedly.
+    again = once(functools.partial(run_script, RESTARTS + REPEATS))
+    jobs["test_init_and_shutdown_again_under_torchrun"] = again
+    jobs["test_a_restart_by_torchrun_begins_anew_and_says_so"] = again
     with ahead(request, tmp_path_factory, jobs) as launches:
         yield launches
 
@@ -94,8 +105,9 @@ def test_a_new_optimizer_in_a_notebook_closes_the_old_one():
     exec(second, names)  # noqa: S102
 
 
+# After the restarts, in the attempt that has got this far.
 REPEATS = """
-import torch, torch_cpudist as cpudist
+import torch
 for turn in range(3):
     cpudist.init()
     model = torch.nn.Linear(4, 1)

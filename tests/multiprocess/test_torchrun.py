@@ -1,6 +1,6 @@
 # Copyright (c) 2026 The torch_cpudist authors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Sync under torchrun, over real sockets: every rule in one run per layout.
+"""Sync under torchrun, over real sockets: every rule in every layout, in one launch.
 
 The parameters equal those of one process within the parity bar, and those of the same
 ranks as threads over the in-process channel bit for bit.
@@ -8,14 +8,13 @@ ranks as threads over the in-process channel bit for bit.
 
 from __future__ import annotations
 
-import functools
 import os
 import sys
 from pathlib import Path
 
 import pytest
 import torch
-from ahead import ahead
+from programs import Launcher
 from sync_cases import (
     RULES,
     SMALL_BLOCKS,
@@ -25,50 +24,38 @@ from sync_cases import (
     reference,
     train,
 )
+from train_parity import LAYOUTS, file_of
 
 TESTS = Path(__file__).resolve().parent.parent
 SCRIPT = Path(__file__).resolve().parent / "train_parity.py"
-LAYOUTS = [(trainers, servers) for trainers in (1, 2, 3) for servers in (0, 2)]
-
-
-def launched_states(trainers, servers, launch):
-    variables = {
-        "CPUDIST_SERVERS": servers,
-        "CPUDIST_THREADS": 1,
-        "PYTHONPATH": os.pathsep.join([str(TESTS.parent), str(TESTS / "support")]),
-    }
-    ranks = trainers + servers
-    program = launch(
-        [
-            *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
-            *(f"--nproc-per-node={ranks}", str(SCRIPT), str(launch.folder)),
-        ],
-        **variables,
-    )
-    assert program.wait(110) == 0, program.text()
-    return [
-        torch.load(
-            launch.folder / f"trainer-{rank}-of-{trainers}.pt", weights_only=True
-        )
-        for rank in range(trainers)
-    ]
 
 
 @pytest.fixture(scope="module")
-def launched(request, tmp_path_factory):
-    jobs = {
-        f"test_equals_one_process[{trainers}-{servers}]": functools.partial(
-            launched_states, trainers, servers
-        )
-        for trainers, servers in LAYOUTS
-    }
-    with ahead(request, tmp_path_factory, jobs) as launches:
-        yield launches
+def folder(tmp_path_factory):
+    """Where one launch, of as many ranks as the largest layout has, left its states."""
+    launcher = Launcher(tmp_path_factory.mktemp("torchrun"))
+    ranks = max(trainers + servers for trainers, servers in LAYOUTS)
+    program = launcher(
+        [
+            *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
+            *(f"--nproc-per-node={ranks}", str(SCRIPT), str(launcher.folder)),
+        ],
+        CPUDIST_THREADS=1,
+        PYTHONPATH=os.pathsep.join([str(TESTS.parent), str(TESTS / "support")]),
+    )
+    try:
+        assert program.wait(110) == 0, program.text()
+        yield launcher.folder
+    finally:
+        launcher.end()
 
 
 @pytest.mark.parametrize(("trainers", "servers"), LAYOUTS)
-def test_equals_one_process(trainers, servers, launched, request):
-    found = launched.result(request)
+def test_equals_one_process(trainers, servers, folder):
+    found = [
+        torch.load(folder / file_of(rank, trainers, servers), weights_only=True)
+        for rank in range(trainers)
+    ]
     for name, rule in RULES.items():
         threads = train(rule, Batches(trainers), servers, strategy=SMALL_BLOCKS)
         expected, allowed = reference(name, trainers)
