@@ -11,7 +11,6 @@
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include <chrono>
-#include <condition_variable>
 #include <deque>
 #include <exception>
 #include <functional>
@@ -24,6 +23,7 @@
 #include "base/errors.h"
 #include "base/process_guard.h"
 #include "base/threads.h"
+#include "base/wait.h"
 
 namespace cpudist::backends {
 
@@ -146,7 +146,7 @@ class Serial {
 
   ProcessGuard guard_;
   std::mutex mutex_;
-  std::condition_variable changed_;
+  ConditionVariable changed_;
   std::deque<std::pair<Work, Job>> jobs_;
   bool busy_ = false;
   bool closed_ = false;

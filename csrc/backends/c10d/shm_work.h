@@ -107,7 +107,7 @@ class ShmWork : public c10d::Work {
   bool wait(std::chrono::milliseconds limit) override {
     std::optional<std::chrono::milliseconds> rest;
     if (limit != kNoTimeout) rest = limit;
-    const shm::Clock::time_point end = shm::Clock::now() + limit;
+    const Clock::time_point end = Clock::now() + limit;
     for (const auto& one : operations_) {
       if (rest) rest = std::max(left(end), std::chrono::milliseconds(0));
       if (!group_->engine.wait(*one, rest)) refuse(limit);
@@ -119,8 +119,8 @@ class ShmWork : public c10d::Work {
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override { return completion_->future(); }
 
  private:
-  static std::chrono::milliseconds left(shm::Clock::time_point end) {
-    return std::chrono::duration_cast<std::chrono::milliseconds>(end - shm::Clock::now());
+  static std::chrono::milliseconds left(Clock::time_point end) {
+    return std::chrono::duration_cast<std::chrono::milliseconds>(end - Clock::now());
   }
   [[noreturn]] static void refuse(std::chrono::milliseconds limit) {
     throw Error(ErrorCode::kTimeout, "backend shm: wait: timed out after " +

@@ -8,6 +8,8 @@
 #include <thread>
 #include <utility>
 
+#include "base/wait.h"
+
 namespace cpudist::backends {
 
 using c10d::OpType;
@@ -134,7 +136,7 @@ void SpanningBackend::leave() {
 }
 
 void SpanningBackend::wait_between(const WorkPtr& work, Milliseconds limit) {
-  const shm::Clock::time_point end = shm::Clock::now() + limit;
+  const Clock::time_point end = Clock::now() + limit;
   while (true) {
     std::string found;
     try {
@@ -146,14 +148,14 @@ void SpanningBackend::wait_between(const WorkPtr& work, Milliseconds limit) {
     if (closing_) throw Error(ErrorCode::kClosed, kLeft);
     const bool broken = work->isCompleted();
     std::string told = told_failure();
-    const shm::Clock::time_point patience = shm::Clock::now() + kReason;
-    while (broken && told.empty() && !closing_ && shm::Clock::now() < patience) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    const Clock::time_point patience = Clock::now() + kReason;
+    while (broken && told.empty() && !closing_ && Clock::now() < patience) {
+      let_pass(std::chrono::milliseconds(50));
       told = told_failure();
     }
     if (!told.empty()) fail(told);
     if (broken) fail("backend shm: lost a rank on another host: " + found);
-    if (shm::Clock::now() < end) continue;
+    if (Clock::now() < end) continue;
     fail("backend shm: a rank on another host did not come within " +
          std::to_string(limit.count()) + " ms");
   }

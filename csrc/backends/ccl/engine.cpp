@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "backends/ccl/group.h"
+#include "base/threads.h"
 
 namespace cpudist::backends::ccl {
 
@@ -50,7 +51,7 @@ std::string ended_text(const Peer& peer) {
 
 Engine::Engine(const cpudist_ccl_shim& calls)
     : calls_(calls), pid_(getpid()), progress_(Clock::now()), next_look_(progress_) {
-  thread_ = std::thread([this] { run(); });
+  thread_ = start_io_thread("the thread of a group of backend ccl", [this] { run(); });
 }
 
 Engine::~Engine() { stop(); }

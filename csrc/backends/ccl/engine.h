@@ -7,7 +7,6 @@
 #pragma once
 
 #include <chrono>
-#include <condition_variable>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -19,10 +18,10 @@
 #include <vector>
 
 #include "backends/ccl/shim/shim.h"
+#include "base/clock.h"
+#include "base/wait.h"
 
 namespace cpudist::backends::ccl {
-
-using Clock = std::chrono::steady_clock;
 
 // Where the members of a group find each other; called on the engine's thread.
 class MemberStore {
@@ -144,7 +143,7 @@ class Engine {
   const cpudist_ccl_shim& calls_;
   int64_t pid_;
   std::mutex mutex_;
-  std::condition_variable wake_;
+  ConditionVariable wake_;
   std::deque<Entry> queue_;
   bool stopping_ = false;
   // Of the thread alone.

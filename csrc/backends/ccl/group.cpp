@@ -5,10 +5,11 @@
 #include "backends/ccl/group.h"
 
 #include <exception>
-#include <fstream>
 #include <sstream>
 #include <stdexcept>
 #include <utility>
+
+#include "base/files.h"
 
 namespace cpudist::backends::ccl {
 
@@ -20,13 +21,12 @@ constexpr int kStartedField = 20;
 }  // namespace
 
 bool has_ended(const Peer& peer) {
-  std::ifstream file("/proc/" + std::to_string(peer.pid) + "/stat");
-  std::string line;
-  if (!std::getline(file, line)) return true;
+  const std::string text = files::read_text("/proc/" + std::to_string(peer.pid) + "/stat");
+  if (text.empty()) return true;
   // The name of the program is in parentheses and may hold anything.
-  const size_t end = line.rfind(')');
+  const size_t end = text.rfind(')');
   if (end == std::string::npos) return false;
-  std::istringstream fields(line.substr(end + 1));
+  std::istringstream fields(text.substr(end + 1));
   std::string state;
   fields >> state;
   if (state == "Z" || state == "X") return true;

@@ -18,11 +18,10 @@
 
 #include "backends/shm/liveness.h"
 #include "backends/shm/segment.h"
+#include "base/clock.h"
 #include "base/errors.h"
 
 namespace cpudist::shm {
-
-using Clock = std::chrono::steady_clock;
 
 constexpr int kAllRanks = -1;
 constexpr int kNoRank = -2;

@@ -8,7 +8,6 @@
 
 #include <atomic>
 #include <chrono>
-#include <condition_variable>
 #include <deque>
 #include <exception>
 #include <functional>
@@ -22,6 +21,7 @@
 #include "backends/shm/channel.h"
 #include "backends/shm/task.h"
 #include "base/process_guard.h"
+#include "base/wait.h"
 
 namespace cpudist::shm {
 
@@ -91,8 +91,8 @@ class Engine {
   Buffers buffers_;
   Channel channel_;
   std::mutex mutex_;
-  std::condition_variable ended_;  // an operation, or somebody's turn to go on
-  std::condition_variable work_;   // for the thread
+  ConditionVariable ended_;  // an operation, or somebody's turn to go on
+  ConditionVariable work_;   // for the thread
   std::deque<std::shared_ptr<Operation>> queue_;
   bool driven_ = false;  // somebody goes on with the first in line
   std::atomic<bool> closed_{false};

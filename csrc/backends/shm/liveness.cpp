@@ -10,9 +10,9 @@
 
 #include <cerrno>
 #include <csignal>
-#include <fstream>
-#include <iterator>
 #include <string>
+
+#include "base/files.h"
 
 namespace cpudist::shm {
 
@@ -39,8 +39,7 @@ bool Liveness::ended(int rank) const {
 }
 
 bool Liveness::stopped(int rank) const {
-  std::ifstream file("/proc/" + std::to_string(pid(rank)) + "/stat");
-  const std::string text{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+  const std::string text = files::read_text("/proc/" + std::to_string(pid(rank)) + "/stat");
   const size_t name_end = text.rfind(") ");
   if (name_end == std::string::npos || name_end + 2 >= text.size()) return false;
   const char state = text[name_end + 2];

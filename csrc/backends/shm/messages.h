@@ -9,7 +9,6 @@
 
 #include <atomic>
 #include <chrono>
-#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -25,6 +24,7 @@
 #include "backends/shm/channel.h"
 #include "backends/shm/types.h"
 #include "base/process_guard.h"
+#include "base/wait.h"
 
 namespace cpudist::shm {
 
@@ -117,7 +117,7 @@ class Messages {
   ProcessGuard guard_;
   Channel& channel_;
   mutable std::mutex mutex_;
-  std::condition_variable ended_, work_;
+  ConditionVariable ended_, work_;
   std::vector<std::deque<std::shared_ptr<Message>>> sends_;  // by peer, in order
   std::list<std::shared_ptr<Message>> receives_;             // in order
   std::vector<Inbox> inboxes_;

@@ -6,13 +6,14 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
-#include <fstream>
 #include <random>
 #include <sstream>
 #include <utility>
 
 #include "base/errors.h"
+#include "base/files.h"
 
 namespace cpudist::shm {
 
@@ -58,8 +59,8 @@ uint64_t random_number() {
 }  // namespace
 
 std::string host_identity() {
-  std::string boot;
-  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
+  std::string boot = files::read_text("/proc/sys/kernel/random/boot_id");
+  boot.erase(std::min(boot.size(), boot.find('\n')));
   std::array<char, 64> space{};
   const ssize_t length = ::readlink("/proc/self/ns/pid", space.data(), space.size());
   return boot + " " + std::string(space.data(), length > 0 ? static_cast<size_t>(length) : 0);

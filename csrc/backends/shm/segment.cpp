@@ -4,9 +4,7 @@
 // Making, finding and mapping shared memory.
 #include "backends/shm/segment.h"
 
-#include <fcntl.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -17,6 +15,7 @@
 #include <utility>
 
 #include "base/errors.h"
+#include "base/files.h"
 
 namespace cpudist::shm {
 
@@ -58,16 +57,15 @@ SharedMemory SharedMemory::create(size_t size_bytes) {
 SharedMemory SharedMemory::open(int pid, int fd, size_t size_bytes) {
   const std::string path = "/proc/" + std::to_string(pid) + "/fd/" + std::to_string(fd);
   SharedMemory found;
-  const int opened = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
-  if (opened < 0) return found;
+  const Descriptor opened = files::open(path, O_RDWR);
+  if (opened.get() < 0) return found;
   const size_t wanted = rounded(std::max<size_t>(size_bytes, 1));
   struct stat status{};
-  if (::fstat(opened, &status) == 0 && S_ISREG(status.st_mode) &&
+  if (files::read_status(opened, &status) && S_ISREG(status.st_mode) &&
       static_cast<size_t>(status.st_size) == wanted) {
-    found.data_ = map(opened, wanted);
+    found.data_ = map(opened.get(), wanted);
     found.size_bytes_ = wanted;
   }
-  ::close(opened);
   return found;
 }
 

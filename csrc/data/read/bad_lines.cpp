@@ -3,13 +3,12 @@
 
 #include "data/read/bad_lines.h"
 
-#include <fcntl.h>
-#include <unistd.h>
-
 #include <cerrno>
 #include <iterator>
 #include <tuple>
 #include <utility>
+
+#include "base/files.h"
 
 namespace cpudist::data {
 
@@ -30,8 +29,7 @@ BadLines::BadLines(BadLinePolicy policy, const std::string& quarantine)
                                    : "a quarantine file is for the policy 'quarantine' only");
   }
   if (quarantine.empty()) return;
-  const int flags = O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC;
-  quarantine_ = Descriptor(::open(quarantine.c_str(), flags, 0666));
+  quarantine_ = files::open(quarantine, O_WRONLY | O_CREAT | O_APPEND, 0666);
   if (quarantine_.get() < 0) {
     throw Error(ErrorCode::kDataFile,
                 "cannot open the quarantine file " + quarantine + ": " + system_text(errno));
@@ -79,8 +77,7 @@ uint64_t BadLines::lines_before(uint32_t file, const std::string& path, uint64_t
 void BadLines::write(const std::string& text) {
   size_t written = 0;
   while (written < text.size()) {
-    const ssize_t count = ::write(quarantine_.get(), text.data() + written, text.size() - written);
-    if (count < 0 && errno == EINTR) continue;
+    const ssize_t count = files::write(quarantine_, text.data() + written, text.size() - written);
     if (count <= 0) {
       throw Error(ErrorCode::kDataFile, "cannot write to the quarantine file " + path_ + ": " +
                                             system_text(count < 0 ? errno : ENOSPC));

@@ -3,14 +3,12 @@
 
 #include "data/read/byte_source.h"
 
-#include <fcntl.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <cerrno>
 #include <memory>
 #include <system_error>
+
+#include "base/files.h"
 
 namespace cpudist::data {
 
@@ -21,17 +19,12 @@ constexpr size_t kCountBytes = 256 << 10;
 
 }  // namespace
 
-void Descriptor::reset(int number) {
-  if (number_ >= 0) ::close(number_);
-  number_ = number;
-}
-
 std::string system_text(int error_number) { return std::generic_category().message(error_number); }
 
 Descriptor open_regular(const std::string& path) {
-  Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  Descriptor file = files::open(path, O_RDONLY | O_NONBLOCK);
   struct stat status;
-  if (file.get() < 0 || ::fstat(file.get(), &status) != 0) {
+  if (file.get() < 0 || !files::read_status(file, &status)) {
     throw Error(ErrorCode::kDataFile, "cannot open " + path + ": " + system_text(errno));
   }
   if (!S_ISREG(status.st_mode)) {
@@ -49,10 +42,7 @@ size_t FileRange::read(char* to, size_t size) {
   stop_.check();
   const uint64_t wanted = offset_ < end_ ? std::min<uint64_t>(size, end_ - offset_)
                                          : std::min<uint64_t>(size, kTailBytes);
-  ssize_t found = 0;
-  do {
-    found = ::pread(file_.get(), to, wanted, static_cast<off_t>(offset_));
-  } while (found < 0 && errno == EINTR);
+  const ssize_t found = files::read_at(file_, to, wanted, offset_);
   if (found < 0) {
     throw Error(ErrorCode::kDataFile, "cannot read " + path_ + " at byte " +
                                           std::to_string(offset_) + ": " + system_text(errno));

@@ -9,33 +9,12 @@
 #include <cstdint>
 #include <string>
 
+#include "base/descriptor.h"
 #include "data/read/waiting.h"
 
 namespace cpudist::data {
 
 inline constexpr uint64_t kNoEnd = ~uint64_t{0};
-
-// A file descriptor that closes itself.
-class Descriptor {
- public:
-  explicit Descriptor(int number = -1) : number_(number) {}
-  ~Descriptor() { reset(); }
-  Descriptor(Descriptor&& other) noexcept : number_(other.release()) {}
-  Descriptor& operator=(Descriptor&& other) noexcept {
-    if (this != &other) reset(other.release());
-    return *this;
-  }
-  int get() const { return number_; }
-  int release() {
-    const int number = number_;
-    number_ = -1;
-    return number;
-  }
-  void reset(int number = -1);
-
- private:
-  int number_;
-};
 
 // "No such file or directory" of errno.
 std::string system_text(int error_number);

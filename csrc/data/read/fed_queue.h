@@ -5,7 +5,6 @@
 // in bounded memory.
 #pragma once
 
-#include <condition_variable>
 #include <cstddef>
 #include <deque>
 #include <memory>
@@ -17,6 +16,7 @@
 #include <variant>
 #include <vector>
 
+#include "base/wait.h"
 #include "data/parse/columns.h"
 #include "data/read/byte_source.h"
 
@@ -52,8 +52,8 @@ class FedQueue {
 
   const size_t limit_bytes_;
   mutable std::mutex mutex_;
-  std::condition_variable room_;
-  std::condition_variable filled_;
+  ConditionVariable room_;
+  ConditionVariable filled_;
   std::deque<Item> items_;
   size_t bytes_ = 0;
   bool stopped_ = false;

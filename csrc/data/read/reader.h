@@ -8,7 +8,6 @@
 // what is left of each (less than a batch) is joined in the order of lanes and cut into batches.
 #pragma once
 
-#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -19,6 +18,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/wait.h"
 #include "data/read/batch_pool.h"
 #include "data/read/lane.h"
 #include "data/read/waiting.h"
@@ -83,7 +83,7 @@ class Reader {
   struct LaneState {
     FedQueue* fed = nullptr;
     std::unique_ptr<Lane> lane;
-    std::condition_variable room;
+    ConditionVariable room;
     std::deque<Made> made;
     size_t made_bytes = 0;
     bool ended = false;
@@ -109,7 +109,7 @@ class Reader {
   Feeds feeds_;
 
   mutable std::mutex mutex_;
-  std::condition_variable ready_;
+  ConditionVariable ready_;
   std::vector<std::unique_ptr<LaneState>> lanes_;
   size_t running_ = 0;
   bool stopped_ = false;

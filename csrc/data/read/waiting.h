@@ -8,16 +8,16 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <condition_variable>
 #include <functional>
 #include <mutex>
 #include <string>
 
+#include "base/clock.h"
 #include "base/errors.h"
+#include "base/wait.h"
 
 namespace cpudist::data {
 
-using Clock = std::chrono::steady_clock;
 inline constexpr auto kPollInterval = std::chrono::milliseconds(50);
 
 struct Wait {
@@ -35,8 +35,8 @@ inline Clock::time_point deadline_of(const Wait& wait) {
 // Waits with `lock` held until `done()`. Throws Error kTimeout with the text of `describe()`,
 // called with the lock, or kInterrupted.
 template <typename Done, typename Describe>
-void wait_until(std::unique_lock<std::mutex>& lock, std::condition_variable& changed,
-                const Wait& wait, const Done& done, const Describe& describe) {
+void wait_until(std::unique_lock<std::mutex>& lock, ConditionVariable& changed, const Wait& wait,
+                const Done& done, const Describe& describe) {
   if (done()) return;
   const Clock::time_point deadline = deadline_of(wait);
   while (true) {

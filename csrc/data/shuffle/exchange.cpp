@@ -6,6 +6,7 @@
 #include <cstring>
 #include <utility>
 
+#include "base/threads.h"
 #include "data/shuffle/impl.h"
 #include "kernels/hash.h"
 
@@ -108,7 +109,7 @@ void ShuffleExchange::Impl::connect(std::vector<std::vector<std::string>> addres
     out.give_up = now + milliseconds(options.connect_deadline_ms);
     out.try_next = now;
   }
-  monitor_thread = std::thread([this] { monitor(); });
+  monitor_thread = start_io_thread("the thread of a global shuffle", [this] { monitor(); });
   wait(lock, "connect", [this] {
     for (uint32_t rank = 0; rank < options.trainers; ++rank) {
       if (is_peer(rank) && !peers[rank].out.ever_open) return false;

@@ -8,7 +8,6 @@
 #pragma once
 
 #include <atomic>
-#include <condition_variable>
 #include <deque>
 #include <mutex>
 #include <optional>
@@ -16,6 +15,7 @@
 #include <unordered_map>
 
 #include "base/errors.h"
+#include "base/wait.h"
 #include "data/shuffle/exchange.h"
 #include "wire/messages.h"
 
@@ -126,9 +126,9 @@ struct ShuffleExchange::Impl : transport::ConnectionHandler {
   std::thread monitor_thread;
 
   mutable std::mutex mutex;
-  std::condition_variable changed;  // for the thread that shuffles
-  std::condition_variable work;     // for the thread that keeps the links
-  std::deque<Peer> peers;           // by rank; the one of this trainer is unused
+  ConditionVariable changed;  // for the thread that shuffles
+  ConditionVariable work;     // for the thread that keeps the links
+  std::deque<Peer> peers;     // by rank; the one of this trainer is unused
   std::unordered_map<const transport::Connection*, uint32_t> sessions;  // incoming, after the hello
   std::optional<Error> failure;
   bool finished = false;

@@ -6,7 +6,6 @@
 #pragma once
 
 #include <atomic>
-#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <mutex>
@@ -15,6 +14,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/wait.h"
 #include "data/read/split_reader.h"
 #include "data/read/waiting.h"
 #include "data/store/content.h"
@@ -84,7 +84,7 @@ class StoreLoader {
   std::atomic<uint64_t> splits_done_{0};
 
   mutable std::mutex mutex_;
-  std::condition_variable ended_;
+  ConditionVariable ended_;
   size_t running_ = 0;
   bool stopped_ = false;
   std::optional<Error> error_;

@@ -4,7 +4,6 @@
 // Batches out of a store, made ahead of their consumers by several threads.
 #pragma once
 
-#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -14,6 +13,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/wait.h"
 #include "data/read/batch_pool.h"
 #include "data/read/waiting.h"
 #include "data/store/content.h"
@@ -65,8 +65,8 @@ class StoreReader {
   const uint64_t batches_;
 
   mutable std::mutex mutex_;
-  std::condition_variable ready_;
-  std::condition_variable room_;
+  ConditionVariable ready_;
+  ConditionVariable room_;
   std::map<uint64_t, std::shared_ptr<Batch>> made_;
   uint64_t begun_ = 0;      // batches that threads have taken up
   uint64_t delivered_ = 0;  // batches that consumers have got

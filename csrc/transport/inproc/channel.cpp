@@ -10,6 +10,7 @@
 #include <thread>
 #include <utility>
 
+#include "base/threads.h"
 #include "transport/inproc/faults.h"
 #include "transport/inproc/link.h"
 
@@ -33,7 +34,8 @@ class Network final : public InprocNetwork {
   explicit Network(const FaultPlan& plan) {
     if (!plan.any()) return;
     faults_ = std::make_shared<FaultSchedule>(plan);
-    thread_ = std::thread([faults = faults_] { faults->run(); });
+    thread_ = start_io_thread("the thread of an in-process network",
+                              [faults = faults_] { faults->run(); });
   }
   ~Network() override {
     if (!thread_.joinable()) return;

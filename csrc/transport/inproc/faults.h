@@ -5,13 +5,13 @@
 // and one thread delivers what is left in order of time.
 #pragma once
 
-#include <condition_variable>
 #include <memory>
 #include <mutex>
 #include <random>
 #include <string>
 #include <vector>
 
+#include "base/wait.h"
 #include "transport/inproc/channel.h"
 #include "transport/inproc/link.h"
 
@@ -54,7 +54,7 @@ class FaultSchedule {
 
   const FaultPlan plan_;
   mutable std::mutex mutex_;
-  std::condition_variable changed_;
+  ConditionVariable changed_;
   std::mt19937_64 generator_;
   std::vector<Event> heap_;
   uint64_t next_order_ = 0;

@@ -5,13 +5,13 @@
 #pragma once
 
 #include <atomic>
-#include <condition_variable>
 #include <memory>
 #include <mutex>
 #include <set>
 #include <string>
 
 #include "base/process_guard.h"
+#include "base/wait.h"
 #include "transport/channel.h"
 
 namespace cpudist::transport::inproc {
@@ -73,7 +73,7 @@ class End final : public Connection {
   std::atomic<uint64_t> bytes_received_{0};
 
   std::mutex mutex_;
-  std::condition_variable changed_;
+  ConditionVariable changed_;
   std::string reason_;
   int running_ = 0;  // callbacks
   bool close_started_ = false;

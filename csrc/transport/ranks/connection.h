@@ -5,13 +5,13 @@
 #pragma once
 
 #include <atomic>
-#include <condition_variable>
 #include <memory>
 #include <mutex>
 #include <set>
 #include <string>
 
 #include "base/process_guard.h"
+#include "base/wait.h"
 #include "transport/channel.h"
 #include "transport/ranks/message.h"
 
@@ -95,7 +95,7 @@ class RankConnection final : public Connection,
   bool accepted_ = false;  // the receiver's: the handler took the first frame
 
   std::mutex mutex_;
-  std::condition_variable changed_;
+  ConditionVariable changed_;
   std::string reason_;
   bool running_ = false;  // a callback
   bool close_started_ = false;

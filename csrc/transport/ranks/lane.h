@@ -8,7 +8,6 @@
 
 #include <array>
 #include <atomic>
-#include <condition_variable>
 #include <deque>
 #include <memory>
 #include <mutex>
@@ -17,6 +16,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/wait.h"
 #include "transport/channel.h"
 #include "transport/ranks/connection.h"
 #include "transport/ranks/message.h"
@@ -101,7 +101,7 @@ class Lane final : public std::enable_shared_from_this<Lane> {
   std::mutex stop_mutex_;
 
   std::mutex mutex_;
-  std::condition_variable changed_;  // the sender, those who wait for room or the end
+  ConditionVariable changed_;  // the sender, those who wait for room or the end
   std::deque<OutboundPtr> queue_;
   size_t queued_bytes_ = 0;  // what is being sent included
   std::optional<TimePoint> full_since_;

@@ -12,11 +12,11 @@
 #include <charconv>
 #include <cstddef>
 #include <cstring>
-#include <fstream>
 #include <memory>
 #include <random>
 
 #include "base/errors.h"
+#include "base/files.h"
 #include "transport/tcp/socket.h"
 
 namespace cpudist::transport::tcp {
@@ -81,10 +81,8 @@ std::string describe_errno(int error) {
 }
 
 std::string boot_id() {
-  std::ifstream file("/proc/sys/kernel/random/boot_id");
-  std::string id;
-  std::getline(file, id);
-  return id;
+  const std::string id = files::read_text("/proc/sys/kernel/random/boot_id");
+  return id.substr(0, id.find('\n'));
 }
 
 Address parse_address(const std::string& text) {

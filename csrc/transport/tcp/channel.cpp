@@ -33,7 +33,7 @@ class TcpConnector final : public Connector {
     if (address.unix_socket && address.boot_id != boot_id()) {
       throw Error(ErrorCode::kAddress, "cannot connect to " + text + ": it is on another host");
     }
-    UniqueFd fd = connect_socket(address, deadline, stopped_);
+    Descriptor fd = connect_socket(address, deadline, stopped_);
     if (address.unix_socket) check_same_user(fd.get());
     tune(fd.get(), address.unix_socket, options_.limits);
     ConnectionOptions options = options_;

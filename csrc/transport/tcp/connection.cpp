@@ -23,7 +23,7 @@ constexpr size_t kWriteBytesAtOnce = 8u << 20;  // then other connections have t
 
 }  // namespace
 
-TcpConnection::TcpConnection(UniqueFd fd, std::shared_ptr<Reactor> reactor,
+TcpConnection::TcpConnection(Descriptor fd, std::shared_ptr<Reactor> reactor,
                              ConnectionOptions options)
     : reactor_(std::move(reactor)), options_(std::move(options)), fd_(std::move(fd)) {}
 
@@ -208,7 +208,7 @@ void TcpConnection::finish() {
   finished_ = true;
   const auto keep = shared_from_this();
   std::deque<Outbound> unsent;
-  UniqueFd socket;
+  Descriptor socket;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     // A last reply, such as the reason for the close, goes out if the socket takes it.

@@ -7,7 +7,6 @@
 
 #include <array>
 #include <atomic>
-#include <condition_variable>
 #include <deque>
 #include <memory>
 #include <mutex>
@@ -15,6 +14,7 @@
 #include <string>
 
 #include "base/process_guard.h"
+#include "base/wait.h"
 #include "transport/channel.h"
 #include "transport/tcp/reactor.h"
 #include "transport/tcp/socket.h"
@@ -37,7 +37,7 @@ class TcpConnection final : public Connection,
                             public Reactor::Source,
                             public std::enable_shared_from_this<TcpConnection> {
  public:
-  TcpConnection(UniqueFd fd, std::shared_ptr<Reactor> reactor, ConnectionOptions options);
+  TcpConnection(Descriptor fd, std::shared_ptr<Reactor> reactor, ConnectionOptions options);
 
   bool send(wire::Frame frame) override;
   void close(const std::string& reason) override;
@@ -100,8 +100,8 @@ class TcpConnection final : public Connection,
   std::atomic<uint64_t> bytes_drained_{0};  // written once the socket had room again
 
   std::mutex mutex_;  // the socket's life and everything outbound
-  std::condition_variable room_;
-  UniqueFd fd_;
+  ConditionVariable room_;
+  Descriptor fd_;
   uint64_t token_ = 0;  // 0 = not watched
   bool armed_ = false;
   std::string reason_;

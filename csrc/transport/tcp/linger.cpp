@@ -19,7 +19,7 @@ constexpr auto kPatience = std::chrono::milliseconds(300);
 
 class Lingering final : public Reactor::Source, public std::enable_shared_from_this<Lingering> {
  public:
-  Lingering(Reactor& reactor, UniqueFd socket) : reactor_(reactor), socket_(std::move(socket)) {}
+  Lingering(Reactor& reactor, Descriptor socket) : reactor_(reactor), socket_(std::move(socket)) {}
 
   void start() {
     if (shutdown(socket_.get(), SHUT_WR) != 0) return;  // broken already
@@ -50,13 +50,13 @@ class Lingering final : public Reactor::Source, public std::enable_shared_from_t
   }
 
   Reactor& reactor_;
-  UniqueFd socket_;
+  Descriptor socket_;
   uint64_t token_ = 0;
 };
 
 }  // namespace
 
-void linger(Reactor& reactor, UniqueFd socket) {
+void linger(Reactor& reactor, Descriptor socket) {
   try {
     std::make_shared<Lingering>(reactor, std::move(socket))->start();
   } catch (const std::exception&) {

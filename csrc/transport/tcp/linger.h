@@ -11,6 +11,6 @@ namespace cpudist::transport::tcp {
 // Ends our half and drops what still comes until the peer ends its half, or for a short while. A
 // socket closed with bytes unread would be reset, and a reset takes back what was sent last: the
 // reason for the end. On the reactor's thread.
-void linger(Reactor& reactor, UniqueFd socket);
+void linger(Reactor& reactor, Descriptor socket);
 
 }  // namespace cpudist::transport::tcp

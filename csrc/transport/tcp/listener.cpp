@@ -47,14 +47,14 @@ std::string peer_text(int fd, bool unix_socket) {
 // One listening socket, watched by the first reactor.
 class Acceptor final : public Reactor::Source, public std::enable_shared_from_this<Acceptor> {
  public:
-  Acceptor(UniqueFd fd, std::vector<std::weak_ptr<Reactor>> reactors, ConnectionOptions options)
+  Acceptor(Descriptor fd, std::vector<std::weak_ptr<Reactor>> reactors, ConnectionOptions options)
       : fd_(std::move(fd)), reactors_(std::move(reactors)), options_(std::move(options)) {}
 
   void start() { token_ = reactors_[0].lock()->watch(fd_.get(), shared_from_this(), EPOLLIN); }
 
   void on_ready(uint32_t) override {
     for (size_t i = 0; i < kAcceptsAtOnce; ++i) {
-      UniqueFd fd(accept4(fd_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+      Descriptor fd(accept4(fd_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
       if (fd.get() >= 0) {
         adopt(std::move(fd));
         continue;
@@ -72,7 +72,7 @@ class Acceptor final : public Reactor::Source, public std::enable_shared_from_th
   }
 
  private:
-  void adopt(UniqueFd fd) {
+  void adopt(Descriptor fd) {
     ConnectionOptions options = options_;
     try {
       if (options.unix_socket) check_same_user(fd.get());
@@ -98,29 +98,29 @@ class Acceptor final : public Reactor::Source, public std::enable_shared_from_th
     });
   }
 
-  UniqueFd fd_;
+  Descriptor fd_;
   std::vector<std::weak_ptr<Reactor>> reactors_;  // the listener owns them, they own this
   ConnectionOptions options_;
   uint64_t token_ = 0;
   size_t next_ = 0;
 };
 
-UniqueFd try_listen(const Address& address, int* error) {
-  UniqueFd fd = make_socket(address);
+Descriptor try_listen(const Address& address, int* error) {
+  Descriptor fd = make_socket(address);
   const int on = 1;
   // A port whose last owner has just ended can be had again.
   if (!address.unix_socket) setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
   const auto* own = reinterpret_cast<const sockaddr*>(&address.storage);
   if (bind(fd.get(), own, address.length) == 0 && listen(fd.get(), kBacklog) == 0) return fd;
   *error = errno;
-  return UniqueFd();
+  return Descriptor();
 }
 
-UniqueFd listen_on_port_range(const ListenOptions& options) {
+Descriptor listen_on_port_range(const ListenOptions& options) {
   const uint16_t last = std::max(options.port_first, options.port_last);
   int error = 0;
   for (uint32_t port = options.port_first; port <= last; ++port) {
-    UniqueFd fd =
+    Descriptor fd =
         try_listen(make_tcp_address(options.bind_address, static_cast<uint16_t>(port)), &error);
     if (fd.get() >= 0) return fd;
     if (error != EADDRINUSE && error != EACCES) break;  // the next port will not do better
@@ -143,7 +143,7 @@ class TcpListener final : public Listener {
     connection.limits = options.limits;
     connection.pool = std::make_shared<BufferPool>(kPoolBytes);
     connection.listener_side = true;
-    UniqueFd tcp = listen_on_port_range(options);
+    Descriptor tcp = listen_on_port_range(options);
     const std::string tcp_text = bound_address(tcp.get(), options.bind_address);
     for (uint32_t i = 0; i < std::max(options.threads, 1u); ++i) {
       reactors_.push_back(std::make_shared<Reactor>());
@@ -168,7 +168,7 @@ class TcpListener final : public Listener {
     if (boot.empty()) return;  // a client could not tell whether it is on the same host
     const Address address = make_unix_address(boot);
     int error = 0;
-    UniqueFd fd = try_listen(address, &error);
+    Descriptor fd = try_listen(address, &error);
     if (fd.get() < 0) {
       throw Error(ErrorCode::kAddress,
                   "cannot listen on " + address.text + ": " + describe_errno(error));
@@ -178,7 +178,7 @@ class TcpListener final : public Listener {
     add(std::move(fd), connection);
   }
 
-  void add(UniqueFd fd, const ConnectionOptions& connection) {
+  void add(Descriptor fd, const ConnectionOptions& connection) {
     const auto acceptor = std::make_shared<Acceptor>(
         std::move(fd), std::vector<std::weak_ptr<Reactor>>(reactors_.begin(), reactors_.end()),
         connection);

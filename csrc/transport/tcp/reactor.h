@@ -71,8 +71,8 @@ class Reactor {
   void wake();
 
   ProcessGuard guard_;
-  UniqueFd epoll_;
-  UniqueFd wake_;
+  Descriptor epoll_;
+  Descriptor wake_;
   std::vector<uint8_t> scratch_;
   std::vector<Timer> timers_;  // a heap
   uint64_t next_order_ = 0;

@@ -13,9 +13,9 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <thread>
 
 #include "base/errors.h"
+#include "base/wait.h"
 
 namespace cpudist::transport::tcp {
 namespace {
@@ -66,14 +66,9 @@ void wait_established(int fd, const Address& address, TimePoint deadline,
 
 }  // namespace
 
-void UniqueFd::reset() noexcept {
-  if (fd_ >= 0) ::close(fd_);
-  fd_ = -1;
-}
-
-UniqueFd make_socket(const Address& address) {
+Descriptor make_socket(const Address& address) {
   const int family = address.storage.ss_family;
-  UniqueFd fd(socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  Descriptor fd(socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   if (fd.get() < 0) {
     throw Error(ErrorCode::kAddress,
                 "cannot make a socket for " + address.text + ": " + describe_errno(errno));
@@ -109,9 +104,9 @@ void check_same_user(int fd) {
   }
 }
 
-UniqueFd connect_socket(const Address& address, TimePoint deadline,
-                        const std::atomic<bool>& stopped) {
-  UniqueFd fd = make_socket(address);
+Descriptor connect_socket(const Address& address, TimePoint deadline,
+                          const std::atomic<bool>& stopped) {
+  Descriptor fd = make_socket(address);
   const auto* target = reinterpret_cast<const sockaddr*>(&address.storage);
   while (true) {
     check_time(address, deadline, stopped);
@@ -123,7 +118,7 @@ UniqueFd connect_socket(const Address& address, TimePoint deadline,
     }
     if (errno == EISCONN) break;
     if (errno != EAGAIN) refuse(address, describe_errno(errno));
-    std::this_thread::sleep_for(kBacklogPause);
+    let_pass(kBacklogPause);
   }
   if (!address.unix_socket && connected_to_itself(fd.get())) {
     refuse(address, "nobody listens there");

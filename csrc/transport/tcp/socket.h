@@ -11,34 +11,11 @@
 #include <atomic>
 #include <cstdint>
 #include <string>
-#include <utility>
 
+#include "base/descriptor.h"
 #include "transport/channel.h"
 
 namespace cpudist::transport::tcp {
-
-// Owns a file descriptor.
-class UniqueFd {
- public:
-  UniqueFd() = default;
-  explicit UniqueFd(int fd) : fd_(fd) {}
-  UniqueFd(UniqueFd&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
-  UniqueFd& operator=(UniqueFd&& other) noexcept {
-    if (this != &other) {
-      reset();
-      fd_ = std::exchange(other.fd_, -1);
-    }
-    return *this;
-  }
-  UniqueFd(const UniqueFd&) = delete;
-  UniqueFd& operator=(const UniqueFd&) = delete;
-  ~UniqueFd() { reset(); }
-  int get() const { return fd_; }
-  void reset() noexcept;
-
- private:
-  int fd_ = -1;
-};
 
 struct Address {
   bool unix_socket = false;
@@ -63,13 +40,13 @@ Address make_unix_address(const std::string& boot);
 std::string bound_address(int fd, const std::string& ip);
 
 // Non-blocking, close-on-exec. Throws Error(kAddress).
-UniqueFd make_socket(const Address& address);
+Descriptor make_socket(const Address& address);
 // No delays on TCP, large buffers on unix sockets (as far as the kernel allows).
 void tune(int fd, bool unix_socket, const ChannelLimits& limits);
 // Throws Error(kAddress): expected and found user id of the process at the other end.
 void check_same_user(int fd);
 // Established within the deadline or Error(kAddress) with the reason. `stopped` ends the wait.
-UniqueFd connect_socket(const Address& address, TimePoint deadline,
-                        const std::atomic<bool>& stopped);
+Descriptor connect_socket(const Address& address, TimePoint deadline,
+                          const std::atomic<bool>& stopped);
 
 }  // namespace cpudist::transport::tcp

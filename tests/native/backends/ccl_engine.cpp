@@ -17,6 +17,7 @@
 
 namespace {
 
+using cpudist::Clock;
 using namespace cpudist::backends::ccl;
 using std::chrono::milliseconds;
 using std::chrono::seconds;

@@ -11,7 +11,6 @@
 namespace cpudist::testing {
 namespace {
 
-using data::Clock;
 using data::ReaderOptions;
 using data::Wait;
 

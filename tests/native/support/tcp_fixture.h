@@ -54,12 +54,12 @@ struct TcpPair {
   std::shared_ptr<transport::Connector> connector;
 };
 
-inline transport::tcp::UniqueFd raw_socket(const std::string& address) {
+inline Descriptor raw_socket(const std::string& address) {
   const std::atomic<bool> never{false};
   return transport::tcp::connect_socket(transport::tcp::parse_address(address), soon(), never);
 }
 
-inline bool raw_send(const transport::tcp::UniqueFd& fd, const void* data, size_t size_bytes) {
+inline bool raw_send(const Descriptor& fd, const void* data, size_t size_bytes) {
   return send(fd.get(), data, size_bytes, MSG_NOSIGNAL) == static_cast<ssize_t>(size_bytes);
 }
 

@@ -159,7 +159,7 @@ TEST(tcp_silent_sockets_end_and_do_not_delay_others) {
   transport::ListenOptions options = listen_options();
   options.limits.handshake_deadline_ms = 200;
   TcpPair pair(options);
-  std::vector<transport::tcp::UniqueFd> silent;
+  std::vector<Descriptor> silent;
   for (int i = 0; i < 200; ++i) silent.push_back(raw_socket(pair.address(i % 2 == 0)));
   const auto hello = header_of(wire::FrameKind::kHello, 0);
   CHECK(raw_send(silent[0], hello.data(), 63));  // a slow start is not a frame

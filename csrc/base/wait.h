@@ -1,0 +1,57 @@
+// Copyright (c) 2026 The torch_cpudist authors.
+// SPDX-License-Identifier: BSD-3-Clause
+//
+// Waiting: for another thread, or for time to pass. The only place that does either, with the times
+// of base/clock.h.
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
+#include <thread>
+
+#include "base/clock.h"
+
+namespace cpudist {
+
+// What std::condition_variable is, on the library's clock. Waits without a condition may end early.
+class ConditionVariable {
+ public:
+  using Lock = std::unique_lock<std::mutex>;
+
+  void notify_one() noexcept { variable_.notify_one(); }
+  void notify_all() noexcept { variable_.notify_all(); }
+
+  void wait(Lock& lock) { variable_.wait(lock); }
+  template <typename Done>
+  void wait(Lock& lock, Done done) {
+    while (!done()) wait(lock);
+  }
+
+  void wait_until(Lock& lock, TimePoint deadline) { variable_.wait_until(lock, deadline); }
+  // Returns what done() is at the end.
+  template <typename Done>
+  bool wait_until(Lock& lock, TimePoint deadline, Done done) {
+    while (!done()) {
+      if (variable_.wait_until(lock, deadline) == std::cv_status::timeout) return done();
+    }
+    return true;
+  }
+
+  template <typename Rep, typename Period>
+  void wait_for(Lock& lock, std::chrono::duration<Rep, Period> limit) {
+    wait_until(lock, Clock::now() + std::chrono::ceil<Clock::duration>(limit));
+  }
+  template <typename Rep, typename Period, typename Done>
+  bool wait_for(Lock& lock, std::chrono::duration<Rep, Period> limit, Done done) {
+    return wait_until(lock, Clock::now() + std::chrono::ceil<Clock::duration>(limit), done);
+  }
+
+ private:
+  std::condition_variable variable_;
+};
+
+// Nothing but time ends it: for the few things that nobody can announce.
+inline void let_pass(Clock::duration time) { std::this_thread::sleep_for(time); }
+
+}  // namespace cpudist
