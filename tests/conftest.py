@@ -16,6 +16,24 @@ from programs import LAUNCHER_VARIABLES, Launcher
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+# These wait for processes, or train and compile for long. A file's tests stay together
+# on one worker: what is begun last must not be what takes longest.
+LONG = (
+    *("multiprocess", "faults", "examples", "models", "backends", "collective"),
+    *("scripts", "tables", "settings", "benchmarks", "replicas"),
+)
+PROGRAMS = {"launch", "launched", "demo", "groups"}
+
+
+def pytest_collection_modifyitems(items):
+    """Marks tests that start processes by their fixtures, too; long folders first."""
+    for item in items:
+        if PROGRAMS.intersection(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.processes)
+    order = {name: number for number, name in enumerate(LONG)}
+    items.sort(key=lambda item: order.get(item.path.parent.name, len(LONG)))
+
+
 @pytest.fixture(autouse=True)
 def _no_inherited_launch(monkeypatch):
     for name in list(os.environ):

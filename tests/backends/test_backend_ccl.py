@@ -19,6 +19,8 @@ from sync_cases import ONE_THREAD
 from torch_cpudist.backends import ccl
 from torch_cpudist.testing import ProcessRanks
 
+pytestmark = pytest.mark.processes
+
 START_S = 90.0
 VARIABLES = {**ONE_THREAD, "CPUDIST_BACKEND": "ccl"}
 

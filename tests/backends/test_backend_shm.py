@@ -18,6 +18,8 @@ from shm_ranks import Ranks
 import torch_cpudist as cpudist
 from torch_cpudist.backends import load_c10d, shm
 
+pytestmark = pytest.mark.processes
+
 # Promised: a dead rank is told within about a second, one that has stopped soon after
 # the group's timeout.
 KILLED_S = 1.2

@@ -21,6 +21,8 @@ from torch_cpudist import _core
 from torch_cpudist.launch import environment, rank_network
 from torch_cpudist.testing import ProcessRanks
 
+pytestmark = pytest.mark.processes
+
 START_S = 60.0
 # oneCCL asks for news all the time: two survivors on two cores are slow to look.
 TOLD_S = {"gloo": 1.0, "shm": 1.0, "ccl": 2.0}

@@ -30,6 +30,8 @@ import torch_cpudist as cpudist
 from torch_cpudist import strategies
 from torch_cpudist.testing import ProcessRanks
 
+pytestmark = pytest.mark.processes
+
 START_S = 60.0
 SAME = 1e-6
 

@@ -19,6 +19,8 @@ from interrupts import interrupted, waiting_in_a_call
 
 from torch_cpudist import _core, errors
 
+pytestmark = pytest.mark.processes
+
 SERVER_PROGRAM = """
 import json
 options = json.loads(sys.argv[1])

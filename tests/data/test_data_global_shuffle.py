@@ -9,10 +9,13 @@ import os
 import signal
 from collections import Counter
 
+import pytest
 from data_cases import records, write
 from shuffle_cases import shuffled
 
 from torch_cpudist import testing
+
+pytestmark = pytest.mark.processes
 
 COUNT = 6000
 VARIABLES = {"OMP_NUM_THREADS": "1", "CPUDIST_THREADS": "1"}

@@ -22,6 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 LAUNCHER = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("launcher", "strategies"),
     [([], ["sync"]), (LAUNCHER, ["async", "reduce", "hybrid"])],

@@ -12,6 +12,8 @@ from loss_cases import KILLED_S, LOSSES, START_S, check_loss, train_forever
 
 from torch_cpudist.testing import ProcessRanks
 
+pytestmark = pytest.mark.processes
+
 ASYNC = {"CPUDIST_STRATEGY": "async"}
 
 

@@ -33,6 +33,8 @@ from loss_cases import (
 import torch_cpudist as cpudist
 from torch_cpudist.testing import ProcessRanks
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.mark.parametrize(
     ("number", "limit_s"), [(signal.SIGKILL, KILLED_S), (signal.SIGSTOP, STOPPED_S)]

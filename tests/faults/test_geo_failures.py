@@ -18,6 +18,8 @@ from train_groups import MANY, TIME_S, Training
 import torch_cpudist as cpudist
 from torch_cpudist.testing import ProcessRanks
 
+pytestmark = pytest.mark.processes
+
 # Exchanges end with the step after their answers.
 GEO = cpudist.Geo(push_every=2, exchange_budget=1.0)
 OUTER = cpudist.Geo(push_every=2, exchange_budget=1.0, outer={"lr": 1.0})

@@ -20,6 +20,8 @@ from train_groups import MANY, TIME_S, Training
 
 import torch_cpudist as cpudist
 
+pytestmark = pytest.mark.processes
+
 SCRIPT = Path(__file__).with_name("train_groups.py")
 
 

@@ -310,6 +310,7 @@ def test_sums_do_not_round():
     assert again.units == total.units
 
 
+@pytest.mark.processes
 def test_without_other_trainers_all_is_this_one():
     found = collection()
     found.update(*part_of(0))

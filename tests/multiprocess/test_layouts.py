@@ -15,6 +15,8 @@ from ports import free_port
 
 import torch_cpudist as cpudist
 
+pytestmark = pytest.mark.processes
+
 HERE = [name for name in launch_page.examples() if not name.startswith("hosts-")]
 
 

@@ -26,6 +26,8 @@ from sync_cases import (
 )
 from train_parity import LAYOUTS, file_of
 
+pytestmark = pytest.mark.processes
+
 TESTS = Path(__file__).resolve().parent.parent
 SCRIPT = Path(__file__).resolve().parent / "train_parity.py"
 

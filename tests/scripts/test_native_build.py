@@ -16,6 +16,8 @@ import setuptools
 import sources
 import toolchain
 
+pytestmark = pytest.mark.processes
+
 SETUPTOOLS = Path(setuptools.__file__).parent
 
 

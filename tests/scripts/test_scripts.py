@@ -21,6 +21,8 @@ import pytest
 
 from torch_cpudist import strategies
 
+pytestmark = pytest.mark.processes
+
 ROOT = Path(__file__).resolve().parents[2]
 TOOLS = (
     *("bash", "dirname", "basename", "uname", "awk", "df", "cat", "mkdir", "tail"),
