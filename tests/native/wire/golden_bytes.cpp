@@ -1,0 +1,85 @@
+// Copyright (c) 2026 The torch_cpudist authors.
+// SPDX-License-Identifier: BSD-3-Clause
+// threads: none
+//
+// What every message looks like on the wire, to the byte: peers of one protocol version read each
+// other whatever the code that writes them has become. A change here needs another version.
+
+#include <string>
+#include <vector>
+
+#include "base/crc32c.h"
+#include "support/check.h"
+#include "support/messages_fixture.h"
+
+using namespace cpudist;           // NOLINT
+using namespace cpudist::testing;  // NOLINT
+
+namespace {
+
+struct Golden {
+  const char* name;
+  size_t size_bytes;
+  uint32_t crc;
+  const char* hex;  // of short ones
+};
+
+// clang-format off
+const std::vector<Golden> kGolden = {
+    {"hello", 40, 0xfc921d74,
+     "040000000200000001000000000000004d000000000000000c000000686f73742d61207069642031"},
+    {"error", 16, 0xc5fbd595, "080000000000000004000000676f6e65"},
+    {"probe", 24, 0x2cdb1450, "010000000300000001000000020000000300000000000000"},
+    {"layout", 632, 0x906934d6, ""},
+    {"layout with groups", 648, 0x3586dd78, ""},
+    {"norm", 16, 0x10f3e7a5, "03000000000000000000000000000040"},
+    {"commit", 16, 0x10f3e7a5, "03000000000000000000000000000040"},
+    {"join", 16, 0xbb7beee9, "01000000000000000900000000000000"},
+    {"round", 16, 0x3999b833, "09000000000000000000000000000000"},
+    {"barrier", 40, 0xa5da485e,
+     "02000000000000000000000000000000030000000000000002000000000000000500000000000000"},
+    {"fetch", 48, 0xca6e4f93,
+     "010000000100000001000000000000000300000000000000630000000000000000000000000000002a000000"
+     "00000000"},
+    {"push", 552, 0x92882671, ""},
+    {"push with holds", 432, 0x287200ba, ""},
+    {"dense with rows", 192, 0x1ab9eab7, ""},
+    {"dense", 128, 0x53515e4a, ""},
+    {"changes", 296, 0xa83979f6, ""},
+    {"pull", 112, 0x047839a5, ""},
+    {"rows", 80, 0x37bc2354,
+     "13000000000000000000000000000000000000000000803f0000004000004040000080400000a0400000c040"
+     "0000e04000000041000000000000c8420000ca420000cc420000ce420000d0420000d242"},
+    {"store", 440, 0x870e1a76, ""},
+};
+// clang-format on
+
+std::string hex_of(const Buffer& payload) {
+  static constexpr char kDigits[] = "0123456789abcdef";
+  std::string text;
+  for (const uint8_t byte : view_of(payload)) {
+    text += kDigits[byte >> 4];
+    text += kDigits[byte & 0xf];
+  }
+  return text;
+}
+
+}  // namespace
+
+TEST(messages_have_the_bytes_of_their_protocol_version) {
+  CHECK_EQ(wire::kProtocolVersion, 2);
+  const std::vector<Sample> samples = all_samples();
+  CHECK_EQ(samples.size(), kGolden.size());
+  for (size_t i = 0; i < samples.size(); ++i) {
+    const Golden& expected = kGolden[i];
+    const Buffer& found = samples[i].payload;
+    CHECK_EQ(samples[i].name, std::string(expected.name));
+    CHECK_EQ(found.size(), expected.size_bytes);
+    if (expected.hex[0] != '\0') CHECK_EQ(hex_of(found), std::string(expected.hex));
+    CHECK_EQ(crc32c(found.data(), found.size()), expected.crc);
+  }
+  CHECK_EQ(hex_of(wire::encode_pull_dense(22)), std::string("1600000000000000"));
+  CHECK_EQ(hex_of(encode(wire::ProbeReply{})), std::string(16, '0'));
+  CHECK_EQ(hex_of(encode(wire::RoundReply{9, true})),
+           std::string("09000000000000000100000000000000"));
+}
