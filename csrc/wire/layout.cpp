@@ -4,15 +4,13 @@
 // The layout of a parameter set: encoding, and the limits that both ends hold it to.
 
 #include <cmath>
-#include <cstring>
 
-#include "wire/checks.h"
+#include "wire/fields.h"
 #include "wire/messages.h"
 
 namespace cpudist::wire {
 namespace {
 
-constexpr size_t kConfigBytes = sizeof(kernels::OptimizerConfig);
 constexpr size_t kTableBytesMin = 24;  // rows, dim, group, an empty name
 constexpr size_t kBlockBytesMin = 48;  // elements, four u32, offset, row width, an empty name
 
@@ -120,34 +118,6 @@ void check_layout(const ParamSetLayout& layout, ErrorCode code) {
   }
 }
 
-WireDType read_dtype(Reader* reader) {
-  const uint32_t dtype = reader->u32();
-  if (dtype >= kWireDTypeCount) refuse("unknown wire dtype " + std::to_string(dtype));
-  return static_cast<WireDType>(dtype);
-}
-
-TableSpec read_table(Reader* reader) {
-  TableSpec table;
-  table.rows = reader->u64();
-  table.dim = reader->u32();
-  table.group = reader->u32();
-  table.name = reader->text(kNameBytesMax);
-  return table;
-}
-
-BlockSpec read_block(Reader* reader) {
-  BlockSpec block;
-  block.elements = reader->u64();
-  block.dtype = static_cast<DType>(reader->u32());
-  block.shard = reader->u32();
-  block.group = reader->u32();
-  block.parameter = reader->u32();
-  block.offset = reader->u64();
-  block.row_width = reader->u64();
-  block.name = reader->text(kNameBytesMax);
-  return block;
-}
-
 }  // namespace
 
 void check_config(const kernels::OptimizerConfig& config) {
@@ -170,76 +140,62 @@ uint32_t owner_of_bucket(uint32_t bucket, uint32_t server_count) {
   return bucket % server_count;
 }
 
+template <typename V>
+void fields(V& v, Of<V, TableSpec>& m) {
+  v.number(m.rows);
+  v.number(m.dim);
+  v.number(m.group);
+  v.text(m.name, kNameBytesMax);
+}
+
+template <typename V>
+void fields(V& v, Of<V, BlockSpec>& m) {
+  v.number(m.elements);
+  v.number(m.dtype);
+  v.number(m.shard);
+  v.number(m.group);
+  v.number(m.parameter);
+  v.number(m.offset);
+  v.number(m.row_width);
+  v.text(m.name, kNameBytesMax);
+}
+
+template <typename V>
+void fields(V& v, Of<V, DelayCompensation>& m) {
+  v.number(m.kind);
+  v.zero();
+  v.number(m.factor);
+  v.number(m.momentum);
+  v.number(m.epsilon);
+}
+
+// What check_layout() looks at is taken as it comes.
+template <typename V>
+void fields(V& v, Of<V, ParamSetLayout>& m) {
+  const uint32_t configs = v.count32(m.configs);
+  const uint32_t tables = v.count32(m.tables);
+  const uint32_t blocks = v.count32(m.blocks);
+  v.number(m.mode);
+  v.number(m.max_staleness);
+  v.flag64(m.exchanges_deltas, "layout");
+  const uint32_t trainers = v.count32(m.trainer_groups);
+  v.zero();
+  v.elements(m.trainer_groups, trainers);
+  v.choice(m.push_dtype, WireDType::kFloat32, WireDType::kInt8, "wire dtype");
+  v.choice(m.pull_dtype, WireDType::kFloat32, WireDType::kInt8, "wire dtype");
+  fields(v, m.compensation);
+  v.elements(m.configs, configs);
+  v.items(m.tables, tables, kTableBytesMin, "tables");
+  v.items(m.blocks, blocks, kBlockBytesMin, "blocks");
+}
+
 Buffer encode(const ParamSetLayout& message) {
   check_layout(message, ErrorCode::kInvalidArgument);
-  Writer writer;
-  writer.u32(static_cast<uint32_t>(message.configs.size()));
-  writer.u32(static_cast<uint32_t>(message.tables.size()));
-  writer.u32(static_cast<uint32_t>(message.blocks.size()));
-  writer.u32(static_cast<uint32_t>(message.mode));
-  writer.u64(message.max_staleness);
-  writer.u64(message.exchanges_deltas ? 1 : 0);
-  writer.u32(static_cast<uint32_t>(message.trainer_groups.size()));
-  writer.u32(0);
-  writer.bytes(message.trainer_groups.data(), message.trainer_groups.size() * sizeof(uint32_t));
-  writer.u32(static_cast<uint32_t>(message.push_dtype));
-  writer.u32(static_cast<uint32_t>(message.pull_dtype));
-  writer.u32(static_cast<uint32_t>(message.compensation.kind));
-  writer.u32(0);
-  writer.f64(message.compensation.factor);
-  writer.f64(message.compensation.momentum);
-  writer.f64(message.compensation.epsilon);
-  writer.bytes(message.configs.data(), message.configs.size() * kConfigBytes);
-  for (const TableSpec& table : message.tables) {
-    writer.u64(table.rows);
-    writer.u32(table.dim);
-    writer.u32(table.group);
-    writer.text(table.name);
-  }
-  for (const BlockSpec& block : message.blocks) {
-    writer.u64(block.elements);
-    writer.u32(static_cast<uint32_t>(block.dtype));
-    writer.u32(block.shard);
-    writer.u32(block.group);
-    writer.u32(block.parameter);
-    writer.u64(block.offset);
-    writer.u64(block.row_width);
-    writer.text(block.name);
-  }
-  return writer.finish();
+  return write_message(message);
 }
 
 ParamSetLayout decode_layout(std::span<const uint8_t> payload) {
-  Reader reader(payload);
-  ParamSetLayout layout;
-  const uint32_t config_count = reader.u32();
-  const uint32_t table_count = reader.u32();
-  const uint32_t block_count = reader.u32();
-  layout.mode = static_cast<UpdateMode>(reader.u32());
-  layout.max_staleness = reader.u64();
-  const uint64_t exchanges = reader.u64();
-  if (exchanges > 1) refuse("a layout with unknown flags");
-  layout.exchanges_deltas = exchanges == 1;
-  const uint32_t trainer_count = reader.u32();
-  skip_zero(&reader);
-  const auto groups = reader.array<uint32_t>(trainer_count);
-  layout.trainer_groups.assign(groups.begin(), groups.end());
-  layout.push_dtype = read_dtype(&reader);
-  layout.pull_dtype = read_dtype(&reader);
-  layout.compensation.kind = static_cast<Compensation>(reader.u32());
-  skip_zero(&reader);
-  layout.compensation.factor = reader.f64();
-  layout.compensation.momentum = reader.f64();
-  layout.compensation.epsilon = reader.f64();
-  const auto configs = reader.array<kernels::OptimizerConfig>(config_count);
-  layout.configs.assign(configs.begin(), configs.end());
-  check_count(reader, table_count, kTableBytesMin, "tables");
-  layout.tables.reserve(table_count);
-  for (uint32_t i = 0; i < table_count; ++i) layout.tables.push_back(read_table(&reader));
-  check_count(reader, block_count, kBlockBytesMin, "blocks");
-  layout.blocks.reserve(block_count);
-  for (uint32_t i = 0; i < block_count; ++i) layout.blocks.push_back(read_block(&reader));
-  reader.expect_end();
+  ParamSetLayout layout = read_message<ParamSetLayout>(payload);
   check_layout(layout, ErrorCode::kProtocol);
   return layout;
 }

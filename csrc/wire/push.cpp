@@ -5,8 +5,10 @@
 // sections come first, so that the length is checked before any value is looked at.
 
 #include <cmath>
+#include <string>
 
 #include "wire/bulk.h"
+#include "wire/fields.h"
 #include "wire/messages.h"
 #include "wire/sections.h"
 
@@ -20,23 +22,51 @@ constexpr uint32_t kBySamplesFlag = 1;
 constexpr uint32_t kWantDenseFlag = 2;
 constexpr uint32_t kHoldsFlag = 4;
 constexpr uint64_t kHoldsFixedBytes = 2 * 8 + 2 * 4;
-constexpr uint64_t kHoldsHeaderBytes = 16;
 
-double finite(double value, const char* what) {
+// What stands behind the head of its own of a push.
+struct PushCounts {
+  uint32_t configs = 0;
+  uint32_t blocks = 0;
+  uint32_t tables = 0;
+  uint32_t flags = 0;
+};
+
+void check_finite(double value, const char* what) {
   if (!std::isfinite(value) || value < 0) {
     refuse(std::string(what) + " of a push: expected a finite number >= 0, found " +
            std::to_string(value));
   }
-  return value;
+}
+
+template <typename V>
+void fields(V& v, Of<V, PushHeader>& m) {
+  v.number(m.round);
+  v.number(m.step);
+  v.number(m.weight);
+  v.number(m.samples);
+  v.number(m.steps);
+  v.number(m.clip_value);
+  v.number(m.clip_norm);
+}
+
+template <typename V>
+void fields(V& v, Of<V, PushCounts>& m) {
+  v.number(m.configs);
+  v.number(m.blocks);
+  v.number(m.tables);
+  v.number(m.flags);
+}
+
+template <typename V>
+void fields(V& v, Of<V, Version>& m) {
+  v.number(m.round);
+  v.number(m.samples);
+  v.number(m.steps);
 }
 
 uint64_t holds_bytes(const HoldRefs& holds) {
-  uint64_t size = kHoldsFixedBytes + section_bytes(holds.used.size(), sizeof(uint64_t));
-  for (const TableRef& ref : holds.tables) {
-    size = checked_add(size, kHoldsHeaderBytes);
-    size = checked_add(size, section_bytes(ref.row_count, sizeof(int64_t)));
-  }
-  return size;
+  const uint64_t size = kHoldsFixedBytes + section_bytes(holds.used.size(), sizeof(uint64_t));
+  return checked_add(size, key_list_bytes(holds.tables));
 }
 
 std::vector<int64_t*> write_holds(const HoldRefs& holds, BulkWriter* writer) {
@@ -44,35 +74,23 @@ std::vector<int64_t*> write_holds(const HoldRefs& holds, BulkWriter* writer) {
   writer->u64(holds.kept_from);
   writer->u32(static_cast<uint32_t>(holds.tables.size()));
   writer->u32(static_cast<uint32_t>(holds.used.size()));
-  for (const TableRef& ref : holds.tables) {
-    writer->u32(ref.table);
-    writer->u32(0);
-    writer->u64(ref.row_count);
-  }
+  write_key_headers(holds.tables, writer);
   writer->bytes(holds.used.data(), holds.used.size_bytes());
-  std::vector<int64_t*> keys;
-  keys.reserve(holds.tables.size());
-  for (const TableRef& ref : holds.tables) keys.push_back(writer->section<int64_t>(ref.row_count));
-  return keys;
+  return key_sections(holds.tables, writer);
 }
 
 PushHolds read_holds(Reader* reader, const ParamSetLayout& layout) {
   PushHolds holds;
   const HoldsHead head = read_holds_head(reader->rest(), layout);
-  Reader fields(reader->array<uint8_t>(head.bytes.size()));
-  holds.since = fields.u64();
-  holds.kept_from = fields.u64();
-  const uint32_t table_count = fields.u32();
-  const uint32_t used_count = fields.u32();
-  fields.array<uint8_t>(table_count * kHoldsHeaderBytes);
-  const auto used = fields.array<uint64_t>(used_count);
+  Reader inner(reader->array<uint8_t>(head.bytes.size()));
+  holds.since = inner.u64();
+  holds.kept_from = inner.u64();
+  const uint32_t table_count = inner.u32();
+  const uint32_t used_count = inner.u32();
+  inner.array<uint8_t>(table_count * kSectionHeaderBytes);
+  const auto used = inner.array<uint64_t>(used_count);
   holds.used.assign(used.begin(), used.end());
-  for (const TableHeader& header : head.tables) {
-    PullTable& held = holds.tables.emplace_back();
-    held.table = header.table;
-    held.keys = reader->array<int64_t>(header.row_count);
-    check_keys(held.keys, layout.tables[held.table]);
-  }
+  holds.tables = read_key_lists(reader, head.tables, layout);
   return holds;
 }
 
@@ -103,14 +121,7 @@ HoldsHead read_holds_head(std::span<const uint8_t> payload, const ParamSetLayout
   reader.array<uint64_t>(2);
   const uint32_t table_count = reader.u32();
   const uint32_t used_count = reader.u32();
-  check_count(reader, table_count, kHoldsHeaderBytes, "tables");
-  uint64_t next_id = 0;
-  for (uint32_t i = 0; i < table_count; ++i) {
-    const uint32_t table = reader.u32();
-    skip_zero(&reader);
-    check_id(table, layout.tables.size(), &next_id, "table");
-    head.tables.push_back({table, reader.u64()});
-  }
+  head.tables = read_key_headers(&reader, table_count, layout);
   reader.array<uint64_t>(used_count);
   head.bytes = payload.first(payload.size() - reader.remaining());
   return head;
@@ -128,18 +139,15 @@ FilledPush layout_push(const PushHeader& header, std::span<const BlockRef> block
     size = checked_add(size, holds_bytes(*holds));
   }
   BulkWriter writer(size, pool);
-  writer.u64(header.round);
-  writer.u64(header.step);
-  writer.f64(header.weight);
-  writer.u64(header.samples);
-  writer.u64(header.steps);
-  writer.f64(header.clip_value);
-  writer.f64(header.clip_norm);
-  writer.u32(static_cast<uint32_t>(header.configs.size()));
-  writer.u32(static_cast<uint32_t>(blocks.size()));
-  writer.u32(static_cast<uint32_t>(tables.size()));
-  writer.u32((header.by_samples ? kBySamplesFlag : 0) | (header.want_dense ? kWantDenseFlag : 0) |
-             (holds != nullptr ? kHoldsFlag : 0));
+  Put<BulkWriter> put(&writer);
+  fields(put, header);
+  PushCounts counts;
+  counts.configs = static_cast<uint32_t>(header.configs.size());
+  counts.blocks = static_cast<uint32_t>(blocks.size());
+  counts.tables = static_cast<uint32_t>(tables.size());
+  counts.flags = (header.by_samples ? kBySamplesFlag : 0) |
+                 (header.want_dense ? kWantDenseFlag : 0) | (holds != nullptr ? kHoldsFlag : 0);
+  fields(put, counts);
   writer.bytes(header.configs.data(), header.configs.size_bytes());
   FilledPush filled = write_sections(blocks, tables, &writer);
   if (holds != nullptr) filled.held = write_holds(*holds, &writer);
@@ -150,24 +158,21 @@ FilledPush layout_push(const PushHeader& header, std::span<const BlockRef> block
 PushView decode_push(std::span<const uint8_t> payload, const ParamSetLayout& layout) {
   Reader reader(payload);
   PushView view;
-  view.header.round = reader.u64();
-  view.header.step = reader.u64();
-  view.header.weight = finite(reader.f64(), "weight");
-  view.header.samples = reader.u64();
-  view.header.steps = reader.u64();
-  view.header.clip_value = finite(reader.f64(), "clip value");
-  view.header.clip_norm = finite(reader.f64(), "clip norm");
-  const uint32_t config_count = reader.u32();
-  const uint32_t block_count = reader.u32();
-  const uint32_t table_count = reader.u32();
-  const uint32_t flags = reader.u32();
+  Take take(&reader);
+  fields(take, view.header);
+  check_finite(view.header.weight, "weight");
+  check_finite(view.header.clip_value, "clip value");
+  check_finite(view.header.clip_norm, "clip norm");
+  PushCounts counts;
+  fields(take, counts);
+  const uint32_t flags = counts.flags;
   if (flags > (kBySamplesFlag | kWantDenseFlag | kHoldsFlag)) refuse("a push with unknown flags");
   view.header.by_samples = (flags & kBySamplesFlag) != 0;
   view.header.want_dense = (flags & kWantDenseFlag) != 0;
-  check_equal(config_count, layout.configs.size(), "optimizer configurations of a push");
-  view.header.configs = reader.array<kernels::OptimizerConfig>(config_count);
+  check_equal(counts.configs, layout.configs.size(), "optimizer configurations of a push");
+  view.header.configs = reader.array<kernels::OptimizerConfig>(counts.configs);
   for (const auto& config : view.header.configs) check_config(config);
-  read_sections(&reader, block_count, table_count, layout, &view.blocks, &view.tables);
+  read_sections(&reader, counts.blocks, counts.tables, layout, &view.blocks, &view.tables);
   if ((flags & kHoldsFlag) != 0) view.holds = read_holds(&reader, layout);
   reader.expect_end();
   return view;
@@ -180,9 +185,8 @@ FilledPush layout_dense(Version version, std::span<const BlockRef> blocks, const
   uint64_t size = checked_add(kDenseFixedBytes, block_bytes(blocks));
   size = checked_add(size, table_bytes(tables));
   BulkWriter writer(size, pool);
-  writer.u64(version.round);
-  writer.u64(version.samples);
-  writer.u64(version.steps);
+  Put<BulkWriter> put(&writer);
+  fields(put, version);
   writer.u32(static_cast<uint32_t>(blocks.size()));
   writer.u32(static_cast<uint32_t>(tables.size()));
   FilledPush filled = write_sections(blocks, tables, &writer);
@@ -193,9 +197,8 @@ FilledPush layout_dense(Version version, std::span<const BlockRef> blocks, const
 DenseView decode_dense(std::span<const uint8_t> payload, const ParamSetLayout& layout) {
   Reader reader(payload);
   DenseView view;
-  view.version.round = reader.u64();
-  view.version.samples = reader.u64();
-  view.version.steps = reader.u64();
+  Take take(&reader);
+  fields(take, view.version);
   const uint32_t block_count = reader.u32();
   const uint32_t table_count = reader.u32();
   read_sections(&reader, block_count, table_count, layout, &view.blocks, &view.tables);
@@ -210,9 +213,8 @@ FilledPush layout_changes(const ChangesHeader& header, std::span<const BlockRef>
   uint64_t size = checked_add(kChangesFixedBytes, block_bytes(blocks));
   size = checked_add(size, table_bytes(tables));
   BulkWriter writer(size, pool);
-  writer.u64(header.version.round);
-  writer.u64(header.version.samples);
-  writer.u64(header.version.steps);
+  Put<BulkWriter> put(&writer);
+  fields(put, header.version);
   writer.u32(header.members);
   writer.u32(static_cast<uint32_t>(blocks.size()));
   writer.u32(static_cast<uint32_t>(tables.size()));
@@ -225,9 +227,8 @@ FilledPush layout_changes(const ChangesHeader& header, std::span<const BlockRef>
 ChangesView decode_changes(std::span<const uint8_t> payload, const ParamSetLayout& layout) {
   Reader reader(payload);
   ChangesView view;
-  view.header.version.round = reader.u64();
-  view.header.version.samples = reader.u64();
-  view.header.version.steps = reader.u64();
+  Take take(&reader);
+  fields(take, view.header.version);
   view.header.members = reader.u32();
   const uint32_t block_count = reader.u32();
   const uint32_t table_count = reader.u32();

@@ -4,14 +4,36 @@
 // Payloads of table rows and of stored state: pull, its reply, store and fetch.
 
 #include "wire/bulk.h"
+#include "wire/fields.h"
 #include "wire/messages.h"
+#include "wire/sections.h"
 
 namespace cpudist::wire {
+
+// Heads of what a store holds.
+template <typename V>
+void fields(V& v, Of<V, TableRef>& m) {
+  v.number(m.table);
+  v.number(m.dim);
+  v.number(m.row_count);
+  v.number(m.state_elements);
+  v.flag32(m.counts, "counts of a table in a store");
+  v.number(m.step);
+}
+
+template <typename V>
+void fields(V& v, Of<V, BlockRef>& m) {
+  v.number(m.block);
+  v.zero();
+  v.number(m.size_bytes);
+  v.number(m.state_bytes);
+  v.number(m.step);
+}
+
 namespace {
 
 constexpr uint64_t kCountsBytes = 8;
 constexpr uint64_t kPullFixedBytes = 16;
-constexpr uint64_t kPullHeaderBytes = 16;
 constexpr uint64_t kStoreHeaderBytes = 32;
 
 uint64_t store_bytes(std::span<const BlockRef> blocks, std::span<const TableRef> tables) {
@@ -38,59 +60,29 @@ void write_store_headers(std::span<const BlockRef> blocks, std::span<const Table
                          BulkWriter* writer) {
   writer->u32(static_cast<uint32_t>(tables.size()));
   writer->u32(static_cast<uint32_t>(blocks.size()));
-  for (const TableRef& ref : tables) {
-    writer->u32(ref.table);
-    writer->u32(ref.dim);
-    writer->u64(ref.row_count);
-    writer->u32(ref.state_elements);
-    writer->u32(ref.counts ? 1 : 0);
-    writer->u64(ref.step);
-  }
-  for (const BlockRef& ref : blocks) {
-    writer->u32(ref.block);
-    writer->u32(0);
-    writer->u64(ref.size_bytes);
-    writer->u64(ref.state_bytes);
-    writer->u64(ref.step);
-  }
+  Put<BulkWriter> put(writer);
+  for (const TableRef& ref : tables) fields(put, ref);
+  for (const BlockRef& ref : blocks) fields(put, ref);
 }
 
 std::vector<TableRef> read_store_tables(Reader* reader, uint32_t count,
                                         const ParamSetLayout& layout) {
-  check_count(*reader, count, kStoreHeaderBytes, "tables");
   std::vector<TableRef> refs;
-  refs.reserve(count);
+  Take(reader).items(refs, count, kStoreHeaderBytes, "tables");
   uint64_t next_id = 0;
-  for (uint32_t i = 0; i < count; ++i) {
-    TableRef ref;
-    ref.table = reader->u32();
-    ref.dim = reader->u32();
-    ref.row_count = reader->u64();
-    ref.state_elements = reader->u32();
-    const uint32_t counts = reader->u32();
-    ref.step = reader->u64();
+  for (const TableRef& ref : refs) {
     check_id(ref.table, layout.tables.size(), &next_id, "table");
     check_equal(ref.dim, layout.tables[ref.table].dim, "dim of a table");
-    if (counts > 1) refuse("store: the flag for counts is neither 0 nor 1");
-    ref.counts = counts == 1;
-    refs.push_back(ref);
   }
   return refs;
 }
 
 std::vector<BlockRef> read_store_blocks(Reader* reader, uint32_t count,
                                         const ParamSetLayout& layout) {
-  check_count(*reader, count, kStoreHeaderBytes, "blocks");
   std::vector<BlockRef> refs;
-  refs.reserve(count);
+  Take(reader).items(refs, count, kStoreHeaderBytes, "blocks");
   uint64_t next_id = 0;
-  for (uint32_t i = 0; i < count; ++i) {
-    BlockRef ref;
-    ref.block = reader->u32();
-    skip_zero(reader);
-    ref.size_bytes = reader->u64();
-    ref.state_bytes = reader->u64();
-    ref.step = reader->u64();
+  for (const BlockRef& ref : refs) {
     check_id(ref.block, layout.blocks.size(), &next_id, "block");
     const BlockSpec& spec = layout.blocks[ref.block];
     const uint64_t element_bytes = size_of(spec.dtype);
@@ -98,7 +90,6 @@ std::vector<BlockRef> read_store_blocks(Reader* reader, uint32_t count,
     if (ref.state_bytes % element_bytes != 0) {
       refuse("the state of a block is not a whole number of elements");
     }
-    refs.push_back(ref);
   }
   return refs;
 }
@@ -133,25 +124,13 @@ uint64_t decode_pull_dense(std::span<const uint8_t> payload) {
 
 FilledKeys layout_pull(std::span<const TableRef> tables, const Pool& pool, uint64_t step) {
   check_order(tables, &TableRef::table, "table");
-  uint64_t size = kPullFixedBytes;
-  for (const TableRef& ref : tables) {
-    size = checked_add(size, kPullHeaderBytes);
-    size = checked_add(size, section_bytes(ref.row_count, sizeof(int64_t)));
-  }
-  BulkWriter writer(size, pool);
+  BulkWriter writer(checked_add(kPullFixedBytes, key_list_bytes(tables)), pool);
   writer.u32(static_cast<uint32_t>(tables.size()));
   writer.u32(0);
   writer.u64(step);
-  for (const TableRef& ref : tables) {
-    writer.u32(ref.table);
-    writer.u32(0);
-    writer.u64(ref.row_count);
-  }
+  write_key_headers(tables, &writer);
   FilledKeys filled;
-  filled.keys.reserve(tables.size());
-  for (const TableRef& ref : tables) {
-    filled.keys.push_back(writer.section<int64_t>(ref.row_count));
-  }
+  filled.keys = key_sections(tables, &writer);
   filled.payload = writer.finish();
   return filled;
 }
@@ -163,26 +142,8 @@ std::vector<PullTable> decode_pull(std::span<const uint8_t> payload, const Param
   skip_zero(&reader);
   const uint64_t told = reader.u64();
   if (step != nullptr) *step = told;
-  check_count(reader, count, kPullHeaderBytes, "tables");
-  struct Header {
-    uint32_t table;
-    uint64_t row_count;
-  };
-  std::vector<Header> headers;
-  headers.reserve(count);
-  uint64_t next_id = 0;
-  for (uint32_t i = 0; i < count; ++i) {
-    const uint32_t table = reader.u32();
-    skip_zero(&reader);
-    check_id(table, layout.tables.size(), &next_id, "table");
-    headers.push_back({table, reader.u64()});
-  }
-  std::vector<PullTable> tables;
-  tables.reserve(count);
-  for (const Header& header : headers) {
-    tables.push_back({header.table, reader.array<int64_t>(header.row_count)});
-    check_keys(tables.back().keys, layout.tables[header.table]);
-  }
+  const auto headers = read_key_headers(&reader, count, layout);
+  std::vector<PullTable> tables = read_key_lists(&reader, headers, layout);
   reader.expect_end();
   return tables;
 }

@@ -20,6 +20,56 @@ std::vector<DenseSection> read_block_sections(Reader* reader,
 
 }  // namespace
 
+uint64_t key_list_bytes(std::span<const TableRef> tables) {
+  uint64_t size = 0;
+  for (const TableRef& ref : tables) {
+    size = checked_add(size, kSectionHeaderBytes);
+    size = checked_add(size, section_bytes(ref.row_count, sizeof(int64_t)));
+  }
+  return size;
+}
+
+void write_key_headers(std::span<const TableRef> tables, BulkWriter* writer) {
+  for (const TableRef& ref : tables) {
+    writer->u32(ref.table);
+    writer->u32(0);
+    writer->u64(ref.row_count);
+  }
+}
+
+std::vector<int64_t*> key_sections(std::span<const TableRef> tables, BulkWriter* writer) {
+  std::vector<int64_t*> keys;
+  keys.reserve(tables.size());
+  for (const TableRef& ref : tables) keys.push_back(writer->section<int64_t>(ref.row_count));
+  return keys;
+}
+
+std::vector<TableHeader> read_key_headers(Reader* reader, uint32_t count,
+                                          const ParamSetLayout& layout) {
+  check_count(*reader, count, kSectionHeaderBytes, "tables");
+  std::vector<TableHeader> headers;
+  headers.reserve(count);
+  uint64_t next_id = 0;
+  for (uint32_t i = 0; i < count; ++i) {
+    const uint32_t table = reader->u32();
+    skip_zero(reader);
+    check_id(table, layout.tables.size(), &next_id, "table");
+    headers.push_back({table, reader->u64()});
+  }
+  return headers;
+}
+
+std::vector<PullTable> read_key_lists(Reader* reader, std::span<const TableHeader> headers,
+                                      const ParamSetLayout& layout) {
+  std::vector<PullTable> tables;
+  tables.reserve(headers.size());
+  for (const TableHeader& header : headers) {
+    tables.push_back({header.table, reader->array<int64_t>(header.row_count)});
+    check_keys(tables.back().keys, layout.tables[header.table]);
+  }
+  return tables;
+}
+
 std::vector<BlockHeader> read_block_headers(Reader* reader, uint32_t count,
                                             const ParamSetLayout& layout) {
   check_count(*reader, count, kSectionHeaderBytes, "blocks");

@@ -45,6 +45,15 @@ struct HoldsHead {
 };
 HoldsHead read_holds_head(std::span<const uint8_t> payload, const ParamSetLayout& layout);
 
+// Lists of keys, without rows: their headers, then the keys.
+uint64_t key_list_bytes(std::span<const TableRef> tables);
+void write_key_headers(std::span<const TableRef> tables, BulkWriter* writer);
+std::vector<int64_t*> key_sections(std::span<const TableRef> tables, BulkWriter* writer);
+std::vector<TableHeader> read_key_headers(Reader* reader, uint32_t count,
+                                          const ParamSetLayout& layout);
+std::vector<PullTable> read_key_lists(Reader* reader, std::span<const TableHeader> headers,
+                                      const ParamSetLayout& layout);
+
 std::vector<BlockHeader> read_block_headers(Reader* reader, uint32_t count,
                                             const ParamSetLayout& layout);
 std::vector<TableHeader> read_table_headers(Reader* reader, uint32_t count,
