@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, get_args, get_type_hints
 
 from torch_cpudist.launch.environment import Environment
-from torch_cpudist.settings import jobs as group_settings
+from torch_cpudist.settings import jobs
 from torch_cpudist.settings.fields import scalar_fields, variable_of
 from torch_cpudist.strategies.registry import SETTINGS
 
@@ -101,7 +101,7 @@ VARIABLES = {
         "",
         "`int`, at least 0",
         "s",
-        f"{group_settings._REJOIN_S}",
+        f"{jobs._REJOIN_S}",
         "for how long servers of a job of their own wait for trainers: for the "
         "first ones to connect, for a lost one to come back",
     ),

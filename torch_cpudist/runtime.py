@@ -281,7 +281,7 @@ def init(
     return opened
 
 
-def shutdown(pull: str = "all") -> None:
+def shutdown(pull: str = "all", *, failed: bool | None = None) -> None:
     """Ends this rank's part; its server serves on until all trainers have left.
 
     Leaves the rounds and refreshes the models, so that ``model.state_dict()`` is what
@@ -290,11 +290,14 @@ def shutdown(pull: str = "all") -> None:
     the process group if ``init()`` made it, and restores torch's thread count. A second
     call does nothing. After a ``PeerLostError`` it ends at once and raises that again.
     While an exception is handled (``finally:``, ``except:``) and there are other
-    trainers, this rank ends as a lost one: it has not done its part of the work.
+    trainers, this rank ends as a lost one: it has not done its part of the work. The
+    end of a loop (``StopIteration`` and the like) is none, and ``failed`` overrules.
 
     Args:
         pull: as of ``flush``: ``"all"`` brings every row of every table once over the
             wire, ``"dense"`` and ``"none"`` leave rows as they were last looked up.
+        failed: whether this rank ends as a lost one: ``False`` in an ``except:`` whose
+            exception is dealt with. ``None`` looks whether one is handled.
 
     Raises:
         NotInitializedError: ``init()`` was not called in this thread.
@@ -302,7 +305,7 @@ def shutdown(pull: str = "all") -> None:
         OperationTimeoutError: trainers live, but made no progress for
             ``CPUDIST_ROUND_DEADLINE_MS``.
     """
-    context.get_context().shutdown(pull)
+    context.get_context().shutdown(pull, failed=failed)
 
 
 def serve() -> None:

@@ -5,24 +5,8 @@
 from __future__ import annotations
 
 REMAINING: dict[str, tuple[str, ...]] = {
-    "circle": (
-        "torch_cpudist/drivers/",
-        "torch_cpudist/launch/",
-        "torch_cpudist/model/",
-        "torch_cpudist/optimizer/",
-        "torch_cpudist/served/",
-        "torch_cpudist/strategies/",
-        "torch_cpudist/tables/",
-    ),
     "columns": ("CHANGELOG.md", "README.md", "benchmarks/README.md", "docs/"),
-    "layer": (
-        "torch_cpudist/backends/",
-        "torch_cpudist/served/",
-        "torch_cpudist/settings/",
-        "torch_cpudist/strategies/",
-        "torch_cpudist/tables/",
-    ),
-    "private": ("tests/", "torch_cpudist/replicas/"),
-    "star-arguments": ("examples/", "torch_cpudist/"),
+    "private": ("tests/",),
+    "star-arguments": ("examples/",),
     "torn-class": ("csrc/",),
 }

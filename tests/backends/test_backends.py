@@ -20,8 +20,7 @@ from programs import check_quick
 import torch_cpudist as cpudist
 from torch_cpudist.backends import ccl, ccl_runtime
 from torch_cpudist.collective.group import CollectiveGroup
-from torch_cpudist.launch import backend_choice as choice
-from torch_cpudist.launch import environment
+from torch_cpudist.launch import backend_choice, environment
 from torch_cpudist.launch.layout import Layout, Member
 
 
@@ -30,9 +29,9 @@ def layout(hosts=("a", "a"), loads=True, trainers=(0, 1)):
 
 
 def chosen(name, where, monkeypatch, rank=0):
-    monkeypatch.setattr(choice, "_CHECKS", {})
+    monkeypatch.setattr(backend_choice, "_CHECKS", {})
     made = environment.Environment(rank=rank, world_size=2, backend=name)
-    return choice.choose(made, where)
+    return backend_choice.choose(made, where)
 
 
 # -- selection ---------------------------------------------------------------------
@@ -65,9 +64,9 @@ def test_auto_gives_cuda_tensors_nccl(monkeypatch):
 def test_a_group_for_gradients_on_a_device_is_over_nccl(monkeypatch):
     def spec(name, where):
         made = environment.Environment(rank=0, world_size=2, backend=name)
-        return choice.spec_for(torch.device("cuda", 0), made, where)
+        return backend_choice.spec_for(torch.device("cuda", 0), made, where)
 
-    monkeypatch.setattr(choice, "_CHECKS", {})
+    monkeypatch.setattr(backend_choice, "_CHECKS", {})
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(cpudist.BackendUnavailableError, match="one trainer per device"):
         spec("auto", layout())
@@ -135,18 +134,18 @@ def test_mpi_and_nccl_are_refused_where_torch_has_none(monkeypatch):
 def test_ours_are_refused_where_they_do_not_load(name, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch_cpudist._c10d", None)
     assert "pip install --no-build-isolation" in refusal({"CPUDIST_BACKEND": name})
-    assert not choice.shm_loads()
+    assert not backend_choice.shm_loads()
 
 
 def test_a_server_needs_no_backend(monkeypatch):
     def missing():
         raise cpudist.BackendUnavailableError("missing")
 
-    monkeypatch.setattr(choice, "_CHECKS", {"ccl": missing})
+    monkeypatch.setattr(backend_choice, "_CHECKS", {"ccl": missing})
     for fields in ({"role_name": "server"}, {"servers": 1}):
-        choice.check_early(environment.Environment(backend="ccl", **fields))
+        backend_choice.check_early(environment.Environment(backend="ccl", **fields))
     with pytest.raises(cpudist.BackendUnavailableError):
-        choice.check_early(environment.Environment(backend="ccl"))
+        backend_choice.check_early(environment.Environment(backend="ccl"))
 
 
 def test_an_unknown_name_is_told_the_nearest():

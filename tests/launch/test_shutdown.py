@@ -44,6 +44,72 @@ def test_shutdown_in_finally_does_not_pass_for_the_end_of_the_work():
         run(body, 2)
 
 
+def shut_down_at_the_end_of_a_loop(context):
+    try:
+        next(iter([]))
+    except StopIteration:
+        context.shutdown()
+
+
+def shut_down_where_it_is_dealt_with(context):
+    try:
+        raise ValueError("known")
+    except ValueError:
+        context.shutdown(failed=False)
+
+
+@pytest.mark.parametrize(
+    "shut_down", [shut_down_at_the_end_of_a_loop, shut_down_where_it_is_dealt_with]
+)
+def test_shutdown_where_an_exception_was_handled_is_a_good_end(shut_down):
+    def body(context):
+        model = linear()
+        optimizer = wrapped(model)
+        step_on(model, optimizer)
+        if context.trainer_rank == 1:
+            shut_down(context)
+            assert context.closed
+            return 1
+        for _ in range(3):
+            step_on(model, optimizer)
+        return optimizer.rounds
+
+    assert run(body, 2) == [4, 1]
+
+
+def fail_while_a_failure_is_handled(context):
+    try:
+        raise ValueError("bad sample")
+    except ValueError:
+        shut_down_at_the_end_of_a_loop(context)
+
+
+def say_so(context):
+    context.shutdown(failed=True)
+
+
+@pytest.mark.parametrize(
+    ("shut_down", "says"),
+    [
+        (fail_while_a_failure_is_handled, "bad sample"),
+        (say_so, r"shutdown\(failed=True\)"),
+    ],
+)
+def test_a_failure_is_a_loss_whatever_else_has_ended(shut_down, says):
+    def body(context):
+        model = linear()
+        optimizer = wrapped(model)
+        step_on(model, optimizer)
+        if context.trainer_rank == 1:
+            shut_down(context)
+            return
+        with pytest.raises(cpudist.PeerLostError, match=says):
+            step_for_ever(model, optimizer)
+
+    with pytest.raises(cpudist.PeerLostError, match=says):  # of trainer 0's shutdown
+        run(body, 2)
+
+
 def test_a_wrong_argument_changes_nothing():
     def body(context):
         model = linear()

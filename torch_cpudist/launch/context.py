@@ -41,6 +41,10 @@ if TYPE_CHECKING:
     from torch_cpudist import _core
 
 
+# Raised where something is over, not where it has failed.
+_ENDS_OF_LOOPS = (StopIteration, StopAsyncIteration, GeneratorExit)
+
+
 class Context(Run):
     """A run from ``init()`` to ``shutdown()``: its life, and whose current one it is.
 
@@ -145,21 +149,24 @@ class Context(Run):
 
     # -- the end -----------------------------------------------------------------------
 
-    def shutdown(self, pull: str = "all") -> None:
+    def shutdown(self, pull: str = "all", *, failed: bool | None = None) -> None:
         """Leaves the run in good order; see ``cpudist.shutdown``."""
         if self.forked:
             raise ForkedProcessError(FORKED)
         if self.closed:
             return
         check_pull("shutdown", pull)
-        failure = sys.exc_info()[1]
-        if failure is not None and self.trainer_count > 1:
+        failure = _failure()
+        if failed is None:
+            failed = failure is not None
+        if failed and self.trainer_count > 1:
             # Leaving here would let the others go on without this trainer's data.
+            why = "shutdown(failed=True)" if failure is None else describe(failure)
             logger.error(
                 "shutdown() while %s is raised: this rank counts as lost, not as done.",
-                describe(failure),
+                why,
             )
-            self._release(describe(failure))
+            self._release(why)
             return
         reason = "shutdown()"
         try:
@@ -198,6 +205,14 @@ class Context(Run):
         """In a forked child: drops inherited sockets; the core refuses every use."""
         self.forked = True
         close_inherited_sockets(self.endpoints.sockets)
+
+
+def _failure() -> BaseException | None:
+    """What is being handled where this is called, unless it only ended a loop."""
+    error = sys.exc_info()[1]
+    while isinstance(error, _ENDS_OF_LOOPS):
+        error = error.__context__  # handled when the loop ended
+    return error
 
 
 _local = threading.local()

@@ -146,6 +146,19 @@ def reachable(addresses: list[str], same_host: bool) -> list[str]:
     return [a for a in addresses if same_host or not a.startswith("unix:")]
 
 
+def _all_of(
+    layout: Layout, rendezvous: Rendezvous, rank: int, own: str | None
+) -> list[list[str]]:
+    """The addresses of every server, by shard; of this rank's it is ``own``."""
+    lists = rendezvous.addresses(layout.servers)
+    for shard, server_rank in enumerate(layout.servers):
+        same_host = layout.hosts[server_rank] == layout.hosts[rank]
+        lists[shard] = reachable(lists[shard], same_host)
+        if own and server_rank == rank:
+            lists[shard] = [own]
+    return lists
+
+
 def start(
     environment: Environment,
     layout: Layout,
@@ -185,16 +198,16 @@ def start(
                 own = made.server.listen_inproc(links, _OWN_SERVER)
             if network is not None or not alone:
                 made.listening = _listen(
-                    *(made.server, environment, layout, rendezvous, network, made.ranks)
+                    made.server,
+                    environment,
+                    layout,
+                    rendezvous,
+                    network=network,
+                    ranks=made.ranks,
                 )
                 made.sockets.update(made.listening)
         if rank in layout.trainers:
-            lists = [[own]] if own and alone else rendezvous.addresses(layout.servers)
-            for shard, server_rank in enumerate(layout.servers):
-                same_host = layout.hosts[server_rank] == layout.hosts[rank]
-                lists[shard] = reachable(lists[shard], same_host)
-                if own and server_rank == rank:
-                    lists[shard] = [own]
+            lists = [[own]] if own and alone else _all_of(layout, rendezvous, rank, own)
             made.sockets.update(address for some in lists for address in some)
             probe_ms = _PROBE_MS if network is None else _THREADS_PROBE_MS
             made.client = connect(

@@ -17,7 +17,7 @@ from __future__ import annotations
 import torch
 
 from torch_cpudist import _core
-from torch_cpudist.ops import fake as ops_fake
+from torch_cpudist.ops import fake
 from torch_cpudist.ops.checks import (
     check_update_rows,
     config_arguments,
@@ -30,7 +30,7 @@ from torch_cpudist.ops.checks import (
     require_tensor,
 )
 
-ops_fake.register()
+fake.register()
 
 BUCKET_COUNT = 4096
 _MAX_PARTS = 65535
@@ -244,8 +244,15 @@ def update_rows(
     kind, flags, hyper = config_arguments(config)
     with range_errors("update_rows", "keys", keys, weight.shape[0]):
         torch.ops.torch_cpudist.update_rows(
-            *(weight.detach(), state, counts, keys, grads.detach()),
-            *(kind, flags, hyper, step or 0),
+            weight.detach(),
+            state,
+            counts,
+            keys,
+            grads.detach(),
+            kind,
+            flags,
+            hyper,
+            step or 0,
         )
     written = [weight, state] if counts is None else [weight, state, counts]
     torch.autograd.graph.increment_version(written)

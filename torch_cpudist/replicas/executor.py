@@ -21,8 +21,7 @@ from torch_cpudist.errors import (
 )
 from torch_cpudist.log import logger
 from torch_cpudist.optimizer.distributed import DistributedOptimizer
-from torch_cpudist.replicas import cores as placing
-from torch_cpudist.replicas import dropout, losses, reduction, splitting, updates
+from torch_cpudist.replicas import cores, dropout, losses, reduction, splitting, updates
 from torch_cpudist.replicas.models import ReplicaModels
 from torch_cpudist.replicas.pool import ReplicaThreads
 from torch_cpudist.settings import fields
@@ -94,7 +93,7 @@ class ReplicaExecutor:
         self._optimizers = (
             [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
         )
-        place = placing.find(self._optimizers, replicas, reduce, num_threads)
+        place = cores.find(self._optimizers, replicas, reduce, num_threads)
         self.replicas = place.count
         self.reduce = place.reduce
         self.num_threads = place.num_threads
@@ -409,4 +408,4 @@ class ReplicaExecutor:
             of their own), ``gradient_bytes`` (there now, of replicas and model),
             ``state_bytes`` (of all optimizers' state that torch keeps here).
         """
-        return placing.memory(self._models, self._update)
+        return cores.memory(self._models, self._update)

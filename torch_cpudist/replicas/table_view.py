@@ -14,7 +14,7 @@ from torch_cpudist.tables.binding import TableBinding
 from torch_cpudist.tables.local import (
     EmbeddingModule,
     attach,
-    is_on_servers,
+    binding_of,
     plain_class,
 )
 
@@ -54,11 +54,13 @@ def copied_tables(model: nn.Module, memo: dict[int, Any]) -> None:
         memo: what is copied already, parameters among it; gets the copies.
     """
     for module in model.modules():
-        if is_on_servers(module):
-            memo[id(module)] = _copied(module, memo)
+        if (binding := binding_of(module)) is not None:
+            memo[id(module)] = _copied(module, binding, memo)
 
 
-def _copied(module: Any, memo: dict[int, Any]) -> EmbeddingModule:
+def _copied(
+    module: Any, binding: TableBinding, memo: dict[int, Any]
+) -> EmbeddingModule:
     kind: Any = plain_class(module)
     made: EmbeddingModule = kind.__new__(kind)
     memo[id(module)] = made
@@ -67,6 +69,6 @@ def _copied(module: Any, memo: dict[int, Any]) -> EmbeddingModule:
         for name, value in module.__dict__.items()
         if not name.startswith("_cpudist_")
     }
-    view = memo[id(module._cpudist_binding.weight)]
-    attach(made, TableView(module._cpudist_binding, view))
+    view = memo[id(binding.weight)]
+    attach(made, TableView(binding, view))
     return made

@@ -13,7 +13,14 @@ from torch import nn
 from torch_cpudist import _core
 from torch_cpudist.errors import InvalidArgumentError, UnsupportedOptimizerError
 from torch_cpudist.model.placement import Placement, Rules
-from torch_cpudist.rules import read as optimizer_rules
+from torch_cpudist.rules.read import (
+    check_any,
+    check_optimizer,
+    check_optimizers,
+    check_use,
+    is_known,
+    read_group,
+)
 
 
 def wrapped(optimizer: object, model: object) -> list[torch.optim.Optimizer]:
@@ -67,9 +74,9 @@ class OptimizerGroups:
         """
         self._local = local
         if not local:
-            optimizer_rules.check_optimizers(inners)
+            check_optimizers(inners)
         else:
-            optimizer_rules.check_any(inners)
+            check_any(inners)
             for inner in inners:
                 _check_step_alone(inner)
         self._owners = [inner for inner in inners for _ in inner.param_groups]
@@ -88,13 +95,13 @@ class OptimizerGroups:
 
     def _read(self) -> list[_core.OptimizerConfig]:
         pairs = zip(self._owners, self._groups, strict=True)
-        return [optimizer_rules.read_group(owner, group) for owner, group in pairs]
+        return [read_group(owner, group) for owner, group in pairs]
 
     def _read_or_none(self, i: int) -> _core.OptimizerConfig | None:
-        known = optimizer_rules.is_known(self._owners[i])
+        known = is_known(self._owners[i])
         try:
             if known or i in self._with_tables:
-                return optimizer_rules.read_group(self._owners[i], self._groups[i])
+                return read_group(self._owners[i], self._groups[i])
         except UnsupportedOptimizerError:
             if i in self._with_tables:
                 raise
@@ -108,15 +115,15 @@ class OptimizerGroups:
         """
         for table in placement.tables:
             owner, group = self._owners[table.group], self._groups[table.group]
-            optimizer_rules.check_optimizer(owner)
-            config = optimizer_rules.read_group(owner, group)
-            optimizer_rules.check_use(owner, config, table.found.name, table=True)
+            check_optimizer(owner)
+            config = read_group(owner, group)
+            check_use(owner, config, table.found.name, table=True)
             self._with_tables.add(table.group)
         for entry in placement.dense:
             rule = placement.rules[entry.group]
             if rule is not None:
                 owner = self._owners[entry.group]
-                optimizer_rules.check_use(owner, rule, entry.name, table=False)
+                check_use(owner, rule, entry.name, table=False)
 
 
 def needs_closure(optimizer: torch.optim.Optimizer) -> bool:

@@ -18,7 +18,12 @@ import torch
 from torch_cpudist import _core
 from torch_cpudist.errors import InvalidArgumentError
 from torch_cpudist.model.placement import Placement, Rules
-from torch_cpudist.rules import read as optimizer_rules
+from torch_cpudist.rules.read import (
+    DECOUPLED,
+    known_options,
+    read_group,
+    required_options,
+)
 
 # torch's state of each parameter, by the parameter itself.
 States = Mapping[torch.Tensor, Mapping[str, Any]]
@@ -203,18 +208,16 @@ def _check_group(
     opened: _core.OptimizerConfig,
 ) -> None:
     """Checks a group's options: those of this class, and no other rule than opened."""
-    required = optimizer_rules.required_options(inner)
-    foreign = optimizer_rules.known_options() - inner.defaults.keys() - group.keys()
+    required = required_options(inner)
+    foreign = known_options() - inner.defaults.keys() - group.keys()
     if not required <= saved.keys() or foreign & saved.keys():
         found = sorted(str(name) for name in saved if name != "params")
         raise _refuse_dict(inner, f"options {sorted(required)}", str(found))
-    decoupled = group.get(optimizer_rules.DECOUPLED)
-    if saved.get(optimizer_rules.DECOUPLED, decoupled) != decoupled:
-        raise _refuse_dict(
-            inner, f"{optimizer_rules.DECOUPLED}={decoupled}", f"{not decoupled}"
-        )
+    decoupled = group.get(DECOUPLED)
+    if saved.get(DECOUPLED, decoupled) != decoupled:
+        raise _refuse_dict(inner, f"{DECOUPLED}={decoupled}", f"{not decoupled}")
     try:
-        config = optimizer_rules.read_group(inner, {**group, **saved})
+        config = read_group(inner, {**group, **saved})
     except (TypeError, ValueError) as error:
         raise _refuse_dict(inner, "values that it takes", str(error)) from error
     if config.kind != opened.kind or state_parts(config) != state_parts(opened):

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Moves whole optimizers' state between servers and ``state_dict``s.
 
-What one parameter's state looks like on a server stands in ``optimizer_state.py``.
+What one parameter's state looks like on a server stands in ``state_layout.py``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch_cpudist.rules.state_parts import (
     check_states,
     state_parts,
 )
-from torch_cpudist.served import state_layout as optimizer_state
+from torch_cpudist.served import state_layout
 from torch_cpudist.served.base import Trained
 from torch_cpudist.served.set import ParameterSet
 
@@ -107,11 +107,11 @@ def fetch(
         for i, parameter in enumerate(indexed_parameters(inner)):
             entry = entries.get(id(parameter))
             if isinstance(entry, PlacedTable):
-                state[i] = optimizer_state.fetch_table_state(
+                state[i] = state_layout.fetch_table_state(
                     parameters, entry, configs[entry.group]
                 )
             elif entry is not None:
-                state[i] = optimizer_state.fetch_dense_state(
+                state[i] = state_layout.fetch_dense_state(
                     parameters, entry, configs[entry.group]
                 )
         dicts.append({"state": state, "param_groups": saved_groups(inner)})
@@ -181,7 +181,7 @@ def store(parameters: ParameterSet, states: States) -> None:
     configs = parameters.placement.layout.configs
     for table in parameters.placement.tables:
         weight = table.found.weight
-        optimizer_state.store_table_state(
+        state_layout.store_table_state(
             parameters,
             table,
             configs[table.group],
@@ -189,7 +189,7 @@ def store(parameters: ParameterSet, states: States) -> None:
             weight.detach(),
         )
     for entry in parameters.placement.dense:
-        optimizer_state.store_dense_state(
+        state_layout.store_dense_state(
             parameters,
             entry,
             configs[entry.group],

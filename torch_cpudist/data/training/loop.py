@@ -20,7 +20,7 @@ from torch_cpudist.data.training.reporting import (
     named,
 )
 from torch_cpudist.errors import InvalidArgumentError
-from torch_cpudist.launch import context as contexts
+from torch_cpudist.launch.context import last
 from torch_cpudist.metrics import Metric, Metrics
 
 # Computes several batches at once, and returns what came of each.
@@ -223,7 +223,7 @@ class DatasetLoop:
         self._counted.seconds = time.perf_counter() - self._began
 
     def _print(self, bar: Progress) -> None:
-        context = contexts.last()
+        context = last()
         several = context is not None and context.trainer_count > 1
         words = [f"trainer {context.trainer_rank}:"] if context and several else []
         if self._options.epochs > 1:

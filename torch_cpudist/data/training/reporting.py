@@ -19,7 +19,7 @@ from torch_cpudist.errors import (
     InvalidArgumentError,
     OperationTimeoutError,
 )
-from torch_cpudist.launch import context as contexts
+from torch_cpudist.launch.context import last, set_last
 from torch_cpudist.log import logger
 
 Handler = Callable[[Mapping[str, float]], None]
@@ -174,7 +174,7 @@ class Progress:
         """
         self._bar: Any = None
         if wanted is None:
-            context = contexts.last()
+            context = last()
             first = context is None or context.trainer_rank <= 0
             if not first or sys.stderr is None or not sys.stderr.isatty():
                 return
@@ -217,7 +217,7 @@ class HandlerThread:
         """Starts the thread, with the caller's context."""
         self._handler = handler
         self._period_s = period_s
-        self._context = contexts.last()
+        self._context = last()
         self._values: dict[str, float] = {}
         self._error: BaseException | None = None
         self._end = threading.Event()
@@ -241,7 +241,7 @@ class HandlerThread:
             raise error
 
     def _serve(self) -> None:
-        contexts.set_last(self._context)
+        set_last(self._context)
         while not self._end.wait(self._period_s):
             values = self._values
             if not values:
