@@ -45,6 +45,15 @@ def banned(
 
 
 RUNTIME = ("torch_cpudist/", "csrc/", "examples/")
+# csrc/base is the one seam through which csrc reads a clock, waits, starts threads and
+# touches files, so that tests can put other times and failing disks under all of it.
+ABOVE_BASE = tuple(
+    f"csrc/{folder}/"
+    for folder in (
+        *("backends", "bind", "client", "data", "kernels", "ops", "server", "table"),
+        *("transport", "wire"),
+    )
+)
 BANNED = (
     banned(
         "pickle",
@@ -98,6 +107,35 @@ BANNED = (
         "csrc/data/",
         "csrc/backends/shm/",
         "tests/native/",
+    ),
+    banned(
+        "seam",
+        r"\b(?:steady|system|high_resolution)_clock\b|\bclock_gettime\(",
+        "read the time by base/clock.h",
+        NATIVE,
+        *ABOVE_BASE,
+    ),
+    banned(
+        "seam",
+        r"std::condition_variable|\bsleep_(?:for|until)\(|\b(?:u|nano)sleep\(",
+        "wait by base/wait.h",
+        NATIVE,
+        *ABOVE_BASE,
+    ),
+    banned(
+        "seam",
+        r"std::thread(?:\s+\w+)?\s*[({]|std::(?:jthread|async)\b|\bpthread_create\(",
+        "start threads by base/threads.h",
+        NATIVE,
+        *ABOVE_BASE,
+    ),
+    banned(
+        "seam",
+        r"(?<![\w:>.])::(?:open|openat|creat|pread|pwrite|fsync|fdatasync|rename|mkdir"
+        r"|unlink)\(|std::[io]?fstream\b|std::filesystem\b|\bfopen\(",
+        "touch files by base/files.h",
+        NATIVE,
+        *ABOVE_BASE,
     ),
     banned("fast-math", r"-ffast-math\b", "results must be bit-equal", TEXT - {".md"}),
     banned("unfinished", r"\b(?:TODO|FIXME|XXX)\b", "finish it or leave it out", TEXT),
