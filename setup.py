@@ -18,19 +18,20 @@ from setuptools.command.build_ext import build_ext
 ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT / "scripts"))
 
-from native_build import BuildError, build_extension, find_torch  # noqa: E402
+from cmake_build import BuildError, build, find_torch, put  # noqa: E402
 
 
-class NinjaBuildExt(build_ext):
-    """Builds _core and _c10d with ninja, in place or into the wheel's folder."""
+class CMakeBuildExt(build_ext):
+    """Builds _core and _c10d with CMake, in place or into the wheel's folder."""
 
     def run(self) -> None:
         """Build beside the sources when editable, else below build_lib."""
         folder = ROOT if self.inplace else Path(self.build_lib)
         try:
-            build_extension(folder.resolve() / "torch_cpudist")
+            built = build("release", ["package"])
         except BuildError as error:
             raise SystemExit(f"torch_cpudist: {error}") from None
+        put(built / "package", folder.resolve() / "torch_cpudist")
 
 
 def check_platform() -> None:
@@ -55,10 +56,10 @@ def check_torch() -> None:
 check_platform()
 check_torch()
 setup(
-    # No sources: ninja builds them. The entries make wheels carry a platform tag.
+    # No sources: CMake builds them. The entries make wheels carry a platform tag.
     ext_modules=[
         Extension("torch_cpudist._core", sources=[]),
         Extension("torch_cpudist._c10d", sources=[]),
     ],
-    cmdclass={"build_ext": NinjaBuildExt},
+    cmdclass={"build_ext": CMakeBuildExt},
 )

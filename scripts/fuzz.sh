@@ -30,8 +30,8 @@ while [ $# -gt 0 ]; do
 done
 [ ${#TARGETS[@]} -gt 0 ] || mapfile -t TARGETS < <(ls tests/fuzz/corpus)
 
-python scripts/native_build.py fuzz >/dev/null
+BUILD=$(python scripts/cmake_build.py asan fuzzers)
 for target in "${TARGETS[@]}"; do
-  build/fuzz/"$target" "${LIMIT[@]}" --seed "$SEED" "tests/fuzz/corpus/$target" |
+  "$BUILD/$target" "${LIMIT[@]}" --seed "$SEED" "tests/fuzz/corpus/$target" |
     tee -a build/fuzz.log
 done

@@ -170,7 +170,7 @@ make_environment() {
   install_torch
   torch_folder "$VENV/bin/python" >"$VENV/torch_root" ||
     die "torch $TORCH_VERSION is not importable in $VENV; see $SETUP_LOG, remove $VENV, try again"
-  stage "build tools" pip_install numpy "setuptools>=77" ninja
+  stage "build tools" pip_install numpy "setuptools>=77" "cmake>=3.24" ninja
 }
 
 # setup_env EXTRA...: afterwards `python` and every tool are those of .venv.
@@ -185,7 +185,7 @@ setup_env() {
   unset PYTHONHOME VIRTUAL_ENV
   hash -r
   check_compiler
-  stage "compiled core" python scripts/native_build.py extension
+  stage "compiled core" python scripts/cmake_build.py
   if [ $fresh = no ]; then
     stage "package and extras ($extras)" pip_install --no-build-isolation -e ".[$extras]"
     # With its requirements it would bring FBGEMM's GPU build over the one of `models`.

@@ -6,11 +6,27 @@
 set -uo pipefail
 source "$(dirname "$0")/setup_env.sh"
 
-if [ $# -ne 0 ]; then
-  echo "usage: bash scripts/test.sh" >&2
-  [ "$1" = --help ] && exit 0
-  exit 2
-fi
+usage() {
+  cat <<TEXT
+usage: bash scripts/test.sh [--quick | --integrations | --long]
+
+  no option       everything that must pass before a change is merged
+  --quick         linters, native tests without sanitizers, and the Python tests that start no
+                  processes of several ranks: the inner loop, at most 150 s after a build
+  --integrations  the tests against other projects' programs; what is not installed is skipped, and
+                  skips are counted
+  --long          fuzzing by millions of inputs
+TEXT
+}
+
+WHAT=all
+case ${1-} in
+  "") ;;
+  --quick | --integrations | --long) WHAT=${1#--} ;;
+  --help | -h) usage && exit 0 ;;
+  *) usage >&2 && exit 2 ;;
+esac
+[ $# -le 1 ] || { usage >&2 && exit 2; }
 
 TABLE=()
 FAILED=0
@@ -30,33 +46,57 @@ format_check() {
   find csrc tests -name '*.cpp' -o -name '*.h' | sort | xargs clang-format --dry-run -Werror
 }
 
+# native_tests PRESET: builds and runs them.
 native_tests() {
-  local program
-  program=$(python scripts/native_build.py tests "$@") || return 1
-  timeout 300 "${RUNNER[@]}" "$program" --jobs "$(nproc)"
+  local folder
+  folder=$(python scripts/cmake_build.py "$1" native_tests) || return 1
+  timeout 300 "${RUNNER[@]}" "$folder/native_tests" --jobs "$(nproc)"
 }
 
-began=$SECONDS
-setup_env plot docs test models ccl data
-TABLE+=("$(printf '%-28s %5s s  %s' "environment and build" $((SECONDS - began)) ok)")
+lint() {
+  check "ruff check" ruff check .
+  check "ruff format" ruff format --check --quiet .
+  check "mypy --strict" python -m mypy
+  check "clang-format" format_check
+  check "tidy" python scripts/tidy.py
+}
+
+# More at a time than cores: tests often wait, but they measure time, too, and start processes. The
+# slow ones come first, a file stays together.
+python_tests() {
+  local workers=$(($(nproc) < 4 ? $(nproc) + 1 : 4))
+  python -m pytest -q -n "$workers" --dist loadfile --no-loadscope-reorder "$@"
+}
 
 # ThreadSanitizer of older compilers does not know where newer kernels put things.
 RUNNER=(env)
 setarch "$(uname -m)" -R true 2>/dev/null && RUNNER=(setarch "$(uname -m)" -R)
 
-check "ruff check" ruff check .
-check "ruff format" ruff format --check --quiet .
-check "mypy --strict" python -m mypy
-check "clang-format" format_check
-check "tidy" python scripts/tidy.py
-check "native tests" native_tests
-check "native tests, ASan+UBSan" native_tests --sanitize address,undefined
-check "native tests, TSan" native_tests --sanitize thread
-check "fuzzing" bash scripts/fuzz.sh --seconds 6
-# More at a time than cores: tests often wait, but they measure time, too, and start processes. The
-# slow ones come first, a file stays together.
-workers=$(($(nproc) < 4 ? $(nproc) + 1 : 4))
-check "pytest" python -m pytest -q -n "$workers" --dist loadfile --no-loadscope-reorder
+began=$SECONDS
+setup_env plot docs test models ccl data
+TABLE+=("$(printf '%-28s %5s s  %s' "environment and build" $((SECONDS - began)) ok)")
+
+case $WHAT in
+  all)
+    lint
+    check "native tests" native_tests release
+    check "native tests, ASan+UBSan" native_tests asan
+    check "native tests, TSan" native_tests tsan
+    check "fuzzing" bash scripts/fuzz.sh --seconds 6
+    check "pytest" python_tests
+    ;;
+  quick)
+    lint
+    check "native tests" native_tests release
+    check "pytest, in one process" python_tests -m "not processes"
+    ;;
+  integrations)
+    check "pytest, integrations" python_tests -m integrations
+    ;;
+  long)
+    check "fuzzing" bash scripts/fuzz.sh --inputs 10000000
+    ;;
+esac
 
 printf '\n'
 printf '%s\n' "${TABLE[@]}"

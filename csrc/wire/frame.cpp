@@ -42,7 +42,7 @@ std::string hex(uint64_t value) {
   return "0x" + text;
 }
 
-[[noreturn]] void refuse(const std::string& what) { throw Error(ErrorCode::kProtocol, what); }
+[[noreturn]] void refuse_frame(const std::string& what) { throw Error(ErrorCode::kProtocol, what); }
 
 }  // namespace
 
@@ -70,32 +70,33 @@ std::array<uint8_t, kHeaderBytes> encode_header(const FrameHeader& header) {
 FrameHeader decode_header(const uint8_t* bytes, uint64_t payload_limit_bytes) {
   const auto magic = get<uint32_t>(bytes, 0);
   if (magic != kMagic) {
-    refuse("not a torch_cpudist frame: expected magic " + hex(kMagic) + ", found " + hex(magic));
+    refuse_frame("not a torch_cpudist frame: expected magic " + hex(kMagic) + ", found " +
+                 hex(magic));
   }
   const auto version = get<uint16_t>(bytes, 4);
   if (version != kProtocolVersion) {
-    refuse("expected protocol version " + std::to_string(kProtocolVersion) + ", found " +
-           std::to_string(version) + ": install the same torch_cpudist everywhere");
+    refuse_frame("expected protocol version " + std::to_string(kProtocolVersion) + ", found " +
+                 std::to_string(version) + ": install the same torch_cpudist everywhere");
   }
   const auto found_crc = get<uint32_t>(bytes, kHeaderCrcOffset);
   const uint32_t expected_crc = crc32c(bytes, kHeaderCrcOffset);
   if (found_crc != expected_crc) {
-    refuse("frame header is damaged: expected checksum " + hex(expected_crc) + ", found " +
-           hex(found_crc));
+    refuse_frame("frame header is damaged: expected checksum " + hex(expected_crc) + ", found " +
+                 hex(found_crc));
   }
   const auto field = get<uint16_t>(bytes, 6);
   const unsigned kind = field & ~kCodedBit;
-  if (!known_frame_kind(kind)) refuse("unknown frame kind " + std::to_string(kind));
+  if (!known_frame_kind(kind)) refuse_frame("unknown frame kind " + std::to_string(kind));
   const auto role = get<uint16_t>(bytes, 24);
   if (role != static_cast<uint16_t>(Role::kServer) &&
       role != static_cast<uint16_t>(Role::kTrainer)) {
-    refuse("unknown role " + std::to_string(role) + " in a frame header");
+    refuse_frame("unknown role " + std::to_string(role) + " in a frame header");
   }
   FrameHeader header;
   header.length = get<uint64_t>(bytes, 48);
   if (header.length > payload_limit_bytes) {
-    refuse("frame payload of " + std::to_string(header.length) + " bytes is above the limit of " +
-           std::to_string(payload_limit_bytes));
+    refuse_frame("frame payload of " + std::to_string(header.length) +
+                 " bytes is above the limit of " + std::to_string(payload_limit_bytes));
   }
   header.kind = static_cast<FrameKind>(kind);
   header.coded = (field & kCodedBit) != 0;

@@ -16,7 +16,7 @@ namespace cpudist::shm {
 namespace {
 
 // How long one turn of going on lasts, so that others may look up.
-constexpr std::chrono::milliseconds kTurn{500};
+constexpr std::chrono::milliseconds kEngineTurn{500};
 // Asynchronous calls up to here go on in the caller's thread as far as they can without waiting.
 constexpr size_t kInlineBytes = size_t{64} << 10;
 
@@ -70,9 +70,9 @@ bool Engine::wait(Operation& operation, std::optional<std::chrono::milliseconds>
     const Clock::time_point now = Clock::now();
     if (now >= until) return false;
     if (driven_ || closed_) {  // close() ends what is left
-      ended_.wait_until(lock, std::min(until, now + kTurn));
+      ended_.wait_until(lock, std::min(until, now + kEngineTurn));
     } else {
-      step(lock, channel_.caller_patience(), std::min(until, now + kTurn), false);
+      step(lock, channel_.caller_patience(), std::min(until, now + kEngineTurn), false);
     }
   }
   lock.unlock();
@@ -172,7 +172,7 @@ void Engine::serve() {
     if (queue_.empty() || driven_) {
       work_.wait(lock);
     } else {
-      step(lock, channel_.engine_patience(), Clock::now() + kTurn, false);
+      step(lock, channel_.engine_patience(), Clock::now() + kEngineTurn, false);
     }
   }
 }

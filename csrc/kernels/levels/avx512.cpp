@@ -1,9 +1,8 @@
 // Copyright (c) 2026 The torch_cpudist authors.
 // SPDX-License-Identifier: BSD-3-Clause
-// build-flags: -fno-math-errno -fno-trapping-math
 //
-// The kernels compiled for AVX-512 (F, DQ, BW, VL). The flags change no value: they let the
-// compiler use vector square roots and selects.
+// The kernels compiled for AVX-512 (F, DQ, BW, VL). Its flags (cmake/sources.cmake) change no
+// value: they let the compiler use vector square roots and selects.
 
 #if defined(__x86_64__)
 

@@ -1,9 +1,8 @@
 // Copyright (c) 2026 The torch_cpudist authors.
 // SPDX-License-Identifier: BSD-3-Clause
-// build-flags: -fno-math-errno -fno-trapping-math
 //
-// The kernels compiled for the baseline instruction set, whatever the processor. The flags change
-// no value: they let the compiler use vector square roots and selects.
+// The kernels compiled for the baseline instruction set, whatever the processor. Its flags
+// (cmake/sources.cmake) change no value: they let the compiler use vector square roots and selects.
 
 #include "kernels/levels/table.h"
 

@@ -15,7 +15,7 @@ using namespace cpudist::testing;  // NOLINT
 
 namespace {
 
-bool contains(const std::string& text, const char* part) {
+bool says(const std::string& text, const char* part) {
   return text.find(part) != std::string::npos;
 }
 
@@ -27,7 +27,7 @@ TEST(rank_a_closed_connection_can_be_replaced) {
   first->close("done");
   CHECK(!first->send(make_frame(wire::FrameKind::kPush, 1, 3)));
   CHECK(pair.b.server.wait_closed(1));
-  CHECK(contains(pair.b.server.reason(0), "the peer closed"));
+  CHECK(says(pair.b.server.reason(0), "the peer closed"));
   const auto second = pair.greet();
   CHECK(second->send(make_frame(wire::FrameKind::kPush, 2, 3)));
   CHECK(pair.b.server.wait_frames(3));
@@ -47,7 +47,7 @@ TEST(rank_a_newer_connection_ends_the_older_one_first) {
   const auto second = pair.greet();
   CHECK(first->closed());
   CHECK(pair.b.server.wait_closed(1));
-  CHECK(contains(pair.b.server.reason(0), "replaced"));
+  CHECK(says(pair.b.server.reason(0), "replaced"));
   CHECK(!second->closed());
 }
 
@@ -56,11 +56,11 @@ TEST(rank_a_violation_closes_that_connection_only) {
   const auto rude = pair.a.connect(1);
   rude->send(make_frame(wire::FrameKind::kPush, 1, 5000));
   CHECK(pair.b.server.wait_closed(1));
-  CHECK(contains(pair.b.server.reason(0), "first frame must be a hello"));
+  CHECK(says(pair.b.server.reason(0), "first frame must be a hello"));
   const auto large = pair.a.connect(1);
   large->send(make_frame(wire::FrameKind::kHello, 1, 5000));
   CHECK(pair.b.server.wait_closed(2));
-  CHECK(contains(pair.b.server.reason(1), "at most 4096"));
+  CHECK(says(pair.b.server.reason(1), "at most 4096"));
   pair.b.server.on_each = [](const auto&, wire::Frame& frame) {
     if (frame.header.kind == wire::FrameKind::kStore) throw Error(ErrorCode::kProtocol, "no sense");
   };
@@ -72,7 +72,7 @@ TEST(rank_a_violation_closes_that_connection_only) {
   pair.fabric->damage(0, 1, 333, 17);
   damaged->send(make_frame(wire::FrameKind::kPush, 1, 333));
   CHECK(pair.b.server.wait_closed(4));
-  CHECK(contains(pair.b.server.reason(3), "damaged"));
+  CHECK(says(pair.b.server.reason(3), "damaged"));
   const size_t before = pair.b.server.frame_count();
   CHECK(pair.greet()->send(make_frame(wire::FrameKind::kPush, 9, 3)));
   CHECK(pair.b.server.wait_frames(before + 2));
@@ -86,8 +86,8 @@ TEST(rank_a_damaged_message_breaks_the_lane_for_good) {
     pair.fabric->damage(0, 1, transport::ranks::kMessageBytes, offset);
     connection->send(make_frame(wire::FrameKind::kPush, 1, 10));
     CHECK(pair.b.server.wait_closed(1));
-    CHECK(contains(pair.b.server.reason(0), "checksum") ||
-          contains(pair.b.server.reason(0), "magic"));
+    CHECK(says(pair.b.server.reason(0), "checksum") ||
+          says(pair.b.server.reason(0), "magic"));
     CHECK_EQ(error_code([&] { pair.b.connect(0); }), code(ErrorCode::kPeerLost));
   }
 }
@@ -101,7 +101,7 @@ TEST(rank_a_dead_peer_closes_both_connections) {
   pair.fabric->kill(1);
   CHECK(pair.a.client.wait_closed(1));
   CHECK(pair.a.server.wait_closed(1));
-  CHECK(contains(pair.a.client.reason(0), "killed"));
+  CHECK(says(pair.a.client.reason(0), "killed"));
   CHECK(to_b->closed());
   std::string text;
   try {
@@ -109,8 +109,8 @@ TEST(rank_a_dead_peer_closes_both_connections) {
   } catch (const Error& error) {
     text = error.what();
   }
-  CHECK(contains(text, "c10d:1"));
-  CHECK(contains(text, "cannot be made again"));
+  CHECK(says(text, "c10d:1"));
+  CHECK(says(text, "cannot be made again"));
   CHECK_EQ(pair.broken_promises(), std::string());
 }
 
@@ -123,7 +123,7 @@ TEST(rank_a_goodbye_comes_after_what_was_sent) {
   CHECK(connection->closed());
   CHECK(pair.b.server.wait_closed(1));
   CHECK_EQ(pair.b.server.frame_count(), size_t{22});
-  CHECK(contains(pair.b.server.reason(0), "ended its part"));
+  CHECK(says(pair.b.server.reason(0), "ended its part"));
   // Not the cause of a loss: another rank's death may be why it ended.
   CHECK_EQ(error_code([&] { pair.b.connect(0); }), code(ErrorCode::kClosed));
   CHECK_EQ(error_code([&] { pair.a.connect(1); }), code(ErrorCode::kClosed));
@@ -154,7 +154,7 @@ TEST(rank_a_peer_that_takes_nothing_is_frozen) {
   CHECK(connection->send(make_frame(wire::FrameKind::kPush, 1, 8000)));
   CHECK(!connection->send(make_frame(wire::FrameKind::kPush, 2, 8000)));
   CHECK(pair.a.client.wait_closed(1));
-  CHECK(contains(pair.a.client.reason(0), "frozen"));
+  CHECK(says(pair.a.client.reason(0), "frozen"));
 }
 
 TEST(rank_stopped_listeners_and_connectors_open_nothing) {

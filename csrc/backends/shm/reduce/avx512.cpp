@@ -1,9 +1,8 @@
 // Copyright (c) 2026 The torch_cpudist authors.
 // SPDX-License-Identifier: BSD-3-Clause
-// build-flags: -fno-math-errno -fno-trapping-math
 //
-// The reductions compiled for AVX512. The flags change no value: they let the compiler use vector
-// selects.
+// The reductions compiled for AVX512. Its flags (cmake/sources.cmake) change no value: they let the
+// compiler use vector selects.
 
 #if defined(__x86_64__)
 

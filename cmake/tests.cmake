@@ -1,0 +1,55 @@
+# Copyright (c) 2026 The torch_cpudist authors.
+# SPDX-License-Identifier: BSD-3-Clause
+#
+# The native tests, and the fuzzers of parsers and decoders. Neither needs torch. Without a
+# sanitizer the tests test the objects that the Python modules are made of.
+
+# What tests do is soon done; compiling them is not. No -O for them, and of their own undefined
+# behaviour only what breaks memory is looked for.
+string(REGEX REPLACE ",.*" "" own_sanitizer "${CPUDIST_SANITIZE}")
+set(own_flags -O0)
+if(own_sanitizer)
+  list(APPEND own_flags -fsanitize=${own_sanitizer})
+endif()
+
+cpudist_sources(test_sources tests/native)
+if(CPUDIST_SANITIZE STREQUAL "thread")
+  # `// threads: none` among its first lines says that a test runs pure functions in its own thread
+  # only, of which this sanitizer learns nothing.
+  foreach(source IN LISTS test_sources)
+    file(STRINGS ${source} without LIMIT_INPUT 1000 REGEX "^// threads: none$")
+    if(without)
+      list(REMOVE_ITEM test_sources ${source})
+    endif()
+  endforeach()
+endif()
+if(test_sources)
+  cpudist_objects(native_test_sources ${test_sources})
+  cpudist_batches(8 ${test_sources})
+  target_include_directories(native_test_sources PRIVATE tests/native)
+  target_compile_options(native_test_sources PRIVATE ${own_flags})
+  target_precompile_headers(native_test_sources PRIVATE tests/native/precompiled/tests.h)
+  add_executable(native_tests EXCLUDE_FROM_ALL)
+  target_link_libraries(native_tests PRIVATE native_test_sources core codec)
+  set_target_properties(native_tests PROPERTIES LINKER_LANGUAGE CXX)
+endif()
+
+if(NOT CPUDIST_SANITIZE MATCHES address)
+  return()
+endif()
+# The tests have the fuzzers' objects, too, and no driver that asks which code was reached.
+target_sources(native_tests PRIVATE tests/fuzz/support/untraced.cpp)
+file(GLOB fuzz_sources CONFIGURE_DEPENDS tests/fuzz/*.cpp)
+list(REMOVE_ITEM fuzz_sources ${CMAKE_SOURCE_DIR}/tests/fuzz/driver.cpp)
+# They are not instrumented, so that they are fast.
+add_library(fuzz_driver OBJECT tests/fuzz/driver.cpp)
+target_compile_options(fuzz_driver PRIVATE -O1)
+add_custom_target(fuzzers)
+foreach(source IN LISTS fuzz_sources)
+  get_filename_component(name ${source} NAME_WE)
+  add_executable(${name} EXCLUDE_FROM_ALL ${source})
+  target_include_directories(${name} PRIVATE csrc)
+  target_compile_options(${name} PRIVATE -O1)
+  target_link_libraries(${name} PRIVATE fuzz_driver codec)
+  add_dependencies(fuzzers ${name})
+endforeach()
