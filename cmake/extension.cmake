@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 #
 # The Python modules. _core uses torch's stable ABI only, so that one build serves several torch
-# versions. _c10d uses torch's own C++ classes, which change with every minor release; that is why it
-# is a module of its own, without which all else works.
+# versions. _c10d uses torch's own C++ classes, which change with every minor release; that is why
+# it is a module of its own, without which all else works.
 
 # The lowest version whose stable ABI has all that csrc/ops uses.
 set(CPUDIST_STABLE_ABI 0x020a000000000000ULL)

@@ -1,7 +1,8 @@
 # Copyright (c) 2026 The torch_cpudist authors.
 # SPDX-License-Identifier: BSD-3-Clause
 #
-# Asks the interpreter where torch and Python's headers are. What is missing is said in one sentence.
+# Asks the interpreter where torch and Python's headers are, which says in one sentence what is
+# missing.
 
 if(NOT CPUDIST_EXTENSION)
   return()

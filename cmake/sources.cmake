@@ -41,9 +41,9 @@ function(cpudist_batches count)
   endforeach()
 endfunction()
 
-# Sources that are compiled for an instruction set say so with a pragma after their includes: nothing
-# may be read behind it. The flags change no value: they let the compiler use vector square roots
-# and selects.
+# Sources that are compiled for an instruction set say so with a pragma after their includes:
+# nothing may be read behind it. The flags change no value: they let the compiler use vector square
+# roots and selects.
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
   file(GLOB levels CONFIGURE_DEPENDS
        csrc/kernels/levels/scalar.cpp csrc/kernels/levels/avx*.cpp
