@@ -18,6 +18,8 @@ import pytest
 import setuptools
 from cmake_build import ROOT, BuildError, build
 
+pytestmark = pytest.mark.processes
+
 SETUPTOOLS = Path(setuptools.__file__).parent
 LICENSE = "// Copyright\n// License\n"
 WITHOUT_TORCH = ["-DCPUDIST_EXTENSION=OFF"]

@@ -86,8 +86,7 @@ TEST(rank_a_damaged_message_breaks_the_lane_for_good) {
     pair.fabric->damage(0, 1, transport::ranks::kMessageBytes, offset);
     connection->send(make_frame(wire::FrameKind::kPush, 1, 10));
     CHECK(pair.b.server.wait_closed(1));
-    CHECK(says(pair.b.server.reason(0), "checksum") ||
-          says(pair.b.server.reason(0), "magic"));
+    CHECK(says(pair.b.server.reason(0), "checksum") || says(pair.b.server.reason(0), "magic"));
     CHECK_EQ(error_code([&] { pair.b.connect(0); }), code(ErrorCode::kPeerLost));
   }
 }
