@@ -84,7 +84,7 @@ def _with_arguments(
 ) -> Environment:
     """Adds ``init``'s other arguments; the environment wins over them."""
     roles_named = made.role_name in ROLES
-    decided = roles_named or made.servers is not None or made.group is not None
+    decided = roles_named or made.servers is not None or made.apart is not None
     if servers is not None:
         most = environment.MAX_RANKS
         servers = fields.whole_number("init(): servers", servers, 0, most)
@@ -122,8 +122,8 @@ def _meet(made: Environment, rendezvous: Rendezvous, threads: bool) -> Layout:
         shm=not threads and made.backend == "auto" and backend_choice.shm_loads(),
     )
     members = rendezvous.meet_members(own)
-    if made.group is not None:
-        return one_role(members, made.group.role)
+    if made.apart is not None:
+        return one_role(members, made.apart.role)
     return assign(members, made.servers or 0)
 
 
@@ -163,8 +163,8 @@ def _join(
                 endpoints.own_address(made, layout),
             )
             torch_group = group.join(made, layout, rendezvous)
-        if made.group is not None:
-            numbers, ends = separate_jobs.start(made, layout, rendezvous)
+        if made.apart is not None:
+            numbers, ends = separate_jobs.start(made, made.apart, layout, rendezvous)
             log.setup(made.log, _who(numbers))
         else:
             numbers = layout.numbers_of(made.rank)

@@ -418,7 +418,7 @@ def _check_one_job(run: Run, owner: str) -> None:
     Raises:
         ConfigurationError: says what to do.
     """
-    if run.environment.group is not None:
+    if run.environment.apart is not None:
         raise ConfigurationError(
             f"{owner} averages over torch.distributed, whose group is that of one "
             "torchrun job, but CPUDIST_ROLE starts trainers in jobs of their own. "

@@ -48,7 +48,7 @@ def open_copied(strategy: Strategy, opening: Opening) -> CopiedParameters:
     run = opening.run
     client = run.trainer_client()
     # Before a group is made, for which trainers of another strategy do not come.
-    mark = None if run.environment.group else ServerMark(run, opening.name)
+    mark = None if run.environment.apart else ServerMark(run, opening.name)
     try:
         kind, device = type(strategy).__name__, opening.placement.device
         group = CollectiveGroup(run, kind, device)

@@ -282,7 +282,7 @@ def _opened(strategy: Geo, opening: Opening) -> LocalParameterSet:
     run = opening.run
     alone = (
         run.trainer_count == 1
-        and run.environment.group is None
+        and run.environment.apart is None
         and strategy.outer is None
     )
     return LocalParameterSet(

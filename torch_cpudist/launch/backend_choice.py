@@ -84,9 +84,9 @@ def check(name: str) -> None:
 
 def check_early(environment: Environment) -> None:
     """``check``, unless this rank may be a server, which needs no backend."""
-    group = environment.group
+    apart = environment.apart
     serves = environment.role_name == "server" or environment.servers
-    if not serves and (group is None or group.role == "trainer"):
+    if not serves and (apart is None or apart.role == "trainer"):
         check(environment.backend)
 
 

@@ -33,11 +33,11 @@ def own_address(environment: Environment, layout: Layout) -> str:
     """
     if environment.bind is not None:
         return host.bind_address(environment.bind)
-    group = environment.group
-    if group is not None and group.role == "server":
-        if host.is_loopback(group.host, group.port):
+    apart = environment.apart
+    if apart is not None and apart.role == "server":
+        if host.is_loopback(apart.host, apart.port):
             return host.LOOPBACK
-        return host.address_towards(group.host, group.port)
+        return host.address_towards(apart.host, apart.port)
     if layout.one_host:
         return host.LOOPBACK
     if environment.master_addr is None:
@@ -92,18 +92,18 @@ def _server_threads(environment: Environment, layout: Layout) -> int:
 def _start_server(
     environment: Environment, layout: Layout, rendezvous: Rendezvous
 ) -> _core.Server:
-    group = environment.group
-    joins_s = rendezvous.remaining_s() if group is None else group.rejoin_s
+    apart = environment.apart
+    joins_s = rendezvous.remaining_s() if apart is None else apart.rejoin_s
     return _core.Server(
         run_id=rendezvous.run_id,
         shard_id=layout.servers.index(environment.rank),
         server_count=len(layout.servers),
-        trainer_count=len(layout.trainers) if group is None else group.trainers,
+        trainer_count=len(layout.trainers) if apart is None else apart.trainers,
         threads=_server_threads(environment, layout),
         liveness_ms=environment.liveness_ms,
         join_deadline_ms=max(1, int(joins_s * 1000)),
-        elastic=group is not None,
-        rejoin_ms=0 if group is None else group.rejoin_s * 1000,
+        elastic=apart is not None,
+        rejoin_ms=0 if apart is None else apart.rejoin_s * 1000,
         memory_cap_bytes=environment.server.memory_cap_bytes,
         host=host.description(),
     )
@@ -184,7 +184,7 @@ def start(
     """
     made = Endpoints(run_id=rendezvous.run_id)
     rank = environment.rank
-    alone = len(layout.hosts) == 1 and environment.group is None
+    alone = len(layout.hosts) == 1 and environment.apart is None
     links = network
     own: str | None = None
     try:

@@ -17,7 +17,7 @@ from typing import Any
 from torch_cpudist.errors import ConfigurationError
 from torch_cpudist.log import LEVELS
 from torch_cpudist.settings import fields, jobs
-from torch_cpudist.settings.jobs import ROLES, GroupSettings
+from torch_cpudist.settings.jobs import ROLES, SeparateJob
 from torch_cpudist.settings.replicas import Replicas
 from torch_cpudist.settings.server import Server
 from torch_cpudist.strategies.registry import SETTINGS, strategy
@@ -96,7 +96,7 @@ class Environment:
             text.
         values: what they say, read once.
         server: how this rank's server runs.
-        group: of servers and trainers that are launched apart; else ``None``.
+        apart: of servers and trainers that are launched apart; else ``None``.
         job: name of this rank's torchrun job; ``None`` without one.
     """
 
@@ -128,7 +128,7 @@ class Environment:
     settings: Mapping[str, str] = field(default_factory=dict)
     values: Mapping[str, Any] = field(default_factory=dict)
     server: Server = field(default_factory=Server)
-    group: GroupSettings | None = None
+    apart: SeparateJob | None = None
     job: str | None = None
 
 
@@ -294,7 +294,7 @@ def check_ranks(made: Environment) -> None:
             f"{made.servers + 1} ranks, or a smaller CPUDIST_SERVERS; unset it to let "
             "every rank train and serve."
         )
-    if made.group is not None and (made.servers is not None or made.role_name in ROLES):
+    if made.apart is not None and (made.servers is not None or made.role_name in ROLES):
         raise ConfigurationError(
             "CPUDIST_ROLE says what every rank of this torchrun job does: unset "
             "CPUDIST_SERVERS and drop torchrun's --role (init()'s servers= and role= "
@@ -384,7 +384,7 @@ def parse(variables: Mapping[str, str]) -> Environment:
         settings=texts,
         values=values,
         server=server,
-        group=jobs.parse(variables),
+        apart=jobs.parse(variables),
         job=jobs.job_name(variables),
     )
     # Without a launcher, init() may be given the ranks, and checks them then.

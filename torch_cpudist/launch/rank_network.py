@@ -55,7 +55,7 @@ def check(environment: Environment, threads: bool) -> None:
             "CPUDIST_TRANSPORT=c10d with init(network=): ranks that are threads talk "
             "over their in-process network. Unset it, or start processes."
         )
-    if environment.group is not None:
+    if environment.apart is not None:
         raise ConfigurationError(
             "CPUDIST_TRANSPORT=c10d needs servers and trainers in one torchrun job, "
             "whose ranks one group can hold, but CPUDIST_ROLE starts jobs of their "

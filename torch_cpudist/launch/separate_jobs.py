@@ -34,7 +34,7 @@ from torch_cpudist.launch.layout import Layout, Numbers
 from torch_cpudist.launch.rendezvous import Rendezvous
 from torch_cpudist.log import logger
 from torch_cpudist.machine import host
-from torch_cpudist.settings.jobs import GroupSettings
+from torch_cpudist.settings.jobs import SeparateJob
 
 T = TypeVar("T")
 _PAUSE_S = 0.1
@@ -44,12 +44,13 @@ _CALL = timedelta(seconds=30)
 
 
 def start(
-    made: Environment, layout: Layout, rendezvous: Rendezvous
+    made: Environment, apart: SeparateJob, layout: Layout, rendezvous: Rendezvous
 ) -> tuple[Numbers, Endpoints]:
     """Starts this rank's server, or its client to the servers of another job.
 
     Args:
-        made: of this rank, with ``group``.
+        made: of this rank.
+        apart: what it says of this rank's job.
         layout: of this rank's job.
         rendezvous: where its ranks met.
 
@@ -58,11 +59,9 @@ def start(
         ConfigMismatchError: trainers and servers were started with other settings.
         OperationTimeoutError, PeerLostError: trainers or servers did not come.
     """
-    group = made.group
-    assert group is not None  # noqa: S101 (the caller's branch)
-    if group.role == "server":
-        return _serve(made, group, layout, rendezvous)
-    return _train(made, group, rendezvous)
+    if apart.role == "server":
+        return _serve(made, apart, layout, rendezvous)
+    return _train(made, apart, rendezvous)
 
 
 def _settings(made: Environment) -> dict[str, str]:
@@ -75,47 +74,47 @@ def _settings(made: Environment) -> dict[str, str]:
 
 
 def _serve(
-    made: Environment, group: GroupSettings, layout: Layout, rendezvous: Rendezvous
+    made: Environment, apart: SeparateJob, layout: Layout, rendezvous: Rendezvous
 ) -> tuple[Numbers, Endpoints]:
     ends = endpoints.start(made, layout, rendezvous, None)
-    numbers = replace(layout.numbers_of(made.rank), trainer_count=group.trainers)
+    numbers = replace(layout.numbers_of(made.rank), trainer_count=apart.trainers)
     try:
         addresses = rendezvous.addresses(layout.servers)
         if made.rank == 0:
             run = {
                 "run_id": rendezvous.run_id,
-                "trainers": group.trainers,
+                "trainers": apart.trainers,
                 "servers": addresses,
                 "hosts": list(layout.hosts),
                 "settings": _settings(made),
             }
-            ends.keep.append(_open_store(group, run))
+            ends.keep.append(_open_store(apart, run))
     except BaseException as error:
         ends.stop(f"init() failed: {error}")
         raise
     return numbers, ends
 
 
-def _open_store(group: GroupSettings, run: dict[str, Any]) -> TCPStore:
+def _open_store(apart: SeparateJob, run: dict[str, Any]) -> TCPStore:
     """Listens where trainers meet; on that address only."""
     try:
         family, _, _, _, address = socket.getaddrinfo(
-            group.host, group.port, type=socket.SOCK_STREAM
+            apart.host, apart.port, type=socket.SOCK_STREAM
         )[0]
         listener = socket.create_server(
-            (str(address[0]), group.port), family=family, backlog=1024
+            (str(address[0]), apart.port), family=family, backlog=1024
         )
     except OSError as error:
         raise AddressError(
-            f"server 0 cannot listen at {group.where}: {error}. It must name an "
+            f"server 0 cannot listen at {apart.where}: {error}. It must name an "
             "address of server 0's host and a free port; server 0 is rank 0 of the "
             "servers' torchrun job."
         ) from error
     descriptor = listener.detach()
     try:
         store = TCPStore(
-            group.host,
-            group.port,
+            apart.host,
+            apart.port,
             is_master=True,
             wait_for_workers=False,
             timeout=_CALL,
@@ -125,7 +124,7 @@ def _open_store(group: GroupSettings, run: dict[str, Any]) -> TCPStore:
         os.close(descriptor)
         raise
     store.set("run", json.dumps(run))
-    logger.info("trainers are met at %s", group.where)
+    logger.info("trainers are met at %s", apart.where)
     return store
 
 
@@ -133,12 +132,12 @@ def _open_store(group: GroupSettings, run: dict[str, Any]) -> TCPStore:
 
 
 def _train(
-    made: Environment, group: GroupSettings, rendezvous: Rendezvous
+    made: Environment, apart: SeparateJob, rendezvous: Rendezvous
 ) -> tuple[Numbers, Endpoints]:
-    store = _reach_store(group, rendezvous)
-    run = json.loads(_guarded(group, lambda: store.get("run")))
-    _check_run(made, group, run)
-    rank, incarnation = _guarded(group, lambda: _claim(store, made))
+    store = _reach_store(apart, rendezvous)
+    run = json.loads(_guarded(apart, lambda: store.get("run")))
+    _check_run(made, apart, run)
+    rank, incarnation = _guarded(apart, lambda: _claim(store, made))
     numbers = Numbers(
         role="trainer",
         trainer_rank=rank,
@@ -166,42 +165,42 @@ def _train(
     # Only at the start: who joins later waits for nobody.
     if rank < numbers.trainer_count and not store.check(["started"]):
         ends.client.barrier()
-        _guarded(group, lambda: store.set("started", "1"))
+        _guarded(apart, lambda: store.set("started", "1"))
     return numbers, ends
 
 
-def _guarded(group: GroupSettings, action: Callable[[], T]) -> T:
+def _guarded(apart: SeparateJob, action: Callable[[], T]) -> T:
     try:
         return action()
     except (RuntimeError, OSError) as error:
         raise AddressError(
-            f"the store at {group.where} failed: {error}. Does server 0 still run?"
+            f"the store at {apart.where} failed: {error}. Does server 0 still run?"
         ) from error
 
 
-def _reach_store(group: GroupSettings, rendezvous: Rendezvous) -> TCPStore:
+def _reach_store(apart: SeparateJob, rendezvous: Rendezvous) -> TCPStore:
     """Waits until server 0 listens."""
     while True:
         try:
-            socket.create_connection((group.host, group.port), timeout=5).close()
+            socket.create_connection((apart.host, apart.port), timeout=5).close()
             break
         except socket.gaierror as error:
             raise AddressError(
-                f"{group.where}: the name does not resolve on this host ({error})."
+                f"{apart.where}: the name does not resolve on this host ({error})."
             ) from error
         except OSError as error:
             if rendezvous.remaining_s() <= 0:
                 raise OperationTimeoutError(
-                    f"nobody answers at {group.where} ({error}). Start the servers' "
+                    f"nobody answers at {apart.where} ({error}). Start the servers' "
                     "job (CPUDIST_ROLE=server) with the same CPUDIST_RENDEZVOUS, or "
                     "pass a longer init(timeout_s=...)."
                 ) from error
         time.sleep(_PAUSE_S)
     return _guarded(
-        group,
+        apart,
         lambda: TCPStore(
-            group.host,
-            group.port,
+            apart.host,
+            apart.port,
             is_master=False,
             wait_for_workers=False,
             timeout=_CALL,
@@ -209,10 +208,10 @@ def _reach_store(group: GroupSettings, rendezvous: Rendezvous) -> TCPStore:
     )
 
 
-def _check_run(made: Environment, group: GroupSettings, run: dict[str, Any]) -> None:
+def _check_run(made: Environment, apart: SeparateJob, run: dict[str, Any]) -> None:
     mine = _settings(made)
-    if group.trainers:
-        mine["CPUDIST_TRAINERS"] = str(group.trainers)
+    if apart.trainers:
+        mine["CPUDIST_TRAINERS"] = str(apart.trainers)
         run["settings"]["CPUDIST_TRAINERS"] = str(run["trainers"])
     for name in sorted(mine.keys() | run["settings"].keys()):
         ours = mine.get(name, "(unset)")
@@ -220,7 +219,7 @@ def _check_run(made: Environment, group: GroupSettings, run: dict[str, Any]) -> 
         if ours != theirs:
             raise ConfigMismatchError(
                 f"{name}: {ours} on this trainer, {theirs} on the servers at "
-                f"{group.where}. Set it to the same value in every group."
+                f"{apart.where}. Set it to the same value in every apart."
             )
 
 

@@ -267,10 +267,10 @@ def _shared_run() -> Run | None:
             f"{_WHAT} on rank {run.rank}, a dedicated server: metrics are the "
             "trainers'."
         )
-    if run.trainer_count == 1 and run.environment.group is None:
+    if run.trainer_count == 1 and run.environment.apart is None:
         return None
     run.check_usable()
-    if run.environment.group is not None:
+    if run.environment.apart is not None:
         raise ConfigurationError(
             f"{_WHAT} gathers over torch.distributed, whose group is that of one "
             "torchrun job, but CPUDIST_ROLE starts trainers in jobs of their own. Save "

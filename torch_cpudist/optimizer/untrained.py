@@ -82,7 +82,7 @@ class Untrained:
         self._run = run
         self._opening = ""
         self._found: dict[str, tuple[torch.Tensor, str]] = {}
-        if run.trainer_count == 1 or run.environment.group is not None:
+        if run.trainer_count == 1 or run.environment.apart is not None:
             return
         trained = _trained(run) | {id(t.found.weight) for t in placement.tables}
         trained |= {id(entry.parameter) for entry in placement.dense}

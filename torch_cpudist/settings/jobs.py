@@ -23,13 +23,13 @@ _REJOIN_S = 600
 
 
 @dataclass(frozen=True)
-class GroupSettings:
-    """What says that this rank's torchrun job is one group of several.
+class SeparateJob:
+    """What says that this rank's torchrun job is one of several of a run.
 
     Attributes:
         role: of every rank of this job: ``"server"`` or ``"trainer"``.
         host, port: where server 0 can be met.
-        trainers: trainers to wait for at the start, in all groups together; 0 where the
+        trainers: trainers to wait for at the start, in all jobs together; 0 where the
             servers say it.
         rejoin_s: seconds for which servers wait for a lost trainer to come back.
     """
@@ -67,7 +67,7 @@ def _number(
     return int(value)
 
 
-def parse(variables: Mapping[str, str]) -> GroupSettings | None:
+def parse(variables: Mapping[str, str]) -> SeparateJob | None:
     """Reads the variables of separate groups; ``None`` where there are none.
 
     Raises:
@@ -97,7 +97,7 @@ def parse(variables: Mapping[str, str]) -> GroupSettings | None:
             "CPUDIST_ROLE=server needs CPUDIST_TRAINERS: how many trainers, of all "
             "groups together, to wait for at the start."
         )
-    return GroupSettings(
+    return SeparateJob(
         role=role,
         host=host,
         port=port,
