@@ -5,10 +5,13 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
+import pkgutil
 
 import pytest
 
 import torch_cpudist as cpudist
+from torch_cpudist import settings as settings_package
 from torch_cpudist import strategies
 from torch_cpudist.errors import ConfigurationError
 from torch_cpudist.launch import environment
@@ -159,3 +162,43 @@ def test_settings_of_parts_count_as_used(caplog):
     assert "does not use" not in caplog.text
     resolve("sync", parsed(CPUDIST_GEO_PUSH_EVERY="7"))
     assert "CPUDIST_GEO_PUSH_EVERY is set, but Sync does not use it" in caplog.text
+
+
+def settings_classes():
+    """Every settings class that a module of the package defines."""
+    found = set()
+    for package in (settings_package, strategies):
+        for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
+            members = vars(importlib.import_module(module.name)).values()
+            found |= {
+                member
+                for member in members
+                if isinstance(member, type)
+                and member.__setattr__ is cpudist.Sharding.__setattr__
+            }
+    return found
+
+
+def test_the_table_has_every_settings_class():
+    """A class that is not in it would have no variables."""
+    assert settings_classes() == set(SETTINGS)
+    assert len(SETTINGS) == len(set(SETTINGS))
+
+
+def test_a_process_without_init_reads_what_its_replicas_follow():
+    said = environment.parse_alone(
+        {
+            "CPU_NUM": "3",
+            "CPUDIST_THREADS": "2",
+            "CPUDIST_PIN": "1",
+            "CPUDIST_LIVENESS_MS": "soon",
+            **{"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "a", "MASTER_PORT": "1"},
+        }
+    )
+    assert (said.rank, said.local_world_size) == (1, 4)
+    assert (said.threads, said.pin) == (2, True)
+    assert said.values == {"CPUDIST_REPLICAS_COUNT": 3}
+    with pytest.raises(ConfigurationError, match="did you mean CPUDIST_REPLICAS_COUNT"):
+        environment.parse_alone({"CPUDIST_REPLICA_COUNT": "3"})
+    with pytest.raises(ConfigurationError, match="CPU_NUM=0"):
+        environment.parse_alone({"CPU_NUM": "0"})
