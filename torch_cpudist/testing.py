@@ -268,7 +268,7 @@ class ProcessRanks:
         method = multiprocessing.get_context("forkserver")
         method.set_forkserver_preload(_PRELOAD)
         self._pipes: list[Connection] = []
-        self._processes = []
+        self.processes = []
         for rank in range(world_size):
             ours, theirs = method.Pipe(duplex=False)
             process = method.Process(
@@ -287,11 +287,11 @@ class ProcessRanks:
             process.start()
             theirs.close()
             self._pipes.append(ours)
-            self._processes.append(process)
+            self.processes.append(process)
 
     def pid(self, rank: int) -> int:
         """Process id of a rank."""
-        pid = self._processes[rank].pid
+        pid = self.processes[rank].pid
         if pid is None:
             raise OperationTimeoutError(f"rank {rank} was not started")
         return pid
@@ -337,15 +337,15 @@ class ProcessRanks:
         deadline = time.monotonic() + timeout_s
         return [
             self.expect(rank, "result", max(0.0, deadline - time.monotonic()))["value"]
-            for rank in range(len(self._processes))
+            for rank in range(len(self.processes))
         ]
 
     def exit_codes(self, timeout_s: float) -> list[int | None]:
         """Waits for all ranks to end; ``None`` for one that has not in time."""
         deadline = time.monotonic() + timeout_s
-        for process in self._processes:
+        for process in self.processes:
             process.join(max(0.0, deadline - time.monotonic()))
-        return [process.exitcode for process in self._processes]
+        return [process.exitcode for process in self.processes]
 
     def __enter__(self) -> ProcessRanks:
         """The ranks run already."""
@@ -358,7 +358,7 @@ class ProcessRanks:
         trace: TracebackType | None,
     ) -> None:
         """Ends what still runs, stopped processes too, and waits for it."""
-        for process in self._processes:
+        for process in self.processes:
             if process.is_alive() and process.pid is not None:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(process.pid, signal.SIGKILL)

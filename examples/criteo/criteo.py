@@ -36,8 +36,13 @@ class CtrDnn(nn.Module):
         self.register_buffer("first", torch.arange(columns) * hash_range)
         width = columns * dim + criteo_data.NUMBERS
         self.network = nn.Sequential(
-            *(nn.Linear(width, 400), nn.ReLU(), nn.Linear(400, 400), nn.ReLU()),
-            *(nn.Linear(400, 400), nn.ReLU(), nn.Linear(400, 1)),
+            nn.Linear(width, 400),
+            nn.ReLU(),
+            nn.Linear(400, 400),
+            nn.ReLU(),
+            nn.Linear(400, 400),
+            nn.ReLU(),
+            nn.Linear(400, 1),
         )
         nn.init.normal_(self.table.weight, std=0.01)
 

@@ -50,8 +50,11 @@ class DeepFM(nn.Module):
         self.linear = nn.Embedding(rows, 1, sparse=True)
         self.bias = nn.Parameter(torch.zeros(1))
         self.network = nn.Sequential(
-            *(nn.Linear(fields * dim, 128), nn.ReLU()),
-            *(nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, 1)),
+            nn.Linear(fields * dim, 128),
+            nn.ReLU(),
+            nn.Linear(128, 64),
+            nn.ReLU(),
+            nn.Linear(64, 1),
         )
         nn.init.normal_(self.factors.weight, std=0.01)
         nn.init.zeros_(self.linear.weight)

@@ -6,8 +6,6 @@ from __future__ import annotations
 
 REMAINING: dict[str, tuple[str, ...]] = {
     "columns": ("CHANGELOG.md", "README.md", "benchmarks/README.md", "docs/"),
-    "private": ("tests/",),
     "seam": ("csrc/client/", "csrc/server/"),
-    "star-arguments": ("examples/",),
     "torn-class": ("csrc/",),
 }

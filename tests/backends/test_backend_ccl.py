@@ -89,8 +89,8 @@ def test_a_late_and_a_killed_rank_are_told():
             assert re.search(r"pid \d+, has ended|a trainer is lost", text), text
             assert error["time_s"] - lost_s < 4.0
         for rank in (0, 1, 3):
-            ranks._processes[rank].join(20.0)  # nothing of oneCCL keeps it
-            assert ranks._processes[rank].exitcode == 0
+            ranks.processes[rank].join(20.0)  # nothing of oneCCL keeps it
+            assert ranks.processes[rank].exitcode == 0
             left = Path("/dev/shm").glob(f"{ranks.pid(rank)}:*")
             assert list(left) == []
 

@@ -303,7 +303,7 @@ def test_ranks_that_are_threads_are_refused():
             store=store, group_rank=rank, group_size=2, timeout=timedelta(seconds=20)
         )
         with pytest.raises(cpudist.BackendUnavailableError) as caught:
-            ccl._meet(options, "2021.16.2")
+            ccl.meet(options, "2021.16.2")
         found.append(str(caught.value))
 
     threads = [threading.Thread(target=meet, args=(rank,)) for rank in range(2)]
@@ -318,7 +318,7 @@ def test_ranks_that_are_threads_are_refused():
 def test_a_transport_that_needs_mpirun_is_refused(monkeypatch):
     monkeypatch.setenv("CCL_ATL_TRANSPORT", "mpi")
     with pytest.raises(cpudist.BackendUnavailableError, match="only ofi works"):
-        ccl._set_environment({})
+        ccl.set_environment({})
 
 
 # -- errors of backends ------------------------------------------------------------
@@ -348,9 +348,9 @@ def test_errors_of_backends_have_types(text, kind):
     context = cpudist.init(variables={"CPUDIST_BACKEND": "gloo"})
     try:
         group = CollectiveGroup(context, "AllReduce")
-        group._prefix, group._store = "test", dist.HashStore()
-        assert type(group._failed(RuntimeError(text))).__name__ == kind
-        full = group._failed(cpudist.errors.OverloadedError("no memory"))
+        group.prefix, group.store = "test", dist.HashStore()
+        assert type(group.error_of(RuntimeError(text))).__name__ == kind
+        full = group.error_of(cpudist.errors.OverloadedError("no memory"))
         assert type(full) is cpudist.errors.OverloadedError
     finally:
         context.shutdown()

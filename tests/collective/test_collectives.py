@@ -190,7 +190,7 @@ def test_a_lost_trainer_is_told_to_all(number, liveness_ms, limit_s):
             error = ranks.expect(rank, "error", START_S)
             assert error["value"]["type"] == "PeerLostError", error
             assert error["time_s"] - lost_s < limit_s
-        for process in ranks._processes[:2]:
+        for process in ranks.processes[:2]:
             process.join(20.0)  # nothing of gloo keeps it
             assert process.exitcode == 0
 

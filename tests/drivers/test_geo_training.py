@@ -28,7 +28,7 @@ from torch import nn
 
 import torch_cpudist as cpudist
 from torch_cpudist import _core
-from torch_cpudist.launch.context import _open_contexts
+from torch_cpudist.launch.context import open_contexts
 
 STEPS = 12
 CAP_BYTES = 5440  # 60 more than the dense part, heads and a row of each table take
@@ -170,7 +170,7 @@ def test_a_movement_larger_than_a_message_travels_in_parts():
         context.barrier()
         optimizer.flush()
         # Contexts of other tests may be there still.
-        run = [c for c in _open_contexts if c.run_id == context.run_id]
+        run = [c for c in open_contexts if c.run_id == context.run_id]
         (server,) = [c.server for c in run if c.server is not None]
         # A bit per row and trainer, in words of 64.
         assert server.stats()["marks_bytes"] >= 2 * rows / 8

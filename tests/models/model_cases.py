@@ -20,7 +20,7 @@ from sync_cases import copy_of, largest_difference, run
 from torch import nn
 
 import torch_cpudist as cpudist
-from torch_cpudist.launch.context import _open_contexts
+from torch_cpudist.launch.context import open_contexts
 
 USERS, ITEMS, DIM = 40, 60, 4
 ROWS = {"user": USERS, "item": ITEMS}
@@ -161,7 +161,7 @@ def assert_learns(
 
 def rows_on_servers() -> list[int]:
     """Rows of tables that every server of this process's run holds."""
-    found = [context.server for context in list(_open_contexts)]
+    found = [context.server for context in list(open_contexts)]
     return [server.stats()["rows"] for server in found if server is not None]
 
 

@@ -16,7 +16,7 @@ from torch import nn
 
 import torch_cpudist as cpudist
 from torch_cpudist import _core
-from torch_cpudist.launch.context import _open_contexts
+from torch_cpudist.launch.context import open_contexts
 
 ROWS, DIM, STEPS = 60, 3, 12
 
@@ -312,7 +312,7 @@ def test_a_lost_server_is_told_at_the_next_use() -> None:
     def body(context: cpudist.Context) -> None:
         model = nn.Embedding(40, 1, sparse=True)
         opt = wrapped(model, cpudist.Sync())
-        servers = [c.server for c in list(_open_contexts) if c.server is not None]
+        servers = [c.server for c in list(open_contexts) if c.server is not None]
         assert len(servers) == 1
         servers[0].stop("the test ends it")
         with pytest.raises(cpudist.Error) as caught:  # noqa: PT012

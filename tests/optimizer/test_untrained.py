@@ -172,7 +172,7 @@ def test_alone_and_in_jobs_of_their_own_nothing_is_read(trainers, group):
     found = Untrained(context, transfer(1), None, True)
     found.tell("1")
     found.compare()
-    assert found._found == {}
+    assert found.found == {}
 
 
 def test_a_store_that_failed_is_told_and_training_goes_on(monkeypatch, caplog):

@@ -29,7 +29,7 @@ def test_every_setting_has_an_observer():
         if any((base, name) in fields for base in c.__mro__[1:])
     }
     assert set(FIELDS) == fields - inherited
-    assert set(VARIABLES) == set(environment._OWN)
+    assert set(VARIABLES) == set(environment.OWN_VARIABLES)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 import torch_cpudist as cpudist
-from torch_cpudist.launch.context import _open_contexts
+from torch_cpudist.launch.context import open_contexts
 from torch_cpudist.testing import run_ranks
 
 # Tensors this small only wait for torch's other threads.
@@ -240,7 +240,7 @@ def run(
 
 def servers_have(pushes: int, servers: int) -> bool:
     """Whether every server of this process's run has got so many pushes by now."""
-    found = [c.server for c in list(_open_contexts) if c.server is not None]
+    found = [c.server for c in list(open_contexts) if c.server is not None]
     counts = [server.stats()["pushes"] for server in found]
     return len(counts) == servers and min(counts) >= pushes
 

@@ -17,6 +17,7 @@ from table_cases import DIM, ROWS, alone, bag, embedding, ids, train, wrap
 from torch import nn
 
 import torch_cpudist as cpudist
+from torch_cpudist.tables.local import binding_of
 
 
 class Ranking(nn.Module):
@@ -166,7 +167,9 @@ def test_the_op_passes_the_checks_of_torch():
     def body():
         model = embedding()
         wrap(model)
-        handle = model._cpudist_handle
+        binding = binding_of(model)
+        assert binding is not None
+        handle = binding.handle
         weight = model.weight.detach().clone().requires_grad_()
         for keys in (ids(1, 2), ids([1], [2]), ids().long(), ids(3, 3).int()):
             torch.library.opcheck(torch.ops.torch_cpudist.pull, (keys, handle))

@@ -83,7 +83,7 @@ def _member(rank: int, release: str) -> Member:
     return Member(rank, host.identity(), told)
 
 
-def _meet(options: Any, release: str) -> tuple[list[Member], int]:
+def meet(options: Any, release: str) -> tuple[list[Member], int]:
     """Members of the new group by rank, and a number of it that all know."""
     rank, size = options.group_rank, options.group_size
     timeout_s = options.timeout.total_seconds()
@@ -146,7 +146,8 @@ def settings(rank: int, members: Sequence[Member]) -> dict[str, str]:
     return made if name is None else made | {"FI_TCP_IFACE": name}
 
 
-def _set_environment(made: Mapping[str, str]) -> None:
+def set_environment(made: Mapping[str, str]) -> None:
+    """Sets what oneCCL reads from the environment; refuses what would need mpirun."""
     transport = os.environ.get("CCL_ATL_TRANSPORT", "ofi")
     if transport != "ofi":
         raise BackendUnavailableError(
@@ -211,7 +212,7 @@ class _Engines:
             self._peers.update(peers)
             if self._engine is None:
                 remove_left_files()
-                _set_environment(settings(rank, members))
+                set_environment(settings(rank, members))
                 try:
                     self._engine = load_c10d(NAME).CclEngine(str(shim))
                 except RuntimeError as error:
@@ -257,7 +258,7 @@ def create(options: Any, backend_options: Any) -> Any:
     runtime = ccl_runtime.find()
     shim = ccl_runtime.shim(runtime)
     rank = options.group_rank
-    members, number = _meet(options, runtime.release)
+    members, number = meet(options, runtime.release)
     own = members[rank]
     peers = [
         (m.rank, int(m.agreed["pid"]), int(m.agreed["started"]))

@@ -26,6 +26,6 @@ def load_c10d(backend: str) -> ModuleType:
     except ImportError as error:
         raise BackendUnavailableError(
             f"backend {backend} needs {_MODULE}, which does not load ({error}). It is "
-            "built for one minor release of torch: build it again with "
-            "pip install --no-build-isolation . or choose CPUDIST_BACKEND=gloo."
+            "built for one minor release of torch: build it again with pip install "
+            "--no-build-isolation . or choose CPUDIST_BACKEND=gloo."
         ) from error

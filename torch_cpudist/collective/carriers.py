@@ -153,12 +153,12 @@ class RoundedCarrier(Carrier):
     def __init__(self, group: CollectiveGroup, buckets: Sequence[Bucket]) -> None:
         """See ``Carrier``."""
         super().__init__(group, buckets)
-        self._rounded = [_Rounded(bucket, group.size) for bucket in buckets]
+        self.rounded = [_Rounded(bucket, group.size) for bucket in buckets]
         self._works: list[tuple[int, dist.Work]] = []
 
     def start(self, b: int) -> None:
         """Rounds, and begins to send shares."""
-        one = self._rounded[b]
+        one = self.rounded[b]
         one.round_own(self._buckets[b])
         work = self._group.start_exchange(one.received, one.sent)
         self._works.append((b, work))
@@ -169,18 +169,18 @@ class RoundedCarrier(Carrier):
         shared = []
         for b, work in works:
             self._group.wait(work, _WHAT)
-            one = self._rounded[b]
+            one = self.rounded[b]
             one.round_sum()
             gathered = self._group.start_gather(list(one.all_shares), one.share)
             shared.append((b, gathered))
         for b, work in shared:
             self._group.wait(work, _WHAT)
             bucket = self._buckets[b]
-            bucket.flat.copy_(self._rounded[b].all_shares.view(-1)[: bucket.size])
+            bucket.flat.copy_(self.rounded[b].all_shares.view(-1)[: bucket.size])
 
     def take(self) -> None:
         """Keeps what rounding took away."""
-        for one in self._rounded:
+        for one in self.rounded:
             one.take()
 
     def forget(self) -> None:

@@ -107,8 +107,8 @@ class CollectiveGroup:
             backend=_group_spec(run, owner, device),
             timeout=timedelta(seconds=_group_timeout_s(self._deadline_s, device)),
         )
-        self._store: Store = distributed_c10d._get_default_store()
-        self._prefix = f"cpudist/{self._group.group_name}"
+        self.store: Store = distributed_c10d._get_default_store()
+        self.prefix = f"cpudist/{self._group.group_name}"
         if device.type != "cpu":
             try:
                 _check_devices_differ(self, owner, run.layout.hosts[run.rank])
@@ -134,7 +134,7 @@ class CollectiveGroup:
         try:
             return shm.empty(self._group, numel, dtype)
         except RuntimeError as error:
-            raise self._failed(error) from error
+            raise self.error_of(error) from error
 
     def _count(self, size_bytes: int, times: float) -> None:
         self.sent_bytes += int(size_bytes * times)
@@ -143,7 +143,7 @@ class CollectiveGroup:
         try:
             work = begin(*tensors, group=self._group, async_op=True, **options)
         except RuntimeError as error:
-            raise self._failed(error) from error
+            raise self.error_of(error) from error
         self.pending.append(Pending(work, self._started, not tensors[-1].is_cpu))
         self._started += 1
         return work
@@ -214,7 +214,7 @@ class CollectiveGroup:
                     break
             except RuntimeError as error:
                 if work.is_completed():
-                    raise self._failed(error) from error
+                    raise self.error_of(error) from error
             self._check_others(what, waited.number)
             if time.monotonic() > deadline:
                 raise self._late(what)
@@ -275,9 +275,9 @@ class CollectiveGroup:
         # What it has started still ends; what is past a barrier is of the past.
         when = f"{self.barriers} {self._started} {why}" if why else ""
         try:
-            self._store.set(self._key("left", self.rank), when)
+            self.store.set(self._key("left", self.rank), when)
         except RuntimeError as error:
-            raise self._failed(error) from error
+            raise self.error_of(error) from error
 
     def _gone(self, number: int) -> list[str]:
         """Which trainers will never start collective ``number``, and why."""
@@ -319,22 +319,22 @@ class CollectiveGroup:
 
     def _add(self, key: str, number: int) -> int:
         try:
-            return self._store.add(key, number)
+            return self.store.add(key, number)
         except RuntimeError as error:
-            raise self._failed(error) from error
+            raise self.error_of(error) from error
 
     def _key(self, what: str, rank: int) -> str:
-        return f"{self._prefix}/{what}/{rank}"
+        return f"{self.prefix}/{what}/{rank}"
 
     def _told(self, what: str, rank: int) -> str:
         key = self._key(what, rank)
-        return self._store.get(key).decode() if self._store.check([key]) else ""
+        return self.store.get(key).decode() if self.store.check([key]) else ""
 
     def _check_others(self, what: str, number: int) -> None:
         try:
             gone = self._gone(number)
         except RuntimeError as error:
-            raise self._failed(error) from error
+            raise self.error_of(error) from error
         self._check_lost(what)
         if gone:
             raise OperationTimeoutError(
@@ -348,7 +348,7 @@ class CollectiveGroup:
         try:
             failures = [text for r in others if (text := self._told("failed", r))]
         except RuntimeError as error:
-            raise self._failed(error) from error
+            raise self.error_of(error) from error
         if self._server is not None and self._server.stats()["lost"]:
             raise PeerLostError(
                 f"{self._owner}: a trainer is lost: it has been silent for "
@@ -367,7 +367,7 @@ class CollectiveGroup:
             "CPUDIST_ROUND_DEADLINE_MS."
         )
 
-    def _failed(self, error: BaseException) -> Error:
+    def error_of(self, error: BaseException) -> Error:
         """What an error of torch.distributed stands for; tells the others of a loss."""
         text = str(error).splitlines()[0].partition(" This is typically")[0]
         text = text.removesuffix(" Restart the run.")  # is said below
@@ -382,7 +382,7 @@ class CollectiveGroup:
             return type(error)(f"{self._owner}: {text}")
         found = f"trainer {self.rank} lost its connection to another trainer: {text}"
         try:
-            self._store.set(self._key("failed", self.rank), found)
+            self.store.set(self._key("failed", self.rank), found)
         except RuntimeError:
             pass  # the store went with the process that is lost
         return PeerLostError(f"{self._owner}: {found} Restart the run.")
@@ -434,23 +434,23 @@ def _group_spec(run: Run, owner: str, device: torch.device) -> str:
     """
     if run.process_group is None:
         raise BackendUnavailableError(
-            f"{owner} averages over torch.distributed, which these trainers have "
-            "no group of: they are threads over an in-process network. Start each "
-            "as a process, with torchrun or testing.ProcessRanks."
+            f"{owner} averages over torch.distributed, which these trainers have no "
+            "group of: they are threads over an in-process network. Start each as a "
+            "process, with torchrun or testing.ProcessRanks."
         )
     if device.type != "cpu":
         return spec_for(device, run.environment, run.layout)
     if run.backend == "nccl":
         raise BackendUnavailableError(
-            f"{owner} averages parameters on CPUs, but CPUDIST_BACKEND=nccl only "
-            "sums on CUDA devices. Set CPUDIST_BACKEND=auto, shm, ccl or gloo, or "
-            "move the model to the device with model.to('cuda')."
+            f"{owner} averages parameters on CPUs, but CPUDIST_BACKEND=nccl only sums "
+            "on CUDA devices. Set CPUDIST_BACKEND=auto, shm, ccl or gloo, or move the "
+            "model to the device with model.to('cuda')."
         )
     if run.backend == "ccl" and run.environment.transport == "c10d":
         raise ConfigurationError(
-            f"{owner} needs a group of its own, and oneCCL makes none while the "
-            "links of CPUDIST_TRANSPORT=c10d await messages. Set "
-            "CPUDIST_TRANSPORT=tcp, or another CPUDIST_BACKEND."
+            f"{owner} needs a group of its own, and oneCCL makes none while the links "
+            "of CPUDIST_TRANSPORT=c10d await messages. Set CPUDIST_TRANSPORT=tcp, or "
+            "another CPUDIST_BACKEND."
         )
     return run.backend
 
@@ -474,9 +474,9 @@ def _check_devices_differ(group: CollectiveGroup, owner: str, host: str) -> None
         if first == rank:
             continue
         raise ConfigurationError(
-            f"{owner}: trainers {first} and {rank} of one host are both on CUDA "
-            f"device {int(one[1])}, and NCCL needs a device for each. Move the model "
-            "to torch.device('cuda', int(os.environ['LOCAL_RANK']))."
+            f"{owner}: trainers {first} and {rank} of one host are both on CUDA device "
+            f"{int(one[1])}, and NCCL needs a device for each. Move the model to "
+            "torch.device('cuda', int(os.environ['LOCAL_RANK']))."
         )
 
 

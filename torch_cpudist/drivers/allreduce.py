@@ -73,9 +73,8 @@ def _check_device(_: AllReduce, placement: Placement) -> None:
         name = placement.tables[0].found.name
         raise UnsupportedModelError(
             f"table {name!r} under AllReduce on {placement.device}: trainers exchange "
-            "rows of tables on CPUs. Keep tables on servers: "
-            "Hybrid(dense=AllReduce(), sparse=Sync()). Or set sparse=False on the "
-            "embedding."
+            "rows of tables on CPUs. Keep tables on servers: Hybrid(dense=AllReduce(), "
+            "sparse=Sync()). Or set sparse=False on the embedding."
         )
 
 

@@ -47,8 +47,8 @@ def whole_samples(samples: int) -> int:
         count = operator.index(samples)
     except TypeError:
         raise InvalidArgumentError(
-            "step: samples must be a whole number, found "
-            f"{type(samples).__name__} {samples!r}. Pass the batch's number of samples."
+            f"step: samples must be a whole number, found {type(samples).__name__} "
+            f"{samples!r}. Pass the batch's number of samples."
         ) from None
     if not 0 <= count <= _MAX_SAMPLES:
         raise InvalidArgumentError(

@@ -300,9 +300,9 @@ def _waits(strategy: Geo) -> str:
     if strategy.outer is None:
         return ""
     return (
-        "Geo(outer=...) waits for steps of the other trainers, which another "
-        "optimizer on servers would wait for. Train both by one optimizer, or "
-        "without outer, or close() the other one first."
+        "Geo(outer=...) waits for steps of the other trainers, which another optimizer "
+        "on servers would wait for. Train both by one optimizer, or without outer, or "
+        "close() the other one first."
     )
 
 

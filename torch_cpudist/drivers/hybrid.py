@@ -198,8 +198,8 @@ def _check_parts(placement: Placement) -> None:
     if not placement.tables:
         raise UnsupportedModelError(
             "Hybrid trains tables and dense parameters, found no table: no "
-            "nn.Embedding or nn.EmbeddingBag with sparse=True "
-            "(cpudist.shard_tables sets it). Use the dense part's strategy alone."
+            "nn.Embedding or nn.EmbeddingBag with sparse=True (cpudist.shard_tables "
+            "sets it). Use the dense part's strategy alone."
         )
     if not placement.dense:
         raise UnsupportedModelError(

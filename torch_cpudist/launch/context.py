@@ -81,7 +81,7 @@ class Context(Run):
         self._group = group
         self._threads = threads
         self._previous = threading.local()
-        _open_contexts.add(self)
+        open_contexts.add(self)
 
     @property
     def cores(self) -> int:
@@ -191,7 +191,7 @@ class Context(Run):
 
     def _release(self, reason: str) -> None:
         self.closed = True
-        _open_contexts.discard(self)
+        open_contexts.discard(self)
         for participant in self.participants():
             participant.close(tell_servers=False)
         self.endpoints.stop(reason)
@@ -216,7 +216,7 @@ def _failure() -> BaseException | None:
 
 
 _local = threading.local()
-_open_contexts: weakref.WeakSet[Context] = weakref.WeakSet()
+open_contexts: weakref.WeakSet[Context] = weakref.WeakSet()
 
 
 def set_current(context: Context) -> None:
@@ -236,7 +236,7 @@ def last() -> Context | None:
 
 def any_open() -> bool:
     """Whether a thread of this process has called ``init()`` and not ``shutdown()``."""
-    return any(not context.forked for context in _open_contexts)
+    return any(not context.forked for context in open_contexts)
 
 
 def get_context() -> Context:
@@ -271,13 +271,13 @@ def current() -> Context:
 
 
 def _after_fork_in_child() -> None:
-    for context in list(_open_contexts):
+    for context in list(open_contexts):
         context._after_fork()
 
 
 def _at_exit() -> None:
     """Ends what a script left open; an exit without goodbye counts as a loss."""
-    for context in list(_open_contexts):
+    for context in list(open_contexts):
         if context.forked:
             continue
         if context.trainer_count > 1 and getattr(sys, "last_value", None) is None:

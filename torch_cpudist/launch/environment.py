@@ -32,7 +32,7 @@ _MAX_WAIT_MS = MAX_WAIT_S * 1000
 _MAX_RETRIES = 2**31 - 1
 _REPLICAS = "CPUDIST_REPLICAS_COUNT"
 
-_OWN = frozenset(
+OWN_VARIABLES = frozenset(
     "CPUDIST_" + name
     for name in (
         "BACKEND",
@@ -157,7 +157,7 @@ def _wait_ms(
 
 
 def _check_names(variables: Mapping[str, str]) -> None:
-    known = _OWN | _SET
+    known = OWN_VARIABLES | _SET
     for name in sorted(variables):
         if not name.upper().startswith("CPUDIST_") or name in known:
             continue

@@ -81,7 +81,7 @@ class Untrained:
         """
         self._run = run
         self._opening = ""
-        self._found: dict[str, tuple[torch.Tensor, str]] = {}
+        self.found: dict[str, tuple[torch.Tensor, str]] = {}
         if run.trainer_count == 1 or run.environment.apart is not None:
             return
         trained = _trained(run) | {id(t.found.weight) for t in placement.tables}
@@ -92,7 +92,7 @@ class Untrained:
         ]
         for name, tensor in tensors:
             if id(tensor) not in trained and _readable(tensor):
-                self._found[name] = (tensor, _described(tensor))
+                self.found[name] = (tensor, _described(tensor))
 
     def tell(self, opening: str) -> None:
         """Shows trainer 0's to the others; before the parameters are opened.
@@ -101,17 +101,17 @@ class Untrained:
             opening: name of the optimizer that is built, equal on all trainers.
         """
         self._opening = f"untrained/{opening}"
-        if not self._found or self._run.trainer_rank > 0:
+        if not self.found or self._run.trainer_rank > 0:
             return
         rendezvous = self._run.rendezvous
         if rendezvous is not None:
             with _tolerant():
-                told = {name: described for name, (_, described) in self._found.items()}
+                told = {name: described for name, (_, described) in self.found.items()}
                 rendezvous.show(self._opening, told)
 
     def compare(self) -> None:
         """Warns if trainer 0's differ from this trainer's; once, after the opening."""
-        found, self._found = self._found, {}
+        found, self.found = self.found, {}
         if not found or self._run.trainer_rank == 0:
             return
         rendezvous = self._run.rendezvous

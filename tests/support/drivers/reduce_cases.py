@@ -125,7 +125,7 @@ class Vector(nn.Module):
 
 def kept_back(carrier: Any, rank: int) -> torch.Tensor:
     """What this trainer still has to add to all sums of the one bucket, ``[size]``."""
-    (one,) = carrier._rounded
+    (one,) = carrier.rounded
     kept: torch.Tensor = one.kept.clone()
     part = kept[rank * len(one.owed) :][: len(one.owed)]
     part.add_(one.owed[: len(part)])

@@ -199,8 +199,8 @@ class ParquetReader:
             self._pyarrow.ArrowNotImplementedError,
         ) as error:
             raise BadRecordError(
-                f"{where}, slot {slot.name!r}: expected texts or whole numbers, "
-                f"which can be hashed, found {array.type}"
+                f"{where}, slot {slot.name!r}: expected texts or whole numbers, which "
+                f"can be hashed, found {array.type}"
             ) from error
         valid = array.is_valid().to_numpy(zero_copy_only=False)
         _, offsets, data = texts.fill_null(b"").buffers()
