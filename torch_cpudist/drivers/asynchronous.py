@@ -51,9 +51,18 @@ class AsyncDriver(ServerDriver):
         samples: int | None,
         clip: Clip | None,
     ) -> int:
-        """Queues this trainer's gradients; see ``Driver.step``."""
+        """Queues a copy of the gradients, and takes dense values in that have come.
+
+        ``samples`` only counts. Else as ``Driver.step``.
+
+        Raises:
+            Error: what an earlier push failed with.
+        """
         count = 0 if samples is None else whole_samples(samples)
-        return self._parameters.enqueue(served_rules(rules), count, clip)
+        parameters = self._parameters
+        return parameters.send(
+            parameters.client.enqueue, served_rules(rules), clip, samples=count
+        )
 
     def global_step(self, rounds: int) -> int:
         """Steps of all trainers, each of a merged push too, and those still queued."""

@@ -198,7 +198,7 @@ class ParameterSet(Trained):
             PeerLostError, OperationTimeoutError: the round may have been applied on
                 some servers.
         """
-        return self._send(
+        return self.send(
             self.client.push,
             configs,
             clip,
@@ -207,33 +207,27 @@ class ParameterSet(Trained):
             by_samples=samples is not None,
         )
 
-    def enqueue(
-        self, configs: list[_core.OptimizerConfig], samples: int, clip: Clip | None
-    ) -> int:
-        """Queues a copy of the gradients, and takes dense values in that have come.
-
-        Args:
-            configs: hyper-parameters of this step, one per group.
-            samples: samples behind the gradients; counted only.
-            clip: how this trainer's gradient is clipped.
-
-        Returns:
-            The number of updates behind server 0's dense values.
-
-        Raises:
-            UnpulledRowError, DenseGradientError, ModelChangedError: nothing was queued.
-            Error: what an earlier push failed with.
-        """
-        return self._send(self.client.enqueue, configs, clip, samples=samples)
-
-    def _send(
+    def send(
         self,
         send: Callable[..., int],
         configs: list[_core.OptimizerConfig],
         clip: Clip | None,
         **options: Any,
     ) -> int:
-        """Hands the gradients of one step to the client, and notes what it wrote."""
+        """Hands the gradients of one step to the client, and notes what it wrote.
+
+        Args:
+            send: the client's method that takes them.
+            configs: hyper-parameters of this step, one per group.
+            clip: how the gradient is clipped.
+            options: of ``send``, besides.
+
+        Returns:
+            What ``send`` returned: the number of updates behind the dense values.
+
+        Raises:
+            UnpulledRowError, DenseGradientError, ModelChangedError: nothing was sent.
+        """
         self.check_unchanged()
         gradients = self._gradients()
         self.tables_current = False

@@ -72,7 +72,7 @@ class InMemoryDataset(RecordDataset):
     _beginning = 0  # positions: records of the epoch that were handed out
 
     def _prepare(self) -> None:
-        self._store: Any = None
+        self._store: _core.DataStore | None = None
         self._feeder: Feeder | None = None
         self._loaded = False
         self._shuffles: list[list[Any]] = []  # what was done to the records, in order
@@ -272,8 +272,8 @@ class InMemoryDataset(RecordDataset):
             (self.local_shuffle if kind == "local" else self.global_shuffle)(*arguments)
         self._place.go_to(state["epoch"], state["position"])
 
-    def _loaded_store(self, caller: str) -> Any:
-        if not self._loaded:
+    def _loaded_store(self, caller: str) -> _core.DataStore:
+        if not self._loaded or self._store is None:
             raise ClosedError(
                 f"{caller}: nothing is in memory. Call load(), or wait() after "
                 "preload()."

@@ -131,7 +131,7 @@ class Reading:
         """The file for bad lines."""
         return None if self.quarantine is None else os.fsdecode(self.quarantine)
 
-    def core_schema(self) -> Any:
+    def core_schema(self) -> _core.DataSchema:
         """The schema as the reader threads have it."""
         return _core.DataSchema(
             format=self.format,
