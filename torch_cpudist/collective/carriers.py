@@ -29,6 +29,7 @@ class Carrier(ABC):
         """Carries ``buckets`` over ``group``."""
         self._group = group
         self._buckets = list(buckets)
+        self._works: list[tuple[int, dist.Work]] = []
 
     @abstractmethod
     def start(self, b: int) -> None:
@@ -42,34 +43,21 @@ class Carrier(ABC):
             PeerLostError, OperationTimeoutError: see ``CollectiveGroup.wait``.
         """
 
-    @abstractmethod
-    def take(self) -> None:
+    def take(self) -> None:  # noqa: B027 - most keep nothing from step to step
         """What was summed last is used; else it is as if it had not been sent."""
 
-    @abstractmethod
     def forget(self) -> None:
         """A step begins: what is under way belongs to another one."""
+        self._works = []
 
 
 class _Direct(Carrier):
     """Gradients travel as they are."""
 
-    def __init__(self, group: CollectiveGroup, buckets: Sequence[Bucket]) -> None:
-        """See ``Carrier``."""
-        super().__init__(group, buckets)
-        self._works: list[dist.Work] = []
-
     def finish(self) -> None:
         """Waits; see ``Carrier``."""
-        for work in self._works:
+        for _, work in self._works:
             self._group.wait(work, _WHAT)
-        self._works = []
-
-    def take(self) -> None:
-        """Nothing is kept."""
-
-    def forget(self) -> None:
-        """Drops works."""
         self._works = []
 
 
@@ -80,7 +68,7 @@ class SumCarrier(_Direct):
 
     def start(self, b: int) -> None:
         """Begins the all-reduce."""
-        self._works.append(self._group.start_sum(self._buckets[b].storage))
+        self._works.append((b, self._group.start_sum(self._buckets[b].storage)))
 
 
 class OwnerCarrier(_Direct):
@@ -91,7 +79,7 @@ class OwnerCarrier(_Direct):
         bucket = self._buckets[b]
         for owner, begin, end in bucket.segments():
             part = bucket.flat[begin:end]
-            self._works.append(self._group.start_reduce(part, owner))
+            self._works.append((b, self._group.start_reduce(part, owner)))
 
 
 class _Rounded:
@@ -154,7 +142,6 @@ class RoundedCarrier(Carrier):
         """See ``Carrier``."""
         super().__init__(group, buckets)
         self.rounded = [_Rounded(bucket, group.size) for bucket in buckets]
-        self._works: list[tuple[int, dist.Work]] = []
 
     def start(self, b: int) -> None:
         """Rounds, and begins to send shares."""
@@ -182,7 +169,3 @@ class RoundedCarrier(Carrier):
         """Keeps what rounding took away."""
         for one in self.rounded:
             one.take()
-
-    def forget(self) -> None:
-        """Drops works."""
-        self._works = []

@@ -105,15 +105,6 @@ class CopiedParameters(Trained):
         """There is no staleness."""
         return False
 
-    def join(self) -> None:
-        """Values are here."""
-
-    def pull_dense(self) -> None:
-        """Values are here."""
-
-    def pull_tables(self) -> None:
-        """Rows are here."""
-
     def check_kept(self) -> None:
         """Refuses parameters that are no longer what they were when placed."""
         check_kept(self.entries)

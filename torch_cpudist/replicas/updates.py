@@ -10,7 +10,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
@@ -29,7 +28,7 @@ from torch_cpudist.rules.fused import step_fused
 from torch_cpudist.rules.groups import needs_closure
 
 
-class Update(ABC):
+class Update:
     """Runs the optimizers of an executor. Not thread-safe."""
 
     def __init__(self, optimizers: Sequence[Optimizer], models: ReplicaModels) -> None:
@@ -49,7 +48,7 @@ class Update(ABC):
         check_parameters(self.optimizers, {id(p) for p in self.models.parameters})
         self.apart = divisible(self.optimizers)
 
-    def prepare(self, at_once: bool) -> None:  # noqa: B027
+    def prepare(self, at_once: bool) -> None:
         """Takes what has changed in the optimizers; before ``by_owner``.
 
         Args:
@@ -65,14 +64,12 @@ class Update(ABC):
         """Whether rows of a summed gradient are to be in the order of their keys."""
         return True
 
-    @abstractmethod
     def by_owner(self, owner: int) -> None:
         """Steps what an owner has; run by its thread, once its sums are in the model.
 
         Sums of other owners may not be there yet.
         """
 
-    @abstractmethod
     def by_replica(self, replica: int) -> None:
         """The rest of a replica's part; run by its thread, when all sums are there."""
 
@@ -170,9 +167,6 @@ class OwnedUpdate(Update):
                     own[index].grad = None
         self._dealt = {}
 
-    def by_replica(self, replica: int) -> None:
-        """Replicas have no values of their own."""
-
 
 class CopiedUpdate(Update):
     """Every replica steps its own copies; the first one's are the model's.
@@ -248,9 +242,6 @@ class CopiedUpdate(Update):
         """Where torch's sparse operators step."""
         return all(table.index != index for table, _ in self._by_row)
 
-    def by_owner(self, owner: int) -> None:
-        """Nothing: a replica steps when all sums are there."""
-
     def by_replica(self, replica: int) -> None:
         """Steps this replica's copies with the common sums."""
         own_of = self._own_of(replica)
@@ -295,9 +286,6 @@ class ServedUpdate(Update):
     def wants_sorted(self, index: int) -> bool:
         """A push takes keys in any order."""
         return False
-
-    def by_owner(self, owner: int) -> None:
-        """Nothing: one thread steps all."""
 
     def by_caller(self, samples: int | None) -> None:
         """Steps; ``samples`` weighs this trainer."""

@@ -71,16 +71,13 @@ class Trained(ABC):
     def bounded(self) -> bool:
         """Whether the staleness of gradients has a bound."""
 
-    @abstractmethod
-    def join(self) -> None:
+    def join(self) -> None:  # noqa: B027 - values may all be here, as below
         """Takes part again after ``leave`` or a barrier, with values as of now."""
 
-    @abstractmethod
-    def pull_dense(self) -> None:
+    def pull_dense(self) -> None:  # noqa: B027
         """Overwrites every dense parameter with what is kept elsewhere."""
 
-    @abstractmethod
-    def pull_tables(self) -> None:
+    def pull_tables(self) -> None:  # noqa: B027
         """Overwrites every row of every table with what is kept elsewhere."""
 
     @abstractmethod

@@ -119,11 +119,6 @@ def plain_class(module: object) -> type:
     return kind._cpudist_plain if issubclass(kind, _OnServers) else kind
 
 
-def is_on_servers(module: nn.Module) -> bool:
-    """Whether a module's lookups pull their rows."""
-    return isinstance(module, _OnServers)
-
-
 def binding_of(module: nn.Module) -> TableBinding | None:
     """The binding that a module's lookups go through; ``None`` of a plain one."""
     return module._cpudist_binding if isinstance(module, _OnServers) else None
