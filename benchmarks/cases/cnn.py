@@ -203,7 +203,7 @@ def run_together(
     with running(commands, variables, log_path) as processes:
         code = _wait(processes, limit_s)
     if code != 0 or not results.exists():
-        raise _failure(code, limit_s, log_path.read_text(errors="replace"))
+        raise failure_of(code, limit_s, log_path.read_text(errors="replace"))
     return read(results)
 
 
@@ -219,7 +219,7 @@ def _wait(processes: Sequence[subprocess.Popen[bytes]], limit_s: float) -> int |
     return None
 
 
-def _failure(code: int | None, limit_s: float, text: str) -> LaunchFailedError:
+def failure_of(code: int | None, limit_s: float, text: str) -> LaunchFailedError:
     if unavailable := UNAVAILABLE.search(text):
         return LaunchFailedError(unavailable[0], unavailable[1])
     said = f"not done after {limit_s:g} s"

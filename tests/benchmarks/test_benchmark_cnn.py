@@ -138,7 +138,7 @@ def test_a_missing_backend_is_said_and_anything_else_is_a_failure(
     def launch(layout: cnn.Layout, *_: object) -> cnn.Launch:
         for name, text in said.items():
             if cnn.layout_of(name, 2) == layout:
-                raise cnn._failure(1, 60.0, text)
+                raise cnn.failure_of(1, 60.0, text)
         return measured(0.9)
 
     monkeypatch.setattr(cnn, "launch", launch)
@@ -151,8 +151,8 @@ def test_a_missing_backend_is_said_and_anything_else_is_a_failure(
     shown = capsys.readouterr().err
     assert shown.count("round 1/5") == 3
     assert shown.count("round 2/5") == 1
-    assert "not done after 60 s" in str(cnn._failure(None, 60.0, ""))
-    assert "SIGKILL" in str(cnn._failure(-9, 60.0, ""))
+    assert "not done after 60 s" in str(cnn.failure_of(None, 60.0, ""))
+    assert "SIGKILL" in str(cnn.failure_of(-9, 60.0, ""))
 
 
 def test_a_launch_is_ended_at_its_deadline_and_read_when_done(
