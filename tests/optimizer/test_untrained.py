@@ -167,7 +167,7 @@ def test_what_is_trained_is_not_compared(caplog):
 @pytest.mark.parametrize(("trainers", "group"), [(1, None), (2, object())])
 def test_alone_and_in_jobs_of_their_own_nothing_is_read(trainers, group):
     context = SimpleNamespace(
-        trainer_count=trainers, environment=SimpleNamespace(group=group)
+        trainer_count=trainers, environment=SimpleNamespace(apart=group)
     )
     found = Untrained(context, transfer(1), None, True)
     found.tell("1")

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -62,22 +63,66 @@ def _text(value: Any) -> str:
     return repr(value) if isinstance(value, _PLAIN) else type(value).__name__
 
 
+def _may_change(value: Any) -> bool:
+    """Whether the text of an object can become another one."""
+    if type(value) is tuple:
+        return any(map(_may_change, value))
+    return not isinstance(value, (bool, int, float, str, type(None)))
+
+
 class Options:
     """Options of every group of every optimizer. Not thread-safe."""
 
     def __init__(self, inners: Sequence[Optimizer]) -> None:
         """Of ``inners``."""
         self._inners = list(inners)
-        self._seen: list[dict[str, _Seen]] | None = None
         self._lines: list[str] = []
+        # Of each group, its options as they were when the text was made.
+        self._seen: list[dict[str, _Seen]] | None = None
+        # Of each group, its names and values themselves; those values that may change.
+        self._objects: list[tuple[list[str], list[Any]]] = []
+        self._changing: list[tuple[Any, _Seen]] = []
 
-    def _groups(self) -> list[dict[str, Any]]:
-        return [group for inner in self._inners for group in inner.param_groups]
+    def lines(self) -> list[str]:
+        """One line per option; the same list again until one changes.
 
-    def _are_still(self, groups: Sequence[dict[str, Any]]) -> bool:
-        if self._seen is None or len(self._seen) != len(groups):
+        Cost where none has: a look at each, and a copy of those that are tensors.
+        """
+        groups = [group for inner in self._inners for group in inner.param_groups]
+        if self._seen is None or not self._are_same(groups):
+            if self._seen is None or not self._are_still(groups, self._seen):
+                self._lines = self._made()
+            self._seen = [
+                {n: _Seen(v) for n, v in group.items() if n not in _NOT_OPTIONS}
+                for group in groups
+            ]
+            self._objects = [(list(group), list(group.values())) for group in groups]
+            self._changing = [
+                (group[name], one)
+                for group, seen in zip(groups, self._seen, strict=True)
+                for name, one in seen.items()
+                if _may_change(group[name])
+            ]
+        return self._lines
+
+    def _are_same(self, groups: Sequence[dict[str, Any]]) -> bool:
+        """Whether the groups have the same objects, and none has changed itself."""
+        return (
+            len(groups) == len(self._objects)
+            and all(
+                list(group) == names and all(map(operator.is_, group.values(), values))
+                for group, (names, values) in zip(groups, self._objects, strict=True)
+            )
+            and all(seen.is_still(value) for value, seen in self._changing)
+        )
+
+    def _are_still(
+        self, groups: Sequence[dict[str, Any]], kept: Sequence[dict[str, _Seen]]
+    ) -> bool:
+        """Whether the groups have equal options, perhaps in other objects."""
+        if len(kept) != len(groups):
             return False
-        for group, seen in zip(groups, self._seen, strict=True):
+        for group, seen in zip(groups, kept, strict=True):
             named = sum(name in group for name in _NOT_OPTIONS)
             if len(group) - named != len(seen):
                 return False
@@ -88,22 +133,11 @@ class Options:
                 return False
         return True
 
-    def lines(self) -> list[str]:
-        """One line per option; the same list again until one changes.
-
-        Cost where none has: a look at each, and a copy of those that are tensors.
-        """
-        groups = self._groups()
-        if not self._are_still(groups):
-            self._lines = [
-                f"{type(inner).__name__}.param_groups[{g}][{name!r}] = {_text(value)}"
-                for inner in self._inners
-                for g, group in enumerate(inner.param_groups)
-                for name, value in sorted(group.items())
-                if name not in _NOT_OPTIONS
-            ]
-            self._seen = [
-                {n: _Seen(v) for n, v in group.items() if n not in _NOT_OPTIONS}
-                for group in groups
-            ]
-        return self._lines
+    def _made(self) -> list[str]:
+        return [
+            f"{type(inner).__name__}.param_groups[{g}][{name!r}] = {_text(value)}"
+            for inner in self._inners
+            for g, group in enumerate(inner.param_groups)
+            for name, value in sorted(group.items())
+            if name not in _NOT_OPTIONS
+        ]
