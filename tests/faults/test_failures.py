@@ -171,8 +171,7 @@ def test_a_wait_can_be_interrupted():
         assert entry["time_s"] - began_s <= INTERRUPTED_S
 
 
-# ---- strangers
-# -----------------------------------------------------------------------------
+# -- strangers ---------------------------------------------------------------------
 
 
 def train_until_told(context, report):
@@ -262,8 +261,7 @@ def test_sockets_are_loopback_when_all_ranks_share_a_host():
             assert {address.split(":")[0] for address in listening} == {"0100007F"}
 
 
-# ---- forks
-# ---------------------------------------------------------------------------------
+# -- forks -------------------------------------------------------------------------
 
 
 class UsesThePackage(torch.utils.data.Dataset):

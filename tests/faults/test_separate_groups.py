@@ -100,8 +100,7 @@ def test_a_killed_trainer_ends_the_others_under_sync(groups, steps_of):
         servers.expect(0, "result", 0.2)
 
 
-# ---- waking up, giving up
-# -----------------------------------------------------------------------
+# -- waking up, giving up ----------------------------------------------------------
 
 
 def watch(folder, name, context, report):
@@ -192,8 +191,7 @@ def test_servers_give_up_a_trainer_that_does_not_come_back(groups, steps_of, tmp
         assert servers.expect(rank, "result", TIME_S)["time_s"] - lost_s >= 2.0
 
 
-# ---- settings, the store
-# ------------------------------------------------------------------------
+# -- settings, the store -----------------------------------------------------------
 
 
 def test_jobs_with_other_settings_are_refused_and_nobody_else_notices(groups, tmp_path):

@@ -44,8 +44,7 @@ def train(model, opt, steps=1):
         opt.step()
 
 
-# ---- a world of one
-# ------------------------------------------------------------------------
+# -- a world of one ----------------------------------------------------------------
 
 
 def test_world_of_one(alone):
@@ -157,8 +156,7 @@ def test_serve_on_a_trainer_says_who_serves(alone):
         cpudist.serve()
 
 
-# ---- the environment of the process
-# --------------------------------------------------------
+# -- the environment of the process ------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -244,8 +242,7 @@ def test_wrong_arguments(arguments, says):
     assert says in str(caught.value)
 
 
-# ---- ranks as threads
-# ----------------------------------------------------------------------
+# -- ranks as threads --------------------------------------------------------------
 
 
 def test_colocated_ranks():
@@ -355,8 +352,7 @@ def test_ranks_started_with_different_settings_are_refused():
     assert "CPUDIST_LIVENESS_MS: 1000 on ranks [0]; 1001 on ranks [1]" in caught[0]
 
 
-# ---- the end of the process
-# ----------------------------------------------------------------
+# -- the end of the process --------------------------------------------------------
 
 
 def test_a_forgotten_shutdown_neither_hangs_nor_complains_alone(launch, tmp_path):

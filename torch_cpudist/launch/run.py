@@ -83,7 +83,7 @@ class Participant(ABC):
         """What it trains."""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Run:
     """One rank: its role and numbers, its server and client, and who takes part.
 
