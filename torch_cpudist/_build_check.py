@@ -9,6 +9,8 @@ import sys
 from types import ModuleType
 
 _BUILD = "pip install --no-build-isolation ."
+# The core uses torch's stable ABI, so that one build serves all of these.
+SERVED = (("2", "12"), ("2", "13"))
 
 
 def release(version: str) -> tuple[str, ...]:
@@ -31,11 +33,18 @@ def check_platform(platform: str, version: tuple[int, ...]) -> None:
 
 
 def check_torch(running: str, built: str) -> None:
-    """Raises ImportError if the core was built against another release of torch."""
-    if release(running) != release(built):
+    """Raises ImportError where the core does not serve the torch that runs.
+
+    Args:
+        running: the version that is installed.
+        built: the one that the core was built against.
+    """
+    if release(running) not in SERVED:
+        served = " or ".join(".".join(one) for one in SERVED)
         raise ImportError(
-            f"torch_cpudist was built against torch {built}, but torch {running} is "
-            f"installed. Build it again: {_BUILD}"
+            f"torch_cpudist serves torch {served}, but torch {running} is installed "
+            f"(it was built against torch {built}). Install one of those, or a later "
+            "torch_cpudist."
         )
 
 

@@ -16,6 +16,7 @@ from endings import lose
 from shm_ranks import Ranks
 
 import torch_cpudist as cpudist
+from torch_cpudist import _build_info
 from torch_cpudist.backends import load_c10d, shm
 
 pytestmark = pytest.mark.processes
@@ -115,6 +116,16 @@ def test_without_the_compiled_backends_the_remedy_is_said(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch_cpudist._c10d", None)
     with pytest.raises(cpudist.BackendUnavailableError, match="pip install"):
         load_c10d("shm")
+
+
+def test_backends_built_for_another_torch_name_both(monkeypatch):
+    monkeypatch.setattr(_build_info, "TORCH_VERSION", "2.11.4+cpu")
+    with pytest.raises(cpudist.BackendUnavailableError) as caught:
+        load_c10d("shm")
+    for word in ("shm", "torch 2.11.4+cpu", f"torch {torch.__version__}", "gloo"):
+        assert word in str(caught.value)
+    monkeypatch.setattr(_build_info, "TORCH_VERSION", "2.13.99")
+    assert load_c10d("shm").__name__ == "torch_cpudist._c10d"
 
 
 def test_a_world_of_one(tmp_path):
