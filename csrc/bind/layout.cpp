@@ -15,7 +15,7 @@
 #include "base/errors.h"
 #include "bind/bind.h"
 #include "kernels/optimizers.h"
-#include "wire/messages.h"
+#include "wire/layout.h"
 
 namespace cpudist::bind {
 

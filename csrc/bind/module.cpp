@@ -15,7 +15,7 @@
 #include "kernels/levels/simd.h"
 #include "kernels/slicing.h"
 #include "wire/frame.h"
-#include "wire/messages.h"
+#include "wire/layout.h"
 
 namespace cpudist::bind {
 

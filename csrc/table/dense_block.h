@@ -10,7 +10,8 @@
 
 #include "kernels/aligned.h"
 #include "kernels/optimizers.h"
-#include "wire/messages.h"
+#include "wire/layout.h"
+#include "wire/rows.h"
 
 namespace cpudist::table {
 

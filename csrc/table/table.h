@@ -16,7 +16,8 @@
 #include "kernels/hash.h"
 #include "kernels/optimizers.h"
 #include "table/hash_index.h"
-#include "wire/messages.h"
+#include "wire/layout.h"
+#include "wire/rows.h"
 
 namespace cpudist::table {
 

@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 //
 // Laying out large payloads: first the size, then headers written and sections handed out to be
-// filled in place. For the files behind messages.h.
+// filled in place. For the files that encode and decode.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,9 @@
 #include <string>
 
 #include "wire/checks.h"
-#include "wire/messages.h"
+#include "wire/frame.h"
+#include "wire/layout.h"
+#include "wire/rows.h"
 
 namespace cpudist::wire {
 

@@ -1,7 +1,7 @@
 // Copyright (c) 2026 The torch_cpudist authors.
 // SPDX-License-Identifier: BSD-3-Clause
 //
-// What the files behind messages.h share: limits, overflow-safe sizes, refusals.
+// What the files that encode and decode share: limits, overflow-safe sizes, refusals.
 #pragma once
 
 #include <bit>
@@ -9,7 +9,8 @@
 #include <string>
 
 #include "base/errors.h"
-#include "wire/messages.h"
+#include "kernels/optimizers.h"
+#include "wire/primitives.h"
 
 namespace cpudist::wire {
 

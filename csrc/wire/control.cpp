@@ -1,10 +1,10 @@
 // Copyright (c) 2026 The torch_cpudist authors.
 // SPDX-License-Identifier: BSD-3-Clause
 //
-// Small messages: hello, error, probe, membership, norms, fetch requests.
+// Small messages: hello, error, probe, membership, norms.
+#include "wire/control.h"
 
 #include "wire/fields.h"
-#include "wire/messages.h"
 
 namespace cpudist::wire {
 
@@ -70,16 +70,6 @@ void fields(V& v, Of<V, BarrierReply>& m) {
   v.items(m.rounds, count, 16, "parameter sets");
 }
 
-template <typename V>
-void fields(V& v, Of<V, FetchRequest>& m) {
-  v.flag32(m.blocks, "fetch request");
-  v.number(m.parameter);
-  v.number(m.table);
-  v.zero();
-  const uint64_t count = v.count64(m.keys);
-  v.elements(m.keys, count);
-}
-
 Buffer encode(const Hello& message) {
   if (message.host.size() > kHostBytesMax) {
     throw Error(ErrorCode::kInvalidArgument, "a host name of " +
@@ -102,7 +92,6 @@ Buffer encode(const Commit& message) { return write_message(message); }
 Buffer encode(const Join& message) { return write_message(message); }
 Buffer encode(const RoundReply& message) { return write_message(message); }
 Buffer encode(const BarrierReply& message) { return write_message(message); }
-Buffer encode(const FetchRequest& message) { return write_message(message); }
 
 using Bytes = std::span<const uint8_t>;
 Hello decode_hello(Bytes payload) { return read_message<Hello>(payload); }
@@ -113,6 +102,5 @@ Commit decode_commit(Bytes payload) { return read_message<Commit>(payload); }
 Join decode_join(Bytes payload) { return read_message<Join>(payload); }
 RoundReply decode_round_reply(Bytes payload) { return read_message<RoundReply>(payload); }
 BarrierReply decode_barrier_reply(Bytes payload) { return read_message<BarrierReply>(payload); }
-FetchRequest decode_fetch(Bytes payload) { return read_message<FetchRequest>(payload); }
 
 }  // namespace cpudist::wire

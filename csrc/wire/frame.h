@@ -2,7 +2,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
 //
 // The frame: a fixed 64-byte little-endian header and a payload. This file knows bytes only; what a
-// payload means stands in messages.h. docs/wire.md gives the format to the byte.
+// payload means stands in control.h, layout.h, rows.h and push.h. docs/wire.md gives the format to
+// the byte.
 #pragma once
 
 #include <array>
@@ -19,6 +20,7 @@ inline constexpr uint64_t kPayloadLimitBytes = 1ull << 31;  // of one frame
 inline constexpr uint32_t kMagic = 0x31445043;  // "CPD1"
 inline constexpr uint16_t kProtocolVersion = 2;
 inline constexpr size_t kHeaderBytes = 64;
+inline constexpr uint32_t kNoParamSet = 0xffffffffu;  // in frames that are about none
 
 // Which process sent a frame.
 enum class Role : uint16_t { kServer = 1, kTrainer = 2 };

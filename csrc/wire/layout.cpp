@@ -2,11 +2,11 @@
 // SPDX-License-Identifier: BSD-3-Clause
 //
 // The layout of a parameter set: encoding, and the limits that both ends hold it to.
+#include "wire/layout.h"
 
 #include <cmath>
 
 #include "wire/fields.h"
-#include "wire/messages.h"
 
 namespace cpudist::wire {
 namespace {

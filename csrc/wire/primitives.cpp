@@ -2,12 +2,12 @@
 // SPDX-License-Identifier: BSD-3-Clause
 //
 // Reader and Writer: the primitive fields of every payload.
+#include "wire/primitives.h"
 
 #include <algorithm>
 #include <cstring>
 
 #include "wire/checks.h"
-#include "wire/messages.h"
 
 namespace cpudist::wire {
 namespace {

@@ -3,13 +3,13 @@
 //
 // Payloads that carry gradients and dense weights: push and the dense reply. Headers of all
 // sections come first, so that the length is checked before any value is looked at.
+#include "wire/push.h"
 
 #include <cmath>
 #include <string>
 
 #include "wire/bulk.h"
 #include "wire/fields.h"
-#include "wire/messages.h"
 #include "wire/sections.h"
 
 namespace cpudist::wire {

@@ -2,10 +2,10 @@
 // SPDX-License-Identifier: BSD-3-Clause
 //
 // Payloads of table rows and of stored state: pull, its reply, store and fetch.
+#include "wire/rows.h"
 
 #include "wire/bulk.h"
 #include "wire/fields.h"
-#include "wire/messages.h"
 #include "wire/sections.h"
 
 namespace cpudist::wire {
@@ -28,6 +28,16 @@ void fields(V& v, Of<V, BlockRef>& m) {
   v.number(m.size_bytes);
   v.number(m.state_bytes);
   v.number(m.step);
+}
+
+template <typename V>
+void fields(V& v, Of<V, FetchRequest>& m) {
+  v.flag32(m.blocks, "fetch request");
+  v.number(m.parameter);
+  v.number(m.table);
+  v.zero();
+  const uint64_t count = v.count64(m.keys);
+  v.elements(m.keys, count);
 }
 
 namespace {
@@ -107,6 +117,12 @@ TableRows read_store_rows(Reader* reader, const TableRef& ref, const TableSpec& 
 }
 
 }  // namespace
+
+Buffer encode(const FetchRequest& message) { return write_message(message); }
+
+FetchRequest decode_fetch(std::span<const uint8_t> payload) {
+  return read_message<FetchRequest>(payload);
+}
 
 Buffer encode_pull_dense(uint64_t step) {
   Writer writer;

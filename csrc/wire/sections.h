@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 //
 // Blocks and table rows of a payload: the headers of all sections, then their values. For the files
-// behind messages.h.
+// that encode and decode.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,9 @@
 #include <vector>
 
 #include "wire/bulk.h"
-#include "wire/messages.h"
+#include "wire/layout.h"
+#include "wire/push.h"
+#include "wire/rows.h"
 
 namespace cpudist::wire {
 

@@ -4,6 +4,7 @@
 // Frame headers and plain payloads of any bytes: refused as malformed, or taken apart within their
 // bounds; those that are small come back coded as they were. The first byte chooses the kind.
 
+#include "wire/control.h"
 #include "wire/frame.h"
 #include "wire_checks.h"
 

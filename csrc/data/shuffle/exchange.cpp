@@ -9,6 +9,7 @@
 #include "base/threads.h"
 #include "data/shuffle/impl.h"
 #include "kernels/hash.h"
+#include "wire/primitives.h"
 
 namespace cpudist::data {
 

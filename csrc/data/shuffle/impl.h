@@ -17,7 +17,8 @@
 #include "base/errors.h"
 #include "base/wait.h"
 #include "data/shuffle/exchange.h"
-#include "wire/messages.h"
+#include "wire/control.h"
+#include "wire/frame.h"
 
 namespace cpudist::data {
 

@@ -1,9 +1,9 @@
 // Copyright (c) 2026 The torch_cpudist authors.
 // SPDX-License-Identifier: BSD-3-Clause
 //
-// Coded payloads: what messages.h lays out, with keys sorted and coded and values in the dtype of
-// the wire. Sender and receiver work on plain payloads; these functions stand between them and the
-// link. docs/wire.md, "Coded payloads", gives the bytes.
+// Coded payloads: what push.h and rows.h lay out, with keys sorted and coded and values in the
+// dtype of the wire. Sender and receiver work on plain payloads; these functions stand between them
+// and the link. docs/wire.md, "Coded payloads", gives the bytes.
 //
 // Decoding is a pure function of the bytes and the layout: it throws Error(kProtocol) before it
 // allocates more than the bytes can be the code of.
@@ -14,7 +14,8 @@
 #include <span>
 
 #include "wire/dtype.h"
-#include "wire/messages.h"
+#include "wire/layout.h"
+#include "wire/rows.h"
 #include "wire/sections.h"
 
 namespace cpudist::wire {

@@ -11,7 +11,8 @@
 #include "support/channel_fixture.h"
 #include "support/check.h"
 #include "transport/inproc/channel.h"
-#include "wire/messages.h"
+#include "wire/control.h"
+#include "wire/frame.h"
 
 using namespace cpudist;           // NOLINT
 using namespace cpudist::testing;  // NOLINT

@@ -17,7 +17,8 @@
 #include "support/run_all.h"
 #include "transport/inproc/channel.h"
 #include "transport/tcp/channel.h"
-#include "wire/messages.h"
+#include "wire/control.h"
+#include "wire/frame.h"
 
 using namespace cpudist::testing;  // NOLINT
 using namespace cpudist::data;     // NOLINT

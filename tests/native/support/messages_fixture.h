@@ -11,7 +11,10 @@
 #include <string>
 #include <vector>
 
-#include "wire/messages.h"
+#include "wire/control.h"
+#include "wire/layout.h"
+#include "wire/push.h"
+#include "wire/rows.h"
 
 namespace cpudist::testing {
 

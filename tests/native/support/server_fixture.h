@@ -18,10 +18,10 @@
 #include <vector>
 
 #include "kernels/hash.h"
-#include "kernels/optimizers.h"
 #include "server/server.h"
 #include "support/check.h"
-#include "wire/messages.h"
+#include "wire/control.h"
+#include "wire/push.h"
 
 namespace cpudist::testing {
 

@@ -1,0 +1,88 @@
+// Copyright (c) 2026 The torch_cpudist authors.
+// SPDX-License-Identifier: BSD-3-Clause
+//
+// The small messages: hello, error, probe, norms and membership, and their encoding.
+//
+// Little-endian, as all payloads are; arrays start at multiples of 8 bytes so that they are read in
+// place. Decoders return views into the payload, check every count against the bytes that are there
+// with overflow-safe arithmetic, and throw Error(kProtocol).
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/buffer.h"
+#include "base/errors.h"
+
+namespace cpudist::wire {
+
+struct Hello {  // both ways; the server's reply names itself
+  uint32_t trainer_count = 0;
+  uint32_t server_count = 0;
+  uint32_t shard_id = 0;       // the server that the client means to talk to / that answers
+  uint64_t last_sequence = 0;  // reply: last sequence applied from this client
+  std::string host;            // host name and pid, for messages: "host-a pid 123"
+};
+
+struct ErrorReply {
+  ErrorCode code = ErrorCode::kInternal;
+  std::string message;
+};
+
+struct ProbeReply {
+  bool known = false;                 // the request has arrived and is waiting
+  std::vector<uint32_t> waiting_for;  // trainer ranks
+};
+
+struct PushNorm {  // reply to a two-phase kPush
+  uint64_t round = 0;
+  double squared_norm = 0;  // of this server's share of the averaged gradient
+};
+
+struct Commit {
+  uint64_t round = 0;
+  double total_norm = 0;  // over all servers; equal from every trainer
+};
+
+enum class JoinStep : uint32_t {
+  kHold = 0,     // to server 0: name the round at which I join, and apply nothing until kRelease
+  kMember = 1,   // to the other servers: I am a member from `round` on
+  kRelease = 2,  // to server 0
+};
+
+struct Join {
+  JoinStep step = JoinStep::kHold;
+  uint64_t round = 0;
+};
+
+struct RoundReply {  // reply to kReady, kLeave, kJoin, kOpen, kStore, kClose
+  uint64_t round = 0;
+  bool ready = false;  // the servers hold values: trainer 0 has stored all
+};
+
+struct BarrierReply {  // every open parameter set and the round at which all are members again
+  std::vector<std::pair<uint32_t, uint64_t>> rounds;
+};
+
+Buffer encode(const Hello& message);
+Buffer encode(const ErrorReply& message);
+Buffer encode(const ProbeReply& message);
+Buffer encode(const PushNorm& message);
+Buffer encode(const Commit& message);
+Buffer encode(const Join& message);
+Buffer encode(const RoundReply& message);
+Buffer encode(const BarrierReply& message);
+
+Hello decode_hello(std::span<const uint8_t> payload);
+ErrorReply decode_error(std::span<const uint8_t> payload);
+ProbeReply decode_probe_reply(std::span<const uint8_t> payload);
+PushNorm decode_push_norm(std::span<const uint8_t> payload);
+Commit decode_commit(std::span<const uint8_t> payload);
+Join decode_join(std::span<const uint8_t> payload);
+RoundReply decode_round_reply(std::span<const uint8_t> payload);
+BarrierReply decode_barrier_reply(std::span<const uint8_t> payload);
+
+}  // namespace cpudist::wire
