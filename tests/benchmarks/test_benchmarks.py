@@ -257,6 +257,7 @@ def test_a_peer_that_cannot_be_imported_says_why_and_how_to_have_it() -> None:
     assert launch.missing_reason(replace(spec, requires=("json",))) is None
 
 
+@pytest.mark.processes
 def test_two_trainers_learn_and_report(small_data: Path, tmp_path: Path) -> None:
     spec = PeerSpec("torch_single", "", "plain")
     job = make_job(tmp_path, small_data, trainers=2, steps=60)
@@ -268,6 +269,7 @@ def test_two_trainers_learn_and_report(small_data: Path, tmp_path: Path) -> None
     assert report.check(reports, least_quality=0.51) == []
 
 
+@pytest.mark.processes
 def test_replicas_of_one_process_have_a_batch_each(
     small_data: Path, tmp_path: Path
 ) -> None:
@@ -290,6 +292,7 @@ def test_layouts_of_threads_are_of_the_machine() -> None:
     assert threads.layouts(1) == [(1, 1), (1, 2), (1, 4)]
 
 
+@pytest.mark.processes
 def test_a_failed_launch_shows_the_trainers_own_words(tmp_path: Path) -> None:
     job = make_job(tmp_path, tmp_path, module="nonesuch_peer")
     with pytest.raises(launch.LaunchError, match=r"peers\.nonesuch_peer"):
@@ -312,6 +315,7 @@ def test_all_trainers_see_the_last_step_that_one_names(tmp_path: Path) -> None:
     assert second.last_step() == first.last_step() > 7
 
 
+@pytest.mark.processes
 def test_a_deadline_ends_a_launch_with_its_grandchildren(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -361,6 +365,7 @@ def test_an_absent_peer_is_said_and_absence_of_ours_is_a_failure(
     assert ours["failed"]
 
 
+@pytest.mark.processes
 def test_command_line_errors_name_what_was_expected() -> None:
     command = [sys.executable, str(BENCHMARKS / "run.py"), "ctr", "--trainers", "0"]
     done = subprocess.run(
