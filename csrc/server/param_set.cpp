@@ -67,7 +67,7 @@ void ParamSet::open(const Ticket& ticket, const Buffer& layout_bytes, Outbox& ou
     if (!state_.ready || in_rounds()) refuse_all(mismatch, outbox);
     throw mismatch;
   }
-  if (!state_.shared.peers.is_current(ticket)) return;
+  if (!state_.shared.sequencer.is_current(ticket)) return;
   if (in_rounds()) {
     // A round without a trainer that may come back would have a smaller divisor.
     if (const auto lost = state_.shared.peers.find_lost()) throw *lost;
@@ -91,7 +91,7 @@ void ParamSet::refuse_all(const Error& error, Outbox& outbox) {
   state_.broken = error;
   for (const auto& group : groups_) group->fail_waiting(error, outbox);
   for (const auto& [rank, waiting] : waiting_ready_)
-    state_.shared.peers.finish(waiting, error, outbox);
+    state_.shared.sequencer.finish(waiting, error, outbox);
   waiting_ready_.clear();
 }
 
@@ -141,7 +141,7 @@ void ParamSet::ready(const Ticket& ticket, Outbox& outbox) {
   const std::unique_lock lock(mutex_);
   require_open(ticket.rank);
   require_whole();
-  if (!state_.shared.peers.is_current(ticket)) return;
+  if (!state_.shared.sequencer.is_current(ticket)) return;
   if (state_.ready) {
     add_reader(ticket.rank);
     if (state_.changes) state_.changes->follow(ticket.rank);
@@ -175,7 +175,7 @@ void ParamSet::ready(const Ticket& ticket, Outbox& outbox) {
       if (state_.changes) state_.changes->follow(rank);
       answer_round(waiting, outbox);
     } catch (const Error& error) {
-      state_.shared.peers.finish(waiting, error, outbox);
+      state_.shared.sequencer.finish(waiting, error, outbox);
     }
   }
   waiting_ready_.clear();
@@ -187,7 +187,8 @@ void ParamSet::close(const Ticket& ticket, Outbox& outbox) {
     require_open(ticket.rank);
   }
   mark_closed(ticket.rank, outbox);
-  state_.shared.peers.finish(ticket, encode(wire::RoundReply{round_of(ticket.rank), true}), outbox);
+  state_.shared.sequencer.finish(ticket, encode(wire::RoundReply{round_of(ticket.rank), true}),
+                                 outbox);
 }
 
 void ParamSet::mark_closed(uint32_t rank, Outbox& outbox) {
@@ -200,7 +201,7 @@ void ParamSet::mark_closed(uint32_t rank, Outbox& outbox) {
   const Error error(ErrorCode::kClosed, "trainer 0 closed parameter set " +
                                             std::to_string(state_.id) + " before it was ready");
   for (const auto& [other, waiting] : waiting_ready_)
-    state_.shared.peers.finish(waiting, error, outbox);
+    state_.shared.sequencer.finish(waiting, error, outbox);
   waiting_ready_.clear();
 }
 

@@ -87,8 +87,9 @@ void ParamSet::apply_arrival(uint32_t rank, Outbox& outbox) {
     if (state_.changes) {
       state_.changes->note(one);
       ParamState::CodedForms forms;
-      state_.shared.peers.finish(push.ticket, wire::FrameKind::kReply,
-                                 state_.form_of(state_.changes->reply(rank), push, &forms), outbox);
+      state_.shared.sequencer.finish(push.ticket, wire::FrameKind::kReply,
+                                     state_.form_of(state_.changes->reply(rank), push, &forms),
+                                     outbox);
       return;
     }
     const bool all = push.view.header.want_dense;
@@ -101,18 +102,18 @@ void ParamSet::apply_arrival(uint32_t rank, Outbox& outbox) {
       if (!blocks.empty()) compensator_->note_dense_reply(rank, state_.version.round, *reply);
     }
     ParamState::CodedForms forms;
-    state_.shared.peers.finish(push.ticket, wire::FrameKind::kReply,
-                               state_.form_of(reply, push, &forms), outbox);
+    state_.shared.sequencer.finish(push.ticket, wire::FrameKind::kReply,
+                                   state_.form_of(reply, push, &forms), outbox);
   } catch (const std::exception& error) {
     state_.break_off(error);
-    state_.shared.peers.finish(push.ticket, *state_.broken, outbox);
+    state_.shared.sequencer.finish(push.ticket, *state_.broken, outbox);
     fail_arrivals(*state_.broken, outbox);
   }
 }
 
 void ParamSet::fail_arrivals(const Error& error, Outbox& outbox) {
   for (const auto& [rank, push] : arrivals_) {
-    state_.shared.peers.finish(push.ticket, error, outbox);
+    state_.shared.sequencer.finish(push.ticket, error, outbox);
   }
   state_.release(arrivals_);
   arrivals_.clear();

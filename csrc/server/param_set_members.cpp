@@ -65,7 +65,7 @@ void ParamSet::take_out(uint32_t rank, Outbox& outbox) {
 void ParamSet::join(const Ticket& ticket, const wire::Join& join, Outbox& outbox) {
   const std::unique_lock lock(mutex_);
   require_open(ticket.rank);
-  if (!state_.shared.peers.is_current(ticket)) return;
+  if (!state_.shared.sequencer.is_current(ticket)) return;
   if (state_.changes) state_.changes->add_member(ticket.rank);
   if (on_arrival()) {
     add_reader(ticket.rank);
@@ -105,7 +105,7 @@ void ParamSet::lose(uint32_t rank, const Error& error, Outbox& outbox) {
   const std::unique_lock lock(mutex_);
   if (rank != 0 || state_.ready) return;
   for (const auto& [other, ticket] : waiting_ready_) {
-    state_.shared.peers.finish(ticket, error, outbox);
+    state_.shared.sequencer.finish(ticket, error, outbox);
   }
   waiting_ready_.clear();
 }
@@ -115,7 +115,7 @@ void ParamSet::fail_waiting(const Error& error, Outbox& outbox) {
   for (const auto& group : groups_) group->fail_waiting(error, outbox);
   fail_arrivals(error, outbox);
   for (const auto& [rank, ticket] : waiting_ready_) {
-    state_.shared.peers.finish(ticket, error, outbox);
+    state_.shared.sequencer.finish(ticket, error, outbox);
   }
   waiting_ready_.clear();
 }

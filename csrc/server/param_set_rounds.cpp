@@ -61,7 +61,7 @@ void ParamSet::push(const Ticket& ticket, Buffer payload, bool coded, Outbox& ou
   }
   const std::unique_lock lock(mutex_);
   check_push(ticket, header, size_bytes);
-  if (!shared.peers.is_current(ticket)) return;
+  if (!shared.sequencer.is_current(ticket)) return;
   shared.counters.pushes.fetch_add(1);
   shared.counters.pending_bytes.fetch_add(size_bytes);
   if (on_arrival()) {

@@ -1,12 +1,13 @@
 // Copyright (c) 2026 The torch_cpudist authors.
 // SPDX-License-Identifier: BSD-3-Clause
 //
-// Hello and fencing. Liveness stands in peers_liveness.cpp, sequence numbers in
-// peers_sequence.cpp.
+// Hello and fencing, goodbye, and who is lost.
+// long: one class.
 
 #include "server/peers.h"
 
 #include <algorithm>
+#include <cstdio>
 #include <utility>
 
 namespace cpudist::server {
@@ -19,39 +20,22 @@ Error count_mismatch(const char* variable, uint64_t found, uint64_t expected) {
                                                "; start all processes with the same layout");
 }
 
+// Bytes count as heard when they are noticed: the time between two looks is added to a silence.
+constexpr uint64_t kLooksPerLiveness = 20;
+constexpr uint64_t kLooksMissedWhenAway = 12;
+
+std::string seconds(uint64_t milliseconds) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.1f s", static_cast<double>(milliseconds) / 1000.0);
+  return text;
+}
+
 }  // namespace
 
-void Outbox::add(std::shared_ptr<transport::Connection> connection, const wire::FrameHeader& header,
-                 Buffer payload) {
-  items_.push_back({std::move(connection), header, std::move(payload), nullptr});
-}
-
-void Outbox::add(std::shared_ptr<transport::Connection> connection, const wire::FrameHeader& header,
-                 SharedPayload payload) {
-  items_.push_back({std::move(connection), header, Buffer(), std::move(payload)});
-}
-
-void Outbox::close(std::shared_ptr<transport::Connection> connection, std::string reason) {
-  closing_.emplace_back(std::move(connection), std::move(reason));
-}
-
-void Outbox::flush() {
-  // A send may call back into the server in this thread; a later flush must not repeat it.
-  auto items = std::move(items_);
-  auto closing = std::move(closing_);
-  items_.clear();
-  closing_.clear();
-  for (Item& item : items) {
-    if (item.shared) item.payload = item.shared->share();
-    // A dead link is no error here: the reply is recorded, or the request is repeated.
-    static_cast<void>(item.connection->send(wire::Frame{item.header, std::move(item.payload)}));
-  }
-  for (auto& [connection, reason] : closing) connection->close(reason);
-}
-
-Peers::Peers(const ServerOptions& options, ServerCounters& counters)
+Peers::Peers(const ServerOptions& options, ServerCounters& counters, Sequencer& sequencer)
     : options_(options),
       counters_(counters),
+      sequencer_(sequencer),
       started_(Clock::now()),
       peers_(options.trainer_count) {}
 
@@ -71,6 +55,7 @@ void Peers::closed(const std::shared_ptr<transport::Connection>& connection) {
     if (peer.connection == connection) {
       peer.connection.reset();
       peer.broken = Clock::now();
+      sequencer_.unbind(*found->second.rank, connection);
     }
   }
   sessions_.erase(found);
@@ -130,12 +115,12 @@ std::optional<Error> Peers::refusal(const wire::FrameHeader& header,
   return std::nullopt;
 }
 
-Buffer Peers::make_hello(const Peer& peer) const {
+Buffer Peers::make_hello(uint64_t last_sequence) const {
   wire::Hello reply;
   reply.trainer_count = options_.trainer_count;
   reply.server_count = options_.server_count;
   reply.shard_id = options_.shard_id;
-  reply.last_sequence = peer.last_sequence;
+  reply.last_sequence = last_sequence;
   reply.host = options_.host;
   return encode(reply);
 }
@@ -151,7 +136,8 @@ std::optional<uint32_t> Peers::greet(const std::shared_ptr<transport::Connection
   const bool repeated = session.rank == header.rank && !session.fenced &&
                         session.incarnation == header.incarnation && !connection->reliable();
   if (repeated) {
-    answer(connection, header, wire::FrameKind::kHello, make_hello(peers_[header.rank]), outbox);
+    outbox.answer(connection, header, wire::FrameKind::kHello,
+                  make_hello(sequencer_.last_sequence(header.rank)));
     return std::nullopt;
   }
   if (session.rank || session.fenced) {
@@ -159,18 +145,18 @@ std::optional<uint32_t> Peers::greet(const std::shared_ptr<transport::Connection
   }
   if (const auto error = refusal(header, hello)) {
     counters_.refused.fetch_add(1);
-    answer(connection, header, *error, outbox);
+    outbox.answer(connection, header, *error);
     outbox.close(connection, error->what());
     return std::nullopt;
   }
+  std::string address = connection->peer_address();  // what may throw comes before what changes
   if (header.rank >= peers_.size()) peers_.resize(size_t{header.rank} + 1);
   Peer& peer = peers_[header.rank];
   const bool restarted = (peer.seen || !peer.lost.empty()) && header.incarnation > peer.incarnation;
   replace_connection(peer, connection, header, outbox);
+  const uint64_t last_sequence =
+      sequencer_.bind(header.rank, header.incarnation, connection, restarted);
   if (restarted) {
-    peer.last_sequence = 0;
-    peer.last_payload.reset();
-    peer.received.reset();
     peer.goodbye = peer.gone = false;
     peer.lost.clear();
   }
@@ -178,11 +164,11 @@ std::optional<uint32_t> Peers::greet(const std::shared_ptr<transport::Connection
   peer.ended.clear();
   peer.incarnation = header.incarnation;
   peer.host = hello.host;
-  peer.address = connection->peer_address();
+  peer.address = std::move(address);
   peer.heard = Clock::now();
   session.rank = header.rank;
   session.incarnation = header.incarnation;
-  answer(connection, header, wire::FrameKind::kHello, make_hello(peer), outbox);
+  outbox.answer(connection, header, wire::FrameKind::kHello, make_hello(last_sequence));
   changed_.notify_all();
   return restarted ? std::optional<uint32_t>(header.rank) : std::nullopt;
 }
@@ -199,12 +185,11 @@ void Peers::replace_connection(Peer& peer, const std::shared_ptr<transport::Conn
   wire::FrameHeader about = header;
   about.request_id = 0;
   about.incarnation = peer.incarnation;
-  answer(old, about,
-         Error(ErrorCode::kFenced, "trainer " + std::to_string(header.rank) + ": incarnation " +
-                                       std::to_string(header.incarnation) +
-                                       " has taken over from this one, " +
-                                       std::to_string(peer.incarnation)),
-         outbox);
+  outbox.answer(old, about,
+                Error(ErrorCode::kFenced,
+                      "trainer " + std::to_string(header.rank) + ": incarnation " +
+                          std::to_string(header.incarnation) + " has taken over from this one, " +
+                          std::to_string(peer.incarnation)));
   outbox.close(old, "fenced by a newer incarnation");
 }
 
@@ -317,7 +302,7 @@ void Peers::stop(const std::string& reason, Outbox& outbox) {
     if (!peer.connection || peer.goodbye) continue;
     wire::FrameHeader about;  // request 0: about the connection as a whole
     about.incarnation = peer.incarnation;
-    answer(peer.connection, about, stopped_error(), outbox);
+    outbox.answer(peer.connection, about, stopped_error());
   }
   changed_.notify_all();
 }
@@ -340,6 +325,90 @@ void Peers::add_traffic(ServerStats* stats) const {
     stats->bytes_sent += session.connection->bytes_sent();
     stats->bytes_received += session.connection->bytes_received();
   }
+}
+
+// ---- liveness ----
+
+TimePoint Peers::given_up_at(const Peer& peer) const {
+  return peer.lost_at + std::chrono::milliseconds(options_.rejoin_ms);
+}
+
+bool Peers::wait_done(TimePoint deadline) {
+  std::unique_lock lock(mutex_);
+  while (true) {
+    bool done = true;
+    TimePoint look = deadline;
+    for (uint32_t rank = 0; rank < peers_.size(); ++rank) {
+      const Peer& peer = peers_[rank];
+      if (!peer.lost.empty() && !options_.elastic) throw Error(ErrorCode::kPeerLost, peer.lost);
+      const TimePoint given_up = given_up_at(peer);
+      const bool away = !peer.lost.empty() && Clock::now() >= given_up;
+      if (!peer.lost.empty() && !away) look = std::min(look, given_up);
+      done = done && (peer.gone || away || !expected(rank));
+    }
+    if (done) return true;
+    if (stopped_) throw Error(ErrorCode::kClosed, "the server was stopped before every goodbye");
+    if (Clock::now() >= deadline) return false;
+    changed_.wait_until(lock, look);
+  }
+}
+
+std::optional<TimePoint> Peers::overdue_at(const Peer& peer, std::string* why) const {
+  using std::chrono::milliseconds;
+  if (peer.goodbye || !peer.lost.empty()) return std::nullopt;
+  if (!peer.seen) {
+    *why = "never connected within " + seconds(options_.join_deadline_ms);
+    return started_ + milliseconds(options_.join_deadline_ms);
+  }
+  if (!peer.connection) {
+    *why = "connection closed and not replaced within " + seconds(options_.reconnect_grace_ms);
+    if (!peer.ended.empty()) *why += ": " + peer.ended;
+    return peer.broken + milliseconds(options_.reconnect_grace_ms);
+  }
+  *why = "silent for " + seconds(options_.liveness_ms);
+  return peer.heard + milliseconds(options_.liveness_ms);
+}
+
+void Peers::note_signs_of_life(TimePoint now, bool was_away) {
+  for (Peer& peer : peers_) {
+    if (!peer.connection) continue;
+    const uint64_t bytes = peer.connection->bytes_moved();
+    if (was_away || bytes != peer.bytes_seen) peer.heard = std::max(peer.heard, now);
+    peer.bytes_seen = bytes;
+  }
+}
+
+std::optional<Peers::Loss> Peers::wait_for_loss() {
+  const auto interval =
+      std::chrono::milliseconds(std::max<uint64_t>(options_.liveness_ms / kLooksPerLiveness, 1));
+  std::unique_lock lock(mutex_);
+  TimePoint looked = Clock::now();
+  while (!stopped_) {
+    const TimePoint now = Clock::now();
+    // A process that was stopped itself has heard nobody; that is not the trainers' silence.
+    note_signs_of_life(now, now - looked > kLooksMissedWhenAway * interval);
+    looked = now;
+    std::optional<TimePoint> next;
+    for (uint32_t rank = 0; rank < peers_.size(); ++rank) {
+      Peer& peer = peers_[rank];
+      std::string why;
+      if (!expected(rank)) continue;
+      const auto at = overdue_at(peer, &why);
+      if (!at) continue;
+      if (*at <= Clock::now()) {
+        peer.lost = describe(rank) + " was lost: " + why;
+        peer.lost_at = Clock::now();
+        // What it left half done is not to happen once the others go on without it.
+        if (options_.elastic) sequencer_.refuse(rank, Error(ErrorCode::kPeerLost, peer.lost));
+        changed_.notify_all();
+        return Loss{rank, Error(ErrorCode::kPeerLost, peer.lost), peer.connection};
+      }
+      if (!next || *at < *next) next = at;
+    }
+    const TimePoint look = now + interval;
+    changed_.wait_until(lock, next ? std::min(*next, look) : look);
+  }
+  return std::nullopt;
 }
 
 }  // namespace cpudist::server

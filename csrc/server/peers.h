@@ -1,13 +1,10 @@
 // Copyright (c) 2026 The torch_cpudist authors.
 // SPDX-License-Identifier: BSD-3-Clause
 //
-// What a server knows of its trainers: connections, incarnations, sequence numbers, the last reply
-// of each, and who is lost. A sequenced request is *received* from the moment it is admitted until
-// it is finished; its reply is recorded and queued for the trainer's current connection in one
-// step.
+// What a server knows of its trainers: connections, incarnations, who has said goodbye and who is
+// lost. What they have asked for is the sequencer's, which is told whose requests to take.
 #pragma once
 
-#include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <memory>
@@ -19,70 +16,19 @@
 #include <vector>
 
 #include "base/errors.h"
+#include "server/counters.h"
+#include "server/outbox.h"
+#include "server/sequencer.h"
 #include "server/server.h"
 #include "transport/channel.h"
 #include "wire/messages.h"
 
 namespace cpudist::server {
 
-struct ServerCounters {
-  std::atomic<uint64_t> rounds{0};
-  std::atomic<uint64_t> pushes{0};
-  std::atomic<uint64_t> duplicates{0};
-  std::atomic<uint64_t> pending_bytes{0};
-  std::atomic<uint64_t> refused{0};
-};
-
-using SharedPayload = std::shared_ptr<const Buffer>;
-
-// A payload, and whether it is coded.
-struct Answer {
-  Answer() = default;
-  Answer(SharedPayload bytes, bool is_coded = false) : payload(std::move(bytes)), coded(is_coded) {}
-  SharedPayload payload;
-  bool coded = false;
-};
-
-// Frames to send once every lock is released.
-class Outbox {
- public:
-  void add(std::shared_ptr<transport::Connection> connection, const wire::FrameHeader& header,
-           Buffer payload);
-  void add(std::shared_ptr<transport::Connection> connection, const wire::FrameHeader& header,
-           SharedPayload payload);
-  void close(std::shared_ptr<transport::Connection> connection, std::string reason);
-  void flush();  // sends in order, then closes
-
- private:
-  struct Item {
-    std::shared_ptr<transport::Connection> connection;
-    wire::FrameHeader header;
-    Buffer payload;
-    SharedPayload shared;
-  };
-  std::vector<Item> items_;
-  std::vector<std::pair<std::shared_ptr<transport::Connection>, std::string>> closing_;
-};
-
-// Names one admitted request. It stops being current when a newer incarnation takes over.
-struct Ticket {
-  uint32_t rank = 0;
-  uint32_t incarnation = 0;
-  uint64_t sequence = 0;
-};
-
-enum class Admission { kNew, kHandled, kRefused };
-
-struct ProbeResult {
-  enum class State { kAnswered, kWaiting, kUnknown, kOld } state = State::kUnknown;
-  wire::FrameKind kind = wire::FrameKind::kError;  // of the waiting request
-  uint32_t param_set = wire::kNoParamSet;
-};
-
 // Thread safety: all members; none sends a frame or calls out while its lock is held.
 class Peers {
  public:
-  Peers(const ServerOptions& options, ServerCounters& counters);
+  Peers(const ServerOptions& options, ServerCounters& counters, Sequencer& sequencer);
 
   // ---- connections ----
   void opened(const std::shared_ptr<transport::Connection>& connection);
@@ -96,31 +42,6 @@ class Peers {
   // hello or one that contradicts it.
   uint32_t identify(const std::shared_ptr<transport::Connection>& connection,
                     const wire::FrameHeader& header);
-
-  // ---- sequenced requests ----
-  // kNew: handle it, then finish or reject the ticket. Else there is nothing to do: kHandled is a
-  // duplicate, kRefused answered with an error.
-  Admission admit(const std::shared_ptr<transport::Connection>& connection,
-                  const wire::FrameHeader& header, Ticket* ticket, Outbox& outbox);
-  bool is_current(const Ticket& ticket) const;
-  // Records the reply and queues it. Does nothing for a ticket that is no longer current.
-  void finish(const Ticket& ticket, wire::FrameKind kind, Answer answer, Outbox& outbox);
-  void finish(const Ticket& ticket, Buffer payload, Outbox& outbox);
-  void finish(const Ticket& ticket, const Error& error, Outbox& outbox);
-  // Answers without recording: the same number may come again.
-  void reject(const Ticket& ticket, const Error& error, Outbox& outbox);
-  void forget(const Ticket& ticket);  // as if it had never come
-  // The recorded reply is queued where there is one.
-  ProbeResult probe(const std::shared_ptr<transport::Connection>& connection,
-                    const wire::FrameHeader& header, Outbox& outbox);
-
-  // ---- plain replies ----
-  wire::FrameHeader reply_header(const wire::FrameHeader& request, wire::FrameKind kind) const;
-  void answer(const std::shared_ptr<transport::Connection>& connection,
-              const wire::FrameHeader& request, wire::FrameKind kind, Buffer payload,
-              Outbox& outbox, bool coded = false) const;
-  void answer(const std::shared_ptr<transport::Connection>& connection,
-              const wire::FrameHeader& request, const Error& error, Outbox& outbox) const;
 
   // ---- goodbye and loss ----
   void say_goodbye(uint32_t rank);      // not waited for from now on
@@ -157,10 +78,6 @@ class Peers {
   void add_traffic(ServerStats* stats) const;
 
  private:
-  struct Received {
-    uint64_t sequence = 0;
-    wire::FrameHeader header;
-  };
   struct Peer {
     bool seen = false;
     bool goodbye = false;
@@ -171,11 +88,7 @@ class Peers {
     std::shared_ptr<transport::Connection> connection;
     TimePoint heard;  // last frame, or bytes of one
     uint64_t bytes_seen = 0;
-    TimePoint broken;  // when the connection went
-    uint64_t last_sequence = 0;
-    wire::FrameHeader last_header;
-    SharedPayload last_payload;
-    std::optional<Received> received;
+    TimePoint broken;   // when the connection went
     std::string ended;  // why this connection's end gives up, in its own words
     std::string lost;   // message, empty while alive
     TimePoint lost_at;
@@ -188,10 +101,9 @@ class Peers {
   };
 
   std::optional<Error> refusal(const wire::FrameHeader& header, const wire::Hello& hello) const;
-  Buffer make_hello(const Peer& peer) const;  // the server's answer
+  Buffer make_hello(uint64_t last_sequence) const;  // the server's answer
   void replace_connection(Peer& peer, const std::shared_ptr<transport::Connection>& connection,
                           const wire::FrameHeader& header, Outbox& outbox);
-  const Received* current(const Ticket& ticket) const;
   bool expected(uint32_t rank) const;
   TimePoint given_up_at(const Peer& peer) const;  // a lost one
   std::string describe(uint32_t rank) const;
@@ -201,6 +113,7 @@ class Peers {
 
   const ServerOptions& options_;
   ServerCounters& counters_;
+  Sequencer& sequencer_;  // its lock is taken with this one held
   const TimePoint started_;
   mutable std::mutex mutex_;
   std::condition_variable changed_;

@@ -13,7 +13,7 @@ namespace cpudist::server {
 
 void Server::Impl::on_frame(const std::shared_ptr<transport::Connection>& connection,
                             wire::Frame frame) {
-  Outbox outbox;
+  Outbox outbox(shared.options.run_id, shared.options.shard_id);
   try {
     dispatch(connection, frame, outbox);
   } catch (const std::exception& error) {
@@ -47,8 +47,7 @@ void Server::Impl::dispatch(const Link& connection, wire::Frame& frame, Outbox& 
           rank, decode_frame([&] { return wire::decode_error(bytes_of(frame.payload)); }).message);
       return;
     case wire::FrameKind::kHeartbeat:
-      shared.peers.answer(connection, frame.header, wire::FrameKind::kHeartbeatAck, Buffer(),
-                          outbox);
+      outbox.answer(connection, frame.header, wire::FrameKind::kHeartbeatAck, Buffer());
       return;
     case wire::FrameKind::kHeartbeatAck:
       return;
@@ -77,7 +76,7 @@ void Server::Impl::greet(const Link& connection, const wire::Frame& frame, Outbo
 }
 
 void Server::Impl::probe(const Link& connection, const wire::FrameHeader& header, Outbox& outbox) {
-  const ProbeResult result = shared.peers.probe(connection, header, outbox);
+  const ProbeResult result = shared.sequencer.probe(connection, header, outbox);
   wire::ProbeReply reply;
   switch (result.state) {
     case ProbeResult::State::kAnswered:
@@ -90,7 +89,7 @@ void Server::Impl::probe(const Link& connection, const wire::FrameHeader& header
     case ProbeResult::State::kUnknown:
       break;
   }
-  shared.peers.answer(connection, header, wire::FrameKind::kProbeReply, encode(reply), outbox);
+  outbox.answer(connection, header, wire::FrameKind::kProbeReply, encode(reply));
 }
 
 std::vector<uint32_t> Server::Impl::waiting_for(const ProbeResult& request, uint32_t rank) const {
@@ -109,15 +108,14 @@ std::vector<uint32_t> Server::Impl::waiting_for(const ProbeResult& request, uint
 
 void Server::Impl::read(const Link& connection, const wire::Frame& frame, Outbox& outbox) {
   try {
-    shared.peers.answer(connection, frame.header, wire::FrameKind::kReply, read_set(frame), outbox,
-                        frame.header.coded);
+    outbox.answer(connection, frame.header, wire::FrameKind::kReply, read_set(frame),
+                  frame.header.coded);
   } catch (const MalformedFrame&) {
     throw;
   } catch (const Error& error) {
-    shared.peers.answer(connection, frame.header, error, outbox);
+    outbox.answer(connection, frame.header, error);
   } catch (const std::exception& error) {
-    shared.peers.answer(connection, frame.header, Error(ErrorCode::kInternal, error.what()),
-                        outbox);
+    outbox.answer(connection, frame.header, Error(ErrorCode::kInternal, error.what()));
   }
 }
 
@@ -135,22 +133,22 @@ void Server::Impl::sequenced(const Link& connection, wire::Frame& frame, Outbox&
     throw Error(ErrorCode::kProtocol, "a request that changes state without a sequence number");
   }
   Ticket ticket;
-  if (shared.peers.admit(connection, frame.header, &ticket, outbox) != Admission::kNew) return;
+  if (shared.sequencer.admit(connection, frame.header, &ticket, outbox) != Admission::kNew) return;
   try {
     if (shared.peers.stopped()) throw shared.peers.stopped_error();
     if (frame.dropped) find(frame.header.param_set)->refuse_push(frame.header.length);
     apply(ticket, frame, outbox);
   } catch (const MalformedFrame&) {
-    shared.peers.forget(ticket);
+    shared.sequencer.forget(ticket);
     throw;
   } catch (const Error& error) {
     if (error.code() == ErrorCode::kOverloaded) {
-      shared.peers.reject(ticket, error, outbox);
+      shared.sequencer.reject(ticket, error, outbox);
     } else {
-      shared.peers.finish(ticket, error, outbox);
+      shared.sequencer.finish(ticket, error, outbox);
     }
   } catch (const std::exception& error) {
-    shared.peers.finish(ticket, Error(ErrorCode::kInternal, error.what()), outbox);
+    shared.sequencer.finish(ticket, Error(ErrorCode::kInternal, error.what()), outbox);
   }
 }
 

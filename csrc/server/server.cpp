@@ -40,7 +40,7 @@ Server::Impl::~Impl() {
 
 void Server::Impl::watch() {
   while (const auto loss = shared.peers.wait_for_loss()) {
-    Outbox outbox;
+    Outbox outbox(shared.options.run_id, shared.options.shard_id);
     lose(loss->rank, loss->error, outbox);
     if (loss->connection) outbox.close(loss->connection, loss->error.what());
     outbox.flush();
@@ -50,7 +50,7 @@ void Server::Impl::watch() {
 void Server::Impl::fail_waiting(const Error& error, Outbox& outbox) {
   const std::unique_lock lock(registry_mutex_);
   for (const auto& [id, set] : sets_) set->fail_waiting(error, outbox);
-  for (const auto& [rank, ticket] : barrier_) shared.peers.finish(ticket, error, outbox);
+  for (const auto& [rank, ticket] : barrier_) shared.sequencer.finish(ticket, error, outbox);
   barrier_.clear();
 }
 
@@ -67,7 +67,7 @@ void Server::Impl::lose(uint32_t rank, const Error& error, Outbox& outbox) {
     try_end_barrier(outbox);
     return;
   }
-  for (const auto& [waiting, ticket] : barrier_) shared.peers.finish(ticket, error, outbox);
+  for (const auto& [waiting, ticket] : barrier_) shared.sequencer.finish(ticket, error, outbox);
   barrier_.clear();
 }
 
@@ -78,7 +78,7 @@ bool Server::Impl::goes_on_without_lost() const {
 }
 
 void Server::Impl::stop(const std::string& reason) {
-  Outbox outbox;
+  Outbox outbox(shared.options.run_id, shared.options.shard_id);
   shared.peers.stop(reason, outbox);
   fail_waiting(shared.peers.stopped_error(), outbox);
   outbox.flush();
@@ -90,7 +90,7 @@ void Server::Impl::barrier(const Ticket& ticket, Outbox& outbox) {
   // Marked lost before the registry is locked to answer those who wait: one of the two is seen.
   const auto lost = shared.peers.find_lost();
   if (lost && !goes_on_without_lost()) throw *lost;
-  if (!shared.peers.is_current(ticket)) return;
+  if (!shared.sequencer.is_current(ticket)) return;
   barrier_[ticket.rank] = ticket;
   try_end_barrier(outbox);
 }
@@ -105,7 +105,7 @@ void Server::Impl::try_end_barrier(Outbox& outbox) {
   for (const auto& [rank, ticket] : barrier_) {
     wire::BarrierReply reply;
     for (const auto& [id, set] : sets_) reply.rounds.emplace_back(id, set->round_of(rank));
-    shared.peers.finish(ticket, encode(reply), outbox);
+    shared.sequencer.finish(ticket, encode(reply), outbox);
   }
   barrier_.clear();
 }
@@ -116,7 +116,7 @@ void Server::Impl::goodbye(const Ticket& ticket, Outbox& outbox) {
   for (const auto& [id, set] : sets_) set->mark_closed(ticket.rank, outbox);
   drop_unused();
   try_end_barrier(outbox);
-  shared.peers.finish(ticket, encode(wire::RoundReply{0}), outbox);
+  shared.sequencer.finish(ticket, encode(wire::RoundReply{0}), outbox);
 }
 
 void Server::Impl::drop_unused() {

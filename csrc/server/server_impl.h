@@ -1,8 +1,8 @@
 // Copyright (c) 2026 The torch_cpudist authors.
 // SPDX-License-Identifier: BSD-3-Clause
 //
-// The inside of a Server: which request goes where. Lock order: registry, parameter set, peers; no
-// frame is sent with one of them held.
+// The inside of a Server: which request goes where. Lock order: registry, parameter set, peers,
+// sequencer; no frame is sent with one of them held.
 #pragma once
 
 #include <map>

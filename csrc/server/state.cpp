@@ -124,7 +124,7 @@ void ParamState::round_dense(Buffer* plain, wire::WireDType dtype) const {
 }
 
 void ParamState::answer_round(const Ticket& ticket, uint64_t round, Outbox& outbox) const {
-  shared.peers.finish(ticket, encode(wire::RoundReply{round, ready}), outbox);
+  shared.sequencer.finish(ticket, encode(wire::RoundReply{round, ready}), outbox);
 }
 
 void ParamState::break_off(const std::exception& cause) {

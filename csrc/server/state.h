@@ -5,7 +5,6 @@
 // this server and how many updates they have had.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 #include <exception>
 #include <map>
@@ -14,34 +13,11 @@
 #include <span>
 #include <vector>
 
-#include "server/peers.h"
 #include "server/rounds/round.h"
-#include "server/update_pool.h"
+#include "server/shared.h"
 #include "wire/messages.h"
 
 namespace cpudist::server {
-
-inline constexpr size_t kPoolBytes = size_t{256} << 20;
-
-// What the parameter sets of a server share. Outlives them.
-struct ServerShared {
-  explicit ServerShared(ServerOptions given)
-      : options(std::move(given)),
-        peers(options, counters),
-        updates(options.threads),
-        pushes_memory(std::make_shared<MemoryCap>(options.memory_cap_bytes)),
-        pushes_pool(std::make_shared<BufferPool>(
-            std::min<uint64_t>(options.memory_cap_bytes, kPoolBytes))) {}
-
-  const ServerOptions options;
-  ServerCounters counters;
-  Peers peers;
-  UpdatePool updates;
-  // With a cap: what received pushes hold, from their header to their update.
-  const std::shared_ptr<MemoryCap> pushes_memory;
-  const std::shared_ptr<BufferPool> pushes_pool;
-  std::shared_ptr<BufferPool> pool = std::make_shared<BufferPool>(kPoolBytes);
-};
 
 class ChangeLog;
 

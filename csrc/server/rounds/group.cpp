@@ -1,8 +1,8 @@
 // Copyright (c) 2026 The torch_cpudist authors.
 // SPDX-License-Identifier: BSD-3-Clause
 //
-// Pushes and commits of a group, and who takes part in its rounds. The thread that completes a round
-// applies it.
+// Pushes and commits of a group, and who takes part in its rounds. The thread that completes a
+// round applies it.
 
 #include "server/rounds/group.h"
 
@@ -83,7 +83,8 @@ void RoundGroup::begin_commit(Outbox& outbox) {
   const double squared_norm = RoundUpdate::is_void(pushes_) ? 0.0 : update_.merge(pushes_);
   phase_ = Phase::kCommit;
   for (const auto& [rank, push] : pushes_) {
-    state_.shared.peers.finish(push.ticket, encode(wire::PushNorm{round_, squared_norm}), outbox);
+    state_.shared.sequencer.finish(push.ticket, encode(wire::PushNorm{round_, squared_norm}),
+                                   outbox);
   }
 }
 
@@ -99,7 +100,7 @@ void RoundGroup::commit(const Ticket& ticket, const wire::Commit& commit, Outbox
   if (commit.round + 1 == round_ && committed_.round == commit.round &&
       late != committed_.replies.end()) {
     check_norm(ticket, commit.total_norm, committed_.total_norm);
-    state_.shared.peers.finish(ticket, wire::FrameKind::kReply, late->second, outbox);
+    state_.shared.sequencer.finish(ticket, wire::FrameKind::kReply, late->second, outbox);
     committed_.replies.erase(late);
     return;
   }
@@ -112,7 +113,7 @@ void RoundGroup::commit(const Ticket& ticket, const wire::Commit& commit, Outbox
   if (!waiting_commits_.empty()) {
     check_norm(ticket, commit.total_norm, waiting_commits_.begin()->second.total_norm);
   }
-  if (!state_.shared.peers.is_current(ticket)) return;
+  if (!state_.shared.sequencer.is_current(ticket)) return;
   waiting_commits_[ticket.rank] = {ticket, commit.total_norm};
   try_complete(outbox);
 }
@@ -171,13 +172,15 @@ void RoundGroup::end_round(Outbox& outbox) {
     committed_.replies = replies();
     for (const auto& [rank, waiting] : waiting_commits_) {
       const auto reply = committed_.replies.extract(rank);
-      state_.shared.peers.finish(waiting.ticket, wire::FrameKind::kReply, reply.mapped(), outbox);
+      state_.shared.sequencer.finish(waiting.ticket, wire::FrameKind::kReply, reply.mapped(),
+                                     outbox);
     }
     waiting_commits_.clear();
   } else {
     const auto answers = replies();
     for (const auto& [rank, push] : pushes_) {
-      state_.shared.peers.finish(push.ticket, wire::FrameKind::kReply, answers.at(rank), outbox);
+      state_.shared.sequencer.finish(push.ticket, wire::FrameKind::kReply, answers.at(rank),
+                                     outbox);
     }
   }
   clear_pushes();
@@ -190,7 +193,7 @@ void RoundGroup::end_round(Outbox& outbox) {
 void RoundGroup::break_off(const std::exception& cause, Outbox& outbox) {
   state_.break_off(cause);
   for (const auto& [rank, waiting] : waiting_commits_) {
-    state_.shared.peers.finish(waiting.ticket, *state_.broken, outbox);
+    state_.shared.sequencer.finish(waiting.ticket, *state_.broken, outbox);
   }
   waiting_commits_.clear();
   phase_ = Phase::kCollect;
@@ -199,7 +202,7 @@ void RoundGroup::break_off(const std::exception& cause, Outbox& outbox) {
 
 void RoundGroup::fail_round(const Error& error, Outbox& outbox) {
   for (const auto& [rank, push] : pushes_) {
-    state_.shared.peers.finish(push.ticket, error, outbox);
+    state_.shared.sequencer.finish(push.ticket, error, outbox);
   }
   clear_pushes();
 }
@@ -294,12 +297,12 @@ std::vector<uint32_t> RoundGroup::participants() const {
 void RoundGroup::fail_waiting(const Error& error, Outbox& outbox) {
   if (phase_ == Phase::kCollect) fail_round(error, outbox);
   for (const auto& [rank, push] : early_) {
-    state_.shared.peers.finish(push.ticket, error, outbox);
+    state_.shared.sequencer.finish(push.ticket, error, outbox);
   }
   state_.release(early_);
   early_.clear();
   for (const auto& [rank, waiting] : waiting_commits_) {
-    state_.shared.peers.finish(waiting.ticket, error, outbox);
+    state_.shared.sequencer.finish(waiting.ticket, error, outbox);
   }
   waiting_commits_.clear();
 }

@@ -16,7 +16,7 @@
 #include "kernels/aligned.h"
 #include "kernels/dedupe.h"
 #include "server/delay_compensator.h"
-#include "server/peers.h"
+#include "server/outbox.h"
 #include "server/update_pool.h"
 #include "table/store.h"
 #include "wire/codec/codec.h"

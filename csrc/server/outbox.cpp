@@ -1,0 +1,64 @@
+// Copyright (c) 2026 The torch_cpudist authors.
+// SPDX-License-Identifier: BSD-3-Clause
+
+#include "server/outbox.h"
+
+#include "transport/channel.h"
+#include "wire/messages.h"
+
+namespace cpudist::server {
+
+void Outbox::add(Link connection, const wire::FrameHeader& header, Buffer payload) {
+  items_.push_back({std::move(connection), header, std::move(payload), nullptr});
+}
+
+void Outbox::add(Link connection, const wire::FrameHeader& header, SharedPayload payload) {
+  items_.push_back({std::move(connection), header, Buffer(), std::move(payload)});
+}
+
+void Outbox::answer(Link connection, const wire::FrameHeader& request, wire::FrameKind kind,
+                    Buffer payload, bool coded) {
+  wire::FrameHeader header = reply_header(request, kind);
+  header.coded = coded;
+  add(std::move(connection), header, std::move(payload));
+}
+
+void Outbox::answer(Link connection, const wire::FrameHeader& request, const Error& error) {
+  answer(std::move(connection), request, wire::FrameKind::kError,
+         encode(wire::ErrorReply{error.code(), error.what()}));
+}
+
+void Outbox::close(Link connection, std::string reason) {
+  closing_.emplace_back(std::move(connection), std::move(reason));
+}
+
+void Outbox::flush() {
+  // A send may call back into the server in this thread; a later flush must not repeat it.
+  auto items = std::move(items_);
+  auto closing = std::move(closing_);
+  items_.clear();
+  closing_.clear();
+  for (Item& item : items) {
+    if (item.shared) item.payload = item.shared->share();
+    // A dead link is no error here: the reply is recorded, or the request is repeated.
+    static_cast<void>(item.connection->send(wire::Frame{item.header, std::move(item.payload)}));
+  }
+  for (auto& [connection, reason] : closing) connection->close(reason);
+}
+
+wire::FrameHeader Outbox::reply_header(const wire::FrameHeader& request,
+                                       wire::FrameKind kind) const {
+  wire::FrameHeader header;
+  header.kind = kind;
+  header.run_id = run_id_;
+  header.epoch = request.epoch;
+  header.incarnation = request.incarnation;
+  header.role = wire::Role::kServer;
+  header.rank = static_cast<uint16_t>(shard_id_);
+  header.param_set = request.param_set;
+  header.request_id = request.request_id;
+  header.sequence = request.sequence;
+  return header;
+}
+
+}  // namespace cpudist::server

@@ -1,0 +1,149 @@
+// Copyright (c) 2026 The torch_cpudist authors.
+// SPDX-License-Identifier: BSD-3-Clause
+
+#include "server/sequencer.h"
+
+#include <utility>
+
+namespace cpudist::server {
+
+uint64_t Sequencer::bind(uint32_t rank, uint32_t incarnation, Link connection, bool anew) {
+  const std::lock_guard lock(mutex_);
+  if (rank >= streams_.size()) streams_.resize(size_t{rank} + 1);
+  Stream& stream = streams_[rank];
+  if (anew) stream = Stream{};
+  stream.incarnation = incarnation;
+  stream.connection = std::move(connection);
+  return stream.last_sequence;
+}
+
+void Sequencer::unbind(uint32_t rank, const Link& connection) {
+  const std::lock_guard lock(mutex_);
+  Stream& stream = streams_[rank];
+  if (stream.connection == connection) stream.connection.reset();
+}
+
+uint64_t Sequencer::last_sequence(uint32_t rank) const {
+  const std::lock_guard lock(mutex_);
+  return streams_[rank].last_sequence;
+}
+
+void Sequencer::refuse(uint32_t rank, const Error& error) {
+  const std::lock_guard lock(mutex_);
+  Stream& stream = streams_[rank];
+  stream.received.reset();
+  stream.refused = error;
+}
+
+Admission Sequencer::admit(const Link& connection, const wire::FrameHeader& header, Ticket* ticket,
+                           Outbox& outbox) {
+  const std::lock_guard lock(mutex_);
+  Stream& stream = streams_[header.rank];
+  *ticket = Ticket{header.rank, header.incarnation, header.sequence};
+  // A takeover may have happened since the frame's sender was identified.
+  if (stream.incarnation != header.incarnation) return Admission::kHandled;
+  if (stream.refused) {  // its connection is being closed
+    outbox.answer(connection, header, *stream.refused);
+    return Admission::kRefused;
+  }
+  if (header.sequence <= stream.last_sequence) {
+    counters_.duplicates.fetch_add(1);
+    if (header.sequence == stream.last_sequence && stream.last_payload) {
+      repeat_reply(stream, connection, header, outbox);
+    }
+    return Admission::kHandled;
+  }
+  if (header.sequence != stream.last_sequence + 1) {
+    const std::string expected = std::to_string(stream.last_sequence + 1);
+    outbox.answer(connection, header,
+                  Error(ErrorCode::kProtocol, "sequence gap: expected request " + expected +
+                                                  " of trainer " + std::to_string(header.rank) +
+                                                  ", found " + std::to_string(header.sequence)));
+    return Admission::kRefused;
+  }
+  if (stream.received) {
+    counters_.duplicates.fetch_add(1);
+    stream.received->header.request_id = header.request_id;
+    return Admission::kHandled;
+  }
+  stream.received = Received{header.sequence, header};
+  return Admission::kNew;
+}
+
+const Sequencer::Received* Sequencer::current(const Ticket& ticket) const {
+  const Stream& stream = streams_[ticket.rank];
+  const bool same = stream.incarnation == ticket.incarnation && stream.received &&
+                    stream.received->sequence == ticket.sequence;
+  return same ? &*stream.received : nullptr;
+}
+
+void Sequencer::repeat_reply(const Stream& stream, const Link& connection,
+                             const wire::FrameHeader& request, Outbox& outbox) {
+  wire::FrameHeader reply = stream.last_header;
+  reply.request_id = request.request_id;
+  outbox.add(connection, reply, stream.last_payload);
+}
+
+bool Sequencer::is_current(const Ticket& ticket) const {
+  const std::lock_guard lock(mutex_);
+  return current(ticket) != nullptr;
+}
+
+void Sequencer::finish(const Ticket& ticket, wire::FrameKind kind, Answer answer, Outbox& outbox) {
+  const std::lock_guard lock(mutex_);
+  const Received* received = current(ticket);
+  if (received == nullptr) return;
+  Stream& stream = streams_[ticket.rank];
+  stream.last_header = outbox.reply_header(received->header, kind);
+  stream.last_header.coded = answer.coded;
+  stream.last_sequence = ticket.sequence;
+  stream.last_payload = std::move(answer.payload);
+  stream.received.reset();
+  if (stream.connection) outbox.add(stream.connection, stream.last_header, stream.last_payload);
+}
+
+void Sequencer::finish(const Ticket& ticket, Buffer payload, Outbox& outbox) {
+  finish(ticket, wire::FrameKind::kReply,
+         Answer(std::make_shared<const Buffer>(std::move(payload))), outbox);
+}
+
+void Sequencer::finish(const Ticket& ticket, const Error& error, Outbox& outbox) {
+  auto payload =
+      std::make_shared<const Buffer>(encode(wire::ErrorReply{error.code(), error.what()}));
+  finish(ticket, wire::FrameKind::kError, Answer(std::move(payload)), outbox);
+}
+
+void Sequencer::reject(const Ticket& ticket, const Error& error, Outbox& outbox) {
+  const std::lock_guard lock(mutex_);
+  const Received* received = current(ticket);
+  if (received == nullptr) return;
+  Stream& stream = streams_[ticket.rank];
+  if (stream.connection) outbox.answer(stream.connection, received->header, error);
+  stream.received.reset();
+}
+
+void Sequencer::forget(const Ticket& ticket) {
+  const std::lock_guard lock(mutex_);
+  if (current(ticket) != nullptr) streams_[ticket.rank].received.reset();
+}
+
+ProbeResult Sequencer::probe(const Link& connection, const wire::FrameHeader& header,
+                             Outbox& outbox) {
+  const std::lock_guard lock(mutex_);
+  const Stream& stream = streams_[header.rank];
+  ProbeResult result;
+  if (stream.incarnation != header.incarnation || header.sequence < stream.last_sequence) {
+    result.state = ProbeResult::State::kOld;
+  } else if (header.sequence == stream.last_sequence && stream.last_payload) {
+    counters_.duplicates.fetch_add(1);
+    repeat_reply(stream, connection, header, outbox);
+    result.state = ProbeResult::State::kAnswered;
+  } else if (stream.received && stream.received->sequence == header.sequence) {
+    result.state = ProbeResult::State::kWaiting;
+    result.kind = stream.received->header.kind;
+    result.param_set = stream.received->header.param_set;
+  }
+  return result;
+}
+
+}  // namespace cpudist::server

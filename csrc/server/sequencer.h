@@ -1,0 +1,92 @@
+// Copyright (c) 2026 The torch_cpudist authors.
+// SPDX-License-Identifier: BSD-3-Clause
+//
+// Exactly once. A request that changes state is known by (run, trainer, incarnation, server,
+// sequence); run and server are this one's. It is *received* from the moment it is admitted until
+// it is finished: its reply is recorded and queued for the trainer's current connection in the same
+// step that lets the next number in.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/errors.h"
+#include "server/counters.h"
+#include "server/outbox.h"
+#include "wire/messages.h"
+
+namespace cpudist::server {
+
+enum class Admission { kNew, kHandled, kRefused };
+
+struct ProbeResult {
+  enum class State { kAnswered, kWaiting, kUnknown, kOld } state = State::kUnknown;
+  wire::FrameKind kind = wire::FrameKind::kError;  // of the waiting request
+  uint32_t param_set = wire::kNoParamSet;
+};
+
+// Thread safety: all members; none sends a frame or calls out while its lock is held. Ranks are
+// those of trainers that were bound.
+class Sequencer {
+ public:
+  using Link = std::shared_ptr<transport::Connection>;
+
+  Sequencer(uint32_t trainer_count, ServerCounters& counters)
+      : counters_(counters), streams_(trainer_count) {}
+
+  // ---- whose requests are taken, and where replies go ----
+  // This incarnation of `rank` talks over this connection. `anew`: it is a newer one, which begins
+  // at number 1. Returns the last number that was applied.
+  uint64_t bind(uint32_t rank, uint32_t incarnation, Link connection, bool anew);
+  void unbind(uint32_t rank, const Link& connection);
+  uint64_t last_sequence(uint32_t rank) const;
+  // What it left half done is not to happen; until a newer incarnation is bound, requests of `rank`
+  // are answered with this error.
+  void refuse(uint32_t rank, const Error& error);
+
+  // ---- requests ----
+  // kNew: handle it, then finish or reject the ticket. Else there is nothing to do: kHandled is a
+  // duplicate, kRefused answered with an error.
+  Admission admit(const Link& connection, const wire::FrameHeader& header, Ticket* ticket,
+                  Outbox& outbox);
+  bool is_current(const Ticket& ticket) const;
+  // Records the reply and queues it. Does nothing for a ticket that is no longer current.
+  void finish(const Ticket& ticket, wire::FrameKind kind, Answer answer, Outbox& outbox);
+  void finish(const Ticket& ticket, Buffer payload, Outbox& outbox);
+  void finish(const Ticket& ticket, const Error& error, Outbox& outbox);
+  // Answers without recording: the same number may come again.
+  void reject(const Ticket& ticket, const Error& error, Outbox& outbox);
+  void forget(const Ticket& ticket);  // as if it had never come
+  // The recorded reply is queued where there is one.
+  ProbeResult probe(const Link& connection, const wire::FrameHeader& header, Outbox& outbox);
+
+ private:
+  struct Received {
+    uint64_t sequence = 0;
+    wire::FrameHeader header;
+  };
+  struct Stream {  // of one trainer
+    uint32_t incarnation = 0;
+    Link connection;
+    uint64_t last_sequence = 0;
+    wire::FrameHeader last_header;
+    SharedPayload last_payload;
+    std::optional<Received> received;
+    std::optional<Error> refused;
+  };
+
+  // With the lock held.
+  const Received* current(const Ticket& ticket) const;
+  void repeat_reply(const Stream& stream, const Link& connection, const wire::FrameHeader& request,
+                    Outbox& outbox);
+
+  ServerCounters& counters_;
+  mutable std::mutex mutex_;
+  std::vector<Stream> streams_;
+};
+
+}  // namespace cpudist::server
