@@ -187,8 +187,8 @@ void DelayCompensator::end() {
   current_ = nullptr;
 }
 
-const void* DelayCompensator::compensate(const table::DenseBlock& block, const void* gradient,
-                                         void* out) {
+const void* DelayCompensator::correct(const table::DenseBlock& block, const void* gradient,
+                                      void* out) {
   if (block.spec().dtype == wire::DType::kFloat64) {
     return compensate_block(block, static_cast<const double*>(gradient), static_cast<double*>(out));
   }
@@ -212,8 +212,8 @@ const T* DelayCompensator::compensate_block(const table::DenseBlock& block, cons
   return out;
 }
 
-void DelayCompensator::compensate(const table::Table& table, std::span<const int64_t> records,
-                                  const float** gradients, float* out) {
+void DelayCompensator::correct(const table::Table& table, std::span<const int64_t> records,
+                               const float** gradients, float* out) {
   std::vector<const TableRead*> reads;
   for (const auto* tables : rows_) {
     const auto found = tables->find(table.id());

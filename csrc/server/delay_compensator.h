@@ -21,6 +21,7 @@
 
 #include "base/buffer.h"
 #include "kernels/aligned.h"
+#include "server/rounds/update.h"
 #include "table/hash_index.h"
 #include "table/store.h"
 #include "wire/messages.h"
@@ -28,9 +29,9 @@
 namespace cpudist::server {
 
 // Thread safety: `note_*` and size_bytes() from any number of threads; of what changes or reads the
-// push that is being applied, nothing meanwhile. `compensate` from any number of threads for
+// push that is being applied, nothing meanwhile. `correct` from any number of threads for
 // different blocks, or different rows, between begin() and end().
-class DelayCompensator {
+class DelayCompensator final : public Correction {
  public:
   DelayCompensator(uint32_t param_set, const wire::ParamSetLayout& layout);
 
@@ -51,12 +52,9 @@ class DelayCompensator {
 
   // ---- the push that is being applied ----
   void begin(uint32_t rank, const wire::PushView& push, const table::ParamStore& store);
-  // The compensated gradient of a block: `out`, or `gradient` if there is nothing to compensate.
-  const void* compensate(const table::DenseBlock& block, const void* gradient, void* out);
-  // Of rows, gradients[i] belonging to records[i]. Those that change go to out, [rows, dim], in
-  // which a gradient may lie at its place already; gradients[i] then points there.
-  void compensate(const table::Table& table, std::span<const int64_t> records,
-                  const float** gradients, float* out);
+  const void* correct(const table::DenseBlock& block, const void* gradient, void* out) override;
+  void correct(const table::Table& table, std::span<const int64_t> records, const float** gradients,
+               float* out) override;
   void end();
 
  private:

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "server/change_log.h"
+#include "server/layout_checks.h"
 #include "wire/codec/values.h"
 
 namespace cpudist::server {

@@ -16,9 +16,7 @@
 #include <vector>
 
 #include "server/delay_compensator.h"
-#include "server/peers.h"
 #include "server/rounds/group.h"
-#include "server/rounds/round.h"
 #include "server/state.h"
 #include "wire/messages.h"
 
@@ -42,12 +40,6 @@ auto decode_frame(Decode&& decode) {
 inline std::span<const uint8_t> bytes_of(const Buffer& payload) {
   return {payload.data(), payload.size()};
 }
-
-// Throws kInvalidArgument for a decoded layout that does not fit this group of servers.
-void check_layout(const wire::ParamSetLayout& layout, const ServerOptions& options);
-// The first item in which two layouts differ: "table 0, rows: 10 against 20".
-std::string describe_difference(const wire::ParamSetLayout& first,
-                                const wire::ParamSetLayout& second);
 
 // Thread safety: every public member locks for itself. Members that take a ticket answer it, now or
 // later, or throw Error, which the caller records as the answer (kOverloaded: rejects with it), or

@@ -8,6 +8,7 @@
 #include <string>
 #include <utility>
 
+#include "server/layout_checks.h"
 #include "server/param_set.h"
 
 namespace cpudist::server {

@@ -13,7 +13,7 @@
 #include <span>
 #include <vector>
 
-#include "server/rounds/round.h"
+#include "server/push.h"
 #include "server/shared.h"
 #include "wire/messages.h"
 

@@ -11,7 +11,7 @@
 #include <set>
 #include <vector>
 
-#include "server/rounds/round.h"
+#include "server/rounds/update.h"
 #include "server/state.h"
 
 namespace cpudist::server {

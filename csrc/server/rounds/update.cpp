@@ -1,16 +1,18 @@
 // Copyright (c) 2026 The torch_cpudist authors.
 // SPDX-License-Identifier: BSD-3-Clause
 //
-// Merging and updating one table shard or one dense block. The order of every sum is the rank
-// order of the pushes; a task reads nothing that another task writes.
+// Planning, and merging and updating one table shard or one dense block. The order of every sum is
+// the rank order of the pushes; a task reads nothing that another task writes.
+
+#include "server/rounds/update.h"
 
 #include <algorithm>
 #include <cstring>
 #include <limits>
+#include <set>
 
 #include "kernels/elementwise.h"
 #include "kernels/optimizers.h"
-#include "server/rounds/round.h"
 
 namespace cpudist::server {
 namespace {
@@ -73,6 +75,74 @@ bool wants_norm(const RoundPushes& pushes) { return settings(pushes).clip_norm >
 constexpr size_t kPrefetchRows = 8;
 
 }  // namespace
+
+bool RoundUpdate::is_void(const RoundPushes& pushes) {
+  return std::all_of(pushes.begin(), pushes.end(),
+                     [](const auto& entry) { return entry.second.view.header.weight == 0.0; });
+}
+
+void RoundUpdate::plan(const RoundPushes& pushes) {
+  const wire::PushHeader& settings = pushes.begin()->second.view.header;
+  clip_value_ = settings.clip_value;
+  direct_ = pushes.size() == 1 && settings.clip_value == 0.0 && settings.clip_norm == 0.0;
+  averaging_ = Averaging{};
+  std::set<uint32_t> blocks;
+  std::set<uint32_t> tables;
+  double total = 0;
+  for (const auto& [rank, push] : pushes) {
+    const double weight = push.view.header.weight;
+    averaging_.weights.push_back(weight);
+    averaging_.equal = averaging_.equal && weight == averaging_.weights.front();
+    total += weight;
+    for (const wire::DenseSection& section : push.view.blocks) blocks.insert(section.block);
+    for (const wire::TableSection& section : push.view.tables) tables.insert(section.table);
+  }
+  averaging_.factor = 1.0 / (averaging_.equal ? static_cast<double>(pushes.size()) : total);
+  touched_blocks_.assign(blocks.begin(), blocks.end());
+  touched_tables_.assign(tables.begin(), tables.end());
+  shards_.resize(store_.tables.size() * table::Table::kShards);
+  blocks_.resize(store_.blocks.size());
+  tasks_.clear();
+  for (const uint32_t block : touched_blocks_) tasks_.push_back({true, block, 0});
+  for (const uint32_t table : touched_tables_) {
+    for (uint32_t shard = 0; shard < table::Table::kShards; ++shard) {
+      tasks_.push_back({false, table, shard});
+    }
+  }
+}
+
+void RoundUpdate::apply(const RoundPushes& pushes, uint64_t round, Correction* correction) {
+  plan(pushes);
+  correction_ = correction;
+  for (const uint32_t table : touched_tables_) store_.tables[table]->count_step();
+  pool_.run(tasks_.size(), [&](size_t i) {
+    merge_task(tasks_[i], pushes);
+    update_task(tasks_[i], pushes, round);
+  });
+}
+
+double RoundUpdate::merge(const RoundPushes& pushes) {
+  plan(pushes);
+  pool_.run(tasks_.size(), [&](size_t i) { merge_task(tasks_[i], pushes); });
+  double total = 0;
+  for (const Task& task : tasks_) {
+    total += task.dense ? blocks_[task.id].squared_norm : shard_work(task).squared_norm;
+  }
+  return total;
+}
+
+void RoundUpdate::apply_merged(const RoundPushes& pushes, double total_norm, uint64_t round) {
+  // As torch.nn.utils.clip_grad_norm_, in which a norm that is not a number spreads.
+  const double ratio = pushes.begin()->second.view.header.clip_norm / (total_norm + 1e-6);
+  const double scale = ratio > 1.0 ? 1.0 : ratio;
+  for (const uint32_t table : touched_tables_) store_.tables[table]->count_step();
+  pool_.run(tasks_.size(), [&](size_t i) {
+    if (scale != 1.0) scale_task(tasks_[i], scale);
+    update_task(tasks_[i], pushes, round);
+  });
+}
+
+// ---- the tasks: one table shard or one dense block ----
 
 void RoundUpdate::merge_task(const Task& task, const RoundPushes& pushes) {
   if (!task.dense) {
@@ -190,9 +260,9 @@ void RoundUpdate::update_task(const Task& task, const RoundPushes& pushes, uint6
   }
   table::DenseBlock& block = *store_.blocks[task.id];
   BlockWork& work = blocks_[task.id];
-  if (compensator_ != nullptr) {
+  if (correction_ != nullptr) {
     reserve_merged(task.id);
-    work.gradient = compensator_->compensate(block, work.gradient, work.merged.data());
+    work.gradient = correction_->correct(block, work.gradient, work.merged.data());
   }
   block.update(settings(pushes).configs[block.spec().group], work.gradient);
 }
@@ -205,10 +275,10 @@ void RoundUpdate::update_shard(const Task& task, const RoundPushes& pushes, uint
   const auto& config = settings(pushes).configs[table.spec().group];
   touch_rows(work, table, round);
   point_at_gradients(work, task, pushes);
-  if (compensator_ != nullptr) {
+  if (correction_ != nullptr) {
     if (work.gradients.size() < work.rows * dim) work.gradients.resize(work.rows * dim);
-    compensator_->compensate(table, {work.distinct.data(), work.rows}, work.sources.data(),
-                             work.gradients.data());
+    correction_->correct(table, {work.distinct.data(), work.rows}, work.sources.data(),
+                         work.gradients.data());
   }
   if (kernels::counts_per_row(config) && kernels::step_dependent(config)) {
     kernels::StepCache<float> steps(config);

@@ -3,13 +3,34 @@
 //
 // Checks of a layout, and the words for two layouts that differ.
 
-#include <algorithm>
-#include <string>
+#include "server/layout_checks.h"
 
-#include "server/param_set.h"
+#include <algorithm>
+#include <charconv>
 
 namespace cpudist::server {
 namespace {
+
+struct HyperField {
+  const char* name;
+  double kernels::OptimizerConfig::* member;
+};
+constexpr HyperField kHyperFields[] = {
+    {"lr", &kernels::OptimizerConfig::lr},
+    {"momentum", &kernels::OptimizerConfig::momentum},
+    {"dampening", &kernels::OptimizerConfig::dampening},
+    {"weight_decay", &kernels::OptimizerConfig::weight_decay},
+    {"beta1", &kernels::OptimizerConfig::beta1},
+    {"beta2", &kernels::OptimizerConfig::beta2},
+    {"eps", &kernels::OptimizerConfig::eps},
+    {"alpha", &kernels::OptimizerConfig::alpha},
+    {"lr_decay", &kernels::OptimizerConfig::lr_decay},
+    {"initial_accumulator", &kernels::OptimizerConfig::initial_accumulator},
+    {"l1", &kernels::OptimizerConfig::l1},
+    {"l2", &kernels::OptimizerConfig::l2},
+    {"lr_power", &kernels::OptimizerConfig::lr_power},
+};
+static_assert(std::size(kHyperFields) == kernels::kOptimizerHyperCount);
 
 std::string differ(const std::string& item, const std::string& field, const std::string& first,
                    const std::string& second) {
@@ -159,6 +180,32 @@ void check_memory_cap(const wire::ParamSetLayout& layout, const ServerOptions& o
 }
 
 }  // namespace
+
+std::string show(double value) {
+  char text[32];  // 24 are the most that a double needs
+  return {text, std::to_chars(text, text + sizeof text, value).ptr};
+}
+
+std::string describe_difference(const kernels::OptimizerConfig& first,
+                                const kernels::OptimizerConfig& second) {
+  if (first.kind != second.kind) {
+    return std::string("optimizer kind: ") + kernels::optimizer_kind_name(first.kind) +
+           " against " + kernels::optimizer_kind_name(second.kind);
+  }
+  if (first.flags != second.flags) {
+    const auto flag = [](const kernels::OptimizerConfig& config) {
+      return std::string(config.nesterov() ? "True" : "False");
+    };
+    static_assert(kernels::kOptimizerKnownFlags == kernels::kOptimizerNesterov);
+    return "nesterov: " + flag(first) + " against " + flag(second);
+  }
+  for (const HyperField& field : kHyperFields) {
+    const double a = first.*field.member;
+    const double b = second.*field.member;
+    if (a != b) return std::string(field.name) + ": " + show(a) + " against " + show(b);
+  }
+  return "";
+}
 
 std::string describe_difference(const wire::ParamSetLayout& first,
                                 const wire::ParamSetLayout& second) {

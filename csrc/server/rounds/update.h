@@ -2,63 +2,33 @@
 // SPDX-License-Identifier: BSD-3-Clause
 //
 // One round's arithmetic: the pushes of the members merged in rank order, averaged, clipped and
-// applied. Who is a member and when a round is complete stands in param_set.h.
+// applied. Who is a member and when a round is complete stands in group.h.
 #pragma once
 
-#include <array>
 #include <cstdint>
-#include <map>
-#include <memory>
-#include <optional>
-#include <string>
+#include <span>
 #include <vector>
 
 #include "kernels/aligned.h"
 #include "kernels/dedupe.h"
-#include "server/delay_compensator.h"
-#include "server/outbox.h"
+#include "server/push.h"
 #include "server/update_pool.h"
 #include "table/store.h"
-#include "wire/codec/codec.h"
-#include "wire/messages.h"
 
 namespace cpudist::server {
 
-// Positions of a section's rows grouped by table shard, in batch order within a shard, and their
-// records. Found when the push arrives, so that the last arriver need not look up everybody's rows.
-struct SectionRows {
-  std::vector<uint32_t> order;
-  std::vector<int32_t> records;  // of position order[i]
-  std::array<uint32_t, table::Table::kShards + 1> offsets{};
+// What changes a merged gradient between the round's merging and its update. Thread safety: from
+// any number of threads for different blocks, or different rows.
+class Correction {
+ public:
+  virtual ~Correction() = default;
+  // The corrected gradient of a block: `out`, or `gradient` if there is nothing to correct.
+  virtual const void* correct(const table::DenseBlock& block, const void* gradient, void* out) = 0;
+  // Of rows, gradients[i] belonging to records[i]. Those that change go to out, [rows, dim], in
+  // which a gradient may lie at its place already; gradients[i] then points there.
+  virtual void correct(const table::Table& table, std::span<const int64_t> records,
+                       const float** gradients, float* out) = 0;
 };
-
-struct RoundPush {
-  Ticket ticket;
-  Buffer payload;  // what `view` points into; plain
-  // How it came, and is to be answered, if it came coded.
-  std::optional<wire::Coding> coding;
-  wire::PushView view;
-  std::vector<SectionRows> sections;        // beside view.tables
-  std::vector<std::vector<uint32_t>> held;  // records, beside view.holds.tables
-};
-
-using RoundPushes = std::map<uint32_t, RoundPush>;  // by rank
-
-// Looks up the rows of every table section. Throws kInvalidArgument for rows never stored.
-std::vector<SectionRows> locate_rows(const wire::PushView& view, const table::ParamStore& store);
-
-// The records of the rows that the sender holds. Throws as above.
-std::vector<std::vector<uint32_t>> locate_held(const wire::PushView& view,
-                                               const table::ParamStore& store);
-
-// The first difference in hyper-parameters or clip settings between two pushes of a round, naming
-// the field, both values and both ranks.
-std::optional<std::string> find_mismatch(const RoundPushes& pushes);
-// The shortest text that reads back as the same number.
-std::string show(double value);
-// As above for two configurations; empty when equal. "lr: 0.1 against 0.2".
-std::string describe_difference(const kernels::OptimizerConfig& first,
-                                const kernels::OptimizerConfig& second);
 
 // Thread safety: one caller at a time, who also has the store to itself. Scratch memory is reused
 // between rounds.
@@ -69,9 +39,9 @@ class RoundUpdate {
   // Every trainer has weight 0: nothing may be applied.
   static bool is_void(const RoundPushes& pushes);
 
-  // Merges, averages, clips by value, compensates for delay if asked to, and updates, each row and
-  // element in one task.
-  void apply(const RoundPushes& pushes, uint64_t round, DelayCompensator* compensator = nullptr);
+  // Merges, averages, clips by value, corrects if asked to, and updates, each row and element in
+  // one task.
+  void apply(const RoundPushes& pushes, uint64_t round, Correction* correction = nullptr);
   // First phase of a round with clip_norm: merges, averages and clips by value only. Returns the
   // squared norm of what was merged, summed in double: blocks by id, then tables by id and shard.
   double merge(const RoundPushes& pushes);
@@ -133,7 +103,7 @@ class RoundUpdate {
   Averaging averaging_;
   bool direct_ = false;  // one push, nothing to clip: its gradients are used where they lie
   double clip_value_ = 0;
-  DelayCompensator* compensator_ = nullptr;  // of the push that is being applied
+  Correction* correction_ = nullptr;  // of the push that is being applied
   std::vector<Task> tasks_;
   std::vector<uint32_t> touched_blocks_;
   std::vector<uint32_t> touched_tables_;

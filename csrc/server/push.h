@@ -1,0 +1,53 @@
+// Copyright (c) 2026 The torch_cpudist authors.
+// SPDX-License-Identifier: BSD-3-Clause
+//
+// A push as a server keeps it until it is applied: what came, and where its rows lie.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/buffer.h"
+#include "server/outbox.h"
+#include "table/store.h"
+#include "wire/codec/codec.h"
+#include "wire/messages.h"
+
+namespace cpudist::server {
+
+// Positions of a section's rows grouped by table shard, in batch order within a shard, and their
+// records. Found when the push arrives, so that the last arriver need not look up everybody's rows.
+struct SectionRows {
+  std::vector<uint32_t> order;
+  std::vector<int32_t> records;  // of position order[i]
+  std::array<uint32_t, table::Table::kShards + 1> offsets{};
+};
+
+struct RoundPush {
+  Ticket ticket;
+  Buffer payload;  // what `view` points into; plain
+  // How it came, and is to be answered, if it came coded.
+  std::optional<wire::Coding> coding;
+  wire::PushView view;
+  std::vector<SectionRows> sections;        // beside view.tables
+  std::vector<std::vector<uint32_t>> held;  // records, beside view.holds.tables
+};
+
+using RoundPushes = std::map<uint32_t, RoundPush>;  // by rank
+
+// Looks up the rows of every table section. Throws kInvalidArgument for rows never stored.
+std::vector<SectionRows> locate_rows(const wire::PushView& view, const table::ParamStore& store);
+
+// The records of the rows that the sender holds. Throws as above.
+std::vector<std::vector<uint32_t>> locate_held(const wire::PushView& view,
+                                               const table::ParamStore& store);
+
+// The first difference in hyper-parameters or clip settings between two pushes of a round, naming
+// the field, both values and both ranks.
+std::optional<std::string> find_mismatch(const RoundPushes& pushes);
+
+}  // namespace cpudist::server
