@@ -1,8 +1,8 @@
 // Copyright (c) 2026 The torch_cpudist authors.
 // SPDX-License-Identifier: BSD-3-Clause
+// long: one class
 //
 // Hello and fencing, goodbye, and who is lost.
-// long: one class.
 
 #include "server/peers.h"
 

@@ -1,10 +1,10 @@
 // Copyright (c) 2026 The torch_cpudist authors.
 // SPDX-License-Identifier: BSD-3-Clause
+// long: one class and its face
 //
 // Which request goes where, what concerns all parameter sets (barrier, goodbye, loss, stop), and
 // the liveness thread. Replies collect in an outbox that is sent last. Lock order: registry,
 // parameter set, peers, sequencer; no frame is sent with one of them held.
-// long: one class and its face.
 
 #include "server/server.h"
 
