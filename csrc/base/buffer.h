@@ -11,6 +11,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -67,6 +68,7 @@ class Buffer {
   uint8_t* data() { return data_; }
   const uint8_t* data() const { return data_; }
   size_t size() const { return size_; }
+  std::span<const uint8_t> bytes() const { return {data_, size_}; }
   bool empty() const { return size_ == 0; }
   void shrink(size_t size);  // size <= size(); keeps the memory
 

@@ -240,4 +240,18 @@ void check_layout(const wire::ParamSetLayout& layout, const ServerOptions& optio
   check_memory_cap(layout, options);
 }
 
+void check_configs(const wire::ParamSetLayout& layout, const wire::PushHeader& header) {
+  for (size_t group = 0; group < header.configs.size(); ++group) {
+    const kernels::OptimizerConfig& opened = layout.configs[group];
+    const kernels::OptimizerConfig& now = header.configs[group];
+    const std::string where = "push: parameter group " + std::to_string(group) + ", ";
+    if (now.kind != opened.kind ||
+        kernels::state_elements(now, 4, 4) != kernels::state_elements(opened, 4, 4)) {
+      throw Error(ErrorCode::kConfigMismatch,
+                  where + describe_difference(opened, now) +
+                      " (opened against pushed): the optimizer's state cannot change its shape");
+    }
+  }
+}
+
 }  // namespace cpudist::server

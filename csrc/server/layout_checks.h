@@ -14,6 +14,9 @@ namespace cpudist::server {
 
 // Throws kInvalidArgument for a decoded layout that does not fit this group of servers.
 void check_layout(const wire::ParamSetLayout& layout, const ServerOptions& options);
+// Throws kConfigMismatch for a push with an optimizer whose state has another shape than the one
+// that the set was opened with.
+void check_configs(const wire::ParamSetLayout& layout, const wire::PushHeader& header);
 // The first item in which two layouts differ: "table 0, rows: 10 against 20".
 std::string describe_difference(const wire::ParamSetLayout& first,
                                 const wire::ParamSetLayout& second);

@@ -1,37 +1,47 @@
 // Copyright (c) 2026 The torch_cpudist authors.
 // SPDX-License-Identifier: BSD-3-Clause
-//
-// Opening, storing, reading and closing. Pushes stand in param_set_rounds.cpp, membership in
-// param_set_members.cpp.
+// long: one class
 
 #include "server/param_set.h"
 
 #include <algorithm>
 #include <cstring>
 #include <mutex>
+#include <string>
 #include <utility>
 
-#include "server/change_log.h"
 #include "server/layout_checks.h"
-#include "wire/codec/values.h"
+#include "server/replies.h"
+#include "wire/codec/codec.h"
+#include "wire/malformed.h"
 
 namespace cpudist::server {
+
+using wire::decode_frame;
 
 ParamSet::ParamSet(uint32_t id, Buffer layout_bytes, uint32_t opener,
                    const std::vector<uint32_t>& active, ServerShared& shared)
     : layout_bytes_(std::move(layout_bytes)),
       opener_(opener),
-      state_(id, decode_frame([&] { return wire::decode_layout(bytes_of(layout_bytes_)); }),
-             shared),
-      update_(state_.store, shared.updates),
-      compensator_(make_compensator(id, state_.layout)) {
-  const ServerOptions& options = shared.options;
+      state_(id, decode_frame([&] { return wire::decode_layout(layout_bytes_.bytes()); }), shared) {
+  check_layout(state_.layout, shared.options);
+  make_store();
+  const std::set<uint32_t> members(active.begin(), active.end());
+  for (uint32_t rank = 0; rank < shared.options.trainer_count; ++rank) {
+    if (!members.contains(rank)) closed_.insert(rank);
+  }
+  state_.replies = make_replies(state_, members);
+  policy_ = make_policy(state_, members);
+}
+
+void ParamSet::make_store() {
+  const ServerOptions& options = state_.shared.options;
   const wire::ParamSetLayout& layout = state_.layout;
-  check_layout(layout, options);
   for (uint32_t table = 0; table < layout.tables.size(); ++table) {
     const wire::TableSpec& spec = layout.tables[table];
-    state_.store.tables.push_back(std::make_unique<table::Table>(
-        id, table, spec, layout.configs[spec.group], options.shard_id, options.server_count));
+    state_.store.tables.push_back(
+        std::make_unique<table::Table>(state_.id, table, spec, layout.configs[spec.group],
+                                       options.shard_id, options.server_count));
   }
   state_.store.blocks.resize(layout.blocks.size());
   for (uint32_t block = 0; block < layout.blocks.size(); ++block) {
@@ -40,46 +50,15 @@ ParamSet::ParamSet(uint32_t id, Buffer layout_bytes, uint32_t opener,
     state_.store.blocks[block] =
         std::make_unique<table::DenseBlock>(block, spec, layout.configs[spec.group]);
   }
-  const std::set<uint32_t> members(active.begin(), active.end());
-  for (uint32_t rank = 0; rank < options.trainer_count; ++rank) {
-    if (!members.contains(rank)) closed_.insert(rank);
-  }
-  if (in_rounds()) make_groups(members);
-  if (layout.exchanges_deltas) state_.changes = std::make_unique<ChangeLog>(state_, members);
 }
 
-ParamSet::~ParamSet() { state_.release(arrivals_); }
+// ---- who has it ----
 
 void ParamSet::open(const Ticket& ticket, const Buffer& layout_bytes, Outbox& outbox) {
   const std::unique_lock lock(mutex_);
-  const bool equal =
-      layout_bytes.size() == layout_bytes_.size() &&
-      std::memcmp(layout_bytes.data(), layout_bytes_.data(), layout_bytes.size()) == 0;
-  if (!equal) {
-    const auto other = decode_frame([&] { return wire::decode_layout(bytes_of(layout_bytes)); });
-    const Error mismatch(ErrorCode::kConfigMismatch,
-                         "parameter set " + std::to_string(state_.id) + ": " +
-                             describe_difference(state_.layout, other) + " (trainer " +
-                             std::to_string(opener_) + " against trainer " +
-                             std::to_string(ticket.rank) +
-                             "); all trainers must build the same model and optimizer, by the same "
-                             "strategy");
-    // Nobody is to wait for the one that differs.
-    if (!state_.ready || in_rounds()) refuse_all(mismatch, outbox);
-    throw mismatch;
-  }
+  check_same_layout(ticket, layout_bytes, outbox);
   if (!state_.shared.sequencer.is_current(ticket)) return;
-  if (in_rounds()) {
-    // A round without a trainer that may come back would have a smaller divisor.
-    if (const auto lost = state_.shared.peers.find_lost()) throw *lost;
-  }
-  if (in_rounds() && ticket.rank >= state_.shared.options.trainer_count) {
-    throw Error(ErrorCode::kConfigMismatch,
-                "trainer " + std::to_string(ticket.rank) + " joins a run of " +
-                    std::to_string(state_.shared.options.trainer_count) +
-                    " trainers (CPUDIST_TRAINERS) in parameter set " + std::to_string(state_.id) +
-                    ", whose rounds wait for exactly those; only Async takes more");
-  }
+  policy_->check_open(ticket.rank);
   if (closed_.contains(ticket.rank) || !opened_.insert(ticket.rank).second) {
     throw Error(ErrorCode::kProtocol, "trainer " + std::to_string(ticket.rank) +
                                           " opened parameter set " + std::to_string(state_.id) +
@@ -88,11 +67,32 @@ void ParamSet::open(const Ticket& ticket, const Buffer& layout_bytes, Outbox& ou
   answer_round(ticket, outbox);
 }
 
-void ParamSet::refuse_all(const Error& error, Outbox& outbox) {
-  state_.broken = error;
-  for (const auto& group : groups_) group->fail_waiting(error, outbox);
-  for (const auto& [rank, waiting] : waiting_ready_)
+void ParamSet::check_same_layout(const Ticket& ticket, const Buffer& layout_bytes, Outbox& outbox) {
+  const bool equal =
+      layout_bytes.size() == layout_bytes_.size() &&
+      std::memcmp(layout_bytes.data(), layout_bytes_.data(), layout_bytes.size()) == 0;
+  if (equal) return;
+  const auto other = decode_frame([&] { return wire::decode_layout(layout_bytes.bytes()); });
+  const Error mismatch(ErrorCode::kConfigMismatch,
+                       "parameter set " + std::to_string(state_.id) + ": " +
+                           describe_difference(state_.layout, other) + " (trainer " +
+                           std::to_string(opener_) + " against trainer " +
+                           std::to_string(ticket.rank) +
+                           "); all trainers must build the same model and optimizer, by the same "
+                           "strategy");
+  // Nobody is to wait for the one that differs.
+  if (!state_.ready || needs_everyone()) {
+    state_.broken = mismatch;
+    policy_->fail_waiting(mismatch, outbox);
+    fail_ready(mismatch, outbox);
+  }
+  throw mismatch;
+}
+
+void ParamSet::fail_ready(const Error& error, Outbox& outbox) {
+  for (const auto& [rank, waiting] : waiting_ready_) {
     state_.shared.sequencer.finish(waiting, error, outbox);
+  }
   waiting_ready_.clear();
 }
 
@@ -115,73 +115,6 @@ void ParamSet::require_ready() const {
                   " is not ready: trainer 0 has not stored all its values yet");
 }
 
-void ParamSet::store(const Ticket& ticket, const Buffer& payload, Outbox& outbox) {
-  if (ticket.rank != 0) {
-    throw Error(ErrorCode::kInvalidArgument,
-                "only trainer 0 stores values, not trainer " + std::to_string(ticket.rank));
-  }
-  const wire::StoreView view =
-      decode_frame([&] { return wire::decode_store(bytes_of(payload), state_.layout); });
-  const std::unique_lock lock(mutex_);
-  require_open(ticket.rank);
-  for (const wire::BlockValues& values : view.blocks) {
-    if (state_.store.blocks[values.block] != nullptr) continue;
-    const wire::BlockSpec& spec = state_.layout.blocks[values.block];
-    throw Error(ErrorCode::kInvalidArgument, "block " + spec.name + " belongs to server " +
-                                                 std::to_string(spec.shard) + ", not to server " +
-                                                 std::to_string(state_.shared.options.shard_id));
-  }
-  if (compensator_) compensator_->forget_all();  // what moved is not what gradients moved
-  for (const wire::BlockValues& values : view.blocks)
-    state_.store.blocks[values.block]->store(values);
-  for (const wire::TableRows& rows : view.tables) state_.store.tables[rows.table]->store(rows);
-  answer_round(ticket, outbox);
-}
-
-void ParamSet::ready(const Ticket& ticket, Outbox& outbox) {
-  const std::unique_lock lock(mutex_);
-  require_open(ticket.rank);
-  require_whole();
-  if (!state_.shared.sequencer.is_current(ticket)) return;
-  if (state_.ready) {
-    add_reader(ticket.rank);
-    if (state_.changes) state_.changes->follow(ticket.rank);
-    answer_round(ticket, outbox);
-    return;
-  }
-  if (ticket.rank != 0) {
-    if (closed_.contains(0)) {
-      throw Error(ErrorCode::kClosed,
-                  "trainer 0, whose model gives the initial values, has closed "
-                  "parameter set " +
-                      std::to_string(state_.id) + " or shut down before it was ready");
-    }
-    if (const auto lost = state_.shared.peers.find_lost({0})) throw *lost;
-    waiting_ready_[ticket.rank] = ticket;
-    return;
-  }
-  for (const auto& block : state_.store.blocks) {
-    if (block != nullptr && !block->stored()) {
-      throw Error(ErrorCode::kInvalidArgument,
-                  "block " + block->spec().name + " was not stored before ready");
-    }
-  }
-  state_.ready = true;
-  add_reader(ticket.rank);
-  if (state_.changes) state_.changes->follow(ticket.rank);
-  answer_round(ticket, outbox);
-  for (const auto& [rank, waiting] : waiting_ready_) {
-    try {
-      add_reader(rank);
-      if (state_.changes) state_.changes->follow(rank);
-      answer_round(waiting, outbox);
-    } catch (const Error& error) {
-      state_.shared.sequencer.finish(waiting, error, outbox);
-    }
-  }
-  waiting_ready_.clear();
-}
-
 void ParamSet::close(const Ticket& ticket, Outbox& outbox) {
   {
     const std::unique_lock lock(mutex_);
@@ -195,15 +128,13 @@ void ParamSet::close(const Ticket& ticket, Outbox& outbox) {
 void ParamSet::mark_closed(uint32_t rank, Outbox& outbox) {
   const std::unique_lock lock(mutex_);
   closed_.insert(rank);
-  if (state_.changes) state_.changes->forget(rank);
-  if (compensator_) compensator_->forget(rank);
+  state_.replies->forget(rank);
+  policy_->forget(rank);
   take_out(rank, outbox);
   if (rank != 0 || state_.ready) return;
-  const Error error(ErrorCode::kClosed, "trainer 0 closed parameter set " +
-                                            std::to_string(state_.id) + " before it was ready");
-  for (const auto& [other, waiting] : waiting_ready_)
-    state_.shared.sequencer.finish(waiting, error, outbox);
-  waiting_ready_.clear();
+  fail_ready(Error(ErrorCode::kClosed, "trainer 0 closed parameter set " +
+                                           std::to_string(state_.id) + " before it was ready"),
+             outbox);
 }
 
 bool ParamSet::unused(const std::vector<uint32_t>& remaining) const {
@@ -212,14 +143,246 @@ bool ParamSet::unused(const std::vector<uint32_t>& remaining) const {
                      [this](uint32_t rank) { return closed_.contains(rank); });
 }
 
+void ParamSet::leave(const Ticket& ticket, Outbox& outbox) {
+  const std::unique_lock lock(mutex_);
+  require_open(ticket.rank);
+  take_out(ticket.rank, outbox);
+  policy_->forget(ticket.rank);
+  answer_round(ticket, outbox);
+}
+
+void ParamSet::remove_member(uint32_t rank, Outbox& outbox) {
+  const std::unique_lock lock(mutex_);
+  take_out(rank, outbox);
+}
+
+void ParamSet::take_out(uint32_t rank, Outbox& outbox) {
+  state_.replies->remove_member(rank);
+  policy_->take_out(rank, outbox);
+}
+
+void ParamSet::join(const Ticket& ticket, const wire::Join& join, Outbox& outbox) {
+  const std::unique_lock lock(mutex_);
+  require_open(ticket.rank);
+  if (!state_.shared.sequencer.is_current(ticket)) return;
+  state_.replies->add_member(ticket.rank);
+  policy_->join(ticket, join, outbox);
+}
+
+void ParamSet::reset_members(const std::vector<uint32_t>& ranks) {
+  const std::unique_lock lock(mutex_);
+  std::set<uint32_t> members;
+  for (const uint32_t rank : ranks) {
+    if (closed_.contains(rank)) continue;
+    members.insert(rank);
+    state_.replies->add_member(rank);
+  }
+  policy_->add_members(members);
+}
+
+void ParamSet::lose(uint32_t rank, const Error& error, Outbox& outbox) {
+  if (needs_everyone()) {
+    fail_waiting(error, outbox);
+    return;
+  }
+  drop(rank, outbox);
+  const std::unique_lock lock(mutex_);
+  if (rank == 0 && !state_.ready) fail_ready(error, outbox);
+}
+
+void ParamSet::fail_waiting(const Error& error, Outbox& outbox) {
+  const std::unique_lock lock(mutex_);
+  policy_->fail_waiting(error, outbox);
+  fail_ready(error, outbox);
+}
+
+void ParamSet::drop(uint32_t rank, Outbox& outbox) {
+  const std::unique_lock lock(mutex_);
+  waiting_ready_.erase(rank);
+  opened_.erase(rank);
+  closed_.erase(rank);
+  state_.replies->forget(rank);
+  policy_->drop(rank, outbox);
+}
+
+std::vector<uint32_t> ParamSet::waiting_for(wire::FrameKind kind, uint32_t rank) const {
+  const std::shared_lock lock(mutex_);
+  if (kind == wire::FrameKind::kReady) return {0};
+  return policy_->waiting_for(kind, rank);
+}
+
+uint64_t ParamSet::round_of(uint32_t rank) const {
+  const std::shared_lock lock(mutex_);
+  return policy_->round_of(rank);
+}
+
+// ---- stored values ----
+
+void ParamSet::store(const Ticket& ticket, const Buffer& payload, Outbox& outbox) {
+  if (ticket.rank != 0) {
+    throw Error(ErrorCode::kInvalidArgument,
+                "only trainer 0 stores values, not trainer " + std::to_string(ticket.rank));
+  }
+  const wire::StoreView view =
+      decode_frame([&] { return wire::decode_store(payload.bytes(), state_.layout); });
+  const std::unique_lock lock(mutex_);
+  require_open(ticket.rank);
+  check_store(view);
+  policy_->values_stored();
+  for (const wire::BlockValues& values : view.blocks) {
+    state_.store.blocks[values.block]->store(values);
+  }
+  for (const wire::TableRows& rows : view.tables) state_.store.tables[rows.table]->store(rows);
+  answer_round(ticket, outbox);
+}
+
+void ParamSet::check_store(const wire::StoreView& view) const {
+  for (const wire::BlockValues& values : view.blocks) {
+    const table::DenseBlock* block = state_.store.blocks[values.block].get();
+    if (block != nullptr) continue;
+    const wire::BlockSpec& spec = state_.layout.blocks[values.block];
+    throw Error(ErrorCode::kInvalidArgument, "block " + spec.name + " belongs to server " +
+                                                 std::to_string(spec.shard) + ", not to server " +
+                                                 std::to_string(state_.shared.options.shard_id));
+  }
+  for (const wire::BlockValues& values : view.blocks) {
+    state_.store.blocks[values.block]->check(values);
+  }
+  for (const wire::TableRows& rows : view.tables) state_.store.tables[rows.table]->check(rows);
+}
+
+void ParamSet::ready(const Ticket& ticket, Outbox& outbox) {
+  const std::unique_lock lock(mutex_);
+  require_open(ticket.rank);
+  require_whole();
+  if (!state_.shared.sequencer.is_current(ticket)) return;
+  if (state_.ready) {
+    start(ticket, outbox);
+    return;
+  }
+  if (ticket.rank != 0) {
+    if (closed_.contains(0)) {
+      throw Error(ErrorCode::kClosed,
+                  "trainer 0, whose model gives the initial values, has closed "
+                  "parameter set " +
+                      std::to_string(state_.id) + " or shut down before it was ready");
+    }
+    if (const auto lost = state_.shared.peers.find_lost({0})) throw *lost;
+    waiting_ready_[ticket.rank] = ticket;
+    return;
+  }
+  check_blocks_stored();
+  state_.ready = true;
+  start(ticket, outbox);
+  for (const auto& [rank, waiting] : waiting_ready_) {
+    try {
+      start(waiting, outbox);
+    } catch (const Error& error) {
+      state_.shared.sequencer.finish(waiting, error, outbox);
+    }
+  }
+  waiting_ready_.clear();
+}
+
+void ParamSet::check_blocks_stored() const {
+  for (const auto& block : state_.store.blocks) {
+    if (block == nullptr || block->stored()) continue;
+    throw Error(ErrorCode::kInvalidArgument,
+                "block " + block->spec().name + " was not stored before ready");
+  }
+}
+
+void ParamSet::start(const Ticket& ticket, Outbox& outbox) {
+  policy_->start(ticket.rank);
+  state_.replies->follow(ticket.rank);
+  answer_round(ticket, outbox);
+}
+
+// ---- pushes ----
+
+void ParamSet::decode_push_into(RoundPush* push) const {
+  const ServerShared& shared = state_.shared;
+  const uint64_t coded_bytes = push->payload.size();
+  uint64_t plain_bytes = 0;
+  const auto allocate = [&](uint64_t size_bytes) {
+    plain_bytes = size_bytes;
+    if (!shared.push_memory.limited()) return Buffer(size_bytes, shared.pool);
+    return shared.push_memory.take(size_bytes, coded_bytes);  // which wait for these
+  };
+  try {
+    wire::Decoded decoded = wire::decode_sections(wire::SectionKind::kPush, push->payload.bytes(),
+                                                  state_.layout, allocate);
+    push->payload = std::move(decoded.payload);
+    push->coding = decoded.coding;
+  } catch (const Error& error) {
+    if (error.code() == ErrorCode::kOverloaded) refuse_push(plain_bytes);
+    throw wire::MalformedFrame(error);
+  }
+}
+
+void ParamSet::push(const Ticket& ticket, Buffer payload, bool coded, Outbox& outbox) {
+  ServerShared& shared = state_.shared;
+  RoundPush push;
+  push.ticket = ticket;
+  push.payload = std::move(payload);
+  if (coded) decode_push_into(&push);
+  push.view = decode_frame([&] { return wire::decode_push(push.payload.bytes(), state_.layout); });
+  const wire::PushHeader& header = push.view.header;
+  const uint64_t size_bytes = push.payload.size();
+  {
+    // Rows are looked up while others push or pull; records never move.
+    const std::shared_lock lock(mutex_);
+    check_push(ticket, header, size_bytes);
+    for (const wire::DenseSection& section : push.view.blocks) {
+      if (state_.store.blocks[section.block] != nullptr) continue;
+      throw Error(
+          ErrorCode::kInvalidArgument,
+          "push: block " + state_.layout.blocks[section.block].name + " belongs to another server");
+    }
+    push.sections = locate_rows(push.view, state_.store);
+    push.held = locate_held(push.view, state_.store);
+  }
+  const std::unique_lock lock(mutex_);
+  check_push(ticket, header, size_bytes);
+  if (!shared.sequencer.is_current(ticket)) return;
+  shared.counters.pushes.fetch_add(1);
+  shared.counters.pending_bytes.fetch_add(size_bytes);
+  policy_->push(std::move(push), outbox);
+}
+
+void ParamSet::check_push(const Ticket& ticket, const wire::PushHeader& header,
+                          uint64_t size_bytes) const {
+  require_open(ticket.rank);
+  require_ready();
+  policy_->check_push(ticket, header);
+  const PushMemory& memory = state_.shared.push_memory;
+  if (memory.fits(size_bytes)) return;
+  // What the others wait for takes no more than its time.
+  if (memory.ever_fits(size_bytes) && policy_->is_due(ticket.rank)) return;
+  refuse_push(size_bytes);
+}
+
+void ParamSet::refuse_push(uint64_t size_bytes) const {
+  state_.shared.push_memory.refuse(size_bytes, policy_->sends_again());
+}
+
+void ParamSet::commit(const Ticket& ticket, const wire::Commit& commit, Outbox& outbox) {
+  const std::unique_lock lock(mutex_);
+  require_open(ticket.rank);
+  require_whole();
+  policy_->commit(ticket, commit, outbox);
+}
+
+// ---- reading ----
+
 Buffer ParamSet::pull_rows(const wire::FrameHeader& request, const Buffer& payload) const {
   uint64_t step = 0;
   wire::Decoded decoded;
   const auto wanted = decode_frame([&] {
-    if (!request.coded) return wire::decode_pull(bytes_of(payload), state_.layout, &step);
-    decoded = wire::decode_coded_pull(bytes_of(payload), state_.layout,
+    if (!request.coded) return wire::decode_pull(payload.bytes(), state_.layout, &step);
+    decoded = wire::decode_coded_pull(payload.bytes(), state_.layout,
                                       wire::allocate_from(state_.shared.pool));
-    return wire::decode_pull(bytes_of(decoded.payload), state_.layout, &step);
+    return wire::decode_pull(decoded.payload.bytes(), state_.layout, &step);
   });
   const wire::Coding coding{decoded.coding.reply, decoded.coding.reply};
   const std::shared_lock lock(mutex_);
@@ -239,37 +402,31 @@ Buffer ParamSet::pull_rows(const wire::FrameHeader& request, const Buffer& paylo
                : wire::layout_rows(state_.version, refs, state_.shared.pool);
   for (size_t i = 0; i < wanted.size(); ++i) {
     state_.store.tables[wanted[i].table]->gather(wanted[i].keys, reply.rows[i]);
-    if (!compensator_) continue;
-    round_rows(coding.values, reply.rows[i], refs[i].row_count, refs[i].dim);
-    compensator_->note_rows(request.rank, step, request.request_id, wanted[i], reply.rows[i]);
+    policy_->note_rows(request, step, wanted[i], coding.values, reply.rows[i]);
   }
   if (in_place || !request.coded) return std::move(reply.payload);
-  return code_rows(bytes_of(reply.payload), refs, coding, state_.shared.pool);
+  return code_rows(reply.payload.bytes(), refs, coding, state_.shared.pool);
 }
 
 Buffer ParamSet::pull_dense(const wire::FrameHeader& request, const Buffer& payload) const {
   wire::Coding coding;
   const uint64_t step = decode_frame([&] {
-    if (!request.coded) return wire::decode_pull_dense(bytes_of(payload));
-    return wire::decode_coded_pull_dense(bytes_of(payload), &coding);
+    if (!request.coded) return wire::decode_pull_dense(payload.bytes());
+    return wire::decode_coded_pull_dense(payload.bytes(), &coding);
   });
   coding.values = coding.reply;
   const std::shared_lock lock(mutex_);
   require_ready();
   Buffer reply = state_.dense_values(state_.every_block());
-  if (compensator_) {
-    state_.round_dense(&reply, coding.values);
-    compensator_->note_dense_pull(request.rank, step, request.request_id, state_.version.round,
-                                  reply);
-  }
+  policy_->note_dense(request, step, coding.values, &reply);
   if (!request.coded) return reply;
-  return code_sections(wire::SectionKind::kDense, bytes_of(reply), state_.layout, coding,
+  return code_sections(wire::SectionKind::kDense, reply.bytes(), state_.layout, coding,
                        state_.shared.pool);
 }
 
 Buffer ParamSet::fetch(const Buffer& payload) const {
   const wire::FetchRequest request =
-      decode_frame([&] { return wire::decode_fetch(bytes_of(payload)); });
+      decode_frame([&] { return wire::decode_fetch(payload.bytes()); });
   const std::shared_lock lock(mutex_);
   require_ready();
   std::vector<wire::BlockRef> blocks;
@@ -311,8 +468,8 @@ Buffer ParamSet::fetch(const Buffer& payload) const {
 
 void ParamSet::add_stats(ServerStats* stats) const {
   const std::shared_lock lock(mutex_);
-  if (state_.changes) stats->marks_bytes += state_.changes->size_bytes();
-  if (compensator_) stats->backup_bytes += compensator_->size_bytes();
+  stats->marks_bytes += state_.replies->size_bytes();
+  policy_->add_stats(stats);
   for (const auto& table : state_.store.tables) {
     stats->rows += table->row_count();
     stats->table_bytes += table->size_bytes();

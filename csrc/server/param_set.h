@@ -1,9 +1,9 @@
 // Copyright (c) 2026 The torch_cpudist authors.
 // SPDX-License-Identifier: BSD-3-Clause
 //
-// One parameter set on one server: its tables and blocks, the groups of trainers that update it,
-// and the requests that wait. docs/mechanisms.md, "Rounds" and "Updates on arrival", is what this
-// implements.
+// One parameter set on one server: its tables and blocks, who has it open, and what is read and
+// stored. When updates are applied is its policy's; docs/mechanisms.md, "Rounds" and "Updates on
+// arrival".
 #pragma once
 
 #include <cstdint>
@@ -11,35 +11,13 @@
 #include <memory>
 #include <set>
 #include <shared_mutex>
-#include <span>
-#include <string>
 #include <vector>
 
-#include "server/delay_compensator.h"
-#include "server/rounds/group.h"
+#include "server/policy.h"
 #include "server/state.h"
 #include "wire/messages.h"
 
 namespace cpudist::server {
-
-// A payload that is not what its kind says: its sender's connection is closed, nothing is recorded.
-class MalformedFrame : public Error {
- public:
-  explicit MalformedFrame(const Error& error) : Error(error.code(), error.what()) {}
-};
-
-template <typename Decode>
-auto decode_frame(Decode&& decode) {
-  try {
-    return decode();
-  } catch (const Error& error) {
-    throw MalformedFrame(error);
-  }
-}
-
-inline std::span<const uint8_t> bytes_of(const Buffer& payload) {
-  return {payload.data(), payload.size()};
-}
 
 // Thread safety: every public member locks for itself. Members that take a ticket answer it, now or
 // later, or throw Error, which the caller records as the answer (kOverloaded: rejects with it), or
@@ -50,9 +28,9 @@ class ParamSet {
   // have said goodbye.
   ParamSet(uint32_t id, Buffer layout_bytes, uint32_t opener, const std::vector<uint32_t>& active,
            ServerShared& shared);
-  ~ParamSet();
 
   void open(const Ticket& ticket, const Buffer& layout_bytes, Outbox& outbox);
+  // Stores all of it or, with an Error, nothing.
   void store(const Ticket& ticket, const Buffer& payload, Outbox& outbox);
   void ready(const Ticket& ticket, Outbox& outbox);
   void push(const Ticket& ticket, Buffer payload, bool coded, Outbox& outbox);
@@ -75,7 +53,7 @@ class ParamSet {
   // True when each of the trainers that may still come has closed it.
   bool unused(const std::vector<uint32_t>& remaining) const;
   void mark_closed(uint32_t rank, Outbox& outbox);
-  // A trainer is lost: answers everything that waits for it. On arrival the others go on without.
+  // A trainer is lost: answers everything that waits for it. The others go on if they can.
   void lose(uint32_t rank, const Error& error, Outbox& outbox);
   // Answers everything that waits.
   void fail_waiting(const Error& error, Outbox& outbox);
@@ -83,45 +61,29 @@ class ParamSet {
   void drop(uint32_t rank, Outbox& outbox);
   // Whom a waiting request of `rank` waits for.
   std::vector<uint32_t> waiting_for(wire::FrameKind kind, uint32_t rank) const;
-  // The next round of the group of `rank`; on arrival the updates so far.
+  // The next round of `rank`, or the updates so far.
   uint64_t round_of(uint32_t rank) const;
-  bool in_rounds() const { return !on_arrival(); }
+  bool needs_everyone() const { return policy_->needs_everyone(); }
   void add_stats(ServerStats* stats) const;
 
  private:
-  // All of these are called with mutex_ held exclusively.
-  void make_groups(const std::set<uint32_t>& members);
-  void refuse_all(const Error& error, Outbox& outbox);
+  void make_store();
+  // These are called with mutex_ held, those that are not const exclusively.
+  void check_same_layout(const Ticket& ticket, const Buffer& layout_bytes, Outbox& outbox);
   void require_open(uint32_t rank) const;
   void require_ready() const;
-  void require_not_lost() const;
   void require_whole() const;
+  void check_store(const wire::StoreView& view) const;
+  void check_blocks_stored() const;
+  void start(const Ticket& ticket, Outbox& outbox);
   void check_push(const Ticket& ticket, const wire::PushHeader& header, uint64_t size_bytes) const;
-  void check_configs(const wire::PushHeader& header) const;
+  void take_out(uint32_t rank, Outbox& outbox);
+  void fail_ready(const Error& error, Outbox& outbox);
+  void answer_round(const Ticket& ticket, Outbox& outbox) const {
+    state_.answer_round(ticket, policy_->round_of(ticket.rank), outbox);
+  }
   // Makes a coded push a plain one, under the memory cap. Without the lock.
   void decode_push_into(RoundPush* push) const;
-  void take_out(uint32_t rank, Outbox& outbox);
-  // In rounds: the group of `rank`. Null for ranks that no group holds, of trainers that came later
-  // and never opened this set.
-  RoundGroup* find_group(uint32_t rank) const;
-  // Runs `action` on the group of `rank`, if it has one. What breaks the set is told to all groups.
-  template <typename Action>
-  void in_group(uint32_t rank, Outbox& outbox, Action&& action);
-  uint64_t round_for(uint32_t rank) const;
-  void answer_round(const Ticket& ticket, Outbox& outbox) const {
-    state_.answer_round(ticket, round_for(ticket.rank), outbox);
-  }
-  // ---- updates on arrival ----
-  bool on_arrival() const { return state_.layout.mode == wire::UpdateMode::kOnArrival; }
-  bool bounded() const { return state_.layout.max_staleness != wire::kAnyStaleness; }
-  void add_arrival(RoundPush push, Outbox& outbox);
-  void add_reader(uint32_t rank);
-  bool may_apply(uint32_t rank) const;
-  void apply_arrivals(Outbox& outbox);
-  void apply_arrival(uint32_t rank, Outbox& outbox);
-  void drop_arrival(uint32_t rank, Outbox& outbox);
-  void fail_arrivals(const Error& error, Outbox& outbox);
-  std::vector<uint32_t> oldest_readers() const;
 
   const Buffer layout_bytes_;
   const uint32_t opener_;
@@ -131,22 +93,7 @@ class ParamSet {
   std::set<uint32_t> opened_;
   std::set<uint32_t> closed_;
   std::map<uint32_t, Ticket> waiting_ready_;
-  std::vector<std::unique_ptr<RoundGroup>> groups_;  // in rounds
-  // ---- updates on arrival ----
-  RoundUpdate update_;
-  const std::unique_ptr<DelayCompensator> compensator_;  // null without delay compensation
-  RoundPushes arrivals_;
-  // With a bound on staleness: rank -> update after which it read the values of its next gradient.
-  std::map<uint32_t, uint64_t> readers_;
+  std::unique_ptr<UpdatePolicy> policy_;
 };
-
-template <typename Action>
-void ParamSet::in_group(uint32_t rank, Outbox& outbox, Action&& action) {
-  RoundGroup* const group = find_group(rank);
-  if (group == nullptr) return;
-  action(*group);
-  if (!state_.broken) return;
-  for (const auto& other : groups_) other->fail_waiting(*state_.broken, outbox);
-}
 
 }  // namespace cpudist::server

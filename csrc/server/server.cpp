@@ -21,6 +21,7 @@
 #include "base/threads.h"
 #include "server/param_set.h"
 #include "wire/frame_kind.h"
+#include "wire/malformed.h"
 
 namespace cpudist::server {
 namespace {
@@ -110,7 +111,7 @@ void Server::Impl::lose(uint32_t rank, const Error& error, Outbox& outbox) {
   // It may be back as a newer incarnation already, which has dropped what the older one left.
   const bool back = !shared.peers.is_lost(rank);
   for (const auto& [id, set] : sets_) {
-    if (back && !set->in_rounds()) continue;
+    if (back && !set->needs_everyone()) continue;
     set->lose(rank, error, outbox);
   }
   if (goes_on_without_lost()) {
@@ -124,7 +125,7 @@ void Server::Impl::lose(uint32_t rank, const Error& error, Outbox& outbox) {
 
 bool Server::Impl::goes_on_without_lost() const {
   return shared.options.elastic && std::none_of(sets_.begin(), sets_.end(), [](const auto& entry) {
-           return entry.second->in_rounds();
+           return entry.second->needs_everyone();
          });
 }
 
@@ -222,8 +223,9 @@ void Server::Impl::dispatch(const Link& connection, wire::Frame& frame, Outbox& 
   }
   switch (frame.header.kind) {
     case wire::FrameKind::kError:
-      shared.peers.note_end(
-          rank, decode_frame([&] { return wire::decode_error(bytes_of(frame.payload)); }).message);
+      shared.peers.note_end(rank, wire::decode_frame([&] {
+                                    return wire::decode_error(frame.payload.bytes());
+                                  }).message);
       return;
     case wire::FrameKind::kHeartbeat:
       outbox.answer(connection, frame.header, wire::FrameKind::kHeartbeatAck, Buffer());
@@ -246,7 +248,7 @@ void Server::Impl::dispatch(const Link& connection, wire::Frame& frame, Outbox& 
 
 void Server::Impl::greet(const Link& connection, const wire::Frame& frame, Outbox& outbox) {
   const wire::Hello hello =
-      decode_frame([&] { return wire::decode_hello(bytes_of(frame.payload)); });
+      wire::decode_frame([&] { return wire::decode_hello(frame.payload.bytes()); });
   const auto restarted = shared.peers.greet(connection, frame.header, hello, outbox);
   if (!restarted) return;
   const std::unique_lock lock(registry_mutex_);
@@ -289,7 +291,7 @@ void Server::Impl::read(const Link& connection, const wire::Frame& frame, Outbox
   try {
     outbox.answer(connection, frame.header, wire::FrameKind::kReply, read_set(frame),
                   frame.header.coded);
-  } catch (const MalformedFrame&) {
+  } catch (const wire::MalformedFrame&) {
     throw;
   } catch (const Error& error) {
     outbox.answer(connection, frame.header, error);
@@ -317,7 +319,7 @@ void Server::Impl::sequenced(const Link& connection, wire::Frame& frame, Outbox&
     if (shared.peers.stopped()) throw shared.peers.stopped_error();
     if (frame.dropped) find(frame.header.param_set)->refuse_push(frame.header.length);
     apply(ticket, frame, outbox);
-  } catch (const MalformedFrame&) {
+  } catch (const wire::MalformedFrame&) {
     shared.sequencer.forget(ticket);
     throw;
   } catch (const Error& error) {
@@ -350,13 +352,14 @@ void Server::Impl::apply(const Ticket& ticket, wire::Frame& frame, Outbox& outbo
       return find(id)->push(ticket, std::move(frame.payload), frame.header.coded, outbox);
     case wire::FrameKind::kCommit: {
       const auto commit =
-          decode_frame([&] { return wire::decode_commit(bytes_of(frame.payload)); });
+          wire::decode_frame([&] { return wire::decode_commit(frame.payload.bytes()); });
       return find(id)->commit(ticket, commit, outbox);
     }
     case wire::FrameKind::kLeave:
       return find(id)->leave(ticket, outbox);
     case wire::FrameKind::kJoin: {
-      const auto join = decode_frame([&] { return wire::decode_join(bytes_of(frame.payload)); });
+      const auto join =
+          wire::decode_frame([&] { return wire::decode_join(frame.payload.bytes()); });
       return find(id)->join(ticket, join, outbox);
     }
     default:
@@ -420,13 +423,10 @@ void Server::on_frame(const std::shared_ptr<transport::Connection>& connection, 
 Buffer Server::payload_memory(const wire::FrameHeader& header,
                               const std::shared_ptr<BufferPool>& pool) {
   const ServerShared& shared = impl_->shared;
-  if (shared.options.memory_cap_bytes == 0 || header.kind != wire::FrameKind::kPush) {
+  if (!shared.push_memory.limited() || header.kind != wire::FrameKind::kPush) {
     return transport::ConnectionHandler::payload_memory(header, pool);
   }
-  auto reservation =
-      shared.pushes_memory->reserve(header.length, shared.counters.pending_bytes.load());
-  if (!reservation) return Buffer();
-  return Buffer(static_cast<size_t>(header.length), shared.pushes_pool, std::move(*reservation));
+  return shared.push_memory.take(header.length);
 }
 
 void Server::on_close(const std::shared_ptr<transport::Connection>& connection,

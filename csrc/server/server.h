@@ -3,7 +3,7 @@
 //
 // One parameter server: one shard of every table and the dense blocks placed on it. Requests are
 // handled on the channel's threads; nothing here knows Python. Rounds, exactly-once and membership
-// are described in docs/architecture.md.
+// are described in docs/mechanisms.md.
 #pragma once
 
 #include <cstdint>

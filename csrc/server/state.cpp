@@ -7,8 +7,7 @@
 #include <string>
 #include <utility>
 
-#include "server/change_log.h"
-#include "wire/codec/values.h"
+#include "server/replies.h"
 
 namespace cpudist::server {
 
@@ -63,64 +62,16 @@ wire::FilledPush ParamState::fill_dense(const std::vector<uint32_t>& blocks,
   return reply;
 }
 
-SharedPayload ParamState::held_reply(const std::vector<uint32_t>& blocks,
-                                     const RoundPush& push) const {
-  const wire::PushHolds& holds = push.view.holds;
-  const uint64_t updates = version.round - std::min(holds.since, version.round);
-  std::vector<wire::TableRef> refs;
-  std::vector<std::vector<uint32_t>> changed;
-  for (size_t i = 0; i < holds.tables.size(); ++i) {
-    const table::Table& table = *store.tables[holds.tables[i].table];
-    auto& records = changed.emplace_back();
-    for (const uint32_t record : push.held[i]) {
-      // A row says the low half of its last update: how long ago that is, if not 2^32 updates.
-      const table::RowHeader& header = table.header(record);
-      const uint32_t ago = static_cast<uint32_t>(version.round) - 1 - header.last_seen;
-      if (header.count > 0 && ago < updates) records.push_back(record);
-    }
-    wire::TableRef& ref = refs.emplace_back();
-    ref.table = table.id();
-    ref.dim = table.dim();
-    ref.row_count = records.size();
-  }
-  wire::FilledPush reply = fill_dense(blocks, refs);
-  for (size_t i = 0; i < refs.size(); ++i) {
-    const table::Table& table = *store.tables[refs[i].table];
-    for (size_t j = 0; j < changed[i].size(); ++j) {
-      reply.keys[i][j] = table.header(changed[i][j]).key;
-      std::memcpy(reply.rows[i] + j * table.dim(), table.weight(changed[i][j]),
-                  table.dim() * sizeof(float));
-    }
-  }
-  return std::make_shared<const Buffer>(std::move(reply.payload));
-}
-
-SharedPayload ParamState::dense_reply(const std::vector<uint32_t>& blocks) const {
-  return std::make_shared<const Buffer>(dense_values(blocks));
-}
-
-Answer ParamState::form_of(const SharedPayload& plain, const RoundPush& push,
-                           CodedForms* made) const {
+Answer ParamState::form_of(const SharedPayload& plain, wire::SectionKind kind,
+                           const RoundPush& push, CodedForms* made) const {
   if (!push.coding) return plain;
   SharedPayload& coded = (*made)[push.coding->reply];
   if (coded == nullptr) {
-    const auto kind = changes ? wire::SectionKind::kChanges : wire::SectionKind::kDense;
     const wire::Coding coding{push.coding->reply, push.coding->reply};
     coded = std::make_shared<const Buffer>(
-        code_sections(kind, {plain->data(), plain->size()}, layout, coding, shared.pool));
+        code_sections(kind, plain->bytes(), layout, coding, shared.pool));
   }
   return {coded, true};
-}
-
-void ParamState::round_dense(Buffer* plain, wire::WireDType dtype) const {
-  if (dtype == wire::WireDType::kFloat32) return;
-  const wire::DenseView view = wire::decode_dense({plain->data(), plain->size()}, layout);
-  for (const wire::DenseSection& section : view.blocks) {
-    const wire::BlockSpec& spec = layout.blocks[section.block];
-    if (spec.dtype == wire::DType::kFloat64) continue;
-    uint8_t* values = plain->data() + (section.values.data() - plain->data());
-    round_block(dtype, reinterpret_cast<float*>(values), spec.elements);
-  }
 }
 
 void ParamState::answer_round(const Ticket& ticket, uint64_t round, Outbox& outbox) const {

@@ -19,7 +19,7 @@
 
 namespace cpudist::server {
 
-class ChangeLog;
+class Replies;
 
 // Thread safety: that of its ParamSet, whose lock is held.
 struct ParamState {
@@ -33,14 +33,10 @@ struct ParamState {
   Buffer dense_values(const std::vector<uint32_t>& blocks) const;
   wire::FilledPush fill_dense(const std::vector<uint32_t>& blocks,
                               std::span<const wire::TableRef> tables) const;
-  SharedPayload dense_reply(const std::vector<uint32_t>& blocks) const;
-  // These blocks, and the rows that the sender of `push` holds and that were updated since.
-  SharedPayload held_reply(const std::vector<uint32_t>& blocks, const RoundPush& push) const;
   // A reply to a push as its sender wants it. `made`: what was coded of the same payload before.
   using CodedForms = std::map<wire::WireDType, SharedPayload>;
-  Answer form_of(const SharedPayload& plain, const RoundPush& push, CodedForms* made) const;
-  // Makes the values what a receiver of this dtype reads.
-  void round_dense(Buffer* plain, wire::WireDType dtype) const;
+  Answer form_of(const SharedPayload& plain, wire::SectionKind kind, const RoundPush& push,
+                 CodedForms* made) const;
   void answer_round(const Ticket& ticket, uint64_t round, Outbox& outbox) const;
   // An update failed half way: nobody can use the values any more.
   void break_off(const std::exception& cause);
@@ -51,7 +47,7 @@ struct ParamState {
   table::ParamStore store;
   wire::Version version;  // updates so far, and what is behind them
   bool ready = false;
-  std::unique_ptr<ChangeLog> changes;  // of sets that exchange deltas
+  std::unique_ptr<Replies> replies;
   // An update failed half way, or trainers opened it with different layouts: nobody can use it.
   std::optional<Error> broken;
 };

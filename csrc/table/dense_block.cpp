@@ -15,7 +15,7 @@ namespace cpudist::table {
 DenseBlock::DenseBlock(uint32_t id, wire::BlockSpec spec, const kernels::OptimizerConfig& config)
     : id_(id), spec_(std::move(spec)), config_(config) {}
 
-void DenseBlock::store(const wire::BlockValues& values) {
+void DenseBlock::check(const wire::BlockValues& values) const {
   const size_t size = size_of(spec_.dtype);
   const size_t state_count = kernels::state_elements(config_, spec_.elements, spec_.row_width);
   const bool fits = values.weights.size() == spec_.elements * size &&
@@ -27,6 +27,12 @@ void DenseBlock::store(const wire::BlockValues& values) {
                     " of state do not fit " + std::to_string(spec_.elements) + " elements with " +
                     std::to_string(state_count) + " of state");
   }
+}
+
+void DenseBlock::store(const wire::BlockValues& values) {
+  check(values);
+  const size_t size = size_of(spec_.dtype);
+  const size_t state_count = kernels::state_elements(config_, spec_.elements, spec_.row_width);
   if (!stored_) {
     weight_ = kernels::AlignedBuffer<uint8_t>(spec_.elements * size);
     state_ = kernels::AlignedBuffer<uint8_t>(kernels::checked_size_bytes(state_count, size));

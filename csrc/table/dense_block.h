@@ -28,7 +28,9 @@ class DenseBlock {
   std::span<const uint8_t> state() const { return state_.span(); }
   uint64_t size_bytes() const { return weight_.size() + state_.size(); }
 
-  // Throws kInvalidArgument before anything is changed if the sizes do not fit.
+  // Throws kInvalidArgument if the sizes do not fit.
+  void check(const wire::BlockValues& values) const;
+  // Throws as check does, before anything is changed.
   void store(const wire::BlockValues& values);
   // One update from a gradient of spec().elements values of spec().dtype, 8-byte aligned.
   void update(const kernels::OptimizerConfig& config, const void* gradient);

@@ -10,6 +10,8 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <set>
+#include <string>
 #include <utility>
 
 #include "base/errors.h"
@@ -122,7 +124,7 @@ void Table::fetch(std::span<const int64_t> keys, float* weights, float* state,
   }
 }
 
-void Table::check_stored_rows(const wire::TableRows& rows) const {
+void Table::check(const wire::TableRows& rows) const {
   const size_t count = rows.keys.size();
   const bool fits = rows.weights.size() == count * spec_.dim &&
                     (rows.state.empty() || rows.state.size() == count * state_elements_) &&
@@ -146,10 +148,23 @@ void Table::check_stored_rows(const wire::TableRows& rows) const {
                       std::to_string(owner) + ", not to server " + std::to_string(shard_id_));
     }
   }
+  check_room(rows.keys);
+}
+
+void Table::check_room(std::span<const int64_t> keys) const {
+  if (keys.size() <= kMaxRecords - rows_) return;
+  std::set<int64_t> fresh;
+  for (const int64_t key : keys) {
+    const uint64_t hash = HashIndex::hash(key, salt_);
+    if (shards_[shard_of(hash)].find(key, hash) == HashIndex::kNone) fresh.insert(key);
+  }
+  if (fresh.size() <= kMaxRecords - rows_) return;
+  throw Error(ErrorCode::kOverloaded, "table " + spec_.name + ": a server holds at most " +
+                                          std::to_string(kMaxRecords) + " rows; use more servers");
 }
 
 void Table::store(const wire::TableRows& rows) {
-  check_stored_rows(rows);
+  check(rows);
   const size_t width = state_elements_;
   for (size_t i = 0; i < rows.keys.size(); ++i) {
     const uint32_t record = find_or_create(rows.keys[i]);
@@ -169,11 +184,6 @@ uint32_t Table::find_or_create(int64_t key) {
   HashIndex& index = shards_[shard_of(hash)];
   const uint32_t found = index.find(key, hash);
   if (found != HashIndex::kNone) return found;
-  if (rows_ >= kMaxRecords) {
-    throw Error(ErrorCode::kOverloaded, "table " + spec_.name + ": a server holds at most " +
-                                            std::to_string(kMaxRecords) +
-                                            " rows; use more servers");
-  }
   if (rows_ == slabs_.size() * records_per_slab_) {
     slabs_.emplace_back(kernels::checked_size_bytes(records_per_slab_, stride_));
     slab_starts_.push_back(slabs_.back().data());

@@ -55,8 +55,10 @@ class Table {
   void gather(std::span<const int64_t> keys, float* out) const;
   // Copies whole records; `state` may be null if state_elements() is 0. Throws as find does.
   void fetch(std::span<const int64_t> keys, float* weights, float* state, uint32_t* counts) const;
-  // Creates or overwrites rows. Throws kRowOutOfRange, kInvalidArgument (a row of another server,
-  // sizes that do not fit) before anything is changed, kOverloaded when record numbers run out.
+  // Throws kRowOutOfRange, kInvalidArgument (a row of another server, sizes that do not fit), and
+  // kOverloaded when record numbers would run out.
+  void check(const wire::TableRows& rows) const;
+  // Creates or overwrites rows. Throws as check does, before anything is changed.
   void store(const wire::TableRows& rows);
 
   RowHeader& header(uint32_t record) const {
@@ -80,7 +82,7 @@ class Table {
     return slab_starts_[slab] + uint64_t{record - slab * records_per_slab_} * stride_;
   }
   uint32_t shard_of(uint64_t hash) const { return shard_of_bucket_[hash % kernels::kBucketCount]; }
-  void check_stored_rows(const wire::TableRows& rows) const;
+  void check_room(std::span<const int64_t> keys) const;
   // The only place where a row comes into being: zero weight, initial state.
   uint32_t find_or_create(int64_t key);
   [[noreturn]] void throw_unknown(int64_t key) const;

@@ -11,7 +11,7 @@
 #include <string>
 #include <utility>
 
-#include "server/change_log.h"
+#include "server/replies.h"
 
 namespace cpudist::server {
 
@@ -140,36 +140,13 @@ std::vector<uint32_t> RoundGroup::blocks_of_reply() const {
   return update_.touched_blocks();
 }
 
-std::map<uint32_t, Answer> RoundGroup::replies() const {
-  std::map<uint32_t, Answer> found;
-  if (state_.changes) {
-    for (const auto& [rank, push] : pushes_) {
-      ParamState::CodedForms own;
-      found[rank] = state_.form_of(state_.changes->reply(rank), push, &own);
-    }
-    return found;
-  }
-  const auto blocks = blocks_of_reply();
-  SharedPayload common;  // of all who hold no rows
-  ParamState::CodedForms forms;
-  for (const auto& [rank, push] : pushes_) {
-    if (!push.held.empty()) {
-      ParamState::CodedForms own;
-      found[rank] = state_.form_of(state_.held_reply(blocks, push), push, &own);
-      continue;
-    }
-    if (common == nullptr) common = state_.dense_reply(blocks);
-    found[rank] = state_.form_of(common, push, &forms);
-  }
-  return found;
-}
-
 void RoundGroup::end_round(Outbox& outbox) {
   ++round_;
   state_.count_update(pushes_);
-  if (state_.changes) state_.changes->note(pushes_);
+  state_.replies->note(pushes_);
+  auto answers = state_.replies->answers(pushes_, blocks_of_reply());
   if (phase_ == Phase::kCommit) {
-    committed_.replies = replies();
+    committed_.replies = std::move(answers);
     for (const auto& [rank, waiting] : waiting_commits_) {
       const auto reply = committed_.replies.extract(rank);
       state_.shared.sequencer.finish(waiting.ticket, wire::FrameKind::kReply, reply.mapped(),
@@ -177,7 +154,6 @@ void RoundGroup::end_round(Outbox& outbox) {
     }
     waiting_commits_.clear();
   } else {
-    const auto answers = replies();
     for (const auto& [rank, push] : pushes_) {
       state_.shared.sequencer.finish(push.ticket, wire::FrameKind::kReply, answers.at(rank),
                                      outbox);

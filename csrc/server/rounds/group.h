@@ -72,7 +72,6 @@ class RoundGroup {
   void apply_commit(double total_norm, Outbox& outbox);
   void end_round(Outbox& outbox);
   std::vector<uint32_t> blocks_of_reply() const;
-  std::map<uint32_t, Answer> replies() const;
   void fail_round(const Error& error, Outbox& outbox);
   void break_off(const std::exception& cause, Outbox& outbox);
   void clear_pushes();

@@ -12,7 +12,7 @@
 #include "kernels/aligned.h"
 #include "kernels/dedupe.h"
 #include "server/push.h"
-#include "server/update_pool.h"
+#include "server/rounds/update_pool.h"
 #include "table/store.h"
 
 namespace cpudist::server {

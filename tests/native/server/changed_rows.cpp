@@ -8,7 +8,7 @@
 #include <set>
 #include <vector>
 
-#include "server/changed_rows.h"
+#include "server/geo/changed_rows.h"
 #include "support/check.h"
 
 namespace cpudist::testing {

@@ -1,7 +1,7 @@
 // Copyright (c) 2026 The torch_cpudist authors.
 // SPDX-License-Identifier: BSD-3-Clause
 
-#include "server/change_log.h"
+#include "server/geo/change_log.h"
 
 #include <algorithm>
 #include <cstring>
@@ -27,6 +27,21 @@ void ChangeLog::note(const RoundPushes& pushes) {
       rows_.mark(knows, push.view.tables[i].table, push.sections[i].records);
     }
   }
+}
+
+void ChangeLog::check_push(const wire::PushHeader& header) const {
+  if (header.clip_value == 0.0 && header.clip_norm == 0.0) return;
+  throw Error(ErrorCode::kInvalidArgument, "deltas are not clipped on servers");
+}
+
+std::map<uint32_t, Answer> ChangeLog::answers(const RoundPushes& pushes,
+                                              const std::vector<uint32_t>&) {
+  std::map<uint32_t, Answer> found;
+  for (const auto& [rank, push] : pushes) {
+    ParamState::CodedForms own;
+    found[rank] = state_.form_of(reply(rank), wire::SectionKind::kChanges, push, &own);
+  }
+  return found;
 }
 
 SharedPayload ChangeLog::reply(uint32_t rank) {

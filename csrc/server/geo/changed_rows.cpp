@@ -1,7 +1,7 @@
 // Copyright (c) 2026 The torch_cpudist authors.
 // SPDX-License-Identifier: BSD-3-Clause
 
-#include "server/changed_rows.h"
+#include "server/geo/changed_rows.h"
 
 #include <algorithm>
 #include <bit>

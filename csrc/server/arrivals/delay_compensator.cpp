@@ -3,7 +3,7 @@
 //
 // Keeping what was read, and finding it again for the gradient that was computed on it.
 
-#include "server/delay_compensator.h"
+#include "server/arrivals/delay_compensator.h"
 
 #include <algorithm>
 #include <cstddef>

@@ -1,0 +1,68 @@
+// Copyright (c) 2026 The torch_cpudist authors.
+// SPDX-License-Identifier: BSD-3-Clause
+//
+// A set that is updated on arrival: a push is applied as it comes, unless that would make the
+// gradient that another trainer is computing older than max_staleness updates.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <set>
+#include <vector>
+
+#include "server/arrivals/delay_compensator.h"
+#include "server/policy.h"
+#include "server/rounds/update.h"
+
+namespace cpudist::server {
+
+class Arrivals final : public UpdatePolicy {
+ public:
+  explicit Arrivals(ParamState& state);
+  ~Arrivals() override { state_.release(waiting_); }
+  Arrivals(const Arrivals&) = delete;
+  Arrivals& operator=(const Arrivals&) = delete;
+
+  bool needs_everyone() const override { return false; }
+  bool sends_again() const override { return true; }  // their queues do
+  uint64_t round_of(uint32_t rank) const override;
+  std::vector<uint32_t> waiting_for(wire::FrameKind kind, uint32_t rank) const override;
+
+  void check_open(uint32_t) const override {}
+  void start(uint32_t rank) override;
+  void join(const Ticket& ticket, const wire::Join& join, Outbox& outbox) override;
+  void take_out(uint32_t rank, Outbox& outbox) override;
+  void forget(uint32_t rank) override;
+  void drop(uint32_t rank, Outbox& outbox) override;
+  void add_members(const std::set<uint32_t>&) override {}
+  void fail_waiting(const Error& error, Outbox& outbox) override;
+
+  void check_push(const Ticket& ticket, const wire::PushHeader& header) const override;
+  bool is_due(uint32_t rank) const override;
+  void push(RoundPush push, Outbox& outbox) override;
+  void commit(const Ticket& ticket, const wire::Commit& commit, Outbox& outbox) override;
+
+  void values_stored() override;
+  void note_rows(const wire::FrameHeader& request, uint64_t step, const wire::PullTable& pull,
+                 wire::WireDType dtype, float* rows) const override;
+  void note_dense(const wire::FrameHeader& request, uint64_t step, wire::WireDType dtype,
+                  Buffer* values) const override;
+  void add_stats(ServerStats* stats) const override;
+
+ private:
+  bool bounded() const { return state_.layout.max_staleness != wire::kAnyStaleness; }
+  void apply_due(Outbox& outbox);
+  void apply(uint32_t rank, Outbox& outbox);
+  Answer compensated_answer(const RoundPush& push, const std::vector<uint32_t>& blocks);
+  void round_dense(Buffer* plain, wire::WireDType dtype) const;
+
+  ParamState& state_;
+  RoundUpdate update_;
+  const std::unique_ptr<DelayCompensator> compensator_;  // null without delay compensation
+  RoundPushes waiting_;
+  // With a bound on staleness: rank -> update after which it read the values of its next gradient.
+  std::map<uint32_t, uint64_t> readers_;
+};
+
+}  // namespace cpudist::server

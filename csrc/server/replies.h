@@ -1,0 +1,69 @@
+// Copyright (c) 2026 The torch_cpudist authors.
+// SPDX-License-Identifier: BSD-3-Clause
+//
+// What the pushes of an update are answered with.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <set>
+#include <vector>
+
+#include "server/outbox.h"
+#include "server/push.h"
+#include "server/state.h"
+#include "wire/messages.h"
+
+namespace cpudist::server {
+
+// Thread safety: that of the set, whose lock is held: shared for const members, else exclusively.
+class Replies {
+ public:
+  virtual ~Replies() = default;
+
+  // ---- who takes part ----
+  virtual void add_member(uint32_t rank) = 0;
+  virtual void remove_member(uint32_t rank) = 0;
+  // `rank` takes part, and has all values as of now.
+  virtual void follow(uint32_t rank) = 0;
+  virtual void forget(uint32_t rank) = 0;  // it does not come back, or begins anew
+
+  // ---- updates ----
+  // Throws for a push that is not to be answered so.
+  virtual void check_push(const wire::PushHeader& header) const = 0;
+  // An update was made of these pushes.
+  virtual void note(const RoundPushes& pushes) = 0;
+  // The answer to each push of an update; `blocks` are those that the update has changed, or of
+  // which the pushers may not know the values.
+  virtual std::map<uint32_t, Answer> answers(const RoundPushes& pushes,
+                                             const std::vector<uint32_t>& blocks) = 0;
+  virtual uint64_t size_bytes() const = 0;  // of what it remembers
+};
+
+// The blocks themselves, and of the rows that the sender of a push holds those that have been
+// updated since. Remembers nothing of anybody.
+class ValueReplies final : public Replies {
+ public:
+  explicit ValueReplies(const ParamState& state) : state_(state) {}
+
+  void add_member(uint32_t) override {}
+  void remove_member(uint32_t) override {}
+  void follow(uint32_t) override {}
+  void forget(uint32_t) override {}
+  void check_push(const wire::PushHeader&) const override {}
+  void note(const RoundPushes&) override {}
+  std::map<uint32_t, Answer> answers(const RoundPushes& pushes,
+                                     const std::vector<uint32_t>& blocks) override;
+  uint64_t size_bytes() const override { return 0; }
+
+ private:
+  SharedPayload held_reply(const std::vector<uint32_t>& blocks, const RoundPush& push) const;
+
+  const ParamState& state_;
+};
+
+// Those that the layout of `state` asks for, where `members` take part. The state outlives them.
+std::unique_ptr<Replies> make_replies(const ParamState& state, const std::set<uint32_t>& members);
+
+}  // namespace cpudist::server
