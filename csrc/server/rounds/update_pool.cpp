@@ -40,7 +40,7 @@ void UpdatePool::stop() {
 void UpdatePool::run(size_t count, const std::function<void(size_t)>& task) {
   std::unique_lock helpers(run_mutex_, std::defer_lock);
   if (count < 2 || helpers_.empty() || !helpers.try_lock()) {
-    for (size_t i = 0; i < count; ++i) task(i);
+    run_alone(count, task);
     return;
   }
   {
@@ -50,6 +50,7 @@ void UpdatePool::run(size_t count, const std::function<void(size_t)>& task) {
     next_.store(0);
     running_ = helpers_.size();
     error_ = nullptr;
+    failed_ = count;
     ++generation_;
   }
   wake_.notify_all();
@@ -58,6 +59,18 @@ void UpdatePool::run(size_t count, const std::function<void(size_t)>& task) {
   idle_.wait(lock, [this] { return running_ == 0; });
   task_ = nullptr;
   if (error_) std::rethrow_exception(error_);
+}
+
+void UpdatePool::run_alone(size_t count, const std::function<void(size_t)>& task) {
+  std::exception_ptr error;
+  for (size_t i = 0; i < count; ++i) {
+    try {
+      task(i);
+    } catch (...) {
+      if (!error) error = std::current_exception();
+    }
+  }
+  if (error) std::rethrow_exception(error);
 }
 
 void UpdatePool::help() {
@@ -80,7 +93,9 @@ void UpdatePool::work() noexcept {
       (*task_)(i);
     } catch (...) {
       const std::lock_guard lock(mutex_);
-      if (!error_) error_ = std::current_exception();
+      if (i >= failed_) continue;
+      failed_ = i;
+      error_ = std::current_exception();
     }
   }
 }

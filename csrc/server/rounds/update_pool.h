@@ -26,14 +26,15 @@ class UpdatePool {
   UpdatePool& operator=(const UpdatePool&) = delete;
 
   // Calls task(0) .. task(count - 1), each once, on the caller and the helpers; returns when all
-  // are done and rethrows the first exception. Any thread; when the helpers are busy with another
-  // call, the caller does everything itself.
+  // are done, those after one that throws, too, and rethrows the exception of the lowest number.
+  // Any thread; when the helpers are busy with another call, the caller does everything itself.
   void run(size_t count, const std::function<void(size_t)>& task);
 
  private:
   void stop();  // ends and joins the helpers
   void help();
   void work() noexcept;
+  static void run_alone(size_t count, const std::function<void(size_t)>& task);
 
   std::mutex run_mutex_;  // held by the caller that has the helpers
   std::mutex mutex_;
@@ -45,7 +46,8 @@ class UpdatePool {
   uint64_t generation_ = 0;
   size_t running_ = 0;
   bool stopping_ = false;
-  std::exception_ptr error_;
+  std::exception_ptr error_;  // of task failed_
+  size_t failed_ = 0;
   std::vector<std::thread> helpers_;
 };
 

@@ -10,6 +10,7 @@
 #include <array>
 #include <atomic>
 #include <cstdio>
+#include <stdexcept>
 #include <string>
 
 #include "base/errors.h"
@@ -58,6 +59,26 @@ TEST(update_pool_runs_every_task_once) {
   std::array<std::atomic<int>, 100> calls{};
   pool.run(calls.size(), [&](size_t i) { ++calls[i]; });
   for (const auto& count : calls) CHECK_EQ(count.load(), 1);
+}
+
+TEST(update_pool_goes_on_after_an_error_and_tells_the_first_one_alone_or_not) {
+  for (const uint32_t threads : {1u, 4u}) {
+    server::UpdatePool pool(threads);
+    std::array<std::atomic<int>, 64> calls{};
+    std::string text;
+    try {
+      pool.run(calls.size(), [&](size_t i) {
+        ++calls[i];
+        if (i % 20 == 7) throw std::runtime_error("task " + std::to_string(i));
+      });
+    } catch (const std::runtime_error& error) {
+      text = error.what();
+    }
+    CHECK_EQ(text, "task 7");
+    for (const auto& count : calls) CHECK_EQ(count.load(), 1);
+    pool.run(calls.size(), [&](size_t i) { ++calls[i]; });  // the error is not told twice
+    for (const auto& count : calls) CHECK_EQ(count.load(), 2);
+  }
 }
 
 TEST(update_pool_that_cannot_start_its_helpers_is_an_error) {
