@@ -12,6 +12,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <shared_mutex>
 #include <string>
 #include <thread>
@@ -35,6 +36,19 @@ ServerOptions checked(ServerOptions options) {
   if (options.threads == 0) refuse("a server needs at least one thread");
   if (options.liveness_ms == 0) refuse("liveness_ms must be positive");
   return options;
+}
+
+// What went wrong here is not the sender's fault. kOverloaded says that the request may be sent
+// again, so it is not for those that may be half done.
+Error own_failure(const ServerOptions& options, const wire::FrameHeader& request,
+                  const std::exception& cause) {
+  const wire::FrameTraits& kind = wire::traits_of(request.kind);
+  const bool memory = dynamic_cast<const std::bad_alloc*>(&cause) != nullptr;
+  return Error(memory && !kind.sequenced ? ErrorCode::kOverloaded : ErrorCode::kInternal,
+               "server " + std::to_string(options.shard_id) + " (" + options.host +
+                   ") could not handle a frame of kind " + kind.name + " of trainer " +
+                   std::to_string(request.rank) + ": " +
+                   (memory ? "it has no memory left" : cause.what()));
 }
 
 }  // namespace
@@ -196,10 +210,15 @@ void Server::Impl::on_frame(const std::shared_ptr<transport::Connection>& connec
   Outbox outbox(shared.options.run_id, shared.options.shard_id);
   try {
     dispatch(connection, frame, outbox);
-  } catch (const std::exception& error) {
+  } catch (const Error& error) {
     shared.counters.refused.fetch_add(1);
     outbox.flush();
     throw Error(ErrorCode::kProtocol, error.what());
+  } catch (const std::exception& cause) {
+    const Error error = own_failure(shared.options, frame.header, cause);
+    outbox.answer(connection, frame.header, error);
+    outbox.flush();
+    throw error;
   }
   outbox.flush();
   if (frame.header.kind == wire::FrameKind::kGoodbye)

@@ -44,8 +44,8 @@ class Connection {
 
 // Called from the channel's threads (or, in-process without faults, from the sender's thread inside
 // send(): so a handler must not be called with locks held that its own callbacks take). A callback
-// must not block for long and must not throw, except Error(kProtocol) from on_frame, which closes
-// that connection only. Frames of one connection arrive one at a time over sockets; in-process,
+// must not block for long and must not throw, except Error from on_frame, which closes that
+// connection only. Frames of one connection arrive one at a time over sockets; in-process,
 // frames that several threads send at once arrive at once.
 class ConnectionHandler {
  public:

@@ -6,12 +6,9 @@
 #pragma once
 
 #include <algorithm>
-#include <atomic>
-#include <condition_variable>
 #include <cstring>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <utility>
@@ -20,6 +17,7 @@
 #include "kernels/hash.h"
 #include "server/server.h"
 #include "support/check.h"
+#include "support/fake_connection.h"
 #include "wire/control.h"
 #include "wire/push.h"
 
@@ -28,69 +26,6 @@ namespace cpudist::testing {
 using namespace cpudist;  // NOLINT: test vocabulary
 
 inline constexpr uint64_t kRunId = 77;
-
-class FakeConnection final : public transport::Connection {
- public:
-  explicit FakeConnection(std::string address) : address_(std::move(address)) {}
-  bool send(wire::Frame frame) override {
-    const std::lock_guard lock(mutex_);
-    if (closed_) return false;
-    frames_.push_back(std::move(frame));
-    sent_.notify_all();
-    return true;
-  }
-  void close(const std::string& reason) override {
-    const std::lock_guard lock(mutex_);
-    closed_ = true;
-    reason_ = reason;
-    sent_.notify_all();
-  }
-  bool closed() const override {
-    const std::lock_guard lock(mutex_);
-    return closed_;
-  }
-  std::string peer_address() const override { return address_; }
-  bool reliable() const override { return true; }
-  uint64_t bytes_sent() const override { return 10; }
-  uint64_t bytes_received() const override { return 20; }
-  uint64_t bytes_moved() const override { return moved_; }
-  void move_bytes() { ++moved_; }
-
-  // False at the deadline.
-  bool wait_for_answer(uint64_t request_id, TimePoint deadline) const {
-    std::unique_lock lock(mutex_);
-    return sent_.wait_until(lock, deadline, [&] {
-      return std::any_of(frames_.begin(), frames_.end(), [&](const wire::Frame& frame) {
-        return frame.header.request_id == request_id;
-      });
-    });
-  }
-  bool wait_for_close(TimePoint deadline) const {
-    std::unique_lock lock(mutex_);
-    return sent_.wait_until(lock, deadline, [&] { return closed_; });
-  }
-
-  // Copies of the frames that answer a request, oldest first.
-  std::vector<wire::Frame> answers(uint64_t request_id) const {
-    const std::lock_guard lock(mutex_);
-    std::vector<wire::Frame> found;
-    for (const wire::Frame& frame : frames_) {
-      if (frame.header.request_id != request_id) continue;
-      found.push_back(
-          wire::Frame{frame.header, frame.payload.empty() ? Buffer() : frame.payload.share()});
-    }
-    return found;
-  }
-
- private:
-  const std::string address_;
-  mutable std::mutex mutex_;
-  mutable std::condition_variable sent_;
-  bool closed_ = false;
-  std::string reason_;
-  std::vector<wire::Frame> frames_;
-  std::atomic<uint64_t> moved_{0};
-};
 
 inline std::span<const uint8_t> view(const Buffer& payload) {
   return {payload.data(), payload.size()};
