@@ -16,7 +16,7 @@ class MalformedFrame : public Error {
   explicit MalformedFrame(const Error& error) : Error(error.code(), error.what()) {}
 };
 
-// Runs a decoder of messages.h, whose errors then are those of the frame.
+// Runs a decoder of a payload, whose errors then are those of the frame.
 template <typename Decode>
 auto decode_frame(Decode&& decode) {
   try {
