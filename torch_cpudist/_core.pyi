@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from torch_cpudist._core_client import Client as Client
+from torch_cpudist._core_client import GeoExchange as GeoExchange
+from torch_cpudist._core_client import ParamSet as ParamSet
 from torch_cpudist._core_data import DataBatch as DataBatch
 from torch_cpudist._core_data import DataReader as DataReader
 from torch_cpudist._core_data import DataSchema as DataSchema

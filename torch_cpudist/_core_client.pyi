@@ -1,6 +1,9 @@
 # Copyright (c) 2026 The torch_cpudist authors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""The class ``Client`` of the compiled core; conventions as in ``_core``."""
+"""The classes ``Client``, ``ParamSet`` and ``GeoExchange`` of the compiled core.
+
+Conventions as in ``_core``.
+"""
 
 from collections.abc import Callable, Sequence
 
@@ -14,8 +17,8 @@ from torch_cpudist._core import (
 class Client:
     """A trainer's end of every server. Thread safety: any thread.
 
-    Arguments: see ``ClientOptions`` in ``csrc/core/client.h``; ``logger`` is called in
-    the waiting thread with (level, text); level 0 is a warning, 1 info, 2 debug.
+    Arguments: see ``ClientOptions`` in ``csrc/client/options.h``; ``logger`` is called
+    in the waiting thread with (level, text); level 0 is a warning, 1 info, 2 debug.
     """
 
     def __init__(
@@ -47,15 +50,39 @@ class Client:
             AddressError, PeerLostError, ConfigMismatchError, FencedError: see there.
         """
 
-    def open(self, layout: ParamSetLayout) -> int:
+    def open(self, layout: ParamSetLayout) -> ParamSet:
         """Opens a parameter set; the n-th open of every trainer names the same one."""
 
-    def bind_table(self, param_set: int, table: int, weight: int) -> None:
+    def barrier(self) -> None:
+        """Leaves all parameter sets, waits for all trainers, rejoins with all."""
+
+    def goodbye(self) -> None:
+        """Tells every server that this trainer is done, and disconnects."""
+
+    def check(self) -> None:
+        """Raises what the client has failed with: a lost server."""
+
+    def abort(self, reason: str) -> None:
+        """Ends every wait of this client with ``ClosedError`` and disconnects."""
+
+    def stats(self) -> dict[str, float]:
+        """Counters; see ``ClientStats`` in ``csrc/client/stats.h``."""
+
+class ParamSet:
+    """An open parameter set; raises ``ClosedError`` once it is closed.
+
+    Keeps its client. Thread safety: any thread.
+    """
+
+    @property
+    def id(self) -> int:
+        """Its number, of which keys are sharded: the n-th set of every trainer."""
+
+    def bind_table(self, table: int, weight: int) -> None:
         """Says where pulled rows go: float32 ``[rows, dim]``; all count as stale."""
 
     def store_table(
         self,
-        param_set: int,
         table: int,
         keys: int,
         count: int,
@@ -73,30 +100,28 @@ class Client:
         """
 
     def store_parameter(
-        self, param_set: int, index: int, weights: int, state: int = 0, step: int = 0
+        self, index: int, weights: int, state: int = 0, step: int = 0
     ) -> None:
         """Writes a dense parameter; ``state`` is that of its blocks, one by one."""
 
-    def ready(self, param_set: int) -> None:
+    def ready(self) -> None:
         """Trainer 0 after its last store; the others wait here for it."""
 
-    def holds_values(self, param_set: int) -> bool:
+    def holds_values(self) -> bool:
         """Whether the servers had all values when it was opened."""
 
     def start_queue(
         self,
-        param_set: int,
         *,
         size: int,
         max_merge: int,
         mean: Sequence[bool],
         pull_every: int,
     ) -> None:
-        """Starts what sends queued pushes; see ``QueueOptions`` in ``client.h``."""
+        """Starts what sends queued pushes; see ``csrc/client/push/queue.h``."""
 
     def enqueue(
         self,
-        param_set: int,
         *,
         configs: Sequence[OptimizerConfig],
         parameters: Sequence[tuple[int, int]] = (),
@@ -106,35 +131,33 @@ class Client:
         clip_value: float = 0.0,
         clip_norm: float = 0.0,
     ) -> int:
-        """One step: queues a copy of the gradients; see ``csrc/core/client.h``."""
+        """One step: queues a copy of the gradients; see ``csrc/client/param_set.h``."""
 
     def prefetch(
         self,
-        param_set: int,
         ids: Sequence[tuple[int, int, int, bool]],
         managed: bool = False,
     ) -> int:
-        """Asks for the rows of a batch to come; see ``csrc/core/client.h``.
+        """Asks for the rows of a batch to come; see ``csrc/client/param_set.h``.
 
         ``ids``: per table its index, the address of the ids, their count and whether
         they are int32.
         """
 
-    def use_prefetched(self, param_set: int, number: int) -> None:
+    def use_prefetched(self, number: int) -> None:
         """A managed batch ends with the next step."""
 
-    def drop_prefetched(self, param_set: int) -> None:
+    def drop_prefetched(self) -> None:
         """Forgets the batches that are outstanding."""
 
-    def drain(self, param_set: int) -> None:
+    def drain(self) -> None:
         """Waits until everything queued is applied."""
 
-    def known_steps(self, param_set: int) -> int:
+    def known_steps(self) -> int:
         """Steps of all trainers as told by server 0, and own ones not answered yet."""
 
     def fetch_table(
         self,
-        param_set: int,
         table: int,
         keys: int,
         count: int,
@@ -144,14 +167,11 @@ class Client:
     ) -> int:
         """Reads rows as ``store_table`` takes them; returns the table's step."""
 
-    def fetch_parameter(
-        self, param_set: int, index: int, weights: int, state: int = 0
-    ) -> int:
+    def fetch_parameter(self, index: int, weights: int, state: int = 0) -> int:
         """Reads a dense parameter as ``store_parameter`` takes it; returns its step."""
 
     def pull(
         self,
-        param_set: int,
         table: int,
         ids: int,
         count: int,
@@ -159,15 +179,14 @@ class Client:
     ) -> None:
         """Makes the rows of ``ids`` current; at most one request per server."""
 
-    def pull_all_rows(self, param_set: int) -> None:
+    def pull_all_rows(self) -> None:
         """Makes every row of every table current, in chunks."""
 
-    def pull_dense(self, param_set: int, weights: Sequence[int]) -> None:
+    def pull_dense(self, weights: Sequence[int]) -> None:
         """Overwrites every dense parameter; ``weights``: their addresses in order."""
 
     def push(
         self,
-        param_set: int,
         *,
         configs: Sequence[OptimizerConfig],
         parameters: Sequence[tuple[int, int]] = (),
@@ -183,25 +202,41 @@ class Client:
 
         Joins first if this trainer has left. Pulled rows are stale afterwards.
 
-        Arguments: see ``StepPush`` in ``csrc/core/client.h``. ``parameters``: (index,
-        address of the gradient) of dense parameters with one; ``tables``: (index, keys
-        int64 ``[n]``, n, rows float32 ``[n, dim]``) of tables with one; ``weights``:
+        Arguments: see ``csrc/client/push/step.h``. ``parameters``: (index, address of
+        the gradient) of dense parameters with one; ``tables``: (index, keys int64
+        ``[n]``, n, rows float32 ``[n, dim]``) of tables with one; ``weights``:
         addresses of every dense parameter, in order.
 
         Returns the number of the round applied.
         """
 
-    def start_exchange(
-        self, param_set: int, *, alone: bool, memory_cap_bytes: int
-    ) -> None:
-        """Prepares exchanges of deltas; see ``csrc/core/client.h``."""
+    def leave(self) -> None:
+        """Ends this trainer's part in rounds; the next ``push`` joins again."""
 
-    def reset_exchange(self, param_set: int, weights: Sequence[int]) -> None:
+    def join(self) -> None:
+        """Takes part again in a set updated on arrival, with a bound on staleness."""
+
+    def is_member(self) -> bool:
+        """Whether rounds wait for this trainer."""
+
+    def close(self) -> None:
+        """Drops a parameter set; the servers free it when the last trainer has."""
+
+    def start_exchange(self, *, alone: bool, memory_cap_bytes: int) -> GeoExchange:
+        """Prepares exchanges of deltas, once, after ``start_queue``."""
+
+class GeoExchange:
+    """The exchange of deltas of a trainer that steps by itself.
+
+    ``weights``: addresses of every dense parameter, in order; see
+    ``csrc/client/geo/exchange.h``. Thread safety: one caller at a time.
+    """
+
+    def reset(self, weights: Sequence[int]) -> None:
         """Takes the weights as the servers', and forgets all movement."""
 
-    def undo_movement(
+    def undo(
         self,
-        param_set: int,
         weights: Sequence[int],
         *,
         parameters: Sequence[int],
@@ -209,20 +244,8 @@ class Client:
     ) -> None:
         """Takes back what these moved since their last exchange."""
 
-    def update_rows(
+    def begin(
         self,
-        param_set: int,
-        *,
-        gradient: tuple[int, int, int, int],
-        rows: tuple[int, int, int],
-        config: OptimizerConfig,
-        step: int,
-    ) -> None:
-        """Updates rows here: (table, keys, count, values), (weight, state, counts)."""
-
-    def begin_exchange(
-        self,
-        param_set: int,
         *,
         whole: bool,
         averages: bool,
@@ -231,46 +254,27 @@ class Client:
     ) -> None:
         """Starts an exchange of what this trainer moved."""
 
-    def advance_exchange(
-        self, param_set: int, weights: Sequence[int], budget_s: float
-    ) -> bool:
+    def advance(self, weights: Sequence[int], budget_s: float) -> bool:
         """Works on it for a while; whether none is under way any more."""
 
-    def finish_exchange(self, param_set: int, weights: Sequence[int]) -> None:
+    def finish(self, weights: Sequence[int]) -> None:
         """Works on it until it is over."""
 
-    def exchange_has_more(self, param_set: int) -> bool:
+    def has_more(self) -> bool:
         """Whether servers have rows that did not fit the last reply."""
 
-    def exchange_steps(self, param_set: int) -> int:
+    def steps(self) -> int:
         """Steps of all trainers behind the last reply."""
 
-    def exchange_stats(self, param_set: int) -> dict[str, float]:
+    def stats(self) -> dict[str, float]:
         """Exchanges, rows, shadows, memory in bytes, seconds of this thread."""
 
-    def leave(self, param_set: int) -> None:
-        """Ends this trainer's part in rounds; the next ``push`` joins again."""
-
-    def join(self, param_set: int) -> None:
-        """Takes part again in a set updated on arrival, with a bound on staleness."""
-
-    def is_member(self, param_set: int) -> bool:
-        """Whether rounds wait for this trainer."""
-
-    def barrier(self) -> None:
-        """Leaves all parameter sets, waits for all trainers, rejoins with all."""
-
-    def close(self, param_set: int) -> None:
-        """Drops a parameter set; the servers free it when the last trainer has."""
-
-    def goodbye(self) -> None:
-        """Tells every server that this trainer is done, and disconnects."""
-
-    def check(self) -> None:
-        """Raises what the client has failed with: a lost server."""
-
-    def abort(self, reason: str) -> None:
-        """Ends every wait of this client with ``ClosedError`` and disconnects."""
-
-    def stats(self) -> dict[str, float]:
-        """Counters; see ``ClientStats`` in ``csrc/core/client.h``."""
+    def update_rows(
+        self,
+        *,
+        gradient: tuple[int, int, int, int],
+        rows: tuple[int, int, int],
+        config: OptimizerConfig,
+        step: int,
+    ) -> None:
+        """Updates rows here: (table, keys, count, values), (weight, state, counts)."""

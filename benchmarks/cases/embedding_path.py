@@ -37,19 +37,18 @@ class EmbeddingPath:
         self.set = self.client.open(layout)
         keys = torch.arange(rows)
         store = (keys.data_ptr(), rows, self.cache.data_ptr())
-        self.client.store_table(self.set, 0, *store)
-        self.client.ready(self.set)
-        self.client.bind_table(self.set, 0, self.cache.data_ptr())
+        self.set.store_table(0, *store)
+        self.set.ready()
+        self.set.bind_table(0, self.cache.data_ptr())
 
     def pull(self, keys: torch.Tensor) -> None:
         """Brings the rows of int64 ``keys`` into the cache."""
-        self.client.pull(self.set, 0, keys.data_ptr(), keys.numel(), False)
+        self.set.pull(0, keys.data_ptr(), keys.numel(), False)
 
     def push(self, keys: torch.Tensor, rows: torch.Tensor) -> None:
         """Trains on gradients ``rows`` (float32 ``[n, dim]``) of ``keys``."""
         gradient = (0, keys.data_ptr(), keys.numel(), rows.data_ptr())
-        self.client.push(
-            self.set,
+        self.set.push(
             configs=[self.config],
             parameters=[],
             tables=[gradient],

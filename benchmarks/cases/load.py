@@ -102,31 +102,30 @@ class Pusher(threading.Thread):
     def run(self) -> None:
         try:
             self.client.connect()
-            name = worker.open_set(self.client, self.rank, self.table, self.dense)
-            self.pull(name)
+            param_set = worker.open_set(self.client, self.rank, self.table, self.dense)
+            self.pull(param_set)
             self.begin.wait()  # all have been answered: the server's idle memory
             self.begin.wait()
-            self.push(name)
+            self.push(param_set)
             self.begin.wait()  # all is applied
             if self.rank == 0:
-                self.client.leave(name)
-                self.client.pull_all_rows(name)
-                self.client.pull_dense(name, [self.dense.ctypes.data])
+                param_set.leave()
+                param_set.pull_all_rows()
+                param_set.pull_dense([self.dense.ctypes.data])
             self.client.goodbye()
         except BaseException as error:
             self.failure = error
             self.begin.abort()
 
-    def pull(self, name: int) -> None:
-        self.client.pull(name, 0, self.keys.ctypes.data, len(self.keys))
+    def pull(self, param_set: _core.ParamSet) -> None:
+        param_set.pull(0, self.keys.ctypes.data, len(self.keys))
 
-    def push(self, name: int) -> None:
+    def push(self, param_set: _core.ParamSet) -> None:
         ones = np.ones((ROWS_PER_PUSH, worker.DIM), np.float32)
         table = (0, self.keys.ctypes.data, len(self.keys), ones.ctypes.data)
         while not self.stopping.is_set():
-            self.pull(name)
-            self.client.enqueue(
-                name,
+            self.pull(param_set)
+            param_set.enqueue(
                 configs=[worker.SGD],
                 parameters=[(0, ones.ctypes.data)],
                 tables=[table],
@@ -134,7 +133,7 @@ class Pusher(threading.Thread):
                 samples=1,
             )
             self.pushes += 1
-        self.client.drain(name)
+        param_set.drain()
 
 
 def watch(pid: int, end: threading.Event, seen: list[int]) -> None:

@@ -34,17 +34,17 @@ def layout(rows: int = ROWS) -> _core.ParamSetLayout:
     )
 
 
-def open_set(client: _core.Client, rank: int, table: Any, dense: Any) -> int:
+def open_set(client: _core.Client, rank: int, table: Any, dense: Any) -> _core.ParamSet:
     """Opens the parameter set; trainer 0 stores ``table`` and ``dense``."""
-    name = client.open(layout(len(table)))
+    param_set = client.open(layout(len(table)))
     if rank == 0:
         keys = np.arange(len(table))
-        client.store_table(name, 0, keys.ctypes.data, len(keys), table.ctypes.data)
-        client.store_parameter(name, 0, dense.ctypes.data)
-    client.ready(name)
-    client.bind_table(name, 0, table.ctypes.data)
-    client.start_queue(name, size=2, max_merge=2, mean=[False], pull_every=1)
-    return name
+        param_set.store_table(0, keys.ctypes.data, len(keys), table.ctypes.data)
+        param_set.store_parameter(0, dense.ctypes.data)
+    param_set.ready()
+    param_set.bind_table(0, table.ctypes.data)
+    param_set.start_queue(size=2, max_merge=2, mean=[False], pull_every=1)
+    return param_set
 
 
 def resident_bytes(pid: int | str = "self") -> int:
@@ -73,7 +73,7 @@ def push_small(pushes: int) -> None:
     client = _core.Client(run_id=RUN_ID, servers=[[address]], network=network)
     client.connect()
     dense = np.zeros(4, np.float32)
-    name = open_set(client, 0, np.zeros((1, DIM), np.float32), dense)
+    param_set = open_set(client, 0, np.zeros((1, DIM), np.float32), dense)
     gradient = np.ones(4, np.float32)
     step = {
         "configs": [SGD],
@@ -85,11 +85,11 @@ def push_small(pushes: int) -> None:
     began = time.monotonic()
     for part in range(10):
         for _ in range(pushes * part // 10, pushes * (part + 1) // 10):
-            client.enqueue(name, **step)
-        client.drain(name)
+            param_set.enqueue(**step)
+        param_set.drain()
         resident.append(resident_bytes())
     elapsed_s = time.monotonic() - began
-    client.pull_dense(name, [dense.ctypes.data])
+    param_set.pull_dense([dense.ctypes.data])
     stats = client.stats()["staleness"]
     client.goodbye()
     server.stop()

@@ -1,7 +1,8 @@
 // Copyright (c) 2026 The torch_cpudist authors.
 // SPDX-License-Identifier: BSD-3-Clause
 //
-// The class Client. Memory comes as addresses; every call that may wait releases the GIL.
+// The classes Client and ParamSet. Memory comes as addresses; every call that may wait releases the
+// GIL.
 #include <pybind11/stl.h>
 
 #include <algorithm>
@@ -20,29 +21,48 @@ namespace cpudist::bind {
 
 namespace {
 
-using client::ClientOptions;
+using client::Client;
+using client::ParamSet;
 using kernels::OptimizerConfig;
 
-void store_table(ClientHolder& self, uint32_t param_set, uint32_t table, Address keys,
-                 uint64_t count, Address weights, Address state, Address counts, uint64_t step) {
-  self.get().store_table(param_set, table, {at<const int64_t>(keys), static_cast<size_t>(count)},
+void bind_table(const ParamSetHolder& self, uint32_t table, Address weight) {
+  self.get().bind_table(table, at<float>(weight));
+}
+
+void store_table(const ParamSetHolder& self, uint32_t table, Address keys, uint64_t count,
+                 Address weights, Address state, Address counts, uint64_t step) {
+  self.get().store_table(table, {at<const int64_t>(keys), static_cast<size_t>(count)},
                          at<const float>(weights), at<const float>(state),
                          at<const uint32_t>(counts), step);
 }
 
-uint64_t fetch_table(ClientHolder& self, uint32_t param_set, uint32_t table, Address keys,
-                     uint64_t count, Address weights, Address state, Address counts) {
+void store_parameter(const ParamSetHolder& self, uint32_t parameter, Address weights, Address state,
+                     uint64_t step) {
+  self.get().store_parameter(parameter, at<const void>(weights), at<const void>(state), step);
+}
+
+uint64_t fetch_table(const ParamSetHolder& self, uint32_t table, Address keys, uint64_t count,
+                     Address weights, Address state, Address counts) {
   uint64_t step = 0;
-  self.get().fetch_table(param_set, table, {at<const int64_t>(keys), static_cast<size_t>(count)},
+  self.get().fetch_table(table, {at<const int64_t>(keys), static_cast<size_t>(count)},
                          at<float>(weights), at<float>(state), at<uint32_t>(counts), &step);
   return step;
 }
 
-uint64_t fetch_parameter(ClientHolder& self, uint32_t param_set, uint32_t parameter,
-                         Address weights, Address state) {
+uint64_t fetch_parameter(const ParamSetHolder& self, uint32_t parameter, Address weights,
+                         Address state) {
   uint64_t step = 0;
-  self.get().fetch_parameter(param_set, parameter, at<void>(weights), at<void>(state), &step);
+  self.get().fetch_parameter(parameter, at<void>(weights), at<void>(state), &step);
   return step;
+}
+
+void pull(const ParamSetHolder& self, uint32_t table, Address ids, uint64_t count,
+          bool ids_are_int32) {
+  self.get().pull(table, at<const void>(ids), count, ids_are_int32);
+}
+
+void pull_dense(const ParamSetHolder& self, const std::vector<Address>& weights) {
+  self.get().pull_dense(pointers(weights));
 }
 
 client::StepPush make_step(std::vector<OptimizerConfig> configs,
@@ -61,7 +81,7 @@ client::StepPush make_step(std::vector<OptimizerConfig> configs,
   return step;
 }
 
-uint64_t push(ClientHolder& self, uint32_t param_set, std::vector<OptimizerConfig> configs,
+uint64_t push(const ParamSetHolder& self, std::vector<OptimizerConfig> configs,
               const std::vector<ParameterArgument>& parameters,
               const std::vector<TableArgument>& tables, const std::vector<Address>& weights,
               double weight, uint64_t samples, bool by_samples, double clip_value,
@@ -72,10 +92,10 @@ uint64_t push(ClientHolder& self, uint32_t param_set, std::vector<OptimizerConfi
   step.by_samples = by_samples;
   step.clip_value = clip_value;
   step.clip_norm = clip_norm;
-  return self.get().push(param_set, step);
+  return self.get().push(step);
 }
 
-uint64_t enqueue(ClientHolder& self, uint32_t param_set, std::vector<OptimizerConfig> configs,
+uint64_t enqueue(const ParamSetHolder& self, std::vector<OptimizerConfig> configs,
                  const std::vector<ParameterArgument>& parameters,
                  const std::vector<TableArgument>& tables, const std::vector<Address>& weights,
                  uint64_t samples, double clip_value, double clip_norm) {
@@ -83,24 +103,24 @@ uint64_t enqueue(ClientHolder& self, uint32_t param_set, std::vector<OptimizerCo
   step.samples = samples;
   step.clip_value = clip_value;
   step.clip_norm = clip_norm;
-  return self.get().enqueue(param_set, step);
+  return self.get().enqueue(step);
 }
 
 // (table, address of the ids, count, whether they are int32)
 using ComingArgument = std::tuple<uint32_t, Address, uint64_t, bool>;
 
-uint64_t prefetch(ClientHolder& self, uint32_t param_set, const std::vector<ComingArgument>& ids,
+uint64_t prefetch(const ParamSetHolder& self, const std::vector<ComingArgument>& ids,
                   bool managed) {
   std::vector<client::ComingIds> coming;
   for (const auto& [table, address, count, are_int32] : ids) {
     coming.push_back({table, at<const void>(address), count, are_int32});
   }
-  return self.get().prefetch(param_set, coming, managed);
+  return self.get().prefetch(coming, managed);
 }
 
-void start_queue(ClientHolder& self, uint32_t param_set, uint32_t size, uint32_t max_merge,
+void start_queue(const ParamSetHolder& self, uint32_t size, uint32_t max_merge,
                  const std::vector<bool>& mean, uint32_t pull_every) {
-  self.get().start_queue(param_set, {size, max_merge, mean, pull_every});
+  self.get().start_queue({size, max_merge, mean, pull_every});
 }
 
 // {"0": n, "1": n, "2-3": n, ...} up to the last bucket that has something.
@@ -182,7 +202,7 @@ std::unique_ptr<ClientHolder> make_client(
   return std::make_unique<ClientHolder>(std::move(options), network, ranks, std::move(logger));
 }
 
-void bind_constructor(ClientClass& client) {
+void bind_constructor(py::class_<ClientHolder>& client) {
   const client::ClientOptions defaults;
   client.def(py::init(&make_client), py::kw_only(), py::arg("run_id"), py::arg("trainer_rank") = 0,
              py::arg("trainer_count") = 1, py::arg("servers"), py::arg("network") = py::none(),
@@ -198,141 +218,89 @@ void bind_constructor(ClientClass& client) {
              py::arg("logger") = py::none());
 }
 
-void bind_values(ClientClass& client) {
-  client
-      .def(
-          "bind_table",
-          [](ClientHolder& self, uint32_t param_set, uint32_t table, Address weight) {
-            self.get().bind_table(param_set, table, at<float>(weight));
-          },
-          py::arg("param_set"), py::arg("table"), py::arg("weight"), NoGil())
-      .def("store_table", &store_table, py::arg("param_set"), py::arg("table"), py::arg("keys"),
-           py::arg("count"), py::arg("weights"), py::arg("state") = 0, py::arg("counts") = 0,
-           py::arg("step") = 0, NoGil())
-      .def(
-          "store_parameter",
-          [](ClientHolder& self, uint32_t param_set, uint32_t parameter, Address weights,
-             Address state, uint64_t step) {
-            self.get().store_parameter(param_set, parameter, at<const void>(weights),
-                                       at<const void>(state), step);
-          },
-          py::arg("param_set"), py::arg("index"), py::arg("weights"), py::arg("state") = 0,
-          py::arg("step") = 0, NoGil())
-      .def("fetch_table", &fetch_table, py::arg("param_set"), py::arg("table"), py::arg("keys"),
-           py::arg("count"), py::arg("weights"), py::arg("state") = 0, py::arg("counts") = 0,
-           NoGil())
-      .def("fetch_parameter", &fetch_parameter, py::arg("param_set"), py::arg("index"),
-           py::arg("weights"), py::arg("state") = 0, NoGil())
-      .def(
-          "pull",
-          [](ClientHolder& self, uint32_t param_set, uint32_t table, Address ids, uint64_t count,
-             bool ids_are_int32) {
-            self.get().pull(param_set, table, at<const void>(ids), count, ids_are_int32);
-          },
-          py::arg("param_set"), py::arg("table"), py::arg("ids"), py::arg("count"),
-          py::arg("ids_are_int32") = false, NoGil())
-      .def("prefetch", &prefetch, py::arg("param_set"), py::arg("ids"), py::arg("managed") = false,
-           NoGil())
-      .def(
-          "use_prefetched",
-          [](ClientHolder& self, uint32_t param_set, uint64_t number) {
-            self.get().use_prefetched(param_set, number);
-          },
-          py::arg("param_set"), py::arg("number"), NoGil())
-      .def(
-          "drop_prefetched",
-          [](ClientHolder& self, uint32_t param_set) { self.get().drop_prefetched(param_set); },
-          py::arg("param_set"), NoGil())
-      .def(
-          "pull_all_rows",
-          [](ClientHolder& self, uint32_t param_set) { self.get().pull_all_rows(param_set); },
-          py::arg("param_set"), NoGil())
-      .def(
-          "pull_dense",
-          [](ClientHolder& self, uint32_t param_set, const std::vector<Address>& weights) {
-            self.get().pull_dense(param_set, pointers(weights));
-          },
-          py::arg("param_set"), py::arg("weights"), NoGil());
+std::unique_ptr<ParamSetHolder> open(const ClientHolder& self, const wire::ParamSetLayout& layout) {
+  return std::make_unique<ParamSetHolder>(self.get().open(layout));
 }
 
-void bind_steps(ClientClass& client) {
-  client
-      .def("push", &push, py::arg("param_set"), py::kw_only(), py::arg("configs"),
-           py::arg("parameters") = std::vector<ParameterArgument>(),
-           py::arg("tables") = std::vector<TableArgument>(),
-           py::arg("weights") = std::vector<Address>(), py::arg("weight") = 1.0,
-           py::arg("samples") = 0, py::arg("by_samples") = false, py::arg("clip_value") = 0.0,
-           py::arg("clip_norm") = 0.0, NoGil())
-      .def("enqueue", &enqueue, py::arg("param_set"), py::kw_only(), py::arg("configs"),
+template <typename Call>
+auto of_client(Call call) {
+  return method<ClientHolder>(call);
+}
+
+template <typename Call>
+auto of_set(Call call) {
+  return method<ParamSetHolder>(call);
+}
+
+void bind_calls(py::class_<ClientHolder>& client) {
+  client.def("connect", of_client(&Client::connect), NoGil())
+      .def("open", &open, py::arg("layout"), NoGil(), py::keep_alive<0, 1>())
+      .def("barrier", of_client(&Client::barrier), NoGil())
+      .def("goodbye", of_client(&Client::goodbye), NoGil())
+      .def("check", of_client(&Client::check), NoGil())
+      .def("abort", of_client(&Client::abort), py::arg("reason"), NoGil())
+      .def("stats", &stats);
+}
+
+void bind_values(ParamSetClass& set) {
+  set.def_property_readonly("id", of_set(&ParamSet::id))
+      .def("bind_table", &bind_table, py::arg("table"), py::arg("weight"), NoGil())
+      .def("store_table", &store_table, py::arg("table"), py::arg("keys"), py::arg("count"),
+           py::arg("weights"), py::arg("state") = 0, py::arg("counts") = 0, py::arg("step") = 0,
+           NoGil())
+      .def("store_parameter", &store_parameter, py::arg("index"), py::arg("weights"),
+           py::arg("state") = 0, py::arg("step") = 0, NoGil())
+      .def("fetch_table", &fetch_table, py::arg("table"), py::arg("keys"), py::arg("count"),
+           py::arg("weights"), py::arg("state") = 0, py::arg("counts") = 0, NoGil())
+      .def("fetch_parameter", &fetch_parameter, py::arg("index"), py::arg("weights"),
+           py::arg("state") = 0, NoGil())
+      .def("pull", &pull, py::arg("table"), py::arg("ids"), py::arg("count"),
+           py::arg("ids_are_int32") = false, NoGil())
+      .def("prefetch", &prefetch, py::arg("ids"), py::arg("managed") = false, NoGil())
+      .def("use_prefetched", of_set(&ParamSet::use_prefetched), py::arg("number"), NoGil())
+      .def("drop_prefetched", of_set(&ParamSet::drop_prefetched), NoGil())
+      .def("pull_all_rows", of_set(&ParamSet::pull_all_rows), NoGil())
+      .def("pull_dense", &pull_dense, py::arg("weights"), NoGil());
+}
+
+void bind_steps(ParamSetClass& set) {
+  set.def("push", &push, py::kw_only(), py::arg("configs"),
+          py::arg("parameters") = std::vector<ParameterArgument>(),
+          py::arg("tables") = std::vector<TableArgument>(),
+          py::arg("weights") = std::vector<Address>(), py::arg("weight") = 1.0,
+          py::arg("samples") = 0, py::arg("by_samples") = false, py::arg("clip_value") = 0.0,
+          py::arg("clip_norm") = 0.0, NoGil())
+      .def("enqueue", &enqueue, py::kw_only(), py::arg("configs"),
            py::arg("parameters") = std::vector<ParameterArgument>(),
            py::arg("tables") = std::vector<TableArgument>(),
            py::arg("weights") = std::vector<Address>(), py::arg("samples") = 0,
            py::arg("clip_value") = 0.0, py::arg("clip_norm") = 0.0, NoGil())
-      .def(
-          "drain", [](ClientHolder& self, uint32_t param_set) { self.get().drain(param_set); },
-          py::arg("param_set"), NoGil())
-      .def(
-          "known_steps",
-          [](ClientHolder& self, uint32_t param_set) { return self.get().known_steps(param_set); },
-          py::arg("param_set"));
+      .def("start_queue", &start_queue, py::kw_only(), py::arg("size"), py::arg("max_merge"),
+           py::arg("mean"), py::arg("pull_every"), NoGil())
+      .def("drain", of_set(&ParamSet::drain), NoGil())
+      .def("known_steps", of_set(&ParamSet::known_steps));
 }
 
-void bind_membership(ClientClass& client) {
-  client.def(
-            "connect", [](ClientHolder& self) { self.get().connect(); }, NoGil())
-      .def(
-          "open",
-          [](ClientHolder& self, const wire::ParamSetLayout& layout) {
-            return self.get().open(layout);
-          },
-          py::arg("layout"), NoGil())
-      .def(
-          "ready", [](ClientHolder& self, uint32_t param_set) { self.get().ready(param_set); },
-          py::arg("param_set"), NoGil())
-      .def(
-          "holds_values",
-          [](const ClientHolder& self, uint32_t param_set) {
-            return self.get().holds_values(param_set);
-          },
-          py::arg("param_set"), NoGil())
-      .def("start_queue", &start_queue, py::arg("param_set"), py::kw_only(), py::arg("size"),
-           py::arg("max_merge"), py::arg("mean"), py::arg("pull_every"), NoGil())
-      .def(
-          "leave", [](ClientHolder& self, uint32_t param_set) { self.get().leave(param_set); },
-          py::arg("param_set"), NoGil())
-      .def(
-          "join", [](ClientHolder& self, uint32_t param_set) { self.get().join(param_set); },
-          py::arg("param_set"), NoGil())
-      .def(
-          "is_member",
-          [](const ClientHolder& self, uint32_t param_set) {
-            return self.get().is_member(param_set);
-          },
-          py::arg("param_set"), NoGil())
-      .def(
-          "barrier", [](ClientHolder& self) { self.get().barrier(); }, NoGil())
-      .def(
-          "close", [](ClientHolder& self, uint32_t param_set) { self.get().close(param_set); },
-          py::arg("param_set"), NoGil())
-      .def(
-          "goodbye", [](ClientHolder& self) { self.get().goodbye(); }, NoGil())
-      .def(
-          "check", [](const ClientHolder& self) { self.get().check(); }, NoGil())
-      .def(
-          "abort", [](ClientHolder& self, const std::string& reason) { self.get().abort(reason); },
-          py::arg("reason"), NoGil())
-      .def("stats", &stats);
+void bind_membership(ParamSetClass& set) {
+  set.def("ready", of_set(&ParamSet::ready), NoGil())
+      .def("holds_values", of_set(&ParamSet::holds_values), NoGil())
+      .def("leave", of_set(&ParamSet::leave), NoGil())
+      .def("join", of_set(&ParamSet::join), NoGil())
+      .def("is_member", of_set(&ParamSet::is_member), NoGil())
+      .def("close", of_set(&ParamSet::close), NoGil());
 }
 
 }  // namespace
 
 void bind_client(py::module_& module) {
-  ClientClass client(module, "Client");
+  ParamSetClass set(module, "ParamSet");
+  bind_values(set);
+  bind_steps(set);
+  bind_membership(set);
+  bind_exchange(module, set);
+  py::class_<ClientHolder> client(module, "Client");
   bind_constructor(client);
-  bind_values(client);
-  bind_steps(client);
-  bind_exchange(client);
-  bind_membership(client);
+  bind_calls(client);
 }
 
 }  // namespace cpudist::bind

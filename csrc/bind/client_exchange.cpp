@@ -1,30 +1,56 @@
 // Copyright (c) 2026 The torch_cpudist authors.
 // SPDX-License-Identifier: BSD-3-Clause
 //
-// Methods of the class Client for trainers that step by themselves and exchange deltas.
+// The class GeoExchange, of trainers that step by themselves and exchange deltas.
 #include <pybind11/stl.h>
 
 #include "bind/client_holder.h"
+#include "client/geo/exchange.h"
 
 namespace cpudist::bind {
 
 namespace {
 
+using client::GeoExchange;
 using kernels::OptimizerConfig;
+using ExchangeHolder = PartHolder<GeoExchange>;
 
 using RowsArgument = std::tuple<Address, Address, Address>;  // weight, state, counts
 
-void update_rows(ClientHolder& self, uint32_t param_set, const TableArgument& gradient,
+std::unique_ptr<ExchangeHolder> start_exchange(const ParamSetHolder& self, bool alone,
+                                               uint64_t memory_cap_bytes) {
+  return std::make_unique<ExchangeHolder>(
+      std::make_shared<GeoExchange>(self.share(), alone, memory_cap_bytes));
+}
+
+void reset_exchange(const ExchangeHolder& self, const std::vector<Address>& weights) {
+  self.get().reset(pointers(weights));
+}
+
+void undo_movement(const ExchangeHolder& self, const std::vector<Address>& weights,
+                   const std::vector<uint32_t>& parameters, const std::vector<uint32_t>& tables) {
+  self.get().undo(pointers(weights), parameters, tables);
+}
+
+void update_rows(const ExchangeHolder& self, const TableArgument& gradient,
                  const RowsArgument& rows, const OptimizerConfig& config, int64_t step) {
   const auto& [table, keys, count, values] = gradient;
   const auto& [weight, state, counts] = rows;
-  self.get().update_rows(param_set,
-                         {table, at<const int64_t>(keys), count, at<const float>(values)},
+  self.get().update_rows({table, at<const int64_t>(keys), count, at<const float>(values)},
                          {at<float>(weight), at<float>(state), at<uint32_t>(counts)}, config, step);
 }
 
-py::dict exchange_stats(const ClientHolder& self, uint32_t param_set) {
-  const client::ExchangeStats stats = self.get().exchange_stats(param_set);
+bool advance_exchange(const ExchangeHolder& self, const std::vector<Address>& weights,
+                      double budget_s) {
+  return self.get().advance(pointers(weights), budget_s);
+}
+
+void finish_exchange(const ExchangeHolder& self, const std::vector<Address>& weights) {
+  self.get().finish(pointers(weights));
+}
+
+py::dict exchange_stats(const ExchangeHolder& self) {
+  const client::ExchangeStats stats = self.get().stats();
   py::dict result;
   result["exchanges"] = stats.exchanges;
   result["rows_sent"] = stats.rows_sent;
@@ -37,65 +63,22 @@ py::dict exchange_stats(const ClientHolder& self, uint32_t param_set) {
 
 }  // namespace
 
-void bind_exchange(ClientClass& client) {
-  client
-      .def(
-          "start_exchange",
-          [](ClientHolder& self, uint32_t param_set, bool alone, uint64_t memory_cap_bytes) {
-            self.get().start_exchange(param_set, alone, memory_cap_bytes);
-          },
-          py::arg("param_set"), py::kw_only(), py::arg("alone"), py::arg("memory_cap_bytes"),
-          NoGil())
-      .def(
-          "reset_exchange",
-          [](ClientHolder& self, uint32_t param_set, const std::vector<Address>& weights) {
-            self.get().reset_exchange(param_set, pointers(weights));
-          },
-          py::arg("param_set"), py::arg("weights"), NoGil())
-      .def(
-          "undo_movement",
-          [](ClientHolder& self, uint32_t param_set, const std::vector<Address>& weights,
-             const std::vector<uint32_t>& parameters, const std::vector<uint32_t>& tables) {
-            self.get().undo_movement(param_set, pointers(weights), parameters, tables);
-          },
-          py::arg("param_set"), py::arg("weights"), py::kw_only(), py::arg("parameters"),
-          py::arg("tables"), NoGil())
-      .def("update_rows", &update_rows, py::arg("param_set"), py::kw_only(), py::arg("gradient"),
-           py::arg("rows"), py::arg("config"), py::arg("step"), NoGil())
-      .def(
-          "begin_exchange",
-          [](ClientHolder& self, uint32_t param_set, bool whole, bool averages, uint64_t steps,
-             uint64_t samples) {
-            self.get().begin_exchange(param_set, whole, averages, steps, samples);
-          },
-          py::arg("param_set"), py::kw_only(), py::arg("whole"), py::arg("averages"),
-          py::arg("steps"), py::arg("samples"), NoGil())
-      .def(
-          "advance_exchange",
-          [](ClientHolder& self, uint32_t param_set, const std::vector<Address>& weights,
-             double budget_s) {
-            return self.get().advance_exchange(param_set, pointers(weights), budget_s);
-          },
-          py::arg("param_set"), py::arg("weights"), py::arg("budget_s"), NoGil())
-      .def(
-          "finish_exchange",
-          [](ClientHolder& self, uint32_t param_set, const std::vector<Address>& weights) {
-            self.get().finish_exchange(param_set, pointers(weights));
-          },
-          py::arg("param_set"), py::arg("weights"), NoGil())
-      .def(
-          "exchange_has_more",
-          [](ClientHolder& self, uint32_t param_set) {
-            return self.get().exchange_has_more(param_set);
-          },
-          py::arg("param_set"))
-      .def(
-          "exchange_steps",
-          [](ClientHolder& self, uint32_t param_set) {
-            return self.get().exchange_steps(param_set);
-          },
-          py::arg("param_set"))
-      .def("exchange_stats", &exchange_stats, py::arg("param_set"));
+void bind_exchange(py::module_& module, ParamSetClass& set) {
+  py::class_<ExchangeHolder>(module, "GeoExchange")
+      .def("reset", &reset_exchange, py::arg("weights"), NoGil())
+      .def("undo", &undo_movement, py::arg("weights"), py::kw_only(), py::arg("parameters"),
+           py::arg("tables"), NoGil())
+      .def("update_rows", &update_rows, py::kw_only(), py::arg("gradient"), py::arg("rows"),
+           py::arg("config"), py::arg("step"), NoGil())
+      .def("begin", method<ExchangeHolder>(&GeoExchange::begin), py::kw_only(), py::arg("whole"),
+           py::arg("averages"), py::arg("steps"), py::arg("samples"), NoGil())
+      .def("advance", &advance_exchange, py::arg("weights"), py::arg("budget_s"), NoGil())
+      .def("finish", &finish_exchange, py::arg("weights"), NoGil())
+      .def("has_more", method<ExchangeHolder>(&GeoExchange::has_more))
+      .def("steps", method<ExchangeHolder>(&GeoExchange::steps))
+      .def("stats", &exchange_stats);
+  set.def("start_exchange", &start_exchange, py::kw_only(), py::arg("alone"),
+          py::arg("memory_cap_bytes"), NoGil(), py::keep_alive<0, 1>());
 }
 
 }  // namespace cpudist::bind

@@ -46,10 +46,45 @@ class ClientHolder {
   ForkSafe<std::unique_ptr<client::Client>> client_;
 };
 
-using ClientClass = py::class_<ClientHolder>;
+// A part of a client: its Python object keeps the client's alive.
+template <typename Part>
+class PartHolder {
+ public:
+  explicit PartHolder(std::shared_ptr<Part> part)
+      : part_(std::make_unique<std::shared_ptr<Part>>(std::move(part))) {}
+  ~PartHolder() {
+    if (part_.forked()) return;
+    const py::gil_scoped_release no_gil;  // the last holder joins the thread of a queue
+    part_.get("client").reset();
+  }
+  PartHolder(const PartHolder&) = delete;
+  PartHolder& operator=(const PartHolder&) = delete;
+  Part& get() const { return *share(); }
+  const std::shared_ptr<Part>& share() const { return part_.get("client"); }
+
+ private:
+  ForkSafe<std::shared_ptr<Part>> part_;
+};
+
+using ParamSetHolder = PartHolder<client::ParamSet>;
+using ParamSetClass = py::class_<ParamSetHolder>;
 using NoGil = py::call_guard<py::gil_scoped_release>;
 
-// The methods of trainers that step by themselves and exchange deltas.
-void bind_exchange(ClientClass& client);
+// A method of what a holder holds, as a function of the holder. Its arguments are no addresses.
+template <typename Holder, typename Class, typename Result, typename... Arguments>
+auto method(Result (Class::*call)(Arguments...)) {
+  return [call](const Holder& self, Arguments... arguments) -> Result {
+    return (self.get().*call)(std::forward<Arguments>(arguments)...);
+  };
+}
+template <typename Holder, typename Class, typename Result, typename... Arguments>
+auto method(Result (Class::*call)(Arguments...) const) {
+  return [call](const Holder& self, Arguments... arguments) -> Result {
+    return (self.get().*call)(std::forward<Arguments>(arguments)...);
+  };
+}
+
+// The class of trainers that step by themselves and exchange deltas, and how a set begins with it.
+void bind_exchange(py::module_& module, ParamSetClass& set);
 
 }  // namespace cpudist::bind

@@ -1,8 +1,7 @@
 // Copyright (c) 2026 The torch_cpudist authors.
 // SPDX-License-Identifier: BSD-3-Clause
 //
-// What a client knows of one open parameter set, and how a step is packed into one payload per
-// server and its answers are taken apart.
+// A parameter set as its trainer uses it: pulls, steps, values to store and to fetch, membership.
 #pragma once
 
 #include <atomic>
@@ -10,100 +9,114 @@
 #include <memory>
 #include <mutex>
 #include <span>
-#include <vector>
 
-#include "client/client.h"
-#include "client/coding.h"
-#include "client/link.h"
 #include "client/prefetch.h"
-#include "client/row_cache.h"
-#include "wire/messages.h"
+#include "client/push/queue.h"
+#include "client/push/step.h"
+#include "client/shared.h"
+#include "client/state.h"
 
 namespace cpudist::client {
 
-// Scratch memory of one table while a push is packed; kept between steps.
-struct PackedTable {
-  const TableGradient* gradient = nullptr;
-  std::vector<int64_t> unique;
-  std::vector<uint32_t> inverse;
-  std::vector<float*> destinations;
-};
+// Made by Client::open, which holds it until it is closed. It may be held longer than that, by
+// others too, but not be called after the end of its client.
+//
+// Ownership: the set has its queue and its state; the queue and operations under way hold the state
+// alone, so nothing holds itself.
+//
+// Thread safety: any thread; requests that change a server (push, leave, join, store) are
+// serialised by the client. All throw kClosed once the set is closed.
+//
+// A wait that ends with kInterrupted or kTimeout leaves its request in flight; the next call on the
+// client finishes it first, so that nothing is lost or applied twice. No pointer given to an
+// earlier call is used then, except those of bind_table.
+class ParamSet {
+ public:
+  ParamSet(Shared& shared, uint32_t id, const wire::ParamSetLayout& layout);
+  ParamSet(const ParamSet&) = delete;
+  ParamSet& operator=(const ParamSet&) = delete;
 
-class GeoExchange;
-class PushQueue;
+  uint32_t id() const { return state_->id; }
+  // Whether the servers had all values when it was opened: trainer 0 must not store them again.
+  bool holds_values() const;
+  // Where pulled rows go: `weight` is [rows, dim] and stays valid until close.
+  void bind_table(uint32_t table, float* weight);
+  void store_table(uint32_t table, std::span<const int64_t> keys, const float* weights,
+                   const float* state, const uint32_t* counts, uint64_t step);
+  // `state`: state_elements of each block of the parameter, block by block, or null.
+  void store_parameter(uint32_t parameter, const void* weights, const void* state, uint64_t step);
+  // Trainer 0 after its last store; the others wait here for it (round deadline).
+  void ready();
+  void fetch_table(uint32_t table, std::span<const int64_t> keys, float* weights, float* state,
+                   uint32_t* counts, uint64_t* step);
+  // `state` as in store_parameter; either may be null.
+  void fetch_parameter(uint32_t parameter, void* weights, void* state, uint64_t* step);
 
-struct ClientSet {
-  ClientSet(uint32_t id, const wire::ParamSetLayout& layout, std::span<const uint16_t> owners,
-            uint32_t server_count);
+  // Makes the rows of `ids` current in the bound weight: sends one request per server for those not
+  // pulled since the last step of this parameter set. int32 or int64 ids. Throws kRowOutOfRange.
+  void pull(uint32_t table, const void* ids, uint64_t count, bool ids_are_int32);
+  void pull_all_rows();  // in chunks
+  // Asks for the rows of a batch to come, one request per server, and returns its number at once.
+  // Lookups then find them: in rounds with the values of the last one. A batch goes with the step
+  // that used all its rows, or if `managed`, with the step after use_prefetched(its number). Does
+  // nothing, and returns 0, while this trainer takes no part. Throws kRowOutOfRange.
+  uint64_t prefetch(std::span<const ComingIds> ids, bool managed);
+  void use_prefetched(uint64_t number);
+  void drop_prefetched();
+  // `weights`: base pointer of every dense parameter, in order.
+  void pull_dense(std::span<void* const> weights);
 
-  uint32_t id;
-  wire::ParamSetLayout layout;
-  uint32_t server_count;
-  uint32_t parameter_count = 0;
-  std::vector<std::unique_ptr<TableCache>> tables;
-  std::vector<std::vector<uint32_t>> shard_blocks;      // per server, blocks in order
-  std::vector<std::vector<uint32_t>> parameter_blocks;  // per parameter, blocks in order
+  // One step: joins first if this trainer has left; returns when the round is applied on every
+  // server and the updated blocks are written to `weight`. Throws kUnpulledRow before anything is
+  // sent. Pulled rows count as stale afterwards. Returns the number of the update: of the round, or
+  // with several groups of trainers among the updates of server 0 by all of them.
+  uint64_t push(const StepPush& step);
 
-  // Changed by sequenced operations only; `member` is read by pulls of other threads.
-  std::atomic<bool> member{false};
-  uint64_t round = 0;
-  bool ready = false;  // the servers had all values when it was opened
-  // The gradient that values are being read for, counted from 1. Updates on arrival.
-  std::atomic<uint64_t> step{1};
-  std::atomic<bool> dense_stale{false};  // a round was applied whose blocks were not taken in
+  // ---- updates on arrival ----
+  void start_queue(const QueueOptions& options);
+  // One step: packs the gradient, queues it and takes the newest dense values in that have come.
+  // Waits for room in the queue; with max_staleness until it is applied. Throws what an earlier
+  // push failed with; kUnpulledRow before anything is queued; after kInterrupted and kTimeout it is
+  // queued. Returns the version of server 0's values.
+  uint64_t enqueue(const StepPush& step);
+  void drain();  // until everything queued is applied
+  // Steps of all trainers, as far as server 0 has told, and those of this one that it has not
+  // answered yet. A merged push counts each of its steps.
+  uint64_t known_steps();
+  // Takes part again; rows and dense values of before are to be pulled anew. With a bound on
+  // staleness also needed after a barrier, and before the next gradient is computed.
+  void join();
 
-  std::vector<RequestPtr> refused;  // the last push, if a server refused it
-  // Updates on arrival; holds this set, released by close. Under the mutex of the client's sets.
-  std::shared_ptr<PushQueue> queue;
-  // Of trainers that step by themselves; the training thread's, released by close.
-  std::shared_ptr<GeoExchange> exchange;
+  void leave();
+  bool is_member() const;
+  void close();
 
-  // What lossy pushes of gradients hold back; whose thread sends pushes. Null if nothing.
-  std::unique_ptr<Residues> residues;
-
-  Prefetcher prefetcher;
-
-  // Scratch of push, used by one sequenced operation at a time.
-  std::vector<PackedTable> packed;
-
-  TableCache& table(uint32_t index);
-  const std::vector<uint32_t>& blocks_of(uint32_t parameter) const;
-  uint64_t block_bytes(uint32_t block) const;
-  wire::TableRef ref_of(uint32_t table, uint64_t rows) const;
-  uint64_t block_state_elements(uint32_t block) const;
-  uint32_t row_state_elements(uint32_t table) const;
-  void invalidate_tables();
-  // Throws kInvalidArgument for too few addresses of dense parameters.
-  void check_weights(std::span<void* const> weights) const;
-  // What a pull tells the servers: the gradient that it reads for, if they are to remember.
-  uint64_t step_of_pull() const;
-
-  // ---- what the next gradient is computed on, per server ----
-  void note_dense(uint32_t server, wire::Version version);  // written to the weights
-  wire::Version dense_version(uint32_t server) const;
-  void note_rows(uint32_t server, wire::Version version);  // pulled
-  // The oldest of both; forgets the rows. kAnyStaleness where nothing was read.
-  std::vector<wire::Version> take_read();
+  // ---- for what is built on a set ----
+  void check_open() const;  // throws kClosed
+  Shared& shared() const { return shared_; }
+  const std::shared_ptr<SetState>& state() const { return state_; }
+  std::shared_ptr<PushQueue> queue() const;  // null: it has none
+  // One taker has the answers of the queue, beside enqueue. False: there is one.
+  bool claim_answers() { return !answers_claimed_.exchange(true); }
 
  private:
-  mutable std::mutex read_mutex_;
-  std::vector<wire::Version> dense_read_;
-  std::vector<wire::Version> rows_read_;
-};
-using ClientSetPtr = std::shared_ptr<ClientSet>;
+  friend class Client;
+  friend class Shared;
+  void accept_open(std::span<const RequestPtr> replies);
+  void accept_barrier(uint64_t round);
+  void drain_queue();
+  void stop_queue();  // without locks: its thread may wait for one
+  void add_stats(ClientStats* stats) const;
+  void join_sequenced();
+  void forget_rows();  // rows that are here or on their way are not to be used any more
+  void take_arrived(PushQueue& queue, std::span<void* const> weights);
 
-// Checks a step and finds the distinct keys of its gradients. Throws kInvalidArgument,
-// kRowOutOfRange, kUnpulledRow; only scratch memory was changed then.
-void prepare_push(ClientSet& set, const StepPush& step);
-// One payload per server of the step that was prepared last. Duplicate keys are summed in order.
-// Updates on arrival: weight and clipping of the step are not in it.
-// Rows are in the order of their keys if `ordered`, else in that of the gradient.
-std::vector<Buffer> pack_push(ClientSet& set, const StepPush& step, const wire::Pool& pool,
-                              bool want_dense = true, bool ordered = false);
-// Rows pushed by the last pack_push, duplicates summed.
-uint64_t packed_rows(const ClientSet& set);
-// Writes the blocks of a dense reply; returns its version. No weights: the blocks are skipped.
-wire::Version unpack_dense(const ClientSet& set, const wire::Frame& reply,
-                           std::span<void* const> weights);
+  Shared& shared_;
+  const std::shared_ptr<SetState> state_;
+  const std::shared_ptr<Prefetcher> prefetcher_;
+  std::atomic<bool> answers_claimed_{false};
+  mutable std::mutex mutex_;  // of `queue_`
+  std::shared_ptr<PushQueue> queue_;
+};
 
 }  // namespace cpudist::client

@@ -10,17 +10,18 @@
 #include <map>
 #include <utility>
 
-#include "client/param_set.h"
+#include "client/push/coding.h"
 #include "client/session.h"
+#include "client/state.h"
 
 namespace cpudist::client {
 
 namespace {
 
-bool in_rounds(const ClientSet& set) { return set.layout.mode == wire::UpdateMode::kRounds; }
+bool in_rounds(const SetState& set) { return set.layout.mode == wire::UpdateMode::kRounds; }
 
 // In the order of keys where they are coded.
-ServedKeys serve(TableCache& cache, const ClientSet& set, const Session& session,
+ServedKeys serve(TableCache& cache, const SetState& set, const Session& session,
                  std::span<const int64_t> keys) {
   ServedKeys served;
   served.keys.reserve(keys.size());
@@ -50,6 +51,9 @@ void with_ids(const ComingIds& ids, Action&& action) {
 
 }  // namespace
 
+Prefetcher::Prefetcher(SetState& set, Session& session, wire::Pool pool)
+    : set_(set), session_(session), pool_(std::move(pool)) {}
+
 Prefetcher::Part* Prefetcher::Batch::find(uint32_t table) {
   const auto found = std::find_if(parts.begin(), parts.end(),
                                   [&](const Part& part) { return part.table == table; });
@@ -63,11 +67,10 @@ std::vector<Prefetcher::BatchPtr> Prefetcher::batches() const {
 
 // ---- asking -------------------------------------------------------------------------------------
 
-uint64_t Prefetcher::request(ClientSet& set, Session& session, const wire::Pool& pool,
-                             std::span<const ComingIds> ids, bool managed, uint64_t* rows) {
+uint64_t Prefetcher::request(std::span<const ComingIds> ids, bool managed, uint64_t* rows) {
   std::map<uint32_t, std::vector<const ComingIds*>> by_table;
   for (const ComingIds& one : ids) {
-    set.table(one.table);
+    set_.table(one.table);
     if (one.count > 0) by_table[one.table].push_back(&one);
   }
   const auto batch = std::make_shared<Batch>();
@@ -77,34 +80,35 @@ uint64_t Prefetcher::request(ClientSet& set, Session& session, const wire::Pool&
     // thread that finds a row on its way finds the batch as well.
     std::vector<std::unique_lock<std::mutex>> locks;
     for (const auto& [table, several] : by_table) {
-      locks.emplace_back(set.table(table).mutex);
+      locks.emplace_back(set_.table(table).mutex);
       for (const ComingIds* one : several) {
-        with_ids(*one, [&](auto span) { set.table(table).check_ids(span); });
+        with_ids(*one, [&](auto span) { set_.table(table).check_ids(span); });
       }
     }
     for (const auto& [table, several] : by_table) {
-      TableCache& cache = set.table(table);
+      TableCache& cache = set_.table(table);
       std::vector<int64_t> all;
       std::vector<int64_t> pulled;
       for (const ComingIds* one : several) {
-        with_ids(*one, [&](auto span) { cache.take_coming(span, !in_rounds(set), &all, &pulled); });
+        with_ids(*one,
+                 [&](auto span) { cache.take_coming(span, !in_rounds(set_), &all, &pulled); });
       }
       *rows += pulled.size();
       Part& part = batch->parts.emplace_back();
       part.table = table;
-      part.all = serve(cache, set, session, all);
-      part.pulled = serve(cache, set, session, pulled);
-      part.rows.resize(set.server_count);
+      part.all = serve(cache, set_, session_, all);
+      part.pulled = serve(cache, set_, session_, pulled);
+      part.rows.resize(set_.server_count);
     }
     {
       const std::lock_guard lock(mutex_);
       batch->number = next_number_++;
     }
     try {
-      send(set, session, pool, *batch);
+      send(*batch);
     } catch (...) {
-      for (const Part& part : batch->parts) set.table(part.table).drop(part.pulled.keys);
-      session.give_up(batch->requests);
+      for (const Part& part : batch->parts) set_.table(part.table).drop(part.pulled.keys);
+      session_.give_up(batch->requests);
       throw;
     }
     if (!batch->parts.empty()) {
@@ -113,30 +117,29 @@ uint64_t Prefetcher::request(ClientSet& set, Session& session, const wire::Pool&
     }
   }
   const auto outstanding = batches();
-  if (outstanding.size() > kMostBatches) remove(set, session, outstanding.front());
+  if (outstanding.size() > kMostBatches) remove(outstanding.front());
   return batch->number;
 }
 
-void Prefetcher::send(ClientSet& set, Session& session, const wire::Pool& pool, Batch& batch) {
-  const uint64_t step = set.step_of_pull() == 0 ? 0 : batch.number | wire::kPrefetchBit;
-  for (const uint32_t s : session.send_order()) {
+void Prefetcher::send(Batch& batch) {
+  const uint64_t step = set_.step_of_pull() == 0 ? 0 : batch.number | wire::kPrefetchBit;
+  for (const uint32_t s : session_.send_order()) {
     std::vector<wire::TableRef> refs;
     std::vector<std::span<const int64_t>> keys;
     for (const Part& part : batch.parts) {
       const auto own = part.pulled.of(s);
       if (own.empty()) continue;
-      refs.push_back(set.ref_of(part.table, own.size()));
+      refs.push_back(set_.ref_of(part.table, own.size()));
       keys.push_back(own);
     }
     if (refs.empty()) continue;
-    wire::FilledKeys filled = wire::layout_pull(refs, pool, step);
+    wire::FilledKeys filled = wire::layout_pull(refs, pool_, step);
     for (size_t i = 0; i < keys.size(); ++i) {
       std::copy(keys[i].begin(), keys[i].end(), filled.keys[i]);
     }
-    Outbound out = code_pull_for(set, session, s, std::move(filled.payload), false, pool);
-    batch.pool = pool;
+    Outbound out = code_pull_for(set_, session_, s, std::move(filled.payload), false, pool_);
     batch.requests.push_back(
-        session.send(s, wire::FrameKind::kPullRows, set.id, std::move(out.payload), out.coded));
+        session_.send(s, wire::FrameKind::kPullRows, set_.id, std::move(out.payload), out.coded));
   }
 }
 
@@ -156,9 +159,9 @@ uint64_t Prefetcher::since(uint32_t server) const {
   return found == versions_.end() ? 0 : found->second.round;
 }
 
-void Prefetcher::note_hits(ClientSet& set) const {
+void Prefetcher::note_hits() const {
   const std::lock_guard lock(mutex_);
-  for (const auto& [server, version] : versions_) set.note_rows(server, version);
+  for (const auto& [server, version] : versions_) set_.note_rows(server, version);
 }
 
 void Prefetcher::use(uint64_t number) {
@@ -168,7 +171,7 @@ void Prefetcher::use(uint64_t number) {
   }
 }
 
-void Prefetcher::remove(ClientSet& set, Session& session, const BatchPtr& batch) {
+void Prefetcher::remove(const BatchPtr& batch) {
   {
     const std::lock_guard lock(mutex_);
     std::erase(batches_, batch);
@@ -176,39 +179,39 @@ void Prefetcher::remove(ClientSet& set, Session& session, const BatchPtr& batch)
   {
     const std::lock_guard batch_lock(batch->mutex);
     batch->failed = true;
-    session.give_up(batch->requests);
+    session_.give_up(batch->requests);
   }
   // Of rows that another batch holds as well the next lookup pulls those on its own.
   for (const Part& part : batch->parts) {
-    TableCache& cache = set.table(part.table);
+    TableCache& cache = set_.table(part.table);
     const std::lock_guard lock(cache.mutex);
     cache.drop(part.all.keys);
   }
 }
 
-void Prefetcher::drop_all(ClientSet& set, Session& session) {
-  for (const BatchPtr& batch : batches()) remove(set, session, batch);
+void Prefetcher::drop_all() {
+  for (const BatchPtr& batch : batches()) remove(batch);
 }
 
 // ---- taking the rows in -------------------------------------------------------------------------
 
-bool Prefetcher::take_replies(ClientSet& set, Session& session, Batch& batch) {
+bool Prefetcher::take_replies(Batch& batch) {
   const std::lock_guard lock(batch.mutex);
   if (batch.failed) return false;
   if (batch.arrived) return true;
   try {
-    session.wait(batch.requests);
-    batch.versions.assign(set.server_count, wire::Version(wire::kAnyStaleness));
+    session_.wait(batch.requests);
+    batch.versions.assign(set_.server_count, wire::Version(wire::kAnyStaleness));
     for (const RequestPtr& request : batch.requests) {
       const uint32_t s = request->server;
       std::vector<wire::TableRef> refs;
       std::vector<Part*> parts;
       for (Part& part : batch.parts) {
         if (part.pulled.of(s).empty()) continue;
-        refs.push_back(set.ref_of(part.table, part.pulled.of(s).size()));
+        refs.push_back(set_.ref_of(part.table, part.pulled.of(s).size()));
         parts.push_back(&part);
       }
-      const auto rows = rows_of_reply(refs, request.get(), batch.pool, &batch.versions[s]);
+      const auto rows = rows_of_reply(refs, request.get(), pool_, &batch.versions[s]);
       for (size_t i = 0; i < parts.size(); ++i) parts[i]->rows[s] = rows[i].data();
     }
   } catch (...) {
@@ -220,31 +223,30 @@ bool Prefetcher::take_replies(ClientSet& set, Session& session, Batch& batch) {
 }
 
 // The table's mutex is held, and the replies have come.
-void Prefetcher::place(ClientSet& set, Batch& batch, Part& part, bool wanted) {
-  TableCache& cache = set.table(part.table);
-  for (uint32_t s = 0; s < set.server_count; ++s) {
+void Prefetcher::place(Batch& batch, Part& part, bool wanted) {
+  TableCache& cache = set_.table(part.table);
+  for (uint32_t s = 0; s < set_.server_count; ++s) {
     const auto keys = part.pulled.of(s);
     if (keys.empty()) continue;
     cache.place(keys, part.rows[s]);
-    if (wanted) set.note_rows(s, batch.versions[s]);
+    if (wanted) set_.note_rows(s, batch.versions[s]);
   }
   part.placed = true;
   part.used = part.used || wanted;
 }
 
 template <typename Id>
-void Prefetcher::resolve(ClientSet& set, Session& session, uint32_t table,
-                         std::span<const Id> ids) {
+void Prefetcher::resolve(uint32_t table, std::span<const Id> ids) {
   const auto outstanding = batches();
   if (outstanding.empty()) return;
-  TableCache& cache = set.table(table);
+  TableCache& cache = set_.table(table);
   cache.check_ids(ids);
   if (cache.want(ids) == 0) return;
   try {
     for (const BatchPtr& batch : outstanding) {
       Part* part = batch->find(table);
       if (part == nullptr || part->placed || !cache.wants_any(part->pulled.keys)) continue;
-      if (take_replies(set, session, *batch)) place(set, *batch, *part, true);
+      if (take_replies(*batch)) place(*batch, *part, true);
     }
   } catch (...) {
     cache.give_up_wanted(ids);
@@ -253,16 +255,14 @@ void Prefetcher::resolve(ClientSet& set, Session& session, uint32_t table,
   cache.give_up_wanted(ids);  // their batch has failed
 }
 
-template void Prefetcher::resolve(ClientSet& set, Session& session, uint32_t table,
-                                  std::span<const int32_t> ids);
-template void Prefetcher::resolve(ClientSet& set, Session& session, uint32_t table,
-                                  std::span<const int64_t> ids);
+template void Prefetcher::resolve(uint32_t table, std::span<const int32_t> ids);
+template void Prefetcher::resolve(uint32_t table, std::span<const int64_t> ids);
 
 // ---- the end of a step --------------------------------------------------------------------------
 
-bool Prefetcher::in_use(ClientSet& set, const Batch& batch) {
+bool Prefetcher::in_use(const Batch& batch) const {
   return std::any_of(batch.parts.begin(), batch.parts.end(), [&](const Part& part) {
-    const std::lock_guard lock(set.table(part.table).mutex);
+    const std::lock_guard lock(set_.table(part.table).mutex);
     return part.used;
   });
 }
@@ -272,81 +272,81 @@ bool Prefetcher::has_failed(Batch& batch) {
   return batch.failed;
 }
 
-bool Prefetcher::has_come(ClientSet& set, Session& session, Batch& batch) {
+bool Prefetcher::has_come(Batch& batch) {
   try {
     {
       const std::lock_guard lock(batch.mutex);
-      if (!session.answered(batch.requests)) return false;
+      if (!session_.answered(batch.requests)) return false;
     }
-    return take_replies(set, session, batch);
+    return take_replies(batch);
   } catch (const Error&) {
     return false;
   }
 }
 
-bool Prefetcher::all_placed(ClientSet& set, const Batch& batch) {
+bool Prefetcher::all_placed(const Batch& batch) const {
   return std::all_of(batch.parts.begin(), batch.parts.end(), [&](const Part& part) {
-    const std::lock_guard lock(set.table(part.table).mutex);
+    const std::lock_guard lock(set_.table(part.table).mutex);
     return part.placed;
   });
 }
 
 // Every row was looked up in this step: it was the batch of this step, unless it has no row that
 // the one before did not have.
-bool Prefetcher::used_up(ClientSet& set, Batch& batch) {
+bool Prefetcher::used_up(const Batch& batch) const {
   bool own_rows = batch.steps > 0;
   for (const Part& part : batch.parts) {
     own_rows = own_rows || !part.pulled.keys.empty();
-    TableCache& cache = set.table(part.table);
+    TableCache& cache = set_.table(part.table);
     const std::lock_guard lock(cache.mutex);
     if (!cache.all_current(part.all.keys)) return false;
   }
   return own_rows;
 }
 
-void Prefetcher::prepare(ClientSet& set) {
+void Prefetcher::prepare() {
   used_.clear();
   const auto outstanding = batches();
   for (size_t i = outstanding.size(); i-- > 0;) {
     Batch& batch = *outstanding[i];
     batch.told = true;
     const bool later_is_due = i + 1 < outstanding.size() && outstanding[i + 1]->due;
-    if (later_is_due || (!batch.managed && used_up(set, batch))) batch.due = true;
+    if (later_is_due || (!batch.managed && used_up(batch))) batch.due = true;
   }
   for (const BatchPtr& batch : outstanding) {
-    if (in_use(set, *batch)) used_.push_back(batch->number);
+    if (in_use(*batch)) used_.push_back(batch->number);
   }
-  gather_held(set);
+  gather_held();
 }
 
-void Prefetcher::gather_held(ClientSet& set) {
-  held_.assign(set.tables.size(), {});
-  holds_.assign(set.server_count, {});
+void Prefetcher::gather_held() {
+  held_.assign(set_.tables.size(), {});
+  holds_.assign(set_.server_count, {});
   uint64_t kept_from = next_number();
-  std::vector<std::vector<int64_t>> keys(set.tables.size() * set.server_count);
+  std::vector<std::vector<int64_t>> keys(set_.tables.size() * set_.server_count);
   for (const BatchPtr& batch : batches()) {
     if (batch->due) continue;
     kept_from = std::min(kept_from, batch->number);
-    if (!in_rounds(set)) continue;
+    if (!in_rounds(set_)) continue;
     for (const Part& part : batch->parts) {
-      TableCache& cache = set.table(part.table);
+      TableCache& cache = set_.table(part.table);
       const std::lock_guard lock(cache.mutex);
-      for (uint32_t s = 0; s < set.server_count; ++s) {
-        cache.unite(part.all.of(s), &keys[part.table * set.server_count + s]);
+      for (uint32_t s = 0; s < set_.server_count; ++s) {
+        cache.unite(part.all.of(s), &keys[part.table * set_.server_count + s]);
       }
     }
   }
-  for (uint32_t t = 0; t < set.tables.size(); ++t) {
+  for (uint32_t t = 0; t < set_.tables.size(); ++t) {
     held_[t].offsets.push_back(0);
-    for (uint32_t s = 0; s < set.server_count; ++s) {
-      const auto& own = keys[t * set.server_count + s];
+    for (uint32_t s = 0; s < set_.server_count; ++s) {
+      const auto& own = keys[t * set_.server_count + s];
       held_[t].keys.insert(held_[t].keys.end(), own.begin(), own.end());
       held_[t].offsets.push_back(held_[t].keys.size());
-      if (!own.empty()) holds_[s].tables.push_back(set.ref_of(t, own.size()));
+      if (!own.empty()) holds_[s].tables.push_back(set_.ref_of(t, own.size()));
     }
   }
-  const bool compensated = set.layout.compensation.kind != wire::Compensation::kNone;
-  for (uint32_t s = 0; s < set.server_count; ++s) {
+  const bool compensated = set_.layout.compensation.kind != wire::Compensation::kNone;
+  for (uint32_t s = 0; s < set_.server_count; ++s) {
     holds_[s].since = since(s);
     if (!compensated) continue;
     holds_[s].kept_from = kept_from;
@@ -362,47 +362,46 @@ const wire::HoldRefs* Prefetcher::holds(uint32_t server) const {
 }
 
 // In rounds: what has come for a batch goes into the weight. False if it has not all come.
-bool Prefetcher::place_all(ClientSet& set, Session& session, Batch& batch) {
-  if (all_placed(set, batch)) return true;
-  if (!has_come(set, session, batch)) return false;
+bool Prefetcher::place_all(Batch& batch) {
+  if (all_placed(batch)) return true;
+  if (!has_come(batch)) return false;
   for (Part& part : batch.parts) {
-    const std::lock_guard lock(set.table(part.table).mutex);
-    if (!part.placed) place(set, batch, part, false);
+    const std::lock_guard lock(set_.table(part.table).mutex);
+    if (!part.placed) place(batch, part, false);
   }
   const std::lock_guard lock(batch.mutex);
   batch.requests.clear();
   return true;
 }
 
-uint64_t Prefetcher::finish_round(ClientSet& set, Session& session,
-                                  std::span<const RequestPtr> replies) {
+uint64_t Prefetcher::finish_round(std::span<const RequestPtr> replies) {
   std::vector<BatchPtr> gone;
   std::vector<BatchPtr> kept;
   for (const BatchPtr& batch : batches()) {
     // Also of one that goes: later ones may have left it to ask for rows of theirs. One that was
     // asked for while the push was under way may be of before the round.
-    const bool keep = place_all(set, session, *batch) && batch->told && !batch->due;
+    const bool keep = place_all(*batch) && batch->told && !batch->due;
     (keep ? kept : gone).push_back(batch);
   }
   const auto each_part = [&](const auto& action) {
     for (const BatchPtr& batch : kept) {
       for (const Part& part : batch->parts) {
-        TableCache& cache = set.table(part.table);
+        TableCache& cache = set_.table(part.table);
         const std::lock_guard lock(cache.mutex);
         action(cache, part.all.keys);
       }
     }
   };
   each_part([](TableCache& cache, const auto& keys) { cache.keep(keys); });
-  for (const BatchPtr& batch : gone) remove(set, session, batch);
-  set.invalidate_tables();
+  for (const BatchPtr& batch : gone) remove(batch);
+  set_.invalidate_tables();
   uint64_t rows = 0;
   for (const RequestPtr& request : replies) {
     const Buffer& payload = request->reply.payload;
-    const wire::DenseView view = wire::decode_dense({payload.data(), payload.size()}, set.layout);
+    const wire::DenseView view = wire::decode_dense(payload.bytes(), set_.layout);
     note_version(request->server, view.version);
     for (const wire::TableSection& section : view.tables) {
-      TableCache& cache = set.table(section.table);
+      TableCache& cache = set_.table(section.table);
       const std::lock_guard lock(cache.mutex);
       cache.overwrite(section.keys, section.rows.data());
       rows += section.keys.size();
@@ -416,16 +415,16 @@ uint64_t Prefetcher::finish_round(ClientSet& set, Session& session,
   return rows;
 }
 
-void Prefetcher::finish_push(ClientSet& set, Session& session) {
+void Prefetcher::finish_push() {
   for (const BatchPtr& batch : batches()) {
     // Rows that a step has used are older than its update; nobody would say when they go.
-    const bool begun = !batch->managed && in_use(set, *batch);
-    if (batch->due || has_failed(*batch) || begun) remove(set, session, batch);
+    const bool begun = !batch->managed && in_use(*batch);
+    if (batch->due || has_failed(*batch) || begun) remove(batch);
   }
   for (const BatchPtr& batch : batches()) {
     ++batch->steps;
     for (Part& part : batch->parts) {
-      TableCache& cache = set.table(part.table);
+      TableCache& cache = set_.table(part.table);
       const std::lock_guard lock(cache.mutex);
       part.placed = part.used = false;
       cache.await(part.pulled.keys);

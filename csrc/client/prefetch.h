@@ -19,16 +19,22 @@
 #include <span>
 #include <vector>
 
-#include "client/client.h"
 #include "client/link.h"
 #include "wire/messages.h"
 
 namespace cpudist::client {
 
-struct ClientSet;
+struct SetState;
 class Session;
 class TableCache;
 
+// Ids of a batch to come, of one table. A table may be named more than once.
+struct ComingIds {
+  uint32_t table = 0;
+  const void* ids = nullptr;
+  uint64_t count = 0;
+  bool are_int32 = false;
+};
 // Distinct keys of one table, those of a server together.
 struct ServedKeys {
   std::vector<int64_t> keys;
@@ -43,32 +49,34 @@ class Prefetcher {
   // Batches that may be outstanding; the oldest goes when there is one more.
   static constexpr size_t kMostBatches = 16;
 
+  // Both outlive it; `pool` is where what the replies bring is decoded to.
+  Prefetcher(SetState& set, Session& session, wire::Pool pool);
+
   // ---- any thread ----
   // Asks for the rows of a batch to come. Returns its number. Throws kRowOutOfRange before anything
   // is sent, and what sending throws.
-  uint64_t request(ClientSet& set, Session& session, const wire::Pool& pool,
-                   std::span<const ComingIds> ids, bool managed, uint64_t* rows);
+  uint64_t request(std::span<const ComingIds> ids, bool managed, uint64_t* rows);
   // The batch of this number is the next one to be computed: it goes with the next step.
   void use(uint64_t number);
   // Before a lookup, with the mutex of its table held: rows that are on their way are held then.
   template <typename Id>
-  void resolve(ClientSet& set, Session& session, uint32_t table, std::span<const Id> ids);
+  void resolve(uint32_t table, std::span<const Id> ids);
   // A lookup has used rows that were held since the last round.
-  void note_hits(ClientSet& set) const;
+  void note_hits() const;
   // Values were written, or this trainer takes no part any more. Without locks of tables.
-  void drop_all(ClientSet& set, Session& session);
+  void drop_all();
 
   // ---- the thread of a step ----
   // What a push is to tell `server`; null for nothing. The keys to be filled in are those of
   // held(table).
-  void prepare(ClientSet& set);
+  void prepare();
   const wire::HoldRefs* holds(uint32_t server) const;
   const ServedKeys& held(uint32_t table) const { return held_[table]; }
   // A round was applied: `replies` have the rows of it that are held. Makes all rows stale but
   // these. Returns how many were brought anew.
-  uint64_t finish_round(ClientSet& set, Session& session, std::span<const RequestPtr> replies);
+  uint64_t finish_round(std::span<const RequestPtr> replies);
   // A push on arrival was queued and all rows are stale.
-  void finish_push(ClientSet& set, Session& session);
+  void finish_push();
 
  private:
   struct Part {  // of one table
@@ -90,7 +98,6 @@ class Prefetcher {
     // Of the replies; they are waited for with it held.
     std::mutex mutex;
     std::vector<RequestPtr> requests;
-    wire::Pool pool;  // of what they bring
     bool arrived = false;
     bool failed = false;
     std::vector<wire::Version> versions;  // per server
@@ -99,25 +106,27 @@ class Prefetcher {
   using BatchPtr = std::shared_ptr<Batch>;
 
   std::vector<BatchPtr> batches() const;
-  void add(ClientSet& set, Session& session, const BatchPtr& batch);
-  void remove(ClientSet& set, Session& session, const BatchPtr& batch);
-  void send(ClientSet& set, Session& session, const wire::Pool& pool, Batch& batch);
+  void remove(const BatchPtr& batch);
+  void send(Batch& batch);
   // Waits for the replies. False if that has failed before.
-  bool take_replies(ClientSet& set, Session& session, Batch& batch);
-  void place(ClientSet& set, Batch& batch, Part& part, bool wanted);
-  bool used_up(ClientSet& set, Batch& batch);
+  bool take_replies(Batch& batch);
+  void place(Batch& batch, Part& part, bool wanted);
+  bool used_up(const Batch& batch) const;
   // Whether a lookup has used rows of it since the last step.
-  static bool in_use(ClientSet& set, const Batch& batch);
+  bool in_use(const Batch& batch) const;
   static bool has_failed(Batch& batch);
-  static bool all_placed(ClientSet& set, const Batch& batch);
+  bool all_placed(const Batch& batch) const;
   // All that was asked for has come and is decoded.
-  bool has_come(ClientSet& set, Session& session, Batch& batch);
-  void gather_held(ClientSet& set);
+  bool has_come(Batch& batch);
+  void gather_held();
   uint64_t next_number() const;
   void note_version(uint32_t server, wire::Version version);
   uint64_t since(uint32_t server) const;
-  bool place_all(ClientSet& set, Session& session, Batch& batch);
+  bool place_all(Batch& batch);
 
+  SetState& set_;
+  Session& session_;
+  const wire::Pool pool_;
   mutable std::mutex mutex_;  // of what follows; taken after a table's
   std::deque<BatchPtr> batches_;
   uint64_t next_number_ = 1;

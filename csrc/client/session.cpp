@@ -215,7 +215,7 @@ void Session::on_frame(const std::shared_ptr<transport::Connection>& connection,
 
 void Session::accept_hello(Link& link, const wire::Frame& frame) {
   if (link.state != LinkState::kHandshake) return;  // a duplicate
-  const wire::Hello hello = wire::decode_hello({frame.payload.data(), frame.payload.size()});
+  const wire::Hello hello = wire::decode_hello(frame.payload.bytes());
   link.host = hello.host;
   if (frame.header.run_id != options_.run_id || hello.shard_id != link.server ||
       hello.server_count != server_count() || hello.trainer_count != options_.trainer_count) {
@@ -246,7 +246,7 @@ void Session::accept_hello(Link& link, const wire::Frame& frame) {
 }
 
 void Session::accept_error(Link& link, const wire::Frame& frame) {
-  const wire::ErrorReply reply = wire::decode_error({frame.payload.data(), frame.payload.size()});
+  const wire::ErrorReply reply = wire::decode_error(frame.payload.bytes());
   const Error error(reply.code, reply.message);
   const auto found = requests_.find(frame.header.request_id);
   if (found != requests_.end() && found->second->server == link.server) {
@@ -280,8 +280,7 @@ void Session::accept_probe_reply(const wire::Frame& frame) {
   const auto found = requests_.find(frame.header.request_id);
   if (found == requests_.end()) return;
   Request& request = *found->second;
-  const wire::ProbeReply reply =
-      wire::decode_probe_reply({frame.payload.data(), frame.payload.size()});
+  const wire::ProbeReply reply = wire::decode_probe_reply(frame.payload.bytes());
   request.heard = Clock::now();
   request.waiting_for = reply.waiting_for;
   if (!reply.known) {

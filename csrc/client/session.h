@@ -20,8 +20,9 @@
 #include <thread>
 #include <vector>
 
-#include "client/client.h"
 #include "client/link.h"
+#include "client/options.h"
+#include "client/stats.h"
 
 namespace cpudist::client {
 

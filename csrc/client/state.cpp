@@ -1,270 +1,137 @@
 // Copyright (c) 2026 The torch_cpudist authors.
 // SPDX-License-Identifier: BSD-3-Clause
-//
-// Weights with their optimizer state to and from the servers, in chunks, all servers at once.
-#include <algorithm>
-#include <cstring>
-#include <map>
 
-#include "client/client_impl.h"
-#include "kernels/gather_scatter.h"
+#include "client/state.h"
+
+#include <algorithm>
+#include <string>
+
+#include "base/errors.h"
 #include "kernels/hash.h"
 
 namespace cpudist::client {
 
-namespace {
-
-uint64_t rows_per_chunk(const wire::TableSpec& spec, uint32_t state_elements) {
-  const uint64_t row_bytes =
-      (spec.dim + state_elements) * sizeof(float) + sizeof(int64_t) + sizeof(uint32_t);
-  return std::max<uint64_t>(kChunkBytes / row_bytes, 1);
-}
-
-// The positions of one server's rows that travel in one chunk.
-std::span<const uint32_t> chunk_of(const KeySplit& split, uint32_t server, uint64_t begin,
-                                   uint64_t size) {
-  const auto positions = split.positions(server);
-  if (begin >= positions.size()) return {};
-  return positions.subspan(begin, std::min<uint64_t>(size, positions.size() - begin));
-}
-
-uint64_t longest_share(const KeySplit& split, uint32_t server_count) {
-  uint64_t longest = 0;
-  for (uint32_t s = 0; s < server_count; ++s) {
-    longest = std::max<uint64_t>(longest, split.count(s));
+SetState::SetState(uint32_t set_id, const wire::ParamSetLayout& set_layout,
+                   std::span<const uint16_t> owners, uint32_t servers)
+    : id(set_id),
+      layout(set_layout),
+      server_count(servers),
+      shard_blocks(servers),
+      dense_read_(servers),
+      rows_read_(servers, wire::Version(wire::kAnyStaleness)) {
+  for (uint32_t t = 0; t < layout.tables.size(); ++t) {
+    tables.push_back(std::make_unique<TableCache>(layout.tables[t], kernels::table_salt(id, t),
+                                                  owners, server_count));
   }
-  return longest;
+  for (uint32_t b = 0; b < layout.blocks.size(); ++b) {
+    const wire::BlockSpec& block = layout.blocks[b];
+    if (block.shard >= server_count) {
+      throw Error(ErrorCode::kInvalidArgument,
+                  "block '" + block.name + "': shard " + std::to_string(block.shard) +
+                      " is not below the number of servers, " + std::to_string(server_count));
+    }
+    shard_blocks[block.shard].push_back(b);
+    if (block.parameter >= layout.blocks.size()) {
+      throw Error(ErrorCode::kInvalidArgument,
+                  "block '" + block.name + "': parameter " + std::to_string(block.parameter) +
+                      " is not below the number of blocks; parameters are numbered from 0");
+    }
+    parameter_count = std::max(parameter_count, block.parameter + 1);
+  }
+  parameter_blocks.resize(parameter_count);
+  for (uint32_t b = 0; b < layout.blocks.size(); ++b) {
+    parameter_blocks[layout.blocks[b].parameter].push_back(b);
+  }
+  // Deltas need none: what is rounded off of them stays movement.
+  const bool lossy = layout.push_dtype != wire::WireDType::kFloat32;
+  if (lossy && !layout.exchanges_deltas) residues = std::make_unique<Residues>(layout);
 }
 
-struct TableSource {
-  std::span<const int64_t> keys;
-  const float* weights;
-  const float* state;
-  const uint32_t* counts;
+TableCache& SetState::table(uint32_t index) {
+  if (index >= tables.size()) {
+    throw Error(ErrorCode::kInvalidArgument, "table " + std::to_string(index) +
+                                                 " of parameter set " + std::to_string(id) +
+                                                 ", which has " + std::to_string(tables.size()));
+  }
+  return *tables[index];
+}
+
+const std::vector<uint32_t>& SetState::blocks_of(uint32_t parameter) const {
+  // A parameter without elements has no block and may have the highest index.
+  static const std::vector<uint32_t> kNone;
+  return parameter < parameter_blocks.size() ? parameter_blocks[parameter] : kNone;
+}
+
+uint64_t SetState::block_bytes(uint32_t block) const {
+  const wire::BlockSpec& spec = layout.blocks[block];
+  return spec.elements * size_of(spec.dtype);
+}
+
+wire::TableRef SetState::ref_of(uint32_t index, uint64_t rows) const {
   wire::TableRef ref;
-};
+  ref.table = index;
+  ref.row_count = rows;
+  ref.dim = layout.tables[index].dim;
+  return ref;
+}
 
-Buffer pack_rows(const TableSource& source, std::span<const uint32_t> positions,
-                 const wire::Pool& pool) {
-  wire::TableRef ref = source.ref;
-  ref.row_count = positions.size();
-  wire::FilledStore filled = wire::layout_store({}, {&ref, 1}, pool);
-  const auto gather = [&](const void* from, size_t row_bytes, void* to) {
-    kernels::gather_rows(from, row_bytes, positions.data(), positions.size(), row_bytes, to,
-                         row_bytes);
-  };
-  gather(source.keys.data(), sizeof(int64_t), filled.keys[0]);
-  gather(source.weights, ref.dim * sizeof(float), filled.weights[0]);
-  if (ref.state_elements > 0) {
-    gather(source.state, ref.state_elements * sizeof(float), filled.state[0]);
+uint64_t SetState::block_state_elements(uint32_t block) const {
+  const wire::BlockSpec& spec = layout.blocks[block];
+  return kernels::state_elements(layout.configs.at(spec.group), spec.elements, spec.row_width);
+}
+
+uint32_t SetState::row_state_elements(uint32_t index) const {
+  const wire::TableSpec& spec = layout.tables[index];
+  return static_cast<uint32_t>(
+      kernels::state_elements(layout.configs.at(spec.group), spec.dim, spec.dim));
+}
+
+uint64_t SetState::step_of_pull() const {
+  const bool compensated = layout.compensation.kind != wire::Compensation::kNone;
+  return compensated && member ? step.load() : 0;
+}
+
+void SetState::invalidate_tables() {
+  for (const auto& cache : tables) {
+    const std::lock_guard lock(cache->mutex);
+    cache->invalidate();
   }
-  if (ref.counts) gather(source.counts, sizeof(uint32_t), filled.counts[0]);
-  return std::move(filled.payload);
 }
 
-void check_keys(const wire::TableSpec& spec, std::span<const int64_t> keys) {
-  const size_t bad =
-      kernels::find_out_of_range(keys.data(), keys.size(), static_cast<int64_t>(spec.rows));
-  if (bad == keys.size()) return;
-  throw Error(ErrorCode::kRowOutOfRange, "table '" + spec.name + "': key " +
-                                             std::to_string(keys[bad]) + " is outside its " +
-                                             std::to_string(spec.rows) + " rows");
+void SetState::check_weights(std::span<void* const> weights) const {
+  if (weights.size() >= parameter_count) return;
+  throw Error(ErrorCode::kInvalidArgument, "addresses of " + std::to_string(weights.size()) +
+                                               " dense parameters, expected " +
+                                               std::to_string(parameter_count));
 }
 
-[[noreturn]] void refuse_reply(const std::string& what) {
-  throw Error(ErrorCode::kProtocol, "fetch: a server's answer has " + what);
+// ---- what the next gradient is computed on ------------------------------------------------------
+
+void SetState::note_dense(uint32_t server, wire::Version version) {
+  const std::lock_guard lock(read_mutex_);
+  dense_read_[server] = version;
 }
 
-void check_parameter(const ClientSet& set, uint32_t parameter) {
-  if (parameter < set.parameter_count || set.blocks_of(parameter).empty()) return;
-  throw Error(ErrorCode::kInvalidArgument,
-              "dense parameter " + std::to_string(parameter) + " of parameter set " +
-                  std::to_string(set.id) + ", which has " + std::to_string(set.parameter_count));
+wire::Version SetState::dense_version(uint32_t server) const {
+  const std::lock_guard lock(read_mutex_);
+  return dense_read_[server];
 }
 
-}  // namespace
-
-void Client::store_table(uint32_t param_set, uint32_t table, std::span<const int64_t> keys,
-                         const float* weights, const float* state, const uint32_t* counts,
-                         uint64_t step) {
-  drain(param_set);
-  const std::lock_guard lock(impl_->sequenced_mutex);
-  Impl* impl = impl_.get();
-  impl->finish_unfinished();
-  const ClientSetPtr set = impl->find(param_set);
-  TableCache& cache = set->table(table);
-  check_keys(cache.spec(), keys);
-  const uint32_t state_elements = state == nullptr ? 0 : set->row_state_elements(table);
-  const TableSource source{
-      keys, weights, state, counts,
-      wire::TableRef{table, 0, cache.spec().dim, state_elements, counts != nullptr, step}};
-  KeySplit split(impl->owners, impl->server_count(), kernels::table_salt(param_set, table));
-  split.run(keys);
-  const uint64_t chunk = rows_per_chunk(cache.spec(), state_elements);
-  const uint64_t longest = longest_share(split, impl->server_count());
-  // The first chunk goes to every server, with rows or without: it carries the step.
-  for (uint64_t begin = 0; begin == 0 || begin < longest; begin += chunk) {
-    const auto operation = std::make_shared<Operation>();
-    const auto send_chunk = [&] {
-      std::vector<RequestPtr> requests;
-      for (uint32_t s = 0; s < impl->server_count(); ++s) {
-        const auto positions = chunk_of(split, s, begin, chunk);
-        if (begin > 0 && positions.empty()) continue;
-        requests.push_back(impl->session.send(s, wire::FrameKind::kStore, param_set,
-                                              pack_rows(source, positions, impl->pool)));
-      }
-      return requests;
-    };
-    operation->stages.push_back({send_chunk, [](std::span<const RequestPtr>) {}});
-    impl->drive(operation);
-  }
-  set->prefetcher.drop_all(*set, impl->session);
-  const std::lock_guard cache_lock(cache.mutex);
-  cache.invalidate();
+void SetState::note_rows(uint32_t server, wire::Version version) {
+  const std::lock_guard lock(read_mutex_);
+  if (version.round < rows_read_[server].round) rows_read_[server] = version;
 }
 
-void Client::store_parameter(uint32_t param_set, uint32_t parameter, const void* weights,
-                             const void* state, uint64_t step) {
-  drain(param_set);
-  const std::lock_guard lock(impl_->sequenced_mutex);
-  Impl* impl = impl_.get();
-  impl->finish_unfinished();
-  const ClientSetPtr set = impl->find(param_set);
-  check_parameter(*set, parameter);
-  std::map<uint32_t, std::vector<wire::BlockRef>> shares;  // by server
-  std::map<uint32_t, const uint8_t*> state_of;             // by block
-  const auto* state_next = static_cast<const uint8_t*>(state);
-  for (const uint32_t b : set->blocks_of(parameter)) {
-    const wire::BlockSpec& block = set->layout.blocks[b];
-    const uint64_t state_bytes =
-        state == nullptr ? 0 : set->block_state_elements(b) * size_of(block.dtype);
-    shares[block.shard].push_back({b, set->block_bytes(b), state_bytes, step});
-    state_of[b] = state_next;
-    if (state != nullptr) state_next += state_bytes;
-  }
-  const auto operation = std::make_shared<Operation>();
-  const auto send_blocks = [&] {
-    std::vector<RequestPtr> requests;
-    for (const auto& [server, refs] : shares) {
-      wire::FilledStore filled = wire::layout_store(refs, {}, impl->pool);
-      for (size_t i = 0; i < refs.size(); ++i) {
-        const wire::BlockSpec& block = set->layout.blocks[refs[i].block];
-        const auto* base = static_cast<const uint8_t*>(weights);
-        std::memcpy(filled.block_weights[i], base + block.offset * size_of(block.dtype),
-                    refs[i].size_bytes);
-        if (refs[i].state_bytes > 0) {
-          std::memcpy(filled.block_state[i], state_of[refs[i].block], refs[i].state_bytes);
-        }
-      }
-      requests.push_back(impl->session.send(server, wire::FrameKind::kStore, param_set,
-                                            std::move(filled.payload)));
+std::vector<wire::Version> SetState::take_read() {
+  const std::lock_guard lock(read_mutex_);
+  std::vector<wire::Version> oldest = rows_read_;
+  for (uint32_t s = 0; s < server_count; ++s) {
+    if (!shard_blocks[s].empty() && dense_read_[s].round < oldest[s].round) {
+      oldest[s] = dense_read_[s];
     }
-    return requests;
-  };
-  operation->stages.push_back({send_blocks, [](std::span<const RequestPtr>) {}});
-  impl->drive(operation);
-}
-
-void Client::fetch_table(uint32_t param_set, uint32_t table, std::span<const int64_t> keys,
-                         float* weights, float* state, uint32_t* counts, uint64_t* step) {
-  drain(param_set);
-  impl_->settle();
-  const ClientSetPtr set = impl_->find(param_set);
-  const wire::TableSpec& spec = set->table(table).spec();
-  check_keys(spec, keys);
-  const uint32_t state_elements = set->row_state_elements(table);
-  KeySplit split(impl_->owners, impl_->server_count(), kernels::table_salt(param_set, table));
-  split.run(keys);
-  const uint64_t chunk = rows_per_chunk(spec, state_elements);
-  const uint64_t longest = longest_share(split, impl_->server_count());
-  *step = 0;
-  for (uint64_t begin = 0; begin == 0 || begin < longest; begin += chunk) {
-    std::vector<RequestPtr> requests;
-    std::vector<std::vector<int64_t>> asked;
-    std::vector<std::span<const uint32_t>> places;
-    for (uint32_t s = 0; s < impl_->server_count(); ++s) {
-      const auto positions = chunk_of(split, s, begin, chunk);
-      if (begin > 0 && positions.empty()) continue;
-      auto& own = asked.emplace_back();
-      for (const uint32_t position : positions) own.push_back(keys[position]);
-      places.push_back(positions);
-      wire::FetchRequest request;
-      request.table = table;
-      request.keys = own;
-      requests.push_back(
-          impl_->session.send(s, wire::FrameKind::kFetchState, param_set, encode(request)));
-    }
-    impl_->session.wait(requests);
-    for (size_t i = 0; i < requests.size(); ++i) {
-      const wire::StoreView view = wire::decode_store(payload_of(requests[i]), set->layout);
-      if (view.tables.empty() && asked[i].empty()) continue;
-      if (view.tables.size() != 1 || view.tables[0].table != table) refuse_reply("other tables");
-      const wire::TableRows& rows = view.tables[0];
-      *step = std::max(*step, rows.step);
-      if (!std::equal(rows.keys.begin(), rows.keys.end(), asked[i].begin(), asked[i].end())) {
-        refuse_reply("other rows");
-      }
-      const auto scatter = [&](void* to, size_t row_bytes, const void* from, size_t elements,
-                               size_t expected) {
-        if (to == nullptr || expected == 0) return;
-        if (elements != expected) refuse_reply("state or counts of another size");
-        kernels::scatter_rows(to, row_bytes, places[i].data(), places[i].size(), row_bytes, from,
-                              row_bytes);
-      };
-      const size_t n = asked[i].size();
-      scatter(weights, spec.dim * sizeof(float), rows.weights.data(), rows.weights.size(),
-              n * spec.dim);
-      scatter(state, state_elements * sizeof(float), rows.state.data(), rows.state.size(),
-              n * state_elements);
-      scatter(counts, sizeof(uint32_t), rows.counts.data(), rows.counts.size(), n);
-    }
+    rows_read_[s] = wire::Version(wire::kAnyStaleness);
   }
-}
-
-void Client::fetch_parameter(uint32_t param_set, uint32_t parameter, void* weights, void* state,
-                             uint64_t* step) {
-  drain(param_set);
-  impl_->settle();
-  const ClientSetPtr set = impl_->find(param_set);
-  check_parameter(*set, parameter);
-  std::map<uint32_t, uint64_t> state_offset;  // by block, in bytes
-  std::map<uint32_t, RequestPtr> requests;    // by server
-  uint64_t offset = 0;
-  for (const uint32_t b : set->blocks_of(parameter)) {
-    const wire::BlockSpec& block = set->layout.blocks[b];
-    state_offset[b] = offset;
-    offset += set->block_state_elements(b) * size_of(block.dtype);
-    if (requests.contains(block.shard)) continue;
-    wire::FetchRequest request;
-    request.blocks = true;
-    request.parameter = parameter;
-    requests[block.shard] =
-        impl_->session.send(block.shard, wire::FrameKind::kFetchState, param_set, encode(request));
-  }
-  std::vector<RequestPtr> pending;
-  for (const auto& [server, request] : requests) pending.push_back(request);
-  impl_->session.wait(pending);
-  *step = 0;
-  size_t seen = 0;
-  for (const RequestPtr& request : pending) {
-    const wire::StoreView view = wire::decode_store(payload_of(request), set->layout);
-    for (const wire::BlockValues& values : view.blocks) {
-      const wire::BlockSpec& block = set->layout.blocks[values.block];
-      if (block.parameter != parameter) continue;
-      ++seen;
-      *step = std::max(*step, values.step);
-      if (weights != nullptr) {
-        std::memcpy(static_cast<uint8_t*>(weights) + block.offset * size_of(block.dtype),
-                    values.weights.data(), values.weights.size());
-      }
-      const uint64_t expected = set->block_state_elements(values.block) * size_of(block.dtype);
-      if (state == nullptr || expected == 0) continue;
-      if (values.state.size() != expected) refuse_reply("state of another size");
-      std::memcpy(static_cast<uint8_t*>(state) + state_offset[values.block], values.state.data(),
-                  expected);
-    }
-  }
-  if (seen != set->blocks_of(parameter).size()) refuse_reply("too few blocks");
+  return oldest;
 }
 
 }  // namespace cpudist::client

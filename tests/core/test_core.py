@@ -59,7 +59,7 @@ def test_sgd_equals_numpy(trainers, servers):
         cluster.run(train)
         expected = expected_weights(trainers, start)
         for trainer in cluster.trainers:
-            trainer.client.pull_all_rows(trainer.set)
+            trainer.set.pull_all_rows()
             np.testing.assert_allclose(trainer.table, expected[0], atol=2e-5)
             np.testing.assert_allclose(trainer.dense, expected[1], atol=2e-5)
             for local, remote in zip(
@@ -139,14 +139,14 @@ def test_one_leaves_the_other_goes_on_and_it_joins_again():
     with Cluster(2, 2) as cluster:
         first, second = cluster.start().trainers
         cluster.run(lambda t: t.push(dense=gradient))
-        second.client.leave(second.set)
-        assert not second.client.is_member(second.set)
+        second.set.leave()
+        assert not second.set.is_member()
         assert [first.push(dense=gradient) for _ in range(3)] == [1, 2, 3]
-        first.client.leave(first.set)
+        first.set.leave()
         second.pull_dense()
         np.testing.assert_array_equal(second.dense, first.dense)
         assert second.push(dense=gradient) == 4
-        assert second.client.is_member(second.set)
+        assert second.set.is_member()
         first.pull_dense()
         np.testing.assert_array_equal(second.dense, first.dense)
 
@@ -155,11 +155,11 @@ def test_barrier_makes_all_members_at_the_current_round():
     gradient = np.ones(HIDDEN, np.float32)
     with Cluster(2, 2) as cluster:
         first, second = cluster.start().trainers
-        second.client.leave(second.set)
+        second.set.leave()
         for _ in range(3):
             first.push(dense=gradient)
         cluster.run(lambda t: t.client.barrier())
-        assert second.client.is_member(second.set)
+        assert second.set.is_member()
         assert cluster.run(lambda t: t.push(dense=gradient)) == [3, 3]
 
 
@@ -174,22 +174,18 @@ def test_state_goes_to_the_servers_and_back():
         dense, dense_state = rng.random((2, HIDDEN), dtype=np.float32)
         arrays = keys, table, state, counts
         addresses = [address(array) for array in arrays]
-        client = trainer.client
-        client.store_table(trainer.set, 0, addresses[0], ROWS, *addresses[1:], 17)
-        client.store_parameter(trainer.set, 0, address(dense), address(dense_state), 4)
+        trainer.set.store_table(0, addresses[0], ROWS, *addresses[1:], 17)
+        trainer.set.store_parameter(0, address(dense), address(dense_state), 4)
 
         found = [np.zeros_like(array) for array in arrays[1:]]
-        step = client.fetch_table(
-            trainer.set, 0, addresses[0], ROWS, *[address(array) for array in found]
+        step = trainer.set.fetch_table(
+            0, addresses[0], ROWS, *[address(array) for array in found]
         )
         assert step == 17
         for array, expected in zip(found, arrays[1:], strict=True):
             np.testing.assert_array_equal(array, expected)
         found = [np.zeros_like(dense), np.zeros_like(dense_state)]
-        assert (
-            client.fetch_parameter(trainer.set, 0, *[address(array) for array in found])
-            == 4
-        )
+        assert trainer.set.fetch_parameter(0, *[address(array) for array in found]) == 4
         np.testing.assert_array_equal(found[0], dense)
         np.testing.assert_array_equal(found[1], dense_state)
 

@@ -68,8 +68,7 @@ class Pair:
         if self.twin.phase != "idle" or self.rank not in self.twin.servers.members:
             return
         opt = self.opt
-        opt.trained.client.begin_exchange(
-            opt.trained.id,
+        opt.trained.exchange.begin(
             whole=False,
             averages=self.twin.averages,
             steps=1,
@@ -82,7 +81,7 @@ class Pair:
             done = exchange(self.opt, "advance", budget_s=0.0)
             assert done == self.twin.advance()
             if self.twin.phase == "travel":
-                self.opt.trained.client.drain(self.opt.trained.id)
+                self.opt.trained.opened.drain()
 
     def finish(self, seed):
         exchange(self.opt, "finish")

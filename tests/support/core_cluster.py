@@ -45,29 +45,27 @@ class Trainer:
         rng = np.random.default_rng(5)
         self.table = rng.standard_normal((ROWS, DIM)).astype(np.float32)
         self.dense = rng.standard_normal(HIDDEN).astype(np.float32)
-        self.set = -1
+        self.set = None
 
     def open(self, layout):
         self.set = self.client.open(layout)
         if self.rank == 0:
             keys = np.arange(ROWS)
-            self.client.store_table(
-                self.set, 0, address(keys), ROWS, address(self.table)
-            )
-            self.client.store_parameter(self.set, 0, address(self.dense))
-        self.client.ready(self.set)
+            self.set.store_table(0, address(keys), ROWS, address(self.table))
+            self.set.store_parameter(0, address(self.dense))
+        self.set.ready()
         # What is there now must come from the servers.
         self.table[:] = np.nan
         self.dense[:] = np.nan
-        self.client.bind_table(self.set, 0, address(self.table))
+        self.set.bind_table(0, address(self.table))
         self.pull_dense()
 
     def pull(self, ids):
         ids = np.ascontiguousarray(ids)
-        self.client.pull(self.set, 0, address(ids), ids.size, ids.dtype == np.int32)
+        self.set.pull(0, address(ids), ids.size, ids.dtype == np.int32)
 
     def pull_dense(self):
-        self.client.pull_dense(self.set, [address(self.dense)])
+        self.set.pull_dense([address(self.dense)])
 
     def push(self, keys=None, rows=None, dense=None, **options):
         tables = []
@@ -76,8 +74,7 @@ class Trainer:
             rows = np.ascontiguousarray(rows, dtype=np.float32)
             tables = [(0, address(keys), len(keys), address(rows))]
         parameters = [] if dense is None else [(0, address(dense))]
-        return self.client.push(
-            self.set,
+        return self.set.push(
             configs=[self.config],
             parameters=parameters,
             tables=tables,
@@ -90,8 +87,8 @@ class Trainer:
         keys = np.arange(ROWS)
         table = np.full((ROWS, DIM), np.nan, np.float32)
         dense = np.full(HIDDEN, np.nan, np.float32)
-        self.client.fetch_table(self.set, 0, address(keys), ROWS, address(table))
-        self.client.fetch_parameter(self.set, 0, address(dense))
+        self.set.fetch_table(0, address(keys), ROWS, address(table))
+        self.set.fetch_parameter(0, address(dense))
         return table, dense
 
 

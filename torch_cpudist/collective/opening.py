@@ -36,10 +36,9 @@ class ServerMark:
             ConfigMismatchError: another trainer opened something else; on all.
             PeerLostError, OperationTimeoutError: a server or trainer does not answer.
         """
-        self._client = run.trainer_client()
         layout = _core.ParamSetLayout(configs=[], tables=[], blocks=[])
-        self._id: int | None = self._client.open(layout)
-        self._client.ready(self._id)
+        self._opened: _core.ParamSet | None = run.trainer_client().open(layout)
+        self._opened.ready()
         if run.process_group is not None and run.trainer_count > 1:
             wait_for_all(
                 run,
@@ -50,9 +49,9 @@ class ServerMark:
 
     def close(self, tell_servers: bool) -> None:
         """Ends it. Idempotent."""
-        if self._id is not None and tell_servers:
-            self._client.close(self._id)
-        self._id = None
+        if self._opened is not None and tell_servers:
+            self._opened.close()
+        self._opened = None
 
 
 def _key(opening: str, what: str) -> str:

@@ -37,8 +37,7 @@ class AsyncDriver(ServerDriver):
         super().__init__(parameters, ServedState(made, parameters))
         settings = strategy.communicator
         configs = parameters.placement.layout.configs
-        parameters.client.start_queue(
-            parameters.id,
+        parameters.opened.start_queue(
             size=settings.send_queue_size,
             max_merge=strategy.max_merge,
             mean=_merged_by_mean(settings.merge_rule, configs),
@@ -61,16 +60,16 @@ class AsyncDriver(ServerDriver):
         count = 0 if samples is None else whole_samples(samples)
         parameters = self._parameters
         return parameters.send(
-            parameters.client.enqueue, served_rules(rules), clip, samples=count
+            parameters.opened.enqueue, served_rules(rules), clip, samples=count
         )
 
     def global_step(self, rounds: int) -> int:
         """Steps of all trainers, each of a merged push too, and those still queued."""
-        return self._parameters.client.known_steps(self._parameters.id)
+        return self._parameters.opened.known_steps()
 
     def settle(self) -> None:
         """Waits until every queued push is applied."""
-        self._parameters.client.drain(self._parameters.id)
+        self._parameters.opened.drain()
 
 
 register(Async, opens=open_set, drives=AsyncDriver)

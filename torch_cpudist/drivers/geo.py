@@ -127,8 +127,8 @@ class GeoDriver(ServerDriver):
         self._own_steps += 1
         self._moved = True
         if not local.alone:
-            if not local.client.is_member(local.id):
-                local.client.join(local.id)
+            if not local.opened.is_member():
+                local.opened.join()
             self._work_on_exchange()
         return self._known_steps()
 
@@ -158,7 +158,7 @@ class GeoDriver(ServerDriver):
     def _known_steps(self) -> int:
         if self._local.alone:
             return self._own_steps
-        return self._local.client.exchange_steps(self._local.id) + self.steps
+        return self._local.exchange.steps() + self.steps
 
     def _work_on_exchange(self) -> None:
         now = time.perf_counter()
@@ -176,7 +176,7 @@ class GeoDriver(ServerDriver):
         with Weights(local.placement.dense) as weights:
             if not self._exchanging and begin:
                 self._begin(whole=False)
-            done = local.client.advance_exchange(local.id, weights, budget_s)
+            done = local.exchange.advance(weights, budget_s)
         local.note_written([parameter for _, parameter in local.trained()])
         if done:
             self._exchanging = False
@@ -184,8 +184,7 @@ class GeoDriver(ServerDriver):
     def _begin(self, whole: bool) -> None:
         # Before it begins: an interrupt must not leave one that is not known of here.
         self._exchanging = True
-        self._local.client.begin_exchange(
-            self._local.id,
+        self._local.exchange.begin(
             whole=whole,
             averages=self.averages,
             steps=self.steps,
@@ -196,15 +195,15 @@ class GeoDriver(ServerDriver):
     def _exchange(self, whole: bool) -> None:
         """Ends the exchange under way and makes another, until nothing is left."""
         local = self._local
-        client = local.client
+        exchange = local.exchange
         with local.written_apart(), Weights(local.placement.dense) as weights:
-            client.finish_exchange(local.id, weights)
+            exchange.finish(weights)
             # An outer step that nobody has moved for would be momentum alone.
             more = self.steps > 0 or not self._in_rounds
             while more:
                 self._begin(whole)
-                client.finish_exchange(local.id, weights)
-                more = client.exchange_has_more(local.id)
+                exchange.finish(weights)
+                more = exchange.has_more()
         self._exchanging = False
 
     # -- leaving, flushing -------------------------------------------------------------
@@ -219,7 +218,7 @@ class GeoDriver(ServerDriver):
             state_exchange.store(local, {})
         elif self._in_rounds:
             return
-        elif local.client.is_member(local.id):
+        elif local.opened.is_member():
             self._exchange(whole=False)
 
     def flush(self, pull: str, overwrite: bool = False) -> None:
@@ -236,10 +235,10 @@ class GeoDriver(ServerDriver):
         local = self._local
         if overwrite:
             with local.written_apart(), Weights(local.placement.dense) as weights:
-                local.client.finish_exchange(local.id, weights)
+                local.exchange.finish(weights)
             self._exchanging = False
             local.join()
-        left = not local.client.is_member(local.id)
+        left = not local.opened.is_member()
         # With nothing of its own on the servers' way it can take their values.
         idle = self._in_rounds and not self._exchanging and not self.steps
         # Others' changes have come rounded, then.
@@ -256,26 +255,26 @@ class GeoDriver(ServerDriver):
     def leave(self) -> None:
         """Hands on all of this trainer's movement, and ends its part."""
         local = self._local
-        if local.client.is_member(local.id):
+        if local.opened.is_member():
             self.before_barrier()
-            local.client.leave(local.id)
+            local.opened.leave()
 
     def join(self) -> None:
         """Takes part again; what others did meanwhile comes with the next exchange."""
-        self._local.client.join(self._local.id)
+        self._local.opened.join()
 
     def before_barrier(self) -> None:
         """Hands on all of this trainer's movement: then the servers hold everyone's."""
         local = self._local
         if local.alone:
             self.settle()
-        elif local.client.is_member(local.id):
+        elif local.opened.is_member():
             self._exchange(whole=True)
             self._moved = False
 
     def stats(self) -> dict[str, Any]:
         """``exchange``: counters and memory of exchanges; see docs/strategies.md."""
-        return {"exchange": self._local.client.exchange_stats(self._local.id)}
+        return {"exchange": self._local.exchange.stats()}
 
 
 def _opened(strategy: Geo, opening: Opening) -> LocalParameterSet:

@@ -86,7 +86,7 @@ class ServerDriver(Driver):
 
     def leave(self) -> None:
         """Ends this trainer's part, once what was handed on is applied."""
-        self._parameters.client.leave(self._parameters.id)
+        self._parameters.opened.leave()
 
     def join(self) -> None:
         """Takes part again, before the next forward."""

@@ -81,9 +81,9 @@ class Prefetching:
     def use(self, number: int) -> None:
         """The batch of this number is computed next: it ends with the next step."""
         if number and self._pulled is not None:
-            self._pulled.client.use_prefetched(self._pulled.id, number)
+            self._pulled.opened.use_prefetched(number)
 
     def forget(self) -> None:
         """Drops what is outstanding."""
         if self._pulled is not None:
-            self._pulled.client.drop_prefetched(self._pulled.id)
+            self._pulled.opened.drop_prefetched()

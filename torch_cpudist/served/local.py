@@ -89,8 +89,7 @@ class LocalTable:
 
     def update(
         self,
-        client: _core.Client,
-        param_set: int,
+        exchange: _core.GeoExchange,
         config: _core.OptimizerConfig,
         keys: torch.Tensor,
         values: torch.Tensor,
@@ -98,8 +97,7 @@ class LocalTable:
         """Runs one step on the rows of a COO gradient.
 
         Args:
-            client: the trainer's client.
-            param_set: id of the open parameter set.
+            exchange: of the open parameter set.
             config: the rule as of this step.
             keys: int64 ``[n]``, duplicates allowed.
             values: float32 ``[n, dim]``.
@@ -114,8 +112,7 @@ class LocalTable:
                 f"when it was wrapped and is now {config}, whose state is another. "
                 "Build a new DistributedOptimizer after such a change."
             )
-        client.update_rows(
-            param_set,
+        exchange.update_rows(
             gradient=(
                 self.placed.index,
                 keys.data_ptr(),
@@ -163,14 +160,15 @@ class LocalParameterSet(ParameterSet):
         self.alone = alone
         if not self.tables_current:
             self.pull_tables()
-        client.start_queue(
-            self.id,
+        self.opened.start_queue(
             size=1,
             max_merge=1,
             mean=[False] * len(placement.layout.configs),
             pull_every=1,
         )
-        client.start_exchange(self.id, alone=alone, memory_cap_bytes=memory_cap_bytes)
+        self.exchange = self.opened.start_exchange(
+            alone=alone, memory_cap_bytes=memory_cap_bytes
+        )
         self.forget_movement()
         self.tables = [
             LocalTable(table, self._rule(table), states.get(table.found.weight, {}))
@@ -193,12 +191,12 @@ class LocalParameterSet(ParameterSet):
             ModelChangedError: a weight is no longer what the servers hold.
         """
         for binding in self._bindings:
-            binding.bind_weight(self.client)
+            binding.bind_weight(self.opened)
 
     def forget_movement(self) -> None:
         """Takes the weights that stand in the model as the servers'."""
         with Weights(self.placement.dense) as weights:
-            self.client.reset_exchange(self.id, weights)
+            self.exchange.reset(weights)
 
     @contextmanager
     def written_apart(self) -> Iterator[None]:
@@ -215,8 +213,7 @@ class LocalParameterSet(ParameterSet):
         if kept:
             tables, dense = self.placement.tables, self.placement.dense
             with Weights(dense) as weights:
-                self.client.undo_movement(
-                    self.id,
+                self.exchange.undo(
                     weights,
                     parameters=[d.index for d in dense if d.name in names],
                     tables=[t.index for t in tables if t.found.name in names],
@@ -230,7 +227,7 @@ class LocalParameterSet(ParameterSet):
 
     def join(self) -> None:
         """Takes part again, with the servers' values in the place of this trainer's."""
-        self.client.join(self.id)
+        self.opened.join()
         self.pull_dense()
         self.pull_tables()
         self.forget_movement()
@@ -257,4 +254,4 @@ class LocalParameterSet(ParameterSet):
             rule = rules[table.placed.group]
             if rule is None:
                 raise InternalError(f"no rule for table {table.placed.found.name!r}")
-            table.update(self.client, self.id, rule, keys, values)
+            table.update(self.exchange, rule, keys, values)

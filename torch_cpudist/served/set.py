@@ -71,12 +71,12 @@ class ParameterSet(Trained):
 
     def _open(self, store: Callable[[ParameterSet], None] | None) -> None:
         client, placement = self.client, self.placement
-        self.id = client.open(placement.layout)
+        self.opened: _core.ParamSet = client.open(placement.layout)
         # A trainer 0 that comes back finds the values of a run that went on.
-        stored = store is not None and not client.holds_values(self.id)
+        stored = store is not None and not self.opened.holds_values()
         if store is not None and stored:
             store(self)
-        client.ready(self.id)
+        self.opened.ready()
         for table in placement.tables:
             self._bind(table)
         self.tables_current = stored
@@ -85,8 +85,7 @@ class ParameterSet(Trained):
     def _bind(self, table: PlacedTable) -> None:
         found = table.found
         binding = TableBinding(
-            self.client,
-            self.id,
+            self.opened,
             table.index,
             found.name,
             found.weight,
@@ -126,14 +125,14 @@ class ParameterSet(Trained):
         Only a bound on staleness needs it: values read before would exceed it.
         """
         if self.bounded:
-            self.client.join(self.id)
+            self.opened.join()
         self.pull_dense()
 
     def pull_dense(self) -> None:
         """Overwrites every dense parameter with the servers' values."""
         with self._dense.weights() as addresses:
             if addresses:
-                self.client.pull_dense(self.id, addresses)
+                self.opened.pull_dense(addresses)
         self.note_written([entry.parameter for entry in self.placement.dense])
 
     def pull_tables(self) -> None:
@@ -141,10 +140,10 @@ class ParameterSet(Trained):
         changed = self.changed()
         for binding in self._bindings:
             if binding.name in changed:
-                binding.forget_rows(self.client)
+                binding.forget_rows(self.opened)
             else:
-                binding.bind_weight(self.client)
-        self.client.pull_all_rows(self.id)
+                binding.bind_weight(self.opened)
+        self.opened.pull_all_rows()
         self.tables_current = True
         self.note_written([table.found.weight for table in self.placement.tables])
 
@@ -162,7 +161,7 @@ class ParameterSet(Trained):
         alive: list[torch.Tensor] = []
         for binding, tensor in bound_ids(self._bindings, ids):
             flat = binding.checked_ids(tensor)
-            binding.bind_weight(self.client)
+            binding.bind_weight(self.opened)
             alive.append(flat)
             coming.append(
                 (
@@ -172,7 +171,7 @@ class ParameterSet(Trained):
                     flat.dtype == torch.int32,
                 )
             )
-        return self.client.prefetch(self.id, coming, managed)
+        return self.opened.prefetch(coming, managed)
 
     # -- gradients ---------------------------------------------------------------------
 
@@ -199,7 +198,7 @@ class ParameterSet(Trained):
                 some servers.
         """
         return self.send(
-            self.client.push,
+            self.opened.push,
             configs,
             clip,
             weight=1.0 if samples is None else float(samples),
@@ -233,7 +232,6 @@ class ParameterSet(Trained):
         self.tables_current = False
         with self._dense.weights() as addresses:
             updates = send(
-                self.id,
                 clip_value=clip.value if isinstance(clip, ClipValue) else 0.0,
                 clip_norm=clip.max_norm if isinstance(clip, ClipNorm) else 0.0,
                 configs=configs,
@@ -269,7 +267,7 @@ class ParameterSet(Trained):
         """
         self._dense.check_kept()
         for binding in self._bindings:
-            binding.bind_weight(self.client)
+            binding.bind_weight(self.opened)
 
     def close(self, tell_servers: bool) -> None:
         """Gives modules their classes back; can free the servers' memory."""
@@ -281,7 +279,7 @@ class ParameterSet(Trained):
         self._bindings.clear()
         try:
             if tell_servers:
-                self.client.close(self.id)
+                self.opened.close()
         finally:
             # Not before: a step that was interrupted ends there, and writes rows.
             self._hosted.give_back()

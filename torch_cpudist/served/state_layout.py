@@ -92,8 +92,7 @@ def fetch_table_state(
         weights = received((len(keys), dim), torch.float32)
         state = received((len(keys), sum(widths)), torch.float32)
         updates = received(len(keys), torch.int32)
-        step = parameters.client.fetch_table(
-            parameters.id,
+        step = parameters.opened.fetch_table(
             table.index,
             keys.data_ptr(),
             len(keys),
@@ -197,8 +196,7 @@ def store_table_state(
     for keys in key_chunks(shape[0]):
         span = slice(int(keys[0]), int(keys[-1]) + 1)
         packed = torch.cat([c[span] for c in columns], dim=1) if columns else None
-        parameters.client.store_table(
-            parameters.id,
+        parameters.opened.store_table(
             table.index,
             keys.data_ptr(),
             len(keys),
@@ -236,8 +234,8 @@ def fetch_dense_state(
     runs = _block_runs(parameters, entry, parts)
     weights = received(entry.shape.numel(), entry.dtype)
     packed = received(sum(last - first for _, first, last in runs), entry.dtype)
-    step = parameters.client.fetch_parameter(
-        parameters.id, entry.index, weights.data_ptr(), packed.data_ptr()
+    step = parameters.opened.fetch_parameter(
+        entry.index, weights.data_ptr(), packed.data_ptr()
     )
     shapes = [part_shape(part, entry.shape) for part in parts]
     tensors = [received(shape.numel(), entry.dtype) for shape in shapes]
@@ -279,8 +277,7 @@ def store_dense_state(
             packed = torch.cat([flat[i][first:last] for i, first, last in runs])
         if config.kind == "sgd":
             step = max(step, 1)
-    parameters.client.store_parameter(
-        parameters.id,
+    parameters.opened.store_parameter(
         entry.index,
         values.data_ptr(),
         packed.data_ptr() if packed is not None else 0,

@@ -142,8 +142,7 @@ class TableBinding:
 
     def __init__(
         self,
-        client: _core.Client,
-        param_set: int,
+        param_set: _core.ParamSet,
         table: int,
         name: str,
         weight: nn.Parameter,
@@ -154,8 +153,7 @@ class TableBinding:
         """Binds ``weight`` as the cache of the table's rows.
 
         Args:
-            client: the trainer's client.
-            param_set: id of the open parameter set.
+            param_set: the open parameter set.
             table: index of the table in its layout.
             name: name for messages.
             weight: float32 ``[rows, dim]``, contiguous.
@@ -167,8 +165,7 @@ class TableBinding:
         self.home = home
         # Another device that the model went to since.
         self.moved_to: torch.device | None = None
-        self.client: _core.Client | None = client
-        self.param_set = param_set
+        self.param_set: _core.ParamSet | None = param_set
         self.table = table
         self.name = name
         self.weight = weight
@@ -180,11 +177,11 @@ class TableBinding:
         self._warned = False
         # Whether rows here may be older than this trainer's last step.
         self.stale = True
-        self.bind_weight(client)
+        self.bind_weight(param_set)
         _bindings[self.handle] = self
 
-    def bind_weight(self, client: _core.Client) -> None:
-        """Tells the client where the weight's memory is, if it has moved.
+    def bind_weight(self, param_set: _core.ParamSet) -> None:
+        """Tells the set where the weight's memory is, if it has moved.
 
         Raises:
             ModelChangedError: the weight is no longer what the servers hold.
@@ -193,9 +190,9 @@ class TableBinding:
             return
         # Twice would forget the rows that another lookup pulled in between.
         with self._bind_lock:
-            self._bind(client)
+            self._bind(param_set)
 
-    def _bind(self, client: _core.Client) -> None:
+    def _bind(self, param_set: _core.ParamSet) -> None:
         weight = self.weight
         address = weight.data_ptr()
         if address == self._address:
@@ -208,17 +205,17 @@ class TableBinding:
                 "the CPU, as when its optimizer was wrapped. Convert or move a model "
                 "before that."
             )
-        client.bind_table(self.param_set, self.table, address)
+        param_set.bind_table(self.table, address)
         self._address = address
 
-    def forget_rows(self, client: _core.Client) -> None:
-        """Makes the client pull every row again: somebody else wrote the weight."""
+    def forget_rows(self, param_set: _core.ParamSet) -> None:
+        """Makes the set pull every row again: somebody else wrote the weight."""
         self._address = None
-        self.bind_weight(client)
+        self.bind_weight(param_set)
 
     def warn_if_stale(self) -> None:
         """Warns, once, before the weight is saved or copied with rows that are old."""
-        if self.stale and self.client is not None and not self._warned:
+        if self.stale and self.param_set is not None and not self._warned:
             self._warned = True
             logger.warning(
                 "table %r is saved or copied while rows of it are older than the last "
@@ -254,8 +251,8 @@ class TableBinding:
         """
         if torch._C._is_tracing():
             raise graph_without_pull(self.name)
-        client = self.client
-        if client is None:
+        param_set = self.param_set
+        if param_set is None:
             raise ClosedError(
                 f"table {self.name!r}: its DistributedOptimizer is closed. Wrap the "
                 "optimizer again, or use the model's own modules."
@@ -264,9 +261,8 @@ class TableBinding:
         flat = self.checked_ids(ids)
         if flat.numel() == 0:
             return
-        self.bind_weight(client)
-        client.pull(
-            self.param_set,
+        self.bind_weight(param_set)
+        param_set.pull(
             self.table,
             flat.data_ptr(),
             flat.numel(),
@@ -301,7 +297,7 @@ class TableBinding:
 
     def close(self) -> None:
         """Ends the binding; a later lookup through it raises ``ClosedError``."""
-        self.client = None
+        self.param_set = None
 
 
 def bound(handle: int) -> TableBinding | None:

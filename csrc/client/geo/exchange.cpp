@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <string>
 #include <type_traits>
 #include <utility>
 
@@ -27,7 +28,7 @@ constexpr uint64_t kHeadBytes = 4096;
 constexpr uint64_t kSectionBytes = 256;
 
 // What a memory cap leaves to the rows of each table, beside dense deltas.
-uint64_t room_for_rows(const ClientSet& set, uint32_t trainers, uint64_t cap_bytes) {
+uint64_t room_for_rows(const SetState& set, uint32_t trainers, uint64_t cap_bytes) {
   const wire::ParamSetLayout& layout = set.layout;
   if (cap_bytes == 0 || layout.tables.empty()) return kSentBytes;
   // In rounds the pushes of all trainers wait for the last one.
@@ -53,25 +54,39 @@ uint64_t room_for_rows(const ClientSet& set, uint32_t trainers, uint64_t cap_byt
 }
 
 wire::ChangesView view_of(const wire::Frame& reply, const wire::ParamSetLayout& layout) {
-  return wire::decode_changes({reply.payload.data(), reply.payload.size()}, layout);
+  return wire::decode_changes(reply.payload.bytes(), layout);
 }
 
 constexpr size_t kPrefetchRows = 8;
 
+[[noreturn]] void refuse(const ParamSet& set) {
+  throw Error(ErrorCode::kInvalidArgument,
+              "parameter set " + std::to_string(set.id()) +
+                  " exchanges no deltas, has no queue, or has begun before");
+}
+
+std::shared_ptr<PushQueue> queue_of(const ParamSet& set) {
+  set.check_open();
+  auto queue = set.queue();
+  if (!set.state()->layout.exchanges_deltas || !queue) refuse(set);
+  return queue;
+}
+
 }  // namespace
 
-GeoExchange::GeoExchange(ClientSet& set, std::shared_ptr<PushQueue> queue, wire::Pool pool,
-                         std::span<const uint16_t> owners, uint32_t trainers, bool trains_alone,
-                         uint64_t memory_cap_bytes)
-    : set_(set),
-      queue_(std::move(queue)),
-      pool_(std::move(pool)),
-      alone_(trains_alone),
-      rows_bytes_(room_for_rows(set, trainers, memory_cap_bytes)),
-      members_(trainers) {
+GeoExchange::GeoExchange(std::shared_ptr<ParamSet> set, bool alone, uint64_t memory_cap_bytes)
+    : owner_(std::move(set)),
+      set_(*owner_->state()),
+      queue_(queue_of(*owner_)),
+      pool_(owner_->shared().pool),
+      alone_(alone),
+      rows_bytes_(
+          room_for_rows(set_, owner_->shared().session.options().trainer_count, memory_cap_bytes)),
+      members_(owner_->shared().session.options().trainer_count) {
+  if (!owner_->claim_answers()) refuse(*owner_);
   const wire::ParamSetLayout& layout = set_.layout;
   for (uint32_t t = 0; t < layout.tables.size(); ++t) {
-    tables_.emplace_back(layout.tables[t], kernels::table_salt(set_.id, t), owners,
+    tables_.emplace_back(layout.tables[t], kernels::table_salt(set_.id, t), owner_->shared().owners,
                          set_.server_count, !alone_);
   }
   if (alone_) return;
@@ -87,7 +102,24 @@ GeoTable& GeoExchange::table(uint32_t index) {
   return tables_[index];
 }
 
+void GeoExchange::check(std::span<void* const> weights) const {
+  owner_->check_open();
+  set_.check_weights(weights);
+}
+
+void GeoExchange::update_rows(const TableGradient& gradient, const LocalRows& rows,
+                              const kernels::OptimizerConfig& config, int64_t step) {
+  owner_->check_open();
+  if (const char* what = kernels::find_config_error(config)) {
+    throw Error(ErrorCode::kInvalidArgument, std::string("step: ") + what);
+  }
+  table(gradient.table)
+      .update(rows, config, step, {gradient.keys, static_cast<size_t>(gradient.count)},
+              gradient.rows);
+}
+
 void GeoExchange::reset(std::span<void* const> weights) {
+  check(weights);
   if (phase_ != Phase::kIdle) {
     throw Error(ErrorCode::kInternal, "an exchange is under way while weights are replaced");
   }
@@ -102,6 +134,7 @@ void GeoExchange::reset(std::span<void* const> weights) {
 
 void GeoExchange::undo(std::span<void* const> weights, std::span<const uint32_t> parameters,
                        std::span<const uint32_t> tables) {
+  check(weights);
   if (alone_) return;
   for (const uint32_t p : parameters) {
     const auto& shadow = dense_shadows_.at(p);
@@ -120,6 +153,9 @@ void GeoExchange::undo(std::span<void* const> weights, std::span<const uint32_t>
 }
 
 void GeoExchange::begin(bool whole, bool averages, uint64_t steps, uint64_t samples) {
+  owner_->shared().settle();
+  owner_->check_open();
+  if (!set_.member) owner_->join();
   if (phase_ != Phase::kIdle || alone_) {
     throw Error(ErrorCode::kInternal, alone_ ? "there is nobody to exchange deltas with"
                                              : "the last exchange is still under way");
@@ -138,7 +174,13 @@ void GeoExchange::begin(bool whole, bool averages, uint64_t steps, uint64_t samp
   travelling_ = steps;
 }
 
+bool GeoExchange::has_more() const {
+  owner_->check_open();
+  return unsent_ || (more_ && set_.layout.mode == wire::UpdateMode::kOnArrival);
+}
+
 uint64_t GeoExchange::steps() const {
+  owner_->check_open();
   return std::max(steps_, set_.dense_version(0).steps) + travelling_;
 }
 
@@ -265,7 +307,14 @@ void GeoExchange::end_exchange() {
   phase_ = Phase::kIdle;
 }
 
-bool GeoExchange::advance(std::span<void* const> weights, TimePoint deadline) {
+bool GeoExchange::advance(std::span<void* const> weights, double budget_s) {
+  check(weights);
+  const auto budget =
+      std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(budget_s));
+  return work_until(weights, Clock::now() + budget);
+}
+
+bool GeoExchange::work_until(std::span<void* const> weights, TimePoint deadline) {
   const TimePoint began = Clock::now();
   while (phase_ != Phase::kIdle) {
     if (phase_ == Phase::kTravel) {
@@ -286,10 +335,12 @@ bool GeoExchange::advance(std::span<void* const> weights, TimePoint deadline) {
 }
 
 void GeoExchange::finish(std::span<void* const> weights) {
-  while (!advance(weights, TimePoint::max())) queue_->drain();
+  check(weights);
+  while (!work_until(weights, TimePoint::max())) queue_->drain();
 }
 
 ExchangeStats GeoExchange::stats() const {
+  owner_->check_open();
   ExchangeStats stats = stats_;
   for (const GeoTable& table : tables_) {
     stats.shadow_rows += table.shadow_rows();

@@ -15,22 +15,37 @@
 
 #include "client/geo/table.h"
 #include "client/param_set.h"
-#include "client/queue.h"
+#include "client/push/queue.h"
+#include "client/push/step.h"
 
 namespace cpudist::client {
 
+// Of a parameter set whose trainers step by themselves and exchange deltas.
+struct ExchangeStats {
+  uint64_t exchanges = 0;
+  uint64_t rows_sent = 0;
+  uint64_t rows_received = 0;
+  uint64_t shadow_rows = 0;
+  uint64_t memory_bytes = 0;  // shadows of rows and of dense parameters, marks of rows
+  double busy_s = 0;          // of the training thread, in slices
+};
+
+// It holds its parameter set, which knows nothing of it; all throw kClosed once that is closed.
+//
 // Thread safety: one caller at a time, the training thread.
 class GeoExchange {
  public:
-  // `trains_alone`: there are no others, and nothing is to be remembered for an exchange.
-  // `memory_cap_bytes`: what pushes may hold on a server, 0 for no cap; an exchange goes in as many
-  // pushes as that takes. Throws Error(kOverloaded) if no row fits.
-  GeoExchange(ClientSet& set, std::shared_ptr<PushQueue> queue, wire::Pool pool,
-              std::span<const uint16_t> owners, uint32_t trainers, bool trains_alone,
-              uint64_t memory_cap_bytes);
+  // After ParamSet::start_queue, once for a set. `alone`: there is no other trainer and never will
+  // be; nothing is remembered for an exchange. `memory_cap_bytes`: what pushes may hold on a
+  // server, 0 for no cap; an exchange goes in as many pushes as that takes. Throws
+  // Error(kOverloaded) if no row fits.
+  GeoExchange(std::shared_ptr<ParamSet> set, bool alone, uint64_t memory_cap_bytes);
 
-  GeoTable& table(uint32_t index);
-  // The weights are as the servers hold them now: no movement, nothing under way.
+  // One step on rows of a table, by this trainer. Throws kRowOutOfRange before it changes anything.
+  void update_rows(const TableGradient& gradient, const LocalRows& rows,
+                   const kernels::OptimizerConfig& config, int64_t step);
+  // `weights`, here and below: base of every dense parameter, in order. They are as the servers
+  // hold them now: no movement, nothing under way.
   void reset(std::span<void* const> weights);
   // These parameters and tables become what they were when last exchanged.
   void undo(std::span<void* const> weights, std::span<const uint32_t> parameters,
@@ -38,18 +53,16 @@ class GeoExchange {
   // Starts an exchange; one that is under way must be finished before. `whole`: of every row, and
   // not only of what was touched. On arrival a trainer hands on 1/N of its movement. The rest it
   // keeps, to hand it on later, all of it when `whole`; with `averages` it drops the rest, so that
-  // the servers hold the mean of the trainers' movements, not their sum.
+  // the servers hold the mean of the trainers' movements, not their sum. Joins first if this
+  // trainer has left.
   void begin(bool whole, bool averages, uint64_t steps, uint64_t samples);
-  // Works until `deadline`, at least one slice. True when no exchange is under way any more.
-  bool advance(std::span<void* const> weights, TimePoint deadline);
+  // At least one slice, and more until `budget_s` is over. True when no exchange is under way.
+  bool advance(std::span<void* const> weights, double budget_s);
   // Until it is over, waiting for the servers. Throws as PushQueue::drain does.
   void finish(std::span<void* const> weights);
-  bool idle() const { return phase_ == Phase::kIdle; }
   // Rows are left that did not fit the last push, or, unless that would be another round of all
   // trainers, the last reply.
-  bool has_more() const {
-    return unsent_ || (more_ && set_.layout.mode == wire::UpdateMode::kOnArrival);
-  }
+  bool has_more() const;
   // Steps of all trainers behind what was received or pulled last, and those that are on their way.
   uint64_t steps() const;
   ExchangeStats stats() const;
@@ -77,6 +90,9 @@ class GeoExchange {
     std::vector<float> rows;
   };
 
+  GeoTable& table(uint32_t index);
+  void check(std::span<void* const> weights) const;
+  bool work_until(std::span<void* const> weights, TimePoint deadline);
   void choose_rows(uint32_t table);
   void lay_out(uint64_t steps, uint64_t samples);
   void pack(const Slice& slice, std::span<void* const> weights);
@@ -104,7 +120,8 @@ class GeoExchange {
   template <typename T>
   T* shadow_of(const wire::BlockSpec& block, uint64_t element);
 
-  ClientSet& set_;  // which owns this
+  const std::shared_ptr<ParamSet> owner_;
+  SetState& set_;  // of the owner
   const std::shared_ptr<PushQueue> queue_;
   const wire::Pool pool_;
   const bool alone_;

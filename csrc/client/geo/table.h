@@ -9,12 +9,18 @@
 #include <span>
 #include <vector>
 
-#include "client/client.h"
 #include "kernels/aligned.h"
 #include "kernels/optimizers.h"
 #include "wire/messages.h"
 
 namespace cpudist::client {
+
+// Memory of the trainer's that an update of rows writes to.
+struct LocalRows {
+  float* weight = nullptr;     // [rows, dim]
+  float* state = nullptr;      // [rows, state elements]; null if the optimizer has none
+  uint32_t* counts = nullptr;  // [rows], updates of each row
+};
 
 // Thread safety: one caller at a time.
 class GeoTable {

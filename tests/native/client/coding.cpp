@@ -3,12 +3,13 @@
 //
 // Error feedback: what is sent of many gradients, and what is held back, is their sum.
 
-#include "client/coding.h"
+#include "client/push/residues.h"
 
 #include <cmath>
 #include <random>
 
 #include "support/server_fixture.h"
+#include "wire/codec/codec.h"
 
 namespace cpudist::testing {
 namespace {

@@ -10,7 +10,9 @@
 #include <utility>
 #include <vector>
 
-#include "client/queue.h"
+#include "client/push/packing.h"
+#include "client/push/queue.h"
+#include "client/state.h"
 #include "kernels/hash.h"
 #include "support/check.h"
 
@@ -35,7 +37,7 @@ struct Packed {
                      wire::TableSpec{"b", 50, kMergedDim, 1}};
     layout.blocks = {wire::BlockSpec{"w", 2, wire::DType::kFloat32, 0, 0, 0, 0, 1},
                      wire::BlockSpec{"v", 2, wire::DType::kFloat64, 1, 1, 1, 0, 1}};
-    set = std::make_unique<client::ClientSet>(0, layout, owners, 2);
+    set = std::make_unique<client::SetState>(0, layout, owners, 2);
     pool = std::make_shared<BufferPool>(1 << 20);
   }
   // A gradient of `value` for each of these keys of `table` and for the dense parameters named.
@@ -65,7 +67,7 @@ struct Packed {
 
   std::vector<uint16_t> owners;
   wire::ParamSetLayout layout;
-  std::unique_ptr<client::ClientSet> set;
+  std::unique_ptr<client::SetState> set;
   wire::Pool pool;
   std::vector<float> w = std::vector<float>(2);
   std::vector<double> v = std::vector<double>(2);

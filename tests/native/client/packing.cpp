@@ -3,7 +3,8 @@
 //
 // A step packed for several servers and read back with the decoders the servers use.
 
-#include "client/param_set.h"
+#include "client/push/packing.h"
+#include "client/state.h"
 
 #include <cstring>
 #include <map>
@@ -35,7 +36,7 @@ struct Fixture {
     layout.blocks = {wire::BlockSpec{"w.block0", 3, wire::DType::kFloat32, 2, 0, 0, 0, 1},
                      wire::BlockSpec{"w.block1", 2, wire::DType::kFloat32, 0, 0, 0, 3, 1},
                      wire::BlockSpec{"v", 2, wire::DType::kFloat64, 2, 0, 1, 0, 1}};
-    set = std::make_unique<client::ClientSet>(0, layout, owners, kServers);
+    set = std::make_unique<client::SetState>(0, layout, owners, kServers);
     pool = std::make_shared<BufferPool>(1 << 20);
     step.configs = layout.configs;
     step.weights = {w.data(), v.data()};
@@ -46,7 +47,7 @@ struct Fixture {
 
   std::vector<uint16_t> owners;
   wire::ParamSetLayout layout;
-  std::unique_ptr<client::ClientSet> set;
+  std::unique_ptr<client::SetState> set;
   wire::Pool pool;
   client::StepPush step;
   std::vector<float> w = std::vector<float>(5);

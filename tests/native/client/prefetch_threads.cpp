@@ -66,14 +66,14 @@ class Pair {
     std::vector<int64_t> keys(kRows);
     std::iota(keys.begin(), keys.end(), 0);
     for (uint32_t t = 0; t < kTables; ++t) {
-      client->store_table(set, t, keys, tables[t].data(), nullptr, nullptr, 0);
+      set->store_table(t, keys, tables[t].data(), nullptr, nullptr, 0);
     }
-    client->ready(set);
-    for (uint32_t t = 0; t < kTables; ++t) client->bind_table(set, t, tables[t].data());
+    set->ready();
+    for (uint32_t t = 0; t < kTables; ++t) set->bind_table(t, tables[t].data());
     if (mode == wire::UpdateMode::kRounds) return;
     client::QueueOptions queue;
     queue.mean = {false};
-    client->start_queue(set, queue);
+    set->start_queue(queue);
   }
 
   std::shared_ptr<transport::InprocNetwork> network_;
@@ -84,11 +84,11 @@ class Pair {
   std::vector<std::vector<float>> tables;
   wire::ParamSetLayout layout;
   std::unique_ptr<client::Client> client;
-  uint32_t set = 0;
+  std::shared_ptr<client::ParamSet> set;
 };
 
 void look_up(Pair& pair, uint32_t table, std::span<const int64_t> ids) {
-  pair.client->pull(pair.set, table, ids.data(), ids.size(), false);
+  pair.set->pull(table, ids.data(), ids.size(), false);
 }
 
 void step(Pair& pair, wire::UpdateMode mode, std::span<const int64_t> ids) {
@@ -99,9 +99,9 @@ void step(Pair& pair, wire::UpdateMode mode, std::span<const int64_t> ids) {
     push.tables.push_back({t, ids.data(), ids.size(), rows.data()});
   }
   if (mode == wire::UpdateMode::kRounds) {
-    pair.client->push(pair.set, push);
+    pair.set->push(push);
   } else {
-    pair.client->enqueue(pair.set, push);
+    pair.set->enqueue(push);
   }
 }
 
@@ -128,16 +128,16 @@ void train_beside_lookups(wire::UpdateMode mode) {
     const auto next = batch(at + kAhead);
     const std::vector<client::ComingIds> coming{{0, next.data(), next.size(), false},
                                                 {1, next.data(), next.size(), false}};
-    pair.client->prefetch(pair.set, coming, false);
+    pair.set->prefetch(coming, false);
     for (uint32_t t = 0; t < kTables; ++t) look_up(pair, t, ids);
     step(pair, mode, ids);
     for (const int64_t id : ids) expected[static_cast<size_t>(id)] -= 1.0f;
   }
   stop = true;
   for (std::thread& reader : readers) reader.join();
-  pair.client->drain(pair.set);
-  pair.client->leave(pair.set);
-  pair.client->pull_all_rows(pair.set);
+  pair.set->drain();
+  pair.set->leave();
+  pair.set->pull_all_rows();
   for (uint32_t t = 0; t < kTables; ++t) CHECK(pair.tables[t] == expected);
 }
 

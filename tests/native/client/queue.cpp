@@ -68,7 +68,7 @@ class Gate final : public transport::ConnectionHandler {
 
 struct Peer {
   uint32_t rank = 0;
-  uint32_t set = 0;
+  std::shared_ptr<client::ParamSet> set;
   std::vector<float> table = std::vector<float>(kQueueRows * kQueueDim);
   std::vector<float> dense = std::vector<float>(6);
   std::atomic<bool> interrupt{false};
@@ -128,7 +128,7 @@ class Run {
   // Adds one to the expectation of every key and dense value that it has a gradient for.
   void step(Peer& peer, int64_t number) {
     const std::vector<int64_t> keys{number % kQueueRows, (number * 5 + peer.rank) % kQueueRows};
-    peer.client->pull(peer.set, 0, keys.data(), keys.size(), false);
+    peer.set->pull(0, keys.data(), keys.size(), false);
     const std::vector<float> rows(keys.size() * kQueueDim, 1.0f);
     const std::vector<float> dense(6, 2.0f);
     client::StepPush push;
@@ -139,14 +139,14 @@ class Run {
     push.weights = {peer.dense.data()};
     for (const int64_t key : keys) ++pushed[static_cast<size_t>(key)];
     ++steps;
-    peer.client->enqueue(peer.set, push);
+    peer.set->enqueue(push);
   }
   // Initial values less the sum of all gradients.
   void check_exactly_once(Peer& reader) {
     std::vector<void*> weights{reader.dense.data()};
-    reader.client->leave(reader.set);
-    reader.client->pull_dense(reader.set, weights);
-    reader.client->pull_all_rows(reader.set);
+    reader.set->leave();
+    reader.set->pull_dense(weights);
+    reader.set->pull_all_rows();
     for (const float value : reader.dense) CHECK_EQ(value, -2.0f * static_cast<float>(steps));
     for (size_t i = 0; i < reader.table.size(); ++i) {
       CHECK_EQ(reader.table[i], -static_cast<float>(pushed[i / kQueueDim]));
@@ -175,14 +175,14 @@ class Run {
     if (peer.rank == 0) {
       std::vector<int64_t> keys(kQueueRows);
       std::iota(keys.begin(), keys.end(), 0);
-      client.store_table(peer.set, 0, keys, peer.table.data(), nullptr, nullptr, 0);
-      client.store_parameter(peer.set, 0, peer.dense.data(), nullptr, 0);
+      peer.set->store_table(0, keys, peer.table.data(), nullptr, nullptr, 0);
+      peer.set->store_parameter(0, peer.dense.data(), nullptr, 0);
     }
-    client.ready(peer.set);
-    client.bind_table(peer.set, 0, peer.table.data());
-    client.start_queue(peer.set, plan_.queue);
+    peer.set->ready();
+    peer.set->bind_table(0, peer.table.data());
+    peer.set->start_queue(plan_.queue);
     std::vector<void*> weights{peer.dense.data()};
-    client.pull_dense(peer.set, weights);
+    peer.set->pull_dense(weights);
   }
 
   const Plan plan_;
@@ -229,9 +229,9 @@ TEST(client_queue_waits_for_room_and_merges_what_waited) {
   peer.interrupt = true;
   CHECK_EQ(code_of([&] { run.step(peer, 3); }), ErrorCode::kInterrupted);  // queued all the same
   peer.interrupt = true;
-  CHECK_EQ(code_of([&] { peer.client->drain(peer.set); }), ErrorCode::kInterrupted);
+  CHECK_EQ(code_of([&] { peer.set->drain(); }), ErrorCode::kInterrupted);
   run.gates[0]->set(true);
-  peer.client->drain(peer.set);
+  peer.set->drain();
   CHECK_EQ(run.gates[0]->pushes, 2);
   const client::StalenessStats stats = peer.client->stats().staleness;
   CHECK_EQ(stats.pushes, 4);
@@ -254,10 +254,10 @@ TEST(client_queue_keeps_the_order_and_the_learning_rate_of_each_step) {
   run.layout.configs[0].lr = 1.0;
   run.step(peer, 3);
   run.gates[0]->set(true);
-  peer.client->drain(peer.set);
+  peer.set->drain();
   CHECK_EQ(run.gates[0]->pushes, 4);  // of different rates: never one update
   std::vector<void*> weights{peer.dense.data()};
-  peer.client->pull_dense(peer.set, weights);
+  peer.set->pull_dense(weights);
   CHECK_EQ(peer.dense[0], -2.0f * 5.0f);
 }
 
@@ -273,7 +273,7 @@ TEST(client_queue_timeout_leaves_the_push_queued) {
   run.step(peer, 1);
   CHECK_EQ(code_of([&] { run.step(peer, 2); }), ErrorCode::kTimeout);
   run.gates[0]->set(true);
-  peer.client->drain(peer.set);
+  peer.set->drain();
   run.check_exactly_once(peer);
 }
 
@@ -281,15 +281,15 @@ TEST(client_queue_failure_is_thrown_by_every_later_call) {
   Run run(1, 2);
   Peer& peer = run.peers[0];
   run.step(peer, 0);
-  peer.client->drain(peer.set);
+  peer.set->drain();
   run.gates[1]->set(false);
   run.step(peer, 1);
   await([&] { return run.gates[1]->pushes == 2; });
   run.servers[1]->stop("the test ends it");
   run.gates[1]->set(true);
-  CHECK_EQ(code_of([&] { peer.client->drain(peer.set); }), ErrorCode::kPeerLost);
-  CHECK_EQ(code_of([&] { peer.client->drain(peer.set); }), ErrorCode::kPeerLost);
-  CHECK_EQ(code_of([&] { peer.client->leave(peer.set); }), ErrorCode::kPeerLost);
+  CHECK_EQ(code_of([&] { peer.set->drain(); }), ErrorCode::kPeerLost);
+  CHECK_EQ(code_of([&] { peer.set->drain(); }), ErrorCode::kPeerLost);
+  CHECK_EQ(code_of([&] { peer.set->leave(); }), ErrorCode::kPeerLost);
 }
 
 TEST(client_queue_stops_under_a_thread_that_waits_for_room) {
@@ -331,7 +331,7 @@ TEST(client_queue_close_under_a_thread_that_steps_ends) {
     });
     await([&] { return done >= 3; });
     try {
-      peer.client->close(peer.set);
+      peer.set->close();
     } catch (const Error&) {
       // A push that was queued behind the drain failed before the close.
     }
@@ -350,8 +350,8 @@ TEST(client_queue_sends_again_what_one_server_has_no_memory_for) {
   for (Peer& peer : run.peers) {
     calls.push_back([&] {
       for (int64_t number = 0; number < 20; ++number) run.step(peer, number);
-      peer.client->drain(peer.set);
-      peer.client->leave(peer.set);
+      peer.set->drain();
+      peer.set->leave();
     });
   }
   run_all(calls);
@@ -373,7 +373,7 @@ TEST(client_queue_applies_every_gradient_once_under_faults) {
       // They finish one after the other.
       const int64_t count = 15 + 10 * static_cast<int64_t>(peer.rank);
       for (int64_t number = 0; number < count; ++number) run.step(peer, number);
-      peer.client->drain(peer.set);
+      peer.set->drain();
     });
   }
   run_all(calls);

@@ -33,7 +33,7 @@ constexpr uint32_t kElements = 10;
 struct Trainer {
   std::unique_ptr<client::Client> client;
   uint32_t rank = 0;
-  uint32_t set = 0;
+  std::shared_ptr<client::ParamSet> set;
   std::vector<float> table = std::vector<float>(kRows * kDim);
   std::vector<float> dense = std::vector<float>(kElements);
   std::atomic<bool> interrupt{false};
@@ -113,13 +113,13 @@ class Cluster {
       std::iota(keys.begin(), keys.end(), 0);
       std::iota(trainer.table.begin(), trainer.table.end(), 0.0f);
       std::iota(trainer.dense.begin(), trainer.dense.end(), 0.0f);
-      client.store_table(trainer.set, 0, keys, trainer.table.data(), nullptr, nullptr, 0);
-      client.store_parameter(trainer.set, 0, trainer.dense.data(), nullptr, 0);
+      trainer.set->store_table(0, keys, trainer.table.data(), nullptr, nullptr, 0);
+      trainer.set->store_parameter(0, trainer.dense.data(), nullptr, 0);
     }
-    client.ready(trainer.set);
-    client.bind_table(trainer.set, 0, trainer.table.data());
+    trainer.set->ready();
+    trainer.set->bind_table(0, trainer.table.data());
     std::vector<void*> weights{trainer.dense.data()};
-    client.pull_dense(trainer.set, weights);
+    trainer.set->pull_dense(weights);
   }
 
   std::shared_ptr<transport::InprocNetwork> network_;
@@ -135,7 +135,7 @@ class Cluster {
 uint64_t step_once(Trainer& trainer, const wire::ParamSetLayout& layout, int64_t step,
                    double clip_norm = 0.0) {
   const std::vector<int64_t> ids{step % kRows, (step * 7 + trainer.rank) % kRows, step % kRows};
-  trainer.client->pull(trainer.set, 0, ids.data(), ids.size(), false);
+  trainer.set->pull(0, ids.data(), ids.size(), false);
   std::vector<float> rows;
   for (const int64_t id : ids) {
     for (uint32_t d = 0; d < kDim; ++d) {
@@ -149,13 +149,13 @@ uint64_t step_once(Trainer& trainer, const wire::ParamSetLayout& layout, int64_t
   push.parameters = {{0, gradient.data()}};
   push.tables = {{0, ids.data(), ids.size(), rows.data()}};
   push.weights = {trainer.dense.data()};
-  return trainer.client->push(trainer.set, push);
+  return trainer.set->push(push);
 }
 
 // What a script does after an interrupted step: opt.flush().
 void refresh(Trainer& trainer) {
   std::vector<void*> weights{trainer.dense.data()};
-  trainer.client->pull_dense(trainer.set, weights);
+  trainer.set->pull_dense(weights);
 }
 
 struct Weights {
@@ -171,7 +171,7 @@ Weights train(const transport::FaultPlan& plan, double clip_norm) {
       for (int64_t step = 0; step < 8; ++step) {
         CHECK_EQ(step_once(trainer, cluster.layout, step, clip_norm), step);
       }
-      trainer.client->pull_all_rows(trainer.set);
+      trainer.set->pull_all_rows();
     });
   }
   run_all(calls);
@@ -274,7 +274,7 @@ TEST(client_training_joins_after_leaving) {
   Cluster cluster(2, 2);
   Trainer& first = cluster.trainers[0];
   Trainer& second = cluster.trainers[1];
-  second.client->leave(second.set);
+  second.set->leave();
   CHECK_EQ(step_once(first, cluster.layout, 0), 0);
   CHECK_EQ(step_once(first, cluster.layout, 1), 1);
   std::atomic<bool> joined{false};
@@ -287,13 +287,13 @@ TEST(client_training_joins_after_leaving) {
                const SetAtEnd at_end{joined};
                CHECK(step_once(second, cluster.layout, 2) >= 2);
              }
-             second.client->leave(second.set);
+             second.set->leave();
            },
            [&] {
              int64_t step = 2;
              while (!joined) step_once(first, cluster.layout, step++);
            }});
-  CHECK(!second.client->is_member(second.set));
+  CHECK(!second.set->is_member());
 }
 
 TEST(client_training_says_goodbye_once) {

@@ -104,13 +104,11 @@ def seeds_of(rank: int, steps: int) -> list[int]:
 
 
 def exchange(opt: cpudist.DistributedOptimizer, call: str, **options: Any) -> Any:
-    """Calls ``<call>_exchange`` of the client by hand, as the driver does."""
+    """Calls ``<call>`` of the exchange by hand, as the driver does."""
     parameters = opt.trained
     assert parameters is not None
     with Weights(parameters.placement.dense) as weights:
-        found = getattr(parameters.client, f"{call}_exchange")(
-            parameters.id, weights, **options
-        )
+        found = getattr(parameters.exchange, call)(weights, **options)
     parameters.note_written([entry.parameter for entry in parameters.placement.dense])
     return found
 

@@ -30,7 +30,7 @@ class Sections:
         self._owners = {
             table.found.name: _core.owner_of_keys(
                 range(table.found.weight.shape[0]),
-                param_set=opt.trained.id,
+                param_set=opt.trained.opened.id,
                 table=table.index,
                 server_count=servers,
             )

@@ -7,7 +7,8 @@
 #include <cstring>
 #include <map>
 
-#include "client/queue.h"
+#include "client/push/queue.h"
+#include "client/state.h"
 #include "kernels/dedupe.h"
 #include "kernels/elementwise.h"
 
@@ -87,7 +88,7 @@ wire::PushHeader merge_headers(const std::vector<wire::PushView>& views) {
   return header;
 }
 
-Buffer merge_server(const ClientSet& set, const std::vector<wire::PushView>& views,
+Buffer merge_server(const SetState& set, const std::vector<wire::PushView>& views,
                     const std::vector<bool>& mean, const wire::Pool& pool) {
   Sections sections;
   for (const wire::PushView& view : views) {
@@ -141,10 +142,10 @@ struct Values {
   size_t count = 0;
 };
 
-std::vector<Values> values_of(const ClientSet& set, std::vector<Buffer>& payloads) {
+std::vector<Values> values_of(const SetState& set, std::vector<Buffer>& payloads) {
   std::vector<Values> all;
   for (Buffer& payload : payloads) {
-    const wire::PushView view = wire::decode_push({payload.data(), payload.size()}, set.layout);
+    const wire::PushView view = wire::decode_push(payload.bytes(), set.layout);
     for (const wire::DenseSection& section : view.blocks) {
       uint8_t* bytes = writable(section.values);
       if (set.layout.blocks[section.block].dtype == wire::DType::kFloat64) {
@@ -164,7 +165,7 @@ std::vector<Values> values_of(const ClientSet& set, std::vector<Buffer>& payload
 
 }  // namespace
 
-std::vector<Buffer> merge_pushes(const ClientSet& set, const std::vector<QueuedPush>& pushes,
+std::vector<Buffer> merge_pushes(const SetState& set, const std::vector<QueuedPush>& pushes,
                                  const std::vector<bool>& mean, const wire::Pool& pool) {
   std::vector<Buffer> payloads;
   for (uint32_t s = 0; s < set.server_count; ++s) {
@@ -178,7 +179,7 @@ std::vector<Buffer> merge_pushes(const ClientSet& set, const std::vector<QueuedP
   return payloads;
 }
 
-void clip_push(const ClientSet& set, std::vector<Buffer>& payloads, double clip_value,
+void clip_push(const SetState& set, std::vector<Buffer>& payloads, double clip_value,
                double clip_norm) {
   if (clip_value <= 0.0 && clip_norm <= 0.0) return;
   const std::vector<Values> all = values_of(set, payloads);

@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 //
 // The life of a queued push.
-#include "client/queue.h"
+#include "client/push/queue.h"
 
 #include <algorithm>
 #include <cstring>
@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "base/threads.h"
+#include "client/state.h"
 
 namespace cpudist::client {
 
@@ -29,7 +30,26 @@ bool same_configs(const QueuedPush& a, const QueuedPush& b) {
 
 }  // namespace
 
-PushQueue::PushQueue(Session& session, std::mutex& sequenced, ClientSetPtr set,
+void check_options(const QueueOptions& options, const wire::ParamSetLayout& layout) {
+  if (options.mean.size() != layout.configs.size()) {
+    throw Error(ErrorCode::kInvalidArgument, "start_queue: one merge rule per parameter group");
+  }
+  if (options.size == 0 || options.max_merge == 0 || options.pull_every == 0) {
+    throw Error(ErrorCode::kInvalidArgument,
+                "queue size, merge count and pull interval must be at least 1");
+  }
+  if (layout.max_staleness != wire::kAnyStaleness && options.pull_every != 1) {
+    throw Error(ErrorCode::kInvalidArgument,
+                "start_queue: with a bound on staleness every push brings dense values back");
+  }
+  if (layout.compensation.kind != wire::Compensation::kNone && options.max_merge != 1) {
+    throw Error(ErrorCode::kInvalidArgument,
+                "start_queue: merged gradients were computed on different values, so delay "
+                "compensation needs max_merge = 1");
+  }
+}
+
+PushQueue::PushQueue(Session& session, std::mutex& sequenced, std::shared_ptr<SetState> set,
                      const QueueOptions& options, wire::Pool pool)
     : session_(session),
       sequenced_(sequenced),
@@ -255,7 +275,7 @@ void PushQueue::take_answers(const std::vector<QueuedPush>& batch,
   for (const RequestPtr& request : requests) {
     decode_reply(*set_, request.get(), pool_);
     const wire::Frame& reply = request->reply;
-    const std::span<const uint8_t> payload(reply.payload.data(), reply.payload.size());
+    const std::span<const uint8_t> payload = reply.payload.bytes();
     if (set_->layout.exchanges_deltas) {
       applied.push_back(wire::decode_changes(payload, set_->layout).header.version);
       has_dense.push_back(true);

@@ -2,114 +2,22 @@
 // SPDX-License-Identifier: BSD-3-Clause
 //
 // Gradients into payloads and payloads into weights, each value copied once.
+#include "client/push/packing.h"
+
 #include <algorithm>
 #include <cstring>
 #include <limits>
 #include <string>
 
 #include "base/errors.h"
-#include "client/param_set.h"
+#include "client/prefetch.h"
+#include "client/state.h"
 #include "kernels/dedupe.h"
-#include "kernels/hash.h"
 #include "wire/codec/parts.h"
 
 namespace cpudist::client {
 
-ClientSet::ClientSet(uint32_t set_id, const wire::ParamSetLayout& set_layout,
-                     std::span<const uint16_t> owners, uint32_t servers)
-    : id(set_id),
-      layout(set_layout),
-      server_count(servers),
-      shard_blocks(servers),
-      dense_read_(servers),
-      rows_read_(servers, wire::Version(wire::kAnyStaleness)) {
-  for (uint32_t t = 0; t < layout.tables.size(); ++t) {
-    tables.push_back(std::make_unique<TableCache>(layout.tables[t], kernels::table_salt(id, t),
-                                                  owners, server_count));
-  }
-  for (uint32_t b = 0; b < layout.blocks.size(); ++b) {
-    const wire::BlockSpec& block = layout.blocks[b];
-    if (block.shard >= server_count) {
-      throw Error(ErrorCode::kInvalidArgument,
-                  "block '" + block.name + "': shard " + std::to_string(block.shard) +
-                      " is not below the number of servers, " + std::to_string(server_count));
-    }
-    shard_blocks[block.shard].push_back(b);
-    if (block.parameter >= layout.blocks.size()) {
-      throw Error(ErrorCode::kInvalidArgument,
-                  "block '" + block.name + "': parameter " + std::to_string(block.parameter) +
-                      " is not below the number of blocks; parameters are numbered from 0");
-    }
-    parameter_count = std::max(parameter_count, block.parameter + 1);
-  }
-  parameter_blocks.resize(parameter_count);
-  for (uint32_t b = 0; b < layout.blocks.size(); ++b) {
-    parameter_blocks[layout.blocks[b].parameter].push_back(b);
-  }
-  // Deltas need none: what is rounded off of them stays movement.
-  const bool lossy = layout.push_dtype != wire::WireDType::kFloat32;
-  if (lossy && !layout.exchanges_deltas) residues = std::make_unique<Residues>(layout);
-}
-
-TableCache& ClientSet::table(uint32_t index) {
-  if (index >= tables.size()) {
-    throw Error(ErrorCode::kInvalidArgument, "table " + std::to_string(index) +
-                                                 " of parameter set " + std::to_string(id) +
-                                                 ", which has " + std::to_string(tables.size()));
-  }
-  return *tables[index];
-}
-
-const std::vector<uint32_t>& ClientSet::blocks_of(uint32_t parameter) const {
-  // A parameter without elements has no block and may have the highest index.
-  static const std::vector<uint32_t> kNone;
-  return parameter < parameter_blocks.size() ? parameter_blocks[parameter] : kNone;
-}
-
-uint64_t ClientSet::block_bytes(uint32_t block) const {
-  const wire::BlockSpec& spec = layout.blocks[block];
-  return spec.elements * size_of(spec.dtype);
-}
-
-wire::TableRef ClientSet::ref_of(uint32_t index, uint64_t rows) const {
-  wire::TableRef ref;
-  ref.table = index;
-  ref.row_count = rows;
-  ref.dim = layout.tables[index].dim;
-  return ref;
-}
-
-uint64_t ClientSet::block_state_elements(uint32_t block) const {
-  const wire::BlockSpec& spec = layout.blocks[block];
-  return kernels::state_elements(layout.configs.at(spec.group), spec.elements, spec.row_width);
-}
-
-uint32_t ClientSet::row_state_elements(uint32_t index) const {
-  const wire::TableSpec& spec = layout.tables[index];
-  return static_cast<uint32_t>(
-      kernels::state_elements(layout.configs.at(spec.group), spec.dim, spec.dim));
-}
-
-uint64_t ClientSet::step_of_pull() const {
-  const bool compensated = layout.compensation.kind != wire::Compensation::kNone;
-  return compensated && member ? step.load() : 0;
-}
-
-void ClientSet::invalidate_tables() {
-  for (const auto& cache : tables) {
-    const std::lock_guard lock(cache->mutex);
-    cache->invalidate();
-  }
-}
-
-void ClientSet::check_weights(std::span<void* const> weights) const {
-  if (weights.size() >= parameter_count) return;
-  throw Error(ErrorCode::kInvalidArgument, "addresses of " + std::to_string(weights.size()) +
-                                               " dense parameters, expected " +
-                                               std::to_string(parameter_count));
-}
-
-void prepare_push(ClientSet& set, const StepPush& step) {
+void prepare_push(SetState& set, const StepPush& step) {
   if (step.configs.size() != set.layout.configs.size()) {
     throw Error(ErrorCode::kInvalidArgument, "push: " + std::to_string(step.configs.size()) +
                                                  " optimizer configurations, "
@@ -148,7 +56,7 @@ struct DenseSource {
 };
 
 // Per server, the blocks to send in increasing order.
-std::vector<std::vector<DenseSource>> split_dense(const ClientSet& set, const StepPush& step) {
+std::vector<std::vector<DenseSource>> split_dense(const SetState& set, const StepPush& step) {
   std::vector<std::vector<DenseSource>> shares(set.server_count);
   for (const ParameterGradient& parameter : step.parameters) {
     const auto* base = static_cast<const uint8_t*>(parameter.gradient);
@@ -165,7 +73,7 @@ std::vector<std::vector<DenseSource>> split_dense(const ClientSet& set, const St
 }
 
 // Distinct keys to their owners; returns the tables with a gradient in increasing order.
-std::vector<uint32_t> split_tables(ClientSet& set) {
+std::vector<uint32_t> split_tables(SetState& set) {
   std::vector<uint32_t> present;
   for (uint32_t t = 0; t < set.packed.size(); ++t) {
     PackedTable& packed = set.packed[t];
@@ -177,9 +85,9 @@ std::vector<uint32_t> split_tables(ClientSet& set) {
   return present;
 }
 
-Buffer pack_server(ClientSet& set, uint32_t server, const wire::PushHeader& header,
+Buffer pack_server(SetState& set, uint32_t server, const wire::PushHeader& header,
                    std::span<const DenseSource> dense, std::span<const uint32_t> tables,
-                   const wire::Pool& pool, bool ordered) {
+                   const wire::Pool& pool, const Prefetcher* prefetcher, bool ordered) {
   std::vector<wire::BlockRef> block_refs;
   for (const DenseSource& source : dense) {
     block_refs.push_back({source.block, set.block_bytes(source.block)});
@@ -192,10 +100,10 @@ Buffer pack_server(ClientSet& set, uint32_t server, const wire::PushHeader& head
     ref.dim = set.layout.tables[t].dim;
     table_refs.push_back(ref);
   }
-  const wire::HoldRefs* holds = set.prefetcher.holds(server);
+  const wire::HoldRefs* holds = prefetcher == nullptr ? nullptr : prefetcher->holds(server);
   wire::FilledPush filled = wire::layout_push(header, block_refs, table_refs, pool, holds);
   for (size_t i = 0; i < filled.held.size(); ++i) {
-    const auto held = set.prefetcher.held(holds->tables[i].table).of(server);
+    const auto held = prefetcher->held(holds->tables[i].table).of(server);
     std::copy(held.begin(), held.end(), filled.held[i]);
   }
   for (size_t i = 0; i < dense.size(); ++i) {
@@ -219,8 +127,8 @@ Buffer pack_server(ClientSet& set, uint32_t server, const wire::PushHeader& head
 
 }  // namespace
 
-std::vector<Buffer> pack_push(ClientSet& set, const StepPush& step, const wire::Pool& pool,
-                              bool want_dense, bool ordered) {
+std::vector<Buffer> pack_push(SetState& set, const StepPush& step, const wire::Pool& pool,
+                              const Prefetcher* prefetcher, bool want_dense, bool ordered) {
   wire::PushHeader header;
   header.round = set.round;
   const bool on_arrival = set.layout.mode == wire::UpdateMode::kOnArrival;
@@ -242,7 +150,7 @@ std::vector<Buffer> pack_push(ClientSet& set, const StepPush& step, const wire::
   std::vector<Buffer> payloads;
   for (uint32_t s = 0; s < set.server_count; ++s) {
     if (on_arrival) header.round = set.dense_version(s).round;
-    payloads.push_back(pack_server(set, s, header, dense[s], tables, pool, ordered));
+    payloads.push_back(pack_server(set, s, header, dense[s], tables, pool, prefetcher, ordered));
   }
   for (const uint32_t t : tables) {
     const PackedTable& packed = set.packed[t];
@@ -253,7 +161,7 @@ std::vector<Buffer> pack_push(ClientSet& set, const StepPush& step, const wire::
   return payloads;
 }
 
-uint64_t packed_rows(const ClientSet& set) {
+uint64_t packed_rows(const SetState& set) {
   uint64_t rows = 0;
   for (const PackedTable& packed : set.packed) {
     if (packed.gradient != nullptr) rows += packed.unique.size();
@@ -261,10 +169,9 @@ uint64_t packed_rows(const ClientSet& set) {
   return rows;
 }
 
-wire::Version unpack_dense(const ClientSet& set, const wire::Frame& reply,
+wire::Version unpack_dense(const SetState& set, const wire::Frame& reply,
                            std::span<void* const> weights) {
-  const wire::DenseView view =
-      wire::decode_dense({reply.payload.data(), reply.payload.size()}, set.layout);
+  const wire::DenseView view = wire::decode_dense(reply.payload.bytes(), set.layout);
   if (weights.empty()) return view.version;
   for (const wire::DenseSection& section : view.blocks) {
     const wire::BlockSpec& block = set.layout.blocks[section.block];

@@ -12,16 +12,34 @@
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <thread>
 #include <vector>
 
-#include "client/client.h"
-#include "client/param_set.h"
+#include "base/buffer.h"
+#include "base/errors.h"
+#include "client/push/coding.h"
+#include "client/push/staleness.h"
 #include "client/session.h"
+#include "client/stats.h"
+#include "wire/messages.h"
 
 namespace cpudist::client {
+
+struct SetState;
+
+// Of a parameter set that is updated on arrival.
+struct QueueOptions {
+  uint32_t size = 1;        // pushes that may wait while one is on its way
+  uint32_t max_merge = 1;   // of them that travel as one
+  std::vector<bool> mean;   // per parameter group: merged by the mean, else by the sum
+  uint32_t pull_every = 1;  // pushes between two replies with dense values
+};
+
+// Throws kInvalidArgument where a queue of this layout cannot have these.
+void check_options(const QueueOptions& options, const wire::ParamSetLayout& layout);
 
 // One step, packed: a payload per server.
 struct QueuedPush {
@@ -36,8 +54,8 @@ struct QueuedPush {
 class PushQueue {
  public:
   // `sequenced` is the client's: one request in flight per server.
-  PushQueue(Session& session, std::mutex& sequenced, ClientSetPtr set, const QueueOptions& options,
-            wire::Pool pool);
+  PushQueue(Session& session, std::mutex& sequenced, std::shared_ptr<SetState> set,
+            const QueueOptions& options, wire::Pool pool);
   ~PushQueue();  // stop()
   PushQueue(const PushQueue&) = delete;
   PushQueue& operator=(const PushQueue&) = delete;
@@ -80,7 +98,7 @@ class PushQueue {
 
   Session& session_;
   std::mutex& sequenced_;
-  const ClientSetPtr set_;
+  const std::shared_ptr<SetState> set_;
   const QueueOptions options_;
   const wire::Pool pool_;
 
@@ -102,11 +120,11 @@ class PushQueue {
 
 // Sums or averages the gradients of several steps, each table and block over the steps that have
 // it. `mean`: per parameter group.
-std::vector<Buffer> merge_pushes(const ClientSet& set, const std::vector<QueuedPush>& pushes,
+std::vector<Buffer> merge_pushes(const SetState& set, const std::vector<QueuedPush>& pushes,
                                  const std::vector<bool>& mean, const wire::Pool& pool);
 // Clips a packed gradient in place as torch clips a gradient: by value, then by the norm over all
 // payloads. 0 is no clipping.
-void clip_push(const ClientSet& set, std::vector<Buffer>& payloads, double clip_value,
+void clip_push(const SetState& set, std::vector<Buffer>& payloads, double clip_value,
                double clip_norm);
 
 }  // namespace cpudist::client

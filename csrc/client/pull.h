@@ -1,0 +1,25 @@
+// Copyright (c) 2026 The torch_cpudist authors.
+// SPDX-License-Identifier: BSD-3-Clause
+//
+// Rows and dense values from the servers into the trainer's weights.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "client/prefetch.h"
+#include "client/shared.h"
+#include "client/state.h"
+
+namespace cpudist::client {
+
+void check_bound(const TableCache& cache);  // throws kInvalidArgument if it has no weight
+
+// Makes the rows of `ids` current in their table's weight. Throws kRowOutOfRange.
+void look_up(Shared& shared, SetState& set, Prefetcher& prefetcher, const ComingIds& ids);
+// Every row of every table, in chunks, as the servers have them.
+void pull_all_rows(Shared& shared, SetState& set);
+// `weights`: base of every dense parameter, in order.
+void pull_dense(Shared& shared, SetState& set, std::span<void* const> weights);
+
+}  // namespace cpudist::client

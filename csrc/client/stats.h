@@ -1,0 +1,29 @@
+// Copyright (c) 2026 The torch_cpudist authors.
+// SPDX-License-Identifier: BSD-3-Clause
+//
+// Counters of a client, over all its parameter sets.
+#pragma once
+
+#include <cstdint>
+
+#include "client/push/staleness.h"
+
+namespace cpudist::client {
+
+struct ClientStats {
+  uint64_t bytes_sent = 0;  // sum over connections, headers included
+  uint64_t bytes_received = 0;
+  uint64_t requests = 0;
+  uint64_t resent = 0;
+  uint64_t reconnects = 0;
+  uint64_t rows_pulled = 0;
+  uint64_t rows_pushed = 0;
+  uint64_t rows_prefetched = 0;     // asked for before a lookup
+  uint64_t prefetch_hits = 0;       // rows of a lookup that a prefetch had brought
+  uint64_t prefetch_refreshed = 0;  // prefetched rows that came again with a round
+  double wait_s = 0;                // blocked on servers, all requests
+  double round_wait_s = 0;          // of which in pushes, commits and barriers
+  StalenessStats staleness;
+};
+
+}  // namespace cpudist::client
