@@ -5,7 +5,6 @@
 // lost. What they have asked for is the sequencer's, which is told whose requests to take.
 #pragma once
 
-#include <condition_variable>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -16,6 +15,7 @@
 #include <vector>
 
 #include "base/errors.h"
+#include "base/wait.h"
 #include "server/counters.h"
 #include "server/outbox.h"
 #include "server/sequencer.h"
@@ -116,7 +116,7 @@ class Peers {
   Sequencer& sequencer_;  // its lock is taken with this one held
   const TimePoint started_;
   mutable std::mutex mutex_;
-  std::condition_variable changed_;
+  ConditionVariable changed_;
   std::vector<Peer> peers_;
   std::unordered_map<const transport::Connection*, Session> sessions_;
   uint64_t closed_bytes_sent_ = 0;

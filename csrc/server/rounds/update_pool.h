@@ -6,7 +6,6 @@
 #pragma once
 
 #include <atomic>
-#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
@@ -14,6 +13,8 @@
 #include <mutex>
 #include <thread>
 #include <vector>
+
+#include "base/wait.h"
 
 namespace cpudist::server {
 
@@ -38,8 +39,8 @@ class UpdatePool {
 
   std::mutex run_mutex_;  // held by the caller that has the helpers
   std::mutex mutex_;
-  std::condition_variable wake_;
-  std::condition_variable idle_;
+  ConditionVariable wake_;
+  ConditionVariable idle_;
   const std::function<void(size_t)>* task_ = nullptr;
   size_t count_ = 0;
   std::atomic<size_t> next_{0};
