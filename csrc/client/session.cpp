@@ -10,6 +10,8 @@
 #include <set>
 #include <utility>
 
+#include "base/threads.h"
+
 namespace cpudist::client {
 
 namespace {
@@ -567,7 +569,7 @@ void Session::connect() {
   }
   beat_last_ = now;
   beat_next_ = now + beat_interval(options_);
-  monitor_ = std::thread([this] { monitor(); });
+  monitor_ = start_io_thread("the thread that keeps the links to servers", [this] { monitor(); });
   const auto all_open = [this] {
     return std::all_of(links_.begin(), links_.end(),
                        [](const Link& link) { return link.ever_open; });

@@ -8,7 +8,6 @@
 // is closed or a callback of the user runs, because in-process replies arrive inside send().
 #pragma once
 
-#include <condition_variable>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -20,6 +19,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/wait.h"
 #include "client/link.h"
 #include "client/options.h"
 #include "client/stats.h"
@@ -123,8 +123,8 @@ class Session final : public transport::ConnectionHandler {
   const ClientOptions options_;
   std::shared_ptr<transport::Connector> connector_;
   mutable std::mutex mutex_;
-  std::condition_variable answered_;  // waiting threads
-  std::condition_variable changed_;   // the monitor
+  ConditionVariable answered_;  // waiting threads
+  ConditionVariable changed_;   // the monitor
   std::vector<Link> links_;
   std::vector<uint32_t> send_order_;
   std::map<uint64_t, RequestPtr> requests_;  // by request id, unanswered

@@ -5,6 +5,5 @@
 from __future__ import annotations
 
 REMAINING: dict[str, tuple[str, ...]] = {
-    "seam": ("csrc/client/",),
     "torn-class": ("csrc/backends/", "csrc/client/", "csrc/data/", "csrc/server/"),
 }

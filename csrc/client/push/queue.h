@@ -9,7 +9,6 @@
 #pragma once
 
 #include <array>
-#include <condition_variable>
 #include <cstdint>
 #include <deque>
 #include <memory>
@@ -20,6 +19,7 @@
 
 #include "base/buffer.h"
 #include "base/errors.h"
+#include "base/wait.h"
 #include "client/push/coding.h"
 #include "client/push/staleness.h"
 #include "client/session.h"
@@ -103,8 +103,8 @@ class PushQueue {
   const wire::Pool pool_;
 
   mutable std::mutex mutex_;
-  std::condition_variable queued_;  // the queue's thread
-  std::condition_variable done_;    // the training thread
+  ConditionVariable queued_;  // the queue's thread
+  ConditionVariable done_;    // the training thread
   std::deque<QueuedPush> waiting_;
   bool busy_ = false;  // a batch is on its way
   bool stopping_ = false;
