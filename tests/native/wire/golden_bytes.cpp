@@ -11,6 +11,7 @@
 #include "base/crc32c.h"
 #include "support/check.h"
 #include "support/messages_fixture.h"
+#include "wire/frame.h"
 
 using namespace cpudist;           // NOLINT
 using namespace cpudist::testing;  // NOLINT
