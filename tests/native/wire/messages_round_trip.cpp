@@ -10,6 +10,7 @@
 #include "support/channel_fixture.h"
 #include "support/check.h"
 #include "support/messages_fixture.h"
+#include "wire/primitives.h"
 
 using namespace cpudist;           // NOLINT
 using namespace cpudist::testing;  // NOLINT
