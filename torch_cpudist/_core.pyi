@@ -22,6 +22,10 @@ from torch_cpudist._core_data import DataShuffle as DataShuffle
 from torch_cpudist._core_data import DataStore as DataStore
 from torch_cpudist._core_data import DataStoreReader as DataStoreReader
 from torch_cpudist._core_data import hash_texts as hash_texts
+from torch_cpudist.errors import Error
+
+def foreign_error(text: str) -> Error:
+    """An error of gloo, NCCL or torch.distributed as one of ours, of its cause."""
 
 class FaultPlan:
     """Probabilities, per frame, of what an in-process network does wrong."""

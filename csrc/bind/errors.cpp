@@ -5,7 +5,9 @@
 #include "base/errors.h"
 
 #include <exception>
+#include <string>
 
+#include "backends/foreign_errors.h"
 #include "bind/bind.h"
 
 namespace cpudist::bind {
@@ -59,7 +61,16 @@ void raise(const char* name, const char* message) {
 
 }  // namespace
 
-void bind_errors(py::module_&) {
+void bind_errors(py::module_& module) {
+  // An instance of the class of its cause.
+  module.def(
+      "foreign_error",
+      [](const std::string& text) {
+        const Error error = backends::foreign_error(text);
+        const py::module_ classes = py::module_::import("torch_cpudist.errors");
+        return py::object(classes.attr(class_of(error.code()))(error.what()));
+      },
+      py::arg("text"));
   py::register_exception_translator([](std::exception_ptr pointer) {
     try {
       if (pointer) std::rethrow_exception(pointer);

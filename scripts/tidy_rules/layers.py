@@ -76,9 +76,11 @@ LAYERS: dict[str, tuple[str, ...]] = {
         client="base kernels wire transport",
         data="base kernels wire transport",
         backends="base transport/ranks",
+        backends__foreign_errors="base",
         backends__shm="base",
         ops="kernels",
-        bind="base kernels wire transport table server client data",
+        bind="base kernels wire transport table server client data "
+        "backends/foreign_errors",
         library="ops",
     ),
 }

@@ -321,41 +321,6 @@ def test_a_transport_that_needs_mpirun_is_refused(monkeypatch):
         ccl.set_environment({})
 
 
-# -- errors of backends ------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("text", "kind"),
-    [
-        ("ccl: ccl:all_reduce timed out: a member ...", "OperationTimeoutError"),
-        ("Timed out waiting 1000ms for recv operation", "OperationTimeoutError"),
-        ("ccl: ranks disagree about what they call: ...", "ConfigMismatchError"),
-        ("op.preamble.length <= op.nbytes. 8 vs 4", "ConfigMismatchError"),
-        (
-            "backend shm: rank 1 (process 7, alive) did not come to all_reduce",
-            "OperationTimeoutError",
-        ),
-        (
-            "backend shm: rank 1 (process 7, stopped by a signal) did not come to ...",
-            "PeerLostError",
-        ),
-        ("backend shm: ranks call different collectives: ...", "ConfigMismatchError"),
-        ("ccl: the process of rank 1, pid 7, has ended", "PeerLostError"),
-        ("Connection closed by peer [127.0.0.1]:9", "PeerLostError"),
-    ],
-)
-def test_errors_of_backends_have_types(text, kind):
-    context = cpudist.init(variables={"CPUDIST_BACKEND": "gloo"})
-    try:
-        group = CollectiveGroup(context, "AllReduce")
-        group.prefix, group.store = "test", dist.HashStore()
-        assert type(group.error_of(RuntimeError(text))).__name__ == kind
-        full = group.error_of(cpudist.errors.OverloadedError("no memory"))
-        assert type(full) is cpudist.errors.OverloadedError
-    finally:
-        context.shutdown()
-
-
 def test_cpu_parameters_under_nccl_are_refused():
     context = SimpleNamespace(
         trainer_rank=0,

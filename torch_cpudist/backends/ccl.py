@@ -30,6 +30,7 @@ from torch_cpudist.backends.meeting import Meeting
 from torch_cpudist.errors import (
     BackendUnavailableError,
     ConfigurationError,
+    Error,
     OperationTimeoutError,
 )
 from torch_cpudist.log import logger
@@ -215,7 +216,7 @@ class _Engines:
                 set_environment(settings(rank, members))
                 try:
                     self._engine = load_c10d(NAME).CclEngine(str(shim))
-                except RuntimeError as error:
+                except Error as error:
                     raise BackendUnavailableError(
                         f"ccl: oneCCL ({shim}): {error}"
                     ) from error

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 from torch.distributed import distributed_c10d
 
+from torch_cpudist import _core
 from torch_cpudist.backends import shm
 from torch_cpudist.errors import (
     BackendUnavailableError,
@@ -36,11 +37,6 @@ if TYPE_CHECKING:
 # A wait looks up after so long: for signals, and for trainers that will not come.
 _SLICE_S = 0.5
 _POLL_S = 0.005
-# How backends say that trainers sent different sizes, or called different things; that
-# one did not come; that one which did not come is frozen.
-_MISMATCHES = ("disagree", "op.preamble.length", "mismatch", "call different")
-_LATE = ("imed out", "did not come to", "did not open")
-_FROZEN = "stopped by a signal"
 # Their groups do not wait, when they are destroyed, for what is unfinished.
 _CLOSES_AT_ONCE = ("shm", "ccl")
 
@@ -369,17 +365,18 @@ class CollectiveGroup:
 
     def error_of(self, error: BaseException) -> Error:
         """What an error of torch.distributed stands for; tells the others of a loss."""
-        text = str(error).splitlines()[0].partition(" This is typically")[0]
-        text = text.removesuffix(" Restart the run.")  # is said below
-        if any(words in text for words in _LATE) and _FROZEN not in text:
+        # What is not ours, of gloo and others, has no type that says its cause.
+        cause = error if isinstance(error, Error) else _core.foreign_error(str(error))
+        text = str(cause).removesuffix(" Restart the run.")  # is said below
+        if isinstance(cause, OperationTimeoutError):
             return self._late("a collective")
-        if any(words in text for words in _MISMATCHES):
+        if isinstance(cause, ConfigMismatchError):
             return ConfigMismatchError(
                 f"{self._owner}: trainers called different collectives: {text} Take "
                 "the same steps with the same model on all."
             )
-        if isinstance(error, Error) and not isinstance(error, PeerLostError):
-            return type(error)(f"{self._owner}: {text}")
+        if not isinstance(cause, PeerLostError):
+            return type(cause)(f"{self._owner}: {text}")
         found = f"trainer {self.rank} lost its connection to another trainer: {text}"
         try:
             self.store.set(self._key("failed", self.rank), found)

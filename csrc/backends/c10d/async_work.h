@@ -8,11 +8,12 @@
 
 #include <atomic>
 #include <mutex>
-#include <stdexcept>
-#include <string>
+#include <optional>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 #include <utility>
 #include <vector>
+
+#include "base/errors.h"
 
 namespace cpudist::backends {
 
@@ -29,11 +30,11 @@ class AsyncWork final : public c10d::Work {
     if (parts == 0) end();
   }
 
-  // Ends a part; it failed unless `failure` is empty.
-  void end_part(const std::string& failure) {
-    if (!failure.empty()) {
-      const std::lock_guard lock(failure_mutex_);
-      if (failure_.empty()) failure_ = failure;
+  // Ends a part, which failed if there is an error.
+  void end_part(const std::optional<Error>& error) {
+    if (error) {
+      const std::lock_guard lock(error_mutex_);
+      if (!error_) error_ = error;
     }
     if (parts_.fetch_sub(1) == 1) end();
   }
@@ -43,19 +44,19 @@ class AsyncWork final : public c10d::Work {
 
  private:
   void end() {
-    if (failure_.empty()) {
+    if (!error_) {
       finish();
       future_->markCompleted(c10::IValue(outputs_));
     } else {
-      const auto error = std::make_exception_ptr(std::runtime_error(failure_));
+      const auto error = std::make_exception_ptr(*error_);
       finish(error);
       future_->setError(error);
     }
   }
 
   std::atomic<size_t> parts_;
-  std::mutex failure_mutex_;
-  std::string failure_;
+  std::mutex error_mutex_;
+  std::optional<Error> error_;
   std::vector<at::Tensor> outputs_;
   c10::intrusive_ptr<c10::ivalue::Future> future_;
 };

@@ -8,6 +8,7 @@
 #include <thread>
 #include <utility>
 
+#include "backends/foreign_errors.h"
 #include "base/wait.h"
 
 namespace cpudist::backends {
@@ -101,37 +102,42 @@ size_t SpanningBackend::most_members() const {
   return most;
 }
 
-std::string SpanningBackend::told_failure() {
+// The number of the code, a space, and the text.
+std::optional<Error> SpanningBackend::told_failure() {
   try {
-    if (store_->check({kFailed})) return store_->get_to_str(kFailed);
+    if (!store_->check({kFailed})) return std::nullopt;
+    const std::string told = store_->get_to_str(kFailed);
+    const auto code = static_cast<ErrorCode>(std::stoul(told));
+    return Error(code, told.substr(told.find(' ') + 1));
   } catch (const std::exception&) {
-    return "the store of the group is gone, and with it the rank that holds it";
+    return Error(ErrorCode::kPeerLost,
+                 "the store of the group is gone, and with it the rank that holds it");
   }
-  return {};
 }
 
 // To the ranks of other hosts. gloo may have calls from here on that have no end.
-void SpanningBackend::tell(const std::string& found) {
+void SpanningBackend::tell(const Error& error) {
   failed_ = true;
   try {
-    if (!store_->check({kFailed})) store_->set(kFailed, found);
+    const std::string code = std::to_string(static_cast<uint32_t>(error.code()));
+    if (!store_->check({kFailed})) store_->set(kFailed, code + " " + error.what());
   } catch (const std::exception&) {
     // It went with the rank that is lost; others find that out as this one did.
   }
 }
 
 // Tells the ranks of this host, through its memory, and those of others, through the store.
-void SpanningBackend::fail(const std::string& found) {
-  const Error error(ErrorCode::kPeerLost, found);
+void SpanningBackend::fail(const Error& error) {
   local_->group().engine.channel().break_group(std::make_exception_ptr(error));
-  tell(found);
+  tell(error);
   throw error;
 }
 
 // The ranks of this host see that this one has left.
 void SpanningBackend::leave() {
   const std::string name = local_->group().engine.channel().name(local_->getRank());
-  tell("backend shm: " + name + " destroyed its group before a call had ended");
+  tell(Error(ErrorCode::kPeerLost,
+             "backend shm: " + name + " destroyed its group before a call had ended"));
   throw Error(ErrorCode::kClosed, kLeft);
 }
 
@@ -143,21 +149,23 @@ void SpanningBackend::wait_between(const WorkPtr& work, Milliseconds limit) {
       work->wait(kSlice);
       return;
     } catch (const std::exception& error) {
-      found = error.what();
+      found = foreign_error(error).what();
     }
     if (closing_) throw Error(ErrorCode::kClosed, kLeft);
     const bool broken = work->isCompleted();
-    std::string told = told_failure();
+    std::optional<Error> told = told_failure();
     const Clock::time_point patience = Clock::now() + kReason;
-    while (broken && told.empty() && !closing_ && Clock::now() < patience) {
+    while (broken && !told && !closing_ && Clock::now() < patience) {
       let_pass(std::chrono::milliseconds(50));
       told = told_failure();
     }
-    if (!told.empty()) fail(told);
-    if (broken) fail("backend shm: lost a rank on another host: " + found);
+    if (told) fail(*told);
+    if (broken) {
+      fail(Error(ErrorCode::kPeerLost, "backend shm: lost a rank on another host: " + found));
+    }
     if (Clock::now() < end) continue;
-    fail("backend shm: a rank on another host did not come within " +
-         std::to_string(limit.count()) + " ms");
+    fail(Error(ErrorCode::kPeerLost, "backend shm: a rank on another host did not come within " +
+                                         std::to_string(limit.count()) + " ms"));
   }
 }
 
@@ -174,7 +182,7 @@ WorkPtr SpanningBackend::start(OpType type, Tensors result, Serial::Job job, boo
         } catch (const Error& error) {
           if (error.code() == ErrorCode::kInvalidArgument) throw;
           if (closing_) leave();
-          fail(error.what());
+          fail(error);
         }
       },
       wait);

@@ -10,6 +10,7 @@
 
 #include <atomic>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -87,10 +88,10 @@ class SpanningBackend : public c10d::Backend {
                   const std::function<WorkPtr(Tensors&)>& begin);
   Milliseconds limit_of(Milliseconds timeout) const;
   void wait_between(const WorkPtr& work, Milliseconds limit);
-  [[noreturn]] void fail(const std::string& found);
+  [[noreturn]] void fail(const Error& error);
   [[noreturn]] void leave();
-  void tell(const std::string& found);
-  std::string told_failure();
+  void tell(const Error& error);
+  std::optional<Error> told_failure();
 
   // Blocking, in the serial order; `limit` for each step.
   void sum(const at::Tensor& tensor, const c10d::ReduceOp& op, Milliseconds limit);

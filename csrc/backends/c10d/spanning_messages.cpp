@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "backends/c10d/spanning_backend.h"
+#include "backends/foreign_errors.h"
 
 namespace cpudist::backends {
 
@@ -15,14 +16,11 @@ using c10d::OpType;
 
 namespace {
 
-// `error` of gloo, which tells causes apart by their text only.
+// `error` is gloo's.
 [[noreturn]] void rethrow(const std::exception& error, const std::string& what) {
-  std::string found = error.what();
-  found = found.substr(0, found.find('\n'));
-  found = found.substr(0, found.find(" This is typically"));
-  const size_t place = found.starts_with('[') ? found.find("] ") : std::string::npos;
-  if (place != std::string::npos) found.erase(0, place + 2);
-  if (found.find("imed out") != std::string::npos || found.find("imeout") != std::string::npos) {
+  const Error cause = foreign_error(error);
+  const std::string found = cause.what();
+  if (cause.code() == ErrorCode::kTimeout) {
     throw Error(ErrorCode::kTimeout,
                 "backend shm: " + what + " had no end in time: " + found +
                     ". Let the other rank come to it; a longer pause needs a larger timeout "
@@ -76,9 +74,8 @@ WorkPtr SpanningBackend::message(OpType type, const Tensors& tensors, int peer,
   }
   if (failed_) {
     // Who failed may not have told why yet.
-    const std::string told = told_failure();
-    throw Error(ErrorCode::kPeerLost,
-                told.empty() ? "backend shm: a rank of the group was lost" : told);
+    const std::optional<Error> told = told_failure();
+    throw told ? *told : Error(ErrorCode::kPeerLost, "backend shm: a rank of the group was lost");
   }
   const std::string from = any ? "any rank" : "rank " + std::to_string(peer);
   const std::string what =

@@ -19,6 +19,7 @@
 
 #include "backends/c10d/backends.h"
 #include "backends/c10d/pairwise.h"
+#include "backends/foreign_errors.h"
 #include "transport/ranks/transport.h"
 
 namespace cpudist::backends {
@@ -33,18 +34,6 @@ constexpr std::chrono::hours kForever(24 * 365);
 
 // Enough that a link is busy while the threads look at what has come.
 constexpr size_t kAtOnce = 4;
-
-// The first line, without the place in the backend's source and its general advice.
-std::string reason_of(const std::exception& error) {
-  std::string text = error.what();
-  text = text.substr(0, text.find('\n'));
-  if (text.starts_with('[')) {
-    const size_t end = text.find("] ");
-    if (end != std::string::npos) text.erase(0, end + 2);
-  }
-  text = text.substr(0, text.find(" This is typically"));
-  return text.empty() ? "the backend failed" : text;
-}
 
 class BackendTransport;
 
@@ -65,7 +54,7 @@ class WorkTransfer final : public transport::Transfer {
     try {
       return work_->wait(kForever) ? "" : "the message was cancelled";
     } catch (const std::exception& error) {
-      return reason_of(error);
+      return foreign_error(error).what();
     }
   }
 
@@ -147,7 +136,7 @@ class BackendTransport final : public transport::RankTransport,
       if (is_cancelled(peer)) return failed(peer, "the link was cancelled");
       work = ((*backend_).*call)(tensors, static_cast<int>(peer), 0);
     } catch (const std::exception& error) {
-      return failed(peer, reason_of(error));
+      return failed(peer, foreign_error(error).what());
     }
     bool late = false;
     {

@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <sstream>
-#include <stdexcept>
 #include <utility>
 
 namespace cpudist::backends::ccl {
@@ -58,7 +57,10 @@ c10::intrusive_ptr<c10d::Backend::Options> CclBackend::getBackendOptions() {
 CclBackend::Work CclBackend::launch(c10d::OpType type, const char* name, Milliseconds timeout,
                                     std::vector<Part> parts, Tensors outputs, int peer) {
   const std::shared_ptr<Group> group = this->group();
-  TORCH_CHECK(group != nullptr, name, " in a group that was destroyed");
+  if (group == nullptr) {
+    throw Error(ErrorCode::kClosed, std::string("ccl: ") + (name + kTitle) +
+                                        " in a group that was destroyed; make a new group");
+  }
   if (timeout <= Milliseconds(0)) timeout = Milliseconds(timeout_ms_);
   ++sequence_;
   auto work =
@@ -74,17 +76,16 @@ CclBackend::Work CclBackend::launch(c10d::OpType type, const char* name, Millise
     operation.start = [engine = engine_.get(), start = std::move(part.start)](void* communicator) {
       return start(engine->calls(), communicator);
     };
-    operation.finish = [work, after = std::move(part.after)](const std::string& failure) {
-      std::string said = failure;
-      if (said.empty() && after) {
+    operation.finish = [work, after = std::move(part.after)](std::optional<Error> error) {
+      if (!error && after) {
         try {
           const at::AutoDispatchBelowADInplaceOrView guard;
           after();
-        } catch (const std::exception& error) {
-          said = std::string("ccl: ") + error.what();
+        } catch (const std::exception& caught) {
+          error = Error(ErrorCode::kInternal, std::string("ccl: ") + caught.what());
         }
       }
-      work->end_part(said);
+      work->end_part(error);
     };
     engine_->submit(std::move(operation));
   }
@@ -148,9 +149,11 @@ void CclBackend::check(const Signature& own) {
     const bool fits = other[kFixed + me] == numbers[kFixed + size + rank] &&
                       other[kFixed + size + me] == numbers[kFixed + rank];
     if (equal && fits) continue;
-    TORCH_CHECK_VALUE(false, "ccl: ranks disagree about what they call: rank ", me, " calls ",
-                      describe(numbers), "; rank ", rank, " calls ", describe(other),
-                      equal ? ", and one sends what the other does not expect" : "");
+    throw Error(ErrorCode::kConfigMismatch,
+                "ccl: ranks disagree about what they call: rank " + std::to_string(me) + " calls " +
+                    describe(numbers) + "; rank " + std::to_string(rank) + " calls " +
+                    describe(other) +
+                    (equal ? ", and one sends what the other does not expect" : ""));
   }
 }
 

@@ -10,7 +10,6 @@
 #include <algorithm>
 #include <future>
 #include <set>
-#include <stdexcept>
 #include <utility>
 
 #include "backends/ccl/group.h"
@@ -42,10 +41,15 @@ std::string seconds_text(milliseconds time) {
   return text + " s";
 }
 
-std::string ended_text(const Peer& peer) {
-  return "the process of rank " + std::to_string(peer.rank) + ", pid " + std::to_string(peer.pid) +
-         ", has ended";
+Error ended_of(const Peer& peer) {
+  return {ErrorCode::kPeerLost, "the process of rank " + std::to_string(peer.rank) + ", pid " +
+                                    std::to_string(peer.pid) + ", has ended"};
 }
+
+Error closed() { return {ErrorCode::kClosed, "the group was closed: the process is ending"}; }
+
+// As callers are told.
+Error told(const Error& error) { return {error.code(), std::string("ccl: ") + error.what()}; }
 
 }  // namespace
 
@@ -60,12 +64,13 @@ bool Engine::is_here() const { return getpid() == pid_; }
 
 void Engine::push(Entry entry) {
   if (!is_here()) {
-    throw std::runtime_error(
+    throw Error(
+        ErrorCode::kClosed,
         "ccl: this process was forked from the one that made the group; use the group there");
   }
   {
     const std::lock_guard lock(mutex_);
-    if (stopping_) throw std::runtime_error("ccl: the group was closed: the process is ending");
+    if (stopping_) throw told(closed());
     queue_.push_back(std::move(entry));
   }
   wake_.notify_one();
@@ -75,24 +80,27 @@ std::shared_ptr<Group> Engine::make(GroupOptions options) {
   const auto timeout = options.timeout;
   const auto deadline = Clock::now() + timeout;
   // The group, or what there is instead.
-  using Made = std::pair<std::shared_ptr<Group>, std::string>;
+  using Made = std::pair<std::shared_ptr<Group>, std::optional<Error>>;
   auto made = std::make_shared<std::promise<Made>>();
   auto result = made->get_future();
   auto given = std::make_shared<GroupOptions>(std::move(options));
   const auto work = [this, made, given, deadline] {
     try {
-      made->set_value({std::make_shared<Group>(calls(), std::move(*given), deadline), ""});
+      made->set_value({std::make_shared<Group>(calls(), std::move(*given), deadline), {}});
+    } catch (const Error& error) {
+      made->set_value({nullptr, error});
     } catch (const std::exception& error) {
-      made->set_value({nullptr, error.what()});
+      made->set_value({nullptr, Error(ErrorCode::kInternal, error.what())});
     }
   };
   push(Entry{std::nullopt, Job{work, true}});
   if (result.wait_until(deadline + kStuck) != std::future_status::ready) {
-    throw std::runtime_error("ccl: making a group timed out after " + seconds_text(timeout) +
-                             ": a member does not take part, or a collective before has not ended");
+    throw Error(ErrorCode::kTimeout,
+                "ccl: making a group timed out after " + seconds_text(timeout) +
+                    ": a member does not take part, or a collective before has not ended");
   }
   auto [group, failure] = result.get();
-  if (group == nullptr) throw std::runtime_error(failure);
+  if (group == nullptr) throw Error(*failure);
   return group;
 }
 
@@ -118,7 +126,9 @@ void Engine::fail_pairwise(std::shared_ptr<Group> group) {
 
 void Engine::give_up(std::shared_ptr<Group> group, int peer) {
   later([this, group, peer] {
-    fail_pair(*group, peer, "the messages with rank " + std::to_string(peer) + " were given up");
+    fail_pair(*group, peer,
+              Error(ErrorCode::kPeerLost,
+                    "the messages with rank " + std::to_string(peer) + " were given up"));
   });
 }
 
@@ -158,10 +168,9 @@ void Engine::run() {
   std::move(queue_.begin(), queue_.end(), std::back_inserter(taken));
   queue_.clear();
   lock.unlock();
-  const std::string closed = "ccl: the group was closed: the process is ending";
-  while (!flying_.empty()) fail(*flying_.front().operation.group, closed);
+  while (!flying_.empty()) fail(*flying_.front().operation.group, closed());
   for (Entry& entry : taken) {
-    if (entry.operation) entry.operation->finish(closed);
+    if (entry.operation) entry.operation->finish(told(closed()));
   }
 }
 
@@ -194,25 +203,29 @@ bool Engine::begin(std::deque<Entry>& taken) {
 
 void Engine::start(Operation operation) {
   Group& group = *operation.group;
-  if (const std::string failure = group.failure_of(operation.peer); !failure.empty()) {
-    operation.finish("ccl: " + failure);
+  if (const auto failure = group.failure_of(operation.peer)) {
+    operation.finish(told(*failure));
     return;
   }
   void* event = operation.start(group.communicator());
   if (event == nullptr) {
-    const std::string failure = operation.name + " failed: " + calls().error();
+    const Error failure = failed(operation);
     fail_of(group, operation.peer, failure);
-    operation.finish("ccl: " + failure);
+    operation.finish(told(failure));
     return;
   }
   flying_.push_back(Flight{std::move(operation), event});
+}
+
+Error Engine::failed(const Operation& operation) const {
+  return {ErrorCode::kPeerLost, operation.name + " failed: " + calls().error()};
 }
 
 bool Engine::poll() {
   std::vector<Flight> ended;
   Group* broken = nullptr;
   int peer = kNoPeer;
-  std::string failure;
+  std::optional<Error> failure;
   for (size_t i = 0; i < flying_.size() && broken == nullptr;) {
     const int done = calls().test(flying_[i].event);
     if (done == 0) {
@@ -223,15 +236,15 @@ bool Engine::poll() {
     } else {
       broken = flying_[i].operation.group.get();
       peer = flying_[i].operation.peer;
-      failure = flying_[i].operation.name + " failed: " + calls().error();
+      failure = failed(flying_[i].operation);
     }
   }
   for (Flight& flight : ended) {
     calls().forget(flight.event);
     flight.operation.group->ended_since().erase(flight.operation.peer);
-    flight.operation.finish("");
+    flight.operation.finish(std::nullopt);
   }
-  if (broken != nullptr) fail_of(*broken, peer, failure);
+  if (broken != nullptr) fail_of(*broken, peer, *failure);
   return !ended.empty() || broken != nullptr;
 }
 
@@ -248,7 +261,7 @@ void Engine::look_after_the_late() {
     const auto& peers = group.peers();
     const auto gone = std::find_if(peers.begin(), peers.end(), has_ended);
     if (gone == peers.end()) continue;
-    fail(group, ended_text(*gone));
+    fail(group, ended_of(*gone));
     return;
   }
 }
@@ -260,7 +273,8 @@ bool Engine::fail_late(Clock::time_point now) {
   if (late == flying_.end()) return false;
   const Operation& operation = late->operation;
   fail_of(*operation.group, operation.peer,
-          operation.name + " timed out: a member of the group does not take part");
+          Error(ErrorCode::kTimeout,
+                operation.name + " timed out: a member of the group does not take part"));
   return true;
 }
 
@@ -276,31 +290,31 @@ void Engine::fail_pairs_without_process(Clock::time_point now) {
                                    [rank = rank](const Peer& one) { return one.rank == rank; });
     if (peer == peers.end() || !has_ended(*peer)) continue;
     const auto since = group->ended_since().emplace(rank, now).first->second;
-    if (now - since >= kPatienceOfPair) fail_pair(*group, rank, ended_text(*peer));
+    if (now - since >= kPatienceOfPair) fail_pair(*group, rank, ended_of(*peer));
   }
 }
 
-void Engine::fail_of(Group& group, int peer, const std::string& failure) {
+void Engine::fail_of(Group& group, int peer, const Error& failure) {
   if (!group.pairwise() || peer == kNoPeer) {
     fail(group, failure);
     return;
   }
   // oneCCL does not say whom an error is about: first those of whom more is known.
   for (const Peer& one : group.peers()) {
-    if (has_ended(one)) fail_pair(group, one.rank, ended_text(one));
+    if (has_ended(one)) fail_pair(group, one.rank, ended_of(one));
   }
   fail_pair(group, peer, failure);
 }
 
-void Engine::abandon(Flight flight, const std::string& failure) {
+void Engine::abandon(Flight flight, const Error& failure) {
   if (unusable_.empty() || unusable_.back() != flight.operation.group) {
     unusable_.push_back(flight.operation.group);
   }
-  flight.operation.finish("ccl: " + failure);
+  flight.operation.finish(told(failure));
   abandoned_.push_back(std::move(flight));
 }
 
-void Engine::fail(Group& group, const std::string& failure) {
+void Engine::fail(Group& group, const Error& failure) {
   std::vector<Flight> failed;
   std::vector<Flight> others;
   for (Flight& flight : flying_) {
@@ -311,7 +325,7 @@ void Engine::fail(Group& group, const std::string& failure) {
   for (Flight& flight : failed) abandon(std::move(flight), failure);
 }
 
-void Engine::fail_pair(Group& group, int peer, const std::string& failure) {
+void Engine::fail_pair(Group& group, int peer, const Error& failure) {
   std::vector<Flight> failed;
   std::vector<Flight> others;
   for (Flight& flight : flying_) {
@@ -328,7 +342,7 @@ void Engine::close_now(const std::shared_ptr<Group>& group) {
   const bool busy = std::any_of(flying_.begin(), flying_.end(), [&](const Flight& flight) {
     return flight.operation.group == group;
   });
-  if (busy) fail(*group, "the group was closed");
+  if (busy) fail(*group, Error(ErrorCode::kClosed, "the group was closed"));
   group->release(calls());
   // oneCCL may have kept the store of a communicator that is not destroyed.
   if (group->abandoned()) unusable_.push_back(group);

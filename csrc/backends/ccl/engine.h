@@ -19,6 +19,7 @@
 
 #include "backends/ccl/shim/shim.h"
 #include "base/clock.h"
+#include "base/errors.h"
 #include "base/wait.h"
 
 namespace cpudist::backends::ccl {
@@ -64,8 +65,8 @@ struct Operation {
   std::string name;
   // Starts it; returns its event, or null if that failed. On the engine's thread.
   std::function<void*(void* communicator)> start;
-  // Told the end of it once, with an empty text if it went well. On the engine's thread.
-  std::function<void(const std::string& failure)> finish;
+  // Told the end of it once, with nothing if it went well. On the engine's thread.
+  std::function<void(std::optional<Error> error)> finish;
   Clock::time_point deadline;
   // With whom a message is exchanged.
   int peer = kNoPeer;
@@ -84,7 +85,8 @@ class Engine {
   Engine& operator=(const Engine&) = delete;
 
   // Makes a communicator with the other members. Collective; waits for what is in flight before.
-  // Throws std::runtime_error, also if the members have not come within the timeout.
+  // Throws Error: kTimeout if the members have not come within the timeout, kClosed once it was
+  // stopped or in a forked child, kPeerLost.
   std::shared_ptr<Group> make(GroupOptions options);
 
   void submit(Operation operation);
@@ -98,7 +100,8 @@ class Engine {
   // Fails the messages with a peer, those to come too, in a group that fails pairwise.
   void give_up(std::shared_ptr<Group> group, int peer);
 
-  // Fails what is in flight and ends the thread; later submissions throw. Idempotent.
+  // Fails what is in flight and ends the thread; later submissions throw Error(kClosed).
+  // Idempotent.
   void stop();
 
   const cpudist_ccl_shim& calls() const { return calls_; }
@@ -130,11 +133,12 @@ class Engine {
   void look_after_the_late();
   bool fail_late(Clock::time_point now);
   void fail_pairs_without_process(Clock::time_point now);
+  Error failed(const Operation& operation) const;
   // Of one operation: of its pair, or the whole group.
-  void fail_of(Group& group, int peer, const std::string& failure);
-  void fail(Group& group, const std::string& failure);
-  void fail_pair(Group& group, int peer, const std::string& failure);
-  void abandon(Flight flight, const std::string& failure);
+  void fail_of(Group& group, int peer, const Error& failure);
+  void fail(Group& group, const Error& failure);
+  void fail_pair(Group& group, int peer, const Error& failure);
+  void abandon(Flight flight, const Error& failure);
   // Runs a job on the thread; dropped if that is ending.
   void later(std::function<void()> run);
   void close_now(const std::shared_ptr<Group>& group);

@@ -6,7 +6,6 @@
 
 #include <exception>
 #include <sstream>
-#include <stdexcept>
 #include <utility>
 
 #include "base/files.h"
@@ -45,12 +44,12 @@ int Group::get(void* context, const char* key, void* sink,
     if (value) {
       emit(sink, value->data(), value->size());
     } else if (!group.made_ && Clock::now() > group.deadline_) {
-      group.store_error_ = "timed out: not all members came";
+      group.store_error_ = Error(ErrorCode::kTimeout, "timed out: not all members came");
       return 1;
     }
     return 0;
   } catch (const std::exception& error) {
-    group.store_error_ = error.what();
+    group.store_error_ = Error(ErrorCode::kPeerLost, error.what());
     return 1;
   }
 }
@@ -61,7 +60,7 @@ int Group::set(void* context, const char* key, const char* data, size_t size) {
     group.options_.store->set(key, std::string(data, size));
     return 0;
   } catch (const std::exception& error) {
-    group.store_error_ = error.what();
+    group.store_error_ = Error(ErrorCode::kPeerLost, error.what());
     return 1;
   }
 }
@@ -71,19 +70,21 @@ Group::Group(const cpudist_ccl_shim& calls, GroupOptions options, Clock::time_po
   const cpudist_ccl_store store = {this, &Group::get, &Group::set};
   communicator_ = calls.make(options_.size, options_.rank, options_.id, &store);
   if (communicator_ == nullptr) {
-    const std::string because = store_error_.empty() ? "" : " (" + store_error_ + ")";
-    throw std::runtime_error("ccl: cannot make a communicator of " + std::to_string(options_.size) +
-                             " ranks: " + calls.error() + because);
+    const std::string because = store_error_ ? std::string(" (") + store_error_->what() + ")" : "";
+    throw Error(store_error_ ? store_error_->code() : ErrorCode::kPeerLost,
+                "ccl: cannot make a communicator of " + std::to_string(options_.size) +
+                    " ranks: " + calls.error() + because);
   }
   made_ = true;
 }
 
-std::string Group::failure_of(int peer) const {
-  if (!failure_.empty()) {
-    return "the group cannot be used any more, because " + failure_;
+std::optional<Error> Group::failure_of(int peer) const {
+  if (failure_) {
+    return Error(failure_->code(),
+                 std::string("the group cannot be used any more, because ") + failure_->what());
   }
   const auto found = lost_.find(peer);
-  return found == lost_.end() ? "" : found->second;
+  return found == lost_.end() ? std::nullopt : std::optional(found->second);
 }
 
 void Group::release(const cpudist_ccl_shim& calls) {

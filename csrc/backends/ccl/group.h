@@ -6,6 +6,7 @@
 
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -15,7 +16,8 @@ namespace cpudist::backends::ccl {
 
 class Group {
  public:
-  // Makes the communicator. Throws std::runtime_error.
+  // Makes the communicator. Throws Error: kTimeout if the members have not come until the deadline,
+  // else kPeerLost.
   Group(const cpudist_ccl_shim& calls, GroupOptions options, Clock::time_point deadline);
   ~Group() = default;
   Group(const Group&) = delete;
@@ -24,18 +26,17 @@ class Group {
   void* communicator() const { return communicator_; }
   const std::vector<Peer>& peers() const { return options_.peers; }
 
-  // Why it cannot be used; empty while it can.
-  const std::string& failure() const { return failure_; }
-  void fail(const std::string& failure) { failure_ = failure; }
+  // From now on it cannot be used.
+  void fail(const Error& error) { failure_ = error; }
 
   // Whether a failure ends the messages with one peer only, and what happened to whom.
   bool pairwise() const { return pairwise_; }
   void fail_pairwise() { pairwise_ = true; }
-  // Empty while messages with this peer can be sent.
-  std::string failure_of(int peer) const;
-  void fail_pair(int peer, const std::string& failure) { lost_.emplace(peer, failure); }
+  // Nothing while there can be calls, or messages with this peer.
+  std::optional<Error> failure_of(int peer) const;
+  void fail_pair(int peer, const Error& error) { lost_.emplace(peer, error); }
   // Whether something was given up that oneCCL may still work on.
-  bool abandoned() const { return !failure_.empty() || !lost_.empty(); }
+  bool abandoned() const { return failure_ || !lost_.empty(); }
 
   // When the process of a peer was first found ended; nothing has come from it since.
   std::map<int, Clock::time_point>& ended_since() { return ended_since_; }
@@ -51,10 +52,10 @@ class Group {
   GroupOptions options_;
   Clock::time_point deadline_;
   bool made_ = false;
-  std::string store_error_;
-  std::string failure_;
+  std::optional<Error> store_error_;
+  std::optional<Error> failure_;
   bool pairwise_ = false;
-  std::map<int, std::string> lost_;
+  std::map<int, Error> lost_;
   std::map<int, Clock::time_point> ended_since_;
   void* communicator_ = nullptr;
 };

@@ -11,7 +11,7 @@
 namespace cpudist::backends::ccl {
 
 // Loads and starts oneCCL, which stays loaded until the process ends: it cannot be started twice.
-// Throws std::runtime_error if it does not load, is of another version, or does not start.
+// Throws Error(kInvalidArgument) if it does not load, is of another version, or does not start.
 const cpudist_ccl_shim& load(const std::string& path);
 
 }  // namespace cpudist::backends::ccl
