@@ -1,13 +1,16 @@
 // Copyright (c) 2026 The torch_cpudist authors.
 // SPDX-License-Identifier: BSD-3-Clause
 //
+// long: one class
 // Collectives over several hosts: inside each host first, then between, then inside again.
 #include "backends/c10d/spanning_backend.h"
 
 #include <algorithm>
+#include <numeric>
 #include <thread>
 #include <utility>
 
+#include "backends/c10d/tensors.h"
 #include "backends/foreign_errors.h"
 #include "base/wait.h"
 
@@ -25,14 +28,89 @@ constexpr std::chrono::milliseconds kReason{1500};
 constexpr const char* kFailed = "cpudist/shm/failed";
 constexpr const char* kLeft = "backend shm: its group was destroyed before this call had ended";
 
+// What gloo, which has few dtypes, is given of tensors that are only moved.
+at::Tensor bytes_of(const at::Tensor& tensor) { return tensor.flatten().view(at::kByte); }
+
+// Booleans are or-ed and and-ed as bytes, as inside a host.
+ReduceOp op_between(const ReduceOp& op, bool truth) {
+  if (!truth) return op;
+  if (op.op_ == ReduceOp::SUM || op.op_ == ReduceOp::MAX) return ReduceOp::BOR;
+  if (op.op_ == ReduceOp::PRODUCT || op.op_ == ReduceOp::MIN) return ReduceOp::BAND;
+  return op;
+}
+
+// What a rank adds for an average of integers of `n` ranks. There is nothing wider than int64:
+// those are quotients and rests of a division by n, whose sums both fit.
+at::Tensor terms_of(const at::Tensor& tensor, int64_t n) {
+  if (tensor.element_size() <= 2) return tensor.to(at::kInt);
+  if (tensor.element_size() == 4) return tensor.to(at::kLong);
+  const at::Tensor quotients = tensor.div(n, "trunc");
+  return at::stack({quotients, tensor - quotients * n});
+}
+
+// The average, towards zero, of tensors of `type` whose terms sum up to `sums`.
+at::Tensor average_of(const at::Tensor& sums, at::ScalarType type, int64_t n) {
+  if (type != at::kLong) return sums.div(n, "trunc");
+  const at::Tensor carried = sums[1].div(n, "trunc");
+  const at::Tensor rest = sums[1] - carried * n;
+  const at::Tensor average = sums[0] + carried;
+  // A rest of the other sign has taken the quotient one too far from zero.
+  const at::Tensor beyond = average.sign() * rest.sign() < 0;
+  return average - average.sign() * beyond;
+}
+
+// `error` is gloo's.
+[[noreturn]] void rethrow(const std::exception& error, const std::string& what) {
+  const Error cause = foreign_error(error);
+  const std::string found = cause.what();
+  if (cause.code() == ErrorCode::kTimeout) {
+    throw Error(ErrorCode::kTimeout,
+                "backend shm: " + what + " had no end in time: " + found +
+                    ". Let the other rank come to it; a longer pause needs a larger timeout "
+                    "of the group.");
+  }
+  throw Error(ErrorCode::kPeerLost,
+              "backend shm: " + what + ": lost a rank: " + found + ". Restart the run.");
+}
+
+class SpanningMessage : public c10d::Work {
+ public:
+  // `held`: what is to be done when it has been received.
+  SpanningMessage(int rank, OpType type, WorkPtr work, std::string what, Held held)
+      : Work(rank, type), work_(std::move(work)), what_(std::move(what)), held_(std::move(held)) {}
+
+  bool isCompleted() override { return work_->isCompleted(); }
+  bool isSuccess() const override { return work_->isSuccess(); }
+  std::exception_ptr exception() const override { return work_->exception(); }
+  int sourceRank() const override { return work_->sourceRank(); }
+  std::vector<at::Tensor> result() override { return work_->result(); }
+  void synchronize() override { work_->synchronize(); }
+  void abort() override { work_->abort(); }
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override { return work_->getFuture(); }
+  bool wait(std::chrono::milliseconds limit) override {
+    try {
+      if (!work_->wait(limit)) return false;  // aborted
+    } catch (const std::exception& error) {
+      rethrow(error, what_);
+    }
+    if (!std::exchange(finished_, true)) held_.finish();
+    return true;
+  }
+
+ private:
+  WorkPtr work_;
+  std::string what_;
+  Held held_;
+  bool finished_ = false;
+};
+
 }  // namespace
 
 SpanningBackend::SpanningBackend(int rank, int size, Milliseconds timeout,
                                  c10::intrusive_ptr<c10d::Store> store, const shm::Host& host,
                                  c10::intrusive_ptr<ShmBackend> local, BackendPtr between,
                                  BackendPtr everyone)
-    : Backend(rank, size),
-      timeout_(timeout),
+    : FlatBackend("shm", "backend shm", rank, size, timeout),
       store_(std::move(store)),
       host_of_(host.leader_of),
       leaders_(host.leaders),
@@ -49,12 +127,8 @@ SpanningBackend::~SpanningBackend() {
   static_cast<void>(everyone_.release());
 }
 
-c10::intrusive_ptr<c10d::Backend::Options> SpanningBackend::getBackendOptions() {
-  return c10::make_intrusive<Options>(getBackendName(), timeout_);
-}
-
 void SpanningBackend::setTimeout(Milliseconds timeout) {
-  timeout_ = timeout;
+  FlatBackend::setTimeout(timeout);
   local_->setTimeout(timeout);
 }
 
@@ -62,10 +136,6 @@ void SpanningBackend::shutdown() {
   closing_ = true;  // which a job that waits for other hosts sees at its next look
   local_->shutdown();
   serial_.close();
-}
-
-SpanningBackend::Milliseconds SpanningBackend::limit_of(Milliseconds timeout) const {
-  return timeout == c10d::kUnsetTimeout ? timeout_ : timeout;
 }
 
 bool SpanningBackend::is_local(int rank) const {
@@ -169,9 +239,8 @@ void SpanningBackend::wait_between(const WorkPtr& work, Milliseconds limit) {
   }
 }
 
-WorkPtr SpanningBackend::start(OpType type, Tensors result, Serial::Job job, bool wait) {
-  ++calls_;
-  auto work = c10::make_intrusive<SerialWork>(rank_, type, std::move(result));
+WorkPtr SpanningBackend::start(How how, Serial::Job job) {
+  auto work = c10::make_intrusive<SerialWork>(rank_, how.type, std::move(how.result));
   serial_.run(
       work,
       [this, job = std::move(job)] {
@@ -185,7 +254,7 @@ WorkPtr SpanningBackend::start(OpType type, Tensors result, Serial::Job job, boo
           fail(error);
         }
       },
-      wait);
+      how.wait);
   return work;
 }
 
@@ -245,124 +314,191 @@ void SpanningBackend::collect(const at::Tensor& output, const at::Tensor& input,
   local_->broadcast(whole, back);
 }
 
+// -- sums: to the first rank of each host, between those over gloo, and back. gloo has no int16 and
+// sums in the type it is given, so that averages of integers, which are exact, travel as what their
+// sums fit in.
+
+void SpanningBackend::sum_between(const at::Tensor& tensor, const ReduceOp& op,
+                                  Milliseconds limit) {
+  const bool truth = tensor.scalar_type() == at::kBool;
+  const bool narrow = tensor.scalar_type() == at::kShort;
+  c10d::AllreduceOptions options;
+  options.reduceOp = op_between(op, truth);
+  options.timeout = limit;
+  Tensors flat{truth ? bytes_of(tensor) : tensor.flatten()};
+  if (narrow) flat[0] = flat[0].to(at::kInt);
+  wait_between(between_->allreduce(flat, options), limit);
+  if (narrow) tensor.copy_(flat[0].view(tensor.sizes()));
+}
+
+void SpanningBackend::sum(const at::Tensor& tensor, const ReduceOp& op, Milliseconds limit) {
+  const bool average = op.op_ == ReduceOp::AVG;
+  const bool exact = average && !tensor.is_floating_point();
+  const ReduceOp plain = average ? ReduceOp(ReduceOp::SUM) : op;
+  const at::Tensor terms = exact ? terms_of(tensor, size_) : tensor;
+  Tensors one{terms}, result{tensor};
+  c10d::ReduceOptions inside;
+  inside.reduceOp = plain;
+  inside.timeout = limit;
+  inside.asyncOp = false;
+  local_->reduce(one, inside);
+  if (leads()) {
+    sum_between(terms, plain, limit);
+    if (exact) {
+      tensor.copy_(average_of(terms, tensor.scalar_type(), size_));
+    } else if (average) {
+      tensor.div_(size_);
+    }
+  }
+  c10d::BroadcastOptions back;
+  back.timeout = limit;
+  back.asyncOp = false;
+  local_->broadcast(result, back);
+}
+
 // -- c10d's calls
 
-WorkPtr SpanningBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) {
-  check_tensor(only(tensors));
-  const auto job = [this, tensor = tensors[0], root = static_cast<int>(opts.rootRank),
-                    limit = limit_of(opts.timeout)] {
+WorkPtr SpanningBackend::start_broadcast(How how, const at::Tensor& tensor, int root) {
+  const auto job = [this, tensor, root, limit = how.limit] {
     const at::Tensor flat = tensor.contiguous();
     spread(flat, root, limit);
     if (!flat.is_same(tensor)) at::Tensor(tensor).copy_(flat);
   };
-  return start(OpType::BROADCAST, tensors, job, !opts.asyncOp);
+  return start(std::move(how), job);
 }
 
-WorkPtr SpanningBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) {
-  if (only(tensors).layout() == at::kSparse) return allreduce_sparse(tensors, opts);
-  c10d::AllreduceCoalescedOptions list;
-  list.reduceOp = opts.reduceOp;
-  list.timeout = opts.timeout;
-  list.asyncOp = opts.asyncOp;
-  return allreduce_coalesced(tensors, list);
-}
-
-WorkPtr SpanningBackend::allreduce_coalesced(Tensors& tensors,
-                                             const c10d::AllreduceCoalescedOptions& opts) {
-  for (const at::Tensor& tensor : tensors) check_reduction(tensor, opts.reduceOp);
-  const auto job = [this, tensors, op = opts.reduceOp, limit = limit_of(opts.timeout)] {
+WorkPtr SpanningBackend::start_sum(How how, const Tensors& tensors, const ReduceOp& op) {
+  for (const at::Tensor& tensor : tensors) check_reduction(tensor, op);
+  const auto job = [this, tensors, op, limit = how.limit] {
     for (const at::Tensor& tensor : tensors) {
       const at::Tensor flat = tensor.contiguous();
       sum(flat, op, limit);
       if (!flat.is_same(tensor)) at::Tensor(tensor).copy_(flat);
     }
   };
-  return start(OpType::ALLREDUCE_COALESCED, tensors, job, !opts.asyncOp);
+  return start(std::move(how), job);
 }
 
-WorkPtr SpanningBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& opts) {
-  check_reduction(only(tensors), opts.reduceOp);
-  const auto job = [this, tensor = tensors[0], op = opts.reduceOp, root = opts.rootRank,
-                    limit = limit_of(opts.timeout)] {
+WorkPtr SpanningBackend::start_sparse_sum(How how, const at::Tensor& tensor) {
+  const auto job = [this, tensor, limit = how.limit] {
+    Tensors one{tensor};
+    c10d::AllreduceOptions plain;
+    plain.timeout = limit;
+    wait_between(everyone_->allreduce(one, plain), limit);
+  };
+  return start(std::move(how), job);
+}
+
+WorkPtr SpanningBackend::start_reduce(How how, const at::Tensor& tensor, const ReduceOp& op,
+                                      int root) {
+  check_reduction(tensor, op);
+  const auto job = [this, tensor, op, root, limit = how.limit] {
     const at::Tensor flat = tensor.clone(at::MemoryFormat::Contiguous);
     sum(flat, op, limit);
     if (rank_ == root) at::Tensor(tensor).copy_(flat);
   };
-  return start(OpType::REDUCE, tensors, job, !opts.asyncOp);
+  return start(std::move(how), job);
 }
 
-WorkPtr SpanningBackend::allgather(TensorLists& outputs, Tensors& inputs,
-                                   const c10d::AllgatherOptions& opts) {
-  if (outputs.size() != 1) refuse("expected one list of outputs");
-  check_tensor(only(inputs));
-  check_list(outputs[0], inputs[0], size_);
-  const auto job = [this, outputs = outputs[0], input = inputs[0], limit = limit_of(opts.timeout)] {
-    const at::Tensor all = at::empty({size_, input.numel()}, input.options());
-    collect(all, input.contiguous(), limit);
-    for (int rank = 0; rank < size_; ++rank) {
-      at::Tensor(outputs[static_cast<size_t>(rank)]).copy_(all[rank].view(input.sizes()));
+WorkPtr SpanningBackend::start_all_gather(How how, const std::vector<Gathered>& calls) {
+  const auto job = [this, calls, limit = how.limit] {
+    for (const Gathered& call : calls) {
+      const Room room(call.outputs);
+      collect(room.memory(), plain(call.input), limit);
+      room.settle();
     }
   };
-  return start(OpType::ALLGATHER, outputs[0], job, !opts.asyncOp);
+  return start(std::move(how), job);
 }
 
-WorkPtr SpanningBackend::_allgather_base(at::Tensor& output, at::Tensor& input,
-                                         const c10d::AllgatherOptions& opts) {
-  Tensors outputs{output}, inputs{input};
-  return allgather_into_tensor_coalesced(outputs, inputs, opts);
-}
-
-WorkPtr SpanningBackend::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
-                                                         const c10d::AllgatherOptions& opts) {
-  if (outputs.size() != inputs.size()) refuse("expected as many outputs as inputs");
-  for (size_t i = 0; i < inputs.size(); ++i) check_flat(outputs[i], inputs[i], size_);
-  const auto job = [this, outputs, inputs, limit = limit_of(opts.timeout)] {
-    for (size_t i = 0; i < inputs.size(); ++i) {
-      const at::Tensor flat = outputs[i].contiguous();
-      collect(flat, inputs[i].contiguous(), limit);
-      if (!flat.is_same(outputs[i])) at::Tensor(outputs[i]).copy_(flat);
-    }
-  };
-  return start(OpType::_ALLGATHER_BASE, outputs, job, !opts.asyncOp);
-}
-
-WorkPtr SpanningBackend::reduce_scatter(Tensors& outputs, TensorLists& inputs,
-                                        const c10d::ReduceScatterOptions& opts) {
-  if (inputs.size() != 1) refuse("expected one list of inputs");
-  check_list(inputs[0], only(outputs), size_);
-  Tensors flat{at::stack(inputs[0])};
-  return reduce_scatter_tensor_coalesced(outputs, flat, opts);
-}
-
-WorkPtr SpanningBackend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
-                                              const c10d::ReduceScatterOptions& opts) {
-  Tensors outputs{output}, inputs{input};
-  return reduce_scatter_tensor_coalesced(outputs, inputs, opts);
-}
-
-WorkPtr SpanningBackend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
-                                                         const c10d::ReduceScatterOptions& opts) {
-  if (outputs.size() != inputs.size()) refuse("expected as many outputs as inputs");
-  for (size_t i = 0; i < inputs.size(); ++i) {
-    check_flat(inputs[i], outputs[i], size_);
-    check_reduction(inputs[i], opts.reduceOp);
-  }
-  const auto job = [this, outputs, inputs, op = opts.reduceOp, limit = limit_of(opts.timeout)] {
-    for (size_t i = 0; i < inputs.size(); ++i) {
-      const at::Tensor whole = inputs[i].clone(at::MemoryFormat::Contiguous);
+WorkPtr SpanningBackend::start_reduce_scatter(How how, const std::vector<Scattered>& calls,
+                                              const ReduceOp& op) {
+  for (const Scattered& call : calls) check_reduction(call.output, op);
+  const auto job = [this, calls, op, limit = how.limit] {
+    for (const Scattered& call : calls) {
+      at::Tensor whole = joined(call.inputs);
+      if (whole.is_same(call.inputs.whole)) whole = whole.clone();
       sum(whole, op, limit);
       const at::Tensor own = whole.view({size_, -1})[rank_];
-      at::Tensor(outputs[i]).copy_(own.view(outputs[i].sizes()));
+      at::Tensor(call.output).copy_(own.view(call.output.sizes()));
     }
   };
-  return start(OpType::_REDUCE_SCATTER_BASE, outputs, job, !opts.asyncOp);
+  return start(std::move(how), job);
 }
 
-WorkPtr SpanningBackend::barrier(const c10d::BarrierOptions& opts) {
-  const auto job = [this, limit = limit_of(opts.timeout)] {
+WorkPtr SpanningBackend::start_gather(How how, const Gathered& call, int root) {
+  const auto job = [this, call, root, limit = how.limit] {
+    TensorLists outputs;
+    if (rank_ == root) outputs.push_back(call.outputs.tensors);
+    Tensors inputs{call.input};
+    c10d::GatherOptions plain;
+    plain.rootRank = root;
+    plain.timeout = limit;
+    wait_between(everyone_->gather(outputs, inputs, plain), limit);
+  };
+  return start(std::move(how), job);
+}
+
+WorkPtr SpanningBackend::start_scatter(How how, const Scattered& call, int root) {
+  const auto job = [this, call, root, limit = how.limit] {
+    TensorLists inputs;
+    if (rank_ == root) inputs.push_back(call.inputs.tensors);
+    Tensors outputs{call.output};
+    c10d::ScatterOptions plain;
+    plain.rootRank = root;
+    plain.timeout = limit;
+    wait_between(everyone_->scatter(outputs, inputs, plain), limit);
+  };
+  return start(std::move(how), job);
+}
+
+// As bytes of one tensor, which is what gloo has.
+WorkPtr SpanningBackend::start_all_to_all(How how, const Parts& outputs, const Parts& inputs) {
+  const auto job = [this, outputs, inputs, limit = how.limit] {
+    const Room room(outputs);
+    at::Tensor out = bytes_of(room.memory()), in = bytes_of(joined(inputs));
+    Sizes out_sizes(outputs.bytes.begin(), outputs.bytes.end());  // gloo takes them away
+    Sizes in_sizes(inputs.bytes.begin(), inputs.bytes.end());
+    c10d::AllToAllOptions plain;
+    plain.timeout = limit;
+    wait_between(everyone_->alltoall_base(out, in, out_sizes, in_sizes, plain), limit);
+    room.settle();
+  };
+  return start(std::move(how), job);
+}
+
+WorkPtr SpanningBackend::start_barrier(How how) {
+  const auto job = [this, limit = how.limit] {
     sum(at::zeros({1}, at::kInt), ReduceOp(ReduceOp::SUM), limit);
   };
-  return start(OpType::BARRIER, {}, job, !opts.asyncOp);
+  return start(std::move(how), job);
+}
+
+WorkPtr SpanningBackend::start_message(How how, const Message& message) {
+  // gloo itself does not look whether there is such a rank.
+  if (message.peer == rank_) refuse("expected another rank, found " + std::to_string(rank_));
+  if (failed_) {
+    // Who failed may not have told why yet.
+    const std::optional<Error> told = told_failure();
+    throw told ? *told : Error(ErrorCode::kPeerLost, "backend shm: a rank of the group was lost");
+  }
+  const std::string other =
+      message.peer == kAnyRank ? "any rank" : "rank " + std::to_string(message.peer);
+  const std::string what = (message.sends ? "send to " : "recv from ") + other + " of the group";
+  const auto begin = [&](Tensors one) {
+    if (message.sends) return everyone_->send(one, message.peer, message.tag);
+    if (message.peer == kAnyRank) return everyone_->recvAnysource(one, message.tag);
+    return everyone_->recv(one, message.peer, message.tag);
+  };
+  Held held;
+  const at::Tensor flat =
+      message.sends ? held.in_tensor(message.tensor) : held.out_tensor(message.tensor);
+  try {
+    return c10::make_intrusive<SpanningMessage>(rank_, how.type, begin({flat}), what,
+                                                std::move(held));
+  } catch (const std::exception& error) {
+    rethrow(error, what);
+  }
 }
 
 }  // namespace cpudist::backends

@@ -17,8 +17,8 @@
 #include <ATen/ops/from_blob.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
-#include "backends/c10d/backends.h"
 #include "backends/c10d/pairwise.h"
+#include "backends/c10d/transport.h"
 #include "backends/foreign_errors.h"
 #include "transport/ranks/transport.h"
 
@@ -26,6 +26,7 @@ namespace cpudist::backends {
 
 namespace {
 
+namespace py = pybind11;
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
 // Longer than any run. Who is silent for too long is told by heartbeats, and a wait that runs out
@@ -206,7 +207,7 @@ py::capsule make_transport(const c10::intrusive_ptr<c10d::Backend>& backend) {
 
 }  // namespace
 
-void bind_transport(py::module_& module) {
+void bind_transport(pybind11::module_& module) {
   module.def("make_rank_transport", &make_transport, py::arg("backend"));
 }
 
