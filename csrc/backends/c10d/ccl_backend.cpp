@@ -189,7 +189,7 @@ WorkPtr CclBackend::launch(How how, std::vector<Part> parts, int peer) {
   const std::string title = std::string("ccl:") + how.name;  // in a profile
   auto work = c10::make_intrusive<AsyncWork>(getRank(), how.type, title.c_str(), parts.size(),
                                              std::move(how.result));
-  const auto deadline = ccl::Clock::now() + how.limit;
+  const auto deadline = Clock::now() + how.limit;
   for (Part& part : parts) {
     ccl::Operation operation;
     operation.group = group;
