@@ -368,10 +368,10 @@ WorkPtr CclBackend::start_reduce_scatter(How how, const std::vector<Scattered>& 
     check(reduces("reduce_scatter", call.output, op));
     if (call.output.nbytes() == 0) continue;
     const auto count = static_cast<size_t>(out.buffer.numel());
-    parts.push_back({[=](const cpudist_ccl_shim& calls, void* communicator) {
-                       return calls.reduce_scatter(communicator, in.buffer.const_data_ptr(),
-                                                   out.buffer.mutable_data_ptr(), count, out.dtype,
-                                                   reduction);
+    parts.push_back({[=](const cpudist_ccl_shim& shim, void* communicator) {
+                       return shim.reduce_scatter(communicator, in.buffer.const_data_ptr(),
+                                                  out.buffer.mutable_data_ptr(), count, out.dtype,
+                                                  reduction);
                      },
                      [in, out, op, output = call.output, size = getSize()] {
                        average(out.buffer, op, size);
