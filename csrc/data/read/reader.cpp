@@ -131,7 +131,7 @@ bool Reader::offer(LaneState& state, Made made) {
   if (stopped_) return false;
   state.made_bytes += made.bytes;
   state.made.push_back(std::move(made));
-  const bool turn = lanes_[position_.turn].get() == &state || lanes_[position_.turn]->ended;
+  const bool turn = lanes_[giving_lane()].get() == &state;  // it has not ended, so there is one
   lock.unlock();
   if (turn) ready_.notify_one();
   return true;
@@ -168,15 +168,20 @@ void Reader::make_tail() {
   tail_made_ = true;
 }
 
-// Passes over lanes that have ended and have nothing left.
-bool Reader::available() {
+// From the one whose turn it is, passes over those that have ended and have nothing left.
+size_t Reader::giving_lane() const {
   for (size_t passed = 0; passed < lanes_.size(); ++passed) {
-    const LaneState& state = *lanes_[position_.turn];
-    if (!state.made.empty() || state.error) return true;
-    if (!state.ended) return false;
-    position_.turn = (position_.turn + 1) % lanes_.size();
+    const size_t lane = (position_.turn + passed) % lanes_.size();
+    const LaneState& state = *lanes_[lane];
+    if (!state.made.empty() || state.error || !state.ended) return lane;
   }
-  return tail_made_;
+  return lanes_.size();
+}
+
+bool Reader::available() const {
+  const size_t lane = giving_lane();
+  if (lane == lanes_.size()) return tail_made_;
+  return !lanes_[lane]->made.empty() || lanes_[lane]->error;
 }
 
 Delivered Reader::next(const Wait& wait) {
@@ -194,17 +199,17 @@ Delivered Reader::next(const Wait& wait) {
 
 Delivered Reader::take() {
   Delivered delivered;
-  LaneState& state = *lanes_[position_.turn];
-  if (!state.made.empty()) {
+  const size_t lane = giving_lane();
+  if (lane < lanes_.size()) {
+    LaneState& state = *lanes_[lane];
+    if (state.made.empty()) throw Error(*state.error);
     Made made = std::move(state.made.front());
     state.made.pop_front();
     state.made_bytes -= made.bytes;
     state.room.notify_one();
-    position_.lanes[position_.turn] = made.after;
-    position_.turn = (position_.turn + 1) % lanes_.size();
+    position_.lanes[lane] = made.after;
+    position_.turn = (lane + 1) % lanes_.size();
     delivered.batch = std::move(made.batch);
-  } else if (state.error) {
-    throw Error(*state.error);
   } else if (tail_error_) {
     throw Error(*tail_error_);
   } else if (!tail_.empty()) {
@@ -222,10 +227,12 @@ ReaderPosition Reader::position() const {
 }
 
 std::string Reader::slow_text(double timeout_s) const {
-  const auto& splits = options_.lanes[position_.turn];
-  const size_t split = lanes_[position_.turn]->lane->split_now();
+  const size_t giving = giving_lane();
+  const size_t lane = giving < lanes_.size() ? giving : position_.turn;
+  const auto& splits = options_.lanes[lane];
+  const size_t split = lanes_[lane]->lane->split_now();
   std::string text = "no batch within " + seconds_text(timeout_s) + ": lane " +
-                     std::to_string(position_.turn) + " of " + std::to_string(lanes_.size());
+                     std::to_string(lane) + " of " + std::to_string(lanes_.size());
   if (split < splits.size()) {
     text += " reads " + options_.input.files[splits[split].file] + " (split " +
             std::to_string(split + 1) + " of " + std::to_string(splits.size()) + ")";

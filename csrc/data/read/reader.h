@@ -97,7 +97,9 @@ class Reader {
   void produce(LaneState& state);
   bool offer(LaneState& state, Made made);  // false: stopped
   void make_tail();
-  bool available();  // with the lock: something to give, or the end
+  // With the lock:
+  size_t giving_lane() const;  // that the next batch comes from; none is left: their number
+  bool available() const;      // something to give, or the end
   Delivered take();
   std::string slow_text(double timeout_s) const;
 

@@ -77,6 +77,21 @@ TEST(data_pump_takes_batches_from_lanes_in_turn) {
   CHECK(read_all(options).batches.back() == (Ids{15, 16}));
 }
 
+// What is asked, or waited for, moves nothing: only a batch that is given does.
+TEST(data_pump_position_is_that_of_the_last_batch_also_when_lanes_have_ended) {
+  const Folder folder;
+  const std::string many = folder.write("b", id_lines(10, 30));
+  const auto reader =
+      make_reader(id_options({folder.write("a", id_lines(0, 2)), many}, {{{0}}, {{1}}}, 2));
+  while (true) {
+    const data::Delivered delivered = reader->next(kSoon);
+    const data::ReaderPosition position = reader->position();
+    CHECK_EQ(position.turn, delivered.position.turn);
+    CHECK_EQ(position.tail_delivered, delivered.position.tail_delivered);
+    if (!delivered.batch) break;
+  }
+}
+
 TEST(data_pump_sequence_does_not_depend_on_timing) {
   const Folder folder;
   ReaderOptions options = three_files(folder);
