@@ -6,9 +6,8 @@
 #include <cstring>
 #include <utility>
 
-#include "base/threads.h"
-#include "data/shuffle/impl.h"
 #include "kernels/hash.h"
+#include "wire/control.h"
 #include "wire/primitives.h"
 
 namespace cpudist::data {
@@ -18,8 +17,39 @@ using wire::FrameKind;
 
 namespace {
 
+constexpr size_t kFrameBytes = 1 << 20;
+constexpr size_t kWindow = 4;  // unacknowledged frames per destination
 constexpr uint64_t kGolden = 0x9e3779b97f4a7c15ULL;
 constexpr auto kWaitSlice = milliseconds(50);  // between two questions for a signal
+
+std::span<const uint8_t> bytes_of(const wire::Frame& frame) {
+  return {frame.payload.data(), frame.payload.size()};
+}
+
+wire::FrameHeader header_of(const ShuffleOptions& options, FrameKind kind = FrameKind::kError) {
+  wire::FrameHeader made;
+  made.kind = kind;
+  made.run_id = options.run_id;
+  made.epoch = options.epoch;
+  made.role = wire::Role::kTrainer;
+  made.rank = static_cast<uint16_t>(options.rank);
+  made.param_set = wire::kNoParamSet;
+  return made;
+}
+
+transport::PeerLinksOptions links_of(const ShuffleOptions& options) {
+  transport::PeerLinksOptions made;
+  made.rank = options.rank;
+  made.peers = options.trainers;
+  made.connect_deadline_ms = options.connect_deadline_ms;
+  made.liveness_ms = options.liveness_ms;
+  made.resend_ms = options.resend_ms;
+  made.header = header_of(options);
+  made.acknowledgement = FrameKind::kShuffleAck;
+  made.name = "shuffle";
+  made.misfit = "what is no shuffle of these slots";
+  return made;
+}
 
 uint64_t record_hash(const uint64_t* record) {
   uint64_t hash = kGolden;
@@ -30,8 +60,8 @@ uint64_t record_hash(const uint64_t* record) {
 }  // namespace
 
 uint32_t destination(uint64_t seed, uint64_t key, uint32_t trainers) {
-  // The upper half of a product is uniform once the few products that would make some values one
-  // more frequent are drawn again (Lemire 2019).
+  // The upper half of a product is uniform once the few products that would
+  // make some values one more frequent are drawn again (Lemire 2019).
   uint64_t random = kernels::mix64(key ^ kernels::mix64(seed + kGolden));
   const uint64_t surplus = -uint64_t{trainers} % trainers;
   for (;;) {
@@ -54,222 +84,245 @@ void ShuffleTotals::add(const ShuffleTotals& other) {
 }
 
 ShuffleExchange::ShuffleExchange(Schema schema, ShuffleOptions options, ShuffleSink sink)
-    : impl_(std::make_unique<Impl>(std::move(schema), std::move(options), std::move(sink))) {}
-
-ShuffleExchange::~ShuffleExchange() = default;
-
-transport::ConnectionHandler* ShuffleExchange::handler() { return impl_.get(); }
-
-void ShuffleExchange::connect(std::vector<std::vector<std::string>> addresses,
-                              std::unique_ptr<transport::Listener> listener,
-                              std::shared_ptr<transport::Connector> connector) {
-  impl_->listener = std::move(listener);
-  impl_->connector = std::move(connector);
-  impl_->connect(std::move(addresses));
-}
-
-void ShuffleExchange::send(uint32_t to, std::span<const uint64_t> records) {
-  impl_->send(to, records);
-}
-
-ShuffleTotals ShuffleExchange::finish() { return impl_->finish(); }
-
-ShuffleTotals ShuffleExchange::sent() const {
-  ShuffleTotals totals = impl_->kept;
-  for (const Impl::Peer& peer : impl_->peers) totals.add(peer.sent);
-  return totals;
-}
-
-void ShuffleExchange::close() { impl_->close(); }
-
-ShuffleExchange::Impl::Impl(Schema schema_in, ShuffleOptions options_in, ShuffleSink sink_in)
-    : schema(std::move(schema_in)),
-      options(std::move(options_in)),
-      sink(std::move(sink_in)),
-      peers(options.trainers) {
-  if (options.rank >= options.trainers) {
-    throw Error(ErrorCode::kInvalidArgument, "shuffle: rank " + std::to_string(options.rank) +
-                                                 " of " + std::to_string(options.trainers) +
+    : schema_(std::move(schema)),
+      options_(std::move(options)),
+      sink_(std::move(sink)),
+      peers_(options_.trainers),
+      links_(links_of(options_), this) {
+  if (options_.rank >= options_.trainers) {
+    throw Error(ErrorCode::kInvalidArgument, "shuffle: rank " + std::to_string(options_.rank) +
+                                                 " of " + std::to_string(options_.trainers) +
                                                  " trainers");
   }
 }
 
-void ShuffleExchange::Impl::connect(std::vector<std::vector<std::string>> addresses) {
-  if (options.trainers == 1) return;
-  if (addresses.size() != options.trainers || listener == nullptr || connector == nullptr) {
+void ShuffleExchange::connect(std::vector<std::vector<std::string>> addresses,
+                              std::unique_ptr<transport::Listener> listener,
+                              std::shared_ptr<transport::Connector> connector) {
+  if (options_.trainers == 1) return;
+  if (addresses.size() != options_.trainers || listener == nullptr || connector == nullptr) {
     throw Error(ErrorCode::kInvalidArgument,
                 "shuffle: expected a listener, a connector and the addresses of " +
-                    std::to_string(options.trainers) + " trainers, found " +
+                    std::to_string(options_.trainers) + " trainers, found " +
                     std::to_string(addresses.size()));
   }
-  std::unique_lock lock(mutex);
-  const TimePoint now = Clock::now();
-  for (uint32_t rank = 0; rank < options.trainers; ++rank) {
-    Outgoing& out = peers[rank].out;
-    out.addresses = std::move(addresses[rank]);
-    out.give_up = now + milliseconds(options.connect_deadline_ms);
-    out.try_next = now;
-  }
-  monitor_thread = start_io_thread("the thread of a global shuffle", [this] { monitor(); });
-  wait(lock, "connect", [this] {
-    for (uint32_t rank = 0; rank < options.trainers; ++rank) {
-      if (is_peer(rank) && !peers[rank].out.ever_open) return false;
-    }
-    return true;
-  });
+  links_.connect(std::move(addresses), std::move(listener), std::move(connector));
+  wait_for_all("connect", [this](uint32_t rank) { return links_.state(rank).ever_open; });
 }
+
+// -- the thread that shuffles
 
 // Waits until the condition holds; a failure of any kind ends it.
 template <typename Condition>
-void ShuffleExchange::Impl::wait(std::unique_lock<std::mutex>& lock, const char* what,
-                                 const Condition& condition) {
-  const TimePoint deadline = Clock::now() + milliseconds(options.round_deadline_ms);
-  for (;;) {
-    if (failure) throw Error(*failure);
-    if (closed) throw Error(ErrorCode::kClosed, "shuffle: it was closed");
-    if (condition()) return;
-    if (Clock::now() >= deadline) {
-      throw Error(ErrorCode::kTimeout, std::string("shuffle: ") + what + " waited " +
-                                           std::to_string(options.round_deadline_ms) +
-                                           " ms (CPUDIST_ROUND_DEADLINE_MS) for" + waited_for());
-    }
-    changed.wait_for(lock, kWaitSlice);
-    if (!options.interrupted) continue;
-    lock.unlock();
-    const bool interrupted = options.interrupted();
-    lock.lock();
-    if (interrupted) {
+void ShuffleExchange::wait(const char* what, const Condition& condition) {
+  const TimePoint deadline = Clock::now() + milliseconds(options_.round_deadline_ms);
+  const auto holds = [&] {
+    if (condition()) return true;
+    if (Clock::now() < deadline) return false;
+    throw Error(ErrorCode::kTimeout, std::string("shuffle: ") + what + " waited " +
+                                         std::to_string(options_.round_deadline_ms) +
+                                         " ms (CPUDIST_ROUND_DEADLINE_MS) for" + waited_for());
+  };
+  while (!links_.wait(kWaitSlice, holds)) {
+    if (options_.interrupted && options_.interrupted()) {
       throw Error(ErrorCode::kInterrupted,
                   std::string("shuffle: ") + what + " was interrupted by a signal");
     }
   }
 }
 
-std::string ShuffleExchange::Impl::waited_for() const {
+template <typename Condition>
+void ShuffleExchange::wait_for_all(const char* what, const Condition& condition) {
+  wait(what, [&] {
+    for (uint32_t rank = 0; rank < options_.trainers; ++rank) {
+      if (is_peer(rank) && !condition(rank)) return false;
+    }
+    return true;
+  });
+}
+
+std::string ShuffleExchange::waited_for() const {
   std::string text;
-  for (uint32_t rank = 0; rank < options.trainers; ++rank) {
-    if (!is_peer(rank) || settled(peers[rank])) continue;
-    text += (text.empty() ? " " : ", ") + describe(rank);
-    text += peers[rank].in.ended ? "" : ", which has not sent all of its records";
+  for (uint32_t rank = 0; rank < options_.trainers; ++rank) {
+    if (!is_peer(rank) || links_.settled(rank)) continue;
+    text += (text.empty() ? " " : ", ") + links_.describe(rank);
+    text += peers_[rank].ended ? "" : ", which has not sent all of its records";
   }
   return text;
 }
 
-void ShuffleExchange::Impl::send(uint32_t to, std::span<const uint64_t> records) {
-  if (to >= options.trainers) {
+void ShuffleExchange::send(uint32_t to, std::span<const uint64_t> records) {
+  if (to >= options_.trainers) {
     throw Error(ErrorCode::kInvalidArgument, "shuffle: there is no trainer " + std::to_string(to) +
-                                                 " among " + std::to_string(options.trainers));
+                                                 " among " + std::to_string(options_.trainers));
   }
   size_t count = 0;
-  ShuffleTotals& totals = is_peer(to) ? peers[to].sent : kept;
+  ShuffleTotals& totals = is_peer(to) ? peers_[to].sent : kept_;
   for (size_t at = 0; at < records.size(); ++count) {
     const uint64_t* record = records.data() + at;
     at += record_words(record);
     totals.add(record);
-    if (is_peer(to)) append(peers[to], record, record_words(record) * sizeof(uint64_t));
+    if (is_peer(to)) append(to, record, record_words(record) * sizeof(uint64_t));
   }
-  if (!is_peer(to) && count > 0) sink(to, records, count);
+  if (!is_peer(to) && count > 0) sink_(to, records, count);
 }
 
-void ShuffleExchange::Impl::append(Peer& peer, const uint64_t* record, size_t size_bytes) {
+void ShuffleExchange::append(uint32_t to, const uint64_t* record, size_t size_bytes) {
+  Peer& peer = peers_[to];
   if (peer.filled_bytes + size_bytes > peer.filling.size()) {
-    flush(peer);
-    peer.filling = Buffer(std::max(kShuffleFrameBytes, size_bytes));
+    flush(to);
+    peer.filling = Buffer(std::max(kFrameBytes, size_bytes));
   }
   std::memcpy(peer.filling.data() + peer.filled_bytes, record, size_bytes);
   peer.filled_bytes += size_bytes;
 }
 
-void ShuffleExchange::Impl::flush(Peer& peer) {
+void ShuffleExchange::flush(uint32_t to) {
+  Peer& peer = peers_[to];
   if (peer.filled_bytes == 0) return;
   peer.filling.shrink(peer.filled_bytes);
   peer.filled_bytes = 0;
-  push(peer, wire::FrameKind::kShuffle, std::exchange(peer.filling, Buffer()));
+  push(to, FrameKind::kShuffle, std::exchange(peer.filling, Buffer()));
 }
 
-void ShuffleExchange::Impl::push(Peer& peer, wire::FrameKind kind, Buffer payload) {
-  std::unique_lock lock(mutex);
-  Outgoing& out = peer.out;
-  wait(lock, "send", [&] { return out.pending.size() < kShuffleWindow; });
-  lock.unlock();
-  const std::lock_guard order(peer.sending);
-  lock.lock();
-  const uint64_t sequence = ++out.last_sequence;
-  if (kind == wire::FrameKind::kShuffleEnd) out.end_sequence = sequence;
-  if (kind == wire::FrameKind::kShuffleDone) out.done_sequence = sequence;
-  Buffer copy = payload.share();
-  out.pending.push_back({kind, sequence, std::move(payload)});
-  out.sent = Clock::now();
-  // What is not sent now is sent when the link is open again.
-  const ConnectionPtr connection = out.open && !out.resend ? out.connection : nullptr;
-  lock.unlock();
-  if (connection) connection->send(wire::Frame{header(kind, sequence), std::move(copy)});
+uint64_t ShuffleExchange::push(uint32_t to, FrameKind kind, Buffer payload) {
+  wait("send", [&] { return links_.state(to).pending < kWindow; });
+  return links_.push(to, kind, std::move(payload));
 }
 
-ShuffleTotals ShuffleExchange::Impl::finish() {
-  const auto each_peer = [this](const auto& action) {
-    for (uint32_t rank = 0; rank < options.trainers; ++rank) {
-      if (is_peer(rank)) action(peers[rank]);
-    }
-  };
-  each_peer([this](Peer& peer) {
-    flush(peer);
+ShuffleTotals ShuffleExchange::finish() {
+  for (uint32_t rank = 0; rank < options_.trainers; ++rank) {
+    if (!is_peer(rank)) continue;
+    flush(rank);
+    Peer& peer = peers_[rank];
     wire::Writer totals;
     totals.u64(peer.sent.records);
     totals.u64(peer.sent.words);
     totals.u64(peer.sent.checksum);
-    push(peer, wire::FrameKind::kShuffleEnd, totals.finish());
-  });
-  const auto wait_for_all = [&](const auto& holds) {
-    std::unique_lock lock(mutex);
-    wait(lock, "finish", [&] {
-      bool all = true;
-      each_peer([&](const Peer& peer) { all &= holds(peer); });
-      return all;
-    });
-  };
-  wait_for_all([](const Peer& peer) {
-    return peer.in.ended && peer.out.acknowledged >= peer.out.end_sequence;
+    peer.end_sequence = push(rank, FrameKind::kShuffleEnd, totals.finish());
+  }
+  wait_for_all("finish", [this](uint32_t rank) {
+    const Peer& peer = peers_[rank];
+    return peer.ended && links_.state(rank).acknowledged >= peer.end_sequence;
   });
   // A trainer that has heard this from everybody has nobody left who needs it.
-  each_peer([this](Peer& peer) { push(peer, wire::FrameKind::kShuffleDone, Buffer()); });
-  wait_for_all([this](const Peer& peer) { return settled(peer); });
-  ShuffleTotals all = kept;
-  each_peer([&](Peer& peer) {
-    const std::lock_guard order(peer.taking);
-    all.add(peer.received);
-  });
-  const std::lock_guard lock(mutex);
-  finished = true;
+  for (uint32_t rank = 0; rank < options_.trainers; ++rank) {
+    if (is_peer(rank)) {
+      peers_[rank].done_sequence = push(rank, FrameKind::kShuffleDone, Buffer());
+    }
+  }
+  wait_for_all("finish", [this](uint32_t rank) { return links_.settled(rank); });
+  finished_ = true;
+  ShuffleTotals all = kept_;
+  for (const Peer& peer : peers_) all.add(peer.received);
   return all;
 }
 
-void ShuffleExchange::Impl::close() {
-  std::vector<ConnectionPtr> told;
-  std::string why = "it was closed before its end";
-  {
-    const std::lock_guard lock(mutex);
-    if (std::exchange(closed, true)) return;
-    if (failure) why = failure->what();
-    stopping = true;
-    for (const Peer& peer : peers) {
-      if (!finished && peer.out.connection) told.push_back(peer.out.connection);
-    }
-    work.notify_all();
-    changed.notify_all();
+ShuffleTotals ShuffleExchange::sent() const {
+  ShuffleTotals totals = kept_;
+  for (const Peer& peer : peers_) totals.add(peer.sent);
+  return totals;
+}
+
+// -- what the links ask
+
+// Both know that nothing is due, or the peer, which has everything, went
+// without a word that arrived.
+bool ShuffleExchange::settled(uint32_t rank, const transport::LinkState& link) const {
+  const Peer& peer = peers_[rank];
+  if (peer.done_sequence == 0 || !peer.ended) return false;
+  if (peer.done) return link.broken || link.acknowledged >= peer.done_sequence;
+  return link.broken && link.unreachable;
+}
+
+wire::Frame ShuffleExchange::hello(uint32_t to, uint64_t taken) const {
+  wire::Hello message;
+  message.trainer_count = options_.trainers;
+  message.shard_id = to;
+  message.last_sequence = taken;
+  message.host = options_.host;
+  return {header_of(options_, FrameKind::kHello), wire::encode(message)};
+}
+
+transport::PeerLinksUser::Greeting ShuffleExchange::greeted(const wire::Frame& hello) const {
+  const wire::Hello message = wire::decode_hello(bytes_of(hello));
+  const wire::FrameHeader& from = hello.header;
+  std::string wrong;
+  if (from.run_id != options_.run_id) wrong = "run id";
+  if (from.epoch != options_.epoch) wrong = "epoch of the shuffle";
+  if (message.trainer_count != options_.trainers) wrong = "number of trainers";
+  if (message.shard_id != options_.rank) wrong = "rank of the trainer at this address";
+  if (from.rank >= options_.trainers || !is_peer(from.rank)) wrong = "rank of the sender";
+  if (!wrong.empty()) {
+    throw Error(ErrorCode::kConfigMismatch,
+                "the " + wrong + " of the hello is not that of trainer " +
+                    std::to_string(options_.rank) +
+                    "; all trainers must shuffle the same data set at once");
   }
-  if (monitor_thread.joinable()) monitor_thread.join();
-  for (const ConnectionPtr& connection : told) {
-    const wire::ErrorReply reply{ErrorCode::kPeerLost, why};
-    connection->send(wire::Frame{header(wire::FrameKind::kError), wire::encode(reply)});
+  return {from.rank, message.last_sequence, message.host};
+}
+
+transport::PeerLinksUser::Greeting ShuffleExchange::answered(const wire::Frame& hello) const {
+  const wire::Hello message = wire::decode_hello(bytes_of(hello));
+  return {message.shard_id, message.last_sequence, message.host};
+}
+
+wire::Frame ShuffleExchange::refusal(const Error& error) const {
+  const wire::ErrorReply reply{error.code(), error.what()};
+  return {header_of(options_, FrameKind::kError), wire::encode(reply)};
+}
+
+Error ShuffleExchange::refused(const wire::Frame& refusal) const {
+  const wire::ErrorReply reply = wire::decode_error(bytes_of(refusal));
+  return {reply.code, reply.message};
+}
+
+void ShuffleExchange::take(uint32_t rank, const wire::Frame& frame) {
+  Peer& peer = peers_[rank];
+  switch (frame.header.kind) {
+    case FrameKind::kShuffle:
+      return take_records(rank, frame);
+    case FrameKind::kShuffleEnd:
+      take_end(rank, frame);
+      peer.ended = true;
+      return;
+    case FrameKind::kShuffleDone:
+      peer.done = true;
+      return;
+    default:
+      throw Error(ErrorCode::kProtocol, "a frame of another kind");
   }
-  if (connector) connector->stop();
-  if (listener) listener->stop();
-  const std::lock_guard lock(mutex);
-  for (Peer& peer : peers) {
-    peer.out.connection.reset();
-    peer.in.connection.reset();
+}
+
+void ShuffleExchange::take_records(uint32_t rank, const wire::Frame& frame) {
+  const size_t size = frame.payload.size();
+  if (size == 0 || size % sizeof(uint64_t) != 0) {
+    throw Error(ErrorCode::kProtocol,
+                "a frame of " + std::to_string(size) + " bytes; records are 8-byte words");
   }
+  // Payloads are aligned to 64 bytes.
+  const auto* first = reinterpret_cast<const uint64_t*>(frame.payload.data());
+  const std::span<const uint64_t> words(first, size / sizeof(uint64_t));
+  const size_t records = check_records(schema_, words);
+  for (size_t at = 0; at < words.size(); at += record_words(first + at)) {
+    peers_[rank].received.add(first + at);
+  }
+  sink_(rank, words, records);
+}
+
+void ShuffleExchange::take_end(uint32_t rank, const wire::Frame& frame) {
+  wire::Reader reader(bytes_of(frame));
+  ShuffleTotals totals;
+  totals.records = reader.u64();
+  totals.words = reader.u64();
+  totals.checksum = reader.u64();
+  reader.expect_end();
+  const ShuffleTotals& found = peers_[rank].received;
+  if (totals == found) return;
+  throw Error(ErrorCode::kProtocol, "expected " + std::to_string(totals.records) +
+                                        " records, checksum " + std::to_string(totals.checksum) +
+                                        ", found " + std::to_string(found.records) + ", checksum " +
+                                        std::to_string(found.checksum));
 }
 
 }  // namespace cpudist::data
