@@ -24,7 +24,6 @@ from tidy_rules import (
     shape,
 )
 from tidy_rules import text as texts
-from tidy_rules.remaining import REMAINING
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = (
@@ -96,18 +95,11 @@ def check_tree(root: Path) -> Iterator[Violation]:
     yield from shape.check_tracked(shape.tracked(root))
 
 
-def remains(violation: Violation) -> bool:
-    """Tell whether a violation is one of those that are still to be removed."""
-    return violation.path.startswith(REMAINING.get(violation.rule, ()))
-
-
 def main() -> int:
     """Run the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("root", nargs="?", type=Path, default=ROOT)
-    parser.add_argument("--all", action="store_true", help="also those that remain")
-    chosen = parser.parse_args()
-    found = [one for one in check_tree(chosen.root) if chosen.all or not remains(one)]
+    found = list(check_tree(parser.parse_args().root))
     for violation in found:
         print(violation)
     return 1 if found else 0
