@@ -54,8 +54,8 @@ bool ParamSet::holds_values() const {
 }
 
 void ParamSet::ready() {
-  check_open();
   const Shared::Lock lock = shared_.sequence();
+  check_open();
   shared_.run_all(
       wire::FrameKind::kReady, id(), [] { return Buffer(); },
       [set = state_, prefetcher = prefetcher_](std::span<const RequestPtr> replies) {

@@ -6,6 +6,7 @@
 #include "transport/peer_links.h"
 
 #include <algorithm>
+#include <exception>
 #include <utility>
 
 #include "base/threads.h"
@@ -229,6 +230,16 @@ void PeerLinks::take(uint32_t rank, const ConnectionPtr& connection, const wire:
       fail(Error(error.code(), describe(rank) + " sent " + options_.misfit + ": " + error.what()));
     }
     connection->send(user_->refusal(error));
+    return;
+  } catch (const std::exception& error) {
+    // Part of the frame may be stored: it must not be taken a second time.
+    const Error failure(ErrorCode::kInternal, options_.name + ": a frame of " + describe(rank) +
+                                                  " could not be taken: " + error.what());
+    {
+      const std::lock_guard lock(mutex_);
+      fail(failure);
+    }
+    connection->send(user_->refusal(failure));
     return;
   }
   connection->send(frame_of(options_.acknowledgement, taken));

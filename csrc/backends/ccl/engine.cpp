@@ -79,18 +79,22 @@ void Engine::push(Entry entry) {
 std::shared_ptr<Group> Engine::make(GroupOptions options) {
   const auto timeout = options.timeout;
   const auto deadline = Clock::now() + timeout;
-  // The group, or what there is instead.
-  using Made = std::pair<std::shared_ptr<Group>, std::optional<Error>>;
+  // The group, or why there is none: in words of its own, as copies of an Error share theirs.
+  struct Made {
+    std::shared_ptr<Group> group;
+    ErrorCode code = ErrorCode::kInternal;
+    std::string why;
+  };
   auto made = std::make_shared<std::promise<Made>>();
   auto result = made->get_future();
   auto given = std::make_shared<GroupOptions>(std::move(options));
   const auto work = [this, made, given, deadline] {
     try {
-      made->set_value({std::make_shared<Group>(calls(), std::move(*given), deadline), {}});
+      made->set_value({std::make_shared<Group>(calls(), std::move(*given), deadline), {}, {}});
     } catch (const Error& error) {
-      made->set_value({nullptr, error});
+      made->set_value({nullptr, error.code(), error.what()});
     } catch (const std::exception& error) {
-      made->set_value({nullptr, Error(ErrorCode::kInternal, error.what())});
+      made->set_value({nullptr, ErrorCode::kInternal, error.what()});
     }
   };
   push(Entry{std::nullopt, Job{work, true}});
@@ -99,9 +103,9 @@ std::shared_ptr<Group> Engine::make(GroupOptions options) {
                 "ccl: making a group timed out after " + seconds_text(timeout) +
                     ": a member does not take part, or a collective before has not ended");
   }
-  auto [group, failure] = result.get();
-  if (group == nullptr) throw Error(*failure);
-  return group;
+  Made found = result.get();
+  if (found.group == nullptr) throw Error(found.code, found.why);
+  return found.group;
 }
 
 void Engine::submit(Operation operation) { push(Entry{std::move(operation), Job{}}); }

@@ -71,6 +71,7 @@ void PushQueue::stop() {
   }
   queued_.notify_all();
   done_.notify_all();
+  const std::lock_guard ending(ending_);
   if (thread_.joinable()) thread_.join();
 }
 

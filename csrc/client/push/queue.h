@@ -77,7 +77,8 @@ class PushQueue {
   // Steps of all trainers behind these updates, or `told` if more, and those of its own pushes that
   // server 0 has not answered yet.
   uint64_t steps(uint64_t told) const;
-  void stop();  // what is queued is dropped; bounded once the session has failed or is idle
+  void
+  stop();  // any thread; what is queued is dropped; bounded once the session has failed or is idle
   void add_stats(ClientStats* stats) const;
 
  private:
@@ -115,6 +116,7 @@ class PushQueue {
   uint64_t unanswered_ = 0;  // pushes
   StalenessStats staleness_;
   double wait_s_ = 0;
+  std::mutex ending_;  // held by the one that joins the thread; another that stops waits for it
   std::thread thread_;
 };
 

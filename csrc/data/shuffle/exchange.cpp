@@ -279,6 +279,10 @@ Error ShuffleExchange::refused(const wire::Frame& refusal) const {
 
 void ShuffleExchange::take(uint32_t rank, const wire::Frame& frame) {
   Peer& peer = peers_[rank];
+  // What the totals of the end were compared with stays as it is.
+  if (peer.ended && frame.header.kind != FrameKind::kShuffleDone) {
+    throw Error(ErrorCode::kProtocol, "records after the end of its records");
+  }
   switch (frame.header.kind) {
     case FrameKind::kShuffle:
       return take_records(rank, frame);

@@ -132,9 +132,9 @@ class ShuffleExchange final : private transport::PeerLinksUser {
   const Schema schema_;
   const ShuffleOptions options_;
   const ShuffleSink sink_;
-  ShuffleTotals kept_;      // what this trainer gave itself
-  std::deque<Peer> peers_;  // by rank; the one of this trainer is unused
-  bool finished_ = false;
+  ShuffleTotals kept_;                 // what this trainer gave itself
+  std::deque<Peer> peers_;             // by rank; the one of this trainer is unused
+  std::atomic<bool> finished_{false};  // close() may come from any thread
   transport::PeerLinks links_;
 };
 

@@ -27,7 +27,10 @@ class RoundGroup {
         ranks_(std::move(ranks)),
         alone_(alone),
         update_(state.store, state.shared.updates) {}
-  ~RoundGroup() { clear_pushes(); }
+  ~RoundGroup() {
+    clear_pushes();
+    state_.release(early_);
+  }
   RoundGroup(const RoundGroup&) = delete;
   RoundGroup& operator=(const RoundGroup&) = delete;
 
