@@ -10,7 +10,8 @@ set(CMAKE_CXX_SCAN_FOR_MODULES OFF)
 set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
 
 # All vector levels give the same bits, hence no contraction.
-add_compile_options(-fPIC -ffp-contract=off -fvisibility=hidden -pthread -Wall -Wextra -Werror)
+add_compile_options(-fPIC -ffp-contract=off -fvisibility=hidden -pthread
+                    -Wall -Wextra -Wshadow -Werror)
 add_link_options(-pthread)
 
 set(CPUDIST_RELEASE_FLAGS -O3 -DNDEBUG)

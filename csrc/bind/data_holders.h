@@ -63,8 +63,8 @@ struct StoreReaderHolder : DataHolder<data::StoreReader> {
   using DataHolder::DataHolder;
 };
 struct StoreHolder : DataHolder<data::Store> {
-  StoreHolder(std::unique_ptr<data::Store> store, std::shared_ptr<data::BatchPool> pool)
-      : DataHolder(std::move(store), "DataStore"), pool(std::move(pool)) {}
+  StoreHolder(std::unique_ptr<data::Store> store, std::shared_ptr<data::BatchPool> its_pool)
+      : DataHolder(std::move(store), "DataStore"), pool(std::move(its_pool)) {}
   const std::shared_ptr<data::BatchPool> pool;
 };
 

@@ -49,10 +49,10 @@ std::vector<uint64_t> make_record(uint64_t number, size_t ids) {
 using Words = std::vector<uint64_t>;
 
 struct Trainer {
-  Trainer(uint32_t rank, uint32_t trainers, ShuffleOptions options = {})
-      : rank(rank),
+  Trainer(uint32_t number, uint32_t trainers, ShuffleOptions options = {})
+      : rank(number),
         received(trainers),
-        exchange(lists(), filled(options, rank, trainers), sink()) {}
+        exchange(lists(), filled(options, number, trainers), sink()) {}
 
   static ShuffleOptions filled(ShuffleOptions options, uint32_t rank, uint32_t trainers) {
     options.rank = rank;

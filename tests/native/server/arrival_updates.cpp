@@ -30,12 +30,12 @@ Buffer gradient(const wire::ParamSetLayout& layout, double value, uint64_t sampl
 }
 
 struct Arrivals : World {
-  Arrivals(uint32_t trainers, uint64_t max_staleness, server::ServerOptions options)
-      : World(arrival_layout(max_staleness), options) {
-    CHECK_EQ(trainers, options.trainer_count);
+  Arrivals(uint32_t count, uint64_t max_staleness, server::ServerOptions given)
+      : World(arrival_layout(max_staleness), given) {
+    CHECK_EQ(count, given.trainer_count);
   }
-  explicit Arrivals(uint32_t trainers, uint64_t max_staleness = wire::kAnyStaleness)
-      : Arrivals(trainers, max_staleness, server_options(trainers)) {}
+  explicit Arrivals(uint32_t count, uint64_t max_staleness = wire::kAnyStaleness)
+      : Arrivals(count, max_staleness, server_options(count)) {}
   uint64_t give(size_t rank, double value = 1.0, uint64_t samples = 1, bool want_dense = true) {
     return trainers[rank]->ask(wire::FrameKind::kPush,
                                gradient(layout, value, samples, want_dense));

@@ -29,8 +29,8 @@ wire::DelayCompensation constant(double factor) {
 // and of both blocks.
 struct Compensated : World {
   explicit Compensated(wire::DelayCompensation compensation,
-                       server::ServerOptions options = server_options(2))
-      : World(compensated_layout(compensation), options) {}
+                       server::ServerOptions given = server_options(2))
+      : World(compensated_layout(compensation), given) {}
 
   float pull_row(size_t rank, uint64_t step) {
     return ask_row(rank, step, trainers[rank]->next_request());

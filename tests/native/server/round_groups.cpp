@@ -25,8 +25,7 @@ server::ServerOptions options_for(size_t trainers) {
 
 struct GroupWorld : World {
   explicit GroupWorld(const Groups& groups) : World(grouped(groups), options_for(groups.size())) {}
-  GroupWorld(const Groups& groups, server::ServerOptions options)
-      : World(grouped(groups), options) {}
+  GroupWorld(const Groups& groups, server::ServerOptions given) : World(grouped(groups), given) {}
 
   uint64_t round(size_t rank, uint64_t number, double value, double clip_norm = 0.0) {
     PushSpec spec;

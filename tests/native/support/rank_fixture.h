@@ -22,7 +22,7 @@ namespace cpudist::testing {
 
 class Fabric : public std::enable_shared_from_this<Fabric> {
  public:
-  explicit Fabric(uint32_t size, size_t at_once = 4) : size(size), at_once(at_once) {}
+  explicit Fabric(uint32_t ranks, size_t under_way = 4) : size(ranks), at_once(under_way) {}
 
   void kill(uint32_t rank) {
     const std::lock_guard lock(mutex_);

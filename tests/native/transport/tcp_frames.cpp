@@ -47,7 +47,7 @@ void check_sizes(bool unix_socket) {
 void check_threads(bool unix_socket) {
   constexpr size_t kConnections = 8;
   constexpr size_t kThreads = 2;
-  constexpr size_t kFrames = 25;
+  constexpr size_t kCount = 25;
   TcpPair pair;
   pair.server.on_each = echo;
   pair.server.keep_frames = false;
@@ -56,8 +56,8 @@ void check_threads(bool unix_socket) {
   std::vector<std::thread> threads;
   for (size_t t = 0; t < kConnections * kThreads; ++t) {
     threads.emplace_back([&, t] {
-      for (size_t i = 0; i < kFrames; ++i) {
-        const uint64_t id = 1 + t * kFrames + i;
+      for (size_t i = 0; i < kCount; ++i) {
+        const uint64_t id = 1 + t * kCount + i;
         const size_t size = (id * 7919) % 20000;
         connections[t % kConnections]->send(
             make_frame(wire::FrameKind::kPush, id, size, static_cast<uint8_t>(id)));
@@ -65,7 +65,7 @@ void check_threads(bool unix_socket) {
     });
   }
   for (auto& thread : threads) thread.join();
-  constexpr size_t kAll = kConnections * kThreads * kFrames;
+  constexpr size_t kAll = kConnections * kThreads * kCount;
   CHECK(pair.client.wait_frames(kConnections + kAll));
   std::vector<bool> seen(kAll + 1);
   for (const wire::Frame& frame : pair.client.take_frames()) {
