@@ -23,13 +23,17 @@ LONG = (
     *("scripts", "tables", "settings", "benchmarks", "replicas"),
 )
 PROGRAMS = {"launch", "launched", "demo", "groups"}
+# Folders whose tests all need what other projects have made.
+INTEGRATIONS = {"models"}
 
 
 def pytest_collection_modifyitems(items):
-    """Marks tests that start processes by their fixtures, too; long folders first."""
+    """Marks tests by their fixtures and folders, too; long folders first."""
     for item in items:
         if PROGRAMS.intersection(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.processes)
+        if item.path.parent.name in INTEGRATIONS:
+            item.add_marker(pytest.mark.integrations)
     order = {name: number for number, name in enumerate(LONG)}
     items.sort(key=lambda item: order.get(item.path.parent.name, len(LONG)))
 

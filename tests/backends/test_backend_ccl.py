@@ -19,7 +19,7 @@ from sync_cases import ONE_THREAD
 from torch_cpudist.backends import ccl
 from torch_cpudist.testing import ProcessRanks
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.integrations]
 
 START_S = 90.0
 VARIABLES = {**ONE_THREAD, "CPUDIST_BACKEND": "ccl"}

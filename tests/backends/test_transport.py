@@ -87,7 +87,9 @@ def check_loss(entry, since_s, limit_s, who):
     assert entry["time_s"] - since_s <= limit_s, entry["time_s"] - since_s
 
 
-@pytest.mark.parametrize("backend", ["gloo", "shm", "ccl"])
+@pytest.mark.parametrize(
+    "backend", ["gloo", "shm", pytest.param("ccl", marks=pytest.mark.integrations)]
+)
 def test_a_killed_rank_is_named_by_every_survivor(backend):
     if backend == "ccl":
         skip_without_oneccl()

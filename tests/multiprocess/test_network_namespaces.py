@@ -23,7 +23,7 @@ from ahead import ahead
 from torch_cpudist.backends import ccl, shm
 from torch_cpudist.errors import BackendUnavailableError
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.integrations]
 
 ADDRESSES = ("10.77.0.1", "10.77.0.2")
 EXAMPLES = [name for name in launch_page.examples() if name.startswith("hosts-")]

@@ -1,0 +1,137 @@
+# Copyright (c) 2026 The torch_cpudist authors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""scripts/test.sh: what each option runs, and what it makes of its outcome.
+
+The script is the real one. What it starts is a Python that notes its arguments and ends
+with the status that the test gives it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.processes
+
+ROOT = Path(__file__).resolve().parents[2]
+EXTRAS = ("plot", "docs", "test", "models", "ccl", "data")
+NO_TEST = "no test has the marker integrations: nothing was tested\n"
+
+
+class Checkout:
+    """A checkout whose environment is complete and whose Python runs nothing."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        shutil.copytree(ROOT / "scripts", folder / "scripts")
+        for name in ("pyproject.toml", "setup.py"):
+            shutil.copy(ROOT / name, folder)
+        self.log = folder / "calls"
+        environment = folder / ".venv"
+        (environment / "torch").mkdir(parents=True)
+        (environment / "torch_root").write_text(str(environment))
+        stamp = self._bash("source scripts/setup_env.sh; environment_stamp").stdout
+        for extra in EXTRAS:
+            (environment / f"setup-{extra}.stamp").write_text(stamp)
+        note = f'echo "$(basename "$0") $*" >>{self.log}'
+        self.program(".venv/bin/python", f'{note}; [ "$2" != pytest ] || exit $STATUS')
+        self.program("scripts/fuzz.sh", note)
+
+    def program(self, name: str, script: str) -> None:
+        path = self.folder / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(f"#!{shutil.which('bash')}\n{script}\n")
+        path.chmod(0o755)
+
+    def _bash(
+        self, command: str, *arguments: str, status: int = 0
+    ) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            ["bash", "-c", command, "bash", *arguments],
+            cwd=self.folder,
+            env=os.environ | {"STATUS": str(status)},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+
+    def test(self, option: str, status: int = 0) -> tuple[int, str, list[str]]:
+        """The script's status and output, and what it has started but the build."""
+        done = self._bash('bash scripts/test.sh "$@"', option, status=status)
+        calls = self.log.read_text().splitlines() if self.log.exists() else []
+        return done.returncode, done.stdout, [c for c in calls if "cmake" not in c]
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Checkout:
+    return Checkout(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("status", "expected", "verdict"), [(0, 0, "ok"), (1, 1, "FAILED"), (5, 0, "ok")]
+)
+def test_integrations_selects_by_marker_and_tells_of_no_test(
+    status: int, expected: int, verdict: str, checkout: Checkout
+) -> None:
+    code, said, calls = checkout.test("--integrations", status)
+    assert code == expected
+    assert (NO_TEST in said) == (status == 5)
+    (line,) = [one for one in said.splitlines() if one.startswith("pytest, ")]
+    assert line.split()[-1] == verdict
+    (call,) = calls
+    assert call.startswith("python -m pytest ")
+    assert call.endswith(" -rfEs -m integrations")
+
+
+@pytest.mark.parametrize("option", ["--quick", "--integrations"])
+def test_python_tests_that_fail_fail_the_script(
+    option: str, checkout: Checkout
+) -> None:
+    assert checkout.test(option, 2)[0] == 1
+
+
+def test_long_fuzzes_by_millions(checkout: Checkout) -> None:
+    code, said, calls = checkout.test("--long")
+    assert (code, calls) == (0, ["fuzz.sh --inputs 10000000"])
+    assert "FAILED" not in said
+
+
+def test_an_unknown_option_shows_the_others(checkout: Checkout) -> None:
+    code, said, calls = checkout.test("--integration")
+    assert (code, said, calls) == (2, "", [])
+
+
+def test_help_and_contributing_name_options_extras_and_packages(
+    checkout: Checkout,
+) -> None:
+    code, said, calls = checkout.test("--help")
+    assert (code, calls) == (0, [])
+    contributing = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    for text in (said, contributing):
+        words = ("--quick", "--integrations", "--long", "models", "ccl", "iproute2")
+        assert [word for word in words if word not in text] == []
+
+
+def test_the_marker_selects_what_needs_other_projects() -> None:
+    models, layouts, hosts = (
+        "tests/models/test_migrating_page.py",
+        "tests/multiprocess/test_layouts.py",
+        "tests/multiprocess/test_network_namespaces.py",
+    )
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q"]
+    done = subprocess.run(
+        [*command, "-m", "integrations", models, layouts, hosts],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=True,
+    )
+    found = {one.split("::")[0] for one in done.stdout.splitlines() if "::" in one}
+    assert found == {models, hosts}
