@@ -295,7 +295,10 @@ def shutdown(pull: str = "all", *, failed: bool | None = None) -> None:
 
     Args:
         pull: as of ``flush``: ``"all"`` brings every row of every table once over the
-            wire, ``"dense"`` and ``"none"`` leave rows as they were last looked up.
+            wire, ``"dense"`` and ``"none"`` leave rows as they were last looked up, and
+            do not fill memory with the initial state of tables: wrapped optimizers get
+            theirs back where it is zeros (Adagrad's ``initial_accumulator_value=0``),
+            and none where it is not, to be built anew before it is stepped as torch's.
         failed: whether this rank ends as a lost one: ``False`` in an ``except:`` whose
             exception is dealt with. ``None`` looks whether one is handled.
 

@@ -270,8 +270,16 @@ def test_parameters_on_other_devices_are_refused_at_wrapping(table):
         model = nn.Embedding(4, 2, sparse=table, device="meta")
         with pytest.raises(
             cpudist.UnsupportedModelError, match=r"on meta; expected cpu or a CUDA"
-        ):
+        ) as refused:
             wrap(model)
+        # What the message says to do can be done.
+        with pytest.raises(NotImplementedError):
+            model.to("cpu")
+        assert "model.to('cpu')" not in str(refused.value)
+        assert "model.to_empty(device='cpu')" in str(refused.value)
+        model.to_empty(device="cpu")
+        model.reset_parameters()
+        wrap(model)
 
     alone(body)
 

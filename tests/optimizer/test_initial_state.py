@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import copy
+import resource
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from sync_cases import run
 from torch import nn
 
 import torch_cpudist as cpudist
+from torch_cpudist.optimizer.initial_state import InitialState
 
 ROWS, DIM = 20, 3
 SERVED = {
@@ -150,3 +152,47 @@ def test_what_cannot_be_made_again_is_kept() -> None:
         assert inner.state[model.table.weight]["sum"] is marked
 
     run(body, 1, 0)
+
+
+def resident_bytes() -> int:
+    with open("/proc/self/statm") as statm:
+        return int(statm.read().split()[1]) * resource.getpagesize()
+
+
+def test_zeros_take_no_memory_until_they_are_written() -> None:
+    weight = nn.Parameter(torch.zeros(500_000, 32))
+    inner = torch.optim.Adagrad([weight])
+    size_bytes = weight.nbytes
+    taken = InitialState([inner], [weight])
+    before = resident_bytes()
+    taken.give_back()
+    grown = resident_bytes() - before
+    assert grown < size_bytes / 4
+    state = inner.state[weight]
+    weight.grad = torch.sparse_coo_tensor(
+        torch.tensor([[3]]), torch.full((1, 32), 2.0), weight.shape
+    )
+    inner.step()
+    assert state["sum"][3].eq(4.0).all()
+    assert not state["sum"][4:].any()
+
+
+@pytest.mark.parametrize("pull", ["none", "dense", "all"])
+@pytest.mark.parametrize("value", [0.0, 0.25])
+def test_shutdown_without_rows_fills_no_memory(pull: str, value: float) -> None:
+    def body(context: cpudist.Context) -> None:
+        model = Net()
+        inner = torch.optim.Adagrad(
+            model.parameters(), lr=0.1, initial_accumulator_value=value
+        )
+        before = {p: copy.deepcopy(state) for p, state in inner.state.items()}
+        opt = cpudist.DistributedOptimizer(inner, model)
+        train(model, opt)
+        context.shutdown(pull)
+        for parameter, state in before.items():
+            if parameter is model.table.weight and pull != "all" and value:
+                assert parameter not in inner.state
+            else:
+                assert_same_state(inner.state[parameter], state)
+
+    run(body, 1, 1)

@@ -18,6 +18,15 @@ def check_device(name: str, device: torch.device) -> None:
     Raises:
         UnsupportedModelError: names the device.
     """
+    if device.type == "meta":
+        # No memory, no values: nothing could be moved.
+        raise UnsupportedModelError(
+            f"parameter {name!r} is on meta; expected cpu or a CUDA device. It has no "
+            "values that servers could begin with: call model.to_empty(device='cpu') "
+            "and initialise all parameters (reset_parameters() of each module, or "
+            "load_state_dict()), then build the optimizer over them and wrap it. Every "
+            "trainer holds every row of a table: docs/strategies.md has the memory."
+        )
     if device.type not in _SUPPORTED:
         raise UnsupportedModelError(
             f"parameter {name!r} is on {device}; expected cpu or a CUDA device. Move "

@@ -329,6 +329,10 @@ class DistributedOptimizer(face.ServedOptimizer, Participant):
         try:
             self._open().check_kept()
             self.flush(pull)
+            if pull != "all":
+                # Rows stay old here: nobody trains them on, so no state either.
+                tables = self._open().placement.tables
+                self._initial.forget_large({id(t.found.weight) for t in tables})
         except ModelChangedError as changed:
             logger.warning("shutdown leaves the model as it is: %s", changed)
 

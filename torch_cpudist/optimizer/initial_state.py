@@ -8,14 +8,18 @@ keep their own, so that a trainer would hold another one of every table for noth
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch.optim import Optimizer
 
 from torch_cpudist.served.state_exchange import has_stepped
+
+_ZEROS = {torch.float32: np.float32, torch.float64: np.float64}
 
 
 @dataclass(frozen=True)
@@ -26,8 +30,19 @@ class _Filled:
     device: torch.device
     value: float
 
+    @property
+    def needs_memory(self) -> bool:
+        """Whether making it again fills memory; the kernel's zeros need none."""
+        plain = self.device.type == "cpu" and self.like.is_contiguous()
+        zero = self.value == 0 and math.copysign(1, self.value) > 0
+        return not (plain and zero and self.like.dtype in _ZEROS)
+
     def made(self) -> torch.Tensor:
-        return torch.full_like(self.like, self.value, device=self.device)
+        if self.needs_memory:
+            return torch.full_like(self.like, self.value, device=self.device)
+        # torch would write the zeros; these pages come with the first write to them.
+        zeros = np.zeros(tuple(self.like.shape), _ZEROS[self.like.dtype])
+        return torch.from_numpy(zeros)
 
 
 def _described(value: Any) -> Any:
@@ -66,8 +81,27 @@ class InitialState:
                 self._taken.append((inner, parameter, described))
                 del inner.state[parameter]
 
+    def forget_large(self, parameters: Container[int]) -> None:
+        """Forgets state that would fill memory: it is not made again.
+
+        Args:
+            parameters: ``id`` of those whose values do not come home either.
+        """
+        self._taken = [
+            (inner, parameter, described)
+            for inner, parameter, described in self._taken
+            if id(parameter) not in parameters
+            or not any(
+                isinstance(value, _Filled) and value.needs_memory
+                for value in described.values()
+            )
+        ]
+
     def give_back(self) -> None:
-        """Makes the state again where there is no other. Idempotent."""
+        """Makes the state again where there is no other. Idempotent.
+
+        Zeros, which torch's Adagrad begins with, take memory only once written to.
+        """
         for inner, parameter, described in self._taken:
             if parameter not in inner.state:
                 inner.state[parameter] = {
