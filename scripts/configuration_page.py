@@ -146,8 +146,9 @@ VARIABLES = {
         "",
         "`int`, 1 to 1024",
         "threads",
-        "cores / (ranks on the host x replicas); a world of one keeps torch's, if that "
-        "is not more",
+        "`OMP_NUM_THREADS`, but for torchrun's 1, else physical cores / ranks on the "
+        "host; a world of one keeps torch's, if that is not more; replicas of an "
+        "executor share those of the rank",
         "torch threads of a rank, and of each of its replicas",
     ),
     "PIN": (

@@ -288,10 +288,11 @@ def shutdown(pull: str = "all", *, failed: bool | None = None) -> None:
     was trained so far; a model that was written after its last step stays as it is.
     Closes the optimizers, which gives wrapped modules their own classes back, destroys
     the process group if ``init()`` made it, and restores torch's thread count. A second
-    call does nothing. After a ``PeerLostError`` it ends at once and raises that again.
-    While an exception is handled (``finally:``, ``except:``) and there are other
-    trainers, this rank ends as a lost one: it has not done its part of the work. The
-    end of a loop (``StopIteration`` and the like) is none, and ``failed`` overrules.
+    call does nothing, nor does one before ``init()`` or after one that failed. After a
+    ``PeerLostError`` it ends at once and raises that again. While an exception is
+    handled (``finally:``, ``except:``) and there are other trainers, this rank ends as
+    a lost one: its work is not done. The end of a loop (``StopIteration`` and the like)
+    is none, and ``failed`` overrules.
 
     Args:
         pull: as of ``flush``: ``"all"`` brings every row of every table once over the
@@ -303,12 +304,13 @@ def shutdown(pull: str = "all", *, failed: bool | None = None) -> None:
             exception is dealt with. ``None`` looks whether one is handled.
 
     Raises:
-        NotInitializedError: ``init()`` was not called in this thread.
+        NotInitializedError: ``init()`` was called in another thread only.
         PeerLostError: a server or a trainer that this rank still served was lost.
-        OperationTimeoutError: trainers live, but made no progress for
-            ``CPUDIST_ROUND_DEADLINE_MS``.
+        OperationTimeoutError: trainers live; none got on (``CPUDIST_ROUND_DEADLINE_MS``).
     """
-    context.get_context().shutdown(pull, failed=failed)
+    fields.check_pull("shutdown", pull)
+    if not context.nothing_to_end():
+        context.get_context().shutdown(pull, failed=failed)
 
 
 def serve() -> None:

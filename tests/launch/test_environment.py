@@ -130,6 +130,31 @@ def test_contradictions_name_what_to_set(changes, says):
     assert says in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("CPUDIST_SERVRES", "CPUDIST_SERVERS"),
+        ("CPUDIST_NUM_THREADS", "CPUDIST_THREADS"),
+        ("cpudist_port", "CPUDIST_PORTS"),
+        ("CPUDIST_GEO_PUSHEVERY", "CPUDIST_GEO_PUSH_EVERY"),
+        # Alike in what all have in common only.
+        ("CPUDIST_FOO", None),
+        ("CPUDIST_TABLES", None),
+        ("CPUDIST_", None),
+    ],
+)
+def test_a_hint_comes_first_and_none_is_better_than_a_wrong_one(name, meant):
+    with pytest.raises(ConfigurationError) as caught:
+        environment.parse({name: "1"})
+    text = str(caught.value)
+    known = [v for v in environment.OWN_VARIABLES if v in text.split(": ", 1)[1]]
+    begin = f"unknown variable {name}: "
+    hint = "" if meant is None else f"did you mean {meant}? "
+    assert text.startswith(f"{begin}{hint}docs/configuration.md lists all ")
+    # And no list of fifty names.
+    assert known in ([], [meant])
+
+
 @pytest.mark.parametrize("text", ["Server", " server ", "SERVER"])
 def test_a_role_is_known_in_any_case(text):
     assert environment.parse({**TORCHRUN, "ROLE_NAME": text}).role_name == "server"

@@ -17,7 +17,7 @@ import torch_cpudist as cpudist
 from torch_cpudist.launch.environment import Environment
 from torch_cpudist.launch.layout import Layout
 from torch_cpudist.launch.torch_threads import TorchThreads
-from torch_cpudist.machine import host
+from torch_cpudist.machine import topology
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ def test_the_thread_count_is_given_back_when_init_fails():
 
 @pytest.mark.usefixtures("two_torch_threads")
 def test_ranks_share_the_cores_of_their_host(monkeypatch):
-    monkeypatch.setattr(host, "cores", lambda: 12)
+    monkeypatch.setattr(topology, "physical_cores", lambda: 12)
     hosts = ("a", "a", "a", "b")
     layout = Layout((0, 1, 2, 3), (0, 1, 2, 3), True, hosts)
     for rank, share in ((1, 4), (3, 12)):

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 
 import pytest
 import torch
@@ -135,3 +136,59 @@ def test_every_trainer_is_told_of_models_that_differ():
             wrapped_and_stepped(model)
 
     run(body, 3)
+
+
+def in_a_new_thread(body):
+    """Where ``init()`` was never called; returns what was raised."""
+    raised = []
+
+    def caught():
+        try:
+            body()
+        except BaseException as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=caught, daemon=True)
+    thread.start()
+    thread.join(60)
+    assert not thread.is_alive()
+    return raised
+
+
+def init_in_vain():
+    try:
+        cpudist.init(rank=3)
+    finally:
+        cpudist.shutdown()
+
+
+def test_shutdown_without_init_is_no_error_that_hides_the_first():
+    (first,) = in_a_new_thread(init_in_vain)
+    assert isinstance(first, cpudist.ConfigurationError)
+    assert "init() was given rank but not" in str(first)
+    assert in_a_new_thread(cpudist.shutdown) == []
+
+    def after_a_failure():
+        with contextlib.suppress(cpudist.ConfigurationError):
+            cpudist.init(rank=3)
+        cpudist.shutdown()
+        cpudist.init()
+        cpudist.shutdown()
+
+    assert in_a_new_thread(after_a_failure) == []
+    (wrong,) = in_a_new_thread(lambda: cpudist.shutdown("sparse"))
+    assert isinstance(wrong, cpudist.InvalidArgumentError)
+
+
+def test_shutdown_in_another_thread_than_init_is_told():
+    """It would end nothing, and the process would count as lost at its end."""
+    context = cpudist.init()
+    try:
+        (found,) = in_a_new_thread(cpudist.shutdown)
+        assert isinstance(found, cpudist.NotInitializedError)
+        assert not context.closed
+        # But a failed init() there is what went wrong.
+        (first,) = in_a_new_thread(init_in_vain)
+        assert isinstance(first, cpudist.ConfigurationError)
+    finally:
+        context.shutdown()

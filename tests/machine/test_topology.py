@@ -169,24 +169,90 @@ def test_more_ranks_than_cores_cannot_be_pinned():
         )
 
 
-def test_replicas_share_the_threads_of_a_rank():
-    layout = Layout((0, 1), (0, 1), True, ("here", "here"))
-    cores = host.cores()
-    for variables, expected in (
-        ({}, max(1, cores // 2)),
-        ({"CPU_NUM": "4"}, max(1, cores // 8)),
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({}, 8),
+        # Of an executor that there is not: it divides when it is made.
+        ({"CPU_NUM": "4"}, 8),
         ({"CPUDIST_THREADS": "3", "CPU_NUM": "4"}, 3),
-    ):
-        made = environment.parse(variables)
-        threads = TorchThreads()
-        threads.take(
-            environment.Environment(
-                rank=1, world_size=2, threads=made.threads, replicas=made.replicas
-            ),
-            layout,
-        )
+        ({"CPUDIST_THREADS": "3", "OMP_NUM_THREADS": "5"}, 3),
+        # torchrun's.
+        ({"OMP_NUM_THREADS": "1"}, 8),
+        ({"OMP_NUM_THREADS": "5"}, 5),
+        ({"OMP_NUM_THREADS": "6,2"}, 6),
+        ({"OMP_NUM_THREADS": "some"}, 8),
+    ],
+)
+def test_ranks_share_the_threads_of_a_host(monkeypatch, variables, expected):
+    monkeypatch.setattr(topology, "physical_cores", lambda: 16)
+    layout = Layout((0, 1), (0, 1), True, ("here", "here"))
+    launched = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}
+    launched |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    threads = TorchThreads()
+    threads.take(environment.parse({**launched, **variables}), layout)
+    try:
         assert torch.get_num_threads() == expected
+        assert threads.cores == 8
+    finally:
         threads.give_back()
+
+
+@pytest.mark.parametrize(
+    ("variables", "had", "expected"),
+    [
+        ({}, 2, 2),
+        ({}, 64, 16),
+        # Somebody wants more than there are.
+        ({"OMP_NUM_THREADS": "64"}, 64, 64),
+        # Set by the script since.
+        ({"OMP_NUM_THREADS": "64"}, 3, 3),
+        ({"OMP_NUM_THREADS": "1", "CPU_NUM": "4"}, 1, 1),
+        ({"CPUDIST_THREADS": "5", "OMP_NUM_THREADS": "3"}, 3, 5),
+    ],
+)
+def test_a_world_of_one_keeps_what_was_chosen(monkeypatch, variables, had, expected):
+    monkeypatch.setattr(topology, "physical_cores", lambda: 16)
+    before = torch.get_num_threads()
+    torch.set_num_threads(had)
+    threads = TorchThreads()
+    try:
+        threads.take(environment.parse(variables), Layout((0,), (0,), True, ("here",)))
+        assert torch.get_num_threads() == expected
+    finally:
+        threads.give_back()
+        assert torch.get_num_threads() == had
+        torch.set_num_threads(before)
+
+
+def test_replicas_share_the_threads_of_a_rank_once_there_is_an_executor(monkeypatch):
+    monkeypatch.setattr(topology, "physical_cores", lambda: 8)
+    before = torch.get_num_threads()
+    torch.set_num_threads(8)
+    model = torch.nn.Linear(1, 1)
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    try:
+        context = cpudist.init(variables={"CPU_NUM": "4"})
+        assert (torch.get_num_threads(), context.cores) == (8, 8)
+        with cpudist.ReplicaExecutor(model, lambda m, x: m(x).sum(), inner) as executor:
+            assert (executor.replicas, executor.num_threads) == (4, 2)
+            executor.run(torch.ones(4, 1))
+        assert torch.get_num_threads() == 8
+    finally:
+        cpudist.shutdown()
+        torch.set_num_threads(before)
+
+
+def test_hyper_threads_of_a_core_count_once(monkeypatch, tmp_path):
+    everything = machine(tmp_path, nodes=2)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: everything)
+    assert topology.physical_cores(tmp_path) == 8
+    # Both threads of two cores, one of a third.
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 8, 1, 9, 2})
+    assert topology.physical_cores(tmp_path) == 3
+    (tmp_path / "sys/fs/cgroup").mkdir(parents=True)
+    (tmp_path / "sys/fs/cgroup/cpu.max").write_text("200000 100000")
+    assert topology.physical_cores(tmp_path) == 2
 
 
 def test_pinning_is_a_world_of_ones_too():
@@ -197,7 +263,7 @@ def test_pinning_is_a_world_of_ones_too():
         store=HashStore(),
         variables={"CPUDIST_PIN": "yes", "CPUDIST_THREADS": "1"},
     )
-    assert context.cores == host.cores()
+    assert context.cores == topology.physical_cores() <= host.cores()
     cpudist.shutdown()
     assert os.sched_getaffinity(0) == mask
 

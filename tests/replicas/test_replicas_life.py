@@ -17,7 +17,7 @@ from sync_cases import Model, assert_same_bits, copy_of
 from torch import nn
 
 import torch_cpudist as cpudist
-from torch_cpudist.machine import host
+from torch_cpudist.machine import host, topology
 
 X = torch.ones(6, 2)
 
@@ -183,7 +183,7 @@ def test_torch_threads_are_the_replicas_own():
 
 def test_settings_without_init(monkeypatch):
     with executor_of(replicas=None) as executor:
-        assert executor.replicas == host.cores()
+        assert executor.replicas == topology.physical_cores() <= host.cores()
         assert (executor.reduce, executor.num_threads) == ("reduce", 1)
     monkeypatch.setenv("CPU_NUM", "3")
     monkeypatch.setenv("CPUDIST_REPLICAS_REDUCE", "allreduce")

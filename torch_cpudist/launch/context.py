@@ -239,6 +239,15 @@ def any_open() -> bool:
     return any(not context.forked for context in open_contexts)
 
 
+def nothing_to_end() -> bool:
+    """Whether ``shutdown()`` in this thread, in a ``finally:`` say, finds no run.
+
+    ``init()`` has failed, or was not called. Where another thread's run is open it is
+    likelier that this is the wrong thread, unless something has gone wrong already.
+    """
+    return last() is None and (sys.exc_info()[1] is not None or not any_open())
+
+
 def get_context() -> Context:
     """Returns the calling thread's context, also after ``shutdown()``.
 

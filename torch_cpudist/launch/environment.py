@@ -86,6 +86,7 @@ class Environment:
         bind: address or interface to listen on; ``None`` chooses.
         ports: first and last port; (0, 0) is any.
         threads: torch threads of this rank; ``None`` takes the share of cores.
+        openmp_threads: the same of ``OMP_NUM_THREADS``, where somebody has chosen it.
         pin: ranks and replicas have cores of their own.
         replicas: of each rank; ``None`` without ``CPU_NUM`` and the like.
         liveness_ms, round_deadline_ms, rpc_deadline_ms: the clocks.
@@ -117,6 +118,7 @@ class Environment:
     bind: str | None = None
     ports: tuple[int, int] = (0, 0)
     threads: int | None = None
+    openmp_threads: int | None = None
     pin: bool = False
     replicas: int | None = None
     liveness_ms: int = 5000
@@ -169,9 +171,10 @@ def _check_names(variables: Mapping[str, str]) -> None:
             raise ConfigurationError(
                 f"{name} is not available in this version: {_LATER[name]}."
             )
-        raise ConfigurationError(
-            f"unknown variable {name}: {fields.nearest(name, known)}"
+        hint = fields.nearest(
+            name.upper(), known, prefix="CPUDIST_", page="docs/configuration.md"
         )
+        raise ConfigurationError(f"unknown variable {name}: {hint}")
 
 
 def _settings(variables: Mapping[str, str]) -> dict[str, str]:
@@ -247,6 +250,20 @@ def _threads(variables: Mapping[str, str]) -> int | None:
     if "CPUDIST_THREADS" not in variables:
         return None
     return _integer(variables, "CPUDIST_THREADS", 1, 1, fields.MAX_THREADS)
+
+
+def _openmp_threads(variables: Mapping[str, str], local_ranks: int) -> int | None:
+    """What ``OMP_NUM_THREADS`` says; torchrun puts 1 there for several ranks.
+
+    What OpenMP does not understand it ignores, and so does this.
+    """
+    text = variables.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    if not (text.isascii() and text.isdecimal()):
+        return None
+    count = int(text)
+    if count == 1 and local_ranks > 1:
+        return None
+    return count if 1 <= count <= fields.MAX_THREADS else None
 
 
 def _pin(variables: Mapping[str, str]) -> bool:
@@ -341,15 +358,14 @@ def parse(variables: Mapping[str, str]) -> Environment:
     server = fields.with_environment(Server(), values)
     for kind in SETTINGS:
         fields.with_environment(kind(), values)
+    local_world_size = (
+        _integer(variables, "LOCAL_WORLD_SIZE", world_size, least=1) if launched else 1
+    )
     made = Environment(
         rank=_integer(variables, "RANK", 0) if launched else 0,
         world_size=world_size,
         local_rank=_integer(variables, "LOCAL_RANK", 0) if launched else 0,
-        local_world_size=(
-            _integer(variables, "LOCAL_WORLD_SIZE", world_size, least=1)
-            if launched
-            else 1
-        ),
+        local_world_size=local_world_size,
         group_rank=_integer(variables, "GROUP_RANK", 0) if launched else 0,
         restart_count=(
             _integer(variables, "TORCHELASTIC_RESTART_COUNT", 0) if launched else 0
@@ -373,6 +389,7 @@ def parse(variables: Mapping[str, str]) -> Environment:
         bind=variables.get("CPUDIST_BIND"),
         ports=_ports(variables),
         threads=_threads(variables),
+        openmp_threads=_openmp_threads(variables, local_world_size),
         pin=_pin(variables),
         replicas=fields.with_environment(Replicas(), values).count,
         liveness_ms=_wait_ms(variables, "CPUDIST_LIVENESS_MS", 5000, least=100),

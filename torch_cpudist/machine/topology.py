@@ -3,7 +3,7 @@
 """Which cores there are, and how ranks and replicas are dealt disjoint ones.
 
 The affinity mask that a process has is already cut to its cgroup's cpuset by the
-kernel; quotas, which are time and not cores, are ``host.cores``'s.
+kernel; quotas, which are time and not cores, are read by ``host.cores``.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from itertools import groupby, pairwise
 from pathlib import Path
 
 from torch_cpudist.errors import ConfigurationError
+from torch_cpudist.machine import host
 
 _ROOT = Path("/")
 _CPUS = "sys/devices/system/cpu"
@@ -88,6 +89,19 @@ def read(allowed: Iterable[int], root: Path = _ROOT) -> list[Core]:
         core = _number(folder / "core_id", number)
         found.append(Core(nodes.get(number, 0), package, core, number))
     return sorted(found)
+
+
+def physical_cores(root: Path = _ROOT) -> int:
+    """Physical cores this process may use: of its affinity, cut by cgroup quotas.
+
+    Two threads of a computation on one physical core wait for each other's arithmetic:
+    they are slower than one.
+
+    Args:
+        root: the folder that has ``proc`` and ``sys``.
+    """
+    whole = {core.physical for core in read(os.sched_getaffinity(0), root)}
+    return min(len(whole), host.cores(root))
 
 
 def _cut(length: int, parts: int) -> list[range]:

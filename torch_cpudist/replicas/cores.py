@@ -13,7 +13,8 @@ from torch.optim import Optimizer
 
 from torch_cpudist.launch import context
 from torch_cpudist.launch.environment import Alone, Environment, parse_alone
-from torch_cpudist.machine import host, topology
+from torch_cpudist.launch.torch_threads import threads_of
+from torch_cpudist.machine import topology
 from torch_cpudist.optimizer.distributed import DistributedOptimizer
 from torch_cpudist.replicas.models import ReplicaModels
 from torch_cpudist.replicas.updates import CopiedUpdate, Update
@@ -29,7 +30,7 @@ class Place:
         count: how many.
         reduce: ``"reduce"`` or ``"allreduce"``.
         num_threads: torch threads of each.
-        share: cores of this process.
+        share: physical cores of this process.
         cores: of each replica, if it is pinned.
         trainer: whose they are.
     """
@@ -70,7 +71,7 @@ def find(
         share, trainer = opened.cores, max(opened.trainer_rank, 0)
     else:
         made = parse_alone(os.environ)
-        share = max(1, host.cores() // made.local_world_size)
+        share = max(1, topology.physical_cores() // made.local_world_size)
         trainer = made.rank
     base = Replicas()
     if optimizers and isinstance(optimizers[0], DistributedOptimizer):
@@ -82,7 +83,7 @@ def find(
     )
     settled = with_environment(given, made.values)
     number = settled.count or share
-    threads = settled.num_threads or made.threads or max(1, share // number)
+    threads = settled.num_threads or made.threads or threads_of(share, 1, number)
     cores = None
     if made.pin:
         mine = topology.read(os.sched_getaffinity(0))

@@ -26,13 +26,27 @@ MAX_THREADS = 1024
 MAX_BYTES = 2**63 - 1
 # Of gradients that travel together: torch's DistributedDataParallel found it enough.
 DEFAULT_BUCKET_BYTES = 25 << 20
+# Words less alike are no slip of each other: a wrong hint is worse than none.
+_ALIKE = 0.7
 
 
-def nearest(word: str, valid: Iterable[str]) -> str:
-    """A hint for a message: the valid word most like ``word``, and all of them."""
+def nearest(word: str, valid: Iterable[str], prefix: str = "", page: str = "") -> str:
+    """A hint for a message: the valid word much like ``word``, if any, then all.
+
+    Args:
+        word: what was found.
+        valid: what could have been meant.
+        prefix: what all words begin with; only the rest is compared.
+        page: that lists all of them, where a message cannot: they are many.
+    """
     words = sorted(valid)
-    close = difflib.get_close_matches(word, words, n=1, cutoff=0.5)
-    hint = f"did you mean {close[0]}? " if close else ""
+    rests = {known.removeprefix(prefix): known for known in words}
+    close = difflib.get_close_matches(
+        word.removeprefix(prefix), rests, n=1, cutoff=_ALIKE
+    )
+    hint = f"did you mean {rests[close[0]]}? " if close else ""
+    if page:
+        return f"{hint}{page} lists all {len(words)}."
     return f"{hint}Valid: {', '.join(words)}."
 
 

@@ -14,10 +14,9 @@ class Replicas:
     """How a ``ReplicaExecutor`` over this strategy's optimizer runs.
 
     Attributes:
-        count: replicas of a process. ``None``: 1 as far as the optimizer is concerned
-            (``init()`` counts threads with it), for a ``ReplicaExecutor`` this
-            process's share of the cores. ``CPU_NUM`` sets it too.
-            ``CPUDIST_REPLICAS_COUNT``.
+        count: replicas of a ``ReplicaExecutor``, which is made by the script; without
+            one nothing is divided. ``None``: this process's share of the physical
+            cores. ``CPU_NUM`` sets it too. ``CPUDIST_REPLICAS_COUNT``.
         reduce: ``"reduce"``: replicas share parameters, each of which one of them sums
             and updates. ``"allreduce"``: every replica has a copy of the dense
             parameters, and of all others that no server holds.
