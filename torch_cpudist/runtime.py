@@ -306,7 +306,7 @@ def shutdown(pull: str = "all", *, failed: bool | None = None) -> None:
     Raises:
         NotInitializedError: ``init()`` was called in another thread only.
         PeerLostError: a server or a trainer that this rank still served was lost.
-        OperationTimeoutError: trainers live; none got on (``CPUDIST_ROUND_DEADLINE_MS``).
+        OperationTimeoutError: none got on within ``CPUDIST_ROUND_DEADLINE_MS``.
     """
     fields.check_pull("shutdown", pull)
     if not context.nothing_to_end():
