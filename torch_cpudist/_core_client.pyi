@@ -1,6 +1,6 @@
 # Copyright (c) 2026 The torch_cpudist authors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""The classes ``Client``, ``ParamSet`` and ``GeoExchange`` of the compiled core.
+"""A client of the compiled core, its parameter sets, and what is built on them.
 
 Conventions as in ``_core``.
 """
@@ -117,21 +117,8 @@ class ParamSet:
         max_merge: int,
         mean: Sequence[bool],
         pull_every: int,
-    ) -> None:
-        """Starts what sends queued pushes; see ``csrc/client/push/queue.h``."""
-
-    def enqueue(
-        self,
-        *,
-        configs: Sequence[OptimizerConfig],
-        parameters: Sequence[tuple[int, int]] = (),
-        tables: Sequence[tuple[int, int, int, int]] = (),
-        weights: Sequence[int] = (),
-        samples: int = 0,
-        clip_value: float = 0.0,
-        clip_norm: float = 0.0,
-    ) -> int:
-        """One step: queues a copy of the gradients; see ``csrc/client/param_set.h``."""
+    ) -> AsyncPushes:
+        """Starts what sends queued pushes; see ``csrc/client/arrivals/queue.h``."""
 
     def prefetch(
         self,
@@ -152,9 +139,6 @@ class ParamSet:
 
     def drain(self) -> None:
         """Waits until everything queued is applied."""
-
-    def known_steps(self) -> int:
-        """Steps of all trainers as told by server 0, and own ones not answered yet."""
 
     def fetch_table(
         self,
@@ -223,7 +207,29 @@ class ParamSet:
         """Drops a parameter set; the servers free it when the last trainer has."""
 
     def start_exchange(self, *, alone: bool, memory_cap_bytes: int) -> GeoExchange:
-        """Prepares exchanges of deltas, once, after ``start_queue``."""
+        """Prepares exchanges of deltas, and what sends them; once."""
+
+class AsyncPushes:
+    """The steps of a trainer whose pushes are applied as they come.
+
+    Thread safety: one caller of ``enqueue`` at a time.
+    """
+
+    def enqueue(
+        self,
+        *,
+        configs: Sequence[OptimizerConfig],
+        parameters: Sequence[tuple[int, int]] = (),
+        tables: Sequence[tuple[int, int, int, int]] = (),
+        weights: Sequence[int] = (),
+        samples: int = 0,
+        clip_value: float = 0.0,
+        clip_norm: float = 0.0,
+    ) -> int:
+        """Queues a copy of the gradients; see ``csrc/client/arrivals/pushes.h``."""
+
+    def known_steps(self) -> int:
+        """Steps of all trainers as told by server 0, and own ones not answered yet."""
 
 class GeoExchange:
     """The exchange of deltas of a trainer that steps by itself.

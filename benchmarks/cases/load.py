@@ -102,11 +102,13 @@ class Pusher(threading.Thread):
     def run(self) -> None:
         try:
             self.client.connect()
-            param_set = worker.open_set(self.client, self.rank, self.table, self.dense)
+            param_set, queued = worker.open_set(
+                self.client, self.rank, self.table, self.dense
+            )
             self.pull(param_set)
             self.begin.wait()  # all have been answered: the server's idle memory
             self.begin.wait()
-            self.push(param_set)
+            self.push(param_set, queued)
             self.begin.wait()  # all is applied
             if self.rank == 0:
                 param_set.leave()
@@ -120,12 +122,12 @@ class Pusher(threading.Thread):
     def pull(self, param_set: _core.ParamSet) -> None:
         param_set.pull(0, self.keys.ctypes.data, len(self.keys))
 
-    def push(self, param_set: _core.ParamSet) -> None:
+    def push(self, param_set: _core.ParamSet, queued: _core.AsyncPushes) -> None:
         ones = np.ones((ROWS_PER_PUSH, worker.DIM), np.float32)
         table = (0, self.keys.ctypes.data, len(self.keys), ones.ctypes.data)
         while not self.stopping.is_set():
             self.pull(param_set)
-            param_set.enqueue(
+            queued.enqueue(
                 configs=[worker.SGD],
                 parameters=[(0, ones.ctypes.data)],
                 tables=[table],

@@ -34,7 +34,9 @@ def layout(rows: int = ROWS) -> _core.ParamSetLayout:
     )
 
 
-def open_set(client: _core.Client, rank: int, table: Any, dense: Any) -> _core.ParamSet:
+def open_set(
+    client: _core.Client, rank: int, table: Any, dense: Any
+) -> tuple[_core.ParamSet, _core.AsyncPushes]:
     """Opens the parameter set; trainer 0 stores ``table`` and ``dense``."""
     param_set = client.open(layout(len(table)))
     if rank == 0:
@@ -43,8 +45,8 @@ def open_set(client: _core.Client, rank: int, table: Any, dense: Any) -> _core.P
         param_set.store_parameter(0, dense.ctypes.data)
     param_set.ready()
     param_set.bind_table(0, table.ctypes.data)
-    param_set.start_queue(size=2, max_merge=2, mean=[False], pull_every=1)
-    return param_set
+    pushes = param_set.start_queue(size=2, max_merge=2, mean=[False], pull_every=1)
+    return param_set, pushes
 
 
 def resident_bytes(pid: int | str = "self") -> int:
@@ -73,7 +75,7 @@ def push_small(pushes: int) -> None:
     client = _core.Client(run_id=RUN_ID, servers=[[address]], network=network)
     client.connect()
     dense = np.zeros(4, np.float32)
-    param_set = open_set(client, 0, np.zeros((1, DIM), np.float32), dense)
+    param_set, queued = open_set(client, 0, np.zeros((1, DIM), np.float32), dense)
     gradient = np.ones(4, np.float32)
     step = {
         "configs": [SGD],
@@ -85,7 +87,7 @@ def push_small(pushes: int) -> None:
     began = time.monotonic()
     for part in range(10):
         for _ in range(pushes * part // 10, pushes * (part + 1) // 10):
-            param_set.enqueue(**step)
+            queued.enqueue(**step)
         param_set.drain()
         resident.append(resident_bytes())
     elapsed_s = time.monotonic() - began

@@ -65,22 +65,6 @@ void pull_dense(const ParamSetHolder& self, const std::vector<Address>& weights)
   self.get().pull_dense(pointers(weights));
 }
 
-client::StepPush make_step(std::vector<OptimizerConfig> configs,
-                           const std::vector<ParameterArgument>& parameters,
-                           const std::vector<TableArgument>& tables,
-                           const std::vector<Address>& weights) {
-  client::StepPush step;
-  step.configs = std::move(configs);
-  for (const auto& [index, gradient] : parameters) {
-    step.parameters.push_back({index, at<const void>(gradient)});
-  }
-  for (const auto& [index, keys, count, rows] : tables) {
-    step.tables.push_back({index, at<const int64_t>(keys), count, at<const float>(rows)});
-  }
-  step.weights = pointers(weights);
-  return step;
-}
-
 uint64_t push(const ParamSetHolder& self, std::vector<OptimizerConfig> configs,
               const std::vector<ParameterArgument>& parameters,
               const std::vector<TableArgument>& tables, const std::vector<Address>& weights,
@@ -95,17 +79,6 @@ uint64_t push(const ParamSetHolder& self, std::vector<OptimizerConfig> configs,
   return self.get().push(step);
 }
 
-uint64_t enqueue(const ParamSetHolder& self, std::vector<OptimizerConfig> configs,
-                 const std::vector<ParameterArgument>& parameters,
-                 const std::vector<TableArgument>& tables, const std::vector<Address>& weights,
-                 uint64_t samples, double clip_value, double clip_norm) {
-  client::StepPush step = make_step(std::move(configs), parameters, tables, weights);
-  step.samples = samples;
-  step.clip_value = clip_value;
-  step.clip_norm = clip_norm;
-  return self.get().enqueue(step);
-}
-
 // (table, address of the ids, count, whether they are int32)
 using ComingArgument = std::tuple<uint32_t, Address, uint64_t, bool>;
 
@@ -116,11 +89,6 @@ uint64_t prefetch(const ParamSetHolder& self, const std::vector<ComingArgument>&
     coming.push_back({table, at<const void>(address), count, are_int32});
   }
   return self.get().prefetch(coming, managed);
-}
-
-void start_queue(const ParamSetHolder& self, uint32_t size, uint32_t max_merge,
-                 const std::vector<bool>& mean, uint32_t pull_every) {
-  self.get().start_queue({size, max_merge, mean, pull_every});
 }
 
 // {"0": n, "1": n, "2-3": n, ...} up to the last bucket that has something.
@@ -270,15 +238,7 @@ void bind_steps(ParamSetClass& set) {
           py::arg("weights") = std::vector<Address>(), py::arg("weight") = 1.0,
           py::arg("samples") = 0, py::arg("by_samples") = false, py::arg("clip_value") = 0.0,
           py::arg("clip_norm") = 0.0, NoGil())
-      .def("enqueue", &enqueue, py::kw_only(), py::arg("configs"),
-           py::arg("parameters") = std::vector<ParameterArgument>(),
-           py::arg("tables") = std::vector<TableArgument>(),
-           py::arg("weights") = std::vector<Address>(), py::arg("samples") = 0,
-           py::arg("clip_value") = 0.0, py::arg("clip_norm") = 0.0, NoGil())
-      .def("start_queue", &start_queue, py::kw_only(), py::arg("size"), py::arg("max_merge"),
-           py::arg("mean"), py::arg("pull_every"), NoGil())
-      .def("drain", of_set(&ParamSet::drain), NoGil())
-      .def("known_steps", of_set(&ParamSet::known_steps));
+      .def("drain", of_set(&ParamSet::drain), NoGil());
 }
 
 void bind_membership(ParamSetClass& set) {
@@ -297,6 +257,7 @@ void bind_client(py::module_& module) {
   bind_values(set);
   bind_steps(set);
   bind_membership(set);
+  bind_pushes(module, set);
   bind_exchange(module, set);
   py::class_<ClientHolder> client(module, "Client");
   bind_constructor(client);

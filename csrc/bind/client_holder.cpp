@@ -64,6 +64,22 @@ std::unique_ptr<std::unique_ptr<client::Client>> make(
 
 }  // namespace
 
+client::StepPush make_step(std::vector<kernels::OptimizerConfig> configs,
+                           const std::vector<ParameterArgument>& parameters,
+                           const std::vector<TableArgument>& tables,
+                           const std::vector<Address>& weights) {
+  client::StepPush step;
+  step.configs = std::move(configs);
+  for (const auto& [index, gradient] : parameters) {
+    step.parameters.push_back({index, at<const void>(gradient)});
+  }
+  for (const auto& [index, keys, count, rows] : tables) {
+    step.tables.push_back({index, at<const int64_t>(keys), count, at<const float>(rows)});
+  }
+  step.weights = pointers(weights);
+  return step;
+}
+
 ClientHolder::ClientHolder(client::ClientOptions options,
                            const std::shared_ptr<NetworkHolder>& network,
                            const std::shared_ptr<RankNetworkHolder>& ranks, py::object logger)

@@ -84,6 +84,14 @@ auto method(Result (Class::*call)(Arguments...) const) {
   };
 }
 
+// One step, as methods take it. Its memory is the caller's.
+client::StepPush make_step(std::vector<kernels::OptimizerConfig> configs,
+                           const std::vector<ParameterArgument>& parameters,
+                           const std::vector<TableArgument>& tables,
+                           const std::vector<Address>& weights);
+
+// The class of trainers whose pushes are applied as they come, and how a set begins with it.
+void bind_pushes(py::module_& module, ParamSetClass& set);
 // The class of trainers that step by themselves and exchange deltas, and how a set begins with it.
 void bind_exchange(py::module_& module, ParamSetClass& set);
 

@@ -7,6 +7,8 @@
 #include <string>
 #include <utility>
 
+#include "client/modes.h"
+
 namespace cpudist::client {
 
 namespace {
@@ -18,9 +20,9 @@ bool agree(const Shared& shared, const wire::BarrierReply& first,
     const auto& [id, round] = first.rounds[i];
     if (id != second.rounds[i].first) return false;
     const auto set = shared.find(id);
-    const bool on_arrival = set && set->state()->layout.mode == wire::UpdateMode::kOnArrival;
+    const bool counted = !set || set->counts_rounds();
     // A trainer that died may have reached only some servers.
-    if (!on_arrival && round != second.rounds[i].second) return false;
+    if (counted && round != second.rounds[i].second) return false;
   }
   return true;
 }
@@ -32,7 +34,7 @@ Client::Client(ClientOptions options, const ConnectorFactory& make_connector)
 
 Client::~Client() {
   shared_.session.disconnect();
-  for (const auto& set : shared_.sets()) set->stop_queue();
+  for (const auto& set : shared_.sets()) set->stop_background();
   shared_.release_closed();
 }
 
@@ -45,7 +47,7 @@ std::shared_ptr<ParamSet> Client::open(const wire::ParamSetLayout& layout) {
       throw Error(ErrorCode::kInvalidArgument, std::string("open: ") + what);
     }
   }
-  auto set = std::make_shared<ParamSet>(shared_, next_set_, layout);
+  auto set = std::make_shared<ParamSet>(shared_, next_set_, layout, membership_of(layout));
   ++next_set_;
   shared_.run_all(
       wire::FrameKind::kOpen, set->id(), [set] { return encode(set->state()->layout); },
@@ -57,7 +59,7 @@ std::shared_ptr<ParamSet> Client::open(const wire::ParamSetLayout& layout) {
 }
 
 void Client::barrier() {
-  for (const auto& set : shared_.sets()) set->drain_queue();
+  for (const auto& set : shared_.sets()) set->drain_background();
   const Shared::Lock lock = shared_.sequence();
   shared_.run_all(
       wire::FrameKind::kBarrier, wire::kNoParamSet, [] { return Buffer(); },
@@ -80,7 +82,7 @@ void Client::barrier() {
 }
 
 void Client::goodbye() {
-  for (const auto& set : shared_.sets()) set->drain_queue();
+  for (const auto& set : shared_.sets()) set->drain_background();
   Session& session = shared_.session;
   // A step that was interrupted may wait for trainers that never come. Death is not goodbye: if it
   // is still in flight after a while, the servers are left without one.

@@ -1,7 +1,8 @@
 // Copyright (c) 2026 The torch_cpudist authors.
 // SPDX-License-Identifier: BSD-3-Clause
 //
-// What comes before what: the queue, interrupted operations, locks; then the work itself.
+// What comes before what: what works beside it, interrupted operations, locks; then the work
+// itself.
 #include "client/param_set.h"
 
 #include <algorithm>
@@ -9,29 +10,24 @@
 #include <utility>
 #include <vector>
 
-#include "client/membership.h"
-#include "client/pull.h"
-#include "client/push/coding.h"
 #include "client/push/packing.h"
-#include "client/push/round.h"
-#include "client/transfer.h"
+#include "client/rounds/push.h"
+#include "client/values/pull.h"
+#include "client/values/transfer.h"
 
 namespace cpudist::client {
 
-ParamSet::ParamSet(Shared& shared, uint32_t id, const wire::ParamSetLayout& layout)
+ParamSet::ParamSet(Shared& shared, uint32_t id, const wire::ParamSetLayout& layout,
+                   const Membership& membership)
     : shared_(shared),
       state_(std::make_shared<SetState>(id, layout, shared.owners, shared.server_count())),
-      prefetcher_(std::make_shared<Prefetcher>(*state_, shared.session, shared.pool)) {}
+      prefetcher_(std::make_shared<Prefetcher>(*state_, shared.session, shared.pool)),
+      membership_(membership) {}
 
 void ParamSet::check_open() const {
   if (!state_->closed) return;
   throw Error(ErrorCode::kClosed,
               "parameter set " + std::to_string(id()) + " is not open on this client");
-}
-
-std::shared_ptr<PushQueue> ParamSet::queue() const {
-  const std::lock_guard lock(mutex_);
-  return queue_;
 }
 
 void ParamSet::forget_rows() {
@@ -42,7 +38,7 @@ void ParamSet::forget_rows() {
 // ---- opening and closing ------------------------------------------------------------------------
 
 void ParamSet::accept_open(std::span<const RequestPtr> replies) {
-  state_->round = agreed_round(*state_, replies);
+  state_->round = agreed_round(membership_, replies);
   state_->ready = std::all_of(replies.begin(), replies.end(), [](const RequestPtr& request) {
     return wire::decode_round_reply(request->reply.payload.bytes()).ready;
   });
@@ -58,8 +54,9 @@ void ParamSet::ready() {
   check_open();
   shared_.run_all(
       wire::FrameKind::kReady, id(), [] { return Buffer(); },
-      [set = state_, prefetcher = prefetcher_](std::span<const RequestPtr> replies) {
-        set->round = agreed_round(*set, replies);
+      [set = state_, prefetcher = prefetcher_,
+       &membership = membership_](std::span<const RequestPtr> replies) {
+        set->round = agreed_round(membership, replies);
         set->member = true;
         prefetcher->drop_all();
         set->invalidate_tables();
@@ -79,7 +76,7 @@ void ParamSet::close() {
           shared.remove(set->id);
         });
   }
-  stop_queue();
+  stop_background();
   shared_.release_closed();
 }
 
@@ -204,106 +201,53 @@ uint64_t ParamSet::push(const StepPush& step) {
   return state_->dense_version(0).round - 1;
 }
 
-// ---- updates on arrival -------------------------------------------------------------------------
+// ---- what works beside it -----------------------------------------------------------------------
 
-void ParamSet::start_queue(const QueueOptions& options) {
-  check_open();
-  const wire::ParamSetLayout& layout = state_->layout;
+std::shared_ptr<Background> ParamSet::background() const {
   const std::lock_guard lock(mutex_);
-  const bool queues = layout.mode == wire::UpdateMode::kOnArrival || layout.exchanges_deltas;
-  if (!queues || queue_) {
-    throw Error(ErrorCode::kInvalidArgument, "parameter set " + std::to_string(id()) +
-                                                 " is updated in rounds, or has its queue already");
-  }
-  check_options(options, layout);
-  queue_ = std::make_shared<PushQueue>(shared_.session, shared_.sequenced(), state_, options,
-                                       shared_.pool);
+  return background_;
 }
 
-uint64_t ParamSet::enqueue(const StepPush& step) {
-  shared_.settle();
+bool ParamSet::has_background() const { return background() != nullptr; }
+
+void ParamSet::attach(std::shared_ptr<Background> background) {
   check_open();
-  SetState& set = *state_;
-  const auto queue = this->queue();
-  if (!queue) {
+  const std::lock_guard lock(mutex_);
+  if (background_) {
     throw Error(ErrorCode::kInvalidArgument,
-                "parameter set " + std::to_string(id()) + " has no queue: call start_queue first");
+                "parameter set " + std::to_string(id()) + " has what sends for it already");
   }
-  queue->throw_failure();
-  const bool bounded = set.layout.max_staleness != wire::kAnyStaleness;
-  if (!set.member && bounded) {
-    throw Error(ErrorCode::kInvalidArgument,
-                "step: this trainer has left, and the values of this gradient are older than "
-                "max_staleness may allow. Call opt.join() before the forward of the next step");
-  }
-  prepare_push(set, step);
-  prefetcher_->prepare();
-  QueuedPush push;
-  push.read = set.take_read();
-  if (!set.member) join();
-  push.configs = step.configs;
-  push.samples = step.samples;
-  const bool ordered = orders_rows(set, shared_.session, step.clip_norm > 0.0);
-  push.payloads =
-      pack_push(set, step, shared_.pool, prefetcher_.get(), queue->next_wants_dense(), ordered);
-  clip_push(set, push.payloads, step.clip_value, step.clip_norm);
-  shared_.rows_pushed += packed_rows(set);
-  ++set.step;  // before the rows are stale: a row read meanwhile is read again for this step
-  set.invalidate_tables();
-  prefetcher_->finish_push();
-  queue->add(std::move(push));
-  if (bounded) queue->drain();
-  take_arrived(*queue, step.weights);
-  return std::max(set.dense_version(0).round, queue->version());
-}
-
-void ParamSet::take_arrived(PushQueue& queue, std::span<void* const> weights) {
-  const std::vector<wire::Frame> replies = queue.take_arrived();
-  for (uint32_t s = 0; s < replies.size(); ++s) {
-    if (replies[s].payload.empty()) continue;
-    // Values pulled meanwhile may be newer.
-    const wire::Version version = unpack_dense(*state_, replies[s], {});
-    if (version.round < state_->dense_version(s).round) continue;
-    unpack_dense(*state_, replies[s], weights);
-    state_->note_dense(s, version);
-  }
-}
-
-uint64_t ParamSet::known_steps() {
-  check_open();
-  const uint64_t told = state_->dense_version(0).steps;
-  const auto queue = this->queue();
-  return queue ? queue->steps(told) : told;
+  background_ = std::move(background);
 }
 
 void ParamSet::drain() {
   check_open();
-  drain_queue();
+  drain_background();
 }
 
-void ParamSet::drain_queue() {
-  if (const auto queue = this->queue()) queue->drain();
+void ParamSet::drain_background() {
+  if (const auto running = background()) running->drain();
 }
 
-void ParamSet::stop_queue() {
-  const auto queue = this->queue();
-  if (!queue) return;
-  queue->stop();
+void ParamSet::stop_background() {
+  const auto running = background();
+  if (!running) return;
+  running->stop();
   const std::lock_guard lock(mutex_);
-  if (!queue_) return;  // somebody else was faster
+  if (!background_) return;  // somebody else was faster
   ClientStats stats;
-  queue->add_stats(&stats);
+  running->add_stats(&stats);
   shared_.count_closed(stats);
-  queue_.reset();
+  background_.reset();
 }
 
 void ParamSet::add_stats(ClientStats* stats) const {
-  if (const auto queue = this->queue()) queue->add_stats(stats);
+  if (const auto running = background()) running->add_stats(stats);
 }
 
 // ---- membership ---------------------------------------------------------------------------------
 
-void ParamSet::join_sequenced() { shared_.drive(make_join(shared_, state_)); }
+void ParamSet::join_sequenced() { shared_.drive(membership_.make_join(shared_, state_)); }
 
 void ParamSet::join() {
   const Shared::Lock lock = shared_.sequence();

@@ -4,14 +4,14 @@
 // A parameter set as its trainer uses it: pulls, steps, values to store and to fetch, membership.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <mutex>
 #include <span>
 
+#include "client/background.h"
+#include "client/membership.h"
 #include "client/prefetch.h"
-#include "client/push/queue.h"
 #include "client/push/step.h"
 #include "client/shared.h"
 #include "client/state.h"
@@ -21,8 +21,8 @@ namespace cpudist::client {
 // Made by Client::open, which holds it until it is closed. It may be held longer than that, by
 // others too, but not be called after the end of its client.
 //
-// Ownership: the set has its queue and its state; the queue and operations under way hold the state
-// alone, so nothing holds itself.
+// Ownership: the set has its state and what works beside it; that and operations under way hold the
+// state alone, so nothing holds itself.
 //
 // Thread safety: any thread; requests that change a server (push, leave, join, store) are
 // serialised by the client. All throw kClosed once the set is closed.
@@ -32,7 +32,9 @@ namespace cpudist::client {
 // earlier call is used then, except those of bind_table.
 class ParamSet {
  public:
-  ParamSet(Shared& shared, uint32_t id, const wire::ParamSetLayout& layout);
+  // `membership` outlives it.
+  ParamSet(Shared& shared, uint32_t id, const wire::ParamSetLayout& layout,
+           const Membership& membership);
   ParamSet(const ParamSet&) = delete;
   ParamSet& operator=(const ParamSet&) = delete;
 
@@ -72,17 +74,7 @@ class ParamSet {
   // with several groups of trainers among the updates of server 0 by all of them.
   uint64_t push(const StepPush& step);
 
-  // ---- updates on arrival ----
-  void start_queue(const QueueOptions& options);
-  // One step: packs the gradient, queues it and takes the newest dense values in that have come.
-  // Waits for room in the queue; with max_staleness until it is applied. Throws what an earlier
-  // push failed with; kUnpulledRow before anything is queued; after kInterrupted and kTimeout it is
-  // queued. Returns the version of server 0's values.
-  uint64_t enqueue(const StepPush& step);
-  void drain();  // until everything queued is applied
-  // Steps of all trainers, as far as server 0 has told, and those of this one that it has not
-  // answered yet. A merged push counts each of its steps.
-  uint64_t known_steps();
+  void drain();  // until what was handed to those who send beside it is applied
   // Takes part again; rows and dense values of before are to be pulled anew. With a bound on
   // staleness also needed after a barrier, and before the next gradient is computed.
   void join();
@@ -95,28 +87,32 @@ class ParamSet {
   void check_open() const;  // throws kClosed
   Shared& shared() const { return shared_; }
   const std::shared_ptr<SetState>& state() const { return state_; }
-  std::shared_ptr<PushQueue> queue() const;  // null: it has none
-  // One taker has the answers of the queue, beside enqueue. False: there is one.
-  bool claim_answers() { return !answers_claimed_.exchange(true); }
+  Prefetcher& prefetcher() const { return *prefetcher_; }
+  // Whether all servers count the same rounds of it.
+  bool counts_rounds() const { return membership_.counts_rounds(); }
+  bool has_background() const;
+  // It is drained before what reads or changes the servers, and stopped when the set is closed.
+  // Throws kInvalidArgument where there is one.
+  void attach(std::shared_ptr<Background> background);
 
  private:
   friend class Client;
   friend class Shared;
   void accept_open(std::span<const RequestPtr> replies);
   void accept_barrier(uint64_t round);
-  void drain_queue();
-  void stop_queue();  // without locks: its thread may wait for one
+  std::shared_ptr<Background> background() const;  // null: it has none
+  void drain_background();
+  void stop_background();  // without locks: a thread of it may wait for one
   void add_stats(ClientStats* stats) const;
   void join_sequenced();
   void forget_rows();  // rows that are here or on their way are not to be used any more
-  void take_arrived(PushQueue& queue, std::span<void* const> weights);
 
   Shared& shared_;
   const std::shared_ptr<SetState> state_;
   const std::shared_ptr<Prefetcher> prefetcher_;
-  std::atomic<bool> answers_claimed_{false};
-  mutable std::mutex mutex_;  // of `queue_`
-  std::shared_ptr<PushQueue> queue_;
+  const Membership& membership_;
+  mutable std::mutex mutex_;  // of what follows
+  std::shared_ptr<Background> background_;
 };
 
 }  // namespace cpudist::client

@@ -132,7 +132,7 @@ void Shared::release_closed() {
     const std::lock_guard lock(mutex_);
     std::swap(closed, closed_);
   }
-  for (const auto& set : closed) set->stop_queue();
+  for (const auto& set : closed) set->stop_background();
 }
 
 std::shared_ptr<ParamSet> Shared::find(uint32_t id) const {
@@ -148,10 +148,10 @@ std::vector<std::shared_ptr<ParamSet>> Shared::sets() const {
   return open;
 }
 
-void Shared::count_closed(const ClientStats& queue) {
+void Shared::count_closed(const ClientStats& stats) {
   const std::lock_guard lock(mutex_);
-  closed_queues_.wait_s += queue.wait_s;
-  closed_queues_.staleness.add(queue.staleness);
+  closed_background_.wait_s += stats.wait_s;
+  closed_background_.staleness.add(stats.staleness);
 }
 
 void Shared::count_round(std::span<const wire::Version> read,
@@ -170,8 +170,8 @@ void Shared::add_stats(ClientStats* stats) const {
   const auto open = sets();
   {
     const std::lock_guard lock(mutex_);
-    stats->wait_s += closed_queues_.wait_s;
-    stats->staleness.add(closed_queues_.staleness);
+    stats->wait_s += closed_background_.wait_s;
+    stats->staleness.add(closed_background_.staleness);
     stats->staleness.add(group_staleness_);
   }
   for (const auto& set : open) set->add_stats(stats);

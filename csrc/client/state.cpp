@@ -42,9 +42,7 @@ SetState::SetState(uint32_t set_id, const wire::ParamSetLayout& set_layout,
   for (uint32_t b = 0; b < layout.blocks.size(); ++b) {
     parameter_blocks[layout.blocks[b].parameter].push_back(b);
   }
-  // Deltas need none: what is rounded off of them stays movement.
-  const bool lossy = layout.push_dtype != wire::WireDType::kFloat32;
-  if (lossy && !layout.exchanges_deltas) residues = std::make_unique<Residues>(layout);
+  if (rounds_gradients(layout)) residues = std::make_unique<Residues>(layout);
 }
 
 TableCache& SetState::table(uint32_t index) {

@@ -7,7 +7,7 @@
 #include <string>
 
 #include "kernels/optimizers.h"
-#include "server/server.h"
+#include "server/options.h"
 #include "wire/messages.h"
 
 namespace cpudist::server {

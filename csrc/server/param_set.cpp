@@ -20,7 +20,7 @@ namespace cpudist::server {
 using wire::decode_frame;
 
 ParamSet::ParamSet(uint32_t id, Buffer layout_bytes, uint32_t opener,
-                   const std::vector<uint32_t>& active, ServerShared& shared)
+                   const std::vector<uint32_t>& active, ServerShared& shared, const Modes& modes)
     : layout_bytes_(std::move(layout_bytes)),
       opener_(opener),
       state_(id, decode_frame([&] { return wire::decode_layout(layout_bytes_.bytes()); }), shared) {
@@ -30,8 +30,8 @@ ParamSet::ParamSet(uint32_t id, Buffer layout_bytes, uint32_t opener,
   for (uint32_t rank = 0; rank < shared.options.trainer_count; ++rank) {
     if (!members.contains(rank)) closed_.insert(rank);
   }
-  state_.replies = make_replies(state_, members);
-  policy_ = make_policy(state_, members);
+  state_.replies = modes.make_replies(state_, members);
+  policy_ = modes.make_policy(state_, members);
 }
 
 void ParamSet::make_store() {
@@ -300,7 +300,7 @@ void ParamSet::start(const Ticket& ticket, Outbox& outbox) {
 
 // ---- pushes ----
 
-void ParamSet::decode_push_into(RoundPush* push) const {
+void ParamSet::decode_push_into(Push* push) const {
   const ServerShared& shared = state_.shared;
   const uint64_t coded_bytes = push->payload.size();
   uint64_t plain_bytes = 0;
@@ -322,7 +322,7 @@ void ParamSet::decode_push_into(RoundPush* push) const {
 
 void ParamSet::push(const Ticket& ticket, Buffer payload, bool coded, Outbox& outbox) {
   ServerShared& shared = state_.shared;
-  RoundPush push;
+  Push push;
   push.ticket = ticket;
   push.payload = std::move(payload);
   if (coded) decode_push_into(&push);

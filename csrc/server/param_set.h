@@ -25,9 +25,9 @@ namespace cpudist::server {
 class ParamSet {
  public:
   // `opener` sent `layout_bytes` first; `active` are the trainers that take part: not those that
-  // have said goodbye.
+  // have said goodbye. `modes` has what the layout asks for.
   ParamSet(uint32_t id, Buffer layout_bytes, uint32_t opener, const std::vector<uint32_t>& active,
-           ServerShared& shared);
+           ServerShared& shared, const Modes& modes);
 
   void open(const Ticket& ticket, const Buffer& layout_bytes, Outbox& outbox);
   // Stores all of it or, with an Error, nothing.
@@ -83,7 +83,7 @@ class ParamSet {
     state_.answer_round(ticket, policy_->round_of(ticket.rank), outbox);
   }
   // Makes a coded push a plain one, under the memory cap. Without the lock.
-  void decode_push_into(RoundPush* push) const;
+  void decode_push_into(Push* push) const;
 
   const Buffer layout_bytes_;
   const uint32_t opener_;

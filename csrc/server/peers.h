@@ -17,9 +17,9 @@
 #include "base/errors.h"
 #include "base/wait.h"
 #include "server/counters.h"
+#include "server/options.h"
 #include "server/outbox.h"
 #include "server/sequencer.h"
-#include "server/server.h"
 #include "transport/channel.h"
 #include "wire/messages.h"
 

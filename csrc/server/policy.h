@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 //
 // When the updates of a parameter set are applied, and which trainers wait for which. A set has one
-// policy, as its layout says: Rounds or Arrivals.
+// policy, as its layout says.
 #pragma once
 
 #include <cstdint>
@@ -10,10 +10,10 @@
 #include <set>
 #include <vector>
 
+#include "server/options.h"
 #include "server/outbox.h"
-#include "server/push.h"
-#include "server/server.h"
 #include "server/state.h"
+#include "server/update/push.h"
 #include "wire/messages.h"
 
 namespace cpudist::server {
@@ -56,7 +56,7 @@ class UpdatePolicy {
   virtual void check_push(const Ticket& ticket, const wire::PushHeader& header) const = 0;
   // Whether a push of `rank` may be applied at once and others may be waiting for that.
   virtual bool is_due(uint32_t rank) const = 0;
-  virtual void push(RoundPush push, Outbox& outbox) = 0;
+  virtual void push(Push push, Outbox& outbox) = 0;
   virtual void commit(const Ticket& ticket, const wire::Commit& commit, Outbox& outbox) = 0;
 
   // ---- values ----
@@ -70,7 +70,14 @@ class UpdatePolicy {
   virtual void add_stats(ServerStats* stats) const = 0;
 };
 
-// The one that the layout of `state` asks for, whose `members` take part. The state outlives it.
-std::unique_ptr<UpdatePolicy> make_policy(ParamState& state, const std::set<uint32_t>& members);
+class Replies;
+
+// Makes what a layout asks for, where `members` take part. The state outlives what is made.
+struct Modes {
+  std::unique_ptr<UpdatePolicy> (*make_policy)(ParamState& state,
+                                               const std::set<uint32_t>& members);
+  std::unique_ptr<Replies> (*make_replies)(const ParamState& state,
+                                           const std::set<uint32_t>& members);
+};
 
 }  // namespace cpudist::server

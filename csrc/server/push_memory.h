@@ -9,7 +9,7 @@
 
 #include "base/buffer.h"
 #include "server/counters.h"
-#include "server/server.h"
+#include "server/options.h"
 
 namespace cpudist::server {
 

@@ -9,7 +9,7 @@
 
 namespace cpudist::server {
 
-std::map<uint32_t, Answer> ValueReplies::answers(const RoundPushes& pushes,
+std::map<uint32_t, Answer> ValueReplies::answers(const Pushes& pushes,
                                                  const std::vector<uint32_t>& blocks) {
   std::map<uint32_t, Answer> found;
   SharedPayload common;  // of all who hold no rows
@@ -29,7 +29,7 @@ std::map<uint32_t, Answer> ValueReplies::answers(const RoundPushes& pushes,
 }
 
 SharedPayload ValueReplies::held_reply(const std::vector<uint32_t>& blocks,
-                                       const RoundPush& push) const {
+                                       const Push& push) const {
   const wire::PushHolds& holds = push.view.holds;
   const uint64_t updates = state_.version.round - std::min(holds.since, state_.version.round);
   std::vector<wire::TableRef> refs;

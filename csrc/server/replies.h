@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "server/outbox.h"
-#include "server/push.h"
 #include "server/state.h"
+#include "server/update/push.h"
 #include "wire/messages.h"
 
 namespace cpudist::server {
@@ -33,10 +33,10 @@ class Replies {
   // Throws for a push that is not to be answered so.
   virtual void check_push(const wire::PushHeader& header) const = 0;
   // An update was made of these pushes.
-  virtual void note(const RoundPushes& pushes) = 0;
+  virtual void note(const Pushes& pushes) = 0;
   // The answer to each push of an update; `blocks` are those that the update has changed, or of
   // which the pushers may not know the values.
-  virtual std::map<uint32_t, Answer> answers(const RoundPushes& pushes,
+  virtual std::map<uint32_t, Answer> answers(const Pushes& pushes,
                                              const std::vector<uint32_t>& blocks) = 0;
   virtual uint64_t size_bytes() const = 0;  // of what it remembers
 };
@@ -52,18 +52,15 @@ class ValueReplies final : public Replies {
   void follow(uint32_t) override {}
   void forget(uint32_t) override {}
   void check_push(const wire::PushHeader&) const override {}
-  void note(const RoundPushes&) override {}
-  std::map<uint32_t, Answer> answers(const RoundPushes& pushes,
+  void note(const Pushes&) override {}
+  std::map<uint32_t, Answer> answers(const Pushes& pushes,
                                      const std::vector<uint32_t>& blocks) override;
   uint64_t size_bytes() const override { return 0; }
 
  private:
-  SharedPayload held_reply(const std::vector<uint32_t>& blocks, const RoundPush& push) const;
+  SharedPayload held_reply(const std::vector<uint32_t>& blocks, const Push& push) const;
 
   const ParamState& state_;
 };
-
-// Those that the layout of `state` asks for, where `members` take part. The state outlives them.
-std::unique_ptr<Replies> make_replies(const ParamState& state, const std::set<uint32_t>& members);
 
 }  // namespace cpudist::server

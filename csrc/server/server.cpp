@@ -20,7 +20,9 @@
 #include <vector>
 
 #include "base/threads.h"
+#include "server/modes.h"
 #include "server/param_set.h"
+#include "server/shared.h"
 #include "wire/frame_kind.h"
 #include "wire/malformed.h"
 
@@ -395,7 +397,7 @@ void Server::Impl::open(const Ticket& ticket, wire::Frame& frame, Outbox& outbox
     if (slot == nullptr) {
       try {
         slot = std::make_shared<ParamSet>(id, frame.payload.share(), ticket.rank,
-                                          shared.peers.remaining(), shared);
+                                          shared.peers.remaining(), shared, all_modes());
       } catch (...) {
         sets_.erase(id);
         throw;

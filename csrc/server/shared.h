@@ -9,11 +9,11 @@
 
 #include "base/buffer.h"
 #include "server/counters.h"
+#include "server/options.h"
 #include "server/peers.h"
 #include "server/push_memory.h"
-#include "server/rounds/update_pool.h"
 #include "server/sequencer.h"
-#include "server/server.h"
+#include "server/update/pool.h"
 
 namespace cpudist::server {
 

@@ -17,13 +17,13 @@ ParamState::ParamState(uint32_t param_set, const wire::ParamSetLayout& decoded,
 
 ParamState::~ParamState() = default;
 
-void ParamState::release(const RoundPushes& pushes) {
+void ParamState::release(const Pushes& pushes) {
   uint64_t size_bytes = 0;
   for (const auto& [rank, push] : pushes) size_bytes += push.payload.size();
   shared.counters.pending_bytes.fetch_sub(size_bytes);
 }
 
-void ParamState::count_update(const RoundPushes& pushes) {
+void ParamState::count_update(const Pushes& pushes) {
   ++version.round;
   for (const auto& [rank, push] : pushes) {
     version.samples += push.view.header.samples;
@@ -62,8 +62,8 @@ wire::FilledPush ParamState::fill_dense(const std::vector<uint32_t>& blocks,
   return reply;
 }
 
-Answer ParamState::form_of(const SharedPayload& plain, wire::SectionKind kind,
-                           const RoundPush& push, CodedForms* made) const {
+Answer ParamState::form_of(const SharedPayload& plain, wire::SectionKind kind, const Push& push,
+                           CodedForms* made) const {
   if (!push.coding) return plain;
   SharedPayload& coded = (*made)[push.coding->reply];
   if (coded == nullptr) {

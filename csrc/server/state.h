@@ -13,8 +13,8 @@
 #include <span>
 #include <vector>
 
-#include "server/push.h"
 #include "server/shared.h"
+#include "server/update/push.h"
 #include "wire/messages.h"
 
 namespace cpudist::server {
@@ -27,15 +27,15 @@ struct ParamState {
   ~ParamState();
 
   // The pushes that an update was made of are applied, or dropped.
-  void release(const RoundPushes& pushes);
-  void count_update(const RoundPushes& pushes);
+  void release(const Pushes& pushes);
+  void count_update(const Pushes& pushes);
   std::vector<uint32_t> every_block() const;
   Buffer dense_values(const std::vector<uint32_t>& blocks) const;
   wire::FilledPush fill_dense(const std::vector<uint32_t>& blocks,
                               std::span<const wire::TableRef> tables) const;
   // A reply to a push as its sender wants it. `made`: what was coded of the same payload before.
   using CodedForms = std::map<wire::WireDType, SharedPayload>;
-  Answer form_of(const SharedPayload& plain, wire::SectionKind kind, const RoundPush& push,
+  Answer form_of(const SharedPayload& plain, wire::SectionKind kind, const Push& push,
                  CodedForms* made) const;
   void answer_round(const Ticket& ticket, uint64_t round, Outbox& outbox) const;
   // An update failed half way: nobody can use the values any more.

@@ -97,6 +97,12 @@ inline bool is_lossy(const ParamSetLayout& layout) {
   return layout.push_dtype != WireDType::kFloat32 || layout.pull_dtype != WireDType::kFloat32;
 }
 
+// Whether gradients are rounded on their way, and what was rounded off is to be held back. Deltas
+// hold nothing back: what is rounded off of them stays movement.
+inline bool rounds_gradients(const ParamSetLayout& layout) {
+  return layout.push_dtype != WireDType::kFloat32 && !layout.exchanges_deltas;
+}
+
 // Row `key` of `table` belongs to bucket_of(key, table_salt(table)), and bucket b to server
 // b % server_count.
 uint32_t owner_of_bucket(uint32_t bucket, uint32_t server_count);

@@ -37,7 +37,7 @@ class AsyncDriver(ServerDriver):
         super().__init__(parameters, ServedState(made, parameters))
         settings = strategy.communicator
         configs = parameters.placement.layout.configs
-        parameters.opened.start_queue(
+        self._pushes = parameters.opened.start_queue(
             size=settings.send_queue_size,
             max_merge=strategy.max_merge,
             mean=_merged_by_mean(settings.merge_rule, configs),
@@ -58,14 +58,13 @@ class AsyncDriver(ServerDriver):
             Error: what an earlier push failed with.
         """
         count = 0 if samples is None else whole_samples(samples)
-        parameters = self._parameters
-        return parameters.send(
-            parameters.opened.enqueue, served_rules(rules), clip, samples=count
+        return self._parameters.send(
+            self._pushes.enqueue, served_rules(rules), clip, samples=count
         )
 
     def global_step(self, rounds: int) -> int:
         """Steps of all trainers, each of a merged push too, and those still queued."""
-        return self._parameters.opened.known_steps()
+        return self._pushes.known_steps()
 
     def settle(self) -> None:
         """Waits until every queued push is applied."""

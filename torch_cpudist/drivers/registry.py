@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Which strategy is opened and driven by what: every driver's module registers itself.
 
-``torch_cpudist.drivers`` imports them all. Nothing here knows any of them.
+``torch_cpudist.optimizer`` imports them all. Nothing here knows any of them.
 """
 
 from __future__ import annotations

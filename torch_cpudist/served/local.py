@@ -160,12 +160,6 @@ class LocalParameterSet(ParameterSet):
         self.alone = alone
         if not self.tables_current:
             self.pull_tables()
-        self.opened.start_queue(
-            size=1,
-            max_merge=1,
-            mean=[False] * len(placement.layout.configs),
-            pull_every=1,
-        )
         self.exchange = self.opened.start_exchange(
             alone=alone, memory_cap_bytes=memory_cap_bytes
         )

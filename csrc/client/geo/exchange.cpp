@@ -11,6 +11,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "client/arrivals/pushes.h"
 #include "kernels/elementwise.h"
 #include "kernels/hash.h"
 #include "wire/codec/values.h"
@@ -60,16 +61,18 @@ wire::ChangesView view_of(const wire::Frame& reply, const wire::ParamSetLayout& 
 constexpr size_t kPrefetchRows = 8;
 
 [[noreturn]] void refuse(const ParamSet& set) {
-  throw Error(ErrorCode::kInvalidArgument,
-              "parameter set " + std::to_string(set.id()) +
-                  " exchanges no deltas, has no queue, or has begun before");
+  throw Error(ErrorCode::kInvalidArgument, "parameter set " + std::to_string(set.id()) +
+                                               " exchanges no deltas, or has begun before");
 }
 
-std::shared_ptr<PushQueue> queue_of(const ParamSet& set) {
+// An exchange is one push at a time.
+std::shared_ptr<PushQueue> queue_of(ParamSet& set) {
   set.check_open();
-  auto queue = set.queue();
-  if (!set.state()->layout.exchanges_deltas || !queue) refuse(set);
-  return queue;
+  const wire::ParamSetLayout& layout = set.state()->layout;
+  if (!layout.exchanges_deltas || set.has_background()) refuse(set);
+  QueueOptions options;
+  options.mean.assign(layout.configs.size(), false);
+  return start_queue(set, options);
 }
 
 }  // namespace
@@ -77,13 +80,12 @@ std::shared_ptr<PushQueue> queue_of(const ParamSet& set) {
 GeoExchange::GeoExchange(std::shared_ptr<ParamSet> set, bool alone, uint64_t memory_cap_bytes)
     : owner_(std::move(set)),
       set_(*owner_->state()),
-      queue_(queue_of(*owner_)),
       pool_(owner_->shared().pool),
       alone_(alone),
       rows_bytes_(
           room_for_rows(set_, owner_->shared().session.options().trainer_count, memory_cap_bytes)),
+      queue_(queue_of(*owner_)),
       members_(owner_->shared().session.options().trainer_count) {
-  if (!owner_->claim_answers()) refuse(*owner_);
   const wire::ParamSetLayout& layout = set_.layout;
   for (uint32_t t = 0; t < layout.tables.size(); ++t) {
     tables_.emplace_back(layout.tables[t], kernels::table_salt(set_.id, t), owner_->shared().owners,

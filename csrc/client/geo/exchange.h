@@ -13,9 +13,9 @@
 #include <span>
 #include <vector>
 
+#include "client/arrivals/queue.h"
 #include "client/geo/table.h"
 #include "client/param_set.h"
-#include "client/push/queue.h"
 #include "client/push/step.h"
 
 namespace cpudist::client {
@@ -35,7 +35,7 @@ struct ExchangeStats {
 // Thread safety: one caller at a time, the training thread.
 class GeoExchange {
  public:
-  // After ParamSet::start_queue, once for a set. `alone`: there is no other trainer and never will
+  // Starts the queue of the set, once for a set. `alone`: there is no other trainer and never will
   // be; nothing is remembered for an exchange. `memory_cap_bytes`: what pushes may hold on a
   // server, 0 for no cap; an exchange goes in as many pushes as that takes. Throws
   // Error(kOverloaded) if no row fits.
@@ -122,10 +122,10 @@ class GeoExchange {
 
   const std::shared_ptr<ParamSet> owner_;
   SetState& set_;  // of the owner
-  const std::shared_ptr<PushQueue> queue_;
   const wire::Pool pool_;
   const bool alone_;
   uint64_t rows_bytes_;  // of one table in a push to one server, at most
+  const std::shared_ptr<PushQueue> queue_;
   std::vector<GeoTable> tables_;
   std::vector<kernels::AlignedBuffer<uint8_t>> dense_shadows_;  // by parameter
 

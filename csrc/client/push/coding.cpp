@@ -49,13 +49,11 @@ Outbound pull_dense_from(const SetState& set, const Session& session, uint32_t s
           true};
 }
 
-void decode_reply(const SetState& set, Request* request, const wire::Pool& pool) {
+void decode_reply(const SetState& set, wire::SectionKind kind, Request* request,
+                  const wire::Pool& pool) {
   if (!std::exchange(request->reply.header.coded, false)) return;
-  const bool changes =
-      set.layout.exchanges_deltas && request->header.kind == wire::FrameKind::kPush;
-  wire::Decoded decoded =
-      wire::decode_sections(changes ? wire::SectionKind::kChanges : wire::SectionKind::kDense,
-                            request->reply.payload.bytes(), set.layout, wire::allocate_from(pool));
+  wire::Decoded decoded = wire::decode_sections(kind, request->reply.payload.bytes(), set.layout,
+                                                wire::allocate_from(pool));
   request->reply.payload = std::move(decoded.payload);
 }
 

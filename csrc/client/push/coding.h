@@ -39,8 +39,9 @@ Outbound code_pull_for(const SetState& set, const Session& session, uint32_t ser
                        bool exact, const wire::Pool& pool);
 Outbound pull_dense_from(const SetState& set, const Session& session, uint32_t server, bool exact);
 
-// Makes the reply of a push or of a pull of dense values a plain one.
-void decode_reply(const SetState& set, Request* request, const wire::Pool& pool);
+// Makes the reply of a push or of a pull of dense values, with sections of `kind`, a plain one.
+void decode_reply(const SetState& set, wire::SectionKind kind, Request* request,
+                  const wire::Pool& pool);
 // The rows of the reply of a pull; they live as long as it.
 std::vector<std::span<const float>> rows_of_reply(std::span<const wire::TableRef> asked,
                                                   Request* request, const wire::Pool& pool,

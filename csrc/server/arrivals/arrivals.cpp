@@ -64,7 +64,7 @@ void Arrivals::forget(uint32_t rank) {
 void Arrivals::drop(uint32_t rank, Outbox& outbox) {
   forget(rank);
   readers_.erase(rank);
-  RoundPushes dropped;
+  Pushes dropped;
   dropped.insert(waiting_.extract(rank));
   state_.release(dropped);
   apply_due(outbox);  // it may have held others
@@ -109,7 +109,7 @@ bool Arrivals::is_due(uint32_t rank) const {
   return true;
 }
 
-void Arrivals::push(RoundPush push, Outbox& outbox) {
+void Arrivals::push(Push push, Outbox& outbox) {
   push.held.clear();  // only in rounds does a reply bring rows
   const uint32_t rank = push.ticket.rank;
   waiting_.emplace(rank, std::move(push));
@@ -138,9 +138,9 @@ void Arrivals::apply_due(Outbox& outbox) {
 }
 
 void Arrivals::apply(uint32_t rank, Outbox& outbox) {
-  RoundPushes one;
+  Pushes one;
   one.insert(waiting_.extract(rank));
-  const RoundPush& push = one.begin()->second;
+  const Push& push = one.begin()->second;
   state_.release(one);
   try {
     if (compensator_) compensator_->begin(rank, push.view, state_.store);
@@ -163,7 +163,7 @@ void Arrivals::apply(uint32_t rank, Outbox& outbox) {
 // ---- delay compensation ----
 
 // What is kept of a reply is what its receiver reads.
-Answer Arrivals::compensated_answer(const RoundPush& push, const std::vector<uint32_t>& blocks) {
+Answer Arrivals::compensated_answer(const Push& push, const std::vector<uint32_t>& blocks) {
   Buffer values = state_.dense_values(blocks);
   if (push.coding) round_dense(&values, push.coding->reply);
   const auto reply = std::make_shared<const Buffer>(std::move(values));

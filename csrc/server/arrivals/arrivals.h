@@ -13,7 +13,7 @@
 
 #include "server/arrivals/delay_compensator.h"
 #include "server/policy.h"
-#include "server/rounds/update.h"
+#include "server/update/update.h"
 
 namespace cpudist::server {
 
@@ -40,7 +40,7 @@ class Arrivals final : public UpdatePolicy {
 
   void check_push(const Ticket& ticket, const wire::PushHeader& header) const override;
   bool is_due(uint32_t rank) const override;
-  void push(RoundPush push, Outbox& outbox) override;
+  void push(Push push, Outbox& outbox) override;
   void commit(const Ticket& ticket, const wire::Commit& commit, Outbox& outbox) override;
 
   void values_stored() override;
@@ -54,13 +54,13 @@ class Arrivals final : public UpdatePolicy {
   bool bounded() const { return state_.layout.max_staleness != wire::kAnyStaleness; }
   void apply_due(Outbox& outbox);
   void apply(uint32_t rank, Outbox& outbox);
-  Answer compensated_answer(const RoundPush& push, const std::vector<uint32_t>& blocks);
+  Answer compensated_answer(const Push& push, const std::vector<uint32_t>& blocks);
   void round_dense(Buffer* plain, wire::WireDType dtype) const;
 
   ParamState& state_;
-  RoundUpdate update_;
+  GradientUpdate update_;
   const std::unique_ptr<DelayCompensator> compensator_;  // null without delay compensation
-  RoundPushes waiting_;
+  Pushes waiting_;
   // With a bound on staleness: rank -> update after which it read the values of its next gradient.
   std::map<uint32_t, uint64_t> readers_;
 };

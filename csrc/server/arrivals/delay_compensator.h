@@ -21,7 +21,7 @@
 
 #include "base/buffer.h"
 #include "kernels/aligned.h"
-#include "server/rounds/update.h"
+#include "server/update/correction.h"
 #include "table/hash_index.h"
 #include "table/store.h"
 #include "wire/messages.h"

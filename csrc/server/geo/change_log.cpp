@@ -19,7 +19,7 @@ void ChangeLog::forget(uint32_t rank) {
   rows_.forget(rank);
 }
 
-void ChangeLog::note(const RoundPushes& pushes) {
+void ChangeLog::note(const Pushes& pushes) {
   const bool on_arrival = state_.layout.mode == wire::UpdateMode::kOnArrival;
   for (const auto& [rank, push] : pushes) {
     const uint32_t knows = on_arrival ? rank : ChangedRows::kNobody;
@@ -34,8 +34,7 @@ void ChangeLog::check_push(const wire::PushHeader& header) const {
   throw Error(ErrorCode::kInvalidArgument, "deltas are not clipped on servers");
 }
 
-std::map<uint32_t, Answer> ChangeLog::answers(const RoundPushes& pushes,
-                                              const std::vector<uint32_t>&) {
+std::map<uint32_t, Answer> ChangeLog::answers(const Pushes& pushes, const std::vector<uint32_t>&) {
   std::map<uint32_t, Answer> found;
   for (const auto& [rank, push] : pushes) {
     ParamState::CodedForms own;

@@ -27,9 +27,9 @@ class ChangeLog final : public Replies {
   void forget(uint32_t rank) override;
   void check_push(const wire::PushHeader& header) const override;
   // That of a single trainer changed nothing that it does not know itself.
-  void note(const RoundPushes& pushes) override;
+  void note(const Pushes& pushes) override;
   // What each is to be told, which then counts as told; with the values of every block.
-  std::map<uint32_t, Answer> answers(const RoundPushes& pushes,
+  std::map<uint32_t, Answer> answers(const Pushes& pushes,
                                      const std::vector<uint32_t>& blocks) override;
   uint64_t size_bytes() const override { return rows_.size_bytes(); }
 

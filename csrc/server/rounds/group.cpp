@@ -35,7 +35,7 @@ void RoundGroup::check_push(uint32_t rank, uint64_t round) const {
   }
 }
 
-void RoundGroup::push(RoundPush push, Outbox& outbox) {
+void RoundGroup::push(Push push, Outbox& outbox) {
   const uint32_t rank = push.ticket.rank;
   const bool early = joining_.contains(rank);  // its round is the next one
   (early ? early_ : pushes_).emplace(rank, std::move(push));
@@ -72,7 +72,7 @@ void RoundGroup::try_complete(Outbox& outbox) {
       begin_commit(outbox);
       return;
     }
-    if (!RoundUpdate::is_void(pushes_)) update_.apply(pushes_, state_.version.round);
+    if (!GradientUpdate::is_void(pushes_)) update_.apply(pushes_, state_.version.round);
     end_round(outbox);
   } catch (const std::exception& error) {
     break_off(error, outbox);
@@ -80,7 +80,7 @@ void RoundGroup::try_complete(Outbox& outbox) {
 }
 
 void RoundGroup::begin_commit(Outbox& outbox) {
-  const double squared_norm = RoundUpdate::is_void(pushes_) ? 0.0 : update_.merge(pushes_);
+  const double squared_norm = GradientUpdate::is_void(pushes_) ? 0.0 : update_.merge(pushes_);
   phase_ = Phase::kCommit;
   for (const auto& [rank, push] : pushes_) {
     state_.shared.sequencer.finish(push.ticket, encode(wire::PushNorm{round_, squared_norm}),
@@ -120,7 +120,7 @@ void RoundGroup::commit(const Ticket& ticket, const wire::Commit& commit, Outbox
 
 void RoundGroup::apply_commit(double total_norm, Outbox& outbox) {
   try {
-    if (!RoundUpdate::is_void(pushes_)) {
+    if (!GradientUpdate::is_void(pushes_)) {
       update_.apply_merged(pushes_, total_norm, state_.version.round);
     }
   } catch (const std::exception& error) {
@@ -136,7 +136,7 @@ void RoundGroup::apply_commit(double total_norm, Outbox& outbox) {
 std::vector<uint32_t> RoundGroup::blocks_of_reply() const {
   // Other groups may have updated any block since this one's last reply.
   if (!alone_) return state_.every_block();
-  if (RoundUpdate::is_void(pushes_)) return {};
+  if (GradientUpdate::is_void(pushes_)) return {};
   return update_.touched_blocks();
 }
 
@@ -286,7 +286,7 @@ void RoundGroup::fail_waiting(const Error& error, Outbox& outbox) {
 void RoundGroup::drop(uint32_t rank, Outbox& outbox) {
   waiting_commits_.erase(rank);
   holders_.erase(rank);
-  RoundPushes dropped;
+  Pushes dropped;
   if (phase_ == Phase::kCollect) dropped.insert(pushes_.extract(rank));
   state_.release(dropped);
   dropped.clear();

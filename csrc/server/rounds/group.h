@@ -11,8 +11,8 @@
 #include <set>
 #include <vector>
 
-#include "server/rounds/update.h"
 #include "server/state.h"
+#include "server/update/update.h"
 
 namespace cpudist::server {
 
@@ -37,7 +37,7 @@ class RoundGroup {
   uint64_t round() const { return round_; }
   // Throws kProtocol for a push out of turn.
   void check_push(uint32_t rank, uint64_t round) const;
-  void push(RoundPush push, Outbox& outbox);
+  void push(Push push, Outbox& outbox);
   void commit(const Ticket& ticket, const wire::Commit& commit, Outbox& outbox);
 
   // Those of `ranks` that belong here take part from the current round on; no join is under way.
@@ -85,14 +85,14 @@ class RoundGroup {
   const std::set<uint32_t> ranks_;
   const bool alone_;
   // Of each group its own: between the two phases of a round others may apply theirs.
-  RoundUpdate update_;
+  GradientUpdate update_;
   uint64_t round_ = 0;  // the next to be applied
   Phase phase_ = Phase::kCollect;
   std::set<uint32_t> members_;
   std::map<uint32_t, uint64_t> joining_;  // rank -> the round from which it is a member
   std::set<uint32_t> holders_;            // joining trainers that keep the round from being applied
-  RoundPushes pushes_;
-  RoundPushes early_;  // of joining trainers, for the round they join at
+  Pushes pushes_;
+  Pushes early_;  // of joining trainers, for the round they join at
   std::map<uint32_t, WaitingCommit> waiting_commits_;
   Committed committed_;
 };

@@ -99,7 +99,7 @@ void Rounds::require_not_lost() const {
   if (const auto lost = state_.shared.peers.find_lost(ranks)) throw *lost;
 }
 
-void Rounds::push(RoundPush push, Outbox& outbox) {
+void Rounds::push(Push push, Outbox& outbox) {
   const uint32_t rank = push.ticket.rank;
   in_group(rank, outbox, [&](RoundGroup& group) { group.push(std::move(push), outbox); });
 }

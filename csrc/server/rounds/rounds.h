@@ -34,7 +34,7 @@ class Rounds final : public UpdatePolicy {
 
   void check_push(const Ticket& ticket, const wire::PushHeader& header) const override;
   bool is_due(uint32_t) const override { return false; }
-  void push(RoundPush push, Outbox& outbox) override;
+  void push(Push push, Outbox& outbox) override;
   void commit(const Ticket& ticket, const wire::Commit& commit, Outbox& outbox) override;
 
   void values_stored() override {}

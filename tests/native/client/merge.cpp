@@ -10,8 +10,8 @@
 #include <utility>
 #include <vector>
 
+#include "client/arrivals/queue.h"
 #include "client/push/packing.h"
-#include "client/push/queue.h"
 #include "client/state.h"
 #include "kernels/hash.h"
 #include "support/check.h"

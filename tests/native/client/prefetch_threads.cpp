@@ -10,6 +10,7 @@
 #include <thread>
 #include <vector>
 
+#include "client/arrivals/pushes.h"
 #include "client/client.h"
 #include "server/server.h"
 #include "support/check.h"
@@ -73,7 +74,7 @@ class Pair {
     if (mode == wire::UpdateMode::kRounds) return;
     client::QueueOptions queue;
     queue.mean = {false};
-    set->start_queue(queue);
+    pushes = std::make_unique<client::AsyncPushes>(set, queue);
   }
 
   std::shared_ptr<transport::InprocNetwork> network_;
@@ -85,6 +86,7 @@ class Pair {
   wire::ParamSetLayout layout;
   std::unique_ptr<client::Client> client;
   std::shared_ptr<client::ParamSet> set;
+  std::unique_ptr<client::AsyncPushes> pushes;
 };
 
 void look_up(Pair& pair, uint32_t table, std::span<const int64_t> ids) {
@@ -101,7 +103,7 @@ void step(Pair& pair, wire::UpdateMode mode, std::span<const int64_t> ids) {
   if (mode == wire::UpdateMode::kRounds) {
     pair.set->push(push);
   } else {
-    pair.set->enqueue(push);
+    pair.pushes->enqueue(push);
   }
 }
 

@@ -16,6 +16,7 @@
 #include <thread>
 #include <vector>
 
+#include "client/arrivals/pushes.h"
 #include "client/client.h"
 #include "server/server.h"
 #include "support/check.h"
@@ -69,6 +70,7 @@ class Gate final : public transport::ConnectionHandler {
 struct Peer {
   uint32_t rank = 0;
   std::shared_ptr<client::ParamSet> set;
+  std::unique_ptr<client::AsyncPushes> pushes;
   std::vector<float> table = std::vector<float>(kQueueRows * kQueueDim);
   std::vector<float> dense = std::vector<float>(6);
   std::atomic<bool> interrupt{false};
@@ -139,7 +141,7 @@ class Run {
     push.weights = {peer.dense.data()};
     for (const int64_t key : keys) ++pushed[static_cast<size_t>(key)];
     ++steps;
-    peer.set->enqueue(push);
+    peer.pushes->enqueue(push);
   }
   // Initial values less the sum of all gradients.
   void check_exactly_once(Peer& reader) {
@@ -180,7 +182,7 @@ class Run {
     }
     peer.set->ready();
     peer.set->bind_table(0, peer.table.data());
-    peer.set->start_queue(plan_.queue);
+    peer.pushes = std::make_unique<client::AsyncPushes>(peer.set, plan_.queue);
     std::vector<void*> weights{peer.dense.data()};
     peer.set->pull_dense(weights);
   }

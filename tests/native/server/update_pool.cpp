@@ -3,7 +3,7 @@
 //
 // The helpers of a round: every task once, and an error when they cannot all be started.
 
-#include "server/rounds/update_pool.h"
+#include "server/update/pool.h"
 
 #include <sys/resource.h>
 

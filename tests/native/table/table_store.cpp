@@ -11,7 +11,7 @@
 #include <stdexcept>
 #include <thread>
 
-#include "server/rounds/update_pool.h"
+#include "server/update/pool.h"
 #include "support/server_fixture.h"
 #include "table/dense_block.h"
 #include "table/hash_index.h"

@@ -1,52 +1,40 @@
 // Copyright (c) 2026 The torch_cpudist authors.
 // SPDX-License-Identifier: BSD-3-Clause
 //
-// One round's arithmetic: the pushes of the members merged in rank order, averaged, clipped and
-// applied. Who is a member and when a round is complete stands in group.h.
+// The arithmetic of one update: its pushes merged in rank order, averaged, clipped and applied. Who
+// pushes, and when it is applied, is the policy's.
 #pragma once
 
 #include <cstdint>
-#include <span>
 #include <vector>
 
 #include "kernels/aligned.h"
 #include "kernels/dedupe.h"
-#include "server/push.h"
-#include "server/rounds/update_pool.h"
+#include "server/update/pool.h"
+#include "server/update/push.h"
 #include "table/store.h"
 
 namespace cpudist::server {
 
-// What changes a merged gradient between the round's merging and its update. Thread safety: from
-// any number of threads for different blocks, or different rows.
-class Correction {
- public:
-  virtual ~Correction() = default;
-  // The corrected gradient of a block: `out`, or `gradient` if there is nothing to correct.
-  virtual const void* correct(const table::DenseBlock& block, const void* gradient, void* out) = 0;
-  // Of rows, gradients[i] belonging to records[i]. Those that change go to out, [rows, dim], in
-  // which a gradient may lie at its place already; gradients[i] then points there.
-  virtual void correct(const table::Table& table, std::span<const int64_t> records,
-                       const float** gradients, float* out) = 0;
-};
+class Correction;
 
 // Thread safety: one caller at a time, who also has the store to itself. Scratch memory is reused
-// between rounds.
-class RoundUpdate {
+// between updates.
+class GradientUpdate {
  public:
-  RoundUpdate(table::ParamStore& store, UpdatePool& pool) : store_(store), pool_(pool) {}
+  GradientUpdate(table::ParamStore& store, UpdatePool& pool) : store_(store), pool_(pool) {}
 
   // Every trainer has weight 0: nothing may be applied.
-  static bool is_void(const RoundPushes& pushes);
+  static bool is_void(const Pushes& pushes);
 
   // Merges, averages, clips by value, corrects if asked to, and updates, each row and element in
   // one task.
-  void apply(const RoundPushes& pushes, uint64_t round, Correction* correction = nullptr);
+  void apply(const Pushes& pushes, uint64_t round, Correction* correction = nullptr);
   // First phase of a round with clip_norm: merges, averages and clips by value only. Returns the
   // squared norm of what was merged, summed in double: blocks by id, then tables by id and shard.
-  double merge(const RoundPushes& pushes);
+  double merge(const Pushes& pushes);
   // Second phase: updates with the merged gradient times min(1, clip_norm / (total_norm + 1e-6)).
-  void apply_merged(const RoundPushes& pushes, double total_norm, uint64_t round);
+  void apply_merged(const Pushes& pushes, double total_norm, uint64_t round);
 
   // Ids of the blocks with a gradient in the round last merged or applied, increasing.
   const std::vector<uint32_t>& touched_blocks() const { return touched_blocks_; }
@@ -81,17 +69,17 @@ class RoundUpdate {
     std::vector<double> weights;  // in rank order
   };
 
-  void plan(const RoundPushes& pushes);
-  void merge_task(const Task& task, const RoundPushes& pushes);
-  void merge_shard(const Task& task, const RoundPushes& pushes);
-  void collect_shard(ShardWork& work, const Task& task, const RoundPushes& pushes);
-  void add_rows(ShardWork& work, const Task& task, const RoundPushes& pushes);
+  void plan(const Pushes& pushes);
+  void merge_task(const Task& task, const Pushes& pushes);
+  void merge_shard(const Task& task, const Pushes& pushes);
+  void collect_shard(ShardWork& work, const Task& task, const Pushes& pushes);
+  void add_rows(ShardWork& work, const Task& task, const Pushes& pushes);
   template <typename T>
-  void merge_block(const Task& task, const RoundPushes& pushes);
-  void update_task(const Task& task, const RoundPushes& pushes, uint64_t round);
-  void update_shard(const Task& task, const RoundPushes& pushes, uint64_t round);
+  void merge_block(const Task& task, const Pushes& pushes);
+  void update_task(const Task& task, const Pushes& pushes, uint64_t round);
+  void update_shard(const Task& task, const Pushes& pushes, uint64_t round);
   static void touch_rows(ShardWork& work, table::Table& table, uint64_t round);
-  void point_at_gradients(ShardWork& work, const Task& task, const RoundPushes& pushes) const;
+  void point_at_gradients(ShardWork& work, const Task& task, const Pushes& pushes) const;
   void scale_task(const Task& task, double scale);
   void reserve_merged(uint32_t block);
   ShardWork& shard_work(const Task& task) {

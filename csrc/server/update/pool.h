@@ -1,8 +1,8 @@
 // Copyright (c) 2026 The torch_cpudist authors.
 // SPDX-License-Identifier: BSD-3-Clause
 //
-// The threads that help the last arriver of a round. They block on a condition variable between
-// rounds. Which thread runs a task changes no result: tasks share no row and no element.
+// The threads that help the one that applies an update. They block on a condition variable between
+// updates. Which thread runs a task changes no result: tasks share no row and no element.
 #pragma once
 
 #include <atomic>

@@ -7,7 +7,7 @@
 #include <cstring>
 #include <map>
 
-#include "client/push/queue.h"
+#include "client/arrivals/queue.h"
 #include "client/state.h"
 #include "kernels/dedupe.h"
 #include "kernels/elementwise.h"

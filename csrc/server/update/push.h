@@ -27,7 +27,7 @@ struct SectionRows {
   std::array<uint32_t, table::Table::kShards + 1> offsets{};
 };
 
-struct RoundPush {
+struct Push {
   Ticket ticket;
   Buffer payload;  // what `view` points into; plain
   // How it came, and is to be answered, if it came coded.
@@ -37,7 +37,7 @@ struct RoundPush {
   std::vector<std::vector<uint32_t>> held;  // records, beside view.holds.tables
 };
 
-using RoundPushes = std::map<uint32_t, RoundPush>;  // by rank
+using Pushes = std::map<uint32_t, Push>;  // by rank
 
 // Looks up the rows of every table section. Throws kInvalidArgument for rows never stored.
 std::vector<SectionRows> locate_rows(const wire::PushView& view, const table::ParamStore& store);
@@ -48,6 +48,6 @@ std::vector<std::vector<uint32_t>> locate_held(const wire::PushView& view,
 
 // The first difference in hyper-parameters or clip settings between two pushes of a round, naming
 // the field, both values and both ranks.
-std::optional<std::string> find_mismatch(const RoundPushes& pushes);
+std::optional<std::string> find_mismatch(const Pushes& pushes);
 
 }  // namespace cpudist::server

@@ -3,7 +3,7 @@
 //
 // Tasks are taken from a shared counter; a generation number tells helpers of a new batch.
 
-#include "server/rounds/update_pool.h"
+#include "server/update/pool.h"
 
 #include <string>
 

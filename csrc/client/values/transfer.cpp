@@ -1,7 +1,7 @@
 // Copyright (c) 2026 The torch_cpudist authors.
 // SPDX-License-Identifier: BSD-3-Clause
 
-#include "client/transfer.h"
+#include "client/values/transfer.h"
 
 #include <algorithm>
 #include <cstring>

@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 //
 // The life of a queued push.
-#include "client/push/queue.h"
+#include "client/arrivals/queue.h"
 
 #include <algorithm>
 #include <cstring>
@@ -273,11 +273,13 @@ void PushQueue::take_answers(const std::vector<QueuedPush>& batch,
   for (const QueuedPush& push : batch) samples += push.samples;
   std::vector<wire::Version> applied;
   std::vector<bool> has_dense;
+  const bool changes = set_->layout.exchanges_deltas;
+  const auto kind = changes ? wire::SectionKind::kChanges : wire::SectionKind::kDense;
   for (const RequestPtr& request : requests) {
-    decode_reply(*set_, request.get(), pool_);
+    decode_reply(*set_, kind, request.get(), pool_);
     const wire::Frame& reply = request->reply;
     const std::span<const uint8_t> payload = reply.payload.bytes();
-    if (set_->layout.exchanges_deltas) {
+    if (changes) {
       applied.push_back(wire::decode_changes(payload, set_->layout).header.version);
       has_dense.push_back(true);
       continue;

@@ -20,6 +20,7 @@
 #include "base/buffer.h"
 #include "base/errors.h"
 #include "base/wait.h"
+#include "client/background.h"
 #include "client/push/coding.h"
 #include "client/push/staleness.h"
 #include "client/session.h"
@@ -51,12 +52,12 @@ struct QueuedPush {
   wire::WireDType dtype = wire::WireDType::kFloat32;  // deltas: what they were rounded to
 };
 
-class PushQueue {
+class PushQueue final : public Background {
  public:
   // `sequenced` is the client's: one request in flight per server.
   PushQueue(Session& session, std::mutex& sequenced, std::shared_ptr<SetState> set,
             const QueueOptions& options, wire::Pool pool);
-  ~PushQueue();  // stop()
+  ~PushQueue() override;  // stop()
   PushQueue(const PushQueue&) = delete;
   PushQueue& operator=(const PushQueue&) = delete;
 
@@ -64,8 +65,7 @@ class PushQueue {
   // Waits for room. An interrupt or a timeout ends the wait, not the push: it is queued, then
   // kInterrupted or kTimeout is thrown.
   void add(QueuedPush push);
-  // Until all is applied. Throws kInterrupted, kTimeout, and what a push failed with.
-  void drain();
+  void drain() override;
   bool is_done();  // whether all is applied; does not wait. Throws what a push failed with
   void throw_failure();
   // The newest dense values of every server since the last call; empty frames where there are none.
@@ -77,9 +77,8 @@ class PushQueue {
   // Steps of all trainers behind these updates, or `told` if more, and those of its own pushes that
   // server 0 has not answered yet.
   uint64_t steps(uint64_t told) const;
-  void
-  stop();  // any thread; what is queued is dropped; bounded once the session has failed or is idle
-  void add_stats(ClientStats* stats) const;
+  void stop() override;
+  void add_stats(ClientStats* stats) const override;
 
  private:
   void put(QueuedPush push);  // with the lock held

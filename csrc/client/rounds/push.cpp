@@ -1,7 +1,7 @@
 // Copyright (c) 2026 The torch_cpudist authors.
 // SPDX-License-Identifier: BSD-3-Clause
 
-#include "client/push/round.h"
+#include "client/rounds/push.h"
 
 #include <cmath>
 #include <string>
@@ -70,7 +70,7 @@ std::vector<RequestPtr> RoundPush::send_commit() {
 void RoundPush::finish_round(std::span<const RequestPtr> replies) {
   std::vector<wire::Version> versions;
   for (const RequestPtr& request : replies) {
-    decode_reply(*set_, request.get(), shared_.pool);
+    decode_reply(*set_, wire::SectionKind::kDense, request.get(), shared_.pool);
     versions.push_back(unpack_dense(*set_, request->reply, weights_));
   }
   if (set_->layout.trainer_groups.empty()) {

@@ -4,7 +4,7 @@
 // Planning, and merging and updating one table shard or one dense block. The order of every sum is
 // the rank order of the pushes; a task reads nothing that another task writes.
 
-#include "server/rounds/update.h"
+#include "server/update/update.h"
 
 #include <algorithm>
 #include <cstring>
@@ -13,6 +13,7 @@
 
 #include "kernels/elementwise.h"
 #include "kernels/optimizers.h"
+#include "server/update/correction.h"
 
 namespace cpudist::server {
 namespace {
@@ -46,8 +47,7 @@ double finish_merge(T* values, size_t count, double factor, double clip_value, b
 }
 
 // Sections are in increasing order of their ids.
-const SectionRows* find_rows(const RoundPush& push, uint32_t table,
-                             const wire::TableSection** section) {
+const SectionRows* find_rows(const Push& push, uint32_t table, const wire::TableSection** section) {
   const auto& tables = push.view.tables;
   const auto found = std::lower_bound(
       tables.begin(), tables.end(), table,
@@ -57,7 +57,7 @@ const SectionRows* find_rows(const RoundPush& push, uint32_t table,
   return &push.sections[static_cast<size_t>(found - tables.begin())];
 }
 
-const wire::DenseSection* find_block(const RoundPush& push, uint32_t block) {
+const wire::DenseSection* find_block(const Push& push, uint32_t block) {
   const auto& blocks = push.view.blocks;
   const auto found = std::lower_bound(
       blocks.begin(), blocks.end(), block,
@@ -66,22 +66,22 @@ const wire::DenseSection* find_block(const RoundPush& push, uint32_t block) {
 }
 
 // Equal in every push of a round but for the weight.
-const wire::PushHeader& settings(const RoundPushes& pushes) {
+const wire::PushHeader& settings(const Pushes& pushes) {
   return pushes.begin()->second.view.header;
 }
 
-bool wants_norm(const RoundPushes& pushes) { return settings(pushes).clip_norm > 0.0; }
+bool wants_norm(const Pushes& pushes) { return settings(pushes).clip_norm > 0.0; }
 
 constexpr size_t kPrefetchRows = 8;
 
 }  // namespace
 
-bool RoundUpdate::is_void(const RoundPushes& pushes) {
+bool GradientUpdate::is_void(const Pushes& pushes) {
   return std::all_of(pushes.begin(), pushes.end(),
                      [](const auto& entry) { return entry.second.view.header.weight == 0.0; });
 }
 
-void RoundUpdate::plan(const RoundPushes& pushes) {
+void GradientUpdate::plan(const Pushes& pushes) {
   const wire::PushHeader& settings = pushes.begin()->second.view.header;
   clip_value_ = settings.clip_value;
   direct_ = pushes.size() == 1 && settings.clip_value == 0.0 && settings.clip_norm == 0.0;
@@ -111,7 +111,7 @@ void RoundUpdate::plan(const RoundPushes& pushes) {
   }
 }
 
-void RoundUpdate::apply(const RoundPushes& pushes, uint64_t round, Correction* correction) {
+void GradientUpdate::apply(const Pushes& pushes, uint64_t round, Correction* correction) {
   plan(pushes);
   correction_ = correction;
   for (const uint32_t table : touched_tables_) store_.tables[table]->count_step();
@@ -121,7 +121,7 @@ void RoundUpdate::apply(const RoundPushes& pushes, uint64_t round, Correction* c
   });
 }
 
-double RoundUpdate::merge(const RoundPushes& pushes) {
+double GradientUpdate::merge(const Pushes& pushes) {
   plan(pushes);
   pool_.run(tasks_.size(), [&](size_t i) { merge_task(tasks_[i], pushes); });
   double total = 0;
@@ -131,7 +131,7 @@ double RoundUpdate::merge(const RoundPushes& pushes) {
   return total;
 }
 
-void RoundUpdate::apply_merged(const RoundPushes& pushes, double total_norm, uint64_t round) {
+void GradientUpdate::apply_merged(const Pushes& pushes, double total_norm, uint64_t round) {
   // As torch.nn.utils.clip_grad_norm_, in which a norm that is not a number spreads.
   const double ratio = pushes.begin()->second.view.header.clip_norm / (total_norm + 1e-6);
   const double scale = ratio > 1.0 ? 1.0 : ratio;
@@ -144,7 +144,7 @@ void RoundUpdate::apply_merged(const RoundPushes& pushes, double total_norm, uin
 
 // ---- the tasks: one table shard or one dense block ----
 
-void RoundUpdate::merge_task(const Task& task, const RoundPushes& pushes) {
+void GradientUpdate::merge_task(const Task& task, const Pushes& pushes) {
   if (!task.dense) {
     merge_shard(task, pushes);
   } else if (store_.blocks[task.id]->spec().dtype == wire::DType::kFloat64) {
@@ -155,7 +155,7 @@ void RoundUpdate::merge_task(const Task& task, const RoundPushes& pushes) {
 }
 
 template <typename T>
-void RoundUpdate::merge_block(const Task& task, const RoundPushes& pushes) {
+void GradientUpdate::merge_block(const Task& task, const Pushes& pushes) {
   BlockWork& work = blocks_[task.id];
   if (direct_) {
     work.gradient = find_block(pushes.begin()->second, task.id)->values.data();
@@ -179,14 +179,14 @@ void RoundUpdate::merge_block(const Task& task, const RoundPushes& pushes) {
   work.gradient = merged;
 }
 
-void RoundUpdate::reserve_merged(uint32_t block) {
+void GradientUpdate::reserve_merged(uint32_t block) {
   const wire::BlockSpec& spec = store_.blocks[block]->spec();
   const size_t size_bytes = spec.elements * size_of(spec.dtype);
   kernels::AlignedBuffer<uint8_t>& merged = blocks_[block].merged;
   if (merged.size() != size_bytes) merged = kernels::AlignedBuffer<uint8_t>(size_bytes);
 }
 
-void RoundUpdate::merge_shard(const Task& task, const RoundPushes& pushes) {
+void GradientUpdate::merge_shard(const Task& task, const Pushes& pushes) {
   ShardWork& work = shard_work(task);
   collect_shard(work, task, pushes);
   work.direct = direct_ && work.rows == work.records.size();
@@ -198,7 +198,7 @@ void RoundUpdate::merge_shard(const Task& task, const RoundPushes& pushes) {
                                    wants_norm(pushes));
 }
 
-void RoundUpdate::collect_shard(ShardWork& work, const Task& task, const RoundPushes& pushes) {
+void GradientUpdate::collect_shard(ShardWork& work, const Task& task, const Pushes& pushes) {
   work.records.clear();
   for (const auto& [rank, push] : pushes) {
     const wire::TableSection* section = nullptr;
@@ -216,7 +216,7 @@ void RoundUpdate::collect_shard(ShardWork& work, const Task& task, const RoundPu
       work.deduper.run(work.records.data(), count, work.distinct.data(), work.inverse.data());
 }
 
-void RoundUpdate::add_rows(ShardWork& work, const Task& task, const RoundPushes& pushes) {
+void GradientUpdate::add_rows(ShardWork& work, const Task& task, const Pushes& pushes) {
   const size_t dim = store_.tables[task.id]->dim();
   size_t entry = 0;
   size_t begun = 0;  // merged rows are numbered by first appearance
@@ -237,7 +237,7 @@ void RoundUpdate::add_rows(ShardWork& work, const Task& task, const RoundPushes&
   }
 }
 
-void RoundUpdate::scale_task(const Task& task, double scale) {
+void GradientUpdate::scale_task(const Task& task, double scale) {
   if (!task.dense) {
     ShardWork& work = shard_work(task);
     const size_t count = work.rows * store_.tables[task.id]->dim();
@@ -253,7 +253,7 @@ void RoundUpdate::scale_task(const Task& task, double scale) {
   }
 }
 
-void RoundUpdate::update_task(const Task& task, const RoundPushes& pushes, uint64_t round) {
+void GradientUpdate::update_task(const Task& task, const Pushes& pushes, uint64_t round) {
   if (!task.dense) {
     update_shard(task, pushes, round);
     return;
@@ -267,7 +267,7 @@ void RoundUpdate::update_task(const Task& task, const RoundPushes& pushes, uint6
   block.update(settings(pushes).configs[block.spec().group], work.gradient);
 }
 
-void RoundUpdate::update_shard(const Task& task, const RoundPushes& pushes, uint64_t round) {
+void GradientUpdate::update_shard(const Task& task, const Pushes& pushes, uint64_t round) {
   ShardWork& work = shard_work(task);
   if (work.rows == 0) return;
   table::Table& table = *store_.tables[task.id];
@@ -294,7 +294,7 @@ void RoundUpdate::update_shard(const Task& task, const RoundPushes& pushes, uint
                        work.states.data(), work.sources.data(), work.rows, dim);
 }
 
-void RoundUpdate::touch_rows(ShardWork& work, table::Table& table, uint64_t round) {
+void GradientUpdate::touch_rows(ShardWork& work, table::Table& table, uint64_t round) {
   if (work.weights.size() < work.rows) {
     work.weights.resize(work.rows);
     work.states.resize(work.rows);
@@ -312,8 +312,8 @@ void RoundUpdate::touch_rows(ShardWork& work, table::Table& table, uint64_t roun
   }
 }
 
-void RoundUpdate::point_at_gradients(ShardWork& work, const Task& task,
-                                     const RoundPushes& pushes) const {
+void GradientUpdate::point_at_gradients(ShardWork& work, const Task& task,
+                                        const Pushes& pushes) const {
   const size_t dim = store_.tables[task.id]->dim();
   if (work.sources.size() < work.rows) work.sources.resize(work.rows);
   if (!work.direct) {

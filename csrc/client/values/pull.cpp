@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 //
 // Rows and dense blocks from the servers into the trainer's weights.
-#include "client/pull.h"
+#include "client/values/pull.h"
 
 #include <algorithm>
 #include <numeric>
@@ -153,7 +153,7 @@ void pull_dense(Shared& shared, SetState& set, std::span<void* const> weights) {
     throw;
   }
   for (const RequestPtr& request : requests) {
-    decode_reply(set, request.get(), shared.pool);
+    decode_reply(set, wire::SectionKind::kDense, request.get(), shared.pool);
     set.note_dense(request->server, unpack_dense(set, request->reply, weights));
   }
 }

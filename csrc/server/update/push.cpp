@@ -1,7 +1,7 @@
 // Copyright (c) 2026 The torch_cpudist authors.
 // SPDX-License-Identifier: BSD-3-Clause
 
-#include "server/push.h"
+#include "server/update/push.h"
 
 #include "server/layout_checks.h"
 
@@ -74,7 +74,7 @@ std::vector<SectionRows> locate_rows(const wire::PushView& view, const table::Pa
   return sections;
 }
 
-std::optional<std::string> find_mismatch(const RoundPushes& pushes) {
+std::optional<std::string> find_mismatch(const Pushes& pushes) {
   const auto& [first_rank, first] = *pushes.begin();
   for (const auto& [rank, push] : pushes) {
     const std::string found = describe_settings(first.view.header, push.view.header);
