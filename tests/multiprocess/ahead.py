@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Launches of several tests of a module, begun before the tests ask for them.
 
-One after the other: a launch is a process that imports torch and then as many as it has
-ranks, and workers that run other modules launch, too. More at a time end no earlier,
-but each later, up to its limit.
+One after the other: a launch is a process and then as many as it has ranks, and workers
+that run other modules launch, too. More at a time end no earlier, but each later, up to
+its limit. All are forks of one process that has imported torch: it is command lines
+that are tested here, not imports.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from __future__ import annotations
 import contextlib
 from concurrent.futures import ThreadPoolExecutor
 
-from programs import Launcher
+from preloaded import Preloaded
+from programs import Launcher, clean_environment
 
 TIME_S = 600.0  # every launch has a shorter limit of its own
 
@@ -35,14 +37,20 @@ def ahead(request, tmp_path_factory, jobs):
     ``jobs``: by the test's name, what is called with a ``Launcher``.
     """
     names = [i.name for i in request.session.items if i.path == request.path]
-    launchers = {
-        n: Launcher(tmp_path_factory.mktemp("job")) for n in names if n in jobs
-    }
+    preloaded = Preloaded(clean_environment())
     pool = ThreadPoolExecutor(1)
+    launchers = {}
     try:
+        started = preloaded.environment()
+        launchers = {
+            n: Launcher(tmp_path_factory.mktemp("job"), started)
+            for n in names
+            if n in jobs
+        }
         yield Ahead({n: pool.submit(jobs[n], one) for n, one in launchers.items()})
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
         for launcher in launchers.values():
             launcher.end()
         pool.shutdown()
+        preloaded.end()

@@ -128,11 +128,14 @@ class Program:
 
 
 class Launcher:
-    """Starts command lines in a folder, and ends whatever still runs of them."""
+    """Starts command lines in a folder, and ends whatever still runs of them.
 
-    def __init__(self, folder):
+    ``variables``: what their environment has besides, of ``clean_environment()``.
+    """
+
+    def __init__(self, folder, variables=None):
         self.folder = folder
-        self._environment = clean_environment()
+        self._environment = clean_environment() | (variables or {})
         self._started = []
 
     def __call__(self, command, **variables):

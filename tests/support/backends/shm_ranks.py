@@ -78,7 +78,8 @@ class Ranks:
 
     def __init__(self, fn: Callable[..., Any], size: int, folder: Path) -> None:
         method = multiprocessing.get_context("forkserver")
-        method.set_forkserver_preload(["shm_faults", "torch._dynamo"])  # slow imports
+        slow = ["shm_faults", "torch._dynamo"]
+        method.set_forkserver_preload([*slow, "frozen"])
         self.pipes, self.processes = [], []
         for rank in range(size):
             ours, theirs = method.Pipe(duplex=False)
