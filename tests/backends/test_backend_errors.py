@@ -58,6 +58,20 @@ def test_what_errors_of_our_backends_say(group):
     assert str(full) == "AllReduce: no memory"
 
 
+WITH_WORDS = ("PeerLostError", "OperationTimeoutError", "ConfigMismatchError")
+
+
+@pytest.mark.parametrize("kind", ALL_TYPES, ids=lambda kind: kind.__name__)
+def test_who_is_told_what_of_an_error_of_each_type(group, kind):
+    found = group.error_of(kind("backend: why"))
+    told = group.store.check([f"test/failed/{group.rank}"])
+    assert told == (kind is errors.PeerLostError)
+    assert (str(found) == "AllReduce: backend: why") == (
+        kind.__name__ not in WITH_WORDS
+    )
+    assert str(found).startswith("AllReduce: ")
+
+
 @pytest.mark.parametrize(
     ("text", "kind"),
     [

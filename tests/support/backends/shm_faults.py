@@ -7,9 +7,11 @@ from __future__ import annotations
 import itertools
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,6 +24,7 @@ from shm_ranks import (
     reduced,
     values_of,
 )
+from torch.distributed import distributed_c10d
 
 from torch_cpudist.backends import shm
 
@@ -106,15 +109,25 @@ def messages_until_lost(rank: int, size: int, tell: Tell) -> None:
 def anybody_until_lost(rank: int, size: int, _tell: Tell) -> dict[str, Any]:
     """Rank 0 receives from anybody, while the others end one after the other."""
     second = dist.new_group(backend="shm", timeout=TIMEOUT)
+    store = distributed_c10d._get_default_store()
     dist.barrier(second)
     if rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     if rank == 2:
-        time.sleep(0.6)  # longer than it takes rank 0 to see that rank 1 has ended
+        store.wait(["rank 0 has seen the end of rank 1"], TIMEOUT)
         dist.send(torch.tensor([2.0]), 0)
         os.kill(os.getpid(), signal.SIGKILL)
     value = torch.zeros(1)
+
+    def see() -> None:  # beside the receive below, which goes on
+        seen = note(lambda: dist.recv(torch.zeros(1), 1, group=second))
+        store.set("rank 0 has seen the end of rank 1", seen["type"])
+
+    seeing = threading.Thread(target=see)
+    seeing.start()
     assert dist.recv(value) == 2
+    seeing.join(TIMEOUT.total_seconds())
+    assert store.get("rank 0 has seen the end of rank 1") == b"PeerLostError"
     assert value.item() == 2.0
     began = time.monotonic()
     found = {
@@ -270,6 +283,24 @@ def into_parameters(rank: int, size: int) -> None:
         assert parameter.is_leaf
 
 
+def until_threads_wait() -> None:
+    """Until every other thread of this process sleeps: it has begun what it was given.
+
+    Who is woken is no sleeper from then on, so that there is nothing to wait for first.
+    """
+    own, until = threading.get_native_id(), time.monotonic() + TIMEOUT.total_seconds()
+    while True:
+        states = {}
+        for task in os.listdir("/proc/self/task"):
+            text = Path(f"/proc/self/task/{task}/stat").read_text()
+            states[int(task)] = text.rpartition(")")[2].split()[0]
+        del states[own]
+        if set(states.values()) <= {"S"}:
+            return
+        assert time.monotonic() < until, states
+        time.sleep(0.001)
+
+
 def left_while_waiting(rank: int, options: shm.Options) -> None:
     """Rank 2 waits for the other host, and destroys its group."""
     group = dist.new_group(backend="shm", pg_options=options, timeout=TIMEOUT)
@@ -279,7 +310,7 @@ def left_while_waiting(rank: int, options: shm.Options) -> None:
         second = dist.all_to_all(
             list(torch.empty(3, 1)), list(torch.ones(3, 1)), group=group, async_op=True
         )
-        time.sleep(0.1)  # for the first to begin; if it did not, others see links end
+        until_threads_wait()  # the first has begun
         began = time.monotonic()
         dist.destroy_process_group(group)
         assert time.monotonic() - began < TIMEOUT.total_seconds() / 4

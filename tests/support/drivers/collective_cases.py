@@ -1,5 +1,6 @@
 # Copyright (c) 2026 The torch_cpudist authors.
 # SPDX-License-Identifier: BSD-3-Clause
+# long: what the trainers of one kind of test run, and the one reference of them all
 """What the trainers of collective tests run, each as a process, and their reference.
 
 Gradients are sent by hooks during backward and in several buckets, because buckets are
@@ -12,6 +13,7 @@ import copy
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -356,12 +358,31 @@ def one_stops_early(context: cpudist.Context, report: Any) -> float:
     return 0.0
 
 
+class Looks:
+    """A group's store that says when it was read that a trainer has left."""
+
+    def __init__(self, store: Any, seen: str) -> None:
+        self._store, self._seen = store, seen
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def get(self, key: str) -> bytes:
+        found = self._store.get(key)
+        if found.endswith(b"has left"):
+            self._store.set(self._seen, "")
+        return found
+
+
 def one_leaves_meanwhile(context: cpudist.Context) -> float:
     """Trainer 1 leaves while a sum that it has begun still waits for trainer 2."""
     group = CollectiveGroup(context, "the test")
+    seen = f"{group.prefix}/trainer 0 has seen it"
     tensor = torch.ones(3)
+    if context.trainer_rank == 0:
+        group.store = Looks(group.store, seen)
     if context.trainer_rank == 2:
-        time.sleep(0.8)  # longer than a waiting trainer goes without a look
+        group.store.wait([seen], timedelta(seconds=60))
     work = group.start_sum(tensor)
     if context.trainer_rank == 0:
         # As one of a CUDA device is waited for: looked at until it has ended.
