@@ -27,11 +27,12 @@ from torch_cpudist.errors import (
 )
 from torch_cpudist.launch.default_group import DefaultGroup
 from torch_cpudist.launch.endpoints import Endpoints
-from torch_cpudist.launch.environment import Environment
+from torch_cpudist.launch.environment import Alone, Environment, parse_alone
 from torch_cpudist.launch.layout import Layout, Numbers
 from torch_cpudist.launch.run import FORKED, Participant, Run
 from torch_cpudist.launch.torch_threads import TorchThreads
 from torch_cpudist.log import logger
+from torch_cpudist.machine import topology
 from torch_cpudist.machine.host import close_inherited_sockets
 from torch_cpudist.settings.fields import check_pull
 
@@ -232,6 +233,25 @@ def set_last(context: Context | None) -> None:
 def last() -> Context | None:
     """The calling thread's context, also one that was shut down."""
     return getattr(_local, "context", None)
+
+
+def place() -> tuple[Environment | Alone, int, int]:
+    """What the environment says here, this process's cores, and whose trainer it is.
+
+    In a run it is what ``init()`` has read; without one the variables are read now.
+
+    Raises:
+        ConfigurationError: without a run, one of the variables is wrong.
+    """
+    opened = last()
+    if opened is not None and not opened.closed:
+        return opened.environment, opened.cores, max(opened.trainer_rank, 0)
+    alone = parse_alone(os.environ)
+    return (
+        alone,
+        max(1, topology.physical_cores() // alone.local_world_size),
+        alone.rank,
+    )
 
 
 def any_open() -> bool:

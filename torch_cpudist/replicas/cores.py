@@ -12,7 +12,6 @@ import torch
 from torch.optim import Optimizer
 
 from torch_cpudist.launch import context
-from torch_cpudist.launch.environment import Alone, Environment, parse_alone
 from torch_cpudist.launch.torch_threads import threads_of
 from torch_cpudist.machine import topology
 from torch_cpudist.optimizer.distributed import DistributedOptimizer
@@ -62,17 +61,7 @@ def find(
     Raises:
         ConfigurationError: one is out of range, or replicas cannot be pinned.
     """
-    opened = context.last()
-    if opened is not None and opened.closed:
-        opened = None
-    made: Environment | Alone
-    if opened is not None:
-        made = opened.environment
-        share, trainer = opened.cores, max(opened.trainer_rank, 0)
-    else:
-        made = parse_alone(os.environ)
-        share = max(1, topology.physical_cores() // made.local_world_size)
-        trainer = made.rank
+    made, share, trainer = context.place()
     base = Replicas()
     if optimizers and isinstance(optimizers[0], DistributedOptimizer):
         base = optimizers[0].strategy.replicas

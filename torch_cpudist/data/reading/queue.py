@@ -9,6 +9,7 @@ from typing import Any, Unpack
 
 from torch.utils.data import get_worker_info
 
+from torch_cpudist.data.arguments import passes_on_to
 from torch_cpudist.data.reading.dataset import RecordDataset
 from torch_cpudist.data.reading.dealing import mixed_seed
 from torch_cpudist.data.reading.place import Place
@@ -69,6 +70,7 @@ class QueueDataset(RecordDataset):
         ConfigurationError: a dedicated server, or ``init()`` was not called yet.
     """
 
+    @passes_on_to(RecordDataset.__init__)
     def __init__(
         self,
         files: Iterable[PathLike],

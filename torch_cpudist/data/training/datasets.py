@@ -5,37 +5,30 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Unpack
 
 import torch
 
-from torch_cpudist.data.training.loop import Compute, DatasetLoop, DatasetRun, Options
-from torch_cpudist.data.training.reporting import Handler
+from torch_cpudist.data.arguments import passes_on_to
+from torch_cpudist.data.training.loop import (
+    Arguments,
+    Compute,
+    DatasetLoop,
+    DatasetRun,
+    Options,
+)
 from torch_cpudist.errors import InvalidArgumentError
-from torch_cpudist.metrics import Metric
-from torch_cpudist.model.bags import batch_size
 from torch_cpudist.replicas.executor import ReplicaExecutor
 
 Step = Callable[[Any], Any] | ReplicaExecutor
-MetricsArgument = Metric[Any] | Mapping[str, Metric[Any]]
 
 
+@passes_on_to(Options)
 def train_from_dataset(
     step: Step,
     dataset: Iterable[Any],
-    *,
-    epochs: int = 1,
-    max_batches: int | None = None,
-    fetch: Mapping[str, str] | Sequence[str] | None = None,
-    print_every: int | None = 100,
-    log: Callable[[str], object] = print,
-    metrics: MetricsArgument | None = None,
-    all_trainers: bool = False,
-    handler: Handler | None = None,
-    handler_period_s: float = 60.0,
-    progress: bool | None = None,
-    count_samples: Callable[[Any], int] = batch_size,
+    **options: Unpack[Arguments],
 ) -> DatasetRun:
     """Trains on every batch of a dataset; shows how it goes, returns what it measured.
 
@@ -73,37 +66,16 @@ def train_from_dataset(
         compute: Compute = functools.partial(step.run_parts, fewer=True)
     else:
         compute = _in_turn(step)
-    options = Options(
-        epochs=epochs,
-        max_batches=max_batches,
-        fetch=fetch,
-        print_every=print_every,
-        log=log,
-        metrics=metrics,
-        all_trainers=all_trainers,
-        handler=handler,
-        handler_period_s=handler_period_s,
-        progress=progress,
-        count_samples=count_samples,
+    return DatasetLoop("training", compute, _width(step), Options(**options)).run(
+        dataset
     )
-    return DatasetLoop("training", compute, _width(step), options).run(dataset)
 
 
+@passes_on_to(Options)
 def infer_from_dataset(
     step: Step,
     dataset: Iterable[Any],
-    *,
-    epochs: int = 1,
-    max_batches: int | None = None,
-    fetch: Mapping[str, str] | Sequence[str] | None = None,
-    print_every: int | None = 100,
-    log: Callable[[str], object] = print,
-    metrics: MetricsArgument | None = None,
-    all_trainers: bool = False,
-    handler: Handler | None = None,
-    handler_period_s: float = 60.0,
-    progress: bool | None = None,
-    count_samples: Callable[[Any], int] = batch_size,
+    **options: Unpack[Arguments],
 ) -> DatasetRun:
     """``train_from_dataset`` under ``torch.inference_mode``: nothing is trained.
 
@@ -119,20 +91,9 @@ def infer_from_dataset(
         with torch.inference_mode():
             return found(parts)
 
-    options = Options(
-        epochs=epochs,
-        max_batches=max_batches,
-        fetch=fetch,
-        print_every=print_every,
-        log=log,
-        metrics=metrics,
-        all_trainers=all_trainers,
-        handler=handler,
-        handler_period_s=handler_period_s,
-        progress=progress,
-        count_samples=count_samples,
+    return DatasetLoop("inference", compute, _width(step), Options(**options)).run(
+        dataset
     )
-    return DatasetLoop("inference", compute, _width(step), options).run(dataset)
 
 
 def _width(step: Step) -> int:

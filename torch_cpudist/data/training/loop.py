@@ -7,7 +7,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict
 
 from torch_cpudist.data.training.reporting import (
     Fetch,
@@ -22,6 +22,7 @@ from torch_cpudist.data.training.reporting import (
 from torch_cpudist.errors import InvalidArgumentError
 from torch_cpudist.launch.context import last
 from torch_cpudist.metrics import Metric, Metrics
+from torch_cpudist.model.bags import batch_size
 
 # Computes several batches at once, and returns what came of each.
 Compute = Callable[[Sequence[Any]], Sequence[Any]]
@@ -54,13 +55,8 @@ class DatasetRun:
     metrics: Mapping[str, Any]
 
 
-@dataclass(frozen=True)
-class Options:
-    """Arguments of ``train_from_dataset``, checked.
-
-    Raises:
-        InvalidArgumentError: one is out of range.
-    """
+class Arguments(TypedDict, total=False):
+    """What ``train_from_dataset`` takes by name."""
 
     epochs: int
     max_batches: int | None
@@ -73,6 +69,27 @@ class Options:
     handler_period_s: float
     progress: bool | None
     count_samples: Callable[[Any], int]
+
+
+@dataclass(frozen=True)
+class Options:
+    """Arguments of ``train_from_dataset``, checked.
+
+    Raises:
+        InvalidArgumentError: one is out of range.
+    """
+
+    epochs: int = 1
+    max_batches: int | None = None
+    fetch: Mapping[str, str] | Sequence[str] | None = None
+    print_every: int | None = 100
+    log: Callable[[str], object] = print
+    metrics: Metric[Any] | Mapping[str, Metric[Any]] | None = None
+    all_trainers: bool = False
+    handler: Handler | None = None
+    handler_period_s: float = 60.0
+    progress: bool | None = None
+    count_samples: Callable[[Any], int] = batch_size
 
     def __post_init__(self) -> None:
         """Checks."""
