@@ -72,6 +72,15 @@ class OverloadedError(Error):
     """A memory cap of a server is reached. Nothing of the request was applied."""
 
 
+class OutOfMemoryError(Error, MemoryError):
+    """A rank has less memory than tables need; the message names both, and the limit.
+
+    Raised at wrapping, on all trainers, before anything is sent. A server that runs out
+    of memory all the same says so, and its parameters may be stored in part: end the
+    run.
+    """
+
+
 class ClosedError(Error):
     """Used after ``shutdown()``, ``close()`` or an abort. Nothing was sent."""
 

@@ -26,6 +26,7 @@ from torch_cpudist.launch.default_group import DefaultGroup
 from torch_cpudist.launch.environment import Environment
 from torch_cpudist.launch.layout import Layout, Member, Numbers, assign, one_role
 from torch_cpudist.launch.rendezvous import Rendezvous, open_store
+from torch_cpudist.launch.rooms import ServerRoom
 from torch_cpudist.launch.torch_threads import TorchThreads
 from torch_cpudist.machine import files, host
 from torch_cpudist.settings import fields
@@ -174,6 +175,8 @@ def _join(
                     "restart %d: there is no snapshot, training begins anew",
                     made.restart_count,
                 )
+            if numbers.role == "server":
+                ServerRoom(rendezvous, made.rank).tell()
             ends = endpoints.start(made, layout, rendezvous, network, transport)
         ends.keep.append(store)
         ends.rendezvous = rendezvous
@@ -297,9 +300,8 @@ def shutdown(pull: str = "all", *, failed: bool | None = None) -> None:
     Args:
         pull: as of ``flush``: ``"all"`` brings every row of every table once over the
             wire, ``"dense"`` and ``"none"`` leave rows as they were last looked up, and
-            do not fill memory with the initial state of tables: wrapped optimizers get
-            theirs back where it is zeros (Adagrad's ``initial_accumulator_value=0``),
-            and none where it is not, to be built anew before it is stepped as torch's.
+            wrapped optimizers without initial state of tables that is other than zeros
+            (Adagrad's ``initial_accumulator_value``): build them anew to go on.
         failed: whether this rank ends as a lost one: ``False`` in an ``except:`` whose
             exception is dealt with. ``None`` looks whether one is handled.
 

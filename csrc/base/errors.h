@@ -28,6 +28,7 @@ enum class ErrorCode : uint32_t {
   kAddress = 13,         // AddressError: cannot bind, resolve or connect
   kBadRecord = 14,       // BadRecordError: a line or file of data is not what the schema says
   kDataFile = 15,        // DataFileError: a file of data cannot be opened or read to its end
+  kOutOfMemory = 16,     // OutOfMemoryError: a process has no memory left
 };
 
 class Error : public std::runtime_error {

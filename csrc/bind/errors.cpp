@@ -46,6 +46,8 @@ const char* class_of(ErrorCode code) {
       return "BadRecordError";
     case ErrorCode::kDataFile:
       return "DataFileError";
+    case ErrorCode::kOutOfMemory:
+      return "OutOfMemoryError";
   }
   return "InternalError";
 }

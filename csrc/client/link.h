@@ -34,6 +34,7 @@ struct Request {
   TimePoint sent;                     // last time it or a probe went out
   TimePoint heard;                    // last sign that the server has it; starts as `started`
   std::vector<uint32_t> waiting_for;  // trainers, as of the last probe reply
+  uint64_t stored_bytes = 0;          // by trainer 0, as of then
 };
 using RequestPtr = std::shared_ptr<Request>;
 

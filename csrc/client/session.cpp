@@ -19,6 +19,9 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr auto kPollInterval = milliseconds(50);
+// Levels of ClientOptions::log.
+constexpr int kWarning = 0;
+constexpr int kInfo = 1;
 // One attempt to reach a server that has not answered yet; others get their turn in between.
 constexpr auto kFirstAttempt = milliseconds(2000);
 constexpr auto kRetryPause = milliseconds(20);
@@ -285,6 +288,7 @@ void Session::accept_probe_reply(const wire::Frame& frame) {
   const wire::ProbeReply reply = wire::decode_probe_reply(frame.payload.bytes());
   request.heard = Clock::now();
   request.waiting_for = reply.waiting_for;
+  request.stored_bytes = reply.stored_bytes;
   if (!reply.known) {
     request.must_send = true;
     answered_.notify_all();
@@ -458,14 +462,19 @@ void Session::serve_wait(std::span<const RequestPtr> requests, Waiter& waiter,
   const bool poll = now >= waiter.poll_next;
   if (poll) waiter.poll_next = now + kPollInterval;
   std::string text;
+  int level = kWarning;
   if (now >= waiter.log_next) {
     waiter.log_next = now + milliseconds(options_.straggler_log_ms);
     text = straggler_text(requests, waiter, now);
+    const uint64_t stored_bytes = stored_meanwhile(requests);
+    // Who sends a large model is at work, nobody's fault; who has stopped is told of.
+    if (stored_bytes > waiter.stored_bytes) level = kInfo;
+    waiter.stored_bytes = stored_bytes;
   }
   if (frames.empty() && !poll && text.empty()) return;
   lock.unlock();
   for (Outgoing& outgoing : frames) outgoing.connection->send(std::move(outgoing.frame));
-  if (!text.empty() && options_.log) options_.log(0, text);
+  if (!text.empty() && options_.log) options_.log(level, text);
   const bool interrupted =
       poll && waiter.caller == Caller::kUser && options_.interrupted && options_.interrupted();
   lock.lock();
@@ -549,8 +558,20 @@ std::string Session::straggler_text(std::span<const RequestPtr> requests, const 
     ranks.insert(request->waiting_for.begin(), request->waiting_for.end());
   }
   const auto waited = std::chrono::duration_cast<milliseconds>(now - waiter.started);
-  return what + ": waited " + in_seconds(static_cast<uint64_t>(waited.count()) / 1000 * 1000) +
-         " for " + list_trainers(ranks) + " at " + servers;
+  std::string text = what + ": waited " +
+                     in_seconds(static_cast<uint64_t>(waited.count()) / 1000 * 1000) + " for " +
+                     list_trainers(ranks) + " at " + servers;
+  const uint64_t stored_bytes = stored_meanwhile(requests);
+  if (stored_bytes > 0) {
+    text += "; trainer 0 has sent " + std::to_string(stored_bytes >> 20) + " MiB of values so far";
+  }
+  return text;
+}
+
+uint64_t Session::stored_meanwhile(std::span<const RequestPtr> requests) {
+  uint64_t total = 0;
+  for (const RequestPtr& request : requests) total += request->stored_bytes;
+  return total;
 }
 
 // ---- links and liveness -------------------------------------------------------------------------

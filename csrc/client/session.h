@@ -82,6 +82,7 @@ class Session final : public transport::ConnectionHandler {
     TimePoint started;
     TimePoint poll_next;
     TimePoint log_next;
+    uint64_t stored_bytes = 0;  // by trainer 0, when it was logged last
   };
 
   wire::FrameHeader make_header(wire::FrameKind kind) const;
@@ -107,6 +108,8 @@ class Session final : public transport::ConnectionHandler {
   std::vector<Outgoing> due_frames(std::span<const RequestPtr> requests, TimePoint now);
   std::string straggler_text(std::span<const RequestPtr> requests, const Waiter& waiter,
                              TimePoint now) const;
+  // What servers have been sent to store, of the requests that wait for it.
+  static uint64_t stored_meanwhile(std::span<const RequestPtr> requests);
   void serve_wait(std::span<const RequestPtr> requests, Waiter& waiter,
                   std::unique_lock<std::mutex>& lock);
   void wait_settled(std::span<const RequestPtr> requests, TimePoint limit, Caller caller);

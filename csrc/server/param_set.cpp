@@ -233,6 +233,7 @@ void ParamSet::store(const Ticket& ticket, const Buffer& payload, Outbox& outbox
     state_.store.blocks[values.block]->store(values);
   }
   for (const wire::TableRows& rows : view.tables) state_.store.tables[rows.table]->store(rows);
+  stored_bytes_ += payload.size();
   answer_round(ticket, outbox);
 }
 

@@ -6,6 +6,7 @@
 // arrival".
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -63,6 +64,8 @@ class ParamSet {
   std::vector<uint32_t> waiting_for(wire::FrameKind kind, uint32_t rank) const;
   // The next round of `rank`, or the updates so far.
   uint64_t round_of(uint32_t rank) const;
+  // Of all values that were ever sent to be stored; any thread, also while some are stored.
+  uint64_t stored_bytes() const { return stored_bytes_.load(); }
   bool needs_everyone() const { return policy_->needs_everyone(); }
   void add_stats(ServerStats* stats) const;
 
@@ -93,6 +96,7 @@ class ParamSet {
   std::set<uint32_t> opened_;
   std::set<uint32_t> closed_;
   std::map<uint32_t, Ticket> waiting_ready_;
+  std::atomic<uint64_t> stored_bytes_ = 0;
   std::unique_ptr<UpdatePolicy> policy_;
 };
 

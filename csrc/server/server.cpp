@@ -46,7 +46,8 @@ Error own_failure(const ServerOptions& options, const wire::FrameHeader& request
                   const std::exception& cause) {
   const wire::FrameTraits& kind = wire::traits_of(request.kind);
   const bool memory = dynamic_cast<const std::bad_alloc*>(&cause) != nullptr;
-  return Error(memory && !kind.sequenced ? ErrorCode::kOverloaded : ErrorCode::kInternal,
+  const ErrorCode of_memory = kind.sequenced ? ErrorCode::kOutOfMemory : ErrorCode::kOverloaded;
+  return Error(memory ? of_memory : ErrorCode::kInternal,
                "server " + std::to_string(options.shard_id) + " (" + options.host +
                    ") could not handle a frame of kind " + kind.name + " of trainer " +
                    std::to_string(request.rank) + ": " +
@@ -90,6 +91,7 @@ struct Server::Impl {
   void fail_waiting(const Error& error, Outbox& outbox);
   std::shared_ptr<ParamSet> find(uint32_t param_set) const;  // throws kInvalidArgument
   std::vector<uint32_t> waiting_for(const ProbeResult& request, uint32_t rank) const;
+  uint64_t stored_bytes(const ProbeResult& request) const;
 
   mutable std::shared_mutex registry_mutex_;  // sets_ and barrier_
   std::map<uint32_t, std::shared_ptr<ParamSet>> sets_;
@@ -287,11 +289,18 @@ void Server::Impl::probe(const Link& connection, const wire::FrameHeader& header
     case ProbeResult::State::kWaiting:
       reply.known = true;
       reply.waiting_for = waiting_for(result, header.rank);
+      if (result.kind == wire::FrameKind::kReady) reply.stored_bytes = stored_bytes(result);
       break;
     case ProbeResult::State::kUnknown:
       break;
   }
   outbox.answer(connection, header, wire::FrameKind::kProbeReply, encode(reply));
+}
+
+uint64_t Server::Impl::stored_bytes(const ProbeResult& request) const {
+  const std::shared_lock lock(registry_mutex_);
+  const auto set = sets_.find(request.param_set);
+  return set == sets_.end() ? 0 : set->second->stored_bytes();
 }
 
 std::vector<uint32_t> Server::Impl::waiting_for(const ProbeResult& request, uint32_t rank) const {
@@ -349,8 +358,8 @@ void Server::Impl::sequenced(const Link& connection, wire::Frame& frame, Outbox&
     } else {
       shared.sequencer.finish(ticket, error, outbox);
     }
-  } catch (const std::exception& error) {
-    shared.sequencer.finish(ticket, Error(ErrorCode::kInternal, error.what()), outbox);
+  } catch (const std::exception& cause) {
+    shared.sequencer.finish(ticket, own_failure(shared.options, frame.header, cause), outbox);
   }
 }
 

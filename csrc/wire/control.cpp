@@ -20,7 +20,7 @@ void fields(V& v, Of<V, Hello>& m) {
 
 template <typename V>
 void fields(V& v, Of<V, ErrorReply>& m) {
-  v.choice(m.code, ErrorCode::kInternal, ErrorCode::kDataFile, "error code");
+  v.choice(m.code, ErrorCode::kInternal, ErrorCode::kOutOfMemory, "error code");
   v.zero();
   v.text(m.message, kErrorBytesMax);
 }
@@ -29,6 +29,7 @@ template <typename V>
 void fields(V& v, Of<V, ProbeReply>& m) {
   v.flag32(m.known, "probe reply");
   const uint32_t count = v.count32(m.waiting_for);
+  v.number(m.stored_bytes);
   v.elements(m.waiting_for, count);
 }
 

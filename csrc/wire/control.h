@@ -35,6 +35,8 @@ struct ErrorReply {
 struct ProbeReply {
   bool known = false;                 // the request has arrived and is waiting
   std::vector<uint32_t> waiting_for;  // trainer ranks
+  // Of values that trainer 0 has sent for the parameter set that is waited for.
+  uint64_t stored_bytes = 0;
 };
 
 struct PushNorm {  // reply to a two-phase kPush

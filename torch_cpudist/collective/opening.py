@@ -8,13 +8,19 @@ strategy that averages among trainers opens something too: an empty parameter se
 
 from __future__ import annotations
 
+import contextlib
 import time
 from typing import TYPE_CHECKING
 
 from torch.distributed import distributed_c10d
 
 from torch_cpudist import _core
-from torch_cpudist.errors import ConfigMismatchError, OperationTimeoutError
+from torch_cpudist.errors import (
+    AddressError,
+    ConfigMismatchError,
+    OperationTimeoutError,
+)
+from torch_cpudist.served.room import mismatch_key
 
 if TYPE_CHECKING:
     from torch_cpudist.launch.run import Run
@@ -90,8 +96,12 @@ def wait_for_all(run: Run, opening: str, done: str, remedy: str) -> None:
 def tell_mismatch(run: Run, opening: str, error: ConfigMismatchError) -> None:
     """Tells trainers that wait in ``ServerMark`` that this one has opened another set.
 
-    Servers cannot: an empty set is ready as soon as trainer 0 has opened it.
+    Servers cannot: an empty set is ready as soon as trainer 0 has opened it. Nor can
+    they while trainers compare their memory.
     """
+    if run.rendezvous is not None and run.trainer_count > 1:
+        with contextlib.suppress(AddressError):
+            run.rendezvous.show(mismatch_key(opening), str(error))
     if run.process_group is not None and run.trainer_count > 1:
         store = distributed_c10d._get_default_store()
         store.set(_key(opening, "mismatch"), str(error))

@@ -14,7 +14,7 @@ from torch import nn
 
 from torch_cpudist.drivers.base import StateKeeper, Wrapped, whole_samples
 from torch_cpudist.drivers.registry import Opening, register
-from torch_cpudist.drivers.server import ServerDriver, storing
+from torch_cpudist.drivers.server import ServerDriver, room_check, storing
 from torch_cpudist.model.clipping import clip_own
 from torch_cpudist.model.dense_memory import Weights
 from torch_cpudist.model.gradients import hidden_gradients
@@ -292,6 +292,8 @@ def _opened(strategy: Geo, opening: Opening) -> LocalParameterSet:
         opening.states,
         alone,
         run.environment.server.memory_cap_bytes,
+        room_check(opening, steps_here=True),
+        run.trainer_rank,
     )
 
 

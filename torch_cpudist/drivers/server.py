@@ -14,6 +14,7 @@ from torch_cpudist.drivers.base import Driver, StateKeeper, Wrapped
 from torch_cpudist.drivers.registry import Opening
 from torch_cpudist.rules.state_parts import States
 from torch_cpudist.served import state_exchange
+from torch_cpudist.served.room import RoomCheck
 from torch_cpudist.served.set import ParameterSet
 from torch_cpudist.strategies.base import Strategy
 
@@ -25,10 +26,22 @@ def storing(opening: Opening, states: States) -> Callable[[ParameterSet], None] 
     return functools.partial(state_exchange.store, states=states)
 
 
+def room_check(opening: Opening, steps_here: bool) -> Callable[[], None]:
+    """What asks all ranks whether tables have room; looks at this one now."""
+    run, name = opening.run, opening.name
+    return RoomCheck(run, name, opening.placement, steps_here).compare
+
+
 def open_set(strategy: Strategy, opening: Opening) -> ParameterSet:
     """Opens a parameter set whose optimizer runs on the servers, with its state."""
     client = opening.run.trainer_client()
-    return ParameterSet(client, opening.placement, storing(opening, opening.states))
+    return ParameterSet(
+        client,
+        opening.placement,
+        storing(opening, opening.states),
+        room_check(opening, steps_here=False),
+        opening.run.trainer_rank,
+    )
 
 
 class ServedState(StateKeeper):

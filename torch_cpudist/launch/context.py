@@ -29,6 +29,7 @@ from torch_cpudist.launch.default_group import DefaultGroup
 from torch_cpudist.launch.endpoints import Endpoints
 from torch_cpudist.launch.environment import Alone, Environment, parse_alone
 from torch_cpudist.launch.layout import Layout, Numbers
+from torch_cpudist.launch.rooms import ServerRoom
 from torch_cpudist.launch.run import FORKED, Participant, Run
 from torch_cpudist.launch.torch_threads import TorchThreads
 from torch_cpudist.log import logger
@@ -133,9 +134,13 @@ class Context(Run):
     def _serve_on(self, server: _core.Server) -> None:
         """Waits for all goodbyes, as long as somebody makes progress."""
         limit_s = self.environment.round_deadline_ms / 1000
+        dedicated = self.role == "server" and self.environment.world_size > 1
+        room = ServerRoom(self.rendezvous if dedicated else None, self.rank)
         progress: tuple[int, ...] = ()
         since = time.monotonic()
+        room.tell()
         while not server.wait_done(1.0):
+            room.tell()
             stats = server.stats()
             current = (stats["pushes"], stats["rounds"], stats["trainers"])
             if current != progress:

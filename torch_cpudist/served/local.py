@@ -145,6 +145,8 @@ class LocalParameterSet(ParameterSet):
         states: States,
         alone: bool,
         memory_cap_bytes: int,
+        check_room: Callable[[], None],
+        trainer_rank: int,
     ) -> None:
         """Opens the set and takes the servers' values in; see ``ParameterSet``.
 
@@ -155,8 +157,10 @@ class LocalParameterSet(ParameterSet):
             states: torch's state of each parameter, from before.
             alone: there is no other trainer, and never will be.
             memory_cap_bytes: what pushes may hold on a server; 0 for no cap.
+            check_room: raises if the values have no room; before they are sent.
+            trainer_rank: of this trainer.
         """
-        super().__init__(client, placement, store)
+        super().__init__(client, placement, store, check_room, trainer_rank)
         self.alone = alone
         if not self.tables_current:
             self.pull_tables()

@@ -8,6 +8,7 @@ and carries gradients to the servers. When to do so is the strategy's business.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,10 +17,12 @@ import torch
 from torch import nn
 
 from torch_cpudist import _core
+from torch_cpudist.errors import Error
 from torch_cpudist.model.dense_memory import dense_memory
 from torch_cpudist.model.gradients import read_table_gradient
 from torch_cpudist.model.placement import PlacedTable, Placement
 from torch_cpudist.served.base import Trained
+from torch_cpudist.served.progress import tell_waiting
 from torch_cpudist.settings.clip import Clip, ClipNorm, ClipValue
 from torch_cpudist.tables.binding import TableBinding, bound_ids
 from torch_cpudist.tables.local import attach, detach
@@ -45,6 +48,8 @@ class ParameterSet(Trained):
         client: _core.Client,
         placement: Placement,
         store: Callable[[ParameterSet], None] | None,
+        check_room: Callable[[], None],
+        trainer_rank: int,
     ) -> None:
         """Opens the set, and waits until trainer 0's values are on the servers.
 
@@ -52,6 +57,8 @@ class ParameterSet(Trained):
             client: this trainer's client.
             placement: tables, dense parameters and their layout.
             store: sends the initial values once the set is open; on trainer 0 only.
+            check_room: raises if the values have no room; before they are sent.
+            trainer_rank: of this trainer.
 
         Raises:
             ConfigMismatchError: another trainer opened a different layout.
@@ -64,18 +71,31 @@ class ParameterSet(Trained):
             [(table.found.name, table.found.weight) for table in placement.tables]
         )
         try:
-            self._open(store)
+            self._open(store, check_room, trainer_rank)
         except BaseException:
             self._hosted.give_back()
             raise
 
-    def _open(self, store: Callable[[ParameterSet], None] | None) -> None:
+    def _open(
+        self,
+        store: Callable[[ParameterSet], None] | None,
+        check_room: Callable[[], None],
+        trainer_rank: int,
+    ) -> None:
         client, placement = self.client, self.placement
         self.opened: _core.ParamSet = client.open(placement.layout)
+        try:
+            check_room()
+        except BaseException:
+            with contextlib.suppress(Error):
+                self.opened.close()
+            raise
         # A trainer 0 that comes back finds the values of a run that went on.
         stored = store is not None and not self.opened.holds_values()
         if store is not None and stored:
             store(self)
+        elif not self.opened.holds_values():
+            tell_waiting(trainer_rank, placement)
         self.opened.ready()
         for table in placement.tables:
             self._bind(table)

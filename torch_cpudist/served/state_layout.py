@@ -24,6 +24,7 @@ from torch_cpudist.rules.state_parts import (
     part_shape,
     state_parts,
 )
+from torch_cpudist.served.progress import Sending
 from torch_cpudist.served.set import ParameterSet, key_chunks
 
 
@@ -193,6 +194,7 @@ def store_table_state(
     shape = _table_shape(parameters, table)
     columns, counts, step = unname_table_state(name, shape, config, state)
     values = _sent(name, weight, shape, torch.float32)
+    progress = Sending(name, shape[0])
     for keys in key_chunks(shape[0]):
         span = slice(int(keys[0]), int(keys[-1]) + 1)
         packed = torch.cat([c[span] for c in columns], dim=1) if columns else None
@@ -205,6 +207,7 @@ def store_table_state(
             counts[span].data_ptr() if counts is not None else 0,
             step,
         )
+        progress.sent(span.stop)
 
 
 def _block_runs(

@@ -180,7 +180,7 @@ inline std::vector<Sample> all_samples() {
       [](Bytes b) { wire::decode_hello(b); });
   add("error", encode(wire::ErrorReply{ErrorCode::kFenced, "gone"}),
       [](Bytes b) { wire::decode_error(b); });
-  add("probe", encode(wire::ProbeReply{true, {1, 2, 3}}),
+  add("probe", encode(wire::ProbeReply{true, {1, 2, 3}, 7}),
       [](Bytes b) { wire::decode_probe_reply(b); });
   add("layout", encode(*layout), [](Bytes b) { wire::decode_layout(b); });
   wire::ParamSetLayout grouped = sample_layout();

@@ -30,7 +30,7 @@ const std::vector<Golden> kGolden = {
     {"hello", 40, 0xfc921d74,
      "040000000200000001000000000000004d000000000000000c000000686f73742d61207069642031"},
     {"error", 16, 0xc5fbd595, "080000000000000004000000676f6e65"},
-    {"probe", 24, 0x2cdb1450, "010000000300000001000000020000000300000000000000"},
+    {"probe", 32, 0x3695f982, "0100000003000000070000000000000001000000020000000300000000000000"},
     {"layout", 632, 0x906934d6, ""},
     {"layout with groups", 648, 0x3586dd78, ""},
     {"norm", 16, 0x10f3e7a5, "03000000000000000000000000000040"},
@@ -68,7 +68,7 @@ std::string hex_of(const Buffer& payload) {
 }  // namespace
 
 TEST(messages_have_the_bytes_of_their_protocol_version) {
-  CHECK_EQ(wire::kProtocolVersion, 2);
+  CHECK_EQ(wire::kProtocolVersion, 3);
   const std::vector<Sample> samples = all_samples();
   CHECK_EQ(samples.size(), kGolden.size());
   for (size_t i = 0; i < samples.size(); ++i) {
@@ -80,7 +80,7 @@ TEST(messages_have_the_bytes_of_their_protocol_version) {
     CHECK_EQ(crc32c(found.data(), found.size()), expected.crc);
   }
   CHECK_EQ(hex_of(wire::encode_pull_dense(22)), std::string("1600000000000000"));
-  CHECK_EQ(hex_of(encode(wire::ProbeReply{})), std::string(16, '0'));
+  CHECK_EQ(hex_of(encode(wire::ProbeReply{})), std::string(32, '0'));
   CHECK_EQ(hex_of(encode(wire::RoundReply{9, true})),
            std::string("09000000000000000100000000000000"));
 }

@@ -77,8 +77,9 @@ TEST(messages_control_round_trip) {
       wire::decode_error(view_of(encode(wire::ErrorReply{ErrorCode::kFenced, "gone"})));
   CHECK(error.code == ErrorCode::kFenced && error.message == "gone");
   const wire::ProbeReply probe =
-      wire::decode_probe_reply(view_of(encode(wire::ProbeReply{true, {1, 2, 3}})));
+      wire::decode_probe_reply(view_of(encode(wire::ProbeReply{true, {1, 2, 3}, 7})));
   CHECK(probe.known && probe.waiting_for == (std::vector<uint32_t>{1, 2, 3}));
+  CHECK_EQ(probe.stored_bytes, 7u);
   CHECK(!wire::decode_probe_reply(view_of(encode(wire::ProbeReply{}))).known);
   CHECK_EQ(wire::decode_push_norm(view_of(encode(wire::PushNorm{3, 2.0}))).squared_norm, 2.0);
   CHECK(std::isnan(wire::decode_push_norm(view_of(encode(wire::PushNorm{3, NAN}))).squared_norm));
