@@ -234,41 +234,6 @@ def test_stragglers_are_named():
         assert first.client.stats()["round_wait_s"] >= 0.1
 
 
-def test_who_sends_values_is_no_straggler_until_it_stops():
-    said = []
-    options = {"probe_ms": 10, "straggler_log_ms": 150, "round_deadline_ms": 60_000}
-    options["logger"] = lambda level, text: said.append((level, text))
-    warning, info = 0, 1
-
-    def last():
-        return said[-1] if said else (None, "")
-
-    with Cluster(2, 1, **options) as cluster:
-        first, second = cluster.trainers
-        run_all([first.client.connect, second.client.connect])
-        keys = np.arange(ROWS)
-        for trainer in cluster.trainers:
-            trainer.set = trainer.client.open(cluster.layout)
-
-        def store_until(level, sends):
-            deadline = time.monotonic() + 60
-            while last()[0] != level:
-                assert time.monotonic() < deadline
-                if sends:
-                    first.set.store_table(0, address(keys), ROWS, address(first.table))
-                time.sleep(0.005)
-
-        def begin():
-            store_until(info, sends=True)
-            assert "MiB of values so far" in last()[1]
-            store_until(warning, sends=False)
-            assert "ready: waited" in last()[1]
-            first.set.store_parameter(0, address(first.dense))
-            first.set.ready()
-
-        run_all([begin, second.set.ready])
-
-
 def test_a_timeout_leaves_the_push_in_flight():
     options = {"probe_ms": 20, "round_deadline_ms": 300}
     with Cluster(2, 2, **options) as cluster:

@@ -146,6 +146,11 @@ class Driver(ABC):
                 nothing was sent.
         """
 
+    @property
+    def in_rounds(self) -> bool:
+        """Whether the n-th steps of trainers meet in a round; by default not."""
+        return False
+
     def global_step(self, rounds: int) -> int:
         """The cluster's count of steps; see ``cpudist.global_step``.
 

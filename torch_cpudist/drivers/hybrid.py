@@ -132,6 +132,11 @@ class HybridDriver(Driver):
         """Those of both parts."""
         return [parameter for part in self._both for parameter in part.served]
 
+    @property
+    def in_rounds(self) -> bool:
+        """As soon as one part's do."""
+        return any(part.in_rounds for part in self._both)
+
     def settle(self) -> None:
         """Settles both parts."""
         for part in self._both:

@@ -37,6 +37,11 @@ class SyncDriver(ServerDriver):
             samples = whole_samples(samples)
         return self._parameters.push(served_rules(rules), samples, clip) + 1
 
+    @property
+    def in_rounds(self) -> bool:
+        """They do, in those of its group."""
+        return True
+
     def settle(self) -> None:
         """Pushes are applied when ``step`` returns."""
 

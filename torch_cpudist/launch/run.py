@@ -12,12 +12,13 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 from torch_cpudist.errors import ClosedError, ConfigurationError, ForkedProcessError
 from torch_cpudist.launch.endpoints import Endpoints
 from torch_cpudist.launch.environment import Environment
 from torch_cpudist.launch.layout import Layout, Numbers
+from torch_cpudist.launch.step_counts import StepCounts
 from torch_cpudist.settings.updates import Trainers
 
 if TYPE_CHECKING:
@@ -61,6 +62,13 @@ class Participant(ABC):
     @abstractmethod
     def after_barrier(self) -> None:
         """Takes part again."""
+
+    def round_steps(self) -> dict[str, Any] | None:
+        """What ``StepCounts`` compares; by default steps are no rounds."""
+        return None
+
+    def begin_counting(self) -> None:  # noqa: B027 - as above
+        """Counts steps from here on."""
 
     @abstractmethod
     def leave(self) -> None:
@@ -110,6 +118,7 @@ class Run:
     forked: bool = field(default=False, init=False)
     _participants: list[Participant] = field(default_factory=list, init=False)
     _openings: int = field(default=0, init=False)
+    _counted: StepCounts | None = field(default=None, init=False)
     _owned: dict[str, Closeable] = field(default_factory=dict, init=False)
     _owned_lock: threading.Lock = field(default_factory=threading.Lock, init=False)
 
@@ -230,11 +239,25 @@ class Run:
     def barrier(self) -> None:
         """Waits for all trainers that have not shut down; see ``cpudist.barrier``."""
         client = self.trainer_client()
-        for participant in self.participants():
+        participants = self.participants()
+        for participant in participants:
             participant.before_barrier()
+        self._step_counts.before(participants)
         client.barrier()
-        for participant in self.participants():
+        self._step_counts.after(participants)
+        for participant in participants:
             participant.after_barrier()
+
+    @property
+    def _step_counts(self) -> StepCounts:
+        if self._counted is None:
+            shared = self.environment.apart is None
+            self._counted = StepCounts(
+                self.rendezvous if shared else None,
+                self.trainer_rank,
+                self.trainer_count,
+            )
+        return self._counted
 
     # -- what ends with it -------------------------------------------------------------
 

@@ -128,6 +128,8 @@ class DistributedOptimizer(face.ServedOptimizer, Participant):
         self.groups_fixed = True
         self._initial = InitialState(self._inners, self._driver.served)
         self._step_count_total = 0
+        self._steps_here = 0  # since the last barrier
+        self._said_left = False
         self._rounds = 0
         self._sample_count = 0
         self._step_s = 0.0
@@ -258,6 +260,8 @@ class DistributedOptimizer(face.ServedOptimizer, Participant):
             self._rounds = self._driver.step(self._groups.rules(), samples, self.clip)
         self._step_s += time.perf_counter() - began
         self._step_count_total += 1
+        self._steps_here += 1
+        self._said_left = False
         logger.debug("step %d: update %d", self._step_count_total, self._rounds)
         self._sample_count += operator.index(samples or 0)
         for inner in self._inners:
@@ -343,6 +347,7 @@ class DistributedOptimizer(face.ServedOptimizer, Participant):
         """
         self._open()
         self._driver.leave()
+        self._said_left = True
 
     def join(self) -> None:
         """Takes part again after ``leave()``, before the next forward.
@@ -363,6 +368,19 @@ class DistributedOptimizer(face.ServedOptimizer, Participant):
         parameters = self._open()
         if parameters.bounded and not parameters.changed():
             parameters.join()
+
+    def round_steps(self) -> dict[str, Any] | None:
+        """Steps in rounds since the last barrier, for comparing them there."""
+        if not self._driver.in_rounds:
+            return None
+        groups = self._open().placement.layout.trainer_groups
+        group = groups[self._run.trainer_rank] if groups else 0
+        return {"steps": self._steps_here, "group": group, "left": self._said_left}
+
+    def begin_counting(self) -> None:
+        """A barrier is over: rounds begin anew with everybody."""
+        self._steps_here = 0
+        self._said_left = False
 
     @property
     def rounds(self) -> int:
