@@ -17,6 +17,7 @@ from torch_cpudist._core_client import Client as Client
 from torch_cpudist._core_client import GeoExchange as GeoExchange
 from torch_cpudist._core_client import ParamSet as ParamSet
 from torch_cpudist._core_data import DataBatch as DataBatch
+from torch_cpudist._core_data import DataCommand as DataCommand
 from torch_cpudist._core_data import DataReader as DataReader
 from torch_cpudist._core_data import DataSchema as DataSchema
 from torch_cpudist._core_data import DataShuffle as DataShuffle

@@ -12,7 +12,7 @@ could not be made, and again from then on. ``ClosedError`` after ``stop``,
 ``ForkedProcessError`` in a forked child.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -88,11 +88,15 @@ class _Fed:
     def notices(self) -> list[str]:
         """The first bad line of each file, once."""
 
+    def command_notices(self) -> list[str]:
+        """Commands that are slow, each once."""
+
 class DataReader(_Fed):
     """A stream of batches. Batch k is of lane k mod lanes, what has ended left out.
 
     Args:
         command: a shell command that every file goes through.
+        command_timeout_s: how long it may neither write nor end.
         fed: lanes take what Python feeds them.
         policy: "raise", "skip" or "quarantine".
         seed: permutes windows of `window_records` records per lane.
@@ -110,6 +114,7 @@ class DataReader(_Fed):
         buffer_bytes: int = ...,
         line_limit_bytes: int = ...,
         command: str | None = None,
+        command_timeout_s: float = 600.0,
         fed: bool = False,
         policy: str = "raise",
         quarantine: str | None = None,
@@ -117,8 +122,13 @@ class DataReader(_Fed):
         window_records: int = 0,
         position: Sequence[object] | None = None,
     ) -> None: ...
-    def next(self, timeout_s: float) -> DataBatch | None:
-        """The next batch, None at the end; OperationTimeoutError names what is slow."""
+    def next(
+        self, timeout_s: float, tell: Callable[[], None] | None = None
+    ) -> DataBatch | None:
+        """The next batch, None at the end; OperationTimeoutError names what is slow.
+
+        ``tell`` is called while it waits, once there are command_notices().
+        """
 
     def position(self) -> list[object]:
         """After the last batch: [lanes, turn, tail batches].
@@ -133,11 +143,14 @@ class DataReader(_Fed):
 class DataStoreReader:
     """One pass over a store, in the order that it had when the pass began."""
 
-    def next(self, timeout_s: float) -> DataBatch | None: ...
+    def next(
+        self, timeout_s: float, tell: Callable[[], None] | None = None
+    ) -> DataBatch | None: ...
     def position(self) -> int:
         """Records before the next batch."""
 
     def notices(self) -> list[str]: ...
+    def command_notices(self) -> list[str]: ...
     def stop(self) -> None: ...
 
 class DataStore(_Fed):
@@ -152,14 +165,18 @@ class DataStore(_Fed):
         buffer_bytes: int = ...,
         line_limit_bytes: int = ...,
         command: str | None = None,
+        command_timeout_s: float = 600.0,
         fed: bool = False,
         policy: str = "raise",
         quarantine: str | None = None,
     ) -> None:
         """Begins to read, into an empty store, with a thread per lane."""
 
-    def wait(self, timeout_s: float) -> None:
-        """Until all is read. OperationTimeoutError: stood still for timeout_s."""
+    def wait(self, timeout_s: float, tell: Callable[[], None] | None = None) -> None:
+        """Until all is read. OperationTimeoutError: stood still for timeout_s.
+
+        ``tell`` is called while it waits, once there are command_notices().
+        """
 
     def progress(self) -> dict[str, int]:
         """Of the load: records, size_bytes, parts_done, parts."""
@@ -189,6 +206,19 @@ class DataStore(_Fed):
 
     def release(self) -> None:
         """Ends a load and frees the records, those of readers when they end."""
+
+class DataCommand:
+    """A shell command on a file, run in the thread that calls ``run``."""
+
+    def __init__(self, command: str, path: str, *, timeout_s: float) -> None: ...
+    def run(self, descriptor: int, tell: Callable[[str], object]) -> None:
+        """Writes its output to a file; ``tell`` gets a text when it is slow.
+
+        Raises DataFileError as readers do, ClosedError after ``stop``.
+        """
+
+    def stop(self) -> None:
+        """Ends it and what it started, now or when it is run. Any thread."""
 
 def hash_texts(
     offsets: npt.NDArray[np.int64], texts: _Bytes, slot_index: int, hash_range: int

@@ -13,6 +13,8 @@
 #include <stdexcept>
 #include <string>
 
+#include "bind/gil.h"
+
 namespace cpudist::bind {
 
 namespace py = pybind11;

@@ -124,7 +124,7 @@ py::dict staleness(const client::StalenessStats& stats) {
 py::dict stats(const ClientHolder& self) {
   client::ClientStats stats;
   {
-    const py::gil_scoped_release release;
+    const GilReleased release;
     stats = self.get().stats();
   }
   py::dict result;

@@ -14,13 +14,13 @@ using client::Client;
 using client::ClientOptions;
 
 bool interrupted() {
-  const py::gil_scoped_acquire gil;
+  const GilTaken gil;
   return PyErr_CheckSignals() != 0;
 }
 
 // Called in a waiting thread of Python's, never in an I/O thread.
 void log(PyObject* logger, int level, const std::string& text) {
-  const py::gil_scoped_acquire gil;
+  const GilTaken gil;
   try {
     py::reinterpret_borrow<py::object>(logger)(level, text);
   } catch (py::error_already_set& error) {
@@ -87,7 +87,7 @@ ClientHolder::ClientHolder(client::ClientOptions options,
 
 ClientHolder::~ClientHolder() {
   if (client_.forked()) return;
-  const py::gil_scoped_release no_gil;
+  const GilReleased no_gil;
   client_.get("client").reset();
 }
 

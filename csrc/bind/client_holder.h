@@ -54,7 +54,7 @@ class PartHolder {
       : part_(std::make_unique<std::shared_ptr<Part>>(std::move(part))) {}
   ~PartHolder() {
     if (part_.forked()) return;
-    const py::gil_scoped_release no_gil;  // the last holder joins the thread of a queue
+    const GilReleased no_gil;  // the last holder joins the thread of a queue
     part_.get("client").reset();
   }
   PartHolder(const PartHolder&) = delete;
@@ -68,7 +68,7 @@ class PartHolder {
 
 using ParamSetHolder = PartHolder<client::ParamSet>;
 using ParamSetClass = py::class_<ParamSetHolder>;
-using NoGil = py::call_guard<py::gil_scoped_release>;
+using NoGil = py::call_guard<GilReleased>;
 
 // A method of what a holder holds, as a function of the holder. Its arguments are no addresses.
 template <typename Holder, typename Class, typename Result, typename... Arguments>

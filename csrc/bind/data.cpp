@@ -127,13 +127,14 @@ std::unique_ptr<ReaderHolder> make_reader(const DataSchema& schema, std::vector<
                                           const std::vector<LaneArgument>& lanes,
                                           uint64_t batch_size, bool drop_last,
                                           uint64_t buffer_bytes, uint64_t line_limit_bytes,
-                                          const py::object& command, bool fed,
-                                          const std::string& policy, const py::object& quarantine,
+                                          const py::object& command, double command_timeout_s,
+                                          bool fed, const std::string& policy,
+                                          const py::object& quarantine,
                                           std::optional<uint64_t> seed, uint64_t window_records,
                                           const std::optional<PositionArgument>& position) {
   data::ReaderOptions options;
   options.schema = schema.schema;
-  options.input = make_input(std::move(files), command, fed, line_limit_bytes);
+  options.input = make_input(std::move(files), command, command_timeout_s, fed, line_limit_bytes);
   options.lanes = make_lanes(lanes);
   options.batch_size = batch_size;
   options.drop_last = drop_last;
@@ -147,12 +148,12 @@ std::unique_ptr<ReaderHolder> make_reader(const DataSchema& schema, std::vector<
       std::make_unique<data::Reader>(std::move(options), schema.pool), "DataReader");
 }
 
-py::object next_batch(const ReaderHolder& self, double timeout_s) {
+py::object next_batch(const ReaderHolder& self, double timeout_s, const py::object& tell) {
   data::Reader& reader = self.get();
-  const data::Wait wait = python_wait(timeout_s);
+  const data::Wait wait = python_wait(timeout_s, reader.notices(), tell);
   data::Delivered delivered;
   {
-    const py::gil_scoped_release no_gil;
+    const GilReleased no_gil;
     delivered = reader.next(wait);
   }
   if (!delivered.batch) return py::none();
@@ -170,7 +171,7 @@ py::array_t<int64_t> hash_texts(const py::array_t<int64_t, py::array::c_style>& 
   py::array_t<int64_t> ids(count);
   int64_t* to = ids.mutable_data();
   const int64_t* ends = offsets.data();
-  const py::gil_scoped_release no_gil;
+  const GilReleased no_gil;
   for (py::ssize_t i = 0; i < count; ++i) {
     if (ends[i] < 0 || ends[i + 1] < ends[i] || ends[i + 1] > size) {
       throw Error(ErrorCode::kInvalidArgument,
@@ -209,17 +210,18 @@ void bind_batch(py::module_& module) {
 
 void bind_data(py::module_& module) {
   bind_batch(module);
-  using no_gil = py::call_guard<py::gil_scoped_release>;
+  using no_gil = py::call_guard<GilReleased>;
   const data::ReaderOptions defaults;
   py::class_<ReaderHolder>(module, "DataReader")
       .def(py::init(&make_reader), py::arg("schema"), py::kw_only(), py::arg("files"),
            py::arg("lanes"), py::arg("batch_size"), py::arg("drop_last") = defaults.drop_last,
            py::arg("buffer_bytes") = defaults.buffer_bytes,
            py::arg("line_limit_bytes") = data::kLineLimitBytes, py::arg("command") = py::none(),
-           py::arg("fed") = false, py::arg("policy") = "raise", py::arg("quarantine") = py::none(),
+           py::arg("command_timeout_s") = kCommandTimeoutS, py::arg("fed") = false,
+           py::arg("policy") = "raise", py::arg("quarantine") = py::none(),
            py::arg("seed") = py::none(), py::arg("window_records") = defaults.window_records,
            py::arg("position") = py::none())
-      .def("next", &next_batch, py::arg("timeout_s"))
+      .def("next", &next_batch, py::arg("timeout_s"), py::arg("tell") = py::none())
       .def("position",
            [](const ReaderHolder& self) { return position_list(self.get().position()); })
       .def(
@@ -250,7 +252,9 @@ void bind_data(py::module_& module) {
            [](const ReaderHolder& self) { return bad_line_counts(self.get().bad_lines()); })
       .def("notices",
            [](const ReaderHolder& self) { return self.get().bad_lines().take_notices(); })
+      .def("command_notices", [](const ReaderHolder& self) { return self.get().notices().take(); })
       .def("stop", [](const ReaderHolder& self) { self.get().stop(); }, no_gil());
+  bind_data_command(module);
   bind_data_store(module);
   bind_data_shuffle(module);
 }

@@ -35,6 +35,8 @@ struct DataBatch {
   py::object position;
 };
 
+inline const double kCommandTimeoutS = data::Command{}.timeout_s;
+
 // Owns a T with threads; they are joined without the GIL.
 template <typename T>
 class DataHolder {
@@ -43,7 +45,7 @@ class DataHolder {
       : what_(what), object_(std::make_unique<std::unique_ptr<T>>(std::move(object))) {}
   ~DataHolder() {
     if (object_.forked()) return;
-    const py::gil_scoped_release no_gil;
+    const GilReleased no_gil;
     object_.get(what_).reset();
   }
   DataHolder(const DataHolder&) = delete;
@@ -70,9 +72,11 @@ struct StoreHolder : DataHolder<data::Store> {
 
 // Signals are looked for in the main thread only: others never get any.
 data::Wait python_wait(double timeout_s);
+// The same, and calls `tell`, unless it is None, once there are notices.
+data::Wait python_wait(double timeout_s, const data::Notices& notices, const py::object& tell);
 
-data::Input make_input(std::vector<std::string> files, const py::object& command, bool fed,
-                       uint64_t line_limit_bytes);
+data::Input make_input(std::vector<std::string> files, const py::object& command,
+                       double command_timeout_s, bool fed, uint64_t line_limit_bytes);
 std::vector<std::vector<data::Split>> make_lanes(const std::vector<LaneArgument>& lanes);
 data::BadLinePolicy make_policy(const std::string& name);
 std::string path_or_none(const py::object& path);
@@ -84,6 +88,7 @@ bool feed_columns(data::Feeds* feeds, uint64_t lane, uint64_t records, const py:
 bool feed_end_of_file(data::Feeds* feeds, uint64_t lane);
 bool feed_failure(data::Feeds* feeds, uint64_t lane, const std::string& message);
 
+void bind_data_command(py::module_& module);
 void bind_data_store(py::module_& module);
 void bind_data_shuffle(py::module_& module);
 

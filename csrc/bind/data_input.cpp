@@ -17,7 +17,7 @@ namespace cpudist::bind {
 namespace {
 
 bool signal_pending() {
-  const py::gil_scoped_acquire gil;
+  const GilTaken gil;
   return PyErr_CheckSignals() != 0;
 }
 
@@ -60,11 +60,25 @@ data::Wait python_wait(double timeout_s) {
   return wait;
 }
 
-data::Input make_input(std::vector<std::string> files, const py::object& command, bool fed,
-                       uint64_t line_limit_bytes) {
+// Looks without the GIL, and takes it to tell only.
+data::Wait python_wait(double timeout_s, const data::Notices& notices, const py::object& tell) {
+  data::Wait wait = python_wait(timeout_s);
+  if (tell.is_none()) return wait;
+  wait.interrupted = [&notices, raw = tell.ptr(), also = std::move(wait.interrupted)] {
+    if (notices.any()) {
+      const GilTaken gil;
+      py::reinterpret_borrow<py::object>(raw)();
+    }
+    return also && also();
+  };
+  return wait;
+}
+
+data::Input make_input(std::vector<std::string> files, const py::object& command,
+                       double command_timeout_s, bool fed, uint64_t line_limit_bytes) {
   data::Input input;
   input.files = std::move(files);
-  input.command = path_or_none(command);
+  input.command = {path_or_none(command), command_timeout_s};
   input.fed = fed;
   input.line_limit_bytes = line_limit_bytes;
   return input;
@@ -108,7 +122,7 @@ bool feed_bytes(data::Feeds* feeds, uint64_t lane, const py::buffer& bytes) {
   }
   if (feeds == nullptr) return false;
   const data::Wait wait = python_wait(kFeedTimeoutS);
-  const py::gil_scoped_release no_gil;
+  const GilReleased no_gil;
   return feeds->bytes(
       lane, {static_cast<const char*>(info.ptr), static_cast<size_t>(info.size * info.itemsize)},
       wait);
@@ -119,21 +133,21 @@ bool feed_columns(data::Feeds* feeds, uint64_t lane, uint64_t records, const py:
   for (size_t i = 0; i < columns.size(); ++i) values.push_back(column_of(columns[i], i));
   if (feeds == nullptr) return false;
   const data::Wait wait = python_wait(kFeedTimeoutS);
-  const py::gil_scoped_release no_gil;
+  const GilReleased no_gil;
   return feeds->columns(lane, records, values, wait);
 }
 
 bool feed_end_of_file(data::Feeds* feeds, uint64_t lane) {
   if (feeds == nullptr) return false;
   const data::Wait wait = python_wait(kFeedTimeoutS);
-  const py::gil_scoped_release no_gil;
+  const GilReleased no_gil;
   return feeds->end_of_file(lane, wait);
 }
 
 bool feed_failure(data::Feeds* feeds, uint64_t lane, const std::string& message) {
   if (feeds == nullptr) return false;
   const data::Wait wait = python_wait(kFeedTimeoutS);
-  const py::gil_scoped_release no_gil;
+  const GilReleased no_gil;
   return feeds->failure(lane, message, wait);
 }
 

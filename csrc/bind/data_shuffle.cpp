@@ -95,7 +95,7 @@ void run_shuffle(const ShuffleHolder& self, const StoreHolder& store,
 }  // namespace
 
 void bind_data_shuffle(py::module_& module) {
-  using no_gil = py::call_guard<py::gil_scoped_release>;
+  using no_gil = py::call_guard<GilReleased>;
   py::class_<ShuffleHolder>(module, "DataShuffle")
       .def(py::init(&make_shuffle), py::arg("schema"), py::kw_only(), py::arg("rank"),
            py::arg("trainers"), py::arg("run_id"), py::arg("epoch"), py::arg("host"),

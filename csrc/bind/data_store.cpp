@@ -19,21 +19,23 @@ namespace {
 
 void start_load(const StoreHolder& self, std::vector<std::string> files,
                 const std::vector<LaneArgument>& lanes, uint64_t buffer_bytes,
-                uint64_t line_limit_bytes, const py::object& command, bool fed,
-                const std::string& policy, const py::object& quarantine) {
+                uint64_t line_limit_bytes, const py::object& command, double command_timeout_s,
+                bool fed, const std::string& policy, const py::object& quarantine) {
   data::LoadOptions options;
-  options.input = make_input(std::move(files), command, fed, line_limit_bytes);
+  options.input = make_input(std::move(files), command, command_timeout_s, fed, line_limit_bytes);
   options.lanes = make_lanes(lanes);
   options.buffer_bytes = buffer_bytes;
   options.policy = make_policy(policy);
   options.quarantine = path_or_none(quarantine);
-  const py::gil_scoped_release no_gil;
+  const GilReleased no_gil;
   self.get().start_load(std::move(options));
 }
 
-void wait_load(const StoreHolder& self, double timeout_s) {
-  const data::Wait wait = python_wait(timeout_s);
-  const py::gil_scoped_release no_gil;
+void wait_load(const StoreHolder& self, double timeout_s, const py::object& tell) {
+  const auto loader = self.get().loader();
+  if (!loader) return;
+  const data::Wait wait = python_wait(timeout_s, loader->notices(), tell);
+  const GilReleased no_gil;
   self.get().wait_load(wait);
 }
 
@@ -60,18 +62,19 @@ std::unique_ptr<StoreReaderHolder> make_store_reader(const StoreHolder& self, ui
   options.buffer_bytes = buffer_bytes;
   std::unique_ptr<data::StoreReader> reader;
   {
-    const py::gil_scoped_release no_gil;
+    const GilReleased no_gil;
     reader = self.get().reader(options, seed, self.pool);
   }
   return std::make_unique<StoreReaderHolder>(std::move(reader), "DataStoreReader");
 }
 
-py::object next_store_batch(const StoreReaderHolder& self, double timeout_s) {
+py::object next_store_batch(const StoreReaderHolder& self, double timeout_s,
+                            const py::object& /* nothing to tell */) {
   data::StoreReader& reader = self.get();
   const data::Wait wait = python_wait(timeout_s);
   data::StoreBatch made;
   {
-    const py::gil_scoped_release no_gil;
+    const GilReleased no_gil;
     made = reader.next(wait);
   }
   if (!made.batch) return py::none();
@@ -82,7 +85,7 @@ py::object next_store_batch(const StoreReaderHolder& self, double timeout_s) {
 py::tuple checksum(const StoreHolder& self) {
   data::Checksum sums;
   {
-    const py::gil_scoped_release no_gil;
+    const GilReleased no_gil;
     sums = self.get().checksum();
   }
   return py::make_tuple(sums.sum, sums.combined);
@@ -103,6 +106,11 @@ py::dict bad_lines(const StoreHolder& self) {
 std::vector<std::string> notices(const StoreHolder& self) {
   const auto loader = self.get().loader();
   return loader ? loader->bad_lines().take_notices() : std::vector<std::string>();
+}
+
+std::vector<std::string> command_notices(const StoreHolder& self) {
+  const auto loader = self.get().loader();
+  return loader ? loader->notices().take() : std::vector<std::string>();
 }
 
 void bind_feeding(py::class_<StoreHolder>& store) {
@@ -136,13 +144,14 @@ void bind_feeding(py::class_<StoreHolder>& store) {
 }  // namespace
 
 void bind_data_store(py::module_& module) {
-  using no_gil = py::call_guard<py::gil_scoped_release>;
+  using no_gil = py::call_guard<GilReleased>;
   const data::StoreReaderOptions defaults;
   const data::LoadOptions load_defaults;
   py::class_<StoreReaderHolder>(module, "DataStoreReader")
-      .def("next", &next_store_batch, py::arg("timeout_s"))
+      .def("next", &next_store_batch, py::arg("timeout_s"), py::arg("tell") = py::none())
       .def("position", [](const StoreReaderHolder& self) { return self.get().position(); })
       .def("notices", [](const StoreReaderHolder&) { return std::vector<std::string>(); })
+      .def("command_notices", [](const StoreReaderHolder&) { return std::vector<std::string>(); })
       .def("stop", [](const StoreReaderHolder& self) { self.get().stop(); }, no_gil());
   py::class_<StoreHolder> store(module, "DataStore");
   store
@@ -154,8 +163,9 @@ void bind_data_store(py::module_& module) {
       .def("load", &start_load, py::kw_only(), py::arg("files"), py::arg("lanes"),
            py::arg("buffer_bytes") = load_defaults.buffer_bytes,
            py::arg("line_limit_bytes") = data::kLineLimitBytes, py::arg("command") = py::none(),
-           py::arg("fed") = false, py::arg("policy") = "raise", py::arg("quarantine") = py::none())
-      .def("wait", &wait_load, py::arg("timeout_s"))
+           py::arg("command_timeout_s") = kCommandTimeoutS, py::arg("fed") = false,
+           py::arg("policy") = "raise", py::arg("quarantine") = py::none())
+      .def("wait", &wait_load, py::arg("timeout_s"), py::arg("tell") = py::none())
       .def("progress", &load_progress)
       .def_property_readonly("records",
                              [](const StoreHolder& self) { return self.get().records(); })
@@ -173,6 +183,7 @@ void bind_data_store(py::module_& module) {
       .def("checksum", &checksum)
       .def("bad_lines", &bad_lines)
       .def("notices", &notices)
+      .def("command_notices", &command_notices)
       .def("release", [](const StoreHolder& self) { self.get().release(); }, no_gil());
   bind_feeding(store);
 }

@@ -22,7 +22,7 @@ class NetworkHolder {
   ~NetworkHolder() {
     if (network_.forked()) return;
     // The last owner joins the delivery thread.
-    const py::gil_scoped_release no_gil;
+    const GilReleased no_gil;
     network_.get("network").reset();
   }
   NetworkHolder(const NetworkHolder&) = delete;
@@ -40,7 +40,7 @@ class RankNetworkHolder {
       : network_(std::make_unique<std::shared_ptr<transport::RankNetwork>>(std::move(network))) {}
   ~RankNetworkHolder() {
     if (network_.forked()) return;
-    const py::gil_scoped_release no_gil;
+    const GilReleased no_gil;
     network_.get("network").reset();
   }
   RankNetworkHolder(const RankNetworkHolder&) = delete;

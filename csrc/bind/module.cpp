@@ -46,7 +46,7 @@ std::vector<uint32_t> owner_of_keys(const std::vector<int64_t>& keys, uint32_t p
 }
 
 uint32_t crc32c_of(uintptr_t address, size_t size_bytes) {
-  const py::gil_scoped_release release;
+  const GilReleased release;
   return crc32c(reinterpret_cast<const void*>(address), size_bytes);
 }
 

@@ -34,7 +34,7 @@ std::unique_ptr<RankNetworkHolder> make_rank_network(const py::capsule& transpor
   }
   auto shared = *static_cast<std::shared_ptr<transport::RankTransport>*>(
       PyCapsule_GetPointer(transport.ptr(), name));
-  const py::gil_scoped_release no_gil;
+  const GilReleased no_gil;
   return std::make_unique<RankNetworkHolder>(
       transport::RankNetwork::create(std::move(shared), peers));
 }
@@ -76,7 +76,7 @@ void bind_network(py::module_& module) {
       .def(py::init(&make_rank_network), py::arg("transport"), py::arg("peers"))
       .def(
           "stop", [](RankNetworkHolder& self) { self.get()->stop(); },
-          py::call_guard<py::gil_scoped_release>());
+          py::call_guard<GilReleased>());
 }
 
 }  // namespace cpudist::bind

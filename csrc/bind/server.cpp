@@ -49,7 +49,7 @@ class ServerHolder {
             std::make_unique<ServerParts>(std::move(options)))) {}
   ~ServerHolder() {
     if (parts_.forked()) return;
-    const py::gil_scoped_release no_gil;
+    const GilReleased no_gil;
     parts_.get("server").reset();
   }
   ServerHolder(const ServerHolder&) = delete;
@@ -97,7 +97,7 @@ bool wait_done(ServerHolder& self, double timeout_s) {
     const auto slice = std::min(deadline, Clock::now() + std::chrono::milliseconds(50));
     bool done = false;
     {
-      const py::gil_scoped_release no_gil;
+      const GilReleased no_gil;
       done = self.parts().server.wait_done(slice);
     }
     if (PyErr_CheckSignals() != 0) throw py::error_already_set();
@@ -108,7 +108,7 @@ bool wait_done(ServerHolder& self, double timeout_s) {
 py::dict server_stats(const ServerHolder& self) {
   server::ServerStats stats;
   {
-    const py::gil_scoped_release release;
+    const GilReleased release;
     stats = self.parts().server.stats();
   }
   py::dict result;
@@ -134,7 +134,7 @@ py::dict server_stats(const ServerHolder& self) {
 
 void bind_server(py::module_& module) {
   const server::ServerOptions defaults;
-  using no_gil = py::call_guard<py::gil_scoped_release>;
+  using no_gil = py::call_guard<GilReleased>;
   py::class_<ServerHolder>(module, "Server")
       .def(py::init([](uint64_t run_id, uint32_t shard_id, uint32_t server_count,
                        uint32_t trainer_count, uint32_t threads, uint64_t liveness_ms,

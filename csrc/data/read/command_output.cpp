@@ -5,8 +5,6 @@
 
 #include <fcntl.h>
 #include <poll.h>
-#include <signal.h>
-#include <spawn.h>
 #include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -14,16 +12,17 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <chrono>
 #include <string_view>
-
-extern char** environ;
 
 namespace cpudist::data {
 
 namespace {
 
 constexpr size_t kErrorBytes = 2048;
-constexpr int kEndPollMs = 20;
+constexpr auto kEndPoll = std::chrono::milliseconds(20);
+// Of silence, until a notice tells of it.
+constexpr double kSlowS = 30.0;
 
 struct Pipe {
   Descriptor reader;
@@ -40,37 +39,6 @@ Pipe make_pipe() {
   ::fcntl(ends[0], F_SETFL, O_NONBLOCK);
   return result;
 }
-
-// What posix_spawn is told, freed at the end.
-class SpawnSettings {
- public:
-  SpawnSettings(int input, int output, int errors) {
-    ::posix_spawn_file_actions_init(&actions);
-    ::posix_spawnattr_init(&attributes);
-    ::posix_spawn_file_actions_adddup2(&actions, input, 0);
-    ::posix_spawn_file_actions_adddup2(&actions, output, 1);
-    ::posix_spawn_file_actions_adddup2(&actions, errors, 2);
-    // Reader threads block all signals and Python ignores some; a command begins with neither.
-    sigset_t none;
-    sigset_t all;
-    sigemptyset(&none);
-    sigfillset(&all);
-    ::posix_spawnattr_setsigmask(&attributes, &none);
-    ::posix_spawnattr_setsigdefault(&attributes, &all);
-    ::posix_spawnattr_setpgroup(&attributes, 0);
-    ::posix_spawnattr_setflags(
-        &attributes, POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF | POSIX_SPAWN_SETPGROUP);
-  }
-  ~SpawnSettings() {
-    ::posix_spawn_file_actions_destroy(&actions);
-    ::posix_spawnattr_destroy(&attributes);
-  }
-  SpawnSettings(const SpawnSettings&) = delete;
-  SpawnSettings& operator=(const SpawnSettings&) = delete;
-
-  posix_spawn_file_actions_t actions;
-  posix_spawnattr_t attributes;
-};
 
 // -1: nothing yet. 0: the end.
 ssize_t read_some(int descriptor, char* to, size_t size) {
@@ -107,39 +75,29 @@ std::string as_ascii(const std::string& text) {
 
 }  // namespace
 
-CommandOutput::CommandOutput(const std::string& command, const std::string& path,
-                             const StopSignal& stop)
-    : command_(command), path_(path), stop_(stop) {
-  spawn();
+CommandOutput::CommandOutput(const Command& command, const std::string& path,
+                             const StopSignal& stop, Notices& notices)
+    : command_(command), path_(path), stop_(stop), notices_(notices) {
+  start();
 }
 
-CommandOutput::~CommandOutput() {
-  if (process_ < 0) return;
-  ::kill(-process_, SIGKILL);
-  int status = 0;
-  reap(status, true);
-}
-
-void CommandOutput::spawn() {
+void CommandOutput::start() {
   const Descriptor input = open_regular(path_);
   ::fcntl(input.get(), F_SETFL, 0);
   Pipe output = make_pipe();
   Pipe errors = make_pipe();
-  const SpawnSettings settings(input.get(), output.writer.get(), errors.writer.get());
-  std::array<std::string, 3> words{"sh", "-c", command_};
-  std::array<char*, 4> arguments{words[0].data(), words[1].data(), words[2].data(), nullptr};
-  const int failed = ::posix_spawn(&process_, "/bin/sh", &settings.actions, &settings.attributes,
-                                   arguments.data(), environ);
-  if (failed != 0) {
-    process_ = -1;
-    throw Error(ErrorCode::kDataFile, "cannot start the command '" + command_ + "' for " + path_ +
-                                          ": " + system_text(failed));
+  try {
+    group_.start(command_.text, input.get(), output.writer.get(), errors.writer.get());
+  } catch (const Error& error) {
+    throw Error(error.code(), std::string(error.what()) + ", for " + path_);
   }
   output_ = std::move(output.reader);
   errors_ = std::move(errors.reader);
 }
 
+// What is waited for here is the command: a pipe that is full has output.
 size_t CommandOutput::read(char* to, size_t size) {
+  quiet_since_ = Clock::now();
   while (!finished_) {
     stop_.check();
     const ssize_t found = read_some(output_.get(), to, size);
@@ -147,18 +105,37 @@ size_t CommandOutput::read(char* to, size_t size) {
     if (found == 0) {
       finish();
     } else {
-      await_output();
+      await_change(output_.get(), time_left(false));
     }
   }
   return 0;
 }
 
-void CommandOutput::await_output() {
-  std::array<pollfd, 3> polled{pollfd{output_.get(), POLLIN, 0},
-                               pollfd{stop_.descriptor(), POLLIN, 0},
-                               pollfd{errors_.get(), POLLIN, 0}};
-  ::poll(polled.data(), polled.size(), -1);
+// Until there is something to read, or stop.
+void CommandOutput::await_change(int descriptor, Clock::duration most) {
+  std::array<pollfd, 3> polled{pollfd{stop_.descriptor(), POLLIN, 0},
+                               pollfd{errors_.get(), POLLIN, 0}, pollfd{descriptor, POLLIN, 0}};
+  const auto limit = std::chrono::ceil<std::chrono::milliseconds>(most).count();
+  ::poll(polled.data(), polled.size(), static_cast<int>(limit));
   drain_errors();
+}
+
+// Until it is over, or until it is time to tell that it is slow.
+Clock::duration CommandOutput::time_left(bool output_ended) {
+  using Seconds = std::chrono::duration<double>;
+  const Seconds timeout(std::min(command_.timeout_s, 1e6));
+  const Seconds slow(std::min(kSlowS, timeout.count() / 2));
+  const Seconds quiet = Clock::now() - quiet_since_;
+  if (quiet >= timeout) fail_late(output_ended);
+  if (!told_slow_ && quiet >= slow) {
+    told_slow_ = true;
+    notices_.add(
+        name() +
+        (output_ended ? " has ended its output and goes on for " : " writes nothing for ") +
+        seconds_text(slow.count()) + "; it is killed after " + seconds_text(command_.timeout_s) +
+        " (command_timeout_s)");
+  }
+  return std::chrono::ceil<Clock::duration>((told_slow_ ? timeout : slow) - quiet);
 }
 
 void CommandOutput::drain_errors() {
@@ -178,48 +155,47 @@ void CommandOutput::drain_errors() {
 }
 
 void CommandOutput::finish() {
-  int status = 0;
-  while (!reap(status, false)) {
-    std::array<pollfd, 2> polled{pollfd{stop_.descriptor(), POLLIN, 0},
-                                 pollfd{errors_.get(), POLLIN, 0}};
-    ::poll(polled.data(), polled.size(), kEndPollMs);
-    drain_errors();
+  quiet_since_ = Clock::now();
+  std::optional<int> status;
+  while (true) {
+    try {
+      status = group_.status();
+    } catch (const Error& error) {
+      fail(error.what());
+    }
+    if (status) break;
+    await_change(-1, std::min<Clock::duration>(kEndPoll, time_left(true)));
     stop_.check();
   }
+  group_.kill();
   drain_errors();
   finished_ = true;
-  if (WIFSIGNALED(status)) {
-    const int signal = WTERMSIG(status);
+  if (WIFSIGNALED(*status)) {
+    const int signal = WTERMSIG(*status);
     fail("was killed by signal " + std::to_string(signal) + " (" + ::strsignal(signal) + ")");
   }
-  if (WEXITSTATUS(status) != 0) fail("ended with status " + std::to_string(WEXITSTATUS(status)));
+  if (WEXITSTATUS(*status) != 0) fail("ended with status " + std::to_string(WEXITSTATUS(*status)));
 }
 
-// What is left of its group is killed while the number of the group cannot belong to another.
-bool CommandOutput::reap(int& status, bool wait) {
-  siginfo_t info{};
-  const int options = WEXITED | WNOWAIT | (wait ? 0 : WNOHANG);
-  int failed = 0;
-  do {
-    failed = ::waitid(P_PID, static_cast<id_t>(process_), &info, options);
-  } while (failed != 0 && errno == EINTR);
-  if (failed == 0 && info.si_pid == 0) return false;
-  if (failed == 0) ::kill(-process_, SIGKILL);
-  pid_t reaped = -1;
-  do {
-    reaped = ::waitpid(process_, &status, 0);
-  } while (reaped < 0 && errno == EINTR);
-  process_ = -1;
-  if (reaped < 0 && !wait) {
-    fail(
-        "ended, but its status was taken by other code of this process (waitpid for any child, or "
-        "SIGCHLD ignored)");
+void CommandOutput::fail_late(bool output_ended) {
+  const std::string time = seconds_text(command_.timeout_s);
+  const std::optional<int> status = group_.status();
+  group_.kill();
+  drain_errors();
+  const std::string advice =
+      ", and was killed with all that it started; mend it, or set command_timeout_s higher";
+  if (output_ended) {
+    fail("has closed its output and did not end within " + time + advice);
   }
-  return true;
+  if (status) {
+    fail("has ended, but something that it started keeps its output open and wrote nothing for " +
+         time + advice);
+  }
+  fail("wrote nothing for " + time + advice);
 }
 
 void CommandOutput::fail(const std::string& what) const {
-  std::string text = "the command '" + command_ + "' on " + path_ + " " + what;
+  std::string text = name() + " " + what;
   const std::string errors = trimmed(errors_end_);
   if (!errors.empty()) {
     text += "; the end of its stderr:\n";

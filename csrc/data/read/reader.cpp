@@ -83,8 +83,8 @@ void Reader::make_lane(size_t number) {
   options.window_records = batches * options_.batch_size;
   auto state = std::make_unique<LaneState>();
   state->fed = feeds_.of_lane(number);
-  auto reader =
-      std::make_unique<SplitReader>(options_.schema, options_.input, bad_lines_, stop_, state->fed);
+  auto reader = std::make_unique<SplitReader>(options_.schema, options_.input, bad_lines_, notices_,
+                                              stop_, state->fed);
   state->lane = std::make_unique<Lane>(options_.schema, std::move(reader), options_.lanes[number],
                                        options, position_.lanes[number], pool_->take_buffer());
   lanes_.push_back(std::move(state));
@@ -236,7 +236,8 @@ std::string Reader::slow_text(double timeout_s) const {
   if (split < splits.size()) {
     text += " reads " + options_.input.files[splits[split].file] + " (split " +
             std::to_string(split + 1) + " of " + std::to_string(splits.size()) + ")";
-    if (!options_.input.command.empty()) text += " through '" + options_.input.command + "'";
+    const std::string& command = options_.input.command.text;
+    if (!command.empty()) text += " through '" + command + "'";
     if (options_.input.fed) text += ", and waits for what is fed to it";
   }
   return text;

@@ -69,6 +69,7 @@ class Reader {
 
   Feeds& feeds() { return feeds_; }
   BadLines& bad_lines() { return bad_lines_; }
+  Notices& notices() { return notices_; }
   size_t lane_count() const { return lanes_.size(); }
   const Schema& schema() const { return options_.schema; }
   // Ends all threads and waits; takes as long as a read of a file. Any thread, any time.
@@ -106,6 +107,7 @@ class Reader {
   ReaderOptions options_;
   const std::shared_ptr<BatchPool> pool_;
   BadLines bad_lines_;
+  Notices notices_;
   StopSignal stop_;
   const size_t lane_limit_bytes_;
   Feeds feeds_;

@@ -6,8 +6,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "data/read/command_output.h"
-
 namespace cpudist::data {
 
 namespace {
@@ -25,9 +23,10 @@ void check_input(const Input& input, const std::vector<std::vector<Split>>& lane
   };
   if (lanes.empty()) refuse("a reader needs at least one lane");
   if (input.line_limit_bytes == 0) refuse("line_limit_bytes must be at least 1");
-  if (input.fed && !input.command.empty()) {
+  if (input.fed && !input.command.text.empty()) {
     refuse("a reader is fed, or reads from a command, not both");
   }
+  if (!(input.command.timeout_s > 0)) refuse("command_timeout_s must be above 0");
   for (const auto& lane : lanes) {
     for (const Split& split : lane) {
       if (split.file < input.files.size() && split.begin <= split.end) continue;
@@ -39,10 +38,11 @@ void check_input(const Input& input, const std::vector<std::vector<Split>>& lane
 }
 
 SplitReader::SplitReader(const Schema& schema, const Input& input, BadLines& bad_lines,
-                         const StopSignal& stop, FedQueue* fed)
+                         Notices& notices, const StopSignal& stop, FedQueue* fed)
     : schema_(schema),
       input_(input),
       bad_lines_(bad_lines),
+      notices_(notices),
       stop_(stop),
       fed_(fed),
       parser_(make_parser(schema)) {}
@@ -61,8 +61,8 @@ void SplitReader::open(const Split& split, uint64_t position) {
 std::unique_ptr<ByteSource> SplitReader::source_of(uint64_t begin) {
   const std::string& path = input_.files[split_.file];
   if (input_.fed) return std::make_unique<FedBytes>(*fed_, path);
-  if (!input_.command.empty()) {
-    return std::make_unique<CommandOutput>(input_.command, path, stop_);
+  if (!input_.command.text.empty()) {
+    return std::make_unique<CommandOutput>(input_.command, path, stop_, notices_);
   }
   return std::make_unique<FileRange>(path, LineReader::source_begin(begin), split_.end, stop_);
 }

@@ -14,6 +14,7 @@
 #include "data/parse/parser.h"
 #include "data/parse/records.h"
 #include "data/read/bad_lines.h"
+#include "data/read/command_output.h"
 #include "data/read/fed_queue.h"
 #include "data/read/line_reader.h"
 
@@ -29,11 +30,11 @@ struct Split {
 
 struct Input {
   std::vector<std::string> files;
-  std::string command;  // empty: files are read as they are
-  bool fed = false;     // files are handed over by FedQueue, and `files` are their names only
+  Command command;   // without a text files are read as they are
+  bool fed = false;  // files are handed over by FedQueue, and `files` are their names only
   size_t line_limit_bytes = kLineLimitBytes;
 
-  bool streams() const { return fed || !command.empty(); }
+  bool streams() const { return fed || !command.text.empty(); }
 };
 
 // Throws Error(kInvalidArgument): options that contradict each other, splits of no file.
@@ -42,8 +43,8 @@ void check_input(const Input& input, const std::vector<std::vector<Split>>& lane
 class SplitReader {
  public:
   // All arguments outlive it. `fed` is null unless the input is fed.
-  SplitReader(const Schema& schema, const Input& input, BadLines& bad_lines, const StopSignal& stop,
-              FedQueue* fed);
+  SplitReader(const Schema& schema, const Input& input, BadLines& bad_lines, Notices& notices,
+              const StopSignal& stop, FedQueue* fed);
 
   // `position` is what position() was when reading stopped, or 0 for the beginning.
   void open(const Split& split, uint64_t position);
@@ -71,6 +72,7 @@ class SplitReader {
   const Schema& schema_;
   const Input& input_;
   BadLines& bad_lines_;
+  Notices& notices_;
   const StopSignal& stop_;
   FedQueue* fed_;
   std::unique_ptr<Parser> parser_;

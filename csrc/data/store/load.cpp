@@ -83,7 +83,7 @@ void StoreLoader::run(size_t lane) noexcept {
 }
 
 void StoreLoader::read_tasks(size_t lane) {
-  SplitReader reader(schema_, options_.input, bad_lines_, stop_, feeds_.of_lane(lane));
+  SplitReader reader(schema_, options_.input, bad_lines_, notices_, stop_, feeds_.of_lane(lane));
   RecordBuffer buffer;
   const bool fed = options_.input.fed;
   const std::vector<Task>& tasks = tasks_[fed ? lane : 0];

@@ -54,6 +54,7 @@ class StoreLoader {
   LoadProgress progress() const;
   Feeds& feeds() { return feeds_; }
   BadLines& bad_lines() { return bad_lines_; }
+  Notices& notices() { return notices_; }
   void stop();
 
  private:
@@ -74,6 +75,7 @@ class StoreLoader {
   const Schema& schema_;
   const LoadOptions options_;
   BadLines bad_lines_;
+  Notices notices_;
   StopSignal stop_;
   Feeds feeds_;
   std::vector<std::vector<Task>> tasks_;  // per lane if fed, else one list for all

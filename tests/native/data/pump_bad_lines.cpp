@@ -116,10 +116,11 @@ TEST(data_pump_reads_through_commands) {
   const Folder folder;
   ReaderOptions options =
       id_options({folder.write("a", "0\n1\n"), folder.write("b", "2\n3")}, {{{0}, {1}}}, 3);
-  options.input.command = "sed 's/^/1 /'";
+  options.input.command.text = "sed 's/^/1 /'";
   CHECK(joined(read_all(options).batches) == range(0, 4));
   // More on stderr than a pipe holds, and a process that stays behind.
-  options.input.command = "head -c 300000 /dev/zero >&2; sleep 100 > /dev/null & sed 's/^/1 /'";
+  options.input.command.text =
+      "head -c 300000 /dev/zero >&2; sleep 100 > /dev/null & sed 's/^/1 /'";
   CHECK(joined(read_all(options).batches) == range(0, 4));
   CHECK(!has_children());
 }
@@ -128,7 +129,7 @@ TEST(data_pump_names_the_command_that_failed) {
   const Folder folder;
   const std::string path = folder.write("a", "1 0\n1 1\n");
   ReaderOptions options = id_options({path}, {{{0}}}, 1);
-  options.input.command =
+  options.input.command.text =
       "cat; printf 'fir%s' st >&2; head -c 5000 /dev/zero | tr '\\0' x >&2; exit 3";
   const auto reader = make_reader(options);
   CHECK(ids_of(*reader->next(kSoon).batch) == Ids{0});
@@ -137,12 +138,12 @@ TEST(data_pump_names_the_command_that_failed) {
   CHECK(says(text, "' on " + path + " ended with status 3; the end of its stderr:\n"));
   CHECK(!says(text, "first"));
   CHECK(text.ends_with("\n" + std::string(2048, 'x')));
-  options.input.command = "kill -9 $$";
+  options.input.command.text = "kill -9 $$";
   CHECK(
       says(message_of(ErrorCode::kDataFile, [&] { read_all(options); }), "was killed by signal 9"));
-  options.input.command = "no-such-command-at-all";
+  options.input.command.text = "no-such-command-at-all";
   CHECK(says(message_of(ErrorCode::kDataFile, [&] { read_all(options); }), "status 127"));
-  options.input.command = "cat";
+  options.input.command.text = "cat";
   options.input.files[0] = folder.path("none");
   CHECK(says(message_of(ErrorCode::kDataFile, [&] { read_all(options); }), "cannot open"));
   CHECK(!has_children());
@@ -151,7 +152,7 @@ TEST(data_pump_names_the_command_that_failed) {
 TEST(data_pump_counts_the_lines_that_a_command_garbles) {
   const Folder folder;
   ReaderOptions options = id_options({folder.write("a", "1 0\n1 1\n")}, {{{0}}}, 1);
-  options.input.command = "printf 'a print\\n'; cat; head -c 3000 /dev/zero";
+  options.input.command.text = "printf 'a print\\n'; cat; head -c 3000 /dev/zero";
   options.policy = BadLinePolicy::kSkip;
   const auto reader = make_reader(options);
   CHECK(joined(read_all(*reader).batches) == range(0, 2));

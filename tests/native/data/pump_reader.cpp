@@ -133,7 +133,7 @@ TEST(data_pump_resumes_streams_of_commands) {
   ReaderOptions options =
       id_options({folder.write("a", id_lines(0, 9)), folder.write("b", "\n" + id_lines(10, 16))},
                  {{{0}, {1}}}, 4);
-  options.input.command = "cat";
+  options.input.command.text = "cat";
   check_resume(options);
   options.seed = 1;
   options.window_records = 8;

@@ -68,7 +68,7 @@ TEST(data_pump_stops_while_a_lane_waits_for_room) {
 TEST(data_pump_stops_while_a_command_hangs) {
   const Folder folder;
   ReaderOptions options = id_options({folder.write("a", "")}, {{{0}}}, 1);
-  options.input.command = "sleep 100 & sleep 100";
+  options.input.command.text = "sleep 100 & sleep 100";
   const auto start = Clock::now();
   const auto reader = make_reader(options);
   const std::string text = message_of(ErrorCode::kTimeout, [&] { reader->next(Wait{0.05, {}}); });
@@ -76,6 +76,57 @@ TEST(data_pump_stops_while_a_command_hangs) {
   CHECK(says(text, "(split 1 of 1) through 'sleep 100 & sleep 100'"));
   reader->stop();
   CHECK(seconds_since(start) < 20);
+}
+
+TEST(data_pump_ends_a_command_that_writes_nothing) {
+  const Folder folder;
+  ReaderOptions options = id_options({folder.write("a", "")}, {{{0}}}, 1);
+  options.input.command = {"echo why >&2; echo 1 7; sleep 100 & sleep 100", 0.2};
+  const auto reader = make_reader(options);
+  CHECK(ids_of(*reader->next(kSoon).batch) == Ids{7});
+  const std::string text = message_of(ErrorCode::kDataFile, [&] { reader->next(kSoon); });
+  CHECK(says(text, "the command 'echo why >&2; echo 1 7; sleep 100 & sleep 100' on "));
+  CHECK(says(text, "/a wrote nothing for 0.2 s, and was killed with all that it started; "));
+  CHECK(says(text, "set command_timeout_s higher; the end of its stderr:\nwhy"));
+  const std::vector<std::string> notices = reader->notices().take();
+  CHECK_EQ(notices.size(), 1);
+  CHECK(says(notices.front(), "/a writes nothing for 0.1 s; it is killed after 0.2 s "));
+  CHECK(!reader->notices().any());
+}
+
+TEST(data_pump_ends_what_keeps_the_output_of_a_command_that_has_ended) {
+  const Folder folder;
+  data::LoadOptions options;
+  options.input.files = {folder.write("a", "")};
+  options.input.command = {"sleep 100 & echo 1 7", 0.2};
+  options.lanes = {{{0}}};
+  data::Store store(id_schema());
+  store.start_load(options);
+  const std::string text = message_of(ErrorCode::kDataFile, [&] { store.wait_load(kSoon); });
+  CHECK(says(text, "/a has ended, but something that it started keeps its output open and "));
+  CHECK(says(text, "wrote nothing for 0.2 s, and was killed"));
+}
+
+TEST(data_pump_ends_a_command_that_goes_on_behind_its_output) {
+  const Folder folder;
+  ReaderOptions options = id_options({folder.write("a", "")}, {{{0}}}, 1);
+  options.input.command = {"echo 1 7; exec sleep 100 >&-", 0.2};
+  const auto reader = make_reader(options);
+  CHECK(ids_of(*reader->next(kSoon).batch) == Ids{7});
+  const std::string text = message_of(ErrorCode::kDataFile, [&] { reader->next(kSoon); });
+  CHECK(says(text, "/a has closed its output and did not end within 0.2 s, and was killed"));
+}
+
+TEST(data_pump_gives_a_slow_consumers_command_all_the_time) {
+  const Folder folder;
+  ReaderOptions options = id_options({folder.write("a", id_lines(0, 200000))}, {{{0}}}, 100);
+  options.input.command = {"cat", 5.0};
+  options.buffer_bytes = 1;
+  const auto reader = make_reader(options);
+  CHECK(reader->next(kSoon).batch != nullptr);
+  let_pass(std::chrono::milliseconds(100));  // with a full pipe, which is no silence of the command
+  CHECK(!reader->notices().any());
+  CHECK_EQ(joined(read_all(*reader).batches).size(), 200000 - 100);
 }
 
 TEST(data_pump_stops_while_nothing_is_fed) {

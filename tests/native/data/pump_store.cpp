@@ -167,7 +167,7 @@ TEST(data_pump_store_stops_readers_and_loads) {
   message_of(ErrorCode::kClosed, [&] { reader->next(kSoon); });
   store = std::make_unique<Store>(id_schema());
   data::LoadOptions hanging = load_options({folder.path("ids")}, {{{0}}});
-  hanging.input.command = "sleep 100";
+  hanging.input.command.text = "sleep 100";
   store->start_load(hanging);
   message_of(ErrorCode::kInvalidArgument, [&] { store->start_load(hanging); });
   const std::string text =

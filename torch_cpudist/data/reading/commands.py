@@ -4,24 +4,57 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import signal
-import subprocess
-import tempfile
 import threading
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import IO
 
-from torch_cpudist.errors import ClosedError, DataFileError
+from torch_cpudist import _core
+from torch_cpudist.log import logger
 
-_DEADLINE_S = 3600.0
-_POLL_S = 0.02
-_SAID_BYTES = 2048
+
+class Unwanted:
+    """Says once, for good, that nothing more is wanted. Any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._said = False
+        self._ends: list[Callable[[], None]] = []
+
+    def is_set(self) -> bool:
+        """Whether it was said."""
+        return self._said
+
+    def set(self) -> None:
+        """Says it, and ends what is under way."""
+        with self._lock:
+            self._said = True
+            ends = list(self._ends)
+        for end in ends:
+            end()
+
+    @contextmanager
+    def ending(self, end: Callable[[], None]) -> Iterator[None]:
+        """Has ``end`` called, at once or when it is said, until the block is left."""
+        with self._lock:
+            self._ends.append(end)
+            said = self._said
+        try:
+            if said:
+                end()
+            yield
+        finally:
+            with self._lock:
+                self._ends.remove(end)
 
 
 def run_command(
-    command: str, path: str, output: IO[bytes], unwanted: threading.Event
+    command: str,
+    path: str,
+    output: IO[bytes],
+    unwanted: Unwanted,
+    timeout_s: float,
 ) -> None:
     """Runs a shell command with a file as standard input, to its end.
 
@@ -29,41 +62,14 @@ def run_command(
         command: for the shell.
         path: of the file.
         output: gets what the command writes, and is at its beginning afterwards.
-        unwanted: once it is set, the command and what it started are killed.
+        unwanted: once it is said, the command and what it started are killed.
+        timeout_s: how long the command may neither write nor end.
 
     Raises:
-        DataFileError: it ended with another status than 0, or takes over an hour.
+        DataFileError: it ended with another status than 0, or took too long.
         ClosedError: it was not wanted any more.
     """
-    with Path(path).open("rb") as source, tempfile.TemporaryFile() as errors:
-        # A session of its own is a group of processes that can be killed together.
-        process = subprocess.Popen(  # noqa: S602 - a shell command by contract
-            command,
-            shell=True,
-            stdin=source,
-            stdout=output,
-            stderr=errors,
-            start_new_session=True,
-        )
-        try:
-            status = _status(process, unwanted)
-        finally:
-            if process.returncode is None:  # else its number may be another's by now
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
-        if status != 0:
-            errors.seek(max(0, errors.seek(0, os.SEEK_END) - _SAID_BYTES))
-            said = errors.read().decode(errors="replace").strip()
-            ended = "takes over an hour" if status is None else f"ended with {status}"
-            raise DataFileError(f"pipe_command {command!r} of {path} {ended}: {said}")
-    output.seek(0)
-
-
-def _status(process: subprocess.Popen[bytes], unwanted: threading.Event) -> int | None:
-    """What it ended with; ``None``: it did not in time."""
-    for _ in range(int(_DEADLINE_S / _POLL_S)):
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            return process.wait(_POLL_S)
-        if unwanted.is_set():
-            raise ClosedError("the command is not wanted any more")
-    return None
+    running = _core.DataCommand(command, path, timeout_s=timeout_s)
+    with unwanted.ending(running.stop):
+        running.run(output.fileno(), logger.warning)
+    output.seek(0, os.SEEK_SET)

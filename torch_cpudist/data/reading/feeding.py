@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
+from torch_cpudist.data.reading.commands import Unwanted
 from torch_cpudist.data.reading.dealing import Part
 from torch_cpudist.errors import ClosedError
 
@@ -35,8 +36,8 @@ class Fed(Protocol):
 
 # Feeds one piece of a part to a lane; false once nothing more is wanted.
 Piece = Callable[[Fed, int], bool]
-# The pieces of a part; the event is set when they are not wanted any more.
-Open = Callable[[Part, threading.Event], Iterator[Piece]]
+# The pieces of a part, as long as they are wanted.
+Open = Callable[[Part, Unwanted], Iterator[Piece]]
 
 
 class Feeder:
@@ -59,7 +60,7 @@ class Feeder:
         self._fed = fed
         self._failures: dict[int, Exception] = {}
         self._open = open_part
-        self._unwanted = threading.Event()
+        self._unwanted = Unwanted()
         self._threads = [
             threading.Thread(
                 target=self._run,

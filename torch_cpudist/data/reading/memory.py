@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch_cpudist.data.reading.dataset import RecordDataset
 from torch_cpudist.data.reading.dealing import mixed_seed
 from torch_cpudist.data.reading.feeding import Feeder
 from torch_cpudist.data.reading.global_shuffle import exchange_records
+from torch_cpudist.data.reading.leaving import leaving
 from torch_cpudist.data.reading.place import Place
 from torch_cpudist.data.reading.reader import (
     BatchIterator,
@@ -51,6 +53,7 @@ class InMemoryDataset(RecordDataset):
         batch_size: records per batch.
         threads: that parse, and that make batches.
         pipe_command: a shell command that each file goes through.
+        command_timeout_s: how long it may neither write nor end.
         drop_last: leave out a last batch of fewer records.
         shuffle: permute the records anew for every epoch, by ``seed`` and the epoch.
         seed: of ``shuffle``.
@@ -102,11 +105,13 @@ class InMemoryDataset(RecordDataset):
         lanes = files.shares(self._share, 0, shuffle=False)
         reading = self._reading
         self._store = _core.DataStore(reading.core_schema())
+        leaving.follow(self)
         self._store.load(
             files=list(reading.files),
             lanes=all_parts(lanes),
             line_limit_bytes=reading.line_limit_bytes,
             command=reading.pipe_command if not files.fed else None,
+            command_timeout_s=reading.silence_s,
             fed=files.fed,
             policy=reading.bad_lines,
             quarantine=reading.quarantine_name,
@@ -126,8 +131,12 @@ class InMemoryDataset(RecordDataset):
             raise InvalidArgumentError("wait(): expected preload() before it")
         try:
             with raising_failures_of(self._feeder):
-                self._store.wait(self._reading.timeout_s)
+                self._store.wait(
+                    self._reading.timeout_s,
+                    functools.partial(log_notices, self._store),
+                )
         except BaseException:
+            leaving.stay()
             self.release()
             raise
         log_notices(self._store)
@@ -190,6 +199,12 @@ class InMemoryDataset(RecordDataset):
         self._join_feeder()
         self._store, self._loaded, self._shuffles = None, False, []
         self._place.go_to(self._place.epoch)
+
+    def end_at_exit(self) -> None:
+        """Ends a load that is under way, for the end of the process."""
+        if not self._loaded and self._store is not None:
+            self._store.release()
+            self._join_feeder()
 
     @property
     def records(self) -> int:

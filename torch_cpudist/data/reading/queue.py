@@ -48,6 +48,11 @@ class QueueDataset(RecordDataset):
         threads: reader threads; default: half of the cores.
         pipe_command: a shell command: it gets each file as standard input, as it is,
             and its standard output is read in the file's place.
+        command_timeout_s: how long the command may write nothing while its output is
+            waited for, and how long it may go on after the end of its output, before it
+            is killed with all that it started and ``DataFileError`` is raised. A
+            warning is logged after half of that, or 30 s. Default: 600, or
+            ``timeout_s`` if that is longer.
         drop_last: leave out a last batch of fewer records.
         shuffle: deal parts of files in another order every epoch, and permute records
             within windows of ``shuffle_records`` per thread.

@@ -15,9 +15,10 @@ from typing import Any, Protocol
 
 from torch_cpudist import _core
 from torch_cpudist.data.reading import sources
-from torch_cpudist.data.reading.commands import run_command
+from torch_cpudist.data.reading.commands import Unwanted, run_command
 from torch_cpudist.data.reading.dealing import STREAM_END, Part
 from torch_cpudist.data.reading.feeding import Fed, Feeder, Open, Piece
+from torch_cpudist.data.reading.leaving import leaving
 from torch_cpudist.data.reading.parquet import ParquetReader
 from torch_cpudist.data.reading.settings import Files, Reading, all_parts
 from torch_cpudist.data.reading.tensors import Batch, BatchMaker
@@ -38,11 +39,16 @@ class Noticing(Protocol):
     def notices(self) -> list[str]:
         """What was not said yet: the first bad line of each file."""
 
+    def command_notices(self) -> list[str]:
+        """What was not said yet: which commands are slow."""
+
 
 def log_notices(core: Noticing) -> None:
-    """Logs the first bad line of each file, once."""
+    """Logs the first bad line of each file, and slow commands, once."""
     for notice in core.notices():
         logger.warning("bad lines are left out, the first is %s", notice)
+    for notice in core.command_notices():
+        logger.warning("%s", notice)
 
 
 @contextmanager
@@ -60,8 +66,10 @@ def raising_failures_of(feeder: Feeder | None) -> Iterator[None]:
 class Core(Noticing, Protocol):
     """What the core's readers of files and of memory have in common."""
 
-    def next(self, timeout_s: float, /) -> _core.DataBatch | None:
-        """The next batch, ``None`` at the end."""
+    def next(
+        self, timeout_s: float, tell: Callable[[], None] | None = None, /
+    ) -> _core.DataBatch | None:
+        """The next batch, ``None`` at the end; ``tell`` is called for notices."""
 
     def position(self) -> object:
         """Where it goes on, as ``position=`` of another one takes it."""
@@ -104,6 +112,7 @@ class BatchIterator(Iterator[Batch]):
         self._ended = False
         self._bad_lines: dict[int, int] = {}  # when it was closed
         self._positions: deque[Any] = deque([core.position()], maxlen=_REMEMBERED + 1)
+        leaving.follow(self)
 
     def __iter__(self) -> BatchIterator:
         return self
@@ -128,6 +137,14 @@ class BatchIterator(Iterator[Batch]):
         return self._maker.make(made)
 
     def _take(self) -> _core.DataBatch:
+        leaving.reads()
+        try:
+            return self._taken()
+        except BaseException:
+            leaving.has_read()
+            raise
+
+    def _taken(self) -> _core.DataBatch:
         if self._ended:
             raise StopIteration
         core = self._core
@@ -135,8 +152,9 @@ class BatchIterator(Iterator[Batch]):
             if core is None:
                 raise ClosedError("closed")
             with raising_failures_of(self._feeder):
-                made = core.next(self._timeout_s)
+                made = core.next(self._timeout_s, functools.partial(log_notices, core))
         except ClosedError:
+            leaving.stay()
             raise ClosedError(
                 "this iteration was closed: by close(), or because another one over "
                 "the same dataset or a shuffle began, which end those before. For "
@@ -188,6 +206,10 @@ class BatchIterator(Iterator[Batch]):
         self._bad_lines = self._counts()
         self._core = None
 
+    def end_at_exit(self) -> None:
+        """Ends the threads; those that wait for a batch are told that it is closed."""
+        self.close()
+
     def __del__(self) -> None:
         core = getattr(self, "_core", None)
         if core is not None and getattr(self, "_process", None) == os.getpid():
@@ -219,6 +241,7 @@ def open_reader(
         buffer_bytes=reading.buffer_bytes,
         line_limit_bytes=reading.line_limit_bytes,
         command=reading.pipe_command if not files.fed else None,
+        command_timeout_s=reading.silence_s,
         fed=files.fed,
         policy=reading.bad_lines,
         quarantine=reading.quarantine_name,
@@ -244,7 +267,7 @@ def opener(reading: Reading, files: Files) -> Open:
 
 
 def _byte_pieces(
-    reading: Reading, files: Files, part: Part, unwanted: threading.Event
+    reading: Reading, files: Files, part: Part, unwanted: Unwanted
 ) -> Iterator[Piece]:
     kind = files.compressed[part.file]
     path = reading.files[part.file]
@@ -260,7 +283,7 @@ def _byte_pieces(
 
 
 def _parquet_pieces(
-    reading: Reading, reader: ParquetReader, part: Part, unwanted: threading.Event
+    reading: Reading, reader: ParquetReader, part: Part, unwanted: Unwanted
 ) -> Iterator[Piece]:
     path = reading.files[part.file]
     if reading.pipe_command is None:
@@ -270,7 +293,7 @@ def _parquet_pieces(
         return
     # Parquet is read from its end, which a pipe does not have yet.
     with tempfile.TemporaryFile() as spool:
-        run_command(reading.pipe_command, path, spool, unwanted)
+        run_command(reading.pipe_command, path, spool, unwanted, reading.silence_s)
         yield from _column_pieces(reader.read(spool, path, None))
 
 

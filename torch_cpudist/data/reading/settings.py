@@ -30,6 +30,7 @@ _MOST_BYTES = 2**40
 _MOST_RECORDS = 2**24
 _SMALLEST_LINE_BYTES = 1024
 _LARGEST_LINE_BYTES = 1 << 30
+_SILENCE_S = 600.0  # of a command
 
 
 class Arguments(TypedDict, total=False):
@@ -39,6 +40,7 @@ class Arguments(TypedDict, total=False):
     batch_size: int
     threads: int | None
     pipe_command: str | None
+    command_timeout_s: float | None
     drop_last: bool
     shuffle: bool
     seed: int
@@ -63,6 +65,7 @@ class Reading:
     batch_size: int
     threads: int
     pipe_command: str | None
+    command_timeout_s: float | None
     drop_last: bool
     shuffle: bool
     seed: int
@@ -108,8 +111,13 @@ class Reading:
                 self._refuse(field, "one character of one byte, no quote or line end")
         if self.delimiter == self.separator:
             self._refuse("separator", "another character than delimiter")
-        if not _is_number(self.timeout_s) or not 0 < self.timeout_s < float("inf"):
+        if not _is_seconds(self.timeout_s):
             self._refuse("timeout_s", "a positive number of seconds")
+        if self.command_timeout_s is not None:
+            if not _is_seconds(self.command_timeout_s):
+                self._refuse("command_timeout_s", "a positive number of seconds")
+            if command is None:
+                self._refuse("command_timeout_s", "None: there is no pipe_command")
         whole_number("batch_size", self.batch_size, 1, _MOST_RECORDS)
         whole_number("threads", self.threads, 1, _MOST_THREADS)
         whole_number("seed", self.seed, 0, 2**63 - 1)
@@ -125,6 +133,13 @@ class Reading:
         raise InvalidArgumentError(
             f"{field}={getattr(self, field)!r}, expected {expected}"
         )
+
+    @property
+    def silence_s(self) -> float:
+        """How long a command may neither write nor end."""
+        if self.command_timeout_s is None:
+            return max(_SILENCE_S, self.timeout_s)
+        return self.command_timeout_s
 
     @property
     def quarantine_name(self) -> str | None:
@@ -171,8 +186,9 @@ class Reading:
         }
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+def _is_seconds(value: object) -> bool:
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return number and 0 < value < float("inf")  # type: ignore[operator]
 
 
 def checked_files(files: Iterable[PathLike]) -> tuple[str, ...]:

@@ -1,0 +1,52 @@
+// Copyright (c) 2026 The torch_cpudist authors.
+// SPDX-License-Identifier: BSD-3-Clause
+//
+// The interpreter's lock, let go and taken by threads that may outlive the interpreter.
+//
+// A daemon thread that takes the lock while the interpreter ends never gets it: up to Python 3.13
+// it is unwound instead, and a destructor that is unwound aborts the process. It is kept where it
+// is until the process is gone, as Python 3.14 does itself.
+#pragma once
+
+#include <cxxabi.h>
+#include <pybind11/pybind11.h>
+#include <unistd.h>
+
+namespace cpudist::bind {
+
+template <typename Take>
+auto take_gil(Take take) {
+  try {
+    return take();
+  } catch (abi::__forced_unwind&) {
+    while (true) ::pause();
+  }
+}
+
+// The calling thread is without the lock while this lives.
+class GilReleased {
+ public:
+  GilReleased() : state_(PyEval_SaveThread()) {}
+  ~GilReleased() {
+    take_gil([this] { PyEval_RestoreThread(state_); });
+  }
+  GilReleased(const GilReleased&) = delete;
+  GilReleased& operator=(const GilReleased&) = delete;
+
+ private:
+  PyThreadState* state_;
+};
+
+// The calling thread has the lock while this lives.
+class GilTaken {
+ public:
+  GilTaken() : state_(take_gil([] { return PyGILState_Ensure(); })) {}
+  ~GilTaken() { PyGILState_Release(state_); }
+  GilTaken(const GilTaken&) = delete;
+  GilTaken& operator=(const GilTaken&) = delete;
+
+ private:
+  PyGILState_STATE state_;
+};
+
+}  // namespace cpudist::bind
