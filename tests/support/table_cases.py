@@ -40,9 +40,9 @@ def wrap(model, optimizer=None):
     return cpudist.DistributedOptimizer(optimizer or sgd(model), model)
 
 
-def alone(fn):
+def alone(fn, **options):
     """Runs ``fn`` as the only trainer, on one server of its own."""
-    return run(lambda context: fn(), 1)[0]
+    return run(lambda context: fn(), 1, **options)[0]
 
 
 def train(model, optimizer, batches, forward):

@@ -9,15 +9,28 @@ used again for the wrapped one.
 from __future__ import annotations
 
 import copy
+import functools
+import threading
+import time
 
 import pytest
+import table_cases
 import torch
-from sync_cases import copy_of, largest_difference, run
-from table_cases import DIM, ROWS, alone, bag, embedding, ids, train, wrap
+import torch._inductor.config as inductor
+from sync_cases import copy_of, largest_difference
+from sync_cases import run as run_trainers
+from table_cases import DIM, ROWS, bag, embedding, ids, train, wrap
 from torch import nn
 
 import torch_cpudist as cpudist
 from torch_cpudist.tables.local import binding_of
+
+# Compilers take many times longer beside other programs. A rank that fails ends at once
+# all the same.
+COMPILED_S = 400.0
+pytestmark = pytest.mark.timeout(2 * COMPILED_S)
+run = functools.partial(run_trainers, timeout_s=COMPILED_S)
+alone = functools.partial(table_cases.alone, timeout_s=COMPILED_S)
 
 
 class Ranking(nn.Module):
@@ -64,12 +77,53 @@ def hide(optimizer):
 
 @pytest.fixture(autouse=True)
 def _fresh_compiler():
+    """The compiler is one for all threads: nobody else may be at it."""
     torch._dynamo.reset()
-    yield
+    # Nothing here is large enough for compilers as processes, each of which would
+    # import torch.
+    with inductor.patch(compile_threads=1):
+        yield
+    wait_for_ranks(COMPILED_S)
     torch._dynamo.reset()
 
 
-@pytest.mark.timeout(300)
+def wait_for_ranks(timeout_s):
+    """A test that fails leaves ranks behind that compile: they end when they can."""
+    deadline = time.monotonic() + timeout_s
+    for thread in threading.enumerate():
+        if thread.name.startswith("rank "):
+            thread.join(max(0.0, deadline - time.monotonic()))
+
+
+def test_a_rank_that_is_late_is_not_at_the_compiler_when_the_next_test_begins():
+    """As beside busy programs: the deadline passes while a rank compiles."""
+    compiles, go_on = threading.Event(), threading.Event()
+    errors = []
+
+    def backend(graph, inputs):
+        compiles.set()
+        go_on.wait(COMPILED_S)
+        return graph.forward
+
+    def body():
+        try:
+            torch.compile(Ranking(), backend=backend)(BATCHES[0])
+        except BaseException as error:
+            errors.append(error)
+            raise
+
+    with pytest.raises(cpudist.OperationTimeoutError, match="did not end within"):
+        # The deadline is for all but the start: a rank that has not begun to compile
+        # fails in the same way.
+        table_cases.alone(body, timeout_s=5.0)
+    go_on.set()
+    wait_for_ranks(COMPILED_S)
+    assert [t for t in threading.enumerate() if t.name.startswith("rank ")] == []
+    torch._dynamo.reset()
+    test_the_whole_model_is_one_graph()
+    assert errors == []
+
+
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
 def test_equals_one_process(backend):
     def body():
@@ -212,7 +266,6 @@ class HashedBags(nn.EmbeddingBag):
         return super().forward((ids + 3) % ROWS) * scale
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 @pytest.mark.parametrize("kind", [Hashed, HashedBags])
 def test_a_module_class_of_ones_own_is_compiled_too(kind, backend):
