@@ -26,7 +26,6 @@ from torch_cpudist.launch.default_group import DefaultGroup
 from torch_cpudist.launch.environment import Environment
 from torch_cpudist.launch.layout import Layout, Member, Numbers, assign, one_role
 from torch_cpudist.launch.rendezvous import Rendezvous, open_store
-from torch_cpudist.launch.rooms import ServerRoom
 from torch_cpudist.launch.torch_threads import TorchThreads
 from torch_cpudist.machine import files, host
 from torch_cpudist.settings import fields
@@ -175,8 +174,6 @@ def _join(
                     "restart %d: there is no snapshot, training begins anew",
                     made.restart_count,
                 )
-            if numbers.role == "server":
-                ServerRoom(rendezvous, made.rank).tell()
             ends = endpoints.start(made, layout, rendezvous, network, transport)
         ends.keep.append(store)
         ends.rendezvous = rendezvous

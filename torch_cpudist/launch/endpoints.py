@@ -12,6 +12,7 @@ from torch_cpudist.launch import rank_network
 from torch_cpudist.launch.environment import Environment
 from torch_cpudist.launch.layout import Layout, Numbers
 from torch_cpudist.launch.rendezvous import Rendezvous
+from torch_cpudist.launch.rooms import ServerRoom
 from torch_cpudist.log import from_core, logger
 from torch_cpudist.machine import host
 
@@ -192,6 +193,8 @@ def start(
             peers = rank_network.peers_of(layout, rank)
             made.ranks = _core.RankNetwork(transport, peers)
         if rank in layout.servers:
+            if rank not in layout.trainers:
+                ServerRoom(rendezvous, rank).tell()  # before trainers go on
             made.server = _start_server(environment, layout, rendezvous)
             if network is None and rank in layout.trainers:
                 links = _core.InprocNetwork()
