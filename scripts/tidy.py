@@ -92,6 +92,8 @@ def check_tree(root: Path) -> Iterator[Violation]:
     for name, text in sources.items():
         yield from check_file(name, text)
     yield from check_sources(sources)
+    if f"{layers.PACKAGE}/__init__.py" in sources:
+        yield from layers.check_rows(sources)
     yield from shape.check_tracked(shape.tracked(root))
 
 

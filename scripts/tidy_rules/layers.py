@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import PurePosixPath
 
 from tidy_rules import Sources, Violation, within
@@ -41,7 +41,7 @@ def native(**rows: str) -> dict[str, tuple[str, ...]]:
 # A folder, or a module that lies beside the folders, and what its files may import.
 LAYERS: dict[str, tuple[str, ...]] = {
     **stacked(
-        ("errors", "log", "_build_check", "_build_info"),
+        ("errors", "log", "_build_check"),
         ("settings",),
         ("machine",),
         ("ops",),
@@ -56,11 +56,9 @@ LAYERS: dict[str, tuple[str, ...]] = {
         ("served",),
         ("collective",),
         ("drivers",),
-        ("snapshots",),
         ("optimizer",),
-        ("replicas", "metrics", "monitor"),
+        ("replicas", "metrics"),
         ("data",),
-        ("integrations",),
         ("precision",),
         ("testing",),
         ("__init__",),
@@ -72,14 +70,32 @@ LAYERS: dict[str, tuple[str, ...]] = {
         wire="base kernels",
         transport="base wire/frame",
         table="base kernels wire",
-        server="base kernels wire transport table",
-        client="base kernels wire transport",
+        # What a set stands on, the set, what stands on it, and who puts that together.
+        server__update="base kernels wire table server/outbox server/layout_checks",
+        server="base kernels wire transport table server/update",
+        server__rounds="base kernels wire server server/update",
+        server__arrivals="base kernels wire table server server/update",
+        server__geo="base wire table server server/update",
+        server__modes="wire server server/rounds server/arrivals server/geo",
+        server__server="base wire transport server server/modes",
+        client__push="base kernels wire client/link client/session client/state "
+        "client/prefetch",
+        client__values="base kernels wire client/shared client/state client/prefetch "
+        "client/push",
+        client__rounds="base wire client/membership client/shared client/state "
+        "client/prefetch client/push",
+        client="base kernels wire transport client/push client/values client/rounds",
+        client__arrivals="base kernels wire client client/push",
+        client__geo="base kernels wire client client/push client/arrivals",
+        client__modes="wire client client/rounds client/arrivals",
+        client__client="base wire transport client client/modes",
         data="base kernels wire transport",
-        backends="base transport/ranks",
+        backends="base transport/ranks backends/shm backends/foreign_errors",
         backends__foreign_errors="base",
         backends__shm="base",
         ops="kernels",
-        bind="base kernels wire transport table server client data "
+        bind="base kernels wire transport table server/server server/options client "
+        "client/client client/push client/arrivals client/geo data "
         "backends/foreign_errors",
         library="ops",
     ),
@@ -96,8 +112,21 @@ def belongs(name: str, place: str) -> bool:
 
 def layer_of(name: str) -> str | None:
     """Return the layer of a file: the deepest row of the table that it belongs to."""
-    found = [place for place in LAYERS if belongs(name, place)]
+    return deepest(name, LAYERS)
+
+
+def deepest(name: str, places: Iterable[str]) -> str | None:
+    """Return the innermost of these places that a file belongs to."""
+    found = [place for place in places if belongs(name, place)]
     return max(found, key=len, default=None)
+
+
+def check_rows(sources: Sources) -> Iterator[Violation]:
+    """Check that there is a file in every place that the table names."""
+    for place in dict.fromkeys([*LAYERS, *(o for row in LAYERS.values() for o in row)]):
+        if not any(belongs(name, place) for name in sources):
+            what = f"LAYERS names {place}, where no file is"
+            yield Violation("scripts/tidy_rules/layers.py", 1, "layer-row", what)
 
 
 def python_module(name: str) -> str:
@@ -172,7 +201,8 @@ def check_layers(edges: Edges) -> Iterator[Violation]:
             continue
         allowed = (own, *LAYERS[own])
         for other, line in known.items():
-            if not any(belongs(other, place) for place in allowed):
+            # A folder with a row of its own is no part of the one around it.
+            if deepest(other, {*LAYERS, *allowed}) not in allowed:
                 what = f"{own} may not know {other}"
                 yield Violation(name, line, "layer", what)
 

@@ -38,6 +38,10 @@ MEMBER = re.compile(
 )
 
 
+# Classes of one name in two namespaces are two.
+NAMESPACE = re.compile(r"^namespace ([\w:]+) \{", re.MULTILINE)
+
+
 def member_of(header: str) -> str | None:
     """Return the class whose member a function is that is defined outside of it."""
     plain = header
@@ -48,25 +52,20 @@ def member_of(header: str) -> str | None:
 
 
 def check_torn_classes(sources: Sources) -> Iterator[Violation]:
-    """Check that no class has members in two sources; a folder's names are its own."""
-    homes: dict[str, dict[str, int]] = defaultdict(dict)
+    """Check that no class has members in two sources, in whatever folders they are."""
+    homes: dict[tuple[str, str], dict[str, int]] = defaultdict(dict)
     for name in within(sources, "csrc"):
         if name.endswith(".cpp"):
+            opened = NAMESPACE.search(sources[name])
+            space = opened.group(1) if opened else ""
             for line, header, _ in native_functions(sources[name]):
                 if owner := member_of(header):
-                    homes[owner].setdefault(name, line)
-    for owner, files in homes.items():
-        for name, line in files.items():
-            near = [one for one in files if one < name and are_near(one, name)]
-            if near:
-                what = f"{owner} has members in {near[0]}, too: one class, one file"
-                yield Violation(name, line, "torn-class", what)
-
-
-def are_near(one: str, other: str) -> bool:
-    """Tell whether one file's folder is the other's, or around it."""
-    folders = [f"{PurePosixPath(name).parent}/" for name in (one, other)]
-    return folders[0].startswith(folders[1]) or folders[1].startswith(folders[0])
+                    homes[space, owner].setdefault(name, line)
+    for (_, owner), files in homes.items():
+        first = next(iter(files))
+        for name, line in list(files.items())[1:]:
+            what = f"{owner} has members in {first}, too: one class, one file"
+            yield Violation(name, line, "torn-class", what)
 
 
 # ---- privacy -----------------------------------------------------------------------

@@ -77,6 +77,19 @@ def test_layers_beside_each_other_do_not_know_each_other() -> None:
         ("csrc/transport/tcp/channel.h", "wire/rows.h"),
         ("csrc/table/store.h", "transport/channel.h"),
         ("csrc/backends/shm/engine.h", "transport/ranks/lane.h"),
+        ("csrc/client/param_set.h", "client/arrivals/queue.h"),
+        ("csrc/client/rounds/push.h", "client/arrivals/queue.h"),
+        ("csrc/client/push/packing.h", "client/param_set.h"),
+        ("csrc/client/values/pull.h", "client/rounds/push.h"),
+        ("csrc/client/arrivals/queue.h", "client/geo/table.h"),
+        ("csrc/client/geo/table.h", "client/rounds/push.h"),
+        ("csrc/server/param_set.cpp", "server/modes.h"),
+        ("csrc/server/policy.h", "server/rounds/rounds.h"),
+        ("csrc/server/rounds/group.h", "server/arrivals/arrivals.h"),
+        ("csrc/server/arrivals/arrivals.h", "server/rounds/group.h"),
+        ("csrc/server/geo/change_log.h", "server/arrivals/arrivals.h"),
+        ("csrc/server/update/update.h", "server/policy.h"),
+        ("csrc/bind/server.cpp", "server/rounds/rounds.h"),
     ],
 )
 def test_an_include_of_another_layer(name: str, header: str) -> None:
@@ -105,6 +118,17 @@ def test_includes_of_what_a_layer_stands_on() -> None:
 def test_a_folder_without_a_layer(name: str) -> None:
     (found,) = found_in({name: ""}, "layer")
     assert found.startswith(f"{name}:1: layer: its folder has no row in LAYERS")
+
+
+def test_a_row_of_a_folder_that_is_not_there() -> None:
+    there = {f"{place}/a.h": "" for place in LAYERS}
+    there |= {f"{place}/a.h": "" for row in LAYERS.values() for place in row}
+    assert list(layers.check_rows(there)) == []
+    for gone in ("csrc/server/geo", "csrc/wire/frame", f"{P}/drivers"):
+        sources = {n: "" for n in there if not n.startswith(f"{gone}/")}
+        (found,) = map(str, layers.check_rows(sources))
+        what = f"LAYERS names {gone}, where no file is"
+        assert found == f"scripts/tidy_rules/layers.py:1: layer-row: {what}"
 
 
 def test_every_folder_of_the_tree_has_a_row_and_no_row_makes_a_circle() -> None:
@@ -160,14 +184,17 @@ std::vector<std::pair<int, Other::Part>> Client::parts(std::function<void(int)> 
         "std::shared_ptr<Client> Client::make() { return {}; }",
     ],
 )
-def test_a_class_in_two_files(member: str) -> None:
-    sources = {"csrc/client/a.cpp": ONE, "csrc/client/geo/b.cpp": f"\n{member}\n"}
+@pytest.mark.parametrize("folder", ["", "arrivals/"])
+def test_a_class_in_two_files(member: str, folder: str) -> None:
+    first = f"csrc/client/{folder}a.cpp"
+    there = f"\nnamespace cpudist {{\n{member}\n}}  // namespace cpudist\n"
+    sources = {first: ONE, "csrc/client/geo/b.cpp": there}
     (found,) = found_in(sources, "torn-class")
     where, what = found.split(": torn-class: ")
     name, line = where.split(":")
     assert name == "csrc/client/geo/b.cpp"
-    assert int(line) in (2, 3)
-    assert what == "Client has members in csrc/client/a.cpp, too: one class, one file"
+    assert int(line) in (3, 4)
+    assert what == f"Client has members in {first}, too: one class, one file"
 
 
 def test_classes_of_one_name_and_functions_that_use_a_class() -> None:
@@ -177,8 +204,12 @@ def test_classes_of_one_name_and_functions_that_use_a_class() -> None:
     sources = {
         "csrc/client/a.cpp": ONE + "void Client::Impl::open() {}\n",
         "csrc/client/b.cpp": uses + "void client::leave() {}\n",
-        "csrc/backends/shm/engine.cpp": "void Engine::run() {}\n",
-        "csrc/backends/ccl/engine.cpp": "void Engine::run() {}\n",
+        **{
+            f"csrc/backends/{one}/engine.cpp": (
+                f"namespace cpudist::{one} {{\nvoid Engine::run() {{}}\n}}\n"
+            )
+            for one in ("ccl", "shm")
+        },
     }
     assert found_in(sources, "torn-class") == []
 
