@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from fluid_names import NAMES
+from fluid_rows import absent, claims, exists, references, rows
 
 import torch_cpudist as cpudist
 
@@ -89,3 +90,70 @@ def test_every_name_has_a_place(area):
     text = "".join(prose(page) for page in PAGES)
     words = NAMES[area].split()
     assert [word for word in words if not re.search(re.escape(word), text)] == []
+
+
+ROWS = [(page.name, *row) for page in PAGES for row in rows(page.read_text())]
+
+
+@pytest.mark.parametrize(
+    ("page", "fluid", "answer"), ROWS, ids=[f"{p}-{f[:40]}" for p, f, _ in ROWS]
+)
+def test_a_row_names_what_is_there(page, fluid, answer):
+    found = references(answer)
+    gone = [one for one in found if claims(one) and not exists(one)]
+    assert gone == [], f"{page}: {fluid}"
+    assert absent(answer) or any(map(exists, found)), f"{page}: {fluid} names nothing"
+
+
+def test_all_rows_are_read():
+    # Of every list below "What Fluid has".
+    items = sum(page.read_text().count("\n- ") for page in PAGES)
+    assert len(ROWS) == items > 150
+    assert ("migrating_fluid.md", "`transpile(", True) in {
+        (page, fluid[:11], "init()" in answer) for page, fluid, answer in ROWS
+    }
+
+
+@pytest.mark.parametrize(
+    "there",
+    [
+        "cpudist.init()",
+        "Geo(push_every=100)",
+        "cpudist.optim.RowWiseAdagrad",
+        "Communicator(max_merge=, merge_rule=, send_queue_size=)",
+        "CPUDIST_BACKEND=nccl",
+        "CPUDIST_SEND_THREADS",
+        "executor.replicas",
+        "torchrun --nproc-per-node --nnodes",
+        "threads=",
+        "tests/docs/test_migrating_fluid.py::test_all_rows_are_read",
+    ],
+)
+def test_what_is_there_is_found(there):
+    assert exists(there)
+
+
+@pytest.mark.parametrize(
+    "gone",
+    [
+        "cpudist.start()",
+        "Geo(push_each=100)",
+        "cpudist.optim.Lamb",
+        "Communicator(max_merge=, pool=)",
+        "CPUDIST_BACKENDS=nccl",
+        "executor.count",
+        "tests/docs/test_migrating_fluid.py::test_gone",
+        "tests/docs/test_gone.py::test_all_rows_are_read",
+    ],
+)
+def test_what_is_gone_is_noticed(gone):
+    assert claims(gone)
+    assert not exists(gone)
+    assert not absent(gone)
+
+
+def test_a_row_that_says_none_says_why():
+    assert absent("none: there are no scopes")
+    assert not absent("none")
+    assert not absent("none: for GPUs")
+    assert not absent("the same")
