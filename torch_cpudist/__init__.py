@@ -61,7 +61,7 @@ from torch_cpudist.runtime import (
     trainer_count,
     trainer_rank,
 )
-from torch_cpudist.settings.clip import ClipNorm, ClipValue
+from torch_cpudist.settings.clip import ClipNorm, ClipTensorNorm, ClipValue
 from torch_cpudist.settings.communicator import Communicator
 from torch_cpudist.settings.delay_compensation import DelayCompensation
 from torch_cpudist.settings.outer import Outer
@@ -92,6 +92,7 @@ __all__ = [
     "BadRecordError",
     "BatchTooSmallError",
     "ClipNorm",
+    "ClipTensorNorm",
     "ClipValue",
     "ClosedError",
     "Communicator",

@@ -114,7 +114,10 @@ def test_one_trainer_that_waits_for_its_updates_equals_plain_torch(name):
     assert largest_difference(alone(body, servers=2), plain) <= 1e-6
 
 
-@pytest.mark.parametrize("clip", [cpudist.ClipNorm(0.3), cpudist.ClipValue(0.05)])
+@pytest.mark.parametrize(
+    "clip",
+    [cpudist.ClipNorm(0.3), cpudist.ClipTensorNorm(0.2), cpudist.ClipValue(0.05)],
+)
 def test_each_push_is_clipped_as_torch_clips(clip):
     batches = Batches(1, steps=10)
 
@@ -144,6 +147,9 @@ def test_each_push_is_clipped_as_torch_clips(clip):
             rows = model.bag.weight.grad.values()
             if isinstance(clip, cpudist.ClipNorm):
                 cpudist.clip_grad_norm_(model.parameters(), clip.max_norm)
+            elif isinstance(clip, cpudist.ClipTensorNorm):
+                for parameter in model.parameters():
+                    cpudist.clip_grad_norm_(parameter, clip.max_norm)
             else:
                 torch.nn.utils.clip_grad_value_(dense, clip.value)
                 rows.clamp_(-clip.value, clip.value)

@@ -179,7 +179,10 @@ def test_schedules_and_groups(over_inner):
     assert largest_difference(alone(body), steps(model, inner, inner)) <= 1e-6
 
 
-@pytest.mark.parametrize("clip", [cpudist.ClipNorm(0.4), cpudist.ClipValue(0.05)])
+@pytest.mark.parametrize(
+    "clip",
+    [cpudist.ClipNorm(0.4), cpudist.ClipTensorNorm(0.2), cpudist.ClipValue(0.05)],
+)
 def test_clipping_is_that_of_the_trainers_own_gradient(clip):
     make = lambda model: build(RULES["adagrad"], model)  # noqa: E731
     found = train_rule(make, Batches(1, steps=15), clip=clip)
@@ -192,6 +195,9 @@ def test_clipping_is_that_of_the_trainers_own_gradient(clip):
             loss_of(model, Batches(1, steps=15).part(step, 0)).backward()
             if isinstance(clip, cpudist.ClipNorm):
                 cpudist.clip_grad_norm_(model.parameters(), clip.max_norm)
+            elif isinstance(clip, cpudist.ClipTensorNorm):
+                for parameter in model.parameters():
+                    cpudist.clip_grad_norm_(parameter, clip.max_norm)
             else:
                 model.bag.weight.grad = model.bag.weight.grad.coalesce()
                 for parameter in model.parameters():

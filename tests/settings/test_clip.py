@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import torch_cpudist as cpudist
+from torch_cpudist.model.clipping import clip_own
 
 
 def with_grads(*grads):
@@ -168,3 +169,58 @@ def test_limits_out_of_range(value):
 def test_settings_out_of_range(kind, value):
     with pytest.raises(ValueError, match=f"{kind.__name__}: .* finite and > 0"):
         kind(value)
+
+
+@pytest.mark.parametrize("max_norm", [0.3, 2.0, 1e6])
+def test_each_tensor_by_its_own_norm_equals_torch_on_each(max_norm):
+    grads = [
+        sparse([4, 0, 4, 7], sample(4, 3, seed=1).double()),
+        sample(5).double(),
+        sample(2, 4, seed=3).double() * 9,
+        torch.zeros(3, dtype=torch.float64),
+    ]
+    expected = with_grads(*(grad.to_dense().clone() for grad in grads))
+    found = with_grads(*(grad.clone() for grad in grads))
+    found.append(torch.nn.Parameter(torch.zeros(2)))  # without a gradient
+    for parameter in expected:
+        torch.nn.utils.clip_grad_norm_([parameter], max_norm)
+    clip_own(cpudist.ClipTensorNorm(max_norm), found)
+    for ours, theirs in zip(found[:-1], expected, strict=True):
+        torch.testing.assert_close(
+            ours.grad.to_dense(), theirs.grad, rtol=1e-12, atol=1e-15
+        )
+    assert found[-1].grad is None
+
+
+def test_sparse_gradients_of_one_buffer_are_clipped_apart():
+    values = sample(3, 2, seed=4)
+    first, second = sparse([0, 1, 2], values), sparse([3, 3, 3], values)
+    found = with_grads(first, second)
+    expected = [grad.to_dense() for grad in (first, second)]
+    for grad in expected:
+        grad.mul_(min(1.0, 0.5 / (float(grad.norm()) + 1e-6)))
+    clip_own(cpudist.ClipTensorNorm(0.5), found)
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours.grad.to_dense(), theirs)
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        cpudist.Sync(),
+        cpudist.HalfAsync(),
+        cpudist.Hybrid(dense="sync"),
+        cpudist.Hybrid(sparse="sync"),
+    ],
+    ids=str,
+)
+def test_rounds_on_servers_refuse_norms_of_tensors(strategy):
+    with pytest.raises(cpudist.UnsupportedOptimizerError, match=r"norm of the whole"):
+        strategy.check_clip(cpudist.ClipTensorNorm(1.0))
+    cpudist.Hybrid(sparse="geo").check_clip(cpudist.ClipTensorNorm(1.0))
+
+
+@pytest.mark.parametrize("wrong", [0.0, -1.0, math.inf, math.nan, "1"])
+def test_a_norm_of_tensors_is_positive(wrong):
+    with pytest.raises(cpudist.InvalidArgumentError, match="ClipTensorNorm: max_norm"):
+        cpudist.ClipTensorNorm(wrong)

@@ -18,13 +18,14 @@ from torch_cpudist.drivers.gradient import (
     GradientDriver,
     SharedState,
     clip_average,
+    clip_tensors,
     open_equal,
 )
 from torch_cpudist.drivers.registry import Opening, register
 from torch_cpudist.errors import UnsupportedModelError
 from torch_cpudist.model.gradients import replaced_gradients
 from torch_cpudist.model.placement import Placement
-from torch_cpudist.settings.clip import Clip, ClipNorm
+from torch_cpudist.settings.clip import Clip, ClipNorm, ClipTensorNorm
 from torch_cpudist.strategies.allreduce import AllReduce
 
 
@@ -49,7 +50,12 @@ class AllReduceDriver(GradientDriver):
     def _update(self, header: Header, rows: list[Rows], clip: Clip | None) -> None:
         flat = [bucket.flat for bucket in self._exchange.buckets]
         flat += [values.view(-1) for _, values in rows]
-        if isinstance(clip, ClipNorm):
+        if isinstance(clip, ClipTensorNorm):
+            parts = [b.view(i) for b, i in self._exchange.pieces(header.dense)]
+            parts += [values for _, values in rows]
+            norms = [squared_norm(part.reshape(-1)) for part in parts]
+            clip_tensors(clip, parts, norms)
+        elif isinstance(clip, ClipNorm):
             clip_average(clip, flat, sum(map(squared_norm, flat)))
         else:
             clip_average(clip, flat, 0.0)

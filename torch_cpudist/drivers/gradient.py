@@ -28,7 +28,13 @@ from torch_cpudist.drivers.registry import Opening
 from torch_cpudist.errors import UnsupportedOptimizerError
 from torch_cpudist.model.placement import Rules
 from torch_cpudist.rules.state_parts import States
-from torch_cpudist.settings.clip import Clip, ClipNorm, ClipValue
+from torch_cpudist.settings.clip import (
+    Clip,
+    ClipNorm,
+    ClipTensorNorm,
+    ClipValue,
+    scale_to,
+)
 from torch_cpudist.strategies.base import Strategy
 
 # Rules that torch itself runs on sparse gradients.
@@ -133,6 +139,22 @@ class GradientDriver(CollectiveDriver):
         found["collective"]["buckets"] = len(exchange.buckets)
         found["collective"]["repeated"] = exchange.repeated
         return found
+
+
+def clip_tensors(
+    clip: ClipTensorNorm, parts: Sequence[torch.Tensor], squared: Sequence[float]
+) -> None:
+    """Clips averaged gradients in place, each by its own norm.
+
+    Args:
+        clip: how.
+        parts: of gradients.
+        squared: for each, the squared norm of the whole gradient that it is of.
+    """
+    for part, norm in zip(parts, squared, strict=True):
+        scale = scale_to(math.sqrt(norm), clip.max_norm)
+        if scale != 1.0:
+            part.mul_(scale)
 
 
 def clip_average(

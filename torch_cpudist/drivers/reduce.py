@@ -20,12 +20,13 @@ from torch_cpudist.drivers.gradient import (
     GradientDriver,
     SharedState,
     clip_average,
+    clip_tensors,
     open_equal,
 )
 from torch_cpudist.drivers.registry import register
 from torch_cpudist.rules.state_parts import States
 from torch_cpudist.served import state_exchange
-from torch_cpudist.settings.clip import Clip, ClipNorm
+from torch_cpudist.settings.clip import Clip, ClipNorm, ClipTensorNorm
 from torch_cpudist.strategies.reduce import Reduce
 
 _WHAT = "handing out parameters"
@@ -88,7 +89,10 @@ class ReduceDriver(GradientDriver):
     # -- a step ------------------------------------------------------------------------
 
     def _update(self, header: Header, rows: list[Rows], clip: Clip | None) -> None:
-        self._clip(clip, rows)
+        if isinstance(clip, ClipTensorNorm):
+            self._clip_tensors(clip, header, rows)
+        else:
+            self._clip(clip, rows)
         # Parts are views again; gradients are given to them only while they step.
         with self._owned.in_place_of_parameters():
             rank = self._group.rank
@@ -121,6 +125,27 @@ class ReduceDriver(GradientDriver):
                 squared = sum(float(part) for part in parts)
             squared += sum(map(squared_norm, values))
         clip_average(clip, [*own, *values], squared)
+
+    def _clip_tensors(
+        self, clip: ClipTensorNorm, header: Header, rows: list[Rows]
+    ) -> None:
+        """Clips this trainer's parts by the norms of whole parameters. Collective."""
+        indices, parts = [], []
+        for bucket, i in self._exchange.pieces(header.dense):
+            piece = bucket.pieces[i]
+            if piece.owner == self._group.rank:
+                indices.append(piece.entry.index)
+                parts.append(bucket.view(i))
+        squared = torch.zeros(len(self._dense), dtype=torch.float64, device="cpu")
+        for index, part in zip(indices, parts, strict=True):
+            squared[index] += squared_norm(part.reshape(-1))
+        if not self._group.alone:
+            told = self._group.gather(squared, "summing the norms of gradients")
+            squared = torch.stack(list(told)).sum(dim=0)
+        norms = [float(squared[index]) for index in indices]
+        values = [one for _, one in rows]
+        norms += [squared_norm(one.view(-1)) for one in values]
+        clip_tensors(clip, [*parts, *values], norms)
 
     def _mine(self, keys: torch.Tensor, rank: int) -> torch.Tensor:
         return keys.remainder(self._group.size) == rank

@@ -11,7 +11,13 @@ import torch
 
 from torch_cpudist import ops
 from torch_cpudist.errors import InvalidArgumentError
-from torch_cpudist.settings.clip import Clip, ClipNorm, ClipValue
+from torch_cpudist.settings.clip import (
+    Clip,
+    ClipNorm,
+    ClipTensorNorm,
+    ClipValue,
+    scale_to,
+)
 
 
 @torch.no_grad()
@@ -19,6 +25,16 @@ def clip_own(clip: Clip | None, parameters: list[torch.Tensor]) -> None:
     """Clips this trainer's own gradients in place, before it steps by itself."""
     if isinstance(clip, ClipNorm):
         clip_grad_norm_(parameters, clip.max_norm)
+    elif isinstance(clip, ClipTensorNorm):
+        scales = [tensor_scale(clip, parameter.grad) for parameter in parameters]
+        # As in _scale: a buffer may be the values of several sparse gradients.
+        for parameter, scale in zip(parameters, scales, strict=True):
+            if parameter.grad is not None and parameter.grad.is_sparse and scale != 1.0:
+                parameter.grad = parameter.grad * scale
+        for parameter, scale in zip(parameters, scales, strict=True):
+            grad = parameter.grad
+            if grad is not None and not grad.is_sparse and scale != 1.0:
+                grad.mul_(scale)
     elif isinstance(clip, ClipValue):
         for parameter in parameters:
             grad = parameter.grad
@@ -34,6 +50,13 @@ def clip_own(clip: Clip | None, parameters: list[torch.Tensor]) -> None:
         for parameter in parameters:
             if parameter.grad is not None and not parameter.grad.is_sparse:
                 parameter.grad.clamp_(-clip.value, clip.value)
+
+
+def tensor_scale(clip: ClipTensorNorm, grad: torch.Tensor | None) -> float:
+    """What the gradient of one parameter, of any layout, is multiplied by."""
+    if grad is None:
+        return 1.0
+    return scale_to(math.sqrt(_squared_norm(grad)), clip.max_norm)
 
 
 def _squared_norm(grad: torch.Tensor) -> float:

@@ -61,8 +61,8 @@ class DistributedOptimizer(face.ServedOptimizer, Participant):
         model: the module whose embeddings are looked at.
         strategy: a strategy, its name, or a dict with ``name``; default ``Sync()``;
             ``CPUDIST_STRATEGY`` wins.
-        clip: ``ClipNorm`` or ``ClipValue``: of the mean gradient; in Async of a push,
-            in Geo and LocalSGD of the trainer's own gradient.
+        clip: ``ClipNorm``, ``ClipTensorNorm`` or ``ClipValue``: of the mean gradient;
+            in Async of a push, in Geo and LocalSGD of the trainer's own gradient.
 
     Raises:
         UnsupportedOptimizerError: the servers do not run this optimizer or option.

@@ -18,12 +18,13 @@ from torch import nn
 
 from torch_cpudist import _core
 from torch_cpudist.errors import Error
+from torch_cpudist.model.clipping import tensor_scale
 from torch_cpudist.model.dense_memory import dense_memory
 from torch_cpudist.model.gradients import read_table_gradient
 from torch_cpudist.model.placement import PlacedTable, Placement
 from torch_cpudist.served.base import Trained
 from torch_cpudist.served.progress import tell_waiting
-from torch_cpudist.settings.clip import Clip, ClipNorm, ClipValue
+from torch_cpudist.settings.clip import Clip, ClipNorm, ClipTensorNorm, ClipValue
 from torch_cpudist.tables.binding import TableBinding, bound_ids
 from torch_cpudist.tables.local import attach, detach
 from torch_cpudist.tables.staged import HostedWeights
@@ -248,7 +249,7 @@ class ParameterSet(Trained):
             UnpulledRowError, DenseGradientError, ModelChangedError: nothing was sent.
         """
         self.check_unchanged()
-        gradients = self._gradients()
+        gradients = self._gradients(clip if isinstance(clip, ClipTensorNorm) else None)
         self.tables_current = False
         with self._dense.weights() as addresses:
             updates = send(
@@ -263,16 +264,20 @@ class ParameterSet(Trained):
         self.note_written([parameter for _, parameter in self.trained()])
         return updates
 
-    def _gradients(self) -> _Gradients:
+    def _gradients(self, clip: ClipTensorNorm | None) -> _Gradients:
         found = _Gradients()
         for index, grad in self._dense.gradients():
-            found.alive.append(grad)
-            found.parameters.append((index, grad.data_ptr()))
+            # A copy where it is clipped: what the script has is not changed.
+            sent = grad if clip is None else grad * tensor_scale(clip, grad)
+            found.alive.append(sent)
+            found.parameters.append((index, sent.data_ptr()))
         for table in self.placement.tables:
             if table.found.weight.grad is not None:
                 keys, values = read_table_gradient(
                     table.found.name, table.found.weight.grad
                 )
+                if clip is not None:
+                    values = values * tensor_scale(clip, table.found.weight.grad)
                 found.alive += (keys, values)
                 found.tables.append(
                     (table.index, keys.data_ptr(), keys.numel(), values.data_ptr())

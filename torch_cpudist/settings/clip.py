@@ -56,12 +56,44 @@ class ClipValue:
         _check_positive("ClipValue: value", self.value)
 
 
-Clip = ClipNorm | ClipValue
+@dataclass(frozen=True)
+class ClipTensorNorm:
+    """Scales the gradient of each parameter so that its 2-norm is at most ``max_norm``.
+
+    Every table and dense parameter by its own norm, as one call of
+    ``torch.nn.utils.clip_grad_norm_`` for each; duplicate rows are summed before. Under
+    AllReduce and Reduce the averaged gradient, under Async each trainer's push, under
+    Geo and LocalSGD the trainer's own gradient. Sync and HalfAsync refuse it: each
+    server averages its blocks of a parameter by itself. Cost: under Reduce one number
+    per parameter among the trainers, else no messages.
+
+    Attributes:
+        max_norm: the largest 2-norm, > 0.
+    """
+
+    max_norm: float
+
+    def __post_init__(self) -> None:
+        """Checks the value."""
+        _check_positive("ClipTensorNorm: max_norm", self.max_norm)
+
+
+Clip = ClipNorm | ClipValue | ClipTensorNorm
 
 
 def check_clip(clip: object) -> None:
     """Raises ``InvalidArgumentError`` for what is neither ``None`` nor a ``Clip``."""
-    if clip is not None and not isinstance(clip, (ClipNorm, ClipValue)):
+    if clip is not None and not isinstance(clip, (ClipNorm, ClipValue, ClipTensorNorm)):
         raise InvalidArgumentError(
-            f"DistributedOptimizer: clip must be ClipNorm or ClipValue, got {clip!r}"
+            "DistributedOptimizer: clip must be ClipNorm, ClipTensorNorm or ClipValue, "
+            f"got {clip!r}"
         )
+
+
+def scale_to(norm: float, max_norm: float) -> float:
+    """What a gradient of this norm is multiplied by, as torch does; 1 to keep it.
+
+    A norm that is no number gives one.
+    """
+    scale = max_norm / (norm + 1e-6)
+    return 1.0 if scale >= 1.0 else scale

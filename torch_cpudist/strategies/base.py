@@ -7,9 +7,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable
 from dataclasses import field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
+from torch_cpudist.errors import UnsupportedOptimizerError
 from torch_cpudist.settings import fields
+from torch_cpudist.settings.clip import Clip, ClipTensorNorm
 from torch_cpudist.settings.communicator import Communicator
 from torch_cpudist.settings.delay_compensation import DelayCompensation
 from torch_cpudist.settings.fields import settings
@@ -18,9 +20,6 @@ from torch_cpudist.settings.replicas import Replicas
 from torch_cpudist.settings.server import Server
 from torch_cpudist.settings.sharding import Sharding
 from torch_cpudist.settings.updates import Trainers, Updates
-
-if TYPE_CHECKING:
-    from torch_cpudist.settings.clip import Clip
 
 _SECTIONS = {
     "sharding": Sharding,
@@ -72,6 +71,16 @@ class Strategy:
     def shows_state(self) -> bool:
         """Whether a wrapped optimizer has its whole state while it is wrapped."""
         return self.local
+
+    def refuse_tensor_norm(self, clip: Clip | None) -> None:
+        """Refuses what servers that average in rounds do not know."""
+        if isinstance(clip, ClipTensorNorm):
+            raise UnsupportedOptimizerError(
+                f"{clip} under {type(self).__name__}: each server averages its blocks "
+                "of a parameter by itself, and none knows the norm of the whole. Use "
+                "AllReduce or Reduce (tables by Hybrid with sparse=Async() or Geo()), "
+                "Async, Geo or LocalSGD, or ClipNorm, one norm over all parameters."
+            )
 
     def check_clip(self, clip: Clip | None) -> None:
         """Refuses clipping that this strategy cannot do.

@@ -10,6 +10,7 @@ from dataclasses import field
 from typing import Any, ClassVar
 
 from torch_cpudist.errors import ConfigurationError
+from torch_cpudist.settings.clip import Clip
 from torch_cpudist.settings.communicator import (
     WIRE_FIELDS,
     Communicator,
@@ -118,6 +119,10 @@ class HalfAsync(Strategy):
         check_without_queue(self)
         if self.group is not None:
             object.__setattr__(self, "group", checked_groups(self.group))
+
+    def check_clip(self, clip: Clip | None) -> None:
+        """Refuses norms of single parameters, whose blocks are on several servers."""
+        self.refuse_tensor_norm(clip)
 
     def updates(self, trainers: Trainers) -> Updates:
         """When the servers apply this strategy's gradients."""

@@ -151,13 +151,15 @@ class Hybrid(Strategy):
         return self.dense.keeps_state or self.sparse.keeps_state
 
     def check_clip(self, clip: Clip | None) -> None:
-        """Refuses a norm over both parts, which nobody knows."""
+        """Refuses a norm over both parts, which nobody knows, and what one refuses."""
         if isinstance(clip, ClipNorm):
             raise UnsupportedOptimizerError(
                 f"{clip} under Hybrid: the norm is over dense parameters and tables "
                 "together, which are not averaged at one time and place. Use "
                 "ClipValue, or a strategy for both, such as Sync."
             )
+        self.dense.check_clip(clip)
+        self.sparse.check_clip(clip)
 
     def updates(self, trainers: Trainers) -> Updates:
         """When servers apply the gradients of tables."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 from dataclasses import field
 from typing import ClassVar
 
+from torch_cpudist.settings.clip import Clip
 from torch_cpudist.settings.communicator import (
     WIRE_FIELDS,
     Communicator,
@@ -40,6 +41,10 @@ class Sync(Strategy):
         """Checks the fields."""
         super().__post_init__()
         check_without_queue(self)
+
+    def check_clip(self, clip: Clip | None) -> None:
+        """Refuses norms of single parameters, whose blocks are on several servers."""
+        self.refuse_tensor_norm(clip)
 
     def updates(self, trainers: Trainers) -> Updates:
         """When the servers apply this strategy's gradients."""

@@ -110,6 +110,7 @@ def plainly(
     sizes: Callable[[int, int], int],
     weigh: bool,
     clip: float | None = None,
+    of_tensors: bool = False,
 ) -> Dense:
     """One process: the mean over trainers of the gradients of their batches."""
     model = Dense(dtype)
@@ -125,7 +126,9 @@ def plainly(
                 batch = batch_of(step, rank, size, dtype)
                 (loss_of(model, batch, used(step, rank)) * share).backward()
         if clip is not None:
-            torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
+            parameters = list(model.parameters())
+            for some in [[one] for one in parameters] if of_tensors else [parameters]:
+                torch.nn.utils.clip_grad_norm_(some, clip)
         optimizer.step()
     return model
 
@@ -147,10 +150,13 @@ def like_one_process(
         "mean": (evenly, False, None),
         "samples": (unevenly, True, None),
         "clipped": (evenly, False, 0.3),
+        "tensors": (evenly, False, 0.05),
     }
     for name, (sizes, weigh, clip) in cases.items():
         model, bits = Dense(dtype), True
-        options = {} if clip is None else {"clip": cpudist.ClipNorm(clip)}
+        each = name == "tensors"
+        kind = cpudist.ClipTensorNorm if each else cpudist.ClipNorm
+        options = {} if clip is None else {"clip": kind(clip)}
         with trained(model, adam, strategy, **options) as optimizer:
             for step in range(STEPS):
                 optimizer.zero_grad()
@@ -161,7 +167,9 @@ def like_one_process(
                 optimizer.step(samples=size if weigh else None)
                 bits = bits and same_bits(model)
             collective = optimizer.stats()["collective"]
-        found[name] = difference(model, plainly(dtype, sizes, weigh, clip))
+        found[name] = difference(model, plainly(dtype, sizes, weigh, clip, each))
+        if each:
+            found["one norm"] = difference(model, plainly(dtype, sizes, weigh, clip))
         found[f"{name} bits"] = bits
         found[f"{name} repeated"] = collective["repeated"]
         found["buckets"] = collective["buckets"]
