@@ -12,6 +12,7 @@ Errors are the classes of ``torch_cpudist.errors``.
 from collections.abc import Sequence
 from typing import Final
 
+from torch_cpudist._core_client import ROOT_STEP as ROOT_STEP
 from torch_cpudist._core_client import AsyncPushes as AsyncPushes
 from torch_cpudist._core_client import Client as Client
 from torch_cpudist._core_client import GeoExchange as GeoExchange

@@ -231,6 +231,8 @@ class AsyncPushes:
     def known_steps(self) -> int:
         """Steps of all trainers as told by server 0, and own ones not answered yet."""
 
+ROOT_STEP: float  # the square root of the number of trainers
+
 class GeoExchange:
     """The exchange of deltas of a trainer that steps by itself.
 
@@ -254,14 +256,20 @@ class GeoExchange:
         self,
         *,
         whole: bool,
-        averages: bool,
+        step: float,
         steps: int,
         samples: int,
     ) -> None:
-        """Starts an exchange of what this trainer moved."""
+        """Starts an exchange of what this trainer moved.
+
+        ``step``: on the mean of movements, or ``ROOT_STEP``; 0 adds movements up.
+        """
 
     def advance(self, weights: Sequence[int], budget_s: float) -> bool:
         """Works on it for a while; whether none is under way any more."""
+
+    def keep_pace(self, weights: Sequence[int], *, left: int, interval: int) -> bool:
+        """As ``advance``, so fast that it is over in ``left`` of ``interval`` calls."""
 
     def finish(self, weights: Sequence[int]) -> None:
         """Works on it until it is over."""

@@ -45,6 +45,11 @@ bool advance_exchange(const ExchangeHolder& self, const std::vector<Address>& we
   return self.get().advance(pointers(weights), budget_s);
 }
 
+bool keep_pace(const ExchangeHolder& self, const std::vector<Address>& weights, uint64_t left,
+               uint64_t interval) {
+  return self.get().keep_pace(pointers(weights), left, interval);
+}
+
 void finish_exchange(const ExchangeHolder& self, const std::vector<Address>& weights) {
   self.get().finish(pointers(weights));
 }
@@ -58,12 +63,14 @@ py::dict exchange_stats(const ExchangeHolder& self) {
   result["shadow_rows"] = stats.shadow_rows;
   result["memory_bytes"] = stats.memory_bytes;
   result["busy_s"] = stats.busy_s;
+  result["wait_s"] = stats.wait_s;
   return result;
 }
 
 }  // namespace
 
 void bind_exchange(py::module_& module, ParamSetClass& set) {
+  module.attr("ROOT_STEP") = client::kRootStep;
   py::class_<ExchangeHolder>(module, "GeoExchange")
       .def("reset", &reset_exchange, py::arg("weights"), NoGil())
       .def("undo", &undo_movement, py::arg("weights"), py::kw_only(), py::arg("parameters"),
@@ -71,8 +78,10 @@ void bind_exchange(py::module_& module, ParamSetClass& set) {
       .def("update_rows", &update_rows, py::kw_only(), py::arg("gradient"), py::arg("rows"),
            py::arg("config"), py::arg("step"), NoGil())
       .def("begin", method<ExchangeHolder>(&GeoExchange::begin), py::kw_only(), py::arg("whole"),
-           py::arg("averages"), py::arg("steps"), py::arg("samples"), NoGil())
+           py::arg("step"), py::arg("steps"), py::arg("samples"), NoGil())
       .def("advance", &advance_exchange, py::arg("weights"), py::arg("budget_s"), NoGil())
+      .def("keep_pace", &keep_pace, py::arg("weights"), py::kw_only(), py::arg("left"),
+           py::arg("interval"), NoGil())
       .def("finish", &finish_exchange, py::arg("weights"), NoGil())
       .def("has_more", method<ExchangeHolder>(&GeoExchange::has_more))
       .def("steps", method<ExchangeHolder>(&GeoExchange::steps))

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -12,9 +11,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from torch_cpudist import _core
 from torch_cpudist.drivers.base import StateKeeper, Wrapped, whole_samples
+from torch_cpudist.drivers.exchange_pace import ExchangePace
 from torch_cpudist.drivers.registry import Opening, register
 from torch_cpudist.drivers.server import ServerDriver, room_check, storing
+from torch_cpudist.errors import ConfigurationError
 from torch_cpudist.model.clipping import clip_own
 from torch_cpudist.model.dense_memory import Weights
 from torch_cpudist.model.gradients import hidden_gradients
@@ -25,9 +27,6 @@ from torch_cpudist.served.local import LocalParameterSet
 from torch_cpudist.served.set import ParameterSet
 from torch_cpudist.settings.clip import Clip
 from torch_cpudist.strategies.geo import Geo
-
-# How much the last step counts in the measured time of a step.
-_NEWEST_SHARE = 0.1
 
 
 class LocalState(StateKeeper):
@@ -68,7 +67,8 @@ class GeoDriver(ServerDriver):
     sends and receives.
 
     Attributes:
-        averages: by parameter, whether exchanges average it.
+        averages: whether exchanges average movements.
+        outer_step: in means of movements; ``_core.ROOT_STEP``; 0: they add up.
         steps: since the last exchange began.
         batches: of all replicas, since then.
     """
@@ -85,6 +85,8 @@ class GeoDriver(ServerDriver):
         self._inners = made.stepped
         kinds = [table.kind for table in parameters.tables]
         self.averages = strategy.averages(made.stepped, kinds)
+        self.outer_step = _outer_step(strategy, self.averages)
+        self._pace = ExchangePace(strategy)
         self._guard = made.guard
         self.steps = 0  # since the last exchange began
         self._samples = 0
@@ -93,8 +95,8 @@ class GeoDriver(ServerDriver):
         self._moved = False  # since all movement was handed on
         self._replicas = 1  # whose batches a step is made of
         self.batches = 0  # of all replicas, since the last exchange began
-        self._step_s = 0.0
-        self._ended = 0.0
+        self._all_batches = 0
+        self._interval = strategy.interval(0)  # of batches, until the next exchange
 
     # -- a step ------------------------------------------------------------------------
 
@@ -123,6 +125,7 @@ class GeoDriver(ServerDriver):
             local.accept_changes()
         self.steps += 1
         self.batches += self._replicas
+        self._all_batches += self._replicas
         self._samples += count
         self._own_steps += 1
         self._moved = True
@@ -161,36 +164,59 @@ class GeoDriver(ServerDriver):
         return self._local.exchange.steps() + self.steps
 
     def _work_on_exchange(self) -> None:
-        now = time.perf_counter()
-        if self._ended:
-            last_s = now - self._ended
-            share = _NEWEST_SHARE if self._step_s else 1.0
-            self._step_s += share * (last_s - self._step_s)
-        due = self.batches >= self._strategy.push_every
+        self._pace.begin_step()
+        due = self.batches >= self._interval
         if self._exchanging or due:
-            self._advance(self._strategy.exchange_budget * self._step_s, begin=due)
-        self._ended = time.perf_counter()
+            with Weights(self._local.placement.dense) as weights:
+                if self._exchanging and due:
+                    self._end_overdue(weights)
+                elif self._exchanging:
+                    self._advance(weights)
+                if due and not self._exchanging:
+                    self._begin(whole=False)
+                    self._advance(weights)
+            trained = self._local.trained()
+            self._local.note_written([parameter for _, parameter in trained])
+        self._pace.end_step()
 
-    def _advance(self, budget_s: float, begin: bool) -> None:
-        local = self._local
-        with Weights(local.placement.dense) as weights:
-            if not self._exchanging and begin:
-                self._begin(whole=False)
-            done = local.exchange.advance(weights, budget_s)
-        local.note_written([parameter for _, parameter in local.trained()])
-        if done:
-            self._exchanging = False
+    def _advance(self, weights: Sequence[int]) -> None:
+        """Works on the exchange under way for as long as a step is to."""
+        exchange, budget_s = self._local.exchange, self._pace.budget_s
+        if budget_s is None:
+            left = max(self._interval - self.batches, 0)
+            # A step of replicas counts several batches.
+            calls = [-(-b // self._replicas) for b in (left, self._interval)]
+            done = exchange.keep_pace(weights, left=calls[0], interval=calls[1])
+        else:
+            done = exchange.advance(weights, budget_s)
+        self._exchanging = not done
+
+    def _end_overdue(self, weights: Sequence[int]) -> None:
+        """Ends the exchange under way, as the next is due; with a budget it may last.
+
+        Nor does it end with an outer optimizer before the other trainers' steps.
+        """
+        self._pace.note_due()
+        self._advance(weights)
+        if self._exchanging:
+            self._pace.note_late(self._interval)
+            if self._pace.budget_s is None and not self._in_rounds:
+                self._local.exchange.finish(weights)
+                self._exchanging = False
+        if not self._exchanging:
+            self._pace.note_end(self._interval)
 
     def _begin(self, whole: bool) -> None:
         # Before it begins: an interrupt must not leave one that is not known of here.
         self._exchanging = True
         self._local.exchange.begin(
             whole=whole,
-            averages=self.averages,
+            step=self.outer_step,
             steps=self.steps,
             samples=self._samples,
         )
         self.steps = self._samples = self.batches = 0
+        self._interval = self._strategy.interval(self._all_batches)
 
     def _exchange(self, whole: bool) -> None:
         """Ends the exchange under way and makes another, until nothing is left."""
@@ -198,6 +224,7 @@ class GeoDriver(ServerDriver):
         exchange = local.exchange
         with local.written_apart(), Weights(local.placement.dense) as weights:
             exchange.finish(weights)
+            self._pace.note_end(self._interval)
             # An outer step that nobody has moved for would be momentum alone.
             more = self.steps > 0 or not self._in_rounds
             while more:
@@ -237,6 +264,7 @@ class GeoDriver(ServerDriver):
             with local.written_apart(), Weights(local.placement.dense) as weights:
                 local.exchange.finish(weights)
             self._exchanging = False
+            self._pace.note_end(self._interval)
             local.join()
         left = not local.opened.is_member()
         # With nothing of its own on the servers' way it can take their values.
@@ -274,7 +302,22 @@ class GeoDriver(ServerDriver):
 
     def stats(self) -> dict[str, Any]:
         """``exchange``: counters and memory of exchanges; see docs/strategies.md."""
-        return {"exchange": self._local.exchange.stats()}
+        return {"exchange": {**self._local.exchange.stats(), **self._pace.stats()}}
+
+
+def _outer_step(strategy: Geo, averages: bool) -> float:
+    chosen = strategy.outer_step
+    if not averages:
+        if chosen is not None:
+            raise ConfigurationError(
+                f"Geo(outer_step={chosen}): movements add up, as SGD's do under "
+                "merge_rule='auto'. Set communicator=Communicator(merge_rule='mean') "
+                "to step by their mean, or leave outer_step at None."
+            )
+        return 0.0
+    if chosen is not None:
+        return chosen
+    return 1.0 if strategy.communicator.merge_rule == "mean" else _core.ROOT_STEP
 
 
 def _opened(strategy: Geo, opening: Opening) -> LocalParameterSet:

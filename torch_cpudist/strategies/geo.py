@@ -21,6 +21,10 @@ from torch_cpudist.settings.outer import Outer
 from torch_cpudist.settings.updates import Trainers, Updates
 from torch_cpudist.strategies.base import Strategy
 
+# An interval that follows the steps made is this part of them.
+EARLY_PARTS = 10
+LONGEST_INTERVAL = 100
+
 
 @settings
 class Geo(Strategy):
@@ -33,11 +37,21 @@ class Geo(Strategy):
 
     Attributes:
         push_every: steps of a trainer from one exchange to the next, >= 1; a step of a
-            ``ReplicaExecutor`` counts once for each of its replicas. An exchange that
-            takes longer delays the next. ``CPUDIST_GEO_PUSH_EVERY``.
-        exchange_budget: share of a step's time, from 0.001 to 1, that the
-            training thread spends on an exchange after each step until it is over.
+            ``ReplicaExecutor`` counts once for each of its replicas. ``None``: a tenth
+            of the steps that this trainer has made, from 1 to 100, because trainers
+            that part early in training do not come together again; with ``outer`` 100.
+            An exchange ends before the next begins. ``CPUDIST_GEO_PUSH_EVERY``.
+        exchange_budget: ``None``: steps share the work of an exchange so that it is
+            over when the next is due, and the step at which that is waits if it is not,
+            but with ``outer`` never for other trainers. A number, from 0.001 to 1: the
+            share of a step's time that the training thread spends on an exchange after
+            each step until it is over; one that takes longer than ``push_every`` steps
+            delays the next, is counted, and warns once.
             ``CPUDIST_GEO_EXCHANGE_BUDGET``.
+        outer_step: where movements are averaged, what the servers move by, in means of
+            the trainers' movements; with N trainers at most N, which is their sum.
+            ``None`` is 1 with ``merge_rule="mean"``, and under ``"auto"`` the square
+            root of N. Equal on all trainers. ``CPUDIST_GEO_OUTER_STEP``.
         outer: an optimizer over the mean of the trainers' movements, one step when each
             live trainer has handed one on; a dict is accepted. ``None`` adds each
             trainer's share, whenever it comes.
@@ -48,13 +62,15 @@ class Geo(Strategy):
 
     name: ClassVar[str] = "geo"
 
-    push_every: int = field(
-        default=100, metadata={"least": 1, "most": 2**31 - 1, "unit": "steps"}
+    push_every: int | None = field(
+        default=None, metadata={"least": 1, "most": 2**31 - 1, "unit": "steps"}
     )
-    exchange_budget: float = field(
-        default=0.05, metadata={"least": 0.001, "most": 1.0, "unit": "step times"}
+    exchange_budget: float | None = field(
+        default=None, metadata={"least": 0.001, "most": 1.0, "unit": "step times"}
     )
-
+    outer_step: float | None = field(
+        default=None, metadata={"least": 0.01, "most": 1e6, "unit": "means"}
+    )
     outer: Outer | None = field(default=None, metadata={"section": Outer})
     communicator: Communicator = field(
         default_factory=Communicator,
@@ -71,6 +87,25 @@ class Geo(Strategy):
                 "optimizer steps on the mean of the movements. Leave merge_rule at "
                 "'auto', or outer at None."
             )
+        if self.outer_step is not None and self.outer is not None:
+            raise ConfigurationError(
+                "Geo(outer=..., outer_step=...): an outer optimizer has a step of its "
+                "own. Set Outer(lr=...), or leave outer at None."
+            )
+        if self.outer_step is not None and self.communicator.merge_rule == "sum":
+            raise ConfigurationError(
+                "Geo(outer_step=..., communicator=Communicator(merge_rule='sum')): "
+                "movements that add up have no mean to step by. Set merge_rule='mean', "
+                "or leave outer_step at None."
+            )
+
+    def interval(self, batches: int) -> int:
+        """Steps from an exchange to the next, for a trainer that has made so many."""
+        if self.push_every is not None:
+            return self.push_every
+        if self.outer is not None:
+            return LONGEST_INTERVAL
+        return min(max(batches // EARLY_PARTS, 1), LONGEST_INTERVAL)
 
     def averages(self, inners: Iterable[Optimizer], tables: Iterable[str]) -> bool:
         """Whether servers end with the mean of the trainers' movements, not the sum.

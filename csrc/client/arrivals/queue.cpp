@@ -130,9 +130,9 @@ void PushQueue::put(QueuedPush push) {
   queued_.notify_one();
 }
 
-void PushQueue::drain() {
+void PushQueue::drain(const char* what) {
   std::unique_lock lock(mutex_);
-  wait_until(lock, "flush", [this] { return failure_ || (waiting_.empty() && !busy_); });
+  wait_until(lock, what, [this] { return failure_ || (waiting_.empty() && !busy_); });
   raise_failure();
 }
 

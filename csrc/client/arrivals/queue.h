@@ -65,7 +65,8 @@ class PushQueue final : public Background {
   // Waits for room. An interrupt or a timeout ends the wait, not the push: it is queued, then
   // kInterrupted or kTimeout is thrown.
   void add(QueuedPush push);
-  void drain() override;
+  void drain() override { drain("flush"); }
+  void drain(const char* what);  // which waits, for messages
   bool is_done();  // whether all is applied; does not wait. Throws what a push failed with
   void throw_failure();
   // The newest dense values of every server since the last call; empty frames where there are none.

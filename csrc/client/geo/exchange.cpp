@@ -6,7 +6,9 @@
 #include "client/geo/exchange.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
+#include <limits>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -22,6 +24,11 @@ namespace {
 // A slice takes some microseconds: a step is never late by more than that.
 constexpr uint64_t kSliceElements = 4096;
 constexpr uint64_t kSliceRows = 128;
+constexpr uint64_t kAllSlices = std::numeric_limits<uint64_t>::max();
+// Where steps pace an exchange, packing takes this part of the interval, and so does taking in: so
+// long that no step is much longer than others, but short, because what others have moved is older
+// with every step.
+constexpr uint64_t kPacingParts = 10;
 // Rows of one table in one push; more travel with the next, so that no message outgrows memory.
 constexpr uint64_t kSentBytes = 32u << 20;
 // Heads of a push and of each of its sections take less.
@@ -56,6 +63,11 @@ uint64_t room_for_rows(const SetState& set, uint32_t trainers, uint64_t cap_byte
 
 wire::ChangesView view_of(const wire::Frame& reply, const wire::ParamSetLayout& layout) {
   return wire::decode_changes(reply.payload.bytes(), layout);
+}
+
+double averaging_divisor(uint32_t members, double step) {
+  const double count = members;
+  return step == kRootStep ? std::sqrt(count) : std::max(count / step, 1.0);
 }
 
 constexpr size_t kPrefetchRows = 8;
@@ -154,7 +166,7 @@ void GeoExchange::undo(std::span<void* const> weights, std::span<const uint32_t>
   }
 }
 
-void GeoExchange::begin(bool whole, bool averages, uint64_t steps, uint64_t samples) {
+void GeoExchange::begin(bool whole, double step, uint64_t steps, uint64_t samples) {
   owner_->shared().settle();
   owner_->check_open();
   if (!set_.member) owner_->join();
@@ -165,9 +177,9 @@ void GeoExchange::begin(bool whole, bool averages, uint64_t steps, uint64_t samp
   whole_ = whole;
   // In rounds the servers average.
   const bool on_arrival = set_.layout.mode == wire::UpdateMode::kOnArrival;
-  averages_ = averages && on_arrival;
-  const bool shared = on_arrival && (averages || !whole);
-  divisor_ = shared ? static_cast<double>(members_) : 1.0;
+  averages_ = step != 0.0 && on_arrival;
+  divisor_ = on_arrival && !whole ? static_cast<double>(members_) : 1.0;
+  if (averages_) divisor_ = averaging_divisor(members_, step);
   outgoing_ = std::vector<Outgoing>(set_.server_count);
   for (uint32_t s = 0; s < set_.server_count; ++s) outgoing_[s].blocks = set_.shard_blocks[s];
   unsent_ = false;
@@ -313,16 +325,28 @@ bool GeoExchange::advance(std::span<void* const> weights, double budget_s) {
   check(weights);
   const auto budget =
       std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(budget_s));
-  return work_until(weights, Clock::now() + budget);
+  return work(weights, Clock::now() + budget, kAllSlices);
 }
 
-bool GeoExchange::work_until(std::span<void* const> weights, TimePoint deadline) {
+bool GeoExchange::keep_pace(std::span<void* const> weights, uint64_t left, uint64_t interval) {
+  check(weights);
+  if (phase_ == Phase::kTravel) work(weights, TimePoint::max(), 0);
+  if (next_slice_ == 0) more_calls_ = std::min(left, interval / kPacingParts);
+  const uint64_t slices = slices_.size() - next_slice_;
+  work(weights, TimePoint::max(), (slices + more_calls_) / (more_calls_ + 1));
+  if (more_calls_ > 0) --more_calls_;
+  return phase_ == Phase::kIdle;
+}
+
+bool GeoExchange::work(std::span<void* const> weights, TimePoint deadline, uint64_t slices) {
   const TimePoint began = Clock::now();
   while (phase_ != Phase::kIdle) {
     if (phase_ == Phase::kTravel) {
       if (!queue_->is_done()) break;
       receive();
     } else if (next_slice_ < slices_.size()) {
+      if (slices == 0) break;
+      --slices;
       const Slice& slice = slices_[next_slice_++];
       phase_ == Phase::kPack ? pack(slice, weights) : apply(slice, weights);
     } else if (phase_ == Phase::kPack) {
@@ -338,7 +362,19 @@ bool GeoExchange::work_until(std::span<void* const> weights, TimePoint deadline)
 
 void GeoExchange::finish(std::span<void* const> weights) {
   check(weights);
-  while (!work_until(weights, TimePoint::max())) queue_->drain();
+  while (!work(weights, TimePoint::max(), kAllSlices)) {
+    const TimePoint began = Clock::now();
+    const auto note = [&] {
+      stats_.wait_s += std::chrono::duration<double>(Clock::now() - began).count();
+    };
+    try {
+      queue_->drain("exchange");
+    } catch (const Error&) {
+      note();
+      throw;
+    }
+    note();
+  }
 }
 
 ExchangeStats GeoExchange::stats() const {

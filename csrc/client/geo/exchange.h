@@ -20,6 +20,9 @@
 
 namespace cpudist::client {
 
+// The step on the mean of N trainers' movements that stands for its square root.
+constexpr double kRootStep = -1.0;
+
 // Of a parameter set whose trainers step by themselves and exchange deltas.
 struct ExchangeStats {
   uint64_t exchanges = 0;
@@ -28,6 +31,7 @@ struct ExchangeStats {
   uint64_t shadow_rows = 0;
   uint64_t memory_bytes = 0;  // shadows of rows and of dense parameters, marks of rows
   double busy_s = 0;          // of the training thread, in slices
+  double wait_s = 0;          // of the training thread, for answers
 };
 
 // It holds its parameter set, which knows nothing of it; all throw kClosed once that is closed.
@@ -51,14 +55,21 @@ class GeoExchange {
   void undo(std::span<void* const> weights, std::span<const uint32_t> parameters,
             std::span<const uint32_t> tables);
   // Starts an exchange; one that is under way must be finished before. `whole`: of every row, and
-  // not only of what was touched. On arrival a trainer hands on 1/N of its movement. The rest it
-  // keeps, to hand it on later, all of it when `whole`; with `averages` it drops the rest, so that
-  // the servers hold the mean of the trainers' movements, not their sum. Joins first if this
-  // trainer has left.
-  void begin(bool whole, bool averages, uint64_t steps, uint64_t samples);
+  // not only of what was touched. Joins first if this trainer has left.
+  //
+  // On arrival a trainer hands on a share of its movement. `step` 0: 1/N, of N trainers that take
+  // part; the rest it keeps, to hand it on later, all of it when `whole`. Else step/N, at most 1,
+  // `whole` too, and the rest is dropped, so that the servers move by step times the mean of the
+  // trainers' movements; kRootStep is the square root of N.
+  void begin(bool whole, double step, uint64_t steps, uint64_t samples);
   // At least one slice, and more until `budget_s` is over. True when no exchange is under way.
   bool advance(std::span<void* const> weights, double budget_s);
-  // Until it is over, waiting for the servers. Throws as PushQueue::drain does.
+  // So many slices that packing, and later taking the answers in, is spread over a tenth of the
+  // interval each: if servers answer in time the exchange is over before the next is due. `left`:
+  // calls until then, of `interval`. Waits for nobody. True when no exchange is under way.
+  bool keep_pace(std::span<void* const> weights, uint64_t left, uint64_t interval);
+  // Until it is over, waiting for the servers; the wait is counted. Throws as PushQueue::drain
+  // does, and may be called again then.
   void finish(std::span<void* const> weights);
   // Rows are left that did not fit the last push, or, unless that would be another round of all
   // trainers, the last reply.
@@ -92,7 +103,8 @@ class GeoExchange {
 
   GeoTable& table(uint32_t index);
   void check(std::span<void* const> weights) const;
-  bool work_until(std::span<void* const> weights, TimePoint deadline);
+  // Until `deadline`, the end of these slices, the end of the exchange, or an answer is missing.
+  bool work(std::span<void* const> weights, TimePoint deadline, uint64_t slices);
   void choose_rows(uint32_t table);
   void lay_out(uint64_t steps, uint64_t samples);
   void pack(const Slice& slice, std::span<void* const> weights);
@@ -146,6 +158,7 @@ class GeoExchange {
   std::vector<wire::ChangesView> views_;
   std::vector<Slice> slices_;
   size_t next_slice_ = 0;
+  uint64_t more_calls_ = 0;  // of keep_pace, for the slices of this phase
   ExchangeStats stats_;
 };
 

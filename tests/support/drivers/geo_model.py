@@ -9,6 +9,7 @@ and the rows of a table that one server owns.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from typing import Any
 
@@ -96,11 +97,15 @@ class Servers:
 class Trainer:
     """One trainer; each method is what its optimizer does.
 
-    With ``averages`` it drops the part of its movement that it does not hand on.
+    With ``step`` it hands on so many N-th parts of its movement and drops the rest;
+    ``"root"`` is the square root of N. Without, it hands on one and keeps the rest.
     """
 
-    def __init__(self, rank: int, servers: Servers, averages: bool = False) -> None:
-        self.averages = averages
+    def __init__(
+        self, rank: int, servers: Servers, step: float | str | None = None
+    ) -> None:
+        self.averages = step is not None
+        self._step = step
         self.rank = rank
         self.servers = servers
         self.x = {key: list(row) for key, row in servers.z.items()}
@@ -147,12 +152,20 @@ class Trainer:
         keys, self.touched = self.touched, set()
         if whole:
             keys = {k for k in self.y if k[0] in tables and self.x[k] != self.y[k]}
-        self.divisor = 1 if whole and not self.averages else self.n
+        self.divisor = self._divisor(whole)
         self.whole = whole
         self.slices = self.servers.sections.split(keys)
         self.outgoing = {}
         self.agreed = {}
         self.phase = "pack"
+
+    def _divisor(self, whole: bool) -> float:
+        """What of its movement it hands on is one part of."""
+        if self._step is None:
+            return 1 if whole else self.n
+        if self._step == "root":
+            return math.sqrt(self.n)
+        return max(self.n / float(self._step), 1)
 
     def advance(self) -> bool:
         """One slice, or one change of phase; whether the exchange is over."""

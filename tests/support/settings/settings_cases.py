@@ -312,7 +312,7 @@ class Wide(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.dense = nn.Parameter(torch.zeros(1_000_000))
+        self.dense = nn.Parameter(torch.zeros(4_000_000))
 
 
 def _exchanges(
@@ -335,15 +335,32 @@ def _exchanges(
     return run(body, 2, variables=given.variables)[0]
 
 
-@field(cpudist.Geo, "push_every", changed=4)
+@field(cpudist.Geo, "push_every", plain=100, changed=4)
 def _how_often(given: Given) -> Any:
     return _exchanges(given, 99, Counting, 0.002, exchange_budget=1.0) > 0
 
 
-@field(cpudist.Geo, "exchange_budget", plain=0.002, changed=1.0)
+@field(cpudist.Geo, "exchange_budget", plain=0.001, changed=1.0)
 def _how_fast_an_exchange_is(given: Given) -> Any:
-    # With all of a step's time one ends in a step or two, else in a hundred.
+    # With all of a step's time one ends in a step or two, else in hundreds.
     return _exchanges(given, 30, Wide, 0.008, push_every=1) > 3
+
+
+@field(cpudist.Geo, "outer_step", changed=2.0)
+def _how_far_servers_move(given: Given) -> Any:
+    """A weight after the same step of two trainers, by its mean and by twice that."""
+
+    def body(context: cpudist.Context) -> float:
+        model = Counting()
+        communicator = {"merge_rule": "mean"}
+        fields = given.with_fields(communicator=communicator)
+        optimizer = wrapped(model, {"name": "geo", **fields})
+        push_ones(optimizer, model, 1)
+        context.barrier()
+        optimizer.flush()
+        return model.dense[0].item()
+
+    return run(body, 2, variables=given.variables)[0]
 
 
 def _outer_steps(given: Given, **others: Any) -> float:
