@@ -127,6 +127,13 @@ class DenseGradientError(Error):
     """
 
 
+class SparseGradientError(Error, NotImplementedError):
+    """torch has no such operation for the sparse gradient of a table.
+
+    It did nothing to that gradient; the message says what clips gradients instead.
+    """
+
+
 class ModelChangedError(Error):
     """Something else than the optimizer wrote a parameter. Nothing was sent."""
 
@@ -162,5 +169,6 @@ class DataFileError(Error, OSError):
 
 
 def describe(error: BaseException) -> str:
-    """An error as the reason that peers are told; names a loss that led to it."""
-    return f"{type(error).__name__}: {error}"
+    """An error as the reason that peers are told; one without a text by its name."""
+    text, kind = str(error), type(error).__name__
+    return f"{kind}: {text}" if text else kind

@@ -50,8 +50,8 @@ class ForkSafe {
     if (forked()) {
       throw ForkedError(std::string(what) + " of process " + std::to_string(pid_) +
                         " used in its forked child " + std::to_string(::getpid()) +
-                        "; sockets and threads stay with the parent: a DataLoader worker cannot "
-                        "use them");
+                        "; sockets and threads stay with the parent. Do this there: neither a "
+                        "DataLoader worker nor another process that is forked after init() can");
     }
     return *object_;
   }

@@ -255,3 +255,50 @@ def test_dense_parameters_that_were_replaced_are_noticed():
             optimizer.step()
 
     alone(body)
+
+
+# ---- modules in the place of others ------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["rows", "head", "inside"])
+@pytest.mark.parametrize("strategy", ["sync", "async", "geo", "allreduce"])
+def test_a_module_in_the_place_of_another_is_told_at_the_next_step(name, strategy):
+    def body(context):
+        model = nn.Sequential(Net())
+        inner = torch.optim.SGD(model.parameters(), lr=1.0)
+        optimizer = cpudist.DistributedOptimizer(inner, model, strategy)
+        train_row(model, optimizer, 1)
+        if name == "inside":
+            model[0] = Net()
+        else:
+            setattr(model[0], name, getattr(Net(), name))
+        parent, child = ("Sequential", "0") if name == "inside" else ("Net", name)
+        words = f"module '{child}' of the {parent}: another .* train none of its param"
+        with pytest.raises(cpudist.ModelChangedError, match=words):
+            train_row(model, optimizer, 1)
+        optimizer.close()
+        _, optimizer = wrap(model)
+        train_row(model, optimizer, 1)
+
+    alone(body)
+
+
+def test_modules_put_around_others_or_taken_out_are_no_replacement():
+    def body(context):
+        model = Net()
+        model.other = nn.Linear(2, 1)
+        _, optimizer = wrap(model)
+        train_row(model, optimizer, 1)
+        model.head = nn.Sequential(model.head)
+        train_row(model, optimizer, 1)
+        model.other = nn.Identity()
+        train_row(model, optimizer, 1)
+        del model.other
+        train_row(model, optimizer, 1)
+        assert model.head[0].bias.item() != 0
+        # What stands around is watched from now on.
+        model.head = nn.Sequential(nn.Linear(2, 1))
+        with pytest.raises(cpudist.ModelChangedError, match="module 'head' of the Net"):
+            train_row(model, optimizer, 1)
+
+    alone(body)

@@ -305,6 +305,34 @@ def test_a_forked_dataloader_worker_gets_a_typed_error():
     cpudist.shutdown()
 
 
+def test_a_forked_process_of_the_script_is_not_told_of_data_loaders():
+    cpudist.init()
+    model, opt = make()
+    step(model, opt)
+    inside, outside = os.pipe()
+    child = os.fork()
+    if child == 0:
+        said = []
+        for use in UsesThePackage(model, opt).uses:
+            try:
+                use()
+            except cpudist.ForkedProcessError as error:
+                said.append(str(error))
+        os.write(outside, "\n".join(said).encode())
+        os._exit(0)
+    os.close(outside)
+    with os.fdopen(inside) as told:
+        said = told.read().splitlines()
+    os.waitpid(child, 0)
+    assert len(said) == 7
+    for text in said:
+        assert "neither a DataLoader worker nor another process" in text or (
+            "spawn" in text and "DataLoader" not in text
+        )
+    step(model, opt)  # the parent is none the worse
+    cpudist.shutdown()
+
+
 def test_workers_that_only_read_data_are_fine():
     cpudist.init()
     model, opt = make()

@@ -62,6 +62,52 @@ def test_what_is_no_model():
     refused(cpudist.InvalidArgumentError, words, sgd(model), model.parameters())
 
 
+@pytest.mark.parametrize("more", [(), (cpudist.Sync(),), ("sync",), (None,)])
+def test_a_missing_model(more):
+    model = small()
+    words = "the model is missing. Pass the nn.Module whose parameters"
+    refused(cpudist.InvalidArgumentError, words, sgd(model), *more)
+    if not more:
+        options = {"strategy": "sync"}
+        refused(cpudist.InvalidArgumentError, words, sgd(model), **options)
+
+
+@pytest.mark.parametrize("listed", [False, True])
+def test_what_is_wrapped_already(listed):
+    def wrap(context):
+        model = small()
+        opt = cpudist.DistributedOptimizer(sgd(model), model)
+        words = "the optimizer is a DistributedOptimizer already. Use it as it is"
+        with pytest.raises(cpudist.InvalidArgumentError, match=words):
+            cpudist.DistributedOptimizer([opt] if listed else opt, model)
+        model(torch.ones(2, dtype=torch.int64)).sum().backward()
+        opt.step()  # it is none the worse
+
+    run(wrap, 1)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "words", "not_said"),
+    [
+        (
+            torch.complex64,
+            "the real and the imaginary part .*view_as_complex",
+            "bfloat",
+        ),
+        (torch.bfloat16, "torch.autocast for bfloat16", "view_as_complex"),
+        (torch.float16, "torch.autocast for bfloat16", "view_as_complex"),
+    ],
+)
+def test_parameters_of_other_types_are_told_what_suits_them(dtype, words, not_said):
+    def wrap(context):
+        model = nn.Sequential(nn.Flatten(), nn.Linear(2, 1, dtype=dtype))
+        with pytest.raises(cpudist.UnsupportedModelError, match=words) as found:
+            cpudist.DistributedOptimizer(sgd(model), model)
+        assert not_said not in str(found.value)
+
+    run(wrap, 1)
+
+
 @pytest.mark.parametrize("strategy", [cpudist.Sync, cpudist.Geo])
 def test_the_class_of_a_strategy(strategy):
     model = small()

@@ -78,6 +78,13 @@ def test_shutdown_where_an_exception_was_handled_is_a_good_end(shut_down):
     assert run(body, 2) == [4, 1]
 
 
+def interrupted(context):
+    try:
+        raise KeyboardInterrupt
+    except KeyboardInterrupt:
+        context.shutdown()
+
+
 def fail_while_a_failure_is_handled(context):
     try:
         raise ValueError("bad sample")
@@ -94,6 +101,7 @@ def say_so(context):
     [
         (fail_while_a_failure_is_handled, "bad sample"),
         (say_so, r"shutdown\(failed=True\)"),
+        (interrupted, r"KeyboardInterrupt(?!:)"),
     ],
 )
 def test_a_failure_is_a_loss_whatever_else_has_ended(shut_down, says):

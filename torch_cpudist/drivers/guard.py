@@ -51,6 +51,9 @@ class InnerGuard:
             for name, parameter in module._parameters.items()
             if id(parameter) in trained
         ]
+        self._model = model
+        self._trained = trained
+        self._children = _holders(model, trained)
         self._untrained: list[tuple[str, nn.Parameter]] = [
             (names[id(parameter)], parameter)
             for groups in self._parameters
@@ -91,12 +94,14 @@ class InnerGuard:
             self._stepping = False
 
     def check(self) -> None:
-        """Raises for a change that would be ignored. Cost: a look at each parameter.
+        """Raises for a change that would be ignored.
+
+        Cost: a look at each parameter and module.
 
         Raises:
-            ModelChangedError: other groups or parameters than when wrapped, in the
-                optimizers or in the model, or a gradient on a parameter that was frozen
-                then.
+            ModelChangedError: other groups, modules or parameters than when wrapped, in
+                the optimizers or in the model, or a gradient on a parameter that was
+                frozen then.
         """
         for inner, groups, lists in zip(
             self._inners, self._groups, self._parameters, strict=True
@@ -118,6 +123,11 @@ class InnerGuard:
                     "parameters: load without assign and call opt.store_model(), or "
                     "close() the DistributedOptimizer and build the optimizers anew."
                 )
+        if any(
+            parent._modules.get(name) is not child
+            for parent, name, child in self._children
+        ):
+            self._check_replaced()
         for name, parameter in self._untrained:
             if parameter.grad is not None:
                 raise ModelChangedError(
@@ -127,11 +137,47 @@ class InnerGuard:
                     "again and clear its gradient."
                 )
 
+    def _check_replaced(self) -> None:
+        """Refuses modules in the place of those whose parameters are trained.
+
+        One that was put around another, or taken out, has nothing that would go
+        untrained.
+        """
+        present = {id(parameter) for parameter in self._model.parameters()}
+        for parent, name, child in self._children:
+            found = parent._modules.get(name)
+            if found is child or found is None:
+                continue
+            gone = {id(p) for p in child.parameters()} & self._trained - present
+            new = [p for p in found.parameters() if id(p) not in self._trained]
+            if gone and any(p.requires_grad for p in new):
+                raise ModelChangedError(
+                    f"module {name!r} of the {type(parent).__name__}: another "
+                    f"{type(found).__name__} is in the place of the "
+                    f"{type(child).__name__} that was wrapped, and the wrapped "
+                    "optimizers train none of its parameters. close() the "
+                    "DistributedOptimizer and build the optimizers over the model as "
+                    "it is now."
+                )
+        self._children = _holders(self._model, self._trained)
+
     def release(self) -> None:
         """Gives the optimizers back as they were. Idempotent."""
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
+
+
+def _holders(
+    model: nn.Module, trained: set[int]
+) -> list[tuple[nn.Module, str, nn.Module]]:
+    """Every module below ``model`` that has something trained: parent, name, itself."""
+    return [
+        (parent, name, child)
+        for parent in model.modules()
+        for name, child in parent.named_children()
+        if any(id(parameter) in trained for parameter in child.parameters())
+    ]
 
 
 def _same(found: list[Any], expected: list[Any]) -> bool:

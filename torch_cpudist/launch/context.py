@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING
 
 from torch_cpudist.errors import (
     ConfigurationError,
-    ForkedProcessError,
     NotInitializedError,
     OperationTimeoutError,
     describe,
@@ -30,7 +29,7 @@ from torch_cpudist.launch.endpoints import Endpoints
 from torch_cpudist.launch.environment import Alone, Environment, parse_alone
 from torch_cpudist.launch.layout import Layout, Numbers
 from torch_cpudist.launch.rooms import ServerRoom
-from torch_cpudist.launch.run import FORKED, Participant, Run
+from torch_cpudist.launch.run import Participant, Run, forked
 from torch_cpudist.launch.torch_threads import TorchThreads
 from torch_cpudist.log import logger
 from torch_cpudist.machine import topology
@@ -158,7 +157,7 @@ class Context(Run):
     def shutdown(self, pull: str = "all", *, failed: bool | None = None) -> None:
         """Leaves the run in good order; see ``cpudist.shutdown``."""
         if self.forked:
-            raise ForkedProcessError(FORKED)
+            raise forked()
         if self.closed:
             return
         check_pull("shutdown", pull)
@@ -287,7 +286,7 @@ def get_context() -> Context:
             "thread of a process that did, use: with context: (init() returns it)."
         )
     if context.forked:
-        raise ForkedProcessError(FORKED)
+        raise forked()
     return context
 
 

@@ -14,6 +14,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
+from torch.utils import data
+
 from torch_cpudist.errors import ClosedError, ConfigurationError, ForkedProcessError
 from torch_cpudist.launch.endpoints import Endpoints
 from torch_cpudist.launch.environment import Environment
@@ -29,11 +31,25 @@ if TYPE_CHECKING:
     from torch_cpudist.launch.rendezvous import Rendezvous
     from torch_cpudist.strategies.base import Strategy
 
-FORKED = (
-    "this process was forked after init(): its connections and threads belong to the "
-    "parent. A DataLoader worker cannot use torch_cpudist; do lookups, steps and calls "
-    "of cpudist in the training process (split_files() before the DataLoader is made)."
-)
+
+def forked() -> ForkedProcessError:
+    """The error for a child that was forked from a process with a run."""
+    if data.get_worker_info() is not None:
+        who = (
+            "A DataLoader worker cannot use torch_cpudist; do lookups, steps and calls "
+            "of cpudist in the training process (split_files() before the DataLoader "
+            "is made)."
+        )
+    else:
+        who = (
+            "Do lookups, steps and calls of cpudist there. A process of your own that "
+            "is to use them starts by 'spawn' (multiprocessing.get_context('spawn')), "
+            "and calls init() itself; one that is not to may be forked before init()."
+        )
+    return ForkedProcessError(
+        "this process was forked after init(): its connections and threads belong to "
+        f"the parent. {who}"
+    )
 
 
 class Closeable(Protocol):
@@ -176,7 +192,7 @@ class Run:
     def check_usable(self) -> None:
         """Raises if this run was shut down here or belongs to the parent process."""
         if self.forked:
-            raise ForkedProcessError(FORKED)
+            raise forked()
         if self.closed:
             raise ClosedError("shutdown() was called; call init() to start again.")
 

@@ -78,13 +78,26 @@ def check_initialized(name: str, parameter: nn.Parameter) -> None:
         )
 
 
+def _remedy(parameter: nn.Parameter) -> str:
+    """What to do with a parameter of another dtype or layout."""
+    if parameter.layout != torch.strided:
+        return "Make it dense: parameter.to_dense()."
+    if parameter.is_complex():
+        return (
+            "Keep the real and the imaginary part as float32, in a last dimension of "
+            "two, and compute with torch.view_as_complex(parameter)."
+        )
+    if parameter.dtype in (torch.bfloat16, torch.float16):
+        return "Keep parameters in float32 and use torch.autocast for bfloat16."
+    return "Convert it with module.float()."
+
+
 def check_dense(name: str, parameter: nn.Parameter) -> None:
     """Refuses what servers do not keep."""
     if parameter.dtype not in DTYPES or parameter.layout != torch.strided:
         raise UnsupportedModelError(
-            f"parameter {name!r} is {parameter.dtype}, {parameter.layout}; servers "
-            "keep strided float32 and float64 parameters. Keep parameters in float32 "
-            "and use torch.autocast for bfloat16."
+            f"parameter {name!r} is {parameter.dtype}, {parameter.layout}; trained are "
+            f"strided float32 and float64 parameters. {_remedy(parameter)}"
         )
     check_device(name, parameter.device)
 

@@ -21,6 +21,7 @@ from torch_cpudist.errors import ClosedError, ModelChangedError
 from torch_cpudist.launch import context
 from torch_cpudist.launch.run import Participant, Run
 from torch_cpudist.log import logger
+from torch_cpudist.model.first_gradients import FirstGradients
 from torch_cpudist.model.placement import Placement, parameter_names, place
 from torch_cpudist.optimizer import face
 from torch_cpudist.optimizer.initial_state import InitialState
@@ -67,7 +68,8 @@ class DistributedOptimizer(face.ServedOptimizer, Participant):
     Raises:
         UnsupportedOptimizerError: the servers do not run this optimizer or option.
         UnsupportedModelError: a parameter cannot be placed.
-        InvalidArgumentError: arguments swapped; an optimizer of another model.
+        InvalidArgumentError: no model, or arguments swapped; an optimizer of another
+            model, or one that is wrapped already.
         NotInitializedError: ``cpudist.init()`` was not called in this thread.
         ConfigMismatchError: another trainer built something else.
         PeerLostError, OperationTimeoutError: a server or trainer 0 does not answer.
@@ -76,13 +78,15 @@ class DistributedOptimizer(face.ServedOptimizer, Participant):
     def __init__(
         self,
         optimizer: Inner,
-        model: nn.Module,
+        # Without one, an error of this package says so.
+        model: nn.Module = None,  # type: ignore[assignment]
         strategy: Strategy | str | Mapping[str, Any] | None = None,
         clip: Clip | None = None,
     ) -> None:
         """See the class."""
         self._run: Run = context.current()
         self._run.trainer_client()
+        face.check_not_wrapped(optimizer)
         self._inners = wrapped(optimizer, model)
         check_clip(clip)
         said = self._run.environment
@@ -126,6 +130,7 @@ class DistributedOptimizer(face.ServedOptimizer, Participant):
         self._driver = make_driver(self.strategy, self._parameters, made)
         self._prefetching = Prefetching(self._parameters, self._driver.pulled)
         self.groups_fixed = True
+        self._first = FirstGradients([table.found for table in placement.tables])
         self._initial = InitialState(self._inners, self._driver.served)
         self._step_count_total = 0
         self._steps_here = 0  # since the last barrier
@@ -258,6 +263,7 @@ class DistributedOptimizer(face.ServedOptimizer, Participant):
         self._guard.check()
         with torch.no_grad():
             self._rounds = self._driver.step(self._groups.rules(), samples, self.clip)
+        self._first.end()
         self._step_s += time.perf_counter() - began
         self._step_count_total += 1
         self._steps_here += 1
@@ -491,6 +497,7 @@ class DistributedOptimizer(face.ServedOptimizer, Participant):
         self.groups_fixed = False
         if parameters is not None:
             self._guard.release()
+            self._first.end()
             self._initial.give_back()
             parameters.close(tell_servers)
             self._run.remove_participant(self)

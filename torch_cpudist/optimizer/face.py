@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from torch_cpudist.errors import UnsupportedOptimizerError
+from torch_cpudist.errors import InvalidArgumentError, UnsupportedOptimizerError
 
 
 class StateOnServers(dict[Any, Any]):
@@ -66,6 +66,21 @@ class ServedOptimizer(torch.optim.Optimizer):
         raise UnsupportedOptimizerError(
             "a DistributedOptimizer cannot be copied or pickled: its state is on the "
             "servers. Save opt.state_dict(), and build another one over a copied model."
+        )
+
+
+def check_not_wrapped(optimizer: object) -> None:
+    """Refuses to wrap what is wrapped already.
+
+    Raises:
+        InvalidArgumentError: it is a ``DistributedOptimizer``, or a list with one.
+    """
+    entries = optimizer if isinstance(optimizer, (list, tuple)) else [optimizer]
+    if any(isinstance(entry, ServedOptimizer) for entry in entries):
+        raise InvalidArgumentError(
+            "DistributedOptimizer(optimizer, model): the optimizer is a "
+            "DistributedOptimizer already. Use it as it is; for another model or "
+            "strategy wrap the torch.optim optimizer that it was built over."
         )
 
 

@@ -15,12 +15,14 @@ from torch import nn
 
 from torch_cpudist.collective.exchange import GradientExchange
 from torch_cpudist.errors import UnsupportedModelError
+from torch_cpudist.model.first_gradients import FirstGradients
 
 
 def _is_own(hook: Callable[..., Any]) -> bool:
     """Whether this package put a hook there: the step does its work, too."""
     function = getattr(hook, "func", hook)
-    return isinstance(getattr(function, "__self__", None), GradientExchange)
+    owner = getattr(function, "__self__", None)
+    return isinstance(owner, (GradientExchange, FirstGradients))
 
 
 def check_parameter(name: str, parameter: nn.Parameter) -> None:

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import nn
@@ -21,6 +21,7 @@ from torch_cpudist.rules.read import (
     is_known,
     read_group,
 )
+from torch_cpudist.strategies.base import Strategy
 
 
 def wrapped(optimizer: object, model: object) -> list[torch.optim.Optimizer]:
@@ -33,6 +34,12 @@ def wrapped(optimizer: object, model: object) -> list[torch.optim.Optimizer]:
         raise InvalidArgumentError(
             "DistributedOptimizer(optimizer, model): the optimizer comes first; found "
             f"{type(optimizer).__name__}, {type(model).__name__}."
+        )
+    if model is None or isinstance(model, (Strategy, str, Mapping)):
+        raise InvalidArgumentError(
+            "DistributedOptimizer(optimizer, model): the model is missing. Pass the "
+            "nn.Module whose parameters the optimizer has, second: its sparse "
+            "embeddings are the tables."
         )
     if not isinstance(model, nn.Module):
         raise InvalidArgumentError(

@@ -57,7 +57,7 @@ class Trained(ABC):
         """Raises ``ModelChangedError`` if somebody else wrote since our last write."""
         names = self.changed()
         if names:
-            raise model_changed(names)
+            raise model_changed(names, [parameter for _, parameter in self.trained()])
 
     def accept_changes(self) -> None:
         """Takes the values that stand in the model now as not written by others."""

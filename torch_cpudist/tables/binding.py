@@ -7,7 +7,7 @@ from __future__ import annotations
 import itertools
 import threading
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Protocol, TypeVar
 
 import torch
@@ -24,6 +24,7 @@ from torch_cpudist.errors import (
 )
 from torch_cpudist.log import logger
 from torch_cpudist.machine.device import CPU
+from torch_cpudist.tables import foreign
 
 _handles = itertools.count(1)
 _bindings: weakref.WeakValueDictionary[int, TableBinding] = (
@@ -31,11 +32,21 @@ _bindings: weakref.WeakValueDictionary[int, TableBinding] = (
 )
 
 
-def model_changed(names: list[str]) -> ModelChangedError:
-    """The error for parameters that somebody else wrote."""
+def model_changed(
+    names: list[str], parameters: Iterable[torch.Tensor]
+) -> ModelChangedError:
+    """The error for parameters that somebody else wrote.
+
+    Args:
+        names: theirs.
+        parameters: all that are trained, to find out who that was.
+    """
+    why = "The"
+    if foreign.is_averaged(parameters):
+        why = f"They are in a {foreign.averaging_advice()} If others wrote them: the"
     return ModelChangedError(
         f"{len(names)} parameters were written outside the optimizer since its last "
-        f"step (first: {names[0]!r}). The servers hold the truth and would overwrite "
+        f"step (first: {names[0]!r}). {why} servers hold the truth and would overwrite "
         "them: load weights before wrapping the optimizer, or call opt.store_model() "
         "on every trainer to send trainer 0's values to the servers, or "
         "opt.flush(overwrite=True) to drop what was written."
@@ -49,15 +60,6 @@ def weight_replaced(name: str) -> ModelChangedError:
         "its optimizer trains. load_state_dict(assign=True) replaces parameters: load "
         "without assign and call opt.store_model(), or close() the "
         "DistributedOptimizer and build the optimizers anew."
-    )
-
-
-def graph_without_pull(name: str) -> UnsupportedModelError:
-    """The error for a graph of torch.jit, which would read rows as they stand."""
-    return UnsupportedModelError(
-        f"table {name!r}: torch.jit.trace and torch.jit.script cannot record that a "
-        "lookup brings its rows from the servers. opt.flush(), then trace or script "
-        "copy.deepcopy(model), which is a plain model; or close() the optimizer first."
     )
 
 
@@ -229,15 +231,18 @@ class TableBinding:
         Raises:
             ModelChangedError: rows would come into one tensor and be read in another,
                 whose gradients no optimizer sees.
+            UnsupportedModelError: the same, for this one call.
         """
         if weight is not self.weight:
+            foreign.check_own_weight(self.name, weight)
             raise weight_replaced(self.name)
 
     def pull(self, ids: torch.Tensor, weight: torch.Tensor) -> None:
         """Makes the rows of ``ids`` current in the weight.
 
         Args:
-            ids: int32 or int64, any shape, on the CPU or the model's device.
+            ids: int32 or int64, any shape, on the CPU or the model's device; under
+                ``torch.vmap`` the rows of all its calls come at once.
             weight: what the module looks up.
 
         Raises:
@@ -247,10 +252,11 @@ class TableBinding:
             PeerLostError, OperationTimeoutError: a server does not answer.
             ClosedError: the optimizer was closed.
             IdTypeError: ``ids`` are of another type.
-            UnsupportedModelError: torch.jit is tracing; ids on another device.
+            UnsupportedModelError: ids on another device; what ``foreign`` refuses.
         """
         if torch._C._is_tracing():
-            raise graph_without_pull(self.name)
+            raise foreign.graph_without_pull(self.name)
+        foreign.check_not_averaged(self.name, self.weight)
         param_set = self.param_set
         if param_set is None:
             raise ClosedError(
@@ -258,7 +264,7 @@ class TableBinding:
                 "optimizer again, or use the model's own modules."
             )
         self.check_weight(weight)
-        flat = self.checked_ids(ids)
+        flat = self.checked_ids(foreign.whole(ids))
         if flat.numel() == 0:
             return
         self.bind_weight(param_set)
@@ -272,7 +278,7 @@ class TableBinding:
     def _check_unwritten(self) -> None:
         if self.weight._version > self._versions.get(id(self.weight), -1):
             # A pull would overwrite what was written, a loaded model say.
-            raise model_changed([self.name])
+            raise model_changed([self.name], [self.weight])
 
     def checked_ids(self, ids: torch.Tensor) -> torch.Tensor:
         """Checks what a lookup or a prefetch is given, but not its range.

@@ -19,7 +19,8 @@ from torch import nn
 
 from torch_cpudist.machine import staging
 from torch_cpudist.tables import lookup_ops  # noqa: F401  (registers the ops)
-from torch_cpudist.tables.binding import TableBinding, graph_without_pull
+from torch_cpudist.tables.binding import TableBinding
+from torch_cpudist.tables.foreign import check_not_exported, graph_without_pull
 from torch_cpudist.tables.staged import (
     StagedEmbedding,
     StagedEmbeddingBag,
@@ -96,6 +97,7 @@ class _PullingEmbeddingBag(nn.EmbeddingBag):
 
 
 def _handle_in_graph(module: _PullingEmbedding | _PullingEmbeddingBag) -> int:
+    check_not_exported(module._cpudist_binding.name)
     # The comparison makes the compiler guard that the weight stays the bound one.
     if module.weight is module._cpudist_binding.weight:
         return module._cpudist_handle

@@ -19,6 +19,7 @@ from torch_cpudist.log import logger
 from torch_cpudist.machine import staging
 from torch_cpudist.machine.device import CPU
 from torch_cpudist.tables.binding import TableBinding
+from torch_cpudist.tables.foreign import check_not_exported
 
 Apply = Callable[[torch.Tensor], torch.Tensor]
 Lookup = Callable[..., torch.Tensor]
@@ -36,6 +37,7 @@ class StagedEmbedding(nn.Embedding):
         A compiled model runs this outside its graphs.
         """
         if torch.compiler.is_compiling():
+            check_not_exported(self._cpudist_binding.name)
             return self._cpudist_lookup(self, input)
         return look_up(self, input)
 
@@ -59,6 +61,7 @@ class StagedEmbeddingBag(nn.EmbeddingBag):
     ) -> torch.Tensor:
         """Pulls the rows of ``input``, pools here and brings bags to the device."""
         if torch.compiler.is_compiling():
+            check_not_exported(self._cpudist_binding.name)
             return self._cpudist_lookup(self, input, offsets, per_sample_weights)
         return look_up_bags(self, input, offsets, per_sample_weights)
 
