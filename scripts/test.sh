@@ -15,8 +15,8 @@ usage: bash scripts/test.sh [--quick | --integrations | --long]
                   processes of several ranks: the inner loop, at most 150 s after a build
   --integrations  the tests against what other projects have made (they run without an option,
                   too); what is not installed is skipped, and every skip is named and counted
-                    extras: models (deepctr-torch, torch-rechub, torchrec), ccl (oneCCL), which
-                    this command installs
+                    extras: models (deepctr-torch, torch-rechub, torchrec), ccl (oneCCL),
+                    integrations (a Jupyter kernel), which this command installs
                     apt install iproute2, and the right to make network namespaces: several hosts
   --long          fuzzing by ten millions of inputs for each parser and decoder
 TEXT
@@ -84,7 +84,9 @@ RUNNER=(env)
 setarch "$(uname -m)" -R true 2>/dev/null && RUNNER=(setarch "$(uname -m)" -R)
 
 began=$SECONDS
-setup_env plot docs test models ccl data
+EXTRAS=(plot docs test models ccl data)
+[ "$WHAT" != integrations ] || EXTRAS+=(integrations)
+setup_env "${EXTRAS[@]}"
 TABLE+=("$(printf '%-28s %5s s  %s' "environment and build" $((SECONDS - began)) ok)")
 
 case $WHAT in

@@ -38,6 +38,7 @@ from torch_cpudist.errors import (
     OverloadedError,
     PeerLostError,
     ProtocolError,
+    RankFailedError,
     RowOutOfRangeError,
     SparseGradientError,
     UnpulledRowError,
@@ -45,6 +46,7 @@ from torch_cpudist.errors import (
     UnsupportedOptimizerError,
 )
 from torch_cpudist.launch.context import Context, current, get_context
+from torch_cpudist.launcher import launch
 from torch_cpudist.model.clipping import clip_grad_norm_
 from torch_cpudist.optimizer.distributed import DistributedOptimizer
 from torch_cpudist.precision import Optimization, optimize
@@ -124,6 +126,7 @@ __all__ = [
     "OverloadedError",
     "PeerLostError",
     "ProtocolError",
+    "RankFailedError",
     "Reduce",
     "ReplicaExecutor",
     "Replicas",
@@ -148,6 +151,7 @@ __all__ = [
     "init",
     "is_server",
     "is_trainer",
+    "launch",
     "metrics",
     "optim",
     "optimize",

@@ -142,6 +142,15 @@ class BackendUnavailableError(Error):
     """The backend that was asked for cannot be loaded; there is no silent fallback."""
 
 
+class RankFailedError(Error):
+    """A process that ``launch`` started has failed; the message has its traceback.
+
+    The other processes were ended.
+    """
+
+    rank: int = -1  # which one
+
+
 class BatchTooSmallError(Error, ValueError):
     """A batch has fewer samples than there are replicas. Nothing was computed."""
 

@@ -59,7 +59,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         ("optimizer",),
         ("replicas", "metrics"),
         ("data",),
-        ("precision",),
+        ("precision", "launcher"),
         ("testing",),
         ("__init__",),
     ),

@@ -13,6 +13,7 @@ from sync_cases import run
 from torch import nn
 
 import torch_cpudist as cpudist
+from torch_cpudist.launch.rendezvous import Rendezvous
 from torch_cpudist.optimizer.untrained import Untrained
 
 WORDS = "what no wrapped optimizer trains differs from trainer 0's"
@@ -179,8 +180,8 @@ def test_a_store_that_failed_is_told_and_training_goes_on(monkeypatch, caplog):
     def fail(self, *arguments):
         raise cpudist.AddressError("the rendezvous store failed")
 
-    monkeypatch.setattr("torch_cpudist.launch.rendezvous.Rendezvous.show", fail)
-    monkeypatch.setattr("torch_cpudist.launch.rendezvous.Rendezvous.shown", fail)
+    monkeypatch.setattr(Rendezvous, "show", fail)
+    monkeypatch.setattr(Rendezvous, "shown", fail)
 
     def train(context):
         model = transfer(context.trainer_rank)

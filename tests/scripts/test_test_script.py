@@ -19,7 +19,7 @@ import pytest
 pytestmark = pytest.mark.processes
 
 ROOT = Path(__file__).resolve().parents[2]
-EXTRAS = ("plot", "docs", "test", "models", "ccl", "data")
+EXTRAS = ("plot", "docs", "test", "models", "ccl", "data", "integrations")
 NO_TEST = "no test has the marker integrations: nothing was tested\n"
 
 
@@ -114,7 +114,15 @@ def test_help_and_contributing_name_options_extras_and_packages(
     assert (code, calls) == (0, [])
     contributing = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     for text in (said, contributing):
-        words = ("--quick", "--integrations", "--long", "models", "ccl", "iproute2")
+        words = (
+            "--quick",
+            "--integrations",
+            "--long",
+            "models",
+            "ccl",
+            "iproute2",
+            "Jupyter",
+        )
         assert [word for word in words if word not in text] == []
 
 

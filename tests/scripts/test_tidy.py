@@ -31,6 +31,7 @@ def long_native(lines: int) -> str:
     ("name", "body", "rule", "line"),
     [
         ("torch_cpudist/a.py", "import pickle\n", "pickle", 3),
+        ("torch_cpudist/data/launcher.py", "import cloudpickle\n", "pickle", 3),
         ("torch_cpudist/a.py", "x = cPickle = pickle.loads(b)\n", "pickle", 3),
         ("benchmarks/a.py", "torch.load(f, weights_only=False)\n", "pickle", 3),
         ("examples/a.py", "np.load(f, allow_pickle = True)\n", "pickle", 3),
@@ -96,6 +97,7 @@ def test_texts_are_wrapped(text: str) -> None:
 @pytest.mark.parametrize(
     ("name", "text"),
     [
+        ("torch_cpudist/launcher.py", PY + "import cloudpickle\n"),
         ("torch_cpudist/a.py", PY + "model.eval()\nnp.load(f, allow_pickle=False)\n"),
         ("tests/a.py", PY + long_python(70)),
         ("tests/a.py", PY + "x = 1\n" * 398),
