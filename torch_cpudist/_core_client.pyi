@@ -163,6 +163,9 @@ class ParamSet:
     ) -> None:
         """Makes the rows of ``ids`` current; at most one request per server."""
 
+    def read_rows(self, table: int, keys: int, count: int) -> None:
+        """Brings values of distinct int64 ``keys`` for who reads the weight itself."""
+
     def pull_all_rows(self) -> None:
         """Makes every row of every table current, in chunks."""
 

@@ -61,6 +61,10 @@ void pull(const ParamSetHolder& self, uint32_t table, Address ids, uint64_t coun
   self.get().pull(table, at<const void>(ids), count, ids_are_int32);
 }
 
+void read_rows(const ParamSetHolder& self, uint32_t table, Address keys, uint64_t count) {
+  self.get().read_rows(table, {at<const int64_t>(keys), static_cast<size_t>(count)});
+}
+
 void pull_dense(const ParamSetHolder& self, const std::vector<Address>& weights) {
   self.get().pull_dense(pointers(weights));
 }
@@ -224,6 +228,7 @@ void bind_values(ParamSetClass& set) {
            py::arg("state") = 0, NoGil())
       .def("pull", &pull, py::arg("table"), py::arg("ids"), py::arg("count"),
            py::arg("ids_are_int32") = false, NoGil())
+      .def("read_rows", &read_rows, py::arg("table"), py::arg("keys"), py::arg("count"), NoGil())
       .def("prefetch", &prefetch, py::arg("ids"), py::arg("managed") = false, NoGil())
       .def("use_prefetched", of_set(&ParamSet::use_prefetched), py::arg("number"), NoGil())
       .def("drop_prefetched", of_set(&ParamSet::drop_prefetched), NoGil())

@@ -133,6 +133,12 @@ void ParamSet::pull(uint32_t table, const void* ids, uint64_t count, bool ids_ar
   look_up(shared_, *state_, *prefetcher_, {table, ids, count, ids_are_int32});
 }
 
+void ParamSet::read_rows(uint32_t table, std::span<const int64_t> keys) {
+  shared_.settle();
+  check_open();
+  client::read_rows(shared_, *state_, table, keys);
+}
+
 void ParamSet::pull_all_rows() {
   shared_.settle();
   check_open();

@@ -57,6 +57,9 @@ class ParamSet {
   // Makes the rows of `ids` current in the bound weight: sends one request per server for those not
   // pulled since the last step of this parameter set. int32 or int64 ids. Throws kRowOutOfRange.
   void pull(uint32_t table, const void* ids, uint64_t count, bool ids_are_int32);
+  // The values of the distinct rows `keys` in the bound weight, for who reads it without a lookup.
+  // A gradient that names them is refused as before. Throws kRowOutOfRange.
+  void read_rows(uint32_t table, std::span<const int64_t> keys);
   void pull_all_rows();  // in chunks
   // Asks for the rows of a batch to come, one request per server, and returns its number at once.
   // Lookups then find them: in rounds with the values of the last one. A batch goes with the step

@@ -80,6 +80,17 @@ std::span<const int64_t> TableCache::take_missing(std::span<const Id> ids) {
 template std::span<const int64_t> TableCache::take_missing(std::span<const int32_t> ids);
 template std::span<const int64_t> TableCache::take_missing(std::span<const int64_t> ids);
 
+std::vector<int64_t> TableCache::stale(std::span<const int64_t> keys, bool anew) const {
+  check_ids(keys);
+  std::vector<int64_t> found;
+  found.reserve(keys.size());
+  for (const int64_t key : keys) {
+    const uint32_t stamp = marks_[static_cast<size_t>(key)].stamp;
+    if (anew || (stamp != generation_ && stamp != kHeld)) found.push_back(key);
+  }
+  return found;
+}
+
 void TableCache::forget(std::span<const int64_t> keys) {
   for (const int64_t key : keys) marks_[static_cast<size_t>(key)].stamp = 0;
 }

@@ -63,6 +63,9 @@ class TableCache {
   // next call. Throws kRowOutOfRange naming table, id and rows, and stamps nothing then.
   template <typename Id>
   std::span<const int64_t> take_missing(std::span<const Id> ids);
+  // Those of the distinct `keys` whose values are to be pulled to be read as they are; stamps
+  // nothing, so that a gradient may name no more rows than before. `anew`: all of them.
+  std::vector<int64_t> stale(std::span<const int64_t> keys, bool anew) const;
   // Rows that were held and are current since the last call.
   uint64_t take_hits() { return std::exchange(hits_, 0); }
 

@@ -22,6 +22,7 @@ from torch_cpudist.replicas.dropout import own_dropout
 from torch_cpudist.replicas.table_view import copied_tables
 from torch_cpudist.tables.found import MAX_NORM_OBSTACLE
 from torch_cpudist.tables.local import is_staged, plain_class
+from torch_cpudist.tables.weight import values_of
 
 _PLAIN = (bool, int, float, str, type(None))
 # Written by torch or by this package, not by users.
@@ -140,7 +141,7 @@ class ReplicaModels:
 
     def _view(self, index: int, replica: int) -> nn.Parameter:
         parameter = self.parameters[index]
-        values = parameter.detach()
+        values = values_of(parameter)
         if self.has_copy(index, replica):
             values = values.clone()
         return nn.Parameter(values, requires_grad=parameter.requires_grad)
@@ -225,7 +226,7 @@ class ReplicaModels:
                 or view.dtype != parameter.dtype
                 or view.shape != parameter.shape
             ):
-                view.data = parameter.data
+                view.data = values_of(parameter)
         self._written[index] = _mark(parameter)
 
     def _hand_buffers(self) -> None:

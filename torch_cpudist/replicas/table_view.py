@@ -34,9 +34,9 @@ class TableView(TableBinding):
         self.handle = binding.handle
         self.device = binding.device
 
-    def warn_if_stale(self) -> None:
-        """As the shared binding."""
-        self._shared.warn_if_stale()
+    def read(self, keys: torch.Tensor | None = None) -> None:
+        """Brings in rows, in the memory of both; see ``TableBinding.read``."""
+        self._shared.read(keys)
 
     def pull(self, ids: torch.Tensor, weight: torch.Tensor) -> None:
         """Makes the rows of ``ids`` current; see ``TableBinding.pull``."""

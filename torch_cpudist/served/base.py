@@ -12,6 +12,7 @@ from torch import nn
 from torch_cpudist import _core
 from torch_cpudist.model.placement import Placement
 from torch_cpudist.tables.binding import model_changed
+from torch_cpudist.tables.weight import as_it_stands
 
 
 class Trained(ABC):
@@ -40,18 +41,20 @@ class Trained(ABC):
     def note_written(self, parameters: list[nn.Parameter]) -> None:
         """Tells autograd of our writes and remembers the version they leave."""
         # In this order: a signal in between must not make it look like another's write.
-        for parameter in parameters:
-            self._versions[id(parameter)] = parameter._version + 1
-        if parameters:
-            torch.autograd.graph.increment_version(parameters)
+        with as_it_stands():
+            for parameter in parameters:
+                self._versions[id(parameter)] = parameter._version + 1
+            if parameters:
+                torch.autograd.graph.increment_version(parameters)
 
     def changed(self) -> list[str]:
         """Names the parameters that somebody else wrote since our last write."""
-        return [
-            name
-            for name, parameter in self.trained()
-            if self._versions[id(parameter)] < parameter._version
-        ]
+        with as_it_stands():
+            return [
+                name
+                for name, parameter in self.trained()
+                if self._versions[id(parameter)] < parameter._version
+            ]
 
     def check_unchanged(self) -> None:
         """Raises ``ModelChangedError`` if somebody else wrote since our last write."""

@@ -28,6 +28,7 @@ from torch_cpudist.settings.clip import Clip, ClipNorm, ClipTensorNorm, ClipValu
 from torch_cpudist.tables.binding import TableBinding, bound_ids
 from torch_cpudist.tables.local import attach, detach
 from torch_cpudist.tables.staged import HostedWeights
+from torch_cpudist.tables.weight import as_it_stands
 
 _STORE_ROWS = 65_536
 
@@ -113,6 +114,7 @@ class ParameterSet(Trained):
             self._versions,
             self.placement.device,
             self._hosted.home_of(found.weight),
+            self.placement.layout.pull_dtype == "fp32",
         )
         self._bindings.append(binding)
         self._attach(table, binding)
@@ -250,17 +252,20 @@ class ParameterSet(Trained):
         """
         self.check_unchanged()
         gradients = self._gradients(clip if isinstance(clip, ClipTensorNorm) else None)
-        self.tables_current = False
-        with self._dense.weights() as addresses:
-            updates = send(
-                clip_value=clip.value if isinstance(clip, ClipValue) else 0.0,
-                clip_norm=clip.max_norm if isinstance(clip, ClipNorm) else 0.0,
-                configs=configs,
-                parameters=gradients.parameters,
-                tables=gradients.tables,
-                weights=addresses,
-                **options,
-            )
+        try:
+            with self._dense.weights() as addresses:
+                updates = send(
+                    clip_value=clip.value if isinstance(clip, ClipValue) else 0.0,
+                    clip_norm=clip.max_norm if isinstance(clip, ClipNorm) else 0.0,
+                    configs=configs,
+                    parameters=gradients.parameters,
+                    tables=gradients.tables,
+                    weights=addresses,
+                    **options,
+                )
+        finally:
+            # Not before: what another thread reads meanwhile is from before the step.
+            self.tables_current = False
         self.note_written([parameter for _, parameter in self.trained()])
         return updates
 
@@ -271,13 +276,13 @@ class ParameterSet(Trained):
             sent = grad if clip is None else grad * tensor_scale(clip, grad)
             found.alive.append(sent)
             found.parameters.append((index, sent.data_ptr()))
-        for table in self.placement.tables:
-            if table.found.weight.grad is not None:
-                keys, values = read_table_gradient(
-                    table.found.name, table.found.weight.grad
-                )
+        with as_it_stands():
+            rows = [table.found.weight.grad for table in self.placement.tables]
+        for table, sparse in zip(self.placement.tables, rows, strict=True):
+            if sparse is not None:
+                keys, values = read_table_gradient(table.found.name, sparse)
                 if clip is not None:
-                    values = values * tensor_scale(clip, table.found.weight.grad)
+                    values = values * tensor_scale(clip, sparse)
                 found.alive += (keys, values)
                 found.tables.append(
                     (table.index, keys.data_ptr(), keys.numel(), values.data_ptr())

@@ -26,6 +26,7 @@ from torch_cpudist.rules.state_parts import (
 from torch_cpudist.served import state_layout
 from torch_cpudist.served.base import Trained
 from torch_cpudist.served.set import ParameterSet
+from torch_cpudist.tables.weight import values_of
 
 if TYPE_CHECKING:
     from torch_cpudist.launch.run import Run
@@ -186,7 +187,7 @@ def store(parameters: ParameterSet, states: States) -> None:
             table,
             configs[table.group],
             states.get(weight, {}),
-            weight.detach(),
+            values_of(weight),
         )
     for entry in parameters.placement.dense:
         state_layout.store_dense_state(

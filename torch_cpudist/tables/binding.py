@@ -25,6 +25,10 @@ from torch_cpudist.errors import (
 from torch_cpudist.log import logger
 from torch_cpudist.machine.device import CPU
 from torch_cpudist.tables import foreign
+from torch_cpudist.tables.weight import as_it_stands
+
+# Rows that are asked for at once for who reads a whole table.
+_READ_ROWS = 65_536
 
 _handles = itertools.count(1)
 _bindings: weakref.WeakValueDictionary[int, TableBinding] = (
@@ -151,6 +155,7 @@ class TableBinding:
         versions: Mapping[int, int],
         device: torch.device = CPU,
         home: torch.device = CPU,
+        exact: bool = True,
     ) -> None:
         """Binds ``weight`` as the cache of the table's rows.
 
@@ -162,7 +167,9 @@ class TableBinding:
             versions: by ``id`` of a parameter, its version after our last write.
             device: where results of lookups are.
             home: where the weight is when its optimizer is not wrapped.
+            exact: whether lookups bring rows as the servers have them.
         """
+        self.exact = exact
         self.device = device
         self.home = home
         # Another device that the model went to since.
@@ -177,8 +184,8 @@ class TableBinding:
         self._address: int | None = None  # 0 of a table without rows
         self._bind_lock = threading.Lock()
         self._warned = False
-        # Whether rows here may be older than this trainer's last step.
-        self.stale = True
+        self._stale = True
+        self._steps = 0
         self.bind_weight(param_set)
         _bindings[self.handle] = self
 
@@ -188,10 +195,11 @@ class TableBinding:
         Raises:
             ModelChangedError: the weight is no longer what the servers hold.
         """
-        if self.weight.data_ptr() == self._address:
-            return
+        with as_it_stands():
+            if self.weight.data_ptr() == self._address:
+                return
         # Twice would forget the rows that another lookup pulled in between.
-        with self._bind_lock:
+        with self._bind_lock, as_it_stands():
             self._bind(param_set)
 
     def _bind(self, param_set: _core.ParamSet) -> None:
@@ -215,14 +223,59 @@ class TableBinding:
         self._address = None
         self.bind_weight(param_set)
 
-    def warn_if_stale(self) -> None:
-        """Warns, once, before the weight is saved or copied with rows that are old."""
-        if self.stale and self.param_set is not None and not self._warned:
+    @property
+    def stale(self) -> bool:
+        """Whether rows here may be older than this trainer's last step."""
+        return self._stale
+
+    @stale.setter
+    def stale(self, stale: bool) -> None:
+        with self._bind_lock:
+            self._stale = stale
+            self._steps += 1
+
+    def read(self, keys: torch.Tensor | None = None) -> None:
+        """Brings in rows for who reads the weight itself, not through a lookup.
+
+        Not where somebody else wrote it: what was written is what is read. A gradient
+        of rows that no lookup has pulled is refused as before.
+
+        Args:
+            keys: distinct int64 rows, on the CPU; all by default.
+
+        Raises:
+            PeerLostError, OperationTimeoutError: a server does not answer.
+        """
+        param_set = self.param_set
+        if param_set is None or not self._stale:
+            return
+        with as_it_stands():
+            if self._written() or self.weight.data_ptr() != self._address:
+                return
+            rows = self._shape[0]
+        steps = self._steps
+        if keys is not None:
+            param_set.read_rows(self.table, keys.data_ptr(), keys.numel())
+            return
+        self._tell_of_reading(rows)
+        for begin in range(0, rows, _READ_ROWS):
+            some = torch.arange(begin, min(begin + _READ_ROWS, rows), device="cpu")
+            param_set.read_rows(self.table, some.data_ptr(), some.numel())
+        with self._bind_lock:
+            # A lookup brings rounded rows again where pulls are rounded.
+            if self._steps == steps and self.exact:
+                self._stale = False
+
+    def _tell_of_reading(self, rows: int) -> None:
+        if not self._warned:
             self._warned = True
             logger.warning(
-                "table %r is saved or copied while rows of it are older than the last "
-                "step. Call opt.flush() before.",
+                "table %r is read, copied or saved as a whole after a step: its %d "
+                "rows come from the servers first, now and whenever that happens "
+                "again. opt.flush() before it brings those of all tables at once, and "
+                "with Async also waits for the pushes that are queued.",
                 self.name,
+                rows,
             )
 
     def check_weight(self, weight: torch.Tensor) -> None:
@@ -275,8 +328,11 @@ class TableBinding:
             flat.dtype == torch.int32,
         )
 
+    def _written(self) -> bool:
+        return self.weight._version > self._versions.get(id(self.weight), -1)
+
     def _check_unwritten(self) -> None:
-        if self.weight._version > self._versions.get(id(self.weight), -1):
+        if self._written():
             # A pull would overwrite what was written, a loaded model say.
             raise model_changed([self.name], [self.weight])
 

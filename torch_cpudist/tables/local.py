@@ -26,6 +26,7 @@ from torch_cpudist.tables.staged import (
     StagedEmbeddingBag,
     lookup_of,
 )
+from torch_cpudist.tables.weight import as_it_stands, unwatch, watch
 
 EmbeddingModule = nn.Embedding | nn.EmbeddingBag
 
@@ -40,9 +41,15 @@ class _OnServers:
         """Keeps a class of the user's own from counting this one as its subclass."""
 
     def _save_to_state_dict(self, *arguments: Any) -> None:
-        """Saves the weight; warns if ``flush()`` was forgotten."""
-        self._cpudist_binding.warn_if_stale()
-        super()._save_to_state_dict(*arguments)  # type: ignore[misc]
+        """Saves the weight, with current rows, as a plain tensor."""
+        self._cpudist_binding.read()
+        with as_it_stands():
+            super()._save_to_state_dict(*arguments)  # type: ignore[misc]
+
+    def extra_repr(self) -> str:
+        """As torch's, which formats the weight and throws that away for bags."""
+        with as_it_stands():
+            return super().extra_repr()  # type: ignore[misc, no-any-return]
 
     def __prepare_scriptable__(self) -> NoReturn:
         """Refuses ``torch.jit.script``."""
@@ -50,7 +57,6 @@ class _OnServers:
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Copies and saved models are plain modules, without servers."""
-        self._cpudist_binding.warn_if_stale()
         state = {
             k: v for k, v in self.__dict__.items() if not k.startswith("_cpudist_")
         }
@@ -68,12 +74,17 @@ class _PullingEmbedding(nn.Embedding):
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Pulls the rows of ``input``, then looks them up as torch does."""
         if not torch.compiler.is_compiling():
-            self._cpudist_binding.pull(input, self.weight)
+            with as_it_stands():
+                self._cpudist_binding.pull(input, self.weight)
+                if type(input) is torch.Tensor:
+                    return super().forward(input)
+            # A class of the user's own sees what is called.
             return super().forward(input)
         padding_idx = -1 if self.padding_idx is None else self.padding_idx
-        return torch.ops.torch_cpudist.lookup(  # type: ignore[no-any-return]
-            self.weight, input, _handle_in_graph(self), padding_idx
-        )
+        with as_it_stands():
+            return torch.ops.torch_cpudist.lookup(  # type: ignore[no-any-return]
+                self.weight, input, _handle_in_graph(self), padding_idx
+            )
 
 
 class _PullingEmbeddingBag(nn.EmbeddingBag):
@@ -89,10 +100,14 @@ class _PullingEmbeddingBag(nn.EmbeddingBag):
         per_sample_weights: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Pulls the rows of ``input``, then looks them up as torch does."""
-        if torch.compiler.is_compiling():
-            input = torch.ops.torch_cpudist.pull(input, _handle_in_graph(self))
-        else:
-            self._cpudist_binding.pull(input, self.weight)
+        with as_it_stands():
+            if torch.compiler.is_compiling():
+                input = torch.ops.torch_cpudist.pull(input, _handle_in_graph(self))
+            else:
+                self._cpudist_binding.pull(input, self.weight)
+            if type(input) is torch.Tensor:
+                return super().forward(input, offsets, per_sample_weights)
+        # A class of the user's own sees what is called.
         return super().forward(input, offsets, per_sample_weights)
 
 
@@ -153,12 +168,15 @@ def attach(module: EmbeddingModule, binding: TableBinding) -> None:
     staged = staging.needed(binding.device)
     if staged:
         object.__setattr__(module, "_cpudist_lookup", lookup_of(module))
+    watch(binding.weight, binding)
     module.__class__ = _pulling_class(plain_class(module), staged)
 
 
 def detach(module: EmbeddingModule) -> None:
     """Gives a module its own class back; its weight stays as it is."""
     if isinstance(module, _OnServers):
+        binding = module._cpudist_binding
+        unwatch(binding.weight, binding)
         module.__class__ = plain_class(module)
         for name in [n for n in module.__dict__ if n.startswith("_cpudist_")]:
             del module.__dict__[name]

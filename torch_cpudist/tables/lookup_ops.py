@@ -15,6 +15,7 @@ import torch
 from torch_cpudist.errors import ClosedError
 from torch_cpudist.machine.staging import sparse_gradient
 from torch_cpudist.tables.binding import bound, weight_replaced
+from torch_cpudist.tables.weight import as_it_stands, looks_at_no_rows
 
 
 def _pull(ids: torch.Tensor, handle: int) -> None:
@@ -51,7 +52,8 @@ def _lookup_op(
 ) -> torch.Tensor:
     """Pulls rows and gathers them."""
     _pull(ids, handle)
-    return torch.nn.functional.embedding(ids, weight, padding_idx, sparse=True)
+    with as_it_stands():
+        return torch.nn.functional.embedding(ids, weight, padding_idx, sparse=True)
 
 
 def _lookup_grad_op(
@@ -115,3 +117,5 @@ torch.library.register_autograd(
     setup_context=_save_for_grad,
     lib=_library,
 )
+_lookup = torch.ops.torch_cpudist.lookup
+looks_at_no_rows(_lookup, _lookup.default)

@@ -20,6 +20,7 @@ from torch_cpudist.machine import staging
 from torch_cpudist.machine.device import CPU
 from torch_cpudist.tables.binding import TableBinding
 from torch_cpudist.tables.foreign import check_not_exported
+from torch_cpudist.tables.weight import as_it_stands
 
 Apply = Callable[[torch.Tensor], torch.Tensor]
 Lookup = Callable[..., torch.Tensor]
@@ -86,9 +87,10 @@ def lookup_of(module: nn.Module) -> Lookup:
 def look_up(module: StagedEmbedding, ids: torch.Tensor) -> torch.Tensor:
     """What ``nn.Embedding`` returns, on the model's device."""
     binding = module._cpudist_binding
-    found = _pulled(binding, ids, module.weight)
     padding_idx = -1 if module.padding_idx is None else module.padding_idx
-    return staging.rows_on(binding.device, module.weight, found, padding_idx)
+    with as_it_stands():
+        found = _pulled(binding, ids, module.weight)
+        return staging.rows_on(binding.device, module.weight, found, padding_idx)
 
 
 def look_up_bags(
@@ -99,12 +101,13 @@ def look_up_bags(
 ) -> torch.Tensor:
     """What ``nn.EmbeddingBag`` returns, on the model's device."""
     binding = module._cpudist_binding
-    found = _pulled(binding, ids, module.weight)
-    here = [
-        one if one is None else one.to(CPU) for one in (offsets, per_sample_weights)
-    ]
-    pooled = nn.EmbeddingBag.forward(module, found, *here)
-    return staging.moved_to(binding.device, pooled)
+    with as_it_stands():
+        found = _pulled(binding, ids, module.weight)
+        here = [
+            one if one is None else one.to(CPU) for one in (offsets, per_sample_weights)
+        ]
+        pooled = nn.EmbeddingBag.forward(module, found, *here)
+        return staging.moved_to(binding.device, pooled)
 
 
 def _pulled(

@@ -32,9 +32,15 @@ uint64_t rows_in(uint64_t size_bytes, const wire::TableSpec& spec) {
   return std::max<uint64_t>(size_bytes / row_bytes, 1);
 }
 
-// The table's mutex is held. `exact`: as the servers have them, whatever the dtype of pulls.
+enum class Purpose { kLookup, kFlush, kReading };
+
+// The table's mutex is held. For a flush and for reading they come as the servers have them,
+// whatever the dtype of pulls.
 void pull_rows(Shared& shared, SetState& set, uint32_t table, std::span<const int64_t> keys,
-               bool exact) {
+               Purpose purpose) {
+  const bool for_gradient = purpose != Purpose::kReading;
+  const bool exact = purpose != Purpose::kLookup;
+  const uint64_t step = for_gradient ? set.step_of_pull() : 0;
   Session& session = shared.session;
   TableCache& cache = set.table(table);
   const size_t row_bytes = cache.spec().dim * sizeof(float);
@@ -52,7 +58,7 @@ void pull_rows(Shared& shared, SetState& set, uint32_t table, std::span<const in
     kernels::gather_rows(keys.data(), sizeof(int64_t), positions.data(), positions.size(),
                          sizeof(int64_t), share.keys.data(), sizeof(int64_t));
     if (is_coded(set, session, s)) wire::sort_keys(share.keys);
-    wire::FilledKeys filled = wire::layout_pull({&share.asked, 1}, shared.pool, set.step_of_pull());
+    wire::FilledKeys filled = wire::layout_pull({&share.asked, 1}, shared.pool, step);
     std::copy(share.keys.begin(), share.keys.end(), filled.keys[0]);
     Outbound out = code_pull_for(set, session, s, std::move(filled.payload), exact, shared.pool);
     share.request =
@@ -64,7 +70,7 @@ void pull_rows(Shared& shared, SetState& set, uint32_t table, std::span<const in
   for (const PullShare& share : shares) {
     wire::Version version;
     const auto rows = rows_of_reply({&share.asked, 1}, share.request.get(), shared.pool, &version);
-    set.note_rows(share.request->server, version);
+    if (for_gradient) set.note_rows(share.request->server, version);
     kernels::scatter_rows(cache.weight(), row_bytes, share.keys.data(), share.keys.size(),
                           row_bytes, rows[0].data(), row_bytes);
   }
@@ -100,11 +106,23 @@ void look_up(Shared& shared, SetState& set, Prefetcher& prefetcher, const Coming
   try {
     for (size_t begin = 0; begin < missing.size(); begin += chunk) {
       const size_t size = std::min<size_t>(chunk, missing.size() - begin);
-      pull_rows(shared, set, ids.table, missing.subspan(begin, size), false);
+      pull_rows(shared, set, ids.table, missing.subspan(begin, size), Purpose::kLookup);
     }
   } catch (...) {
     cache.forget(missing);
     throw;
+  }
+}
+
+void read_rows(Shared& shared, SetState& set, uint32_t table, std::span<const int64_t> keys) {
+  TableCache& cache = set.table(table);
+  const std::lock_guard lock(cache.mutex);
+  check_bound(cache);
+  const std::vector<int64_t> stale = cache.stale(keys, !set.member || is_lossy(set.layout));
+  const uint64_t chunk = rows_in(kPullBytes, cache.spec());
+  for (size_t begin = 0; begin < stale.size(); begin += chunk) {
+    const size_t size = std::min<size_t>(chunk, stale.size() - begin);
+    pull_rows(shared, set, table, std::span(stale).subspan(begin, size), Purpose::kReading);
   }
 }
 
@@ -122,7 +140,7 @@ void pull_all_rows(Shared& shared, SetState& set) {
       std::iota(keys.begin(), keys.end(), static_cast<int64_t>(begin));
       const auto missing = cache.take_missing(std::span<const int64_t>(keys));
       try {
-        if (!missing.empty()) pull_rows(shared, set, t, missing, true);
+        if (!missing.empty()) pull_rows(shared, set, t, missing, Purpose::kFlush);
       } catch (...) {
         cache.forget(missing);
         throw;

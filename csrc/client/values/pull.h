@@ -17,6 +17,9 @@ void check_bound(const TableCache& cache);  // throws kInvalidArgument if it has
 
 // Makes the rows of `ids` current in their table's weight. Throws kRowOutOfRange.
 void look_up(Shared& shared, SetState& set, Prefetcher& prefetcher, const ComingIds& ids);
+// The values of distinct rows, as the servers have them, for who reads the weight itself: they
+// count as read for no gradient, and as pulled for none.
+void read_rows(Shared& shared, SetState& set, uint32_t table, std::span<const int64_t> keys);
 // Every row of every table, in chunks, as the servers have them.
 void pull_all_rows(Shared& shared, SetState& set);
 // `weights`: base of every dense parameter, in order.

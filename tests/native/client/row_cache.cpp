@@ -48,6 +48,24 @@ TEST(client_rows_are_asked_for_once_a_step) {
   CHECK(missing(cache, {9}) == (std::vector<int64_t>{9}));
 }
 
+TEST(client_rows_read_without_a_lookup_are_stale_and_stay_unpulled) {
+  const auto owners = deal(1);
+  client::TableCache cache(spec_of(10), 7, owners, 1);
+  missing(cache, {3});
+  const std::vector<int64_t> keys{1, 3, 9};
+  CHECK((cache.stale(keys, false) == std::vector<int64_t>{1, 9}));
+  CHECK((cache.stale(keys, false) == std::vector<int64_t>{1, 9}));
+  CHECK(cache.stale(keys, true) == keys);
+  int64_t unique[1];
+  uint32_t inverse[1];
+  const std::vector<int64_t> read{9};
+  CHECK(code_thrown_by([&] { cache.take_pulled(read, unique, inverse); }) ==
+        ErrorCode::kUnpulledRow);
+  CHECK((missing(cache, {9, 3}) == std::vector<int64_t>{9}));
+  const std::vector<int64_t> outside{10};
+  CHECK(code_thrown_by([&] { cache.stale(outside, false); }) == ErrorCode::kRowOutOfRange);
+}
+
 TEST(client_rows_accepts_int32_ids) {
   const auto owners = deal(1);
   client::TableCache cache(spec_of(10), 7, owners, 1);

@@ -180,6 +180,26 @@ Weights train(const transport::FaultPlan& plan, double clip_norm) {
   return {cluster.trainers[0].table, cluster.trainers[0].dense, cluster.faults()};
 }
 
+TEST(client_rows_are_read_between_steps_and_training_is_the_same) {
+  Cluster cluster(2, 2, {});
+  std::vector<std::function<void()>> calls;
+  for (Trainer& trainer : cluster.trainers) {
+    calls.push_back([&] {
+      std::vector<int64_t> keys(kRows);
+      std::iota(keys.begin(), keys.end(), 0);
+      for (int64_t step = 0; step < 8; ++step) {
+        CHECK_EQ(step_once(trainer, cluster.layout, step), step);
+        if (trainer.rank == 0 || step == 7) trainer.set->read_rows(0, keys);
+      }
+      const std::vector<float> read = trainer.table;
+      trainer.set->pull_all_rows();
+      CHECK(trainer.table == read);
+    });
+  }
+  run_all(calls);
+  CHECK(cluster.trainers[0].table == train({}, 0.0).table);
+}
+
 TEST(client_training_averages_over_trainers) {
   const Weights weights = train({}, 0.0);
   for (uint32_t i = 0; i < kElements; ++i) {
