@@ -189,6 +189,18 @@ class DataStore(_Fed):
         """Orders the records by the seed alone. Readers that there are keep theirs."""
 
     def restore_order(self) -> None: ...
+    def merge_by_instance(self, size: int) -> int:
+        """One record per instance id; returns how many records were left out.
+
+        With a size other than 0, ids of another number of records are left out.
+        """
+
+    def exchange_slots(self, used_slots: Sequence[int], seed: int) -> None:
+        """Gives records the values of others there, until restore_slots()."""
+
+    def restore_slots(self) -> None: ...
+    @property
+    def slots_exchanged(self) -> bool: ...
     def reader(
         self,
         *,

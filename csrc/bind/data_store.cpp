@@ -176,6 +176,20 @@ void bind_data_store(py::module_& module) {
           py::arg("seed"), no_gil())
       .def(
           "restore_order", [](const StoreHolder& self) { self.get().restore_order(); }, no_gil())
+      .def(
+          "merge_by_instance",
+          [](const StoreHolder& self, uint64_t size) { return self.get().merge_by_instance(size); },
+          py::arg("size"), no_gil())
+      .def(
+          "exchange_slots",
+          [](const StoreHolder& self, const std::vector<size_t>& used_slots, uint64_t seed) {
+            self.get().exchange_slots(used_slots, seed);
+          },
+          py::arg("used_slots"), py::arg("seed"), no_gil())
+      .def(
+          "restore_slots", [](const StoreHolder& self) { self.get().restore_slots(); }, no_gil())
+      .def_property_readonly("slots_exchanged",
+                             [](const StoreHolder& self) { return self.get().slots_exchanged(); })
       .def("reader", &make_store_reader, py::kw_only(), py::arg("batch_size"),
            py::arg("drop_last") = defaults.drop_last,
            py::arg("begin_record") = defaults.begin_record, py::arg("threads") = defaults.threads,

@@ -5,6 +5,7 @@
 from torch_cpudist.data.reading.generator import DataGenerator
 from torch_cpudist.data.reading.memory import InMemoryDataset
 from torch_cpudist.data.reading.queue import QueueDataset
+from torch_cpudist.data.reading.remote import list_files
 from torch_cpudist.data.reading.schema import Slot, criteo_slots
 from torch_cpudist.data.training.datasets import infer_from_dataset, train_from_dataset
 from torch_cpudist.data.training.loop import DatasetRun
@@ -21,6 +22,7 @@ __all__ = [
     "batch_size",
     "criteo_slots",
     "infer_from_dataset",
+    "list_files",
     "prefetch",
     "train_from_dataset",
 ]

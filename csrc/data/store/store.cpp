@@ -3,11 +3,14 @@
 
 #include "data/store/store.h"
 
+#include <algorithm>
 #include <bit>
 #include <span>
+#include <string>
 #include <utility>
 
 #include "data/store/random.h"
+#include "data/store/rewrite.h"
 #include "kernels/hash.h"
 
 namespace cpudist::data {
@@ -54,6 +57,17 @@ void Store::require_empty() const {
   }
 }
 
+void Store::require_loaded(const char* what) const {
+  if (loading_) {
+    throw Error(ErrorCode::kInvalidArgument, "a load is going on: wait for it, or release()");
+  }
+  if (original_) {
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        std::string("slots have the values of other records: restore_slots() before ") + what);
+  }
+}
+
 void Store::start_load(LoadOptions options) {
   const std::lock_guard lock(mutex_);
   require_empty();
@@ -97,7 +111,8 @@ uint64_t Store::records() const {
 
 uint64_t Store::size_bytes() const {
   const std::lock_guard lock(mutex_);
-  return content_->size_words * sizeof(uint64_t) + order_->size() * sizeof(const uint64_t*);
+  const uint64_t words = content_->size_words + (original_ ? original_->size_words : 0);
+  return words * sizeof(uint64_t) + order_->size() * sizeof(const uint64_t*);
 }
 
 std::shared_ptr<const Order> Store::permuted(uint64_t seed) const {
@@ -107,14 +122,66 @@ std::shared_ptr<const Order> Store::permuted(uint64_t seed) const {
   return std::make_shared<const Order>(std::move(order));
 }
 
+// What permutes by a seed does so by the number of records alone.
+std::shared_ptr<const Order> Store::present_order() const {
+  if (order_seed_) return permuted(*order_seed_);
+  return std::make_shared<const Order>(order_of(*content_));
+}
+
 void Store::permute(uint64_t seed) {
   const std::lock_guard lock(mutex_);
-  order_ = permuted(seed);
+  order_seed_ = seed;
+  order_ = present_order();
 }
 
 void Store::restore_order() {
   const std::lock_guard lock(mutex_);
-  order_ = std::make_shared<const Order>(order_of(*content_));
+  order_seed_.reset();
+  order_ = present_order();
+}
+
+uint64_t Store::merge_by_instance(size_t size) {
+  const std::lock_guard lock(mutex_);
+  require_loaded("records are merged");
+  if (!schema_.instance_ids) {
+    throw Error(ErrorCode::kInvalidArgument, "the records have no instance ids to be merged by");
+  }
+  Merged merged = merged_by_instance(schema_, *content_, size);
+  content_ = std::make_shared<Content>(make_content(std::move(merged.slabs)));
+  order_seed_.reset();
+  order_ = present_order();
+  return merged.left_out;
+}
+
+void Store::exchange_slots(const std::vector<size_t>& used_slots, uint64_t seed) {
+  const std::lock_guard lock(mutex_);
+  if (loading_) require_loaded("slots are exchanged");
+  const size_t used = static_cast<size_t>(std::count_if(
+      schema_.slots.begin(), schema_.slots.end(), [](const Slot& slot) { return slot.used; }));
+  for (const size_t slot : used_slots) {
+    if (slot < used) continue;
+    throw Error(ErrorCode::kInvalidArgument, "slot " + std::to_string(slot) + " of " +
+                                                 std::to_string(used) +
+                                                 " used ones does not exist");
+  }
+  const std::shared_ptr<Content> original = original_ ? original_ : content_;
+  content_ = std::make_shared<Content>(
+      make_content(with_slots_exchanged(schema_, *original, used_slots, seed)));
+  original_ = original;
+  order_ = present_order();
+}
+
+void Store::restore_slots() {
+  const std::lock_guard lock(mutex_);
+  if (!original_) return;
+  content_ = std::move(original_);
+  original_ = nullptr;
+  order_ = present_order();
+}
+
+bool Store::slots_exchanged() const {
+  const std::lock_guard lock(mutex_);
+  return original_ != nullptr;
 }
 
 std::unique_ptr<StoreReader> Store::reader(const StoreReaderOptions& options,
@@ -146,6 +213,7 @@ Checksum Store::checksum() const {
 
 StoreWalk Store::take() {
   const std::lock_guard lock(mutex_);
+  if (original_) require_loaded("records are moved");
   if (loading_ || content_.use_count() > 1) {
     throw Error(ErrorCode::kInvalidArgument,
                 loading_
@@ -155,6 +223,7 @@ StoreWalk Store::take() {
   std::vector<Slab> slabs = std::move(content_->slabs);
   content_ = std::make_shared<Content>();
   order_ = std::make_shared<const Order>();
+  order_seed_.reset();
   return StoreWalk(std::move(slabs));
 }
 
@@ -181,7 +250,9 @@ void Store::release() {
     loader = std::move(loader_);
     loading_ = false;
     content_ = std::make_shared<Content>();
+    original_ = nullptr;
     order_ = std::make_shared<const Order>();
+    order_seed_.reset();
   }
   if (loader) loader->stop();
 }

@@ -72,6 +72,17 @@ class Store {
                                       std::optional<uint64_t> seed,
                                       std::shared_ptr<BatchPool> pool) const;
 
+  // Makes one record of those of each instance id (rewrite.h), in the order of files and lines;
+  // returns how many were left out. Readers that there are keep theirs. Memory meanwhile: both.
+  // Throws Error(kInvalidArgument): the schema has no instance ids, a load goes on, or slots are
+  // exchanged.
+  uint64_t merge_by_instance(size_t size);
+  // Exchanges values of slots among records (rewrite.h), from what was loaded, whatever was
+  // exchanged before; the order of records stays. Both are held until restore_slots().
+  void exchange_slots(const std::vector<size_t>& used_slots, uint64_t seed);
+  void restore_slots();
+  bool slots_exchanged() const;
+
   Checksum checksum() const;
   // All records, which the store holds no more. Throws Error(kInvalidArgument) while readers
   // are there.
@@ -84,12 +95,16 @@ class Store {
 
  private:
   void require_empty() const;                                  // with the lock
+  void require_loaded(const char* what) const;                 // with the lock
   std::shared_ptr<const Order> permuted(uint64_t seed) const;  // with the lock
+  std::shared_ptr<const Order> present_order() const;          // with the lock
 
   const Schema schema_;
   mutable std::mutex mutex_;
   std::shared_ptr<Content> content_;
+  std::shared_ptr<Content> original_;  // while slots are exchanged
   std::shared_ptr<const Order> order_;
+  std::optional<uint64_t> order_seed_;  // that it was permuted by
   std::shared_ptr<StoreLoader> loader_;
   bool loading_ = false;
 };

@@ -1,11 +1,12 @@
 # Copyright (c) 2026 The torch_cpudist authors.
 # SPDX-License-Identifier: BSD-3-Clause
+# long: one class
 """``InMemoryDataset``: loaded once, shuffled, and read again and again."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from torch.utils.data import get_worker_info
@@ -30,6 +31,7 @@ from torch_cpudist.data.reading.settings import (
 from torch_cpudist.data.reading.tensors import Batch, BatchMaker
 from torch_cpudist.errors import ClosedError, InvalidArgumentError
 from torch_cpudist.launch import context
+from torch_cpudist.log import logger
 
 
 class InMemoryDataset(RecordDataset):
@@ -178,7 +180,7 @@ class InMemoryDataset(RecordDataset):
             ConfigMismatchError: trainers called it with other arguments or slots.
         """
         self._check_seed(seed)
-        store = self._loaded_store("global_shuffle")
+        store = self._whole_store("global_shuffle")
         index = self._key_index(key)
         self._place.end()
         here = context.last()
@@ -190,6 +192,96 @@ class InMemoryDataset(RecordDataset):
                 raise
         store.permute(mixed_seed(seed, self._share[0]))
         self._shuffled(["global", seed, key])
+
+    def merge_by_id(self, size: int | None = None) -> int:
+        """Makes one record of those that carry one instance id. Costs no messages.
+
+        Sparse slots of any number get the ids of all of them, in the order of the files
+        (after a global shuffle: in that in which they came); dense slots and sparse
+        ones of a fixed dim have the values of the first. Of several trainers each has
+        all records of an id after ``global_shuffle(key="instance_id")`` only, which is
+        therefore needed before. What there was is freed at the end: both are in memory
+        meanwhile, and 32 bytes per record.
+
+        Args:
+            size: leaves out the records of ids that another number of records carry.
+                Default: none is left out.
+
+        Returns:
+            How many records of this trainer were left out.
+
+        Raises:
+            ClosedError: nothing is loaded.
+            InvalidArgumentError: without ``instance_ids=True``, with several trainers
+                and no such shuffle before, or while slots are shuffled.
+        """
+        store = self._whole_store("merge_by_id")
+        if not self._reading.instance_ids:
+            raise InvalidArgumentError(
+                "merge_by_id: the records have no instance ids: expected "
+                "instance_ids=True, and lines that begin with `1 id`"
+            )
+        if size is not None and (type(size) is not int or not 1 <= size < 2**31):
+            raise InvalidArgumentError(
+                f"merge_by_id: size={size!r}, expected a whole number from 1, or None"
+            )
+        keys = [how[2] for how in self._shuffles if how[0] == "global"]
+        if self._shuffle_share[1] > 1 and keys[-1:] != ["instance_id"]:
+            raise InvalidArgumentError(
+                "merge_by_id: the records of an id may be on several trainers: call "
+                "global_shuffle(key='instance_id') before, the last of all"
+            )
+        self._place.end()
+        left_out = int(store.merge_by_instance(size or 0))
+        if left_out:
+            logger.warning(
+                "merge_by_id(size=%d): %d records left out, of ids that another number "
+                "of records carry", size, left_out,
+            )  # fmt: skip
+        self._shuffled(["merge", size])
+        return left_out
+
+    def shuffle_slots(self, slots: Iterable[str], seed: int = 0) -> None:
+        """Exchanges the values of slots among this trainer's records.
+
+        What a metric loses by it is what the slots are worth to the model. All named
+        slots move together: a record has all their values of one other record. The
+        order of records, and what other slots hold, stay. Begins with the values that
+        were loaded, whatever was shuffled before, which are kept besides until
+        ``restore_slots``: twice the memory. Costs no messages.
+
+        Args:
+            slots: names of used slots, sparse or dense.
+            seed: the result is a function of it and of what was loaded.
+
+        Raises:
+            ClosedError: nothing is loaded.
+            InvalidArgumentError: a slot that is unknown, unused or named twice; none.
+        """
+        self._check_seed(seed)
+        store = self._loaded_store("shuffle_slots")
+        names = [slot.name for slot in self._reading.slots if slot.used]
+        wanted = [slots] if isinstance(slots, str) else list(slots)
+        if not wanted or len(set(wanted)) < len(wanted) or set(wanted) - set(names):
+            raise InvalidArgumentError(
+                f"shuffle_slots: slots={wanted!r}, expected some of the used slots "
+                f"{names[:20]}, each once"
+            )
+        self._place.end()
+        numbers = [names.index(name) for name in wanted]
+        store.exchange_slots(numbers, mixed_seed(seed, self._share[0]))
+        self.set_epoch(self.epoch)
+
+    def restore_slots(self) -> None:
+        """Gives slots their own values again, after ``shuffle_slots``. Idempotent.
+
+        Raises:
+            ClosedError: nothing is loaded.
+        """
+        store = self._loaded_store("restore_slots")
+        self._place.end()
+        store.restore_slots()
+        self.set_epoch(self.epoch)
 
     def release(self) -> None:
         """Frees the records; batches handed out stay. Idempotent."""
@@ -265,9 +357,10 @@ class InMemoryDataset(RecordDataset):
 
         Raises:
             ClosedError: nothing is loaded.
-            InvalidArgumentError: more than the iterator remembers.
+            InvalidArgumentError: more than the iterator remembers, or slots are
+                shuffled.
         """
-        self._loaded_store("state_dict")
+        self._whole_store("state_dict")
         shuffles = [list(shuffle) for shuffle in self._shuffles]
         return {**self._saved(unused, self._sizes_bytes), "shuffles": shuffles}
 
@@ -283,8 +376,13 @@ class InMemoryDataset(RecordDataset):
         """
         self._check_saved(state)
         self.load()
+        again = {
+            "local": self.local_shuffle,
+            "global": self.global_shuffle,
+            "merge": self.merge_by_id,
+        }
         for kind, *arguments in state["shuffles"]:
-            (self.local_shuffle if kind == "local" else self.global_shuffle)(*arguments)
+            again[kind](*arguments)
         self._place.go_to(state["epoch"], state["position"])
 
     def _loaded_store(self, caller: str) -> _core.DataStore:
@@ -294,6 +392,16 @@ class InMemoryDataset(RecordDataset):
                 "preload()."
             )
         return self._store
+
+    def _whole_store(self, caller: str) -> _core.DataStore:
+        """The same, with the values that its slots were loaded with."""
+        store = self._loaded_store(caller)
+        if store.slots_exchanged:
+            raise InvalidArgumentError(
+                f"{caller}: slots have the values of other records since "
+                "shuffle_slots(): call restore_slots() first"
+            )
+        return store
 
     def _shuffled(self, how: list[Any]) -> None:
         if self._shuffles and self._shuffles[-1][0] == "local":

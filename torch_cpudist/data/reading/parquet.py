@@ -5,11 +5,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
 from torch_cpudist import _core
+from torch_cpudist.data.reading import remote
 from torch_cpudist.data.reading.schema import Slot
 from torch_cpudist.errors import BadRecordError, ConfigurationError, DataFileError
 
@@ -28,6 +30,20 @@ def _pyarrow() -> Any:
     return pyarrow
 
 
+@contextmanager
+def source_of(path: str) -> Iterator[Any]:
+    """What pyarrow reads: a path, which it opens without the GIL, or an open file.
+
+    Raises:
+        DataFileError, ConfigurationError: see ``remote.opened``.
+    """
+    if not remote.is_remote(path):
+        yield path
+        return
+    with remote.failures_of(path), remote.opened(path) as file:
+        yield file
+
+
 def row_groups(path: str) -> list[int]:
     """The bytes of every row group of a file.
 
@@ -37,7 +53,8 @@ def row_groups(path: str) -> list[int]:
     """
     pyarrow = _pyarrow()
     try:
-        metadata = pyarrow.parquet.read_metadata(path)
+        with source_of(path) as source:
+            metadata = pyarrow.parquet.read_metadata(source)
     except (OSError, pyarrow.ArrowInvalid) as error:
         raise DataFileError(f"{path}: {error}") from error
     groups = range(metadata.num_row_groups)

@@ -19,7 +19,7 @@ from torch_cpudist.data.reading.commands import Unwanted, run_command
 from torch_cpudist.data.reading.dealing import STREAM_END, Part
 from torch_cpudist.data.reading.feeding import Fed, Feeder, Open, Piece
 from torch_cpudist.data.reading.leaving import leaving
-from torch_cpudist.data.reading.parquet import ParquetReader
+from torch_cpudist.data.reading.parquet import ParquetReader, source_of
 from torch_cpudist.data.reading.settings import Files, Reading, all_parts
 from torch_cpudist.data.reading.tensors import Batch, BatchMaker
 from torch_cpudist.errors import (
@@ -288,8 +288,8 @@ def _parquet_pieces(
     path = reading.files[part.file]
     if reading.pipe_command is None:
         groups = [*range(part.begin, part.end)] if part.end != STREAM_END else None
-        found = reader.read(path, path, groups)
-        yield from _column_pieces(found)
+        with source_of(path) as source:
+            yield from _column_pieces(reader.read(source, path, groups))
         return
     # Parquet is read from its end, which a pipe does not have yet.
     with tempfile.TemporaryFile() as spool:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, TypedDict, get_args
 
 from torch_cpudist import _core
-from torch_cpudist.data.reading import parquet, sources
+from torch_cpudist.data.reading import parquet, remote, sources
 from torch_cpudist.data.reading.dealing import Part, cut, deal, mixed_seed
 from torch_cpudist.data.reading.schema import Format, Slot, checked_slots, known
 from torch_cpudist.data.reading.sharing import Share
@@ -95,6 +95,12 @@ class Reading:
         command = self.pipe_command
         if command is not None and not (isinstance(command, str) and command.strip()):
             self._refuse("pipe_command", "a shell command")
+        if command is not None and (far := [*filter(remote.is_remote, self.files)]):
+            self._refuse(
+                "pipe_command",
+                f"None: {far[0]} is of another file system, and a command gets an open "
+                "file of this one",
+            )
         if self.instance_ids and self.format != "multislot":
             self._refuse("instance_ids", "False: only MultiSlot lines have them")
         if self.instance_ids and any(slot.name == "instance_id" for slot in self.slots):
@@ -257,7 +263,8 @@ class Files:
         if reading.pipe_command is None and reading.format != "parquet":
             self.compressed = [sources.compression(path) for path in reading.files]
         # Python opens what C++ cannot, and then all files: a lane has one kind.
-        self.fed = reading.format == "parquet" or any(self.compressed)
+        far = any(map(remote.is_remote, reading.files))
+        self.fed = reading.format == "parquet" or far or any(self.compressed)
 
     def shares(
         self, share: tuple[int, int], epoch: int, *, shuffle: bool
@@ -297,6 +304,8 @@ def _check_headers(paths: Sequence[str], sizes_bytes: Sequence[int]) -> None:
 
 
 def _size_bytes(path: str) -> int:
+    if remote.is_remote(path):
+        return remote.size_bytes(path)
     try:
         found = Path(path).stat()
         if Path(path).is_dir():

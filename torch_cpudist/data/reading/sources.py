@@ -12,6 +12,7 @@ import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
+from torch_cpudist.data.reading import remote
 from torch_cpudist.errors import ConfigurationError, DataFileError
 
 _PIECE_BYTES = 1 << 20
@@ -27,7 +28,7 @@ def compression(path: str) -> str | None:
         DataFileError: it cannot be read, or its name says otherwise than its bytes.
     """
     try:
-        with Path(path).open("rb") as file:
+        with remote.failures_of(path), remote.opened(path) as file:
             head = file.read(4)
     except OSError as error:
         raise DataFileError(f"{path}: {error.strerror or error}") from error
@@ -54,18 +55,21 @@ def decompressed(path: str, kind: str) -> Iterator[bytes]:
     """
     pieces = _gzip(path) if kind == "gzip" else _zstd(path)
     try:
-        yield from pieces
+        with remote.failures_of(path):
+            try:
+                yield from pieces
+            except EOFError as error:
+                raise _cut_off(path, kind) from error
     except DataFileError:
         raise
-    except EOFError as error:
-        raise _cut_off(path, kind) from error
     except (OSError, zlib.error) as error:
         why = getattr(error, "strerror", None) or error
         raise DataFileError(f"{path}: {why}") from error
 
 
 def _cut_off(path: str, kind: str) -> DataFileError:
-    size = Path(path).stat().st_size
+    far = remote.is_remote(path)
+    size = remote.size_bytes(path) if far else Path(path).stat().st_size
     return DataFileError(
         f"{path}: the {kind} data end before their end mark: the file was cut off at "
         f"{size} bytes"
@@ -73,7 +77,7 @@ def _cut_off(path: str, kind: str) -> DataFileError:
 
 
 def _gzip(path: str) -> Iterator[bytes]:
-    with gzip.open(path, "rb") as file:
+    with remote.opened(path) as packed, gzip.open(packed, "rb") as file:
         while piece := file.read(_PIECE_BYTES):
             yield piece
 
@@ -87,7 +91,7 @@ def _zstd(path: str) -> Iterator[bytes]:
             "reading zstd files needs the package zstandard: pip install zstandard"
         ) from error
     decoder = None
-    with Path(path).open("rb") as file:
+    with remote.opened(path) as file:
         while data := file.read(_COMPRESSED_BYTES):
             while data:
                 if decoder is None:
@@ -114,7 +118,7 @@ def plain(path: str) -> Iterator[bytes]:
         DataFileError: it cannot be read.
     """
     try:
-        with Path(path).open("rb", buffering=0) as file:
+        with remote.failures_of(path), remote.opened(path) as file:
             while piece := file.read(_PIECE_BYTES):
                 yield piece
     except OSError as error:
