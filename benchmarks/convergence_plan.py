@@ -15,13 +15,15 @@ from cases import word2vec
 from cases.cnn import ROOT, Layout
 
 FLIGHTS = ROOT / "examples" / "flights" / "flights.py"
-PARTS = ("noise", "strategies", "geo", "batch", "merge")
+PARTS = ("noise", "strategies", "intervals", "geo", "batch", "merge")
 WORKLOADS = ("flights", "word2vec")
 TRAINERS = (1, 2, 4)
 NOISE_SEEDS = 5
 # Groups of at most two: with one group for all HalfAsync is Sync.
 GROUPS = {1: "0", 2: "0/1", 4: "0+1/2+3"}
 PUSH_EVERY = (10, 50, 100, 400, 800)
+# Beside the default, which the strategies have; 400 is longer than some trainings.
+INTERVALS = (10, 50, 100, 400)
 # What a step's samples are: of all trainers, and words of one trainer.
 BATCH = {"flights": 1024, "word2vec": 2048}
 # So that the longest interval between exchanges ends several times in an epoch.
@@ -118,6 +120,13 @@ def plan(part: str, workload: str, seeds: int) -> Iterator[Run]:
         for seed in numbers:
             for trainers in TRAINERS:
                 for row in rows_of(workload, trainers):
+                    yield Run(workload, row, trainers, batch, seed)
+    elif part == "intervals":
+        for seed in numbers:
+            yield Run(workload, ONE, 1, batch, seed)
+            for trainers in TRAINERS[1:]:
+                for every in INTERVALS:
+                    row = f"geo:push_every={every}"
                     yield Run(workload, row, trainers, batch, seed)
     elif part == "geo":
         for seed in numbers:

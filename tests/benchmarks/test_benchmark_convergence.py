@@ -53,6 +53,9 @@ def test_every_strategy_is_planned_for_every_number_of_trainers() -> None:
     assert {one.seed for one in plan("noise", "word2vec", 3)} == {1, 2, 3, 4, 5}
     sweep = {one.row for one in plan("geo", "flights", 1)}
     assert sweep == {"sync", *(f"geo:push_every={every}" for every in PUSH_EVERY)}
+    found = {(one.trainers, one.row) for one in plan("intervals", "word2vec", 2)}
+    rows = [f"geo:push_every={every}" for every in (10, 50, 100, 400)]
+    assert found == {(1, "sync"), *((n, row) for n in (2, 4) for row in rows)}
     merges = {(one.row, one.merge) for one in plan("merge", "word2vec", 1)}
     geo = {(f"geo:merge_rule={rule}", "sum") for rule in ("sum", "mean")}
     assert merges == {("sync", "sum"), ("sync", "mean")} | geo

@@ -1,0 +1,194 @@
+// Copyright (c) 2026 The torch_cpudist authors.
+// SPDX-License-Identifier: BSD-3-Clause
+//
+// Trainers that step by themselves, each in a thread, while queues send what they moved: exchanges
+// are over in time, and the servers end with everyone's movement.
+
+#include "client/geo/exchange.h"
+
+#include <functional>
+#include <memory>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "client/client.h"
+#include "server/server.h"
+#include "support/check.h"
+#include "support/run_all.h"
+#include "transport/inproc/channel.h"
+
+namespace {
+
+using cpudist::testing::run_all;
+
+using namespace cpudist;  // NOLINT: a test of this namespace
+
+constexpr uint32_t kExchangeRows = 300;  // three slices
+constexpr uint32_t kExchangeDim = 4;
+constexpr uint32_t kExchangeElements = 9000;  // three slices
+constexpr uint64_t kInterval = 3;
+constexpr int64_t kSteps = 20;
+
+struct Mover {
+  uint32_t rank = 0;
+  std::unique_ptr<client::Client> client;
+  std::shared_ptr<client::ParamSet> set;
+  std::vector<float> table = std::vector<float>(kExchangeRows * kExchangeDim);
+  std::vector<float> dense = std::vector<float>(kExchangeElements);
+  std::vector<uint32_t> counts = std::vector<uint32_t>(kExchangeRows);
+};
+
+class Movers {
+ public:
+  Movers(uint32_t trainers, uint32_t server_count, const transport::FaultPlan& plan)
+      : network_(transport::InprocNetwork::create(plan)), movers(trainers) {
+    server::ServerOptions options;
+    options.run_id = 7;
+    options.server_count = server_count;
+    options.trainer_count = trainers;
+    options.reconnect_grace_ms = 20000;
+    for (uint32_t s = 0; s < server_count; ++s) {
+      options.shard_id = s;
+      servers_.push_back(std::make_unique<server::Server>(options));
+      listeners_.push_back(network_->listen("server" + std::to_string(s), servers_[s].get()));
+      addresses_.push_back(listeners_[s]->addresses());
+    }
+    kernels::OptimizerConfig sgd;
+    sgd.lr = 1.0;
+    layout.mode = wire::UpdateMode::kOnArrival;
+    layout.exchanges_deltas = true;
+    layout.configs = {sgd};
+    layout.tables = {wire::TableSpec{"words", kExchangeRows, kExchangeDim, 0}};
+    layout.blocks = {
+        wire::BlockSpec{"d0", 5000, wire::DType::kFloat32, 0, 0, 0, 0, 1},
+        wire::BlockSpec{"d1", 4000, wire::DType::kFloat32, server_count - 1, 0, 0, 5000, 1}};
+    std::vector<std::function<void()>> starts;
+    for (uint32_t rank = 0; rank < trainers; ++rank) {
+      movers[rank].rank = rank;
+      starts.push_back([this, rank] { start(movers[rank]); });
+    }
+    run_all(starts);
+  }
+  ~Movers() {
+    for (Mover& mover : movers) mover.client.reset();
+    for (const auto& server : servers_) server->stop();
+    for (const auto& listener : listeners_) listener->stop();
+  }
+  Movers(const Movers&) = delete;
+  Movers& operator=(const Movers&) = delete;
+
+ private:
+  void start(Mover& mover) {
+    client::ClientOptions options;
+    options.rpc_retries = 1000;  // plans lose frames far more often than any network
+    options.run_id = 7;
+    options.trainer_rank = mover.rank;
+    options.trainer_count = static_cast<uint32_t>(movers.size());
+    options.reconnect_grace_ms = 20000;
+    options.probe_ms = 10;
+    options.resend_ms = 10;
+    options.round_deadline_ms = 20000;
+    options.servers = addresses_;
+    mover.client =
+        std::make_unique<client::Client>(options, [this](transport::ConnectionHandler* handler) {
+          return make_connector(network_->connector(handler), nullptr);
+        });
+    mover.client->connect();
+    mover.set = mover.client->open(layout);
+    if (mover.rank == 0) {
+      std::vector<int64_t> keys(kExchangeRows);
+      std::iota(keys.begin(), keys.end(), 0);
+      mover.set->store_table(0, keys, mover.table.data(), nullptr, nullptr, 0);
+      mover.set->store_parameter(0, mover.dense.data(), nullptr, 0);
+    }
+    mover.set->ready();
+    mover.set->bind_table(0, mover.table.data());
+    std::vector<void*> weights{mover.dense.data()};
+    mover.set->pull_dense(weights);
+  }
+
+  std::shared_ptr<transport::InprocNetwork> network_;
+  std::vector<std::unique_ptr<server::Server>> servers_;
+  std::vector<std::unique_ptr<transport::Listener>> listeners_;
+  std::vector<std::vector<std::string>> addresses_;
+
+ public:
+  wire::ParamSetLayout layout;
+  std::vector<Mover> movers;
+};
+
+// Every step takes 4 from each of its rows, which all trainers share, and from all dense elements.
+void step_all(Mover& mover, client::GeoExchange& exchange, const kernels::OptimizerConfig& config,
+              int64_t step) {
+  std::vector<int64_t> keys(kExchangeRows);
+  std::iota(keys.begin(), keys.end(), 0);
+  const std::vector<float> fours(keys.size() * kExchangeDim, 4.0f);
+  const client::LocalRows rows{mover.table.data(), nullptr, mover.counts.data()};
+  exchange.update_rows({0, keys.data(), keys.size(), fours.data()}, rows, config, step);
+  for (float& element : mover.dense) element -= 4.0f;
+}
+
+void train(Mover& mover, const wire::ParamSetLayout& layout, double outer_step) {
+  client::GeoExchange exchange(mover.set, false, 0);
+  std::vector<void*> weights{mover.dense.data()};
+  exchange.reset(weights);
+  bool idle = true;
+  uint64_t since = 0;
+  for (int64_t step = 1; step <= kSteps; ++step) {
+    step_all(mover, exchange, layout.configs.front(), step);
+    ++since;
+    if (since == kInterval) {
+      if (!idle) exchange.finish(weights);
+      exchange.begin(false, outer_step, since, 0);
+      since = 0;
+      idle = false;
+    }
+    if (!idle) idle = exchange.keep_pace(weights, kInterval - since, kInterval);
+    const uint64_t begun = static_cast<uint64_t>(step) / kInterval;
+    CHECK(exchange.stats().exchanges + 1 >= begun);
+  }
+  exchange.finish(weights);
+  exchange.begin(true, outer_step, since, 0);
+  exchange.finish(weights);
+  mover.set->leave();
+}
+
+// What servers hold, of `part` of all movement, when trainers have left.
+void check_movement(uint32_t trainers, double outer_step, double part,
+                    const transport::FaultPlan& plan = {}) {
+  Movers all(trainers, 2, plan);
+  std::vector<std::function<void()>> calls;
+  for (Mover& mover : all.movers) {
+    calls.push_back([&] { train(mover, all.layout, outer_step); });
+  }
+  run_all(calls);
+  const auto expected = static_cast<float>(-4.0 * kSteps * trainers * part);
+  for (Mover& mover : all.movers) {
+    std::vector<void*> weights{mover.dense.data()};
+    mover.set->pull_dense(weights);
+    mover.set->pull_all_rows();
+    for (const float value : mover.dense) CHECK_NEAR(value, expected, 1e-2);
+    for (const float value : mover.table) CHECK_NEAR(value, expected, 1e-2);
+  }
+}
+
+}  // namespace
+
+TEST(geo_exchange_hands_on_all_movement_in_time) { check_movement(2, 0.0, 1.0); }
+
+TEST(geo_exchange_moves_servers_by_a_step_on_the_mean) {
+  check_movement(4, client::kRootStep, 0.5);
+  check_movement(3, 1.5, 0.5);
+  check_movement(2, 1.0, 0.5);
+  check_movement(2, 9.0, 1.0);  // never more than the sum
+}
+
+TEST(geo_exchange_is_in_time_over_a_bad_network) {
+  transport::FaultPlan plan;
+  plan.drop = 0.1;
+  plan.duplicate = 0.1;
+  plan.reorder = 0.1;
+  plan.seed = 3;
+  check_movement(2, client::kRootStep, 0.70710678, plan);
+}
