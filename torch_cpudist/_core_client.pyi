@@ -259,13 +259,14 @@ class GeoExchange:
         self,
         *,
         whole: bool,
-        step: float,
+        step: tuple[float, float],
         steps: int,
         samples: int,
     ) -> None:
         """Starts an exchange of what this trainer moved.
 
-        ``step``: on the mean of movements, or ``ROOT_STEP``; 0 adds movements up.
+        ``step``: of rows and of dense parameters on the mean of movements, or
+        ``ROOT_STEP``; 0 adds movements up.
         """
 
     def advance(self, weights: Sequence[int], budget_s: float) -> bool:

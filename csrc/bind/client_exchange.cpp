@@ -40,6 +40,11 @@ void update_rows(const ExchangeHolder& self, const TableArgument& gradient,
                          {at<float>(weight), at<float>(state), at<uint32_t>(counts)}, config, step);
 }
 
+void begin_exchange(const ExchangeHolder& self, bool whole, const std::pair<double, double>& step,
+                    uint64_t steps, uint64_t samples) {
+  self.get().begin(whole, {step.first, step.second}, steps, samples);
+}
+
 bool advance_exchange(const ExchangeHolder& self, const std::vector<Address>& weights,
                       double budget_s) {
   return self.get().advance(pointers(weights), budget_s);
@@ -77,8 +82,8 @@ void bind_exchange(py::module_& module, ParamSetClass& set) {
            py::arg("tables"), NoGil())
       .def("update_rows", &update_rows, py::kw_only(), py::arg("gradient"), py::arg("rows"),
            py::arg("config"), py::arg("step"), NoGil())
-      .def("begin", method<ExchangeHolder>(&GeoExchange::begin), py::kw_only(), py::arg("whole"),
-           py::arg("step"), py::arg("steps"), py::arg("samples"), NoGil())
+      .def("begin", &begin_exchange, py::kw_only(), py::arg("whole"), py::arg("step"),
+           py::arg("steps"), py::arg("samples"), NoGil())
       .def("advance", &advance_exchange, py::arg("weights"), py::arg("budget_s"), NoGil())
       .def("keep_pace", &keep_pace, py::arg("weights"), py::kw_only(), py::arg("left"),
            py::arg("interval"), NoGil())

@@ -120,7 +120,7 @@ def play(context, plan, turns, shared, tolerance, step):
     opt = wrapped(model, geo(NEVER, communicator={"merge_rule": rule}, **given))
     if step == "root":
         # That of optimizers whose steps this model could not repeat.
-        opt.driver.outer_step = _core.ROOT_STEP
+        opt.driver.outer_step = (_core.ROOT_STEP, 1.0)
     with shared["lock"]:
         if "servers" not in shared:
             sections = Sections(opt, context.server_count)

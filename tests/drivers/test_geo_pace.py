@@ -91,7 +91,7 @@ def test_work_is_spread_over_a_tenth_of_the_interval():
         opt = wrapped(model, geo(10_000, exchange_budget=None))
         opt.step()
         pushes = context.trainer_client().stats()["requests"]
-        opt.trained.exchange.begin(whole=False, step=0.0, steps=1, samples=0)
+        opt.trained.exchange.begin(whole=False, step=(0.0, 0.0), steps=1, samples=0)
         calls = {"pack": 0, "apply": 0}
         for phase in calls:
             done, left = False, 100

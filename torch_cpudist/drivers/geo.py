@@ -68,7 +68,8 @@ class GeoDriver(ServerDriver):
 
     Attributes:
         averages: whether exchanges average movements.
-        outer_step: in means of movements; ``_core.ROOT_STEP``; 0: they add up.
+        outer_step: of rows of tables, and of dense parameters, in means of movements;
+            ``_core.ROOT_STEP``; 0: they add up.
         steps: since the last exchange began.
         batches: of all replicas, since then.
     """
@@ -305,7 +306,7 @@ class GeoDriver(ServerDriver):
         return {"exchange": {**self._local.exchange.stats(), **self._pace.stats()}}
 
 
-def _outer_step(strategy: Geo, averages: bool) -> float:
+def _outer_step(strategy: Geo, averages: bool) -> tuple[float, float]:
     chosen = strategy.outer_step
     if not averages:
         if chosen is not None:
@@ -314,10 +315,12 @@ def _outer_step(strategy: Geo, averages: bool) -> float:
                 "merge_rule='auto'. Set communicator=Communicator(merge_rule='mean') "
                 "to step by their mean, or leave outer_step at None."
             )
-        return 0.0
+        return 0.0, 0.0
     if chosen is not None:
-        return chosen
-    return 1.0 if strategy.communicator.merge_rule == "mean" else _core.ROOT_STEP
+        return chosen, chosen
+    # All trainers move dense parameters at every step, rows of tables some of them.
+    by_rule = strategy.communicator.merge_rule == "mean"
+    return (1.0 if by_rule else _core.ROOT_STEP), 1.0
 
 
 def _opened(strategy: Geo, opening: Opening) -> LocalParameterSet:

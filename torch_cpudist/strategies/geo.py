@@ -50,8 +50,8 @@ class Geo(Strategy):
             ``CPUDIST_GEO_EXCHANGE_BUDGET``.
         outer_step: where movements are averaged, what the servers move by, in means of
             the trainers' movements; with N trainers at most N, which is their sum.
-            ``None`` is 1 with ``merge_rule="mean"``, and under ``"auto"`` the square
-            root of N. Equal on all trainers. ``CPUDIST_GEO_OUTER_STEP``.
+            ``None`` is 1, but of tables under ``merge_rule="auto"`` the square root of
+            N. Equal on all trainers. ``CPUDIST_GEO_OUTER_STEP``.
         outer: an optimizer over the mean of the trainers' movements, one step when each
             live trainer has handed one on; a dict is accepted. ``None`` adds each
             trainer's share, whenever it comes.

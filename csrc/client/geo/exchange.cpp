@@ -166,7 +166,7 @@ void GeoExchange::undo(std::span<void* const> weights, std::span<const uint32_t>
   }
 }
 
-void GeoExchange::begin(bool whole, double step, uint64_t steps, uint64_t samples) {
+void GeoExchange::begin(bool whole, const OuterStep& step, uint64_t steps, uint64_t samples) {
   owner_->shared().settle();
   owner_->check_open();
   if (!set_.member) owner_->join();
@@ -177,9 +177,12 @@ void GeoExchange::begin(bool whole, double step, uint64_t steps, uint64_t sample
   whole_ = whole;
   // In rounds the servers average.
   const bool on_arrival = set_.layout.mode == wire::UpdateMode::kOnArrival;
-  averages_ = step != 0.0 && on_arrival;
-  divisor_ = on_arrival && !whole ? static_cast<double>(members_) : 1.0;
-  if (averages_) divisor_ = averaging_divisor(members_, step);
+  averages_ = step.rows != 0.0 && on_arrival;
+  rows_divisor_ = dense_divisor_ = on_arrival && !whole ? static_cast<double>(members_) : 1.0;
+  if (averages_) {
+    rows_divisor_ = averaging_divisor(members_, step.rows);
+    dense_divisor_ = averaging_divisor(members_, step.dense);
+  }
   outgoing_ = std::vector<Outgoing>(set_.server_count);
   for (uint32_t s = 0; s < set_.server_count; ++s) outgoing_[s].blocks = set_.shard_blocks[s];
   unsent_ = false;
@@ -409,10 +412,9 @@ void GeoExchange::pack(const Slice& slice, std::span<void* const> weights) {
 }
 
 template <typename T, typename Round>
-void GeoExchange::hand_on(T* weight, T* shadow, T* negated, size_t count, const Round& round,
-                          T* agreed) {
+void GeoExchange::hand_on(T* weight, T* shadow, T* negated, size_t count, T divisor,
+                          const Round& round, T* agreed) {
   const bool lossy = dtype() != wire::WireDType::kFloat32 && std::is_same_v<T, float>;
-  const auto divisor = static_cast<T>(divisor_);
   if (lossy) unmoved_.assign(shadow, shadow + count);
   kernels::take_delta(weight, shadow, divisor, negated, count);
   const auto shadow_moves = [&](T share) {
@@ -437,14 +439,16 @@ void GeoExchange::pack_block(const Slice& slice, std::span<void* const> weights)
   if (block.dtype == wire::DType::kFloat64) {
     hand_on<double>(
         weight_of<double>(block, weights, slice.begin), shadow_of<double>(block, slice.begin),
-        reinterpret_cast<double*>(target) + slice.begin, count, [](double*) {}, nullptr);
+        reinterpret_cast<double*>(target) + slice.begin, count, dense_divisor_, [](double*) {},
+        nullptr);
     return;
   }
   // A slice begins where a scale does.
   const auto round = [&](float* values) { round_block(dtype(), values, count); };
   hand_on<float>(weight_of<float>(block, weights, slice.begin),
                  shadow_of<float>(block, slice.begin),
-                 reinterpret_cast<float*>(target) + slice.begin, count, round, nullptr);
+                 reinterpret_cast<float*>(target) + slice.begin, count,
+                 static_cast<float>(dense_divisor_), round, nullptr);
 }
 
 void GeoExchange::pack_rows(const Slice& slice) {
@@ -462,8 +466,8 @@ void GeoExchange::pack_rows(const Slice& slice) {
     }
     out.filled.keys[slice.index][i] = keys[i];
     hand_on<float>(weight + static_cast<size_t>(keys[i]) * dim, table.shadow(keys[i]),
-                   out.filled.rows[slice.index] + i * dim, dim, round,
-                   agreed == nullptr ? nullptr : agreed->rows.data() + i * dim);
+                   out.filled.rows[slice.index] + i * dim, dim, static_cast<float>(rows_divisor_),
+                   round, agreed == nullptr ? nullptr : agreed->rows.data() + i * dim);
   }
 }
 

@@ -20,7 +20,11 @@
 
 namespace cpudist::client {
 
-// The step on the mean of N trainers' movements that stands for its square root.
+// What servers move by, in means of the trainers' movements.
+struct OuterStep {
+  double rows = 0;  // 0, with `dense`: movements add up. kRootStep: the square root of N
+  double dense = 0;
+};
 constexpr double kRootStep = -1.0;
 
 // Of a parameter set whose trainers step by themselves and exchange deltas.
@@ -57,11 +61,11 @@ class GeoExchange {
   // Starts an exchange; one that is under way must be finished before. `whole`: of every row, and
   // not only of what was touched. Joins first if this trainer has left.
   //
-  // On arrival a trainer hands on a share of its movement. `step` 0: 1/N, of N trainers that take
-  // part; the rest it keeps, to hand it on later, all of it when `whole`. Else step/N, at most 1,
-  // `whole` too, and the rest is dropped, so that the servers move by step times the mean of the
-  // trainers' movements; kRootStep is the square root of N.
-  void begin(bool whole, double step, uint64_t steps, uint64_t samples);
+  // On arrival a trainer hands on a share of its movement. Where movements add up that is 1/N, of N
+  // trainers that take part; the rest it keeps, to hand it on later, all of it when `whole`. Else
+  // step/N, at most 1, `whole` too, and the rest is dropped, so that the servers move by step times
+  // the mean of the trainers' movements.
+  void begin(bool whole, const OuterStep& step, uint64_t steps, uint64_t samples);
   // At least one slice, and more until `budget_s` is over. True when no exchange is under way.
   bool advance(std::span<void* const> weights, double budget_s);
   // So many slices that packing, and later taking the answers in, is spread over a tenth of the
@@ -114,7 +118,8 @@ class GeoExchange {
   // by `round`. `shadow` moves with it, and `agreed` (may be null) is where; if the rest is dropped
   // `shadow` goes on to the weight, which goes back when the answer is there.
   template <typename T, typename Round>
-  void hand_on(T* weight, T* shadow, T* negated, size_t count, const Round& round, T* agreed);
+  void hand_on(T* weight, T* shadow, T* negated, size_t count, T divisor, const Round& round,
+               T* agreed);
   // What the movement of this exchange is rounded to: all of it is never rounded.
   wire::WireDType dtype() const {
     return whole_ ? wire::WireDType::kFloat32 : set_.layout.push_dtype;
@@ -144,7 +149,8 @@ class GeoExchange {
   Phase phase_ = Phase::kIdle;
   bool whole_ = false;
   bool averages_ = false;
-  double divisor_ = 1.0;
+  double rows_divisor_ = 1.0;
+  double dense_divisor_ = 1.0;
   uint32_t members_;
   uint64_t steps_ = 0;       // of all trainers, with the last answer
   uint64_t travelling_ = 0;  // of this one, behind what is on its way

@@ -27,8 +27,8 @@ using namespace cpudist;  // NOLINT: a test of this namespace
 constexpr uint32_t kExchangeRows = 300;  // three slices
 constexpr uint32_t kExchangeDim = 4;
 constexpr uint32_t kExchangeElements = 9000;  // three slices
-constexpr uint64_t kInterval = 3;
-constexpr int64_t kSteps = 20;
+constexpr uint64_t kMoverInterval = 3;
+constexpr int64_t kMoverSteps = 20;
 
 struct Mover {
   uint32_t rank = 0;
@@ -129,23 +129,24 @@ void step_all(Mover& mover, client::GeoExchange& exchange, const kernels::Optimi
   for (float& element : mover.dense) element -= 4.0f;
 }
 
-void train(Mover& mover, const wire::ParamSetLayout& layout, double outer_step) {
+void train_mover(Mover& mover, const wire::ParamSetLayout& layout,
+                 const client::OuterStep& outer_step) {
   client::GeoExchange exchange(mover.set, false, 0);
   std::vector<void*> weights{mover.dense.data()};
   exchange.reset(weights);
   bool idle = true;
   uint64_t since = 0;
-  for (int64_t step = 1; step <= kSteps; ++step) {
+  for (int64_t step = 1; step <= kMoverSteps; ++step) {
     step_all(mover, exchange, layout.configs.front(), step);
     ++since;
-    if (since == kInterval) {
+    if (since == kMoverInterval) {
       if (!idle) exchange.finish(weights);
       exchange.begin(false, outer_step, since, 0);
       since = 0;
       idle = false;
     }
-    if (!idle) idle = exchange.keep_pace(weights, kInterval - since, kInterval);
-    const uint64_t begun = static_cast<uint64_t>(step) / kInterval;
+    if (!idle) idle = exchange.keep_pace(weights, kMoverInterval - since, kMoverInterval);
+    const uint64_t begun = static_cast<uint64_t>(step) / kMoverInterval;
     CHECK(exchange.stats().exchanges + 1 >= begun);
   }
   exchange.finish(weights);
@@ -160,10 +161,10 @@ void check_movement(uint32_t trainers, double outer_step, double part,
   Movers all(trainers, 2, plan);
   std::vector<std::function<void()>> calls;
   for (Mover& mover : all.movers) {
-    calls.push_back([&] { train(mover, all.layout, outer_step); });
+    calls.push_back([&] { train_mover(mover, all.layout, {outer_step, outer_step}); });
   }
   run_all(calls);
-  const auto expected = static_cast<float>(-4.0 * kSteps * trainers * part);
+  const auto expected = static_cast<float>(-4.0 * kMoverSteps * trainers * part);
   for (Mover& mover : all.movers) {
     std::vector<void*> weights{mover.dense.data()};
     mover.set->pull_dense(weights);

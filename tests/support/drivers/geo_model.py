@@ -98,7 +98,8 @@ class Trainer:
     """One trainer; each method is what its optimizer does.
 
     With ``step`` it hands on so many N-th parts of its movement and drops the rest;
-    ``"root"`` is the square root of N. Without, it hands on one and keeps the rest.
+    ``"root"`` is the square root of N in rows of tables, else 1. Without, it hands on
+    one part and keeps the rest.
     """
 
     def __init__(
@@ -152,19 +153,20 @@ class Trainer:
         keys, self.touched = self.touched, set()
         if whole:
             keys = {k for k in self.y if k[0] in tables and self.x[k] != self.y[k]}
-        self.divisor = self._divisor(whole)
+        self.divisor = self._divisor(whole, rows=True)
+        self.dense_divisor = self._divisor(whole, rows=False)
         self.whole = whole
         self.slices = self.servers.sections.split(keys)
         self.outgoing = {}
         self.agreed = {}
         self.phase = "pack"
 
-    def _divisor(self, whole: bool) -> float:
-        """What of its movement it hands on is one part of."""
+    def _divisor(self, whole: bool, rows: bool) -> float:
+        """Of how many parts of its movement it hands one on."""
         if self._step is None:
             return 1 if whole else self.n
         if self._step == "root":
-            return math.sqrt(self.n)
+            return math.sqrt(self.n) if rows else self.n
         return max(self.n / float(self._step), 1)
 
     def advance(self) -> bool:
@@ -196,9 +198,11 @@ class Trainer:
     def _pack(self, keys: list[Key]) -> None:
         for key in keys:
             x, y = self.x[key], self.y[key]
-            delta = [(a - b) / self.divisor for a, b in zip(x, y, strict=True)]
+            rows = key[0] in self.servers.sections.tables
+            divisor = self.divisor if rows else self.dense_divisor
+            delta = [(a - b) / divisor for a, b in zip(x, y, strict=True)]
             moved = [b + d for b, d in zip(y, delta, strict=True)]
-            self.y[key] = list(x) if self.divisor == 1 else moved
+            self.y[key] = list(x) if divisor == 1 else moved
             self.outgoing[key] = delta
             if self.averages:
                 # What the row is on the server if nobody else moves it.
