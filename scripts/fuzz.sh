@@ -31,7 +31,8 @@ done
 [ ${#TARGETS[@]} -gt 0 ] || mapfile -t TARGETS < <(ls tests/fuzz/corpus)
 
 BUILD=$(python scripts/cmake_build.py asan fuzzers)
-for target in "${TARGETS[@]}"; do
-  "$BUILD/$target" "${LIMIT[@]}" --seed "$SEED" "tests/fuzz/corpus/$target" |
-    tee -a build/fuzz.log
-done
+# As many at a time as there are cores: each runs in one thread.
+printf '%s\n' "${TARGETS[@]}" |
+  xargs -P "$(nproc)" -I{} \
+    env "$BUILD/{}" "${LIMIT[@]}" --seed "$SEED" "tests/fuzz/corpus/{}" |
+  tee -a build/fuzz.log

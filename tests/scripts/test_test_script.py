@@ -44,7 +44,7 @@ class Checkout:
 
     def program(self, name: str, script: str) -> None:
         path = self.folder / name
-        path.parent.mkdir(exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(f"#!{shutil.which('bash')}\n{script}\n")
         path.chmod(0o755)
 
@@ -60,6 +60,11 @@ class Checkout:
             timeout=60,
             check=False,
         )
+
+    def fuzz(self, *options: str, status: int) -> tuple[int, str]:
+        """The status and output of the script that fuzzes."""
+        done = self._bash('bash scripts/fuzz.sh "$@"', *options, status=status)
+        return done.returncode, done.stdout
 
     def test(self, option: str, status: int = 0) -> tuple[int, str, list[str]]:
         """The script's status and output, and what it has started but the build."""
@@ -143,3 +148,35 @@ def test_the_marker_selects_what_needs_other_projects() -> None:
     )
     found = {one.split("::")[0] for one in done.stdout.splitlines() if "::" in one}
     assert found == {models, hosts}
+
+
+FUZZER = """
+name=$(basename "$0")
+echo "$name $*"
+while [ "$name" = data_lines ] && [ ! -e ended ]; do sleep 0.01; done
+[ "$name" = data_lines ] || touch ended
+[ "$name" != wire_made ] || exit $STATUS
+"""
+
+
+@pytest.mark.parametrize("status", [0, 1])
+def test_fuzzers_run_beside_each_other_and_one_that_fails_is_told(
+    status: int, checkout: Checkout
+) -> None:
+    """The first waits for another one's end."""
+    targets = sorted(one.name for one in (ROOT / "tests/fuzz/corpus").iterdir())
+    for target in targets:
+        (checkout.folder / "tests/fuzz/corpus" / target).mkdir(parents=True)
+        checkout.program(f"build/asan/{target}", FUZZER)
+    shutil.copy(ROOT / "scripts/fuzz.sh", checkout.folder / "scripts")
+    checkout.program(".venv/bin/python", f"echo {checkout.folder}/build/asan")
+    checkout.program(".venv/bin/nproc", "echo 2")
+    code, said = checkout.fuzz("--seconds", "6", "--seed", "3", status=status)
+    assert (code == 0) == (status == 0)
+    expected = {
+        f"{one} --seconds 6 --seed 3 tests/fuzz/corpus/{one}" for one in targets
+    }
+    assert set(said.splitlines()) == expected
+    assert (
+        set((checkout.folder / "build/fuzz.log").read_text().splitlines()) == expected
+    )
