@@ -22,6 +22,7 @@ from torch.utils.data import DataLoader
 
 import torch_cpudist as cpudist
 from torch_cpudist.data import InMemoryDataset, QueueDataset
+from torch_cpudist.data.reading.leaving import leaving
 
 LONG_S = 60.0
 
@@ -131,6 +132,20 @@ def test_a_worker_that_is_killed_leaves_no_command(files):
     with pytest.raises(RuntimeError, match=r"killed|exited"):
         next(loader)
     assert processes_with(word) == []
+
+
+def test_a_fork_leaves_the_readers_to_its_parent(files):
+    dataset = InMemoryDataset(files, SLOTS, pipe_command="sleep 60")
+    dataset.preload()
+    child = os.fork()
+    if child == 0:
+        ended = 1
+        with contextlib.suppress(BaseException):
+            leaving.leave()
+            ended = 0
+        os._exit(ended)
+    assert os.waitpid(child, 0)[1] == 0
+    dataset.release()
 
 
 # Reads in daemon threads, by every way to read, and ends when told.

@@ -12,6 +12,7 @@ stay until the process is gone.
 from __future__ import annotations
 
 import atexit
+import os
 import threading
 import time
 from typing import Protocol
@@ -32,6 +33,10 @@ class Leaving:
     """Whether this process ends, and which daemon threads read. Any thread."""
 
     def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """Begins anew: in a fork, whose readers are its parent's."""
         self._leaves = False
         self._lock = threading.Lock()
         self._open: WeakSet[Ending] = WeakSet()
@@ -75,3 +80,4 @@ class Leaving:
 
 leaving = Leaving()
 atexit.register(leaving.leave)
+os.register_at_fork(after_in_child=leaving.forget)
