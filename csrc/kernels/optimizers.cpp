@@ -124,6 +124,7 @@ StepScalars<T> make_step(const OptimizerConfig& config, int64_t step_number) {
   s.nesterov = config.nesterov();
   s.has_momentum = config.momentum != 0;
   s.has_weight_decay = config.weight_decay != 0;
+  s.has_l1_decay = config.l1 != 0 && config.kind != OptimizerKind::kFtrl;
   s.first_update = step_number == 1;
   s.power_is_half = config.lr_power == -0.5;
   s.negative_lr = static_cast<T>(-step_size(config, step));

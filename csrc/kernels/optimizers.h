@@ -45,7 +45,7 @@ struct OptimizerConfig {
   double alpha = 0.0;                // RMSprop
   double lr_decay = 0.0;             // Adagrad, RowWiseAdagrad
   double initial_accumulator = 0.0;  // Adagrad, RowWiseAdagrad, FTRL
-  double l1 = 0.0;                   // FTRL
+  double l1 = 0.0;                   // FTRL's; else L1 decay: l1 * sign(w) added to the gradient
   double l2 = 0.0;                   // FTRL
   double lr_power = 0.0;             // FTRL, -0.5 in the paper
 
@@ -78,6 +78,7 @@ struct StepScalars {
   bool nesterov;
   bool has_momentum;
   bool has_weight_decay;
+  bool has_l1_decay;  // never of FTRL, whose l1 is its own
   bool first_update;  // SGD with momentum: the buffer becomes the gradient
   bool power_is_half;
   T negative_lr;  // -lr, -clr or -step_size

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from torch_cpudist import _core
 from torch_cpudist.collective.copied import CopiedParameters
 from torch_cpudist.collective.exchange import GradientExchange
 from torch_cpudist.collective.header import Header
@@ -50,7 +51,7 @@ def open_equal(strategy: Strategy, opening: Opening) -> CopiedParameters:
     placement = opening.placement
     for table in placement.tables:
         rule = placement.rules[table.group]
-        lazy = rule is None or rule.momentum or rule.weight_decay
+        lazy = rule is None or rule.momentum or rule.weight_decay or _decays(rule)
         if rule is None or rule.kind not in _TAKE_ROWS or lazy:
             where, remedy = of_table(strategy, table)
             raise UnsupportedOptimizerError(
@@ -58,6 +59,11 @@ def open_equal(strategy: Strategy, opening: Opening) -> CopiedParameters:
                 f"gradients. Use plain SGD, Adagrad or SparseAdam for it. {remedy}"
             )
     return open_copied(strategy, opening)
+
+
+def _decays(rule: _core.OptimizerConfig) -> bool:
+    """Whether a rule has an L1 decay, which torch has not."""
+    return rule.l1 > 0 and rule.kind != "ftrl"
 
 
 class SharedState(CopiedState):
@@ -105,6 +111,13 @@ class GradientDriver(CollectiveDriver):
         """
         if samples is not None:
             samples = whole_samples(samples)
+        for table in self._tables:
+            rule = rules[table.group]
+            if rule is not None and _decays(rule):
+                raise UnsupportedOptimizerError(
+                    f"table {table.found.name!r}: l1_decay was set after its optimizer "
+                    "was wrapped, and torch, which steps it, has no such option."
+                )
         self._copied.check_unchanged()
         self._take_part()
         own = own_rows(self._tables)

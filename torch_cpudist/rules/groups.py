@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
+from typing import NoReturn
 
 import torch
 from torch import nn
@@ -19,6 +20,7 @@ from torch_cpudist.rules.read import (
     check_optimizers,
     check_use,
     is_known,
+    l1_decay,
     read_group,
 )
 from torch_cpudist.strategies.base import Strategy
@@ -89,6 +91,7 @@ class OptimizerGroups:
         self._owners = [inner for inner in inners for _ in inner.param_groups]
         self._groups = [group for inner in inners for group in inner.param_groups]
         self._with_tables: set[int] = set()
+        self._with_dense: set[int] = set()
 
     def rules(self) -> Rules:
         """Reads the rule of each group as its options stand now.
@@ -102,13 +105,19 @@ class OptimizerGroups:
 
     def _read(self) -> list[_core.OptimizerConfig]:
         pairs = zip(self._owners, self._groups, strict=True)
-        return [read_group(owner, group) for owner, group in pairs]
+        return [
+            read_group(owner, group, l1_decay(owner, group)) for owner, group in pairs
+        ]
 
     def _read_or_none(self, i: int) -> _core.OptimizerConfig | None:
-        known = is_known(self._owners[i])
+        owner, group = self._owners[i], self._groups[i]
+        known = is_known(owner)
+        decay = l1_decay(owner, group)
+        if decay and i in self._with_dense:
+            _refuse_decay(owner, decay)
         try:
             if known or i in self._with_tables:
-                return read_group(self._owners[i], self._groups[i])
+                return read_group(owner, group, decay)
         except UnsupportedOptimizerError:
             if i in self._with_tables:
                 raise
@@ -127,10 +136,23 @@ class OptimizerGroups:
             check_use(owner, config, table.found.name, table=True)
             self._with_tables.add(table.group)
         for entry in placement.dense:
+            owner, group = self._owners[entry.group], self._groups[entry.group]
+            if self._local:
+                self._with_dense.add(entry.group)
+                if decay := l1_decay(owner, group):
+                    _refuse_decay(owner, decay)
             rule = placement.rules[entry.group]
             if rule is not None:
-                owner = self._owners[entry.group]
                 check_use(owner, rule, entry.name, table=False)
+
+
+def _refuse_decay(owner: torch.optim.Optimizer, decay: float) -> NoReturn:
+    raise UnsupportedOptimizerError(
+        f"l1_decay={decay} of a group of {type(owner).__name__} that holds dense "
+        "parameters, which torch steps on the trainer under this strategy and which "
+        "knows no such option. Give tables a group of their own, and add a term to the "
+        "loss for dense parameters, or use Sync, Async or HalfAsync."
+    )
 
 
 def needs_closure(optimizer: torch.optim.Optimizer) -> bool:

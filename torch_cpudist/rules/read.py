@@ -9,6 +9,7 @@ name. Options that only choose an implementation (``foreach``, ``fused``,
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -22,6 +23,8 @@ Group = Mapping[str, Any]
 
 # What tells AdamW from Adam in their groups.
 DECOUPLED = "decoupled_weight_decay"
+# An entry of a group: its strength times sign(w) is added to the gradient.
+L1_DECAY = "l1_decay"
 
 # Options that choose how torch computes, not what.
 _IMPLEMENTATION_OPTIONS = frozenset({"foreach", "fused", "capturable"})
@@ -193,12 +196,43 @@ def known_options() -> frozenset[str]:
     return frozenset().union(*(honoured for _, honoured in _RULES.values()))
 
 
-def read_group(optimizer: torch.optim.Optimizer, group: Group) -> _core.OptimizerConfig:
+def l1_decay(optimizer: torch.optim.Optimizer, group: Group) -> float:
+    """The L1 decay of a group: its entry ``l1_decay``, which torch knows nothing of.
+
+    Args:
+        optimizer: the optimizer that has the group.
+        group: one of its ``param_groups``, as of this step.
+
+    Raises:
+        InvalidArgumentError: it is negative or no finite number.
+        UnsupportedOptimizerError: of FTRL, whose ``l1`` is another thing.
+    """
+    given = group.get(L1_DECAY, 0.0)
+    try:
+        strength = _number(given)
+    except (TypeError, ValueError):
+        strength = math.nan
+    if not (math.isfinite(strength) and strength >= 0):
+        raise InvalidArgumentError(
+            f"param_groups: {L1_DECAY} must be a finite number >= 0, got {given!r}"
+        )
+    if strength and type(optimizer) is FTRL:
+        raise UnsupportedOptimizerError(
+            f"FTRL has an L1 penalty of its own, which makes weights exactly 0: set "
+            f"its option l1 in the place of {L1_DECAY}={strength}."
+        )
+    return strength
+
+
+def read_group(
+    optimizer: torch.optim.Optimizer, group: Group, decay: float = 0.0
+) -> _core.OptimizerConfig:
     """Reads one parameter group of a checked optimizer.
 
     Args:
         optimizer: the optimizer; only its class is looked at.
         group: one of its ``param_groups``, as of this step.
+        decay: from ``l1_decay``, where this package runs the rule.
 
     Returns:
         The configuration that travels with a push.
@@ -217,7 +251,10 @@ def read_group(optimizer: torch.optim.Optimizer, group: Group) -> _core.Optimize
                 f"{type(optimizer).__name__}: the servers do not honour the option "
                 f"{name}={value!r}. Leave it at its default (off)."
             )
-    return _core.OptimizerConfig(**reader(group))
+    options = reader(group)
+    if decay:
+        options["l1"] = decay
+    return _core.OptimizerConfig(**options)
 
 
 def check_use(

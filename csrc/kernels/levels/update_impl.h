@@ -5,18 +5,29 @@
 // Each comment gives the formula with torch's rounding order: every operation is rounded on its
 // own, products before sums (the build forbids contraction to fused multiply-add).
 
+// Where an L1 decay is set, but for FTRL, g += l1 * sign(w) comes right after g += wd * w.
+
+// The sign of w, 0 of 0.
+template <typename T>
+CPUDIST_INLINE T sign_of(T w) {
+  return static_cast<T>(w > T(0)) - static_cast<T>(w < T(0));
+}
+
 // SGD: g += wd * w; b = mu * b + (1 - dampening) * g (first step b = g);
 // d = nesterov ? g + mu * b : b; w += -lr * d.
 template <typename T>
 CPUDIST_INLINE void update_sgd(const StepScalars<T>& s, T* __restrict w, T* __restrict buffer,
                                const T* __restrict g, size_t n) {
   const bool decay = s.has_weight_decay;
+  const bool lasso = s.has_l1_decay;
   const T weight_decay = s.weight_decay;
+  const T l1 = s.l1;
   const T negative_lr = s.negative_lr;
   if (!s.has_momentum) {
     for (size_t i = 0; i < n; ++i) {
       T grad = g[i];
       if (decay) grad = grad + weight_decay * w[i];
+      if (lasso) grad = grad + l1 * sign_of(w[i]);
       w[i] = w[i] + negative_lr * grad;
     }
     return;
@@ -28,6 +39,7 @@ CPUDIST_INLINE void update_sgd(const StepScalars<T>& s, T* __restrict w, T* __re
   for (size_t i = 0; i < n; ++i) {
     T grad = g[i];
     if (decay) grad = grad + weight_decay * w[i];
+    if (lasso) grad = grad + l1 * sign_of(w[i]);
     const T moved = buffer[i] * momentum + one_minus_dampening * grad;
     const T velocity = first ? grad : moved;
     buffer[i] = velocity;
@@ -42,12 +54,15 @@ template <typename T>
 CPUDIST_INLINE void update_adagrad(const StepScalars<T>& s, T* __restrict w, T* __restrict sum,
                                    const T* __restrict g, size_t n) {
   const bool decay = s.has_weight_decay;
+  const bool lasso = s.has_l1_decay;
   const T weight_decay = s.weight_decay;
+  const T l1 = s.l1;
   const T negative_lr = s.negative_lr;
   const T eps = s.eps;
   for (size_t i = 0; i < n; ++i) {
     T grad = g[i];
     if (decay) grad = grad + weight_decay * w[i];
+    if (lasso) grad = grad + l1 * sign_of(w[i]);
     const T total = sum[i] + grad * grad;
     sum[i] = total;
     w[i] = w[i] + (negative_lr * grad) / (square_root(total) + eps);
@@ -60,7 +75,9 @@ template <typename T>
 CPUDIST_INLINE void update_row_wise(const StepScalars<T>& s, T* __restrict w, T* __restrict sum,
                                     const T* __restrict g, size_t n) {
   const bool decay = s.has_weight_decay;
+  const bool lasso = s.has_l1_decay;
   const T weight_decay = s.weight_decay;
+  const T l1 = s.l1;
   const T negative_lr = s.negative_lr;
   T lanes[kLanes] = {};
   size_t i = 0;
@@ -68,12 +85,14 @@ CPUDIST_INLINE void update_row_wise(const StepScalars<T>& s, T* __restrict w, T*
     for (size_t j = 0; j < kLanes; ++j) {
       T grad = g[i + j];
       if (decay) grad = grad + weight_decay * w[i + j];
+      if (lasso) grad = grad + l1 * sign_of(w[i + j]);
       lanes[j] = lanes[j] + grad * grad;
     }
   }
   for (size_t j = 0; i + j < n; ++j) {
     T grad = g[i + j];
     if (decay) grad = grad + weight_decay * w[i + j];
+    if (lasso) grad = grad + l1 * sign_of(w[i + j]);
     lanes[j] = lanes[j] + grad * grad;
   }
   const T total = sum[0] + fold_lanes(lanes) / static_cast<T>(n);
@@ -82,6 +101,7 @@ CPUDIST_INLINE void update_row_wise(const StepScalars<T>& s, T* __restrict w, T*
   for (size_t k = 0; k < n; ++k) {
     T grad = g[k];
     if (decay) grad = grad + weight_decay * w[k];
+    if (lasso) grad = grad + l1 * sign_of(w[k]);
     w[k] = w[k] + (negative_lr * grad) / denominator;
   }
 }
@@ -95,7 +115,9 @@ CPUDIST_INLINE void update_adam(const StepScalars<T>& s, T* __restrict w, T* __r
   T* __restrict m = state;
   T* __restrict v = state + n;
   const bool decay = s.has_weight_decay;
+  const bool lasso = s.has_l1_decay;
   const T weight_decay = s.weight_decay;
+  const T l1 = s.l1;
   const T decay_factor = s.decay_factor;
   const T lerp_weight = s.one_minus_beta1;
   const T lerp_rest = T(1) - lerp_weight;
@@ -115,6 +137,7 @@ CPUDIST_INLINE void update_adam(const StepScalars<T>& s, T* __restrict w, T* __r
         grad = grad + weight_decay * weight;
       }
     }
+    if (lasso) grad = grad + l1 * sign_of(w[i]);
     const T step_to = grad - m[i];
     const T mean = far_end ? grad - step_to * lerp_rest : m[i] + lerp_weight * step_to;
     const T square = v[i] * beta2 + (one_minus_beta2 * grad) * grad;
@@ -136,9 +159,13 @@ CPUDIST_INLINE void update_sparse_adam(const StepScalars<T>& s, T* __restrict w,
   const T one_minus_beta2 = s.one_minus_beta2;
   const T negative_step = s.negative_lr;
   const T eps = s.eps;
+  const bool lasso = s.has_l1_decay;
+  const T l1 = s.l1;
   for (size_t i = 0; i < n; ++i) {
-    const T mean = m[i] + (g[i] - m[i]) * one_minus_beta1;
-    const T square = v[i] + (g[i] * g[i] - v[i]) * one_minus_beta2;
+    T grad = g[i];
+    if (lasso) grad = grad + l1 * sign_of(w[i]);
+    const T mean = m[i] + (grad - m[i]) * one_minus_beta1;
+    const T square = v[i] + (grad * grad - v[i]) * one_minus_beta2;
     m[i] = mean;
     v[i] = square;
     w[i] = w[i] + negative_step * (mean / (square_root(square) + eps));
@@ -151,7 +178,9 @@ template <typename T>
 CPUDIST_INLINE void update_rmsprop(const StepScalars<T>& s, T* __restrict w, T* __restrict state,
                                    const T* __restrict g, size_t n) {
   const bool decay = s.has_weight_decay;
+  const bool lasso = s.has_l1_decay;
   const T weight_decay = s.weight_decay;
+  const T l1 = s.l1;
   const T negative_lr = s.negative_lr;
   const T alpha = s.beta2;
   const T one_minus_alpha = s.one_minus_beta2;
@@ -161,6 +190,7 @@ CPUDIST_INLINE void update_rmsprop(const StepScalars<T>& s, T* __restrict w, T* 
     for (size_t i = 0; i < n; ++i) {
       T grad = g[i];
       if (decay) grad = grad + weight_decay * w[i];
+      if (lasso) grad = grad + l1 * sign_of(w[i]);
       const T square = v[i] * alpha + (one_minus_alpha * grad) * grad;
       v[i] = square;
       w[i] = w[i] + (negative_lr * grad) / (square_root(square) + eps);
@@ -172,6 +202,7 @@ CPUDIST_INLINE void update_rmsprop(const StepScalars<T>& s, T* __restrict w, T* 
   for (size_t i = 0; i < n; ++i) {
     T grad = g[i];
     if (decay) grad = grad + weight_decay * w[i];
+    if (lasso) grad = grad + l1 * sign_of(w[i]);
     const T square = v[i] * alpha + (one_minus_alpha * grad) * grad;
     v[i] = square;
     const T velocity = buffer[i] * momentum + grad / (square_root(square) + eps);
