@@ -64,19 +64,28 @@ void ParamSet::ready() {
 }
 
 void ParamSet::close() {
-  drain();
+  // One that was interrupted may have ended since, in another call on the client.
+  if (!(closing_ && state_->closed)) drain();
   {
     const Shared::Lock lock = shared_.sequence();
-    check_open();
-    prefetcher_->drop_all();
-    shared_.run_all(
-        wire::FrameKind::kClose, id(), [] { return Buffer(); },
-        [&shared = shared_, set = state_](std::span<const RequestPtr>) {
-          set->closed = true;
-          shared.remove(set->id);
-        });
+    if (!(closing_ && state_->closed)) {
+      check_open();
+      prefetcher_->drop_all();
+      closing_ = true;
+      shared_.run_all(
+          wire::FrameKind::kClose, id(), [] { return Buffer(); },
+          [&shared = shared_, set = state_](std::span<const RequestPtr>) {
+            set->closed = true;
+            shared.remove(set->id);
+          });
+    }
+    closing_ = false;
   }
   stop_background();
+  {
+    const std::lock_guard lock(shared_.sequenced());
+    state_->release();
+  }
   shared_.release_closed();
 }
 

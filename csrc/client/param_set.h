@@ -4,6 +4,7 @@
 // A parameter set as its trainer uses it: pulls, steps, values to store and to fetch, membership.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -114,7 +115,8 @@ class ParamSet {
   const std::shared_ptr<SetState> state_;
   const std::shared_ptr<Prefetcher> prefetcher_;
   const Membership& membership_;
-  mutable std::mutex mutex_;  // of what follows
+  std::atomic<bool> closing_{false};  // the servers are told, and nothing was released yet
+  mutable std::mutex mutex_;          // of what follows
   std::shared_ptr<Background> background_;
 };
 

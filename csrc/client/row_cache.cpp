@@ -56,6 +56,7 @@ template void TableCache::check_ids(std::span<const int64_t> ids) const;
 
 template <typename Id>
 std::span<const int64_t> TableCache::take_missing(std::span<const Id> ids) {
+  require_marks();
   check_ids(ids);
   RowMark* marks = marks_.data();
   const uint32_t generation = generation_;
@@ -92,7 +93,18 @@ std::vector<int64_t> TableCache::stale(std::span<const int64_t> keys, bool anew)
 }
 
 void TableCache::forget(std::span<const int64_t> keys) {
-  for (const int64_t key : keys) marks_[static_cast<size_t>(key)].stamp = 0;
+  for (const int64_t key : marked(keys)) marks_[static_cast<size_t>(key)].stamp = 0;
+}
+
+void TableCache::release() {
+  released_ = true;
+  marks_ = {};
+  missing_ = {};
+}
+
+void TableCache::require_marks() const {
+  if (!released_) return;
+  throw Error(ErrorCode::kClosed, "table '" + spec_.name + "': its parameter set is closed");
 }
 
 void TableCache::raise_generation() {
@@ -122,6 +134,7 @@ void TableCache::refuse_unpulled(int64_t id) const {
 }
 
 size_t TableCache::take_pulled(std::span<const int64_t> keys, int64_t* unique, uint32_t* inverse) {
+  require_marks();
   RowMark* marks = marks_.data();
   const size_t n = keys.size();
   uint32_t count = 0;
@@ -151,6 +164,7 @@ size_t TableCache::take_pulled(std::span<const int64_t> keys, int64_t* unique, u
 template <typename Id>
 void TableCache::take_coming(std::span<const Id> ids, bool anew, std::vector<int64_t>* keys,
                              std::vector<int64_t>* pulled) {
+  require_marks();
   RowMark* marks = marks_.data();
   for (size_t i = 0; i < ids.size(); ++i) {
     if (i + kPrefetchAhead < ids.size()) __builtin_prefetch(marks + ids[i + kPrefetchAhead], 1);
@@ -176,7 +190,7 @@ template void TableCache::take_coming(std::span<const int64_t> ids, bool anew,
 template <typename Id>
 size_t TableCache::want(std::span<const Id> ids) {
   size_t count = 0;
-  for (const Id id : ids) {
+  for (const Id id : marked(ids)) {
     RowMark& mark = marks_[static_cast<size_t>(id)];
     if (mark.stamp != kPending) continue;
     mark.stamp = kWanted;
@@ -190,7 +204,7 @@ template size_t TableCache::want(std::span<const int64_t> ids);
 
 template <typename Id>
 void TableCache::give_up_wanted(std::span<const Id> ids) {
-  for (const Id id : ids) {
+  for (const Id id : marked(ids)) {
     RowMark& mark = marks_[static_cast<size_t>(id)];
     if (mark.stamp == kWanted) mark.stamp = 0;
   }
@@ -200,12 +214,14 @@ template void TableCache::give_up_wanted(std::span<const int32_t> ids);
 template void TableCache::give_up_wanted(std::span<const int64_t> ids);
 
 bool TableCache::wants_any(std::span<const int64_t> keys) const {
+  keys = marked(keys);
   return std::any_of(keys.begin(), keys.end(), [this](int64_t key) {
     return marks_[static_cast<size_t>(key)].stamp == kWanted;
   });
 }
 
 void TableCache::place(std::span<const int64_t> keys, const float* rows) {
+  keys = marked(keys);
   const size_t dim = spec_.dim;
   for (size_t i = 0; i < keys.size(); ++i) {
     const auto key = static_cast<size_t>(keys[i]);
@@ -217,20 +233,21 @@ void TableCache::place(std::span<const int64_t> keys, const float* rows) {
 }
 
 bool TableCache::all_current(std::span<const int64_t> keys) const {
+  keys = marked(keys);
   return std::all_of(keys.begin(), keys.end(), [this](int64_t key) {
     return marks_[static_cast<size_t>(key)].stamp == generation_;
   });
 }
 
 void TableCache::drop(std::span<const int64_t> keys) {
-  for (const int64_t key : keys) {
+  for (const int64_t key : marked(keys)) {
     RowMark& mark = marks_[static_cast<size_t>(key)];
     if (mark.stamp >= kHeld) mark.stamp = 0;
   }
 }
 
 void TableCache::unite(std::span<const int64_t> more, std::vector<int64_t>* keys) {
-  for (const int64_t key : more) {
+  for (const int64_t key : marked(more)) {
     RowMark& mark = marks_[static_cast<size_t>(key)];
     if (mark.place < keys->size() && (*keys)[mark.place] == key) continue;
     mark.place = static_cast<uint32_t>(keys->size());
@@ -239,6 +256,7 @@ void TableCache::unite(std::span<const int64_t> more, std::vector<int64_t>* keys
 }
 
 void TableCache::overwrite(std::span<const int64_t> keys, const float* rows) {
+  keys = marked(keys);
   const size_t dim = spec_.dim;
   for (size_t i = 0; i < keys.size(); ++i) {
     std::memcpy(weight_ + static_cast<size_t>(keys[i]) * dim, rows + i * dim, dim * sizeof(float));
@@ -246,21 +264,21 @@ void TableCache::overwrite(std::span<const int64_t> keys, const float* rows) {
 }
 
 void TableCache::keep(std::span<const int64_t> keys) {
-  for (const int64_t key : keys) {
+  for (const int64_t key : marked(keys)) {
     RowMark& mark = marks_[static_cast<size_t>(key)];
     if (mark.stamp == generation_ || mark.stamp == kHeld) mark.stamp = kKept;
   }
 }
 
 void TableCache::hold(std::span<const int64_t> keys) {
-  for (const int64_t key : keys) {
+  for (const int64_t key : marked(keys)) {
     RowMark& mark = marks_[static_cast<size_t>(key)];
     if (mark.stamp == kKept) mark.stamp = kHeld;
   }
 }
 
 void TableCache::await(std::span<const int64_t> keys) {
-  for (const int64_t key : keys) marks_[static_cast<size_t>(key)].stamp = kPending;
+  for (const int64_t key : marked(keys)) marks_[static_cast<size_t>(key)].stamp = kPending;
 }
 
 }  // namespace cpudist::client

@@ -98,7 +98,10 @@ class TableCache {
 
   void forget(std::span<const int64_t> keys);  // their pull failed
   void refresh();                              // every row is stale for lookups
-  void invalidate();                           // and for gradients
+  // Gives the memory back. Whoever asks for rows then gets kClosed; the rest does nothing.
+  void release();
+  size_t marks_bytes() const { return marks_.size() * sizeof(RowMark); }
+  void invalidate();  // and for gradients
   // Deduplicates the keys of a gradient: unique[inverse[i]] == keys[i], numbered by first
   // appearance; room for keys.size() in both. Returns the number of distinct keys. Throws
   // kRowOutOfRange, kUnpulledRow.
@@ -111,6 +114,11 @@ class TableCache {
   static constexpr uint32_t kKept = 0xfffffffcu;  // within the end of a round
 
   void raise_generation();
+  void require_marks() const;  // throws kClosed
+  template <typename Id>
+  std::span<const Id> marked(std::span<const Id> keys) const {
+    return released_ ? std::span<const Id>() : keys;
+  }
   [[noreturn]] void refuse_id(int64_t id) const;
   [[noreturn]] void refuse_unpulled(int64_t id) const;
 
@@ -124,6 +132,7 @@ class TableCache {
   wire::TableSpec spec_;
   float* weight_ = nullptr;
   bool bound_ = false;
+  bool released_ = false;
   kernels::AlignedBuffer<RowMark> marks_;
   uint32_t generation_ = 1;
   uint32_t floor_ = 1;

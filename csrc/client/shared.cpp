@@ -82,7 +82,7 @@ void Shared::drive(const std::shared_ptr<Operation>& operation) {
       operation->sent_ = false;
       ++operation->stage_;
     }
-  } catch (const Error&) {
+  } catch (...) {  // of whatever class: memory may be short, and a signal's handler is foreign
     // The answers may have come while a signal was handled: they are taken in by the next call.
     if (operation->sent_ && !taking_in && !session.refused(operation->in_flight_)) {
       operation->detach();

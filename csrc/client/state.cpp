@@ -96,6 +96,14 @@ void SetState::invalidate_tables() {
   }
 }
 
+void SetState::release() {
+  for (const auto& cache : tables) {
+    const std::lock_guard lock(cache->mutex);
+    cache->release();
+  }
+  residues.reset();
+}
+
 void SetState::check_weights(std::span<void* const> weights) const {
   if (weights.size() >= parameter_count) return;
   throw Error(ErrorCode::kInvalidArgument, "addresses of " + std::to_string(weights.size()) +

@@ -66,6 +66,8 @@ struct SetState {
   uint64_t block_state_elements(uint32_t block) const;
   uint32_t row_state_elements(uint32_t table) const;
   void invalidate_tables();
+  // It is closed: gives the memory back that grows with tables. Nobody sends pushes any more.
+  void release();
   // Throws kInvalidArgument for too few addresses of dense parameters.
   void check_weights(std::span<void* const> weights) const;
   // What a pull tells the servers: the gradient that it reads for, if they are to remember.

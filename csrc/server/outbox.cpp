@@ -3,6 +3,9 @@
 
 #include "server/outbox.h"
 
+#include <algorithm>
+#include <iterator>
+
 #include "transport/channel.h"
 #include "wire/messages.h"
 
@@ -30,6 +33,13 @@ void Outbox::answer(Link connection, const wire::FrameHeader& request, const Err
 
 void Outbox::close(Link connection, std::string reason) {
   closing_.emplace_back(std::move(connection), std::move(reason));
+}
+
+void Outbox::append(Outbox&& later) {
+  items_.reserve(items_.size() + later.items_.size());
+  closing_.reserve(closing_.size() + later.closing_.size());
+  std::move(later.items_.begin(), later.items_.end(), std::back_inserter(items_));
+  std::move(later.closing_.begin(), later.closing_.end(), std::back_inserter(closing_));
 }
 
 void Outbox::flush() {

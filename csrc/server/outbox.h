@@ -52,7 +52,8 @@ class Outbox {
               Buffer payload, bool coded = false);
   void answer(Link connection, const wire::FrameHeader& request, const Error& error);
   void close(Link connection, std::string reason);
-  void flush();  // sends in order, then closes
+  void append(Outbox&& later);  // all of it, or nothing and throws
+  void flush();                 // sends in order, then closes
 
   // The header of this server's reply to a request.
   wire::FrameHeader reply_header(const wire::FrameHeader& request, wire::FrameKind kind) const;

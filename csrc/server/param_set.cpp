@@ -347,7 +347,7 @@ void ParamSet::push(const Ticket& ticket, Buffer payload, bool coded, Outbox& ou
   check_push(ticket, header, size_bytes);
   if (!shared.sequencer.is_current(ticket)) return;
   shared.counters.pushes.fetch_add(1);
-  shared.counters.pending_bytes.fetch_add(size_bytes);
+  push.pending = CountedBytes(shared.counters.pending_bytes, size_bytes);
   policy_->push(std::move(push), outbox);
 }
 

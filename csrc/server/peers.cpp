@@ -149,13 +149,23 @@ std::optional<uint32_t> Peers::greet(const std::shared_ptr<transport::Connection
     outbox.close(connection, error->what());
     return std::nullopt;
   }
-  std::string address = connection->peer_address();  // what may throw comes before what changes
+  // What may throw comes before what changes.
+  std::string address = connection->peer_address();
+  std::string host = hello.host;
+  sequencer_.make_room(header.rank);
   if (header.rank >= peers_.size()) peers_.resize(size_t{header.rank} + 1);
   Peer& peer = peers_[header.rank];
   const bool restarted = (peer.seen || !peer.lost.empty()) && header.incarnation > peer.incarnation;
-  replace_connection(peer, connection, header, outbox);
-  const uint64_t last_sequence =
-      sequencer_.bind(header.rank, header.incarnation, connection, restarted);
+  Outbox later(options_.run_id, options_.shard_id);
+  if (peer.connection && peer.connection != connection) replace_connection(peer, header, later);
+  const uint64_t last_sequence = restarted ? 0 : sequencer_.last_sequence(header.rank);
+  later.answer(connection, header, wire::FrameKind::kHello, make_hello(last_sequence));
+  outbox.append(std::move(later));
+  if (peer.connection && peer.connection != connection) {
+    sessions_.at(peer.connection.get()).fenced = true;
+  }
+  peer.connection = connection;
+  sequencer_.bind(header.rank, header.incarnation, connection, restarted);
   if (restarted) {
     peer.goodbye = peer.gone = false;
     peer.lost.clear();
@@ -163,21 +173,18 @@ std::optional<uint32_t> Peers::greet(const std::shared_ptr<transport::Connection
   peer.seen = true;
   peer.ended.clear();
   peer.incarnation = header.incarnation;
-  peer.host = hello.host;
+  peer.host = std::move(host);
   peer.address = std::move(address);
   peer.heard = Clock::now();
   session.rank = header.rank;
   session.incarnation = header.incarnation;
-  outbox.answer(connection, header, wire::FrameKind::kHello, make_hello(last_sequence));
   changed_.notify_all();
   return restarted ? std::optional<uint32_t>(header.rank) : std::nullopt;
 }
 
-void Peers::replace_connection(Peer& peer, const std::shared_ptr<transport::Connection>& connection,
-                               const wire::FrameHeader& header, Outbox& outbox) {
-  const auto old = std::exchange(peer.connection, connection);
-  if (!old || old == connection) return;
-  sessions_.at(old.get()).fenced = true;
+void Peers::replace_connection(const Peer& peer, const wire::FrameHeader& header,
+                               Outbox& outbox) const {
+  const auto& old = peer.connection;
   if (header.incarnation == peer.incarnation) {
     outbox.close(old, "replaced by a newer connection of the same trainer");
     return;

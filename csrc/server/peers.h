@@ -102,8 +102,8 @@ class Peers {
 
   std::optional<Error> refusal(const wire::FrameHeader& header, const wire::Hello& hello) const;
   Buffer make_hello(uint64_t last_sequence) const;  // the server's answer
-  void replace_connection(Peer& peer, const std::shared_ptr<transport::Connection>& connection,
-                          const wire::FrameHeader& header, Outbox& outbox);
+  // What the old connection of `peer` is told when there is a new one.
+  void replace_connection(const Peer& peer, const wire::FrameHeader& header, Outbox& outbox) const;
   bool expected(uint32_t rank) const;
   TimePoint given_up_at(const Peer& peer) const;  // a lost one
   std::string describe(uint32_t rank) const;

@@ -7,14 +7,17 @@
 
 namespace cpudist::server {
 
-uint64_t Sequencer::bind(uint32_t rank, uint32_t incarnation, Link connection, bool anew) {
+void Sequencer::make_room(uint32_t rank) {
   const std::lock_guard lock(mutex_);
   if (rank >= streams_.size()) streams_.resize(size_t{rank} + 1);
+}
+
+void Sequencer::bind(uint32_t rank, uint32_t incarnation, Link connection, bool anew) noexcept {
+  const std::lock_guard lock(mutex_);
   Stream& stream = streams_[rank];
   if (anew) stream = Stream{};
   stream.incarnation = incarnation;
   stream.connection = std::move(connection);
-  return stream.last_sequence;
 }
 
 void Sequencer::unbind(uint32_t rank, const Link& connection) {

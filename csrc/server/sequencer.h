@@ -40,8 +40,10 @@ class Sequencer {
 
   // ---- whose requests are taken, and where replies go ----
   // This incarnation of `rank` talks over this connection. `anew`: it is a newer one, which begins
-  // at number 1. Returns the last number that was applied.
-  uint64_t bind(uint32_t rank, uint32_t incarnation, Link connection, bool anew);
+  // at number 1.
+  void bind(uint32_t rank, uint32_t incarnation, Link connection, bool anew) noexcept;
+  // Before the first bind() of a rank that is not one of `trainer_count`.
+  void make_room(uint32_t rank);
   void unbind(uint32_t rank, const Link& connection);
   uint64_t last_sequence(uint32_t rank) const;
   // What it left half done is not to happen; until a newer incarnation is bound, requests of `rank`

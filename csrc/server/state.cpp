@@ -17,12 +17,6 @@ ParamState::ParamState(uint32_t param_set, const wire::ParamSetLayout& decoded,
 
 ParamState::~ParamState() = default;
 
-void ParamState::release(const Pushes& pushes) {
-  uint64_t size_bytes = 0;
-  for (const auto& [rank, push] : pushes) size_bytes += push.payload.size();
-  shared.counters.pending_bytes.fetch_sub(size_bytes);
-}
-
 void ParamState::count_update(const Pushes& pushes) {
   ++version.round;
   for (const auto& [rank, push] : pushes) {

@@ -26,8 +26,6 @@ struct ParamState {
   ParamState(uint32_t param_set, const wire::ParamSetLayout& decoded, ServerShared& of_server);
   ~ParamState();
 
-  // The pushes that an update was made of are applied, or dropped.
-  void release(const Pushes& pushes);
   void count_update(const Pushes& pushes);
   std::vector<uint32_t> every_block() const;
   Buffer dense_values(const std::vector<uint32_t>& blocks) const;

@@ -71,7 +71,8 @@ LAYERS: dict[str, tuple[str, ...]] = {
         transport="base wire/frame",
         table="base kernels wire",
         # What a set stands on, the set, what stands on it, and who puts that together.
-        server__update="base kernels wire table server/outbox server/layout_checks",
+        server__update="base kernels wire table server/counters server/outbox "
+        "server/layout_checks",
         server="base kernels wire transport table server/update",
         server__rounds="base kernels wire server server/update",
         server__arrivals="base kernels wire table server server/update",

@@ -73,6 +73,9 @@ void PushQueue::stop() {
   done_.notify_all();
   const std::lock_guard ending(ending_);
   if (thread_.joinable()) thread_.join();
+  const std::lock_guard lock(mutex_);  // its memory need not wait for who holds it
+  waiting_.clear();
+  for (wire::Frame& frame : arrived_) frame = wire::Frame();
 }
 
 void PushQueue::raise_failure() const {
@@ -116,7 +119,7 @@ void PushQueue::add(QueuedPush push) {
   const auto room = [this] { return failure_ || waiting_.size() < options_.size; };
   try {
     wait_until(lock, "push", room);
-  } catch (const Error&) {
+  } catch (...) {
     put(std::move(push));
     throw;
   }

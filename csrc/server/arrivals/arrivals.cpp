@@ -64,9 +64,7 @@ void Arrivals::forget(uint32_t rank) {
 void Arrivals::drop(uint32_t rank, Outbox& outbox) {
   forget(rank);
   readers_.erase(rank);
-  Pushes dropped;
-  dropped.insert(waiting_.extract(rank));
-  state_.release(dropped);
+  waiting_.erase(rank);
   apply_due(outbox);  // it may have held others
 }
 
@@ -74,7 +72,6 @@ void Arrivals::fail_waiting(const Error& error, Outbox& outbox) {
   for (const auto& [rank, push] : waiting_) {
     state_.shared.sequencer.finish(push.ticket, error, outbox);
   }
-  state_.release(waiting_);
   waiting_.clear();
 }
 
@@ -113,7 +110,12 @@ void Arrivals::push(Push push, Outbox& outbox) {
   push.held.clear();  // only in rounds does a reply bring rows
   const uint32_t rank = push.ticket.rank;
   waiting_.emplace(rank, std::move(push));
-  apply_due(outbox);
+  try {
+    apply_due(outbox);
+  } catch (...) {  // there was no memory to see who is due
+    waiting_.erase(rank);
+    throw;
+  }
 }
 
 void Arrivals::commit(const Ticket& ticket, const wire::Commit&, Outbox&) {
@@ -140,8 +142,8 @@ void Arrivals::apply_due(Outbox& outbox) {
 void Arrivals::apply(uint32_t rank, Outbox& outbox) {
   Pushes one;
   one.insert(waiting_.extract(rank));
-  const Push& push = one.begin()->second;
-  state_.release(one);
+  Push& push = one.begin()->second;
+  push.pending.release();
   try {
     if (compensator_) compensator_->begin(rank, push.view, state_.store);
     update_.apply(one, state_.version.round, compensator_.get());

@@ -20,7 +20,6 @@ namespace cpudist::server {
 class Arrivals final : public UpdatePolicy {
  public:
   explicit Arrivals(ParamState& state);
-  ~Arrivals() override { state_.release(waiting_); }
   Arrivals(const Arrivals&) = delete;
   Arrivals& operator=(const Arrivals&) = delete;
 

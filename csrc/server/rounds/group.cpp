@@ -43,7 +43,9 @@ void RoundGroup::push(Push push, Outbox& outbox) {
 }
 
 bool RoundGroup::complete() const {
-  return holders_.empty() && !pushes_.empty() && missing().empty();
+  return holders_.empty() && !pushes_.empty() &&
+         std::all_of(members_.begin(), members_.end(),
+                     [this](uint32_t rank) { return pushes_.contains(rank); });
 }
 
 std::vector<uint32_t> RoundGroup::missing() const {
@@ -159,7 +161,7 @@ void RoundGroup::end_round(Outbox& outbox) {
                                      outbox);
     }
   }
-  clear_pushes();
+  pushes_.clear();
   phase_ = Phase::kCollect;
   promote();
   advance_if_empty();
@@ -180,11 +182,6 @@ void RoundGroup::fail_round(const Error& error, Outbox& outbox) {
   for (const auto& [rank, push] : pushes_) {
     state_.shared.sequencer.finish(push.ticket, error, outbox);
   }
-  clear_pushes();
-}
-
-void RoundGroup::clear_pushes() {
-  state_.release(pushes_);
   pushes_.clear();
 }
 
@@ -275,7 +272,6 @@ void RoundGroup::fail_waiting(const Error& error, Outbox& outbox) {
   for (const auto& [rank, push] : early_) {
     state_.shared.sequencer.finish(push.ticket, error, outbox);
   }
-  state_.release(early_);
   early_.clear();
   for (const auto& [rank, waiting] : waiting_commits_) {
     state_.shared.sequencer.finish(waiting.ticket, error, outbox);
@@ -286,12 +282,8 @@ void RoundGroup::fail_waiting(const Error& error, Outbox& outbox) {
 void RoundGroup::drop(uint32_t rank, Outbox& outbox) {
   waiting_commits_.erase(rank);
   holders_.erase(rank);
-  Pushes dropped;
-  if (phase_ == Phase::kCollect) dropped.insert(pushes_.extract(rank));
-  state_.release(dropped);
-  dropped.clear();
-  dropped.insert(early_.extract(rank));
-  state_.release(dropped);
+  if (phase_ == Phase::kCollect) pushes_.erase(rank);
+  early_.erase(rank);
   try_complete(outbox);  // it may have held the round
 }
 

@@ -27,10 +27,6 @@ class RoundGroup {
         ranks_(std::move(ranks)),
         alone_(alone),
         update_(state.store, state.shared.updates) {}
-  ~RoundGroup() {
-    clear_pushes();
-    state_.release(early_);
-  }
   RoundGroup(const RoundGroup&) = delete;
   RoundGroup& operator=(const RoundGroup&) = delete;
 
@@ -77,7 +73,6 @@ class RoundGroup {
   std::vector<uint32_t> blocks_of_reply() const;
   void fail_round(const Error& error, Outbox& outbox);
   void break_off(const std::exception& cause, Outbox& outbox);
-  void clear_pushes();
   void advance_if_empty();
   void promote();
 

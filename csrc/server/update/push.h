@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "base/buffer.h"
+#include "server/counters.h"
 #include "server/outbox.h"
 #include "table/store.h"
 #include "wire/codec/codec.h"
@@ -29,7 +30,8 @@ struct SectionRows {
 
 struct Push {
   Ticket ticket;
-  Buffer payload;  // what `view` points into; plain
+  Buffer payload;        // what `view` points into; plain
+  CountedBytes pending;  // those of the payload, until an update is made of it
   // How it came, and is to be answered, if it came coded.
   std::optional<wire::Coding> coding;
   wire::PushView view;

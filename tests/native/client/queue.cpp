@@ -1,6 +1,6 @@
 // Copyright (c) 2026 The torch_cpudist authors.
 // SPDX-License-Identifier: BSD-3-Clause
-//
+// long: one fixture and the tests that need it
 // The queue of a trainer whose updates are applied on arrival: order, room, failures, and that
 // every gradient is applied exactly once.
 
@@ -33,7 +33,7 @@ constexpr uint32_t kQueueDim = 4;
 
 constexpr uint32_t kQueueRows = 24;
 
-// Counts pushes, and keeps them back while it is closed.
+// Counts pushes, and keeps them, or frames of another kind, back while it is closed.
 class Gate final : public transport::ConnectionHandler {
  public:
   explicit Gate(server::Server& server) : server_(server) {}
@@ -42,8 +42,8 @@ class Gate final : public transport::ConnectionHandler {
   }
   void on_frame(const std::shared_ptr<transport::Connection>& connection,
                 wire::Frame frame) override {
-    if (frame.header.kind == wire::FrameKind::kPush) {
-      ++pushes;
+    if (frame.header.kind == wire::FrameKind::kPush) ++pushes;
+    if (frame.header.kind == held_) {
       std::unique_lock lock(mutex_);
       opened_.wait_for(lock, std::chrono::seconds(20), [this] { return open_; });
     }
@@ -58,10 +58,16 @@ class Gate final : public transport::ConnectionHandler {
     open_ = open;
     opened_.notify_all();
   }
+  // Is closed to frames of this kind.
+  void hold(wire::FrameKind kind) {
+    held_ = kind;
+    set(false);
+  }
   std::atomic<int> pushes{0};
 
  private:
   server::Server& server_;
+  std::atomic<wire::FrameKind> held_{wire::FrameKind::kPush};
   std::mutex mutex_;
   std::condition_variable opened_;
   bool open_ = true;
@@ -338,6 +344,41 @@ TEST(client_queue_close_under_a_thread_that_steps_ends) {
       // A push that was queued behind the drain failed before the close.
     }
     stepping.join();
+  }
+}
+
+TEST(client_queue_ends_with_a_close_that_was_interrupted) {
+  for (const bool other_call : {false, true}) {
+    Plan plan;
+    plan.faults.delay = 1;  // frames come in a thread of the network
+    Run run(1, 1, plan);
+    Peer& peer = run.peers[0];
+    run.step(peer, 0);
+    peer.set->drain();
+    run.gates[0]->hold(wire::FrameKind::kClose);
+    peer.interrupt = true;
+    CHECK_EQ(code_of([&] { peer.set->close(); }), ErrorCode::kInterrupted);
+    CHECK(peer.set->has_background());
+    run.gates[0]->set(true);
+    if (other_call) peer.client->barrier();  // which ends what was interrupted
+    peer.set->close();
+    CHECK(!peer.set->has_background());
+    CHECK_EQ(peer.set->state()->table(0).marks_bytes(), 0u);
+    CHECK_EQ(code_of([&] { peer.set->close(); }), ErrorCode::kClosed);
+    CHECK_EQ(code_of([&] { run.step(peer, 1); }), ErrorCode::kClosed);
+  }
+}
+
+TEST(client_queue_two_threads_close_two_sets_at_once) {
+  for (int attempt = 0; attempt < 20; ++attempt) {
+    Run run(1, 1);
+    Peer& peer = run.peers[0];
+    const auto second = peer.client->open(run.layout);
+    const client::AsyncPushes pushes(second, client::QueueOptions{2, 2, {false}, 1});
+    run.step(peer, 0);
+    run_all({[&] { peer.set->close(); }, [&] { second->close(); }});
+    CHECK(!peer.set->has_background() && !second->has_background());
+    CHECK_EQ(peer.client->stats().staleness.pushes, 1u);
   }
 }
 

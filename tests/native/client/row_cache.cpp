@@ -149,4 +149,34 @@ TEST(client_rows_split_gives_every_key_to_its_owner) {
   CHECK_EQ(total, keys.size());
 }
 
+TEST(client_row_cache_that_is_released_holds_no_memory) {
+  const auto owners = deal(2);
+  client::TableCache cache(spec_of(100), 1, owners, 2);
+  const std::vector<int64_t> keys{3, 7};
+  CHECK_EQ(cache.marks_bytes(), 800u);
+  CHECK_EQ(missing(cache, keys).size(), 2u);
+  cache.release();
+  CHECK_EQ(cache.marks_bytes(), 0u);
+  CHECK_EQ(code_thrown_by([&] { missing(cache, keys); }), ErrorCode::kClosed);
+  int64_t unique[2];
+  uint32_t inverse[2];
+  CHECK_EQ(code_thrown_by([&] { cache.take_pulled(keys, unique, inverse); }), ErrorCode::kClosed);
+  std::vector<int64_t> all;
+  const std::span<const int64_t> ids(keys);
+  CHECK_EQ(code_thrown_by([&] { cache.take_coming(ids, true, &all, &all); }), ErrorCode::kClosed);
+  // What was under way in other threads ends.
+  cache.place(keys, nullptr);
+  cache.overwrite(keys, nullptr);
+  cache.keep(keys);
+  cache.hold(keys);
+  cache.await(keys);
+  cache.drop(keys);
+  cache.forget(keys);
+  cache.unite(keys, &all);
+  cache.give_up_wanted(ids);
+  cache.invalidate();
+  CHECK_EQ(cache.want(ids), 0u);
+  CHECK(!cache.wants_any(keys));
+}
+
 }  // namespace

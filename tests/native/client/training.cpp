@@ -9,6 +9,7 @@
 #include <functional>
 #include <future>
 #include <memory>
+#include <new>
 #include <numeric>
 #include <string>
 #include <thread>
@@ -268,6 +269,20 @@ TEST(client_training_takes_in_answers_that_came_during_an_interrupt) {
              pushed.set_value();
            }});
   refresh(first);
+  run_all({[&] { CHECK_EQ(step_once(first, cluster.layout, 1), 1); },
+           [&] { CHECK_EQ(step_once(second, cluster.layout, 1), 1); }});
+  CHECK(first.dense == second.dense);
+}
+
+// What a wait ends with need not be an Error: memory may be short.
+TEST(client_training_goes_on_after_a_wait_that_had_no_memory) {
+  Cluster cluster(2, 2);
+  Trainer& first = cluster.trainers[0];
+  Trainer& second = cluster.trainers[1];
+  first.handle_signal = [] { throw std::bad_alloc(); };
+  first.interrupt = true;
+  CHECK_THROWS(step_once(first, cluster.layout, 0), std::bad_alloc);
+  run_all({[&] { refresh(first); }, [&] { CHECK_EQ(step_once(second, cluster.layout, 0), 0); }});
   run_all({[&] { CHECK_EQ(step_once(first, cluster.layout, 1), 1); },
            [&] { CHECK_EQ(step_once(second, cluster.layout, 1), 1); }});
   CHECK(first.dense == second.dense);

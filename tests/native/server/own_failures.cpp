@@ -8,6 +8,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "support/failing_new.h"
 #include "support/server_fixture.h"
 
 namespace cpudist::testing {
@@ -36,7 +37,82 @@ std::string failure_of_hello(std::exception_ptr planted, ErrorCode code) {
   return thrown;
 }
 
+// Runs `attempt` with the first allocation failing, then with the second, until none does.
+template <typename Attempt>
+void at_every_allocation(const Attempt& attempt) {
+  bool happened = true;
+  for (int64_t nth = 0; happened; ++nth) {
+    CHECK(nth < 10000);
+    happened = attempt(nth);
+  }
+}
+
 }  // namespace
+
+// A newer incarnation takes over as a whole, or the older one goes on.
+TEST(server_out_of_memory_at_a_hello_changes_nothing) {
+  int64_t failed = 0;
+  at_every_allocation([&](int64_t nth) {
+    server::Server server(server_options(1));
+    Trainer old(server, 0);
+    old.reply(old.hello(1, 1), wire::FrameKind::kHello);
+    Trainer fresh(server, 0, 2);
+    bool happened = false;
+    bool refused = false;
+    try {
+      const FailingNew failing(nth);
+      try {
+        fresh.hello(1, 1);
+      } catch (const Error&) {
+        refused = true;
+      } catch (const std::bad_alloc&) {
+        // Before the server saw it, or while it was answered.
+      }
+      happened = failing.happened();
+    } catch (...) {
+      throw;
+    }
+    if (refused) {
+      ++failed;
+      CHECK(!old.connection()->closed());
+      old.reply(old.plain(wire::FrameKind::kHeartbeat, wire::kNoParamSet, Buffer()),
+                wire::FrameKind::kHeartbeatAck);
+      fresh.disconnect();
+      fresh.reconnect();
+    }
+    if (refused) fresh.reply(fresh.hello(1, 1), wire::FrameKind::kHello);
+    return happened;
+  });
+  CHECK(failed > 5);
+}
+
+TEST(server_out_of_memory_at_a_push_leaves_no_pending_bytes) {
+  int64_t failed = 0;
+  at_every_allocation([&](int64_t nth) {
+    World world(2);
+    PushSpec spec;
+    spec.blocks[0] = {1, 2, 3, 4};
+    spec.tables[0] = {{3, 1.0f}};
+    Buffer push = make_push(world.layout, spec);
+    const uint64_t size = push.size();
+    bool happened = false;
+    uint64_t request = 0;
+    {
+      const FailingNew failing(nth);
+      try {
+        request = world[0].ask(wire::FrameKind::kPush, std::move(push));
+      } catch (const std::exception&) {
+        ++failed;  // told to the channel
+      }
+      happened = failing.happened();
+    }
+    const bool waits = request != 0 && world[0].waits(request);
+    if (!waits) ++failed;
+    CHECK_EQ(world.server.stats().pending_bytes, waits ? size : 0u);
+    return happened;
+  });
+  CHECK(failed > 5);
+}
 
 TEST(server_out_of_memory_is_overloaded) {
   const auto text =

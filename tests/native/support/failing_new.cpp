@@ -1,0 +1,34 @@
+// Copyright (c) 2026 The torch_cpudist authors.
+// SPDX-License-Identifier: BSD-3-Clause
+
+#include "support/failing_new.h"
+
+#include <cstdlib>
+#include <new>
+
+namespace {
+
+// Of this thread: allocations until the one that fails; below 0: none does, or it has.
+thread_local int64_t left = -1;
+
+}  // namespace
+
+void* operator new(size_t size) {
+  if (left >= 0 && left-- == 0) throw std::bad_alloc();
+  void* memory = std::malloc(size == 0 ? 1 : size);
+  if (memory == nullptr) throw std::bad_alloc();
+  return memory;
+}
+
+void operator delete(void* memory) noexcept { std::free(memory); }
+void operator delete(void* memory, size_t) noexcept { std::free(memory); }
+
+namespace cpudist::testing {
+
+FailingNew::FailingNew(int64_t nth) { left = nth; }
+
+FailingNew::~FailingNew() { left = -1; }
+
+bool FailingNew::happened() const { return left < 0; }
+
+}  // namespace cpudist::testing
