@@ -12,6 +12,10 @@ using c10d::OpType;
 // Results are written into tensors of the user, which may require gradients.
 using Untracked = at::AutoDispatchBelowADInplaceOrView;
 
+bool is_plain(const at::Tensor& tensor) {
+  return tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
+}
+
 at::Tensor plain(const at::Tensor& tensor) {
   const Untracked untracked;
   return tensor.resolve_conj().resolve_neg().contiguous();
@@ -33,8 +37,7 @@ at::Tensor joined(const Parts& parts) {
 Room::Room(Parts parts) : parts_(std::move(parts)) {
   const at::Tensor& whole = parts_.whole;
   if (whole.defined()) {
-    const bool direct = plain(whole).is_same(whole);
-    memory_ = direct ? whole : at::empty(whole.sizes(), whole.options());
+    memory_ = is_plain(whole) ? whole : at::empty(whole.sizes(), whole.options());
     return;
   }
   int64_t count = 0;
@@ -216,10 +219,11 @@ WorkPtr FlatBackend::allgather(TensorLists& outputs, Tensors& inputs,
 WorkPtr FlatBackend::allgather_coalesced(TensorLists& outputs, Tensors& inputs,
                                          const c10d::AllgatherOptions& opts) {
   How made = how(OpType::ALLGATHER_COALESCED, "all_gather_coalesced", opts);
+  for (const Tensors& of_rank : outputs) check_pairs(made, of_rank, inputs);
   std::vector<Gathered> calls;
   for (size_t i = 0; i < inputs.size(); ++i) {
     Tensors of_ranks;
-    for (const Tensors& of_rank : outputs) of_ranks.push_back(of_rank.at(i));
+    for (const Tensors& of_rank : outputs) of_ranks.push_back(of_rank[i]);
     calls.push_back({parts_like(made, of_ranks, dense(made, inputs[i])), inputs[i]});
     made.result.insert(made.result.end(), of_ranks.begin(), of_ranks.end());
   }

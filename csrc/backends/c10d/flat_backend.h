@@ -28,6 +28,8 @@ using Milliseconds = std::chrono::milliseconds;
 
 constexpr int kAnyRank = -1;
 
+// Whether its values are in one piece of memory, as they read.
+bool is_plain(const at::Tensor& tensor);
 // The same values in one piece of memory: itself, or a copy.
 at::Tensor plain(const at::Tensor& tensor);
 

@@ -6,6 +6,7 @@
 #include "backends/c10d/spanning_backend.h"
 
 #include <algorithm>
+#include <mutex>
 #include <numeric>
 #include <thread>
 #include <utility>
@@ -93,7 +94,7 @@ class SpanningMessage : public c10d::Work {
     } catch (const std::exception& error) {
       rethrow(error, what_);
     }
-    if (!std::exchange(finished_, true)) held_.finish();
+    std::call_once(finished_, [this] { held_.finish(); });
     return true;
   }
 
@@ -101,7 +102,7 @@ class SpanningMessage : public c10d::Work {
   WorkPtr work_;
   std::string what_;
   Held held_;
-  bool finished_ = false;
+  std::once_flag finished_;  // any thread may wait, and sees all of what was received
 };
 
 }  // namespace
@@ -258,7 +259,9 @@ WorkPtr SpanningBackend::start(How how, Serial::Job job) {
   return work;
 }
 
+// Of a tensor without elements there is nothing to move, on any rank.
 void SpanningBackend::spread(at::Tensor tensor, int root, Milliseconds limit) {
+  if (tensor.numel() == 0) return;
   Tensors one{tensor};
   c10d::BroadcastOptions inside;
   inside.timeout = limit;
@@ -279,6 +282,7 @@ void SpanningBackend::spread(at::Tensor tensor, int root, Milliseconds limit) {
 
 void SpanningBackend::collect(const at::Tensor& output, const at::Tensor& input,
                               Milliseconds limit) {
+  if (output.numel() == 0) return;
   const at::Tensor out = bytes_of(output).view({size_, -1});
   const int64_t width = out.size(1);
   const auto most = static_cast<int64_t>(most_members());
@@ -332,6 +336,7 @@ void SpanningBackend::sum_between(const at::Tensor& tensor, const ReduceOp& op,
 }
 
 void SpanningBackend::sum(const at::Tensor& tensor, const ReduceOp& op, Milliseconds limit) {
+  if (tensor.numel() == 0) return;
   const bool average = op.op_ == ReduceOp::AVG;
   const bool exact = average && !tensor.is_floating_point();
   const ReduceOp plain = average ? ReduceOp(ReduceOp::SUM) : op;
@@ -416,6 +421,7 @@ WorkPtr SpanningBackend::start_reduce_scatter(How how, const std::vector<Scatter
   for (const Scattered& call : calls) check_reduction(call.output, op);
   const auto job = [this, calls, op, limit = how.limit] {
     for (const Scattered& call : calls) {
+      if (call.output.numel() == 0) continue;
       at::Tensor whole = joined(call.inputs);
       if (whole.is_same(call.inputs.whole)) whole = whole.clone();
       sum(whole, op, limit);
@@ -426,28 +432,40 @@ WorkPtr SpanningBackend::start_reduce_scatter(How how, const std::vector<Scatter
   return start(std::move(how), job);
 }
 
+// As bytes, as gloo has few dtypes.
 WorkPtr SpanningBackend::start_gather(How how, const Gathered& call, int root) {
   const auto job = [this, call, root, limit = how.limit] {
+    if (call.input.numel() == 0) return;
+    std::optional<Room> room;
     TensorLists outputs;
-    if (rank_ == root) outputs.push_back(call.outputs.tensors);
-    Tensors inputs{call.input};
-    c10d::GatherOptions plain;
-    plain.rootRank = root;
-    plain.timeout = limit;
-    wait_between(everyone_->gather(outputs, inputs, plain), limit);
+    if (rank_ == root) {
+      room.emplace(call.outputs);
+      outputs.push_back(bytes_of(room->memory()).view({size_, -1}).unbind());
+    }
+    Tensors inputs{bytes_of(plain(call.input))};
+    c10d::GatherOptions options;
+    options.rootRank = root;
+    options.timeout = limit;
+    wait_between(everyone_->gather(outputs, inputs, options), limit);
+    if (room) room->settle();
   };
   return start(std::move(how), job);
 }
 
 WorkPtr SpanningBackend::start_scatter(How how, const Scattered& call, int root) {
   const auto job = [this, call, root, limit = how.limit] {
+    if (call.output.numel() == 0) return;
     TensorLists inputs;
-    if (rank_ == root) inputs.push_back(call.inputs.tensors);
-    Tensors outputs{call.output};
-    c10d::ScatterOptions plain;
-    plain.rootRank = root;
-    plain.timeout = limit;
-    wait_between(everyone_->scatter(outputs, inputs, plain), limit);
+    if (rank_ == root) {
+      inputs.push_back(bytes_of(joined(call.inputs)).view({size_, -1}).unbind());
+    }
+    Held held;
+    Tensors outputs{bytes_of(held.out_tensor(call.output))};
+    c10d::ScatterOptions options;
+    options.rootRank = root;
+    options.timeout = limit;
+    wait_between(everyone_->scatter(outputs, inputs, options), limit);
+    held.finish();
   };
   return start(std::move(how), job);
 }

@@ -208,6 +208,10 @@ def refused_messages(rank: int, options: shm.Options) -> None:
     assert found["type"] == "InvalidArgumentError", found
     found = note(lambda: backend.send([torch.ones(1)], (rank + 1) % 3, -1))
     assert found["type"] == "InvalidArgumentError", found
+    one = torch.ones(1)
+    for lists in ([[one], [], [one]], [[one, one]] * 3, [[one]]):
+        found = note(lambda lists=lists: backend.allgather_coalesced(lists, [one]))
+        assert found["type"] == "InvalidArgumentError", found
     if rank == 0:
         found = note(lambda: dist.recv(torch.ones(1), 1, group))
         assert found["type"] == "OperationTimeoutError", found
@@ -332,7 +336,7 @@ def left_while_waiting(rank: int, options: shm.Options) -> None:
 
 
 def several_hosts(rank: int, size: int, dtype: torch.dtype) -> None:
-    for count in (1, 40_001):
+    for count in (0, 1, 40_001):
         # Whole numbers: sums are exact, so that the order between hosts does not count.
         parts = [
             values_of(r, count, torch.float32).mul(4).round().to(dtype)
@@ -371,3 +375,10 @@ def several_hosts(rank: int, size: int, dtype: torch.dtype) -> None:
             found = torch.empty_like(own)
             scatter(found, given)
             check(found, expected, "hosts: reduce_scatter")
+        lists = [torch.empty_like(own) for _ in parts]
+        dist.gather(own, lists if rank == 0 else None)
+        if rank == 0:
+            check(torch.stack(lists), torch.stack(parts), "hosts: gather")
+        found = torch.empty_like(own)
+        dist.scatter(found, parts if rank == 0 else None)
+        check(found, own, "hosts: scatter")
