@@ -82,6 +82,7 @@ template std::span<const int64_t> TableCache::take_missing(std::span<const int32
 template std::span<const int64_t> TableCache::take_missing(std::span<const int64_t> ids);
 
 std::vector<int64_t> TableCache::stale(std::span<const int64_t> keys, bool anew) const {
+  require_marks();
   check_ids(keys);
   std::vector<int64_t> found;
   found.reserve(keys.size());

@@ -98,10 +98,10 @@ class TableCache {
 
   void forget(std::span<const int64_t> keys);  // their pull failed
   void refresh();                              // every row is stale for lookups
+  void invalidate();                           // and for gradients
   // Gives the memory back. Whoever asks for rows then gets kClosed; the rest does nothing.
   void release();
   size_t marks_bytes() const { return marks_.size() * sizeof(RowMark); }
-  void invalidate();  // and for gradients
   // Deduplicates the keys of a gradient: unique[inverse[i]] == keys[i], numbered by first
   // appearance; room for keys.size() in both. Returns the number of distinct keys. Throws
   // kRowOutOfRange, kUnpulledRow.
