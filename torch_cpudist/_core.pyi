@@ -9,8 +9,8 @@ releases the GIL, may be interrupted by signals in the main thread, and has a de
 Errors are the classes of ``torch_cpudist.errors``.
 """
 
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Any, Final
 
 from torch_cpudist._core_client import ROOT_STEP as ROOT_STEP
 from torch_cpudist._core_client import AsyncPushes as AsyncPushes
@@ -259,6 +259,12 @@ def owner_of_keys(
     keys: Sequence[int], param_set: int, table: int, server_count: int
 ) -> list[int]:
     """Which server owns each key."""
+
+def listen_to_waits(told: Callable[[bool], None] | None) -> Any:
+    """Calls ``told(begins)`` at both ends of this thread's waits for servers.
+
+    ``None`` ends it. Returns what was told before; the caller keeps ``told`` alive.
+    """
 
 def crc32c(address: int, size_bytes: int) -> int:
     """The checksum of memory; lets other threads run."""

@@ -267,6 +267,7 @@ void bind_client(py::module_& module) {
   py::class_<ClientHolder> client(module, "Client");
   bind_constructor(client);
   bind_calls(client);
+  module.def("listen_to_waits", &listen_to_waits, py::arg("told"));
 }
 
 }  // namespace cpudist::bind

@@ -18,6 +18,19 @@ bool interrupted() {
   return PyErr_CheckSignals() != 0;
 }
 
+// Who listens to the waits of this thread; borrowed, see listen_to_waits.
+thread_local PyObject* wait_listener = nullptr;
+
+void tell_of_wait(bool begins) {
+  if (wait_listener == nullptr) return;
+  const py::gil_scoped_acquire gil;
+  try {
+    py::reinterpret_borrow<py::object>(wait_listener)(begins);
+  } catch (py::error_already_set& error) {
+    error.discard_as_unraisable("a listener to waits");
+  }
+}
+
 // Called in a waiting thread of Python's, never in an I/O thread.
 void log(PyObject* logger, int level, const std::string& text) {
   const GilTaken gil;
@@ -41,6 +54,7 @@ std::unique_ptr<std::unique_ptr<client::Client>> make(
     client::ClientOptions options, const std::shared_ptr<NetworkHolder>& network,
     const std::shared_ptr<RankNetworkHolder>& ranks, const py::object& logger) {
   options.interrupted = &interrupted;
+  options.waiting = &tell_of_wait;
   if (!logger.is_none()) {
     // Borrowed: the holder outlives its client, and a copy would need the GIL to go.
     options.log = [raw = logger.ptr()](int level, const std::string& text) {
@@ -78,6 +92,13 @@ client::StepPush make_step(std::vector<kernels::OptimizerConfig> configs,
   }
   step.weights = pointers(weights);
   return step;
+}
+
+py::object listen_to_waits(const py::object& told) {
+  py::object before = py::none();
+  if (wait_listener != nullptr) before = py::reinterpret_borrow<py::object>(wait_listener);
+  wait_listener = told.is_none() ? nullptr : told.ptr();
+  return before;
 }
 
 ClientHolder::ClientHolder(client::ClientOptions options,

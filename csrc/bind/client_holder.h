@@ -32,6 +32,10 @@ inline std::vector<void*> pointers(const std::vector<Address>& addresses) {
   return result;
 }
 
+// From now on `told(begins)` is called at both ends of the calling thread's waits for servers;
+// None ends it. Returns who was told before. The caller keeps `told` alive.
+py::object listen_to_waits(const py::object& told);
+
 class ClientHolder {
  public:
   ClientHolder(client::ClientOptions options, const std::shared_ptr<NetworkHolder>& network,

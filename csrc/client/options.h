@@ -35,8 +35,27 @@ struct ClientOptions {
   // Called every 50 ms by a waiting thread without locks held; true ends the wait with
   // Error(kInterrupted).
   std::function<bool()> interrupted;
+  // Called when a thread of the user's begins to wait, and when it has waited, without locks of
+  // the client's that others take while they hold the caller's; must not throw.
+  std::function<void(bool begins)> waiting;
   // (level, text): progress of long waits; level 0 warning, 1 info, 2 debug.
   std::function<void(int, const std::string&)> log;
+};
+
+// While it lives, the calling thread waits: for who listens.
+class WaitNotice {
+ public:
+  explicit WaitNotice(const ClientOptions& options) : options_(options) {
+    if (options_.waiting) options_.waiting(true);
+  }
+  ~WaitNotice() {
+    if (options_.waiting) options_.waiting(false);
+  }
+  WaitNotice(const WaitNotice&) = delete;
+  WaitNotice& operator=(const WaitNotice&) = delete;
+
+ private:
+  const ClientOptions& options_;
 };
 
 // A connector calls a handler and the handler is inside the client, so the client makes its own.

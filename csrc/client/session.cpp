@@ -362,6 +362,9 @@ void Session::add_stats(ClientStats* stats) const {
 // messages) and looks for an interrupt every 50 ms.
 
 void Session::wait(std::span<const RequestPtr> requests, Caller caller) {
+  // Told of its end when no lock is held any more.
+  std::optional<WaitNotice> notice;
+  if (caller == Caller::kUser) notice.emplace(options_);
   const TimePoint started = Clock::now();
   try {
     wait_settled(requests, TimePoint::max(), caller);

@@ -41,7 +41,7 @@ def native(**rows: str) -> dict[str, tuple[str, ...]]:
 # A folder, or a module that lies beside the folders, and what its files may import.
 LAYERS: dict[str, tuple[str, ...]] = {
     **stacked(
-        ("errors", "log", "_build_check"),
+        ("errors", "log", "ranges", "_build_check"),
         ("settings",),
         ("machine",),
         ("ops",),

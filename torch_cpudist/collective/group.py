@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 from torch.distributed import distributed_c10d
 
-from torch_cpudist import _core
+from torch_cpudist import _core, ranges
 from torch_cpudist.backends import shm
 from torch_cpudist.errors import (
     BackendUnavailableError,
@@ -203,17 +203,18 @@ class CollectiveGroup:
         waited = next(
             (one for one in self.pending if one.work is work), Pending(work, 0, False)
         )
-        while True:
-            try:
-                if _may_wait(work, waited.on_device, _SLICE_S):
-                    work.wait(timedelta(seconds=_SLICE_S))
-                    break
-            except RuntimeError as error:
-                if work.is_completed():
-                    raise self.error_of(error) from error
-            self._check_others(what, waited.number)
-            if time.monotonic() > deadline:
-                raise self._late(what)
+        with ranges.of(ranges.WAIT):
+            while True:
+                try:
+                    if _may_wait(work, waited.on_device, _SLICE_S):
+                        work.wait(timedelta(seconds=_SLICE_S))
+                        break
+                except RuntimeError as error:
+                    if work.is_completed():
+                        raise self.error_of(error) from error
+                self._check_others(what, waited.number)
+                if time.monotonic() > deadline:
+                    raise self._late(what)
         self.wait_s += time.monotonic() - began
         self.pending = [one for one in self.pending if one.work is not work]
 

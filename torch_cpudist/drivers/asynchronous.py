@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from torch_cpudist import _core
+from torch_cpudist import _core, ranges
 from torch_cpudist.drivers.base import Wrapped, served_rules, whole_samples
 from torch_cpudist.drivers.registry import register
 from torch_cpudist.drivers.server import ServedState, ServerDriver, open_set
@@ -68,7 +68,8 @@ class AsyncDriver(ServerDriver):
 
     def settle(self) -> None:
         """Waits until every queued push is applied."""
-        self._parameters.opened.drain()
+        with ranges.of(ranges.WAIT):
+            self._parameters.opened.drain()
 
 
 register(Async, opens=open_set, drives=AsyncDriver)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from torch_cpudist import _core
+from torch_cpudist import _core, ranges
 from torch_cpudist.drivers.base import StateKeeper, Wrapped, whole_samples
 from torch_cpudist.drivers.exchange_pace import ExchangePace
 from torch_cpudist.drivers.registry import Opening, register
@@ -133,7 +133,8 @@ class GeoDriver(ServerDriver):
         if not local.alone:
             if not local.opened.is_member():
                 local.opened.join()
-            self._work_on_exchange()
+            with ranges.of(ranges.EXCHANGE):
+                self._work_on_exchange()
         return self._known_steps()
 
     @contextmanager
@@ -223,7 +224,11 @@ class GeoDriver(ServerDriver):
         """Ends the exchange under way and makes another, until nothing is left."""
         local = self._local
         exchange = local.exchange
-        with local.written_apart(), Weights(local.placement.dense) as weights:
+        with (
+            ranges.of(ranges.EXCHANGE),
+            local.written_apart(),
+            Weights(local.placement.dense) as weights,
+        ):
             exchange.finish(weights)
             self._pace.note_end(self._interval)
             # An outer step that nobody has moved for would be momentum alone.

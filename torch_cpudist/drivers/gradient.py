@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from torch_cpudist import _core
+from torch_cpudist import _core, ranges
 from torch_cpudist.collective.copied import CopiedParameters
 from torch_cpudist.collective.exchange import GradientExchange
 from torch_cpudist.collective.header import Header
@@ -121,11 +121,13 @@ class GradientDriver(CollectiveDriver):
         self._copied.check_unchanged()
         self._take_part()
         own = own_rows(self._tables)
-        header = self._exchange.average(self._gradients(), own, samples)
+        with ranges.of(ranges.EXCHANGE):
+            header = self._exchange.average(self._gradients(), own, samples)
         self._averages += 1
         if header is not None:
             weight = 1 if samples is None else samples
-            rows = self._rows.average(own, header.counts, weight, header.weight)
+            with ranges.of(ranges.EXCHANGE):
+                rows = self._rows.average(own, header.counts, weight, header.weight)
             self._update(header, rows, clip)
         self._steps += 1
         return self._steps

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
+from torch_cpudist import ranges
 from torch_cpudist.collective.buckets import Bucket, plan
 from torch_cpudist.collective.copied import CopiedParameters
 from torch_cpudist.drivers.base import Wrapped, whole_samples
@@ -128,7 +129,8 @@ class LocalSGDDriver(CollectiveDriver):
         self._since += 1
         self._apart += 1
         if self._warm() or self._since >= self._strategy.every:
-            self._average(early=False)
+            with ranges.of(ranges.EXCHANGE):
+                self._average(early=False)
         return self._steps
 
     @torch.no_grad()
@@ -217,7 +219,8 @@ class LocalSGDDriver(CollectiveDriver):
         some trainer's model was written meanwhile: each keeps its own then.
         """
         if self._apart:
-            self._average(early=True)
+            with ranges.of(ranges.EXCHANGE):
+                self._average(early=True)
         super().leave()
 
 

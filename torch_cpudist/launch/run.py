@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 from torch.utils import data
 
+from torch_cpudist import ranges
 from torch_cpudist.errors import ClosedError, ConfigurationError, ForkedProcessError
 from torch_cpudist.launch.endpoints import Endpoints
 from torch_cpudist.launch.environment import Environment
@@ -259,7 +260,8 @@ class Run:
         for participant in participants:
             participant.before_barrier()
         self._step_counts.before(participants)
-        client.barrier()
+        with ranges.of(ranges.WAIT):
+            client.barrier()
         self._step_counts.after(participants)
         for participant in participants:
             participant.after_barrier()

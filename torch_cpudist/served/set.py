@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from torch_cpudist import _core
+from torch_cpudist import _core, ranges
 from torch_cpudist.errors import Error
 from torch_cpudist.model.clipping import tensor_scale
 from torch_cpudist.model.dense_memory import dense_memory
@@ -155,7 +155,8 @@ class ParameterSet(Trained):
         """Overwrites every dense parameter with the servers' values."""
         with self._dense.weights() as addresses:
             if addresses:
-                self.opened.pull_dense(addresses)
+                with ranges.of(ranges.PULL):
+                    self.opened.pull_dense(addresses)
         self.note_written([entry.parameter for entry in self.placement.dense])
 
     def pull_tables(self) -> None:
@@ -166,7 +167,8 @@ class ParameterSet(Trained):
                 binding.forget_rows(self.opened)
             else:
                 binding.bind_weight(self.opened)
-        self.opened.pull_all_rows()
+        with ranges.of(ranges.PULL):
+            self.opened.pull_all_rows()
         self.tables_current = True
         self.note_written([table.found.weight for table in self.placement.tables])
 
@@ -194,7 +196,8 @@ class ParameterSet(Trained):
                     flat.dtype == torch.int32,
                 )
             )
-        return self.opened.prefetch(coming, managed)
+        with ranges.of(ranges.PULL):
+            return self.opened.prefetch(coming, managed)
 
     # -- gradients ---------------------------------------------------------------------
 
@@ -253,7 +256,7 @@ class ParameterSet(Trained):
         self.check_unchanged()
         gradients = self._gradients(clip if isinstance(clip, ClipTensorNorm) else None)
         try:
-            with self._dense.weights() as addresses:
+            with self._dense.weights() as addresses, ranges.of(ranges.PUSH):
                 updates = send(
                     clip_value=clip.value if isinstance(clip, ClipValue) else 0.0,
                     clip_norm=clip.max_norm if isinstance(clip, ClipNorm) else 0.0,

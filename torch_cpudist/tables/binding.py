@@ -13,7 +13,7 @@ from typing import Protocol, TypeVar
 import torch
 from torch import nn
 
-from torch_cpudist import _core
+from torch_cpudist import _core, ranges
 from torch_cpudist.errors import (
     ClosedError,
     IdTypeError,
@@ -255,12 +255,14 @@ class TableBinding:
             rows = self._shape[0]
         steps = self._steps
         if keys is not None:
-            param_set.read_rows(self.table, keys.data_ptr(), keys.numel())
+            with ranges.of(ranges.PULL):
+                param_set.read_rows(self.table, keys.data_ptr(), keys.numel())
             return
         self._tell_of_reading(rows)
         for begin in range(0, rows, _READ_ROWS):
             some = torch.arange(begin, min(begin + _READ_ROWS, rows), device="cpu")
-            param_set.read_rows(self.table, some.data_ptr(), some.numel())
+            with ranges.of(ranges.PULL):
+                param_set.read_rows(self.table, some.data_ptr(), some.numel())
         with self._bind_lock:
             # A lookup brings rounded rows again where pulls are rounded.
             if self._steps == steps and self.exact:
@@ -321,12 +323,13 @@ class TableBinding:
         if flat.numel() == 0:
             return
         self.bind_weight(param_set)
-        param_set.pull(
-            self.table,
-            flat.data_ptr(),
-            flat.numel(),
-            flat.dtype == torch.int32,
-        )
+        with ranges.of(ranges.PULL):
+            param_set.pull(
+                self.table,
+                flat.data_ptr(),
+                flat.numel(),
+                flat.dtype == torch.int32,
+            )
 
     def _written(self) -> bool:
         return self.weight._version > self._versions.get(id(self.weight), -1)

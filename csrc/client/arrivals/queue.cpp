@@ -90,7 +90,21 @@ void PushQueue::throw_failure() {
 template <typename Ready>
 void PushQueue::wait_until(std::unique_lock<std::mutex>& lock, const char* what,
                            const Ready& ready) {
-  if (ready()) return;
+  while (!ready()) {
+    lock.unlock();
+    {
+      // Whoever is told of it takes locks of its own: none is held at either end.
+      const WaitNotice notice(session_.options());
+      std::unique_lock waiting(mutex_);
+      wait_quietly(waiting, what, ready);
+    }
+    lock.lock();
+  }
+}
+
+template <typename Ready>
+void PushQueue::wait_quietly(std::unique_lock<std::mutex>& lock, const char* what,
+                             const Ready& ready) {
   const ClientOptions& options = session_.options();
   const TimePoint began = Clock::now();
   const auto note_wait = [&] {

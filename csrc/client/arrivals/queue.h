@@ -95,6 +95,8 @@ class PushQueue final : public Background {
   void take_answers(const std::vector<QueuedPush>& batch, std::vector<RequestPtr> requests);
   template <typename Ready>
   void wait_until(std::unique_lock<std::mutex>& lock, const char* what, const Ready& ready);
+  template <typename Ready>
+  void wait_quietly(std::unique_lock<std::mutex>& lock, const char* what, const Ready& ready);
   void raise_failure() const;  // with the lock held
 
   Session& session_;
