@@ -7,6 +7,7 @@
 #include "client/geo/exchange.h"
 
 #include <functional>
+#include <latch>
 #include <memory>
 #include <numeric>
 #include <string>
@@ -152,16 +153,30 @@ void train_mover(Mover& mover, const wire::ParamSetLayout& layout,
   exchange.finish(weights);
   exchange.begin(true, outer_step, since, 0);
   exchange.finish(weights);
-  mover.set->leave();
 }
+
+// Counts a trainer as done, also one that has failed.
+struct Done {
+  std::latch& left;
+  ~Done() { left.count_down(); }
+};
 
 // What servers hold, of `part` of all movement, when trainers have left.
 void check_movement(uint32_t trainers, double outer_step, double part,
                     const transport::FaultPlan& plan = {}) {
   Movers all(trainers, 2, plan);
+  std::latch moved(trainers);
   std::vector<std::function<void()>> calls;
   for (Mover& mover : all.movers) {
-    calls.push_back([&] { train_mover(mover, all.layout, {outer_step, outer_step}); });
+    calls.push_back([&] {
+      {
+        const Done done{moved};
+        train_mover(mover, all.layout, {outer_step, outer_step});
+      }
+      // Who has left is not counted any more by those that still exchange.
+      moved.wait();
+      mover.set->leave();
+    });
   }
   run_all(calls);
   const auto expected = static_cast<float>(-4.0 * kMoverSteps * trainers * part);
