@@ -240,6 +240,34 @@ def test_what_was_written_is_what_is_read():
     run(body, 1)
 
 
+WRITES = {
+    "data.copy_": lambda w: w.data.copy_(torch.ones(ROWS, DIM)),
+    "detach().fill_": lambda w: w.detach().fill_(1.0),
+    "data.mul_": lambda w: w.data.mul_(2.0),
+    "data *=": lambda w: w.data.__imul__(2.0),
+    "data[...] =": lambda w: w.data.__setitem__(3, 1.0),
+    "foreach": lambda w: torch._foreach_add_([w.data], 1.0),
+    "out": lambda w: torch.mul(w.data, 2.0, out=w.data),
+}
+
+
+@pytest.mark.parametrize("how", WRITES)
+def test_what_writes_through_an_alias_is_noticed(how):
+    """Swapping averaged weights in would else be undone, row by row, by lookups."""
+
+    def body(context):
+        model, optimizer = trained(context)
+        WRITES[how](model.bag.weight)
+        with pytest.raises(cpudist.ModelChangedError, match=r"bag\.weight"):
+            looked_up(model)
+        with pytest.raises(cpudist.ModelChangedError, match=r"bag\.weight"):
+            optimizer.flush()
+        optimizer.flush(overwrite=True)
+        assert float((looked_up(model) - expected()).abs().max()) <= 1e-6
+
+    run(body, 1)
+
+
 def test_rows_that_were_read_may_be_written_one_by_one():
     """Unlike rows that were not: all the others are the servers'."""
 

@@ -38,6 +38,10 @@ class TableView(TableBinding):
         """Brings in rows, in the memory of both; see ``TableBinding.read``."""
         self._shared.read(keys)
 
+    def written(self) -> None:
+        """Notes that somebody wrote the weight that all replicas share."""
+        self._shared.written()
+
     def pull(self, ids: torch.Tensor, weight: torch.Tensor) -> None:
         """Makes the rows of ``ids`` current; see ``TableBinding.pull``."""
         self.check_weight(weight)

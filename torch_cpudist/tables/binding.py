@@ -268,6 +268,14 @@ class TableBinding:
             if self._steps == steps and self.exact:
                 self._stale = False
 
+    def written(self) -> None:
+        """Notes that somebody wrote the weight, through an alias too.
+
+        Lookups and steps refuse it, as any write of others.
+        """
+        if self.param_set is not None:
+            torch.autograd.graph.increment_version(self.weight)
+
     def _tell_of_reading(self, rows: int) -> None:
         if not self._warned:
             self._warned = True

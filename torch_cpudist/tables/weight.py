@@ -10,6 +10,7 @@ look at values bring the rows in first.
 
 from __future__ import annotations
 
+import re
 import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol, cast
@@ -28,6 +29,9 @@ class Rows(Protocol):
 
     def read(self, keys: torch.Tensor | None = None) -> None:
         """Brings in the rows of int64 ``keys``, or all, unless they are here."""
+
+    def written(self) -> None:
+        """Notes that somebody wrote the weight, through an alias too."""
 
 
 class TableWeight(torch.Tensor):
@@ -142,7 +146,18 @@ def _called(func: Function, args: Any, kwargs: Mapping[str, Any]) -> Any:
 def _reading(func: Function, args: Any, kwargs: Mapping[str, Any]) -> Any:
     """Of all that is not known to look at none, or at some only."""
     _bring_in(args, kwargs)
-    return _called(func, args, kwargs)
+    made = _called(func, args, kwargs)
+    if _IN_PLACE.fullmatch(func.__name__):
+        _note_written(args[:1])
+    if "out" in kwargs:
+        _note_written(kwargs["out"])
+    return made
+
+
+def _note_written(values: Any) -> None:
+    # torch counts no write through `.data`.
+    for weight in _tables(values):
+        weight._cpudist_rows.written()
 
 
 def _aliasing(func: Function, args: Any, kwargs: Mapping[str, Any]) -> Any:
@@ -157,7 +172,9 @@ def _aliasing(func: Function, args: Any, kwargs: Mapping[str, Any]) -> Any:
 def _writing(func: Function, args: Any, kwargs: Mapping[str, Any]) -> Any:
     """Of what overwrites the first argument; others are read."""
     _bring_in(args[1:], kwargs)
-    return _called(func, args, kwargs)
+    made = _called(func, args, kwargs)
+    _note_written(args[:1])
+    return made
 
 
 def _converting(func: Function, args: Any, kwargs: Mapping[str, Any]) -> Any:
@@ -252,6 +269,8 @@ def _outside_graphs(func: Function, args: Any, kwargs: Mapping[str, Any]) -> Any
 
 # -- which functions do what -----------------------------------------------------------
 
+# `add_`, `_foreach_mul_`, `__iadd__`; not `__add__`.
+_IN_PLACE = re.compile(r"(?!__).*[^_]_|__i(add|sub|mul|div|truediv|floordiv|mod|pow)__")
 _VIEWS = frozenset({"T", "H", "mT", "mH", "real", "imag"})
 _METADATA = (
     "size stride storage_offset dim ndimension numel nelement element_size data_ptr "
@@ -261,7 +280,7 @@ _METADATA = (
     "requires_grad_ retain_grad register_hook register_post_accumulate_grad_hook "
     "share_memory_ has_names new_empty new_zeros new_ones new_full new_tensor "
     "new_empty_strided __dlpack_device__ __dir__ resolve_conj resolve_neg "
-    "_clear_non_serializable_cached_data backward"
+    "_clear_non_serializable_cached_data backward detach_"
 )
 _OF_TORCH = (
     "empty_like zeros_like ones_like full_like rand_like randn_like randint_like "
@@ -271,7 +290,7 @@ _OF_TORCH = (
 _WRITES = (
     "copy_ fill_ zero_ normal_ uniform_ random_ exponential_ bernoulli_ log_normal_ "
     "geometric_ cauchy_ set_ __setitem__ index_copy_ index_fill_ index_put_ "
-    "masked_fill_ masked_scatter_ scatter_ put_ fill_diagonal_ detach_"
+    "masked_fill_ masked_scatter_ scatter_ put_ fill_diagonal_"
 )
 _CONVERSIONS = "to cpu cuda float double half bfloat16 type type_as contiguous"
 
