@@ -147,7 +147,7 @@ def _reading(func: Function, args: Any, kwargs: Mapping[str, Any]) -> Any:
     """Of all that is not known to look at none, or at some only."""
     _bring_in(args, kwargs)
     made = _called(func, args, kwargs)
-    if _IN_PLACE.fullmatch(func.__name__):
+    if _IN_PLACE.fullmatch(getattr(func, "__name__", "")):
         _note_written(args[:1])
     if "out" in kwargs:
         _note_written(kwargs["out"])
