@@ -32,12 +32,12 @@ std::vector<std::pair<int64_t, int64_t>> slice_parameter(int64_t elements, int64
   return spans;
 }
 
-std::vector<uint32_t> owner_of_keys(const std::vector<int64_t>& keys, uint32_t param_set,
-                                    uint32_t table, uint32_t server_count) {
+std::vector<uint32_t> owner_of_keys(const std::vector<int64_t>& keys, const std::string& table,
+                                    uint32_t server_count) {
   if (server_count == 0) {
     throw Error(ErrorCode::kInvalidArgument, "owner_of_keys: server_count must be at least 1");
   }
-  const uint64_t salt = kernels::table_salt(param_set, table);
+  const uint64_t salt = kernels::table_salt(table);
   std::vector<uint32_t> owners;
   for (const int64_t key : keys) {
     owners.push_back(wire::owner_of_bucket(kernels::bucket_of(key, salt), server_count));
@@ -55,8 +55,8 @@ uint32_t crc32c_of(uintptr_t address, size_t size_bytes) {
 void bind_helpers(py::module_& module) {
   module.def("slice_parameter", &slice_parameter, py::arg("elements"), py::arg("row_width"),
              py::arg("server_count"), py::arg("min_block_size"), py::arg("slice"));
-  module.def("owner_of_keys", &owner_of_keys, py::arg("keys"), py::arg("param_set"),
-             py::arg("table"), py::arg("server_count"));
+  module.def("owner_of_keys", &owner_of_keys, py::arg("keys"), py::arg("table"),
+             py::arg("server_count"));
   module.def("crc32c", &crc32c_of, py::arg("address"), py::arg("size_bytes"));
   module.def("simd_level", [] { return kernels::simd_level_name(kernels::simd_level()); });
 }

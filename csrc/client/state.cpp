@@ -20,8 +20,9 @@ SetState::SetState(uint32_t set_id, const wire::ParamSetLayout& set_layout,
       dense_read_(servers),
       rows_read_(servers, wire::Version(wire::kAnyStaleness)) {
   for (uint32_t t = 0; t < layout.tables.size(); ++t) {
-    tables.push_back(std::make_unique<TableCache>(layout.tables[t], kernels::table_salt(id, t),
-                                                  owners, server_count));
+    const wire::TableSpec& spec = layout.tables[t];
+    tables.push_back(
+        std::make_unique<TableCache>(spec, kernels::table_salt(spec.name), owners, server_count));
   }
   for (uint32_t b = 0; b < layout.blocks.size(); ++b) {
     const wire::BlockSpec& block = layout.blocks[b];

@@ -8,6 +8,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string_view>
 
 namespace cpudist::kernels {
 
@@ -24,14 +25,24 @@ constexpr uint64_t mix64(uint64_t x) {
   return x;
 }
 
-// Different for every table, so that the same key of two tables need not share a server.
-constexpr uint64_t table_salt(uint32_t param_set, uint32_t table_id) {
-  constexpr uint64_t kGolden = 0x9e3779b97f4a7c15ULL;
-  return mix64(((static_cast<uint64_t>(param_set) << 32) | table_id) + kGolden);
+// Another for each name of a table, so that the same key of two tables need not share a server,
+// and the same in every run, so that rows lie where they lay before. FNV-1a (Fowler, Noll, Vo),
+// of which the last bytes move the high bits little: hence mix64.
+constexpr uint64_t table_salt(std::string_view name) {
+  uint64_t hash = 0xcbf29ce484222325ULL;
+  for (const char letter : name) {
+    hash ^= static_cast<uint8_t>(letter);
+    hash *= 0x100000001b3ULL;
+  }
+  return mix64(hash);
+}
+
+constexpr uint64_t hash_of(int64_t key, uint64_t salt) {
+  return mix64(static_cast<uint64_t>(key) ^ salt);
 }
 
 constexpr uint32_t bucket_of(int64_t key, uint64_t salt) {
-  return static_cast<uint32_t>(mix64(static_cast<uint64_t>(key) ^ salt) % kBucketCount);
+  return static_cast<uint32_t>(hash_of(key, salt) % kBucketCount);
 }
 
 }  // namespace cpudist::kernels

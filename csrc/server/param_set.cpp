@@ -39,9 +39,8 @@ void ParamSet::make_store() {
   const wire::ParamSetLayout& layout = state_.layout;
   for (uint32_t table = 0; table < layout.tables.size(); ++table) {
     const wire::TableSpec& spec = layout.tables[table];
-    state_.store.tables.push_back(
-        std::make_unique<table::Table>(state_.id, table, spec, layout.configs[spec.group],
-                                       options.shard_id, options.server_count));
+    state_.store.tables.push_back(std::make_unique<table::Table>(
+        table, spec, layout.configs[spec.group], options.shard_id, options.server_count));
   }
   state_.store.blocks.resize(layout.blocks.size());
   for (uint32_t block = 0; block < layout.blocks.size(); ++block) {

@@ -1,8 +1,8 @@
 // Copyright (c) 2026 The torch_cpudist authors.
 // SPDX-License-Identifier: BSD-3-Clause
 //
-// Lookups run in small batches: all hashes first, then all slots, then all records, so that the
-// memory system works on many rows at once.
+// Lookups and insertions run in small batches: all hashes first, then all slots, then all records,
+// so that the memory system works on many rows at once.
 
 #include "table/table.h"
 
@@ -41,65 +41,84 @@ uint32_t checked_state_elements(const kernels::OptimizerConfig& config, uint32_t
 
 }  // namespace
 
-Table::Table(uint32_t param_set, uint32_t id, wire::TableSpec spec,
-             const kernels::OptimizerConfig& config, uint32_t shard_id, uint32_t server_count)
+Table::Table(uint32_t id, wire::TableSpec spec, const kernels::OptimizerConfig& config,
+             uint32_t shard_id, uint32_t server_count)
     : id_(id),
       spec_(std::move(spec)),
       config_(config),
       shard_id_(shard_id),
       server_count_(server_count),
-      salt_(kernels::table_salt(param_set, id)),
-      state_elements_(checked_state_elements(config, spec_.dim)) {
+      salt_(kernels::table_salt(spec_.name)),
+      state_elements_(checked_state_elements(config, spec_.dim)),
+      index_(spec_.rows) {
   const uint64_t elements = uint64_t{spec_.dim} + state_elements_;
-  stride_ = (sizeof(RowHeader) + elements * sizeof(float) + 15) / 16 * 16;
+  stride_ = (sizeof(RowHeader) + elements * sizeof(float) + 7) / 8 * 8;
   records_per_slab_ = slab_capacity(spec_, server_count, stride_);
   slab_reciprocal_ = std::numeric_limits<uint64_t>::max() / records_per_slab_ + 1;
+  divide_buckets();
+}
+
+void Table::divide_buckets() {
+  std::vector<uint32_t> owned;
   for (uint32_t bucket = 0; bucket < kernels::kBucketCount; ++bucket) {
-    shard_of_bucket_[bucket] = static_cast<uint8_t>(bucket / server_count % kShards);
+    if (wire::owner_of_bucket(bucket, server_count_) == shard_id_) owned.push_back(bucket);
   }
-  shards_.reserve(kShards);
-  for (uint32_t i = 0; i < kShards; ++i) shards_.emplace_back(salt_);
+  for (size_t i = 0; i < owned.size(); ++i) {
+    shard_of_bucket_[owned[i]] = static_cast<uint8_t>(i * kShards / owned.size());
+  }
 }
 
 uint64_t Table::size_bytes() const {
-  uint64_t total = slabs_.size() * records_per_slab_ * stride_;
-  for (const HashIndex& shard : shards_) total += shard.size_bytes();
-  return total;
+  return slabs_.size() * records_per_slab_ * stride_ + index_.size_bytes();
+}
+
+void Table::find_batch(std::span<const int64_t> keys, uint64_t* hashes, uint32_t* records,
+                       size_t prefetched) const {
+  const size_t count = keys.size();
+  for (size_t i = 0; i < count; ++i) {
+    hashes[i] = hash_of(keys[i]);
+    index_.prefetch(hashes[i]);
+  }
+  for (size_t i = 0; i < count; ++i) {
+    records[i] = index_.guess(hashes[i]);
+    if (records[i] == RowIndex::kNone) continue;
+    const uint8_t* begin = record_at(records[i]);
+    for (size_t at = 0; at < prefetched; at += kernels::kCacheLineBytes) {
+      __builtin_prefetch(begin + at);
+    }
+  }
+  for (size_t i = 0; i < count; ++i) {
+    const bool guessed = records[i] == RowIndex::kNone || has_key(records[i], keys[i]);
+    if (!guessed) records[i] = find_one(keys[i], hashes[i]);
+  }
 }
 
 void Table::find(std::span<const int64_t> keys, uint32_t* records, uint8_t* shards) const {
   uint64_t hashes[kBatch];
-  uint8_t found_in[kBatch];
   for (size_t begin = 0; begin < keys.size(); begin += kBatch) {
     const size_t count = std::min(kBatch, keys.size() - begin);
-    uint8_t* shard = shards != nullptr ? shards + begin : found_in;
+    find_batch(keys.subspan(begin, count), hashes, records + begin, 1);
     for (size_t i = 0; i < count; ++i) {
-      hashes[i] = HashIndex::hash(keys[begin + i], salt_);
-      shard[i] = static_cast<uint8_t>(shard_of(hashes[i]));
-      shards_[shard[i]].prefetch(hashes[i]);
-    }
-    for (size_t i = 0; i < count; ++i) {
-      const int64_t key = keys[begin + i];
-      const uint32_t record = shards_[shard[i]].find(key, hashes[i]);
-      if (record == HashIndex::kNone) throw_unknown(key);
-      records[begin + i] = record;
+      if (records[begin + i] == RowIndex::kNone) throw_unknown(keys[begin + i]);
+      if (shards != nullptr) {
+        shards[begin + i] = shard_of_bucket_[hashes[i] % kernels::kBucketCount];
+      }
     }
   }
 }
 
 void Table::gather(std::span<const int64_t> keys, float* out) const {
+  uint64_t hashes[kBatch];
   uint32_t records[kBatch];
   const void* rows[kBatch];
   const size_t row_bytes = size_t{spec_.dim} * sizeof(float);
+  const size_t read_bytes = sizeof(RowHeader) + row_bytes;
   for (size_t begin = 0; begin < keys.size(); begin += kBatch) {
     const size_t count = std::min(kBatch, keys.size() - begin);
-    find(keys.subspan(begin, count), records, nullptr);
+    find_batch(keys.subspan(begin, count), hashes, records, read_bytes);
     for (size_t i = 0; i < count; ++i) {
-      const auto* row = reinterpret_cast<const uint8_t*>(weight(records[i]));
-      rows[i] = row;
-      for (size_t at = 0; at < row_bytes; at += kernels::kCacheLineBytes) {
-        __builtin_prefetch(row + at);
-      }
+      if (records[i] == RowIndex::kNone) throw_unknown(keys[begin + i]);
+      rows[i] = weight(records[i]);
     }
     kernels::gather_pointers(rows, count, row_bytes, out + begin * spec_.dim, row_bytes);
   }
@@ -155,8 +174,7 @@ void Table::check_room(std::span<const int64_t> keys) const {
   if (keys.size() <= kMaxRecords - rows_) return;
   std::set<int64_t> fresh;
   for (const int64_t key : keys) {
-    const uint64_t hash = HashIndex::hash(key, salt_);
-    if (shards_[shard_of(hash)].find(key, hash) == HashIndex::kNone) fresh.insert(key);
+    if (find_one(key, hash_of(key)) == RowIndex::kNone) fresh.insert(key);
   }
   if (fresh.size() <= kMaxRecords - rows_) return;
   throw Error(ErrorCode::kOverloaded, "table " + spec_.name + ": a server holds at most " +
@@ -166,32 +184,39 @@ void Table::check_room(std::span<const int64_t> keys) const {
 void Table::store(const wire::TableRows& rows) {
   check(rows);
   const size_t width = state_elements_;
-  for (size_t i = 0; i < rows.keys.size(); ++i) {
-    const uint32_t record = find_or_create(rows.keys[i]);
-    std::memcpy(weight(record), rows.weights.data() + i * spec_.dim, spec_.dim * sizeof(float));
-    if (!rows.state.empty()) {
-      std::memcpy(state(record), rows.state.data() + i * width, width * sizeof(float));
-    } else if (width > 0) {
-      kernels::init_state(config_, state(record), spec_.dim, spec_.dim);
+  uint64_t hashes[kBatch];
+  uint32_t records[kBatch];
+  for (size_t begin = 0; begin < rows.keys.size(); begin += kBatch) {
+    const auto keys = rows.keys.subspan(begin, std::min(kBatch, rows.keys.size() - begin));
+    find_batch(keys, hashes, records, stride_);
+    for (size_t i = 0; i < keys.size(); ++i) {
+      const size_t row = begin + i;
+      // Looked up again: the batch may name it twice.
+      if (records[i] == RowIndex::kNone) records[i] = find_one(keys[i], hashes[i]);
+      if (records[i] == RowIndex::kNone) records[i] = create(keys[i], hashes[i]);
+      std::memcpy(weight(records[i]), rows.weights.data() + row * spec_.dim,
+                  spec_.dim * sizeof(float));
+      if (!rows.state.empty()) {
+        std::memcpy(state(records[i]), rows.state.data() + row * width, width * sizeof(float));
+      } else if (width > 0) {
+        kernels::init_state(config_, state(records[i]), spec_.dim, spec_.dim);
+      }
+      header(records[i]).count = rows.counts.empty() ? 0 : rows.counts[row];
     }
-    header(record).count = rows.counts.empty() ? 0 : rows.counts[i];
   }
   step_ = rows.step;
 }
 
-uint32_t Table::find_or_create(int64_t key) {
-  const uint64_t hash = HashIndex::hash(key, salt_);
-  HashIndex& index = shards_[shard_of(hash)];
-  const uint32_t found = index.find(key, hash);
-  if (found != HashIndex::kNone) return found;
+uint32_t Table::create(int64_t key, uint64_t hash) {
   if (rows_ == slabs_.size() * records_per_slab_) {
+    slab_starts_.reserve(slabs_.size() + 1);
     slabs_.emplace_back(kernels::checked_size_bytes(records_per_slab_, stride_));
     slab_starts_.push_back(slabs_.back().data());
   }
   const auto record = static_cast<uint32_t>(rows_);
   header(record) = RowHeader{key, 0, 0};
   if (state_elements_ > 0) kernels::init_state(config_, state(record), spec_.dim, spec_.dim);
-  index.insert(key, hash, record);
+  index_.insert(hash, record);
   ++rows_;
   return record;
 }

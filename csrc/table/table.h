@@ -2,8 +2,9 @@
 // SPDX-License-Identifier: BSD-3-Clause
 //
 // One server's share of a table: row records (key, count, last_seen, weight, optimizer state) in
-// slabs with stable addresses, and one index per inner shard. A key's shard is a fixed function of
-// its bucket, so that the split of a round over threads never changes a result.
+// slabs with stable addresses, and an index of them. Work on rows is split into shards; a key's
+// shard is a fixed function of its bucket, so that the split of a round over threads never changes
+// a result.
 #pragma once
 
 #include <array>
@@ -15,7 +16,7 @@
 #include "kernels/aligned.h"
 #include "kernels/hash.h"
 #include "kernels/optimizers.h"
-#include "table/hash_index.h"
+#include "table/row_index.h"
 #include "wire/layout.h"
 #include "wire/rows.h"
 
@@ -35,8 +36,8 @@ class Table {
   static constexpr uint32_t kShards = 16;
 
   // `config` decides the state of a row until the table is dropped. The table remembers no views.
-  Table(uint32_t param_set, uint32_t id, wire::TableSpec spec,
-        const kernels::OptimizerConfig& config, uint32_t shard_id, uint32_t server_count);
+  Table(uint32_t id, wire::TableSpec spec, const kernels::OptimizerConfig& config,
+        uint32_t shard_id, uint32_t server_count);
 
   const wire::TableSpec& spec() const { return spec_; }
   uint32_t id() const { return id_; }
@@ -81,10 +82,20 @@ class Table {
     const auto slab = static_cast<uint32_t>((uint128{slab_reciprocal_} * record) >> 64);
     return slab_starts_[slab] + uint64_t{record - slab * records_per_slab_} * stride_;
   }
-  uint32_t shard_of(uint64_t hash) const { return shard_of_bucket_[hash % kernels::kBucketCount]; }
+  uint64_t hash_of(int64_t key) const { return kernels::mix64(static_cast<uint64_t>(key) ^ salt_); }
+  bool has_key(uint32_t record, int64_t key) const { return header(record).key == key; }
+  // RowIndex::kNone for a row that is not there.
+  uint32_t find_one(int64_t key, uint64_t hash) const {
+    return index_.find(hash, [&](uint32_t record) { return has_key(record, key); });
+  }
+  // Of up to kBatch keys, kNone where there is none; the memory of many rows is asked for at once,
+  // `prefetched` bytes of each record.
+  void find_batch(std::span<const int64_t> keys, uint64_t* hashes, uint32_t* records,
+                  size_t prefetched) const;
+  void divide_buckets();  // into shards
   void check_room(std::span<const int64_t> keys) const;
   // The only place where a row comes into being: zero weight, initial state.
-  uint32_t find_or_create(int64_t key);
+  uint32_t create(int64_t key, uint64_t hash);
   [[noreturn]] void throw_unknown(int64_t key) const;
 
   uint32_t id_;
@@ -102,7 +113,7 @@ class Table {
   uint64_t step_ = 0;
   std::vector<kernels::AlignedBuffer<uint8_t>> slabs_;
   std::vector<uint8_t*> slab_starts_;
-  std::vector<HashIndex> shards_;
+  RowIndex index_;
 };
 
 }  // namespace cpudist::table

@@ -6,6 +6,7 @@
 
 #include <cmath>
 
+#include "kernels/hash.h"
 #include "wire/fields.h"
 
 namespace cpudist::wire {
@@ -137,7 +138,7 @@ size_t size_of(DType dtype) {
 
 uint32_t owner_of_bucket(uint32_t bucket, uint32_t server_count) {
   if (server_count == 0) throw Error(ErrorCode::kInvalidArgument, "no server to own a bucket");
-  return bucket % server_count;
+  return static_cast<uint32_t>(uint64_t{bucket} * server_count / kernels::kBucketCount);
 }
 
 template <typename V>

@@ -103,8 +103,8 @@ inline bool rounds_gradients(const ParamSetLayout& layout) {
   return layout.push_dtype != WireDType::kFloat32 && !layout.exchanges_deltas;
 }
 
-// Row `key` of `table` belongs to bucket_of(key, table_salt(table)), and bucket b to server
-// b % server_count.
+// Row `key` of `table` belongs to bucket_of(key, table_salt(its name)). Each server owns a run of
+// buckets, all runs as long as can be.
 uint32_t owner_of_bucket(uint32_t bucket, uint32_t server_count);
 
 Buffer encode(const ParamSetLayout& message);

@@ -371,6 +371,6 @@ def test_optimizer_config():
 
 
 def test_owners_of_keys_are_spread():
-    owners = np.array(_core.owner_of_keys(list(range(3000)), 0, 0, 3))
+    owners = np.array(_core.owner_of_keys(list(range(3000)), "a", 3))
     assert (np.bincount(owners) > 800).all()
-    assert (owners != _core.owner_of_keys(list(range(3000)), 0, 1, 3)).any()
+    assert (owners != _core.owner_of_keys(list(range(3000)), "b", 3)).any()

@@ -100,7 +100,8 @@ GeoExchange::GeoExchange(std::shared_ptr<ParamSet> set, bool alone, uint64_t mem
       members_(owner_->shared().session.options().trainer_count) {
   const wire::ParamSetLayout& layout = set_.layout;
   for (uint32_t t = 0; t < layout.tables.size(); ++t) {
-    tables_.emplace_back(layout.tables[t], kernels::table_salt(set_.id, t), owner_->shared().owners,
+    const wire::TableSpec& spec = layout.tables[t];
+    tables_.emplace_back(spec, kernels::table_salt(spec.name), owner_->shared().owners,
                          set_.server_count, !alone_);
   }
   if (alone_) return;

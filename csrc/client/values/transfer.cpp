@@ -83,7 +83,7 @@ void store_table(Shared& shared, SetState& set, const RowValues& rows, uint64_t 
   check_keys(spec, rows.keys);
   const uint32_t state_elements = rows.state == nullptr ? 0 : set.row_state_elements(rows.table);
   const wire::TableRef ref{rows.table, 0, spec.dim, state_elements, rows.counts != nullptr, step};
-  KeySplit split(shared.owners, set.server_count, kernels::table_salt(set.id, rows.table));
+  KeySplit split(shared.owners, set.server_count, kernels::table_salt(spec.name));
   split.run(rows.keys);
   const uint64_t chunk = rows_per_chunk(spec, state_elements);
   const uint64_t longest = longest_share(split, set.server_count);
@@ -143,7 +143,7 @@ uint64_t fetch_table(Shared& shared, SetState& set, uint32_t table, std::span<co
   const wire::TableSpec& spec = set.table(table).spec();
   check_keys(spec, keys);
   const uint32_t state_elements = set.row_state_elements(table);
-  KeySplit split(shared.owners, set.server_count, kernels::table_salt(set.id, table));
+  KeySplit split(shared.owners, set.server_count, kernels::table_salt(spec.name));
   split.run(keys);
   const uint64_t chunk = rows_per_chunk(spec, state_elements);
   const uint64_t longest = longest_share(split, set.server_count);

@@ -16,7 +16,7 @@ namespace cpudist::server {
 Arrivals::Arrivals(ParamState& state)
     : state_(state),
       update_(state.store, state.shared.updates),
-      compensator_(make_compensator(state.id, state.layout)) {}
+      compensator_(make_compensator(state.layout)) {}
 
 uint64_t Arrivals::round_of(uint32_t) const { return state_.version.round; }
 

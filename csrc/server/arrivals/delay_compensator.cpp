@@ -29,15 +29,13 @@ kernels::AdaptiveScalars<T> scalars_of(const wire::DelayCompensation& settings) 
 
 }  // namespace
 
-std::unique_ptr<DelayCompensator> make_compensator(uint32_t param_set,
-                                                   const wire::ParamSetLayout& layout) {
+std::unique_ptr<DelayCompensator> make_compensator(const wire::ParamSetLayout& layout) {
   if (layout.compensation.kind == wire::Compensation::kNone) return nullptr;
-  return std::make_unique<DelayCompensator>(param_set, layout);
+  return std::make_unique<DelayCompensator>(layout);
 }
 
-DelayCompensator::DelayCompensator(uint32_t param_set, const wire::ParamSetLayout& layout)
-    : param_set_(param_set),
-      layout_(layout),
+DelayCompensator::DelayCompensator(const wire::ParamSetLayout& layout)
+    : layout_(layout),
       settings_(layout.compensation),
       block_means_(layout.blocks.size()),
       row_means_(layout.tables.size()),
@@ -55,7 +53,7 @@ void DelayCompensator::note_rows(uint32_t rank, uint64_t step, uint64_t request,
   if (step == 0) return;
   Reads& reads = reads_of(rank);
   const size_t dim = layout_.tables[pull.table].dim;
-  const uint64_t salt = kernels::table_salt(param_set_, pull.table);
+  const uint64_t salt = kernels::table_salt(layout_.tables[pull.table].name);
   const std::lock_guard lock(reads.mutex);
   if (step <= reads.applied) return;  // a request that was overtaken
   if ((step & wire::kPrefetchBit) != 0 && step < reads.kept_from) return;
@@ -221,7 +219,7 @@ void DelayCompensator::correct(const table::Table& table, std::span<const int64_
   }
   if (reads.empty() && !adaptive()) return;
   const size_t dim = table.dim();
-  const uint64_t salt = kernels::table_salt(param_set_, table.id());
+  const uint64_t salt = kernels::table_salt(table.spec().name);
   const auto key_of = [&](size_t i) { return table.header(static_cast<uint32_t>(records[i])).key; };
   const auto scalars = scalars_of<float>(settings_);
   for (size_t i = 0; i < records.size(); ++i) {

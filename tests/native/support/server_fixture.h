@@ -156,12 +156,11 @@ inline server::ServerOptions server_options(uint32_t trainers, uint32_t threads 
 }
 
 inline std::vector<int64_t> keys_of(const wire::ParamSetLayout& layout,
-                                    const server::ServerOptions& options, uint32_t table,
-                                    uint32_t param_set = 0) {
+                                    const server::ServerOptions& options, uint32_t table) {
   std::vector<int64_t> keys;
   for (uint64_t key = 0; key < layout.tables[table].rows; ++key) {
-    const uint32_t bucket =
-        kernels::bucket_of(static_cast<int64_t>(key), kernels::table_salt(param_set, table));
+    const uint32_t bucket = kernels::bucket_of(static_cast<int64_t>(key),
+                                               kernels::table_salt(layout.tables[table].name));
     if (wire::owner_of_bucket(bucket, options.server_count) == options.shard_id) {
       keys.push_back(static_cast<int64_t>(key));
     }

@@ -15,6 +15,7 @@
 #include "support/server_fixture.h"
 #include "table/dense_block.h"
 #include "table/hash_index.h"
+#include "table/row_index.h"
 #include "table/table.h"
 
 namespace cpudist::testing {
@@ -79,9 +80,58 @@ TEST(hash_index_finds_what_was_inserted) {
   }
 }
 
+TEST(row_index_finds_what_was_inserted) {
+  constexpr uint64_t kSalt = 5;
+  const auto hash_of = [](int64_t key) {
+    return kernels::mix64(static_cast<uint64_t>(key) ^ kSalt);
+  };
+  for (const uint64_t rows : {uint64_t{0}, uint64_t{20000}, uint64_t{1} << 54}) {
+    table::RowIndex index(rows);
+    std::vector<int64_t> keys;
+    const auto find = [&](int64_t key) {
+      return index.find(hash_of(key), [&](uint32_t record) { return keys[record] == key; });
+    };
+    std::mt19937_64 random(1);
+    while (keys.size() < 50000) {
+      const auto key = static_cast<int64_t>(random());
+      if (find(key) != table::RowIndex::kNone) continue;
+      const auto record = static_cast<uint32_t>(keys.size());
+      keys.push_back(key);
+      index.insert(hash_of(key), record);
+      CHECK_EQ(find(key), record);
+    }
+    for (size_t record = 0; record < keys.size(); ++record) {
+      CHECK_EQ(find(keys[record]), static_cast<uint32_t>(record));
+    }
+    CHECK_EQ(index.size(), keys.size());
+    CHECK(index.size_bytes() >= 8 * keys.size());
+    for (int i = 0; i < 1000; ++i) {
+      CHECK_EQ(find(static_cast<int64_t>(random())), table::RowIndex::kNone);
+    }
+  }
+}
+
+TEST(row_index_tells_keys_of_one_tag_apart) {
+  // One half of the hash is equal, and the bucket: only the records' keys differ.
+  table::RowIndex index(10);
+  std::vector<uint64_t> hashes;
+  for (uint64_t i = 0; i < 300; ++i) hashes.push_back((uint64_t{7} << 32) | (i << 12) | 5);
+  const auto find = [&](uint64_t hash) {
+    return index.find(hash, [&](uint32_t record) { return hashes[record] == hash; });
+  };
+  for (uint32_t record = 0; record < hashes.size(); ++record) {
+    CHECK_EQ(find(hashes[record]), table::RowIndex::kNone);
+    index.insert(hashes[record], record);
+  }
+  for (uint32_t record = 0; record < hashes.size(); ++record) {
+    CHECK_EQ(find(hashes[record]), record);
+  }
+  CHECK_EQ(index.guess(hashes[299]), 0u);
+}
+
 TEST(table_keeps_rows_over_many_slabs) {
   constexpr size_t kRows = 120000;
-  table::Table table(0, 0, wire::TableSpec{"t", kRows, 8, 0}, adagrad(), 0, 1);
+  table::Table table(0, wire::TableSpec{"t", kRows, 8, 0}, adagrad(), 0, 1);
   const auto keys = first_keys(kRows);
   std::vector<float> weights(kRows * 8);
   for (size_t i = 0; i < weights.size(); ++i) weights[i] = static_cast<float>(i % 1000);
@@ -99,14 +149,35 @@ TEST(table_keeps_rows_over_many_slabs) {
 }
 
 TEST(table_small_tables_are_small) {
-  table::Table table(0, 0, wire::TableSpec{"t", 10, 4, 0}, sgd(), 0, 1);
+  table::Table table(0, wire::TableSpec{"t", 10, 4, 0}, sgd(), 0, 1);
   const std::vector<int64_t> keys = {3};
   table.store(rows_of(keys, {1, 2, 3, 4}));
   CHECK(table.size_bytes() < 16384);
 }
 
+TEST(table_takes_few_bytes_a_row) {
+  constexpr size_t kRows = 200000;
+  kernels::OptimizerConfig config = adagrad();
+  config.kind = kernels::OptimizerKind::kRowWiseAdagrad;
+  table::Table table(0, wire::TableSpec{"t", kRows, 16, 0}, config, 0, 1);
+  const auto keys = first_keys(kRows);
+  table.store(rows_of(keys, std::vector<float>(kRows * 16)));
+  // 88 of a record; the index is at least 35 % full.
+  CHECK(table.size_bytes() < kRows * (88 + 8 * 100 / 35) + (8u << 20));
+}
+
+TEST(table_takes_the_last_of_equal_keys) {
+  table::Table table(0, wire::TableSpec{"t", 10, 2, 0}, sgd(), 0, 1);
+  const std::vector<int64_t> keys = {3, 4, 3};
+  table.store(rows_of(keys, {1, 2, 3, 4, 5, 6}));
+  CHECK_EQ(table.row_count(), 2u);
+  std::vector<float> got(6);
+  table.gather(keys, got.data());
+  CHECK(got == std::vector<float>({5, 6, 3, 4, 5, 6}));
+}
+
 TEST(table_stores_state_counts_and_step) {
-  table::Table table(0, 0, wire::TableSpec{"t", 10, 2, 0}, adagrad(), 0, 1);
+  table::Table table(0, wire::TableSpec{"t", 10, 2, 0}, adagrad(), 0, 1);
   const std::vector<int64_t> keys = {7, 2};
   const std::vector<float> weights = {1, 2, 3, 4};
   table.store(rows_of(keys, weights));
@@ -132,7 +203,7 @@ TEST(table_stores_state_counts_and_step) {
 }
 
 TEST(table_refuses_rows_it_cannot_have) {
-  table::Table table(0, 0, wire::TableSpec{"emb", 64, 2, 0}, sgd(), 1, 2);
+  table::Table table(0, wire::TableSpec{"emb", 64, 2, 0}, sgd(), 1, 2);
   const std::vector<float> weights = {1, 2};
   const auto store = [&](int64_t key) {
     const std::vector<int64_t> keys = {key};
@@ -141,7 +212,10 @@ TEST(table_refuses_rows_it_cannot_have) {
   CHECK(contains(error_of(ErrorCode::kRowOutOfRange, [&] { store(64); }), "row 64"));
   CHECK(contains(error_of(ErrorCode::kRowOutOfRange, [&] { store(-1); }), "row -1"));
   int64_t foreign = 0;
-  while (kernels::bucket_of(foreign, kernels::table_salt(0, 0)) % 2 == 1) ++foreign;
+  const auto owner = [](int64_t key) {
+    return wire::owner_of_bucket(kernels::bucket_of(key, kernels::table_salt("emb")), 2);
+  };
+  while (owner(foreign) == 1) ++foreign;
   CHECK(contains(error_of(ErrorCode::kInvalidArgument, [&] { store(foreign); }), "server 0"));
   const std::vector<int64_t> unknown = {foreign};
   std::vector<float> out(2);

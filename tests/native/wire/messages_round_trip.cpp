@@ -297,6 +297,17 @@ TEST(messages_too_long_for_a_frame_are_refused_before_memory_is_taken) {
 }
 
 TEST(messages_buckets_are_dealt_in_turn) {
-  CHECK_EQ(wire::owner_of_bucket(7, 3), 1u);
+  CHECK_EQ(wire::owner_of_bucket(7, 3), 0u);
+  CHECK_EQ(wire::owner_of_bucket(4095, 3), 2u);
+  for (const uint32_t servers : {1u, 3u, 20u}) {
+    std::vector<int> owned(servers);
+    for (uint32_t bucket = 0; bucket < 4096; ++bucket) {
+      const uint32_t owner = wire::owner_of_bucket(bucket, servers);
+      ++owned.at(owner);
+      CHECK(bucket == 0 || owner >= wire::owner_of_bucket(bucket - 1, servers));
+    }
+    const auto [least, most] = std::minmax_element(owned.begin(), owned.end());
+    CHECK(*most - *least <= 1);
+  }
   CHECK_EQ(error_code([] { wire::owner_of_bucket(7, 0); }), code(ErrorCode::kInvalidArgument));
 }

@@ -31,8 +31,7 @@ class Sections:
         self._owners = {
             table.found.name: _core.owner_of_keys(
                 range(table.found.weight.shape[0]),
-                param_set=opt.trained.opened.id,
-                table=table.index,
+                table=table.found.name,
                 server_count=servers,
             )
             for table in placement.tables
