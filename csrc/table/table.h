@@ -82,7 +82,7 @@ class Table {
     const auto slab = static_cast<uint32_t>((uint128{slab_reciprocal_} * record) >> 64);
     return slab_starts_[slab] + uint64_t{record - slab * records_per_slab_} * stride_;
   }
-  uint64_t hash_of(int64_t key) const { return kernels::mix64(static_cast<uint64_t>(key) ^ salt_); }
+  uint64_t hash_of(int64_t key) const { return kernels::hash_of(key, salt_); }
   bool has_key(uint32_t record, int64_t key) const { return header(record).key == key; }
   // RowIndex::kNone for a row that is not there.
   uint32_t find_one(int64_t key, uint64_t hash) const {

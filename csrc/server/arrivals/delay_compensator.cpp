@@ -64,21 +64,22 @@ void DelayCompensator::note_rows(uint32_t rank, uint64_t step, uint64_t request,
     reads.rows.erase(oldest);
     if (is_this) return;
   }
-  TableRead& read = tables.try_emplace(pull.table, salt).first->second;
+  TableRead& read = tables.try_emplace(pull.table).first->second;
   const size_t most = read.rows.size() + pull.keys.size() * dim;
   if (read.rows.capacity() < most) read.rows.reserve(std::max(most, 2 * read.rows.size()));
   const bool repeated = !read.requests.insert(request).second;
   for (size_t i = 0; i < pull.keys.size(); ++i) {
-    const uint64_t hash = table::HashIndex::hash(pull.keys[i], salt);
-    const uint32_t position = read.index.find(pull.keys[i], hash);
+    const uint64_t hash = kernels::hash_of(pull.keys[i], salt);
+    const uint32_t position = read.find(pull.keys[i], hash);
     float* row = rows + i * dim;
-    if (position != table::HashIndex::kNone) {
+    if (position != table::RowIndex::kNone) {
       float* kept = read.rows.data() + position * dim;
       std::memcpy(repeated ? row : kept, repeated ? kept : row, dim * sizeof(float));
       continue;
     }
-    read.index.insert(pull.keys[i], hash, static_cast<uint32_t>(read.index.size()));
     read.rows.insert(read.rows.end(), row, row + dim);
+    read.keys.push_back(pull.keys[i]);
+    read.index.insert(hash, static_cast<uint32_t>(read.index.size()));
   }
 }
 
@@ -121,7 +122,8 @@ uint64_t DelayCompensator::size_bytes() const {
     const std::lock_guard reads_lock(reads->mutex);
     for (const auto& [step, tables] : reads->rows) {
       for (const auto& [table, read] : tables) {
-        total += read.index.size_bytes() + read.rows.capacity() * sizeof(float);
+        total += read.index.size_bytes() + read.keys.capacity() * sizeof(int64_t) +
+                 read.rows.capacity() * sizeof(float);
       }
     }
     for (const DenseRead& read : reads->dense) total += read.reply.size();
@@ -226,11 +228,11 @@ void DelayCompensator::correct(const table::Table& table, std::span<const int64_
     const float* row = nullptr;
     for (const TableRead* read : reads) {
       if (i + kPrefetchRows < records.size()) {
-        read->index.prefetch(table::HashIndex::hash(key_of(i + kPrefetchRows), salt));
+        read->index.prefetch(kernels::hash_of(key_of(i + kPrefetchRows), salt));
       }
       const int64_t key = key_of(i);
-      const uint32_t position = read->index.find(key, table::HashIndex::hash(key, salt));
-      if (position == table::HashIndex::kNone) continue;
+      const uint32_t position = read->find(key, kernels::hash_of(key, salt));
+      if (position == table::RowIndex::kNone) continue;
       row = read->rows.data() + position * dim;
       break;
     }

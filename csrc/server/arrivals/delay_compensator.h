@@ -22,7 +22,7 @@
 #include "base/buffer.h"
 #include "kernels/aligned.h"
 #include "server/update/correction.h"
-#include "table/hash_index.h"
+#include "table/row_index.h"
 #include "table/store.h"
 #include "wire/messages.h"
 
@@ -59,10 +59,14 @@ class DelayCompensator final : public Correction {
 
  private:
   struct TableRead {
-    explicit TableRead(uint64_t salt) : index(salt) {}
-    table::HashIndex index;  // key -> position
+    table::RowIndex index{0};  // key -> position
+    std::vector<int64_t> keys;
     std::vector<float> rows;
     std::set<uint64_t> requests;  // that have read them
+
+    uint32_t find(int64_t key, uint64_t hash) const {
+      return index.find(hash, [&](uint32_t position) { return keys[position] == key; });
+    }
   };
   struct DenseRead {
     uint64_t version;

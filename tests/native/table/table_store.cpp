@@ -14,7 +14,6 @@
 #include "server/update/pool.h"
 #include "support/server_fixture.h"
 #include "table/dense_block.h"
-#include "table/hash_index.h"
 #include "table/row_index.h"
 #include "table/table.h"
 
@@ -55,36 +54,9 @@ std::string error_of(ErrorCode code, const Call& call) {
 
 }  // namespace
 
-TEST(hash_index_finds_what_was_inserted) {
-  constexpr uint64_t kSalt = 5;
-  table::HashIndex index(kSalt);
-  std::mt19937_64 random(1);
-  std::map<int64_t, uint32_t> expected;
-  while (expected.size() < 20000) {
-    const auto key = static_cast<int64_t>(random());
-    if (expected.contains(key)) continue;
-    const auto record = static_cast<uint32_t>(expected.size());
-    index.insert(key, table::HashIndex::hash(key, kSalt), record);
-    expected[key] = record;
-  }
-  for (const auto& [key, record] : expected) {
-    CHECK_EQ(index.find(key, table::HashIndex::hash(key, kSalt)), record);
-  }
-  CHECK_EQ(index.size(), expected.size());
-  CHECK(index.size_bytes() >= 16 * 20000 * 10 / 6);
-  for (int i = 0; i < 1000; ++i) {
-    const auto key = static_cast<int64_t>(random());
-    if (!expected.contains(key)) {
-      CHECK_EQ(index.find(key, table::HashIndex::hash(key, kSalt)), table::HashIndex::kNone);
-    }
-  }
-}
-
 TEST(row_index_finds_what_was_inserted) {
   constexpr uint64_t kSalt = 5;
-  const auto hash_of = [](int64_t key) {
-    return kernels::mix64(static_cast<uint64_t>(key) ^ kSalt);
-  };
+  const auto hash_of = [](int64_t key) { return kernels::hash_of(key, kSalt); };
   for (const uint64_t rows : {uint64_t{0}, uint64_t{20000}, uint64_t{1} << 54}) {
     table::RowIndex index(rows);
     std::vector<int64_t> keys;
