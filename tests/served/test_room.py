@@ -49,8 +49,8 @@ def need_bytes(strategy: Any = None) -> tuple[int, int]:
     """Per row: what docs/strategies.md says of Adagrad, and the index at its least."""
     record = 16 + 4 * DIM + 4 * DIM
     if isinstance(strategy, cpudist.Geo):
-        return 16 + 4 * DIM + 27, 8 + 16 + 4 * DIM
-    return record + 27, 8
+        return 16 + 4 * DIM + 9, 8 + 16 + 4 * DIM
+    return record + 9, 8
 
 
 def plan(monkeypatch: pytest.MonkeyPatch, left: dict[int, int], shared: bool) -> None:

@@ -31,8 +31,9 @@ if TYPE_CHECKING:
 # Tables that need less in all are not asked for: every machine has as much.
 SMALL_BYTES = 64 << 20
 _POLL_S = 0.005
-_RECORD_BYTES = 16  # key, count, last seen; records are rounded up to as much
-_INDEX_BYTES = 27  # of a record in the fullest index
+_RECORD_BYTES = 16  # key, count, last seen
+_ROUNDED_BYTES = 8  # records are a multiple of it
+_INDEX_BYTES = 9  # of a record in the fullest index
 _MARK_BYTES = 8
 _LOCAL_BYTES = 16  # further marks, counts and marks of pulls of trainers that step
 
@@ -69,7 +70,7 @@ def needs(placement: Placement, steps_here: bool) -> list[Need]:
     for table, spec in zip(placement.tables, placement.layout.tables, strict=True):
         served = _state_bytes(placement.layout.configs[spec.group], spec.dim)
         record = _RECORD_BYTES + 4 * spec.dim + served
-        record = -(-record // _RECORD_BYTES) * _RECORD_BYTES
+        record = -(-record // _ROUNDED_BYTES) * _ROUNDED_BYTES
         here = _MARK_BYTES
         if steps_here:
             own = placement.rules[table.group]
