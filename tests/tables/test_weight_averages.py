@@ -28,7 +28,7 @@ def test_an_average_of_weights_is_one_of_current_rows(strategy, trainers):
         return averages(context, STRATEGIES[strategy], meet)
 
     for found in run(body, trainers, variables=ONE_THREAD):
-        assert found["worst"] <= 1e-6
+        assert found["worst"] <= 1e-5
         assert found["moved"] > 0.01
 
 
@@ -40,7 +40,7 @@ def test_an_average_of_weights_under_collectives(trainers):
     for found in results:
         assert len(found) == 4
         for strategy, one in found.items():
-            assert one["worst"] <= 1e-6, strategy
+            assert one["worst"] <= 1e-5, strategy
             assert one["moved"] > 0.01, strategy
 
 
