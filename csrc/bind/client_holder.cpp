@@ -23,22 +23,24 @@ thread_local PyObject* wait_listener = nullptr;
 
 void tell_of_wait(bool begins) {
   if (wait_listener == nullptr) return;
-  const py::gil_scoped_acquire gil;
-  try {
-    py::reinterpret_borrow<py::object>(wait_listener)(begins);
-  } catch (py::error_already_set& error) {
-    error.discard_as_unraisable("a listener to waits");
-  }
+  with_gil([begins] {
+    try {
+      py::reinterpret_borrow<py::object>(wait_listener)(begins);
+    } catch (py::error_already_set& error) {
+      error.discard_as_unraisable("a listener to waits");
+    }
+  });
 }
 
 // Called in a waiting thread of Python's, never in an I/O thread.
 void log(PyObject* logger, int level, const std::string& text) {
-  const GilTaken gil;
-  try {
-    py::reinterpret_borrow<py::object>(logger)(level, text);
-  } catch (py::error_already_set& error) {
-    error.discard_as_unraisable("torch_cpudist logger");
-  }
+  with_gil([&] {
+    try {
+      py::reinterpret_borrow<py::object>(logger)(level, text);
+    } catch (py::error_already_set& error) {
+      error.discard_as_unraisable("torch_cpudist logger");
+    }
+  });
 }
 
 bool needs_sockets(const client::ClientOptions& options) {

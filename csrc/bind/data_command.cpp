@@ -60,10 +60,7 @@ std::unique_ptr<CommandHolder> make_command(std::string command, std::string pat
 }
 
 void run_command(const CommandHolder& self, int descriptor, const py::function& tell) {
-  data::Notices notices([&tell](const std::string& text) {
-    const GilTaken gil;
-    tell(text);
-  });
+  data::Notices notices([&tell](const std::string& text) { with_gil([&] { tell(text); }); });
   CommandRun& command = self.get();
   const GilReleased no_gil;
   command.run(descriptor, notices);

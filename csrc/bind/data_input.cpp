@@ -66,8 +66,7 @@ data::Wait python_wait(double timeout_s, const data::Notices& notices, const py:
   if (tell.is_none()) return wait;
   wait.interrupted = [&notices, raw = tell.ptr(), also = std::move(wait.interrupted)] {
     if (notices.any()) {
-      const GilTaken gil;
-      py::reinterpret_borrow<py::object>(raw)();
+      with_gil([raw] { py::reinterpret_borrow<py::object>(raw)(); });
     }
     return also && also();
   };

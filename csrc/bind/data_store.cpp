@@ -168,9 +168,17 @@ void bind_data_store(py::module_& module) {
       .def("wait", &wait_load, py::arg("timeout_s"), py::arg("tell") = py::none())
       .def("progress", &load_progress)
       .def_property_readonly("records",
-                             [](const StoreHolder& self) { return self.get().records(); })
+                             [](const StoreHolder& self) {
+                               const data::Store& found = self.get();
+                               const GilReleased released;
+                               return found.records();
+                             })
       .def_property_readonly("size_bytes",
-                             [](const StoreHolder& self) { return self.get().size_bytes(); })
+                             [](const StoreHolder& self) {
+                               const data::Store& found = self.get();
+                               const GilReleased released;
+                               return found.size_bytes();
+                             })
       .def(
           "permute", [](const StoreHolder& self, uint64_t seed) { self.get().permute(seed); },
           py::arg("seed"), no_gil())
@@ -189,7 +197,11 @@ void bind_data_store(py::module_& module) {
       .def(
           "restore_slots", [](const StoreHolder& self) { self.get().restore_slots(); }, no_gil())
       .def_property_readonly("slots_exchanged",
-                             [](const StoreHolder& self) { return self.get().slots_exchanged(); })
+                             [](const StoreHolder& self) {
+                               const data::Store& found = self.get();
+                               const GilReleased released;
+                               return found.slots_exchanged();
+                             })
       .def("reader", &make_store_reader, py::kw_only(), py::arg("batch_size"),
            py::arg("drop_last") = defaults.drop_last,
            py::arg("begin_record") = defaults.begin_record, py::arg("threads") = defaults.threads,

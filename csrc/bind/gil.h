@@ -49,4 +49,12 @@ class GilTaken {
   PyGILState_STATE state_;
 };
 
+// Calls `call` with the lock. Python lets go of it while it runs, so that the thread may be unwound
+// within, too: then it is kept here, where no destructor has begun.
+template <typename Call>
+void with_gil(Call call) {
+  const GilTaken gil;
+  take_gil(call);
+}
+
 }  // namespace cpudist::bind

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstring>
 #include <mutex>
+#include <new>
 #include <string>
 #include <utility>
 
@@ -228,10 +229,15 @@ void ParamSet::store(const Ticket& ticket, const Buffer& payload, Outbox& outbox
   require_open(ticket.rank);
   check_store(view);
   policy_->values_stored();
-  for (const wire::BlockValues& values : view.blocks) {
-    state_.store.blocks[values.block]->store(values);
+  try {
+    for (const wire::BlockValues& values : view.blocks) {
+      state_.store.blocks[values.block]->store(values);
+    }
+    for (const wire::TableRows& rows : view.tables) state_.store.tables[rows.table]->store(rows);
+  } catch (const std::bad_alloc& error) {
+    state_.break_off(error);  // half of it is stored
+    throw;
   }
-  for (const wire::TableRows& rows : view.tables) state_.store.tables[rows.table]->store(rows);
   stored_bytes_ += payload.size();
   answer_round(ticket, outbox);
 }

@@ -28,6 +28,18 @@ bool same_configs(const QueuedPush& a, const QueuedPush& b) {
          std::memcmp(a.configs.data(), b.configs.data(), size_bytes) == 0;
 }
 
+// The lock is let go while this lives, and held again when it ends, however that is.
+class Unlocked {
+ public:
+  explicit Unlocked(std::unique_lock<std::mutex>& lock) : lock_(lock) { lock_.unlock(); }
+  ~Unlocked() { lock_.lock(); }
+  Unlocked(const Unlocked&) = delete;
+  Unlocked& operator=(const Unlocked&) = delete;
+
+ private:
+  std::unique_lock<std::mutex>& lock_;
+};
+
 }  // namespace
 
 void check_options(const QueueOptions& options, const wire::ParamSetLayout& layout) {
@@ -91,14 +103,11 @@ template <typename Ready>
 void PushQueue::wait_until(std::unique_lock<std::mutex>& lock, const char* what,
                            const Ready& ready) {
   while (!ready()) {
-    lock.unlock();
-    {
-      // Whoever is told of it takes locks of its own: none is held at either end.
-      const WaitNotice notice(session_.options());
-      std::unique_lock waiting(mutex_);
-      wait_quietly(waiting, what, ready);
-    }
-    lock.lock();
+    // Whoever is told of it takes locks of its own: none is held at either end.
+    const Unlocked unlocked(lock);
+    const WaitNotice notice(session_.options());
+    std::unique_lock waiting(mutex_);
+    wait_quietly(waiting, what, ready);
   }
 }
 
@@ -180,9 +189,9 @@ bool PushQueue::next_wants_dense() { return ++pushes_ % options_.pull_every == 0
 
 void PushQueue::run() {
   while (true) {
-    std::vector<QueuedPush> batch = next_batch();
-    if (batch.empty()) return;
     try {
+      std::vector<QueuedPush> batch = next_batch();
+      if (batch.empty()) return;
       deliver(std::move(batch));
     } catch (const Error& error) {
       const std::lock_guard lock(mutex_);

@@ -11,7 +11,10 @@
 
 #include <array>
 #include <cerrno>
+#include <chrono>
 
+#include "base/clock.h"
+#include "base/wait.h"
 #include "data/read/byte_source.h"
 
 extern char** environ;
@@ -22,6 +25,8 @@ namespace {
 
 // Reads nothing until the pipe ends. 0 is its own group.
 constexpr const char* kGuard = "read nothing; kill -s KILL 0";
+constexpr auto kLongestKill = std::chrono::seconds(2);
+constexpr auto kKillPoll = std::chrono::milliseconds(1);
 
 // What posix_spawn is told, freed at the end.
 class SpawnSettings {
@@ -69,13 +74,17 @@ class SpawnSettings {
   posix_spawnattr_t attributes_;
 };
 
-// False: there is no such child to wait for.
+// Of a child that was killed. False: there is none, or it does not end: it is in a call of the
+// kernel that nothing interrupts, a file system's that does not answer, say.
 bool wait_for(pid_t process, int* status) noexcept {
-  pid_t reaped = -1;
-  do {
-    reaped = ::waitpid(process, status, 0);
-  } while (reaped < 0 && errno == EINTR);
-  return reaped == process;
+  const TimePoint began = Clock::now();
+  while (true) {
+    const pid_t reaped = ::waitpid(process, status, WNOHANG);
+    if (reaped == process) return true;
+    const bool gone = reaped < 0 && errno != EINTR;
+    if (gone || Clock::now() - began > kLongestKill) return false;
+    let_pass(kKillPoll);
+  }
 }
 
 }  // namespace
@@ -123,6 +132,8 @@ std::optional<int> CommandGroup::status() {
 void CommandGroup::kill() noexcept {
   if (guard_ < 0) return;
   ::kill(-guard_, SIGKILL);
+  // It may have left the group: timeout(1) and setsid(1) begin one of their own.
+  if (command_ >= 0) ::kill(command_, SIGKILL);
   int status = 0;
   if (command_ >= 0 && wait_for(command_, &status)) status_ = status;
   command_ = -1;

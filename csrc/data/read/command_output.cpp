@@ -177,9 +177,17 @@ void CommandOutput::finish() {
   if (WEXITSTATUS(*status) != 0) fail("ended with status " + std::to_string(WEXITSTATUS(*status)));
 }
 
+bool CommandOutput::has_ended() {
+  try {
+    return group_.status().has_value();
+  } catch (const Error&) {
+    return true;
+  }
+}
+
 void CommandOutput::fail_late(bool output_ended) {
   const std::string time = seconds_text(command_.timeout_s);
-  const std::optional<int> status = group_.status();
+  const bool ended = has_ended();
   group_.kill();
   drain_errors();
   const std::string advice =
@@ -187,7 +195,7 @@ void CommandOutput::fail_late(bool output_ended) {
   if (output_ended) {
     fail("has closed its output and did not end within " + time + advice);
   }
-  if (status) {
+  if (ended) {
     fail("has ended, but something that it started keeps its output open and wrote nothing for " +
          time + advice);
   }

@@ -44,6 +44,7 @@ class CommandOutput : public ByteSource {
   std::string name() const { return "the command '" + command_.text + "' on " + path_; }
   [[noreturn]] void fail(const std::string& what) const;
   [[noreturn]] void fail_late(bool output_ended);
+  bool has_ended();  // also where other code has taken its status
 
   const Command& command_;
   std::string path_;

@@ -115,29 +115,39 @@ uint64_t Store::size_bytes() const {
   return words * sizeof(uint64_t) + order_->size() * sizeof(const uint64_t*);
 }
 
-std::shared_ptr<const Order> Store::permuted(uint64_t seed) const {
-  Order order = order_of(*content_);
+std::shared_ptr<const Order> Store::permuted(const Content& content, uint64_t seed) {
+  Order order = order_of(content);
   Random random({seed});
   shuffle(std::span(order), random);
   return std::make_shared<const Order>(std::move(order));
 }
 
 // What permutes by a seed does so by the number of records alone.
-std::shared_ptr<const Order> Store::present_order() const {
-  if (order_seed_) return permuted(*order_seed_);
-  return std::make_shared<const Order>(order_of(*content_));
+std::shared_ptr<const Order> Store::order_by(const Content& content, std::optional<uint64_t> seed) {
+  if (seed) return permuted(content, *seed);
+  return std::make_shared<const Order>(order_of(content));
+}
+
+// An order points into its content: both are made before either is replaced.
+void Store::replace(std::shared_ptr<Content> content, std::shared_ptr<Content> original,
+                    std::optional<uint64_t> seed) {
+  std::shared_ptr<const Order> order = order_by(*content, seed);
+  content_ = std::move(content);
+  original_ = std::move(original);
+  order_seed_ = seed;
+  order_ = std::move(order);
 }
 
 void Store::permute(uint64_t seed) {
   const std::lock_guard lock(mutex_);
+  order_ = permuted(*content_, seed);
   order_seed_ = seed;
-  order_ = present_order();
 }
 
 void Store::restore_order() {
   const std::lock_guard lock(mutex_);
+  order_ = order_by(*content_, std::nullopt);
   order_seed_.reset();
-  order_ = present_order();
 }
 
 uint64_t Store::merge_by_instance(size_t size) {
@@ -147,9 +157,7 @@ uint64_t Store::merge_by_instance(size_t size) {
     throw Error(ErrorCode::kInvalidArgument, "the records have no instance ids to be merged by");
   }
   Merged merged = merged_by_instance(schema_, *content_, size);
-  content_ = std::make_shared<Content>(make_content(std::move(merged.slabs)));
-  order_seed_.reset();
-  order_ = present_order();
+  replace(std::make_shared<Content>(make_content(std::move(merged.slabs))), nullptr, std::nullopt);
   return merged.left_out;
 }
 
@@ -165,18 +173,15 @@ void Store::exchange_slots(const std::vector<size_t>& used_slots, uint64_t seed)
                                                  " used ones does not exist");
   }
   const std::shared_ptr<Content> original = original_ ? original_ : content_;
-  content_ = std::make_shared<Content>(
+  auto exchanged = std::make_shared<Content>(
       make_content(with_slots_exchanged(schema_, *original, used_slots, seed)));
-  original_ = original;
-  order_ = present_order();
+  replace(std::move(exchanged), original, order_seed_);
 }
 
 void Store::restore_slots() {
   const std::lock_guard lock(mutex_);
   if (!original_) return;
-  content_ = std::move(original_);
-  original_ = nullptr;
-  order_ = present_order();
+  replace(original_, nullptr, order_seed_);
 }
 
 bool Store::slots_exchanged() const {
@@ -188,8 +193,8 @@ std::unique_ptr<StoreReader> Store::reader(const StoreReaderOptions& options,
                                            std::optional<uint64_t> seed,
                                            std::shared_ptr<BatchPool> pool) const {
   const std::lock_guard lock(mutex_);
-  return std::make_unique<StoreReader>(schema_, content_, seed ? permuted(*seed) : order_, options,
-                                       std::move(pool));
+  return std::make_unique<StoreReader>(
+      schema_, content_, seed ? permuted(*content_, *seed) : order_, options, std::move(pool));
 }
 
 Checksum Store::checksum() const {

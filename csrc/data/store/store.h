@@ -94,10 +94,14 @@ class Store {
   void release();
 
  private:
-  void require_empty() const;                                  // with the lock
-  void require_loaded(const char* what) const;                 // with the lock
-  std::shared_ptr<const Order> permuted(uint64_t seed) const;  // with the lock
-  std::shared_ptr<const Order> present_order() const;          // with the lock
+  void require_empty() const;                   // with the lock
+  void require_loaded(const char* what) const;  // with the lock
+  static std::shared_ptr<const Order> permuted(const Content& content, uint64_t seed);
+  static std::shared_ptr<const Order> order_by(const Content& content,
+                                               std::optional<uint64_t> seed);
+  // With the lock; all or, where memory runs out, nothing.
+  void replace(std::shared_ptr<Content> content, std::shared_ptr<Content> original,
+               std::optional<uint64_t> seed);
 
   const Schema schema_;
   mutable std::mutex mutex_;

@@ -67,6 +67,10 @@ void DelayCompensator::note_rows(uint32_t rank, uint64_t step, uint64_t request,
   TableRead& read = tables.try_emplace(pull.table).first->second;
   const size_t most = read.rows.size() + pull.keys.size() * dim;
   if (read.rows.capacity() < most) read.rows.reserve(std::max(most, 2 * read.rows.size()));
+  const size_t most_keys = read.keys.size() + pull.keys.size();
+  if (read.keys.capacity() < most_keys) {
+    read.keys.reserve(std::max(most_keys, 2 * read.keys.size()));
+  }
   const bool repeated = !read.requests.insert(request).second;
   for (size_t i = 0; i < pull.keys.size(); ++i) {
     const uint64_t hash = kernels::hash_of(pull.keys[i], salt);
@@ -77,9 +81,10 @@ void DelayCompensator::note_rows(uint32_t rank, uint64_t step, uint64_t request,
       std::memcpy(repeated ? row : kept, repeated ? kept : row, dim * sizeof(float));
       continue;
     }
+    // It alone may find no memory: what is below has been reserved.
+    read.index.insert(hash, static_cast<uint32_t>(read.keys.size()));
     read.rows.insert(read.rows.end(), row, row + dim);
     read.keys.push_back(pull.keys[i]);
-    read.index.insert(hash, static_cast<uint32_t>(read.index.size()));
   }
 }
 

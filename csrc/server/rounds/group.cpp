@@ -125,14 +125,13 @@ void RoundGroup::apply_commit(double total_norm, Outbox& outbox) {
     if (!GradientUpdate::is_void(pushes_)) {
       update_.apply_merged(pushes_, total_norm, state_.version.round);
     }
+    committed_ = {};
+    committed_.round = round_;
+    committed_.total_norm = total_norm;
+    end_round(outbox);
   } catch (const std::exception& error) {
     break_off(error, outbox);
-    return;
   }
-  committed_ = {};
-  committed_.round = round_;
-  committed_.total_norm = total_norm;
-  end_round(outbox);
 }
 
 std::vector<uint32_t> RoundGroup::blocks_of_reply() const {

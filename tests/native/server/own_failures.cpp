@@ -114,6 +114,40 @@ TEST(server_out_of_memory_at_a_push_leaves_no_pending_bytes) {
   CHECK(failed > 5);
 }
 
+// Whatever fails once the gradient is in, no later event applies it again.
+TEST(server_out_of_memory_at_a_commit_applies_nothing_twice) {
+  int64_t attempts = 0;
+  at_every_allocation([&](int64_t nth) {
+    World world(2);
+    PushSpec spec;
+    spec.clip_norm = 100;
+    spec.blocks[0] = {4, 0, 0, 0};
+    world.push(0, spec);
+    world.push(1, spec);
+    const auto ask = [&](size_t rank, wire::FrameKind kind, Buffer payload) {
+      try {
+        world[rank].ask(kind, std::move(payload));
+      } catch (const std::exception&) {
+        // told to the channel
+      }
+    };
+    const Buffer commit = encode(wire::Commit{0, 4.0});
+    bool happened = false;
+    {
+      Buffer first = commit.share();
+      const FailingNew failing(nth);
+      ask(1, wire::FrameKind::kCommit, std::move(first));
+      happened = failing.happened();
+    }
+    ask(0, wire::FrameKind::kCommit, commit.share());
+    ask(0, wire::FrameKind::kLeave, Buffer());
+    CHECK(world.server.stats().rounds <= 1);
+    ++attempts;
+    return happened;
+  });
+  CHECK(attempts > 5);
+}
+
 TEST(server_out_of_memory_is_overloaded) {
   const auto text =
       failure_of_hello(std::make_exception_ptr(std::bad_alloc()), ErrorCode::kOverloaded);
