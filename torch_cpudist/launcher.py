@@ -175,7 +175,7 @@ class _Rank:
 
     def __init__(self, rank: int, file: int, variables: dict[str, str]) -> None:
         self.rank = rank
-        self.told = b""  # length and message
+        self.told = bytearray()  # length and message
         self.failure: tuple[float, str] | None = None  # when, and what
         self._line = b""
         ours, theirs = os.pipe()
@@ -183,7 +183,7 @@ class _Rank:
         where = json.dumps([os.path.abspath(one) for one in sys.path])
         try:
             self.process = subprocess.Popen(  # noqa: S603
-                [sys.executable, "-c", _CHILD, where, str(theirs)],
+                [sys.executable, "-u", "-c", _CHILD, where, str(theirs)],
                 env=variables | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
                 stdin=code,
                 stdout=subprocess.PIPE,
@@ -212,7 +212,8 @@ class _Rank:
             *lines, self._line = (self._line + chunk).split(b"\n")
             for line in lines:
                 self._show(line)
-        self.told += b"".join(self._chunks(self.messages))
+        for chunk in self._chunks(self.messages):
+            self.told += chunk
         length = int.from_bytes(self.told[:_LENGTH_BYTES], "little")
         whole = len(self.told) >= _LENGTH_BYTES + length > _LENGTH_BYTES
         if status is not None and self._line:
@@ -247,7 +248,7 @@ class _Rank:
         print(f"[rank {self.rank}] {line.decode(errors='replace')}", flush=True)
 
     def _message(self) -> dict[str, Any]:
-        data = io.BytesIO(self.told[_LENGTH_BYTES:])
+        data = io.BytesIO(memoryview(self.told)[_LENGTH_BYTES:])
         try:
             found: dict[str, Any] = torch.load(data, weights_only=True)
         except Exception as error:

@@ -135,7 +135,9 @@ def test_wrong_arguments():
         model = linear()
         with pytest.raises(cpudist.InvalidArgumentError, match="is empty"):
             cpudist.DistributedOptimizer([], model)
-        with pytest.raises(cpudist.InvalidArgumentError, match="ClipTensorNorm or ClipV"):
+        with pytest.raises(
+            cpudist.InvalidArgumentError, match="ClipTensorNorm or ClipV"
+        ):
             wrapped(model, clip=1.0)
         with pytest.raises(cpudist.UnsupportedOptimizerError, match="Adamax"):
             wrapped(model, torch.optim.Adamax(model.parameters()))

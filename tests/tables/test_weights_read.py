@@ -1,5 +1,6 @@
 # Copyright (c) 2026 The torch_cpudist authors.
 # SPDX-License-Identifier: BSD-3-Clause
+# long: one table of ways to read and to write a weight, and what comes of each
 """A table's weight read after a step, by whoever reads it: the rows are current."""
 
 from __future__ import annotations
@@ -87,6 +88,50 @@ def test_every_trainer_reads_the_values_of_the_same_round():
     one, other = run(body, 2)
     assert torch.equal(one, other)
     assert float((one - expected(2)).abs().max()) <= 1e-6
+
+
+def test_rows_that_others_moved_are_read_after_a_barrier():
+    """The one that has fewer batches has taken no step of its own since it read."""
+
+    def body(context):
+        model, optimizer = trained(context)
+        model.bag.weight.clone()
+        if context.trainer_rank == 0:
+            step_alone(model, optimizer)
+        cpudist.barrier()
+        read = model.bag.weight.clone().detach()
+        assert torch.equal(read, looked_up(model))
+        return read
+
+    one, other = run(body, 2)
+    assert torch.equal(one, other)
+
+
+def test_rows_that_others_moved_are_read_after_leaving():
+    meeting = threading.Barrier(2)
+
+    def body(context):
+        model, optimizer = trained(context)
+        before = model.bag.weight.clone().detach()
+        if context.trainer_rank == 1:
+            optimizer.leave()
+        else:
+            step_alone(model, optimizer)
+        meeting.wait(30.0)
+        read = model.bag.weight.clone().detach()
+        assert torch.equal(read, looked_up(model))
+        assert not torch.equal(read, before)
+        meeting.wait(30.0)
+        return read
+
+    one, other = run(body, 2)
+    assert torch.equal(one, other)
+
+
+def step_alone(model, optimizer):
+    optimizer.zero_grad()
+    loss_of(model, Batches(1).part(7, 0)).backward()
+    optimizer.step()
 
 
 def test_an_alias_taken_before_is_read_with_what_steps_did():
@@ -248,6 +293,10 @@ WRITES = {
     "data[...] =": lambda w: w.data.__setitem__(3, 1.0),
     "foreach": lambda w: torch._foreach_add_([w.data], 1.0),
     "out": lambda w: torch.mul(w.data, 2.0, out=w.data),
+    "data[0].fill_": lambda w: w.data[0].fill_(5.0),
+    "data[0:3].zero_": lambda w: w.data[0:3].zero_(),
+    "data.view.mul_": lambda w: w.data.view(-1).mul_(2.0),
+    "data.T.zero_": lambda w: w.data.T.zero_(),
 }
 
 

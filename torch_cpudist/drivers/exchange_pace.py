@@ -7,7 +7,7 @@ from __future__ import annotations
 import time
 
 from torch_cpudist.log import logger
-from torch_cpudist.strategies.geo import Geo
+from torch_cpudist.strategies.geo import LONGEST_INTERVAL, Geo
 
 # How much the last step counts in the measured time of a step.
 _NEWEST_SHARE = 0.1
@@ -24,6 +24,8 @@ class ExchangePace:
         """Begins with no step measured and nothing late."""
         self._share = strategy.exchange_budget
         self._in_rounds = strategy.outer is not None
+        # The first ones of a default interval are due at almost every step.
+        self._least_told = 1 if strategy.push_every else LONGEST_INTERVAL
         self._step_s = 0.0
         self._ended = 0.0
         self._late = 0
@@ -73,6 +75,8 @@ class ExchangePace:
     def _warn(self, interval: int, late_by: int) -> None:
         # In rounds others may be who has not moved yet, which no setting changes.
         if self._warned or self._share is None or self._in_rounds:
+            return
+        if interval < self._least_told:
             return
         self._warned = True
         logger.warning(

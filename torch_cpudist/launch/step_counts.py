@@ -62,14 +62,16 @@ class StepCounts:
     def before(self, participants: Sequence[Counted]) -> None:
         """Tells the others of this trainer's steps."""
         counts = [one.round_steps() for one in participants]
-        self._barriers += 1
+        # It counts once it has ended: one that is interrupted may be called again.
+        barrier = self._barriers + 1
         if self._rendezvous is not None and any(counts):
             with contextlib.suppress(AddressError):
-                told = {"barrier": self._barriers, "counts": counts}
-                self._rendezvous.show(self._key(self._rank), told)
+                told = {"barrier": barrier, "counts": counts}
+                self._rendezvous.show(self._key(barrier, self._rank), told)
 
     def after(self, participants: Sequence[Counted]) -> None:
         """Warns, once per optimizer and on one trainer, where steps differ."""
+        self._barriers += 1
         counts = [one.round_steps() for one in participants]
         if self._rendezvous is not None and any(counts):
             with contextlib.suppress(AddressError):
@@ -85,15 +87,16 @@ class StepCounts:
         for rank in range(self._count):
             told = None
             if rank != self._rank:
-                told = rendezvous.shown(self._key(rank))
+                told = rendezvous.shown(self._key(self._barriers, rank))
             if told is not None and told["barrier"] == self._barriers:
                 yield rank, told["counts"]
                 if rank < self._rank:
                     return  # it compares
 
-    def _key(self, rank: int) -> str:
+    @staticmethod
+    def _key(barrier: int, rank: int) -> str:
         # Who comes to the next but one has let everybody read this one.
-        return f"steps/{self._barriers % 2}/{rank}"
+        return f"steps/{barrier % 2}/{rank}"
 
     def _compare(
         self, participants: Sequence[Counted], told: dict[int, list[Any]]

@@ -372,6 +372,9 @@ class DistributedOptimizer(face.ServedOptimizer, Participant):
     def after_barrier(self) -> None:
         """Joins again, unless the model was written: for ``barrier()``."""
         parameters = self._open()
+        pulled = self._driver.pulled
+        if pulled is not None:
+            pulled.age_rows()
         if parameters.bounded and not parameters.changed():
             parameters.join()
 

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 
 # Tables that need less in all are not asked for: every machine has as much.
 SMALL_BYTES = 64 << 20
-_POLL_S = 0.005
+_FIRST_POLL_S = 0.005
+_LAST_POLL_S = 0.2
 _RECORD_BYTES = 16  # key, count, last seen
 _ROUNDED_BYTES = 8  # records are a multiple of it
 _INDEX_BYTES = 9  # of a record in the fullest index
@@ -227,6 +228,7 @@ class RoomCheck:
         run = self._run
         limit_s = run.environment.round_deadline_ms / 1000
         until = time.monotonic() + limit_s
+        pause_s = _FIRST_POLL_S
         while True:
             value = self._shown(key)
             if value is not None:
@@ -241,7 +243,8 @@ class RoomCheck:
                     "(CPUDIST_ROUND_DEADLINE_MS). Build the same ones, in the same "
                     "order, on all."
                 )
-            time.sleep(_POLL_S)
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LAST_POLL_S)
 
     def _decided(self, trainers: Mapping[int, Sequence[memory.Limit]]) -> str:
         """Why it does not fit, else an empty text."""

@@ -135,6 +135,11 @@ class ParameterSet(Trained):
         for binding in self._bindings:
             binding.stale = not current
 
+    def age_rows(self) -> None:
+        """Notes that others may have stepped since this trainer's last step."""
+        for binding in self._bindings:
+            binding.age()
+
     # -- values from the servers -------------------------------------------------------
 
     @property

@@ -185,6 +185,8 @@ class TableBinding:
         self._bind_lock = threading.Lock()
         self._warned = False
         self._stale = True
+        # Whether others may have stepped since rows were read, and this trainer not.
+        self._aged = False
         self._steps = 0
         self.bind_weight(param_set)
         _bindings[self.handle] = self
@@ -232,6 +234,13 @@ class TableBinding:
     def stale(self, stale: bool) -> None:
         with self._bind_lock:
             self._stale = stale
+            self._aged = self._aged and stale
+            self._steps += 1
+
+    def age(self) -> None:
+        """Notes that other trainers may have stepped since this one's last step."""
+        with self._bind_lock:
+            self._aged = True
             self._steps += 1
 
     def read(self, keys: torch.Tensor | None = None) -> None:
@@ -247,7 +256,10 @@ class TableBinding:
             PeerLostError, OperationTimeoutError: a server does not answer.
         """
         param_set = self.param_set
-        if param_set is None or not self._stale:
+        if param_set is None:
+            return
+        # Whoever has left is not told when others step.
+        if not (self._stale or self._aged) and param_set.is_member():
             return
         with as_it_stands():
             if self._written() or self.weight.data_ptr() != self._address:
@@ -266,7 +278,7 @@ class TableBinding:
         with self._bind_lock:
             # A lookup brings rounded rows again where pulls are rounded.
             if self._steps == steps and self.exact:
-                self._stale = False
+                self._stale = self._aged = False
 
     def written(self) -> None:
         """Notes that somebody wrote the weight, through an alias too.

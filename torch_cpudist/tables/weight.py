@@ -39,7 +39,8 @@ class TableWeight(torch.Tensor):
 
     ``detach()`` and ``.data`` give such an alias, every other function what it gives
     for a plain tensor. Not seen, as torch does not tell of them: ``torch.tensor(w)``,
-    and memory that numpy or an address has seen before.
+    memory that numpy or an address has seen before, and views (``w.view(-1)``, ``w.T``)
+    that were made before a step.
 
     Cost: some microseconds a call, besides the rows that it brings.
     """
@@ -169,6 +170,11 @@ def _aliasing(func: Function, args: Any, kwargs: Mapping[str, Any]) -> Any:
     return made
 
 
+def _detaching(func: Function, args: Any, kwargs: Mapping[str, Any]) -> Any:
+    """Of ``.data``: torch counts no write through it, nor through views of it."""
+    return _aliasing(torch.Tensor.detach, args, kwargs)
+
+
 def _writing(func: Function, args: Any, kwargs: Mapping[str, Any]) -> Any:
     """Of what overwrites the first argument; others are read."""
     _bring_in(args[1:], kwargs)
@@ -219,9 +225,9 @@ def _indexed(weight: TableWeight, index: Any) -> torch.Tensor | None:
     """The rows that an index names; ``None`` where it may be any."""
     rows = weight.shape[0]
     if isinstance(index, slice):
-        return torch.arange(*index.indices(rows))
+        return torch.arange(*index.indices(rows), device="cpu")
     if isinstance(index, int) and not isinstance(index, bool):
-        index = torch.tensor([index])
+        index = torch.tensor([index], device="cpu")
     if not (isinstance(index, torch.Tensor) and _are_ids(index)):
         return None
     flat = index.flatten()
@@ -312,8 +318,9 @@ def _ways() -> dict[Function, Callable[..., Any]]:
     ways |= dict.fromkeys((torch.autograd.grad, torch.autograd.backward), _called)
     ways |= dict.fromkeys(_of(torch.Tensor, _WRITES), _writing)
     ways |= dict.fromkeys(_of(torch.Tensor, _CONVERSIONS), _converting)
-    for alias in (torch.Tensor.detach, torch.detach, torch.Tensor.data.__get__):  # type: ignore[attr-defined]
+    for alias in (torch.Tensor.detach, torch.detach):
         ways[alias] = _aliasing
+    ways[torch.Tensor.data.__get__] = _detaching  # type: ignore[attr-defined]
     for lookup in (
         nn.functional.embedding,
         nn.functional.embedding_bag,

@@ -99,6 +99,21 @@ def opened(path: str) -> IO[bytes]:
         return cast("IO[bytes]", system.open(name, "rb"))
 
 
+def head(path: str, count: int) -> bytes:
+    """The first ``count`` bytes of a file, or all; of another system no more than that.
+
+    Raises:
+        OSError: of a file of this system.
+        DataFileError, ConfigurationError: of another one; see ``list_files``.
+    """
+    if not is_remote(path):
+        with Path(path).open("rb") as file:
+            return file.read(count)
+    system, name = _system(path, {})
+    with failures_of(path):
+        return bytes(system.cat_file(name, start=0, end=count))
+
+
 def size_bytes(path: str) -> int:
     """The size of a file of another system; 1 where that is not told.
 

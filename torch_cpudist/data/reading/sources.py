@@ -28,8 +28,7 @@ def compression(path: str) -> str | None:
         DataFileError: it cannot be read, or its name says otherwise than its bytes.
     """
     try:
-        with remote.failures_of(path), remote.opened(path) as file:
-            head = file.read(4)
+        head = remote.head(path, 4)
     except OSError as error:
         raise DataFileError(f"{path}: {error.strerror or error}") from error
     found = None
