@@ -184,7 +184,7 @@ TEST(compensation_keeps_each_backup_until_its_gradient_has_come) {
   world.pull_row(0, 1);
   const uint64_t one_row = world.backup_bytes();
   CHECK(one_row >= 16);
-  world.pull_row(0, 1);  // again for the same one
+  world.pull_row(0, 1);                             // again for the same one
   CHECK(world.backup_bytes() <= one_row + 16 + 8);  // room for a row and its key
   world.pull_row(0, 2);
   const uint64_t rows = world.backup_bytes();
