@@ -6,12 +6,11 @@ from __future__ import annotations
 
 import logging
 import re
-import resource
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
+import starved
 import torch
 from sync_cases import run
 from torch import nn
@@ -21,6 +20,7 @@ from torch_cpudist.launch import context as contexts
 from torch_cpudist.machine import memory
 from torch_cpudist.served import progress, room
 from torch_cpudist.served.room import Need, Rank
+from torch_cpudist.testing import ProcessRanks
 
 ROWS, DIM = 3000, 4
 LARGE = 1 << 50
@@ -168,39 +168,14 @@ def test_sums_go_by_who_shares_a_limit() -> None:
 # -- memory that is not there
 
 
-def address_space_bytes() -> int:
-    status = Path("/proc/self/status").read_text()
-    found = re.search(r"^VmSize:\s+(\d+) kB", status, re.MULTILINE)
-    assert found is not None
-    return int(found[1]) * 1024
-
-
+@pytest.mark.processes
 @pytest.mark.parametrize("checked", [True, False])
-def test_memory_that_is_not_there(
-    monkeypatch: pytest.MonkeyPatch, checked: bool
-) -> None:
-    rows = 2_000_000
-    if not checked:
-        monkeypatch.setattr(room, "SMALL_BYTES", LARGE)
-    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    if hard != resource.RLIM_INFINITY:
-        pytest.skip("this process may not lift its limit again")
-
-    def body(_: cpudist.Context) -> str:
-        model = Net(rows)
-        inner = torch.optim.SGD(model.parameters(), lr=0.1)
-        limit = address_space_bytes() + (48 << 20)
-        try:
-            resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
-            with pytest.raises(cpudist.OutOfMemoryError) as refused:
-                cpudist.DistributedOptimizer(inner, model)
-        finally:
-            resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
-        return str(refused.value)
-
-    (text,) = run(body, 1, 0)
+def test_memory_that_is_not_there(checked: bool) -> None:
+    # A process that has freed nothing: what it has freed would do.
+    with ProcessRanks(starved.checked if checked else starved.unchecked, 1) as ranks:
+        (text,) = ranks.results(60.0)
     if checked:
-        assert "'emb.weight' of 2000000 rows" in text
+        assert f"'emb.weight' of {starved.ROWS} rows" in text
         assert "(ulimit -v)" in text
     else:
         assert "kind store of trainer 0: it has no memory left" in text
