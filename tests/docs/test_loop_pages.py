@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from loop_pages import BLOCKS, TEXT, Clicks, execute, names_of, stop_early, wrapped
 from sync_cases import ONE_THREAD, assert_same_bits, run
@@ -15,15 +14,7 @@ from torch import nn
 import torch_cpudist as cpudist
 from torch_cpudist.testing import ProcessRanks
 
-
-@pytest.fixture(autouse=True)
-def _in_a_folder(monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("CPUDIST_THREADS", "1")
-    with torch.random.fork_rng():
-        yield
-    if dist.is_initialized():
-        cpudist.shutdown("none")
+pytestmark = pytest.mark.usefixtures("in_a_folder")
 
 
 def test_every_block_is_tagged_and_run():

@@ -10,12 +10,10 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 from fluid_names import NAMES
 from fluid_rows import absent, claims, exists, references, rows
 
-import torch_cpudist as cpudist
-
+pytestmark = pytest.mark.usefixtures("in_a_folder")
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 PAGES = [DOCS / "migrating_fluid.md", DOCS / "migrating_fluid_data.md"]
 TEXT = "\n".join(page.read_text() for page in PAGES)
@@ -30,16 +28,6 @@ def execute(body: str, names: dict | None = None) -> dict:
     names = {"__name__": "__main__"} if names is None else names
     exec(compile(body, "migrating_fluid", "exec"), names)  # noqa: S102
     return names
-
-
-@pytest.fixture(autouse=True)
-def _in_a_folder(monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("CPUDIST_THREADS", "1")
-    with torch.random.fork_rng():
-        yield
-    if dist.is_initialized():
-        cpudist.shutdown("none")
 
 
 def test_every_block_is_tagged_once():
