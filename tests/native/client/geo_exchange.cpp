@@ -16,6 +16,7 @@
 #include "client/client.h"
 #include "server/server.h"
 #include "support/check.h"
+#include "support/inproc_servers.h"
 #include "support/run_all.h"
 #include "transport/inproc/channel.h"
 
@@ -43,18 +44,7 @@ struct Mover {
 class Movers {
  public:
   Movers(uint32_t trainers, uint32_t server_count, const transport::FaultPlan& plan)
-      : network_(transport::InprocNetwork::create(plan)), movers(trainers) {
-    server::ServerOptions options;
-    options.run_id = 7;
-    options.server_count = server_count;
-    options.trainer_count = trainers;
-    options.reconnect_grace_ms = 20000;
-    for (uint32_t s = 0; s < server_count; ++s) {
-      options.shard_id = s;
-      servers_.push_back(std::make_unique<server::Server>(options));
-      listeners_.push_back(network_->listen("server" + std::to_string(s), servers_[s].get()));
-      addresses_.push_back(listeners_[s]->addresses());
-    }
+      : servers_(trainers, server_count, plan), movers(trainers) {
     kernels::OptimizerConfig sgd;
     sgd.lr = 1.0;
     layout.mode = wire::UpdateMode::kOnArrival;
@@ -73,46 +63,18 @@ class Movers {
   }
   ~Movers() {
     for (Mover& mover : movers) mover.client.reset();
-    for (const auto& server : servers_) server->stop();
-    for (const auto& listener : listeners_) listener->stop();
   }
   Movers(const Movers&) = delete;
   Movers& operator=(const Movers&) = delete;
 
  private:
   void start(Mover& mover) {
-    client::ClientOptions options;
-    options.rpc_retries = 1000;  // plans lose frames far more often than any network
-    options.run_id = 7;
-    options.trainer_rank = mover.rank;
-    options.trainer_count = static_cast<uint32_t>(movers.size());
-    options.reconnect_grace_ms = 20000;
-    options.probe_ms = 10;
-    options.resend_ms = 10;
-    options.round_deadline_ms = 20000;
-    options.servers = addresses_;
-    mover.client =
-        std::make_unique<client::Client>(options, [this](transport::ConnectionHandler* handler) {
-          return make_connector(network_->connector(handler), nullptr);
-        });
-    mover.client->connect();
-    mover.set = mover.client->open(layout);
-    if (mover.rank == 0) {
-      std::vector<int64_t> keys(kExchangeRows);
-      std::iota(keys.begin(), keys.end(), 0);
-      mover.set->store_table(0, keys, mover.table.data(), nullptr, nullptr, 0);
-      mover.set->store_parameter(0, mover.dense.data(), nullptr, 0);
-    }
-    mover.set->ready();
-    mover.set->bind_table(0, mover.table.data());
-    std::vector<void*> weights{mover.dense.data()};
-    mover.set->pull_dense(weights);
+    mover.client = servers_.make_client(servers_.client_options(mover.rank));
+    mover.set = cpudist::testing::open_with_values(*mover.client, mover.rank, layout, mover.table,
+                                                   mover.dense);
   }
 
-  std::shared_ptr<transport::InprocNetwork> network_;
-  std::vector<std::unique_ptr<server::Server>> servers_;
-  std::vector<std::unique_ptr<transport::Listener>> listeners_;
-  std::vector<std::vector<std::string>> addresses_;
+  cpudist::testing::InprocServers servers_;
 
  public:
   wire::ParamSetLayout layout;

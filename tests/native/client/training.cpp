@@ -18,6 +18,7 @@
 #include "client/client.h"
 #include "server/server.h"
 #include "support/check.h"
+#include "support/inproc_servers.h"
 #include "support/run_all.h"
 #include "transport/inproc/channel.h"
 
@@ -46,19 +47,7 @@ class Cluster {
   // `last_cap_bytes`: memory cap of the last server.
   Cluster(uint32_t trainer_count, uint32_t server_count, const transport::FaultPlan& plan = {},
           uint64_t last_cap_bytes = 0)
-      : network_(transport::InprocNetwork::create(plan)), trainers(trainer_count) {
-    server::ServerOptions options;
-    options.run_id = 7;
-    options.server_count = server_count;
-    options.trainer_count = trainer_count;
-    options.reconnect_grace_ms = 20000;
-    for (uint32_t s = 0; s < server_count; ++s) {
-      options.shard_id = s;
-      options.memory_cap_bytes = s + 1 == server_count ? last_cap_bytes : 0;
-      servers_.push_back(std::make_unique<server::Server>(options));
-      listeners_.push_back(network_->listen("server" + std::to_string(s), servers_[s].get()));
-      addresses_.push_back(listeners_[s]->addresses());
-    }
+      : servers_(trainer_count, server_count, plan, last_cap_bytes), trainers(trainer_count) {
     cpudist::kernels::OptimizerConfig sgd;
     sgd.lr = 0.5;
     layout.configs = {sgd};
@@ -68,7 +57,7 @@ class Cluster {
         wire::BlockSpec{"dense.block1", 4, wire::DType::kFloat32, server_count - 1, 0, 0, 6, 1}};
     for (uint32_t r = 0; r < trainer_count; ++r) {
       trainers[r].rank = r;
-      trainers[r].client = make_client(trainers[r], trainer_count);
+      trainers[r].client = make_client(trainers[r]);
     }
     std::vector<std::function<void()>> starts;
     for (Trainer& trainer : trainers) starts.push_back([&] { start(trainer); });
@@ -76,57 +65,32 @@ class Cluster {
   }
   ~Cluster() {
     for (Trainer& trainer : trainers) trainer.client.reset();
-    for (const auto& server : servers_) server->stop();
-    for (const auto& listener : listeners_) listener->stop();
   }
   Cluster(const Cluster&) = delete;
   Cluster& operator=(const Cluster&) = delete;
 
-  transport::FaultCounts faults() const { return network_->counts(); }
+  transport::FaultCounts faults() const { return servers_.faults(); }
 
  private:
-  std::unique_ptr<client::Client> make_client(Trainer& trainer, uint32_t trainer_count) {
-    client::ClientOptions options;
-    options.rpc_retries = 1000;  // plans cut links far more often than any network
-    options.run_id = 7;
-    options.trainer_rank = trainer.rank;
-    options.trainer_count = trainer_count;
-    options.reconnect_grace_ms = 20000;
-    options.probe_ms = 10;
-    options.resend_ms = 10;
-    options.round_deadline_ms = 20000;
-    options.servers = addresses_;
+  std::unique_ptr<client::Client> make_client(Trainer& trainer) {
+    client::ClientOptions options = servers_.client_options(trainer.rank);
     options.interrupted = [&trainer] {
       if (!trainer.interrupt.exchange(false)) return false;
       trainer.handle_signal();
       return true;
     };
-    return std::make_unique<client::Client>(options, [this](transport::ConnectionHandler* handler) {
-      return make_connector(network_->connector(handler), nullptr);
-    });
+    return servers_.make_client(std::move(options));
   }
   void start(Trainer& trainer) {
-    client::Client& client = *trainer.client;
-    client.connect();
-    trainer.set = client.open(layout);
     if (trainer.rank == 0) {
-      std::vector<int64_t> keys(kRows);
-      std::iota(keys.begin(), keys.end(), 0);
       std::iota(trainer.table.begin(), trainer.table.end(), 0.0f);
       std::iota(trainer.dense.begin(), trainer.dense.end(), 0.0f);
-      trainer.set->store_table(0, keys, trainer.table.data(), nullptr, nullptr, 0);
-      trainer.set->store_parameter(0, trainer.dense.data(), nullptr, 0);
     }
-    trainer.set->ready();
-    trainer.set->bind_table(0, trainer.table.data());
-    std::vector<void*> weights{trainer.dense.data()};
-    trainer.set->pull_dense(weights);
+    trainer.set = cpudist::testing::open_with_values(*trainer.client, trainer.rank, layout,
+                                                     trainer.table, trainer.dense);
   }
 
-  std::shared_ptr<transport::InprocNetwork> network_;
-  std::vector<std::unique_ptr<server::Server>> servers_;
-  std::vector<std::unique_ptr<transport::Listener>> listeners_;
-  std::vector<std::vector<std::string>> addresses_;
+  cpudist::testing::InprocServers servers_;
 
  public:
   wire::ParamSetLayout layout;
