@@ -70,7 +70,6 @@ void RowIndex::insert(uint64_t hash, uint32_t record) {
   if (is_full(at)) grow(part);
   part.place(static_cast<uint32_t>(hash >> 32), record + 1);
   ++part.rows;
-  ++size_;
 }
 
 }  // namespace cpudist::table

@@ -51,7 +51,6 @@ class RowIndex {
   // index is as it was.
   void insert(uint64_t hash, uint32_t record);
 
-  size_t size() const { return size_; }
   size_t size_bytes() const { return parts_.size() * sizeof(Part) + slot_count_ * sizeof(Slot); }
 
  private:
@@ -83,7 +82,6 @@ class RowIndex {
 
   int bucket_bits_;  // of the buckets that one part is for
   std::vector<Part> parts_;
-  size_t size_ = 0;
   size_t slot_count_ = 0;
 };
 
