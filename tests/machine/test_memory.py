@@ -71,6 +71,26 @@ def test_version_1_and_a_path_of_the_host_in_a_container(tmp_path: Path) -> None
     assert found(root) == {f"/{top}/memory.limit_in_bytes": 2000}
 
 
+def test_processes_that_see_one_cgroup_at_two_paths_share_it(tmp_path: Path) -> None:
+    top = "sys/fs/cgroup"
+    limit = {"memory.max": "1000\n", "memory.current": "900\n"}
+    host = write(
+        tmp_path / "host",
+        {"proc/self/cgroup": "0::/job\n"}
+        | {f"{top}/job/{name}": text for name, text in limit.items()},
+    )
+    inside = write(tmp_path / "inside", {"proc/self/cgroup": "0::/\n"})
+    (inside / "sys/fs").mkdir(parents=True)
+    (inside / top).symlink_to(host / top / "job")
+    other = write(
+        tmp_path / "other",
+        {"proc/self/cgroup": "0::/job\n"}
+        | {f"{top}/job/{name}": text for name, text in limit.items()},
+    )
+    (own,), (same,), (apart,) = (memory.limits(root) for root in (host, inside, other))
+    assert own.key == same.key != apart.key
+
+
 def test_nothing_is_said_where_the_kernel_says_nothing(tmp_path: Path) -> None:
     assert found(tmp_path) == {}
     files = {"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/memory.max": "many\n"}

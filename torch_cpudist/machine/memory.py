@@ -130,14 +130,14 @@ def limits(root: Path = _ROOT) -> list[Limit]:
     if "MemAvailable" in machine:
         left = machine["MemAvailable"] + swap_bytes
         found.append(Limit(f"host/{here}", left, "MemAvailable of the host"))
-    space = os.readlink("/proc/self/ns/cgroup") if root == _ROOT else ""
     for folder, unified in _cgroups(root):
         rest = _left_in(folder, unified, swap_bytes)
         if rest is not None:
             name = "memory.max" if unified else "memory.limit_in_bytes"
-            found.append(
-                Limit(f"cgroup/{here}/{space}{folder}", rest, f"{folder / name}")
-            )
+            # Two containers see their own cgroups at one path, one at two.
+            about = folder.stat()
+            key = f"cgroup/{here}/{about.st_dev}:{about.st_ino}"
+            found.append(Limit(key, rest, f"{folder / name}"))
     rest = _address_space(root)
     if rest is not None:
         found.append(Limit(f"process/{here}/{os.getpid()}", rest, "ulimit -v"))
