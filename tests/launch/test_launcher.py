@@ -86,6 +86,7 @@ def ends(how):
     if how == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
     if how == "left":
+        print("printed before")  # nothing flushes it
         os._exit(3)
     if how == "told":
         sys.stdout.write("a line without an end")
@@ -98,10 +99,13 @@ def ends(how):
     ("how", "words"),
     [("killed", r"signal 9 \(SIGKILL\)$"), ("left", "its process ended with status 3")],
 )
-def test_a_process_that_ends_without_a_word_is_named(how, words):
+def test_a_process_that_ends_without_a_word_is_named(how, words, capfd, monkeypatch):
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
     with pytest.raises(cpudist.RankFailedError, match=words) as caught:
         cpudist.launch(ends, (how,), nprocs=1)
     assert caught.value.rank == 0
+    shown = "[rank 0] printed before\n" in capfd.readouterr().out
+    assert shown == (how == "left")
 
 
 def test_what_is_no_data_is_refused(capfd):
