@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import logging
 import re
+import threading
 import time
 from typing import Any
 
@@ -20,6 +21,7 @@ from torch_cpudist.launch import context as contexts
 from torch_cpudist.machine import memory
 from torch_cpudist.served import progress, room
 from torch_cpudist.served.room import Need, Rank
+from torch_cpudist.served.set import ParameterSet
 from torch_cpudist.testing import ProcessRanks
 
 ROWS, DIM = 3000, 4
@@ -163,6 +165,43 @@ def test_sums_go_by_who_shares_a_limit() -> None:
     assert "480 (/a/memory.max)" in text
     # Of two servers each has half.
     assert room.shortage(tables, [both], 2) is None
+
+
+def test_what_an_earlier_optimizer_held_counts_as_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Servers free a set when the last trainer has closed it."""
+    monkeypatch.setattr(room, "SMALL_BYTES", 0)
+    again = threading.Event()  # trainer 1 wraps once more
+    looked = threading.Event()
+    early = []
+    close = ParameterSet.close
+    limits = memory.limits
+
+    def closed(parameters: ParameterSet, tell_servers: bool) -> None:
+        if contexts.current().trainer_rank == 0 and not early:
+            early.append(looked.wait(0.5))
+        close(parameters, tell_servers)
+
+    def look() -> list[memory.Limit]:
+        if contexts.current().trainer_rank == 1 and again.is_set():
+            looked.set()
+        return limits()
+
+    monkeypatch.setattr(ParameterSet, "close", closed)
+    monkeypatch.setattr(memory, "limits", look)
+
+    def body(_: cpudist.Context) -> None:
+        model = Net()
+        inner = adagrad(model)
+        cpudist.DistributedOptimizer(inner, model)
+        if contexts.current().trainer_rank == 1:
+            again.set()
+        cpudist.DistributedOptimizer(inner, model)
+
+    run(body, 2)
+    assert early == [False]
+    assert looked.is_set()
 
 
 # -- memory that is not there

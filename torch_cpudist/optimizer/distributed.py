@@ -210,6 +210,8 @@ class DistributedOptimizer(face.ServedOptimizer, Participant):
             if other.strategy.keeps_state:
                 other._driver.keeper.give_back()
             other._close()
+        if others:
+            self._run.barrier()  # servers have let go of theirs: it counts as room
         return states
 
     # -- training ----------------------------------------------------------------------
