@@ -131,13 +131,57 @@ class OptimizerConfig:
     def __hash__(self) -> int: ...
 
 class TableSpec:
-    """A table: ``rows`` x ``dim`` float32; ``group`` indexes the layout's configs."""
+    """A table: ``rows`` x ``dim`` float32; ``group`` indexes the layout's configs.
 
-    def __init__(self, name: str, rows: int, dim: int, group: int = 0) -> None: ...
+    Args:
+        name: of the parameter; decides with a row's key which server owns the row.
+        rows: keys are 0 to ``rows - 1``; below 2^62.
+        dim: elements of a row.
+        group: index into the layout's configs.
+        remote: rows are on the servers only. One that nobody has pushed or stored is
+            what ``initial`` makes of its key, and takes no memory.
+        seed: of the random steps of ``initial``; that of trainer 0 counts.
+        initial: up to 8 steps (name, a, b): ``normal`` (mean, deviation), ``uniform``
+            (low, high), ``fill`` (value, 0), ``mul`` (factor, 0), ``add`` (term, 0),
+            ``clamp`` (low, high), ``erfinv`` (0, 0). The first is one of the first
+            three, which replace what stood before. Empty: zeros.
+        overrides: up to 16 (begin, end, value): rows that are constant; later ones win.
+
+    Raises:
+        InvalidArgumentError: a program that cannot run.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        rows: int,
+        dim: int,
+        group: int = 0,
+        remote: bool = False,
+        seed: int = 0,
+        initial: Sequence[tuple[str, float, float]] = (),
+        overrides: Sequence[tuple[int, int, float]] = (),
+    ) -> None: ...
     name: Final[str]
     rows: Final[int]
     dim: Final[int]
     group: Final[int]
+    remote: Final[bool]
+    seed: Final[int]
+    initial: Final[list[tuple[str, float, float]]]
+    overrides: Final[list[tuple[int, int, float]]]
+
+def initial_rows(spec: TableSpec, keys: int, count: int, out: int) -> None:
+    """Rows as a server makes them that nobody has pushed or stored.
+
+    The same bits on every host, in every process and for every number of servers.
+
+    Args:
+        spec: the table.
+        keys: address of ``count`` int64.
+        count: number of keys.
+        out: address of ``[count, dim]`` float32 to write to.
+    """
 
 class BlockSpec:
     """A slice of a dense parameter and the server that owns it.

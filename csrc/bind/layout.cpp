@@ -7,6 +7,7 @@
 #include <array>
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -14,6 +15,8 @@
 
 #include "base/errors.h"
 #include "bind/bind.h"
+#include "bind/gil.h"
+#include "kernels/initial.h"
 #include "kernels/optimizers.h"
 #include "wire/layout.h"
 
@@ -163,16 +166,70 @@ void bind_state(py::module_& module) {
       py::arg("config"), py::arg("elements"), py::arg("row_width"));
 }
 
+// Name, first and second argument; first row, row after the last, value.
+using Step = std::tuple<std::string, double, double>;
+using Override = std::tuple<uint64_t, uint64_t, double>;
+
+kernels::InitialOp initial_op_from(const std::string& name) {
+  for (uint32_t i = 1; i <= kernels::kInitialOpCount; ++i) {
+    const auto op = static_cast<kernels::InitialOp>(i);
+    if (name == kernels::initial_op_name(op)) return op;
+  }
+  throw Error(ErrorCode::kInvalidArgument,
+              "TableSpec: unknown step '" + name +
+                  "', expected normal, uniform, fill, mul, add, clamp or erfinv");
+}
+
+TableSpec make_table(std::string name, uint64_t rows, uint32_t dim, uint32_t group, bool remote,
+                     uint64_t seed, const std::vector<Step>& initial,
+                     const std::vector<Override>& overrides) {
+  TableSpec table{std::move(name), rows, dim, group, remote, seed};
+  for (const auto& [op, a, b] : initial) table.initial.push_back({initial_op_from(op), a, b});
+  for (const auto& [begin, end, value] : overrides) table.overrides.push_back({begin, end, value});
+  if (const char* what = kernels::find_initial_error(table.initial, table.overrides)) {
+    throw Error(ErrorCode::kInvalidArgument, "TableSpec(" + table.name + "): " + what);
+  }
+  return table;
+}
+
+std::vector<Step> steps_of(const TableSpec& table) {
+  std::vector<Step> steps;
+  for (const auto& [op, a, b] : table.initial) {
+    steps.emplace_back(kernels::initial_op_name(op), a, b);
+  }
+  return steps;
+}
+
+std::vector<Override> overrides_of(const TableSpec& table) {
+  std::vector<Override> overrides;
+  for (const auto& [begin, end, value] : table.overrides) overrides.emplace_back(begin, end, value);
+  return overrides;
+}
+
+void make_rows(const TableSpec& table, uintptr_t keys, uint64_t count, uintptr_t out) {
+  const GilReleased release;
+  const std::span wanted(reinterpret_cast<const int64_t*>(keys), count);
+  wire::initial_rows(table).fill(wanted, table.dim, reinterpret_cast<float*>(out));
+}
+
+void bind_tables(py::module_& module) {
+  py::class_<TableSpec>(module, "TableSpec")
+      .def(py::init(&make_table), py::arg("name"), py::arg("rows"), py::arg("dim"),
+           py::arg("group") = 0, py::arg("remote") = false, py::arg("seed") = 0,
+           py::arg("initial") = std::vector<Step>(), py::arg("overrides") = std::vector<Override>())
+      .def_readonly("name", &TableSpec::name)
+      .def_readonly("rows", &TableSpec::rows)
+      .def_readonly("dim", &TableSpec::dim)
+      .def_readonly("group", &TableSpec::group)
+      .def_readonly("remote", &TableSpec::remote)
+      .def_readonly("seed", &TableSpec::seed)
+      .def_property_readonly("initial", &steps_of)
+      .def_property_readonly("overrides", &overrides_of);
+  module.def("initial_rows", &make_rows, py::arg("spec"), py::arg("keys"), py::arg("count"),
+             py::arg("out"));
+}
+
 void bind_specs(py::module_& module) {
-  py::class_<wire::TableSpec>(module, "TableSpec")
-      .def(py::init([](std::string name, uint64_t rows, uint32_t dim, uint32_t group) {
-             return wire::TableSpec{std::move(name), rows, dim, group};
-           }),
-           py::arg("name"), py::arg("rows"), py::arg("dim"), py::arg("group") = 0)
-      .def_readonly("name", &wire::TableSpec::name)
-      .def_readonly("rows", &wire::TableSpec::rows)
-      .def_readonly("dim", &wire::TableSpec::dim)
-      .def_readonly("group", &wire::TableSpec::group);
   py::class_<wire::BlockSpec>(module, "BlockSpec")
       .def(
           py::init([](std::string name, uint64_t elements, const std::string& dtype, uint32_t shard,
@@ -201,6 +258,7 @@ void bind_specs(py::module_& module) {
 void bind_layout(py::module_& module) {
   bind_config(module);
   bind_state(module);
+  bind_tables(module);
   bind_specs(module);
   py::class_<wire::ParamSetLayout>(module, "ParamSetLayout")
       .def(py::init([](std::vector<OptimizerConfig> configs, std::vector<wire::TableSpec> tables,

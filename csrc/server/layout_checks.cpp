@@ -88,13 +88,36 @@ std::string first_of(const Differences&... differences) {
   return found;
 }
 
+std::string text_of(const wire::InitialStep& step) {
+  return std::string(initial_op_name(step.op)) + "(" + show(step.a) + ", " + show(step.b) + ")";
+}
+
+std::string text_of(const wire::RowOverride& rows) {
+  return "rows " + std::to_string(rows.begin) + " to " + std::to_string(rows.end) + " are " +
+         show(rows.value);
+}
+
+template <typename Items>
+std::string compare_items(const std::string& item, const char* field, const Items& first,
+                          const Items& second) {
+  for (size_t i = 0; i < std::max(first.size(), second.size()); ++i) {
+    const std::string one = i < first.size() ? text_of(first[i]) : "none";
+    const std::string other = i < second.size() ? text_of(second[i]) : "none";
+    if (one != other) return differ(item, field, one, other);
+  }
+  return "";
+}
+
 std::string compare_table(size_t index, const wire::TableSpec& first,
                           const wire::TableSpec& second) {
   const std::string item = "table " + std::to_string(index) + " (" + first.name + ")";
   if (first.name != second.name) return differ(item, "name", first.name, second.name);
   return first_of(compare(item, "rows", first.rows, second.rows),
                   compare(item, "dim", first.dim, second.dim),
-                  compare(item, "parameter group", first.group, second.group));
+                  compare(item, "parameter group", first.group, second.group),
+                  compare(item, "remote", first.remote, second.remote),
+                  compare_items(item, "initial values", first.initial, second.initial),
+                  compare_items(item, "constant rows", first.overrides, second.overrides));
 }
 
 std::string compare_block(size_t index, const wire::BlockSpec& first,

@@ -55,8 +55,9 @@ void ParamSet::make_store() {
 // ---- who has it ----
 
 void ParamSet::open(const Ticket& ticket, const Buffer& layout_bytes, Outbox& outbox) {
+  const auto layout = decode_frame([&] { return wire::decode_layout(layout_bytes.bytes()); });
   const std::unique_lock lock(mutex_);
-  check_same_layout(ticket, layout_bytes, outbox);
+  check_same_layout(ticket, layout, layout_bytes, outbox);
   if (!state_.shared.sequencer.is_current(ticket)) return;
   policy_->check_open(ticket.rank);
   if (closed_.contains(ticket.rank) || !opened_.insert(ticket.rank).second) {
@@ -64,15 +65,37 @@ void ParamSet::open(const Ticket& ticket, const Buffer& layout_bytes, Outbox& ou
                                           " opened parameter set " + std::to_string(state_.id) +
                                           " twice");
   }
+  keep_seeds(ticket, layout);
   answer_round(ticket, outbox);
 }
 
-void ParamSet::check_same_layout(const Ticket& ticket, const Buffer& layout_bytes, Outbox& outbox) {
-  const bool equal =
-      layout_bytes.size() == layout_bytes_.size() &&
-      std::memcmp(layout_bytes.data(), layout_bytes_.data(), layout_bytes.size()) == 0;
-  if (equal) return;
-  const auto other = decode_frame([&] { return wire::decode_layout(layout_bytes.bytes()); });
+bool ParamSet::is_same_layout(const wire::ParamSetLayout& other, const Buffer& layout_bytes) const {
+  const auto equals = [this](const Buffer& bytes) {
+    return bytes.size() == layout_bytes_.size() &&
+           std::memcmp(bytes.data(), layout_bytes_.data(), bytes.size()) == 0;
+  };
+  if (equals(layout_bytes)) return true;
+  if (layout_bytes.size() != layout_bytes_.size()) return false;
+  if (other.tables.size() != state_.layout.tables.size()) return false;
+  wire::ParamSetLayout seeded = other;
+  for (size_t i = 0; i < seeded.tables.size(); ++i) {
+    if (seeded.tables[i].remote != state_.layout.tables[i].remote) return false;
+    seeded.tables[i].seed = state_.layout.tables[i].seed;
+  }
+  return equals(encode(seeded));
+}
+
+void ParamSet::keep_seeds(const Ticket& ticket, const wire::ParamSetLayout& layout) {
+  if (ticket.rank != 0 || has_seeds_) return;
+  has_seeds_ = true;
+  for (size_t i = 0; i < layout.tables.size(); ++i) {
+    state_.store.tables[i]->set_seed(layout.tables[i].seed);
+  }
+}
+
+void ParamSet::check_same_layout(const Ticket& ticket, const wire::ParamSetLayout& other,
+                                 const Buffer& layout_bytes, Outbox& outbox) {
+  if (is_same_layout(other, layout_bytes)) return;
   const Error mismatch(ErrorCode::kConfigMismatch,
                        "parameter set " + std::to_string(state_.id) + ": " +
                            describe_difference(state_.layout, other) + " (trainer " +

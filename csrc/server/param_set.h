@@ -72,7 +72,10 @@ class ParamSet {
  private:
   void make_store();
   // These are called with mutex_ held, those that are not const exclusively.
-  void check_same_layout(const Ticket& ticket, const Buffer& layout_bytes, Outbox& outbox);
+  void check_same_layout(const Ticket& ticket, const wire::ParamSetLayout& other,
+                         const Buffer& layout_bytes, Outbox& outbox);
+  bool is_same_layout(const wire::ParamSetLayout& other, const Buffer& layout_bytes) const;
+  void keep_seeds(const Ticket& ticket, const wire::ParamSetLayout& layout);
   void require_open(uint32_t rank) const;
   void require_ready() const;
   void require_whole() const;
@@ -94,6 +97,7 @@ class ParamSet {
   mutable std::shared_mutex mutex_;
   ParamState state_;
   std::set<uint32_t> opened_;
+  bool has_seeds_ = false;  // of trainer 0; they stay, whoever comes back
   std::set<uint32_t> closed_;
   std::map<uint32_t, Ticket> waiting_ready_;
   std::atomic<uint64_t> stored_bytes_ = 0;

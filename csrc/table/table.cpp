@@ -49,6 +49,7 @@ Table::Table(uint32_t id, wire::TableSpec spec, const kernels::OptimizerConfig& 
       shard_id_(shard_id),
       server_count_(server_count),
       salt_(kernels::table_salt(spec_.name)),
+      initial_(wire::initial_rows(spec_)),
       state_elements_(checked_state_elements(config, spec_.dim)),
       index_(spec_.rows) {
   const uint64_t elements = uint64_t{spec_.dim} + state_elements_;

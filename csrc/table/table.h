@@ -15,6 +15,7 @@
 
 #include "kernels/aligned.h"
 #include "kernels/hash.h"
+#include "kernels/initial.h"
 #include "kernels/optimizers.h"
 #include "table/row_index.h"
 #include "wire/layout.h"
@@ -47,6 +48,8 @@ class Table {
   void count_step() { ++step_; }
   uint64_t row_count() const { return rows_; }
   uint64_t size_bytes() const;
+  // Of what rows of a remote table begin with: before anybody can read one.
+  void set_seed(uint64_t seed) { initial_.set_seed(seed); }
 
   // The record of each key, and its shard where `shards` is given. Throws kInvalidArgument naming
   // table and key for a row that was never stored.
@@ -104,6 +107,7 @@ class Table {
   uint32_t shard_id_;
   uint32_t server_count_;
   uint64_t salt_;
+  kernels::InitialRows initial_;
   std::array<uint8_t, kernels::kBucketCount> shard_of_bucket_{};  // spares a division per row
   uint32_t state_elements_;
   uint64_t stride_;            // bytes per record

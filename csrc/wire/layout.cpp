@@ -12,12 +12,25 @@
 namespace cpudist::wire {
 namespace {
 
-constexpr size_t kTableBytesMin = 24;  // rows, dim, group, an empty name
+constexpr size_t kTableBytesMin = 48;  // rows, four u32, seed, two counts, an empty name
+constexpr size_t kStepBytes = 24;
+constexpr size_t kOverrideBytes = 24;
 constexpr size_t kBlockBytesMin = 48;  // elements, four u32, offset, row width, an empty name
 
 std::string quoted(const std::string& name) { return "'" + name.substr(0, 200) + "'"; }
 
-// Null if the table can be served.
+std::string find_initial_error(const TableSpec& table) {
+  const bool has_values = table.seed != 0 || !table.initial.empty() || !table.overrides.empty();
+  if (!table.remote && has_values) return "initial values, though it is not remote";
+  if (const char* what = kernels::find_initial_error(table.initial, table.overrides)) return what;
+  for (const RowOverride& rows : table.overrides) {
+    if (rows.end <= table.rows) continue;
+    return "constant rows up to " + std::to_string(rows.end) + " of " + std::to_string(table.rows);
+  }
+  return {};
+}
+
+// Empty if the table can be served.
 std::string find_error(const TableSpec& table, size_t groups) {
   if (table.name.size() > kNameBytesMax) return "a name above 4096 bytes";
   if (table.dim < 1 || table.dim > kDimMax) {
@@ -29,7 +42,7 @@ std::string find_error(const TableSpec& table, size_t groups) {
   if (table.group >= groups) {
     return "group " + std::to_string(table.group) + " of " + std::to_string(groups);
   }
-  return {};
+  return find_initial_error(table);
 }
 
 std::string find_error(const BlockSpec& block, size_t groups) {
@@ -112,6 +125,9 @@ void check_layout(const ParamSetLayout& layout, ErrorCode code) {
   for (const TableSpec& table : layout.tables) {
     const std::string what = find_error(table, layout.configs.size());
     if (!what.empty()) throw Error(code, "table " + quoted(table.name) + ": " + what);
+    if (!table.remote || !layout.exchanges_deltas) continue;
+    throw Error(code, "table " + quoted(table.name) +
+                          " is remote: trainers that exchange deltas must hold its rows");
   }
   for (const BlockSpec& block : layout.blocks) {
     const std::string what = find_error(block, layout.configs.size());
@@ -141,11 +157,37 @@ uint32_t owner_of_bucket(uint32_t bucket, uint32_t server_count) {
   return static_cast<uint32_t>(uint64_t{bucket} * server_count / kernels::kBucketCount);
 }
 
+kernels::InitialRows initial_rows(const TableSpec& table) {
+  return {table.initial, table.overrides, kernels::table_salt(table.name), table.seed};
+}
+
+template <typename V>
+void fields(V& v, Of<V, InitialStep>& m) {
+  v.number(m.op);
+  v.zero();
+  v.number(m.a);
+  v.number(m.b);
+}
+
+template <typename V>
+void fields(V& v, Of<V, RowOverride>& m) {
+  v.number(m.begin);
+  v.number(m.end);
+  v.number(m.value);
+}
+
 template <typename V>
 void fields(V& v, Of<V, TableSpec>& m) {
   v.number(m.rows);
   v.number(m.dim);
   v.number(m.group);
+  v.flag32(m.remote, "remote");
+  v.zero();
+  v.number(m.seed);
+  const uint32_t steps = v.count32(m.initial);
+  const uint32_t overrides = v.count32(m.overrides);
+  v.items(m.initial, steps, kStepBytes, "steps of an initial program");
+  v.items(m.overrides, overrides, kOverrideBytes, "runs of constant rows");
   v.text(m.name, kNameBytesMax);
 }
 

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "base/buffer.h"
+#include "kernels/initial.h"
 #include "kernels/optimizers.h"
 #include "wire/dtype.h"
 
@@ -20,11 +21,21 @@ namespace cpudist::wire {
 enum class DType : uint32_t { kFloat32 = 1, kFloat64 = 2 };
 size_t size_of(DType dtype);
 
+using kernels::InitialStep;
+using kernels::RowOverride;
+
 struct TableSpec {
   std::string name;
   uint64_t rows = 0;  // valid keys are 0 .. rows-1
   uint32_t dim = 0;
   uint32_t group = 0;  // index into ParamSetLayout::configs
+  // Of a remote table nobody but the servers holds the rows. One that was never pushed or stored is
+  // what the program below makes of its key, and takes no memory. A table that is not remote has no
+  // program and seed 0.
+  bool remote = false;
+  uint64_t seed = 0;  // that of trainer 0 counts
+  std::vector<InitialStep> initial{};
+  std::vector<RowOverride> overrides{};
 };
 
 struct BlockSpec {
@@ -70,7 +81,7 @@ struct DelayCompensation {
   double epsilon = 0;   // kAdaptive: added to the running mean; finite, > 0
 };
 
-// Sent by every trainer to every server in kOpen; all must be byte-equal.
+// Sent by every trainer to every server in kOpen; all must be byte-equal but for the seeds.
 struct ParamSetLayout {
   UpdateMode mode = UpdateMode::kRounds;
   // kOnArrival: no gradient is applied later than so many updates after the values it was computed
@@ -106,6 +117,9 @@ inline bool rounds_gradients(const ParamSetLayout& layout) {
 // Row `key` of `table` belongs to bucket_of(key, table_salt(its name)). Each server owns a run of
 // buckets, all runs as long as can be.
 uint32_t owner_of_bucket(uint32_t bucket, uint32_t server_count);
+
+// What the rows of a table begin with, of a remote table or one that is all zeros.
+kernels::InitialRows initial_rows(const TableSpec& table);
 
 Buffer encode(const ParamSetLayout& message);
 ParamSetLayout decode_layout(std::span<const uint8_t> payload);

@@ -16,6 +16,7 @@ constexpr size_t kLanes = 16;
 // Rows ahead: far enough to hide a miss, near enough not to be evicted again.
 constexpr size_t kPrefetchRows = 8;
 constexpr size_t kLineBytes = 64;
+constexpr size_t kQuantileRun = 128;
 
 CPUDIST_INLINE float square_root(float x) { return __builtin_sqrtf(x); }
 CPUDIST_INLINE double square_root(double x) { return __builtin_sqrt(x); }
@@ -32,6 +33,7 @@ CPUDIST_INLINE T fold_lanes(const T* lanes) {
   return folded[0];
 }
 
+#include "kernels/levels/initial_impl.h"
 #include "kernels/levels/quantize_impl.h"
 #include "kernels/levels/update_impl.h"
 
@@ -271,7 +273,9 @@ constexpr TypedKernels<T> typed_table() {
 constexpr QuantizeKernels kQuantize = {&to_bfloat16, &from_bfloat16, &to_half,   &from_half,
                                        &to_int8,     &from_int8,     &residue_of};
 
-constexpr KernelTable kTable = {typed_table<float>(), typed_table<double>(), kQuantize};
+constexpr InitialKernels kInitial = {&draw, &normal_quantiles};
+
+constexpr KernelTable kTable = {typed_table<float>(), typed_table<double>(), kQuantize, kInitial};
 
 }  // namespace
 }  // namespace CPUDIST_LEVEL

@@ -52,10 +52,18 @@ struct QuantizeKernels {
   void (*residue_of)(const float* meant, const float* sent, float* residue, size_t n);
 };
 
+struct InitialKernels {
+  // Fractions in [0, 1) of 53 bits: elements first .. first + n - 1 of a row with this base.
+  void (*draw)(uint64_t base, uint64_t first, double* out, size_t n);
+  // values[i] becomes the quantile of the normal distribution at 0.5 + values[i].
+  void (*normal_quantiles)(double* values, size_t n);
+};
+
 struct KernelTable {
   TypedKernels<float> f32;
   TypedKernels<double> f64;
   QuantizeKernels quantize;
+  InitialKernels initial;
 };
 
 const KernelTable& scalar_kernels();

@@ -30,6 +30,48 @@ TEST(server_open_refuses_another_layout_and_says_where) {
   CHECK(contains(try_layout(layout), "number of blocks: 2 against 1"));
 }
 
+TEST(server_open_compares_programs_but_not_seeds) {
+  using Op = kernels::InitialOp;
+  wire::ParamSetLayout remote = small_layout();
+  remote.tables[0].remote = true;
+  remote.tables[0].seed = 3;
+  remote.tables[0].initial = {{Op::kNormal, 0, 0.1}};
+  const auto open_twice = [&](const wire::ParamSetLayout& other, auto&& judge) {
+    World fresh(small_layout(), server_options(1), false);
+    Trainer& trainer = fresh[0];
+    trainer.ask(wire::FrameKind::kOpen, encode(remote), 1);
+    judge(trainer, trainer.ask(wire::FrameKind::kOpen, encode(other), 1));
+  };
+  const auto difference = [&](const wire::ParamSetLayout& other) {
+    std::string text;
+    open_twice(other, [&](Trainer& trainer, uint64_t id) {
+      text = trainer.error(id, ErrorCode::kConfigMismatch);
+    });
+    return text;
+  };
+  wire::ParamSetLayout other = remote;
+  other.tables[0].initial[0].b = 0.2;
+  CHECK(contains(difference(other),
+                 "table 0 (emb), initial values: normal(0, 0.1) against normal(0, 0.2)"));
+  other = remote;
+  other.tables[0].initial.push_back({Op::kMul, 2, 0});
+  CHECK(contains(difference(other), "initial values: none against mul(2, 0)"));
+  other = remote;
+  other.tables[0].overrides = {{0, 1, 0}};
+  CHECK(contains(difference(other), "constant rows: none against rows 0 to 1 are 0"));
+  other = small_layout();
+  CHECK(contains(difference(other), "table 0 (emb), remote: 1 against 0"));
+  other = remote;
+  other.tables[0].seed = 4;
+  other.tables[0].dim = 5;
+  CHECK(contains(difference(other), "table 0 (emb), dim: 4 against 5"));
+  other = remote;
+  other.tables[0].seed = 4;
+  open_twice(other, [](Trainer& trainer, uint64_t id) {  // the same layout: opened a second time
+    CHECK(contains(trainer.error(id, ErrorCode::kProtocol), "twice"));
+  });
+}
+
 TEST(server_open_that_differs_ends_rounds_that_wait_for_it) {
   World world(small_layout(), server_options(2), false);
   Trainer& first = world[0];

@@ -41,6 +41,20 @@ inline wire::ParamSetLayout sample_layout() {
   return layout;
 }
 
+// Every step of an initial program, over two of which the first draw does not count.
+inline wire::ParamSetLayout sample_remote_layout() {
+  using Op = kernels::InitialOp;
+  wire::ParamSetLayout layout = sample_layout();
+  layout.tables[1].remote = true;
+  layout.tables[1].seed = 0xfedcba9876543210;
+  layout.tables[1].initial = {{Op::kNormal, 1, 2}, {Op::kUniform, -1, 1}, {Op::kErfinv, 0, 0},
+                              {Op::kMul, 0.25, 0}, {Op::kAdd, 3, 0},      {Op::kClamp, 2, 4}};
+  layout.tables[1].overrides = {{0, 1, 0}, {7, 1ull << 40, -2.5}};
+  layout.tables[2].remote = true;
+  layout.tables[2].initial = {{Op::kFill, 0.5, 0}};
+  return layout;
+}
+
 inline const std::vector<int64_t>& sample_keys() {
   static const std::vector<int64_t> keys = {99, 0, 42};
   return keys;
@@ -186,6 +200,8 @@ inline std::vector<Sample> all_samples() {
   wire::ParamSetLayout grouped = sample_layout();
   grouped.trainer_groups = {0, 1, 0};
   add("layout with groups", encode(grouped), [](Bytes b) { wire::decode_layout(b); });
+  add("layout with a remote table", encode(sample_remote_layout()),
+      [](Bytes b) { wire::decode_layout(b); });
   add("norm", encode(wire::PushNorm{3, 2.0}), [](Bytes b) { wire::decode_push_norm(b); });
   add("commit", encode(wire::Commit{3, 2.0}), [](Bytes b) { wire::decode_commit(b); });
   add("join", encode(wire::Join{wire::JoinStep::kMember, 9}),

@@ -31,8 +31,9 @@ const std::vector<Golden> kGolden = {
      "040000000200000001000000000000004d000000000000000c000000686f73742d61207069642031"},
     {"error", 16, 0xc5fbd595, "080000000000000004000000676f6e65"},
     {"probe", 32, 0x3695f982, "0100000003000000070000000000000001000000020000000300000000000000"},
-    {"layout", 632, 0x906934d6, ""},
-    {"layout with groups", 648, 0x3586dd78, ""},
+    {"layout", 704, 0x8fa25f95, ""},
+    {"layout with groups", 720, 0xed0e25b5, ""},
+    {"layout with a remote table", 920, 0xbe181099, ""},
     {"norm", 16, 0x10f3e7a5, "03000000000000000000000000000040"},
     {"commit", 16, 0x10f3e7a5, "03000000000000000000000000000040"},
     {"join", 16, 0xbb7beee9, "01000000000000000900000000000000"},
@@ -68,7 +69,7 @@ std::string hex_of(const Buffer& payload) {
 }  // namespace
 
 TEST(messages_have_the_bytes_of_their_protocol_version) {
-  CHECK_EQ(wire::kProtocolVersion, 3);
+  CHECK_EQ(wire::kProtocolVersion, 4);
   const std::vector<Sample> samples = all_samples();
   CHECK_EQ(samples.size(), kGolden.size());
   for (size_t i = 0; i < samples.size(); ++i) {

@@ -151,3 +151,30 @@ TEST(messages_layout_flag_is_yes_or_no) {
   CHECK_EQ(code_with(2), code(ErrorCode::kProtocol));
   CHECK_EQ(code_with(~0ull), code(ErrorCode::kProtocol));
 }
+
+TEST(messages_remote_tables_refuse_hostile_programs) {
+  wire::ParamSetLayout layout = sample_remote_layout();
+  layout.tables = {layout.tables[1]};
+  layout.blocks.clear();
+  const Buffer payload = encode(layout);
+  // From the end: the name, two runs of constant rows, six steps, two counts, the seed, the flag.
+  const size_t name = payload.size() - 16;
+  const size_t steps = name - 2 * 24 - 6 * 24;
+  const auto code_with = [&](size_t at, auto value) {
+    std::vector<uint8_t> bytes(payload.data(), payload.data() + payload.size());
+    std::memcpy(bytes.data() + at, &value, sizeof(value));
+    return error_code([&] { wire::decode_layout(bytes); });
+  };
+  const uint32_t refused = code(ErrorCode::kProtocol);
+  CHECK_EQ(code_with(steps, uint32_t{1}), 0u);
+  CHECK_EQ(code_with(steps, uint32_t{0}), refused);            // an unknown step
+  CHECK_EQ(code_with(steps + 4, uint32_t{1}), refused);        // what pairs it up
+  CHECK_EQ(code_with(steps + 8, double{NAN}), refused);                // its mean
+  CHECK_EQ(code_with(steps - 8, uint32_t{7}), refused);        // one step more than there are
+  CHECK_EQ(code_with(steps - 8, 0xffffffffu), refused);        // far more
+  CHECK_EQ(code_with(steps - 4, 0xffffffffu), refused);        // of constant rows
+  CHECK_EQ(code_with(steps - 16, uint64_t{5}), 0u);            // the seed
+  CHECK_EQ(code_with(steps - 24, uint32_t{0}), refused);       // a program of a table not remote
+  CHECK_EQ(code_with(steps - 24, uint32_t{2}), refused);       // neither
+  CHECK_EQ(code_with(name - 24, uint64_t{1} << 40), refused);  // no constant row
+}

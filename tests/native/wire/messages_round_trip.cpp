@@ -131,6 +131,40 @@ TEST(messages_layout_round_trip) {
   CHECK(same.mode == wire::UpdateMode::kOnArrival && same.exchanges_deltas);
 }
 
+TEST(messages_remote_tables_round_trip) {
+  const wire::ParamSetLayout layout = sample_remote_layout();
+  const Buffer payload = encode(layout);
+  const wire::ParamSetLayout back = wire::decode_layout(view_of(payload));
+  CHECK(!back.tables[0].remote && back.tables[1].remote && back.tables[2].remote);
+  for (size_t i = 0; i < layout.tables.size(); ++i) {
+    CHECK_EQ(back.tables[i].seed, layout.tables[i].seed);
+    CHECK(back.tables[i].initial == layout.tables[i].initial);
+    CHECK(back.tables[i].overrides == layout.tables[i].overrides);
+  }
+  const Buffer again = encode(back);
+  CHECK(same(view_of(again), {payload.data(), payload.data() + payload.size()}));
+}
+
+TEST(messages_remote_tables_are_checked_on_both_sides) {
+  using Op = kernels::InitialOp;
+  const auto refused = [](const auto& change) {
+    wire::ParamSetLayout layout = sample_remote_layout();
+    change(layout, layout.tables[1]);
+    return error_code([&] { encode(layout); }) == code(ErrorCode::kInvalidArgument);
+  };
+  CHECK(!refused([](auto&, auto&) {}));
+  CHECK(!refused([](auto&, auto& t) { t.rows = (1ull << 62) - 1; }));
+  CHECK(refused([](auto&, auto& t) { t.rows = 1ull << 62; }));
+  CHECK(refused([](auto&, auto& t) { t.remote = false; }));
+  CHECK(!refused([](auto&, auto& t) { t = {t.name, t.rows, t.dim, t.group}; }));
+  CHECK(refused([](auto&, auto& t) { t = {t.name, t.rows, t.dim, t.group, false, 1}; }));
+  CHECK(refused([](auto&, auto& t) { t.initial[0] = {Op::kMul, 2, 0}; }));
+  CHECK(refused([](auto&, auto& t) { t.initial.resize(9, {Op::kFill, 0, 0}); }));
+  CHECK(refused([](auto&, auto& t) { t.overrides.resize(17, {0, 1, 0}); }));
+  CHECK(refused([](auto&, auto& t) { t.overrides[0] = {0, t.rows + 1, 0}; }));
+  CHECK(refused([](auto& l, auto&) { l.exchanges_deltas = true; }));
+}
+
 TEST(messages_layout_limits_hold_on_both_sides) {
   const auto refused = [](const auto& change) {
     wire::ParamSetLayout layout = sample_layout();
