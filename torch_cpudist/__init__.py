@@ -64,6 +64,7 @@ from torch_cpudist.runtime import (
     trainer_count,
     trainer_rank,
 )
+from torch_cpudist.settings.average import EMA
 from torch_cpudist.settings.clip import ClipNorm, ClipTensorNorm, ClipValue
 from torch_cpudist.settings.communicator import Communicator
 from torch_cpudist.settings.delay_compensation import DelayCompensation
@@ -88,6 +89,7 @@ from torch_cpudist.tables.found import shard_tables
 __version__ = "0.1.0"
 
 __all__ = [
+    "EMA",
     "AddressError",
     "AllReduce",
     "Async",

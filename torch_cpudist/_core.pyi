@@ -232,10 +232,12 @@ class ParamSetLayout:
         compensation: tuple[float, bool, float, float] | None = None,
         push_dtype: str = "fp32",
         pull_dtype: str = "fp32",
+        average_decay: float = 0.0,
     ) -> None: ...
     max_staleness: Final[int | None]
     push_dtype: Final[str]
     pull_dtype: Final[str]
+    average_decay: Final[float]
     trainer_groups: Final[list[int]]
     configs: Final[list[OptimizerConfig]]
     tables: Final[list[TableSpec]]

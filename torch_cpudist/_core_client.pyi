@@ -169,6 +169,9 @@ class ParamSet:
     def pull_all_rows(self) -> None:
         """Makes every row of every table current, in chunks."""
 
+    def read_averages(self, averages: bool) -> None:
+        """See ``csrc/client/param_set.h``."""
+
     def pull_dense(self, weights: Sequence[int]) -> None:
         """Overwrites every dense parameter; ``weights``: their addresses in order."""
 

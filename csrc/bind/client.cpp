@@ -233,7 +233,8 @@ void bind_values(ParamSetClass& set) {
       .def("use_prefetched", of_set(&ParamSet::use_prefetched), py::arg("number"), NoGil())
       .def("drop_prefetched", of_set(&ParamSet::drop_prefetched), NoGil())
       .def("pull_all_rows", of_set(&ParamSet::pull_all_rows), NoGil())
-      .def("pull_dense", &pull_dense, py::arg("weights"), NoGil());
+      .def("pull_dense", &pull_dense, py::arg("weights"), NoGil())
+      .def("read_averages", of_set(&ParamSet::read_averages), py::arg("averages"), NoGil());
 }
 
 void bind_steps(ParamSetClass& set) {

@@ -265,7 +265,8 @@ void bind_layout(py::module_& module) {
                        std::vector<wire::BlockSpec> blocks, bool on_arrival,
                        std::optional<uint64_t> max_staleness, std::vector<uint32_t> trainer_groups,
                        bool exchanges_deltas, const std::optional<Compensation>& compensation,
-                       const std::string& push_dtype, const std::string& pull_dtype) {
+                       const std::string& push_dtype, const std::string& pull_dtype,
+                       double average_decay) {
              wire::ParamSetLayout layout;
              layout.compensation = compensation_from(compensation);
              if (on_arrival) layout.mode = wire::UpdateMode::kOnArrival;
@@ -274,6 +275,7 @@ void bind_layout(py::module_& module) {
              layout.trainer_groups = std::move(trainer_groups);
              layout.push_dtype = wire_dtype_from(push_dtype);
              layout.pull_dtype = wire_dtype_from(pull_dtype);
+             layout.average_decay = average_decay;
              layout.configs = std::move(configs);
              layout.tables = std::move(tables);
              layout.blocks = std::move(blocks);
@@ -283,7 +285,8 @@ void bind_layout(py::module_& module) {
            py::arg("max_staleness") = py::none(),
            py::arg("trainer_groups") = std::vector<uint32_t>(), py::arg("exchanges_deltas") = false,
            py::arg("compensation") = py::none(), py::arg("push_dtype") = "fp32",
-           py::arg("pull_dtype") = "fp32")
+           py::arg("pull_dtype") = "fp32", py::arg("average_decay") = 0.0)
+      .def_readonly("average_decay", &wire::ParamSetLayout::average_decay)
       .def_property_readonly("max_staleness",
                              [](const wire::ParamSetLayout& self) -> std::optional<uint64_t> {
                                if (self.max_staleness == wire::kAnyStaleness) return std::nullopt;

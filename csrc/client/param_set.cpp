@@ -104,6 +104,7 @@ void ParamSet::store_table(uint32_t table, std::span<const int64_t> keys, const 
   drain();
   const Shared::Lock lock = shared_.sequence();
   check_open();
+  state_->check_reads_values();
   client::store_table(shared_, *state_, {table, keys, weights, state, counts}, step);
   prefetcher_->drop_all();
   TableCache& cache = state_->table(table);
@@ -116,6 +117,7 @@ void ParamSet::store_parameter(uint32_t parameter, const void* weights, const vo
   drain();
   const Shared::Lock lock = shared_.sequence();
   check_open();
+  state_->check_reads_values();
   client::store_parameter(shared_, *state_, parameter, weights, state, step);
 }
 
@@ -161,6 +163,20 @@ void ParamSet::pull_dense(std::span<void* const> weights) {
   client::pull_dense(shared_, *state_, weights);
 }
 
+void ParamSet::read_averages(bool averages) {
+  drain();
+  const Shared::Lock lock = shared_.sequence();
+  check_open();
+  if (state_->layout.average_decay == 0) {
+    throw Error(ErrorCode::kInvalidArgument,
+                "averages: parameter set " + std::to_string(id()) + " was opened without any");
+  }
+  prefetcher_->drop_all();
+  state_->reads_averages = averages;
+  state_->invalidate_tables();
+  state_->take_read();  // of what is to be pulled again
+}
+
 uint64_t ParamSet::prefetch(std::span<const ComingIds> ids, bool managed) {
   check_open();
   for (const ComingIds& one : ids) check_bound(state_->table(one.table));
@@ -171,7 +187,7 @@ uint64_t ParamSet::prefetch(std::span<const ComingIds> ids, bool managed) {
         "promises to the servers. Train without prefetch, or without max_staleness");
   }
   // What an interrupted step leaves is for the next call that may wait.
-  if (!state_->member || shared_.has_unfinished()) return 0;
+  if (!state_->member || state_->reads_averages || shared_.has_unfinished()) return 0;
   uint64_t rows = 0;
   const uint64_t number = prefetcher_->request(ids, managed, &rows);
   shared_.rows_prefetched += rows;

@@ -71,6 +71,10 @@ class ParamSet {
   void drop_prefetched();
   // `weights`: base pointer of every dense parameter, in order.
   void pull_dense(std::span<void* const> weights);
+  // From now on pulls bring the averages that the servers keep, exactly, or again the values. What
+  // was pulled before is stale, for gradients too; meanwhile steps and stores are refused and
+  // nothing is prefetched. Throws kInvalidArgument where the layout has no average.
+  void read_averages(bool averages);
 
   // One step: joins first if this trainer has left; returns when the round is applied on every
   // server and the updated blocks are written to `weight`. Throws kUnpulledRow before anything is

@@ -86,6 +86,7 @@ uint32_t SetState::row_state_elements(uint32_t index) const {
 }
 
 uint64_t SetState::step_of_pull() const {
+  if (reads_averages) return wire::kAverages;
   const bool compensated = layout.compensation.kind != wire::Compensation::kNone;
   return compensated && member ? step.load() : 0;
 }
@@ -103,6 +104,13 @@ void SetState::release() {
     cache->release();
   }
   residues.reset();
+}
+
+void SetState::check_reads_values() const {
+  if (!reads_averages) return;
+  throw Error(ErrorCode::kInvalidArgument,
+              "the model has the averages of its parameters: step, store and load outside of "
+              "opt.averaged()");
 }
 
 void SetState::check_weights(std::span<void* const> weights) const {

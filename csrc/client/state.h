@@ -50,6 +50,8 @@ struct SetState {
   bool ready = false;               // the servers had all values when it was opened
   // The gradient that values are being read for, counted from 1. Updates on arrival.
   std::atomic<uint64_t> step{1};
+  // Pulls bring the averages that the servers keep: for no gradient.
+  std::atomic<bool> reads_averages{false};
   std::atomic<bool> dense_stale{false};  // a round was applied whose blocks were not taken in
 
   std::vector<RequestPtr> refused;  // the last push, if a server refused it
@@ -68,9 +70,12 @@ struct SetState {
   void invalidate_tables();
   // It is closed: gives the memory back that grows with tables. Nobody sends pushes any more.
   void release();
+  // Throws kInvalidArgument while averages are in the place of values.
+  void check_reads_values() const;
   // Throws kInvalidArgument for too few addresses of dense parameters.
   void check_weights(std::span<void* const> weights) const;
-  // What a pull tells the servers: the gradient that it reads for, if they are to remember.
+  // What a pull tells the servers: the gradient that it reads for, if they are to remember, or that
+  // it reads averages.
   uint64_t step_of_pull() const;
 
   // ---- what the next gradient is computed on, per server ----

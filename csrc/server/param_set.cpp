@@ -38,17 +38,19 @@ ParamSet::ParamSet(uint32_t id, Buffer layout_bytes, uint32_t opener,
 void ParamSet::make_store() {
   const ServerOptions& options = state_.shared.options;
   const wire::ParamSetLayout& layout = state_.layout;
+  const table::Averaging averaging{layout.average_decay};
   for (uint32_t table = 0; table < layout.tables.size(); ++table) {
     const wire::TableSpec& spec = layout.tables[table];
-    state_.store.tables.push_back(std::make_unique<table::Table>(
-        table, spec, layout.configs[spec.group], options.shard_id, options.server_count));
+    state_.store.tables.push_back(
+        std::make_unique<table::Table>(table, spec, layout.configs[spec.group], options.shard_id,
+                                       options.server_count, averaging));
   }
   state_.store.blocks.resize(layout.blocks.size());
   for (uint32_t block = 0; block < layout.blocks.size(); ++block) {
     const wire::BlockSpec& spec = layout.blocks[block];
     if (spec.shard != options.shard_id) continue;
     state_.store.blocks[block] =
-        std::make_unique<table::DenseBlock>(block, spec, layout.configs[spec.group]);
+        std::make_unique<table::DenseBlock>(block, spec, layout.configs[spec.group], averaging);
   }
 }
 
@@ -416,6 +418,7 @@ Buffer ParamSet::pull_rows(const wire::FrameHeader& request, const Buffer& paylo
   const wire::Coding coding{decoded.coding.reply, decoded.coding.reply};
   const std::shared_lock lock(mutex_);
   require_ready();
+  require_averages(step);
   std::vector<wire::TableRef> refs;
   refs.reserve(wanted.size());
   for (const wire::PullTable& pull : wanted) {
@@ -430,11 +433,22 @@ Buffer ParamSet::pull_rows(const wire::FrameHeader& request, const Buffer& paylo
       in_place ? wire::layout_coded_rows(coding, state_.version, refs, state_.shared.pool)
                : wire::layout_rows(state_.version, refs, state_.shared.pool);
   for (size_t i = 0; i < wanted.size(); ++i) {
-    state_.store.tables[wanted[i].table]->gather(wanted[i].keys, reply.rows[i]);
+    const table::Table& table = *state_.store.tables[wanted[i].table];
+    if (step == wire::kAverages) {
+      table.gather_averages(wanted[i].keys, state_.version.round, reply.rows[i]);
+      continue;
+    }
+    table.gather(wanted[i].keys, reply.rows[i]);
     policy_->note_rows(request, step, wanted[i], coding.values, reply.rows[i]);
   }
   if (in_place || !request.coded) return std::move(reply.payload);
   return code_rows(reply.payload.bytes(), refs, coding, state_.shared.pool);
+}
+
+void ParamSet::require_averages(uint64_t step) const {
+  if (step != wire::kAverages || state_.layout.average_decay > 0) return;
+  throw Error(ErrorCode::kProtocol, "parameter set " + std::to_string(state_.id) +
+                                        " keeps no averages, which were asked for");
 }
 
 Buffer ParamSet::pull_dense(const wire::FrameHeader& request, const Buffer& payload) const {
@@ -446,8 +460,10 @@ Buffer ParamSet::pull_dense(const wire::FrameHeader& request, const Buffer& payl
   coding.values = coding.reply;
   const std::shared_lock lock(mutex_);
   require_ready();
-  Buffer reply = state_.dense_values(state_.every_block());
-  policy_->note_dense(request, step, coding.values, &reply);
+  require_averages(step);
+  Buffer reply =
+      step == wire::kAverages ? state_.dense_averages() : state_.dense_values(state_.every_block());
+  if (step != wire::kAverages) policy_->note_dense(request, step, coding.values, &reply);
   if (!request.coded) return reply;
   return code_sections(wire::SectionKind::kDense, reply.bytes(), state_.layout, coding,
                        state_.shared.pool);

@@ -79,6 +79,7 @@ class ParamSet {
   void require_open(uint32_t rank) const;
   void require_ready() const;
   void require_whole() const;
+  void require_averages(uint64_t step) const;  // throws kProtocol if `step` asks and there are none
   void check_store(const wire::StoreView& view) const;
   void check_blocks_stored() const;
   void start(const Ticket& ticket, Outbox& outbox);

@@ -38,6 +38,15 @@ Buffer ParamState::dense_values(const std::vector<uint32_t>& blocks) const {
   return std::move(fill_dense(blocks, {}).payload);
 }
 
+Buffer ParamState::dense_averages() const {
+  const std::vector<uint32_t> blocks = every_block();
+  wire::FilledPush reply = fill_dense(blocks, {});
+  for (size_t i = 0; i < blocks.size(); ++i) {
+    store.blocks[blocks[i]]->read_average(version.round, reply.blocks[i]);
+  }
+  return std::move(reply.payload);
+}
+
 wire::FilledPush ParamState::fill_dense(const std::vector<uint32_t>& blocks,
                                         std::span<const wire::TableRef> tables) const {
   std::vector<wire::BlockRef> refs;

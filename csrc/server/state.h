@@ -29,6 +29,7 @@ struct ParamState {
   void count_update(const Pushes& pushes);
   std::vector<uint32_t> every_block() const;
   Buffer dense_values(const std::vector<uint32_t>& blocks) const;
+  Buffer dense_averages() const;  // of every block
   wire::FilledPush fill_dense(const std::vector<uint32_t>& blocks,
                               std::span<const wire::TableRef> tables) const;
   // A reply to a push as its sender wants it. `made`: what was coded of the same payload before.

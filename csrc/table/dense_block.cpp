@@ -12,8 +12,9 @@
 #include "base/errors.h"
 
 namespace cpudist::table {
-DenseBlock::DenseBlock(uint32_t id, wire::BlockSpec spec, const kernels::OptimizerConfig& config)
-    : id_(id), spec_(std::move(spec)), config_(config) {}
+DenseBlock::DenseBlock(uint32_t id, wire::BlockSpec spec, const kernels::OptimizerConfig& config,
+                       Averaging averaging)
+    : id_(id), spec_(std::move(spec)), config_(config), averaging_(averaging) {}
 
 void DenseBlock::check(const wire::BlockValues& values) const {
   const size_t size = size_of(spec_.dtype);
@@ -36,6 +37,7 @@ void DenseBlock::store(const wire::BlockValues& values) {
   if (!stored_) {
     weight_ = kernels::AlignedBuffer<uint8_t>(spec_.elements * size);
     state_ = kernels::AlignedBuffer<uint8_t>(kernels::checked_size_bytes(state_count, size));
+    if (averaging_.on()) average_ = kernels::AlignedBuffer<uint8_t>(weight_.size());
     stored_ = true;
   }
   if (!values.weights.empty()) {
@@ -49,13 +51,40 @@ void DenseBlock::store(const wire::BlockValues& values) {
     init_state<float>();
   }
   step_ = values.step;
+  if (!average_.empty()) std::memcpy(average_.data(), weight_.data(), weight_.size());
 }
 
-void DenseBlock::update(const kernels::OptimizerConfig& config, const void* gradient) {
+void DenseBlock::update(const kernels::OptimizerConfig& config, const void* gradient,
+                        uint64_t round) {
+  if (averaging_.on() && round > averaged_) {
+    draw_average_to(average_.data(), averaging_.power(round - averaged_));
+  }
   if (spec_.dtype == wire::DType::kFloat64) {
     update_as(config, static_cast<const double*>(gradient));
   } else {
     update_as(config, static_cast<const float*>(gradient));
+  }
+  if (!averaging_.on()) return;
+  draw_average_to(average_.data(), averaging_.kept(round));
+  averaged_ = round + 1;
+}
+
+void DenseBlock::read_average(uint64_t updates, uint8_t* out) const {
+  if (average_.empty()) return;
+  std::memcpy(out, average_.data(), average_.size());
+  if (updates > averaged_) draw_average_to(out, averaging_.power(updates - averaged_));
+}
+
+void DenseBlock::draw_average_to(uint8_t* out, double kept) const {
+  const auto draw = [&](auto zero) {
+    using T = decltype(zero);
+    draw_average(reinterpret_cast<T*>(out), reinterpret_cast<const T*>(weight_.data()),
+                 spec_.elements, kept);
+  };
+  if (spec_.dtype == wire::DType::kFloat64) {
+    draw(double{});
+  } else {
+    draw(float{});
   }
 }
 

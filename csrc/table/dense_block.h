@@ -1,8 +1,8 @@
 // Copyright (c) 2026 The torch_cpudist authors.
 // SPDX-License-Identifier: BSD-3-Clause
 //
-// A block of a dense parameter on the server that owns it: weight, optimizer state and the number
-// of updates, in float32 or float64.
+// A block of a dense parameter on the server that owns it: weight, optimizer state, average if one
+// is kept, and the number of updates, in float32 or float64.
 #pragma once
 
 #include <cstdint>
@@ -10,6 +10,7 @@
 
 #include "kernels/aligned.h"
 #include "kernels/optimizers.h"
+#include "table/average.h"
 #include "wire/layout.h"
 #include "wire/rows.h"
 
@@ -18,7 +19,8 @@ namespace cpudist::table {
 // Thread safety: const members from any number of threads, the others exclusively.
 class DenseBlock {
  public:
-  DenseBlock(uint32_t id, wire::BlockSpec spec, const kernels::OptimizerConfig& config);
+  DenseBlock(uint32_t id, wire::BlockSpec spec, const kernels::OptimizerConfig& config,
+             Averaging averaging = {});
 
   uint32_t id() const { return id_; }
   const wire::BlockSpec& spec() const { return spec_; }
@@ -26,18 +28,23 @@ class DenseBlock {
   bool stored() const { return stored_; }  // memory is taken by the first store
   std::span<const uint8_t> weight() const { return weight_.span(); }
   std::span<const uint8_t> state() const { return state_.span(); }
-  uint64_t size_bytes() const { return weight_.size() + state_.size(); }
+  uint64_t size_bytes() const { return weight_.size() + state_.size() + average_.size(); }
 
   // Throws kInvalidArgument if the sizes do not fit.
   void check(const wire::BlockValues& values) const;
   // Throws as check does, before anything is changed.
   void store(const wire::BlockValues& values);
-  // One update from a gradient of spec().elements values of spec().dtype, 8-byte aligned.
-  void update(const kernels::OptimizerConfig& config, const void* gradient);
+  // Update number `round` of the set, counted from 0, from a gradient of spec().elements values of
+  // spec().dtype, 8-byte aligned.
+  void update(const kernels::OptimizerConfig& config, const void* gradient, uint64_t round);
+  // The average after `updates` of the set, weight().size() bytes. Only where one is kept.
+  void read_average(uint64_t updates, uint8_t* out) const;
 
  private:
   template <typename T>
   void init_state();
+  // average = weight + kept * (average - weight), written to `out`, which may be the average.
+  void draw_average_to(uint8_t* out, double kept) const;
   template <typename T>
   void update_as(const kernels::OptimizerConfig& config, const T* gradient);
 
@@ -48,6 +55,9 @@ class DenseBlock {
   bool stored_ = false;
   kernels::AlignedBuffer<uint8_t> weight_;
   kernels::AlignedBuffer<uint8_t> state_;
+  Averaging averaging_;
+  kernels::AlignedBuffer<uint8_t> average_;
+  uint64_t averaged_ = 0;  // updates of the set that are in the average
 };
 
 }  // namespace cpudist::table

@@ -14,6 +14,7 @@ namespace cpudist::table {
 
 // The tables and the blocks of this server (null for blocks of others), by id.
 struct ParamStore {
+  Averaging averaging;
   std::vector<std::unique_ptr<Table>> tables;
   std::vector<std::unique_ptr<DenseBlock>> blocks;
 };

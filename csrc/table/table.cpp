@@ -42,7 +42,7 @@ uint32_t checked_state_elements(const kernels::OptimizerConfig& config, uint32_t
 }  // namespace
 
 Table::Table(uint32_t id, wire::TableSpec spec, const kernels::OptimizerConfig& config,
-             uint32_t shard_id, uint32_t server_count)
+             uint32_t shard_id, uint32_t server_count, Averaging averaging)
     : id_(id),
       spec_(std::move(spec)),
       config_(config),
@@ -50,9 +50,11 @@ Table::Table(uint32_t id, wire::TableSpec spec, const kernels::OptimizerConfig& 
       server_count_(server_count),
       salt_(kernels::table_salt(spec_.name)),
       initial_(wire::initial_rows(spec_)),
+      averaging_(averaging),
       state_elements_(checked_state_elements(config, spec_.dim)),
       index_(spec_.rows) {
-  const uint64_t elements = uint64_t{spec_.dim} + state_elements_;
+  const uint64_t averages = averaged() ? spec_.dim : 0;
+  const uint64_t elements = uint64_t{spec_.dim} + state_elements_ + averages;
   stride_ = (sizeof(RowHeader) + elements * sizeof(float) + 7) / 8 * 8;
   records_per_slab_ = slab_capacity(spec_, server_count, stride_);
   slab_reciprocal_ = std::numeric_limits<uint64_t>::max() / records_per_slab_ + 1;
@@ -123,6 +125,42 @@ void Table::gather(std::span<const int64_t> keys, float* out) const {
     }
     kernels::gather_pointers(rows, count, row_bytes, out + begin * spec_.dim, row_bytes);
   }
+}
+
+void Table::gather_averages(std::span<const int64_t> keys, uint64_t updates, float* out) const {
+  gather(keys, out);  // where a row has no average it is the value
+  uint64_t hashes[kBatch];
+  uint32_t records[kBatch];
+  for (size_t begin = 0; begin < keys.size(); begin += kBatch) {
+    const size_t count = std::min(kBatch, keys.size() - begin);
+    find_batch(keys.subspan(begin, count), hashes, records, stride_);
+    for (size_t i = 0; i < count; ++i) {
+      if (records[i] == RowIndex::kNone || header(records[i]).count == 0) continue;
+      float* row = out + (begin + i) * spec_.dim;
+      std::memcpy(row, average(records[i]), spec_.dim * sizeof(float));
+      draw_average(row, weight(records[i]), spec_.dim,
+                   averaging_.power(updates_since(records[i], updates)));
+    }
+  }
+}
+
+uint32_t Table::updates_since(uint32_t record, uint64_t updates) const {
+  return static_cast<uint32_t>(updates) - header(record).last_seen - 1;
+}
+
+void Table::begin_average(uint32_t record) const {
+  if (averaged()) std::memcpy(average(record), weight(record), spec_.dim * sizeof(float));
+}
+
+void Table::settle_average(uint32_t record, uint64_t round) const {
+  // A row without updates has its value for average, however long ago it came.
+  const uint32_t missed = header(record).count == 0 ? 0 : updates_since(record, round);
+  if (missed == 0) return;
+  draw_average(average(record), weight(record), spec_.dim, averaging_.power(missed));
+}
+
+void Table::follow_average(uint32_t record, uint64_t round) const {
+  draw_average(average(record), weight(record), spec_.dim, averaging_.kept(round));
 }
 
 void Table::fetch(std::span<const int64_t> keys, float* weights, float* state,
@@ -203,6 +241,7 @@ void Table::store(const wire::TableRows& rows) {
         kernels::init_state(config_, state(records[i]), spec_.dim, spec_.dim);
       }
       header(records[i]).count = rows.counts.empty() ? 0 : rows.counts[row];
+      begin_average(records[i]);
     }
   }
   step_ = rows.step;

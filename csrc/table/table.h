@@ -1,10 +1,10 @@
 // Copyright (c) 2026 The torch_cpudist authors.
 // SPDX-License-Identifier: BSD-3-Clause
 //
-// One server's share of a table: row records (key, count, last_seen, weight, optimizer state) in
-// slabs with stable addresses, and an index of them. Work on rows is split into shards; a key's
-// shard is a fixed function of its bucket, so that the split of a round over threads never changes
-// a result.
+// One server's share of a table: row records (key, count, last_seen, weight, optimizer state,
+// average if one is kept) in slabs with stable addresses, and an index of them. Work on rows is
+// split into shards; a key's shard is a fixed function of its bucket, so that the split of a round
+// over threads never changes a result.
 #pragma once
 
 #include <array>
@@ -17,6 +17,7 @@
 #include "kernels/hash.h"
 #include "kernels/initial.h"
 #include "kernels/optimizers.h"
+#include "table/average.h"
 #include "table/row_index.h"
 #include "wire/layout.h"
 #include "wire/rows.h"
@@ -36,9 +37,10 @@ class Table {
  public:
   static constexpr uint32_t kShards = 16;
 
-  // `config` decides the state of a row until the table is dropped. The table remembers no views.
+  // `config` decides the state of a row until the table is dropped, `averaging` whether it has an
+  // average. The table remembers no views.
   Table(uint32_t id, wire::TableSpec spec, const kernels::OptimizerConfig& config,
-        uint32_t shard_id, uint32_t server_count);
+        uint32_t shard_id, uint32_t server_count, Averaging averaging = {});
 
   const wire::TableSpec& spec() const { return spec_; }
   uint32_t id() const { return id_; }
@@ -57,6 +59,8 @@ class Table {
 
   // Copies the weights of `keys` to out, [keys, dim]. Throws as find does.
   void gather(std::span<const int64_t> keys, float* out) const;
+  // The averages of `keys` after `updates` of the set, [keys, dim]. Throws as find does.
+  void gather_averages(std::span<const int64_t> keys, uint64_t updates, float* out) const;
   // Copies whole records; `state` may be null if state_elements() is 0. Throws as find does.
   void fetch(std::span<const int64_t> keys, float* weights, float* state, uint32_t* counts) const;
   // Throws kRowOutOfRange, kInvalidArgument (a row of another server, sizes that do not fit), and
@@ -72,6 +76,11 @@ class Table {
     return reinterpret_cast<float*>(record_at(record) + sizeof(RowHeader));
   }
   float* state(uint32_t record) const { return weight(record) + spec_.dim; }
+  bool averaged() const { return averaging_.on(); }
+  // The average of a row, as of the update before number `round` of the set: before that one.
+  void settle_average(uint32_t record, uint64_t round) const;
+  // After it.
+  void follow_average(uint32_t record, uint64_t round) const;
   void prefetch_record(uint32_t record) const {
     const uint8_t* begin = record_at(record);
     for (uint64_t at = 0; at < stride_; at += kernels::kCacheLineBytes) {
@@ -86,6 +95,10 @@ class Table {
     return slab_starts_[slab] + uint64_t{record - slab * records_per_slab_} * stride_;
   }
   uint64_t hash_of(int64_t key) const { return kernels::hash_of(key, salt_); }
+  float* average(uint32_t record) const { return state(record) + state_elements_; }
+  void begin_average(uint32_t record) const;  // at the row's value
+  // Of the first `updates` of the set, those after the row's last one; modulo 2^32.
+  uint32_t updates_since(uint32_t record, uint64_t updates) const;
   bool has_key(uint32_t record, int64_t key) const { return header(record).key == key; }
   // RowIndex::kNone for a row that is not there.
   uint32_t find_one(int64_t key, uint64_t hash) const {
@@ -108,6 +121,7 @@ class Table {
   uint32_t server_count_;
   uint64_t salt_;
   kernels::InitialRows initial_;
+  Averaging averaging_;
   std::array<uint8_t, kernels::kBucketCount> shard_of_bucket_{};  // spares a division per row
   uint32_t state_elements_;
   uint64_t stride_;            // bytes per record

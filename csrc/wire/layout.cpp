@@ -112,6 +112,12 @@ void check_layout(const ParamSetLayout& layout, ErrorCode code) {
   if (layout.pull_dtype == WireDType::kInt8) {
     throw Error(code, "weights do not travel as int8: nothing makes up for what it loses");
   }
+  if (!(layout.average_decay >= 0 && layout.average_decay < 1)) {
+    throw Error(code, "an average whose decay is not in [0, 1)");
+  }
+  if (layout.exchanges_deltas && layout.average_decay != 0) {
+    throw Error(code, "an average of values that trainers step");
+  }
   check_groups(layout, code);
   if (const char* what = find_error(layout.compensation)) {
     throw Error(code, std::string("delay compensation with ") + what);
@@ -227,6 +233,7 @@ void fields(V& v, Of<V, ParamSetLayout>& m) {
   v.choice(m.push_dtype, WireDType::kFloat32, WireDType::kInt8, "wire dtype");
   v.choice(m.pull_dtype, WireDType::kFloat32, WireDType::kInt8, "wire dtype");
   fields(v, m.compensation);
+  v.number(m.average_decay);
   v.elements(m.configs, configs);
   v.items(m.tables, tables, kTableBytesMin, "tables");
   v.items(m.blocks, blocks, kBlockBytesMin, "blocks");

@@ -98,6 +98,8 @@ struct ParamSetLayout {
   // no int8.
   WireDType push_dtype = WireDType::kFloat32;
   WireDType pull_dtype = WireDType::kFloat32;
+  // Of the moving average that servers keep of every value: in [0, 1), 0 for none.
+  double average_decay = 0;
   std::vector<kernels::OptimizerConfig> configs;
   std::vector<TableSpec> tables;
   std::vector<BlockSpec> blocks;

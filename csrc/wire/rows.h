@@ -60,6 +60,8 @@ struct PullTable {
 // A pull for a batch to come tells, in the place of the step, the number of its prefetch with this
 // bit set: which gradient uses the rows is known when that gradient is pushed.
 inline constexpr uint64_t kPrefetchBit = 1ull << 63;
+// In the place of the step: the averages are asked for, not the values. For no gradient.
+inline constexpr uint64_t kAverages = 1ull << 62;
 // kPullDense: the step or nothing; its reply is a DenseView with all blocks of that server.
 //
 // A pull tells for which gradient of this trainer it reads, counted from 1: the server keeps what

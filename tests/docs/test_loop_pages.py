@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -20,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("in_a_folder")
 def test_every_block_is_tagged_and_run():
     assert TEXT.count("\n```") == 2 * len(BLOCKS)
     assert set(BLOCKS) == {
-        *(("two trainers", n) for n in ("loop", "skip", "ema", "stop")),
+        *(("two trainers", n) for n in ("loop", "skip", "averaged", "ema", "stop")),
         *(("two trainers", n) for n in ("save", "resume")),
         ("lightning", "fit"),
         ("two trainers lightning", "loop"),
@@ -61,6 +63,23 @@ def test_the_average_is_of_current_rows():
         averaged = names["ema"].module
         assert type(averaged.bag) is nn.EmbeddingBag
         assert torch.equal(averaged.bag.weight, names["model"].bag.weight)
+        assert names["scores"].shape == (1,)
+
+    both(body)
+
+
+def test_the_servers_average_is_shown_and_copied():
+    def body(rank):
+        names = names_of(rank)
+        torch.manual_seed(0)
+        model = names["model"] = cpudist.shard_tables(Clicks(), min_rows=500)
+        names["inner"] = torch.optim.Adagrad(model.parameters(), lr=0.1)
+        names["copy"] = copy
+        execute("two trainers", "averaged", names)
+        assert type(names["best"].bag) is nn.EmbeddingBag
+        with names["opt"].averaged():
+            assert_same_bits(model.state_dict(), names["best"].state_dict())
+        assert not torch.equal(model.bag.weight, names["best"].bag.weight)
         assert names["scores"].shape == (1,)
 
     both(body)

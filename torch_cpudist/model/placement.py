@@ -226,6 +226,7 @@ def make_layout(
         compensation=_compensation(updates),
         push_dtype=updates.communicator.wire_dtype,
         pull_dtype=updates.communicator.pulled_dtype,
+        average_decay=updates.average.decay if updates.average else 0.0,
     )
 
 

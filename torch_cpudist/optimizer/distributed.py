@@ -9,6 +9,7 @@ import operator
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from torch_cpudist.log import logger
 from torch_cpudist.model.first_gradients import FirstGradients
 from torch_cpudist.model.placement import Placement, parameter_names, place
 from torch_cpudist.optimizer import face
+from torch_cpudist.optimizer.averages import Averages
 from torch_cpudist.optimizer.initial_state import InitialState
 from torch_cpudist.optimizer.prefetching import Prefetching
 from torch_cpudist.optimizer.untrained import Untrained
@@ -31,6 +33,7 @@ from torch_cpudist.rules.groups import OptimizerGroups, wrapped
 from torch_cpudist.rules.state_parts import States, check_states
 from torch_cpudist.served import state_exchange
 from torch_cpudist.served.base import Trained
+from torch_cpudist.settings.average import EMA, check_average
 from torch_cpudist.settings.clip import Clip, check_clip
 from torch_cpudist.settings.fields import check_pull
 from torch_cpudist.strategies.base import Strategy
@@ -64,6 +67,7 @@ class DistributedOptimizer(face.ServedOptimizer, Participant):
             ``CPUDIST_STRATEGY`` wins.
         clip: ``ClipNorm``, ``ClipTensorNorm`` or ``ClipValue``: of the mean gradient;
             in Async of a push, in Geo and LocalSGD of the trainer's own gradient.
+        average: ``EMA``: of all parameters, kept by the servers; see ``averaged``.
 
     Raises:
         UnsupportedOptimizerError: the servers do not run this optimizer or option.
@@ -82,6 +86,7 @@ class DistributedOptimizer(face.ServedOptimizer, Participant):
         model: nn.Module = None,  # type: ignore[assignment]
         strategy: Strategy | str | Mapping[str, Any] | None = None,
         clip: Clip | None = None,
+        average: EMA | None = None,
     ) -> None:
         """See the class."""
         self._run: Run = context.current()
@@ -93,6 +98,9 @@ class DistributedOptimizer(face.ServedOptimizer, Participant):
         self.strategy = resolve(strategy, said.strategy, said.values, said.server)
         self.strategy.check_clip(clip)
         self.clip = clip
+        check_average(average)
+        self.strategy.check_average(average)
+        self.average = average
         self._groups = OptimizerGroups(self._inners, self.strategy.local)
         super().__init__([g for i in self._inners for g in i.param_groups], {})
         self.state = face.StateOnServers()  # type: ignore[assignment]
@@ -105,7 +113,7 @@ class DistributedOptimizer(face.ServedOptimizer, Participant):
             self._groups.rules(),
             self.strategy.sharding,
             self._run.server_count,
-            self.strategy.updates(self._run.trainers()),
+            replace(self.strategy.updates(self._run.trainers()), average=average),
         )
         self._groups.check_use(placement)
         # All begin with trainer 0's values, and state from before wrapping.
@@ -128,6 +136,7 @@ class DistributedOptimizer(face.ServedOptimizer, Participant):
         self._guard = InnerGuard(self._inners, model, placement, names)
         made = Wrapped(self._run, self._inners, self._guard, states, self._inners)
         self._driver = make_driver(self.strategy, self._parameters, made)
+        self._averages = Averages(self._driver, average is not None)
         self._prefetching = Prefetching(self._parameters, self._driver.pulled)
         self.groups_fixed = True
         self._first = FirstGradients([table.found for table in placement.tables])
@@ -194,6 +203,8 @@ class DistributedOptimizer(face.ServedOptimizer, Participant):
         Returns:
             On trainer 0 the state, on the servers, of inner optimizers that go on.
         """
+        for other in others:
+            other._averages.check_not_entered("a new DistributedOptimizer")
         if others:
             self._run.barrier()  # after every trainer's last push
         states: dict[torch.Tensor, Mapping[str, Any]] = {}
@@ -255,6 +266,7 @@ class DistributedOptimizer(face.ServedOptimizer, Participant):
             OperationTimeoutError: a live trainer did not get there in time.
         """
         self._open()
+        self._averages.check_not_entered("step()")
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -280,6 +292,26 @@ class DistributedOptimizer(face.ServedOptimizer, Participant):
         """For all backward passes of a step but the last: AllReduce sends nothing."""
         self._open()
         return self._driver.no_sync()
+
+    def averaged(self) -> AbstractContextManager[None]:
+        """While it is entered, the model has the averages of its parameters.
+
+        Lookups, dense parameters, copies and ``state_dict()`` of the model are those of
+        ``average=``, as of this trainer's last step. For evaluating and saving: steps
+        and what writes to the servers are refused inside, and gradients of before are
+        refused after it. Buffers (of batch norm, say) stay as they are: see torch's
+        ``update_bn``. One trainer alone may enter it; under Sync the others wait in
+        their next step, unless this one has called ``leave()``.
+
+        Cost: entering and leaving, a pull of all dense parameters each; lookups pull
+        their rows as ever, in float32.
+
+        Raises:
+            InvalidArgumentError: no average is kept, or it is entered already.
+            ModelChangedError: the model was written by others.
+        """
+        self._open()
+        return self._averages.entered()
 
     def prefetch(self, ids: Mapping[nn.Module, torch.Tensor]) -> None:
         """Asks for the rows of a batch to come, and returns at once.
@@ -331,6 +363,7 @@ class DistributedOptimizer(face.ServedOptimizer, Participant):
             ModelChangedError: it was written, without ``overwrite``; all is as before.
         """
         parameters = self._open()
+        self._averages.check_not_entered("flush()")
         check_pull("flush", pull)
         if not overwrite:
             parameters.check_unchanged()
@@ -338,6 +371,12 @@ class DistributedOptimizer(face.ServedOptimizer, Participant):
 
     def take_home(self, pull: str) -> None:
         """Flushes, unless the model was changed after its last step: for shutdown."""
+        if self._averages.are_here:
+            logger.warning(
+                "shutdown inside of opt.averaged(): the model keeps the averages of "
+                "its dense parameters, and of the rows that were looked up."
+            )
+            return
         try:
             self._open().check_kept()
             self.flush(pull)
@@ -364,11 +403,13 @@ class DistributedOptimizer(face.ServedOptimizer, Participant):
         before; refreshes dense parameters.
         """
         parameters = self._open()
+        self._averages.check_not_entered("join()")
         parameters.check_unchanged()
         self._driver.join()
 
     def before_barrier(self) -> None:
         """Hands on what it must before everybody has left: for ``barrier()``."""
+        self._averages.check_not_entered("barrier()")
         self._driver.before_barrier()
 
     def after_barrier(self) -> None:
@@ -436,6 +477,7 @@ class DistributedOptimizer(face.ServedOptimizer, Participant):
         """
         face.run_before_saving(self)
         self._open()
+        self._averages.check_not_entered("state_dict() of the optimizer")
         dicts = self._driver.keeper.fetch()
         found = dicts[0] if len(dicts) == 1 else {"optimizers": dicts}
         return face.run_after_saving(self, found)
@@ -456,6 +498,7 @@ class DistributedOptimizer(face.ServedOptimizer, Participant):
             ModelChangedError: see ``store_model``.
         """
         self._open()
+        self._averages.check_not_entered("load_state_dict()")
         if isinstance(state_dict, dict):
             state_dict = face.run_before_loading(self, state_dict)
         self._driver.keeper.load(state_dict)
@@ -477,6 +520,7 @@ class DistributedOptimizer(face.ServedOptimizer, Participant):
                 current; nothing was sent, and the other trainers wait for it.
         """
         self._open()
+        self._averages.check_not_entered("store_model()")
         self._driver.keeper.store_model(all_rows)
 
     # -- the end -----------------------------------------------------------------------

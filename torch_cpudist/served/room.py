@@ -70,6 +70,8 @@ def needs(placement: Placement, steps_here: bool) -> list[Need]:
     found = []
     for table, spec in zip(placement.tables, placement.layout.tables, strict=True):
         served = _state_bytes(placement.layout.configs[spec.group], spec.dim)
+        if placement.layout.average_decay:
+            served += 4 * spec.dim
         record = _RECORD_BYTES + 4 * spec.dim + served
         record = -(-record // _ROUNDED_BYTES) * _ROUNDED_BYTES
         here = _MARK_BYTES

@@ -68,6 +68,7 @@ class ParameterSet(Trained):
         """
         super().__init__(client, placement)
         self._bindings: list[TableBinding] = []
+        self._closed = False
         self._dense = dense_memory(placement.dense, placement.device)
         self._hosted = HostedWeights(
             [(table.found.name, table.found.weight) for table in placement.tables]
@@ -307,8 +308,14 @@ class ParameterSet(Trained):
         for binding in self._bindings:
             binding.bind_weight(self.opened)
 
+    @property
+    def closed(self) -> bool:
+        """Whether ``close`` was called."""
+        return self._closed
+
     def close(self, tell_servers: bool) -> None:
         """Gives modules their classes back; can free the servers' memory."""
+        self._closed = True
         for table in self.placement.tables:
             for module in table.found.modules:
                 detach(module)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from torch_cpudist import _core
+from torch_cpudist.settings.average import EMA
 from torch_cpudist.settings.communicator import Communicator
 from torch_cpudist.settings.delay_compensation import DelayCompensation
 from torch_cpudist.settings.outer import Outer
@@ -42,6 +43,7 @@ class Updates:
             their lowest ranks; each has rounds of its own. Empty: all are one.
         delay_compensation: how late gradients are corrected. ``None``: not at all.
         communicator: of which ``wire_dtype`` and ``pull_dtype`` are read.
+        average: of values, which servers keep beside them.
     """
 
     on_arrival: bool = False
@@ -51,6 +53,7 @@ class Updates:
     groups: tuple[int, ...] = ()
     delay_compensation: DelayCompensation | None = None
     communicator: Communicator = field(default_factory=Communicator)
+    average: EMA | None = None
 
     def served(
         self, rules: Sequence[_core.OptimizerConfig | None]

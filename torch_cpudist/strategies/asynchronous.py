@@ -36,6 +36,7 @@ class Async(Strategy):
     """
 
     name: ClassVar[str] = "async"
+    keeps_averages: ClassVar[bool] = True
     takes_devices: ClassVar[bool] = True
 
     communicator: Communicator = field(

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 from torch_cpudist.errors import UnsupportedOptimizerError
 from torch_cpudist.settings import fields
+from torch_cpudist.settings.average import EMA
 from torch_cpudist.settings.clip import Clip, ClipTensorNorm
 from torch_cpudist.settings.communicator import Communicator
 from torch_cpudist.settings.delay_compensation import DelayCompensation
@@ -43,6 +44,8 @@ class Strategy:
     """
 
     name: ClassVar[str] = ""
+    # Whether servers update all parameters, and can keep averages of them.
+    keeps_averages: ClassVar[bool] = False
     # Whether it trains models that are on a CUDA device.
     takes_devices: ClassVar[bool] = False
 
@@ -88,6 +91,20 @@ class Strategy:
         Raises:
             UnsupportedOptimizerError: says what there is.
         """
+
+    def check_average(self, average: EMA | None) -> None:
+        """Refuses an average that no server can keep.
+
+        Raises:
+            UnsupportedOptimizerError: parameters are updated on trainers.
+        """
+        if average is not None and not self.keeps_averages:
+            raise UnsupportedOptimizerError(
+                f"average={average} under {type(self).__name__}: servers keep averages "
+                "of what they update, and here trainers update. Average on every "
+                "trainer, with torch.optim.swa_utils.AveragedModel(model), or use "
+                "Sync, HalfAsync or Async."
+            )
 
     @property
     def keeps_state(self) -> bool:

@@ -104,6 +104,7 @@ class HalfAsync(Strategy):
     """
 
     name: ClassVar[str] = "half_async"
+    keeps_averages: ClassVar[bool] = True
     takes_devices: ClassVar[bool] = True
 
     group: Sequence[Sequence[int]] | None = field(

@@ -31,6 +31,7 @@ class Sync(Strategy):
     """
 
     name: ClassVar[str] = "sync"
+    keeps_averages: ClassVar[bool] = True
     takes_devices: ClassVar[bool] = True
 
     communicator: Communicator = field(

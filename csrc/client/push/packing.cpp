@@ -24,6 +24,7 @@ void prepare_push(SetState& set, const StepPush& step) {
                                                  "expected one per group, " +
                                                  std::to_string(set.layout.configs.size()));
   }
+  set.check_reads_values();
   set.check_weights(step.weights);
   set.packed.resize(set.tables.size());
   for (PackedTable& packed : set.packed) packed.gradient = nullptr;

@@ -39,8 +39,9 @@ enum class Purpose { kLookup, kFlush, kReading };
 void pull_rows(Shared& shared, SetState& set, uint32_t table, std::span<const int64_t> keys,
                Purpose purpose) {
   const bool for_gradient = purpose != Purpose::kReading;
-  const bool exact = purpose != Purpose::kLookup;
-  const uint64_t step = for_gradient ? set.step_of_pull() : 0;
+  const bool averages = set.reads_averages;
+  const bool exact = averages || purpose != Purpose::kLookup;
+  const uint64_t step = averages || for_gradient ? set.step_of_pull() : 0;
   Session& session = shared.session;
   TableCache& cache = set.table(table);
   const size_t row_bytes = cache.spec().dim * sizeof(float);

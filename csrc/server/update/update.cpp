@@ -264,7 +264,7 @@ void GradientUpdate::update_task(const Task& task, const Pushes& pushes, uint64_
     reserve_merged(task.id);
     work.gradient = correction_->correct(block, work.gradient, work.merged.data());
   }
-  block.update(settings(pushes).configs[block.spec().group], work.gradient);
+  block.update(settings(pushes).configs[block.spec().group], work.gradient, round);
 }
 
 void GradientUpdate::update_shard(const Task& task, const Pushes& pushes, uint64_t round) {
@@ -280,6 +280,20 @@ void GradientUpdate::update_shard(const Task& task, const Pushes& pushes, uint64
     correction_->correct(table, {work.distinct.data(), work.rows}, work.sources.data(),
                          work.gradients.data());
   }
+  step_rows(work, table, config);
+  if (table.averaged()) follow_averages(work, table, round);
+}
+
+void GradientUpdate::follow_averages(const ShardWork& work, const table::Table& table,
+                                     uint64_t round) {
+  for (size_t i = 0; i < work.rows; ++i) {
+    table.follow_average(static_cast<uint32_t>(work.distinct[i]), round);
+  }
+}
+
+void GradientUpdate::step_rows(const ShardWork& work, const table::Table& table,
+                               const kernels::OptimizerConfig& config) {
+  const size_t dim = table.dim();
   if (kernels::counts_per_row(config) && kernels::step_dependent(config)) {
     kernels::StepCache<float> steps(config);
     for (size_t i = 0; i < work.rows; ++i) {
@@ -305,6 +319,7 @@ void GradientUpdate::touch_rows(ShardWork& work, table::Table& table, uint64_t r
     }
     const auto record = static_cast<uint32_t>(work.distinct[i]);
     table::RowHeader& header = table.header(record);
+    if (table.averaged()) table.settle_average(record, round);
     if (header.count != std::numeric_limits<uint32_t>::max()) ++header.count;
     header.last_seen = static_cast<uint32_t>(round);
     work.weights[i] = table.weight(record);

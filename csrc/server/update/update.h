@@ -79,6 +79,9 @@ class GradientUpdate {
   void update_task(const Task& task, const Pushes& pushes, uint64_t round);
   void update_shard(const Task& task, const Pushes& pushes, uint64_t round);
   static void touch_rows(ShardWork& work, table::Table& table, uint64_t round);
+  static void follow_averages(const ShardWork& work, const table::Table& table, uint64_t round);
+  static void step_rows(const ShardWork& work, const table::Table& table,
+                        const kernels::OptimizerConfig& config);
   void point_at_gradients(ShardWork& work, const Task& task, const Pushes& pushes) const;
   void scale_task(const Task& task, double scale);
   void reserve_merged(uint32_t block);

@@ -52,6 +52,7 @@ inline wire::ParamSetLayout sample_remote_layout() {
   layout.tables[1].overrides = {{0, 1, 0}, {7, 1ull << 40, -2.5}};
   layout.tables[2].remote = true;
   layout.tables[2].initial = {{Op::kFill, 0.5, 0}};
+  layout.average_decay = 0.75;
   return layout;
 }
 

@@ -233,7 +233,7 @@ TEST(table_dense_block_stores_and_updates) {
   block.store(values);
   CHECK_EQ(block.state().size(), 24u);
   const std::vector<double> gradient = {1, 0, -1};
-  block.update(adagrad(), gradient.data());
+  block.update(adagrad(), gradient.data(), 0);
   CHECK_EQ(block.step(), 5u);
   double updated[3];
   std::memcpy(updated, block.weight().data(), 24);

@@ -6,6 +6,7 @@
 // sender.
 
 #include <cmath>
+#include <limits>
 
 #include "support/channel_fixture.h"
 #include "support/check.h"
@@ -145,6 +146,20 @@ TEST(messages_remote_tables_round_trip) {
   CHECK(same(view_of(again), {payload.data(), payload.data() + payload.size()}));
 }
 
+TEST(messages_averages_round_trip_and_are_checked) {
+  wire::ParamSetLayout layout = sample_layout();
+  layout.average_decay = 0.999;
+  CHECK_EQ(wire::decode_layout(view_of(encode(layout))).average_decay, 0.999);
+  for (const double decay : {-0.1, 1.0, 2.0, std::numeric_limits<double>::quiet_NaN()}) {
+    layout.average_decay = decay;
+    CHECK_THROWS(encode(layout), Error);
+  }
+  layout.average_decay = 0.5;
+  layout.mode = wire::UpdateMode::kOnArrival;
+  layout.exchanges_deltas = true;
+  CHECK_THROWS(encode(layout), Error);
+}
+
 TEST(messages_remote_tables_are_checked_on_both_sides) {
   using Op = kernels::InitialOp;
   const auto refused = [](const auto& change) {
@@ -162,7 +177,10 @@ TEST(messages_remote_tables_are_checked_on_both_sides) {
   CHECK(refused([](auto&, auto& t) { t.initial.resize(9, {Op::kFill, 0, 0}); }));
   CHECK(refused([](auto&, auto& t) { t.overrides.resize(17, {0, 1, 0}); }));
   CHECK(refused([](auto&, auto& t) { t.overrides[0] = {0, t.rows + 1, 0}; }));
-  CHECK(refused([](auto& l, auto&) { l.exchanges_deltas = true; }));
+  CHECK(refused([](auto& l, auto&) {
+    l.average_decay = 0;
+    l.exchanges_deltas = true;
+  }));
 }
 
 TEST(messages_layout_limits_hold_on_both_sides) {

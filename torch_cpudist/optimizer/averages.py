@@ -1,0 +1,73 @@
+# Copyright (c) 2026 The torch_cpudist authors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""``DistributedOptimizer.averaged``: the servers' averages in the place of values."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from torch_cpudist.drivers.base import Driver
+from torch_cpudist.errors import Error, InvalidArgumentError
+from torch_cpudist.served.set import ParameterSet
+
+
+class Averages:
+    """Switches a model between its values and their averages. Not thread-safe."""
+
+    def __init__(self, driver: Driver, kept: bool) -> None:
+        """Switches what ``driver`` drives; ``kept``: whether servers have averages."""
+        self._driver = driver
+        self._kept = kept
+        self._entered = False
+
+    @property
+    def are_here(self) -> bool:
+        """Whether the model has them now."""
+        return self._entered
+
+    def check_not_entered(self, what: str) -> None:
+        """Refuses ``what`` while the model has averages.
+
+        Raises:
+            InvalidArgumentError: it has.
+        """
+        if self._entered:
+            raise InvalidArgumentError(
+                f"{what} inside of opt.averaged(): the model has the averages of its "
+                f"parameters there, for evaluating and saving. Leave it before {what}."
+            )
+
+    @contextlib.contextmanager
+    def entered(self) -> Iterator[None]:
+        """See ``DistributedOptimizer.averaged``."""
+        parameters = self._driver.pulled
+        if parameters is None or not self._kept:
+            raise InvalidArgumentError(
+                "averaged: this DistributedOptimizer keeps no average. Build it with "
+                "average=cpudist.EMA(0.999)."
+            )
+        self.check_not_entered("averaged")
+        parameters.check_unchanged()
+        self._driver.settle()
+        try:
+            self._entered = True
+            _read(parameters, averages=True)
+        except BaseException:
+            self._entered = False
+            with contextlib.suppress(Error):
+                _read(parameters, averages=False)
+            raise
+        try:
+            yield
+        finally:
+            self._entered = False
+            # A shutdown inside leaves the model with averages.
+            if not parameters.closed:
+                _read(parameters, averages=False)
+
+
+def _read(parameters: ParameterSet, averages: bool) -> None:
+    parameters.opened.read_averages(averages)
+    parameters.tables_current = False
+    parameters.pull_dense()
