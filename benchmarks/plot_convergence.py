@@ -19,10 +19,12 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from cases.convergence import Record, read_runs, rows_of
+from cases.convergence import LEAST_BAR, Record, noise, read_runs, rows_of
 from convergence_plan import (
     BATCH,
     GEO_BATCH,
+    INTERVALS,
+    ONE,
     OTHER_BATCHES,
     PARTS,
     PUSH_EVERY,
@@ -222,8 +224,49 @@ def draw_geo(records: Records, axes: Any) -> None:
         right.set_ylabel(f"bytes per {SAMPLES[workload][:-1]}", color="C1")
 
 
+def _qualities(found: Iterable[Record]) -> list[float]:
+    return [record["quality"] for record in found if _is_scored(record)]
+
+
+def draw_intervals(records: Records, axes: Any) -> None:
+    """Draws quality of Geo over its intervals beside one process and its bar.
+
+    The first place is the default, which grows with the steps made; each mark is a run,
+    each line a mean.
+    """
+    names = {"geo": "None"}
+    names |= {f"geo:push_every={every}": str(every) for every in INTERVALS}
+    for axis, workload in zip(axes, WORKLOADS, strict=True):
+        plain = {"workload": workload, "batch": BATCH[workload]}
+        plain |= {"optimizer": "adagrad", "merge": "sum"}
+        for trainers, color in zip(TRAINERS[1:], ("C0", "C1"), strict=True):
+            found = _chosen(records, trainers=trainers, **plain)
+            runs = {
+                place: values
+                for place, row in enumerate(names)
+                if (values := _qualities(found.get(row, [])))
+            }
+            if not runs:
+                continue
+            marks = [(place, one) for place, values in runs.items() for one in values]
+            label = f"{trainers} trainers"
+            axis.plot(*zip(*marks, strict=True), "o", ms=4, c=color, label=label)
+            axis.plot(list(runs), [mean(one) for one in runs.values()], c=color, lw=0.8)
+        one = _chosen(records, row=ONE, trainers=1, **plain).get(ONE, [])
+        if levels := _qualities(one):
+            axis.axhline(mean(levels), color="0.5", ls="--", label="one process")
+            sigma = noise(records, Run(workload, ONE, 1, BATCH[workload], 0))
+            if sigma is not None:
+                least = mean(levels) - max(LEAST_BAR, 2 * sigma)
+                axis.axhline(least, color="0.5", ls=":", label="bar")
+        axis.set_xticks(range(len(names)), list(names.values()))
+        axis.set(xlabel=f"{workload}: push_every", ylabel=QUALITY[workload])
+        if axis.lines:
+            axis.legend(fontsize="small")
+
+
 def draw(records: Records, folder: Path) -> list[Path]:
-    """Draws every picture of the study and returns where they are."""
+    """Draws every picture of which there are runs and returns where they are."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -235,13 +278,16 @@ def draw(records: Records, folder: Path) -> list[Path]:
         "staleness": (draw_staleness, 1, (11, 4)),
         "batches": (draw_batches, 1, (11, 4)),
         "geo": (draw_geo, 1, (11, 4)),
+        "intervals": (draw_intervals, 1, (11, 4)),
     }
     written = []
     for name, (paint, lines, size) in pictures.items():
         figure, axes = plt.subplots(lines, 2, figsize=size, layout="constrained")
         paint(records, axes)
-        written.append(folder / f"convergence_{name}.png")
-        figure.savefig(written[-1], dpi=90)
+        # An empty one would replace that of a study with more parts.
+        if any(line.get_xdata().size for axis in figure.axes for line in axis.lines):
+            written.append(folder / f"convergence_{name}.png")
+            figure.savefig(written[-1], dpi=90)
         plt.close(figure)
     return written
 

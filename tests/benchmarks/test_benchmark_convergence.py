@@ -187,7 +187,8 @@ def test_the_study_is_drawn_and_tabled(tmp_path: Path, capsys) -> None:
     assert plot_convergence.main([str(path), str(folder), "--seeds", "1"]) == 0
     names = {picture.name for picture in folder.iterdir()}
     assert names == {
-        f"convergence_{name}.png" for name in ("curves", "staleness", "batches", "geo")
+        f"convergence_{name}.png"
+        for name in ("curves", "staleness", "batches", "geo", "intervals")
     }
     said = capsys.readouterr().out
     assert "### merge, word2vec" in said
@@ -195,3 +196,49 @@ def test_the_study_is_drawn_and_tabled(tmp_path: Path, capsys) -> None:
     (tmp_path / "empty").touch()
     with pytest.raises(SystemExit, match="found none"):
         plot_convergence.main([str(tmp_path / "empty"), str(folder)])
+
+
+def test_a_part_of_the_study_draws_its_own_pictures_only(tmp_path: Path) -> None:
+    """Those of the other parts stay as they are."""
+    pytest.importorskip("matplotlib")
+    geo = Run("word2vec", "geo:push_every=10", 4, 2048, 1)
+    unscored = Run("word2vec", "geo:push_every=50", 4, 2048, 1)
+    runs = {geo: figures(0.4), unscored: {**figures(0.4), "quality": None}}
+    path = tmp_path / "runs"
+    path.write_text(
+        "".join(
+            json.dumps({**one.__dict__, "epochs": 1, "words": 0, **found}) + "\n"
+            for one, found in runs.items()
+        )
+    )
+    folder = tmp_path / "pictures"
+    folder.mkdir()
+    (folder / "convergence_curves.png").write_bytes(b"of another study")
+    assert plot_convergence.main([str(path), str(folder)]) == 0
+    names = {picture.name for picture in folder.iterdir()}
+    assert names == {"convergence_intervals.png", "convergence_curves.png"}
+    kept = (folder / "convergence_curves.png").read_bytes()
+    assert kept == b"of another study"
+
+
+def test_intervals_are_drawn_beside_one_process_and_its_bar() -> None:
+    plt = pytest.importorskip("matplotlib.pyplot")
+    one = {Run("word2vec", "sync", 1, 2048, s): 0.4 + s / 100 for s in (1, 2, 3)}
+    two = {Run("word2vec", "geo", 2, 2048, s): 0.5 for s in (1, 2)}
+    four = {Run("word2vec", "geo:push_every=400", 4, 2048, s): s / 10 for s in (1, 2)}
+    runs = {**one, **two, **four}
+    figure, axes = plt.subplots(1, 2)
+    records = {run: figures(quality) for run, quality in runs.items()}
+    plot_convergence.draw_intervals(records, axes)
+    assert not axes[0].lines
+    lines = [
+        [list(map(float, points)) for points in line.get_data()]
+        for line in axes[1].lines
+    ]
+    plt.close(figure)
+    assert lines[0] == [[0, 0], [0.5, 0.5]]
+    assert lines[1] == [[0], [0.5]]
+    assert lines[2] == [[4, 4], [0.1, 0.2]]
+    assert lines[3] == [[4], [pytest.approx(0.15)]]
+    assert lines[4][1] == [pytest.approx(0.42)] * 2
+    assert lines[5][1] == [pytest.approx(0.42 - 2 * 0.01)] * 2
