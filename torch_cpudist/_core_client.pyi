@@ -50,8 +50,21 @@ class Client:
             AddressError, PeerLostError, ConfigMismatchError, FencedError: see there.
         """
 
-    def open(self, layout: ParamSetLayout) -> ParamSet:
-        """Opens a parameter set; the n-th open of every trainer names the same one."""
+    def open(
+        self,
+        layout: ParamSetLayout,
+        *,
+        cache_bytes: int = 256 << 20,
+        residue_bytes: int = 64 << 20,
+    ) -> ParamSet:
+        """Opens a parameter set; the n-th open of every trainer names the same one.
+
+        Args:
+            layout: what every trainer opens.
+            cache_bytes: of values of rows of remote tables, on this trainer; beyond it
+                they go before their step does, and are pulled again.
+            residue_bytes: of what lossy pushes hold back of rows of remote tables.
+        """
 
     def barrier(self) -> None:
         """Leaves all parameter sets, waits for all trainers, rejoins with all."""
@@ -163,11 +176,38 @@ class ParamSet:
     ) -> None:
         """Makes the rows of ``ids`` current; at most one request per server."""
 
+    def lookup(
+        self,
+        table: int,
+        ids: int,
+        count: int,
+        ids_are_int32: bool,
+        out: int,
+        keep: bool,
+    ) -> None:
+        """Copies the rows of ``ids`` to ``out``, float32 ``[count, dim]``.
+
+        Args:
+            table: of either kind.
+            ids: where they are, int64 or int32; any order, they may repeat.
+            count: how many there are.
+            ids_are_int32: else int64.
+            out: where the rows go.
+            keep: for a gradient, and for later lookups of this step. Without it rows
+                of a remote table that are not here are pulled, copied and forgotten:
+                memory stays as it was.
+
+        Raises:
+            RowOutOfRangeError: nothing was pulled or marked.
+            PeerLostError, OperationTimeoutError: a server does not answer; what was
+                asked for is asked for again by the next lookup.
+        """
+
     def read_rows(self, table: int, keys: int, count: int) -> None:
         """Brings values of distinct int64 ``keys`` for who reads the weight itself."""
 
     def pull_all_rows(self) -> None:
-        """Makes every row of every table current, in chunks."""
+        """Makes every row of every static table current, in chunks."""
 
     def read_averages(self, averages: bool) -> None:
         """See ``csrc/client/param_set.h``."""

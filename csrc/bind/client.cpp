@@ -61,6 +61,11 @@ void pull(const ParamSetHolder& self, uint32_t table, Address ids, uint64_t coun
   self.get().pull(table, at<const void>(ids), count, ids_are_int32);
 }
 
+void lookup(const ParamSetHolder& self, uint32_t table, Address ids, uint64_t count,
+            bool ids_are_int32, Address out, bool keep) {
+  self.get().lookup(table, at<const void>(ids), count, ids_are_int32, at<float>(out), keep);
+}
+
 void read_rows(const ParamSetHolder& self, uint32_t table, Address keys, uint64_t count) {
   self.get().read_rows(table, {at<const int64_t>(keys), static_cast<size_t>(count)});
 }
@@ -142,6 +147,8 @@ py::dict stats(const ClientHolder& self) {
   result["rows_prefetched"] = stats.rows_prefetched;
   result["prefetch_hits"] = stats.prefetch_hits;
   result["prefetch_refreshed"] = stats.prefetch_refreshed;
+  result["cache_dropped"] = stats.cache_dropped;
+  result["residues_dropped"] = stats.residues_dropped;
   result["wait_s"] = stats.wait_s;
   result["round_wait_s"] = stats.round_wait_s;
   result["staleness"] = staleness(stats.staleness);
@@ -190,8 +197,9 @@ void bind_constructor(py::class_<ClientHolder>& client) {
              py::arg("logger") = py::none());
 }
 
-std::unique_ptr<ParamSetHolder> open(const ClientHolder& self, const wire::ParamSetLayout& layout) {
-  return std::make_unique<ParamSetHolder>(self.get().open(layout));
+std::unique_ptr<ParamSetHolder> open(const ClientHolder& self, const wire::ParamSetLayout& layout,
+                                     uint64_t cache_bytes, uint64_t residue_bytes) {
+  return std::make_unique<ParamSetHolder>(self.get().open(layout, {cache_bytes, residue_bytes}));
 }
 
 template <typename Call>
@@ -206,7 +214,10 @@ auto of_set(Call call) {
 
 void bind_calls(py::class_<ClientHolder>& client) {
   client.def("connect", of_client(&Client::connect), NoGil())
-      .def("open", &open, py::arg("layout"), NoGil(), py::keep_alive<0, 1>())
+      .def("open", &open, py::arg("layout"), py::kw_only(),
+           py::arg("cache_bytes") = client::CacheLimits::kCacheBytes,
+           py::arg("residue_bytes") = client::CacheLimits::kResidueBytes, NoGil(),
+           py::keep_alive<0, 1>())
       .def("barrier", of_client(&Client::barrier), NoGil())
       .def("goodbye", of_client(&Client::goodbye), NoGil())
       .def("check", of_client(&Client::check), NoGil())
@@ -228,6 +239,8 @@ void bind_values(ParamSetClass& set) {
            py::arg("state") = 0, NoGil())
       .def("pull", &pull, py::arg("table"), py::arg("ids"), py::arg("count"),
            py::arg("ids_are_int32") = false, NoGil())
+      .def("lookup", &lookup, py::arg("table"), py::arg("ids"), py::arg("count"),
+           py::arg("ids_are_int32"), py::arg("out"), py::arg("keep"), NoGil())
       .def("read_rows", &read_rows, py::arg("table"), py::arg("keys"), py::arg("count"), NoGil())
       .def("prefetch", &prefetch, py::arg("ids"), py::arg("managed") = false, NoGil())
       .def("use_prefetched", of_set(&ParamSet::use_prefetched), py::arg("number"), NoGil())

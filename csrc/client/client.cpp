@@ -40,14 +40,15 @@ Client::~Client() {
 
 void Client::connect() { shared_.session.connect(); }
 
-std::shared_ptr<ParamSet> Client::open(const wire::ParamSetLayout& layout) {
+std::shared_ptr<ParamSet> Client::open(const wire::ParamSetLayout& layout,
+                                       const CacheLimits& limits) {
   const Shared::Lock lock = shared_.sequence();
   for (const auto& config : layout.configs) {
     if (const char* what = kernels::find_config_error(config)) {
       throw Error(ErrorCode::kInvalidArgument, std::string("open: ") + what);
     }
   }
-  auto set = std::make_shared<ParamSet>(shared_, next_set_, layout, membership_of(layout));
+  auto set = std::make_shared<ParamSet>(shared_, next_set_, layout, membership_of(layout), limits);
   ++next_set_;
   shared_.run_all(
       wire::FrameKind::kOpen, set->id(), [set] { return encode(set->state()->layout); },

@@ -28,7 +28,8 @@ class Client {
   void connect();  // hello with every server; throws kPeerLost, kAddress, kConfigMismatch, kFenced
 
   // The n-th open of every trainer names the same parameter set.
-  std::shared_ptr<ParamSet> open(const wire::ParamSetLayout& layout);
+  std::shared_ptr<ParamSet> open(const wire::ParamSetLayout& layout,
+                                 const CacheLimits& limits = {});
   void barrier();                         // leaves every parameter set, waits for all, rejoins all
   void goodbye();                         // to every server; then disconnects
   void check() const;                     // throws what the client has failed with: a lost server

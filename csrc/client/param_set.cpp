@@ -18,9 +18,9 @@
 namespace cpudist::client {
 
 ParamSet::ParamSet(Shared& shared, uint32_t id, const wire::ParamSetLayout& layout,
-                   const Membership& membership)
+                   const Membership& membership, const CacheLimits& limits)
     : shared_(shared),
-      state_(std::make_shared<SetState>(id, layout, shared.owners, shared.server_count())),
+      state_(std::make_shared<SetState>(id, layout, shared.owners, shared.server_count(), limits)),
       prefetcher_(std::make_shared<Prefetcher>(*state_, shared.session, shared.pool)),
       membership_(membership) {}
 
@@ -85,6 +85,10 @@ void ParamSet::close() {
   {
     const std::lock_guard lock(shared_.sequenced());
     state_->release();
+    ClientStats stats;
+    stats.cache_dropped = state_->cache_budget.dropped_rows.exchange(0);
+    stats.residues_dropped = state_->residues_dropped.exchange(0);
+    shared_.count_closed(stats);
   }
   shared_.release_closed();
 }
@@ -94,6 +98,11 @@ void ParamSet::close() {
 void ParamSet::bind_table(uint32_t table, float* weight) {
   check_open();
   TableCache& cache = state_->table(table);
+  if (cache.remote()) {
+    throw Error(ErrorCode::kInvalidArgument,
+                "table '" + cache.spec().name +
+                    "' is remote: its rows have no weight here to go to; use lookup()");
+  }
   prefetcher_->drop_all();  // what is held is in the old one
   const std::lock_guard lock(cache.mutex);
   cache.bind(weight);
@@ -142,6 +151,13 @@ void ParamSet::pull(uint32_t table, const void* ids, uint64_t count, bool ids_ar
   shared_.settle();
   check_open();
   look_up(shared_, *state_, *prefetcher_, {table, ids, count, ids_are_int32});
+}
+
+void ParamSet::lookup(uint32_t table, const void* ids, uint64_t count, bool ids_are_int32,
+                      float* out, bool keep) {
+  shared_.settle();
+  check_open();
+  look_up_into(shared_, *state_, *prefetcher_, {table, ids, count, ids_are_int32}, out, keep);
 }
 
 void ParamSet::read_rows(uint32_t table, std::span<const int64_t> keys) {
@@ -274,6 +290,8 @@ void ParamSet::stop_background() {
 
 void ParamSet::add_stats(ClientStats* stats) const {
   if (const auto running = background()) running->add_stats(stats);
+  stats->cache_dropped += state_->cache_budget.dropped_rows;
+  stats->residues_dropped += state_->residues_dropped;
 }
 
 // ---- membership ---------------------------------------------------------------------------------

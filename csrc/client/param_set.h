@@ -35,14 +35,14 @@ class ParamSet {
  public:
   // `membership` outlives it.
   ParamSet(Shared& shared, uint32_t id, const wire::ParamSetLayout& layout,
-           const Membership& membership);
+           const Membership& membership, const CacheLimits& limits = {});
   ParamSet(const ParamSet&) = delete;
   ParamSet& operator=(const ParamSet&) = delete;
 
   uint32_t id() const { return state_->id; }
   // Whether the servers had all values when it was opened: trainer 0 must not store them again.
   bool holds_values() const;
-  // Where pulled rows go: `weight` is [rows, dim] and stays valid until close.
+  // Where pulled rows of a static table go: `weight` is [rows, dim] and stays valid until close.
   void bind_table(uint32_t table, float* weight);
   void store_table(uint32_t table, std::span<const int64_t> keys, const float* weights,
                    const float* state, const uint32_t* counts, uint64_t step);
@@ -58,10 +58,15 @@ class ParamSet {
   // Makes the rows of `ids` current in the bound weight: sends one request per server for those not
   // pulled since the last step of this parameter set. int32 or int64 ids. Throws kRowOutOfRange.
   void pull(uint32_t table, const void* ids, uint64_t count, bool ids_are_int32);
+  // The same for a table of either kind, and copies the rows to `out`, [count, dim], in the order
+  // of the ids. `keep`: as long as a step lasts, for a gradient and for later lookups; else rows of
+  // a remote table that are not here already are pulled, copied and forgotten, in chunks.
+  void lookup(uint32_t table, const void* ids, uint64_t count, bool ids_are_int32, float* out,
+              bool keep);
   // The values of the distinct rows `keys` in the bound weight, for who reads it without a lookup.
   // A gradient that names them is refused as before. Throws kRowOutOfRange.
   void read_rows(uint32_t table, std::span<const int64_t> keys);
-  void pull_all_rows();  // in chunks
+  void pull_all_rows();  // of static tables, in chunks
   // Asks for the rows of a batch to come, one request per server, and returns its number at once.
   // Lookups then find them: in rounds with the values of the last one. A batch goes with the step
   // that used all its rows, or if `managed`, with the step after use_prefetched(its number). Does

@@ -38,17 +38,6 @@ ServedKeys serve(TableCache& cache, const SetState& set, const Session& session,
   return served;
 }
 
-// Calls `action` with the ids as what they are.
-template <typename Action>
-void with_ids(const ComingIds& ids, Action&& action) {
-  const auto count = static_cast<size_t>(ids.count);
-  if (ids.are_int32) {
-    action(std::span(static_cast<const int32_t*>(ids.ids), count));
-  } else {
-    action(std::span(static_cast<const int64_t*>(ids.ids), count));
-  }
-}
-
 }  // namespace
 
 Prefetcher::Prefetcher(SetState& set, Session& session, wire::Pool pool)
@@ -63,6 +52,15 @@ Prefetcher::Part* Prefetcher::Batch::find(uint32_t table) {
 std::vector<Prefetcher::BatchPtr> Prefetcher::batches() const {
   const std::lock_guard lock(mutex_);
   return {batches_.begin(), batches_.end()};
+}
+
+uint64_t Prefetcher::remote_bytes(const Batch& batch) const {
+  uint64_t size_bytes = 0;
+  for (const Part& part : batch.parts) {
+    const wire::TableSpec& spec = set_.layout.tables[part.table];
+    if (spec.remote) size_bytes += part.pulled.keys.size() * spec.dim * sizeof(float);
+  }
+  return size_bytes;
 }
 
 // ---- asking -------------------------------------------------------------------------------------
@@ -93,13 +91,19 @@ uint64_t Prefetcher::request(std::span<const ComingIds> ids, bool managed, uint6
         with_ids(*one,
                  [&](auto span) { cache.take_coming(span, !in_rounds(set_), &all, &pulled); });
       }
-      *rows += pulled.size();
       Part& part = batch->parts.emplace_back();
       part.table = table;
       part.all = serve(cache, set_, session_, all);
       part.pulled = serve(cache, set_, session_, pulled);
       part.rows.resize(set_.server_count);
     }
+    uint64_t coming_bytes = remote_bytes(*batch);
+    for (const BatchPtr& other : batches()) coming_bytes += remote_bytes(*other);
+    if (coming_bytes > set_.cache_budget.limit_bytes) {
+      for (const Part& part : batch->parts) set_.table(part.table).drop(part.pulled.keys);
+      return 0;
+    }
+    for (const Part& part : batch->parts) *rows += part.pulled.keys.size();
     {
       const std::lock_guard lock(mutex_);
       batch->number = next_number_++;

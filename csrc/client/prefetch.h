@@ -35,6 +35,16 @@ struct ComingIds {
   uint64_t count = 0;
   bool are_int32 = false;
 };
+// Calls `action` with the ids as what they are.
+template <typename Action>
+void with_ids(const ComingIds& ids, Action&& action) {
+  const auto n = static_cast<size_t>(ids.count);
+  if (ids.are_int32) {
+    action(std::span(static_cast<const int32_t*>(ids.ids), n));
+  } else {
+    action(std::span(static_cast<const int64_t*>(ids.ids), n));
+  }
+}
 // Distinct keys of one table, those of a server together.
 struct ServedKeys {
   std::vector<int64_t> keys;
@@ -53,7 +63,8 @@ class Prefetcher {
   Prefetcher(SetState& set, Session& session, wire::Pool pool);
 
   // ---- any thread ----
-  // Asks for the rows of a batch to come. Returns its number. Throws kRowOutOfRange before anything
+  // Asks for the rows of a batch to come. Returns its number, or 0 if rows of remote tables that
+  // are on their way or held would take more than the budget. Throws kRowOutOfRange before anything
   // is sent, and what sending throws.
   uint64_t request(std::span<const ComingIds> ids, bool managed, uint64_t* rows);
   // The batch of this number is the next one to be computed: it goes with the next step.
@@ -106,6 +117,7 @@ class Prefetcher {
   using BatchPtr = std::shared_ptr<Batch>;
 
   std::vector<BatchPtr> batches() const;
+  uint64_t remote_bytes(const Batch& batch) const;  // of what was asked for
   void remove(const BatchPtr& batch);
   void send(Batch& batch);
   // Waits for the replies. False if that has failed before.

@@ -1,13 +1,16 @@
 // Copyright (c) 2026 The torch_cpudist authors.
 // SPDX-License-Identifier: BSD-3-Clause
 //
-// Marks: eight bytes a row replace a hash table per lookup and per gradient.
+// long: one class, of which each part of a step calls a few members
+// Marks: eight bytes a row of a static table replace a hash table per lookup and per gradient; a
+// remote one has one hash table for both.
 #include "client/row_cache.h"
 
 #include <algorithm>
 #include <cstring>
 
 #include "base/errors.h"
+#include "kernels/gather_scatter.h"
 
 namespace cpudist::client {
 
@@ -15,6 +18,24 @@ namespace {
 
 // Far enough to hide a cache miss on a stamp, near enough to stay in the cache.
 constexpr size_t kPrefetchAhead = 32;
+// Keys that are hashed before the first of them is looked for.
+constexpr size_t kBatch = 32;
+
+// Where marks are found, for loops that are worth one of each.
+struct MarksByKey {
+  RowMark* marks;
+  void prefetch(int64_t key) const { __builtin_prefetch(marks + key, 1); }
+  RowMark& of(int64_t key) const { return marks[key]; }
+};
+struct MarksInPlaces {
+  RowPlaces* places;
+  RowMark* none;  // of a key without a place
+  void prefetch(int64_t key) const { places->prefetch(RowPlaces::hash_of(key)); }
+  RowMark& of(int64_t key) const {
+    RowPlaces::Place* const place = places->find(key);
+    return place == nullptr ? *none : place->mark;
+  }
+};
 
 }  // namespace
 
@@ -26,8 +47,17 @@ void KeySplit::run(std::span<const int64_t> keys) {
 }
 
 TableCache::TableCache(const wire::TableSpec& spec, uint64_t salt, std::span<const uint16_t> owners,
-                       uint32_t server_count)
-    : spec_(spec), marks_(spec.rows), split_(owners, server_count, salt) {}
+                       uint32_t server_count, CacheBudget* budget, uint32_t generation)
+    : spec_(spec),
+      remote_(spec.remote),
+      marks_(remote_ ? 0 : spec.rows),
+      places_(remote_ ? std::make_unique<RowPlaces>(spec.dim) : nullptr),
+      budget_(budget),
+      generation_(generation),
+      floor_(generation),
+      split_(owners, server_count, salt) {}
+
+TableCache::~TableCache() { release(); }
 
 void TableCache::bind(float* weight) {
   weight_ = weight;
@@ -58,6 +88,7 @@ template <typename Id>
 std::span<const int64_t> TableCache::take_missing(std::span<const Id> ids) {
   require_marks();
   check_ids(ids);
+  if (remote_) return take_missing_places(ids);
   RowMark* marks = marks_.data();
   const uint32_t generation = generation_;
   const size_t n = ids.size();
@@ -78,6 +109,51 @@ std::span<const int64_t> TableCache::take_missing(std::span<const Id> ids) {
   return {missing, count};
 }
 
+template <typename Id>
+std::span<const int64_t> TableCache::take_missing_places(std::span<const Id> ids) {
+  RowPlaces& places = *places_;
+  const size_t n = ids.size();
+  if (missing_.size() < n) missing_.resize(n);
+  if (looked_up_.size() < n) looked_up_.resize(n);
+  if (missing_rows_.size() < n) missing_rows_.resize(n);
+  int64_t* missing = missing_.data();
+  float** looked_up = looked_up_.data();
+  float** missing_rows = missing_rows_.data();
+  size_t count = 0;
+  uint64_t hits = 0;
+  const uint32_t generation = generation_;
+  uint64_t hashes[kBatch];
+  try {
+    for (size_t begin = 0; begin < n; begin += kBatch) {
+      const size_t size = std::min(kBatch, n - begin);
+      places.reserve(size);
+      for (size_t j = 0; j < size; ++j) {
+        hashes[j] = RowPlaces::hash_of(ids[begin + j]);
+        places.prefetch(hashes[j]);
+      }
+      for (size_t j = 0; j < size; ++j) {
+        const int64_t key = ids[begin + j];
+        const size_t rows = places.rows();
+        Place& place = places.take_with_values(key, hashes[j]);
+        const uint32_t stamp = std::exchange(place.mark.stamp, generation);
+        const bool had_values = places.rows() == rows;
+        looked_up[begin + j] = places.values(place);
+        missing[count] = key;
+        missing_rows[count] = looked_up[begin + j];
+        const bool stale = stamp != generation;
+        count += (static_cast<size_t>(stale) & static_cast<size_t>(stamp != kHeld)) |
+                 static_cast<size_t>(!had_values);
+        hits += static_cast<uint64_t>(stamp == kHeld);
+      }
+    }
+  } catch (...) {  // there was no memory: what was stamped will not be pulled
+    forget({missing, count});
+    throw;
+  }
+  hits_ += hits;
+  return {missing, count};
+}
+
 template std::span<const int64_t> TableCache::take_missing(std::span<const int32_t> ids);
 template std::span<const int64_t> TableCache::take_missing(std::span<const int64_t> ids);
 
@@ -87,20 +163,89 @@ std::vector<int64_t> TableCache::stale(std::span<const int64_t> keys, bool anew)
   std::vector<int64_t> found;
   found.reserve(keys.size());
   for (const int64_t key : keys) {
-    const uint32_t stamp = marks_[static_cast<size_t>(key)].stamp;
-    if (anew || (stamp != generation_ && stamp != kHeld)) found.push_back(key);
+    if (anew || find_row(key) == nullptr) found.push_back(key);
   }
   return found;
 }
 
+void TableCache::take_in(size_t begin, std::span<const int64_t> keys,
+                         std::span<const uint32_t> positions, const float* rows) {
+  if (!remote_) return overwrite(keys, rows);
+  const size_t row_bytes = spec_.dim * sizeof(float);
+  auto* const targets = reinterpret_cast<void* const*>(missing_rows_.data() + begin);
+  kernels::scatter_pointers(targets, positions.data(), positions.size(), row_bytes, rows,
+                            row_bytes);
+}
+
+template <typename Id>
+void TableCache::gather(std::span<const Id> ids, float* out) const {
+  const size_t row_bytes = spec_.dim * sizeof(float);
+  if (remote_) {
+    const auto* rows = reinterpret_cast<const void* const*>(looked_up_.data());
+    kernels::gather_pointers(rows, ids.size(), row_bytes, out, row_bytes);
+  } else if constexpr (sizeof(Id) == sizeof(int64_t)) {
+    kernels::gather_rows(weight_, row_bytes, ids.data(), ids.size(), row_bytes, out, row_bytes);
+  } else {  // ids of rows are not negative
+    const auto* index = reinterpret_cast<const uint32_t*>(ids.data());
+    kernels::gather_rows(weight_, row_bytes, index, ids.size(), row_bytes, out, row_bytes);
+  }
+}
+
+template void TableCache::gather(std::span<const int32_t> ids, float* out) const;
+template void TableCache::gather(std::span<const int64_t> ids, float* out) const;
+
+const float* TableCache::find_row(int64_t key) const {
+  const auto here = [this](uint32_t stamp) { return stamp == generation_ || stamp == kHeld; };
+  if (!remote_) {
+    const auto at = static_cast<size_t>(key);
+    return here(marks_[at].stamp) ? weight_ + at * spec_.dim : nullptr;
+  }
+  const Place* const place = places_->find(key);
+  const bool found = place != nullptr && place->row != 0 && here(place->mark.stamp);
+  return found ? places_->values(*place) : nullptr;
+}
+
+float* TableCache::own_row(int64_t key) {
+  if (!remote_) return weight_ + static_cast<size_t>(key) * spec_.dim;
+  Place& place = places_->take(key);
+  return place.row == 0 ? places_->add_values(place) : places_->values(place);
+}
+
+void TableCache::count_values() {
+  if (budget_ == nullptr) return;
+  const uint64_t bytes = places_ ? places_->values_bytes() : 0;
+  budget_->used_bytes += bytes - counted_bytes_;
+  counted_bytes_ = bytes;
+}
+
+void TableCache::keep_budget() {
+  if (budget_ == nullptr || !places_) return;
+  count_values();
+  if (budget_->used_bytes <= budget_->limit_bytes) return;
+  const size_t rows = places_->rows();
+  places_->drop_values(is_coming);
+  budget_->dropped_rows += rows - places_->rows();
+  count_values();
+}
+
+size_t TableCache::memory_bytes() const {
+  return marks_.size() * sizeof(RowMark) + (places_ ? places_->memory_bytes() : 0);
+}
+
 void TableCache::forget(std::span<const int64_t> keys) {
-  for (const int64_t key : marked(keys)) marks_[static_cast<size_t>(key)].stamp = 0;
+  for (const int64_t key : marked(keys)) {
+    if (RowMark* const mark = find_mark(key)) mark->stamp = 0;
+  }
 }
 
 void TableCache::release() {
   released_ = true;
   marks_ = {};
+  places_.reset();
   missing_ = {};
+  looked_up_ = {};
+  missing_rows_ = {};
+  count_values();
 }
 
 void TableCache::require_marks() const {
@@ -114,6 +259,7 @@ void TableCache::raise_generation() {
     return;
   }
   std::fill_n(marks_.data(), marks_.size(), RowMark{0, 0});
+  if (places_) places_->clear();
   generation_ = 1;
   floor_ = 1;
 }
@@ -123,6 +269,14 @@ void TableCache::refresh() { raise_generation(); }
 void TableCache::invalidate() {
   raise_generation();
   floor_ = generation_;
+  if (!places_) return;
+  if (has_coming_) {
+    places_->retain(is_coming);
+    has_coming_ = places_->size() > 0;
+  } else {
+    places_->clear();
+  }
+  count_values();
 }
 
 void TableCache::refuse_unpulled(int64_t id) const {
@@ -134,9 +288,9 @@ void TableCache::refuse_unpulled(int64_t id) const {
                   "after its optimizer is wrapped, and run forward and backward before every step");
 }
 
-size_t TableCache::take_pulled(std::span<const int64_t> keys, int64_t* unique, uint32_t* inverse) {
-  require_marks();
-  RowMark* marks = marks_.data();
+template <typename Marks>
+size_t TableCache::take_pulled_from(const Marks& marks, std::span<const int64_t> keys,
+                                    int64_t* unique, uint32_t* inverse) {
   const size_t n = keys.size();
   uint32_t count = 0;
   for (size_t i = 0; i < n; ++i) {
@@ -144,9 +298,9 @@ size_t TableCache::take_pulled(std::span<const int64_t> keys, int64_t* unique, u
     if (static_cast<uint64_t>(key) >= spec_.rows) refuse_id(key);
     // Rows of one batch lie together in `keys` but not in the table.
     if (i + kPrefetchAhead < n && static_cast<uint64_t>(keys[i + kPrefetchAhead]) < spec_.rows) {
-      __builtin_prefetch(marks + keys[i + kPrefetchAhead], 1);
+      marks.prefetch(keys[i + kPrefetchAhead]);
     }
-    RowMark& mark = marks[key];
+    RowMark& mark = marks.of(key);
     // As well for the stamps of rows to come, which lie above every generation.
     if (mark.stamp - floor_ > generation_ - floor_) refuse_unpulled(key);
     // Without a branch, as whether a key repeats cannot be guessed. unique[count] has room: at
@@ -160,25 +314,35 @@ size_t TableCache::take_pulled(std::span<const int64_t> keys, int64_t* unique, u
   return count;
 }
 
+size_t TableCache::take_pulled(std::span<const int64_t> keys, int64_t* unique, uint32_t* inverse) {
+  require_marks();
+  if (!remote_) return take_pulled_from(MarksByKey{marks_.data()}, keys, unique, inverse);
+  RowMark none{0, 0};
+  return take_pulled_from(MarksInPlaces{places_.get(), &none}, keys, unique, inverse);
+}
+
 // ---- rows of batches to come -------------------------------------------------------------------
 
 template <typename Id>
 void TableCache::take_coming(std::span<const Id> ids, bool anew, std::vector<int64_t>* keys,
                              std::vector<int64_t>* pulled) {
   require_marks();
-  RowMark* marks = marks_.data();
-  for (size_t i = 0; i < ids.size(); ++i) {
-    if (i + kPrefetchAhead < ids.size()) __builtin_prefetch(marks + ids[i + kPrefetchAhead], 1);
+  has_coming_ = true;
+  const size_t n = ids.size();
+  for (size_t i = 0; i < n; ++i) {
+    if (!remote_ && i + kPrefetchAhead < n) {
+      __builtin_prefetch(marks_.data() + ids[i + kPrefetchAhead], 1);
+    }
     const int64_t key = ids[i];
-    RowMark& mark = marks[key];
-    if (mark.place < keys->size() && (*keys)[mark.place] == key) continue;
-    mark.place = static_cast<uint32_t>(keys->size());
+    RowMark& own = mark(key);
+    if (own.place < keys->size() && (*keys)[own.place] == key) continue;
+    own.place = static_cast<uint32_t>(keys->size());
     keys->push_back(key);
-    const bool current = mark.stamp == generation_;
-    const bool coming = mark.stamp == kPending || mark.stamp == kHeld;
+    const bool current = own.stamp == generation_;
+    const bool coming = own.stamp == kPending || own.stamp == kHeld;
     if (anew || !(current || coming)) {
       pulled->push_back(key);
-      if (!current) mark.stamp = kPending;
+      if (!current) own.stamp = kPending;
     }
   }
 }
@@ -192,9 +356,9 @@ template <typename Id>
 size_t TableCache::want(std::span<const Id> ids) {
   size_t count = 0;
   for (const Id id : marked(ids)) {
-    RowMark& mark = marks_[static_cast<size_t>(id)];
-    if (mark.stamp != kPending) continue;
-    mark.stamp = kWanted;
+    RowMark* const mark = find_mark(id);
+    if (mark == nullptr || mark->stamp != kPending) continue;
+    mark->stamp = kWanted;
     ++count;
   }
   return count;
@@ -206,8 +370,8 @@ template size_t TableCache::want(std::span<const int64_t> ids);
 template <typename Id>
 void TableCache::give_up_wanted(std::span<const Id> ids) {
   for (const Id id : marked(ids)) {
-    RowMark& mark = marks_[static_cast<size_t>(id)];
-    if (mark.stamp == kWanted) mark.stamp = 0;
+    RowMark* const mark = find_mark(id);
+    if (mark != nullptr && mark->stamp == kWanted) mark->stamp = 0;
   }
 }
 
@@ -217,7 +381,8 @@ template void TableCache::give_up_wanted(std::span<const int64_t> ids);
 bool TableCache::wants_any(std::span<const int64_t> keys) const {
   keys = marked(keys);
   return std::any_of(keys.begin(), keys.end(), [this](int64_t key) {
-    return marks_[static_cast<size_t>(key)].stamp == kWanted;
+    const RowMark* const mark = find_mark(key);
+    return mark != nullptr && mark->stamp == kWanted;
   });
 }
 
@@ -225,33 +390,34 @@ void TableCache::place(std::span<const int64_t> keys, const float* rows) {
   keys = marked(keys);
   const size_t dim = spec_.dim;
   for (size_t i = 0; i < keys.size(); ++i) {
-    const auto key = static_cast<size_t>(keys[i]);
-    RowMark& mark = marks_[key];
-    if (mark.stamp != kPending && mark.stamp != kWanted) continue;
-    std::memcpy(weight_ + key * dim, rows + i * dim, dim * sizeof(float));
-    mark.stamp = kHeld;
+    RowMark* const mark = find_mark(keys[i]);
+    if (mark == nullptr || (mark->stamp != kPending && mark->stamp != kWanted)) continue;
+    std::memcpy(own_row(keys[i]), rows + i * dim, dim * sizeof(float));
+    mark->stamp = kHeld;
   }
+  count_values();
 }
 
 bool TableCache::all_current(std::span<const int64_t> keys) const {
   keys = marked(keys);
   return std::all_of(keys.begin(), keys.end(), [this](int64_t key) {
-    return marks_[static_cast<size_t>(key)].stamp == generation_;
+    const RowMark* const mark = find_mark(key);
+    return mark != nullptr && mark->stamp == generation_;
   });
 }
 
 void TableCache::drop(std::span<const int64_t> keys) {
   for (const int64_t key : marked(keys)) {
-    RowMark& mark = marks_[static_cast<size_t>(key)];
-    if (mark.stamp >= kHeld) mark.stamp = 0;
+    RowMark* const mark = find_mark(key);
+    if (mark != nullptr && mark->stamp >= kHeld) mark->stamp = 0;
   }
 }
 
 void TableCache::unite(std::span<const int64_t> more, std::vector<int64_t>* keys) {
   for (const int64_t key : marked(more)) {
-    RowMark& mark = marks_[static_cast<size_t>(key)];
-    if (mark.place < keys->size() && (*keys)[mark.place] == key) continue;
-    mark.place = static_cast<uint32_t>(keys->size());
+    RowMark& own = mark(key);
+    if (own.place < keys->size() && (*keys)[own.place] == key) continue;
+    own.place = static_cast<uint32_t>(keys->size());
     keys->push_back(key);
   }
 }
@@ -259,27 +425,35 @@ void TableCache::unite(std::span<const int64_t> more, std::vector<int64_t>* keys
 void TableCache::overwrite(std::span<const int64_t> keys, const float* rows) {
   keys = marked(keys);
   const size_t dim = spec_.dim;
+  if (!remote_) {
+    const size_t row_bytes = dim * sizeof(float);
+    kernels::scatter_rows(weight_, row_bytes, keys.data(), keys.size(), row_bytes, rows, row_bytes);
+    return;
+  }
   for (size_t i = 0; i < keys.size(); ++i) {
-    std::memcpy(weight_ + static_cast<size_t>(keys[i]) * dim, rows + i * dim, dim * sizeof(float));
+    const Place* const place = places_->find(keys[i]);
+    if (place == nullptr || place->row == 0) continue;
+    std::memcpy(places_->values(*place), rows + i * dim, dim * sizeof(float));
   }
 }
 
 void TableCache::keep(std::span<const int64_t> keys) {
+  has_coming_ = true;
   for (const int64_t key : marked(keys)) {
-    RowMark& mark = marks_[static_cast<size_t>(key)];
-    if (mark.stamp == generation_ || mark.stamp == kHeld) mark.stamp = kKept;
+    if (find_row(key) != nullptr) find_mark(key)->stamp = kKept;
   }
 }
 
 void TableCache::hold(std::span<const int64_t> keys) {
   for (const int64_t key : marked(keys)) {
-    RowMark& mark = marks_[static_cast<size_t>(key)];
-    if (mark.stamp == kKept) mark.stamp = kHeld;
+    RowMark* const mark = find_mark(key);
+    if (mark != nullptr && mark->stamp == kKept) mark->stamp = kHeld;
   }
 }
 
 void TableCache::await(std::span<const int64_t> keys) {
-  for (const int64_t key : marked(keys)) marks_[static_cast<size_t>(key)].stamp = kPending;
+  has_coming_ = true;
+  for (const int64_t key : marked(keys)) mark(key).stamp = kPending;
 }
 
 }  // namespace cpudist::client

@@ -1,17 +1,20 @@
 // Copyright (c) 2026 The torch_cpudist authors.
 // SPDX-License-Identifier: BSD-3-Clause
 //
-// The trainer's copy of one table: which rows of the bound weight are current, and what a lookup
-// has to ask the servers for.
+// The trainer's copy of one table: which rows are current, and what a lookup has to ask the servers
+// for.
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <mutex>
 #include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "client/cache/budget.h"
+#include "client/cache/row_places.h"
 #include "kernels/aligned.h"
 #include "kernels/partition.h"
 #include "wire/messages.h"
@@ -47,22 +50,44 @@ class KeySplit {
 //
 // Rows of batches to come that are not current have stamps of their own: what was asked for and is
 // not in the weight (pending), and what a lookup may take as current (held).
+//
+// Rows of a static table are those of the bound weight, each with a mark. A remote one has marks
+// and values of the rows that its step has named, and of those held over it; beyond a budget the
+// values go earlier than their marks, and are asked for again by the next lookup.
 class TableCache {
  public:
+  // Remote tables count what they hold in `budget`, which outlives it; null: they have no limit.
+  // `generation`: where the count of invalidate() begins.
   TableCache(const wire::TableSpec& spec, uint64_t salt, std::span<const uint16_t> owners,
-             uint32_t server_count);
+             uint32_t server_count, CacheBudget* budget = nullptr, uint32_t generation = 1);
+  ~TableCache();
+  TableCache(const TableCache&) = delete;
+  TableCache& operator=(const TableCache&) = delete;
 
   std::mutex mutex;
   const wire::TableSpec& spec() const { return spec_; }
-  float* weight() const { return weight_; }
-  void bind(float* weight);              // forgets every row
-  bool bound() const { return bound_; }  // the weight of a table without rows is null
+  bool remote() const { return remote_; }
+  float* weight() const { return weight_; }  // of a static table
+  void bind(float* weight);                  // forgets every row; of static tables
+  // Whether rows have somewhere to go. The weight of a table without rows is null.
+  bool bound() const { return bound_ || remote_; }
   KeySplit& split() { return split_; }
 
   // The distinct ids that are neither current nor held, now stamped as current; valid until the
   // next call. Throws kRowOutOfRange naming table, id and rows, and stamps nothing then.
   template <typename Id>
   std::span<const int64_t> take_missing(std::span<const Id> ids);
+  // Rows that have come for keys[i], which stand at begin + positions[i] of what the last
+  // take_missing() gave.
+  void take_in(size_t begin, std::span<const int64_t> keys, std::span<const uint32_t> positions,
+               const float* rows);
+  // out row i = the row of ids[i], which the last take_missing() was given and which have come.
+  template <typename Id>
+  void gather(std::span<const Id> ids, float* out) const;
+  // The values of a row if they are current or held, else null. Valid until the next call.
+  const float* find_row(int64_t key) const;
+  // After a lookup: values of a remote table that are not held go if there are too many.
+  void keep_budget();
   // Those of the distinct `keys` whose values are to be pulled to be read as they are; stamps
   // nothing, so that a gradient may name no more rows than before. `anew`: all of them.
   std::vector<int64_t> stale(std::span<const int64_t> keys, bool anew) const;
@@ -101,7 +126,8 @@ class TableCache {
   void invalidate();                           // and for gradients
   // Gives the memory back. Whoever asks for rows then gets kClosed; the rest does nothing.
   void release();
-  size_t marks_bytes() const { return marks_.size() * sizeof(RowMark); }
+  // Beside the weight.
+  size_t memory_bytes() const;
   // Deduplicates the keys of a gradient: unique[inverse[i]] == keys[i], numbered by first
   // appearance; room for keys.size() in both. Returns the number of distinct keys. Throws
   // kRowOutOfRange, kUnpulledRow.
@@ -113,29 +139,52 @@ class TableCache {
   static constexpr uint32_t kHeld = 0xfffffffdu;
   static constexpr uint32_t kKept = 0xfffffffcu;  // within the end of a round
 
+  using Place = RowPlaces::Place;
+
+  static bool is_coming(const Place& place) { return place.mark.stamp >= kKept; }
   void raise_generation();
   void require_marks() const;  // throws kClosed
   template <typename Id>
   std::span<const Id> marked(std::span<const Id> keys) const {
     return released_ ? std::span<const Id>() : keys;
   }
+  // The mark of a row, made if there was none; and null instead.
+  RowMark& mark(int64_t key) {
+    return remote_ ? places_->take(key).mark : marks_[static_cast<size_t>(key)];
+  }
+  RowMark* find_mark(int64_t key) {
+    if (!remote_) return &marks_[static_cast<size_t>(key)];
+    Place* const place = places_->find(key);
+    return place == nullptr ? nullptr : &place->mark;
+  }
+  const RowMark* find_mark(int64_t key) const {
+    return const_cast<TableCache*>(this)->find_mark(key);
+  }
+  // Where the values of a row go.
+  float* own_row(int64_t key);
+  template <typename Id>
+  std::span<const int64_t> take_missing_places(std::span<const Id> ids);
+  template <typename Marks>
+  size_t take_pulled_from(const Marks& marks, std::span<const int64_t> keys, int64_t* unique,
+                          uint32_t* inverse);
+  void count_values();
   [[noreturn]] void refuse_id(int64_t id) const;
   [[noreturn]] void refuse_unpulled(int64_t id) const;
 
-  // `place` is where a key stands among the distinct keys of a gradient, if it stands there: a
-  // place left over from an earlier gradient names another key or none.
-  struct RowMark {
-    uint32_t stamp;
-    uint32_t place;
-  };
-
   wire::TableSpec spec_;
+  const bool remote_;
   float* weight_ = nullptr;
   bool bound_ = false;
   bool released_ = false;
-  kernels::AlignedBuffer<RowMark> marks_;
-  uint32_t generation_ = 1;
-  uint32_t floor_ = 1;
+  kernels::AlignedBuffer<RowMark> marks_;  // of a static table
+  std::unique_ptr<RowPlaces> places_;      // of a remote one
+  CacheBudget* const budget_;
+  uint64_t counted_bytes_ = 0;
+  bool has_coming_ = false;           // some places may be of rows to come
+  std::vector<float*> looked_up_;     // of a remote one, by id of the last lookup
+  std::vector<float*> missing_rows_;  // and by missing key
+  uint32_t generation_;
+  uint32_t floor_;
   std::vector<int64_t> missing_;
   uint64_t hits_ = 0;
   KeySplit split_;

@@ -150,8 +150,10 @@ std::vector<std::shared_ptr<ParamSet>> Shared::sets() const {
 
 void Shared::count_closed(const ClientStats& stats) {
   const std::lock_guard lock(mutex_);
-  closed_background_.wait_s += stats.wait_s;
-  closed_background_.staleness.add(stats.staleness);
+  closed_stats_.wait_s += stats.wait_s;
+  closed_stats_.cache_dropped += stats.cache_dropped;
+  closed_stats_.residues_dropped += stats.residues_dropped;
+  closed_stats_.staleness.add(stats.staleness);
 }
 
 void Shared::count_round(std::span<const wire::Version> read,
@@ -170,8 +172,10 @@ void Shared::add_stats(ClientStats* stats) const {
   const auto open = sets();
   {
     const std::lock_guard lock(mutex_);
-    stats->wait_s += closed_background_.wait_s;
-    stats->staleness.add(closed_background_.staleness);
+    stats->wait_s += closed_stats_.wait_s;
+    stats->cache_dropped += closed_stats_.cache_dropped;
+    stats->residues_dropped += closed_stats_.residues_dropped;
+    stats->staleness.add(closed_stats_.staleness);
     stats->staleness.add(group_staleness_);
   }
   for (const auto& set : open) set->add_stats(stats);

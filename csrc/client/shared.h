@@ -88,7 +88,7 @@ class Shared {
   std::vector<std::shared_ptr<ParamSet>> sets() const;  // that are open
 
   // ---- counters ----
-  void count_closed(const ClientStats& stats);  // of what worked for a set that was closed
+  void count_closed(const ClientStats& stats);  // of a set that was closed
   // Of a round beside which other groups of trainers have theirs.
   void count_round(std::span<const wire::Version> read, std::span<const wire::Version> applied,
                    uint64_t samples);
@@ -112,7 +112,7 @@ class Shared {
   mutable std::mutex mutex_;  // of what follows
   std::map<uint32_t, std::shared_ptr<ParamSet>> sets_;
   std::vector<std::shared_ptr<ParamSet>> closed_;
-  ClientStats closed_background_;
+  ClientStats closed_stats_;
   StalenessStats group_staleness_;
 };
 

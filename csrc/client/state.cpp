@@ -12,17 +12,18 @@
 namespace cpudist::client {
 
 SetState::SetState(uint32_t set_id, const wire::ParamSetLayout& set_layout,
-                   std::span<const uint16_t> owners, uint32_t servers)
+                   std::span<const uint16_t> owners, uint32_t servers, const CacheLimits& limits)
     : id(set_id),
       layout(set_layout),
       server_count(servers),
+      cache_budget(limits.cache_bytes),
       shard_blocks(servers),
       dense_read_(servers),
       rows_read_(servers, wire::Version(wire::kAnyStaleness)) {
   for (uint32_t t = 0; t < layout.tables.size(); ++t) {
     const wire::TableSpec& spec = layout.tables[t];
-    tables.push_back(
-        std::make_unique<TableCache>(spec, kernels::table_salt(spec.name), owners, server_count));
+    tables.push_back(std::make_unique<TableCache>(spec, kernels::table_salt(spec.name), owners,
+                                                  server_count, &cache_budget));
   }
   for (uint32_t b = 0; b < layout.blocks.size(); ++b) {
     const wire::BlockSpec& block = layout.blocks[b];
@@ -43,7 +44,7 @@ SetState::SetState(uint32_t set_id, const wire::ParamSetLayout& set_layout,
   for (uint32_t b = 0; b < layout.blocks.size(); ++b) {
     parameter_blocks[layout.blocks[b].parameter].push_back(b);
   }
-  if (rounds_gradients(layout)) residues = std::make_unique<Residues>(layout);
+  if (rounds_gradients(layout)) residues = std::make_unique<Residues>(layout, limits.residue_bytes);
 }
 
 TableCache& SetState::table(uint32_t index) {

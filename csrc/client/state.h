@@ -12,6 +12,7 @@
 #include <span>
 #include <vector>
 
+#include "client/cache/budget.h"
 #include "client/link.h"
 #include "client/push/residues.h"
 #include "client/push/step.h"
@@ -33,12 +34,13 @@ struct PackedTable {
 
 struct SetState {
   SetState(uint32_t id, const wire::ParamSetLayout& layout, std::span<const uint16_t> owners,
-           uint32_t server_count);
+           uint32_t server_count, const CacheLimits& limits = {});
 
   uint32_t id;
   wire::ParamSetLayout layout;
   uint32_t server_count;
   uint32_t parameter_count = 0;
+  CacheBudget cache_budget;  // of remote tables
   std::vector<std::unique_ptr<TableCache>> tables;
   std::vector<std::vector<uint32_t>> shard_blocks;      // per server, blocks in order
   std::vector<std::vector<uint32_t>> parameter_blocks;  // per parameter, blocks in order
@@ -57,6 +59,7 @@ struct SetState {
   std::vector<RequestPtr> refused;  // the last push, if a server refused it
   // What lossy pushes of gradients hold back; whose thread sends pushes. Null if nothing.
   std::unique_ptr<Residues> residues;
+  std::atomic<uint64_t> residues_dropped{0};  // rows
 
   // Scratch of push, used by one sequenced operation at a time.
   std::vector<PackedTable> packed;

@@ -21,6 +21,8 @@ struct ClientStats {
   uint64_t rows_prefetched = 0;     // asked for before a lookup
   uint64_t prefetch_hits = 0;       // rows of a lookup that a prefetch had brought
   uint64_t prefetch_refreshed = 0;  // prefetched rows that came again with a round
+  uint64_t cache_dropped = 0;       // values of rows that went before their step did, for memory
+  uint64_t residues_dropped = 0;    // rows whose residues went, for memory
   double wait_s = 0;                // blocked on servers, all requests
   double round_wait_s = 0;          // of which in pushes, commits and barriers
   StalenessStats staleness;

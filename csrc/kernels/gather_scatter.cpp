@@ -83,6 +83,14 @@ void gather_pointers(const void* const* rows, size_t n, size_t row_bytes, void* 
       [=](size_t i) { return to + i * out_stride_bytes; });
 }
 
+void scatter_pointers(void* const* rows, const uint32_t* index, size_t n, size_t row_bytes,
+                      const void* source, size_t source_stride_bytes) {
+  const char* from = static_cast<const char*>(source);
+  copy_rows_any<false>(
+      n, row_bytes, [=](size_t i) { return from + i * source_stride_bytes; },
+      [=](size_t i) { return static_cast<char*>(rows[index[i]]); });
+}
+
 size_t find_out_of_range(const int64_t* index, size_t n, int64_t rows) {
   const uint64_t limit = rows < 0 ? 0 : static_cast<uint64_t>(rows);
   constexpr size_t kBlock = 256;

@@ -25,6 +25,10 @@ void scatter_rows(void* target, size_t target_stride_bytes, const Index* index, 
 void gather_pointers(const void* const* rows, size_t n, size_t row_bytes, void* out,
                      size_t out_stride_bytes);
 
+// the row at rows[index[i]] = source row i, in the order of i.
+void scatter_pointers(void* const* rows, const uint32_t* index, size_t n, size_t row_bytes,
+                      const void* source, size_t source_stride_bytes);
+
 // The position of the first index outside [0, rows), or n when there is none.
 size_t find_out_of_range(const int64_t* index, size_t n, int64_t rows);
 

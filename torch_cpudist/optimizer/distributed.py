@@ -452,7 +452,9 @@ class DistributedOptimizer(face.ServedOptimizer, Participant):
             ``wait_s`` (blocked on servers), ``round_wait_s`` (of which for rounds),
             ``rows_pulled``, ``rows_pushed``, ``requests``, ``resent``, ``reconnects``,
             ``rows_prefetched``, ``prefetch_hits``, ``prefetch_refreshed``,
-            ``staleness`` (of pushes), and what the strategy has; see its page.
+            ``cache_dropped`` and ``residues_dropped`` (rows of remote tables whose
+            values or residues went for memory), ``staleness`` (of pushes), and what the
+            strategy has; see its page.
         """
         return {
             "steps": self._step_count_total,

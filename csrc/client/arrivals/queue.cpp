@@ -237,6 +237,7 @@ std::vector<Outbound> PushQueue::code(std::vector<Buffer> payloads, wire::WireDT
   const bool gradients = !set_->layout.exchanges_deltas;
   const wire::WireDType values = gradients ? set_->layout.push_dtype : deltas;
   std::vector<Outbound> coded;
+  if (set_->residues) set_->residues_dropped += set_->residues->begin();
   for (uint32_t s = 0; s < payloads.size(); ++s) {
     if (set_->residues) set_->residues->round(&payloads[s]);
     coded.push_back(code_push(*set_, session_, s, std::move(payloads[s]), values, pool_));

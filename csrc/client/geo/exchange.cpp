@@ -101,6 +101,12 @@ GeoExchange::GeoExchange(std::shared_ptr<ParamSet> set, bool alone, uint64_t mem
   const wire::ParamSetLayout& layout = set_.layout;
   for (uint32_t t = 0; t < layout.tables.size(); ++t) {
     const wire::TableSpec& spec = layout.tables[t];
+    if (spec.remote) {
+      throw Error(ErrorCode::kInvalidArgument,
+                  "table '" + spec.name +
+                      "' is remote: trainers that exchange deltas step rows "
+                      "here, and have none of it");
+    }
     tables_.emplace_back(spec, kernels::table_salt(spec.name), owner_->shared().owners,
                          set_.server_count, !alone_);
   }

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <limits>
 #include <string>
+#include <utility>
 
 #include "base/errors.h"
 #include "kernels/elementwise.h"
@@ -16,6 +17,8 @@ namespace cpudist::client {
 namespace {
 
 constexpr size_t kRowsAhead = 8;
+// Of places, which are half full.
+constexpr size_t kPlaceBytes = 2 * sizeof(RowPlaces::Place);
 
 // Values of a payload that this process has packed and not shared yet.
 template <typename T>
@@ -25,9 +28,10 @@ float* floats_of(std::span<const T> values) {
 
 }  // namespace
 
-Residues::Residues(const wire::ParamSetLayout& layout) : layout_(layout) {
+Residues::Residues(const wire::ParamSetLayout& layout, uint64_t limit_bytes)
+    : layout_(layout), limit_bytes_(limit_bytes) {
   for (const wire::TableSpec& table : layout.tables) {
-    if (table.rows < std::numeric_limits<uint32_t>::max()) continue;
+    if (table.remote || table.rows < std::numeric_limits<uint32_t>::max()) continue;
     throw Error(ErrorCode::kInvalidArgument,
                 "table '" + table.name + "': " + std::to_string(table.rows) +
                     " rows, at most 2^32 - 2 where pushes are rounded; set wire_dtype to 'fp32'");
@@ -44,18 +48,60 @@ float* Residues::find(Rows& rows, int64_t key, uint32_t dim) {
   return rows.slabs[at / kSlabRows].data() + size_t{at % kSlabRows} * dim;
 }
 
-void Residues::round_table(const wire::TableSection& section, float* gradients) {
+float* Residues::find(RecentRows& rows, int64_t key, uint32_t dim) {
+  RowPlaces::Place& place = rows.recent.take(key);
+  if (place.row != 0) return rows.recent.values(place);
+  float* const held = rows.recent.add_values(place);
+  const RowPlaces::Place* const earlier = rows.earlier.find(key);
+  if (earlier == nullptr) {
+    std::memset(held, 0, dim * sizeof(float));
+  } else {
+    std::memcpy(held, rows.earlier.values(*earlier), dim * sizeof(float));
+    ++rows.moved;
+  }
+  return held;
+}
+
+uint64_t Residues::begin() {
+  uint64_t size_bytes = 0;
+  for (const auto& [table, rows] : remote_) {
+    size_bytes += rows.recent.values_bytes() + rows.recent.size() * kPlaceBytes;
+  }
+  if (size_bytes <= limit_bytes_ / 2) return 0;
+  uint64_t dropped = 0;
+  for (auto& [table, rows] : remote_) {
+    dropped += rows.earlier.size() - std::exchange(rows.moved, 0);
+    std::swap(rows.recent, rows.earlier);
+    rows.recent.clear();
+  }
+  return dropped;
+}
+
+void Residues::find_all(const wire::TableSection& section, std::span<float*> held) {
   const wire::TableSpec& spec = layout_.tables[section.table];
+  const size_t count = section.keys.size();
+  if (spec.remote) {
+    RecentRows& rows = remote_.try_emplace(section.table, spec.dim).first->second;
+    for (size_t i = 0; i < count; ++i) held[i] = find(rows, section.keys[i], spec.dim);
+    return;
+  }
   const auto [entry, fresh] = tables_.try_emplace(section.table);
   Rows& rows = entry->second;
   if (fresh) rows.slots = kernels::AlignedBuffer<uint32_t>(static_cast<size_t>(spec.rows));
-  const size_t count = section.keys.size();
-  std::vector<float*> held(count);
   for (size_t i = 0; i < count; ++i) {
     if (i + kRowsAhead < count) {
       __builtin_prefetch(&rows.slots[static_cast<size_t>(section.keys[i + kRowsAhead])], 1);
     }
     held[i] = find(rows, section.keys[i], spec.dim);
+  }
+}
+
+void Residues::round_table(const wire::TableSection& section, float* gradients) {
+  const wire::TableSpec& spec = layout_.tables[section.table];
+  const size_t count = section.keys.size();
+  std::vector<float*> held(count);
+  find_all(section, held);
+  for (size_t i = 0; i < count; ++i) {
     float* gradient = gradients + i * spec.dim;
     kernels::add(gradient, held[i], spec.dim);
     std::memcpy(held[i], gradient, spec.dim * sizeof(float));

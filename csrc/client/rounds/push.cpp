@@ -45,6 +45,7 @@ std::vector<RequestPtr> RoundPush::send_push() {
       pack_push(*set_, step, shared_.pool, prefetcher_.get(), true, ordered);
   shared_.rows_pushed += packed_rows(*set_);
   std::vector<RequestPtr> requests(payloads.size());
+  if (set_->residues) set_->residues_dropped += set_->residues->begin();
   for (const uint32_t s : session.send_order()) {
     if (set_->residues) set_->residues->round(&payloads[s]);
     Outbound out =

@@ -5,6 +5,7 @@
 #include "client/values/pull.h"
 
 #include <algorithm>
+#include <functional>
 #include <numeric>
 #include <string>
 #include <utility>
@@ -12,7 +13,9 @@
 
 #include "client/push/coding.h"
 #include "client/push/packing.h"
+#include "kernels/dedupe.h"
 #include "kernels/gather_scatter.h"
+#include "wire/codec/parts.h"
 
 namespace cpudist::client {
 
@@ -21,30 +24,51 @@ namespace {
 // Rows of one lookup that travel in one reply; far above a batch, far below a frame's limit.
 constexpr uint64_t kPullBytes = 256ull << 20;
 
+// Distinct rows of a lookup that is forgotten that are looked up at once: what they take is all
+// that it takes beside what it gives.
+constexpr size_t kPassingRows = 32768;
+
 struct PullShare {
   RequestPtr request;
   wire::TableRef asked;
   std::vector<int64_t> keys;
+  std::vector<uint32_t> positions;  // among all that are pulled
 };
+
+// Takes in the rows of some of the keys, which stand at `positions` of all.
+using TakeRows = std::function<void(std::span<const int64_t> keys,
+                                    std::span<const uint32_t> positions, const float* rows)>;
 
 uint64_t rows_in(uint64_t size_bytes, const wire::TableSpec& spec) {
   const uint64_t row_bytes = spec.dim * sizeof(float) + sizeof(int64_t);
   return std::max<uint64_t>(size_bytes / row_bytes, 1);
 }
 
-enum class Purpose { kLookup, kFlush, kReading };
+// In the order of keys.
+void sort_share(PullShare* share) {
+  if (wire::increase(share->keys)) return;
+  const std::vector<uint32_t> order = wire::order_of(share->keys);
+  const auto keys = share->keys;
+  const auto positions = share->positions;
+  for (size_t i = 0; i < order.size(); ++i) {
+    share->keys[i] = keys[order[i]];
+    share->positions[i] = positions[order[i]];
+  }
+}
+
+// kPassing: a lookup that no gradient follows.
+enum class Purpose { kLookup, kPassing, kFlush, kReading };
 
 // The table's mutex is held. For a flush and for reading they come as the servers have them,
 // whatever the dtype of pulls.
 void pull_rows(Shared& shared, SetState& set, uint32_t table, std::span<const int64_t> keys,
-               Purpose purpose) {
-  const bool for_gradient = purpose != Purpose::kReading;
+               Purpose purpose, const TakeRows& take) {
+  const bool for_gradient = purpose == Purpose::kLookup || purpose == Purpose::kFlush;
   const bool averages = set.reads_averages;
-  const bool exact = averages || purpose != Purpose::kLookup;
+  const bool exact = averages || purpose == Purpose::kFlush || purpose == Purpose::kReading;
   const uint64_t step = averages || for_gradient ? set.step_of_pull() : 0;
   Session& session = shared.session;
   TableCache& cache = set.table(table);
-  const size_t row_bytes = cache.spec().dim * sizeof(float);
   cache.split().run(keys);
   std::vector<PullShare> shares;
   std::vector<RequestPtr> requests;
@@ -58,7 +82,8 @@ void pull_rows(Shared& shared, SetState& set, uint32_t table, std::span<const in
     share.keys.resize(positions.size());
     kernels::gather_rows(keys.data(), sizeof(int64_t), positions.data(), positions.size(),
                          sizeof(int64_t), share.keys.data(), sizeof(int64_t));
-    if (is_coded(set, session, s)) wire::sort_keys(share.keys);
+    share.positions.assign(positions.begin(), positions.end());
+    if (is_coded(set, session, s)) sort_share(&share);
     wire::FilledKeys filled = wire::layout_pull({&share.asked, 1}, shared.pool, step);
     std::copy(share.keys.begin(), share.keys.end(), filled.keys[0]);
     Outbound out = code_pull_for(set, session, s, std::move(filled.payload), exact, shared.pool);
@@ -72,10 +97,92 @@ void pull_rows(Shared& shared, SetState& set, uint32_t table, std::span<const in
     wire::Version version;
     const auto rows = rows_of_reply({&share.asked, 1}, share.request.get(), shared.pool, &version);
     if (for_gradient) set.note_rows(share.request->server, version);
-    kernels::scatter_rows(cache.weight(), row_bytes, share.keys.data(), share.keys.size(),
-                          row_bytes, rows[0].data(), row_bytes);
+    take(share.keys, share.positions, rows[0].data());
   }
   shared.rows_pulled += keys.size();
+}
+
+// Into the cache, in chunks.
+void pull_into(Shared& shared, SetState& set, uint32_t table, std::span<const int64_t> keys,
+               Purpose purpose) {
+  TableCache& cache = set.table(table);
+  const uint64_t chunk = rows_in(kPullBytes, cache.spec());
+  for (size_t begin = 0; begin < keys.size(); begin += chunk) {
+    const size_t size = std::min<size_t>(chunk, keys.size() - begin);
+    pull_rows(shared, set, table, keys.subspan(begin, size), purpose,
+              [&](auto some, auto positions, const float* rows) {
+                if (purpose == Purpose::kLookup) {
+                  cache.take_in(begin, some, positions, rows);
+                } else {
+                  cache.overwrite(some, rows);
+                }
+              });
+  }
+}
+
+// The table's mutex is held.
+template <typename Id>
+void bring(Shared& shared, SetState& set, Prefetcher& prefetcher, uint32_t table,
+           std::span<const Id> ids) {
+  TableCache& cache = set.table(table);
+  // Others go on while this trainer is outside of rounds: what it has may be old at any time.
+  if (!set.member) cache.refresh();
+  prefetcher.resolve(table, ids);
+  const auto missing = cache.take_missing(ids);
+  const uint64_t hits = cache.take_hits();
+  shared.prefetch_hits += hits;
+  if (hits > 0) prefetcher.note_hits();
+  try {
+    pull_into(shared, set, table, missing, Purpose::kLookup);
+  } catch (...) {
+    cache.forget(missing);
+    throw;
+  }
+}
+
+// Rows of a remote table that leave nothing behind. The table's mutex is held.
+template <typename Id>
+void pass_through(Shared& shared, SetState& set, uint32_t table, std::span<const Id> ids,
+                  float* out) {
+  TableCache& cache = set.table(table);
+  cache.check_ids(ids);
+  if (!set.member) cache.refresh();
+  const size_t dim = cache.spec().dim;
+  kernels::KeyDeduper deduper;
+  std::vector<int64_t> unique;
+  std::vector<uint32_t> inverse;
+  std::vector<int64_t> missing;
+  std::vector<uint32_t> missing_at;  // among the distinct ones
+  std::vector<const float*> rows;    // of the distinct ones
+  std::vector<const void*> of_ids;
+  std::vector<float> pulled;
+  for (size_t begin = 0; begin < ids.size(); begin += kPassingRows) {
+    const size_t n = std::min(kPassingRows, ids.size() - begin);
+    unique.resize(n);
+    inverse.resize(n);
+    unique.resize(deduper.run(ids.data() + begin, n, unique.data(), inverse.data()));
+    rows.resize(unique.size());
+    missing.clear();
+    missing_at.clear();
+    for (uint32_t i = 0; i < unique.size(); ++i) {
+      rows[i] = cache.find_row(unique[i]);
+      if (rows[i] != nullptr) continue;
+      missing.push_back(unique[i]);
+      missing_at.push_back(i);
+    }
+    pulled.resize(missing.size() * dim);
+    pull_rows(shared, set, table, missing, Purpose::kPassing,
+              [&](auto, auto positions, const float* values) {
+                kernels::scatter_rows(pulled.data(), dim * sizeof(float), positions.data(),
+                                      positions.size(), dim * sizeof(float), values,
+                                      dim * sizeof(float));
+              });
+    for (size_t i = 0; i < missing.size(); ++i) rows[missing_at[i]] = pulled.data() + i * dim;
+    of_ids.resize(n);
+    for (size_t i = 0; i < n; ++i) of_ids[i] = rows[inverse[i]];
+    kernels::gather_pointers(of_ids.data(), n, dim * sizeof(float), out + begin * dim,
+                             dim * sizeof(float));
+  }
 }
 
 }  // namespace
@@ -90,46 +197,40 @@ void look_up(Shared& shared, SetState& set, Prefetcher& prefetcher, const Coming
   TableCache& cache = set.table(ids.table);
   const std::lock_guard lock(cache.mutex);
   check_bound(cache);
-  // Others go on while this trainer is outside of rounds: what it has may be old at any time.
-  if (!set.member) cache.refresh();
-  const auto take_missing = [&](auto wanted) {
-    prefetcher.resolve(ids.table, wanted);
-    return cache.take_missing(wanted);
-  };
-  const size_t n = ids.count;
-  const auto missing = ids.are_int32
-                           ? take_missing(std::span(static_cast<const int32_t*>(ids.ids), n))
-                           : take_missing(std::span(static_cast<const int64_t*>(ids.ids), n));
-  const uint64_t hits = cache.take_hits();
-  shared.prefetch_hits += hits;
-  if (hits > 0) prefetcher.note_hits();
-  const uint64_t chunk = rows_in(kPullBytes, cache.spec());
-  try {
-    for (size_t begin = 0; begin < missing.size(); begin += chunk) {
-      const size_t size = std::min<size_t>(chunk, missing.size() - begin);
-      pull_rows(shared, set, ids.table, missing.subspan(begin, size), Purpose::kLookup);
-    }
-  } catch (...) {
-    cache.forget(missing);
-    throw;
-  }
+  with_ids(ids, [&](auto wanted) { bring(shared, set, prefetcher, ids.table, wanted); });
+  cache.keep_budget();
+}
+
+void look_up_into(Shared& shared, SetState& set, Prefetcher& prefetcher, const ComingIds& ids,
+                  float* out, bool keep) {
+  TableCache& cache = set.table(ids.table);
+  const std::lock_guard lock(cache.mutex);
+  check_bound(cache);
+  with_ids(ids, [&](auto wanted) {
+    if (cache.remote() && !keep) return pass_through(shared, set, ids.table, wanted, out);
+    bring(shared, set, prefetcher, ids.table, wanted);
+    cache.gather(wanted, out);
+    cache.keep_budget();
+  });
 }
 
 void read_rows(Shared& shared, SetState& set, uint32_t table, std::span<const int64_t> keys) {
   TableCache& cache = set.table(table);
   const std::lock_guard lock(cache.mutex);
   check_bound(cache);
-  const std::vector<int64_t> stale = cache.stale(keys, !set.member || is_lossy(set.layout));
-  const uint64_t chunk = rows_in(kPullBytes, cache.spec());
-  for (size_t begin = 0; begin < stale.size(); begin += chunk) {
-    const size_t size = std::min<size_t>(chunk, stale.size() - begin);
-    pull_rows(shared, set, table, std::span(stale).subspan(begin, size), Purpose::kReading);
+  if (cache.remote()) {
+    throw Error(ErrorCode::kInvalidArgument,
+                "table '" + cache.spec().name +
+                    "' is remote: there is no weight here to read rows into; look them up");
   }
+  const std::vector<int64_t> stale = cache.stale(keys, !set.member || is_lossy(set.layout));
+  pull_into(shared, set, table, stale, Purpose::kReading);
 }
 
 void pull_all_rows(Shared& shared, SetState& set) {
   for (uint32_t t = 0; t < set.tables.size(); ++t) {
     TableCache& cache = set.table(t);
+    if (cache.remote()) continue;
     const std::lock_guard lock(cache.mutex);
     check_bound(cache);
     // What a lookup has brought may be rounded.
@@ -141,7 +242,7 @@ void pull_all_rows(Shared& shared, SetState& set) {
       std::iota(keys.begin(), keys.end(), static_cast<int64_t>(begin));
       const auto missing = cache.take_missing(std::span<const int64_t>(keys));
       try {
-        if (!missing.empty()) pull_rows(shared, set, t, missing, Purpose::kFlush);
+        pull_into(shared, set, t, missing, Purpose::kFlush);
       } catch (...) {
         cache.forget(missing);
         throw;

@@ -1,7 +1,7 @@
 // Copyright (c) 2026 The torch_cpudist authors.
 // SPDX-License-Identifier: BSD-3-Clause
 //
-// Rows and dense values from the servers into the trainer's weights.
+// Rows and dense values from the servers to where the trainer reads them.
 #pragma once
 
 #include <cstdint>
@@ -15,12 +15,16 @@ namespace cpudist::client {
 
 void check_bound(const TableCache& cache);  // throws kInvalidArgument if it has no weight
 
-// Makes the rows of `ids` current in their table's weight. Throws kRowOutOfRange.
+// Makes the rows of `ids` current here. Throws kRowOutOfRange.
 void look_up(Shared& shared, SetState& set, Prefetcher& prefetcher, const ComingIds& ids);
+// The same, and copies them to `out`, [count, dim], in the order of the ids. Rows of a remote table
+// that are not to be kept leave nothing behind: neither marks nor memory.
+void look_up_into(Shared& shared, SetState& set, Prefetcher& prefetcher, const ComingIds& ids,
+                  float* out, bool keep);
 // The values of distinct rows, as the servers have them, for who reads the weight itself: they
 // count as read for no gradient, and as pulled for none.
 void read_rows(Shared& shared, SetState& set, uint32_t table, std::span<const int64_t> keys);
-// Every row of every table, in chunks, as the servers have them.
+// Every row of every static table, in chunks, as the servers have them.
 void pull_all_rows(Shared& shared, SetState& set);
 // `weights`: base of every dense parameter, in order.
 void pull_dense(Shared& shared, SetState& set, std::span<void* const> weights);

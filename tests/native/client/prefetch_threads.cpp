@@ -4,7 +4,9 @@
 // Lookups in several threads while another one declares batches and steps: for the thread
 // sanitizer, and what lookups find.
 
+#include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <memory>
 #include <numeric>
 #include <thread>
@@ -20,7 +22,7 @@ namespace {
 
 using namespace cpudist;  // NOLINT: a test of this namespace
 
-constexpr uint32_t kRows = 64;
+constexpr uint32_t kRowsEach = 64;
 constexpr uint32_t kTables = 2;
 constexpr int kSteps = 300;
 constexpr int kAhead = 4;
@@ -28,8 +30,9 @@ constexpr int kAhead = 4;
 // One trainer and one server.
 class Pair {
  public:
-  explicit Pair(wire::UpdateMode mode)
-      : network_(transport::InprocNetwork::create({})), tables(kTables, std::vector<float>(kRows)) {
+  Pair(wire::UpdateMode mode, bool remote)
+      : network_(transport::InprocNetwork::create({})),
+        tables(kTables, std::vector<float>(kRowsEach)) {
     server::ServerOptions options;
     options.run_id = 7;
     options.server_count = options.trainer_count = 1;
@@ -40,7 +43,8 @@ class Pair {
     layout.mode = mode;
     layout.configs = {sgd};
     for (uint32_t t = 0; t < kTables; ++t) {
-      layout.tables.push_back(wire::TableSpec{"table" + std::to_string(t), kRows, 1, 0});
+      layout.tables.push_back(wire::TableSpec{"table" + std::to_string(t), kRowsEach, 1, 0});
+      layout.tables[t].remote = remote;
     }
     client::ClientOptions client_options;
     client_options.run_id = 7;
@@ -64,13 +68,15 @@ class Pair {
   void open(wire::UpdateMode mode) {
     client->connect();
     set = client->open(layout);
-    std::vector<int64_t> keys(kRows);
+    std::vector<int64_t> keys(kRowsEach);
     std::iota(keys.begin(), keys.end(), 0);
     for (uint32_t t = 0; t < kTables; ++t) {
       set->store_table(t, keys, tables[t].data(), nullptr, nullptr, 0);
     }
     set->ready();
-    for (uint32_t t = 0; t < kTables; ++t) set->bind_table(t, tables[t].data());
+    for (uint32_t t = 0; t < kTables; ++t) {
+      if (!layout.tables[t].remote) set->bind_table(t, tables[t].data());
+    }
     if (mode == wire::UpdateMode::kRounds) return;
     client::QueueOptions queue;
     queue.mean = {false};
@@ -89,8 +95,25 @@ class Pair {
   std::unique_ptr<client::AsyncPushes> pushes;
 };
 
-void look_up(Pair& pair, uint32_t table, std::span<const int64_t> ids) {
-  pair.set->pull(table, ids.data(), ids.size(), false);
+// Rows of a remote table are kept for a gradient, or not. Whether they are sums of updates.
+bool look_up(Pair& pair, uint32_t table, std::span<const int64_t> ids, bool keep = true) {
+  if (!pair.layout.tables[table].remote) {
+    pair.set->pull(table, ids.data(), ids.size(), false);
+    return true;
+  }
+  std::vector<float> rows(ids.size(), 1.0f);
+  pair.set->lookup(table, ids.data(), ids.size(), false, rows.data(), keep);
+  return std::all_of(rows.begin(), rows.end(),
+                     [](float value) { return value <= 0.0f && value == std::floor(value); });
+}
+
+std::vector<float> all_rows(Pair& pair, uint32_t table) {
+  if (!pair.layout.tables[table].remote) return pair.tables[table];
+  std::vector<int64_t> ids(kRowsEach);
+  std::iota(ids.begin(), ids.end(), 0);
+  std::vector<float> rows(kRowsEach);
+  pair.set->lookup(table, ids.data(), ids.size(), false, rows.data(), false);
+  return rows;
 }
 
 void step(Pair& pair, wire::UpdateMode mode, std::span<const int64_t> ids) {
@@ -108,22 +131,26 @@ void step(Pair& pair, wire::UpdateMode mode, std::span<const int64_t> ids) {
 }
 
 std::vector<int64_t> batch(int at) {
-  return {at % kRows, (at + 20) % kRows, (3 * at + 40) % kRows};
+  return {at % kRowsEach, (at + 20) % kRowsEach, (3 * at + 40) % kRowsEach};
 }
 
 // Each step declares a batch to come, looks its own up, and pushes ones; others look rows up all
 // the time, those of batches to come.
-void train_beside_lookups(wire::UpdateMode mode) {
-  Pair pair(mode);
+void train_beside_lookups(wire::UpdateMode mode, bool remote = false) {
+  Pair pair(mode, remote);
   std::atomic<bool> stop{false};
   std::atomic<int> now{0};
+  std::atomic<bool> wrong{false};
   std::vector<std::thread> readers;
   for (uint32_t t = 0; t < kTables; ++t) {
-    readers.emplace_back([&pair, &stop, &now, t] {
-      for (int i = 0; !stop; ++i) look_up(pair, t, batch(now.load() + i % (kAhead + 1)));
+    readers.emplace_back([&pair, &stop, &now, &wrong, t] {
+      for (int i = 0; !stop; ++i) {
+        const bool keep = i % 3 > 0;
+        if (!look_up(pair, t, batch(now.load() + i % (kAhead + 1)), keep)) wrong = true;
+      }
     });
   }
-  std::vector<float> expected(kRows);
+  std::vector<float> expected(kRowsEach);
   for (int at = 0; at < kSteps; ++at) {
     now = at;
     const auto ids = batch(at);
@@ -131,7 +158,9 @@ void train_beside_lookups(wire::UpdateMode mode) {
     const std::vector<client::ComingIds> coming{{0, next.data(), next.size(), false},
                                                 {1, next.data(), next.size(), false}};
     pair.set->prefetch(coming, false);
-    for (uint32_t t = 0; t < kTables; ++t) look_up(pair, t, ids);
+    for (uint32_t t = 0; t < kTables; ++t) {
+      if (!look_up(pair, t, ids)) wrong = true;
+    }
     step(pair, mode, ids);
     for (const int64_t id : ids) expected[static_cast<size_t>(id)] -= 1.0f;
   }
@@ -140,7 +169,8 @@ void train_beside_lookups(wire::UpdateMode mode) {
   pair.set->drain();
   pair.set->leave();
   pair.set->pull_all_rows();
-  for (uint32_t t = 0; t < kTables; ++t) CHECK(pair.tables[t] == expected);
+  for (uint32_t t = 0; t < kTables; ++t) CHECK(all_rows(pair, t) == expected);
+  CHECK(!wrong);
 }
 
 }  // namespace
@@ -151,4 +181,12 @@ TEST(prefetch_beside_lookups_of_other_threads_in_rounds) {
 
 TEST(prefetch_beside_lookups_of_other_threads_on_arrival) {
   train_beside_lookups(wire::UpdateMode::kOnArrival);
+}
+
+TEST(prefetch_beside_lookups_of_remote_tables_in_rounds) {
+  train_beside_lookups(wire::UpdateMode::kRounds, true);
+}
+
+TEST(prefetch_beside_lookups_of_remote_tables_on_arrival) {
+  train_beside_lookups(wire::UpdateMode::kOnArrival, true);
 }

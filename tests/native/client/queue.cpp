@@ -363,7 +363,7 @@ TEST(client_queue_ends_with_a_close_that_was_interrupted) {
     if (other_call) peer.client->barrier();  // which ends what was interrupted
     peer.set->close();
     CHECK(!peer.set->has_background());
-    CHECK_EQ(peer.set->state()->table(0).marks_bytes(), 0u);
+    CHECK_EQ(peer.set->state()->table(0).memory_bytes(), 0u);
     CHECK_EQ(code_of([&] { peer.set->close(); }), ErrorCode::kClosed);
     CHECK_EQ(code_of([&] { run.step(peer, 1); }), ErrorCode::kClosed);
   }

@@ -153,10 +153,10 @@ TEST(client_row_cache_that_is_released_holds_no_memory) {
   const auto owners = deal(2);
   client::TableCache cache(spec_of(100), 1, owners, 2);
   const std::vector<int64_t> keys{3, 7};
-  CHECK_EQ(cache.marks_bytes(), 800u);
+  CHECK_EQ(cache.memory_bytes(), 800u);
   CHECK_EQ(missing(cache, keys).size(), 2u);
   cache.release();
-  CHECK_EQ(cache.marks_bytes(), 0u);
+  CHECK_EQ(cache.memory_bytes(), 0u);
   CHECK_EQ(code_thrown_by([&] { missing(cache, keys); }), ErrorCode::kClosed);
   int64_t unique[2];
   uint32_t inverse[2];
