@@ -173,6 +173,49 @@ make_environment() {
   stage "build tools" pip_install numpy "setuptools>=77" "cmake>=3.24" ninja
 }
 
+# What the package and its extras require, one requirement a line.
+requirements() {
+  "$VENV/bin/python" - "$@" <<'PYTHON'
+import sys, tomllib
+with open("pyproject.toml", "rb") as file:
+    project = tomllib.load(file)["project"]
+found = project["dependencies"]
+for extra in sys.argv[1:]:
+    found += project["optional-dependencies"][extra]
+print(*dict.fromkeys(found), sep="\n")
+PYTHON
+}
+
+# install_extras EXTRA...: what they require.
+install_extras() {
+  requirements "$@" >"$VENV/requirements.txt" && pip_install -r "$VENV/requirements.txt" || return
+  # With its requirements it would bring FBGEMM's GPU build over the one of `models`.
+  [[ " $* " != *" models "* ]] || pip_install --no-deps "torchrec==$TORCHREC_VERSION"
+}
+
+CORE=""
+
+# Compiles the core while other stages run; it has a process group of its own, to be ended by.
+begin_core() {
+  set -m
+  python scripts/cmake_build.py >"$VENV/core.log" 2>&1 </dev/null &
+  set +m
+  CORE=$!
+  trap end_core EXIT
+}
+
+end_core() {
+  kill -TERM -- "-$CORE" 2>/dev/null || true
+}
+
+finish_core() {
+  local status=0
+  wait "$CORE" || status=$?
+  trap - EXIT
+  cat "$VENV/core.log"
+  return $status
+}
+
 # setup_env EXTRA...: afterwards `python` and every tool are those of .venv.
 setup_env() {
   local extras extra fresh=yes
@@ -185,14 +228,16 @@ setup_env() {
   unset PYTHONHOME VIRTUAL_ENV
   hash -r
   check_compiler
-  stage "compiled core" python scripts/cmake_build.py
-  if [ $fresh = no ]; then
-    stage "package and extras ($extras)" pip_install --no-build-isolation -e ".[$extras]"
-    # With its requirements it would bring FBGEMM's GPU build over the one of `models`.
-    [[ ",$extras," != *,models,* ]] ||
-      stage "torchrec" pip_install --no-deps "torchrec==$TORCHREC_VERSION"
-    for extra in "$@"; do
-      environment_stamp >"$VENV/setup-$extra.stamp"
-    done
+  if [ $fresh = yes ]; then
+    stage "compiled core" python scripts/cmake_build.py
+    return
   fi
+  # pip uses one core and the disk: the compiler has the rest meanwhile.
+  begin_core
+  stage "extras ($extras)" install_extras "$@"
+  stage "compiled core, what is left" finish_core
+  stage "package" pip_install --no-deps --no-build-isolation -e .
+  for extra in "$@"; do
+    environment_stamp >"$VENV/setup-$extra.stamp"
+  done
 }

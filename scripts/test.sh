@@ -33,6 +33,9 @@ esac
 
 TABLE=()
 FAILED=0
+# The stages that run beside each other; what they say goes to a folder.
+BESIDE=()
+SAID=build/beside
 # A hundred processes import the package: compiled once, whatever the caller's setting.
 export PYTHONDONTWRITEBYTECODE=
 
@@ -56,12 +59,42 @@ native_tests() {
   timeout 300 "${RUNNER[@]}" "$folder/native_tests" --jobs "$(nproc)"
 }
 
+# beside NAME COMMAND...: begins a stage that uses one core; `beside_done` waits for all of them,
+# shows what each said and remembers how it went.
+beside() {
+  local name=$1 number=${#BESIDE[@]}
+  shift
+  BESIDE+=("$name")
+  mkdir -p "$SAID"
+  rm -f "$SAID/$number.status"
+  {
+    SECONDS=0
+    "$@" </dev/null >"$SAID/$number.log" 2>&1
+    echo "$? $SECONDS" >"$SAID/$number.status"
+  } &
+}
+
+beside_done() {
+  local number status seconds verdict
+  wait
+  for number in "${!BESIDE[@]}"; do
+    echo "== ${BESIDE[number]}"
+    cat "$SAID/$number.log"
+    status=1 seconds=0 verdict=ok
+    read -r status seconds <"$SAID/$number.status" || true
+    [ "$status" = 0 ] || { verdict=FAILED && FAILED=1; }
+    TABLE+=("$(printf '%-28s %5s s  %s' "${BESIDE[number]}" "$seconds" "$verdict")")
+  done
+  BESIDE=()
+}
+
 lint() {
-  check "ruff check" ruff check .
-  check "ruff format" ruff format --check --quiet .
-  check "mypy --strict" python -m mypy
-  check "clang-format" format_check
-  check "tidy" python scripts/tidy.py
+  beside "mypy --strict" python -m mypy
+  beside "tidy" python scripts/tidy.py
+  beside "ruff check" ruff check .
+  beside "ruff format" ruff format --check --quiet .
+  beside "clang-format" format_check
+  beside_done
 }
 
 # More at a time than cores: tests often wait, but they measure time, too, and start processes. The

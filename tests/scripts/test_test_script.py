@@ -35,7 +35,7 @@ class Checkout:
         environment = folder / ".venv"
         (environment / "torch").mkdir(parents=True)
         (environment / "torch_root").write_text(str(environment))
-        stamp = self._bash("source scripts/setup_env.sh; environment_stamp").stdout
+        stamp = self.bash("source scripts/setup_env.sh; environment_stamp").stdout
         for extra in EXTRAS:
             (environment / f"setup-{extra}.stamp").write_text(stamp)
         note = f'echo "$(basename "$0") $*" >>{self.log}'
@@ -48,7 +48,7 @@ class Checkout:
         path.write_text(f"#!{shutil.which('bash')}\n{script}\n")
         path.chmod(0o755)
 
-    def _bash(
+    def bash(
         self, command: str, *arguments: str, status: int = 0
     ) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
@@ -63,12 +63,12 @@ class Checkout:
 
     def fuzz(self, *options: str, status: int) -> tuple[int, str]:
         """The status and output of the script that fuzzes."""
-        done = self._bash('bash scripts/fuzz.sh "$@"', *options, status=status)
+        done = self.bash('bash scripts/fuzz.sh "$@"', *options, status=status)
         return done.returncode, done.stdout
 
     def test(self, option: str, status: int = 0) -> tuple[int, str, list[str]]:
         """The script's status and output, and what it has started but the build."""
-        done = self._bash('bash scripts/test.sh "$@"', option, status=status)
+        done = self.bash('bash scripts/test.sh "$@"', option, status=status)
         calls = self.log.read_text().splitlines() if self.log.exists() else []
         return done.returncode, done.stdout, [c for c in calls if "cmake" not in c]
 
@@ -180,3 +180,63 @@ def test_fuzzers_run_beside_each_other_and_one_that_fails_is_told(
     assert (
         set((checkout.folder / "build/fuzz.log").read_text().splitlines()) == expected
     )
+
+
+def test_linters_run_beside_each_other_and_each_is_told(checkout: Checkout) -> None:
+    checkout.program(".venv/bin/ruff", 'echo "ruff $1 has found this"; exit 3')
+    code, said, _ = checkout.test("--quick")
+    assert code == 1
+    assert "== ruff check\nruff check has found this\n" in said
+    verdicts = {
+        line.rsplit(maxsplit=3)[0]: line.split()[-1]
+        for line in said.splitlines()
+        if line.endswith(("ok", "FAILED"))
+    }
+    assert verdicts["ruff check"] == verdicts["ruff format"] == "FAILED"
+    assert verdicts["mypy --strict"] == verdicts["tidy"] == "ok"
+
+
+SETUP = """
+source scripts/setup_env.sh
+is_current() { return 1; }
+make_environment() { :; }
+check_compiler() { :; }
+pip_install() { echo "pip $*"; }
+install_extras() { until [ -s core.pid ]; do sleep 0.01; done; return $STATUS; }
+setup_env test
+"""
+
+
+def ended(process: int) -> bool:
+    try:
+        state = Path(f"/proc/{process}/stat").read_text().rsplit(")")[-1].split()[0]
+    except FileNotFoundError:
+        return True
+    return state == "Z"
+
+
+def test_the_core_is_compiled_while_extras_are_installed(checkout: Checkout) -> None:
+    checkout.program(".venv/bin/python", "echo $$ >core.pid; echo compiled")
+    done = checkout.bash(SETUP)
+    assert done.returncode == 0, done.stderr
+    stages = [line.split("  ")[0] for line in done.stdout.splitlines()]
+    assert stages == ["extras (test)", "compiled core, what is left", "package"]
+    log = (checkout.folder / ".venv" / "setup.log").read_text()
+    assert log == "compiled\npip --no-deps --no-build-isolation -e .\n"
+
+
+def test_a_core_that_does_not_compile_is_told(checkout: Checkout) -> None:
+    checkout.program(".venv/bin/python", "echo $$ >core.pid; echo an error; exit 1")
+    done = checkout.bash(SETUP)
+    assert done.returncode == 1
+    assert "an error" in done.stderr
+    assert "compiled core, what is left failed" in done.stderr
+
+
+def test_extras_that_fail_end_the_compiler(checkout: Checkout, eventually) -> None:
+    checkout.program(".venv/bin/python", "echo $$ >core.pid; sleep 100; true")
+    done = checkout.bash(SETUP, status=1)
+    assert done.returncode == 1
+    assert "extras (test) failed" in done.stderr
+    process = int((checkout.folder / "core.pid").read_text())
+    eventually(lambda: ended(process), 20, "the compiler has ended")
