@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from tidy_rules import Violation
+from tidy_rules import Violation, syntax
 
 FUNCTION_LINES = 70
 
@@ -26,13 +26,13 @@ def function_violation(
 def check_python(name: str, text: str) -> Iterator[Violation]:
     """Check the functions of a Python file, and that a test file has tests."""
     try:
-        tree = ast.parse(text)
+        every = syntax.nodes(text)
     except SyntaxError as error:
         yield Violation(name, error.lineno or 1, "syntax", error.msg)
         return
     functions = [
         node
-        for node in ast.walk(tree)
+        for node in every
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
     ]
     for node in functions:

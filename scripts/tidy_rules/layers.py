@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import PurePosixPath
 
-from tidy_rules import Sources, Violation, within
+from tidy_rules import Sources, Violation, syntax, within
 from tidy_rules.functions import blank_comments
 
 PACKAGE = "torch_cpudist"
@@ -163,7 +163,7 @@ def python_edges(sources: Sources) -> dict[str, dict[str, int]]:
         whole = name.endswith("/__init__.py")
         package = module if whole else module.rpartition(".")[0]
         known = edges.setdefault(name, {})
-        for node in ast.walk(ast.parse(sources[name])):
+        for node in syntax.nodes(sources[name]):
             for wanted in imported(node, package):
                 # What is no module is a name out of the one that holds it.
                 other = files.get(wanted) or files.get(wanted.rpartition(".")[0])

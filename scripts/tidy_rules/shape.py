@@ -11,7 +11,15 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
-from tidy_rules import NATIVE, PYTHON, TEXT, Sources, Violation, within
+from tidy_rules import (
+    NATIVE,
+    PYTHON,
+    TEXT,
+    Sources,
+    Violation,
+    syntax,
+    within,
+)
 from tidy_rules.functions import native_functions
 
 FOLDER_FILES = 25
@@ -82,9 +90,9 @@ def is_private(name: str) -> bool:
     return marked and name not in OF_TORCH
 
 
-def owned_names(tree: ast.AST) -> Iterator[str]:
+def owned_names(text: str) -> Iterator[str]:
     """Yield the private names that a file gives to what it makes."""
-    for node in ast.walk(tree):
+    for node in syntax.nodes(text):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             yield node.name
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
@@ -100,27 +108,23 @@ def check_privacy(sources: Sources) -> Iterator[Violation]:
     Private names of other projects are theirs to defend: only names count that a
     folder of this package gives, and that the folder which uses them does not.
     """
-    trees = {
-        name: ast.parse(sources[name])
-        for name in within(sources, PACKAGE, "tests")
-        if name.endswith(".py")
-    }
+    names = [n for n in within(sources, PACKAGE, "tests") if n.endswith(".py")]
     owners: dict[str, set[str]] = defaultdict(set)
-    for name, tree in trees.items():
-        for given in filter(is_private, owned_names(tree)):
+    for name in names:
+        for given in filter(is_private, owned_names(sources[name])):
             owners[given].add(str(PurePosixPath(name).parent))
-    for name, tree in trees.items():
+    for name in names:
         folder = str(PurePosixPath(name).parent)
-        for line, found in reach_ins(tree):
+        for line, found in reach_ins(sources[name]):
             theirs = {one for one in owners[found] if one.startswith(PACKAGE)}
             if theirs and folder not in owners[found]:
                 what = f"{found} is private to {', '.join(sorted(theirs))}"
                 yield Violation(name, line, "private", what)
 
 
-def reach_ins(tree: ast.AST) -> Iterator[tuple[int, str]]:
+def reach_ins(text: str) -> Iterator[tuple[int, str]]:
     """Yield the private names, with lines, that a file takes of something else."""
-    for node in ast.walk(tree):
+    for node in syntax.nodes(text):
         if isinstance(node, ast.Attribute) and is_private(node.attr):
             value = node.value
             itself = isinstance(value, ast.Name) and value.id in OWN
@@ -141,10 +145,10 @@ def reach_ins(tree: ast.AST) -> Iterator[tuple[int, str]]:
 def check_packed_calls(name: str, text: str) -> Iterator[Violation]:
     """Check that no call hides how many arguments it passes in `*(a, b)`."""
     try:
-        tree = ast.parse(text)
+        every = syntax.nodes(text)
     except SyntaxError:
         return  # said by the rule of functions
-    for node in ast.walk(tree):
+    for node in every:
         if isinstance(node, ast.Call):
             for one in node.args:
                 packed = isinstance(one, ast.Starred) and one.value

@@ -36,6 +36,12 @@ class Banned:
     folders: tuple[str, ...] = ("",)
     but: str = ""
 
+    def concerns(self, name: str) -> bool:
+        """Tell whether a file must be without the pattern."""
+        if name == self.but or name in SPELLS_RULES:
+            return False
+        return Path(name).suffix in self.suffixes and name.startswith(self.folders)
+
 
 def banned(
     rule: str,
@@ -161,6 +167,7 @@ def check_text(name: str, text: str) -> Iterator[Violation]:
     if text and not text.endswith("\n"):
         last = text.count("\n") + 1
         yield Violation(name, last, "end", "the last line has no newline")
+    bans = [ban for ban in BANNED if ban.concerns(name)]
     for number, line in enumerate(text.split("\n"), start=1):
         if line != line.rstrip() and suffix != ".md":
             yield Violation(name, number, "blank", "trailing blanks")
@@ -169,16 +176,10 @@ def check_text(name: str, text: str) -> Iterator[Violation]:
         if len(line) > COLUMNS.get(suffix, len(line)):
             what = f"{len(line)} columns, at most {COLUMNS[suffix]}"
             yield Violation(name, number, "columns", what)
-        if name in SPELLS_RULES:
-            continue
-        for ban in BANNED:
-            if name == ban.but:
-                continue
-            if suffix in ban.suffixes and name.startswith(ban.folders):
-                found = ban.pattern.search(line)
-                if found:
-                    what = f"{found.group().strip()!r}: {ban.why}"
-                    yield Violation(name, number, ban.rule, what)
+        for ban in bans:
+            if found := ban.pattern.search(line):
+                what = f"{found.group().strip()!r}: {ban.why}"
+                yield Violation(name, number, ban.rule, what)
 
 
 def check_size(name: str, text: str) -> Iterator[Violation]:
