@@ -288,7 +288,15 @@ class Server:
         """Closes every connection; who still waits is told the reason. Idempotent."""
 
     def stats(self) -> dict[str, int]:
-        """Counters; see ``ServerStats`` in ``csrc/core/server.h``."""
+        """Counters; see ``ServerStats`` in ``csrc/server/options.h``."""
+
+    def table_stats(self) -> list[dict[str, Any]]:
+        """This server's share of every table of every open parameter set.
+
+        Returns:
+            ``param_set``, ``name``, ``remote``, ``rows`` (that take memory), ``bytes``
+            (of their records and index) and ``created`` (rows that pushes have made).
+        """
 
 def init_state(config: OptimizerConfig, state: int, rows: int, dim: int) -> None:
     """Fills the state of a table's rows, ``[rows, elements]``, as before a step."""

@@ -130,6 +130,26 @@ py::dict server_stats(const ServerHolder& self) {
   return result;
 }
 
+py::list table_stats(const ServerHolder& self) {
+  std::vector<server::TableStats> tables;
+  {
+    const GilReleased release;
+    tables = self.parts().server.table_stats();
+  }
+  py::list result;
+  for (const server::TableStats& table : tables) {
+    py::dict one;
+    one["param_set"] = table.param_set;
+    one["name"] = table.name;
+    one["remote"] = table.remote;
+    one["rows"] = table.rows;
+    one["bytes"] = table.bytes;
+    one["created"] = table.created;
+    result.append(std::move(one));
+  }
+  return result;
+}
+
 }  // namespace
 
 void bind_server(py::module_& module) {
@@ -161,7 +181,8 @@ void bind_server(py::module_& module) {
       .def(
           "stop", [](ServerHolder& self, const std::string& reason) { self.parts().stop(reason); },
           py::arg("reason") = "", no_gil())
-      .def("stats", &server_stats);
+      .def("stats", &server_stats)
+      .def("table_stats", &table_stats);
 }
 
 }  // namespace cpudist::bind

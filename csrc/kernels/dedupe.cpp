@@ -19,19 +19,24 @@ constexpr size_t kMinSlots = 64;
 // Hashes computed and slots prefetched ahead of the probes.
 constexpr size_t kBatch = 32;
 
+size_t slots_for(size_t n) { return std::max(kMinSlots, std::bit_ceil(n * 2)); }
+
 }  // namespace
 
-void KeyDeduper::prepare(size_t n) {
+void KeyDeduper::reserve(size_t n) {
   if (n >= (size_t{1} << 31)) {
     throw std::length_error("KeyDeduper: a batch holds at most 2^31 - 1 keys; split it");
   }
-  const size_t wanted = std::max(kMinSlots, std::bit_ceil(n * 2));
-  if (slots_.size() < wanted) {
-    slots_.assign(wanted, Slot{0, 0, 0});
-    generation_ = 0;
-  }
+  const size_t wanted = slots_for(n);
+  if (slots_.size() >= wanted) return;
+  slots_.assign(wanted, Slot{0, 0, 0});
+  generation_ = 0;
+}
+
+void KeyDeduper::begin(size_t n) {
+  reserve(n);
   // A small batch after a large one uses the front of the table only, which stays in cache.
-  mask_ = wanted - 1;
+  mask_ = slots_for(n) - 1;
   if (++generation_ == 0) {
     std::fill(slots_.begin(), slots_.end(), Slot{0, 0, 0});
     generation_ = 1;
@@ -40,7 +45,7 @@ void KeyDeduper::prepare(size_t n) {
 
 template <typename Key>
 size_t KeyDeduper::run_impl(const Key* keys, size_t n, int64_t* unique, uint32_t* inverse) {
-  prepare(n);
+  begin(n);
   Slot* const slots = slots_.data();
   const uint64_t mask = mask_;
   const uint32_t generation = generation_;

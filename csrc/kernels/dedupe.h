@@ -20,6 +20,8 @@ class KeyDeduper {
   // Throws std::length_error for n >= 2^31.
   size_t run(const int64_t* keys, size_t n, int64_t* unique, uint32_t* inverse);
   size_t run(const int32_t* keys, size_t n, int64_t* unique, uint32_t* inverse);
+  // So that runs of up to n keys need no memory.
+  void reserve(size_t n);
 
  private:
   struct Slot {
@@ -30,7 +32,7 @@ class KeyDeduper {
 
   template <typename Key>
   size_t run_impl(const Key* keys, size_t n, int64_t* unique, uint32_t* inverse);
-  void prepare(size_t n);
+  void begin(size_t n);
 
   std::vector<Slot> slots_;
   uint64_t mask_ = 0;

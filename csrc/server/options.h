@@ -29,6 +29,15 @@ struct ServerOptions {
   uint64_t changes_bytes = 32u << 20;
 };
 
+struct TableStats {
+  uint32_t param_set = 0;
+  std::string name;
+  bool remote = false;
+  uint64_t rows = 0;     // that take memory
+  uint64_t bytes = 0;    // row records and their index
+  uint64_t created = 0;  // rows that pushes have made, ever
+};
+
 struct ServerStats {
   uint64_t rounds = 0;
   uint64_t pushes = 0;

@@ -68,6 +68,7 @@ class ParamSet {
   uint64_t stored_bytes() const { return stored_bytes_.load(); }
   bool needs_everyone() const { return policy_->needs_everyone(); }
   void add_stats(ServerStats* stats) const;
+  void add_table_stats(std::vector<TableStats>* tables) const;
 
  private:
   void make_store();

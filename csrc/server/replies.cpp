@@ -37,7 +37,12 @@ SharedPayload ValueReplies::held_reply(const std::vector<uint32_t>& blocks,
   for (size_t i = 0; i < holds.tables.size(); ++i) {
     const table::Table& table = *state_.store.tables[holds.tables[i].table];
     auto& records = changed.emplace_back();
-    for (const uint32_t record : push.held[i]) {
+    for (size_t j = 0; j < push.held[i].size(); ++j) {
+      uint32_t record = push.held[i][j];
+      // It may have been made since; else it is what its holder has.
+      if (record == table::RowIndex::kNone)
+        table.find(holds.tables[i].keys.subspan(j, 1), &record, nullptr);
+      if (record == table::RowIndex::kNone) continue;
       // A row says the low half of its last update: how long ago that is, if not 2^32 updates.
       const table::RowHeader& header = table.header(record);
       const uint32_t ago = static_cast<uint32_t>(state_.version.round) - 1 - header.last_seen;

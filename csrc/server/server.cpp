@@ -63,6 +63,7 @@ struct Server::Impl {
   void on_frame(const std::shared_ptr<transport::Connection>& connection, wire::Frame frame);
   void stop(const std::string& reason);
   ServerStats stats() const;
+  std::vector<TableStats> table_stats() const;
 
   ServerShared shared;
 
@@ -205,6 +206,13 @@ ServerStats Server::Impl::stats() const {
   const std::shared_lock lock(registry_mutex_);
   for (const auto& [id, set] : sets_) set->add_stats(&stats);
   return stats;
+}
+
+std::vector<TableStats> Server::Impl::table_stats() const {
+  std::vector<TableStats> tables;
+  const std::shared_lock lock(registry_mutex_);
+  for (const auto& [id, set] : sets_) set->add_table_stats(&tables);
+  return tables;
 }
 
 // ---- from a frame to the request it carries ----
@@ -470,5 +478,7 @@ bool Server::wait_done(TimePoint deadline) { return impl_->shared.peers.wait_don
 void Server::stop(const std::string& reason) { impl_->stop(reason); }
 
 ServerStats Server::stats() const { return impl_->stats(); }
+
+std::vector<TableStats> Server::table_stats() const { return impl_->table_stats(); }
 
 }  // namespace cpudist::server

@@ -37,6 +37,7 @@ class Server final : public transport::ConnectionHandler {
   // Idempotent.
   void stop(const std::string& reason = {});
   ServerStats stats() const;
+  std::vector<TableStats> table_stats() const;  // this server's share of each
 
  private:
   struct Impl;

@@ -81,6 +81,14 @@ void ParamState::answer_round(const Ticket& ticket, uint64_t round, Outbox& outb
   shared.sequencer.finish(ticket, encode(wire::RoundReply{round, ready}), outbox);
 }
 
+Error ParamState::refusal(const std::exception& cause) const {
+  return {ErrorCode::kOverloaded,
+          "update " + std::to_string(version.round) + " of parameter set " + std::to_string(id) +
+              " finds no memory on server " + std::to_string(shared.options.shard_id) + ": " +
+              cause.what() +
+              "; nothing of it was applied. Use more servers, or hosts with more memory"};
+}
+
 void ParamState::break_off(const std::exception& cause) {
   broken = Error(ErrorCode::kInternal,
                  "applying update " + std::to_string(version.round) +

@@ -37,6 +37,8 @@ struct ParamState {
   Answer form_of(const SharedPayload& plain, wire::SectionKind kind, const Push& push,
                  CodedForms* made) const;
   void answer_round(const Ticket& ticket, uint64_t round, Outbox& outbox) const;
+  // An update finds no memory, and nothing of it was applied: its pushes may be sent again.
+  Error refusal(const std::exception& cause) const;
   // An update failed half way: nobody can use the values any more.
   void break_off(const std::exception& cause);
 

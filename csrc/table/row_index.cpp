@@ -44,11 +44,11 @@ void RowIndex::Part::place(uint32_t tag, uint32_t record_plus_one) {
   slots[at] = Slot{tag, record_plus_one};
 }
 
-bool RowIndex::is_full(size_t part) const {
+bool RowIndex::has_room(size_t part, uint64_t more) const {
   const Part& found = parts_[part];
-  if (found.slots == nullptr) return true;
+  if (found.slots == nullptr) return false;
   const uint64_t full = kLeastFull + part * 97 % kFullRange;
-  return (uint64_t{found.rows} + 1) * 256 > (uint64_t{found.mask} + 1) * full;
+  return (found.rows + more) * 256 <= (uint64_t{found.mask} + 1) * full;
 }
 
 void RowIndex::grow(Part& part) {
@@ -67,9 +67,17 @@ void RowIndex::grow(Part& part) {
 void RowIndex::insert(uint64_t hash, uint32_t record) {
   const size_t at = part_of(hash);
   Part& part = parts_[at];
-  if (is_full(at)) grow(part);
+  if (!has_room(at, 1)) grow(part);
   part.place(static_cast<uint32_t>(hash >> 32), record + 1);
   ++part.rows;
+}
+
+void RowIndex::reserve(std::span<const uint64_t> hashes) {
+  std::vector<uint32_t> more(parts_.size());
+  for (const uint64_t hash : hashes) ++more[part_of(hash)];
+  for (size_t part = 0; part < parts_.size(); ++part) {
+    while (more[part] != 0 && !has_room(part, more[part])) grow(parts_[part]);
+  }
 }
 
 }  // namespace cpudist::table

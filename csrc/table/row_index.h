@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "kernels/hash.h"
@@ -51,6 +52,10 @@ class RowIndex {
   // index is as it was.
   void insert(uint64_t hash, uint32_t record);
 
+  // Room for so many more, whose hashes these are: inserting them does not throw then. Throws
+  // std::bad_alloc, and finds what it found.
+  void reserve(std::span<const uint64_t> hashes);
+
   size_t size_bytes() const { return parts_.size() * sizeof(Part) + slot_count_ * sizeof(Slot); }
 
  private:
@@ -77,7 +82,7 @@ class RowIndex {
 
   static Slots allocate(size_t count);
   size_t part_of(uint64_t hash) const { return (hash % kernels::kBucketCount) >> bucket_bits_; }
-  bool is_full(size_t part) const;
+  bool has_room(size_t part, uint64_t more) const;
   void grow(Part& part);
 
   int bucket_bits_;  // of the buckets that one part is for

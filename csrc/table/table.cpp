@@ -102,7 +102,7 @@ void Table::find(std::span<const int64_t> keys, uint32_t* records, uint8_t* shar
     const size_t count = std::min(kBatch, keys.size() - begin);
     find_batch(keys.subspan(begin, count), hashes, records + begin, 1);
     for (size_t i = 0; i < count; ++i) {
-      if (records[begin + i] == RowIndex::kNone) throw_unknown(keys[begin + i]);
+      if (records[begin + i] == RowIndex::kNone) require_known(keys[begin + i], hashes[i]);
       if (shards != nullptr) {
         shards[begin + i] = shard_of_bucket_[hashes[i] % kernels::kBucketCount];
       }
@@ -119,11 +119,27 @@ void Table::gather(std::span<const int64_t> keys, float* out) const {
   for (size_t begin = 0; begin < keys.size(); begin += kBatch) {
     const size_t count = std::min(kBatch, keys.size() - begin);
     find_batch(keys.subspan(begin, count), hashes, records, read_bytes);
+    size_t known = 0;
     for (size_t i = 0; i < count; ++i) {
-      if (records[i] == RowIndex::kNone) throw_unknown(keys[begin + i]);
-      rows[i] = weight(records[i]);
+      if (records[i] == RowIndex::kNone) {
+        require_known(keys[begin + i], hashes[i]);
+      } else {
+        rows[known++] = weight(records[i]);
+      }
     }
-    kernels::gather_pointers(rows, count, row_bytes, out + begin * spec_.dim, row_bytes);
+    float* const target = out + begin * spec_.dim;
+    if (known == count) {
+      kernels::gather_pointers(rows, count, row_bytes, target, row_bytes);
+      continue;
+    }
+    for (size_t i = 0; i < count; ++i) {
+      float* const row = target + i * spec_.dim;
+      if (records[i] == RowIndex::kNone) {
+        initial_.fill(keys.subspan(begin + i, 1), spec_.dim, row);
+      } else {
+        std::memcpy(row, weight(records[i]), row_bytes);
+      }
+    }
   }
 }
 
@@ -170,9 +186,17 @@ void Table::fetch(std::span<const int64_t> keys, float* weights, float* state,
   for (size_t begin = 0; begin < keys.size(); begin += kBatch) {
     const size_t count = std::min(kBatch, keys.size() - begin);
     find(keys.subspan(begin, count), records, nullptr);
-    for (size_t i = 0; i < count; ++i) prefetch_record(records[i]);
+    for (size_t i = 0; i < count; ++i) {
+      if (records[i] != RowIndex::kNone) prefetch_record(records[i]);
+    }
     for (size_t i = 0; i < count; ++i) {
       const size_t row = begin + i;
+      if (records[i] == RowIndex::kNone) {
+        initial_.fill(keys.subspan(row, 1), spec_.dim, weights + row * spec_.dim);
+        if (width > 0) kernels::init_state(config_, state + row * width, spec_.dim, spec_.dim);
+        counts[row] = 0;
+        continue;
+      }
       std::memcpy(weights + row * spec_.dim, weight(records[i]), spec_.dim * sizeof(float));
       if (width > 0) {
         std::memcpy(state + row * width, this->state(records[i]), width * sizeof(float));
@@ -199,14 +223,18 @@ void Table::check(const wire::TableRows& rows) const {
                                                  std::to_string(key) + " is not in 0.." +
                                                  std::to_string(spec_.rows) + " (exclusive)");
     }
-    const uint32_t owner = wire::owner_of_bucket(kernels::bucket_of(key, salt_), server_count_);
-    if (owner != shard_id_) {
-      throw Error(ErrorCode::kInvalidArgument,
-                  "table " + spec_.name + ": row " + std::to_string(key) + " belongs to server " +
-                      std::to_string(owner) + ", not to server " + std::to_string(shard_id_));
-    }
+    check_owner(key, hash_of(key));
   }
   check_room(rows.keys);
+}
+
+void Table::check_owner(int64_t key, uint64_t hash) const {
+  const auto bucket = static_cast<uint32_t>(hash % kernels::kBucketCount);
+  const uint32_t owner = wire::owner_of_bucket(bucket, server_count_);
+  if (owner == shard_id_) return;
+  throw Error(ErrorCode::kInvalidArgument, "table " + spec_.name + ": row " + std::to_string(key) +
+                                               " belongs to server " + std::to_string(owner) +
+                                               ", not to server " + std::to_string(shard_id_));
 }
 
 void Table::check_room(std::span<const int64_t> keys) const {
@@ -215,7 +243,10 @@ void Table::check_room(std::span<const int64_t> keys) const {
   for (const int64_t key : keys) {
     if (find_one(key, hash_of(key)) == RowIndex::kNone) fresh.insert(key);
   }
-  if (fresh.size() <= kMaxRecords - rows_) return;
+  if (fresh.size() > kMaxRecords - rows_) throw_full();
+}
+
+void Table::throw_full() const {
   throw Error(ErrorCode::kOverloaded, "table " + spec_.name + ": a server holds at most " +
                                           std::to_string(kMaxRecords) + " rows; use more servers");
 }
@@ -247,21 +278,48 @@ void Table::store(const wire::TableRows& rows) {
   step_ = rows.step;
 }
 
+void Table::add_slab() {
+  slab_starts_.reserve(slabs_.size() + 1);
+  slabs_.emplace_back(kernels::checked_size_bytes(records_per_slab_, stride_));
+  slab_starts_.push_back(slabs_.back().data());
+}
+
 uint32_t Table::create(int64_t key, uint64_t hash) {
-  if (rows_ == slabs_.size() * records_per_slab_) {
-    slab_starts_.reserve(slabs_.size() + 1);
-    slabs_.emplace_back(kernels::checked_size_bytes(records_per_slab_, stride_));
-    slab_starts_.push_back(slabs_.back().data());
-  }
+  if (rows_ == slabs_.size() * records_per_slab_) add_slab();
   const auto record = static_cast<uint32_t>(rows_);
   header(record) = RowHeader{key, 0, 0};
-  if (state_elements_ > 0) kernels::init_state(config_, state(record), spec_.dim, spec_.dim);
   index_.insert(hash, record);
   ++rows_;
   return record;
 }
 
-void Table::throw_unknown(int64_t key) const {
+void Table::make_room(std::span<const int64_t> keys) {
+  if (keys.size() > kMaxRecords - rows_) throw_full();
+  std::vector<uint64_t> hashes(keys.size());
+  std::transform(keys.begin(), keys.end(), hashes.begin(),
+                 [this](int64_t key) { return hash_of(key); });
+  index_.reserve(hashes);
+  while (slabs_.size() * records_per_slab_ < rows_ + keys.size()) add_slab();
+}
+
+uint32_t Table::make(int64_t key) {
+  ++made_;
+  return create(key, hash_of(key));
+}
+
+void Table::begin(std::span<const uint32_t> records) const {
+  for (const uint32_t record : records) {
+    initial_.fill({&header(record).key, 1}, spec_.dim, weight(record));
+    if (state_elements_ > 0) kernels::init_state(config_, state(record), spec_.dim, spec_.dim);
+    begin_average(record);
+  }
+}
+
+void Table::require_known(int64_t key, uint64_t hash) const {
+  if (spec_.remote) {
+    check_owner(key, hash);
+    return;
+  }
   throw Error(ErrorCode::kInvalidArgument,
               "table " + spec_.name + ": row " + std::to_string(key) +
                   " was never stored on server " + std::to_string(shard_id_) + " (the table has " +

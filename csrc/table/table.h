@@ -49,25 +49,40 @@ class Table {
   uint64_t step() const { return step_; }
   void count_step() { ++step_; }
   uint64_t row_count() const { return rows_; }
+  uint64_t made_count() const { return made_; }  // rows that pushes have made, ever
+  size_t slab_count() const { return slabs_.size(); }
+  uint32_t rows_per_slab() const { return records_per_slab_; }
   uint64_t size_bytes() const;
   // Of what rows of a remote table begin with: before anybody can read one.
   void set_seed(uint64_t seed) { initial_.set_seed(seed); }
 
-  // The record of each key, and its shard where `shards` is given. Throws kInvalidArgument naming
-  // table and key for a row that was never stored.
+  // The record of each key, and its shard where `shards` is given. For a row that was never stored
+  // or made it is RowIndex::kNone in a remote table, which has all rows; in others it throws
+  // kInvalidArgument naming table and key. So it does for a remote table's row of another server.
   void find(std::span<const int64_t> keys, uint32_t* records, uint8_t* shards) const;
 
-  // Copies the weights of `keys` to out, [keys, dim]. Throws as find does.
+  // Copies the weights of `keys` to out, [keys, dim]; what a row of a remote table begins with
+  // where there is none, which makes none. Throws as find does.
   void gather(std::span<const int64_t> keys, float* out) const;
   // The averages of `keys` after `updates` of the set, [keys, dim]. Throws as find does.
   void gather_averages(std::span<const int64_t> keys, uint64_t updates, float* out) const;
-  // Copies whole records; `state` may be null if state_elements() is 0. Throws as find does.
+  // Copies whole records, as gather does; `state` may be null if state_elements() is 0. Throws as
+  // find does.
   void fetch(std::span<const int64_t> keys, float* weights, float* state, uint32_t* counts) const;
   // Throws kRowOutOfRange, kInvalidArgument (a row of another server, sizes that do not fit), and
   // kOverloaded when record numbers would run out.
   void check(const wire::TableRows& rows) const;
   // Creates or overwrites rows. Throws as check does, before anything is changed.
   void store(const wire::TableRows& rows);
+
+  // Memory for the rows of `keys`, none of which is there: making them does not throw then. Throws
+  // std::bad_alloc, or kOverloaded when record numbers would run out; the rows are as they were.
+  void make_room(std::span<const int64_t> keys);
+  // A row that is not there, for which there is room. It has a record, but neither weight nor state
+  // before begin(): nobody else may look at the table meanwhile.
+  uint32_t make(int64_t key);
+  // What rows begin with: weight and state. From any number of threads for different records.
+  void begin(std::span<const uint32_t> records) const;
 
   RowHeader& header(uint32_t record) const {
     return *reinterpret_cast<RowHeader*>(record_at(record));
@@ -110,9 +125,13 @@ class Table {
                   size_t prefetched) const;
   void divide_buckets();  // into shards
   void check_room(std::span<const int64_t> keys) const;
-  // The only place where a row comes into being: zero weight, initial state.
+  void add_slab();
+  // The only place where a row comes into being; weight and state are the caller's.
   uint32_t create(int64_t key, uint64_t hash);
-  [[noreturn]] void throw_unknown(int64_t key) const;
+  void check_owner(int64_t key, uint64_t hash) const;
+  // Of a row that is not there: it may be read all the same.
+  void require_known(int64_t key, uint64_t hash) const;
+  [[noreturn]] void throw_full() const;
 
   uint32_t id_;
   wire::TableSpec spec_;
@@ -128,6 +147,7 @@ class Table {
   uint32_t records_per_slab_;  // at least 2
   uint64_t slab_reciprocal_;   // 2^64 / records_per_slab, rounded up: exact for 32-bit dividends
   uint64_t rows_ = 0;
+  uint64_t made_ = 0;
   uint64_t step_ = 0;
   std::vector<kernels::AlignedBuffer<uint8_t>> slabs_;
   std::vector<uint8_t*> slab_starts_;

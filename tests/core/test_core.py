@@ -70,6 +70,21 @@ def test_sgd_equals_numpy(trainers, servers):
         assert all(server.wait_done(5.0) for server in cluster.servers)
 
 
+def test_table_stats_tell_each_servers_share():
+    with Cluster(1, 3) as cluster:
+        cluster.start()
+        cluster.run(train)
+        shares = [server.table_stats() for server in cluster.servers]
+        assert sum(share[0]["rows"] for share in shares) == ROWS
+        for (share,), server in zip(shares, cluster.servers, strict=True):
+            assert (share["param_set"], share["name"]) == (0, "words")
+            # All rows were stored: none was made by a push.
+            assert (share["remote"], share["created"]) == (False, 0)
+            assert share["rows"] == server.stats()["rows"]
+            assert share["bytes"] == server.stats()["table_bytes"]
+        cluster.run(lambda trainer: trainer.client.goodbye())
+
+
 def train_and_fetch(plan, **options):
     with Cluster(2, 2, plan, **options) as cluster:
         cluster.start()

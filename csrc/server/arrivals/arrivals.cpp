@@ -4,6 +4,7 @@
 #include "server/arrivals/arrivals.h"
 
 #include <algorithm>
+#include <new>
 #include <string>
 #include <utility>
 
@@ -144,8 +145,8 @@ void Arrivals::apply(uint32_t rank, Outbox& outbox) {
   one.insert(waiting_.extract(rank));
   Push& push = one.begin()->second;
   push.pending.release();
+  if (!prepare(one, outbox)) return;
   try {
-    if (compensator_) compensator_->begin(rank, push.view, state_.store);
     update_.apply(one, state_.version.round, compensator_.get());
     state_.count_update(one);
     if (readers_.contains(rank)) readers_[rank] = state_.version.round;
@@ -160,6 +161,25 @@ void Arrivals::apply(uint32_t rank, Outbox& outbox) {
     state_.shared.sequencer.finish(push.ticket, *state_.broken, outbox);
     fail_waiting(*state_.broken, outbox);
   }
+}
+
+// All that may want memory before a value changes. False when there is none: the push is refused
+// then and may be sent again.
+bool Arrivals::prepare(const Pushes& one, Outbox& outbox) {
+  const auto& [rank, push] = *one.begin();
+  const auto refuse = [&](const std::exception& cause) {
+    state_.shared.sequencer.reject(push.ticket, state_.refusal(cause), outbox);
+  };
+  try {
+    update_.prepare(one, compensator_ != nullptr);
+    if (compensator_) compensator_->begin(rank, push.view, state_.store);
+    return true;
+  } catch (const std::bad_alloc& error) {
+    refuse(error);
+  } catch (const Error& error) {
+    refuse(error);
+  }
+  return false;
 }
 
 // ---- delay compensation ----

@@ -53,6 +53,7 @@ class Arrivals final : public UpdatePolicy {
   bool bounded() const { return state_.layout.max_staleness != wire::kAnyStaleness; }
   void apply_due(Outbox& outbox);
   void apply(uint32_t rank, Outbox& outbox);
+  bool prepare(const Pushes& one, Outbox& outbox);
   Answer compensated_answer(const Push& push, const std::vector<uint32_t>& blocks);
   void round_dense(Buffer* plain, wire::WireDType dtype) const;
 

@@ -39,6 +39,7 @@ DelayCompensator::DelayCompensator(const wire::ParamSetLayout& layout)
       settings_(layout.compensation),
       block_means_(layout.blocks.size()),
       row_means_(layout.tables.size()),
+      rows_(layout.tables.size()),
       blocks_(layout.blocks.size()) {}
 
 DelayCompensator::Reads& DelayCompensator::reads_of(uint32_t rank) {
@@ -117,7 +118,7 @@ void DelayCompensator::forget_all() {
   const std::lock_guard lock(mutex_);
   reads_.clear();
   for (auto& means : block_means_) means = {};
-  for (auto& means : row_means_) means = {};
+  for (auto& parts : row_means_) parts.clear();
 }
 
 uint64_t DelayCompensator::size_bytes() const {
@@ -134,7 +135,9 @@ uint64_t DelayCompensator::size_bytes() const {
     for (const DenseRead& read : reads->dense) total += read.reply.size();
   }
   for (const auto& means : block_means_) total += means.size();
-  for (const auto& means : row_means_) total += means.size() * sizeof(float);
+  for (const auto& parts : row_means_) {
+    for (const auto& means : parts) total += means.size() * sizeof(float);
+  }
   return total;
 }
 
@@ -155,12 +158,18 @@ void DelayCompensator::make_room(const table::ParamStore& store) {
     block_means_[block] = kernels::AlignedBuffer<uint8_t>(store.blocks[block]->weight().size());
   }
   for (size_t table = 0; table < store.tables.size(); ++table) {
-    const uint64_t elements = store.tables[table]->row_count() * store.tables[table]->dim();
-    if (row_means_[table].size() == elements) continue;
-    kernels::AlignedBuffer<float> larger(elements);
-    std::copy_n(row_means_[table].data(), row_means_[table].size(), larger.data());
-    row_means_[table] = std::move(larger);
+    auto& parts = row_means_[table];
+    const table::Table& rows = *store.tables[table];
+    while (parts.size() < rows.slab_count()) {
+      parts.emplace_back(size_t{rows.rows_per_slab()} * rows.dim());
+    }
   }
+}
+
+float* DelayCompensator::row_means(const table::Table& table, uint32_t record) {
+  const uint32_t part = record / table.rows_per_slab();
+  const uint32_t row = record - part * table.rows_per_slab();
+  return row_means_[table.id()][part].data() + size_t{row} * table.dim();
 }
 
 void DelayCompensator::begin(uint32_t rank, const wire::PushView& push,
@@ -170,10 +179,11 @@ void DelayCompensator::begin(uint32_t rank, const wire::PushView& push,
   step_ = push.header.step;
   version_ = push.header.round;
   kept_from_ = push.holds.kept_from | wire::kPrefetchBit;
-  rows_.clear();
+  for (auto& reads : rows_) reads.clear();
   const auto add_rows = [this](uint64_t read_for) {
-    const auto rows = current_->rows.find(read_for);
-    if (rows != current_->rows.end()) rows_.push_back(&rows->second);
+    const auto tables = current_->rows.find(read_for);
+    if (tables == current_->rows.end()) return;
+    for (const auto& [table, read] : tables->second) rows_[table].push_back(&read);
   };
   add_rows(step_);
   for (const uint64_t prefetch : push.holds.used) add_rows(prefetch | wire::kPrefetchBit);
@@ -219,11 +229,7 @@ const T* DelayCompensator::compensate_block(const table::DenseBlock& block, cons
 
 void DelayCompensator::correct(const table::Table& table, std::span<const int64_t> records,
                                const float** gradients, float* out) {
-  std::vector<const TableRead*> reads;
-  for (const auto* tables : rows_) {
-    const auto found = tables->find(table.id());
-    if (found != tables->end()) reads.push_back(&found->second);
-  }
+  const std::vector<const TableRead*>& reads = rows_[table.id()];
   if (reads.empty() && !adaptive()) return;
   const size_t dim = table.dim();
   const uint64_t salt = kernels::table_salt(table.spec().name);
@@ -246,9 +252,8 @@ void DelayCompensator::correct(const table::Table& table, std::span<const int64_
     const float* weight = table.weight(record);
     float* target = out + i * dim;
     if (adaptive()) {
-      float* means = row_means_[table.id()].data() + size_t{record} * dim;
       kernels::compensate_adaptive(target, gradients[i], weight, row == nullptr ? weight : row,
-                                   means, scalars, dim);
+                                   row_means(table, record), scalars, dim);
     } else {
       kernels::compensate(target, gradients[i], weight, row, scalars.factor, dim);
     }

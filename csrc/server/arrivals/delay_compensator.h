@@ -51,6 +51,7 @@ class DelayCompensator final : public Correction {
   uint64_t size_bytes() const;
 
   // ---- the push that is being applied ----
+  // Throws std::bad_alloc; then nothing has begun.
   void begin(uint32_t rank, const wire::PushView& push, const table::ParamStore& store);
   const void* correct(const table::DenseBlock& block, const void* gradient, void* out) override;
   void correct(const table::Table& table, std::span<const int64_t> records, const float** gradients,
@@ -85,6 +86,7 @@ class DelayCompensator final : public Correction {
   void note_dense(uint32_t rank, DenseRead read);
   void find_dense(const Reads& reads, uint64_t version);
   void make_room(const table::ParamStore& store);
+  float* row_means(const table::Table& table, uint32_t record);
   template <typename T>
   const T* compensate_block(const table::DenseBlock& block, const T* gradient, T* out);
   bool adaptive() const { return settings_.kind == wire::Compensation::kAdaptive; }
@@ -93,16 +95,18 @@ class DelayCompensator final : public Correction {
   const wire::DelayCompensation settings_;
   mutable std::mutex mutex_;  // the map, not what it points to
   std::map<uint32_t, std::unique_ptr<Reads>> reads_;
-  // kAdaptive: the running means of g * g, by block, and by table and record.
+  // kAdaptive: the running means of g * g, by block, and by table and record: a part for each of
+  // the table's slabs, so that nothing is copied when it grows.
   std::vector<kernels::AlignedBuffer<uint8_t>> block_means_;
-  std::vector<kernels::AlignedBuffer<float>> row_means_;
+  std::vector<std::vector<kernels::AlignedBuffer<float>>> row_means_;
 
   Reads* current_ = nullptr;
   uint64_t step_ = 0;
   uint64_t version_ = 0;
   uint64_t kept_from_ = 0;
-  // What the gradient was computed on: pulled for its step, then by its prefetches in their order.
-  std::vector<const std::map<uint32_t, TableRead>*> rows_;
+  // What the gradient was computed on, by table: pulled for its step, then by its prefetches in
+  // their order.
+  std::vector<std::vector<const TableRead*>> rows_;
   std::vector<const uint8_t*> blocks_;  // by id; null: not known
 };
 

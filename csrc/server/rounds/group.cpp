@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <new>
 #include <string>
 #include <utility>
 
@@ -70,19 +71,39 @@ void RoundGroup::try_complete(Outbox& outbox) {
     return;
   }
   try {
-    if (pushes_.begin()->second.view.header.clip_norm > 0.0) {
-      begin_commit(outbox);
-      return;
-    }
-    if (!GradientUpdate::is_void(pushes_)) update_.apply(pushes_, state_.version.round);
-    end_round(outbox);
+    double squared_norm = 0;
+    if (prepare(&squared_norm, outbox)) apply(squared_norm, outbox);
   } catch (const std::exception& error) {
     break_off(error, outbox);
   }
 }
 
-void RoundGroup::begin_commit(Outbox& outbox) {
-  const double squared_norm = GradientUpdate::is_void(pushes_) ? 0.0 : update_.merge(pushes_);
+// All that may want memory before a value changes. False when there is none: the pushes are refused
+// then and may be sent again.
+bool RoundGroup::prepare(double* squared_norm, Outbox& outbox) {
+  if (GradientUpdate::is_void(pushes_)) return true;
+  try {
+    update_.prepare(pushes_);
+    if (wants_commit()) *squared_norm = update_.merge(pushes_);
+    return true;
+  } catch (const std::bad_alloc& error) {
+    refuse_round(error, outbox);
+  } catch (const Error& error) {
+    refuse_round(error, outbox);
+  }
+  return false;
+}
+
+void RoundGroup::apply(double squared_norm, Outbox& outbox) {
+  if (wants_commit()) {
+    begin_commit(squared_norm, outbox);
+    return;
+  }
+  if (!GradientUpdate::is_void(pushes_)) update_.apply(pushes_, state_.version.round);
+  end_round(outbox);
+}
+
+void RoundGroup::begin_commit(double squared_norm, Outbox& outbox) {
   phase_ = Phase::kCommit;
   for (const auto& [rank, push] : pushes_) {
     state_.shared.sequencer.finish(push.ticket, encode(wire::PushNorm{round_, squared_norm}),
@@ -180,6 +201,15 @@ void RoundGroup::break_off(const std::exception& cause, Outbox& outbox) {
 void RoundGroup::fail_round(const Error& error, Outbox& outbox) {
   for (const auto& [rank, push] : pushes_) {
     state_.shared.sequencer.finish(push.ticket, error, outbox);
+  }
+  pushes_.clear();
+}
+
+// Nothing of it was applied.
+void RoundGroup::refuse_round(const std::exception& cause, Outbox& outbox) {
+  const Error error = state_.refusal(cause);
+  for (const auto& [rank, push] : pushes_) {
+    state_.shared.sequencer.reject(push.ticket, error, outbox);
   }
   pushes_.clear();
 }

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <exception>
 #include <map>
 #include <set>
 #include <vector>
@@ -65,13 +66,17 @@ class RoundGroup {
   bool is_early(uint32_t rank, uint64_t round) const;
   void check_norm(const Ticket& ticket, double given, double expected) const;
   bool complete() const;
+  bool wants_commit() const { return pushes_.begin()->second.view.header.clip_norm > 0.0; }
   std::vector<uint32_t> missing() const;
   void try_complete(Outbox& outbox);
-  void begin_commit(Outbox& outbox);
+  bool prepare(double* squared_norm, Outbox& outbox);
+  void apply(double squared_norm, Outbox& outbox);
+  void begin_commit(double squared_norm, Outbox& outbox);
   void apply_commit(double total_norm, Outbox& outbox);
   void end_round(Outbox& outbox);
   std::vector<uint32_t> blocks_of_reply() const;
   void fail_round(const Error& error, Outbox& outbox);
+  void refuse_round(const std::exception& cause, Outbox& outbox);
   void break_off(const std::exception& cause, Outbox& outbox);
   void advance_if_empty();
   void promote();

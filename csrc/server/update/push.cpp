@@ -32,6 +32,8 @@ std::string describe_settings(const wire::PushHeader& first, const wire::PushHea
   return "";
 }
 
+static_assert(static_cast<int32_t>(table::RowIndex::kNone) == kNoRecord);
+
 SectionRows locate_section(const wire::TableSection& section, const table::Table& table) {
   const size_t count = section.keys.size();
   std::vector<uint32_t> records(count);
@@ -49,6 +51,7 @@ SectionRows locate_section(const wire::TableSection& section, const table::Table
     const uint32_t at = cursor[shards[i]]++;
     rows.order[at] = static_cast<uint32_t>(i);
     rows.records[at] = static_cast<int32_t>(records[i]);
+    if (records[i] == table::RowIndex::kNone) rows.missing.push_back(at);
   }
   return rows;
 }

@@ -24,9 +24,12 @@ namespace cpudist::server {
 // records. Found when the push arrives, so that the last arriver need not look up everybody's rows.
 struct SectionRows {
   std::vector<uint32_t> order;
-  std::vector<int32_t> records;  // of position order[i]
+  std::vector<int32_t> records;  // of position order[i]; of a remote table's new row kNoRecord
   std::array<uint32_t, table::Table::kShards + 1> offsets{};
+  // In batch order: where in `records` there was none when the push arrived.
+  std::vector<uint32_t> missing;
 };
+inline constexpr int32_t kNoRecord = -1;
 
 struct Push {
   Ticket ticket;
@@ -35,13 +38,15 @@ struct Push {
   // How it came, and is to be answered, if it came coded.
   std::optional<wire::Coding> coding;
   wire::PushView view;
-  std::vector<SectionRows> sections;        // beside view.tables
-  std::vector<std::vector<uint32_t>> held;  // records, beside view.holds.tables
+  std::vector<SectionRows> sections;  // beside view.tables
+  // Records, beside view.holds.tables; RowIndex::kNone where there was none when the push arrived.
+  std::vector<std::vector<uint32_t>> held;
 };
 
 using Pushes = std::map<uint32_t, Push>;  // by rank
 
-// Looks up the rows of every table section. Throws kInvalidArgument for rows never stored.
+// Looks up the rows of every table section. Throws kInvalidArgument for rows never stored in
+// tables that are not remote.
 std::vector<SectionRows> locate_rows(const wire::PushView& view, const table::ParamStore& store);
 
 // The records of the rows that the sender holds. Throws as above.

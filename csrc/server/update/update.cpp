@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
 #include <limits>
 #include <set>
 
@@ -111,18 +112,60 @@ void GradientUpdate::plan(const Pushes& pushes) {
   }
 }
 
-void GradientUpdate::apply(const Pushes& pushes, uint64_t round, Correction* correction) {
+void GradientUpdate::prepare(const Pushes& pushes, bool corrects) {
   plan(pushes);
-  correction_ = correction;
-  for (const uint32_t table : touched_tables_) store_.tables[table]->count_step();
-  pool_.run(tasks_.size(), [&](size_t i) {
-    merge_task(tasks_[i], pushes);
-    update_task(tasks_[i], pushes, round);
-  });
+  reserve(pushes, corrects);
+  new_rows_.plan(pushes, store_);
 }
 
-double GradientUpdate::merge(const Pushes& pushes) {
-  plan(pushes);
+// What grows with the rows of an update. Merged gradients are left to the tasks where several
+// pushes share rows: nobody knows how many they are.
+void GradientUpdate::reserve(const Pushes& pushes, bool corrects) {
+  const bool merges = !direct_ || corrects;
+  for (const Task& task : tasks_) {
+    if (!task.dense) {
+      reserve_shard(task, pushes, corrects);
+    } else if (merges) {
+      reserve_merged(task.id);
+    }
+  }
+}
+
+void GradientUpdate::reserve_shard(const Task& task, const Pushes& pushes, bool corrects) {
+  size_t count = 0;
+  for (const auto& [rank, push] : pushes) {
+    const wire::TableSection* section = nullptr;
+    const SectionRows* rows = find_rows(push, task.id, &section);
+    if (rows != nullptr) count += rows->offsets[task.shard + 1] - rows->offsets[task.shard];
+  }
+  ShardWork& work = shard_work(task);
+  work.records.reserve(count);
+  work.deduper.reserve(count);
+  if (work.sources.size() < count) {  // the last to grow
+    work.distinct.resize(count);
+    work.inverse.resize(count);
+    work.weights.resize(count);
+    work.states.resize(count);
+    work.sources.resize(count);
+  }
+  if (pushes.size() > 1 || (direct_ && !corrects)) return;
+  const size_t elements = count * store_.tables[task.id]->dim();
+  if (work.gradients.size() < elements) work.gradients.resize(elements);
+}
+
+void GradientUpdate::apply(Pushes& pushes, uint64_t round, Correction* correction) {
+  new_rows_.make(pushes, store_, pool_);
+  correction_ = correction;
+  for (const uint32_t table : touched_tables_) store_.tables[table]->count_step();
+  const auto task = [&](size_t i) {
+    merge_task(tasks_[i], pushes);
+    update_task(tasks_[i], pushes, round);
+  };
+  pool_.run(tasks_.size(), std::ref(task));
+}
+
+double GradientUpdate::merge(Pushes& pushes) {
+  new_rows_.make(pushes, store_, pool_);
   pool_.run(tasks_.size(), [&](size_t i) { merge_task(tasks_[i], pushes); });
   double total = 0;
   for (const Task& task : tasks_) {
@@ -207,13 +250,8 @@ void GradientUpdate::collect_shard(ShardWork& work, const Task& task, const Push
     work.records.insert(work.records.end(), rows->records.begin() + rows->offsets[task.shard],
                         rows->records.begin() + rows->offsets[task.shard + 1]);
   }
-  const size_t count = work.records.size();
-  if (work.distinct.size() < count) {
-    work.distinct.resize(count);
-    work.inverse.resize(count);
-  }
-  work.rows =
-      work.deduper.run(work.records.data(), count, work.distinct.data(), work.inverse.data());
+  work.rows = work.deduper.run(work.records.data(), work.records.size(), work.distinct.data(),
+                               work.inverse.data());
 }
 
 void GradientUpdate::add_rows(ShardWork& work, const Task& task, const Pushes& pushes) {
@@ -309,10 +347,6 @@ void GradientUpdate::step_rows(const ShardWork& work, const table::Table& table,
 }
 
 void GradientUpdate::touch_rows(ShardWork& work, table::Table& table, uint64_t round) {
-  if (work.weights.size() < work.rows) {
-    work.weights.resize(work.rows);
-    work.states.resize(work.rows);
-  }
   for (size_t i = 0; i < work.rows; ++i) {
     if (i + kPrefetchRows < work.rows) {
       table.prefetch_record(static_cast<uint32_t>(work.distinct[i + kPrefetchRows]));
@@ -330,7 +364,6 @@ void GradientUpdate::touch_rows(ShardWork& work, table::Table& table, uint64_t r
 void GradientUpdate::point_at_gradients(ShardWork& work, const Task& task,
                                         const Pushes& pushes) const {
   const size_t dim = store_.tables[task.id]->dim();
-  if (work.sources.size() < work.rows) work.sources.resize(work.rows);
   if (!work.direct) {
     for (size_t i = 0; i < work.rows; ++i) work.sources[i] = work.gradients.data() + i * dim;
     return;

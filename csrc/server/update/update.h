@@ -10,6 +10,7 @@
 
 #include "kernels/aligned.h"
 #include "kernels/dedupe.h"
+#include "server/update/new_rows.h"
 #include "server/update/pool.h"
 #include "server/update/push.h"
 #include "table/store.h"
@@ -27,12 +28,17 @@ class GradientUpdate {
   // Every trainer has weight 0: nothing may be applied.
   static bool is_void(const Pushes& pushes);
 
-  // Merges, averages, clips by value, corrects if asked to, and updates, each row and element in
-  // one task.
-  void apply(const Pushes& pushes, uint64_t round, Correction* correction = nullptr);
-  // First phase of a round with clip_norm: merges, averages and clips by value only. Returns the
-  // squared norm of what was merged, summed in double: blocks by id, then tables by id and shard.
-  double merge(const Pushes& pushes);
+  // Before the others: finds the memory for the update, that of new rows included. `corrects`: the
+  // update will be given a correction. Throws std::bad_alloc or Error(kOverloaded); nothing has
+  // changed then.
+  void prepare(const Pushes& pushes, bool corrects = false);
+  // Makes new rows, merges, averages, clips by value, corrects if asked to, and updates, each row
+  // and element in one task. A single push needs no memory for that.
+  void apply(Pushes& pushes, uint64_t round, Correction* correction = nullptr);
+  // First phase of a round with clip_norm: makes new rows, merges, averages and clips by value
+  // only. Returns the squared norm of what was merged, summed in double: blocks by id, then tables
+  // by id and shard. When it throws no value has changed.
+  double merge(Pushes& pushes);
   // Second phase: updates with the merged gradient times min(1, clip_norm / (total_norm + 1e-6)).
   void apply_merged(const Pushes& pushes, double total_norm, uint64_t round);
 
@@ -70,6 +76,8 @@ class GradientUpdate {
   };
 
   void plan(const Pushes& pushes);
+  void reserve(const Pushes& pushes, bool corrects);
+  void reserve_shard(const Task& task, const Pushes& pushes, bool corrects);
   void merge_task(const Task& task, const Pushes& pushes);
   void merge_shard(const Task& task, const Pushes& pushes);
   void collect_shard(ShardWork& work, const Task& task, const Pushes& pushes);
@@ -100,6 +108,7 @@ class GradientUpdate {
   std::vector<uint32_t> touched_tables_;
   std::vector<ShardWork> shards_;
   std::vector<BlockWork> blocks_;
+  NewRows new_rows_;
 };
 
 }  // namespace cpudist::server

@@ -3,6 +3,7 @@
 
 #include "support/failing_new.h"
 
+#include <cerrno>
 #include <cstdlib>
 #include <new>
 
@@ -32,6 +33,16 @@ void* operator new(size_t size, const std::nothrow_t&) noexcept {
 void operator delete(void* memory) noexcept { std::free(memory); }
 void operator delete(void* memory, size_t) noexcept { std::free(memory); }
 void operator delete(void* memory, const std::nothrow_t&) noexcept { std::free(memory); }
+
+// What slabs, indexes and blocks are made of.
+extern "C" void* aligned_alloc(size_t alignment, size_t size) noexcept {
+  if (left >= 0 && left-- == 0) {
+    errno = ENOMEM;
+    return nullptr;
+  }
+  void* memory = nullptr;
+  return ::posix_memalign(&memory, alignment, size) == 0 ? memory : nullptr;
+}
 
 namespace cpudist::testing {
 

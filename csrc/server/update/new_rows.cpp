@@ -1,0 +1,88 @@
+// Copyright (c) 2026 The torch_cpudist authors.
+// SPDX-License-Identifier: BSD-3-Clause
+
+#include "server/update/new_rows.h"
+
+#include <algorithm>
+#include <functional>
+#include <span>
+
+namespace cpudist::server {
+namespace {
+
+constexpr size_t kRowsPerTask = 64;
+
+}  // namespace
+
+void NewRows::plan(const Pushes& pushes, table::ParamStore& store) {
+  wanted_.clear();
+  for (const auto& [rank, push] : pushes) {
+    for (size_t i = 0; i < push.view.tables.size(); ++i) {
+      const wire::TableSection& section = push.view.tables[i];
+      const SectionRows& rows = push.sections[i];
+      if (rows.missing.empty()) continue;
+      Wanted* wanted = find_table(section.table);
+      if (wanted == nullptr) {
+        wanted = &wanted_.emplace_back();
+        wanted->table = section.table;
+      }
+      for (const uint32_t at : rows.missing) wanted->keys.push_back(section.keys[rows.order[at]]);
+    }
+  }
+  for (Wanted& wanted : wanted_) find(wanted, *store.tables[wanted.table], deduper_);
+}
+
+NewRows::Wanted* NewRows::find_table(uint32_t table) {
+  const auto found = std::find_if(wanted_.begin(), wanted_.end(),
+                                  [table](const Wanted& wanted) { return wanted.table == table; });
+  return found == wanted_.end() ? nullptr : &*found;
+}
+
+void NewRows::find(Wanted& wanted, table::Table& table, kernels::KeyDeduper& deduper) {
+  const size_t count = wanted.keys.size();
+  wanted.distinct.resize(count);
+  wanted.inverse.resize(count);
+  wanted.distinct.resize(
+      deduper.run(wanted.keys.data(), count, wanted.distinct.data(), wanted.inverse.data()));
+  wanted.records.resize(wanted.distinct.size());
+  // Another push may have made it since, or somebody stored it.
+  table.find(wanted.distinct, wanted.records.data(), nullptr);
+  for (size_t i = 0; i < wanted.distinct.size(); ++i) {
+    if (wanted.records[i] != table::RowIndex::kNone) continue;
+    wanted.absent.push_back(wanted.distinct[i]);
+  }
+  wanted.made.reserve(wanted.absent.size());
+  table.make_room(wanted.absent);
+}
+
+void NewRows::make(Pushes& pushes, table::ParamStore& store, UpdatePool& pool) noexcept {
+  for (Wanted& wanted : wanted_) {
+    table::Table& table = *store.tables[wanted.table];
+    for (size_t i = 0; i < wanted.distinct.size(); ++i) {
+      if (wanted.records[i] != table::RowIndex::kNone) continue;
+      wanted.records[i] = table.make(wanted.distinct[i]);
+      wanted.made.push_back(wanted.records[i]);
+    }
+    const auto begin_some = [&wanted, &table](size_t task) {
+      const size_t first = task * kRowsPerTask;
+      const size_t count = std::min(kRowsPerTask, wanted.made.size() - first);
+      table.begin({wanted.made.data() + first, count});
+    };
+    // By reference: it is called without memory of its own.
+    pool.run((wanted.made.size() + kRowsPerTask - 1) / kRowsPerTask, std::ref(begin_some));
+  }
+  for (auto& [rank, push] : pushes) {
+    for (size_t i = 0; i < push.view.tables.size(); ++i) {
+      SectionRows& rows = push.sections[i];
+      if (rows.missing.empty()) continue;
+      Wanted& wanted = *find_table(push.view.tables[i].table);
+      for (const uint32_t at : rows.missing) {
+        rows.records[at] = static_cast<int32_t>(wanted.records[wanted.inverse[wanted.told++]]);
+      }
+      rows.missing.clear();
+    }
+  }
+  wanted_.clear();
+}
+
+}  // namespace cpudist::server
