@@ -173,8 +173,21 @@ class ParamSet:
         ids: int,
         count: int,
         ids_are_int32: bool = False,
-    ) -> None:
-        """Makes the rows of ``ids`` current; at most one request per server."""
+    ) -> int:
+        """Makes the rows of ``ids`` current; at most one request per server.
+
+        Returns how many rows were asked for.
+        """
+
+    def pull_together(
+        self, guesses: Sequence[tuple[int, int, int, Sequence[int], Sequence[int]]]
+    ) -> list[int]:
+        """The same of what lookups are likely to want, of all tables at once.
+
+        ``guesses``: the table's index, the address of the first id, what ids are (0
+        int64, 1 int32, 2 float32, 3 float64), sizes and strides in elements. Returns
+        for each how many rows were asked for.
+        """
 
     def lookup(
         self,
@@ -184,8 +197,10 @@ class ParamSet:
         ids_are_int32: bool,
         out: int,
         keep: bool,
-    ) -> None:
+    ) -> int:
         """Copies the rows of ``ids`` to ``out``, float32 ``[count, dim]``.
+
+        Returns how many rows were asked for.
 
         Args:
             table: of either kind.

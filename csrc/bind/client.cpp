@@ -56,14 +56,33 @@ uint64_t fetch_parameter(const ParamSetHolder& self, uint32_t parameter, Address
   return step;
 }
 
-void pull(const ParamSetHolder& self, uint32_t table, Address ids, uint64_t count,
-          bool ids_are_int32) {
-  self.get().pull(table, at<const void>(ids), count, ids_are_int32);
+uint64_t pull(const ParamSetHolder& self, uint32_t table, Address ids, uint64_t count,
+              bool ids_are_int32) {
+  return self.get().pull(table, at<const void>(ids), count, ids_are_int32);
 }
 
-void lookup(const ParamSetHolder& self, uint32_t table, Address ids, uint64_t count,
-            bool ids_are_int32, Address out, bool keep) {
-  self.get().lookup(table, at<const void>(ids), count, ids_are_int32, at<float>(out), keep);
+// (table, address of the first id, number of its IdType, sizes, strides)
+using GuessArgument =
+    std::tuple<uint32_t, Address, uint8_t, std::vector<int64_t>, std::vector<int64_t>>;
+
+std::vector<uint64_t> pull_together(const ParamSetHolder& self,
+                                    const std::vector<GuessArgument>& guesses) {
+  std::vector<client::GuessedIds> made;
+  for (const auto& [table, first, type, sizes, strides] : guesses) {
+    if (sizes.size() != strides.size()) {
+      throw Error(ErrorCode::kInvalidArgument, "pull_together: expected a stride per size, found " +
+                                                   std::to_string(strides.size()) + " for " +
+                                                   std::to_string(sizes.size()));
+    }
+    made.push_back(
+        {table, at<const void>(first), static_cast<client::IdType>(type), sizes, strides});
+  }
+  return self.get().pull_together(made);
+}
+
+uint64_t lookup(const ParamSetHolder& self, uint32_t table, Address ids, uint64_t count,
+                bool ids_are_int32, Address out, bool keep) {
+  return self.get().lookup(table, at<const void>(ids), count, ids_are_int32, at<float>(out), keep);
 }
 
 void read_rows(const ParamSetHolder& self, uint32_t table, Address keys, uint64_t count) {
@@ -241,6 +260,7 @@ void bind_values(ParamSetClass& set) {
            py::arg("ids_are_int32") = false, NoGil())
       .def("lookup", &lookup, py::arg("table"), py::arg("ids"), py::arg("count"),
            py::arg("ids_are_int32"), py::arg("out"), py::arg("keep"), NoGil())
+      .def("pull_together", &pull_together, py::arg("guesses"), NoGil())
       .def("read_rows", &read_rows, py::arg("table"), py::arg("keys"), py::arg("count"), NoGil())
       .def("prefetch", &prefetch, py::arg("ids"), py::arg("managed") = false, NoGil())
       .def("use_prefetched", of_set(&ParamSet::use_prefetched), py::arg("number"), NoGil())

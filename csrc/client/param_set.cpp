@@ -147,17 +147,25 @@ void ParamSet::fetch_parameter(uint32_t parameter, void* weights, void* state, u
 
 // ---- pulls --------------------------------------------------------------------------------------
 
-void ParamSet::pull(uint32_t table, const void* ids, uint64_t count, bool ids_are_int32) {
+uint64_t ParamSet::pull(uint32_t table, const void* ids, uint64_t count, bool ids_are_int32) {
   shared_.settle();
   check_open();
-  look_up(shared_, *state_, *prefetcher_, {table, ids, count, ids_are_int32});
+  return look_up(shared_, *state_, *prefetcher_, {table, ids, count, ids_are_int32});
 }
 
-void ParamSet::lookup(uint32_t table, const void* ids, uint64_t count, bool ids_are_int32,
-                      float* out, bool keep) {
+std::vector<uint64_t> ParamSet::pull_together(std::span<const GuessedIds> guesses) {
+  check_open();
+  // What an interrupted step leaves is for the next call that may wait.
+  if (shared_.has_unfinished()) return std::vector<uint64_t>(guesses.size());
+  return client::pull_together(shared_, *state_, *prefetcher_, guesses);
+}
+
+uint64_t ParamSet::lookup(uint32_t table, const void* ids, uint64_t count, bool ids_are_int32,
+                          float* out, bool keep) {
   shared_.settle();
   check_open();
-  look_up_into(shared_, *state_, *prefetcher_, {table, ids, count, ids_are_int32}, out, keep);
+  return look_up_into(shared_, *state_, *prefetcher_, {table, ids, count, ids_are_int32}, out,
+                      keep);
 }
 
 void ParamSet::read_rows(uint32_t table, std::span<const int64_t> keys) {

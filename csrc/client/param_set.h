@@ -9,6 +9,7 @@
 #include <memory>
 #include <mutex>
 #include <span>
+#include <vector>
 
 #include "client/background.h"
 #include "client/membership.h"
@@ -16,6 +17,7 @@
 #include "client/push/step.h"
 #include "client/shared.h"
 #include "client/state.h"
+#include "client/values/guessed_ids.h"
 
 namespace cpudist::client {
 
@@ -56,13 +58,18 @@ class ParamSet {
   void fetch_parameter(uint32_t parameter, void* weights, void* state, uint64_t* step);
 
   // Makes the rows of `ids` current in the bound weight: sends one request per server for those not
-  // pulled since the last step of this parameter set. int32 or int64 ids. Throws kRowOutOfRange.
-  void pull(uint32_t table, const void* ids, uint64_t count, bool ids_are_int32);
+  // pulled since the last step of this parameter set. int32 or int64 ids. Returns how many rows
+  // were asked for. Throws kRowOutOfRange.
+  uint64_t pull(uint32_t table, const void* ids, uint64_t count, bool ids_are_int32);
   // The same for a table of either kind, and copies the rows to `out`, [count, dim], in the order
   // of the ids. `keep`: as long as a step lasts, for a gradient and for later lookups; else rows of
   // a remote table that are not here already are pulled, copied and forgotten, in chunks.
-  void lookup(uint32_t table, const void* ids, uint64_t count, bool ids_are_int32, float* out,
-              bool keep);
+  uint64_t lookup(uint32_t table, const void* ids, uint64_t count, bool ids_are_int32, float* out,
+                  bool keep);
+  // What lookups are likely to want, to be kept, of all tables in one request per server. Returns
+  // for each how many rows were asked for; nothing is where a call before has to be finished first,
+  // while this trainer takes no part, and of ids of which one is no row.
+  std::vector<uint64_t> pull_together(std::span<const GuessedIds> guesses);
   // The values of the distinct rows `keys` in the bound weight, for who reads it without a lookup.
   // A gradient that names them is refused as before. Throws kRowOutOfRange.
   void read_rows(uint32_t table, std::span<const int64_t> keys);

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from sync_cases import copy_of, largest_difference, run
+from sync_cases import assert_same_bits, copy_of, largest_difference, run
 from torch import nn
 
 import torch_cpudist as cpudist
@@ -81,7 +81,7 @@ Fit = Callable[[nn.Module, Clicks, int, MakeOptimizer], None]
 Build = Callable[[], nn.Module]
 
 
-def wrapped(make_optimizer: MakeOptimizer, strategy: str) -> MakeOptimizer:
+def wrapped(make_optimizer: MakeOptimizer, strategy: Any) -> MakeOptimizer:
     """The same optimizer, by servers."""
 
     def make(model: nn.Module) -> torch.optim.Optimizer:
@@ -157,6 +157,36 @@ def assert_learns(
 
     for after in run(body, 2, 2):
         assert after > 0.8
+
+
+def assert_foreseen(
+    build: Build, fit: Fit, make_optimizer: MakeOptimizer, tables: int
+) -> None:
+    """One pull per forward after three, for all tables, and the bits of without."""
+    batch, steps, watched = 32, 8, 3
+
+    def trained(learn: bool) -> Any:
+        model = cpudist.shard_tables(build(), 10)
+        strategy = {"name": "sync", "communicator": {"learn_lookups": learn}}
+
+        def body(context: cpudist.Context) -> Any:
+            samples = clicks(batch * steps, seed=1)
+            fit(model, samples, batch, wrapped(make_optimizer, strategy))
+            (optimizer,) = context.optimizers()
+            stats = optimizer.stats()
+            optimizer.flush()
+            return copy_of(model), stats["requests"], stats["lookups"]
+
+        return run(body, 1, 1)[0]
+
+    plain, requests, none = trained(False)
+    found, fewer, lookups = trained(True)
+    assert_same_bits(plain, found)
+    assert none["together"] == 0
+    assert lookups["tables"] == tables
+    assert lookups["together"] == steps - watched
+    assert lookups["in_vain"] == 0
+    assert requests - fewer >= (steps - watched) * (tables - 1)
 
 
 def rows_on_servers() -> list[int]:

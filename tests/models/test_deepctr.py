@@ -14,6 +14,7 @@ from model_cases import (
     LEARNING_STRATEGIES,
     ROWS,
     assert_equals_one_process,
+    assert_foreseen,
     assert_learns,
     clicks,
     placed,
@@ -66,6 +67,10 @@ no_l2 = functools.partial(build, **NO_L2)
 
 def test_one_trainer_equals_plain_torch():
     assert_equals_one_process(no_l2, fit, 1, adagrad)
+
+
+def test_lookups_are_foreseen():
+    assert_foreseen(no_l2, fit, adagrad, tables=4)
 
 
 def test_two_trainers_equal_plain_torch():

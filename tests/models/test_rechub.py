@@ -13,6 +13,7 @@ from model_cases import (
     LEARNING_STRATEGIES,
     ROWS,
     assert_equals_one_process,
+    assert_foreseen,
     assert_learns,
     clicks,
     placed,
@@ -92,6 +93,10 @@ def adagrad(model):
 )
 def test_one_trainer_equals_plain_torch(build, make_optimizer):
     assert_equals_one_process(build, fit, 1, make_optimizer)
+
+
+def test_lookups_are_foreseen():
+    assert_foreseen(autoint, fit, sgd, tables=2)
 
 
 def test_two_trainers_equal_plain_torch():

@@ -14,6 +14,7 @@ from model_cases import (
     LEARNING_STRATEGIES,
     ROWS,
     assert_equals_one_process,
+    assert_foreseen,
     assert_learns,
     placed,
 )
@@ -103,6 +104,10 @@ def adagrad(model):
 
 def test_one_trainer_equals_plain_torch():
     assert_equals_one_process(build, fit, 1, adagrad)
+
+
+def test_lookups_are_foreseen():
+    assert_foreseen(build, fit, adagrad, tables=2)
 
 
 def test_two_trainers_equal_plain_torch():

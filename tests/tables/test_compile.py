@@ -301,3 +301,61 @@ def test_a_graph_notices_that_the_weight_was_replaced(make):
 def test_a_graph_of_an_optimizer_that_is_gone_says_so():
     with pytest.raises(cpudist.ClosedError, match="is gone"):
         torch.ops.torch_cpudist.pull(ids(1), 1 << 40)
+
+
+class Several(nn.Module):
+    """Each table is looked up with a column, one of them after a cast."""
+
+    def __init__(self):
+        super().__init__()
+        self.tables = nn.ModuleList(embedding() for _ in range(4))
+
+    def forward(self, batch):
+        columns = [batch[:, 0], batch[:, 1].int(), batch[:, 2], batch]
+        found = [
+            table(ids).view(len(batch), -1, DIM).sum(1)
+            for table, ids in zip(self.tables, columns, strict=True)
+        ]
+        return torch.tanh(torch.stack(found)).sum(0)
+
+
+@pytest.mark.parametrize("inner", [False, True], ids=["whole", "inside"])
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_lookups_of_a_graph_are_foreseen(backend, inner):
+    """Hooks run outside of a graph of the model; inside one, lookups pull alone."""
+
+    def body():
+        model = Several()
+        optimizer = wrap(model, adagrad(model))
+        compiled = torch.compile(model, backend=backend, fullgraph=True)
+        if inner:
+
+            @torch.compile(backend=backend, fullgraph=True)
+            def compiled(batch):
+                return model(batch) * 1.0
+
+        requests = []
+        for batch in [*BATCHES, *BATCHES]:
+            before = optimizer.stats()["requests"]
+            optimizer.zero_grad()
+            compiled(batch).square().sum().backward()
+            optimizer.step()
+            requests.append(optimizer.stats()["requests"] - before)
+        optimizer.flush()
+        return copy_of(model), requests, optimizer.stats()["lookups"]
+
+    def eager():
+        model = Several()
+        optimizer = wrap(model, adagrad(model))
+        for batch in [*BATCHES, *BATCHES]:
+            optimizer.zero_grad()
+            model(batch).square().sum().backward()
+            optimizer.step()
+        optimizer.flush()
+        return copy_of(model)
+
+    found, requests, lookups = alone(body)
+    assert largest_difference(found, alone(eager)) <= 1e-6
+    assert requests == ([5] * 6 if inner else [5, 5, 5, 2, 2, 2])
+    assert lookups["together"] == (0 if inner else 3)
+    assert lookups["in_vain"] == 0

@@ -19,7 +19,7 @@ class SyncDriver(ServerDriver):
     """Runs the Sync or HalfAsync strategy for one parameter set.
 
     The servers know the groups of HalfAsync from the layout. Cost per step: one push
-    and its reply per server, plus one pull per server and lookup.
+    and its reply per server, plus the pulls of lookups.
     """
 
     def step(

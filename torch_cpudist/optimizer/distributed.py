@@ -26,6 +26,7 @@ from torch_cpudist.model.first_gradients import FirstGradients
 from torch_cpudist.model.placement import Placement, parameter_names, place
 from torch_cpudist.optimizer import face
 from torch_cpudist.optimizer.averages import Averages
+from torch_cpudist.optimizer.foreseeing import foresee, stats_of
 from torch_cpudist.optimizer.initial_state import InitialState
 from torch_cpudist.optimizer.prefetching import Prefetching
 from torch_cpudist.optimizer.untrained import Untrained
@@ -138,6 +139,7 @@ class DistributedOptimizer(face.ServedOptimizer, Participant):
         self._driver = make_driver(self.strategy, self._parameters, made)
         self._averages = Averages(self._driver, average is not None)
         self._prefetching = Prefetching(self._parameters, self._driver.pulled)
+        self._foreseen = foresee(model, self._driver.pulled, self.strategy)
         self.groups_fixed = True
         self._first = FirstGradients([table.found for table in placement.tables])
         self._initial = InitialState(self._inners, self._driver.served)
@@ -278,6 +280,8 @@ class DistributedOptimizer(face.ServedOptimizer, Participant):
         with torch.no_grad():
             self._rounds = self._driver.step(self._groups.rules(), samples, self.clip)
         self._first.end()
+        if self._foreseen is not None:
+            self._foreseen.forget_forward()
         self._step_s += time.perf_counter() - began
         self._step_count_total += 1
         self._steps_here += 1
@@ -453,14 +457,18 @@ class DistributedOptimizer(face.ServedOptimizer, Participant):
             ``rows_pulled``, ``rows_pushed``, ``requests``, ``resent``, ``reconnects``,
             ``rows_prefetched``, ``prefetch_hits``, ``prefetch_refreshed``,
             ``cache_dropped`` and ``residues_dropped`` (rows of remote tables whose
-            values or residues went for memory), ``staleness`` (of pushes), and what the
-            strategy has; see its page.
+            values or residues went for memory), ``staleness`` (of pushes); ``lookups``
+            of this optimizer (a dict): ``together``, forwards whose rows were asked for
+            at once, ``tables`` that this covers now, ``alone``, lookups that asked by
+            themselves, ``in_vain``, rows that were asked for and not looked up; and
+            what the strategy has; see its page.
         """
         return {
             "steps": self._step_count_total,
             "samples": self._sample_count,
             "step_s": self._step_s,
             **self._open().client.stats(),
+            "lookups": stats_of(self._foreseen),
             **self._driver.stats(),
         }
 
@@ -549,6 +557,8 @@ class DistributedOptimizer(face.ServedOptimizer, Participant):
         if parameters is not None:
             self._guard.release()
             self._first.end()
+            if self._foreseen is not None:
+                self._foreseen.close()
             self._initial.give_back()
             parameters.close(tell_servers)
             self._run.remove_participant(self)

@@ -20,6 +20,7 @@ from torch_cpudist.errors import ModelChangedError, UnsupportedModelError
 from torch_cpudist.replicas import hooks
 from torch_cpudist.replicas.dropout import own_dropout
 from torch_cpudist.replicas.table_view import copied_tables
+from torch_cpudist.tables.forwards import hook_copy
 from torch_cpudist.tables.found import MAX_NORM_OBSTACLE
 from torch_cpudist.tables.local import is_staged, plain_class
 from torch_cpudist.tables.weight import values_of
@@ -163,6 +164,7 @@ class ReplicaModels:
                 "torch.nn.utils.parametrizations, which computes it in forward."
             ) from error
         own_dropout(made)
+        hook_copy(self.model, made)
         return made
 
     # -- following the model -----------------------------------------------------------

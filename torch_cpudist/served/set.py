@@ -9,7 +9,7 @@ and carries gradients to the servers. When to do so is the strategy's business.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,6 +26,7 @@ from torch_cpudist.served.base import Trained
 from torch_cpudist.served.progress import tell_waiting
 from torch_cpudist.settings.clip import Clip, ClipNorm, ClipTensorNorm, ClipValue
 from torch_cpudist.tables.binding import TableBinding, bound_ids
+from torch_cpudist.tables.learned import Guess
 from torch_cpudist.tables.local import attach, detach
 from torch_cpudist.tables.staged import HostedWeights
 from torch_cpudist.tables.weight import as_it_stands
@@ -204,6 +205,25 @@ class ParameterSet(Trained):
             )
         with ranges.of(ranges.PULL):
             return self.opened.prefetch(coming, managed)
+
+    @property
+    def bindings(self) -> Sequence[TableBinding]:
+        """Those of its tables."""
+        return self._bindings
+
+    def pull_together(self, guesses: Sequence[Guess]) -> Sequence[int]:
+        """Pulls what lookups are likely to want; see ``tables/learned.py``.
+
+        Cost: one request and reply per server that owns rows that are missing.
+
+        Returns:
+            How many rows were asked for, of each guess.
+
+        Raises:
+            PeerLostError, OperationTimeoutError: a server does not answer.
+        """
+        with ranges.of(ranges.PULL):
+            return self.opened.pull_together(guesses)
 
     # -- gradients ---------------------------------------------------------------------
 

@@ -11,8 +11,10 @@ from typing import Any
 from torch_cpudist.errors import ConfigurationError
 from torch_cpudist.settings.fields import check, settings
 
-# What matters without a queue, and where trainers exchange what they moved.
+# What matters without a queue, where lookups pull, and where trainers exchange what
+# they moved.
 WIRE_FIELDS = ("wire_dtype", "pull_dtype")
+PULL_FIELDS = (*WIRE_FIELDS, "learn_lookups")
 EXCHANGE_FIELDS = (*WIRE_FIELDS, "merge_rule")
 
 
@@ -21,7 +23,8 @@ class Communicator:
     """How a trainer sends pushes, and what their values travel as.
 
     Without a queue of pushes, under strategies other than Async, only ``wire_dtype``
-    and ``pull_dtype`` are accepted, and under Geo ``merge_rule``.
+    and ``pull_dtype`` are accepted, under Sync and HalfAsync also ``learn_lookups``,
+    and under Geo ``merge_rule``.
 
     Attributes:
         send_queue_size: pushes that may wait while one is on its way; a further step
@@ -41,6 +44,9 @@ class Communicator:
         pull_dtype: the same of weights that come back during training: ``"fp32"``,
             ``"bf16"`` or ``"fp16"``. ``None`` is ``wire_dtype``, and ``"fp16"`` where
             that is ``"int8"``. ``CPUDIST_COMMUNICATOR_PULL_DTYPE``.
+        learn_lookups: see which inputs of the model its tables are looked up with, and
+            ask for all rows of a forward at once when it begins; results are the same.
+            ``CPUDIST_COMMUNICATOR_LEARN_LOOKUPS``.
     """
 
     send_queue_size: int = field(
@@ -61,6 +67,7 @@ class Communicator:
     pull_dtype: str | None = field(
         default=None, metadata={"choices": ("fp32", "bf16", "fp16")}
     )
+    learn_lookups: bool = True
 
     def __post_init__(self) -> None:
         """Checks the fields."""

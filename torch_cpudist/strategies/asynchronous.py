@@ -73,6 +73,11 @@ class Async(Strategy):
             return self.communicator.max_merge
         return _MAX_MERGE if self.delay_compensation is None else 1
 
+    @property
+    def learns_lookups(self) -> bool:
+        """Whether the communicator says so."""
+        return self.communicator.learn_lookups
+
     def updates(self, trainers: Trainers) -> Updates:
         """When the servers apply this strategy's gradients.
 

@@ -75,6 +75,11 @@ class Strategy:
         """Whether a wrapped optimizer has its whole state while it is wrapped."""
         return self.local
 
+    @property
+    def learns_lookups(self) -> bool:
+        """Whether the rows of a forward are asked for before its lookups do."""
+        return False
+
     def refuse_tensor_norm(self, clip: Clip | None) -> None:
         """Refuses what servers that average in rounds do not know."""
         if isinstance(clip, ClipTensorNorm):

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from torch_cpudist.errors import ConfigurationError
 from torch_cpudist.settings.clip import Clip
 from torch_cpudist.settings.communicator import (
-    WIRE_FIELDS,
+    PULL_FIELDS,
     Communicator,
     check_without_queue,
 )
@@ -99,8 +99,8 @@ class HalfAsync(Strategy):
         group: trainer ranks, a list per group, each trainer in one; as a variable
             ``0,1;2,3``. ``None``: the trainers of a host are a group.
             ``CPUDIST_HALFASYNC_GROUP``.
-        communicator: what values travel as, ``wire_dtype`` and ``pull_dtype``; a
-            dict is accepted.
+        communicator: what values travel as, ``wire_dtype`` and ``pull_dtype``, and
+            ``learn_lookups``; a dict is accepted.
     """
 
     name: ClassVar[str] = "half_async"
@@ -111,19 +111,24 @@ class HalfAsync(Strategy):
         default=None, metadata={"parse": _parse, "type": "lists of ranks"}
     )
     communicator: Communicator = field(
-        default_factory=Communicator, metadata={"section": True, "only": WIRE_FIELDS}
+        default_factory=Communicator, metadata={"section": True, "only": PULL_FIELDS}
     )
 
     def __post_init__(self) -> None:
         """Checks the fields."""
         super().__post_init__()
-        check_without_queue(self)
+        check_without_queue(self, PULL_FIELDS)
         if self.group is not None:
             object.__setattr__(self, "group", checked_groups(self.group))
 
     def check_clip(self, clip: Clip | None) -> None:
         """Refuses norms of single parameters, whose blocks are on several servers."""
         self.refuse_tensor_norm(clip)
+
+    @property
+    def learns_lookups(self) -> bool:
+        """Whether the communicator says so."""
+        return self.communicator.learn_lookups
 
     def updates(self, trainers: Trainers) -> Updates:
         """When the servers apply this strategy's gradients."""

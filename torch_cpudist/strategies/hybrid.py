@@ -150,6 +150,11 @@ class Hybrid(Strategy):
         """Whether either part keeps state on the trainer."""
         return self.dense.keeps_state or self.sparse.keeps_state
 
+    @property
+    def learns_lookups(self) -> bool:
+        """Whether the sparse part does."""
+        return self.sparse.learns_lookups
+
     def check_clip(self, clip: Clip | None) -> None:
         """Refuses a norm over both parts, which nobody knows, and what one refuses."""
         if isinstance(clip, ClipNorm):

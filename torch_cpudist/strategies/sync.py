@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from torch_cpudist.settings.clip import Clip
 from torch_cpudist.settings.communicator import (
-    WIRE_FIELDS,
+    PULL_FIELDS,
     Communicator,
     check_without_queue,
 )
@@ -23,11 +23,12 @@ class Sync(Strategy):
     """Every step is a round: servers average all members' gradients and update once.
 
     Equals one process on the joined batch, bit for bit the same from run to run. Cost
-    per step: one push and its reply per server, and one pull per server and lookup.
+    per step: one push and its reply per server, and one pull per server, or one per
+    server and lookup where lookups cannot be foreseen.
 
     Attributes:
-        communicator: what values travel as, ``wire_dtype`` and ``pull_dtype``; a
-            dict is accepted.
+        communicator: what values travel as, ``wire_dtype`` and ``pull_dtype``, and
+            ``learn_lookups``; a dict is accepted.
     """
 
     name: ClassVar[str] = "sync"
@@ -35,17 +36,22 @@ class Sync(Strategy):
     takes_devices: ClassVar[bool] = True
 
     communicator: Communicator = field(
-        default_factory=Communicator, metadata={"section": True, "only": WIRE_FIELDS}
+        default_factory=Communicator, metadata={"section": True, "only": PULL_FIELDS}
     )
 
     def __post_init__(self) -> None:
         """Checks the fields."""
         super().__post_init__()
-        check_without_queue(self)
+        check_without_queue(self, PULL_FIELDS)
 
     def check_clip(self, clip: Clip | None) -> None:
         """Refuses norms of single parameters, whose blocks are on several servers."""
         self.refuse_tensor_norm(clip)
+
+    @property
+    def learns_lookups(self) -> bool:
+        """Whether the communicator says so."""
+        return self.communicator.learn_lookups
 
     def updates(self, trainers: Trainers) -> Updates:
         """When the servers apply this strategy's gradients."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 import itertools
 import threading
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Protocol, TypeVar
 
 import torch
@@ -175,6 +175,8 @@ class TableBinding:
         # Another device that the model went to since.
         self.moved_to: torch.device | None = None
         self.param_set: _core.ParamSet | None = param_set
+        # Of each lookup: this table, its ids, and how many of their rows it asked for.
+        self.told: Callable[[int, torch.Tensor, int], None] | None = None
         self.table = table
         self.name = name
         self.weight = weight
@@ -339,17 +341,23 @@ class TableBinding:
                 "optimizer again, or use the model's own modules."
             )
         self.check_weight(weight)
-        flat = self.checked_ids(foreign.whole(ids))
-        if flat.numel() == 0:
-            return
-        self.bind_weight(param_set)
-        with ranges.of(ranges.PULL):
-            param_set.pull(
-                self.table,
-                flat.data_ptr(),
-                flat.numel(),
-                flat.dtype == torch.int32,
-            )
+        given = foreign.whole(ids)
+        flat = self.checked_ids(given)
+        asked = 0
+        if flat.numel():
+            self.bind_weight(param_set)
+            with ranges.of(ranges.PULL):
+                small = flat.dtype == torch.int32
+                asked = param_set.pull(self.table, flat.data_ptr(), flat.numel(), small)
+        if self.told is not None:
+            self.told(self.table, given, asked)
+
+    def can_pull(self) -> bool:
+        """Whether rows that are pulled now come to where lookups read them."""
+        if self.param_set is None or self.moved_to is not None:
+            return False
+        with as_it_stands():
+            return not self._written() and self.weight.data_ptr() == self._address
 
     def _written(self) -> bool:
         return self.weight._version > self._versions.get(id(self.weight), -1)

@@ -1,11 +1,14 @@
 // Copyright (c) 2026 The torch_cpudist authors.
 // SPDX-License-Identifier: BSD-3-Clause
 //
+// long: every way in which rows come: looked up, foreseen, passed through, read, flushed.
 // Rows and dense blocks from the servers into the trainer's weights.
 #include "client/values/pull.h"
 
 #include <algorithm>
 #include <functional>
+#include <map>
+#include <mutex>
 #include <numeric>
 #include <string>
 #include <utility>
@@ -28,16 +31,29 @@ constexpr uint64_t kPullBytes = 256ull << 20;
 // that it takes beside what it gives.
 constexpr size_t kPassingRows = 32768;
 
-struct PullShare {
-  RequestPtr request;
-  wire::TableRef asked;
-  std::vector<int64_t> keys;
-  std::vector<uint32_t> positions;  // among all that are pulled
-};
-
 // Takes in the rows of some of the keys, which stand at `positions` of all.
 using TakeRows = std::function<void(std::span<const int64_t> keys,
                                     std::span<const uint32_t> positions, const float* rows)>;
+
+// Distinct keys of one table.
+struct WantedRows {
+  uint32_t table = 0;
+  std::span<const int64_t> keys;
+  TakeRows take;
+};
+
+// Those of them that one server owns.
+struct PullPart {
+  const WantedRows* wanted = nullptr;
+  std::vector<int64_t> keys;
+  std::vector<uint32_t> positions;  // among all that are wanted
+};
+
+struct PullShare {
+  RequestPtr request;  // null: the server owns none
+  std::vector<wire::TableRef> asked;
+  std::vector<PullPart> parts;
+};
 
 uint64_t rows_in(uint64_t size_bytes, const wire::TableSpec& spec) {
   const uint64_t row_bytes = spec.dim * sizeof(float) + sizeof(int64_t);
@@ -45,61 +61,89 @@ uint64_t rows_in(uint64_t size_bytes, const wire::TableSpec& spec) {
 }
 
 // In the order of keys.
-void sort_share(PullShare* share) {
-  if (wire::increase(share->keys)) return;
-  const std::vector<uint32_t> order = wire::order_of(share->keys);
-  const auto keys = share->keys;
-  const auto positions = share->positions;
+void sort_part(PullPart* part) {
+  if (wire::increase(part->keys)) return;
+  const std::vector<uint32_t> order = wire::order_of(part->keys);
+  const auto keys = part->keys;
+  const auto positions = part->positions;
   for (size_t i = 0; i < order.size(); ++i) {
-    share->keys[i] = keys[order[i]];
-    share->positions[i] = positions[order[i]];
+    part->keys[i] = keys[order[i]];
+    part->positions[i] = positions[order[i]];
   }
 }
 
 // kPassing: a lookup that no gradient follows.
 enum class Purpose { kLookup, kPassing, kFlush, kReading };
 
-// The table's mutex is held. For a flush and for reading they come as the servers have them,
-// whatever the dtype of pulls.
-void pull_rows(Shared& shared, SetState& set, uint32_t table, std::span<const int64_t> keys,
-               Purpose purpose, const TakeRows& take) {
+// What goes to one server. The keys of every table are split.
+PullShare send_share(Shared& shared, SetState& set, std::span<const WantedRows> wanted, uint32_t s,
+                     bool exact, uint64_t step) {
+  PullShare share;
+  const bool coded = is_coded(set, shared.session, s);
+  for (const WantedRows& one : wanted) {
+    const auto positions = set.table(one.table).split().positions(s);
+    if (positions.empty()) continue;
+    share.asked.push_back(set.ref_of(one.table, positions.size()));
+    PullPart& part = share.parts.emplace_back();
+    part.wanted = &one;
+    part.keys.resize(positions.size());
+    kernels::gather_rows(one.keys.data(), sizeof(int64_t), positions.data(), positions.size(),
+                         sizeof(int64_t), part.keys.data(), sizeof(int64_t));
+    part.positions.assign(positions.begin(), positions.end());
+    if (coded) sort_part(&part);
+  }
+  if (share.parts.empty()) return share;
+  wire::FilledKeys filled = wire::layout_pull(share.asked, shared.pool, step);
+  for (size_t i = 0; i < share.parts.size(); ++i) {
+    std::copy(share.parts[i].keys.begin(), share.parts[i].keys.end(), filled.keys[i]);
+  }
+  Outbound out =
+      code_pull_for(set, shared.session, s, std::move(filled.payload), exact, shared.pool);
+  share.request =
+      shared.session.send(s, wire::FrameKind::kPullRows, set.id, std::move(out.payload), out.coded);
+  return share;
+}
+
+// The tables, each named once, have their mutexes held. For a flush and for reading rows come as
+// the servers have them, whatever the dtype of pulls.
+void pull_rows(Shared& shared, SetState& set, std::span<const WantedRows> wanted, Purpose purpose) {
   const bool for_gradient = purpose == Purpose::kLookup || purpose == Purpose::kFlush;
   const bool averages = set.reads_averages;
   const bool exact = averages || purpose == Purpose::kFlush || purpose == Purpose::kReading;
   const uint64_t step = averages || for_gradient ? set.step_of_pull() : 0;
-  Session& session = shared.session;
-  TableCache& cache = set.table(table);
-  cache.split().run(keys);
+  for (const WantedRows& one : wanted) set.table(one.table).split().run(one.keys);
   std::vector<PullShare> shares;
   std::vector<RequestPtr> requests;
-  for (const uint32_t s : session.send_order()) {
-    const auto positions = cache.split().positions(s);
-    if (positions.empty()) continue;
-    PullShare share;
-    share.asked.table = table;
-    share.asked.row_count = positions.size();
-    share.asked.dim = cache.spec().dim;
-    share.keys.resize(positions.size());
-    kernels::gather_rows(keys.data(), sizeof(int64_t), positions.data(), positions.size(),
-                         sizeof(int64_t), share.keys.data(), sizeof(int64_t));
-    share.positions.assign(positions.begin(), positions.end());
-    if (is_coded(set, session, s)) sort_share(&share);
-    wire::FilledKeys filled = wire::layout_pull({&share.asked, 1}, shared.pool, step);
-    std::copy(share.keys.begin(), share.keys.end(), filled.keys[0]);
-    Outbound out = code_pull_for(set, session, s, std::move(filled.payload), exact, shared.pool);
-    share.request =
-        session.send(s, wire::FrameKind::kPullRows, set.id, std::move(out.payload), out.coded);
+  for (const uint32_t s : shared.session.send_order()) {
+    PullShare share = send_share(shared, set, wanted, s, exact, step);
+    if (!share.request) continue;
     requests.push_back(share.request);
     shares.push_back(std::move(share));
   }
-  session.wait(requests);
+  shared.session.wait(requests);
   for (const PullShare& share : shares) {
     wire::Version version;
-    const auto rows = rows_of_reply({&share.asked, 1}, share.request.get(), shared.pool, &version);
+    const auto rows = rows_of_reply(share.asked, share.request.get(), shared.pool, &version);
     if (for_gradient) set.note_rows(share.request->server, version);
-    take(share.keys, share.positions, rows[0].data());
+    for (size_t i = 0; i < share.parts.size(); ++i) {
+      const PullPart& part = share.parts[i];
+      part.wanted->take(part.keys, part.positions, rows[i].data());
+    }
   }
-  shared.rows_pulled += keys.size();
+  for (const WantedRows& one : wanted) shared.rows_pulled += one.keys.size();
+}
+
+// `size` of the keys from `begin` on, into the cache.
+WantedRows into_cache(TableCache& cache, uint32_t table, std::span<const int64_t> keys,
+                      size_t begin, size_t size, Purpose purpose) {
+  return {table, keys.subspan(begin, size),
+          [&cache, begin, purpose](auto some, auto positions, const float* rows) {
+            if (purpose == Purpose::kLookup) {
+              cache.take_in(begin, some, positions, rows);
+            } else {
+              cache.overwrite(some, rows);
+            }
+          }};
 }
 
 // Into the cache, in chunks.
@@ -109,41 +153,41 @@ void pull_into(Shared& shared, SetState& set, uint32_t table, std::span<const in
   const uint64_t chunk = rows_in(kPullBytes, cache.spec());
   for (size_t begin = 0; begin < keys.size(); begin += chunk) {
     const size_t size = std::min<size_t>(chunk, keys.size() - begin);
-    pull_rows(shared, set, table, keys.subspan(begin, size), purpose,
-              [&](auto some, auto positions, const float* rows) {
-                if (purpose == Purpose::kLookup) {
-                  cache.take_in(begin, some, positions, rows);
-                } else {
-                  cache.overwrite(some, rows);
-                }
-              });
+    const WantedRows one = into_cache(cache, table, keys, begin, size, purpose);
+    pull_rows(shared, set, {&one, 1}, purpose);
   }
 }
 
-// The table's mutex is held.
+// Rows of a batch to come that are here by now.
+void count_hits(Shared& shared, Prefetcher& prefetcher, TableCache& cache) {
+  const uint64_t hits = cache.take_hits();
+  shared.prefetch_hits += hits;
+  if (hits > 0) prefetcher.note_hits();
+}
+
+// The table's mutex is held. Returns how many rows were pulled.
 template <typename Id>
-void bring(Shared& shared, SetState& set, Prefetcher& prefetcher, uint32_t table,
-           std::span<const Id> ids) {
+uint64_t bring(Shared& shared, SetState& set, Prefetcher& prefetcher, uint32_t table,
+               std::span<const Id> ids) {
   TableCache& cache = set.table(table);
   // Others go on while this trainer is outside of rounds: what it has may be old at any time.
   if (!set.member) cache.refresh();
   prefetcher.resolve(table, ids);
   const auto missing = cache.take_missing(ids);
-  const uint64_t hits = cache.take_hits();
-  shared.prefetch_hits += hits;
-  if (hits > 0) prefetcher.note_hits();
+  count_hits(shared, prefetcher, cache);
   try {
     pull_into(shared, set, table, missing, Purpose::kLookup);
   } catch (...) {
     cache.forget(missing);
     throw;
   }
+  return missing.size();
 }
 
 // Rows of a remote table that leave nothing behind. The table's mutex is held.
 template <typename Id>
-void pass_through(Shared& shared, SetState& set, uint32_t table, std::span<const Id> ids,
-                  float* out) {
+uint64_t pass_through(Shared& shared, SetState& set, uint32_t table, std::span<const Id> ids,
+                      float* out) {
   TableCache& cache = set.table(table);
   cache.check_ids(ids);
   if (!set.member) cache.refresh();
@@ -156,6 +200,7 @@ void pass_through(Shared& shared, SetState& set, uint32_t table, std::span<const
   std::vector<const float*> rows;    // of the distinct ones
   std::vector<const void*> of_ids;
   std::vector<float> pulled;
+  uint64_t count = 0;
   for (size_t begin = 0; begin < ids.size(); begin += kPassingRows) {
     const size_t n = std::min(kPassingRows, ids.size() - begin);
     unique.resize(n);
@@ -171,19 +216,79 @@ void pass_through(Shared& shared, SetState& set, uint32_t table, std::span<const
       missing_at.push_back(i);
     }
     pulled.resize(missing.size() * dim);
-    pull_rows(shared, set, table, missing, Purpose::kPassing,
-              [&](auto, auto positions, const float* values) {
-                kernels::scatter_rows(pulled.data(), dim * sizeof(float), positions.data(),
-                                      positions.size(), dim * sizeof(float), values,
-                                      dim * sizeof(float));
-              });
+    const WantedRows wanted{
+        table, missing, [&](auto, auto positions, const float* values) {
+          kernels::scatter_rows(pulled.data(), dim * sizeof(float), positions.data(),
+                                positions.size(), dim * sizeof(float), values, dim * sizeof(float));
+        }};
+    if (!missing.empty()) pull_rows(shared, set, {&wanted, 1}, Purpose::kPassing);
+    count += missing.size();
     for (size_t i = 0; i < missing.size(); ++i) rows[missing_at[i]] = pulled.data() + i * dim;
     of_ids.resize(n);
     for (size_t i = 0; i < n; ++i) of_ids[i] = rows[inverse[i]];
     kernels::gather_pointers(of_ids.data(), n, dim * sizeof(float), out + begin * dim,
                              dim * sizeof(float));
   }
+  return count;
 }
+
+// What lookups of one table are likely to want. The table's mutex is held.
+class GuessedRows {
+ public:
+  GuessedRows(uint32_t table, TableCache& cache) : table_(table), cache_(cache) {}
+  // Adds the ids of guess `number`, unless one is no row.
+  void add(const GuessedIds& guess, size_t number) {
+    if (!read_ids(guess, &some_)) return;
+    try {
+      cache_.check_ids(std::span<const int64_t>(some_));
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::kRowOutOfRange) throw;
+      return;
+    }
+    ids_.insert(ids_.end(), some_.begin(), some_.end());
+    ends_.emplace_back(number, ids_.size());
+  }
+  // Marks what is to be pulled as current, and counts it by guess.
+  void take(Shared& shared, Prefetcher& prefetcher, std::vector<uint64_t>* counts) {
+    const std::span<const int64_t> ids(ids_);
+    prefetcher.resolve(table_, ids);
+    missing_ = cache_.take_missing(ids);
+    count_hits(shared, prefetcher, cache_);
+    // They stand in the order in which they are first named.
+    size_t next = 0;
+    size_t at = 0;
+    for (const auto& [number, end] : ends_) {
+      const size_t before = next;
+      for (; at < end; ++at)
+        next += static_cast<size_t>(next < missing_.size() && ids[at] == missing_[next]);
+      (*counts)[number] = next - before;
+    }
+  }
+  void forget() { cache_.forget(missing_); }
+  // Adds what is to be pulled; what would be too much for one reply is pulled at once.
+  void want(Shared& shared, SetState& set, std::vector<WantedRows>* wanted, uint64_t* bytes) {
+    const uint64_t chunk = rows_in(kPullBytes, cache_.spec());
+    for (size_t begin = 0; begin < missing_.size(); begin += chunk) {
+      const size_t size = std::min<size_t>(chunk, missing_.size() - begin);
+      const uint64_t more = size * cache_.spec().dim * sizeof(float);
+      if (begin > 0 || *bytes + more > kPullBytes) {
+        pull_rows(shared, set, *wanted, Purpose::kLookup);
+        wanted->clear();
+        *bytes = 0;
+      }
+      wanted->push_back(into_cache(cache_, table_, missing_, begin, size, Purpose::kLookup));
+      *bytes += more;
+    }
+  }
+
+ private:
+  uint32_t table_;
+  TableCache& cache_;
+  std::vector<int64_t> some_;
+  std::vector<int64_t> ids_;
+  std::vector<std::pair<size_t, size_t>> ends_;  // guess, and where its ids end
+  std::span<const int64_t> missing_;
+};
 
 }  // namespace
 
@@ -193,25 +298,64 @@ void check_bound(const TableCache& cache) {
               "table '" + cache.spec().name + "': bind_table was not called before a pull");
 }
 
-void look_up(Shared& shared, SetState& set, Prefetcher& prefetcher, const ComingIds& ids) {
+uint64_t look_up(Shared& shared, SetState& set, Prefetcher& prefetcher, const ComingIds& ids) {
   TableCache& cache = set.table(ids.table);
   const std::lock_guard lock(cache.mutex);
   check_bound(cache);
-  with_ids(ids, [&](auto wanted) { bring(shared, set, prefetcher, ids.table, wanted); });
+  uint64_t pulled = 0;
+  with_ids(ids, [&](auto wanted) { pulled = bring(shared, set, prefetcher, ids.table, wanted); });
   cache.keep_budget();
+  return pulled;
 }
 
-void look_up_into(Shared& shared, SetState& set, Prefetcher& prefetcher, const ComingIds& ids,
-                  float* out, bool keep) {
+uint64_t look_up_into(Shared& shared, SetState& set, Prefetcher& prefetcher, const ComingIds& ids,
+                      float* out, bool keep) {
   TableCache& cache = set.table(ids.table);
   const std::lock_guard lock(cache.mutex);
   check_bound(cache);
+  uint64_t pulled = 0;
   with_ids(ids, [&](auto wanted) {
-    if (cache.remote() && !keep) return pass_through(shared, set, ids.table, wanted, out);
-    bring(shared, set, prefetcher, ids.table, wanted);
+    if (cache.remote() && !keep) {
+      pulled = pass_through(shared, set, ids.table, wanted, out);
+      return;
+    }
+    pulled = bring(shared, set, prefetcher, ids.table, wanted);
     cache.gather(wanted, out);
     cache.keep_budget();
   });
+  return pulled;
+}
+
+std::vector<uint64_t> pull_together(Shared& shared, SetState& set, Prefetcher& prefetcher,
+                                    std::span<const GuessedIds> guesses) {
+  std::vector<uint64_t> counts(guesses.size());
+  // Outside of rounds a lookup asks anew in any case.
+  if (!set.member) return counts;
+  std::map<uint32_t, std::vector<size_t>> by_table;
+  for (size_t i = 0; i < guesses.size(); ++i) {
+    if (set.table(guesses[i].table).bound()) by_table[guesses[i].table].push_back(i);
+  }
+  // In the order in which a push takes them, and held until the rows are there.
+  std::vector<std::unique_lock<std::mutex>> locks;
+  std::vector<GuessedRows> tables;
+  tables.reserve(by_table.size());
+  try {
+    for (const auto& [table, numbers] : by_table) {
+      TableCache& cache = set.table(table);
+      locks.emplace_back(cache.mutex);
+      GuessedRows& rows = tables.emplace_back(table, cache);
+      for (const size_t number : numbers) rows.add(guesses[number], number);
+      rows.take(shared, prefetcher, &counts);
+    }
+    std::vector<WantedRows> wanted;
+    uint64_t bytes = 0;
+    for (GuessedRows& rows : tables) rows.want(shared, set, &wanted, &bytes);
+    if (!wanted.empty()) pull_rows(shared, set, wanted, Purpose::kLookup);
+  } catch (...) {
+    for (GuessedRows& rows : tables) rows.forget();
+    throw;
+  }
+  return counts;
 }
 
 void read_rows(Shared& shared, SetState& set, uint32_t table, std::span<const int64_t> keys) {

@@ -6,21 +6,29 @@
 
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include "client/prefetch.h"
 #include "client/shared.h"
 #include "client/state.h"
+#include "client/values/guessed_ids.h"
 
 namespace cpudist::client {
 
 void check_bound(const TableCache& cache);  // throws kInvalidArgument if it has no weight
 
-// Makes the rows of `ids` current here. Throws kRowOutOfRange.
-void look_up(Shared& shared, SetState& set, Prefetcher& prefetcher, const ComingIds& ids);
+// Makes the rows of `ids` current here. Returns how many were pulled for that. Throws
+// kRowOutOfRange.
+uint64_t look_up(Shared& shared, SetState& set, Prefetcher& prefetcher, const ComingIds& ids);
 // The same, and copies them to `out`, [count, dim], in the order of the ids. Rows of a remote table
 // that are not to be kept leave nothing behind: neither marks nor memory.
-void look_up_into(Shared& shared, SetState& set, Prefetcher& prefetcher, const ComingIds& ids,
-                  float* out, bool keep);
+uint64_t look_up_into(Shared& shared, SetState& set, Prefetcher& prefetcher, const ComingIds& ids,
+                      float* out, bool keep);
+// The same as look_up() of what lookups are likely to want, of all tables in one request per
+// server. Returns for each how many rows were pulled for it. Ids of which one is no row are left to
+// their lookup, and all of them while this trainer takes no part.
+std::vector<uint64_t> pull_together(Shared& shared, SetState& set, Prefetcher& prefetcher,
+                                    std::span<const GuessedIds> guesses);
 // The values of distinct rows, as the servers have them, for who reads the weight itself: they
 // count as read for no gradient, and as pulled for none.
 void read_rows(Shared& shared, SetState& set, uint32_t table, std::span<const int64_t> keys);

@@ -134,6 +134,19 @@ std::vector<int64_t> batch(int at) {
   return {at % kRowsEach, (at + 20) % kRowsEach, (3 * at + 40) % kRowsEach};
 }
 
+// As a forward that begins: the batch's rows of all tables at once, and those of one more table
+// that has no such row.
+void foresee(Pair& pair, std::span<const int64_t> ids) {
+  std::vector<client::GuessedIds> guesses;
+  for (uint32_t t = kTables; t-- > 0;) {
+    guesses.push_back(
+        {t, ids.data(), client::IdType::kInt64, {static_cast<int64_t>(ids.size())}, {1}});
+  }
+  const int64_t none = kRowsEach;
+  guesses.push_back({0, &none, client::IdType::kInt64, {1}, {1}});
+  CHECK_EQ(pair.set->pull_together(guesses).back(), 0u);
+}
+
 // Each step declares a batch to come, looks its own up, and pushes ones; others look rows up all
 // the time, those of batches to come.
 void train_beside_lookups(wire::UpdateMode mode, bool remote = false) {
@@ -150,6 +163,9 @@ void train_beside_lookups(wire::UpdateMode mode, bool remote = false) {
       }
     });
   }
+  readers.emplace_back([&pair, &stop, &now] {
+    for (int i = 0; !stop; ++i) foresee(pair, batch(now.load() + i % (kAhead + 1)));
+  });
   std::vector<float> expected(kRowsEach);
   for (int at = 0; at < kSteps; ++at) {
     now = at;
@@ -158,6 +174,7 @@ void train_beside_lookups(wire::UpdateMode mode, bool remote = false) {
     const std::vector<client::ComingIds> coming{{0, next.data(), next.size(), false},
                                                 {1, next.data(), next.size(), false}};
     pair.set->prefetch(coming, false);
+    if (at % 2 == 0) foresee(pair, ids);
     for (uint32_t t = 0; t < kTables; ++t) {
       if (!look_up(pair, t, ids)) wrong = true;
     }

@@ -1,5 +1,6 @@
 # Copyright (c) 2026 The torch_cpudist authors.
 # SPDX-License-Identifier: BSD-3-Clause
+# long: a function for each setting
 """How to see that a setting has an effect: one function per field.
 
 To add one, write a function of a ``Given`` that returns what it saw, under
@@ -9,6 +10,7 @@ argument and by environment, and must see a difference.
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 import time
@@ -19,6 +21,7 @@ from typing import Any
 
 import torch
 from async_cases import Counting, wrapped
+from foreseen_cases import WATCHED, Columns, batches_of, one_step
 from sync_cases import ONE_THREAD, run
 from torch import nn
 from torch._C._distributed_c10d import HashStore
@@ -243,6 +246,19 @@ def _what_values_travel_as(given: Given) -> Any:
 
     strategy = {"name": "sync", "communicator": dict(given.fields)}
     return with_optimizer(strategy, see, variables=given.variables)
+
+
+@field(Communicator, "learn_lookups", changed=False)
+def _who_asks_for_rows(given: Given) -> Any:
+    def see(optimizer: cpudist.DistributedOptimizer, model: Any) -> int:
+        for batch in batches_of(0, WATCHED + 1, count=2):
+            before = optimizer.stats()["requests"]
+            one_step(model, optimizer, batch)
+        return int(optimizer.stats()["requests"] - before)
+
+    strategy = {"name": "sync", "communicator": dict(given.fields)}
+    two = functools.partial(Columns, 2)
+    return with_optimizer(strategy, see, model=two, variables=given.variables)
 
 
 @field(cpudist.Async, "max_staleness", changed=0)

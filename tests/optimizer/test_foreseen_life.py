@@ -1,0 +1,185 @@
+# Copyright (c) 2026 The torch_cpudist authors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Foreseen lookups leave errors, batches, copies and saved models as they were."""
+
+from __future__ import annotations
+
+import copy
+import copyreg
+import io
+import weakref
+from collections import OrderedDict
+from typing import Any
+
+import pytest
+import torch
+from async_cases import alone
+from foreseen_cases import (
+    BATCH,
+    ROWS,
+    TABLES,
+    WATCHED,
+    Columns,
+    batches_of,
+    one_step,
+)
+from torch import nn
+
+import torch_cpudist as cpudist
+
+
+def double(module: nn.Module, args: Any, result: torch.Tensor) -> torch.Tensor:
+    """A hook of the user's own."""
+    return 2 * result
+
+
+def wrapped(model: nn.Module, **options: Any) -> Any:
+    inner = torch.optim.Adagrad(model.parameters(), lr=0.1)
+    strategy = cpudist.Sync(communicator=options) if options else None
+    return cpudist.DistributedOptimizer(inner, model, strategy=strategy)
+
+
+def repeat(model: nn.Module, opt: Any, steps: int) -> None:
+    for batch in batches_of(0, steps):
+        one_step(model, opt, batch)
+
+
+def test_errors_of_ids_are_those_of_lookups() -> None:
+    def body(context: cpudist.Context) -> None:
+        model = Columns()
+        opt = wrapped(model)
+        repeat(model, opt, WATCHED + 1)
+        bad = torch.full((BATCH, TABLES), ROWS)
+        with pytest.raises(cpudist.RowOutOfRangeError, match=r"tables\.0"):
+            model(bad)
+        repeat(model, opt, 1)
+        with torch.no_grad():
+            model.tables[3].weight.add_(1.0)
+        with pytest.raises(cpudist.ModelChangedError, match=r"tables\.3"):
+            model(batches_of(0)[0])
+
+    alone(body)
+
+
+def test_no_batch_is_kept() -> None:
+    def body(context: cpudist.Context) -> None:
+        model = Columns()
+        opt = wrapped(model)
+
+        class Fails(Exception):
+            pass
+
+        def fail(*_: Any) -> None:
+            raise Fails
+
+        for step in range(WATCHED + 2):
+            batch = batches_of(step)[0]
+            kept = weakref.ref(batch)
+            handle = None
+            if step == 1:
+                handle = model.tables[TABLES - 1].register_forward_hook(fail)
+            with torch.no_grad():
+                try:
+                    model(batch)
+                except Fails:
+                    assert step == 1
+            if handle is not None:
+                handle.remove()
+            del batch
+            assert kept() is None
+        assert opt.stats()["lookups"]["together"] == 1
+
+    alone(body)
+
+
+def test_copies_and_the_end_leave_no_trace() -> None:
+    def body(context: cpudist.Context) -> None:
+        model = Columns()
+        plain = set(vars(model))
+        model.register_forward_hook(double)
+        opt = wrapped(model)
+        repeat(model, opt, WATCHED + 2)
+        together = opt.stats()["lookups"]["together"]
+        file = io.BytesIO()
+        torch.save(model, file)
+        assert b"torch_cpudist" not in file.getvalue()
+        file.seek(0)
+        allowed = [Columns, double, nn.ModuleList, nn.Embedding]
+        allowed += [copyreg._reconstructor, object, set, OrderedDict]
+        with torch.serialization.safe_globals(allowed):
+            loaded = torch.load(file)
+        batch = batches_of(0)[0]
+        for one in (copy.deepcopy(model), loaded):
+            assert [*one._forward_hooks.values()] == [double]
+            assert not one._forward_pre_hooks
+            assert vars(one).keys() == plain
+            assert torch.equal(one(batch), model(batch))
+        assert opt.stats()["lookups"]["together"] <= together + 1
+        opt.close()
+        assert vars(model).keys() == plain
+        assert not model._forward_pre_hooks
+        assert [*model._forward_hooks.values()] == [double]
+
+    alone(body)
+
+
+def test_two_optimizers_of_one_model_ask_for_their_tables() -> None:
+    def body(context: cpudist.Context) -> None:
+        model = Columns(4)
+        halves = [list(model.tables[:2].parameters())]
+        halves.append(list(model.tables[2:].parameters()))
+        opts = [
+            cpudist.DistributedOptimizer(torch.optim.SGD(half, lr=0.1), model)
+            for half in halves
+        ]
+        for batch in batches_of(0, WATCHED + 2, count=4):
+            model.zero_grad()
+            model(batch).sum().backward()
+            for opt in opts:
+                opt.step()
+        for opt in opts:
+            found = opt.stats()["lookups"]
+            assert (found["together"], found["tables"]) == (2, 2)
+        opts[0].close()
+        assert torch.equal(copy.deepcopy(model)(batch), model(batch))
+        assert len(model._forward_pre_hooks) == 1
+
+    alone(body)
+
+
+def test_switched_off_there_is_no_hook() -> None:
+    def body(context: cpudist.Context) -> None:
+        model = Columns()
+        opt = wrapped(model, learn_lookups=False)
+        assert not model._forward_pre_hooks
+        repeat(model, opt, 5)
+        assert opt.stats()["lookups"]["together"] == 0
+
+    alone(body)
+
+
+def test_the_variable_switches_it_off() -> None:
+    def body(context: cpudist.Context) -> None:
+        model = Columns()
+        wrapped(model)
+        assert not model._forward_pre_hooks
+
+    alone(body, variables={"CPUDIST_COMMUNICATOR_LEARN_LOOKUPS": "0"})
+
+
+def test_after_leaving_lookups_ask_by_themselves() -> None:
+    def body(context: cpudist.Context) -> None:
+        model = Columns()
+        opt = wrapped(model)
+        repeat(model, opt, WATCHED + 2)
+        opt.leave()
+        before = opt.stats()["lookups"]
+        for batch in batches_of(0, 5):
+            model(batch)
+        after = opt.stats()["lookups"]
+        assert after["together"] == before["together"]
+        assert after["in_vain"] == 0
+        repeat(model, opt, 2)
+        assert opt.stats()["lookups"]["together"] == before["together"] + 1
+
+    alone(body)

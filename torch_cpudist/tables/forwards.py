@@ -1,0 +1,255 @@
+# Copyright (c) 2026 The torch_cpudist authors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""The forwards of a model in which lookups are foreseen: hooks, and whose turn it is.
+
+The model is hooked, and every module in it that has several tables, because a model may
+compute ids and hand all of them to one of these. The outermost that foresees lookups
+does so for all that are inside it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+
+from torch_cpudist.tables.binding import TableBinding
+from torch_cpudist.tables.learned import Guessing, Learner, Tables, Watching
+from torch_cpudist.tables.local import binding_of
+
+# A module with fewer asks for no more than its lookups do.
+_LEAST_TABLES = 2
+
+
+def _outside_graphs(function: Callable[..., Any]) -> None:
+    """Keeps torch.compile from compiling a function, and what it calls, by itself."""
+    frames = torch._C._dynamo.eval_frame
+    skip = frames._FrameAction.SKIP
+    frames.set_code_exec_strategy(
+        function.__code__,
+        frames._FrameExecStrategy(skip, skip),
+    )
+
+
+class ForwardHook:
+    """A hook of a module's forward; copies and saved models have none."""
+
+    def __init__(self, call: Callable[..., None]) -> None:
+        """Calls ``call`` with what torch calls it with, outside of graphs."""
+        self._call = call
+
+    def __call__(self, *arguments: Any) -> None:
+        """Runs in eager mode only: in a graph each lookup pulls by itself."""
+        if torch.compiler.is_compiling():
+            return
+        self._call(*arguments)
+
+    def __reduce__(self) -> Any:
+        """One without effect, where a module of its own kind saves its hooks.
+
+        The standard library only: a saved model loads without this package.
+        """
+        return getattr, (contextlib.nullcontext(), "__exit__")
+
+
+_outside_graphs(ForwardHook.__call__)
+
+# What is called in the place of a module's method of this name.
+_REDUCE = "__reduce_ex__"
+_HOOKS = ("_forward_pre_hooks", "_forward_hooks")
+
+
+class _WithoutHooks:
+    """What copies and saves a module that is hooked: as if it were not."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = weakref.ref(module)
+
+    def __call__(self, protocol: Any) -> Any:
+        module = self._module()
+        kind: Any = type(module)
+        made = kind.__reduce_ex__(module, protocol)
+        if not isinstance(made, tuple) or len(made) < 3 or type(made[2]) is not dict:
+            return made
+        state = {name: value for name, value in made[2].items() if name != _REDUCE}
+        for name in _HOOKS:
+            if name in state:
+                state[name] = OrderedDict(
+                    (number, hook)
+                    for number, hook in state[name].items()
+                    if not isinstance(hook, ForwardHook)
+                )
+        return (*made[:2], state, *made[3:])
+
+
+Hooked = tuple[ForwardHook, ForwardHook]
+
+
+def _hook(module: nn.Module, hooks: Hooked) -> list[RemovableHandle]:
+    before, after = hooks
+    return [
+        module.register_forward_pre_hook(before, with_kwargs=True),
+        module.register_forward_hook(after, always_call=True),
+    ]
+
+
+def hook_copy(model: nn.Module, made: nn.Module) -> None:
+    """Gives a copy that trains with its model the hooks that this module put there.
+
+    Args:
+        model: any module.
+        made: a copy of it, of the same structure.
+    """
+    for module, copied in zip(model.modules(), made.modules(), strict=True):
+        own = [
+            hook
+            for name in _HOOKS
+            for hook in getattr(module, name).values()
+            if isinstance(hook, ForwardHook)
+        ]
+        for before, after in zip(
+            own[: len(own) // 2], own[len(own) // 2 :], strict=True
+        ):
+            _hook(copied, (before, after))
+
+
+class _Now(threading.local):
+    """The forward that a thread is in."""
+
+    record: Watching | Guessing | None = None
+    owner: _Watched | None = None
+
+
+class _Watched:
+    """One module whose forwards are hooked."""
+
+    def __init__(self, module: nn.Module, tables: Tables, now: _Now) -> None:
+        self.module = module
+        self.outer: set[_Watched] = set()
+        self._learner = Learner(tables)
+        self._tables = tables
+        self._now = now
+        hooks = ForwardHook(self._begin), ForwardHook(self._end)
+        self._handles = _hook(module, hooks)
+        vars(module).setdefault(_REDUCE, _WithoutHooks(module))
+
+    @property
+    def covered(self) -> int:
+        return self._learner.covered
+
+    def _begin(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> None:
+        now = self._now
+        if now.record is not None:
+            if now.owner in self.outer:
+                return
+            now.record = None
+        if self._learner.passes(module.training) or not self._tables.are_here():
+            return
+        if torch._C._is_tracing():
+            return
+        if torch._C._functorch.peek_interpreter_stack() is not None:
+            return
+        now.record = self._learner.begin(module.training, args, kwargs)
+        now.owner = self
+
+    def _end(self, module: nn.Module, args: tuple[Any, ...], result: Any) -> None:
+        now = self._now
+        if now.owner is not self:
+            return
+        record, now.record, now.owner = now.record, None, None
+        # Of a forward that has failed, torch tells no result.
+        if record is not None and result is not None:
+            self._learner.end(record)
+
+    def remove(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        hooks = [h for name in _HOOKS for h in getattr(self.module, name).values()]
+        if not any(isinstance(hook, ForwardHook) for hook in hooks):
+            vars(self.module).pop(_REDUCE, None)
+
+
+def _with_several(model: nn.Module, tables: set[int]) -> list[nn.Module]:
+    """The model and the modules in it that have several of these tables' modules."""
+    found = [model]
+    for module in model.modules():
+        inside = [
+            binding
+            for part in module.modules()
+            if (binding := binding_of(part)) is not None and id(binding) in tables
+        ]
+        if module is not model and len(inside) >= _LEAST_TABLES:
+            found.append(module)
+    return found
+
+
+class ForeseenLookups:
+    """Foresees the lookups of one optimizer's tables; see ``docs/mechanisms.md``.
+
+    Thread safety: forwards and lookups from any thread, the rest as the optimizer.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        bindings: Sequence[TableBinding],
+        tables: Tables,
+    ) -> None:
+        """Hooks ``model``, which has the modules of these tables.
+
+        Args:
+            model: whose forward is called; a compiled one stands for what it compiles.
+            bindings: the tables' bindings.
+            tables: the same, as learners use them.
+        """
+        model = getattr(model, "_orig_mod", model)
+        self._bindings = bindings
+        self._tables = tables
+        self._now = _Now()
+        modules = _with_several(model, {id(binding) for binding in bindings})
+        self._watched = [_Watched(module, tables, self._now) for module in modules]
+        for one in self._watched:
+            inside = set(one.module.modules())
+            for other in self._watched:
+                if other is not one and other.module in inside:
+                    other.outer.add(one)
+        for binding in bindings:
+            binding.told = self._saw
+
+    def _saw(self, table: int, ids: torch.Tensor, asked: int) -> None:
+        if asked:
+            self._tables.count_alone()
+        record = self._now.record
+        if record is not None:
+            record.saw(table, ids, asked)
+
+    def forget_forward(self) -> None:
+        """A step ends the forward that this thread is in, if an interrupt left one."""
+        self._now.record = self._now.owner = None
+
+    def stats(self) -> dict[str, int]:
+        """Counters; see ``DistributedOptimizer.stats``."""
+        counts = self._tables.counts
+        return {
+            "together": counts.together,
+            "tables": max(one.covered for one in self._watched),
+            "alone": counts.alone,
+            "in_vain": counts.in_vain,
+        }
+
+    def close(self) -> None:
+        """Removes the hooks. Idempotent."""
+        for binding in self._bindings:
+            binding.told = None
+        for one in self._watched:
+            one.remove()
+        self._tables.close()
