@@ -79,13 +79,16 @@ inline bool equal_values(Bytes a, Bytes b) {
   return true;
 }
 
-// Widths that int8 treats differently, a table of many keys, blocks of both dtypes.
+// Widths that int8 treats differently, a remote table of all keys that there can be, blocks of both
+// dtypes.
 inline const wire::ParamSetLayout& wire_layout() {
   static const wire::ParamSetLayout layout = [] {
     wire::ParamSetLayout made;
     made.configs.resize(2);
-    made.tables = {
-        {"a", 100, 3, 0}, {"b", 1ull << 40, 2, 1}, {"c", 1000, 1, 0}, {"d", 5000, 17, 0}};
+    made.tables = {{"a", 100, 3, 0},
+                   {"b", (1ull << 62) - 1, 2, 1, true},
+                   {"c", 1000, 1, 0},
+                   {"d", 5000, 17, 0}};
     made.blocks = {{"e", 5, wire::DType::kFloat32, 0, 0, 0, 0, 1},
                    {"f", 6, wire::DType::kFloat64, 1, 1, 1, 0, 3},
                    {"g", 131, wire::DType::kFloat32, 0, 0, 2, 0, 1},
@@ -212,7 +215,7 @@ inline void check_kind(uint32_t kind, uint8_t parameter, Bytes bytes) {
     case 5:
       return check_pull_dense(view(payload));
     default:
-      check_keys(view(payload), uint64_t{1} << parameter % 62, parameter);
+      check_keys(view(payload), uint64_t{1} << parameter % 63, parameter);
   }
 }
 

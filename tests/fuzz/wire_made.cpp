@@ -76,7 +76,7 @@ struct Maker {
   // Distinct, with gaps of many lengths.
   void keys(const wire::TableRef& ref, bool ordered, int64_t* out) {
     const uint64_t rows = fuzz::wire_layout().tables[ref.table].rows;
-    const uint32_t bits = choices.byte() % 40;
+    const uint32_t bits = choices.byte() % 63;
     uint64_t next = 0;
     for (uint64_t i = 0; i < ref.row_count; ++i) {
       const uint64_t spare = rows - next - (ref.row_count - i);  // leaves one for each to come

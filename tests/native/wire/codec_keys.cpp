@@ -78,7 +78,8 @@ TEST(codec_keys_of_a_dense_run_take_a_bit) {
 }
 
 TEST(codec_keys_are_near_their_entropy) {
-  for (const uint64_t rows : {uint64_t{50'000}, uint64_t{1'000'000}, uint64_t{1} << 34}) {
+  for (const uint64_t rows : {uint64_t{50'000}, uint64_t{1'000'000}, uint64_t{1} << 34,
+                              uint64_t{1} << 54, (uint64_t{1} << 62) - 1}) {
     const auto keys = distinct_keys(20'000, rows, rows);
     const double n = static_cast<double>(keys.size());
     const double bits = 8.0 * static_cast<double>(check_round_trip(keys, rows)) / n;

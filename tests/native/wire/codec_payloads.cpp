@@ -286,3 +286,44 @@ TEST(codec_promises_without_bytes_allocate_nothing) {
            }),
            code(ErrorCode::kOverloaded));
 }
+
+// Keys of a remote table may be any below 2^62.
+TEST(codec_takes_the_edges_of_huge_tables) {
+  wire::ParamSetLayout layout = sample_remote_layout();
+  layout.tables[1].rows = (1ull << 62) - 1;
+  layout.tables[1].overrides.clear();
+  const auto last = static_cast<int64_t>(layout.tables[1].rows - 1);
+  const std::vector<int64_t> keys = {last, 0, last - 1, 1, last / 2};
+  const wire::TableRef ref{1, keys.size(), 2, 0, false, 0};
+  wire::PushHeader header;
+  header.configs = layout.configs;
+  wire::HoldRefs holds;
+  holds.tables = {ref};
+  wire::FilledPush push = wire::layout_push(header, {}, std::span(&ref, 1), nullptr, &holds);
+  wire::FilledKeys pull = wire::layout_pull(std::span(&ref, 1), nullptr, 21);
+  const std::vector<int64_t> sorted = {0, 1, last / 2, last - 1, last};
+  std::copy(keys.begin(), keys.end(), push.keys[0]);
+  std::copy(keys.begin(), keys.end(), push.held[0]);
+  std::copy(sorted.begin(), sorted.end(), pull.keys[0]);
+  const wire::Coding coding{wire::WireDType::kFloat16, wire::WireDType::kFloat16};
+  const Buffer coded =
+      code_sections(SectionKind::kPush, view_of(push.payload), layout, coding, nullptr);
+  const wire::Decoded decoded =
+      wire::decode_sections(SectionKind::kPush, view_of(coded), layout, kHeap);
+  const wire::PushView found = wire::decode_push(view_of(decoded.payload), layout);
+  CHECK(std::equal(sorted.begin(), sorted.end(), found.tables[0].keys.begin()));
+  CHECK(std::equal(sorted.begin(), sorted.end(), found.holds.tables[0].keys.begin()));
+  const Buffer asked = wire::code_pull(view_of(pull.payload), layout, coding, nullptr);
+  const wire::Decoded plain = wire::decode_coded_pull(view_of(asked), layout, kHeap);
+  const auto wanted = wire::decode_pull(view_of(plain.payload), layout);
+  CHECK(std::equal(sorted.begin(), sorted.end(), wanted[0].keys.begin()));
+  // In a table that is one row smaller the last key is none, plain and coded.
+  layout.tables[1].rows -= 1;
+  const uint32_t refused = code(ErrorCode::kProtocol);
+  CHECK_EQ(error_code([&] { wire::decode_push(view_of(push.payload), layout); }), refused);
+  CHECK_EQ(error_code([&] { wire::decode_pull(view_of(pull.payload), layout); }), refused);
+  CHECK_EQ(
+      error_code([&] { wire::decode_sections(SectionKind::kPush, view_of(coded), layout, kHeap); }),
+      refused);
+  CHECK_EQ(error_code([&] { wire::decode_coded_pull(view_of(asked), layout, kHeap); }), refused);
+}
