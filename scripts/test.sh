@@ -56,7 +56,8 @@ format_check() {
 native_tests() {
   local folder
   folder=$(python scripts/cmake_build.py "$1" native_tests) || return 1
-  timeout 300 "${RUNNER[@]}" "$folder/native_tests" --jobs "$(nproc)"
+  # Two for each core: they wait more than they compute.
+  timeout 300 "${RUNNER[@]}" "$folder/native_tests" --jobs "$((2 * $(nproc)))"
 }
 
 # beside NAME COMMAND...: begins a stage that uses one core; `beside_done` waits for all of them,
