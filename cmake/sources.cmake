@@ -22,22 +22,23 @@ function(cpudist_objects target)
   set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_MODE GROUP)
 endfunction()
 
-# cpudist_batches(COUNT SOURCE...): COUNT sources of a folder are compiled as one, for the headers
-# and templates that they share; their names in unnamed namespaces differ, therefore. With
-# CPUDIST_UNITY off each is compiled alone, so that a change costs seconds.
+# cpudist_batches(COUNT SOURCE...): COUNT sources of a part (csrc/client and what lies below it) are
+# compiled as one, for the headers and templates that they share; names in unnamed namespaces of a
+# part differ, therefore. With CPUDIST_UNITY off each is compiled alone, so that a change costs
+# seconds.
 function(cpudist_batches count)
   if(NOT CPUDIST_UNITY)
     return()
   endif()
   foreach(source IN LISTS ARGN)
-    get_filename_component(folder ${source} DIRECTORY)
-    string(REPLACE "/" "_" folder ${folder})
-    if(NOT DEFINED seen_${folder})
-      set(seen_${folder} 0)
+    string(REGEX MATCH "^(csrc|tests/native)/[^/]+" part ${source})
+    string(REPLACE "/" "_" part ${part})
+    if(NOT DEFINED seen_${part})
+      set(seen_${part} 0)
     endif()
-    math(EXPR batch "${seen_${folder}} / ${count}")
-    math(EXPR seen_${folder} "${seen_${folder}} + 1")
-    set_source_files_properties(${source} PROPERTIES UNITY_GROUP ${folder}_${batch})
+    math(EXPR batch "${seen_${part}} / ${count}")
+    math(EXPR seen_${part} "${seen_${part}} + 1")
+    set_source_files_properties(${source} PROPERTIES UNITY_GROUP ${part}_${batch})
   endforeach()
 endfunction()
 

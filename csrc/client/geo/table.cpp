@@ -15,7 +15,7 @@ namespace cpudist::client {
 namespace {
 
 // Far enough to hide a cache miss, near enough to stay in the cache.
-constexpr size_t kPrefetchAhead = 16;
+constexpr size_t kPrefetchMarks = 16;
 
 }  // namespace
 
@@ -54,7 +54,7 @@ size_t GeoTable::dedupe(std::span<const int64_t> keys) {
   RowMark* marks = marks_.data();
   uint32_t count = 0;
   for (size_t i = 0; i < n; ++i) {
-    if (i + kPrefetchAhead < n) __builtin_prefetch(marks + keys[i + kPrefetchAhead], 1);
+    if (i + kPrefetchMarks < n) __builtin_prefetch(marks + keys[i + kPrefetchMarks], 1);
     const int64_t key = keys[i];
     uint32_t& place = marks[key].place;
     if (place >= count || unique_[place] != key) {

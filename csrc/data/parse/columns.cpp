@@ -18,20 +18,21 @@ struct Column {
   ColumnValues values;
 };
 
-[[noreturn]] void refuse(const Slot& slot, const std::string& what) {
+[[noreturn]] void refuse_columns(const Slot& slot, const std::string& what) {
   throw Error(ErrorCode::kInvalidArgument, "columns of slot '" + slot.name + "': " + what);
 }
 
 void check_offsets(const Slot& slot, const ColumnValues& column, size_t rows) {
   const auto& offsets = column.offsets;
   if (offsets.size() != rows + 1) {
-    refuse(slot, "expected " + std::to_string(rows + 1) + " offsets, found " +
-                     std::to_string(offsets.size()));
+    refuse_columns(slot, "expected " + std::to_string(rows + 1) + " offsets, found " +
+                             std::to_string(offsets.size()));
   }
   const bool sorted = std::is_sorted(offsets.begin(), offsets.end());
   if (!sorted || offsets.front() < 0 ||
       static_cast<uint64_t>(offsets.back()) > column.ints.size()) {
-    refuse(slot, "offsets must rise within [0, " + std::to_string(column.ints.size()) + "]");
+    refuse_columns(slot,
+                   "offsets must rise within [0, " + std::to_string(column.ints.size()) + "]");
   }
 }
 
@@ -44,9 +45,9 @@ void check_column(const Slot& slot, const ColumnValues& column, size_t rows) {
   const size_t found = ints ? column.ints.size() : column.floats.size();
   const size_t others = ints ? column.floats.size() : column.ints.size();
   if (found / slot.dim != rows || found % slot.dim != 0 || others != 0 || !column.offsets.empty()) {
-    refuse(slot, "expected " + std::to_string(rows) + " x " + std::to_string(slot.dim) +
-                     (ints ? " int64" : " float32") + " values without offsets, found " +
-                     std::to_string(found));
+    refuse_columns(slot, "expected " + std::to_string(rows) + " x " + std::to_string(slot.dim) +
+                             (ints ? " int64" : " float32") + " values without offsets, found " +
+                             std::to_string(found));
   }
 }
 

@@ -17,7 +17,7 @@
 namespace cpudist::server {
 namespace {
 
-constexpr size_t kPrefetchRows = 8;
+constexpr size_t kPrefetchBackups = 8;
 // Prefetches of a trainer whose rows are kept: more than it may have outstanding.
 constexpr std::ptrdiff_t kMostPrefetches = 20;
 
@@ -238,8 +238,8 @@ void DelayCompensator::correct(const table::Table& table, std::span<const int64_
   for (size_t i = 0; i < records.size(); ++i) {
     const float* row = nullptr;
     for (const TableRead* read : reads) {
-      if (i + kPrefetchRows < records.size()) {
-        read->index.prefetch(kernels::hash_of(key_of(i + kPrefetchRows), salt));
+      if (i + kPrefetchBackups < records.size()) {
+        read->index.prefetch(kernels::hash_of(key_of(i + kPrefetchBackups), salt));
       }
       const int64_t key = key_of(i);
       const uint32_t position = read->find(key, kernels::hash_of(key, salt));

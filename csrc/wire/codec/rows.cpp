@@ -10,7 +10,7 @@
 namespace cpudist::wire {
 namespace {
 
-constexpr uint64_t kPullFixedBytes = 16;
+constexpr uint64_t kCodedPullFixedBytes = 16;
 constexpr uint64_t kVersionBytes = 16;
 
 }  // namespace
@@ -25,7 +25,7 @@ Buffer code_pull(std::span<const uint8_t> plain, const ParamSetLayout& layout, c
     }
     keys.add(table.keys);
   }
-  const uint64_t head_bytes = kPullFixedBytes + kSectionHeaderBytes * tables.size();
+  const uint64_t head_bytes = kCodedPullFixedBytes + kSectionHeaderBytes * tables.size();
   BulkWriter writer(kCodingBytes + head_bytes + keys.size_bytes(), pool);
   write_coding(coding, &writer);
   writer.bytes(plain.data(), head_bytes);
