@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 import re
 import signal
@@ -11,7 +12,6 @@ import threading
 
 import numpy as np
 import pytest
-import sklearn.metrics as reference
 import torch
 from metrics_cases import collection, flat, over_trainers, part_of, samples
 from sync_cases import ONE_THREAD
@@ -22,6 +22,12 @@ from torch_cpudist.metrics.exact import ExactSum
 
 METRICS = cpudist.metrics
 RNG = np.random.default_rng
+
+
+@pytest.fixture(scope="module")
+def reference():
+    """scikit-learn's metrics: loaded where they are needed, not by every worker."""
+    return importlib.import_module("sklearn.metrics")
 
 
 def narrow(n):
@@ -50,7 +56,7 @@ def both_signs(n):
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("make", [narrow, rare, tied, steep, near_one, both_signs])
-def test_auc_is_that_of_scikit_learn(make, dtype):
+def test_auc_is_that_of_scikit_learn(make, dtype, reference):
     n = 60_000
     scores = make(n).astype(dtype)
     wide = scores.astype(np.float64)
@@ -70,7 +76,7 @@ def test_auc_is_that_of_scikit_learn(make, dtype):
         assert found.error_bound() < 1e-4 or buckets < 1 << 18
 
 
-def test_auc_where_every_bucket_is_the_worst_one():
+def test_auc_where_every_bucket_is_the_worst_one(reference):
     # Labels alternate from one score to the next: sharing a bucket costs all it can.
     n = 1 << 19
     scores = 0.02 + np.arange(n) * 1e-4 / n
@@ -85,7 +91,7 @@ def test_auc_where_every_bucket_is_the_worst_one():
     assert abs(few.compute() - expected) <= few.error_bound()
 
 
-def test_auc_of_equal_scores_and_of_one_label():
+def test_auc_of_equal_scores_and_of_one_label(reference):
     same = METRICS.AUC()
     same.update(torch.full((1000,), 0.5), torch.arange(1000) % 10 == 0)
     assert same.compute() == 0.5
@@ -101,7 +107,7 @@ def test_auc_of_equal_scores_and_of_one_label():
     assert exact.compute() == reference.roc_auc_score([0, 1, 0, 1], [-1, 0, 0, 2])
 
 
-def test_weights_count_as_samples():
+def test_weights_count_as_samples(reference):
     p, y, w = samples(5000)
     whole = np.ceil(4 * w)
     found, repeated = collection(), collection()
@@ -122,7 +128,7 @@ def test_weights_count_as_samples():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_means_are_those_of_scikit_learn(dtype):
+def test_means_are_those_of_scikit_learn(dtype, reference):
     given, y, _ = samples(20_000)
     p = torch.from_numpy(given).to(dtype)[:, None]
     found = collection()
@@ -142,7 +148,7 @@ def test_means_are_those_of_scikit_learn(dtype):
     assert report.samples == len(y)
 
 
-def test_logits_equal_their_probabilities():
+def test_logits_equal_their_probabilities(reference):
     z = RNG(0).normal(0, 4, 10_000)
     y = RNG(1).uniform(size=len(z)) < 0.3
     logits, plain = collection({}, from_logits=True), collection()
