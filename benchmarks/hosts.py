@@ -47,7 +47,8 @@ class Host:
         return ["ip", "netns", "exec", self.namespace, *words]
 
 
-def _run(*words: str) -> None:
+def run_command(*words: str) -> None:
+    """Runs a command; raises ``HostsError`` with what it said."""
     try:
         done = subprocess.run(
             words,
@@ -79,19 +80,21 @@ def bits_per_s(text: str) -> int:
 def _limit(namespace: str, device: str, rate: str, queue_ms: int) -> None:
     burst_bytes = max(LEAST_BURST_BYTES, int(bits_per_s(rate) / 8 * TICK_S))
     words = ["rate", rate, "burst", f"{burst_bytes}", "latency", f"{queue_ms}ms"]
-    _run("ip", "netns", "exec", namespace, "tc", "qdisc", "add", "dev", device, "root",
-         "tbf", *words)  # fmt: skip
+    run_command("ip", "netns", "exec", namespace, "tc", "qdisc", "add", "dev", device,
+         "root", "tbf", *words)  # fmt: skip
 
 
 def _cable(switch: str, host: Host, rate: str, queue_ms: int) -> None:
     """Connects a host with the switch; both directions have the rate."""
     port, name = f"port{host.number}", host.namespace
-    _run("ip", "-n", switch, "link", "add", port, "type", "veth", "peer", "name",
+    run_command("ip", "-n", switch, "link", "add", port, "type", "veth", "peer", "name",
          INTERFACE, "netns", name)  # fmt: skip
-    _run("ip", "-n", switch, "link", "set", port, "master", "switch", "up")
-    _run("ip", "-n", name, "address", "add", f"{host.address}/24", "dev", INTERFACE)
-    _run("ip", "-n", name, "link", "set", INTERFACE, "up")
-    _run("ip", "-n", name, "link", "set", "lo", "up")
+    run_command("ip", "-n", switch, "link", "set", port, "master", "switch", "up")
+    run_command(
+        "ip", "-n", name, "address", "add", f"{host.address}/24", "dev", INTERFACE
+    )
+    run_command("ip", "-n", name, "link", "set", INTERFACE, "up")
+    run_command("ip", "-n", name, "link", "set", "lo", "up")
     _limit(switch, port, rate, queue_ms)
     _limit(name, INTERFACE, rate, queue_ms)
 
@@ -118,10 +121,10 @@ def hosts(count: int, rate: str, queue_ms: int = QUEUE_MS) -> Iterator[list[Host
     made = [Host(n, f"{mark}-{n}", f"{SUBNET}.{n + 1}") for n in range(count)]
     with contextlib.ExitStack() as undo:
         for namespace in (switch, *(host.namespace for host in made)):
-            _run("ip", "netns", "add", namespace)
-            undo.callback(_run, "ip", "netns", "delete", namespace)
-        _run("ip", "-n", switch, "link", "add", "switch", "type", "bridge")
-        _run("ip", "-n", switch, "link", "set", "switch", "up")
+            run_command("ip", "netns", "add", namespace)
+            undo.callback(run_command, "ip", "netns", "delete", namespace)
+        run_command("ip", "-n", switch, "link", "add", "switch", "type", "bridge")
+        run_command("ip", "-n", switch, "link", "set", "switch", "up")
         for host in made:
             _cable(switch, host, rate, queue_ms)
         yield made

@@ -27,6 +27,7 @@ CASES = {
     "exchange": "cases.exchange",
     "kernels": "cases.kernels",
     "load": "cases.load",
+    "lookups": "cases.lookups",
     "reader": "cases.reader",
     "network": "cases.network",
     "replicas": "cases.replicas",
@@ -62,6 +63,25 @@ def _add_study(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_links(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add(
+        "--rate",
+        type=_names,
+        default=[],
+        help="of a cable; network, scale: 100mbit where none is given; word2vec: of "
+        "trainers that are on hosts of their own",
+    )
+    add(
+        "--delay-ms",
+        type=_names,
+        default=[],
+        help="lookups: of the link, each way; default: 0,0.2,1",
+    )
+    add("--step-ms", type=float, default=0, help="scale: slept; 0: as measured")
+    add("--dilation", type=float, default=1, help="scale: times slower than real time")
+
+
 def _given(parser: argparse.ArgumentParser, args: argparse.Namespace) -> set[str]:
     """Returns the names of options that are not what they are by default."""
     values = vars(args).items()
@@ -95,15 +115,6 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     add("--wordsim", help="word2vec: wordsim353.tsv or a wheel of gensim")
     add("--words", type=int, default=0, help="of an epoch (of flights: rows); 0: all")
     add("--batch-words", type=int, default=2048, help="word2vec: of a trainer and step")
-    add(
-        "--rate",
-        type=_names,
-        default=[],
-        help="of a cable; network, scale: 100mbit where none is given; word2vec: of "
-        "trainers that are on hosts of their own",
-    )
-    add("--step-ms", type=float, default=0, help="scale: slept; 0: as measured")
-    add("--dilation", type=float, default=1, help="scale: times slower than real time")
     add("--dim", type=int, default=16, help="embedding dimension")
     add("--lr", type=float, default=0.02, help="learning rate of Adagrad")
     add("--warmup-steps", type=int, default=20, help="steps before the window")
@@ -125,6 +136,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     add("--sizes", type=_names, default=[], help="allreduce: bytes of messages")
     add("--least-quality", type=float, default=0.6, help="AUC that is verified")
     add("--no-verify", dest="verify", action="store_false", help="accept any result")
+    _add_links(parser)
     _add_study(parser)
     add("--json", nargs="?", const="-", metavar="FILE", help="one line per row; stdout")
     args = parser.parse_args(arguments)

@@ -38,7 +38,7 @@ class PeerSpec:
     replicas: int = 0
 
 
-OWN_MODULES = ("cpudist_rank", "replicas")
+OWN_MODULES = ("cpudist_rank", "cpudist_tables", "replicas")
 _OURS = ("torch_cpudist",)
 _OURS_INSTALL = "pip install --no-build-isolation ."
 

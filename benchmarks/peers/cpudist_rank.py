@@ -58,6 +58,8 @@ def _groups(text: str) -> list[list[int]]:
 
 
 def _value(text: str) -> float | int | str:
+    if text in ("true", "false"):
+        return text == "true"
     try:
         return float(text) if "." in text else int(text)
     except ValueError:
