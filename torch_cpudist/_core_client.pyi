@@ -242,6 +242,7 @@ class ParamSet:
         by_samples: bool = False,
         clip_value: float = 0.0,
         clip_norm: float = 0.0,
+        clip_each: bool = False,
     ) -> int:
         """One step: sends gradients, waits for the round, takes updated values in.
 
@@ -286,6 +287,7 @@ class AsyncPushes:
         samples: int = 0,
         clip_value: float = 0.0,
         clip_norm: float = 0.0,
+        clip_each: bool = False,
     ) -> int:
         """Queues a copy of the gradients; see ``csrc/client/arrivals/pushes.h``."""
 

@@ -96,14 +96,15 @@ void pull_dense(const ParamSetHolder& self, const std::vector<Address>& weights)
 uint64_t push(const ParamSetHolder& self, std::vector<OptimizerConfig> configs,
               const std::vector<ParameterArgument>& parameters,
               const std::vector<TableArgument>& tables, const std::vector<Address>& weights,
-              double weight, uint64_t samples, bool by_samples, double clip_value,
-              double clip_norm) {
+              double weight, uint64_t samples, bool by_samples, double clip_value, double clip_norm,
+              bool clip_each) {
   client::StepPush step = make_step(std::move(configs), parameters, tables, weights);
   step.weight = weight;
   step.samples = samples;
   step.by_samples = by_samples;
   step.clip_value = clip_value;
   step.clip_norm = clip_norm;
+  step.clip_each = clip_each;
   return self.get().push(step);
 }
 
@@ -276,7 +277,7 @@ void bind_steps(ParamSetClass& set) {
           py::arg("tables") = std::vector<TableArgument>(),
           py::arg("weights") = std::vector<Address>(), py::arg("weight") = 1.0,
           py::arg("samples") = 0, py::arg("by_samples") = false, py::arg("clip_value") = 0.0,
-          py::arg("clip_norm") = 0.0, NoGil())
+          py::arg("clip_norm") = 0.0, py::arg("clip_each") = false, NoGil())
       .def("drain", of_set(&ParamSet::drain), NoGil());
 }
 

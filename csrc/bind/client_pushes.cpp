@@ -24,11 +24,12 @@ std::unique_ptr<PushesHolder> start_queue(const ParamSetHolder& self, uint32_t s
 uint64_t enqueue(const PushesHolder& self, std::vector<kernels::OptimizerConfig> configs,
                  const std::vector<ParameterArgument>& parameters,
                  const std::vector<TableArgument>& tables, const std::vector<Address>& weights,
-                 uint64_t samples, double clip_value, double clip_norm) {
+                 uint64_t samples, double clip_value, double clip_norm, bool clip_each) {
   client::StepPush step = make_step(std::move(configs), parameters, tables, weights);
   step.samples = samples;
   step.clip_value = clip_value;
   step.clip_norm = clip_norm;
+  step.clip_each = clip_each;
   return self.get().enqueue(step);
 }
 
@@ -40,7 +41,8 @@ void bind_pushes(py::module_& module, ParamSetClass& set) {
            py::arg("parameters") = std::vector<ParameterArgument>(),
            py::arg("tables") = std::vector<TableArgument>(),
            py::arg("weights") = std::vector<Address>(), py::arg("samples") = 0,
-           py::arg("clip_value") = 0.0, py::arg("clip_norm") = 0.0, NoGil())
+           py::arg("clip_value") = 0.0, py::arg("clip_norm") = 0.0, py::arg("clip_each") = false,
+           NoGil())
       .def("known_steps", method<PushesHolder>(&AsyncPushes::known_steps));
   set.def("start_queue", &start_queue, py::kw_only(), py::arg("size"), py::arg("max_merge"),
           py::arg("mean"), py::arg("pull_every"), NoGil(), py::keep_alive<0, 1>());

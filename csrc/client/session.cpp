@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "base/threads.h"
+#include "transport/liveness.h"
 
 namespace cpudist::client {
 
@@ -25,9 +26,6 @@ constexpr int kInfo = 1;
 // One attempt to reach a server that has not answered yet; others get their turn in between.
 constexpr auto kFirstAttempt = milliseconds(2000);
 constexpr auto kRetryPause = milliseconds(20);
-constexpr uint64_t kBeatsPerLiveness = 5;
-// Bytes count as heard when they are noticed: the time between two looks is added to a silence.
-constexpr uint64_t kLooksPerLiveness = 20;
 
 bool is_inproc(const std::string& address) { return address.starts_with("inproc:"); }
 
@@ -48,10 +46,6 @@ std::string list_trainers(const std::set<uint32_t>& ranks) {
     separator = ", ";
   }
   return text;
-}
-
-milliseconds beat_interval(const ClientOptions& options) {
-  return milliseconds(std::max<uint64_t>(options.liveness_ms / kBeatsPerLiveness, 1));
 }
 
 }  // namespace
@@ -591,8 +585,7 @@ void Session::connect() {
     link.give_up = now + milliseconds(options_.connect_deadline_ms);
     link.try_next = now;
   }
-  beat_last_ = now;
-  beat_next_ = now + beat_interval(options_);
+  beat_next_ = now + transport::beat_interval(options_.liveness_ms);
   monitor_ = start_io_thread("the thread that keeps the links to servers", [this] { monitor(); });
   const auto all_open = [this] {
     return std::all_of(links_.begin(), links_.end(),
@@ -612,6 +605,7 @@ void Session::connect() {
 
 void Session::monitor() {
   std::unique_lock lock(mutex_);
+  transport::Attendance attendance(options_.liveness_ms);
   while (!stopping_) {
     for (Link& link : links_) {
       if (failure_ || stopping_) break;
@@ -625,15 +619,15 @@ void Session::monitor() {
         repeat_hello(link, lock, now);
       }
     }
-    beat(lock, Clock::now());
+    const TimePoint now = Clock::now();
+    beat(lock, now, attendance.was_away(now));
     if (stopping_) break;
     changed_.wait_until(lock, next_wakeup(Clock::now()));
   }
 }
 
 TimePoint Session::next_wakeup(TimePoint now) const {
-  const auto look = milliseconds(std::max<uint64_t>(options_.liveness_ms / kLooksPerLiveness, 1));
-  TimePoint next = std::min(beat_next_, now + look);
+  TimePoint next = std::min(beat_next_, now + transport::look_interval(options_.liveness_ms));
   if (failure_) return next;
   for (const Link& link : links_) {
     if (link.state == LinkState::kOpen) {
@@ -647,19 +641,14 @@ TimePoint Session::next_wakeup(TimePoint now) const {
   return next;
 }
 
-void Session::beat(std::unique_lock<std::mutex>& lock, TimePoint now) {
-  const auto interval = beat_interval(options_);
-  // A process that was stopped itself has heard nobody; that is not the servers' silence.
-  const bool was_away = now - beat_last_ > 3 * interval;
-  beat_last_ = now;
+void Session::beat(std::unique_lock<std::mutex>& lock, TimePoint now, bool was_away) {
   const bool due = now >= beat_next_;
-  if (due) beat_next_ = now + interval;
+  if (due) beat_next_ = now + transport::beat_interval(options_.liveness_ms);
   std::vector<std::shared_ptr<transport::Connection>> connections;
   for (Link& link : links_) {
     if (link.state != LinkState::kOpen) continue;
-    const uint64_t bytes = link.connection->bytes_moved();
-    if (was_away || bytes != link.bytes_seen) link.heard = std::max(link.heard, now);
-    link.bytes_seen = bytes;
+    const bool moved = transport::has_moved(*link.connection, link.bytes_seen);
+    if (was_away || moved) link.heard = std::max(link.heard, now);
     if (!failure_ && now - link.heard > milliseconds(options_.liveness_ms)) {
       lose(link,
            "silent for " + std::to_string(options_.liveness_ms) + " ms (CPUDIST_LIVENESS_MS)");

@@ -116,7 +116,7 @@ class Session final : public transport::ConnectionHandler {
 
   // ---- monitor thread ----
   void monitor();
-  void beat(std::unique_lock<std::mutex>& lock, TimePoint now);
+  void beat(std::unique_lock<std::mutex>& lock, TimePoint now, bool was_away);
   void revive(Link& link, std::unique_lock<std::mutex>& lock);
   void lose(Link& link, const std::string& why);
   void repeat_hello(Link& link, std::unique_lock<std::mutex>& lock, TimePoint now);
@@ -136,7 +136,6 @@ class Session final : public transport::ConnectionHandler {
   bool started_ = false;
   bool stopping_ = false;
   TimePoint beat_next_;
-  TimePoint beat_last_;
   ClientStats stats_;
   std::thread monitor_;
 };

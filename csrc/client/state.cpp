@@ -16,6 +16,7 @@ SetState::SetState(uint32_t set_id, const wire::ParamSetLayout& set_layout,
     : id(set_id),
       layout(set_layout),
       server_count(servers),
+      parameter_count(wire::parameter_count(layout)),
       cache_budget(limits.cache_bytes),
       shard_blocks(servers),
       dense_read_(servers),
@@ -33,12 +34,6 @@ SetState::SetState(uint32_t set_id, const wire::ParamSetLayout& set_layout,
                       " is not below the number of servers, " + std::to_string(server_count));
     }
     shard_blocks[block.shard].push_back(b);
-    if (block.parameter >= layout.blocks.size()) {
-      throw Error(ErrorCode::kInvalidArgument,
-                  "block '" + block.name + "': parameter " + std::to_string(block.parameter) +
-                      " is not below the number of blocks; parameters are numbered from 0");
-    }
-    parameter_count = std::max(parameter_count, block.parameter + 1);
   }
   parameter_blocks.resize(parameter_count);
   for (uint32_t b = 0; b < layout.blocks.size(); ++b) {

@@ -65,6 +65,8 @@ struct SetState {
   std::vector<PackedTable> packed;
 
   TableCache& table(uint32_t index);
+  // Dense parameters and tables.
+  size_t tensor_count() const { return parameter_count + tables.size(); }
   const std::vector<uint32_t>& blocks_of(uint32_t parameter) const;
   uint64_t block_bytes(uint32_t block) const;
   wire::TableRef ref_of(uint32_t table, uint64_t rows) const;

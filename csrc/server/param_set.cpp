@@ -397,11 +397,11 @@ void ParamSet::refuse_push(uint64_t size_bytes) const {
   state_.shared.push_memory.refuse(size_bytes, policy_->sends_again());
 }
 
-void ParamSet::commit(const Ticket& ticket, const wire::Commit& commit, Outbox& outbox) {
+void ParamSet::commit(const Ticket& ticket, const Buffer& payload, Outbox& outbox) {
   const std::unique_lock lock(mutex_);
   require_open(ticket.rank);
   require_whole();
-  policy_->commit(ticket, commit, outbox);
+  policy_->commit(ticket, payload, outbox);
 }
 
 // ---- reading ----

@@ -38,7 +38,7 @@ class ParamSet {
   // For a push that was dropped for lack of memory: throws kOverloaded, or kInvalidArgument if it
   // would be sent again for ever.
   [[noreturn]] void refuse_push(uint64_t size_bytes) const;
-  void commit(const Ticket& ticket, const wire::Commit& commit, Outbox& outbox);
+  void commit(const Ticket& ticket, const Buffer& payload, Outbox& outbox);
   void leave(const Ticket& ticket, Outbox& outbox);
   void join(const Ticket& ticket, const wire::Join& join, Outbox& outbox);
   void close(const Ticket& ticket, Outbox& outbox);

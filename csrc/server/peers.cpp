@@ -10,6 +10,8 @@
 #include <cstdio>
 #include <utility>
 
+#include "transport/liveness.h"
+
 namespace cpudist::server {
 namespace {
 
@@ -19,10 +21,6 @@ Error count_mismatch(const char* variable, uint64_t found, uint64_t expected) {
                                                std::to_string(expected) +
                                                "; start all processes with the same layout");
 }
-
-// Bytes count as heard when they are noticed: the time between two looks is added to a silence.
-constexpr uint64_t kLooksPerLiveness = 20;
-constexpr uint64_t kLooksMissedWhenAway = 12;
 
 std::string seconds(uint64_t milliseconds) {
   char text[32];
@@ -379,22 +377,23 @@ std::optional<TimePoint> Peers::overdue_at(const Peer& peer, std::string* why) c
 void Peers::note_signs_of_life(TimePoint now, bool was_away) {
   for (Peer& peer : peers_) {
     if (!peer.connection) continue;
-    const uint64_t bytes = peer.connection->bytes_moved();
-    if (was_away || bytes != peer.bytes_seen) peer.heard = std::max(peer.heard, now);
-    peer.bytes_seen = bytes;
+    const bool moved = transport::has_moved(*peer.connection, peer.bytes_seen);
+    if (was_away || moved) peer.heard = std::max(peer.heard, now);
   }
 }
 
-std::optional<Peers::Loss> Peers::wait_for_loss() {
-  const auto interval =
-      std::chrono::milliseconds(std::max<uint64_t>(options_.liveness_ms / kLooksPerLiveness, 1));
+void Peers::wait_for_look() {
   std::unique_lock lock(mutex_);
-  TimePoint looked = Clock::now();
+  const TimePoint look = Clock::now() + transport::look_interval(options_.liveness_ms);
+  changed_.wait_until(lock, look, [this] { return stopped_; });
+}
+
+std::optional<Peers::Loss> Peers::wait_for_loss() {
+  std::unique_lock lock(mutex_);
+  transport::Attendance attendance(options_.liveness_ms);
   while (!stopped_) {
     const TimePoint now = Clock::now();
-    // A process that was stopped itself has heard nobody; that is not the trainers' silence.
-    note_signs_of_life(now, now - looked > kLooksMissedWhenAway * interval);
-    looked = now;
+    note_signs_of_life(now, attendance.was_away(now));
     std::optional<TimePoint> next;
     for (uint32_t rank = 0; rank < peers_.size(); ++rank) {
       Peer& peer = peers_[rank];
@@ -403,16 +402,19 @@ std::optional<Peers::Loss> Peers::wait_for_loss() {
       const auto at = overdue_at(peer, &why);
       if (!at) continue;
       if (*at <= Clock::now()) {
-        peer.lost = describe(rank) + " was lost: " + why;
-        peer.lost_at = Clock::now();
+        // What may throw comes before what changes.
+        std::string lost = describe(rank) + " was lost: " + why;
+        std::optional<Loss> loss = Loss{rank, Error(ErrorCode::kPeerLost, lost), peer.connection};
         // What it left half done is not to happen once the others go on without it.
-        if (options_.elastic) sequencer_.refuse(rank, Error(ErrorCode::kPeerLost, peer.lost));
+        if (options_.elastic) sequencer_.refuse(rank, loss->error);
+        peer.lost = std::move(lost);
+        peer.lost_at = Clock::now();
         changed_.notify_all();
-        return Loss{rank, Error(ErrorCode::kPeerLost, peer.lost), peer.connection};
+        return loss;
       }
       if (!next || *at < *next) next = at;
     }
-    const TimePoint look = now + interval;
+    const TimePoint look = now + transport::look_interval(options_.liveness_ms);
     changed_.wait_until(lock, next ? std::min(*next, look) : look);
   }
   return std::nullopt;

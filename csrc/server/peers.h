@@ -65,6 +65,8 @@ class Peers {
     std::shared_ptr<transport::Connection> connection;
   };
   std::optional<Loss> wait_for_loss();
+  // Sleeps until it is time to look again, or until it is stopped.
+  void wait_for_look();
   // A trainer tells why it is about to close its connection without goodbye: usually a loss that
   // others may notice later than the end of this one.
   void note_end(uint32_t rank, const std::string& reason);

@@ -57,7 +57,7 @@ class UpdatePolicy {
   // Whether a push of `rank` may be applied at once and others may be waiting for that.
   virtual bool is_due(uint32_t rank) const = 0;
   virtual void push(Push push, Outbox& outbox) = 0;
-  virtual void commit(const Ticket& ticket, const wire::Commit& commit, Outbox& outbox) = 0;
+  virtual void commit(const Ticket& ticket, const Buffer& payload, Outbox& outbox) = 0;
 
   // ---- values ----
   virtual void values_stored() = 0;

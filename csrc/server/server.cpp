@@ -88,6 +88,7 @@ struct Server::Impl {
   bool goes_on_without_lost() const;  // with the registry held
 
   void watch();  // the liveness thread
+  void tell(const Peers::Loss& loss);
   void lose(uint32_t rank, const Error& error, Outbox& outbox);
   void fail_waiting(const Error& error, Outbox& outbox);
   std::shared_ptr<ParamSet> find(uint32_t param_set) const;  // throws kInvalidArgument
@@ -110,12 +111,29 @@ Server::Impl::~Impl() {
 }
 
 void Server::Impl::watch() {
-  while (const auto loss = shared.peers.wait_for_loss()) {
-    Outbox outbox(shared.options.run_id, shared.options.shard_id);
-    lose(loss->rank, loss->error, outbox);
-    if (loss->connection) outbox.close(loss->connection, loss->error.what());
-    outbox.flush();
+  std::optional<Peers::Loss> loss;
+  while (!shared.peers.stopped()) {
+    try {
+      if (!loss) loss = shared.peers.wait_for_loss();
+      if (loss) tell(*loss);
+      loss.reset();
+    } catch (const std::exception&) {
+      // There is no memory. Whoever has been told is not told again, so that the next look goes on.
+      shared.peers.wait_for_look();
+    }
   }
+}
+
+void Server::Impl::tell(const Peers::Loss& loss) {
+  Outbox outbox(shared.options.run_id, shared.options.shard_id);
+  try {
+    lose(loss.rank, loss.error, outbox);
+    if (loss.connection) outbox.close(loss.connection, loss.error.what());
+  } catch (...) {
+    outbox.flush();  // these are recorded as answered
+    throw;
+  }
+  outbox.flush();
 }
 
 void Server::Impl::fail_waiting(const Error& error, Outbox& outbox) {
@@ -388,11 +406,8 @@ void Server::Impl::apply(const Ticket& ticket, wire::Frame& frame, Outbox& outbo
       return find(id)->ready(ticket, outbox);
     case wire::FrameKind::kPush:
       return find(id)->push(ticket, std::move(frame.payload), frame.header.coded, outbox);
-    case wire::FrameKind::kCommit: {
-      const auto commit =
-          wire::decode_frame([&] { return wire::decode_commit(frame.payload.bytes()); });
-      return find(id)->commit(ticket, commit, outbox);
-    }
+    case wire::FrameKind::kCommit:
+      return find(id)->commit(ticket, frame.payload, outbox);
     case wire::FrameKind::kLeave:
       return find(id)->leave(ticket, outbox);
     case wire::FrameKind::kJoin: {

@@ -13,7 +13,10 @@ namespace cpudist::server {
 
 ParamState::ParamState(uint32_t param_set, const wire::ParamSetLayout& decoded,
                        ServerShared& of_server)
-    : id(param_set), layout(decoded), shared(of_server) {}
+    : id(param_set),
+      layout(decoded),
+      tensor_count(wire::parameter_count(layout) + layout.tables.size()),
+      shared(of_server) {}
 
 ParamState::~ParamState() = default;
 

@@ -44,6 +44,7 @@ struct ParamState {
 
   const uint32_t id;
   const wire::ParamSetLayout layout;
+  const size_t tensor_count;  // dense parameters and tables
   ServerShared& shared;
   table::ParamStore store;
   wire::Version version;  // updates so far, and what is behind them

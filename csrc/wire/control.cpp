@@ -36,13 +36,13 @@ void fields(V& v, Of<V, ProbeReply>& m) {
 template <typename V>
 void fields(V& v, Of<V, PushNorm>& m) {
   v.number(m.round);
-  v.not_negative(m.squared_norm, "squared norm");
+  v.not_negative(m.squared_norms, "squared norm");
 }
 
 template <typename V>
 void fields(V& v, Of<V, Commit>& m) {
   v.number(m.round);
-  v.not_negative(m.total_norm, "total norm");
+  v.not_negative(m.norms, "total norm");
 }
 
 template <typename V>
@@ -98,8 +98,12 @@ using Bytes = std::span<const uint8_t>;
 Hello decode_hello(Bytes payload) { return read_message<Hello>(payload); }
 ErrorReply decode_error(Bytes payload) { return read_message<ErrorReply>(payload); }
 ProbeReply decode_probe_reply(Bytes payload) { return read_message<ProbeReply>(payload); }
-PushNorm decode_push_norm(Bytes payload) { return read_message<PushNorm>(payload); }
-Commit decode_commit(Bytes payload) { return read_message<Commit>(payload); }
+PushNorm decode_push_norm(Bytes payload, uint64_t count) {
+  return read_message(payload, PushNorm{0, std::vector<double>(count)});
+}
+Commit decode_commit(Bytes payload, uint64_t count) {
+  return read_message(payload, Commit{0, std::vector<double>(count)});
+}
 Join decode_join(Bytes payload) { return read_message<Join>(payload); }
 RoundReply decode_round_reply(Bytes payload) { return read_message<RoundReply>(payload); }
 BarrierReply decode_barrier_reply(Bytes payload) { return read_message<BarrierReply>(payload); }

@@ -41,12 +41,14 @@ struct ProbeReply {
 
 struct PushNorm {  // reply to a two-phase kPush
   uint64_t round = 0;
-  double squared_norm = 0;  // of this server's share of the averaged gradient
+  // Of this server's share of the averaged gradient: one, or where tensors are clipped apart one of
+  // every dense parameter, by number, and then of every table.
+  std::vector<double> squared_norms;
 };
 
 struct Commit {
   uint64_t round = 0;
-  double total_norm = 0;  // over all servers; equal from every trainer
+  std::vector<double> norms;  // as many, over all servers; equal from every trainer
 };
 
 enum class JoinStep : uint32_t {
@@ -81,8 +83,9 @@ Buffer encode(const BarrierReply& message);
 Hello decode_hello(std::span<const uint8_t> payload);
 ErrorReply decode_error(std::span<const uint8_t> payload);
 ProbeReply decode_probe_reply(std::span<const uint8_t> payload);
-PushNorm decode_push_norm(std::span<const uint8_t> payload);
-Commit decode_commit(std::span<const uint8_t> payload);
+// `count` norms, no more and no fewer.
+PushNorm decode_push_norm(std::span<const uint8_t> payload, uint64_t count = 1);
+Commit decode_commit(std::span<const uint8_t> payload, uint64_t count = 1);
 Join decode_join(std::span<const uint8_t> payload);
 RoundReply decode_round_reply(std::span<const uint8_t> payload);
 BarrierReply decode_barrier_reply(std::span<const uint8_t> payload);

@@ -44,7 +44,9 @@ class Put {
   void zero() { out_.u32(0); }
   void flag32(bool value, const char*) { out_.u32(value ? 1 : 0); }
   void flag64(bool value, const char*) { out_.u64(value ? 1 : 0); }
-  void not_negative(double value, const char*) { out_.f64(value); }
+  void not_negative(const std::vector<double>& values, const char*) {
+    for (const double value : values) out_.f64(value);
+  }
   template <typename Enum>
   void choice(Enum value, Enum, Enum, const char*) {
     number(value);
@@ -95,9 +97,12 @@ class Take {
   void flag32(bool& value, const char* what) { value = flag(reader_.u32(), what); }
   void flag64(bool& value, const char* what) { value = flag(reader_.u64(), what); }
   // Infinite or NaN gradients are the trainers' business; a negative norm is nobody's.
-  void not_negative(double& value, const char* what) {
-    value = reader_.f64();
-    if (value < 0) refuse(std::string(what) + " is negative");
+  // As many as there are in what is read into.
+  void not_negative(std::vector<double>& values, const char* what) {
+    for (double& value : values) {
+      value = reader_.f64();
+      if (value < 0) refuse(std::string(what) + " is negative");
+    }
   }
   template <typename Enum>
   void choice(Enum& value, Enum first, Enum last, const char* what) {
@@ -151,12 +156,11 @@ Buffer write_message(const Message& message) {
   return writer.finish();
 }
 
-// Nothing may follow.
+// Nothing may follow. `message`: what it is read into.
 template <typename Message>
-Message read_message(std::span<const uint8_t> payload) {
+Message read_message(std::span<const uint8_t> payload, Message message = {}) {
   Reader reader(payload);
   Take take(&reader);
-  Message message;
   fields(take, message);
   reader.expect_end();
   return message;

@@ -4,6 +4,7 @@
 // The layout of a parameter set: encoding, and the limits that both ends hold it to.
 #include "wire/layout.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "kernels/hash.h"
@@ -156,6 +157,19 @@ size_t size_of(DType dtype) {
   }
   throw Error(ErrorCode::kInternal,
               "unknown dtype " + std::to_string(static_cast<uint32_t>(dtype)));
+}
+
+uint32_t parameter_count(const ParamSetLayout& layout) {
+  uint32_t count = 0;
+  for (const BlockSpec& block : layout.blocks) {
+    if (block.parameter >= layout.blocks.size()) {
+      throw Error(ErrorCode::kInvalidArgument,
+                  "block '" + block.name + "': parameter " + std::to_string(block.parameter) +
+                      " is not below the number of blocks; parameters are numbered from 0");
+    }
+    count = std::max(count, block.parameter + 1);
+  }
+  return count;
 }
 
 uint32_t owner_of_bucket(uint32_t bucket, uint32_t server_count) {

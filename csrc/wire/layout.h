@@ -116,6 +116,10 @@ inline bool rounds_gradients(const ParamSetLayout& layout) {
   return layout.push_dtype != WireDType::kFloat32 && !layout.exchanges_deltas;
 }
 
+// How many dense parameters there are, by their numbers. Throws kInvalidArgument for one that is
+// not below the number of blocks.
+uint32_t parameter_count(const ParamSetLayout& layout);
+
 // Row `key` of `table` belongs to bucket_of(key, table_salt(its name)). Each server owns a run of
 // buckets, all runs as long as can be.
 uint32_t owner_of_bucket(uint32_t bucket, uint32_t server_count);

@@ -21,6 +21,7 @@ constexpr uint64_t kChangesFixedBytes = 3 * 8 + 4 * 4;
 constexpr uint32_t kBySamplesFlag = 1;
 constexpr uint32_t kWantDenseFlag = 2;
 constexpr uint32_t kHoldsFlag = 4;
+constexpr uint32_t kClipEachFlag = 8;
 constexpr uint64_t kHoldsFixedBytes = 2 * 8 + 2 * 4;
 
 // What stands behind the head of its own of a push.
@@ -146,7 +147,8 @@ FilledPush layout_push(const PushHeader& header, std::span<const BlockRef> block
   counts.blocks = static_cast<uint32_t>(blocks.size());
   counts.tables = static_cast<uint32_t>(tables.size());
   counts.flags = (header.by_samples ? kBySamplesFlag : 0) |
-                 (header.want_dense ? kWantDenseFlag : 0) | (holds != nullptr ? kHoldsFlag : 0);
+                 (header.want_dense ? kWantDenseFlag : 0) | (holds != nullptr ? kHoldsFlag : 0) |
+                 (header.clip_each ? kClipEachFlag : 0);
   fields(put, counts);
   writer.bytes(header.configs.data(), header.configs.size_bytes());
   FilledPush filled = write_sections(blocks, tables, &writer);
@@ -166,9 +168,13 @@ PushView decode_push(std::span<const uint8_t> payload, const ParamSetLayout& lay
   PushCounts counts;
   fields(take, counts);
   const uint32_t flags = counts.flags;
-  if (flags > (kBySamplesFlag | kWantDenseFlag | kHoldsFlag)) refuse("a push with unknown flags");
+  if (flags > (kBySamplesFlag | kWantDenseFlag | kHoldsFlag | kClipEachFlag)) {
+    refuse("a push with unknown flags");
+  }
   view.header.by_samples = (flags & kBySamplesFlag) != 0;
   view.header.want_dense = (flags & kWantDenseFlag) != 0;
+  view.header.clip_each = (flags & kClipEachFlag) != 0;
+  if (view.header.clip_each && view.header.clip_norm == 0) refuse("a push clips by no norm");
   check_equal(counts.configs, layout.configs.size(), "optimizer configurations of a push");
   view.header.configs = reader.array<kernels::OptimizerConfig>(counts.configs);
   for (const auto& config : view.header.configs) check_config(config);

@@ -28,6 +28,7 @@ struct PushHeader {
   bool want_dense = true;   // kOnArrival: the reply brings every dense block of the server
   double clip_value = 0.0;  // > 0: clamp the averaged gradient elementwise
   double clip_norm = 0.0;   // > 0: two phases; the reply is a PushNorm, kCommit follows
+  bool clip_each = false;   // clip_norm bounds each tensor's norm, not that of all together
   std::span<const kernels::OptimizerConfig> configs;  // as of this step; equal among trainers
 };
 

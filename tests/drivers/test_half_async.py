@@ -73,6 +73,7 @@ def train_samples(rule, strategy, clip):
         ("sgd_momentum", cpudist.ClipNorm(0.3)),
         ("adagrad", None),
         ("sparse_adam", cpudist.ClipNorm(0.1)),
+        ("adagrad", cpudist.ClipTensorNorm(0.05)),
         ("row_wise_adagrad", cpudist.ClipValue(0.05)),
         ("ftrl", None),
     ],

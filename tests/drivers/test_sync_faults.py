@@ -26,7 +26,9 @@ COUNTERS = {
 
 
 @pytest.mark.parametrize("name", PLANS)
-@pytest.mark.parametrize("clip", [None, cpudist.ClipNorm(0.5)])
+@pytest.mark.parametrize(
+    "clip", [None, cpudist.ClipNorm(0.5), cpudist.ClipTensorNorm(0.2)]
+)
 def test_the_result_is_that_of_an_undisturbed_run(name, clip):
     batches = Batches(3, steps=12)
     options = {"strategy": SMALL_BLOCKS, "clip": clip}

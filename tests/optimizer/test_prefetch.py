@@ -119,12 +119,13 @@ def test_rounds_are_the_same_bits(trainers: int, servers: int, depth: int) -> No
     "options",
     [
         {"clip": cpudist.ClipNorm(0.05)},
+        {"clip": cpudist.ClipTensorNorm(0.02)},
         {"uneven": True},
         {"early": True},
         {"uneven": True, "early": True, "clip": cpudist.ClipNorm(0.05)},
         {"optimizer": torch.optim.Adam},
     ],
-    ids=["clip_norm", "uneven", "early", "all", "adam"],
+    ids=["clip_norm", "clip_each", "uneven", "early", "all", "adam"],
 )
 def test_rounds_of_every_kind_are_the_same_bits(options: dict[str, Any]) -> None:
     plain = train(0, 2, 2, **options)

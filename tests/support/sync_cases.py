@@ -172,15 +172,21 @@ class PlainTraining:
     def zero_grad(self) -> None:
         self.model.zero_grad()
 
-    def clip(self, max_norm: float) -> None:
-        """Scales all gradients to a 2-norm together, as torch does dense ones."""
+    def clip(self, clip: cpudist.ClipNorm | cpudist.ClipTensorNorm) -> None:
+        """Scales gradients to a 2-norm, together or each, as torch does dense ones."""
         parameters = [p for p in self.model.parameters() if p.grad is not None]
         for parameter in parameters:
             if parameter.grad.is_sparse:
                 parameter.grad = parameter.grad.coalesce()
         values = [p.grad.values() if p.grad.is_sparse else p.grad for p in parameters]
+        if isinstance(clip, cpudist.ClipTensorNorm):
+            for value in values:
+                stand_in = nn.Parameter(torch.empty_like(value))
+                stand_in.grad = value
+                torch.nn.utils.clip_grad_norm_(stand_in, clip.max_norm)
+            return
         norm = torch.linalg.vector_norm(torch.cat([v.flatten() for v in values]))
-        scale = min(1.0, max_norm / (float(norm) + 1e-6))
+        scale = min(1.0, clip.max_norm / (float(norm) + 1e-6))
         for value in values:
             value.mul_(scale)
 
@@ -207,7 +213,7 @@ def train_plain(
     joined: bool = True,
     dtype: torch.dtype = torch.float32,
     table: bool = True,
-    clip_norm: float | None = None,
+    clip: cpudist.ClipNorm | cpudist.ClipTensorNorm | None = None,
 ) -> dict[str, torch.Tensor]:
     """Trains on the joined batches, or on the mean of the parts' gradients."""
     training = PlainTraining(rule, dtype, table)
@@ -218,8 +224,8 @@ def train_plain(
         else:
             for part, share in batches.parts(step):
                 (loss_of(training.model, part) * share).backward()
-        if clip_norm is not None:
-            training.clip(clip_norm)
+        if clip is not None:
+            training.clip(clip)
         training.step()
     return copy_of(training.model)
 
@@ -262,14 +268,14 @@ def reference_on(
     batches: Batches,
     dtype: torch.dtype = torch.float32,
     table: bool = True,
-    clip_norm: float | None = None,
+    clip: cpudist.ClipNorm | cpudist.ClipTensorNorm | None = None,
 ) -> tuple[dict[str, torch.Tensor], float]:
     """What one process gets on the joined batches, and the difference allowed.
 
     1e-6; in float32 at least 4 x torch's own difference between the joined batch and
     the mean of its parts.
     """
-    options = {"dtype": dtype, "table": table, "clip_norm": clip_norm}
+    options = {"dtype": dtype, "table": table, "clip": clip}
     expected = train_plain(rule, batches, **options)
     if dtype == torch.float64:
         return expected, 1e-6

@@ -18,7 +18,6 @@ from torch import nn
 
 from torch_cpudist import _core, ranges
 from torch_cpudist.errors import Error
-from torch_cpudist.model.clipping import tensor_scale
 from torch_cpudist.model.dense_memory import dense_memory
 from torch_cpudist.model.gradients import read_table_gradient
 from torch_cpudist.model.placement import PlacedTable, Placement
@@ -280,12 +279,14 @@ class ParameterSet(Trained):
             UnpulledRowError, DenseGradientError, ModelChangedError: nothing was sent.
         """
         self.check_unchanged()
-        gradients = self._gradients(clip if isinstance(clip, ClipTensorNorm) else None)
+        gradients = self._gradients()
+        norm = clip if isinstance(clip, (ClipNorm, ClipTensorNorm)) else None
         try:
             with self._dense.weights() as addresses, ranges.of(ranges.PUSH):
                 updates = send(
                     clip_value=clip.value if isinstance(clip, ClipValue) else 0.0,
-                    clip_norm=clip.max_norm if isinstance(clip, ClipNorm) else 0.0,
+                    clip_norm=0.0 if norm is None else norm.max_norm,
+                    clip_each=isinstance(clip, ClipTensorNorm),
                     configs=configs,
                     parameters=gradients.parameters,
                     tables=gradients.tables,
@@ -298,20 +299,16 @@ class ParameterSet(Trained):
         self.note_written([parameter for _, parameter in self.trained()])
         return updates
 
-    def _gradients(self, clip: ClipTensorNorm | None) -> _Gradients:
+    def _gradients(self) -> _Gradients:
         found = _Gradients()
         for index, grad in self._dense.gradients():
-            # A copy where it is clipped: what the script has is not changed.
-            sent = grad if clip is None else grad * tensor_scale(clip, grad)
-            found.alive.append(sent)
-            found.parameters.append((index, sent.data_ptr()))
+            found.alive.append(grad)
+            found.parameters.append((index, grad.data_ptr()))
         with as_it_stands():
             rows = [table.found.weight.grad for table in self.placement.tables]
         for table, sparse in zip(self.placement.tables, rows, strict=True):
             if sparse is not None:
                 keys, values = read_table_gradient(table.found.name, sparse)
-                if clip is not None:
-                    values = values * tensor_scale(clip, sparse)
                 found.alive += (keys, values)
                 found.tables.append(
                     (table.index, keys.data_ptr(), keys.numel(), values.data_ptr())

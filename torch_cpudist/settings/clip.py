@@ -62,10 +62,11 @@ class ClipTensorNorm:
 
     Every table and dense parameter by its own norm, as one call of
     ``torch.nn.utils.clip_grad_norm_`` for each; duplicate rows are summed before. Under
-    AllReduce and Reduce the averaged gradient, under Async each trainer's push, under
-    Geo and LocalSGD the trainer's own gradient. Sync and HalfAsync refuse it: each
-    server averages its blocks of a parameter by itself. Cost: under Reduce one number
-    per parameter among the trainers, else no messages.
+    Sync, HalfAsync, AllReduce and Reduce the averaged gradient, whichever servers its
+    parts are on, under Async each trainer's push, under Geo and LocalSGD the trainer's
+    own gradient. Cost: under Sync and HalfAsync that of ``ClipNorm`` with 8 bytes per
+    parameter and table in each of its messages, under Reduce one number per parameter
+    among the trainers, else no messages.
 
     Attributes:
         max_norm: the largest 2-norm, > 0.

@@ -9,10 +9,9 @@ from collections.abc import Iterable
 from dataclasses import field
 from typing import Any, ClassVar
 
-from torch_cpudist.errors import UnsupportedOptimizerError
 from torch_cpudist.settings import fields
 from torch_cpudist.settings.average import EMA
-from torch_cpudist.settings.clip import Clip, ClipTensorNorm
+from torch_cpudist.settings.clip import Clip
 from torch_cpudist.settings.communicator import Communicator
 from torch_cpudist.settings.delay_compensation import DelayCompensation
 from torch_cpudist.settings.fields import settings
@@ -79,16 +78,6 @@ class Strategy:
     def learns_lookups(self) -> bool:
         """Whether the rows of a forward are asked for before its lookups do."""
         return False
-
-    def refuse_tensor_norm(self, clip: Clip | None) -> None:
-        """Refuses what servers that average in rounds do not know."""
-        if isinstance(clip, ClipTensorNorm):
-            raise UnsupportedOptimizerError(
-                f"{clip} under {type(self).__name__}: each server averages its blocks "
-                "of a parameter by itself, and none knows the norm of the whole. Use "
-                "AllReduce or Reduce (tables by Hybrid with sparse=Async() or Geo()), "
-                "Async, Geo or LocalSGD, or ClipNorm, one norm over all parameters."
-            )
 
     def check_clip(self, clip: Clip | None) -> None:
         """Refuses clipping that this strategy cannot do.

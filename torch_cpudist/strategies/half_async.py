@@ -10,7 +10,6 @@ from dataclasses import field
 from typing import Any, ClassVar
 
 from torch_cpudist.errors import ConfigurationError
-from torch_cpudist.settings.clip import Clip
 from torch_cpudist.settings.communicator import (
     PULL_FIELDS,
     Communicator,
@@ -120,10 +119,6 @@ class HalfAsync(Strategy):
         check_without_queue(self, PULL_FIELDS)
         if self.group is not None:
             object.__setattr__(self, "group", checked_groups(self.group))
-
-    def check_clip(self, clip: Clip | None) -> None:
-        """Refuses norms of single parameters, whose blocks are on several servers."""
-        self.refuse_tensor_norm(clip)
 
     @property
     def learns_lookups(self) -> bool:

@@ -7,7 +7,6 @@ from __future__ import annotations
 from dataclasses import field
 from typing import ClassVar
 
-from torch_cpudist.settings.clip import Clip
 from torch_cpudist.settings.communicator import (
     PULL_FIELDS,
     Communicator,
@@ -43,10 +42,6 @@ class Sync(Strategy):
         """Checks the fields."""
         super().__post_init__()
         check_without_queue(self, PULL_FIELDS)
-
-    def check_clip(self, clip: Clip | None) -> None:
-        """Refuses norms of single parameters, whose blocks are on several servers."""
-        self.refuse_tensor_norm(clip)
 
     @property
     def learns_lookups(self) -> bool:

@@ -140,6 +140,7 @@ struct Values {
   float* narrow = nullptr;
   double* wide = nullptr;
   size_t count = 0;
+  size_t tensor = 0;  // dense parameters stand before tables
 };
 
 std::vector<Values> values_of(const SetState& set, std::vector<Buffer>& payloads) {
@@ -148,16 +149,17 @@ std::vector<Values> values_of(const SetState& set, std::vector<Buffer>& payloads
     const wire::PushView view = wire::decode_push(payload.bytes(), set.layout);
     for (const wire::DenseSection& section : view.blocks) {
       uint8_t* bytes = writable(section.values);
-      if (set.layout.blocks[section.block].dtype == wire::DType::kFloat64) {
-        all.push_back(
-            {nullptr, reinterpret_cast<double*>(bytes), section.values.size() / sizeof(double)});
+      const wire::BlockSpec& block = set.layout.blocks[section.block];
+      const size_t count = section.values.size() / size_of(block.dtype);
+      if (block.dtype == wire::DType::kFloat64) {
+        all.push_back({nullptr, reinterpret_cast<double*>(bytes), count, block.parameter});
       } else {
-        all.push_back(
-            {reinterpret_cast<float*>(bytes), nullptr, section.values.size() / sizeof(float)});
+        all.push_back({reinterpret_cast<float*>(bytes), nullptr, count, block.parameter});
       }
     }
     for (const wire::TableSection& section : view.tables) {
-      all.push_back({writable(section.rows), nullptr, section.rows.size()});
+      all.push_back({writable(section.rows), nullptr, section.rows.size(),
+                     size_t{set.parameter_count} + section.table});
     }
   }
   return all;
@@ -180,11 +182,12 @@ std::vector<Buffer> merge_pushes(const SetState& set, const std::vector<QueuedPu
 }
 
 void clip_push(const SetState& set, std::vector<Buffer>& payloads, double clip_value,
-               double clip_norm) {
+               double clip_norm, bool each) {
   if (clip_value <= 0.0 && clip_norm <= 0.0) return;
   const std::vector<Values> all = values_of(set, payloads);
-  double squared_norm = 0.0;
+  std::vector<double> squared_norms(each ? set.tensor_count() : 1);
   for (const Values& values : all) {
+    double& squared_norm = squared_norms[each ? values.tensor : 0];
     if (values.wide != nullptr) {
       if (clip_value > 0.0) kernels::clamp(values.wide, -clip_value, clip_value, values.count);
       squared_norm += kernels::squared_norm(values.wide, values.count);
@@ -195,10 +198,10 @@ void clip_push(const SetState& set, std::vector<Buffer>& payloads, double clip_v
     }
   }
   if (clip_norm <= 0.0) return;
-  // As torch.nn.utils.clip_grad_norm_, in which a norm that is not a number spreads.
-  const double ratio = clip_norm / (std::sqrt(squared_norm) + 1e-6);
-  if (ratio > 1.0) return;
   for (const Values& values : all) {
+    // As torch.nn.utils.clip_grad_norm_, in which a norm that is not a number spreads.
+    const double ratio = clip_norm / (std::sqrt(squared_norms[each ? values.tensor : 0]) + 1e-6);
+    if (ratio > 1.0) continue;
     if (values.wide != nullptr) {
       kernels::scale_into(values.wide, values.wide, ratio, values.count);
     } else {

@@ -62,7 +62,7 @@ QueuedPush AsyncPushes::pack(const StepPush& step) {
   const bool ordered = orders_rows(set_, shared.session, step.clip_norm > 0.0);
   push.payloads =
       pack_push(set_, step, shared.pool, &prefetcher, queue_->next_wants_dense(), ordered);
-  clip_push(set_, push.payloads, step.clip_value, step.clip_norm);
+  clip_push(set_, push.payloads, step.clip_value, step.clip_norm, step.clip_each);
   shared.rows_pushed += packed_rows(set_);
   ++set_.step;  // before the rows are stale: a row read meanwhile is read again for this step
   set_.invalidate_tables();

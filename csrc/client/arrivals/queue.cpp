@@ -136,7 +136,7 @@ void PushQueue::wait_quietly(std::unique_lock<std::mutex>& lock, const char* wha
   note_wait();
 }
 
-void PushQueue::add(QueuedPush push) {
+void PushQueue::add(QueuedPush&& push) {
   std::unique_lock lock(mutex_);
   raise_failure();
   const auto room = [this] { return failure_ || waiting_.size() < options_.size; };
@@ -150,7 +150,7 @@ void PushQueue::add(QueuedPush push) {
   put(std::move(push));
 }
 
-void PushQueue::put(QueuedPush push) {
+void PushQueue::put(QueuedPush&& push) {
   waiting_.push_back(std::move(push));
   ++unanswered_;
   queued_.notify_one();

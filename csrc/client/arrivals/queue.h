@@ -63,8 +63,8 @@ class PushQueue final : public Background {
 
   // ---- the training thread ----
   // Waits for room. An interrupt or a timeout ends the wait, not the push: it is queued, then
-  // kInterrupted or kTimeout is thrown.
-  void add(QueuedPush push);
+  // kInterrupted or kTimeout is thrown. What else throws leaves `push` as it is.
+  void add(QueuedPush&& push);
   void drain() override { drain("flush"); }
   void drain(const char* what);  // which waits, for messages
   bool is_done();  // whether all is applied; does not wait. Throws what a push failed with
@@ -82,7 +82,7 @@ class PushQueue final : public Background {
   void add_stats(ClientStats* stats) const override;
 
  private:
-  void put(QueuedPush push);  // with the lock held
+  void put(QueuedPush&& push);  // with the lock held
   void run();
   std::vector<QueuedPush> next_batch();
   void deliver(std::vector<QueuedPush> batch);
@@ -127,8 +127,8 @@ class PushQueue final : public Background {
 std::vector<Buffer> merge_pushes(const SetState& set, const std::vector<QueuedPush>& pushes,
                                  const std::vector<bool>& mean, const wire::Pool& pool);
 // Clips a packed gradient in place as torch clips a gradient: by value, then by the norm over all
-// payloads. 0 is no clipping.
+// payloads, or each tensor by its own. 0 is no clipping.
 void clip_push(const SetState& set, std::vector<Buffer>& payloads, double clip_value,
-               double clip_norm);
+               double clip_norm, bool each = false);
 
 }  // namespace cpudist::client

@@ -141,6 +141,7 @@ std::vector<Buffer> pack_push(SetState& set, const StepPush& step, const wire::P
     header.by_samples = step.by_samples;
     header.clip_value = step.clip_value;
     header.clip_norm = step.clip_norm;
+    header.clip_each = step.clip_each;
   }
   header.configs = step.configs;
   // The split of a table is shared with its pulls.

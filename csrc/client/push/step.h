@@ -27,6 +27,7 @@ struct StepPush {
   bool by_samples = false;
   double clip_value = 0.0;
   double clip_norm = 0.0;
+  bool clip_each = false;  // every tensor by its own norm
   std::vector<kernels::OptimizerConfig> configs;
   std::vector<ParameterGradient> parameters;
   std::vector<TableGradient> tables;

@@ -22,7 +22,8 @@ RoundPush::RoundPush(Shared& shared, std::shared_ptr<SetState> set,
       samples_(step.samples),
       read_(std::move(read)),
       step_(&step),
-      weights_(step.weights) {}
+      weights_(step.weights),
+      squared_norms_(step.clip_each ? set_->tensor_count() : 1) {}
 
 std::vector<RequestPtr> RoundPush::send(size_t stage) {
   return stage == 0 ? send_push() : send_commit();
@@ -59,12 +60,14 @@ std::vector<RequestPtr> RoundPush::send_push() {
 void RoundPush::add_norms(std::span<const RequestPtr> replies) {
   // In shard order: every trainer computes the same bits.
   for (const RequestPtr& reply : replies) {
-    squared_norm_ += wire::decode_push_norm(reply->reply.payload.bytes()).squared_norm;
+    const auto told = wire::decode_push_norm(reply->reply.payload.bytes(), squared_norms_.size());
+    for (size_t i = 0; i < squared_norms_.size(); ++i) squared_norms_[i] += told.squared_norms[i];
   }
 }
 
 std::vector<RequestPtr> RoundPush::send_commit() {
-  const wire::Commit commit{set_->round, std::sqrt(squared_norm_)};
+  wire::Commit commit{set_->round, {}};
+  for (const double squared : squared_norms_) commit.norms.push_back(std::sqrt(squared));
   return shared_.send_all(wire::FrameKind::kCommit, set_->id, [&] { return encode(commit); });
 }
 

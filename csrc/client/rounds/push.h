@@ -48,7 +48,7 @@ class RoundPush final : public Operation {
   const StepPush* step_;            // null once it is sent
   std::span<void* const> weights_;  // where dense values go
   bool detached_ = false;
-  double squared_norm_ = 0.0;
+  std::vector<double> squared_norms_;  // one, or of every tensor
 };
 
 // Throws kClosed if the last push was refused by some servers and taken by others.

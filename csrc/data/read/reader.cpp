@@ -91,13 +91,11 @@ void Reader::make_lane(size_t number) {
 }
 
 void Reader::run(LaneState& state) noexcept {
-  std::optional<Error> error;
+  std::exception_ptr error;
   try {
     produce(state);
-  } catch (const Error& caught) {
-    error = caught;
-  } catch (const std::exception& caught) {
-    error = Error(ErrorCode::kInternal, std::string("a reader thread failed: ") + caught.what());
+  } catch (...) {
+    error = std::current_exception();
   }
   if (state.fed) state.fed->stop();
   state.lane->close();  // a command ends now, and not when the last user lets go of the reader
@@ -138,34 +136,38 @@ bool Reader::offer(LaneState& state, Made made) {
 }
 
 // Called by the thread that ends last, when the others are done with their remainders.
-void Reader::make_tail() {
-  std::deque<std::shared_ptr<Batch>> tail;
-  std::optional<Error> failed;
+void Reader::make_tail() noexcept {
+  std::exception_ptr failed;
   try {
-    std::vector<const uint64_t*> records;
-    for (const auto& state : lanes_) {
-      for (size_t i = 0; i < state->remainder.count(); ++i) {
-        records.push_back(state->remainder.record(i));
-      }
-    }
-    const size_t size = options_.batch_size;
-    size_t at = position_.tail_delivered * size;  // none is delivered before they are made
-    for (; at < records.size(); at += size) {
-      const size_t count = std::min(size, records.size() - at);
-      if (count < size && options_.drop_last) break;
-      std::shared_ptr<Batch> batch = pool_->take();
-      assemble(options_.schema, std::span(records).subspan(at, count), *batch);
-      tail.push_back(std::move(batch));
-    }
-  } catch (const Error& caught) {
-    failed = caught;
-  } catch (const std::exception& caught) {
-    failed = Error(ErrorCode::kInternal, std::string("a reader thread failed: ") + caught.what());
+    auto made = tail();
+    const std::lock_guard lock(mutex_);
+    tail_ = std::move(made);
+  } catch (...) {
+    failed = std::current_exception();
   }
   const std::lock_guard lock(mutex_);
-  tail_ = std::move(tail);
   tail_error_ = std::move(failed);
   tail_made_ = true;
+}
+
+std::deque<std::shared_ptr<Batch>> Reader::tail() const {
+  std::vector<const uint64_t*> records;
+  for (const auto& state : lanes_) {
+    for (size_t i = 0; i < state->remainder.count(); ++i) {
+      records.push_back(state->remainder.record(i));
+    }
+  }
+  std::deque<std::shared_ptr<Batch>> batches;
+  const size_t size = options_.batch_size;
+  size_t at = position_.tail_delivered * size;  // none is delivered before they are made
+  for (; at < records.size(); at += size) {
+    const size_t count = std::min(size, records.size() - at);
+    if (count < size && options_.drop_last) break;
+    std::shared_ptr<Batch> batch = pool_->take();
+    assemble(options_.schema, std::span(records).subspan(at, count), *batch);
+    batches.push_back(std::move(batch));
+  }
+  return batches;
 }
 
 // From the one whose turn it is, passes over those that have ended and have nothing left.
@@ -199,10 +201,11 @@ Delivered Reader::next(const Wait& wait) {
 
 Delivered Reader::take() {
   Delivered delivered;
+  delivered.position = position_;  // has its memory before a batch is taken
   const size_t lane = giving_lane();
   if (lane < lanes_.size()) {
     LaneState& state = *lanes_[lane];
-    if (state.made.empty()) throw Error(*state.error);
+    if (state.made.empty()) throw_failure(state.error, "a reader thread");
     Made made = std::move(state.made.front());
     state.made.pop_front();
     state.made_bytes -= made.bytes;
@@ -211,7 +214,7 @@ Delivered Reader::take() {
     position_.turn = (lane + 1) % lanes_.size();
     delivered.batch = std::move(made.batch);
   } else if (tail_error_) {
-    throw Error(*tail_error_);
+    throw_failure(tail_error_, "a reader thread");
   } else if (!tail_.empty()) {
     delivered.batch = std::move(tail_.front());
     tail_.pop_front();

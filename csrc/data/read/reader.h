@@ -11,6 +11,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <exception>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -62,7 +63,7 @@ class Reader {
 
   // Any number of threads; each batch goes to one of them. Throws Error: kBadRecord and
   // kDataFile in the place of the batch that could not be made, and again from then on;
-  // kTimeout; kInterrupted; kClosed after stop().
+  // kOutOfMemory, too; kTimeout; kInterrupted; kClosed after stop().
   Delivered next(const Wait& wait);
   // After the last batch that was delivered.
   ReaderPosition position() const;
@@ -88,7 +89,7 @@ class Reader {
     std::deque<Made> made;
     size_t made_bytes = 0;
     bool ended = false;
-    std::optional<Error> error;
+    std::exception_ptr error;
     RecordBuffer remainder;
   };
 
@@ -97,7 +98,8 @@ class Reader {
   void run(LaneState& state) noexcept;
   void produce(LaneState& state);
   bool offer(LaneState& state, Made made);  // false: stopped
-  void make_tail();
+  void make_tail() noexcept;
+  std::deque<std::shared_ptr<Batch>> tail() const;
   // With the lock:
   size_t giving_lane() const;  // that the next batch comes from; none is left: their number
   bool available() const;      // something to give, or the end
@@ -119,7 +121,7 @@ class Reader {
   bool stopped_ = false;
   bool tail_made_ = false;
   std::deque<std::shared_ptr<Batch>> tail_;
-  std::optional<Error> tail_error_;
+  std::exception_ptr tail_error_;
   ReaderPosition position_;
 
   std::mutex join_mutex_;

@@ -8,9 +8,25 @@
 
 #include <cerrno>
 #include <cstdint>
+#include <new>
 #include <system_error>
 
 namespace cpudist::data {
+
+void throw_failure(const std::exception_ptr& cause, const std::string& who) {
+  try {
+    std::rethrow_exception(cause);
+  } catch (const Error& error) {
+    throw Error(error);
+  } catch (const std::bad_alloc&) {
+    throw Error(ErrorCode::kOutOfMemory,
+                who +
+                    " has no memory left; make batches, the number of threads or buffer_bytes "
+                    "smaller, or give this process more memory");
+  } catch (const std::exception& error) {
+    throw Error(ErrorCode::kInternal, who + " failed: " + error.what());
+  }
+}
 
 StopSignal::StopSignal() : descriptor_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
   if (descriptor_ < 0) {

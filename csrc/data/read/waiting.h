@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <exception>
 #include <functional>
 #include <mutex>
 #include <string>
@@ -53,6 +54,10 @@ void wait_until(std::unique_lock<std::mutex>& lock, ConditionVariable& changed, 
     }
   }
 }
+
+// Throws to a caller what ended a thread that works for it, called `who`: as Error, kOutOfMemory
+// for memory that ran out. The thread keeps no more than the exception, which needs no memory.
+[[noreturn]] void throw_failure(const std::exception_ptr& cause, const std::string& who);
 
 inline std::string seconds_text(double seconds) {
   std::string text = std::to_string(seconds);

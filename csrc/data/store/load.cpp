@@ -69,10 +69,8 @@ std::vector<std::vector<StoreLoader::Task>> StoreLoader::ranked_tasks() const {
 void StoreLoader::run(size_t lane) noexcept {
   try {
     read_tasks(lane);
-  } catch (const Error& error) {
-    fail(error);
-  } catch (const std::exception& error) {
-    fail(Error(ErrorCode::kInternal, std::string("a loading thread failed: ") + error.what()));
+  } catch (...) {
+    fail(std::current_exception());
   }
   if (FedQueue* queue = feeds_.of_lane(lane)) queue->stop();
   {
@@ -116,10 +114,10 @@ void StoreLoader::read_task(SplitReader& reader, const Task& task, RecordBuffer&
 }
 
 // The first error ends the others, whose kClosed is none of their own.
-void StoreLoader::fail(const Error& error) {
+void StoreLoader::fail(std::exception_ptr cause) noexcept {
   {
     const std::lock_guard lock(mutex_);
-    if (!error_ && !stopped_) error_ = error;
+    if (!error_ && !stopped_) error_ = std::move(cause);
   }
   stop_.raise();
   feeds_.stop();
@@ -129,7 +127,7 @@ void StoreLoader::wait(const Wait& wait) {
   std::unique_lock lock(mutex_);
   while (!wait_for_progress(lock, wait)) {
   }
-  if (error_) throw Error(*error_);
+  if (error_) throw_failure(error_, "a loading thread");
   if (stopped_) throw Error(ErrorCode::kClosed, "the load has been stopped");
 }
 

@@ -8,8 +8,8 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <mutex>
-#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -68,7 +68,7 @@ class StoreLoader {
   void run(size_t lane) noexcept;
   void read_tasks(size_t lane);
   void read_task(SplitReader& reader, const Task& task, RecordBuffer& buffer);
-  void fail(const Error& error);
+  void fail(std::exception_ptr cause) noexcept;
   bool wait_for_progress(std::unique_lock<std::mutex>& lock, const Wait& wait);
   std::string slow_text(double timeout_s) const;
 
@@ -89,7 +89,7 @@ class StoreLoader {
   ConditionVariable ended_;
   size_t running_ = 0;
   bool stopped_ = false;
-  std::optional<Error> error_;
+  std::exception_ptr error_;
   std::vector<Split> reading_;  // per lane, for messages
 
   std::mutex join_mutex_;

@@ -60,10 +60,10 @@ uint64_t StoreReader::batch_count() const {
 void StoreReader::run() noexcept {
   try {
     produce();
-  } catch (const std::exception& error) {
+  } catch (...) {
     {
       const std::lock_guard lock(mutex_);
-      error_ = Error(ErrorCode::kInternal, std::string("a reader thread failed: ") + error.what());
+      error_ = std::current_exception();
     }
     ready_.notify_all();
   }
@@ -114,7 +114,7 @@ StoreBatch StoreReader::next(const Wait& wait) {
                std::to_string(options_.batch_size) + " records";
       });
   if (stopped_) throw Error(ErrorCode::kClosed, "the reader has been stopped");
-  if (error_) throw Error(*error_);
+  if (error_) throw_failure(error_, "a reader thread");
   StoreBatch result;
   if (delivered_ < batches_) {
     result.batch = std::move(made_.begin()->second);

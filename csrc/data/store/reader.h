@@ -6,10 +6,10 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <map>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <thread>
 #include <vector>
 
@@ -73,7 +73,7 @@ class StoreReader {
   size_t made_bytes_ = 0;
   size_t largest_bytes_ = 0;
   bool stopped_ = false;
-  std::optional<Error> error_;
+  std::exception_ptr error_;
 
   std::mutex join_mutex_;
   std::vector<std::thread> threads_;

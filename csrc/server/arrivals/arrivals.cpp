@@ -119,7 +119,7 @@ void Arrivals::push(Push push, Outbox& outbox) {
   }
 }
 
-void Arrivals::commit(const Ticket& ticket, const wire::Commit&, Outbox&) {
+void Arrivals::commit(const Ticket& ticket, const Buffer&, Outbox&) {
   throw Error(ErrorCode::kProtocol, "commit of trainer " + std::to_string(ticket.rank) +
                                         " in a set that is updated on arrival");
 }

@@ -40,7 +40,7 @@ class Arrivals final : public UpdatePolicy {
   void check_push(const Ticket& ticket, const wire::PushHeader& header) const override;
   bool is_due(uint32_t rank) const override;
   void push(Push push, Outbox& outbox) override;
-  void commit(const Ticket& ticket, const wire::Commit& commit, Outbox& outbox) override;
+  void commit(const Ticket& ticket, const Buffer& payload, Outbox& outbox) override;
 
   void values_stored() override;
   void note_rows(const wire::FrameHeader& request, uint64_t step, const wire::PullTable& pull,

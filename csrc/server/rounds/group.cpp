@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "server/replies.h"
+#include "wire/malformed.h"
 
 namespace cpudist::server {
 
@@ -60,7 +61,7 @@ std::vector<uint32_t> RoundGroup::missing() const {
 void RoundGroup::try_complete(Outbox& outbox) {
   if (phase_ == Phase::kCommit) {
     if (!holders_.empty() || waiting_commits_.empty()) return;
-    apply_commit(waiting_commits_.begin()->second.total_norm, outbox);
+    apply_commit(outbox);
     return;
   }
   if (!complete()) return;
@@ -71,8 +72,8 @@ void RoundGroup::try_complete(Outbox& outbox) {
     return;
   }
   try {
-    double squared_norm = 0;
-    if (prepare(&squared_norm, outbox)) apply(squared_norm, outbox);
+    std::vector<double> squared_norms;
+    if (prepare(&squared_norms, outbox)) apply(std::move(squared_norms), outbox);
   } catch (const std::exception& error) {
     break_off(error, outbox);
   }
@@ -80,11 +81,13 @@ void RoundGroup::try_complete(Outbox& outbox) {
 
 // All that may want memory before a value changes. False when there is none: the pushes are refused
 // then and may be sent again.
-bool RoundGroup::prepare(double* squared_norm, Outbox& outbox) {
-  if (GradientUpdate::is_void(pushes_)) return true;
+bool RoundGroup::prepare(std::vector<double>* squared_norms, Outbox& outbox) {
   try {
+    const bool each = pushes_.begin()->second.view.header.clip_each;
+    if (wants_commit()) squared_norms->resize(each ? state_.tensor_count : 1);
+    if (GradientUpdate::is_void(pushes_)) return true;
     update_.prepare(pushes_);
-    if (wants_commit()) *squared_norm = update_.merge(pushes_);
+    if (wants_commit()) update_.merge(pushes_, *squared_norms);
     return true;
   } catch (const std::bad_alloc& error) {
     refuse_round(error, outbox);
@@ -94,35 +97,41 @@ bool RoundGroup::prepare(double* squared_norm, Outbox& outbox) {
   return false;
 }
 
-void RoundGroup::apply(double squared_norm, Outbox& outbox) {
+void RoundGroup::apply(std::vector<double> squared_norms, Outbox& outbox) {
   if (wants_commit()) {
-    begin_commit(squared_norm, outbox);
+    begin_commit(std::move(squared_norms), outbox);
     return;
   }
   if (!GradientUpdate::is_void(pushes_)) update_.apply(pushes_, state_.version.round);
   end_round(outbox);
 }
 
-void RoundGroup::begin_commit(double squared_norm, Outbox& outbox) {
+void RoundGroup::begin_commit(std::vector<double> squared_norms, Outbox& outbox) {
+  norm_count_ = squared_norms.size();
+  const wire::PushNorm told{round_, std::move(squared_norms)};
   phase_ = Phase::kCommit;
   for (const auto& [rank, push] : pushes_) {
-    state_.shared.sequencer.finish(push.ticket, encode(wire::PushNorm{round_, squared_norm}),
-                                   outbox);
+    state_.shared.sequencer.finish(push.ticket, encode(told), outbox);
   }
 }
 
-void RoundGroup::check_norm(const Ticket& ticket, double given, double expected) const {
-  if (given == expected || (std::isnan(given) && std::isnan(expected))) return;
-  throw Error(ErrorCode::kProtocol, "commit of trainer " + std::to_string(ticket.rank) + ": norm " +
-                                        std::to_string(given) + ", another trainer's is " +
-                                        std::to_string(expected));
+void RoundGroup::check_norms(const Ticket& ticket, const std::vector<double>& given,
+                             const std::vector<double>& expected) const {
+  for (size_t i = 0; i < norm_count_; ++i) {
+    if (given[i] == expected[i] || (std::isnan(given[i]) && std::isnan(expected[i]))) continue;
+    throw Error(ErrorCode::kProtocol, "commit of trainer " + std::to_string(ticket.rank) +
+                                          ": norm " + std::to_string(given[i]) +
+                                          ", another trainer's is " + std::to_string(expected[i]));
+  }
 }
 
-void RoundGroup::commit(const Ticket& ticket, const wire::Commit& commit, Outbox& outbox) {
+void RoundGroup::commit(const Ticket& ticket, const Buffer& payload, Outbox& outbox) {
+  wire::Commit commit =
+      wire::decode_frame([&] { return wire::decode_commit(payload.bytes(), norm_count_); });
   const auto late = committed_.replies.find(ticket.rank);
   if (commit.round + 1 == round_ && committed_.round == commit.round &&
       late != committed_.replies.end()) {
-    check_norm(ticket, commit.total_norm, committed_.total_norm);
+    check_norms(ticket, commit.norms, committed_.norms);
     state_.shared.sequencer.finish(ticket, wire::FrameKind::kReply, late->second, outbox);
     committed_.replies.erase(late);
     return;
@@ -134,21 +143,22 @@ void RoundGroup::commit(const Ticket& ticket, const wire::Commit& commit, Outbox
                                           std::to_string(round_));
   }
   if (!waiting_commits_.empty()) {
-    check_norm(ticket, commit.total_norm, waiting_commits_.begin()->second.total_norm);
+    check_norms(ticket, commit.norms, waiting_commits_.begin()->second.norms);
   }
   if (!state_.shared.sequencer.is_current(ticket)) return;
-  waiting_commits_[ticket.rank] = {ticket, commit.total_norm};
+  waiting_commits_[ticket.rank] = {ticket, std::move(commit.norms)};
   try_complete(outbox);
 }
 
-void RoundGroup::apply_commit(double total_norm, Outbox& outbox) {
+void RoundGroup::apply_commit(Outbox& outbox) {
+  std::vector<double>& norms = waiting_commits_.begin()->second.norms;  // equal in all
   try {
     if (!GradientUpdate::is_void(pushes_)) {
-      update_.apply_merged(pushes_, total_norm, state_.version.round);
+      update_.apply_merged(pushes_, norms, state_.version.round);
     }
     committed_ = {};
     committed_.round = round_;
-    committed_.total_norm = total_norm;
+    committed_.norms = std::move(norms);
     end_round(outbox);
   } catch (const std::exception& error) {
     break_off(error, outbox);

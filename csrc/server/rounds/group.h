@@ -35,7 +35,7 @@ class RoundGroup {
   // Throws kProtocol for a push out of turn.
   void check_push(uint32_t rank, uint64_t round) const;
   void push(Push push, Outbox& outbox);
-  void commit(const Ticket& ticket, const wire::Commit& commit, Outbox& outbox);
+  void commit(const Ticket& ticket, const Buffer& payload, Outbox& outbox);
 
   // Those of `ranks` that belong here take part from the current round on; no join is under way.
   void add_members(const std::set<uint32_t>& ranks);
@@ -55,24 +55,25 @@ class RoundGroup {
   enum class Phase { kCollect, kCommit };
   struct WaitingCommit {
     Ticket ticket;
-    double total_norm = 0;
+    std::vector<double> norms;
   };
   struct Committed {  // the last two-phase round, for the commits that come after the first
     uint64_t round = 0;
-    double total_norm = 0;
+    std::vector<double> norms;
     std::map<uint32_t, Answer> replies;  // of the ranks that have not sent theirs
   };
 
   bool is_early(uint32_t rank, uint64_t round) const;
-  void check_norm(const Ticket& ticket, double given, double expected) const;
+  void check_norms(const Ticket& ticket, const std::vector<double>& given,
+                   const std::vector<double>& expected) const;
   bool complete() const;
   bool wants_commit() const { return pushes_.begin()->second.view.header.clip_norm > 0.0; }
   std::vector<uint32_t> missing() const;
   void try_complete(Outbox& outbox);
-  bool prepare(double* squared_norm, Outbox& outbox);
-  void apply(double squared_norm, Outbox& outbox);
-  void begin_commit(double squared_norm, Outbox& outbox);
-  void apply_commit(double total_norm, Outbox& outbox);
+  bool prepare(std::vector<double>* squared_norms, Outbox& outbox);
+  void apply(std::vector<double> squared_norms, Outbox& outbox);
+  void begin_commit(std::vector<double> squared_norms, Outbox& outbox);
+  void apply_commit(Outbox& outbox);
   void end_round(Outbox& outbox);
   std::vector<uint32_t> blocks_of_reply() const;
   void fail_round(const Error& error, Outbox& outbox);
@@ -92,7 +93,8 @@ class RoundGroup {
   std::map<uint32_t, uint64_t> joining_;  // rank -> the round from which it is a member
   std::set<uint32_t> holders_;            // joining trainers that keep the round from being applied
   Pushes pushes_;
-  Pushes early_;  // of joining trainers, for the round they join at
+  Pushes early_;           // of joining trainers, for the round they join at
+  size_t norm_count_ = 1;  // of the last two-phase round
   std::map<uint32_t, WaitingCommit> waiting_commits_;
   Committed committed_;
 };

@@ -104,8 +104,8 @@ void Rounds::push(Push push, Outbox& outbox) {
   in_group(rank, outbox, [&](RoundGroup& group) { group.push(std::move(push), outbox); });
 }
 
-void Rounds::commit(const Ticket& ticket, const wire::Commit& commit, Outbox& outbox) {
-  in_group(ticket.rank, outbox, [&](RoundGroup& group) { group.commit(ticket, commit, outbox); });
+void Rounds::commit(const Ticket& ticket, const Buffer& payload, Outbox& outbox) {
+  in_group(ticket.rank, outbox, [&](RoundGroup& group) { group.commit(ticket, payload, outbox); });
 }
 
 }  // namespace cpudist::server

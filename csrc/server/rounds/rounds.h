@@ -35,7 +35,7 @@ class Rounds final : public UpdatePolicy {
   void check_push(const Ticket& ticket, const wire::PushHeader& header) const override;
   bool is_due(uint32_t) const override { return false; }
   void push(Push push, Outbox& outbox) override;
-  void commit(const Ticket& ticket, const wire::Commit& commit, Outbox& outbox) override;
+  void commit(const Ticket& ticket, const Buffer& payload, Outbox& outbox) override;
 
   void values_stored() override {}
   void note_rows(const wire::FrameHeader&, uint64_t, const wire::PullTable&, wire::WireDType,

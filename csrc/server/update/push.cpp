@@ -21,6 +21,9 @@ std::string describe_settings(const wire::PushHeader& first, const wire::PushHea
   if (first.clip_norm != second.clip_norm) {
     return differ("clip_norm", first.clip_norm, second.clip_norm);
   }
+  if (first.clip_each != second.clip_each) {
+    return std::string("one clips each tensor by its own norm, the other all by one");
+  }
   if (first.configs.size() != second.configs.size()) {
     return differ("number of parameter groups", static_cast<double>(first.configs.size()),
                   static_cast<double>(second.configs.size()));

@@ -164,23 +164,29 @@ void GradientUpdate::apply(Pushes& pushes, uint64_t round, Correction* correctio
   pool_.run(tasks_.size(), std::ref(task));
 }
 
-double GradientUpdate::merge(Pushes& pushes) {
-  new_rows_.make(pushes, store_, pool_);
-  pool_.run(tasks_.size(), [&](size_t i) { merge_task(tasks_[i], pushes); });
-  double total = 0;
-  for (const Task& task : tasks_) {
-    total += task.dense ? blocks_[task.id].squared_norm : shard_work(task).squared_norm;
-  }
-  return total;
+size_t GradientUpdate::norm_of(const Task& task, std::span<const double> norms) const {
+  if (norms.size() == 1) return 0;
+  if (task.dense) return store_.blocks[task.id]->spec().parameter;
+  return norms.size() - store_.tables.size() + task.id;
 }
 
-void GradientUpdate::apply_merged(const Pushes& pushes, double total_norm, uint64_t round) {
-  // As torch.nn.utils.clip_grad_norm_, in which a norm that is not a number spreads.
-  const double ratio = pushes.begin()->second.view.header.clip_norm / (total_norm + 1e-6);
-  const double scale = ratio > 1.0 ? 1.0 : ratio;
+void GradientUpdate::merge(Pushes& pushes, std::span<double> squared_norms) {
+  new_rows_.make(pushes, store_, pool_);
+  pool_.run(tasks_.size(), [&](size_t i) { merge_task(tasks_[i], pushes); });
+  for (const Task& task : tasks_) {
+    squared_norms[norm_of(task, squared_norms)] +=
+        task.dense ? blocks_[task.id].squared_norm : shard_work(task).squared_norm;
+  }
+}
+
+void GradientUpdate::apply_merged(const Pushes& pushes, std::span<const double> norms,
+                                  uint64_t round) {
+  const double limit = settings(pushes).clip_norm;
   for (const uint32_t table : touched_tables_) store_.tables[table]->count_step();
   pool_.run(tasks_.size(), [&](size_t i) {
-    if (scale != 1.0) scale_task(tasks_[i], scale);
+    // As torch.nn.utils.clip_grad_norm_, in which a norm that is not a number spreads.
+    const double ratio = limit / (norms[norm_of(tasks_[i], norms)] + 1e-6);
+    if (!(ratio >= 1.0)) scale_task(tasks_[i], ratio);
     update_task(tasks_[i], pushes, round);
   });
 }

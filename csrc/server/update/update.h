@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "kernels/aligned.h"
@@ -36,11 +37,12 @@ class GradientUpdate {
   // and element in one task. A single push needs no memory for that.
   void apply(Pushes& pushes, uint64_t round, Correction* correction = nullptr);
   // First phase of a round with clip_norm: makes new rows, merges, averages and clips by value
-  // only. Returns the squared norm of what was merged, summed in double: blocks by id, then tables
-  // by id and shard. When it throws no value has changed.
-  double merge(Pushes& pushes);
-  // Second phase: updates with the merged gradient times min(1, clip_norm / (total_norm + 1e-6)).
-  void apply_merged(const Pushes& pushes, double total_norm, uint64_t round);
+  // only. Adds to `squared_norms`, one or one of each tensor, those of what was merged, summed in
+  // double: blocks by id, then tables by id and shard. When it throws no value has changed.
+  void merge(Pushes& pushes, std::span<double> squared_norms);
+  // Second phase: updates with the merged gradient times min(1, clip_norm / (norm + 1e-6)), each
+  // tensor by its own norm, or all by the only one.
+  void apply_merged(const Pushes& pushes, std::span<const double> norms, uint64_t round);
 
   // Ids of the blocks with a gradient in the round last merged or applied, increasing.
   const std::vector<uint32_t>& touched_blocks() const { return touched_blocks_; }
@@ -75,6 +77,8 @@ class GradientUpdate {
     std::vector<double> weights;  // in rank order
   };
 
+  // Where of `norms` that of a task's tensor is: dense parameters stand before tables.
+  size_t norm_of(const Task& task, std::span<const double> norms) const;
   void plan(const Pushes& pushes);
   void reserve(const Pushes& pushes, bool corrects);
   void reserve_shard(const Task& task, const Pushes& pushes, bool corrects);

@@ -160,6 +160,19 @@ TEST(client_merge_clips_by_value_then_by_the_norm_over_all_servers) {
   CHECK_EQ(contents(small.payloads, f.layout).rows.at({0, 1}), 0.5);
 }
 
+TEST(client_merge_clips_every_tensor_by_its_own_norm_over_all_servers) {
+  Packed f;
+  // 3 rows of 4 on both servers, two float32 and two float64.
+  client::QueuedPush step = f.step(0, {1, 2, 30}, -5.0f, {0, 1});
+  clip_push(*f.set, step.payloads, 0.0, 6.0, true);
+  const Contents found = contents(step.payloads, f.layout);
+  const double rows = 6.0 / (std::sqrt(12 * 25.0) + 1e-6);
+  for (const auto& [key, value] : found.rows) CHECK_EQ(value, -5.0f * static_cast<float>(rows));
+  const double dense = 6.0 / (std::sqrt(50.0) + 1e-6);
+  CHECK_EQ(found.blocks.at(1), -5.0 * dense);
+  CHECK_EQ(found.blocks.at(0), -5.0f * static_cast<float>(dense));
+}
+
 TEST(client_merge_clipping_spreads_what_is_not_a_number) {
   Packed f;
   client::QueuedPush step = f.step(0, {1, 2}, std::nanf(""), {1});

@@ -99,11 +99,11 @@ TEST(prefetch_rows_come_with_the_answer_to_a_commit_early_or_late) {
   const auto second =
       world[1].ask(wire::FrameKind::kPush, push_holding(world.layout, 0, 4, {4, 5}, 0, 1.0));
   const double norm =
-      std::sqrt(wire::decode_push_norm(view(world[0].reply(first).payload)).squared_norm);
+      std::sqrt(wire::decode_push_norm(view(world[0].reply(first).payload)).squared_norms.at(0));
   world[1].reply(second);
-  const auto early = world[0].ask(wire::FrameKind::kCommit, encode(wire::Commit{0, norm}));
+  const auto early = world[0].ask(wire::FrameKind::kCommit, encode(wire::Commit{0, {norm}}));
   const wire::Frame early_reply = world[0].reply(early);
-  const auto late = world[1].ask(wire::FrameKind::kCommit, encode(wire::Commit{0, norm}));
+  const auto late = world[1].ask(wire::FrameKind::kCommit, encode(wire::Commit{0, {norm}}));
   const wire::Frame late_reply = world[1].reply(late);
   CHECK(keys_in(world.dense(early_reply)) == (std::vector<int64_t>{3, 4}));
   CHECK(keys_in(world.dense(late_reply)) == (std::vector<int64_t>{4}));

@@ -98,7 +98,7 @@ class Cluster {
 };
 
 uint64_t step_once(Trainer& trainer, const wire::ParamSetLayout& layout, int64_t step,
-                   double clip_norm = 0.0) {
+                   double clip_norm = 0.0, bool clip_each = false) {
   const std::vector<int64_t> ids{step % kRows, (step * 7 + trainer.rank) % kRows, step % kRows};
   trainer.set->pull(0, ids.data(), ids.size(), false);
   std::vector<float> rows;
@@ -110,6 +110,7 @@ uint64_t step_once(Trainer& trainer, const wire::ParamSetLayout& layout, int64_t
   std::vector<float> gradient(kElements, 0.25f * static_cast<float>(trainer.rank + 1));
   client::StepPush push;
   push.clip_norm = clip_norm;
+  push.clip_each = clip_each;
   push.configs = layout.configs;
   push.parameters = {{0, gradient.data()}};
   push.tables = {{0, ids.data(), ids.size(), rows.data()}};
@@ -128,13 +129,13 @@ struct Weights {
   transport::FaultCounts faults;
 };
 
-Weights train(const transport::FaultPlan& plan, double clip_norm) {
+Weights train(const transport::FaultPlan& plan, double clip_norm, bool clip_each = false) {
   Cluster cluster(2, 2, plan);
   std::vector<std::function<void()>> calls;
   for (Trainer& trainer : cluster.trainers) {
     calls.push_back([&] {
       for (int64_t step = 0; step < 8; ++step) {
-        CHECK_EQ(step_once(trainer, cluster.layout, step, clip_norm), step);
+        CHECK_EQ(step_once(trainer, cluster.layout, step, clip_norm, clip_each), step);
       }
       trainer.set->pull_all_rows();
     });
@@ -179,14 +180,16 @@ TEST(client_training_is_bit_identical_under_faults) {
   plan.reorder = 0.2;
   plan.cut = 0.02;
   plan.seed = 3;
-  const Weights calm = train({}, 0.75);
-  const Weights rough = train(plan, 0.75);
-  CHECK(calm.table == rough.table);
-  CHECK(calm.dense == rough.dense);
-  CHECK(rough.faults.dropped > 0);
-  CHECK(rough.faults.duplicated > 0);
-  CHECK(rough.faults.reordered > 0);
-  CHECK(rough.faults.cut > 0);
+  for (const bool clip_each : {false, true}) {
+    const Weights calm = train({}, 0.75, clip_each);
+    const Weights rough = train(plan, 0.75, clip_each);
+    CHECK(calm.table == rough.table);
+    CHECK(calm.dense == rough.dense);
+    CHECK(rough.faults.dropped > 0);
+    CHECK(rough.faults.duplicated > 0);
+    CHECK(rough.faults.reordered > 0);
+    CHECK(rough.faults.cut > 0);
+  }
 }
 
 TEST(client_training_resumes_an_interrupted_push) {

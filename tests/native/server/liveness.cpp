@@ -130,6 +130,28 @@ TEST(server_ready_fails_when_trainer_zero_is_lost) {
   world[1].error(world[1].ask(wire::FrameKind::kReady), ErrorCode::kPeerLost);
 }
 
+TEST(server_trainer_lost_between_the_phases_of_a_round_ends_the_next_one) {
+  for (const bool clip_each : {false, true}) {
+    World world(small_layout(), quick(2));
+    PushSpec spec;
+    spec.clip_norm = 2.0;
+    spec.clip_each = clip_each;
+    spec.blocks[0] = {8, 0, 0, 0};
+    const auto first = world.push(0, spec);
+    world.push(1, spec);
+    world[0].reply(first);
+    world[1].disconnect();
+    loss_of(world.server);
+    // All gradients are there: the round is applied for whoever is left, once.
+    const wire::Commit commit{0, std::vector<double>(clip_each ? 3 : 1, 4.0)};
+    world[0].reply(world[0].ask(wire::FrameKind::kCommit, encode(commit)));
+    CHECK_EQ(world.floats(0)[0], 10 - 8.0f * static_cast<float>(2.0 / (4.0 + 1e-6)));
+    spec.round = 1;
+    world[0].error(world.push(0, spec), ErrorCode::kPeerLost);
+    CHECK_EQ(world.server.stats().rounds, 1u);
+  }
+}
+
 TEST(server_goodbye_is_no_loss) {
   World world(small_layout(), quick(2));
   world[1].ask(wire::FrameKind::kGoodbye, Buffer(), wire::kNoParamSet);

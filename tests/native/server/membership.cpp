@@ -213,7 +213,7 @@ TEST(server_hold_delays_a_commit) {
   spec.clip_norm = 1e9;
   world[0].reply(world.push(0, spec));
   join(world[1], wire::JoinStep::kHold);
-  const auto commit = world[0].ask(wire::FrameKind::kCommit, encode(wire::Commit{0, 6.0}));
+  const auto commit = world[0].ask(wire::FrameKind::kCommit, encode(wire::Commit{0, {6.0}}));
   CHECK(world[0].waits(commit));
   join(world[1], wire::JoinStep::kRelease);
   CHECK_EQ(world.dense(world[0].reply(commit)).version.round, 1u);

@@ -218,6 +218,9 @@ TEST(server_round_of_different_settings_fails_for_all) {
   b = a;
   b.clip_norm = 2;
   CHECK(contains(run(a, b), "clip_norm: 0 against 2"));
+  a.clip_norm = 2;
+  b.clip_each = true;
+  CHECK(contains(run(a, b), "one clips each tensor by its own norm"));
 }
 
 TEST(server_close_by_all_frees_the_set) {

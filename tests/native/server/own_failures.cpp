@@ -37,16 +37,6 @@ std::string failure_of_hello(std::exception_ptr planted, ErrorCode code) {
   return thrown;
 }
 
-// Runs `attempt` with the first allocation failing, then with the second, until none does.
-template <typename Attempt>
-void at_every_allocation(const Attempt& attempt) {
-  bool happened = true;
-  for (int64_t nth = 0; happened; ++nth) {
-    CHECK(nth < 10000);
-    happened = attempt(nth);
-  }
-}
-
 }  // namespace
 
 // A newer incarnation takes over as a whole, or the older one goes on.
@@ -129,7 +119,7 @@ TEST(server_out_of_memory_at_a_commit_applies_nothing_twice) {
         // told to the channel
       }
     };
-    const Buffer commit = encode(wire::Commit{0, 4.0});
+    const Buffer commit = encode(wire::Commit{0, {4.0}});
     bool happened = false;
     {
       Buffer first = commit.share();
@@ -144,6 +134,35 @@ TEST(server_out_of_memory_at_a_commit_applies_nothing_twice) {
     return happened;
   });
   CHECK(attempts > 5);
+}
+
+// Those who wait are told of a loss however often its telling fails.
+TEST(server_out_of_memory_in_the_liveness_thread_is_made_up_for) {
+  int64_t failed = 0;
+  at_every_allocation([&](int64_t nth) {
+    server::ServerOptions options = server_options(2);
+    options.reconnect_grace_ms = 1;
+    options.liveness_ms = 600;
+    World world(small_layout(), options);
+    const auto push = world.push(0, {});
+    const FailingNewElsewhere failing(nth);
+    world[1].disconnect();
+    const TimePoint deadline = Clock::now() + std::chrono::seconds(20);
+    auto answered = push;
+    // An answer that there was no memory to send is recorded: a client asks for it.
+    while (!world[0].connection()->wait_for_answer(push,
+                                                   Clock::now() + std::chrono::milliseconds(10))) {
+      CHECK(Clock::now() < deadline);
+      const auto probe = world[0].plain(wire::FrameKind::kProbe, 0, Buffer(), world[0].sequence());
+      if (world[0].answer(probe).header.kind == wire::FrameKind::kProbeReply) continue;
+      answered = probe;
+      break;
+    }
+    world[0].error(answered, ErrorCode::kPeerLost);
+    if (failing.happened()) ++failed;
+    return failing.happened();
+  });
+  CHECK(failed > 5);
 }
 
 TEST(server_out_of_memory_is_overloaded) {

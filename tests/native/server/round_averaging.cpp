@@ -101,8 +101,8 @@ TEST(round_of_total_weight_zero_moves_only_its_number) {
   spec.clip_norm = 1;
   const auto second = world.push(0, spec);
   world.push(1, spec);
-  CHECK_EQ(wire::decode_push_norm(view(world[0].reply(second).payload)).squared_norm, 0.0);
-  reply = world[0].reply(world[0].ask(wire::FrameKind::kCommit, encode(wire::Commit{1, 0.0})));
+  CHECK_EQ(wire::decode_push_norm(view(world[0].reply(second).payload)).squared_norms.at(0), 0.0);
+  reply = world[0].reply(world[0].ask(wire::FrameKind::kCommit, encode(wire::Commit{1, {0.0}})));
   CHECK_EQ(world.dense(reply).version.round, 2u);
   CHECK(world.dense(reply).blocks.empty());
   CHECK(world.floats(0) == std::vector<float>({10, 11, 12, 13}));
@@ -148,20 +148,63 @@ TEST(round_clip_norm_takes_two_phases) {
   const auto second = world.push(1, b);
   const wire::PushNorm norm = wire::decode_push_norm(view(world[0].reply(first).payload));
   CHECK_EQ(norm.round, 0u);
-  CHECK_EQ(norm.squared_norm, 9.0 + 4 * 16.0);
-  CHECK_EQ(wire::decode_push_norm(view(world[1].reply(second).payload)).squared_norm, 73.0);
+  CHECK_EQ(norm.squared_norms.at(0), 9.0 + 4 * 16.0);
+  CHECK_EQ(wire::decode_push_norm(view(world[1].reply(second).payload)).squared_norms.at(0), 73.0);
   CHECK(world.floats(0) == std::vector<float>({10, 11, 12, 13}));
 
   const double total = std::sqrt(2 * 73.0);  // another server has as much
-  const auto commit = world[1].ask(wire::FrameKind::kCommit, encode(wire::Commit{0, total}));
+  const auto commit = world[1].ask(wire::FrameKind::kCommit, encode(wire::Commit{0, {total}}));
   const auto scale = static_cast<float>(1.0 / (total + 1e-6));
   CHECK_EQ(world.floats(0)[0], 10 - 3.0f * scale);
   CHECK_EQ(world.row(5)[0], weight_of(5) - 4.0f * scale);
   CHECK_EQ(world.dense(world[1].reply(commit)).version.round, 1u);
-  const auto other = world[0].ask(wire::FrameKind::kCommit, encode(wire::Commit{0, total}));
+  const auto other = world[0].ask(wire::FrameKind::kCommit, encode(wire::Commit{0, {total}}));
   const wire::Frame late = world[0].reply(other);
   CHECK_EQ(world.dense(late).blocks.size(), 1u);
   CHECK_EQ(world.floats(0)[0], 10 - 3.0f * scale);
+}
+
+TEST(round_clip_each_scales_every_tensor_by_its_own_norm_over_all_servers) {
+  World world(2);
+  PushSpec a, b;
+  a.clip_norm = b.clip_norm = 1.0;
+  a.clip_each = b.clip_each = true;
+  a.blocks[0] = {6, 0, 0, 0};
+  a.blocks[1] = {0, 0, 0.5};
+  b.tables[0] = {{5, 8.0f}};  // averages: 3 and 0.25 in the blocks, a row of four times 4
+  const auto first = world.push(0, a);
+  world.push(1, b);
+  const auto told = wire::decode_push_norm(view(world[0].reply(first).payload), 3);
+  CHECK(told.squared_norms == (std::vector<double>{9.0, 0.0625, 64.0}));
+  CHECK(world.floats(0) == std::vector<float>({10, 11, 12, 13}));
+
+  // Another server has 16 of the first parameter, and rows of the table.
+  const std::vector<double> norms{5.0, 0.25, 10.0};
+  const auto commit = world[1].ask(wire::FrameKind::kCommit, encode(wire::Commit{0, norms}));
+  CHECK_EQ(world.floats(0)[0], 10 - 3.0f * static_cast<float>(1.0 / (5.0 + 1e-6)));
+  CHECK_EQ(world.doubles(1)[2], 12 - 0.25);
+  CHECK_EQ(world.row(5)[0], weight_of(5) - 4.0f * static_cast<float>(1.0 / (10.0 + 1e-6)));
+  CHECK_EQ(world.dense(world[1].reply(commit)).version.round, 1u);
+  std::vector<double> others = norms;
+  others[1] = 0.5;
+  world[0].error(world[0].ask(wire::FrameKind::kCommit, encode(wire::Commit{0, others})),
+                 ErrorCode::kProtocol);
+  world[0].reply(world[0].ask(wire::FrameKind::kCommit, encode(wire::Commit{0, norms})));
+}
+
+TEST(round_clip_each_spreads_what_is_no_number_in_its_tensor_only) {
+  World world(1);
+  PushSpec spec;
+  spec.clip_norm = 1.0;
+  spec.clip_each = true;
+  spec.blocks[0] = {NAN, 1, 0, 0};
+  spec.blocks[1] = {0.5, 0, 0};
+  const auto push = world.push(0, spec);
+  const auto told = wire::decode_push_norm(view(world[0].reply(push).payload), 3);
+  CHECK(std::isnan(told.squared_norms[0]));
+  world[0].reply(world[0].ask(wire::FrameKind::kCommit, encode(wire::Commit{0, {NAN, 0.5, 0.0}})));
+  CHECK(std::isnan(world.floats(0)[1]));
+  CHECK_EQ(world.doubles(1)[0], 9.5);
 }
 
 TEST(round_clip_norm_leaves_small_gradients_alone) {
@@ -170,7 +213,7 @@ TEST(round_clip_norm_leaves_small_gradients_alone) {
   spec.clip_norm = 100;
   spec.blocks[0] = {0.1, 0, 0, 0};
   world.push(0, spec);
-  world[0].ask(wire::FrameKind::kCommit, encode(wire::Commit{0, 0.1}));
+  world[0].ask(wire::FrameKind::kCommit, encode(wire::Commit{0, {0.1}}));
   CHECK_EQ(world.floats(0)[0], 10 - 0.1f);
 }
 
@@ -179,16 +222,16 @@ TEST(round_commit_errors) {
   PushSpec spec;
   spec.clip_norm = 1;
   spec.blocks[0] = {1, 1, 1, 1};
-  const auto early = world[0].ask(wire::FrameKind::kCommit, encode(wire::Commit{0, 1.0}));
+  const auto early = world[0].ask(wire::FrameKind::kCommit, encode(wire::Commit{0, {1.0}}));
   world[0].error(early, ErrorCode::kProtocol);
   world.push(0, spec);
   world.push(1, spec);
-  const auto wrong = world[0].ask(wire::FrameKind::kCommit, encode(wire::Commit{3, 1.0}));
+  const auto wrong = world[0].ask(wire::FrameKind::kCommit, encode(wire::Commit{3, {1.0}}));
   world[0].error(wrong, ErrorCode::kProtocol);
-  world[0].reply(world[0].ask(wire::FrameKind::kCommit, encode(wire::Commit{0, 1.0})));
-  const auto other = world[1].ask(wire::FrameKind::kCommit, encode(wire::Commit{0, 2.0}));
+  world[0].reply(world[0].ask(wire::FrameKind::kCommit, encode(wire::Commit{0, {1.0}})));
+  const auto other = world[1].ask(wire::FrameKind::kCommit, encode(wire::Commit{0, {2.0}}));
   world[1].error(other, ErrorCode::kProtocol);
-  const auto twice = world[0].ask(wire::FrameKind::kCommit, encode(wire::Commit{0, 1.0}));
+  const auto twice = world[0].ask(wire::FrameKind::kCommit, encode(wire::Commit{0, {1.0}}));
   world[0].error(twice, ErrorCode::kProtocol);
 }
 
@@ -276,7 +319,8 @@ namespace {
 constexpr int64_t kTrainedRows = kInstrumented ? 600 : 3000;
 
 // Three trainers, four rounds of random gradients; the bytes of everything at the end.
-std::vector<float> train(uint32_t threads, const std::vector<size_t>& order, double clip_norm) {
+std::vector<float> train(uint32_t threads, const std::vector<size_t>& order, double clip_norm,
+                         bool clip_each) {
   wire::ParamSetLayout layout = small_layout();
   layout.tables[0].rows = kTrainedRows;
   layout.tables.push_back({"other", 500, 3, 0});
@@ -292,6 +336,7 @@ std::vector<float> train(uint32_t threads, const std::vector<size_t>& order, dou
       spec.round = round;
       spec.configs = layout.configs;
       spec.clip_norm = clip_norm;
+      spec.clip_each = clip_each;
       spec.weight = 1 + static_cast<double>(random() % 3);
       spec.blocks[0] = {gradient(random), gradient(random), gradient(random), gradient(random)};
       for (int64_t key = 0; key < kTrainedRows; ++key) {
@@ -302,8 +347,10 @@ std::vector<float> train(uint32_t threads, const std::vector<size_t>& order, dou
     uint64_t last = 0;
     for (const size_t rank : order) last = world.push(rank, specs[rank]);
     if (clip_norm == 0) continue;
-    const auto norm = wire::decode_push_norm(view(world[order[2]].reply(last).payload));
-    const wire::Commit commit{round, std::sqrt(norm.squared_norm)};
+    const auto norm =
+        wire::decode_push_norm(view(world[order[2]].reply(last).payload), clip_each ? 4 : 1);
+    wire::Commit commit{round, {}};
+    for (const double squared : norm.squared_norms) commit.norms.push_back(std::sqrt(squared));
     for (const size_t rank : order)
       world[rank].reply(world[rank].ask(wire::FrameKind::kCommit, encode(commit)));
   }
@@ -322,12 +369,13 @@ std::vector<float> train(uint32_t threads, const std::vector<size_t>& order, dou
 }  // namespace
 
 TEST(round_bits_depend_neither_on_threads_nor_on_arrival) {
-  for (const double clip_norm : {0.0, 0.75}) {
-    const auto expected = train(1, {0, 1, 2}, clip_norm);
+  for (const auto& [clip_norm, each] :
+       std::vector<std::pair<double, bool>>{{0.0, false}, {0.75, false}, {0.75, true}}) {
+    const auto expected = train(1, {0, 1, 2}, clip_norm, each);
     std::vector<size_t> order = {0, 1, 2};
     do {
       for (const uint32_t threads : {1u, 4u}) {
-        const auto found = train(threads, order, clip_norm);
+        const auto found = train(threads, order, clip_norm, each);
         CHECK_EQ(found.size(), expected.size());
         CHECK_EQ(std::memcmp(found.data(), expected.data(), found.size() * sizeof(float)), 0);
       }

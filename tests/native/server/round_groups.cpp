@@ -35,7 +35,7 @@ struct GroupWorld : World {
     return push(rank, spec);
   }
   uint64_t commit(size_t rank, uint64_t number, double norm) {
-    return trainers[rank]->ask(wire::FrameKind::kCommit, encode(wire::Commit{number, norm}));
+    return trainers[rank]->ask(wire::FrameKind::kCommit, encode(wire::Commit{number, {norm}}));
   }
   float first() { return floats(0)[0]; }
   std::vector<uint32_t> waited_for(size_t rank) {
@@ -150,7 +150,7 @@ TEST(groups_end_a_barrier_each_at_its_round) {
 TEST(groups_update_between_the_two_phases_of_another) {
   GroupWorld world({0, 0, 1});
   const auto norm_of = [&](size_t rank, uint64_t id) {
-    return wire::decode_push_norm(view(world[rank].reply(id).payload)).squared_norm;
+    return wire::decode_push_norm(view(world[rank].reply(id).payload)).squared_norms.at(0);
   };
   const auto a = world.round(0, 0, 2, 2.0);
   const auto b = world.round(1, 0, 6, 2.0);

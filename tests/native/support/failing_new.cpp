@@ -3,6 +3,7 @@
 
 #include "support/failing_new.h"
 
+#include <atomic>
 #include <cerrno>
 #include <cstdlib>
 #include <new>
@@ -12,10 +13,19 @@ namespace {
 // Of this thread: allocations until the one that fails; below 0: none does, or it has.
 thread_local int64_t left = -1;
 
+// Of all threads but those that are spared.
+std::atomic<int64_t> left_elsewhere{-1};
+thread_local bool spared = false;
+
+bool fails_elsewhere() {
+  return !spared && left_elsewhere.load() >= 0 && left_elsewhere.fetch_sub(1) == 0;
+}
+
 }  // namespace
 
 void* operator new(size_t size) {
   if (left >= 0 && left-- == 0) throw std::bad_alloc();
+  if (fails_elsewhere()) throw std::bad_alloc();
   void* memory = std::malloc(size == 0 ? 1 : size);
   if (memory == nullptr) throw std::bad_alloc();
   return memory;
@@ -51,5 +61,17 @@ FailingNew::FailingNew(int64_t nth) { left = nth; }
 FailingNew::~FailingNew() { left = -1; }
 
 bool FailingNew::happened() const { return left < 0; }
+
+FailingNewElsewhere::FailingNewElsewhere(int64_t nth) {
+  spared = true;
+  left_elsewhere = nth;
+}
+
+FailingNewElsewhere::~FailingNewElsewhere() {
+  left_elsewhere = -1;
+  spared = false;
+}
+
+bool FailingNewElsewhere::happened() const { return left_elsewhere.load() < 0; }
 
 }  // namespace cpudist::testing

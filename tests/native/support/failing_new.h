@@ -1,10 +1,12 @@
 // Copyright (c) 2026 The torch_cpudist authors.
 // SPDX-License-Identifier: BSD-3-Clause
 //
-// Memory that runs out at a chosen allocation, in one thread.
+// Memory that runs out at a chosen allocation, in one thread or in all others.
 #pragma once
 
 #include <cstdint>
+
+#include "support/check.h"
 
 namespace cpudist::testing {
 
@@ -18,5 +20,26 @@ class FailingNew {
   FailingNew& operator=(const FailingNew&) = delete;
   bool happened() const;
 };
+
+// The same for all threads but this one, whose allocations together are counted. One at a time.
+class FailingNewElsewhere {
+ public:
+  explicit FailingNewElsewhere(int64_t nth);
+  ~FailingNewElsewhere();
+  FailingNewElsewhere(const FailingNewElsewhere&) = delete;
+  FailingNewElsewhere& operator=(const FailingNewElsewhere&) = delete;
+  bool happened() const;
+};
+
+// Runs `attempt` with the first allocation failing, then with the second, until none does, as it
+// returns.
+template <typename Attempt>
+void at_every_allocation(const Attempt& attempt) {
+  bool happened = true;
+  for (int64_t nth = 0; happened; ++nth) {
+    CHECK(nth < 10000);
+    happened = attempt(nth);
+  }
+}
 
 }  // namespace cpudist::testing

@@ -203,8 +203,12 @@ inline std::vector<Sample> all_samples() {
   add("layout with groups", encode(grouped), [](Bytes b) { wire::decode_layout(b); });
   add("layout with a remote table", encode(sample_remote_layout()),
       [](Bytes b) { wire::decode_layout(b); });
-  add("norm", encode(wire::PushNorm{3, 2.0}), [](Bytes b) { wire::decode_push_norm(b); });
-  add("commit", encode(wire::Commit{3, 2.0}), [](Bytes b) { wire::decode_commit(b); });
+  add("norm", encode(wire::PushNorm{3, {2.0}}), [](Bytes b) { wire::decode_push_norm(b); });
+  add("norms", encode(wire::PushNorm{3, {2.0, 0.5, INFINITY}}),
+      [](Bytes b) { wire::decode_push_norm(b, 3); });
+  add("commits", encode(wire::Commit{3, {2.0, 0.5, INFINITY}}),
+      [](Bytes b) { wire::decode_commit(b, 3); });
+  add("commit", encode(wire::Commit{3, {2.0}}), [](Bytes b) { wire::decode_commit(b); });
   add("join", encode(wire::Join{wire::JoinStep::kMember, 9}),
       [](Bytes b) { wire::decode_join(b); });
   add("round", encode(wire::RoundReply{9}), [](Bytes b) { wire::decode_round_reply(b); });

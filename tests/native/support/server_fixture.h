@@ -219,6 +219,7 @@ struct PushSpec {
   double weight = 1.0;
   double clip_value = 0.0;
   double clip_norm = 0.0;
+  bool clip_each = false;
   std::vector<kernels::OptimizerConfig> configs = {sgd()};
   std::map<uint32_t, std::vector<double>> blocks;  // values of a gradient
   std::map<uint32_t, std::vector<std::pair<int64_t, float>>>
@@ -231,6 +232,7 @@ inline Buffer make_push(const wire::ParamSetLayout& layout, const PushSpec& spec
   header.weight = spec.weight;
   header.clip_value = spec.clip_value;
   header.clip_norm = spec.clip_norm;
+  header.clip_each = spec.clip_each;
   header.configs = spec.configs;
   std::vector<wire::BlockRef> blocks;
   for (const auto& [id, values] : spec.blocks) {

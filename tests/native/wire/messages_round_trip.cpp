@@ -82,9 +82,11 @@ TEST(messages_control_round_trip) {
   CHECK(probe.known && probe.waiting_for == (std::vector<uint32_t>{1, 2, 3}));
   CHECK_EQ(probe.stored_bytes, 7u);
   CHECK(!wire::decode_probe_reply(view_of(encode(wire::ProbeReply{}))).known);
-  CHECK_EQ(wire::decode_push_norm(view_of(encode(wire::PushNorm{3, 2.0}))).squared_norm, 2.0);
-  CHECK(std::isnan(wire::decode_push_norm(view_of(encode(wire::PushNorm{3, NAN}))).squared_norm));
-  CHECK_EQ(wire::decode_commit(view_of(encode(wire::Commit{3, 2.5}))).total_norm, 2.5);
+  CHECK_EQ(wire::decode_push_norm(view_of(encode(wire::PushNorm{3, {2.0}}))).squared_norms.at(0),
+           2.0);
+  CHECK(std::isnan(
+      wire::decode_push_norm(view_of(encode(wire::PushNorm{3, {NAN}}))).squared_norms.at(0)));
+  CHECK_EQ(wire::decode_commit(view_of(encode(wire::Commit{3, {2.5}}))).norms.at(0), 2.5);
   const wire::Join join =
       wire::decode_join(view_of(encode(wire::Join{wire::JoinStep::kRelease, 9})));
   CHECK(join.step == wire::JoinStep::kRelease && join.round == 9);
