@@ -192,10 +192,19 @@ void GeoExchange::begin(bool whole, const OuterStep& step, uint64_t steps, uint6
   }
   outgoing_ = std::vector<Outgoing>(set_.server_count);
   for (uint32_t s = 0; s < set_.server_count; ++s) outgoing_[s].blocks = set_.shard_blocks[s];
-  unsent_ = false;
+  left_.clear();
   for (uint32_t t = 0; t < tables_.size(); ++t) choose_rows(t);
   lay_out(steps, samples);
+  // Nothing throws any more.
+  for (GeoTable& table : tables_) table.next_interval();
+  for (const Left& rows : left_) tables_[rows.table].put_back(rows.server, rows.keys);
+  unsent_ = !left_.empty();
+  left_.clear();
+  for (const Outgoing& out : outgoing_) {
+    for (const auto& keys : out.keys) stats_.rows_sent += keys.size();
+  }
   travelling_ = steps;
+  phase_ = Phase::kPack;
 }
 
 bool GeoExchange::has_more() const {
@@ -211,10 +220,9 @@ uint64_t GeoExchange::steps() const {
 void GeoExchange::choose_rows(uint32_t index) {
   GeoTable& table = tables_[index];
   const size_t dim = table.spec().dim;
-  auto keys = table.take_touched();
+  auto keys = whole_ ? table.shadowed() : table.touched();
   if (whole_) {
     const float* weight = set_.table(index).weight();
-    keys = table.shadowed();
     for (auto& owned : keys) {
       std::erase_if(owned, [&](int64_t key) {
         const float* row = weight + static_cast<size_t>(key) * dim;
@@ -225,9 +233,10 @@ void GeoExchange::choose_rows(uint32_t index) {
   const size_t most = std::max<size_t>(rows_bytes_ / (sizeof(int64_t) + dim * sizeof(float)), 1);
   for (uint32_t s = 0; s < set_.server_count; ++s) {
     if (keys[s].size() > most) {
-      unsent_ = true;
-      table.put_back(s, std::span(keys[s]).subspan(most));
-      keys[s].resize(most);
+      const auto end = keys[s].begin() + static_cast<std::ptrdiff_t>(most);
+      left_.push_back({index, s, {end, keys[s].end()}});
+      table.make_room(s, left_.back().keys.size());
+      keys[s].erase(end, keys[s].end());
     }
     outgoing_[s].keys.push_back(std::move(keys[s]));
   }
@@ -268,33 +277,43 @@ void GeoExchange::lay_out(uint64_t steps, uint64_t samples) {
       if (averages_) {
         agreed_.push_back({t, out.keys[t], std::vector<float>(ref.row_count * ref.dim)});
       }
-      stats_.rows_sent += ref.row_count;
     }
     out.filled = wire::layout_push(header, blocks, tables, pool_);
   }
-  samples_ = samples;
-  phase_ = Phase::kPack;
+  push_ = {};
+  push_.configs = set_.layout.configs;
+  push_.samples = samples;
+  push_.dtype = dtype();
+  push_.payloads.reserve(outgoing_.size());
 }
 
 void GeoExchange::send() {
-  QueuedPush push;
-  push.configs = set_.layout.configs;
-  push.samples = samples_;
-  push.dtype = dtype();
-  push.read = set_.take_read();
-  for (Outgoing& out : outgoing_) push.payloads.push_back(std::move(out.filled.payload));
-  outgoing_.clear();
-  // Before the queue takes it: an interrupt ends the wait for room, not the push.
-  phase_ = Phase::kTravel;
-  queue_->add(std::move(push));
+  if (push_.payloads.empty()) {
+    push_.read = set_.take_read();
+    for (Outgoing& out : outgoing_) push_.payloads.push_back(std::move(out.filled.payload));
+  }
+  // An interrupt ends the wait for room, not the push.
+  const auto note = [this] {
+    if (!push_.payloads.empty()) return;
+    outgoing_.clear();
+    phase_ = Phase::kTravel;
+  };
+  try {
+    queue_->add(std::move(push_));
+  } catch (...) {
+    note();
+    throw;
+  }
+  note();
 }
 
 void GeoExchange::receive() {
-  replies_ = queue_->take_arrived();
+  if (replies_.empty()) replies_ = queue_->take_arrived();
   views_.clear();
   slices_.clear();
   next_slice_ = 0;
   more_ = false;
+  uint64_t rows_received = 0;
   // First: rows that somebody else has moved too come with the replies.
   for (uint32_t i = 0; i < agreed_.size(); ++i) {
     add_slices(0, Part::kAgreed, i, agreed_[i].keys.size(), kSliceRows);
@@ -310,9 +329,10 @@ void GeoExchange::receive() {
     }
     for (uint32_t i = 0; i < view.tables.size(); ++i) {
       add_slices(s, Part::kRows, i, view.tables[i].keys.size(), kSliceRows);
-      stats_.rows_received += view.tables[i].keys.size();
+      rows_received += view.tables[i].keys.size();
     }
   }
+  stats_.rows_received += rows_received;
   steps_ = views_.front().header.version.steps;
   travelling_ = 0;
   if (set_.layout.mode == wire::UpdateMode::kRounds)
@@ -357,8 +377,9 @@ bool GeoExchange::work(std::span<void* const> weights, TimePoint deadline, uint6
     } else if (next_slice_ < slices_.size()) {
       if (slices == 0) break;
       --slices;
-      const Slice& slice = slices_[next_slice_++];
+      const Slice& slice = slices_[next_slice_];
       phase_ == Phase::kPack ? pack(slice, weights) : apply(slice, weights);
+      ++next_slice_;
     } else if (phase_ == Phase::kPack) {
       send();
     } else {

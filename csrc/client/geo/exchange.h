@@ -59,7 +59,8 @@ class GeoExchange {
   void undo(std::span<void* const> weights, std::span<const uint32_t> parameters,
             std::span<const uint32_t> tables);
   // Starts an exchange; one that is under way must be finished before. `whole`: of every row, and
-  // not only of what was touched. Joins first if this trainer has left.
+  // not only of what was touched. Joins first if this trainer has left. Where it throws, memory
+  // that ran out included, none has begun and no movement is forgotten.
   //
   // On arrival a trainer hands on a share of its movement. Where movements add up that is 1/N, of N
   // trainers that take part; the rest it keeps, to hand it on later, all of it when `whole`. Else
@@ -67,6 +68,7 @@ class GeoExchange {
   // the mean of the trainers' movements.
   void begin(bool whole, const OuterStep& step, uint64_t steps, uint64_t samples);
   // At least one slice, and more until `budget_s` is over. True when no exchange is under way.
+  // Where memory runs out, here and below, the next call goes on.
   bool advance(std::span<void* const> weights, double budget_s);
   // So many slices that packing, and later taking the answers in, is spread over a tenth of the
   // interval each: if servers answer in time the exchange is over before the next is due. `left`:
@@ -97,6 +99,12 @@ class GeoExchange {
     std::vector<uint32_t> blocks;
     std::vector<std::vector<int64_t>> keys;  // by table
     wire::FilledPush filled;
+  };
+  // Rows that did not fit a push.
+  struct Left {
+    uint32_t table;
+    uint32_t server;
+    std::vector<int64_t> keys;
   };
   // Of averaged movement: what handed on rows are on the server if nobody else moves them.
   struct Agreed {
@@ -156,8 +164,9 @@ class GeoExchange {
   uint64_t travelling_ = 0;  // of this one, behind what is on its way
   bool more_ = false;
   bool unsent_ = false;
-  uint64_t samples_ = 0;
   std::vector<Outgoing> outgoing_;  // by server
+  std::vector<Left> left_;          // until the exchange has begun
+  QueuedPush push_;                 // what is packed, until the queue has it
   std::vector<float> unmoved_;      // shadows of a slice before their movement was rounded
   std::vector<Agreed> agreed_;      // by server and table, until the answer is taken in
   std::vector<wire::Frame> replies_;

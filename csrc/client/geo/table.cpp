@@ -81,8 +81,8 @@ void GeoTable::note_touched(const float* weight, size_t count) {
     RowMark& mark = marks_[static_cast<size_t>(key)];
     if (mark.shadow == 0) add_shadow(mark, weight + static_cast<size_t>(key) * spec_.dim);
     if (mark.touched == interval_) continue;
-    mark.touched = interval_;
     touched_[owner_of(key)].push_back(key);
+    mark.touched = interval_;
   }
 }
 
@@ -118,23 +118,18 @@ uint64_t GeoTable::update(const LocalRows& rows, const kernels::OptimizerConfig&
   return count;
 }
 
-std::vector<std::vector<int64_t>> GeoTable::take_touched() {
-  std::vector<std::vector<int64_t>> taken(touched_.size());
-  for (size_t server = 0; server < touched_.size(); ++server) {
-    taken[server].reserve(touched_[server].size());
-  }
-  taken.swap(touched_);
+void GeoTable::next_interval() noexcept {
+  for (auto& keys : touched_) keys.clear();
   if (interval_ == std::numeric_limits<uint32_t>::max()) {
     for (RowMark& mark : std::span(marks_.data(), marks_.size())) mark.touched = 0;
     interval_ = 0;
   }
   ++interval_;
-  return taken;
 }
 
-void GeoTable::put_back(uint32_t server, std::span<const int64_t> keys) {
+void GeoTable::put_back(uint32_t server, std::span<const int64_t> keys) noexcept {
   for (const int64_t key : keys) marks_[static_cast<size_t>(key)].touched = interval_;
-  touched_[server].insert(touched_[server].end(), keys.begin(), keys.end());
+  touched_[server].assign(keys.begin(), keys.end());
 }
 
 std::vector<std::vector<int64_t>> GeoTable::shadowed() const {

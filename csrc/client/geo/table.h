@@ -37,10 +37,15 @@ class GeoTable {
   uint64_t update(const LocalRows& rows, const kernels::OptimizerConfig& config, int64_t step,
                   std::span<const int64_t> keys, const float* gradients);
 
-  // The rows touched since the last call, by server that owns them.
-  std::vector<std::vector<int64_t>> take_touched();
-  // Rows that were taken but do not travel yet.
-  void put_back(uint32_t server, std::span<const int64_t> keys);
+  // The rows touched in this interval, by server that owns them.
+  const std::vector<std::vector<int64_t>>& touched() const { return touched_; }
+  // Memory for so many of one server; see put_back().
+  void make_room(uint32_t server, size_t rows) { touched_[server].reserve(rows); }
+  // Begins the next interval, in which no row is touched yet.
+  void next_interval() noexcept;
+  // Rows of the last interval that count for this one: needs room for them, and no row of this
+  // server is touched yet.
+  void put_back(uint32_t server, std::span<const int64_t> keys) noexcept;
   // All rows with a shadow, by server.
   std::vector<std::vector<int64_t>> shadowed() const;
   float* shadow(int64_t key);  // null: the row is as it was when last received

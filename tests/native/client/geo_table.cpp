@@ -59,6 +59,12 @@ std::vector<int64_t> sorted(std::vector<int64_t> keys) {
 
 using KeyList = std::vector<int64_t>;
 
+std::vector<KeyList> take_touched(client::GeoTable& table) {
+  auto taken = table.touched();
+  table.next_interval();
+  return taken;
+}
+
 }  // namespace
 
 TEST(geo_table_sums_repeated_rows) {
@@ -89,7 +95,7 @@ TEST(geo_table_touched_rows_are_taken_once_an_interval) {
   Fixture f(100, 3);
   f.step({50, 1, 50});
   f.step({1, 99});
-  const auto taken = f.table.take_touched();
+  const auto taken = take_touched(f.table);
   CHECK_EQ(taken.size(), 3u);
   KeyList all;
   for (uint32_t server = 0; server < 3; ++server) {
@@ -99,10 +105,10 @@ TEST(geo_table_touched_rows_are_taken_once_an_interval) {
     }
   }
   CHECK(sorted(all) == (KeyList{1, 50, 99}));
-  for (const KeyList& keys : f.table.take_touched()) CHECK(keys.empty());
+  for (const KeyList& keys : take_touched(f.table)) CHECK(keys.empty());
   f.step({1});
   size_t count = 0;
-  for (const KeyList& keys : f.table.take_touched()) count += keys.size();
+  for (const KeyList& keys : take_touched(f.table)) count += keys.size();
   CHECK_EQ(count, 1u);
   CHECK_EQ(f.table.shadow_rows(), 3u);
 }
@@ -121,7 +127,7 @@ TEST(geo_table_refuses_keys_outside_before_it_changes_anything) {
   }
   CHECK(f.weight == before);
   CHECK_EQ(f.table.shadow_rows(), 0u);
-  CHECK(f.table.take_touched()[0].empty());
+  CHECK(take_touched(f.table)[0].empty());
 }
 
 TEST(geo_table_that_tracks_nothing_keeps_no_shadow) {
@@ -130,7 +136,7 @@ TEST(geo_table_that_tracks_nothing_keeps_no_shadow) {
   f.step({4, 5});
   CHECK_EQ(f.table.shadow_rows(), 0u);
   CHECK_EQ(f.table.size_bytes(), before);
-  CHECK(f.table.take_touched()[0].empty());
+  CHECK(take_touched(f.table)[0].empty());
   CHECK_EQ(f.first_of(4), 3.0f);
 }
 
@@ -148,10 +154,10 @@ TEST(geo_table_shadows_fill_slabs_and_are_forgotten) {
   f.table.forget_shadows();
   CHECK_EQ(f.table.size_bytes(), empty);
   CHECK(f.table.shadow(3) == nullptr && f.table.shadowed()[0].empty());
-  CHECK(f.table.take_touched()[0].empty());
+  CHECK(take_touched(f.table)[0].empty());
   f.step({3});
   CHECK_EQ(f.table.shadow(3)[0], 1.0f);  // two steps were taken from it
-  CHECK(f.table.take_touched()[0] == (KeyList{3}));
+  CHECK(take_touched(f.table)[0] == (KeyList{3}));
 }
 
 }  // namespace cpudist::testing
