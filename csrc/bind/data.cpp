@@ -250,9 +250,12 @@ void bind_data(py::module_& module) {
           py::arg("lane"), py::arg("message"))
       .def("bad_lines",
            [](const ReaderHolder& self) { return bad_line_counts(self.get().bad_lines()); })
-      .def("notices",
-           [](const ReaderHolder& self) { return self.get().bad_lines().take_notices(); })
-      .def("command_notices", [](const ReaderHolder& self) { return self.get().notices().take(); })
+      .def(
+          "notices", [](const ReaderHolder& self) { return self.get().bad_lines().take_notices(); },
+          no_gil())
+      .def(
+          "command_notices", [](const ReaderHolder& self) { return self.get().notices().take(); },
+          no_gil())
       .def("stop", [](const ReaderHolder& self) { self.get().stop(); }, no_gil());
   bind_data_command(module);
   bind_data_store(module);

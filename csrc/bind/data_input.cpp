@@ -105,8 +105,12 @@ std::string path_or_none(const py::object& path) {
 }
 
 py::dict bad_line_counts(data::BadLines& bad_lines) {
+  const auto counts = [&] {
+    const GilReleased no_gil;
+    return bad_lines.counts();
+  }();
   py::dict result;
-  for (const auto& [file, count] : bad_lines.counts()) result[py::int_(file)] = count;
+  for (const auto& [file, count] : counts) result[py::int_(file)] = count;
   return result;
 }
 

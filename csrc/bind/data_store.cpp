@@ -17,6 +17,21 @@ namespace cpudist::bind {
 
 namespace {
 
+// What `read` makes of the load that is going on, or of the last one, or an empty Result. Without
+// the GIL: who changes the store holds its mutex for as long as that takes.
+template <typename Result, typename Read>
+Result of_loader(const StoreHolder& self, const Read& read) {
+  const data::Store& store = self.get();
+  const GilReleased no_gil;
+  const auto loader = store.loader();
+  return loader ? Result(read(loader)) : Result();
+}
+
+std::shared_ptr<data::StoreLoader> loader_of(const StoreHolder& self) {
+  using Loader = std::shared_ptr<data::StoreLoader>;
+  return of_loader<Loader>(self, [](const Loader& loader) { return loader; });
+}
+
 void start_load(const StoreHolder& self, std::vector<std::string> files,
                 const std::vector<LaneArgument>& lanes, uint64_t buffer_bytes,
                 uint64_t line_limit_bytes, const py::object& command, double command_timeout_s,
@@ -32,7 +47,7 @@ void start_load(const StoreHolder& self, std::vector<std::string> files,
 }
 
 void wait_load(const StoreHolder& self, double timeout_s, const py::object& tell) {
-  const auto loader = self.get().loader();
+  const auto loader = loader_of(self);
   if (!loader) return;
   const data::Wait wait = python_wait(timeout_s, loader->notices(), tell);
   const GilReleased no_gil;
@@ -40,8 +55,8 @@ void wait_load(const StoreHolder& self, double timeout_s, const py::object& tell
 }
 
 py::dict load_progress(const StoreHolder& self) {
-  data::LoadProgress progress;
-  if (const auto loader = self.get().loader()) progress = loader->progress();
+  const auto progress =
+      of_loader<data::LoadProgress>(self, [](const auto& loader) { return loader->progress(); });
   py::dict result;
   result["records"] = progress.records;
   result["size_bytes"] = progress.size_bytes;
@@ -94,23 +109,23 @@ py::tuple checksum(const StoreHolder& self) {
 // Calls a function with what feeds the load, or with null where nothing is loaded any more.
 template <typename Function, typename... Arguments>
 bool feed(const StoreHolder& self, const Function& function, const Arguments&... arguments) {
-  const auto loader = self.get().loader();
+  const auto loader = loader_of(self);
   return function(loader ? &loader->feeds() : nullptr, arguments...);
 }
 
 py::dict bad_lines(const StoreHolder& self) {
-  const auto loader = self.get().loader();
+  const auto loader = loader_of(self);
   return loader ? bad_line_counts(loader->bad_lines()) : py::dict();
 }
 
 std::vector<std::string> notices(const StoreHolder& self) {
-  const auto loader = self.get().loader();
-  return loader ? loader->bad_lines().take_notices() : std::vector<std::string>();
+  return of_loader<std::vector<std::string>>(
+      self, [](const auto& loader) { return loader->bad_lines().take_notices(); });
 }
 
 std::vector<std::string> command_notices(const StoreHolder& self) {
-  const auto loader = self.get().loader();
-  return loader ? loader->notices().take() : std::vector<std::string>();
+  return of_loader<std::vector<std::string>>(
+      self, [](const auto& loader) { return loader->notices().take(); });
 }
 
 void bind_feeding(py::class_<StoreHolder>& store) {

@@ -93,12 +93,13 @@ LAYERS: dict[str, tuple[str, ...]] = {
         client__modes="wire client client/rounds client/arrivals",
         client__client="base wire transport client client/modes",
         data="base kernels wire transport",
-        backends="base transport/ranks backends/shm backends/foreign_errors",
+        bind__gil="",
+        backends="base transport/ranks backends/shm backends/foreign_errors bind/gil",
         backends__foreign_errors="base",
         backends__shm="base",
         ops="kernels",
         bind="base kernels wire transport table server/server server/options client "
-        "client/client client/push client/arrivals client/geo data "
+        "client/client client/push client/arrivals client/geo data bind/gil "
         "backends/foreign_errors",
         library="ops",
     ),

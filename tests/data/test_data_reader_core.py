@@ -7,7 +7,9 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -213,6 +215,52 @@ def test_a_store_is_loaded_permuted_and_read(path: str) -> None:
     assert store.checksum() == checksum
     store.release()
     assert store.records == 0
+
+
+@pytest.mark.parametrize("name", ["progress", "bad_lines", "notices"])
+def test_other_threads_go_on_while_a_call_waits_for_the_store(
+    tmp_path: Path, name: str
+) -> None:
+    """Permuting holds the store; who asks it meanwhile does not hold Python."""
+    file = tmp_path / "many"
+    file.write_text("1 7 1 0 2 0.5 -1\n" * 100_000)
+    store = _core.DataStore(make_schema())
+    store.load(files=[str(file)], lanes=[[WHOLE]])
+    store.wait(SOON_S)
+    ask = getattr(store, name)
+    over = threading.Event()
+    ticks: list[float] = []
+
+    def permute() -> None:
+        while not over.is_set():
+            store.permute(3)
+
+    def tick() -> None:
+        while not over.wait(0.0005):
+            ticks.append(time.perf_counter())
+
+    # Nobody runs but who is let: a thread keeps Python until it waits.
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(60.0)
+    threads = [threading.Thread(target=body) for body in (permute, tick)]
+    for thread in threads:
+        thread.start()
+    try:
+        deadline = time.perf_counter() + SOON_S
+        while True:
+            time.sleep(0.001)
+            ticks.clear()
+            begin = time.perf_counter()
+            ask()
+            end = time.perf_counter()
+            if any(begin < t < end for t in ticks):
+                break
+            assert end < deadline, "nobody else ran during a call"
+    finally:
+        sys.setswitchinterval(interval)
+        over.set()
+        for thread in threads:
+            thread.join()
 
 
 def test_texts_are_hashed_as_readers_do(tmp_path: Path) -> None:

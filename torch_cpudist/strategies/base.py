@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import field
 from typing import Any, ClassVar
 
+from torch_cpudist.errors import UnsupportedOptimizerError
 from torch_cpudist.settings import fields
 from torch_cpudist.settings.average import EMA
 from torch_cpudist.settings.clip import Clip

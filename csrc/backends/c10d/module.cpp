@@ -19,6 +19,7 @@
 #include "backends/c10d/transport.h"
 #include "backends/ccl/library.h"
 #include "backends/shm/rendezvous.h"
+#include "bind/gil.h"
 
 namespace cpudist::backends {
 
@@ -136,7 +137,7 @@ void bind_shm(py::module_& module) {
       .def_readonly("members", &shm::Host::members)
       .def_readonly("leaders", &shm::Host::leaders)
       .def_readonly("leader", &shm::Host::leader);
-  const py::call_guard<py::gil_scoped_release> unlocked;
+  const py::call_guard<bind::GilReleased> unlocked;
   module.def("meet", &meet, py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("timeout"),
              py::arg("host"), unlocked);
   module.def("create_shm", &create_shm, py::arg("host"), py::arg("rank"), py::arg("timeout"),
@@ -150,7 +151,7 @@ void bind_shm(py::module_& module) {
 }
 
 void bind_ccl(py::module_& module) {
-  using Released = py::call_guard<py::gil_scoped_release>;
+  using Released = py::call_guard<bind::GilReleased>;
   py::class_<ccl::Engine, std::shared_ptr<ccl::Engine>>(module, "CclEngine")
       .def(py::init([](const std::string& library) {
              return std::make_shared<ccl::Engine>(ccl::load(library));
@@ -170,6 +171,7 @@ void bind_ccl(py::module_& module) {
 
 PYBIND11_MODULE(_c10d, module) {
   module.doc() = "Backends of torch.distributed; see _c10d.pyi.";
+  cpudist::bind::keep_unwound_threads();
   cpudist::backends::bind_shm(module);
   cpudist::backends::bind_ccl(module);
   cpudist::backends::bind_transport(module);

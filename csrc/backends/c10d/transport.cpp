@@ -20,6 +20,7 @@
 #include "backends/c10d/pairwise.h"
 #include "backends/c10d/transport.h"
 #include "backends/foreign_errors.h"
+#include "bind/gil.h"
 #include "transport/ranks/transport.h"
 
 namespace cpudist::backends {
@@ -198,7 +199,7 @@ py::capsule make_transport(const c10::intrusive_ptr<c10d::Backend>& backend) {
     const std::unique_ptr<TransportPtr> owned(
         static_cast<TransportPtr*>(PyCapsule_GetPointer(object, transport::kRankTransportCapsule)));
     // The last owner destroys the backend, which may wait for its threads.
-    const py::gil_scoped_release no_gil;
+    const bind::GilReleased no_gil;
     owned->reset();
   });
   static_cast<void>(made.release());

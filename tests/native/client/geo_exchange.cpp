@@ -9,6 +9,7 @@
 #include <functional>
 #include <latch>
 #include <memory>
+#include <new>
 #include <numeric>
 #include <string>
 #include <vector>
@@ -16,6 +17,7 @@
 #include "client/client.h"
 #include "server/server.h"
 #include "support/check.h"
+#include "support/failing_new.h"
 #include "support/inproc_servers.h"
 #include "support/run_all.h"
 #include "transport/inproc/channel.h"
@@ -82,13 +84,18 @@ class Movers {
 };
 
 // Every step takes 4 from each of its rows, which all trainers share, and from all dense elements.
-void step_all(Mover& mover, client::GeoExchange& exchange, const kernels::OptimizerConfig& config,
-              int64_t step) {
+void step_rows(Mover& mover, client::GeoExchange& exchange, const kernels::OptimizerConfig& config,
+               int64_t step) {
   std::vector<int64_t> keys(kExchangeRows);
   std::iota(keys.begin(), keys.end(), 0);
   const std::vector<float> fours(keys.size() * kExchangeDim, 4.0f);
   const client::LocalRows rows{mover.table.data(), nullptr, mover.counts.data()};
   exchange.update_rows({0, keys.data(), keys.size(), fours.data()}, rows, config, step);
+}
+
+void step_all(Mover& mover, client::GeoExchange& exchange, const kernels::OptimizerConfig& config,
+              int64_t step) {
+  step_rows(mover, exchange, config, step);
   for (float& element : mover.dense) element -= 4.0f;
 }
 
@@ -151,6 +158,48 @@ void check_movement(uint32_t trainers, double outer_step, double part,
   }
 }
 
+// Trainer 0 moves and exchanges while its memory runs out at every place in turn; the other one
+// does not move. What servers hold is `part` of all movement.
+void check_movement_without_memory(double outer_step, double part) {
+  Movers all(2, 2, {});
+  Mover& mover = all.movers.front();
+  client::GeoExchange exchange(mover.set, false, 0);
+  std::vector<void*> weights{mover.dense.data()};
+  exchange.reset(weights);
+  const client::OuterStep outer{outer_step, outer_step};
+  int64_t steps = 0;
+  int64_t failed = 0;
+  const auto insist = [&](const auto& call) {
+    while (true) {
+      try {
+        return call();
+      } catch (const std::bad_alloc&) {
+        ++failed;
+      }
+    }
+  };
+  cpudist::testing::at_every_allocation([&](int64_t nth) {
+    for (float& element : mover.dense) element -= 4.0f;
+    ++steps;
+    const cpudist::testing::FailingNew failing(nth);
+    insist([&] { step_rows(mover, exchange, all.layout.configs.front(), steps); });
+    insist([&] { exchange.begin(false, outer, 1, 0); });
+    insist([&] { exchange.finish(weights); });
+    return failing.happened();
+  });
+  exchange.begin(true, outer, 0, 0);
+  exchange.finish(weights);
+  CHECK(failed > 20);
+  CHECK_EQ(exchange.stats().exchanges, static_cast<uint64_t>(steps + 1));
+  const auto expected = static_cast<float>(-4.0 * static_cast<double>(steps) * part);
+  Mover& other = all.movers.back();
+  std::vector<void*> others{other.dense.data()};
+  other.set->pull_dense(others);
+  other.set->pull_all_rows();
+  for (const float value : other.dense) CHECK_NEAR(value, expected, 1e-2);
+  for (const float value : other.table) CHECK_NEAR(value, expected, 1e-2);
+}
+
 }  // namespace
 
 TEST(geo_exchange_hands_on_all_movement_in_time) { check_movement(2, 0.0, 1.0); }
@@ -160,6 +209,11 @@ TEST(geo_exchange_moves_servers_by_a_step_on_the_mean) {
   check_movement(3, 1.5, 0.5);
   check_movement(2, 1.0, 0.5);
   check_movement(2, 9.0, 1.0);  // never more than the sum
+}
+
+TEST(geo_exchange_out_of_memory_keeps_the_sum_of_all_movement) {
+  check_movement_without_memory(0.0, 1.0);
+  check_movement_without_memory(1.0, 0.5);
 }
 
 TEST(geo_exchange_is_in_time_over_a_bad_network) {
