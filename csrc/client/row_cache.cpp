@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 
 #include "base/errors.h"
 #include "kernels/gather_scatter.h"
@@ -42,6 +43,11 @@ struct MarksInPlaces {
 void KeySplit::run(std::span<const int64_t> keys) {
   order_.resize(keys.size());
   offsets_.resize(server_count_ + 1);
+  if (server_count_ == 1) {
+    std::iota(order_.begin(), order_.end(), 0u);
+    offsets_ = {0, static_cast<uint32_t>(keys.size())};
+    return;
+  }
   partitioner_.run(keys.data(), keys.size(), salt_, owners_.data(), server_count_, order_.data(),
                    offsets_.data());
 }
@@ -150,6 +156,7 @@ std::span<const int64_t> TableCache::take_missing_places(std::span<const Id> ids
     forget({missing, count});
     throw;
   }
+  count_values();
   hits_ += hits;
   return {missing, count};
 }

@@ -248,6 +248,11 @@ class GuessedRows {
     ids_.insert(ids_.end(), some_.begin(), some_.end());
     ends_.emplace_back(number, ids_.size());
   }
+  // Whether a remote table's rows would be dropped again for memory, before they are looked up.
+  bool is_too_much(const CacheBudget& budget) const {
+    const uint64_t bytes = ids_.size() * cache_.spec().dim * sizeof(float);
+    return cache_.remote() && budget.used_bytes + bytes > budget.limit_bytes;
+  }
   // Marks what is to be pulled as current, and counts it by guess.
   void take(Shared& shared, Prefetcher& prefetcher, std::vector<uint64_t>* counts) {
     const std::span<const int64_t> ids(ids_);
@@ -345,7 +350,7 @@ std::vector<uint64_t> pull_together(Shared& shared, SetState& set, Prefetcher& p
       locks.emplace_back(cache.mutex);
       GuessedRows& rows = tables.emplace_back(table, cache);
       for (const size_t number : numbers) rows.add(guesses[number], number);
-      rows.take(shared, prefetcher, &counts);
+      if (!rows.is_too_much(set.cache_budget)) rows.take(shared, prefetcher, &counts);
     }
     std::vector<WantedRows> wanted;
     uint64_t bytes = 0;

@@ -44,6 +44,7 @@ wire::ParamSetLayout layout_of(const Case& given) {
   cpudist::kernels::OptimizerConfig adagrad;
   adagrad.kind = cpudist::kernels::OptimizerKind::kAdagrad;
   adagrad.lr = 0.3;
+  adagrad.eps = 1e-10;
   wire::ParamSetLayout layout;
   layout.mode = given.mode;
   layout.push_dtype = given.push;
