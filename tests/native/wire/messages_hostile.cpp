@@ -169,7 +169,7 @@ TEST(messages_remote_tables_refuse_hostile_programs) {
   CHECK_EQ(code_with(steps, uint32_t{1}), 0u);
   CHECK_EQ(code_with(steps, uint32_t{0}), refused);            // an unknown step
   CHECK_EQ(code_with(steps + 4, uint32_t{1}), refused);        // what pairs it up
-  CHECK_EQ(code_with(steps + 8, double{NAN}), refused);                // its mean
+  CHECK_EQ(code_with(steps + 8, double{NAN}), refused);        // its mean
   CHECK_EQ(code_with(steps - 8, uint32_t{7}), refused);        // one step more than there are
   CHECK_EQ(code_with(steps - 8, 0xffffffffu), refused);        // far more
   CHECK_EQ(code_with(steps - 4, 0xffffffffu), refused);        // of constant rows
