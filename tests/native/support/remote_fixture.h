@@ -155,11 +155,12 @@ struct Servers {
     const auto& [first, requests] = pushed.front();
     for (size_t s = 0; s < worlds.size(); ++s) {
       const wire::Frame frame = (*worlds[s])[first].reply(requests[s]);
-      total += wire::decode_push_norm(view(frame.payload)).squared_norm;
+      total += wire::decode_push_norm(view(frame.payload)).squared_norms.at(0);
     }
     for (const auto& [rank, unused] : pushed) {
       for (auto& world : worlds) {
-        (*world)[rank].ask(wire::FrameKind::kCommit, encode(wire::Commit{round, std::sqrt(total)}));
+        (*world)[rank].ask(wire::FrameKind::kCommit,
+                           encode(wire::Commit{round, {std::sqrt(total)}}));
       }
     }
   }
