@@ -112,6 +112,18 @@ class ParamSet:
         whole.
         """
 
+    def store_run(
+        self,
+        table: int,
+        begin: int,
+        end: int,
+        weights: int,
+        state: int = 0,
+        counts: int = 0,
+        step: int = 0,
+    ) -> None:
+        """Writes rows ``begin`` to ``end`` (exclusive), as ``store_table`` does."""
+
     def store_parameter(
         self, index: int, weights: int, state: int = 0, step: int = 0
     ) -> None:
@@ -163,6 +175,17 @@ class ParamSet:
         counts: int = 0,
     ) -> int:
         """Reads rows as ``store_table`` takes them; returns the table's step."""
+
+    def fetch_run(
+        self,
+        table: int,
+        begin: int,
+        end: int,
+        weights: int,
+        state: int = 0,
+        counts: int = 0,
+    ) -> int:
+        """Reads rows ``begin`` to ``end`` (exclusive), as ``fetch_table`` does."""
 
     def fetch_parameter(self, index: int, weights: int, state: int = 0) -> int:
         """Reads a dense parameter as ``store_parameter`` takes it; returns its step."""

@@ -36,6 +36,21 @@ void store_table(const ParamSetHolder& self, uint32_t table, Address keys, uint6
                          at<const uint32_t>(counts), step);
 }
 
+void store_run(const ParamSetHolder& self, uint32_t table, uint64_t begin, uint64_t end,
+               Address weights, Address state, Address counts, uint64_t step) {
+  self.get().store_run({table, begin, end, at<const float>(weights), at<const float>(state),
+                        at<const uint32_t>(counts)},
+                       step);
+}
+
+uint64_t fetch_run(const ParamSetHolder& self, uint32_t table, uint64_t begin, uint64_t end,
+                   Address weights, Address state, Address counts) {
+  uint64_t step = 0;
+  self.get().fetch_run(
+      {table, begin, end, at<float>(weights), at<float>(state), at<uint32_t>(counts)}, &step);
+  return step;
+}
+
 void store_parameter(const ParamSetHolder& self, uint32_t parameter, Address weights, Address state,
                      uint64_t step) {
   self.get().store_parameter(parameter, at<const void>(weights), at<const void>(state), step);
@@ -254,6 +269,11 @@ void bind_values(ParamSetClass& set) {
       .def("store_parameter", &store_parameter, py::arg("index"), py::arg("weights"),
            py::arg("state") = 0, py::arg("step") = 0, NoGil())
       .def("fetch_table", &fetch_table, py::arg("table"), py::arg("keys"), py::arg("count"),
+           py::arg("weights"), py::arg("state") = 0, py::arg("counts") = 0, NoGil())
+      .def("store_run", &store_run, py::arg("table"), py::arg("begin"), py::arg("end"),
+           py::arg("weights"), py::arg("state") = 0, py::arg("counts") = 0, py::arg("step") = 0,
+           NoGil())
+      .def("fetch_run", &fetch_run, py::arg("table"), py::arg("begin"), py::arg("end"),
            py::arg("weights"), py::arg("state") = 0, py::arg("counts") = 0, NoGil())
       .def("fetch_parameter", &fetch_parameter, py::arg("index"), py::arg("weights"),
            py::arg("state") = 0, NoGil())

@@ -84,6 +84,7 @@ void ParamSet::close() {
   stop_background();
   {
     const std::lock_guard lock(shared_.sequenced());
+    for (const auto& table : state_->tables) shared_.huge_pages.forget(table->weight());
     state_->release();
     ClientStats stats;
     stats.cache_dropped = state_->cache_budget.dropped_rows.exchange(0);
@@ -105,7 +106,13 @@ void ParamSet::bind_table(uint32_t table, float* weight) {
   }
   prefetcher_->drop_all();  // what is held is in the old one
   const std::lock_guard lock(cache.mutex);
+  const float* const before = cache.weight();
   cache.bind(weight);
+  if (weight == before) return;
+  shared_.huge_pages.forget(before);
+  // Rows are written and read at random; a page walk per row costs more than the row.
+  const wire::TableSpec& spec = cache.spec();
+  shared_.huge_pages.prefer(weight, spec.rows * spec.dim * sizeof(float));
 }
 
 void ParamSet::store_table(uint32_t table, std::span<const int64_t> keys, const float* weights,
@@ -119,6 +126,24 @@ void ParamSet::store_table(uint32_t table, std::span<const int64_t> keys, const 
   TableCache& cache = state_->table(table);
   const std::lock_guard cache_lock(cache.mutex);
   cache.invalidate();
+}
+
+void ParamSet::store_run(const RunValues& rows, uint64_t step) {
+  drain();
+  const Shared::Lock lock = shared_.sequence();
+  check_open();
+  client::store_run(shared_, *state_, rows, step);
+  prefetcher_->drop_all();
+  TableCache& cache = state_->table(rows.table);
+  const std::lock_guard cache_lock(cache.mutex);
+  cache.invalidate();
+}
+
+void ParamSet::fetch_run(const RunPlaces& rows, uint64_t* step) {
+  drain();
+  shared_.settle();
+  check_open();
+  *step = client::fetch_run(shared_, *state_, rows);
 }
 
 void ParamSet::store_parameter(uint32_t parameter, const void* weights, const void* state,

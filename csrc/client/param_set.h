@@ -18,6 +18,7 @@
 #include "client/shared.h"
 #include "client/state.h"
 #include "client/values/guessed_ids.h"
+#include "client/values/runs.h"
 
 namespace cpudist::client {
 
@@ -48,6 +49,9 @@ class ParamSet {
   void bind_table(uint32_t table, float* weight);
   void store_table(uint32_t table, std::span<const int64_t> keys, const float* weights,
                    const float* state, const uint32_t* counts, uint64_t step);
+  // As store_table and fetch_table, of rows `begin` .. `end`; the whole table in the fewest bytes.
+  void store_run(const RunValues& rows, uint64_t step);
+  void fetch_run(const RunPlaces& rows, uint64_t* step);
   // `state`: state_elements of each block of the parameter, block by block, or null.
   void store_parameter(uint32_t parameter, const void* weights, const void* state, uint64_t step);
   // Trainer 0 after its last store; the others wait here for it (round deadline).

@@ -68,8 +68,6 @@ TableCache::~TableCache() { release(); }
 void TableCache::bind(float* weight) {
   weight_ = weight;
   bound_ = true;
-  // Rows are written and read at random; a page walk per row costs more than the row.
-  kernels::prefer_huge_pages(weight, spec_.rows * spec_.dim * sizeof(float));
   invalidate();
 }
 

@@ -14,6 +14,7 @@
 #include <span>
 #include <vector>
 
+#include "client/huge_pages.h"
 #include "client/options.h"
 #include "client/session.h"
 #include "client/stats.h"
@@ -97,6 +98,7 @@ class Shared {
   Session session;
   const wire::Pool pool;
   std::vector<uint16_t> owners;  // server of each bucket
+  HugePages huge_pages;          // of the weights that tables are bound to
   std::atomic<uint64_t> rows_pulled{0};
   std::atomic<uint64_t> rows_pushed{0};
   std::atomic<uint64_t> rows_prefetched{0};

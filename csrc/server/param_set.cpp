@@ -43,7 +43,7 @@ void ParamSet::make_store() {
     const wire::TableSpec& spec = layout.tables[table];
     state_.store.tables.push_back(
         std::make_unique<table::Table>(table, spec, layout.configs[spec.group], options.shard_id,
-                                       options.server_count, averaging));
+                                       options.server_count, averaging, state_.shared.ahead));
   }
   state_.store.blocks.resize(layout.blocks.size());
   for (uint32_t block = 0; block < layout.blocks.size(); ++block) {
@@ -243,27 +243,48 @@ uint64_t ParamSet::round_of(uint32_t rank) const {
 
 // ---- stored values ----
 
+void ParamSet::check_storer(const Ticket& ticket) {
+  if (ticket.rank == 0) return;
+  throw Error(ErrorCode::kInvalidArgument,
+              "only trainer 0 stores values, not trainer " + std::to_string(ticket.rank));
+}
+
 void ParamSet::store(const Ticket& ticket, const Buffer& payload, Outbox& outbox) {
-  if (ticket.rank != 0) {
-    throw Error(ErrorCode::kInvalidArgument,
-                "only trainer 0 stores values, not trainer " + std::to_string(ticket.rank));
-  }
+  check_storer(ticket);
   const wire::StoreView view =
       decode_frame([&] { return wire::decode_store(payload.bytes(), state_.layout); });
-  const std::unique_lock lock(mutex_);
-  require_open(ticket.rank);
-  check_store(view);
-  policy_->values_stored();
-  try {
+  const auto apply = [&] {
     for (const wire::BlockValues& values : view.blocks) {
       state_.store.blocks[values.block]->store(values);
     }
     for (const wire::TableRows& rows : view.tables) state_.store.tables[rows.table]->store(rows);
+  };
+  store_values(ticket, payload.size(), [&] { check_store(view); }, apply, outbox);
+}
+
+void ParamSet::store_run(const Ticket& ticket, const Buffer& payload, Outbox& outbox) {
+  check_storer(ticket);
+  const wire::RunView run =
+      decode_frame([&] { return wire::decode_run(payload.bytes(), state_.layout); });
+  table::Table& table = *state_.store.tables[run.ref.table];
+  store_values(
+      ticket, payload.size(), [&] { table.check(run); }, [&] { table.store(run); }, outbox);
+}
+
+void ParamSet::store_values(const Ticket& ticket, uint64_t size_bytes,
+                            const std::function<void()>& check, const std::function<void()>& apply,
+                            Outbox& outbox) {
+  const std::unique_lock lock(mutex_);
+  require_open(ticket.rank);
+  check();
+  policy_->values_stored();
+  try {
+    apply();
   } catch (const std::bad_alloc& error) {
     state_.break_off(error);  // half of it is stored
     throw;
   }
-  stored_bytes_ += payload.size();
+  stored_bytes_ += size_bytes;
   answer_round(ticket, outbox);
 }
 
@@ -508,6 +529,26 @@ Buffer ParamSet::fetch(const Buffer& payload) const {
     state_.store.tables[request.table]->fetch(request.keys, reply.weights[i], reply.state[i],
                                               reply.counts[i]);
   }
+  return std::move(reply.payload);
+}
+
+Buffer ParamSet::fetch_run(const Buffer& payload) const {
+  const wire::FetchRun request =
+      decode_frame([&] { return wire::decode_fetch_run(payload.bytes(), state_.layout); });
+  const std::shared_lock lock(mutex_);
+  require_ready();
+  const table::Table& table = *state_.store.tables[request.table];
+  wire::RunRef ref;
+  ref.table = request.table;
+  ref.dim = table.dim();
+  ref.begin = request.begin;
+  ref.end = request.end;
+  ref.rows = table.owned_rows(request.begin, request.end);
+  ref.state_elements = table.state_elements();
+  ref.counts = true;
+  ref.step = table.step();
+  wire::FilledRun reply = wire::layout_run(ref, state_.shared.pool);
+  table.fetch(request, reply.weights, reply.state, reply.counts);
   return std::move(reply.payload);
 }
 

@@ -8,6 +8,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <set>
@@ -33,6 +34,7 @@ class ParamSet {
   void open(const Ticket& ticket, const Buffer& layout_bytes, Outbox& outbox);
   // Stores all of it or, with an Error, nothing.
   void store(const Ticket& ticket, const Buffer& payload, Outbox& outbox);
+  void store_run(const Ticket& ticket, const Buffer& payload, Outbox& outbox);
   void ready(const Ticket& ticket, Outbox& outbox);
   void push(const Ticket& ticket, Buffer payload, bool coded, Outbox& outbox);
   // For a push that was dropped for lack of memory: throws kOverloaded, or kInvalidArgument if it
@@ -46,6 +48,7 @@ class ParamSet {
   Buffer pull_rows(const wire::FrameHeader& request, const Buffer& payload) const;
   Buffer pull_dense(const wire::FrameHeader& request, const Buffer& payload) const;
   Buffer fetch(const Buffer& payload) const;
+  Buffer fetch_run(const Buffer& payload) const;
 
   // A barrier or a goodbye: leave without an answer.
   void remove_member(uint32_t rank, Outbox& outbox);
@@ -82,6 +85,10 @@ class ParamSet {
   void require_whole() const;
   void require_averages(uint64_t step) const;  // throws kProtocol if `step` asks and there are none
   void check_store(const wire::StoreView& view) const;
+  // Values that came in a payload of that size: check() throws, or apply() puts them in place.
+  void store_values(const Ticket& ticket, uint64_t size_bytes, const std::function<void()>& check,
+                    const std::function<void()>& apply, Outbox& outbox);
+  static void check_storer(const Ticket& ticket);
   void check_blocks_stored() const;
   void start(const Ticket& ticket, Outbox& outbox);
   void check_push(const Ticket& ticket, const wire::PushHeader& header, uint64_t size_bytes) const;

@@ -287,6 +287,7 @@ void Server::Impl::dispatch(const Link& connection, wire::Frame& frame, Outbox& 
     case wire::FrameKind::kPullRows:
     case wire::FrameKind::kPullDense:
     case wire::FrameKind::kFetchState:
+    case wire::FrameKind::kFetchRun:
       read(connection, frame, outbox);
       return;
     default:
@@ -362,6 +363,7 @@ Buffer Server::Impl::read_set(const wire::Frame& frame) const {
   if (frame.header.kind == wire::FrameKind::kPullRows)
     return set->pull_rows(frame.header, frame.payload);
   if (frame.header.kind == wire::FrameKind::kFetchState) return set->fetch(frame.payload);
+  if (frame.header.kind == wire::FrameKind::kFetchRun) return set->fetch_run(frame.payload);
   return set->pull_dense(frame.header, frame.payload);
 }
 
@@ -402,6 +404,8 @@ void Server::Impl::apply(const Ticket& ticket, wire::Frame& frame, Outbox& outbo
       return goodbye(ticket, outbox);
     case wire::FrameKind::kStore:
       return find(id)->store(ticket, frame.payload, outbox);
+    case wire::FrameKind::kStoreRun:
+      return find(id)->store_run(ticket, frame.payload, outbox);
     case wire::FrameKind::kReady:
       return find(id)->ready(ticket, outbox);
     case wire::FrameKind::kPush:

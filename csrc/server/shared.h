@@ -14,6 +14,7 @@
 #include "server/push_memory.h"
 #include "server/sequencer.h"
 #include "server/update/pool.h"
+#include "table/ahead.h"
 
 namespace cpudist::server {
 
@@ -33,6 +34,8 @@ struct ServerShared {
   UpdatePool updates;
   PushMemory push_memory;
   std::shared_ptr<BufferPool> pool = std::make_shared<BufferPool>(kPoolBytes);
+  // Makes memory for rows; its thread begins where a table has more than one slab.
+  std::shared_ptr<table::MemoryAhead> ahead = std::make_shared<table::MemoryAhead>();
 };
 
 }  // namespace cpudist::server

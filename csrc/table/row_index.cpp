@@ -46,9 +46,26 @@ void RowIndex::Part::place(uint32_t tag, uint32_t record_plus_one) {
 
 bool RowIndex::has_room(size_t part, uint64_t more) const {
   const Part& found = parts_[part];
-  if (found.slots == nullptr) return false;
-  const uint64_t full = kLeastFull + part * 97 % kFullRange;
-  return (found.rows + more) * 256 <= (uint64_t{found.mask} + 1) * full;
+  return found.slots != nullptr && !too_many(part, found.rows + more, uint64_t{found.mask} + 1);
+}
+
+bool RowIndex::too_many(size_t part, uint64_t rows, uint64_t slots) {
+  return rows * 256 > slots * (kLeastFull + part * 97 % kFullRange);
+}
+
+void RowIndex::reserve(uint64_t first_bucket, uint64_t bucket_count, uint64_t rows) {
+  for (size_t at = 0; at < parts_.size(); ++at) {
+    Part& part = parts_[at];
+    const uint64_t begin = std::max(first_bucket, uint64_t{at} << bucket_bits_);
+    const uint64_t end = std::min(first_bucket + bucket_count, (uint64_t{at} + 1) << bucket_bits_);
+    if (begin >= end || part.slots != nullptr) continue;
+    const uint64_t likely = rows * (end - begin) / bucket_count;
+    size_t slots = kFirstSlots;
+    while (too_many(at, likely, slots)) slots *= 2;
+    part.slots = allocate(slots);
+    part.mask = static_cast<uint32_t>(slots - 1);
+    slot_count_ += slots;
+  }
 }
 
 void RowIndex::grow(Part& part) {

@@ -55,6 +55,9 @@ class RowIndex {
   // Room for so many more, whose hashes these are: inserting them does not throw then. Throws
   // std::bad_alloc, and finds what it found.
   void reserve(std::span<const uint64_t> hashes);
+  // Makes room for so many rows, all of these buckets, where there is none yet. Throws
+  // std::bad_alloc, and the index finds what it found.
+  void reserve(uint64_t first_bucket, uint64_t bucket_count, uint64_t rows);
 
   size_t size_bytes() const { return parts_.size() * sizeof(Part) + slot_count_ * sizeof(Slot); }
 
@@ -83,6 +86,7 @@ class RowIndex {
   static Slots allocate(size_t count);
   size_t part_of(uint64_t hash) const { return (hash % kernels::kBucketCount) >> bucket_bits_; }
   bool has_room(size_t part, uint64_t more) const;
+  static bool too_many(size_t part, uint64_t rows, uint64_t slots);
   void grow(Part& part);
 
   int bucket_bits_;  // of the buckets that one part is for

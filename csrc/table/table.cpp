@@ -1,5 +1,6 @@
 // Copyright (c) 2026 The torch_cpudist authors.
 // SPDX-License-Identifier: BSD-3-Clause
+// long: one class
 //
 // Lookups and insertions run in small batches: all hashes first, then all slots, then all records,
 // so that the memory system works on many rows at once.
@@ -21,14 +22,17 @@ namespace cpudist::table {
 namespace {
 
 constexpr size_t kBatch = 64;
-constexpr uint64_t kSlabBytes = 4ull << 20;
-constexpr uint64_t kMaxRecords = 0x7fffffffu;  // record numbers are also read as int32
+// More rows than this get their part of the index as they come: about 3 GiB of slots.
+constexpr uint64_t kMostMade = uint64_t{1} << 28;
 
-uint32_t slab_capacity(const wire::TableSpec& spec, uint32_t server_count, uint64_t stride) {
+// Rows of the table that this server will probably own at most.
+uint64_t likely_rows(const wire::TableSpec& spec, uint32_t server_count) {
   const double share = static_cast<double>(spec.rows) / server_count;
-  const double likely = share + 4.0 * std::sqrt(share) + 16.0;
-  const double whole = static_cast<double>(kSlabBytes / stride);
-  return static_cast<uint32_t>(std::max(2.0, std::min(whole, likely)));
+  return static_cast<uint64_t>(share + 4.0 * std::sqrt(share) + 16.0);
+}
+
+uint64_t record_bytes(uint64_t elements) {
+  return (sizeof(RowHeader) + elements * sizeof(float) + 7) / 8 * 8;
 }
 
 uint32_t checked_state_elements(const kernels::OptimizerConfig& config, uint32_t dim) {
@@ -42,7 +46,8 @@ uint32_t checked_state_elements(const kernels::OptimizerConfig& config, uint32_t
 }  // namespace
 
 Table::Table(uint32_t id, wire::TableSpec spec, const kernels::OptimizerConfig& config,
-             uint32_t shard_id, uint32_t server_count, Averaging averaging)
+             uint32_t shard_id, uint32_t server_count, Averaging averaging,
+             std::shared_ptr<MemoryAhead> ahead)
     : id_(id),
       spec_(std::move(spec)),
       config_(config),
@@ -52,12 +57,10 @@ Table::Table(uint32_t id, wire::TableSpec spec, const kernels::OptimizerConfig& 
       initial_(wire::initial_rows(spec_)),
       averaging_(averaging),
       state_elements_(checked_state_elements(config, spec_.dim)),
+      likely_rows_(likely_rows(spec_, server_count)),
+      slabs_(record_bytes((averaged() ? 2 : 1) * uint64_t{spec_.dim} + state_elements_),
+             likely_rows_, std::move(ahead)),
       index_(spec_.rows) {
-  const uint64_t averages = averaged() ? spec_.dim : 0;
-  const uint64_t elements = uint64_t{spec_.dim} + state_elements_ + averages;
-  stride_ = (sizeof(RowHeader) + elements * sizeof(float) + 7) / 8 * 8;
-  records_per_slab_ = slab_capacity(spec_, server_count, stride_);
-  slab_reciprocal_ = std::numeric_limits<uint64_t>::max() / records_per_slab_ + 1;
   divide_buckets();
 }
 
@@ -69,11 +72,11 @@ void Table::divide_buckets() {
   for (size_t i = 0; i < owned.size(); ++i) {
     shard_of_bucket_[owned[i]] = static_cast<uint8_t>(i * kShards / owned.size());
   }
+  if (!owned.empty()) first_bucket_ = owned.front();  // they are a run
+  bucket_count_ = owned.size();
 }
 
-uint64_t Table::size_bytes() const {
-  return slabs_.size() * records_per_slab_ * stride_ + index_.size_bytes();
-}
+uint64_t Table::size_bytes() const { return slabs_.size_bytes() + index_.size_bytes(); }
 
 void Table::find_batch(std::span<const int64_t> keys, uint64_t* hashes, uint32_t* records,
                        size_t prefetched) const {
@@ -82,6 +85,12 @@ void Table::find_batch(std::span<const int64_t> keys, uint64_t* hashes, uint32_t
     hashes[i] = hash_of(keys[i]);
     index_.prefetch(hashes[i]);
   }
+  find_hashed(keys, hashes, records, prefetched);
+}
+
+void Table::find_hashed(std::span<const int64_t> keys, const uint64_t* hashes, uint32_t* records,
+                        size_t prefetched) const {
+  const size_t count = keys.size();
   for (size_t i = 0; i < count; ++i) {
     records[i] = index_.guess(hashes[i]);
     if (records[i] == RowIndex::kNone) continue;
@@ -149,7 +158,7 @@ void Table::gather_averages(std::span<const int64_t> keys, uint64_t updates, flo
   uint32_t records[kBatch];
   for (size_t begin = 0; begin < keys.size(); begin += kBatch) {
     const size_t count = std::min(kBatch, keys.size() - begin);
-    find_batch(keys.subspan(begin, count), hashes, records, stride_);
+    find_batch(keys.subspan(begin, count), hashes, records, slabs_.stride());
     for (size_t i = 0; i < count; ++i) {
       if (records[i] == RowIndex::kNone || header(records[i]).count == 0) continue;
       float* row = out + (begin + i) * spec_.dim;
@@ -238,17 +247,17 @@ void Table::check_owner(int64_t key, uint64_t hash) const {
 }
 
 void Table::check_room(std::span<const int64_t> keys) const {
-  if (keys.size() <= kMaxRecords - rows_) return;
+  if (keys.size() <= kMostRecords - rows_) return;
   std::set<int64_t> fresh;
   for (const int64_t key : keys) {
     if (find_one(key, hash_of(key)) == RowIndex::kNone) fresh.insert(key);
   }
-  if (fresh.size() > kMaxRecords - rows_) throw_full();
+  if (fresh.size() > kMostRecords - rows_) throw_full();
 }
 
 void Table::throw_full() const {
   throw Error(ErrorCode::kOverloaded, "table " + spec_.name + ": a server holds at most " +
-                                          std::to_string(kMaxRecords) + " rows; use more servers");
+                                          std::to_string(kMostRecords) + " rows; use more servers");
 }
 
 void Table::store(const wire::TableRows& rows) {
@@ -258,7 +267,7 @@ void Table::store(const wire::TableRows& rows) {
   uint32_t records[kBatch];
   for (size_t begin = 0; begin < rows.keys.size(); begin += kBatch) {
     const auto keys = rows.keys.subspan(begin, std::min(kBatch, rows.keys.size() - begin));
-    find_batch(keys, hashes, records, stride_);
+    find_batch(keys, hashes, records, slabs_.stride());
     for (size_t i = 0; i < keys.size(); ++i) {
       const size_t row = begin + i;
       // Looked up again: the batch may name it twice.
@@ -278,14 +287,8 @@ void Table::store(const wire::TableRows& rows) {
   step_ = rows.step;
 }
 
-void Table::add_slab() {
-  slab_starts_.reserve(slabs_.size() + 1);
-  slabs_.emplace_back(kernels::checked_size_bytes(records_per_slab_, stride_));
-  slab_starts_.push_back(slabs_.back().data());
-}
-
 uint32_t Table::create(int64_t key, uint64_t hash) {
-  if (rows_ == slabs_.size() * records_per_slab_) add_slab();
+  slabs_.cover(rows_);
   const auto record = static_cast<uint32_t>(rows_);
   header(record) = RowHeader{key, 0, 0};
   index_.insert(hash, record);
@@ -294,12 +297,12 @@ uint32_t Table::create(int64_t key, uint64_t hash) {
 }
 
 void Table::make_room(std::span<const int64_t> keys) {
-  if (keys.size() > kMaxRecords - rows_) throw_full();
+  if (keys.size() > kMostRecords - rows_) throw_full();
   std::vector<uint64_t> hashes(keys.size());
   std::transform(keys.begin(), keys.end(), hashes.begin(),
                  [this](int64_t key) { return hash_of(key); });
   index_.reserve(hashes);
-  while (slabs_.size() * records_per_slab_ < rows_ + keys.size()) add_slab();
+  if (!keys.empty()) slabs_.cover(rows_ + keys.size() - 1);
 }
 
 uint32_t Table::make(int64_t key) {
@@ -313,6 +316,122 @@ void Table::begin(std::span<const uint32_t> records) const {
     if (state_elements_ > 0) kernels::init_state(config_, state(record), spec_.dim, spec_.dim);
     begin_average(record);
   }
+}
+
+// ---- runs of keys, each hashed where it is looked at: that is cheaper than its eight bytes ----
+
+struct Table::OwnedKeys {
+  static constexpr size_t kMost = 64;  // rows on which the memory system works at once
+
+  int64_t keys[kMost];
+  uint64_t hashes[kMost];
+  size_t count = 0;
+  uint64_t first = 0;  // how many of the run came before
+
+  std::span<const int64_t> span() const { return {keys, count}; }
+};
+
+template <typename Batch>
+void Table::each_owned(uint64_t begin, uint64_t end, const Batch& batch) const {
+  OwnedKeys owned;
+  for (uint64_t at = begin; at < end; ++at) {
+    const auto key = static_cast<int64_t>(at);
+    const uint64_t hash = hash_of(key);
+    if (!owns(hash)) continue;
+    index_.prefetch(hash);
+    owned.keys[owned.count] = key;
+    owned.hashes[owned.count] = hash;
+    if (++owned.count < OwnedKeys::kMost) continue;
+    batch(owned);
+    owned.first += owned.count;
+    owned.count = 0;
+  }
+  if (owned.count > 0) batch(owned);
+}
+
+uint64_t Table::owned_rows(uint64_t begin, uint64_t end) const {
+  if (bucket_count_ == kernels::kBucketCount) return end - begin;
+  uint64_t count = 0;
+  for (uint64_t at = begin; at < end; ++at) count += owns(hash_of(static_cast<int64_t>(at)));
+  return count;
+}
+
+void Table::check(const wire::RunView& run) const {
+  const wire::RunRef& ref = run.ref;
+  const auto refuse = [this, &ref](const std::string& what) {
+    throw Error(ErrorCode::kInvalidArgument, "table " + spec_.name + ", rows " +
+                                                 std::to_string(ref.begin) + " .. " +
+                                                 std::to_string(ref.end) + ": " + what);
+  };
+  if (ref.state_elements != 0 && ref.state_elements != state_elements_) {
+    refuse(std::to_string(ref.state_elements) + " elements of state a row, expected " +
+           std::to_string(state_elements_));
+  }
+  const uint64_t owned = owned_rows(ref.begin, ref.end);
+  if (owned != ref.rows) {
+    refuse(std::to_string(ref.rows) + " rows, but server " + std::to_string(shard_id_) + " owns " +
+           std::to_string(owned) + " of them");
+  }
+  if (ref.rows <= kMostRecords - rows_) return;
+  uint64_t fresh = 0;
+  each_owned(ref.begin, ref.end, [&](const OwnedKeys& keys) {
+    uint32_t records[OwnedKeys::kMost];
+    find_hashed(keys.span(), keys.hashes, records, sizeof(RowHeader));
+    fresh += static_cast<uint64_t>(std::count(records, records + keys.count, RowIndex::kNone));
+  });
+  if (fresh > kMostRecords - rows_) throw_full();
+}
+
+void Table::store(const wire::RunView& run) {
+  check(run);
+  // How many rows a remote table will have nobody knows.
+  if (rows_ == 0 && !spec_.remote) {
+    index_.reserve(first_bucket_, bucket_count_, std::min(likely_rows_, kMostMade));
+  }
+  slabs_.expect(likely_rows_);
+  each_owned(run.ref.begin, run.ref.end, [&](const OwnedKeys& keys) { store_batch(keys, run); });
+  step_ = run.ref.step;
+}
+
+void Table::store_batch(const OwnedKeys& keys, const wire::RunView& run) {
+  const size_t dim = spec_.dim;
+  const size_t width = state_elements_;
+  uint32_t records[OwnedKeys::kMost];
+  find_hashed(keys.span(), keys.hashes, records, slabs_.stride());
+  for (size_t i = 0; i < keys.count; ++i) {
+    const uint64_t row = keys.first + i;
+    if (records[i] == RowIndex::kNone) records[i] = create(keys.keys[i], keys.hashes[i]);
+    const float* const weights = run.weights.data() + (run.ref.alike ? 0 : row * dim);
+    std::memcpy(weight(records[i]), weights, dim * sizeof(float));
+    if (!run.state.empty()) {
+      std::memcpy(state(records[i]), run.state.data() + row * width, width * sizeof(float));
+    } else if (width > 0) {
+      kernels::init_state(config_, state(records[i]), dim, dim);
+    }
+    header(records[i]).count = run.counts.empty() ? 0 : run.counts[row];
+    begin_average(records[i]);
+  }
+}
+
+void Table::fetch(const wire::FetchRun& run, float* weights, float* state, uint32_t* counts) const {
+  const size_t dim = spec_.dim;
+  const size_t width = state_elements_;
+  each_owned(run.begin, run.end, [&](const OwnedKeys& keys) {
+    uint32_t records[OwnedKeys::kMost];
+    find_hashed(keys.span(), keys.hashes, records, slabs_.stride());
+    for (size_t i = 0; i < keys.count; ++i) {
+      const uint64_t row = keys.first + i;
+      if (records[i] == RowIndex::kNone) {
+        fetch({&keys.keys[i], 1}, weights + row * dim, state + row * width, counts + row);
+        continue;
+      }
+      std::memcpy(weights + row * dim, weight(records[i]), dim * sizeof(float));
+      if (width > 0) {
+        std::memcpy(state + row * width, this->state(records[i]), width * sizeof(float));
+      }
+      counts[row] = header(records[i]).count;
+    }
+  });
 }
 
 void Table::require_known(int64_t key, uint64_t hash) const {

@@ -9,18 +9,21 @@
 
 #include <array>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
-#include <vector>
 
 #include "kernels/aligned.h"
 #include "kernels/hash.h"
 #include "kernels/initial.h"
 #include "kernels/optimizers.h"
+#include "table/ahead.h"
 #include "table/average.h"
 #include "table/row_index.h"
+#include "table/slabs.h"
 #include "wire/layout.h"
 #include "wire/rows.h"
+#include "wire/runs.h"
 
 namespace cpudist::table {
 
@@ -36,11 +39,14 @@ static_assert(sizeof(RowHeader) == 16);
 class Table {
  public:
   static constexpr uint32_t kShards = 16;
+  static constexpr uint64_t kMostRecords = 0x7fffffffu;  // numbers are also read as int32
 
   // `config` decides the state of a row until the table is dropped, `averaging` whether it has an
-  // average. The table remembers no views.
+  // average. The table remembers no views. `ahead` makes its memory before it is needed; none: when
+  // it is.
   Table(uint32_t id, wire::TableSpec spec, const kernels::OptimizerConfig& config,
-        uint32_t shard_id, uint32_t server_count, Averaging averaging = {});
+        uint32_t shard_id, uint32_t server_count, Averaging averaging = {},
+        std::shared_ptr<MemoryAhead> ahead = nullptr);
 
   const wire::TableSpec& spec() const { return spec_; }
   uint32_t id() const { return id_; }
@@ -51,7 +57,7 @@ class Table {
   uint64_t row_count() const { return rows_; }
   uint64_t made_count() const { return made_; }  // rows that pushes have made, ever
   size_t slab_count() const { return slabs_.size(); }
-  uint32_t rows_per_slab() const { return records_per_slab_; }
+  uint32_t rows_per_slab() const { return slabs_.per_slab(); }
   uint64_t size_bytes() const;
   // Of what rows of a remote table begin with: before anybody can read one.
   void set_seed(uint64_t seed) { initial_.set_seed(seed); }
@@ -84,6 +90,14 @@ class Table {
   // What rows begin with: weight and state. From any number of threads for different records.
   void begin(std::span<const uint32_t> records) const;
 
+  // ---- the rows of a run of keys that this server owns, in the order of the keys ----
+  uint64_t owned_rows(uint64_t begin, uint64_t end) const;
+  // As check, and throws kInvalidArgument where they are not as many as the run says.
+  void check(const wire::RunView& run) const;
+  void store(const wire::RunView& run);
+  // As fetch. Throws kInvalidArgument for one that was never stored.
+  void fetch(const wire::FetchRun& run, float* weights, float* state, uint32_t* counts) const;
+
   RowHeader& header(uint32_t record) const {
     return *reinterpret_cast<RowHeader*>(record_at(record));
   }
@@ -98,17 +112,13 @@ class Table {
   void follow_average(uint32_t record, uint64_t round) const;
   void prefetch_record(uint32_t record) const {
     const uint8_t* begin = record_at(record);
-    for (uint64_t at = 0; at < stride_; at += kernels::kCacheLineBytes) {
+    for (uint64_t at = 0; at < slabs_.stride(); at += kernels::kCacheLineBytes) {
       __builtin_prefetch(begin + at, 1);
     }
   }
 
  private:
-  uint8_t* record_at(uint32_t record) const {
-    __extension__ using uint128 = unsigned __int128;
-    const auto slab = static_cast<uint32_t>((uint128{slab_reciprocal_} * record) >> 64);
-    return slab_starts_[slab] + uint64_t{record - slab * records_per_slab_} * stride_;
-  }
+  uint8_t* record_at(uint32_t record) const { return slabs_.at(record); }
   uint64_t hash_of(int64_t key) const { return kernels::hash_of(key, salt_); }
   float* average(uint32_t record) const { return state(record) + state_elements_; }
   void begin_average(uint32_t record) const;  // at the row's value
@@ -123,9 +133,18 @@ class Table {
   // `prefetched` bytes of each record.
   void find_batch(std::span<const int64_t> keys, uint64_t* hashes, uint32_t* records,
                   size_t prefetched) const;
+  // The same for hashes whose slots have been asked for.
+  void find_hashed(std::span<const int64_t> keys, const uint64_t* hashes, uint32_t* records,
+                   size_t prefetched) const;
+  bool owns(uint64_t hash) const {
+    return hash % kernels::kBucketCount - first_bucket_ < bucket_count_;
+  }
+  struct OwnedKeys;  // of a run, a batch at a time
+  template <typename Batch>
+  void each_owned(uint64_t begin, uint64_t end, const Batch& batch) const;
+  void store_batch(const OwnedKeys& keys, const wire::RunView& run);
   void divide_buckets();  // into shards
   void check_room(std::span<const int64_t> keys) const;
-  void add_slab();
   // The only place where a row comes into being; weight and state are the caller's.
   uint32_t create(int64_t key, uint64_t hash);
   void check_owner(int64_t key, uint64_t hash) const;
@@ -143,14 +162,13 @@ class Table {
   Averaging averaging_;
   std::array<uint8_t, kernels::kBucketCount> shard_of_bucket_{};  // spares a division per row
   uint32_t state_elements_;
-  uint64_t stride_;            // bytes per record
-  uint32_t records_per_slab_;  // at least 2
-  uint64_t slab_reciprocal_;   // 2^64 / records_per_slab, rounded up: exact for 32-bit dividends
+  uint64_t first_bucket_ = 0;  // of those that this server owns
+  uint64_t bucket_count_ = 0;
+  uint64_t likely_rows_;  // that this server will probably have at most
   uint64_t rows_ = 0;
   uint64_t made_ = 0;
   uint64_t step_ = 0;
-  std::vector<kernels::AlignedBuffer<uint8_t>> slabs_;
-  std::vector<uint8_t*> slab_starts_;
+  Slabs slabs_;
   RowIndex index_;
 };
 

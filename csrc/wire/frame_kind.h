@@ -38,6 +38,8 @@ enum class FrameKind : uint16_t {
   kShuffleEnd = 22,   // what the stream's records were together
   kShuffleDone = 23,  // the sender's records have all arrived
   kShuffleAck = 24,   // carries the last number that was taken
+  kStoreRun = 25,     // as kStore: rows of a run of keys
+  kFetchRun = 26,     // idempotent: as kFetchState, rows of a run of keys
 };
 
 struct FrameTraits {
@@ -49,7 +51,7 @@ struct FrameTraits {
 };
 
 // By number, without gaps, beginning at 1.
-inline constexpr std::array<FrameTraits, 24> kFrameTraits = {{
+inline constexpr std::array<FrameTraits, 26> kFrameTraits = {{
     // kind, name, sequenced, coded, waits
     {FrameKind::kHello, "hello", false, false, false},
     {FrameKind::kHeartbeat, "heartbeat", false, false, false},
@@ -75,6 +77,8 @@ inline constexpr std::array<FrameTraits, 24> kFrameTraits = {{
     {FrameKind::kShuffleEnd, "shuffle end", false, false, false},
     {FrameKind::kShuffleDone, "shuffle done", false, false, false},
     {FrameKind::kShuffleAck, "shuffle answer", false, false, false},
+    {FrameKind::kStoreRun, "store", true, false, false},
+    {FrameKind::kFetchRun, "fetch", false, false, false},
 }};
 
 inline constexpr FrameTraits kUnknownFrame = {FrameKind{}, "unknown", false, false, false};

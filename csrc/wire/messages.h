@@ -9,3 +9,4 @@
 #include "wire/layout.h"
 #include "wire/push.h"
 #include "wire/rows.h"
+#include "wire/runs.h"

@@ -64,16 +64,22 @@ void check_view(uint32_t kind, Bytes bytes) {
       case 4:
         wire::decode_store(bytes, layout);
         break;
-      default: {
+      case 5: {
         wire::Version version;
         wire::decode_rows(bytes, fuzz::asked_rows(3, 2), &version);
+        break;
       }
+      case 6:
+        wire::decode_run(bytes, layout);
+        break;
+      default:
+        wire::decode_fetch_run(bytes, layout);
     }
   });
 }
 
 constexpr uint32_t kSmallKinds = 11;
-constexpr uint32_t kViewKinds = 6;
+constexpr uint32_t kViewKinds = 8;
 
 void check_message(uint32_t kind, Bytes bytes) {
   switch (kind) {

@@ -30,13 +30,19 @@ from torch_cpudist.tables.local import attach, detach
 from torch_cpudist.tables.staged import HostedWeights
 from torch_cpudist.tables.weight import as_it_stands
 
-_STORE_ROWS = 65_536
+_RUN_BYTES = 64 << 20
 
 
-def key_chunks(rows: int) -> Iterator[torch.Tensor]:
-    """Yields the keys ``0 .. rows-1`` as int64 tensors of bounded length."""
-    for begin in range(0, rows, _STORE_ROWS):
-        yield torch.arange(begin, min(begin + _STORE_ROWS, rows), device="cpu")
+def row_runs(rows: int, elements: int) -> Iterator[tuple[int, int]]:
+    """Yields the first and the last row (exclusive) of runs that are sent at once.
+
+    Args:
+        rows: of the table; with none there is one run, of no rows.
+        elements: float32 values that travel with a row.
+    """
+    size = max(1, _RUN_BYTES // (4 * max(1, elements)))
+    for begin in range(0, max(rows, 1), size):
+        yield begin, min(begin + size, rows)
 
 
 class ParameterSet(Trained):

@@ -25,7 +25,7 @@ from torch_cpudist.rules.state_parts import (
     state_parts,
 )
 from torch_cpudist.served.progress import Sending
-from torch_cpudist.served.set import ParameterSet, key_chunks
+from torch_cpudist.served.set import ParameterSet, row_runs
 
 
 def received(size: int | Sequence[int], dtype: torch.dtype) -> torch.Tensor:
@@ -89,23 +89,16 @@ def fetch_table_state(
     tensors = [received((rows, width), torch.float32) for width in widths]
     counts = received(rows, torch.int32)
     step = 0
-    for keys in key_chunks(rows):
-        weights = received((len(keys), dim), torch.float32)
-        state = received((len(keys), sum(widths)), torch.float32)
-        updates = received(len(keys), torch.int32)
-        step = parameters.opened.fetch_table(
-            table.index,
-            keys.data_ptr(),
-            len(keys),
-            weights.data_ptr(),
-            state.data_ptr(),
-            updates.data_ptr(),
+    for begin, end in row_runs(rows, dim + sum(widths)):
+        updates = counts[begin:end]
+        state = received((end - begin, sum(widths)), torch.float32)
+        step = parameters.opened.fetch_run(
+            table.index, begin, end, 0, state.data_ptr(), updates.data_ptr()
         )
         for tensor, columns in zip(
             tensors, torch.split(state, widths, dim=1), strict=True
         ):
-            tensor[keys[0] : keys[-1] + 1] = columns
-        counts[keys[0] : keys[-1] + 1] = updates
+            tensor[begin:end] = columns
     return name_table_state(config, tensors, counts, step)
 
 
@@ -195,19 +188,19 @@ def store_table_state(
     columns, counts, step = unname_table_state(name, shape, config, state)
     values = _sent(name, weight, shape, torch.float32)
     progress = Sending(name, shape[0])
-    for keys in key_chunks(shape[0]):
-        span = slice(int(keys[0]), int(keys[-1]) + 1)
-        packed = torch.cat([c[span] for c in columns], dim=1) if columns else None
-        parameters.opened.store_table(
+    width = sum(column.shape[1] for column in columns)
+    for begin, end in row_runs(shape[0], shape[1] + width):
+        packed = torch.cat([c[begin:end] for c in columns], dim=1) if columns else None
+        parameters.opened.store_run(
             table.index,
-            keys.data_ptr(),
-            len(keys),
-            values[span].data_ptr(),
+            begin,
+            end,
+            values[begin:].data_ptr(),
             packed.data_ptr() if packed is not None else 0,
-            counts[span].data_ptr() if counts is not None else 0,
+            counts[begin:].data_ptr() if counts is not None else 0,
             step,
         )
-        progress.sent(span.stop)
+        progress.sent(end)
 
 
 def _block_runs(

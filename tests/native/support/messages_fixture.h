@@ -16,6 +16,7 @@
 #include "wire/layout.h"
 #include "wire/push.h"
 #include "wire/rows.h"
+#include "wire/runs.h"
 
 namespace cpudist::testing {
 
@@ -134,6 +135,30 @@ inline Buffer sample_store() {
   return std::move(filled.payload);
 }
 
+inline Buffer sample_run() {
+  wire::FilledRun filled = wire::layout_run({.table = 0,
+                                             .dim = 3,
+                                             .begin = 10,
+                                             .end = 16,
+                                             .rows = 2,
+                                             .state_elements = 3,
+                                             .counts = true,
+                                             .step = 4},
+                                            nullptr);
+  for (size_t i = 0; i < 6; ++i) filled.weights[i] = static_cast<float>(i);
+  for (size_t i = 0; i < 6; ++i) filled.state[i] = static_cast<float>(i) / 2;
+  for (uint32_t i = 0; i < 2; ++i) filled.counts[i] = i + 1;
+  return std::move(filled.payload);
+}
+
+inline Buffer sample_run_alike() {
+  wire::FilledRun filled = wire::layout_run(
+      {.table = 1, .dim = 2, .begin = 5, .end = 1u << 30, .rows = 3, .alike = true}, nullptr);
+  filled.weights[0] = 0.5f;
+  filled.weights[1] = -1;
+  return std::move(filled.payload);
+}
+
 inline Buffer sample_dense() {
   wire::FilledPush filled = wire::layout_dense(18, sample_blocks(), nullptr);
   std::memset(filled.blocks[0], 0x66, 20);
@@ -230,6 +255,11 @@ inline std::vector<Sample> all_samples() {
     wire::decode_rows(b, sample_tables(), &version);
   });
   add("store", sample_store(), [layout](Bytes b) { wire::decode_store(b, *layout); });
+  const auto run = [layout](Bytes b) { wire::decode_run(b, *layout); };
+  add("run", sample_run(), run);
+  add("run of rows that are alike", sample_run_alike(), run);
+  add("fetch of a run", encode(wire::FetchRun{1, 5, 9}),
+      [layout](Bytes b) { wire::decode_fetch_run(b, *layout); });
   return samples;
 }
 

@@ -198,6 +198,29 @@ TEST(table_refuses_rows_it_cannot_have) {
   CHECK_EQ(table.row_count(), 0u);
 }
 
+TEST(row_index_has_room_that_was_reserved) {
+  constexpr uint64_t kRows = 100000;
+  constexpr uint64_t kSalt = 5;
+  table::RowIndex index(3 * kRows);
+  index.reserve(1000, 1365, kRows);
+  const size_t reserved = index.size_bytes();
+  std::vector<int64_t> keys;
+  for (int64_t key = 0; keys.size() < kRows; ++key) {
+    const uint32_t bucket = kernels::bucket_of(key, kSalt);
+    if (bucket < 1000 || bucket >= 2365) continue;
+    index.insert(kernels::hash_of(key, kSalt), static_cast<uint32_t>(keys.size()));
+    keys.push_back(key);
+  }
+  for (size_t i = 0; i < keys.size(); ++i) {
+    const auto found = index.find(kernels::hash_of(keys[i], kSalt),
+                                  [&](uint32_t record) { return keys[record] == keys[i]; });
+    CHECK_EQ(found, static_cast<uint32_t>(i));
+  }
+  // A part that got more than its share has doubled, few have.
+  CHECK(reserved > 8 * kRows);
+  CHECK(index.size_bytes() < reserved + reserved / 2);
+}
+
 TEST(table_step_rule_follows_the_optimizer) {
   using kernels::OptimizerKind;
   kernels::OptimizerConfig config;
