@@ -39,6 +39,7 @@ from torch_cpudist.errors import (
     PeerLostError,
     ProtocolError,
     RankFailedError,
+    RemoteTableError,
     RowOutOfRangeError,
     SparseGradientError,
     UnpulledRowError,
@@ -84,7 +85,10 @@ from torch_cpudist.strategies import (
     Sync,
     strategy,
 )
-from torch_cpudist.tables.found import shard_tables
+from torch_cpudist.tables.initial import Constant, Normal, Uniform
+from torch_cpudist.tables.remote import remote_tables
+from torch_cpudist.tables.remote_weight import RemoteWeight
+from torch_cpudist.tables.sharding import shard_tables
 
 __version__ = "0.1.0"
 
@@ -103,6 +107,7 @@ __all__ = [
     "Communicator",
     "ConfigMismatchError",
     "ConfigurationError",
+    "Constant",
     "Context",
     "DataFileError",
     "DelayCompensation",
@@ -120,6 +125,7 @@ __all__ = [
     "InvalidArgumentError",
     "LocalSGD",
     "ModelChangedError",
+    "Normal",
     "NotInitializedError",
     "OperationTimeoutError",
     "Optimization",
@@ -130,6 +136,8 @@ __all__ = [
     "ProtocolError",
     "RankFailedError",
     "Reduce",
+    "RemoteTableError",
+    "RemoteWeight",
     "ReplicaExecutor",
     "Replicas",
     "RowOutOfRangeError",
@@ -138,6 +146,7 @@ __all__ = [
     "SparseGradientError",
     "Strategy",
     "Sync",
+    "Uniform",
     "UnpulledRowError",
     "UnsupportedModelError",
     "UnsupportedOptimizerError",
@@ -157,6 +166,7 @@ __all__ = [
     "metrics",
     "optim",
     "optimize",
+    "remote_tables",
     "serve",
     "server_count",
     "shard_tables",

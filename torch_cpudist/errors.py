@@ -119,6 +119,14 @@ class UnsupportedModelError(Error):
     """A parameter or module cannot be trained as it is. Nothing was changed."""
 
 
+class RemoteTableError(Error):
+    """Rows of a remote table would be needed on the trainer, which has none of them.
+
+    The message names the table, what was asked of it and the way out. Nothing was
+    changed or sent.
+    """
+
+
 class DenseGradientError(Error):
     """A table has a strided gradient; the message names the table and the usual causes.
 

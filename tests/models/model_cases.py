@@ -16,11 +16,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from remote_cases import remote_model, rows_now, static_model
 from sync_cases import assert_same_bits, copy_of, largest_difference, run
 from torch import nn
 
 import torch_cpudist as cpudist
 from torch_cpudist.launch.context import open_contexts
+from torch_cpudist.tables.remote_weight import is_remote
 
 USERS, ITEMS, DIM = 40, 60, 4
 ROWS = {"user": USERS, "item": ITEMS}
@@ -141,12 +143,15 @@ def assert_learns(
     make_optimizer: MakeOptimizer,
     samples: int = 8192,
     batch: int = 64,
+    remote: bool = False,
 ) -> None:
     """Two trainers on halves of the samples, two servers; AUC on samples of later."""
     training, later = clicks(samples, seed=2), clicks(1000, seed=3)
-    models = [cpudist.shard_tables(build(), min_rows=10) for _ in range(2)]
-    before = auc(later.click, predict(models[0], later))
-    assert before < 0.65
+    if remote:  # nothing can be predicted before wrapping
+        models = [remote_model(7, build) for _ in range(2)]
+    else:
+        models = [cpudist.shard_tables(build(), min_rows=10) for _ in range(2)]
+        assert auc(later.click, predict(models[0], later)) < 0.65
 
     def body(context: cpudist.Context) -> float:
         rank = context.trainer_rank
@@ -187,6 +192,44 @@ def assert_foreseen(
     assert lookups["together"] == steps - watched
     assert lookups["in_vain"] == 0
     assert requests - fewer >= (steps - watched) * (tables - 1)
+
+
+def assert_remote_equals_static(
+    build: Build,
+    fit: Fit,
+    trainers: int,
+    make_optimizer: MakeOptimizer,
+    batch: int = 16,
+    steps: int = 12,
+) -> None:
+    """The unmodified model with remote tables against static ones that begin alike."""
+    samples = clicks(trainers * batch * steps, seed=1)
+
+    def train(models: list[nn.Module]) -> list[tuple[Any, Any]]:
+        def body(context: cpudist.Context) -> tuple[Any, Any]:
+            model = models[context.trainer_rank]
+            part = samples.part(context.trainer_rank, trainers, batch)
+            fit(model, part, batch, wrapped(make_optimizer, "sync"))
+            (optimizer,) = context.optimizers()
+            optimizer.flush("dense")
+            tables = optimizer.trained.placement.tables
+            weights = {id(table.found.weight) for table in tables}
+            named = model.named_parameters()
+            dense = {n: p.detach().clone() for n, p in named if id(p) not in weights}
+            return rows_now(optimizer), dense
+
+        return run(body, trainers, 2)
+
+    models = [remote_model(7, build) for _ in range(trainers)]
+    tables = sum(map(is_remote, models[0].parameters()))
+    remote = train(models)
+    static = train([static_model(7, build) for _ in range(trainers)])
+    for (rows, dense), (static_rows, static_dense) in zip(remote, static, strict=True):
+        assert rows.keys() == static_rows.keys()
+        assert len(rows) == tables > 0
+        assert dense.keys() == static_dense.keys()
+        for name, value in {**static_rows, **static_dense}.items():
+            assert torch.equal({**rows, **dense}[name], value), name
 
 
 def rows_on_servers() -> list[int]:

@@ -16,6 +16,7 @@ from model_cases import (
     assert_equals_one_process,
     assert_foreseen,
     assert_learns,
+    assert_remote_equals_static,
     clicks,
     placed,
     wrapped,
@@ -121,3 +122,15 @@ def test_its_default_l2_is_refused_by_name(options, table):
 
 def test_its_default_l2_trains_what_stays_dense():
     assert_equals_one_process(build, fit, 1, adagrad, min_rows=1000)
+
+
+# ---- its tables on servers only ------------------------------------------------------
+
+
+def test_remote_tables_train_as_static_ones_to_the_bit():
+    assert_remote_equals_static(no_l2, fit, 2, adagrad)
+
+
+@pytest.mark.parametrize("strategy", LEARNING_STRATEGIES)
+def test_learns_with_remote_tables(strategy):
+    assert_learns(no_l2, fit, predict, strategy, adagrad, remote=True)

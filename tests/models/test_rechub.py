@@ -15,6 +15,7 @@ from model_cases import (
     assert_equals_one_process,
     assert_foreseen,
     assert_learns,
+    assert_remote_equals_static,
     clicks,
     placed,
     wrapped,
@@ -144,3 +145,15 @@ def test_its_scheduler_reaches_the_servers():
 
     with tempfile.TemporaryDirectory() as folder:
         assert_equals_one_process(autoint, two_epochs, 1, sgd)
+
+
+# ---- its tables on servers only ------------------------------------------------------
+
+
+def test_remote_tables_train_as_static_ones_to_the_bit():
+    assert_remote_equals_static(autoint, fit, 2, adagrad)
+
+
+@pytest.mark.parametrize("strategy", LEARNING_STRATEGIES)
+def test_learns_with_remote_tables(strategy):
+    assert_learns(autoint, fit, predict, strategy, adagrad, remote=True)

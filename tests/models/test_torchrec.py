@@ -16,6 +16,7 @@ from model_cases import (
     assert_equals_one_process,
     assert_foreseen,
     assert_learns,
+    assert_remote_equals_static,
     placed,
 )
 from sync_cases import run
@@ -172,3 +173,19 @@ def test_the_log_shows_its_tables_on_the_servers(caplog):
     bags = "model.sparse_arch.embedding_bag_collection.embedding_bags"
     names = [f"{bags}.table_{name}.weight" for name in ROWS]
     placed(caplog, fit, cpudist.shard_tables(build(), min_rows=10), names)
+
+
+# ---- its tables on servers only ------------------------------------------------------
+
+
+def test_remote_tables_train_as_static_ones_to_the_bit():
+    assert_remote_equals_static(build, fit, 2, adagrad)
+
+
+@pytest.mark.parametrize("strategy", LEARNING_STRATEGIES)
+def test_learns_with_remote_tables(strategy):
+    assert_learns(build, fit, predict, strategy, adagrad, remote=True)
+
+
+def test_sequences_with_remote_tables():
+    assert_remote_equals_static(Sequences, fit, 2, sgd)

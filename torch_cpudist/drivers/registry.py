@@ -136,6 +136,7 @@ def open_parameters(
     """
     _check_beside(strategy, [other.strategy for other in run.participants()])
     check_device(strategy, placement)
+    check_remote(strategy, placement)
     name = run.next_opening()
     tell(name)
     opening = Opening(run, name, placement, inners, states)
@@ -164,6 +165,22 @@ def check_device(strategy: Strategy, placement: Placement) -> None:
                 "model.cpu()."
             )
     engine.check_device(strategy, placement)
+
+
+def check_remote(strategy: Strategy, placement: Placement) -> None:
+    """Refuses remote tables under a strategy whose trainers step tables themselves.
+
+    Raises:
+        UnsupportedModelError: names one, and what to use.
+    """
+    remote = [table.found.name for table in placement.tables if table.found.remote]
+    if remote and not strategy.of_tables.takes_remote_tables:
+        raise UnsupportedModelError(
+            f"{type(strategy.of_tables).__name__} keeps every row of a table on every "
+            f"trainer, and {remote[0]!r} is remote: its rows are on the servers only. "
+            "Use Sync, HalfAsync, Async, or Hybrid(dense=AllReduce(), sparse=Async()); "
+            "or build the model without remote tables."
+        )
 
 
 def _check_beside(strategy: Strategy, others: Sequence[Strategy]) -> None:

@@ -10,7 +10,7 @@ waits for its ``Arrival``.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import torch
@@ -73,6 +73,9 @@ def sparse_gradient(
     return torch.sparse_coo_tensor(ids[None], values, size, check_invariants=False)
 
 
+Gather = Callable[[torch.Tensor, torch.Tensor], None]
+
+
 class _Gather(torch.autograd.Function):
     """Rows of a weight, gathered into staging memory."""
 
@@ -83,13 +86,17 @@ class _Gather(torch.autograd.Function):
         ids: torch.Tensor,
         padding_idx: int,
         arrival: Arrival,
+        gather: Gather | None,
     ) -> torch.Tensor:
         ctx.save_for_backward(ids)
         ctx.rows, ctx.padding_idx, ctx.arrival = weight.shape[0], padding_idx, arrival
         flat = ids.reshape(-1)
         shape = (flat.numel(), weight.shape[1])
         staged = host_memory(shape, weight.dtype, arrival.device)
-        torch.index_select(weight, 0, flat, out=staged)
+        if gather is None:
+            torch.index_select(weight, 0, flat, out=staged)
+        else:
+            gather(flat, staged)
         return staged.view(*ids.shape, weight.shape[1])
 
     @staticmethod
@@ -100,7 +107,7 @@ class _Gather(torch.autograd.Function):
         flat = ids.reshape(-1).to(torch.int64)
         values = grad.reshape(flat.numel(), grad.shape[-1])
         found = sparse_gradient(flat, values, ctx.rows, ctx.padding_idx)
-        return found, None, None, None
+        return found, None, None, None, None
 
 
 class _Stage(torch.autograd.Function):
@@ -145,7 +152,11 @@ class _ToDevice(torch.autograd.Function):
 
 
 def rows_on(
-    device: torch.device, weight: torch.Tensor, ids: torch.Tensor, padding_idx: int
+    device: torch.device,
+    weight: torch.Tensor,
+    ids: torch.Tensor,
+    padding_idx: int,
+    gather: Gather | None = None,
 ) -> torch.Tensor:
     """Rows of a weight on the CPU, on ``device``: one copy there and one back.
 
@@ -154,13 +165,15 @@ def rows_on(
         weight: ``[rows, dim]``, on the CPU.
         ids: int32 or int64, any shape, on the CPU, all of them rows.
         padding_idx: the row that gets no gradient; -1 for none.
+        gather: writes the rows of flat ids to host memory, where they are not in the
+            weight.
 
     Returns:
         ``[*ids.shape, dim]``; the weight gets a sparse gradient, in host memory that
         holds it when autograd passes it on.
     """
     arrival = Arrival(device)
-    staged = _Gather.apply(weight, ids, padding_idx, arrival)  # type: ignore[no-untyped-call]
+    staged = _Gather.apply(weight, ids, padding_idx, arrival, gather)  # type: ignore[no-untyped-call]
     return cast(torch.Tensor, _ToDevice.apply(staged, arrival))  # type: ignore[no-untyped-call]
 
 

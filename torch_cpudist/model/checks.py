@@ -14,6 +14,7 @@ from torch_cpudist.errors import InvalidArgumentError, UnsupportedModelError
 from torch_cpudist.log import logger
 from torch_cpudist.machine.device import check_device
 from torch_cpudist.tables.found import MAX_NORM_OBSTACLE, FoundTable
+from torch_cpudist.tables.remote_weight import is_remote
 
 _LARGE_DENSE_EMBEDDING_BYTES = 16 << 20
 DTYPES = {torch.float32: "float32", torch.float64: "float64"}
@@ -92,6 +93,16 @@ def _remedy(parameter: nn.Parameter) -> str:
     return "Convert it with module.float()."
 
 
+def check_no_table(name: str, parameter: nn.Parameter) -> None:
+    """Refuses a remote table's weight that no embedding of the model looks up."""
+    if is_remote(parameter):
+        raise UnsupportedModelError(
+            f"parameter {name!r} is the weight of a remote table, but of no "
+            "nn.Embedding or nn.EmbeddingBag of the model: its rows are not here. Look "
+            "it up through such a module, or leave it out of the remote tables."
+        )
+
+
 def check_dense(name: str, parameter: nn.Parameter) -> None:
     """Refuses what servers do not keep."""
     if parameter.dtype not in DTYPES or parameter.layout != torch.strided:
@@ -122,7 +133,8 @@ def warn_large_embeddings(model: nn.Module, tables: Sequence[FoundTable]) -> Non
             continue
         weight = module.weight
         size_bytes = weight.numel() * weight.element_size()
-        if id(weight) not in sparse and size_bytes > _LARGE_DENSE_EMBEDDING_BYTES:
+        apart = id(weight) in sparse or is_remote(weight)
+        if not apart and size_bytes > _LARGE_DENSE_EMBEDDING_BYTES:
             logger.warning(
                 "%r is a dense embedding of %.0f MiB: all of it travels in every step. "
                 "Make it a table with sparse=True or cpudist.shard_tables(model).",

@@ -35,7 +35,9 @@ def tables_of(placement: Placement, updates: Updates) -> Placement:
     """The part that is tables, updated as ``updates`` says."""
     rules = table_rules(placement, placement.rules)
     layout = make_layout(updates, rules, placement.layout.tables, [])
-    return Placement(placement.tables, [], layout, rules, placement.device)
+    return Placement(
+        placement.tables, [], layout, rules, placement.device, updates.communicator
+    )
 
 
 def dense_of(placement: Placement, updates: Updates) -> Placement:

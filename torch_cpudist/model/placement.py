@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Container, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,12 +25,15 @@ from torch_cpudist.model.checks import (
     check_dense,
     check_dense_embeddings,
     check_initialized,
+    check_no_table,
     check_owned,
     check_plain,
     warn_large_embeddings,
 )
 from torch_cpudist.model.device import model_device
+from torch_cpudist.settings.communicator import Communicator
 from torch_cpudist.tables.found import FoundTable, find_tables
+from torch_cpudist.tables.remote_weight import table_of
 
 if TYPE_CHECKING:
     from torch_cpudist.settings.sharding import Sharding
@@ -83,6 +86,7 @@ class Placement:
         layout: what travels to servers; its configs are what they run.
         rules: what the wrapped optimizers run, one per group.
         device: that the model computes on.
+        communicator: what its rows may take on this trainer.
     """
 
     tables: list[PlacedTable]
@@ -90,6 +94,7 @@ class Placement:
     layout: _core.ParamSetLayout
     rules: Rules
     device: torch.device = CPU
+    communicator: Communicator = field(default_factory=Communicator)
 
 
 def parameter_names(model: nn.Module, groups: list[dict[str, Any]]) -> dict[int, str]:
@@ -187,6 +192,7 @@ def _list_dense(
         # An empty parameter has no block, and nothing to train.
         if not (parameter.requires_grad and parameter.numel()):
             continue
+        check_no_table(name, parameter)
         check_dense(name, parameter)
         entry = DenseParameter(
             len(dense),
@@ -199,6 +205,23 @@ def _list_dense(
         )
         dense.append(entry)
     return dense
+
+
+def table_spec(placed: PlacedTable) -> _core.TableSpec:
+    """What servers are told of a table; of a remote one also how rows begin."""
+    rows, dim = placed.found.weight.shape
+    options: dict[str, Any] = {}
+    if placed.found.remote:
+        program = table_of(placed.found.weight).program
+        options = {
+            "remote": True,
+            "seed": program.seed,
+            "initial": list(program.steps),
+            "overrides": list(program.overrides),
+        }
+    return _core.TableSpec(
+        name=placed.found.name, rows=rows, dim=dim, group=placed.group, **options
+    )
 
 
 def _compensation(updates: Updates) -> tuple[float, bool, float, float] | None:
@@ -275,20 +298,12 @@ def place(
     dense = _list_dense([p for p in ordered if id(p) not in sparse], names, group_of)
     check_dense_embeddings(model, [entry.parameter for entry in dense])
     warn_large_embeddings(model, found)
-    tables_spec = [
-        _core.TableSpec(
-            name=t.found.name,
-            rows=t.found.weight.shape[0],
-            dim=t.found.weight.shape[1],
-            group=t.group,
-        )
-        for t in tables
-    ]
+    tables_spec = [table_spec(t) for t in tables]
     blocks = cut(dense, sharding, server_count)
     layout = make_layout(updates, rules, tables_spec, blocks)
     _log_placement(layout, server_count)
     device = model_device(model, found, [(e.name, e.device) for e in dense])
-    return Placement(tables, dense, layout, rules, device)
+    return Placement(tables, dense, layout, rules, device, updates.communicator)
 
 
 def _log_placement(layout: _core.ParamSetLayout, server_count: int) -> None:
@@ -296,11 +311,12 @@ def _log_placement(layout: _core.ParamSetLayout, server_count: int) -> None:
         return
     for table in layout.tables:
         logger.debug(
-            "table %s: %d rows, dim %d, by key over %d servers",
+            "table %s: %d rows, dim %d, by key over %d servers%s",
             table.name,
             table.rows,
             table.dim,
             server_count,
+            ", there only" if table.remote else "",
         )
     for block in layout.blocks:
         logger.debug(

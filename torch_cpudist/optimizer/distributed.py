@@ -18,7 +18,7 @@ from torch import nn
 from torch_cpudist.drivers.base import Driver, Wrapped
 from torch_cpudist.drivers.guard import InnerGuard
 from torch_cpudist.drivers.registry import make_driver, open_parameters
-from torch_cpudist.errors import ClosedError, ModelChangedError
+from torch_cpudist.errors import ClosedError, ModelChangedError, RemoteTableError
 from torch_cpudist.launch import context
 from torch_cpudist.launch.run import Participant, Run
 from torch_cpudist.log import logger
@@ -41,6 +41,22 @@ from torch_cpudist.strategies.base import Strategy
 from torch_cpudist.strategies.registry import resolve
 
 Inner = torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
+
+
+def _check_no_remote(placement: Placement) -> None:
+    """Refuses to take over from an optimizer what only its servers' tables have.
+
+    Raises:
+        RemoteTableError: a table is remote.
+    """
+    for table in placement.tables:
+        if table.found.remote:
+            raise RemoteTableError(
+                f"remote table {table.found.name!r} is trained by another "
+                "DistributedOptimizer, whose rows no trainer can take over. Go on with "
+                "that one; or close() it first, with which its rows are gone and "
+                "begin anew."
+            )
 
 
 class DistributedOptimizer(face.ServedOptimizer, Participant):
@@ -207,6 +223,7 @@ class DistributedOptimizer(face.ServedOptimizer, Participant):
         """
         for other in others:
             other._averages.check_not_entered("a new DistributedOptimizer")
+            _check_no_remote(other._open().placement)
         if others:
             self._run.barrier()  # after every trainer's last push
         states: dict[torch.Tensor, Mapping[str, Any]] = {}
@@ -483,13 +500,18 @@ class DistributedOptimizer(face.ServedOptimizer, Participant):
         Returns:
             torch's ``{"state", "param_groups"}``; for a list of optimizers
             ``{"optimizers": [one of these each]}``. Tables have an extra entry
-            ``cpudist_row_step``, the number of updates of each row.
+            ``cpudist_row_step``, the number of updates of each row. Remote tables are
+            left out, and named under ``"remote"``.
         """
         face.run_before_saving(self)
         self._open()
         self._averages.check_not_entered("state_dict() of the optimizer")
         dicts = self._driver.keeper.fetch()
         found = dicts[0] if len(dicts) == 1 else {"optimizers": dicts}
+        tables = self._open().placement.tables
+        remote = [table.found.name for table in tables if table.found.remote]
+        if remote:
+            found = {**found, "remote": remote}
         return face.run_after_saving(self, found)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

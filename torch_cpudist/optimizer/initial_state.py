@@ -29,15 +29,21 @@ class _Filled:
     like: torch.Tensor  # without memory
     device: torch.device
     value: float
+    shared: bool  # one value's memory stands for all, as of remote tables
 
     @property
     def needs_memory(self) -> bool:
         """Whether making it again fills memory; the kernel's zeros need none."""
+        if self.shared:
+            return False
         plain = self.device.type == "cpu" and self.like.is_contiguous()
         zero = self.value == 0 and math.copysign(1, self.value) > 0
         return not (plain and zero and self.like.dtype in _ZEROS)
 
     def made(self) -> torch.Tensor:
+        if self.shared:
+            one = torch.full((), self.value, dtype=self.like.dtype, device=self.device)
+            return one.expand(self.like.shape)
         if self.needs_memory:
             return torch.full_like(self.like, self.value, device=self.device)
         # torch would write the zeros; these pages come with the first write to them.
@@ -54,10 +60,12 @@ def _described(value: Any) -> Any:
         return value
     if value.layout is not torch.strided or not value.is_floating_point():
         return value
-    low, high = (bound.item() for bound in torch.aminmax(value.detach()))
+    shared = not any(value.stride())  # may stand for more than can be read
+    seen = value[(0,) * value.dim()] if shared else value
+    low, high = (bound.item() for bound in torch.aminmax(seen.detach()))
     if low != high:
         return value
-    return _Filled(torch.empty_like(value, device="meta"), value.device, low)
+    return _Filled(torch.empty_like(value, device="meta"), value.device, low, shared)
 
 
 class InitialState:

@@ -22,6 +22,7 @@ from torch_cpudist import _core
 from torch_cpudist.errors import AddressError
 from torch_cpudist.log import logger
 from torch_cpudist.model.placement import Placement
+from torch_cpudist.tables.remote_weight import is_remote
 
 if TYPE_CHECKING:
     from torch_cpudist.launch.run import Run
@@ -31,7 +32,7 @@ _NAMED = 3
 
 def _readable(tensor: torch.Tensor) -> bool:
     """Whether the memory of a tensor is its value."""
-    if is_lazy(tensor) or tensor.is_meta or tensor.is_quantized:
+    if is_remote(tensor) or is_lazy(tensor) or tensor.is_meta or tensor.is_quantized:
         return False
     if is_traceable_wrapper_subclass(tensor):
         return False

@@ -23,6 +23,7 @@ from torch_cpudist.replicas.table_view import copied_tables
 from torch_cpudist.tables.forwards import hook_copy
 from torch_cpudist.tables.found import MAX_NORM_OBSTACLE
 from torch_cpudist.tables.local import is_staged, plain_class
+from torch_cpudist.tables.remote_weight import is_remote, table_of
 from torch_cpudist.tables.weight import values_of
 
 _PLAIN = (bool, int, float, str, type(None))
@@ -75,6 +76,12 @@ def _check_model(model: nn.Module) -> None:
             raise UnsupportedModelError(
                 f"ReplicaExecutor: parameter {name!r} is not initialized. Run the "
                 "model once before."
+            )
+        if is_remote(parameter) and not table_of(parameter).wrapped:
+            raise UnsupportedModelError(
+                f"ReplicaExecutor: {name!r} is the weight of a remote table, whose "
+                "rows are on servers, but no optimizer with servers trains it. Wrap "
+                "the optimizer in DistributedOptimizer before making the executor."
             )
         if parameter.device.type != "cpu":
             raise UnsupportedModelError(

@@ -33,6 +33,7 @@ class TableView(TableBinding):
         # One handle for all replicas: graphs that guard it serve them all.
         self.handle = binding.handle
         self.device = binding.device
+        self.remote = binding.remote
 
     def read(self, keys: torch.Tensor | None = None) -> None:
         """Brings in rows, in the memory of both; see ``TableBinding.read``."""

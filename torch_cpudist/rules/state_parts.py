@@ -24,6 +24,7 @@ from torch_cpudist.rules.read import (
     read_group,
     required_options,
 )
+from torch_cpudist.tables.remote_weight import is_remote
 
 # torch's state of each parameter, by the parameter itself.
 States = Mapping[torch.Tensor, Mapping[str, Any]]
@@ -134,6 +135,12 @@ def check_state(
     return bool(known) and begun
 
 
+def _is_begun(state: Mapping[str, Any]) -> bool:
+    """Whether state of a parameter is of an update that was made."""
+    counted = int(state.get("step", 0) or 0) > 0
+    return counted or state.get("momentum_buffer") is not None
+
+
 def check_states(placement: Placement, states: States, whole: bool = False) -> None:
     """Checks the state of every parameter that is placed.
 
@@ -155,6 +162,13 @@ def check_states(placement: Placement, states: States, whole: bool = False) -> N
         if config is None:  # torch's optimizer keeps it and knows what it needs
             continue
         state = states.get(parameter, {})
+        if is_remote(parameter) and _is_begun(state):
+            raise InvalidArgumentError(
+                f"state of remote table {name!r}: its rows and their state are on the "
+                "servers only, so that none can be loaded. Leave it out of the "
+                "state_dict (that of a DistributedOptimizer does), or train the table "
+                "as a static one."
+            )
         check_state(name, shape, config, state)
         known = {part.name for part in state_parts(config)}
         others = [key for key in state if key not in {*known, "step", ROW_STEP}]

@@ -49,7 +49,8 @@ class Sending:
 
 def values_bytes(placement: Placement) -> int:
     """Bytes of all weights of a placement, with the keys of rows."""
-    tables = sum(spec.rows * (8 + 4 * spec.dim) for spec in placement.layout.tables)
+    specs = [spec for spec in placement.layout.tables if not spec.remote]
+    tables = sum(spec.rows * (8 + 4 * spec.dim) for spec in specs)
     return tables + sum(entry.parameter.nbytes for entry in placement.dense)
 
 
@@ -57,7 +58,7 @@ def tell_waiting(trainer_rank: int, placement: Placement) -> None:
     """Says, with ``CPUDIST_LOG=info``, what this trainer waits for."""
     size_bytes = values_bytes(placement)
     if size_bytes >= TOLD_BYTES:
-        names = [spec.name for spec in placement.layout.tables]
+        names = [spec.name for spec in placement.layout.tables if not spec.remote]
         logger.info(
             "trainer %d waits until trainer 0 has sent its %d bytes of values to the "
             "servers (%s)",

@@ -24,6 +24,7 @@ from torch_cpudist.machine import memory
 from torch_cpudist.model.placement import Placement
 from torch_cpudist.rules.state_parts import state_parts
 from torch_cpudist.served.state_layout import row_elements
+from torch_cpudist.tables.remote_weight import is_remote, table_of
 
 if TYPE_CHECKING:
     from torch_cpudist.launch.run import Run
@@ -69,12 +70,16 @@ def needs(placement: Placement, steps_here: bool) -> list[Need]:
     """
     found = []
     for table, spec in zip(placement.tables, placement.layout.tables, strict=True):
+        weight = table.found.weight
+        remote = is_remote(weight)
+        if is_remote(weight) and table_of(weight).values is None:
+            continue  # rows come into being one by one, as they are trained
         served = _state_bytes(placement.layout.configs[spec.group], spec.dim)
         if placement.layout.average_decay:
             served += 4 * spec.dim
         record = _RECORD_BYTES + 4 * spec.dim + served
         record = -(-record // _ROUNDED_BYTES) * _ROUNDED_BYTES
-        here = _MARK_BYTES
+        here = 0 if remote else _MARK_BYTES
         if steps_here:
             own = placement.rules[table.group]
             here += _LOCAL_BYTES + _state_bytes(own, spec.dim)

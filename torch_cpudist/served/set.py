@@ -18,6 +18,7 @@ from torch import nn
 
 from torch_cpudist import _core, ranges
 from torch_cpudist.errors import Error
+from torch_cpudist.log import logger
 from torch_cpudist.model.dense_memory import dense_memory
 from torch_cpudist.model.gradients import read_table_gradient
 from torch_cpudist.model.placement import PlacedTable, Placement
@@ -27,6 +28,8 @@ from torch_cpudist.settings.clip import Clip, ClipNorm, ClipTensorNorm, ClipValu
 from torch_cpudist.tables.binding import TableBinding, bound_ids
 from torch_cpudist.tables.learned import Guess
 from torch_cpudist.tables.local import attach, detach
+from torch_cpudist.tables.remote_binding import RemoteBinding
+from torch_cpudist.tables.remote_weight import table_of
 from torch_cpudist.tables.staged import HostedWeights
 from torch_cpudist.tables.weight import as_it_stands
 
@@ -73,6 +76,7 @@ class ParameterSet(Trained):
             PeerLostError, OperationTimeoutError: a server or trainer 0 does not answer.
         """
         super().__init__(client, placement)
+        self._trainer_rank = trainer_rank
         self._bindings: list[TableBinding] = []
         self._closed = False
         self._dense = dense_memory(placement.dense, placement.device)
@@ -80,7 +84,7 @@ class ParameterSet(Trained):
             [(table.found.name, table.found.weight) for table in placement.tables]
         )
         try:
-            self._open(store, check_room, trainer_rank)
+            self._open(store, check_room)
         except BaseException:
             self._hosted.give_back()
             raise
@@ -89,10 +93,13 @@ class ParameterSet(Trained):
         self,
         store: Callable[[ParameterSet], None] | None,
         check_room: Callable[[], None],
-        trainer_rank: int,
     ) -> None:
         client, placement = self.client, self.placement
-        self.opened: _core.ParamSet = client.open(placement.layout)
+        self.opened: _core.ParamSet = client.open(
+            placement.layout,
+            cache_bytes=placement.communicator.cache_bytes,
+            residue_bytes=placement.communicator.residue_bytes,
+        )
         try:
             check_room()
         except BaseException:
@@ -104,24 +111,33 @@ class ParameterSet(Trained):
         if store is not None and stored:
             store(self)
         elif not self.opened.holds_values():
-            tell_waiting(trainer_rank, placement)
+            tell_waiting(self._trainer_rank, placement)
         self.opened.ready()
         for table in placement.tables:
+            if table.found.remote:
+                table_of(table.found.weight).free_values()
             self._bind(table)
         self.tables_current = stored
         self.pull_dense()
 
     def _bind(self, table: PlacedTable) -> None:
         found = table.found
-        binding = TableBinding(
+        bound = (
             self.opened,
             table.index,
             found.name,
             found.weight,
             self._versions,
             self.placement.device,
-            self._hosted.home_of(found.weight),
-            self.placement.layout.pull_dtype == "fp32",
+        )
+        binding = (
+            RemoteBinding(*bound)
+            if found.remote
+            else TableBinding(
+                *bound,
+                self._hosted.home_of(found.weight),
+                self.placement.layout.pull_dtype == "fp32",
+            )
         )
         self._bindings.append(binding)
         self._attach(table, binding)
@@ -336,8 +352,20 @@ class ParameterSet(Trained):
         """Whether ``close`` was called."""
         return self._closed
 
+    def _tell_of_rows(self) -> None:
+        """Warns, once for all trainers, of rows that go with their servers."""
+        names = [t.found.name for t in self.placement.tables if t.found.remote]
+        if names and self._trainer_rank == 0 and self._bindings:
+            logger.warning(
+                "the rows of %s, whatever they have learned, go with the servers: "
+                "remote tables cannot be saved yet. Wrapped again, they begin anew.",
+                f"remote tables {', '.join(map(repr, names[:3]))}"
+                + (f" and {len(names) - 3} more" if len(names) > 3 else ""),
+            )
+
     def close(self, tell_servers: bool) -> None:
         """Gives modules their classes back; can free the servers' memory."""
+        self._tell_of_rows()
         self._closed = True
         for table in self.placement.tables:
             for module in table.found.modules:

@@ -26,6 +26,7 @@ from torch_cpudist.rules.state_parts import (
 from torch_cpudist.served import state_layout
 from torch_cpudist.served.base import Trained
 from torch_cpudist.served.set import ParameterSet
+from torch_cpudist.tables.remote_weight import is_remote, table_of
 from torch_cpudist.tables.weight import values_of
 
 if TYPE_CHECKING:
@@ -108,6 +109,8 @@ def fetch(
         for i, parameter in enumerate(indexed_parameters(inner)):
             entry = entries.get(id(parameter))
             if isinstance(entry, PlacedTable):
+                if entry.found.remote:
+                    continue  # nobody here knows which rows there are
                 state[i] = state_layout.fetch_table_state(
                     parameters, entry, configs[entry.group]
                 )
@@ -182,6 +185,9 @@ def store(parameters: ParameterSet, states: States) -> None:
     configs = parameters.placement.layout.configs
     for table in parameters.placement.tables:
         weight = table.found.weight
+        if is_remote(weight):
+            _store_rows(parameters, table)
+            continue
         state_layout.store_table_state(
             parameters,
             table,
@@ -198,6 +204,14 @@ def store(parameters: ParameterSet, states: States) -> None:
             entry.parameter.detach(),
         )
     parameters.tables_current = True
+
+
+def _store_rows(parameters: ParameterSet, table: PlacedTable) -> None:
+    """Sends the rows with which a remote table begins, if they are here."""
+    values = table_of(table.found.weight).values
+    if values is not None:
+        config = parameters.placement.layout.configs[table.group]
+        state_layout.store_table_state(parameters, table, config, {}, values)
 
 
 def check_written(parameters: Trained) -> None:

@@ -14,7 +14,7 @@ from torch_cpudist.settings.fields import check, settings
 # What matters without a queue, where lookups pull, and where trainers exchange what
 # they moved.
 WIRE_FIELDS = ("wire_dtype", "pull_dtype")
-PULL_FIELDS = (*WIRE_FIELDS, "learn_lookups")
+PULL_FIELDS = (*WIRE_FIELDS, "learn_lookups", "cache_bytes", "residue_bytes")
 EXCHANGE_FIELDS = (*WIRE_FIELDS, "merge_rule")
 
 
@@ -24,7 +24,7 @@ class Communicator:
 
     Without a queue of pushes, under strategies other than Async, only ``wire_dtype``
     and ``pull_dtype`` are accepted, under Sync and HalfAsync also ``learn_lookups``,
-    and under Geo ``merge_rule``.
+    ``cache_bytes`` and ``residue_bytes``, and under Geo ``merge_rule``.
 
     Attributes:
         send_queue_size: pushes that may wait while one is on its way; a further step
@@ -47,6 +47,12 @@ class Communicator:
         learn_lookups: see which inputs of the model its tables are looked up with, and
             ask for all rows of a forward at once when it begins; results are the same.
             ``CPUDIST_COMMUNICATOR_LEARN_LOOKUPS``.
+        cache_bytes: what rows of remote tables may take on this trainer between two
+            steps; beyond it, those that no coming batch has asked for are let go and
+            pulled again. ``CPUDIST_COMMUNICATOR_CACHE_BYTES``.
+        residue_bytes: what a rounding ``wire_dtype`` may keep of rows of remote tables
+            that was rounded off; beyond it, that of the rows which were pushed longest
+            ago is dropped, and counted. ``CPUDIST_COMMUNICATOR_RESIDUE_BYTES``.
     """
 
     send_queue_size: int = field(
@@ -69,6 +75,13 @@ class Communicator:
     )
     learn_lookups: bool = True
 
+    cache_bytes: int = field(
+        default=256 << 20, metadata={"least": 0, "most": 2**63 - 1, "unit": "bytes"}
+    )
+    residue_bytes: int = field(
+        default=64 << 20, metadata={"least": 0, "most": 2**63 - 1, "unit": "bytes"}
+    )
+
     def __post_init__(self) -> None:
         """Checks the fields."""
         check(self)
@@ -81,7 +94,7 @@ class Communicator:
         return "fp16" if self.wire_dtype == "int8" else self.wire_dtype
 
 
-def check_without_queue(strategy: Any, accepted: tuple[str, ...] = WIRE_FIELDS) -> None:
+def check_without_queue(strategy: Any, accepted: tuple[str, ...] = PULL_FIELDS) -> None:
     """Refuses settings of a queue that a strategy does not have.
 
     Args:

@@ -42,7 +42,7 @@ class Updates:
         groups: in rounds, the group of every trainer, by rank, numbered in the order of
             their lowest ranks; each has rounds of its own. Empty: all are one.
         delay_compensation: how late gradients are corrected. ``None``: not at all.
-        communicator: of which ``wire_dtype`` and ``pull_dtype`` are read.
+        communicator: of which is read what is not of a queue.
         average: of values, which servers keep beside them.
     """
 

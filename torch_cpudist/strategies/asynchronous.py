@@ -38,6 +38,7 @@ class Async(Strategy):
     name: ClassVar[str] = "async"
     keeps_averages: ClassVar[bool] = True
     takes_devices: ClassVar[bool] = True
+    takes_remote_tables: ClassVar[bool] = True
 
     communicator: Communicator = field(
         default_factory=Communicator, metadata={"section": True}

@@ -48,6 +48,8 @@ class Strategy:
     keeps_averages: ClassVar[bool] = False
     # Whether it trains models that are on a CUDA device.
     takes_devices: ClassVar[bool] = False
+    # Whether it trains tables whose rows are on servers only.
+    takes_remote_tables: ClassVar[bool] = False
 
     sharding: Sharding = field(default_factory=Sharding, metadata={"section": True})
     server: Server = field(default_factory=Server, metadata={"section": True})
@@ -64,6 +66,11 @@ class Strategy:
             value: Any = fields.from_mapping(kind, getattr(self, name))
             object.__setattr__(self, name, value)
         fields.check(self)
+
+    @property
+    def of_tables(self) -> Strategy:
+        """What trains the tables of a model under this strategy."""
+        return self
 
     @property
     def local(self) -> bool:

@@ -98,13 +98,14 @@ class HalfAsync(Strategy):
         group: trainer ranks, a list per group, each trainer in one; as a variable
             ``0,1;2,3``. ``None``: the trainers of a host are a group.
             ``CPUDIST_HALFASYNC_GROUP``.
-        communicator: what values travel as, ``wire_dtype`` and ``pull_dtype``, and
-            ``learn_lookups``; a dict is accepted.
+        communicator: what values travel as: all but what is of a
+            queue; a dict is accepted.
     """
 
     name: ClassVar[str] = "half_async"
     keeps_averages: ClassVar[bool] = True
     takes_devices: ClassVar[bool] = True
+    takes_remote_tables: ClassVar[bool] = True
 
     group: Sequence[Sequence[int]] | None = field(
         default=None, metadata={"parse": _parse, "type": "lists of ranks"}

@@ -129,6 +129,11 @@ class Hybrid(Strategy):
             )
 
     @property
+    def of_tables(self) -> Strategy:
+        """The sparse part."""
+        return self.sparse
+
+    @property
     def dense_part(self) -> Strategy:
         """``dense``, with the placement of the whole where it has one of its own."""
         if isinstance(self.dense, Reduce):

@@ -26,13 +26,14 @@ class Sync(Strategy):
     server and lookup where lookups cannot be foreseen.
 
     Attributes:
-        communicator: what values travel as, ``wire_dtype`` and ``pull_dtype``, and
-            ``learn_lookups``; a dict is accepted.
+        communicator: what values travel as: all but what is of a
+            queue; a dict is accepted.
     """
 
     name: ClassVar[str] = "sync"
     keeps_averages: ClassVar[bool] = True
     takes_devices: ClassVar[bool] = True
+    takes_remote_tables: ClassVar[bool] = True
 
     communicator: Communicator = field(
         default_factory=Communicator, metadata={"section": True, "only": PULL_FIELDS}

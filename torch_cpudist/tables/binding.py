@@ -1,5 +1,6 @@
 # Copyright (c) 2026 The torch_cpudist authors.
 # SPDX-License-Identifier: BSD-3-Clause
+# long: one class, and what is checked of ids and weights for it.
 """The bound tables of this process: where rows of a table come from and go to."""
 
 from __future__ import annotations
@@ -144,7 +145,12 @@ class TableBinding:
     """One table of one open parameter set: where its rows come from and go to.
 
     Thread safety: any thread; lookups of one table take turns.
+
+    Attributes:
+        remote: whether no row is ever in the weight.
     """
+
+    remote: bool = False
 
     def __init__(
         self,
@@ -314,6 +320,15 @@ class TableBinding:
             foreign.check_own_weight(self.name, weight)
             raise weight_replaced(self.name)
 
+    def check_not_traced(self) -> None:
+        """Refuses ``torch.jit.trace``.
+
+        Raises:
+            UnsupportedModelError: it is at work.
+        """
+        if torch._C._is_tracing():
+            raise foreign.graph_without_pull(self.name)
+
     def pull(self, ids: torch.Tensor, weight: torch.Tensor) -> None:
         """Makes the rows of ``ids`` current in the weight.
 
@@ -331,18 +346,7 @@ class TableBinding:
             IdTypeError: ``ids`` are of another type.
             UnsupportedModelError: ids on another device; what ``foreign`` refuses.
         """
-        if torch._C._is_tracing():
-            raise foreign.graph_without_pull(self.name)
-        foreign.check_not_averaged(self.name, self.weight)
-        param_set = self.param_set
-        if param_set is None:
-            raise ClosedError(
-                f"table {self.name!r}: its DistributedOptimizer is closed. Wrap the "
-                "optimizer again, or use the model's own modules."
-            )
-        self.check_weight(weight)
-        given = foreign.whole(ids)
-        flat = self.checked_ids(given)
+        param_set, given, flat = self._opened_for(ids, weight)
         asked = 0
         if flat.numel():
             self.bind_weight(param_set)
@@ -358,6 +362,22 @@ class TableBinding:
             return False
         with as_it_stands():
             return not self._written() and self.weight.data_ptr() == self._address
+
+    def _opened_for(
+        self, ids: torch.Tensor, weight: torch.Tensor
+    ) -> tuple[_core.ParamSet, torch.Tensor, torch.Tensor]:
+        """Checks a lookup; the open set, the ids, and these as it takes them."""
+        self.check_not_traced()
+        foreign.check_not_averaged(self.name, self.weight)
+        param_set = self.param_set
+        if param_set is None:
+            raise ClosedError(
+                f"table {self.name!r}: its DistributedOptimizer is closed. Wrap the "
+                "optimizer again, or use the model's own modules."
+            )
+        self.check_weight(weight)
+        given = foreign.whole(ids)
+        return param_set, given, self.checked_ids(given)
 
     def _written(self) -> bool:
         return self.weight._version > self._versions.get(id(self.weight), -1)

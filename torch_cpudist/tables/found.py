@@ -3,22 +3,21 @@
 """Which embeddings of a model are tables, and which could be.
 
 A table is the weight of an ``nn.Embedding`` or ``nn.EmbeddingBag`` with
-``sparse=True``.
+``sparse=True``, or one that is remote.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from types import CodeType
-from typing import TypeVar, cast
+from typing import cast
 
 import torch
 from torch import nn
 
-from torch_cpudist.errors import InvalidArgumentError, UnsupportedModelError
-from torch_cpudist.log import logger
+from torch_cpudist.errors import RemoteTableError, UnsupportedModelError
 from torch_cpudist.machine.device import check_device
 from torch_cpudist.tables.local import (
     EmbeddingModule,
@@ -26,8 +25,7 @@ from torch_cpudist.tables.local import (
     plain_class,
     torch_class,
 )
-
-ModuleT = TypeVar("ModuleT", bound=nn.Module)
+from torch_cpudist.tables.remote_weight import is_remote, table_of
 
 MAX_NORM_OBSTACLE = (
     "max_norm rewrites rows on the trainer during a lookup, outside the optimizer",
@@ -76,6 +74,11 @@ class FoundTable:
     modules: list[EmbeddingModule] = field(default_factory=list)
 
     @property
+    def remote(self) -> bool:
+        """Whether no row of it is on this trainer."""
+        return is_remote(self.weight)
+
+    @property
     def home(self) -> torch.device:
         """Where the weight is when no optimizer has moved it to host memory."""
         for module in self.modules:
@@ -84,70 +87,96 @@ class FoundTable:
         return self.weight.device
 
 
-def _obstacle(module: EmbeddingModule) -> tuple[str, str] | None:
-    """Says why a module's weight cannot be a table, and what to do about it."""
+def obstacle(module: EmbeddingModule, remote: bool) -> tuple[str, str] | None:
+    """Says why a module's weight cannot be a table, and what to do about it.
+
+    Args:
+        module: that has the weight.
+        remote: the table's rows are to be on the servers only.
+    """
+    instead = "leave it out of the remote tables" if remote else "sparse=False"
+    put = instead if remote else "set sparse=False"
     if module.max_norm is not None:
         return MAX_NORM_OBSTACLE
     if module.scale_grad_by_freq:
         return (
             "torch has no sparse gradient with scale_grad_by_freq",
-            "Set scale_grad_by_freq=False, or sparse=False.",
+            f"Set scale_grad_by_freq=False, or {instead}.",
         )
-    if isinstance(module, nn.EmbeddingBag) and module.mode == "max":
+    bag = isinstance(module, nn.EmbeddingBag)
+    if bag and module.mode == "max" and not remote:
         return (
             "torch has no sparse gradient for mode='max'",
-            "Use mode='sum' or 'mean', or sparse=False.",
+            "Use mode='sum' or 'mean', or sparse=False; a remote table takes it "
+            "(cpudist.remote_tables).",
         )
     if module.weight.dtype != torch.float32:
         return (
             f"tables are float32, this is {module.weight.dtype}",
-            "Convert it with module.float(), or set sparse=False.",
+            f"Convert it with module.float(), or {put}.",
         )
     if "forward" in vars(module):
         return (
             "its forward was replaced on the module itself, which hides the lookup",
-            "Override forward in a subclass, or set sparse=False.",
+            f"Override forward in a subclass, or {put}.",
         )
     closed = _closed_forward(plain_class(module))
     if closed is not None:
         return (
             f"{closed.__name__}.forward does not call super().forward(ids), where rows "
             "come in",
-            "Make it do so, or set sparse=False.",
+            f"Make it do so, or {put}.",
         )
     return None
 
 
-def _refuse(name: str, found: str, remedy: str) -> UnsupportedModelError:
+def cannot_be_table(name: str, found: str, remedy: str) -> UnsupportedModelError:
+    """The error for a weight that is meant to be a table."""
     return UnsupportedModelError(f"{name!r} cannot be a table: {found}. {remedy}")
 
 
 def _check_table(table: FoundTable) -> None:
     weight, name = table.weight, table.name
-    if any(not module.sparse for module in table.modules):
-        raise _refuse(
+    if not table.remote and any(not module.sparse for module in table.modules):
+        raise cannot_be_table(
             name,
             "some of the modules that share this weight have sparse=True and some not",
             "Set sparse=True on all of them (cpudist.shard_tables does) or on none.",
         )
     for module in table.modules:
-        obstacle = _obstacle(module)
-        if obstacle is not None:
-            raise _refuse(name, *obstacle)
+        found = obstacle(module, table.remote)
+        if found is not None:
+            raise cannot_be_table(name, *found)
     for module in table.modules:
         if (binding := binding_of(module)) is not None:
             binding.check_weight(weight)
     check_device(name, weight.device)
-    if not weight.is_contiguous():
-        raise _refuse(
+    if table.remote:
+        _check_remote(table)
+    elif not weight.is_contiguous():
+        raise cannot_be_table(
             name,
             "its weight is not contiguous",
             "Make it so with weight.data = weight.data.contiguous().",
         )
 
 
+def _check_remote(table: FoundTable) -> None:
+    """Refuses a remote table whose initial rows are nowhere."""
+    if table_of(table.weight).stored:
+        raise RemoteTableError(
+            f"remote table {table.name!r}: the rows that it had were stored on servers "
+            "by an optimizer that is closed, and there are none to begin with again. "
+            "Build the model anew, or say how rows begin: cpudist.shard_tables(model, "
+            f"remote=[{table.name!r}], initial=cpudist.Normal(...))."
+        )
+
+
 def find_tables(model: nn.Module, trained: set[int]) -> list[FoundTable]:
     """Finds the tables of a model: sparse embedding weights that the optimizer trains.
+
+    Remote ones are, whatever ``sparse`` says, and their modules get ``sparse=True``: a
+    dense gradient would be as large as the table.
 
     Args:
         model: any module.
@@ -158,6 +187,7 @@ def find_tables(model: nn.Module, trained: set[int]) -> list[FoundTable]:
 
     Raises:
         UnsupportedModelError: a sparse embedding cannot be a table, with the reason.
+        RemoteTableError: a remote one has nothing to begin with.
     """
     found: dict[int, FoundTable] = {}
     for prefix, module in model.named_modules():
@@ -171,13 +201,24 @@ def find_tables(model: nn.Module, trained: set[int]) -> list[FoundTable]:
             id(weight), FoundTable(name, cast(nn.Parameter, weight))
         )
         table.modules.append(module)
-    tables = [t for t in found.values() if any(module.sparse for module in t.modules)]
+    tables = [t for t in found.values() if t.remote or any(m.sparse for m in t.modules)]
     for table in tables:
         _check_table(table)
+        if not table.remote:
+            continue
+        owner = other_owner(model, table.weight)
+        if owner is not None:
+            raise cannot_be_table(
+                table.name,
+                f"it is tied to {owner!r}, which needs all its rows here",
+                "Untie them, or leave it out of the remote tables.",
+            )
+        for module in table.modules:
+            module.sparse = True
     return tables
 
 
-def _other_owner(model: nn.Module, weight: torch.Tensor) -> str | None:
+def other_owner(model: nn.Module, weight: torch.Tensor) -> str | None:
     """Names a parameter that is this embedding weight, but of another module."""
     for prefix, module in model.named_modules():
         for name, parameter in module.named_parameters(recurse=False):
@@ -185,75 +226,3 @@ def _other_owner(model: nn.Module, weight: torch.Tensor) -> str | None:
             if parameter is weight and not (embedding and name == "weight"):
                 return f"{prefix}.{name}" if prefix else name
     return None
-
-
-def _why_dense(
-    model: nn.Module, modules: list[EmbeddingModule], min_rows: int
-) -> str | None:
-    """Says why modules of one weight, none of which is sparse yet, stay as they are."""
-    weight = modules[0].weight
-    if weight.shape[0] < min_rows:
-        return f"{weight.shape[0]} rows are fewer than min_rows={min_rows}"
-    owner = _other_owner(model, weight)
-    if owner is not None:
-        return f"it is tied to {owner!r}, which gives it a dense gradient"
-    return None
-
-
-def shard_tables(
-    model: ModuleT,
-    min_rows: int = 10_000,
-    report: Callable[[str], None] | None = None,
-) -> ModuleT:
-    """Marks a model's large embeddings as tables, by setting ``sparse=True`` on them.
-
-    Local, no messages. Call it before building the optimizer: torch's Adam and AdamW,
-    say, refuse nothing at that point, but a table's optimizer must be one the servers
-    run.
-
-    Args:
-        model: changed in place.
-        min_rows: embeddings with fewer rows stay dense, >= 0. One that is sparse
-            already is a table whatever its size.
-        report: called with one line per embedding found; default: the ``torch_cpudist``
-            logger at ``info`` (``CPUDIST_LOG=info``).
-
-    Returns:
-        The same model.
-
-    Raises:
-        InvalidArgumentError: ``min_rows`` is negative.
-    """
-    if min_rows < 0:
-        raise InvalidArgumentError(
-            f"shard_tables: min_rows must be >= 0, got {min_rows}"
-        )
-    say = report if report is not None else logger.info
-    shared: dict[int, list[tuple[str, EmbeddingModule]]] = {}
-    for name, module in model.named_modules():
-        if isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
-            if module._parameters.get("weight") is None:
-                say(
-                    f"{name!r}: stays as it is: its weight is computed, not a parameter"
-                )
-                continue
-            shared.setdefault(id(module.weight), []).append((name, module))
-    for named in shared.values():
-        names = ", ".join(repr(name) for name, _ in named)
-        modules = [module for _, module in named]
-        rows, dim = modules[0].weight.shape
-        already = any(module.sparse for module in modules)
-        obstacle = next(filter(None, map(_obstacle, modules)), None)
-        if obstacle is not None:
-            kept = "has sparse=True, which cannot train" if already else "stays dense"
-            say(f"{names}: {kept}: {obstacle[0]}")
-            continue
-        reason = None if already else _why_dense(model, modules, min_rows)
-        if reason is not None:
-            say(f"{names}: stays dense: {reason}")
-            continue
-        for module in modules:
-            module.sparse = True
-        note = " (has sparse=True already)" if already else ""
-        say(f"{names}: table of {rows} rows, dim {dim}{note}")
-    return model

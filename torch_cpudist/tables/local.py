@@ -20,7 +20,12 @@ from torch import nn
 from torch_cpudist.machine import staging
 from torch_cpudist.tables import lookup_ops  # noqa: F401  (registers the ops)
 from torch_cpudist.tables.binding import TableBinding
-from torch_cpudist.tables.foreign import check_not_exported, graph_without_pull
+from torch_cpudist.tables.foreign import graph_without_pull
+from torch_cpudist.tables.remote_lookup import (
+    RemoteEmbedding,
+    RemoteEmbeddingBag,
+    handle_in_graph,
+)
 from torch_cpudist.tables.staged import (
     StagedEmbedding,
     StagedEmbeddingBag,
@@ -42,7 +47,8 @@ class _OnServers:
 
     def _save_to_state_dict(self, *arguments: Any) -> None:
         """Saves the weight, with current rows, as a plain tensor."""
-        self._cpudist_binding.read()
+        if not self._cpudist_binding.remote:
+            self._cpudist_binding.read()
         with as_it_stands():
             super()._save_to_state_dict(*arguments)  # type: ignore[misc]
 
@@ -83,7 +89,7 @@ class _PullingEmbedding(nn.Embedding):
         padding_idx = -1 if self.padding_idx is None else self.padding_idx
         with as_it_stands():
             return torch.ops.torch_cpudist.lookup(  # type: ignore[no-any-return]
-                self.weight, input, _handle_in_graph(self), padding_idx
+                self.weight, input, handle_in_graph(self), padding_idx
             )
 
 
@@ -102,7 +108,7 @@ class _PullingEmbeddingBag(nn.EmbeddingBag):
         """Pulls the rows of ``input``, then looks them up as torch does."""
         with as_it_stands():
             if torch.compiler.is_compiling():
-                input = torch.ops.torch_cpudist.pull(input, _handle_in_graph(self))
+                input = torch.ops.torch_cpudist.pull(input, handle_in_graph(self))
             else:
                 self._cpudist_binding.pull(input, self.weight)
             if type(input) is torch.Tensor:
@@ -111,22 +117,27 @@ class _PullingEmbeddingBag(nn.EmbeddingBag):
         return super().forward(input, offsets, per_sample_weights)
 
 
-def _handle_in_graph(module: _PullingEmbedding | _PullingEmbeddingBag) -> int:
-    check_not_exported(module._cpudist_binding.name)
-    # The comparison makes the compiler guard that the weight stays the bound one.
-    if module.weight is module._cpudist_binding.weight:
-        return module._cpudist_handle
-    return -module._cpudist_handle
+# Whether rows are the servers' only, and whether results are on another device.
+_Way = tuple[bool, bool]
 
-
-# By a module's own class, and whether its results are on another device.
-_pulling_classes: weakref.WeakKeyDictionary[type, dict[bool, type]] = (
+# By a module's own class.
+_pulling_classes: weakref.WeakKeyDictionary[type, dict[_Way, type]] = (
     weakref.WeakKeyDictionary()
 )
 # By torch's class: what stands before it.
-_BASES: dict[type, dict[bool, type]] = {
-    nn.Embedding: {False: _PullingEmbedding, True: StagedEmbedding},
-    nn.EmbeddingBag: {False: _PullingEmbeddingBag, True: StagedEmbeddingBag},
+_BASES: dict[type, dict[_Way, type]] = {
+    nn.Embedding: {
+        (False, False): _PullingEmbedding,
+        (False, True): StagedEmbedding,
+        (True, False): RemoteEmbedding,
+        (True, True): StagedEmbedding,
+    },
+    nn.EmbeddingBag: {
+        (False, False): _PullingEmbeddingBag,
+        (False, True): StagedEmbeddingBag,
+        (True, False): RemoteEmbeddingBag,
+        (True, True): StagedEmbeddingBag,
+    },
 }
 
 
@@ -151,14 +162,14 @@ def torch_class(kind: type) -> type:
     return nn.EmbeddingBag if issubclass(kind, nn.EmbeddingBag) else nn.Embedding
 
 
-def _pulling_class(kind: type, staged: bool) -> type:
+def _pulling_class(kind: type, way: _Way) -> type:
     made = _pulling_classes.setdefault(kind, {})
-    if staged not in made:
+    if way not in made:
         base = torch_class(kind)
         own = () if kind is base else (kind,)
-        bases = (_OnServers, *own, _BASES[base][staged])
-        made[staged] = type(kind.__name__, bases, {"_cpudist_plain": kind})
-    return made[staged]
+        bases = (_OnServers, *own, _BASES[base][way])
+        made[way] = type(kind.__name__, bases, {"_cpudist_plain": kind})
+    return made[way]
 
 
 def attach(module: EmbeddingModule, binding: TableBinding) -> None:
@@ -168,8 +179,9 @@ def attach(module: EmbeddingModule, binding: TableBinding) -> None:
     staged = staging.needed(binding.device)
     if staged:
         object.__setattr__(module, "_cpudist_lookup", lookup_of(module))
-    watch(binding.weight, binding)
-    module.__class__ = _pulling_class(plain_class(module), staged)
+    if not binding.remote:
+        watch(binding.weight, binding)
+    module.__class__ = _pulling_class(plain_class(module), (binding.remote, staged))
 
 
 def detach(module: EmbeddingModule) -> None:

@@ -14,11 +14,12 @@ import torch
 
 from torch_cpudist.errors import ClosedError
 from torch_cpudist.machine.staging import sparse_gradient
-from torch_cpudist.tables.binding import bound, weight_replaced
+from torch_cpudist.tables.binding import TableBinding, bound, weight_replaced
+from torch_cpudist.tables.remote_binding import RemoteBinding
 from torch_cpudist.tables.weight import as_it_stands, looks_at_no_rows
 
 
-def _pull(ids: torch.Tensor, handle: int) -> None:
+def _bound(handle: int) -> TableBinding:
     binding = bound(abs(handle))
     if binding is None:
         raise ClosedError(
@@ -27,7 +28,7 @@ def _pull(ids: torch.Tensor, handle: int) -> None:
         )
     if handle < 0:
         raise weight_replaced(binding.name)
-    binding.pull(ids, binding.weight)
+    return binding
 
 
 # The results depend on the pull, which orders it before the read without declaring the
@@ -35,7 +36,8 @@ def _pull(ids: torch.Tensor, handle: int) -> None:
 _library = torch.library.Library("torch_cpudist", "FRAGMENT")  # type: ignore[no-untyped-call]
 for _schema in (
     "pull(Tensor ids, int handle) -> Tensor",
-    "lookup(Tensor weight, Tensor ids, int handle, int padding_idx) -> Tensor",
+    "lookup(Tensor weight, Tensor ids, int handle, int padding_idx, bool keep=True) "
+    "-> Tensor",
     "lookup_grad(Tensor grad, Tensor ids, SymInt rows, int padding_idx) -> Tensor",
 ):
     _library.define(_schema)  # type: ignore[no-untyped-call]
@@ -43,15 +45,35 @@ for _schema in (
 
 def _pull_op(ids: torch.Tensor, handle: int) -> torch.Tensor:
     """Pulls rows; the copy of ``ids`` is what the lookup then uses."""
-    _pull(ids, handle)
+    binding = _bound(handle)
+    binding.pull(ids, binding.weight)
     return ids.clone()
 
 
 def _lookup_op(
-    weight: torch.Tensor, ids: torch.Tensor, handle: int, padding_idx: int
+    weight: torch.Tensor,
+    ids: torch.Tensor,
+    handle: int,
+    padding_idx: int,
+    keep: bool = True,
 ) -> torch.Tensor:
-    """Pulls rows and gathers them."""
-    _pull(ids, handle)
+    """Pulls rows and gathers them.
+
+    Args:
+        weight: the table's, or a replica's view of it.
+        ids: int32 or int64, any shape.
+        handle: of the binding.
+        padding_idx: the row that gets no gradient; -1 for none.
+        keep: of a remote table, whether a gradient may follow. Rows of others stay in
+            the weight.
+    """
+    binding = _bound(handle)
+    if isinstance(binding, RemoteBinding):
+        shape = (*ids.shape, weight.shape[1])
+        rows = torch.empty(shape, dtype=torch.float32, device="cpu")
+        binding.look_up(ids, binding.weight, rows, keep)
+        return rows
+    binding.pull(ids, binding.weight)
     with as_it_stands():
         return torch.nn.functional.embedding(ids, weight, padding_idx, sparse=True)
 
@@ -81,7 +103,11 @@ def _pull_fake(ids: torch.Tensor, handle: int) -> torch.Tensor:
 
 @torch.library.register_fake("torch_cpudist::lookup", lib=_library)  # type: ignore[untyped-decorator]
 def _lookup_fake(
-    weight: torch.Tensor, ids: torch.Tensor, handle: int, padding_idx: int
+    weight: torch.Tensor,
+    ids: torch.Tensor,
+    handle: int,
+    padding_idx: int,
+    keep: bool = True,
 ) -> torch.Tensor:
     return weight.new_empty((*ids.shape, weight.shape[1]))
 
@@ -98,17 +124,17 @@ def _lookup_grad_fake(
 
 
 def _save_for_grad(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-    weight, ids, _, ctx.padding_idx = inputs
+    weight, ids, _, ctx.padding_idx, _ = inputs
     ctx.save_for_backward(ids)
     ctx.rows = weight.shape[0]
 
 
 def _lookup_backward(
     ctx: Any, grad: torch.Tensor
-) -> tuple[torch.Tensor, None, None, None]:
+) -> tuple[torch.Tensor, None, None, None, None]:
     (ids,) = ctx.saved_tensors
     result = torch.ops.torch_cpudist.lookup_grad(grad, ids, ctx.rows, ctx.padding_idx)
-    return result, None, None, None
+    return result, None, None, None, None
 
 
 torch.library.register_autograd(
@@ -117,5 +143,23 @@ torch.library.register_autograd(
     setup_context=_save_for_grad,
     lib=_library,
 )
+
+
+@torch.library.register_vmap("torch_cpudist::lookup", lib=_library)  # type: ignore[untyped-decorator]
+def _lookup_of_all(
+    info: Any,
+    in_dims: tuple[int | None, ...],
+    weight: torch.Tensor,
+    ids: torch.Tensor,
+    handle: int,
+    padding_idx: int,
+    keep: bool = True,
+) -> tuple[torch.Tensor, int]:
+    """Under ``torch.vmap``: the rows of all its calls come at once."""
+    together = ids.movedim(in_dims[1] or 0, 0)
+    found = torch.ops.torch_cpudist.lookup(weight, together, handle, padding_idx, keep)
+    return found, 0
+
+
 _lookup = torch.ops.torch_cpudist.lookup
 looks_at_no_rows(_lookup, _lookup.default)

@@ -20,6 +20,8 @@ from torch_cpudist.machine import staging
 from torch_cpudist.machine.device import CPU
 from torch_cpudist.tables.binding import TableBinding
 from torch_cpudist.tables.foreign import check_not_exported
+from torch_cpudist.tables.remote_binding import RemoteBinding
+from torch_cpudist.tables.remote_lookup import pooled
 from torch_cpudist.tables.weight import as_it_stands
 
 Apply = Callable[[torch.Tensor], torch.Tensor]
@@ -89,8 +91,18 @@ def look_up(module: StagedEmbedding, ids: torch.Tensor) -> torch.Tensor:
     binding = module._cpudist_binding
     padding_idx = -1 if module.padding_idx is None else module.padding_idx
     with as_it_stands():
-        found = _pulled(binding, ids, module.weight)
-        return staging.rows_on(binding.device, module.weight, found, padding_idx)
+        if not isinstance(binding, RemoteBinding):
+            found = _pulled(binding, ids, module.weight)
+            return staging.rows_on(binding.device, module.weight, found, padding_idx)
+        found = _on_host(binding, ids)
+        keep = torch.is_grad_enabled() and module.weight.requires_grad
+
+        def gather(flat: torch.Tensor, out: torch.Tensor) -> None:
+            binding.look_up(flat, module.weight, out, keep)
+
+        return staging.rows_on(
+            binding.device, module.weight, found, padding_idx, gather
+        )
 
 
 def look_up_bags(
@@ -102,27 +114,35 @@ def look_up_bags(
     """What ``nn.EmbeddingBag`` returns, on the model's device."""
     binding = module._cpudist_binding
     with as_it_stands():
-        found = _pulled(binding, ids, module.weight)
         here = [
             one if one is None else one.to(CPU) for one in (offsets, per_sample_weights)
         ]
-        pooled = nn.EmbeddingBag.forward(module, found, *here)
-        return staging.moved_to(binding.device, pooled)
+        if binding.remote:
+            bags = pooled(module, _on_host(binding, ids), *here)
+        else:
+            found = _pulled(binding, ids, module.weight)
+            bags = nn.EmbeddingBag.forward(module, found, *here)
+        return staging.moved_to(binding.device, bags)
 
 
 def _pulled(
     binding: TableBinding, ids: torch.Tensor, weight: torch.Tensor
 ) -> torch.Tensor:
     """Makes the rows of ``ids`` current; the ids in host memory."""
+    found = _on_host(binding, ids)
+    binding.pull(found, weight)
+    return found
+
+
+def _on_host(binding: TableBinding, ids: torch.Tensor) -> torch.Tensor:
+    """The ids in host memory, of a model that is where it was wrapped."""
     if binding.moved_to is not None:
         raise ModelChangedError(
             f"table {binding.name!r}: its model was moved to {binding.moved_to}, but "
             f"was on {binding.device} when its optimizer was wrapped. Move a model "
             "before that."
         )
-    found = binding.on_host(ids)
-    binding.pull(found, weight)
-    return found
+    return binding.on_host(ids)
 
 
 def _without_weight(module: StagedEmbedding | StagedEmbeddingBag, fn: Apply) -> Apply:

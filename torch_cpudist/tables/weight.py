@@ -336,6 +336,16 @@ _HOW = _ways()
 _BLIND = {func for func, how in _HOW.items() if how in (_called, _setting)}
 
 
+def blind(func: Function) -> bool:
+    """Whether ``func`` looks at no value of a tensor."""
+    return func in _BLIND
+
+
+def is_in_place(name: str) -> bool:
+    """Whether a function of this name writes the tensor that it is called on."""
+    return _IN_PLACE.fullmatch(name) is not None
+
+
 def looks_at_no_rows(*functions: Function) -> None:
     """Says of functions that they bring in themselves what they look at."""
     for function in functions:

@@ -261,6 +261,46 @@ def _who_asks_for_rows(given: Given) -> Any:
     return with_optimizer(strategy, see, model=two, variables=given.variables)
 
 
+def _with_remote_table(
+    given: Given, see: Callable[[Any, Any], Any], **communicator: Any
+) -> Any:
+    """What ``see`` finds in an optimizer and its remote table of 1000 rows."""
+    with cpudist.remote_tables(names=["*"]):
+        table = torch.nn.Embedding(1000, 2)
+
+    def body(context: cpudist.Context) -> Any:
+        made = {"name": "sync", "communicator": {**communicator, **given.fields}}
+        return see(wrapped(table, made), table)
+
+    return run(body, 1, variables=given.variables)[0]
+
+
+def _train_rows(optimizer: cpudist.DistributedOptimizer, table: Any, ids: Any) -> None:
+    optimizer.zero_grad()
+    table(ids).square().sum().backward()
+    optimizer.step()
+
+
+@field(Communicator, "cache_bytes", changed=0)
+def _what_rows_of_a_step_take(given: Given) -> Any:
+    def see(optimizer: cpudist.DistributedOptimizer, table: Any) -> bool:
+        for begin in range(0, 1000, 100):
+            table(torch.arange(begin, begin + 100))
+        return optimizer.stats()["cache_dropped"] > 0
+
+    return _with_remote_table(given, see)
+
+
+@field(Communicator, "residue_bytes", changed=0)
+def _what_is_kept_of_rounded_rows(given: Given) -> Any:
+    def see(optimizer: cpudist.DistributedOptimizer, table: Any) -> bool:
+        for begin in range(0, 1000, 100):
+            _train_rows(optimizer, table, torch.arange(begin, begin + 100))
+        return optimizer.stats()["residues_dropped"] > 0
+
+    return _with_remote_table(given, see, wire_dtype="int8")
+
+
 @field(cpudist.Async, "max_staleness", changed=0)
 def _how_late_gradients_are(given: Given) -> Any:
     def see(optimizer: cpudist.DistributedOptimizer, model: Any) -> bool:

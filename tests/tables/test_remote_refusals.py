@@ -1,0 +1,147 @@
+# Copyright (c) 2026 The torch_cpudist authors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""What needs rows on the trainer is refused, with the way out."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from remote_cases import (
+    DIM,
+    ROWS,
+    Model,
+    Ranking,
+    remote,
+    remote_embedding,
+    wrap,
+)
+from sync_cases import run
+from table_cases import alone
+from torch import nn
+
+import torch_cpudist as cpudist
+from torch_cpudist.tables.remote_weight import is_remote
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        cpudist.AllReduce(),
+        cpudist.Reduce(),
+        cpudist.LocalSGD(),
+        cpudist.Geo(),
+        cpudist.Hybrid(sparse=cpudist.Geo()),
+    ],
+)
+def test_strategies_that_keep_tables_on_trainers_are_refused(strategy):
+    model = remote(Ranking)
+
+    def body():
+        with pytest.raises(cpudist.UnsupportedModelError, match=r"sparse=Async\(\)"):
+            wrap(model, strategy)
+        wrap(model)  # nothing was left behind
+
+    alone(body)
+
+
+def tied():
+    model = nn.ModuleDict({"a": nn.Embedding(ROWS, DIM), "out": nn.Linear(DIM, ROWS)})
+    model["out"].weight = model["a"].weight
+    return model
+
+
+class Own(nn.Module):
+    """A lookup that torch's module knows nothing of."""
+
+    def __init__(self):
+        super().__init__()
+        self.rows = nn.Embedding(ROWS, DIM).weight
+        self.out = nn.Linear(DIM, 1)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: nn.Embedding(ROWS, DIM, max_norm=1.0), "max_norm rewrites rows"),
+        (
+            lambda: nn.Embedding(ROWS, DIM, scale_grad_by_freq=True),
+            "scale_grad_by_freq",
+        ),
+        (tied, r"tied to 'out\.weight'"),
+        (Own, "parameter 'rows' is the weight of a remote table"),
+    ],
+)
+def test_models_that_need_rows_here_are_refused(make, message):
+    model = remote(make)
+
+    def body():
+        with pytest.raises(cpudist.UnsupportedModelError, match=message):
+            wrap(model)
+
+    alone(body)
+
+
+@pytest.mark.parametrize(
+    ("use", "message"),
+    [
+        (lambda m: m.weight.square().sum(), "square of the weight of table 'weight'"),
+        (lambda m: nn.functional.embedding(torch.tensor([1]), m.weight), "embedding"),
+        (lambda m: m.weight.data.normal_(), "while an optimizer trains it"),
+        (lambda m: m.weight.data.copy_(torch.ones(ROWS, DIM)), "while an optimizer"),
+        (lambda m: m.double(), r"torch\.float64"),
+    ],
+)
+def test_uses_of_the_whole_weight_are_refused_while_wrapped(use, message):
+    model = remote_embedding()
+
+    def body():
+        wrap(model)
+        with torch.no_grad(), pytest.raises(cpudist.RemoteTableError, match=message):
+            use(model)
+
+    alone(body)
+
+
+def test_other_weights_in_the_place_of_the_table_are_refused():
+    model = remote_embedding()
+
+    def body():
+        wrap(model)
+        other = torch.zeros(ROWS, DIM)
+        with pytest.raises(cpudist.UnsupportedModelError, match="functional_call"):
+            torch.func.functional_call(model, {"weight": other}, torch.tensor([1]))
+        with pytest.raises(cpudist.UnsupportedModelError, match="cannot record"):
+            torch.jit.trace(model, torch.tensor([1]))
+        model.weight = nn.Parameter(other)
+        with pytest.raises(cpudist.ModelChangedError, match="another parameter"):
+            model(torch.tensor([1]))
+
+    alone(body)
+
+
+def test_trainers_must_begin_alike():
+    def body(context):
+        torch.manual_seed(1)
+        module = models[context.trainer_rank]
+        with pytest.raises(cpudist.ConfigMismatchError, match="weight"):
+            wrap(module)
+
+    models = [remote_embedding(), remote_embedding()]
+    nn.init.uniform_(models[1].weight)
+    run(body, 2, 2)
+
+
+def test_frozen_remote_tables_have_no_rows():
+    model = remote(Ranking)
+    model.word.weight.requires_grad_(False)
+
+    def body():
+        wrap(model)
+        with pytest.raises(cpudist.RemoteTableError, match="Wrap the optimizer"):
+            model(torch.tensor([[1, 2, 3]]))
+
+    alone(body)
+
+
+def test_the_model_of_parity_is_remote_as_a_whole():
+    assert sum(is_remote(p) for p in remote(Model).parameters()) == 2

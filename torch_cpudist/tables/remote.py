@@ -1,0 +1,271 @@
+# Copyright (c) 2026 The torch_cpudist authors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Building models whose large tables have no rows on the trainer."""
+
+from __future__ import annotations
+
+import fnmatch
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+from torch_cpudist.errors import InvalidArgumentError, RemoteTableError
+from torch_cpudist.log import logger
+from torch_cpudist.tables import (  # noqa: F401  (register themselves)
+    remote_calls,
+    remote_initialisers,
+)
+from torch_cpudist.tables.initial import Program
+from torch_cpudist.tables.remote_table import RemoteTable
+from torch_cpudist.tables.remote_weight import (
+    RemoteWeight,
+    become_local,
+    is_remote,
+    table_of,
+    weight_of,
+)
+
+_MAKERS = {nn.Embedding.__init__.__code__, nn.EmbeddingBag.__init__.__code__}
+
+
+def matches(name: str, patterns: Sequence[str]) -> bool:
+    """Whether a weight is meant: its own name, or that of its module, is matched."""
+    names = name, name.removesuffix(".weight")
+    return any(fnmatch.fnmatchcase(one, p) for one in names for p in patterns)
+
+
+@contextmanager
+def remote_tables(
+    *, min_rows: int | None = None, names: Sequence[str] = ()
+) -> Iterator[None]:
+    """While it is entered, large embeddings are made without rows on this trainer.
+
+    For ``nn.Embedding`` and ``nn.EmbeddingBag``, and whatever is built of them, without
+    a change to the model. Their weights keep shape, name and place in ``parameters()``;
+    initialisers that run on them, here or later, are recorded and done by the servers,
+    by key: a row comes into being there with its first gradient. Optimizers are built
+    over them as usual and need no memory for them. Look rows up after wrapping the
+    optimizer in ``DistributedOptimizer`` (``Sync``, ``HalfAsync``, ``Async``, or
+    ``Hybrid`` with one of these for tables).
+
+    The initial values are those of trainer 0's recorded initialiser and seed, which
+    ``torch.manual_seed`` repeats. Their rows are in no ``state_dict()``, and there is
+    no way yet to save them. Thread safety: for models built in this thread.
+
+    Args:
+        min_rows: embeddings with at least so many rows, >= 1.
+        names: patterns (``fnmatch``) of parameters or modules, as
+            ``model.named_modules()`` of what is built here says; these are remote
+            whatever their size. The others are filled when the context ends.
+
+    Raises:
+        InvalidArgumentError: neither is given; no embedding is named so.
+        UnsupportedModelError: on an initialiser that servers cannot do by key.
+        RemoteTableError: on what would need the rows of such a weight.
+    """
+    if isinstance(names, str) or (min_rows is None and not names):
+        raise InvalidArgumentError(
+            "remote_tables: expected min_rows= (1_000_000, say), or names= as a "
+            f"sequence of patterns, found min_rows={min_rows!r}, names={names!r}"
+        )
+    if min_rows is not None and min_rows < 1:
+        raise InvalidArgumentError(
+            f"remote_tables: min_rows must be >= 1, got {min_rows}"
+        )
+    watch_modules()
+    with _Making(min_rows, tuple(names)) as making, _Tree() as tree:
+        yield
+    making.settle(tree)
+
+
+class _Making(TorchFunctionMode):
+    """Answers ``torch.empty`` of embeddings that are being built."""
+
+    def __init__(self, min_rows: int | None, names: Sequence[str]) -> None:
+        super().__init__()
+        self._min_rows = min_rows
+        self._names = names
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Gives a remote weight where one is asked for."""
+        named = kwargs or {}
+        if func is torch.empty and _for_embedding(sys._getframe(1)):
+            made = self._made(*args, **named)
+            if made is not None:
+                return made
+        return func(*args, **named)
+
+    def _made(self, size: Any, **options: Any) -> RemoteWeight | None:
+        device = options.get("device")
+        if device is not None and torch.device(device).type == "meta":
+            return None
+        rows, dim = size
+        if not self._names and (self._min_rows is None or rows < self._min_rows):
+            return None
+        dtype = options.get("dtype") or torch.get_default_dtype()
+        if dtype != torch.float32:
+            if not self._large(rows):
+                return None
+            raise RemoteTableError(
+                f"remote_tables: an embedding of {rows} rows is {dtype}; tables on "
+                "servers are float32. Build it with dtype=torch.float32."
+            )
+        return weight_of(RemoteTable(rows, dim, Program()))
+
+    def _large(self, rows: int) -> bool:
+        return self._min_rows is not None and rows >= self._min_rows
+
+    def settle(self, tree: _Tree) -> None:
+        """Fills what is neither large nor named; says what is remote.
+
+        Raises:
+            InvalidArgumentError: a name fits nothing.
+        """
+        found = dict(tree.remote())
+        for pattern in self._names:
+            if not any(matches(name, [pattern]) for name in found):
+                raise InvalidArgumentError(
+                    f"remote_tables: no embedding is named {pattern!r}; there are "
+                    f"{', '.join(map(repr, found)) or 'none'}. Patterns are of "
+                    "parameters or modules, as named_modules() of the model says that "
+                    "is built in the context."
+                )
+        kept: set[int] = set()
+        for name, weight in found.items():
+            table = table_of(weight)
+            if self._large(table.rows) or matches(name, self._names):
+                kept.add(id(weight))
+                table.name = table.name or name
+                logger.info("%s: dim %d", table.describe(), table.dim)
+        for weight in found.values():
+            if id(weight) not in kept:
+                kept.add(id(weight))
+                become_local(weight)
+        tree.mark_sparse()
+
+
+def _for_embedding(frame: FrameType | None) -> bool:
+    """Whether a call comes from the constructor of torch's embeddings."""
+    while frame is not None and frame.f_code.co_name == "__torch_function__":
+        frame = frame.f_back  # another mode, which hands it on
+    return frame is not None and frame.f_code in _MAKERS
+
+
+class _Tree:
+    """The modules that are built in this thread while it is entered."""
+
+    def __init__(self) -> None:
+        self._thread = threading.get_ident()
+        self._owners: list[nn.Module] = []
+        self._children: set[int] = set()
+        self._hooks: list[Any] = []
+
+    def __enter__(self) -> _Tree:
+        registers = torch.nn.modules.module
+        self._hooks = [
+            registers.register_module_module_registration_hook(self._module),
+            registers.register_module_parameter_registration_hook(self._parameter),
+        ]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for hook in self._hooks:
+            hook.remove()
+
+    def _module(self, parent: nn.Module, name: str, child: nn.Module | None) -> None:
+        if child is not None and threading.get_ident() == self._thread:
+            self._owners.append(parent)
+            self._children.add(id(child))
+            # Alive, so that no other has its id.
+            self._owners.append(child)
+
+    def _parameter(self, owner: nn.Module, name: str, weight: Any) -> None:
+        if is_remote(weight) and threading.get_ident() == self._thread:
+            self._owners.append(owner)
+
+    def mark_sparse(self) -> None:
+        """Makes every embedding of a remote weight say what its gradient is."""
+        for owner in self._owners:
+            if isinstance(owner, (nn.Embedding, nn.EmbeddingBag)):
+                owner.sparse = owner.sparse or is_remote(owner.weight)
+
+    def remote(self) -> Iterator[tuple[str, RemoteWeight]]:
+        """Names and weights of the remote tables, by the models that they are in."""
+        roots = {id(o): o for o in self._owners if id(o) not in self._children}
+        for root in roots.values():
+            for name, parameter in root.named_parameters(remove_duplicate=False):
+                if isinstance(parameter, RemoteWeight):
+                    yield name, parameter
+
+
+# -- what modules save and load --------------------------------------------------------
+
+_watching = threading.Lock()
+_hooked: list[Any] = []
+
+
+def watch_modules() -> None:
+    """Makes every module that gets a remote weight leave it out of ``state_dict()``."""
+    with _watching:
+        if not _hooked:
+            _hooked.append(
+                torch.nn.modules.module.register_module_parameter_registration_hook(
+                    _keep_out
+                )
+            )
+
+
+def _keep_out(module: nn.Module, name: str, parameter: Any) -> None:
+    if is_remote(parameter):
+        keep_out_of_state(module)
+
+
+def keep_out_of_state(module: nn.Module) -> None:
+    """Makes a module save and load its state without remote weights. Idempotent."""
+    if _leave_out not in module._state_dict_hooks.values():
+        module._register_state_dict_hook(_leave_out)  # type: ignore[no-untyped-call]
+        module.register_load_state_dict_pre_hook(_need_not)  # type: ignore[no-untyped-call]
+
+
+def _leave_out(
+    module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any
+) -> None:
+    for name, parameter in module._parameters.items():
+        if not is_remote(parameter) or prefix + name not in state:
+            continue
+        del state[prefix + name]
+        table = table_of(parameter)
+        if not table.told:
+            table.told = True
+            logger.info(
+                "%s: its rows are in no state_dict(), and cannot be saved yet",
+                table.describe(),
+            )
+
+
+def _need_not(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    for name, parameter in module._parameters.items():
+        if not is_remote(parameter):
+            continue
+        given = state.setdefault(prefix + name, parameter)
+        if not is_remote(given):
+            raise RemoteTableError(
+                f"load_state_dict has rows for {prefix + name!r}, but "
+                f"{table_of(parameter).describe()} has none here. Load into "
+                "a model whose table is static and pass that to cpudist.shard_tables("
+                "model, remote=[...]) before wrapping, which stores and frees it; or "
+                "leave the key out."
+            )

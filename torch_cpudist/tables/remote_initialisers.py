@@ -1,0 +1,228 @@
+# Copyright (c) 2026 The torch_cpudist authors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""What initialisers do to the weight of a remote table: they are recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from torch_cpudist.tables.initial import Step, truncated_normal
+from torch_cpudist.tables.remote_weight import (
+    WAYS,
+    WITHIN,
+    RemoteWeight,
+    Way,
+    find,
+    marked,
+    refusal,
+)
+from torch_cpudist.tables.weight import Function, as_it_stands
+
+
+def _number(func: Function, weight: RemoteWeight, value: Any) -> float:
+    if isinstance(value, torch.Tensor) and value.numel() == 1:
+        value = value.item()
+    if isinstance(value, (int, float)):
+        return float(value)
+    raise refusal(func, weight)
+
+
+def _record(
+    weight: RemoteWeight,
+    steps: Sequence[Step],
+    generator: torch.Generator | None = None,
+) -> RemoteWeight:
+    """Adds operations over all rows, or a constant for the weight's own."""
+    table = weight._cpudist_table
+    table.check_unwrapped(steps[0][0])
+    part = weight._cpudist_rows
+    if part is not None:
+        if [step[0] for step in steps] != ["fill"]:
+            raise refusal(torch.Tensor.copy_, weight)
+        if table.values is not None:
+            raise refusal(torch.Tensor.copy_, weight)
+        table.program = table.program.with_rows(*part, steps[0][1])
+        return weight
+    program = table.program
+    for step in steps:
+        program = program.then(step, generator)
+    if table.values is not None and steps[0][0] not in ("normal", "uniform", "fill"):
+        raise refusal(torch.Tensor.copy_, weight)
+    table.begin_with(program)
+    return weight
+
+
+def _recording(
+    name: str, given: Sequence[str], defaults: Sequence[float | None]
+) -> Way:
+    """How an in-place function with numbers for arguments is recorded."""
+
+    def record(func: Function, args: Any, kwargs: Mapping[str, Any]) -> Any:
+        weight = args[0] if args else kwargs.get("tensor")
+        if not isinstance(weight, RemoteWeight):
+            raise refusal(func, find((args, kwargs)))
+        told = dict(zip(given, args[1:], strict=False)) | dict(kwargs)
+        if len(args) > len(given) + 1 or set(told) - {*given, "generator", "tensor"}:
+            raise refusal(func, weight)
+        numbers = [
+            _number(func, weight, told.get(key, default))
+            for key, default in zip(given, defaults, strict=True)
+        ]
+        step: Step = (name, *numbers, *[0.0] * (2 - len(numbers)))  # type: ignore[assignment]
+        return _record(weight, [step], told.get("generator"))
+
+    return record
+
+
+def _scaling(func: Function, args: Any, kwargs: Mapping[str, Any]) -> Any:
+    """Of ``div_``, ``sub_`` and ``add_``: by a number, and without more options."""
+    weight = args[0]
+    if len(args) != 2 or kwargs or not isinstance(weight, RemoteWeight):
+        raise refusal(func, find((args, kwargs)))
+    number = _number(func, weight, args[1])
+    return _record(weight, [_SCALED[func.__name__](number)])
+
+
+def _clamping(func: Function, args: Any, kwargs: Mapping[str, Any]) -> Any:
+    """Of ``clamp_``: a bound may be left out."""
+    weight = args[0]
+    told = dict(zip(("min", "max"), args[1:], strict=False)) | dict(kwargs)
+    if not isinstance(weight, RemoteWeight):
+        raise refusal(func, find((args, kwargs)))
+    low, high = told.get("min"), told.get("max")
+    most = float(torch.finfo(torch.float32).max)
+    bounds = (
+        -most if low is None else _number(func, weight, low),
+        most if high is None else _number(func, weight, high),
+    )
+    return _record(weight, [("clamp", *bounds)])
+
+
+def _kaiming_uniform(func: Function, args: Any, kwargs: Mapping[str, Any]) -> Any:
+    """Of ``nn.init.kaiming_uniform_``, which hands itself over whole."""
+    weight = find((args, kwargs))
+    fan = nn.init._calculate_correct_fan(weight, kwargs.get("mode", "fan_in"))
+    gain = nn.init.calculate_gain(
+        kwargs.get("nonlinearity", "leaky_relu"), kwargs.get("a", 0)
+    )
+    bound = float(3.0**0.5 * gain / fan**0.5)
+    return _record(weight, [("uniform", -bound, bound)], kwargs.get("generator"))
+
+
+# torch draws again what falls outside of the bounds, which needs the values.
+_TRUNC_NORMAL: Any = nn.init._no_grad_trunc_normal_
+
+
+def _in_trunc_normal(
+    told: Mapping[str, Any], func: Function, args: Any, kwargs: Mapping[str, Any]
+) -> Any:
+    """Of all that ``nn.init.trunc_normal_`` calls: on a stand-in of one element.
+
+    The distribution is recorded from what the function was asked for.
+    """
+    weight = find((args, kwargs))
+    mean, std, low, high = (float(told[name]) for name in ("mean", "std", "a", "b"))
+    name = getattr(func, "__name__", "")
+    if name in ("normal_", "uniform_"):
+        steps = truncated_normal(mean, std, low, high)
+        # torch goes on with the stand-in: it must not draw from the caller's generator.
+        _record(weight, steps, told.get("generator"))
+        return torch.full((1, 1), min(max(mean, low), high), device="cpu")
+    stand_in = torch.full((1, 1), min(max(mean, low), high), device="cpu")
+
+    def stood_in(value: Any) -> Any:
+        return stand_in if isinstance(value, RemoteWeight) else value
+
+    named = {key: stood_in(value) for key, value in kwargs.items()}
+    return func(*map(stood_in, args), **named)
+
+
+# -- rows ------------------------------------------------------------------------------
+
+
+def _part(weight: RemoteWeight, index: Any) -> tuple[int, int] | None:
+    """The rows that an index names, if they are a run."""
+    rows = weight._cpudist_table.rows
+    if weight._cpudist_rows is not None:
+        return None
+    if isinstance(index, torch.Tensor) and index.numel() == 1:
+        if index.dtype in (torch.int64, torch.int32) and index.dim() == 0:
+            index = int(index)
+    if isinstance(index, int) and not isinstance(index, bool):
+        at = index + rows if index < 0 else index
+        if not 0 <= at < rows:
+            raise IndexError(f"row {index} is out of range: there are {rows}")
+        return at, at + 1
+    if isinstance(index, slice):
+        begin, end, step = index.indices(rows)
+        return (begin, max(begin, end)) if step == 1 else None
+    return None
+
+
+def _indexing(func: Function, args: Any, kwargs: Mapping[str, Any]) -> Any:
+    """Of ``weight[rows]``: what is done to them is recorded."""
+    weight, index = args
+    part = _part(weight, index) if isinstance(weight, RemoteWeight) else None
+    if part is None:
+        raise refusal(func, find(args))
+    with as_it_stands():
+        return marked(weight.detach()[index], weight._cpudist_table, part)
+
+
+def _setting_rows(func: Function, args: Any, kwargs: Mapping[str, Any]) -> Any:
+    """Of ``weight[rows] = value``: a constant."""
+    weight, index, value = args
+    part = _part(weight, index) if isinstance(weight, RemoteWeight) else None
+    if part is None or isinstance(value, RemoteWeight):
+        raise refusal(func, find(args))
+    if isinstance(value, torch.Tensor) and value.numel() > 1:
+        low, high = torch.aminmax(value.detach())
+        value = low if low == high else value
+    table = weight._cpudist_table
+    with as_it_stands():
+        some = marked(weight.detach()[index], table, part)
+    _record(some, [("fill", _number(func, weight, value), 0.0)])
+    return None
+
+
+# -- which functions do what -----------------------------------------------------------
+
+
+def _ways() -> dict[Function, Way]:
+    """How each function is recorded."""
+    tensor: Any = torch.Tensor
+    normal = _recording("normal", ("mean", "std"), (0.0, 1.0))
+    ways: dict[Function, Way] = {
+        tensor.normal_: normal,
+        nn.init.normal_: normal,
+        tensor.uniform_: _recording("uniform", ("from", "to"), (0.0, 1.0)),
+        nn.init.uniform_: _recording("uniform", ("a", "b"), (0.0, 1.0)),
+        nn.init.kaiming_uniform_: _kaiming_uniform,
+        tensor.fill_: _recording("fill", ("value",), (None,)),
+        nn.init.constant_: _recording("fill", ("val",), (None,)),
+        tensor.zero_: _recording("fill", (), ()),
+        tensor.erfinv_: _recording("erfinv", (), ()),
+        tensor.clamp_: _clamping,
+        tensor.clip_: _clamping,
+        tensor.__getitem__: _indexing,
+        tensor.__setitem__: _setting_rows,
+    }
+    ways |= {getattr(tensor, name): _scaling for name in _SCALED}
+    return ways
+
+
+_SCALED: dict[str, Callable[[float], Step]] = {
+    "mul_": lambda x: ("mul", x, 0.0),
+    "__imul__": lambda x: ("mul", x, 0.0),
+    "div_": lambda x: ("mul", 1.0 / x, 0.0),
+    "add_": lambda x: ("add", x, 0.0),
+    "__iadd__": lambda x: ("add", x, 0.0),
+    "sub_": lambda x: ("add", -x, 0.0),
+    "__isub__": lambda x: ("add", -x, 0.0),
+}
+WAYS.update(_ways())
+WITHIN[_TRUNC_NORMAL.__code__] = _in_trunc_normal

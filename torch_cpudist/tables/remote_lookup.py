@@ -1,0 +1,107 @@
+# Copyright (c) 2026 The torch_cpudist authors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Forwards of modules whose rows are on servers only.
+
+A lookup gives its rows in memory of their own, eager and compiled alike; a bag pools
+those, as torch pools the rows of a weight.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from torch_cpudist.tables import lookup_ops  # noqa: F401  (registers the ops)
+from torch_cpudist.tables.binding import TableBinding
+from torch_cpudist.tables.foreign import check_not_exported
+from torch_cpudist.tables.weight import as_it_stands
+
+
+class RemoteEmbedding(nn.Embedding):
+    """Last base before ``nn.Embedding``, of a remote table."""
+
+    _cpudist_binding: TableBinding
+    _cpudist_handle: int
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """The rows of ``input``, from the servers."""
+        padding_idx = -1 if self.padding_idx is None else self.padding_idx
+        with as_it_stands():
+            return _looked_up(self, input, padding_idx)
+
+
+class RemoteEmbeddingBag(nn.EmbeddingBag):
+    """Last base before ``nn.EmbeddingBag``, of a remote table."""
+
+    _cpudist_binding: TableBinding
+    _cpudist_handle: int
+
+    def forward(
+        self,
+        input: torch.Tensor,
+        offsets: torch.Tensor | None = None,
+        per_sample_weights: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """The pooled rows of ``input``, from the servers."""
+        with as_it_stands():
+            return pooled(self, input, offsets, per_sample_weights)
+
+
+def handle_in_graph(module: Any) -> int:
+    """What names a module's table in a graph; negative for a replaced weight."""
+    check_not_exported(module._cpudist_binding.name)
+    # The comparison makes the compiler guard that the weight stays the bound one.
+    if module.weight is module._cpudist_binding.weight:
+        return int(module._cpudist_handle)
+    return -int(module._cpudist_handle)
+
+
+def _looked_up(module: Any, ids: torch.Tensor, padding_idx: int) -> torch.Tensor:
+    """Rows ``[*ids.shape, dim]`` whose gradient is the weight's sparse one."""
+    if not torch.compiler.is_compiling():
+        # Out of sight of the op.
+        module._cpudist_binding.check_not_traced()
+        module._cpudist_binding.check_weight(module.weight)
+    keep = torch.is_grad_enabled() and module.weight.requires_grad
+    return torch.ops.torch_cpudist.lookup(  # type: ignore[no-any-return]
+        module.weight, ids, handle_in_graph(module), padding_idx, keep
+    )
+
+
+def pooled(
+    module: Any,
+    ids: torch.Tensor,
+    offsets: torch.Tensor | None,
+    per_sample_weights: torch.Tensor | None,
+) -> torch.Tensor:
+    """What ``nn.EmbeddingBag`` returns.
+
+    Args:
+        module: the embedding, wrapped.
+        ids: int32 or int64, on the CPU, of one or two dimensions.
+        offsets: where bags begin, as torch takes them.
+        per_sample_weights: as torch takes them.
+    """
+    flat = ids.reshape(-1)
+    count = flat.numel()
+    places = torch.arange(count, dtype=ids.dtype, device=ids.device)
+    padding: int | None = None
+    if module.padding_idx is None:
+        rows = _looked_up(module, flat, -1)
+    else:
+        # One row more, at whose place bags leave out what is there.
+        padding = count
+        rows = _looked_up(module, flat, module.padding_idx)
+        rows = nn.functional.pad(rows, (0, 0, 0, 1))
+        places = torch.where(flat == module.padding_idx, count, places)
+    return nn.functional.embedding_bag(
+        places.reshape(ids.shape),
+        rows,
+        offsets,
+        mode=module.mode,
+        per_sample_weights=per_sample_weights,
+        include_last_offset=module.include_last_offset,
+        padding_idx=padding,
+    )

@@ -1,0 +1,87 @@
+# Copyright (c) 2026 The torch_cpudist authors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""What a trainer knows of a table whose rows are on servers only."""
+
+from __future__ import annotations
+
+import torch
+
+from torch_cpudist.errors import InvalidArgumentError, RemoteTableError
+from torch_cpudist.tables.initial import Program
+
+# Tables of servers are numbered so far, and a trainer's addresses of float32.
+_MOST_ROWS = 2**62
+_MOST_ELEMENTS = 2**60
+
+
+class RemoteTable:
+    """What is known here of a table whose rows are on servers only.
+
+    Shared by the parameter and its aliases. Not thread-safe.
+
+    Attributes:
+        rows, dim: its shape.
+        program: how rows begin.
+        values: what they begin with instead, ``[rows, dim]``, until it was stored.
+        name: in its model, once that is known.
+        wrapped: whether an optimizer trains it now.
+        stored: ``values`` went to servers, so that none are here to begin with again.
+        told: it was said that rows are in no ``state_dict()``.
+    """
+
+    def __init__(
+        self,
+        rows: int,
+        dim: int,
+        program: Program,
+        values: torch.Tensor | None = None,
+    ) -> None:
+        """Describes a table.
+
+        Raises:
+            InvalidArgumentError: it is larger than any table can be.
+        """
+        if rows > _MOST_ROWS or rows * dim > _MOST_ELEMENTS:
+            raise InvalidArgumentError(
+                f"a remote table of {rows} rows of {dim}: rows may be at most 2**62, "
+                "elements 2**60"
+            )
+        self.rows = rows
+        self.dim = dim
+        self.program = program
+        self.values = values
+        self.name = ""
+        self.wrapped = False
+        self.told = False
+        self.stored = False
+
+    def copy(self) -> RemoteTable:
+        """One of its own that begins alike."""
+        made = RemoteTable(self.rows, self.dim, self.program, self.values)
+        made.name, made.stored = self.name, self.stored
+        return made
+
+    def describe(self) -> str:
+        """For messages: what it is."""
+        named = f"table {self.name!r}" if self.name else "a table"
+        return f"{named} of {self.rows} rows on the servers"
+
+    def check_unwrapped(self, what: str) -> None:
+        """Refuses a write to what servers hold."""
+        if self.wrapped:
+            raise RemoteTableError(
+                f"{what} on {self.describe()}, while an optimizer trains it: its rows "
+                "are not here to be written. Initialise a model before wrapping its "
+                "optimizer; close() the DistributedOptimizer to begin anew."
+            )
+
+    def free_values(self) -> None:
+        """Lets go of what was stored on the servers."""
+        self.stored = self.stored or self.values is not None
+        self.values = None
+
+    def begin_with(self, program: Program) -> None:
+        """Replaces how rows begin."""
+        self.program = program
+        self.values = None
+        self.stored = False
