@@ -359,3 +359,22 @@ def test_lookups_of_a_graph_are_foreseen(backend, inner):
     assert requests == ([5] * 6 if inner else [5, 5, 5, 2, 2, 2])
     assert lookups["together"] == (0 if inner else 3)
     assert lookups["in_vain"] == 0
+
+
+@pytest.mark.parametrize("make", [embedding, bag])
+def test_a_compiled_lookup_brings_its_rows_only(make):
+    def body(context):
+        model = make()
+        optimizer = cpudist.DistributedOptimizer(adagrad(model), model)
+        compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+        pulled = []
+        for batch in BATCHES:
+            before = optimizer.stats()["rows_pulled"]
+            optimizer.zero_grad()
+            compiled(batch).sum().backward()
+            optimizer.step()
+            pulled.append(optimizer.stats()["rows_pulled"] - before)
+        return pulled
+
+    (pulled,) = run(body, 1)
+    assert pulled == [len(batch.unique()) for batch in BATCHES]

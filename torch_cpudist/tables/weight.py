@@ -326,6 +326,10 @@ def _ways() -> dict[Function, Callable[..., Any]]:
         nn.functional.embedding_bag,
         torch.embedding,
         torch.embedding_bag,
+        # What graphs call that no compiler has taken apart.
+        torch.ops.aten.embedding.default,
+        torch.ops.aten._embedding_bag.default,
+        torch.ops.aten._embedding_bag_forward_only.default,
     ):
         ways[lookup] = _looking_up
     ways[torch.Tensor.__getitem__] = _indexing
