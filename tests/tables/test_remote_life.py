@@ -163,6 +163,27 @@ def test_flush_leave_barrier_and_store_model():
     assert torch.equal(found[2:], begins[2:])
 
 
+def test_averages_of_rows_come_by_lookups():
+    model = remote_embedding()
+    begins = initial_rows("weight", model.weight)
+
+    def body():
+        inner = torch.optim.SGD(model.parameters(), lr=1.0)
+        optimizer = cpudist.DistributedOptimizer(inner, model, average=cpudist.EMA(0.5))
+        for _ in range(2):
+            optimizer.zero_grad()
+            model(torch.tensor([1])).sum().backward()
+            optimizer.step()
+        with optimizer.averaged():
+            averaged = rows_now(optimizer)["weight"]
+        return averaged, rows_now(optimizer)["weight"]
+
+    averaged, values = alone(body)
+    torch.testing.assert_close(averaged[1], begins[1] - 1.5)
+    torch.testing.assert_close(values[1], begins[1] - 2)
+    assert torch.equal(averaged[2:], begins[2:])
+
+
 def test_wrapped_again_a_table_begins_anew(caplog):
     model = remote_embedding()
     begins = initial_rows("weight", model.weight)
