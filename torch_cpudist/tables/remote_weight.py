@@ -25,7 +25,13 @@ from torch_cpudist.errors import (
 )
 from torch_cpudist.tables.initial import Program, Step
 from torch_cpudist.tables.remote_table import RemoteTable
-from torch_cpudist.tables.weight import Function, as_it_stands, blind, is_in_place
+from torch_cpudist.tables.weight import (
+    Function,
+    as_it_stands,
+    blind,
+    in_graph,
+    is_in_place,
+)
 
 #: What is done where one of torch's functions is called with a remote weight.
 Way = Callable[[Function, Any, Mapping[str, Any]], Any]
@@ -63,7 +69,7 @@ class RemoteWeight(torch.Tensor):
         """
         named = kwargs or {}
         if torch.compiler.is_compiling():
-            return _in_graph(func, args, named)
+            return in_graph(_is_blind, _called, func, args, named)
         caller = sys._getframe(1)
         within = WITHIN.get(caller.f_code)
         if within is not None:
@@ -268,22 +274,5 @@ def refusal(func: Function, weight: RemoteWeight) -> Exception:
 # -- compiled code ---------------------------------------------------------------------
 
 
-def _in_graph(func: Function, args: Any, kwargs: Mapping[str, Any]) -> Any:
-    """While torch.compile looks: what raises does so outside of the graph."""
-    if not _is_blind(func):
-        return _outside_graphs(func, args, kwargs)
-    with as_it_stands():
-        return func(*args, **kwargs)
-
-
-@torch._dynamo.assume_constant_result  # type: ignore[untyped-decorator]
 def _is_blind(func: Function) -> bool:
     return func not in WAYS and blind(func)
-
-
-@torch.compiler.disable(  # type: ignore[untyped-decorator, no-untyped-call]
-    reason="the weight of a remote table is used, whose rows are on servers. Look rows "
-    "up through its module."
-)
-def _outside_graphs(func: Function, args: Any, kwargs: Mapping[str, Any]) -> Any:
-    return _called(func, args, kwargs)

@@ -59,7 +59,7 @@ class TableWeight(torch.Tensor):
         """Calls ``func`` once the rows are here that it looks at."""
         named = kwargs or {}
         if torch.compiler.is_compiling():
-            return _in_graph(func, args, named)
+            return in_graph(_is_blind, _used, func, args, named)
         how: Function = _HOW.get(func, _reading)
         if any(one is not TableWeight for one in types):
             # Another subclass has its say, too.
@@ -251,24 +251,35 @@ def _setting(func: Function, args: Any, kwargs: Mapping[str, Any]) -> Any:
     return _called(func, args, kwargs)
 
 
-def _in_graph(func: Function, args: Any, kwargs: Mapping[str, Any]) -> Any:
-    """While torch.compile looks: what reads values is called outside of the graph."""
-    if not _is_blind(func):
-        return _outside_graphs(func, args, kwargs)
+def in_graph(
+    is_blind: Callable[[Function], bool],
+    call: Function,
+    func: Function,
+    args: Any,
+    kwargs: Mapping[str, Any],
+) -> Any:
+    """While torch.compile looks: what uses values is called outside of the graph.
+
+    Args:
+        is_blind: whether a function looks at no value, which goes into the graph.
+        call: how others are called.
+        func: what was called.
+        args: its arguments.
+        kwargs: its named arguments.
+    """
+    from torch_cpudist.tables import graphs  # which imports the compiler
+
+    if not graphs.is_true(is_blind, func):
+        return graphs.outside(call, func, args, kwargs)
     with as_it_stands():
         return func(*args, **kwargs)
 
 
-@torch._dynamo.assume_constant_result  # type: ignore[untyped-decorator]
 def _is_blind(func: Function) -> bool:
     return func in _BLIND
 
 
-@torch.compiler.disable(  # type: ignore[untyped-decorator, no-untyped-call]
-    reason="the weight of a table is read, whose rows are on servers. Look rows up "
-    "through its module, or read the weight outside of compiled code."
-)
-def _outside_graphs(func: Function, args: Any, kwargs: Mapping[str, Any]) -> Any:
+def _used(func: Function, args: Any, kwargs: Mapping[str, Any]) -> Any:
     how: Function = _HOW.get(func, _reading)
     return how(func, args, kwargs)
 
