@@ -77,8 +77,8 @@ inline constexpr std::array<FrameTraits, 26> kFrameTraits = {{
     {FrameKind::kShuffleEnd, "shuffle end", false, false, false},
     {FrameKind::kShuffleDone, "shuffle done", false, false, false},
     {FrameKind::kShuffleAck, "shuffle answer", false, false, false},
-    {FrameKind::kStoreRun, "store", true, false, false},
-    {FrameKind::kFetchRun, "fetch", false, false, false},
+    {FrameKind::kStoreRun, "run store", true, false, false},
+    {FrameKind::kFetchRun, "run fetch", false, false, false},
 }};
 
 inline constexpr FrameTraits kUnknownFrame = {FrameKind{}, "unknown", false, false, false};

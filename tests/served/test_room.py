@@ -217,7 +217,7 @@ def test_memory_that_is_not_there(checked: bool) -> None:
         assert f"'emb.weight' of {starved.ROWS} rows" in text
         assert "(ulimit -v)" in text
     else:
-        assert "kind store of trainer 0: it has no memory left" in text
+        assert "kind run store of trainer 0: it has no memory left" in text
 
 
 # -- progress

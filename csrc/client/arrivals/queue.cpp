@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <new>
 #include <string>
 #include <utility>
 
@@ -196,6 +197,9 @@ void PushQueue::run() {
     } catch (const Error& error) {
       const std::lock_guard lock(mutex_);
       failure_ = error;
+    } catch (const std::bad_alloc&) {
+      const std::lock_guard lock(mutex_);
+      failure_ = out_of_memory_;
     } catch (const std::exception& error) {
       const std::lock_guard lock(mutex_);
       failure_ = Error(ErrorCode::kInternal, std::string("push: ") + error.what());

@@ -112,6 +112,10 @@ class PushQueue final : public Background {
   bool busy_ = false;  // a batch is on its way
   bool stopping_ = false;
   std::optional<Error> failure_;
+  // Made beforehand: where it is told there is no memory for its text.
+  const Error out_of_memory_{ErrorCode::kOutOfMemory,
+                             "the queue of pushes has no memory left, and a push may be lost; give "
+                             "this process more memory, or set send_queue_size lower"};
   std::vector<wire::Frame> arrived_;
   uint64_t pushes_ = 0;      // training thread
   wire::Version version_;    // of server 0
