@@ -31,6 +31,7 @@ CASES = {
     "reader": "cases.reader",
     "network": "cases.network",
     "replicas": "cases.replicas",
+    "rows": "cases.rows",
     "scale": "cases.scale",
     "staleness": "cases.staleness",
     "threads": "cases.threads",
@@ -132,6 +133,8 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         default=1_000_000,
         help="load: small pushes of one trainer",
     )
+    add("--table-rows", type=int, default=5_000_000, help="rows: of the remote table")
+    add("--wrapped-rows", type=int, default=20_000_000, help="rows: of the static one")
     add("--collectives", type=_names, default=[], help="allreduce: which ones")
     add("--sizes", type=_names, default=[], help="allreduce: bytes of messages")
     add("--least-quality", type=float, default=0.6, help="AUC that is verified")
@@ -143,7 +146,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     counts = ("trainers", "launches", "batch", "epochs", "dim", "warmup_steps", "seeds")
     if args.words < 0:
         parser.error("expected --words >= 0")
-    for name in (*counts, "clients", "sockets", "pushes"):
+    for name in (*counts, "clients", "sockets", "pushes", "table_rows", "wrapped_rows"):
         if getattr(args, name) < 1:
             parser.error(f"--{name.replace('_', '-')}: expected at least 1")
     if args.seconds <= 0 or args.steps < 0 or args.servers < 0:
