@@ -127,14 +127,19 @@ def test_trainers_with_other_decays_are_told():
     def body(context):
         model = Model()
         decay = 0.5 + 0.25 * context.trainer_rank
-        optimizer = None
-        with pytest.raises(cpudist.ConfigMismatchError, match="decay of the average"):
-            # Trainer 0 waits for nobody before its first step.
-            optimizer = cpudist.DistributedOptimizer(
-                build(RULES["sgd"], model), model, average=cpudist.EMA(decay)
+        made = []
+
+        def train():
+            made.append(
+                cpudist.DistributedOptimizer(
+                    build(RULES["sgd"], model), model, average=cpudist.EMA(decay)
+                )
             )
-            optimizer.step()
-        if optimizer is not None:
+            made[0].step()  # trainer 0 waits for nobody before
+
+        with pytest.raises(cpudist.ConfigMismatchError, match="decay of the average"):
+            train()
+        for optimizer in made:
             optimizer.close(tell_servers=False)
 
     run(body, 2)
