@@ -8,6 +8,7 @@
 
 #include "wire/control.h"
 #include "wire/frame.h"
+#include "wire/runs.h"
 #include "wire_checks.h"
 
 using namespace cpudist;  // NOLINT

@@ -8,7 +8,7 @@ parameters would be skipped in silence.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import nn
@@ -16,6 +16,7 @@ from torch import nn
 from torch_cpudist.collective.exchange import GradientExchange
 from torch_cpudist.errors import UnsupportedModelError
 from torch_cpudist.model.first_gradients import FirstGradients
+from torch_cpudist.tables.forwards import ForwardHook
 
 
 def _is_own(hook: Callable[..., Any]) -> bool:
@@ -48,10 +49,16 @@ def check_parameter(name: str, parameter: nn.Parameter) -> None:
 
 
 def of_module(module: nn.Module) -> list[int]:
-    """Numbers of a module's hooks; torch uses none twice."""
+    """Numbers of a module's hooks but those that foresee lookups; none is used twice."""
+    kinds: list[Mapping[int, Callable[..., Any]]] = [
+        module._forward_pre_hooks,
+        module._forward_hooks,
+        module._backward_pre_hooks,
+        module._backward_hooks,
+    ]
     return [
-        *module._forward_pre_hooks,
-        *module._forward_hooks,
-        *module._backward_pre_hooks,
-        *module._backward_hooks,
+        number
+        for kind in kinds
+        for number, hook in kind.items()
+        if not isinstance(hook, ForwardHook)
     ]
