@@ -49,7 +49,7 @@ def check_parameter(name: str, parameter: nn.Parameter) -> None:
 
 
 def of_module(module: nn.Module) -> list[int]:
-    """Numbers of a module's hooks but those that foresee lookups; none is used twice."""
+    """Numbers of a module's hooks but those that foresee lookups; all differ."""
     kinds: list[Mapping[int, Callable[..., Any]]] = [
         module._forward_pre_hooks,
         module._forward_hooks,
