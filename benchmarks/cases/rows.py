@@ -40,6 +40,7 @@ IDS = 26 * 512
 BATCHES = 64
 PULLS = 200
 PULLING = 8
+GROWING_S_PER_ROW = 50e-6  # many times what it takes
 VARIABLES = {"CPUDIST_THREADS": "1"}
 
 
@@ -173,7 +174,12 @@ def _wrap(args: argparse.Namespace) -> Row:
 
 def run(args: argparse.Namespace) -> Iterable[Row]:
     """Yields a row per measurement."""
-    found: Any = run_ranks(lambda context: _grow(args, context), 1, variables=VARIABLES)
+    found: Any = run_ranks(
+        lambda context: _grow(args, context),
+        1,
+        variables=VARIABLES,
+        timeout_s=args.deadline_s + GROWING_S_PER_ROW * args.table_rows,
+    )
     yield from found[0]
     yield _pull_together(args)
     yield _wrap(args)
