@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import weakref
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -39,7 +37,7 @@ def _outside_graphs(function: Callable[..., Any]) -> None:
 
 
 class ForwardHook:
-    """A hook of a module's forward; copies and saved models have none."""
+    """A hook of a module's forward, without effect in copies and saved models."""
 
     def __init__(self, call: Callable[..., None]) -> None:
         """Calls ``call`` with what torch calls it with, outside of graphs."""
@@ -52,42 +50,16 @@ class ForwardHook:
         self._call(*arguments)
 
     def __reduce__(self) -> Any:
-        """One without effect, where a module of its own kind saves its hooks.
+        """What does nothing, as a copy or a saved model is nobody's to foresee.
 
-        The standard library only: a saved model loads without this package.
+        Of the standard library: a saved model loads without this package.
         """
         return getattr, (contextlib.nullcontext(), "__exit__")
 
 
 _outside_graphs(ForwardHook.__call__)
 
-# What is called in the place of a module's method of this name.
-_REDUCE = "__reduce_ex__"
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks")
-
-
-class _WithoutHooks:
-    """What copies and saves a module that is hooked: as if it were not."""
-
-    def __init__(self, module: nn.Module) -> None:
-        self._module = weakref.ref(module)
-
-    def __call__(self, protocol: Any) -> Any:
-        module = self._module()
-        kind: Any = type(module)
-        made = kind.__reduce_ex__(module, protocol)
-        if not isinstance(made, tuple) or len(made) < 3 or type(made[2]) is not dict:
-            return made
-        state = {name: value for name, value in made[2].items() if name != _REDUCE}
-        for name in _HOOKS:
-            if name in state:
-                state[name] = OrderedDict(
-                    (number, hook)
-                    for number, hook in state[name].items()
-                    if not isinstance(hook, ForwardHook)
-                )
-        return (*made[:2], state, *made[3:])
-
 
 Hooked = tuple[ForwardHook, ForwardHook]
 
@@ -138,7 +110,6 @@ class _Watched:
         self._now = now
         hooks = ForwardHook(self._begin), ForwardHook(self._end)
         self._handles = _hook(module, hooks)
-        vars(module).setdefault(_REDUCE, _WithoutHooks(module))
 
     @property
     def covered(self) -> int:
@@ -173,9 +144,6 @@ class _Watched:
     def remove(self) -> None:
         for handle in self._handles:
             handle.remove()
-        hooks = [h for name in _HOOKS for h in getattr(self.module, name).values()]
-        if not any(isinstance(hook, ForwardHook) for hook in hooks):
-            vars(self.module).pop(_REDUCE, None)
 
 
 def _with_several(model: nn.Module, tables: set[int]) -> list[nn.Module]:

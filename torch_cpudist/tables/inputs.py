@@ -20,12 +20,31 @@ Leaf = tuple[Path, torch.Tensor]
 ID_TYPES = {torch.int64: 0, torch.int32: 1, torch.float32: 2, torch.float64: 3}
 # Deeper than any batch is nested, and more than any has columns.
 _MAX_DEPTH = 4
-_MAX_LEAVES = 2048
+_MAX_VALUES = 4096
 _PLAIN = (int, float, str, bytes, type(None), torch.dtype, torch.device)
 
 
 class _TooManyError(Exception):
-    """More tensors than are worth looking at."""
+    """More values than are worth looking at."""
+
+
+class _Walk:
+    """The readable tensors found so far, and how many values were looked at."""
+
+    def __init__(self) -> None:
+        self.found: list[Leaf] = []
+        self._seen = 0
+
+    def collect(self, value: Any, path: Path) -> None:
+        self._seen += 1
+        if self._seen > _MAX_VALUES:
+            raise _TooManyError
+        if isinstance(value, torch.Tensor):
+            if readable(value):
+                self.found.append((path, value))
+        elif not isinstance(value, _PLAIN) and len(path) <= _MAX_DEPTH:
+            for key, part in _parts(value):
+                self.collect(part, (*path, key))
 
 
 def readable(tensor: torch.Tensor) -> bool:
@@ -46,14 +65,14 @@ def leaves(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Leaf]:
     computes values.
 
     Returns:
-        Path and tensor of each; nothing of a call with thousands of tensors.
+        Path and tensor of each; nothing of a call with thousands of values.
     """
-    found: list[Leaf] = []
+    walk = _Walk()
     try:
         for i, value in enumerate(args):
-            _collect(value, (i,), found)
+            walk.collect(value, (i,))
         for name, value in kwargs.items():
-            _collect(value, (name,), found)
+            walk.collect(value, (name,))
     except _TooManyError:
         return []
     except Exception as error:
@@ -61,7 +80,7 @@ def leaves(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Leaf]:
         # by themselves.
         logger.debug("arguments of a forward are not looked into: %r", error)
         return []
-    return found
+    return walk.found
 
 
 def signature(found: list[Leaf]) -> Hashable:
@@ -69,18 +88,9 @@ def signature(found: list[Leaf]) -> Hashable:
     return tuple((path, tensor.dtype, tensor.dim()) for path, tensor in found)
 
 
-def _collect(value: Any, path: Path, found: list[Leaf]) -> None:
-    if isinstance(value, torch.Tensor):
-        if readable(value):
-            found.append((path, value))
-            if len(found) > _MAX_LEAVES:
-                raise _TooManyError
-    elif not isinstance(value, _PLAIN) and len(path) <= _MAX_DEPTH:
-        for key, part in _parts(value):
-            _collect(part, (*path, key), found)
-
-
 def _parts(value: Any) -> Iterator[tuple[Hashable, Any]]:
+    if isinstance(value, (Mapping, list, tuple)) and len(value) > _MAX_VALUES:
+        raise _TooManyError
     if isinstance(value, Mapping):
         yield from value.items()
     elif isinstance(value, (list, tuple)):
