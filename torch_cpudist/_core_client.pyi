@@ -288,6 +288,9 @@ class ParamSet:
     def is_member(self) -> bool:
         """Whether rounds wait for this trainer."""
 
+    def forget_weights(self) -> None:
+        """Ends what goes on beside in the memory of bound weights."""
+
     def close(self) -> None:
         """Drops a parameter set; the servers free it when the last trainer has."""
 

@@ -307,6 +307,7 @@ void bind_membership(ParamSetClass& set) {
       .def("leave", of_set(&ParamSet::leave), NoGil())
       .def("join", of_set(&ParamSet::join), NoGil())
       .def("is_member", of_set(&ParamSet::is_member), NoGil())
+      .def("forget_weights", of_set(&ParamSet::forget_weights), NoGil())
       .def("close", of_set(&ParamSet::close), NoGil());
 }
 

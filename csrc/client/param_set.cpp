@@ -63,7 +63,12 @@ void ParamSet::ready() {
       });
 }
 
+void ParamSet::forget_weights() {
+  for (const auto& table : state_->tables) shared_.huge_pages.forget(table->weight());
+}
+
 void ParamSet::close() {
+  forget_weights();  // before anything that may be interrupted: they may go after it
   // One that was interrupted may have ended since, in another call on the client.
   if (!(closing_ && state_->closed)) drain();
   {
@@ -84,7 +89,6 @@ void ParamSet::close() {
   stop_background();
   {
     const std::lock_guard lock(shared_.sequenced());
-    for (const auto& table : state_->tables) shared_.huge_pages.forget(table->weight());
     state_->release();
     ClientStats stats;
     stats.cache_dropped = state_->cache_budget.dropped_rows.exchange(0);
@@ -132,6 +136,7 @@ void ParamSet::store_run(const RunValues& rows, uint64_t step) {
   drain();
   const Shared::Lock lock = shared_.sequence();
   check_open();
+  state_->check_reads_values();
   client::store_run(shared_, *state_, rows, step);
   prefetcher_->drop_all();
   TableCache& cache = state_->table(rows.table);

@@ -106,6 +106,9 @@ class ParamSet {
   void leave();
   bool is_member() const;
   void close();
+  // Ends what goes on beside in the memory of bound weights. They may be freed then, also where
+  // the servers are not told of a close.
+  void forget_weights();
 
   // ---- for what is built on a set ----
   void check_open() const;  // throws kClosed

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <new>
 #include <numeric>
 
 #include "base/errors.h"
@@ -200,6 +201,7 @@ template void TableCache::gather(std::span<const int32_t> ids, float* out) const
 template void TableCache::gather(std::span<const int64_t> ids, float* out) const;
 
 const float* TableCache::find_row(int64_t key) const {
+  if (released_) return nullptr;
   const auto here = [this](uint32_t stamp) { return stamp == generation_ || stamp == kHeld; };
   if (!remote_) {
     const auto at = static_cast<size_t>(key);
@@ -275,11 +277,15 @@ void TableCache::invalidate() {
   raise_generation();
   floor_ = generation_;
   if (!places_) return;
-  if (has_coming_) {
-    places_->retain(is_coming);
-    has_coming_ = places_->size() > 0;
-  } else {
-    places_->clear();
+  try {
+    if (has_coming_) {
+      places_->retain(is_coming);
+      has_coming_ = places_->size() > 0;
+    } else {
+      places_->clear();
+    }
+  } catch (const std::bad_alloc&) {
+    // Nothing in them is current any more: they stay for another step, and that is all.
   }
   count_values();
 }

@@ -126,6 +126,7 @@ class TableCache {
   void invalidate();                           // and for gradients
   // Gives the memory back. Whoever asks for rows then gets kClosed; the rest does nothing.
   void release();
+  void require_marks() const;  // throws kClosed after it
   // Beside the weight.
   size_t memory_bytes() const;
   // Deduplicates the keys of a gradient: unique[inverse[i]] == keys[i], numbered by first
@@ -143,7 +144,6 @@ class TableCache {
 
   static bool is_coming(const Place& place) { return place.mark.stamp >= kKept; }
   void raise_generation();
-  void require_marks() const;  // throws kClosed
   template <typename Id>
   std::span<const Id> marked(std::span<const Id> keys) const {
     return released_ ? std::span<const Id>() : keys;

@@ -64,6 +64,26 @@ def test_steps_inside_are_refused_and_the_values_come_back():
     run(body, 1)
 
 
+def test_what_is_written_inside_is_told():
+    def body(context):
+        model = Model()
+        optimizer = cpudist.DistributedOptimizer(
+            build(RULES["sgd"], model), model, average=cpudist.EMA(DECAY)
+        )
+        values = copy_of(model)
+
+        def load():
+            with optimizer.averaged():
+                with torch.no_grad():
+                    model.first.bias.fill_(42.0)
+
+        with pytest.raises(cpudist.ModelChangedError, match=r"first\.bias"):
+            load()
+        assert torch.equal(model.first.bias, values["first.bias"])
+
+    run(body, 1)
+
+
 def test_without_an_average_there_is_none_to_show():
     def body(context):
         model = Model()

@@ -4,10 +4,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import copyreg
 import io
 import weakref
+from collections import OrderedDict
 from typing import Any
 
 import pytest
@@ -92,6 +94,15 @@ def test_no_batch_is_kept() -> None:
     alone(body)
 
 
+def loaded_of(file: io.BytesIO) -> Any:
+    """A saved model, by what may be in it and nothing of this package."""
+    allowed = [Columns, Copied, Reduced, double, nn.ModuleList, nn.Embedding]
+    allowed += [copyreg._reconstructor, object, set, OrderedDict]
+    allowed += [getattr, contextlib.nullcontext]
+    with torch.serialization.safe_globals(allowed):
+        return torch.load(file)
+
+
 def test_copies_and_the_end_leave_no_trace() -> None:
     def body(context: cpudist.Context) -> None:
         model = Columns()
@@ -104,7 +115,7 @@ def test_copies_and_the_end_leave_no_trace() -> None:
         torch.save(model, file)
         assert b"torch_cpudist" not in file.getvalue()
         file.seek(0)
-        loaded = torch.load(file, weights_only=False)
+        loaded = loaded_of(file)
         batch = batches_of(0)[0]
         for one in (copy.deepcopy(model), loaded):
             hooks = [*one._forward_hooks.values(), *one._forward_pre_hooks.values()]
@@ -154,7 +165,7 @@ def test_a_copy_is_saved_as_itself(kind: type[Columns]) -> None:
         file = io.BytesIO()
         torch.save(best, file)
         file.seek(0)
-        loaded = torch.load(file, weights_only=False)
+        loaded = loaded_of(file)
         for one in (best, loaded, copy.copy(best), copy.deepcopy(best)):
             for found, value in zip(one.parameters(), values, strict=True):
                 assert torch.equal(found, value)

@@ -122,9 +122,16 @@ def test_other_weights_in_the_place_of_the_table_are_refused():
 def test_trainers_must_begin_alike():
     def body(context):
         torch.manual_seed(1)
-        module = models[context.trainer_rank]
+        made = []
+
+        def train():
+            made.append(wrap(models[context.trainer_rank]))
+            made[0].step()  # trainer 0 waits for nobody before
+
         with pytest.raises(cpudist.ConfigMismatchError, match="weight"):
-            wrap(module)
+            train()
+        for optimizer in made:
+            optimizer.close(tell_servers=False)
 
     models = [remote_embedding(), remote_embedding()]
     nn.init.uniform_(models[1].weight)

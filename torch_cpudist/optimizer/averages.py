@@ -8,7 +8,7 @@ import contextlib
 from collections.abc import Iterator
 
 from torch_cpudist.drivers.base import Driver
-from torch_cpudist.errors import Error, InvalidArgumentError
+from torch_cpudist.errors import Error, InvalidArgumentError, ModelChangedError
 from torch_cpudist.served.set import ParameterSet
 
 
@@ -58,13 +58,23 @@ class Averages:
             with contextlib.suppress(Error):
                 _read(parameters, averages=False)
             raise
+        written: list[str] = []
         try:
             yield
+            if not parameters.closed:
+                written = parameters.changed()
         finally:
             self._entered = False
             # A shutdown inside leaves the model with averages.
             if not parameters.closed:
                 _read(parameters, averages=False)
+        if written:
+            raise ModelChangedError(
+                f"{len(written)} parameters were written inside of opt.averaged() "
+                f"(first: {written[0]!r}), in the place of averages, which go with it: "
+                "the model has its values back, but what was written. Load and write "
+                "weights outside of it, and call opt.store_model() then."
+            )
 
 
 def _read(parameters: ParameterSet, averages: bool) -> None:

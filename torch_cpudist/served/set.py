@@ -377,6 +377,8 @@ class ParameterSet(Trained):
             if tell_servers:
                 self.opened.close()
         finally:
+            with contextlib.suppress(Error):
+                self.opened.forget_weights()
             # Not before: a step that was interrupted ends there, and writes rows.
             self._hosted.give_back()
 

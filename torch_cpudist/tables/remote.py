@@ -32,6 +32,7 @@ from torch_cpudist.tables.remote_weight import (
     weight_of,
 )
 
+_entered = threading.local()
 _MAKERS = {nn.Embedding.__init__.__code__, nn.EmbeddingBag.__init__.__code__}
 
 
@@ -66,7 +67,8 @@ def remote_tables(
             whatever their size. The others are filled when the context ends.
 
     Raises:
-        InvalidArgumentError: neither is given; no embedding is named so.
+        InvalidArgumentError: neither is given; no embedding is named so; one context
+            inside of another.
         UnsupportedModelError: on an initialiser that servers cannot do by key.
         RemoteTableError: on what would need the rows of such a weight.
     """
@@ -79,9 +81,18 @@ def remote_tables(
         raise InvalidArgumentError(
             f"remote_tables: min_rows must be >= 1, got {min_rows}"
         )
+    if getattr(_entered, "now", False):
+        raise InvalidArgumentError(
+            "remote_tables: it is entered already in this thread. Say all that is to "
+            "be remote in one: names= and min_rows= may stand together."
+        )
     watch_modules()
-    with _Making(min_rows, tuple(names)) as making, _Tree() as tree:
-        yield
+    _entered.now = True
+    try:
+        with _Making(min_rows, tuple(names)) as making, _Tree() as tree:
+            yield
+    finally:
+        _entered.now = False
     making.settle(tree)
 
 
@@ -134,23 +145,25 @@ class _Making(TorchFunctionMode):
         Raises:
             InvalidArgumentError: a name fits nothing.
         """
-        found = dict(tree.remote())
+        # Several models may have the same names.
+        found = list(tree.remote())
+        names = list(dict.fromkeys(name for name, _ in found))
         for pattern in self._names:
-            if not any(matches(name, [pattern]) for name in found):
+            if not any(matches(name, [pattern]) for name in names):
                 raise InvalidArgumentError(
                     f"remote_tables: no embedding is named {pattern!r}; there are "
-                    f"{', '.join(map(repr, found)) or 'none'}. Patterns are of "
+                    f"{', '.join(map(repr, names)) or 'none'}. Patterns are of "
                     "parameters or modules, as named_modules() of the model says that "
                     "is built in the context."
                 )
         kept: set[int] = set()
-        for name, weight in found.items():
+        for name, weight in found:
             table = table_of(weight)
             if self._large(table.rows) or matches(name, self._names):
                 kept.add(id(weight))
                 table.name = table.name or name
                 logger.info("%s: dim %d", table.describe(), table.dim)
-        for weight in found.values():
+        for _, weight in found:
             if id(weight) not in kept:
                 kept.add(id(weight))
                 become_local(weight)

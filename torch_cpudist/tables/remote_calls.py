@@ -33,6 +33,8 @@ def _aliasing(func: Function, args: Any, kwargs: Mapping[str, Any]) -> Any:
 def _copying(func: Function, args: Any, kwargs: Mapping[str, Any]) -> Any:
     """Of what gives another one with its values, or with none."""
     weight = find((args, kwargs))
+    if weight._cpudist_rows is not None:
+        raise refusal(func, weight)
     if str(kwargs.get("device", "cpu")).startswith("meta"):
         return plainly(func, args, kwargs)
     _check_dtype(weight, kwargs.get("dtype"))
@@ -101,6 +103,8 @@ def _take_over(weight: Any, other: Any) -> None:
     """Makes the rows of one begin as those of another, which changes nothing of it."""
     if not (isinstance(weight, RemoteWeight) and isinstance(other, RemoteWeight)):
         raise refusal(torch.Tensor.copy_, find((weight, other)))
+    if weight._cpudist_rows is not None or other._cpudist_rows is not None:
+        raise refusal(torch.Tensor.copy_, weight)
     mine, theirs = weight._cpudist_table, other._cpudist_table
     if mine is theirs:
         return

@@ -70,9 +70,11 @@ uint64_t Residues::begin() {
   if (size_bytes <= limit_bytes_ / 2) return 0;
   uint64_t dropped = 0;
   for (auto& [table, rows] : remote_) {
-    dropped += rows.earlier.size() - std::exchange(rows.moved, 0);
+    const uint64_t here = rows.earlier.size() - rows.moved;
+    rows.earlier.clear();  // before the swap: what it throws leaves all as it was
+    rows.moved = 0;
     std::swap(rows.recent, rows.earlier);
-    rows.recent.clear();
+    dropped += here;
   }
   return dropped;
 }

@@ -189,6 +189,7 @@ template <typename Id>
 uint64_t pass_through(Shared& shared, SetState& set, uint32_t table, std::span<const Id> ids,
                       float* out) {
   TableCache& cache = set.table(table);
+  cache.require_marks();
   cache.check_ids(ids);
   if (!set.member) cache.refresh();
   const size_t dim = cache.spec().dim;
@@ -201,8 +202,9 @@ uint64_t pass_through(Shared& shared, SetState& set, uint32_t table, std::span<c
   std::vector<const void*> of_ids;
   std::vector<float> pulled;
   uint64_t count = 0;
-  for (size_t begin = 0; begin < ids.size(); begin += kPassingRows) {
-    const size_t n = std::min(kPassingRows, ids.size() - begin);
+  const size_t chunk = std::min<size_t>(kPassingRows, rows_in(kPullBytes, cache.spec()));
+  for (size_t begin = 0; begin < ids.size(); begin += chunk) {
+    const size_t n = std::min(chunk, ids.size() - begin);
     unique.resize(n);
     inverse.resize(n);
     unique.resize(deduper.run(ids.data() + begin, n, unique.data(), inverse.data()));
