@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import torch_cpudist as cpudist
-from torch_cpudist.tables.remote_weight import is_remote
+from torch_cpudist.tables.remote_weight import is_remote, table_of
 
 
 class Tower(nn.Module):
@@ -57,3 +57,19 @@ def test_rows_take_constants_only() -> None:
                 (cpudist.RemoteTableError, cpudist.UnsupportedModelError)
             ):
                 call()
+
+
+def test_functions_of_torch_initialise_as_methods_do() -> None:
+    with cpudist.remote_tables(min_rows=1):
+        table = nn.Embedding(100, 4)
+    program = table_of(table.weight)
+    with torch.no_grad():
+        torch.fill_(table.weight, 3.0)
+        torch.clamp_(table.weight, 0.0, 2.0)
+        assert [step[0] for step in program.program.steps] == ["fill", "clamp"]
+        torch.zero_(table.weight)
+        assert [step[0] for step in program.program.steps] == ["fill"]
+        table.weight[7, :] = 5.0
+        assert program.program.overrides == ((7, 8, 5.0),)
+        with pytest.raises(cpudist.UnsupportedModelError, match="div_"):
+            table.weight.div_(0)

@@ -84,6 +84,8 @@ def _scaling(func: Function, args: Any, kwargs: Mapping[str, Any]) -> Any:
     if len(args) != 2 or kwargs or not isinstance(weight, RemoteWeight):
         raise refusal(func, find((args, kwargs)))
     number = _number(func, weight, args[1])
+    if func.__name__ == "div_" and number == 0.0:
+        raise refusal(func, weight)
     return _record(weight, [_SCALED[func.__name__](number)])
 
 
@@ -149,6 +151,8 @@ def _part(weight: RemoteWeight, index: Any) -> tuple[int, int] | None:
     rows = weight._cpudist_table.rows
     if weight._cpudist_rows is not None:
         return None
+    if isinstance(index, tuple) and index[1:] == (slice(None),):
+        index = index[0]  # weight[row, :]
     if isinstance(index, torch.Tensor) and index.numel() == 1:
         if index.dtype in (torch.int64, torch.int32) and index.dim() == 0:
             index = int(index)
@@ -204,10 +208,14 @@ def _ways() -> dict[Function, Way]:
         nn.init.kaiming_uniform_: _kaiming_uniform,
         tensor.fill_: _recording("fill", ("value",), (None,)),
         nn.init.constant_: _recording("fill", ("val",), (None,)),
+        torch.fill_: _recording("fill", ("value",), (None,)),
         tensor.zero_: _recording("fill", (), ()),
+        torch.zero_: _recording("fill", (), ()),
         tensor.erfinv_: _recording("erfinv", (), ()),
         tensor.clamp_: _clamping,
         tensor.clip_: _clamping,
+        torch.clamp_: _clamping,
+        torch.clip_: _clamping,
         tensor.__getitem__: _indexing,
         tensor.__setitem__: _setting_rows,
     }
