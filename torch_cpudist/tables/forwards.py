@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import weakref
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -20,7 +22,7 @@ from torch.utils.hooks import RemovableHandle
 
 from torch_cpudist.tables.binding import TableBinding
 from torch_cpudist.tables.learned import Guessing, Learner, Tables, Watching
-from torch_cpudist.tables.local import binding_of
+from torch_cpudist.tables.local import binding_of, plain_class
 
 # A module with fewer asks for no more than its lookups do.
 _LEAST_TABLES = 2
@@ -59,7 +61,42 @@ class ForwardHook:
 
 _outside_graphs(ForwardHook.__call__)
 
+# What is called in the place of a module's method of this name.
+_REDUCE = "__reduce_ex__"
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks")
+
+
+class _WithoutHooks:
+    """What copies and saves a module that is hooked: as if it were not."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = weakref.ref(module)
+
+    def __call__(self, protocol: Any) -> Any:
+        module = self._module()
+        kind: Any = type(module)
+        made = kind.__reduce_ex__(module, protocol)
+        if not isinstance(made, tuple) or len(made) < 3 or type(made[2]) is not dict:
+            return made
+        state = {name: value for name, value in made[2].items() if name != _REDUCE}
+        for name in _HOOKS:
+            if name in state:
+                state[name] = OrderedDict(
+                    (number, hook)
+                    for number, hook in state[name].items()
+                    if not isinstance(hook, ForwardHook)
+                )
+        return (*made[:2], state, *made[3:])
+
+
+def _copies_by_default(module: nn.Module) -> bool:
+    """Whether nobody but torch says how a module is copied and saved."""
+    kind = plain_class(module)
+    return all(
+        getattr(kind, name, None) is getattr(nn.Module, name, None)
+        for name in (_REDUCE, "__reduce__", "__getstate__", "__deepcopy__", "__copy__")
+    )
+
 
 Hooked = tuple[ForwardHook, ForwardHook]
 
@@ -110,6 +147,9 @@ class _Watched:
         self._now = now
         hooks = ForwardHook(self._begin), ForwardHook(self._end)
         self._handles = _hook(module, hooks)
+        # Else its hooks copy and save themselves as what does nothing.
+        if _copies_by_default(module):
+            vars(module).setdefault(_REDUCE, _WithoutHooks(module))
 
     @property
     def covered(self) -> int:
@@ -144,6 +184,9 @@ class _Watched:
     def remove(self) -> None:
         for handle in self._handles:
             handle.remove()
+        hooks = [h for name in _HOOKS for h in getattr(self.module, name).values()]
+        if not any(isinstance(hook, ForwardHook) for hook in hooks):
+            vars(self.module).pop(_REDUCE, None)
 
 
 def _with_several(model: nn.Module, tables: set[int]) -> list[nn.Module]:

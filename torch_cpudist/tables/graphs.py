@@ -21,8 +21,8 @@ def is_true(question: Callable[[Any], bool], about: Any) -> bool:
 
 
 @torch.compiler.disable(  # type: ignore[untyped-decorator, no-untyped-call]
-    reason="the weight of a table is used, whose rows are on servers. Look rows up "
-    "through its module, or use the weight outside of compiled code."
+    reason="the weight of a table is read, whose rows are on servers. Look rows up "
+    "through its module, or read the weight outside of compiled code."
 )
 def outside(call: Callable[..., Any], *arguments: Any) -> Any:
     """Calls a function outside of graphs."""
