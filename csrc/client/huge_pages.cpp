@@ -20,6 +20,8 @@ constexpr size_t kStepBytes = size_t{8} << 20;
 
 }  // namespace
 
+HugePages::HugePages() : HugePages(kernels::prefer_huge_pages) {}
+
 HugePages::~HugePages() {
   {
     const std::lock_guard lock(mutex_);
@@ -31,7 +33,7 @@ HugePages::~HugePages() {
 
 void HugePages::prefer(void* memory, size_t size_bytes) {
   if (size_bytes <= kAtOnceBytes) {
-    kernels::prefer_huge_pages(memory, size_bytes);
+    prefer_(memory, size_bytes);
     return;
   }
   {
@@ -76,7 +78,7 @@ void HugePages::work() {
     piece.done += step;
     if (piece.done == piece.size_bytes) pieces_.pop_front();
     lock.unlock();
-    kernels::prefer_huge_pages(begin, step);
+    prefer_(begin, step);
     lock.lock();
     touched_ = nullptr;
     changed_.notify_all();

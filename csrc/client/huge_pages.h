@@ -8,8 +8,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <mutex>
 #include <thread>
+#include <utility>
 
 #include "base/wait.h"
 
@@ -18,12 +20,16 @@ namespace cpudist::client {
 // Thread safety: all members. The thread is started by the first large piece of memory.
 class HugePages {
  public:
-  HugePages() = default;
+  // What puts memory on huge pages: changes no value and cannot fail.
+  using Prefer = std::function<void(void* memory, size_t size_bytes)>;
+
+  HugePages();  // the system
+  explicit HugePages(Prefer prefer) : prefer_(std::move(prefer)) {}
   ~HugePages();
   HugePages(const HugePages&) = delete;
   HugePages& operator=(const HugePages&) = delete;
 
-  // Changes no value and cannot fail. The memory stays until it is forgotten.
+  // The memory stays until it is forgotten.
   void prefer(void* memory, size_t size_bytes);
   // Returns when it is not touched any more; within milliseconds.
   void forget(const void* memory);
@@ -39,6 +45,7 @@ class HugePages {
   void work();
   void start();
 
+  const Prefer prefer_;
   std::mutex mutex_;
   ConditionVariable changed_;
   std::deque<Piece> pieces_;          // to be worked on, one after the other

@@ -69,6 +69,7 @@ class Averages:
             if not parameters.closed:
                 _read(parameters, averages=False)
         if written:
+            parameters.accept_changes()  # rows are stale, dense values are here anew
             raise ModelChangedError(
                 f"{len(written)} parameters were written inside of opt.averaged() "
                 f"(first: {written[0]!r}), in the place of averages, which go with it: "

@@ -187,8 +187,8 @@ uint64_t fetch_run(Shared& shared, SetState& set, const RunPlaces& rows) {
   do {
     const uint64_t next = std::min(begin + piece, rows.end);
     const std::vector<RequestPtr> requests = std::exchange(coming, {});
-    if (next < rows.end) coming = ask(next);
     try {
+      if (next < rows.end) coming = ask(next);
       shared.session.wait(requests);
       deal.run(begin, next);
       const wire::FetchRun asked{rows.table, begin, next};
