@@ -13,6 +13,7 @@
 #include "server/peers.h"
 #include "server/push_memory.h"
 #include "server/sequencer.h"
+#include "server/snapshot/writer.h"
 #include "server/update/pool.h"
 #include "table/ahead.h"
 
@@ -25,7 +26,8 @@ struct ServerShared {
         sequencer(options.trainer_count, counters),
         peers(options, counters, sequencer),
         updates(options.threads),
-        push_memory(options, counters) {}
+        push_memory(options, counters),
+        snapshots(options.shard_id) {}
 
   const ServerOptions options;
   ServerCounters counters;
@@ -33,6 +35,7 @@ struct ServerShared {
   Peers peers;
   UpdatePool updates;
   PushMemory push_memory;
+  SnapshotWriter snapshots;
   std::shared_ptr<BufferPool> pool = std::make_shared<BufferPool>(kPoolBytes);
   // Makes memory for rows; its thread begins where a table has more than one slab.
   std::shared_ptr<table::MemoryAhead> ahead = std::make_shared<table::MemoryAhead>();

@@ -73,7 +73,8 @@ LAYERS: dict[str, tuple[str, ...]] = {
         # What a set stands on, the set, what stands on it, and who puts that together.
         server__update="base kernels wire table server/counters server/outbox "
         "server/layout_checks",
-        server="base kernels wire transport table server/update",
+        server__snapshot="base kernels wire table",
+        server="base kernels wire transport table server/update server/snapshot",
         server__rounds="base kernels wire server server/update",
         server__arrivals="base kernels wire table server server/update",
         server__geo="base wire table server server/update",

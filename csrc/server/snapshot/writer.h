@@ -1,0 +1,71 @@
+// Copyright (c) 2026 The torch_cpudist authors.
+// SPDX-License-Identifier: BSD-3-Clause
+//
+// Writes what a parameter set was at a cut to files, while updates go on: docs/mechanisms.md,
+// "Writing a snapshot".
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <shared_mutex>
+#include <string>
+#include <vector>
+
+#include "table/store.h"
+#include "wire/layout.h"
+
+namespace cpudist::wire {
+struct CutStatus;
+}
+
+namespace cpudist::server {
+
+struct SnapshotJob {
+  uint32_t param_set = 0;
+  uint64_t number = 0;              // of the cut
+  std::string name;                 // of the snapshot, and of its directory
+  std::vector<uint32_t> members{};  // the trainers that have marked the cut
+};
+
+// What is saved: a parameter set at the moment of the cut. All but the version is referred to until
+// the snapshot is over, or forget() returns.
+struct SnapshotSource {
+  table::ParamStore& store;
+  const wire::ParamSetLayout& layout;
+  wire::Version version;
+};
+
+// One per server. Its thread begins with the first job; one job at a time.
+//
+// Thread safety: all members. None is to be called with the lock of a set held but begin().
+class SnapshotWriter {
+ public:
+  explicit SnapshotWriter(uint32_t shard_id);
+  ~SnapshotWriter();  // gives up what is being written
+  SnapshotWriter(const SnapshotWriter&) = delete;
+  SnapshotWriter& operator=(const SnapshotWriter&) = delete;
+
+  // Where snapshots are: each is a directory in there, made if missing. Of this process only, never
+  // from the wire. Empty: nowhere.
+  void set_directory(std::string path);
+
+  // With `lock`, which is that of the set, held exclusively: from here on the values of now are
+  // kept until they are written. Throws Error where there is no directory, kOverloaded while
+  // another one is being written, kOutOfMemory; nothing has changed then.
+  void begin(SnapshotJob job, const SnapshotSource& source, std::shared_mutex& lock);
+
+  // How far that snapshot is. Number 0: whether a file `token` lies in the directory.
+  wire::CutStatus status(uint32_t param_set, uint64_t number, const std::string& token) const;
+
+  // Ends it if it is being written, and removes its files, unless it is not known any more.
+  void abandon(uint32_t param_set, uint64_t number);
+
+  // Before a set goes: nothing of it is read any more when this returns.
+  void forget(uint32_t param_set);
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace cpudist::server
