@@ -185,6 +185,29 @@ class DataFileError(Error, OSError):
     """
 
 
+class SnapshotError(Error):
+    """A snapshot cannot be saved or loaded; the message says which and why.
+
+    Saving: training is as before, and what was there stays. Loading: the message says
+    whether values were changed already.
+    """
+
+
+class SnapshotCorruptError(SnapshotError):
+    """A file of a snapshot is missing, or is not what its manifest says.
+
+    Attributes:
+        file: its name within the snapshot.
+        table: whose rows it has; empty where it is of no table.
+    """
+
+    def __init__(self, message: str = "", file: str = "", table: str = "") -> None:
+        """Says which file and table it is about."""
+        super().__init__(message)
+        self.file = file
+        self.table = table
+
+
 def describe(error: BaseException) -> str:
     """An error as the reason that peers are told; one without a text by its name."""
     text, kind = str(error), type(error).__name__
