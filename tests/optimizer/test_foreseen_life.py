@@ -7,7 +7,9 @@ from __future__ import annotations
 import contextlib
 import copy
 import copyreg
+import gc
 import io
+import pickle
 import weakref
 from collections import OrderedDict
 from typing import Any
@@ -167,6 +169,101 @@ def test_a_copy_is_saved_as_itself(kind: type[Columns]) -> None:
             for found, value in zip(one.parameters(), values, strict=True):
                 assert torch.equal(found, value)
         assert not torch.equal(next(model.parameters()), values[0])
+
+    alone(body)
+
+
+class Shared(Columns):
+    """Copies itself by its dictionary, in a method of its own."""
+
+    number = 0
+
+    def twin(self, number: int, deep: bool = False) -> Shared:
+        made = type(self).__new__(type(self))
+        made.__dict__.update(copy.deepcopy(self.__dict__) if deep else self.__dict__)
+        made.number = number
+        return made
+
+
+@pytest.mark.parametrize("deep", [False, True])
+def test_who_has_the_dictionary_of_another_is_copied_as_itself(deep: bool) -> None:
+    def body(context: cpudist.Context) -> None:
+        model = Shared()
+        opt = wrapped(model)
+        repeat(model, opt, 1)
+        twin = model.twin(7, deep)
+        assert copy.deepcopy(twin).number == 7
+        assert copy.deepcopy(model).number == 0
+        assert "number" not in vars(copy.deepcopy(model))
+        if deep:
+            # Which has another entry, and is the only one with that.
+            assert pickle.loads(pickle.dumps(twin)).number == 7  # noqa: S301
+            return
+        for one in (model, twin):
+            with pytest.raises(cpudist.UnsupportedModelError, match=r"copy\)\.pop"):
+                torch.save(one, io.BytesIO())
+        vars(twin).pop("__reduce_ex__")
+        file = io.BytesIO()
+        torch.save(model, file)
+        assert b"torch_cpudist" not in file.getvalue()
+
+    alone(body)
+
+
+def test_who_outlives_the_owner_of_its_dictionary_is_saved() -> None:
+    def body(context: cpudist.Context) -> None:
+        model = Shared()
+        opt = wrapped(model)
+        repeat(model, opt, 1)
+        twin = model.twin(7, deep=True)
+        opt.close()
+        del model, opt
+        gc.collect()
+        assert pickle.loads(pickle.dumps(twin)).number == 7  # noqa: S301
+        assert copy.deepcopy(twin).number == 7
+
+    alone(body)
+
+
+class Quiet(Columns):
+    """Keeps what it has computed, and returns nothing."""
+
+    def forward(self, ids: Any) -> None:
+        self.found = super().forward(ids)
+        if self.fails:
+            raise ValueError("the batch is of no use")
+
+    fails = False
+
+
+@pytest.mark.parametrize("handling", [False, True])
+def test_a_forward_that_returns_nothing_is_foreseen(handling: bool) -> None:
+    """Whether it is called while an error is handled, or not."""
+
+    def one(model: Quiet, opt: Any, batch: torch.Tensor) -> None:
+        opt.zero_grad()
+        model(batch)
+        model.found.sum().backward()
+        opt.step()
+
+    def body(context: cpudist.Context) -> None:
+        model = Quiet()
+        opt = wrapped(model)
+        batches = batches_of(0, WATCHED + 4)
+        model.fails = True
+        for _ in range(WATCHED):  # of which nothing is learned
+            with pytest.raises(ValueError, match="no use"):
+                model(batches[0])
+        model.fails = False
+        for step, batch in enumerate(batches[:-1]):
+            try:
+                if handling:
+                    raise KeyError
+                one(model, opt, batch)
+            except KeyError:
+                one(model, opt, batch)
+            assert opt.stats()["lookups"]["together"] == max(step - WATCHED + 1, 0)
+        assert opt.stats()["lookups"]["in_vain"] == 0
 
     alone(body)
 

@@ -11,8 +11,10 @@ from remote_cases import (
     ROWS,
     Model,
     Ranking,
+    initial_rows,
     remote,
     remote_embedding,
+    rows_now,
     wrap,
 )
 from sync_cases import run
@@ -146,6 +148,49 @@ def test_frozen_remote_tables_have_no_rows():
         wrap(model)
         with pytest.raises(cpudist.RemoteTableError, match="Wrap the optimizer"):
             model(torch.tensor([[1, 2, 3]]))
+        with pytest.raises(cpudist.RemoteTableError, match=r"is frozen .* with lr=0"):
+            model(torch.tensor([[1, 2, 3]]))
+
+    alone(body)
+
+
+def test_a_rate_of_nothing_keeps_rows_as_they_are():
+    model = remote(Ranking)
+    frozen, *others = model.parameters()
+    begins = initial_rows("word.weight", frozen)
+
+    def body():
+        groups = [{"params": [frozen], "lr": 0.0}, {"params": others, "lr": 1.0}]
+        optimizer = wrap(model, optimizer=torch.optim.SGD(groups))
+        for _ in range(2):
+            model(torch.tensor([[1, 2, 3]])).sum().backward()
+            optimizer.step()
+        return rows_now(optimizer)["word.weight"]
+
+    assert torch.equal(alone(body), begins)
+
+
+def test_graphs_and_other_parameters_are_refused_with_what_helps():
+    """No copy of a model has the rows of its remote tables."""
+    model = remote_embedding()
+    ids = torch.tensor([1])
+
+    def exported():
+        torch.export.export(model, (ids,), strict=False)
+
+    def called():
+        other = {"weight": torch.zeros(ROWS, DIM)}
+        torch.func.functional_call(model, other, ids)
+
+    def body():
+        wrap(model)
+        uses = [exported, called, lambda: torch.jit.script(model)]
+        for use in (*uses, lambda: torch.jit.trace(model, ids)):
+            with pytest.raises(cpudist.UnsupportedModelError) as refused:
+                use()
+            assert "a remote table, of which no copy has rows" in str(refused.value)
+            assert "static table" in str(refused.value)
+            assert "deepcopy" not in str(refused.value)
 
     alone(body)
 

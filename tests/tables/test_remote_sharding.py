@@ -12,6 +12,7 @@ import torch_cpudist as cpudist
 from torch_cpudist.tables.remote_weight import is_remote, table_of
 
 ROWS, DIM = 1_000_000_000, 16
+NORMAL = cpudist.Normal()
 
 
 def steps(module):
@@ -62,6 +63,81 @@ def test_patterns_choose_and_initial_replaces():
     assert not is_remote(model["c"].weight)
     cpudist.shard_tables(model, initial={"a": cpudist.Uniform(-1, 1)})
     assert steps(model["a"]) == (("uniform", -1, 1),)
+
+
+def two():
+    return nn.ModuleDict({"a": filled(), "b": filled()})
+
+
+@pytest.mark.parametrize(
+    ("build", "options"),
+    [
+        (two, {"remote": ["a", "x"]}),
+        (two, {"remote": ["a"], "initial": {"b": cpudist.Normal()}}),
+        (two, {"remote": ["*"], "initial": {"a": cpudist.Normal(), "x": NORMAL}}),
+        (two, {"remote": True, "min_rows": 10, "initial": {"*": NORMAL, "a": NORMAL}}),
+        (
+            lambda: nn.ModuleDict({"a": filled(), "b": filled(max_norm=1.0)}),
+            {"remote": ["*"]},
+        ),
+        (
+            lambda: nn.ModuleDict(
+                {"a": filled(), "b": nn.Embedding(20, 3, device="meta")}
+            ),
+            {"remote": True, "min_rows": 10},
+        ),
+        (
+            lambda: nn.ModuleDict(
+                {"a": filled(), "b": nn.Embedding(2**59, 3, device="meta")}
+            ),
+            {"remote": True, "min_rows": 10, "initial": NORMAL},
+        ),
+    ],
+)
+def test_what_is_refused_has_changed_nothing(build, options):
+    model = build()
+    before = dict(model.named_parameters())
+    state = torch.random.get_rng_state()
+    lines = []
+    with pytest.raises(cpudist.Error):
+        cpudist.shard_tables(model, report=lines.append, **options)
+    assert lines == []
+    assert dict(model.named_parameters()) == before
+    assert all(type(parameter) is nn.Parameter for parameter in before.values())
+    assert not any(module.sparse for module in model.values())
+    assert torch.equal(torch.random.get_rng_state(), state)
+
+
+def test_an_initialiser_that_others_come_before_is_named():
+    model = nn.ModuleDict({"a": filled(), "b": filled()})
+    broad_first = {"*": NORMAL, "a": cpudist.Uniform()}
+    words = "initial of 'a' is never used: 'a.weight', which it fits, begins as '\\*'"
+    with pytest.raises(cpudist.InvalidArgumentError, match=words):
+        cpudist.shard_tables(model, 10, remote=True, initial=broad_first)
+    narrow_first = {"a": cpudist.Uniform(), "*": NORMAL}
+    cpudist.shard_tables(model, 10, remote=True, initial=narrow_first)
+    assert [steps(model[name])[0][0] for name in "ab"] == ["uniform", "normal"]
+
+
+def test_every_padding_row_of_a_shared_weight_is_zeros():
+    model = nn.ModuleList([filled(padding_idx=index) for index in (None, 4, 2)])
+    for module in model[1:]:
+        module.weight = model[0].weight
+    cpudist.shard_tables(model, 10, remote=True, initial=NORMAL)
+    assert overrides(model[0]) == ((2, 3, 0.0), (4, 5, 0.0))
+
+
+def test_frozen_weights_stay_or_are_refused_by_name():
+    model = nn.ModuleDict(
+        {"a": nn.Embedding.from_pretrained(torch.ones(20, 3)), "b": filled()}
+    )
+    lines = []
+    cpudist.shard_tables(model, 10, lines.append, remote=True)
+    assert lines[0].startswith("'a': stays as it is: its weight is frozen")
+    assert not is_remote(model["a"].weight)
+    assert is_remote(model["b"].weight)
+    with pytest.raises(cpudist.UnsupportedModelError, match=r"frozen.*with lr=0"):
+        cpudist.shard_tables(model, remote=["a"])
 
 
 def test_weights_on_meta_need_an_initialiser():

@@ -133,122 +133,72 @@ def test_only_float32_can_be_remote():
         remote(lambda: nn.Embedding(5000, 2, dtype=torch.float64))
 
 
-# ---- initialisers --------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda: nn.Embedding.from_pretrained(torch.ones(30, 2)),
+            r"'it\.weight'.*given its weight.*shard_tables\(model, remote=\['it",
+        ),
+        (
+            lambda: nn.EmbeddingBag.from_pretrained(torch.ones(30, 2)),
+            "given its weight",
+        ),
+        (lambda: nn.Embedding(30, 2, dtype=torch.float64), "it is torch.float64"),
+        (lambda: nn.EmbeddingBag(30, 2, dtype=torch.bfloat16), "it is torch.bfloat16"),
+        (lambda: nn.Embedding(30, 2, device="meta"), "it is on meta.*initial=cpudist"),
+        (
+            lambda: nn.utils.parametrizations.weight_norm(
+                nn.Embedding.from_pretrained(torch.ones(30, 2), freeze=False)
+            ),
+            "computed",
+        ),
+    ],
+)
+def test_a_name_that_fits_what_cannot_be_remote_is_refused(make, message):
+    def build():
+        return nn.ModuleDict({"a": nn.Embedding(30, 2), "it": make()})
 
-BOUND = (6 / (ROWS + DIM)) ** 0.5
-INITIALISERS = [
-    (lambda w: nn.init.normal_(w, 1, 2), [("normal", 1, 2)]),
-    (lambda w: nn.init.uniform_(w, -1, 2), [("uniform", -1, 2)]),
-    (nn.init.xavier_uniform_, [("uniform", -BOUND, BOUND)]),
-    (nn.init.xavier_normal_, [("normal", 0, BOUND / 3**0.5)]),
-    (nn.init.kaiming_normal_, [("normal", 0, (2 / DIM) ** 0.5)]),
-    (nn.init.kaiming_uniform_, [("uniform", -((6 / DIM) ** 0.5), (6 / DIM) ** 0.5)]),
-    (nn.init.zeros_, [("fill", 0, 0)]),
-    (nn.init.ones_, [("fill", 1, 0)]),
-    (lambda w: nn.init.constant_(w, 3), [("fill", 3, 0)]),
-    (lambda w: w.data.uniform_(-1, 1), [("uniform", -1, 1)]),
-    (lambda w: w.detach().normal_(std=0.1), [("normal", 0, 0.1)]),
-    (lambda w: w.data.zero_().add_(2), [("fill", 0, 0), ("add", 2, 0)]),
-    (
-        lambda w: w.data.uniform_().sub_(0.5).mul_(4).div_(2).clamp_(max=1),
-        [
-            ("uniform", 0, 1),
-            ("add", -0.5, 0),
-            ("mul", 4, 0),
-            ("mul", 0.5, 0),
-            ("clamp", -torch.finfo(torch.float32).max, 1),
-        ],
-    ),
-]
-
-
-@pytest.mark.parametrize(("initialise", "expected"), INITIALISERS)
-def test_initialisers_are_recorded(initialise, expected):
-    module = remote()
-    with torch.no_grad():
-        initialise(module.weight)
-    found = steps(module)
-    assert [step[0] for step in found] == [step[0] for step in expected]
-    for one, other in zip(found, expected, strict=True):
-        assert one[1:] == pytest.approx(other[1:])
+    for names in (["it"], ["*"]):
+        with pytest.raises(cpudist.RemoteTableError, match=message):
+            remote(build, names=names)
 
 
-@pytest.mark.parametrize("bounds", [(-2.0, 2.0), (-0.1, 0.2)])
-def test_the_truncated_normal_is_recorded_by_its_inverse(bounds):
-    module = remote()
-    low, high = bounds
-    nn.init.trunc_normal_(module.weight, mean=0.5, std=1.5, a=low, b=high)
-    program = table_of(module.weight).program
-    assert [s[0] for s in program.steps] == ["uniform", "erfinv", "mul", "add", "clamp"]
-    values = program.rows_here(20_000, 1).flatten()
-    generator = torch.Generator().manual_seed(1)
-    expected = nn.init.trunc_normal_(
-        torch.empty(20_000), 0.5, 1.5, low, high, generator=generator
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda module: nn.init.orthogonal_(module.weight),
+        lambda module: module.weight.data.copy_(torch.ones(30, 2)),
+        lambda module: nn.utils.parametrizations.weight_norm(module),
+        lambda module: module(torch.tensor([1])),
+    ],
+)
+def test_what_needs_rows_before_it_has_a_name_says_so(use):
+    def build():
+        made = nn.ModuleDict({"a": nn.Embedding(30, 2), "b": nn.Embedding(30, 2)})
+        use(made["b"])
+        return made
+
+    words = r"remote_tables\(names=\).*is decided when the context ends.*min_rows="
+    with pytest.raises(cpudist.Error, match=words):
+        remote(build, names=["a"])
+
+
+def test_what_no_name_fits_may_be_of_any_kind():
+    made = remote(
+        lambda: nn.ModuleDict(
+            {
+                "a": nn.Embedding(30, 2),
+                "short": nn.Embedding(30, 2, dtype=torch.bfloat16),
+                "given": nn.Embedding.from_pretrained(torch.ones(30, 2)),
+            }
+        ),
+        names=["a"],
     )
-    assert values.min() >= low
-    assert values.max() <= high
-    found, other = values.sort().values, expected.sort().values
-    assert float((found - other).abs().max()) < 0.1 * (high - low)
-    assert abs(float(found.mean() - other.mean())) < 0.02 * (high - low)
+    assert [is_remote(p) for p in made.parameters()] == [True, False, False]
 
 
-def test_single_rows_take_constants():
-    module = remote(lambda: nn.Embedding(ROWS, DIM, padding_idx=-1))
-    assert overrides(module) == ((ROWS - 1, ROWS, 0.0),)
-    with torch.no_grad():
-        module.weight[0].fill_(2)
-        module.weight[5:8] = 1.5
-        module.weight.data[9].zero_()
-        module.weight[10] = torch.full((DIM,), 4.0)
-        nn.init.constant_(module.weight[11], 7)
-    assert overrides(module)[1:] == (
-        (0, 1, 2.0),
-        (5, 8, 1.5),
-        (9, 10, 0.0),
-        (10, 11, 4.0),
-        (11, 12, 7.0),
-    )
-    module.weight.data.mul_(2).add_(1)
-    assert [value for _, _, value in overrides(module)] == [1, 5, 4, 1, 9, 15]
-    module.weight.data.normal_()
-    assert overrides(module) == ()
-
-
-def test_seeds_come_from_torch_or_the_given_generator():
-    def seed(generator=None):
-        module = remote(lambda: nn.Embedding(2000, 2))
-        nn.init.normal_(module.weight, generator=generator)
-        return table_of(module.weight).program.seed
-
-    torch.manual_seed(4)
-    first, second = seed(), seed()
-    torch.manual_seed(4)
-    assert seed() == first != second
-    third = seed(torch.Generator().manual_seed(9))
-    assert third == seed(torch.Generator().manual_seed(9))
-    assert third not in (first, second)
-
-
-NO_INITIALISERS = [
-    (nn.init.orthogonal_, "no initialiser"),
-    (nn.init.eye_, "no initialiser"),
-    (lambda w: w.copy_(torch.ones(1, DIM)), "static one and pass the model"),
-    (lambda w: w.data.exponential_(), "exponential_ on table"),
-    (lambda w: w[0].normal_(), "no initialiser"),
-    (lambda w: w.__setitem__(0, torch.arange(DIM)), "no initialiser"),
-    (lambda w: w.data.add_(torch.ones(DIM)), "no initialiser"),
-    (lambda w: setattr(w, "data", torch.ones(3)), "no initialiser"),
-    (lambda w: [w.mul_(2) for _ in range(9)], "more than 8 operations"),
-    (lambda w: [w[2 * i].fill_(1) for i in range(17)], "more than 16 runs of rows"),
-]
-
-
-@pytest.mark.parametrize(("write", "message"), NO_INITIALISERS)
-def test_other_writes_are_refused(write, message):
-    module = remote()
-    with torch.no_grad(), pytest.raises(cpudist.UnsupportedModelError, match=message):
-        write(module.weight)
-
+# ---- what is read --------------------------------------------------------------------
 
 READS = [
     (lambda w: w.sum(), "sum"),

@@ -317,7 +317,7 @@ class TableBinding:
             UnsupportedModelError: the same, for this one call.
         """
         if weight is not self.weight:
-            foreign.check_own_weight(self.name, weight)
+            foreign.check_own_weight(self.name, weight, self.remote)
             raise weight_replaced(self.name)
 
     def check_not_traced(self) -> None:
@@ -327,7 +327,7 @@ class TableBinding:
             UnsupportedModelError: it is at work.
         """
         if torch._C._is_tracing():
-            raise foreign.graph_without_pull(self.name)
+            raise foreign.graph_without_pull(self.name, self.remote)
 
     def pull(self, ids: torch.Tensor, weight: torch.Tensor) -> None:
         """Makes the rows of ``ids`` current in the weight.

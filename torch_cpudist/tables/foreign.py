@@ -22,33 +22,44 @@ _AVERAGING = nn.parallel.DistributedDataParallel
 
 
 def graph_without_pull(
-    name: str, what: str = _JIT, do: str = "trace or script"
+    name: str, remote: bool, what: str = _JIT, do: str = "trace or script"
 ) -> UnsupportedModelError:
     """The error for a graph that would read rows as they stand.
 
     Args:
         name: of the table.
+        remote: whether its rows are on the servers only, and in no copy.
         what: makes the graph.
         do: what to do with a plain model instead.
     """
+    way_out = (
+        f"opt.flush(), then {do} copy.deepcopy(model), which is a plain model; or "
+        "close() the optimizer first."
+    )
+    if remote:
+        way_out = (
+            "It is a remote table, of which no copy has rows and no graph can be made "
+            f"yet. To {do} the model train this one as a static table (leave it out of "
+            "remote_tables and shard_tables(remote=)); a part of the model without it "
+            f"can be taken by itself: {do} that."
+        )
     return UnsupportedModelError(
         f"table {name!r}: {what} cannot record that a lookup brings its rows from the "
-        f"servers. opt.flush(), then {do} copy.deepcopy(model), which is a plain "
-        "model; or close() the optimizer first."
+        f"servers. {way_out}"
     )
 
 
-def check_not_exported(name: str) -> None:
+def check_not_exported(name: str, remote: bool) -> None:
     """Refuses ``torch.export``, whose graphs would name a table of this process.
 
     Raises:
         UnsupportedModelError: a graph is being exported.
     """
     if torch.compiler.is_exporting():
-        raise graph_without_pull(name, "torch.export", "export")
+        raise graph_without_pull(name, remote, "torch.export", "export")
 
 
-def check_own_weight(name: str, weight: torch.Tensor) -> None:
+def check_own_weight(name: str, weight: torch.Tensor, remote: bool) -> None:
     """Refuses a weight that was put in the place of a table's for one call.
 
     Raises:
@@ -57,11 +68,20 @@ def check_own_weight(name: str, weight: torch.Tensor) -> None:
     """
     if isinstance(weight, nn.Parameter):
         return
+    way_out = (
+        "opt.flush(), then call it on copy.deepcopy(model), which is a plain model; "
+        "or close() the optimizer first."
+    )
+    if remote:
+        way_out = (
+            "It is a remote table, of which no copy has rows: leave its weight out of "
+            "the parameters that are given, look its rows up outside and give these to "
+            "the function; or train it as a static table."
+        )
     raise UnsupportedModelError(
         f"table {name!r}: torch.func.functional_call with other parameters (as "
         "torch.func.grad and the like need it) looks rows up in another tensor than "
-        "the one that the servers fill. opt.flush(), then call it on "
-        "copy.deepcopy(model), which is a plain model; or close() the optimizer first."
+        f"the one that the servers fill. {way_out}"
     )
 
 

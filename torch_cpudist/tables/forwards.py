@@ -10,16 +10,20 @@ does so for all that are inside it.
 from __future__ import annotations
 
 import contextlib
+import copy
+import gc
+import sys
 import threading
-import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from types import FrameType
+from typing import Any, cast
 
 import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
+from torch_cpudist.errors import UnsupportedModelError
 from torch_cpudist.tables.binding import TableBinding
 from torch_cpudist.tables.learned import Guessing, Learner, Tables, Watching
 from torch_cpudist.tables.local import binding_of, plain_class
@@ -67,13 +71,14 @@ _HOOKS = ("_forward_pre_hooks", "_forward_hooks")
 
 
 class _WithoutHooks:
-    """What copies and saves a module that is hooked: as if it were not."""
+    """What copies and saves a module that is hooked: as if it were not.
 
-    def __init__(self, module: nn.Module) -> None:
-        self._module = weakref.ref(module)
+    It is found in a module's own dictionary, and told nothing of the module. Whoever
+    copies that dictionary has it in two; so it knows none, and looks for who is meant.
+    """
 
     def __call__(self, protocol: Any) -> Any:
-        module = self._module()
+        module = self._copied(sys._getframe(1))
         kind: Any = type(module)
         made = kind.__reduce_ex__(module, protocol)
         if not isinstance(made, tuple) or len(made) < 3 or type(made[2]) is not dict:
@@ -87,6 +92,36 @@ class _WithoutHooks:
                     if not isinstance(hook, ForwardHook)
                 )
         return (*made[:2], state, *made[3:])
+
+    def _is_in(self, found: Any) -> bool:
+        return isinstance(found, nn.Module) and vars(found).get(_REDUCE) is self
+
+    def _copied(self, caller: FrameType) -> nn.Module:
+        """The module that is copied or saved.
+
+        Raises:
+            UnsupportedModelError: it is saved, and could be several.
+        """
+        if caller.f_code is copy.deepcopy.__code__:
+            found = caller.f_locals.get("x")
+            if self._is_in(found):
+                return cast(nn.Module, found)
+        holders = gc.get_referrers(self)
+        holders += [
+            owner
+            for holder in holders
+            if type(holder) is dict and holder.get(_REDUCE) is self
+            for owner in gc.get_referrers(holder)
+        ]
+        owners = {id(one): one for one in holders if self._is_in(one)}
+        if len(owners) == 1:
+            return cast(nn.Module, owners.popitem()[1])
+        raise UnsupportedModelError(
+            f"{len(owners)} modules have one __dict__[{_REDUCE!r}], as one was made "
+            "with the __dict__ of another while a DistributedOptimizer had that; which "
+            f"of them is saved cannot be known. Call vars(copy).pop({_REDUCE!r}) after "
+            "such a copy, or copy with copy.deepcopy."
+        )
 
 
 def _copies_by_default(module: nn.Module) -> bool:
@@ -134,6 +169,8 @@ class _Now(threading.local):
 
     record: Watching | Guessing | None = None
     owner: _Watched | None = None
+    # What was being handled when it began, as forwards run in handlers too.
+    handled: BaseException | None = None
 
 
 class _Watched:
@@ -149,7 +186,7 @@ class _Watched:
         self._handles = _hook(module, hooks)
         # Else its hooks copy and save themselves as what does nothing.
         if _copies_by_default(module):
-            vars(module).setdefault(_REDUCE, _WithoutHooks(module))
+            vars(module).setdefault(_REDUCE, _WithoutHooks())
 
     @property
     def covered(self) -> int:
@@ -171,14 +208,17 @@ class _Watched:
             return
         now.record = self._learner.begin(module.training, args, kwargs)
         now.owner = self
+        now.handled = sys.exception()
 
     def _end(self, module: nn.Module, args: tuple[Any, ...], result: Any) -> None:
         now = self._now
         if now.owner is not self:
             return
         record, now.record, now.owner = now.record, None, None
-        # Of a forward that has failed, torch tells no result.
-        if record is not None and result is not None:
+        handled, now.handled = now.handled, None
+        # Of a forward that has failed, torch tells no result, in the handler of that.
+        failed = result is None and sys.exception() is not handled
+        if record is not None and not failed:
             self._learner.end(record)
 
     def remove(self) -> None:
@@ -245,7 +285,7 @@ class ForeseenLookups:
 
     def forget_forward(self) -> None:
         """A step ends the forward that this thread is in, if an interrupt left one."""
-        self._now.record = self._now.owner = None
+        self._now.record = self._now.owner = self._now.handled = None
 
     def stats(self) -> dict[str, int]:
         """Counters; see ``DistributedOptimizer.stats``."""

@@ -32,6 +32,13 @@ MAX_NORM_OBSTACLE = (
     "Set max_norm=None; to bound norms, scale the looked-up rows in the model.",
 )
 
+FROZEN_OBSTACLE = (
+    "its weight is frozen (requires_grad=False), and servers have the rows of what an "
+    "optimizer trains only",
+    "Call weight.requires_grad_(True), in a parameter group with lr=0 where its rows "
+    "are to stay as they are; or leave it out of the remote tables.",
+)
+
 
 def _codes(code: CodeType) -> Iterator[CodeType]:
     yield code

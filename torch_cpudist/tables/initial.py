@@ -46,6 +46,32 @@ def _check_finite(what: str, **values: float) -> None:
             )
 
 
+def _check_step(step: Step) -> None:
+    """Refuses what no server takes, where it is asked for and not at wrapping."""
+    name, a, b = step
+    finite = math.isfinite(a) and math.isfinite(b)
+    wrong = ""
+    if name == "normal" and not (finite and b >= 0):
+        wrong = f"a finite mean and a finite std >= 0, found mean={a}, std={b}"
+    elif name == "uniform" and not (finite and a <= b and math.isfinite(b - a)):
+        wrong = f"finite bounds, the lower one first, found {a} and {b}"
+    elif math.isnan(a) or math.isnan(b):
+        wrong = "numbers, found NaN"
+    if wrong:
+        raise InvalidArgumentError(
+            f"{name}_ on the weight of a remote table: expected {wrong}. Nothing was "
+            "recorded."
+        )
+
+
+def _check_constant(begin: int, end: int, value: float) -> None:
+    if math.isnan(value):
+        raise InvalidArgumentError(
+            f"rows {begin} to {end - 1} of a remote table would begin with NaN: "
+            "expected a number. Nothing was recorded."
+        )
+
+
 @dataclass(frozen=True)
 class Normal:
     """Rows of a remote table begin normally distributed.
@@ -170,8 +196,11 @@ class Program:
             generator: what a random one draws its seed from; torch's by default.
 
         Raises:
+            InvalidArgumentError: its numbers are impossible, as those of ``normal_(0,
+                -1)``, or rows of one value would be NaN.
             UnsupportedModelError: there would be too many.
         """
+        _check_step(step)
         if step[0] in _FIRST:
             seed = drawn_seed(generator) if step[0] in _RANDOM else self.seed
             return Program((step,), (), seed)
@@ -183,16 +212,20 @@ class Program:
             )
         begun = self.steps or (("fill", 0.0, 0.0),)
         overrides = [(b, e, _applied(step, value)) for b, e, value in self.overrides]
+        for begin, end, value in overrides:
+            _check_constant(begin, end, value)
         return replace(self, steps=(*begun, step), overrides=tuple(overrides))
 
     def with_rows(self, begin: int, end: int, value: float) -> Program:
         """This program with some rows of one value.
 
         Raises:
+            InvalidArgumentError: the value is NaN.
             UnsupportedModelError: there would be too many such runs of rows.
         """
         if begin >= end:
             return self
+        _check_constant(begin, end, value)
         kept = [one for one in self.overrides if not begin <= one[0] < one[1] <= end]
         if len(kept) == MOST_OVERRIDES:
             raise UnsupportedModelError(
@@ -237,7 +270,18 @@ class Program:
 
 
 def truncated_normal(mean: float, std: float, low: float, high: float) -> list[Step]:
-    """The steps of ``nn.init.trunc_normal_``, by the inverse of the distribution."""
+    """The steps of ``nn.init.trunc_normal_``, by the inverse of the distribution.
+
+    Raises:
+        InvalidArgumentError: there is no such distribution.
+    """
+    finite = all(map(math.isfinite, (mean, std, low, high)))
+    if not (finite and std > 0 and low <= high):
+        raise InvalidArgumentError(
+            "trunc_normal_ on the weight of a remote table: expected finite numbers, "
+            f"std > 0 and a <= b, found mean={mean}, std={std}, a={low}, b={high}. "
+            "Nothing was recorded."
+        )
 
     def share_below(x: float) -> float:
         return (1.0 + math.erf((x - mean) / (std * math.sqrt(2.0)))) / 2.0

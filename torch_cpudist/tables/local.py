@@ -59,7 +59,8 @@ class _OnServers:
 
     def __prepare_scriptable__(self) -> NoReturn:
         """Refuses ``torch.jit.script``."""
-        raise graph_without_pull(self._cpudist_binding.name)
+        binding = self._cpudist_binding
+        raise graph_without_pull(binding.name, binding.remote)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Copies and saved models are plain modules, without servers."""

@@ -64,13 +64,15 @@ def remote_tables(
         min_rows: embeddings with at least so many rows, >= 1.
         names: patterns (``fnmatch``) of parameters or modules, as
             ``model.named_modules()`` of what is built here says; these are remote
-            whatever their size. The others are filled when the context ends.
+            whatever their size. The others are filled when the context ends, with
+            values of torch's distributions that are not those torch would have drawn.
 
     Raises:
         InvalidArgumentError: neither is given; no embedding is named so; one context
             inside of another.
         UnsupportedModelError: on an initialiser that servers cannot do by key.
-        RemoteTableError: on what would need the rows of such a weight.
+        RemoteTableError: on what would need the rows of such a weight; ``names`` fits
+            an embedding that was given its weight, is no float32, or is on meta.
     """
     if isinstance(names, str) or (min_rows is None and not names):
         raise InvalidArgumentError(
@@ -134,7 +136,9 @@ class _Making(TorchFunctionMode):
                 f"remote_tables: an embedding of {rows} rows is {dtype}; tables on "
                 "servers are float32. Build it with dtype=torch.float32."
             )
-        return weight_of(RemoteTable(rows, dim, Program()))
+        table = RemoteTable(rows, dim, Program())
+        table.undecided = not self._large(rows)
+        return weight_of(table)
 
     def _large(self, rows: int) -> bool:
         return self._min_rows is not None and rows >= self._min_rows
@@ -144,7 +148,11 @@ class _Making(TorchFunctionMode):
 
         Raises:
             InvalidArgumentError: a name fits nothing.
+            RemoteTableError: a name fits what cannot be remote here.
         """
+        for name, module in tree.static():
+            if matches(name, self._names):
+                raise RemoteTableError(_why_static(name, module))
         # Several models may have the same names.
         found = list(tree.remote())
         names = list(dict.fromkeys(name for name, _ in found))
@@ -161,6 +169,7 @@ class _Making(TorchFunctionMode):
             table = table_of(weight)
             if self._large(table.rows) or matches(name, self._names):
                 kept.add(id(weight))
+                table.undecided = False
                 table.name = table.name or name
                 logger.info("%s: dim %d", table.describe(), table.dim)
         for _, weight in found:
@@ -168,6 +177,32 @@ class _Making(TorchFunctionMode):
                 kept.add(id(weight))
                 become_local(weight)
         tree.mark_sparse()
+
+
+def _why_static(name: str, module: nn.Embedding | nn.EmbeddingBag) -> str:
+    """Why an embedding that names= fits has rows here, and the way out."""
+    made = f"remote_tables: names= fits {name!r}, which has rows on this trainer: "
+    weight = module._parameters.get("weight")
+    sharded = f"cpudist.shard_tables(model, remote=[{name!r}]"
+    if weight is None:
+        return f"{made}its weight is computed, not a parameter. Leave it out of names=."
+    if weight.is_meta:
+        return (
+            f"{made}it is on meta, where initialisers leave no trace. After the "
+            f"context call {sharded}, initial=cpudist.Normal(...)), or build it "
+            "without device='meta'."
+        )
+    if weight.dtype != torch.float32:
+        return (
+            f"{made}it is {weight.dtype}; tables on servers are float32. Build it with "
+            "dtype=torch.float32, or leave it out of names=."
+        )
+    return (
+        f"{made}it was given its weight (from_pretrained, _weight=, an assignment) or "
+        f"was built outside of the context. Leave it out of names=, and call {sharded})"
+        " afterwards, which stores its values on the servers when the optimizer is "
+        "wrapped."
+    )
 
 
 def _for_embedding(frame: FrameType | None) -> bool:
@@ -206,7 +241,9 @@ class _Tree:
             self._owners.append(child)
 
     def _parameter(self, owner: nn.Module, name: str, weight: Any) -> None:
-        if is_remote(weight) and threading.get_ident() == self._thread:
+        if threading.get_ident() != self._thread:
+            return
+        if is_remote(weight) or isinstance(owner, (nn.Embedding, nn.EmbeddingBag)):
             self._owners.append(owner)
 
     def mark_sparse(self) -> None:
@@ -217,11 +254,23 @@ class _Tree:
 
     def remote(self) -> Iterator[tuple[str, RemoteWeight]]:
         """Names and weights of the remote tables, by the models that they are in."""
-        roots = {id(o): o for o in self._owners if id(o) not in self._children}
-        for root in roots.values():
+        for root in self._roots():
             for name, parameter in root.named_parameters(remove_duplicate=False):
                 if isinstance(parameter, RemoteWeight):
                     yield name, parameter
+
+    def static(self) -> Iterator[tuple[str, nn.Embedding | nn.EmbeddingBag]]:
+        """Embeddings with rows here, by the names of their weights."""
+        for root in self._roots():
+            for name, module in root.named_modules(remove_duplicate=False):
+                if not isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
+                    continue
+                if not is_remote(module._parameters.get("weight")):
+                    yield f"{name}.weight" if name else "weight", module
+
+    def _roots(self) -> Iterator[nn.Module]:
+        roots = {id(o): o for o in self._owners if id(o) not in self._children}
+        yield from roots.values()
 
 
 # -- what modules save and load --------------------------------------------------------

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from torch_cpudist.errors import InvalidArgumentError
 from torch_cpudist.tables.initial import Step, truncated_normal
 from torch_cpudist.tables.remote_weight import (
     WAYS,
@@ -96,12 +97,16 @@ def _clamping(func: Function, args: Any, kwargs: Mapping[str, Any]) -> Any:
     if not isinstance(weight, RemoteWeight):
         raise refusal(func, find((args, kwargs)))
     low, high = told.get("min"), told.get("max")
+    if low is None and high is None:
+        raise InvalidArgumentError(
+            f"{func.__name__} on {weight._cpudist_table.describe()}: expected min, max "
+            "or both, found neither. Nothing was recorded."
+        )
     most = float(torch.finfo(torch.float32).max)
-    bounds = (
-        -most if low is None else _number(func, weight, low),
-        most if high is None else _number(func, weight, high),
-    )
-    return _record(weight, [("clamp", *bounds)])
+    upper = most if high is None else _number(func, weight, high)
+    lower = -most if low is None else _number(func, weight, low)
+    # Where they cross, torch takes the upper one.
+    return _record(weight, [("clamp", min(lower, upper), upper)])
 
 
 def _kaiming_uniform(func: Function, args: Any, kwargs: Mapping[str, Any]) -> Any:
@@ -146,13 +151,24 @@ def _in_trunc_normal(
 # -- rows ------------------------------------------------------------------------------
 
 
+def _of_rows(index: Any) -> Any:
+    """What an index says of rows, where it takes their elements as they are."""
+    if isinstance(index, tuple) and 0 < len(index) <= 2:
+        if all(map(_is_all, index[1:])):
+            index = index[0]  # weight[row, :], weight[row, ...], weight[..., :]
+    return slice(None) if index is ... else index
+
+
+def _is_all(index: Any) -> bool:
+    return index is ... or (isinstance(index, slice) and index == slice(None))
+
+
 def _part(weight: RemoteWeight, index: Any) -> tuple[int, int] | None:
     """The rows that an index names, if they are a run."""
     rows = weight._cpudist_table.rows
     if weight._cpudist_rows is not None:
-        return None
-    if isinstance(index, tuple) and index[1:] == (slice(None),):
-        index = index[0]  # weight[row, :]
+        return weight._cpudist_rows if _is_all(index) else None
+    index = _of_rows(index)
     if isinstance(index, torch.Tensor) and index.numel() == 1:
         if index.dtype in (torch.int64, torch.int32) and index.dim() == 0:
             index = int(index)
@@ -165,6 +181,20 @@ def _part(weight: RemoteWeight, index: Any) -> tuple[int, int] | None:
         begin, end, step = index.indices(rows)
         return (begin, max(begin, end)) if step == 1 else None
     return None
+
+
+def _parts(weight: RemoteWeight, index: Any) -> list[tuple[int, int]] | None:
+    """The runs of rows that are written by an index, a list of rows among them."""
+    rows = _of_rows(index)
+    if isinstance(rows, torch.Tensor) and rows.dim() == 1:
+        if rows.dtype in (torch.int64, torch.int32):
+            rows = rows.tolist()
+    if not isinstance(rows, list):
+        part = _part(weight, index)
+        return None if part is None else [part]
+    found = [_part(weight, row) if isinstance(row, int) else None for row in rows]
+    known = [part for part in found if part is not None]
+    return known if len(known) == len(rows) else None
 
 
 def _indexing(func: Function, args: Any, kwargs: Mapping[str, Any]) -> Any:
@@ -180,16 +210,18 @@ def _indexing(func: Function, args: Any, kwargs: Mapping[str, Any]) -> Any:
 def _setting_rows(func: Function, args: Any, kwargs: Mapping[str, Any]) -> Any:
     """Of ``weight[rows] = value``: a constant."""
     weight, index, value = args
-    part = _part(weight, index) if isinstance(weight, RemoteWeight) else None
-    if part is None or isinstance(value, RemoteWeight):
+    parts = _parts(weight, index) if isinstance(weight, RemoteWeight) else None
+    if parts is None or isinstance(value, RemoteWeight):
         raise refusal(func, find(args))
     if isinstance(value, torch.Tensor) and value.numel() > 1:
         low, high = torch.aminmax(value.detach())
         value = low if low == high else value
+    number = _number(func, weight, value)
     table = weight._cpudist_table
-    with as_it_stands():
-        some = marked(weight.detach()[index], table, part)
-    _record(some, [("fill", _number(func, weight, value), 0.0)])
+    for begin, end in parts:
+        with as_it_stands():
+            some = marked(weight.detach(), table, (begin, end))
+        _record(some, [("fill", number, 0.0)])
     return None
 
 

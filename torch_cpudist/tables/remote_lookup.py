@@ -51,7 +51,8 @@ class RemoteEmbeddingBag(nn.EmbeddingBag):
 
 def handle_in_graph(module: Any) -> int:
     """What names a module's table in a graph; negative for a replaced weight."""
-    check_not_exported(module._cpudist_binding.name)
+    binding = module._cpudist_binding
+    check_not_exported(binding.name, binding.remote)
     # The comparison makes the compiler guard that the weight stays the bound one.
     if module.weight is module._cpudist_binding.weight:
         return int(module._cpudist_handle)

@@ -14,6 +14,19 @@ _MOST_ROWS = 2**62
 _MOST_ELEMENTS = 2**60
 
 
+def check_size(rows: int, dim: int) -> None:
+    """Refuses what is larger than any table can be.
+
+    Raises:
+        InvalidArgumentError: it is.
+    """
+    if rows > _MOST_ROWS or rows * dim > _MOST_ELEMENTS:
+        raise InvalidArgumentError(
+            f"a remote table of {rows} rows of {dim}: rows may be at most 2**62, "
+            "elements 2**60"
+        )
+
+
 class RemoteTable:
     """What is known here of a table whose rows are on servers only.
 
@@ -27,6 +40,7 @@ class RemoteTable:
         wrapped: whether an optimizer trains it now.
         stored: ``values`` went to servers, so that none are here to begin with again.
         told: it was said that rows are in no ``state_dict()``.
+        undecided: ``remote_tables(names=)`` has it, and knows no name of it yet.
     """
 
     def __init__(
@@ -41,11 +55,7 @@ class RemoteTable:
         Raises:
             InvalidArgumentError: it is larger than any table can be.
         """
-        if rows > _MOST_ROWS or rows * dim > _MOST_ELEMENTS:
-            raise InvalidArgumentError(
-                f"a remote table of {rows} rows of {dim}: rows may be at most 2**62, "
-                "elements 2**60"
-            )
+        check_size(rows, dim)
         self.rows = rows
         self.dim = dim
         self.program = program
@@ -54,11 +64,13 @@ class RemoteTable:
         self.wrapped = False
         self.told = False
         self.stored = False
+        self.undecided = False
 
     def copy(self) -> RemoteTable:
         """One of its own that begins alike."""
         made = RemoteTable(self.rows, self.dim, self.program, self.values)
         made.name, made.stored = self.name, self.stored
+        made.undecided = self.undecided
         return made
 
     def describe(self) -> str:

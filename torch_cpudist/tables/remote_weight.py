@@ -245,6 +245,15 @@ def refusal(func: Function, weight: RemoteWeight) -> Exception:
     """The error for a function that needs rows, or that writes what servers cannot."""
     table = weight._cpudist_table
     name = _name_of(func)
+    if table.undecided:
+        kind = UnsupportedModelError if is_in_place(name) else RemoteTableError
+        return kind(
+            f"{name} of the weight of an embedding of {table.rows} rows that is built "
+            "in remote_tables(names=): whether a pattern fits it is decided when the "
+            "context ends, and until then it is initialised as remote ones are. Build "
+            "with min_rows= instead; or use it after the context; or build the model "
+            "as it is and call cpudist.shard_tables(model, remote=[...])."
+        )
     if is_in_place(name) or name in ("__setitem__", "data"):
         table.check_unwrapped(name)
         return UnsupportedModelError(
@@ -257,10 +266,18 @@ def refusal(func: Function, weight: RemoteWeight) -> Exception:
             "shard_tables(model, remote=[...], initial=cpudist.Normal(std=0.01))."
         )
     if name in ("embedding", "embedding_bag") and not table.wrapped:
+        frozen = ""
+        if isinstance(weight, nn.Parameter) and not weight.requires_grad:
+            frozen = (
+                " It is frozen (requires_grad=False), and servers have the rows of "
+                "what an optimizer trains only: call weight.requires_grad_(True) "
+                "before wrapping, in a parameter group with lr=0 where rows are to "
+                "stay as they are."
+            )
         return RemoteTableError(
             f"{table.describe()} was looked up, but no DistributedOptimizer trains it: "
-            "its rows come from the servers. Wrap the optimizer that has its weight "
-            "before the first lookup; a copy of a wrapped model, or one whose "
+            f"its rows come from the servers.{frozen} Wrap the optimizer that has its "
+            "weight before the first lookup; a copy of a wrapped model, or one whose "
             "optimizer is closed, has none."
         )
     return RemoteTableError(

@@ -5,17 +5,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TypeVar, cast
 
 from torch import nn
 
 from torch_cpudist.errors import InvalidArgumentError, RemoteTableError
 from torch_cpudist.log import logger
-from torch_cpudist.tables.found import cannot_be_table, obstacle, other_owner
+from torch_cpudist.tables.found import (
+    FROZEN_OBSTACLE,
+    cannot_be_table,
+    obstacle,
+    other_owner,
+)
 from torch_cpudist.tables.initial import Constant, Initial, Normal, Program, Uniform
 from torch_cpudist.tables.local import EmbeddingModule, binding_of
 from torch_cpudist.tables.remote import keep_out_of_state, matches, watch_modules
-from torch_cpudist.tables.remote_table import RemoteTable
+from torch_cpudist.tables.remote_table import RemoteTable, check_size
 from torch_cpudist.tables.remote_weight import (
     as_parameter,
     become_remote,
@@ -55,17 +61,19 @@ def shard_tables(
             logger at ``info`` (``CPUDIST_LOG=info``).
         remote: ``True`` makes all tables remote; patterns (``fnmatch``) make those
             embeddings remote whose weight or module is named so, whatever their size.
-        initial: how rows of remote tables begin, for all or by pattern; in the place of
-            what they hold or have recorded.
+        initial: how rows of remote tables begin, for all or by pattern, of which the
+            first that fits counts; in the place of what they hold or have recorded.
 
     Returns:
         The same model.
 
     Raises:
         InvalidArgumentError: ``min_rows`` is negative; a pattern fits no embedding;
-            ``initial`` is none, is for no remote table, or is missing on ``meta``.
-        UnsupportedModelError: an embedding that a pattern names cannot be remote.
-        RemoteTableError: its optimizer is wrapped.
+            ``initial`` is none, is for no remote table, is never used as other patterns
+            come before, or is missing on ``meta``. The model is as it was.
+        UnsupportedModelError: an embedding that a pattern names cannot be remote; the
+            model is as it was.
+        RemoteTableError: its optimizer is wrapped; the model is as it was.
     """
     if min_rows < 0:
         raise InvalidArgumentError(
@@ -82,10 +90,40 @@ def shard_tables(
                 )
                 continue
             shared.setdefault(id(module.weight), []).append((name, module))
-    for named in shared.values():
-        say(_choose(model, named, min_rows, asked))
+    chosen = [_choose(model, named, min_rows, asked) for named in shared.values()]
     asked.check_all_used()
+    # Nothing is changed before all of it is known to be possible.
+    for one in chosen:
+        say(one.made())
     return model
+
+
+@dataclass
+class _Choice:
+    """What becomes of one weight; nothing is changed before ``made`` is called.
+
+    Attributes:
+        modules: that have the weight.
+        line: said of it, but of one that becomes remote now.
+        is_table: whether it becomes a table, or is one.
+        remote: the name of the weight in its model, where its rows go to the servers.
+        initial: how rows begin instead of as they do.
+    """
+
+    modules: list[EmbeddingModule]
+    line: str
+    is_table: bool = False
+    remote: str | None = None
+    initial: Initial | None = None
+
+    def made(self) -> str:
+        """Changes the modules; what there is to say."""
+        if self.is_table:
+            for module in self.modules:
+                module.sparse = True
+        if self.remote is None:
+            return self.line
+        return f"{self.line}: {_make_remote(self.remote, self.modules, self.initial)}"
 
 
 class _Asked:
@@ -112,6 +150,9 @@ class _Asked:
                     f"Uniform or Constant, got {one!r}"
                 )
         self._used: set[str] = set()
+        self._begun: set[str] = set()
+        # By pattern of ``initial``: a weight it fits, and what came before it.
+        self._shadowed: dict[str, tuple[str, str]] = {}
 
     def named(self, names: Sequence[str]) -> bool:
         """Whether a pattern names one of these weights."""
@@ -119,16 +160,17 @@ class _Asked:
         self._used |= set(found)
         return bool(found)
 
-    def program(self, names: Sequence[str], padding: int | None) -> Program | None:
+    def initial(self, names: Sequence[str]) -> Initial | None:
         """How rows of these weights are to begin, if anything was said."""
-        for pattern, one in self._initial.items():
-            if one is not None and any(matches(name, [pattern]) for name in names):
-                self._used.add(f"initial:{pattern}")
-                made = Program().then(one.step)
-                if padding is not None:
-                    made = made.with_rows(padding, padding + 1, 0.0)
-                return made
-        return None
+        first: str | None = None
+        for pattern in self._initial:
+            fits = [name for name in names if matches(name, [pattern])]
+            if fits and first is None:
+                first = pattern
+                self._begun.add(pattern)
+            elif fits and first is not None:
+                self._shadowed.setdefault(pattern, (fits[0], first))
+        return None if first is None else self._initial[first]
 
     def check_all_used(self) -> None:
         """Refuses patterns that meant nothing.
@@ -136,45 +178,63 @@ class _Asked:
         Raises:
             InvalidArgumentError: names them.
         """
-        asked = [*self._patterns, *(f"initial:{p}" for p in self._initial)]
-        unused = [one for one in asked if one not in self._used]
-        if unused:
+        for pattern in self._initial:
+            if pattern in self._shadowed and pattern not in self._begun:
+                name, first = self._shadowed[pattern]
+                raise InvalidArgumentError(
+                    f"shard_tables: initial of {pattern!r} is never used: {name!r}, "
+                    f"which it fits, begins as {first!r} says, as does all else that "
+                    "it fits. The first pattern that fits counts: put the narrower one "
+                    "first, or leave one out."
+                )
+        asked = [p for p in self._patterns if p not in self._used]
+        asked += [p for p in self._initial if p not in self._begun]
+        if asked:
             raise InvalidArgumentError(
-                f"shard_tables: {unused[0].removeprefix('initial:')!r} is no remote "
+                f"shard_tables: {asked[0]!r} is no remote "
                 "table of this model: no embedding is named so, or initial= is for "
                 "one that is not remote. Patterns are of parameters or modules "
-                "(model.named_modules())."
+                "(model.named_modules()). Nothing was changed."
             )
 
 
-def _choose(model: nn.Module, named: Named, min_rows: int, asked: _Asked) -> str:
-    """Makes one weight a table, or leaves it; the line that says so."""
+def _choose(model: nn.Module, named: Named, min_rows: int, asked: _Asked) -> _Choice:
+    """What becomes of one weight, of which nothing is changed yet.
+
+    Raises:
+        As ``shard_tables``.
+    """
     names = ", ".join(repr(name) for name, _ in named)
     weights = [f"{name}.weight" if name else "weight" for name, _ in named]
     modules = [module for _, module in named]
-    rows, dim = modules[0].weight.shape
+    weight = modules[0].weight
+    rows, dim = weight.shape
     is_named = asked.named(weights)
-    already = any(module.sparse for module in modules) or is_remote(modules[0].weight)
-    remote = is_named or asked.all or is_remote(modules[0].weight)
+    already = any(module.sparse for module in modules) or is_remote(weight)
+    remote = is_named or asked.all or is_remote(weight)
     found = next(filter(None, (obstacle(one, remote) for one in modules)), None)
+    if found is None and remote and not weight.requires_grad:
+        found = FROZEN_OBSTACLE
     if found is not None:
         if is_named:
             raise cannot_be_table(weights[0], *found)
         kept = "has sparse=True, which cannot train" if already else "stays dense"
-        return f"{names}: {kept}: {found[0]}"
+        if found is FROZEN_OBSTACLE:
+            kept = "stays as it is"
+        return _Choice(modules, f"{names}: {kept}: {found[0]}")
     reason = None if already else _why_dense(model, modules, min_rows)
     if is_named and reason is not None and rows < min_rows:
         reason = _tied(model, modules)
     if reason is not None:
         if is_named:
             raise cannot_be_table(weights[0], reason, "Untie them.")
-        return f"{names}: stays dense: {reason}"
-    for module in modules:
-        module.sparse = True
+        return _Choice(modules, f"{names}: stays dense: {reason}")
     if remote:
-        return f"{names}: {_make_remote(weights, modules, asked)}"
+        initial = asked.initial(weights)
+        _check_remote(weights[0], modules, initial)
+        return _Choice(modules, names, True, weights[0], initial)
     note = " (has sparse=True already)" if already else ""
-    return f"{names}: table of {rows} rows, dim {dim}{note}"
+    return _Choice(modules, f"{names}: table of {rows} rows, dim {dim}{note}", True)
 
 
 def _tied(model: nn.Module, modules: list[EmbeddingModule]) -> str | None:
@@ -194,34 +254,52 @@ def _why_dense(
     return _tied(model, modules)
 
 
-def _make_remote(
-    weights: list[str], modules: list[EmbeddingModule], asked: _Asked
-) -> str:
-    """Takes the rows out of a weight, unless that was done; what it is now."""
+def _check_remote(
+    name: str, modules: list[EmbeddingModule], initial: Initial | None
+) -> None:
+    """Refuses a weight whose rows cannot go to the servers now."""
     weight = modules[0].weight
     if any(binding_of(module) is not None for module in modules):
         raise RemoteTableError(
-            f"shard_tables: {weights[0]!r} is trained by a DistributedOptimizer "
+            f"shard_tables: {name!r} is trained by a DistributedOptimizer "
             "already. Make tables remote before wrapping."
         )
-    program = asked.program(weights, modules[0].padding_idx)
+    if is_remote(weight):
+        return
+    if initial is None and weight.is_meta:
+        raise InvalidArgumentError(
+            f"shard_tables: {name!r} is on meta, which keeps no initial values: "
+            f"pass initial={{{name!r}: cpudist.Normal(...)}}, or build the model "
+            "in cpudist.remote_tables(min_rows=...), which records its initialisers."
+        )
+    check_size(*weight.shape)
+
+
+def _program(modules: list[EmbeddingModule], initial: Initial) -> Program:
+    made = Program().then(initial.step)
+    paddings = {module.padding_idx for module in modules} - {None}
+    for padding in sorted(cast(set[int], paddings)):
+        made = made.with_rows(padding, padding + 1, 0.0)
+    return made
+
+
+def _make_remote(
+    name: str, modules: list[EmbeddingModule], initial: Initial | None
+) -> str:
+    """Takes the rows out of a weight, unless that was done; what it is now."""
+    weight = modules[0].weight
+    program = None if initial is None else _program(modules, initial)
     if is_remote(weight):
         if program is not None:
             table_of(weight).begin_with(program)
         return table_of(weight).describe()
     rows, dim = weight.shape
-    if program is None and weight.is_meta:
-        raise InvalidArgumentError(
-            f"shard_tables: {weights[0]!r} is on meta, which keeps no initial values: "
-            f"pass initial={{{weights[0]!r}: cpudist.Normal(...)}}, or build the model "
-            "in cpudist.remote_tables(min_rows=...), which records its initialisers."
-        )
     watch_modules()
     values = None
     if program is None:
         values = weight.detach().to("cpu").contiguous()
     table = RemoteTable(rows, dim, program or Program(), values)
-    table.name = weights[0]
+    table.name = name
     if weight.is_meta:
         made = as_parameter(weight_of(table), weight.requires_grad)
         for module in modules:

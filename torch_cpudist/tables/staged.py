@@ -40,7 +40,8 @@ class StagedEmbedding(nn.Embedding):
         A compiled model runs this outside its graphs.
         """
         if torch.compiler.is_compiling():
-            check_not_exported(self._cpudist_binding.name)
+            binding = self._cpudist_binding
+            check_not_exported(binding.name, binding.remote)
             return self._cpudist_lookup(self, input)
         return look_up(self, input)
 
@@ -64,7 +65,8 @@ class StagedEmbeddingBag(nn.EmbeddingBag):
     ) -> torch.Tensor:
         """Pulls the rows of ``input``, pools here and brings bags to the device."""
         if torch.compiler.is_compiling():
-            check_not_exported(self._cpudist_binding.name)
+            binding = self._cpudist_binding
+            check_not_exported(binding.name, binding.remote)
             return self._cpudist_lookup(self, input, offsets, per_sample_weights)
         return look_up_bags(self, input, offsets, per_sample_weights)
 
