@@ -13,6 +13,7 @@ from torch_cpudist import _build_check
 _build_check.check()
 
 from torch_cpudist import backends, data, errors, metrics, optim
+from torch_cpudist._version import __version__ as __version__
 from torch_cpudist.data import infer_from_dataset, train_from_dataset
 from torch_cpudist.errors import (
     AddressError,
@@ -91,8 +92,6 @@ from torch_cpudist.tables.initial import Constant, Normal, Uniform
 from torch_cpudist.tables.remote import remote_tables
 from torch_cpudist.tables.remote_weight import RemoteWeight
 from torch_cpudist.tables.sharding import shard_tables
-
-__version__ = "0.1.0"
 
 __all__ = [
     "EMA",

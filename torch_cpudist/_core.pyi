@@ -12,6 +12,8 @@ Errors are the classes of ``torch_cpudist.errors``.
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
+from typing_extensions import Buffer
+
 from torch_cpudist._core_client import ROOT_STEP as ROOT_STEP
 from torch_cpudist._core_client import AsyncPushes as AsyncPushes
 from torch_cpudist._core_client import Client as Client
@@ -320,8 +322,16 @@ def listen_to_waits(told: Callable[[bool], None] | None) -> Any:
     ``None`` ends it. Returns what was told before; the caller keeps ``told`` alive.
     """
 
-def crc32c(address: int, size_bytes: int) -> int:
-    """The checksum of memory; lets other threads run."""
+def crc32c(data: Buffer, begin: int = 0) -> int:
+    """The CRC-32C of an object's memory; lets other threads run.
+
+    Args:
+        data: contiguous bytes, an array or a memory map; it may be read-only.
+        begin: the checksum of what stands before it.
+
+    Raises:
+        BufferError: its memory is not contiguous.
+    """
 
 def simd_level() -> str:
     """The vector instructions in use: ``scalar``, ``avx2`` or ``avx512``."""

@@ -186,7 +186,7 @@ class DataFileError(Error, OSError):
 
 
 class SnapshotError(Error):
-    """A snapshot cannot be saved or loaded; the message says which and why.
+    """A snapshot cannot be saved, listed, read or loaded; the message says why.
 
     Saving: training is as before, and what was there stays. Loading: the message says
     whether values were changed already.
@@ -194,7 +194,10 @@ class SnapshotError(Error):
 
 
 class SnapshotCorruptError(SnapshotError):
-    """A file of a snapshot is missing, or is not what its manifest says.
+    """A file of a snapshot is not what was written: missing, cut short or changed.
+
+    Nothing of the damaged part was used. Take another snapshot, or bring the file back
+    from a copy.
 
     Attributes:
         file: its name within the snapshot.

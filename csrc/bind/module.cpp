@@ -45,9 +45,26 @@ std::vector<uint32_t> owner_of_keys(const std::vector<int64_t>& keys, const std:
   return owners;
 }
 
-uint32_t crc32c_of(uintptr_t address, size_t size_bytes) {
+// The memory that an object lends; contiguous, or Python raises BufferError.
+class Lent {
+ public:
+  explicit Lent(const py::object& data) {
+    if (PyObject_GetBuffer(data.ptr(), &view_, PyBUF_SIMPLE) != 0) throw py::error_already_set();
+  }
+  ~Lent() { PyBuffer_Release(&view_); }
+  Lent(const Lent&) = delete;
+  Lent& operator=(const Lent&) = delete;
+  const void* data() const { return view_.buf; }
+  size_t size_bytes() const { return static_cast<size_t>(view_.len); }
+
+ private:
+  Py_buffer view_;
+};
+
+uint32_t crc32c_of(const py::object& data, uint32_t begin) {
+  const Lent lent(data);
   const GilReleased release;
-  return crc32c(reinterpret_cast<const void*>(address), size_bytes);
+  return crc32c(lent.data(), lent.size_bytes(), begin);
 }
 
 }  // namespace
@@ -57,7 +74,7 @@ void bind_helpers(py::module_& module) {
              py::arg("server_count"), py::arg("min_block_size"), py::arg("slice"));
   module.def("owner_of_keys", &owner_of_keys, py::arg("keys"), py::arg("table"),
              py::arg("server_count"));
-  module.def("crc32c", &crc32c_of, py::arg("address"), py::arg("size_bytes"));
+  module.def("crc32c", &crc32c_of, py::arg("data"), py::arg("begin") = 0);
   module.def("simd_level", [] { return kernels::simd_level_name(kernels::simd_level()); });
 }
 

@@ -41,9 +41,10 @@ def native(**rows: str) -> dict[str, tuple[str, ...]]:
 # A folder, or a module that lies beside the folders, and what its files may import.
 LAYERS: dict[str, tuple[str, ...]] = {
     **stacked(
-        ("errors", "log", "ranges", "_build_check"),
+        ("errors", "log", "ranges", "_build_check", "_version"),
         ("settings",),
         ("machine",),
+        ("snapshot",),
         ("ops",),
         ("optim",),
         ("strategies",),

@@ -43,7 +43,8 @@ def _described(tensor: torch.Tensor) -> str:
     """Type, shape and a checksum of the values."""
     kind = f"{tensor.dtype} {list(tensor.shape)}"
     flat = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
-    return f"{kind} {_core.crc32c(flat.data_ptr(), flat.nbytes):08x}"
+    values = flat.reshape(-1).view(torch.uint8).numpy().data
+    return f"{kind} {_core.crc32c(values):08x}"
 
 
 @contextmanager

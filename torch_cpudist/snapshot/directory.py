@@ -1,0 +1,344 @@
+# Copyright (c) 2026 The torch_cpudist authors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""A directory of snapshots: which there are, and how one comes and goes.
+
+A snapshot is a directory with a ``manifest.json`` in it. That file is written last, in
+one step, and removed first: whatever ends the program, a snapshot is there as a whole
+or not at all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import secrets
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from torch_cpudist._version import __version__
+from torch_cpudist.errors import SnapshotCorruptError, SnapshotError
+from torch_cpudist.log import logger
+from torch_cpudist.snapshot import names
+from torch_cpudist.snapshot.files import Files, reported, write_durably
+from torch_cpudist.snapshot.manifest import Manifest
+
+_FILE_SYSTEM = Files()
+_WRITABLE = (
+    "See that the directory exists on this host, can be written and has space; "
+    "training goes on without this snapshot."
+)
+_READABLE = "See that the directory can be read on this host."
+
+
+@dataclass(frozen=True)
+class Found:
+    """A snapshot that was committed.
+
+    Attributes:
+        name: of its directory.
+        manifest: what it consists of; ``None`` if that file is damaged.
+        damage: why, if it is.
+    """
+
+    name: str
+    manifest: Manifest | None
+    damage: SnapshotError | None = None
+
+
+class Directory:
+    """Snapshots that lie side by side. Only one process, trainer 0, may change them.
+
+    Args:
+        path: the directory; need not be there to be read.
+        files: the file system.
+    """
+
+    def __init__(
+        self, path: str | os.PathLike[str], files: Files = _FILE_SYSTEM
+    ) -> None:
+        self.path = Path(path).expanduser().absolute()
+        self.files = files
+
+    def folder(self, name: str) -> Path:
+        """Where a snapshot's files are.
+
+        Raises:
+            InvalidArgumentError: no snapshot can be called so.
+        """
+        return self.path / names.check_name(name)
+
+    # ---- what there is -------------------------------------------------------------
+
+    def names(self) -> list[str]:
+        """Names of all committed snapshots, by the alphabet.
+
+        Raises:
+            SnapshotError: the directory cannot be read.
+        """
+        return [name for name, committed in self._folders() if committed]
+
+    def uncommitted(self) -> list[str]:
+        """Names of directories of snapshots that were begun and never committed."""
+        return [name for name, committed in self._folders() if not committed]
+
+    def _folders(self) -> list[tuple[str, bool]]:
+        with reported(f"cannot list snapshots in {self.path}", _READABLE):
+            found = []
+            for name in self.files.list(self.path):
+                try:
+                    folder = self.folder(name)
+                except ValueError:
+                    continue
+                if self.files.size(folder) is None:  # no file of that name
+                    committed = self.files.size(folder / names.MANIFEST) is not None
+                    found.append((name, committed))
+            return found
+
+    def manifest(self, name: str) -> Manifest:
+        """Reads the manifest of a snapshot, all of which is checked.
+
+        Raises:
+            SnapshotError: there is no such snapshot, or it is of a later format.
+            SnapshotCorruptError: the manifest is damaged.
+        """
+        path = self.folder(name) / names.MANIFEST
+        with reported(f"cannot read {path}", _READABLE):
+            if self.files.size(path) is None:
+                known = self.names() or "none"
+                raise SnapshotError(
+                    f"no snapshot {name!r} in {self.path}, where there are {known}"
+                )
+            contents = self.files.read(path)
+        return Manifest.from_json(contents, name)
+
+    def committed(self, param_set: int | None = None) -> list[Found]:
+        """All committed snapshots, the newest first, and damaged ones behind them.
+
+        Args:
+            param_set: those of one of the run's optimizers; damaged ones may be of any.
+
+        Raises:
+            SnapshotError: the directory cannot be read.
+        """
+        whole, damaged = [], []
+        for name in self.names():
+            try:
+                manifest = self.manifest(name)
+            except SnapshotError as error:
+                damaged.append(Found(name, None, error))
+                continue
+            if param_set is None or manifest.param_set == param_set:
+                whole.append((manifest.commit, Found(name, manifest)))
+        whole.sort(key=lambda one: one[0], reverse=True)
+        return [found for _, found in whole] + damaged
+
+    def newest(self, param_set: int = 0) -> str | None:
+        """The name of the snapshot that was committed last, of those that can be read.
+
+        One whose manifest is damaged is passed over with a warning.
+
+        Raises:
+            SnapshotError: the directory cannot be read.
+        """
+        found = self.committed(param_set)
+        for one in found:
+            if one.damage is not None:
+                logger.warning("snapshot %s is passed over: %s", one.name, one.damage)
+        return next((one.name for one in found if one.damage is None), None)
+
+    # ---- how one comes -------------------------------------------------------------
+
+    def prepare(self, name: str) -> Path:
+        """Makes an empty directory for a snapshot that is about to be taken.
+
+        What an earlier attempt of the same name has left behind goes.
+
+        Returns:
+            The directory.
+
+        Raises:
+            SnapshotError: a snapshot of that name is there, or the file system refuses.
+        """
+        folder = self.folder(name)
+        with reported(f"snapshot {name}: cannot make {folder}", _WRITABLE):
+            self.files.make_directory(self.path)
+            if self.files.size(folder / names.MANIFEST) is not None:
+                raise SnapshotError(
+                    f"snapshot {name!r} is in {self.path} already, and none is ever "
+                    "overwritten. Take another name, or remove its directory."
+                )
+            self._empty(folder)
+            self.files.make_directory(folder)
+            self.files.sync_directory(self.path)
+        return folder
+
+    def commit(self, manifest: Manifest) -> Manifest:
+        """Makes a snapshot exist, whose other files are written and synchronised.
+
+        Args:
+            manifest: what it consists of; ``commit``, ``time`` and ``package`` are
+                filled in.
+
+        Returns:
+            The manifest as it was written.
+
+        Raises:
+            SnapshotError: a file is missing or of another size than the manifest says,
+                or the file system refuses. There is no such snapshot then, or, if the
+                very last step failed, it may be there as a whole.
+        """
+        folder = self.folder(manifest.name)
+        with reported(f"snapshot {manifest.name}: cannot commit {folder}", _WRITABLE):
+            if self.files.size(folder / names.MANIFEST) is not None:
+                raise SnapshotError(
+                    f"snapshot {manifest.name!r} in {self.path} is committed already"
+                )
+            self._check_sizes(folder, manifest)
+            last = max(
+                (one.manifest.commit for one in self.committed() if one.manifest),
+                default=0,
+            )
+            now = datetime.now(UTC).isoformat(timespec="seconds")
+            committed = dataclasses.replace(
+                manifest, commit=last + 1, time=now, package=__version__
+            )
+            contents = committed.to_json()
+            self.files.sync_directory(folder)
+            self.files.sync_directory(self.path)
+            write_durably(self.files, folder / names.MANIFEST, [contents])
+            if self.files.read(folder / names.MANIFEST) != contents:
+                raise SnapshotError(
+                    f"snapshot {manifest.name}: {folder / names.MANIFEST} does not "
+                    "read back as it was written. Look at the disk."
+                )
+        return committed
+
+    def _check_sizes(self, folder: Path, manifest: Manifest) -> None:
+        expected = {one.name: one.bytes for one in manifest.files}
+        expected |= {one.file: one.bytes for one in manifest.trainers}
+        for name, size in expected.items():
+            found = self.files.size(folder / name)
+            if found != size:
+                what = "is not there" if found is None else f"has {found}"
+                raise SnapshotError(
+                    f"snapshot {manifest.name}: {folder / name} should have {size} "
+                    f"bytes and {what}. All processes have to see one directory."
+                )
+
+    # ---- how one goes --------------------------------------------------------------
+
+    def remove(self, name: str) -> None:
+        """Removes a snapshot, or what was begun of one.
+
+        Raises:
+            SnapshotError: the file system refuses; the snapshot may be gone, then.
+        """
+        folder = self.folder(name)
+        with reported(f"snapshot {name}: cannot remove {folder}", _READABLE):
+            if self.files.size(folder / names.MANIFEST) is not None:
+                self.files.unlink(folder / names.MANIFEST)
+                # Else a crash might bring the name back, and not what it names.
+                self.files.sync_directory(folder)
+            self._empty(folder)
+
+    def _empty(self, folder: Path) -> None:
+        """Removes a directory with the files that are made here, if there is one.
+
+        One with something else in it stays, with that in it.
+        """
+        found = self.files.list(folder)
+        for name in found:
+            if names.is_own(name):
+                self.files.unlink(folder / name)
+        if self.files.list(folder):
+            logger.warning("%s has files of others in it and stays", folder)
+        elif folder.name in self.files.list(self.path):
+            self.files.remove_directory(folder)
+            self.files.sync_directory(self.path)
+
+    def keep(self, count: int, param_set: int = 0) -> list[str]:
+        """Removes all but the newest snapshots that nobody gave a name.
+
+        Args:
+            count: how many stay, at least 1. Named ones do not count and stay.
+            param_set: of which optimizer.
+
+        Returns:
+            The names of those removed, the oldest first.
+
+        Raises:
+            SnapshotError: the file system refuses.
+        """
+        found = [
+            one.name
+            for one in self.committed(param_set)
+            if one.manifest is not None and names.number_of(one.name) is not None
+        ]
+        old = found[: max(count, 1) - 1 : -1]
+        for name in old:
+            self.remove(name)
+        return old
+
+    def sweep(self) -> list[str]:
+        """Removes what saves that did not end have left; before any save begins.
+
+        Only directories whose name was made here, of a number up to that of the newest
+        snapshot, and tokens. A run that is killed leaves them.
+
+        Returns:
+            The names of those removed.
+
+        Raises:
+            SnapshotError: the file system refuses.
+        """
+        newest = [one.manifest for one in self.committed() if one.manifest][:1]
+        limit = newest[0].number if newest else -1
+        swept = []
+        for name in self.uncommitted():
+            number = names.number_of(name)
+            if number is not None and number <= limit:
+                self.remove(name)
+                swept.append(name)
+        with reported(f"cannot remove tokens in {self.path}", _WRITABLE):
+            for name in self.files.list(self.path):
+                empty = self.files.size(self.path / name) == 0
+                if name.startswith(names.TOKEN) and empty:
+                    self.files.unlink(self.path / name)
+                    swept.append(name)
+        return swept
+
+    # ---- one directory for all -----------------------------------------------------
+
+    @contextlib.contextmanager
+    def token(self) -> Iterator[str]:
+        """An empty file that every process has to see, if all mean one directory.
+
+        Yields:
+            Its name.
+
+        Raises:
+            SnapshotError: the file system refuses.
+        """
+        name = names.TOKEN + secrets.token_hex(8)
+        with reported(f"cannot write to {self.path}", _WRITABLE):
+            self.files.make_directory(self.path)
+            self.files.close(self.files.create(self.path / name))
+            self.files.sync_directory(self.path)
+        try:
+            yield name
+        finally:
+            with contextlib.suppress(OSError):
+                self.files.unlink(self.path / name)
+
+    def sees(self, token: str) -> bool:
+        """Whether the file of a token is there."""
+        return self.files.size(self.path / token) is not None
+
+
+def damage_of(error: SnapshotError) -> str:
+    """Which file an error blames, in a few words."""
+    blamed = isinstance(error, SnapshotCorruptError) and error.file
+    return str(blamed) if blamed else "unreadable"

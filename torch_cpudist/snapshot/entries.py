@@ -1,0 +1,390 @@
+# Copyright (c) 2026 The torch_cpudist authors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""What a manifest consists of: tables, dense parameters, files, trainers.
+
+Functions that read take what JSON had and its place, and raise ``Malformed``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch_cpudist.snapshot import names
+from torch_cpudist.snapshot.checked_json import (
+    U32,
+    Fields,
+    Malformed,
+    in_range,
+    real,
+)
+
+#: Files have a checksum for each so many bytes.
+CHUNK_BYTES = 256 * 1024
+_MOST_TRAINERS = 65536
+
+
+@dataclass(frozen=True)
+class Version:
+    """How far a parameter set was: updates, and the samples and steps behind them."""
+
+    round: int = 0
+    samples: int = 0
+    steps: int = 0
+
+
+@dataclass(frozen=True)
+class Rule:
+    """An update rule: the core's name of it, and its options."""
+
+    kind: str
+    options: Mapping[str, float | bool] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class StateSlice:
+    """Which elements of a row's ``state`` are one part of a table's optimizer state."""
+
+    name: str
+    begin: int
+    elements: int
+
+
+@dataclass(frozen=True)
+class DenseState:
+    """One part of the state of a dense parameter.
+
+    In the ``state`` of a block the parts stand one after the other, each as long as the
+    block, or, ``per_row``, as ``elements // row_width`` of it.
+    """
+
+    name: str
+    per_row: bool = False
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table.
+
+    Attributes:
+        name: of the parameter.
+        rows: valid keys are 0 to rows - 1; which ones have a row, its files say.
+        dim: elements of a row.
+        remote: whether rows are on servers only.
+        salt: spreads keys over buckets.
+        seed: of ``initial``.
+        initial: steps (name, a, b) that make rows which nobody has pushed or stored.
+        overrides: (begin, end, value): rows that are constant; later ones win.
+        rule: its update rule.
+        state: parts of the ``state`` of a row, without gaps.
+        step: updates that the table had.
+    """
+
+    name: str
+    rows: int
+    dim: int
+    remote: bool
+    salt: int
+    seed: int
+    initial: tuple[tuple[str, float, float], ...]
+    overrides: tuple[tuple[int, int, float], ...]
+    rule: Rule
+    state: tuple[StateSlice, ...]
+    step: int
+
+    @property
+    def state_elements(self) -> int:
+        """Elements of the state of a row."""
+        return sum(part.elements for part in self.state)
+
+
+@dataclass(frozen=True)
+class Block:
+    """A run of a flattened dense parameter, in the dense file of the server it was on.
+
+    Attributes:
+        name: of its tensors there: ``NAME.weight``, ``NAME.state``, ``NAME.average``.
+        offset: its first element.
+        elements: how many.
+        server: whose file has it.
+        step: updates that it had.
+    """
+
+    name: str
+    offset: int
+    elements: int
+    server: int
+    step: int
+
+
+@dataclass(frozen=True)
+class Dense:
+    """A dense parameter.
+
+    Attributes:
+        name: of the parameter.
+        shape: its shape.
+        dtype: ``"F32"`` or ``"F64"``.
+        row_width: elements per row, for rules with state per row.
+        rule: its update rule.
+        state: parts of its state.
+        blocks: by offset; they cover the parameter.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    row_width: int
+    rule: Rule
+    state: tuple[DenseState, ...]
+    blocks: tuple[Block, ...]
+
+    @property
+    def elements(self) -> int:
+        """Elements of the parameter."""
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True)
+class File:
+    """A file that a server wrote.
+
+    Attributes:
+        name: ``names.part_name`` says whose it is.
+        bytes: its size.
+        table: index of the table whose rows it has; ``None`` for dense blocks.
+        rows: how many.
+        crc32c: CRC-32C of every 256 KiB, the last of what is left.
+    """
+
+    name: str
+    bytes: int
+    table: int | None
+    rows: int
+    crc32c: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Trainer:
+    """The file of a trainer's own state.
+
+    Attributes:
+        rank: whose.
+        file: its name; JSON, which has size and checksum of its tensors' file inside.
+        bytes: its size.
+        crc32c: its CRC-32C.
+        steps: that this trainer had made.
+    """
+
+    rank: int
+    file: str
+    bytes: int
+    crc32c: int
+    steps: int
+
+
+def rule_json(rule: Rule) -> dict[str, Any]:
+    """An update rule for JSON."""
+    return {"kind": rule.kind, "options": dict(rule.options)}
+
+
+def table_json(table: Table) -> dict[str, Any]:
+    """A table for JSON."""
+    return {
+        "name": table.name,
+        "rows": str(table.rows),
+        "dim": table.dim,
+        "remote": table.remote,
+        "salt": f"{table.salt:016x}",
+        "seed": str(table.seed),
+        "initial": [list(step) for step in table.initial],
+        "overrides": [[str(b), str(e), v] for b, e, v in table.overrides],
+        "rule": rule_json(table.rule),
+        "state": [vars(part) for part in table.state],
+        "step": str(table.step),
+    }
+
+
+def block_json(block: Block) -> dict[str, Any]:
+    """A block for JSON."""
+    return {
+        **vars(block),
+        "offset": str(block.offset),
+        "elements": str(block.elements),
+        "step": str(block.step),
+    }
+
+
+def dense_json(dense: Dense) -> dict[str, Any]:
+    """A dense parameter for JSON."""
+    return {
+        "name": dense.name,
+        "shape": list(dense.shape),
+        "dtype": dense.dtype,
+        "row_width": dense.row_width,
+        "rule": rule_json(dense.rule),
+        "state": [vars(part) for part in dense.state],
+        "blocks": [block_json(block) for block in dense.blocks],
+    }
+
+
+def read_version(value: Any, where: str) -> Version:
+    """Reads a version."""
+    fields = Fields(value, where)
+    version = Version(
+        fields.long("round"), fields.long("samples"), fields.long("steps")
+    )
+    fields.done()
+    return version
+
+
+def read_trainer(value: Any, where: str) -> Trainer:
+    """Reads the entry of a trainer."""
+    fields = Fields(value, where)
+    rank = fields.number("rank", most=_MOST_TRAINERS)
+    trainer = Trainer(
+        rank=rank,
+        file=fields.text("file", names.trainer_name(rank).replace(".", r"\.")),
+        bytes=fields.number("bytes", most=2**53),
+        crc32c=int(fields.text("crc32c", "[0-9a-f]{8}"), 16),
+        steps=fields.long("steps"),
+    )
+    fields.done()
+    return trainer
+
+
+def read_rule(value: Any, where: str) -> Rule:
+    """Reads an update rule."""
+    fields = Fields(value, where)
+    options = fields.mapping("options")
+    for name, option in options.items():
+        if not isinstance(option, bool):
+            real(option, f"{where}.options.{name}")
+    rule = Rule(fields.text("kind"), options)
+    fields.done()
+    return rule
+
+
+def read_slice(value: Any, where: str) -> StateSlice:
+    """Reads a part of the state of rows."""
+    fields = Fields(value, where)
+    part = StateSlice(
+        fields.text("name"), fields.number("begin"), fields.number("elements", least=1)
+    )
+    fields.done()
+    return part
+
+
+def _triple(value: Any, where: str) -> Sequence[Any]:
+    if not isinstance(value, list) or len(value) != 3:
+        raise Malformed(f"{where}: expected a list of three")
+    return value
+
+
+def read_step(value: Any, where: str) -> tuple[str, float, float]:
+    """Reads a step of what rows begin with."""
+    operation, a, b = _triple(value, where)
+    if not isinstance(operation, str):
+        raise Malformed(f"{where}: expected a text, found {operation!r}")
+    return operation, real(a, where), real(b, where)
+
+
+def read_override(value: Any, where: str) -> tuple[int, int, float]:
+    """Reads a run of constant rows."""
+    begin, end, constant = _triple(value, where)
+    fields = Fields({"begin": begin, "end": end}, where)
+    return fields.long("begin"), fields.long("end"), real(constant, where)
+
+
+def read_table(value: Any, where: str) -> Table:
+    """Reads a table."""
+    fields = Fields(value, where)
+    table = Table(
+        name=fields.text("name"),
+        rows=fields.long("rows", most=2**62),
+        dim=fields.number("dim", least=1),
+        remote=fields.truth("remote"),
+        salt=int(fields.text("salt", "[0-9a-f]{16}"), 16),
+        seed=fields.long("seed"),
+        initial=fields.each("initial", read_step),
+        overrides=fields.each("overrides", read_override),
+        rule=read_rule(fields.take("rule"), f"{where}.rule"),
+        state=fields.each("state", read_slice),
+        step=fields.long("step"),
+    )
+    fields.done()
+    if table.salt != names.table_salt(table.name):
+        raise Malformed(f"{where}: salt {table.salt:016x} is not of {table.name!r}")
+    at = 0
+    for part in table.state:
+        if part.begin != at:
+            raise Malformed(f"{where}: state {part.name!r} does not begin at {at}")
+        at += part.elements
+    return table
+
+
+def read_block(value: Any, where: str) -> Block:
+    """Reads a block."""
+    fields = Fields(value, where)
+    block = Block(
+        name=fields.text("name"),
+        offset=fields.long("offset"),
+        elements=fields.long("elements"),
+        server=fields.number("server"),
+        step=fields.long("step"),
+    )
+    fields.done()
+    return block
+
+
+def read_dense_state(value: Any, where: str) -> DenseState:
+    """Reads a part of the state of a dense parameter."""
+    fields = Fields(value, where)
+    part = DenseState(fields.text("name"), fields.truth("per_row"))
+    fields.done()
+    return part
+
+
+def read_dense(value: Any, where: str) -> Dense:
+    """Reads a dense parameter, whose blocks have to cover it."""
+    fields = Fields(value, where)
+    dense = Dense(
+        name=fields.text("name"),
+        shape=fields.each("shape", lambda v, at: in_range(v, at, 0, 2**53)),
+        dtype=fields.text("dtype", "F32|F64"),
+        row_width=fields.number("row_width", least=1, most=2**53),
+        rule=read_rule(fields.take("rule"), f"{where}.rule"),
+        state=fields.each("state", read_dense_state),
+        blocks=fields.each("blocks", read_block),
+    )
+    fields.done()
+    at = 0
+    for block in dense.blocks:
+        if block.offset != at or block.elements % dense.row_width:
+            raise Malformed(f"{where}: block {block.name!r} does not fit at {at}")
+        at += block.elements
+    if at != dense.elements:
+        raise Malformed(f"{where}: blocks of {at} elements, it has {dense.elements}")
+    return dense
+
+
+def read_file(value: Any, where: str) -> File:
+    """Reads the entry of a file, whose name has to fit."""
+    fields = Fields(value, where)
+    table = fields.take("table")
+    file = File(
+        name=fields.text("name"),
+        bytes=fields.number("bytes", least=10, most=2**53),
+        table=None if table is None else in_range(table, f"{where}.table", 0, U32),
+        rows=fields.number("rows", most=2**53),
+        crc32c=fields.each("crc32c", lambda v, at: in_range(v, at, 0, U32)),
+    )
+    fields.done()
+    part = names.part_name(file.name)
+    if part is None or part.table != file.table:
+        raise Malformed(f"{where}: {file.name!r} is no name of a file of this table")
+    if len(file.crc32c) != -(-file.bytes // CHUNK_BYTES):
+        raise Malformed(f"{where}: {len(file.crc32c)} checksums for {file.bytes} bytes")
+    return file

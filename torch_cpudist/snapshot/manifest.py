@@ -1,0 +1,312 @@
+# Copyright (c) 2026 The torch_cpudist authors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""The manifest of a snapshot: what it consists of, and the checksums of all of it.
+
+Written last, it makes the snapshot exist. ``to_json`` is the bytes of the file
+``manifest.json``, ``from_json`` believes nothing of them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch_cpudist import _core
+from torch_cpudist.errors import SnapshotCorruptError, SnapshotError
+from torch_cpudist.snapshot import entries, names
+from torch_cpudist.snapshot.checked_json import Fields, Malformed, parse, plain
+from torch_cpudist.snapshot.entries import (
+    CHUNK_BYTES,
+    Block,
+    Dense,
+    DenseState,
+    File,
+    Rule,
+    StateSlice,
+    Table,
+    Trainer,
+    Version,
+)
+
+FORMAT = 1
+_TAIL = '"crc32c": "{:08x}"\n}}\n'
+_TAIL_BYTES = len(_TAIL.format(0))
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """Everything about a snapshot.
+
+    Attributes:
+        name: of the snapshot and its directory.
+        number: of the cut: increases within a run.
+        strategy: the strategy's name.
+        options: the strategy's, as values of JSON.
+        version: of the parameter set.
+        servers: how many there were; 0 where trainers hold all parameters.
+        trainers: files of those that took part, by rank.
+        tables: by their index.
+        dense: by their index.
+        average_decay: of the moving average; 0 for none.
+        param_groups: options of torch's groups, as values of JSON.
+        files: of the servers.
+        param_set: which of the run's optimizers this is.
+        commit: counts the snapshots committed to a directory; the newest has the
+            largest. Filled in by the commit.
+        time: when it was committed, in UTC; for people only.
+        package: version of this package that wrote it.
+    """
+
+    name: str
+    number: int
+    strategy: str
+    version: Version
+    servers: int
+    options: Mapping[str, Any] = field(default_factory=dict)
+    trainers: tuple[Trainer, ...] = ()
+    tables: tuple[Table, ...] = ()
+    dense: tuple[Dense, ...] = ()
+    average_decay: float = 0.0
+    param_groups: tuple[Mapping[str, Any], ...] = ()
+    files: tuple[File, ...] = ()
+    param_set: int = 0
+    commit: int = 0
+    time: str = ""
+    package: str = ""
+
+    def table_index(self, name: str) -> int:
+        """The index of a table.
+
+        Raises:
+            SnapshotError: there is none of that name.
+        """
+        for index, table in enumerate(self.tables):
+            if table.name == name:
+                return index
+        known = [table.name for table in self.tables]
+        raise SnapshotError(f"snapshot {self.name}: no table {name!r}, only {known}")
+
+    def dense_index(self, name: str) -> int:
+        """The index of a dense parameter.
+
+        Raises:
+            SnapshotError: there is none of that name.
+        """
+        for index, dense in enumerate(self.dense):
+            if dense.name == name:
+                return index
+        known = [dense.name for dense in self.dense]
+        raise SnapshotError(
+            f"snapshot {self.name}: no dense parameter {name!r}, only {known}"
+        )
+
+    def table_files(self, table: int) -> tuple[File, ...]:
+        """The parts of a table, by server and part."""
+        return tuple(file for file in self.files if file.table == table)
+
+    def file(self, name: str) -> File:
+        """A file of a server by its name.
+
+        Raises:
+            SnapshotError: there is none.
+        """
+        for file in self.files:
+            if file.name == name:
+                return file
+        raise SnapshotError(f"snapshot {self.name}: no file {name!r}")
+
+    def to_json(self) -> bytes:
+        """The bytes of ``manifest.json``.
+
+        Raises:
+            SnapshotError: a field is not what it can be; ``from_json`` would refuse it.
+        """
+        text = _with_checksum(_write(self))
+        try:
+            _read(text)
+        except Malformed as error:
+            raise SnapshotError(
+                f"snapshot {self.name}: its manifest cannot be written: {error}"
+            ) from error
+        return text
+
+    @classmethod
+    def from_json(cls, contents: bytes | memoryview, name: str = "") -> Manifest:
+        """Reads ``manifest.json`` and checks everything that can be.
+
+        Args:
+            contents: the file.
+            name: the directory's, which has to be the snapshot's; empty: any.
+
+        Raises:
+            SnapshotCorruptError: a bit of it has changed, or it is not of this format.
+            SnapshotError: a later release wrote it.
+        """
+        shown = f"snapshot {name}" if name else "snapshot"
+        try:
+            manifest = _read(bytes(contents))
+            if name and manifest.name != name:
+                raise Malformed(f"it is of snapshot {manifest.name!r}")
+        except Malformed as error:
+            raise SnapshotCorruptError(
+                f"{shown}: {names.MANIFEST} is damaged: {error}. Take another "
+                "snapshot, or bring this one back from a copy.",
+                names.MANIFEST,
+            ) from error
+        return manifest
+
+
+# ---- writing -----------------------------------------------------------------------
+
+
+def _with_checksum(text: str) -> bytes:
+    body = text.encode()
+    return body + _TAIL.format(_core.crc32c(body)).encode()
+
+
+def _write(manifest: Manifest) -> str:
+    """All but the last field, as lines of one field each."""
+    version = {k: str(v) for k, v in vars(manifest.version).items()}
+    trainers = [
+        {**vars(one), "crc32c": f"{one.crc32c:08x}", "steps": str(one.steps)}
+        for one in manifest.trainers
+    ]
+    files = [{**vars(one), "crc32c": list(one.crc32c)} for one in manifest.files]
+    fields = {
+        "format": FORMAT,
+        "package": manifest.package,
+        "name": manifest.name,
+        "number": str(manifest.number),
+        "param_set": manifest.param_set,
+        "commit": str(manifest.commit),
+        "time": manifest.time,
+        "strategy": {"name": manifest.strategy, "options": manifest.options},
+        "version": version,
+        "servers": manifest.servers,
+        "trainers": trainers,
+        "tables": [entries.table_json(table) for table in manifest.tables],
+        "dense": [entries.dense_json(dense) for dense in manifest.dense],
+        "average_decay": manifest.average_decay,
+        "param_groups": list(manifest.param_groups),
+        "files": files,
+    }
+    try:
+        checked = {name: plain(value, name) for name, value in fields.items()}
+    except Malformed as error:
+        raise SnapshotError(
+            f"snapshot {manifest.name}: its manifest cannot be written: {error}"
+        ) from error
+    lines = [f'"{name}": {json.dumps(value)},\n' for name, value in checked.items()]
+    return "{\n" + "".join(lines)
+
+
+# ---- reading -----------------------------------------------------------------------
+
+
+def _read(contents: bytes) -> Manifest:
+    body, tail = contents[:-_TAIL_BYTES], contents[-_TAIL_BYTES:]
+    expected = _TAIL.format(_core.crc32c(body)).encode()
+    if tail != expected:
+        raise Malformed(
+            f"expected it to end in {expected.decode()!r} by its contents, found "
+            f"{tail.decode('ascii', 'replace')!r}"
+        )
+    fields = Fields(parse(contents), "manifest")
+    fields.take("crc32c")
+    known = fields.number("format")
+    if known != FORMAT:
+        raise SnapshotError(
+            f"a snapshot of format {known}, and this release of torch_cpudist reads "
+            f"format {FORMAT}: install the one that wrote it, or a later one"
+        )
+    strategy = Fields(fields.take("strategy"), "manifest.strategy")
+    manifest = Manifest(
+        package=fields.text("package"),
+        name=fields.text("name", names.SNAPSHOT),
+        number=fields.long("number"),
+        param_set=fields.number("param_set"),
+        commit=fields.long("commit"),
+        time=fields.text("time"),
+        strategy=strategy.text("name"),
+        options=strategy.mapping("options"),
+        version=entries.read_version(fields.take("version"), "manifest.version"),
+        servers=fields.number("servers", most=names.BUCKETS),
+        trainers=fields.each("trainers", entries.read_trainer),
+        tables=fields.each("tables", entries.read_table),
+        dense=fields.each("dense", entries.read_dense),
+        average_decay=fields.real("average_decay"),
+        param_groups=fields.each("param_groups", _read_group),
+        files=fields.each("files", entries.read_file),
+    )
+    strategy.done()
+    fields.done()
+    _check_whole(manifest)
+    return manifest
+
+
+def _read_group(value: Any, where: str) -> Mapping[str, Any]:
+    if not isinstance(value, dict):
+        raise Malformed(f"{where}: expected an object")
+    return value
+
+
+def _check_unique(what: str, found: Sequence[object]) -> None:
+    if len(set(found)) != len(found):
+        raise Malformed(f"manifest.{what}: one of them is there twice")
+
+
+def _check_whole(manifest: Manifest) -> None:
+    """Checks what fields have to do with each other."""
+    _check_unique("trainers", [one.rank for one in manifest.trainers])
+    _check_unique("tables", [one.name for one in manifest.tables])
+    _check_unique("dense", [one.name for one in manifest.dense])
+    _check_unique("files", [one.name for one in manifest.files])
+    blocks = [block for dense in manifest.dense for block in dense.blocks]
+    _check_unique("dense.blocks", [block.name for block in blocks])
+    if not 0 <= manifest.average_decay < 1:
+        raise Malformed(f"manifest.average_decay: {manifest.average_decay}")
+    held = set()
+    for file in manifest.files:
+        part = names.part_name(file.name)
+        if part is None or part.server >= manifest.servers:
+            raise Malformed(f"manifest.files: {file.name} is of no server")
+        if part.table is None:
+            held.add(part.server)
+        elif part.table >= len(manifest.tables):
+            raise Malformed(f"manifest.files: {file.name} is of no table")
+    for block in blocks:
+        if block.server not in held:
+            raise Malformed(f"manifest.dense: no file has block {block.name!r}")
+    _check_parts(manifest)
+
+
+def _check_parts(manifest: Manifest) -> None:
+    """Checks that parts of one server and table are numbered from 0, none missing."""
+    counted: dict[tuple[int, int], list[int]] = {}
+    for file in manifest.files:
+        part = names.part_name(file.name)
+        if part is not None and part.table is not None:
+            counted.setdefault((part.server, part.table), []).append(part.part)
+    for (server, table), parts in counted.items():
+        absent = set(range(len(parts))) - set(parts)
+        if absent:
+            first = names.PartName(server, table, min(absent))
+            raise Malformed(f"manifest.files: {first} is missing")
+
+
+__all__ = [
+    "CHUNK_BYTES",
+    "FORMAT",
+    "Block",
+    "Dense",
+    "DenseState",
+    "File",
+    "Manifest",
+    "Rule",
+    "StateSlice",
+    "Table",
+    "Trainer",
+    "Version",
+]

@@ -1,0 +1,133 @@
+# Copyright (c) 2026 The torch_cpudist authors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""What snapshots and their files are called, and where rows live by their keys."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from torch_cpudist.errors import InvalidArgumentError
+
+MANIFEST = "manifest.json"
+SNAPSHOT = r"[a-z0-9][a-z0-9-]{0,63}"
+#: Of names that are made here and not by users.
+AUTOMATIC = "snap-"
+TOKEN = "token-"  # noqa: S105  a prefix of file names
+_NUMBERED = re.compile(r"snap-([0-9]{12,20})-([0-9a-f]{4})(-s[0-9]+)?")
+_PART = re.compile(r"s([0-9]{3,10})-t([0-9]{3,10})-([0-9]{4,10})\.safetensors")
+_DENSE = re.compile(r"s([0-9]{3,10})-dense\.safetensors")
+_TRAINER = re.compile(r"trainer-([0-9]{3,10})\.(json|safetensors)")
+
+#: Every table's rows are spread over so many buckets, which are dealt to servers.
+BUCKETS = 4096
+
+
+def snapshot_name(number: int, run_id: int, param_set: int = 0) -> str:
+    """The name of a snapshot that the user gave none.
+
+    Args:
+        number: of its cut.
+        run_id: the run's.
+        param_set: which of the run's optimizers; those after the first have a suffix.
+    """
+    suffix = f"-s{param_set}" if param_set else ""
+    return f"{AUTOMATIC}{number:012d}-{run_id & 0xFFFF:04x}{suffix}"
+
+
+def number_of(name: str) -> int | None:
+    """The number in a name that ``snapshot_name`` made; ``None`` in a user's."""
+    found = _NUMBERED.fullmatch(name)
+    return int(found.group(1)) if found else None
+
+
+def check_name(name: str) -> str:
+    """Returns the name of a snapshot as a user gave it.
+
+    Raises:
+        InvalidArgumentError: it cannot be one.
+    """
+    if not isinstance(name, str) or not re.fullmatch(SNAPSHOT, name):
+        raise InvalidArgumentError(
+            f"a snapshot cannot be called {name!r}: expected 1 to 64 of a-z, 0-9 and "
+            "-, and no - in front"
+        )
+    return name
+
+
+@dataclass(frozen=True)
+class PartName:
+    """Whose rows a file has: from its name alone.
+
+    Attributes:
+        server: which one wrote it, of those there were.
+        table: index of the table; ``None`` for the server's dense blocks.
+        part: counted from 0 for each server and table.
+    """
+
+    server: int
+    table: int | None
+    part: int = 0
+
+    def __str__(self) -> str:
+        """The file's name."""
+        if self.table is None:
+            return f"s{self.server:03d}-dense.safetensors"
+        return f"s{self.server:03d}-t{self.table:03d}-{self.part:04d}.safetensors"
+
+
+def part_name(text: str) -> PartName | None:
+    """What the name of a server's file says; ``None`` for others."""
+    if found := _PART.fullmatch(text):
+        server, table, part = (int(number) for number in found.groups())
+        name = PartName(server, table, part)
+    elif found := _DENSE.fullmatch(text):
+        name = PartName(int(found.group(1)), None)
+    else:
+        return None
+    return name if str(name) == text else None
+
+
+def trainer_name(rank: int, suffix: str = "json") -> str:
+    """The file of a trainer's own state; ``safetensors`` has its tensors."""
+    return f"trainer-{rank:03d}.{suffix}"
+
+
+def is_own(text: str) -> bool:
+    """Whether a file in the directory of a snapshot is one that is made here."""
+    whole = text.removesuffix(".tmp")
+    known = whole == MANIFEST or _PART.fullmatch(whole) or _DENSE.fullmatch(whole)
+    return bool(known or _TRAINER.fullmatch(whole))
+
+
+def server_buckets(server: int, servers: int) -> tuple[int, int]:
+    """The run of buckets that a server owns, its end excluded.
+
+    Bucket b is of server ``b * servers // 4096``, in the core as here.
+    """
+    if not 0 <= server < servers:
+        raise InvalidArgumentError(f"server {server} of {servers}")
+    return -(-server * BUCKETS // servers), -(-(server + 1) * BUCKETS // servers)
+
+
+def _mix(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+def buckets_of(keys: npt.NDArray[np.int64], salt: int) -> npt.NDArray[np.uint64]:
+    """The bucket of each key, in a table of that salt."""
+    hashed = _mix(keys.astype(np.int64).view(np.uint64) ^ np.uint64(salt))
+    return hashed % np.uint64(BUCKETS)
+
+
+def table_salt(name: str) -> int:
+    """The salt of a table of that name, 64 bits."""
+    salt = 0xCBF29CE484222325
+    for byte in name.encode():
+        salt = (salt ^ byte) * 0x100000001B3 % 2**64
+    return int(_mix(np.array([salt], dtype=np.uint64))[0])
