@@ -14,10 +14,13 @@ strategy_names() {
     grep -v local_sgd | sort | paste -sd, | sed 's/,/, /g'
 }
 
+# Those that keep tables on the servers; as examples/flights/flights.py has them.
+REMOTE_NAMES="sync half_async async hybrid"
+
 usage() {
   cat <<TEXT
 usage: bash scripts/demo.sh [--strategy NAME] [--trainers N] [--servers N] [--epochs N] [--bf16]
-                            [--rows N]
+                            [--rows N] [--remote]
 
   --strategy NAME  how the trainers work together: $(strategy_names) (default sync)
   --trainers N     processes that train (default 2)
@@ -25,6 +28,9 @@ usage: bash scripts/demo.sh [--strategy NAME] [--trainers N] [--servers N] [--ep
   --epochs N       passes over the training days (default 1)
   --bf16           forward pass in bfloat16
   --rows N         train on about N flights only, for a quick try (AUC is then not judged)
+  --remote         tables of a billion rows that are on the servers only, on one dedicated server
+                   unless --servers says else; says at the end what each process holds
+                   (strategies: ${REMOTE_NAMES// /, })
 TEXT
 }
 
@@ -44,11 +50,12 @@ check_strategy() {
   exit 2
 }
 
-TRAINERS=2 SERVERS=0 STRATEGY=sync OPTIONS=()
+TRAINERS=2 SERVERS="" STRATEGY=sync OPTIONS=() REMOTE=()
 while [ $# -gt 0 ]; do
   case $1 in
     --help | -h) usage && exit 0 ;;
     --bf16) OPTIONS+=(--bf16) && shift && continue ;;
+    --remote) REMOTE=(--remote) && shift && continue ;;
     --strategy)
       [ $# -ge 2 ] || bad_option "$1 needs a name"
       check_strategy "${2//-/_}"
@@ -69,6 +76,13 @@ while [ $# -gt 0 ]; do
   esac
   shift 2
 done
+
+if [ ${#REMOTE[@]} -gt 0 ]; then
+  [[ " $REMOTE_NAMES " == *" $STRATEGY "* ]] ||
+    bad_option "--remote trains with ${REMOTE_NAMES// /, }; $STRATEGY has tables on the trainers"
+  SERVERS=${SERVERS:-1}
+fi
+SERVERS=${SERVERS:-0}
 
 source "$(dirname "$0")/setup_env.sh"
 RESULTS=$ROOT/build/demo
@@ -133,8 +147,10 @@ RANKS=$((TRAINERS + SERVERS))
 echo "training: $TRAINERS trainer(s), servers: ${CPUDIST_SERVERS:-one in every trainer}," \
   "strategy: ${CPUDIST_STRATEGY:-$STRATEGY}"
 train "$RANKS" python -m torch.distributed.run --standalone --nproc-per-node="$RANKS" \
-  "${FLIGHTS[@]}" --strategy "$STRATEGY" --results "$RESULTS/distributed.jsonl"
-# What the comparison is with: one process, which makes one update of each whole batch.
+  "${FLIGHTS[@]}" --strategy "$STRATEGY" ${REMOTE[@]+"${REMOTE[@]}"} \
+  --results "$RESULTS/distributed.jsonl"
+# What the comparison is with: one process, which makes one update of each whole batch, and has
+# its tables itself.
 unset CPUDIST_SERVERS CPUDIST_STRATEGY
 echo "training: the same samples in one process"
 train 1 python "${FLIGHTS[@]}" --results "$RESULTS/single.jsonl"

@@ -5,6 +5,9 @@
 Runs by itself, under torchrun with any number of trainers, and with dedicated servers
 (CPUDIST_SERVERS). The trainers of a step share one global batch, so every layout trains
 on the same samples. Under Sync also in the same order, and ends at the same model.
+
+With --remote its tables have a billion rows each, on the servers only: ids are hashed,
+as where no vocabulary is counted, and a row comes into being with its first gradient.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from flights_data import FIELDS, SLOTS, TEST_BATCH, FlightFiles, load
+from flights_memory import Server, server_line, trainer_line
 from torch import nn
 from tqdm import tqdm
 
@@ -38,6 +42,10 @@ TABLE_LR = 0.02
 DENSE_LR = 0.01
 POINTS_PER_EPOCH = 8
 COUNTERS = ("bytes_sent", "bytes_received", "wait_s")
+REMOTE_STRATEGIES = ("sync", "half_async", "async", "hybrid")
+HASHED_ROWS = 1_000_000_000
+# No factor of it is one of HASHED_ROWS: no two ids below that get the same row.
+HASH_FACTOR = 654_435_761
 
 
 class DeepFM(nn.Module):
@@ -85,13 +93,27 @@ def auc(scores: npt.NDArray[Any], labels: npt.NDArray[Any]) -> float:
     return float(area / (n_late * (len(labels) - n_late)))
 
 
-def test_auc(model: nn.Module, test: InMemoryDataset) -> float:
+def rows_of(ids: torch.Tensor, remote: bool) -> torch.Tensor:
+    """Return the rows that ids have in the tables."""
+    return ids * HASH_FACTOR % HASHED_ROWS if remote else ids
+
+
+def build(table_rows: int, remote: bool) -> DeepFM:
+    """Make the model; with ``remote`` its tables have no rows on this trainer."""
+    if not remote:
+        return DeepFM(table_rows, len(FIELDS))
+    with cpudist.remote_tables(min_rows=HASHED_ROWS):
+        return DeepFM(HASHED_ROWS, len(FIELDS))
+
+
+def test_auc(model: nn.Module, test: InMemoryDataset, remote: bool) -> float:
     """Score the test flights."""
     model.eval()
     scores, labels = [], []
     with torch.no_grad():
         for batch in test:
-            scores.append(model(batch["fields"].values.view(-1, len(FIELDS))))
+            ids = rows_of(batch["fields"].values.view(-1, len(FIELDS)), remote)
+            scores.append(model(ids))
             labels.append(batch["late"].squeeze(1))
     model.train()
     return auc(torch.cat(scores).numpy(), torch.cat(labels).numpy())
@@ -107,14 +129,14 @@ def loaded(path: Path, batch_size: int, **options: Any) -> InMemoryDataset:
 
 
 def my_batches(
-    dataset: InMemoryDataset, steps: int
+    dataset: InMemoryDataset, steps: int, remote: bool
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor, int]]:
     """Yield this trainer's part of every global batch, perhaps empty, and its size."""
     for batch in itertools.islice(dataset, steps):
         mine = slice(cpudist.trainer_rank(), None, cpudist.trainer_count())
         labels = batch["late"].squeeze(1)
         ids = batch["fields"].values.view(-1, len(FIELDS))
-        yield ids[mine], labels[mine], len(labels)
+        yield rows_of(ids[mine], remote), labels[mine], len(labels)
 
 
 class Progress:
@@ -206,10 +228,18 @@ class Progress:
                 results.write(json.dumps(line) + "\n")
 
 
-def train(options: argparse.Namespace, files: FlightFiles) -> None:
-    """Train, measure and report; every trainer calls this."""
+def train(
+    options: argparse.Namespace, files: FlightFiles, server: Server | None = None
+) -> None:
+    """Train, measure and report; every trainer calls this.
+
+    Args:
+        options: of the command line.
+        files: the flights.
+        server: the one in this process, if there is one.
+    """
     torch.manual_seed(options.seed)
-    model = DeepFM(files.table_rows, len(FIELDS))
+    model = build(files.table_rows, options.remote)
     optimizer = cpudist.DistributedOptimizer(
         torch.optim.Adagrad(model.parameter_groups()), model, strategy=options.strategy
     )
@@ -225,7 +255,8 @@ def train(options: argparse.Namespace, files: FlightFiles) -> None:
     epoch_aucs = []
     for epoch in range(options.epochs):
         data.set_epoch(epoch)
-        for step, (ids, labels, size) in enumerate(my_batches(data, steps), start=1):
+        batches = my_batches(data, steps, options.remote)
+        for step, (ids, labels, size) in enumerate(batches, start=1):
             began = time.perf_counter()
             optimizer.zero_grad()
             loss = None
@@ -244,16 +275,20 @@ def train(options: argparse.Namespace, files: FlightFiles) -> None:
             if step in measured:
                 progress.pause()
                 if progress.chief:
-                    area = test_auc(model, test)
+                    area = test_auc(model, test, options.remote)
                     progress.show(area)
                     if step == steps:
                         epoch_aucs.append(area)
                 cpudist.barrier()  # nobody trains on meanwhile
                 progress.resume()
     progress.bar.close()
+    if options.remote:
+        cpudist.barrier()  # no bar is in between
+        print(trainer_line(cpudist.trainer_rank(), model, server), flush=True)
     if progress.chief:
         layout = {
             "strategy": optimizer.strategy.name,
+            "remote": options.remote,
             "trainers": cpudist.trainer_count(),
             "servers": cpudist.server_count(),
         }
@@ -276,6 +311,12 @@ def parse_arguments() -> argparse.Namespace:
     # LocalSGD alone trains no tables.
     names = [name for name in strategies.names() if name != "local_sgd"]
     add("--strategy", choices=names, default="sync", help="by name")
+    add(
+        "--remote",
+        action="store_true",
+        help=f"tables of {HASHED_ROWS:,} rows that are on the servers only, with "
+        + ", ".join(REMOTE_STRATEGIES),
+    )
     add("--seed", type=int, default=1, help="of initial weights and of the order")
     add("--rows", type=int, help="train on about ROWS flights only, for a quick try")
     add("--results", type=Path, help="file for measurements, one JSON object a line")
@@ -284,17 +325,26 @@ def parse_arguments() -> argparse.Namespace:
         value = getattr(options, name)
         if value is not None and value < 1:
             parser.error(f"--{name.replace('_', '-')} must be at least 1, got {value}")
+    if options.remote and options.strategy not in REMOTE_STRATEGIES:
+        parser.error(
+            f"--remote trains with {', '.join(REMOTE_STRATEGIES)}; {options.strategy} "
+            "has tables on the trainers"
+        )
     return options
 
 
 def main() -> None:
     """Serve or train, as the launch says."""
     options = parse_arguments()
-    cpudist.init()
-    if cpudist.is_server():
-        cpudist.serve()
+    context = cpudist.init()
+    server = cast(Server | None, context.server)
+    if server is None or not cpudist.is_server():
+        train(options, load(options.data), server)
+    elif options.remote:
+        with server_line(context.shard_id, server):
+            cpudist.serve()
     else:
-        train(options, load(options.data))
+        cpudist.serve()
     cpudist.shutdown()
 
 

@@ -161,6 +161,12 @@ def test_no_network_is_said_in_one_sentence(machine: BareMachine) -> None:
         (["--servers", "1.5"], "--servers needs a number, got '1.5'"),
         (["--bf16", "3"], "unknown option 3"),
         (["--strategy"], "--strategy needs a name"),
+        (["--remote", "2"], "unknown option 2"),
+        (
+            ["--strategy", "geo", "--remote"],
+            "--remote trains with sync, half_async, async, hybrid; geo has tables on "
+            "the trainers",
+        ),
     ],
 )
 def test_bad_options_of_the_demo(options: list[str], words: str) -> None:
@@ -207,7 +213,7 @@ def test_help_of_the_demo_names_every_option() -> None:
         check=True,
     )
     options = ("--strategy", "--trainers", "--servers", "--epochs", "--bf16", "--rows")
-    for option in options:
+    for option in (*options, "--remote"):
         assert option in done.stdout
     assert ", ".join(OFFERED) in done.stdout
 
