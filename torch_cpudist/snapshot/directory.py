@@ -131,7 +131,8 @@ class Directory:
                 damaged.append(Found(name, None, error))
                 continue
             if param_set is None or manifest.param_set == param_set:
-                whole.append((manifest.commit, Found(name, manifest)))
+                order = (manifest.commit, manifest.number)
+                whole.append((order, Found(name, manifest)))
         whole.sort(key=lambda one: one[0], reverse=True)
         return [found for _, found in whole] + damaged
 

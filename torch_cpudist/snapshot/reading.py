@@ -30,7 +30,8 @@ from torch_cpudist.snapshot.trainer_files import read_trainer
 _FILE_SYSTEM = Files()
 DENSE_FORMAT = "torch_cpudist.dense"
 DENSE_VERSION = "1"
-_BUCKETS_AT_ONCE = 64
+# Whose keys are compared at a time: 8 MB of them.
+_ROWS_AT_ONCE = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -88,6 +89,13 @@ class Snapshot:
                 )
             self._opened[file.name] = mapped
         return mapped
+
+    def forget(self) -> None:
+        """Lets go of all files; those that are used again are opened and checked anew.
+
+        Arrays that were given out keep what they need.
+        """
+        self._opened.clear()
 
     # ---- rows ----------------------------------------------------------------------
 
@@ -312,8 +320,10 @@ class Snapshot:
         """Checks that no key is in two files of a table, a run of buckets at a time."""
         parts = list(self.parts(table))
         begins = [part.bucket_begin() for part in parts]
-        for first in range(0, names.BUCKETS, _BUCKETS_AT_ONCE):
-            last = first + _BUCKETS_AT_ONCE
+        times = sum(part.rows for part in parts) // _ROWS_AT_ONCE + 1
+        step = -(-names.BUCKETS // times)
+        for first in range(0, names.BUCKETS, step):
+            last = min(first + step, names.BUCKETS)
             keys = [
                 part.column("keys", int(begin[first]), int(begin[last]))
                 for part, begin in zip(parts, begins, strict=True)
