@@ -17,12 +17,17 @@ DOCS = Path(__file__).resolve().parents[2] / "docs"
 TEXT = "\n".join(
     (DOCS / name).read_text() for name in ("training_loop.md", "around_the_loop.md")
 )
-BLOCKS = {
-    (kind, about): body
-    for kind, about, body in re.findall(
-        r"<!-- ([\w ]+): (\w+) -->\n```python\n(.*?)```", TEXT, re.DOTALL
+
+
+def blocks_of(text):
+    """The tagged blocks of a page, by what runs them and what they are about."""
+    found = re.findall(
+        r"<!-- ([\w ]+): (\w+) -->\n```python\n(.*?)```", text, re.DOTALL
     )
-}
+    return {(kind, about): body for kind, about, body in found}
+
+
+BLOCKS = blocks_of(TEXT)
 
 
 class Clicks(nn.Module):
@@ -63,6 +68,11 @@ def execute(kind, about, names):
     body = BLOCKS[kind, about]
     if kind.startswith("two trainers"):
         body = re.sub(r"^cpudist\.(init|shutdown)\(\)", "pass", body, flags=re.M)
+    return run_block(body, about, names)
+
+
+def run_block(body, about, names):
+    """Runs a text of a page with these names, and returns them."""
     exec(compile(body, about, "exec"), names)  # noqa: S102 (the repository's own text)
     return names
 
