@@ -167,6 +167,14 @@ VARIABLES = {
         "the best of this processor",
         "vector level of the kernels; the bits are equal. Read once per process",
     ),
+    "SNAPSHOT_DIR": (
+        "",
+        "path",
+        "",
+        "what `opt.resume(path)` is given",
+        "directory of snapshots, one for all processes; servers of their own know it "
+        "from here alone",
+    ),
     "LIVENESS_MS": (
         "",
         "`int`, at least 100",

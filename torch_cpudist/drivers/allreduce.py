@@ -14,6 +14,7 @@ from torch_cpudist.collective.header import Header
 from torch_cpudist.collective.rows import Rows, as_gradient
 from torch_cpudist.drivers.base import Wrapped
 from torch_cpudist.drivers.collective import warn_of_sharding
+from torch_cpudist.drivers.copied_saving import CopiedSaving
 from torch_cpudist.drivers.gradient import (
     GradientDriver,
     SharedState,
@@ -22,6 +23,7 @@ from torch_cpudist.drivers.gradient import (
     open_equal,
 )
 from torch_cpudist.drivers.registry import Opening, register
+from torch_cpudist.drivers.saving import Saving
 from torch_cpudist.errors import UnsupportedModelError
 from torch_cpudist.model.gradients import replaced_gradients
 from torch_cpudist.model.placement import Placement
@@ -46,6 +48,12 @@ class AllReduceDriver(GradientDriver):
         exchange = GradientExchange(parameters, buckets, averaging(strategy))
         keeper = SharedState(made, parameters)
         super().__init__(parameters, exchange, made, keeper)
+        self._saving = CopiedSaving(parameters, self._progress, self._go_on, equal=True)
+
+    @property
+    def saving(self) -> Saving:
+        """Trainer 0's."""
+        return self._saving
 
     def _update(self, header: Header, rows: list[Rows], clip: Clip | None) -> None:
         flat = [bucket.flat for bucket in self._exchange.buckets]

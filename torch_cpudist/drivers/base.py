@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 
 from torch_cpudist import _core
 from torch_cpudist.drivers.guard import InnerGuard
+from torch_cpudist.drivers.saving import Saving, no_snapshots
 from torch_cpudist.errors import InvalidArgumentError
 from torch_cpudist.model.placement import Rules
 from torch_cpudist.rules.state_parts import States
@@ -208,6 +209,15 @@ class Driver(ABC):
     def served(self) -> list[nn.Parameter]:
         """Parameters that servers update, with state of their own; by default none."""
         return []
+
+    @property
+    def saving(self) -> Saving:
+        """What it does for snapshots; by default nothing.
+
+        Raises:
+            SnapshotError: the strategy has none.
+        """
+        raise no_snapshots(type(self).__name__.removesuffix("Driver"))
 
     def no_sync(self) -> AbstractContextManager[None]:
         """While it is entered, backward sends nothing; by default it never does."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -134,6 +135,15 @@ class CollectiveDriver(Driver):
         if self._said_left:
             self._group.tell_left("")
             self._said_left = False
+
+    def _progress(self) -> dict[str, Any]:
+        """Counters, for snapshots."""
+        return {"steps": self._steps, "averages": self._averages}
+
+    def _go_on(self, progress: Mapping[str, Any]) -> None:
+        """Takes counters over from a snapshot."""
+        self._steps = int(progress["steps"])
+        self._averages = int(progress["averages"])
 
     def settle(self) -> None:
         """Values are here when ``step`` returns."""

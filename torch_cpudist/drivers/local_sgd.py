@@ -4,7 +4,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import nn
@@ -20,7 +21,9 @@ from torch_cpudist.drivers.collective import (
     open_copied,
     warn_of_sharding,
 )
+from torch_cpudist.drivers.copied_saving import CopiedSaving
 from torch_cpudist.drivers.registry import Opening, register
+from torch_cpudist.drivers.saving import Saving
 from torch_cpudist.errors import ConfigMismatchError, UnsupportedModelError
 from torch_cpudist.log import logger
 from torch_cpudist.model.clipping import clip_own
@@ -63,6 +66,24 @@ class _OuterStep:
         """Takes the mean in the bucket for the values of an outer step."""
         self._values.copy_(self._bucket.flat)
 
+    def state(self) -> dict[str, Any]:
+        """A copy of what the next step begins with."""
+        return {
+            "values": self._values.detach().clone(),
+            "momentum": {
+                key: value.clone() if isinstance(value, torch.Tensor) else value
+                for key, value in self._sgd.state.get(self._values, {}).items()
+            },
+        }
+
+    @torch.no_grad()
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Takes over what ``state`` has returned."""
+        self._values.copy_(state["values"])
+        self._sgd.state.pop(self._values, None)
+        if state["momentum"]:
+            self._sgd.state[self._values] = dict(state["momentum"])
+
     def step(self) -> None:
         """Replaces the mean in the bucket by what the outer step makes of it."""
         flat = self._bucket.flat
@@ -91,6 +112,22 @@ class _KeptState(CopiedState):
         self._stored()
 
 
+class _AveragedSaving(CopiedSaving):
+    """At averages only: between them trainers have values of their own."""
+
+    def __init__(self, driver: LocalSGDDriver, parameters: CopiedParameters) -> None:
+        super().__init__(parameters, driver._progress, driver._go_on, equal=False)
+        self._driver = driver
+
+    def ready(self) -> bool:
+        """Whether all have the same values."""
+        return self._driver.apart == 0
+
+    def make_ready(self) -> None:
+        """Averages, as ``leave`` does."""
+        self._driver.average_now()
+
+
 class LocalSGDDriver(CollectiveDriver):
     """Runs the LocalSGD strategy."""
 
@@ -111,6 +148,7 @@ class LocalSGDDriver(CollectiveDriver):
         self._outer: list[_OuterStep] | None = None
         if strategy.outer is not None:
             self._outer = [_OuterStep(b, strategy.outer) for b in self._buckets]
+        self._saving = _AveragedSaving(self, parameters)
 
     def step(self, rules: Rules, samples: int | None, clip: Clip | None) -> int:
         """Steps the wrapped optimizers; averages if it is time.
@@ -132,6 +170,17 @@ class LocalSGDDriver(CollectiveDriver):
             with ranges.of(ranges.EXCHANGE):
                 self._average(early=False)
         return self._steps
+
+    @property
+    def apart(self) -> int:
+        """Steps since trainers had the same values."""
+        return self._apart
+
+    def average_now(self) -> None:
+        """Averages what was moved since the last time, in mid interval. Collective."""
+        if self._apart:
+            with ranges.of(ranges.EXCHANGE):
+                self._average(early=True)
 
     @torch.no_grad()
     def _average(self, early: bool) -> None:
@@ -206,6 +255,27 @@ class LocalSGDDriver(CollectiveDriver):
             )
         return True
 
+    @property
+    def saving(self) -> Saving:
+        """Trainer 0's, of parameters that were just averaged."""
+        return self._saving
+
+    def _progress(self) -> dict[str, Any]:
+        """Also: how far the interval is, and what outer steps keep."""
+        outer = None if self._outer is None else [one.state() for one in self._outer]
+        return {**super()._progress(), "since": self._since, "outer": outer}
+
+    def _go_on(self, progress: Mapping[str, Any]) -> None:
+        """Takes these over as well."""
+        super()._go_on(progress)
+        self._since, self._apart = int(progress["since"]), 0
+        for outer in self._outer or ():
+            outer.begin()
+        saved = progress["outer"] or []
+        if len(saved) == len(self._outer or ()):
+            for outer, state in zip(self._outer or (), saved, strict=True):
+                outer.restore(state)
+
     def _begin_anew(self) -> None:
         """Outer steps go on from the values that stand in the model."""
         self._since = self._apart = 0
@@ -218,9 +288,7 @@ class LocalSGDDriver(CollectiveDriver):
         A mean also with ``outer``, whose interval goes on with the next step. Unless
         some trainer's model was written meanwhile: each keeps its own then.
         """
-        if self._apart:
-            with ranges.of(ranges.EXCHANGE):
-                self._average(early=True)
+        self.average_now()
         super().leave()
 
 

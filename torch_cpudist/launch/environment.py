@@ -46,6 +46,7 @@ OWN_VARIABLES = frozenset(
         "RPC_RETRIES",
         "SERVERS",
         "SIMD",
+        "SNAPSHOT_DIR",
         "STRATEGY",
         "THREADS",
         "TRANSPORT",
@@ -97,6 +98,7 @@ class Environment:
             text.
         values: what they say, read once.
         server: how this rank's server runs.
+        snapshot_dir: where snapshots are; ``None`` leaves it to ``resume(path)``.
         apart: of servers and trainers that are launched apart; else ``None``.
         job: name of this rank's torchrun job; ``None`` without one.
     """
@@ -130,6 +132,7 @@ class Environment:
     settings: Mapping[str, str] = field(default_factory=dict)
     values: Mapping[str, Any] = field(default_factory=dict)
     server: Server = field(default_factory=Server)
+    snapshot_dir: str | None = None
     apart: SeparateJob | None = None
     job: str | None = None
 
@@ -281,6 +284,16 @@ def _strategy(variables: Mapping[str, str]) -> str | None:
         raise ConfigurationError(f"CPUDIST_STRATEGY={text!r}: {error}") from None
 
 
+def _snapshot_dir(variables: Mapping[str, str]) -> str | None:
+    text = variables.get("CPUDIST_SNAPSHOT_DIR")
+    if text is not None and not text.strip():
+        raise ConfigurationError(
+            "CPUDIST_SNAPSHOT_DIR is empty: expected a directory that all processes "
+            "share. Set one, or unset it."
+        )
+    return text
+
+
 def check_ranks(made: Environment) -> None:
     """Checks that ranks, sizes and roles fit together.
 
@@ -401,6 +414,7 @@ def parse(variables: Mapping[str, str]) -> Environment:
         settings=texts,
         values=values,
         server=server,
+        snapshot_dir=_snapshot_dir(variables),
         apart=jobs.parse(variables),
         job=jobs.job_name(variables),
     )

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import operator
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -18,7 +19,11 @@ from torch import nn
 from torch_cpudist.drivers.base import Driver, Wrapped
 from torch_cpudist.drivers.guard import InnerGuard
 from torch_cpudist.drivers.registry import make_driver, open_parameters
-from torch_cpudist.errors import ClosedError, ModelChangedError, RemoteTableError
+from torch_cpudist.errors import (
+    ClosedError,
+    ModelChangedError,
+    RemoteTableError,
+)
 from torch_cpudist.launch import context
 from torch_cpudist.launch.run import Participant, Run
 from torch_cpudist.log import logger
@@ -29,6 +34,8 @@ from torch_cpudist.optimizer.averages import Averages
 from torch_cpudist.optimizer.foreseeing import foresee, stats_of
 from torch_cpudist.optimizer.initial_state import InitialState
 from torch_cpudist.optimizer.prefetching import Prefetching
+from torch_cpudist.optimizer.resumable import Resumable
+from torch_cpudist.optimizer.snapshots import Snapshots, Started
 from torch_cpudist.optimizer.untrained import Untrained
 from torch_cpudist.rules.groups import OptimizerGroups, wrapped
 from torch_cpudist.rules.state_parts import States, check_states
@@ -159,12 +166,11 @@ class DistributedOptimizer(face.ServedOptimizer, Participant):
         self.groups_fixed = True
         self._first = FirstGradients([table.found for table in placement.tables])
         self._initial = InitialState(self._inners, self._driver.served)
-        self._step_count_total = 0
+        self._step_count_total = self._rounds = self._sample_count = 0
         self._steps_here = 0  # since the last barrier
         self._said_left = False
-        self._rounds = 0
-        self._sample_count = 0
         self._step_s = 0.0
+        self._resumable = Resumable(self._run, model)
         self._run.add_participant(self)
 
     # -- construction ------------------------------------------------------------------
@@ -190,6 +196,11 @@ class DistributedOptimizer(face.ServedOptimizer, Participant):
         """Batches to come; raises ``ClosedError`` after ``close()``."""
         self._open()
         return self._prefetching
+
+    @property
+    def snapshots(self) -> Snapshots | None:
+        """Those of it, after ``resume``."""
+        return self._resumable.snapshots
 
     @property
     def closed(self) -> bool:
@@ -286,6 +297,7 @@ class DistributedOptimizer(face.ServedOptimizer, Participant):
         """
         self._open()
         self._averages.check_not_entered("step()")
+        self._resumable.before_step(self.counters())
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -307,6 +319,7 @@ class DistributedOptimizer(face.ServedOptimizer, Participant):
         self._sample_count += operator.index(samples or 0)
         for inner in self._inners:
             inner._opt_called = True  # type: ignore[attr-defined]
+        self._resumable.after_step(self.counters())
         return loss
 
     def no_sync(self) -> AbstractContextManager[None]:
@@ -477,8 +490,11 @@ class DistributedOptimizer(face.ServedOptimizer, Participant):
             values or residues went for memory), ``staleness`` (of pushes); ``lookups``
             of this optimizer (a dict): ``together``, forwards whose rows were asked for
             at once, ``tables`` that this covers now, ``alone``, lookups that asked by
-            themselves, ``in_vain``, rows that were asked for and not looked up; and
-            what the strategy has; see its page.
+            themselves, ``in_vain``, rows that were asked for and not looked up; what
+            the strategy has, see its page; and after ``resume``, ``snapshot`` (a dict):
+            ``saved`` (on trainers but 0: this trainer's part), ``failed``, ``skipped``
+            (not taken), ``last``, the name of the newest, ``last_s`` from its moment to
+            its end, ``pause_s_max``, the longest time that one has kept a step.
         """
         return {
             "steps": self._step_count_total,
@@ -487,6 +503,7 @@ class DistributedOptimizer(face.ServedOptimizer, Participant):
             **self._open().client.stats(),
             "lookups": stats_of(self._foreseen),
             **self._driver.stats(),
+            **self._resumable.stats(),
         }
 
     # -- state -------------------------------------------------------------------------
@@ -555,6 +572,113 @@ class DistributedOptimizer(face.ServedOptimizer, Participant):
         self._averages.check_not_entered("store_model()")
         self._driver.keeper.store_model(all_rows)
 
+    # -- snapshots ---------------------------------------------------------------------
+
+    def resume(
+        self,
+        path: str | os.PathLike[str] | None = None,
+        *,
+        every_steps: int | None = None,
+        every_s: float | None = None,
+        keep: int = 3,
+        state: Mapping[str, Any] | None = None,
+    ) -> Started:
+        """Goes on from the newest snapshot if there is one, and saves more. Collective.
+
+        Once, after wrapping and before the first step, with equal arguments on all.
+        docs/snapshot.md says what is in a snapshot and how trainers agree on its
+        moment; training goes on while it is written.
+
+        Cost: loading, about 2 s per GB; saving, a copy of this trainer's own state and
+        a message per server.
+
+        Args:
+            path: the directory, one for all processes; default
+                ``CPUDIST_SNAPSHOT_DIR``, which servers of their own need.
+            every_steps: steps between snapshots; of trainer 0 under Async, HalfAsync.
+            every_s: seconds between snapshots, by trainer 0's clock.
+            keep: how many stay, besides those with a name of their own.
+            state: objects with ``state_dict()`` and ``load_state_dict()``, by name: a
+                dataset of ``cpudist.data``, a schedule of the learning rate; or a
+                ``torch.Generator``. Saved as they stand at the end of ``step``;
+                schedules that go on with every step as they stand after that.
+
+        Returns:
+            ``step``: steps that this trainer has made, 0 where there was no snapshot;
+            ``name`` of the snapshot or ``None``; ``report``: what was taken, and, also
+            as a warning, what was not.
+
+        Raises:
+            InvalidArgumentError: an argument is wrong, or it is too late.
+            ConfigurationError: nobody has said where snapshots are.
+            ConfigMismatchError: not all see one directory, or data are others.
+            SnapshotError: the strategy has none, or nothing of the newest one fits.
+            SnapshotCorruptError: there are some, and none is whole. One that is not is
+                passed over with a warning where there is an older one.
+        """
+        self._open()
+        subject = self._resumable.subject(
+            groups=self.param_groups,
+            driver=self._driver,
+            strategy=(self.strategy.name, {"given": repr(self.strategy)}),
+            average_decay=0.0 if self.average is None else self.average.decay,
+            counters=self,
+            readers=self._prefetching.readers,
+        )
+        begun, pace = self._step_count_total > 0, (every_steps, every_s)
+        return self._resumable.resume(subject, begun, path, pace, keep, state)
+
+    def _resumed(self, what: str) -> Snapshots:
+        self._open()
+        self._averages.check_not_entered(f"{what}()")
+        return self._resumable.resumed(what)
+
+    def save_snapshot(self, name: str | None = None) -> str:
+        """Saves one now, between two steps, and returns when it is there.
+
+        Under Sync and among trainers that average by themselves collective; under
+        Async and HalfAsync on trainer 0 alone, while the others go on.
+
+        Args:
+            name: 1 to 64 of a-z, 0-9 and -; it is never overwritten, and stays however
+                many follow. Default: one by its number.
+
+        Returns:
+            Its name.
+
+        Raises:
+            InvalidArgumentError: no such name can be, or this is not trainer 0.
+            SnapshotError: it was not taken or not saved. Training is as before.
+        """
+        return self._resumed("save_snapshot").save(name, self.counters())
+
+    def load_snapshot(self, name: str) -> Started:
+        """Goes back to a snapshot, as ``resume`` does. Collective.
+
+        Raises:
+            SnapshotCorruptError: a file of it is damaged.
+            SnapshotError: there is none of that name, or nothing of it fits.
+        """
+        return self._resumed("load_snapshot").load(name)
+
+    def counters(self) -> dict[str, int]:
+        """Steps, samples and rounds, for snapshots."""
+        return {
+            "steps": self._step_count_total,
+            "samples": self._sample_count,
+            "rounds": self._rounds,
+        }
+
+    def set_counters(self, counted: Mapping[str, int]) -> None:
+        """Goes on counting from there."""
+        self._step_count_total = counted["steps"]
+        self._sample_count = counted["samples"]
+        self._rounds = counted["rounds"]
+
+    def add_generators(self, generators: Sequence[torch.Generator]) -> None:
+        """Takes the generators of replicas into snapshots."""
+        self._resumable.add_generators(generators)
+
     # -- the end -----------------------------------------------------------------------
 
     def close(self, tell_servers: bool = True) -> None:
@@ -574,6 +698,8 @@ class DistributedOptimizer(face.ServedOptimizer, Participant):
 
     def _close(self, tell_servers: bool = True) -> None:
         """``close()`` where the state goes on elsewhere."""
+        if self._parameters is not None:
+            self._resumable.close(tell_servers)
         parameters, self._parameters = self._parameters, None
         self.groups_fixed = False
         if parameters is not None:

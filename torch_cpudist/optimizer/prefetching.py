@@ -12,6 +12,7 @@ from torch import nn
 
 from torch_cpudist.errors import InvalidArgumentError
 from torch_cpudist.log import logger
+from torch_cpudist.optimizer.own_state import ReadsAhead
 from torch_cpudist.tables.binding import check_rows
 
 if TYPE_CHECKING:
@@ -46,6 +47,9 @@ class Prefetching:
     """The batches to come of one optimizer; not after its end.
 
     Thread safety: as ``DistributedOptimizer.step``.
+
+    Attributes:
+        readers: what reads a dataset ahead now.
     """
 
     def __init__(self, trained: Trained, pulled: ParameterSet | None) -> None:
@@ -58,6 +62,16 @@ class Prefetching:
         self._trained = trained
         self._pulled = pulled
         self._told = False
+        self.readers: list[ReadsAhead] = []
+
+    def follow(self, reader: ReadsAhead) -> None:
+        """Takes what it reads ahead out of positions in data that are saved."""
+        if all(reader is not one for one in self.readers):
+            self.readers.append(reader)
+
+    def leave(self, reader: ReadsAhead) -> None:
+        """It reads no more."""
+        self.readers[:] = [one for one in self.readers if one is not reader]
 
     def ask(self, ids: Mapping[nn.Module, torch.Tensor], *, managed: bool) -> int:
         """Asks for the rows of a batch; see ``DistributedOptimizer.prefetch``.

@@ -127,6 +127,8 @@ class ReplicaExecutor:
             dropout.generator_of(seed, place.trainer, replica)
             for replica in range(self.replicas)
         ]
+        for served in self._served:
+            served.add_generators(self._generators)
         self._compiled = self._models.compiled or hasattr(
             loss_fn, "_torchdynamo_orig_callable"
         )

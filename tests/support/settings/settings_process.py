@@ -109,6 +109,21 @@ def _strategy(given: Given) -> Any:
     return run(body, 1, variables=given.variables)
 
 
+# A file, below which there is nothing.
+@variable("SNAPSHOT_DIR", changed="/dev/null/snapshots")
+def _snapshots(given: Given) -> Any:
+    def body(_: cpudist.Context) -> Any:
+        model = torch.nn.Linear(2, 1)
+        inner = torch.optim.SGD(model.parameters(), lr=0.1)
+        optimizer = cpudist.DistributedOptimizer(inner, model, strategy="allreduce")
+        try:
+            optimizer.resume()
+        except cpudist.Error as error:
+            return type(error).__name__
+
+    return run(body, 1, variables=given.variables)
+
+
 @variable("LOG", changed="debug")
 def _logged(given: Given) -> Any:
     found: list[str] = []

@@ -96,6 +96,12 @@ class Prefetched(Generic[BatchT]):
         """
         return self._ahead
 
+    def reads(self, source: object) -> bool:
+        """Whether its batches are those of this dataset, or of a loader over it."""
+        return (
+            self._loader is source or getattr(self._loader, "dataset", None) is source
+        )
+
     def __len__(self) -> int:
         """The length of the loader, which must have one."""
         return len(self._loader)  # type: ignore[arg-type]
@@ -103,6 +109,7 @@ class Prefetched(Generic[BatchT]):
     def __iter__(self) -> Iterator[BatchT]:
         """Iterates over the loader anew."""
         source = iter(self._loader)
+        self._opt.prefetching.follow(self)
         ready: deque[_Ready[BatchT]] = deque()
         ended = False
         try:
@@ -123,8 +130,10 @@ class Prefetched(Generic[BatchT]):
                 self._opt.prefetching.use(first.number)
                 yield first.batch  # type: ignore[misc]
         finally:
-            if ready and not self._opt.closed:
-                self._opt.prefetching.forget()
+            if not self._opt.closed:
+                self._opt.prefetching.leave(self)
+                if ready:
+                    self._opt.prefetching.forget()
             close = getattr(source, "close", None)
             if callable(close):
                 close()

@@ -1,0 +1,133 @@
+# Copyright (c) 2026 The torch_cpudist authors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Snapshots among trainers that average by themselves: resumed bit for bit."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from snapshot_cases import Drawing, dense_job, dense_ranks, digest
+from sync_cases import ONE_THREAD, run
+
+import torch_cpudist as cpudist
+from torch_cpudist.snapshot.directory import Directory
+from torch_cpudist.testing import ProcessRanks
+
+START_S = 90.0
+OUTER = cpudist.Outer(lr=0.7, momentum=0.9)
+STRATEGIES = {
+    "allreduce": cpudist.AllReduce(),
+    "local_sgd": cpudist.LocalSGD(every=3),
+    "outer": cpudist.LocalSGD(every=3, outer=OUTER),
+}
+
+
+def alone(strategy, steps, options=None):
+    """One trainer, as a thread of this process."""
+
+    def body(_):
+        opt, model, started = dense_job(strategy, 0, steps, options)
+        found = digest(model)
+        opt.close()
+        return found, started, opt
+
+    return run(body, 1)[0]
+
+
+@pytest.mark.parametrize("kind", STRATEGIES)
+def test_one_trainer_goes_on_bit_for_bit(kind, tmp_path):
+    strategy = STRATEGIES[kind]
+    whole, _, _ = alone(strategy, 20)
+    options = {"path": tmp_path, "every_steps": 4, "keep": 2}
+    _, started, _ = alone(strategy, 14, options)
+    assert (started.step, started.name) == (0, None)
+    again, started, _ = alone(strategy, 20, options)
+    # Of LocalSGD at the average after step 12, as that of 8 is at 9.
+    assert started.step == 12
+    assert started.report == ()
+    assert again == whole
+    assert len(Directory(tmp_path).names()) == 2
+
+
+def ranks(trainers, tmp_path, **case):
+    variables = {
+        **ONE_THREAD,
+        "CASE": json.dumps(case),
+        "CPUDIST_SNAPSHOT_DIR": str(tmp_path / "snapshots"),
+    }
+    with ProcessRanks(dense_ranks, trainers, variables=variables) as started:
+        return started.results(START_S)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("strategy", ["allreduce", "local_sgd"])
+def test_two_trainers_go_on_bit_for_bit(strategy, tmp_path):
+    every = {} if strategy == "allreduce" else {"with": {"every": 3}}
+    whole = ranks(2, tmp_path, strategy=strategy, steps=16, **every)
+    first = ranks(
+        2, tmp_path, strategy=strategy, steps=10, save="here", resume={}, **every
+    )
+    assert [one["name"] for one in first] == ["here", "here"]
+    assert [one["stats"]["failed"] for one in first] == [0, 0]
+    again = ranks(2, tmp_path, strategy=strategy, steps=16, resume={}, **every)
+    assert [one["step"] for one in again] == [10, 10]
+    assert [one["report"] for one in again] == [[], []]
+    if strategy == "allreduce":
+        assert [one["model"] for one in again] == [one["model"] for one in whole]
+    else:
+        # save_snapshot averaged in mid interval, as leave() does.
+        for name, values in again[0]["model"].items():
+            found = torch.tensor(again[1]["model"][name])
+            trained = "running" not in name and "num_batches" not in name
+            assert not trained or torch.equal(torch.tensor(values), found)
+
+
+@pytest.mark.processes
+def test_more_trainers_than_saved_begin_their_own_anew(tmp_path):
+    ranks(2, tmp_path, strategy="allreduce", steps=4, save="two", resume={})
+    found = ranks(3, tmp_path, strategy="allreduce", steps=4, resume={})
+    assert [one["step"] for one in found] == [4, 4, 4]
+    assert [one["report"] for one in found[:2]] == [[], []]
+    assert "random generators" in found[2]["report"][0]
+    weights = [one["model"]["first.weight"] for one in found]
+    assert weights[0] == weights[1] == weights[2]
+
+
+def test_a_strategy_without_snapshots_refuses_by_name(tmp_path):
+    def body(_):
+        model = Drawing()
+        inner = torch.optim.SGD(model.parameters(), lr=0.1)
+        opt = cpudist.DistributedOptimizer(inner, model, strategy="reduce")
+        with pytest.raises(cpudist.SnapshotError, match="Reduce has no snapshots"):
+            opt.resume(tmp_path)
+        with pytest.raises(cpudist.InvalidArgumentError, match="resume"):
+            opt.save_snapshot()
+
+    run(body, 1)
+
+
+def test_wrong_arguments_are_refused_before_anything_is_touched(tmp_path):
+    def body(_):
+        model = Drawing()
+        inner = torch.optim.SGD(model.parameters(), lr=0.1)
+        opt = cpudist.DistributedOptimizer(inner, model, strategy="allreduce")
+        with pytest.raises(cpudist.ConfigurationError, match="CPUDIST_SNAPSHOT_DIR"):
+            opt.resume()
+        for options in (
+            {"every_steps": 0},
+            {"every_steps": 2.5},
+            {"every_s": 0},
+            {"keep": 0},
+            {"state": [model]},
+            {"state": {"data": object()}},
+        ):
+            with pytest.raises(cpudist.InvalidArgumentError):
+                opt.resume(tmp_path / "new", **options)
+        assert not (tmp_path / "new").exists()
+        opt.resume(tmp_path / "new")
+        with pytest.raises(cpudist.InvalidArgumentError, match="once"):
+            opt.resume(tmp_path / "new")
+
+    run(body, 1)

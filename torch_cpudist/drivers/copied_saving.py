@@ -1,0 +1,228 @@
+# Copyright (c) 2026 The torch_cpudist authors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Snapshots of parameters that every trainer has: trainer 0 writes its copy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from torch_cpudist.collective.copied import CopiedParameters, inner_state
+from torch_cpudist.collective.state import share_state
+from torch_cpudist.drivers.saving import CutAnswer, Saving, Written
+from torch_cpudist.errors import SnapshotError
+from torch_cpudist.model.device import state_beside
+from torch_cpudist.model.placement import DenseParameter
+from torch_cpudist.served.described import DTYPES, row_width, rule_of
+from torch_cpudist.served.state_exchange import indexed_parameters
+from torch_cpudist.snapshot.dense_file import Values, write_dense
+from torch_cpudist.snapshot.files import Files
+from torch_cpudist.snapshot.manifest import Block, Dense, Rule, Version
+
+if TYPE_CHECKING:
+    from torch_cpudist.snapshot.reading import Snapshot
+
+_WHAT = "agreeing on a snapshot"
+
+
+class CopiedSaving(Saving):
+    """Of trainers that average among themselves. A mark is one small collective.
+
+    What torch keeps of the parameters goes into trainers' own files: into trainer 0's
+    where it is equal on all, else into everybody's.
+    """
+
+    together = True
+    on_servers = False
+
+    def __init__(
+        self,
+        parameters: CopiedParameters,
+        progress: Callable[[], dict[str, Any]],
+        go_on: Callable[[Mapping[str, Any]], None],
+        equal: bool,
+    ) -> None:
+        """Saves ``parameters``.
+
+        Args:
+            parameters: of the driver.
+            progress: counters of the driver, and what else it has itself.
+            go_on: takes them back.
+            equal: state of the optimizer is equal on all trainers.
+        """
+        self._copied = parameters
+        self._group = parameters.group
+        self._progress = progress
+        self._go_on = go_on
+        self._equal = equal
+        # By cut, on trainer 0: folder, steps, values to write.
+        self._values: dict[int, tuple[Path, int, dict[str, Values]]] = {}
+
+    def count(self, steps: int, rounds: int) -> int:
+        """Steps, which are everybody's."""
+        return rounds
+
+    def mark(self, number: int, name: str, wait_ms: int) -> CutAnswer | None:
+        """Sees that trainer 0 can take it, and that all mean the same. Collective."""
+        busy = self._group.rank == 0 and bool(self._values)
+        told = torch.tensor([number, int(busy)], dtype=torch.int64, device="cpu")
+        if not self._group.alone:
+            found = self._group.gather(told, _WHAT)
+            numbers = sorted({int(one[0]) for one in found})
+            busy = any(bool(one[1]) for one in found)
+            if len(numbers) > 1:
+                reason = f"trainers mark different moments: {numbers}"
+                return CutAnswer(number, False, name, reason)
+        if busy:
+            reason = "the one before is still being written"
+            return CutAnswer(number, False, name, reason)
+        return CutAnswer(number, True, name)
+
+    def begin(self, number: int, folder: Path) -> None:
+        """Copies the values. Cost: their bytes."""
+        rounds = self._progress()["steps"]
+        values = {
+            entry.name: _own_copy(entry.parameter).reshape(-1).numpy()
+            for entry in self._entries
+        }
+        self._values[number] = (folder, rounds, values)
+
+    def poll(self, number: int) -> Written | None:
+        """Writes them, in the thread that asks."""
+        folder, steps, values = self._values[number]
+        try:
+            file = write_dense(folder, values, Files())
+        finally:
+            del self._values[number]
+        rules = self._copied.placement.rules
+        return Written(
+            version=Version(steps, 0, steps),
+            servers=1,
+            members=tuple(range(self._group.size)),
+            tables=(),
+            dense=tuple(
+                _described(entry, rule_of(rules[entry.group]), steps)
+                for entry in self._entries
+            ),
+            files=(file,),
+        )
+
+    @property
+    def _entries(self) -> list[DenseParameter]:
+        return self._copied.entries
+
+    def abandon(self, number: int) -> None:
+        """Drops the copies."""
+        self._values.pop(number, None)
+
+    # -- the optimizer's own state -----------------------------------------------------
+
+    def own_state(self) -> dict[str, Any]:
+        """Counters, and what torch keeps, where it is this trainer's to save."""
+        tree: dict[str, Any] = {"progress": self._progress(), "state": None}
+        if not self._equal or self._group.rank == 0:
+            inners = self._copied.inners
+            tree["state"] = {
+                entry.name: {
+                    key: _own_copy(value) if isinstance(value, torch.Tensor) else value
+                    for key, value in inner_state(inners, entry.parameter).items()
+                }
+                for entry in self._entries
+            }
+        return tree
+
+    def restore_own_state(self, tree: Mapping[str, Any], own: bool) -> list[str]:
+        """Puts both back. Collective where state is equal on all."""
+        progress = tree.get("progress")
+        if progress is not None:
+            self._go_on(progress)
+        missing = []
+        if not self._equal or self._group.rank == 0:
+            missing = self._put_state(tree.get("state"))
+        if self._equal:
+            share_state(self._group, self._copied.inners, self._entries)
+        return missing
+
+    def _put_state(self, saved: Mapping[str, Mapping[str, Any]] | None) -> list[str]:
+        missing = []
+        for inner in self._copied.inners:
+            mine = {id(parameter) for parameter in indexed_parameters(inner)}
+            for entry in self._entries:
+                if id(entry.parameter) not in mine:
+                    continue
+                inner.state.pop(entry.parameter, None)
+                state = None if saved is None else saved.get(entry.name)
+                if state is None:
+                    missing.append(
+                        f"the optimizer's state of {entry.name!r} is not in it and "
+                        "begins anew"
+                    )
+                elif state:
+                    inner.state[entry.parameter] = state_beside(
+                        inner, entry.parameter, state
+                    )
+        return missing
+
+    # -- loading -----------------------------------------------------------------------
+
+    def load(self, snapshot: Snapshot) -> list[str]:
+        """Takes the values over here; ``take_in`` sends them to the others."""
+        saved = {entry.name: entry for entry in snapshot.manifest.dense}
+        fitting = [
+            entry
+            for entry in self._entries
+            if entry.name in saved and saved[entry.name].shape == tuple(entry.shape)
+        ]
+        if self._entries and not fitting:
+            raise SnapshotError(
+                f"snapshot {snapshot.manifest.name} has no parameter of this model: "
+                f"it has {sorted(saved)}, the model has "
+                f"{sorted(entry.name for entry in self._entries)}. Nothing was changed."
+            )
+        # All is read before anything is changed.
+        values = {entry.name: snapshot.dense(entry.name) for entry in fitting}
+        with torch.no_grad():
+            for entry in fitting:
+                found = torch.from_numpy(np.array(values[entry.name]))
+                entry.parameter.copy_(found.reshape(entry.shape))
+        self._copied.accept_changes()
+        names = {entry.name for entry in self._entries}
+        tables = [table.name for table in snapshot.manifest.tables]
+        return [
+            *(
+                f"parameter {entry.name!r} is not in the snapshot, or has another "
+                "shape, and begins anew"
+                for entry in self._entries
+                if entry not in fitting
+            ),
+            *(
+                f"{name!r} of the snapshot is not in the model"
+                for name in [*saved, *tables]
+                if name not in names
+            ),
+        ]
+
+    def take_in(self) -> None:
+        """Makes trainer 0's values everybody's."""
+        self._copied.broadcast()
+
+
+def _own_copy(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().to(device="cpu", copy=True).contiguous()
+
+
+def _described(entry: DenseParameter, rule: Rule, steps: int) -> Dense:
+    size = entry.shape.numel()
+    return Dense(
+        name=entry.name,
+        shape=tuple(entry.shape),
+        dtype=DTYPES[entry.dtype],
+        row_width=row_width(entry),
+        rule=rule,
+        state=(),
+        blocks=(Block(entry.name, 0, size, 0, steps),),
+    )

@@ -1,0 +1,183 @@
+# Copyright (c) 2026 The torch_cpudist authors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""What a driver does for snapshots: the moment that one is of, and what it consists of.
+
+A snapshot is of one moment of every trainer, between two of its steps, and of all
+servers, which have what was pushed before it and nothing of what came after. How
+trainers agree on that is the strategy's; so is who keeps what.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from torch_cpudist.errors import SnapshotError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from torch_cpudist.snapshot.manifest import Dense, File, Table, Version
+    from torch_cpudist.snapshot.reading import Snapshot
+
+
+@dataclass(frozen=True)
+class CutAnswer:
+    """What came of the moment that a trainer has marked.
+
+    Attributes:
+        number: of the cut.
+        taken: whether there is a snapshot of it.
+        name: of the snapshot.
+        reason: why not, if it was not taken.
+    """
+
+    number: int
+    taken: bool
+    name: str
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Written:
+    """What a snapshot consists of, beside trainers' own files.
+
+    Attributes:
+        version: of the parameters.
+        servers: that wrote files.
+        members: trainers that took part.
+        tables, dense: as they were.
+        files: that were written and outlive a crash.
+    """
+
+    version: Version
+    servers: int
+    members: tuple[int, ...]
+    tables: tuple[Table, ...]
+    dense: tuple[Dense, ...]
+    files: tuple[File, ...]
+
+
+def no_snapshots(strategy: str) -> SnapshotError:
+    """The refusal of a strategy that has none."""
+    return SnapshotError(
+        f"{strategy} has no snapshots: resume(), save_snapshot() and load_snapshot() "
+        "are there for AllReduce and LocalSGD. Nothing was "
+        "changed. Train with one of them, or save model.state_dict() and "
+        "opt.state_dict() after opt.flush()."
+    )
+
+
+class Saving(ABC):
+    """Of one driver. Its methods are the training thread's but where they say else.
+
+    Attributes:
+        together: all trainers are at the same step whenever a step is over, so that
+            each knows by itself when it is time.
+        on_servers: servers write the files.
+    """
+
+    together: bool
+    on_servers: bool
+
+    def ready(self) -> bool:
+        """Whether a snapshot can be of this moment; else of a later one."""
+        return True
+
+    def make_ready(self) -> None:  # noqa: B027 - most always are
+        """Makes this a moment that a snapshot can be of. Collective."""
+
+    @abstractmethod
+    def count(self, steps: int, rounds: int) -> int:
+        """What ``every_steps`` counts, equal on all trainers that are ``together``.
+
+        Args:
+            steps: of this trainer.
+            rounds: what ``Driver.step`` has returned last.
+        """
+
+    @abstractmethod
+    def mark(self, number: int, name: str, wait_ms: int) -> CutAnswer | None:
+        """Marks this moment.
+
+        Args:
+            number: of the cut; more than any before.
+            name: of the snapshot, from who begins one; else empty.
+            wait_ms: how long the others may take, after the first.
+
+        Returns:
+            The answer; ``None`` where it comes later, from ``answer``.
+
+        Raises:
+            PeerLostError, OperationTimeoutError: a server does not answer.
+        """
+
+    def answer(self) -> CutAnswer | None:
+        """The answer to a mark that has come since; only once."""
+        return None
+
+    def wanted(self) -> int:
+        """The number of a cut that another trainer has begun, else 0."""
+        return 0
+
+    def begin(self, number: int, folder: Path) -> None:  # noqa: B027
+        """Prepares, on trainer 0, to write what it has itself of a cut.
+
+        Args:
+            number: of the cut, just taken.
+            folder: of the snapshot.
+        """
+
+    @abstractmethod
+    def poll(self, number: int) -> Written | None:
+        """How far it is; ``None`` while it is being written. Any thread, of trainer 0.
+
+        Raises:
+            SnapshotError: it failed, and says where and why.
+            PeerLostError, OperationTimeoutError: a server does not answer.
+        """
+
+    @abstractmethod
+    def abandon(self, number: int) -> None:
+        """Drops a cut that cannot become a snapshot. Any thread."""
+
+    def own_state(self) -> dict[str, Any]:
+        """What this trainer has itself of the parameters and their optimizer."""
+        return {}
+
+    def restore_own_state(self, tree: Mapping[str, Any], own: bool) -> list[str]:
+        """Puts back what ``own_state`` has returned.
+
+        Args:
+            tree: that.
+            own: of this trainer; else of trainer 0.
+
+        Returns:
+            What could not be put back.
+        """
+        return []
+
+    def use(self, path: Path) -> None:  # noqa: B027 - most write it themselves
+        """Tells the server of this process, if it has one, where snapshots are."""
+
+    def sees(self, token: str) -> list[str]:
+        """Which servers do not see a file in their directory of snapshots, and why."""
+        return []
+
+    @abstractmethod
+    def load(self, snapshot: Snapshot) -> list[str]:
+        """Loads parameters, on trainer 0, while the others wait at a barrier.
+
+        Returns:
+            What was and what was not taken, as sentences.
+
+        Raises:
+            SnapshotCorruptError: a file is damaged; what of it was loaded is there.
+            SnapshotError: nothing of it fits.
+        """
+
+    @abstractmethod
+    def take_in(self) -> None:
+        """Takes over, on every trainer and after a barrier, what was loaded."""

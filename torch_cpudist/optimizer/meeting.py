@@ -1,0 +1,133 @@
+# Copyright (c) 2026 The torch_cpudist authors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""How trainers agree on a directory of snapshots, and on what was loaded from it.
+
+What trainer 0 has to say stands in small files of the directory itself: that all see it
+is what has to be found out anyway.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from torch_cpudist.drivers.saving import Saving
+from torch_cpudist.errors import (
+    ConfigMismatchError,
+    Error,
+    SnapshotCorruptError,
+    SnapshotError,
+)
+from torch_cpudist.snapshot import names
+from torch_cpudist.snapshot.directory import Directory
+from torch_cpudist.snapshot.files import reported, write_durably
+
+if TYPE_CHECKING:
+    from torch_cpudist.launch.run import Run
+
+_WRITABLE = "See that the directory exists on this host, can be written and has space."
+
+
+class Meeting:
+    """Of the trainers of one optimizer. Every method is collective."""
+
+    def __init__(self, run: Run, directory: Directory, number: int) -> None:
+        """No message yet.
+
+        Args:
+            run: this trainer's.
+            directory: as this trainer understands it.
+            number: which of the run's optimizers it is.
+        """
+        self._run = run
+        self._directory = directory
+        self._key = f"snapshots/{number}"
+        self._mark = f"{names.TOKEN}{run.run_id % 2**64:016x}-{number}"
+
+    def meet(self, saving: Saving) -> None:
+        """Sees that all trainers and servers mean one directory.
+
+        Raises:
+            ConfigMismatchError: names who does not see it.
+        """
+        run = self._run
+        saving.use(self._directory.path)
+        problem = ""
+        if run.trainer_rank == 0:
+            try:
+                self._directory.sweep()
+                self._leave(self._mark, b"")
+                problem = "; ".join(saving.sees(self._mark))
+            except SnapshotError as error:
+                problem = str(error)
+        run.barrier()
+        if not problem and not self._directory.sees(self._mark):
+            problem = f"trainer {run.trainer_rank} ({self._directory.path})"
+        problem = self._first_problem(problem)
+        if run.trainer_rank == 0:
+            self._take_away(self._mark)
+        if problem:
+            raise ConfigMismatchError(
+                "snapshots need one directory that all processes see and can write "
+                f"to; this trainer's is {self._directory.path}. Not so: {problem}. "
+                "Name the same one by resume(path) or, also for servers of their own, "
+                "by CPUDIST_SNAPSHOT_DIR."
+            )
+
+    def _first_problem(self, problem: str) -> str:
+        """The problem of the first trainer that has one."""
+        run = self._run
+        board = None if run.environment.apart is not None else run.rendezvous
+        if board is not None:
+            board.show(f"{self._key}/{run.trainer_rank}", problem)
+        run.barrier()
+        if board is None:
+            return problem
+        found = [board.shown(f"{self._key}/{r}") for r in range(run.trainer_count)]
+        return next((str(one) for one in found if one), problem)
+
+    def decided(self, load: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """What trainer 0 has loaded, for all; or why it could not.
+
+        Args:
+            load: called on trainer 0, while the others wait.
+
+        Raises:
+            SnapshotCorruptError, SnapshotError: as ``load``; on all.
+        """
+        run, file = self._run, f"{self._mark}-loaded"
+        failed: Error | None = None
+        if run.trainer_rank == 0:
+            try:
+                found = load()
+            except Error as error:
+                failed = error
+                found = {"kind": type(error).__name__, "error": str(error)}
+            self._leave(file, json.dumps(found).encode())
+        run.barrier()
+        if run.trainer_rank > 0:
+            with reported(f"cannot read {self._directory.path / file}", _WRITABLE):
+                path = self._directory.path / file
+                found = json.loads(self._directory.files.read(path))
+        run.barrier()
+        if run.trainer_rank == 0:
+            self._take_away(file)
+        if failed is not None:
+            raise failed
+        if "error" in found:
+            corrupt = found["kind"] == SnapshotCorruptError.__name__
+            kind = SnapshotCorruptError if corrupt else SnapshotError
+            raise kind(f"trainer 0: {found['error']}")
+        return found
+
+    def _leave(self, name: str, contents: bytes) -> None:
+        files, path = self._directory.files, self._directory.path
+        with reported(f"cannot write to {path}", _WRITABLE):
+            files.make_directory(path)
+            write_durably(files, path / name, [contents])
+
+    def _take_away(self, name: str) -> None:
+        with contextlib.suppress(OSError):
+            self._directory.files.unlink(self._directory.path / name)

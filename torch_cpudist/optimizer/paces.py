@@ -1,0 +1,125 @@
+# Copyright (c) 2026 The torch_cpudist authors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""When it is time for a snapshot: every so many steps or seconds."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import Protocol
+
+from torch_cpudist.errors import AddressError, InvalidArgumentError
+
+
+class Board(Protocol):
+    """Where trainer 0 leaves what the others look for."""
+
+    def show(self, key: str, value: object) -> None:
+        """Leaves it, once."""
+
+    def shown(self, key: str) -> object:
+        """What was left, else ``None``."""
+
+
+def check_pace(every_steps: object, every_s: object) -> None:
+    """Checks what ``resume`` was given.
+
+    Raises:
+        InvalidArgumentError: no whole number of steps, or no seconds.
+    """
+    whole = isinstance(every_steps, int) and not isinstance(every_steps, bool)
+    if every_steps is not None and not (whole and int(str(every_steps)) >= 1):
+        raise InvalidArgumentError(
+            f"resume: every_steps={every_steps!r}, expected a whole number from 1 up"
+        )
+    number = isinstance(every_s, (int, float)) and not isinstance(every_s, bool)
+    if every_s is not None and not (number and 0 < float(str(every_s)) < 1e9):
+        raise InvalidArgumentError(
+            f"resume: every_s={every_s!r}, expected seconds above 0"
+        )
+
+
+class Pace:
+    """Says when. From the thread that steps.
+
+    Where all trainers have to come to it at one step, seconds are trainer 0's: it names
+    a step to come before it takes part in it, so that whoever is behind that step can
+    read which it was. The others look only when half of the time is over. Cost, from
+    then on: one look into the store per step.
+    """
+
+    def __init__(
+        self,
+        every_steps: int | None,
+        every_s: float | None,
+        board: Board | None,
+        key: str,
+        leads: bool,
+        late: bool,
+    ) -> None:
+        """Begins to count time.
+
+        Args:
+            every_steps: steps between snapshots.
+            every_s: seconds between snapshots.
+            board: where trainer 0 names steps; ``None``: this trainer decides alone.
+            key: of what it leaves there.
+            leads: this is trainer 0.
+            late: a step after the one that was named does as well.
+        """
+        self._every_steps = every_steps
+        self._every_s = every_s
+        self._board = board
+        self._key = key
+        self._leads = leads
+        self._late = late
+        self._told: int | None = None
+        self._named = 0
+        self._since = time.monotonic()
+
+    @property
+    def _elapsed(self) -> float:
+        return time.monotonic() - self._since
+
+    def before_step(self, count: int) -> None:
+        """On trainer 0: names the step that comes, if it is time.
+
+        Args:
+            count: of steps that are over.
+        """
+        if self._every_s is None or self._board is None or not self._leads:
+            return
+        if self._told is None and self._elapsed >= self._every_s:
+            with contextlib.suppress(AddressError):
+                self._board.show(f"{self._key}/{self._named}", count + 1)
+                self._told = count + 1
+
+    def due(self, count: int, ready: bool) -> bool:
+        """Whether it is time now, after step ``count``.
+
+        Args:
+            count: of steps that are over.
+            ready: a snapshot can be of this moment.
+        """
+        by_steps = self._every_steps is not None and count % self._every_steps == 0
+        by_seconds = ready and self._every_s is not None and self._seconds(count)
+        return by_steps or by_seconds
+
+    def _seconds(self, count: int) -> bool:
+        every_s = self._every_s or 0.0
+        if self._board is None:
+            if self._elapsed < every_s:
+                return False
+            self._since = time.monotonic()
+            return True
+        if self._told is None and not self._leads and self._elapsed >= every_s / 2:
+            with contextlib.suppress(AddressError):
+                named = self._board.shown(f"{self._key}/{self._named}")
+                self._told = None if named is None else int(str(named))
+        if self._told is None or count < self._told:
+            return False
+        hit = self._late or count == self._told  # else others were there without this
+        self._told = None
+        self._named += 1
+        self._since = time.monotonic()
+        return hit

@@ -1,0 +1,117 @@
+# Copyright (c) 2026 The torch_cpudist authors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""What an optimizer keeps for snapshots, before and after ``resume``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from torch_cpudist.errors import InvalidArgumentError
+from torch_cpudist.optimizer.snapshots import Snapshots, Started, Subject
+
+if TYPE_CHECKING:
+    from torch_cpudist.launch.run import Run
+
+# For what is being written when the optimizer is closed.
+_LAST_SNAPSHOT_S = 600.0
+
+
+class Resumable:
+    """Of one optimizer. From the thread that steps.
+
+    Attributes:
+        snapshots: those of it, after ``resume``.
+    """
+
+    def __init__(self, run: Run, model: nn.Module) -> None:
+        """Before ``resume``.
+
+        Args:
+            run: this trainer's, in which the optimizer does not take part yet.
+            model: the wrapped one.
+        """
+        self._run = run
+        self._model = model
+        self._number = len(run.participants())
+        self._generators: list[torch.Generator] = []  # of replicas
+        self.snapshots: Snapshots | None = None
+
+    def subject(self, **others: Any) -> Subject:
+        """Whose snapshots they are; the rest of it is the caller's."""
+        return Subject(
+            run=self._run,
+            model=self._model,
+            generators=self._generators,
+            number=self._number,
+            **others,
+        )
+
+    def resume(
+        self,
+        subject: Subject,
+        begun: bool,
+        path: object,
+        pace: tuple[int | None, float | None],
+        keep: int,
+        state: object,
+    ) -> Started:
+        """See ``DistributedOptimizer.resume``. Collective.
+
+        Args:
+            subject: from ``subject``.
+            begun: a step was taken.
+            path: where snapshots are.
+            pace: steps and seconds between them.
+            keep: how many stay.
+            state: objects of the script.
+        """
+        if self.snapshots is not None or begun:
+            raise InvalidArgumentError(
+                "resume() comes once, after wrapping and before the first step. To go "
+                "back later call load_snapshot(name)."
+            )
+        snapshots = Snapshots(subject, path, *pace, keep, state)
+        started = snapshots.resume()
+        self.snapshots = snapshots
+        return started
+
+    def resumed(self, what: str) -> Snapshots:
+        """Those of it, for a call ``what``.
+
+        Raises:
+            InvalidArgumentError: ``resume`` was not called.
+        """
+        if self.snapshots is None:
+            raise InvalidArgumentError(
+                f"{what}: call resume() first, which says where snapshots are."
+            )
+        return self.snapshots
+
+    def before_step(self, counted: Mapping[str, int]) -> None:
+        """The next step begins."""
+        if self.snapshots is not None:
+            self.snapshots.before_step(counted)
+
+    def after_step(self, counted: Mapping[str, int]) -> None:
+        """A step is over."""
+        if self.snapshots is not None:
+            self.snapshots.after_step(counted)
+
+    def add_generators(self, generators: Sequence[torch.Generator]) -> None:
+        """Takes those of replicas, which may have been saved already."""
+        self._generators[:] = generators
+        if self.snapshots is not None:
+            self.snapshots.seed_replicas()
+
+    def stats(self) -> dict[str, Any]:
+        """``snapshot`` of ``DistributedOptimizer.stats``, after ``resume``."""
+        return {} if self.snapshots is None else {"snapshot": self.snapshots.stats()}
+
+    def close(self, tell_servers: bool) -> None:
+        """The end: what is being written is written, where servers are still there."""
+        if self.snapshots is not None:
+            self.snapshots.close(_LAST_SNAPSHOT_S if tell_servers else 0.0)

@@ -1,0 +1,294 @@
+# Copyright (c) 2026 The torch_cpudist authors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Writing snapshots in the background: a trainer's own file, and trainer 0's commit."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from torch_cpudist.drivers.saving import CutAnswer, Saving, Written
+from torch_cpudist.errors import Error, SnapshotError, describe
+from torch_cpudist.log import logger
+from torch_cpudist.snapshot import trees
+from torch_cpudist.snapshot.directory import Directory
+from torch_cpudist.snapshot.manifest import Manifest, Trainer
+from torch_cpudist.snapshot.trainer_files import read_written, write_trainer
+
+_FIRST_POLL_S = 0.005
+_LAST_POLL_S = 0.25
+# Of others' files, once everything else is there: all captured theirs at one moment.
+TRAINER_FILES_S = 120.0
+# So many failures in a row are raised.
+MOST_FAILED = 3
+
+
+@dataclass
+class Save:
+    """A snapshot that this trainer takes part in.
+
+    Attributes:
+        number: of its cut.
+        steps: of this trainer until then.
+        tree: the trainer's own state.
+        began: when it was marked, by the monotonic clock.
+        answer: what came of the mark; ``None`` until then.
+        whole: nothing of ``tree`` is to come.
+    """
+
+    number: int
+    steps: int
+    tree: dict[str, Any]
+    began: float
+    answer: CutAnswer | None = None
+    whole: bool = True
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What came of snapshots so far; see ``DistributedOptimizer.stats``."""
+
+    saved: int = 0
+    failed: int = 0
+    skipped: int = 0
+    last: str | None = None
+    last_s: float = 0.0
+    in_a_row: int = field(default=0, repr=False)
+
+
+class Saves:
+    """Writes what it is given, one after the other, in a thread of its own.
+
+    Thread safety: ``put``, ``wait``, ``close`` from the thread that steps.
+    """
+
+    def __init__(
+        self,
+        directory: Directory,
+        rank: int,
+        saving: Saving,
+        describe_run: Callable[[], Manifest] | None,
+        keep: int,
+    ) -> None:
+        """Starts no thread yet.
+
+        Args:
+            directory: where snapshots are.
+            rank: this trainer's.
+            saving: of the driver.
+            describe_run: on trainer 0: the manifest but for what was written.
+            keep: snapshots that stay.
+        """
+        self._directory = directory
+        self._rank = rank
+        self._saving = saving
+        self._describe_run = describe_run
+        self._keep = keep
+        self._waiting: queue.SimpleQueue[Save | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._ending = threading.Event()
+        self._changed = threading.Condition()
+        self._open = 0
+        self._counts = Counts()
+        self._error: Error | None = None
+        self._errors: dict[str, Error] = {}
+        self.why = ""  # the last one was not taken
+
+    # -- the thread that steps ---------------------------------------------------------
+
+    @property
+    def counts(self) -> Counts:
+        """As of now."""
+        return self._counts
+
+    @property
+    def busy(self) -> bool:
+        """Whether something is being written."""
+        return self._open > 0
+
+    def check(self) -> None:
+        """Raises what has kept snapshots from being saved, if it did several times.
+
+        Raises:
+            SnapshotError: the newest of the failures.
+        """
+        with self._changed:
+            if self._counts.in_a_row < MOST_FAILED or self._error is None:
+                return
+            error, count = self._error, self._counts.in_a_row
+            self._counts = replace(self._counts, in_a_row=0)
+        raise SnapshotError(
+            f"{count} snapshots in a row could not be saved; the last one: {error}"
+        ) from error
+
+    def skip(self, why: str) -> None:
+        """Counts one that was not taken."""
+        logger.info("no snapshot: %s", why)
+        self.why = why
+        with self._changed:
+            self._counts = replace(self._counts, skipped=self._counts.skipped + 1)
+
+    def put(self, save: Save) -> None:
+        """Has it written, and committed on trainer 0."""
+        with self._changed:
+            self._open += 1
+        if self._thread is None:
+            self._ending.clear()
+            name = f"snapshots of trainer {self._rank}"
+            self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+            self._thread.start()
+        self._waiting.put(save)
+
+    def wait(self, name: str, timeout_s: float, check: Callable[[], None]) -> None:
+        """Returns when a snapshot that was put is written, and committed on trainer 0.
+
+        Raises:
+            SnapshotError: it failed, or is not done in time.
+        """
+        self.drain(timeout_s, check)
+        if name in self._errors:
+            error = self._errors[name]
+            raise SnapshotError(f"snapshot {name!r} was not saved: {error}") from error
+
+    def drain(self, timeout_s: float, check: Callable[[], None]) -> None:
+        """Returns when everything that was put is written, or has failed.
+
+        Raises:
+            SnapshotError: it is not in time.
+        """
+        until = time.monotonic() + timeout_s
+        with self._changed:
+            while self._open:
+                if time.monotonic() > until:
+                    raise SnapshotError(
+                        f"a snapshot was not written within {timeout_s:g} s"
+                    )
+                self._changed.wait(0.05)
+                check()
+
+    def close(self, timeout_s: float) -> None:
+        """Ends the thread; what is being written gets so long. Idempotent."""
+        if self._thread is None:
+            return
+        try:
+            self.drain(timeout_s, lambda: None)
+        except SnapshotError as error:
+            logger.warning("%s: it is given up.", error)
+        self._ending.set()
+        self._waiting.put(None)
+        self._thread.join(10.0)
+        self._thread = None
+
+    # -- the thread that writes --------------------------------------------------------
+
+    def _run(self) -> None:
+        while (save := self._waiting.get()) is not None:
+            name = "" if save.answer is None else save.answer.name
+            try:
+                self._write(save, name)
+            except Exception as error:  # training goes on whatever it is
+                self._failed(save, name, error)
+            else:
+                took_s = time.monotonic() - save.began
+                self._succeeded(name, took_s)
+            with self._changed:
+                self._open -= 1
+                self._changed.notify_all()
+
+    def _succeeded(self, name: str, took_s: float) -> None:
+        logger.info("snapshot %s: saved in %.2f s", name, took_s)
+        with self._changed:
+            self._errors.pop(name, None)
+            self._counts = replace(
+                self._counts,
+                saved=self._counts.saved + 1,
+                last=name,
+                last_s=took_s,
+                in_a_row=0,
+            )
+
+    def _failed(self, save: Save, name: str, error: Exception) -> None:
+        if not isinstance(error, Error):
+            error = SnapshotError(f"snapshot {name}: {describe(error)}")
+        if self._describe_run is not None:
+            with contextlib.suppress(Error):
+                self._saving.abandon(save.number)
+            with contextlib.suppress(Error):
+                if name not in self._directory.names():
+                    self._directory.remove(name)
+        logger.warning(
+            "snapshot %s was not saved, training goes on: %s", name, describe(error)
+        )
+        with self._changed:
+            self._error = error
+            self._errors[name] = error
+            counts = self._counts
+            self._counts = replace(
+                counts, failed=counts.failed + 1, in_a_row=counts.in_a_row + 1
+            )
+
+    def _write(self, save: Save, name: str) -> None:
+        folder = self._directory.folder(name)
+        packed = trees.pack(save.tree, f"state of trainer {self._rank}")
+        files = self._directory.files
+        own = write_trainer(folder, self._rank, packed, save.steps, files)
+        if self._describe_run is None:
+            return
+        written = self._written(save.number, name)
+        trainers = self._trainers(name, written.members, own)
+        manifest = replace(
+            self._describe_run(),
+            name=name,
+            number=save.number,
+            version=written.version,
+            servers=written.servers,
+            tables=written.tables,
+            dense=written.dense,
+            files=written.files,
+            trainers=trainers,
+        )
+        self._directory.commit(manifest)
+        try:
+            self._directory.keep(self._keep, manifest.param_set)
+        except SnapshotError as error:
+            logger.warning("older snapshots stay: %s", error)
+
+    def _until(self, what: Callable[[], Any], limit_s: float, late: str) -> Any:
+        pause_s, until = _FIRST_POLL_S, time.monotonic() + limit_s
+        while (found := what()) is None:
+            if self._ending.is_set():
+                raise SnapshotError("the optimizer was closed meanwhile")
+            if time.monotonic() > until:
+                raise SnapshotError(late)
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LAST_POLL_S)
+        return found
+
+    def _written(self, number: int, name: str) -> Written:
+        found: Written = self._until(
+            lambda: self._saving.poll(number),
+            float("inf"),
+            f"snapshot {name}: servers do not end",
+        )
+        return found
+
+    def _trainers(
+        self, name: str, members: tuple[int, ...], own: Trainer
+    ) -> tuple[Trainer, ...]:
+        folder, files = self._directory.folder(name), self._directory.files
+        found = {self._rank: own}
+        for rank in members:
+            if rank not in found:
+                found[rank] = self._until(
+                    functools.partial(read_written, folder, rank, files),
+                    TRAINER_FILES_S,
+                    f"trainer {rank} did not write its file to {folder} within "
+                    f"{TRAINER_FILES_S:g} s; its own log says why",
+                )
+        return tuple(found[rank] for rank in sorted(found))

@@ -1,0 +1,473 @@
+# Copyright (c) 2026 The torch_cpudist authors.
+# SPDX-License-Identifier: BSD-3-Clause
+# long: one class, from the call that resumes a run to the end of the last save
+"""Snapshots of one optimizer: resuming from the newest, saving now and then."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import nn
+
+from torch_cpudist import ranges
+from torch_cpudist._version import __version__
+from torch_cpudist.drivers.base import Driver
+from torch_cpudist.drivers.saving import CutAnswer, Saving
+from torch_cpudist.errors import (
+    ConfigurationError,
+    Error,
+    InvalidArgumentError,
+    SnapshotCorruptError,
+    SnapshotError,
+)
+from torch_cpudist.log import logger
+from torch_cpudist.optimizer.meeting import Meeting
+from torch_cpudist.optimizer.own_state import OwnState, ReadsAhead, check_objects
+from torch_cpudist.optimizer.paces import Pace, check_pace
+from torch_cpudist.optimizer.saves import Save, Saves
+from torch_cpudist.optimizer.schedules import Schedules, schedules_of
+from torch_cpudist.snapshot import names
+from torch_cpudist.snapshot.directory import Directory
+from torch_cpudist.snapshot.manifest import Manifest, Version
+from torch_cpudist.snapshot.reading import Snapshot
+from torch_cpudist.snapshot.trainer_files import read_trainer
+
+if TYPE_CHECKING:
+    from torch_cpudist.launch.run import Run
+
+# How long others may take to come to the moment of a snapshot. Trainers that are
+# together come at once or never; else it is the end of their next step.
+_TOGETHER_WAIT_MS = 60_000
+_WAIT_MS = 10_000
+_POLL_S = 0.02
+
+
+@dataclass(frozen=True)
+class Started:
+    """Where a run goes on, as ``resume`` found it.
+
+    Attributes:
+        step: steps that this trainer has made; 0 where there was no snapshot.
+        name: of the snapshot; ``None`` if there was none.
+        report: what was and what was not taken from it, as sentences.
+    """
+
+    step: int = 0
+    name: str | None = None
+    report: tuple[str, ...] = ()
+
+
+class Counters(Protocol):
+    """An optimizer that counts what it did."""
+
+    def counters(self) -> dict[str, int]:
+        """Steps, samples and rounds."""
+
+    def set_counters(self, counted: Mapping[str, int]) -> None:
+        """Goes on from there."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """Whose snapshots they are.
+
+    Attributes:
+        run: this trainer's.
+        model: the wrapped one.
+        groups: parameter groups of the optimizer.
+        driver: of its strategy.
+        strategy: its name and what it was given, for the manifest.
+        average_decay: of the average that is kept; 0 for none.
+        counters: the optimizer.
+        readers: what reads datasets ahead, as of when it is asked.
+        generators: of replicas, as of then.
+        number: which of the run's optimizers it is.
+    """
+
+    run: Run
+    model: nn.Module
+    groups: Sequence[dict[str, Any]]
+    driver: Driver
+    strategy: tuple[str, Mapping[str, Any]]
+    average_decay: float
+    counters: Counters
+    readers: Sequence[ReadsAhead]
+    generators: list[torch.Generator]
+    number: int
+
+
+class Snapshots:
+    """Of one optimizer, from ``resume`` on. From the thread that steps."""
+
+    def __init__(
+        self,
+        subject: Subject,
+        path: object,
+        every_steps: int | None,
+        every_s: float | None,
+        keep: int,
+        state: object,
+    ) -> None:
+        """Checks everything and touches nothing.
+
+        Raises:
+            InvalidArgumentError: an argument is wrong.
+            ConfigurationError: nobody has said where snapshots are.
+            SnapshotError: the strategy has no snapshots.
+        """
+        self._subject = subject
+        self._run = run = subject.run
+        self._saving: Saving = subject.driver.saving
+        check_pace(every_steps, every_s)
+        if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
+            raise InvalidArgumentError(
+                f"resume: keep={keep!r}, expected a whole number from 1 up"
+            )
+        objects = check_objects(state)
+        self._directory = Directory(_checked_path(path, run.environment.snapshot_dir))
+        self._own = OwnState(
+            subject.model, subject.groups, objects, subject.readers, subject.generators
+        )
+        self._schedules = Schedules(schedules_of(objects))
+        leads = run.trainer_rank == 0
+        self._saves = Saves(
+            self._directory,
+            run.trainer_rank,
+            self._saving,
+            self._described if leads else None,
+            keep,
+        )
+        self._pace = self._paced(every_steps, every_s)
+        self._meeting = Meeting(run, self._directory, subject.number)
+        self._captured: dict[int, Save] = {}
+        self._last = 0  # number of the newest cut that was marked
+        self._due = False
+        self._pause_s_max = 0.0
+        self._leads = leads
+
+    def _paced(self, every_steps: int | None, every_s: float | None) -> Pace:
+        run, together = self._run, self._saving.together
+        board = None
+        if together and run.trainer_count > 1 and every_s is not None:
+            if run.environment.apart is not None or run.rendezvous is None:
+                raise InvalidArgumentError(
+                    f"resume: every_s={every_s} where trainers step together and are "
+                    "in jobs of their own, which have no place to agree on a step. "
+                    "Pass every_steps."
+                )
+            board = run.rendezvous
+        return Pace(
+            every_steps,
+            every_s,
+            board,
+            key=f"snapshots/{self._subject.number}",
+            leads=run.trainer_rank == 0,
+            late=not self._saving.on_servers,
+        )
+
+    # -- resuming ----------------------------------------------------------------------
+
+    def resume(self) -> Started:
+        """See ``DistributedOptimizer.resume``. Collective."""
+        self._meeting.meet(self._saving)
+        found = self._meeting.decided(self._load_newest)
+        return self._go_on(found)
+
+    def load(self, name: str) -> Started:
+        """See ``DistributedOptimizer.load_snapshot``. Collective."""
+        names.check_name(name)
+        self._subject.driver.settle()
+        self._run.barrier()  # nobody trains on
+        found = self._meeting.decided(lambda: self._load(name))
+        return self._go_on(found)
+
+    def _load_newest(self) -> dict[str, Any]:
+        """Loads the newest snapshot that is whole; on trainer 0.
+
+        Raises:
+            SnapshotCorruptError: there are some, and none is whole.
+        """
+        newest: Error | None = None
+        for found in self._directory.committed(self._subject.number):
+            try:
+                if found.damage is not None:
+                    raise found.damage
+                return self._load(found.name)
+            except SnapshotCorruptError as error:
+                newest = newest or error
+                logger.warning("%s It is passed over.", error)
+        if newest is not None:
+            raise newest
+        return {"name": None}
+
+    def _load(self, name: str) -> dict[str, Any]:
+        began = time.perf_counter()
+        snapshot = Snapshot(self._directory.folder(name), self._directory.files)
+        manifest = snapshot.manifest
+        if manifest.param_set != self._subject.number:
+            raise SnapshotError(
+                f"snapshot {name!r} is of optimizer {manifest.param_set} of its run, "
+                f"this is {self._subject.number}, counted from 0"
+            )
+        with ranges.of(ranges.PUSH):
+            report = self._saving.load(snapshot)
+        logger.info("snapshot %s: loaded in %.2f s", name, time.perf_counter() - began)
+        return {"name": name, "report": report}
+
+    def _go_on(self, found: Mapping[str, Any]) -> Started:
+        """Takes over what was loaded. Collective."""
+        name = found["name"]
+        if name is None:
+            return Started()
+        self._saving.take_in()
+        manifest = self._directory.manifest(name)
+        files = {one.rank: one for one in manifest.trainers}
+        rank = self._run.trainer_rank
+        own = rank in files
+        trainer = files.get(rank, files[min(files)])
+        tree = read_trainer(
+            self._directory.folder(name), trainer, self._directory.files
+        )
+        self._subject.counters.set_counters(tree["counters"])
+        missing = self._saving.restore_own_state(tree["driver"], own)
+        equal = len(files) == self._run.trainer_count
+        missing += self._own.restore(tree["own"], own, equal)
+        if missing:
+            logger.warning("snapshot %s: %s.", name, "; ".join(missing))
+        self._captured.clear()
+        self._due = False
+        self._last = max(self._last, manifest.number)
+        return Started(trainer.steps, name, (*found["report"], *missing))
+
+    # -- saving ------------------------------------------------------------------------
+
+    def before_step(self, counted: Mapping[str, int]) -> None:
+        """The next step begins.
+
+        Raises:
+            SnapshotError: several snapshots in a row could not be saved.
+        """
+        self._saves.check()
+        self._settle_schedules()
+        self._schedules.entered()
+        self._pace.before_step(self._count(counted))
+
+    def after_step(self, counted: Mapping[str, int]) -> None:
+        """A step is over: takes part in a snapshot if it is time."""
+        self._schedules.left()
+        self._take_answers()
+        saving = self._saving
+        count, ready = self._count(counted), saving.ready()
+        if saving.together or self._leads:
+            self._due = self._pace.due(count, ready) or self._due
+        if self._due and ready:
+            self._due = False
+            if self._leads and self._captured:
+                self._saves.skip("the moment of the one before is still awaited")
+            elif self._leads and self._saves.busy and not saving.together:
+                self._saves.skip("the one before is still being written")
+            else:
+                number = max(count, self._last + 1)
+                self._mark(number, self._name(number), counted, whole=False)
+        elif not saving.together and (wanted := saving.wanted()) > self._last:
+            self._mark(wanted, "", counted, whole=False)
+
+    def _count(self, counted: Mapping[str, int]) -> int:
+        return self._saving.count(counted["steps"], counted["rounds"])
+
+    def _name(self, number: int) -> str:
+        return names.snapshot_name(number, self._run.run_id, self._subject.number)
+
+    def _mark(
+        self, number: int, name: str, counted: Mapping[str, int], whole: bool
+    ) -> None:
+        began = time.monotonic()
+        tree = {
+            "counters": dict(counted),
+            "own": self._own.capture(),
+            "driver": self._saving.own_state(),
+        }
+        whole = whole or not self._schedules
+        self._last = max(self._last, number)
+        self._captured[number] = Save(
+            number, counted["steps"], tree, began, whole=whole
+        )
+        wait_ms = _TOGETHER_WAIT_MS if self._saving.together else _WAIT_MS
+        answer = self._saving.mark(number, name, wait_ms)
+        if answer is not None:
+            self._answered(answer)
+        self._pause_s_max = max(self._pause_s_max, time.monotonic() - began)
+
+    def _take_answers(self) -> None:
+        while (answer := self._saving.answer()) is not None:
+            self._answered(answer)
+
+    def _answered(self, answer: CutAnswer) -> None:
+        save = self._captured.get(answer.number)
+        if save is None:
+            return
+        if not answer.taken:
+            del self._captured[answer.number]
+            self._saves.skip(answer.reason)
+            return
+        save.answer = answer
+        if self._leads:
+            self._saving.begin(answer.number, self._directory.folder(answer.name))
+        self._hand_on(save)
+
+    def _hand_on(self, save: Save) -> None:
+        if save.whole and save.answer is not None:
+            self._captured.pop(save.number, None)
+            self._saves.put(save)
+
+    def _settle_schedules(self) -> None:
+        """Takes over what schedules have done since the step that was captured."""
+        waiting = [save for save in self._captured.values() if not save.whole]
+        if not waiting:
+            return
+        gone_on = self._schedules.every_step()
+        for save in waiting:
+            own = save.tree["own"]
+            for name in gone_on:
+                own["objects"][name] = self._own.object_state(name)
+            if gone_on:
+                own["groups"] = self._own.options()
+            save.whole = True
+            self._hand_on(save)
+
+    def _described(self) -> Manifest:
+        """The manifest, but for what was written; any thread."""
+        subject = self._subject
+        kind, options = subject.strategy
+        return Manifest(
+            name="snap",
+            number=0,
+            strategy=kind,
+            version=Version(),
+            servers=0,
+            options=options,
+            average_decay=subject.average_decay,
+            param_set=subject.number,
+            package=__version__,
+        )
+
+    def save(self, name: str | None, counted: Mapping[str, int]) -> str:
+        """See ``DistributedOptimizer.save_snapshot``."""
+        run, saving = self._run, self._saving
+        if not saving.together and not self._leads:
+            raise InvalidArgumentError(
+                "save_snapshot: trainers of this strategy are at different steps, and "
+                "trainer 0 alone says when. Call it on trainer 0 (if "
+                "cpudist.trainer_rank() == 0)."
+            )
+        if name is not None:
+            names.check_name(name)
+            if names.number_of(name) is not None:
+                raise InvalidArgumentError(
+                    f"save_snapshot: {name!r} is like a name that is made here: take "
+                    "another"
+                )
+            if name in self._directory.names():
+                raise SnapshotError(
+                    f"snapshot {name!r} is in {self._directory.path} already, and none "
+                    "is ever overwritten. Take another name, or remove its directory."
+                )
+        limit_s = run.environment.round_deadline_ms / 1000
+        self.finish(limit_s)
+        if not saving.ready():
+            saving.make_ready()
+        number = max(self._count(counted), self._last + 1)
+        chosen = name or self._name(number)
+        skipped = self._saves.counts.skipped
+        self._mark(number, chosen, counted, whole=True)
+        self._await(number)
+        if self._saves.counts.skipped > skipped:
+            raise SnapshotError(
+                f"snapshot {chosen!r} was not taken; training goes on. Why: "
+                f"{self._saves.why}"
+            )
+        self._saves.wait(chosen, limit_s, run.trainer_client().check)
+        if not self._leads:
+            self._await_commit(chosen, limit_s)
+        return chosen
+
+    def _await(self, number: int) -> None:
+        """Waits for the answer to a mark."""
+        self._subject.driver.settle()
+        until = time.monotonic() + self._run.environment.round_deadline_ms / 1000
+        while number in self._captured:
+            self._take_answers()
+            if time.monotonic() > until:
+                raise SnapshotError(f"no server has answered the mark of cut {number}")
+            time.sleep(_POLL_S if number in self._captured else 0.0)
+
+    def _await_commit(self, name: str, limit_s: float) -> None:
+        until = time.monotonic() + limit_s
+        while name not in self._directory.names():
+            self._run.trainer_client().check()
+            if time.monotonic() > until:
+                raise SnapshotError(
+                    f"snapshot {name!r}: trainer 0 has not committed it within "
+                    f"{limit_s:g} s; its log says why"
+                )
+            time.sleep(_POLL_S)
+
+    # -- the end -----------------------------------------------------------------------
+
+    def finish(self, timeout_s: float) -> None:
+        """Has everything written that was taken.
+
+        Raises:
+            SnapshotError: it takes longer.
+        """
+        self._take_answers()
+        self._settle_schedules()
+        self._saves.drain(timeout_s, lambda: None)
+
+    def close(self, timeout_s: float) -> None:
+        """The end: what is being written gets so long. Idempotent."""
+        if timeout_s > 0:
+            self._take_answers()
+            self._settle_schedules()
+        self._saves.close(timeout_s)
+
+    @property
+    def busy(self) -> bool:
+        """Whether something that was taken is still being written."""
+        return self._saves.busy
+
+    def seed_replicas(self) -> None:
+        """Replicas were made: their generators go on where they were saved."""
+        for missing in self._own.seed_replicas():
+            logger.warning("%s.", missing)
+
+    def stats(self) -> dict[str, Any]:
+        """``snapshot`` of ``DistributedOptimizer.stats``."""
+        counts = self._saves.counts
+        return {
+            "saved": counts.saved,
+            "failed": counts.failed,
+            "skipped": counts.skipped,
+            "last": counts.last,
+            "last_s": counts.last_s,
+            "pause_s_max": self._pause_s_max,
+        }
+
+
+def _checked_path(path: object, said: str | None) -> str | Path:
+    if path is None and said is None:
+        raise ConfigurationError(
+            "resume: nobody has said where snapshots are. Pass a directory that all "
+            "processes share, or set CPUDIST_SNAPSHOT_DIR."
+        )
+    found = said if path is None else path
+    if not isinstance(found, (str, Path)) or not str(found):
+        raise InvalidArgumentError(
+            f"resume: path={path!r}, expected the name of a directory"
+        )
+    return found

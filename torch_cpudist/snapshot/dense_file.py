@@ -1,0 +1,80 @@
+# Copyright (c) 2026 The torch_cpudist authors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Writes a file of dense blocks where no server does: where trainers hold them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from torch_cpudist import _core
+from torch_cpudist.snapshot import names
+from torch_cpudist.snapshot.entries import CHUNK_BYTES, File
+from torch_cpudist.snapshot.files import Files, reported, write_durably
+from torch_cpudist.snapshot.tensors import ITEM_BYTES, make_header
+
+FORMAT = "torch_cpudist.dense"
+VERSION = "1"
+# By the name of numpy's dtype.
+_DTYPES = {"float32": "F32", "float64": "F64"}
+
+Values = npt.NDArray[Any]
+
+
+def write_dense(
+    folder: Path, blocks: Mapping[str, Values], files: Files, server: int = 0
+) -> File:
+    """Writes the weights of dense blocks to the directory of a snapshot.
+
+    Args:
+        folder: of the snapshot; made if it is missing.
+        blocks: values by name, float32 or float64, of one dimension.
+        files: the file system.
+        server: in whose file they are looked for.
+
+    Returns:
+        What the manifest says of it.
+
+    Raises:
+        SnapshotError: the file system refuses.
+    """
+    path = folder / str(names.PartName(server, None))
+    kinds = {name: _DTYPES[values.dtype.name] for name, values in blocks.items()}
+    # Those of large elements first: then all are aligned in the file.
+    order = sorted(blocks, key=lambda name: -ITEM_BYTES[kinds[name]])
+    head, _ = make_header(
+        {f"{name}.weight": (kinds[name], blocks[name].shape) for name in order},
+        {"format": FORMAT, "version": VERSION},
+    )
+    pieces = [memoryview(head)]
+    pieces += [np.ascontiguousarray(blocks[n]).view(np.uint8).data for n in order]
+    with reported(
+        f"snapshot {folder.name}: cannot write {path.name} in {folder}",
+        "Make the directory writable and see that there is space.",
+    ):
+        files.make_directory(folder)
+        write_durably(files, path, pieces)
+    checksums, size = _checksums(pieces)
+    return File(path.name, size, None, 0, checksums)
+
+
+def _checksums(pieces: list[memoryview]) -> tuple[tuple[int, ...], int]:
+    """Checksums of every chunk of the pieces one after the other, and their bytes."""
+    found, size, running = [], 0, 0
+    for piece in pieces:
+        rest = piece
+        while len(rest):
+            some = rest[: CHUNK_BYTES - size % CHUNK_BYTES]
+            running = _core.crc32c(some, running)
+            size += len(some)
+            rest = rest[len(some) :]
+            if size % CHUNK_BYTES == 0:
+                found.append(running)
+                running = 0
+    if size % CHUNK_BYTES:
+        found.append(running)
+    return tuple(found), size
