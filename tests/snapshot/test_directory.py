@@ -1,0 +1,245 @@
+# Copyright (c) 2026 The torch_cpudist authors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Snapshots come, are listed and go; on a real file system."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+
+import pytest
+from snapshot_cases import NAME, commit, write
+
+from torch_cpudist.errors import (
+    InvalidArgumentError,
+    SnapshotCorruptError,
+    SnapshotError,
+)
+from torch_cpudist.snapshot import names
+from torch_cpudist.snapshot.directory import Directory
+from torch_cpudist.snapshot.reading import Snapshot
+
+SMALL = {"servers": 1, "trainers": 1}
+
+
+@pytest.fixture
+def directory(tmp_path):
+    return Directory(tmp_path / "not" / "there")
+
+
+def numbered(number: int, run: int = 0xAAAA, param_set: int = 0) -> str:
+    return names.snapshot_name(number, run, param_set)
+
+
+def test_names() -> None:
+    assert names.snapshot_name(12, 0x12345F3A) == NAME
+    assert names.snapshot_name(2**64 - 1, 1, 2) == "snap-18446744073709551615-0001-s2"
+    for number in (0, 12, 2**64 - 1):
+        for param_set in (0, 3):
+            name = names.snapshot_name(number, 77, param_set)
+            assert names.number_of(names.check_name(name)) == number
+    assert names.number_of("best") is None
+    assert names.number_of("snap-mine") is None
+
+
+@pytest.mark.parametrize(
+    "name", ["", "-a", "A", "a/b", "..", "a.b", "a" * 65, "größe", "a\n", None, 3]
+)
+def test_names_that_cannot_be(directory, name) -> None:
+    with pytest.raises(InvalidArgumentError, match="cannot be called"):
+        directory.folder(name)
+
+
+def test_names_of_files() -> None:
+    for part in (
+        names.PartName(0, 0, 0),
+        names.PartName(12, 3, 10_000),
+        names.PartName(4095, 1234, 1),
+        names.PartName(3, None),
+    ):
+        assert names.part_name(str(part)) == part
+        assert names.is_own(str(part))
+        assert names.is_own(str(part) + ".tmp")
+    for other in (
+        *("s0-t000-0000.safetensors", "s000-t000-0000.safetensors.tmp", "", "s000"),
+        *("s0000-dense.safetensors", "s000-dense.safetensors\n", "manifest.json"),
+    ):
+        assert names.part_name(other) is None
+    for other in ("notes.txt", "model.safetensors", ".hidden"):
+        assert not names.is_own(other)
+
+
+def test_nothing_is_there(directory) -> None:
+    assert directory.names() == []
+    assert directory.newest() is None
+    assert directory.uncommitted() == []
+    assert directory.keep(1) == []
+    assert directory.sweep() == []
+    assert not directory.path.exists()
+
+
+def test_the_newest_is_what_was_committed_last(directory) -> None:
+    """Also after going back to an older one, whose numbers begin again from there."""
+    commit(directory, numbered(100), number=100, **SMALL)
+    commit(directory, numbered(300), number=300, **SMALL)
+    commit(directory, numbered(200, 0xBBBB), number=200, **SMALL)
+    assert directory.newest() == numbered(200, 0xBBBB)
+    assert [found.name for found in directory.committed()] == [
+        *(numbered(200, 0xBBBB), numbered(300), numbered(100))
+    ]
+    assert [found.manifest.commit for found in directory.committed()] == [3, 2, 1]
+
+
+def test_optimizers_have_snapshots_of_their_own(directory) -> None:
+    for number in (10, 20, 30):
+        for param_set in (0, 1):
+            name = numbered(number, param_set=param_set)
+            manifest = write(directory, name, number=number, **SMALL)
+            directory.commit(dataclasses.replace(manifest, param_set=param_set))
+    assert directory.newest(0) == numbered(30)
+    assert directory.newest(1) == numbered(30, param_set=1)
+    assert directory.keep(1, param_set=1) == [
+        *(numbered(10, param_set=1), numbered(20, param_set=1))
+    ]
+    assert len(directory.names()) == 4
+
+
+def test_keep_removes_the_oldest_that_nobody_named(directory) -> None:
+    commit(directory, "mine", number=1, **SMALL)
+    for number in (10, 20, 30, 40):
+        commit(directory, numbered(number), number=number, **SMALL)
+    assert directory.keep(4) == []
+    assert directory.keep(2) == [numbered(10), numbered(20)]
+    assert directory.names() == ["mine", numbered(30), numbered(40)]
+    assert directory.keep(1) == [numbered(30)]
+    assert sorted(os.listdir(directory.path)) == ["mine", numbered(40)]
+
+
+def test_sweep_takes_only_what_a_dead_save_left(directory) -> None:
+    commit(directory, numbered(20), number=20, **SMALL)
+    for left in (numbered(10), numbered(20, 0xBBBB), numbered(30), "named"):
+        folder = directory.prepare(left)
+        (folder / "s000-t000-0000.safetensors").write_bytes(b"x")
+        (folder / "trainer-000.safetensors.tmp").write_bytes(b"x")
+    (directory.path / "token-0123").write_bytes(b"")
+    (directory.path / "token-notes").write_bytes(b"what I meant to do")
+    (directory.path / "Other").mkdir()
+    assert sorted(directory.sweep()) == [
+        *(numbered(10), numbered(20, 0xBBBB), "token-0123")
+    ]
+    assert directory.uncommitted() == ["named", numbered(30)]
+    assert sorted(os.listdir(directory.path)) == [
+        *("Other", "named", numbered(20), numbered(30), "token-notes")
+    ]
+    assert directory.newest() == numbered(20)
+
+
+def test_without_any_snapshot_nothing_is_swept(directory) -> None:
+    directory.prepare(numbered(10))
+    assert directory.sweep() == []
+    assert directory.uncommitted() == [numbered(10)]
+
+
+def test_files_of_others_stay(directory, caplog) -> None:
+    commit(directory, numbered(10), number=10, **SMALL)
+    commit(directory, numbered(20), number=20, **SMALL)
+    (directory.folder(numbered(10)) / "notes.txt").write_text("mine")
+    with caplog.at_level(logging.WARNING, "torch_cpudist"):
+        assert directory.keep(1) == [numbered(10)]
+    assert os.listdir(directory.folder(numbered(10))) == ["notes.txt"]
+    assert "has files of others in it" in caplog.text
+    assert directory.names() == [numbered(20)]
+
+
+def test_no_snapshot_is_overwritten(directory) -> None:
+    manifest = commit(directory, **SMALL)
+    before = directory.manifest(NAME)
+    with pytest.raises(SnapshotError, match="none is ever overwritten"):
+        directory.prepare(NAME)
+    with pytest.raises(SnapshotError, match="committed already"):
+        directory.commit(manifest)
+    assert directory.manifest(NAME) == before
+    assert Snapshot(directory.folder(NAME)).verify() == []
+
+
+def test_what_an_earlier_attempt_left_goes(directory) -> None:
+    folder = directory.prepare(NAME)
+    (folder / "s000-t000-0007.safetensors").write_bytes(b"of before")
+    commit(directory, **SMALL)
+    assert not (folder / "s000-t000-0007.safetensors").exists()
+    assert Snapshot(folder).verify() == []
+
+
+@pytest.mark.parametrize("name", ["s000-t000-0000.safetensors", "trainer-000.json"])
+def test_a_file_that_did_not_come_keeps_the_snapshot_from_being(directory, name):
+    manifest = write(directory, **SMALL)
+    path = directory.folder(NAME) / name
+    whole = path.read_bytes()
+    for contents, found in ((None, "is not there"), (whole[:-1], "and has")):
+        path.unlink(missing_ok=True)
+        if contents is not None:
+            path.write_bytes(contents)
+        with pytest.raises(SnapshotError, match=rf"{name}.*{found}"):
+            directory.commit(manifest)
+        assert directory.newest() is None
+    path.write_bytes(whole)
+    directory.commit(manifest)
+    assert directory.newest() == NAME
+
+
+def test_a_damaged_manifest_is_passed_over(directory, caplog) -> None:
+    commit(directory, numbered(10), number=10, **SMALL)
+    commit(directory, numbered(20), number=20, **SMALL)
+    path = directory.folder(numbered(20)) / names.MANIFEST
+    path.write_bytes(path.read_bytes()[:-1])
+    with caplog.at_level(logging.WARNING, "torch_cpudist"):
+        assert directory.newest() == numbered(10)
+    assert f"{numbered(20)} is passed over" in caplog.text
+    whole, damaged = directory.committed()
+    assert whole.damage is None
+    assert isinstance(damaged.damage, SnapshotCorruptError)
+    with pytest.raises(SnapshotCorruptError, match=r"manifest\.json is damaged"):
+        directory.manifest(numbered(20))
+    # It is not the newest any more, and none that keep() counts.
+    commit(directory, numbered(15, 0xBBBB), number=15, **SMALL)
+    assert directory.newest() == numbered(15, 0xBBBB)
+
+
+def test_a_file_where_a_directory_should_be(tmp_path) -> None:
+    (tmp_path / "file").write_text("")
+    directory = Directory(tmp_path / "file")
+    assert directory.names() == []
+    with pytest.raises(SnapshotError, match=r"cannot make .*(directory|exists)\. "):
+        directory.prepare(NAME)
+    with (
+        pytest.raises(SnapshotError, match=r"cannot write to .*file"),
+        directory.token(),
+    ):
+        pass
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="no file system to refuse")
+def test_a_directory_that_cannot_be_written() -> None:
+    directory = Directory("/proc/self/snapshots")
+    with pytest.raises(SnapshotError, match="cannot make /proc/self/snapshots"):
+        directory.prepare(NAME)
+
+
+def test_a_token_is_seen_by_those_who_mean_the_same_directory(directory, tmp_path):
+    other = Directory(tmp_path / "other")
+    with directory.token() as token:
+        assert Directory(str(directory.path)).sees(token)
+        assert not other.sees(token)
+        assert directory.names() == []
+        with directory.token() as second:
+            assert second != token
+    assert os.listdir(directory.path) == []
+
+
+def test_paths_do_not_depend_on_where_the_program_is(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    directory = Directory("here")
+    monkeypatch.chdir("/")
+    commit(directory, **SMALL)
+    assert (tmp_path / "here" / NAME / names.MANIFEST).exists()

@@ -1,0 +1,12 @@
+# Copyright (c) 2026 The torch_cpudist authors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""``python -m torch_cpudist.snapshot list|verify|rows|diff``; docs/snapshot.md."""
+
+from __future__ import annotations
+
+import sys
+
+from torch_cpudist.snapshot.commands import main
+
+if __name__ == "__main__":
+    sys.exit(main())
