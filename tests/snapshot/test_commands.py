@@ -213,8 +213,8 @@ def test_diff_of_dense_parameters(directory, run) -> None:
     directory.commit(dataclasses.replace(manifest, files=files))
     code, out, _ = run("diff", directory.folder(NAME), directory.folder("other"))
     assert code == 1
-    assert "top.weight: 1 elements differ, values by at most 0.5" in out
-    assert "top.bias: 1 elements differ, values by at most 1e-09" in out
+    assert "top.weight: 1 elements differ, by at most 0.5" in out
+    assert "top.bias: 1 elements differ, by at most 1e-09" in out
 
 
 def test_what_is_no_command(run, capsys) -> None:
