@@ -11,7 +11,7 @@ import sys
 
 import numpy as np
 import pytest
-from snapshot_cases import NAME, columns_of, commit, entry, write, write_tensors
+from small_snapshots import NAME, columns_of, commit, entry, write, write_tensors
 
 from torch_cpudist.snapshot import names, parts
 from torch_cpudist.snapshot.commands import main

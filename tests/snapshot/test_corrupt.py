@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from model_files import ModelFiles
-from snapshot_cases import NAME, commit, write
+from small_snapshots import NAME, commit, write
 
 from torch_cpudist import _core
 from torch_cpudist.errors import SnapshotCorruptError, SnapshotError

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from model_files import Crash, ModelFiles
-from snapshot_cases import commit, row_values
+from small_snapshots import commit, row_values
 
 from torch_cpudist.errors import SnapshotError
 from torch_cpudist.snapshot.directory import Directory

@@ -9,7 +9,7 @@ import logging
 import os
 
 import pytest
-from snapshot_cases import NAME, commit, write
+from small_snapshots import NAME, commit, write
 
 from torch_cpudist.errors import (
     InvalidArgumentError,

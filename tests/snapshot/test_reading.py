@@ -10,7 +10,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from snapshot_cases import (
+from small_snapshots import (
     NAME,
     columns_of,
     commit,

@@ -10,7 +10,7 @@ import struct
 
 import numpy as np
 import pytest
-from snapshot_cases import NAME, commit, trainer_tree
+from small_snapshots import NAME, commit, trainer_tree
 
 from torch_cpudist.snapshot.checked_json import Malformed
 from torch_cpudist.snapshot.directory import Directory
