@@ -60,7 +60,7 @@ class CopiedSaving(Saving):
         self._go_on = go_on
         self._equal = equal
         # By cut, on trainer 0: folder, steps, values to write.
-        self._values: dict[int, tuple[Path, int, dict[str, Values]]] = {}
+        self._values: dict[int, tuple[Path, Files, int, dict[str, Values]]] = {}
 
     def count(self, steps: int, rounds: int) -> int:
         """Steps, which are everybody's."""
@@ -82,20 +82,20 @@ class CopiedSaving(Saving):
             return CutAnswer(number, False, name, reason)
         return CutAnswer(number, True, name)
 
-    def begin(self, number: int, folder: Path) -> None:
+    def begin(self, number: int, folder: Path, files: Files) -> None:
         """Copies the values. Cost: their bytes."""
         rounds = self._progress()["steps"]
         values = {
             entry.name: _own_copy(entry.parameter).reshape(-1).numpy()
             for entry in self._entries
         }
-        self._values[number] = (folder, rounds, values)
+        self._values[number] = (folder, files, rounds, values)
 
     def poll(self, number: int) -> Written | None:
         """Writes them, in the thread that asks."""
-        folder, steps, values = self._values[number]
+        folder, files, steps, values = self._values[number]
         try:
-            file = write_dense(folder, values, Files())
+            file = write_dense(folder, values, files)
         finally:
             del self._values[number]
         rules = self._copied.placement.rules

@@ -19,6 +19,7 @@ from torch_cpudist.errors import SnapshotError
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from torch_cpudist.snapshot.files import Files
     from torch_cpudist.snapshot.manifest import Dense, File, Table, Version
     from torch_cpudist.snapshot.reading import Snapshot
 
@@ -122,12 +123,13 @@ class Saving(ABC):
         """The number of a cut that another trainer has begun, else 0."""
         return 0
 
-    def begin(self, number: int, folder: Path) -> None:  # noqa: B027
+    def begin(self, number: int, folder: Path, files: Files) -> None:  # noqa: B027
         """Prepares, on trainer 0, to write what it has itself of a cut.
 
         Args:
             number: of the cut, just taken.
             folder: of the snapshot.
+            files: the file system.
         """
 
     @abstractmethod

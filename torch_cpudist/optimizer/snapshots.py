@@ -102,7 +102,11 @@ class Subject:
 
 
 class Snapshots:
-    """Of one optimizer, from ``resume`` on. From the thread that steps."""
+    """Of one optimizer, from ``resume`` on. From the thread that steps.
+
+    Attributes:
+        directory: where they are.
+    """
 
     def __init__(
         self,
@@ -129,21 +133,21 @@ class Snapshots:
                 f"resume: keep={keep!r}, expected a whole number from 1 up"
             )
         objects = check_objects(state)
-        self._directory = Directory(_checked_path(path, run.environment.snapshot_dir))
+        self.directory = Directory(_checked_path(path, run.environment.snapshot_dir))
         self._own = OwnState(
             subject.model, subject.groups, objects, subject.readers, subject.generators
         )
         self._schedules = Schedules(schedules_of(objects))
         leads = run.trainer_rank == 0
         self._saves = Saves(
-            self._directory,
+            self.directory,
             run.trainer_rank,
             self._saving,
             self._described if leads else None,
             keep,
         )
         self._pace = self._paced(every_steps, every_s)
-        self._meeting = Meeting(run, self._directory, subject.number)
+        self._meeting = Meeting(run, self.directory, subject.number)
         self._captured: dict[int, Save] = {}
         self._last = 0  # number of the newest cut that was marked
         self._due = False
@@ -192,28 +196,37 @@ class Snapshots:
         Raises:
             SnapshotCorruptError: there are some, and none is whole.
         """
-        newest: Error | None = None
-        for found in self._directory.committed(self._subject.number):
+        damaged: Error | None = None
+        whole = []
+        for found in self.directory.committed(self._subject.number):
+            if found.damage is None:
+                whole.append(found.name)
+            else:
+                # When it was committed is not known: it may have been the newest.
+                damaged = damaged or found.damage
+                logger.warning("%s It is passed over.", found.damage)
+        for name in whole:
             try:
-                if found.damage is not None:
-                    raise found.damage
-                return self._load(found.name)
+                return self._load(name)
             except SnapshotCorruptError as error:
-                newest = newest or error
+                damaged = damaged or error
                 logger.warning("%s It is passed over.", error)
-        if newest is not None:
-            raise newest
+        if damaged is not None:
+            raise damaged
         return {"name": None}
 
     def _load(self, name: str) -> dict[str, Any]:
         began = time.perf_counter()
-        snapshot = Snapshot(self._directory.folder(name), self._directory.files)
+        snapshot = Snapshot(self.directory.folder(name), self.directory.files)
         manifest = snapshot.manifest
         if manifest.param_set != self._subject.number:
             raise SnapshotError(
                 f"snapshot {name!r} is of optimizer {manifest.param_set} of its run, "
                 f"this is {self._subject.number}, counted from 0"
             )
+        for trainer in manifest.trainers:
+            # Before anything is changed: the others will read theirs then.
+            read_trainer(snapshot.folder, trainer, snapshot.files)
         with ranges.of(ranges.PUSH):
             report = self._saving.load(snapshot)
         logger.info("snapshot %s: loaded in %.2f s", name, time.perf_counter() - began)
@@ -225,14 +238,12 @@ class Snapshots:
         if name is None:
             return Started()
         self._saving.take_in()
-        manifest = self._directory.manifest(name)
+        manifest = self.directory.manifest(name)
         files = {one.rank: one for one in manifest.trainers}
         rank = self._run.trainer_rank
         own = rank in files
         trainer = files.get(rank, files[min(files)])
-        tree = read_trainer(
-            self._directory.folder(name), trainer, self._directory.files
-        )
+        tree = read_trainer(self.directory.folder(name), trainer, self.directory.files)
         self._subject.counters.set_counters(tree["counters"])
         missing = self._saving.restore_own_state(tree["driver"], own)
         equal = len(files) == self._run.trainer_count
@@ -317,7 +328,8 @@ class Snapshots:
             return
         save.answer = answer
         if self._leads:
-            self._saving.begin(answer.number, self._directory.folder(answer.name))
+            folder = self.directory.folder(answer.name)
+            self._saving.begin(answer.number, folder, self.directory.files)
         self._hand_on(save)
 
     def _hand_on(self, save: Save) -> None:
@@ -372,9 +384,9 @@ class Snapshots:
                     f"save_snapshot: {name!r} is like a name that is made here: take "
                     "another"
                 )
-            if name in self._directory.names():
+            if name in self.directory.names():
                 raise SnapshotError(
-                    f"snapshot {name!r} is in {self._directory.path} already, and none "
+                    f"snapshot {name!r} is in {self.directory.path} already, and none "
                     "is ever overwritten. Take another name, or remove its directory."
                 )
         limit_s = run.environment.round_deadline_ms / 1000
@@ -408,7 +420,7 @@ class Snapshots:
 
     def _await_commit(self, name: str, limit_s: float) -> None:
         until = time.monotonic() + limit_s
-        while name not in self._directory.names():
+        while name not in self.directory.names():
             self._run.trainer_client().check()
             if time.monotonic() > until:
                 raise SnapshotError(

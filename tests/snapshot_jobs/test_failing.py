@@ -1,0 +1,230 @@
+# Copyright (c) 2026 The torch_cpudist authors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Saves that fail, directories that are not there, snapshots that are damaged."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import shutil
+
+import pytest
+import torch
+from snapshot_cases import Drawing, settle
+from sync_cases import run
+
+import torch_cpudist as cpudist
+from torch_cpudist.snapshot.directory import Directory
+from torch_cpudist.snapshot.files import Files
+
+
+def wrapped():
+    model = Drawing()
+    inner = torch.optim.SGD(model.parameters(), lr=0.05)
+    return model, cpudist.DistributedOptimizer(inner, model, strategy="allreduce")
+
+
+def stepped(opt, model, steps=1):
+    for _ in range(steps):
+        opt.zero_grad()
+        model(torch.ones(4, 4)).square().mean().backward()
+        opt.step()
+        settle(opt)
+
+
+class Full(Files):
+    """A disk without space."""
+
+    def write(self, file, contents):
+        os.write(file, memoryview(contents).cast("B")[:10])
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_training_goes_on_where_a_disk_is_full(tmp_path, caplog):
+    def body(_):
+        model, opt = wrapped()
+        opt.resume(tmp_path, every_steps=2)
+        stepped(opt, model, 3)
+        whole, opt.snapshots.directory.files = opt.snapshots.directory.files, Full()
+        stepped(opt, model, 3)
+        assert opt.stats()["snapshot"]["failed"] == 2
+        with pytest.raises(cpudist.SnapshotError, match="No space left"):
+            opt.save_snapshot("full")
+        with pytest.raises(cpudist.SnapshotError, match="3 snapshots in a row"):
+            stepped(opt, model)
+        # It was told; training goes on, and so do snapshots.
+        opt.snapshots.directory.files = whole
+        stepped(opt, model, 3)
+        opt.save_snapshot("whole")
+        found = opt.stats()["snapshot"]
+        opt.close()
+        return found
+
+    found = run(body, 1)[0]
+    assert (found["saved"], found["failed"], found["last"]) == (3, 3, "whole")
+    assert "No space left" in caplog.text
+    kept = Directory(tmp_path)
+    assert len(kept.names()) == 3
+    assert kept.uncommitted() == []  # nothing is left of those that failed
+
+
+def test_a_directory_that_goes_is_made_anew(tmp_path):
+    def body(_):
+        model, opt = wrapped()
+        opt.resume(tmp_path / "some" / "where", every_steps=1)
+        stepped(opt, model, 2)
+        shutil.rmtree(tmp_path / "some")
+        stepped(opt, model)
+        (tmp_path / "other").write_text("a file is in the way")
+        shutil.rmtree(tmp_path / "some")
+        os.rename(tmp_path / "other", tmp_path / "some")
+        stepped(opt, model)
+        opt.close()
+        return opt.snapshots.stats()
+
+    found = run(body, 1)[0]
+    assert (found["saved"], found["failed"]) == (3, 1)
+
+
+def test_nowhere_to_write_is_told_at_resume(tmp_path):
+    (tmp_path / "file").write_text("")
+
+    def body(_):
+        _, opt = wrapped()
+        with pytest.raises(cpudist.ConfigMismatchError, match="Not a directory"):
+            opt.resume(tmp_path / "file" / "below")
+
+    run(body, 1)
+
+
+def saved(folder, count):
+    def body(_):
+        model, opt = wrapped()
+        opt.resume(folder, every_steps=1, keep=count)
+        stepped(opt, model, count)
+        opt.close()
+
+    run(body, 1)
+    return [one.name for one in Directory(folder).committed()]
+
+
+def resumed(folder):
+    def body(_):
+        _, opt = wrapped()
+        return opt.resume(folder)
+
+    return run(body, 1)[0]
+
+
+def damage(path):
+    contents = bytearray(path.read_bytes())
+    contents[len(contents) // 2] ^= 4
+    path.write_bytes(contents)
+
+
+@pytest.mark.parametrize(
+    "file", ["manifest.json", "s000-dense.safetensors", "trainer-000.json"]
+)
+def test_resume_passes_over_what_is_damaged(file, tmp_path, caplog):
+    names = saved(tmp_path, 3)
+    damage(tmp_path / names[0] / file)
+    caplog.clear()
+    started = resumed(tmp_path)
+    assert (started.name, started.step) == (names[1], 2)
+    warned = [r for r in caplog.records if r.levelno == logging.WARNING]
+    assert any(file in r.getMessage() for r in warned)
+
+    def body(_):
+        _, opt = wrapped()
+        opt.resume(tmp_path)
+        with pytest.raises(cpudist.SnapshotCorruptError) as raised:
+            opt.load_snapshot(names[0])
+        assert raised.value.file.split(".")[0] in file
+
+    run(body, 1)
+    for name in names[1:]:
+        os.unlink(tmp_path / name / "s000-dense.safetensors")
+    with pytest.raises(cpudist.SnapshotCorruptError):
+        resumed(tmp_path)
+
+
+def test_only_the_newest_stay_and_those_with_a_name(tmp_path):
+    def body(_):
+        model, opt = wrapped()
+        opt.resume(tmp_path, every_steps=1, keep=2)
+        stepped(opt, model)
+        assert opt.save_snapshot("mine") == "mine"
+        stepped(opt, model, 4)
+        with pytest.raises(cpudist.SnapshotError, match=r"in .* already"):
+            opt.save_snapshot("mine")
+        for wrong in ("Mine", "a/b", "", ".."):
+            with pytest.raises(cpudist.InvalidArgumentError):
+                opt.save_snapshot(wrong)
+        with pytest.raises(cpudist.InvalidArgumentError, match="made here"):
+            opt.save_snapshot("snap-000000000001-abcd")
+        with pytest.raises(cpudist.SnapshotError, match="no snapshot 'other'"):
+            opt.load_snapshot("other")
+        opt.close()
+
+    run(body, 1)
+    names = Directory(tmp_path).names()
+    assert len(names) == 3
+    assert names[0] == "mine"
+
+
+def test_going_back_in_a_run(tmp_path):
+    def body(_):
+        model, opt = wrapped()
+        opt.resume(tmp_path)
+        stepped(opt, model, 2)
+        opt.save_snapshot("two")
+        before = [p.clone() for p in model.parameters()]
+        stepped(opt, model, 3)
+        after = [p.clone() for p in model.parameters()]
+        assert opt.load_snapshot("two").step == 2
+        assert all(map(torch.equal, model.parameters(), before))
+        torch.manual_seed(0)
+        return after
+
+    run(body, 1)
+
+
+def test_another_model_fits_nothing(tmp_path):
+    saved(tmp_path, 1)
+
+    def body(_):
+        model = torch.nn.Linear(3, 1)
+        inner = torch.optim.SGD(model.parameters(), lr=0.1)
+        opt = cpudist.DistributedOptimizer(inner, model, strategy="allreduce")
+        with pytest.raises(cpudist.SnapshotError, match="no parameter of this model"):
+            opt.resume(tmp_path)
+
+    run(body, 1)
+
+
+def test_what_is_left_of_a_run_that_was_killed_goes(tmp_path):
+    names = saved(tmp_path, 2)
+    left = tmp_path / "snap-000000000001-aaaa"
+    left.mkdir()
+    (left / "trainer-000.json.tmp").write_text("{")
+    kept = tmp_path / "mine"
+    kept.mkdir()
+    (kept / "notes.txt").write_text("not a snapshot")
+    assert resumed(tmp_path).name == names[0]
+    assert not left.exists()
+    assert kept.exists()
+
+
+def test_every_so_many_seconds(tmp_path):
+    def body(_):
+        model, opt = wrapped()
+        opt.resume(tmp_path, every_s=0.05)
+        for _ in range(2000):
+            stepped(opt, model)
+            if opt.stats()["snapshot"]["saved"] >= 3:
+                break
+        opt.close()
+        return opt.snapshots.stats()["saved"]
+
+    assert run(body, 1)[0] >= 3
