@@ -40,6 +40,9 @@ enum class FrameKind : uint16_t {
   kShuffleAck = 24,   // carries the last number that was taken
   kStoreRun = 25,     // as kStore: rows of a run of keys
   kFetchRun = 26,     // idempotent: as kFetchState, rows of a run of keys
+  kCut = 27,          // marker of a snapshot's cut, between two pushes
+  kCutStatus = 28,    // idempotent: how far a server is with what was cut
+  kLoad = 29,         // rows of a snapshot's file, which the server reads itself
 };
 
 struct FrameTraits {
@@ -51,7 +54,7 @@ struct FrameTraits {
 };
 
 // By number, without gaps, beginning at 1.
-inline constexpr std::array<FrameTraits, 26> kFrameTraits = {{
+inline constexpr std::array<FrameTraits, 29> kFrameTraits = {{
     // kind, name, sequenced, coded, waits
     {FrameKind::kHello, "hello", false, false, false},
     {FrameKind::kHeartbeat, "heartbeat", false, false, false},
@@ -79,6 +82,9 @@ inline constexpr std::array<FrameTraits, 26> kFrameTraits = {{
     {FrameKind::kShuffleAck, "shuffle answer", false, false, false},
     {FrameKind::kStoreRun, "run store", true, false, false},
     {FrameKind::kFetchRun, "run fetch", false, false, false},
+    {FrameKind::kCut, "cut", true, false, true},
+    {FrameKind::kCutStatus, "cut status", false, false, false},
+    {FrameKind::kLoad, "load", true, false, false},
 }};
 
 inline constexpr FrameTraits kUnknownFrame = {FrameKind{}, "unknown", false, false, false};

@@ -5,6 +5,7 @@
 #pragma once
 
 #include "wire/control.h"
+#include "wire/cut.h"
 #include "wire/frame.h"
 #include "wire/layout.h"
 #include "wire/push.h"

@@ -16,8 +16,8 @@ namespace cpudist::wire {
 namespace {
 
 constexpr uint64_t kPushFixedBytes = 7 * 8 + 4 * 4;
-constexpr uint64_t kDenseFixedBytes = 3 * 8 + 2 * 4;
-constexpr uint64_t kChangesFixedBytes = 3 * 8 + 4 * 4;
+constexpr uint64_t kDenseFixedBytes = 4 * 8 + 2 * 4;
+constexpr uint64_t kChangesFixedBytes = 4 * 8 + 4 * 4;
 constexpr uint32_t kBySamplesFlag = 1;
 constexpr uint32_t kWantDenseFlag = 2;
 constexpr uint32_t kHoldsFlag = 4;
@@ -101,7 +101,7 @@ SectionCounts read_counts(SectionKind kind, std::span<const uint8_t> payload) {
   Reader reader(payload);
   SectionCounts counts;
   const bool push = kind == SectionKind::kPush;
-  reader.array<uint64_t>(push ? 7 : 3);
+  reader.array<uint64_t>(push ? 7 : 4);
   counts.head_bytes = kDenseFixedBytes;
   if (push) {
     const uint64_t configs = reader.u32();
@@ -185,7 +185,7 @@ PushView decode_push(std::span<const uint8_t> payload, const ParamSetLayout& lay
 }
 
 FilledPush layout_dense(Version version, std::span<const BlockRef> blocks, const Pool& pool,
-                        std::span<const TableRef> tables) {
+                        std::span<const TableRef> tables, uint64_t cut_wanted) {
   check_order(blocks, &BlockRef::block, "block");
   check_order(tables, &TableRef::table, "table");
   uint64_t size = checked_add(kDenseFixedBytes, block_bytes(blocks));
@@ -193,6 +193,7 @@ FilledPush layout_dense(Version version, std::span<const BlockRef> blocks, const
   BulkWriter writer(size, pool);
   Put<BulkWriter> put(&writer);
   fields(put, version);
+  writer.u64(cut_wanted);
   writer.u32(static_cast<uint32_t>(blocks.size()));
   writer.u32(static_cast<uint32_t>(tables.size()));
   FilledPush filled = write_sections(blocks, tables, &writer);
@@ -205,6 +206,7 @@ DenseView decode_dense(std::span<const uint8_t> payload, const ParamSetLayout& l
   DenseView view;
   Take take(&reader);
   fields(take, view.version);
+  view.cut_wanted = reader.u64();
   const uint32_t block_count = reader.u32();
   const uint32_t table_count = reader.u32();
   read_sections(&reader, block_count, table_count, layout, &view.blocks, &view.tables);
@@ -221,6 +223,7 @@ FilledPush layout_changes(const ChangesHeader& header, std::span<const BlockRef>
   BulkWriter writer(size, pool);
   Put<BulkWriter> put(&writer);
   fields(put, header.version);
+  writer.u64(header.cut_wanted);
   writer.u32(header.members);
   writer.u32(static_cast<uint32_t>(blocks.size()));
   writer.u32(static_cast<uint32_t>(tables.size()));
@@ -235,6 +238,7 @@ ChangesView decode_changes(std::span<const uint8_t> payload, const ParamSetLayou
   ChangesView view;
   Take take(&reader);
   fields(take, view.header.version);
+  view.header.cut_wanted = reader.u64();
   view.header.members = reader.u32();
   const uint32_t block_count = reader.u32();
   const uint32_t table_count = reader.u32();

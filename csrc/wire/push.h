@@ -65,7 +65,8 @@ struct PushView {
 // Reply to kPush, kCommit (blocks updated in the round; with trainer groups all; kOnArrival: all or
 // none) and kPullDense (all).
 struct DenseView {
-  Version version;  // with one group `round` is also the number of its next round
+  Version version;          // with one group `round` is also the number of its next round
+  uint64_t cut_wanted = 0;  // number of the cut that waits for markers; 0: none
   std::vector<DenseSection> blocks;
   std::vector<TableSection> tables;  // to kPush and kCommit: held rows that were updated
 };
@@ -73,8 +74,9 @@ struct DenseView {
 // Reply to kPush of a set that exchanges deltas.
 struct ChangesHeader {
   Version version;
-  uint32_t members = 0;  // trainers that take part
-  bool more = false;     // rows that did not fit: the next reply brings them
+  uint64_t cut_wanted = 0;  // as in a DenseView
+  uint32_t members = 0;     // trainers that take part
+  bool more = false;        // rows that did not fit: the next reply brings them
 };
 struct ChangesView {
   ChangesHeader header;
@@ -100,7 +102,7 @@ FilledPush layout_push(const PushHeader& header, std::span<const BlockRef> block
                        std::span<const TableRef> tables, const Pool& pool,
                        const HoldRefs* holds = nullptr);
 FilledPush layout_dense(Version version, std::span<const BlockRef> blocks, const Pool& pool,
-                        std::span<const TableRef> tables = {});
+                        std::span<const TableRef> tables = {}, uint64_t cut_wanted = 0);
 FilledPush layout_changes(const ChangesHeader& header, std::span<const BlockRef> blocks,
                           std::span<const TableRef> tables, const Pool& pool);
 

@@ -120,9 +120,10 @@ struct Maker {
           wire::layout_push(header, block_refs, table_refs, nullptr, holding ? &holds : nullptr);
       for (size_t i = 0; i < filled.held.size(); ++i) keys(holds.tables[i], false, filled.held[i]);
     } else if (kind == wire::SectionKind::kDense) {
-      filled = wire::layout_dense({random(), random()}, block_refs, nullptr, table_refs);
+      filled = wire::layout_dense({random(), random()}, block_refs, nullptr, table_refs, random());
     } else {
       wire::ChangesHeader header;
+      header.cut_wanted = random();
       header.members = choices.byte();
       filled = wire::layout_changes(header, block_refs, table_refs, nullptr);
     }

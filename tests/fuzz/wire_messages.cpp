@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "wire/control.h"
+#include "wire/cut.h"
 #include "wire/frame.h"
 #include "wire/runs.h"
 #include "wire_checks.h"
@@ -81,6 +82,20 @@ void check_view(uint32_t kind, Bytes bytes) {
 
 constexpr uint32_t kSmallKinds = 11;
 constexpr uint32_t kViewKinds = 8;
+constexpr uint32_t kCutKinds = 4;
+
+void check_cut(uint32_t kind, Bytes bytes) {
+  switch (kind) {
+    case 0:
+      return check_small(bytes, wire::decode_cut);
+    case 1:
+      return check_small(bytes, wire::decode_cut_reply);
+    case 2:
+      return check_small(bytes, wire::decode_cut_query);
+    default:
+      check_small(bytes, wire::decode_cut_status);
+  }
+}
 
 void check_message(uint32_t kind, Bytes bytes) {
   switch (kind) {
@@ -107,6 +122,8 @@ void check_message(uint32_t kind, Bytes bytes) {
     case 10:
       return check_small(bytes, wire::decode_fetch);
     default:
+      if (kind >= kSmallKinds + kViewKinds)
+        return check_cut(kind - kSmallKinds - kViewKinds, bytes);
       check_view(kind - kSmallKinds, bytes);
   }
 }
@@ -116,6 +133,6 @@ void check_message(uint32_t kind, Bytes bytes) {
 int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (size == 0) return 0;
   const Buffer payload = fuzz::copied({data + 1, size - 1});
-  check_message(data[0] % (kSmallKinds + kViewKinds), view(payload));
+  check_message(data[0] % (kSmallKinds + kViewKinds + kCutKinds), view(payload));
   return 0;
 }

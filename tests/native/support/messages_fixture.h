@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "wire/control.h"
+#include "wire/cut.h"
 #include "wire/layout.h"
 #include "wire/push.h"
 #include "wire/rows.h"
@@ -160,7 +161,7 @@ inline Buffer sample_run_alike() {
 }
 
 inline Buffer sample_dense() {
-  wire::FilledPush filled = wire::layout_dense(18, sample_blocks(), nullptr);
+  wire::FilledPush filled = wire::layout_dense(18, sample_blocks(), nullptr, {}, 12);
   std::memset(filled.blocks[0], 0x66, 20);
   std::memset(filled.blocks[1], 0x77, 24);
   return std::move(filled.payload);
@@ -170,6 +171,7 @@ inline Buffer sample_changes() {
   wire::ChangesHeader header;
   header.version = wire::Version{20, 300};
   header.version.steps = 41;
+  header.cut_wanted = 12;
   header.members = 3;
   header.more = true;
   const auto tables = sample_tables();
@@ -201,6 +203,20 @@ inline Buffer sample_rows() {
   wire::FilledRows filled = wire::layout_rows(19, tables, nullptr);
   fill_floats(filled.rows, tables);
   return std::move(filled.payload);
+}
+
+inline wire::CutStatus sample_cut_status() {
+  wire::CutStatus status;
+  status.state = wire::CutState::kDone;
+  status.shard = 2;
+  status.reason = "why";
+  status.version = {12, 300, 41};
+  status.table_steps = {9, 8, 7};
+  status.block_steps = {6, 0};
+  status.members = {0, 1, 3};
+  status.files = {{"s002-t001-0000.safetensors", 1, 5, 300000, {0x11223344, 0x55667788}},
+                  {"s002-dense.safetensors", wire::kDenseFile, 0, 0, {}}};
+  return status;
 }
 
 struct Sample {
@@ -260,6 +276,13 @@ inline std::vector<Sample> all_samples() {
   add("run of rows that are alike", sample_run_alike(), run);
   add("fetch of a run", encode(wire::FetchRun{1, 5, 9}),
       [layout](Bytes b) { wire::decode_fetch_run(b, *layout); });
+  add("cut", encode(wire::Cut{12, 3000, wire::CutStep::kAnnounce, "snap-12"}),
+      [](Bytes b) { wire::decode_cut(b); });
+  add("reply to a cut", encode(wire::CutReply{12, true, 34, "snap-12", "late"}),
+      [](Bytes b) { wire::decode_cut_reply(b); });
+  add("query of a cut", encode(wire::CutQuery{0, "token-7"}),
+      [](Bytes b) { wire::decode_cut_query(b); });
+  add("status of a cut", encode(sample_cut_status()), [](Bytes b) { wire::decode_cut_status(b); });
   return samples;
 }
 

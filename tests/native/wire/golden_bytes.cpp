@@ -49,9 +49,9 @@ const std::vector<Golden> kGolden = {
      "00000000"},
     {"push", 552, 0x92882671, ""},
     {"push with holds", 432, 0x287200ba, ""},
-    {"dense with rows", 192, 0x1ab9eab7, ""},
-    {"dense", 128, 0x53515e4a, ""},
-    {"changes", 296, 0xa83979f6, ""},
+    {"dense with rows", 200, 0x0cd210a6, ""},
+    {"dense", 136, 0x57886423, ""},
+    {"changes", 304, 0x3e2c304d, ""},
     {"pull", 112, 0x047839a5, ""},
     {"rows", 80, 0x37bc2354,
      "13000000000000000000000000000000000000000000803f0000004000004040000080400000a0400000c040"
@@ -63,6 +63,13 @@ const std::vector<Golden> kGolden = {
      "0000000000000000000000000000003f000080bf"},
     {"fetch of a run", 24, 0x01bbf688,
      "010000000000000005000000000000000900000000000000"},
+    {"cut", 40, 0xc891c4c9,
+     "0c00000000000000b80b000000000000020000000000000007000000736e61702d31320000000000"},
+    {"reply to a cut", 48, 0x0df14156,
+     "0c000000000000000100000000000000220000000000000007000000736e61702d3132000000000004000000"
+     "6c617465"},
+    {"query of a cut", 24, 0xe2d753e8, "000000000000000007000000746f6b656e2d370000000000"},
+    {"status of a cut", 264, 0x00c64ff8, ""},
 };
 // clang-format on
 
@@ -79,7 +86,7 @@ std::string hex_of(const Buffer& payload) {
 }  // namespace
 
 TEST(messages_have_the_bytes_of_their_protocol_version) {
-  CHECK_EQ(wire::kProtocolVersion, 4);
+  CHECK_EQ(wire::kProtocolVersion, 5);
   const std::vector<Sample> samples = all_samples();
   CHECK_EQ(samples.size(), kGolden.size());
   for (size_t i = 0; i < samples.size(); ++i) {

@@ -124,12 +124,12 @@ TEST(messages_changes_refuse_what_the_layout_forbids) {
     return error_code([&] { wire::decode_changes(view_of(payload), layout); });
   };
   const uint32_t refused = code(ErrorCode::kProtocol);
-  const size_t blocks = 40;  // after three 8-byte fields and four counts
+  const size_t blocks = 48;  // after four 8-byte fields and four counts
   const size_t tables = blocks + 3 * 16;
-  CHECK_EQ(code_with(36, uint32_t{1}), 0u);           // `more`, as it was
-  CHECK_EQ(code_with(36, uint32_t{2}), refused);      // an unknown flag
-  CHECK_EQ(code_with(28, uint32_t{2}), refused);      // a block less
-  CHECK_EQ(code_with(32, uint32_t{2}), refused);      // a table less
+  CHECK_EQ(code_with(44, uint32_t{1}), 0u);           // `more`, as it was
+  CHECK_EQ(code_with(44, uint32_t{2}), refused);      // an unknown flag
+  CHECK_EQ(code_with(36, uint32_t{2}), refused);      // a block less
+  CHECK_EQ(code_with(40, uint32_t{2}), refused);      // a table less
   CHECK_EQ(code_with(blocks, uint32_t{4}), refused);  // unknown block
   CHECK_EQ(code_with(blocks + 8, uint64_t{24}), refused);
   CHECK_EQ(code_with(tables + 4, uint32_t{2}), refused);  // dim

@@ -273,6 +273,7 @@ TEST(messages_rows_and_dense_round_trip) {
   const Buffer dense = sample_dense();
   const wire::DenseView view = wire::decode_dense(view_of(dense), layout);
   CHECK_EQ(view.version.round, 18u);
+  CHECK_EQ(view.cut_wanted, 12u);
   CHECK(all_bytes(view.blocks[1].values, 24, 0x77));
   const Buffer pull = sample_pull();
   uint64_t step = 0;
@@ -302,6 +303,7 @@ TEST(messages_changes_round_trip) {
   CHECK_EQ(changes.header.version.round, 20u);
   CHECK_EQ(changes.header.version.samples, 300u);
   CHECK_EQ(changes.header.version.steps, 41u);
+  CHECK_EQ(changes.header.cut_wanted, 12u);
   CHECK_EQ(changes.header.members, 3u);
   CHECK(changes.header.more);
   CHECK_EQ(changes.blocks.size(), 3u);
