@@ -86,6 +86,17 @@ def check_sources(sources: Sources) -> Iterator[Violation]:
 
 def check_tree(root: Path) -> Iterator[Violation]:
     """Check every file below a root."""
+    # The sources' trees are kept to the end: to look for rubbish among them is in vain.
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield from _check_tree(root)
+    finally:
+        if collects:
+            gc.enable()
+
+
+def _check_tree(root: Path) -> Iterator[Violation]:
     sources = {
         path.relative_to(root).as_posix(): path.read_text(encoding="utf-8")
         for path in files_in(root)
@@ -102,8 +113,6 @@ def main() -> int:
     """Run the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("root", nargs="?", type=Path, default=ROOT)
-    # The sources' trees are kept to the end: to look for rubbish among them is in vain.
-    gc.disable()
     found = list(check_tree(parser.parse_args().root))
     for violation in found:
         print(violation)

@@ -74,6 +74,8 @@ def blank_comments(text: str) -> str:
 
 
 SCOPE = re.compile(r"\b(?:namespace|class|struct|union|enum|extern)\b")
+# What the scanner below looks at, and what lies between.
+PIECES = re.compile(r"[{};\n]|[^{};\n]+")
 INITIALIZER = re.compile(r"\)[^;]*:\s*.*[\w>]$", re.DOTALL)
 
 
@@ -86,14 +88,14 @@ def native_functions(text: str) -> Iterator[tuple[int, str, int]]:
     kinds: list[str] = []
     header, opened, depth_in_function = "", 0, 0
     line = 1
-    for character in blank_out(text):
-        line += character == "\n"
+    for piece in PIECES.findall(blank_out(text)):
+        line += piece == "\n"
         if depth_in_function:
-            depth_in_function += (character == "{") - (character == "}")
+            depth_in_function += (piece == "{") - (piece == "}")
             if depth_in_function == 0:
                 yield opened, " ".join(header.split()), line - opened + 1
                 header = ""
-        elif character == "{":
+        elif piece == "{":
             if kinds and kinds[-1] == "value":
                 kinds.append("value")
             elif "(" in header and INITIALIZER.search(header):
@@ -105,13 +107,13 @@ def native_functions(text: str) -> Iterator[tuple[int, str, int]]:
                 opened, depth_in_function = line, 1
             else:
                 kinds.append("value")
-        elif character == "}":
+        elif piece == "}":
             if kinds and kinds.pop() == "scope":
                 header = ""
-        elif character == ";":
+        elif piece == ";":
             header = ""
         elif not (kinds and kinds[-1] == "value"):
-            header += character
+            header += piece
 
 
 def check_native(name: str, text: str) -> Iterator[Violation]:

@@ -73,8 +73,7 @@ def check_includes(sources: Sources) -> Iterator[Violation]:
                 seen.add(what if kind == "<" else "")
         code = blank_out(text)
         for header, uses in USES.items():
-            found = uses.search(code)
-            if found and header not in seen:
+            if header not in seen and (found := uses.search(code)):
                 line = code.count("\n", 0, found.start()) + 1
                 what = f"{found.group()} is used without #include <{header}>"
                 yield Violation(name, line, "includes", what)

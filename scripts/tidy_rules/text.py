@@ -53,7 +53,8 @@ def banned(
 ) -> Banned:
     """Make one entry of the table below."""
     where = folders or ("",)
-    return Banned(rule, re.compile(pattern), why, frozenset(suffixes), where, but)
+    found = re.compile(pattern, re.MULTILINE)
+    return Banned(rule, found, why, frozenset(suffixes), where, but)
 
 
 RUNTIME = ("torch_cpudist/", "csrc/", "examples/")
@@ -167,7 +168,9 @@ def check_text(name: str, text: str) -> Iterator[Violation]:
     if text and not text.endswith("\n"):
         last = text.count("\n") + 1
         yield Violation(name, last, "end", "the last line has no newline")
-    bans = [ban for ban in BANNED if ban.concerns(name)]
+    # What is in no line is not looked for in each.
+    concerning = (ban for ban in BANNED if ban.concerns(name))
+    bans = [ban for ban in concerning if ban.pattern.search(text)]
     for number, line in enumerate(text.split("\n"), start=1):
         if line != line.rstrip() and suffix != ".md":
             yield Violation(name, number, "blank", "trailing blanks")
