@@ -10,7 +10,9 @@ import sys
 import time
 
 import pytest
-from programs import LAUNCHER_VARIABLES, Launcher
+import ranks_ahead
+from preloaded import Preloaded
+from programs import LAUNCHER_VARIABLES, Launcher, clean_environment
 
 # A background job of a shell ignores interrupts, and tests and their children with it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -22,7 +24,7 @@ LONG = (
     *("multiprocess", "faults", "examples", "models", "backends", "collective"),
     *("scripts", "tables", "settings", "benchmarks", "replicas"),
 )
-PROGRAMS = {"launch", "launched", "demo", "groups"}
+PROGRAMS = {"launch", "launch_forks", "launched", "demo", "groups"}
 # Folders whose tests all need what other projects have made.
 INTEGRATIONS = {"models"}
 
@@ -46,6 +48,13 @@ def _no_inherited_launch(monkeypatch):
 
 
 @pytest.fixture(autouse=True)
+def _ranks_ahead(request, _no_inherited_launch):
+    """What ranks are forks of imports while the first test that may have any begins."""
+    if request.node.get_closest_marker("processes"):
+        ranks_ahead.start(dict(os.environ))
+
+
+@pytest.fixture(autouse=True)
 def _no_closed_context():
     """What an earlier test of the same worker has closed is not this test's context."""
     contexts = sys.modules.get("torch_cpudist.launch.context")
@@ -57,6 +66,22 @@ def _no_closed_context():
 def launch(tmp_path):
     """Starts command lines in tmp_path; whatever still runs is ended after the test."""
     launcher = Launcher(tmp_path)
+    yield launcher
+    launcher.end()
+
+
+@pytest.fixture(scope="session")
+def preloaded():
+    """One process that has imported torch, for all the launches that fork it."""
+    one = Preloaded(clean_environment())
+    yield one
+    one.end()
+
+
+@pytest.fixture
+def launch_forks(preloaded, tmp_path):
+    """As ``launch``, of programs that begin as forks of one that has imported torch."""
+    launcher = Launcher(tmp_path, preloaded.environment())
     yield launcher
     launcher.end()
 

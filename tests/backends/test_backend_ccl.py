@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from ccl_cases import everything, late_and_lost
 from endings import lose_rank
+from patience import PATIENCE_S
 from programs import skip_without_oneccl
 from sync_cases import ONE_THREAD
 
@@ -21,7 +22,6 @@ from torch_cpudist.testing import ProcessRanks
 
 pytestmark = [pytest.mark.processes, pytest.mark.integrations]
 
-START_S = 90.0
 VARIABLES = {**ONE_THREAD, "CPUDIST_BACKEND": "ccl"}
 
 
@@ -52,7 +52,7 @@ def check_disagreements(told):
 
 def test_it_does_what_gloo_does():
     with ProcessRanks(everything, 2, variables=VARIABLES) as ranks:
-        results = ranks.results(START_S)
+        results = ranks.results(PATIENCE_S)
     for rank, found in enumerate(results):
         assert found["backend"] == ["ccl", "ccl"]
         assert found["environment"]["CCL_WORKER_OFFLOAD"] == "0"
@@ -70,7 +70,7 @@ def test_it_does_what_gloo_does():
 def test_a_late_and_a_killed_rank_are_told():
     with ProcessRanks(late_and_lost, 4, variables=VARIABLES) as ranks:
         for rank in range(4):
-            told = ranks.expect(rank, "report", START_S)["value"]
+            told = ranks.expect(rank, "report", PATIENCE_S)["value"]
             around = [(rank - 1) % 4 + rank, rank + (rank + 1) % 4]
             assert told["sums"] == sorted(around)
             if rank == 3:
@@ -79,17 +79,17 @@ def test_a_late_and_a_killed_rank_are_told():
             assert "cannot be used any more, because" in told["again"]
             assert 0.9 < told["waited_s"] < 8.0
         for rank in range(4):
-            ranks.expect(rank, "report", START_S)
+            ranks.expect(rank, "report", PATIENCE_S)
         lost_s = lose_rank(ranks, 2, signal.SIGKILL)
         for rank in (0, 1, 3):
-            error = ranks.expect(rank, "error", 30.0)
+            error = ranks.expect(rank, "error", PATIENCE_S)
             assert error["value"]["type"] == "PeerLostError", error
             # Who looks later may find the first of the others gone, too.
             text = error["value"]["text"]
             assert re.search(r"pid \d+, has ended|a trainer is lost", text), text
             assert error["time_s"] - lost_s < 4.0
         for rank in (0, 1, 3):
-            ranks.processes[rank].join(20.0)  # nothing of oneCCL keeps it
+            ranks.processes[rank].join(PATIENCE_S)  # nothing of oneCCL keeps it
             assert ranks.processes[rank].exitcode == 0
             left = Path("/dev/shm").glob(f"{ranks.pid(rank)}:*")
             assert list(left) == []

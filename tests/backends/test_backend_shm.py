@@ -13,6 +13,7 @@ import shm_faults
 import torch
 import torch.distributed as dist
 from endings import lose
+from patience import PATIENCE_S
 from shm_ranks import Ranks
 
 import torch_cpudist as cpudist
@@ -99,7 +100,7 @@ def test_a_rank_that_is_lost_while_messages_are_awaited(tmp_path):
     with Ranks(shm_faults.messages_until_lost, 2, tmp_path) as ranks:
         pids = [ranks.expect(rank, "report")["value"] for rank in range(2)]
         lose(pids[1], signal.SIGKILL)
-        error = ranks.expect(0, "error", 10.0)["value"]
+        error = ranks.expect(0, "error", PATIENCE_S)["value"]
         assert error["type"] == "PeerLostError"
         assert f"rank 1 (process {pids[1]}) has ended" in error["text"]
 

@@ -8,13 +8,13 @@ import importlib.metadata
 import sys
 import threading
 import tomllib
-from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.distributed as dist
+from patience import PATIENCE, PATIENCE_S
 from programs import check_quick
 
 import torch_cpudist as cpudist
@@ -300,7 +300,7 @@ def test_ranks_that_are_threads_are_refused():
 
     def meet(rank):
         options = SimpleNamespace(
-            store=store, group_rank=rank, group_size=2, timeout=timedelta(seconds=20)
+            store=store, group_rank=rank, group_size=2, timeout=PATIENCE
         )
         with pytest.raises(cpudist.BackendUnavailableError) as caught:
             ccl.meet(options, "2021.16.2")
@@ -310,7 +310,7 @@ def test_ranks_that_are_threads_are_refused():
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(PATIENCE_S)
     assert len(found) == 2
     assert all("a process per rank" in text for text in found)
 

@@ -8,9 +8,8 @@ import subprocess
 import sys
 
 import pytest
+from patience import PATIENCE_S
 from programs import clean_environment
-
-LONG_S = 120.0
 
 # Daemon threads: one that meets nobody, one that waits for a peer that does not come,
 # both until the interpreter ends, and two that sum all the time. What the interpreter
@@ -77,7 +76,7 @@ def test_daemon_threads_in_collectives_do_not_abort():
         capture_output=True,
         env=clean_environment(),
         text=True,
-        timeout=LONG_S,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert found.returncode == 0, found.stderr

@@ -12,6 +12,7 @@ import pytest
 import torch
 from async_cases import all_seeds, model_sum
 from endings import lose_rank
+from patience import PATIENCE_S
 from programs import skip_without_oneccl
 from sync_cases import ONE_THREAD, run
 from transport_cases import RULE_NAMES, WIDE, everything, sync, train_forever
@@ -23,7 +24,6 @@ from torch_cpudist.testing import ProcessRanks
 
 pytestmark = pytest.mark.processes
 
-START_S = 60.0
 # oneCCL asks for news all the time: two survivors on two cores are slow to look.
 TOLD_S = {"gloo": 1.0, "shm": 1.0, "ccl": 2.0}
 OVER_C10D = ONE_THREAD | {"CPUDIST_TRANSPORT": "c10d", "CPUDIST_BACKEND": "gloo"}
@@ -65,8 +65,8 @@ def test_training_equals_that_over_another_transport_bit_for_bit(
     size = trainers + servers
     variables = OVER_C10D | {"CPUDIST_BACKEND": backend}
     with ProcessRanks(everything, size, servers=servers, variables=variables) as ranks:
-        results = ranks.results(START_S)
-        assert ranks.exit_codes(10.0) == [0] * size
+        results = ranks.results(PATIENCE_S)
+        assert ranks.exit_codes(PATIENCE_S) == [0] * size
     trained = [one for one in results if one is not None]
     assert len(trained) == trainers
     for found in trained:
@@ -96,15 +96,15 @@ def test_a_killed_rank_is_named_by_every_survivor(backend):
     variables = OVER_C10D | {"CPUDIST_BACKEND": backend}
     with ProcessRanks(train_forever, 3, variables=variables) as ranks:
         for rank in range(3):
-            ranks.expect(rank, "report", START_S)
+            ranks.expect(rank, "report", PATIENCE_S)
         lost_s = lose_rank(ranks, 1, signal.SIGKILL)
         for rank in (0, 2):
-            entry = ranks.expect(rank, "error", 10.0)
+            entry = ranks.expect(rank, "error", PATIENCE_S)
             check_loss(
                 entry, lost_s, TOLD_S[backend], r"(trainer|server) 1\b.* was lost"
             )
             assert not re.search(r"(trainer|server) [02]\b[^:]* was lost", str(entry))
-        codes = ranks.exit_codes(10.0)
+        codes = ranks.exit_codes(PATIENCE_S)
         assert [codes[0], codes[2]] == [0, 0]
 
 
@@ -114,10 +114,10 @@ def test_a_frozen_process_is_named_within_the_clock_of_liveness(frozen, who):
     variables = OVER_C10D | clocks
     with ProcessRanks(train_forever, 3, servers=1, variables=variables) as ranks:
         for rank in (1, 2):
-            ranks.expect(rank, "report", START_S)
+            ranks.expect(rank, "report", PATIENCE_S)
         lost_s = lose_rank(ranks, frozen, signal.SIGSTOP)
         for rank in {0, 1, 2} - {frozen}:
-            entry = ranks.expect(rank, "error", 10.0)
+            entry = ranks.expect(rank, "error", PATIENCE_S)
             check_loss(entry, lost_s, LIVENESS_S + 1.0, who + r"\b")
 
 

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE_S
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 # The benchmark is run as a script: its modules are found beside run.py.
@@ -176,7 +177,7 @@ def test_a_launch_is_ended_at_its_deadline_and_read_when_done(
 
     with pytest.raises(cnn.LaunchFailedError, match=r"not done after 0\.5 s"):
         run_as("slow")
-    args.deadline_s = 60.0
+    args.deadline_s = PATIENCE_S
     assert run_as("quick") == {"epochs": []}
     with pytest.raises(cnn.LaunchFailedError, match="ended with 0"):
         run_as("nothing")

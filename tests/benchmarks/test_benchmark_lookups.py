@@ -9,6 +9,8 @@ import sys
 import time
 from pathlib import Path
 
+from patience import PATIENCE_S
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 from delayed import Link
 from peers.cpudist_rank import strategy_of
@@ -27,7 +29,7 @@ def pairs(count: int) -> list[tuple[socket.socket, socket.socket]]:
 
 
 def received(link: Link, end: socket.socket) -> bytes:
-    limit = time.monotonic() + 30
+    limit = time.monotonic() + PATIENCE_S
     while time.monotonic() < limit:
         try:
             return end.recv(100)

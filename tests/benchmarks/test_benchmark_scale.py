@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from patience import PATIENCE_S
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
@@ -40,7 +41,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def job(tmp_path: Path, data: Path) -> Job:
     options = "--strategies async --trainers 1 --servers 1 --batch 32 --dim 4"
     options += " --seconds 0.2 --warmup-steps 2 --step-ms 4 --dilation 2"
-    args = run.parse(["scale", *options.split(), "--deadline-s", "30"])
+    args = run.parse(["scale", *options.split(), "--deadline-s", "300"])
     ((name, spec),) = scale.select(args).items()
     return scale.make_job(name, spec, args, str(tmp_path), data)
 
@@ -242,7 +243,7 @@ def test_commands_run_together_and_one_that_fails_ends_all(tmp_path: Path) -> No
 
     results = tmp_path / "results.json"
     writes = python("open('results.json', 'w').write('{\"words\": 3}')")
-    found = cnn.run_together([writes, python("pass")], {}, results, 20.0)
+    found = cnn.run_together([writes, python("pass")], {}, results, PATIENCE_S)
     assert found == {"words": 3}
     began = time.monotonic()
     fails = python("print('a reason'); raise SystemExit(3)")

@@ -15,6 +15,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from patience import PATIENCE_S
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 # The benchmark is run as a script: its modules are found beside run.py.
@@ -57,7 +58,7 @@ def make_job(run_dir: Path, data: Path, **changes: object) -> Job:
         steps=40,
         warmup_steps=2,
         bf16=False,
-        deadline_s=60.0,
+        deadline_s=PATIENCE_S,
     )
     return replace(job, **changes)  # type: ignore[arg-type]
 
@@ -324,10 +325,10 @@ def test_a_deadline_ends_a_launch_with_its_grandchildren(
     code = (
         "import signal, subprocess, sys, time, pathlib\n"
         "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
-        "p = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'],"
+        "p = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(3600)'],"
         " start_new_session=True)\n"
         "pathlib.Path('grandchild').write_text(f'{p.pid}\\n')\n"
-        "time.sleep(60)\n"
+        "time.sleep(3600)\n"
     )
     monkeypatch.setattr(launch, "commands", lambda *_: [[sys.executable, "-c", code]])
     monkeypatch.setattr(launch, "GRACE_S", 0.3)
@@ -346,7 +347,7 @@ def test_a_deadline_ends_a_launch_with_its_grandchildren(
         )
     pid = int(told.read_text())
     state = Path(f"/proc/{pid}/stat")
-    limit = time.monotonic() + 30
+    limit = time.monotonic() + PATIENCE_S
     while state.exists() and ") Z " not in state.read_text():
         assert time.monotonic() < limit, "the grandchild lives on"
         time.sleep(0.01)
@@ -369,7 +370,7 @@ def test_an_absent_peer_is_said_and_absence_of_ours_is_a_failure(
 def test_command_line_errors_name_what_was_expected() -> None:
     command = [sys.executable, str(BENCHMARKS / "run.py"), "ctr", "--trainers", "0"]
     done = subprocess.run(
-        command, capture_output=True, text=True, timeout=30, check=False
+        command, capture_output=True, text=True, timeout=PATIENCE_S, check=False
     )
     assert done.returncode == 2
     assert "--trainers: expected at least 1" in done.stderr

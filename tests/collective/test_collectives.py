@@ -23,6 +23,7 @@ from collective_cases import (
 )
 from endings import lose_rank
 from hybrid_cases import hybrids
+from patience import PATIENCE_S
 from reduce_cases import reduces
 from sync_cases import ONE_THREAD, run
 
@@ -32,7 +33,6 @@ from torch_cpudist.testing import ProcessRanks
 
 pytestmark = pytest.mark.processes
 
-START_S = 60.0
 SAME = 1e-6
 CASES = ("mean", "samples", "clipped", "tensors")
 
@@ -40,7 +40,7 @@ CASES = ("mean", "samples", "clipped", "tensors")
 @pytest.mark.parametrize("trainers", [2, 3])
 def test_trainers_that_average_equal_one_process_and_ddp(trainers):
     with ProcessRanks(averages, trainers, variables=ONE_THREAD) as ranks:
-        results = ranks.results(START_S)
+        results = ranks.results(PATIENCE_S)
     for found in results:
         for one in (found["float32"], found["float64"]):
             assert max(one[name] for name in CASES) <= SAME
@@ -95,7 +95,7 @@ def check_state(found):
 @pytest.mark.parametrize("trainers", [2, 3])
 def test_reduce_has_the_numbers_of_all_reduce_and_a_share_of_the_state(trainers):
     with ProcessRanks(reduces, trainers, variables=ONE_THREAD) as ranks:
-        results = ranks.results(START_S)
+        results = ranks.results(PATIENCE_S)
     for found in results:
         one = found["float32"]
         assert max(one[name] for name in CASES) <= SAME
@@ -133,8 +133,8 @@ def test_state_that_is_spread_is_asked_for_by_all():
     variables = {**ONE_THREAD, "CPUDIST_ROUND_DEADLINE_MS": "3000"}
     with ProcessRanks(asks_alone, 2, variables=variables) as ranks:
         for rank in range(2):
-            ranks.expect(rank, "report", START_S)
-        error = ranks.expect(1, "error", START_S)["value"]
+            ranks.expect(rank, "report", PATIENCE_S)
+        error = ranks.expect(1, "error", PATIENCE_S)["value"]
         assert error["type"] == "OperationTimeoutError"
         assert "trainer 0 is in state_dict(), which under Reduce every" in error["text"]
 
@@ -150,7 +150,7 @@ def check_refusals(found):
 
 def test_parts_of_a_hybrid_keep_what_each_promises():
     with ProcessRanks(hybrids, 2, variables=ONE_THREAD) as ranks:
-        for found in ranks.results(START_S):
+        for found in ranks.results(PATIENCE_S):
             for name, one in found.items():
                 if name.startswith("rewritten"):
                     assert one, name
@@ -172,10 +172,10 @@ def test_parts_of_a_hybrid_keep_what_each_promises():
 
 def test_a_trainer_that_stops_early_is_named():
     with ProcessRanks(one_stops_early, 2, variables=ONE_THREAD) as ranks:
-        error = ranks.expect(0, "error", START_S)["value"]
+        error = ranks.expect(0, "error", PATIENCE_S)["value"]
         assert error["type"] == "OperationTimeoutError"
         assert "trainer 1 has left" in error["text"]
-        assert ranks.expect(1, "error", START_S)["value"]["type"] == "PeerLostError"
+        assert ranks.expect(1, "error", PATIENCE_S)["value"]["type"] == "PeerLostError"
 
 
 @pytest.mark.parametrize(
@@ -186,14 +186,14 @@ def test_a_lost_trainer_is_told_to_all(number, liveness_ms, limit_s):
     variables = {**ONE_THREAD, "CPUDIST_LIVENESS_MS": liveness_ms}
     with ProcessRanks(until_lost, 3, variables=variables) as ranks:
         for rank in range(3):
-            ranks.expect(rank, "report", START_S)
+            ranks.expect(rank, "report", PATIENCE_S)
         lost_s = lose_rank(ranks, 2, number)
         for rank in range(2):
-            error = ranks.expect(rank, "error", START_S)
+            error = ranks.expect(rank, "error", PATIENCE_S)
             assert error["value"]["type"] == "PeerLostError", error
             assert error["time_s"] - lost_s < limit_s
         for process in ranks.processes[:2]:
-            process.join(20.0)  # nothing of gloo keeps it
+            process.join(PATIENCE_S)  # nothing of gloo keeps it
             assert process.exitcode == 0
 
 

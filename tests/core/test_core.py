@@ -11,6 +11,7 @@ import time
 import numpy as np
 import pytest
 from core_cluster import DIM, HIDDEN, ROWS, Cluster, address, run_all
+from patience import PATIENCE_S
 
 from torch_cpudist import _core, errors
 
@@ -228,7 +229,7 @@ class Named:
         self.options["logger"] = lambda level, text: self.lines.append(text)
 
     def wait(self, name="trainer 1"):
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + PATIENCE_S
         while not any(name in line for line in list(self.lines)):
             assert time.monotonic() < deadline
             time.sleep(0.01)
@@ -359,7 +360,7 @@ def test_concurrent_pulls_of_the_same_rows():
         gate = threading.Barrier(4)
 
         def pull():
-            gate.wait(timeout=30)
+            gate.wait(timeout=PATIENCE_S)
             trainer.pull(ids)
             np.testing.assert_array_equal(trainer.table, expected)
 

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from core_cluster import HIDDEN, Cluster, Trainer, make_layout, run_all
 from interrupts import interrupted, waiting_in_a_call
+from patience import PATIENCE_S
 
 from torch_cpudist import _core, errors
 
@@ -46,7 +47,7 @@ class ServerProcess:
         return json.loads(self.process.stdout.readline())
 
     def last_line(self):
-        return self.process.communicate(timeout=30)[0].strip()
+        return self.process.communicate(timeout=PATIENCE_S)[0].strip()
 
 
 @pytest.fixture
@@ -69,7 +70,7 @@ def launch():
     yield start
     for server in started:
         server.process.kill()
-        server.process.wait(timeout=30)
+        server.process.wait(timeout=PATIENCE_S)
         server.process.stdout.close()
 
 
@@ -129,11 +130,11 @@ def test_a_killed_server_is_reported_within_a_second(launch, scheme):
     killed_at = []
 
     def kill():
-        until = time.monotonic() + 30
+        until = time.monotonic() + PATIENCE_S
         while first.client.stats()["requests"] == before and time.monotonic() < until:
             time.sleep(0.005)
         servers[1].process.kill()
-        servers[1].process.wait(timeout=30)
+        servers[1].process.wait(timeout=PATIENCE_S)
         killed_at.append(time.monotonic())
 
     def push():

@@ -8,6 +8,7 @@ import time
 
 import numpy as np
 from core_cluster import ROWS, Cluster, address, run_all
+from patience import PATIENCE_S
 
 
 def test_who_sends_values_is_no_straggler_until_it_stops():
@@ -27,7 +28,7 @@ def test_who_sends_values_is_no_straggler_until_it_stops():
             trainer.set = trainer.client.open(cluster.layout)
 
         def store_until(level, sends):
-            deadline = time.monotonic() + 60
+            deadline = time.monotonic() + PATIENCE_S
             while last()[0] != level:
                 assert time.monotonic() < deadline
                 if sends:

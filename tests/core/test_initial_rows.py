@@ -14,6 +14,7 @@ import zlib
 import numpy as np
 import pytest
 import torch
+from patience import PATIENCE_S
 
 from torch_cpudist import _core, errors
 
@@ -180,7 +181,7 @@ def test_another_process_at_another_vector_level_makes_the_same_rows():
         capture_output=True,
         text=True,
         check=True,
-        timeout=120,
+        timeout=PATIENCE_S,
     )
     rows = rows_of(spec(("normal", 0, 1)), SPREAD)
     assert child.stdout.split() == ["scalar", str(zlib.crc32(rows.tobytes()))]

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 from data_cases import SLOTS, records, write
+from patience import PATIENCE_S
 from programs import clean_environment
 from torch.utils.data import DataLoader
 
@@ -24,7 +25,7 @@ import torch_cpudist as cpudist
 from torch_cpudist.data import InMemoryDataset, QueueDataset
 from torch_cpudist.data.reading.leaving import leaving
 
-LONG_S = 60.0
+GONE_S = 60.0
 
 
 @pytest.fixture
@@ -33,8 +34,11 @@ def files(tmp_path):
 
 
 def processes_with(word: str) -> list[bytes]:
-    """Those that are left after a while: killed ones take a moment to be gone."""
-    deadline = time.monotonic() + 20
+    """Those that are left after a while: killed ones take a moment to be gone.
+
+    Less than they sleep: one that nobody has killed is still there.
+    """
+    deadline = time.monotonic() + GONE_S
     while (left := running(word)) and time.monotonic() < deadline:
         time.sleep(0.02)
     return left
@@ -187,7 +191,7 @@ def read(way, begun):
 for way, event in zip(ways, begun):
     threading.Thread(target=read, args=(way, event), daemon=True).start()
 for event in begun:
-    assert event.wait(60)
+    assert event.wait(300)
 print("reads", flush=True)
 sys.stdin.readline()
 """
@@ -215,12 +219,12 @@ def test_a_process_that_ends_while_daemon_threads_read(tmp_path, way):
         text=True,
     ) as process:
         assert process.stdout.readline() == "reads\n", process.stderr.read()
-        deadline = time.monotonic() + LONG_S
+        deadline = time.monotonic() + PATIENCE_S
         while len(running(f"sleep {word}")) < 2 and time.monotonic() < deadline:
             time.sleep(0.01)
         if way == "killed":
             process.kill()
-        said = process.communicate("\n", timeout=LONG_S)[1]
+        said = process.communicate("\n", timeout=PATIENCE_S)[1]
     assert process.returncode == (-signal.SIGKILL if way == "killed" else 0), said
     assert "Traceback" not in said
     assert processes_with(word) == []

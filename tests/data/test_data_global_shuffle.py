@@ -11,6 +11,7 @@ from collections import Counter
 
 import pytest
 from data_cases import records, write
+from patience import PATIENCE_S
 from shuffle_cases import shuffled
 
 from torch_cpudist import testing
@@ -26,9 +27,9 @@ def test_records_are_dealt_by_the_seed(tmp_path):
     files = write(tmp_path, [drawn[:100], drawn[100:5000], drawn[5000:]])
     variables = VARIABLES | {"SHUFFLE_FILES": os.pathsep.join(map(str, files))}
     with testing.ProcessRanks(shuffled, 3, variables=variables) as ranks:
-        found = [ranks.expect(rank, "report", 60.0)["value"] for rank in range(3)]
+        found = [ranks.expect(rank, "report", PATIENCE_S)["value"] for rank in range(3)]
         killed_s = ranks.signal(2, signal.SIGKILL)
-        lost = [ranks.expect(rank, "error", 30.0) for rank in range(2)]
+        lost = [ranks.expect(rank, "error", PATIENCE_S) for rank in range(2)]
     for name in ("before", "once", "again", "dealt_before", "dealt"):
         assert sorted(n for one in found for n in one[name]) == list(range(COUNT))
     for one in found:

@@ -9,6 +9,7 @@ import json
 
 import pytest
 from data_cases import SLOTS, flat, read, records, unpacked, write
+from patience import PATIENCE_S
 from torch.utils.data import DataLoader
 
 import torch_cpudist as cpudist
@@ -141,7 +142,7 @@ def test_bad_lines_and_files(files, tmp_path):
 def test_processes_of_a_loader_are_refused(files):
     dataset = loaded(files)
     assert flat(read(DataLoader(dataset, batch_size=None))) == records(COUNT)
-    loader = DataLoader(dataset, batch_size=None, num_workers=1, timeout=60)
+    loader = DataLoader(dataset, batch_size=None, num_workers=1, timeout=PATIENCE_S)
     with pytest.raises(cpudist.InvalidArgumentError, match="num_workers=0"):
         next(iter(loader))
 

@@ -11,6 +11,7 @@ import random
 import pytest
 import torch
 from merging_cases import SLOTS, loaded, merged, read, write
+from patience import PATIENCE_S
 from torch import nn
 
 import torch_cpudist as cpudist
@@ -82,7 +83,7 @@ def test_all_records_of_an_instance_meet_on_one_trainer(tmp_path):
         "MERGED_FILES": os.pathsep.join(map(str, files)),
     }
     with testing.ProcessRanks(merged, 2, variables=variables) as ranks:
-        found = ranks.results(90.0)
+        found = ranks.results(PATIENCE_S)
     records = []
     for refused, left_out, own in found:
         assert len(refused) == 2

@@ -12,6 +12,7 @@ import threading
 import pytest
 import torch
 from data_cases import SLOTS, flat, line, read, records, unpacked, write
+from patience import PATIENCE_S
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -145,13 +146,13 @@ def test_several_consumers_share_one_epoch(files):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(PATIENCE_S)
     assert sorted(flat(found)) == records(COUNT)
 
 
 def test_processes_of_a_loader_share_the_files(files):
     dataset = QueueDataset(files, SLOTS, batch_size=32)
-    loader = DataLoader(dataset, batch_size=None, num_workers=2, timeout=60)
+    loader = DataLoader(dataset, batch_size=None, num_workers=2, timeout=PATIENCE_S)
     assert sorted(flat(read(loader))) == records(COUNT)
 
 

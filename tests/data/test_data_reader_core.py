@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 from interrupts import interrupted, waiting_in_a_call
+from patience import PATIENCE_S
 
 from torch_cpudist import _core
 from torch_cpudist.errors import (
@@ -29,7 +30,6 @@ from torch_cpudist.errors import (
 )
 
 WHOLE = (0, 0, 2**64 - 1)
-SOON_S = 20.0
 
 
 def make_schema(**rest: Any) -> _core.DataSchema:
@@ -55,7 +55,7 @@ def path(tmp_path: Path) -> str:
 
 def ids(reader: Any) -> list[int]:
     found: list[int] = []
-    while (batch := reader.next(SOON_S)) is not None:
+    while (batch := reader.next(PATIENCE_S)) is not None:
         found += batch.ints[: batch.records].tolist()
     return found
 
@@ -64,7 +64,7 @@ def test_batches_become_tensors_without_a_copy(path: str) -> None:
     reader = _core.DataReader(
         make_schema(), files=[path], lanes=[[WHOLE]], batch_size=4
     )
-    batch = reader.next(SOON_S)
+    batch = reader.next(PATIENCE_S)
     assert batch is not None
     assert batch.records == 4
     assert batch.sections == [4, 3, 8]
@@ -84,7 +84,7 @@ def test_memory_of_batches_is_used_again(path: str) -> None:
     addresses = set()
     for _ in range(20):
         reader = _core.DataReader(schema, files=[path], lanes=[[WHOLE]], batch_size=10)
-        batch = reader.next(SOON_S)
+        batch = reader.next(PATIENCE_S)
         assert batch is not None
         addresses.add(batch.ints.__array_interface__["data"][0])
         del batch
@@ -102,7 +102,7 @@ def test_positions_are_plain_lists_and_can_be_taken_up(path: str) -> None:
     reader = make(None)
     assert reader.position() == [[[0, 0, 0, 0], [0, 0, 0, 0]], 0, 0]
     positions = [reader.position()]
-    while (batch := reader.next(SOON_S)) is not None:
+    while (batch := reader.next(PATIENCE_S)) is not None:
         positions.append(batch.position)  # type: ignore[arg-type]
     whole = ids(make(None))
     assert sorted(whole) == list(range(10))
@@ -118,7 +118,7 @@ def test_a_wait_without_a_batch_ends_in_time(path: str) -> None:
         reader.next(0.05)
     reader.stop()
     with pytest.raises(ClosedError):
-        reader.next(SOON_S)
+        reader.next(PATIENCE_S)
 
 
 def test_a_wait_is_ended_by_a_signal() -> None:
@@ -137,7 +137,7 @@ def test_a_wait_is_ended_by_a_signal() -> None:
             pytest.raises(GotSignalError),
             interrupted(waiting_in_a_call(), signal.SIGUSR1),
         ):
-            reader.next(SOON_S)
+            reader.next(PATIENCE_S)
     finally:
         signal.signal(signal.SIGUSR1, before)
 
@@ -202,7 +202,7 @@ def test_errors_have_their_classes(path: str, tmp_path: Path) -> None:
 def test_a_store_is_loaded_permuted_and_read(path: str) -> None:
     store = _core.DataStore(make_schema())
     store.load(files=[path], lanes=[[(0, 100, 2**64 - 1)], [(0, 0, 100)]])
-    store.wait(SOON_S)
+    store.wait(PATIENCE_S)
     assert store.records == 10
     assert store.progress()["parts_done"] == 2
     checksum = store.checksum()
@@ -226,7 +226,7 @@ def test_other_threads_go_on_while_a_call_waits_for_the_store(
     file.write_text("1 7 1 0 2 0.5 -1\n" * 100_000)
     store = _core.DataStore(make_schema())
     store.load(files=[str(file)], lanes=[[WHOLE]])
-    store.wait(SOON_S)
+    store.wait(PATIENCE_S)
     ask = getattr(store, name)
     over = threading.Event()
     ticks: list[float] = []
@@ -246,7 +246,7 @@ def test_other_threads_go_on_while_a_call_waits_for_the_store(
     for thread in threads:
         thread.start()
     try:
-        deadline = time.perf_counter() + SOON_S
+        deadline = time.perf_counter() + PATIENCE_S
         while True:
             time.sleep(0.001)
             ticks.clear()
@@ -271,7 +271,7 @@ def test_texts_are_hashed_as_readers_do(tmp_path: Path) -> None:
     ]
     schema = _core.DataSchema(format="multislot", slots=slots)
     reader = _core.DataReader(schema, files=[str(file)], lanes=[[WHOLE]], batch_size=1)
-    batch = reader.next(SOON_S)
+    batch = reader.next(PATIENCE_S)
     assert batch is not None
     red = _core.hash_texts(np.array([0, 3]), b"red", 0, 1000)
     blue = _core.hash_texts(np.array([3, 7]), b"redblue", 1, 1000)
@@ -284,12 +284,12 @@ def test_a_forked_child_is_refused(path: str) -> None:
     reader = _core.DataReader(
         make_schema(), files=[path], lanes=[[WHOLE]], batch_size=1
     )
-    batch = reader.next(SOON_S)
+    batch = reader.next(PATIENCE_S)
     child = os.fork()
     if child == 0:
         status = 1
         try:
-            reader.next(SOON_S)
+            reader.next(PATIENCE_S)
         except ForkedProcessError:
             status = 0
         finally:

@@ -11,6 +11,7 @@ from collections import Counter
 
 import pytest
 from data_cases import SLOTS, flat, line, read, records, write
+from patience import PATIENCE_S
 from programs import clean_environment
 
 import torch_cpudist as cpudist
@@ -194,7 +195,7 @@ for call in (list_files, lambda url: iter(QueueDataset([url], slots))):
     write(tmp_path, [records(3), records(3)])
     done = subprocess.run(
         [sys.executable, "-c", program, tmp_path],
-        env=clean_environment(), capture_output=True, text=True, timeout=110,
+        env=clean_environment(), capture_output=True, text=True, timeout=PATIENCE_S,
         check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from loop_pages import BLOCKS, TEXT, Clicks, execute, names_of, stop_early, wrapped
+from patience import PATIENCE_S
 from sync_cases import ONE_THREAD, assert_same_bits, run
 from torch import nn
 
@@ -88,7 +89,7 @@ def test_the_servers_average_is_shown_and_copied():
 @pytest.mark.processes
 def test_all_trainers_stop_after_the_same_epoch_with_the_best_model():
     with ProcessRanks(stop_early, 2, variables=ONE_THREAD) as ranks:
-        first, second = ranks.results(60.0)
+        first, second = ranks.results(PATIENCE_S)
     assert first["epoch"] == second["epoch"] < 49
     for found in (first, second):
         assert found["patience"] == 2

@@ -19,6 +19,7 @@ from async_cases import (
     train_counts,
     wrapped,
 )
+from patience import PATIENCE_S
 from sync_cases import (
     RULES,
     Batches,
@@ -171,10 +172,10 @@ def test_age_counts_the_updates_and_samples_since_the_values_were_read():
         if context.trainer_rank == 1:
             backward(model, 1)
             read.set()
-            assert pushed.wait(30)
+            assert pushed.wait(PATIENCE_S)
             optimizer.step(samples=3)
         else:
-            assert read.wait(30)
+            assert read.wait(PATIENCE_S)
             for _ in range(5):
                 optimizer.zero_grad()
                 backward(model, 2)
@@ -227,10 +228,10 @@ def test_without_a_bound_a_slow_trainer_is_left_behind():
         if context.trainer_rank == 1:
             backward(model, 0)
             read.set()
-            assert pushed.wait(30)
+            assert pushed.wait(PATIENCE_S)
             optimizer.step()
         else:
-            assert read.wait(30)
+            assert read.wait(PATIENCE_S)
             for step in range(20):
                 optimizer.zero_grad()
                 backward(model, step)

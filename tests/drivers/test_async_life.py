@@ -19,6 +19,7 @@ from async_cases import (
     wrapped,
 )
 from interrupts import interrupted, waiting_in_a_call
+from patience import PATIENCE_S
 from sync_cases import assert_same_bits, copy_of, run
 
 import torch_cpudist as cpudist
@@ -129,13 +130,13 @@ def test_the_bound_holds_over_leaving_and_barriers():
             optimizer.leave()
             backward(model, 7)
             left.set()
-            assert done.wait(30)
+            assert done.wait(PATIENCE_S)
             with pytest.raises(cpudist.InvalidArgumentError, match=r"opt\.join"):
                 optimizer.step()
             optimizer.join()
             train(model, optimizer, range(2, 4))
         else:
-            assert left.wait(30)
+            assert left.wait(PATIENCE_S)
             train(model, optimizer, range(10))
             optimizer.leave()
             done.set()

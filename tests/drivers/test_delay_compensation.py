@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from patience import PATIENCE_S
 from sync_cases import (
     RULES,
     Batches,
@@ -106,7 +107,7 @@ def replay(
 
 def train_in_turns(schedule: list[int], servers: int, **options: Any) -> Any:
     """Steps by schedule, each on what was read after the trainer's last one."""
-    turns, steps = Turns([0, 1, 2, *schedule], deadline_s=20), {}
+    turns, steps = Turns([0, 1, 2, *schedule], deadline_s=PATIENCE_S), {}
 
     def body(context: cpudist.Context) -> dict[str, torch.Tensor]:
         model = Parts()

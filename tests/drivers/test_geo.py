@@ -18,6 +18,7 @@ from geo_cases import (
     wrapped,
 )
 from geo_model import Sections, Servers, Trainer, rows_of
+from patience import PATIENCE_S
 from sync_cases import run
 
 from torch_cpudist import _core
@@ -127,7 +128,7 @@ def play(context, plan, turns, shared, tolerance, step):
             values = rows_of(model, sections.tables)
             shared["servers"] = Servers(values, sections, trainers)
         pair = Pair(rank, model, opt, Trainer(rank, shared["servers"], step))
-    shared["ready"].wait(30)
+    shared["ready"].wait(PATIENCE_S)
     for turn, (owner, op, seed) in enumerate(plan):
         if owner == rank:
             with turns.at(turn):
@@ -135,15 +136,15 @@ def play(context, plan, turns, shared, tolerance, step):
                 pair.check(turn, op, tolerance)
         if op == "barrier" and owner == trainers - 1:
             # Each has handed all on; the rest of a barrier is done by all at once.
-            shared["ready"].wait(30)
+            shared["ready"].wait(PATIENCE_S)
             context.barrier()
             with shared["lock"]:
                 if rank in shared["servers"].members:
                     pair.twin.exchange(whole=True)
-            shared["ready"].wait(30)
+            shared["ready"].wait(PATIENCE_S)
             shared["servers"].members.add(rank)
             pair.check(turn, "after barrier", tolerance)
-            shared["ready"].wait(30)
+            shared["ready"].wait(PATIENCE_S)
     moved = rows_of(model, shared["servers"].sections.tables)
     for key, row in shared["servers"].z.items():
         assert moved[key] == pytest.approx(row, abs=tolerance), key

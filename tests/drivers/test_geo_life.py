@@ -22,6 +22,7 @@ from geo_cases import (
     wrapped,
 )
 from interrupts import interrupted
+from patience import PATIENCE_S
 from sync_cases import (
     ONE_THREAD,
     RULES,
@@ -125,7 +126,7 @@ def test_what_is_written_at_the_end_reaches_nobody():
             opt.leave()
             written.set()
         else:
-            assert written.wait(30)
+            assert written.wait(PATIENCE_S)
             opt.leave()
             opt.flush()
         return copy_of(model)
@@ -366,7 +367,7 @@ def test_interrupted_flushes_lose_nothing():
     other = threading.Thread(target=body, args=(1,), daemon=True)
     other.start()
     body(0)
-    other.join(30)
+    other.join(PATIENCE_S)
     expected = model_sum([100 * rank + i for rank in range(2) for i in range(3)])
     for rank in range(2):
         assert_same_bits(results[rank], expected)

@@ -9,6 +9,7 @@ import threading
 import pytest
 import torch
 from async_cases import Counting, backward, gradient_of, seeds_of, wrapped
+from patience import PATIENCE_S
 from sync_cases import run
 
 import torch_cpudist as cpudist
@@ -116,7 +117,7 @@ def test_a_flush_waits_for_nobody_and_a_leaver_is_not_waited_for():
             optimizer.flush()
             others_are_done.set()
         else:
-            assert others_are_done.wait(20)
+            assert others_are_done.wait(PATIENCE_S)
             step(model, optimizer, 1000)
             optimizer.leave()
         context.barrier()
@@ -146,7 +147,7 @@ def test_while_an_outer_step_waits_its_trainer_does_all_else():
                 step(model, optimizer, seed)
             others_are_done.set()
         else:
-            assert others_are_done.wait(20)
+            assert others_are_done.wait(PATIENCE_S)
             for seed in seeds_of(1, 2):
                 step(model, optimizer, seed)
         context.barrier()

@@ -18,6 +18,7 @@ from geo_cases import (
     train,
     wrapped,
 )
+from patience import PATIENCE_S
 from sync_cases import (
     assert_same_bits,
     copy_of,
@@ -210,7 +211,7 @@ def test_movements_add_up_or_are_averaged(kind, rule, outer_step, times):
         put_gradients(model, gradients(3))
         opt.step()
         own = copy_of(model)
-        ready.wait(30)
+        ready.wait(PATIENCE_S)
         opt.leave()
         context.barrier()
         opt.flush()

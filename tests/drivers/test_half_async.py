@@ -18,6 +18,7 @@ from async_cases import (
 )
 from async_cases import backward as plain_backward
 from half_async_cases import expected_of, halves, step, take_final
+from patience import PATIENCE_S
 from sync_cases import (
     RULES,
     Batches,
@@ -36,7 +37,6 @@ from torch_cpudist.settings.updates import Trainers
 
 PAIRS = ((0, 1), (2, 3))
 STEPS = 12
-WAIT_S = 30.0
 
 
 # -- one group is Sync -----------------------------------------------------------------
@@ -172,14 +172,14 @@ def test_a_slow_group_holds_nobody_up():
         optimizer = wrapped(model, halves(PAIRS))
         rank = context.trainer_rank
         if rank == 2:  # its partner waits for it in a round
-            arrived.wait(WAIT_S)
+            arrived.wait(PATIENCE_S)
             done.set()
         for seed in seeds_of(rank, STEPS):
             step(optimizer, model, seed)
         if rank < 2:
             assert not done.is_set()
             assert optimizer.rounds == STEPS  # all updates so far are theirs
-            arrived.wait(WAIT_S)
+            arrived.wait(PATIENCE_S)
         optimizer.leave()
         return take_final(context, optimizer, model)
 
@@ -194,14 +194,14 @@ def test_age_counts_the_updates_of_other_groups_and_a_reply_brings_their_values(
         model = Counting()
         optimizer = wrapped(model, halves([[0], [1]]))
         if context.trainer_rank == 1:
-            assert looked.wait(WAIT_S)
+            assert looked.wait(PATIENCE_S)
             for seed in range(3):
                 step(optimizer, model, seed)
             moved.set()
             return None
         loss = model.table(torch.tensor([1])).sum()
         looked.set()
-        assert moved.wait(WAIT_S)
+        assert moved.wait(PATIENCE_S)
         loss.backward()
         optimizer.step()  # has no gradient for the dense vector
         assert optimizer.rounds == 4
@@ -227,7 +227,7 @@ def test_leaving_joining_and_barriers_with_groups():
             optimizer.leave()
             left.set()
         elif rank == 0:
-            assert left.wait(WAIT_S)
+            assert left.wait(PATIENCE_S)
             for seed in alone:
                 step(optimizer, model, seed)
         context.barrier()  # groups are at different rounds
@@ -254,9 +254,9 @@ def test_a_member_that_left_joins_its_group_again():
         if rank == 0:
             optimizer.leave()
             stopped.set()
-            assert joined.wait(WAIT_S)
+            assert joined.wait(PATIENCE_S)
         elif rank == 1:
-            assert stopped.wait(WAIT_S)
+            assert stopped.wait(PATIENCE_S)
             optimizer.leave()
             for seed in mine[1:]:  # the group is empty: it starts at once, alone
                 step(optimizer, model, seed)

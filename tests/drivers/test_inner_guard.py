@@ -9,10 +9,10 @@ import logging
 
 import pytest
 import torch
+from sync_cases import run as run_trainers
 from torch import nn
 
 import torch_cpudist as cpudist
-from torch_cpudist.testing import run_ranks
 
 
 def alone(body):
@@ -21,7 +21,7 @@ def alone(body):
     def rank(context):
         body(context)
 
-    run_ranks(rank, 1)
+    run_trainers(rank, 1)
 
 
 class Net(nn.Module):
@@ -75,7 +75,7 @@ def test_every_trainer_has_the_model_after_shutdown():
         context.shutdown()
         assert table.weight.flatten().tolist() == [-1, -1, 0, 0]
 
-    run_ranks(body, 2)
+    run_trainers(body, 2)
 
 
 def test_shutdown_can_leave_rows_as_they_are():

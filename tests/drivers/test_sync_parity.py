@@ -9,6 +9,7 @@ import threading
 
 import pytest
 import torch
+from patience import PATIENCE_S
 from sync_cases import (
     BATCH,
     DIM,
@@ -200,14 +201,16 @@ def test_a_step_after_leave_joins_again(servers, eventually):
         if context.trainer_rank == 1:
             optimizer.leave()
             left.set()
-            assert done.wait(30)
+            assert done.wait(PATIENCE_S)
             optimizer.flush()
         else:
-            assert left.wait(30)
+            assert left.wait(PATIENCE_S)
             train_on(alone[:-1])
             done.set()
             joined = lambda: servers_have(pushes, servers or 2)  # noqa: E731
-            eventually(joined, 30, "the push of trainer 1, which has joined again")
+            eventually(
+                joined, PATIENCE_S, "the push of trainer 1, which has joined again"
+            )
             train_on(alone[-1:])
         train_on(range(alone[-1] + 1, steps))
         assert optimizer.rounds == steps
@@ -253,7 +256,7 @@ def test_a_trainer_may_evaluate_while_another_waits_in_its_step(eventually):
         batch = Batches(2, steps=1).part(0, context.trainer_rank)
         loss_of(model, batch).backward()
         if context.trainer_rank == 0:
-            eventually(lambda: servers_have(1, 2), 30, "the push of trainer 1")
+            eventually(lambda: servers_have(1, 2), PATIENCE_S, "the push of trainer 1")
             with torch.no_grad():
                 first = model(ids, dense)
                 optimizer.flush()

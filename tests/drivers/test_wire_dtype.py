@@ -16,6 +16,7 @@ from async_cases import Counting, wrapped
 from geo_cases import Moving, geo, model_sum, seeds_of
 from geo_cases import train as train_geo
 from geo_cases import wrapped as wrapped_geo
+from patience import PATIENCE_S
 from sync_cases import (
     RULES,
     Batches,
@@ -144,7 +145,7 @@ def test_geo_leaves_nothing_behind(dtype, rule):
         opt = wrapped_geo(model, strategy)
         train_geo(model, opt, seeds_of(context.trainer_rank, steps))
         opt.flush()
-        ready.wait(30)  # nobody learns that there are fewer trainers
+        ready.wait(PATIENCE_S)  # nobody learns that there are fewer trainers
         opt.leave()
         context.barrier()
         opt.flush()

@@ -4,54 +4,52 @@
 
 from __future__ import annotations
 
+import importlib
 import json
-import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import flights
-import flights_report
 import numpy as np
 import pytest
+from lazily import Lazily
+from patience import PATIENCE_S
+from programs import Launcher
 
 from torch_cpudist import strategies
 
+flights_report = Lazily("flights_report", importlib.import_module)  # matplotlib
+
 ROOT = Path(__file__).resolve().parents[2]
-LAUNCHER = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+IN_TURN = ROOT / "tests" / "support" / "examples_in_turn.py"
+QUICKSTART = ROOT / "examples" / "quickstart" / "quickstart.py"
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize(
-    ("launcher", "strategies"),
-    [([], ["sync"]), (LAUNCHER, ["async", "reduce", "hybrid"])],
+    ("ranks", "strategies"),
+    [(1, ["sync"]), (2, ["async", "reduce", "hybrid"])],
     ids=["alone", "torchrun"],
 )
-def test_quickstart_learns(launcher: list[str], strategies: list[str]) -> None:
-    script = [
-        "tests/support/examples_in_turn.py",
-        "examples/quickstart/quickstart.py",
-        *strategies,
-    ]
-    done = subprocess.run(
-        [sys.executable, *launcher, *script],
-        cwd=ROOT,
-        env=os.environ | {"CPUDIST_THREADS": "1", "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=90,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    losses = re.findall(r"trainer (\d): log loss (\d\.\d+)", done.stdout)
-    ranks = ["0", "1"] if launcher else ["0"]
-    assert sorted(rank for rank, _ in losses) == sorted(ranks * len(strategies))
+def test_quickstart_learns(
+    ranks: int, strategies: list[str], launch: Launcher, launch_forks: Launcher
+) -> None:
+    script = f"'{IN_TURN}' '{QUICKSTART}' {' '.join(strategies)}"
+    if ranks == 1:
+        program = launch(f"python {script}", CPUDIST_THREADS=1)
+    else:
+        options = f"--standalone --nproc-per-node={ranks}"
+        program = launch_forks(f"torchrun {options} {script}", CPUDIST_THREADS=1)
+    assert program.wait(PATIENCE_S) == 0, program.text()
+    losses = re.findall(r"trainer (\d): log loss (\d\.\d+)", program.text())
+    numbers = [str(rank) for rank in range(ranks)]
+    assert sorted(rank for rank, _ in losses) == sorted(numbers * len(strategies))
     assert all(float(loss) < 0.6 for _, loss in losses)
 
 
 def test_quickstart_fits_on_a_screen() -> None:
-    text = (ROOT / "examples" / "quickstart" / "quickstart.py").read_text()
+    text = QUICKSTART.read_text()
     assert text.count("\n") <= 60
 
 

@@ -15,6 +15,7 @@ import flights_report
 import pytest
 import torch
 from flights_archive import make_archive
+from patience import PATIENCE_S
 from programs import ROOT, clean_environment
 
 LAUNCHER = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=3"]
@@ -44,7 +45,7 @@ def test_rows_are_on_the_server_and_not_on_trainers(tmp_path: Path) -> None:
         env=clean_environment() | {"CPUDIST_SERVERS": "1", "CPUDIST_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert done.returncode == 0, done.stderr

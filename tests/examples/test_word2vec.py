@@ -22,6 +22,7 @@ import word2vec_batches as batches
 import word2vec_data as data
 import word2vec_model as models
 import word2vec_report as report
+from patience import PATIENCE_S
 
 import torch_cpudist as cpudist
 
@@ -287,7 +288,7 @@ def test_other_optimizers_and_strategies_learn_too(
 
 @pytest.mark.parametrize(("counts", "planned"), [((3, 5, 0), 4), ((97, 103, 100), 100)])
 def test_trainers_step_on_until_the_last_one_is_done(counts, planned) -> None:
-    meet = threading.Barrier(len(counts), timeout=30)
+    meet = threading.Barrier(len(counts), timeout=PATIENCE_S)
     told = [False] * len(counts)
 
     def steps(rank: int) -> list[int | None]:

@@ -13,6 +13,7 @@ import torch
 import word2vec_batches as batches
 import word2vec_data as data
 import word2vec_model as models
+from patience import PATIENCE_S
 from sync_cases import run
 
 import torch_cpudist as cpudist
@@ -61,7 +62,7 @@ def learned(corpus: data.Corpus, trainers: int, **options) -> float:
         part = batches.Sampler(corpus, SAMPLING, context.trainer_rank, trainers)
         # Numbers of batches differ by chance.
         for batch in islice(part.epoch(0), part.steps() - 1):
-            together.wait(60)
+            together.wait(PATIENCE_S)
             optimizer.zero_grad()
             model(batch).backward()
             optimizer.step()

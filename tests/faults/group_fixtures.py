@@ -9,8 +9,9 @@ import functools
 import time
 
 import pytest
+from patience import PATIENCE_S
 from ports import free_port
-from train_groups import MANY, TIME_S, train
+from train_groups import MANY, train
 
 from torch_cpudist.testing import ProcessRanks
 
@@ -48,7 +49,7 @@ def steps_of(tmp_path):
 
     def wait(name, least=0):
         path = tmp_path / f"{name}.steps"
-        until = time.monotonic() + TIME_S
+        until = time.monotonic() + PATIENCE_S
         while not (path.exists() and len(path.read_text()) >= least):
             assert time.monotonic() < until, f"{name} did not come to {least} steps"
             time.sleep(0.01)

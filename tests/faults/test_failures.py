@@ -23,13 +23,13 @@ from loss_cases import (
     KILLED_S,
     LOSSES,
     PROMISED_S,
-    START_S,
     STOPPED_S,
     check_loss,
     make,
     step,
     train_forever,
 )
+from patience import PATIENCE_S
 
 import torch_cpudist as cpudist
 from torch_cpudist.testing import ProcessRanks
@@ -44,10 +44,10 @@ def test_a_lost_colocated_rank_is_named_by_every_survivor(number, limit_s):
     """With the clocks as they are by default."""
     with ProcessRanks(train_forever, 3) as ranks:
         for rank in range(3):
-            ranks.expect(rank, "report", START_S)
+            ranks.expect(rank, "report", PATIENCE_S)
         lost_s = lose_rank(ranks, 1, number)
         for rank in (0, 2):
-            entry = ranks.expect(rank, "error", limit_s + 5)
+            entry = ranks.expect(rank, "error", PATIENCE_S)
             check_loss(entry, lost_s, limit_s, r"(trainer|server) 1\b")
 
 
@@ -57,9 +57,9 @@ def test_a_killed_rank_is_named_within_a_second():
     while not took_s or (min(took_s) > PROMISED_S and len(took_s) < 5):
         with ProcessRanks(train_forever, 3) as ranks:
             for rank in range(3):
-                ranks.expect(rank, "report", START_S)
+                ranks.expect(rank, "report", PATIENCE_S)
             lost_s = lose_rank(ranks, 1, signal.SIGKILL)
-            told = [ranks.expect(rank, "error", KILLED_S + 5) for rank in (0, 2)]
+            told = [ranks.expect(rank, "error", PATIENCE_S) for rank in (0, 2)]
         took_s.append(max(entry["time_s"] for entry in told) - lost_s)
     assert min(took_s) <= PROMISED_S, took_s
 
@@ -68,10 +68,10 @@ def test_a_killed_rank_is_named_within_a_second():
 def test_a_lost_server_is_named_by_every_trainer(number, clocks, limit_s):
     with ProcessRanks(train_forever, 4, servers=2, variables=clocks) as ranks:
         for rank in (2, 3):
-            ranks.expect(rank, "report", START_S)
+            ranks.expect(rank, "report", PATIENCE_S)
         lost_s = lose_rank(ranks, 0, number)
         for rank in (2, 3):
-            entry = ranks.expect(rank, "error", limit_s + 5)
+            entry = ranks.expect(rank, "error", PATIENCE_S)
             check_loss(entry, lost_s, limit_s, r"server 0\b")
 
 
@@ -79,11 +79,11 @@ def test_a_lost_server_is_named_by_every_trainer(number, clocks, limit_s):
 def test_a_lost_trainer_is_named_by_servers_and_trainers(number, clocks, limit_s):
     with ProcessRanks(train_forever, 3, servers=1, variables=clocks) as ranks:
         for rank in (1, 2):
-            ranks.expect(rank, "report", START_S)
-        ranks.expect(0, "serving", START_S)
+            ranks.expect(rank, "report", PATIENCE_S)
+        ranks.expect(0, "serving", PATIENCE_S)
         lost_s = lose_rank(ranks, 2, number)
         for rank in (0, 1):
-            entry = ranks.expect(rank, "error", limit_s + 5)
+            entry = ranks.expect(rank, "error", PATIENCE_S)
             check_loss(entry, lost_s, limit_s, r"trainer 1\b")
 
 
@@ -93,7 +93,7 @@ def fork_then_train(context, report):
         step(model, opt)
         child = os.fork()
         if child == 0:
-            time.sleep(60)
+            time.sleep(PATIENCE_S)
             os._exit(0)
         report(child)
         while True:
@@ -103,11 +103,11 @@ def fork_then_train(context, report):
 
 def test_a_forked_child_does_not_hide_the_death_of_its_parent():
     with ProcessRanks(fork_then_train, 2) as ranks:
-        child = ranks.expect(1, "report", START_S)["value"]
+        child = ranks.expect(1, "report", PATIENCE_S)["value"]
         try:
-            ranks.expect(0, "report", START_S)
+            ranks.expect(0, "report", PATIENCE_S)
             lost_s = lose_rank(ranks, 1, signal.SIGKILL)
-            entry = ranks.expect(0, "error", KILLED_S + 5)
+            entry = ranks.expect(0, "error", PATIENCE_S)
             check_loss(entry, lost_s, KILLED_S, r"(trainer|server) 1\b")
         finally:
             with contextlib.suppress(ProcessLookupError):
@@ -130,7 +130,7 @@ def evaluate_long(context, report):
 def test_a_long_evaluation_on_trainer_0_fails_nobody():
     clocks = {"CPUDIST_RPC_DEADLINE_MS": "3000", "CPUDIST_LIVENESS_MS": "3000"}
     with ProcessRanks(evaluate_long, 2, variables=clocks) as ranks:
-        assert ranks.results(START_S) == [3, 3]
+        assert ranks.results(PATIENCE_S) == [3, 3]
 
 
 def dawdle(context, report):
@@ -138,15 +138,15 @@ def dawdle(context, report):
     step(model, opt)
     if context.trainer_rank == 1:
         report("dawdling")
-        time.sleep(60)
+        time.sleep(PATIENCE_S)
     step(model, opt)
 
 
 def test_a_live_peer_that_does_not_come_is_a_timeout_that_names_it():
     clocks = {"CPUDIST_ROUND_DEADLINE_MS": "3000"}
     with ProcessRanks(dawdle, 2, variables=clocks) as ranks:
-        since_s = ranks.expect(1, "report", START_S)["time_s"]
-        entry = ranks.expect(0, "error", 20)
+        since_s = ranks.expect(1, "report", PATIENCE_S)["time_s"]
+        entry = ranks.expect(0, "error", PATIENCE_S)
         assert entry["value"]["type"] == "OperationTimeoutError"
         assert "CPUDIST_ROUND_DEADLINE_MS" in entry["value"]["text"]
         assert re.search(r"trainers? \[?1\b", entry["value"]["text"])
@@ -156,17 +156,17 @@ def test_a_live_peer_that_does_not_come_is_a_timeout_that_names_it():
 def wait_in_barrier(context, report):
     if context.trainer_rank == 1:
         report("late")
-        time.sleep(60)
+        time.sleep(PATIENCE_S)
     report("waiting")
     context.barrier()
 
 
 def test_a_wait_can_be_interrupted():
     with ProcessRanks(wait_in_barrier, 2) as ranks:
-        ranks.expect(0, "report", START_S)
-        ranks.expect(1, "report", START_S)
+        ranks.expect(0, "report", PATIENCE_S)
+        ranks.expect(1, "report", PATIENCE_S)
         began_s = ranks.signal(0, signal.SIGINT)
-        entry = ranks.expect(0, "error", INTERRUPTED_S + 5)
+        entry = ranks.expect(0, "error", PATIENCE_S)
         assert entry["value"]["type"] == "KeyboardInterrupt"
         assert entry["time_s"] - began_s <= INTERRUPTED_S
 
@@ -206,9 +206,9 @@ def send_rubbish(address, data):
         link.connect("\0" + rest.partition("#")[0].removeprefix("@"))
     else:
         host, _, port = rest.rpartition(":")
-        link = socket.create_connection((host, int(port)), timeout=5)
+        link = socket.create_connection((host, int(port)), timeout=PATIENCE_S)
     with link:
-        link.settimeout(10)
+        link.settimeout(PATIENCE_S)
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             link.sendall(data)
             while link.recv(4096):
@@ -219,8 +219,8 @@ def test_rubbish_closes_that_connection_only(tmp_path):
     stop = tmp_path / "stop"
     variables = {"TEST_STOP_FILE": str(stop)}
     with ProcessRanks(train_until_told, 2, variables=variables) as ranks:
-        addresses = ranks.expect(0, "report", START_S)["value"]
-        ranks.expect(1, "report", START_S)
+        addresses = ranks.expect(0, "report", PATIENCE_S)["value"]
+        ranks.expect(1, "report", PATIENCE_S)
         assert {a.partition(":")[0] for a in addresses} == {"unix", "tcp"}
         senders = [
             threading.Thread(target=send_rubbish, args=pair, daemon=True)
@@ -229,10 +229,10 @@ def test_rubbish_closes_that_connection_only(tmp_path):
         for sender in senders:
             sender.start()
         for sender in senders:
-            sender.join(30)
+            sender.join(PATIENCE_S)
             assert not sender.is_alive()
         stop.touch()
-        found = ranks.results(30)
+        found = ranks.results(PATIENCE_S)
         assert found[0]["steps"] > 0
         # Only the trainers' links: one inside the process, one over a socket.
         assert [entry["links"] for entry in found] == [2, 2]
@@ -256,7 +256,7 @@ def report_listening(context, report):
 
 def test_sockets_are_loopback_when_all_ranks_share_a_host():
     with ProcessRanks(report_listening, 2) as ranks:
-        for listening in ranks.results(START_S):
+        for listening in ranks.results(PATIENCE_S):
             assert listening
             assert {address.split(":")[0] for address in listening} == {"0100007F"}
 
@@ -298,7 +298,7 @@ def test_a_forked_dataloader_worker_gets_a_typed_error():
         batch_size=None,
         num_workers=2,
         multiprocessing_context="fork",
-        timeout=30,
+        timeout=PATIENCE_S,
     )
     assert list(loader) == [True] * 7
     step(model, opt)  # the parent is none the worse
@@ -338,7 +338,11 @@ def test_workers_that_only_read_data_are_fine():
     model, opt = make()
     data = torch.arange(12).reshape(12, 1)
     loader = torch.utils.data.DataLoader(
-        data, batch_size=4, num_workers=2, multiprocessing_context="fork", timeout=30
+        data,
+        batch_size=4,
+        num_workers=2,
+        multiprocessing_context="fork",
+        timeout=PATIENCE_S,
     )
     for batch in loader:
         opt.zero_grad()

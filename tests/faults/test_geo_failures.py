@@ -12,8 +12,9 @@ import signal
 import pytest
 from endings import lose_rank
 from group_fixtures import groups, steps_of  # noqa: F401
-from loss_cases import KILLED_S, START_S, check_loss, train_forever
-from train_groups import MANY, TIME_S, Training
+from loss_cases import KILLED_S, check_loss, train_forever
+from patience import PATIENCE_S
+from train_groups import MANY, Training
 
 import torch_cpudist as cpudist
 from torch_cpudist.testing import ProcessRanks
@@ -68,19 +69,19 @@ def test_a_killed_trainer_loses_its_own_movement_and_nobody_elses(
     job = {"TORCHELASTIC_RUN_ID": "victims"}
     steady, victim = trainer("steady"), trainer("victim", **job)
     for one in (steady, victim):
-        one.expect(0, "report", TIME_S)
+        one.expect(0, "report", PATIENCE_S)
     lose_rank(victim, 0, signal.SIGKILL)
     written = steps_of("victim")
-    late, _, values = trainer("late", steps=5).expect(0, "result", TIME_S)["value"]
+    late, _, values = trainer("late", steps=5).expect(0, "result", PATIENCE_S)["value"]
     assert values[late] == pytest.approx(5, abs=ROUNDING)
     again = trainer("victim", steps=written + 6, **job)
-    who, began, values = again.expect(0, "result", TIME_S)["value"]
+    who, began, values = again.expect(0, "result", PATIENCE_S)["value"]
     # Of what it had moved only what was handed on: some, and not all with two trainers.
     assert 0 < began[who] < written + 1
     assert values[who] == pytest.approx(began[who] + 6, abs=ROUNDING)
     (tmp_path / "stop").touch()
-    mine, _, values = steady.expect(0, "result", TIME_S)["value"]
-    assert servers.expect(0, "result", TIME_S)["value"] is None
+    mine, _, values = steady.expect(0, "result", PATIENCE_S)["value"]
+    assert servers.expect(0, "result", PATIENCE_S)["value"] is None
     assert {mine, who, late} == {0, 1, 2}
     assert values[mine] == pytest.approx(steps_of("steady"), abs=ROUNDING)
     assert values[late] == pytest.approx(5, abs=ROUNDING)
@@ -98,7 +99,7 @@ def test_a_killed_trainer_ends_the_others_with_an_outer_optimizer(
     for name in "ab":
         steps_of(name, 10)
     lost_s = lose_rank(victim, 0, signal.SIGKILL)
-    entry = other.expect(0, "error", KILLED_S + 5)
+    entry = other.expect(0, "error", PATIENCE_S)
     check_loss(entry, lost_s, KILLED_S, r"trainer \d \(")
 
 
@@ -111,7 +112,7 @@ def test_in_one_job_a_killed_trainer_is_told_without_an_exchange(servers):
         train_forever, count, servers=servers, variables=variables
     ) as ranks:
         for rank in range(servers, count):
-            ranks.expect(rank, "report", START_S)
+            ranks.expect(rank, "report", PATIENCE_S)
         lost_s = lose_rank(ranks, count - 1, signal.SIGKILL)
-        entry = ranks.expect(servers, "error", KILLED_S + 5)
+        entry = ranks.expect(servers, "error", PATIENCE_S)
         check_loss(entry, lost_s, KILLED_S, r"(trainer|server) 1\b")

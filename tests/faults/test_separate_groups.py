@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 from endings import lose, lose_rank
 from group_fixtures import groups, steps_of  # noqa: F401
-from loss_cases import KILLED_S, LIVENESS, LOSSES, START_S, check_loss
-from train_groups import MANY, TIME_S, Training
+from loss_cases import KILLED_S, LIVENESS, LOSSES, check_loss
+from patience import PATIENCE_S
+from train_groups import MANY, Training
 
 import torch_cpudist as cpudist
 
@@ -26,11 +27,11 @@ SCRIPT = Path(__file__).with_name("train_groups.py")
 
 
 def results(job):
-    return job.expect(0, "result", TIME_S)["value"]
+    return job.expect(0, "result", PATIENCE_S)["value"]
 
 
 def check_servers_end(servers, ranks=2):
-    assert [servers.expect(r, "result", TIME_S)["value"] for r in range(ranks)] == [
+    assert [servers.expect(r, "result", PATIENCE_S)["value"] for r in range(ranks)] == [
         None
     ] * ranks
 
@@ -56,7 +57,7 @@ def test_a_killed_trainer_rejoins_and_nobody_else_notices(
     lose(pid, signal.SIGKILL)
     late, late_values = results(groups.trainer("late", steps=5))
     assert late_values[late] == 5
-    assert victim.wait(TIME_S) == 0, victim.text()
+    assert victim.wait(PATIENCE_S) == 0, victim.text()
     assert int((tmp_path / "victim.pid").read_text()) != pid
     (tmp_path / "stop").touch()
     mine, values = results(steady)
@@ -81,7 +82,7 @@ def test_a_lost_server_ends_every_trainer_with_its_name(
         steps_of(name, 3)
     lost_s = lose_rank(servers, 1, number)
     for job in trainers:
-        entry = job.expect(0, "error", limit_s + 5)
+        entry = job.expect(0, "error", PATIENCE_S)
         check_loss(entry, lost_s, limit_s, r"^server 1\b")
 
 
@@ -93,7 +94,7 @@ def test_a_killed_trainer_ends_the_others_under_sync(groups, steps_of):
     for name in "ab":
         steps_of(name, 3)
     lost_s = lose_rank(victim, 0, signal.SIGKILL)
-    entry = other.expect(0, "error", KILLED_S + 5)
+    entry = other.expect(0, "error", PATIENCE_S)
     check_loss(entry, lost_s, KILLED_S, r"trainer \d \(")
     # Dead is not done: the servers wait for CPUDIST_REJOIN_S.
     with pytest.raises(cpudist.OperationTimeoutError, match="no result within"):
@@ -129,15 +130,15 @@ def test_a_frozen_trainer_that_wakes_up_is_refused_and_its_restart_goes_on(
     lose_rank(victim, 0, signal.SIGSTOP)
     (tmp_path / "frozen").touch()
     # The barrier ends once no server waits for the frozen one any more.
-    before = steady.expect(0, "report", TIME_S)["value"]
+    before = steady.expect(0, "report", PATIENCE_S)["value"]
     written = steps_of("victim")
     victim.signal(0, signal.SIGCONT)
-    error = victim.expect(0, "error", TIME_S)["value"]
+    error = victim.expect(0, "error", PATIENCE_S)["value"]
     assert error["type"] == "PeerLostError"
     assert re.search(r"trainer \d \(.*pid.* was lost: silent for 3\.0 s", error["text"])
     assert "only a restart of it can come back" in error["text"]
     (tmp_path / "woken").touch()
-    after = steady.expect(0, "report", TIME_S)["value"]
+    after = steady.expect(0, "report", PATIENCE_S)["value"]
     # An answer that came while it was frozen, at most.
     steps = steps_of("victim")
     assert steps - written in (0, 1)
@@ -186,9 +187,9 @@ def test_servers_give_up_a_trainer_that_does_not_come_back(groups, steps_of, tmp
     (tmp_path / "stop").touch()
     results(steady)
     for rank in range(2):
-        warning = servers.expect(rank, "warning", TIME_S)["value"]
+        warning = servers.expect(rank, "warning", PATIENCE_S)["value"]
         assert "1 trainers were lost and did not come back within" in warning
-        assert servers.expect(rank, "result", TIME_S)["time_s"] - lost_s >= 2.0
+        assert servers.expect(rank, "result", PATIENCE_S)["time_s"] - lost_s >= 2.0
 
 
 # -- settings, the store -----------------------------------------------------------
@@ -204,7 +205,7 @@ def test_jobs_with_other_settings_are_refused_and_nobody_else_notices(groups, tm
     }
     refused = {n: groups.trainer(n, **{n: text}) for n, text in others.items()}
     for name, job in refused.items():
-        entry = job.expect(0, "error", START_S)["value"]
+        entry = job.expect(0, "error", PATIENCE_S)["value"]
         assert entry["type"] == "ConfigMismatchError", entry
         assert f"{name}: {others[name]} on this trainer" in entry["text"]
     right = [groups.trainer(name, steps=3) for name in "ab"]

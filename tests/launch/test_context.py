@@ -13,12 +13,13 @@ import threading
 import pytest
 import torch
 import torch.distributed as dist
+from patience import PATIENCE_S
 from programs import check_quick
+from sync_cases import run as run_trainers
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import torch_cpudist as cpudist
 from torch_cpudist.machine.files import deal
-from torch_cpudist.testing import run_ranks
 
 
 @pytest.fixture
@@ -131,7 +132,7 @@ def run_in_thread(body):
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
-    thread.join(30)
+    thread.join(PATIENCE_S)
     assert not thread.is_alive()
     if raised:
         raise raised[0]
@@ -246,7 +247,7 @@ def test_wrong_arguments(arguments, says):
 
 
 def test_colocated_ranks():
-    seen = run_ranks(
+    seen = run_trainers(
         lambda c: (
             c.role,
             c.rank,
@@ -269,7 +270,7 @@ def test_dedicated_servers(trainers, servers):
         cpudist.barrier()
         return (context.trainer_rank, context.trainer_count, context.server_count)
 
-    seen = run_ranks(body, trainers, servers=servers)
+    seen = run_trainers(body, trainers, servers=servers)
     assert seen == [(rank, trainers, servers) for rank in range(trainers)]
 
 
@@ -279,13 +280,13 @@ def test_a_trainer_that_ends_early_serves_on():
         train(model, opt, steps=2 if context.trainer_rank == 0 else 6)
         return cpudist.global_step()
 
-    assert run_ranks(body, 2) == [2, 6]
+    assert run_trainers(body, 2) == [2, 6]
 
 
 def test_files_are_dealt_without_loss_or_repeat():
     files = [f"part-{i}" for i in range(7)]
 
-    shares = run_ranks(lambda context: cpudist.split_files(files), 3)
+    shares = run_trainers(lambda context: cpudist.split_files(files), 3)
     assert list(itertools.chain(*shares)) == files
     assert [len(share) for share in shares] == [3, 2, 2]
 
@@ -322,7 +323,7 @@ def test_the_first_failure_of_a_rank_is_what_the_test_sees():
         cpudist.barrier()
 
     with pytest.raises(KeyError, match="only here") as caught:
-        run_ranks(body, 2)
+        run_trainers(body, 2)
     assert "raised by rank 1 of 2" in caught.value.__notes__
 
 
@@ -337,7 +338,7 @@ def test_ranks_started_with_different_settings_are_refused():
                 world_size=2,
                 store=store,
                 network=None,
-                timeout_s=20,
+                timeout_s=PATIENCE_S,
                 variables={"CPUDIST_LIVENESS_MS": str(1000 + rank)},
             )
         except cpudist.ConfigMismatchError as error:
@@ -347,7 +348,7 @@ def test_ranks_started_with_different_settings_are_refused():
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(PATIENCE_S)
     assert len(caught) == 2
     assert "CPUDIST_LIVENESS_MS: 1000 on ranks [0]; 1001 on ranks [1]" in caught[0]
 
@@ -358,11 +359,11 @@ def test_ranks_started_with_different_settings_are_refused():
 def test_a_forgotten_shutdown_neither_hangs_nor_complains_alone(launch, tmp_path):
     (tmp_path / "forgets.py").write_text("import torch_cpudist as c\nc.init()\n")
     program = launch("python forgets.py")
-    assert program.wait(30) == 0
+    assert program.wait(PATIENCE_S) == 0
     assert program.text() == ""
 
 
-def test_a_forgotten_shutdown_is_a_loss_to_the_others(launch, tmp_path):
+def test_a_forgotten_shutdown_is_a_loss_to_the_others(launch_forks, tmp_path):
     (tmp_path / "forgets.py").write_text(
         "import os, torch_cpudist as c\n"
         "c.init()\n"
@@ -380,8 +381,8 @@ def test_a_forgotten_shutdown_is_a_loss_to_the_others(launch, tmp_path):
     mask = os.sched_getaffinity(0)
     pin = int(len(mask) > 1)
     command = "torchrun --standalone --nproc-per-node=2 forgets.py"
-    program = launch(command, CPUDIST_PIN=pin)
-    assert program.wait(60) == 0, program.text()
+    program = launch_forks(command, CPUDIST_PIN=pin)
+    assert program.wait(PATIENCE_S) == 0, program.text()
     found = re.findall(r"rank \d has \{\(([\d, ]+)\)\}\.", program.text())
     first, second = ({int(n) for n in re.findall(r"\d+", own)} for own in found)
     assert first | second == mask

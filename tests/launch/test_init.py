@@ -10,6 +10,7 @@ import os
 import pytest
 import torch
 import torch.distributed as dist
+from patience import PATIENCE_S
 from ports import free_port
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -130,7 +131,7 @@ for level in ("foo", "scalar", "later"):
 def test_the_vector_level_is_checked_by_init(launch, tmp_path):
     (tmp_path / "probe.py").write_text(SIMD_PROBE)
     program = launch("python probe.py", CPUDIST_SIMD="foo")
-    assert program.wait(60) == 0, program.text()
+    assert program.wait(PATIENCE_S) == 0, program.text()
     wrong, lowered, late = program.text().splitlines()
     expected = "refused CPUDIST_SIMD: expected scalar, avx2 or avx512, found 'foo'"
     assert wrong.startswith(expected)

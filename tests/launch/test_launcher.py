@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from patience import PATIENCE_S
 from programs import descendants
 
 import torch_cpudist as cpudist
@@ -20,7 +21,6 @@ import torch_cpudist as cpudist
 pytestmark = pytest.mark.processes
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "launch.md"
-TIME_S = 100.0
 
 
 def cell(text):
@@ -92,7 +92,7 @@ def ends(how):
         sys.stdout.write("a line without an end")
         sys.stdout.flush()
         return object()
-    return time.sleep(TIME_S)
+    return time.sleep(PATIENCE_S)
 
 
 @pytest.mark.parametrize(

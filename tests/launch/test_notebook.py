@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE_S
 
 nbformat = pytest.importorskip("nbformat", reason="the extra integrations")
 nbclient = pytest.importorskip("nbclient", reason="the extra integrations")
@@ -46,7 +47,9 @@ def test_functions_of_cells_run_in_several_processes(monkeypatch):
     monkeypatch.setenv("CPUDIST_THREADS", "1")
     notebook = nbformat.v4.new_notebook()
     notebook.cells = [nbformat.v4.new_code_cell(text) for text in CELLS]
-    nbclient.NotebookClient(notebook, timeout=100, kernel_name="python3").execute()
+    nbclient.NotebookClient(
+        notebook, timeout=PATIENCE_S, kernel_name="python3"
+    ).execute()
 
     def said(number, kind):
         outputs = notebook.cells[number].outputs

@@ -8,6 +8,7 @@ import threading
 import time
 
 import pytest
+from patience import PATIENCE_S
 from ports import free_port
 from rank_threads import in_threads
 from torch.distributed import FileStore, HashStore, TCPStore
@@ -29,7 +30,7 @@ IN_VAIN_S = 1.0
 def meet(store, rank, world_size, timeout_s=10.0, together=None):
     """``together``: a barrier of the ranks whose time begins at once."""
     if together is not None:
-        together.wait(30)
+        together.wait(PATIENCE_S)
     rendezvous = Rendezvous(store, rank, world_size, timeout_s)
     return rendezvous, rendezvous.meet_members(member(rank))
 

@@ -10,6 +10,7 @@ import threading
 import pytest
 import torch
 from optimizer_cases import linear, sgd, step_on, wrapped
+from patience import PATIENCE_S
 from sync_cases import run
 
 import torch_cpudist as cpudist
@@ -158,7 +159,7 @@ def in_a_new_thread(body):
 
     thread = threading.Thread(target=caught, daemon=True)
     thread.start()
-    thread.join(60)
+    thread.join(PATIENCE_S)
     assert not thread.is_alive()
     return raised
 

@@ -5,7 +5,8 @@
 from __future__ import annotations
 
 import pytest
-from rank_threads import JOIN_S, in_threads
+from patience import PATIENCE_S
+from rank_threads import in_threads
 from torch.distributed import HashStore
 
 import torch_cpudist as cpudist
@@ -21,7 +22,8 @@ def started(ranks, **options):
             rank=rank,
             world_size=ranks,
             store=store,
-            timeout_s=2 * JOIN_S,  # a rank that waits is still there when it is joined
+            # A rank that waits is still there when it is joined.
+            timeout_s=2 * PATIENCE_S,
             variables={},
             **options,
         )

@@ -5,23 +5,21 @@
 from __future__ import annotations
 
 import threading
-from datetime import timedelta
 
 import pytest
 import torch
+from patience import PATIENCE, PATIENCE_S
 from torch.distributed import DistError, TCPStore
 
 import torch_cpudist as cpudist
 from torch_cpudist import _core
-
-TIME_S = 30.0
 
 
 @pytest.mark.parametrize("servers", [0, 1])
 @pytest.mark.parametrize("strategy", ["sync", "async"])
 def test_nobody_notices_that_the_store_has_failed(strategy, servers):
     ranks = 2 + servers
-    patience = timedelta(seconds=TIME_S)
+    patience = PATIENCE
     keeper = [TCPStore("localhost", 0, is_master=True, timeout=patience)]
     port = keeper[0].port
     stores = [TCPStore("localhost", port, timeout=patience) for _ in range(ranks)]
@@ -42,8 +40,8 @@ def test_nobody_notices_that_the_store_has_failed(strategy, servers):
             opt.step()
 
         step()
-        trained.wait(TIME_S)
-        failed.wait(TIME_S)
+        trained.wait(PATIENCE_S)
+        failed.wait(PATIENCE_S)
         for _ in range(3):
             step()
         opt.state_dict()
@@ -59,7 +57,7 @@ def test_nobody_notices_that_the_store_has_failed(strategy, servers):
                 store=stores[rank],
                 servers=servers,
                 network=network,
-                timeout_s=TIME_S,
+                timeout_s=PATIENCE_S,
                 variables={},
             )
             if cpudist.is_server():
@@ -77,13 +75,13 @@ def test_nobody_notices_that_the_store_has_failed(strategy, servers):
     ]
     for thread in threads:
         thread.start()
-    trained.wait(TIME_S)
+    trained.wait(PATIENCE_S)
     keeper.clear()
     with pytest.raises(DistError):
         stores[0].check(["any"])
-    failed.wait(TIME_S)
+    failed.wait(PATIENCE_S)
     for thread in threads:
-        thread.join(TIME_S)
+        thread.join(PATIENCE_S)
         assert not thread.is_alive()
     assert errors == []
     # Sync averages the two gradients, Async applies each.

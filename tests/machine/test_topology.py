@@ -9,6 +9,7 @@ import threading
 
 import pytest
 import torch
+from patience import PATIENCE_S
 from torch._C._distributed_c10d import HashStore
 
 import torch_cpudist as cpudist
@@ -130,7 +131,7 @@ def test_ranks_are_pinned_and_let_go_again():
 
     def other():
         started.set()
-        ended.wait(20)
+        ended.wait(PATIENCE_S)
         others.append(os.sched_getaffinity(0))
 
     for rank in range(ranks):
@@ -139,7 +140,7 @@ def test_ranks_are_pinned_and_let_go_again():
         others = []
         thread = threading.Thread(target=other)
         thread.start()
-        started.wait(20)
+        started.wait(PATIENCE_S)
         threads = TorchThreads()
         made = environment.parse({"CPUDIST_PIN": "1"})
         threads.take(

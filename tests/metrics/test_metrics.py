@@ -14,7 +14,9 @@ import numpy as np
 import pytest
 import torch
 from metrics_cases import collection, flat, over_trainers, part_of, samples
+from patience import PATIENCE_S
 from sync_cases import ONE_THREAD
+from sync_cases import run as run_trainers
 
 import torch_cpudist as cpudist
 from torch_cpudist import testing
@@ -223,7 +225,7 @@ def test_threads_update_at_once():
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(PATIENCE_S)
     assert found["auc"].compute() == expected["auc"].compute()
     assert found["mse"].compute() == expected["mse"].compute()
 
@@ -336,9 +338,9 @@ def test_sums_over_trainers():
     for rank in range(3):
         squares.update(*part_of(rank))
     with testing.ProcessRanks(over_trainers, 3, variables=ONE_THREAD) as ranks:
-        found = [ranks.expect(rank, "report", 60.0)["value"] for rank in range(3)]
+        found = [ranks.expect(rank, "report", PATIENCE_S)["value"] for rank in range(3)]
         killed_s = ranks.signal(2, signal.SIGKILL)
-        lost = [ranks.expect(rank, "error", 30.0) for rank in range(2)]
+        lost = [ranks.expect(rank, "error", PATIENCE_S) for rank in range(2)]
     expected = flat(whole.compute())
     expected["calibration"].pop("bucket_error")
     for rank, one in enumerate(found):
@@ -361,4 +363,4 @@ def test_trainers_that_have_no_group():
         with pytest.raises(cpudist.BackendUnavailableError, match="in-process network"):
             METRICS.AUC().compute_all()
 
-    testing.run_ranks(body, 2)
+    run_trainers(body, 2)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from patience import PATIENCE_S
 from staging_cases import STEPS, Lookups, ids_of, train
 from sync_cases import ONE_THREAD, copy_of, largest_difference, run
 from table_cases import alone, sgd, wrap
@@ -126,7 +127,7 @@ def test_dense_gradients_are_summed_by_nccl(backend):
     expected = run(lambda context: train(context, "sync", exact=False), 2, 2)[0]
     variables = {**ONE_THREAD, "CPUDIST_BACKEND": backend}
     with ProcessRanks(over_nccl, 2, variables=variables) as ranks:
-        first, second = ranks.results(120.0)
+        first, second = ranks.results(PATIENCE_S)
     assert first == second
     found = {name: torch.tensor(value) for name, value in first.items()}
     assert largest_difference(found, expected) < TOLERANCE

@@ -10,7 +10,6 @@ import torch.distributed as dist
 from sync_cases import run
 from table_cases import bag, sgd
 from torch import nn
-from torch.distributed.optim import _apply_optimizer_in_backward
 
 import torch_cpudist as cpudist
 
@@ -42,6 +41,8 @@ def test_distributed_data_parallel(inner):
 
 
 def test_an_optimizer_during_backward():
+    from torch.distributed.optim import _apply_optimizer_in_backward  # slow
+
     model = nn.ModuleDict({"bag": bag(), "top": nn.Linear(3, 1)})
     _apply_optimizer_in_backward(
         torch.optim.SGD, model["bag"].parameters(), {"lr": 0.1}

@@ -8,10 +8,11 @@ import threading
 from unittest import mock
 
 import pytest
+from patience import PATIENCE_S
 
 
-def import_deepctr() -> None:
-    """Skips the test's file where the package is not installed.
+def import_deepctr(name: str = "deepctr_torch") -> None:
+    """Skips the test where the package is not installed.
 
     On import the package asks for its newest version, in a thread that the end of the
     process waits for, however long the network takes.
@@ -19,6 +20,6 @@ def import_deepctr() -> None:
     requests = pytest.importorskip("requests")
     with mock.patch.object(requests, "get", side_effect=OSError("not from tests")):
         before = set(threading.enumerate())
-        pytest.importorskip("deepctr_torch")
+        pytest.importorskip(name)
         for thread in set(threading.enumerate()) - before:
-            thread.join(10)
+            thread.join(PATIENCE_S)

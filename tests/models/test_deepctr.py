@@ -9,6 +9,7 @@ import functools
 import pytest
 import torch
 from deepctr_package import import_deepctr
+from lazily import Lazily
 from model_cases import (
     DIM,
     LEARNING_STRATEGIES,
@@ -25,9 +26,8 @@ from sync_cases import run
 
 import torch_cpudist as cpudist
 
-import_deepctr()
-from deepctr_torch.inputs import DenseFeat, SparseFeat  # noqa: E402
-from deepctr_torch.models import DeepFM  # noqa: E402
+inputs = Lazily("deepctr_torch.inputs", import_deepctr)
+models = Lazily("deepctr_torch.models", import_deepctr)
 
 NO_L2 = {"l2_reg_embedding": 0, "l2_reg_linear": 0}
 TABLES = [
@@ -38,11 +38,11 @@ TABLES = [
 
 
 def build(**options):
-    features = [SparseFeat(name, rows, DIM) for name, rows in ROWS.items()]
-    features.append(DenseFeat("price", 1))
+    features = [inputs.SparseFeat(name, rows, DIM) for name, rows in ROWS.items()]
+    features.append(inputs.DenseFeat("price", 1))
     # The package's default of 1e-4 would leave the network dead for all of a short run.
     scale = {"init_std": 0.1}
-    return DeepFM(features, features, dnn_hidden_units=(8,), **scale, **options)
+    return models.DeepFM(features, features, dnn_hidden_units=(8,), **scale, **options)
 
 
 def fit(model, samples, batch, make_optimizer):

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from deepctr_package import import_deepctr
 from model_cases import auc
+from patience import PATIENCE_S
 
 import torch_cpudist as cpudist
 
@@ -76,7 +77,7 @@ def differences(first, second):
 
 
 def test_ddp_and_its_replacement_leave_the_same_checkpoint(
-    launch, tmp_path, monkeypatch
+    launch_forks, tmp_path, monkeypatch
 ):
     # One process on the joined batches: the samplers of two deal the same samples.
     before = block("file", "ddp.py").replace("batch_size=16", "batch_size=32")
@@ -86,8 +87,8 @@ def test_ddp_and_its_replacement_leave_the_same_checkpoint(
     expected = torch.load(checkpoint, weights_only=True)
     checkpoint.unlink()
     (tmp_path / "train.py").write_text(block("file", "train.py"))
-    program = launch(block("run", "train").strip(), CPUDIST_THREADS=1)
-    assert program.wait(100) == 0, program.text()
+    program = launch_forks(block("run", "train").strip(), CPUDIST_THREADS=1)
+    assert program.wait(PATIENCE_S) == 0, program.text()
     found = torch.load(checkpoint, weights_only=True)
     assert differences(expected, found) <= 1e-6
     for state in (expected, found):

@@ -8,6 +8,7 @@ import tempfile
 
 import pytest
 import torch
+from lazily import Lazily
 from model_cases import (
     DIM,
     LEARNING_STRATEGIES,
@@ -24,31 +25,32 @@ from sync_cases import run
 
 import torch_cpudist as cpudist
 
-pytest.importorskip("torch_rechub")
-from torch_rechub.basic.features import DenseFeature, SparseFeature
-from torch_rechub.basic.initializers import RandomNormal
-from torch_rechub.models.ranking import AutoInt, DeepFM
-from torch_rechub.trainers import CTRTrainer
+basic = Lazily("torch_rechub.basic.features")
+initializers = Lazily("torch_rechub.basic.initializers")
+ranking = Lazily("torch_rechub.models.ranking")
+trainers = Lazily("torch_rechub.trainers")
 
 
 def features():
     # The package's default of 1e-4 would leave a short run near zero.
-    start = RandomNormal(0, 0.1)
-    sparse = [SparseFeature(n, r, DIM, initializer=start) for n, r in ROWS.items()]
-    return sparse, [DenseFeature("price")]
+    start = initializers.RandomNormal(0, 0.1)
+    sparse = [
+        basic.SparseFeature(n, r, DIM, initializer=start) for n, r in ROWS.items()
+    ]
+    return sparse, [basic.DenseFeature("price")]
 
 
 def autoint():
     """A model without batch norm, so that halves of a batch add up to the whole."""
     torch.manual_seed(1)
-    return AutoInt(*features(), num_layers=2)
+    return ranking.AutoInt(*features(), num_layers=2)
 
 
 def deepfm():
     """Its layers between the tables and the click are normalised over the batch."""
     torch.manual_seed(1)
     sparse, dense = features()
-    return DeepFM(sparse + dense, sparse, {"dims": [8], "activation": "relu"})
+    return ranking.DeepFM(sparse + dense, sparse, {"dims": [8], "activation": "relu"})
 
 
 def loader(samples, batch):
@@ -62,7 +64,7 @@ def loader(samples, batch):
 
 def fit(model, samples, batch, make_optimizer, **options):
     with tempfile.TemporaryDirectory() as folder:  # fit() saves the model
-        trainer = CTRTrainer(
+        trainer = trainers.CTRTrainer(
             model,
             optimizer_fn=lambda parameters, **_: make_optimizer(model),
             n_epoch=1,
@@ -74,7 +76,7 @@ def fit(model, samples, batch, make_optimizer, **options):
 
 def predict(model, samples):
     with tempfile.TemporaryDirectory() as folder:
-        trainer = CTRTrainer(model, model_path=folder)
+        trainer = trainers.CTRTrainer(model, model_path=folder)
         return trainer.predict(model, loader(samples, 256))
 
 
@@ -134,7 +136,7 @@ def test_its_scheduler_reaches_the_servers():
     rates = {"scheduler_fn": step, "scheduler_params": {"step_size": 1, "gamma": 0.1}}
 
     def two_epochs(model, samples, batch, make_optimizer):
-        trainer = CTRTrainer(
+        trainer = trainers.CTRTrainer(
             model,
             optimizer_fn=lambda parameters, **_: make_optimizer(model),
             n_epoch=2,

@@ -9,6 +9,7 @@ import functools
 import numpy as np
 import pytest
 import torch
+from lazily import Lazily
 from model_cases import (
     DIM,
     LEARNING_STRATEGIES,
@@ -24,23 +25,16 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 import torch_cpudist as cpudist
 
-pytest.importorskip("torchrec")
-from torchrec import (
-    EmbeddingBagCollection,
-    EmbeddingBagConfig,
-    EmbeddingCollection,
-    EmbeddingConfig,
-    KeyedJaggedTensor,
-)
-from torchrec.models.dlrm import DLRM, DLRMTrain
-from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
+torchrec = Lazily("torchrec")
+dlrm = Lazily("torchrec.models.dlrm")
+modules = Lazily("torchrec.modules.fused_embedding_modules")
 
 
 def build(**options):
     torch.manual_seed(1)
-    collection = EmbeddingBagCollection(
+    collection = torchrec.EmbeddingBagCollection(
         [
-            EmbeddingBagConfig(
+            torchrec.EmbeddingBagConfig(
                 name=f"table_{name}",
                 embedding_dim=DIM,
                 num_embeddings=rows,
@@ -50,7 +44,7 @@ def build(**options):
             for name, rows in ROWS.items()
         ],
     )
-    return DLRMTrain(DLRM(collection, 1, [8, DIM], [8, 1]))
+    return dlrm.DLRMTrain(dlrm.DLRM(collection, 1, [8, DIM], [8, 1]))
 
 
 def batches(samples, size, weighted=False):
@@ -61,7 +55,7 @@ def batches(samples, size, weighted=False):
         counts = item % 3
         last = np.repeat(item, counts)
         lengths = np.concatenate([np.ones(2 * len(user), dtype=np.int64), counts])
-        ids = KeyedJaggedTensor(
+        ids = torchrec.KeyedJaggedTensor(
             keys=["user", "item", "last_item"],
             values=torch.from_numpy(np.concatenate([user, item, last])),
             lengths=torch.from_numpy(lengths),
@@ -130,13 +124,13 @@ class Sequences(torch.nn.Module):
     def __init__(self):
         super().__init__()
         torch.manual_seed(1)
-        config = EmbeddingConfig(
+        config = torchrec.EmbeddingConfig(
             name="table_item",
             embedding_dim=DIM,
             num_embeddings=ROWS["item"],
             feature_names=["item"],
         )
-        self.items = EmbeddingCollection([config])
+        self.items = torchrec.EmbeddingCollection([config])
         self.last = torch.nn.Linear(DIM, 1)
 
     def forward(self, batch):
@@ -150,10 +144,10 @@ def test_sequences():
 
 
 def test_fused_tables_are_refused():
-    config = EmbeddingBagConfig(
+    config = torchrec.EmbeddingBagConfig(
         name="table_item", embedding_dim=4, num_embeddings=10, feature_names=["item"]
     )
-    fused = FusedEmbeddingBagCollection([config], torch.optim.SGD, {"lr": 0.1})
+    fused = modules.FusedEmbeddingBagCollection([config], torch.optim.SGD, {"lr": 0.1})
     model = torch.nn.ModuleDict({"bags": fused})
 
     def body(context):

@@ -13,10 +13,8 @@ from __future__ import annotations
 import contextlib
 from concurrent.futures import ThreadPoolExecutor
 
-from preloaded import Preloaded
-from programs import Launcher, clean_environment
-
-TIME_S = 600.0  # every launch has a shorter limit of its own
+from patience import PATIENCE_S
+from programs import Launcher
 
 
 class Ahead:
@@ -26,8 +24,8 @@ class Ahead:
         self._futures = futures
 
     def result(self, request):
-        """Of the test that asks; raises what its launch raised."""
-        return self._futures[request.node.name].result(TIME_S)
+        """Of the test that asks; raises what its launch, which has a limit, raised."""
+        return self._futures[request.node.name].result(2 * PATIENCE_S)
 
 
 @contextlib.contextmanager
@@ -37,7 +35,7 @@ def ahead(request, tmp_path_factory, jobs):
     ``jobs``: by the test's name, what is called with a ``Launcher``.
     """
     names = [i.name for i in request.session.items if i.path == request.path]
-    preloaded = Preloaded(clean_environment())
+    preloaded = request.getfixturevalue("preloaded")
     pool = ThreadPoolExecutor(1)
     launchers = {}
     try:
@@ -53,4 +51,3 @@ def ahead(request, tmp_path_factory, jobs):
         for launcher in launchers.values():
             launcher.end()
         pool.shutdown()
-        preloaded.end()

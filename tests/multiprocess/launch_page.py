@@ -8,6 +8,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from patience import PATIENCE_S
+
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "launch.md"
 
 _BLOCK = re.compile(r"<!-- (.+?) -->\n```\w+\n(.*?)```", re.DOTALL)
@@ -63,10 +65,10 @@ _LINE = re.compile(
 )
 
 
-def check_outcome(example, programs, timeout_s):
+def check_outcome(example, programs):
     """Every program ends well, every trainer reports; in rounds the same weights."""
     for program in programs:
-        status = program.wait(timeout_s)
+        status = program.wait(PATIENCE_S)
         assert status == 0, program.text()
     text = "\n".join(program.text() for program in programs)
     reports = _LINE.findall(text)

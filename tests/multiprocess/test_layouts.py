@@ -11,6 +11,7 @@ import launch_page
 import pytest
 import torch
 from ahead import ahead
+from patience import PATIENCE_S
 from ports import free_port
 
 import torch_cpudist as cpudist
@@ -30,7 +31,7 @@ def run_example(name, launch):
         launch(re.sub(r"localhost:\d+", endpoint, command))
         for command in example.commands
     ]
-    launch_page.check_outcome(example, programs, 90)
+    launch_page.check_outcome(example, programs)
 
 
 def run_script(text, launch):
@@ -38,7 +39,7 @@ def run_script(text, launch):
     (launch.folder / "train.py").write_text(text)
     options = "--nproc-per-node=2 --max-restarts=2 --monitor-interval=0.1"
     program = launch(f"torchrun --standalone {options} train.py")
-    assert program.wait(90) == 0, program.text()
+    assert program.wait(PATIENCE_S) == 0, program.text()
     return program.text()
 
 
@@ -134,7 +135,7 @@ import os, torch_cpudist as cpudist
 attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
 if attempt == 0 and os.environ["RANK"] == "1":
     os._exit(1)  # before init(): the other rank has left its values in the store
-cpudist.init(timeout_s=60)
+cpudist.init(timeout_s=300)
 cpudist.barrier()
 if attempt == 1 and os.environ["RANK"] == "0":
     os._exit(1)  # after init()

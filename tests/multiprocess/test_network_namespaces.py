@@ -19,6 +19,7 @@ import subprocess
 import launch_page
 import pytest
 from ahead import ahead
+from patience import PATIENCE_S
 
 from torch_cpudist.backends import ccl, shm
 from torch_cpudist.errors import BackendUnavailableError
@@ -32,7 +33,7 @@ EXAMPLES = [name for name in launch_page.examples() if name.startswith("hosts-")
 def ip(*arguments):
     command = ["ip", *arguments]
     done = subprocess.run(
-        command, capture_output=True, text=True, timeout=20, check=False
+        command, capture_output=True, text=True, timeout=PATIENCE_S, check=False
     )
     if done.returncode != 0:
         raise OSError(f"{shlex.join(command)}: {done.stderr.strip()}")
@@ -65,7 +66,7 @@ def run_example(name, hosts, launch):
     example = launch_page.examples()[name]
     (launch.folder / "train.py").write_text(launch_page.script())
     programs = start_on(hosts, example.commands, launch)
-    launch_page.check_outcome(example, programs, 90)
+    launch_page.check_outcome(example, programs)
 
 
 def look_at_sockets(hosts, launch):
@@ -81,7 +82,7 @@ def look_at_sockets(hosts, launch):
     )
     programs = start_on(hosts, [command.format(rank) for rank in range(2)], launch)
     for started in programs:
-        assert started.wait(90) == 0, started.text()
+        assert started.wait(PATIENCE_S) == 0, started.text()
     return [started.text() for started in programs]
 
 
@@ -130,7 +131,7 @@ def run_collectives(hosts, launch):
     )
     programs = start_on(hosts, [command.format(rank) for rank in range(2)], launch)
     for started in programs:
-        assert started.wait(90) == 0, started.text()
+        assert started.wait(PATIENCE_S) == 0, started.text()
     lines = [line for one in programs for line in one.text().splitlines()]
     return [
         json.loads(line.partition("FOUND ")[2]) for line in lines if "FOUND " in line

@@ -10,26 +10,16 @@ import signal
 from pathlib import Path
 
 import pytest
-from preloaded import Preloaded
-from programs import Launcher, clean_environment
+from patience import PATIENCE_S
+
+SUPPORT = Path(__file__).parents[1] / "support"
 
 pytestmark = pytest.mark.processes
 
-WAIT_S = 60.0
-
-
-@pytest.fixture(scope="module")
-def started():
-    preloaded = Preloaded(clean_environment())
-    yield preloaded.environment()
-    preloaded.end()
-
 
 @pytest.fixture
-def launch(started, tmp_path):
-    launcher = Launcher(tmp_path, started)
-    yield launcher
-    launcher.end()
+def launch(launch_forks):
+    return launch_forks
 
 
 SAYS = """
@@ -50,19 +40,19 @@ def test_script_arguments_environment_folder_and_status(threads, launch, tmp_pat
     program = launch(
         "python -u says.py -x 'a b'", WHO="me", OMP_NUM_THREADS=threads, PYTHONPATH="/q"
     )
-    assert program.wait(WAIT_S) == 7, program.text()
+    assert program.wait(PATIENCE_S) == 7, program.text()
     early, argv, folder, who, name, path = json.loads(program.text())
     assert (early, who, name) == (threads == "1", "me", "__main__")
     assert argv == ["says.py", "-x", "a b"]
     assert Path(folder) == tmp_path
     assert path[:2] == [str(tmp_path), "/q"]
-    assert str(Path(__file__).parents[1] / "support") not in path
+    assert not [one for one in path if one.startswith(str(SUPPORT))]
 
 
 def test_an_error_is_shown_and_a_failure(launch, tmp_path):
     (tmp_path / "fails.py").write_text("raise ValueError('so')")
     program = launch("python fails.py")
-    assert program.wait(WAIT_S) == 1
+    assert program.wait(PATIENCE_S) == 1
     assert program.text().endswith("ValueError: so\n")
 
 
@@ -87,8 +77,12 @@ while True:
 def test_signals_go_through(how, number, status, launch, eventually, tmp_path):
     (tmp_path / "waits.py").write_text(WAITS)
     program = launch(["python", "waits.py", how])
-    eventually(lambda: program.text().endswith("\n"), WAIT_S, "the script says its id")
+    eventually(
+        lambda: program.text().endswith("\n"), PATIENCE_S, "the script says its id"
+    )
     pid = int(program.text())
     os.kill(program.process.pid, number)
-    assert program.wait(WAIT_S) == status
-    eventually(lambda: not Path(f"/proc/{pid}").exists(), WAIT_S, "the fork has ended")
+    assert program.wait(PATIENCE_S) == status
+    eventually(
+        lambda: not Path(f"/proc/{pid}").exists(), PATIENCE_S, "the fork has ended"
+    )

@@ -9,11 +9,11 @@ ranks as threads over the in-process channel bit for bit.
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from patience import PATIENCE_S
 from programs import Launcher
 from sync_cases import (
     RULES,
@@ -29,25 +29,24 @@ from train_parity import LAYOUTS, file_of
 pytestmark = pytest.mark.processes
 
 TESTS = Path(__file__).resolve().parent.parent
+SUPPORT = (TESTS / "support", TESTS / "support" / "processes")
 SCRIPT = Path(__file__).resolve().parent / "train_parity.py"
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
+def folder(preloaded, tmp_path_factory):
     """Where one launch, of as many ranks as the largest layout has, left its states."""
-    launcher = Launcher(tmp_path_factory.mktemp("torchrun"))
+    folder = tmp_path_factory.mktemp("torchrun")
+    launcher = Launcher(folder, preloaded.environment())
     ranks = max(trainers + servers for trainers, servers in LAYOUTS)
     program = launcher(
-        [
-            *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
-            *(f"--nproc-per-node={ranks}", str(SCRIPT), str(launcher.folder)),
-        ],
+        f"torchrun --standalone --nproc-per-node={ranks} '{SCRIPT}' '{folder}'",
         CPUDIST_THREADS=1,
-        PYTHONPATH=os.pathsep.join([str(TESTS.parent), str(TESTS / "support")]),
+        PYTHONPATH=os.pathsep.join(map(str, (TESTS.parent, *SUPPORT))),
     )
     try:
-        assert program.wait(110) == 0, program.text()
-        yield launcher.folder
+        assert program.wait(PATIENCE_S) == 0, program.text()
+        yield folder
     finally:
         launcher.end()
 

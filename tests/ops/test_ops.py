@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import core_alone
 import pytest
 import torch
+from patience import PATIENCE_S
 
 from torch_cpudist import _core, ops
 from torch_cpudist.errors import InvalidArgumentError, RowOutOfRangeError
@@ -355,7 +356,7 @@ def ask_simd_level(value: str) -> subprocess.CompletedProcess[str]:
         env=core_alone.environment(CPUDIST_SIMD=value),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
         check=False,
     )
 

@@ -8,6 +8,7 @@ import threading
 
 import pytest
 import torch
+from patience import PATIENCE_S
 from sync_cases import (
     RULES,
     Batches,
@@ -62,12 +63,12 @@ def trained(batches, rule, strategy="sync", every=5, average=None, **options):
             optimizer.step()
             if step % every == 0 or step + 1 == len(batches):
                 optimizer.flush()
-                meeting.wait(30.0)
+                meeting.wait(PATIENCE_S)
                 before = copy_of(model)
                 with optimizer.averaged():
                     shown[step] = copy_of(model)
                 assert_same_bits(before, copy_of(model))
-                meeting.wait(30.0)
+                meeting.wait(PATIENCE_S)
         return shown, copy_of(model)
 
     return run(body, batches.trainers, **options)

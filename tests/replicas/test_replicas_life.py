@@ -12,6 +12,7 @@ import time
 
 import pytest
 import torch
+from patience import PATIENCE_S
 from replica_cases import batch_of, loss_of
 from sync_cases import Model, assert_same_bits, copy_of
 from torch import nn
@@ -93,12 +94,12 @@ def test_an_interrupt_leaves_a_usable_executor():
 
     def loss_fn(net, x):
         if not go_on.is_set():
-            inside.wait(20)
-            go_on.wait(20)
+            inside.wait(PATIENCE_S)
+            go_on.wait(PATIENCE_S)
         return net(x).mean()
 
     def interrupt():
-        inside.wait(20)
+        inside.wait(PATIENCE_S)
         os.kill(os.getpid(), signal.SIGINT)
 
     model = nn.Linear(2, 1)
@@ -146,7 +147,7 @@ def test_threads_end_with_the_executor():
     del forgotten
     gc.collect()
     for thread in threads:
-        thread.join(20)
+        thread.join(PATIENCE_S)
     assert not replica_threads()
 
 

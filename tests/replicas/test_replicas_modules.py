@@ -8,6 +8,7 @@ import threading
 
 import pytest
 import torch
+from patience import PATIENCE_S
 from replica_cases import batch_of, loss_of
 from sync_cases import RULES, Model, assert_same_bits, build, copy_of, run
 from torch import nn
@@ -175,7 +176,7 @@ def test_modules_are_the_replicas_own():
 
         def forward(self, x):
             self.last = x  # would be another replica's on a shared module
-            barrier.wait(20)
+            barrier.wait(PATIENCE_S)
             self.seen = self.seen + len(x)
             return self.factor * self.layer(self.last)
 

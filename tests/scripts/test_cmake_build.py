@@ -17,6 +17,7 @@ import cmake_build
 import pytest
 import setuptools
 from cmake_build import ROOT, BuildError, build
+from patience import PATIENCE_S
 
 pytestmark = pytest.mark.processes
 
@@ -43,7 +44,7 @@ def test_setup_stops_in_an_isolated_build(tmp_path: Path) -> None:
         env=os.environ | {"PYTHONPATH": str(tmp_path)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert done.returncode == 1
@@ -151,7 +152,7 @@ def objects_of(root: Path, preset: str = "dev") -> dict[str, int]:
 
 
 def status(program: Path) -> int:
-    return subprocess.run([program], timeout=10, check=False).returncode
+    return subprocess.run([program], timeout=PATIENCE_S, check=False).returncode
 
 
 def test_rebuild_compiles_only_what_a_header_touches(tmp_path: Path) -> None:
@@ -206,7 +207,7 @@ def test_two_builds_at_once_do_not_break_each_other(tmp_path: Path) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(100)
+        thread.join(PATIENCE_S)
     assert failures == []
     assert status(tmp_path / "build/dev/native_tests") == 3
 

@@ -18,12 +18,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE_S
 
 from torch_cpudist import strategies
 
 pytestmark = pytest.mark.processes
 
 ROOT = Path(__file__).resolve().parents[2]
+SOON_S = 60.0  # longer than fetching or compiling nothing takes on a busy machine
 TOOLS = (
     *("bash", "dirname", "basename", "uname", "awk", "df", "cat", "mkdir", "tail"),
     *("sha256sum", "cut", "timeout", "g++", "rm", "pgrep", "nproc"),
@@ -70,7 +72,7 @@ class BareMachine:
             env={"PATH": str(self.bin), "HOME": str(self.checkout), **environment},
             capture_output=True,
             text=True,
-            timeout=30,
+            timeout=PATIENCE_S,
             check=False,
         )
         return done.returncode, done.stderr.strip(), time.monotonic() - began
@@ -135,7 +137,7 @@ def test_what_is_missing_is_said_in_one_sentence(
     assert "\n" not in message
     assert not (machine.checkout / ".venv").exists()
     # 5 s on a machine that does nothing else.
-    assert seconds < 15
+    assert seconds < SOON_S
 
 
 def test_no_network_is_said_in_one_sentence(machine: BareMachine) -> None:
@@ -147,7 +149,7 @@ def test_no_network_is_said_in_one_sentence(machine: BareMachine) -> None:
     assert code == 1
     assert message.startswith("demo.sh: no package index answers pip")
     assert "\n" not in message
-    assert seconds < 15
+    assert seconds < SOON_S
 
 
 @pytest.mark.parametrize(
@@ -174,7 +176,7 @@ def test_bad_options_of_the_demo(options: list[str], words: str) -> None:
         ["bash", ROOT / "scripts" / "demo.sh", *options],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert done.returncode == 2
@@ -194,13 +196,13 @@ def test_an_unknown_strategy_is_refused_in_one_sentence(
         ["bash", machine.checkout / "scripts" / "demo.sh", "--strategy", name],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
         check=False,
     )
     valid = ", ".join(OFFERED)
     assert done.stderr == f"demo.sh: unknown strategy '{name}'; valid: {valid}\n"
     assert (done.returncode, done.stdout) == (2, "")
-    assert time.monotonic() - began < 30
+    assert time.monotonic() - began < SOON_S
     assert not (machine.checkout / ".venv").exists()
 
 
@@ -209,7 +211,7 @@ def test_help_of_the_demo_names_every_option() -> None:
         ["bash", ROOT / "scripts" / "demo.sh", "--help"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
         check=True,
     )
     options = ("--strategy", "--trainers", "--servers", "--epochs", "--bf16", "--rows")
@@ -223,7 +225,9 @@ def test_help_of_the_demo_names_every_option() -> None:
 
 def environment_is_ready() -> bool:
     check = "source scripts/setup_env.sh && is_current plot"
-    done = subprocess.run(["bash", "-c", check], cwd=ROOT, timeout=60, check=False)
+    done = subprocess.run(
+        ["bash", "-c", check], cwd=ROOT, timeout=PATIENCE_S, check=False
+    )
     return done.returncode == 0
 
 
@@ -293,7 +297,7 @@ def demo(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
         for left in marked_processes(mark):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(left, signal.SIGKILL)
-        process.wait(timeout=10)
+        process.wait(timeout=PATIENCE_S)
 
 
 def read_until(process: subprocess.Popen[str], words: str) -> str:
@@ -319,7 +323,7 @@ def test_ctrl_c_leaves_nothing_behind(
     assert traces.listening()
 
     os.killpg(process.pid, signal.SIGINT)
-    rest, _ = process.communicate(timeout=40)
+    rest, _ = process.communicate(timeout=PATIENCE_S)
 
     assert process.returncode == 130
     assert rest.strip().endswith("demo.sh: interrupted")

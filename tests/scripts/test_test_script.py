@@ -15,6 +15,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE_S
 
 pytestmark = pytest.mark.processes
 
@@ -57,7 +58,7 @@ class Checkout:
             env=os.environ | {"STATUS": str(status)},
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=PATIENCE_S,
             check=False,
         )
 
@@ -143,7 +144,7 @@ def test_the_marker_selects_what_needs_other_projects() -> None:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=PATIENCE_S,
         check=True,
     )
     found = {one.split("::")[0] for one in done.stdout.splitlines() if "::" in one}
@@ -234,9 +235,9 @@ def test_a_core_that_does_not_compile_is_told(checkout: Checkout) -> None:
 
 
 def test_extras_that_fail_end_the_compiler(checkout: Checkout, eventually) -> None:
-    checkout.program(".venv/bin/python", "echo $$ >core.pid; sleep 100; true")
+    checkout.program(".venv/bin/python", "echo $$ >core.pid; sleep 3600; true")
     done = checkout.bash(SETUP, status=1)
     assert done.returncode == 1
     assert "extras (test) failed" in done.stderr
     process = int((checkout.folder / "core.pid").read_text())
-    eventually(lambda: ended(process), 20, "the compiler has ended")
+    eventually(lambda: ended(process), PATIENCE_S, "the compiler has ended")

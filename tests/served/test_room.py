@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import starved
 import torch
+from patience import PATIENCE_S
 from sync_cases import run
 from torch import nn
 
@@ -212,7 +213,7 @@ def test_what_an_earlier_optimizer_held_counts_as_room(
 def test_memory_that_is_not_there(checked: bool) -> None:
     # A process that has freed nothing: what it has freed would do.
     with ProcessRanks(starved.checked if checked else starved.unchecked, 1) as ranks:
-        (text,) = ranks.results(60.0)
+        (text,) = ranks.results(PATIENCE_S)
     if checked:
         assert f"'emb.weight' of {starved.ROWS} rows" in text
         assert "(ulimit -v)" in text
@@ -237,7 +238,7 @@ def test_progress_is_told_in_the_log(
         return [line for line in lines() if "waits until trainer 0 has sent" in line]
 
     def body(context: cpudist.Context) -> None:
-        until = time.monotonic() + 30.0
+        until = time.monotonic() + PATIENCE_S
         while context.trainer_rank == 0 and not waiting():
             assert time.monotonic() < until
             time.sleep(0.01)

@@ -8,11 +8,11 @@ import contextlib
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
+from patience import PATIENCE_S
 
 from torch_cpudist import _core
 
 ROWS, DIM, HIDDEN = 40, 4, 11
-DEADLINE_S = 60
 
 
 def address(array):
@@ -163,4 +163,4 @@ def run_all(calls):
     """Runs calls side by side; returns their results, raises the first error."""
     with ThreadPoolExecutor(len(calls)) as pool:
         futures = [pool.submit(call) for call in calls]
-        return [future.result(timeout=DEADLINE_S) for future in futures]
+        return [future.result(timeout=PATIENCE_S) for future in futures]

@@ -9,10 +9,11 @@ import signal
 import time
 from pathlib import Path
 
+from patience import PATIENCE_S
+
 from torch_cpudist.testing import ProcessRanks
 
 LOOK_S = 0.002
-PATIENCE_S = 30.0  # reached by a failing test only
 
 
 def _state(pid: int) -> str:

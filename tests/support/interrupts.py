@@ -11,9 +11,10 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 
+from patience import PATIENCE_S
+
 LOOK_S = 0.005
 STILL_S = 0.05  # between two looks at a thread that seems to wait
-PATIENCE_S = 60.0  # reached by a failing test only
 
 
 @contextlib.contextmanager

@@ -11,7 +11,6 @@ import torch
 
 import torch_cpudist as cpudist
 
-START_S = 60.0  # for processes to start on a busy machine
 # Promised: a dead process is named within a second, a frozen one within a second after
 # CPUDIST_LIVENESS_MS. Beside other processes the first takes longer, but never as long
 # as the clocks of the second do by default.

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from patience import PATIENCE_S
 
 import torch_cpudist as cpudist
 from torch_cpudist import metrics
@@ -88,7 +89,7 @@ def over_trainers(context: cpudist.Context, report: Any) -> None:
     found["run"] = run.metrics["MSE"]
     report(found)
     if rank == 2:
-        threading.Event().wait(60)
+        threading.Event().wait(PATIENCE_S)
     own.compute_all()
 
 
@@ -104,5 +105,5 @@ def _in_a_thread(call: Any) -> str:
 
     thread = threading.Thread(target=work)
     thread.start()
-    thread.join(30)
+    thread.join(PATIENCE_S)
     return said[0]

@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[2]
 LAUNCHER_VARIABLES = (
@@ -123,7 +124,7 @@ class Program:
                 with contextlib.suppress(ProcessLookupError):
                     if ticks >= 0 and started(pid) == ticks:
                         os.kill(pid, signal.SIGKILL)
-            self.process.wait(10)
+            self.process.wait(PATIENCE_S)
         self._output.close()
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import threading
 
-JOIN_S = 30.0
+from patience import PATIENCE_S
 
 
 def in_threads(count, body):
@@ -25,6 +25,6 @@ def in_threads(count, body):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(JOIN_S)
+        thread.join(PATIENCE_S)
         assert not thread.is_alive()
     return outcomes

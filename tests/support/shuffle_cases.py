@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from data_cases import SLOTS, flat, read
+from patience import PATIENCE_S
 
 import torch_cpudist as cpudist
 from torch_cpudist.data import InMemoryDataset
@@ -59,5 +60,5 @@ def shuffled(context: cpudist.Context, report: Any) -> None:
     found["dealt"] = numbers(dealt)
     report(found)
     if rank == 2:
-        threading.Event().wait(60)
+        threading.Event().wait(PATIENCE_S)
     dataset.global_shuffle(seed=6)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from patience import PATIENCE_S
 from torch import nn
 
 import torch_cpudist as cpudist
@@ -238,6 +239,7 @@ def run(
 ) -> list[Any]:
     """``run_ranks`` with one torch thread."""
     variables = ONE_THREAD | (options.pop("variables", None) or {})
+    options.setdefault("timeout_s", PATIENCE_S)
     if options.get("network") is not None:
         # Frames are lost, and links cut, far more often than on any network.
         variables.setdefault("CPUDIST_RPC_RETRIES", "1000")

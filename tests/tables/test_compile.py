@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import copy
 import functools
+import importlib
 import threading
 import time
 
 import pytest
 import table_cases
 import torch
-import torch._inductor.config as inductor
 from sync_cases import copy_of, largest_difference
 from sync_cases import run as run_trainers
 from table_cases import DIM, ROWS, bag, embedding, ids, train, wrap
@@ -28,7 +28,6 @@ from torch_cpudist.tables.local import binding_of
 # Compilers take many times longer beside other programs. A rank that fails ends at once
 # all the same.
 COMPILED_S = 400.0
-pytestmark = pytest.mark.timeout(2 * COMPILED_S)
 run = functools.partial(run_trainers, timeout_s=COMPILED_S)
 alone = functools.partial(table_cases.alone, timeout_s=COMPILED_S)
 
@@ -78,10 +77,11 @@ def hide(optimizer):
 @pytest.fixture(autouse=True)
 def _fresh_compiler():
     """The compiler is one for all threads: nobody else may be at it."""
+    importlib.import_module("torch._inductor.config")  # slow
     torch._dynamo.reset()
     # Nothing here is large enough for compilers as processes, each of which would
     # import torch.
-    with inductor.patch(compile_threads=1):
+    with torch._inductor.config.patch(compile_threads=1):
         yield
     wait_for_ranks(COMPILED_S)
     torch._dynamo.reset()

@@ -9,6 +9,7 @@ import subprocess
 import sys
 
 import pytest
+from patience import PATIENCE_S
 from programs import clean_environment
 
 pytestmark = pytest.mark.processes
@@ -55,7 +56,7 @@ def test_a_billion_rows_fit_and_evaluation_keeps_nothing():
         env=clean_environment(),
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -8,6 +8,7 @@ import threading
 
 import pytest
 import torch
+from patience import PATIENCE_S
 from sync_cases import ONE_THREAD, RULES, Batches, Model, loss_of, run
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from weight_readers import STRATEGIES, averages, averages_of_processes
@@ -23,7 +24,7 @@ def test_an_average_of_weights_is_one_of_current_rows(strategy, trainers):
 
     def body(context):
         def meet():
-            meeting.wait(30.0)
+            meeting.wait(PATIENCE_S)
 
         return averages(context, STRATEGIES[strategy], meet)
 
@@ -36,7 +37,7 @@ def test_an_average_of_weights_is_one_of_current_rows(strategy, trainers):
 @pytest.mark.parametrize("trainers", [1, 2])
 def test_an_average_of_weights_under_collectives(trainers):
     with ProcessRanks(averages_of_processes, trainers, variables=ONE_THREAD) as ranks:
-        results = ranks.results(60.0)
+        results = ranks.results(PATIENCE_S)
     for found in results:
         assert len(found) == 4
         for strategy, one in found.items():

@@ -11,6 +11,7 @@ import threading
 import pytest
 import torch
 import torch.nn.functional as F
+from patience import PATIENCE_S
 from sync_cases import (
     DIM,
     ROWS,
@@ -117,11 +118,11 @@ def test_rows_that_others_moved_are_read_after_leaving():
             optimizer.leave()
         else:
             step_alone(model, optimizer)
-        meeting.wait(30.0)
+        meeting.wait(PATIENCE_S)
         read = model.bag.weight.clone().detach()
         assert torch.equal(read, looked_up(model))
         assert not torch.equal(read, before)
-        meeting.wait(30.0)
+        meeting.wait(PATIENCE_S)
         return read
 
     one, other = run(body, 2)

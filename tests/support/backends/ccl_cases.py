@@ -23,6 +23,7 @@ from collective_cases import (
     same_bits,
     until_lost,
 )
+from patience import PATIENCE_S
 from torch import nn
 
 import torch_cpudist as cpudist
@@ -189,7 +190,7 @@ def many_at_once(n: int) -> list[str]:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(PATIENCE_S)
     for group in groups:
         dist.destroy_process_group(group)
     return wrong

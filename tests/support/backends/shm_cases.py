@@ -9,6 +9,7 @@ import threading
 
 import torch
 import torch.distributed as dist
+from patience import PATIENCE_S
 from shm_ranks import (
     COUNTS,
     FLOATS,
@@ -22,7 +23,6 @@ from shm_ranks import (
 )
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import fully_shard
 
 from torch_cpudist.backends import shm
 
@@ -240,7 +240,7 @@ def two_groups(rank: int, size: int) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30.0)
+        thread.join(PATIENCE_S)
     if failures:
         raise failures[0]
     some = list(range(1, size))
@@ -273,6 +273,8 @@ def shared_tensors(rank: int, size: int) -> None:
 
 def like_gloo(rank: int, size: int) -> None:
     """DDP and FSDP2 over shm and over gloo: the same parameters."""
+    from torch.distributed.fsdp import fully_shard  # slow
+
     gloo = dist.new_group(backend="gloo")
     found: dict[str, list[torch.Tensor]] = {}
     for name, group in (("gloo", gloo), ("shm", dist.group.WORLD)):

@@ -13,16 +13,16 @@ import os
 import time
 import traceback
 from collections.abc import Callable
-from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from patience import PATIENCE, PATIENCE_S
 
 Tell = Callable[[Any], None]
-TIMEOUT = timedelta(seconds=20)
+TIMEOUT = PATIENCE
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 INTEGERS = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
 # One of each way that a message takes: copied, copied in one piece, in several.
@@ -78,8 +78,6 @@ class Ranks:
 
     def __init__(self, fn: Callable[..., Any], size: int, folder: Path) -> None:
         method = multiprocessing.get_context("forkserver")
-        slow = ["shm_faults", "torch._dynamo"]
-        method.set_forkserver_preload([*slow, "frozen"])
         self.pipes, self.processes = [], []
         for rank in range(size):
             ours, theirs = method.Pipe(duplex=False)
@@ -113,7 +111,7 @@ class Ranks:
     def __exit__(self, *_: object) -> None:
         for process in self.processes:
             process.kill()  # nothing to a process that has ended
-            process.join(10.0)
+            process.join(PATIENCE_S)
 
 
 # -- values ------------------------------------------------------------------------

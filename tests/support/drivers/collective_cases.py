@@ -13,12 +13,12 @@ import copy
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import timedelta
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from patience import PATIENCE
 from torch import nn
 
 import torch_cpudist as cpudist
@@ -390,7 +390,7 @@ def one_leaves_meanwhile(context: cpudist.Context) -> float:
     if context.trainer_rank == 0:
         group.store = Looks(group.store, seen)
     if context.trainer_rank == 2:
-        group.store.wait([seen], timedelta(seconds=60))
+        group.store.wait([seen], PATIENCE)
     work = group.start_sum(tensor)
     if context.trainer_rank == 0:
         # As one of a CUDA device is waited for: looked at until it has ended.

@@ -10,13 +10,12 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from patience import PATIENCE_S
 from sync_cases import loss_of, run
 from torch import nn
 
 import torch_cpudist as cpudist
 from torch_cpudist.model.dense_memory import Weights
-
-PATIENCE_S = 30.0  # reached by a failing test only
 
 
 def geo(push_every: int = 3, **options: Any) -> cpudist.Geo:

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from async_cases import Counting, wrapped
 from foreseen_cases import WATCHED, Columns, batches_of, one_step
+from patience import PATIENCE_S
 from sync_cases import ONE_THREAD, run
 from torch import nn
 from torch._C._distributed_c10d import HashStore
@@ -337,9 +338,9 @@ def _late_gradient(given: Given, **others: Any) -> float:
         compensation = given.with_fields(**others)
         strategy = {"name": "async", "delay_compensation": compensation}
         optimizer = wrapped(model, strategy)
-        both_have_read.wait(20)
+        both_have_read.wait(PATIENCE_S)
         if context.trainer_rank == 1:
-            first_is_applied.wait(20)
+            first_is_applied.wait(PATIENCE_S)
         push_ones(optimizer, model, 1)
         optimizer.flush()
         first_is_applied.set()

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from async_cases import wrapped
+from patience import PATIENCE_S
 from settings_cases import Given, field, push_ones, with_optimizer
 from sync_cases import ONE_THREAD
 from torch import nn
@@ -76,7 +77,7 @@ def _sent_bytes(context: cpudist.Context, _report: Any) -> list[int]:
 def _sent_bytes_of_a_trainer() -> list[int]:
     # One launch for all that is seen: a world of one sends nothing.
     with ProcessRanks(_sent_bytes, 2, variables=ONE_THREAD) as ranks:
-        found: list[int] = ranks.results(60.0)[0]
+        found: list[int] = ranks.results(PATIENCE_S)[0]
         return found
 
 

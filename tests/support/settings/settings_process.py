@@ -21,6 +21,7 @@ import core_alone
 import torch
 import torch.distributed as dist
 from async_cases import Counting, wrapped
+from patience import PATIENCE_S
 from ports import free_port
 from settings_cases import Given, Observer, See, push_ones
 from sync_cases import ONE_THREAD, run
@@ -157,7 +158,7 @@ def _vector_level(given: Given) -> Any:
         env=core_alone.environment(**given.variables),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert program.returncode == 0 or "CPUDIST_SIMD" in program.stderr
@@ -268,7 +269,7 @@ def _group(
         "CPUDIST_RENDEZVOUS": f"127.0.0.1:{port}",
         "CPUDIST_TRAINERS": "1",
     }
-    with _started(job | dict(variables), timeout_s=20.0) as context:
+    with _started(job | dict(variables), timeout_s=PATIENCE_S) as context:
         yield context
 
 
@@ -285,7 +286,7 @@ def _role(given: Given) -> Any:
     with _group({}, port):
         thread = threading.Thread(target=join)
         thread.start()
-        thread.join(30)
+        thread.join(PATIENCE_S)
     return found
 
 

@@ -28,9 +28,9 @@ import tempfile
 import time
 from pathlib import Path
 
+from patience import PATIENCE_S
 from preloaded_client import SETTINGS
 
-START_S = 60.0
 IMPORTED = ("torch.distributed.run", "torch._dynamo", "torch_cpudist", "frozen")
 CLIENT = Path(__file__).with_name("preloaded_client.py")
 PR_SET_PDEATHSIG = 1
@@ -58,10 +58,10 @@ class Preloaded:
 
     def environment(self):
         """What a program is started with; waits until the imports are done."""
-        deadline = time.monotonic() + START_S
+        deadline = time.monotonic() + PATIENCE_S
         while not self.socket.exists():
             assert self.process.poll() is None, "the process that imports has ended"
-            assert time.monotonic() < deadline, f"no imports within {START_S} s"
+            assert time.monotonic() < deadline, f"no imports within {PATIENCE_S} s"
             time.sleep(0.02)
         return {
             "PATH": os.pathsep.join([str(self.folder), os.environ["PATH"]]),
@@ -70,7 +70,7 @@ class Preloaded:
 
     def end(self):
         self.process.stdin.close()
-        self.process.wait(10)
+        self.process.wait(PATIENCE_S)
         shutil.rmtree(self.folder)
 
 
