@@ -185,6 +185,7 @@ def test_graphs_and_other_parameters_are_refused_with_what_helps():
     def body():
         wrap(model)
         uses = [exported, called, lambda: torch.jit.script(model)]
+        uses.append(lambda: torch.fx.symbolic_trace(nn.Sequential(model)))
         for use in (*uses, lambda: torch.jit.trace(model, ids)):
             with pytest.raises(cpudist.UnsupportedModelError) as refused:
                 use()

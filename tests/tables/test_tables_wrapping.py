@@ -269,3 +269,62 @@ def test_forked_workers_load_data_but_cannot_look_up(in_this_thread):
     # At its end the loader ends its worker; a collected one would wait for it.
     assert next(batches, None) is None
     train(model, optimizer, [ids(1)], lambda m, b: m(b))
+
+
+# ---- what other ways to gradients and weights make of tables -------------------------
+
+
+def test_gradients_that_are_asked_for_by_name_are_those_of_backward():
+    """Of tables and dense parameters in one call."""
+
+    def make():
+        return nn.Sequential(embedding(), nn.Linear(DIM, 1))
+
+    def step(model, optimizer, gradients):
+        for batch in (ids(1, 2), ids(2, 3)):
+            optimizer.zero_grad()
+            gradients(model, model(batch).square().sum())
+            optimizer.step()
+
+    def asked(model, loss):
+        parameters = list(model.parameters())
+        found = torch.autograd.grad(loss, parameters)
+        for parameter, gradient in zip(parameters, found, strict=True):
+            parameter.grad = gradient
+
+    def body(gradients):
+        torch.manual_seed(1)
+        model = make()
+        optimizer = wrap(model)
+        step(model, optimizer, gradients)
+        optimizer.flush()
+        return copy_of(model)
+
+    assert_same_bits(
+        alone(lambda: body(asked)), alone(lambda: body(lambda _, loss: loss.backward()))
+    )
+
+
+@pytest.mark.parametrize("kind", ["static", "remote"])
+def test_two_parameters_over_one_memory_are_refused(kind):
+    def build():
+        first = nn.Embedding(ROWS, DIM, sparse=True)
+        second = nn.EmbeddingBag(ROWS, DIM, sparse=True, _weight=first.weight)
+        return nn.ModuleDict({"a": first, "b": second})
+
+    if kind == "static":
+        model = build()
+    else:
+        with cpudist.remote_tables(min_rows=ROWS):
+            model = build()
+
+    def body():
+        words = r"'b\.weight' cannot be a table: .* over the rows of 'a\.weight'"
+        with pytest.raises(cpudist.UnsupportedModelError, match=words):
+            wrap(model)
+        model["b"].weight = model["a"].weight
+        optimizer = wrap(model)
+        (model["a"](ids(1)).sum() + model["b"](ids(2).view(1, 1)).sum()).backward()
+        optimizer.step()
+
+    alone(body)

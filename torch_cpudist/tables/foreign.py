@@ -64,10 +64,14 @@ def check_own_weight(name: str, weight: torch.Tensor, remote: bool) -> None:
 
     Raises:
         UnsupportedModelError: it is no parameter, as nobody but
-            ``torch.func.functional_call`` leaves it.
+            ``torch.func.functional_call`` and ``torch.fx`` leaves it.
     """
     if isinstance(weight, nn.Parameter):
         return
+    if isinstance(weight, torch.fx.Proxy):
+        raise graph_without_pull(
+            name, remote, "torch.fx.symbolic_trace", "symbolically trace"
+        )
     way_out = (
         "opt.flush(), then call it on copy.deepcopy(model), which is a plain model; "
         "or close() the optimizer first."

@@ -222,7 +222,28 @@ def find_tables(model: nn.Module, trained: set[int]) -> list[FoundTable]:
             )
         for module in table.modules:
             module.sparse = True
+    _check_apart(tables)
     return tables
+
+
+def _check_apart(tables: list[FoundTable]) -> None:
+    """Refuses two parameters over the memory of one table, which would grow apart."""
+    names: dict[tuple[bool, int], str] = {}
+    for table in tables:
+        weight = table.weight
+        place = id(table_of(weight)) if table.remote else weight.data_ptr()
+        if not place or not weight.numel():
+            continue
+        other = names.setdefault((table.remote, place), table.name)
+        if other != table.name:
+            raise cannot_be_table(
+                table.name,
+                f"it is another parameter over the rows of {other!r}, as "
+                "nn.Embedding(..., _weight=other.weight) and from_pretrained make "
+                "them, and servers would train the two apart",
+                "Let the modules share one parameter (module.weight = other.weight), "
+                "or give one of them a copy (other.weight.detach().clone()).",
+            )
 
 
 def other_owner(model: nn.Module, weight: torch.Tensor) -> str | None:

@@ -20,6 +20,8 @@ from torch import nn
 
 Function = Callable[..., Any]
 
+_OF_TORCH_ITSELF = (torch.Tensor, nn.Parameter)
+
 #: While it is entered, functions see a table's weight as the plain tensor that it is.
 as_it_stands = torch._C.DisableTorchFunctionSubclass
 
@@ -61,7 +63,8 @@ class TableWeight(torch.Tensor):
         if torch.compiler.is_compiling():
             return in_graph(_is_blind, _used, func, args, named)
         how: Function = _HOW.get(func, _reading)
-        if any(one is not TableWeight for one in types):
+        # torch names its own among them in what is written in Python.
+        if any(one not in (TableWeight, *_OF_TORCH_ITSELF) for one in types):
             # Another subclass has its say, too.
             bring_in = _bring_in_ids if how is _looking_up else _bring_in
             bring_in(args, named)
