@@ -164,7 +164,7 @@ KNOWN_SUFFIXES = TEXT | {
     *(".typed", ".yaml", ".yml"),
 }
 KNOWN_NAMES = {"LICENSE", ".gitignore", ".clang-format", ".ci/run"}
-KNOWN_FOLDERS = ("tests/fuzz/corpus/",)
+KNOWN_FOLDERS = ("tests/fuzz/corpus/", "tests/snapshots/")
 
 
 def tracked(root: Path) -> list[str]:

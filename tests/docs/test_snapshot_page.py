@@ -1,0 +1,123 @@
+# Copyright (c) 2026 The torch_cpudist authors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""The reader of docs/snapshot.md reads snapshots, without this package."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from loop_pages import blocks_of
+from small_snapshots import NAME, commit, row_values
+
+from torch_cpudist.snapshot.directory import Directory
+from torch_cpudist.snapshot.reading import Snapshot
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "snapshot.md"
+TEXT = PAGE.read_text(encoding="utf-8")
+BLOCKS = blocks_of(TEXT)
+READER, CHECK = BLOCKS["snapshot reader", "read"], BLOCKS["snapshot reader", "check"]
+
+
+def read(folder: Path):
+    names: dict = {}
+    exec(READER, names)  # noqa: S102  the page's own block
+    return names["read"](folder)
+
+
+def check(folder: Path) -> list[str]:
+    names: dict = {}
+    exec(READER + CHECK, names)  # noqa: S102  the page's own blocks
+    return names["check"](folder)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    directory = Directory(tmp_path)
+    tables = {"users.weight": range(300), "items.weight": [7]}
+    commit(directory, tables=tables, servers=3, part_rows=40)
+    return directory.folder(NAME)
+
+
+def test_it_is_as_short_as_it_is_said() -> None:
+    assert len(READER.strip().splitlines()) <= 30
+    assert "torch_cpudist" not in READER + CHECK
+
+
+def test_the_reader_reads_what_was_saved(folder) -> None:
+    tables, dense = read(folder)
+    keys = np.arange(300)
+    weights = np.array([tables["users.weight"][key] for key in range(300)])
+    np.testing.assert_array_equal(weights, row_values(keys, 4, 0.5))
+    assert list(tables["items.weight"]) == [7]
+    snapshot = Snapshot(folder)
+    assert dense.keys() == {"top.weight", "top.bias"}
+    for name, values in dense.items():
+        np.testing.assert_array_equal(values, snapshot.dense(name))
+        assert values.dtype == snapshot.dense(name).dtype
+
+
+def test_the_checksums_are_those_of_the_page(folder) -> None:
+    shutil.rmtree(folder)
+    commit(Directory(folder.parent), servers=1, trainers=1)
+    assert check(folder) == []
+    for name in ("s000-t000-0000.safetensors", "manifest.json"):
+        whole = (folder / name).read_bytes()
+        changed = bytearray(whole)
+        changed[20] ^= 8
+        (folder / name).write_bytes(changed)
+        if name != "manifest.json":
+            assert check(folder) == [name]
+        else:
+            changed = whole.replace(b'"Sync"', b'"Sunc"')
+            (folder / name).write_bytes(changed)
+            assert check(folder) == ["manifest.json"]
+        (folder / name).write_bytes(whole)
+
+
+@pytest.mark.processes
+def test_the_reader_needs_nothing_else(folder, tmp_path) -> None:
+    program = tmp_path / "reader.py"
+    lines = [
+        "import sys",
+        "sys.modules['torch'] = sys.modules['torch_cpudist'] = None",
+        READER,
+        f"tables, dense = read({str(folder)!r})",
+        "print(len(tables['users.weight']), sorted(dense))",
+    ]
+    program.write_text("\n".join(lines))
+    done = subprocess.run(
+        [sys.executable, str(program)],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert (done.stdout, done.stderr) == ("300 ['top.bias', 'top.weight']\n", "")
+
+
+def test_the_commands_are_those_that_there_are(folder, capsys) -> None:
+    from torch_cpudist.snapshot.commands import main
+
+    calls = [
+        line.split("#")[0].split()[3:]
+        for line in TEXT.splitlines()
+        if line.startswith("python -m torch_cpudist.snapshot")
+    ]
+    assert [call[0] for call in calls] == ["list", "verify", "rows", "diff"]
+    commit(Directory(folder.parent), "other", servers=1, trainers=1)
+    words = {
+        "DIR": str(folder.parent),
+        "TABLE": "users.weight",
+        "KEY...": "3",
+        "DIR/ONE": str(folder),
+        "DIR/OTHER": str(folder.parent / "other"),
+    }
+    for call in calls:
+        code = main([words.get(word, word) for word in call])
+        assert code == (1 if call[0] == "diff" else 0)
+        assert NAME in capsys.readouterr().out or call[0] == "rows"
