@@ -345,3 +345,11 @@ def test_files_of_another_trainer_are_refused(tmp_path) -> None:
     assert read_written(tmp_path, 1) is None
     with pytest.raises(SnapshotCorruptError, match="not there"):
         read_trainer(tmp_path, trainer)
+
+
+def test_the_file_of_an_earlier_attempt_is_none(tmp_path) -> None:
+    earlier = write_trainer(tmp_path, 1, pack({"x": 1}), 5, number=10)
+    assert read_written(tmp_path, 1, number=10) == earlier
+    assert read_written(tmp_path, 1, number=20) is None
+    later = write_trainer(tmp_path, 1, pack({"x": 2}), 6, number=20)
+    assert read_written(tmp_path, 1, number=20) == later != earlier

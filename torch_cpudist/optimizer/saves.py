@@ -237,11 +237,11 @@ class Saves:
         folder = self._directory.folder(name)
         packed = trees.pack(save.tree, f"state of trainer {self._rank}")
         files = self._directory.files
-        own = write_trainer(folder, self._rank, packed, save.steps, files)
+        own = write_trainer(folder, self._rank, packed, save.steps, files, save.number)
         if self._describe_run is None:
             return
         written = self._written(save.number, name)
-        trainers = self._trainers(name, written.members, own)
+        trainers = self._trainers(name, save.number, written.members, own)
         manifest = replace(
             self._describe_run(),
             name=name,
@@ -279,14 +279,14 @@ class Saves:
         return found
 
     def _trainers(
-        self, name: str, members: tuple[int, ...], own: Trainer
+        self, name: str, number: int, members: tuple[int, ...], own: Trainer
     ) -> tuple[Trainer, ...]:
         folder, files = self._directory.folder(name), self._directory.files
         found = {self._rank: own}
         for rank in members:
             if rank not in found:
                 found[rank] = self._until(
-                    functools.partial(read_written, folder, rank, files),
+                    functools.partial(read_written, folder, rank, files, number),
                     TRAINER_FILES_S,
                     f"trainer {rank} did not write its file to {folder} within "
                     f"{TRAINER_FILES_S:g} s; its own log says why",

@@ -396,6 +396,8 @@ class Snapshots:
         number = max(self._count(counted), self._last + 1)
         chosen = name or self._name(number)
         skipped = self._saves.counts.skipped
+        if self._leads:  # what a save that failed has left would be taken for ours
+            self.directory.prepare(chosen)
         self._mark(number, chosen, counted, whole=True)
         self._await(number)
         if self._saves.counts.skipped > skipped:

@@ -30,6 +30,7 @@ def write_trainer(
     packed: Packed,
     steps: int,
     files: Files = _FILE_SYSTEM,
+    number: int = 0,
 ) -> Trainer:
     """Writes the state of a trainer to the directory of a snapshot; the JSON last.
 
@@ -41,6 +42,7 @@ def write_trainer(
         packed: its state.
         steps: that it has made.
         files: the file system.
+        number: of the cut.
 
     Returns:
         What the manifest says of it.
@@ -70,6 +72,7 @@ def write_trainer(
         "format": _FORMAT,
         "version": _VERSION,
         "rank": rank,
+        "number": str(number),
         "steps": str(steps),
         "tensors": {
             "file": data.name,
@@ -90,11 +93,18 @@ def write_trainer(
 
 
 def read_written(
-    folder: Path, rank: int, files: Files = _FILE_SYSTEM
+    folder: Path, rank: int, files: Files = _FILE_SYSTEM, number: int | None = None
 ) -> Trainer | None:
     """What the manifest will say of a trainer's files, from the files.
 
     Trainer 0 asks so for those of the others, until all are there.
+
+    Args:
+        folder: of the snapshot.
+        rank: the trainer's.
+        files: the file system.
+        number: of the cut; the file of another one, which an earlier attempt of the
+            same name has left, is none. ``None`` takes any.
 
     Returns:
         ``None`` while the trainer has not written its file.
@@ -112,11 +122,14 @@ def read_written(
         contents = files.read(path)
     try:
         fields = _head(contents, rank)
+        found = fields.long("number")
+        steps = fields.long("steps")
     except Malformed as error:
         raise SnapshotCorruptError(
             f"snapshot {folder.name}: {path.name} is damaged: {error}", path.name
         ) from error
-    steps = fields.long("steps")
+    if number is not None and found != number:
+        return None
     return Trainer(rank, path.name, len(contents), _core.crc32c(contents), steps)
 
 
@@ -173,6 +186,7 @@ def open_trainer(
     text = Mapped(files, path, trainer.bytes, [trainer.crc32c], max(trainer.bytes, 1))
     try:
         fields = _head(text.view(0, text.size_bytes), trainer.rank)
+        fields.long("number")
         fields.long("steps", trainer.steps, trainer.steps)
         tensors = Fields(fields.take("tensors"), "trainer.tensors")
         tree = fields.take("state")

@@ -201,7 +201,7 @@ def write(
     dense = dense_parameters(servers)
     written += write_dense(files, folder, dense, servers, average)
     entries = [
-        write_trainer(folder, rank, pack(trainer_tree(rank)), 10 + rank, files)
+        write_trainer(folder, rank, pack(trainer_tree(rank)), 10 + rank, files, number)
         for rank in range(trainers)
     ]
     return Manifest(
