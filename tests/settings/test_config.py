@@ -28,6 +28,17 @@ def resolve(chosen, made):
     return strategies.resolve(chosen, made.strategy, made.values, made.server)
 
 
+def test_types_of_fields_are_evaluated_once(monkeypatch):
+    """To evaluate them took most of the time of ``init()``."""
+    parsed()
+
+    def again(cls):
+        raise AssertionError(f"the types of {cls.__name__} are evaluated again")
+
+    monkeypatch.setattr(fields, "get_type_hints", again)
+    assert parsed(CPUDIST_SERVER_THREADS="3").server.threads == 3
+
+
 def test_default_is_sync():
     assert resolve(None, parsed()) == cpudist.Sync()
 

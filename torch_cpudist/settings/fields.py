@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import operator
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -117,6 +118,12 @@ def variable_of(cls: type, name: str) -> str:
     return f"CPUDIST_{cls.__name__.upper()}_{name.upper()}"
 
 
+@functools.cache
+def _hints(cls: type[Any]) -> dict[str, Any]:
+    """The types of a class's fields, which are texts until somebody evaluates them."""
+    return get_type_hints(cls)
+
+
 def check(instance: Any) -> None:
     """Checks type and range of every plain field; for ``__post_init__``.
 
@@ -126,7 +133,7 @@ def check(instance: Any) -> None:
     Raises:
         ConfigurationError: names class, field, value and what is allowed.
     """
-    hints = get_type_hints(type(instance))
+    hints = _hints(instance.__class__)
     for entry in scalar_fields(type(instance)):
         if "parse" in entry.metadata:
             continue  # its class checks it
@@ -150,6 +157,7 @@ def check(instance: Any) -> None:
             raise ConfigurationError(f"{where}: {nearest(str(value), choices)}")
 
 
+@functools.cache
 def _kind(hint: Any) -> tuple[type, bool]:
     """The type of a field, and whether it may be ``None``."""
     kinds = [kind for kind in get_args(hint) if kind is not type(None)]
@@ -214,7 +222,7 @@ def read(classes: Iterable[type], texts: Mapping[str, str]) -> dict[str, Any]:
     """
     values: dict[str, Any] = {}
     for cls in classes:
-        hints = get_type_hints(cls)
+        hints = _hints(cls)
         for entry in scalar_fields(cls):
             variable = variable_of(cls, entry.name)
             if variable not in texts:
