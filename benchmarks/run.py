@@ -30,6 +30,7 @@ CASES = {
     "lookups": "cases.lookups",
     "reader": "cases.reader",
     "network": "cases.network",
+    "remote": "cases.remote",
     "replicas": "cases.replicas",
     "rows": "cases.rows",
     "scale": "cases.scale",

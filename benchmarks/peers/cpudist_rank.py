@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 from job import Job
+from torch import nn
 
 import torch_cpudist as cpudist
 from peers.common import Batch, CtrModel, TorchTrainee, adagrad, measure
@@ -66,19 +67,25 @@ def _value(text: str) -> float | int | str:
         return text
 
 
+def _named_fields(text: str) -> tuple[str, dict[str, str]]:
+    name, *options = text.split(":")
+    return name, dict(option.partition("=")[::2] for option in options)
+
+
 def strategy_of(text: str) -> tuple[cpudist.Strategy, int]:
     """Reads ``NAME[:FIELD=VALUE]...``, as ``geo:push_every=400``.
 
     ``half_async:group=0+1/2+3`` has groups of trainers, ``hybrid:dense=local_sgd`` a
     part by name. Fields of the communicator go by theirs, ``async:wire_dtype=int8``.
-    ``prefetch=2`` is no field: it asks for the rows of two batches to come.
+    ``prefetch=2`` is no field: it asks for the rows of two batches to come. Nor is
+    ``remote=true``, which ``place_tables`` reads.
 
     Returns:
         The strategy, and how many batches to prefetch.
     """
-    name, *options = text.split(":")
-    fields = dict(option.partition("=")[::2] for option in options)
+    name, fields = _named_fields(text)
     depth = int(fields.pop("prefetch", "0"))
+    fields.pop("remote", None)
     read = {
         key: _groups(value) if key == "group" else _value(value)
         for key, value in fields.items()
@@ -87,6 +94,19 @@ def strategy_of(text: str) -> tuple[cpudist.Strategy, int]:
     if communicator := {key: read.pop(key) for key in names & read.keys()}:
         read["communicator"] = cpudist.Communicator(**communicator)
     return cpudist.strategy(name, **read), depth
+
+
+def place_tables(model: nn.Module, text: str) -> None:
+    """Makes the tables remote if ``NAME:remote=true`` says so; they keep their values.
+
+    Raises:
+        ValueError: it says neither that nor false.
+    """
+    remote = _value(_named_fields(text)[1].get("remote", "false"))
+    if not isinstance(remote, bool):
+        raise ValueError(f"{text}: expected remote=true or false, found {remote!r}")
+    if remote:
+        cpudist.shard_tables(model, remote=True)
 
 
 def serve(job: Job) -> None:
@@ -102,6 +122,7 @@ def train(job: Job, rank: int) -> None:
         serve(job)
     else:
         model = CtrModel(job)
+        place_tables(model, job.strategy)
         strategy, depth = strategy_of(job.strategy)
         optimizer = cpudist.DistributedOptimizer(
             adagrad(job, model.parameters()), model, strategy=strategy

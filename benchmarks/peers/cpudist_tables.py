@@ -11,7 +11,7 @@ from torch import nn
 
 import torch_cpudist as cpudist
 from peers.common import EMBEDDING_STD, adagrad, make_mlp, measure, spec_of
-from peers.cpudist_rank import CpudistTrainee, serve, strategy_of
+from peers.cpudist_rank import CpudistTrainee, place_tables, serve, strategy_of
 
 
 class SlotTables(nn.Module):
@@ -54,6 +54,7 @@ def train(job: Job, rank: int) -> None:
         serve(job)
     else:
         model = SlotTables(job)
+        place_tables(model, job.strategy)
         strategy, _ = strategy_of(job.strategy)
         optimizer = cpudist.DistributedOptimizer(
             adagrad(job, model.parameters()), model, strategy=strategy

@@ -26,7 +26,7 @@ from torch import nn
 
 import torch_cpudist as cpudist
 from peers.common import Batch, CtrModel, Loop, adagrad, batches, server_pids
-from peers.cpudist_rank import CpudistTrainee, serve, strategy_of
+from peers.cpudist_rank import CpudistTrainee, place_tables, serve, strategy_of
 
 MEASURED_STEPS = 30
 # Trainers that rest may not take the cores from those that are measured.
@@ -216,6 +216,7 @@ def _train(job: Job, rank: int) -> None:
     source = batches(samples, job.batch)
     first = next(source)
     model = SleepingModel(job, first)
+    place_tables(model, job.strategy)
     strategy, depth = strategy_of(job.strategy)
     optimizer = cpudist.DistributedOptimizer(
         adagrad(job, model.parameters()), model, strategy=strategy

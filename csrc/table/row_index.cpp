@@ -5,7 +5,7 @@
 
 #include <algorithm>
 #include <bit>
-#include <new>
+#include <utility>
 
 #include "kernels/aligned.h"
 
@@ -21,27 +21,36 @@ constexpr size_t kFirstSlots = 8;  // a cache line
 constexpr uint64_t kLeastFull = 179;
 constexpr uint64_t kFullRange = 39;
 
-}  // namespace
-
-void RowIndex::Free::operator()(Slot* slots) const noexcept { kernels::free_aligned(slots); }
-
-RowIndex::RowIndex(uint64_t rows) {
-  const uint64_t wanted =
-      std::clamp<uint64_t>(rows / kRowsPerPart, kLeastParts, uint64_t{kernels::kBucketCount});
-  const uint64_t parts = std::bit_ceil(wanted);
-  bucket_bits_ = std::countr_zero(kernels::kBucketCount / parts);
-  parts_.resize(parts);
+// How many parts an index has that is for so many rows.
+uint64_t parts_for(uint64_t rows) {
+  return std::bit_ceil(
+      std::clamp<uint64_t>(rows / kRowsPerPart, kLeastParts, uint64_t{kernels::kBucketCount}));
 }
 
-RowIndex::Slots RowIndex::allocate(size_t count) {
+}  // namespace
+
+RowIndex::RowIndex(uint64_t rows)
+    : bucket_bits_(std::countr_zero(kernels::kBucketCount / parts_for(rows))),
+      parts_(parts_for(rows)),
+      memory_(parts_.size()) {}
+
+RowIndex::~RowIndex() {
+  for (const Part& part : parts_) memory_.free(part.slots, part.size() * sizeof(Slot));
+}
+
+RowIndex::Slot* RowIndex::allocate(size_t count) {
   const size_t size_bytes = kernels::checked_size_bytes(count, sizeof(Slot));
-  return Slots(static_cast<Slot*>(kernels::allocate_aligned(size_bytes)));
+  return static_cast<Slot*>(memory_.allocate(size_bytes));
 }
 
 void RowIndex::Part::place(uint32_t tag, uint32_t record_plus_one) {
   uint32_t at = home(tag);
-  while (slots[at].record_plus_one != 0) at = (at + 1) & mask;
-  slots[at] = Slot{tag, record_plus_one};
+  Line found = look_at(slots + at, tag);
+  while (found.empty == 0) {
+    at = (at + kLineSlots) & mask;
+    found = look_at(slots + at, tag);
+  }
+  slots[at + static_cast<uint32_t>(std::countr_zero(found.empty))] = Slot{tag, record_plus_one};
 }
 
 bool RowIndex::has_room(size_t part, uint64_t more) const {
@@ -69,15 +78,16 @@ void RowIndex::reserve(uint64_t first_bucket, uint64_t bucket_count, uint64_t ro
 }
 
 void RowIndex::grow(Part& part) {
-  const size_t before = part.slots == nullptr ? 0 : size_t{part.mask} + 1;
-  const size_t after = before == 0 ? kFirstSlots : 2 * before;
+  const uint64_t before = part.size();
+  const uint64_t after = before == 0 ? kFirstSlots : 2 * before;
   // Made first: when memory runs out the index stays as it was.
-  Slots larger = allocate(after);
-  larger.swap(part.slots);
+  Slot* const larger = allocate(after);
+  Slot* const smaller = std::exchange(part.slots, larger);
   part.mask = static_cast<uint32_t>(after - 1);
-  for (size_t at = 0; at < before; ++at) {
-    if (larger[at].record_plus_one != 0) part.place(larger[at].tag, larger[at].record_plus_one);
+  for (uint64_t at = 0; at < before; ++at) {
+    if (smaller[at].record_plus_one != 0) part.place(smaller[at].tag, smaller[at].record_plus_one);
   }
+  memory_.free(smaller, before * sizeof(Slot));
   slot_count_ += after - before;
 }
 

@@ -6,13 +6,19 @@
 // the whole index. A slot has no key: the record has it, which whoever looks a row up reads anyway.
 #pragma once
 
+#if defined(__x86_64__)
+#include <emmintrin.h>
+#endif
+
+#include <bit>
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <span>
 #include <vector>
 
+#include "kernels/aligned.h"
 #include "kernels/hash.h"
+#include "table/slot_memory.h"
 
 namespace cpudist::table {
 
@@ -23,6 +29,10 @@ class RowIndex {
 
   // `rows`: how many all servers together will hold, as far as is known; only speed hangs on it.
   explicit RowIndex(uint64_t rows);
+  ~RowIndex();
+  RowIndex(RowIndex&&) = default;
+  RowIndex(const RowIndex&) = delete;
+  RowIndex& operator=(const RowIndex&) = delete;
 
   // The record of the row whose hash is given and for which is_key(record) holds; kNone if there
   // is none. `is_key` is asked for records that probably are the one.
@@ -31,10 +41,14 @@ class RowIndex {
     const Part& part = parts_[part_of(hash)];
     if (part.slots == nullptr) return kNone;
     const auto tag = static_cast<uint32_t>(hash >> 32);
-    for (uint32_t at = part.home(tag);; at = (at + 1) & part.mask) {
-      const Slot& slot = part.slots[at];
-      if (slot.record_plus_one == 0) return kNone;
-      if (slot.tag == tag && is_key(slot.record_plus_one - 1)) return slot.record_plus_one - 1;
+    for (uint32_t at = part.home(tag);; at = (at + kLineSlots) & part.mask) {
+      const Slot* const line = part.slots + at;
+      const Line found = look_at(line, tag);
+      for (uint32_t same = found.same; same != 0; same &= same - 1) {
+        const uint32_t record = line[std::countr_zero(same)].record_plus_one - 1;
+        if (is_key(record)) return record;
+      }
+      if (found.empty != 0) return kNone;
     }
   }
 
@@ -45,7 +59,7 @@ class RowIndex {
 
   void prefetch(uint64_t hash) const {
     const Part& part = parts_[part_of(hash)];
-    __builtin_prefetch(part.slots.get() + part.home(static_cast<uint32_t>(hash >> 32)));
+    __builtin_prefetch(part.slots + part.home(static_cast<uint32_t>(hash >> 32)));
   }
 
   // There must be none for the key of this hash; record < kNone. Throws std::bad_alloc, and the
@@ -59,31 +73,42 @@ class RowIndex {
   // std::bad_alloc, and the index finds what it found.
   void reserve(uint64_t first_bucket, uint64_t bucket_count, uint64_t rows);
 
-  size_t size_bytes() const { return parts_.size() * sizeof(Part) + slot_count_ * sizeof(Slot); }
+  size_t size_bytes() const {
+    return parts_.size() * sizeof(Part) + slot_count_ * sizeof(Slot) + memory_.spare_bytes();
+  }
 
  private:
   struct Slot {
     uint32_t tag;              // the high half of the hash
     uint32_t record_plus_one;  // 0 = empty
   };
-  struct Free {
-    void operator()(Slot* slots) const noexcept;
-  };
-  using Slots = std::unique_ptr<Slot[], Free>;
+  static constexpr uint32_t kLineSlots = 8;  // of a cache line
+  static_assert(kLineSlots * sizeof(Slot) == kernels::kCacheLineBytes);
 
-  // Open addressing with linear probing over a power of two of slots, in the order of the tags.
+  // Slots of a line, a bit each: those with a record under a tag, and those without one.
+  struct Line {
+    uint32_t same;
+    uint32_t empty;
+  };
+
+  // Open addressing over a power of two of slots, in the order of the tags: a record stands in the
+  // first slot that is empty, from the beginning of the line of its tag on. So a lookup reads one
+  // line, most times, and looks at all of its slots at once.
   struct Part {
-    Slots slots;
+    Slot* slots = nullptr;
     uint32_t mask = 0;  // slots - 1
     uint32_t rows = 0;
 
     uint32_t home(uint32_t tag) const {
-      return static_cast<uint32_t>((uint64_t{tag} * (uint64_t{mask} + 1)) >> 32);
+      return static_cast<uint32_t>((uint64_t{tag} * (uint64_t{mask} + 1)) >> 32) &
+             ~(kLineSlots - 1);
     }
+    uint64_t size() const { return slots == nullptr ? 0 : uint64_t{mask} + 1; }
     void place(uint32_t tag, uint32_t record_plus_one);
   };
 
-  static Slots allocate(size_t count);
+  static Line look_at(const Slot* line, uint32_t tag);
+  Slot* allocate(size_t count);
   size_t part_of(uint64_t hash) const { return (hash % kernels::kBucketCount) >> bucket_bits_; }
   bool has_room(size_t part, uint64_t more) const;
   static bool too_many(size_t part, uint64_t rows, uint64_t slots);
@@ -92,6 +117,31 @@ class RowIndex {
   int bucket_bits_;  // of the buckets that one part is for
   std::vector<Part> parts_;
   size_t slot_count_ = 0;
+  SlotMemory memory_;
 };
+
+inline RowIndex::Line RowIndex::look_at(const Slot* line, uint32_t tag) {
+  Line found{0, 0};
+#if defined(__x86_64__)
+  const __m128i wanted = _mm_set1_epi32(static_cast<int>(tag));
+  for (uint32_t at = 0; at < kLineSlots; at += 4) {
+    const __m128 low = _mm_load_ps(reinterpret_cast<const float*>(line + at));
+    const __m128 high = _mm_load_ps(reinterpret_cast<const float*>(line + at + 2));
+    const __m128i tags = _mm_castps_si128(_mm_shuffle_ps(low, high, _MM_SHUFFLE(2, 0, 2, 0)));
+    const __m128i records = _mm_castps_si128(_mm_shuffle_ps(low, high, _MM_SHUFFLE(3, 1, 3, 1)));
+    const __m128i same = _mm_cmpeq_epi32(tags, wanted);
+    const __m128i empty = _mm_cmpeq_epi32(records, _mm_setzero_si128());
+    found.same |= static_cast<uint32_t>(_mm_movemask_ps(_mm_castsi128_ps(same))) << at;
+    found.empty |= static_cast<uint32_t>(_mm_movemask_ps(_mm_castsi128_ps(empty))) << at;
+  }
+#else
+  for (uint32_t at = 0; at < kLineSlots; ++at) {
+    found.same |= static_cast<uint32_t>(line[at].tag == tag) << at;
+    found.empty |= static_cast<uint32_t>(line[at].record_plus_one == 0) << at;
+  }
+#endif
+  found.same &= ~found.empty;
+  return found;
+}
 
 }  // namespace cpudist::table

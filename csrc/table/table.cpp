@@ -21,7 +21,8 @@
 namespace cpudist::table {
 namespace {
 
-constexpr size_t kBatch = 64;
+// Page walks are what a large table waits for: many must be asked for before one is waited for.
+constexpr size_t kBatch = 256;
 // More rows than this get their part of the index as they come: about 3 GiB of slots.
 constexpr uint64_t kMostMade = uint64_t{1} << 28;
 

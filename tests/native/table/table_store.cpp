@@ -54,6 +54,24 @@ std::string error_of(ErrorCode code, const Call& call) {
 
 }  // namespace
 
+TEST(row_index_finds_records_under_equal_hashes) {
+  // More than a line of slots has room for, between others, through several growths.
+  constexpr uint64_t kSame = 0x123456789abcdef0;
+  constexpr uint32_t kRecords = 5000;
+  table::RowIndex index(0);
+  const auto hash_of = [](uint32_t record) {
+    return record % 100 == 0 ? kSame : kernels::hash_of(record, 3);
+  };
+  for (uint32_t record = 0; record < kRecords; ++record) index.insert(hash_of(record), record);
+  for (uint32_t record = 0; record < kRecords; ++record) {
+    const auto is_it = [&](uint32_t other) { return other == record; };
+    CHECK_EQ(index.find(hash_of(record), is_it), record);
+  }
+  CHECK_EQ(index.find(kSame, [](uint32_t) { return false; }), table::RowIndex::kNone);
+  // Without a record of the tag zero, empty slots are none either.
+  CHECK_EQ(index.guess(hash_of(1) & 0xffffffff), table::RowIndex::kNone);
+}
+
 TEST(row_index_finds_what_was_inserted) {
   constexpr uint64_t kSalt = 5;
   const auto hash_of = [](int64_t key) { return kernels::hash_of(key, kSalt); };
