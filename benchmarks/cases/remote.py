@@ -110,7 +110,7 @@ class _Remote:
         }
 
 
-def _differing(lookups: dict[str, Lookup], batches: list[torch.Tensor]) -> set[str]:
+def differing(lookups: dict[str, Lookup], batches: list[torch.Tensor]) -> set[str]:
     """Which do not give the bits of the reference."""
     other: set[str] = set()
     for ids in batches:
@@ -157,7 +157,7 @@ def _run(args: argparse.Namespace) -> list[Row]:
         remote.optimizer.step()
         remote.optimizer.flush("none")
 
-    other = _differing(lookups, batches)
+    other = differing(lookups, batches)
     took: dict[str, list[float]] = {name: [] for name in lookups}
     cpu: dict[str, list[float]] = {name: [] for name in lookups}
     for _ in range(args.launches):

@@ -43,4 +43,4 @@ def test_a_row_with_other_bits_is_told() -> None:
         "same": lambda ids: values[ids].clone(),
         "other": lambda ids: values[ids] + 1,
     }
-    assert remote._differing(lookups, [ids]) == {"other"}
+    assert remote.differing(lookups, [ids]) == {"other"}
