@@ -77,6 +77,14 @@ BANNED = (
         but="torch_cpudist/launcher.py",  # hands code to processes that it starts
     ),
     banned("pickle", r"weights_only\s*=\s*False", "use weights_only=True", PYTHON),
+    banned(
+        "pickle",
+        r"\btorch\.(?:save|load)\(",
+        "snapshots are JSON and tensors",
+        PYTHON,
+        "torch_cpudist/snapshot/",
+        "torch_cpudist/optimizer/",
+    ),
     banned("pickle", r"allow_pickle\s*=\s*True", "use allow_pickle=False", PYTHON),
     banned(
         "pickle",

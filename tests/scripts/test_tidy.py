@@ -33,6 +33,7 @@ def long_native(lines: int) -> str:
         ("torch_cpudist/a.py", "import pickle\n", "pickle", 3),
         ("torch_cpudist/data/launcher.py", "import cloudpickle\n", "pickle", 3),
         ("torch_cpudist/a.py", "x = cPickle = pickle.loads(b)\n", "pickle", 3),
+        ("torch_cpudist/snapshot/a.py", "x = torch.load(f)\n", "pickle", 3),
         ("benchmarks/a.py", "torch.load(f, weights_only=False)\n", "pickle", 3),
         ("examples/a.py", "np.load(f, allow_pickle = True)\n", "pickle", 3),
         ("torch_cpudist/a.py", "dist.all_gather_object(a, b)\n", "pickle", 3),
@@ -98,6 +99,7 @@ def test_texts_are_wrapped(text: str) -> None:
     ("name", "text"),
     [
         ("torch_cpudist/launcher.py", PY + "import cloudpickle\n"),
+        ("torch_cpudist/a.py", PY + "x = torch.load(f, weights_only=True)\n"),
         ("torch_cpudist/a.py", PY + "model.eval()\nnp.load(f, allow_pickle=False)\n"),
         ("tests/a.py", PY + long_python(70)),
         ("tests/a.py", PY + "x = 1\n" * 398),

@@ -83,6 +83,8 @@ MALFORMED = {
     "shape of floats": file_of({"a": tensor(0, 4, [1.0])}, b"1234"),
     "shape of truth": file_of({"a": tensor(0, 4, [True])}, b"1234"),
     "overflow": file_of({"a": tensor(0, 4, [2**62, 4, 2**62])}, b"1234"),
+    "huge but for a 0": file_of({"a": tensor(0, 0, [2**62, 0])}),
+    "huge by its product": file_of({"a": tensor(0, 0, [2**40, 2**20, 0])}),
     "many dimensions": file_of({"a": tensor(0, 4, [1] * 65)}, b"1234"),
     "three offsets": file_of(
         {"a": {**tensor(0, 4), "data_offsets": [0, 4, 4]}}, b"1234"

@@ -196,12 +196,14 @@ class Snapshot:
         dense = self.manifest.dense[self.manifest.dense_index(name)]
         dtype = NUMPY[dense.dtype]
         rows = dense.elements // dense.row_width
+        # Memory is taken when it is known that the files have so much.
+        blocks = dense.blocks if dense.state else ()
+        states = [self.block_state(dense, block) for block in blocks]
         flat = {
             part.name: np.empty(rows if part.per_row else dense.elements, dtype)
             for part in dense.state
         }
-        for block in dense.blocks if dense.state else ():
-            raw = self.block_state(dense, block)
+        for block, raw in zip(blocks, states, strict=True):
             at = 0
             for part in dense.state:
                 unit = dense.row_width if part.per_row else 1
@@ -230,11 +232,11 @@ class Snapshot:
         return self._block(dense, block, "average", block.elements)
 
     def _assemble(self, dense: Dense, what: str) -> Array:
-        flat = np.empty(dense.elements, NUMPY[dense.dtype])
+        # Memory is taken when it is known that the files have so much.
+        pieces = [np.empty(0, NUMPY[dense.dtype])]
         for block in dense.blocks:
-            values = self._block(dense, block, what, block.elements)
-            flat[block.offset : block.offset + block.elements] = values
-        return flat.reshape(dense.shape)
+            pieces.append(self._block(dense, block, what, block.elements))
+        return np.concatenate(pieces).reshape(dense.shape)
 
     def _block(self, dense: Dense, block: Block, what: str, size: int) -> Array:
         mapped = self._open_dense(
@@ -242,9 +244,12 @@ class Snapshot:
         )
         name = f"{block.name}.{what}"
         stored = mapped.header().tensors.get(name)
-        if stored is None or (stored.dtype, stored.shape) != (dense.dtype, (size,)):
+        if stored is None:
+            raise mapped.damaged(f"it has no tensor {name!r}")
+        if (stored.dtype, stored.shape) != (dense.dtype, (size,)):
             raise mapped.damaged(
-                f"expected {dense.dtype} [{size}] of {name!r}, found {stored}"
+                f"expected {dense.dtype} [{size}] of {name!r}, found {stored.dtype} "
+                f"{list(stored.shape)}"
             )
         return view(mapped, stored, 0, size)
 

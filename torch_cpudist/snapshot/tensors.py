@@ -150,8 +150,10 @@ def _read_entry(value: object, where: str, begin: int, file_bytes: int) -> Store
         where,
     )
     fields.done()
-    if len(shape) > _MOST_DIMENSIONS:
-        raise Malformed(f"{where}: {len(shape)} dimensions")
+    # Of none of them there can be so many, but beside a dimension of 0.
+    most = math.prod(size or 1 for size in shape)
+    if len(shape) > _MOST_DIMENSIONS or most >= 2**59:
+        raise Malformed(f"{where}: a tensor of shape {list(shape)}")
     if last - first != _size_bytes(dtype, shape, where):
         raise Malformed(
             f"{where}: {last - first} bytes do not hold {dtype} {list(shape)}"

@@ -353,6 +353,9 @@ def _tensor(leaf: Leaf, where: str) -> torch.Tensor:
 def _array(leaf: Leaf, where: str) -> npt.NDArray[Any]:
     if leaf.dtype not in NUMPY:
         raise Malformed(f"{where}: numpy has no {leaf.dtype}")
-    array = np.empty(leaf.shape, dtype=NUMPY[leaf.dtype])
+    try:
+        array = np.empty(leaf.shape, dtype=NUMPY[leaf.dtype])
+    except ValueError as error:  # more dimensions than this release of numpy has
+        raise Malformed(f"{where}: {error}") from error
     array.reshape(-1).view(np.uint8)[:] = leaf.contents
     return array
