@@ -212,10 +212,11 @@ def table_spec(placed: PlacedTable) -> _core.TableSpec:
     rows, dim = placed.found.weight.shape
     options: dict[str, Any] = {}
     if placed.found.remote:
-        program = table_of(placed.found.weight).program
+        table = table_of(placed.found.weight)
+        program = table.program
         options = {
             "remote": True,
-            "seed": program.seed,
+            "seed": table.seed_of(placed.found.name),
             "initial": list(program.steps),
             "overrides": list(program.overrides),
         }

@@ -222,6 +222,8 @@ def find_tables(model: nn.Module, trained: set[int]) -> list[FoundTable]:
             )
         for module in table.modules:
             module.sparse = True
+        # Before any is told to servers: others may begin as this one.
+        table_of(table.weight).name = table.name
     _check_apart(tables)
     return tables
 

@@ -38,6 +38,19 @@ def drawn_seed(generator: torch.Generator | None = None) -> int:
     return int(drawn)
 
 
+_BITS = 2**64 - 1
+
+
+def salt_of(name: str) -> int:
+    """What the name of a table adds to its seed; ``table_salt`` in csrc/kernels."""
+    mixed = 0xCBF29CE484222325
+    for letter in name.encode():
+        mixed = (mixed ^ letter) * 0x100000001B3 & _BITS
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        mixed = (mixed ^ mixed >> shift) * factor & _BITS
+    return mixed ^ mixed >> 31
+
+
 def _check_finite(what: str, **values: float) -> None:
     for name, value in values.items():
         if not isinstance(value, (int, float)) or not math.isfinite(value):

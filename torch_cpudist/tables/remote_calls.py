@@ -114,7 +114,8 @@ def _take_over(weight: Any, other: Any) -> None:
             f"{mine.describe()} was given the rows of {theirs.describe()}: shapes are "
             f"{(mine.rows, mine.dim)} and {(theirs.rows, theirs.dim)}."
         )
-    mine.program, mine.values, mine.stored = theirs.program, theirs.values, False
+    mine.begin_as(theirs)
+    mine.stored = False
 
 
 def _copying_in(func: Function, args: Any, kwargs: Mapping[str, Any]) -> Any:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import torch
 
 from torch_cpudist.errors import InvalidArgumentError, RemoteTableError
-from torch_cpudist.tables.initial import Program
+from torch_cpudist.tables.initial import Program, salt_of
 
 # Tables of servers are numbered so far, and a trainer's addresses of float32.
 _MOST_ROWS = 2**62
@@ -40,6 +40,7 @@ class RemoteTable:
         wrapped: whether an optimizer trains it now.
         stored: ``values`` went to servers, so that none are here to begin with again.
         told: it was said that rows are in no ``state_dict()``.
+        origin: of whose rows these are a copy; servers make rows by names, too.
         undecided: ``remote_tables(names=)`` has it, and knows no name of it yet.
     """
 
@@ -65,13 +66,27 @@ class RemoteTable:
         self.told = False
         self.stored = False
         self.undecided = False
+        self.origin: RemoteTable | None = None
 
     def copy(self) -> RemoteTable:
         """One of its own that begins alike."""
         made = RemoteTable(self.rows, self.dim, self.program, self.values)
         made.name, made.stored = self.name, self.stored
         made.undecided = self.undecided
+        made.begin_as(self)
         return made
+
+    def begin_as(self, other: RemoteTable) -> None:
+        """Makes rows begin as those of another of this shape, which stays as it is."""
+        self.program, self.values = other.program, other.values
+        # What is stored needs no name, and would stay as long as this refers to it.
+        self.origin = (other.origin or other) if other.values is None else None
+
+    def seed_of(self, name: str) -> int:
+        """The seed with which a table of this name begins as its origin does."""
+        if self.origin is None or not self.origin.name:
+            return self.program.seed
+        return self.program.seed ^ salt_of(self.origin.name) ^ salt_of(name)
 
     def describe(self) -> str:
         """For messages: what it is."""
@@ -94,6 +109,8 @@ class RemoteTable:
 
     def begin_with(self, program: Program) -> None:
         """Replaces how rows begin."""
+        if program.seed != self.program.seed:
+            self.origin = None
         self.program = program
         self.values = None
         self.stored = False

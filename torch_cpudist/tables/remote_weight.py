@@ -95,7 +95,7 @@ class RemoteWeight(torch.Tensor):
         with as_it_stands():
             table, trained = self._cpudist_table, self.requires_grad
         told = (table.rows, table.dim, table.program.steps, table.program.overrides)
-        rest = (table.program.seed, table.values, table.name, table.stored)
+        rest = (table.seed_of(table.name), table.values, table.name, table.stored)
         return rebuilt, (*told, *rest, isinstance(self, nn.Parameter), trained)
 
 

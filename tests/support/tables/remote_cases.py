@@ -74,7 +74,7 @@ def initial_rows(name: str, weight: torch.Tensor) -> torch.Tensor:
         table.rows,
         table.dim,
         remote=True,
-        seed=table.program.seed,
+        seed=table.seed_of(name),
         initial=table.program.steps,
         overrides=table.program.overrides,
     )

@@ -1,0 +1,114 @@
+# Copyright (c) 2026 The torch_cpudist authors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Remote weights that are copies of others begin with the others' rows."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+import torch
+from remote_cases import ROWS, remote, rows_now, wrap
+from table_cases import alone
+from torch import nn
+
+from torch_cpudist import _core
+from torch_cpudist.tables.initial import salt_of
+
+
+def deep(first):
+    return copy.deepcopy(first)
+
+
+def cloned(first):
+    made = copy.deepcopy(first)
+    made.weight = nn.Parameter(first.weight.detach().clone())
+    return made
+
+
+def copied(first):
+    made = nn.Embedding(ROWS, 4)
+    with torch.no_grad():
+        made.weight.copy_(first.weight)
+    return made
+
+
+def assigned(first):
+    made = nn.Embedding(ROWS, 4)
+    made.weight.data = first.weight.data
+    return made
+
+
+def copy_of_copy(first):
+    return copied(deep(first))
+
+
+WAYS = [deep, cloned, copied, assigned, copy_of_copy]
+
+
+def rows_of(model):
+    """The rows of all tables of a model that nobody has trained."""
+    return alone(lambda: rows_now(wrap(model)))
+
+
+@pytest.mark.parametrize("make", WAYS)
+def test_copies_in_a_model_begin_alike(make):
+    def build():
+        first = nn.Embedding(ROWS, 4, padding_idx=2)
+        return nn.ModuleDict({"a": first, "b": make(first), "c": copied(first)})
+
+    for model in (remote(build), nn.Sequential(remote(build))):
+        first, second, third = rows_of(model).values()
+        assert torch.equal(first, second)
+        assert torch.equal(first, third)
+        assert first[2].eq(0).all()
+        assert first[3].std() > 0
+
+
+def test_what_is_done_to_a_copy_is_its_own():
+    def build():
+        first = nn.Embedding(ROWS, 4)
+        again, scaled = copied(first), copied(first)
+        nn.init.normal_(again.weight)
+        scaled.weight.data.mul_(2)
+        return nn.ModuleDict({"a": first, "again": again, "scaled": scaled})
+
+    model = remote(build)
+    first, again, scaled = rows_of(model).values()
+    assert not torch.equal(first, again)
+    assert torch.equal(2 * first, scaled)
+
+
+def test_copies_of_models_and_saved_ones_begin_as_these_whatever_they_are_called():
+    model = remote(lambda: nn.ModuleDict({"a": nn.Embedding(ROWS, 4)}))
+    model["b"] = copy.deepcopy(model["a"])
+    (first, second) = rows_of(nn.Sequential(model)).values()
+    made = copy.deepcopy(model)
+    loaded = pickle.loads(pickle.dumps(model))  # noqa: S301
+    for one in (nn.Sequential(made), made, nn.Sequential(loaded)):
+        for rows in rows_of(one).values():
+            assert torch.equal(rows, first)
+            assert torch.equal(rows, second)
+
+
+@pytest.mark.parametrize("name", ["weight", "a.weight", "größe.weight"])
+def test_names_count_as_servers_count_them(name):
+    keys = torch.arange(3)
+
+    def rows(spec_name, seed):
+        made = torch.empty(3, 2)
+        spec = _core.TableSpec(
+            spec_name,
+            rows=10,
+            dim=2,
+            remote=True,
+            seed=seed,
+            initial=[("uniform", 0.0, 1.0)],
+        )
+        _core.initial_rows(spec, keys.data_ptr(), 3, made.data_ptr())
+        return made
+
+    changed = 5 ^ salt_of(name) ^ salt_of("other")
+    assert torch.equal(rows(name, 5), rows("other", changed))
+    assert not torch.equal(rows(name, 5), rows("other", 5))
