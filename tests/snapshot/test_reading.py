@@ -19,6 +19,7 @@ from small_snapshots import (
     row_values,
     table,
     write,
+    write_dense,
     write_tensors,
 )
 
@@ -30,6 +31,7 @@ from torch_cpudist.errors import (
 )
 from torch_cpudist.snapshot import names, parts
 from torch_cpudist.snapshot.directory import Directory
+from torch_cpudist.snapshot.manifest import Block
 from torch_cpudist.snapshot.reading import Snapshot
 
 
@@ -305,3 +307,30 @@ def test_a_dense_block_of_another_shape(directory) -> None:
     (damage,) = Snapshot(directory.folder(NAME)).verify()
     assert "'top.weight.block1.weight'" in str(damage)
     assert damage.file == "s000-dense.safetensors"
+
+
+def test_parts_and_parameters_of_nothing(directory) -> None:
+    """All rows of some slabs may be gone, and a parameter may have no elements."""
+    manifest = write(directory, servers=1)
+    path = directory.folder(NAME) / "s000-t000-0001.safetensors"
+    columns = columns_of(np.arange(0), manifest.tables[0], average=True)
+    part = write_tensors(directory.files, path, columns, parts.FORMAT)
+    nothing = dataclasses.replace(
+        manifest.dense[0], name="no", shape=(0, 4), blocks=(Block("no", 0, 0, 0, 3),)
+    )
+    dense = (*manifest.dense, nothing)
+    kept = [file for file in manifest.files if file.table is not None]
+    files = (
+        *(*kept, entry(path.name, part, 0, 0)),
+        *write_dense(directory.files, directory.folder(NAME), dense, 1, True),
+    )
+    directory.commit(dataclasses.replace(manifest, files=files, dense=dense))
+    snapshot = Snapshot(directory.folder(NAME))
+    assert snapshot.verify() == []
+    assert snapshot.rows("users.weight", [3]).found.all()
+    assert len(snapshot.load_plan("users.weight", 0, 1)) == 1
+    assert snapshot.dense("no").shape == (0, 4)
+    state = snapshot.dense_state("no")
+    assert {name: part.shape for name, part in state.items()} == {
+        **{"exp_avg": (0, 4), "exp_avg_sq": (0, 4)}
+    }

@@ -148,7 +148,10 @@ class Manifest:
         try:
             manifest = _read(bytes(contents))
             if name and manifest.name != name:
-                raise Malformed(f"it is of snapshot {manifest.name!r}")
+                raise Malformed(
+                    f"it is of snapshot {manifest.name!r}, whose directory has to "
+                    "have that name"
+                )
         except Malformed as error:
             raise SnapshotCorruptError(
                 f"{shown}: {names.MANIFEST} is damaged: {error}. Take another "
