@@ -330,7 +330,8 @@ def crc32c(data: Buffer, begin: int = 0) -> int:
         begin: the checksum of what stands before it.
 
     Raises:
-        BufferError: its memory is not contiguous.
+        BufferError, ValueError: its memory is not contiguous.
+        TypeError: it lends none.
     """
 
 def simd_level() -> str:

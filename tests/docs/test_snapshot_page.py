@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import shutil
 import subprocess
 import sys
@@ -14,7 +16,9 @@ import pytest
 from loop_pages import blocks_of
 from small_snapshots import NAME, commit, row_values
 
+from torch_cpudist.snapshot import trees
 from torch_cpudist.snapshot.directory import Directory
+from torch_cpudist.snapshot.parts import COLUMNS
 from torch_cpudist.snapshot.reading import Snapshot
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "snapshot.md"
@@ -121,3 +125,30 @@ def test_the_commands_are_those_that_there_are(folder, capsys) -> None:
         code = main([words.get(word, word) for word in call])
         assert code == (1 if call[0] == "diff" else 0)
         assert NAME in capsys.readouterr().out or call[0] == "rows"
+
+
+def test_the_page_has_every_field_and_every_mark(folder) -> None:
+    """Of manifests and states all fields, of rows all columns, of trees all marks."""
+
+    def fields_of(value) -> set[str]:
+        if isinstance(value, list):
+            return set().union(*map(fields_of, value))
+        if not isinstance(value, dict):
+            return set()
+        named = {key: item for key, item in value.items() if key != "options"}
+        options = {"options"} & value.keys()
+        return {*named, *options}.union(*map(fields_of, named.values()))
+
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest.pop("param_groups")
+    trainer = json.loads((folder / "trainer-000.json").read_text())
+    trainer.pop("state")
+    documented = set(re.findall(r"`([^`\n]+)`", TEXT))
+    fields = fields_of(manifest) | fields_of(trainer) | {"param_groups", "state"}
+    assert len(fields) > 40
+    assert fields - documented == set()
+    columns = {*COLUMNS, "bucket_begin"}
+    assert columns - documented == set()
+    marks = set(re.findall(r'"(\$\w+)"', Path(trees.__file__).read_text()))
+    assert len(marks) >= 10
+    assert {mark for mark in marks if mark not in TEXT} == set()
