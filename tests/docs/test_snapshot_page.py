@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from loop_pages import blocks_of
+from patience import PATIENCE_S
 from small_snapshots import NAME, commit, row_values
 
 from torch_cpudist.snapshot import trees
@@ -98,7 +99,7 @@ def test_the_reader_needs_nothing_else(folder, tmp_path) -> None:
         [sys.executable, str(program)],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert (done.stdout, done.stderr) == ("300 ['top.bias', 'top.weight']\n", "")

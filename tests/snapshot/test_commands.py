@@ -11,6 +11,7 @@ import sys
 
 import numpy as np
 import pytest
+from patience import PATIENCE_S
 from small_snapshots import NAME, columns_of, commit, entry, write, write_tensors
 
 from torch_cpudist.snapshot import names, parts
@@ -230,7 +231,7 @@ def test_as_a_program(directory) -> None:
         [sys.executable, "-m", "torch_cpudist.snapshot", "list", directory.path],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")

@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+from patience import PATIENCE_S
 
 _CODE = (
     "import sys, torch_cpudist; print(*sorted(m for m in sys.modules if m.startswith("
@@ -18,7 +19,10 @@ _CODE = (
 @pytest.mark.processes
 def test_no_compiler_is_imported_before_somebody_compiles():
     ran = subprocess.run(
-        [sys.executable, "-c", _CODE], capture_output=True, text=True, timeout=100
+        [sys.executable, "-c", _CODE],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
     )
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.split() == []
