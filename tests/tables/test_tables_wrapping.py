@@ -328,3 +328,39 @@ def test_two_parameters_over_one_memory_are_refused(kind):
         optimizer.step()
 
     alone(body)
+
+
+@pytest.mark.parametrize(
+    ("parts", "remote"), [("two", False), ("two", True), ("one", True)]
+)
+def test_tables_made_of_one_array_are_not_written_by_each_other(parts, remote):
+    """Two slices of it, or twice the same, of which servers get a copy each."""
+    vectors = torch.arange(2.0 * ROWS * DIM).sin().view(2 * ROWS, DIM)
+    slices = (slice(0, ROWS), slice(ROWS, None) if parts == "two" else slice(0, ROWS))
+    model = nn.ModuleList(
+        nn.Embedding.from_pretrained(vectors[part], freeze=False) for part in slices
+    )
+    cpudist.shard_tables(model, min_rows=ROWS, remote=remote)
+    batch = ids(1, 2, 2)
+
+    def body():
+        optimizer = wrap(model, sgd(model, lr=1.0))
+        for _ in range(3):
+            optimizer.zero_grad()
+            sum((i + 1) * one(batch).sum() for i, one in enumerate(model)).backward()
+            optimizer.step()
+        with torch.no_grad():
+            found = [one(ids(1, 2, 3)).clone() for one in model]
+            optimizer.flush()
+            if not remote:
+                model[0].weight.add_(1)
+        if not remote:
+            with pytest.raises(cpudist.ModelChangedError):
+                optimizer.step()
+            optimizer.flush(overwrite=True)
+        return found
+
+    begins = [vectors[part][1:4].clone() for part in slices]
+    for i, (rows, begin) in enumerate(zip(alone(body), begins, strict=True)):
+        lost = 3.0 * (i + 1) * torch.tensor([[1.0], [2.0], [0.0]])
+        torch.testing.assert_close(rows, begin - lost)

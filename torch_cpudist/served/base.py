@@ -43,9 +43,12 @@ class Trained(ABC):
         # In this order: a signal in between must not make it look like another's write.
         with as_it_stands():
             for parameter in parameters:
-                self._versions[id(parameter)] = parameter._version + 1
+                self._versions[id(parameter)] = parameter._version + len(parameters)
             if parameters:
                 torch.autograd.graph.increment_version(parameters)
+            # Those that were made of one array (from_pretrained) have one count.
+            for parameter in parameters:
+                self._versions[id(parameter)] = parameter._version
 
     def changed(self) -> list[str]:
         """Names the parameters that somebody else wrote since our last write."""
