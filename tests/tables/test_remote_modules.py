@@ -158,7 +158,7 @@ def test_compiled_models_are_one_graph_and_equal_to_the_bit(backend):
             with torch.no_grad():
                 return called(batches[0]), rows_now(optimizer)
 
-        return alone(body, timeout_s=400.0)
+        return alone(body)
 
     torch._dynamo.reset()
     with torch._inductor.config.patch(compile_threads=1):
