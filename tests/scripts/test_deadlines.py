@@ -1,6 +1,6 @@
 # Copyright (c) 2026 The torch_cpudist authors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Tests wait with one deadline, which a busy machine reaches, and not with their own."""
+"""Tests wait with one deadline, which a busy machine reaches, and with no other."""
 
 from __future__ import annotations
 
