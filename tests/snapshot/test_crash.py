@@ -26,9 +26,11 @@ SMALL = {"servers": 2, "trainers": 1, "average": False}
 KEYS = {OLD[0]: [1, 4], OLD[1]: [2, 5, 8], NEW: [3, 6, 9, 12], NAMED: [7]}
 
 
-def commit_one(directory: Directory, name: str, number: int) -> None:
-    tables = {"users.weight": KEYS[name]}
-    commit(directory, name, tables=tables, number=number, **SMALL)
+def commit_one(
+    directory: Directory, name: str, number: int, prepare: bool = True
+) -> None:
+    how = {"tables": {"users.weight": KEYS[name]}, "prepare": prepare}
+    commit(directory, name, number=number, **how, **SMALL)
 
 
 @pytest.fixture(scope="module")
@@ -44,10 +46,10 @@ def before() -> ModelFiles:
     return files.settled()
 
 
-def save(directory: Directory) -> None:
+def save(directory: Directory, prepare: bool = True) -> None:
     """What trainer 0 and the others do for one save, and at resume."""
     directory.sweep()
-    commit_one(directory, NEW, 30)
+    commit_one(directory, NEW, 30, prepare)
     directory.keep(2)
 
 
@@ -96,23 +98,25 @@ def stopping(count: int, error: BaseException, reads: bool):
     return before, calls
 
 
-def calls_of(before: ModelFiles, reads: bool) -> int:
+def calls_of(before: ModelFiles, reads: bool, prepare: bool = True) -> int:
     files = before.settled()
     files.before, calls = stopping(-1, OSError(), reads)
-    save(Directory(PATH, files))
+    save(Directory(PATH, files), prepare)
     return calls["made"]
 
 
-def test_all_goes_well(before: ModelFiles) -> None:
+@pytest.mark.parametrize("prepare", [True, False])
+def test_all_goes_well(before: ModelFiles, prepare: bool) -> None:
     files = before.settled()
-    save(Directory(PATH, files))
+    save(Directory(PATH, files), prepare)
     for left in (files, files.after_crash(lambda options: options[1])):
         assert check(left) == NEW
         assert Directory(PATH, left).names() == [NAMED, OLD[1], NEW]
         assert Directory(PATH, left).uncommitted() == []
 
 
-def test_a_crash_at_every_call(before: ModelFiles) -> None:
+@pytest.mark.parametrize("prepare", [True, False])
+def test_a_crash_at_every_call(before: ModelFiles, prepare: bool) -> None:
     generator = random.Random(5)
     choices = [
         lambda options: options[0],
@@ -120,13 +124,13 @@ def test_a_crash_at_every_call(before: ModelFiles) -> None:
         generator.choice,
     ]
     newest = set()
-    total = calls_of(before, reads=False)
+    total = calls_of(before, reads=False, prepare=prepare)
     assert total > 50
     for count in range(1, total + 1):
         files = before.settled()
         files.before, _ = stopping(count, Crash(), reads=False)
         with pytest.raises(Crash):
-            save(Directory(PATH, files))
+            save(Directory(PATH, files), prepare)
         for choose in choices:
             left = files.after_crash(choose)
             newest.add(check(left))

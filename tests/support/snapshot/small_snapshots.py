@@ -187,10 +187,13 @@ def write(
     part_rows: int = 1000,
     average: bool = True,
     number: int = 12,
+    prepare: bool = True,
 ) -> Manifest:
     """Writes all files of a snapshot but the manifest, which is returned."""
     files = directory.files
-    folder = directory.prepare(name)
+    folder = directory.prepare(name) if prepare else directory.folder(name)
+    if not prepare:
+        files.make_directory(folder)  # as who comes first does
     keyed = {"users.weight": range(0, 40, 3)} if tables is None else tables
     described = tuple(table(one) for one in keyed)
     written: list[File] = []
