@@ -266,7 +266,12 @@ class Server:
         rejoin_ms: int = 600000,
         memory_cap_bytes: int = 0,
         host: str = "",
+        snapshot_dir: str = "",
+        snapshot_memory_bytes: int = 536870912,
     ) -> None: ...
+    def set_snapshot_directory(self, path: str) -> None:
+        """Where snapshots are from now on; empty: nowhere. Any thread."""
+
     def listen_tcp(
         self,
         bind: str = "127.0.0.1",

@@ -1,5 +1,6 @@
 # Copyright (c) 2026 The torch_cpudist authors.
 # SPDX-License-Identifier: BSD-3-Clause
+# long: the classes that one compiled module has for trainers
 """A client of the compiled core, its parameter sets, and what is built on them.
 
 Conventions as in ``_core``.
@@ -125,9 +126,60 @@ class ParamSet:
         """Writes rows ``begin`` to ``end`` (exclusive), as ``store_table`` does."""
 
     def store_parameter(
-        self, index: int, weights: int, state: int = 0, step: int = 0
+        self,
+        index: int,
+        weights: int,
+        state: int = 0,
+        step: int = 0,
+        average: int = 0,
     ) -> None:
-        """Writes a dense parameter; ``state`` is that of its blocks, one by one."""
+        """Writes a dense parameter; ``state`` is that of its blocks, one by one.
+
+        ``average`` is shaped as the weights; without one it begins at them.
+        """
+
+    def load_rows(
+        self,
+        server: int,
+        table: int,
+        *,
+        clear: bool,
+        table_step: int,
+        snapshot: str,
+        file: str,
+        file_bytes: int,
+        row_begin: int,
+        row_end: int,
+        offsets: Sequence[int],
+        crcs: Sequence[int],
+    ) -> None:
+        """Has one server load rows of a file of its snapshot directory; trainer 0 only.
+
+        Args:
+            server: which one; the rows must be its own.
+            table: number of the table.
+            clear: all rows of the table on that server are dropped first.
+            table_step: updates of the table as a whole.
+            snapshot: name of the snapshot.
+            file: name of the file in it.
+            file_bytes: its size.
+            row_begin: first row of the file that is loaded.
+            row_end: behind the last one; ``row_begin`` where only ``clear`` is wanted.
+            offsets: byte in the file of row 0 of keys, weight, state, count, last_seen
+                and average; 0 where the file has none.
+            crcs: CRC-32C of every 256 KiB of the file.
+
+        Raises:
+            SnapshotCorruptError: the file is not what the checksums say.
+            SnapshotError: it cannot be read.
+            InvalidArgumentError: rows of another server, pushes that wait, Geo.
+        """
+
+    def load_version(self, server: int, round: int, samples: int, steps: int) -> None:
+        """Tells one server how many updates its values have had; trainer 0 only.
+
+        Sets the next round too, which trainers learn at the next barrier.
+        """
 
     def ready(self) -> None:
         """Trainer 0 after its last store; the others wait here for it."""

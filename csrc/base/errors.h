@@ -13,22 +13,24 @@
 namespace cpudist {
 
 enum class ErrorCode : uint32_t {
-  kInternal = 1,         // a bug: InternalError
-  kInvalidArgument = 2,  // InvalidArgumentError
-  kPeerLost = 3,         // PeerLostError: a process died or froze
-  kTimeout = 4,          // OperationTimeoutError: a live peer did not get there in time
-  kProtocol = 5,         // ProtocolError: malformed or foreign bytes, sequence gap
-  kConfigMismatch = 6,   // ConfigMismatchError: trainers disagree
-  kUnpulledRow = 7,      // UnpulledRowError: a gradient for a row that was not pulled
-  kFenced = 8,           // FencedError: a newer incarnation of this trainer took over
-  kOverloaded = 9,       // OverloadedError: a memory cap is reached
-  kClosed = 10,          // ClosedError: used after shutdown
-  kInterrupted = 11,     // the wait was interrupted by a signal (KeyboardInterrupt in Python)
-  kRowOutOfRange = 12,   // RowOutOfRangeError: an id outside the table
-  kAddress = 13,         // AddressError: cannot bind, resolve or connect
-  kBadRecord = 14,       // BadRecordError: a line or file of data is not what the schema says
-  kDataFile = 15,        // DataFileError: a file of data cannot be opened or read to its end
-  kOutOfMemory = 16,     // OutOfMemoryError: a process has no memory left
+  kInternal = 1,          // a bug: InternalError
+  kInvalidArgument = 2,   // InvalidArgumentError
+  kPeerLost = 3,          // PeerLostError: a process died or froze
+  kTimeout = 4,           // OperationTimeoutError: a live peer did not get there in time
+  kProtocol = 5,          // ProtocolError: malformed or foreign bytes, sequence gap
+  kConfigMismatch = 6,    // ConfigMismatchError: trainers disagree
+  kUnpulledRow = 7,       // UnpulledRowError: a gradient for a row that was not pulled
+  kFenced = 8,            // FencedError: a newer incarnation of this trainer took over
+  kOverloaded = 9,        // OverloadedError: a memory cap is reached
+  kClosed = 10,           // ClosedError: used after shutdown
+  kInterrupted = 11,      // the wait was interrupted by a signal (KeyboardInterrupt in Python)
+  kRowOutOfRange = 12,    // RowOutOfRangeError: an id outside the table
+  kAddress = 13,          // AddressError: cannot bind, resolve or connect
+  kBadRecord = 14,        // BadRecordError: a line or file of data is not what the schema says
+  kDataFile = 15,         // DataFileError: a file of data cannot be opened or read to its end
+  kOutOfMemory = 16,      // OutOfMemoryError: a process has no memory left
+  kSnapshot = 17,         // SnapshotError: a snapshot cannot be saved or loaded
+  kSnapshotCorrupt = 18,  // SnapshotCorruptError: a file of one is not what was written
 };
 
 class Error : public std::runtime_error {

@@ -50,6 +50,20 @@ inline ssize_t write(const Descriptor& file, const void* from, size_t size_bytes
   return count;
 }
 
+// What was written lies on the disk, or the entries of a directory do.
+inline bool sync(const Descriptor& file) {
+  int failed = 0;
+  do {
+    failed = ::fsync(file.get());
+  } while (failed != 0 && errno == EINTR);
+  return failed == 0;
+}
+
+// What was written is sent to the disk, where the file system knows how; nobody waits for it.
+inline void begin_sync(const Descriptor& file) {
+  static_cast<void>(::sync_file_range(file.get(), 0, 0, SYNC_FILE_RANGE_WRITE));
+}
+
 // The whole of a small file, such as those of /proc; empty when it cannot be read.
 inline std::string read_text(const std::string& path) {
   const Descriptor file = open(path, O_RDONLY);

@@ -52,8 +52,9 @@ uint64_t fetch_run(const ParamSetHolder& self, uint32_t table, uint64_t begin, u
 }
 
 void store_parameter(const ParamSetHolder& self, uint32_t parameter, Address weights, Address state,
-                     uint64_t step) {
-  self.get().store_parameter(parameter, at<const void>(weights), at<const void>(state), step);
+                     uint64_t step, Address average) {
+  self.get().store_parameter(parameter, at<const void>(weights), at<const void>(state), step,
+                             at<const void>(average));
 }
 
 uint64_t fetch_table(const ParamSetHolder& self, uint32_t table, Address keys, uint64_t count,
@@ -267,7 +268,7 @@ void bind_values(ParamSetClass& set) {
            py::arg("weights"), py::arg("state") = 0, py::arg("counts") = 0, py::arg("step") = 0,
            NoGil())
       .def("store_parameter", &store_parameter, py::arg("index"), py::arg("weights"),
-           py::arg("state") = 0, py::arg("step") = 0, NoGil())
+           py::arg("state") = 0, py::arg("step") = 0, py::arg("average") = 0, NoGil())
       .def("fetch_table", &fetch_table, py::arg("table"), py::arg("keys"), py::arg("count"),
            py::arg("weights"), py::arg("state") = 0, py::arg("counts") = 0, NoGil())
       .def("store_run", &store_run, py::arg("table"), py::arg("begin"), py::arg("end"),
@@ -320,6 +321,7 @@ void bind_client(py::module_& module) {
   bind_membership(set);
   bind_pushes(module, set);
   bind_exchange(module, set);
+  bind_loads(set);
   py::class_<ClientHolder> client(module, "Client");
   bind_constructor(client);
   bind_calls(client);

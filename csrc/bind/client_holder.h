@@ -98,5 +98,6 @@ client::StepPush make_step(std::vector<kernels::OptimizerConfig> configs,
 void bind_pushes(py::module_& module, ParamSetClass& set);
 // The class of trainers that step by themselves and exchange deltas, and how a set begins with it.
 void bind_exchange(py::module_& module, ParamSetClass& set);
+void bind_loads(ParamSetClass& set);
 
 }  // namespace cpudist::bind

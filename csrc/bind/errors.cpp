@@ -48,6 +48,10 @@ const char* class_of(ErrorCode code) {
       return "DataFileError";
     case ErrorCode::kOutOfMemory:
       return "OutOfMemoryError";
+    case ErrorCode::kSnapshot:
+      return "SnapshotError";
+    case ErrorCode::kSnapshotCorrupt:
+      return "SnapshotCorruptError";
   }
   return "InternalError";
 }

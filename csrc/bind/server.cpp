@@ -123,6 +123,8 @@ py::dict server_stats(const ServerHolder& self) {
   result["marks_bytes"] = stats.marks_bytes;
   result["backup_bytes"] = stats.backup_bytes;
   result["pending_bytes"] = stats.pending_bytes;
+  result["snapshot_bytes"] = stats.snapshot_bytes;
+  result["snapshot_waits"] = stats.snapshot_waits;
   result["connections"] = stats.connections;
   result["refused"] = stats.refused;
   result["trainers"] = stats.trainers;
@@ -159,10 +161,24 @@ void bind_server(py::module_& module) {
       .def(py::init([](uint64_t run_id, uint32_t shard_id, uint32_t server_count,
                        uint32_t trainer_count, uint32_t threads, uint64_t liveness_ms,
                        uint64_t reconnect_grace_ms, uint64_t join_deadline_ms, bool elastic,
-                       uint64_t rejoin_ms, uint64_t memory_cap_bytes, const std::string& host) {
-             return std::make_unique<ServerHolder>(server::ServerOptions{
-                 run_id, shard_id, server_count, trainer_count, threads, liveness_ms,
-                 reconnect_grace_ms, join_deadline_ms, elastic, rejoin_ms, memory_cap_bytes, host});
+                       uint64_t rejoin_ms, uint64_t memory_cap_bytes, std::string host,
+                       std::string snapshot_dir, uint64_t snapshot_memory_bytes) {
+             server::ServerOptions options;
+             options.run_id = run_id;
+             options.shard_id = shard_id;
+             options.server_count = server_count;
+             options.trainer_count = trainer_count;
+             options.threads = threads;
+             options.liveness_ms = liveness_ms;
+             options.reconnect_grace_ms = reconnect_grace_ms;
+             options.join_deadline_ms = join_deadline_ms;
+             options.elastic = elastic;
+             options.rejoin_ms = rejoin_ms;
+             options.memory_cap_bytes = memory_cap_bytes;
+             options.host = std::move(host);
+             options.snapshot_dir = std::move(snapshot_dir);
+             options.snapshot_memory_bytes = snapshot_memory_bytes;
+             return std::make_unique<ServerHolder>(std::move(options));
            }),
            py::kw_only(), py::arg("run_id"), py::arg("shard_id") = defaults.shard_id,
            py::arg("server_count") = defaults.server_count,
@@ -171,12 +187,20 @@ void bind_server(py::module_& module) {
            py::arg("reconnect_grace_ms") = defaults.reconnect_grace_ms,
            py::arg("join_deadline_ms") = defaults.join_deadline_ms,
            py::arg("elastic") = defaults.elastic, py::arg("rejoin_ms") = defaults.rejoin_ms,
-           py::arg("memory_cap_bytes") = defaults.memory_cap_bytes, py::arg("host") = "")
+           py::arg("memory_cap_bytes") = defaults.memory_cap_bytes, py::arg("host") = "",
+           py::arg("snapshot_dir") = "",
+           py::arg("snapshot_memory_bytes") = defaults.snapshot_memory_bytes)
       .def("listen_tcp", &listen_tcp, py::arg("bind") = "127.0.0.1", py::arg("port_first") = 0,
            py::arg("port_last") = 0, py::arg("unix_socket") = true, py::arg("threads") = 1,
            no_gil())
       .def("listen_inproc", &listen_inproc, py::arg("network"), py::arg("name"), no_gil())
       .def("listen_ranks", &listen_ranks, py::arg("network"), no_gil())
+      .def(
+          "set_snapshot_directory",
+          [](ServerHolder& self, const std::string& path) {
+            self.parts().server.set_snapshot_directory(path);
+          },
+          py::arg("path"), no_gil())
       .def("wait_done", &wait_done, py::arg("timeout_s"))
       .def(
           "stop", [](ServerHolder& self, const std::string& reason) { self.parts().stop(reason); },

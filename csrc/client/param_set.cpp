@@ -12,6 +12,7 @@
 
 #include "client/push/packing.h"
 #include "client/rounds/push.h"
+#include "client/values/load.h"
 #include "client/values/pull.h"
 #include "client/values/transfer.h"
 
@@ -152,12 +153,22 @@ void ParamSet::fetch_run(const RunPlaces& rows, uint64_t* step) {
 }
 
 void ParamSet::store_parameter(uint32_t parameter, const void* weights, const void* state,
-                               uint64_t step) {
+                               uint64_t step, const void* average) {
   drain();
   const Shared::Lock lock = shared_.sequence();
   check_open();
   state_->check_reads_values();
-  client::store_parameter(shared_, *state_, parameter, weights, state, step);
+  client::store_parameter(shared_, *state_, parameter, weights, state, step, average);
+}
+
+void ParamSet::load(uint32_t server, const wire::Load& what) {
+  drain();
+  const Shared::Lock lock = shared_.sequence();
+  check_open();
+  state_->check_reads_values();
+  client::load(shared_, *state_, server, what);
+  prefetcher_->drop_all();
+  state_->invalidate_tables();
 }
 
 void ParamSet::fetch_table(uint32_t table, std::span<const int64_t> keys, float* weights,

@@ -19,6 +19,7 @@
 #include "client/state.h"
 #include "client/values/guessed_ids.h"
 #include "client/values/runs.h"
+#include "wire/snapshot/load.h"
 
 namespace cpudist::client {
 
@@ -52,8 +53,13 @@ class ParamSet {
   // As store_table and fetch_table, of rows `begin` .. `end`; the whole table in the fewest bytes.
   void store_run(const RunValues& rows, uint64_t step);
   void fetch_run(const RunPlaces& rows, uint64_t* step);
-  // `state`: state_elements of each block of the parameter, block by block, or null.
-  void store_parameter(uint32_t parameter, const void* weights, const void* state, uint64_t step);
+  // `state`: state_elements of each block of the parameter, block by block, or null. `average`: as
+  // the weights; null where none is kept, or it begins at them.
+  void store_parameter(uint32_t parameter, const void* weights, const void* state, uint64_t step,
+                       const void* average = nullptr);
+  // Rows of a snapshot, or the version that it is of, to one server, which reads them from its own
+  // directory. By trainer 0, between two steps of all; the others pull everything afterwards.
+  void load(uint32_t server, const wire::Load& what);
   // Trainer 0 after its last store; the others wait here for it (round deadline).
   void ready();
   void fetch_table(uint32_t table, std::span<const int64_t> keys, float* weights, float* state,

@@ -5,7 +5,10 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
+
+#include "base/file_calls.h"
 
 namespace cpudist::server {
 
@@ -27,6 +30,10 @@ struct ServerOptions {
   // Rows in the reply to a push of deltas; more stay for the next, so that neither side needs room
   // for a whole table.
   uint64_t changes_bytes = 32u << 20;
+  std::string snapshot_dir;  // where snapshots are; empty: nowhere
+  // Of rows that change before a snapshot has written them.
+  uint64_t snapshot_memory_bytes = 512ull << 20;
+  std::shared_ptr<files::Calls> files;  // of snapshots; null: those of the system
 };
 
 struct TableStats {
@@ -45,11 +52,13 @@ struct ServerStats {
   uint64_t bytes_received = 0;
   uint64_t bytes_sent = 0;
   uint64_t rows = 0;
-  uint64_t table_bytes = 0;    // row records and their index
-  uint64_t dense_bytes = 0;    // blocks and their state
-  uint64_t marks_bytes = 0;    // deltas: which rows trainers are to be told of
-  uint64_t backup_bytes = 0;   // delay compensation: what trainers have read, running means
-  uint64_t pending_bytes = 0;  // pushes waiting for their round
+  uint64_t table_bytes = 0;     // row records and their index
+  uint64_t dense_bytes = 0;     // blocks and their state
+  uint64_t marks_bytes = 0;     // deltas: which rows trainers are to be told of
+  uint64_t backup_bytes = 0;    // delay compensation: what trainers have read, running means
+  uint64_t pending_bytes = 0;   // pushes waiting for their round
+  uint64_t snapshot_bytes = 0;  // rows that changed before a snapshot has written them
+  uint64_t snapshot_waits = 0;  // pushes that waited for a snapshot to get on, ever
   uint64_t connections = 0;
   uint64_t refused = 0;   // handshakes refused, malformed frames
   uint64_t trainers = 0;  // connected ever

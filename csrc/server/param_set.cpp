@@ -13,6 +13,7 @@
 
 #include "server/layout_checks.h"
 #include "server/replies.h"
+#include "server/snapshot/input.h"
 #include "wire/codec/codec.h"
 #include "wire/malformed.h"
 
@@ -34,6 +35,8 @@ ParamSet::ParamSet(uint32_t id, Buffer layout_bytes, uint32_t opener,
   state_.replies = modes.make_replies(state_, members);
   policy_ = modes.make_policy(state_, members);
 }
+
+ParamSet::~ParamSet() { state_.shared.snapshots.forget(state_.id); }
 
 void ParamSet::make_store() {
   const ServerOptions& options = state_.shared.options;
@@ -130,6 +133,7 @@ void ParamSet::require_open(uint32_t rank) const {
 
 void ParamSet::require_whole() const {
   if (state_.broken) throw Error(*state_.broken);
+  if (half_loaded_) throw Error(*half_loaded_);
 }
 
 void ParamSet::require_ready() const {
@@ -202,6 +206,7 @@ void ParamSet::reset_members(const std::vector<uint32_t>& ranks) {
     members.insert(rank);
     state_.replies->add_member(rank);
   }
+  dropped_.clear();  // what was loaded is all there
   policy_->add_members(members);
 }
 
@@ -255,7 +260,7 @@ void ParamSet::store(const Ticket& ticket, const Buffer& payload, Outbox& outbox
       decode_frame([&] { return wire::decode_store(payload.bytes(), state_.layout); });
   const auto apply = [&] {
     for (const wire::BlockValues& values : view.blocks) {
-      state_.store.blocks[values.block]->store(values);
+      state_.store.blocks[values.block]->store(values, state_.version.round);
     }
     for (const wire::TableRows& rows : view.tables) state_.store.tables[rows.table]->store(rows);
   };
@@ -301,6 +306,71 @@ void ParamSet::check_store(const wire::StoreView& view) const {
     state_.store.blocks[values.block]->check(values);
   }
   for (const wire::TableRows& rows : view.tables) state_.store.tables[rows.table]->check(rows);
+}
+
+// ---- values of a snapshot ----
+
+void ParamSet::load(const Ticket& ticket, const Buffer& payload, Outbox& outbox) {
+  check_storer(ticket);
+  const wire::Load load =
+      decode_frame([&] { return wire::decode_load(payload.bytes(), state_.layout); });
+  if (load.kind != wire::LoadKind::kVersion) {
+    load_rows(ticket, load, payload.size(), outbox);
+    return;
+  }
+  const std::unique_lock lock(mutex_);
+  require_open(ticket.rank);
+  check_load(load, {});
+  policy_->values_stored();
+  state_.set_version(load.version);
+  policy_->set_round(load.version.round);
+  answer_round(ticket, outbox);
+}
+
+void ParamSet::load_rows(const Ticket& ticket, const wire::Load& load, uint64_t size_bytes,
+                         Outbox& outbox) {
+  const SnapshotWriter& snapshots = state_.shared.snapshots;
+  table::Table& table = *state_.store.tables[load.table];
+  try {
+    // Others read values meanwhile.
+    const LoadedRows rows(snapshots.files(), snapshots.directory(), load, table.shape());
+    const auto apply = [&] {
+      if (load.kind == wire::LoadKind::kReplace) {
+        table.clear();
+        half_loaded_.reset();
+        dropped_.insert(load.table);
+      }
+      table.load(rows.columns());
+    };
+    store_values(ticket, size_bytes, [&] { check_load(load, rows.columns()); }, apply, outbox);
+  } catch (const std::exception& error) {
+    note_failed_load(load, error);
+    throw;
+  }
+}
+
+void ParamSet::check_load(const wire::Load& load, const table::RowColumns& rows) const {
+  if (policy_->has_pushes()) {
+    throw Error(ErrorCode::kInvalidArgument,
+                "a snapshot is loaded into parameter set " + std::to_string(state_.id) +
+                    " while pushes of trainers wait: load it on all of them, between two steps");
+  }
+  if (state_.layout.exchanges_deltas) {
+    throw Error(ErrorCode::kInvalidArgument,
+                "a snapshot is loaded into parameter set " + std::to_string(state_.id) +
+                    ", whose trainers step by themselves (Geo) and would not be told");
+  }
+  if (load.kind != wire::LoadKind::kVersion) state_.store.tables[load.table]->check(rows);
+}
+
+void ParamSet::note_failed_load(const wire::Load& load, const std::exception& cause) {
+  const std::unique_lock lock(mutex_);
+  if (!dropped_.contains(load.table)) return;
+  half_loaded_ =
+      Error(ErrorCode::kSnapshot, "table " + state_.layout.tables[load.table].name +
+                                      ": its rows were dropped, and not all of snapshot " +
+                                      load.snapshot + " could be loaded: " + cause.what() +
+                                      ". Load a whole snapshot before anything else");
 }
 
 void ParamSet::ready(const Ticket& ticket, Outbox& outbox) {
@@ -381,9 +451,12 @@ void ParamSet::push(const Ticket& ticket, Buffer payload, bool coded, Outbox& ou
   push.view = decode_frame([&] { return wire::decode_push(push.payload.bytes(), state_.layout); });
   const wire::PushHeader& header = push.view.header;
   const uint64_t size_bytes = push.payload.size();
+  uint64_t generation = 0;
+  shared.snapshots.wait_for_room();
   {
     // Rows are looked up while others push or pull; records never move.
     const std::shared_lock lock(mutex_);
+    generation = state_.store.generation();
     check_push(ticket, header, size_bytes);
     for (const wire::DenseSection& section : push.view.blocks) {
       if (state_.store.blocks[section.block] != nullptr) continue;
@@ -397,6 +470,11 @@ void ParamSet::push(const Ticket& ticket, Buffer payload, bool coded, Outbox& ou
   const std::unique_lock lock(mutex_);
   check_push(ticket, header, size_bytes);
   if (!shared.sequencer.is_current(ticket)) return;
+  if (generation != state_.store.generation()) {
+    throw Error(ErrorCode::kInvalidArgument,
+                "push of trainer " + std::to_string(ticket.rank) +
+                    " while a snapshot is loaded: load it on all trainers, between two steps");
+  }
   shared.counters.pushes.fetch_add(1);
   push.pending = CountedBytes(shared.counters.pending_bytes, size_bytes);
   policy_->push(std::move(push), outbox);

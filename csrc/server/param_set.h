@@ -11,6 +11,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <shared_mutex>
 #include <vector>
@@ -18,6 +19,7 @@
 #include "server/policy.h"
 #include "server/state.h"
 #include "wire/messages.h"
+#include "wire/snapshot/load.h"
 
 namespace cpudist::server {
 
@@ -30,11 +32,16 @@ class ParamSet {
   // have said goodbye. `modes` has what the layout asks for.
   ParamSet(uint32_t id, Buffer layout_bytes, uint32_t opener, const std::vector<uint32_t>& active,
            ServerShared& shared, const Modes& modes);
+  ~ParamSet();
 
   void open(const Ticket& ticket, const Buffer& layout_bytes, Outbox& outbox);
   // Stores all of it or, with an Error, nothing.
   void store(const Ticket& ticket, const Buffer& payload, Outbox& outbox);
   void store_run(const Ticket& ticket, const Buffer& payload, Outbox& outbox);
+  // Rows of a file of a snapshot, or the version that they are of. Where it fails nothing has
+  // changed, but that of a table whose rows were dropped before: nothing of the set can be used
+  // until they are loaded from the first on.
+  void load(const Ticket& ticket, const Buffer& payload, Outbox& outbox);
   void ready(const Ticket& ticket, Outbox& outbox);
   void push(const Ticket& ticket, Buffer payload, bool coded, Outbox& outbox);
   // For a push that was dropped for lack of memory: throws kOverloaded, or kInvalidArgument if it
@@ -88,6 +95,9 @@ class ParamSet {
   // Values that came in a payload of that size: check() throws, or apply() puts them in place.
   void store_values(const Ticket& ticket, uint64_t size_bytes, const std::function<void()>& check,
                     const std::function<void()>& apply, Outbox& outbox);
+  void load_rows(const Ticket& ticket, const wire::Load& load, uint64_t size_bytes, Outbox& outbox);
+  void check_load(const wire::Load& load, const table::RowColumns& rows) const;
+  void note_failed_load(const wire::Load& load, const std::exception& cause);
   static void check_storer(const Ticket& ticket);
   void check_blocks_stored() const;
   void start(const Ticket& ticket, Outbox& outbox);
@@ -110,6 +120,8 @@ class ParamSet {
   std::set<uint32_t> closed_;
   std::map<uint32_t, Ticket> waiting_ready_;
   std::atomic<uint64_t> stored_bytes_ = 0;
+  std::set<uint32_t> dropped_;        // tables whose rows a load has dropped
+  std::optional<Error> half_loaded_;  // and one of them could not get its new ones
   std::unique_ptr<UpdatePolicy> policy_;
 };
 

@@ -57,10 +57,13 @@ class UpdatePolicy {
   // Whether a push of `rank` may be applied at once and others may be waiting for that.
   virtual bool is_due(uint32_t rank) const = 0;
   virtual void push(Push push, Outbox& outbox) = 0;
+  virtual bool has_pushes() const = 0;  // that wait
   virtual void commit(const Ticket& ticket, const Buffer& payload, Outbox& outbox) = 0;
 
   // ---- values ----
   virtual void values_stored() = 0;
+  // The set has had so many updates, with the values that were loaded; nothing waits.
+  virtual void set_round(uint64_t round) = 0;
   // These are about to be sent in reply to a pull for gradient `step`; may be rounded to what
   // `dtype` can say.
   virtual void note_rows(const wire::FrameHeader& request, uint64_t step,

@@ -220,6 +220,8 @@ ServerStats Server::Impl::stats() const {
   stats.duplicates = shared.counters.duplicates.load();
   stats.pending_bytes = shared.counters.pending_bytes.load();
   stats.refused = shared.counters.refused.load();
+  stats.snapshot_bytes = shared.snapshots.image_bytes();
+  stats.snapshot_waits = shared.snapshots.waits();
   shared.peers.add_traffic(&stats);
   const std::shared_lock lock(registry_mutex_);
   for (const auto& [id, set] : sets_) set->add_stats(&stats);
@@ -406,6 +408,8 @@ void Server::Impl::apply(const Ticket& ticket, wire::Frame& frame, Outbox& outbo
       return find(id)->store(ticket, frame.payload, outbox);
     case wire::FrameKind::kStoreRun:
       return find(id)->store_run(ticket, frame.payload, outbox);
+    case wire::FrameKind::kLoad:
+      return find(id)->load(ticket, frame.payload, outbox);
     case wire::FrameKind::kReady:
       return find(id)->ready(ticket, outbox);
     case wire::FrameKind::kPush:
@@ -495,6 +499,10 @@ void Server::on_close(const std::shared_ptr<transport::Connection>& connection,
 bool Server::wait_done(TimePoint deadline) { return impl_->shared.peers.wait_done(deadline); }
 
 void Server::stop(const std::string& reason) { impl_->stop(reason); }
+
+void Server::set_snapshot_directory(const std::string& path) {
+  impl_->shared.snapshots.set_directory(path);
+}
 
 ServerStats Server::stats() const { return impl_->stats(); }
 

@@ -36,6 +36,8 @@ class Server final : public transport::ConnectionHandler {
   // Refuses further requests, answers what waits with Error(kPeerLost), which carries `reason`.
   // Idempotent.
   void stop(const std::string& reason = {});
+  // Where snapshots are from now on; any thread.
+  void set_snapshot_directory(const std::string& path);
   ServerStats stats() const;
   std::vector<TableStats> table_stats() const;  // this server's share of each
 

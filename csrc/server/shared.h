@@ -27,7 +27,8 @@ struct ServerShared {
         peers(options, counters, sequencer),
         updates(options.threads),
         push_memory(options, counters),
-        snapshots(options.shard_id) {}
+        snapshots({options.shard_id, options.host, options.snapshot_dir,
+                   options.snapshot_memory_bytes, options.files}) {}
 
   const ServerOptions options;
   ServerCounters counters;

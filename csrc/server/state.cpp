@@ -29,6 +29,13 @@ void ParamState::count_update(const Pushes& pushes) {
   shared.counters.rounds.fetch_add(1);
 }
 
+void ParamState::set_version(const wire::Version& loaded) {
+  for (const auto& block : store.blocks) {
+    if (block != nullptr) block->renumber(version.round, loaded.round);
+  }
+  version = loaded;
+}
+
 std::vector<uint32_t> ParamState::every_block() const {
   std::vector<uint32_t> blocks;
   for (const auto& block : store.blocks) {

@@ -27,6 +27,8 @@ struct ParamState {
   ~ParamState();
 
   void count_update(const Pushes& pushes);
+  // The values of now are those after these updates.
+  void set_version(const wire::Version& loaded);
   std::vector<uint32_t> every_block() const;
   Buffer dense_values(const std::vector<uint32_t>& blocks) const;
   Buffer dense_averages() const;  // of every block

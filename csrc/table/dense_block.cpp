@@ -20,7 +20,8 @@ void DenseBlock::check(const wire::BlockValues& values) const {
   const size_t size = size_of(spec_.dtype);
   const size_t state_count = kernels::state_elements(config_, spec_.elements, spec_.row_width);
   const bool fits = values.weights.size() == spec_.elements * size &&
-                    (values.state.empty() || values.state.size() == state_count * size);
+                    (values.state.empty() || values.state.size() == state_count * size) &&
+                    (values.average.empty() || values.average.size() == values.weights.size());
   if (!fits) {
     throw Error(ErrorCode::kInvalidArgument,
                 "block " + spec_.name + ": " + std::to_string(values.weights.size()) +
@@ -30,7 +31,7 @@ void DenseBlock::check(const wire::BlockValues& values) const {
   }
 }
 
-void DenseBlock::store(const wire::BlockValues& values) {
+void DenseBlock::store(const wire::BlockValues& values, uint64_t updates) {
   check(values);
   const size_t size = size_of(spec_.dtype);
   const size_t state_count = kernels::state_elements(config_, spec_.elements, spec_.row_width);
@@ -51,7 +52,15 @@ void DenseBlock::store(const wire::BlockValues& values) {
     init_state<float>();
   }
   step_ = values.step;
-  if (!average_.empty()) std::memcpy(average_.data(), weight_.data(), weight_.size());
+  if (average_.empty()) return;
+  const auto average = values.average.empty() ? weight() : values.average;
+  std::memcpy(average_.data(), average.data(), average_.size());
+  averaged_ = updates;
+}
+
+void DenseBlock::renumber(uint64_t before, uint64_t after) {
+  if (before > averaged_) read_average(before, average_.data());
+  averaged_ = after;
 }
 
 void DenseBlock::update(const kernels::OptimizerConfig& config, const void* gradient,
@@ -71,7 +80,7 @@ void DenseBlock::update(const kernels::OptimizerConfig& config, const void* grad
 
 void DenseBlock::read_average(uint64_t updates, uint8_t* out) const {
   if (average_.empty()) return;
-  std::memcpy(out, average_.data(), average_.size());
+  if (out != average_.data()) std::memcpy(out, average_.data(), average_.size());
   if (updates > averaged_) draw_average_to(out, averaging_.power(updates - averaged_));
 }
 

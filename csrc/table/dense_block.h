@@ -32,8 +32,11 @@ class DenseBlock {
 
   // Throws kInvalidArgument if the sizes do not fit.
   void check(const wire::BlockValues& values) const;
-  // Throws as check does, before anything is changed.
-  void store(const wire::BlockValues& values);
+  // Throws as check does, before anything is changed. An average among them is as after `updates`
+  // of the set; without one it begins at the value.
+  void store(const wire::BlockValues& values, uint64_t updates = 0);
+  // Of `before` updates of the set `after` are made, with no update of the block.
+  void renumber(uint64_t before, uint64_t after);
   // Update number `round` of the set, counted from 0, from a gradient of spec().elements values of
   // spec().dtype, 8-byte aligned.
   void update(const kernels::OptimizerConfig& config, const void* gradient, uint64_t round);

@@ -91,6 +91,14 @@ void RowIndex::grow(Part& part) {
   slot_count_ += after - before;
 }
 
+void RowIndex::clear() {
+  for (Part& part : parts_) {
+    if (part.slots == nullptr) continue;
+    std::fill_n(part.slots, part.size(), Slot{0, 0});
+    part.rows = 0;
+  }
+}
+
 void RowIndex::insert(uint64_t hash, uint32_t record) {
   const size_t at = part_of(hash);
   Part& part = parts_[at];

@@ -73,6 +73,9 @@ class RowIndex {
   // std::bad_alloc, and the index finds what it found.
   void reserve(uint64_t first_bucket, uint64_t bucket_count, uint64_t rows);
 
+  // Of no row, with the memory it has.
+  void clear();
+
   size_t size_bytes() const {
     return parts_.size() * sizeof(Part) + slot_count_ * sizeof(Slot) + memory_.spare_bytes();
   }

@@ -4,6 +4,7 @@
 // The values of one parameter set on one server.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <vector>
 
@@ -17,6 +18,13 @@ struct ParamStore {
   Averaging averaging;
   std::vector<std::unique_ptr<Table>> tables;
   std::vector<std::unique_ptr<DenseBlock>> blocks;
+
+  // Record numbers mean nothing any more once it is another.
+  uint64_t generation() const {
+    uint64_t sum = 0;
+    for (const auto& table : tables) sum += table->generation();
+    return sum;
+  }
 };
 
 }  // namespace cpudist::table

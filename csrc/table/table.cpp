@@ -227,15 +227,17 @@ void Table::check(const wire::TableRows& rows) const {
                     std::to_string(count) + " rows of " + std::to_string(spec_.dim) +
                     " elements with " + std::to_string(state_elements_) + " of state");
   }
-  for (const int64_t key : rows.keys) {
-    if (key < 0 || static_cast<uint64_t>(key) >= spec_.rows) {
-      throw Error(ErrorCode::kRowOutOfRange, "table " + spec_.name + ": row " +
-                                                 std::to_string(key) + " is not in 0.." +
-                                                 std::to_string(spec_.rows) + " (exclusive)");
-    }
-    check_owner(key, hash_of(key));
-  }
+  for (const int64_t key : rows.keys) check_key(key);
   check_room(rows.keys);
+}
+
+void Table::check_key(int64_t key) const {
+  if (key < 0 || static_cast<uint64_t>(key) >= spec_.rows) {
+    throw Error(ErrorCode::kRowOutOfRange, "table " + spec_.name + ": row " + std::to_string(key) +
+                                               " is not in 0.." + std::to_string(spec_.rows) +
+                                               " (exclusive)");
+  }
+  check_owner(key, hash_of(key));
 }
 
 void Table::check_owner(int64_t key, uint64_t hash) const {
@@ -271,9 +273,7 @@ void Table::store(const wire::TableRows& rows) {
     find_batch(keys, hashes, records, slabs_.stride());
     for (size_t i = 0; i < keys.size(); ++i) {
       const size_t row = begin + i;
-      // Looked up again: the batch may name it twice.
-      if (records[i] == RowIndex::kNone) records[i] = find_one(keys[i], hashes[i]);
-      if (records[i] == RowIndex::kNone) records[i] = create(keys[i], hashes[i]);
+      records[i] = record_to_write(keys[i], hashes[i], records[i]);
       std::memcpy(weight(records[i]), rows.weights.data() + row * spec_.dim,
                   spec_.dim * sizeof(float));
       if (!rows.state.empty()) {
@@ -286,6 +286,14 @@ void Table::store(const wire::TableRows& rows) {
     }
   }
   step_ = rows.step;
+}
+
+uint32_t Table::record_to_write(int64_t key, uint64_t hash, uint32_t found) {
+  // Looked up again: the same batch may have made it.
+  if (found == RowIndex::kNone) found = find_one(key, hash);
+  if (found == RowIndex::kNone) return create(key, hash);
+  before_change(found, 0);
+  return found;
 }
 
 uint32_t Table::create(int64_t key, uint64_t hash) {
@@ -317,6 +325,93 @@ void Table::begin(std::span<const uint32_t> records) const {
     if (state_elements_ > 0) kernels::init_state(config_, state(record), spec_.dim, spec_.dim);
     begin_average(record);
   }
+}
+
+// ---- as snapshots have them ----
+
+void Table::check(const RowColumns& rows) const {
+  if (rows.averages != nullptr && !averaged()) {
+    throw Error(ErrorCode::kInvalidArgument,
+                "table " + spec_.name + ": averages of rows, but none are kept");
+  }
+  std::vector<int64_t> keys(rows.rows);
+  if (rows.rows > 0) std::memcpy(keys.data(), rows.keys, rows.rows * sizeof(int64_t));
+  for (const int64_t key : keys) check_key(key);
+  check_room(keys);
+}
+
+void Table::load(const RowColumns& rows) {
+  check(rows);
+  expect_rows();
+  int64_t keys[kBatch];
+  uint64_t hashes[kBatch];
+  uint32_t records[kBatch];
+  for (uint64_t begin = 0; begin < rows.rows; begin += kBatch) {
+    const size_t count = std::min<uint64_t>(kBatch, rows.rows - begin);
+    std::memcpy(keys, rows.keys + begin * sizeof(int64_t), count * sizeof(int64_t));
+    find_batch({keys, count}, hashes, records, slabs_.stride());
+    for (size_t i = 0; i < count; ++i) {
+      load_row(record_to_write(keys[i], hashes[i], records[i]), rows, begin + i);
+    }
+  }
+  step_ = rows.step;
+}
+
+void Table::load_row(uint32_t record, const RowColumns& rows, uint64_t row) {
+  const size_t row_bytes = spec_.dim * sizeof(float);
+  const size_t state_bytes = state_elements_ * sizeof(float);
+  const auto number = [row](const uint8_t* column) {
+    uint32_t value = 0;
+    if (column != nullptr) std::memcpy(&value, column + row * sizeof(value), sizeof(value));
+    return value;
+  };
+  std::memcpy(weight(record), rows.weights + row * row_bytes, row_bytes);
+  if (rows.state != nullptr) {
+    std::memcpy(state(record), rows.state + row * state_bytes, state_bytes);
+  } else if (state_elements_ > 0) {
+    kernels::init_state(config_, state(record), spec_.dim, spec_.dim);
+  }
+  header(record).count = number(rows.counts);
+  header(record).last_seen = number(rows.last_seen);
+  if (rows.averages == nullptr) {
+    begin_average(record);
+  } else {
+    std::memcpy(average(record), rows.averages + row * row_bytes, row_bytes);
+  }
+}
+
+void Table::clear() {
+  if (keep_count_ > 0) images_->memory()->fail(ImageMemory::Failure::kDropped);
+  keep_count_ = 0;
+  index_.clear();
+  rows_ = 0;
+  ++generation_;
+}
+
+RecordShape Table::shape() const {
+  return {slabs_.stride(), spec_.dim, state_elements_, averaged(), salt_};
+}
+
+void Table::freeze(std::shared_ptr<ImageMemory> memory) {
+  images_ = std::make_unique<RowImages>(rows_, slabs_.per_slab(), slabs_.stride(), kShards,
+                                        std::move(memory));
+  keep_begin_ = 0;
+  keep_count_ = static_cast<uint32_t>(rows_);
+}
+
+uint32_t Table::copy_frozen(uint8_t* to) {
+  const uint32_t count = std::min(keep_count_, slabs_.per_slab());
+  if (count == 0) return 0;
+  std::memcpy(to, record_at(keep_begin_), count * slabs_.stride());
+  images_->overlay(keep_begin_ / slabs_.per_slab(), to);
+  keep_begin_ += count;
+  keep_count_ -= count;
+  return count;
+}
+
+std::unique_ptr<RowImages> Table::thaw() {
+  keep_count_ = 0;
+  return std::move(images_);
 }
 
 // ---- runs of keys, each hashed where it is looked at: that is cheaper than its eight bytes ----
@@ -385,13 +480,17 @@ void Table::check(const wire::RunView& run) const {
 
 void Table::store(const wire::RunView& run) {
   check(run);
+  expect_rows();
+  each_owned(run.ref.begin, run.ref.end, [&](const OwnedKeys& keys) { store_batch(keys, run); });
+  step_ = run.ref.step;
+}
+
+void Table::expect_rows() {
   // How many rows a remote table will have nobody knows.
   if (rows_ == 0 && !spec_.remote) {
     index_.reserve(first_bucket_, bucket_count_, std::min(likely_rows_, kMostMade));
   }
   slabs_.expect(likely_rows_);
-  each_owned(run.ref.begin, run.ref.end, [&](const OwnedKeys& keys) { store_batch(keys, run); });
-  step_ = run.ref.step;
 }
 
 void Table::store_batch(const OwnedKeys& keys, const wire::RunView& run) {
@@ -401,7 +500,11 @@ void Table::store_batch(const OwnedKeys& keys, const wire::RunView& run) {
   find_hashed(keys.span(), keys.hashes, records, slabs_.stride());
   for (size_t i = 0; i < keys.count; ++i) {
     const uint64_t row = keys.first + i;
-    if (records[i] == RowIndex::kNone) records[i] = create(keys.keys[i], keys.hashes[i]);
+    if (records[i] == RowIndex::kNone) {
+      records[i] = create(keys.keys[i], keys.hashes[i]);
+    } else {
+      before_change(records[i], 0);
+    }
     const float* const weights = run.weights.data() + (run.ref.alike ? 0 : row * dim);
     std::memcpy(weight(records[i]), weights, dim * sizeof(float));
     if (!run.state.empty()) {

@@ -19,6 +19,7 @@
 #include "kernels/optimizers.h"
 #include "table/ahead.h"
 #include "table/average.h"
+#include "table/row_images.h"
 #include "table/row_index.h"
 #include "table/slabs.h"
 #include "wire/layout.h"
@@ -34,8 +35,31 @@ struct RowHeader {
 };
 static_assert(sizeof(RowHeader) == 16);
 
+// Rows as a file has them, column by column: `rows` of each. The addresses need no alignment; null
+// where there are none.
+struct RowColumns {
+  uint64_t rows = 0;
+  uint64_t step = 0;                   // updates of the table as a whole
+  const uint8_t* keys = nullptr;       // int64
+  const uint8_t* weights = nullptr;    // float, dim of each row
+  const uint8_t* state = nullptr;      // float, state_elements() of each; null: the initial state
+  const uint8_t* counts = nullptr;     // uint32; null: none was ever updated
+  const uint8_t* last_seen = nullptr;  // uint32
+  const uint8_t* averages = nullptr;   // as of the row's last update; null: the weights
+};
+
+// Where the parts of a record are, and which bucket it belongs to.
+struct RecordShape {
+  uint64_t stride = 0;  // bytes
+  uint32_t dim = 0;
+  uint32_t state_elements = 0;
+  bool averaged = false;
+  uint64_t salt = 0;
+};
+
 // Thread safety: const members from any number of threads; the others exclusively, except that
-// different threads may write through header(), weight() and state() of different records.
+// different threads may write through header(), weight() and state() of different records, after
+// before_change().
 class Table {
  public:
   static constexpr uint32_t kShards = 16;
@@ -90,6 +114,32 @@ class Table {
   // What rows begin with: weight and state. From any number of threads for different records.
   void begin(std::span<const uint32_t> records) const;
 
+  // ---- as snapshots have them ----
+  // Throws as check(TableRows) does, kInvalidArgument for averages where none are kept.
+  void check(const RowColumns& rows) const;
+  // Creates or overwrites rows. Throws as check does, before anything is changed.
+  void load(const RowColumns& rows);
+  // Drops all rows; their memory is kept for the next ones. Record numbers that were found before
+  // mean nothing any more: see generation(). A snapshot that has not copied them has failed.
+  void clear();
+  // How often rows were dropped.
+  uint64_t generation() const { return generation_; }
+
+  RecordShape shape() const;
+  // From now on rows are kept as they are now until they are copied. One cut at a time. Throws
+  // std::bad_alloc; then nothing is.
+  void freeze(std::shared_ptr<ImageMemory> memory);
+  // Copies the records of the next slab as they were at the cut, rows_per_slab() at most, and
+  // returns how many; 0: all are copied. From one thread, while others use const members.
+  uint32_t copy_frozen(uint8_t* to);
+  // The end of that: what is not copied is not kept any more. What it returns may be destroyed
+  // without a lock.
+  std::unique_ptr<RowImages> thaw();
+  // Before a record is written to, by whoever works on its shard.
+  void before_change(uint32_t record, size_t shard) {
+    if (record - keep_begin_ < keep_count_) images_->keep(record, shard, record_at(record));
+  }
+
   // ---- the rows of a run of keys that this server owns, in the order of the keys ----
   uint64_t owned_rows(uint64_t begin, uint64_t end) const;
   // As check, and throws kInvalidArgument where they are not as many as the run says.
@@ -143,10 +193,15 @@ class Table {
   template <typename Batch>
   void each_owned(uint64_t begin, uint64_t end, const Batch& batch) const;
   void store_batch(const OwnedKeys& keys, const wire::RunView& run);
+  void expect_rows();  // the first of many
+  void load_row(uint32_t record, const RowColumns& rows, uint64_t row);
   void divide_buckets();  // into shards
   void check_room(std::span<const int64_t> keys) const;
   // The only place where a row comes into being; weight and state are the caller's.
   uint32_t create(int64_t key, uint64_t hash);
+  // The record of a row that is about to be written to.
+  uint32_t record_to_write(int64_t key, uint64_t hash, uint32_t found);
+  void check_key(int64_t key) const;
   void check_owner(int64_t key, uint64_t hash) const;
   // Of a row that is not there: it may be read all the same.
   void require_known(int64_t key, uint64_t hash) const;
@@ -168,8 +223,13 @@ class Table {
   uint64_t rows_ = 0;
   uint64_t made_ = 0;
   uint64_t step_ = 0;
+  uint64_t generation_ = 0;
   Slabs slabs_;
   RowIndex index_;
+  // Of a cut: what changed rows were, and which records are still to be copied.
+  std::unique_ptr<RowImages> images_;
+  uint32_t keep_begin_ = 0;
+  uint32_t keep_count_ = 0;
 };
 
 }  // namespace cpudist::table

@@ -24,7 +24,7 @@ void fields(V& v, Of<V, TableRef>& m) {
 template <typename V>
 void fields(V& v, Of<V, BlockRef>& m) {
   v.number(m.block);
-  v.zero();
+  v.flag32(m.average, "average of a block in a store");
   v.number(m.size_bytes);
   v.number(m.state_bytes);
   v.number(m.step);
@@ -62,6 +62,7 @@ uint64_t store_bytes(std::span<const BlockRef> blocks, std::span<const TableRef>
     add(kStoreHeaderBytes, 1);
     add(ref.size_bytes, 1);
     add(ref.state_bytes, 1);
+    if (ref.average) add(ref.size_bytes, 1);
   }
   return size;
 }
@@ -214,6 +215,7 @@ FilledStore layout_store(std::span<const BlockRef> blocks, std::span<const Table
     filled.block_weights.push_back(writer.section<uint8_t>(ref.size_bytes));
     uint8_t* state = writer.section<uint8_t>(ref.state_bytes);
     filled.block_state.push_back(ref.state_bytes > 0 ? state : nullptr);
+    filled.block_average.push_back(ref.average ? writer.section<uint8_t>(ref.size_bytes) : nullptr);
   }
   filled.payload = writer.finish();
   return filled;
@@ -232,9 +234,11 @@ StoreView decode_store(std::span<const uint8_t> payload, const ParamSetLayout& l
   }
   view.blocks.reserve(blocks.size());
   for (const BlockRef& ref : blocks) {
-    BlockValues values{.block = ref.block, .step = ref.step, .weights = {}, .state = {}};
+    BlockValues values{
+        .block = ref.block, .step = ref.step, .weights = {}, .state = {}, .average = {}};
     values.weights = reader.array<uint8_t>(ref.size_bytes);
     values.state = reader.array<uint8_t>(ref.state_bytes);
+    if (ref.average) values.average = reader.array<uint8_t>(ref.size_bytes);
     view.blocks.push_back(values);
   }
   reader.expect_end();

@@ -34,6 +34,7 @@ struct BlockValues {
   uint64_t step = 0;                 // updates of the block
   std::span<const uint8_t> weights;  // elements * size_of(dtype) bytes
   std::span<const uint8_t> state;    // same dtype, or empty
+  std::span<const uint8_t> average;  // as the weights, or empty: it begins at them
 };
 
 struct StoreView {
@@ -79,6 +80,7 @@ struct BlockRef {
   uint64_t size_bytes = 0;
   uint64_t state_bytes = 0;  // store only
   uint64_t step = 0;         // store only
+  bool average = false;      // store only: size_bytes of them
 };
 struct TableRef {
   uint32_t table = 0;
@@ -105,7 +107,8 @@ struct FilledStore {
   std::vector<float*> state;      // nullptr where the ref has none
   std::vector<uint32_t*> counts;  // nullptr where the ref has none
   std::vector<uint8_t*> block_weights;
-  std::vector<uint8_t*> block_state;  // nullptr where the ref has none
+  std::vector<uint8_t*> block_state;    // nullptr where the ref has none
+  std::vector<uint8_t*> block_average;  // likewise
 };
 
 Buffer encode(const FetchRequest& message);

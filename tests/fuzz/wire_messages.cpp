@@ -10,6 +10,7 @@
 #include "wire/cut.h"
 #include "wire/frame.h"
 #include "wire/runs.h"
+#include "wire/snapshot/load.h"
 #include "wire_checks.h"
 
 using namespace cpudist;  // NOLINT
@@ -82,9 +83,9 @@ void check_view(uint32_t kind, Bytes bytes) {
 
 constexpr uint32_t kSmallKinds = 11;
 constexpr uint32_t kViewKinds = 8;
-constexpr uint32_t kCutKinds = 4;
+constexpr uint32_t kSnapshotKinds = 5;
 
-void check_cut(uint32_t kind, Bytes bytes) {
+void check_snapshot(uint32_t kind, Bytes bytes) {
   switch (kind) {
     case 0:
       return check_small(bytes, wire::decode_cut);
@@ -92,8 +93,10 @@ void check_cut(uint32_t kind, Bytes bytes) {
       return check_small(bytes, wire::decode_cut_reply);
     case 2:
       return check_small(bytes, wire::decode_cut_query);
+    case 3:
+      return check_small(bytes, wire::decode_cut_status);
     default:
-      check_small(bytes, wire::decode_cut_status);
+      check_small(bytes, [](Bytes b) { return wire::decode_load(b, fuzz::wire_layout()); });
   }
 }
 
@@ -123,7 +126,7 @@ void check_message(uint32_t kind, Bytes bytes) {
       return check_small(bytes, wire::decode_fetch);
     default:
       if (kind >= kSmallKinds + kViewKinds)
-        return check_cut(kind - kSmallKinds - kViewKinds, bytes);
+        return check_snapshot(kind - kSmallKinds - kViewKinds, bytes);
       check_view(kind - kSmallKinds, bytes);
   }
 }
@@ -133,6 +136,6 @@ void check_message(uint32_t kind, Bytes bytes) {
 int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (size == 0) return 0;
   const Buffer payload = fuzz::copied({data + 1, size - 1});
-  check_message(data[0] % (kSmallKinds + kViewKinds + kCutKinds), view(payload));
+  check_message(data[0] % (kSmallKinds + kViewKinds + kSnapshotKinds), view(payload));
   return 0;
 }

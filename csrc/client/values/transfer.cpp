@@ -104,7 +104,7 @@ void store_table(Shared& shared, SetState& set, const RowValues& rows, uint64_t 
 }
 
 void store_parameter(Shared& shared, SetState& set, uint32_t parameter, const void* weights,
-                     const void* state, uint64_t step) {
+                     const void* state, uint64_t step, const void* average) {
   check_parameter(set, parameter);
   std::map<uint32_t, std::vector<wire::BlockRef>> shares;  // by server
   std::map<uint32_t, const uint8_t*> state_of;             // by block
@@ -113,7 +113,7 @@ void store_parameter(Shared& shared, SetState& set, uint32_t parameter, const vo
     const wire::BlockSpec& block = set.layout.blocks[b];
     const uint64_t state_bytes =
         state == nullptr ? 0 : set.block_state_elements(b) * size_of(block.dtype);
-    shares[block.shard].push_back({b, set.block_bytes(b), state_bytes, step});
+    shares[block.shard].push_back({b, set.block_bytes(b), state_bytes, step, average != nullptr});
     state_of[b] = state_next;
     if (state != nullptr) state_next += state_bytes;
   }
@@ -123,9 +123,12 @@ void store_parameter(Shared& shared, SetState& set, uint32_t parameter, const vo
       wire::FilledStore filled = wire::layout_store(refs, {}, shared.pool);
       for (size_t i = 0; i < refs.size(); ++i) {
         const wire::BlockSpec& block = set.layout.blocks[refs[i].block];
-        const auto* base = static_cast<const uint8_t*>(weights);
-        std::memcpy(filled.block_weights[i], base + block.offset * size_of(block.dtype),
-                    refs[i].size_bytes);
+        const auto copy = [&](uint8_t* to, const void* base) {
+          const uint64_t offset = block.offset * size_of(block.dtype);
+          std::memcpy(to, static_cast<const uint8_t*>(base) + offset, refs[i].size_bytes);
+        };
+        copy(filled.block_weights[i], weights);
+        if (average != nullptr) copy(filled.block_average[i], average);
         if (refs[i].state_bytes > 0) {
           std::memcpy(filled.block_state[i], state_of[refs[i].block], refs[i].state_bytes);
         }

@@ -25,7 +25,7 @@ struct RowValues {
 // ---- the caller has called Shared::sequence() ----
 void store_table(Shared& shared, SetState& set, const RowValues& rows, uint64_t step);
 void store_parameter(Shared& shared, SetState& set, uint32_t parameter, const void* weights,
-                     const void* state, uint64_t step);
+                     const void* state, uint64_t step, const void* average);
 
 // ---- after Shared::settle(); both return the updates of the table or parameter as a whole ----
 uint64_t fetch_table(Shared& shared, SetState& set, uint32_t table, std::span<const int64_t> keys,

@@ -212,6 +212,11 @@ void Arrivals::values_stored() {
   if (compensator_) compensator_->forget_all();  // what moved is not what gradients moved
 }
 
+// Who reads has read none of what was loaded, and begins anew with it.
+void Arrivals::set_round(uint64_t round) {
+  for (auto& [rank, read] : readers_) read = round;
+}
+
 void Arrivals::note_rows(const wire::FrameHeader& request, uint64_t step,
                          const wire::PullTable& pull, wire::WireDType dtype, float* rows) const {
   if (!compensator_) return;

@@ -40,9 +40,11 @@ class Arrivals final : public UpdatePolicy {
   void check_push(const Ticket& ticket, const wire::PushHeader& header) const override;
   bool is_due(uint32_t rank) const override;
   void push(Push push, Outbox& outbox) override;
+  bool has_pushes() const override { return !waiting_.empty(); }
   void commit(const Ticket& ticket, const Buffer& payload, Outbox& outbox) override;
 
   void values_stored() override;
+  void set_round(uint64_t round) override;
   void note_rows(const wire::FrameHeader& request, uint64_t step, const wire::PullTable& pull,
                  wire::WireDType dtype, float* rows) const override;
   void note_dense(const wire::FrameHeader& request, uint64_t step, wire::WireDType dtype,

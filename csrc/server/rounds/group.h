@@ -35,6 +35,12 @@ class RoundGroup {
   // Throws kProtocol for a push out of turn.
   void check_push(uint32_t rank, uint64_t round) const;
   void push(Push push, Outbox& outbox);
+  bool has_pushes() const { return !pushes_.empty() || !early_.empty(); }
+  // No push is there: the next round is this one.
+  void set_round(uint64_t round) {
+    round_ = round;
+    committed_ = {};
+  }
   void commit(const Ticket& ticket, const Buffer& payload, Outbox& outbox);
 
   // Those of `ranks` that belong here take part from the current round on; no join is under way.

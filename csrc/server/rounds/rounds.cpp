@@ -3,6 +3,7 @@
 
 #include "server/rounds/rounds.h"
 
+#include <algorithm>
 #include <string>
 #include <utility>
 
@@ -102,6 +103,15 @@ void Rounds::require_not_lost() const {
 void Rounds::push(Push push, Outbox& outbox) {
   const uint32_t rank = push.ticket.rank;
   in_group(rank, outbox, [&](RoundGroup& group) { group.push(std::move(push), outbox); });
+}
+
+bool Rounds::has_pushes() const {
+  return std::any_of(groups_.begin(), groups_.end(),
+                     [](const auto& group) { return group->has_pushes(); });
+}
+
+void Rounds::set_round(uint64_t round) {
+  if (groups_.size() == 1) groups_.front()->set_round(round);
 }
 
 void Rounds::commit(const Ticket& ticket, const Buffer& payload, Outbox& outbox) {

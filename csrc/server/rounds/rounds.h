@@ -35,9 +35,12 @@ class Rounds final : public UpdatePolicy {
   void check_push(const Ticket& ticket, const wire::PushHeader& header) const override;
   bool is_due(uint32_t) const override { return false; }
   void push(Push push, Outbox& outbox) override;
+  bool has_pushes() const override;
   void commit(const Ticket& ticket, const Buffer& payload, Outbox& outbox) override;
 
   void values_stored() override {}
+  // Of several groups each goes on with its own next round.
+  void set_round(uint64_t round) override;
   void note_rows(const wire::FrameHeader&, uint64_t, const wire::PullTable&, wire::WireDType,
                  float*) const override {}
   void note_dense(const wire::FrameHeader&, uint64_t, wire::WireDType, Buffer*) const override {}

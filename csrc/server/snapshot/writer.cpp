@@ -3,43 +3,398 @@
 
 #include "server/snapshot/writer.h"
 
+#include <fcntl.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <chrono>
+#include <cstdio>
+#include <deque>
 #include <mutex>
+#include <new>
+#include <optional>
+#include <system_error>
+#include <thread>
 #include <utility>
 
 #include "base/errors.h"
+#include "base/threads.h"
+#include "base/wait.h"
+#include "server/snapshot/frozen.h"
+#include "server/snapshot/output.h"
+#include "server/snapshot/rows.h"
 
 namespace cpudist::server {
+namespace {
 
-struct SnapshotWriter::Impl {
-  uint32_t shard_id = 0;
-  std::mutex mutex;
-  std::string directory;
-};
+constexpr auto kLongestWait = std::chrono::milliseconds(100);
+// Snapshots that status() still knows.
+constexpr size_t kKnown = 8;
+constexpr const char* kManifest = "manifest.json";
 
-SnapshotWriter::SnapshotWriter(uint32_t shard_id) : impl_(std::make_unique<Impl>()) {
-  impl_->shard_id = shard_id;
+template <typename... Numbers>
+std::string numbered(const char* format, Numbers... numbers) {
+  char text[64];
+  std::snprintf(text, sizeof text, format, numbers...);
+  return text;
 }
 
-SnapshotWriter::~SnapshotWriter() = default;
+}  // namespace
+
+struct SnapshotWriter::Impl {
+  // A snapshot as this server has it.
+  struct Written {
+    SnapshotJob job;
+    std::string directory;              // its own
+    std::shared_ptr<FrozenSet> frozen;  // until it is over; under the writer's mutex
+    std::atomic<bool> given_up{false};
+    wire::CutStatus status;         // under the writer's mutex
+    std::vector<std::string> made;  // names of files, of the writer's thread
+  };
+  using WrittenPtr = std::shared_ptr<Written>;
+
+  explicit Impl(SnapshotOptions given)
+      : options(std::move(given)),
+        files(options.files ? options.files : files::system_calls()),
+        memory(std::make_shared<table::ImageMemory>(options.memory_bytes)),
+        directory(options.directory) {}
+
+  std::string server() const {
+    return "server " + std::to_string(options.shard_id) + " (" + options.host + ")";
+  }
+  void start();  // with the mutex held
+  void work();
+  void write(const WrittenPtr& snapshot);
+  void write_files(Written& snapshot);
+  void write_tables(Written& snapshot, std::optional<OutputFile>* last);
+  void write_part(Written& snapshot, PartRows* rows, uint32_t table, uint32_t part,
+                  std::optional<OutputFile>* last);
+  void write_blocks(Written& snapshot, std::optional<OutputFile>* last);
+  OutputFile make_file(Written& snapshot, wire::CutFile file);
+  void finish_file(Written& snapshot, std::optional<OutputFile>* last);
+  void check_going_on(const Written& snapshot) const;
+  void remove_files(const Written& snapshot) noexcept;
+  bool has_manifest(const Written& snapshot) const;
+  void end(const WrittenPtr& snapshot, const std::string& reason);
+  // These with the mutex held.
+  void check_free(const SnapshotJob& job) const;
+  void add(const WrittenPtr& snapshot);
+  WrittenPtr find(uint32_t param_set, uint64_t number) const;
+
+  wire::CutStatus look_for(const std::string& token) const;
+
+  const SnapshotOptions options;
+  const std::shared_ptr<files::Calls> files;
+  const std::shared_ptr<table::ImageMemory> memory;
+
+  mutable std::mutex mutex;  // of what follows
+  ConditionVariable wake;
+  std::string directory;
+  std::deque<WrittenPtr> known;      // the newest last
+  WrittenPtr current;                // to be written, or being written
+  std::deque<WrittenPtr> abandoned;  // whose files are to be removed
+  bool stopping = false;
+  std::thread thread;
+};
+
+// ---- the thread ----
+
+void SnapshotWriter::Impl::start() {
+  if (thread.joinable()) return;
+  thread = start_io_thread("the writer of snapshots of a server", [this] { work(); });
+}
+
+void SnapshotWriter::Impl::work() {
+  std::unique_lock lock(mutex);
+  while (true) {
+    wake.wait(lock, [this] { return stopping || current || !abandoned.empty(); });
+    if (!abandoned.empty()) {
+      const WrittenPtr gone = std::move(abandoned.front());
+      abandoned.pop_front();
+      lock.unlock();
+      remove_files(*gone);
+      lock.lock();
+    } else if (current) {
+      const WrittenPtr snapshot = current;
+      lock.unlock();
+      write(snapshot);
+      lock.lock();
+    } else {
+      return;
+    }
+  }
+}
+
+void SnapshotWriter::Impl::write(const WrittenPtr& snapshot) {
+  std::string reason;
+  try {
+    write_files(*snapshot);
+  } catch (const std::bad_alloc&) {
+    reason = "no memory is left to write it";
+  } catch (const std::exception& error) {
+    reason = error.what();
+  }
+  snapshot->frozen->release();
+  if (!reason.empty()) remove_files(*snapshot);
+  end(snapshot, reason);
+}
+
+void SnapshotWriter::Impl::end(const WrittenPtr& snapshot, const std::string& reason) {
+  std::shared_ptr<FrozenSet> over;  // goes without the mutex
+  const std::lock_guard lock(mutex);
+  over = std::move(snapshot->frozen);
+  current.reset();
+  wire::CutStatus& status = snapshot->status;
+  status.state = reason.empty() ? wire::CutState::kDone : wire::CutState::kFailed;
+  if (reason.empty()) {
+    if (snapshot->given_up) abandoned.push_back(snapshot);
+    return;
+  }
+  status.files.clear();
+  status.reason = "snapshot " + snapshot->job.name + ", " + server() + ": " + reason;
+  if (status.reason.size() > wire::kCutReasonBytesMax) {
+    status.reason.resize(wire::kCutReasonBytesMax);
+  }
+}
+
+void SnapshotWriter::Impl::check_going_on(const Written& snapshot) const {
+  if (snapshot.given_up) throw Error(ErrorCode::kSnapshot, "it was given up");
+}
+
+void SnapshotWriter::Impl::write_files(Written& snapshot) {
+  check_going_on(snapshot);
+  make_directories(*files, snapshot.directory);
+  if (has_manifest(snapshot)) {
+    throw Error(ErrorCode::kSnapshot, "a snapshot of that name is there already, in " +
+                                          snapshot.directory + "; choose another name");
+  }
+  std::optional<OutputFile> last;
+  write_tables(snapshot, &last);
+  snapshot.frozen->release();
+  write_blocks(snapshot, &last);
+  finish_file(snapshot, &last);
+  sync_directory(*files, snapshot.directory);
+  // Another server may have made it, and its entry need not be on the disk yet.
+  const std::string above = snapshot.directory.substr(0, snapshot.directory.find_last_of('/'));
+  sync_directory(*files, above.empty() ? "/" : above);
+}
+
+void SnapshotWriter::Impl::write_tables(Written& snapshot, std::optional<OutputFile>* last) {
+  for (const FrozenSet::Table& table : snapshot.frozen->tables()) {
+    if (table.rows == 0) continue;
+    PartRows rows(table.shape, table.rows_per_slab);
+    uint32_t part = 0;
+    while (true) {
+      check_going_on(snapshot);
+      const uint32_t copied = snapshot.frozen->copy_slab(table.id, rows.next());
+      if (copied > 0) rows.take(copied);
+      if (rows.full() || (copied == 0 && !rows.empty())) {
+        write_part(snapshot, &rows, table.id, part++, last);
+      }
+      if (copied == 0) break;
+    }
+  }
+}
+
+void SnapshotWriter::Impl::write_part(Written& snapshot, PartRows* rows, uint32_t table,
+                                      uint32_t part, std::optional<OutputFile>* last) {
+  wire::CutFile file;
+  file.name = numbered("s%03u-t%03u-%04u.safetensors", options.shard_id, table, part);
+  file.table = table;
+  file.rows = rows->size();
+  OutputFile made = make_file(snapshot, std::move(file));
+  rows->write(&made);
+  made.close();
+  // The disk has had the time that this one took.
+  finish_file(snapshot, last);
+  last->emplace(std::move(made));
+}
+
+void SnapshotWriter::Impl::write_blocks(Written& snapshot, std::optional<OutputFile>* last) {
+  check_going_on(snapshot);
+  wire::CutFile file;
+  file.name = numbered("s%03u-dense.safetensors", options.shard_id);
+  OutputFile made = make_file(snapshot, std::move(file));
+  snapshot.frozen->write_blocks(&made);
+  made.close();
+  finish_file(snapshot, last);
+  last->emplace(std::move(made));
+}
+
+OutputFile SnapshotWriter::Impl::make_file(Written& snapshot, wire::CutFile file) {
+  snapshot.made.push_back(file.name);
+  return {*files, snapshot.directory, std::move(file)};
+}
+
+void SnapshotWriter::Impl::finish_file(Written& snapshot, std::optional<OutputFile>* last) {
+  if (!*last) return;
+  wire::CutFile file = (*last)->finish();
+  last->reset();
+  const std::lock_guard lock(mutex);
+  snapshot.status.files.push_back(std::move(file));
+}
+
+bool SnapshotWriter::Impl::has_manifest(const Written& snapshot) const {
+  return files->open(snapshot.directory + "/" + kManifest, O_RDONLY).get() >= 0;
+}
+
+// As far as that goes: what stays is no snapshot without a manifest.
+void SnapshotWriter::Impl::remove_files(const Written& snapshot) noexcept {
+  try {
+    if (has_manifest(snapshot)) return;
+    for (const std::string& name : snapshot.made) files->remove(snapshot.directory + "/" + name);
+    files->remove_directory(snapshot.directory);  // unless others have files in it
+  } catch (const std::exception&) {
+    return;
+  }
+}
+
+SnapshotWriter::Impl::WrittenPtr SnapshotWriter::Impl::find(uint32_t param_set,
+                                                            uint64_t number) const {
+  const auto found = std::find_if(known.rbegin(), known.rend(), [&](const WrittenPtr& one) {
+    return one->job.param_set == param_set && one->job.number == number;
+  });
+  return found == known.rend() ? nullptr : *found;
+}
+
+wire::CutStatus SnapshotWriter::Impl::look_for(const std::string& token) const {
+  wire::CutStatus status;
+  status.shard = options.shard_id;
+  status.state = wire::CutState::kFailed;
+  std::string place;
+  {
+    const std::lock_guard lock(mutex);
+    place = directory;
+  }
+  if (place.empty()) {
+    status.reason = server() + " has no snapshot directory";
+  } else if (!wire::is_snapshot_name(token)) {
+    status.reason = server() + ": a token with a name that no file of a snapshot has";
+  } else if (files->open(place + "/" + token, O_RDONLY).get() < 0) {
+    const std::string cause = std::generic_category().message(errno);
+    status.reason = server() + " does not find " + token + " in " + place + ": " + cause;
+  } else {
+    status.state = wire::CutState::kDone;
+  }
+  return status;
+}
+
+// ---- the face ----
+
+SnapshotWriter::SnapshotWriter(SnapshotOptions options)
+    : impl_(std::make_unique<Impl>(std::move(options))) {}
+
+SnapshotWriter::~SnapshotWriter() {
+  {
+    const std::lock_guard lock(impl_->mutex);
+    impl_->stopping = true;
+    if (impl_->current) impl_->current->given_up = true;
+  }
+  impl_->wake.notify_all();
+  if (impl_->thread.joinable()) impl_->thread.join();
+}
 
 void SnapshotWriter::set_directory(std::string path) {
+  while (path.size() > 1 && path.back() == '/') path.pop_back();
   const std::lock_guard lock(impl_->mutex);
   impl_->directory = std::move(path);
 }
 
+std::string SnapshotWriter::directory() const {
+  const std::lock_guard lock(impl_->mutex);
+  return impl_->directory;
+}
+
+files::Calls& SnapshotWriter::files() const { return *impl_->files; }
+
+void SnapshotWriter::Impl::check_free(const SnapshotJob& job) const {
+  if (!wire::is_snapshot_name(job.name)) {
+    throw Error(ErrorCode::kInvalidArgument, "a snapshot cannot have that name");
+  }
+  if (directory.empty()) {
+    throw Error(ErrorCode::kSnapshot, "snapshot " + job.name + ": " + server() +
+                                          " has no directory for it; set CPUDIST_SNAPSHOT_DIR "
+                                          "where servers start, or give opt.resume() a path");
+  }
+  if (current == nullptr) return;
+  throw Error(ErrorCode::kSnapshot, "snapshot " + current->job.name + " is still being written");
+}
+
+void SnapshotWriter::Impl::add(const WrittenPtr& snapshot) {
+  start();
+  known.push_back(snapshot);
+  try {
+    memory->reset();
+    snapshot->frozen->freeze();
+  } catch (...) {
+    known.pop_back();
+    throw;
+  }
+  if (known.size() > kKnown) known.pop_front();
+  current = snapshot;
+  wake.notify_all();
+}
+
 void SnapshotWriter::begin(SnapshotJob job, const SnapshotSource& source, std::shared_mutex& lock) {
-  static_cast<void>(source);
-  static_cast<void>(lock);
-  throw Error(ErrorCode::kInvalidArgument, "snapshot " + job.name + ": server " +
-                                               std::to_string(impl_->shard_id) +
-                                               " has no snapshot directory");
+  const std::lock_guard guard(impl_->mutex);
+  impl_->check_free(job);
+  try {
+    const auto snapshot = std::make_shared<Impl::Written>();
+    snapshot->frozen = std::make_shared<FrozenSet>(source.store, source.layout, source.version,
+                                                   lock, impl_->memory);
+    snapshot->directory = (impl_->directory == "/" ? "" : impl_->directory) + "/" + job.name;
+    snapshot->job = job;
+    snapshot->status = snapshot->frozen->status();
+    snapshot->status.state = wire::CutState::kWriting;
+    snapshot->status.shard = impl_->options.shard_id;
+    snapshot->status.members = job.members;
+    impl_->add(snapshot);
+  } catch (const std::bad_alloc&) {
+    throw Error(ErrorCode::kOutOfMemory, "snapshot " + job.name + ", " + impl_->server() +
+                                             ": there is no memory to keep what it would save");
+  }
+}
+
+wire::CutStatus SnapshotWriter::status(uint32_t param_set, uint64_t number,
+                                       const std::string& token) const {
+  if (number == 0) return impl_->look_for(token);
+  const std::lock_guard lock(impl_->mutex);
+  const Impl::WrittenPtr found = impl_->find(param_set, number);
+  if (found) {
+    wire::CutStatus status = found->status;
+    if (status.state == wire::CutState::kWriting) status.files.clear();
+    return status;
+  }
+  wire::CutStatus unknown;
+  unknown.shard = impl_->options.shard_id;
+  return unknown;
 }
 
 void SnapshotWriter::abandon(uint32_t param_set, uint64_t number) {
-  static_cast<void>(param_set);
-  static_cast<void>(number);
+  const std::lock_guard lock(impl_->mutex);
+  const Impl::WrittenPtr found = impl_->find(param_set, number);
+  if (!found) return;
+  std::erase(impl_->known, found);
+  found->given_up = true;
+  if (found->status.state == wire::CutState::kDone) impl_->abandoned.push_back(found);
+  impl_->wake.notify_all();
 }
 
-void SnapshotWriter::forget(uint32_t param_set) { static_cast<void>(param_set); }
+void SnapshotWriter::forget(uint32_t param_set) {
+  std::shared_ptr<FrozenSet> frozen;
+  {
+    const std::lock_guard lock(impl_->mutex);
+    const Impl::WrittenPtr& current = impl_->current;
+    if (current && current->job.param_set == param_set) frozen = current->frozen;
+  }
+  if (frozen) frozen->forget();
+}
+
+void SnapshotWriter::wait_for_room() { impl_->memory->wait_for_room(kLongestWait); }
+
+uint64_t SnapshotWriter::image_bytes() const { return impl_->memory->used_bytes(); }
+
+uint64_t SnapshotWriter::waits() const { return impl_->memory->waits(); }
 
 }  // namespace cpudist::server

@@ -11,14 +11,20 @@
 #include <string>
 #include <vector>
 
+#include "base/file_calls.h"
 #include "table/store.h"
+#include "wire/cut.h"
 #include "wire/layout.h"
 
-namespace cpudist::wire {
-struct CutStatus;
-}
-
 namespace cpudist::server {
+
+struct SnapshotOptions {
+  uint32_t shard_id = 0;
+  std::string host{};                     // for messages
+  std::string directory{};                // empty: nowhere
+  uint64_t memory_bytes = 512ull << 20;   // for rows that change before they are written
+  std::shared_ptr<files::Calls> files{};  // null: those of the system
+};
 
 struct SnapshotJob {
   uint32_t param_set = 0;
@@ -40,7 +46,7 @@ struct SnapshotSource {
 // Thread safety: all members. None is to be called with the lock of a set held but begin().
 class SnapshotWriter {
  public:
-  explicit SnapshotWriter(uint32_t shard_id);
+  explicit SnapshotWriter(SnapshotOptions options);
   ~SnapshotWriter();  // gives up what is being written
   SnapshotWriter(const SnapshotWriter&) = delete;
   SnapshotWriter& operator=(const SnapshotWriter&) = delete;
@@ -48,20 +54,30 @@ class SnapshotWriter {
   // Where snapshots are: each is a directory in there, made if missing. Of this process only, never
   // from the wire. Empty: nowhere.
   void set_directory(std::string path);
+  std::string directory() const;
+  files::Calls& files() const;
 
   // With `lock`, which is that of the set, held exclusively: from here on the values of now are
-  // kept until they are written. Throws Error where there is no directory, kOverloaded while
-  // another one is being written, kOutOfMemory; nothing has changed then.
+  // kept until they are written. Throws Error(kSnapshot) where there is no directory or another one
+  // is being written, kInvalidArgument for a name that is none, kOutOfMemory; nothing has changed
+  // then.
   void begin(SnapshotJob job, const SnapshotSource& source, std::shared_mutex& lock);
 
   // How far that snapshot is. Number 0: whether a file `token` lies in the directory.
   wire::CutStatus status(uint32_t param_set, uint64_t number, const std::string& token) const;
 
-  // Ends it if it is being written, and removes its files, unless it is not known any more.
+  // Ends it if it is being written, and has its files removed unless a manifest names them; nobody
+  // knows it any more. Does not wait for that.
   void abandon(uint32_t param_set, uint64_t number);
 
   // Before a set goes: nothing of it is read any more when this returns.
   void forget(uint32_t param_set);
+
+  // Before rows are changed, without a lock: where much is kept for a snapshot already, gives it a
+  // tenth of a second to get on.
+  void wait_for_room();
+  uint64_t image_bytes() const;
+  uint64_t waits() const;  // for room, ever
 
  private:
   struct Impl;

@@ -317,7 +317,7 @@ void GradientUpdate::update_shard(const Task& task, const Pushes& pushes, uint64
   table::Table& table = *store_.tables[task.id];
   const size_t dim = table.dim();
   const auto& config = settings(pushes).configs[table.spec().group];
-  touch_rows(work, table, round);
+  touch_rows(work, table, task.shard, round);
   point_at_gradients(work, task, pushes);
   if (correction_ != nullptr) {
     if (work.gradients.size() < work.rows * dim) work.gradients.resize(work.rows * dim);
@@ -352,12 +352,14 @@ void GradientUpdate::step_rows(const ShardWork& work, const table::Table& table,
                        work.states.data(), work.sources.data(), work.rows, dim);
 }
 
-void GradientUpdate::touch_rows(ShardWork& work, table::Table& table, uint64_t round) {
+void GradientUpdate::touch_rows(ShardWork& work, table::Table& table, uint32_t shard,
+                                uint64_t round) {
   for (size_t i = 0; i < work.rows; ++i) {
     if (i + kPrefetchRows < work.rows) {
       table.prefetch_record(static_cast<uint32_t>(work.distinct[i + kPrefetchRows]));
     }
     const auto record = static_cast<uint32_t>(work.distinct[i]);
+    table.before_change(record, shard);
     table::RowHeader& header = table.header(record);
     if (table.averaged()) table.settle_average(record, round);
     if (header.count != std::numeric_limits<uint32_t>::max()) ++header.count;

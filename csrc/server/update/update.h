@@ -90,7 +90,7 @@ class GradientUpdate {
   void merge_block(const Task& task, const Pushes& pushes);
   void update_task(const Task& task, const Pushes& pushes, uint64_t round);
   void update_shard(const Task& task, const Pushes& pushes, uint64_t round);
-  static void touch_rows(ShardWork& work, table::Table& table, uint64_t round);
+  static void touch_rows(ShardWork& work, table::Table& table, uint32_t shard, uint64_t round);
   static void follow_averages(const ShardWork& work, const table::Table& table, uint64_t round);
   static void step_rows(const ShardWork& work, const table::Table& table,
                         const kernels::OptimizerConfig& config);

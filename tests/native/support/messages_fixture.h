@@ -18,6 +18,7 @@
 #include "wire/push.h"
 #include "wire/rows.h"
 #include "wire/runs.h"
+#include "wire/snapshot/load.h"
 
 namespace cpudist::testing {
 
@@ -205,6 +206,23 @@ inline Buffer sample_rows() {
   return std::move(filled.payload);
 }
 
+// Of table "items", over two pieces of a file.
+inline wire::Load sample_load() {
+  wire::Load load;
+  load.table = 1;
+  load.kind = wire::LoadKind::kReplace;
+  load.version = {5, 160, 10};
+  load.table_step = 4;
+  load.snapshot = "snap-000000000005-5f3a";
+  load.file = "s000-t001-0000.safetensors";
+  load.file_bytes = 300000;
+  load.row_begin = 3;
+  load.row_end = 1003;
+  load.offsets = {512, 80512, 160512, 240512, 244612, 0};
+  load.checksums = {0x12345678, 0x9abcdef0};
+  return load;
+}
+
 inline wire::CutStatus sample_cut_status() {
   wire::CutStatus status;
   status.state = wire::CutState::kDone;
@@ -282,6 +300,7 @@ inline std::vector<Sample> all_samples() {
       [](Bytes b) { wire::decode_cut_reply(b); });
   add("query of a cut", encode(wire::CutQuery{0, "token-7"}),
       [](Bytes b) { wire::decode_cut_query(b); });
+  add("load", encode(sample_load()), [layout](Bytes b) { wire::decode_load(b, *layout); });
   add("status of a cut", encode(sample_cut_status()), [](Bytes b) { wire::decode_cut_status(b); });
   return samples;
 }

@@ -1,0 +1,130 @@
+// Copyright (c) 2026 The torch_cpudist authors.
+// SPDX-License-Identifier: BSD-3-Clause
+
+#include "server/snapshot/frozen.h"
+
+#include <cstring>
+#include <utility>
+
+#include "base/errors.h"
+#include "server/snapshot/tensors.h"
+
+namespace cpudist::server {
+
+using table::ImageMemory;
+
+FrozenSet::FrozenSet(table::ParamStore& store, const wire::ParamSetLayout& layout,
+                     const wire::Version& version, std::shared_mutex& lock,
+                     const std::shared_ptr<ImageMemory>& memory)
+    : store_(store), lock_(lock), memory_(memory) {
+  status_.version = version;
+  copy_blocks(layout);
+  for (const auto& table : store.tables) {
+    status_.table_steps.push_back(table->step());
+    tables_.push_back({table->id(), table->spec().name, table->shape(), table->rows_per_slab(),
+                       table->row_count()});
+  }
+}
+
+void FrozenSet::freeze() {
+  try {
+    for (const auto& table : store_.tables) table->freeze(memory_);
+  } catch (...) {
+    for (const auto& table : store_.tables) table->thaw();
+    throw;
+  }
+  held_ = true;
+}
+
+void FrozenSet::copy_blocks(const wire::ParamSetLayout& layout) {
+  status_.block_steps.resize(layout.blocks.size());
+  for (const auto& block : store_.blocks) {
+    if (block == nullptr) continue;
+    status_.block_steps[block->id()] = block->step();
+    FrozenBlock copy;
+    copy.name = block->spec().name;
+    copy.dtype = block->spec().dtype == wire::DType::kFloat64 ? "F64" : "F32";
+    copy.elements = block->weight().size() / size_of(block->spec().dtype);
+    copy.averaged = store_.averaging.on() && block->stored();
+    const auto weight = block->weight();
+    const auto state = block->state();
+    copy.state_bytes = state.size();
+    copy.values.reset(new uint8_t[weight.size() * (copy.averaged ? 2 : 1) + state.size()]);
+    uint8_t* to = copy.values.get();
+    if (!weight.empty()) std::memcpy(to, weight.data(), weight.size());
+    if (!state.empty()) std::memcpy(to + weight.size(), state.data(), state.size());
+    if (copy.averaged)
+      block->read_average(status_.version.round, to + weight.size() + state.size());
+    blocks_.push_back(std::move(copy));
+  }
+}
+
+void FrozenSet::refuse(const std::string& why) const { throw Error(ErrorCode::kSnapshot, why); }
+
+void FrozenSet::check_kept() const {
+  switch (memory_->failure()) {
+    case ImageMemory::Failure::kNone:
+      return;
+    case ImageMemory::Failure::kLimit:
+      refuse("more rows changed before they were written than " +
+             std::to_string(memory_->limit_bytes()) +
+             " bytes have room for; set Server(snapshot_memory_bytes=) or "
+             "CPUDIST_SERVER_SNAPSHOT_MEMORY_BYTES higher, or save to a faster disk");
+    case ImageMemory::Failure::kMemory:
+      refuse("no memory is left to keep rows that change before they are written");
+    case ImageMemory::Failure::kDropped:
+      refuse("rows were dropped before they were written, since others are loaded");
+  }
+}
+
+uint32_t FrozenSet::copy_slab(uint32_t table, uint8_t* to) {
+  const std::lock_guard use(mutex_);
+  if (!held_) refuse("the parameter set was closed before its rows were written");
+  const std::shared_lock lock(lock_);
+  check_kept();
+  return store_.tables[table]->copy_frozen(to);
+}
+
+void FrozenSet::release() {
+  std::vector<std::unique_ptr<table::RowImages>> images;
+  const std::lock_guard use(mutex_);
+  if (!held_) return;
+  held_ = false;
+  images.reserve(tables_.size());
+  const std::unique_lock lock(lock_);
+  for (const auto& table : store_.tables) images.push_back(table->thaw());
+}
+
+void FrozenSet::forget() {
+  const std::lock_guard use(mutex_);
+  held_ = false;
+}
+
+void FrozenSet::write_blocks(OutputFile* file) {
+  std::vector<TensorEntry> entries;
+  uint64_t end = 0;
+  std::vector<std::pair<uint64_t, std::pair<const uint8_t*, uint64_t>>> pieces;
+  // Those of 8 bytes first: all lie at multiples of their size then.
+  for (const char* const dtype : {"F64", "F32"}) {
+    for (const FrozenBlock& block : blocks_) {
+      if (std::strcmp(block.dtype, dtype) != 0) continue;
+      const uint8_t* from = block.values.get();
+      const auto add = [&](const char* part, uint64_t elements) {
+        TensorEntry entry{block.name + part, block.dtype, {elements}};
+        place_tensor(&entry, &end);
+        pieces.push_back({entry.begin, {from, entry.end - entry.begin}});
+        from += entry.end - entry.begin;
+        entries.push_back(std::move(entry));
+      };
+      add(".weight", block.elements);
+      if (block.state_bytes > 0) add(".state", block.state_bytes / size_of_dtype(block.dtype));
+      if (block.averaged) add(".average", block.elements);
+    }
+  }
+  const std::string head = tensors_head("torch_cpudist.dense", entries);
+  file->append(head.data(), head.size());
+  for (const auto& [begin, piece] : pieces) file->append(piece.first, piece.second);
+  blocks_.clear();
+}
+
+}  // namespace cpudist::server

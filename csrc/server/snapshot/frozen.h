@@ -1,0 +1,83 @@
+// Copyright (c) 2026 The torch_cpudist authors.
+// SPDX-License-Identifier: BSD-3-Clause
+//
+// A parameter set at a cut: what is small is copied there and then, rows are frozen in their
+// tables.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <shared_mutex>
+#include <string>
+#include <vector>
+
+#include "server/snapshot/output.h"
+#include "table/store.h"
+#include "wire/cut.h"
+#include "wire/layout.h"
+
+namespace cpudist::server {
+
+// A dense block as it was.
+struct FrozenBlock {
+  std::string name;
+  const char* dtype = "F32";
+  uint64_t elements = 0;
+  uint64_t state_bytes = 0;
+  bool averaged = false;
+  std::unique_ptr<uint8_t[]> values;  // weight, state, average
+};
+
+// Thread safety: all members.
+class FrozenSet {
+ public:
+  // With `lock`, which is that of the set, held, exclusively until freeze() has returned. Throws
+  // std::bad_alloc.
+  FrozenSet(table::ParamStore& store, const wire::ParamSetLayout& layout,
+            const wire::Version& version, std::shared_mutex& lock,
+            const std::shared_ptr<table::ImageMemory>& memory);
+  ~FrozenSet() { release(); }
+  FrozenSet(const FrozenSet&) = delete;
+  FrozenSet& operator=(const FrozenSet&) = delete;
+
+  // The rows of now are those of the cut. Throws std::bad_alloc, and nothing is frozen.
+  void freeze();
+
+  struct Table {
+    uint32_t id = 0;
+    std::string name;
+    table::RecordShape shape;
+    uint32_t rows_per_slab = 0;
+    uint64_t rows = 0;
+  };
+  const std::vector<Table>& tables() const { return tables_; }
+  // The next slab of a table, as it was; 0: there is none. Throws Error(kSnapshot) where it cannot
+  // be had any more.
+  uint32_t copy_slab(uint32_t table, uint8_t* to);
+  // The tables keep nothing for this any more.
+  void release();
+  // The tables go: they are not touched any more when this returns.
+  void forget();
+
+  // The file of the blocks, which are freed then. From one thread.
+  void write_blocks(OutputFile* file);
+  // Steps and version; no files.
+  const wire::CutStatus& status() const { return status_; }
+
+ private:
+  void copy_blocks(const wire::ParamSetLayout& layout);
+  [[noreturn]] void refuse(const std::string& why) const;
+  void check_kept() const;
+
+  table::ParamStore& store_;
+  std::shared_mutex& lock_;
+  const std::shared_ptr<table::ImageMemory> memory_;
+  wire::CutStatus status_;
+  std::vector<Table> tables_;
+  std::vector<FrozenBlock> blocks_;
+  std::mutex mutex_;   // before the set's: held while the tables are used
+  bool held_ = false;  // the tables keep rows for this
+};
+
+}  // namespace cpudist::server
