@@ -10,8 +10,9 @@ VENV=$ROOT/.venv
 SETUP_LOG=$VENV/setup.log
 TORCH_VERSION=2.13.0
 TORCHREC_VERSION=1.8.0
-# Seconds that the package index has to answer before anything else is tried.
-NETWORK_CHECK_S=${NETWORK_CHECK_S:-4}
+# Seconds that the package index has to answer before anything else is tried; pip itself takes one
+# of them to start, and several beside other programs.
+NETWORK_CHECK_S=${NETWORK_CHECK_S:-20}
 
 die() {
   echo "$(basename "$0"): $*" >&2

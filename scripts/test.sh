@@ -56,8 +56,9 @@ format_check() {
 native_tests() {
   local folder
   folder=$(python scripts/cmake_build.py "$1" native_tests) || return 1
-  # Two for each core: they wait more than they compute.
-  timeout 300 "${RUNNER[@]}" "$folder/native_tests" --jobs "$((2 * $(nproc)))"
+  # Two for each core: they wait more than they compute. The limit is that of a hang, beside other
+  # programs, under TSan, too.
+  timeout 1800 "${RUNNER[@]}" "$folder/native_tests" --jobs "$((2 * $(nproc)))"
 }
 
 # beside NAME COMMAND...: begins a stage that uses one core; `beside_done` waits for all of them,
