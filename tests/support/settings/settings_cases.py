@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from dataclasses import field as entry
 from typing import Any
+from unittest import mock
 
 import torch
 from async_cases import Counting, wrapped
@@ -189,6 +190,21 @@ def _memory_of_a_server(given: Given) -> Any:
         return "taken"
 
     return _alone(given, see)
+
+
+@field(Server, "snapshot_memory_bytes", changed=1 << 20)
+def _memory_of_snapshots(given: Given) -> Any:
+    make = _core.Server
+    told = []
+
+    def observed(**options: Any) -> _core.Server:
+        told.append(options["snapshot_memory_bytes"])
+        return make(**options)
+
+    # What the server does with it, the core's own tests see.
+    with mock.patch.object(_core, "Server", observed):
+        _alone(given, lambda: None)
+    return told
 
 
 # -- Communicator and Async --------------------------------------------------------
