@@ -19,6 +19,7 @@ import run
 from cases import load, load_worker
 
 
+@pytest.mark.processes
 def test_a_server_under_load_keeps_its_bounds_and_loses_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -173,6 +173,7 @@ print(ours._core.simd_level(), zlib.crc32(rows.tobytes()))
 SPREAD = np.arange(1000, dtype=np.int64) * (ROWS // 1000)
 
 
+@pytest.mark.processes
 def test_another_process_at_another_vector_level_makes_the_same_rows():
     child = subprocess.run(
         [sys.executable, "-c", CHILD],

@@ -361,6 +361,7 @@ def ask_simd_level(value: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.processes
 def test_simd_level_can_be_lowered_from_outside() -> None:
     with ThreadPoolExecutor() as pool:
         found, wrong = pool.map(ask_simd_level, ["scalar", "sse9"])

@@ -25,6 +25,8 @@ from torch import nn
 import torch_cpudist as cpudist
 from torch_cpudist.tables.local import binding_of
 
+# It starts the C++ compiler.
+INDUCTOR = pytest.param("inductor", marks=pytest.mark.processes)
 # Compilers take many times longer beside other programs. A rank that fails ends at once
 # all the same.
 COMPILED_S = 400.0
@@ -124,7 +126,7 @@ def test_a_rank_that_is_late_is_not_at_the_compiler_when_the_next_test_begins():
     assert errors == []
 
 
-@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", INDUCTOR])
 def test_equals_one_process(backend):
     def body():
         model = Ranking(shared=backend != "inductor")
@@ -266,7 +268,7 @@ class HashedBags(nn.EmbeddingBag):
         return super().forward((ids + 3) % ROWS) * scale
 
 
-@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("backend", ["aot_eager", INDUCTOR])
 @pytest.mark.parametrize("kind", [Hashed, HashedBags])
 def test_a_module_class_of_ones_own_is_compiled_too(kind, backend):
     def body():
@@ -320,7 +322,7 @@ class Several(nn.Module):
 
 
 @pytest.mark.parametrize("inner", [False, True], ids=["whole", "inside"])
-@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("backend", ["aot_eager", INDUCTOR])
 def test_lookups_of_a_graph_are_foreseen(backend, inner):
     """Hooks run outside of a graph of the model; inside one, lookups pull alone."""
 

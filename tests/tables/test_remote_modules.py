@@ -141,7 +141,10 @@ def test_padding_gets_no_gradient():
     assert alone(body) == [[4]]
 
 
-@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize(
+    "backend",
+    ["aot_eager", pytest.param("inductor", marks=pytest.mark.processes)],
+)
 def test_compiled_models_are_one_graph_and_equal_to_the_bit(backend):
     batches = [torch.randint(0, ROWS, (4, 3)) for _ in range(4)]
 
