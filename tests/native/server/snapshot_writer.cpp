@@ -371,7 +371,8 @@ TEST(snapshot_whose_images_need_too_much_fails_alone) {
   CHECK_EQ(writer.image_bytes(), 0u);
   CHECK_EQ(rig.store.tables[0]->header(0).count, 1u);
   const Rig::Cut cut = rig.begin(writer, 2, "snap-2");
-  check_snapshot(rig, cut, status_at_end(writer, 2), files->contents(), "/snaps/snap-2");
+  const wire::CutStatus status = status_at_end(writer, 2);
+  check_snapshot(rig, cut, status, files->contents(), "/snaps/snap-2");
   CHECK_EQ(writer.waits(), 0u);
 }
 
