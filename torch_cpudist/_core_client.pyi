@@ -7,6 +7,7 @@ Conventions as in ``_core``.
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from torch_cpudist._core import (
     InprocNetwork,
@@ -340,6 +341,46 @@ class ParamSet:
     def is_member(self) -> bool:
         """Whether rounds wait for this trainer."""
 
+    def mark_cut(self, number: int, name: str, wait_ms: int) -> tuple[bool, str, str]:
+        """Marks a cut after all pushes so far; waits until it is taken or given up.
+
+        Args:
+            number: Of the cut, above 0; higher than those before it.
+            name: Of the snapshot, from the trainer that asks for it; else empty.
+            wait_ms: How long servers wait for all markers, from the first one on.
+
+        Returns:
+            Whether all servers took it, at one moment; its name; why not.
+        """
+
+    def announce_cut(self, number: int, name: str, wait_ms: int) -> str:
+        """Lets replies to pushes ask for markers, this trainer's too, from now on.
+
+        Under ``HalfAsync`` in the place of an own marker, which comes when it is asked
+        for: the group waits in its next push for this trainer's.
+
+        Returns:
+            Why a server refuses it; empty if none does.
+        """
+
+    def abandon_cut(self, number: int) -> None:
+        """Drops what is open, being written or written of this number."""
+
+    def cut_wanted(self) -> int:
+        """The cut that the last replies to pushes ask a marker for; 0: none."""
+
+    def cut_status(self, server: int, number: int, token: str = "") -> dict[str, Any]:
+        """How far one server is with what was cut. Any thread.
+
+        With number 0: whether a file ``token`` lies in its directory of snapshots.
+
+        Returns:
+            ``state`` (0 unknown, 1 being written, 2 done, 3 failed), ``shard``,
+            ``reason``, ``round``, ``samples``, ``steps``, ``table_steps``,
+            ``block_steps``, ``members`` (ranks), ``files``: dicts with ``name``,
+            ``table`` (None: dense parameters), ``rows``, ``bytes``, ``crcs``.
+        """
+
     def forget_weights(self) -> None:
         """Ends what goes on beside in the memory of bound weights."""
 
@@ -371,6 +412,16 @@ class AsyncPushes:
 
     def known_steps(self) -> int:
         """Steps of all trainers as told by server 0, and own ones not answered yet."""
+
+    def mark_cut(self, number: int, name: str, wait_ms: int) -> None:
+        """Puts a marker behind the pushes of all steps so far, and returns."""
+
+    def cut_answer(self) -> tuple[int, bool, str, str] | None:
+        """What the marker was answered with, once: number, taken, name, reason.
+
+        Raises:
+            Error: What the marker, or an earlier push, failed with.
+        """
 
 ROOT_STEP: float  # the square root of the number of trainers
 

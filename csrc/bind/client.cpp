@@ -319,6 +319,7 @@ void bind_client(py::module_& module) {
   bind_values(set);
   bind_steps(set);
   bind_membership(set);
+  bind_cuts(set);
   bind_pushes(module, set);
   bind_exchange(module, set);
   bind_loads(set);

@@ -96,6 +96,8 @@ client::StepPush make_step(std::vector<kernels::OptimizerConfig> configs,
 
 // The class of trainers whose pushes are applied as they come, and how a set begins with it.
 void bind_pushes(py::module_& module, ParamSetClass& set);
+// Cuts of snapshots.
+void bind_cuts(ParamSetClass& set);
 // The class of trainers that step by themselves and exchange deltas, and how a set begins with it.
 void bind_exchange(py::module_& module, ParamSetClass& set);
 void bind_loads(ParamSetClass& set);

@@ -4,6 +4,10 @@
 // The class AsyncPushes, of trainers whose pushes are applied as they come.
 #include <pybind11/stl.h>
 
+#include <optional>
+#include <string>
+#include <tuple>
+
 #include "bind/client_holder.h"
 #include "client/arrivals/pushes.h"
 
@@ -33,6 +37,18 @@ uint64_t enqueue(const PushesHolder& self, std::vector<kernels::OptimizerConfig>
   return self.get().enqueue(step);
 }
 
+void queue_marker(const PushesHolder& self, uint64_t number, const std::string& name,
+                  uint64_t wait_ms) {
+  self.get().mark_cut(number, name, wait_ms);
+}
+
+std::optional<std::tuple<uint64_t, bool, std::string, std::string>> cut_answer(
+    const PushesHolder& self) {
+  const auto answer = self.get().cut_answer();
+  if (!answer) return std::nullopt;
+  return std::tuple(answer->number, answer->taken, answer->name, answer->reason);
+}
+
 }  // namespace
 
 void bind_pushes(py::module_& module, ParamSetClass& set) {
@@ -43,7 +59,10 @@ void bind_pushes(py::module_& module, ParamSetClass& set) {
            py::arg("weights") = std::vector<Address>(), py::arg("samples") = 0,
            py::arg("clip_value") = 0.0, py::arg("clip_norm") = 0.0, py::arg("clip_each") = false,
            NoGil())
-      .def("known_steps", method<PushesHolder>(&AsyncPushes::known_steps));
+      .def("known_steps", method<PushesHolder>(&AsyncPushes::known_steps))
+      .def("mark_cut", &queue_marker, py::arg("number"), py::arg("name"), py::arg("wait_ms"),
+           NoGil())
+      .def("cut_answer", &cut_answer, NoGil());
   set.def("start_queue", &start_queue, py::kw_only(), py::arg("size"), py::arg("max_merge"),
           py::arg("mean"), py::arg("pull_every"), NoGil(), py::keep_alive<0, 1>());
 }

@@ -1,5 +1,6 @@
 // Copyright (c) 2026 The torch_cpudist authors.
 // SPDX-License-Identifier: BSD-3-Clause
+// long: one class
 //
 // What comes before what: what works beside it, interrupted operations, locks; then the work
 // itself.
@@ -295,6 +296,52 @@ uint64_t ParamSet::push(const StepPush& step) {
     throw;
   }
   return state_->dense_version(0).round - 1;
+}
+
+// ---- cuts of snapshots --------------------------------------------------------------------------
+
+CutAnswer ParamSet::send_cut(const wire::Cut& cut) {
+  drain();
+  const Shared::Lock lock = shared_.sequence();
+  check_open();
+  // An interrupt may leave the request to the next call, which knows nothing of this one.
+  const auto answer = std::make_shared<CutAnswer>();
+  shared_.run_all(
+      wire::FrameKind::kCut, id(), [cut] { return encode(cut); },
+      [answer, number = cut.number](std::span<const RequestPtr> replies) {
+        *answer = join_answers(number, replies);
+      });
+  return *answer;
+}
+
+CutAnswer ParamSet::mark_cut(uint64_t number, const std::string& name, uint64_t wait_ms) {
+  return send_cut(make_cut(number, name, wait_ms));
+}
+
+std::string ParamSet::announce_cut(uint64_t number, const std::string& name, uint64_t wait_ms) {
+  return send_cut(make_cut(number, name, wait_ms, wire::CutStep::kAnnounce)).reason;
+}
+
+void ParamSet::abandon_cut(uint64_t number) {
+  send_cut(make_cut(number, {}, 0, wire::CutStep::kAbandon));
+}
+
+uint64_t ParamSet::cut_wanted() const {
+  check_open();
+  return state_->cut_wanted;
+}
+
+wire::CutStatus ParamSet::cut_status(uint32_t server, uint64_t number, const std::string& token) {
+  check_open();
+  if (server >= shared_.server_count()) {
+    throw Error(ErrorCode::kInvalidArgument, "server " + std::to_string(server) +
+                                                 ", but there are " +
+                                                 std::to_string(shared_.server_count()));
+  }
+  const RequestPtr request = shared_.session.send(server, wire::FrameKind::kCutStatus, id(),
+                                                  encode(wire::CutQuery{number, token}));
+  shared_.session.wait({&request, 1});
+  return wire::decode_cut_status(request->reply.payload.bytes());
 }
 
 // ---- what works beside it -----------------------------------------------------------------------

@@ -9,11 +9,13 @@
 #include <memory>
 #include <mutex>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "client/background.h"
 #include "client/membership.h"
 #include "client/prefetch.h"
+#include "client/push/cut.h"
 #include "client/push/step.h"
 #include "client/shared.h"
 #include "client/state.h"
@@ -104,6 +106,22 @@ class ParamSet {
   // with several groups of trainers among the updates of server 0 by all of them.
   uint64_t push(const StepPush& step);
 
+  // ---- cuts of snapshots ----
+  // Marks a cut, after all pushes so far, and waits until it is taken or given up; a name from the
+  // trainer that asks for it, else none. `wait_ms`: how long servers wait for all markers.
+  CutAnswer mark_cut(uint64_t number, const std::string& name, uint64_t wait_ms);
+  // From now on replies to pushes ask for markers of this number; of the caller, too, who must not
+  // mark before it is asked where others wait for its next push. Returns why servers refuse it;
+  // empty if none does.
+  std::string announce_cut(uint64_t number, const std::string& name, uint64_t wait_ms);
+  // What is open, being written or written of this number is dropped by all servers.
+  void abandon_cut(uint64_t number);
+  // The cut that the last replies to pushes ask this trainer's marker for; 0: none.
+  uint64_t cut_wanted() const;
+  // How far one server is with what was cut. Number 0: whether a file `token` lies in its directory
+  // of snapshots.
+  wire::CutStatus cut_status(uint32_t server, uint64_t number, const std::string& token);
+
   void drain();  // until what was handed to those who send beside it is applied
   // Takes part again; rows and dense values of before are to be pulled anew. With a bound on
   // staleness also needed after a barrier, and before the next gradient is computed.
@@ -138,6 +156,7 @@ class ParamSet {
   void stop_background();  // without locks: a thread of it may wait for one
   void add_stats(ClientStats* stats) const;
   void join_sequenced();
+  CutAnswer send_cut(const wire::Cut& cut);
   void forget_rows();  // rows that are here or on their way are not to be used any more
 
   Shared& shared_;

@@ -56,6 +56,9 @@ struct SetState {
   std::atomic<bool> reads_averages{false};
   std::atomic<bool> dense_stale{false};  // a round was applied whose blocks were not taken in
 
+  // The cut that the last replies to pushes ask this trainer's marker for; 0: none.
+  std::atomic<uint64_t> cut_wanted{0};
+
   std::vector<RequestPtr> refused;  // the last push, if a server refused it
   // What lossy pushes of gradients hold back; whose thread sends pushes. Null if nothing.
   std::unique_ptr<Residues> residues;

@@ -113,6 +113,7 @@ void ParamSet::check_same_layout(const Ticket& ticket, const wire::ParamSetLayou
     state_.broken = mismatch;
     policy_->fail_waiting(mismatch, outbox);
     fail_ready(mismatch, outbox);
+    fail_cut(mismatch, outbox);
   }
   throw mismatch;
 }
@@ -160,6 +161,7 @@ void ParamSet::mark_closed(uint32_t rank, Outbox& outbox) {
   state_.replies->forget(rank);
   policy_->forget(rank);
   take_out(rank, outbox);
+  try_cut(outbox);
   if (rank != 0 || state_.ready) return;
   fail_ready(Error(ErrorCode::kClosed, "trainer 0 closed parameter set " +
                                            std::to_string(state_.id) + " before it was ready"),
@@ -176,6 +178,7 @@ void ParamSet::leave(const Ticket& ticket, Outbox& outbox) {
   const std::unique_lock lock(mutex_);
   require_open(ticket.rank);
   take_out(ticket.rank, outbox);
+  try_cut(outbox);
   policy_->forget(ticket.rank);
   answer_round(ticket, outbox);
 }
@@ -183,10 +186,12 @@ void ParamSet::leave(const Ticket& ticket, Outbox& outbox) {
 void ParamSet::remove_member(uint32_t rank, Outbox& outbox) {
   const std::unique_lock lock(mutex_);
   take_out(rank, outbox);
+  try_cut(outbox);
 }
 
 void ParamSet::take_out(uint32_t rank, Outbox& outbox) {
   state_.replies->remove_member(rank);
+  state_.markers.take_out(rank);
   policy_->take_out(rank, outbox);
 }
 
@@ -195,6 +200,7 @@ void ParamSet::join(const Ticket& ticket, const wire::Join& join, Outbox& outbox
   require_open(ticket.rank);
   if (!state_.shared.sequencer.is_current(ticket)) return;
   state_.replies->add_member(ticket.rank);
+  state_.markers.join(ticket.rank);
   policy_->join(ticket, join, outbox);
 }
 
@@ -205,6 +211,7 @@ void ParamSet::reset_members(const std::vector<uint32_t>& ranks) {
     if (closed_.contains(rank)) continue;
     members.insert(rank);
     state_.replies->add_member(rank);
+    state_.markers.add(rank);
   }
   dropped_.clear();  // what was loaded is all there
   policy_->add_members(members);
@@ -224,6 +231,7 @@ void ParamSet::fail_waiting(const Error& error, Outbox& outbox) {
   const std::unique_lock lock(mutex_);
   policy_->fail_waiting(error, outbox);
   fail_ready(error, outbox);
+  fail_cut(error, outbox);
 }
 
 void ParamSet::drop(uint32_t rank, Outbox& outbox) {
@@ -232,12 +240,15 @@ void ParamSet::drop(uint32_t rank, Outbox& outbox) {
   opened_.erase(rank);
   closed_.erase(rank);
   state_.replies->forget(rank);
+  state_.markers.drop(rank);
   policy_->drop(rank, outbox);
+  try_cut(outbox);
 }
 
 std::vector<uint32_t> ParamSet::waiting_for(wire::FrameKind kind, uint32_t rank) const {
   const std::shared_lock lock(mutex_);
   if (kind == wire::FrameKind::kReady) return {0};
+  if (kind == wire::FrameKind::kCut) return state_.markers.missing();
   return policy_->waiting_for(kind, rank);
 }
 
@@ -416,6 +427,7 @@ void ParamSet::check_blocks_stored() const {
 
 void ParamSet::start(const Ticket& ticket, Outbox& outbox) {
   policy_->start(ticket.rank);
+  state_.markers.add(ticket.rank);
   state_.replies->follow(ticket.rank);
   answer_round(ticket, outbox);
 }
@@ -478,6 +490,7 @@ void ParamSet::push(const Ticket& ticket, Buffer payload, bool coded, Outbox& ou
   shared.counters.pushes.fetch_add(1);
   push.pending = CountedBytes(shared.counters.pending_bytes, size_bytes);
   policy_->push(std::move(push), outbox);
+  if (state_.broken) fail_cut(*state_.broken, outbox);
 }
 
 void ParamSet::check_push(const Ticket& ticket, const wire::PushHeader& header,
@@ -501,6 +514,138 @@ void ParamSet::commit(const Ticket& ticket, const Buffer& payload, Outbox& outbo
   require_open(ticket.rank);
   require_whole();
   policy_->commit(ticket, payload, outbox);
+  if (state_.broken) fail_cut(*state_.broken, outbox);
+}
+
+// ---- cuts ----
+
+void ParamSet::check_marker(const Ticket& ticket) const {
+  require_open(ticket.rank);
+  require_ready();
+  if (!needs_everyone()) return;
+  // Marked lost before those who wait are told: one of the two is seen.
+  if (const auto lost = state_.shared.peers.find_lost()) throw *lost;
+}
+
+std::string ParamSet::still_writing() const {
+  wire::CutReply last;
+  {
+    const std::shared_lock lock(mutex_);
+    last = last_cut_;
+  }
+  if (last.number == 0) return {};
+  const wire::CutStatus status = state_.shared.snapshots.status(state_.id, last.number, {});
+  if (status.state != wire::CutState::kWriting) return {};
+  return "snapshot " + last.name + " is still being written";
+}
+
+void ParamSet::cut(const Ticket& ticket, const Buffer& payload, Outbox& outbox) {
+  const wire::Cut cut = decode_frame([&] { return wire::decode_cut(payload.bytes()); });
+  if (cut.number == 0 || !(cut.name.empty() || wire::is_snapshot_name(cut.name))) {
+    throw Error(ErrorCode::kInvalidArgument,
+                "a cut needs a number above 0, and a name of letters a-z, digits, '-' and '.', "
+                "found number " +
+                    std::to_string(cut.number) + " and name '" + cut.name + "'");
+  }
+  if (cut.step == wire::CutStep::kAbandon) return abandon_cut(ticket, cut.number, outbox);
+  const std::string writing = still_writing();
+  const std::unique_lock lock(mutex_);
+  check_marker(ticket);
+  ServerShared& shared = state_.shared;
+  if (!shared.sequencer.is_current(ticket)) return;
+  Markers& markers = state_.markers;
+  // It may be waiting for others on another server, whatever this one says.
+  if (cut.step == wire::CutStep::kMark) policy_->excuse(ticket.rank, outbox);
+  std::optional<std::string> refusal = markers.refusal(cut);
+  if (!refusal && !markers.open() && !writing.empty()) refusal = writing;
+  wire::CutReply reply;
+  reply.number = cut.number;
+  reply.name = cut.name;
+  reply.reason = refusal.value_or("");
+  if (refusal) return shared.sequencer.finish(ticket, encode(reply), outbox);
+  if (cut.step == wire::CutStep::kAnnounce) {
+    markers.announce(ticket.rank, cut, Clock::now());
+    shared.peers.wake_by(markers.deadline());
+    return shared.sequencer.finish(ticket, encode(reply), outbox);
+  }
+  markers.mark(ticket, cut, Clock::now());
+  shared.peers.wake_by(markers.deadline());
+  try_cut(outbox);
+}
+
+void ParamSet::abandon_cut(const Ticket& ticket, uint64_t number, Outbox& outbox) {
+  wire::CutReply reply;
+  reply.number = number;
+  reply.reason = "trainer " + std::to_string(ticket.rank) + " has abandoned it";
+  {
+    const std::unique_lock lock(mutex_);
+    require_open(ticket.rank);
+    if (state_.markers.number() == number) end_cut(reply, outbox);
+  }
+  state_.shared.snapshots.abandon(state_.id, number);
+  state_.shared.sequencer.finish(ticket, encode(reply), outbox);
+}
+
+void ParamSet::try_cut(Outbox& outbox) {
+  Markers& markers = state_.markers;
+  if (!markers.open()) return;
+  if (state_.broken) return fail_cut(*state_.broken, outbox);
+  wire::CutReply reply;
+  reply.number = markers.number();
+  reply.name = markers.name();
+  if (markers.deserted()) {
+    reply.reason = "the trainer that asked for it takes no part any more";
+    return end_cut(std::move(reply), outbox);
+  }
+  if (!markers.complete()) return;
+  reply.digest = markers.digest();
+  try {
+    state_.shared.snapshots.begin({state_.id, reply.number, reply.name, markers.marked()},
+                                  {state_.store, state_.layout, state_.version}, mutex_);
+    reply.taken = true;
+    last_cut_ = reply;
+  } catch (const std::bad_alloc&) {
+    reply.reason = "server " + std::to_string(state_.shared.options.shard_id) +
+                   " has no memory for the snapshot";
+  } catch (const Error& error) {
+    reply.reason = error.what();
+  }
+  end_cut(std::move(reply), outbox);
+}
+
+void ParamSet::end_cut(wire::CutReply reply, Outbox& outbox) {
+  const auto payload = std::make_shared<const Buffer>(encode(reply));
+  for (const auto& [rank, ticket] : state_.markers.end()) {
+    state_.shared.sequencer.finish(ticket, wire::FrameKind::kReply, payload, outbox);
+  }
+}
+
+void ParamSet::fail_cut(const Error& error, Outbox& outbox) {
+  if (!state_.markers.open()) return;
+  for (const auto& [rank, ticket] : state_.markers.end()) {
+    state_.shared.sequencer.finish(ticket, error, outbox);
+  }
+}
+
+void ParamSet::give_up_cut(TimePoint now, Outbox& outbox) {
+  const std::unique_lock lock(mutex_);
+  const Markers& markers = state_.markers;
+  if (!markers.open()) return;
+  if (now < markers.deadline()) {
+    state_.shared.peers.wake_by(markers.deadline());  // another set's was due
+    return;
+  }
+  wire::CutReply reply;
+  reply.number = markers.number();
+  reply.name = markers.name();
+  reply.reason = "given up on server " + std::to_string(state_.shared.options.shard_id) +
+                 ": no marker in time from trainers";
+  for (const uint32_t rank : markers.missing()) {
+    reply.reason += ' ';
+    reply.reason += std::to_string(rank);
+  }
+  if (markers.name().empty()) reply.reason += " and who asked for it";
+  end_cut(std::move(reply), outbox);
 }
 
 // ---- reading ----

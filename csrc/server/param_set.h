@@ -14,6 +14,7 @@
 #include <optional>
 #include <set>
 #include <shared_mutex>
+#include <string>
 #include <vector>
 
 #include "server/policy.h"
@@ -33,6 +34,8 @@ class ParamSet {
   ParamSet(uint32_t id, Buffer layout_bytes, uint32_t opener, const std::vector<uint32_t>& active,
            ServerShared& shared, const Modes& modes);
   ~ParamSet();
+  ParamSet(const ParamSet&) = delete;
+  ParamSet& operator=(const ParamSet&) = delete;
 
   void open(const Ticket& ticket, const Buffer& layout_bytes, Outbox& outbox);
   // Stores all of it or, with an Error, nothing.
@@ -51,6 +54,10 @@ class ParamSet {
   void leave(const Ticket& ticket, Outbox& outbox);
   void join(const Ticket& ticket, const wire::Join& join, Outbox& outbox);
   void close(const Ticket& ticket, Outbox& outbox);
+  // A marker of a snapshot's cut, or what else is asked of one. Answered when the cut is taken or
+  // given up.
+  void cut(const Ticket& ticket, const Buffer& payload, Outbox& outbox);
+  void give_up_cut(TimePoint now, Outbox& outbox);  // if it has waited long enough
 
   Buffer pull_rows(const wire::FrameHeader& request, const Buffer& payload) const;
   Buffer pull_dense(const wire::FrameHeader& request, const Buffer& payload) const;
@@ -104,6 +111,13 @@ class ParamSet {
   void check_push(const Ticket& ticket, const wire::PushHeader& header, uint64_t size_bytes) const;
   void take_out(uint32_t rank, Outbox& outbox);
   void fail_ready(const Error& error, Outbox& outbox);
+  void check_marker(const Ticket& ticket) const;
+  // Why nothing can be cut before what was cut last is written; empty if it is. Without the lock.
+  std::string still_writing() const;
+  void abandon_cut(const Ticket& ticket, uint64_t number, Outbox& outbox);
+  void try_cut(Outbox& outbox);  // whenever a marker comes or somebody goes
+  void end_cut(wire::CutReply reply, Outbox& outbox);
+  void fail_cut(const Error& error, Outbox& outbox);
   void answer_round(const Ticket& ticket, Outbox& outbox) const {
     state_.answer_round(ticket, policy_->round_of(ticket.rank), outbox);
   }
@@ -119,6 +133,7 @@ class ParamSet {
   bool has_seeds_ = false;  // of trainer 0; they stay, whoever comes back
   std::set<uint32_t> closed_;
   std::map<uint32_t, Ticket> waiting_ready_;
+  wire::CutReply last_cut_;  // that was taken
   std::atomic<uint64_t> stored_bytes_ = 0;
   std::set<uint32_t> dropped_;        // tables whose rows a load has dropped
   std::optional<Error> half_loaded_;  // and one of them could not get its new ones

@@ -382,6 +382,13 @@ void Peers::note_signs_of_life(TimePoint now, bool was_away) {
   }
 }
 
+void Peers::wake_by(TimePoint when) {
+  const std::lock_guard lock(mutex_);
+  if (wake_at_ && *wake_at_ <= when) return;
+  wake_at_ = when;
+  changed_.notify_all();
+}
+
 void Peers::wait_for_look() {
   std::unique_lock lock(mutex_);
   const TimePoint look = Clock::now() + transport::look_interval(options_.liveness_ms);
@@ -414,6 +421,11 @@ std::optional<Peers::Loss> Peers::wait_for_loss() {
       }
       if (!next || *at < *next) next = at;
     }
+    if (wake_at_ && *wake_at_ <= now) {
+      wake_at_.reset();
+      return std::nullopt;
+    }
+    if (wake_at_ && (!next || *wake_at_ < *next)) next = wake_at_;
     const TimePoint look = now + transport::look_interval(options_.liveness_ms);
     changed_.wait_until(lock, next ? std::min(*next, look) : look);
   }

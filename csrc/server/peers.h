@@ -58,13 +58,14 @@ class Peers {
 
   // ---- liveness thread ----
   // Sleeps until a trainer is overdue, marks it lost and returns its error with the connection to
-  // close; nothing once stopped.
+  // close; nothing once stopped, or when it is time for what wake_by() was called for.
   struct Loss {
     uint32_t rank = 0;
     Error error;
     std::shared_ptr<transport::Connection> connection;
   };
   std::optional<Loss> wait_for_loss();
+  void wake_by(TimePoint when);  // for something else to be looked at
   // Sleeps until it is time to look again, or until it is stopped.
   void wait_for_look();
   // A trainer tells why it is about to close its connection without goodbye: usually a loss that
@@ -123,6 +124,7 @@ class Peers {
   std::unordered_map<const transport::Connection*, Session> sessions_;
   uint64_t closed_bytes_sent_ = 0;
   uint64_t closed_bytes_received_ = 0;
+  std::optional<TimePoint> wake_at_;
   bool stopped_ = false;
   std::string stop_reason_;  // written once, before stopped_
 };

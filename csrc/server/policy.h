@@ -48,6 +48,8 @@ class UpdatePolicy {
   virtual void drop(uint32_t rank, Outbox& outbox) = 0;
   // The end of a barrier: these take part again.
   virtual void add_members(const std::set<uint32_t>& ranks) = 0;
+  // `rank` has marked a cut and may wait for others on any server: nobody waits for its next push.
+  virtual void excuse(uint32_t rank, Outbox& outbox) = 0;
   // Answers everything that waits.
   virtual void fail_waiting(const Error& error, Outbox& outbox) = 0;
 

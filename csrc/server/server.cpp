@@ -75,6 +75,7 @@ struct Server::Impl {
   void probe(const Link& connection, const wire::FrameHeader& header, Outbox& outbox);
   void read(const Link& connection, const wire::Frame& frame, Outbox& outbox);
   Buffer read_set(const wire::Frame& frame) const;
+  Buffer cut_status(const wire::Frame& frame) const;
   void sequenced(const Link& connection, wire::Frame& frame, Outbox& outbox);
   void apply(const Ticket& ticket, wire::Frame& frame, Outbox& outbox);
 
@@ -89,6 +90,7 @@ struct Server::Impl {
 
   void watch();  // the liveness thread
   void tell(const Peers::Loss& loss);
+  void give_up_cuts();
   void lose(uint32_t rank, const Error& error, Outbox& outbox);
   void fail_waiting(const Error& error, Outbox& outbox);
   std::shared_ptr<ParamSet> find(uint32_t param_set) const;  // throws kInvalidArgument
@@ -115,13 +117,23 @@ void Server::Impl::watch() {
   while (!shared.peers.stopped()) {
     try {
       if (!loss) loss = shared.peers.wait_for_loss();
-      if (loss) tell(*loss);
+      loss ? tell(*loss) : give_up_cuts();
       loss.reset();
     } catch (const std::exception&) {
       // There is no memory. Whoever has been told is not told again, so that the next look goes on.
       shared.peers.wait_for_look();
+      shared.peers.wake_by(Clock::now());  // for cuts that were to be given up
     }
   }
+}
+
+void Server::Impl::give_up_cuts() {
+  Outbox outbox(shared.options.run_id, shared.options.shard_id);
+  {
+    const std::shared_lock lock(registry_mutex_);
+    for (const auto& [id, set] : sets_) set->give_up_cut(Clock::now(), outbox);
+  }
+  outbox.flush();
 }
 
 void Server::Impl::tell(const Peers::Loss& loss) {
@@ -290,6 +302,7 @@ void Server::Impl::dispatch(const Link& connection, wire::Frame& frame, Outbox& 
     case wire::FrameKind::kPullDense:
     case wire::FrameKind::kFetchState:
     case wire::FrameKind::kFetchRun:
+    case wire::FrameKind::kCutStatus:
       read(connection, frame, outbox);
       return;
     default:
@@ -361,12 +374,23 @@ void Server::Impl::read(const Link& connection, const wire::Frame& frame, Outbox
 
 Buffer Server::Impl::read_set(const wire::Frame& frame) const {
   if (shared.peers.stopped()) throw shared.peers.stopped_error();
+  if (frame.header.kind == wire::FrameKind::kCutStatus) return cut_status(frame);
   const auto set = find(frame.header.param_set);
   if (frame.header.kind == wire::FrameKind::kPullRows)
     return set->pull_rows(frame.header, frame.payload);
   if (frame.header.kind == wire::FrameKind::kFetchState) return set->fetch(frame.payload);
   if (frame.header.kind == wire::FrameKind::kFetchRun) return set->fetch_run(frame.payload);
   return set->pull_dense(frame.header, frame.payload);
+}
+
+Buffer Server::Impl::cut_status(const wire::Frame& frame) const {
+  const auto query =
+      wire::decode_frame([&] { return wire::decode_cut_query(frame.payload.bytes()); });
+  if (query.number == 0 && !wire::is_snapshot_name(query.token)) {
+    throw Error(ErrorCode::kInvalidArgument,
+                "'" + query.token.substr(0, 200) + "' cannot be the name of a file of snapshots");
+  }
+  return encode(shared.snapshots.status(frame.header.param_set, query.number, query.token));
 }
 
 void Server::Impl::sequenced(const Link& connection, wire::Frame& frame, Outbox& outbox) {
@@ -416,6 +440,8 @@ void Server::Impl::apply(const Ticket& ticket, wire::Frame& frame, Outbox& outbo
       return find(id)->push(ticket, std::move(frame.payload), frame.header.coded, outbox);
     case wire::FrameKind::kCommit:
       return find(id)->commit(ticket, frame.payload, outbox);
+    case wire::FrameKind::kCut:
+      return find(id)->cut(ticket, frame.payload, outbox);
     case wire::FrameKind::kLeave:
       return find(id)->leave(ticket, outbox);
     case wire::FrameKind::kJoin: {

@@ -25,6 +25,7 @@ void ParamState::count_update(const Pushes& pushes) {
   for (const auto& [rank, push] : pushes) {
     version.samples += push.view.header.samples;
     version.steps += push.view.header.steps;
+    markers.pushed(rank, push.ticket.incarnation);
   }
   shared.counters.rounds.fetch_add(1);
 }
@@ -34,6 +35,7 @@ void ParamState::set_version(const wire::Version& loaded) {
     if (block != nullptr) block->renumber(version.round, loaded.round);
   }
   version = loaded;
+  markers.restart();
 }
 
 std::vector<uint32_t> ParamState::every_block() const {
@@ -67,7 +69,7 @@ wire::FilledPush ParamState::fill_dense(const std::vector<uint32_t>& blocks,
     ref.size_bytes = store.blocks[block]->weight().size();
     refs.push_back(ref);
   }
-  wire::FilledPush reply = wire::layout_dense(version, refs, shared.pool, tables);
+  wire::FilledPush reply = wire::layout_dense(version, refs, shared.pool, tables, markers.number());
   for (size_t i = 0; i < blocks.size(); ++i) {
     const auto weight = store.blocks[blocks[i]]->weight();
     if (!weight.empty()) std::memcpy(reply.blocks[i], weight.data(), weight.size());

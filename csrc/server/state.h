@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "server/shared.h"
+#include "server/snapshot/markers.h"
 #include "server/update/push.h"
 #include "wire/messages.h"
 
@@ -51,6 +52,7 @@ struct ParamState {
   table::ParamStore store;
   wire::Version version;  // updates so far, and what is behind them
   bool ready = false;
+  Markers markers;  // of cuts
   std::unique_ptr<Replies> replies;
   // An update failed half way, or trainers opened it with different layouts: nobody can use it.
   std::optional<Error> broken;

@@ -74,7 +74,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         # What a set stands on, the set, what stands on it, and who puts that together.
         server__update="base kernels wire table server/counters server/outbox "
         "server/layout_checks",
-        server__snapshot="base kernels wire table",
+        server__snapshot="base kernels wire table server/outbox",
         server="base kernels wire transport table server/update server/snapshot",
         server__rounds="base kernels wire server server/update",
         server__arrivals="base kernels wire table server server/update",

@@ -82,6 +82,18 @@ void AsyncPushes::take_arrived(std::span<void* const> weights) {
   }
 }
 
+void AsyncPushes::mark_cut(uint64_t number, const std::string& name, uint64_t wait_ms) {
+  wire::Cut cut = make_cut(number, name, wait_ms);
+  owner_->shared().settle();
+  owner_->check_open();
+  queue_->mark(std::move(cut));
+}
+
+std::optional<CutAnswer> AsyncPushes::cut_answer() {
+  owner_->check_open();
+  return queue_->take_cut_answer();
+}
+
 uint64_t AsyncPushes::known_steps() const {
   owner_->check_open();
   return queue_->steps(set_.dense_version(0).steps);

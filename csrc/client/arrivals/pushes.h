@@ -7,7 +7,9 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
+#include <string>
 
 #include "client/arrivals/queue.h"
 #include "client/param_set.h"
@@ -36,6 +38,12 @@ class AsyncPushes {
   // Steps of all trainers, as far as server 0 has told, and those of this one that it has not
   // answered yet. A merged push counts each of its steps.
   uint64_t known_steps() const;
+  // Puts a marker behind the pushes of all steps so far and returns; a name from the trainer that
+  // asks for the cut, else none. Throws what an earlier push failed with, and kInvalidArgument
+  // while another marker is on its way.
+  void mark_cut(uint64_t number, const std::string& name, uint64_t wait_ms);
+  // What the marker was answered with, once; nothing before. Throws what it failed with.
+  std::optional<CutAnswer> cut_answer();
 
  private:
   QueuedPush pack(const StepPush& step);

@@ -140,7 +140,11 @@ void PushQueue::wait_quietly(std::unique_lock<std::mutex>& lock, const char* wha
 void PushQueue::add(QueuedPush&& push) {
   std::unique_lock lock(mutex_);
   raise_failure();
-  const auto room = [this] { return failure_ || waiting_.size() < options_.size; };
+  const auto room = [this] {
+    const auto pushes = std::count_if(waiting_.begin(), waiting_.end(),
+                                      [](const QueuedPush& item) { return !item.marker; });
+    return failure_ || static_cast<size_t>(pushes) < options_.size;
+  };
   try {
     wait_until(lock, "push", room);
   } catch (...) {
@@ -155,6 +159,30 @@ void PushQueue::put(QueuedPush&& push) {
   waiting_.push_back(std::move(push));
   ++unanswered_;
   queued_.notify_one();
+}
+
+void PushQueue::mark(wire::Cut cut) {
+  const std::lock_guard lock(mutex_);
+  raise_failure();
+  if (marking_) {
+    throw Error(ErrorCode::kInvalidArgument,
+                "cut " + std::to_string(cut.number) +
+                    " is to be marked while the marker of another one is on its way");
+  }
+  QueuedPush item;
+  item.marker = std::move(cut);
+  waiting_.push_back(std::move(item));
+  cut_answer_.reset();
+  marking_ = true;
+  queued_.notify_one();
+}
+
+std::optional<CutAnswer> PushQueue::take_cut_answer() {
+  const std::lock_guard lock(mutex_);
+  std::optional<CutAnswer> answer = std::move(cut_answer_);
+  cut_answer_.reset();
+  if (!answer) raise_failure();
+  return answer;
 }
 
 void PushQueue::drain(const char* what) {
@@ -193,7 +221,7 @@ void PushQueue::run() {
     try {
       std::vector<QueuedPush> batch = next_batch();
       if (batch.empty()) return;
-      deliver(std::move(batch));
+      batch.front().marker ? deliver(*batch.front().marker) : deliver(std::move(batch));
     } catch (const Error& error) {
       const std::lock_guard lock(mutex_);
       failure_ = error;
@@ -217,8 +245,11 @@ std::vector<QueuedPush> PushQueue::next_batch() {
   std::vector<QueuedPush> batch;
   if (stopping_) return batch;
   // Steps of different learning rates are never one update.
-  while (!waiting_.empty() && batch.size() < options_.max_merge &&
-         (batch.empty() || same_configs(batch.front(), waiting_.front()))) {
+  const auto joins = [&](const QueuedPush& next) {
+    if (batch.empty()) return true;
+    return !batch.front().marker && !next.marker && same_configs(batch.front(), next);
+  };
+  while (!waiting_.empty() && batch.size() < options_.max_merge && joins(waiting_.front())) {
     batch.push_back(std::move(waiting_.front()));
     waiting_.pop_front();
   }
@@ -235,6 +266,23 @@ void PushQueue::deliver(std::vector<QueuedPush> batch) {
            deltas);
   const std::lock_guard lock(sequenced_);
   take_answers(batch, exchange(payloads));
+}
+
+void PushQueue::deliver(const wire::Cut& cut) {
+  CutAnswer answer;
+  {
+    const std::lock_guard lock(sequenced_);
+    session_.drain(session_.options().round_deadline_ms, Session::Caller::kBackground);
+    std::vector<RequestPtr> requests(set_->server_count);
+    for (const uint32_t s : session_.send_order()) {
+      requests[s] = session_.send(s, wire::FrameKind::kCut, set_->id, encode(cut));
+    }
+    session_.wait(requests, Session::Caller::kBackground);
+    answer = join_answers(cut.number, requests);
+  }
+  const std::lock_guard lock(mutex_);
+  cut_answer_ = std::move(answer);
+  marking_ = false;
 }
 
 std::vector<Outbound> PushQueue::code(std::vector<Buffer> payloads, wire::WireDType deltas) {
@@ -304,6 +352,7 @@ void PushQueue::take_answers(const std::vector<QueuedPush>& batch,
   for (const QueuedPush& push : batch) samples += push.samples;
   std::vector<wire::Version> applied;
   std::vector<bool> has_dense;
+  uint64_t cut_wanted = 0;
   const bool changes = set_->layout.exchanges_deltas;
   const auto kind = changes ? wire::SectionKind::kChanges : wire::SectionKind::kDense;
   for (const RequestPtr& request : requests) {
@@ -311,14 +360,18 @@ void PushQueue::take_answers(const std::vector<QueuedPush>& batch,
     const wire::Frame& reply = request->reply;
     const std::span<const uint8_t> payload = reply.payload.bytes();
     if (changes) {
-      applied.push_back(wire::decode_changes(payload, set_->layout).header.version);
+      const wire::ChangesHeader header = wire::decode_changes(payload, set_->layout).header;
+      applied.push_back(header.version);
+      cut_wanted = std::max(cut_wanted, header.cut_wanted);
       has_dense.push_back(true);
       continue;
     }
     const wire::DenseView view = wire::decode_dense(payload, set_->layout);
     applied.push_back(view.version);
+    cut_wanted = std::max(cut_wanted, view.cut_wanted);
     has_dense.push_back(!view.blocks.empty());
   }
+  set_->cut_wanted = cut_wanted;
   const std::lock_guard lock(mutex_);
   version_ = applied.front();
   unanswered_ -= batch.size();

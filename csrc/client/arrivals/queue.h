@@ -22,6 +22,7 @@
 #include "base/wait.h"
 #include "client/background.h"
 #include "client/push/coding.h"
+#include "client/push/cut.h"
 #include "client/push/staleness.h"
 #include "client/session.h"
 #include "client/stats.h"
@@ -42,8 +43,10 @@ struct QueueOptions {
 // Throws kInvalidArgument where a queue of this layout cannot have these.
 void check_options(const QueueOptions& options, const wire::ParamSetLayout& layout);
 
-// One step, packed: a payload per server.
+// One step, packed: a payload per server. Or the marker of a cut, which is behind the pushes that
+// were queued before it and merged with none.
 struct QueuedPush {
+  std::optional<wire::Cut> marker;
   std::vector<Buffer> payloads;
   std::vector<kernels::OptimizerConfig> configs;
   std::vector<wire::Version>
@@ -65,6 +68,11 @@ class PushQueue final : public Background {
   // Waits for room. An interrupt or a timeout ends the wait, not the push: it is queued, then
   // kInterrupted or kTimeout is thrown. What else throws leaves `push` as it is.
   void add(QueuedPush&& push);
+  // Queues a marker, for which there is always room. Throws kInvalidArgument while one is on its
+  // way.
+  void mark(wire::Cut cut);
+  // What the marker was answered with, once; nothing before.
+  std::optional<CutAnswer> take_cut_answer();
   void drain() override { drain("flush"); }
   void drain(const char* what);  // which waits, for messages
   bool is_done();  // whether all is applied; does not wait. Throws what a push failed with
@@ -86,6 +94,7 @@ class PushQueue final : public Background {
   void run();
   std::vector<QueuedPush> next_batch();
   void deliver(std::vector<QueuedPush> batch);
+  void deliver(const wire::Cut& cut);
   // Rounds and codes the payloads of the servers as their links want them.
   std::vector<Outbound> code(std::vector<Buffer> payloads, wire::WireDType deltas);
   // Sends a payload to every server and waits for the answers.
@@ -116,6 +125,8 @@ class PushQueue final : public Background {
   const Error out_of_memory_{ErrorCode::kOutOfMemory,
                              "the queue of pushes has no memory left, and a push may be lost; give "
                              "this process more memory, or set send_queue_size lower"};
+  bool marking_ = false;  // a marker waits or is on its way
+  std::optional<CutAnswer> cut_answer_;
   std::vector<wire::Frame> arrived_;
   uint64_t pushes_ = 0;      // training thread
   wire::Version version_;    // of server 0

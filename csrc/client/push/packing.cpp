@@ -172,8 +172,9 @@ uint64_t packed_rows(const SetState& set) {
 }
 
 wire::Version unpack_dense(const SetState& set, const wire::Frame& reply,
-                           std::span<void* const> weights) {
+                           std::span<void* const> weights, uint64_t* cut_wanted) {
   const wire::DenseView view = wire::decode_dense(reply.payload.bytes(), set.layout);
+  if (cut_wanted != nullptr) *cut_wanted = std::max(*cut_wanted, view.cut_wanted);
   if (weights.empty()) return view.version;
   for (const wire::DenseSection& section : view.blocks) {
     const wire::BlockSpec& block = set.layout.blocks[section.block];

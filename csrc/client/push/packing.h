@@ -31,7 +31,8 @@ std::vector<Buffer> pack_push(SetState& set, const StepPush& step, const wire::P
 // Rows pushed by the last pack_push, duplicates summed.
 uint64_t packed_rows(const SetState& set);
 // Writes the blocks of a dense reply; returns its version. No weights: the blocks are skipped.
+// `cut_wanted` is raised to what the reply asks for.
 wire::Version unpack_dense(const SetState& set, const wire::Frame& reply,
-                           std::span<void* const> weights);
+                           std::span<void* const> weights, uint64_t* cut_wanted = nullptr);
 
 }  // namespace cpudist::client

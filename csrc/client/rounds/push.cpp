@@ -73,10 +73,12 @@ std::vector<RequestPtr> RoundPush::send_commit() {
 
 void RoundPush::finish_round(std::span<const RequestPtr> replies) {
   std::vector<wire::Version> versions;
+  uint64_t cut_wanted = 0;  // the same for all of the group, whose replies are the same
   for (const RequestPtr& request : replies) {
     decode_reply(*set_, wire::SectionKind::kDense, request.get(), shared_.pool);
-    versions.push_back(unpack_dense(*set_, request->reply, weights_));
+    versions.push_back(unpack_dense(*set_, request->reply, weights_, &cut_wanted));
   }
+  set_->cut_wanted = cut_wanted;
   if (set_->layout.trainer_groups.empty()) {
     for (const wire::Version& version : versions) {
       if (version.round == versions.front().round) continue;

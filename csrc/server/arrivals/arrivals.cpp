@@ -38,14 +38,16 @@ std::vector<uint32_t> Arrivals::waiting_for(wire::FrameKind, uint32_t) const {
 void Arrivals::start(uint32_t rank) {
   if (!bounded()) return;
   // Nobody's gradient may be held for ever: as many readers as the bound has room for.
-  if (!readers_.contains(rank) && readers_.size() > state_.layout.max_staleness) {
+  const size_t others = readers_.size() + excused_.size();
+  if (!read_of(rank) && others > state_.layout.max_staleness) {
     throw Error(ErrorCode::kConfigMismatch,
                 "parameter set " + std::to_string(state_.id) +
                     " has max_staleness = " + std::to_string(state_.layout.max_staleness) +
-                    ", which " + std::to_string(readers_.size()) + " trainers use up; trainer " +
+                    ", which " + std::to_string(others) + " trainers use up; trainer " +
                     std::to_string(rank) + " needs a larger one");
   }
   readers_[rank] = state_.version.round;
+  excused_.erase(rank);
 }
 
 void Arrivals::join(const Ticket& ticket, const wire::Join&, Outbox& outbox) {
@@ -55,6 +57,7 @@ void Arrivals::join(const Ticket& ticket, const wire::Join&, Outbox& outbox) {
 
 void Arrivals::take_out(uint32_t rank, Outbox& outbox) {
   readers_.erase(rank);
+  excused_.erase(rank);
   apply_due(outbox);
 }
 
@@ -65,8 +68,17 @@ void Arrivals::forget(uint32_t rank) {
 void Arrivals::drop(uint32_t rank, Outbox& outbox) {
   forget(rank);
   readers_.erase(rank);
+  excused_.erase(rank);
   waiting_.erase(rank);
   apply_due(outbox);  // it may have held others
+}
+
+void Arrivals::excuse(uint32_t rank, Outbox& outbox) {
+  const auto reader = readers_.find(rank);
+  if (reader == readers_.end()) return;
+  excused_[rank] = reader->second;
+  readers_.erase(reader);
+  apply_due(outbox);
 }
 
 void Arrivals::fail_waiting(const Error& error, Outbox& outbox) {
@@ -89,22 +101,33 @@ void Arrivals::check_push(const Ticket& ticket, const wire::PushHeader& header) 
 
 // Gradients are due `max_staleness` updates after their values were read. As long as the k-th of
 // them, by due date, has room for the k before it, all can be applied in time; a push is held when
-// applying it now would take that room from an earlier one. The earliest never is.
+// applying it now would take that room from an earlier one. The earliest never is. Those who are
+// excused keep their room, but nobody waits for them.
 bool Arrivals::is_due(uint32_t rank) const {
   if (!bounded()) return true;
-  const auto own = readers_.find(rank);
-  if (own == readers_.end()) return true;  // it has left: nobody vouches for what it read
-  std::vector<uint64_t> earlier;
+  const auto own = read_of(rank);
+  if (!own) return true;                           // it has left: nobody vouches for what it read
+  std::vector<std::pair<uint64_t, bool>> earlier;  // and whether it is waited for
   for (const auto& [reader, read] : readers_) {
-    if (read < own->second) earlier.push_back(read);
+    if (read < *own) earlier.emplace_back(read, true);
+  }
+  for (const auto& [reader, read] : excused_) {
+    if (read < *own) earlier.emplace_back(read, false);
   }
   std::sort(earlier.begin(), earlier.end());
   for (size_t k = 0; k < earlier.size(); ++k) {
     // state_.version.round + 1 + k <= read + max_staleness, without an overflow.
-    const uint64_t age = state_.version.round + 1 + k - earlier[k];
-    if (age > state_.layout.max_staleness) return false;
+    const uint64_t age = state_.version.round + 1 + k - earlier[k].first;
+    if (earlier[k].second && age > state_.layout.max_staleness) return false;
   }
   return true;
+}
+
+std::optional<uint64_t> Arrivals::read_of(uint32_t rank) const {
+  const auto reader = readers_.find(rank);
+  if (reader != readers_.end()) return reader->second;
+  const auto excused = excused_.find(rank);
+  return excused == excused_.end() ? std::nullopt : std::optional(excused->second);
 }
 
 void Arrivals::push(Push push, Outbox& outbox) {
@@ -126,10 +149,7 @@ void Arrivals::commit(const Ticket& ticket, const Buffer&, Outbox&) {
 
 void Arrivals::apply_due(Outbox& outbox) {
   while (!state_.broken) {
-    const auto read_at = [this](uint32_t rank) {
-      const auto reader = readers_.find(rank);
-      return reader == readers_.end() ? 0 : reader->second;
-    };
+    const auto read_at = [this](uint32_t rank) { return read_of(rank).value_or(0); };
     auto next = waiting_.end();
     for (auto entry = waiting_.begin(); entry != waiting_.end(); ++entry) {
       if (!is_due(entry->first)) continue;
@@ -149,7 +169,8 @@ void Arrivals::apply(uint32_t rank, Outbox& outbox) {
   try {
     update_.apply(one, state_.version.round, compensator_.get());
     state_.count_update(one);
-    if (readers_.contains(rank)) readers_[rank] = state_.version.round;
+    if (read_of(rank)) readers_[rank] = state_.version.round;
+    excused_.erase(rank);
     state_.replies->note(one);
     const auto blocks =
         push.view.header.want_dense ? state_.every_block() : std::vector<uint32_t>();

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <vector>
 
@@ -35,6 +36,7 @@ class Arrivals final : public UpdatePolicy {
   void forget(uint32_t rank) override;
   void drop(uint32_t rank, Outbox& outbox) override;
   void add_members(const std::set<uint32_t>&) override {}
+  void excuse(uint32_t rank, Outbox& outbox) override;
   void fail_waiting(const Error& error, Outbox& outbox) override;
 
   void check_push(const Ticket& ticket, const wire::PushHeader& header) const override;
@@ -53,6 +55,8 @@ class Arrivals final : public UpdatePolicy {
 
  private:
   bool bounded() const { return state_.layout.max_staleness != wire::kAnyStaleness; }
+  // The update after which `rank` read; nothing where it has left, or without a bound.
+  std::optional<uint64_t> read_of(uint32_t rank) const;
   void apply_due(Outbox& outbox);
   void apply(uint32_t rank, Outbox& outbox);
   bool prepare(const Pushes& one, Outbox& outbox);
@@ -65,6 +69,8 @@ class Arrivals final : public UpdatePolicy {
   Pushes waiting_;
   // With a bound on staleness: rank -> update after which it read the values of its next gradient.
   std::map<uint32_t, uint64_t> readers_;
+  // As readers_, of those who have marked a cut since: nobody waits for them until they push.
+  std::map<uint32_t, uint64_t> excused_;
 };
 
 }  // namespace cpudist::server

@@ -66,6 +66,7 @@ SharedPayload ChangeLog::reply(uint32_t rank) {
   for (const uint32_t block : state_.every_block()) {
     blocks.push_back({block, state_.store.blocks[block]->weight().size()});
   }
+  header.cut_wanted = state_.markers.number();
   wire::FilledPush reply = wire::layout_changes(header, blocks, tables, state_.shared.pool);
   for (size_t i = 0; i < blocks.size(); ++i) {
     const auto weight = state_.store.blocks[blocks[i].block]->weight();

@@ -30,6 +30,7 @@ class Rounds final : public UpdatePolicy {
   void forget(uint32_t) override {}
   void drop(uint32_t rank, Outbox& outbox) override;
   void add_members(const std::set<uint32_t>& ranks) override;
+  void excuse(uint32_t, Outbox&) override {}  // a group marks between two of its rounds
   void fail_waiting(const Error& error, Outbox& outbox) override;
 
   void check_push(const Ticket& ticket, const wire::PushHeader& header) const override;

@@ -1,0 +1,79 @@
+// Copyright (c) 2026 The torch_cpudist authors.
+// SPDX-License-Identifier: BSD-3-Clause
+//
+// Cuts of snapshots: methods of the class ParamSet.
+#include <pybind11/stl.h>
+
+#include <string>
+#include <tuple>
+
+#include "bind/client_holder.h"
+#include "client/param_set.h"
+
+namespace cpudist::bind {
+
+namespace {
+
+std::tuple<bool, std::string, std::string> mark_cut(const ParamSetHolder& self, uint64_t number,
+                                                    const std::string& name, uint64_t wait_ms) {
+  const client::CutAnswer answer = self.get().mark_cut(number, name, wait_ms);
+  return {answer.taken, answer.name, answer.reason};
+}
+
+std::string announce_cut(const ParamSetHolder& self, uint64_t number, const std::string& name,
+                         uint64_t wait_ms) {
+  return self.get().announce_cut(number, name, wait_ms);
+}
+
+py::list files_of(const wire::CutStatus& status) {
+  py::list files;
+  for (const wire::CutFile& file : status.files) {
+    py::dict entry;
+    entry["name"] = file.name;
+    if (file.table == wire::kDenseFile) {
+      entry["table"] = py::none();
+    } else {
+      entry["table"] = file.table;
+    }
+    entry["rows"] = file.rows;
+    entry["bytes"] = file.bytes;
+    entry["crcs"] = file.checksums;
+    files.append(entry);
+  }
+  return files;
+}
+
+py::dict cut_status(const ParamSetHolder& self, uint32_t server, uint64_t number,
+                    const std::string& token) {
+  wire::CutStatus status;
+  {
+    const GilReleased no_gil;
+    status = self.get().cut_status(server, number, token);
+  }
+  py::dict result;
+  result["state"] = static_cast<uint32_t>(status.state);
+  result["shard"] = status.shard;
+  result["reason"] = status.reason;
+  result["round"] = status.version.round;
+  result["samples"] = status.version.samples;
+  result["steps"] = status.version.steps;
+  result["table_steps"] = status.table_steps;
+  result["block_steps"] = status.block_steps;
+  result["members"] = status.members;
+  result["files"] = files_of(status);
+  return result;
+}
+
+}  // namespace
+
+void bind_cuts(ParamSetClass& set) {
+  set.def("mark_cut", &mark_cut, py::arg("number"), py::arg("name"), py::arg("wait_ms"), NoGil())
+      .def("announce_cut", &announce_cut, py::arg("number"), py::arg("name"), py::arg("wait_ms"),
+           NoGil())
+      .def("abandon_cut", method<ParamSetHolder>(&client::ParamSet::abandon_cut), py::arg("number"),
+           NoGil())
+      .def("cut_wanted", method<ParamSetHolder>(&client::ParamSet::cut_wanted), NoGil())
+      .def("cut_status", &cut_status, py::arg("server"), py::arg("number"), py::arg("token") = "");
+}
+
+}  // namespace cpudist::bind

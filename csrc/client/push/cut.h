@@ -1,0 +1,34 @@
+// Copyright (c) 2026 The torch_cpudist authors.
+// SPDX-License-Identifier: BSD-3-Clause
+//
+// A trainer's part in the cut of a snapshot; docs/mechanisms.md, "The cut".
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "client/link.h"
+#include "wire/cut.h"
+
+namespace cpudist::client {
+
+struct CutAnswer {
+  uint64_t number = 0;
+  bool taken = false;  // by all servers, at one moment
+  std::string name;    // as the opener gave it
+  std::string reason;  // why it was not taken
+  // By server: what was pushed before it, and who has marked; 0 where not all have.
+  std::vector<uint64_t> digests;
+};
+
+// Throws kInvalidArgument for a number or name that cannot be one. `name`: empty for who did not
+// ask for the cut.
+wire::Cut make_cut(uint64_t number, const std::string& name, uint64_t wait_ms,
+                   wire::CutStep step = wire::CutStep::kMark);
+
+// What the servers' answers are together. Throws kProtocol.
+CutAnswer join_answers(uint64_t number, std::span<const RequestPtr> replies);
+
+}  // namespace cpudist::client

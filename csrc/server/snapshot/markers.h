@@ -1,0 +1,80 @@
+// Copyright (c) 2026 The torch_cpudist authors.
+// SPDX-License-Identifier: BSD-3-Clause
+//
+// The cut of a parameter set on one server: who takes part in it, who has marked it, and when all
+// have. Rules only: what is cut and who is answered is the set's; docs/mechanisms.md, "The cut".
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "base/clock.h"
+#include "server/outbox.h"
+#include "wire/cut.h"
+
+namespace cpudist::server {
+
+// One cut at a time. Thread safety: that of the set, whose lock is held: shared for const members,
+// else exclusively.
+class Markers {
+ public:
+  using Tickets = std::map<uint32_t, Ticket>;  // by rank
+
+  // ---- who takes part ----
+  void add(uint32_t rank);  // from now on, also in the cut that is open
+  // It comes back. Those who have marked the cut that is open may be what it waits for, so that it
+  // takes part in that one only once a push of it is applied.
+  void join(uint32_t rank);
+  void pushed(uint32_t rank, uint32_t incarnation);  // a push of it is applied: it takes part
+  void take_out(uint32_t rank);                      // until it comes back
+  // It is lost, or begins anew: its marker goes, and what servers have applied of it may differ.
+  void drop(uint32_t rank);
+
+  // ---- the cut ----
+  // Why a marker or announcement cannot be taken; nothing if it can.
+  std::optional<std::string> refusal(const wire::Cut& cut) const;
+  // Both open the cut if it is not open. Throw std::bad_alloc, and nothing has changed.
+  void announce(uint32_t rank, const wire::Cut& cut, TimePoint now);
+  void mark(const Ticket& ticket, const wire::Cut& cut, TimePoint now);
+  bool open() const { return number_ != 0; }
+  uint64_t number() const { return number_; }  // 0: none is open
+  const std::string& name() const { return name_; }
+  std::vector<uint32_t> marked() const;   // ranks
+  std::vector<uint32_t> missing() const;  // ranks that take part and have not marked
+  // All who take part have marked, and so has who asked for it.
+  bool complete() const;
+  // Who asked for it has gone: it will never be complete.
+  bool deserted() const { return deserted_; }
+  TimePoint deadline() const { return deadline_; }  // of the open cut, to be given up then
+  // Of all pushes that were applied, and of who has marked: docs/wire.md, "CutReply".
+  uint64_t digest() const;
+  // Closes it; nobody marks this number any more. Returns who waits for an answer.
+  Tickets end();
+  // Numbers begin anew: the version of the set was set.
+  void restart() { ended_ = 0; }
+
+ private:
+  struct Pushes {
+    uint32_t incarnation = 0;
+    uint64_t count = 0;
+  };
+
+  void begin(uint32_t rank, const wire::Cut& cut, std::string name, TimePoint now) noexcept;
+
+  std::set<uint32_t> members_;
+  std::map<uint32_t, Pushes> pushes_;
+  uint64_t number_ = 0;
+  uint64_t ended_ = 0;  // the highest number that is over
+  std::string name_;
+  std::optional<uint32_t> opener_;  // who has named it
+  bool opener_marked_ = false;
+  bool deserted_ = false;
+  TimePoint deadline_;
+  Tickets tickets_;
+};
+
+}  // namespace cpudist::server
