@@ -282,6 +282,7 @@ TEST(snapshot_begins_one_at_a_time_and_never_over_another) {
 
 TEST(snapshot_given_up_leaves_no_files) {
   const auto files = std::make_shared<MemoryFiles>();
+  Gate gate(*files);  // longer than the thread of the writer, which still removes files
   server::SnapshotWriter writer(writer_options(files));
   Rig rig(snapshot_layout(2, 50, 2));
   rig.store_values();
@@ -293,16 +294,12 @@ TEST(snapshot_given_up_leaves_no_files) {
     }
   };
   // While it is written, and when it is done.
-  {
-    Gate gate(*files);
-    rig.begin(writer, 1, "snap-1");
-    gate.wait_reached();
-    writer.abandon(0, 1);
-    CHECK_EQ(writer.status(0, 1, "").state, wire::CutState::kUnknown);
-    gate.open();
-    wait_empty();
-  }
-  files->watch(nullptr);
+  rig.begin(writer, 1, "snap-1");
+  gate.wait_reached();
+  writer.abandon(0, 1);
+  CHECK_EQ(writer.status(0, 1, "").state, wire::CutState::kUnknown);
+  gate.open();
+  wait_empty();
   const TimePoint deadline = Clock::now() + std::chrono::seconds(60);
   while (true) {  // the one that was given up may still end
     try {
