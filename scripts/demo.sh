@@ -18,7 +18,7 @@ strategy_names() {
 REMOTE_NAMES="sync half_async async hybrid"
 
 # Those that save snapshots and resume from them.
-SAVED_NAMES="allreduce"
+SAVED_NAMES="sync half_async async allreduce"
 
 usage() {
   cat <<TEXT

@@ -171,7 +171,8 @@ def _join(
             log.setup(made.log, _who(numbers))
             if made.restart_count > 0:
                 log.logger.warning(
-                    "restart %d: there is no snapshot, training begins anew",
+                    "restart %d: training begins anew unless the script calls "
+                    "opt.resume(), which goes on from the newest snapshot",
                     made.restart_count,
                 )
             ends = endpoints.start(made, layout, rendezvous, network, transport)

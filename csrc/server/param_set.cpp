@@ -42,6 +42,7 @@ void ParamSet::make_store() {
   const ServerOptions& options = state_.shared.options;
   const wire::ParamSetLayout& layout = state_.layout;
   const table::Averaging averaging{layout.average_decay};
+  state_.store.averaging = averaging;
   for (uint32_t table = 0; table < layout.tables.size(); ++table) {
     const wire::TableSpec& spec = layout.tables[table];
     state_.store.tables.push_back(

@@ -148,4 +148,6 @@ cpudist.shutdown()
 def test_a_restart_by_torchrun_begins_anew_and_says_so(launched, request):
     text = launched.result(request)
     assert text.count("attempt 2") == 2, text
-    assert "restart 2: there is no snapshot, training begins anew" in text
+    assert (
+        "restart 2: training begins anew unless the script calls opt.resume()" in text
+    )

@@ -204,7 +204,10 @@ def test_wrapped_again_a_table_begins_anew(caplog):
 
     with caplog.at_level(logging.WARNING, logger="torch_cpudist"):
         assert torch.equal(alone(body), begins)
-    assert "'weight', whatever they have learned, go with the servers" in caplog.text
+    assert (
+        "'weight', whatever they have learned since the last snapshot, go with the "
+        "servers" in caplog.text
+    )
 
 
 def test_stored_values_are_not_there_for_a_second_time():

@@ -7,6 +7,7 @@ from __future__ import annotations
 from torch_cpudist import _core, ranges
 from torch_cpudist.drivers.base import Wrapped, served_rules, whole_samples
 from torch_cpudist.drivers.registry import register
+from torch_cpudist.drivers.served_saving import QueuedSaving
 from torch_cpudist.drivers.server import ServedState, ServerDriver, open_set
 from torch_cpudist.model.placement import Rules
 from torch_cpudist.served.set import ParameterSet
@@ -43,6 +44,7 @@ class AsyncDriver(ServerDriver):
             mean=_merged_by_mean(settings.merge_rule, configs),
             pull_every=settings.pull_every,
         )
+        self.save_by(QueuedSaving(parameters, made.run, self._pushes))
 
     def step(
         self,

@@ -65,7 +65,7 @@ def no_snapshots(strategy: str) -> SnapshotError:
     """The refusal of a strategy that has none."""
     return SnapshotError(
         f"{strategy} has no snapshots: resume(), save_snapshot() and load_snapshot() "
-        "are there for AllReduce and LocalSGD. Nothing was "
+        "are there for Sync, HalfAsync, Async, AllReduce and LocalSGD. Nothing was "
         "changed. Train with one of them, or save model.state_dict() and "
         "opt.state_dict() after opt.flush()."
     )

@@ -12,6 +12,7 @@ from torch import nn
 
 from torch_cpudist.drivers.base import Driver, StateKeeper, Wrapped
 from torch_cpudist.drivers.registry import Opening
+from torch_cpudist.drivers.saving import Saving
 from torch_cpudist.rules.state_parts import States
 from torch_cpudist.served import state_exchange
 from torch_cpudist.served.room import RoomCheck
@@ -78,6 +79,16 @@ class ServerDriver(Driver):
         """Drives ``parameters``, whose state ``keeper`` has."""
         self._parameters = parameters
         self.keeper = keeper
+        self._saving: Saving | None = None
+
+    @property
+    def saving(self) -> Saving:
+        """The servers', where the strategy has snapshots."""
+        return super().saving if self._saving is None else self._saving
+
+    def save_by(self, saving: Saving) -> None:
+        """Has its snapshots saved so."""
+        self._saving = saving
 
     def flush(self, pull: str, overwrite: bool = False) -> None:
         """Settles and pulls; see ``Driver.flush``."""

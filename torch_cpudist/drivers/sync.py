@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from torch_cpudist.drivers.base import Wrapped, served_rules, whole_samples
 from torch_cpudist.drivers.registry import register
+from torch_cpudist.drivers.served_saving import ServedSaving
 from torch_cpudist.drivers.server import ServedState, ServerDriver, open_set
 from torch_cpudist.model.placement import Rules
 from torch_cpudist.served.set import ParameterSet
@@ -46,8 +47,12 @@ class SyncDriver(ServerDriver):
         """Pushes are applied when ``step`` returns."""
 
 
-def _driven(_: Strategy, parameters: ParameterSet, made: Wrapped) -> SyncDriver:
-    return SyncDriver(parameters, ServedState(made, parameters))
+def _driven(strategy: Strategy, parameters: ParameterSet, made: Wrapped) -> SyncDriver:
+    driver = SyncDriver(parameters, ServedState(made, parameters))
+    # Groups of HalfAsync are at different steps.
+    together = isinstance(strategy, Sync)
+    driver.save_by(ServedSaving(parameters, made.run, together))
+    return driver
 
 
 register(Sync, opens=open_set, drives=_driven)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -397,7 +398,9 @@ class Snapshots:
         chosen = name or self._name(number)
         skipped = self._saves.counts.skipped
         if self._leads:  # what a save that failed has left would be taken for ours
-            self.directory.prepare(chosen)
+            # If it cannot be made, who writes will say so: the others mark already.
+            with contextlib.suppress(SnapshotError):
+                self.directory.prepare(chosen)
         self._mark(number, chosen, counted, whole=True)
         self._await(number)
         if self._saves.counts.skipped > skipped:

@@ -357,8 +357,9 @@ class ParameterSet(Trained):
         names = [t.found.name for t in self.placement.tables if t.found.remote]
         if names and self._trainer_rank == 0 and self._bindings:
             logger.warning(
-                "the rows of %s, whatever they have learned, go with the servers: "
-                "remote tables cannot be saved yet. Wrapped again, they begin anew.",
+                "the rows of %s, whatever they have learned since the last snapshot, "
+                "go with the servers. Wrapped again, they begin anew; opt.resume() "
+                "saves them and goes on from what was saved.",
                 f"remote tables {', '.join(map(repr, names[:3]))}"
                 + (f" and {len(names) - 3} more" if len(names) > 3 else ""),
             )

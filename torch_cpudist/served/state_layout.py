@@ -252,8 +252,18 @@ def store_dense_state(
     config: _core.OptimizerConfig,
     state: Mapping[str, Any],
     weight: torch.Tensor,
+    average: torch.Tensor | None = None,
 ) -> None:
-    """Sends a dense parameter's values and state to the servers."""
+    """Sends a dense parameter's values and state to the servers.
+
+    Args:
+        parameters: the open parameter set.
+        entry: the parameter.
+        config: its rule.
+        state: torch's state of it; empty means initial.
+        weight: its values.
+        average: its moving average; ``None``: the values.
+    """
     parts = state_parts(config)
     values = _sent(entry.name, weight, entry.shape, entry.dtype)
     packed = None
@@ -273,9 +283,13 @@ def store_dense_state(
             packed = torch.cat([flat[i][first:last] for i, first, last in runs])
         if config.kind == "sgd":
             step = max(step, 1)
+    averages = None
+    if average is not None:
+        averages = _sent(f"average of {entry.name}", average, entry.shape, entry.dtype)
     parameters.opened.store_parameter(
         entry.index,
         values.data_ptr(),
         packed.data_ptr() if packed is not None else 0,
         step,
+        averages.data_ptr() if averages is not None else 0,
     )

@@ -313,7 +313,8 @@ def _leave_out(
         if not table.told:
             table.told = True
             logger.info(
-                "%s: its rows are in no state_dict(), and cannot be saved yet",
+                "%s: its rows are in no state_dict(); snapshots have them, "
+                "see opt.resume()",
                 table.describe(),
             )
 

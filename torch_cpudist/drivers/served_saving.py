@@ -1,0 +1,164 @@
+# Copyright (c) 2026 The torch_cpudist authors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Snapshots of parameters on servers, which write them while training goes on."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torch_cpudist import _core, ranges
+from torch_cpudist.drivers.saving import CutAnswer, Saving, Written
+from torch_cpudist.errors import SnapshotError
+from torch_cpudist.served import loading
+from torch_cpudist.served.described import dense_of, tables_of
+from torch_cpudist.served.set import ParameterSet
+from torch_cpudist.snapshot.manifest import File, Version
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from torch_cpudist.launch.run import Run
+    from torch_cpudist.snapshot.reading import Snapshot
+
+_UNKNOWN, _WRITING, _DONE, _FAILED = range(4)
+
+
+class ServedSaving(Saving):
+    """Of a parameter set. A mark is a request to every server, between two pushes."""
+
+    on_servers = True
+
+    def __init__(self, parameters: ParameterSet, run: Run, together: bool) -> None:
+        """Saves ``parameters``.
+
+        Args:
+            parameters: open on the servers.
+            run: this trainer's.
+            together: see ``Saving``.
+        """
+        self.together = together
+        self._parameters = parameters
+        self._run = run
+        self._servers = run.server_count
+        # By cut, what each server has said at its end.
+        self._done: dict[int, dict[int, Any]] = {}
+
+    @property
+    def _opened(self) -> _core.ParamSet:
+        return self._parameters.opened
+
+    def count(self, steps: int, rounds: int) -> int:
+        """Rounds where trainers are together, as one may have left some; else steps."""
+        return rounds if self.together else steps
+
+    def mark(self, number: int, name: str, wait_ms: int) -> CutAnswer | None:
+        """Sends the mark and waits for the others'."""
+        with ranges.of(ranges.WAIT):
+            taken, told, reason = self._opened.mark_cut(number, name, wait_ms)
+        return CutAnswer(number, bool(taken), told or name, reason)
+
+    def wanted(self) -> int:
+        """As the newest reply to a push has said."""
+        return self._opened.cut_wanted()
+
+    def poll(self, number: int) -> Written | None:
+        """Asks the servers that have not ended."""
+        done = self._done.setdefault(number, {})
+        for server in range(self._servers):
+            if server in done:
+                continue
+            status = self._opened.cut_status(server, number)
+            if status["state"] == _WRITING:
+                return None
+            if status["state"] != _DONE:
+                reason = status["reason"] or "it knows of no such cut any more"
+                raise SnapshotError(f"server {server}: {reason}")
+            done[server] = status
+        del self._done[number]
+        return self._written(done)
+
+    def _written(self, done: dict[int, Any]) -> Written:
+        first, placement = done[0], self._parameters.placement
+        files = [
+            File(
+                name=file["name"],
+                bytes=file["bytes"],
+                table=file["table"],
+                rows=file["rows"],
+                crc32c=tuple(file["crcs"]),
+            )
+            for server in range(self._servers)
+            for file in done[server]["files"]
+        ]
+        table_steps = [
+            max(steps)
+            for steps in zip(
+                *(one["table_steps"] for one in done.values()), strict=True
+            )
+        ]
+        block_steps = [
+            max(steps)
+            for steps in zip(
+                *(one["block_steps"] for one in done.values()), strict=True
+            )
+        ]
+        return Written(
+            version=Version(first["round"], first["samples"], first["steps"]),
+            servers=self._servers,
+            members=tuple(first["members"]),
+            tables=tables_of(placement, table_steps),
+            dense=dense_of(placement, block_steps),
+            files=tuple(files),
+        )
+
+    def abandon(self, number: int) -> None:
+        """Tells every server."""
+        self._done.pop(number, None)
+        if not self._parameters.closed:
+            self._opened.abandon_cut(number)
+
+    def use(self, path: Path) -> None:
+        """Tells the server of this process."""
+        if self._run.server is not None:
+            self._run.server.set_snapshot_directory(str(path))
+
+    def sees(self, token: str) -> list[str]:
+        """Asks every server."""
+        blind = []
+        for server in range(self._servers):
+            status = self._opened.cut_status(server, 0, token)
+            if status["state"] != _DONE:
+                blind.append(f"server {server} ({status['reason']})")
+        return blind
+
+    def load(self, snapshot: Snapshot) -> list[str]:
+        """Has every server read its rows, and sends dense blocks."""
+        return loading.load(self._parameters, snapshot, self._servers)
+
+    def take_in(self) -> None:
+        """All rows here are old; dense values come now."""
+        loading.take_in(self._parameters)
+
+
+class QueuedSaving(ServedSaving):
+    """Of Async: a mark goes through the queue, behind the pushes of all steps."""
+
+    def __init__(
+        self, parameters: ParameterSet, run: Run, pushes: _core.AsyncPushes
+    ) -> None:
+        """Saves ``parameters``, whose queue is ``pushes``."""
+        super().__init__(parameters, run, together=False)
+        self._pushes = pushes
+
+    def mark(self, number: int, name: str, wait_ms: int) -> CutAnswer | None:
+        """Puts the mark into the queue; the answer comes later."""
+        self._pushes.mark_cut(number, name, wait_ms)
+        return None
+
+    def answer(self) -> CutAnswer | None:
+        """The queue's."""
+        found = self._pushes.cut_answer()
+        if found is None:
+            return None
+        number, taken, name, reason = found
+        return CutAnswer(number, bool(taken), name, reason)
