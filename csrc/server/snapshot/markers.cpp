@@ -19,9 +19,14 @@ constexpr uint64_t kMarkedBit = 1ull << 63;
 
 // ---- who takes part ----
 
-void Markers::add(uint32_t rank) { members_.insert(rank); }
+// What pushed() wants is made here: an update that is applied finds its memory.
+void Markers::add(uint32_t rank) {
+  pushes_.try_emplace(rank);
+  members_.insert(rank);
+}
 
 void Markers::join(uint32_t rank) {
+  pushes_.try_emplace(rank);
   if (!open()) members_.insert(rank);
 }
 
@@ -101,6 +106,7 @@ bool Markers::complete() const {
 uint64_t Markers::digest() const {
   uint64_t sum = 0;
   for (const auto& [rank, pushes] : pushes_) {
+    if (pushes.count == 0) continue;
     const uint64_t who = rank + (uint64_t{pushes.incarnation} << 32);
     sum += kernels::mix64(kernels::mix64(who) + pushes.count);
   }
