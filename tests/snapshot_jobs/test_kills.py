@@ -18,7 +18,7 @@ from sync_cases import assert_same_bits
 KILLS = int(os.environ.get("CPUDIST_TEST_KILLS", "2"))
 SCRIPT = Path(__file__).with_name("train_killed.py")
 # Trainers and dedicated servers.
-LAYOUTS = {"allreduce": [(2, 0)]}
+LAYOUTS = {"allreduce": [(2, 0)], "sync": [(2, 0), (2, 1)]}
 CASES = [(name, *layout) for name, some in LAYOUTS.items() for layout in some]
 
 
