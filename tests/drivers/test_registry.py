@@ -78,7 +78,7 @@ def test_sync_needs_no_file_of_other_engines() -> None:
     needed = reached("torch_cpudist.drivers.sync")
     assert "torch_cpudist.served.set" in needed
     engines = {name for name in needed if name.startswith("torch_cpudist.drivers.")}
-    own = ("base", "guard", "registry", "saving", "server", "sync")
+    own = ("base", "guard", "registry", "saving", "served_saving", "server", "sync")
     assert engines == {f"torch_cpudist.drivers.{name}" for name in own}
     assert not needed & {
         "torch_cpudist.served.local",
