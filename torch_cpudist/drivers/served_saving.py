@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torch_cpudist import _core, ranges
 from torch_cpudist.drivers.saving import CutAnswer, Saving, Written
 from torch_cpudist.errors import SnapshotError
+from torch_cpudist.log import logger
 from torch_cpudist.served import loading
 from torch_cpudist.served.described import dense_of, tables_of
 from torch_cpudist.served.set import ParameterSet
@@ -119,6 +120,13 @@ class ServedSaving(Saving):
 
     def use(self, path: Path) -> None:
         """Tells the server of this process."""
+        coding = self._parameters.placement.layout.push_dtype
+        if coding != "fp32":
+            logger.info(
+                "snapshots do not have what pushes in %s have rounded off and not yet "
+                "sent",
+                coding,
+            )
         if self._run.server is not None:
             self._run.server.set_snapshot_directory(str(path))
 
