@@ -316,9 +316,7 @@ def slice_parameter(
 ) -> list[tuple[int, int]]:
     """Cuts a flattened parameter into blocks of (first element, length)."""
 
-def owner_of_keys(
-    keys: Sequence[int], param_set: int, table: int, server_count: int
-) -> list[int]:
+def owner_of_keys(keys: Sequence[int], table: str, server_count: int) -> list[int]:
     """Which server owns each key."""
 
 def listen_to_waits(told: Callable[[bool], None] | None) -> Any:

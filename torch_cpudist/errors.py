@@ -69,7 +69,11 @@ class FencedError(Error):
 
 
 class OverloadedError(Error):
-    """A memory cap of a server is reached. Nothing of the request was applied."""
+    """A memory cap of a server is reached. Nothing of the request was applied there.
+
+    The message says whether pushes under way fill it, which passes, or what is kept
+    does, which needs a higher cap or more servers.
+    """
 
 
 class OutOfMemoryError(Error, MemoryError):

@@ -38,6 +38,8 @@ ROWS_PER_PUSH = 16_384
 PUSH_BYTES = ROWS_PER_PUSH * (8 + 4 * worker.DIM)
 # What the server may hold of pushes, of those that all clients have under way.
 PUSHES_IN_CAP = 8
+# What it keeps counts too: records, and the most that an index takes.
+VALUES_BYTES = worker.ROWS * (16 + 4 * worker.DIM + 24)
 # Besides pushes: replies under way, and what the allocator cannot give back.
 SLACK_BYTES = 24_000_000
 CONNECT_LIMIT_S = 0.1
@@ -176,7 +178,7 @@ def run_overload(args: argparse.Namespace) -> dict[str, Any]:
     cap_bytes = PUSHES_IN_CAP * PUSH_BYTES
     options = {
         "trainer_count": args.clients,
-        "memory_cap_bytes": cap_bytes,
+        "memory_cap_bytes": cap_bytes + VALUES_BYTES,
         "liveness_ms": 60_000,
     }
     with ServerProcess(args.deadline_s, **options) as server:

@@ -7,6 +7,7 @@
 
 #include <cstdlib>
 #include <new>
+#include <optional>
 #include <utility>
 
 namespace cpudist {
@@ -31,7 +32,8 @@ uint8_t* allocate(size_t capacity) {
 // Blocks of a pool have at least kPooledBytesMin bytes.
 struct Buffer::Block {
   Block(size_t size, std::shared_ptr<BufferPool> owner, MemoryCap::Reservation bytes)
-      : reservation(std::move(bytes)), pool(size >= kPooledBytesMin ? std::move(owner) : nullptr) {
+      : reservation(std::in_place, std::move(bytes)),
+        pool(size >= kPooledBytesMin ? std::move(owner) : nullptr) {
     if (pool) {
       data = pool->take(size, &capacity);
     } else {
@@ -40,6 +42,7 @@ struct Buffer::Block {
     }
   }
   ~Block() {
+    reservation.reset();  // the pool may want its room
     if (pool) {
       pool->give_back(data, capacity);
     } else {
@@ -49,21 +52,11 @@ struct Buffer::Block {
   Block(const Block&) = delete;
   Block& operator=(const Block&) = delete;
 
-  const MemoryCap::Reservation reservation;
+  std::optional<MemoryCap::Reservation> reservation;
   std::shared_ptr<BufferPool> pool;
   uint8_t* data = nullptr;
   size_t capacity = 0;
 };
-
-std::optional<MemoryCap::Reservation> MemoryCap::reserve(uint64_t size_bytes,
-                                                         uint64_t waiting_bytes) {
-  if (size_bytes > cap_bytes_) return std::nullopt;
-  uint64_t used = used_.load();
-  do {
-    if (used > cap_bytes_ - size_bytes && used > waiting_bytes) return std::nullopt;
-  } while (!used_.compare_exchange_weak(used, used + size_bytes));
-  return Reservation(shared_from_this(), size_bytes);
-}
 
 Buffer::Buffer(size_t size, std::shared_ptr<BufferPool> pool, MemoryCap::Reservation reservation)
     : size_(size) {
@@ -95,14 +88,32 @@ Buffer Buffer::share() const {
   return other;
 }
 
+uint64_t Buffer::reserved_bytes() const {
+  return block_ && block_->reservation ? block_->reservation->size_bytes() : 0;
+}
+
 void Buffer::shrink(size_t size) {
   if (size < size_) size_ = size;
 }
 
-BufferPool::BufferPool(size_t cap_bytes) : cap_bytes_(cap_bytes) {}
+BufferPool::BufferPool(size_t cap_bytes, std::shared_ptr<MemoryCap> counted)
+    : cap_bytes_(cap_bytes), counted_(std::move(counted)) {}
 
-BufferPool::~BufferPool() {
-  for (const Block& block : free_) std::free(block.data);
+BufferPool::~BufferPool() { trim(); }
+
+void BufferPool::trim() noexcept {
+  std::vector<Block> evicted;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    evicted.swap(free_);
+    change_free(-static_cast<int64_t>(free_bytes_));
+  }
+  for (const Block& block : evicted) std::free(block.data);
+}
+
+void BufferPool::change_free(int64_t by) noexcept {
+  free_bytes_ += static_cast<size_t>(by);
+  if (counted_) counted_->add_spare(by);
 }
 
 uint8_t* BufferPool::take(size_t size, size_t* capacity) {
@@ -118,7 +129,7 @@ uint8_t* BufferPool::take(size_t size, size_t* capacity) {
     if (best < free_.size()) {
       const Block block = free_[best];
       free_.erase(free_.begin() + static_cast<std::ptrdiff_t>(best));
-      free_bytes_ -= block.capacity;
+      change_free(-static_cast<int64_t>(block.capacity));
       *capacity = block.capacity;
       return block.data;
     }
@@ -132,19 +143,19 @@ void BufferPool::give_back(uint8_t* block, size_t capacity) noexcept {
   std::vector<Block> evicted;
   try {
     const std::lock_guard<std::mutex> lock(mutex_);
-    if (capacity <= cap_bytes_) {
+    if (capacity <= cap_bytes_ && (!counted_ || counted_->has_room(capacity))) {
       // Reserved first: nothing may throw once blocks have changed hands.
       free_.reserve(free_.size() + 1);
       evicted.reserve(free_.size());
       // The oldest go first, so that the list follows a change of frame sizes.
       size_t count = 0;
       while (free_bytes_ + capacity > cap_bytes_) {
-        free_bytes_ -= free_[count].capacity;
+        change_free(-static_cast<int64_t>(free_[count].capacity));
         evicted.push_back(free_[count++]);
       }
       free_.erase(free_.begin(), free_.begin() + static_cast<std::ptrdiff_t>(count));
       free_.push_back({block, capacity});
-      free_bytes_ += capacity;
+      change_free(static_cast<int64_t>(capacity));
       block = nullptr;
     }
   } catch (const std::exception&) {

@@ -5,50 +5,19 @@
 // pool (BufferPool) because fresh pages cost more than the copy into them.
 #pragma once
 
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <span>
 #include <utility>
 #include <vector>
 
+#include "base/memory_cap.h"
+
 namespace cpudist {
 
 class BufferPool;
-
-// Counts the bytes of live buffers that were reserved under it. Thread-safe.
-class MemoryCap : public std::enable_shared_from_this<MemoryCap> {
- public:
-  explicit MemoryCap(uint64_t cap_bytes) : cap_bytes_(cap_bytes) {}
-
-  // Gives its bytes back when it goes.
-  class Reservation {
-   public:
-    Reservation() = default;
-    Reservation(std::shared_ptr<MemoryCap> cap, uint64_t size_bytes)
-        : cap_(std::move(cap)), size_bytes_(size_bytes) {}
-    Reservation(Reservation&&) noexcept = default;
-    Reservation& operator=(Reservation&&) = delete;
-    ~Reservation() {
-      if (cap_) cap_->used_.fetch_sub(size_bytes_);
-    }
-
-   private:
-    std::shared_ptr<MemoryCap> cap_;
-    uint64_t size_bytes_ = 0;
-  };
-  // Nothing when the cap would be exceeded, except for the only bytes besides `waiting_bytes`: what
-  // waits may wait for them.
-  std::optional<Reservation> reserve(uint64_t size_bytes, uint64_t waiting_bytes);
-  uint64_t used_bytes() const { return used_.load(); }
-
- private:
-  const uint64_t cap_bytes_;
-  std::atomic<uint64_t> used_{0};
-};
 
 // A handle to a block of bytes. Whoever makes a buffer fills it; once it is shared, nobody may
 // change the bytes any more.
@@ -70,7 +39,8 @@ class Buffer {
   size_t size() const { return size_; }
   std::span<const uint8_t> bytes() const { return {data_, size_}; }
   bool empty() const { return size_ == 0; }
-  void shrink(size_t size);  // size <= size(); keeps the memory
+  uint64_t reserved_bytes() const;  // under a cap, for the whole memory
+  void shrink(size_t size);         // size <= size(); keeps the memory
 
  private:
   struct Block;  // the memory, given back to its pool with the last handle
@@ -79,27 +49,31 @@ class Buffer {
   size_t size_ = 0;
 };
 
-// Free list of large blocks, at most `cap_bytes` of them. Thread-safe. Owned by a Server or a
-// Client.
+// Free list of large blocks, at most `cap_bytes` of them, and what `counted` has room for; they are
+// its spare bytes. Thread-safe. Owned by a Server or a Client.
 class BufferPool : public std::enable_shared_from_this<BufferPool> {
  public:
-  explicit BufferPool(size_t cap_bytes);
+  explicit BufferPool(size_t cap_bytes, std::shared_ptr<MemoryCap> counted = nullptr);
   ~BufferPool();
   BufferPool(const BufferPool&) = delete;
   BufferPool& operator=(const BufferPool&) = delete;
   // At least `size` bytes; `capacity` receives the real size of the block.
   uint8_t* take(size_t size, size_t* capacity);
   void give_back(uint8_t* block, size_t capacity) noexcept;
+  void trim() noexcept;  // frees what is on the list
 
  private:
   struct Block {
     uint8_t* data;
     size_t capacity;
   };
+  void change_free(int64_t by) noexcept;  // with the lock held
+
   std::mutex mutex_;
   std::vector<Block> free_;
   size_t free_bytes_ = 0;
   size_t cap_bytes_;
+  const std::shared_ptr<MemoryCap> counted_;
 };
 
 }  // namespace cpudist

@@ -21,7 +21,7 @@ enum class ErrorCode : uint32_t {
   kConfigMismatch = 6,    // ConfigMismatchError: trainers disagree
   kUnpulledRow = 7,       // UnpulledRowError: a gradient for a row that was not pulled
   kFenced = 8,            // FencedError: a newer incarnation of this trainer took over
-  kOverloaded = 9,        // OverloadedError: a memory cap is reached
+  kOverloaded = 9,        // OverloadedError: no memory now; the request may be sent again
   kClosed = 10,           // ClosedError: used after shutdown
   kInterrupted = 11,      // the wait was interrupted by a signal (KeyboardInterrupt in Python)
   kRowOutOfRange = 12,    // RowOutOfRangeError: an id outside the table
@@ -31,6 +31,7 @@ enum class ErrorCode : uint32_t {
   kOutOfMemory = 16,      // OutOfMemoryError: a process has no memory left
   kSnapshot = 17,         // SnapshotError: a snapshot cannot be saved or loaded
   kSnapshotCorrupt = 18,  // SnapshotCorruptError: a file of one is not what was written
+  kFull = 19,  // OverloadedError: what is kept fills a memory cap; sending again is no use
 };
 
 class Error : public std::runtime_error {

@@ -4,8 +4,11 @@
 // The class GeoExchange, of trainers that step by themselves and exchange deltas.
 #include <pybind11/stl.h>
 
+#include <algorithm>
+
 #include "bind/client_holder.h"
 #include "client/geo/exchange.h"
+#include "table/store.h"
 
 namespace cpudist::bind {
 
@@ -17,10 +20,23 @@ using ExchangeHolder = PartHolder<GeoExchange>;
 
 using RowsArgument = std::tuple<Address, Address, Address>;  // weight, state, counts
 
+// What a server's cap leaves to pushes beside the values of this set; 0: there is no cap.
+uint64_t push_cap_bytes(const ParamSetHolder& self, uint64_t memory_cap_bytes) {
+  if (memory_cap_bytes == 0) return 0;
+  const auto set = self.share()->state();
+  uint64_t most = 0;
+  for (uint32_t s = 0; s < set->server_count; ++s) {
+    const auto store = table::make_store(set->layout, s, set->server_count, nullptr, nullptr);
+    most = std::max(most, planned_bytes(store));
+  }
+  // Servers that keep more have refused the set.
+  return memory_cap_bytes - std::min(most, memory_cap_bytes - 1);
+}
+
 std::unique_ptr<ExchangeHolder> start_exchange(const ParamSetHolder& self, bool alone,
                                                uint64_t memory_cap_bytes) {
   return std::make_unique<ExchangeHolder>(
-      std::make_shared<GeoExchange>(self.share(), alone, memory_cap_bytes));
+      std::make_shared<GeoExchange>(self.share(), alone, push_cap_bytes(self, memory_cap_bytes)));
 }
 
 void reset_exchange(const ExchangeHolder& self, const std::vector<Address>& weights) {

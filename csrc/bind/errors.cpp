@@ -33,6 +33,7 @@ const char* class_of(ErrorCode code) {
     case ErrorCode::kFenced:
       return "FencedError";
     case ErrorCode::kOverloaded:
+    case ErrorCode::kFull:
       return "OverloadedError";
     case ErrorCode::kClosed:
       return "ClosedError";

@@ -125,6 +125,7 @@ py::dict server_stats(const ServerHolder& self) {
   result["pending_bytes"] = stats.pending_bytes;
   result["snapshot_bytes"] = stats.snapshot_bytes;
   result["snapshot_waits"] = stats.snapshot_waits;
+  result["memory_bytes"] = stats.memory_bytes;
   result["connections"] = stats.connections;
   result["refused"] = stats.refused;
   result["trainers"] = stats.trainers;

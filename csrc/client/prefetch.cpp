@@ -7,7 +7,7 @@
 #include "client/prefetch.h"
 
 #include <algorithm>
-#include <map>
+#include <exception>
 #include <utility>
 
 #include "client/push/coding.h"
@@ -66,13 +66,14 @@ uint64_t Prefetcher::remote_bytes(const Batch& batch) const {
 // ---- asking -------------------------------------------------------------------------------------
 
 uint64_t Prefetcher::request(std::span<const ComingIds> ids, bool managed, uint64_t* rows) {
-  std::map<uint32_t, std::vector<const ComingIds*>> by_table;
+  IdsByTable by_table;
   for (const ComingIds& one : ids) {
     set_.table(one.table);
     if (one.count > 0) by_table[one.table].push_back(&one);
   }
   const auto batch = std::make_shared<Batch>();
   batch->managed = managed;
+  batch->parts.resize(by_table.size());
   {
     // In the order in which a push takes them. Held until the requests are out: a lookup in another
     // thread that finds a row on its way finds the batch as well.
@@ -83,46 +84,67 @@ uint64_t Prefetcher::request(std::span<const ComingIds> ids, bool managed, uint6
         with_ids(*one, [&](auto span) { set_.table(table).check_ids(span); });
       }
     }
-    for (const auto& [table, several] : by_table) {
-      TableCache& cache = set_.table(table);
-      std::vector<int64_t> all;
-      std::vector<int64_t> pulled;
-      for (const ComingIds* one : several) {
-        with_ids(*one,
-                 [&](auto span) { cache.take_coming(span, !in_rounds(set_), &all, &pulled); });
-      }
-      Part& part = batch->parts.emplace_back();
-      part.table = table;
-      part.all = serve(cache, set_, session_, all);
-      part.pulled = serve(cache, set_, session_, pulled);
-      part.rows.resize(set_.server_count);
-    }
-    uint64_t coming_bytes = remote_bytes(*batch);
-    for (const BatchPtr& other : batches()) coming_bytes += remote_bytes(*other);
-    if (coming_bytes > set_.cache_budget.limit_bytes) {
-      for (const Part& part : batch->parts) set_.table(part.table).drop(part.pulled.keys);
-      return 0;
-    }
-    for (const Part& part : batch->parts) *rows += part.pulled.keys.size();
-    {
-      const std::lock_guard lock(mutex_);
-      batch->number = next_number_++;
-    }
     try {
-      send(*batch);
+      if (!ask(*batch, by_table)) return 0;
+      const std::lock_guard lock(mutex_);
+      if (!batch->parts.empty()) batches_.push_back(batch);
     } catch (...) {
-      for (const Part& part : batch->parts) set_.table(part.table).drop(part.pulled.keys);
+      unmark(*batch);
       session_.give_up(batch->requests);
       throw;
     }
-    if (!batch->parts.empty()) {
-      const std::lock_guard lock(mutex_);
-      batches_.push_back(batch);
-    }
+    for (const Part& part : batch->parts) *rows += part.pulled.keys.size();
   }
-  const auto outstanding = batches();
-  if (outstanding.size() > kMostBatches) remove(outstanding.front());
+  BatchPtr oldest;
+  {
+    const std::lock_guard lock(mutex_);
+    if (batches_.size() > kMostBatches) oldest = batches_.front();
+  }
+  if (oldest) remove(oldest);
   return batch->number;
+}
+
+// With the mutexes of its tables held. False if its rows would take too much memory.
+bool Prefetcher::ask(Batch& batch, const IdsByTable& by_table) {
+  size_t at = 0;
+  for (const auto& [table, several] : by_table) {
+    TableCache& cache = set_.table(table);
+    Part& part = batch.parts[at++];
+    part.table = table;
+    size_t most = 0;
+    for (const ComingIds* one : several) most += static_cast<size_t>(one->count);
+    part.marked.reserve(most);  // no row is marked that is not in it
+    std::vector<int64_t> all;
+    for (const ComingIds* one : several) {
+      with_ids(*one,
+               [&](auto span) { cache.take_coming(span, !in_rounds(set_), &all, &part.marked); });
+    }
+    part.all = serve(cache, set_, session_, all);
+    part.pulled = serve(cache, set_, session_, part.marked);
+    part.rows.resize(set_.server_count);
+  }
+  uint64_t coming_bytes = remote_bytes(batch);
+  for (const BatchPtr& other : batches()) coming_bytes += remote_bytes(*other);
+  if (coming_bytes > set_.cache_budget.limit_bytes) {
+    unmark(batch);
+    return false;
+  }
+  for (Part& part : batch.parts) part.marked = {};
+  {
+    const std::lock_guard lock(mutex_);
+    batch.number = next_number_++;
+  }
+  send(batch);
+  return true;
+}
+
+// What it has marked as being on its way is not.
+void Prefetcher::unmark(const Batch& batch) noexcept {
+  for (const Part& part : batch.parts) {
+    TableCache& cache = set_.table(part.table);
+    cache.drop(part.marked);
+    cache.drop(part.pulled.keys);
+  }
 }
 
 void Prefetcher::send(Batch& batch) {
@@ -194,7 +216,15 @@ void Prefetcher::remove(const BatchPtr& batch) {
 }
 
 void Prefetcher::drop_all() {
-  for (const BatchPtr& batch : batches()) remove(batch);
+  while (true) {  // without memory of its own
+    BatchPtr batch;
+    {
+      const std::lock_guard lock(mutex_);
+      if (batches_.empty()) return;
+      batch = batches_.front();
+    }
+    remove(batch);
+  }
 }
 
 // ---- taking the rows in -------------------------------------------------------------------------
@@ -283,7 +313,7 @@ bool Prefetcher::has_come(Batch& batch) {
       if (!session_.answered(batch.requests)) return false;
     }
     return take_replies(batch);
-  } catch (const Error&) {
+  } catch (const std::exception&) {
     return false;
   }
 }
@@ -379,6 +409,17 @@ bool Prefetcher::place_all(Batch& batch) {
 }
 
 uint64_t Prefetcher::finish_round(std::span<const RequestPtr> replies) {
+  try {
+    return keep_rows(replies);
+  } catch (...) {
+    // No row is taken for one of the round.
+    drop_all();
+    set_.invalidate_tables();
+    throw;
+  }
+}
+
+uint64_t Prefetcher::keep_rows(std::span<const RequestPtr> replies) {
   std::vector<BatchPtr> gone;
   std::vector<BatchPtr> kept;
   for (const BatchPtr& batch : batches()) {

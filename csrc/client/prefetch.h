@@ -92,6 +92,7 @@ class Prefetcher {
  private:
   struct Part {  // of one table
     uint32_t table = 0;
+    std::vector<int64_t> marked;  // to be asked for, until they are
     ServedKeys all;
     ServedKeys pulled;               // those that were asked for
     std::vector<const float*> rows;  // per server, once they have come
@@ -115,10 +116,13 @@ class Prefetcher {
     Part* find(uint32_t table);
   };
   using BatchPtr = std::shared_ptr<Batch>;
+  using IdsByTable = std::map<uint32_t, std::vector<const ComingIds*>>;
 
   std::vector<BatchPtr> batches() const;
   uint64_t remote_bytes(const Batch& batch) const;  // of what was asked for
   void remove(const BatchPtr& batch);
+  bool ask(Batch& batch, const IdsByTable& by_table);
+  void unmark(const Batch& batch) noexcept;
   void send(Batch& batch);
   // Waits for the replies. False if that has failed before.
   bool take_replies(Batch& batch);
@@ -131,6 +135,7 @@ class Prefetcher {
   // All that was asked for has come and is decoded.
   bool has_come(Batch& batch);
   void gather_held();
+  uint64_t keep_rows(std::span<const RequestPtr> replies);  // finish_round()
   uint64_t next_number() const;
   void note_version(uint32_t server, wire::Version version);
   uint64_t since(uint32_t server) const;

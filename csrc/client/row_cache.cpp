@@ -347,8 +347,8 @@ void TableCache::take_coming(std::span<const Id> ids, bool anew, std::vector<int
     const int64_t key = ids[i];
     RowMark& own = mark(key);
     if (own.place < keys->size() && (*keys)[own.place] == key) continue;
-    own.place = static_cast<uint32_t>(keys->size());
     keys->push_back(key);
+    own.place = static_cast<uint32_t>(keys->size() - 1);
     const bool current = own.stamp == generation_;
     const bool coming = own.stamp == kPending || own.stamp == kHeld;
     if (anew || !(current || coming)) {

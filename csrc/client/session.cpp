@@ -6,12 +6,13 @@
 #include "client/session.h"
 
 #include <algorithm>
+#include <exception>
+#include <new>
 #include <optional>
 #include <set>
 #include <utility>
 
 #include "base/threads.h"
-#include "transport/liveness.h"
 
 namespace cpudist::client {
 
@@ -607,23 +608,35 @@ void Session::monitor() {
   std::unique_lock lock(mutex_);
   transport::Attendance attendance(options_.liveness_ms);
   while (!stopping_) {
-    for (Link& link : links_) {
-      if (failure_ || stopping_) break;
-      const TimePoint now = Clock::now();
-      const bool down = link.state == LinkState::kBroken || link.state == LinkState::kHandshake;
-      if (down && now >= link.give_up) {
-        lose(link, link.trouble.empty() ? "it does not answer a hello" : link.trouble);
-      } else if (link.state == LinkState::kBroken && now >= link.try_next) {
-        revive(link, lock);
-      } else if (link.state == LinkState::kHandshake) {
-        repeat_hello(link, lock, now);
-      }
+    TimePoint next = Clock::now() + kRetryPause;
+    try {
+      look_after_links(lock, attendance);
+      next = next_wakeup(Clock::now());
+    } catch (const std::exception&) {
+      // There is no memory. What was to be done is still to be done, at the next look.
+      if (!lock.owns_lock()) lock.lock();
     }
-    const TimePoint now = Clock::now();
-    beat(lock, now, attendance.was_away(now));
     if (stopping_) break;
-    changed_.wait_until(lock, next_wakeup(Clock::now()));
+    changed_.wait_until(lock, next);
   }
+}
+
+void Session::look_after_links(std::unique_lock<std::mutex>& lock,
+                               transport::Attendance& attendance) {
+  for (Link& link : links_) {
+    if (failure_ || stopping_) break;
+    const TimePoint now = Clock::now();
+    const bool down = link.state == LinkState::kBroken || link.state == LinkState::kHandshake;
+    if (down && now >= link.give_up) {
+      lose(link, link.trouble.empty() ? "it does not answer a hello" : link.trouble);
+    } else if (link.state == LinkState::kBroken && now >= link.try_next) {
+      revive(link, lock);
+    } else if (link.state == LinkState::kHandshake) {
+      repeat_hello(link, lock, now);
+    }
+  }
+  const TimePoint now = Clock::now();
+  beat(lock, now, attendance.was_away(now));
 }
 
 TimePoint Session::next_wakeup(TimePoint now) const {
@@ -684,10 +697,10 @@ void Session::revive(Link& link, std::unique_lock<std::mutex>& lock) {
   }
   lock.lock();
   if (!connection) {
-    link.trouble = trouble;
+    link.trouble.swap(trouble);
     link.gone = code == ErrorCode::kPeerLost || code == ErrorCode::kClosed;
     link.try_next = Clock::now() + kRetryPause;
-    if (code == ErrorCode::kPeerLost && !stopping_ && !failure_) lose(link, trouble);
+    if (code == ErrorCode::kPeerLost && !stopping_ && !failure_) lose(link, link.trouble);
     // The rank has ended for good, maybe because of a loss that is to be named first.
     const auto grace = milliseconds(options_.reconnect_grace_ms);
     if (code == ErrorCode::kClosed) link.give_up = std::min(link.give_up, Clock::now() + grace);
@@ -699,15 +712,20 @@ void Session::revive(Link& link, std::unique_lock<std::mutex>& lock) {
     lock.lock();
     return;
   }
+  wire::Frame hello = make_hello(link);
+  link.address.swap(used);
   link.connection = connection;
-  link.address = used;
   link.state = LinkState::kHandshake;
   link.bytes_seen = 0;
   link.heard = link.hello_sent = Clock::now();
-  wire::Frame hello = make_hello(link);
   lock.unlock();
-  connection->send(std::move(hello));
-  const bool dead = connection->closed();
+  bool dead = false;
+  try {
+    connection->send(std::move(hello));
+    dead = connection->closed();
+  } catch (const std::bad_alloc&) {
+    dead = true;  // nobody repeats a hello over a reliable link: another one is made
+  }
   lock.lock();
   // on_close may have come before the link knew the connection.
   if (dead && link.connection == connection && link.state != LinkState::kClosed) {
@@ -730,14 +748,15 @@ void Session::repeat_hello(Link& link, std::unique_lock<std::mutex>& lock, TimeP
 }
 
 void Session::lose(Link& link, const std::string& why) {
+  const bool lost = link.ever_open || link.gone;
+  // Made first: without memory for it the link is to be lost at the next look.
+  const Error error = lost
+                          ? Error(ErrorCode::kPeerLost, describe(link) + " was lost: " + why)
+                          : Error(ErrorCode::kAddress,
+                                  describe(link) + " could not be reached within " +
+                                      std::to_string(options_.connect_deadline_ms) + " ms: " + why);
   link.state = LinkState::kClosed;
-  if (link.ever_open || link.gone) {
-    fail(Error(ErrorCode::kPeerLost, describe(link) + " was lost: " + why));
-    return;
-  }
-  fail(Error(ErrorCode::kAddress, describe(link) + " could not be reached within " +
-                                      std::to_string(options_.connect_deadline_ms) +
-                                      " ms: " + why));
+  fail(error);
 }
 
 void Session::on_close(const std::shared_ptr<transport::Connection>& connection,
@@ -754,10 +773,10 @@ void Session::on_close(const std::shared_ptr<transport::Connection>& connection,
     link->give_up = now + milliseconds(options_.reconnect_grace_ms);
   }
   link->state = LinkState::kBroken;
-  link->trouble = reason;
   link->try_next = now;
   changed_.notify_all();
   answered_.notify_all();
+  link->trouble = reason;  // last: there may be no memory for it
 }
 
 }  // namespace cpudist::client

@@ -23,6 +23,7 @@
 #include "client/link.h"
 #include "client/options.h"
 #include "client/stats.h"
+#include "transport/liveness.h"
 
 namespace cpudist::client {
 
@@ -116,6 +117,7 @@ class Session final : public transport::ConnectionHandler {
 
   // ---- monitor thread ----
   void monitor();
+  void look_after_links(std::unique_lock<std::mutex>& lock, transport::Attendance& attendance);
   void beat(std::unique_lock<std::mutex>& lock, TimePoint now, bool was_away);
   void revive(Link& link, std::unique_lock<std::mutex>& lock);
   void lose(Link& link, const std::string& why);

@@ -36,6 +36,7 @@ class CountedBytes {
     return *this;
   }
 
+  uint64_t size_bytes() const { return counter_ == nullptr ? 0 : size_bytes_; }
   void release() noexcept {
     if (auto* counter = std::exchange(counter_, nullptr)) counter->fetch_sub(size_bytes_);
   }

@@ -181,18 +181,9 @@ void check_trainer_groups(const wire::ParamSetLayout& layout, uint32_t trainer_c
                   std::to_string(trainer_count) + ": each must be in exactly one group");
 }
 
-// Every trainer's push of a round waits until the last one is there; on arrival one must fit.
 void check_memory_cap(const wire::ParamSetLayout& layout, const ServerOptions& options) {
-  if (options.memory_cap_bytes == 0) return;
-  constexpr uint64_t kMost = uint64_t{1} << 62;  // one block of a layout is below 2^59 bytes
-  const uint64_t pushes = layout.mode == wire::UpdateMode::kRounds ? options.trainer_count : 1;
-  uint64_t round_bytes = 0;
-  for (const wire::BlockSpec& block : layout.blocks) {
-    if (block.shard != options.shard_id) continue;
-    const uint64_t block_bytes = block.elements * size_of(block.dtype) * pushes;
-    round_bytes = std::min(kMost, round_bytes + block_bytes);
-  }
-  if (round_bytes <= options.memory_cap_bytes) return;
+  const uint64_t round_bytes = gradients_bytes(layout, options);
+  if (options.memory_cap_bytes == 0 || round_bytes <= options.memory_cap_bytes) return;
   throw Error(
       ErrorCode::kOverloaded,
       "the dense gradients of one update need " + std::to_string(round_bytes) +
@@ -251,6 +242,18 @@ std::string describe_difference(const wire::ParamSetLayout& first,
                compare(set, "number of blocks", first.blocks.size(), second.blocks.size()),
                compare(set, "number of groups", first.configs.size(), second.configs.size()));
   return found.empty() ? "an unnamed field" : found;
+}
+
+uint64_t gradients_bytes(const wire::ParamSetLayout& layout, const ServerOptions& options) {
+  constexpr uint64_t kMost = uint64_t{1} << 62;  // one block of a layout is below 2^59 bytes
+  const uint64_t pushes = layout.mode == wire::UpdateMode::kRounds ? options.trainer_count : 1;
+  uint64_t round_bytes = 0;
+  for (const wire::BlockSpec& block : layout.blocks) {
+    if (block.shard != options.shard_id) continue;
+    const uint64_t block_bytes = block.elements * size_of(block.dtype) * pushes;
+    round_bytes = std::min(kMost, round_bytes + block_bytes);
+  }
+  return round_bytes;
 }
 
 void check_layout(const wire::ParamSetLayout& layout, const ServerOptions& options) {

@@ -4,6 +4,7 @@
 // Checks of a layout, and the words for two layouts or settings that differ.
 #pragma once
 
+#include <cstdint>
 #include <string>
 
 #include "kernels/optimizers.h"
@@ -14,6 +15,9 @@ namespace cpudist::server {
 
 // Throws kInvalidArgument for a decoded layout that does not fit this group of servers.
 void check_layout(const wire::ParamSetLayout& layout, const ServerOptions& options);
+// Of the dense gradients that an update takes on this server: every trainer's push of a round waits
+// until the last one is there; on arrival one must fit.
+uint64_t gradients_bytes(const wire::ParamSetLayout& layout, const ServerOptions& options);
 // Throws kConfigMismatch for a push with an optimizer whose state has another shape than the one
 // that the set was opened with.
 void check_configs(const wire::ParamSetLayout& layout, const wire::PushHeader& header);

@@ -25,7 +25,7 @@ struct ServerOptions {
   // a newer incarnation, and who updates on arrival goes on without it.
   bool elastic = false;
   uint64_t rejoin_ms = 600000;    // elastic: how long a lost trainer is waited for at the end
-  uint64_t memory_cap_bytes = 0;  // of pushes that come in or wait; 0 = no cap
+  uint64_t memory_cap_bytes = 0;  // of ServerStats::memory_bytes; 0 = no cap
   std::string host;               // "host pid 12", for messages
   // Rows in the reply to a push of deltas; more stay for the next, so that neither side needs room
   // for a whole table.
@@ -59,6 +59,7 @@ struct ServerStats {
   uint64_t pending_bytes = 0;   // pushes waiting for their round
   uint64_t snapshot_bytes = 0;  // rows that changed before a snapshot has written them
   uint64_t snapshot_waits = 0;  // pushes that waited for a snapshot to get on, ever
+  uint64_t memory_bytes = 0;  // values, pushes under way, free blocks of pools: what the cap counts
   uint64_t connections = 0;
   uint64_t refused = 0;   // handshakes refused, malformed frames
   uint64_t trainers = 0;  // connected ever

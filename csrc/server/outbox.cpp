@@ -4,6 +4,7 @@
 #include "server/outbox.h"
 
 #include <algorithm>
+#include <exception>
 #include <iterator>
 
 #include "transport/channel.h"
@@ -42,18 +43,28 @@ void Outbox::append(Outbox&& later) {
   std::move(later.closing_.begin(), later.closing_.end(), std::back_inserter(closing_));
 }
 
+SharedPayload payload_of(const Error& error) {
+  return std::make_shared<const Buffer>(encode(wire::ErrorReply{error.code(), error.what()}));
+}
+
 void Outbox::flush() {
   // A send may call back into the server in this thread; a later flush must not repeat it.
   auto items = std::move(items_);
   auto closing = std::move(closing_);
   items_.clear();
   closing_.clear();
+  std::exception_ptr failure;
   for (Item& item : items) {
     if (item.shared) item.payload = item.shared->share();
-    // A dead link is no error here: the reply is recorded, or the request is repeated.
-    static_cast<void>(item.connection->send(wire::Frame{item.header, std::move(item.payload)}));
+    try {
+      // A dead link is no error here: the reply is recorded, or the request is repeated.
+      static_cast<void>(item.connection->send(wire::Frame{item.header, std::move(item.payload)}));
+    } catch (...) {
+      if (!failure) failure = std::current_exception();
+    }
   }
   for (auto& [connection, reason] : closing) connection->close(reason);
+  if (failure) std::rethrow_exception(failure);
 }
 
 wire::FrameHeader Outbox::reply_header(const wire::FrameHeader& request,

@@ -38,6 +38,8 @@ struct Answer {
   bool coded = false;
 };
 
+SharedPayload payload_of(const Error& error);  // of an error reply
+
 // The frames that one server sends in the end. Not shared between threads.
 class Outbox {
  public:
@@ -53,7 +55,9 @@ class Outbox {
   void answer(Link connection, const wire::FrameHeader& request, const Error& error);
   void close(Link connection, std::string reason);
   void append(Outbox&& later);  // all of it, or nothing and throws
-  void flush();                 // sends in order, then closes
+  // Sends in order, then closes; one that cannot be sent keeps no other from it. Throws what the
+  // first of those threw.
+  void flush();
 
   // The header of this server's reply to a request.
   wire::FrameHeader reply_header(const wire::FrameHeader& request, wire::FrameKind kind) const;

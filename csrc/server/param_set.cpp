@@ -39,23 +39,17 @@ ParamSet::ParamSet(uint32_t id, Buffer layout_bytes, uint32_t opener,
 ParamSet::~ParamSet() { state_.shared.snapshots.forget(state_.id); }
 
 void ParamSet::make_store() {
-  const ServerOptions& options = state_.shared.options;
+  const ServerShared& shared = state_.shared;
+  const ServerOptions& options = shared.options;
   const wire::ParamSetLayout& layout = state_.layout;
-  const table::Averaging averaging{layout.average_decay};
-  state_.store.averaging = averaging;
-  for (uint32_t table = 0; table < layout.tables.size(); ++table) {
-    const wire::TableSpec& spec = layout.tables[table];
-    state_.store.tables.push_back(
-        std::make_unique<table::Table>(table, spec, layout.configs[spec.group], options.shard_id,
-                                       options.server_count, averaging, state_.shared.ahead));
+  const auto made = [&](const auto& ahead, const auto& count) {
+    return table::make_store(layout, options.shard_id, options.server_count, ahead, count);
+  };
+  if (shared.memory.limited()) {
+    shared.memory.check_layout(state_.id, planned_bytes(made(nullptr, nullptr)),
+                               gradients_bytes(layout, options));
   }
-  state_.store.blocks.resize(layout.blocks.size());
-  for (uint32_t block = 0; block < layout.blocks.size(); ++block) {
-    const wire::BlockSpec& spec = layout.blocks[block];
-    if (spec.shard != options.shard_id) continue;
-    state_.store.blocks[block] =
-        std::make_unique<table::DenseBlock>(block, spec, layout.configs[spec.group], averaging);
-  }
+  state_.store = made(shared.ahead, shared.memory.count());
 }
 
 // ---- who has it ----
@@ -276,7 +270,11 @@ void ParamSet::store(const Ticket& ticket, const Buffer& payload, Outbox& outbox
     }
     for (const wire::TableRows& rows : view.tables) state_.store.tables[rows.table]->store(rows);
   };
-  store_values(ticket, payload.size(), [&] { check_store(view); }, apply, outbox);
+  const auto check = [&] {
+    check_store(view);
+    check_room(view);
+  };
+  store_values(ticket, payload.size(), check, apply, outbox);
 }
 
 void ParamSet::store_run(const Ticket& ticket, const Buffer& payload, Outbox& outbox) {
@@ -284,8 +282,30 @@ void ParamSet::store_run(const Ticket& ticket, const Buffer& payload, Outbox& ou
   const wire::RunView run =
       decode_frame([&] { return wire::decode_run(payload.bytes(), state_.layout); });
   table::Table& table = *state_.store.tables[run.ref.table];
-  store_values(
-      ticket, payload.size(), [&] { table.check(run); }, [&] { table.store(run); }, outbox);
+  const auto check = [&] {
+    table.check(run);
+    if (has_to_fit(table)) check_room(table, table.absent(run.ref));
+  };
+  store_values(ticket, payload.size(), check, [&] { table.store(run); }, outbox);
+}
+
+// The rows of other tables have been promised their memory since the set was opened.
+bool ParamSet::has_to_fit(const table::Table& table) const {
+  return state_.shared.memory.limited() && table.spec().remote;
+}
+
+void ParamSet::check_room(const wire::StoreView& view) const {
+  for (const wire::TableRows& rows : view.tables) {
+    const table::Table& table = *state_.store.tables[rows.table];
+    if (has_to_fit(table)) check_room(table, table.absent(rows.keys));
+  }
+}
+
+void ParamSet::check_room(const table::Table& table, const std::vector<int64_t>& absent) const {
+  const RowGrowth growth{
+      .table = table.spec().name, .rows = absent.size(), .bytes = table.growth_bytes(absent)};
+  // What it counts until then is given back at once: nothing else grows while values are stored.
+  static_cast<void>(state_.shared.memory.reserve(growth));
 }
 
 void ParamSet::store_values(const Ticket& ticket, uint64_t size_bytes,
@@ -298,7 +318,7 @@ void ParamSet::store_values(const Ticket& ticket, uint64_t size_bytes,
   try {
     apply();
   } catch (const std::bad_alloc& error) {
-    state_.break_off(error);  // half of it is stored
+    static_cast<void>(state_.break_off(error));  // half of it is stored
     throw;
   }
   stored_bytes_ += size_bytes;
@@ -441,8 +461,8 @@ void ParamSet::decode_push_into(Push* push) const {
   uint64_t plain_bytes = 0;
   const auto allocate = [&](uint64_t size_bytes) {
     plain_bytes = size_bytes;
-    if (!shared.push_memory.limited()) return Buffer(size_bytes, shared.pool);
-    return shared.push_memory.take(size_bytes, coded_bytes);  // which wait for these
+    if (!shared.memory.limited()) return Buffer(size_bytes, shared.memory.pool());
+    return shared.memory.take(size_bytes, coded_bytes);  // which wait for these
   };
   try {
     wire::Decoded decoded = wire::decode_sections(wire::SectionKind::kPush, push->payload.bytes(),
@@ -450,12 +470,46 @@ void ParamSet::decode_push_into(Push* push) const {
     push->payload = std::move(decoded.payload);
     push->coding = decoded.coding;
   } catch (const Error& error) {
-    if (error.code() == ErrorCode::kOverloaded) refuse_push(plain_bytes);
+    if (error.code() == ErrorCode::kOverloaded) refuse(plain_bytes);
     throw wire::MalformedFrame(error);
   }
 }
 
 void ParamSet::push(const Ticket& ticket, Buffer payload, bool coded, Outbox& outbox) {
+  try {
+    take_push(ticket, std::move(payload), coded, outbox);
+  } catch (const Error& error) {
+    give_up(ticket, error, outbox);
+    throw;
+  }
+}
+
+void ParamSet::refuse_push(const Ticket& ticket, uint64_t size_bytes, Outbox& outbox) {
+  try {
+    refuse(size_bytes);
+  } catch (const Error& error) {
+    give_up(ticket, error, outbox);
+    throw;
+  }
+}
+
+// Nobody is to wait for a push that can never come.
+void ParamSet::give_up(const Ticket& ticket, const Error& error, Outbox& outbox) {
+  if (error.code() != ErrorCode::kFull) return;
+  const std::unique_lock lock(mutex_);
+  uint64_t freed = 0;
+  for (const auto& table : state_.store.tables) freed += table->give_up_ahead();
+  if (freed > 0) {
+    throw Error(ErrorCode::kOverloaded,
+                "server " + std::to_string(state_.shared.options.shard_id) + " gives up " +
+                    std::to_string(freed) +
+                    " bytes that it had made ahead of rows for a push under its "
+                    "memory_cap_bytes; send the push again");
+  }
+  policy_->give_up(ticket.rank, error, outbox);
+}
+
+void ParamSet::take_push(const Ticket& ticket, Buffer payload, bool coded, Outbox& outbox) {
   ServerShared& shared = state_.shared;
   Push push;
   push.ticket = ticket;
@@ -499,15 +553,15 @@ void ParamSet::check_push(const Ticket& ticket, const wire::PushHeader& header,
   require_open(ticket.rank);
   require_ready();
   policy_->check_push(ticket, header);
-  const PushMemory& memory = state_.shared.push_memory;
+  const ServerMemory& memory = state_.shared.memory;
   if (memory.fits(size_bytes)) return;
   // What the others wait for takes no more than its time.
   if (memory.ever_fits(size_bytes) && policy_->is_due(ticket.rank)) return;
-  refuse_push(size_bytes);
+  refuse(size_bytes);
 }
 
-void ParamSet::refuse_push(uint64_t size_bytes) const {
-  state_.shared.push_memory.refuse(size_bytes, policy_->sends_again());
+void ParamSet::refuse(uint64_t size_bytes) const {
+  state_.shared.memory.refuse(size_bytes, policy_->sends_again());
 }
 
 void ParamSet::commit(const Ticket& ticket, const Buffer& payload, Outbox& outbox) {
@@ -657,7 +711,7 @@ Buffer ParamSet::pull_rows(const wire::FrameHeader& request, const Buffer& paylo
   const auto wanted = decode_frame([&] {
     if (!request.coded) return wire::decode_pull(payload.bytes(), state_.layout, &step);
     decoded = wire::decode_coded_pull(payload.bytes(), state_.layout,
-                                      wire::allocate_from(state_.shared.pool));
+                                      wire::allocate_from(state_.shared.memory.pool()));
     return wire::decode_pull(decoded.payload.bytes(), state_.layout, &step);
   });
   const wire::Coding coding{decoded.coding.reply, decoded.coding.reply};
@@ -675,8 +729,8 @@ Buffer ParamSet::pull_rows(const wire::FrameHeader& request, const Buffer& paylo
   }
   const bool in_place = request.coded && coding.values == wire::WireDType::kFloat32;
   wire::FilledRows reply =
-      in_place ? wire::layout_coded_rows(coding, state_.version, refs, state_.shared.pool)
-               : wire::layout_rows(state_.version, refs, state_.shared.pool);
+      in_place ? wire::layout_coded_rows(coding, state_.version, refs, state_.shared.memory.pool())
+               : wire::layout_rows(state_.version, refs, state_.shared.memory.pool());
   for (size_t i = 0; i < wanted.size(); ++i) {
     const table::Table& table = *state_.store.tables[wanted[i].table];
     if (step == wire::kAverages) {
@@ -687,7 +741,7 @@ Buffer ParamSet::pull_rows(const wire::FrameHeader& request, const Buffer& paylo
     policy_->note_rows(request, step, wanted[i], coding.values, reply.rows[i]);
   }
   if (in_place || !request.coded) return std::move(reply.payload);
-  return code_rows(reply.payload.bytes(), refs, coding, state_.shared.pool);
+  return code_rows(reply.payload.bytes(), refs, coding, state_.shared.memory.pool());
 }
 
 void ParamSet::require_averages(uint64_t step) const {
@@ -711,7 +765,7 @@ Buffer ParamSet::pull_dense(const wire::FrameHeader& request, const Buffer& payl
   if (step != wire::kAverages) policy_->note_dense(request, step, coding.values, &reply);
   if (!request.coded) return reply;
   return code_sections(wire::SectionKind::kDense, reply.bytes(), state_.layout, coding,
-                       state_.shared.pool);
+                       state_.shared.memory.pool());
 }
 
 Buffer ParamSet::fetch(const Buffer& payload) const {
@@ -738,7 +792,7 @@ Buffer ParamSet::fetch(const Buffer& payload) const {
     tables.push_back({request.table, request.keys.size(), table.dim(), table.state_elements(), true,
                       table.step()});
   }
-  wire::FilledStore reply = wire::layout_store(blocks, tables, state_.shared.pool);
+  wire::FilledStore reply = wire::layout_store(blocks, tables, state_.shared.memory.pool());
   for (size_t i = 0; i < blocks.size(); ++i) {
     const table::DenseBlock& block = *state_.store.blocks[blocks[i].block];
     if (!block.weight().empty()) {
@@ -771,7 +825,7 @@ Buffer ParamSet::fetch_run(const Buffer& payload) const {
   ref.state_elements = table.state_elements();
   ref.counts = true;
   ref.step = table.step();
-  wire::FilledRun reply = wire::layout_run(ref, state_.shared.pool);
+  wire::FilledRun reply = wire::layout_run(ref, state_.shared.memory.pool());
   table.fetch(request, reply.weights, reply.state, reply.counts);
   return std::move(reply.payload);
 }

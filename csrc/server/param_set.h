@@ -47,9 +47,8 @@ class ParamSet {
   void load(const Ticket& ticket, const Buffer& payload, Outbox& outbox);
   void ready(const Ticket& ticket, Outbox& outbox);
   void push(const Ticket& ticket, Buffer payload, bool coded, Outbox& outbox);
-  // For a push that was dropped for lack of memory: throws kOverloaded, or kInvalidArgument if it
-  // would be sent again for ever.
-  [[noreturn]] void refuse_push(uint64_t size_bytes) const;
+  // For a push that was dropped for lack of memory: throws as ServerMemory::refuse.
+  [[noreturn]] void refuse_push(const Ticket& ticket, uint64_t size_bytes, Outbox& outbox);
   void commit(const Ticket& ticket, const Buffer& payload, Outbox& outbox);
   void leave(const Ticket& ticket, Outbox& outbox);
   void join(const Ticket& ticket, const wire::Join& join, Outbox& outbox);
@@ -99,6 +98,11 @@ class ParamSet {
   void require_whole() const;
   void require_averages(uint64_t step) const;  // throws kProtocol if `step` asks and there are none
   void check_store(const wire::StoreView& view) const;
+  bool has_to_fit(const table::Table& table) const;
+  // Throws kFull or kOverloaded where the cap leaves no room for rows of remote tables that are to
+  // be stored.
+  void check_room(const wire::StoreView& view) const;
+  void check_room(const table::Table& table, const std::vector<int64_t>& absent) const;
   // Values that came in a payload of that size: check() throws, or apply() puts them in place.
   void store_values(const Ticket& ticket, uint64_t size_bytes, const std::function<void()>& check,
                     const std::function<void()>& apply, Outbox& outbox);
@@ -123,6 +127,9 @@ class ParamSet {
   }
   // Makes a coded push a plain one, under the memory cap. Without the lock.
   void decode_push_into(Push* push) const;
+  void take_push(const Ticket& ticket, Buffer payload, bool coded, Outbox& outbox);
+  [[noreturn]] void refuse(uint64_t size_bytes) const;
+  void give_up(const Ticket& ticket, const Error& error, Outbox& outbox);
 
   const Buffer layout_bytes_;
   const uint32_t opener_;

@@ -60,6 +60,8 @@ class UpdatePolicy {
   virtual bool is_due(uint32_t rank) const = 0;
   virtual void push(Push push, Outbox& outbox) = 0;
   virtual bool has_pushes() const = 0;  // that wait
+  // A push of `rank` can never come: answers those who wait for it.
+  virtual void give_up(uint32_t rank, const Error& error, Outbox& outbox) = 0;
   virtual void commit(const Ticket& ticket, const Buffer& payload, Outbox& outbox) = 0;
 
   // ---- values ----

@@ -3,6 +3,7 @@
 
 #include "server/sequencer.h"
 
+#include <new>
 #include <utility>
 
 namespace cpudist::server {
@@ -102,7 +103,12 @@ void Sequencer::finish(const Ticket& ticket, wire::FrameKind kind, Answer answer
   stream.last_sequence = ticket.sequence;
   stream.last_payload = std::move(answer.payload);
   stream.received.reset();
-  if (stream.connection) outbox.add(stream.connection, stream.last_header, stream.last_payload);
+  if (!stream.connection) return;
+  try {
+    outbox.add(stream.connection, stream.last_header, stream.last_payload);
+  } catch (const std::bad_alloc&) {
+    // It is recorded: whoever waits for it asks.
+  }
 }
 
 void Sequencer::finish(const Ticket& ticket, Buffer payload, Outbox& outbox) {
@@ -111,18 +117,27 @@ void Sequencer::finish(const Ticket& ticket, Buffer payload, Outbox& outbox) {
 }
 
 void Sequencer::finish(const Ticket& ticket, const Error& error, Outbox& outbox) {
-  auto payload =
-      std::make_shared<const Buffer>(encode(wire::ErrorReply{error.code(), error.what()}));
+  auto payload = payload_of(error);
   finish(ticket, wire::FrameKind::kError, Answer(std::move(payload)), outbox);
 }
 
-void Sequencer::reject(const Ticket& ticket, const Error& error, Outbox& outbox) {
+void Sequencer::reject(const Ticket& ticket, SharedPayload error, Outbox& outbox) noexcept {
   const std::lock_guard lock(mutex_);
   const Received* received = current(ticket);
   if (received == nullptr) return;
   Stream& stream = streams_[ticket.rank];
-  if (stream.connection) outbox.answer(stream.connection, received->header, error);
+  const wire::FrameHeader header = outbox.reply_header(received->header, wire::FrameKind::kError);
   stream.received.reset();
+  if (!stream.connection) return;
+  try {
+    outbox.add(stream.connection, header, std::move(error));
+  } catch (const std::bad_alloc&) {
+    // Whoever waits for it asks, is told that nobody knows of it, and sends it again.
+  }
+}
+
+void Sequencer::reject(const Ticket& ticket, const Error& error, Outbox& outbox) {
+  reject(ticket, payload_of(error), outbox);
 }
 
 void Sequencer::forget(const Ticket& ticket) {

@@ -56,11 +56,13 @@ class Sequencer {
   Admission admit(const Link& connection, const wire::FrameHeader& header, Ticket* ticket,
                   Outbox& outbox);
   bool is_current(const Ticket& ticket) const;
-  // Records the reply and queues it. Does nothing for a ticket that is no longer current.
+  // Records the reply and queues it. Does nothing for a ticket that is no longer current. The first
+  // of them needs no memory that it could not do without.
   void finish(const Ticket& ticket, wire::FrameKind kind, Answer answer, Outbox& outbox);
   void finish(const Ticket& ticket, Buffer payload, Outbox& outbox);
   void finish(const Ticket& ticket, const Error& error, Outbox& outbox);
-  // Answers without recording: the same number may come again.
+  // Answers without recording: the same number may come again. `error` is of payload_of().
+  void reject(const Ticket& ticket, SharedPayload error, Outbox& outbox) noexcept;
   void reject(const Ticket& ticket, const Error& error, Outbox& outbox);
   void forget(const Ticket& ticket);  // as if it had never come
   // The recorded reply is queued where there is one.

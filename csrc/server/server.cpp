@@ -78,6 +78,14 @@ struct Server::Impl {
   Buffer cut_status(const wire::Frame& frame) const;
   void sequenced(const Link& connection, wire::Frame& frame, Outbox& outbox);
   void apply(const Ticket& ticket, wire::Frame& frame, Outbox& outbox);
+  void finish(const Ticket& ticket, SharedPayload error, Outbox& outbox);
+  // What a sender is told. Where there is no memory for it, that.
+  SharedPayload told(const Error& error) const noexcept;
+  SharedPayload told(const wire::FrameHeader& request, const std::exception& cause) const noexcept;
+  SharedPayload no_memory(ErrorCode code) const {
+    return payload_of(Error(code, "server " + std::to_string(shared.options.shard_id) + " (" +
+                                      shared.options.host + ") has no memory left"));
+  }
 
   void open(const Ticket& ticket, wire::Frame& frame, Outbox& outbox);
   void close(const Ticket& ticket, uint32_t param_set, Outbox& outbox);
@@ -100,6 +108,8 @@ struct Server::Impl {
   mutable std::shared_mutex registry_mutex_;  // sets_ and barrier_
   std::map<uint32_t, std::shared_ptr<ParamSet>> sets_;
   std::map<uint32_t, Ticket> barrier_;  // who has arrived
+  const SharedPayload refused_ = no_memory(ErrorCode::kOverloaded);
+  const SharedPayload failed_ = no_memory(ErrorCode::kOutOfMemory);
   std::thread watcher_;
 };
 
@@ -234,6 +244,7 @@ ServerStats Server::Impl::stats() const {
   stats.refused = shared.counters.refused.load();
   stats.snapshot_bytes = shared.snapshots.image_bytes();
   stats.snapshot_waits = shared.snapshots.waits();
+  stats.memory_bytes = shared.memory.size_bytes();
   shared.peers.add_traffic(&stats);
   const std::shared_lock lock(registry_mutex_);
   for (const auto& [id, set] : sets_) set->add_stats(&stats);
@@ -401,19 +412,42 @@ void Server::Impl::sequenced(const Link& connection, wire::Frame& frame, Outbox&
   if (shared.sequencer.admit(connection, frame.header, &ticket, outbox) != Admission::kNew) return;
   try {
     if (shared.peers.stopped()) throw shared.peers.stopped_error();
-    if (frame.dropped) find(frame.header.param_set)->refuse_push(frame.header.length);
+    if (frame.dropped) {
+      find(frame.header.param_set)->refuse_push(ticket, frame.header.length, outbox);
+    }
     apply(ticket, frame, outbox);
   } catch (const wire::MalformedFrame&) {
     shared.sequencer.forget(ticket);
     throw;
   } catch (const Error& error) {
     if (error.code() == ErrorCode::kOverloaded) {
-      shared.sequencer.reject(ticket, error, outbox);
+      shared.sequencer.reject(ticket, told(error), outbox);
     } else {
-      shared.sequencer.finish(ticket, error, outbox);
+      finish(ticket, told(error), outbox);
     }
   } catch (const std::exception& cause) {
-    shared.sequencer.finish(ticket, own_failure(shared.options, frame.header, cause), outbox);
+    finish(ticket, told(frame.header, cause), outbox);
+  }
+}
+
+void Server::Impl::finish(const Ticket& ticket, SharedPayload error, Outbox& outbox) {
+  shared.sequencer.finish(ticket, wire::FrameKind::kError, Answer(std::move(error)), outbox);
+}
+
+SharedPayload Server::Impl::told(const Error& error) const noexcept {
+  try {
+    return payload_of(error);
+  } catch (const std::bad_alloc&) {
+    return error.code() == ErrorCode::kOverloaded ? refused_ : failed_;
+  }
+}
+
+SharedPayload Server::Impl::told(const wire::FrameHeader& request,
+                                 const std::exception& cause) const noexcept {
+  try {
+    return payload_of(own_failure(shared.options, request, cause));
+  } catch (const std::bad_alloc&) {
+    return failed_;
   }
 }
 
@@ -510,10 +544,10 @@ void Server::on_frame(const std::shared_ptr<transport::Connection>& connection, 
 Buffer Server::payload_memory(const wire::FrameHeader& header,
                               const std::shared_ptr<BufferPool>& pool) {
   const ServerShared& shared = impl_->shared;
-  if (!shared.push_memory.limited() || header.kind != wire::FrameKind::kPush) {
+  if (!shared.memory.limited() || header.kind != wire::FrameKind::kPush) {
     return transport::ConnectionHandler::payload_memory(header, pool);
   }
-  return shared.push_memory.take(header.length);
+  return shared.memory.take(header.length);
 }
 
 void Server::on_close(const std::shared_ptr<transport::Connection>& connection,

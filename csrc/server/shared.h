@@ -7,11 +7,10 @@
 #include <memory>
 #include <utility>
 
-#include "base/buffer.h"
 #include "server/counters.h"
+#include "server/memory.h"
 #include "server/options.h"
 #include "server/peers.h"
-#include "server/push_memory.h"
 #include "server/sequencer.h"
 #include "server/snapshot/writer.h"
 #include "server/update/pool.h"
@@ -26,7 +25,7 @@ struct ServerShared {
         sequencer(options.trainer_count, counters),
         peers(options, counters, sequencer),
         updates(options.threads),
-        push_memory(options, counters),
+        memory(options, counters),
         snapshots({options.shard_id, options.host, options.snapshot_dir,
                    options.snapshot_memory_bytes, options.files}) {}
 
@@ -35,9 +34,8 @@ struct ServerShared {
   Sequencer sequencer;
   Peers peers;
   UpdatePool updates;
-  PushMemory push_memory;
+  ServerMemory memory;
   SnapshotWriter snapshots;
-  std::shared_ptr<BufferPool> pool = std::make_shared<BufferPool>(kPoolBytes);
   // Makes memory for rows; its thread begins where a table has more than one slab.
   std::shared_ptr<table::MemoryAhead> ahead = std::make_shared<table::MemoryAhead>();
 };

@@ -4,6 +4,7 @@
 #include "server/state.h"
 
 #include <cstring>
+#include <new>
 #include <string>
 #include <utility>
 
@@ -16,7 +17,10 @@ ParamState::ParamState(uint32_t param_set, const wire::ParamSetLayout& decoded,
     : id(param_set),
       layout(decoded),
       tensor_count(wire::parameter_count(layout) + layout.tables.size()),
-      shared(of_server) {}
+      shared(of_server),
+      refused_(payload_of(no_memory("it has none left"))),
+      halved_(half_way("it has no memory left")),
+      halved_payload_(payload_of(halved_)) {}
 
 ParamState::~ParamState() = default;
 
@@ -69,7 +73,8 @@ wire::FilledPush ParamState::fill_dense(const std::vector<uint32_t>& blocks,
     ref.size_bytes = store.blocks[block]->weight().size();
     refs.push_back(ref);
   }
-  wire::FilledPush reply = wire::layout_dense(version, refs, shared.pool, tables, markers.number());
+  wire::FilledPush reply =
+      wire::layout_dense(version, refs, shared.memory.pool(), tables, markers.number());
   for (size_t i = 0; i < blocks.size(); ++i) {
     const auto weight = store.blocks[blocks[i]]->weight();
     if (!weight.empty()) std::memcpy(reply.blocks[i], weight.data(), weight.size());
@@ -84,7 +89,7 @@ Answer ParamState::form_of(const SharedPayload& plain, wire::SectionKind kind, c
   if (coded == nullptr) {
     const wire::Coding coding{push.coding->reply, push.coding->reply};
     coded = std::make_shared<const Buffer>(
-        code_sections(kind, plain->bytes(), layout, coding, shared.pool));
+        code_sections(kind, plain->bytes(), layout, coding, shared.memory.pool()));
   }
   return {coded, true};
 }
@@ -93,19 +98,47 @@ void ParamState::answer_round(const Ticket& ticket, uint64_t round, Outbox& outb
   shared.sequencer.finish(ticket, encode(wire::RoundReply{round, ready}), outbox);
 }
 
-Error ParamState::refusal(const std::exception& cause) const {
+Error ParamState::no_memory(const char* cause) const {
   return {ErrorCode::kOverloaded,
-          "update " + std::to_string(version.round) + " of parameter set " + std::to_string(id) +
-              " finds no memory on server " + std::to_string(shared.options.shard_id) + ": " +
-              cause.what() +
+          "an update of parameter set " + std::to_string(id) + " finds no memory on server " +
+              std::to_string(shared.options.shard_id) + ": " + cause +
               "; nothing of it was applied. Use more servers, or hosts with more memory"};
 }
 
-void ParamState::break_off(const std::exception& cause) {
-  broken = Error(ErrorCode::kInternal,
-                 "applying update " + std::to_string(version.round) +
-                     " failed half way on server " + std::to_string(shared.options.shard_id) +
-                     ": " + cause.what() + "; its values cannot be used any more. Start again");
+SharedPayload ParamState::refusal(const std::exception& cause) const noexcept {
+  try {
+    const auto* told = dynamic_cast<const Error*>(&cause);
+    return payload_of(told == nullptr ? no_memory(cause.what()) : *told);
+  } catch (const std::bad_alloc&) {
+    return refused_;
+  }
+}
+
+Error ParamState::half_way(const char* cause) const {
+  return {ErrorCode::kInternal, "applying an update of parameter set " + std::to_string(id) +
+                                    " failed half way on server " +
+                                    std::to_string(shared.options.shard_id) + ": " + cause +
+                                    "; its values cannot be used any more. Start again"};
+}
+
+SharedPayload ParamState::break_off(const std::exception& cause) noexcept {
+  try {
+    const Error error = half_way(cause.what());
+    SharedPayload payload = payload_of(error);
+    broken = error;
+    return payload;
+  } catch (const std::bad_alloc&) {
+    broken = halved_;
+    return halved_payload_;
+  }
+}
+
+SharedPayload ParamState::broken_payload() const noexcept {
+  try {
+    return payload_of(*broken);
+  } catch (const std::bad_alloc&) {
+    return halved_payload_;
+  }
 }
 
 }  // namespace cpudist::server

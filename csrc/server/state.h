@@ -40,10 +40,14 @@ struct ParamState {
   Answer form_of(const SharedPayload& plain, wire::SectionKind kind, const Push& push,
                  CodedForms* made) const;
   void answer_round(const Ticket& ticket, uint64_t round, Outbox& outbox) const;
-  // An update finds no memory, and nothing of it was applied: its pushes may be sent again.
-  Error refusal(const std::exception& cause) const;
-  // An update failed half way: nobody can use the values any more.
-  void break_off(const std::exception& cause);
+  // What pushes are told, to be sent again, of whose update nothing was applied for lack of memory.
+  // Where there is none for the cause either it was made with the set.
+  SharedPayload refusal(const std::exception& cause) const noexcept;
+  // An update failed half way: nobody can use the values any more. Returns what is told of that,
+  // which needs no memory either.
+  SharedPayload break_off(const std::exception& cause) noexcept;
+  // What is told of what broke it.
+  SharedPayload broken_payload() const noexcept;
 
   const uint32_t id;
   const wire::ParamSetLayout layout;
@@ -56,6 +60,15 @@ struct ParamState {
   std::unique_ptr<Replies> replies;
   // An update failed half way, or trainers opened it with different layouts: nobody can use it.
   std::optional<Error> broken;
+
+ private:
+  Error no_memory(const char* cause) const;
+  Error half_way(const char* cause) const;
+
+  // Both for lack of memory, with what tells them.
+  const SharedPayload refused_;
+  const Error halved_;
+  const SharedPayload halved_payload_;
 };
 
 }  // namespace cpudist::server

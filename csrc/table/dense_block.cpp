@@ -13,8 +13,20 @@
 
 namespace cpudist::table {
 DenseBlock::DenseBlock(uint32_t id, wire::BlockSpec spec, const kernels::OptimizerConfig& config,
-                       Averaging averaging)
-    : id_(id), spec_(std::move(spec)), config_(config), averaging_(averaging) {}
+                       Averaging averaging, std::shared_ptr<MemoryCap> cap)
+    : id_(id),
+      spec_(std::move(spec)),
+      config_(config),
+      averaging_(averaging),
+      kept_(std::make_unique<MemoryCap::Kept>(std::move(cap))) {
+  kept_->promise(planned_bytes());
+}
+
+uint64_t DenseBlock::planned_bytes() const {
+  const size_t values = spec_.elements * size_of(spec_.dtype) * (averaging_.on() ? 2 : 1);
+  const size_t state = kernels::state_elements(config_, spec_.elements, spec_.row_width);
+  return values + state * size_of(spec_.dtype);
+}
 
 void DenseBlock::check(const wire::BlockValues& values) const {
   const size_t size = size_of(spec_.dtype);

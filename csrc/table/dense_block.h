@@ -6,8 +6,10 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <span>
 
+#include "base/memory_cap.h"
 #include "kernels/aligned.h"
 #include "kernels/optimizers.h"
 #include "table/average.h"
@@ -19,8 +21,9 @@ namespace cpudist::table {
 // Thread safety: const members from any number of threads, the others exclusively.
 class DenseBlock {
  public:
+  // `cap` counts planned_bytes() as long as it lives.
   DenseBlock(uint32_t id, wire::BlockSpec spec, const kernels::OptimizerConfig& config,
-             Averaging averaging = {});
+             Averaging averaging = {}, std::shared_ptr<MemoryCap> cap = nullptr);
 
   uint32_t id() const { return id_; }
   const wire::BlockSpec& spec() const { return spec_; }
@@ -28,6 +31,7 @@ class DenseBlock {
   bool stored() const { return stored_; }  // memory is taken by the first store
   std::span<const uint8_t> weight() const { return weight_.span(); }
   std::span<const uint8_t> state() const { return state_.span(); }
+  uint64_t planned_bytes() const;  // size_bytes() once it is stored
   uint64_t size_bytes() const { return weight_.size() + state_.size() + average_.size(); }
 
   // Throws kInvalidArgument if the sizes do not fit.
@@ -60,6 +64,7 @@ class DenseBlock {
   kernels::AlignedBuffer<uint8_t> state_;
   Averaging averaging_;
   kernels::AlignedBuffer<uint8_t> average_;
+  std::unique_ptr<MemoryCap::Kept> kept_;
   uint64_t averaged_ = 0;  // updates of the set that are in the average
 };
 

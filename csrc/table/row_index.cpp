@@ -62,19 +62,39 @@ bool RowIndex::too_many(size_t part, uint64_t rows, uint64_t slots) {
   return rows * 256 > slots * (kLeastFull + part * 97 % kFullRange);
 }
 
+size_t RowIndex::slots_for(size_t part, uint64_t first_bucket, uint64_t bucket_count,
+                           uint64_t rows) const {
+  const uint64_t begin = std::max(first_bucket, uint64_t{part} << bucket_bits_);
+  const uint64_t end = std::min(first_bucket + bucket_count, (uint64_t{part} + 1) << bucket_bits_);
+  if (begin >= end || parts_[part].slots != nullptr) return 0;
+  const uint64_t likely = rows * (end - begin) / bucket_count;
+  size_t slots = kFirstSlots;
+  while (too_many(part, likely, slots)) slots *= 2;
+  return slots;
+}
+
 void RowIndex::reserve(uint64_t first_bucket, uint64_t bucket_count, uint64_t rows) {
   for (size_t at = 0; at < parts_.size(); ++at) {
+    const size_t slots = slots_for(at, first_bucket, bucket_count, rows);
+    if (slots == 0) continue;
     Part& part = parts_[at];
-    const uint64_t begin = std::max(first_bucket, uint64_t{at} << bucket_bits_);
-    const uint64_t end = std::min(first_bucket + bucket_count, (uint64_t{at} + 1) << bucket_bits_);
-    if (begin >= end || part.slots != nullptr) continue;
-    const uint64_t likely = rows * (end - begin) / bucket_count;
-    size_t slots = kFirstSlots;
-    while (too_many(at, likely, slots)) slots *= 2;
     part.slots = allocate(slots);
     part.mask = static_cast<uint32_t>(slots - 1);
     slot_count_ += slots;
   }
+}
+
+uint64_t RowIndex::growth_bytes(uint64_t first_bucket, uint64_t bucket_count, uint64_t rows) const {
+  Wanted wanted;
+  for (size_t at = 0; at < parts_.size(); ++at) {
+    add_to(wanted, slots_for(at, first_bucket, bucket_count, rows));
+  }
+  return wanted.alone + memory_.new_chunks_bytes(wanted.in_chunks);
+}
+
+void RowIndex::add_to(Wanted& wanted, uint64_t slots) const {
+  const size_t size_bytes = slots * sizeof(Slot);
+  (memory_.in_chunks(size_bytes) ? wanted.in_chunks : wanted.alone) += size_bytes;
 }
 
 void RowIndex::grow(Part& part) {
@@ -107,12 +127,30 @@ void RowIndex::insert(uint64_t hash, uint32_t record) {
   ++part.rows;
 }
 
+std::vector<uint32_t> RowIndex::rows_of_parts(std::span<const uint64_t> hashes) const {
+  std::vector<uint32_t> rows(parts_.size());
+  for (const uint64_t hash : hashes) ++rows[part_of(hash)];
+  return rows;
+}
+
 void RowIndex::reserve(std::span<const uint64_t> hashes) {
-  std::vector<uint32_t> more(parts_.size());
-  for (const uint64_t hash : hashes) ++more[part_of(hash)];
+  const std::vector<uint32_t> more = rows_of_parts(hashes);
   for (size_t part = 0; part < parts_.size(); ++part) {
     while (more[part] != 0 && !has_room(part, more[part])) grow(parts_[part]);
   }
+}
+
+uint64_t RowIndex::growth_bytes(std::span<const uint64_t> hashes) const {
+  const std::vector<uint32_t> more = rows_of_parts(hashes);
+  Wanted wanted;
+  for (size_t at = 0; at < parts_.size(); ++at) {
+    if (more[at] == 0 || has_room(at, more[at])) continue;
+    const Part& part = parts_[at];
+    uint64_t slots = std::max<uint64_t>(kFirstSlots, 2 * part.size());
+    while (too_many(at, part.rows + more[at], slots)) slots *= 2;
+    add_to(wanted, slots);
+  }
+  return wanted.alone + memory_.new_chunks_bytes(wanted.in_chunks);
 }
 
 }  // namespace cpudist::table

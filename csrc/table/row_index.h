@@ -75,6 +75,9 @@ class RowIndex {
 
   // Of no row, with the memory it has.
   void clear();
+  // What reserving may take: what it adds to size_bytes(), and parts that give theirs back.
+  uint64_t growth_bytes(std::span<const uint64_t> hashes) const;
+  uint64_t growth_bytes(uint64_t first_bucket, uint64_t bucket_count, uint64_t rows) const;
 
   size_t size_bytes() const {
     return parts_.size() * sizeof(Part) + slot_count_ * sizeof(Slot) + memory_.spare_bytes();
@@ -115,6 +118,15 @@ class RowIndex {
   size_t part_of(uint64_t hash) const { return (hash % kernels::kBucketCount) >> bucket_bits_; }
   bool has_room(size_t part, uint64_t more) const;
   static bool too_many(size_t part, uint64_t rows, uint64_t slots);
+  // Slots of a part for this share of `rows`, which have `bucket_count` buckets; 0 where there are
+  // some already, or no bucket is the part's.
+  size_t slots_for(size_t part, uint64_t first_bucket, uint64_t bucket_count, uint64_t rows) const;
+  struct Wanted {  // bytes
+    size_t alone = 0;
+    size_t in_chunks = 0;
+  };
+  void add_to(Wanted& wanted, uint64_t slots) const;
+  std::vector<uint32_t> rows_of_parts(std::span<const uint64_t> hashes) const;
   void grow(Part& part);
 
   int bucket_bits_;  // of the buckets that one part is for

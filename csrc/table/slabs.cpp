@@ -20,12 +20,14 @@ uint32_t capacity(uint64_t stride, uint64_t likely) {
 
 }  // namespace
 
-Slabs::Slabs(uint64_t stride, uint64_t likely, std::shared_ptr<MemoryAhead> ahead)
+Slabs::Slabs(uint64_t stride, uint64_t likely, std::shared_ptr<MemoryAhead> ahead,
+             MemoryCap::Kept* kept)
     : stride_(stride),
       per_slab_(capacity(stride, likely)),
       reciprocal_(std::numeric_limits<uint64_t>::max() / per_slab_ + 1),
       likely_slabs_((likely + per_slab_ - 1) / per_slab_),
-      ahead_(std::move(ahead)) {}
+      ahead_(std::move(ahead)),
+      kept_(kept) {}
 
 void Slabs::extend(uint64_t record) {
   while (record >= covered_) {
@@ -33,11 +35,14 @@ void Slabs::extend(uint64_t record) {
     const size_t size_bytes = kernels::checked_size_bytes(per_slab_, stride_);
     if (orders_.empty()) {
       slabs_.emplace_back(size_bytes);
+      kept_->add(size_bytes);
     } else {
       slabs_.reserve(slabs_.size() + 1);
       const MemoryAhead::OrderPtr order = std::move(orders_.front());
       orders_.pop_front();
+      kept_->sub(size_bytes);  // until it is there
       slabs_.push_back(ahead_->take(order));
+      kept_->add(size_bytes);
     }
     starts_.push_back(slabs_.back().data());
     covered_ += per_slab_;
@@ -48,14 +53,24 @@ void Slabs::extend(uint64_t record) {
   order_up_to(slabs_.size() + 1);
 }
 
+uint64_t Slabs::give_up_ahead() noexcept {
+  const uint64_t freed = orders_.size() * slab_bytes();
+  orders_.clear();
+  kept_->sub(freed);
+  return freed;
+}
+
 void Slabs::order_up_to(uint64_t slabs) {
   if (ahead_ == nullptr) return;
   const uint64_t wanted = std::min({slabs, likely_slabs_, slabs_.size() + kMostOrders});
   try {
     while (slabs_.size() + orders_.size() < wanted) {
-      auto order = ahead_->order(kernels::checked_size_bytes(per_slab_, stride_));
+      const size_t size_bytes = kernels::checked_size_bytes(per_slab_, stride_);
+      if (!kept_->has_room(size_bytes)) return;
+      auto order = ahead_->order(size_bytes);
       if (order == nullptr) return;
       orders_.push_back(std::move(order));
+      kept_->add(size_bytes);
     }
   } catch (const std::bad_alloc&) {
     // It spares time only: the slab is made when it is needed, or that fails.

@@ -11,6 +11,7 @@
 #include <memory>
 #include <vector>
 
+#include "base/memory_cap.h"
 #include "table/ahead.h"
 
 namespace cpudist::table {
@@ -19,8 +20,10 @@ namespace cpudist::table {
 class Slabs {
  public:
   // `likely`: records that will probably be all, beyond which nothing is made ahead. Without
-  // `ahead` every slab is made when it is needed.
-  Slabs(uint64_t stride, uint64_t likely, std::shared_ptr<MemoryAhead> ahead);
+  // `ahead` every slab is made when it is needed. `kept` counts the slabs, outlives them, and says
+  // whether there is room for one that is made ahead.
+  Slabs(uint64_t stride, uint64_t likely, std::shared_ptr<MemoryAhead> ahead,
+        MemoryCap::Kept* kept);
 
   uint64_t stride() const { return stride_; }
   uint32_t per_slab() const { return per_slab_; }
@@ -38,10 +41,19 @@ class Slabs {
   // So many records there will be soon, in all.
   void expect(uint64_t records) { order_up_to((records + per_slab_ - 1) / per_slab_); }
 
+  // Nothing is made ahead until somebody expects it, or the last slab is half full. Returns the
+  // bytes that this frees.
+  uint64_t give_up_ahead() noexcept;
+
   // With what is made ahead.
-  uint64_t size_bytes() const { return (slabs_.size() + orders_.size()) * per_slab_ * stride_; }
+  uint64_t size_bytes() const { return (slabs_.size() + orders_.size()) * slab_bytes(); }
+  // What room for so many records takes in all.
+  uint64_t bytes_for(uint64_t records) const {
+    return (records + per_slab_ - 1) / per_slab_ * slab_bytes();
+  }
 
  private:
+  uint64_t slab_bytes() const { return per_slab_ * stride_; }
   void extend(uint64_t record);
   void order_up_to(uint64_t slabs);  // in all, as many as are likely to be needed
 
@@ -50,6 +62,7 @@ class Slabs {
   const uint64_t reciprocal_;  // 2^64 / per_slab, rounded up: exact for 32-bit dividends
   const uint64_t likely_slabs_;
   const std::shared_ptr<MemoryAhead> ahead_;
+  MemoryCap::Kept* const kept_;
   std::vector<MemoryAhead::Memory> slabs_;
   std::vector<uint8_t*> starts_;
   std::deque<MemoryAhead::OrderPtr> orders_;  // of the slabs to come

@@ -30,6 +30,13 @@ class SlotMemory {
   void free(void* memory, size_t size_bytes) noexcept;
   // In chunks, and given to nobody.
   size_t spare_bytes() const { return spare_bytes_; }
+  // Whether arrays of this size lie in chunks, and what chunks arrays of `size_bytes` in all may
+  // need beside what is there.
+  bool in_chunks(size_t size_bytes) const;
+  size_t new_chunks_bytes(size_t size_bytes) const {
+    if (size_bytes <= spare_bytes_) return 0;
+    return (size_bytes - spare_bytes_ + kChunkBytes - 1) / kChunkBytes * kChunkBytes;
+  }
 
  private:
   static constexpr size_t kChunkBytes = size_t{2} << 20;
@@ -48,7 +55,6 @@ class SlotMemory {
     std::array<uint8_t, kUnits> free{};  // 1 + order of the free block that begins there
   };
 
-  bool in_chunks(size_t size_bytes) const;
   static size_t order_of(size_t size_bytes);
   Chunk& chunk_of(const void* memory);
   static uint8_t& mark_of(Chunk& chunk, const void* block);

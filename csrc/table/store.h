@@ -8,8 +8,11 @@
 #include <memory>
 #include <vector>
 
+#include "base/memory_cap.h"
+#include "table/ahead.h"
 #include "table/dense_block.h"
 #include "table/table.h"
+#include "wire/layout.h"
 
 namespace cpudist::table {
 
@@ -26,5 +29,12 @@ struct ParamStore {
     return sum;
   }
 };
+
+// The tables and blocks of a layout as one server has them; `ahead` and `cap` are those of Table.
+ParamStore make_store(const wire::ParamSetLayout& layout, uint32_t shard_id, uint32_t server_count,
+                      const std::shared_ptr<MemoryAhead>& ahead,
+                      const std::shared_ptr<MemoryCap>& cap);
+// What they take once everything is stored; of remote tables, before there is a row.
+uint64_t planned_bytes(const ParamStore& store);
 
 }  // namespace cpudist::table

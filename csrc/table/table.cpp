@@ -11,6 +11,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <new>
 #include <set>
 #include <string>
 #include <utility>
@@ -48,7 +49,7 @@ uint32_t checked_state_elements(const kernels::OptimizerConfig& config, uint32_t
 
 Table::Table(uint32_t id, wire::TableSpec spec, const kernels::OptimizerConfig& config,
              uint32_t shard_id, uint32_t server_count, Averaging averaging,
-             std::shared_ptr<MemoryAhead> ahead)
+             std::shared_ptr<MemoryAhead> ahead, std::shared_ptr<MemoryCap> cap)
     : id_(id),
       spec_(std::move(spec)),
       config_(config),
@@ -59,10 +60,13 @@ Table::Table(uint32_t id, wire::TableSpec spec, const kernels::OptimizerConfig& 
       averaging_(averaging),
       state_elements_(checked_state_elements(config, spec_.dim)),
       likely_rows_(likely_rows(spec_, server_count)),
+      kept_(std::make_unique<MemoryCap::Kept>(std::move(cap))),
       slabs_(record_bytes((averaged() ? 2 : 1) * uint64_t{spec_.dim} + state_elements_),
-             likely_rows_, std::move(ahead)),
+             likely_rows_, std::move(ahead), kept_.get()),
       index_(spec_.rows) {
   divide_buckets();
+  kept_->promise(planned_bytes());
+  count_index();
 }
 
 void Table::divide_buckets() {
@@ -78,6 +82,24 @@ void Table::divide_buckets() {
 }
 
 uint64_t Table::size_bytes() const { return slabs_.size_bytes() + index_.size_bytes(); }
+
+uint64_t Table::planned_bytes() const {
+  if (spec_.remote || bucket_count_ == 0) return index_.size_bytes();
+  return slabs_.bytes_for(likely_rows_) + index_.size_bytes() +
+         index_.growth_bytes(first_bucket_, bucket_count_, likely_rows_);
+}
+
+void Table::count_index() noexcept {
+  kept_->add(index_.size_bytes() - counted_index_bytes_);
+  counted_index_bytes_ = index_.size_bytes();
+}
+
+std::vector<uint64_t> Table::hashes_of(std::span<const int64_t> keys) const {
+  std::vector<uint64_t> hashes(keys.size());
+  std::transform(keys.begin(), keys.end(), hashes.begin(),
+                 [this](int64_t key) { return hash_of(key); });
+  return hashes;
+}
 
 void Table::find_batch(std::span<const int64_t> keys, uint64_t* hashes, uint32_t* records,
                        size_t prefetched) const {
@@ -251,16 +273,12 @@ void Table::check_owner(int64_t key, uint64_t hash) const {
 
 void Table::check_room(std::span<const int64_t> keys) const {
   if (keys.size() <= kMostRecords - rows_) return;
-  std::set<int64_t> fresh;
-  for (const int64_t key : keys) {
-    if (find_one(key, hash_of(key)) == RowIndex::kNone) fresh.insert(key);
-  }
-  if (fresh.size() > kMostRecords - rows_) throw_full();
+  if (absent(keys).size() > kMostRecords - rows_) throw_full();
 }
 
 void Table::throw_full() const {
-  throw Error(ErrorCode::kOverloaded, "table " + spec_.name + ": a server holds at most " +
-                                          std::to_string(kMostRecords) + " rows; use more servers");
+  throw Error(ErrorCode::kFull, "table " + spec_.name + ": a server holds at most " +
+                                    std::to_string(kMostRecords) + " rows; use more servers");
 }
 
 void Table::store(const wire::TableRows& rows) {
@@ -285,6 +303,7 @@ void Table::store(const wire::TableRows& rows) {
       begin_average(records[i]);
     }
   }
+  count_index();
   step_ = rows.step;
 }
 
@@ -307,11 +326,29 @@ uint32_t Table::create(int64_t key, uint64_t hash) {
 
 void Table::make_room(std::span<const int64_t> keys) {
   if (keys.size() > kMostRecords - rows_) throw_full();
-  std::vector<uint64_t> hashes(keys.size());
-  std::transform(keys.begin(), keys.end(), hashes.begin(),
-                 [this](int64_t key) { return hash_of(key); });
-  index_.reserve(hashes);
+  const std::vector<uint64_t> hashes = hashes_of(keys);
+  try {
+    index_.reserve(hashes);
+  } catch (const std::bad_alloc&) {
+    count_index();  // parts of it have grown
+    throw;
+  }
+  count_index();
   if (!keys.empty()) slabs_.cover(rows_ + keys.size() - 1);
+}
+
+uint64_t Table::growth_bytes(std::span<const int64_t> keys) const {
+  if (keys.size() > kMostRecords - rows_) throw_full();
+  const uint64_t slabs = slabs_.bytes_for(rows_ + keys.size());
+  return slabs - std::min(slabs, slabs_.size_bytes()) + index_.growth_bytes(hashes_of(keys));
+}
+
+std::vector<int64_t> Table::absent(std::span<const int64_t> keys) const {
+  std::set<int64_t> found;
+  for (const int64_t key : keys) {
+    if (find_one(key, hash_of(key)) == RowIndex::kNone) found.insert(key);
+  }
+  return {found.begin(), found.end()};
 }
 
 uint32_t Table::make(int64_t key) {
@@ -355,6 +392,7 @@ void Table::load(const RowColumns& rows) {
     }
   }
   step_ = rows.step;
+  count_index();
 }
 
 void Table::load_row(uint32_t record, const RowColumns& rows, uint64_t row) {
@@ -445,6 +483,16 @@ void Table::each_owned(uint64_t begin, uint64_t end, const Batch& batch) const {
   if (owned.count > 0) batch(owned);
 }
 
+std::vector<int64_t> Table::absent(const wire::RunRef& run) const {
+  std::vector<int64_t> found;
+  each_owned(run.begin, run.end, [&](const OwnedKeys& keys) {
+    for (size_t i = 0; i < keys.count; ++i) {
+      if (find_one(keys.keys[i], keys.hashes[i]) == RowIndex::kNone) found.push_back(keys.keys[i]);
+    }
+  });
+  return found;
+}
+
 uint64_t Table::owned_rows(uint64_t begin, uint64_t end) const {
   if (bucket_count_ == kernels::kBucketCount) return end - begin;
   uint64_t count = 0;
@@ -482,6 +530,7 @@ void Table::store(const wire::RunView& run) {
   check(run);
   expect_rows();
   each_owned(run.ref.begin, run.ref.end, [&](const OwnedKeys& keys) { store_batch(keys, run); });
+  count_index();
   step_ = run.ref.step;
 }
 

@@ -12,7 +12,9 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <vector>
 
+#include "base/memory_cap.h"
 #include "kernels/aligned.h"
 #include "kernels/hash.h"
 #include "kernels/initial.h"
@@ -67,10 +69,10 @@ class Table {
 
   // `config` decides the state of a row until the table is dropped, `averaging` whether it has an
   // average. The table remembers no views. `ahead` makes its memory before it is needed; none: when
-  // it is.
+  // it is. `cap` counts what it keeps: planned_bytes() from the start, and what goes beyond.
   Table(uint32_t id, wire::TableSpec spec, const kernels::OptimizerConfig& config,
         uint32_t shard_id, uint32_t server_count, Averaging averaging = {},
-        std::shared_ptr<MemoryAhead> ahead = nullptr);
+        std::shared_ptr<MemoryAhead> ahead = nullptr, std::shared_ptr<MemoryCap> cap = nullptr);
 
   const wire::TableSpec& spec() const { return spec_; }
   uint32_t id() const { return id_; }
@@ -83,6 +85,8 @@ class Table {
   size_t slab_count() const { return slabs_.size(); }
   uint32_t rows_per_slab() const { return slabs_.per_slab(); }
   uint64_t size_bytes() const;
+  // What it takes once all its rows are stored; a remote one, before there is any.
+  uint64_t planned_bytes() const;
   // Of what rows of a remote table begin with: before anybody can read one.
   void set_seed(uint64_t seed) { initial_.set_seed(seed); }
 
@@ -100,14 +104,22 @@ class Table {
   // find does.
   void fetch(std::span<const int64_t> keys, float* weights, float* state, uint32_t* counts) const;
   // Throws kRowOutOfRange, kInvalidArgument (a row of another server, sizes that do not fit), and
-  // kOverloaded when record numbers would run out.
+  // kFull when record numbers would run out.
   void check(const wire::TableRows& rows) const;
   // Creates or overwrites rows. Throws as check does, before anything is changed.
   void store(const wire::TableRows& rows);
 
   // Memory for the rows of `keys`, none of which is there: making them does not throw then. Throws
-  // std::bad_alloc, or kOverloaded when record numbers would run out; the rows are as they were.
+  // std::bad_alloc, or kFull when record numbers would run out; the rows are as they were.
   void make_room(std::span<const int64_t> keys);
+  // What that, or storing, would add to size_bytes(), but for what is then made ahead. Throws as
+  // make_room.
+  uint64_t growth_bytes(std::span<const int64_t> keys) const;
+  // Frees what was made ahead, and returns how much that was.
+  uint64_t give_up_ahead() noexcept { return slabs_.give_up_ahead(); }
+  // Those of the keys of which there is no row, each once.
+  std::vector<int64_t> absent(std::span<const int64_t> keys) const;
+  std::vector<int64_t> absent(const wire::RunRef& run) const;
   // A row that is not there, for which there is room. It has a record, but neither weight nor state
   // before begin(): nobody else may look at the table meanwhile.
   uint32_t make(int64_t key);
@@ -197,6 +209,8 @@ class Table {
   void load_row(uint32_t record, const RowColumns& rows, uint64_t row);
   void divide_buckets();  // into shards
   void check_room(std::span<const int64_t> keys) const;
+  std::vector<uint64_t> hashes_of(std::span<const int64_t> keys) const;
+  void count_index() noexcept;  // what it has grown by
   // The only place where a row comes into being; weight and state are the caller's.
   uint32_t create(int64_t key, uint64_t hash);
   // The record of a row that is about to be written to.
@@ -224,8 +238,10 @@ class Table {
   uint64_t made_ = 0;
   uint64_t step_ = 0;
   uint64_t generation_ = 0;
+  std::unique_ptr<MemoryCap::Kept> kept_;  // of slabs and index
   Slabs slabs_;
   RowIndex index_;
+  uint64_t counted_index_bytes_ = 0;
   // Of a cut: what changed rows were, and which records are still to be copied.
   std::unique_ptr<RowImages> images_;
   uint32_t keep_begin_ = 0;

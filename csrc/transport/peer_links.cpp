@@ -1,5 +1,6 @@
 // Copyright (c) 2026 The torch_cpudist authors.
 // SPDX-License-Identifier: BSD-3-Clause
+// long: one class
 //
 // Callbacks send without the lock of the links: in-process, a send calls back
 // in the same thread.
@@ -259,10 +260,10 @@ void PeerLinks::on_close(const ConnectionPtr& connection, const std::string& rea
   const TimePoint now = Clock::now();
   if (out.open) out.give_up = now + milliseconds(options_.liveness_ms);
   out.open = false;
-  out.trouble = reason;
   out.try_next = now;
   work_.notify_all();
   changed_.notify_all();
+  out.trouble = reason;  // last: there may be no memory for it
 }
 
 // -- the thread that keeps the links
@@ -281,7 +282,12 @@ void PeerLinks::keep() {
     for (uint32_t rank = 0; rank < options_.peers && !closed_; ++rank) {
       if (rank == options_.rank) continue;
       if (was_away) peers_[rank].heard = std::max(peers_[rank].heard, now);
-      look_after(rank, lock, beat);
+      try {
+        look_after(rank, lock, beat);
+      } catch (const std::exception&) {
+        // There is no memory. What was to be done is still to be done, at the next look.
+        if (!lock.owns_lock()) lock.lock();
+      }
     }
     attendance.stay(Clock::now());  // an attempt to connect takes its time
     if (!closed_) work_.wait_for(lock, look);
@@ -348,7 +354,7 @@ void PeerLinks::reach(uint32_t rank, Lock& lock) {
   lock.lock();
   const TimePoint now = Clock::now();
   if (!connection) {
-    out.trouble = trouble;
+    out.trouble.swap(trouble);
     out.unreachable = true;
     out.try_next = now + kRetryPause;
     changed_.notify_all();
@@ -358,8 +364,13 @@ void PeerLinks::reach(uint32_t rank, Lock& lock) {
   out.seen_bytes = 0;
   out.sent = peers_[rank].heard = now;
   lock.unlock();
-  connection->send(user_->hello(rank, 0));
-  const bool dead = connection->closed();
+  bool dead = false;
+  try {
+    connection->send(user_->hello(rank, 0));
+    dead = connection->closed();
+  } catch (const std::exception&) {
+    dead = true;  // nobody repeats a hello over a reliable link: another one is made
+  }
   lock.lock();
   // on_close may have come before the connection was known here.
   if (!dead || out.connection != connection) return;
@@ -376,14 +387,20 @@ void PeerLinks::send_pending(uint32_t rank, Lock& lock) {
   std::vector<wire::Frame> frames;
   lock.lock();
   const ConnectionPtr connection = peer.out.connection;
-  peer.out.resend = false;
-  peer.out.sent = Clock::now();
   for (const Pending& pending : peer.out.pending) {
     frames.push_back(frame_of(pending.kind, pending.sequence, pending.payload.share()));
   }
+  peer.out.resend = false;
+  peer.out.sent = Clock::now();
   lock.unlock();
-  for (wire::Frame& frame : frames) {
-    if (connection) connection->send(std::move(frame));
+  try {
+    for (wire::Frame& frame : frames) {
+      if (connection) connection->send(std::move(frame));
+    }
+  } catch (const std::exception&) {
+    lock.lock();
+    peer.out.resend = true;  // all of them: whoever takes them knows which it has
+    throw;
   }
   lock.lock();
 }

@@ -17,11 +17,13 @@ class Server:
         threads: threads that handle requests, and as many that update one round
             together; at most 1024; 0 takes this rank's share of the cores.
             ``CPUDIST_SERVER_THREADS``.
-        memory_cap_bytes: bytes of pushes that come in or wait on one server; beyond it
-            a push is refused with ``OverloadedError``, which Async's queue answers by
-            sending it again, and so is a model if its dense gradients exceed it, under
-            Sync those of all trainers. Geo's exchanges go in parts that fit. 0 is no
-            cap.
+        memory_cap_bytes: bytes of values (rows, their index, what is made ahead of
+            them, dense blocks, averages) and of pushes that come in or wait on one
+            server. A model whose values and dense gradients, under Sync those of all
+            trainers, exceed it is refused with ``OverloadedError``, and so is a push
+            that does: Async's queue sends it again where other pushes are in the way,
+            and ends where it can never fit. Geo's exchanges go in parts that fit. 0 is
+            no cap. docs/tables.md, "A cap on a server's memory".
             ``CPUDIST_SERVER_MEMORY_CAP_BYTES``.
         snapshot_memory_bytes: bytes that a server keeps of rows which change before
             a snapshot has written them; with three quarters of it in use each push

@@ -89,13 +89,13 @@ std::shared_ptr<PushQueue> queue_of(ParamSet& set) {
 
 }  // namespace
 
-GeoExchange::GeoExchange(std::shared_ptr<ParamSet> set, bool alone, uint64_t memory_cap_bytes)
+GeoExchange::GeoExchange(std::shared_ptr<ParamSet> set, bool alone, uint64_t push_cap_bytes)
     : owner_(std::move(set)),
       set_(*owner_->state()),
       pool_(owner_->shared().pool),
       alone_(alone),
       rows_bytes_(
-          room_for_rows(set_, owner_->shared().session.options().trainer_count, memory_cap_bytes)),
+          room_for_rows(set_, owner_->shared().session.options().trainer_count, push_cap_bytes)),
       queue_(queue_of(*owner_)),
       members_(owner_->shared().session.options().trainer_count) {
   const wire::ParamSetLayout& layout = set_.layout;

@@ -44,10 +44,10 @@ struct ExchangeStats {
 class GeoExchange {
  public:
   // Starts the queue of the set, once for a set. `alone`: there is no other trainer and never will
-  // be; nothing is remembered for an exchange. `memory_cap_bytes`: what pushes may hold on a
+  // be; nothing is remembered for an exchange. `push_cap_bytes`: what pushes may hold on a
   // server, 0 for no cap; an exchange goes in as many pushes as that takes. Throws
   // Error(kOverloaded) if no row fits.
-  GeoExchange(std::shared_ptr<ParamSet> set, bool alone, uint64_t memory_cap_bytes);
+  GeoExchange(std::shared_ptr<ParamSet> set, bool alone, uint64_t push_cap_bytes);
 
   // One step on rows of a table, by this trainer. Throws kRowOutOfRange before it changes anything.
   void update_rows(const TableGradient& gradient, const LocalRows& rows,

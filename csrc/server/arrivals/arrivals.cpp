@@ -16,7 +16,7 @@ namespace cpudist::server {
 
 Arrivals::Arrivals(ParamState& state)
     : state_(state),
-      update_(state.store, state.shared.updates),
+      update_(state.store, state.shared.updates, state.shared.memory.row_memory()),
       compensator_(make_compensator(state.layout)) {}
 
 uint64_t Arrivals::round_of(uint32_t) const { return state_.version.round; }
@@ -82,8 +82,12 @@ void Arrivals::excuse(uint32_t rank, Outbox& outbox) {
 }
 
 void Arrivals::fail_waiting(const Error& error, Outbox& outbox) {
+  fail_waiting(payload_of(error), outbox);
+}
+
+void Arrivals::fail_waiting(const SharedPayload& error, Outbox& outbox) {
   for (const auto& [rank, push] : waiting_) {
-    state_.shared.sequencer.finish(push.ticket, error, outbox);
+    state_.shared.sequencer.finish(push.ticket, wire::FrameKind::kError, Answer(error), outbox);
   }
   waiting_.clear();
 }
@@ -178,27 +182,31 @@ void Arrivals::apply(uint32_t rank, Outbox& outbox) {
                                        : state_.replies->answers(one, blocks).at(rank);
     state_.shared.sequencer.finish(push.ticket, wire::FrameKind::kReply, answer, outbox);
   } catch (const std::exception& error) {
-    state_.break_off(error);
-    state_.shared.sequencer.finish(push.ticket, *state_.broken, outbox);
-    fail_waiting(*state_.broken, outbox);
+    const SharedPayload broken = state_.break_off(error);
+    state_.shared.sequencer.finish(push.ticket, wire::FrameKind::kError, Answer(broken), outbox);
+    fail_waiting(broken, outbox);
   }
 }
 
-// All that may want memory before a value changes. False when there is none: the push is refused
-// then and may be sent again.
+// All that may want memory before a value changes. False where the push cannot be applied: its
+// sender is told, and may send it again where there was no memory.
 bool Arrivals::prepare(const Pushes& one, Outbox& outbox) {
   const auto& [rank, push] = *one.begin();
-  const auto refuse = [&](const std::exception& cause) {
-    state_.shared.sequencer.reject(push.ticket, state_.refusal(cause), outbox);
-  };
+  Sequencer& sequencer = state_.shared.sequencer;
   try {
-    update_.prepare(one, compensator_ != nullptr);
-    if (compensator_) compensator_->begin(rank, push.view, state_.store);
-    return true;
+    try {
+      update_.prepare(one, compensator_ != nullptr);
+      if (compensator_) compensator_->begin(rank, push.view, state_.store);
+      return true;
+    } catch (const Error& error) {
+      if (error.code() == ErrorCode::kFull) {
+        sequencer.finish(push.ticket, error, outbox);
+      } else {
+        sequencer.reject(push.ticket, state_.refusal(error), outbox);
+      }
+    }
   } catch (const std::bad_alloc& error) {
-    refuse(error);
-  } catch (const Error& error) {
-    refuse(error);
+    sequencer.reject(push.ticket, state_.refusal(error), outbox);
   }
   return false;
 }

@@ -43,6 +43,8 @@ class Arrivals final : public UpdatePolicy {
   bool is_due(uint32_t rank) const override;
   void push(Push push, Outbox& outbox) override;
   bool has_pushes() const override { return !waiting_.empty(); }
+  // Nobody waits for a push: who holds others by what it has read goes on, or leaves.
+  void give_up(uint32_t, const Error&, Outbox&) override {}
   void commit(const Ticket& ticket, const Buffer& payload, Outbox& outbox) override;
 
   void values_stored() override;
@@ -57,6 +59,7 @@ class Arrivals final : public UpdatePolicy {
   bool bounded() const { return state_.layout.max_staleness != wire::kAnyStaleness; }
   // The update after which `rank` read; nothing where it has left, or without a bound.
   std::optional<uint64_t> read_of(uint32_t rank) const;
+  void fail_waiting(const SharedPayload& error, Outbox& outbox);
   void apply_due(Outbox& outbox);
   void apply(uint32_t rank, Outbox& outbox);
   bool prepare(const Pushes& one, Outbox& outbox);

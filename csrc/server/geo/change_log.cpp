@@ -67,7 +67,8 @@ SharedPayload ChangeLog::reply(uint32_t rank) {
     blocks.push_back({block, state_.store.blocks[block]->weight().size()});
   }
   header.cut_wanted = state_.markers.number();
-  wire::FilledPush reply = wire::layout_changes(header, blocks, tables, state_.shared.pool);
+  wire::FilledPush reply =
+      wire::layout_changes(header, blocks, tables, state_.shared.memory.pool());
   for (size_t i = 0; i < blocks.size(); ++i) {
     const auto weight = state_.store.blocks[blocks[i].block]->weight();
     if (!weight.empty()) std::memcpy(reply.blocks[i], weight.data(), weight.size());

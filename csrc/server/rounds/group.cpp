@@ -41,7 +41,17 @@ void RoundGroup::push(Push push, Outbox& outbox) {
   const uint32_t rank = push.ticket.rank;
   const bool early = joining_.contains(rank);  // its round is the next one
   (early ? early_ : pushes_).emplace(rank, std::move(push));
-  if (!early) try_complete(outbox);
+  if (early) return;
+  try {
+    try_complete(outbox);
+  } catch (...) {  // its sender is told; it may push again
+    pushes_.erase(rank);
+    throw;
+  }
+}
+
+void RoundGroup::give_up(uint32_t rank, const Error& error, Outbox& outbox) {
+  if (phase_ == Phase::kCollect && members_.contains(rank)) fail_round(payload_of(error), outbox);
 }
 
 bool RoundGroup::complete() const {
@@ -65,53 +75,66 @@ void RoundGroup::try_complete(Outbox& outbox) {
     return;
   }
   if (!complete()) return;
-  if (const auto mismatch = find_mismatch(pushes_)) {
-    fail_round(
-        Error(ErrorCode::kConfigMismatch, "round " + std::to_string(round_) + ": " + *mismatch),
-        outbox);
-    return;
-  }
+  Told told;
   try {
-    std::vector<double> squared_norms;
-    if (prepare(&squared_norms, outbox)) apply(std::move(squared_norms), outbox);
+    if (prepare(&told, outbox)) apply(told, outbox);
   } catch (const std::exception& error) {
     break_off(error, outbox);
   }
 }
 
-// All that may want memory before a value changes. False when there is none: the pushes are refused
-// then and may be sent again.
-bool RoundGroup::prepare(std::vector<double>* squared_norms, Outbox& outbox) {
+// All that may want memory before a value changes. False when the round cannot be applied: all of
+// it are told, and may send their pushes again where there was no memory.
+bool RoundGroup::prepare(Told* told, Outbox& outbox) {
   try {
-    const bool each = pushes_.begin()->second.view.header.clip_each;
-    if (wants_commit()) squared_norms->resize(each ? state_.tensor_count : 1);
-    if (GradientUpdate::is_void(pushes_)) return true;
-    update_.prepare(pushes_);
-    if (wants_commit()) update_.merge(pushes_, *squared_norms);
-    return true;
+    if (const auto mismatch = find_mismatch(pushes_)) {
+      fail_round(payload_of(Error(ErrorCode::kConfigMismatch,
+                                  "round " + std::to_string(round_) + ": " + *mismatch)),
+                 outbox);
+      return false;
+    }
+    try {
+      prepare_update(told);
+      return true;
+    } catch (const Error& error) {
+      if (error.code() == ErrorCode::kFull) {
+        fail_round(payload_of(error), outbox);
+      } else {
+        refuse_round(error, outbox);
+      }
+    }
   } catch (const std::bad_alloc& error) {
-    refuse_round(error, outbox);
-  } catch (const Error& error) {
     refuse_round(error, outbox);
   }
   return false;
 }
 
-void RoundGroup::apply(std::vector<double> squared_norms, Outbox& outbox) {
+void RoundGroup::prepare_update(Told* told) {
+  const bool empty = GradientUpdate::is_void(pushes_);
+  if (!empty) update_.prepare(pushes_);
+  if (!wants_commit()) return;
+  const bool each = pushes_.begin()->second.view.header.clip_each;
+  told->norm_count = each ? state_.tensor_count : 1;
+  wire::PushNorm norms{round_, std::vector<double>(told->norm_count)};
+  if (!empty) update_.merge(pushes_, norms.squared_norms);
+  told->payload = std::make_shared<const Buffer>(encode(norms));
+}
+
+void RoundGroup::apply(const Told& told, Outbox& outbox) {
   if (wants_commit()) {
-    begin_commit(std::move(squared_norms), outbox);
+    begin_commit(told, outbox);
     return;
   }
   if (!GradientUpdate::is_void(pushes_)) update_.apply(pushes_, state_.version.round);
   end_round(outbox);
 }
 
-void RoundGroup::begin_commit(std::vector<double> squared_norms, Outbox& outbox) {
-  norm_count_ = squared_norms.size();
-  const wire::PushNorm told{round_, std::move(squared_norms)};
+void RoundGroup::begin_commit(const Told& told, Outbox& outbox) {
+  norm_count_ = told.norm_count;
   phase_ = Phase::kCommit;
   for (const auto& [rank, push] : pushes_) {
-    state_.shared.sequencer.finish(push.ticket, encode(told), outbox);
+    state_.shared.sequencer.finish(push.ticket, wire::FrameKind::kReply, Answer(told.payload),
+                                   outbox);
   }
 }
 
@@ -199,25 +222,29 @@ void RoundGroup::end_round(Outbox& outbox) {
 }
 
 void RoundGroup::break_off(const std::exception& cause, Outbox& outbox) {
-  state_.break_off(cause);
-  for (const auto& [rank, waiting] : waiting_commits_) {
-    state_.shared.sequencer.finish(waiting.ticket, *state_.broken, outbox);
-  }
-  waiting_commits_.clear();
+  const SharedPayload error = state_.break_off(cause);
+  fail_commits(error, outbox);
   phase_ = Phase::kCollect;
-  fail_round(*state_.broken, outbox);
+  fail_round(error, outbox);
 }
 
-void RoundGroup::fail_round(const Error& error, Outbox& outbox) {
+void RoundGroup::fail_round(const SharedPayload& error, Outbox& outbox) {
   for (const auto& [rank, push] : pushes_) {
-    state_.shared.sequencer.finish(push.ticket, error, outbox);
+    state_.shared.sequencer.finish(push.ticket, wire::FrameKind::kError, Answer(error), outbox);
   }
   pushes_.clear();
 }
 
+void RoundGroup::fail_commits(const SharedPayload& error, Outbox& outbox) {
+  for (const auto& [rank, waiting] : waiting_commits_) {
+    state_.shared.sequencer.finish(waiting.ticket, wire::FrameKind::kError, Answer(error), outbox);
+  }
+  waiting_commits_.clear();
+}
+
 // Nothing of it was applied.
-void RoundGroup::refuse_round(const std::exception& cause, Outbox& outbox) {
-  const Error error = state_.refusal(cause);
+void RoundGroup::refuse_round(const std::exception& cause, Outbox& outbox) noexcept {
+  const SharedPayload error = state_.refusal(cause);
   for (const auto& [rank, push] : pushes_) {
     state_.shared.sequencer.reject(push.ticket, error, outbox);
   }
@@ -306,16 +333,13 @@ std::vector<uint32_t> RoundGroup::participants() const {
   return ranks;
 }
 
-void RoundGroup::fail_waiting(const Error& error, Outbox& outbox) {
+void RoundGroup::fail_waiting(const SharedPayload& error, Outbox& outbox) {
   if (phase_ == Phase::kCollect) fail_round(error, outbox);
   for (const auto& [rank, push] : early_) {
-    state_.shared.sequencer.finish(push.ticket, error, outbox);
+    state_.shared.sequencer.finish(push.ticket, wire::FrameKind::kError, Answer(error), outbox);
   }
   early_.clear();
-  for (const auto& [rank, waiting] : waiting_commits_) {
-    state_.shared.sequencer.finish(waiting.ticket, error, outbox);
-  }
-  waiting_commits_.clear();
+  fail_commits(error, outbox);
 }
 
 void RoundGroup::drop(uint32_t rank, Outbox& outbox) {

@@ -27,7 +27,7 @@ class RoundGroup {
       : state_(state),
         ranks_(std::move(ranks)),
         alone_(alone),
-        update_(state.store, state.shared.updates) {}
+        update_(state.store, state.shared.updates, state.shared.memory.row_memory()) {}
   RoundGroup(const RoundGroup&) = delete;
   RoundGroup& operator=(const RoundGroup&) = delete;
 
@@ -41,6 +41,8 @@ class RoundGroup {
     round_ = round;
     committed_ = {};
   }
+  // A push of `rank` can never come: answers the others of its round.
+  void give_up(uint32_t rank, const Error& error, Outbox& outbox);
   void commit(const Ticket& ticket, const Buffer& payload, Outbox& outbox);
 
   // Those of `ranks` that belong here take part from the current round on; no join is under way.
@@ -50,7 +52,7 @@ class RoundGroup {
   // Forgets what an older incarnation of `rank` left waiting.
   void drop(uint32_t rank, Outbox& outbox);
   // Answers everything that waits.
-  void fail_waiting(const Error& error, Outbox& outbox);
+  void fail_waiting(const SharedPayload& error, Outbox& outbox);
 
   // Whom a waiting request waits for.
   std::vector<uint32_t> waiting_for(wire::FrameKind kind) const;
@@ -62,6 +64,10 @@ class RoundGroup {
   struct WaitingCommit {
     Ticket ticket;
     std::vector<double> norms;
+  };
+  struct Told {  // to everybody when a round that clips has been merged
+    size_t norm_count = 0;
+    SharedPayload payload;
   };
   struct Committed {  // the last two-phase round, for the commits that come after the first
     uint64_t round = 0;
@@ -76,14 +82,16 @@ class RoundGroup {
   bool wants_commit() const { return pushes_.begin()->second.view.header.clip_norm > 0.0; }
   std::vector<uint32_t> missing() const;
   void try_complete(Outbox& outbox);
-  bool prepare(std::vector<double>* squared_norms, Outbox& outbox);
-  void apply(std::vector<double> squared_norms, Outbox& outbox);
-  void begin_commit(std::vector<double> squared_norms, Outbox& outbox);
+  bool prepare(Told* told, Outbox& outbox);
+  void prepare_update(Told* told);
+  void apply(const Told& told, Outbox& outbox);
+  void begin_commit(const Told& told, Outbox& outbox);
   void apply_commit(Outbox& outbox);
   void end_round(Outbox& outbox);
   std::vector<uint32_t> blocks_of_reply() const;
-  void fail_round(const Error& error, Outbox& outbox);
-  void refuse_round(const std::exception& cause, Outbox& outbox);
+  void fail_round(const SharedPayload& error, Outbox& outbox);
+  void fail_commits(const SharedPayload& error, Outbox& outbox);
+  void refuse_round(const std::exception& cause, Outbox& outbox) noexcept;
   void break_off(const std::exception& cause, Outbox& outbox);
   void advance_if_empty();
   void promote();

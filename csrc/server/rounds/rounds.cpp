@@ -37,7 +37,9 @@ void Rounds::in_group(uint32_t rank, Outbox& outbox, Action&& action) {
   RoundGroup* const group = find_group(rank);
   if (group == nullptr) return;
   action(*group);
-  if (state_.broken) fail_waiting(*state_.broken, outbox);
+  if (!state_.broken) return;
+  const SharedPayload error = state_.broken_payload();
+  for (const auto& other : groups_) other->fail_waiting(error, outbox);
 }
 
 uint64_t Rounds::round_of(uint32_t rank) const {
@@ -78,7 +80,8 @@ void Rounds::add_members(const std::set<uint32_t>& ranks) {
 }
 
 void Rounds::fail_waiting(const Error& error, Outbox& outbox) {
-  for (const auto& group : groups_) group->fail_waiting(error, outbox);
+  const SharedPayload payload = payload_of(error);
+  for (const auto& group : groups_) group->fail_waiting(payload, outbox);
 }
 
 void Rounds::check_push(const Ticket& ticket, const wire::PushHeader& header) const {
@@ -112,6 +115,10 @@ bool Rounds::has_pushes() const {
 
 void Rounds::set_round(uint64_t round) {
   if (groups_.size() == 1) groups_.front()->set_round(round);
+}
+
+void Rounds::give_up(uint32_t rank, const Error& error, Outbox& outbox) {
+  in_group(rank, outbox, [&](RoundGroup& group) { group.give_up(rank, error, outbox); });
 }
 
 void Rounds::commit(const Ticket& ticket, const Buffer& payload, Outbox& outbox) {

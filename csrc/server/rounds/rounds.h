@@ -37,6 +37,7 @@ class Rounds final : public UpdatePolicy {
   bool is_due(uint32_t) const override { return false; }
   void push(Push push, Outbox& outbox) override;
   bool has_pushes() const override;
+  void give_up(uint32_t rank, const Error& error, Outbox& outbox) override;
   void commit(const Ticket& ticket, const Buffer& payload, Outbox& outbox) override;
 
   void values_stored() override {}

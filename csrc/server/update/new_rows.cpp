@@ -7,6 +7,8 @@
 #include <functional>
 #include <span>
 
+#include "base/errors.h"
+
 namespace cpudist::server {
 namespace {
 
@@ -30,6 +32,45 @@ void NewRows::plan(const Pushes& pushes, table::ParamStore& store) {
     }
   }
   for (Wanted& wanted : wanted_) find(wanted, *store.tables[wanted.table], deduper_);
+  if (std::all_of(wanted_.begin(), wanted_.end(),
+                  [](const Wanted& wanted) { return wanted.absent.empty(); })) {
+    return;
+  }
+  const auto reserved = reserve(pushes, store);
+  for (const Wanted& wanted : wanted_) store.tables[wanted.table]->make_room(wanted.absent);
+}
+
+MemoryCap::Reservation NewRows::reserve(const Pushes& pushes,
+                                        const table::ParamStore& store) const {
+  if (!memory_) return {};
+  try {
+    return memory_(growth(pushes, store));
+  } catch (const Error&) {
+    // What was made ahead spares time only.
+    uint64_t freed = 0;
+    for (const auto& table : store.tables) freed += table->give_up_ahead();
+    if (freed == 0) throw;
+  }
+  return memory_(growth(pushes, store));
+}
+
+RowGrowth NewRows::growth(const Pushes& pushes, const table::ParamStore& store) const {
+  RowGrowth growth;
+  uint64_t most = 0;
+  for (const Wanted& wanted : wanted_) {
+    const table::Table& table = *store.tables[wanted.table];
+    const uint64_t bytes = table.growth_bytes(wanted.absent);
+    growth.rows += wanted.absent.size();
+    growth.bytes += bytes;
+    if (bytes >= most) growth.table = table.spec().name;
+    most = std::max(most, bytes);
+  }
+  for (const auto& [rank, push] : pushes) {
+    growth.own_bytes += push.payload.size();
+    growth.own_waiting_bytes += push.pending.size_bytes();
+    growth.own_reserved_bytes += push.payload.reserved_bytes();
+  }
+  return growth;
 }
 
 NewRows::Wanted* NewRows::find_table(uint32_t table) {
@@ -38,7 +79,7 @@ NewRows::Wanted* NewRows::find_table(uint32_t table) {
   return found == wanted_.end() ? nullptr : &*found;
 }
 
-void NewRows::find(Wanted& wanted, table::Table& table, kernels::KeyDeduper& deduper) {
+void NewRows::find(Wanted& wanted, const table::Table& table, kernels::KeyDeduper& deduper) {
   const size_t count = wanted.keys.size();
   wanted.distinct.resize(count);
   wanted.inverse.resize(count);
@@ -52,7 +93,6 @@ void NewRows::find(Wanted& wanted, table::Table& table, kernels::KeyDeduper& ded
     wanted.absent.push_back(wanted.distinct[i]);
   }
   wanted.made.reserve(wanted.absent.size());
-  table.make_room(wanted.absent);
 }
 
 void NewRows::make(Pushes& pushes, table::ParamStore& store, UpdatePool& pool) noexcept {

@@ -7,8 +7,12 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <string>
+#include <utility>
 #include <vector>
 
+#include "base/memory_cap.h"
 #include "kernels/dedupe.h"
 #include "server/update/pool.h"
 #include "server/update/push.h"
@@ -16,11 +20,27 @@
 
 namespace cpudist::server {
 
+// What rows that are to be made add to what is kept.
+struct RowGrowth {
+  std::string table;  // the one that adds most
+  uint64_t rows = 0;  // of all tables
+  uint64_t bytes = 0;
+  uint64_t own_bytes = 0;           // of the pushes that want them
+  uint64_t own_waiting_bytes = 0;   // of which count as waiting
+  uint64_t own_reserved_bytes = 0;  // of which are reserved
+};
+// Counts them until they are made. Throws Error(kFull) where there will never be room under a cap,
+// and kOverloaded where there may be.
+using RowMemory = std::function<MemoryCap::Reservation(const RowGrowth& growth)>;
+
 // Thread safety: one caller at a time, who also has the store to itself from plan() to make().
 class NewRows {
  public:
-  // Finds what is to be made, and the memory for it. Throws std::bad_alloc or, where a table is
-  // full, Error(kOverloaded); no row has changed then.
+  // Null: there is no cap.
+  explicit NewRows(RowMemory memory) : memory_(std::move(memory)) {}
+
+  // Finds what is to be made, and the memory for it, all or none. Throws std::bad_alloc, as
+  // RowMemory, or Error(kFull) where a table is full; no row has changed then.
   void plan(const Pushes& pushes, table::ParamStore& store);
   // Makes them, and tells the pushes their records.
   void make(Pushes& pushes, table::ParamStore& store, UpdatePool& pool) noexcept;
@@ -37,9 +57,12 @@ class NewRows {
     size_t told = 0;  // keys whose pushes know their records
   };
 
-  static void find(Wanted& wanted, table::Table& table, kernels::KeyDeduper& deduper);
+  static void find(Wanted& wanted, const table::Table& table, kernels::KeyDeduper& deduper);
+  MemoryCap::Reservation reserve(const Pushes& pushes, const table::ParamStore& store) const;
+  RowGrowth growth(const Pushes& pushes, const table::ParamStore& store) const;
   Wanted* find_table(uint32_t table);
 
+  const RowMemory memory_;
   std::vector<Wanted> wanted_;  // by table, those of which rows are missing
   kernels::KeyDeduper deduper_;
 };

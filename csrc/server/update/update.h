@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "kernels/aligned.h"
@@ -24,14 +25,16 @@ class Correction;
 // between updates.
 class GradientUpdate {
  public:
-  GradientUpdate(table::ParamStore& store, UpdatePool& pool) : store_(store), pool_(pool) {}
+  // `memory` is that of new rows; none: there is no cap.
+  GradientUpdate(table::ParamStore& store, UpdatePool& pool, RowMemory memory = {})
+      : store_(store), pool_(pool), new_rows_(std::move(memory)) {}
 
   // Every trainer has weight 0: nothing may be applied.
   static bool is_void(const Pushes& pushes);
 
   // Before the others: finds the memory for the update, that of new rows included. `corrects`: the
-  // update will be given a correction. Throws std::bad_alloc or Error(kOverloaded); nothing has
-  // changed then.
+  // update will be given a correction. Throws std::bad_alloc, or Error as NewRows::plan; nothing
+  // has changed then.
   void prepare(const Pushes& pushes, bool corrects = false);
   // Makes new rows, merges, averages, clips by value, corrects if asked to, and updates, each row
   // and element in one task. A single push needs no memory for that.

@@ -16,6 +16,7 @@
 #include "client/client.h"
 #include "server/server.h"
 #include "support/check.h"
+#include "support/failing_new.h"
 #include "transport/inproc/channel.h"
 
 namespace {
@@ -188,6 +189,38 @@ void train_beside_lookups(wire::UpdateMode mode, bool remote = false) {
   pair.set->pull_all_rows();
   for (uint32_t t = 0; t < kTables; ++t) CHECK(all_rows(pair, t) == expected);
   CHECK(!wrong);
+}
+
+// Rows that were marked as being on their way, and not asked for, are asked for the next time.
+TEST(prefetch_that_finds_no_memory_leaves_no_row_on_its_way) {
+  for (const bool remote : {false, true}) {
+    int64_t failed = 0;
+    cpudist::testing::at_every_allocation([&](int64_t nth) {
+      Pair pair(wire::UpdateMode::kRounds, remote);
+      std::vector<int64_t> ids(16);
+      std::iota(ids.begin(), ids.end(), 0);
+      const client::ComingIds coming[] = {{0, ids.data(), ids.size(), false},
+                                          {1, ids.data(), ids.size(), false}};
+      bool happened = false;
+      bool refused = false;
+      {
+        const cpudist::testing::FailingNew failing(nth);
+        try {
+          pair.set->prefetch(coming, false);
+        } catch (const std::exception&) {
+          refused = true;
+        }
+        happened = failing.happened();
+      }
+      if (!refused) return happened;
+      ++failed;
+      const uint64_t before = pair.client->stats().rows_prefetched;
+      pair.set->prefetch(coming, false);
+      CHECK_EQ(pair.client->stats().rows_prefetched - before, 2 * ids.size());
+      return happened;
+    });
+    CHECK(failed > 10);
+  }
 }
 
 }  // namespace

@@ -21,6 +21,7 @@
 #include "server/server.h"
 #include "support/check.h"
 #include "support/run_all.h"
+#include "table/store.h"
 #include "transport/inproc/channel.h"
 
 namespace {
@@ -87,7 +88,7 @@ struct Plan {
   transport::FaultPlan faults;
   client::QueueOptions queue{2, 2, {false}, 1};
   uint64_t max_staleness = wire::kAnyStaleness;
-  uint64_t last_cap_bytes = 0;
+  uint64_t last_cap_bytes = 0;  // what pushes may hold on the last server
   uint64_t round_deadline_ms = 20000;
 };
 
@@ -100,22 +101,20 @@ class Run {
     options.server_count = server_count;
     options.trainer_count = trainer_count;
     options.reconnect_grace_ms = 20000;
+    describe(server_count);
     for (uint32_t s = 0; s < server_count; ++s) {
       options.shard_id = s;
-      options.memory_cap_bytes = s + 1 == server_count ? plan.last_cap_bytes : 0;
+      options.memory_cap_bytes = 0;
+      if (plan.last_cap_bytes != 0 && s + 1 == server_count) {
+        options.memory_cap_bytes =
+            plan.last_cap_bytes +
+            planned_bytes(table::make_store(layout, s, server_count, nullptr, nullptr));
+      }
       servers.push_back(std::make_unique<server::Server>(options));
       gates.push_back(std::make_unique<Gate>(*servers[s]));
       listeners_.push_back(network_->listen("server" + std::to_string(s), gates[s].get()));
       addresses_.push_back(listeners_[s]->addresses());
     }
-    cpudist::kernels::OptimizerConfig sgd;
-    sgd.lr = 1.0;
-    layout.mode = wire::UpdateMode::kOnArrival;
-    layout.max_staleness = plan.max_staleness;
-    layout.configs = {sgd};
-    layout.tables = {wire::TableSpec{"t", kQueueRows, kQueueDim, 0}};
-    layout.blocks = {wire::BlockSpec{"d0", 4, wire::DType::kFloat32, 0, 0, 0, 0, 1},
-                     wire::BlockSpec{"d1", 2, wire::DType::kFloat32, server_count - 1, 0, 0, 4, 1}};
     std::vector<std::function<void()>> starts;
     for (uint32_t rank = 0; rank < trainer_count; ++rank) {
       peers[rank].rank = rank;
@@ -162,6 +161,16 @@ class Run {
   }
 
  private:
+  void describe(uint32_t server_count) {
+    cpudist::kernels::OptimizerConfig sgd;
+    sgd.lr = 1.0;
+    layout.mode = wire::UpdateMode::kOnArrival;
+    layout.max_staleness = plan_.max_staleness;
+    layout.configs = {sgd};
+    layout.tables = {wire::TableSpec{"t", kQueueRows, kQueueDim, 0}};
+    layout.blocks = {wire::BlockSpec{"d0", 4, wire::DType::kFloat32, 0, 0, 0, 0, 1},
+                     wire::BlockSpec{"d1", 2, wire::DType::kFloat32, server_count - 1, 0, 0, 4, 1}};
+  }
   void start(Peer& peer) {
     client::ClientOptions options;
     options.rpc_retries = 1000;  // plans cut links far more often than any network

@@ -20,6 +20,7 @@
 #include "support/check.h"
 #include "support/inproc_servers.h"
 #include "support/run_all.h"
+#include "table/store.h"
 #include "transport/inproc/channel.h"
 
 namespace {
@@ -42,19 +43,26 @@ struct Trainer {
   std::function<void()> handle_signal = [] {};  // runs before the interrupt is seen
 };
 
+wire::ParamSetLayout layout_on(uint32_t server_count) {
+  cpudist::kernels::OptimizerConfig sgd;
+  sgd.lr = 0.5;
+  wire::ParamSetLayout layout;
+  layout.configs = {sgd};
+  layout.tables = {wire::TableSpec{"words", kRows, kDim, 0}};
+  layout.blocks = {
+      wire::BlockSpec{"dense.block0", 6, wire::DType::kFloat32, 0, 0, 0, 0, 1},
+      wire::BlockSpec{"dense.block1", 4, wire::DType::kFloat32, server_count - 1, 0, 0, 6, 1}};
+  return layout;
+}
+
 class Cluster {
  public:
   // `last_cap_bytes`: memory cap of the last server.
   Cluster(uint32_t trainer_count, uint32_t server_count, const transport::FaultPlan& plan = {},
           uint64_t last_cap_bytes = 0)
-      : servers_(trainer_count, server_count, plan, last_cap_bytes), trainers(trainer_count) {
-    cpudist::kernels::OptimizerConfig sgd;
-    sgd.lr = 0.5;
-    layout.configs = {sgd};
-    layout.tables = {wire::TableSpec{"words", kRows, kDim, 0}};
-    layout.blocks = {
-        wire::BlockSpec{"dense.block0", 6, wire::DType::kFloat32, 0, 0, 0, 0, 1},
-        wire::BlockSpec{"dense.block1", 4, wire::DType::kFloat32, server_count - 1, 0, 0, 6, 1}};
+      : servers_(trainer_count, server_count, plan, last_cap_bytes),
+        layout(layout_on(server_count)),
+        trainers(trainer_count) {
     for (uint32_t r = 0; r < trainer_count; ++r) {
       trainers[r].rank = r;
       trainers[r].client = make_client(trainers[r]);
@@ -256,7 +264,10 @@ TEST(client_training_goes_on_after_a_wait_that_had_no_memory) {
 }
 
 TEST(client_training_stops_when_only_some_servers_took_a_push) {
-  Cluster cluster(1, 2, {}, 64);
+  // The last server has room for its values and 64 bytes.
+  const auto values = table::make_store(layout_on(2), 1, 2, nullptr, nullptr);
+  const uint64_t cap_bytes = planned_bytes(values) + 64;
+  Cluster cluster(1, 2, {}, cap_bytes);
   Trainer& trainer = cluster.trainers[0];
   const auto message = [&](ErrorCode code) -> std::string {
     try {
@@ -267,7 +278,8 @@ TEST(client_training_stops_when_only_some_servers_took_a_push) {
     }
     return "nothing was thrown";
   };
-  CHECK(message(ErrorCode::kOverloaded).find("memory_cap_bytes = 64") != std::string::npos);
+  const std::string limit = "memory_cap_bytes = " + std::to_string(cap_bytes);
+  CHECK(message(ErrorCode::kFull).find(limit) != std::string::npos);
   const std::string text = message(ErrorCode::kClosed);
   CHECK(text.find("taken by server 0 but refused by server 1") != std::string::npos);
 }

@@ -229,7 +229,7 @@ TEST(arrival_memory_cap_never_refuses_what_the_others_wait_for) {
   server::ServerOptions options = server_options(2);
   const wire::ParamSetLayout layout = arrival_layout(1);
   const uint64_t size = gradient(layout, 1.0).size();
-  options.memory_cap_bytes = size;
+  options.memory_cap_bytes = size + values_bytes(layout, options);
   Arrivals world(2, 1, options);
   world[0].reply(world.give(0));
   const auto held = world.give(0);
@@ -242,7 +242,7 @@ TEST(arrival_memory_cap_never_refuses_what_the_others_wait_for) {
 TEST(arrival_memory_cap_refuses_as_overload_what_may_fit_later_only) {
   server::ServerOptions options = server_options(3);
   const uint64_t size = gradient(arrival_layout(2), 1.0).size();
-  options.memory_cap_bytes = size;
+  options.memory_cap_bytes = size + values_bytes(arrival_layout(2), options);
   Arrivals world(3, 2, options);
   world[0].reply(world.give(0));
   world[1].reply(world.give(1));
@@ -254,7 +254,7 @@ TEST(arrival_memory_cap_refuses_as_overload_what_may_fit_later_only) {
   world[0].reply(held);
   world[1].reply(world.give(1));
   PushSpec large;
-  for (int64_t key = 0; key < 64; ++key) large.tables[0].emplace_back(key, 1.0f);
+  for (int64_t i = 0; i < 1024; ++i) large.tables[0].emplace_back(i % 64, 1.0f);
   const auto never = world[1].ask(wire::FrameKind::kPush, make_push(world.layout, large));
   CHECK(contains(world[1].error(never, ErrorCode::kInvalidArgument), "never fits"));
 }

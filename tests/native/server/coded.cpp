@@ -126,7 +126,8 @@ TEST(server_counts_decoded_pushes_under_its_cap) {
   for (int64_t key = 0; key < 10'000; ++key) spec.tables[0].push_back({key, 1.0f});
   const uint64_t plain_bytes = make_push(layout, spec).size();
   for (const bool fits : {true, false}) {
-    options.memory_cap_bytes = fits ? plain_bytes : plain_bytes - 8;
+    options.memory_cap_bytes =
+        values_bytes(layout, options) + (fits ? plain_bytes : plain_bytes - 8);
     World world(layout, options);
     Buffer payload = coded_push(world, spec, {wire::WireDType::kInt8, wire::WireDType::kFloat32});
     CHECK(payload.size() * 3 < plain_bytes);
@@ -135,7 +136,7 @@ TEST(server_counts_decoded_pushes_under_its_cap) {
     if (fits) {
       world[0].reply(id);
     } else {
-      CHECK(contains(world[0].error(id, ErrorCode::kOverloaded), std::to_string(plain_bytes)));
+      CHECK(contains(world[0].error(id, ErrorCode::kFull), std::to_string(plain_bytes)));
     }
     CHECK_EQ(world.server.stats().pending_bytes, 0);
   }

@@ -9,7 +9,7 @@
 #include <string>
 
 #include "support/failing_new.h"
-#include "support/server_fixture.h"
+#include "support/remote_fixture.h"
 
 namespace cpudist::testing {
 namespace {
@@ -37,7 +37,73 @@ std::string failure_of_hello(std::exception_ptr planted, ErrorCode code) {
   return thrown;
 }
 
+// What a client does about a push of which it has no answer: it asks, and sends the push again
+// where nobody knows of it. Whether it has its answer.
+bool has_answer(World& world, size_t rank, const Buffer& push) {
+  Trainer& trainer = world[rank];
+  const uint64_t sequence = trainer.sequence();
+  const auto probe = trainer.plain(wire::FrameKind::kProbe, 0, Buffer(), sequence);
+  const wire::Frame frame = trainer.answer(probe);
+  if (frame.header.kind != wire::FrameKind::kProbeReply) return true;
+  if (!wire::decode_probe_reply(view(frame.payload)).known) {
+    trainer.deliver(trainer.header(wire::FrameKind::kPush, 0, trainer.next_request(), sequence),
+                    push.share());
+  }
+  return false;
+}
+
+// The last push of a round, with `count` allocations failing in a row: whatever becomes of the
+// round, everybody gets an answer.
+void strand_nobody(int64_t count, double clip_norm) {
+  constexpr size_t kTrainers = 3;
+  int64_t attempts = 0;
+  at_every_allocation([&](int64_t nth) {
+    World world(remote_layout(), server_options(kTrainers), false);
+    make_ready(world);
+    wire::PushHeader header;
+    header.clip_norm = clip_norm;
+    const Buffer push = remote_push(world, header, {{3, 1.0f}, {60, 0.5f}});
+    for (size_t rank = 0; rank + 1 < kTrainers; ++rank) {
+      world[rank].ask(wire::FrameKind::kPush, push.share());
+    }
+    bool happened = false;
+    {
+      Buffer given = push.share();
+      const FailingNew failing(nth, count);
+      try {
+        world[kTrainers - 1].ask(wire::FrameKind::kPush, std::move(given));
+      } catch (const std::exception&) {
+        // told to the channel
+      }
+      happened = failing.happened();
+    }
+    // A trainer whose push has failed pushes once more: the others may wait for it.
+    bool settled = false;
+    for (int round = 0; !settled; ++round) {
+      CHECK(round < 8);
+      settled = true;
+      for (size_t rank = 0; rank < kTrainers; ++rank) {
+        if (has_answer(world, rank, push)) continue;
+        settled = false;
+        if (round == 2) world[kTrainers - 1].ask(wire::FrameKind::kPush, push.share());
+      }
+    }
+    if (clip_norm == 0) CHECK_EQ(world.server.stats().pending_bytes, 0u);
+    ++attempts;
+    return happened;
+  });
+  CHECK(attempts > 20);
+}
+
 }  // namespace
+
+TEST(server_out_of_memory_in_a_round_strands_nobody) {
+  for (const int64_t count : {1, 2, 4, 12}) strand_nobody(count, 0.0);
+}
+
+TEST(server_out_of_memory_in_a_round_of_two_phases_strands_nobody) {
+  for (const int64_t count : {1, 3}) strand_nobody(count, 1.0);
+}
 
 // A newer incarnation takes over as a whole, or the older one goes on.
 TEST(server_out_of_memory_at_a_hello_changes_nothing) {

@@ -78,7 +78,7 @@ TEST(push_memory_frames_without_memory_are_read_past_over_unix_sockets) { check_
 
 TEST(push_memory_is_reserved_with_the_header_and_given_back_with_the_payload) {
   server::ServerOptions options = server_options(1);
-  options.memory_cap_bytes = 100000;
+  options.memory_cap_bytes = 100000 + values_bytes(on_arrival(), options);
   World world(on_arrival(), options);
   const auto pool = std::make_shared<BufferPool>(0);
   Buffer first = world.server.payload_memory(push_of(60000), pool);

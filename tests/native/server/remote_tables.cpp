@@ -336,4 +336,45 @@ TEST(remote_rows_that_are_held_come_with_the_reply_once_somebody_trains_them) {
   CHECK_EQ(world.server.table_stats()[0].rows, 2u);
 }
 
+// Its sender is frozen, or waits: what was missing when the push came is looked for again.
+TEST(remote_rows_of_a_push_that_waits_may_have_been_made_by_others) {
+  for (const bool in_rounds : {false, true}) {
+    wire::ParamSetLayout layout = remote_layout();
+    layout.tables[0].initial = {{kernels::InitialOp::kFill, 3.0, 0}};
+    if (in_rounds) {
+      layout.trainer_groups = {0, 1, 0};
+    } else {
+      layout.mode = wire::UpdateMode::kOnArrival;
+      layout.max_staleness = 2;
+    }
+    World world(layout, server_options(3), false);
+    make_ready(world);
+    const auto push = [&](size_t rank, const std::vector<RowGradient>& rows) {
+      return world[rank].ask(wire::FrameKind::kPush, remote_push(world, {}, rows));
+    };
+    if (!in_rounds) {
+      world[0].reply(push(0, {{1, 1.0f}}));
+      world[1].reply(push(1, {{1, 1.0f}}));
+    }
+    // Located while there is no row 7 and no row 8; it waits for trainer 2.
+    const auto held = push(0, {{7, 1.0f}, {8, 1.0f}});
+    CHECK(world[0].waits(held));
+    if (in_rounds) {
+      world[1].reply(push(1, {{7, 1.0f}, {9, 1.0f}}));
+      world[2].reply(push(2, {{7, 1.0f}, {10, 1.0f}}));
+    } else {
+      world[2].reply(push(2, {{7, 1.0f}, {9, 1.0f}, {10, 1.0f}}));
+    }
+    world[0].reply(held);
+    const auto rows = pulled_rows(world[1], layout, {7, 8, 9, 10});
+    const float one = in_rounds ? 0.5f : 1.0f;  // of a gradient of the group of two
+    const std::vector<float> expected = {1.0f, 3.0f - one, 2.0f, 3.0f - one};
+    for (size_t i = 0; i < expected.size(); ++i) {
+      for (size_t c = 0; c < 4; ++c) CHECK_EQ(rows[i * 4 + c], expected[i]);
+    }
+    CHECK_EQ(world.server.table_stats()[0].created, in_rounds ? 4u : 5u);
+    CHECK_EQ(world.server.table_stats()[0].rows, in_rounds ? 4u : 5u);
+  }
+}
+
 }  // namespace cpudist::testing

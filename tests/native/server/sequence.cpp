@@ -213,7 +213,7 @@ TEST(server_second_connection_replaces_the_first) {
 TEST(server_memory_cap_rejects_without_recording) {
   const auto size = make_push(small_layout(), one_step()).size();
   server::ServerOptions options = server_options(3);
-  options.memory_cap_bytes = 2 * size;
+  options.memory_cap_bytes = 2 * size + values_bytes(small_layout(), options);
   World world(small_layout(), options);
   const auto first = world.push(0, one_step());
   world.push(1, one_step());

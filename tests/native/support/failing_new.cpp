@@ -5,26 +5,40 @@
 
 #include <atomic>
 #include <cerrno>
+#include <cstdint>
 #include <cstdlib>
 #include <new>
 
 namespace {
 
-// Of this thread: allocations until the one that fails; below 0: none does, or it has.
-thread_local int64_t left = -1;
+constexpr int64_t kNone = INT64_MAX;
+
+// Of this thread: allocations until the first one that fails, and how many do; from 0 down they
+// have begun to fail.
+thread_local int64_t left = kNone;
+thread_local int64_t failing = 1;
+
+bool fails_here() {
+  if (left == kNone) return false;
+  const int64_t at = left--;
+  return at <= 0 && at > -failing;
+}
 
 // Of all threads but those that are spared.
-std::atomic<int64_t> left_elsewhere{-1};
+std::atomic<int64_t> left_elsewhere{kNone};
+std::atomic<int64_t> failing_elsewhere{1};
 thread_local bool spared = false;
 
 bool fails_elsewhere() {
-  return !spared && left_elsewhere.load() >= 0 && left_elsewhere.fetch_sub(1) == 0;
+  if (spared || left_elsewhere.load() == kNone) return false;
+  const int64_t at = left_elsewhere.fetch_sub(1);
+  return at <= 0 && at > -failing_elsewhere.load();
 }
 
 }  // namespace
 
 void* operator new(size_t size) {
-  if (left >= 0 && left-- == 0) throw std::bad_alloc();
+  if (fails_here()) throw std::bad_alloc();
   if (fails_elsewhere()) throw std::bad_alloc();
   void* memory = std::malloc(size == 0 ? 1 : size);
   if (memory == nullptr) throw std::bad_alloc();
@@ -46,7 +60,7 @@ void operator delete(void* memory, const std::nothrow_t&) noexcept { std::free(m
 
 // What slabs, indexes and blocks are made of.
 extern "C" void* aligned_alloc(size_t alignment, size_t size) noexcept {
-  if (left >= 0 && left-- == 0) {
+  if (fails_here()) {
     errno = ENOMEM;
     return nullptr;
   }
@@ -56,19 +70,23 @@ extern "C" void* aligned_alloc(size_t alignment, size_t size) noexcept {
 
 namespace cpudist::testing {
 
-FailingNew::FailingNew(int64_t nth) { left = nth; }
+FailingNew::FailingNew(int64_t nth, int64_t count) {
+  failing = count;
+  left = nth;
+}
 
-FailingNew::~FailingNew() { left = -1; }
+FailingNew::~FailingNew() { left = kNone; }
 
 bool FailingNew::happened() const { return left < 0; }
 
-FailingNewElsewhere::FailingNewElsewhere(int64_t nth) {
+FailingNewElsewhere::FailingNewElsewhere(int64_t nth, int64_t count) {
   spared = true;
+  failing_elsewhere = count;
   left_elsewhere = nth;
 }
 
 FailingNewElsewhere::~FailingNewElsewhere() {
-  left_elsewhere = -1;
+  left_elsewhere = kNone;
   spared = false;
 }
 

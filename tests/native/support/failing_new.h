@@ -11,10 +11,11 @@
 namespace cpudist::testing {
 
 // As long as it lives, the allocation number `nth` (from 0) of this thread throws std::bad_alloc,
-// those before and behind it do not. One at a time in a thread.
+// and so do the `count` - 1 behind it; those before and after them do not. One at a time in a
+// thread.
 class FailingNew {
  public:
-  explicit FailingNew(int64_t nth);
+  explicit FailingNew(int64_t nth, int64_t count = 1);
   ~FailingNew();
   FailingNew(const FailingNew&) = delete;
   FailingNew& operator=(const FailingNew&) = delete;
@@ -24,7 +25,7 @@ class FailingNew {
 // The same for all threads but this one, whose allocations together are counted. One at a time.
 class FailingNewElsewhere {
  public:
-  explicit FailingNewElsewhere(int64_t nth);
+  explicit FailingNewElsewhere(int64_t nth, int64_t count = 1);
   ~FailingNewElsewhere();
   FailingNewElsewhere(const FailingNewElsewhere&) = delete;
   FailingNewElsewhere& operator=(const FailingNewElsewhere&) = delete;

@@ -65,6 +65,10 @@ class FakeConnection final : public transport::Connection {
   }
 
   // Copies of the frames that answer a request, oldest first.
+  void forget() {  // what was sent
+    const std::lock_guard lock(mutex_);
+    frames_.clear();
+  }
   std::vector<wire::Frame> answers(uint64_t request_id) const {
     const std::lock_guard lock(mutex_);
     std::vector<wire::Frame> found;

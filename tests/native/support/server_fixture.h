@@ -18,6 +18,7 @@
 #include "server/server.h"
 #include "support/check.h"
 #include "support/fake_connection.h"
+#include "table/store.h"
 #include "wire/control.h"
 #include "wire/push.h"
 
@@ -153,6 +154,13 @@ inline server::ServerOptions server_options(uint32_t trainers, uint32_t threads 
   options.threads = threads;
   options.host = "host-s pid 1";
   return options;
+}
+
+// What a server keeps for a layout before there are rows of remote tables.
+inline uint64_t values_bytes(const wire::ParamSetLayout& layout,
+                             const server::ServerOptions& options) {
+  return planned_bytes(
+      table::make_store(layout, options.shard_id, options.server_count, nullptr, nullptr));
 }
 
 inline std::vector<int64_t> keys_of(const wire::ParamSetLayout& layout,
