@@ -26,6 +26,7 @@ ROWS, DIM = 12, 2
 STRATEGIES = {
     "async": lambda: cpudist.Async(sharding=cpudist.Sharding(min_block_size=2)),
     "half_async": lambda: cpudist.HalfAsync(),
+    "groups": lambda: cpudist.HalfAsync(group=[[0, 1], [2]]),
 }
 
 
@@ -48,14 +49,14 @@ def gradients(rank, step):
     return ids, of_rows, of_dense
 
 
-def expected(counts):
-    """Values after so many steps of each trainer."""
+def expected(counts, shares=(1.0, 1.0, 1.0)):
+    """Values after so many steps of each trainer, by its share in the mean."""
     table, dense = torch.zeros(ROWS, DIM), torch.zeros(6)
     for rank, count in enumerate(counts):
         for step in range(count):
             ids, of_rows, of_dense = gradients(rank, step)
-            table.index_add_(0, ids, -of_rows)
-            dense -= of_dense
+            table.index_add_(0, ids, -of_rows * shares[rank])
+            dense -= of_dense * shares[rank]
     return table, dense
 
 
@@ -98,14 +99,14 @@ def job(kind, trainers, servers, folder, steps, every, remote=False):
     return run(body, trainers, servers=servers, variables=seeing(folder))
 
 
-def check_files(folder, scale):
+def check_files(folder, scale, shares=(1.0, 1.0, 1.0)):
     """Every snapshot is of whole steps of each trainer; returns how many there are."""
     names = Directory(folder).names()
     for name in names:
         snapshot = Snapshot(folder / name)
         assert snapshot.verify() == []
         counts = [one.steps for one in snapshot.manifest.trainers]
-        table, dense = expected(counts)
+        table, dense = expected(counts, shares)
         found = snapshot.rows("table.weight", torch.arange(ROWS).numpy())
         weight = torch.from_numpy(found.columns["weight"].copy())
         assert torch.equal(weight * scale, table), (name, counts)
@@ -141,6 +142,68 @@ def test_half_async_of_one_group_each(tmp_path):
     assert started.step > 0
     assert torch.equal(rows, table)
     assert torch.equal(values, dense)
+
+
+def test_half_async_of_groups(tmp_path):
+    """Whose group waits for trainer 0 asks for marks, and marks a step later."""
+    shares = (0.5, 0.5, 1.0)
+    results = job("groups", 3, 2, tmp_path, [40, 40, 46], 4)
+    assert all(one[3]["failed"] == 0 for one in results)
+    assert check_files(tmp_path, 1.0, shares) > 0
+    last = [60, 60, 70]
+    table, dense = expected(last, shares)
+    for started, rows, values, _ in job("groups", 3, 2, tmp_path, last, None):
+        assert started.step > 0
+        assert torch.equal(rows, table)
+        assert torch.equal(values, dense)
+
+
+def test_half_async_of_groups_saves_none_at_once(tmp_path):
+    def body(context):
+        model = model_of(remote=False)
+        inner = torch.optim.SGD(model.parameters(), lr=1.0)
+        strategy = cpudist.HalfAsync(group=[[0, 1]])
+        opt = cpudist.DistributedOptimizer(inner, model, strategy=strategy)
+        opt.resume(tmp_path)
+        push(opt, model, context.trainer_rank, 0)
+        if context.trainer_rank == 0:
+            with pytest.raises(cpudist.SnapshotError, match="every_steps"):
+                opt.save_snapshot()
+        push(opt, model, context.trainer_rank, 1)
+
+    run(body, 2)
+    assert Directory(tmp_path).names() == []
+
+
+@pytest.mark.parametrize("kind", ["async", "sync"])
+def test_a_snapshot_is_of_all_trainers(kind, tmp_path):
+    """Else what one that has left has learned would be learned again."""
+    left, over = threading.Event(), threading.Event()
+
+    def body(context):
+        model = model_of(remote=False)
+        inner = torch.optim.SGD(model.parameters(), lr=1.0)
+        opt = cpudist.DistributedOptimizer(inner, model, strategy=kind)
+        opt.resume(tmp_path)
+        push(opt, model, context.trainer_rank, 0)
+        if context.trainer_rank == 1:
+            opt.leave()
+            left.set()
+            assert over.wait(60.0)
+            return
+        assert left.wait(60.0)
+        push(opt, model, 0, 1)
+        try:
+            with pytest.raises(cpudist.SnapshotError, match=r"trainers \[1\]"):
+                opt.save_snapshot("part")
+        finally:
+            over.set()
+        found = opt.stats()["snapshot"]
+        assert (found["saved"], found["skipped"]) == (0, 1)
+
+    run(body, 2)
+    assert Directory(tmp_path).names() == []
+    assert Directory(tmp_path).uncommitted() == [], list(tmp_path.rglob("*"))
 
 
 def test_trainer_0_saves_while_the_others_go_on(tmp_path):

@@ -78,10 +78,13 @@ class Saving(ABC):
         together: all trainers are at the same step whenever a step is over, so that
             each knows by itself when it is time.
         on_servers: servers write the files.
+        asks_first: others wait for trainer 0 within its next step, so that it asks for
+            marks before it gives its own.
     """
 
     together: bool
     on_servers: bool
+    asks_first: bool = False
 
     def ready(self) -> bool:
         """Whether a snapshot can be of this moment; else of a later one."""
@@ -114,6 +117,22 @@ class Saving(ABC):
         Raises:
             PeerLostError, OperationTimeoutError: a server does not answer.
         """
+
+    def ask(self, number: int, name: str, wait_ms: int) -> str:
+        """Has ``wanted`` return this cut, on all trainers, this one too.
+
+        Args:
+            number: of the cut.
+            name: of the snapshot.
+            wait_ms: how long all marks may take.
+
+        Returns:
+            Why there will be none, else nothing.
+
+        Raises:
+            PeerLostError, OperationTimeoutError: a server does not answer.
+        """
+        raise NotImplementedError(number, name, wait_ms)
 
     def answer(self) -> CutAnswer | None:
         """The answer to a mark that has come since; only once."""

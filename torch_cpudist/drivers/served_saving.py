@@ -41,6 +41,8 @@ class ServedSaving(Saving):
         self._parameters = parameters
         self._run = run
         self._servers = run.server_count
+        groups = parameters.placement.layout.trainer_groups or [0] * run.trainer_count
+        self.asks_first = not together and groups.count(groups[0]) > 1
         # By cut, what each server has said at its end.
         self._done: dict[int, dict[int, Any]] = {}
 
@@ -57,6 +59,10 @@ class ServedSaving(Saving):
         with ranges.of(ranges.WAIT):
             taken, told, reason = self._opened.mark_cut(number, name, wait_ms)
         return CutAnswer(number, bool(taken), told or name, reason)
+
+    def ask(self, number: int, name: str, wait_ms: int) -> str:
+        """Tells every server, which tell it in their replies to pushes."""
+        return self._opened.announce_cut(number, name, wait_ms)
 
     def wanted(self) -> int:
         """As the newest reply to a push has said."""
@@ -156,6 +162,7 @@ class QueuedSaving(ServedSaving):
     ) -> None:
         """Saves ``parameters``, whose queue is ``pushes``."""
         super().__init__(parameters, run, together=False)
+        self.asks_first = False  # nobody waits for another's step
         self._pushes = pushes
 
     def mark(self, number: int, name: str, wait_ms: int) -> CutAnswer | None:

@@ -54,6 +54,7 @@ class Meeting:
         """
         run = self._run
         saving.use(self._directory.path)
+        run.barrier()  # servers of trainers know it only now
         problem = ""
         if run.trainer_rank == 0:
             try:

@@ -62,6 +62,10 @@ class Counts:
     in_a_row: int = field(default=0, repr=False)
 
 
+class _NotOfAll(SnapshotError):
+    """Trainers had left at its moment: what they have pushed is in it, they are not."""
+
+
 class Saves:
     """Writes what it is given, one after the other, in a thread of its own.
 
@@ -75,6 +79,7 @@ class Saves:
         saving: Saving,
         describe_run: Callable[[], Manifest] | None,
         keep: int,
+        trainers: int,
     ) -> None:
         """Starts no thread yet.
 
@@ -84,7 +89,10 @@ class Saves:
             saving: of the driver.
             describe_run: on trainer 0: the manifest but for what was written.
             keep: snapshots that stay.
+            trainers: how many there are; a snapshot is of all of them.
         """
+        self._trainer_count = trainers
+        self._said_left = False
         self._directory = directory
         self._rank = rank
         self._saving = saving
@@ -192,6 +200,9 @@ class Saves:
             name = "" if save.answer is None else save.answer.name
             try:
                 self._write(save, name)
+            except _NotOfAll as error:
+                self._drop(save, name)
+                self._left_out(name, error)
             except Exception as error:  # training goes on whatever it is
                 self._failed(save, name, error)
             else:
@@ -216,12 +227,7 @@ class Saves:
     def _failed(self, save: Save, name: str, error: Exception) -> None:
         if not isinstance(error, Error):
             error = SnapshotError(f"snapshot {name}: {describe(error)}")
-        if self._describe_run is not None:
-            with contextlib.suppress(Error):
-                self._saving.abandon(save.number)
-            with contextlib.suppress(Error):
-                if name not in self._directory.names():
-                    self._directory.remove(name)
+        self._drop(save, name)
         logger.warning(
             "snapshot %s was not saved, training goes on: %s", name, describe(error)
         )
@@ -233,6 +239,23 @@ class Saves:
                 counts, failed=counts.failed + 1, in_a_row=counts.in_a_row + 1
             )
 
+    def _drop(self, save: Save, name: str) -> None:
+        if self._describe_run is None:
+            return
+        with contextlib.suppress(Error):
+            self._saving.abandon(save.number)
+        with contextlib.suppress(Error):
+            if name not in self._directory.names():
+                self._directory.remove(name)
+
+    def _left_out(self, name: str, error: SnapshotError) -> None:
+        tell = logger.info if self._said_left else logger.warning
+        tell("no snapshot, training goes on: %s", error)
+        self._said_left = True
+        with self._changed:
+            self._errors[name] = error
+            self._counts = replace(self._counts, skipped=self._counts.skipped + 1)
+
     def _write(self, save: Save, name: str) -> None:
         folder = self._directory.folder(name)
         packed = trees.pack(save.tree, f"state of trainer {self._rank}")
@@ -241,6 +264,12 @@ class Saves:
         if self._describe_run is None:
             return
         written = self._written(save.number, name)
+        if missing := set(range(self._trainer_count)) - set(written.members):
+            raise _NotOfAll(
+                f"snapshot {name} would have what trainers {sorted(missing)} have "
+                "learned, and not where they are in their data: they had left "
+                "(leave(), barrier() or shutdown()). A snapshot is of all trainers."
+            )
         trainers = self._trainers(name, save.number, written.members, own)
         manifest = replace(
             self._describe_run(),

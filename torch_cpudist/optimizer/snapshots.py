@@ -146,6 +146,7 @@ class Snapshots:
             self._saving,
             self._described if leads else None,
             keep,
+            run.trainer_count,
         )
         self._pace = self._paced(every_steps, every_s)
         self._meeting = Meeting(run, self.directory, subject.number)
@@ -283,11 +284,19 @@ class Snapshots:
                 self._saves.skip("the moment of the one before is still awaited")
             elif self._leads and self._saves.busy and not saving.together:
                 self._saves.skip("the one before is still being written")
+            elif saving.asks_first:
+                self._ask(max(count, self._last + 1))
             else:
                 number = max(count, self._last + 1)
                 self._mark(number, self._name(number), counted, whole=False)
         elif not saving.together and (wanted := saving.wanted()) > self._last:
             self._mark(wanted, "", counted, whole=False)
+
+    def _ask(self, number: int) -> None:
+        """Has all trainers mark their next moment, this one too."""
+        reason = self._saving.ask(number, self._name(number), _WAIT_MS)
+        if reason:
+            self._saves.skip(reason)
 
     def _count(self, counted: Mapping[str, int]) -> int:
         return self._saving.count(counted["steps"], counted["rounds"])
@@ -377,6 +386,12 @@ class Snapshots:
                 "save_snapshot: trainers of this strategy are at different steps, and "
                 "trainer 0 alone says when. Call it on trainer 0 (if "
                 "cpudist.trainer_rank() == 0)."
+            )
+        if saving.asks_first:
+            raise SnapshotError(
+                "save_snapshot: the trainers of trainer 0's group wait for its next "
+                "step, which it cannot make within this call. Pass every_steps or "
+                "every_s to resume(): those snapshots are taken between its steps."
             )
         if name is not None:
             names.check_name(name)

@@ -79,8 +79,8 @@ class Files:
         os.replace(old, new)
 
     def unlink(self, path: Path) -> None:
-        """Removes a file."""
-        path.unlink()
+        """Removes a file, unless somebody else has."""
+        path.unlink(missing_ok=True)
 
     def read(self, path: Path) -> bytes:
         """The whole of a small file."""
