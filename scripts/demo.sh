@@ -155,6 +155,7 @@ kill_one() {
   done
   pid=$(pgrep -P "$1" | tail -n 1) || return 0
   kill -KILL "$pid" 2>/dev/null || return 0
+  : >"$RESULTS/killed"
   printf '\nkilled process %s; the newest snapshot is %s\n' "$pid" \
     "$(basename "$(dirname "${found[-1]}")")"
 }
@@ -177,12 +178,15 @@ RANKS=$((TRAINERS + SERVERS))
 echo "training: $TRAINERS trainer(s), servers: ${CPUDIST_SERVERS:-one in every trainer}," \
   "strategy: ${CPUDIST_STRATEGY:-$STRATEGY}"
 if [ -n "$KILL" ]; then
-  rm -rf "$SNAPSHOTS"
+  rm -rf "$SNAPSHOTS" "$RESULTS/killed"
   LAUNCH=(--max-restarts=1) SAVED=(--snapshots "$SNAPSHOTS")
 fi
 train "$RANKS" python -m torch.distributed.run --standalone --nproc-per-node="$RANKS" \
   ${LAUNCH[@]+"${LAUNCH[@]}"} "${FLIGHTS[@]}" --strategy "$STRATEGY" \
   ${REMOTE[@]+"${REMOTE[@]}"} ${SAVED[@]+"${SAVED[@]}"} --results "$RESULTS/distributed.jsonl"
+if [ -n "$KILL" ] && [ ! -f "$RESULTS/killed" ]; then
+  die "the run ended before anything was killed: no two snapshots were seen in $SNAPSHOTS"
+fi
 KILL=""
 # What the comparison is with: one process, which makes one update of each whole batch, and has
 # its tables itself.

@@ -323,7 +323,12 @@ std::string ParamSet::announce_cut(uint64_t number, const std::string& name, uin
 }
 
 void ParamSet::abandon_cut(uint64_t number) {
-  send_cut(make_cut(number, {}, 0, wire::CutStep::kAbandon));
+  const wire::Cut cut = make_cut(number, {}, 0, wire::CutStep::kAbandon);
+  const Shared::Lock lock = shared_.sequence();  // of no step: behind no queued push
+  check_open();
+  shared_.run_all(
+      wire::FrameKind::kCut, id(), [cut] { return encode(cut); },
+      [](std::span<const RequestPtr>) {});
 }
 
 uint64_t ParamSet::cut_wanted() const {
@@ -340,7 +345,7 @@ wire::CutStatus ParamSet::cut_status(uint32_t server, uint64_t number, const std
   }
   const RequestPtr request = shared_.session.send(server, wire::FrameKind::kCutStatus, id(),
                                                   encode(wire::CutQuery{number, token}));
-  shared_.session.wait({&request, 1});
+  shared_.session.wait({&request, 1}, Session::Caller::kBackground);
   return wire::decode_cut_status(request->reply.payload.bytes());
 }
 

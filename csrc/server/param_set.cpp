@@ -129,7 +129,7 @@ void ParamSet::require_open(uint32_t rank) const {
 
 void ParamSet::require_whole() const {
   if (state_.broken) throw Error(*state_.broken);
-  if (half_loaded_) throw Error(*half_loaded_);
+  if (!half_loaded_.empty()) throw Error(half_loaded_.begin()->second);
 }
 
 void ParamSet::require_ready() const {
@@ -369,7 +369,7 @@ void ParamSet::load_rows(const Ticket& ticket, const wire::Load& load, uint64_t 
     const auto apply = [&] {
       if (load.kind == wire::LoadKind::kReplace) {
         table.clear();
-        half_loaded_.reset();
+        half_loaded_.erase(load.table);
         dropped_.insert(load.table);
       }
       table.load(rows.columns());
@@ -398,11 +398,12 @@ void ParamSet::check_load(const wire::Load& load, const table::RowColumns& rows)
 void ParamSet::note_failed_load(const wire::Load& load, const std::exception& cause) {
   const std::unique_lock lock(mutex_);
   if (!dropped_.contains(load.table)) return;
-  half_loaded_ =
+  half_loaded_.insert_or_assign(
+      load.table,
       Error(ErrorCode::kSnapshot, "table " + state_.layout.tables[load.table].name +
                                       ": its rows were dropped, and not all of snapshot " +
                                       load.snapshot + " could be loaded: " + cause.what() +
-                                      ". Load a whole snapshot before anything else");
+                                      ". Load a whole snapshot before anything else"));
 }
 
 void ParamSet::ready(const Ticket& ticket, Outbox& outbox) {
@@ -617,7 +618,10 @@ void ParamSet::cut(const Ticket& ticket, const Buffer& payload, Outbox& outbox) 
   reply.number = cut.number;
   reply.name = cut.name;
   reply.reason = refusal.value_or("");
-  if (refusal) return shared.sequencer.finish(ticket, encode(reply), outbox);
+  if (refusal) {
+    markers.refuse(cut.number);
+    return shared.sequencer.finish(ticket, encode(reply), outbox);
+  }
   if (cut.step == wire::CutStep::kAnnounce) {
     markers.announce(ticket.rank, cut, Clock::now());
     shared.peers.wake_by(markers.deadline());
@@ -635,6 +639,7 @@ void ParamSet::abandon_cut(const Ticket& ticket, uint64_t number, Outbox& outbox
   {
     const std::unique_lock lock(mutex_);
     require_open(ticket.rank);
+    state_.markers.refuse(number);
     if (state_.markers.number() == number) end_cut(reply, outbox);
   }
   state_.shared.snapshots.abandon(state_.id, number);

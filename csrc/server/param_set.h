@@ -142,8 +142,8 @@ class ParamSet {
   std::map<uint32_t, Ticket> waiting_ready_;
   wire::CutReply last_cut_;  // that was taken
   std::atomic<uint64_t> stored_bytes_ = 0;
-  std::set<uint32_t> dropped_;        // tables whose rows a load has dropped
-  std::optional<Error> half_loaded_;  // and one of them could not get its new ones
+  std::set<uint32_t> dropped_;             // tables whose rows a load has dropped
+  std::map<uint32_t, Error> half_loaded_;  // those of them that could not get their new ones
   std::unique_ptr<UpdatePolicy> policy_;
 };
 

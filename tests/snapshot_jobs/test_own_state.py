@@ -4,19 +4,24 @@
 
 from __future__ import annotations
 
+import collections
 import random
+import threading
+import time
 
 import numpy as np
 import pytest
 import torch
 from data_cases import SLOTS, records, write
 from snapshot_cases import Drawing, digest, settle
+from snapshot_parity import seeing
 from sync_cases import run
 from torch import nn
 from torch.optim import lr_scheduler
 
 import torch_cpudist as cpudist
 from torch_cpudist.data import InMemoryDataset, QueueDataset
+from torch_cpudist.optimizer.own_state import copied
 from torch_cpudist.optimizer.schedules import Schedules
 
 
@@ -256,6 +261,52 @@ def test_manual_rates_come_back_with_the_groups(tmp_path):
 
     body(0.25)
     assert body(None) == (0.25, ("a", 1))
+
+
+def test_seconds_are_agreed_upon_by_trainers_that_step_together(tmp_path):
+    saved = threading.Event()
+
+    def body(context):
+        model = Drawing()
+        inner = torch.optim.SGD(model.parameters(), lr=0.05)
+        opt = cpudist.DistributedOptimizer(inner, model)
+        opt.resume(tmp_path, every_s=0.2)
+        until = time.monotonic() + 120.0
+        while not saved.is_set() and time.monotonic() < until:
+            opt.zero_grad()
+            model(torch.ones(2, 4)).square().mean().backward()
+            opt.step()
+            if context.trainer_rank == 0 and opt.stats()["snapshot"]["saved"]:
+                saved.set()
+
+    run(body, 2, variables=seeing(tmp_path))
+    assert saved.is_set()
+
+
+def test_arrays_are_those_of_their_moment():
+    mean = np.zeros(3)
+    tree = copied({"mean": mean, "seen": collections.OrderedDict(a=mean)})
+    mean += 1.0
+    assert tree["mean"].tolist() == [0.0, 0.0, 0.0]
+    assert type(tree["seen"]) is collections.OrderedDict
+    assert tree["seen"]["a"].tolist() == [0.0, 0.0, 0.0]
+
+
+def test_rates_of_another_optimizer_stay_with_it(tmp_path, caplog):
+    def body(rule, rate):
+        def train(_):
+            model = Drawing()
+            inner = rule(model.parameters(), lr=rate)
+            opt = cpudist.DistributedOptimizer(inner, model)
+            if opt.resume(tmp_path).name is None:
+                opt.save_snapshot("here")
+            return inner.param_groups[0]["lr"]
+
+        return run(train, 1)
+
+    assert body(torch.optim.SGD, 0.05) == [0.05]
+    assert body(torch.optim.Adam, 0.0125) == [0.0125]
+    assert "another optimizer's" in caplog.text
 
 
 def test_what_does_not_fit_is_reported(tmp_path, caplog):

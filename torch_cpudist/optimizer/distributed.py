@@ -428,6 +428,7 @@ class DistributedOptimizer(face.ServedOptimizer, Participant):
         """
         self._open()
         self._driver.leave()
+        self._resumable.settle()
         self._said_left = True
 
     def join(self) -> None:
@@ -445,6 +446,7 @@ class DistributedOptimizer(face.ServedOptimizer, Participant):
         """Hands on what it must before everybody has left: for ``barrier()``."""
         self._averages.check_not_entered("barrier()")
         self._driver.before_barrier()
+        self._resumable.settle()
 
     def after_barrier(self) -> None:
         """Joins again, unless the model was written: for ``barrier()``."""

@@ -8,10 +8,12 @@ that the script has named: data, schedules of the learning rate, what it likes.
 
 from __future__ import annotations
 
+import collections
 import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -25,6 +27,8 @@ from torch_cpudist.optimizer import random_state
 from torch_cpudist.optimizer.schedules import schedules_of
 
 _KEPT = ("params", "param_names")
+# Options that schedules of torch add to a group.
+_OF_SCHEDULES = {"initial_lr", "max_lr", "min_lr", "max_momentum", "base_momentum"}
 
 
 class ReadsAhead(Protocol):
@@ -42,6 +46,10 @@ def copied(value: Any) -> Any:
     """A copy of nested dicts, lists and tuples, whose tensors are copied to the CPU."""
     if isinstance(value, torch.Tensor):
         return value.detach().to(device="cpu", copy=True)
+    if isinstance(value, np.ndarray | collections.Counter):
+        return value.copy()
+    if isinstance(value, collections.OrderedDict):
+        return collections.OrderedDict((key, copied(one)) for key, one in value.items())
     if isinstance(value, Mapping):
         return {key: copied(one) for key, one in value.items()}
     if isinstance(value, list):
@@ -222,6 +230,13 @@ class OwnState:
                 f"{len(saved)} parameter groups were saved, here are "
                 f"{len(self._groups)}: options stay as the script has set them"
             ]
+        added = _OF_SCHEDULES | set(_KEPT)
+        for group, options in zip(self._groups, saved, strict=True):
+            if set(group) - added - set(options):
+                return [
+                    "the options of its parameter groups are another optimizer's: they "
+                    "stay as the script has set them"
+                ]
         for group, options in zip(self._groups, saved, strict=True):
             # Schedules hold the dicts, so the values go into the same ones.
             group.update(copied(options))

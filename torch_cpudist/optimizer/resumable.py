@@ -101,6 +101,11 @@ class Resumable:
         if self.snapshots is not None:
             self.snapshots.after_step(counted)
 
+    def settle(self) -> None:
+        """No step comes for a while."""
+        if self.snapshots is not None:
+            self.snapshots.settle()
+
     def add_generators(self, generators: Sequence[torch.Generator]) -> None:
         """Takes those of replicas, which may have been saved already."""
         self._generators[:] = generators

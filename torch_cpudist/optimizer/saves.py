@@ -27,6 +27,8 @@ _LAST_POLL_S = 0.25
 TRAINER_FILES_S = 120.0
 # So many failures in a row are raised.
 MOST_FAILED = 3
+# After so many in a row that were not taken it is told.
+_SKIPS_TOLD = (3, 10, 100, 1000)
 
 
 @dataclass
@@ -80,6 +82,7 @@ class Saves:
         describe_run: Callable[[], Manifest] | None,
         keep: int,
         trainers: int,
+        limit_s: float,
     ) -> None:
         """Starts no thread yet.
 
@@ -90,9 +93,12 @@ class Saves:
             describe_run: on trainer 0: the manifest but for what was written.
             keep: snapshots that stay.
             trainers: how many there are; a snapshot is of all of them.
+            limit_s: how long servers may write.
         """
+        self._limit_s = limit_s
         self._trainer_count = trainers
         self._said_left = False
+        self._skipped_in_a_row = 0
         self._directory = directory
         self._rank = rank
         self._saving = saving
@@ -136,8 +142,11 @@ class Saves:
         ) from error
 
     def skip(self, why: str) -> None:
-        """Counts one that was not taken."""
-        logger.info("no snapshot: %s", why)
+        """Counts one that was not taken; many in a row are a warning."""
+        self._skipped_in_a_row += 1
+        often = self._skipped_in_a_row in _SKIPS_TOLD
+        tell = logger.warning if often else logger.info
+        tell("no snapshot, the %d. time in a row: %s", self._skipped_in_a_row, why)
         self.why = why
         with self._changed:
             self._counts = replace(self._counts, skipped=self._counts.skipped + 1)
@@ -214,6 +223,7 @@ class Saves:
 
     def _succeeded(self, name: str, took_s: float) -> None:
         logger.info("snapshot %s: saved in %.2f s", name, took_s)
+        self._skipped_in_a_row = 0
         with self._changed:
             self._errors.pop(name, None)
             self._counts = replace(
@@ -302,8 +312,8 @@ class Saves:
     def _written(self, number: int, name: str) -> Written:
         found: Written = self._until(
             lambda: self._saving.poll(number),
-            float("inf"),
-            f"snapshot {name}: servers do not end",
+            self._limit_s,
+            f"snapshot {name}: servers have not written it within {self._limit_s:g} s",
         )
         return found
 

@@ -147,6 +147,7 @@ class Snapshots:
             self._described if leads else None,
             keep,
             run.trainer_count,
+            run.environment.round_deadline_ms / 1000,
         )
         self._pace = self._paced(every_steps, every_s)
         self._meeting = Meeting(run, self.directory, subject.number)
@@ -171,7 +172,7 @@ class Snapshots:
             every_steps,
             every_s,
             board,
-            key=f"snapshots/{self._subject.number}",
+            key=f"snapshots/{self._subject.number}/pace",
             leads=run.trainer_rank == 0,
             late=not self._saving.on_servers,
         )
@@ -189,8 +190,16 @@ class Snapshots:
         names.check_name(name)
         self._subject.driver.settle()
         self._run.barrier()  # nobody trains on
-        found = self._meeting.decided(lambda: self._load(name))
+        found = self._meeting.decided(lambda: self._load_verified(name))
         return self._go_on(found)
+
+    def _load_verified(self, name: str) -> dict[str, Any]:
+        """Loads it if all of it is whole: there is no way back once it has begun."""
+        folder = self.directory.folder(name)
+        damaged = Snapshot(folder, self.directory.files).verify()
+        if damaged:
+            raise damaged[0]
+        return self._load(name)
 
     def _load_newest(self) -> dict[str, Any]:
         """Loads the newest snapshot that is whole; on trainer 0.
@@ -319,7 +328,11 @@ class Snapshots:
             number, counted["steps"], tree, began, whole=whole
         )
         wait_ms = _TOGETHER_WAIT_MS if self._saving.together else _WAIT_MS
-        answer = self._saving.mark(number, name, wait_ms)
+        try:
+            answer = self._saving.mark(number, name, wait_ms)
+        except BaseException:
+            self._captured.pop(number, None)
+            raise
         if answer is not None:
             self._answered(answer)
         self._pause_s_max = max(self._pause_s_max, time.monotonic() - began)
@@ -334,6 +347,9 @@ class Snapshots:
             return
         if not answer.taken:
             del self._captured[answer.number]
+            if self._leads:  # some servers may have taken it
+                with contextlib.suppress(Error):
+                    self._saving.abandon(answer.number)
             self._saves.skip(answer.reason)
             return
         save.answer = answer
@@ -460,6 +476,11 @@ class Snapshots:
         self._take_answers()
         self._settle_schedules()
         self._saves.drain(timeout_s, lambda: None)
+
+    def settle(self) -> None:
+        """No step comes for a while: what was captured is handed on."""
+        self._take_answers()
+        self._settle_schedules()
 
     def close(self, timeout_s: float) -> None:
         """The end: what is being written gets so long. Idempotent."""

@@ -23,7 +23,7 @@ from torch_cpudist.snapshot.reading import Snapshot
 _NO_OFFSET = 0
 # Only drops what is there.
 _NO_ROWS = LoadRun("none", 0, 0, 0, (0, 0, 0, 0, 0, 0), ())
-_STATE = 2  # of a run's offsets
+_STATE, _COUNT = 2, 3  # of a run's offsets
 
 
 def load(parameters: ParameterSet, snapshot: Snapshot, servers: int) -> list[str]:
@@ -95,7 +95,7 @@ def _load_table(
         for run in runs or ([_NO_ROWS] if clear else []):
             offsets = list(run.offsets)
             if not fits:
-                offsets[_STATE] = _NO_OFFSET
+                offsets[_STATE] = offsets[_COUNT] = _NO_OFFSET
             parameters.opened.load_rows(
                 server,
                 table.index,

@@ -27,6 +27,7 @@ FrozenSet::FrozenSet(table::ParamStore& store, const wire::ParamSetLayout& layou
 }
 
 void FrozenSet::freeze() {
+  images_.reserve(store_.tables.size());  // to let go takes no memory
   try {
     for (const auto& table : store_.tables) table->freeze(memory_);
   } catch (...) {
@@ -86,13 +87,13 @@ uint32_t FrozenSet::copy_slab(uint32_t table, uint8_t* to) {
 }
 
 void FrozenSet::release() {
-  std::vector<std::unique_ptr<table::RowImages>> images;
+  std::vector<std::unique_ptr<table::RowImages>> images;  // freed without the locks
   const std::lock_guard use(mutex_);
   if (!held_) return;
   held_ = false;
-  images.reserve(tables_.size());
   const std::unique_lock lock(lock_);
-  for (const auto& table : store_.tables) images.push_back(table->thaw());
+  for (const auto& table : store_.tables) images_.push_back(table->thaw());
+  images.swap(images_);
 }
 
 void FrozenSet::forget() {

@@ -78,6 +78,7 @@ class FrozenSet {
   std::vector<FrozenBlock> blocks_;
   std::mutex mutex_;   // before the set's: held while the tables are used
   bool held_ = false;  // the tables keep rows for this
+  std::vector<std::unique_ptr<table::RowImages>> images_;  // room for those of all tables
 };
 
 }  // namespace cpudist::server

@@ -5,6 +5,7 @@
 // have. Rules only: what is cut and who is answered is the set's; docs/mechanisms.md, "The cut".
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -56,6 +57,8 @@ class Markers {
   Tickets end();
   // Numbers begin anew: the version of the set was set.
   void restart() { ended_ = 0; }
+  // Somebody was told that there is no cut of this number: nobody can mark it any more.
+  void refuse(uint64_t number) { ended_ = std::max(ended_, number); }
 
  private:
   struct Pushes {

@@ -1,5 +1,6 @@
 // Copyright (c) 2026 The torch_cpudist authors.
 // SPDX-License-Identifier: BSD-3-Clause
+// long: one class and what it writes by
 
 #include "server/snapshot/writer.h"
 
@@ -10,6 +11,7 @@
 #include <cerrno>
 #include <chrono>
 #include <cstdio>
+#include <cstring>
 #include <deque>
 #include <mutex>
 #include <new>
@@ -33,6 +35,17 @@ constexpr auto kLongestWait = std::chrono::milliseconds(100);
 constexpr size_t kKnown = 8;
 constexpr const char* kManifest = "manifest.json";
 
+// Appends as much of `why` as there is room for, and no half of a UTF-8 character.
+void explain(std::string* reason, const char* why) noexcept {
+  const size_t room = reason->capacity() - std::min(reason->capacity(), reason->size());
+  size_t size = std::strlen(why);
+  if (size > room) {
+    size = room;
+    while (size > 0 && (static_cast<unsigned char>(why[size]) & 0xc0u) == 0x80u) --size;
+  }
+  reason->append(why, size);
+}
+
 template <typename... Numbers>
 std::string numbered(const char* format, Numbers... numbers) {
   char text[64];
@@ -51,6 +64,8 @@ struct SnapshotWriter::Impl {
     std::atomic<bool> given_up{false};
     wire::CutStatus status;         // under the writer's mutex
     std::vector<std::string> made;  // names of files, of the writer's thread
+    // Of a failure: has room for all of it, since memory may be what failed.
+    std::string reason;
   };
   using WrittenPtr = std::shared_ptr<Written>;
 
@@ -76,7 +91,7 @@ struct SnapshotWriter::Impl {
   void check_going_on(const Written& snapshot) const;
   void remove_files(const Written& snapshot) noexcept;
   bool has_manifest(const Written& snapshot) const;
-  void end(const WrittenPtr& snapshot, const std::string& reason);
+  void end(const WrittenPtr& snapshot, bool failed);
   // These with the mutex held.
   void check_free(const SnapshotJob& job) const;
   void add(const WrittenPtr& snapshot);
@@ -127,34 +142,37 @@ void SnapshotWriter::Impl::work() {
 }
 
 void SnapshotWriter::Impl::write(const WrittenPtr& snapshot) {
-  std::string reason;
+  bool failed = true;
   try {
     write_files(*snapshot);
+    failed = false;
   } catch (const std::bad_alloc&) {
-    reason = "no memory is left to write it";
+    explain(&snapshot->reason, "no memory is left to write it");
   } catch (const std::exception& error) {
-    reason = error.what();
+    explain(&snapshot->reason, error.what());
   }
   snapshot->frozen->release();
-  if (!reason.empty()) remove_files(*snapshot);
-  end(snapshot, reason);
+  if (failed) remove_files(*snapshot);
+  end(snapshot, failed);
 }
 
-void SnapshotWriter::Impl::end(const WrittenPtr& snapshot, const std::string& reason) {
+void SnapshotWriter::Impl::end(const WrittenPtr& snapshot, bool failed) {
   std::shared_ptr<FrozenSet> over;  // goes without the mutex
   const std::lock_guard lock(mutex);
   over = std::move(snapshot->frozen);
   current.reset();
   wire::CutStatus& status = snapshot->status;
-  status.state = reason.empty() ? wire::CutState::kDone : wire::CutState::kFailed;
-  if (reason.empty()) {
-    if (snapshot->given_up) abandoned.push_back(snapshot);
+  status.state = failed ? wire::CutState::kFailed : wire::CutState::kDone;
+  if (failed) {
+    status.files.clear();
+    status.reason = std::move(snapshot->reason);
     return;
   }
-  status.files.clear();
-  status.reason = "snapshot " + snapshot->job.name + ", " + server() + ": " + reason;
-  if (status.reason.size() > wire::kCutReasonBytesMax) {
-    status.reason.resize(wire::kCutReasonBytesMax);
+  if (!snapshot->given_up) return;
+  try {
+    abandoned.push_back(snapshot);
+  } catch (const std::bad_alloc&) {
+    return;  // its files stay, and are no snapshot without a manifest
   }
 }
 
@@ -236,7 +254,9 @@ void SnapshotWriter::Impl::finish_file(Written& snapshot, std::optional<OutputFi
 }
 
 bool SnapshotWriter::Impl::has_manifest(const Written& snapshot) const {
-  return files->open(snapshot.directory + "/" + kManifest, O_RDONLY).get() >= 0;
+  // What cannot be looked at may be there: it is neither removed nor written over.
+  const auto found = files->open(snapshot.directory + "/" + kManifest, O_RDONLY);
+  return found.get() >= 0 || errno != ENOENT;
 }
 
 // As far as that goes: what stays is no snapshot without a manifest.
@@ -345,6 +365,8 @@ void SnapshotWriter::begin(SnapshotJob job, const SnapshotSource& source, std::s
                                                    lock, impl_->memory);
     snapshot->directory = (impl_->directory == "/" ? "" : impl_->directory) + "/" + job.name;
     snapshot->job = job;
+    snapshot->reason.reserve(wire::kCutReasonBytesMax);
+    snapshot->reason.append("snapshot " + job.name + ", " + impl_->server() + ": ");
     snapshot->status = snapshot->frozen->status();
     snapshot->status.state = wire::CutState::kWriting;
     snapshot->status.shard = impl_->options.shard_id;
