@@ -5,6 +5,9 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
+import os
+import threading
 
 import pytest
 import torch
@@ -13,6 +16,7 @@ from sync_cases import RULES, Batches, assert_same_bits, build, loss_of, run
 
 import torch_cpudist as cpudist
 from torch_cpudist.snapshot.directory import Directory
+from torch_cpudist.snapshot.files import Files
 from torch_cpudist.snapshot.reading import Snapshot
 
 STEPS, STOP = 14, 10
@@ -179,6 +183,53 @@ def test_two_optimizers_have_snapshots_of_their_own(tmp_path):
     assert all(map(torch.equal, first, again))
     suffixes = sorted(name.split("-")[3:] for name in Directory(tmp_path).names())
     assert suffixes == [[], ["s1"]]
+
+
+class Unsynchronised(Files):
+    """A disk that keeps nothing that is committed."""
+
+    def rename(self, old, new):
+        if new.name == "manifest.json":
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        super().rename(old, new)
+
+
+def test_what_fails_on_trainer_0_is_raised_on_all(tmp_path):
+    def body(context):
+        model = net(remote=False)
+        opt = cpudist.DistributedOptimizer(build(RULES["adam"], model), model)
+        opt.resume(tmp_path)
+        if context.trainer_rank == 0:
+            opt.snapshots.directory.files = Unsynchronised()
+        with pytest.raises(cpudist.SnapshotError, match=r"trainer 0|Input/output"):
+            opt.save_snapshot("here")
+
+    run(body, 2, variables=seeing(tmp_path))
+    assert Directory(tmp_path).names() == []
+
+
+def test_nobody_else_saves_while_trainer_0_has_left(tmp_path):
+    left, over = threading.Event(), threading.Event()
+
+    def body(context):
+        model = net(remote=False)
+        opt = cpudist.DistributedOptimizer(build(RULES["adam"], model), model)
+        opt.resume(tmp_path)
+        if context.trainer_rank == 0:
+            opt.leave()
+            left.set()
+            assert over.wait(60.0)
+            return
+        assert left.wait(60.0)
+        try:
+            with pytest.raises(cpudist.SnapshotError, match="trainer 0 has left"):
+                opt.save_snapshot("here")
+        finally:
+            over.set()
+        assert opt.stats()["snapshot"]["skipped"] == 1
+
+    run(body, 2, variables=seeing(tmp_path))
+    assert Directory(tmp_path).names() == []
 
 
 def test_a_damaged_row_file_is_passed_over(tmp_path):

@@ -58,6 +58,10 @@ class ServedSaving(Saving):
         """Sends the mark and waits for the others'."""
         with ranges.of(ranges.WAIT):
             taken, told, reason = self._opened.mark_cut(number, name, wait_ms)
+        alone = taken and self.together and self._run.trainer_rank > 0
+        if alone and 0 not in self._opened.cut_status(0, number)["members"]:
+            self.abandon(number)  # nobody would commit it
+            taken, reason = False, "trainer 0 has left, who commits snapshots"
         return CutAnswer(number, bool(taken), told or name, reason)
 
     def ask(self, number: int, name: str, wait_ms: int) -> str:

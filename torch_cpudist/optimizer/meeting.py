@@ -25,6 +25,7 @@ from torch_cpudist.snapshot.directory import Directory
 from torch_cpudist.snapshot.files import reported, write_durably
 
 if TYPE_CHECKING:
+    from torch_cpudist.launch.rendezvous import Rendezvous
     from torch_cpudist.launch.run import Run
 
 _WRITABLE = "See that the directory exists on this host, can be written and has space."
@@ -79,8 +80,7 @@ class Meeting:
 
     def _first_problem(self, problem: str) -> str:
         """The problem of the first trainer that has one."""
-        run = self._run
-        board = None if run.environment.apart is not None else run.rendezvous
+        run, board = self._run, self._board()
         if board is not None:
             board.show(f"{self._key}/{run.trainer_rank}", problem)
         run.barrier()
@@ -88,6 +88,21 @@ class Meeting:
             return problem
         found = [board.shown(f"{self._key}/{r}") for r in range(run.trainer_count)]
         return next((str(one) for one in found if one), problem)
+
+    def _board(self) -> Rendezvous | None:
+        """Where ranks of one job leave each other words."""
+        apart = self._run.environment.apart is not None
+        return None if apart else self._run.rendezvous
+
+    def tell_failed(self, number: int, why: str) -> None:
+        """Lets the others know, from trainer 0, that a snapshot will not come."""
+        if (board := self._board()) is not None:
+            board.show(f"{self._key}/failed/{number}", why)
+
+    def failed(self, number: int) -> str | None:
+        """Why a snapshot will not come, if trainer 0 has told; not collective."""
+        board = self._board()
+        return None if board is None else board.shown(f"{self._key}/failed/{number}")
 
     def decided(self, load: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """What trainer 0 has loaded, for all; or why it could not.

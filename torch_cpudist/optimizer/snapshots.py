@@ -439,9 +439,14 @@ class Snapshots:
                 f"snapshot {chosen!r} was not taken; training goes on. Why: "
                 f"{self._saves.why}"
             )
-        self._saves.wait(chosen, limit_s, run.trainer_client().check)
+        try:
+            self._saves.wait(chosen, limit_s, run.trainer_client().check)
+        except SnapshotError as error:
+            if self._leads and saving.together:
+                self._meeting.tell_failed(number, str(error))
+            raise
         if not self._leads:
-            self._await_commit(chosen, limit_s)
+            self._await_commit(chosen, number, limit_s)
         return chosen
 
     def _await(self, number: int) -> None:
@@ -454,10 +459,19 @@ class Snapshots:
                 raise SnapshotError(f"no server has answered the mark of cut {number}")
             time.sleep(_POLL_S if number in self._captured else 0.0)
 
-    def _await_commit(self, name: str, limit_s: float) -> None:
+    def _await_commit(self, name: str, number: int, limit_s: float) -> None:
         until = time.monotonic() + limit_s
         while name not in self.directory.names():
             self._run.trainer_client().check()
+            if (why := self._meeting.failed(number)) is not None:
+                raise SnapshotError(f"trainer 0: {why}")
+            if not self.directory.files.list(self.directory.folder(name)):
+                if name in self.directory.names():
+                    return
+                raise SnapshotError(
+                    f"snapshot {name!r}: trainer 0 has removed what there was of it; "
+                    "its log says why"
+                )
             if time.monotonic() > until:
                 raise SnapshotError(
                     f"snapshot {name!r}: trainer 0 has not committed it within "
