@@ -390,7 +390,7 @@ void ParamSet::check_load(const wire::Load& load, const table::RowColumns& rows)
   if (state_.layout.exchanges_deltas) {
     throw Error(ErrorCode::kInvalidArgument,
                 "a snapshot is loaded into parameter set " + std::to_string(state_.id) +
-                    ", whose trainers step by themselves (Geo) and would not be told");
+                    ", whose trainers step by themselves and would not be told");
   }
   if (load.kind != wire::LoadKind::kVersion) state_.store.tables[load.table]->check(rows);
 }

@@ -17,6 +17,7 @@ import creating_rows
 import numpy as np
 import pytest
 from creating_rows import BEGINS, SHARED, CreatingTrainer, new_rows
+from patience import PATIENCE_S
 
 from torch_cpudist import _core, errors
 
@@ -35,7 +36,6 @@ for number in itertools.count():
 SERVERS = 2
 LEAST_STEPS = 5  # of the victim, before it is killed
 MORE_STEPS = 10  # of the survivor, afterwards
-PATIENCE_S = 60.0
 LIVENESS = {"reconnect_grace_ms": 200, "liveness_ms": 5000}
 
 
@@ -73,7 +73,7 @@ def victim(servers):
     yield start
     for process in started:
         process.kill()
-        process.wait(timeout=30)
+        process.wait(timeout=PATIENCE_S)
         process.stdout.close()
 
 
@@ -119,7 +119,7 @@ def test_a_killed_trainer_leaves_whole_rows_and_the_other_goes_on(servers, victi
     for _ in range(MORE_STEPS):
         survivor.step(steps)
         steps += 1
-    process.wait(timeout=30)
+    process.wait(timeout=PATIENCE_S)
     survivor.set.drain()
     wait_for_loss(servers)
     for _ in range(MORE_STEPS):  # also once the servers know

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from data_cases import SLOTS, records, write
+from patience import PATIENCE_S
 from snapshot_cases import Drawing, digest, settle
 from snapshot_parity import seeing
 from sync_cases import run
@@ -271,7 +272,7 @@ def test_seconds_are_agreed_upon_by_trainers_that_step_together(tmp_path):
         inner = torch.optim.SGD(model.parameters(), lr=0.05)
         opt = cpudist.DistributedOptimizer(inner, model)
         opt.resume(tmp_path, every_s=0.2)
-        until = time.monotonic() + 120.0
+        until = time.monotonic() + PATIENCE_S
         while not saved.is_set() and time.monotonic() < until:
             opt.zero_grad()
             model(torch.ones(2, 4)).square().mean().backward()

@@ -13,6 +13,7 @@ import time
 
 import pytest
 import torch
+from patience import PATIENCE_S
 from snapshot_cases import settle, until
 from snapshot_parity import seeing
 from sync_cases import run
@@ -189,9 +190,9 @@ def test_a_snapshot_is_of_all_trainers(kind, tmp_path):
         if context.trainer_rank == 1:
             opt.leave()
             left.set()
-            assert over.wait(60.0)
+            assert over.wait(PATIENCE_S)
             return
-        assert left.wait(60.0)
+        assert left.wait(PATIENCE_S)
         push(opt, model, 0, 1)
         try:
             with pytest.raises(cpudist.SnapshotError, match=r"trainers \[1\]"):
@@ -246,7 +247,7 @@ def test_a_trainer_that_does_not_step_keeps_none_from_training(tmp_path, monkeyp
         opt.resume(tmp_path)
         push(opt, model, context.trainer_rank, 0)
         if context.trainer_rank == 1:
-            assert over.wait(60.0)  # an evaluation, say
+            assert over.wait(PATIENCE_S)  # an evaluation, say
             push(opt, model, 1, 1)
             return
         with pytest.raises(cpudist.SnapshotError, match="1"):

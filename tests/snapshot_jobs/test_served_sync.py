@@ -11,6 +11,7 @@ import threading
 
 import pytest
 import torch
+from patience import PATIENCE_S
 from snapshot_parity import Job, ended, net, rows_of, seeing
 from sync_cases import RULES, Batches, assert_same_bits, build, loss_of, run
 
@@ -218,9 +219,9 @@ def test_nobody_else_saves_while_trainer_0_has_left(tmp_path):
         if context.trainer_rank == 0:
             opt.leave()
             left.set()
-            assert over.wait(60.0)
+            assert over.wait(PATIENCE_S)
             return
-        assert left.wait(60.0)
+        assert left.wait(PATIENCE_S)
         try:
             with pytest.raises(cpudist.SnapshotError, match="trainer 0 has left"):
                 opt.save_snapshot("here")
