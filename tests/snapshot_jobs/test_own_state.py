@@ -24,6 +24,7 @@ import torch_cpudist as cpudist
 from torch_cpudist.data import InMemoryDataset, QueueDataset
 from torch_cpudist.optimizer.own_state import copied
 from torch_cpudist.optimizer.schedules import Schedules
+from torch_cpudist.snapshot.reading import Snapshot
 
 
 def wrapped(lr=0.05):
@@ -306,6 +307,9 @@ def test_rates_of_another_optimizer_stay_with_it(tmp_path, caplog):
         return run(train, 1)
 
     assert body(torch.optim.SGD, 0.05) == [0.05]
+    [group] = Snapshot(tmp_path / "here").manifest.param_groups
+    assert (group["lr"], group["nesterov"]) == (0.05, False)
+    assert "params" not in group
     assert body(torch.optim.Adam, 0.0125) == [0.0125]
     assert "another optimizer's" in caplog.text
 

@@ -6,12 +6,15 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
+
+import torch
 
 from torch_cpudist.drivers.saving import CutAnswer, Saving, Written
 from torch_cpudist.errors import Error, SnapshotError, describe
@@ -62,6 +65,37 @@ class Counts:
     last: str | None = None
     last_s: float = 0.0
     in_a_row: int = field(default=0, repr=False)
+
+
+def plain_groups(groups: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], ...]:
+    """Options of parameter groups that JSON can say, for people and other programs.
+
+    What trainers go on with are those of their own files.
+    """
+    return tuple(
+        {
+            key: plain
+            for key, one in group.items()
+            if (plain := _plain(one)) is not _NONE
+        }
+        for group in groups
+    )
+
+
+_NONE = object()
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, torch.Tensor) and value.numel() == 1:
+        value = value.item()
+    if isinstance(value, tuple | list):
+        items = [_plain(one) for one in value]
+        return _NONE if any(one is _NONE for one in items) else items
+    if isinstance(value, float) and not math.isfinite(value):
+        return _NONE
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    return _NONE
 
 
 class _NotOfAll(SnapshotError):
@@ -291,6 +325,7 @@ class Saves:
             dense=written.dense,
             files=written.files,
             trainers=trainers,
+            param_groups=plain_groups(save.tree["own"]["groups"]),
         )
         self._directory.commit(manifest)
         try:
