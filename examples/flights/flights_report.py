@@ -22,7 +22,11 @@ from matplotlib import pyplot as plt
 
 # DeepFM reaches .713 after one epoch of the day split, logistic regression .702.
 LOWEST_AUC = 0.705
-LARGEST_GAP = 0.004
+# Runs of one process that differ by seed alone span 0.0042, and this one is at their
+# upper end (docs/convergence.md): another order of updates is one more draw.
+LARGEST_GAP = 0.007
+# Sync makes the updates of one process, up to rounding, which bfloat16 feels.
+LARGEST_GAP_SYNC = 0.003
 
 
 @dataclass(frozen=True)
@@ -93,8 +97,9 @@ def problems(distributed: Run, single: Run) -> list[str]:
     equal = distributed.totals["strategy"] == "sync"
     equal = equal and distributed.remote == single.remote
     judged = distributed.totals["whole"] or equal
-    if judged and gap > LARGEST_GAP:
-        found.append(f"test AUC differs from one process by {gap:.4f} > {LARGEST_GAP}")
+    limit = LARGEST_GAP_SYNC if equal else LARGEST_GAP
+    if judged and gap > limit:
+        found.append(f"test AUC differs from one process by {gap:.4f} > {limit}")
     return found
 
 

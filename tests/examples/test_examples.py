@@ -101,15 +101,18 @@ def make_run(
 
 
 @pytest.mark.parametrize(
-    ("auc", "whole", "words"),
+    ("strategy", "auc", "whole", "words"),
     [
-        (0.7135, True, ""),
-        (0.7040, True, "is 0.7040, below 0.705"),
-        (0.7040, False, ""),
-        (0.7180, True, "differs from one process by 0.0050"),
+        ("sync", 0.7135, True, ""),
+        ("sync", 0.7040, True, "is 0.7040, below 0.705"),
+        ("sync", 0.7040, False, ""),
+        ("sync", 0.7161, True, "differs from one process by 0.0031 > 0.003"),
+        ("async", 0.7073, True, ""),
+        ("async", 0.7201, True, "differs from one process by 0.0071 > 0.007"),
     ],
 )
 def test_report_judges(
+    strategy: str,
     auc: float,
     whole: bool,
     words: str,
@@ -118,7 +121,7 @@ def test_report_judges(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     single_auc = 0.7130 if auc > 0.705 else auc
-    distributed = make_run(tmp_path / "two.jsonl", 2, auc, whole)
+    distributed = make_run(tmp_path / "two.jsonl", 2, auc, whole, strategy)
     single = make_run(tmp_path / "one.jsonl", 1, single_auc, whole)
     picture = tmp_path / "flights.png"
     arguments = [str(distributed), str(single), "--picture", str(picture)]
@@ -127,7 +130,7 @@ def test_report_judges(
     screen = capsys.readouterr()
     assert words in screen.err
     assert bool(words) == bool(screen.err)
-    line = f"sync, 2 trainers on 2 server(s): AUC {auc:.4f}, 2,000 samples/s"
+    line = f"{strategy}, 2 trainers on 2 server(s): AUC {auc:.4f}, 2,000 samples/s"
     assert line in screen.out
     assert "staleness" not in screen.out
     assert "samples/s x 2.00" in screen.out
