@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from torch_cpudist import _core
 from torch_cpudist.snapshot import names
-from torch_cpudist.snapshot.entries import CHUNK_BYTES, File
+from torch_cpudist.snapshot.checksums import chunk_checksums
+from torch_cpudist.snapshot.entries import File
 from torch_cpudist.snapshot.files import Files, reported, write_durably
 from torch_cpudist.snapshot.tensors import ITEM_BYTES, make_header
 
@@ -58,23 +58,5 @@ def write_dense(
     ):
         files.make_directory(folder)
         write_durably(files, path, pieces)
-    checksums, size = _checksums(pieces)
+    checksums, size = chunk_checksums(pieces)
     return File(path.name, size, None, 0, checksums)
-
-
-def _checksums(pieces: list[memoryview]) -> tuple[tuple[int, ...], int]:
-    """Checksums of every chunk of the pieces one after the other, and their bytes."""
-    found, size, running = [], 0, 0
-    for piece in pieces:
-        rest = piece
-        while len(rest):
-            some = rest[: CHUNK_BYTES - size % CHUNK_BYTES]
-            running = _core.crc32c(some, running)
-            size += len(some)
-            rest = rest[len(some) :]
-            if size % CHUNK_BYTES == 0:
-                found.append(running)
-                running = 0
-    if size % CHUNK_BYTES:
-        found.append(running)
-    return tuple(found), size

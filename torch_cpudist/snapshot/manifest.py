@@ -8,15 +8,13 @@ Written last, it makes the snapshot exist. ``to_json`` is the bytes of the file
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch_cpudist import _core
 from torch_cpudist.errors import SnapshotCorruptError, SnapshotError
 from torch_cpudist.snapshot import entries, names
-from torch_cpudist.snapshot.checked_json import Fields, Malformed, parse, plain
+from torch_cpudist.snapshot.checked_json import Fields, Malformed, plain
 from torch_cpudist.snapshot.entries import (
     CHUNK_BYTES,
     Block,
@@ -29,10 +27,9 @@ from torch_cpudist.snapshot.entries import (
     Trainer,
     Version,
 )
+from torch_cpudist.snapshot.sealed import check_unique, seal, unseal
 
 FORMAT = 1
-_TAIL = '"crc32c": "{:08x}"\n}}\n'
-_TAIL_BYTES = len(_TAIL.format(0))
 
 
 @dataclass(frozen=True)
@@ -123,7 +120,7 @@ class Manifest:
         Raises:
             SnapshotError: a field is not what it can be; ``from_json`` would refuse it.
         """
-        text = _with_checksum(_write(self))
+        text = _write(self)
         try:
             _read(text)
         except Malformed as error:
@@ -164,13 +161,7 @@ class Manifest:
 # ---- writing -----------------------------------------------------------------------
 
 
-def _with_checksum(text: str) -> bytes:
-    body = text.encode()
-    return body + _TAIL.format(_core.crc32c(body)).encode()
-
-
-def _write(manifest: Manifest) -> str:
-    """All but the last field, as lines of one field each."""
+def _write(manifest: Manifest) -> bytes:
     version = {k: str(v) for k, v in vars(manifest.version).items()}
     trainers = [
         {**vars(one), "crc32c": f"{one.crc32c:08x}", "steps": str(one.steps)}
@@ -201,23 +192,14 @@ def _write(manifest: Manifest) -> str:
         raise SnapshotError(
             f"snapshot {manifest.name}: its manifest cannot be written: {error}"
         ) from error
-    lines = [f'"{name}": {json.dumps(value)},\n' for name, value in checked.items()]
-    return "{\n" + "".join(lines)
+    return seal(checked)
 
 
 # ---- reading -----------------------------------------------------------------------
 
 
 def _read(contents: bytes) -> Manifest:
-    body, tail = contents[:-_TAIL_BYTES], contents[-_TAIL_BYTES:]
-    expected = _TAIL.format(_core.crc32c(body)).encode()
-    if tail != expected:
-        raise Malformed(
-            f"expected it to end in {expected.decode()!r} by its contents, found "
-            f"{tail.decode('ascii', 'replace')!r}"
-        )
-    fields = Fields(parse(contents), "manifest")
-    fields.take("crc32c")
+    fields = unseal(contents, "manifest")
     known = fields.number("format")
     if known != FORMAT:
         raise SnapshotError(
@@ -255,19 +237,14 @@ def _read_group(value: Any, where: str) -> Mapping[str, Any]:
     return value
 
 
-def _check_unique(what: str, found: Sequence[object]) -> None:
-    if len(set(found)) != len(found):
-        raise Malformed(f"manifest.{what}: one of them is there twice")
-
-
 def _check_whole(manifest: Manifest) -> None:
     """Checks what fields have to do with each other."""
-    _check_unique("trainers", [one.rank for one in manifest.trainers])
-    _check_unique("tables", [one.name for one in manifest.tables])
-    _check_unique("dense", [one.name for one in manifest.dense])
-    _check_unique("files", [one.name for one in manifest.files])
+    check_unique("manifest.trainers", [one.rank for one in manifest.trainers])
+    check_unique("manifest.tables", [one.name for one in manifest.tables])
+    check_unique("manifest.dense", [one.name for one in manifest.dense])
+    check_unique("manifest.files", [one.name for one in manifest.files])
     blocks = [block for dense in manifest.dense for block in dense.blocks]
-    _check_unique("dense.blocks", [block.name for block in blocks])
+    check_unique("manifest.dense.blocks", [block.name for block in blocks])
     if not 0 <= manifest.average_decay < 1:
         raise Malformed(f"manifest.average_decay: {manifest.average_decay}")
     held = set()
