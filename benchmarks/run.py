@@ -34,6 +34,7 @@ CASES = {
     "replicas": "cases.replicas",
     "rows": "cases.rows",
     "scale": "cases.scale",
+    "snapshot": "cases.snapshot",
     "staleness": "cases.staleness",
     "threads": "cases.threads",
     "wire": "cases.wire",
@@ -135,6 +136,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         help="load: small pushes of one trainer",
     )
     add("--table-rows", type=int, default=5_000_000, help="rows: of the remote table")
+    add("--folder", help="snapshot: where files are written; default: build")
     add("--wrapped-rows", type=int, default=20_000_000, help="rows: of the static one")
     add("--collectives", type=_names, default=[], help="allreduce: which ones")
     add("--sizes", type=_names, default=[], help="allreduce: bytes of messages")
