@@ -145,6 +145,8 @@ class ParamSet:
         table: int,
         *,
         clear: bool,
+        seed: int,
+        round: int,
         table_step: int,
         snapshot: str,
         file: str,
@@ -160,6 +162,9 @@ class ParamSet:
             server: which one; the rows must be its own.
             table: number of the table.
             clear: all rows of the table on that server are dropped first.
+            seed: with ``clear``, of what rows of a remote table begin with.
+            round: updates that the snapshot's values have had; the rows count theirs
+                by it, and by the server's then.
             table_step: updates of the table as a whole.
             snapshot: name of the snapshot.
             file: name of the file in it.

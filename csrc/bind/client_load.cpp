@@ -18,13 +18,15 @@ namespace cpudist::bind {
 namespace {
 
 void load_rows(const ParamSetHolder& self, uint32_t server, uint32_t table, bool clear,
-               uint64_t table_step, std::string snapshot, std::string file, uint64_t file_bytes,
-               uint64_t row_begin, uint64_t row_end,
+               uint64_t seed, uint64_t round, uint64_t table_step, std::string snapshot,
+               std::string file, uint64_t file_bytes, uint64_t row_begin, uint64_t row_end,
                const std::array<uint64_t, wire::kLoadColumns>& offsets,
                std::vector<uint32_t> crcs) {
   wire::Load load;
   load.table = table;
   load.kind = clear ? wire::LoadKind::kReplace : wire::LoadKind::kRows;
+  load.seed = seed;
+  load.version.round = round;
   load.table_step = table_step;
   load.snapshot = std::move(snapshot);
   load.file = std::move(file);
@@ -48,9 +50,9 @@ void load_version(const ParamSetHolder& self, uint32_t server, uint64_t round, u
 
 void bind_loads(ParamSetClass& set) {
   set.def("load_rows", &load_rows, py::arg("server"), py::arg("table"), py::kw_only(),
-          py::arg("clear"), py::arg("table_step"), py::arg("snapshot"), py::arg("file"),
-          py::arg("file_bytes"), py::arg("row_begin"), py::arg("row_end"), py::arg("offsets"),
-          py::arg("crcs"), NoGil())
+          py::arg("clear"), py::arg("seed"), py::arg("round"), py::arg("table_step"),
+          py::arg("snapshot"), py::arg("file"), py::arg("file_bytes"), py::arg("row_begin"),
+          py::arg("row_end"), py::arg("offsets"), py::arg("crcs"), NoGil())
       .def("load_version", &load_version, py::arg("server"), py::arg("round"), py::arg("samples"),
            py::arg("steps"), NoGil());
 }

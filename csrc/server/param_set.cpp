@@ -369,10 +369,13 @@ void ParamSet::load_rows(const Ticket& ticket, const wire::Load& load, uint64_t 
     const auto apply = [&] {
       if (load.kind == wire::LoadKind::kReplace) {
         table.clear();
+        table.set_seed(load.seed);
         half_loaded_.erase(load.table);
         dropped_.insert(load.table);
       }
-      table.load(rows.columns());
+      table::RowColumns columns = rows.columns();
+      columns.later = static_cast<uint32_t>(state_.version.round - load.version.round);
+      table.load(columns);
     };
     store_values(ticket, size_bytes, [&] { check_load(load, rows.columns()); }, apply, outbox);
   } catch (const std::exception& error) {

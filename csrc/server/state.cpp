@@ -38,6 +38,7 @@ void ParamState::set_version(const wire::Version& loaded) {
   for (const auto& block : store.blocks) {
     if (block != nullptr) block->renumber(version.round, loaded.round);
   }
+  for (const auto& table : store.tables) table->renumber(version.round, loaded.round);
   version = loaded;
   markers.restart();
 }

@@ -410,7 +410,7 @@ void Table::load_row(uint32_t record, const RowColumns& rows, uint64_t row) {
     kernels::init_state(config_, state(record), spec_.dim, spec_.dim);
   }
   header(record).count = number(rows.counts);
-  header(record).last_seen = number(rows.last_seen);
+  header(record).last_seen = number(rows.last_seen) + rows.later;
   if (rows.averages == nullptr) {
     begin_average(record);
   } else {
@@ -424,6 +424,15 @@ void Table::clear() {
   index_.clear();
   rows_ = 0;
   ++generation_;
+}
+
+void Table::renumber(uint64_t before, uint64_t after) {
+  const auto later = static_cast<uint32_t>(after - before);
+  if (later == 0) return;
+  for (uint32_t record = 0; record < rows_; ++record) {
+    before_change(record, 0);
+    header(record).last_seen += later;
+  }
 }
 
 RecordShape Table::shape() const {

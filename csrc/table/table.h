@@ -48,6 +48,7 @@ struct RowColumns {
   const uint8_t* counts = nullptr;     // uint32; null: none was ever updated
   const uint8_t* last_seen = nullptr;  // uint32
   const uint8_t* averages = nullptr;   // as of the row's last update; null: the weights
+  uint32_t later = 0;                  // by which updates are counted here; modulo 2^32
 };
 
 // Where the parts of a record are, and which bucket it belongs to.
@@ -87,7 +88,8 @@ class Table {
   uint64_t size_bytes() const;
   // What it takes once all its rows are stored; a remote one, before there is any.
   uint64_t planned_bytes() const;
-  // Of what rows of a remote table begin with: before anybody can read one.
+  // Of what rows of a remote table begin with that are not there: before anybody can read one, or
+  // after all were dropped.
   void set_seed(uint64_t seed) { initial_.set_seed(seed); }
 
   // The record of each key, and its shard where `shards` is given. For a row that was never stored
@@ -134,6 +136,9 @@ class Table {
   // Drops all rows; their memory is kept for the next ones. Record numbers that were found before
   // mean nothing any more: see generation(). A snapshot that has not copied them has failed.
   void clear();
+  // Updates of the set are counted from elsewhere: `before` of them are `after` now. What rows say
+  // of their last update moves along.
+  void renumber(uint64_t before, uint64_t after);
   // How often rows were dropped.
   uint64_t generation() const { return generation_; }
 

@@ -63,9 +63,9 @@ def test_rows_and_version_are_loaded(cluster, tmp_path):
     weight = np.arange(ROWS * DIM, dtype=np.float32).reshape(ROWS, DIM)
     told = write_rows(tmp_path / "snap-1", np.arange(ROWS), weight)
     with pytest.raises(SnapshotError, match="CPUDIST_SNAPSHOT_DIR"):
-        trainer.set.load_rows(0, 0, clear=True, table_step=7, **told)
+        trainer.set.load_rows(0, 0, clear=True, seed=0, round=0, table_step=7, **told)
     cluster.servers[0].set_snapshot_directory(str(tmp_path))
-    trainer.set.load_rows(0, 0, clear=True, table_step=7, **told)
+    trainer.set.load_rows(0, 0, clear=True, seed=0, round=0, table_step=7, **told)
     trainer.set.load_version(0, 12, 34, 56)
     assert np.array_equal(trainer.fetch()[0], weight)
     trainer.pull(np.array([3, 5]))
@@ -87,13 +87,13 @@ def test_damage_is_named_and_changes_nothing(cluster, tmp_path):
     whole[-1] ^= 1
     path.write_bytes(whole)
     with pytest.raises(SnapshotCorruptError, match=r"rows\.safetensors: bytes 0 \.\. "):
-        trainer.set.load_rows(0, 0, clear=True, table_step=0, **told)
+        trainer.set.load_rows(0, 0, clear=True, seed=0, round=0, table_step=0, **told)
     path.unlink()
     with pytest.raises(SnapshotCorruptError, match="is missing"):
-        trainer.set.load_rows(0, 0, clear=True, table_step=0, **told)
+        trainer.set.load_rows(0, 0, clear=True, seed=0, round=0, table_step=0, **told)
     assert np.array_equal(trainer.fetch()[0], before)
     with pytest.raises(InvalidArgumentError, match="server 3"):
-        trainer.set.load_rows(3, 0, clear=True, table_step=0, **told)
+        trainer.set.load_rows(3, 0, clear=True, seed=0, round=0, table_step=0, **told)
 
 
 def test_a_stored_average_is_what_is_read():

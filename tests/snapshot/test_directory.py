@@ -20,6 +20,7 @@ from torch_cpudist.snapshot import names
 from torch_cpudist.snapshot.directory import Directory
 from torch_cpudist.snapshot.reading import Snapshot
 
+STAGED = "staged.0123456789abcde0"
 SMALL = {"servers": 1, "trainers": 1}
 
 
@@ -125,12 +126,16 @@ def test_sweep_takes_only_what_a_dead_save_left(directory) -> None:
     (directory.path / "token-0123").write_bytes(b"")
     (directory.path / "token-notes").write_bytes(b"what I meant to do")
     (directory.path / "Other").mkdir()
+    for staged, file in ((STAGED, "rows.safetensors"), (STAGED[:-1] + "f", "notes")):
+        (directory.path / staged).mkdir()
+        (directory.path / staged / file).write_bytes(b"x")
     assert sorted(directory.sweep()) == [
-        *(numbered(10), numbered(20, 0xBBBB), "token-0123")
+        *(numbered(10), numbered(20, 0xBBBB), STAGED, "token-0123")
     ]
     assert directory.uncommitted() == ["named", numbered(30)]
     assert sorted(os.listdir(directory.path)) == [
-        *("Other", "named", numbered(20), numbered(30), "token-notes")
+        *("Other", "named", numbered(20), numbered(30)),
+        *(STAGED[:-1] + "f", "token-notes"),
     ]
     assert directory.newest() == numbered(20)
 

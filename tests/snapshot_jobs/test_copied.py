@@ -8,7 +8,7 @@ import json
 
 import pytest
 import torch
-from snapshot_cases import Drawing, dense_job, dense_ranks, digest
+from snapshot_cases import Drawing, batch_of, dense_job, dense_ranks, digest
 from sync_cases import ONE_THREAD, run
 
 import torch_cpudist as cpudist
@@ -131,3 +131,65 @@ def test_wrong_arguments_are_refused_before_anything_is_touched(tmp_path):
             opt.resume(tmp_path / "new")
 
     run(body, 1)
+
+
+def parts(kind):
+    """A dense job among trainers that average by themselves."""
+    model = Drawing()
+    inner = torch.optim.NAdam(model.parameters(), lr=0.05)
+    opt = cpudist.DistributedOptimizer(inner, model, strategy=kind)
+
+    def train(first, last):
+        for step in range(first, last):
+            opt.zero_grad()
+            model(batch_of(step, 0)).square().mean().backward()
+            opt.step()
+
+    return model, inner, opt, train
+
+
+@pytest.mark.parametrize(
+    "kind", [cpudist.AllReduce, lambda: cpudist.LocalSGD(every=2)], ids=["all", "local"]
+)
+def test_some_of_what_trainers_have_themselves(kind, tmp_path):
+    def first(_):
+        model, inner, opt, train = parts(kind())
+        opt.resume(tmp_path / "old")
+        train(0, 4)
+        opt.save_snapshot("here")
+        state = inner.state[model.first.weight]["exp_avg"].clone()
+        return {n: v.clone() for n, v in model.state_dict().items()}, state
+
+    values, state = run(first, 1)[0]
+
+    def then(_):
+        model, inner, opt, train = parts(kind())
+        opt.resume(tmp_path / "new")
+        train(10, 14)
+        before = {n: v.clone() for n, v in model.state_dict().items()}
+        was = inner.state[model.last.weight]["exp_avg"].clone()
+        started = opt.load_snapshot(
+            tmp_path / "old" / "here", only=["first.*", "norm.*"]
+        )
+        assert started.step == 4
+        assert set(started.taken) == {
+            *("first.weight", "first.bias", "norm.weight", "norm.bias")
+        }
+        for name, found in model.state_dict().items():
+            taken = name.startswith(("first.", "norm."))
+            # Buffers of the same name come with them.
+            assert torch.equal(found, (values if taken else before)[name]), name
+        assert torch.equal(inner.state[model.first.weight]["exp_avg"], state)
+        assert torch.equal(inner.state[model.last.weight]["exp_avg"], was)
+        with pytest.raises(cpudist.SnapshotError, match=r"there are 'first\.bias'"):
+            opt.load_snapshot(tmp_path / "old" / "here", only=["first.bia"])
+        started = opt.load_snapshot(
+            tmp_path / "old" / "here",
+            map={"first.bias": "norm.bias", "norm.bias": "first.bias"},
+        )
+        assert torch.equal(model.norm.bias, values["first.bias"])
+        assert torch.equal(model.first.bias, values["norm.bias"])
+        assert (started.step, opt.stats()["steps"]) == (4, 4)
+        train(14, 16)
+
+    run(then, 1)

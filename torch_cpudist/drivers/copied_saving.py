@@ -14,17 +14,18 @@ import torch
 from torch_cpudist.collective.copied import CopiedParameters, inner_state
 from torch_cpudist.collective.state import share_state
 from torch_cpudist.drivers.saving import CutAnswer, Saving, Written
-from torch_cpudist.errors import SnapshotError
 from torch_cpudist.model.device import state_beside
 from torch_cpudist.model.placement import DenseParameter
 from torch_cpudist.served.described import DTYPES, row_width, rule_of
 from torch_cpudist.served.state_exchange import indexed_parameters
+from torch_cpudist.snapshot.choice import Plan, Target
 from torch_cpudist.snapshot.dense_file import Values, write_dense
 from torch_cpudist.snapshot.files import Files
 from torch_cpudist.snapshot.manifest import Block, Dense, Rule, Version
 
 if TYPE_CHECKING:
     from torch_cpudist.snapshot.reading import Snapshot
+    from torch_cpudist.snapshot.staging import Stage
 
 _WHAT = "agreeing on a snapshot"
 
@@ -135,27 +136,34 @@ class CopiedSaving(Saving):
             }
         return tree
 
-    def restore_own_state(self, tree: Mapping[str, Any], own: bool) -> list[str]:
+    def restore_own_state(
+        self, tree: Mapping[str, Any], own: bool, plan: Plan
+    ) -> list[str]:
         """Puts both back. Collective where state is equal on all."""
         progress = tree.get("progress")
-        if progress is not None:
+        if progress is not None and plan.whole:
             self._go_on(progress)
         missing = []
         if not self._equal or self._group.rank == 0:
-            missing = self._put_state(tree.get("state"))
+            missing = self._put_state(tree.get("state") or {}, plan)
         if self._equal:
             share_state(self._group, self._copied.inners, self._entries)
         return missing
 
-    def _put_state(self, saved: Mapping[str, Mapping[str, Any]] | None) -> list[str]:
+    def _put_state(
+        self, saved: Mapping[str, Mapping[str, Any]], plan: Plan
+    ) -> list[str]:
         missing = []
         for inner in self._copied.inners:
             mine = {id(parameter) for parameter in indexed_parameters(inner)}
             for entry in self._entries:
-                if id(entry.parameter) not in mine:
+                taken = plan.taken.get(entry.name)
+                if id(entry.parameter) not in mine or taken is None:
                     continue
                 inner.state.pop(entry.parameter, None)
-                state = None if saved is None else saved.get(entry.name)
+                if not taken.state:
+                    continue
+                state = saved.get(taken.source)
                 if state is None:
                     missing.append(
                         f"the optimizer's state of {entry.name!r} is not in it and "
@@ -169,44 +177,35 @@ class CopiedSaving(Saving):
 
     # -- loading -----------------------------------------------------------------------
 
-    def load(self, snapshot: Snapshot) -> list[str]:
-        """Takes the values over here; ``take_in`` sends them to the others."""
-        saved = {entry.name: entry for entry in snapshot.manifest.dense}
-        fitting = [
-            entry
-            for entry in self._entries
-            if entry.name in saved and saved[entry.name].shape == tuple(entry.shape)
-        ]
-        if self._entries and not fitting:
-            raise SnapshotError(
-                f"snapshot {snapshot.manifest.name} has no parameter of this model: "
-                f"it has {sorted(saved)}, the model has "
-                f"{sorted(entry.name for entry in self._entries)}. Nothing was changed."
+    def targets(self) -> list[Target]:
+        """Everybody's own."""
+        rules = self._copied.placement.rules
+        return [
+            Target(
+                entry.name,
+                False,
+                tuple(entry.shape),
+                None,
+                rule_of(rules[entry.group]).kind,
             )
+            for entry in self._entries
+        ]
+
+    def load(self, snapshot: Snapshot, plan: Plan, stage: Stage) -> None:
+        """Takes the values over here; ``take_in`` sends them to the others."""
+        fitting = [entry for entry in self._entries if entry.name in plan.taken]
         # All is read before anything is changed.
-        values = {entry.name: snapshot.dense(entry.name) for entry in fitting}
+        values = {
+            entry.name: snapshot.dense(plan.taken[entry.name].source)
+            for entry in fitting
+        }
         with torch.no_grad():
             for entry in fitting:
                 found = torch.from_numpy(np.array(values[entry.name]))
                 entry.parameter.copy_(found.reshape(entry.shape))
         self._copied.accept_changes()
-        names = {entry.name for entry in self._entries}
-        tables = [table.name for table in snapshot.manifest.tables]
-        return [
-            *(
-                f"parameter {entry.name!r} is not in the snapshot, or has another "
-                "shape, and begins anew"
-                for entry in self._entries
-                if entry not in fitting
-            ),
-            *(
-                f"{name!r} of the snapshot is not in the model"
-                for name in [*saved, *tables]
-                if name not in names
-            ),
-        ]
 
-    def take_in(self) -> None:
+    def take_in(self, plan: Plan) -> None:
         """Makes trainer 0's values everybody's."""
         self._copied.broadcast()
 

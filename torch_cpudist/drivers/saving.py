@@ -19,9 +19,11 @@ from torch_cpudist.errors import SnapshotError
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from torch_cpudist.snapshot.choice import Plan, Target
     from torch_cpudist.snapshot.files import Files
     from torch_cpudist.snapshot.manifest import Dense, File, Table, Version
     from torch_cpudist.snapshot.reading import Snapshot
+    from torch_cpudist.snapshot.staging import Stage
 
 
 @dataclass(frozen=True)
@@ -168,12 +170,16 @@ class Saving(ABC):
         """What this trainer has itself of the parameters and their optimizer."""
         return {}
 
-    def restore_own_state(self, tree: Mapping[str, Any], own: bool) -> list[str]:
-        """Puts back what ``own_state`` has returned.
+    def restore_own_state(
+        self, tree: Mapping[str, Any], own: bool, plan: Plan
+    ) -> list[str]:
+        """Puts back what ``own_state`` has returned. Collective.
 
         Args:
             tree: that.
             own: of this trainer; else of trainer 0.
+            plan: what is taken; where the run does not go back as a whole, only what
+                belongs to the parameters that are.
 
         Returns:
             What could not be put back.
@@ -188,17 +194,23 @@ class Saving(ABC):
         return []
 
     @abstractmethod
-    def load(self, snapshot: Snapshot) -> list[str]:
+    def targets(self) -> list[Target]:
+        """Tables and dense parameters that can be loaded."""
+
+    @abstractmethod
+    def load(self, snapshot: Snapshot, plan: Plan, stage: Stage) -> None:
         """Loads parameters, on trainer 0, while the others wait at a barrier.
 
-        Returns:
-            What was and what was not taken, as sentences.
+        Args:
+            snapshot: to load.
+            plan: what of it goes where, by ``targets``; may be of others, too.
+            stage: in the directory of snapshots that servers see.
 
         Raises:
             SnapshotCorruptError: a file is damaged; what of it was loaded is there.
-            SnapshotError: nothing of it fits.
+            SnapshotError: a file cannot be read or written; the same.
         """
 
     @abstractmethod
-    def take_in(self) -> None:
+    def take_in(self, plan: Plan) -> None:
         """Takes over, on every trainer and after a barrier, what was loaded."""

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from torch_cpudist.launch.run import Run
+    from torch_cpudist.snapshot.choice import Plan, Target
     from torch_cpudist.snapshot.reading import Snapshot
+    from torch_cpudist.snapshot.staging import Stage
 
 _UNKNOWN, _WRITING, _DONE, _FAILED = range(4)
 
@@ -149,13 +151,17 @@ class ServedSaving(Saving):
                 blind.append(f"server {server} ({status['reason']})")
         return blind
 
-    def load(self, snapshot: Snapshot) -> list[str]:
-        """Has every server read its rows, and sends dense blocks."""
-        return loading.load(self._parameters, snapshot, self._servers)
+    def targets(self) -> list[Target]:
+        """As servers have them."""
+        return loading.targets(self._parameters.placement)
 
-    def take_in(self) -> None:
+    def load(self, snapshot: Snapshot, plan: Plan, stage: Stage) -> None:
+        """Has every server read its rows, and sends dense blocks."""
+        loading.load(self._parameters, snapshot, self._servers, plan, stage)
+
+    def take_in(self, plan: Plan) -> None:
         """All rows here are old; dense values come now."""
-        loading.take_in(self._parameters)
+        loading.take_in(self._parameters, plan)
 
 
 class QueuedSaving(ServedSaving):

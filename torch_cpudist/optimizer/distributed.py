@@ -44,6 +44,7 @@ from torch_cpudist.served.base import Trained
 from torch_cpudist.settings.average import EMA, check_average
 from torch_cpudist.settings.clip import Clip, check_clip
 from torch_cpudist.settings.fields import check_pull
+from torch_cpudist.snapshot.choice import Choice
 from torch_cpudist.strategies.base import Strategy
 from torch_cpudist.strategies.registry import resolve
 
@@ -654,14 +655,39 @@ class DistributedOptimizer(face.ServedOptimizer, Participant):
         """
         return self._resumed("save_snapshot").save(name, self.counters())
 
-    def load_snapshot(self, name: str) -> Started:
-        """Goes back to a snapshot, as ``resume`` does. Collective.
+    def load_snapshot(
+        self,
+        name: str | os.PathLike[str],
+        *,
+        only: Sequence[str] | None = None,
+        map: Mapping[str, str] | None = None,
+    ) -> Started:
+        """Goes back to a snapshot, or takes some of its values. Collective.
+
+        Without ``only`` the run goes back to it, as by ``resume``. With it tables and
+        dense parameters get its values, and their optimizer state where the rule is the
+        same; everything else, steps and generators too, stays as it is: a warm start.
+
+        Args:
+            name: of a snapshot in the directory of ``resume``; or the path of one that
+                lies elsewhere, which all trainers have to see (servers need not).
+            only: names of parameters of this model, or patterns (``"users.*"``).
+            map: names in this model by names in the snapshot, ``{"old": "new"}``; with
+                a dot at the end of both, of all names that begin so.
+
+        Returns:
+            As ``resume``; ``taken``, ``missing`` and ``unused`` say what of the
+            snapshot went where.
 
         Raises:
+            InvalidArgumentError: an argument cannot be.
             SnapshotCorruptError: a file of it is damaged.
-            SnapshotError: there is none of that name, or nothing of it fits.
+            SnapshotError: there is none of that name, nothing of it fits, or something
+                that ``only`` or ``map`` has named is not there, or of another shape.
+                Nothing was changed.
         """
-        return self._resumed("load_snapshot").load(name)
+        snapshots = self._resumed("load_snapshot")
+        return snapshots.load(name, Choice.of(only, map), self.counters())
 
     def counters(self) -> dict[str, int]:
         """Steps, samples and rounds, for snapshots."""

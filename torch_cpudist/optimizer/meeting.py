@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch_cpudist.drivers.saving import Saving
@@ -77,6 +78,24 @@ class Meeting:
                 "Name the same one by resume(path) or, also for servers of their own, "
                 "by CPUDIST_SNAPSHOT_DIR."
             )
+
+    def find(self, folder: Path) -> None:
+        """Sees that all trainers find a snapshot that lies elsewhere.
+
+        Raises:
+            SnapshotError: names the first that does not.
+        """
+        directory = Directory(folder.parent, self._directory.files)
+        rank, problem = self._run.trainer_rank, ""
+        try:
+            directory.manifest(folder.name)
+        except SnapshotError as error:
+            problem = f"trainer {rank}: {error}"
+            if inside := Directory(folder, self._directory.files).names():
+                problem += f" {folder} has snapshots in it: {inside}. Name one of them."
+        problem = self._first_problem(problem)
+        if problem:
+            raise SnapshotError(f"{problem} Nothing was changed.")
 
     def _first_problem(self, problem: str) -> str:
         """The problem of the first trainer that has one."""

@@ -213,6 +213,13 @@ class OwnState:
         return []
 
     @torch.no_grad()
+    def restore_some_buffers(self, saved: Mapping[str, torch.Tensor]) -> None:
+        """Gives those of the model's buffers that are in ``saved`` their values."""
+        for name, buffer in self._model.named_buffers():
+            if name in saved and saved[name].shape == buffer.shape:
+                buffer.copy_(saved[name])
+
+    @torch.no_grad()
     def _restore_buffers(self, saved: Mapping[str, torch.Tensor]) -> list[str]:
         missing = []
         found = dict(self._model.named_buffers())

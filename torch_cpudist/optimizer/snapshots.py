@@ -6,9 +6,10 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -33,9 +34,11 @@ from torch_cpudist.optimizer.paces import Pace, check_pace
 from torch_cpudist.optimizer.saves import Save, Saves
 from torch_cpudist.optimizer.schedules import Schedules, schedules_of
 from torch_cpudist.snapshot import names
+from torch_cpudist.snapshot.choice import Choice
 from torch_cpudist.snapshot.directory import Directory
 from torch_cpudist.snapshot.manifest import Manifest, Version
 from torch_cpudist.snapshot.reading import Snapshot
+from torch_cpudist.snapshot.staging import Stage
 from torch_cpudist.snapshot.trainer_files import read_trainer
 
 if TYPE_CHECKING:
@@ -56,11 +59,18 @@ class Started:
         step: steps that this trainer has made; 0 where there was no snapshot.
         name: of the snapshot; ``None`` if there was none.
         report: what was and what was not taken from it, as sentences.
+        taken: tables and dense parameters that have the snapshot's values: names in the
+            snapshot by names in the model.
+        missing: why not, of the others that were asked for, by name in the model.
+        unused: names in the snapshot of which nothing was taken.
     """
 
     step: int = 0
     name: str | None = None
     report: tuple[str, ...] = ()
+    taken: Mapping[str, str] = field(default_factory=dict)
+    missing: Mapping[str, str] = field(default_factory=dict)
+    unused: tuple[str, ...] = ()
 
 
 class Counters(Protocol):
@@ -183,23 +193,50 @@ class Snapshots:
         """See ``DistributedOptimizer.resume``. Collective."""
         self._meeting.meet(self._saving)
         found = self._meeting.decided(self._load_newest)
-        return self._go_on(found)
+        if found["name"] is None:
+            return Started()
+        return self._go_on(self.directory.folder(found["name"]), Choice())
 
-    def load(self, name: str) -> Started:
+    def load(
+        self, source: str | os.PathLike[str], choice: Choice, counted: Mapping[str, int]
+    ) -> Started:
         """See ``DistributedOptimizer.load_snapshot``. Collective."""
-        names.check_name(name)
+        folder = self._located(source)
+        with contextlib.suppress(SnapshotError):
+            # What is being written needs the rows that go now.
+            self.finish(self._run.environment.round_deadline_ms / 1000)
         self._subject.driver.settle()
         self._run.barrier()  # nobody trains on
-        found = self._meeting.decided(lambda: self._load_verified(name))
-        return self._go_on(found)
+        if folder.parent != self.directory.path:
+            self._meeting.find(folder)
+        self._meeting.decided(lambda: self._load_verified(folder, choice))
+        started = self._go_on(folder, choice)
+        if choice.only is not None:
+            started = replace(started, step=counted["steps"])
+        return started
 
-    def _load_verified(self, name: str) -> dict[str, Any]:
-        """Loads it if all of it is whole: there is no way back once it has begun."""
-        folder = self.directory.folder(name)
-        damaged = Snapshot(folder, self.directory.files).verify()
+    def _located(self, source: str | os.PathLike[str]) -> Path:
+        """The directory of a snapshot that was named, or of one that lies elsewhere."""
+        text = os.fspath(source) if isinstance(source, (str, os.PathLike)) else ""
+        if isinstance(source, str) and os.sep not in source:
+            return self.directory.folder(source)
+        if not isinstance(text, str) or not text:
+            raise InvalidArgumentError(
+                f"load_snapshot: {source!r}, expected the name of a snapshot or its "
+                "directory"
+            )
+        path = Path(text).expanduser().absolute()
+        return Directory(path.parent).folder(path.name)
+
+    def _load_verified(self, folder: Path, choice: Choice) -> dict[str, Any]:
+        """Loads it if all that is needed is whole: there is no way back once begun."""
+        snapshot = Snapshot(folder, self.directory.files)
+        plan = choice.plan(snapshot.manifest, self._saving.targets())
+        sources = {one.source for one in plan.taken.values()}
+        damaged = snapshot.verify(None if plan.whole else sources)
         if damaged:
             raise damaged[0]
-        return self._load(name)
+        return self._load(snapshot, choice)
 
     def _load_newest(self) -> dict[str, Any]:
         """Loads the newest snapshot that is whole; on trainer 0.
@@ -218,7 +255,8 @@ class Snapshots:
                 logger.warning("%s It is passed over.", found.damage)
         for name in whole:
             try:
-                return self._load(name)
+                folder = self.directory.folder(name)
+                return self._load(Snapshot(folder, self.directory.files), Choice())
             except SnapshotCorruptError as error:
                 damaged = damaged or error
                 logger.warning("%s It is passed over.", error)
@@ -226,45 +264,57 @@ class Snapshots:
             raise damaged
         return {"name": None}
 
-    def _load(self, name: str) -> dict[str, Any]:
+    def _load(self, snapshot: Snapshot, choice: Choice) -> dict[str, Any]:
         began = time.perf_counter()
-        snapshot = Snapshot(self.directory.folder(name), self.directory.files)
         manifest = snapshot.manifest
-        if manifest.param_set != self._subject.number:
+        if choice.only is None and manifest.param_set != self._subject.number:
             raise SnapshotError(
-                f"snapshot {name!r} is of optimizer {manifest.param_set} of its run, "
-                f"this is {self._subject.number}, counted from 0"
+                f"snapshot {manifest.name!r} is of optimizer {manifest.param_set} of "
+                f"its run, this is {self._subject.number}, counted from 0"
             )
+        plan = choice.plan(manifest, self._saving.targets())
         for trainer in manifest.trainers:
             # Before anything is changed: the others will read theirs then.
             read_trainer(snapshot.folder, trainer, snapshot.files)
-        with ranges.of(ranges.PUSH):
-            report = self._saving.load(snapshot)
-        logger.info("snapshot %s: loaded in %.2f s", name, time.perf_counter() - began)
-        return {"name": name, "report": report}
+        with ranges.of(ranges.PUSH), Stage(self.directory) as stage:
+            self._saving.load(snapshot, plan, stage)
+        took = time.perf_counter() - began
+        logger.info("snapshot %s: loaded in %.2f s", manifest.name, took)
+        return {"name": manifest.name}
 
-    def _go_on(self, found: Mapping[str, Any]) -> Started:
+    def _go_on(self, folder: Path, choice: Choice) -> Started:
         """Takes over what was loaded. Collective."""
-        name = found["name"]
-        if name is None:
-            return Started()
-        self._saving.take_in()
-        manifest = self.directory.manifest(name)
-        files = {one.rank: one for one in manifest.trainers}
+        name, files = folder.name, self.directory.files
+        manifest = Directory(folder.parent, files).manifest(name)
+        plan = choice.plan(manifest, self._saving.targets())
+        self._saving.take_in(plan)
+        trainers = {one.rank: one for one in manifest.trainers}
         rank = self._run.trainer_rank
-        own = rank in files
-        trainer = files.get(rank, files[min(files)])
-        tree = read_trainer(self.directory.folder(name), trainer, self.directory.files)
-        self._subject.counters.set_counters(tree["counters"])
-        missing = self._saving.restore_own_state(tree["driver"], own)
-        equal = len(files) == self._run.trainer_count
-        missing += self._own.restore(tree["own"], own, equal)
+        own = rank in trainers
+        trainer = trainers.get(rank, trainers[min(trainers)])
+        tree = read_trainer(folder, trainer, files)
+        missing = self._saving.restore_own_state(tree["driver"], own, plan)
+        buffers = choice.kept(tree["own"]["buffers"])
+        if not plan.whole:
+            self._own.restore_some_buffers(buffers)
+        else:
+            tree["own"]["buffers"] = buffers
+            self._subject.counters.set_counters(tree["counters"])
+            equal = len(trainers) == self._run.trainer_count
+            missing += self._own.restore(tree["own"], own, equal)
+            self._captured.clear()
+            self._due = False
+            self._last = max(self._last, manifest.number)
         if missing:
             logger.warning("snapshot %s: %s.", name, "; ".join(missing))
-        self._captured.clear()
-        self._due = False
-        self._last = max(self._last, manifest.number)
-        return Started(trainer.steps, name, (*found["report"], *missing))
+        return Started(
+            trainer.steps,
+            name,
+            (*plan.lines(), *missing),
+            {one.name: one.source for one in plan.taken.values()},
+            dict(plan.missing),
+            plan.unused,
+        )
 
     # -- saving ------------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ from torch_cpudist.rules.state_parts import state_parts
 from torch_cpudist.served.state_layout import row_elements
 from torch_cpudist.snapshot import manifest as told
 from torch_cpudist.snapshot.names import table_salt
+from torch_cpudist.tables.remote_weight import table_of
 
 DTYPES = {torch.float32: "F32", torch.float64: "F64"}
 _OPTIONS = (
@@ -55,22 +56,28 @@ def tables_of(placement: Placement, steps: Sequence[int]) -> tuple[told.Table, .
         steps: updates of each table.
     """
     layout = placement.layout
-    return tuple(
-        told.Table(
-            name=spec.name,
-            rows=spec.rows,
-            dim=spec.dim,
-            remote=spec.remote,
-            salt=table_salt(spec.name),
-            seed=spec.seed,
-            initial=tuple((name, a, b) for name, a, b in spec.initial),
-            overrides=tuple((begin, end, v) for begin, end, v in spec.overrides),
-            rule=rule_of(layout.configs[spec.group]),
-            state=table_states(layout.configs[spec.group], spec.dim),
-            step=step,
+    found = []
+    for table, step in zip(placement.tables, steps, strict=True):
+        spec = layout.tables[table.index]
+        config = layout.configs[spec.group]
+        weight = table.found.weight
+        found.append(
+            told.Table(
+                name=spec.name,
+                rows=spec.rows,
+                dim=spec.dim,
+                remote=spec.remote,
+                salt=table_salt(spec.name),
+                # That of a snapshot that was loaded, if one was.
+                seed=table_of(weight).seed_of(spec.name) if spec.remote else 0,
+                initial=tuple((name, a, b) for name, a, b in spec.initial),
+                overrides=tuple((begin, end, v) for begin, end, v in spec.overrides),
+                rule=rule_of(config),
+                state=table_states(config, spec.dim),
+                step=step,
+            )
         )
-        for spec, step in zip(layout.tables, steps, strict=True)
-    )
+    return tuple(found)
 
 
 def row_width(entry: DenseParameter) -> int:

@@ -7,151 +7,250 @@ Servers read rows themselves; dense parameters are cut anew and sent from here.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import torch
 
-from torch_cpudist.errors import SnapshotError
-from torch_cpudist.model.placement import DenseParameter, PlacedTable
+from torch_cpudist import _core
+from torch_cpudist.model.placement import DenseParameter, PlacedTable, Placement
 from torch_cpudist.served import described, state_layout
 from torch_cpudist.served.set import ParameterSet
-from torch_cpudist.snapshot.manifest import Manifest
-from torch_cpudist.snapshot.parts import LoadRun
+from torch_cpudist.snapshot import merging, names
+from torch_cpudist.snapshot.choice import Begins, Plan, Taken, Target
+from torch_cpudist.snapshot.manifest import Table
+from torch_cpudist.snapshot.parts import Array, LoadRun
 from torch_cpudist.snapshot.reading import Snapshot
+from torch_cpudist.snapshot.staging import Stage
+from torch_cpudist.tables.remote_weight import table_of
 
-_NO_OFFSET = 0
 # Only drops what is there.
 _NO_ROWS = LoadRun("none", 0, 0, 0, (0, 0, 0, 0, 0, 0), ())
-_STATE, _COUNT = 2, 3  # of a run's offsets
+_STATE, _COUNT, _AVERAGE = 2, 3, 5  # of a run's offsets
+# Of rows that are on their way to servers at a time.
+_STAGED_BYTES = 32 << 20
 
 
-def load(parameters: ParameterSet, snapshot: Snapshot, servers: int) -> list[str]:
-    """Loads what fits. By trainer 0, while the others are at a barrier.
+def targets(placement: Placement) -> list[Target]:
+    """What there is to be loaded, in the words of a manifest."""
+    layout = placement.layout
+    found = []
+    for table in placement.tables:
+        spec = layout.tables[table.index]
+        config = layout.configs[spec.group]
+        states = described.table_states(config, spec.dim)
+        shape = (spec.rows, spec.dim)
+        begins = None
+        if spec.remote:
+            seed = table_of(table.found.weight).seed_of(spec.name)
+            begins = Begins(tuple(spec.initial), tuple(spec.overrides), seed)
+        found.append(Target(spec.name, True, shape, states, config.kind, begins))
+    for entry in placement.dense:
+        config = layout.configs[entry.group]
+        parts = described.dense_states(config)
+        found.append(Target(entry.name, False, tuple(entry.shape), parts, config.kind))
+    return found
+
+
+def load(
+    parameters: ParameterSet, snapshot: Snapshot, servers: int, plan: Plan, stage: Stage
+) -> None:
+    """Loads what a plan takes. By trainer 0, while the others are at a barrier.
 
     Args:
         parameters: open on the servers.
         snapshot: to load.
         servers: how many there are now.
-
-    Returns:
-        What was and what was not taken, as sentences.
+        plan: what is taken; may name more than these parameters.
+        stage: in the directory of the servers.
 
     Raises:
         SnapshotCorruptError: a file is damaged; what was loaded before it is there.
-        SnapshotError: nothing of it fits; nothing was changed.
+        SnapshotError: a file cannot be read or written; the same.
     """
-    placement, manifest = parameters.placement, snapshot.manifest
-    tables = {table.name: table for table in manifest.tables}
-    dense = {entry.name: entry for entry in manifest.dense}
-    own = [t.found.name for t in placement.tables] + [d.name for d in placement.dense]
-    if own and not any(name in tables or name in dense for name in own):
-        raise SnapshotError(
-            f"snapshot {manifest.name} has nothing of this model: it has tables "
-            f"{sorted(tables)} and dense parameters {sorted(dense)}, the model has "
-            f"{sorted(own)}. Nothing was changed."
-        )
-    version = manifest.version
-    for server in range(servers):
-        # First: averages are as of a version.
-        parameters.opened.load_version(
-            server, version.round, version.samples, version.steps
-        )
-    report = []
-    for table in placement.tables:
-        report.append(_load_table(parameters, snapshot, table, servers))
-    report += [_load_dense(parameters, snapshot, entry) for entry in placement.dense]
-    report += _left_out(manifest, own)
-    return [line for line in report if line]
-
-
-def _left_out(manifest: Manifest, own: Sequence[str]) -> list[str]:
-    names = [table.name for table in manifest.tables]
-    names += [entry.name for entry in manifest.dense]
-    return [f"{n!r} of the snapshot is not in the model" for n in names if n not in own]
-
-
-def _load_table(
-    parameters: ParameterSet, snapshot: Snapshot, table: PlacedTable, servers: int
-) -> str:
-    """Has every server read its rows of a table."""
-    placement, manifest = parameters.placement, snapshot.manifest
-    spec = placement.layout.tables[table.index]
-    saved = {one.name: one for one in manifest.tables}.get(spec.name)
-    if saved is None:
-        return f"table {spec.name!r} is not in the snapshot and begins anew"
-    if saved.dim != spec.dim or saved.rows > spec.rows:
-        return (
-            f"table {spec.name!r} was {saved.rows} rows of {saved.dim}, is {spec.rows} "
-            f"of {spec.dim}: it begins anew"
-        )
-    states = described.table_states(placement.layout.configs[spec.group], spec.dim)
-    fits = states == saved.state
-    loaded = 0
-    for server in range(servers):
-        # Of a static table all rows are there already, and nearly all come anew.
-        clear = spec.remote
-        runs = snapshot.load_plan(spec.name, server, servers)
-        for run in runs or ([_NO_ROWS] if clear else []):
-            offsets = list(run.offsets)
-            if not fits:
-                offsets[_STATE] = offsets[_COUNT] = _NO_OFFSET
-            parameters.opened.load_rows(
-                server,
-                table.index,
-                clear=clear,
-                table_step=saved.step if fits else 0,
-                snapshot=manifest.name,
-                file=run.file,
-                file_bytes=run.file_bytes,
-                row_begin=run.row_begin,
-                row_end=run.row_end,
-                offsets=offsets,
-                crcs=list(run.crc32c),
+    placement, version = parameters.placement, snapshot.manifest.version
+    if plan.whole:
+        for server in range(servers):
+            # First: averages are as of a version.
+            parameters.opened.load_version(
+                server, version.round, version.samples, version.steps
             )
-            clear = False
-            loaded += run.row_end - run.row_begin
-    if fits:
-        return f"table {spec.name!r}: {loaded} rows"
-    return (
-        f"table {spec.name!r}: {loaded} rows, without their optimizer state, which is "
-        f"of {saved.rule.kind} and begins anew"
-    )
+    for table in placement.tables:
+        if (taken := plan.taken.get(table.found.name)) is not None:
+            _Rows(parameters, snapshot, servers, table, taken, stage).load()
+    for entry in placement.dense:
+        if (taken := plan.taken.get(entry.name)) is not None:
+            _load_dense(parameters, snapshot, entry, taken)
+
+
+class _Rows:
+    """The rows of one table on their way from a snapshot to servers."""
+
+    def __init__(
+        self,
+        parameters: ParameterSet,
+        snapshot: Snapshot,
+        servers: int,
+        table: PlacedTable,
+        taken: Taken,
+        stage: Stage,
+    ) -> None:
+        self._opened = parameters.opened
+        self._snapshot = snapshot
+        self._servers = servers
+        self._index = table.index
+        self._spec = parameters.placement.layout.tables[table.index]
+        self._decay = parameters.placement.layout.average_decay
+        self._taken = taken
+        self._stage = stage
+        manifest = snapshot.manifest
+        self._saved: Table = manifest.tables[manifest.table_index(taken.source)]
+
+    def load(self) -> None:
+        """Has every server read its own."""
+        saved_decay = self._snapshot.manifest.average_decay
+        beside = self._snapshot.folder.parent.resolve() == (
+            self._stage.directory.path.resolve()
+        )
+        settled = self._decay in (0.0, saved_decay) or not saved_decay
+        if beside and settled and self._saved.name == self._spec.name:
+            self._load_files()
+        else:
+            self._load_staged()
+        if self._saved.remote and not self._spec.remote:
+            self._load_begun()
+
+    def _load_files(self) -> None:
+        """From the snapshot's own files."""
+        name = self._snapshot.manifest.name
+        for server in range(self._servers):
+            # Of a static table all rows are there already, and nearly all come anew.
+            clear = self._spec.remote
+            runs = self._snapshot.load_plan(self._saved.name, server, self._servers)
+            for run in runs or ([_NO_ROWS] if clear else []):
+                self._send(server, name, run, clear)
+                clear = False
+
+    def _load_staged(self) -> None:
+        """From files that are made for it, one after the other."""
+        if self._spec.remote:
+            for server in range(self._servers):
+                self._send(server, self._stage.name, _NO_ROWS, clear=True)
+        for columns in self._merged():
+            self._send_columns(columns)
+
+    def _send_columns(self, columns: Mapping[str, Array]) -> None:
+        salt = names.table_salt(self._spec.name)
+        staged = self._stage.put(columns, salt)
+        for server in range(self._servers):
+            run = staged.load_run(names.server_buckets(server, self._servers))
+            if run.row_begin < run.row_end:
+                self._send(server, self._stage.name, run)
+
+    def _merged(self) -> Iterator[dict[str, Array]]:
+        """All rows, some at a time, with averages by this set's own decay."""
+        manifest, saved = self._snapshot.manifest, self._saved
+        layers = [merging.Layer(list(self._snapshot.parts(saved.name)))]
+        wanted = ["weight", "count", "last_seen"]
+        if saved.state_elements and self._taken.state:
+            wanted.append("state")
+        if manifest.average_decay and self._decay:
+            wanted.append("average")
+        row_bytes = 16 + 4 * (2 * saved.dim + saved.state_elements)
+        for run in merging.merged(
+            layers,
+            saved.salt,
+            wanted,
+            max(_STAGED_BYTES // row_bytes, 1),
+            saved.name,
+        ):
+            if not len(run.keys):
+                continue
+            columns = {"keys": run.keys, **run.columns}
+            if "average" in columns and self._decay != manifest.average_decay:
+                _settle(columns, manifest.version.round, manifest.average_decay)
+            yield columns
+
+    def _load_begun(self) -> None:
+        """Rows of a remote table that nobody had trained, which its files have not."""
+        there = np.zeros(self._saved.rows, dtype=np.bool_)
+        for part in self._snapshot.parts(self._saved.name):
+            there[part.column("keys")] = True
+        absent = np.flatnonzero(~there)
+        saved = self._saved
+        begun = _core.TableSpec(
+            saved.name,
+            saved.rows,
+            saved.dim,
+            remote=True,
+            seed=saved.seed,
+            initial=list(saved.initial),
+            overrides=list(saved.overrides),
+        )
+        at_once = max(_STAGED_BYTES // (8 + 4 * saved.dim), 1)
+        for begin in range(0, len(absent), at_once):
+            keys = np.ascontiguousarray(absent[begin : begin + at_once], np.int64)
+            weight = np.empty((len(keys), saved.dim), np.float32)
+            _core.initial_rows(
+                begun, keys.ctypes.data, len(keys), out=weight.ctypes.data
+            )
+            self._send_columns({"keys": keys, "weight": weight})
+
+    def _send(
+        self, server: int, folder: str, run: LoadRun, clear: bool = False
+    ) -> None:
+        offsets = list(run.offsets)
+        if not self._taken.state:
+            offsets[_STATE] = offsets[_COUNT] = 0
+        if not self._decay:
+            offsets[_AVERAGE] = 0
+        self._opened.load_rows(
+            server,
+            self._index,
+            clear=clear,
+            seed=self._taken.seed,
+            round=self._snapshot.manifest.version.round,
+            table_step=self._saved.step if self._taken.state else 0,
+            snapshot=folder,
+            file=run.file,
+            file_bytes=run.file_bytes,
+            row_begin=run.row_begin,
+            row_end=run.row_end,
+            offsets=offsets,
+            crcs=list(run.crc32c),
+        )
+
+
+def _settle(columns: dict[str, Array], updates: int, decay: float) -> None:
+    """Brings averages up to date, so that another decay goes on from there."""
+    missed = np.uint32(updates % 2**32) - columns["last_seen"] - np.uint32(1)
+    weight = columns["weight"].astype(np.float64)
+    kept = np.power(decay, missed.astype(np.float64))[:, None]
+    average = weight + kept * (columns["average"] - weight)
+    trained = (columns["count"] > 0)[:, None]
+    columns["average"] = np.where(trained, average, weight).astype(np.float32)
+    columns["last_seen"] = np.full_like(missed, (updates - 1) % 2**32)
 
 
 def _load_dense(
-    parameters: ParameterSet, snapshot: Snapshot, entry: DenseParameter
-) -> str:
+    parameters: ParameterSet, snapshot: Snapshot, entry: DenseParameter, taken: Taken
+) -> None:
     """Sends a dense parameter and its state, cut as servers have it now."""
-    manifest = snapshot.manifest
-    saved = {one.name: one for one in manifest.dense}.get(entry.name)
-    if saved is None:
-        return f"parameter {entry.name!r} is not in the snapshot and begins anew"
-    if saved.shape != tuple(entry.shape):
-        return (
-            f"parameter {entry.name!r} was {list(saved.shape)}, is "
-            f"{list(entry.shape)}: it begins anew"
-        )
-    config = parameters.placement.layout.configs[entry.group]
-    fits = described.dense_states(config) == saved.state
-    fits = fits and saved.rule.kind == config.kind
-    weight = _tensor(snapshot.dense(entry.name))
+    manifest, layout = snapshot.manifest, parameters.placement.layout
+    saved = manifest.dense[manifest.dense_index(taken.source)]
+    weight = _tensor(snapshot.dense(taken.source))
     state: dict[str, object] = {}
     step = max((block.step for block in saved.blocks), default=0)
-    if fits and step:
-        state = {n: _tensor(v) for n, v in snapshot.dense_state(entry.name).items()}
+    if taken.state and step:
+        states = snapshot.dense_state(taken.source)
+        state = {name: _tensor(value) for name, value in states.items()}
         state["step"] = step
     average = None
-    if parameters.placement.layout.average_decay and manifest.average_decay:
-        average = _tensor(snapshot.dense_average(entry.name))
+    if layout.average_decay and manifest.average_decay:
+        average = _tensor(snapshot.dense_average(taken.source))
+    config = layout.configs[entry.group]
     state_layout.store_dense_state(
         parameters, entry, config, state, weight, average=average
-    )
-    if fits:
-        return ""
-    return (
-        f"parameter {entry.name!r} without its optimizer state, which is of "
-        f"{saved.rule.kind} and begins anew"
     )
 
 
@@ -160,8 +259,12 @@ def _tensor(values: np.ndarray) -> torch.Tensor:
     return torch.from_numpy(np.array(values))
 
 
-def take_in(parameters: ParameterSet) -> None:
+def take_in(parameters: ParameterSet, plan: Plan) -> None:
     """Takes loaded values over, on every trainer, after a barrier."""
+    for table in parameters.placement.tables:
+        taken = plan.taken.get(table.found.name)
+        if taken is not None and table.found.remote:
+            table_of(table.found.weight).begin_from(taken.seed)
     for binding in parameters.bindings:
         binding.forget_rows(parameters.opened)
     parameters.opened.drop_prefetched()

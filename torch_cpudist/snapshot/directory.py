@@ -287,7 +287,8 @@ class Directory:
         """Removes what saves that did not end have left; before any save begins.
 
         Only directories whose name was made here, of a number up to that of the newest
-        snapshot, and tokens. A run that is killed leaves them.
+        snapshot, tokens, and rows on their way to servers. A run that is killed leaves
+        them.
 
         Returns:
             The names of those removed.
@@ -309,6 +310,11 @@ class Directory:
                 if name.startswith(names.TOKEN) and empty:
                     self.files.unlink(self.path / name)
                     swept.append(name)
+                elif names.is_staged(name):
+                    self.files.unlink(self.path / name / names.STAGED_FILE)
+                    if not self.files.list(self.path / name):
+                        self.files.remove_directory(self.path / name)
+                        swept.append(name)
         return swept
 
     # ---- one directory for all -----------------------------------------------------

@@ -16,8 +16,12 @@ MANIFEST = "manifest.json"
 SNAPSHOT = r"[a-z0-9][a-z0-9-]{0,63}"
 #: Of names that are made here and not by users.
 AUTOMATIC = "snap-"
+#: Of places for rows on their way to servers: no snapshot's name has a dot.
+STAGED = "staged."
+STAGED_FILE = "rows.safetensors"
 TOKEN = "token-"  # noqa: S105  a prefix of file names
 _NUMBERED = re.compile(r"snap-([0-9]{12,20})-([0-9a-f]{4})(-s[0-9]+)?")
+_STAGED = re.compile(r"staged\.[0-9a-f]{16}")
 _PART = re.compile(r"s([0-9]{3,10})-t([0-9]{3,10})-([0-9]{4,10})\.safetensors")
 _DENSE = re.compile(r"s([0-9]{3,10})-dense\.safetensors")
 _TRAINER = re.compile(r"trainer-([0-9]{3,10})\.(json|safetensors)")
@@ -89,6 +93,11 @@ def part_name(text: str) -> PartName | None:
     else:
         return None
     return name if str(name) == text else None
+
+
+def is_staged(text: str) -> bool:
+    """Whether a directory is a place for rows on their way to servers."""
+    return _STAGED.fullmatch(text) is not None
 
 
 def trainer_name(rank: int, suffix: str = "json") -> str:

@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from torch_cpudist.errors import InvalidArgumentError, RemoteTableError
@@ -106,6 +108,11 @@ class RemoteTable:
         """Lets go of what was stored on the servers."""
         self.stored = self.stored or self.values is not None
         self.values = None
+
+    def begin_from(self, seed: int) -> None:
+        """Notes the seed with which servers make rows by now."""
+        self.program = replace(self.program, seed=seed)
+        self.origin = None
 
     def begin_with(self, program: Program) -> None:
         """Replaces how rows begin."""

@@ -15,6 +15,7 @@ void fields(V& v, Of<V, Load>& m) {
   v.number(m.version.round);
   v.number(m.version.samples);
   v.number(m.version.steps);
+  v.number(m.seed);
   v.number(m.table_step);
   v.text(m.snapshot, kSnapshotNameBytesMax);
   v.text(m.file, kSnapshotNameBytesMax);

@@ -37,7 +37,8 @@ enum class LoadKind : uint32_t {
 struct Load {  // kLoad; of kVersion only the version counts
   uint32_t table = 0;
   LoadKind kind = LoadKind::kRows;
-  Version version;
+  Version version;          // of rows: where their snapshot was, by which they count updates
+  uint64_t seed = 0;        // kReplace: of what rows of a remote table begin with
   uint64_t table_step = 0;  // updates of the table as a whole
   std::string snapshot;     // name of its directory
   std::string file;

@@ -211,6 +211,7 @@ inline wire::Load sample_load() {
   wire::Load load;
   load.table = 1;
   load.kind = wire::LoadKind::kReplace;
+  load.seed = 77;
   load.version = {5, 160, 10};
   load.table_step = 4;
   load.snapshot = "snap-000000000005-5f3a";

@@ -83,6 +83,27 @@ TEST(averages_of_rows_are_those_taken_after_every_update) {
   }
 }
 
+TEST(averages_of_rows_follow_a_new_count_of_updates) {
+  const std::vector<int64_t> keys = {3, 7};
+  table::Table rows = table_of(keys, {1, 2, 3, 4, 5, 6});
+  std::vector<uint32_t> records(keys.size());
+  rows.find(keys, records.data(), nullptr);
+  for (uint64_t round = 0; round < 5; ++round) step_row(rows, records[0], round, 1);
+  const auto averages = [&](uint64_t updates) {
+    std::vector<float> found(keys.size() * kDim);
+    rows.gather_averages(keys, updates, found.data());
+    return found;
+  };
+  const auto before = averages(9);
+  uint64_t counted = 9;
+  for (const uint64_t after : {uint64_t{2}, uint64_t{1} << 33, uint64_t{9}}) {
+    rows.renumber(counted, after);
+    counted = after;
+    CHECK(averages(counted) == before);
+  }
+  CHECK_EQ(rows.header(records[0]).last_seen, 4u);
+}
+
 TEST(averages_begin_anew_with_what_is_stored) {
   const std::vector<int64_t> keys = {1};
   table::Table rows = table_of(keys, {1, 2, 3});

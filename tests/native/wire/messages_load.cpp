@@ -24,6 +24,7 @@ TEST(messages_load_round_trip) {
   CHECK_EQ(found.version.round, 5u);
   CHECK_EQ(found.version.samples, 160u);
   CHECK_EQ(found.version.steps, 10u);
+  CHECK_EQ(found.seed, 77u);
   CHECK_EQ(found.table_step, 4u);
   CHECK_EQ(found.snapshot, meant.snapshot);
   CHECK_EQ(found.file, meant.file);

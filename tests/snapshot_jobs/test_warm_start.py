@@ -1,0 +1,343 @@
+# Copyright (c) 2026 The torch_cpudist authors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Some tables of a snapshot, under other names, from other directories and models."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+
+import pytest
+import torch
+from warm_starts import ADAM, ROWS, Setup, ranks, same, saved
+
+import torch_cpudist as cpudist
+from torch_cpudist.snapshot.directory import Directory
+
+KINDS = pytest.mark.parametrize("remote", [False, True], ids=["static", "remote"])
+
+
+@pytest.fixture(params=["beside", "elsewhere"])
+def folders(request, tmp_path):
+    """Where a snapshot is, its name for the next run, and where that one saves."""
+    if request.param == "beside":
+        return tmp_path, "here", tmp_path
+    return tmp_path / "old", tmp_path / "old" / "here", tmp_path / "new"
+
+
+def assert_tidy(folder):
+    names = {path.name for path in folder.iterdir()}
+    assert names == set(Directory(folder).names())
+
+
+@KINDS
+def test_one_table_while_a_run_goes_on(remote, folders):
+    old, name, new = folders
+    setup = Setup(remote=remote, servers=3, average=0.8)
+    values, averages = saved(setup, old)
+
+    def body(job):
+        job.opt.resume(new)
+        job.train(10, 17)
+        before = job.values(), job.averages()
+        random, steps = torch.get_rng_state(), job.opt.stats()["steps"]
+        started = job.opt.load_snapshot(name, only=["a.*"])
+        assert torch.equal(random, torch.get_rng_state())
+        assert (started.step, job.opt.stats()["steps"]) == (steps, steps)
+        assert (started.name, started.missing) == ("here", {})
+        assert started.taken == {"a.weight": "a.weight"}
+        assert set(started.unused) == {"b.weight", "top.weight", "top.bias"}
+        [line] = started.report
+        assert line.startswith("table 'a.weight': ")
+        after = job.values(), job.averages()
+        for found, expected, others in zip(
+            after, (values, averages), before, strict=True
+        ):
+            assert same(found, {**others, "a.weight": expected["a.weight"]})
+        job.train(17, 19)
+        return job.values(), job.averages()
+
+    found = ranks(replace(setup, servers=2, seed=2), new, body)
+    assert same(found[0][0], found[1][0])
+    assert same(found[0][1], found[1][1])
+    assert not torch.equal(found[0][0]["a.weight"], values["a.weight"])
+    assert_tidy(new)
+
+
+@KINDS
+def test_tables_and_parameters_with_new_names(remote, folders):
+    """A run goes back as a whole, and ends where it would have ended."""
+    old, name, new = folders
+    setup = Setup(remote=remote, servers=3, average=0.8, seed=5)
+
+    def whole(job):
+        job.opt.resume(old)
+        job.train(0, 6)
+        job.opt.save_snapshot("here")
+        job.train(6, 12)
+        return job.values(), job.averages()
+
+    expected = ranks(setup, old, whole)[0]
+    moves = {"a": "users", "b": "b", "top": "head"}
+    renamed = {"a.weight": "users.weight", "top.": "head."}
+    then = replace(
+        setup, tables={"users": ROWS, "b": ROWS}, dense="head", servers=2, seed=6
+    )
+
+    def body(job):
+        job.opt.resume(new)
+        job.train(20, 22)
+        started = job.opt.load_snapshot(name, map=renamed)
+        assert started.step == 6
+        assert (started.missing, started.unused) == ({}, ())
+        assert started.taken["users.weight"] == "a.weight"
+        job.train(6, 12)
+        return job.values(), job.averages()
+
+    def named(found):
+        parts = (name.split(".") for name in found)
+        return {
+            f"{moves[module]}.{name}": found[f"{module}.{name}"]
+            for module, name in parts
+        }
+
+    for found in ranks(then, new, body):
+        for mine, theirs in zip(found, expected, strict=True):
+            assert same(mine, named(theirs))
+    assert_tidy(new)
+
+
+@KINDS
+def test_another_directory_and_number_of_servers_bit_for_bit(remote, tmp_path):
+    old, new = tmp_path / "old", tmp_path / "new"
+    setup = Setup(remote=remote, servers=2, average=0.9, rule=ADAM)
+
+    def whole(job):
+        job.opt.resume(old)
+        job.train(0, 5)
+        job.opt.save_snapshot("here")
+        job.train(5, 11)
+        return job.values(), job.averages()
+
+    expected = ranks(setup, old, whole)[0]
+    (tmp_path / "link").symlink_to(old)
+
+    def body(job):
+        job.opt.resume(new)
+        started = job.opt.load_snapshot(tmp_path / "link" / "here")
+        assert (started.step, started.name) == (5, "here")
+        job.train(5, 11)
+        job.opt.save_snapshot("then")
+        return job.values(), job.averages()
+
+    for found in ranks(replace(setup, servers=0, seed=9), new, body):
+        assert all(map(same, found, expected))
+    assert Directory(new).names() == ["then"]
+
+
+def test_rows_that_nobody_trained_are_those_of_before(tmp_path):
+    """Also where the script draws another seed at each start."""
+    setup = Setup(remote=True, servers=2)
+    values, _ = saved(setup, tmp_path)
+
+    def body(job):
+        job.opt.resume(tmp_path)
+        found = job.values()
+        job.opt.save_snapshot("again")
+        return found
+
+    assert same(ranks(replace(setup, seed=2), tmp_path, body)[0], values)
+    # The next snapshot says so, too.
+    shutil.rmtree(tmp_path / "here")
+
+    def third(job):
+        assert job.opt.resume(tmp_path).name == "again"
+        return job.values()
+
+    assert same(ranks(replace(setup, seed=3), tmp_path, third)[0], values)
+
+
+@pytest.mark.parametrize("remote", [False, True], ids=["to static", "to remote"])
+def test_static_and_remote_tables_take_each_others_rows(remote, tmp_path):
+    setup = Setup(remote=not remote, servers=3, average=0.9, seed=4)
+    values, averages = saved(setup, tmp_path)
+
+    def body(job):
+        job.opt.resume(tmp_path)
+        found = job.values(), job.averages()
+        job.train(6, 8)
+        return found
+
+    then = replace(setup, remote=remote, servers=2, seed=5)
+    for found, found_averages in ranks(then, tmp_path, body):
+        assert same(found, values)
+        assert same(found_averages, averages)
+
+
+@pytest.mark.parametrize("servers", [3, 1, 20])
+@KINDS
+def test_saved_on_seven_servers(remote, servers, tmp_path):
+    setup = Setup(remote=remote, servers=7, average=0.9)
+
+    def whole(job):
+        job.opt.resume(tmp_path)
+        job.train(0, 5)
+        job.opt.save_snapshot("here")
+        job.train(5, 9)
+        return job.values(), job.averages()
+
+    expected = ranks(setup, tmp_path, whole)[0]
+
+    def body(job):
+        assert job.opt.resume(tmp_path).step == 5
+        job.train(5, 9)
+        return job.values(), job.averages()
+
+    for found in ranks(replace(setup, servers=servers, seed=3), tmp_path, body):
+        assert all(map(same, found, expected))
+
+
+@KINDS
+def test_tables_that_came_and_went(remote, folders):
+    """Those that are not in it stay as they are, with their averages."""
+    old, name, new = folders
+    setup = Setup(remote=remote, average=0.8, tables={"gone": ROWS, "kept": ROWS})
+    values, averages = saved(setup, old)
+    then = replace(setup, tables={"kept": ROWS + 10, "new": ROWS}, seed=2)
+
+    def body(job):
+        job.opt.resume(new)
+        job.train(0, 20)
+        before = job.values(), job.averages()
+        started = job.opt.load_snapshot(name)
+        assert started.step == 6
+        assert set(started.missing) == {"new.weight"}
+        assert (
+            "is not in the snapshot and stays as it is" in started.missing["new.weight"]
+        )
+        assert started.unused == ("gone.weight",)
+        assert "'gone.weight' of the snapshot is not in the model" in started.report
+        rest = "begin anew" if remote else "stay as they are"
+        assert any(
+            f"rows from {ROWS} on are not in it and {rest}" in line
+            for line in started.report
+        )
+        after = job.values(), job.averages()
+        for mine, saved_then, was in zip(
+            after, (values, averages), before, strict=True
+        ):
+            assert torch.equal(mine["kept.weight"][:ROWS], saved_then["kept.weight"])
+            assert torch.equal(mine["top.weight"], saved_then["top.weight"])
+            assert torch.equal(mine["new.weight"], was["new.weight"])
+        job.train(6, 9)
+        return job.values()
+
+    one, other = ranks(then, new, body)
+    assert same(one, other)
+
+
+def test_another_rule_takes_values_and_not_state(tmp_path):
+    setup = Setup()
+    values, _ = saved(setup, tmp_path)
+
+    def body(job):
+        started = job.opt.resume(tmp_path)
+        assert sum("without" in line for line in started.report) == 4
+        assert same(job.values(), values)
+        state = job.opt.state_dict()["state"]
+        assert all(float(one["step"]) == 0 for one in state.values())
+        job.train(6, 8)
+
+    ranks(replace(setup, rule=ADAM), tmp_path, body)
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.5, 0.9])
+@KINDS
+def test_averages_by_another_decay(remote, decay, tmp_path):
+    setup = Setup(remote=remote, average=0.9)
+    values, averages = saved(setup, tmp_path)
+
+    def body(job):
+        job.opt.resume(tmp_path)
+        assert same(job.values(), values)
+        if not decay:
+            return
+        for name, found in job.averages().items():
+            torch.testing.assert_close(found, averages[name], rtol=1e-6, atol=1e-7)
+        ids = torch.arange(ROWS // 2, ROWS // 2 + 6).unsqueeze(1)
+        before = job.averages()["a.weight"]
+        for _ in range(3):  # of other rows
+            job.opt.zero_grad()
+            job.model(ids).sum().backward()
+            job.opt.step()
+        row = job.values()["a.weight"][0]
+        expected = row + decay**3 * (before[0] - row)
+        torch.testing.assert_close(job.averages()["a.weight"][0], expected)
+
+    ranks(replace(setup, average=decay, seed=2), tmp_path, body)
+
+
+REFUSED = [
+    ({"only": ["c.weight"]}, "no parameter of the model"),
+    ({"only": ["a.weight"], "map": {"x": "a.weight"}}, "no such name"),
+    ({"map": {"a.weight": "c.weight"}}, "the model has no such"),
+]
+
+
+@pytest.mark.parametrize(("asked", "told"), REFUSED)
+def test_refused_before_anything_is_changed(asked, told, folders):
+    old, name, new = folders
+    setup = Setup()
+    saved(setup, old)
+
+    def body(job):
+        job.opt.resume(new)
+        job.train(6, 9)
+        before = job.values()
+        with pytest.raises(cpudist.SnapshotError, match=told):
+            job.opt.load_snapshot(name, **asked)
+        assert same(job.values(), before)
+        job.train(9, 10)
+
+    ranks(setup, new, body)
+
+
+def test_rows_of_another_length_stay_out(tmp_path):
+    saved(Setup(), tmp_path / "old")
+    name = tmp_path / "old" / "here"
+
+    def body(job):
+        job.opt.resume(tmp_path / "new")
+        before = job.values()
+        with pytest.raises(cpudist.SnapshotError, match="of 4, is 200 of 8"):
+            job.opt.load_snapshot(name, only=["a.weight"])
+        with pytest.raises(cpudist.SnapshotError, match="nothing of this model"):
+            job.opt.load_snapshot(name, only=["*.weight"])
+        assert same(job.values(), before)
+        started = job.opt.load_snapshot(name, only=["*"])
+        assert started.taken == {"top.bias": "top.bias"}
+        assert set(started.missing) == {"a.weight", "b.weight", "top.weight"}
+        assert len(started.report) == 3
+
+    ranks(Setup(dim=8), tmp_path / "new", body)
+
+
+def test_what_lies_elsewhere_is_named(tmp_path):
+    setup = Setup(trainers=2)
+    saved(setup, tmp_path / "old")
+
+    def body(job):
+        job.opt.resume(tmp_path / "new")
+        before = job.values()
+        for path, told in (
+            (tmp_path / "none" / "here", "no snapshot 'here'"),
+            (tmp_path / "old", r"has snapshots in it: \['here'\]"),
+        ):
+            with pytest.raises(cpudist.SnapshotError, match=told):
+                job.opt.load_snapshot(path)
+        for wrong in (5, "", b"x/y"):
+            with pytest.raises(cpudist.InvalidArgumentError):
+                job.opt.load_snapshot(wrong)
+        assert same(job.values(), before)
+
+    ranks(setup, tmp_path / "new", body)
