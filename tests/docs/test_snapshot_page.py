@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import shutil
@@ -13,9 +14,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from loop_pages import blocks_of
+import torch
+from loop_pages import blocks_of, run_block
 from patience import PATIENCE_S
 from small_snapshots import NAME, commit, row_values
+from warm_starts import Setup, ranks, same, saved
 
 from torch_cpudist.snapshot import trees
 from torch_cpudist.snapshot.directory import Directory
@@ -103,6 +106,32 @@ def test_the_reader_needs_nothing_else(folder, tmp_path) -> None:
         check=False,
     )
     assert (done.stdout, done.stderr) == ("300 ['top.bias', 'top.weight']\n", "")
+
+
+def test_dense_parameters_go_through_checkpoints_of_torch(tmp_path) -> None:
+    """From a snapshot of a job into the model of another, wrapped and plain."""
+    names = run_block(BLOCKS["checkpoints", "save"], "checkpoints", {})
+    run_block(BLOCKS["checkpoints", "load"], "checkpoints", names)
+    setup = Setup(average=0.9)
+    values, _ = saved(setup, tmp_path)
+    dense = {name: one for name, one in values.items() if name.startswith("top.")}
+    names["to_checkpoint"](tmp_path / "here", tmp_path / "checkpoint")
+
+    def body(job):
+        job.train(0, 2)
+        rows = job.rows("a")
+        names["from_checkpoint"](tmp_path / "checkpoint", job.model, job.opt)
+        found = job.values()
+        assert same({name: found[name] for name in dense}, dense)
+        assert torch.equal(found["a.weight"], rows)
+        job.train(2, 4)
+        return job.values()
+
+    one, other = ranks(dataclasses.replace(setup, seed=2), None, body)
+    assert same(one, other)
+    plain = setup.model()
+    names["from_checkpoint"](tmp_path / "checkpoint", plain)
+    assert same({name: plain.get_parameter(name) for name in dense}, dense)
 
 
 def test_the_commands_are_those_that_there_are(folder, capsys) -> None:
