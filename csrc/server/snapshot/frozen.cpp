@@ -101,10 +101,10 @@ void FrozenSet::forget() {
   held_ = false;
 }
 
-void FrozenSet::write_blocks(OutputFile* file) {
+std::vector<std::span<const uint8_t>> FrozenSet::block_file(std::string* head) const {
   std::vector<TensorEntry> entries;
   uint64_t end = 0;
-  std::vector<std::pair<uint64_t, std::pair<const uint8_t*, uint64_t>>> pieces;
+  std::vector<std::span<const uint8_t>> pieces(1);
   // Those of 8 bytes first: all lie at multiples of their size then.
   for (const char* const dtype : {"F64", "F32"}) {
     for (const FrozenBlock& block : blocks_) {
@@ -113,7 +113,7 @@ void FrozenSet::write_blocks(OutputFile* file) {
       const auto add = [&](const char* part, uint64_t elements) {
         TensorEntry entry{block.name + part, block.dtype, {elements}};
         place_tensor(&entry, &end);
-        pieces.push_back({entry.begin, {from, entry.end - entry.begin}});
+        pieces.emplace_back(from, entry.end - entry.begin);
         from += entry.end - entry.begin;
         entries.push_back(std::move(entry));
       };
@@ -122,10 +122,9 @@ void FrozenSet::write_blocks(OutputFile* file) {
       if (block.averaged) add(".average", block.elements);
     }
   }
-  const std::string head = tensors_head("torch_cpudist.dense", entries);
-  file->append(head.data(), head.size());
-  for (const auto& [begin, piece] : pieces) file->append(piece.first, piece.second);
-  blocks_.clear();
+  *head = tensors_head("torch_cpudist.dense", entries);
+  pieces.front() = bytes_of(*head);
+  return pieces;
 }
 
 }  // namespace cpudist::server

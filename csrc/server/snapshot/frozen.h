@@ -9,10 +9,10 @@
 #include <memory>
 #include <mutex>
 #include <shared_mutex>
+#include <span>
 #include <string>
 #include <vector>
 
-#include "server/snapshot/output.h"
 #include "table/store.h"
 #include "wire/cut.h"
 #include "wire/layout.h"
@@ -60,8 +60,8 @@ class FrozenSet {
   // The tables go: they are not touched any more when this returns.
   void forget();
 
-  // The file of the blocks, which are freed then. From one thread.
-  void write_blocks(OutputFile* file);
+  // What the file of the blocks has, one after the other, beginning with `head`, which is filled.
+  std::vector<std::span<const uint8_t>> block_file(std::string* head) const;
   // Steps and version; no files.
   const wire::CutStatus& status() const { return status_; }
 

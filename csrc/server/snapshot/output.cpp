@@ -17,6 +17,8 @@ namespace cpudist::server {
 namespace {
 
 constexpr mode_t kFileMode = 0666;  // less what the umask takes
+// The checksum of so much has brought it into the cache that it is written from.
+constexpr size_t kWriteBytes = 512u << 10;
 
 std::string parent_of(const std::string& path) {
   const size_t slash = path.find_last_of('/');
@@ -40,17 +42,23 @@ OutputFile::OutputFile(files::Calls& calls, const std::string& directory, wire::
   if (descriptor_.get() < 0) refuse_file("open", path_);
 }
 
-void OutputFile::append(const void* data, size_t size_bytes) {
-  if (!write_all(calls_, descriptor_, data, size_bytes)) refuse_file("write", path_);
-  const auto* next = static_cast<const uint8_t*>(data);
-  file_.bytes += size_bytes;
-  while (size_bytes > 0) {
-    const size_t piece = std::min<uint64_t>(wire::kChecksumBytes - covered_, size_bytes);
-    checksum_ = crc32c(next, piece, checksum_);
+void OutputFile::append(std::span<const uint8_t> bytes) {
+  while (!bytes.empty()) {
+    const auto next = bytes.first(std::min(bytes.size(), kWriteBytes));
+    count(next);
+    if (!write_all(calls_, descriptor_, next.data(), next.size())) refuse_file("write", path_);
+    bytes = bytes.subspan(next.size());
+  }
+}
+
+void OutputFile::count(std::span<const uint8_t> bytes) {
+  file_.bytes += bytes.size();
+  while (!bytes.empty()) {
+    const size_t piece = std::min<uint64_t>(wire::kChecksumBytes - covered_, bytes.size());
+    checksum_ = crc32c(bytes.data(), piece, checksum_);
     covered_ += piece;
-    next += piece;
-    size_bytes -= piece;
-    if (covered_ < wire::kChecksumBytes) break;
+    bytes = bytes.subspan(piece);
+    if (covered_ < wire::kChecksumBytes) return;
     file_.checksums.push_back(std::exchange(checksum_, 0));
     covered_ = 0;
   }

@@ -7,8 +7,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
-#include <vector>
 
 #include "base/file_calls.h"
 #include "wire/cut.h"
@@ -25,13 +25,15 @@ class OutputFile {
   // the trainers are told of it.
   OutputFile(files::Calls& calls, const std::string& directory, wire::CutFile file);
 
-  void append(const void* data, size_t size_bytes);
+  void append(std::span<const uint8_t> bytes);
   // All of it was appended: the disk may begin.
   void close();
   // Returns when it lies on the disk.
   wire::CutFile finish();
 
  private:
+  void count(std::span<const uint8_t> bytes);
+
   files::Calls& calls_;
   const std::string path_;
   Descriptor descriptor_;

@@ -4,28 +4,97 @@
 #include "server/snapshot/rows.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstddef>
 #include <cstring>
-#include <new>
 
-#include "kernels/aligned.h"
 #include "kernels/hash.h"
 
 namespace cpudist::server {
 namespace {
 
-// A column is put together and written so many bytes at a time.
-constexpr size_t kPieceBytes = 4u << 20;
+using Row = PartRows::Row;
+
+// Rows are sorted by so many bits of their keys at a time.
+constexpr uint32_t kDigitBits = 11;
+constexpr size_t kDigits = size_t{1} << kDigitBits;
+// Records lie at random places: so many are asked for ahead.
+constexpr size_t kAhead = 12;
+// Of a record; what follows comes by itself.
+constexpr uint64_t kBytesAhead = 512;
+
+// A number of a key: in the order of the keys, which have a sign.
+uint64_t order_of(int64_t key) { return static_cast<uint64_t>(key) ^ (uint64_t{1} << 63); }
+
+// Stable, by `digit`, which is below begins.size(). Leaves where each digit ends in `ends`.
+template <typename Digit>
+void sort_by(const std::vector<Row>& from, std::vector<Row>* to, std::span<int32_t> ends,
+             const Digit& digit) {
+  std::fill(ends.begin(), ends.end(), 0);
+  for (const Row& row : from) ++ends[digit(row)];
+  int32_t begin = 0;
+  for (int32_t& one : ends) {
+    const int32_t count = one;
+    one = begin;
+    begin += count;
+  }
+  for (const Row& row : from) (*to)[static_cast<size_t>(ends[digit(row)]++)] = row;
+}
+
+// Some tens of bytes: a call of memcpy for each of many rows takes longer than they do.
+void copy_values(uint8_t* to, const uint8_t* from, size_t size_bytes) {
+  constexpr size_t kWord = 16;
+  if (size_bytes > 512) {
+    std::memcpy(to, from, size_bytes);
+    return;
+  }
+  for (; size_bytes >= kWord; size_bytes -= kWord, to += kWord, from += kWord) {
+    std::memcpy(to, from, kWord);
+  }
+  for (; size_bytes > 0; size_bytes -= sizeof(float), to += sizeof(float), from += sizeof(float)) {
+    std::memcpy(to, from, sizeof(float));
+  }
+}
+
+uint64_t most_rows(uint32_t rows_per_slab, uint64_t rows) {
+  const uint64_t slabs = (rows + rows_per_slab - 1) / rows_per_slab;
+  return std::min<uint64_t>(slabs, PartRows::kSlabs) * rows_per_slab;
+}
+
+// Of a row in a file: key, weight, state, count, last_seen, average.
+uint64_t row_bytes(const table::RecordShape& shape) {
+  const uint64_t floats = uint64_t{shape.dim} * (shape.averaged ? 2 : 1) + shape.state_elements;
+  return sizeof(table::RowHeader) + floats * sizeof(float);
+}
+
+constexpr uint64_t kBucketBytes = (kernels::kBucketCount + 1) * sizeof(int32_t);
+
+void grow(kernels::AlignedBuffer<uint8_t>* buffer, uint64_t size_bytes) {
+  if (buffer->size() >= size_bytes) return;
+  *buffer = {};  // frees it first
+  *buffer = kernels::AlignedBuffer<uint8_t>(size_bytes);
+}
 
 }  // namespace
 
-PartRows::PartRows(const table::RecordShape& shape, uint32_t rows_per_slab)
+uint64_t PartRows::size_bytes(const table::RecordShape& shape, uint32_t rows_per_slab,
+                              uint64_t rows) {
+  const uint64_t most = most_rows(rows_per_slab, rows);
+  return most * (shape.stride + row_bytes(shape) + 2 * sizeof(Row)) + kBucketBytes;
+}
+
+PartRows::PartRows(const table::RecordShape& shape, uint32_t rows_per_slab, uint64_t rows,
+                   Memory* memory)
     : shape_(shape),
-      records_(static_cast<uint8_t*>(::operator new(kernels::checked_size_bytes(
-          size_t{kSlabs} * rows_per_slab, static_cast<size_t>(shape.stride))))),
+      rows_per_slab_(rows_per_slab),
+      most_rows_(most_rows(rows_per_slab, rows)),
+      memory_(*memory),
       bucket_begin_(kernels::kBucketCount + 1) {
-  rows_.reserve(size_t{kSlabs} * rows_per_slab);
-  sorted_.reserve(size_t{kSlabs} * rows_per_slab);
+  grow(&memory_.records, kernels::checked_size_bytes(most_rows_, shape.stride));
+  grow(&memory_.columns, kernels::checked_size_bytes(most_rows_, row_bytes(shape)) + kBucketBytes);
+  memory_.rows.clear();
+  memory_.rows.reserve(most_rows_);
+  memory_.sorted.reserve(most_rows_);
 }
 
 void PartRows::take(uint32_t records) {
@@ -33,29 +102,32 @@ void PartRows::take(uint32_t records) {
   for (uint32_t i = 0; i < records; ++i, record += shape_.stride) {
     table::RowHeader header;
     std::memcpy(&header, record, sizeof header);
-    rows_.push_back({header.key, kernels::bucket_of(header.key, shape_.salt),
-                     static_cast<uint32_t>(rows_.size())});
+    memory_.rows.push_back({header.key, kernels::bucket_of(header.key, shape_.salt),
+                            static_cast<uint32_t>(memory_.rows.size())});
   }
-  ++slabs_;
 }
 
 void PartRows::sort() {
-  std::fill(bucket_begin_.begin(), bucket_begin_.end(), 0);
-  for (const Row& row : rows_) ++bucket_begin_[row.bucket + 1];
-  for (size_t bucket = 0; bucket < kernels::kBucketCount; ++bucket) {
-    bucket_begin_[bucket + 1] += bucket_begin_[bucket];
+  std::vector<Row>& rows = memory_.rows;
+  std::vector<Row>& sorted = memory_.sorted;
+  sorted.resize(rows.size());
+  if (rows.empty()) return;
+  uint64_t varying = 0;
+  for (const Row& row : rows) varying |= order_of(row.key) ^ order_of(rows.front().key);
+  const auto last = static_cast<uint32_t>(std::bit_width(varying));
+  std::vector<int32_t> ends(kDigits);
+  uint32_t shift = varying == 0 ? 0 : static_cast<uint32_t>(std::countr_zero(varying));
+  for (; shift < last; shift += kDigitBits) {
+    sort_by(rows, &sorted, ends,
+            [shift](const Row& row) { return (order_of(row.key) >> shift) % kDigits; });
+    rows.swap(sorted);
   }
-  sorted_.resize(rows_.size());
-  std::vector<int32_t> next(bucket_begin_.begin(), bucket_begin_.end() - 1);
-  for (const Row& row : rows_) sorted_[static_cast<size_t>(next[row.bucket]++)] = row;
-  for (size_t bucket = 0; bucket < kernels::kBucketCount; ++bucket) {
-    std::sort(sorted_.begin() + bucket_begin_[bucket], sorted_.begin() + bucket_begin_[bucket + 1],
-              [](const Row& a, const Row& b) { return a.key < b.key; });
-  }
+  sort_by(rows, &sorted, std::span(bucket_begin_).subspan(1),
+          [](const Row& row) { return row.bucket; });
 }
 
 std::vector<TensorEntry> PartRows::entries() const {
-  const uint64_t rows = rows_.size();
+  const uint64_t rows = memory_.sorted.size();
   std::vector<TensorEntry> entries = {{"keys", "I64", {rows}},
                                       {"weight", "F32", {rows, shape_.dim}}};
   if (shape_.state_elements > 0) entries.push_back({"state", "F32", {rows, shape_.state_elements}});
@@ -68,35 +140,46 @@ std::vector<TensorEntry> PartRows::entries() const {
   return entries;
 }
 
-void PartRows::append_column(OutputFile* file, uint64_t offset, uint64_t size_bytes) {
-  const size_t rows_per_piece = std::max<size_t>(kPieceBytes / size_bytes, 1);
-  for (size_t begin = 0; begin < sorted_.size(); begin += rows_per_piece) {
-    const size_t count = std::min(rows_per_piece, sorted_.size() - begin);
-    column_.resize(count * size_bytes);
-    for (size_t i = 0; i < count; ++i) {
-      std::memcpy(column_.data() + i * size_bytes,
-                  records_.get() + sorted_[begin + i].place * shape_.stride + offset, size_bytes);
-    }
-    file->append(column_.data(), column_.size());
-  }
-}
+std::string PartRows::head() const { return tensors_head("torch_cpudist.rows", entries()); }
 
-void PartRows::write(OutputFile* file) {
-  sort();
-  const std::string head = tensors_head("torch_cpudist.rows", entries());
-  const uint64_t weight = sizeof(table::RowHeader);
-  const uint64_t weight_bytes = shape_.dim * sizeof(float);
-  const uint64_t state_bytes = shape_.state_elements * sizeof(float);
-  file->append(head.data(), head.size());
-  append_column(file, offsetof(table::RowHeader, key), sizeof(int64_t));
-  append_column(file, weight, weight_bytes);
-  if (state_bytes > 0) append_column(file, weight + weight_bytes, state_bytes);
-  append_column(file, offsetof(table::RowHeader, count), sizeof(uint32_t));
-  append_column(file, offsetof(table::RowHeader, last_seen), sizeof(uint32_t));
-  if (shape_.averaged) append_column(file, weight + weight_bytes + state_bytes, weight_bytes);
-  file->append(bucket_begin_.data(), bucket_begin_.size() * sizeof(int32_t));
-  rows_.clear();
-  slabs_ = 0;
+std::span<const uint8_t> PartRows::columns() {
+  const std::vector<Row>& sorted = memory_.sorted;
+  const size_t count = sorted.size();
+  const size_t weight_bytes = shape_.dim * sizeof(float);
+  const size_t state_bytes = shape_.state_elements * sizeof(float);
+  const size_t average_bytes = shape_.averaged ? weight_bytes : 0;
+  uint8_t* key = memory_.columns.data();
+  uint8_t* weight = key + count * sizeof(int64_t);
+  uint8_t* state = weight + count * weight_bytes;
+  uint8_t* counted = state + count * state_bytes;
+  uint8_t* last_seen = counted + count * sizeof(uint32_t);
+  uint8_t* average = last_seen + count * sizeof(uint32_t);
+  const uint8_t* const records = memory_.records.data();
+  const size_t ahead = count - std::min(count, kAhead);
+  for (size_t i = 0; i < count; ++i) {
+    if (i < ahead) {
+      const uint8_t* const later = records + sorted[i + kAhead].place * shape_.stride;
+      const size_t begin = reinterpret_cast<uintptr_t>(later) % kernels::kCacheLineBytes;
+      const size_t end = begin + std::min(shape_.stride, kBytesAhead);
+      for (size_t at = 0; at < end; at += kernels::kCacheLineBytes) {
+        __builtin_prefetch(later - begin + at);
+      }
+    }
+    const uint8_t* const record = records + sorted[i].place * shape_.stride;
+    const uint8_t* const values = record + sizeof(table::RowHeader);
+    std::memcpy(key + i * sizeof(int64_t), &sorted[i].key, sizeof(int64_t));
+    copy_values(weight + i * weight_bytes, values, weight_bytes);
+    copy_values(state + i * state_bytes, values + weight_bytes, state_bytes);
+    std::memcpy(counted + i * sizeof(uint32_t), record + offsetof(table::RowHeader, count),
+                sizeof(uint32_t));
+    std::memcpy(last_seen + i * sizeof(uint32_t), record + offsetof(table::RowHeader, last_seen),
+                sizeof(uint32_t));
+    copy_values(average + i * average_bytes, values + weight_bytes + state_bytes, average_bytes);
+  }
+  uint8_t* const buckets = average + count * average_bytes;
+  std::memcpy(buckets, bucket_begin_.data(), kBucketBytes);
+  memory_.rows.clear();
+  return {memory_.columns.data(), static_cast<size_t>(buckets + kBucketBytes - key)};
 }
 
 }  // namespace cpudist::server

@@ -6,55 +6,62 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
-#include <utility>
 #include <vector>
 
-#include "server/snapshot/output.h"
+#include "kernels/aligned.h"
 #include "server/snapshot/tensors.h"
 #include "table/table.h"
 
 namespace cpudist::server {
 
-// Thread safety: one caller at a time. Memory is kept from one part to the next.
+// Thread safety: one caller at a time.
 class PartRows {
  public:
   static constexpr uint32_t kSlabs = 8;
 
-  // Throws std::bad_alloc.
-  PartRows(const table::RecordShape& shape, uint32_t rows_per_slab);
-
-  // Where the next slab is to be copied, and how many records then were.
-  uint8_t* next() { return records_.get() + rows_.size() * shape_.stride; }
-  void take(uint32_t records);
-  bool empty() const { return rows_.empty(); }
-  bool full() const { return slabs_ == kSlabs; }
-  uint64_t size() const { return rows_.size(); }
-
-  // The file of all that was taken, which begins anew then.
-  void write(OutputFile* file);
-
- private:
+  // What it works with, kept from one table to the next.
   struct Row {
     int64_t key;
     uint32_t bucket;
     uint32_t place;  // of its record
   };
-  struct FreeMemory {
-    void operator()(uint8_t* memory) const noexcept { ::operator delete(memory); }
+  struct Memory {
+    kernels::AlignedBuffer<uint8_t> records{};
+    kernels::AlignedBuffer<uint8_t> columns{};
+    std::vector<Row> rows{};
+    std::vector<Row> sorted{};
   };
+  // What that takes for parts of a table of so many rows.
+  static uint64_t size_bytes(const table::RecordShape& shape, uint32_t rows_per_slab,
+                             uint64_t rows);
 
-  std::vector<TensorEntry> entries() const;
+  // Throws std::bad_alloc. `rows`: of the table.
+  PartRows(const table::RecordShape& shape, uint32_t rows_per_slab, uint64_t rows, Memory* memory);
+
+  // Where the next slab is to be copied, and how many records then were.
+  uint8_t* next() { return memory_.records.data() + memory_.rows.size() * shape_.stride; }
+  void take(uint32_t records);
+  bool empty() const { return memory_.rows.empty(); }
+  // There is no room for another slab.
+  bool full() const { return memory_.rows.size() + rows_per_slab_ > most_rows_; }
+  uint64_t size() const { return memory_.rows.size(); }
+
+  // Puts what was taken in order.
   void sort();
-  // The bytes at `offset` of every record, in the order of the rows.
-  void append_column(OutputFile* file, uint64_t offset, uint64_t size_bytes);
+  // After that: what the file of these rows begins with, and all that follows. New rows can be
+  // taken then; the bytes stay until the next call.
+  std::string head() const;
+  std::span<const uint8_t> columns();
+
+ private:
+  std::vector<TensorEntry> entries() const;
 
   const table::RecordShape shape_;
-  std::unique_ptr<uint8_t[], FreeMemory> records_;
-  uint32_t slabs_ = 0;
-  std::vector<Row> rows_;
-  std::vector<Row> sorted_;
-  std::vector<uint8_t> column_;
+  const uint32_t rows_per_slab_;
+  const uint64_t most_rows_;
+  Memory& memory_;
   std::vector<int32_t> bucket_begin_;
 };
 

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -24,5 +25,9 @@ uint64_t size_of_dtype(const char* dtype);
 void place_tensor(TensorEntry* entry, uint64_t* end);
 // A multiple of 8 bytes. `format`: what the file is, in its metadata.
 std::string tensors_head(const std::string& format, const std::vector<TensorEntry>& entries);
+// Of a text, which has to stay.
+inline std::span<const uint8_t> bytes_of(const std::string& text) {
+  return {reinterpret_cast<const uint8_t*>(text.data()), text.size()};
+}
 
 }  // namespace cpudist::server

@@ -15,7 +15,6 @@
 #include <deque>
 #include <mutex>
 #include <new>
-#include <optional>
 #include <system_error>
 #include <thread>
 #include <utility>
@@ -23,6 +22,7 @@
 #include "base/errors.h"
 #include "base/threads.h"
 #include "base/wait.h"
+#include "server/snapshot/disk.h"
 #include "server/snapshot/frozen.h"
 #include "server/snapshot/output.h"
 #include "server/snapshot/rows.h"
@@ -82,12 +82,9 @@ struct SnapshotWriter::Impl {
   void work();
   void write(const WrittenPtr& snapshot);
   void write_files(Written& snapshot);
-  void write_tables(Written& snapshot, std::optional<OutputFile>* last);
-  void write_part(Written& snapshot, PartRows* rows, uint32_t table, uint32_t part,
-                  std::optional<OutputFile>* last);
-  void write_blocks(Written& snapshot, std::optional<OutputFile>* last);
-  OutputFile make_file(Written& snapshot, wire::CutFile file);
-  void finish_file(Written& snapshot, std::optional<OutputFile>* last);
+  void write_tables(Written& snapshot, Disk* disk, std::string* head, PartRows::Memory* buffers);
+  void write_part(Written& snapshot, PartRows* rows, wire::CutFile file, Disk* disk,
+                  std::string* head);
   void check_going_on(const Written& snapshot) const;
   void remove_files(const Written& snapshot) noexcept;
   bool has_manifest(const Written& snapshot) const;
@@ -187,70 +184,57 @@ void SnapshotWriter::Impl::write_files(Written& snapshot) {
     throw Error(ErrorCode::kSnapshot, "a snapshot of that name is there already, in " +
                                           snapshot.directory + "; choose another name");
   }
-  std::optional<OutputFile> last;
-  write_tables(snapshot, &last);
+  // What the disk reads from outlives it.
+  PartRows::Memory buffers;
+  std::string head;
+  Disk disk(*files, snapshot.directory, snapshot.given_up, [&](wire::CutFile file) {
+    const std::lock_guard lock(mutex);
+    snapshot.status.files.push_back(std::move(file));
+  });
+  write_tables(snapshot, &disk, &head, &buffers);
   snapshot.frozen->release();
-  write_blocks(snapshot, &last);
-  finish_file(snapshot, &last);
+  disk.wait();
+  wire::CutFile file;
+  file.name = numbered("s%03u-dense.safetensors", options.shard_id);
+  snapshot.made.push_back(file.name);
+  disk.write(std::move(file), snapshot.frozen->block_file(&head));
+  disk.finish();
   sync_directory(*files, snapshot.directory);
   // Another server may have made it, and its entry need not be on the disk yet.
   const std::string above = snapshot.directory.substr(0, snapshot.directory.find_last_of('/'));
   sync_directory(*files, above.empty() ? "/" : above);
 }
 
-void SnapshotWriter::Impl::write_tables(Written& snapshot, std::optional<OutputFile>* last) {
+void SnapshotWriter::Impl::write_tables(Written& snapshot, Disk* disk, std::string* head,
+                                        PartRows::Memory* buffers) {
   for (const FrozenSet::Table& table : snapshot.frozen->tables()) {
     if (table.rows == 0) continue;
-    PartRows rows(table.shape, table.rows_per_slab);
+    disk->wait();  // for memory that may grow
+    PartRows rows(table.shape, table.rows_per_slab, table.rows, buffers);
+    wire::CutFile file;
+    file.table = table.id;
     uint32_t part = 0;
     while (true) {
       check_going_on(snapshot);
       const uint32_t copied = snapshot.frozen->copy_slab(table.id, rows.next());
       if (copied > 0) rows.take(copied);
       if (rows.full() || (copied == 0 && !rows.empty())) {
-        write_part(snapshot, &rows, table.id, part++, last);
+        file.name = numbered("s%03u-t%03u-%04u.safetensors", options.shard_id, table.id, part++);
+        write_part(snapshot, &rows, file, disk, head);
       }
       if (copied == 0) break;
     }
   }
 }
 
-void SnapshotWriter::Impl::write_part(Written& snapshot, PartRows* rows, uint32_t table,
-                                      uint32_t part, std::optional<OutputFile>* last) {
-  wire::CutFile file;
-  file.name = numbered("s%03u-t%03u-%04u.safetensors", options.shard_id, table, part);
-  file.table = table;
+void SnapshotWriter::Impl::write_part(Written& snapshot, PartRows* rows, wire::CutFile file,
+                                      Disk* disk, std::string* head) {
   file.rows = rows->size();
-  OutputFile made = make_file(snapshot, std::move(file));
-  rows->write(&made);
-  made.close();
-  // The disk has had the time that this one took.
-  finish_file(snapshot, last);
-  last->emplace(std::move(made));
-}
-
-void SnapshotWriter::Impl::write_blocks(Written& snapshot, std::optional<OutputFile>* last) {
-  check_going_on(snapshot);
-  wire::CutFile file;
-  file.name = numbered("s%03u-dense.safetensors", options.shard_id);
-  OutputFile made = make_file(snapshot, std::move(file));
-  snapshot.frozen->write_blocks(&made);
-  made.close();
-  finish_file(snapshot, last);
-  last->emplace(std::move(made));
-}
-
-OutputFile SnapshotWriter::Impl::make_file(Written& snapshot, wire::CutFile file) {
+  rows->sort();
+  disk->wait();  // until then it reads the part before
+  *head = rows->head();
   snapshot.made.push_back(file.name);
-  return {*files, snapshot.directory, std::move(file)};
-}
-
-void SnapshotWriter::Impl::finish_file(Written& snapshot, std::optional<OutputFile>* last) {
-  if (!*last) return;
-  wire::CutFile file = (*last)->finish();
-  last->reset();
-  const std::lock_guard lock(mutex);
-  snapshot.status.files.push_back(std::move(file));
+  disk->write(std::move(file), {bytes_of(*head), rows->columns()});
 }
 
 bool SnapshotWriter::Impl::has_manifest(const Written& snapshot) const {

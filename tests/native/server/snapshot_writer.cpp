@@ -155,7 +155,7 @@ TEST(snapshot_crash_at_every_call_leaves_all_files_or_no_word_of_them) {
     std::mt19937 random(9);
     for (int i = 0; i < 3; ++i) rig.push_some(random, 10);
   };
-  Rig rig(snapshot_layout(26, 40, 3));
+  Rig rig(snapshot_layout(52, 16, 3));
   prepare(rig);
   int64_t points = 0;
   int64_t done = 0;
