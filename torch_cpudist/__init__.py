@@ -49,6 +49,9 @@ from torch_cpudist.errors import (
     UnsupportedModelError,
     UnsupportedOptimizerError,
 )
+from torch_cpudist.inference.exporting import export
+from torch_cpudist.inference.loading import load_for_inference
+from torch_cpudist.inference.reader import Reader
 from torch_cpudist.launch.context import Context, current, get_context
 from torch_cpudist.launcher import launch
 from torch_cpudist.model.clipping import clip_grad_norm_
@@ -136,6 +139,7 @@ __all__ = [
     "PeerLostError",
     "ProtocolError",
     "RankFailedError",
+    "Reader",
     "Reduce",
     "RemoteTableError",
     "RemoteWeight",
@@ -159,6 +163,7 @@ __all__ = [
     "current",
     "data",
     "errors",
+    "export",
     "get_context",
     "global_step",
     "infer_from_dataset",
@@ -166,6 +171,7 @@ __all__ = [
     "is_server",
     "is_trainer",
     "launch",
+    "load_for_inference",
     "metrics",
     "optim",
     "optimize",

@@ -339,3 +339,55 @@ def crc32c(data: Buffer, begin: int = 0) -> int:
 
 def simd_level() -> str:
     """The vector instructions in use: ``scalar``, ``avx2`` or ``avx512``."""
+
+class ExportedBytes:
+    """A mapped file, whose chunks are checked when they are looked at first."""
+
+    def __init__(
+        self, data: Buffer, checksums: Sequence[int], chunk_bytes: int, name: str
+    ) -> None:
+        """Keeps ``data``. ``SnapshotCorruptError``: not as many checksums as chunks."""
+
+class ExportedRows:
+    """Rows of one table in one file; offsets are from its beginning, 0: has none.
+
+    Without ``keys`` row i is that of key i; without ``weight`` the keys are gone.
+    """
+
+    def __init__(
+        self,
+        data: ExportedBytes,
+        *,
+        rows: int,
+        buckets: tuple[int, int],
+        dtype: str,
+        dim: int,
+        keys: int = 0,
+        weight: int = 0,
+        scale: int = 0,
+        bucket_begin: int = 0,
+    ) -> None:
+        """Checks the layout; ``SnapshotCorruptError`` names the file."""
+
+class ExportedTable:
+    """An immutable table for lookups from any number of threads."""
+
+    def __init__(
+        self, spec: TableSpec, layers: Sequence[Sequence[ExportedRows]]
+    ) -> None:
+        """``layers`` with the newest first; rows in none begin as ``spec`` says."""
+
+    def lookup(self, ids: int, count: int, small: bool, out: int) -> int:
+        """Rows of int64 (``small``: int32) ids to float32 ``out``.
+
+        Returns how many are in no file. ``RowOutOfRangeError``,
+        ``SnapshotCorruptError``.
+        """
+
+    def check_all(self) -> None:
+        """Checks every byte; ``SnapshotCorruptError`` names the file."""
+
+def narrow_rows(
+    rows: int, count: int, dim: int, dtype: str, out: int, scales: int
+) -> None:
+    """float32 rows as fp16, bf16 or int8; of int8 also float32 scales."""

@@ -25,6 +25,7 @@ void bind_network(py::module_& module);
 void bind_server(py::module_& module);
 void bind_client(py::module_& module);
 void bind_data(py::module_& module);
+void bind_inference(py::module_& module);
 void bind_helpers(py::module_& module);
 
 // Raised as ForkedProcessError.

@@ -11,6 +11,7 @@
 #include "base/crc32c.h"
 #include "base/errors.h"
 #include "bind/bind.h"
+#include "bind/lent.h"
 #include "kernels/hash.h"
 #include "kernels/levels/simd.h"
 #include "kernels/slicing.h"
@@ -45,22 +46,6 @@ std::vector<uint32_t> owner_of_keys(const std::vector<int64_t>& keys, const std:
   return owners;
 }
 
-// The memory that an object lends; contiguous, or Python raises BufferError.
-class Lent {
- public:
-  explicit Lent(const py::object& data) {
-    if (PyObject_GetBuffer(data.ptr(), &view_, PyBUF_SIMPLE) != 0) throw py::error_already_set();
-  }
-  ~Lent() { PyBuffer_Release(&view_); }
-  Lent(const Lent&) = delete;
-  Lent& operator=(const Lent&) = delete;
-  const void* data() const { return view_.buf; }
-  size_t size_bytes() const { return static_cast<size_t>(view_.len); }
-
- private:
-  Py_buffer view_;
-};
-
 uint32_t crc32c_of(const py::object& data, uint32_t begin) {
   const Lent lent(data);
   const GilReleased release;
@@ -88,5 +73,6 @@ PYBIND11_MODULE(_core, module) {
   cpudist::bind::bind_server(module);
   cpudist::bind::bind_client(module);
   cpudist::bind::bind_data(module);
+  cpudist::bind::bind_inference(module);
   cpudist::bind::bind_helpers(module);
 }

@@ -45,6 +45,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         ("settings",),
         ("machine",),
         ("snapshot",),
+        ("exports",),
         ("ops",),
         ("optim",),
         ("strategies",),
@@ -58,6 +59,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         ("collective",),
         ("drivers",),
         ("optimizer",),
+        ("inference",),
         ("replicas", "metrics"),
         ("data",),
         ("precision", "launcher"),
@@ -71,6 +73,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         wire="base kernels",
         transport="base wire/frame",
         table="base kernels wire",
+        inference="base kernels",
         # What a set stands on, the set, what stands on it, and who puts that together.
         server__update="base kernels wire table server/counters server/outbox "
         "server/layout_checks",
@@ -100,8 +103,8 @@ LAYERS: dict[str, tuple[str, ...]] = {
         backends__foreign_errors="base",
         backends__shm="base",
         ops="kernels",
-        bind="base kernels wire transport table server/server server/options client "
-        "client/client client/push client/arrivals client/geo data bind/gil "
+        bind="base kernels wire transport table inference server/server server/options "
+        "client client/client client/push client/arrivals client/geo data bind/gil "
         "backends/foreign_errors",
         library="ops",
     ),

@@ -204,6 +204,11 @@ class DistributedOptimizer(face.ServedOptimizer, Participant):
         return self._resumable.snapshots
 
     @property
+    def leads(self) -> bool:
+        """Whether this is trainer 0's."""
+        return self._run.trainer_rank == 0
+
+    @property
     def closed(self) -> bool:
         """Whether ``close()`` was called, or ``shutdown()``."""
         return self._parameters is None

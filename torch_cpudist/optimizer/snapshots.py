@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -498,6 +498,19 @@ class Snapshots:
         if not self._leads:
             self._await_commit(chosen, number, limit_s)
         return chosen
+
+    def by_leader(self, do: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """Has trainer 0 do something with a snapshot that was just saved.
+
+        Collective where trainers are together; else trainer 0 alone calls it.
+
+        Returns:
+            What it returned there.
+
+        Raises:
+            SnapshotCorruptError, SnapshotError: as it did; on all.
+        """
+        return self._meeting.decided(do) if self._saving.together else do()
 
     def _await(self, number: int) -> None:
         """Waits for the answer to a mark."""

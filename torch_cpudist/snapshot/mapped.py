@@ -27,6 +27,7 @@ class Mapped:
         crc32c: of every ``chunk_bytes``, the last of what is left.
         chunk_bytes: bytes that have a checksum of their own.
         table: whose rows it has, for messages.
+        kind: what the directory is, for messages.
 
     Raises:
         SnapshotCorruptError: it is not there, or of another size.
@@ -40,7 +41,9 @@ class Mapped:
         crc32c: Sequence[int],
         chunk_bytes: int,
         table: str = "",
+        kind: str = "snapshot",
     ) -> None:
+        self._kind = kind
         self.path = path
         self.size_bytes = size_bytes
         self._table = table
@@ -60,8 +63,9 @@ class Mapped:
         """The error for a file that is not as it was written."""
         of_table = f" of table {self._table!r}" if self._table else ""
         return SnapshotCorruptError(
-            f"snapshot {self.path.parent.name}: {self.path.name}{of_table} is damaged: "
-            f"{what}. Take another snapshot, or bring the file back from a copy.",
+            f"{self._kind} {self.path.parent.name}: {self.path.name}{of_table} is "
+            f"damaged: {what}. Take another {self._kind}, or bring the file back from "
+            "a copy.",
             self.path.name,
             self._table,
         )
@@ -91,6 +95,16 @@ class Mapped:
                 f"{found:08x}, expected {expected:08x}"
             )
         self._checked[chunk] = 1
+
+    @property
+    def memory(self) -> memoryview:
+        """All of the file, of which nothing is checked: for who checks it."""
+        return self._memory
+
+    @property
+    def crc32c(self) -> Sequence[int]:
+        """The checksums of its chunks."""
+        return self._crc32c
 
     def check_all(self) -> None:
         """Checks every chunk.

@@ -92,6 +92,7 @@ def merged(
     columns: Sequence[str] = ("weight",),
     rows_at_once: int = ROWS_AT_ONCE,
     table: str = "",
+    buckets: tuple[int, int] | None = None,
 ) -> Iterator[Run]:
     """Goes through the rows of a table by bucket and key.
 
@@ -101,9 +102,11 @@ def merged(
         columns: wanted beside the keys; every source has to have them.
         rows_at_once: about how many rows of all layers are in memory at a time.
         table: its name, for messages.
+        buckets: the first one and the one after the last one, as one run; ``None``:
+            all 4096, in as many runs as there need be.
 
     Yields:
-        Runs of buckets, in their order; together all 4096 of them.
+        Runs of buckets, in their order.
 
     Raises:
         SnapshotCorruptError: a file is not as it was written, or two files of a layer
@@ -116,8 +119,8 @@ def merged(
     total = sum(source.rows for layer in layers for source in layer.sources)
     total += sum(len(layer.gone) for layer in layers)
     steps = min(total // max(rows_at_once, 1) + 1, names.BUCKETS)
-    for step in range(steps):
-        first, last = names.server_buckets(step, steps)
+    runs = [names.server_buckets(step, steps) for step in range(steps)]
+    for first, last in runs if buckets is None else [buckets]:
         pieces = []
         for number, (keys, begins) in enumerate(gone):
             here = keys[begins[first] : begins[last]]

@@ -154,7 +154,7 @@ class TableBinding:
 
     def __init__(
         self,
-        param_set: _core.ParamSet,
+        param_set: _core.ParamSet | None,
         table: int,
         name: str,
         weight: nn.Parameter,
@@ -166,7 +166,7 @@ class TableBinding:
         """Binds ``weight`` as the cache of the table's rows.
 
         Args:
-            param_set: the open parameter set.
+            param_set: the open parameter set; ``None`` where rows come from elsewhere.
             table: index of the table in its layout.
             name: name for messages.
             weight: float32 ``[rows, dim]``, contiguous.
@@ -196,7 +196,8 @@ class TableBinding:
         # Whether others may have stepped since rows were read, and this trainer not.
         self._aged = False
         self._steps = 0
-        self.bind_weight(param_set)
+        if param_set is not None:
+            self.bind_weight(param_set)
         _bindings[self.handle] = self
 
     def bind_weight(self, param_set: _core.ParamSet) -> None:
@@ -367,17 +368,23 @@ class TableBinding:
         self, ids: torch.Tensor, weight: torch.Tensor
     ) -> tuple[_core.ParamSet, torch.Tensor, torch.Tensor]:
         """Checks a lookup; the open set, the ids, and these as it takes them."""
-        self.check_not_traced()
-        foreign.check_not_averaged(self.name, self.weight)
         param_set = self.param_set
         if param_set is None:
             raise ClosedError(
                 f"table {self.name!r}: its DistributedOptimizer is closed. Wrap the "
                 "optimizer again, or use the model's own modules."
             )
+        return param_set, *self._checked(ids, weight)
+
+    def _checked(
+        self, ids: torch.Tensor, weight: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Checks a lookup; the ids, and these as the servers take them."""
+        self.check_not_traced()
+        foreign.check_not_averaged(self.name, self.weight)
         self.check_weight(weight)
         given = foreign.whole(ids)
-        return param_set, given, self.checked_ids(given)
+        return given, self.checked_ids(given)
 
     def _written(self) -> bool:
         return self.weight._version > self._versions.get(id(self.weight), -1)

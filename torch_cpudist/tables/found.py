@@ -169,7 +169,17 @@ def _check_table(table: FoundTable) -> None:
 
 
 def _check_remote(table: FoundTable) -> None:
-    """Refuses a remote table whose initial rows are nowhere."""
+    """Refuses a remote table whose initial rows are nowhere, or whose rows are files.
+
+    Raises:
+        RemoteTableError: it is.
+    """
+    if table_of(table.weight).exported:
+        raise RemoteTableError(
+            f"remote table {table.name!r} is loaded for inference: its rows are in "
+            "files, which nobody trains. Call close() of what load_for_inference has "
+            "returned first; its rows then begin anew."
+        )
     if table_of(table.weight).stored:
         raise RemoteTableError(
             f"remote table {table.name!r}: the rows that it had were stored on servers "

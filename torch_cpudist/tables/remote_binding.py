@@ -26,7 +26,7 @@ class RemoteBinding(TableBinding):
 
     def __init__(
         self,
-        param_set: _core.ParamSet,
+        param_set: _core.ParamSet | None,
         table: int,
         name: str,
         weight: nn.Parameter,

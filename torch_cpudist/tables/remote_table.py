@@ -41,6 +41,7 @@ class RemoteTable:
         name: in its model, once that is known.
         wrapped: whether an optimizer trains it now.
         stored: ``values`` went to servers, so that none are here to begin with again.
+        exported: an export answers its lookups now.
         told: it was said that rows are in no ``state_dict()``.
         origin: of whose rows these are a copy; servers make rows by names, too.
         undecided: ``remote_tables(names=)`` has it, and knows no name of it yet.
@@ -65,6 +66,7 @@ class RemoteTable:
         self.values = values
         self.name = ""
         self.wrapped = False
+        self.exported = False
         self.told = False
         self.stored = False
         self.undecided = False

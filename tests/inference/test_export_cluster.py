@@ -1,0 +1,204 @@
+# Copyright (c) 2026 The torch_cpudist authors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""A model that was exported says what it said in the cluster."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+from export_cases import LARGE, evaluated, net, step, trained
+
+import torch_cpudist as cpudist
+from torch_cpudist.errors import (
+    InvalidArgumentError,
+    ModelChangedError,
+    RemoteTableError,
+    SnapshotError,
+)
+from torch_cpudist.exports.reading import Export
+from torch_cpudist.snapshot.reading import Snapshot
+
+
+@pytest.mark.parametrize("servers", [0, 3])
+def test_a_remote_model_predicts_as_in_the_cluster(tmp_path, servers) -> None:
+    def body(opt, model, rank):
+        cpudist.export(model, tmp_path / "out")
+        # It goes on with training.
+        found = evaluated(model)
+        step(opt, model, 6, rank)
+        return found
+
+    expected = trained(body, tmp_path / "snapshots", servers=servers)[0]
+    model = net(seed=99)
+    with cpudist.load_for_inference(model, tmp_path / "out") as reader:
+        assert torch.equal(evaluated(model), expected)
+        assert reader.loaded.version.round == 6
+        with torch.inference_mode():
+            assert torch.equal(evaluated(model), expected)
+        reader.verify()
+
+
+def test_trainer_0_exports_while_others_train(tmp_path) -> None:
+    exported = threading.Event()
+
+    def body(opt, model, rank):
+        if rank == 0:
+            try:
+                cpudist.export(model, tmp_path / "out")
+            finally:
+                exported.set()
+        number = 6
+        while not exported.is_set():
+            step(opt, model, number, rank)
+            number += 1
+        cpudist.barrier()
+
+    trained(body, tmp_path / "snapshots", strategy=cpudist.Async())
+    model = net(seed=99)
+    with cpudist.load_for_inference(model, tmp_path / "out") as reader:
+        name = Export(tmp_path / "out").manifest.snapshot
+        rows = Snapshot(tmp_path / "snapshots" / name).rows(
+            "users.weight", torch.arange(50).numpy()
+        )
+        assert rows.found.sum() > 20
+        found = reader.look_up("users.weight", torch.arange(50)).numpy()
+        assert (found == rows.columns["weight"])[rows.found].all()
+
+
+def test_groups_are_told_to_export_a_snapshot_that_there_is(tmp_path) -> None:
+    def body(opt, model, rank):
+        if rank == 0:
+            with pytest.raises(SnapshotError, match="every_steps"):
+                cpudist.export(model, tmp_path / "out")
+        cpudist.barrier()
+
+    strategy = cpudist.HalfAsync()  # trainers of a host are a group
+    trained(body, tmp_path / "snapshots", strategy=strategy)
+
+
+@pytest.mark.parametrize("remote", [True, False])
+def test_a_plain_model_gets_all_rows(tmp_path, remote) -> None:
+    def body(opt, model, rank):
+        cpudist.export(model, tmp_path / "out")
+        return evaluated(model)
+
+    folder = tmp_path / "snapshots" if remote else None
+    expected = trained(body, folder, remote=remote)[0]
+    for plain in (net(remote=False, seed=5), net(remote=True, seed=5)):
+        with cpudist.load_for_inference(plain, tmp_path / "out"):
+            assert torch.equal(evaluated(plain), expected)
+
+
+@pytest.mark.parametrize("remote", [True, False])
+def test_averages_are_exported(tmp_path, remote) -> None:
+    def body(opt, model, rank):
+        cpudist.export(model, tmp_path / "out", averaged=True)
+        cpudist.barrier()
+        with opt.averaged():
+            return evaluated(model)
+
+    folder = tmp_path / "snapshots" if remote else None
+    expected = trained(body, folder, remote=remote, average=0.9)[0]
+    model = net(seed=99)
+    with cpudist.load_for_inference(model, tmp_path / "out") as reader:
+        torch.testing.assert_close(evaluated(model), expected, rtol=1e-6, atol=1e-7)
+        assert reader.loaded.averaged
+
+
+def test_a_snapshot_is_exported_without_a_cluster(tmp_path) -> None:
+    def body(opt, model, rank):
+        name = opt.save_snapshot("before")
+        found = evaluated(model)
+        step(opt, model, 6, rank)
+        if rank == 0:
+            cpudist.export(model, tmp_path / "within", snapshot=name)
+        cpudist.barrier()
+        return found, model.norm.running_mean.clone()
+
+    expected, mean = trained(body, tmp_path / "snapshots")[0]
+    other = net(seed=3)
+    where = tmp_path / "snapshots" / "before"
+    cpudist.export(other, tmp_path / "without", snapshot=where)
+    for name in ("within", "without"):
+        model = net(seed=99)
+        with cpudist.load_for_inference(model, tmp_path / name):
+            assert torch.equal(evaluated(model), expected)
+            assert not torch.equal(model.norm.running_mean, mean)
+        assert Export(tmp_path / name).manifest.snapshot == "before"
+
+
+def test_a_model_without_an_optimizer_is_exported(tmp_path) -> None:
+    model = net(remote=False)
+    cpudist.export(model, tmp_path / "out")
+    loaded = net(remote=False, seed=9)
+    with cpudist.load_for_inference(loaded, tmp_path / "out"):
+        assert torch.equal(evaluated(loaded), evaluated(model))
+    for (name, one), two in zip(
+        model.state_dict().items(), loaded.state_dict().values(), strict=True
+    ):
+        assert torch.equal(one, two), name
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "bf16", "int8"])
+def test_fewer_bits_are_as_close_as_they_say(tmp_path, dtype) -> None:
+    def body(opt, model, rank):
+        cpudist.export(model, tmp_path / "out", dtype)
+        with torch.no_grad():
+            ids = torch.arange(200)
+            return model.users(ids).clone(), model.days(ids[:40]).clone()
+
+    users, days = trained(body, tmp_path / "snapshots")[0]
+    model = net(seed=99)
+    with (
+        cpudist.load_for_inference(model, tmp_path / "out") as reader,
+        torch.no_grad(),
+    ):
+        ids = torch.arange(200)
+        for found, exact in ((model.users(ids), users), (model.days(ids[:40]), days)):
+            largest = exact.abs().amax(1, keepdim=True)
+            limit = {
+                "fp16": exact.abs() * 2**-11 + 2**-25,
+                "bf16": exact.abs() * 2**-8,
+                "int8": largest / 127 / 2 * (1 + 2**-8),
+            }[dtype]
+            assert ((found - exact).abs() <= limit).all()
+            assert not torch.equal(found, exact)
+        assert torch.equal(reader.look_up("users.weight", ids), model.users(ids))
+        assert reader.loaded.dtype == dtype
+
+
+def test_what_cannot_be_exported_is_refused(tmp_path) -> None:
+    def body(opt, model, rank):
+        with pytest.raises(SnapshotError, match="resume"):
+            cpudist.export(model, tmp_path / "out")
+        with pytest.raises(ModelChangedError, match="close"):
+            cpudist.load_for_inference(model, tmp_path / "out")
+        with pytest.raises(InvalidArgumentError, match="dtype='fp8'"):
+            cpudist.export(model, tmp_path / "out", "fp8")
+        return None
+
+    trained(body, steps=1)
+    with pytest.raises(RemoteTableError, match=r"users\.weight"):
+        cpudist.export(net(), tmp_path / "out")
+    with pytest.raises(SnapshotError, match="no export"):
+        cpudist.load_for_inference(net(), tmp_path)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "notes.txt").write_text("x")
+    with pytest.raises(SnapshotError, match=r"notes\.txt"):
+        cpudist.export(net(remote=False), tmp_path / "full")
+    cpudist.export(net(remote=False), tmp_path / "done")
+    with pytest.raises(SnapshotError, match="already"):
+        cpudist.export(net(remote=False), tmp_path / "done")
+    other = torch.nn.Linear(2, 2)
+    with pytest.raises(SnapshotError, match="of another model"):
+        cpudist.load_for_inference(other, tmp_path / "done")
+    model = net()
+    with cpudist.load_for_inference(model, tmp_path / "done"):
+        with pytest.raises(ModelChangedError, match="close"):
+            cpudist.load_for_inference(model, tmp_path / "done")
+        with pytest.raises(cpudist.RowOutOfRangeError):
+            model.users(torch.tensor([LARGE]))
+    with pytest.raises(RemoteTableError):
+        model.users(torch.tensor([1]))

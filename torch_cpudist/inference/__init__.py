@@ -1,0 +1,7 @@
+# Copyright (c) 2026 The torch_cpudist authors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Models that leave the cluster: exporting them, and loading them where none is.
+
+Users call ``exporting.export`` and ``loading.load_for_inference``, and what that
+returns, a ``reader.Reader``.
+"""

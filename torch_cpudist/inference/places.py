@@ -1,0 +1,178 @@
+# Copyright (c) 2026 The torch_cpudist authors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Where the values of an export go in a model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+
+from torch_cpudist.errors import ModelChangedError, SnapshotError, UnsupportedModelError
+from torch_cpudist.exports.layers import has_rows
+from torch_cpudist.exports.reading import Export
+from torch_cpudist.tables.found import obstacle
+from torch_cpudist.tables.local import EmbeddingModule, binding_of
+from torch_cpudist.tables.remote_weight import RemoteWeight, is_remote, table_of
+
+
+@dataclass
+class RemotePlace:
+    """A remote weight and the modules that look it up.
+
+    Attributes:
+        name: of its values in the export.
+        names: all that the model has for it.
+        weight: the parameter.
+        modules: that have it.
+    """
+
+    name: str
+    names: list[str]
+    weight: RemoteWeight
+    modules: list[EmbeddingModule] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where everything of an export goes.
+
+    Attributes:
+        copied: by name, what is overwritten by a tensor of the model's file.
+        filled: by a table's name, weights with rows in memory that get all its rows.
+        mapped: remote weights of tables in files of rows.
+        whole: remote weights of tables in the model's file.
+    """
+
+    copied: Mapping[str, torch.Tensor]
+    filled: Mapping[str, torch.Tensor]
+    mapped: tuple[RemotePlace, ...]
+    whole: tuple[RemotePlace, ...]
+
+
+def remote_places(model: nn.Module) -> list[RemotePlace]:
+    """The remote weights of a model, by the first name of each.
+
+    Raises:
+        UnsupportedModelError: a module cannot look up rows that are elsewhere.
+    """
+    found: dict[int, RemotePlace] = {}
+    for prefix, module in model.named_modules(remove_duplicate=False):
+        if not isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
+            continue
+        weight = module._parameters.get("weight")
+        if not is_remote(weight):
+            continue
+        name = f"{prefix}.weight" if prefix else "weight"
+        place = found.setdefault(id(weight), RemotePlace(name, [], weight))
+        place.names.append(name)
+        if module in place.modules:
+            continue
+        place.modules.append(module)
+        problem = obstacle(module, remote=True)
+        if problem is not None:
+            raise UnsupportedModelError(f"{name!r}: {problem[0]}. {problem[1]}")
+    return list(found.values())
+
+
+def plain_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
+    """What a model's ``state_dict()`` has.
+
+    Raises:
+        SnapshotError: something is no tensor of values.
+    """
+    found = {}
+    for name, value in model.state_dict().items():
+        if not isinstance(value, torch.Tensor) or value.is_meta:
+            raise SnapshotError(
+                f"export: {name!r} of the model's state_dict() is no tensor with "
+                "values, and files have no more than these"
+            )
+        found[name] = value
+    return found
+
+
+def check_unbound(model: nn.Module, what: str) -> None:
+    """Refuses a model whose lookups go elsewhere.
+
+    Raises:
+        ModelChangedError: an optimizer trains it, or it is loaded already.
+    """
+    for name, module in model.named_modules():
+        if binding_of(module) is not None:
+            raise ModelChangedError(
+                f"{what}: lookups of {name!r} are answered by a DistributedOptimizer "
+                "or by an export that was loaded before. close() that first, or build "
+                "another model."
+            )
+
+
+def places_of(model: nn.Module, export: Export) -> Places:
+    """Finds where everything goes; nothing is changed.
+
+    Raises:
+        SnapshotError: names or shapes differ; all differences are named.
+        UnsupportedModelError: a module cannot look up rows that are elsewhere.
+    """
+    shapes = export.shapes()
+    tables = {one.name: one for one in export.manifest.tables}
+    state = {
+        name: value
+        for name, value in model.state_dict().items()
+        if isinstance(value, torch.Tensor)
+    }
+    problems: list[str] = []
+    copied: dict[str, torch.Tensor] = {}
+    filled: dict[str, torch.Tensor] = {}
+    mapped: list[RemotePlace] = []
+    whole: list[RemotePlace] = []
+    used: set[str] = set()
+    for name, value in state.items():
+        shape = tuple(value.shape)
+        if value.is_meta:
+            problems.append(f"{name} is on meta: call model.to_empty(device='cpu')")
+        elif name in shapes:
+            _compare(problems, name, shape, shapes[name])
+            copied[name] = value
+        elif name in tables:
+            one = tables[name]
+            _compare(problems, name, shape, (one.rows, one.dim))
+            filled[name] = value
+        else:
+            problems.append(f"{name} is not in the export")
+    for place in remote_places(model):
+        table = table_of(place.weight)
+        known = [n for n in place.names if n in tables or n in shapes]
+        used.update(known)
+        if not known:
+            problems.append(f"{place.name} is not in the export")
+            continue
+        place.name = known[0]
+        if place.name in tables:
+            one = tables[place.name]
+            found: tuple[int, ...] = (one.rows, one.dim)
+            mapped.append(place)
+        else:
+            found = shapes[place.name]
+            whole.append(place)
+            if not has_rows(export, place.name):
+                problems.append(f"{place.name} has no rows of float32 to look up")
+        _compare(problems, place.name, (table.rows, table.dim), found)
+    used |= copied.keys() | filled.keys()
+    problems += [f"{n} is not in the model" for n in {*shapes, *tables} - used]
+    if problems:
+        raise SnapshotError(
+            f"export {export.folder.name} is of another model: "
+            f"{'; '.join(sorted(problems))}. Nothing was changed. Build the model as "
+            "it was trained."
+        )
+    return Places(copied, filled, tuple(mapped), tuple(whole))
+
+
+def _compare(
+    problems: list[str], name: str, here: tuple[int, ...], there: tuple[int, ...]
+) -> None:
+    if here != there:
+        problems.append(f"{name} is {list(here)} in the model, {list(there)} in it")

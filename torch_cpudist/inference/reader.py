@@ -1,0 +1,324 @@
+# Copyright (c) 2026 The torch_cpudist authors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""A model that was loaded from an export, and what comes to it since."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from torch_cpudist import _core
+from torch_cpudist.errors import ClosedError, InvalidArgumentError, SnapshotError
+from torch_cpudist.exports.layers import TableLayers, layers_of, whole
+from torch_cpudist.exports.manifest import Manifest
+from torch_cpudist.exports.reading import Export
+from torch_cpudist.inference.forward_guard import ForwardGuard
+from torch_cpudist.inference.places import Places
+from torch_cpudist.inference.shared_lock import SharedLock
+from torch_cpudist.snapshot.entries import Version
+from torch_cpudist.tables.binding import check_kind
+from torch_cpudist.tables.exported_binding import ExportedBinding
+from torch_cpudist.tables.local import attach, detach
+from torch_cpudist.tables.remote_weight import table_of
+
+# Rows that are brought to a weight at once.
+_ROWS_AT_ONCE = 1 << 16
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """Which values a model has.
+
+    Attributes:
+        name: of the newest export's directory.
+        id: of that export.
+        version: of the parameters: updates, and the samples and steps behind them.
+        dtype: of rows.
+        averaged: whether values are moving averages.
+        deltas: how many were applied to the whole export.
+    """
+
+    name: str
+    id: str
+    version: Version
+    dtype: str
+    averaged: bool
+    deltas: int
+
+
+def loaded_of(exports: Sequence[Export]) -> Loaded:
+    """What a chain of exports gives, the whole one first."""
+    return _loaded(exports[-1], len(exports) - 1)
+
+
+def _loaded(export: Export, deltas: int) -> Loaded:
+    told = export.manifest
+    return Loaded(
+        export.folder.name, told.id, told.version, told.dtype, told.averaged, deltas
+    )
+
+
+class Reader:
+    """What ``load_for_inference`` returns: a model's values, and newer ones for it.
+
+    Thread safety: forwards of the model, ``reading`` and ``look_up`` from any number of
+    threads; ``apply_delta`` and ``close`` from any, they take turns.
+    """
+
+    def __init__(self, model: nn.Module, exports: Sequence[Export], places: Places):
+        """Fills ``model``; see ``load_for_inference``."""
+        self._lock = SharedLock()
+        self._turn = threading.Lock()
+        self._places = places
+        self._manifest: Manifest = exports[-1].manifest
+        self._loaded = loaded_of(exports)
+        newest = exports[-1]
+        names = [one.name for one in newest.manifest.tables]
+        self._layers = {name: layers_of(exports, name) for name in names}
+        self._tables = {name: one.native() for name, one in self._layers.items()}
+        self._whole = {place.name: whole(newest, place.name) for place in places.whole}
+        values = dict(self._copies(newest))
+        for name in places.filled:
+            self._tables[name].check_all()  # before anything is changed
+        for name, weight in places.filled.items():
+            _fill(self._tables[name], weight)
+        self._write(values)
+        self._bindings: dict[str, ExportedBinding] = {}
+        for place in (*places.mapped, *places.whole):
+            rows = (self._tables | self._whole)[place.name]
+            table_of(place.weight).values = None
+            binding = ExportedBinding(rows, place.name, place.weight)
+            self._bindings[place.name] = binding
+            for module in place.modules:
+                attach(module, binding)
+        self._guard: ForwardGuard | None = ForwardGuard(model, self._lock)
+
+    @property
+    def loaded(self) -> Loaded:
+        """Which values the model has now."""
+        return self._loaded
+
+    @property
+    def tables(self) -> dict[str, tuple[int, int]]:
+        """Rows and dim of every table that ``look_up`` knows, by name."""
+        found = {n: (one.table.rows, one.table.dim) for n, one in self._layers.items()}
+        for place in self._places.whole:
+            table = table_of(place.weight)
+            found[place.name] = (table.rows, table.dim)
+        return found
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[Loaded]:
+        """While it is entered, the model's values stay what they are.
+
+        For what has to be of one state and is no single forward of the model: a part of
+        it that is called alone, several forwards, ``look_up``. Forwards of the model
+        are inside of one already. ``apply_delta`` waits; not to be called inside.
+
+        Yields:
+            Which values these are.
+        """
+        self._check_open()
+        self._lock.enter()
+        try:
+            yield self._loaded
+        finally:
+            self._lock.leave()
+
+    def look_up(self, table: str, ids: torch.Tensor) -> torch.Tensor:
+        """Rows of a table, without its module.
+
+        Args:
+            table: one of ``tables``.
+            ids: int32 or int64, any shape, on the CPU.
+
+        Returns:
+            float32 ``[*ids.shape, dim]``. Keys that are in no file have the rows that
+            the table's initialiser makes of them.
+
+        Raises:
+            InvalidArgumentError: there is no such table.
+            IdTypeError, RowOutOfRangeError: ids are none of the table.
+            SnapshotCorruptError: a part of a file that is needed is damaged.
+        """
+        if table not in self.tables:
+            raise InvalidArgumentError(
+                f"look_up: no table {table!r}, only {sorted(self.tables)}"
+            )
+        check_kind(table, ids)
+        with self.reading():
+            rows = self._tables.get(table) or self._whole[table]
+            return _looked_up(rows, ids.contiguous(), self.tables[table][1])
+
+    def verify(self) -> None:
+        """Reads and checks every byte of all files of rows.
+
+        Else lookups do so, each of what it needs and nobody has checked yet.
+
+        Raises:
+            SnapshotCorruptError: one is not as it was written.
+        """
+        self._check_open()
+        for rows in (*self._tables.values(), *self._whole.values()):
+            rows.check_all()
+
+    def apply_delta(self, path: str | os.PathLike[str]) -> Loaded:
+        """Takes over a delta export, while others may use the model.
+
+        All of it is read and checked first. Then forwards that are under way end, the
+        values change, and those that came meanwhile go on: none sees a part of it.
+
+        A lookup goes through at most 8 deltas. Where there are as many, they become one
+        in memory: the rows that have changed since the whole export was made. Load a
+        whole one again before that is much of the table.
+
+        Args:
+            path: what ``export(…, base=)`` has written, of the export that is loaded.
+
+        Returns:
+            Which values the model has now.
+
+        Raises:
+            SnapshotError: it is no delta of what is loaded; nothing was changed.
+            SnapshotCorruptError: a file of it is damaged; nothing was changed.
+            InvalidArgumentError: it is called inside of ``reading`` or of a forward.
+
+        Cost: reads the delta; forwards wait while the dense values are copied.
+        """
+        self._check_open()
+        if self._lock.depth:
+            raise InvalidArgumentError(
+                "apply_delta: called inside of reading(), or of a forward of the "
+                "model, whose values stay what they are. Call it outside."
+            )
+        with self._turn:
+            return self._apply(Export(path))
+
+    def _apply(self, delta: Export) -> Loaded:
+        self._check_fits(delta)
+        delta.check()
+        layers: dict[str, TableLayers] = {}
+        for index, table in enumerate(delta.manifest.tables):
+            before = self._layers[table.name]
+            layers[table.name] = before.with_delta(delta.rows_files(index))
+        tables = {name: one.native() for name, one in layers.items()}
+        wholes = {name: whole(delta, name) for name in self._whole}
+        values = dict(self._copies(delta))
+        changed = {
+            name: _changed(delta, name, tables[name]) for name in self._places.filled
+        }
+        loaded = _loaded(delta, self._loaded.deltas + 1)
+        with self._lock.alone():
+            self._write(values)
+            for name, (keys, rows) in changed.items():
+                with torch.no_grad():
+                    self._places.filled[name].index_copy_(0, keys, rows)
+            for name, binding in self._bindings.items():
+                binding.rows = (tables | wholes)[name]
+            self._layers, self._tables, self._whole = layers, tables, wholes
+            self._manifest, self._loaded = delta.manifest, loaded
+        return loaded
+
+    def _check_fits(self, delta: Export) -> None:
+        told, known = delta.manifest, self._manifest
+        base = told.base
+        if base is None:
+            raise SnapshotError(
+                f"export {delta.folder.name} is a whole one, no delta: load it into "
+                "a model of its own with load_for_inference."
+            )
+        if base.id != known.id:
+            raise SnapshotError(
+                f"export {delta.folder.name} has what changed since {base.name} (id "
+                f"{base.id}), and {self._loaded.name} (id {known.id}) is loaded. Apply "
+                "the deltas in the order in which they were made."
+            )
+        same = (told.dtype, told.averaged, told.tables)
+        shapes = {name: tuple(one.shape) for name, one in self._places.copied.items()}
+        shapes |= {
+            place.name: tuple(place.weight.shape) for place in self._places.whole
+        }
+        if same != (known.dtype, known.averaged, known.tables) or (
+            delta.shapes() != shapes
+        ):
+            raise SnapshotError(
+                f"export {delta.folder.name} is of another model, or has rows of "
+                f"another dtype, than {self._loaded.name}, which is loaded"
+            )
+
+    def _copies(self, export: Export) -> Iterator[tuple[str, torch.Tensor]]:
+        whole = {place.name for place in self._places.whole}
+        return ((n, value) for n, value in export.tensors() if n not in whole)
+
+    def _write(self, values: Mapping[str, torch.Tensor]) -> None:
+        with torch.no_grad():
+            for name, value in values.items():
+                self._places.copied[name].copy_(value)
+
+    def _check_open(self) -> None:
+        if self._guard is None:
+            raise ClosedError("this reader of an export is closed; load it again")
+
+    def close(self) -> None:
+        """Lets go of the files. Idempotent.
+
+        Dense values stay in the model. Its remote tables have no rows any more.
+        """
+        if self._lock.depth:
+            raise InvalidArgumentError(
+                "close: called inside of reading(), or of a forward of the model"
+            )
+        with self._turn, self._lock.alone():
+            guard, self._guard = self._guard, None
+            if guard is None:
+                return
+            guard.remove()
+            for place in (*self._places.mapped, *self._places.whole):
+                self._bindings[place.name].close()
+                for module in place.modules:
+                    detach(module)
+            self._bindings, self._tables, self._whole = {}, {}, {}
+            self._layers = {}
+
+    def __enter__(self) -> Reader:
+        """For ``with``."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Closes it."""
+        self.close()
+
+
+def _looked_up(rows: _core.ExportedTable, ids: torch.Tensor, dim: int) -> torch.Tensor:
+    out = torch.empty((*ids.shape, dim), dtype=torch.float32, device="cpu")
+    if ids.numel():
+        small = ids.dtype == torch.int32
+        rows.lookup(ids.data_ptr(), ids.numel(), small, out.data_ptr())
+    return out
+
+
+def _fill(rows: _core.ExportedTable, weight: torch.Tensor) -> None:
+    """Brings all rows of a table to a weight in memory."""
+    with torch.no_grad():
+        for begin in range(0, len(weight), _ROWS_AT_ONCE):
+            end = min(begin + _ROWS_AT_ONCE, len(weight))
+            ids = torch.arange(begin, end, device="cpu")
+            weight[begin:end].copy_(_looked_up(rows, ids, weight.shape[1]))
+
+
+def _changed(
+    delta: Export, name: str, rows: _core.ExportedTable
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys that a delta says something of, and their rows from then on."""
+    layer = delta.layer(name)
+    keys = [torch.from_numpy(layer.gone.copy())]
+    keys += [torch.from_numpy(one.column("keys").copy()) for one in layer.sources]
+    joined: torch.Tensor = torch.unique(torch.cat(keys))
+    dim = next(one.dim for one in delta.manifest.tables if one.name == name)
+    return joined, _looked_up(rows, joined, dim)
