@@ -27,7 +27,6 @@ from torch_cpudist.snapshot.checked_json import Malformed
 from torch_cpudist.snapshot.checksums import chunk_checksums
 from torch_cpudist.snapshot.files import Files, reported, write_durably
 from torch_cpudist.snapshot.merging import Layer, Run, merged
-from torch_cpudist.snapshot.names import BUCKETS
 from torch_cpudist.snapshot.parts import Array
 from torch_cpudist.snapshot.tensors import ITEM_BYTES, make_header
 from torch_cpudist.snapshot.trees import pack
@@ -184,7 +183,8 @@ class Writer:
         self, index: int, table: Table, keys: npt.NDArray[np.int64]
     ) -> None:
         found, buckets = by_bucket(keys, table.salt)
-        name, span = names.gone_name(index), (0, BUCKETS)
+        name = names.gone_name(index)
+        span = int(buckets[0]), int(buckets[-1]) + 1
         self._write(index, name, span, {"keys": found}, buckets)
 
     def _write(
