@@ -11,6 +11,9 @@ as where no vocabulary is counted, and a row comes into being with its first gra
 
 With --snapshots it saves itself 20 times per epoch, and goes on where it was when it is
 started again: by hand, or by torchrun --max-restarts after a process was killed.
+
+With --export it writes what it has learned to files, with which
+examples/serving/predict.py scores flights without a cluster.
 """
 
 from __future__ import annotations
@@ -109,8 +112,10 @@ def build(table_rows: int, remote: bool) -> DeepFM:
         return DeepFM(HASHED_ROWS, len(FIELDS))
 
 
-def test_auc(model: nn.Module, test: InMemoryDataset, remote: bool) -> float:
-    """Score the test flights."""
+def scored(
+    model: nn.Module, test: InMemoryDataset, remote: bool
+) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    """Return the score of every test flight, and its label."""
     model.eval()
     scores, labels = [], []
     with torch.no_grad():
@@ -119,7 +124,7 @@ def test_auc(model: nn.Module, test: InMemoryDataset, remote: bool) -> float:
             scores.append(model(ids))
             labels.append(batch["late"].squeeze(1))
     model.train()
-    return auc(torch.cat(scores).numpy(), torch.cat(labels).numpy())
+    return torch.cat(scores).numpy(), torch.cat(labels).numpy()
 
 
 def loaded(path: Path, batch_size: int, **options: Any) -> InMemoryDataset:
@@ -187,7 +192,7 @@ def evaluate(
     """
     progress.pause()
     if progress.chief:
-        area = test_auc(model, test, options.remote)
+        area = auc(*scored(model, test, options.remote))
         progress.show(area)
         if ends:
             progress.epoch_aucs.append(area)
@@ -252,6 +257,8 @@ def train(
             if step in measured:
                 evaluate(options, progress, model, test, ends=step == steps)
         done = 0
+    if options.export is not None:
+        cpudist.export(model, options.export)
     finish(options, progress, model, server, whole=count == data.records)
 
 
@@ -309,7 +316,14 @@ def parse_arguments() -> argparse.Namespace:
     add("--rows", type=int, help="train on about ROWS flights only, for a quick try")
     add("--results", type=Path, help="file for measurements, one JSON object a line")
     add("--snapshots", type=Path, help="directory to save to, and to go on from")
+    add("--export", type=Path, help="new directory to write the trained model to")
     options = parser.parse_args()
+    if options.export is not None and options.remote:
+        if options.strategy != "sync" or options.snapshots is None:
+            parser.error(
+                "--export takes rows of --remote from a snapshot of all trainers at "
+                "the end: add --snapshots DIR, and use --strategy sync"
+            )
     for name in ("epochs", "batch_size", "rows"):
         value = getattr(options, name)
         if value is not None and value < 1:
