@@ -16,7 +16,8 @@ usage: bash scripts/test.sh [--quick | --integrations | --long]
   --integrations  the tests against what other projects have made (they run without an option,
                   too); what is not installed is skipped, and every skip is named and counted
                     extras: models (deepctr-torch, torch-rechub, torchrec), ccl (oneCCL),
-                    integrations (a Jupyter kernel), which this command installs
+                    integrations (a Jupyter kernel, an S3 server), which this command
+                    installs
                     apt install iproute2, and the right to make network namespaces: several hosts
   --long          fuzzing by ten millions of inputs for each parser and decoder
 TEXT

@@ -58,8 +58,17 @@ class Job:
     options: dict[str, Any] = field(default_factory=dict)
 
 
-def ended(job: Job, steps: int, folder: Any = None, every: int | None = 4) -> Any:
-    """What every trainer has at the end, and where it started."""
+def ended(
+    job: Job,
+    steps: int,
+    folder: Any = None,
+    every: int | None = 4,
+    at: str | None = None,
+) -> Any:
+    """What every trainer has at the end, and where it started.
+
+    ``at``: what is given to ``resume`` in the place of ``folder``.
+    """
     batches = Batches(job.trainers, steps=steps)
 
     def body(context: cpudist.Context) -> Any:
@@ -73,7 +82,8 @@ def ended(job: Job, steps: int, folder: Any = None, every: int | None = 4) -> An
         started = None
         if folder is not None:
             state = {"schedule": schedule}
-            started = opt.resume(folder, every_steps=every, state=state, **job.options)
+            place = at or folder
+            started = opt.resume(place, every_steps=every, state=state, **job.options)
         first = started.step if started else 0
         parts = [batches.part(i, context.trainer_rank) for i in range(first, steps)]
         source: Any = parts

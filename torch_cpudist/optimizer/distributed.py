@@ -590,6 +590,7 @@ class DistributedOptimizer(face.ServedOptimizer, Participant):
         every_s: float | None = None,
         keep: int = 3,
         state: Mapping[str, Any] | None = None,
+        staging: str | os.PathLike[str] | None = None,
     ) -> Started:
         """Goes on from the newest snapshot if there is one, and saves more. Collective.
 
@@ -602,7 +603,8 @@ class DistributedOptimizer(face.ServedOptimizer, Participant):
 
         Args:
             path: the directory, one for all processes; default
-                ``CPUDIST_SNAPSHOT_DIR``, which servers of their own need.
+                ``CPUDIST_SNAPSHOT_DIR``, which servers of their own need. Or the URL of
+                a prefix in an object store (``s3://bucket/prefix``), by fsspec.
             every_steps: steps between snapshots; of trainer 0 under Async, HalfAsync.
             every_s: seconds between snapshots, by trainer 0's clock.
             keep: how many stay, besides those with a name of their own.
@@ -610,6 +612,9 @@ class DistributedOptimizer(face.ServedOptimizer, Participant):
                 dataset of ``cpudist.data``, a schedule of the learning rate; or a
                 ``torch.Generator``. Saved as they stand at the end of ``step``;
                 schedules that go on with every step as they stand after that.
+            staging: with a URL, the directory, one for all processes, to which
+                snapshots are written before trainer 0 copies them; default
+                ``CPUDIST_SNAPSHOT_DIR``. Where it is empty they come from the store.
 
         Returns:
             ``step``: steps that this trainer has made, 0 where there was no snapshot;
@@ -634,7 +639,7 @@ class DistributedOptimizer(face.ServedOptimizer, Participant):
             readers=self._prefetching.readers,
         )
         begun, pace = self._step_count_total > 0, (every_steps, every_s)
-        return self._resumable.resume(subject, begun, path, pace, keep, state)
+        return self._resumable.resume(subject, begun, path, pace, keep, state, staging)
 
     def _resumed(self, what: str) -> Snapshots:
         self._open()
@@ -674,8 +679,9 @@ class DistributedOptimizer(face.ServedOptimizer, Participant):
         same; everything else, steps and generators too, stays as it is: a warm start.
 
         Args:
-            name: of a snapshot in the directory of ``resume``; or the path of one that
-                lies elsewhere, which all trainers have to see (servers need not).
+            name: of a snapshot in the directory of ``resume`` or its object store; or
+                the path of one that lies elsewhere, which all trainers have to see
+                (servers need not); or the URL of one.
             only: names of parameters of this model, or patterns (``"users.*"``).
             map: names in this model by names in the snapshot, ``{"old": "new"}``; with
                 a dot at the end of both, of all names that begin so.

@@ -58,6 +58,7 @@ class Resumable:
         pace: tuple[int | None, float | None],
         keep: int,
         state: object,
+        staging: object = None,
     ) -> Started:
         """See ``DistributedOptimizer.resume``. Collective.
 
@@ -68,13 +69,14 @@ class Resumable:
             pace: steps and seconds between them.
             keep: how many stay.
             state: objects of the script.
+            staging: where they are first, if ``path`` is a URL.
         """
         if self.snapshots is not None or begun:
             raise InvalidArgumentError(
                 "resume() comes once, after wrapping and before the first step. To go "
                 "back later call load_snapshot(name)."
             )
-        snapshots = Snapshots(subject, path, *pace, keep, state)
+        snapshots = Snapshots(subject, path, *pace, keep, state, staging)
         started = snapshots.resume()
         self.snapshots = snapshots
         return started

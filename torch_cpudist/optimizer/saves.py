@@ -22,6 +22,7 @@ from torch_cpudist.log import logger
 from torch_cpudist.snapshot import trees
 from torch_cpudist.snapshot.directory import Directory
 from torch_cpudist.snapshot.manifest import Manifest, Trainer
+from torch_cpudist.snapshot.store import Store
 from torch_cpudist.snapshot.trainer_files import read_written, write_trainer
 
 _FIRST_POLL_S = 0.005
@@ -102,6 +103,10 @@ class _NotOfAll(SnapshotError):
     """Trainers had left at its moment: what they have pushed is in it, they are not."""
 
 
+class _NotCopied(SnapshotError):
+    """A snapshot is in the directory, and not in the object store."""
+
+
 class Saves:
     """Writes what it is given, one after the other, in a thread of its own.
 
@@ -117,6 +122,7 @@ class Saves:
         keep: int,
         trainers: int,
         limit_s: float,
+        store: Store | None = None,
     ) -> None:
         """Starts no thread yet.
 
@@ -128,7 +134,9 @@ class Saves:
             keep: snapshots that stay.
             trainers: how many there are; a snapshot is of all of them.
             limit_s: how long servers may write.
+            store: where trainer 0 copies every snapshot to.
         """
+        self._store = store
         self._limit_s = limit_s
         self._trainer_count = trainers
         self._said_left = False
@@ -246,8 +254,11 @@ class Saves:
             except _NotOfAll as error:
                 self._drop(save, name)
                 self._left_out(name, error)
+            except _NotCopied as error:
+                self._failed(name, error)
             except Exception as error:  # training goes on whatever it is
-                self._failed(save, name, error)
+                self._drop(save, name)
+                self._failed(name, error)
             else:
                 took_s = time.monotonic() - save.began
                 self._succeeded(name, took_s)
@@ -268,10 +279,9 @@ class Saves:
                 in_a_row=0,
             )
 
-    def _failed(self, save: Save, name: str, error: Exception) -> None:
+    def _failed(self, name: str, error: Exception) -> None:
         if not isinstance(error, Error):
             error = SnapshotError(f"snapshot {name}: {describe(error)}")
-        self._drop(save, name)
         logger.warning(
             "snapshot %s was not saved, training goes on: %s", name, describe(error)
         )
@@ -328,8 +338,22 @@ class Saves:
             param_groups=plain_groups(save.tree["own"]["groups"]),
         )
         self._directory.commit(manifest)
+        if self._store is None:
+            self._remove_old(self._directory, manifest.param_set)
+            return
         try:
-            self._directory.keep(self._keep, manifest.param_set)
+            self._store.put(self._directory, name)
+        except SnapshotError as error:
+            raise _NotCopied(
+                f"it is in {self._directory.path} only. {error}"
+            ) from error
+        finally:
+            self._remove_old(self._directory, manifest.param_set)
+        self._remove_old(self._store, manifest.param_set)
+
+    def _remove_old(self, place: Directory | Store, param_set: int) -> None:
+        try:
+            place.keep(self._keep, param_set)
         except SnapshotError as error:
             logger.warning("older snapshots stay: %s", error)
 

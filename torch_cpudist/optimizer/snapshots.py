@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -28,6 +29,7 @@ from torch_cpudist.errors import (
     SnapshotError,
 )
 from torch_cpudist.log import logger
+from torch_cpudist.machine.urls import is_url
 from torch_cpudist.optimizer.meeting import Meeting
 from torch_cpudist.optimizer.own_state import OwnState, ReadsAhead, check_objects
 from torch_cpudist.optimizer.paces import Pace, check_pace
@@ -39,6 +41,7 @@ from torch_cpudist.snapshot.directory import Directory
 from torch_cpudist.snapshot.manifest import Manifest, Version
 from torch_cpudist.snapshot.reading import Snapshot
 from torch_cpudist.snapshot.staging import Stage
+from torch_cpudist.snapshot.store import Store
 from torch_cpudist.snapshot.trainer_files import read_trainer
 
 if TYPE_CHECKING:
@@ -127,6 +130,7 @@ class Snapshots:
         every_s: float | None,
         keep: int,
         state: object,
+        staging: object = None,
     ) -> None:
         """Checks everything and touches nothing.
 
@@ -144,7 +148,9 @@ class Snapshots:
                 f"resume: keep={keep!r}, expected a whole number from 1 up"
             )
         objects = check_objects(state)
-        self.directory = Directory(_checked_path(path, run.environment.snapshot_dir))
+        path, url = _checked_place(path, staging, run.environment.snapshot_dir)
+        self.directory = Directory(path)
+        self._store = None if url is None else Store(url)
         self._own = OwnState(
             subject.model, subject.groups, objects, subject.readers, subject.generators
         )
@@ -158,6 +164,7 @@ class Snapshots:
             keep,
             run.trainer_count,
             run.environment.round_deadline_ms / 1000,
+            self._store,
         )
         self._pace = self._paced(every_steps, every_s)
         self._meeting = Meeting(run, self.directory, subject.number)
@@ -201,34 +208,55 @@ class Snapshots:
         self, source: str | os.PathLike[str], choice: Choice, counted: Mapping[str, int]
     ) -> Started:
         """See ``DistributedOptimizer.load_snapshot``. Collective."""
-        folder = self._located(source)
+        where = self._located(source)
         with contextlib.suppress(SnapshotError):
             # What is being written needs the rows that go now.
             self.finish(self._run.environment.round_deadline_ms / 1000)
         self._subject.driver.settle()
         self._run.barrier()  # nobody trains on
-        if folder.parent != self.directory.path:
-            self._meeting.find(folder)
-        self._meeting.decided(lambda: self._load_verified(folder, choice))
-        started = self._go_on(folder, choice)
+        if isinstance(where, Path) and where.parent != self.directory.path:
+            self._meeting.find(where)
+        with Stage(self.directory) as stage:  # used on trainer 0 alone
+            found = self._meeting.decided(
+                lambda: self._load_verified(self._copied(where, stage), choice, stage)
+            )
+            started = self._go_on(Path(found["folder"]), choice)
+            if isinstance(where, str):
+                self._run.barrier()  # all have read what goes now
         if choice.only is not None:
             started = replace(started, step=counted["steps"])
         return started
 
-    def _located(self, source: str | os.PathLike[str]) -> Path:
-        """The directory of a snapshot that was named, or of one that lies elsewhere."""
-        text = os.fspath(source) if isinstance(source, (str, os.PathLike)) else ""
+    def _located(self, source: str | os.PathLike[str]) -> Path | str:
+        """The directory of a snapshot, here or elsewhere; or its URL."""
+        if isinstance(source, str) and is_url(source):
+            names.check_name(source.rstrip("/").rpartition("/")[2])
+            return source.rstrip("/")
         if isinstance(source, str) and os.sep not in source:
             return self.directory.folder(source)
+        text = os.fspath(source) if isinstance(source, (str, os.PathLike)) else ""
         if not isinstance(text, str) or not text:
             raise InvalidArgumentError(
-                f"load_snapshot: {source!r}, expected the name of a snapshot or its "
-                "directory"
+                f"load_snapshot: {source!r}, expected the name of a snapshot, its "
+                "directory or URL"
             )
         path = Path(text).expanduser().absolute()
         return Directory(path.parent).folder(path.name)
 
-    def _load_verified(self, folder: Path, choice: Choice) -> dict[str, Any]:
+    def _copied(self, where: Path | str, stage: Stage) -> Path:
+        """Where a snapshot is, copied here if it was not."""
+        if isinstance(where, str):
+            url, _, name = where.rpartition("/")
+            Store(url).get(stage.inside, name)
+            return stage.inside.folder(name)
+        own = where.parent == self.directory.path
+        if self._store is not None and own and where.name not in self.directory.names():
+            self._store.get(self.directory, where.name)
+        return where
+
+    def _load_verified(
+        self, folder: Path, choice: Choice, stage: Stage
+    ) -> dict[str, Any]:
         """Loads it if all that is needed is whole: there is no way back once begun."""
         snapshot = Snapshot(folder, self.directory.files)
         plan = choice.plan(snapshot.manifest, self._saving.targets())
@@ -236,7 +264,7 @@ class Snapshots:
         damaged = snapshot.verify(None if plan.whole else sources)
         if damaged:
             raise damaged[0]
-        return self._load(snapshot, choice)
+        return self._load(snapshot, choice, stage)
 
     def _load_newest(self) -> dict[str, Any]:
         """Loads the newest snapshot that is whole; on trainer 0.
@@ -244,6 +272,10 @@ class Snapshots:
         Raises:
             SnapshotCorruptError: there are some, and none is whole.
         """
+        if self._store is not None:
+            self._store.probe()
+            self._store.sweep()
+            self._store.get_newest(self.directory, self._subject.number)
         damaged: Error | None = None
         whole = []
         for found in self.directory.committed(self._subject.number):
@@ -255,8 +287,9 @@ class Snapshots:
                 logger.warning("%s It is passed over.", found.damage)
         for name in whole:
             try:
-                folder = self.directory.folder(name)
-                return self._load(Snapshot(folder, self.directory.files), Choice())
+                snapshot = Snapshot(self.directory.folder(name), self.directory.files)
+                with Stage(self.directory) as stage:
+                    return self._load(snapshot, Choice(), stage)
             except SnapshotCorruptError as error:
                 damaged = damaged or error
                 logger.warning("%s It is passed over.", error)
@@ -264,7 +297,7 @@ class Snapshots:
             raise damaged
         return {"name": None}
 
-    def _load(self, snapshot: Snapshot, choice: Choice) -> dict[str, Any]:
+    def _load(self, snapshot: Snapshot, choice: Choice, stage: Stage) -> dict[str, Any]:
         began = time.perf_counter()
         manifest = snapshot.manifest
         if choice.only is None and manifest.param_set != self._subject.number:
@@ -276,11 +309,11 @@ class Snapshots:
         for trainer in manifest.trainers:
             # Before anything is changed: the others will read theirs then.
             read_trainer(snapshot.folder, trainer, snapshot.files)
-        with ranges.of(ranges.PUSH), Stage(self.directory) as stage:
+        with ranges.of(ranges.PUSH):
             self._saving.load(snapshot, plan, stage)
         took = time.perf_counter() - began
         logger.info("snapshot %s: loaded in %.2f s", manifest.name, took)
-        return {"name": manifest.name}
+        return {"name": manifest.name, "folder": str(snapshot.folder)}
 
     def _go_on(self, folder: Path, choice: Choice) -> Started:
         """Takes over what was loaded. Collective."""
@@ -589,15 +622,37 @@ class Snapshots:
         }
 
 
-def _checked_path(path: object, said: str | None) -> str | Path:
-    if path is None and said is None:
+def _checked_place(
+    path: object, staging: object, said: str | None
+) -> tuple[str | Path, str | None]:
+    """A directory for snapshots, and the URL of a store that they are copied to."""
+    if said is not None and is_url(said):
         raise ConfigurationError(
-            "resume: nobody has said where snapshots are. Pass a directory that all "
-            "processes share, or set CPUDIST_SNAPSHOT_DIR."
+            f"CPUDIST_SNAPSHOT_DIR={said}: servers write to a directory. Name one, and "
+            "pass the URL to resume()."
         )
-    found = said if path is None else path
+    if isinstance(path, Path) and re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", str(path)):
+        raise InvalidArgumentError(
+            f"resume: path={path!r} was a URL, and a Path is none: pass it as a text"
+        )
+    url = path if isinstance(path, str) and is_url(path) else None
+    if url is None and staging is not None:
+        raise InvalidArgumentError(
+            f"resume: staging={staging!r} is for a URL, as s3://bucket/prefix is; "
+            f"path={path!r} is none"
+        )
+    found = staging if url is not None else path
+    if found is None and said is None:
+        what = "resume: nobody has said where snapshots are. Pass"
+        if url is not None:
+            what = f"resume({url!r}): servers write to a directory first. Pass staging="
+        raise ConfigurationError(
+            f"{what} a directory that all processes share, or set CPUDIST_SNAPSHOT_DIR."
+        )
+    found = said if found is None else found
     if not isinstance(found, (str, Path)) or not str(found):
         raise InvalidArgumentError(
-            f"resume: path={path!r}, expected the name of a directory"
+            f"resume: {'path' if url is None else 'staging'}={found!r}, expected the "
+            "name of a directory"
         )
-    return found
+    return found, url

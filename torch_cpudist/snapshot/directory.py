@@ -312,6 +312,9 @@ class Directory:
                     swept.append(name)
                 elif names.is_staged(name):
                     self.files.unlink(self.path / name / names.STAGED_FILE)
+                    inside = Directory(self.path / name, self.files)
+                    for copied in [*inside.names(), *inside.uncommitted()]:
+                        inside.remove(copied)
                     if not self.files.list(self.path / name):
                         self.files.remove_directory(self.path / name)
                         swept.append(name)

@@ -62,6 +62,14 @@ class Files:
         """Returns when the contents of a file outlive a crash."""
         os.fsync(file)
 
+    def sync_file(self, path: Path) -> None:
+        """``sync`` of a file that another function has written."""
+        number = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(number)
+        finally:
+            os.close(number)
+
     def close(self, file: int) -> None:
         """Closes a file."""
         os.close(file)

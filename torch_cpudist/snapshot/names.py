@@ -48,6 +48,11 @@ def number_of(name: str) -> int | None:
     return int(found.group(1)) if found else None
 
 
+def is_name(text: str) -> bool:
+    """Whether a snapshot can be called so."""
+    return re.fullmatch(SNAPSHOT, text) is not None
+
+
 def check_name(name: str) -> str:
     """Returns the name of a snapshot as a user gave it.
 

@@ -19,6 +19,7 @@ from types import TracebackType
 import numpy as np
 
 from torch_cpudist import _core
+from torch_cpudist.errors import SnapshotError
 from torch_cpudist.snapshot import names
 from torch_cpudist.snapshot.directory import Directory
 from torch_cpudist.snapshot.entries import CHUNK_BYTES
@@ -71,6 +72,11 @@ class Stage:
     @property
     def _files(self) -> Files:
         return self.directory.files
+
+    @property
+    def inside(self) -> Directory:
+        """A directory for whole snapshots that come from elsewhere."""
+        return Directory(self._folder, self._files)
 
     def put(self, columns: Mapping[str, Array], salt: int) -> Staged:
         """Writes rows, in the place of those before.
@@ -133,6 +139,9 @@ class Stage:
         """Leaves nothing behind; what cannot be removed goes at the next ``resume``."""
         with contextlib.suppress(OSError):
             self._files.unlink(self._folder / names.STAGED_FILE)
+        with contextlib.suppress(SnapshotError):
+            for name in [*self.inside.names(), *self.inside.uncommitted()]:
+                self.inside.remove(name)
         if self.name in self._files.list(self.directory.path):
             with contextlib.suppress(OSError):
                 self._files.remove_directory(self._folder)

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,6 +19,8 @@ import torch_cpudist as cpudist
 
 ROWS, DIM = 200, 4
 ADAGRAD, ADAM = "adagrad", "adam"
+# Ranks that are threads draw from one generator.
+_drawing = threading.Lock()
 _RULES: Mapping[str, Callable[..., torch.optim.Optimizer]] = {
     ADAGRAD: lambda p: torch.optim.Adagrad(p, lr=0.1),
     ADAM: lambda p: torch.optim.Adam(p, lr=0.02),
@@ -59,8 +62,8 @@ class Setup:
     def model(self) -> Tables:
         """Made; rows begin by chance."""
         made = cpudist.remote_tables(min_rows=1)
-        torch.manual_seed(self.seed)
-        with made if self.remote else contextlib.nullcontext():
+        with _drawing, made if self.remote else contextlib.nullcontext():
+            torch.manual_seed(self.seed)
             return Tables(self.tables, self.dense, self.dim)
 
 

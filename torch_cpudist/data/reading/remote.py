@@ -6,25 +6,18 @@ from __future__ import annotations
 
 import glob
 import os
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, cast
 
-from torch_cpudist.errors import (
-    ConfigurationError,
-    DataFileError,
-    Error,
-    InvalidArgumentError,
-)
-
-_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]*)://")
+from torch_cpudist.errors import DataFileError, Error, InvalidArgumentError
+from torch_cpudist.machine.urls import is_url, system_of
 
 
 def is_remote(path: str) -> bool:
     """Whether a name is a URL (``hdfs://…``, ``s3://…``) and no path of this system."""
-    return _URL.match(path) is not None
+    return is_url(path)
 
 
 def list_files(pattern: str | os.PathLike[str], **options: Any) -> list[str]:
@@ -147,22 +140,4 @@ def failures_of(path: str) -> Iterator[None]:
 
 
 def _system(url: str, options: dict[str, Any]) -> tuple[Any, str]:
-    """The file system of a URL, and what it calls the file."""
-    try:
-        import fsspec
-    except ImportError as error:
-        raise ConfigurationError(
-            f"{url}: files of other systems need the package fsspec: pip install "
-            "fsspec. Or mount the system, and pass paths"
-        ) from error
-    try:
-        system, name = fsspec.core.url_to_fs(url, **options)
-    except (ImportError, ValueError) as error:
-        scheme = url.partition("://")[0]
-        raise ConfigurationError(
-            f"{url}: fsspec has no driver for {scheme}://: {error}. Install what it "
-            "names, or check the scheme"
-        ) from error
-    except Exception as error:
-        raise DataFileError(f"{url}: {error or type(error).__name__}") from error
-    return system, str(name)
+    return system_of(url, options, DataFileError)

@@ -1,0 +1,330 @@
+# Copyright (c) 2026 The torch_cpudist authors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Snapshots in an object store, by fsspec: copies of those of a local directory.
+
+A snapshot is there as below a directory, ``PREFIX/NAME/FILE``. Its manifest is put last
+and, when it goes, removed first: that one object makes it exist.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+
+from torch_cpudist.errors import Error, SnapshotCorruptError, SnapshotError
+from torch_cpudist.log import logger
+from torch_cpudist.machine.urls import system_of
+from torch_cpudist.snapshot import names
+from torch_cpudist.snapshot.directory import Directory, Found
+from torch_cpudist.snapshot.entries import CHUNK_BYTES
+from torch_cpudist.snapshot.files import reported, write_durably
+from torch_cpudist.snapshot.manifest import Manifest
+from torch_cpudist.snapshot.mapped import Mapped
+from torch_cpudist.snapshot.trainer_files import open_trainer
+
+_WRITABLE = "See that the directory can be written and has space."
+
+
+class Store:
+    """Of one URL. Only one process, trainer 0, may use it.
+
+    Attributes:
+        url: as it was given.
+        system: the file system.
+        root: what that calls the prefix.
+
+    Args:
+        url: of the prefix below which snapshots are.
+
+    Raises:
+        ConfigurationError: fsspec or its driver of the scheme is not installed.
+        SnapshotError: the file system cannot be had.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.url = url.rstrip("/")
+        self.system, root = system_of(self.url, {}, SnapshotError)
+        self.root = root.rstrip("/")
+
+    @contextlib.contextmanager
+    def _failures(self, doing: str) -> Iterator[None]:
+        """Raises what a driver raises, of whatever class, as our own."""
+        try:
+            yield
+        except Error:
+            raise
+        except Exception as error:
+            why = getattr(error, "strerror", None) or str(error) or type(error).__name__
+            raise SnapshotError(
+                f"cannot {doing} in {self.url}: {why}. See that it is there and that "
+                "fsspec's configuration gives this process the right to it."
+            ) from error
+
+    def probe(self) -> None:
+        """Sees that it can be written, and removes that again.
+
+        Raises:
+            SnapshotError: it cannot.
+        """
+        token = f"{self.root}/{names.TOKEN}{secrets.token_hex(8)}"
+        with self._failures("write"):
+            self._make_directory(self.root)
+            self.system.pipe_file(token, b"")
+            self.system.rm_file(token)
+
+    def _make_directory(self, path: str) -> None:
+        # Object stores have none, and what they would make is a bucket.
+        if path.startswith("/"):
+            self.system.makedirs(path, exist_ok=True)
+
+    def _at(self, name: str, file: str) -> str:
+        return f"{self.root}/{names.check_name(name)}/{file}"
+
+    # ---- what there is -------------------------------------------------------------
+
+    def _names(self) -> list[str]:
+        """Names of all snapshots, also of those that were begun and never committed."""
+        with self._failures("list snapshots"):
+            self.system.invalidate_cache()
+            try:
+                found = self.system.ls(self.root, detail=True)
+            except FileNotFoundError:
+                return []
+        last = [
+            one["name"].rstrip("/").rpartition("/")[2]
+            for one in found
+            if one["type"] == "directory"
+        ]
+        return sorted(name for name in last if names.is_name(name))
+
+    def _files(self, name: str) -> list[str]:
+        with self._failures(f"list the files of snapshot {name!r}"):
+            self.system.invalidate_cache()
+            try:
+                found = self.system.ls(f"{self.root}/{name}", detail=False)
+            except FileNotFoundError:
+                return []
+        return sorted(str(one).rpartition("/")[2] for one in found)
+
+    def manifest(self, name: str) -> Manifest | None:
+        """Reads the manifest of a snapshot; ``None`` if there is no such one.
+
+        Raises:
+            SnapshotError: the store cannot be read, or it is of a later format.
+            SnapshotCorruptError: it is damaged.
+        """
+        contents = self._manifest(name)
+        return None if contents is None else Manifest.from_json(contents, name)
+
+    def _manifest(self, name: str) -> bytes | None:
+        with self._failures(f"read the manifest of snapshot {name!r}"):
+            try:
+                return bytes(self.system.cat_file(self._at(name, names.MANIFEST)))
+            except FileNotFoundError:
+                return None
+
+    def committed(self, param_set: int | None = None) -> list[Found]:
+        """All committed snapshots, the newest first, and damaged ones behind them.
+
+        Args:
+            param_set: those of one of the run's optimizers; damaged ones may be of any.
+
+        Raises:
+            SnapshotError: the store cannot be read.
+
+        Cost: a request each.
+        """
+        whole, damaged = [], []
+        for name in self._names():
+            try:
+                manifest = self.manifest(name)
+            except SnapshotCorruptError as error:
+                damaged.append(Found(name, None, error))
+                continue
+            if manifest is not None and param_set in (None, manifest.param_set):
+                order = (manifest.commit, manifest.number)
+                whole.append((order, Found(name, manifest)))
+        whole.sort(key=lambda one: one[0], reverse=True)
+        return [found for _, found in whole] + damaged
+
+    # ---- how one comes -------------------------------------------------------------
+
+    def put(self, directory: Directory, name: str) -> None:
+        """Copies a committed snapshot of a directory to the store, its manifest last.
+
+        Raises:
+            SnapshotError: a file cannot be read, or the store refuses; there is no such
+                snapshot in it then, or, if the very last step failed, the whole one.
+        """
+        folder, files = directory.folder(name), directory.files
+        with reported(f"cannot read {folder / names.MANIFEST}", _WRITABLE):
+            contents = files.read(folder / names.MANIFEST)
+        there = self._manifest(name)
+        if there is not None:
+            if there == contents:
+                return
+            raise SnapshotError(
+                f"another snapshot {name!r} is in {self.url} already, and none is ever "
+                "overwritten. Take another name, or remove it there."
+            )
+        own = [one for one in files.list(folder) if names.is_own(one)]
+        with self._failures(f"write snapshot {name!r}"):
+            self._make_directory(f"{self.root}/{name}")
+            for file in own:
+                if file == names.MANIFEST or file.endswith(".tmp"):
+                    continue
+                target = self._at(name, file)
+                self.system.put_file(str(folder / file), target)
+                expected = files.size(folder / file)
+                if (found := self.system.info(target)["size"]) != expected:
+                    raise SnapshotError(
+                        f"snapshot {name}: {file} has {found} bytes in {self.url}, "
+                        f"expected {expected}. Look at the store."
+                    )
+            self.system.pipe_file(self._at(name, names.MANIFEST), contents)
+
+    # ---- how one goes back ---------------------------------------------------------
+
+    def get(self, directory: Directory, name: str) -> None:
+        """Copies a snapshot to a directory where it is not, verified; manifest last.
+
+        Raises:
+            SnapshotCorruptError: a file of it is damaged or missing.
+            SnapshotError: there is none, or one of the two file systems refuses.
+        """
+        contents = self._manifest(name)
+        if contents is None:
+            known = [one.name for one in self.committed()] or "none"
+            raise SnapshotError(
+                f"no snapshot {name!r} in {self.url}, where there are {known}"
+            )
+        manifest = Manifest.from_json(contents, name)
+        folder, files = directory.prepare(name), directory.files
+        try:
+            for file in self._files(name):
+                if names.is_own(file) and file != names.MANIFEST:
+                    self._get_file(self._at(name, file), folder / file)
+            _check(folder, manifest, directory)
+            doing = f"snapshot {name}: cannot write to {folder}"
+            with reported(doing, _WRITABLE):
+                files.sync_directory(folder)
+                write_durably(files, folder / names.MANIFEST, [contents])
+        except SnapshotError:
+            with contextlib.suppress(SnapshotError):
+                directory.remove(name)
+            raise
+
+    def _get_file(self, source: str, target: Path) -> None:
+        with self._failures(f"read {source}"):
+            self.system.get_file(source, str(target))
+
+    def get_newest(self, directory: Directory, param_set: int) -> str | None:
+        """Copies the newest whole snapshot here, if the directory has none as new.
+
+        A damaged one is passed over with a warning.
+
+        Returns:
+            Its name; ``None`` if nothing was copied.
+
+        Raises:
+            SnapshotCorruptError: there are some, here and there, and none is whole.
+            SnapshotError: the store cannot be read, or the directory not be written.
+        """
+        here = {
+            one.name: one.manifest
+            for one in directory.committed(param_set)
+            if one.manifest is not None
+        }
+        newest = max(((m.commit, m.number) for m in here.values() if m), default=None)
+        damaged: SnapshotError | None = None
+        for found in self.committed(param_set):
+            manifest = found.manifest
+            try:
+                if found.damage is not None:
+                    raise found.damage
+                if manifest is None or found.name in here:
+                    return None
+                if newest is not None and newest >= (manifest.commit, manifest.number):
+                    return None
+                self.get(directory, found.name)
+            except SnapshotCorruptError as error:
+                damaged = damaged or error
+                logger.warning("%s: %s It is passed over.", self.url, error)
+                continue
+            logger.info("snapshot %s: copied from %s", found.name, self.url)
+            return found.name
+        if damaged is not None and not here:
+            raise damaged
+        return None
+
+    # ---- how one goes --------------------------------------------------------------
+
+    def remove(self, name: str) -> None:
+        """Removes a snapshot, or what was begun of one.
+
+        Raises:
+            SnapshotError: the store refuses; the snapshot may be gone, then.
+        """
+        files = self._files(name)
+        with self._failures(f"remove snapshot {name!r}"):
+            if names.MANIFEST in files:
+                self.system.rm_file(self._at(name, names.MANIFEST))
+            for file in files:
+                if names.is_own(file) and file != names.MANIFEST:
+                    self.system.rm_file(self._at(name, file))
+            with contextlib.suppress(Exception):  # stores have no empty directories
+                self.system.rmdir(f"{self.root}/{name}")
+
+    def keep(self, count: int, param_set: int = 0) -> list[str]:
+        """Removes all but the newest snapshots that nobody gave a name.
+
+        Args:
+            count: how many stay, at least 1. Named ones do not count and stay.
+            param_set: of which optimizer.
+
+        Returns:
+            The names of those removed, the oldest first.
+
+        Raises:
+            SnapshotError: the store refuses.
+        """
+        found = [
+            one.name
+            for one in self.committed(param_set)
+            if one.manifest is not None and names.number_of(one.name) is not None
+        ]
+        old = found[: max(count, 1) - 1 : -1]
+        for name in old:
+            self.remove(name)
+        return old
+
+    def sweep(self) -> list[str]:
+        """Removes what copies that did not end have left, as ``Directory.sweep``."""
+        whole = self.committed()
+        newest = [one.manifest for one in whole if one.manifest][:1]
+        limit = newest[0].number if newest else -1
+        known = {one.name for one in whole}
+        swept = []
+        for name in self._names():
+            number = names.number_of(name)
+            if name not in known and number is not None and number <= limit:
+                self.remove(name)
+                swept.append(name)
+        return swept
+
+
+def _check(folder: Path, manifest: Manifest, directory: Directory) -> None:
+    """Checks every byte of a snapshot that has no manifest here yet."""
+    for file in manifest.files:
+        path = folder / file.name
+        mapped = Mapped(directory.files, path, file.bytes, file.crc32c, CHUNK_BYTES)
+        mapped.check_all()
+    for trainer in manifest.trainers:
+        text, tensors, _ = open_trainer(folder, trainer, directory.files)
+        text.check_all()
+        tensors.check_all()
+    with reported(f"cannot synchronise {folder}", _WRITABLE):
+        for name in directory.files.list(folder):
+            directory.files.sync_file(folder / name)
