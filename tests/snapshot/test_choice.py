@@ -156,6 +156,7 @@ def test_other_rules_take_values_alone():
     ]
     plan = Choice.of(None, None).plan(SAVED, own)
     assert [one.state for one in plan.taken.values()] == [False, False]
+    assert plan.warnings() == plan.lines()[:2]
     assert plan.lines()[:2] == [
         "table 'users.weight': 7 rows, without their optimizer state, which is of "
         "row_wise_adagrad and begins anew",

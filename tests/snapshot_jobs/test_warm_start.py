@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 from dataclasses import replace
 
@@ -13,6 +15,7 @@ from warm_starts import ADAM, ROWS, Setup, ranks, same, saved
 
 import torch_cpudist as cpudist
 from torch_cpudist.snapshot.directory import Directory
+from torch_cpudist.snapshot.files import Files
 
 KINDS = pytest.mark.parametrize("remote", [False, True], ids=["static", "remote"])
 
@@ -341,3 +344,55 @@ def test_what_lies_elsewhere_is_named(tmp_path):
         assert same(job.values(), before)
 
     ranks(setup, tmp_path / "new", body)
+
+
+class Full(Files):
+    """A disk without room for rows on their way to servers."""
+
+    def create(self, path):
+        if path.name == "rows.safetensors":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return super().create(path)
+
+
+def test_a_load_that_ends_half_way_says_so(tmp_path, caplog):
+    setup = Setup(remote=True)
+    values, _ = saved(setup, tmp_path / "old")
+
+    def body(job):
+        job.opt.resume(tmp_path / "new")
+        files = job.opt.snapshots.directory.files
+        job.opt.snapshots.directory.files = Full()
+        with pytest.raises(cpudist.SnapshotError, match=r"No space.*Part of it was"):
+            job.opt.load_snapshot(tmp_path / "old" / "here", only=["a.*"])
+        job.opt.snapshots.directory.files = files
+        job.opt.load_snapshot(tmp_path / "old" / "here", only=["a.*"])
+        assert torch.equal(job.values()["a.weight"], values["a.weight"])
+
+    ranks(setup, tmp_path / "new", body)
+    assert_tidy(tmp_path / "new")
+
+
+STRATEGIES = {
+    "async": cpudist.Async,
+    "half": lambda: cpudist.HalfAsync(group=[[0], [1]]),
+}
+
+
+@pytest.mark.parametrize("kind", STRATEGIES)
+def test_where_trainers_are_at_steps_of_their_own(kind, tmp_path):
+    values, _ = saved(Setup(servers=3), tmp_path / "old")
+
+    def body(job):
+        job.opt.resume(tmp_path / "new")
+        job.train(0, 4 + job.rank)
+        started = job.opt.load_snapshot(
+            tmp_path / "old" / "here", only=["b.weight"], map={"a.weight": "b.weight"}
+        )
+        found = job.values()["b.weight"]
+        cpudist.barrier()  # all have looked
+        job.train(9, 11)
+        assert torch.equal(found, values["a.weight"])
+        assert started.taken == {"b.weight": "a.weight"}
+
+    ranks(Setup(strategy=STRATEGIES[kind], seed=2), tmp_path / "new", body)

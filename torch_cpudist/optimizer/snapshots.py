@@ -338,8 +338,9 @@ class Snapshots:
             self._captured.clear()
             self._due = False
             self._last = max(self._last, manifest.number)
-        if missing:
-            logger.warning("snapshot %s: %s.", name, "; ".join(missing))
+        told = [*(plan.warnings() if self._leads else ()), *missing]
+        if told:
+            logger.warning("snapshot %s: %s.", name, "; ".join(told))
         return Started(
             trainer.steps,
             name,

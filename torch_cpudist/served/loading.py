@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from torch_cpudist import _core
+from torch_cpudist.errors import SnapshotCorruptError, SnapshotError
 from torch_cpudist.model.placement import DenseParameter, PlacedTable, Placement
 from torch_cpudist.served import described, state_layout
 from torch_cpudist.served.set import ParameterSet
@@ -27,6 +28,9 @@ from torch_cpudist.tables.remote_weight import table_of
 # Only drops what is there.
 _NO_ROWS = LoadRun("none", 0, 0, 0, (0, 0, 0, 0, 0, 0), ())
 _STATE, _COUNT, _AVERAGE = 2, 3, 5  # of a run's offsets
+_PART_OF_IT = (
+    "Part of it was loaded: load a snapshot again, or start again, before you train on."
+)
 # Of rows that are on their way to servers at a time.
 _STAGED_BYTES = 32 << 20
 
@@ -68,6 +72,19 @@ def load(
         SnapshotCorruptError: a file is damaged; what was loaded before it is there.
         SnapshotError: a file cannot be read or written; the same.
     """
+    try:
+        _load(parameters, snapshot, servers, plan, stage)
+    except SnapshotCorruptError as error:
+        raise SnapshotCorruptError(
+            f"{error} {_PART_OF_IT}", error.file, error.table
+        ) from error
+    except SnapshotError as error:
+        raise SnapshotError(f"{error} {_PART_OF_IT}") from error
+
+
+def _load(
+    parameters: ParameterSet, snapshot: Snapshot, servers: int, plan: Plan, stage: Stage
+) -> None:
     placement, version = parameters.placement, snapshot.manifest.version
     if plan.whole:
         for server in range(servers):

@@ -116,6 +116,11 @@ class Plan:
     missing: Mapping[str, str]
     unused: tuple[str, ...]
 
+    def warnings(self) -> list[str]:
+        """What was not taken, of the values themselves or beside them."""
+        parts = [one for one in self.taken.values() if one.left or not one.state]
+        return [*(one.line() for one in parts), *self.missing.values()]
+
     def lines(self) -> list[str]:
         """What was and what was not taken, as sentences."""
         told = [one.line() for one in self.taken.values()]
