@@ -116,8 +116,9 @@ check_network() {
   rm -rf "$VENV/network-check"
 }
 
+# Modules are compiled when they are imported: most never are.
 pip_install() {
-  "$VENV/bin/python" -m pip install --disable-pip-version-check --no-input "$@"
+  "$VENV/bin/python" -m pip install --disable-pip-version-check --no-input --no-compile "$@"
 }
 
 # torch of another environment is used where it lies: its folder joins the path, last.
@@ -168,10 +169,11 @@ make_environment() {
   fi
   [ -x "$VENV/bin/pip" ] || stage "virtual environment" "$PYTHON" -m venv "$VENV"
   "$PYTHON" -m pip --version >/dev/null 2>&1 || check_network
+  stage "build tools" pip_install numpy "setuptools>=77" "cmake>=3.24" ninja
+  begin_ahead
   install_torch
   torch_folder "$VENV/bin/python" >"$VENV/torch_root" ||
     die "torch $TORCH_VERSION is not importable in $VENV; see $SETUP_LOG, remove $VENV, try again"
-  stage "build tools" pip_install numpy "setuptools>=77" "cmake>=3.24" ninja
 }
 
 # What the package and its extras require, one requirement a line.
@@ -194,27 +196,52 @@ install_extras() {
   [[ " $* " != *" models "* ]] || pip_install --no-deps "torchrec==$TORCHREC_VERSION"
 }
 
+# What a script wants to be built behind all that it runs: a function that runs it, if any.
+BUILD_AHEAD=${BUILD_AHEAD:-}
+# Each is the process group of a build that runs beside other stages.
 CORE=""
+AHEAD=""
+trap 'end_build "$CORE"; end_build "$AHEAD"' EXIT
 
-# Compiles the core while other stages run; it has a process group of its own, to be ended by.
+# end_build GROUP: ends a build, and waits until all of it has ended: another may follow in its
+# folder.
+end_build() {
+  local deadline=$((SECONDS + 10))
+  [ -n "$1" ] || return 0
+  while kill -TERM -- "-$1" 2>/dev/null && [ $SECONDS -lt $deadline ]; do
+    sleep 0.1
+  done
+}
+
+# Compiles the core while other stages run.
 begin_core() {
   set -m
   python scripts/cmake_build.py >"$VENV/core.log" 2>&1 </dev/null &
   set +m
   CORE=$!
-  trap end_core EXIT
-}
-
-end_core() {
-  kill -TERM -- "-$CORE" 2>/dev/null || true
 }
 
 finish_core() {
   local status=0
   wait "$CORE" || status=$?
-  trap - EXIT
+  CORE=""
   cat "$VENV/core.log"
   return $status
+}
+
+# Begins what is built ahead, which needs no torch; it takes what the other stages leave.
+begin_ahead() {
+  [ -n "$BUILD_AHEAD" ] && [ -z "$AHEAD" ] || return 0
+  set -m
+  "$BUILD_AHEAD" >"$VENV/ahead.log" 2>&1 </dev/null &
+  set +m
+  AHEAD=$!
+}
+
+# What is not built yet is left to whoever needs it: a failure is told then.
+end_ahead() {
+  end_build "$AHEAD"
+  AHEAD=""
 }
 
 # setup_env EXTRA...: afterwards `python` and every tool are those of .venv.
@@ -224,6 +251,7 @@ setup_env() {
   cd "$ROOT" || exit 1
   is_current "$@" || fresh=no
   [ $fresh = yes ] || make_environment
+  begin_ahead
   export PATH="$VENV/bin:$PATH"
   [ ! -f "$VENV/reused_bin" ] || PATH="$VENV/bin:$(cat "$VENV/reused_bin"):${PATH#*:}"
   unset PYTHONHOME VIRTUAL_ENV

@@ -26,8 +26,9 @@
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);
 extern "C" void __sanitizer_set_death_callback(void (*callback)());
-extern "C" const char* __asan_default_options() {
-  return "handle_abort=1:malloc_context_size=0:quarantine_size_mb=8";
+// The sanitizer is a library: it finds what the program shows. Undefined behaviour is a trap.
+extern "C" __attribute__((visibility("default"))) const char* __asan_default_options() {
+  return "handle_abort=1:handle_sigill=1:malloc_context_size=0:quarantine_size_mb=8";
 }
 extern "C" char __executable_start;
 

@@ -275,7 +275,13 @@ def test_sources_of_a_folder_are_one_unless_they_have_flags(tmp_path: Path) -> N
     ("preset", "flags"),
     [
         ("release", ["-O3", "-DNDEBUG"]),
-        ("asan", ["-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-O1"]),
+        (
+            "asan",
+            [
+                *("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-O1"),
+                "-fsanitize-undefined-trap-on-error",
+            ],
+        ),
         ("tsan", ["-fsanitize=thread", "-fno-sanitize-recover=all", "-O1"]),
     ],
 )

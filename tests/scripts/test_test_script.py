@@ -241,3 +241,53 @@ def test_extras_that_fail_end_the_compiler(checkout: Checkout, eventually) -> No
     assert "extras (test) failed" in done.stderr
     process = int((checkout.folder / "core.pid").read_text())
     eventually(lambda: ended(process), PATIENCE_S, "the compiler has ended")
+
+
+# The build ahead is known by its targets; each call is noted with its priority.
+WHOLE = """
+echo "$(nice) $*" >>calls
+case "$*" in
+*fuzzers*) echo $$ >ahead.pid; {ahead} ;;
+*"cmake_build.py "?san*) echo {folder} ;;
+*pytest*) {pytest} ;;
+esac
+"""
+
+
+def whole(checkout: Checkout, **scripts: str) -> tuple[str, list[str]]:
+    """What the whole script says and has called, with stages that do little."""
+    script = WHOLE.format(folder=checkout.folder, **scripts)
+    checkout.program(".venv/bin/python", script)
+    checkout.program("native_tests", "exit 0")
+    _, said, _ = checkout.test("")
+    return said, (checkout.folder / "calls").read_text().splitlines()
+
+
+def test_the_programs_of_sanitizers_are_built_behind_other_stages(
+    checkout: Checkout,
+) -> None:
+    """pytest ends when their builds, which need it to have begun, have ended."""
+    pytest_ = "touch begun; until grep -q '19 .* tsan' calls; do sleep 0.01; done"
+    said, calls = whole(
+        checkout, ahead="until [ -e begun ]; do sleep 0.01; done", pytest=pytest_
+    )
+    assert [one for one in calls if one.startswith("19 ")] == [
+        "19 scripts/cmake_build.py asan native_tests fuzzers",
+        "19 scripts/cmake_build.py tsan native_tests",
+    ]
+    for stage in ("pytest", "native tests, ASan+UBSan", "native tests, TSan"):
+        (line,) = [one for one in said.splitlines() if one.startswith(f"{stage}  ")]
+        assert line.endswith("ok")
+
+
+def test_a_build_behind_ends_when_its_programs_are_needed(
+    checkout: Checkout, eventually
+) -> None:
+    begun = "until [ -s ahead.pid ]; do sleep 0.01; done"
+    said, calls = whole(checkout, ahead="sleep 3600; true", pytest=begun)
+    process = int((checkout.folder / "ahead.pid").read_text())
+    eventually(lambda: ended(process), PATIENCE_S, "the build behind has ended")
+    for stage in ("native tests, ASan+UBSan", "native tests, TSan"):
+        (line,) = [one for one in said.splitlines() if one.startswith(f"{stage}  ")]
+        assert line.endswith("ok")
+    assert len([one for one in calls if "asan" in one]) == 2

@@ -21,7 +21,7 @@ namespace {
 constexpr auto kLong = std::chrono::seconds(60);
 
 // Stands for the system: notes what it is given, and holds who gives it while it is closed.
-class Gate {
+class GatedSystem {
  public:
   struct Step {
     const uint8_t* begin;
@@ -87,7 +87,7 @@ TEST(huge_pages_change_no_value_and_let_go) {
 }
 
 TEST(huge_pages_reach_every_byte_once) {
-  Gate gate;
+  GatedSystem gate;
   std::vector<uint8_t> small(1000);
   std::vector<uint8_t> large((20u << 20) + 12345);
   client::HugePages pages(gate.prefer());
@@ -107,7 +107,7 @@ TEST(huge_pages_reach_every_byte_once) {
 }
 
 TEST(huge_pages_touch_nothing_that_is_forgotten) {
-  Gate gate;
+  GatedSystem gate;
   std::vector<uint8_t> first(20u << 20);
   std::vector<uint8_t> second(20u << 20);
   client::HugePages pages(gate.prefer());
@@ -127,7 +127,7 @@ TEST(huge_pages_touch_nothing_that_is_forgotten) {
   pages.wait();
   CHECK(steps_then > 0);
   CHECK_EQ(gate.steps().size(), steps_then.load());
-  for (const Gate::Step& step : gate.steps()) {
+  for (const GatedSystem::Step& step : gate.steps()) {
     CHECK(step.begin >= first.data() && step.begin < first.data() + first.size());
   }
 }

@@ -15,13 +15,6 @@ namespace {
 
 using wire::CutStep;
 
-wire::ParamSetLayout on_arrival(uint64_t max_staleness = wire::kAnyStaleness) {
-  wire::ParamSetLayout layout = small_layout();
-  layout.mode = wire::UpdateMode::kOnArrival;
-  layout.max_staleness = max_staleness;
-  return layout;
-}
-
 PushSpec ones(uint64_t round = 0) {
   PushSpec spec;
   spec.round = round;

@@ -14,15 +14,6 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-TimePoint soon() { return Clock::now() + seconds(20); }
-
-wire::ParamSetLayout on_arrival(uint64_t max_staleness = wire::kAnyStaleness) {
-  wire::ParamSetLayout layout = small_layout();
-  layout.mode = wire::UpdateMode::kOnArrival;
-  layout.max_staleness = max_staleness;
-  return layout;
-}
-
 server::ServerOptions elastic(uint32_t trainers, uint64_t rejoin_ms = 600000) {
   server::ServerOptions options = server_options(trainers);
   options.elastic = true;
@@ -30,6 +21,8 @@ server::ServerOptions elastic(uint32_t trainers, uint64_t rejoin_ms = 600000) {
   options.rejoin_ms = rejoin_ms;
   return options;
 }
+
+TimePoint in_time() { return Clock::now() + seconds(20); }
 
 PushSpec ones() {
   PushSpec spec;
@@ -39,7 +32,7 @@ PushSpec ones() {
 
 // Waits until the server counts so many as lost.
 void await_lost(const server::Server& server, uint64_t count) {
-  const TimePoint deadline = soon();
+  const TimePoint deadline = in_time();
   while (server.stats().lost != count) {
     CHECK(Clock::now() < deadline);
     std::this_thread::sleep_for(milliseconds(1));
@@ -99,7 +92,7 @@ TEST(elastic_waiting_push_of_a_lost_trainer_is_dropped_whole) {
   CHECK(world[1].waits(world.push(1, ones())));
   world[1].disconnect();
   await_lost(world.server, 1);
-  const TimePoint deadline = soon();
+  const TimePoint deadline = in_time();
   while (world.server.stats().pending_bytes != 0) CHECK(Clock::now() < deadline);
   world[0].reply(world.push(0, ones()));
   CHECK_EQ(world.floats(0)[0], 8.0f);
@@ -109,7 +102,7 @@ TEST(elastic_requests_of_a_lost_trainer_do_nothing) {
   server::ServerOptions options = elastic(1);
   options.liveness_ms = 50;
   World world(on_arrival(1), options);
-  CHECK(world[0].connection()->wait_for_close(soon()));
+  CHECK(world[0].connection()->wait_for_close(in_time()));
   // Frames that were read before the close reached its thread.
   world[0].ask(wire::FrameKind::kOpen, encode(world.layout));
   world.push(0, ones());
@@ -141,8 +134,8 @@ TEST(elastic_barrier_goes_on_without_a_lost_trainer) {
   const auto second = world[1].ask(wire::FrameKind::kBarrier, Buffer(), wire::kNoParamSet);
   CHECK(world[0].waits(first));
   world[2].disconnect();
-  CHECK(world[0].connection()->wait_for_answer(first, soon()));
-  CHECK(world[1].connection()->wait_for_answer(second, soon()));
+  CHECK(world[0].connection()->wait_for_answer(first, in_time()));
+  CHECK(world[1].connection()->wait_for_answer(second, in_time()));
   world[0].reply(first);
   world[1].reply(second);
   const auto again = world[0].ask(wire::FrameKind::kBarrier, Buffer(), wire::kNoParamSet);
@@ -172,7 +165,7 @@ TEST(elastic_barrier_of_rounds_fails_for_a_lost_trainer) {
   World world(small_layout(), elastic(2));
   const auto barrier = world[0].ask(wire::FrameKind::kBarrier, Buffer(), wire::kNoParamSet);
   world[1].disconnect();
-  CHECK(world[0].connection()->wait_for_answer(barrier, soon()));
+  CHECK(world[0].connection()->wait_for_answer(barrier, in_time()));
   world[0].error(barrier, ErrorCode::kPeerLost);
 }
 
@@ -181,7 +174,7 @@ TEST(elastic_server_is_done_once_a_lost_trainer_is_given_up) {
   world[1].disconnect();
   say_goodbye(world[0]);
   const TimePoint began = Clock::now();
-  CHECK(world.server.wait_done(soon()));
+  CHECK(world.server.wait_done(in_time()));
   CHECK(Clock::now() - began >= milliseconds(100));
 }
 
@@ -194,7 +187,7 @@ TEST(elastic_server_waits_for_a_trainer_that_is_back) {
   say_goodbye(world[0]);
   CHECK(!world.server.wait_done(Clock::now() + milliseconds(500)));
   say_goodbye(newer);
-  CHECK(world.server.wait_done(soon()));
+  CHECK(world.server.wait_done(in_time()));
 }
 
 TEST(elastic_values_outlive_the_others_while_a_lost_trainer_may_return) {
@@ -209,7 +202,7 @@ TEST(elastic_values_outlive_the_others_while_a_lost_trainer_may_return) {
       newer.reply(newer.ask(wire::FrameKind::kPush, make_push(world.layout, ones())));
   CHECK_EQ(world.dense(reply).version.round, 2);
   say_goodbye(newer);
-  CHECK(world.server.wait_done(soon()));
+  CHECK(world.server.wait_done(in_time()));
   CHECK_EQ(world.server.stats().rows, 0);
 }
 
@@ -223,14 +216,14 @@ TEST(elastic_goodbye_and_then_a_newer_incarnation) {
   say_goodbye(world[0]);
   CHECK(!world.server.wait_done(Clock::now()));
   say_goodbye(newer);
-  CHECK(world.server.wait_done(soon()));
+  CHECK(world.server.wait_done(in_time()));
 }
 
 TEST(elastic_trainer_zero_lost_before_ready_is_told_to_all_and_may_return) {
   World world(on_arrival(), elastic(2), false);
   const auto ready = world[1].ask(wire::FrameKind::kReady);
   world[0].disconnect();
-  CHECK(world[1].connection()->wait_for_answer(ready, soon()));
+  CHECK(world[1].connection()->wait_for_answer(ready, in_time()));
   world[1].error(ready, ErrorCode::kPeerLost);
   Trainer newer(world.server, 0, 2);
   newer.reply(newer.hello(2, 1), wire::FrameKind::kHello);

@@ -15,10 +15,6 @@ PushSpec of_round(uint64_t round, double value = 3.0) {
   return spec;
 }
 
-uint64_t join(Trainer& trainer, wire::JoinStep step, uint64_t round = 0) {
-  return trainer.ask(wire::FrameKind::kJoin, encode(wire::Join{step, round}));
-}
-
 // Server 1 of two: owns rows, no blocks.
 server::ServerOptions second_server(uint32_t trainers) {
   server::ServerOptions options = server_options(trainers);

@@ -58,12 +58,6 @@ wire::FrameHeader push_of(uint64_t size_bytes) {
   return header;
 }
 
-wire::ParamSetLayout on_arrival() {
-  wire::ParamSetLayout layout = small_layout();
-  layout.mode = wire::UpdateMode::kOnArrival;
-  return layout;
-}
-
 void deliver_dropped(World& world, size_t rank, const wire::FrameHeader& header,
                      uint64_t size_bytes) {
   wire::Frame frame{header, Buffer(), true};

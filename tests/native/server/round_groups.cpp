@@ -45,10 +45,6 @@ struct GroupWorld : World {
   }
 };
 
-uint64_t join(Trainer& trainer, wire::JoinStep step, uint64_t round = 0) {
-  return trainer.ask(wire::FrameKind::kJoin, encode(wire::Join{step, round}));
-}
-
 }  // namespace
 
 TEST(groups_do_not_wait_for_each_other) {

@@ -8,10 +8,10 @@
 namespace cpudist::testing {
 namespace {
 
-using Servers = std::vector<std::unique_ptr<Rig>>;
+using Rigs = std::vector<std::unique_ptr<Rig>>;
 
-Servers make_servers(const wire::ParamSetLayout& layout, uint32_t count) {
-  Servers made;
+Rigs make_servers(const wire::ParamSetLayout& layout, uint32_t count) {
+  Rigs made;
   for (uint32_t shard = 0; shard < count; ++shard) {
     made.push_back(std::make_unique<Rig>(layout, shard, count));
   }
@@ -19,7 +19,7 @@ Servers make_servers(const wire::ParamSetLayout& layout, uint32_t count) {
 }
 
 // All files of a snapshot of some servers, as their status tells them.
-std::vector<wire::CutFile> save(const Servers& servers, const std::shared_ptr<MemoryFiles>& files) {
+std::vector<wire::CutFile> save(const Rigs& servers, const std::shared_ptr<MemoryFiles>& files) {
   std::vector<wire::CutFile> told;
   for (const auto& rig : servers) {
     server::SnapshotWriter writer(writer_options(files, rig->shard));
@@ -43,7 +43,7 @@ void load_all(Rig& rig, MemoryFiles& files, const std::vector<wire::CutFile>& to
   }
 }
 
-std::vector<RowsByKey> joined(const Servers& servers) {
+std::vector<RowsByKey> joined(const Rigs& servers) {
   std::vector<RowsByKey> all(servers[0]->layout.tables.size());
   for (const auto& rig : servers) {
     for (uint32_t table = 0; table < all.size(); ++table) {
@@ -93,7 +93,7 @@ TEST(snapshot_loads_bit_for_bit_on_any_number_of_servers) {
     wire::ParamSetLayout layout = snapshot_layout(3, 300, 5, decay);
     layout.blocks.clear();
     for (const uint32_t before : {1u, 2u, 3u}) {
-      const Servers source = make_servers(layout, before);
+      const Rigs source = make_servers(layout, before);
       std::mt19937 random(before);
       for (const auto& rig : source) {
         rig->store_values();
@@ -103,7 +103,7 @@ TEST(snapshot_loads_bit_for_bit_on_any_number_of_servers) {
       const auto told = save(source, files);
       const auto expected = joined(source);
       for (const uint32_t after : {1u, 2u, 3u}) {
-        const Servers target = make_servers(layout, after);
+        const Rigs target = make_servers(layout, after);
         for (const auto& rig : target) load_all(*rig, *files, told, 12);
         CHECK(joined(target) == expected);
         for (const auto& rig : target) CHECK_EQ(rig->store.tables[0]->step(), 12u);
@@ -116,13 +116,13 @@ TEST(snapshot_loads_bit_for_bit_on_any_number_of_servers) {
 TEST(snapshot_of_a_static_table_loads_as_a_remote_one) {
   wire::ParamSetLayout layout = snapshot_layout(1, 200, 3);
   layout.blocks.clear();
-  const Servers source = make_servers(layout, 2);
+  const Rigs source = make_servers(layout, 2);
   for (const auto& rig : source) rig->store_values();
   const auto files = std::make_shared<MemoryFiles>();
   const auto told = save(source, files);
   layout.tables[0].remote = true;
   layout.tables[0].initial = {{kernels::InitialOp::kNormal, 0.0, 0.5}};
-  const Servers target = make_servers(layout, 3);
+  const Rigs target = make_servers(layout, 3);
   for (const auto& rig : target) load_all(*rig, *files, told, 1);
   CHECK(joined(target) == joined(source));
 }

@@ -21,6 +21,13 @@
 
 #include "support/check.h"
 
+#if defined(__SANITIZE_ADDRESS__)
+// Undefined behaviour is a trap: told with its stack.
+extern "C" __attribute__((visibility("default"))) const char* __asan_default_options() {
+  return "handle_sigill=1";
+}
+#endif
+
 namespace {
 
 using cpudist::testing::TestCase;

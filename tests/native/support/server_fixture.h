@@ -120,6 +120,10 @@ class Trainer {
   uint64_t sequence_ = 0;
 };
 
+inline uint64_t join(Trainer& trainer, wire::JoinStep step, uint64_t round = 0) {
+  return trainer.ask(wire::FrameKind::kJoin, encode(wire::Join{step, round}));
+}
+
 inline bool contains(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
 }
@@ -144,6 +148,13 @@ inline wire::ParamSetLayout small_layout(kernels::OptimizerConfig config = sgd()
   d.dtype = wire::DType::kFloat64;
   d.parameter = 1;
   layout.blocks = {w, d};
+  return layout;
+}
+
+inline wire::ParamSetLayout on_arrival(uint64_t max_staleness = wire::kAnyStaleness) {
+  wire::ParamSetLayout layout = small_layout();
+  layout.mode = wire::UpdateMode::kOnArrival;
+  layout.max_staleness = max_staleness;
   return layout;
 }
 
