@@ -165,6 +165,12 @@ def test_other_rules_take_values_alone():
     ]
 
 
+def test_values_of_another_width():
+    plan = Choice.of(None, None).plan(SAVED, [target("top.weight", dtype="F64")])
+    assert plan.lines()[0] == "parameter 'top.weight', as F64, and was F32"
+    assert plan.warnings() == plan.lines()[:1]
+
+
 NORMAL = (("normal", 0.0, 1.0),)
 
 

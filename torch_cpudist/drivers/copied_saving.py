@@ -187,6 +187,7 @@ class CopiedSaving(Saving):
                 tuple(entry.shape),
                 None,
                 rule_of(rules[entry.group]).kind,
+                dtype=DTYPES[entry.dtype],
             )
             for entry in self._entries
         ]

@@ -52,7 +52,16 @@ def targets(placement: Placement) -> list[Target]:
     for entry in placement.dense:
         config = layout.configs[entry.group]
         parts = described.dense_states(config)
-        found.append(Target(entry.name, False, tuple(entry.shape), parts, config.kind))
+        found.append(
+            Target(
+                entry.name,
+                False,
+                tuple(entry.shape),
+                parts,
+                config.kind,
+                dtype=described.DTYPES[entry.dtype],
+            )
+        )
     return found
 
 

@@ -46,6 +46,7 @@ class Target:
             torch keeps it, and trainers' own files have it.
         rule: the kind of its update rule.
         begins: of a remote table, what rows begin with that are not there.
+        dtype: of a dense parameter, as a manifest has it.
     """
 
     name: str
@@ -54,6 +55,7 @@ class Target:
     state: tuple[Any, ...] | None
     rule: str
     begins: Begins | None = None
+    dtype: str = "F32"
 
 
 @dataclass(frozen=True)
@@ -321,7 +323,10 @@ def _fit(
                 "it is"
             )
         fits = target.rule == found.rule.kind and target.state in (None, found.state)
-        return Taken(target.name, source, False, fits, rule=found.rule.kind)
+        left = ""
+        if found.dtype != target.dtype:
+            left = f"as {target.dtype}, and was {found.dtype}"
+        return Taken(target.name, source, False, fits, rule=found.rule.kind, left=left)
     rows, dim = target.shape
     if found.dim != dim or found.rows > rows:
         return (
