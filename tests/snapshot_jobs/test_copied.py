@@ -10,6 +10,7 @@ import pytest
 import torch
 from snapshot_cases import Drawing, batch_of, dense_job, dense_ranks, digest
 from sync_cases import ONE_THREAD, run
+from whole_gradients import model_of
 
 import torch_cpudist as cpudist
 from torch_cpudist.snapshot.directory import Directory
@@ -21,6 +22,7 @@ STRATEGIES = {
     "allreduce": cpudist.AllReduce(),
     "local_sgd": cpudist.LocalSGD(every=3),
     "outer": cpudist.LocalSGD(every=3, outer=OUTER),
+    "reduce": cpudist.Reduce(),
 }
 
 
@@ -62,9 +64,11 @@ def ranks(trainers, tmp_path, **case):
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("strategy", ["allreduce", "local_sgd"])
+@pytest.mark.parametrize("strategy", ["allreduce", "local_sgd", "reduce"])
 def test_two_trainers_go_on_bit_for_bit(strategy, tmp_path):
-    every = {} if strategy == "allreduce" else {"with": {"every": 3}}
+    every = {"with": {"every": 3}} if strategy == "local_sgd" else {}
+    if strategy == "reduce":  # parts of each parameter on both trainers
+        every = {"with": {"sharding": {"min_block_size": 2}}}
     whole = ranks(2, tmp_path, strategy=strategy, steps=16, **every)
     first = ranks(
         2, tmp_path, strategy=strategy, steps=10, save="here", resume={}, **every
@@ -74,7 +78,8 @@ def test_two_trainers_go_on_bit_for_bit(strategy, tmp_path):
     again = ranks(2, tmp_path, strategy=strategy, steps=16, resume={}, **every)
     assert [one["step"] for one in again] == [10, 10]
     assert [one["report"] for one in again] == [[], []]
-    if strategy == "allreduce":
+    if strategy != "local_sgd":
+        assert [one["state"] for one in again] == [one["state"] for one in whole]
         assert [one["model"] for one in again] == [one["model"] for one in whole]
     else:
         # save_snapshot averaged in mid interval, as leave() does.
@@ -95,12 +100,28 @@ def test_more_trainers_than_saved_begin_their_own_anew(tmp_path):
     assert weights[0] == weights[1] == weights[2]
 
 
+@pytest.mark.processes
+@pytest.mark.parametrize("trainers", [1, 3])
+def test_state_of_parts_goes_to_other_owners(trainers, tmp_path):
+    case = {"strategy": "reduce", "with": {"sharding": {"min_block_size": 2}}}
+    saved = ranks(2, tmp_path, **case, steps=4, save="two", resume={})
+    found = ranks(trainers, tmp_path, **case, steps=4, resume={})
+    for one in found:
+        assert one["step"] == 4
+        assert one["state"] == saved[0]["state"]
+        for name, values in one["model"].items():
+            trained = "running" not in name and "num_batches" not in name
+            assert not trained or values == saved[0]["model"][name]
+    assert found[0]["report"] == []
+
+
 def test_a_strategy_without_snapshots_refuses_by_name(tmp_path):
     def body(_):
-        model = Drawing()
+        model = model_of(remote=False)
         inner = torch.optim.SGD(model.parameters(), lr=0.1)
-        opt = cpudist.DistributedOptimizer(inner, model, strategy="reduce")
-        with pytest.raises(cpudist.SnapshotError, match="Reduce has no snapshots"):
+        strategy = cpudist.Hybrid(dense=cpudist.Sync())
+        opt = cpudist.DistributedOptimizer(inner, model, strategy=strategy)
+        with pytest.raises(cpudist.SnapshotError, match="has no snapshots"):
             opt.resume(tmp_path)
         with pytest.raises(cpudist.InvalidArgumentError, match="resume"):
             opt.save_snapshot()

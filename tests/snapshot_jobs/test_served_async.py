@@ -1,10 +1,6 @@
 # Copyright (c) 2026 The torch_cpudist authors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Async and HalfAsync: a snapshot has every gradient up to its moment, and once.
-
-Gradients are whole numbers and the rule is SGD with lr 1, so that a value says exactly
-which gradients it has.
-"""
+"""Async and HalfAsync: a snapshot has every gradient up to its moment, and once."""
 
 from __future__ import annotations
 
@@ -17,63 +13,17 @@ from patience import PATIENCE_S
 from snapshot_cases import settle, until
 from snapshot_parity import seeing
 from sync_cases import run
-from torch import nn
+from whole_gradients import ROWS, check_files, expected, model_of, push
 
 import torch_cpudist as cpudist
 from torch_cpudist.snapshot.directory import Directory
 from torch_cpudist.snapshot.reading import Snapshot
 
-ROWS, DIM = 12, 2
 STRATEGIES = {
     "async": lambda: cpudist.Async(sharding=cpudist.Sharding(min_block_size=2)),
     "half_async": lambda: cpudist.HalfAsync(),
     "groups": lambda: cpudist.HalfAsync(group=[[0, 1], [2]]),
 }
-
-
-class Whole(nn.Module):
-    """Its gradients are what it is told to have."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.table = nn.Embedding(ROWS, DIM, sparse=True)
-        self.dense = nn.Parameter(torch.zeros(6))
-        nn.init.zeros_(self.table.weight)
-
-
-def gradients(rank, step):
-    """Rows, their gradient, and the dense gradient of one trainer's step."""
-    generator = torch.Generator().manual_seed(1000 * rank + step)
-    ids = torch.randperm(ROWS, generator=generator)[:4]
-    of_rows = torch.randint(-4, 5, (4, DIM), generator=generator).float()
-    of_dense = torch.randint(-4, 5, (6,), generator=generator).float()
-    return ids, of_rows, of_dense
-
-
-def expected(counts, shares=(1.0, 1.0, 1.0)):
-    """Values after so many steps of each trainer, by its share in the mean."""
-    table, dense = torch.zeros(ROWS, DIM), torch.zeros(6)
-    for rank, count in enumerate(counts):
-        for step in range(count):
-            ids, of_rows, of_dense = gradients(rank, step)
-            table.index_add_(0, ids, -of_rows * shares[rank])
-            dense -= of_dense * shares[rank]
-    return table, dense
-
-
-def model_of(remote):
-    if not remote:
-        return Whole()
-    with cpudist.remote_tables(min_rows=1):
-        return Whole()
-
-
-def push(opt, model, rank, step):
-    ids, of_rows, of_dense = gradients(rank, step)
-    opt.zero_grad()
-    loss = (model.table(ids) * of_rows).sum() + (model.dense * of_dense).sum()
-    loss.backward()
-    opt.step()
 
 
 def job(kind, trainers, servers, folder, steps, every, remote=False):
@@ -98,22 +48,6 @@ def job(kind, trainers, servers, folder, steps, every, remote=False):
         return started, rows, dense, opt.stats()["snapshot"]
 
     return run(body, trainers, servers=servers, variables=seeing(folder))
-
-
-def check_files(folder, scale, shares=(1.0, 1.0, 1.0)):
-    """Every snapshot is of whole steps of each trainer; returns how many there are."""
-    names = Directory(folder).names()
-    for name in names:
-        snapshot = Snapshot(folder / name)
-        assert snapshot.verify() == []
-        counts = [one.steps for one in snapshot.manifest.trainers]
-        table, dense = expected(counts, shares)
-        found = snapshot.rows("table.weight", torch.arange(ROWS).numpy())
-        weight = torch.from_numpy(found.columns["weight"].copy())
-        assert torch.equal(weight * scale, table), (name, counts)
-        values = torch.from_numpy(snapshot.dense("dense").copy())
-        assert torch.equal(values * scale, dense), (name, counts)
-    return len(names)
 
 
 @pytest.mark.parametrize("remote", [False, True], ids=["static", "remote"])
@@ -174,37 +108,6 @@ def test_half_async_of_groups_saves_none_at_once(tmp_path):
 
     run(body, 2)
     assert Directory(tmp_path).names() == []
-
-
-@pytest.mark.parametrize("kind", ["async", "sync"])
-def test_a_snapshot_is_of_all_trainers(kind, tmp_path):
-    """Else what one that has left has learned would be learned again."""
-    left, over = threading.Event(), threading.Event()
-
-    def body(context):
-        model = model_of(remote=False)
-        inner = torch.optim.SGD(model.parameters(), lr=1.0)
-        opt = cpudist.DistributedOptimizer(inner, model, strategy=kind)
-        opt.resume(tmp_path)
-        push(opt, model, context.trainer_rank, 0)
-        if context.trainer_rank == 1:
-            opt.leave()
-            left.set()
-            assert over.wait(PATIENCE_S)
-            return
-        assert left.wait(PATIENCE_S)
-        push(opt, model, 0, 1)
-        try:
-            with pytest.raises(cpudist.SnapshotError, match=r"trainers \[1\]"):
-                opt.save_snapshot("part")
-        finally:
-            over.set()
-        found = opt.stats()["snapshot"]
-        assert (found["saved"], found["skipped"]) == (0, 1)
-
-    run(body, 2)
-    assert Directory(tmp_path).names() == []
-    assert Directory(tmp_path).uncommitted() == [], list(tmp_path.rglob("*"))
 
 
 def test_trainer_0_saves_while_the_others_go_on(tmp_path):

@@ -93,8 +93,15 @@ def dense_ranks(context: cpudist.Context, report: Any) -> Any:
     """What the trainers of a test run as processes; what to do is in ``CASE``."""
     torch.set_num_threads(1)
     case = json.loads(os.environ["CASE"])
-    kind = {"allreduce": cpudist.AllReduce, "local_sgd": cpudist.LocalSGD}
-    strategy = kind[case["strategy"]](**case.get("with", {}))
+    kind = {
+        "allreduce": cpudist.AllReduce,
+        "local_sgd": cpudist.LocalSGD,
+        "reduce": cpudist.Reduce,
+    }
+    given = case.get("with", {})
+    if "sharding" in given:
+        given["sharding"] = cpudist.Sharding(**given["sharding"])
+    strategy = kind[case["strategy"]](**given)
     options = case.get("resume")
     opt, model, started = dense_job(
         strategy, context.trainer_rank, case["steps"], options
@@ -104,8 +111,14 @@ def dense_ranks(context: cpudist.Context, report: Any) -> Any:
         name = opt.save_snapshot(case["save"])
     found = digest(model)
     stats = opt.stats().get("snapshot")
+    state = opt.state_dict()["state"]
     return {
         "model": found,
+        "state": {
+            f"{number} {part}": torch.as_tensor(value).double().flatten().tolist()
+            for number, parts in state.items()
+            for part, value in parts.items()
+        },
         "step": started.step if started else 0,
         "name": name,
         "report": list(started.report) if started else [],

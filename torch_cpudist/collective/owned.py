@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 from torch_cpudist.collective.buckets import Piece
 from torch_cpudist.collective.group import CollectiveGroup
 from torch_cpudist.collective.state import send_states
+from torch_cpudist.model.device import state_beside
 from torch_cpudist.model.placement import DenseParameter, cut
 from torch_cpudist.optim import FTRL, RowWiseAdagrad
 from torch_cpudist.served import state_exchange
@@ -100,6 +101,25 @@ class Part:
         if value.dim() and self.entry.shape and len(value) == self.entry.shape[0]:
             return self.of_rows(value).clone()
         return value
+
+    def place(self) -> dict[str, Any]:
+        """Which part it is, in words that ``placed`` understands."""
+        place = {"name": self.entry.name, "first": self.first, "step": self.step}
+        if self.piece is not None:
+            place |= {"begin": self.piece.begin, "count": self.piece.count}
+        return place
+
+    @classmethod
+    def placed(cls, entry: DenseParameter, place: Mapping[str, Any]) -> Part:
+        """The part of a parameter that ``place`` has told."""
+        if "begin" not in place:
+            return cls(entry, None, place["first"], place["step"])
+        begin, count = place["begin"], place["count"]
+        shape = entry.shape
+        if count < entry.parameter.numel():
+            width = max(entry.parameter.numel() // len(entry.parameter), 1)
+            shape = torch.Size([count // width, *entry.shape[1:]])
+        return cls(entry, Piece(entry, begin, count, shape))
 
     def merge(self, merged: dict[str, Any], state: Mapping[str, Any]) -> None:
         """Puts a part's state to where the parameter's is put together."""
@@ -231,6 +251,61 @@ class OwnedParts:
             self._owners[id(parameter)].state[stepped] = {
                 name: part.of_state(value) for name, value in state.items()
             }
+
+    def saved_parts(self) -> list[dict[str, Any]]:
+        """Copies of the state of this trainer's parts, with which parts they are."""
+        return [
+            {
+                **part.place(),
+                "state": {
+                    key: value.detach().cpu().clone()
+                    if isinstance(value, torch.Tensor)
+                    else value
+                    for key, value in self._state_of(part, stepped).items()
+                },
+            }
+            for part, stepped in zip(self._own, self._stepped, strict=True)
+        ]
+
+    def _state_of(self, part: Part, stepped: nn.Parameter) -> dict[str, Any]:
+        state: dict[str, Any] = self._owners[id(part.entry.parameter)].state[stepped]
+        return state
+
+    def are_own(self, saved: Sequence[Mapping[str, Any]]) -> bool:
+        """Whether parts that were saved are this trainer's, all of them."""
+        found = [{k: v for k, v in one.items() if k != "state"} for one in saved]
+        return found == [part.place() for part in self._own]
+
+    def put_parts(
+        self, saved: Sequence[Mapping[str, Any]], names: Mapping[str, str]
+    ) -> set[str]:
+        """Replaces the state of this trainer's parts by what was saved of them.
+
+        Args:
+            saved: from ``saved_parts``, of as many trainers as have any of it.
+            names: of the parameters whose state is replaced, by those they had.
+
+        Returns:
+            Names of the parameters of which this trainer has parts, and there was none.
+        """
+        entries = {part.entry.name: part.entry for one in self._parts for part in one}
+        merged: dict[str, dict[str, Any]] = {}
+        for one in saved:
+            name = names.get(one["name"])
+            if name in entries:
+                part = Part.placed(entries[name], one)
+                part.merge(merged.setdefault(name, {}), one["state"])
+        for part, stepped in zip(self._own, self._stepped, strict=True):
+            if part.entry.name not in names.values():
+                continue
+            parameter = part.entry.parameter
+            owner = self._owners[id(parameter)]
+            whole = state_beside(owner, parameter, merged.get(part.entry.name, {}))
+            owner.state[stepped] = {
+                name: part.of_state(value) for name, value in whole.items()
+            }
+        own = {part.entry.name for part in self._own}
+        return own.intersection(names.values()).difference(merged)
 
     def drop_state(self) -> bool:
         """Takes the parts' state out of the optimizers; returns whether there was any.

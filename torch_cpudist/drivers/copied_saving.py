@@ -60,8 +60,9 @@ class CopiedSaving(Saving):
         self._progress = progress
         self._go_on = go_on
         self._equal = equal
-        # By cut, on trainer 0: folder, steps, values to write.
-        self._values: dict[int, tuple[Path, Files, int, dict[str, Values]]] = {}
+        # By cut, on trainer 0: steps and values of its moment; where they go.
+        self._values: dict[int, tuple[int, dict[str, Values]]] = {}
+        self._places: dict[int, tuple[Path, Files]] = {}
 
     def count(self, steps: int, rounds: int) -> int:
         """Steps, which are everybody's."""
@@ -69,7 +70,17 @@ class CopiedSaving(Saving):
 
     def mark(self, number: int, name: str, wait_ms: int) -> CutAnswer | None:
         """Sees that trainer 0 can take it, and that all mean the same. Collective."""
-        busy = self._group.rank == 0 and bool(self._values)
+        return self.agree(number, name, busy=False)
+
+    def agree(self, number: int, name: str, busy: bool) -> CutAnswer:
+        """Marks this moment, whose values trainer 0 copies. Collective.
+
+        Args:
+            number: of the cut.
+            name: of the snapshot.
+            busy: this trainer still waits for something of the last one.
+        """
+        busy = busy or bool(self._values)
         told = torch.tensor([number, int(busy)], dtype=torch.int64, device="cpu")
         if not self._group.alone:
             found = self._group.gather(told, _WHAT)
@@ -81,24 +92,26 @@ class CopiedSaving(Saving):
         if busy:
             reason = "the one before is still being written"
             return CutAnswer(number, False, name, reason)
+        if self._group.rank == 0:
+            values = {
+                entry.name: _own_copy(entry.parameter).reshape(-1).numpy()
+                for entry in self._entries
+            }
+            self._values[number] = (self._progress()["steps"], values)
         return CutAnswer(number, True, name)
 
     def begin(self, number: int, folder: Path, files: Files) -> None:
-        """Copies the values. Cost: their bytes."""
-        rounds = self._progress()["steps"]
-        values = {
-            entry.name: _own_copy(entry.parameter).reshape(-1).numpy()
-            for entry in self._entries
-        }
-        self._values[number] = (folder, files, rounds, values)
+        """Notes where the values go."""
+        self._places[number] = (folder, files)
 
     def poll(self, number: int) -> Written | None:
         """Writes them, in the thread that asks."""
-        folder, files, steps, values = self._values[number]
+        steps, values = self._values[number]
         try:
+            folder, files = self._places[number]
             file = write_dense(folder, values, files)
         finally:
-            del self._values[number]
+            self.abandon(number)
         rules = self._copied.placement.rules
         return Written(
             version=Version(steps, 0, steps),
@@ -119,6 +132,7 @@ class CopiedSaving(Saving):
     def abandon(self, number: int) -> None:
         """Drops the copies."""
         self._values.pop(number, None)
+        self._places.pop(number, None)
 
     # -- the optimizer's own state -----------------------------------------------------
 

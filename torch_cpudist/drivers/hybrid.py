@@ -14,9 +14,17 @@ import torch
 from torch import nn
 
 from torch_cpudist.drivers.base import Driver, StateKeeper, Wrapped, whole_samples
+from torch_cpudist.drivers.copied_saving import CopiedSaving
 from torch_cpudist.drivers.hybrid_parameters import ComposedParameters
+from torch_cpudist.drivers.hybrid_saving import HybridSaving
 from torch_cpudist.drivers.registry import Opening, engine_of, register
-from torch_cpudist.errors import Error, InternalError, UnsupportedModelError
+from torch_cpudist.drivers.saving import Saving
+from torch_cpudist.errors import (
+    Error,
+    InternalError,
+    SnapshotError,
+    UnsupportedModelError,
+)
 from torch_cpudist.model.gradients import read_dense_gradient
 from torch_cpudist.model.parts import dense_of, dense_rules, table_rules, tables_of
 from torch_cpudist.model.placement import Placement, Rules
@@ -97,6 +105,7 @@ class HybridDriver(Driver):
         self.dense = dense
         # Tables first: where both wait for others, all trainers do so in one order.
         self._both = (sparse, dense)
+        self._saving: HybridSaving | None = None
 
     def step(self, rules: Rules, samples: int | None, clip: Clip | None) -> int:
         """Steps both parts; pushes of tables travel while dense ones are averaged."""
@@ -126,6 +135,25 @@ class HybridDriver(Driver):
     def pulled(self) -> ParameterSet | None:
         """That of the tables."""
         return self.sparse.pulled
+
+    @property
+    def saving(self) -> Saving:
+        """Of both parts.
+
+        Raises:
+            SnapshotError: the dense part is on servers, too.
+        """
+        if self._saving is None:
+            dense = self.dense.saving
+            if not isinstance(dense, CopiedSaving):
+                raise SnapshotError(
+                    "Hybrid(dense=Sync()) has no snapshots: its parts are two sets on "
+                    "the servers, each of which has a moment of its own. Nothing was "
+                    "changed. Use dense=AllReduce(), which averages as Sync() does, or "
+                    "Reduce()."
+                )
+            self._saving = HybridSaving(self.sparse.saving, dense)
+        return self._saving
 
     @property
     def served(self) -> list[nn.Parameter]:

@@ -23,7 +23,9 @@ from torch_cpudist.drivers.gradient import (
     clip_tensors,
     open_equal,
 )
+from torch_cpudist.drivers.owned_saving import OwnedSaving
 from torch_cpudist.drivers.registry import register
+from torch_cpudist.drivers.saving import Saving
 from torch_cpudist.rules.state_parts import States
 from torch_cpudist.served import state_exchange
 from torch_cpudist.settings.clip import Clip, ClipNorm, ClipTensorNorm
@@ -85,6 +87,12 @@ class ReduceDriver(GradientDriver):
         self._owned = OwnedParts(group, made.inners, pieces, tables)
         keeper = OwnedState(made, parameters, self._owned)
         super().__init__(parameters, exchange, made, keeper)
+        self._saving = OwnedSaving(parameters, self._owned, self._progress, self._go_on)
+
+    @property
+    def saving(self) -> Saving:
+        """Each trainer's own parts, and values by trainer 0."""
+        return self._saving
 
     # -- a step ------------------------------------------------------------------------
 

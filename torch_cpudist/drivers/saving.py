@@ -10,7 +10,7 @@ trainers agree on that is the strategy's; so is who keeps what.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -35,12 +35,14 @@ class CutAnswer:
         taken: whether there is a snapshot of it.
         name: of the snapshot.
         reason: why not, if it was not taken.
+        leader: the trainer that commits it.
     """
 
     number: int
     taken: bool
     name: str
     reason: str = ""
+    leader: int = 0
 
 
 @dataclass(frozen=True)
@@ -67,9 +69,9 @@ def no_snapshots(strategy: str) -> SnapshotError:
     """The refusal of a strategy that has none."""
     return SnapshotError(
         f"{strategy} has no snapshots: resume(), save_snapshot() and load_snapshot() "
-        "are there for Sync, HalfAsync, Async, AllReduce and LocalSGD. Nothing was "
-        "changed. Train with one of them, or save model.state_dict() and "
-        "opt.state_dict() after opt.flush()."
+        "are there for Sync, HalfAsync, Async, AllReduce, Reduce, LocalSGD and Hybrid "
+        "of these. Nothing was changed. Train with one of them, or save "
+        "model.state_dict() and opt.state_dict() after opt.flush()."
     )
 
 
@@ -78,15 +80,17 @@ class Saving(ABC):
 
     Attributes:
         together: all trainers are at the same step whenever a step is over, so that
-            each knows by itself when it is time.
+            each knows by itself when it is time, and marks without being asked.
         on_servers: servers write the files.
         asks_first: others wait for trainer 0 within its next step, so that it asks for
             marks before it gives its own.
+        goes_on_alone: trainers train on while one has left.
     """
 
     together: bool
     on_servers: bool
     asks_first: bool = False
+    goes_on_alone: bool = False
 
     def ready(self) -> bool:
         """Whether a snapshot can be of this moment; else of a later one."""
@@ -145,7 +149,7 @@ class Saving(ABC):
         return 0
 
     def begin(self, number: int, folder: Path, files: Files) -> None:  # noqa: B027
-        """Prepares, on trainer 0, to write what it has itself of a cut.
+        """Prepares, on its leader, to write what it has itself of a cut.
 
         Args:
             number: of the cut, just taken.
@@ -153,9 +157,20 @@ class Saving(ABC):
             files: the file system.
         """
 
+    def members(self, number: int) -> tuple[int, ...] | None:
+        """Trainers that have marked a cut that was taken. Any thread, of its leader.
+
+        Returns:
+            ``None`` where all have.
+
+        Raises:
+            PeerLostError, OperationTimeoutError: a server does not answer.
+        """
+        return None
+
     @abstractmethod
     def poll(self, number: int) -> Written | None:
-        """How far it is; ``None`` while it is being written. Any thread, of trainer 0.
+        """How far it is; ``None`` while it is being written. Any thread, of its leader.
 
         Raises:
             SnapshotError: it failed, and says where and why.
@@ -185,6 +200,15 @@ class Saving(ABC):
             What could not be put back.
         """
         return []
+
+    def states_of_all(  # noqa: B027 - most need no others'
+        self, read: Callable[[], Sequence[Mapping[str, Any]]]
+    ) -> None:
+        """Says, before ``restore_own_state``, how to have what all have returned.
+
+        Args:
+            read: reads it, of all trainers that have saved.
+        """
 
     def use(self, path: Path) -> None:  # noqa: B027 - most write it themselves
         """Tells the server of this process, if it has one, where snapshots are."""

@@ -30,6 +30,7 @@ class ServedSaving(Saving):
     """Of a parameter set. A mark is a request to every server, between two pushes."""
 
     on_servers = True
+    goes_on_alone = True
 
     def __init__(self, parameters: ParameterSet, run: Run, together: bool) -> None:
         """Saves ``parameters``.
@@ -60,11 +61,14 @@ class ServedSaving(Saving):
         """Sends the mark and waits for the others'."""
         with ranges.of(ranges.WAIT):
             taken, told, reason = self._opened.mark_cut(number, name, wait_ms)
-        alone = taken and self.together and self._run.trainer_rank > 0
-        if alone and 0 not in self._opened.cut_status(0, number)["members"]:
-            self.abandon(number)  # nobody would commit it
-            taken, reason = False, "trainer 0 has left, who commits snapshots"
-        return CutAnswer(number, bool(taken), told or name, reason)
+        leader = 0
+        if taken and self.together and self._run.trainer_rank > 0:
+            leader = min(self.members(number))  # trainer 0 may have left
+        return CutAnswer(number, bool(taken), told or name, reason, leader)
+
+    def members(self, number: int) -> tuple[int, ...]:
+        """As the first server knows them: all have said the same."""
+        return tuple(self._opened.cut_status(0, number)["members"])
 
     def ask(self, number: int, name: str, wait_ms: int) -> str:
         """Tells every server, which tell it in their replies to pushes."""

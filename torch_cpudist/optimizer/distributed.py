@@ -433,6 +433,7 @@ class DistributedOptimizer(face.ServedOptimizer, Participant):
         The next ``step()`` joins again. ``barrier()`` and ``shutdown()`` imply it.
         """
         self._open()
+        self._resumable.leaving(self.counters())
         self._driver.leave()
         self._resumable.settle()
         self._said_left = True
@@ -451,6 +452,7 @@ class DistributedOptimizer(face.ServedOptimizer, Participant):
     def before_barrier(self) -> None:
         """Hands on what it must before everybody has left: for ``barrier()``."""
         self._averages.check_not_entered("barrier()")
+        self._resumable.leaving(self.counters())
         self._driver.before_barrier()
         self._resumable.settle()
 

@@ -60,7 +60,7 @@ class Meeting:
         problem = ""
         if run.trainer_rank == 0:
             try:
-                self._directory.sweep()
+                self._directory.sweep(run.run_id)
                 self._leave(self._mark, b"")
                 problem = "; ".join(saving.sees(self._mark))
             except SnapshotError as error:

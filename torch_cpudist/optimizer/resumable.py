@@ -103,6 +103,11 @@ class Resumable:
         if self.snapshots is not None:
             self.snapshots.after_step(counted)
 
+    def leaving(self, counted: Mapping[str, int]) -> None:
+        """This trainer is about to leave, or comes to a barrier."""
+        if self.snapshots is not None:
+            self.snapshots.leaving(counted)
+
     def settle(self) -> None:
         """No step comes for a while."""
         if self.snapshots is not None:

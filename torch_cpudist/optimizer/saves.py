@@ -1,6 +1,7 @@
 # Copyright (c) 2026 The torch_cpudist authors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Writing snapshots in the background: a trainer's own file, and trainer 0's commit."""
+# long: one thread and what it is told, which is one lock's
+"""Writing snapshots in the background: a trainer's own file, and the commit by one."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,6 +23,7 @@ from torch_cpudist.errors import Error, SnapshotError, describe
 from torch_cpudist.log import logger
 from torch_cpudist.snapshot import trees
 from torch_cpudist.snapshot.directory import Directory
+from torch_cpudist.snapshot.left_files import LeftFiles
 from torch_cpudist.snapshot.manifest import Manifest, Trainer
 from torch_cpudist.snapshot.store import Store
 from torch_cpudist.snapshot.trainer_files import read_written, write_trainer
@@ -46,6 +49,7 @@ class Save:
         began: when it was marked, by the monotonic clock.
         answer: what came of the mark; ``None`` until then.
         whole: nothing of ``tree`` is to come.
+        leads: this trainer commits it.
     """
 
     number: int
@@ -54,6 +58,7 @@ class Save:
     began: float
     answer: CutAnswer | None = None
     whole: bool = True
+    leads: bool = False
 
 
 @dataclass(frozen=True)
@@ -100,7 +105,7 @@ def _plain(value: Any) -> Any:
 
 
 class _NotOfAll(SnapshotError):
-    """Trainers had left at its moment: what they have pushed is in it, they are not."""
+    """Trainers had left at its moment, and their own states are not to be had."""
 
 
 class _NotCopied(SnapshotError):
@@ -118,9 +123,10 @@ class Saves:
         directory: Directory,
         rank: int,
         saving: Saving,
-        describe_run: Callable[[], Manifest] | None,
+        describe_run: Callable[[], Manifest],
         keep: int,
         trainers: int,
+        left: LeftFiles,
         limit_s: float,
         store: Store | None = None,
     ) -> None:
@@ -130,15 +136,19 @@ class Saves:
             directory: where snapshots are.
             rank: this trainer's.
             saving: of the driver.
-            describe_run: on trainer 0: the manifest but for what was written.
+            describe_run: the manifest but for what was written.
             keep: snapshots that stay.
             trainers: how many there are; a snapshot is of all of them.
+            left: states of those that have left.
             limit_s: how long servers may write.
             store: where trainer 0 copies every snapshot to.
         """
         self._store = store
         self._limit_s = limit_s
         self._trainer_count = trainers
+        self._left = left
+        # Steps that servers count and no trainer does: this much is all the difference.
+        self.uncounted = 0
         self._said_left = False
         self._skipped_in_a_row = 0
         self._directory = directory
@@ -194,7 +204,7 @@ class Saves:
             self._counts = replace(self._counts, skipped=self._counts.skipped + 1)
 
     def put(self, save: Save) -> None:
-        """Has it written, and committed on trainer 0."""
+        """Has it written, and committed by its leader."""
         with self._changed:
             self._open += 1
         if self._thread is None:
@@ -205,7 +215,7 @@ class Saves:
         self._waiting.put(save)
 
     def wait(self, name: str, timeout_s: float, check: Callable[[], None]) -> None:
-        """Returns when a snapshot that was put is written, and committed on trainer 0.
+        """Returns when a snapshot that was put is written, and committed if it leads.
 
         Raises:
             SnapshotError: it failed, or is not done in time.
@@ -294,7 +304,7 @@ class Saves:
             )
 
     def _drop(self, save: Save, name: str) -> None:
-        if self._describe_run is None:
+        if not save.leads:
             return
         with contextlib.suppress(Error):
             self._saving.abandon(save.number)
@@ -315,16 +325,13 @@ class Saves:
         packed = trees.pack(save.tree, f"state of trainer {self._rank}")
         files = self._directory.files
         own = write_trainer(folder, self._rank, packed, save.steps, files, save.number)
-        if self._describe_run is None:
+        if not save.leads:
             return
+        left = self._of_left(save.number, folder)
         written = self._written(save.number, name)
-        if missing := set(range(self._trainer_count)) - set(written.members):
-            raise _NotOfAll(
-                f"snapshot {name} would have what trainers {sorted(missing)} have "
-                "learned, and not where they are in their data: they had left "
-                "(leave(), barrier() or shutdown()). A snapshot is of all trainers."
-            )
-        trainers = self._trainers(name, save.number, written.members, own)
+        trainers = self._trainers(name, save.number, written.members, own, left)
+        if left:
+            self._check_steps(name, written, trainers, left)
         manifest = replace(
             self._describe_run(),
             name=name,
@@ -357,6 +364,51 @@ class Saves:
         except SnapshotError as error:
             logger.warning("older snapshots stay: %s", error)
 
+    def _of_left(self, number: int, folder: Path) -> dict[int, Trainer]:
+        """Brings states of those that have left, before they may write newer ones.
+
+        Raises:
+            _NotOfAll: one is not there.
+        """
+        members = self._saving.members(number)
+        if members is None:
+            return {}
+        gone = sorted(set(range(self._trainer_count)) - set(members))
+        left = {rank: self._left.bring(folder, rank, number) for rank in gone}
+        found = {rank: one for rank, one in left.items() if one is not None}
+        if missing := [rank for rank in gone if rank not in found]:
+            raise _NotOfAll(
+                f"snapshot {folder.name} would have what trainers {missing} have "
+                "learned, and not where they are in their data: they had left "
+                "(leave(), barrier() or shutdown()), and what they have written of "
+                "that is not there, or being written anew."
+            )
+        return found
+
+    def _check_steps(
+        self,
+        name: str,
+        written: Written,
+        trainers: Sequence[Trainer],
+        left: Mapping[int, Trainer],
+    ) -> None:
+        """Sees that states of those that have left are of the cut, and no later ones.
+
+        A trainer that came back and left again meanwhile has written a newer state. But
+        servers count the steps of all trainers, and those of none in these files are
+        fewer than at the cut: if the sums are equal, so are all.
+
+        Raises:
+            _NotOfAll: they are not.
+        """
+        steps = sum(one.steps for one in trainers) + self.uncounted
+        if steps != written.version.steps:
+            raise _NotOfAll(
+                f"snapshot {name} has {written.version.steps} steps of all trainers, "
+                f"their own states {steps}: of {sorted(left)}, which had left, some "
+                "were back and have left again."
+            )
+
     def _until(self, what: Callable[[], Any], limit_s: float, late: str) -> Any:
         pause_s, until = _FIRST_POLL_S, time.monotonic() + limit_s
         while (found := what()) is None:
@@ -377,10 +429,15 @@ class Saves:
         return found
 
     def _trainers(
-        self, name: str, number: int, members: tuple[int, ...], own: Trainer
+        self,
+        name: str,
+        number: int,
+        members: tuple[int, ...],
+        own: Trainer,
+        left: Mapping[int, Trainer],
     ) -> tuple[Trainer, ...]:
         folder, files = self._directory.folder(name), self._directory.files
-        found = {self._rank: own}
+        found = {**left, self._rank: own}
         for rank in members:
             if rank not in found:
                 found[rank] = self._until(

@@ -35,9 +35,10 @@ from torch_cpudist.optimizer.own_state import OwnState, ReadsAhead, check_object
 from torch_cpudist.optimizer.paces import Pace, check_pace
 from torch_cpudist.optimizer.saves import Save, Saves
 from torch_cpudist.optimizer.schedules import Schedules, schedules_of
-from torch_cpudist.snapshot import names
+from torch_cpudist.snapshot import names, trees
 from torch_cpudist.snapshot.choice import Choice
 from torch_cpudist.snapshot.directory import Directory
+from torch_cpudist.snapshot.left_files import LeftFiles
 from torch_cpudist.snapshot.manifest import Manifest, Version
 from torch_cpudist.snapshot.reading import Snapshot
 from torch_cpudist.snapshot.staging import Stage
@@ -155,14 +156,18 @@ class Snapshots:
             subject.model, subject.groups, objects, subject.readers, subject.generators
         )
         self._schedules = Schedules(schedules_of(objects))
-        leads = run.trainer_rank == 0
+        self._leads = run.trainer_rank == 0
+        self._left = LeftFiles(
+            self.directory.path, run.run_id, subject.number, self.directory.files
+        )
         self._saves = Saves(
             self.directory,
             run.trainer_rank,
             self._saving,
-            self._described if leads else None,
+            self._described,
             keep,
             run.trainer_count,
+            self._left,
             run.environment.round_deadline_ms / 1000,
             self._store,
         )
@@ -172,7 +177,8 @@ class Snapshots:
         self._last = 0  # number of the newest cut that was marked
         self._due = False
         self._pause_s_max = 0.0
-        self._leads = leads
+        self._leader = 0  # of the newest cut that was answered
+        self._loading = False
 
     def _paced(self, every_steps: int | None, every_s: float | None) -> Pace:
         run, together = self._run, self._saving.together
@@ -213,6 +219,16 @@ class Snapshots:
             # What is being written needs the rows that go now.
             self.finish(self._run.environment.round_deadline_ms / 1000)
         self._subject.driver.settle()
+        self._loading = True
+        try:
+            started = self._go_back(where, choice)
+        finally:
+            self._loading = False
+        if choice.only is not None:
+            started = replace(started, step=counted["steps"])
+        return started
+
+    def _go_back(self, where: Path | str, choice: Choice) -> Started:
         self._run.barrier()  # nobody trains on
         if isinstance(where, Path) and where.parent != self.directory.path:
             self._meeting.find(where)
@@ -223,8 +239,6 @@ class Snapshots:
             started = self._go_on(Path(found["folder"]), choice)
             if isinstance(where, str):
                 self._run.barrier()  # all have read what goes now
-        if choice.only is not None:
-            started = replace(started, step=counted["steps"])
         return started
 
     def _located(self, source: str | os.PathLike[str]) -> Path | str:
@@ -324,8 +338,14 @@ class Snapshots:
         trainers = {one.rank: one for one in manifest.trainers}
         rank = self._run.trainer_rank
         own = rank in trainers
-        trainer = trainers.get(rank, trainers[min(trainers)])
+        first = trainers[min(trainers)]
+        trainer = trainers.get(rank, first)
         tree = read_trainer(folder, trainer, files)
+        self._saving.states_of_all(
+            lambda: [
+                read_trainer(folder, one, files)["driver"] for one in manifest.trainers
+            ]
+        )
         missing = self._saving.restore_own_state(tree["driver"], own, plan)
         buffers = choice.kept(tree["own"]["buffers"])
         if not plan.whole:
@@ -338,6 +358,9 @@ class Snapshots:
             self._captured.clear()
             self._due = False
             self._last = max(self._last, manifest.number)
+            ranks = range(self._run.trainer_count)
+            steps = sum(trainers.get(r, first).steps for r in ranks)
+            self._saves.uncounted = manifest.version.steps - steps
         told = [*(plan.warnings() if self._leads else ()), *missing]
         if told:
             logger.warning("snapshot %s: %s.", name, "; ".join(told))
@@ -373,7 +396,7 @@ class Snapshots:
             self._due = self._pace.due(count, ready) or self._due
         if self._due and ready:
             self._due = False
-            if self._leads and self._captured:
+            if self._leads and self._captured and not saving.together:
                 self._saves.skip("the moment of the one before is still awaited")
             elif self._leads and self._saves.busy and not saving.together:
                 self._saves.skip("the one before is still being written")
@@ -401,11 +424,7 @@ class Snapshots:
         self, number: int, name: str, counted: Mapping[str, int], whole: bool
     ) -> None:
         began = time.monotonic()
-        tree = {
-            "counters": dict(counted),
-            "own": self._own.capture(),
-            "driver": self._saving.own_state(),
-        }
+        tree = self._tree(counted)
         whole = whole or not self._schedules
         self._last = max(self._last, number)
         self._captured[number] = Save(
@@ -421,6 +440,31 @@ class Snapshots:
             self._answered(answer)
         self._pause_s_max = max(self._pause_s_max, time.monotonic() - began)
 
+    def _tree(self, counted: Mapping[str, int]) -> dict[str, Any]:
+        """This trainer's own state."""
+        return {
+            "counters": dict(counted),
+            "own": self._own.capture(),
+            "driver": self._saving.own_state(),
+        }
+
+    def leaving(self, counted: Mapping[str, int]) -> None:
+        """This trainer is about to leave: the others save while it has."""
+        if self._loading or not self._saving.goes_on_alone:
+            return
+        if self._run.trainer_count == 1:
+            return
+        rank = self._run.trainer_rank
+        try:
+            packed = trees.pack(self._tree(counted), f"state of trainer {rank}")
+            self._left.write(rank, packed, counted["steps"])
+        except SnapshotError as error:
+            logger.warning(
+                "trainer %d leaves, and until it is back there are no snapshots: %s",
+                rank,
+                error,
+            )
+
     def _take_answers(self) -> None:
         while (answer := self._saving.answer()) is not None:
             self._answered(answer)
@@ -431,13 +475,15 @@ class Snapshots:
             return
         if not answer.taken:
             del self._captured[answer.number]
-            if self._leads:  # some servers may have taken it
+            if self._leads or self._saving.together:  # some servers may have taken it
                 with contextlib.suppress(Error):
                     self._saving.abandon(answer.number)
             self._saves.skip(answer.reason)
             return
         save.answer = answer
-        if self._leads:
+        self._leader = answer.leader
+        save.leads = answer.leader == self._run.trainer_rank
+        if save.leads:
             folder = self.directory.folder(answer.name)
             self._saving.begin(answer.number, folder, self.directory.files)
         self._hand_on(save)
@@ -526,10 +572,10 @@ class Snapshots:
         try:
             self._saves.wait(chosen, limit_s, run.trainer_client().check)
         except SnapshotError as error:
-            if self._leads and saving.together:
+            if self._leader == run.trainer_rank and saving.together:
                 self._meeting.tell_failed(number, str(error))
             raise
-        if not self._leads:
+        if self._leader != run.trainer_rank:
             self._await_commit(chosen, number, limit_s)
         return chosen
 
@@ -561,18 +607,18 @@ class Snapshots:
         while name not in self.directory.names():
             self._run.trainer_client().check()
             if (why := self._meeting.failed(number)) is not None:
-                raise SnapshotError(f"trainer 0: {why}")
+                raise SnapshotError(f"trainer {self._leader}: {why}")
             if not self.directory.files.list(self.directory.folder(name)):
                 if name in self.directory.names():
                     return
                 raise SnapshotError(
-                    f"snapshot {name!r}: trainer 0 has removed what there was of it; "
-                    "its log says why"
+                    f"snapshot {name!r}: trainer {self._leader} has removed what there "
+                    "was of it; its log says why"
                 )
             if time.monotonic() > until:
                 raise SnapshotError(
-                    f"snapshot {name!r}: trainer 0 has not committed it within "
-                    f"{limit_s:g} s; its log says why"
+                    f"snapshot {name!r}: trainer {self._leader} has not committed it "
+                    f"within {limit_s:g} s; its log says why"
                 )
             time.sleep(_POLL_S)
 

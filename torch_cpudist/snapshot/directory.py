@@ -283,12 +283,15 @@ class Directory:
             self.remove(name)
         return old
 
-    def sweep(self) -> list[str]:
+    def sweep(self, run_id: int = 0) -> list[str]:
         """Removes what saves that did not end have left; before any save begins.
 
         Only directories whose name was made here, of a number up to that of the newest
-        snapshot, tokens, and rows on their way to servers. A run that is killed leaves
-        them.
+        snapshot, tokens, rows on their way to servers, and what trainers of other runs
+        left behind. A run that is killed leaves them.
+
+        Args:
+            run_id: of the run that goes on.
 
         Returns:
             The names of those removed.
@@ -318,6 +321,18 @@ class Directory:
                     if not self.files.list(self.path / name):
                         self.files.remove_directory(self.path / name)
                         swept.append(name)
+        return swept + self._sweep_left(names.left_name(run_id, 0)[:-1])
+
+    def _sweep_left(self, own: str) -> list[str]:
+        """Removes directories of trainers that had left, but for those of a run."""
+        swept = []
+        with reported(f"cannot remove states of trainers in {self.path}", _WRITABLE):
+            for name in self.files.list(self.path):
+                folder = self.path / name
+                mine = name.startswith(own) or not name.startswith(names.LEFT)
+                if not mine and self.files.size(folder) is None:
+                    self._empty(folder)
+                    swept.append(name)
         return swept
 
     # ---- one directory for all -----------------------------------------------------

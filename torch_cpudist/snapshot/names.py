@@ -24,6 +24,8 @@ _NUMBERED = re.compile(r"snap-([0-9]{12,20})-([0-9a-f]{4})(-s[0-9]+)?")
 _STAGED = re.compile(r"staged\.[0-9a-f]{16}")
 _PART = re.compile(r"s([0-9]{3,10})-t([0-9]{3,10})-([0-9]{4,10})\.safetensors")
 _DENSE = re.compile(r"s([0-9]{3,10})-dense\.safetensors")
+#: Directories of what trainers have left behind, which no snapshot is called.
+LEFT = "left_"
 _TRAINER = re.compile(r"trainer-([0-9]{3,10})\.(json|safetensors)")
 
 #: Every table's rows are spread over so many buckets, which are dealt to servers.
@@ -108,6 +110,11 @@ def is_staged(text: str) -> bool:
 def trainer_name(rank: int, suffix: str = "json") -> str:
     """The file of a trainer's own state; ``safetensors`` has its tensors."""
     return f"trainer-{rank:03d}.{suffix}"
+
+
+def left_name(run_id: int, param_set: int) -> str:
+    """Where the trainers of a run that have left put their states."""
+    return f"{LEFT}{run_id % 2**64:016x}_{param_set}"
 
 
 def is_own(text: str) -> bool:

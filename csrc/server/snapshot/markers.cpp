@@ -27,7 +27,6 @@ void Markers::add(uint32_t rank) {
 
 void Markers::join(uint32_t rank) {
   pushes_.try_emplace(rank);
-  if (!open()) members_.insert(rank);
 }
 
 void Markers::pushed(uint32_t rank, uint32_t incarnation) {

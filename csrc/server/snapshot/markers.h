@@ -27,8 +27,8 @@ class Markers {
 
   // ---- who takes part ----
   void add(uint32_t rank);  // from now on, also in the cut that is open
-  // It comes back. Those who have marked the cut that is open may be what it waits for, so that it
-  // takes part in that one only once a push of it is applied.
+  // It comes back, and takes part once a push of it is applied: those who have marked a cut, or are
+  // about to, may be what its first push waits for.
   void join(uint32_t rank);
   void pushed(uint32_t rank, uint32_t incarnation);  // a push of it is applied: it takes part
   void take_out(uint32_t rank);                      // until it comes back

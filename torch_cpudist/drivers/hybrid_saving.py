@@ -1,0 +1,132 @@
+# Copyright (c) 2026 The torch_cpudist authors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Snapshots of tables on servers, and of dense parameters that every trainer has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from torch_cpudist.drivers.copied_saving import CopiedSaving
+from torch_cpudist.drivers.saving import CutAnswer, Saving, Written
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from torch_cpudist.snapshot.choice import Plan, Target
+    from torch_cpudist.snapshot.files import Files
+    from torch_cpudist.snapshot.reading import Snapshot
+    from torch_cpudist.snapshot.staging import Stage
+
+
+class HybridSaving(Saving):
+    """Of two parts, at one step of all trainers.
+
+    Trainers agree by a collective of the dense part, whose values trainer 0 copies
+    then. Each marks the tables after the same step: a mark that goes through a queue
+    stands behind the pushes of all steps up to it and before those of later ones.
+    """
+
+    together = True
+    on_servers = False  # not alone: an agreement is never late
+
+    def __init__(self, sparse: Saving, dense: CopiedSaving) -> None:
+        """Composes those of two parts."""
+        self._sparse = sparse
+        self._dense = dense
+        self._awaited = False  # the answer to the mark of the tables
+
+    def count(self, steps: int, rounds: int) -> int:
+        """As the dense part does."""
+        return self._dense.count(steps, rounds)
+
+    def ready(self) -> bool:
+        """As the dense part is."""
+        return self._dense.ready()
+
+    def make_ready(self) -> None:
+        """Makes the dense part so. Collective."""
+        self._dense.make_ready()
+
+    def mark(self, number: int, name: str, wait_ms: int) -> CutAnswer | None:
+        """Agrees, then marks the tables. Collective."""
+        agreed = self._dense.agree(number, name, self._awaited)
+        if not agreed.taken:
+            return agreed
+        answer = self._sparse.mark(number, name, wait_ms)
+        self._awaited = answer is None
+        return answer
+
+    def answer(self) -> CutAnswer | None:
+        """That of the tables."""
+        found = self._sparse.answer()
+        if found is not None:
+            self._awaited = False
+        return found
+
+    def begin(self, number: int, folder: Path, files: Files) -> None:
+        """Says where trainer 0 writes its copy."""
+        self._dense.begin(number, folder, files)
+
+    def poll(self, number: int) -> Written | None:
+        """Writes dense values once the servers have written rows.
+
+        The first server's file of dense values, which has none, is replaced by one that
+        has them.
+        """
+        tables = self._sparse.poll(number)
+        if tables is None:
+            return None
+        dense = self._dense.poll(number)
+        if dense is None:
+            return None
+        written = {file.name for file in dense.files}
+        files = [file for file in tables.files if file.name not in written]
+        return replace(tables, dense=dense.dense, files=(*files, *dense.files))
+
+    def abandon(self, number: int) -> None:
+        """Drops both."""
+        self._dense.abandon(number)
+        self._sparse.abandon(number)
+
+    # -- what trainers keep ------------------------------------------------------------
+
+    def own_state(self) -> dict[str, Any]:
+        """That of both parts."""
+        return {"sparse": self._sparse.own_state(), "dense": self._dense.own_state()}
+
+    def states_of_all(self, read: Callable[[], Sequence[Mapping[str, Any]]]) -> None:
+        """Tells the dense part."""
+        self._dense.states_of_all(lambda: [one.get("dense", {}) for one in read()])
+
+    def restore_own_state(
+        self, tree: Mapping[str, Any], own: bool, plan: Plan
+    ) -> list[str]:
+        """Puts that of both parts back."""
+        missing = self._sparse.restore_own_state(tree.get("sparse", {}), own, plan)
+        return missing + self._dense.restore_own_state(tree.get("dense", {}), own, plan)
+
+    # -- loading -----------------------------------------------------------------------
+
+    def use(self, path: Path) -> None:
+        """Tells the server of this process."""
+        self._sparse.use(path)
+
+    def sees(self, token: str) -> list[str]:
+        """Asks the servers."""
+        return self._sparse.sees(token)
+
+    def targets(self) -> list[Target]:
+        """Those of both parts."""
+        return [*self._sparse.targets(), *self._dense.targets()]
+
+    def load(self, snapshot: Snapshot, plan: Plan, stage: Stage) -> None:
+        """Loads both parts."""
+        self._sparse.load(snapshot, plan, stage)
+        self._dense.load(snapshot, plan, stage)
+
+    def take_in(self, plan: Plan) -> None:
+        """Takes both over."""
+        self._sparse.take_in(plan)
+        self._dense.take_in(plan)
