@@ -25,6 +25,7 @@ CASES = {
     "ctr": "cases.ctr",
     "delay": "cases.delay",
     "exchange": "cases.exchange",
+    "inference": "cases.inference",
     "kernels": "cases.kernels",
     "load": "cases.load",
     "lookups": "cases.lookups",
@@ -108,7 +109,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     add("--profile", action="store_true", help="print where a step's time goes")
     add("--reference", help="row that ratios are against; default: the first")
     add("--batch", type=int, default=512, help="of a trainer and step; cnn: of all")
-    add("--rows", type=_names, default=[], help="cnn, word2vec: which; default: all")
+    add("--rows", type=_names, default=[], help="which, where a case has some")
     add("--epochs", type=int, default=3, help="of a launch, where a case has them")
     add(
         "--data",
@@ -135,8 +136,8 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         default=1_000_000,
         help="load: small pushes of one trainer",
     )
-    add("--table-rows", type=int, default=5_000_000, help="rows: of the remote table")
-    add("--folder", help="snapshot: where files are written; default: build")
+    add("--table-rows", type=int, default=5_000_000, help="of the table that has many")
+    add("--folder", help="where files are written; default: build")
     add("--wrapped-rows", type=int, default=20_000_000, help="rows: of the static one")
     add("--collectives", type=_names, default=[], help="allreduce: which ones")
     add("--sizes", type=_names, default=[], help="allreduce: bytes of messages")
