@@ -16,8 +16,8 @@ usage: bash scripts/test.sh [--quick | --integrations | --long]
   --integrations  the tests against what other projects have made (they run without an option,
                   too); what is not installed is skipped, and every skip is named and counted
                     extras: models (deepctr-torch, torch-rechub, torchrec), ccl (oneCCL),
-                    integrations (a Jupyter kernel, an S3 server), which this command
-                    installs
+                    integrations (a Jupyter kernel, an S3 server), serving (FastAPI, ONNX
+                    Runtime), which this command installs
                     apt install iproute2, and the right to make network namespaces: several hosts
   --long          fuzzing by ten millions of inputs for each parser and decoder
 TEXT
@@ -133,7 +133,7 @@ setarch "$(uname -m)" -R true 2>/dev/null && RUNNER=(setarch "$(uname -m)" -R)
 began=$SECONDS
 EXTRAS=(plot docs test models ccl data)
 [ "$WHAT" != all ] || BUILD_AHEAD=build_ahead
-[ "$WHAT" != integrations ] || EXTRAS+=(integrations)
+[ "$WHAT" != integrations ] || EXTRAS+=(integrations serving)
 setup_env "${EXTRAS[@]}"
 TABLE+=("$(printf '%-28s %5s s  %s' "environment and build" $((SECONDS - began)) ok)")
 

@@ -75,10 +75,7 @@ class DeepFM(nn.Module):
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """Return logits ``[n]`` for ids ``[n, fields]``."""
-        factors = self.factors(ids)
-        pairs = factors.sum(dim=1).square() - factors.square().sum(dim=1)
-        logits = self.bias + self.linear(ids).sum(dim=(1, 2)) + pairs.sum(dim=1) / 2
-        return cast(torch.Tensor, logits + self.network(factors.flatten(1)).squeeze(1))
+        return logits_of(self.factors(ids), self.linear(ids), self.bias, self.network)
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         """Return the tables and the rest, each with its learning rate."""
@@ -87,6 +84,15 @@ class DeepFM(nn.Module):
             {"params": tables, "lr": TABLE_LR},
             {"params": [self.bias, *self.network.parameters()], "lr": DENSE_LR},
         ]
+
+
+def logits_of(
+    factors: torch.Tensor, linear: torch.Tensor, bias: torch.Tensor, network: nn.Module
+) -> torch.Tensor:
+    """Return logits ``[n]`` for rows ``[n, fields, dim]`` and ``[n, fields, 1]``."""
+    pairs = factors.sum(dim=1).square() - factors.square().sum(dim=1)
+    logits = bias + linear.sum(dim=(1, 2)) + pairs.sum(dim=1) / 2
+    return cast(torch.Tensor, logits + network(factors.flatten(1)).squeeze(1))
 
 
 def auc(scores: npt.NDArray[Any], labels: npt.NDArray[Any]) -> float:

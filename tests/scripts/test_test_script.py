@@ -20,7 +20,10 @@ from patience import PATIENCE_S
 pytestmark = pytest.mark.processes
 
 ROOT = Path(__file__).resolve().parents[2]
-EXTRAS = ("plot", "docs", "test", "models", "ccl", "data", "integrations")
+EXTRAS = (
+    *("plot", "docs", "test", "models", "ccl", "data", "integrations"),
+    "serving",
+)
 NO_TEST = "no test has the marker integrations: nothing was tested\n"
 
 
