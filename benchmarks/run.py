@@ -25,7 +25,7 @@ CASES = {
     "ctr": "cases.ctr",
     "delay": "cases.delay",
     "exchange": "cases.exchange",
-    "inference": "cases.inference",
+    "inference": "exported.inference",
     "kernels": "cases.kernels",
     "load": "cases.load",
     "lookups": "cases.lookups",

@@ -11,7 +11,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 import run
-from cases import inference
+from exported import inference
 
 
 def test_every_key_has_a_row_of_its_own() -> None:

@@ -21,11 +21,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from cases.rows import zipf_batches
 from report import Row
 from torch import nn
 
 import torch_cpudist as cpudist
-from cases.rows import zipf_batches
 from torch_cpudist.exports.encoding import DTYPES
 from torch_cpudist.exports.manifest import Manifest, Table
 from torch_cpudist.exports.pieces import by_bucket
