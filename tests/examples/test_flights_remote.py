@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -16,9 +15,9 @@ import pytest
 import torch
 from flights_archive import make_archive
 from patience import PATIENCE_S
-from programs import ROOT, clean_environment
+from programs import ROOT, Launcher
 
-LAUNCHER = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=3"]
+LAUNCHER = ["torchrun", "--standalone", "--nproc-per-node=3"]
 DAYS = 300
 
 
@@ -34,31 +33,31 @@ def archive(folder: Path) -> Path:
     return make_archive(folder / "flights.tar.gz", rows)
 
 
-@pytest.mark.processes
-def test_rows_are_on_the_server_and_not_on_trainers(tmp_path: Path) -> None:
-    script = ["examples/flights/flights.py", "--data", str(archive(tmp_path))]
+def test_rows_are_on_the_server_and_not_on_trainers(
+    launch_forks: Launcher, tmp_path: Path
+) -> None:
+    script = [str(ROOT / "examples/flights/flights.py")]
+    script += ["--data", str(archive(tmp_path))]
     options = ["--remote", "--batch-size", "16", "--epochs", "2"]
     results = tmp_path / "two.jsonl"
-    done = subprocess.run(
-        [sys.executable, *LAUNCHER, *script, *options, "--results", str(results)],
-        cwd=ROOT,
-        env=clean_environment() | {"CPUDIST_SERVERS": "1", "CPUDIST_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
+    program = launch_forks(
+        [*LAUNCHER, *script, *options, "--results", str(results)],
+        CPUDIST_SERVERS=1,
+        CPUDIST_THREADS=1,
     )
-    assert done.returncode == 0, done.stderr
+    assert program.wait(PATIENCE_S) == 0, program.text()
     trainers = re.findall(
         r"^trainer (\d): ([\d,]+) MB of memory, with none of the 2,000,000,000 rows",
-        done.stdout,
+        program.text(),
         re.MULTILINE,
     )
     assert sorted(rank for rank, _ in trainers) == ["0", "1"]
     # Static tables of so many rows take 84 GB.
     assert all(int(memory.replace(",", "")) < 2_000 for _, memory in trainers)
     (rows,) = re.findall(
-        r"^server 0: .* (\d+) rows that have had a gradient", done.stdout, re.MULTILINE
+        r"^server 0: .* (\d+) rows that have had a gradient",
+        program.text(),
+        re.MULTILINE,
     )
     data = json.loads((tmp_path / "flights-2.json").read_text())
     # Both tables; the rows of values that no flight to train has begin, and stay.

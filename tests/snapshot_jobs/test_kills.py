@@ -24,7 +24,7 @@ CASES = [(name, *layout) for name, some in LAYOUTS.items() for layout in some]
 
 @pytest.mark.parametrize(("strategy", "trainers", "servers"), CASES)
 def test_ends_where_an_undisturbed_job_ends(
-    strategy, trainers, servers, launch, tmp_path
+    strategy, trainers, servers, launch_forks, tmp_path
 ):
     ended = {}
     for kills in (0, KILLS):
@@ -32,11 +32,11 @@ def test_ends_where_an_undisturbed_job_ends(
         folder.mkdir()
         ranks = trainers + servers
         words = [
-            *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
+            *("torchrun", "--standalone"),
             *(f"--nproc-per-node={ranks}", f"--max-restarts={kills}", str(SCRIPT)),
             *(str(folder), strategy, str(20 + 8 * KILLS), str(kills), "1"),
         ]
-        program = launch(
+        program = launch_forks(
             words,
             PYTHONPATH=os.pathsep.join(sys.path),
             CPUDIST_SNAPSHOT_DIR=folder / "snapshots",

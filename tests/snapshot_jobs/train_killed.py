@@ -20,9 +20,22 @@ import torch
 from sync_cases import RULES, Batches, Model, build, copy_of, loss_of
 
 import torch_cpudist as cpudist
+from torch_cpudist.snapshot.names import MANIFEST
 
 EVERY = 5
 LONGEST_S = 60.0
+STEP_S = 10.0
+
+
+def is_whole_soon() -> bool:
+    """Whether there is a snapshot, or one is whole in time; some need another step."""
+    folder = Path(os.environ["CPUDIST_SNAPSHOT_DIR"])
+    deadline = time.monotonic() + STEP_S
+    while not (whole := any(folder.glob(f"*/{MANIFEST}"))):
+        if time.monotonic() > deadline:
+            break
+        time.sleep(0.01)
+    return whole
 
 
 def end_somebody(folder: Path, restarts: int, drawn: random.Random) -> None:
@@ -46,13 +59,15 @@ def train(folder: Path, strategy: str, steps: int, kills: int, seed: int) -> Non
         build(RULES["adagrad"], model), model, strategy=strategy
     )
     started = optimizer.resume(every_steps=EVERY)
-    last = min(started.step + drawn.randint(1, 3 * EVERY), steps - 1)
-    last = last if restarts < kills else -1
+    # The last kill leaves a snapshot: that it is resumed is what is tested.
+    leaves = restarts == kills - 1
+    last = started.step + drawn.randint(EVERY if leaves else 1, 3 * EVERY)
+    kill_at = min(last, steps - 1) if restarts < kills else steps
     for step in range(started.step, steps):
         optimizer.zero_grad()
         loss_of(model, batches.part(step, rank)).backward()
         optimizer.step()
-        if step == last and rank == 0:
+        if step >= kill_at and rank == 0 and (not leaves or is_whole_soon()):
             end_somebody(folder, restarts, drawn)
     optimizer.flush()
     optimizer.close()
