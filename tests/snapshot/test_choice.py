@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 
 import pytest
 
@@ -133,13 +134,16 @@ def test_names_that_change_places():
     [
         ({"shape": (10, 5)}, "was 10 rows of 4, is 10 of 5: it stays as it is"),
         ({"shape": (9, 4)}, "was 10 rows of 4, is 9 of 4: it stays as it is"),
-        ({"table": False}, "was a table: it stays as it is"),
+        (
+            {"table": False, "shape": (10, 5)},
+            r"was a table, \[10, 4\] of F32, is \[10, 5\] of F32: it stays as it is",
+        ),
     ],
 )
 def test_what_does_not_fit(changes, told):
     own = [target("users.weight", **changes), *OWN[1:]]
     plan = Choice.of(None, None).plan(SAVED, own)
-    assert told in plan.missing["users.weight"]
+    assert re.search(told, plan.missing["users.weight"])
     assert plan.missing["users.weight"] in plan.lines()
     for choice in (
         Choice.of(["users.weight"], None),
@@ -162,6 +166,22 @@ def test_other_rules_take_values_alone():
         "row_wise_adagrad and begins anew",
         "parameter 'top.weight', without its optimizer state, which is of sgd and "
         "begins anew",
+    ]
+
+
+def test_tables_and_dense_parameters_become_each_other():
+    own = [
+        target("users.weight", table=False, shape=(10, 4)),
+        target("top.weight", table=True, shape=(2, 3), begins=Begins((), (), 9)),
+    ]
+    plan = Choice.of(None, None).plan(SAVED, own)
+    assert [one.crosses for one in plan.taken.values()] == [True, True]
+    assert [one.seed for one in plan.taken.values()] == [0, 9]
+    assert plan.lines()[:2] == [
+        "parameter 'users.weight', without its optimizer state, which is of "
+        "row_wise_adagrad and begins anew, from a table",
+        "table 'top.weight': 2 rows, without their optimizer state, which is of sgd "
+        "and begins anew, from a dense parameter",
     ]
 
 

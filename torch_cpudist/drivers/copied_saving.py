@@ -22,6 +22,7 @@ from torch_cpudist.snapshot.choice import Plan, Target
 from torch_cpudist.snapshot.dense_file import Values, write_dense
 from torch_cpudist.snapshot.files import Files
 from torch_cpudist.snapshot.manifest import Block, Dense, Rule, Version
+from torch_cpudist.snapshot.whole import values_of
 
 if TYPE_CHECKING:
     from torch_cpudist.snapshot.reading import Snapshot
@@ -211,7 +212,7 @@ class CopiedSaving(Saving):
         fitting = [entry for entry in self._entries if entry.name in plan.taken]
         # All is read before anything is changed.
         values = {
-            entry.name: snapshot.dense(plan.taken[entry.name].source)
+            entry.name: values_of(snapshot, plan.taken[entry.name].source)
             for entry in fitting
         }
         with torch.no_grad():

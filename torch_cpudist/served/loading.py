@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 import torch
 
-from torch_cpudist import _core
 from torch_cpudist.errors import SnapshotCorruptError, SnapshotError
 from torch_cpudist.model.placement import DenseParameter, PlacedTable, Placement
 from torch_cpudist.served import described, state_layout
@@ -23,6 +22,7 @@ from torch_cpudist.snapshot.manifest import Table
 from torch_cpudist.snapshot.parts import Array, LoadRun
 from torch_cpudist.snapshot.reading import Snapshot
 from torch_cpudist.snapshot.staging import Stage
+from torch_cpudist.snapshot.whole import begun_rows, values_of
 from torch_cpudist.tables.remote_weight import table_of
 
 # Only drops what is there.
@@ -103,7 +103,11 @@ def _load(
             )
     for table in placement.tables:
         if (taken := plan.taken.get(table.found.name)) is not None:
-            _Rows(parameters, snapshot, servers, table, taken, stage).load()
+            rows = _Rows(parameters, snapshot, servers, table, taken, stage)
+            if taken.crosses:
+                rows.load_dense()
+            else:
+                rows.load()
     for entry in placement.dense:
         if (taken := plan.taken.get(entry.name)) is not None:
             _load_dense(parameters, snapshot, entry, taken)
@@ -130,7 +134,10 @@ class _Rows:
         self._taken = taken
         self._stage = stage
         manifest = snapshot.manifest
-        self._saved: Table = manifest.tables[manifest.table_index(taken.source)]
+        self._step = 0
+        if not taken.crosses:
+            self._saved: Table = manifest.tables[manifest.table_index(taken.source)]
+            self._step = self._saved.step if taken.state else 0
 
     def load(self) -> None:
         """Has every server read its own."""
@@ -203,24 +210,23 @@ class _Rows:
         for part in self._snapshot.parts(self._saved.name):
             there[part.column("keys")] = True
         absent = np.flatnonzero(~there)
-        saved = self._saved
-        begun = _core.TableSpec(
-            saved.name,
-            saved.rows,
-            saved.dim,
-            remote=True,
-            seed=saved.seed,
-            initial=list(saved.initial),
-            overrides=list(saved.overrides),
-        )
-        at_once = max(_STAGED_BYTES // (8 + 4 * saved.dim), 1)
+        at_once = max(_STAGED_BYTES // (8 + 4 * self._saved.dim), 1)
         for begin in range(0, len(absent), at_once):
-            keys = np.ascontiguousarray(absent[begin : begin + at_once], np.int64)
-            weight = np.empty((len(keys), saved.dim), np.float32)
-            _core.initial_rows(
-                begun, keys.ctypes.data, len(keys), out=weight.ctypes.data
-            )
+            keys = absent[begin : begin + at_once].astype(np.int64)
+            weight = begun_rows(self._saved, keys)
             self._send_columns({"keys": keys, "weight": weight})
+
+    def load_dense(self) -> None:
+        """Has every server read its own rows of what was a dense parameter."""
+        if self._spec.remote:
+            for server in range(self._servers):
+                self._send(server, self._stage.name, _NO_ROWS, clear=True)
+        weight = self._snapshot.dense(self._taken.source)
+        at_once = max(_STAGED_BYTES // (8 + 4 * self._spec.dim), 1)
+        for begin in range(0, len(weight), at_once):
+            some = weight[begin : begin + at_once]
+            keys = np.arange(begin, begin + len(some), dtype=np.int64)
+            self._send_columns({"keys": keys, "weight": some})
 
     def _send(
         self, server: int, folder: str, run: LoadRun, clear: bool = False
@@ -236,7 +242,7 @@ class _Rows:
             clear=clear,
             seed=self._taken.seed,
             round=self._snapshot.manifest.version.round,
-            table_step=self._saved.step if self._taken.state else 0,
+            table_step=self._step,
             snapshot=folder,
             file=run.file,
             file_bytes=run.file_bytes,
@@ -263,16 +269,17 @@ def _load_dense(
 ) -> None:
     """Sends a dense parameter and its state, cut as servers have it now."""
     manifest, layout = snapshot.manifest, parameters.placement.layout
-    saved = manifest.dense[manifest.dense_index(taken.source)]
-    weight = _tensor(snapshot.dense(taken.source))
+    weight = _tensor(values_of(snapshot, taken.source))
     state: dict[str, object] = {}
-    step = max((block.step for block in saved.blocks), default=0)
-    if taken.state and step:
-        states = snapshot.dense_state(taken.source)
+    if taken.state:
+        saved = manifest.dense[manifest.dense_index(taken.source)]
+        step = max((block.step for block in saved.blocks), default=0)
+        states = snapshot.dense_state(taken.source) if step else {}
         state = {name: _tensor(value) for name, value in states.items()}
-        state["step"] = step
+        if step:
+            state["step"] = step
     average = None
-    if layout.average_decay and manifest.average_decay:
+    if not taken.crosses and layout.average_decay and manifest.average_decay:
         average = _tensor(snapshot.dense_average(taken.source))
     config = layout.configs[entry.group]
     state_layout.store_dense_state(

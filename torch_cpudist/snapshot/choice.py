@@ -71,6 +71,7 @@ class Taken:
         rule: in the snapshot.
         left: what of it is not as in the snapshot, as a sentence's end.
         seed: of a remote table, of what rows begin with from then on.
+        crosses: it is a table of what was a dense parameter, or the other way round.
     """
 
     name: str
@@ -81,6 +82,7 @@ class Taken:
     rule: str = ""
     left: str = ""
     seed: int = 0
+    crosses: bool = False
 
     def line(self) -> str:
         """As a sentence; empty for what needs none: a dense parameter as it was."""
@@ -314,8 +316,7 @@ def _fit(
     if source != target.name:
         what += f" from {source!r}"
     if isinstance(found, Table) != target.table:
-        other = "table" if isinstance(found, Table) else "dense parameter"
-        return f"{what} was a {other}: it stays as it is"
+        return _crossed(target, found, what)
     if not isinstance(found, Table):
         if found.shape != target.shape:
             return (
@@ -343,6 +344,30 @@ def _fit(
         found.rule.kind,
         left,
         seed,
+    )
+
+
+def _crossed(target: Target, found: Table | Dense, what: str) -> Taken | str:
+    """What a table gets from a dense parameter, or the other way round."""
+    kind, shape = "dense parameter", tuple(found.shape)
+    if isinstance(found, Table):
+        kind = "table"
+    if shape != target.shape or (target.table and found.dtype != "F32"):
+        return (
+            f"{what} was a {kind}, {list(shape)} of {found.dtype}, is "
+            f"{list(target.shape)} of {target.dtype}: it stays as it is"
+        )
+    seed = 0 if target.begins is None else target.begins.seed
+    return Taken(
+        target.name,
+        found.name,
+        target.table,
+        False,
+        target.shape[0],
+        found.rule.kind,
+        f"from a {kind}",
+        seed,
+        True,
     )
 
 

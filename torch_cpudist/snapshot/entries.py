@@ -95,6 +95,16 @@ class Table:
     step: int
 
     @property
+    def shape(self) -> tuple[int, int]:
+        """As a parameter: rows and elements of a row."""
+        return self.rows, self.dim
+
+    @property
+    def dtype(self) -> str:
+        """That of all tables."""
+        return "F32"
+
+    @property
     def state_elements(self) -> int:
         """Elements of the state of a row."""
         return sum(part.elements for part in self.state)

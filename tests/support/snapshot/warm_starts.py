@@ -8,6 +8,7 @@ import contextlib
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -30,10 +31,13 @@ _RULES: Mapping[str, Callable[..., torch.optim.Optimizer]] = {
 class Tables(nn.Module):
     """Tables of these names, summed up, and a dense network ``dense``."""
 
-    def __init__(self, names: Mapping[str, int], dense: str, dim: int) -> None:
+    def __init__(
+        self, names: Mapping[str, int], dense: str, dim: int, sparse: bool
+    ) -> None:
         super().__init__()
         for name, rows in names.items():
-            self.add_module(name, nn.EmbeddingBag(rows, dim, mode="sum", sparse=True))
+            table = nn.EmbeddingBag(rows, dim, mode="sum", sparse=sparse)
+            self.add_module(name, table)
         self.table_names = tuple(names)
         self.add_module(dense, nn.Linear(dim, 1))
         self.dense_name = dense
@@ -57,6 +61,7 @@ class Setup:
     average: float = 0.0
     seed: int = 1
     dim: int = DIM
+    sparse: bool = True
     strategy: Callable[[], cpudist.Strategy] = lambda: cpudist.Sync(sharding=SMALL)
 
     def model(self) -> Tables:
@@ -64,7 +69,7 @@ class Setup:
         made = cpudist.remote_tables(min_rows=1)
         with _drawing, made if self.remote else contextlib.nullcontext():
             torch.manual_seed(self.seed)
-            return Tables(self.tables, self.dense, self.dim)
+            return Tables(self.tables, self.dense, self.dim, self.sparse)
 
 
 class Job:
@@ -147,3 +152,9 @@ def same(
     return found.keys() == expected.keys() and all(
         torch.equal(found[name], expected[name]) for name in found
     )
+
+
+def there(folder: Path) -> set[str]:
+    """What is in a directory of snapshots, but for what trainers leave who leave."""
+    names = (path.name for path in folder.iterdir())
+    return {name for name in names if not name.startswith("left_")}
