@@ -304,3 +304,29 @@ def test_where_trainers_are_at_steps_of_their_own(kind, tmp_path):
         assert started.taken == {"b.weight": "a.weight"}
 
     ranks(Setup(strategy=STRATEGIES[kind], seed=2), tmp_path / "new", body)
+
+
+def test_some_of_what_servers_and_trainers_have(tmp_path):
+    """Under Hybrid, from a snapshot of Sync: tables of servers, the rest here."""
+    values, _ = saved(Setup(trainers=1), tmp_path / "old")
+
+    def body(job):
+        job.opt.resume(tmp_path / "new")
+        job.train(0, 3)
+        before = job.values()
+        name = tmp_path / "old" / "here"
+        started = job.opt.load_snapshot(name, only=["a.*", "top.bias"])
+        assert set(started.taken) == {"a.weight", "top.bias"}
+        chosen = {name: values[name] for name in started.taken}
+        assert same(job.values(), {**before, **chosen})
+        # What torch keeps of dense parameters is not in files of servers.
+        assert "state of 'top.bias' is not in it" in started.report[-1]
+        job.train(3, 4)
+        assert job.opt.load_snapshot(name).step == 6
+        assert same(job.values(), values)
+        with pytest.raises(cpudist.SnapshotError, match="no parameter of the model"):
+            job.opt.load_snapshot(name, only=["a.*", "x"])
+        job.train(6, 8)
+
+    hybrid = Setup(trainers=1, strategy=cpudist.Hybrid, seed=2)
+    ranks(hybrid, tmp_path / "new", body)
