@@ -346,13 +346,17 @@ class ParamSet:
     def is_member(self) -> bool:
         """Whether rounds wait for this trainer."""
 
-    def mark_cut(self, number: int, name: str, wait_ms: int) -> tuple[bool, str, str]:
+    def mark_cut(
+        self, number: int, name: str, wait_ms: int, base: int = 0
+    ) -> tuple[bool, str, str]:
         """Marks a cut after all pushes so far; waits until it is taken or given up.
 
         Args:
             number: Of the cut, above 0; higher than those before it.
             name: Of the snapshot, from the trainer that asks for it; else empty.
             wait_ms: How long servers wait for all markers, from the first one on.
+            base: Number of the snapshot since whose cut rows are written if they have
+                changed, from one trainer at most; 0: names none.
 
         Returns:
             Whether all servers took it, at one moment; its name; why not.
@@ -383,7 +387,9 @@ class ParamSet:
             ``state`` (0 unknown, 1 being written, 2 done, 3 failed), ``shard``,
             ``reason``, ``round``, ``samples``, ``steps``, ``table_steps``,
             ``block_steps``, ``members`` (ranks), ``files``: dicts with ``name``,
-            ``table`` (None: dense parameters), ``rows``, ``bytes``, ``crcs``.
+            ``table`` (None: dense parameters), ``rows``, ``bytes``, ``crcs``; ``base``
+            (of what was written; 0: all rows), ``can_be_base`` (the server knows what
+            has changed since).
         """
 
     def forget_weights(self) -> None:
@@ -418,7 +424,7 @@ class AsyncPushes:
     def known_steps(self) -> int:
         """Steps of all trainers as told by server 0, and own ones not answered yet."""
 
-    def mark_cut(self, number: int, name: str, wait_ms: int) -> None:
+    def mark_cut(self, number: int, name: str, wait_ms: int, base: int = 0) -> None:
         """Puts a marker behind the pushes of all steps so far, and returns."""
 
     def cut_answer(self) -> tuple[int, bool, str, str] | None:

@@ -15,8 +15,9 @@ namespace cpudist::bind {
 namespace {
 
 std::tuple<bool, std::string, std::string> mark_cut(const ParamSetHolder& self, uint64_t number,
-                                                    const std::string& name, uint64_t wait_ms) {
-  const client::CutAnswer answer = self.get().mark_cut(number, name, wait_ms);
+                                                    const std::string& name, uint64_t wait_ms,
+                                                    uint64_t base) {
+  const client::CutAnswer answer = self.get().mark_cut(number, name, wait_ms, base);
   return {answer.taken, answer.name, answer.reason};
 }
 
@@ -61,13 +62,16 @@ py::dict cut_status(const ParamSetHolder& self, uint32_t server, uint64_t number
   result["block_steps"] = status.block_steps;
   result["members"] = status.members;
   result["files"] = files_of(status);
+  result["base"] = status.base;
+  result["can_be_base"] = status.can_be_base;
   return result;
 }
 
 }  // namespace
 
 void bind_cuts(ParamSetClass& set) {
-  set.def("mark_cut", &mark_cut, py::arg("number"), py::arg("name"), py::arg("wait_ms"), NoGil())
+  set.def("mark_cut", &mark_cut, py::arg("number"), py::arg("name"), py::arg("wait_ms"),
+          py::arg("base") = 0, NoGil())
       .def("announce_cut", &announce_cut, py::arg("number"), py::arg("name"), py::arg("wait_ms"),
            NoGil())
       .def("abandon_cut", method<ParamSetHolder>(&client::ParamSet::abandon_cut), py::arg("number"),

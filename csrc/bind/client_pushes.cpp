@@ -38,8 +38,8 @@ uint64_t enqueue(const PushesHolder& self, std::vector<kernels::OptimizerConfig>
 }
 
 void queue_marker(const PushesHolder& self, uint64_t number, const std::string& name,
-                  uint64_t wait_ms) {
-  self.get().mark_cut(number, name, wait_ms);
+                  uint64_t wait_ms, uint64_t base) {
+  self.get().mark_cut(number, name, wait_ms, base);
 }
 
 std::optional<std::tuple<uint64_t, bool, std::string, std::string>> cut_answer(
@@ -61,7 +61,7 @@ void bind_pushes(py::module_& module, ParamSetClass& set) {
            NoGil())
       .def("known_steps", method<PushesHolder>(&AsyncPushes::known_steps))
       .def("mark_cut", &queue_marker, py::arg("number"), py::arg("name"), py::arg("wait_ms"),
-           NoGil())
+           py::arg("base") = 0, NoGil())
       .def("cut_answer", &cut_answer, NoGil());
   set.def("start_queue", &start_queue, py::kw_only(), py::arg("size"), py::arg("max_merge"),
           py::arg("mean"), py::arg("pull_every"), NoGil(), py::keep_alive<0, 1>());

@@ -314,8 +314,9 @@ CutAnswer ParamSet::send_cut(const wire::Cut& cut) {
   return *answer;
 }
 
-CutAnswer ParamSet::mark_cut(uint64_t number, const std::string& name, uint64_t wait_ms) {
-  return send_cut(make_cut(number, name, wait_ms));
+CutAnswer ParamSet::mark_cut(uint64_t number, const std::string& name, uint64_t wait_ms,
+                             uint64_t base) {
+  return send_cut(make_cut(number, name, wait_ms, wire::CutStep::kMark, base));
 }
 
 std::string ParamSet::announce_cut(uint64_t number, const std::string& name, uint64_t wait_ms) {

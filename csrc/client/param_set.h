@@ -108,8 +108,9 @@ class ParamSet {
 
   // ---- cuts of snapshots ----
   // Marks a cut, after all pushes so far, and waits until it is taken or given up; a name from the
-  // trainer that asks for it, else none. `wait_ms`: how long servers wait for all markers.
-  CutAnswer mark_cut(uint64_t number, const std::string& name, uint64_t wait_ms);
+  // trainer that asks for it, else none. `wait_ms`: how long servers wait for all markers; `base`:
+  // see wire::Cut.
+  CutAnswer mark_cut(uint64_t number, const std::string& name, uint64_t wait_ms, uint64_t base = 0);
   // From now on replies to pushes ask for markers of this number; of the caller, too, who must not
   // mark before it is asked where others wait for its next push. Returns why servers refuse it;
   // empty if none does.

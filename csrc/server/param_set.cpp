@@ -315,6 +315,7 @@ void ParamSet::store_values(const Ticket& ticket, uint64_t size_bytes,
   require_open(ticket.rank);
   check();
   policy_->values_stored();
+  state_.shared.snapshots.forget_bases(state_.id);
   try {
     apply();
   } catch (const std::bad_alloc& error) {
@@ -354,6 +355,7 @@ void ParamSet::load(const Ticket& ticket, const Buffer& payload, Outbox& outbox)
   require_open(ticket.rank);
   check_load(load, {});
   policy_->values_stored();
+  state_.shared.snapshots.forget_bases(state_.id);
   state_.set_version(load.version);
   policy_->set_round(load.version.round);
   answer_round(ticket, outbox);
@@ -663,8 +665,9 @@ void ParamSet::try_cut(Outbox& outbox) {
   if (!markers.complete()) return;
   reply.digest = markers.digest();
   try {
-    state_.shared.snapshots.begin({state_.id, reply.number, reply.name, markers.marked()},
-                                  {state_.store, state_.layout, state_.version}, mutex_);
+    state_.shared.snapshots.begin(
+        {state_.id, reply.number, reply.name, markers.marked(), markers.base()},
+        {state_.store, state_.layout, state_.version}, mutex_);
     reply.taken = true;
     last_cut_ = reply;
   } catch (const std::bad_alloc&) {

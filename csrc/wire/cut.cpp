@@ -42,6 +42,7 @@ void fields(V& v, Of<V, Cut>& m) {
   v.number(m.wait_ms);
   v.choice(m.step, CutStep::kMark, CutStep::kAnnounce, "step of a cut");
   v.zero();
+  v.number(m.base);
   v.text(m.name, kSnapshotNameBytesMax);
 }
 
@@ -83,6 +84,9 @@ void fields(V& v, Of<V, CutStatus>& m) {
   v.number(m.version.round);
   v.number(m.version.samples);
   v.number(m.version.steps);
+  v.number(m.base);
+  v.flag32(m.can_be_base, "whether a snapshot can be a base");
+  v.zero();
   counted(v, m.table_steps);
   counted(v, m.block_steps);
   counted(v, m.members);

@@ -35,6 +35,9 @@ struct Cut {  // kCut
   uint64_t wait_ms = 0;  // after the first marker or announcement: the cut is given up
   CutStep step = CutStep::kMark;
   std::string name;  // of the snapshot, from the trainer that opens the cut; others send none
+  // Of the snapshot since whose cut rows are to be written if they have changed, from the trainer
+  // that knows which ones are committed; 0 names none. All rows are if no marker names one.
+  uint64_t base = 0;
 };
 
 struct CutReply {  // once the cut is taken or given up; to other steps at once, and not taken
@@ -77,6 +80,8 @@ struct CutStatus {  // reply to kCutStatus
   std::vector<uint64_t> block_steps;  // of every block of the layout; 0 where another server's
   std::vector<uint32_t> members;      // trainers whose markers made the cut
   std::vector<CutFile> files;
+  uint64_t base = 0;         // what was written are the changes since that cut; 0: all rows
+  bool can_be_base = false;  // this server knows what has changed since this cut
 };
 
 // Letters a-z, digits, '-' and '.', beginning with a letter or digit, without "..", at most

@@ -17,7 +17,8 @@ from small_snapshots import NAME, columns_of, commit, entry, write, write_tensor
 from torch_cpudist.snapshot import names, parts
 from torch_cpudist.snapshot.commands import main
 from torch_cpudist.snapshot.directory import Directory
-from torch_cpudist.snapshot.reading import DENSE_FORMAT, Snapshot
+from torch_cpudist.snapshot.member import DENSE_FORMAT
+from torch_cpudist.snapshot.reading import Snapshot
 
 
 @pytest.fixture

@@ -196,10 +196,11 @@ def test_chunks_are_checked_where_they_are_used() -> None:
 
 def test_a_later_format_is_no_damage(small: ModelFiles) -> None:
     contents = small.read(FOLDER / names.MANIFEST)
-    later = contents.replace(b'"format": 1', b'"format": 2')
+    later = contents.replace(b'"format": 1', b'"format": 3')
     files = Changed(small)
     files.change(FOLDER / names.MANIFEST, resealed(later))
-    with pytest.raises(SnapshotError, match=r"format 2.*reads format 1") as raised:
+    says = r"format 3.*reads formats 1 and 2"
+    with pytest.raises(SnapshotError, match=says) as raised:
         Snapshot(FOLDER, files)
     assert not isinstance(raised.value, SnapshotCorruptError)
 

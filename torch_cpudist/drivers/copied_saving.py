@@ -69,7 +69,9 @@ class CopiedSaving(Saving):
         """Steps, which are everybody's."""
         return rounds
 
-    def mark(self, number: int, name: str, wait_ms: int) -> CutAnswer | None:
+    def mark(
+        self, number: int, name: str, wait_ms: int, base: int = 0
+    ) -> CutAnswer | None:
         """Sees that trainer 0 can take it, and that all mean the same. Collective."""
         return self.agree(number, name, busy=False)
 

@@ -30,6 +30,7 @@ class HybridSaving(Saving):
 
     together = True
     on_servers = False  # not alone: an agreement is never late
+    deltas = True  # of the tables
 
     def __init__(self, sparse: Saving, dense: CopiedSaving) -> None:
         """Composes those of two parts."""
@@ -49,12 +50,18 @@ class HybridSaving(Saving):
         """Makes the dense part so. Collective."""
         self._dense.make_ready()
 
-    def mark(self, number: int, name: str, wait_ms: int) -> CutAnswer | None:
+    def knows(self, number: int) -> bool:
+        """Asks the servers."""
+        return self._sparse.knows(number)
+
+    def mark(
+        self, number: int, name: str, wait_ms: int, base: int = 0
+    ) -> CutAnswer | None:
         """Agrees, then marks the tables. Collective."""
         agreed = self._dense.agree(number, name, self._awaited)
         if not agreed.taken:
             return agreed
-        answer = self._sparse.mark(number, name, wait_ms)
+        answer = self._sparse.mark(number, name, wait_ms, base)
         self._awaited = answer is None
         return answer
 

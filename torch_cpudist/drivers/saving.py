@@ -55,6 +55,7 @@ class Written:
         members: trainers that took part.
         tables, dense: as they were.
         files: that were written and outlive a crash.
+        base: number of the cut since which rows in them have changed; 0: all rows.
     """
 
     version: Version
@@ -63,6 +64,7 @@ class Written:
     tables: tuple[Table, ...]
     dense: tuple[Dense, ...]
     files: tuple[File, ...]
+    base: int = 0
 
 
 def no_snapshots(strategy: str) -> SnapshotError:
@@ -85,12 +87,14 @@ class Saving(ABC):
         asks_first: others wait for trainer 0 within its next step, so that it asks for
             marks before it gives its own.
         goes_on_alone: trainers train on while one has left.
+        deltas: rows that have not changed since an earlier snapshot can be left out.
     """
 
     together: bool
     on_servers: bool
     asks_first: bool = False
     goes_on_alone: bool = False
+    deltas: bool = False
 
     def ready(self) -> bool:
         """Whether a snapshot can be of this moment; else of a later one."""
@@ -108,14 +112,26 @@ class Saving(ABC):
             rounds: what ``Driver.step`` has returned last.
         """
 
+    def knows(self, number: int) -> bool:
+        """Whether what has changed since a cut is known, by all who write. Any thread.
+
+        Raises:
+            PeerLostError, OperationTimeoutError: a server does not answer.
+        """
+        return False
+
     @abstractmethod
-    def mark(self, number: int, name: str, wait_ms: int) -> CutAnswer | None:
+    def mark(
+        self, number: int, name: str, wait_ms: int, base: int = 0
+    ) -> CutAnswer | None:
         """Marks this moment.
 
         Args:
             number: of the cut; more than any before.
             name: of the snapshot, from who begins one; else empty.
             wait_ms: how long the others may take, after the first.
+            base: from trainer 0: of rows, only those that have changed since this cut
+                are wanted; 0: all. Where ``deltas`` is false it is 0.
 
         Returns:
             The answer; ``None`` where it comes later, from ``answer``.

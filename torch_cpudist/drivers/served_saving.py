@@ -31,6 +31,7 @@ class ServedSaving(Saving):
 
     on_servers = True
     goes_on_alone = True
+    deltas = True
 
     def __init__(self, parameters: ParameterSet, run: Run, together: bool) -> None:
         """Saves ``parameters``.
@@ -57,10 +58,19 @@ class ServedSaving(Saving):
         """Rounds where trainers are together, as one may have left some; else steps."""
         return rounds if self.together else steps
 
-    def mark(self, number: int, name: str, wait_ms: int) -> CutAnswer | None:
+    def knows(self, number: int) -> bool:
+        """Asks every server."""
+        return all(
+            self._opened.cut_status(server, number)["can_be_base"]
+            for server in range(self._servers)
+        )
+
+    def mark(
+        self, number: int, name: str, wait_ms: int, base: int = 0
+    ) -> CutAnswer | None:
         """Sends the mark and waits for the others'."""
         with ranges.of(ranges.WAIT):
-            taken, told, reason = self._opened.mark_cut(number, name, wait_ms)
+            taken, told, reason = self._opened.mark_cut(number, name, wait_ms, base)
         leader = 0
         if taken and self.together and self._run.trainer_rank > 0:
             leader = min(self.members(number))  # trainer 0 may have left
@@ -107,6 +117,9 @@ class ServedSaving(Saving):
             for server in range(self._servers)
             for file in done[server]["files"]
         ]
+        bases = {one["base"] for one in done.values()}
+        if len(bases) > 1:
+            raise SnapshotError(f"servers have written changes since cuts {bases}")
         table_steps = [
             max(steps)
             for steps in zip(
@@ -126,6 +139,7 @@ class ServedSaving(Saving):
             tables=tables_of(placement, table_steps),
             dense=dense_of(placement, block_steps),
             files=tuple(files),
+            base=bases.pop(),
         )
 
     def abandon(self, number: int) -> None:
@@ -179,9 +193,11 @@ class QueuedSaving(ServedSaving):
         self.asks_first = False  # nobody waits for another's step
         self._pushes = pushes
 
-    def mark(self, number: int, name: str, wait_ms: int) -> CutAnswer | None:
+    def mark(
+        self, number: int, name: str, wait_ms: int, base: int = 0
+    ) -> CutAnswer | None:
         """Puts the mark into the queue; the answer comes later."""
-        self._pushes.mark_cut(number, name, wait_ms)
+        self._pushes.mark_cut(number, name, wait_ms, base)
         return None
 
     def answer(self) -> CutAnswer | None:

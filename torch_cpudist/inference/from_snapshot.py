@@ -19,7 +19,7 @@ from torch_cpudist.inference.places import plain_tensors, remote_places
 from torch_cpudist.log import logger
 from torch_cpudist.snapshot.entries import Table as SavedTable
 from torch_cpudist.snapshot.manifest import Manifest
-from torch_cpudist.snapshot.merging import Layer, Run, merged
+from torch_cpudist.snapshot.merging import Run, merged
 from torch_cpudist.snapshot.parts import Array
 from torch_cpudist.snapshot.reading import Snapshot
 
@@ -93,9 +93,9 @@ class SnapshotValues:
         if self._averaged:
             wanted += ["average", "count", "last_seen"]
         row_bytes = 8 + 4 * saved.dim * (2 if self._averaged else 1)
-        layer = Layer(list(self._snapshot.parts(table)))
+        layers = self._snapshot.layers(table)
         at_once = max(PART_BYTES // row_bytes, 1)
-        for run in merged([layer], saved.salt, wanted, at_once, table):
+        for run in merged(layers, saved.salt, wanted, at_once, table):
             if not self._averaged or not run.columns:
                 yield run
                 continue

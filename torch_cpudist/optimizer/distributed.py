@@ -33,6 +33,7 @@ from torch_cpudist.optimizer import face
 from torch_cpudist.optimizer.averages import Averages
 from torch_cpudist.optimizer.foreseeing import foresee, stats_of
 from torch_cpudist.optimizer.initial_state import InitialState
+from torch_cpudist.optimizer.paces import Often
 from torch_cpudist.optimizer.prefetching import Prefetching
 from torch_cpudist.optimizer.resumable import Resumable
 from torch_cpudist.optimizer.snapshots import Snapshots, Started
@@ -590,6 +591,9 @@ class DistributedOptimizer(face.ServedOptimizer, Participant):
         *,
         every_steps: int | None = None,
         every_s: float | None = None,
+        delta_every_steps: int | None = None,
+        delta_every_s: float | None = None,
+        full_every: int = 10,
         keep: int = 3,
         state: Mapping[str, Any] | None = None,
         staging: str | os.PathLike[str] | None = None,
@@ -609,7 +613,12 @@ class DistributedOptimizer(face.ServedOptimizer, Participant):
                 a prefix in an object store (``s3://bucket/prefix``), by fsspec.
             every_steps: steps between snapshots; of trainer 0 under Async, HalfAsync.
             every_s: seconds between snapshots, by trainer 0's clock.
-            keep: how many stay, besides those with a name of their own.
+            delta_every_steps: steps between snapshots, beside the others, of only the
+                rows that have changed since the one before.
+            delta_every_s: seconds between those.
+            full_every: of how many a chain of those consists at most, from 2 up.
+            keep: how many stay, besides those with a name of their own and those that
+                they are put over.
             state: objects with ``state_dict()`` and ``load_state_dict()``, by name: a
                 dataset of ``cpudist.data``, a schedule of the learning rate; or a
                 ``torch.Generator``. Saved as they stand at the end of ``step``;
@@ -640,8 +649,10 @@ class DistributedOptimizer(face.ServedOptimizer, Participant):
             counters=self,
             readers=self._prefetching.readers,
         )
-        begun, pace = self._step_count_total > 0, (every_steps, every_s)
-        return self._resumable.resume(subject, begun, path, pace, keep, state, staging)
+        pace = (every_steps, every_s, delta_every_steps, delta_every_s)
+        often = Often(*pace, full_every, keep)
+        begun = self._step_count_total > 0
+        return self._resumable.resume(subject, begun, path, often, state, staging)
 
     def _resumed(self, what: str) -> Snapshots:
         self._open()

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from dataclasses import dataclass
 from typing import Protocol
 
 from torch_cpudist.errors import AddressError, InvalidArgumentError
@@ -21,22 +22,50 @@ class Board(Protocol):
         """What was left, else ``None``."""
 
 
-def check_pace(every_steps: object, every_s: object) -> None:
-    """Checks what ``resume`` was given.
+@dataclass(frozen=True)
+class Often:
+    """How often, and how many: what ``resume`` was given.
 
-    Raises:
-        InvalidArgumentError: no whole number of steps, or no seconds.
+    Attributes:
+        every_steps, every_s: steps and seconds between snapshots of all rows.
+        delta_every_steps, delta_every_s: the same of those of changes.
+        full_every: of how many snapshots a chain of them consists at most.
+        keep: how many stay.
     """
-    whole = isinstance(every_steps, int) and not isinstance(every_steps, bool)
-    if every_steps is not None and not (whole and int(str(every_steps)) >= 1):
-        raise InvalidArgumentError(
-            f"resume: every_steps={every_steps!r}, expected a whole number from 1 up"
-        )
-    number = isinstance(every_s, (int, float)) and not isinstance(every_s, bool)
-    if every_s is not None and not (number and 0 < float(str(every_s)) < 1e9):
-        raise InvalidArgumentError(
-            f"resume: every_s={every_s!r}, expected seconds above 0"
-        )
+
+    every_steps: int | None = None
+    every_s: float | None = None
+    delta_every_steps: int | None = None
+    delta_every_s: float | None = None
+    full_every: int = 10
+    keep: int = 3
+
+    @property
+    def deltas(self) -> bool:
+        """Whether there are to be any of changes."""
+        return self.delta_every_steps is not None or self.delta_every_s is not None
+
+    def check(self) -> None:
+        """Checks every one.
+
+        Raises:
+            InvalidArgumentError: no whole number of steps, or no seconds, or too few.
+        """
+        for name in ("every_steps", "delta_every_steps", "full_every", "keep"):
+            value, least = getattr(self, name), 2 if name == "full_every" else 1
+            whole = isinstance(value, int) and not isinstance(value, bool)
+            optional = name.endswith("_steps") and value is None
+            if not optional and not (whole and value >= least):
+                raise InvalidArgumentError(
+                    f"resume: {name}={value!r}, expected a whole number from {least} up"
+                )
+        for name in ("every_s", "delta_every_s"):
+            value = getattr(self, name)
+            number = isinstance(value, (int, float)) and not isinstance(value, bool)
+            if value is not None and not (number and 0 < value < 1e9):
+                raise InvalidArgumentError(
+                    f"resume: {name}={value!r}, expected seconds above 0"
+                )
 
 
 class Pace:

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from torch_cpudist.errors import InvalidArgumentError
+from torch_cpudist.optimizer.paces import Often
 from torch_cpudist.optimizer.snapshots import Snapshots, Started, Subject
 
 if TYPE_CHECKING:
@@ -55,8 +56,7 @@ class Resumable:
         subject: Subject,
         begun: bool,
         path: object,
-        pace: tuple[int | None, float | None],
-        keep: int,
+        often: Often,
         state: object,
         staging: object = None,
     ) -> Started:
@@ -66,8 +66,7 @@ class Resumable:
             subject: from ``subject``.
             begun: a step was taken.
             path: where snapshots are.
-            pace: steps and seconds between them.
-            keep: how many stay.
+            often: how often, and how many stay.
             state: objects of the script.
             staging: where they are first, if ``path`` is a URL.
         """
@@ -76,7 +75,7 @@ class Resumable:
                 "resume() comes once, after wrapping and before the first step. To go "
                 "back later call load_snapshot(name)."
             )
-        snapshots = Snapshots(subject, path, *pace, keep, state, staging)
+        snapshots = Snapshots(subject, path, often, state, staging)
         started = snapshots.resume()
         self.snapshots = snapshots
         return started

@@ -21,10 +21,10 @@ import torch
 from torch_cpudist.drivers.saving import CutAnswer, Saving, Written
 from torch_cpudist.errors import Error, SnapshotError, describe
 from torch_cpudist.log import logger
-from torch_cpudist.snapshot import trees
+from torch_cpudist.snapshot import names, trees
 from torch_cpudist.snapshot.directory import Directory
 from torch_cpudist.snapshot.left_files import LeftFiles
-from torch_cpudist.snapshot.manifest import Manifest, Trainer
+from torch_cpudist.snapshot.manifest import Base, Manifest, Trainer
 from torch_cpudist.snapshot.store import Store
 from torch_cpudist.snapshot.trainer_files import read_written, write_trainer
 
@@ -36,6 +36,21 @@ TRAINER_FILES_S = 120.0
 MOST_FAILED = 3
 # After so many in a row that were not taken it is told.
 _SKIPS_TOLD = (3, 10, 100, 1000)
+
+
+@dataclass(frozen=True)
+class Tip:
+    """The snapshot that the next one of changes is put over.
+
+    Attributes:
+        number: of its cut.
+        base: how it is named.
+        members: of its chain, itself included.
+    """
+
+    number: int
+    base: Base
+    members: int
 
 
 @dataclass
@@ -50,6 +65,7 @@ class Save:
         answer: what came of the mark; ``None`` until then.
         whole: nothing of ``tree`` is to come.
         leads: this trainer commits it.
+        base: what was marked to have the changes since it; ``None``: all rows.
     """
 
     number: int
@@ -59,6 +75,7 @@ class Save:
     answer: CutAnswer | None = None
     whole: bool = True
     leads: bool = False
+    base: Tip | None = None
 
 
 @dataclass(frozen=True)
@@ -66,6 +83,7 @@ class Counts:
     """What came of snapshots so far; see ``DistributedOptimizer.stats``."""
 
     saved: int = 0
+    deltas: int = 0
     failed: int = 0
     skipped: int = 0
     last: str | None = None
@@ -165,6 +183,8 @@ class Saves:
         self._error: Error | None = None
         self._errors: dict[str, Error] = {}
         self.why = ""  # the last one was not taken
+        # What was committed last, if it has a name made here; on trainer 0.
+        self.tip: Tip | None = None
 
     # -- the thread that steps ---------------------------------------------------------
 
@@ -271,19 +291,21 @@ class Saves:
                 self._failed(name, error)
             else:
                 took_s = time.monotonic() - save.began
-                self._succeeded(name, took_s)
+                self._succeeded(save, name, took_s)
             with self._changed:
                 self._open -= 1
                 self._changed.notify_all()
 
-    def _succeeded(self, name: str, took_s: float) -> None:
-        logger.info("snapshot %s: saved in %.2f s", name, took_s)
+    def _succeeded(self, save: Save, name: str, took_s: float) -> None:
+        what = "saved" if save.base is None else f"changes since {save.base.base.name}"
+        logger.info("snapshot %s: %s in %.2f s", name, what, took_s)
         self._skipped_in_a_row = 0
         with self._changed:
             self._errors.pop(name, None)
             self._counts = replace(
                 self._counts,
                 saved=self._counts.saved + 1,
+                deltas=self._counts.deltas + (save.base is not None),
                 last=name,
                 last_s=took_s,
                 in_a_row=0,
@@ -292,6 +314,7 @@ class Saves:
     def _failed(self, name: str, error: Exception) -> None:
         if not isinstance(error, Error):
             error = SnapshotError(f"snapshot {name}: {describe(error)}")
+        self._look_for_tip()
         logger.warning(
             "snapshot %s was not saved, training goes on: %s", name, describe(error)
         )
@@ -312,6 +335,18 @@ class Saves:
             if name not in self._directory.names():
                 self._directory.remove(name)
 
+    def _look_for_tip(self) -> None:
+        """Where what the next one would be put over is gone, that one has all rows."""
+        tip = self.tip
+        if tip is None:
+            return
+        try:
+            found = self._directory.manifest(tip.base.name).crc32c
+        except SnapshotError:
+            found = None
+        if found != tip.base.crc32c:
+            self.tip = None
+
     def _left_out(self, name: str, error: SnapshotError) -> None:
         tell = logger.info if self._said_left else logger.warning
         tell("no snapshot, training goes on: %s", error)
@@ -329,6 +364,12 @@ class Saves:
             return
         left = self._of_left(save.number, folder)
         written = self._written(save.number, name)
+        base = 0 if save.base is None else save.base.number
+        if written.base != base:
+            raise SnapshotError(
+                f"snapshot {name}: servers have written changes since cut "
+                f"{written.base}, expected since cut {base} (0: all rows)"
+            )
         trainers = self._trainers(name, save.number, written.members, own, left)
         if left:
             self._check_steps(name, written, trainers, left)
@@ -343,8 +384,12 @@ class Saves:
             files=written.files,
             trainers=trainers,
             param_groups=plain_groups(save.tree["own"]["groups"]),
+            base=None if save.base is None else save.base.base,
         )
-        self._directory.commit(manifest)
+        committed = self._directory.commit(manifest)
+        if names.number_of(name) is not None:  # others are the user's, to be removed
+            members = 1 if save.base is None else save.base.members + 1
+            self.tip = Tip(save.number, Base(name, committed.crc32c), members)
         if self._store is None:
             self._remove_old(self._directory, manifest.param_set)
             return

@@ -32,8 +32,8 @@ from torch_cpudist.log import logger
 from torch_cpudist.machine.urls import is_url
 from torch_cpudist.optimizer.meeting import Meeting
 from torch_cpudist.optimizer.own_state import OwnState, ReadsAhead, check_objects
-from torch_cpudist.optimizer.paces import Pace, check_pace
-from torch_cpudist.optimizer.saves import Save, Saves
+from torch_cpudist.optimizer.paces import Often, Pace
+from torch_cpudist.optimizer.saves import Save, Saves, Tip
 from torch_cpudist.optimizer.schedules import Schedules, schedules_of
 from torch_cpudist.snapshot import names, trees
 from torch_cpudist.snapshot.choice import Choice
@@ -127,9 +127,7 @@ class Snapshots:
         self,
         subject: Subject,
         path: object,
-        every_steps: int | None,
-        every_s: float | None,
-        keep: int,
+        often: Often,
         state: object,
         staging: object = None,
     ) -> None:
@@ -138,16 +136,20 @@ class Snapshots:
         Raises:
             InvalidArgumentError: an argument is wrong.
             ConfigurationError: nobody has said where snapshots are.
-            SnapshotError: the strategy has no snapshots.
+            SnapshotError: the strategy has no snapshots, or none of changes.
         """
         self._subject = subject
         self._run = run = subject.run
         self._saving: Saving = subject.driver.saving
-        check_pace(every_steps, every_s)
-        if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
-            raise InvalidArgumentError(
-                f"resume: keep={keep!r}, expected a whole number from 1 up"
+        often.check()
+        if often.deltas and not self._saving.deltas:
+            raise SnapshotError(
+                "resume: delta_every_steps and delta_every_s leave out rows on servers "
+                f"that have not changed, and {subject.strategy[0]} has none there: its "
+                "snapshots are always whole. Pass every_steps or every_s. Nothing was "
+                "changed."
             )
+        self._often = often
         objects = check_objects(state)
         path, url = _checked_place(path, staging, run.environment.snapshot_dir)
         self.directory = Directory(path)
@@ -165,37 +167,44 @@ class Snapshots:
             run.trainer_rank,
             self._saving,
             self._described,
-            keep,
+            often.keep,
             run.trainer_count,
             self._left,
             run.environment.round_deadline_ms / 1000,
             self._store,
         )
-        self._pace = self._paced(every_steps, every_s)
+        self._pace = self._paced(often.every_steps, often.every_s, "")
+        self._delta_pace = self._paced(
+            often.delta_every_steps, often.delta_every_s, "delta_"
+        )
         self._meeting = Meeting(run, self.directory, subject.number)
         self._captured: dict[int, Save] = {}
         self._last = 0  # number of the newest cut that was marked
         self._due = False
+        self._full_due = False  # and with all rows
+        self._asked_full = 0  # number of the newest cut that was asked for so
         self._pause_s_max = 0.0
         self._leader = 0  # of the newest cut that was answered
         self._loading = False
 
-    def _paced(self, every_steps: int | None, every_s: float | None) -> Pace:
+    def _paced(
+        self, every_steps: int | None, every_s: float | None, which: str
+    ) -> Pace:
         run, together = self._run, self._saving.together
         board = None
         if together and run.trainer_count > 1 and every_s is not None:
             if run.environment.apart is not None or run.rendezvous is None:
                 raise InvalidArgumentError(
-                    f"resume: every_s={every_s} where trainers step together and are "
-                    "in jobs of their own, which have no place to agree on a step. "
-                    "Pass every_steps."
+                    f"resume: {which}every_s={every_s} where trainers step together "
+                    "and are in jobs of their own, which have no place to agree on a "
+                    f"step. Pass {which}every_steps."
                 )
             board = run.rendezvous
         return Pace(
             every_steps,
             every_s,
             board,
-            key=f"snapshots/{self._subject.number}/pace",
+            key=f"snapshots/{self._subject.number}/{which}pace",
             leads=run.trainer_rank == 0,
             late=not self._saving.on_servers,
         )
@@ -356,11 +365,12 @@ class Snapshots:
             equal = len(trainers) == self._run.trainer_count
             missing += self._own.restore(tree["own"], own, equal)
             self._captured.clear()
-            self._due = False
+            self._due = self._full_due = False
             self._last = max(self._last, manifest.number)
             ranks = range(self._run.trainer_count)
             steps = sum(trainers.get(r, first).steps for r in ranks)
             self._saves.uncounted = manifest.version.steps - steps
+        self._saves.tip = None
         told = [*(plan.warnings() if self._leads else ()), *missing]
         if told:
             logger.warning("snapshot %s: %s.", name, "; ".join(told))
@@ -384,7 +394,8 @@ class Snapshots:
         self._saves.check()
         self._settle_schedules()
         self._schedules.entered()
-        self._pace.before_step(self._count(counted))
+        for pace in (self._pace, self._delta_pace):
+            pace.before_step(self._count(counted))
 
     def after_step(self, counted: Mapping[str, int]) -> None:
         """A step is over: takes part in a snapshot if it is time."""
@@ -393,20 +404,39 @@ class Snapshots:
         saving = self._saving
         count, ready = self._count(counted), saving.ready()
         if saving.together or self._leads:
-            self._due = self._pace.due(count, ready) or self._due
-        if self._due and ready:
-            self._due = False
+            self._full_due = self._pace.due(count, ready) or self._full_due
+            self._due = self._delta_pace.due(count, ready) or self._due
+        if (self._due or self._full_due) and ready:
+            full, self._due, self._full_due = self._full_due, False, False
             if self._leads and self._captured and not saving.together:
                 self._saves.skip("the moment of the one before is still awaited")
             elif self._leads and self._saves.busy and not saving.together:
                 self._saves.skip("the one before is still being written")
             elif saving.asks_first:
-                self._ask(max(count, self._last + 1))
+                number = max(count, self._last + 1)
+                self._asked_full = number if full else 0
+                self._ask(number)
             else:
                 number = max(count, self._last + 1)
-                self._mark(number, self._name(number), counted, whole=False)
+                base = None if full else self._base()
+                self._mark(number, self._name(number), counted, False, base)
         elif not saving.together and (wanted := saving.wanted()) > self._last:
-            self._mark(wanted, "", counted, whole=False)
+            base = None if wanted == self._asked_full else self._base()
+            self._mark(wanted, "", counted, False, base)
+
+    def _base(self) -> Tip | None:
+        """What a snapshot of changes would be put over now; ``None``: take all rows."""
+        tip = self._saves.tip if self._leads and self._often.deltas else None
+        if tip is None or tip.members >= self._often.full_every:
+            return None
+        if self._saving.knows(tip.number):
+            return tip
+        logger.info(
+            "servers do not know what has changed since snapshot %s: all rows are "
+            "saved",
+            tip.base.name,
+        )
+        return None
 
     def _ask(self, number: int) -> None:
         """Has all trainers mark their next moment, this one too."""
@@ -421,18 +451,24 @@ class Snapshots:
         return names.snapshot_name(number, self._run.run_id, self._subject.number)
 
     def _mark(
-        self, number: int, name: str, counted: Mapping[str, int], whole: bool
+        self,
+        number: int,
+        name: str,
+        counted: Mapping[str, int],
+        whole: bool,
+        base: Tip | None = None,
     ) -> None:
         began = time.monotonic()
         tree = self._tree(counted)
         whole = whole or not self._schedules
         self._last = max(self._last, number)
         self._captured[number] = Save(
-            number, counted["steps"], tree, began, whole=whole
+            number, counted["steps"], tree, began, whole=whole, base=base
         )
         wait_ms = _TOGETHER_WAIT_MS if self._saving.together else _WAIT_MS
         try:
-            answer = self._saving.mark(number, name, wait_ms)
+            since = 0 if base is None else base.number
+            answer = self._saving.mark(number, name, wait_ms, since)
         except BaseException:
             self._captured.pop(number, None)
             raise
@@ -661,6 +697,7 @@ class Snapshots:
         counts = self._saves.counts
         return {
             "saved": counts.saved,
+            "deltas": counts.deltas,
             "failed": counts.failed,
             "skipped": counts.skipped,
             "last": counts.last,

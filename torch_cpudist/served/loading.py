@@ -161,7 +161,7 @@ class _Rows:
             clear = self._spec.remote
             runs = self._snapshot.load_plan(self._saved.name, server, self._servers)
             for run in runs or ([_NO_ROWS] if clear else []):
-                self._send(server, name, run, clear)
+                self._send(server, run.snapshot or name, run, clear)
                 clear = False
 
     def _load_staged(self) -> None:
@@ -183,7 +183,7 @@ class _Rows:
     def _merged(self) -> Iterator[dict[str, Array]]:
         """All rows, some at a time, with averages by this set's own decay."""
         manifest, saved = self._snapshot.manifest, self._saved
-        layers = [merging.Layer(list(self._snapshot.parts(saved.name)))]
+        layers = self._snapshot.layers(saved.name)
         wanted = ["weight", "count", "last_seen"]
         if saved.state_elements and self._taken.state:
             wanted.append("state")
@@ -207,8 +207,9 @@ class _Rows:
     def _load_begun(self) -> None:
         """Rows of a remote table that nobody had trained, which its files have not."""
         there = np.zeros(self._saved.rows, dtype=np.bool_)
-        for part in self._snapshot.parts(self._saved.name):
-            there[part.column("keys")] = True
+        layers = self._snapshot.layers(self._saved.name)
+        for run in merging.merged(layers, self._saved.salt, ()):
+            there[run.keys] = True
         absent = np.flatnonzero(~there)
         at_once = max(_STAGED_BYTES // (8 + 4 * self._saved.dim), 1)
         for begin in range(0, len(absent), at_once):

@@ -18,8 +18,10 @@ from typing import Any
 
 from torch_cpudist.errors import Error, SnapshotCorruptError, SnapshotError
 from torch_cpudist.snapshot import names
+from torch_cpudist.snapshot.chain import Found
+from torch_cpudist.snapshot.compacting import compact
 from torch_cpudist.snapshot.comparing import Difference, compare
-from torch_cpudist.snapshot.directory import Directory, Found
+from torch_cpudist.snapshot.directory import Directory
 from torch_cpudist.snapshot.manifest import Manifest
 from torch_cpudist.snapshot.reading import Rows, Snapshot
 
@@ -60,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m torch_cpudist.snapshot",
-        description="Looks into snapshots. Nothing is changed.",
+        description="Looks into snapshots. Nothing of them is changed.",
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
@@ -84,6 +86,13 @@ def _parser() -> argparse.ArgumentParser:
     one.add_argument("path", type=Path, help="a snapshot, or a directory: its newest")
     one.add_argument("table")
     one.add_argument("keys", type=int, nargs="+", metavar="KEY")
+    one = add(
+        "compact", _compact, "Puts a chain of snapshots together to one of all rows."
+    )
+    one.add_argument("directory", type=Path, help="into which no run saves now")
+    one.add_argument(
+        "name", nargs="?", help="of the newest one of the chain; default: the newest"
+    )
     one = add("diff", _diff, "Compares the parameters of two snapshots.")
     one.add_argument("first", type=Path, help="a snapshot, or a directory: its newest")
     one.add_argument("second", type=Path)
@@ -143,6 +152,9 @@ def _describe(found: Found) -> dict[str, Any]:
         return {"name": found.name, "damaged": str(found.damage)}
     return {
         "name": found.name,
+        **({} if found.damage is None else {"damaged": str(found.damage)}),
+        "base": None if manifest.base is None else manifest.base.name,
+        "members": list(found.members),
         "number": manifest.number,
         "param_set": manifest.param_set,
         "commit": manifest.commit,
@@ -183,10 +195,11 @@ def _line(found: dict[str, Any]) -> str:
     if "damaged" in found:
         return f"{found['name']}  damaged: {found['damaged']}"
     rows = sum(found["tables"].values())
+    base = f"  on {found['base']}" if found["base"] else ""
     return (
         f"{found['name']}  {found['time']}  {found['strategy']}  "
         f"update {found['round']}, {rows} rows, {_shown(found['bytes'])}, "
-        f"{found['servers']} servers, {len(found['trainers'])} trainers"
+        f"{found['servers']} servers, {len(found['trainers'])} trainers{base}"
     )
 
 
@@ -194,18 +207,21 @@ def _line(found: dict[str, Any]) -> str:
 
 
 def _verify(chosen: argparse.Namespace) -> tuple[int, Any, list[str]]:
-    checked, lines = [], []
+    checked: list[dict[str, Any]] = []
+    lines = []
+    known: dict[Path, list[dict[str, str]]] = {}  # what is wrong with own files
     for path in chosen.paths:
         absolute = path.expanduser().absolute()
         if (absolute / names.MANIFEST).exists():
-            wanted = [(absolute, absolute.name)]
+            wanted = [absolute]
         else:
             there = Directory(absolute).names()
             if not there:
                 raise SnapshotError(f"{path} is no snapshot, and no directory of any")
-            wanted = [(absolute / name, name) for name in there]
-        for folder, name in wanted:
-            damages, size = _verify_one(folder)
+            wanted = [absolute / name for name in there]
+        for folder in wanted:
+            damages, size = _verify_one(folder, known)
+            name = folder.name
             checked.append(
                 {"name": name, "path": str(folder), "bytes": size, "damaged": damages}
             )
@@ -216,12 +232,19 @@ def _verify(chosen: argparse.Namespace) -> tuple[int, Any, list[str]]:
     return code, {"snapshots": checked}, lines
 
 
-def _verify_one(folder: Path) -> tuple[list[dict[str, str]], int]:
+def _verify_one(
+    folder: Path, known: dict[Path, list[dict[str, str]]]
+) -> tuple[list[dict[str, str]], int]:
+    """What is wrong with a snapshot, and all that it is put over; its own bytes."""
     try:
         snapshot = Snapshot(folder)
     except SnapshotError as error:
         return [_damage(error)], 0
-    return [_damage(one) for one in snapshot.verify()], _bytes(snapshot.manifest)
+    for member in snapshot.members:
+        if member.folder not in known:
+            known[member.folder] = [_damage(one) for one in member.verify_own()]
+    damages = [one for member in snapshot.members for one in known[member.folder]]
+    return damages, _bytes(snapshot.manifest)
 
 
 # ---- rows --------------------------------------------------------------------------
@@ -264,6 +287,20 @@ def _values(values: Any) -> str:
     shown = ", ".join(f"{value:.6g}" for value in values[:_SHOWN_VALUES])
     more = f", … {len(values)}" if len(values) > _SHOWN_VALUES else ""
     return f"[{shown}{more}]"
+
+
+# ---- compact -----------------------------------------------------------------------
+
+
+def _compact(chosen: argparse.Namespace) -> tuple[int, Any, list[str]]:
+    directory = Directory(chosen.directory)
+    name = chosen.name or directory.newest()
+    if name is None:
+        raise SnapshotError(f"no snapshots in {chosen.directory}")
+    made = compact(directory, name)
+    rows = sum(file.rows for file in made.files)
+    lines = [f"{made.name}  {rows} rows, {_shown(_bytes(made))}: what {name} was"]
+    return WELL, {"name": made.name, "of": name, "bytes": _bytes(made)}, lines
 
 
 # ---- diff --------------------------------------------------------------------------

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from torch_cpudist.snapshot import names
+from torch_cpudist.snapshot.merging import merged
 from torch_cpudist.snapshot.parts import Array
 from torch_cpudist.snapshot.reading import Snapshot
 
@@ -94,11 +95,12 @@ def _compare_table(first: Snapshot, second: Snapshot, name: str) -> Difference:
         return found
     wanted = ["weight", "count", "last_seen", *list(columns)[1:]]
     steps = max(_runs(first, name), _runs(second, name))
-    for one, two in zip(
+    pairs = zip(
         _by_buckets(first, name, wanted, steps),
         _by_buckets(second, name, wanted, steps),
         strict=True,
-    ):
+    )
+    for one, two in pairs:
         _, here, there = np.intersect1d(
             one["keys"], two["keys"], assume_unique=True, return_indices=True
         )
@@ -118,32 +120,27 @@ def _compare_table(first: Snapshot, second: Snapshot, name: str) -> Difference:
 
 def _runs(snapshot: Snapshot, name: str) -> int:
     """Into how many runs of buckets a table is cut, so that each is small."""
-    rows = sum(part.rows for part in snapshot.parts(name))
+    layers = snapshot.layers(name)
+    rows = sum(part.rows for layer in layers for part in layer.sources)
     return min(rows // _ROWS_AT_ONCE + 1, names.BUCKETS)
 
 
 def _by_buckets(
     snapshot: Snapshot, name: str, wanted: list[str], steps: int
 ) -> Iterator[dict[str, Array]]:
-    """Rows of a table a run of buckets at a time, from all its files."""
-    parts = list(snapshot.parts(name))
-    begins = [part.bucket_begin() for part in parts]
+    """Rows of a table a run of buckets at a time, from all files of its chain."""
+    layers = snapshot.layers(name)
+    salt = snapshot.manifest.tables[snapshot.manifest.table_index(name)].salt
     for step in range(steps):
-        first, last = names.server_buckets(step, steps)
-        run: dict[str, Array] = {}
-        for column in ("keys", *wanted):
-            pieces = [
-                part.column(column, int(begin[first]), int(begin[last]))
-                for part, begin in zip(parts, begins, strict=True)
-            ]
-            run[column] = np.concatenate([_none(snapshot, name, column), *pieces])
-        yield run
+        buckets = names.server_buckets(step, steps)
+        (run,) = merged(layers, salt, wanted, table=name, buckets=buckets)
+        # A table may have no files.
+        columns = {n: run.columns.get(n, _none(snapshot, name, n)) for n in wanted}
+        yield {"keys": run.keys, **columns}
 
 
 def _none(snapshot: Snapshot, name: str, column: str) -> Array:
     """No rows of a column; a table may have no files."""
-    if column == "keys":
-        return np.empty(0, np.int64)
     if column in ("count", "last_seen"):
         return np.empty(0, np.uint32)
     width = _table_columns(snapshot, name)[column]

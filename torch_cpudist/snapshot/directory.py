@@ -14,7 +14,6 @@ import dataclasses
 import os
 import secrets
 from collections.abc import Iterator
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -22,8 +21,10 @@ from torch_cpudist._version import __version__
 from torch_cpudist.errors import SnapshotCorruptError, SnapshotError
 from torch_cpudist.log import logger
 from torch_cpudist.snapshot import names
+from torch_cpudist.snapshot.chain import Found, arranged, chain_of, superfluous
 from torch_cpudist.snapshot.files import Files, reported, write_durably
 from torch_cpudist.snapshot.manifest import Manifest
+from torch_cpudist.snapshot.sealed import checksum_of
 
 _FILE_SYSTEM = Files()
 _WRITABLE = (
@@ -31,21 +32,6 @@ _WRITABLE = (
     "training goes on without this snapshot."
 )
 _READABLE = "See that the directory can be read on this host."
-
-
-@dataclass(frozen=True)
-class Found:
-    """A snapshot that was committed.
-
-    Attributes:
-        name: of its directory.
-        manifest: what it consists of; ``None`` if that file is damaged.
-        damage: why, if it is.
-    """
-
-    name: str
-    manifest: Manifest | None
-    damage: SnapshotError | None = None
 
 
 class Directory:
@@ -117,29 +103,29 @@ class Directory:
     def committed(self, param_set: int | None = None) -> list[Found]:
         """All committed snapshots, the newest first, and damaged ones behind them.
 
+        Those whose chain is broken are among the damaged ones.
+
         Args:
             param_set: those of one of the run's optimizers; damaged ones may be of any.
 
         Raises:
             SnapshotError: the directory cannot be read.
         """
-        whole, damaged = [], []
+        manifests: dict[str, Manifest] = {}
+        damaged = []
         for name in self.names():
             try:
-                manifest = self.manifest(name)
+                manifests[name] = self.manifest(name)
             except SnapshotError as error:
                 damaged.append(Found(name, None, error))
-                continue
-            if param_set is None or manifest.param_set == param_set:
-                order = (manifest.commit, manifest.number)
-                whole.append((order, Found(name, manifest)))
-        whole.sort(key=lambda one: one[0], reverse=True)
-        return [found for _, found in whole] + damaged
+
+        return arranged(manifests, damaged, param_set)
 
     def newest(self, param_set: int = 0) -> str | None:
         """The name of the snapshot that was committed last, of those that can be read.
 
-        One whose manifest is damaged is passed over with a warning.
+        One whose manifest is damaged, or that of one it needs, is passed over with a
+        warning.
 
         Raises:
             SnapshotError: the directory cannot be read.
@@ -176,20 +162,22 @@ class Directory:
             self.files.sync_directory(self.path)
         return folder
 
-    def commit(self, manifest: Manifest) -> Manifest:
+    def commit(self, manifest: Manifest, place: int | None = None) -> Manifest:
         """Makes a snapshot exist, whose other files are written and synchronised.
 
         Args:
-            manifest: what it consists of; ``commit``, ``time`` and ``package`` are
-                filled in.
+            manifest: what it consists of; ``commit``, ``time``, ``package`` and
+                ``crc32c`` are filled in.
+            place: its ``commit``; ``None``: it is the newest.
 
         Returns:
             The manifest as it was written.
 
         Raises:
             SnapshotError: a file is missing or of another size than the manifest says,
-                or the file system refuses. There is no such snapshot then, or, if the
-                very last step failed, it may be there as a whole.
+                what it is put over is not there, or the file system refuses. There is
+                no such snapshot then, or, if the very last step failed, it may be there
+                as a whole.
         """
         folder = self.folder(manifest.name)
         with reported(f"snapshot {manifest.name}: cannot commit {folder}", _WRITABLE):
@@ -204,8 +192,12 @@ class Directory:
             )
             now = datetime.now(UTC).isoformat(timespec="seconds")
             committed = dataclasses.replace(
-                manifest, commit=last + 1, time=now, package=__version__
+                manifest,
+                commit=last + 1 if place is None else place,
+                time=now,
+                package=__version__,
             )
+            chain_of(committed, self.manifest)
             contents = committed.to_json()
             self.files.sync_directory(folder)
             self.files.sync_directory(self.path)
@@ -215,7 +207,7 @@ class Directory:
                     f"snapshot {manifest.name}: {folder / names.MANIFEST} does not "
                     "read back as it was written. Look at the disk."
                 )
-        return committed
+        return dataclasses.replace(committed, crc32c=checksum_of(contents))
 
     def _check_sizes(self, folder: Path, manifest: Manifest) -> None:
         expected = {one.name: one.bytes for one in manifest.files}
@@ -263,22 +255,20 @@ class Directory:
     def keep(self, count: int, param_set: int = 0) -> list[str]:
         """Removes all but the newest snapshots that nobody gave a name.
 
+        Those that can be read count, and what they are put over stays with them. A base
+        goes after all that is put over it.
+
         Args:
             count: how many stay, at least 1. Named ones do not count and stay.
             param_set: of which optimizer.
 
         Returns:
-            The names of those removed, the oldest first.
+            The names of those removed, in their order.
 
         Raises:
             SnapshotError: the file system refuses.
         """
-        found = [
-            one.name
-            for one in self.committed(param_set)
-            if one.manifest is not None and names.number_of(one.name) is not None
-        ]
-        old = found[: max(count, 1) - 1 : -1]
+        old = superfluous(self.committed(param_set), count)
         for name in old:
             self.remove(name)
         return old

@@ -1,5 +1,6 @@
 # Copyright (c) 2026 The torch_cpudist authors.
 # SPDX-License-Identifier: BSD-3-Clause
+# long: every kind of entry, and how each is read
 """What a manifest consists of: tables, dense parameters, files, trainers.
 
 Functions that read take what JSON had and its place, and raise ``Malformed``.
@@ -164,8 +165,9 @@ class File:
     Attributes:
         name: ``names.part_name`` says whose it is.
         bytes: its size.
-        table: index of the table whose rows it has; ``None`` for dense blocks.
-        rows: how many.
+        table: index of the table whose rows it has; ``None`` for dense blocks, and for
+            keys that have gone.
+        rows: how many; of keys that have gone, of all tables.
         crc32c: CRC-32C of every 256 KiB, the last of what is left.
     """
 
@@ -174,6 +176,25 @@ class File:
     table: int | None
     rows: int
     crc32c: tuple[int, ...]
+
+    @property
+    def gone(self) -> bool:
+        """Whether it has keys that have gone."""
+        part = names.part_name(self.name)
+        return part is not None and part.gone
+
+
+@dataclass(frozen=True)
+class Base:
+    """What a snapshot of changes is put over.
+
+    Attributes:
+        name: of that snapshot, in the same directory.
+        crc32c: what its manifest ends in.
+    """
+
+    name: str
+    crc32c: int
 
 
 @dataclass(frozen=True)
@@ -248,6 +269,22 @@ def read_version(value: Any, where: str) -> Version:
     )
     fields.done()
     return version
+
+
+def base_json(base: Base) -> dict[str, Any]:
+    """A base for JSON."""
+    return {"name": base.name, "crc32c": f"{base.crc32c:08x}"}
+
+
+def read_base(value: Any, where: str) -> Base:
+    """Reads what a snapshot is put over."""
+    fields = Fields(value, where)
+    base = Base(
+        fields.text("name", names.SNAPSHOT),
+        int(fields.text("crc32c", "[0-9a-f]{8}"), 16),
+    )
+    fields.done()
+    return base
 
 
 def read_trainer(value: Any, where: str) -> Trainer:

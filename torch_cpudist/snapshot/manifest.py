@@ -17,6 +17,7 @@ from torch_cpudist.snapshot import entries, names
 from torch_cpudist.snapshot.checked_json import Fields, Malformed, plain
 from torch_cpudist.snapshot.entries import (
     CHUNK_BYTES,
+    Base,
     Block,
     Dense,
     DenseState,
@@ -27,9 +28,11 @@ from torch_cpudist.snapshot.entries import (
     Trainer,
     Version,
 )
-from torch_cpudist.snapshot.sealed import check_unique, seal, unseal
+from torch_cpudist.snapshot.sealed import check_unique, checksum_of, seal, unseal
 
 FORMAT = 1
+#: Of a snapshot that has a base, so that who knows only the other refuses it.
+CHANGES_FORMAT = 2
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,9 @@ class Manifest:
             largest. Filled in by the commit.
         time: when it was committed, in UTC; for people only.
         package: version of this package that wrote it.
+        base: the snapshot over which the rows of this one are put; ``None``: it has
+            all rows.
+        crc32c: what the file ends in; 0 before it is written.
     """
 
     name: str
@@ -72,6 +78,8 @@ class Manifest:
     commit: int = 0
     time: str = ""
     package: str = ""
+    base: Base | None = None
+    crc32c: int = field(default=0, compare=False)
 
     def table_index(self, name: str) -> int:
         """The index of a table.
@@ -168,10 +176,12 @@ def _write(manifest: Manifest) -> bytes:
         for one in manifest.trainers
     ]
     files = [{**vars(one), "crc32c": list(one.crc32c)} for one in manifest.files]
+    base = manifest.base
     fields = {
-        "format": FORMAT,
+        "format": FORMAT if base is None else CHANGES_FORMAT,
         "package": manifest.package,
         "name": manifest.name,
+        **({} if base is None else {"base": entries.base_json(base)}),
         "number": str(manifest.number),
         "param_set": manifest.param_set,
         "commit": str(manifest.commit),
@@ -201,11 +211,15 @@ def _write(manifest: Manifest) -> bytes:
 def _read(contents: bytes) -> Manifest:
     fields = unseal(contents, "manifest")
     known = fields.number("format")
-    if known != FORMAT:
+    if known not in (FORMAT, CHANGES_FORMAT):
         raise SnapshotError(
             f"a snapshot of format {known}, and this release of torch_cpudist reads "
-            f"format {FORMAT}: install the one that wrote it, or a later one"
+            f"formats {FORMAT} and {CHANGES_FORMAT}: install the one that wrote it, or "
+            "a later one"
         )
+    base = None
+    if known == CHANGES_FORMAT:
+        base = entries.read_base(fields.take("base"), "manifest.base")
     strategy = Fields(fields.take("strategy"), "manifest.strategy")
     manifest = Manifest(
         package=fields.text("package"),
@@ -224,6 +238,8 @@ def _read(contents: bytes) -> Manifest:
         average_decay=fields.real("average_decay"),
         param_groups=fields.each("param_groups", _read_group),
         files=fields.each("files", entries.read_file),
+        base=base,
+        crc32c=checksum_of(contents),
     )
     strategy.done()
     fields.done()
@@ -252,7 +268,10 @@ def _check_whole(manifest: Manifest) -> None:
         part = names.part_name(file.name)
         if part is None or part.server >= manifest.servers:
             raise Malformed(f"manifest.files: {file.name} is of no server")
-        if part.table is None:
+        if part.gone:
+            if manifest.base is None:
+                raise Malformed(f"manifest.files: {file.name}, and all rows are here")
+        elif part.table is None:
             held.add(part.server)
         elif part.table >= len(manifest.tables):
             raise Malformed(f"manifest.files: {file.name} is of no table")
@@ -277,8 +296,10 @@ def _check_parts(manifest: Manifest) -> None:
 
 
 __all__ = [
+    "CHANGES_FORMAT",
     "CHUNK_BYTES",
     "FORMAT",
+    "Base",
     "Block",
     "Dense",
     "DenseState",

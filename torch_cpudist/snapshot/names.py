@@ -20,12 +20,15 @@ AUTOMATIC = "snap-"
 STAGED = "staged."
 STAGED_FILE = "rows.safetensors"
 TOKEN = "token-"  # noqa: S105  a prefix of file names
-_NUMBERED = re.compile(r"snap-([0-9]{12,20})-([0-9a-f]{4})(-s[0-9]+)?")
 _STAGED = re.compile(r"staged\.[0-9a-f]{16}")
+#: Behind the name of one that was put together from a chain.
+COMPACTED = "-full"
+_NUMBERED = re.compile(r"snap-([0-9]{12,20})-([0-9a-f]{4})(-s[0-9]+)?(-full)?")
 _PART = re.compile(r"s([0-9]{3,10})-t([0-9]{3,10})-([0-9]{4,10})\.safetensors")
 _DENSE = re.compile(r"s([0-9]{3,10})-dense\.safetensors")
 #: Directories of what trainers have left behind, which no snapshot is called.
 LEFT = "left_"
+_GONE = re.compile(r"s([0-9]{3,10})-gone\.safetensors")
 _TRAINER = re.compile(r"trainer-([0-9]{3,10})\.(json|safetensors)")
 
 #: Every table's rows are spread over so many buckets, which are dealt to servers.
@@ -77,16 +80,19 @@ class PartName:
         server: which one wrote it, of those there were.
         table: index of the table; ``None`` for the server's dense blocks.
         part: counted from 0 for each server and table.
+        gone: it has keys without a row any more, of all tables, and no dense blocks.
     """
 
     server: int
     table: int | None
     part: int = 0
+    gone: bool = False
 
     def __str__(self) -> str:
         """The file's name."""
         if self.table is None:
-            return f"s{self.server:03d}-dense.safetensors"
+            what = "gone" if self.gone else "dense"
+            return f"s{self.server:03d}-{what}.safetensors"
         return f"s{self.server:03d}-t{self.table:03d}-{self.part:04d}.safetensors"
 
 
@@ -97,6 +103,8 @@ def part_name(text: str) -> PartName | None:
         name = PartName(server, table, part)
     elif found := _DENSE.fullmatch(text):
         name = PartName(int(found.group(1)), None)
+    elif found := _GONE.fullmatch(text):
+        name = PartName(int(found.group(1)), None, gone=True)
     else:
         return None
     return name if str(name) == text else None
@@ -117,11 +125,16 @@ def left_name(run_id: int, param_set: int) -> str:
     return f"{LEFT}{run_id % 2**64:016x}_{param_set}"
 
 
+def gone_keys(table: int) -> str:
+    """What the tensor of a table's keys is called in a file of those that have gone."""
+    return f"t{table:03d}.keys"
+
+
 def is_own(text: str) -> bool:
     """Whether a file in the directory of a snapshot is one that is made here."""
     whole = text.removesuffix(".tmp")
-    known = whole == MANIFEST or _PART.fullmatch(whole) or _DENSE.fullmatch(whole)
-    return bool(known or _TRAINER.fullmatch(whole))
+    known = (_PART, _DENSE, _GONE, _TRAINER)
+    return whole == MANIFEST or any(one.fullmatch(whole) for one in known)
 
 
 def server_buckets(server: int, servers: int) -> tuple[int, int]:

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -37,6 +37,7 @@ class LoadRun:
         offsets: where row 0 of keys, weight, state, count, last_seen and average is,
             from the beginning of the file; 0: the file has none.
         crc32c: of every 256 KiB of the file.
+        snapshot: whose file it is.
     """
 
     file: str
@@ -45,6 +46,7 @@ class LoadRun:
     row_end: int
     offsets: tuple[int, int, int, int, int, int]
     crc32c: tuple[int, ...]
+    snapshot: str = ""
 
 
 def expected_columns(
@@ -139,6 +141,26 @@ class Part:
             raise self._mapped.damaged("its buckets do not divide its rows")
         return begins
 
+    def load_runs(
+        self, buckets: tuple[int, int], without: npt.NDArray[np.int64]
+    ) -> list[LoadRun]:
+        """Where the rows of a run of buckets are, but for those of some keys.
+
+        Args:
+            buckets: the first one, and the one after the last.
+            without: keys whose rows are left out.
+        """
+        whole = self.load_run(buckets)
+        left_out = np.sort(self.find(without))
+        first, last = whole.row_begin, whole.row_end
+        here = left_out[(first <= left_out) & (left_out < last)].tolist()
+        begins, ends = [first, *(row + 1 for row in here)], [*here, last]
+        return [
+            replace(whole, row_begin=begin, row_end=end)
+            for begin, end in zip(begins, ends, strict=True)
+            if begin < end
+        ]
+
     def load_run(self, buckets: tuple[int, int]) -> LoadRun:
         """Where the rows of a run of buckets are; it may have none."""
         begins = self.bucket_begin()
@@ -154,6 +176,7 @@ class Part:
             int(begins[buckets[1]]),
             (keys, weight, state, count, last_seen, average),
             self.file.crc32c,
+            self._mapped.path.parent.name,
         )
 
     def find(self, keys: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:

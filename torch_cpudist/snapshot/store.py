@@ -17,7 +17,8 @@ from torch_cpudist.errors import Error, SnapshotCorruptError, SnapshotError
 from torch_cpudist.log import logger
 from torch_cpudist.machine.urls import system_of
 from torch_cpudist.snapshot import names
-from torch_cpudist.snapshot.directory import Directory, Found
+from torch_cpudist.snapshot.chain import Found, arranged, chain_of, superfluous
+from torch_cpudist.snapshot.directory import Directory
 from torch_cpudist.snapshot.entries import CHUNK_BYTES
 from torch_cpudist.snapshot.files import reported, write_durably
 from torch_cpudist.snapshot.manifest import Manifest
@@ -136,28 +137,33 @@ class Store:
 
         Cost: a request each.
         """
-        whole, damaged = [], []
+        manifests, damaged = {}, []
         for name in self._names():
             try:
                 manifest = self.manifest(name)
             except SnapshotCorruptError as error:
                 damaged.append(Found(name, None, error))
                 continue
-            if manifest is not None and param_set in (None, manifest.param_set):
-                order = (manifest.commit, manifest.number)
-                whole.append((order, Found(name, manifest)))
-        whole.sort(key=lambda one: one[0], reverse=True)
-        return [found for _, found in whole] + damaged
+            if manifest is not None:
+                manifests[name] = manifest
+        return arranged(manifests, damaged, param_set)
 
     # ---- how one comes -------------------------------------------------------------
 
     def put(self, directory: Directory, name: str) -> None:
         """Copies a committed snapshot of a directory to the store, its manifest last.
 
+        What it is put over, and is not there, comes first.
+
         Raises:
             SnapshotError: a file cannot be read, or the store refuses; there is no such
                 snapshot in it then, or, if the very last step failed, the whole one.
         """
+        chain = chain_of(directory.manifest(name), directory.manifest)
+        for member in reversed(chain):
+            self._put(directory, member.name)
+
+    def _put(self, directory: Directory, name: str) -> None:
         folder, files = directory.folder(name), directory.files
         with reported(f"cannot read {folder / names.MANIFEST}", _WRITABLE):
             contents = files.read(folder / names.MANIFEST)
@@ -190,6 +196,8 @@ class Store:
     def get(self, directory: Directory, name: str) -> None:
         """Copies a snapshot to a directory where it is not, verified; manifest last.
 
+        What it is put over, and is not there, comes first.
+
         Raises:
             SnapshotCorruptError: a file of it is damaged or missing.
             SnapshotError: there is none, or one of the two file systems refuses.
@@ -200,7 +208,23 @@ class Store:
             raise SnapshotError(
                 f"no snapshot {name!r} in {self.url}, where there are {known}"
             )
-        manifest = Manifest.from_json(contents, name)
+        newest = Manifest.from_json(contents, name)
+        there = set(directory.names())
+        for member in reversed(chain_of(newest, self._member)):
+            if member.name == name or member.name not in there:
+                self._get(directory, member)
+
+    def _member(self, name: str) -> Manifest:
+        manifest = self.manifest(name)
+        if manifest is None:
+            raise SnapshotError(f"it is not in {self.url}")
+        return manifest
+
+    def _get(self, directory: Directory, manifest: Manifest) -> None:
+        name = manifest.name
+        contents = self._manifest(name)
+        if contents is None:
+            raise SnapshotError(f"snapshot {name!r} was removed from {self.url}")
         folder, files = directory.prepare(name), directory.files
         try:
             for file in self._files(name):
@@ -232,12 +256,9 @@ class Store:
             SnapshotCorruptError: there are some, here and there, and none is whole.
             SnapshotError: the store cannot be read, or the directory not be written.
         """
-        here = {
-            one.name: one.manifest
-            for one in directory.committed(param_set)
-            if one.manifest is not None
-        }
-        newest = max(((m.commit, m.number) for m in here.values() if m), default=None)
+        there = [one for one in directory.committed(param_set) if one.damage is None]
+        here = {one.name for one in there}
+        newest = max((one.order for one in there), default=None)
         damaged: SnapshotError | None = None
         for found in self.committed(param_set):
             manifest = found.manifest
@@ -246,7 +267,7 @@ class Store:
                     raise found.damage
                 if manifest is None or found.name in here:
                     return None
-                if newest is not None and newest >= (manifest.commit, manifest.number):
+                if newest is not None and newest >= found.order:
                     return None
                 self.get(directory, found.name)
             except SnapshotCorruptError as error:
@@ -280,22 +301,19 @@ class Store:
     def keep(self, count: int, param_set: int = 0) -> list[str]:
         """Removes all but the newest snapshots that nobody gave a name.
 
+        As ``Directory.keep``: what those that stay are put over stays with them.
+
         Args:
             count: how many stay, at least 1. Named ones do not count and stay.
             param_set: of which optimizer.
 
         Returns:
-            The names of those removed, the oldest first.
+            The names of those removed, in their order.
 
         Raises:
             SnapshotError: the store refuses.
         """
-        found = [
-            one.name
-            for one in self.committed(param_set)
-            if one.manifest is not None and names.number_of(one.name) is not None
-        ]
-        old = found[: max(count, 1) - 1 : -1]
+        old = superfluous(self.committed(param_set), count)
         for name in old:
             self.remove(name)
         return old

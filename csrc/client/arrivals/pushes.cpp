@@ -82,8 +82,9 @@ void AsyncPushes::take_arrived(std::span<void* const> weights) {
   }
 }
 
-void AsyncPushes::mark_cut(uint64_t number, const std::string& name, uint64_t wait_ms) {
-  wire::Cut cut = make_cut(number, name, wait_ms);
+void AsyncPushes::mark_cut(uint64_t number, const std::string& name, uint64_t wait_ms,
+                           uint64_t base) {
+  wire::Cut cut = make_cut(number, name, wait_ms, wire::CutStep::kMark, base);
   owner_->shared().settle();
   owner_->check_open();
   queue_->mark(std::move(cut));

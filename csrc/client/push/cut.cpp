@@ -7,7 +7,8 @@
 
 namespace cpudist::client {
 
-wire::Cut make_cut(uint64_t number, const std::string& name, uint64_t wait_ms, wire::CutStep step) {
+wire::Cut make_cut(uint64_t number, const std::string& name, uint64_t wait_ms, wire::CutStep step,
+                   uint64_t base) {
   if (number == 0) {
     throw Error(ErrorCode::kInvalidArgument, "a cut needs a number above 0, found 0");
   }
@@ -17,7 +18,12 @@ wire::Cut make_cut(uint64_t number, const std::string& name, uint64_t wait_ms, w
                 "digit and has at most " +
                     std::to_string(wire::kSnapshotNameBytesMax) + " bytes, found '" + name + "'");
   }
-  return {number, wait_ms, step, name};
+  if (base >= number) {
+    throw Error(ErrorCode::kInvalidArgument, "cut " + std::to_string(number) +
+                                                 " of changes since cut " + std::to_string(base) +
+                                                 ", which has to be an earlier one");
+  }
+  return {number, wait_ms, step, name, base};
 }
 
 CutAnswer join_answers(uint64_t number, std::span<const RequestPtr> replies) {

@@ -23,10 +23,10 @@ struct CutAnswer {
   std::vector<uint64_t> digests;
 };
 
-// Throws kInvalidArgument for a number or name that cannot be one. `name`: empty for who did not
-// ask for the cut.
+// Throws kInvalidArgument for a number, name or base that cannot be one. `name`: empty for who did
+// not ask for the cut. `base`: see wire::Cut.
 wire::Cut make_cut(uint64_t number, const std::string& name, uint64_t wait_ms,
-                   wire::CutStep step = wire::CutStep::kMark);
+                   wire::CutStep step = wire::CutStep::kMark, uint64_t base = 0);
 
 // What the servers' answers are together. Throws kProtocol.
 CutAnswer join_answers(uint64_t number, std::span<const RequestPtr> replies);

@@ -58,6 +58,10 @@ std::optional<std::string> Markers::refusal(const wire::Cut& cut) const {
   if (!open() && cut.number <= ended_) {
     return "cut " + std::to_string(cut.number) + " is over on this server";
   }
+  if (base_ != 0 && cut.base != 0 && cut.base != base_) {
+    return "cut " + std::to_string(cut.number) + " is to be of changes since cut " +
+           std::to_string(base_) + " and since cut " + std::to_string(cut.base);
+  }
   return std::nullopt;
 }
 
@@ -80,6 +84,7 @@ void Markers::mark(const Ticket& ticket, const wire::Cut& cut, TimePoint now) {
   tickets_.emplace(ticket.rank, ticket);
   begin(ticket.rank, cut, std::move(name), now);
   if (opener_ == ticket.rank) opener_marked_ = true;
+  if (cut.base != 0) base_ = cut.base;
 }
 
 std::vector<uint32_t> Markers::marked() const {
@@ -117,6 +122,7 @@ Markers::Tickets Markers::end() {
   ended_ = std::max(ended_, number_);
   number_ = 0;
   name_.clear();
+  base_ = 0;
   opener_.reset();
   opener_marked_ = false;
   deserted_ = false;

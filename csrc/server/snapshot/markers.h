@@ -44,8 +44,9 @@ class Markers {
   bool open() const { return number_ != 0; }
   uint64_t number() const { return number_; }  // 0: none is open
   const std::string& name() const { return name_; }
-  std::vector<uint32_t> marked() const;   // ranks
-  std::vector<uint32_t> missing() const;  // ranks that take part and have not marked
+  uint64_t base() const { return base_; }  // that a marker has named; 0: none has
+  std::vector<uint32_t> marked() const;    // ranks
+  std::vector<uint32_t> missing() const;   // ranks that take part and have not marked
   // All who take part have marked, and so has who asked for it.
   bool complete() const;
   // Who asked for it has gone: it will never be complete.
@@ -73,6 +74,7 @@ class Markers {
   uint64_t number_ = 0;
   uint64_t ended_ = 0;  // the highest number that is over
   std::string name_;
+  uint64_t base_ = 0;
   std::optional<uint32_t> opener_;  // who has named it
   bool opener_marked_ = false;
   bool deserted_ = false;

@@ -75,6 +75,11 @@ void grow(kernels::AlignedBuffer<uint8_t>* buffer, uint64_t size_bytes) {
   *buffer = kernels::AlignedBuffer<uint8_t>(size_bytes);
 }
 
+// Whether a row has had an update from that one on. Updates are counted on beyond 2^32.
+bool changed_since(const table::RowHeader& header, uint32_t update) {
+  return header.count > 0 && static_cast<int32_t>(header.last_seen - update) >= 0;
+}
+
 }  // namespace
 
 uint64_t PartRows::size_bytes(const table::RecordShape& shape, uint32_t rows_per_slab,
@@ -97,11 +102,13 @@ PartRows::PartRows(const table::RecordShape& shape, uint32_t rows_per_slab, uint
   memory_.sorted.reserve(most_rows_);
 }
 
-void PartRows::take(uint32_t records) {
+void PartRows::take(uint32_t records, std::optional<uint32_t> since) {
   const uint8_t* record = next();
   for (uint32_t i = 0; i < records; ++i, record += shape_.stride) {
     table::RowHeader header;
     std::memcpy(&header, record, sizeof header);
+    if (since && !changed_since(header, *since)) continue;
+    if (next() != record) std::memcpy(next(), record, shape_.stride);
     memory_.rows.push_back({header.key, kernels::bucket_of(header.key, shape_.salt),
                             static_cast<uint32_t>(memory_.rows.size())});
   }

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -40,9 +41,10 @@ class PartRows {
   // Throws std::bad_alloc. `rows`: of the table.
   PartRows(const table::RecordShape& shape, uint32_t rows_per_slab, uint64_t rows, Memory* memory);
 
-  // Where the next slab is to be copied, and how many records then were.
+  // Where the next slab is to be copied, and how many records then were. With `since`, those are
+  // taken whose last update came from that one on.
   uint8_t* next() { return memory_.records.data() + memory_.rows.size() * shape_.stride; }
-  void take(uint32_t records);
+  void take(uint32_t records, std::optional<uint32_t> since = {});
   bool empty() const { return memory_.rows.empty(); }
   // There is no room for another slab.
   bool full() const { return memory_.rows.size() + rows_per_slab_ > most_rows_; }

@@ -31,7 +31,7 @@ namespace cpudist::server {
 namespace {
 
 constexpr auto kLongestWait = std::chrono::milliseconds(100);
-// Snapshots that status() still knows.
+// Snapshots of a set that status() still knows.
 constexpr size_t kKnown = 8;
 constexpr const char* kManifest = "manifest.json";
 
@@ -62,6 +62,9 @@ struct SnapshotWriter::Impl {
     std::string directory;              // its own
     std::shared_ptr<FrozenSet> frozen;  // until it is over; under the writer's mutex
     std::atomic<bool> given_up{false};
+    // Of a row's last update, from which on the row is written.
+    std::optional<uint32_t> since;
+    bool rows_say_changes = true;   // of what changed since; under the writer's mutex
     wire::CutStatus status;         // under the writer's mutex
     std::vector<std::string> made;  // names of files, of the writer's thread
     // Of a failure: has room for all of it, since memory may be what failed.
@@ -93,6 +96,9 @@ struct SnapshotWriter::Impl {
   void check_free(const SnapshotJob& job) const;
   void add(const WrittenPtr& snapshot);
   WrittenPtr find(uint32_t param_set, uint64_t number) const;
+  static bool can_be_base(const Written& snapshot);
+  std::optional<uint32_t> begin_of_changes(const SnapshotJob& job,
+                                           const wire::Version& version) const;
 
   wire::CutStatus look_for(const std::string& token) const;
 
@@ -217,7 +223,7 @@ void SnapshotWriter::Impl::write_tables(Written& snapshot, Disk* disk, std::stri
     while (true) {
       check_going_on(snapshot);
       const uint32_t copied = snapshot.frozen->copy_slab(table.id, rows.next());
-      if (copied > 0) rows.take(copied);
+      if (copied > 0) rows.take(copied, snapshot.since);
       if (rows.full() || (copied == 0 && !rows.empty())) {
         file.name = numbered("s%03u-t%03u-%04u.safetensors", options.shard_id, table.id, part++);
         write_part(snapshot, &rows, file, disk, head);
@@ -335,16 +341,43 @@ void SnapshotWriter::Impl::add(const WrittenPtr& snapshot) {
     known.pop_back();
     throw;
   }
-  if (known.size() > kKnown) known.pop_front();
+  const auto of_set = [&](const WrittenPtr& one) {
+    return one->job.param_set == snapshot->job.param_set;
+  };
+  if (static_cast<size_t>(std::count_if(known.begin(), known.end(), of_set)) > kKnown) {
+    known.erase(std::find_if(known.begin(), known.end(), of_set));
+  }
   current = snapshot;
   wake.notify_all();
+}
+
+bool SnapshotWriter::Impl::can_be_base(const Written& snapshot) {
+  return snapshot.status.state == wire::CutState::kDone && snapshot.rows_say_changes;
+}
+
+std::optional<uint32_t> SnapshotWriter::Impl::begin_of_changes(const SnapshotJob& job,
+                                                               const wire::Version& version) const {
+  if (job.base == 0) return std::nullopt;
+  const WrittenPtr base = find(job.param_set, job.base);
+  // Rows say the low half of the update that they had last.
+  if (base && can_be_base(*base)) {
+    const uint64_t round = base->status.version.round;
+    // Rows say the low half of the update that they had last.
+    if (version.round - round < uint64_t{1} << 31) return static_cast<uint32_t>(round);
+  }
+  throw Error(ErrorCode::kSnapshot,
+              "snapshot " + job.name + ": " + server() +
+                  " does not know what has changed since cut " + std::to_string(job.base) +
+                  ": it began after that, or values were stored or loaded since. Save a full one");
 }
 
 void SnapshotWriter::begin(SnapshotJob job, const SnapshotSource& source, std::shared_mutex& lock) {
   const std::lock_guard guard(impl_->mutex);
   impl_->check_free(job);
+  const std::optional<uint32_t> since = impl_->begin_of_changes(job, source.version);
   try {
     const auto snapshot = std::make_shared<Impl::Written>();
+    snapshot->since = since;
     snapshot->frozen = std::make_shared<FrozenSet>(source.store, source.layout, source.version,
                                                    lock, impl_->memory);
     snapshot->directory = (impl_->directory == "/" ? "" : impl_->directory) + "/" + job.name;
@@ -355,6 +388,7 @@ void SnapshotWriter::begin(SnapshotJob job, const SnapshotSource& source, std::s
     snapshot->status.state = wire::CutState::kWriting;
     snapshot->status.shard = impl_->options.shard_id;
     snapshot->status.members = job.members;
+    snapshot->status.base = job.base;
     impl_->add(snapshot);
   } catch (const std::bad_alloc&) {
     throw Error(ErrorCode::kOutOfMemory, "snapshot " + job.name + ", " + impl_->server() +
@@ -370,6 +404,7 @@ wire::CutStatus SnapshotWriter::status(uint32_t param_set, uint64_t number,
   if (found) {
     wire::CutStatus status = found->status;
     if (status.state == wire::CutState::kWriting) status.files.clear();
+    status.can_be_base = Impl::can_be_base(*found);
     return status;
   }
   wire::CutStatus unknown;
@@ -387,7 +422,15 @@ void SnapshotWriter::abandon(uint32_t param_set, uint64_t number) {
   impl_->wake.notify_all();
 }
 
+void SnapshotWriter::forget_bases(uint32_t param_set) {
+  const std::lock_guard lock(impl_->mutex);
+  for (const Impl::WrittenPtr& one : impl_->known) {
+    if (one->job.param_set == param_set) one->rows_say_changes = false;
+  }
+}
+
 void SnapshotWriter::forget(uint32_t param_set) {
+  forget_bases(param_set);  // another set may get its number
   std::shared_ptr<FrozenSet> frozen;
   {
     const std::lock_guard lock(impl_->mutex);

@@ -31,6 +31,9 @@ struct SnapshotJob {
   uint64_t number = 0;              // of the cut
   std::string name;                 // of the snapshot, and of its directory
   std::vector<uint32_t> members{};  // the trainers that have marked the cut
+  // Number of the snapshot of this set since whose cut rows are written if they have changed; 0:
+  // all rows are.
+  uint64_t base = 0;
 };
 
 // What is saved: a parameter set at the moment of the cut. All but the version is referred to until
@@ -43,7 +46,8 @@ struct SnapshotSource {
 
 // One per server. Its thread begins with the first job; one job at a time.
 //
-// Thread safety: all members. None is to be called with the lock of a set held but begin().
+// Thread safety: all members. None is to be called with the lock of a set held but begin() and
+// forget_bases().
 class SnapshotWriter {
  public:
   explicit SnapshotWriter(SnapshotOptions options);
@@ -59,8 +63,8 @@ class SnapshotWriter {
 
   // With `lock`, which is that of the set, held exclusively: from here on the values of now are
   // kept until they are written. Throws Error(kSnapshot) where there is no directory or another one
-  // is being written, kInvalidArgument for a name that is none, kOutOfMemory; nothing has changed
-  // then.
+  // is being written, or where it is not known any more what has changed since the base,
+  // kInvalidArgument for a name that is none, kOutOfMemory; nothing has changed then.
   void begin(SnapshotJob job, const SnapshotSource& source, std::shared_mutex& lock);
 
   // How far that snapshot is. Number 0: whether a file `token` lies in the directory.
@@ -69,6 +73,11 @@ class SnapshotWriter {
   // Ends it if it is being written, and has its files removed unless a manifest names them; nobody
   // knows it any more. Does not wait for that.
   void abandon(uint32_t param_set, uint64_t number);
+
+  // Values of the set are changed, and not by updates, of which rows say when they were: none of
+  // its snapshots so far, or that is being written, can be a base. May be called with the lock of
+  // the set held.
+  void forget_bases(uint32_t param_set);
 
   // Before a set goes: nothing of it is read any more when this returns.
   void forget(uint32_t param_set);

@@ -235,6 +235,8 @@ inline wire::CutStatus sample_cut_status() {
   status.members = {0, 1, 3};
   status.files = {{"s002-t001-0000.safetensors", 1, 5, 300000, {0x11223344, 0x55667788}},
                   {"s002-dense.safetensors", wire::kDenseFile, 0, 0, {}}};
+  status.base = 5;
+  status.can_be_base = true;
   return status;
 }
 
@@ -295,7 +297,7 @@ inline std::vector<Sample> all_samples() {
   add("run of rows that are alike", sample_run_alike(), run);
   add("fetch of a run", encode(wire::FetchRun{1, 5, 9}),
       [layout](Bytes b) { wire::decode_fetch_run(b, *layout); });
-  add("cut", encode(wire::Cut{12, 3000, wire::CutStep::kAnnounce, "snap-12"}),
+  add("cut", encode(wire::Cut{12, 3000, wire::CutStep::kAnnounce, "snap-12", 11}),
       [](Bytes b) { wire::decode_cut(b); });
   add("reply to a cut", encode(wire::CutReply{12, true, 34, "snap-12", "late"}),
       [](Bytes b) { wire::decode_cut_reply(b); });

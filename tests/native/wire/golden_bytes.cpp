@@ -63,14 +63,15 @@ const std::vector<Golden> kGolden = {
      "0000000000000000000000000000003f000080bf"},
     {"fetch of a run", 24, 0x01bbf688,
      "010000000000000005000000000000000900000000000000"},
-    {"cut", 40, 0xc891c4c9,
-     "0c00000000000000b80b000000000000020000000000000007000000736e61702d31320000000000"},
+    {"cut", 48, 0x68e89bca,
+     "0c00000000000000b80b00000000000002000000000000000b0000000000000007000000736e61702d313200"
+     "00000000"},
     {"reply to a cut", 48, 0x0df14156,
      "0c000000000000000100000000000000220000000000000007000000736e61702d3132000000000004000000"
      "6c617465"},
     {"query of a cut", 24, 0xe2d753e8, "000000000000000007000000746f6b656e2d370000000000"},
-    {"load", 192, 0x279c752e, ""},
-    {"status of a cut", 264, 0x00c64ff8, ""},
+    {"load", 200, 0xc87e1fb3, ""},
+    {"status of a cut", 280, 0xf360bf2e, ""},
 };
 // clang-format on
 
@@ -87,7 +88,7 @@ std::string hex_of(const Buffer& payload) {
 }  // namespace
 
 TEST(messages_have_the_bytes_of_their_protocol_version) {
-  CHECK_EQ(wire::kProtocolVersion, 5);
+  CHECK_EQ(wire::kProtocolVersion, 6);
   const std::vector<Sample> samples = all_samples();
   CHECK_EQ(samples.size(), kGolden.size());
   for (size_t i = 0; i < samples.size(); ++i) {

@@ -15,12 +15,13 @@ using namespace cpudist;           // NOLINT
 using namespace cpudist::testing;  // NOLINT
 
 TEST(messages_cut_round_trip) {
-  const Buffer marker = encode(wire::Cut{7, 250, wire::CutStep::kAbandon, "snap-7"});
+  const Buffer marker = encode(wire::Cut{7, 250, wire::CutStep::kAbandon, "snap-7", 6});
   const wire::Cut cut = wire::decode_cut(view_of(marker));
   CHECK_EQ(cut.number, 7u);
   CHECK_EQ(cut.wait_ms, 250u);
   CHECK(cut.step == wire::CutStep::kAbandon);
   CHECK_EQ(cut.name, std::string("snap-7"));
+  CHECK_EQ(cut.base, 6u);
   const Buffer answer = encode(wire::CutReply{7, true, 99, "snap-7", "because"});
   const wire::CutReply reply = wire::decode_cut_reply(view_of(answer));
   CHECK_EQ(reply.number, 7u);
@@ -54,6 +55,8 @@ TEST(messages_cut_status_round_trip) {
   CHECK(found.files[0].checksums == meant.files[0].checksums);
   CHECK_EQ(found.files[1].table, wire::kDenseFile);
   CHECK(found.files[1].checksums.empty());
+  CHECK_EQ(found.base, 5u);
+  CHECK(found.can_be_base);
 }
 
 TEST(messages_cut_refuses_what_cannot_be) {
