@@ -135,7 +135,7 @@ def test_dense_parameters_go_through_checkpoints_of_torch(tmp_path) -> None:
 
 
 def test_the_commands_are_those_that_there_are(folder, capsys) -> None:
-    from torch_cpudist.snapshot.commands import main
+    from torch_cpudist.snapshot.tools.commands import main
 
     calls = [
         line.split("#")[0].split()[3:]

@@ -15,10 +15,10 @@ from patience import PATIENCE_S
 from small_snapshots import NAME, columns_of, commit, entry, write, write_tensors
 
 from torch_cpudist.snapshot import names, parts
-from torch_cpudist.snapshot.commands import main
 from torch_cpudist.snapshot.directory import Directory
 from torch_cpudist.snapshot.member import DENSE_FORMAT
 from torch_cpudist.snapshot.reading import Snapshot
+from torch_cpudist.snapshot.tools.commands import main
 
 
 @pytest.fixture

@@ -17,9 +17,9 @@ import pytest
 import torch
 from small_snapshots import row_values, trainer_tree
 
-from torch_cpudist.snapshot.commands import main
 from torch_cpudist.snapshot.manifest import FORMAT, StateSlice, Version
 from torch_cpudist.snapshot.reading import Snapshot
+from torch_cpudist.snapshot.tools.commands import main
 
 ZOO = Path(__file__).resolve().parents[1] / "snapshots"
 NAME = "snap-000000000012-5f3a"

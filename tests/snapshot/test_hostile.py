@@ -20,10 +20,10 @@ from small_snapshots import NAME, commit, entry
 from torch_cpudist import _core
 from torch_cpudist.errors import SnapshotCorruptError, SnapshotError
 from torch_cpudist.snapshot import names
-from torch_cpudist.snapshot.comparing import compare
 from torch_cpudist.snapshot.directory import Directory
 from torch_cpudist.snapshot.manifest import Manifest
 from torch_cpudist.snapshot.reading import Snapshot
+from torch_cpudist.snapshot.tools.comparing import compare
 from torch_cpudist.snapshot.trainer_files import read_trainer
 
 PATH = Path("/snapshots")

@@ -14,12 +14,16 @@ import torch
 from snapshot_cases import dense_job, settle
 from snapshot_parity import Job, ended, net, seeing
 from sync_cases import RULES, Batches, assert_same_bits, build, loss_of, run
-from whole_gradients import STRATEGIES, check_files, expected, model_of, push
+from whole_gradients import check_files, expected, model_of, push
 
 import torch_cpudist as cpudist
 from torch_cpudist.snapshot.directory import Directory
 from torch_cpudist.snapshot.reading import Snapshot
 
+STRATEGIES = {
+    "async": lambda: cpudist.Async(sharding=cpudist.Sharding(min_block_size=2)),
+    "groups": lambda: cpudist.HalfAsync(group=[[0, 1], [2]]),
+}
 # A snapshot is written within the step behind it, as it waits for the schedule.
 STEPS, STOP = 17, 13
 OFTEN = {"delta_every_steps": 2, "full_every": 3, "keep": 20}

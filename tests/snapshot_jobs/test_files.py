@@ -14,9 +14,9 @@ from snapshot_cases import Drawing, batch_of, settle
 from sync_cases import run
 
 import torch_cpudist as cpudist
-from torch_cpudist.snapshot.commands import main
 from torch_cpudist.snapshot.directory import Directory
 from torch_cpudist.snapshot.reading import Snapshot
+from torch_cpudist.snapshot.tools.commands import main
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "snapshot.md"
 BLOCKS = blocks_of(PAGE.read_text(encoding="utf-8"))

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import sys
 
-from torch_cpudist.snapshot.commands import main
+from torch_cpudist.snapshot.tools.commands import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -19,11 +19,11 @@ from typing import Any
 from torch_cpudist.errors import Error, SnapshotCorruptError, SnapshotError
 from torch_cpudist.snapshot import names
 from torch_cpudist.snapshot.chain import Found
-from torch_cpudist.snapshot.compacting import compact
-from torch_cpudist.snapshot.comparing import Difference, compare
 from torch_cpudist.snapshot.directory import Directory
 from torch_cpudist.snapshot.manifest import Manifest
 from torch_cpudist.snapshot.reading import Rows, Snapshot
+from torch_cpudist.snapshot.tools.compacting import compact
+from torch_cpudist.snapshot.tools.comparing import Difference, compare
 
 WELL, DIFFERENT, FAILED = 0, 1, 2
 _SHOWN_VALUES = 8
