@@ -49,6 +49,8 @@ DENSE_LR = 0.01
 POINTS_PER_EPOCH = 8
 SNAPSHOTS_PER_EPOCH = 20
 REMOTE_STRATEGIES = ("sync", "half_async", "async", "hybrid")
+# Whose trainers can save a snapshot when they are done.
+EXPORTED = ("sync", "async")
 HASHED_ROWS = 1_000_000_000
 # No factor of it is one of HASHED_ROWS: no two ids below that get the same row.
 HASH_FACTOR = 654_435_761
@@ -264,7 +266,11 @@ def train(
                 evaluate(options, progress, model, test, ends=step == steps)
         done = 0
     if options.export is not None:
-        cpudist.export(model, options.export)
+        # Rows of the servers come from a snapshot: under Sync all take part in it,
+        # under Async trainer 0 takes it, while the others are at the barrier.
+        if progress.chief or options.strategy == "sync":
+            cpudist.export(model, options.export)
+        cpudist.barrier()
     finish(options, progress, model, server, whole=count == data.records)
 
 
@@ -325,10 +331,10 @@ def parse_arguments() -> argparse.Namespace:
     add("--export", type=Path, help="new directory to write the trained model to")
     options = parser.parse_args()
     if options.export is not None and options.remote:
-        if options.strategy != "sync" or options.snapshots is None:
+        if options.strategy not in EXPORTED or options.snapshots is None:
             parser.error(
-                "--export takes rows of --remote from a snapshot of all trainers at "
-                "the end: add --snapshots DIR, and use --strategy sync"
+                "--export takes rows of --remote from a snapshot at the end: add "
+                f"--snapshots DIR, and train with {' or '.join(EXPORTED)}"
             )
     for name in ("epochs", "batch_size", "rows"):
         value = getattr(options, name)

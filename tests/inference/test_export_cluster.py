@@ -91,6 +91,48 @@ def test_a_plain_model_gets_all_rows(tmp_path, remote) -> None:
             assert torch.equal(evaluated(plain), expected)
 
 
+STATIC = {
+    "geo": cpudist.Geo(push_every=2),
+    "allreduce": cpudist.AllReduce(),
+    "reduce": cpudist.Reduce(),
+    "async": cpudist.Async(),
+    "hybrid": cpudist.Hybrid(dense=cpudist.AllReduce(), sparse=cpudist.Async()),
+}
+
+
+@pytest.mark.parametrize("name", list(STATIC))
+def test_static_models_of_every_strategy_are_exported(tmp_path, name) -> None:
+    def body(opt, model, rank):
+        cpudist.barrier()
+        cpudist.export(model, tmp_path / "out")
+        return evaluated(model)
+
+    # Over a process group there is one trainer in this process.
+    alone = name in ("allreduce", "reduce", "hybrid")
+    strategy, trainers = STATIC[name], 1 if alone else 2
+    expected = trained(body, remote=False, strategy=strategy, trainers=trainers)[0]
+    model = net(remote=False, seed=5)
+    with cpudist.load_for_inference(model, tmp_path / "out"):
+        assert torch.equal(evaluated(model), expected)
+
+
+def test_trainer_0_exports_when_the_others_are_done(tmp_path) -> None:
+    def body(opt, model, rank):
+        cpudist.barrier()
+        if rank == 0:
+            cpudist.export(model, tmp_path / "out")
+        opt.flush()
+        found = evaluated(model)
+        cpudist.barrier()
+        return found
+
+    where = tmp_path / "snapshots"
+    expected = trained(body, where, strategy=cpudist.Async())[0]
+    model = net(seed=5)
+    with cpudist.load_for_inference(model, tmp_path / "out"):
+        assert torch.equal(evaluated(model), expected)
+
+
 @pytest.mark.parametrize("remote", [True, False])
 def test_averages_are_exported(tmp_path, remote) -> None:
     def body(opt, model, rank):

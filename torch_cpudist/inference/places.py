@@ -129,8 +129,12 @@ def places_of(model: nn.Module, export: Export) -> Places:
     mapped: list[RemotePlace] = []
     whole: list[RemotePlace] = []
     used: set[str] = set()
+    others = _other_names(model)
     for name, value in state.items():
         shape = tuple(value.shape)
+        known = [n for n in others.get(name, ()) if n in shapes or n in tables]
+        if name not in shapes and name not in tables and known:
+            continue  # it comes by that name
         if value.is_meta:
             problems.append(f"{name} is on meta: call model.to_empty(device='cpu')")
         elif name in shapes:
@@ -169,6 +173,14 @@ def places_of(model: nn.Module, export: Export) -> Places:
             "it was trained."
         )
     return Places(copied, filled, tuple(mapped), tuple(whole))
+
+
+def _other_names(model: nn.Module) -> dict[str, list[str]]:
+    """All names of each parameter, by each of them."""
+    found: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        found.setdefault(id(parameter), []).append(name)
+    return {name: names for names in found.values() for name in names}
 
 
 def _compare(

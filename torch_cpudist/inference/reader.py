@@ -79,6 +79,7 @@ class Reader:
         self._manifest: Manifest = exports[-1].manifest
         self._loaded = loaded_of(exports)
         newest = exports[-1]
+        self._shapes = newest.shapes()
         names = [one.name for one in newest.manifest.tables]
         self._layers = {name: layers_of(exports, name) for name in names}
         self._tables = {name: one.native() for name, one in self._layers.items()}
@@ -240,21 +241,17 @@ class Reader:
                 "the deltas in the order in which they were made."
             )
         same = (told.dtype, told.averaged, told.tables)
-        shapes = {name: tuple(one.shape) for name, one in self._places.copied.items()}
-        shapes |= {
-            place.name: tuple(place.weight.shape) for place in self._places.whole
-        }
-        if same != (known.dtype, known.averaged, known.tables) or (
-            delta.shapes() != shapes
-        ):
+        of_known = (known.dtype, known.averaged, known.tables)
+        if same != of_known or delta.shapes() != self._shapes:
             raise SnapshotError(
                 f"export {delta.folder.name} is of another model, or has rows of "
                 f"another dtype, than {self._loaded.name}, which is loaded"
             )
 
     def _copies(self, export: Export) -> Iterator[tuple[str, torch.Tensor]]:
-        whole = {place.name for place in self._places.whole}
-        return ((n, value) for n, value in export.tensors() if n not in whole)
+        # Not those of remote weights, which may have several names.
+        copied = self._places.copied
+        return ((n, value) for n, value in export.tensors() if n in copied)
 
     def _write(self, values: Mapping[str, torch.Tensor]) -> None:
         with torch.no_grad():

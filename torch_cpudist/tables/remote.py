@@ -57,8 +57,8 @@ def remote_tables(
     ``Hybrid`` with one of these for tables).
 
     The initial values are those of trainer 0's recorded initialiser and seed, which
-    ``torch.manual_seed`` repeats. Their rows are in no ``state_dict()``, and there is
-    no way yet to save them. Thread safety: for models built in this thread.
+    ``torch.manual_seed`` repeats. Their rows are in no ``state_dict()``: snapshots have
+    them, and exports. Thread safety: for models built in this thread.
 
     Args:
         min_rows: embeddings with at least so many rows, >= 1.
