@@ -16,6 +16,7 @@ from torch_cpudist.snapshot.directory import Directory
 from torch_cpudist.snapshot.files import Files, reported, write_durably
 from torch_cpudist.snapshot.manifest import (
     CHUNK_BYTES,
+    Base,
     Block,
     Dense,
     DenseState,
@@ -59,8 +60,13 @@ def row_values(keys: np.ndarray, width: int, salt: float) -> np.ndarray:
     return base + salt + np.arange(width, dtype=np.float32) / 16
 
 
-def columns_of(keys: np.ndarray, of: Table, average: bool) -> dict[str, np.ndarray]:
-    """The columns of rows that have these keys, in a part's order."""
+def columns_of(
+    keys: np.ndarray, of: Table, average: bool, more: float = 0.0
+) -> dict[str, np.ndarray]:
+    """The columns of rows that have these keys, in a part's order.
+
+    ``more``: of every weight, so that one says which snapshot it is of.
+    """
     keys = np.asarray(keys, dtype=np.int64)
     buckets = names.buckets_of(keys, of.salt).astype(np.int64)
     keys = keys[np.lexsort((keys, buckets))]
@@ -68,7 +74,7 @@ def columns_of(keys: np.ndarray, of: Table, average: bool) -> dict[str, np.ndarr
     begins = np.searchsorted(buckets, np.arange(names.BUCKETS + 1))
     columns = {
         "keys": keys,
-        "weight": row_values(keys, of.dim, 0.5),
+        "weight": row_values(keys, of.dim, 0.5 + more),
         "state": row_values(keys, of.state_elements, 0.25),
         "count": (keys % 7).astype(np.uint32),
         "last_seen": (keys % 11).astype(np.uint32),
@@ -110,6 +116,7 @@ def write_parts(
     servers: int,
     part_rows: int,
     average: bool,
+    more: float = 0.0,
 ) -> list[File]:
     """Writes rows as servers do: each its own, in parts."""
     wanted = np.array(sorted(keys), dtype=np.int64)
@@ -119,7 +126,7 @@ def write_parts(
         own = wanted[owners == server]
         for number, begin in enumerate(range(0, len(own), part_rows)):
             name = str(names.PartName(server, index, number))
-            tensors = columns_of(own[begin : begin + part_rows], of, average)
+            tensors = columns_of(own[begin : begin + part_rows], of, average, more)
             contents = write_tensors(files, folder / name, tensors, parts.FORMAT)
             rows = len(tensors["keys"])
             written.append(entry(name, contents, index, rows))
@@ -166,6 +173,31 @@ def write_dense(
     return written
 
 
+def write_gone(
+    files: Files,
+    folder: Path,
+    tables: tuple[Table, ...],
+    gone: Mapping[str, Iterable[int]],
+    servers: int,
+) -> list[File]:
+    """Writes keys that have gone as a server would write those that were its own."""
+    written = []
+    for server in range(servers):
+        tensors = {}
+        for index, of in enumerate(tables):
+            keys = np.array(sorted(gone.get(of.name, ())), dtype=np.int64)
+            owners = names.buckets_of(keys, of.salt).astype(np.int64) * servers // 4096
+            if (owners == server).any():
+                tensors[names.gone_keys(index)] = keys[owners == server]
+        if tensors:
+            name = str(names.PartName(server, None, gone=True))
+            kind = "torch_cpudist.gone"
+            contents = write_tensors(files, folder / name, tensors, kind)
+            count = sum(map(len, tensors.values()))
+            written.append(entry(name, contents, None, count))
+    return written
+
+
 def trainer_tree(rank: int) -> dict[str, object]:
     """A small state of a trainer."""
     return {
@@ -188,8 +220,14 @@ def write(
     average: bool = True,
     number: int = 12,
     prepare: bool = True,
+    base: Manifest | None = None,
+    gone: Mapping[str, Iterable[int]] | None = None,
+    more: float = 0.0,
 ) -> Manifest:
-    """Writes all files of a snapshot but the manifest, which is returned."""
+    """Writes all files of a snapshot but the manifest, which is returned.
+
+    With ``base`` it has what has changed since that one, and which keys have gone.
+    """
     files = directory.files
     folder = directory.prepare(name) if prepare else directory.folder(name)
     if not prepare:
@@ -199,8 +237,9 @@ def write(
     written: list[File] = []
     for index, (of, keys) in enumerate(zip(described, keyed.values(), strict=True)):
         written += write_parts(
-            files, folder, of, index, keys, servers, part_rows, average
+            files, folder, of, index, keys, servers, part_rows, average, more
         )
+    written += write_gone(files, folder, described, gone or {}, servers)
     dense = dense_parameters(servers)
     written += write_dense(files, folder, dense, servers, average)
     entries = [
@@ -220,6 +259,7 @@ def write(
         average_decay=0.5 if average else 0.0,
         param_groups=({"lr": 0.1, "betas": [0.9, 0.999]},),
         files=tuple(written),
+        base=None if base is None else Base(base.name, base.crc32c),
     )
 
 

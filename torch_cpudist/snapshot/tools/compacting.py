@@ -131,7 +131,7 @@ class _Writer:
             {"format": FORMAT, "version": VERSION},
         )
         pieces = [memoryview(head)]
-        pieces += [np.ascontiguousarray(c).view(np.uint8).data for c in found.values()]
+        pieces += [_bytes_of(c) for c in found.values()]
         self._write(str(name), pieces, name.table, len(columns["keys"]))
 
     def _write(
@@ -164,3 +164,7 @@ class _Writer:
 
 def _row_bytes(table: Table) -> int:
     return 16 + 4 * (2 * table.dim + table.state_elements)
+
+
+def _bytes_of(column: Array) -> memoryview:
+    return np.ascontiguousarray(column).reshape(-1).view(np.uint8).data
