@@ -12,6 +12,7 @@ import pytest
 import torch_cpudist as cpudist
 from torch_cpudist.snapshot import names
 from torch_cpudist.snapshot.choice import Begins, Choice, Target
+from torch_cpudist.snapshot.entries import Base
 from torch_cpudist.snapshot.manifest import (
     Block,
     Dense,
@@ -183,6 +184,12 @@ def test_tables_and_dense_parameters_become_each_other():
         "table 'top.weight': 2 rows, without their optimizer state, which is of sgd "
         "and begins anew, from a dense parameter",
     ]
+
+
+def test_rows_of_a_chain_are_not_counted():
+    changes = dataclasses.replace(SAVED, base=Base("before", 0))
+    plan = Choice.of(None, None).plan(changes, OWN[:1])
+    assert plan.lines()[0] == "table 'users.weight': its rows"
 
 
 def test_values_of_another_width():

@@ -112,6 +112,33 @@ def test_by_name_from_the_store_and_by_url(store, tmp_path):
     assert there(tmp_path / "other") == set()
 
 
+def test_a_chain_goes_there_and_back(store, tmp_path):
+    setup = Setup(trainers=1, remote=True)
+
+    def body(job):
+        job.opt.resume(
+            **at(tmp_path), every_steps=4, delta_every_steps=1, full_every=9, keep=2
+        )
+        for step in range(7):
+            job.train(step, step + 1)
+            settle(job.opt)
+        stats = job.opt.stats()["snapshot"]
+        assert (stats["saved"], stats["failed"]) == (7, 0)
+        return job.values()
+
+    values = ranks(setup, tmp_path, body)[0]
+    newest = store.committed()[0]
+    assert len(newest.members) == 4
+    shutil.rmtree(tmp_path)
+
+    def then(job):
+        assert job.opt.resume(**at(tmp_path)).name == newest.name
+        assert same(job.values(), values)
+
+    ranks(replace(setup, servers=3, seed=7), tmp_path, then)
+    assert set(newest.members) <= there(tmp_path)
+
+
 def test_a_store_that_fails_is_counted_and_training_goes_on(
     store, tmp_path, monkeypatch, caplog
 ):

@@ -9,7 +9,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from warm_starts import ADAM, Setup, ranks, same, saved, there
+from snapshot_cases import settle
+from warm_starts import ADAM, ROWS, Setup, ranks, same, saved, there
 
 from torch_cpudist.snapshot.directory import Directory
 
@@ -128,3 +129,45 @@ def test_tables_and_dense_parameters_become_each_other(remote, tmp_path):
     one, other = ranks(replace(then, servers=3, seed=4), tmp_path, body)
     assert same(one, other)
     assert there(tmp_path) == {"here"}
+
+
+def test_snapshots_of_changes_into_anything(tmp_path):
+    """Under other names, as static tables, as dense parameters: a chain of three."""
+    old = tmp_path / "old"
+    first = Setup(remote=True, servers=3, average=0.8)
+
+    def body(job):
+        job.opt.resume(old, every_steps=100, delta_every_steps=2)
+        job.opt.save_snapshot("full")
+        for step in range(0, 6, 2):
+            job.train(step, step + 2)
+            settle(job.opt)
+        return job.values(), job.averages()
+
+    values, averages = ranks(replace(first, trainers=1), old, body)[0]
+    [found, *_] = Directory(old).committed()
+    newest = found.name
+    assert len(found.members) >= 3
+    cases = {
+        "remote": (replace(first, tables={"x": ROWS, "b": ROWS}), {"a.": "x."}),
+        "static": (replace(first, remote=False), None),
+        "dense": (replace(first, remote=False, sparse=False), None),
+    }
+    for kind, (setup, moves) in cases.items():
+        new = tmp_path / kind
+
+        def then(job, new=new, moves=moves, kind=kind):
+            job.opt.resume(new)
+            job.train(20, 23)
+            started = job.opt.load_snapshot(old / newest, map=moves)
+            assert (started.step, started.missing, started.unused) == (6, {}, ())
+            found = job.values()
+            renamed = {"a.weight": "x.weight"} if moves else {}
+            expected = {renamed.get(n, n): v for n, v in values.items()}
+            assert same(found, expected)
+            if kind != "dense":
+                found = job.averages()
+                assert same(found, {renamed.get(n, n): v for n, v in averages.items()})
+
+        ranks(replace(setup, servers=2, seed=8), new, then)
+        assert there(new) == set()

@@ -67,7 +67,8 @@ class Taken:
         source: in the snapshot.
         table: whether it is a table.
         state: whether its optimizer state is taken, too.
-        rows: of a table, how many the snapshot has.
+        rows: of a table, how many the snapshot has; ``None`` where it is put over
+            another one, so that only reading both would tell.
         rule: in the snapshot.
         left: what of it is not as in the snapshot, as a sentence's end.
         seed: of a remote table, of what rows begin with from then on.
@@ -78,7 +79,7 @@ class Taken:
     source: str
     table: bool
     state: bool
-    rows: int = 0
+    rows: int | None = 0
     rule: str = ""
     left: str = ""
     seed: int = 0
@@ -87,7 +88,8 @@ class Taken:
     def line(self) -> str:
         """As a sentence; empty for what needs none: a dense parameter as it was."""
         what = f"{'table' if self.table else 'parameter'} {self.name!r}"
-        told = f"{what}: {self.rows} rows" if self.table else what
+        count = "its" if self.rows is None else self.rows
+        told = f"{what}: {count} rows" if self.table else what
         if self.source != self.name:
             told += f" from {self.source!r}"
         parts = [told]
@@ -340,11 +342,17 @@ def _fit(
         source,
         True,
         target.state == found.state,
-        sum(f.rows for f in manifest.table_files(manifest.table_index(source))),
+        _rows_of(manifest, source),
         found.rule.kind,
         left,
         seed,
     )
+
+
+def _rows_of(manifest: Manifest, table: str) -> int | None:
+    if manifest.base is not None:
+        return None
+    return sum(f.rows for f in manifest.table_files(manifest.table_index(table)))
 
 
 def _crossed(target: Target, found: Table | Dense, what: str) -> Taken | str:

@@ -39,7 +39,7 @@ def table_values(snapshot: Snapshot, name: str) -> Array:
     table = manifest.tables[manifest.table_index(name)]
     found = np.zeros((table.rows, table.dim), np.float32)
     there = np.zeros(table.rows, np.bool_)
-    layers = [merging.Layer(list(snapshot.parts(name)))]
+    layers = snapshot.layers(name)
     for run in merging.merged(layers, table.salt, ["weight"], table=name):
         if len(run.keys):
             found[run.keys] = run.columns["weight"]
