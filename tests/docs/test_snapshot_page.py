@@ -17,6 +17,7 @@ import pytest
 import torch
 from loop_pages import blocks_of, run_block
 from patience import PATIENCE_S
+from small_chains import NAMES, NEWEST, TABLE, weights_of, write_chain
 from small_snapshots import NAME, commit, row_values
 from warm_starts import Setup, ranks, same, saved
 
@@ -45,14 +46,14 @@ def check(folder: Path) -> list[str]:
 
 @pytest.fixture
 def folder(tmp_path):
-    directory = Directory(tmp_path)
+    directory = Directory(tmp_path / "snapshots")
     tables = {"users.weight": range(300), "items.weight": [7]}
     commit(directory, tables=tables, servers=3, part_rows=40)
     return directory.folder(NAME)
 
 
 def test_it_is_as_short_as_it_is_said() -> None:
-    assert len(READER.strip().splitlines()) <= 30
+    assert len(READER.strip().splitlines()) <= 35
     assert "torch_cpudist" not in READER + CHECK
 
 
@@ -85,6 +86,20 @@ def test_the_checksums_are_those_of_the_page(folder) -> None:
             (folder / name).write_bytes(changed)
             assert check(folder) == ["manifest.json"]
         (folder / name).write_bytes(whole)
+
+
+def test_the_reader_reads_chains(tmp_path) -> None:
+    write_chain(Directory(tmp_path), servers=2)
+    tables, dense = read(tmp_path / NAMES[2])
+    assert sorted(tables[TABLE]) == sorted(NEWEST)
+    keys = np.array(sorted(NEWEST))
+    found = np.array([tables[TABLE][int(key)] for key in keys])
+    np.testing.assert_array_equal(found, weights_of(keys))
+    assert dense.keys() == {"top.weight", "top.bias"}
+    assert check(tmp_path / NAMES[2]) == []
+    shutil.rmtree(tmp_path / NAMES[0])
+    commit(Directory(tmp_path), NAMES[0])
+    assert check(tmp_path / NAMES[1]) == ["manifest.json of the base"]
 
 
 @pytest.mark.processes
@@ -142,7 +157,9 @@ def test_the_commands_are_those_that_there_are(folder, capsys) -> None:
         for line in TEXT.splitlines()
         if line.startswith("python -m torch_cpudist.snapshot")
     ]
-    assert [call[0] for call in calls] == ["list", "verify", "rows", "diff"]
+    assert [call[0] for call in calls] == [
+        *("compact", "list", "verify", "rows", "diff")
+    ]
     commit(Directory(folder.parent), "other", servers=1, trainers=1)
     words = {
         "DIR": str(folder.parent),
@@ -151,6 +168,14 @@ def test_the_commands_are_those_that_there_are(folder, capsys) -> None:
         "DIR/ONE": str(folder),
         "DIR/OTHER": str(folder.parent / "other"),
     }
+    compact, *calls = calls
+    chain = folder.parents[1] / "chain"
+    write_chain(Directory(chain), servers=1, trainers=1)
+    assert compact[1:] == ["DIR", "[NAME]"]
+    assert main(["compact", str(chain)]) == 0
+    assert capsys.readouterr().out.startswith(f"{NAMES[2]}-full ")
+    assert main(["compact", str(chain), NAMES[1]]) == 0
+    assert capsys.readouterr().out.startswith(f"{NAMES[1]}-full ")
     for call in calls:
         code = main([words.get(word, word) for word in call])
         assert code == (1 if call[0] == "diff" else 0)

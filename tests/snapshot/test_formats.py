@@ -3,7 +3,7 @@
 """Snapshots that earlier releases wrote, which are read for ever.
 
 Those of a format are never changed; a release that writes another one adds its own.
-`python tests/snapshot/test_formats.py FOLDER` writes one of today's.
+`python tests/snapshot/test_formats.py FOLDER` writes those of today.
 """
 
 from __future__ import annotations
@@ -14,10 +14,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import small_chains
 import torch
-from small_snapshots import row_values, trainer_tree
+from small_snapshots import commit, row_values, trainer_tree
 
-from torch_cpudist.snapshot.manifest import FORMAT, StateSlice, Version
+from torch_cpudist.snapshot.directory import Directory
+from torch_cpudist.snapshot.manifest import CHANGES_FORMAT, StateSlice, Version
 from torch_cpudist.snapshot.reading import Snapshot
 from torch_cpudist.snapshot.tools.commands import main
 
@@ -26,7 +28,7 @@ NAME = "snap-000000000012-5f3a"
 KEYS = (0, 1, 7, 2**39)
 
 
-@pytest.mark.parametrize("number", range(1, FORMAT + 1))
+@pytest.mark.parametrize("number", range(1, CHANGES_FORMAT + 1))
 def test_every_format_is_there(number) -> None:
     assert (ZOO / f"format-{number}" / NAME / "manifest.json").exists()
 
@@ -72,24 +74,42 @@ def test_format_1() -> None:
     assert tree["numpy"].tolist() == expected["numpy"].tolist()
 
 
-@pytest.mark.parametrize("number", range(1, FORMAT + 1))
+def test_format_2() -> None:
+    """A chain of one of format 1 and two of format 2."""
+    snapshot = Snapshot(ZOO / "format-2" / small_chains.NAMES[2])
+    assert snapshot.verify() == []
+    names = [one.manifest.name for one in snapshot.members]
+    assert names == list(reversed(small_chains.NAMES))
+    assert [one.manifest.base is None for one in snapshot.members] == [
+        *(False, False, True)
+    ]
+    for member, gone in zip(snapshot.members, reversed(small_chains.GONE), strict=True):
+        assert sorted(member.gone(small_chains.TABLE)) == sorted(gone)
+    keys = np.array(sorted(small_chains.NEWEST))
+    rows = snapshot.rows(small_chains.TABLE, [*keys, 36])
+    assert rows.found.tolist() == [True] * len(keys) + [False]
+    found = rows.columns["weight"][:-1]
+    np.testing.assert_array_equal(found, small_chains.weights_of(keys))
+    assert rows.columns["count"][:-1].tolist() == [key % 7 for key in keys]
+    assert snapshot.manifest.number == 14
+    assert snapshot.trainer(0)["rank"] == 0
+
+
+@pytest.mark.parametrize("number", range(1, CHANGES_FORMAT + 1))
 def test_the_commands_read_every_format(number, capsys) -> None:
     folder = str(ZOO / f"format-{number}")
     assert main(["verify", folder]) == 0
     assert main(["list", folder]) == 0
-    assert main(["rows", folder, "users.weight", "7"]) == 0
+    assert main(["rows", folder, "users.weight", "0"]) == 0
     assert NAME in capsys.readouterr().out
 
 
-def write_one(folder: Path) -> None:
-    from small_snapshots import commit
-
-    from torch_cpudist.snapshot.directory import Directory
-
+def write_all(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
-    tables = {"users.weight": KEYS}
-    commit(Directory(folder), NAME, tables=tables, servers=1, trainers=1)
+    how = {"servers": 1, "trainers": 1}
+    commit(Directory(folder / "format-1"), NAME, tables={"users.weight": KEYS}, **how)
+    small_chains.write_chain(Directory(folder / "format-2"), **how)
 
 
 if __name__ == "__main__":
-    write_one(Path(sys.argv[1]))
+    write_all(Path(sys.argv[1]))
