@@ -16,7 +16,7 @@ from torch import nn
 import torch_cpudist as cpudist
 from torch_cpudist import _core
 from torch_cpudist.errors import InvalidArgumentError, SnapshotError
-from torch_cpudist.exports.layers import MOST_DELTAS, spec_of
+from torch_cpudist.exports.layers import MOST_DELTAS, layers_of, spec_of
 from torch_cpudist.exports.reading import Export
 
 
@@ -128,6 +128,15 @@ def test_any_number_of_deltas_says_what_the_newest_says(tmp_path, dtype) -> None
             assert gone
             missing = model(torch.tensor(gone)).numpy()
             assert (missing == made(np.array(gone))).all()
+
+
+def test_what_was_checked_is_not_checked_again_after_a_delta(tmp_path) -> None:
+    write(tmp_path / "a", {1: [1, 1, 1]}, {})
+    write(tmp_path / "b", {2: [2, 2, 2], 1: [1, 1, 1]}, {}, tmp_path / "a")
+    before = layers_of([Export(tmp_path / "a")], USERS.name)
+    after = before.with_delta(Export(tmp_path / "b").rows_files(0))
+    assert after.base[0].native() is before.base[0].native()
+    assert len(after.deltas) == 1
 
 
 def test_what_is_no_delta_of_what_is_loaded_is_refused(tmp_path) -> None:

@@ -72,6 +72,7 @@ class RowsFile:
             raise mapped.damaged(f"expected the tensors {expected}, found {found}")
         self._tensors = header.tensors
         self._begins: Array | None = None
+        self._native: _core.ExportedRows | None = None
 
     @property
     def rows(self) -> int:
@@ -143,7 +144,15 @@ class RowsFile:
                 raise self._mapped.damaged("its rows are not by bucket and key")
 
     def native(self) -> _core.ExportedRows:
-        """The same file for lookups, which check what they read by themselves."""
+        """The same file for lookups, which check what they read by themselves.
+
+        Always the same one: what was checked need not be checked again after a delta.
+        """
+        if self._native is None:
+            self._native = self._made_native()
+        return self._native
+
+    def _made_native(self) -> _core.ExportedRows:
         mapped = self._mapped
         data = _core.ExportedBytes(
             mapped.memory, list(mapped.crc32c), CHUNK_BYTES, self.file.name
