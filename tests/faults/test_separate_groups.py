@@ -37,14 +37,14 @@ def check_servers_end(servers, ranks=2):
 
 
 def test_a_killed_trainer_rejoins_and_nobody_else_notices(
-    groups, steps_of, launch, tmp_path
+    groups, steps_of, launch_forks, tmp_path
 ):
     """Every step that a trainer saw applied is in the result, once; and no other.
 
     torchrun restarts the killed one. Meanwhile a third trainer comes late and leaves
     early.
     """
-    victim = launch(
+    victim = launch_forks(
         "torchrun --standalone --nproc-per-node=1 --max-restarts=2 "
         f"{SCRIPT} victim 30 0.02",
         **groups.variables("trainer"),

@@ -172,7 +172,11 @@ def test_ddp_around_dense_parameters_is_named():
     def body():
         model = nn.Linear(2, 1)
         optimizer = wrap(model)
-        outer = DistributedDataParallel(model)
+
+        class Own(DistributedDataParallel):
+            """Named like its base."""
+
+        outer = Own(model)
         outer(torch.ones(1, 2)).sum().backward()
         words = "They are in a DistributedDataParallel .* Train the module inside it"
         with pytest.raises(cpudist.ModelChangedError, match=words):
