@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -192,6 +193,35 @@ def assert_foreseen(
     assert lookups["together"] == steps - watched
     assert lookups["in_vain"] == 0
     assert requests - fewer >= (steps - watched) * (tables - 1)
+
+
+def assert_exported(
+    build: Build,
+    fit: Fit,
+    predict: Callable[[Any, Clicks], np.ndarray],
+    make_optimizer: MakeOptimizer,
+    folder: Path,
+) -> None:
+    """The unmodified model, trained with remote tables, predicts so without servers."""
+    samples, others = clicks(256, seed=1), clicks(512, seed=2)
+
+    def body(context: cpudist.Context) -> np.ndarray:
+        model = remote_model(make=build)
+
+        def made(model: nn.Module) -> Any:
+            opt = wrapped(make_optimizer, "sync")(model)
+            opt.resume(folder / "snapshots")
+            return opt
+
+        fit(model, samples, 16, made)
+        cpudist.export(model, folder / "out")
+        return predict(model, others)
+
+    expected = run(body, 1)[0]
+    for model in (remote_model(seed=9, make=build), build()):
+        with cpudist.load_for_inference(model, folder / "out"):
+            np.testing.assert_allclose(predict(model, others), expected, atol=1e-6)
+    assert np.ptp(expected) > 1e-3
 
 
 def assert_remote_equals_static(

@@ -14,6 +14,7 @@ from model_cases import (
     LEARNING_STRATEGIES,
     ROWS,
     assert_equals_one_process,
+    assert_exported,
     assert_foreseen,
     assert_learns,
     assert_remote_equals_static,
@@ -159,3 +160,7 @@ def test_remote_tables_train_as_static_ones_to_the_bit():
 @pytest.mark.parametrize("strategy", LEARNING_STRATEGIES)
 def test_learns_with_remote_tables(strategy):
     assert_learns(autoint, fit, predict, strategy, adagrad, remote=True)
+
+
+def test_it_predicts_without_servers_what_it_did_with_them(tmp_path):
+    assert_exported(autoint, fit, predict, adagrad, tmp_path)

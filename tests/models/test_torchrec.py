@@ -15,6 +15,7 @@ from model_cases import (
     LEARNING_STRATEGIES,
     ROWS,
     assert_equals_one_process,
+    assert_exported,
     assert_foreseen,
     assert_learns,
     assert_remote_equals_static,
@@ -183,3 +184,7 @@ def test_learns_with_remote_tables(strategy):
 
 def test_sequences_with_remote_tables():
     assert_remote_equals_static(Sequences, fit, 2, sgd)
+
+
+def test_it_predicts_without_servers_what_it_did_with_them(tmp_path):
+    assert_exported(build, fit, predict, adagrad, tmp_path)
