@@ -157,7 +157,8 @@ def superfluous(there: Sequence[Found], count: int) -> list[str]:
     """Which snapshots go where the newest ``count`` stay, and what they are put over.
 
     Those that cannot be read do not count, and those that a user named neither count
-    nor go.
+    nor go. While the file system does not let one be read, none goes: what that one is
+    put over is not known.
 
     Args:
         there: those of one optimizer.
@@ -166,6 +167,8 @@ def superfluous(there: Sequence[Found], count: int) -> list[str]:
     Returns:
         Names; a base behind all that is put over it.
     """
+    if any(one.damage and isinstance(one.damage.__cause__, OSError) for one in there):
+        return []
     found = [one for one in there if one.manifest is not None]
     made_here = [one for one in found if names.number_of(one.name) is not None]
     kept = [one for one in made_here if one.damage is None][: max(count, 1)]
