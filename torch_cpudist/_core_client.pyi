@@ -478,8 +478,19 @@ class GeoExchange:
     def finish(self, weights: Sequence[int]) -> None:
         """Works on it until it is over."""
 
+    def mark_cut(
+        self, weights: Sequence[int], number: int, name: str, wait_ms: int
+    ) -> None:
+        """Queues the marker of a cut, behind what has begun; see ``AsyncPushes``."""
+
+    def cut_answer(self) -> tuple[int, bool, str, str] | None:
+        """What it was answered with: number, taken, name, reason; only once."""
+
     def has_more(self) -> bool:
         """Whether servers have rows that did not fit the last reply."""
+
+    def has_unsent(self) -> bool:
+        """Whether rows are left that did not fit the last push."""
 
     def steps(self) -> int:
         """Steps of all trainers behind the last reply."""

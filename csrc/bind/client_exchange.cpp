@@ -5,6 +5,9 @@
 #include <pybind11/stl.h>
 
 #include <algorithm>
+#include <optional>
+#include <string>
+#include <tuple>
 
 #include "bind/client_holder.h"
 #include "client/geo/exchange.h"
@@ -75,6 +78,18 @@ void finish_exchange(const ExchangeHolder& self, const std::vector<Address>& wei
   self.get().finish(pointers(weights));
 }
 
+void mark_exchange(const ExchangeHolder& self, const std::vector<Address>& weights, uint64_t number,
+                   const std::string& name, uint64_t wait_ms) {
+  self.get().mark_cut(pointers(weights), number, name, wait_ms);
+}
+
+std::optional<std::tuple<uint64_t, bool, std::string, std::string>> exchange_cut_answer(
+    const ExchangeHolder& self) {
+  const auto answer = self.get().cut_answer();
+  if (!answer) return std::nullopt;
+  return std::tuple(answer->number, answer->taken, answer->name, answer->reason);
+}
+
 py::dict exchange_stats(const ExchangeHolder& self) {
   const client::ExchangeStats stats = self.get().stats();
   py::dict result;
@@ -104,7 +119,11 @@ void bind_exchange(py::module_& module, ParamSetClass& set) {
       .def("keep_pace", &keep_pace, py::arg("weights"), py::kw_only(), py::arg("left"),
            py::arg("interval"), NoGil())
       .def("finish", &finish_exchange, py::arg("weights"), NoGil())
+      .def("mark_cut", &mark_exchange, py::arg("weights"), py::arg("number"), py::arg("name"),
+           py::arg("wait_ms"), NoGil())
+      .def("cut_answer", &exchange_cut_answer, NoGil())
       .def("has_more", method<ExchangeHolder>(&GeoExchange::has_more))
+      .def("has_unsent", method<ExchangeHolder>(&GeoExchange::has_unsent))
       .def("steps", method<ExchangeHolder>(&GeoExchange::steps))
       .def("stats", &exchange_stats);
   set.def("start_exchange", &start_exchange, py::kw_only(), py::arg("alone"),

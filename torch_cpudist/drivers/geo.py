@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,9 +14,11 @@ from torch import nn
 from torch_cpudist import _core, ranges
 from torch_cpudist.drivers.base import StateKeeper, Wrapped, whole_samples
 from torch_cpudist.drivers.exchange_pace import ExchangePace
+from torch_cpudist.drivers.geo_saving import GeoSaving
 from torch_cpudist.drivers.registry import Opening, register
+from torch_cpudist.drivers.saving import Saving
 from torch_cpudist.drivers.server import ServerDriver, room_check, storing
-from torch_cpudist.errors import ConfigurationError
+from torch_cpudist.errors import ConfigurationError, SnapshotError
 from torch_cpudist.model.clipping import clip_own
 from torch_cpudist.model.dense_memory import Weights
 from torch_cpudist.model.gradients import hidden_gradients
@@ -98,6 +100,36 @@ class GeoDriver(ServerDriver):
         self.batches = 0  # of all replicas, since the last exchange began
         self._all_batches = 0
         self._interval = strategy.interval(0)  # of batches, until the next exchange
+        if not self._in_rounds:
+            self.save_by(GeoSaving(self, parameters, made.run, made.stepped))
+
+    @property
+    def saving(self) -> Saving:
+        """The servers' values and its own state.
+
+        Raises:
+            SnapshotError: with an outer optimizer.
+        """
+        if self._in_rounds:
+            raise SnapshotError(
+                "Geo(outer=...) has no snapshots: what outer steps are of is between "
+                "two exchanges of each trainer. Nothing was changed. Use Geo without "
+                "outer, LocalSGD(outer=...), or save model.state_dict() after "
+                "opt.flush()."
+            )
+        return super().saving
+
+    def progress(self) -> dict[str, int]:
+        """Counters, for snapshots."""
+        return {"own_steps": self._own_steps, "batches": self._all_batches}
+
+    def go_on(self, progress: Mapping[str, int]) -> None:
+        """Takes them over; nothing is moved that the servers have not."""
+        self._own_steps = progress.get("own_steps", self._own_steps)
+        self._all_batches = progress.get("batches", self._all_batches)
+        self.steps = self._samples = self.batches = 0
+        self._moved = False
+        self._interval = self._strategy.interval(self._all_batches)
 
     # -- a step ------------------------------------------------------------------------
 
@@ -238,6 +270,27 @@ class GeoDriver(ServerDriver):
                 exchange.finish(weights)
                 more = exchange.has_more()
         self._exchanging = False
+
+    def hand_on_and(self, do: Callable[[Sequence[int]], None]) -> None:
+        """Begins an exchange of all that was moved.
+
+        Args:
+            do: called with the addresses of dense weights when it has begun.
+        """
+        local = self._local
+        exchange = local.exchange
+        with (
+            ranges.of(ranges.EXCHANGE),
+            local.written_apart(),
+            Weights(local.placement.dense) as weights,
+        ):
+            exchange.finish(weights)
+            self._pace.note_end(self._interval)
+            self._begin(whole=True)
+            while exchange.has_unsent():
+                exchange.finish(weights)
+                self._begin(whole=True)
+            do(weights)
 
     # -- leaving, flushing -------------------------------------------------------------
 

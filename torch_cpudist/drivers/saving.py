@@ -71,8 +71,8 @@ def no_snapshots(strategy: str) -> SnapshotError:
     """The refusal of a strategy that has none."""
     return SnapshotError(
         f"{strategy} has no snapshots: resume(), save_snapshot() and load_snapshot() "
-        "are there for Sync, HalfAsync, Async, AllReduce, Reduce, LocalSGD and Hybrid "
-        "of these. Nothing was changed. Train with one of them, or save "
+        "are there for Sync, HalfAsync, Async, Geo, AllReduce, Reduce, LocalSGD and "
+        "Hybrid of these. Nothing was changed. Train with one of them, or save "
         "model.state_dict() and opt.state_dict() after opt.flush()."
     )
 

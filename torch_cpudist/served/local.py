@@ -87,6 +87,36 @@ class LocalTable:
         tensors = [part.clone() for part in parts]
         return name_table_state(self._config, tensors, self._counts.clone(), self._step)
 
+    def trained_rows(self) -> dict[str, Any]:
+        """A copy of the state of rows that have had an update here, for snapshots."""
+        rows = self._counts.nonzero().flatten()
+        return {
+            "rule": self._config.kind,
+            "step": self._step,
+            "rows": rows,
+            "counts": self._counts[rows],
+            "state": self._state[rows],
+        }
+
+    def load_rows(self, saved: Mapping[str, Any] | None) -> bool:
+        """Replaces the state by what ``trained_rows`` has returned.
+
+        Returns:
+            Whether it is of this rule and of rows of this table; else it is initial.
+        """
+        self.load({})
+        if saved is None or saved["rule"] != self._config.kind:
+            return False
+        rows, state = saved["rows"], saved["state"]
+        if state.shape[1:] != self._state.shape[1:]:
+            return False
+        if len(rows) and int(rows.max()) >= len(self._counts):
+            return False
+        self._state[rows] = state
+        self._counts[rows] = saved["counts"]
+        self._step = saved["step"]
+        return True
+
     def update(
         self,
         exchange: _core.GeoExchange,

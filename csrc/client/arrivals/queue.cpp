@@ -197,6 +197,18 @@ bool PushQueue::is_done() {
   return waiting_.empty() && !busy_;
 }
 
+bool PushQueue::is_answered() {
+  const std::lock_guard lock(mutex_);
+  raise_failure();
+  return unanswered_ == 0;
+}
+
+void PushQueue::drain_pushes(const char* what) {
+  std::unique_lock lock(mutex_);
+  wait_until(lock, what, [this] { return failure_ || unanswered_ == 0; });
+  raise_failure();
+}
+
 std::vector<wire::Frame> PushQueue::take_arrived() {
   const std::lock_guard lock(mutex_);
   std::vector<wire::Frame> frames(arrived_.size());

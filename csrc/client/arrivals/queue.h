@@ -76,6 +76,8 @@ class PushQueue final : public Background {
   void drain() override { drain("flush"); }
   void drain(const char* what);  // which waits, for messages
   bool is_done();  // whether all is applied; does not wait. Throws what a push failed with
+  bool is_answered();  // whether all pushes are, which a marker may wait behind; as is_done()
+  void drain_pushes(const char* what);  // until then
   void throw_failure();
   // The newest dense values of every server since the last call; empty frames where there are none.
   std::vector<wire::Frame> take_arrived();

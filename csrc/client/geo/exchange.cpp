@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "client/arrivals/pushes.h"
+#include "client/push/cut.h"
 #include "kernels/elementwise.h"
 #include "kernels/hash.h"
 #include "wire/codec/values.h"
@@ -372,7 +373,7 @@ bool GeoExchange::work(std::span<void* const> weights, TimePoint deadline, uint6
   const TimePoint began = Clock::now();
   while (phase_ != Phase::kIdle) {
     if (phase_ == Phase::kTravel) {
-      if (!queue_->is_done()) break;
+      if (!queue_->is_answered()) break;
       receive();
     } else if (next_slice_ < slices_.size()) {
       if (slices == 0) break;
@@ -399,13 +400,27 @@ void GeoExchange::finish(std::span<void* const> weights) {
       stats_.wait_s += std::chrono::duration<double>(Clock::now() - began).count();
     };
     try {
-      queue_->drain("exchange");
+      queue_->drain_pushes("exchange");
     } catch (const Error&) {
       note();
       throw;
     }
     note();
   }
+}
+
+void GeoExchange::mark_cut(std::span<void* const> weights, uint64_t number,
+                           const std::string& name, uint64_t wait_ms) {
+  wire::Cut cut = make_cut(number, name, wait_ms);
+  owner_->shared().settle();
+  check(weights);
+  while (phase_ == Phase::kPack) work(weights, TimePoint::max(), 1);
+  queue_->mark(std::move(cut));
+}
+
+std::optional<CutAnswer> GeoExchange::cut_answer() {
+  owner_->check_open();
+  return queue_->take_cut_answer();
 }
 
 ExchangeStats GeoExchange::stats() const {

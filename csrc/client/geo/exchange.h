@@ -10,7 +10,9 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "client/arrivals/queue.h"
@@ -77,9 +79,17 @@ class GeoExchange {
   // Until it is over, waiting for the servers; the wait is counted. Throws as PushQueue::drain
   // does, and may be called again then.
   void finish(std::span<void* const> weights);
+  // Queues the marker of a cut, as AsyncPushes does, behind the push of the last exchange that has
+  // begun, which is packed to its end first. It waits for other trainers; exchanges go on meanwhile
+  // until one's push stands behind it.
+  void mark_cut(std::span<void* const> weights, uint64_t number, const std::string& name,
+                uint64_t wait_ms);
+  // What the marker was answered with, once; nothing before.
+  std::optional<CutAnswer> cut_answer();
   // Rows are left that did not fit the last push, or, unless that would be another round of all
   // trainers, the last reply.
   bool has_more() const;
+  bool has_unsent() const { return unsent_; }  // only the former
   // Steps of all trainers behind what was received or pulled last, and those that are on their way.
   uint64_t steps() const;
   ExchangeStats stats() const;

@@ -1,0 +1,135 @@
+# Copyright (c) 2026 The torch_cpudist authors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Geo: servers' values have all that trainers moved up to their marks, once."""
+
+from __future__ import annotations
+
+import random
+import time
+
+import pytest
+import torch
+from snapshot_cases import settle
+from snapshot_parity import seeing
+from sync_cases import assert_same_bits, run
+from whole_gradients import check_files, expected, model_of, push, saved_values
+
+import torch_cpudist as cpudist
+from torch_cpudist.snapshot.directory import Directory
+from torch_cpudist.snapshot.reading import Snapshot
+
+
+def seen(opt, model):
+    found = {"rows": model.table.weight.detach().clone()}
+    found["dense"] = model.dense.detach().clone()
+    for number, parts in opt.state_dict()["state"].items():
+        for name, value in parts.items():
+            found[f"{number} {name}"] = torch.as_tensor(value).clone()
+    return found
+
+
+def geo_job(folder, steps, every=None, rule="sgd", leaving=0.0, servers=2, **options):
+    """Where each trainer began, what it had then, and what it ends with."""
+    rules = {
+        "sgd": lambda p: torch.optim.SGD(p, lr=1.0),
+        "adagrad": lambda p: torch.optim.Adagrad(p, lr=0.1),
+    }
+
+    def body(context):
+        rank = context.trainer_rank
+        drawn = random.Random(17 * rank + steps[0])
+        model = model_of(remote=False)
+        inner = rules[rule](model.parameters())
+        strategy = cpudist.Geo(push_every=4, **options)
+        opt = cpudist.DistributedOptimizer(inner, model, strategy=strategy)
+        started = None
+        if folder is not None:
+            started = opt.resume(folder, every_steps=every)
+        begun = seen(opt, model)
+        for step in range(started.step if started else 0, steps[rank]):
+            push(opt, model, rank, step)
+            if drawn.random() < leaving:
+                opt.leave()
+                time.sleep(0.01 * drawn.random())
+        if every is not None:
+            settle(opt)
+        cpudist.barrier()
+        opt.flush()
+        return started, begun, seen(opt, model), opt.stats().get("snapshot")
+
+    return run(body, len(steps), servers=servers, variables=seeing(folder))
+
+
+def test_one_trainer_goes_on_bit_for_bit(tmp_path):
+    [(_, _, whole, _)] = geo_job(None, [30], rule="adagrad")
+    [(*_, stats)] = geo_job(tmp_path, [17], 5, rule="adagrad")
+    assert stats["failed"] == 0
+    [(started, _, again, _)] = geo_job(tmp_path, [30], rule="adagrad")
+    assert started.step > 0
+    assert started.report == ("table 'table.weight': 12 rows",)
+    assert_same_bits(again, whole)
+
+
+@pytest.mark.parametrize("leaving", [0.0, 0.1], ids=["staying", "leaving"])
+@pytest.mark.parametrize(
+    "options", [{}, {"exchange_budget": 1.0}], ids=["pace", "soon"]
+)
+def test_servers_have_all_movement_once(options, leaving, tmp_path):
+    first = [40, 47, 31]
+    for *_, stats in geo_job(tmp_path, first, 6, leaving=leaving, **options):
+        assert stats["failed"] == 0
+    assert check_files(tmp_path, 1.0) > 0
+    newest = Directory(tmp_path).committed()[0].name
+    weight, values = saved_values(Snapshot(tmp_path / newest))
+    last = [60, 66, 70]
+    table, dense = expected(last)
+    for started, begun, ended, _ in geo_job(tmp_path, last, 7, **options):
+        assert started.name == newest
+        assert torch.equal(begun["rows"], weight)
+        assert torch.equal(begun["dense"], values)
+        assert torch.equal(ended["rows"], table)
+        assert torch.equal(ended["dense"], dense)
+    check_files(tmp_path, 1.0)
+
+
+def test_each_trainer_keeps_its_own_optimizer_state(tmp_path):
+    kept = {}
+
+    def body(context):
+        rank = context.trainer_rank
+        model = model_of(remote=False)
+        inner = torch.optim.Adagrad(model.parameters(), lr=0.1)
+        strategy = cpudist.Geo(push_every=3)
+        opt = cpudist.DistributedOptimizer(inner, model, strategy=strategy)
+        started = opt.resume(tmp_path)
+        if started.name is None:
+            for step in range(8 + rank):
+                push(opt, model, rank, step)
+            kept[rank] = seen(opt, model)
+            cpudist.barrier()
+            opt.leave()
+            if rank == 0:
+                opt.save_snapshot("here")
+            cpudist.barrier()
+            return
+        assert started.step == 8 + rank
+        found = seen(opt, model)
+        for name, value in kept[rank].items():
+            if name not in ("rows", "dense"):
+                assert torch.equal(found[name], value), name
+
+    run(body, 2)
+    run(body, 2)
+    assert not torch.equal(kept[0]["0 sum"], kept[1]["0 sum"])
+
+
+def test_outer_steps_refuse_by_name(tmp_path):
+    def body(_):
+        model = model_of(remote=False)
+        inner = torch.optim.SGD(model.parameters(), lr=1.0)
+        strategy = cpudist.Geo(push_every=4, outer=cpudist.Outer(lr=0.7, momentum=0.9))
+        opt = cpudist.DistributedOptimizer(inner, model, strategy=strategy)
+        with pytest.raises(cpudist.SnapshotError, match=r"Geo\(outer="):
+            opt.resume(tmp_path)
+
+    run(body, 1)
