@@ -17,9 +17,6 @@ strategy_names() {
 # Those that keep tables on the servers; as examples/flights/flights.py has them.
 REMOTE_NAMES="sync half_async async hybrid"
 
-# Those that save snapshots and resume from them.
-SAVED_NAMES="sync half_async async allreduce"
-
 usage() {
   cat <<TEXT
 usage: bash scripts/demo.sh [--strategy NAME] [--trainers N] [--servers N] [--epochs N] [--bf16]
@@ -35,7 +32,7 @@ usage: bash scripts/demo.sh [--strategy NAME] [--trainers N] [--servers N] [--ep
                    unless --servers says else; says at the end what each process holds
                    (strategies: ${REMOTE_NAMES// /, })
   --kill           kill one of the processes in mid epoch, and see torchrun start them again, which
-                   go on from the newest snapshot (strategies: ${SAVED_NAMES// /, })
+                   go on from the newest snapshot
 TEXT
 }
 
@@ -89,10 +86,6 @@ if [ ${#REMOTE[@]} -gt 0 ]; then
   SERVERS=${SERVERS:-1}
 fi
 SERVERS=${SERVERS:-0}
-if [ -n "$KILL" ]; then
-  [[ " $SAVED_NAMES " == *" $STRATEGY "* ]] ||
-    bad_option "--kill resumes with ${SAVED_NAMES// /, }; $STRATEGY has no snapshots"
-fi
 
 source "$(dirname "$0")/setup_env.sh"
 RESULTS=$ROOT/build/demo

@@ -392,11 +392,6 @@ void ParamSet::check_load(const wire::Load& load, const table::RowColumns& rows)
                 "a snapshot is loaded into parameter set " + std::to_string(state_.id) +
                     " while pushes of trainers wait: load it on all of them, between two steps");
   }
-  if (state_.layout.exchanges_deltas) {
-    throw Error(ErrorCode::kInvalidArgument,
-                "a snapshot is loaded into parameter set " + std::to_string(state_.id) +
-                    ", whose trainers step by themselves and would not be told");
-  }
   if (load.kind != wire::LoadKind::kVersion) state_.store.tables[load.table]->check(rows);
 }
 

@@ -1,5 +1,6 @@
 # Copyright (c) 2026 The torch_cpudist authors.
 # SPDX-License-Identifier: BSD-3-Clause
+# long: one driver, whose exchange, leaving and saving are one state
 """Geo: the optimizer runs here; what it moves is exchanged in the background."""
 
 from __future__ import annotations
@@ -74,6 +75,7 @@ class GeoDriver(ServerDriver):
             ``_core.ROOT_STEP``; 0: they add up.
         steps: since the last exchange began.
         batches: of all replicas, since then.
+        servers_lead: a snapshot is being loaded there: what stands here goes.
     """
 
     def __init__(
@@ -98,6 +100,7 @@ class GeoDriver(ServerDriver):
         self._moved = False  # since all movement was handed on
         self._replicas = 1  # whose batches a step is made of
         self.batches = 0  # of all replicas, since the last exchange began
+        self.servers_lead = False
         self._all_batches = 0
         self._interval = strategy.interval(0)  # of batches, until the next exchange
         if not self._in_rounds:
@@ -301,7 +304,8 @@ class GeoDriver(ServerDriver):
         """
         local = self._local
         if local.alone:
-            state_exchange.store(local, {})
+            if not self.servers_lead:
+                state_exchange.store(local, {})
         elif self._in_rounds:
             return
         elif local.opened.is_member():

@@ -4,8 +4,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch.optim import Optimizer
@@ -18,9 +18,29 @@ from torch_cpudist.served import state_exchange
 from torch_cpudist.served.local import LocalParameterSet
 
 if TYPE_CHECKING:
-    from torch_cpudist.drivers.geo import GeoDriver
     from torch_cpudist.launch.run import Run
     from torch_cpudist.snapshot.choice import Plan
+    from torch_cpudist.snapshot.reading import Snapshot
+    from torch_cpudist.snapshot.staging import Stage
+
+
+class Moving(Protocol):
+    """Steps by itself, and exchanges what it has moved.
+
+    Attributes:
+        servers_lead: a snapshot is being loaded there: what stands here goes.
+    """
+
+    servers_lead: bool
+
+    def hand_on_and(self, do: Callable[[Sequence[int]], None]) -> None:
+        """Begins an exchange of everything, then calls ``do`` with dense addresses."""
+
+    def progress(self) -> dict[str, int]:
+        """Counters."""
+
+    def go_on(self, progress: Mapping[str, int]) -> None:
+        """Takes them over."""
 
 
 class GeoSaving(ServedSaving):
@@ -30,9 +50,11 @@ class GeoSaving(ServedSaving):
     kept to hand it on later: its mark stands behind that in the queue of exchanges.
     """
 
+    deltas = False  # every row that is here may have moved
+
     def __init__(
         self,
-        driver: GeoDriver,
+        driver: Moving,
         parameters: LocalParameterSet,
         run: Run,
         inners: Sequence[Optimizer],
@@ -44,7 +66,9 @@ class GeoSaving(ServedSaving):
         self._local = parameters
         self._inners = inners
 
-    def mark(self, number: int, name: str, wait_ms: int) -> CutAnswer | None:
+    def mark(
+        self, number: int, name: str, wait_ms: int, base: int = 0
+    ) -> CutAnswer | None:
         """Begins an exchange of everything and queues the mark; the answer comes later.
 
         Cost: an exchange that is under way is ended, and all rows that this trainer has
@@ -134,7 +158,13 @@ class GeoSaving(ServedSaving):
             for name in missing
         ]
 
+    def load(self, snapshot: Snapshot, plan: Plan, stage: Stage) -> None:
+        """Has every server read its rows, and sends dense blocks."""
+        self._driver.servers_lead = True
+        super().load(snapshot, plan, stage)
+
     def take_in(self, plan: Plan) -> None:
         """The servers' values take the place of this trainer's."""
         super().take_in(plan)
         self._local.tables_current = True
+        self._driver.servers_lead = False

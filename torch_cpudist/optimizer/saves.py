@@ -286,6 +286,12 @@ class Saves:
                 self._left_out(name, error)
             except _NotCopied as error:
                 self._failed(name, error)
+            except SnapshotError as error:
+                self._drop(save, name)
+                if self._was_removed(save, name):
+                    self._left_out(name, error)
+                else:
+                    self._failed(name, error)
             except Exception as error:  # training goes on whatever it is
                 self._drop(save, name)
                 self._failed(name, error)
@@ -346,6 +352,12 @@ class Saves:
             found = None
         if found != tip.base.crc32c:
             self.tip = None
+
+    def _was_removed(self, save: Save, name: str) -> bool:
+        """Whether who commits it has given it up before this trainer's file came."""
+        return not save.leads and not self._directory.files.list(
+            self._directory.folder(name)
+        )
 
     def _left_out(self, name: str, error: SnapshotError) -> None:
         tell = logger.info if self._said_left else logger.warning

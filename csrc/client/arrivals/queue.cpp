@@ -1,5 +1,6 @@
 // Copyright (c) 2026 The torch_cpudist authors.
 // SPDX-License-Identifier: BSD-3-Clause
+// long: one queue and its thread, which share a lock
 //
 // The life of a queued push.
 #include "client/arrivals/queue.h"

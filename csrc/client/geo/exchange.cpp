@@ -409,8 +409,8 @@ void GeoExchange::finish(std::span<void* const> weights) {
   }
 }
 
-void GeoExchange::mark_cut(std::span<void* const> weights, uint64_t number,
-                           const std::string& name, uint64_t wait_ms) {
+void GeoExchange::mark_cut(std::span<void* const> weights, uint64_t number, const std::string& name,
+                           uint64_t wait_ms) {
   wire::Cut cut = make_cut(number, name, wait_ms);
   owner_->shared().settle();
   check(weights);
