@@ -9,6 +9,7 @@ import threading
 import pytest
 import torch
 from export_cases import LARGE, evaluated, net, step, trained
+from snapshot_cases import settle
 
 import torch_cpudist as cpudist
 from torch_cpudist.errors import (
@@ -169,6 +170,36 @@ def test_a_snapshot_is_exported_without_a_cluster(tmp_path) -> None:
             assert torch.equal(evaluated(model), expected)
             assert not torch.equal(model.norm.running_mean, mean)
         assert Export(tmp_path / name).manifest.snapshot == "before"
+
+
+@pytest.mark.parametrize("averaged", [False, True])
+def test_a_snapshot_of_changes_is_exported_with_those_below_it(
+    tmp_path, averaged
+) -> None:
+    def body(opt, model, rank):
+        where = tmp_path / "snapshots"
+        opt.resume(where, every_steps=100, delta_every_steps=2)
+        opt.save_snapshot()
+        torch.manual_seed(rank)
+        for number in range(4):
+            step(opt, model, number, rank)
+            settle(opt)
+        newest = opt.stats()["snapshot"]["last"]
+        cpudist.barrier()
+        assert Snapshot(where / newest).manifest.base is not None
+        if rank == 0:
+            out = tmp_path / "out"
+            cpudist.export(model, out, snapshot=newest, averaged=averaged)
+        cpudist.barrier()
+        if not averaged:
+            return evaluated(model)
+        with opt.averaged():
+            return evaluated(model)
+
+    expected = trained(body, steps=0, average=0.8)[0]
+    model = net(seed=99)
+    with cpudist.load_for_inference(model, tmp_path / "out"):
+        torch.testing.assert_close(evaluated(model), expected, rtol=1e-6, atol=1e-7)
 
 
 def test_a_model_without_an_optimizer_is_exported(tmp_path) -> None:
