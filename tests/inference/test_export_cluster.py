@@ -117,6 +117,20 @@ def test_static_models_of_every_strategy_are_exported(tmp_path, name) -> None:
         assert torch.equal(evaluated(model), expected)
 
 
+def test_a_hybrid_with_remote_tables_is_exported(tmp_path) -> None:
+    def body(opt, model, rank):
+        cpudist.export(model, tmp_path / "out")
+        opt.flush()
+        return evaluated(model)
+
+    strategy = STATIC["hybrid"]
+    where = tmp_path / "snapshots"
+    expected = trained(body, where, strategy=strategy, trainers=1)[0]
+    model = net(seed=5)
+    with cpudist.load_for_inference(model, tmp_path / "out"):
+        assert torch.equal(evaluated(model), expected)
+
+
 def test_trainer_0_exports_when_the_others_are_done(tmp_path) -> None:
     def body(opt, model, rank):
         cpudist.barrier()

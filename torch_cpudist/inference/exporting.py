@@ -45,10 +45,11 @@ def export(
 
     Of a model with remote tables that a ``DistributedOptimizer`` trains, values are
     those of a snapshot that is saved now; ``opt.resume`` has said where. Like
-    ``save_snapshot`` it is then collective under ``Sync``, and trainer 0's alone under
-    ``Async`` and ``HalfAsync``. Of other models they are the model's own, after a
-    ``flush()``; each trainer may call it or not, and trainer 0 writes. Without an
-    optimizer this process does.
+    ``save_snapshot`` it is then collective under ``Sync`` and ``Hybrid``, trainer 0's
+    alone under ``Async``, and refused in groups of ``HalfAsync``, which export with
+    ``snapshot=``. Of other models they are the model's own, after a ``flush()``; each
+    trainer may call it or not, and trainer 0 writes. Without an optimizer this process
+    does.
 
     Args:
         model: the one that is trained, or one that has values.
