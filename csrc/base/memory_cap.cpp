@@ -35,7 +35,14 @@ MemoryCap::Reservation MemoryCap::reserve_anyhow(uint64_t size_bytes) {
 
 bool MemoryCap::has_room(uint64_t size_bytes) const {
   const std::lock_guard lock(mutex_);
-  return cap_bytes_ == 0 || size_bytes <= rest_of(cap_bytes_, used_ + kept_ + spare_);
+  return cap_bytes_ == 0 || size_bytes <= rest_of(cap_bytes_, used_ + kept_ + lent_ + spare_);
+}
+
+bool MemoryCap::lend(uint64_t size_bytes) noexcept {
+  const std::lock_guard lock(mutex_);
+  if (cap_bytes_ != 0 && size_bytes > rest_of(cap_bytes_, used_ + kept_ + lent_)) return false;
+  lent_ += size_bytes;
+  return true;
 }
 
 void MemoryCap::Kept::count(uint64_t size_bytes, uint64_t promised_bytes) noexcept {

@@ -2,7 +2,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
 //
 // What a cap on memory counts: bytes under way, which are given back soon; bytes that are kept for
-// as long as their owner lives; and spare ones, which whoever needs memory may have.
+// as long as their owner lives; lent ones, which their owner gives up when others need them; and
+// spare ones, which whoever needs memory may have at once.
 #pragma once
 
 #include <cstdint>
@@ -67,12 +68,18 @@ class MemoryCap : public std::enable_shared_from_this<MemoryCap> {
   // Whatever there is.
   Reservation reserve_anyhow(uint64_t size_bytes);
   void add_spare(int64_t size_bytes) noexcept { change(&MemoryCap::spare_, size_bytes); }
-  // Beside all that there is, spare bytes included.
+  // What is left beside all but spare bytes. False, and nothing is lent, where that is too little.
+  bool lend(uint64_t size_bytes) noexcept;
+  void give_back(uint64_t size_bytes) noexcept {
+    change(&MemoryCap::lent_, -static_cast<int64_t>(size_bytes));
+  }
+  // Beside all that there is, spare and lent bytes included.
   bool has_room(uint64_t size_bytes) const;
 
   uint64_t cap_bytes() const { return cap_bytes_; }
   uint64_t used_bytes() const { return read(&MemoryCap::used_); }  // under way
   uint64_t kept_bytes() const { return read(&MemoryCap::kept_); }
+  uint64_t lent_bytes() const { return read(&MemoryCap::lent_); }
   uint64_t spare_bytes() const { return read(&MemoryCap::spare_); }
 
  private:
@@ -91,6 +98,7 @@ class MemoryCap : public std::enable_shared_from_this<MemoryCap> {
   mutable std::mutex mutex_;
   uint64_t used_ = 0;
   uint64_t kept_ = 0;
+  uint64_t lent_ = 0;
   uint64_t spare_ = 0;
 };
 

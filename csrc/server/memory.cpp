@@ -36,13 +36,14 @@ uint64_t ServerMemory::under_way() const {
 }
 
 uint64_t ServerMemory::size_bytes() const {
-  return count_->kept_bytes() + under_way() + count_->spare_bytes();
+  return count_->kept_bytes() + under_way() + count_->lent_bytes() + count_->spare_bytes();
 }
 
 void ServerMemory::trim_for(uint64_t size_bytes) const noexcept {
   if (!limited() || count_->has_room(size_bytes)) return;
   pushes_->trim();
   pool_->trim();
+  if (give_up_ && count_->lent_bytes() > 0 && !count_->has_room(size_bytes)) give_up_();
 }
 
 // ---- pushes under way ----

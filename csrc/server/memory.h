@@ -3,7 +3,8 @@
 //
 // What a server takes of memory, and its cap: values that are kept (rows, their index, what is made
 // ahead of them, dense blocks, averages), pushes from their header to their update, and the free
-// blocks of its pools, which go before anything is refused.
+// blocks of its pools, which go before anything is refused. So does what a snapshot takes: it is
+// given up then, and its memory is free once its threads have seen that.
 //
 // Two kinds of refusal. Where pushes under way are in the way it is kOverloaded: the push may be
 // sent again. Where it would not fit beside what is kept if it were the only one it is kFull, and
@@ -15,6 +16,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
 
 #include "base/buffer.h"
 #include "server/counters.h"
@@ -30,10 +32,13 @@ class ServerMemory {
  public:
   ServerMemory(const ServerOptions& options, const ServerCounters& counters);
 
+  // What gives lent bytes up when there is too little room. Before any of the other members.
+  void when_short(std::function<void()> give_up) { give_up_ = std::move(give_up); }
+
   bool limited() const { return cap_bytes_ != 0; }
   // Of replies.
   const std::shared_ptr<BufferPool>& pool() const { return pool_; }
-  // Counts what tables and blocks keep.
+  // Counts what tables and blocks keep, and what snapshots take.
   const std::shared_ptr<MemoryCap>& count() const { return count_; }
   uint64_t size_bytes() const;  // of everything that the cap counts
 
@@ -48,6 +53,10 @@ class ServerMemory {
   // Throws kOverloaded; kFull; or kInvalidArgument for a push that exceeds the cap by itself and
   // would be sent again for ever.
   [[noreturn]] void refuse(uint64_t size_bytes, bool sent_again) const;
+
+  // Where there is too little room frees what is spare; if that is not enough, lent bytes are given
+  // up.
+  void trim() const noexcept { trim_for(0); }
 
   // ---- what is kept ----
   // For the values of a layout, before they are there. Throws kOverloaded.
@@ -69,6 +78,7 @@ class ServerMemory {
   const std::shared_ptr<MemoryCap> count_;
   const std::shared_ptr<BufferPool> pushes_;
   const std::shared_ptr<BufferPool> pool_;
+  std::function<void()> give_up_;
   mutable std::mutex growing_;  // one at a time looks for room, and takes it
 };
 

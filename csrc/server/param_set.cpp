@@ -520,7 +520,6 @@ void ParamSet::take_push(const Ticket& ticket, Buffer payload, bool coded, Outbo
   const wire::PushHeader& header = push.view.header;
   const uint64_t size_bytes = push.payload.size();
   uint64_t generation = 0;
-  shared.snapshots.wait_for_room();
   {
     // Rows are looked up while others push or pull; records never move.
     const std::shared_lock lock(mutex_);
@@ -663,6 +662,7 @@ void ParamSet::try_cut(Outbox& outbox) {
     state_.shared.snapshots.begin(
         {state_.id, reply.number, reply.name, markers.marked(), markers.base()},
         {state_.store, state_.layout, state_.version}, mutex_);
+    state_.shared.memory.trim();  // what is spare goes before what a snapshot takes
     reply.taken = true;
     last_cut_ = reply;
   } catch (const std::bad_alloc&) {

@@ -19,6 +19,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/background.h"
 #include "base/threads.h"
 #include "server/modes.h"
 #include "server/param_set.h"
@@ -77,6 +78,13 @@ struct Server::Impl {
   Buffer read_set(const wire::Frame& frame) const;
   Buffer cut_status(const wire::Frame& frame) const;
   void sequenced(const Link& connection, wire::Frame& frame, Outbox& outbox);
+  // Whether it waits for a disk, which the thread that takes frames in must not.
+  bool waits(const wire::Frame& frame) const;
+  // Has another thread carry it out. False where there is none.
+  bool put_off(const Link& connection, const Ticket& ticket, wire::Frame& frame) noexcept;
+  void carry_out_later(const Link& connection, const Ticket& ticket, wire::Frame& frame,
+                       TimePoint latest) noexcept;
+  void carry_out(const Ticket& ticket, wire::Frame& frame, Outbox& outbox);
   void apply(const Ticket& ticket, wire::Frame& frame, Outbox& outbox);
   void finish(const Ticket& ticket, SharedPayload error, Outbox& outbox);
   // What a sender is told. Where there is no memory for it, that.
@@ -111,6 +119,7 @@ struct Server::Impl {
   const SharedPayload refused_ = no_memory(ErrorCode::kOverloaded);
   const SharedPayload failed_ = no_memory(ErrorCode::kOutOfMemory);
   std::thread watcher_;
+  Background later_{"the thread of a server for requests that wait for a disk"};
 };
 
 Server::Impl::Impl(ServerOptions options) : shared(checked(std::move(options))) {
@@ -410,6 +419,48 @@ void Server::Impl::sequenced(const Link& connection, wire::Frame& frame, Outbox&
   }
   Ticket ticket;
   if (shared.sequencer.admit(connection, frame.header, &ticket, outbox) != Admission::kNew) return;
+  if (waits(frame) && put_off(connection, ticket, frame)) return;
+  carry_out(ticket, frame, outbox);
+}
+
+bool Server::Impl::waits(const wire::Frame& frame) const {
+  if (frame.header.kind == wire::FrameKind::kLoad) return true;
+  return frame.header.kind == wire::FrameKind::kPush && !shared.snapshots.has_room();
+}
+
+bool Server::Impl::put_off(const Link& connection, const Ticket& ticket,
+                           wire::Frame& frame) noexcept {
+  const TimePoint latest = Clock::now() + SnapshotWriter::kLongestWait;
+  std::shared_ptr<wire::Frame> kept;
+  try {
+    kept = std::make_shared<wire::Frame>(std::move(frame));
+    later_.put([=, this] { carry_out_later(connection, ticket, *kept, latest); });
+    return true;
+  } catch (const std::exception&) {
+    if (kept) frame = std::move(*kept);  // it is carried out here
+    return false;
+  }
+}
+
+void Server::Impl::carry_out_later(const Link& connection, const Ticket& ticket, wire::Frame& frame,
+                                   TimePoint latest) noexcept {
+  Outbox outbox(shared.options.run_id, shared.options.shard_id);
+  try {
+    if (frame.header.kind == wire::FrameKind::kPush) shared.snapshots.wait_for_room(latest);
+    try {
+      carry_out(ticket, frame, outbox);
+    } catch (const Error& error) {
+      shared.counters.refused.fetch_add(1);
+      outbox.close(connection, error.what());
+    }
+    outbox.flush();
+  } catch (const std::exception&) {
+    // There is no memory to answer, or no link. The request is finished, and the trainer, which
+    // asks again, is told.
+  }
+}
+
+void Server::Impl::carry_out(const Ticket& ticket, wire::Frame& frame, Outbox& outbox) {
   try {
     if (shared.peers.stopped()) throw shared.peers.stopped_error();
     if (frame.dropped) {

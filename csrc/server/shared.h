@@ -26,8 +26,14 @@ struct ServerShared {
         peers(options, counters, sequencer),
         updates(options.threads),
         memory(options, counters),
-        snapshots({options.shard_id, options.host, options.snapshot_dir,
-                   options.snapshot_memory_bytes, options.files}) {}
+        snapshots({.shard_id = options.shard_id,
+                   .host = options.host,
+                   .directory = options.snapshot_dir,
+                   .memory_bytes = options.snapshot_memory_bytes,
+                   .files = options.files,
+                   .cap = memory.count()}) {
+    memory.when_short([this] { snapshots.give_up_for_memory(); });
+  }
 
   const ServerOptions options;
   ServerCounters counters;

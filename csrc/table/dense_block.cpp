@@ -6,6 +6,7 @@
 #include "table/dense_block.h"
 
 #include <cstring>
+#include <new>
 #include <string>
 #include <utility>
 
@@ -43,8 +44,26 @@ void DenseBlock::check(const wire::BlockValues& values) const {
   }
 }
 
+uint64_t DenseBlock::image_bytes() const {
+  return weight_.size() + state_.size() + average_.size();
+}
+
+void DenseBlock::keep() noexcept {
+  const std::shared_ptr<BlockImage> image = std::move(image_);
+  if (image == nullptr) return;
+  image->values.reset(new (std::nothrow) uint8_t[image_bytes()]);
+  uint8_t* to = image->values.get();
+  if (to == nullptr) return image->memory->fail(ImageMemory::Failure::kMemory);
+  for (const auto part : {weight(), state()}) {
+    if (!part.empty()) std::memcpy(to, part.data(), part.size());
+    to += part.size();
+  }
+  read_average(image->updates, to);
+}
+
 void DenseBlock::store(const wire::BlockValues& values, uint64_t updates) {
   check(values);
+  keep();
   const size_t size = size_of(spec_.dtype);
   const size_t state_count = kernels::state_elements(config_, spec_.elements, spec_.row_width);
   if (!stored_) {
@@ -71,12 +90,14 @@ void DenseBlock::store(const wire::BlockValues& values, uint64_t updates) {
 }
 
 void DenseBlock::renumber(uint64_t before, uint64_t after) {
+  keep();
   if (before > averaged_) read_average(before, average_.data());
   averaged_ = after;
 }
 
 void DenseBlock::update(const kernels::OptimizerConfig& config, const void* gradient,
                         uint64_t round) {
+  keep();
   if (averaging_.on() && round > averaged_) {
     draw_average_to(average_.data(), averaging_.power(round - averaged_));
   }

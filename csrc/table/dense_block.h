@@ -8,15 +8,24 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <utility>
 
 #include "base/memory_cap.h"
 #include "kernels/aligned.h"
 #include "kernels/optimizers.h"
 #include "table/average.h"
+#include "table/image_memory.h"
 #include "wire/layout.h"
 #include "wire/rows.h"
 
 namespace cpudist::table {
+
+// What a block was at a cut.
+struct BlockImage {
+  uint64_t updates = 0;                   // of the set, that its average is after
+  std::shared_ptr<ImageMemory> memory{};  // told where there is none for the values
+  std::unique_ptr<uint8_t[]> values{};    // weight, state, average; null until they are kept
+};
 
 // Thread safety: const members from any number of threads, the others exclusively.
 class DenseBlock {
@@ -44,6 +53,16 @@ class DenseBlock {
   // Update number `round` of the set, counted from 0, from a gradient of spec().elements values of
   // spec().dtype, 8-byte aligned.
   void update(const kernels::OptimizerConfig& config, const void* gradient, uint64_t round);
+
+  // ---- as snapshots have them ----
+  // So many bytes are in an image.
+  uint64_t image_bytes() const;
+  // From now on it is kept in `image` as it is now, before it changes.
+  void freeze(std::shared_ptr<BlockImage> image) noexcept { image_ = std::move(image); }
+  // Keeps it now, unless it was kept since. From one thread, while others use const members.
+  void keep() noexcept;
+  void thaw() noexcept { image_.reset(); }
+
   // The average after `updates` of the set, weight().size() bytes. Only where one is kept.
   void read_average(uint64_t updates, uint8_t* out) const;
 
@@ -65,7 +84,8 @@ class DenseBlock {
   Averaging averaging_;
   kernels::AlignedBuffer<uint8_t> average_;
   std::unique_ptr<MemoryCap::Kept> kept_;
-  uint64_t averaged_ = 0;  // updates of the set that are in the average
+  std::shared_ptr<BlockImage> image_;  // of a cut, until it is kept
+  uint64_t averaged_ = 0;              // updates of the set that are in the average
 };
 
 }  // namespace cpudist::table

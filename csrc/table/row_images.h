@@ -23,6 +23,11 @@ class RowImages {
   RowImages(uint64_t rows, uint32_t per_slab, uint64_t stride, size_t shards,
             std::shared_ptr<ImageMemory> memory);
   ~RowImages();
+  // What it takes from the beginning, beside images.
+  static uint64_t size_bytes(uint64_t rows, uint32_t per_slab, size_t shards) {
+    return (rows / 64 + 1) * sizeof(uint64_t) +
+           shards * (sizeof(Arena) + (rows + per_slab - 1) / per_slab * sizeof(Image*));
+  }
   RowImages(const RowImages&) = delete;
   RowImages& operator=(const RowImages&) = delete;
 

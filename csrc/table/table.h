@@ -146,6 +146,8 @@ class Table {
   // From now on rows are kept as they are now until they are copied. One cut at a time. Throws
   // std::bad_alloc; then nothing is.
   void freeze(std::shared_ptr<ImageMemory> memory);
+  // What that takes beside what `memory` counts.
+  uint64_t freeze_bytes() const { return RowImages::size_bytes(rows_, slabs_.per_slab(), kShards); }
   // Copies the records of the next slab as they were at the cut, rows_per_slab() at most, and
   // returns how many; 0: all are copied. From one thread, while others use const members.
   uint32_t copy_frozen(uint8_t* to);

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections import deque
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -152,3 +153,35 @@ class Pace:
         self._named += 1
         self._since = time.monotonic()
         return hit
+
+
+class StepTimes:
+    """How long others may take to the end of their next step, judged by one's own.
+
+    An evaluation between two steps counts as part of a step: others make one, too.
+    """
+
+    _REMEMBERED = 32
+    _TIMES = 5  # as long as the longest of those
+
+    def __init__(self, least_ms: int, most_ms: int) -> None:
+        """Of no step yet.
+
+        Args:
+            least_ms: that others may always take.
+            most_ms: that nobody waits longer than.
+        """
+        self._least_ms, self._most_ms = least_ms, most_ms
+        self._took_s: deque[float] = deque(maxlen=self._REMEMBERED)
+        self._began_s: float | None = None
+
+    def begin(self, now_s: float) -> None:
+        """A step begins, and with it ends what the last one took."""
+        if self._began_s is not None:
+            self._took_s.append(now_s - self._began_s)
+        self._began_s = now_s
+
+    def wait_ms(self) -> int:
+        """What others get."""
+        longest_ms = 1000 * max(self._took_s, default=0.0)
+        return max(self._least_ms, min(int(self._TIMES * longest_ms), self._most_ms))

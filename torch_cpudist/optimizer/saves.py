@@ -30,6 +30,8 @@ from torch_cpudist.snapshot.trainer_files import read_written, write_trainer
 
 _FIRST_POLL_S = 0.005
 _LAST_POLL_S = 0.25
+# A twentieth of what it has taken may be missed; a server answers in microseconds.
+_POLL_SHARE = 0.05
 # Of others' files, once everything else is there: all captured theirs at one moment.
 TRAINER_FILES_S = 120.0
 # So many failures in a row are raised.
@@ -467,14 +469,14 @@ class Saves:
             )
 
     def _until(self, what: Callable[[], Any], limit_s: float, late: str) -> Any:
-        pause_s, until = _FIRST_POLL_S, time.monotonic() + limit_s
+        began = time.monotonic()
         while (found := what()) is None:
             if self._ending.is_set():
                 raise SnapshotError("the optimizer was closed meanwhile")
-            if time.monotonic() > until:
+            took_s = time.monotonic() - began
+            if took_s > limit_s:
                 raise SnapshotError(late)
-            time.sleep(pause_s)
-            pause_s = min(2 * pause_s, _LAST_POLL_S)
+            time.sleep(min(max(_FIRST_POLL_S, _POLL_SHARE * took_s), _LAST_POLL_S))
         return found
 
     def _written(self, number: int, name: str) -> Written:

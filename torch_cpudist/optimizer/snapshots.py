@@ -32,7 +32,7 @@ from torch_cpudist.log import logger
 from torch_cpudist.machine.urls import is_url
 from torch_cpudist.optimizer.meeting import Meeting
 from torch_cpudist.optimizer.own_state import OwnState, ReadsAhead, check_objects
-from torch_cpudist.optimizer.paces import Often, Pace
+from torch_cpudist.optimizer.paces import Often, Pace, StepTimes
 from torch_cpudist.optimizer.saves import Save, Saves, Tip
 from torch_cpudist.optimizer.schedules import Schedules, schedules_of
 from torch_cpudist.snapshot import names, trees
@@ -49,7 +49,8 @@ if TYPE_CHECKING:
     from torch_cpudist.launch.run import Run
 
 # How long others may take to come to the moment of a snapshot. Trainers that are
-# together come at once or never; else it is the end of their next step.
+# together come at once or never; else it is the end of their next step: at least so
+# long, and several times what a step takes here.
 _TOGETHER_WAIT_MS = 60_000
 _WAIT_MS = 10_000
 _POLL_S = 0.02
@@ -186,6 +187,7 @@ class Snapshots:
         self._pause_s_max = 0.0
         self._leader = 0  # of the newest cut that was answered
         self._loading = False
+        self._step_times = StepTimes(_WAIT_MS, run.environment.round_deadline_ms // 2)
 
     def _paced(
         self, every_steps: int | None, every_s: float | None, which: str
@@ -392,6 +394,7 @@ class Snapshots:
             SnapshotError: several snapshots in a row could not be saved.
         """
         self._saves.check()
+        self._step_times.begin(time.monotonic())
         self._settle_schedules()
         self._schedules.entered()
         for pace in (self._pace, self._delta_pace):
@@ -440,7 +443,8 @@ class Snapshots:
 
     def _ask(self, number: int) -> None:
         """Has all trainers mark their next moment, this one too."""
-        reason = self._saving.ask(number, self._name(number), _WAIT_MS)
+        wait_ms = self._step_times.wait_ms()
+        reason = self._saving.ask(number, self._name(number), wait_ms)
         if reason:
             self._saves.skip(reason)
 
@@ -465,7 +469,9 @@ class Snapshots:
         self._captured[number] = Save(
             number, counted["steps"], tree, began, whole=whole, base=base
         )
-        wait_ms = _TOGETHER_WAIT_MS if self._saving.together else _WAIT_MS
+        wait_ms = _TOGETHER_WAIT_MS
+        if not self._saving.together:
+            wait_ms = self._step_times.wait_ms()
         try:
             since = 0 if base is None else base.number
             answer = self._saving.mark(number, name, wait_ms, since)

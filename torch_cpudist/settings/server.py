@@ -22,8 +22,10 @@ class Server:
             server. A model whose values and dense gradients, under Sync those of all
             trainers, exceed it is refused with ``OverloadedError``, and so is a push
             that does: Async's queue sends it again where other pushes are in the way,
-            and ends where it can never fit. Geo's exchanges go in parts that fit. 0 is
-            no cap. docs/tables.md, "A cap on a server's memory".
+            and ends where it can never fit. Geo's exchanges go in parts that fit. What
+            a snapshot takes while it is written counts, too: it is given up where
+            there is no room for both. 0 is no cap. docs/tables.md, "A cap on a
+            server's memory".
             ``CPUDIST_SERVER_MEMORY_CAP_BYTES``.
         snapshot_memory_bytes: bytes that a server keeps of rows which change before
             a snapshot has written them; with three quarters of it in use each push

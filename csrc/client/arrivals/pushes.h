@@ -42,7 +42,8 @@ class AsyncPushes {
   // asks for the cut, else none. `base`: see wire::Cut. Throws what an earlier push failed with,
   // and kInvalidArgument while another marker is on its way.
   void mark_cut(uint64_t number, const std::string& name, uint64_t wait_ms, uint64_t base = 0);
-  // What the marker was answered with, once; nothing before. Throws what it failed with.
+  // What a marker was answered with, once, the oldest first; nothing before. Throws what it failed
+  // with.
   std::optional<CutAnswer> cut_answer();
 
  private:

@@ -173,16 +173,18 @@ void PushQueue::mark(wire::Cut cut) {
   QueuedPush item;
   item.marker = std::move(cut);
   waiting_.push_back(std::move(item));
-  cut_answer_.reset();
   marking_ = true;
   queued_.notify_one();
 }
 
 std::optional<CutAnswer> PushQueue::take_cut_answer() {
   const std::lock_guard lock(mutex_);
-  std::optional<CutAnswer> answer = std::move(cut_answer_);
-  cut_answer_.reset();
-  if (!answer) raise_failure();
+  if (cut_answers_.empty()) {
+    raise_failure();
+    return std::nullopt;
+  }
+  std::optional<CutAnswer> answer = std::move(cut_answers_.front());
+  cut_answers_.pop_front();
   return answer;
 }
 
@@ -294,7 +296,7 @@ void PushQueue::deliver(const wire::Cut& cut) {
     answer = join_answers(cut.number, requests);
   }
   const std::lock_guard lock(mutex_);
-  cut_answer_ = std::move(answer);
+  cut_answers_.push_back(std::move(answer));
   marking_ = false;
 }
 

@@ -71,7 +71,7 @@ class PushQueue final : public Background {
   // Queues a marker, for which there is always room. Throws kInvalidArgument while one is on its
   // way.
   void mark(wire::Cut cut);
-  // What the marker was answered with, once; nothing before.
+  // What a marker was answered with, once, the oldest first; nothing before.
   std::optional<CutAnswer> take_cut_answer();
   void drain() override { drain("flush"); }
   void drain(const char* what);  // which waits, for messages
@@ -128,7 +128,7 @@ class PushQueue final : public Background {
                              "the queue of pushes has no memory left, and a push may be lost; give "
                              "this process more memory, or set send_queue_size lower"};
   bool marking_ = false;  // a marker waits or is on its way
-  std::optional<CutAnswer> cut_answer_;
+  std::deque<CutAnswer> cut_answers_;  // that nobody has taken
   std::vector<wire::Frame> arrived_;
   uint64_t pushes_ = 0;      // training thread
   wire::Version version_;    // of server 0

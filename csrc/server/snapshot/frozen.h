@@ -21,27 +21,31 @@ namespace cpudist::server {
 
 // A dense block as it was.
 struct FrozenBlock {
+  uint32_t id = 0;
   std::string name;
   const char* dtype = "F32";
   uint64_t elements = 0;
   uint64_t state_bytes = 0;
   bool averaged = false;
-  std::unique_ptr<uint8_t[]> values;  // weight, state, average
+  std::shared_ptr<table::BlockImage> image;
 };
 
 // Thread safety: all members.
 class FrozenSet {
  public:
   // With `lock`, which is that of the set, held, exclusively until freeze() has returned. Throws
-  // std::bad_alloc.
+  // std::bad_alloc. Dense values of up to `copied_at_once` bytes are copied with the lock held; of
+  // more, each block when it is about to change, or when it is its turn.
   FrozenSet(table::ParamStore& store, const wire::ParamSetLayout& layout,
             const wire::Version& version, std::shared_mutex& lock,
-            const std::shared_ptr<table::ImageMemory>& memory);
-  ~FrozenSet() { release(); }
+            const std::shared_ptr<table::ImageMemory>& memory, uint64_t copied_at_once);
+  ~FrozenSet();
   FrozenSet(const FrozenSet&) = delete;
   FrozenSet& operator=(const FrozenSet&) = delete;
 
-  // The rows of now are those of the cut. Throws std::bad_alloc, and nothing is frozen.
+  // What it takes beside images of rows, with `more`. False where the cap has no room for that.
+  bool lend(uint64_t more) noexcept;
+  // The values of now are those of the cut. Throws std::bad_alloc, and nothing is frozen.
   void freeze();
 
   struct Table {
@@ -52,6 +56,8 @@ class FrozenSet {
     uint64_t rows = 0;
   };
   const std::vector<Table>& tables() const { return tables_; }
+  // Copies the blocks that are not copied. Throws as copy_slab.
+  void copy_blocks();
   // The next slab of a table, as it was; 0: there is none. Throws Error(kSnapshot) where it cannot
   // be had any more.
   uint32_t copy_slab(uint32_t table, uint8_t* to);
@@ -66,7 +72,9 @@ class FrozenSet {
   const wire::CutStatus& status() const { return status_; }
 
  private:
-  void copy_blocks(const wire::ParamSetLayout& layout);
+  void describe_blocks(const wire::ParamSetLayout& layout);
+  void freeze_blocks();
+  void thaw() noexcept;
   [[noreturn]] void refuse(const std::string& why) const;
   void check_kept() const;
 
@@ -76,6 +84,9 @@ class FrozenSet {
   wire::CutStatus status_;
   std::vector<Table> tables_;
   std::vector<FrozenBlock> blocks_;
+  const uint64_t copied_at_once_;
+  uint64_t blocks_bytes_ = 0;
+  uint64_t lent_bytes_ = 0;
   std::mutex mutex_;   // before the set's: held while the tables are used
   bool held_ = false;  // the tables keep rows for this
   std::vector<std::unique_ptr<table::RowImages>> images_;  // room for those of all tables

@@ -25,9 +25,7 @@ void Markers::add(uint32_t rank) {
   members_.insert(rank);
 }
 
-void Markers::join(uint32_t rank) {
-  pushes_.try_emplace(rank);
-}
+void Markers::join(uint32_t rank) { pushes_.try_emplace(rank); }
 
 void Markers::pushed(uint32_t rank, uint32_t incarnation) {
   members_.insert(rank);

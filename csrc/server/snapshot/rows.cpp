@@ -15,9 +15,8 @@ namespace {
 
 using Row = PartRows::Row;
 
-// Rows are sorted by so many bits of their keys at a time.
-constexpr uint32_t kDigitBits = 11;
-constexpr size_t kDigits = size_t{1} << kDigitBits;
+// Rows are sorted by so many bits of their keys at a time, at most.
+constexpr uint32_t kDigitBits = 13;
 // Records lie at random places: so many are asked for ahead.
 constexpr size_t kAhead = 12;
 // Of a record; what follows comes by itself.
@@ -122,11 +121,14 @@ void PartRows::sort() {
   uint64_t varying = 0;
   for (const Row& row : rows) varying |= order_of(row.key) ^ order_of(rows.front().key);
   const auto last = static_cast<uint32_t>(std::bit_width(varying));
-  std::vector<int32_t> ends(kDigits);
   uint32_t shift = varying == 0 ? 0 : static_cast<uint32_t>(std::countr_zero(varying));
-  for (; shift < last; shift += kDigitBits) {
-    sort_by(rows, &sorted, ends,
-            [shift](const Row& row) { return (order_of(row.key) >> shift) % kDigits; });
+  const uint32_t digits = (last - shift + kDigitBits - 1) / kDigitBits;
+  const uint32_t bits = digits == 0 ? 0 : (last - shift + digits - 1) / digits;
+  std::vector<int32_t> ends(size_t{1} << bits);
+  for (; shift < last; shift += bits) {
+    sort_by(rows, &sorted, ends, [shift, mask = ends.size() - 1](const Row& row) {
+      return (order_of(row.key) >> shift) & mask;
+    });
     rows.swap(sorted);
   }
   sort_by(rows, &sorted, std::span(bucket_begin_).subspan(1),

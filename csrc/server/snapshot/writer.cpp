@@ -30,7 +30,6 @@
 namespace cpudist::server {
 namespace {
 
-constexpr auto kLongestWait = std::chrono::milliseconds(100);
 // Snapshots of a set that status() still knows.
 constexpr size_t kKnown = 8;
 constexpr const char* kManifest = "manifest.json";
@@ -75,7 +74,7 @@ struct SnapshotWriter::Impl {
   explicit Impl(SnapshotOptions given)
       : options(std::move(given)),
         files(options.files ? options.files : files::system_calls()),
-        memory(std::make_shared<table::ImageMemory>(options.memory_bytes)),
+        memory(std::make_shared<table::ImageMemory>(options.memory_bytes, options.cap)),
         directory(options.directory) {}
 
   std::string server() const {
@@ -95,6 +94,7 @@ struct SnapshotWriter::Impl {
   // These with the mutex held.
   void check_free(const SnapshotJob& job) const;
   void add(const WrittenPtr& snapshot);
+  [[noreturn]] void refuse_memory(const SnapshotJob& job) const;
   WrittenPtr find(uint32_t param_set, uint64_t number) const;
   static bool can_be_base(const Written& snapshot);
   std::optional<uint32_t> begin_of_changes(const SnapshotJob& job,
@@ -197,6 +197,7 @@ void SnapshotWriter::Impl::write_files(Written& snapshot) {
     const std::lock_guard lock(mutex);
     snapshot.status.files.push_back(std::move(file));
   });
+  snapshot.frozen->copy_blocks();
   write_tables(snapshot, &disk, &head, &buffers);
   snapshot.frozen->release();
   disk.wait();
@@ -331,6 +332,16 @@ void SnapshotWriter::Impl::check_free(const SnapshotJob& job) const {
   throw Error(ErrorCode::kSnapshot, "snapshot " + current->job.name + " is still being written");
 }
 
+void SnapshotWriter::Impl::refuse_memory(const SnapshotJob& job) const {
+  throw Error(ErrorCode::kFull,
+              "snapshot " + job.name + ", " + server() +
+                  ": what it takes to write it has no room under memory_cap_bytes = " +
+                  std::to_string(options.cap->cap_bytes()) + " beside rows and dense values (" +
+                  std::to_string(options.cap->kept_bytes()) +
+                  " bytes) and pushes. Set CPUDIST_SERVER_MEMORY_CAP_BYTES higher, or to 0 for no "
+                  "cap, or use more servers");
+}
+
 void SnapshotWriter::Impl::add(const WrittenPtr& snapshot) {
   start();
   known.push_back(snapshot);
@@ -378,8 +389,9 @@ void SnapshotWriter::begin(SnapshotJob job, const SnapshotSource& source, std::s
   try {
     const auto snapshot = std::make_shared<Impl::Written>();
     snapshot->since = since;
-    snapshot->frozen = std::make_shared<FrozenSet>(source.store, source.layout, source.version,
-                                                   lock, impl_->memory);
+    snapshot->frozen =
+        std::make_shared<FrozenSet>(source.store, source.layout, source.version, lock,
+                                    impl_->memory, impl_->options.dense_at_once);
     snapshot->directory = (impl_->directory == "/" ? "" : impl_->directory) + "/" + job.name;
     snapshot->job = job;
     snapshot->reason.reserve(wire::kCutReasonBytesMax);
@@ -389,6 +401,12 @@ void SnapshotWriter::begin(SnapshotJob job, const SnapshotSource& source, std::s
     snapshot->status.shard = impl_->options.shard_id;
     snapshot->status.members = job.members;
     snapshot->status.base = job.base;
+    uint64_t buffers = 0;
+    for (const FrozenSet::Table& table : snapshot->frozen->tables()) {
+      buffers =
+          std::max(buffers, PartRows::size_bytes(table.shape, table.rows_per_slab, table.rows));
+    }
+    if (!snapshot->frozen->lend(buffers)) impl_->refuse_memory(job);
     impl_->add(snapshot);
   } catch (const std::bad_alloc&) {
     throw Error(ErrorCode::kOutOfMemory, "snapshot " + job.name + ", " + impl_->server() +
@@ -440,7 +458,13 @@ void SnapshotWriter::forget(uint32_t param_set) {
   if (frozen) frozen->forget();
 }
 
-void SnapshotWriter::wait_for_room() { impl_->memory->wait_for_room(kLongestWait); }
+bool SnapshotWriter::has_room() const { return impl_->memory->has_room(); }
+
+void SnapshotWriter::wait_for_room(TimePoint latest) { impl_->memory->wait_for_room(latest); }
+
+void SnapshotWriter::give_up_for_memory() noexcept {
+  impl_->memory->fail(table::ImageMemory::Failure::kCap);
+}
 
 uint64_t SnapshotWriter::image_bytes() const { return impl_->memory->used_bytes(); }
 

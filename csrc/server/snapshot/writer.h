@@ -5,13 +5,16 @@
 // "Writing a snapshot".
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <shared_mutex>
 #include <string>
 #include <vector>
 
+#include "base/clock.h"
 #include "base/file_calls.h"
+#include "base/memory_cap.h"
 #include "table/store.h"
 #include "wire/cut.h"
 #include "wire/layout.h"
@@ -23,7 +26,9 @@ struct SnapshotOptions {
   std::string host{};                     // for messages
   std::string directory{};                // empty: nowhere
   uint64_t memory_bytes = 512ull << 20;   // for rows that change before they are written
+  uint64_t dense_at_once = 64ull << 20;   // bytes of dense values that begin() copies itself
   std::shared_ptr<files::Calls> files{};  // null: those of the system
+  std::shared_ptr<MemoryCap> cap{};       // counts what a snapshot takes; null: nobody does
 };
 
 struct SnapshotJob {
@@ -64,7 +69,8 @@ class SnapshotWriter {
   // With `lock`, which is that of the set, held exclusively: from here on the values of now are
   // kept until they are written. Throws Error(kSnapshot) where there is no directory or another one
   // is being written, or where it is not known any more what has changed since the base,
-  // kInvalidArgument for a name that is none, kOutOfMemory; nothing has changed then.
+  // kInvalidArgument for a name that is none, kOutOfMemory, kFull where the cap has no room for it;
+  // nothing has changed then.
   void begin(SnapshotJob job, const SnapshotSource& source, std::shared_mutex& lock);
 
   // How far that snapshot is. Number 0: whether a file `token` lies in the directory.
@@ -82,9 +88,13 @@ class SnapshotWriter {
   // Before a set goes: nothing of it is read any more when this returns.
   void forget(uint32_t param_set);
 
-  // Before rows are changed, without a lock: where much is kept for a snapshot already, gives it a
-  // tenth of a second to get on.
-  void wait_for_room();
+  // Before rows are changed, without a lock: where much is kept for a snapshot already, it is to
+  // get on first; so long, at most.
+  static constexpr Clock::duration kLongestWait = std::chrono::milliseconds(100);
+  bool has_room() const;
+  void wait_for_room(TimePoint latest = Clock::now() + kLongestWait);
+  // Others need the memory: what is being written fails.
+  void give_up_for_memory() noexcept;
   uint64_t image_bytes() const;
   uint64_t waits() const;  // for room, ever
 

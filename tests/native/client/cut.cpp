@@ -246,6 +246,20 @@ TEST(cut_has_one_marker_of_a_trainer_at_a_time) {
   CHECK(!pushes.cut_answer());
 }
 
+TEST(cut_answers_stay_until_they_are_taken) {
+  Job job(1, 1, wire::UpdateMode::kOnArrival, {}, {});
+  client::AsyncPushes pushes(job.ones[0].set, {2, 1, {false}, 1});
+  for (const uint64_t number : {1u, 2u}) {
+    pushes.mark_cut(number, "a", kWaitMs);
+    job.ones[0].set->drain();
+  }
+  for (const uint64_t number : {1u, 2u}) {
+    const auto answer = pushes.cut_answer();
+    CHECK(answer && answer->number == number);
+  }
+  CHECK(!pushes.cut_answer());
+}
+
 TEST(cut_that_waits_ends_with_its_set) {
   auto job = std::make_unique<Job>(2, 1, wire::UpdateMode::kOnArrival, std::vector<uint32_t>{},
                                    transport::FaultPlan{});

@@ -39,6 +39,7 @@ enum class Mistake {
   kReaderReturns,    // as soon as one server's cut is over, while its trainer waits for another's
   kEarlyCapture,     // the trainer's own state is of the step before
   kLeaverStays,      // the cut waits for a marker of who has left
+  kForgetsRefusal,   // after one marker was refused, others of the same number are taken
 };
 
 constexpr uint32_t kTrainersMax = 4;
@@ -92,6 +93,7 @@ struct Served {
   std::array<std::optional<uint64_t>, kTrainersMax> excused;  // as Arrivals::excused_
   std::array<uint64_t, kTrainersMax> marked_at{};
   std::array<bool, kTrainersMax> to_drop{};
+  bool writing = false;  // the snapshot before
   uint64_t version = 0;
   std::map<uint64_t, Taken> taken;
 };
@@ -101,7 +103,7 @@ struct Plan {
   bool leaves = false;
   bool losses = false;
   bool deadlines = false;
-  bool busy = false;  // the writer may be
+  bool busy = false;  // writers take their time, or are another set's
   Mistake mistake = Mistake::kNone;
 };
 
@@ -163,6 +165,7 @@ class World {
       if (plan_.deadlines && servers_[s].markers.open() && chance(20)) {
         moves_.push_back([=, this] { end_cut(s, false); });
       }
+      if (servers_[s].writing) moves_.push_back([=, this] { servers_[s].writing = false; });
     }
   }
 
@@ -393,7 +396,11 @@ class World {
     if (op.named) cut.name = "a";
     const bool excuses = op.kind == Op::kMark && plan_.mistake != Mistake::kReaderStays;
     if (excuses && plan_.mistake != Mistake::kRefusedStays) excuse(s, r);
-    if (server.markers.refusal(cut)) return answer(s, r);
+    const bool writing = !server.markers.open() && server.writing;
+    if (writing || server.markers.refusal(cut)) {
+      if (plan_.mistake != Mistake::kForgetsRefusal) server.markers.refuse(cut.number);
+      return answer(s, r);
+    }
     if (op.kind == Op::kAnnounce) {
       server.markers.announce(r, cut, {});
       return answer(s, r);
@@ -442,6 +449,7 @@ class World {
   void end_cut(uint32_t s, bool taken) {
     Served& server = servers_[s];
     const Answer said{taken, server.markers.digest(), 0};
+    server.writing = taken && plan_.busy;
     if (taken) server.taken[server.markers.number()] = {server.applied, server.markers.marked()};
     for (const auto& [r, ticket] : server.markers.end()) {
       answer(s, r, said);
@@ -577,8 +585,8 @@ Found check_mode(Mode mode) {
   return total;
 }
 
-std::string found_with(Mode mode, Mistake mistake, bool leaves = false) {
-  return total_of({.mode = mode, .leaves = leaves, .mistake = mistake}, 20000).wrong;
+std::string found_with(Mode mode, Mistake mistake, bool leaves = false, bool busy = false) {
+  return total_of({.mode = mode, .leaves = leaves, .busy = busy, .mistake = mistake}, 20000).wrong;
 }
 
 }  // namespace
@@ -599,6 +607,7 @@ TEST(cut_model_finds_planted_mistakes) {
   CHECK(found_with(Mode::kBounded, Mistake::kRefusedStays, true) != "");
   CHECK(found_with(Mode::kBounded, Mistake::kReaderReturns, true) != "");
   CHECK(found_with(Mode::kArrivals, Mistake::kLeaverStays) != "");
+  CHECK(found_with(Mode::kSync, Mistake::kForgetsRefusal, false, true) != "");
 }
 
 }  // namespace cpudist::testing::cut_model

@@ -320,6 +320,28 @@ TEST(snapshot_load_is_refused_where_it_does_not_fit) {
   world[0].reply(loaded.ask(good));
 }
 
+TEST(snapshot_load_keeps_no_other_request_waiting) {
+  LoadedWorld loaded(snapshot_layout(2, 64, 4));
+  Trainer& trainer = (*loaded.world)[0];
+  Gate gate(*loaded.files);
+  const uint64_t load = trainer.begin(wire::FrameKind::kLoad, encode(loaded.load(1)));
+  gate.wait_reached();
+  const uint64_t beat = trainer.plain(wire::FrameKind::kHeartbeat, wire::kNoParamSet, Buffer());
+  trainer.reply(beat, wire::FrameKind::kHeartbeatAck);
+  CHECK(trainer.waits(load));
+  gate.open();
+  CHECK(trainer.comes(load));
+  trainer.reply(load);
+}
+
+// What cannot be decoded ends the link, as everywhere.
+TEST(snapshot_load_that_is_malformed_closes_the_link) {
+  LoadedWorld loaded(snapshot_layout(2, 64, 4));
+  Trainer& trainer = (*loaded.world)[0];
+  trainer.begin(wire::FrameKind::kLoad, Buffer(3));
+  CHECK(trainer.closes());
+}
+
 TEST(snapshot_load_is_refused_while_pushes_wait) {
   wire::ParamSetLayout layout = snapshot_layout(2, 64, 4);
   LoadedWorld loaded(layout);

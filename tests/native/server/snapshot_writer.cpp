@@ -16,34 +16,6 @@ namespace {
 
 std::string name_of(uint64_t number) { return "snap-" + std::to_string(number); }
 
-// Holds the writer at its first file call until it is let go.
-class Gate {
- public:
-  explicit Gate(MemoryFiles& files) {
-    files.watch([this] {
-      std::unique_lock lock(mutex_);
-      reached_ = true;
-      changed_.notify_all();
-      changed_.wait(lock, [this] { return open_; });
-    });
-  }
-  void wait_reached() {
-    std::unique_lock lock(mutex_);
-    CHECK(changed_.wait_for(lock, std::chrono::seconds(60), [this] { return reached_; }));
-  }
-  void open() {
-    const std::lock_guard lock(mutex_);
-    open_ = true;
-    changed_.notify_all();
-  }
-
- private:
-  std::mutex mutex_;
-  ConditionVariable changed_;
-  bool reached_ = false;
-  bool open_ = false;
-};
-
 }  // namespace
 
 TEST(snapshot_has_what_was_there_at_the_cut) {
@@ -376,12 +348,12 @@ TEST(snapshot_whose_images_need_too_much_fails_alone) {
 TEST(snapshot_makes_pushes_wait_where_little_room_is_left) {
   table::ImageMemory memory(1000);
   CHECK(memory.take(700));
-  memory.wait_for_room(std::chrono::seconds(60));
+  memory.wait_for_room(Clock::now() + std::chrono::seconds(60));
   CHECK_EQ(memory.waits(), 0u);
   CHECK(memory.take(200));
-  memory.wait_for_room(std::chrono::milliseconds(1));  // as long as that, no longer
+  memory.wait_for_room(Clock::now() + std::chrono::milliseconds(1));  // as long as that, no longer
   CHECK_EQ(memory.waits(), 1u);
-  run_all({[&] { memory.wait_for_room(std::chrono::seconds(60)); },
+  run_all({[&] { memory.wait_for_room(Clock::now() + std::chrono::seconds(60)); },
            [&] {
              while (memory.waits() < 2) let_pass(std::chrono::milliseconds(1));
              memory.give_back(900);
@@ -390,6 +362,73 @@ TEST(snapshot_makes_pushes_wait_where_little_room_is_left) {
   CHECK(!memory.take(1001));
   CHECK_EQ(memory.failure(), table::ImageMemory::Failure::kLimit);
   CHECK_EQ(memory.used_bytes(), 0u);
+}
+
+// Each block is copied when it is about to change, or when it is its turn.
+TEST(snapshot_of_large_dense_parameters_has_what_was_there_at_the_cut) {
+  const auto files = std::make_shared<MemoryFiles>();
+  server::SnapshotOptions options = writer_options(files);
+  options.dense_at_once = 0;
+  server::SnapshotWriter writer(options);
+  Rig rig(snapshot_layout(1, 50, 3, 0.5));
+  rig.store_values();
+  std::mt19937 random(2);
+  for (int i = 0; i < 3; ++i) rig.push_some(random, 5);
+  Gate gate(*files);
+  const Rig::Cut cut = rig.begin(writer, 1, "snap-1");
+  gate.wait_reached();
+  {
+    const std::unique_lock lock(rig.mutex);  // one of two
+    const std::vector<double> gradient(rig.layout.blocks[0].elements, 0.5);
+    rig.store.blocks[0]->update(rig.layout.configs[0], gradient.data(), rig.version.round);
+    rig.store.blocks[0]->renumber(rig.version.round + 1, 0);
+  }
+  gate.open();
+  const wire::CutStatus status = status_at_end(writer, 1);
+  CHECK_EQ(status.reason, "");
+  check_snapshot(rig, cut, status, files->contents(), "/snaps/snap-1");
+}
+
+TEST(snapshot_gives_its_memory_up_to_others) {
+  const auto files = std::make_shared<MemoryFiles>();
+  server::SnapshotOptions options = writer_options(files);
+  options.cap = std::make_shared<MemoryCap>(uint64_t{64} << 20);
+  server::SnapshotWriter writer(options);
+  Rig rig(snapshot_layout(1, 4000, 8));
+  rig.store_values();
+  {
+    Gate gate(*files);
+    rig.begin(writer, 1, "snap-1");
+    gate.wait_reached();
+    const uint64_t before = options.cap->lent_bytes();
+    CHECK(before > 4000 * (16 + 2 * 8 * 4));
+    rig.push({rig.own_keys(0)});
+    CHECK_EQ(options.cap->lent_bytes(), before + writer.image_bytes());
+    writer.give_up_for_memory();
+    gate.open();
+    const wire::CutStatus status = status_at_end(writer, 1);
+    CHECK_EQ(status.state, wire::CutState::kFailed);
+    CHECK(contains(status.reason, "memory_cap_bytes = 67108864"));
+  }
+  files->watch(nullptr);
+  CHECK_EQ(options.cap->lent_bytes(), 0u);
+  CHECK(files->contents().empty());
+  // What has no room is refused before anything is copied, and the next one has.
+  const uint64_t rest = (uint64_t{64} << 20) - 1000;
+  CHECK(options.cap->lend(rest));
+  try {
+    rig.begin(writer, 2, "snap-2");
+    CHECK(false);
+  } catch (const Error& error) {
+    CHECK_EQ(error.code(), ErrorCode::kFull);
+    CHECK(contains(error.what(), "memory_cap_bytes = 67108864"));
+    CHECK(contains(error.what(), "CPUDIST_SERVER_MEMORY_CAP_BYTES"));
+  }
+  CHECK_EQ(options.cap->lent_bytes(), rest);
+  options.cap->give_back(rest);
+  const Rig::Cut cut = rig.begin(writer, 3, "snap-3");
+  const wire::CutStatus status = status_at_end(writer, 3);
+  check_snapshot(rig, cut, status, files->contents(), "/snaps/snap-3");
 }
 
 TEST(snapshot_without_memory_changes_nothing) {

@@ -11,6 +11,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -25,6 +26,7 @@ class FakeConnection final : public transport::Connection {
     const std::lock_guard lock(mutex_);
     if (closed_) return false;
     frames_.push_back(std::move(frame));
+    sender_ = std::this_thread::get_id();
     sent_.notify_all();
     return true;
   }
@@ -64,6 +66,11 @@ class FakeConnection final : public transport::Connection {
     return sent_.wait_until(lock, deadline, [&] { return closed_; });
   }
 
+  std::thread::id sender() const {  // of the last frame
+    const std::lock_guard lock(mutex_);
+    return sender_;
+  }
+
   // Copies of the frames that answer a request, oldest first.
   void forget() {  // what was sent
     const std::lock_guard lock(mutex_);
@@ -88,6 +95,7 @@ class FakeConnection final : public transport::Connection {
   bool closed_ = false;
   std::string reason_;
   std::vector<wire::Frame> frames_;
+  std::thread::id sender_;
   std::atomic<uint64_t> moved_{0};
 };
 

@@ -60,6 +60,12 @@ class Trainer {
   }
   // The next sequenced request; returns its id.
   uint64_t ask(wire::FrameKind kind, Buffer payload = Buffer(), uint32_t param_set = 0) {
+    const uint64_t request = begin(kind, std::move(payload), param_set);
+    // Another thread answers what waits for a disk.
+    if (kind == wire::FrameKind::kLoad) CHECK(comes(request));
+    return request;
+  }
+  uint64_t begin(wire::FrameKind kind, Buffer payload = Buffer(), uint32_t param_set = 0) {
     return plain(kind, param_set, std::move(payload), ++sequence_);
   }
   void deliver(const wire::FrameHeader& header, Buffer payload) {
@@ -78,6 +84,15 @@ class Trainer {
     return header;
   }
 
+  // Whether an answer comes.
+  bool comes(uint64_t request) const {
+    return connection_->wait_for_answer(request, Clock::now() + std::chrono::seconds(60));
+  }
+  bool closes() const {
+    return connection_->wait_for_close(Clock::now() + std::chrono::seconds(60));
+  }
+  // Who has sent the last frame.
+  std::thread::id sender() const { return connection_->sender(); }
   bool waits(uint64_t request) const { return connection_->answers(request).empty(); }
   wire::Frame answer(uint64_t request) const {
     auto found = connection_->answers(request);

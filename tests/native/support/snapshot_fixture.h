@@ -1,5 +1,6 @@
 // Copyright (c) 2026 The torch_cpudist authors.
 // SPDX-License-Identifier: BSD-3-Clause
+// long: one vocabulary of tests
 //
 // Tables and blocks of one server that are updated and saved by hand, without the server around
 // them; what is in the files of a snapshot; and loading those.
@@ -214,6 +215,34 @@ inline server::SnapshotOptions writer_options(const std::shared_ptr<MemoryFiles>
   options.files = files;
   return options;
 }
+
+// Holds whoever uses files at the first call until it is let go.
+class Gate {
+ public:
+  explicit Gate(MemoryFiles& files) {
+    files.watch([this] {
+      std::unique_lock lock(mutex_);
+      reached_ = true;
+      changed_.notify_all();
+      changed_.wait(lock, [this] { return open_; });
+    });
+  }
+  void wait_reached() {
+    std::unique_lock lock(mutex_);
+    CHECK(changed_.wait_for(lock, std::chrono::seconds(60), [this] { return reached_; }));
+  }
+  void open() {
+    const std::lock_guard lock(mutex_);
+    open_ = true;
+    changed_.notify_all();
+  }
+
+ private:
+  std::mutex mutex_;
+  ConditionVariable changed_;
+  bool reached_ = false;
+  bool open_ = false;
+};
 
 // Waits until it is neither written nor known.
 inline wire::CutStatus status_at_end(const server::SnapshotWriter& writer, uint64_t number) {
