@@ -160,9 +160,13 @@ void SnapshotWriter::Impl::write(const WrittenPtr& snapshot) {
 }
 
 void SnapshotWriter::Impl::end(const WrittenPtr& snapshot, bool failed) {
-  std::shared_ptr<FrozenSet> over;  // goes without the mutex
+  {
+    // Goes without the mutex, and before anybody is told: its memory is free then.
+    std::shared_ptr<FrozenSet> over;
+    const std::lock_guard lock(mutex);
+    over = std::move(snapshot->frozen);
+  }
   const std::lock_guard lock(mutex);
-  over = std::move(snapshot->frozen);
   current.reset();
   wire::CutStatus& status = snapshot->status;
   status.state = failed ? wire::CutState::kFailed : wire::CutState::kDone;
