@@ -75,7 +75,7 @@ class PushQueue final : public Background {
   std::optional<CutAnswer> take_cut_answer();
   void drain() override { drain("flush"); }
   void drain(const char* what);  // which waits, for messages
-  bool is_done();  // whether all is applied; does not wait. Throws what a push failed with
+  bool is_done();      // whether all is applied; does not wait. Throws what a push failed with
   bool is_answered();  // whether all pushes are, which a marker may wait behind; as is_done()
   void drain_pushes(const char* what);  // until then
   void throw_failure();
@@ -127,7 +127,7 @@ class PushQueue final : public Background {
   const Error out_of_memory_{ErrorCode::kOutOfMemory,
                              "the queue of pushes has no memory left, and a push may be lost; give "
                              "this process more memory, or set send_queue_size lower"};
-  bool marking_ = false;  // a marker waits or is on its way
+  bool marking_ = false;               // a marker waits or is on its way
   std::deque<CutAnswer> cut_answers_;  // that nobody has taken
   std::vector<wire::Frame> arrived_;
   uint64_t pushes_ = 0;      // training thread
