@@ -11,6 +11,7 @@ import time
 
 import pytest
 import torch
+from hybrid_snapshots import hybrid_job
 from snapshot_cases import dense_job, settle
 from snapshot_parity import Job, ended, net, seeing
 from sync_cases import RULES, Batches, assert_same_bits, build, loss_of, run
@@ -242,8 +243,39 @@ def test_keep_leaves_what_chains_need(tmp_path):
     assert members(tmp_path) == [1, 1]  # the chain went with its end
 
 
+@pytest.mark.parametrize("sparse", ["sync", "async"])
+def test_tables_of_hybrid_have_deltas(sparse, tmp_path):
+    case = {"sparse": sparse, "dense": "allreduce", "remote": True, "rule": "adagrad"}
+    resume = {"delta_every_steps": 2, "full_every": 3, "keep": 20}
+
+    def job(folder, steps, **more):
+        def body(_):
+            return hybrid_job(0, {**case, "steps": steps, **more})
+
+        return run(body, 1, servers=2, variables=seeing(folder))[0]
+
+    whole = job(None, 14)
+    first = job(tmp_path, 11, resume=resume)
+    assert first["stats"]["failed"] == 0
+    assert first["stats"]["deltas"] > 0
+    assert max(members(tmp_path)) > 1
+    for name in Directory(tmp_path).names():
+        assert Snapshot(tmp_path / name).verify() == []
+    again = job(tmp_path, 14, resume=resume)
+    assert again["step"] > 0
+    if sparse == "sync":
+        assert_same_bits(again["values"], whole["values"])
+
+
+def test_tables_of_geo_are_always_whole(tmp_path):
+    case = {"sparse": "geo", "dense": "allreduce", "rule": "sgd", "steps": 1}
+    case["resume"] = {"path": str(tmp_path), "delta_every_s": 5}
+    with pytest.raises(cpudist.SnapshotError, match="snapshots of hybrid are always"):
+        run(lambda _: hybrid_job(0, case), 1, variables=seeing(tmp_path))
+
+
 def test_strategies_without_servers_refuse_deltas_by_name(tmp_path):
-    with pytest.raises(cpudist.SnapshotError, match="allreduce has none there"):
+    with pytest.raises(cpudist.SnapshotError, match="snapshots of allreduce are"):
         run(
             lambda _: dense_job(
                 cpudist.AllReduce(), 0, 1, {"path": tmp_path, "delta_every_s": 5}

@@ -30,12 +30,12 @@ class HybridSaving(Saving):
 
     together = True
     on_servers = False  # not alone: an agreement is never late
-    deltas = True  # of the tables
 
     def __init__(self, sparse: Saving, dense: CopiedSaving) -> None:
         """Composes those of two parts."""
         self._sparse = sparse
         self._dense = dense
+        self.deltas = sparse.deltas  # of the tables
         self._awaited = False  # the answer to the mark of the tables
 
     def count(self, steps: int, rounds: int) -> int:

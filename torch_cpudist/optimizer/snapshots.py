@@ -146,9 +146,9 @@ class Snapshots:
         if often.deltas and not self._saving.deltas:
             raise SnapshotError(
                 "resume: delta_every_steps and delta_every_s leave out rows on servers "
-                f"that have not changed, and {subject.strategy[0]} has none there: its "
-                "snapshots are always whole. Pass every_steps or every_s. Nothing was "
-                "changed."
+                f"that have not changed, and snapshots of {subject.strategy[0]} are "
+                "always whole: it has none there, or all may have changed. Pass "
+                "every_steps or every_s. Nothing was changed."
             )
         self._often = often
         objects = check_objects(state)
