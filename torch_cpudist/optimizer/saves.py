@@ -21,6 +21,7 @@ import torch
 from torch_cpudist.drivers.saving import CutAnswer, Saving, Written
 from torch_cpudist.errors import Error, SnapshotError, describe
 from torch_cpudist.log import logger
+from torch_cpudist.optimizer.copies import Copies
 from torch_cpudist.snapshot import names, trees
 from torch_cpudist.snapshot.directory import Directory
 from torch_cpudist.snapshot.left_files import LeftFiles
@@ -128,10 +129,6 @@ class _NotOfAll(SnapshotError):
     """Trainers had left at its moment, and their own states are not to be had."""
 
 
-class _NotCopied(SnapshotError):
-    """A snapshot is in the directory, and not in the object store."""
-
-
 class Saves:
     """Writes what it is given, one after the other, in a thread of its own.
 
@@ -161,9 +158,9 @@ class Saves:
             trainers: how many there are; a snapshot is of all of them.
             left: states of those that have left.
             limit_s: how long servers may write.
-            store: where trainer 0 copies every snapshot to.
+            store: where who commits a snapshot copies it to.
         """
-        self._store = store
+        self._copies = None if store is None else Copies(store, directory, keep)
         self._limit_s = limit_s
         self._trainer_count = trainers
         self._left = left
@@ -191,14 +188,26 @@ class Saves:
     # -- the thread that steps ---------------------------------------------------------
 
     @property
+    def copied(self) -> dict[str, int]:
+        """What came of copies to a store, for ``stats``; nothing without one."""
+        if self._copies is None:
+            return {}
+        return {"copied": self._copies.copied, "not_copied": self._copies.failed}
+
+    @property
     def counts(self) -> Counts:
         """As of now."""
         return self._counts
 
     @property
-    def busy(self) -> bool:
+    def writing(self) -> bool:
         """Whether something is being written."""
         return self._open > 0
+
+    @property
+    def busy(self) -> bool:
+        """Whether something is being written, or copied to a store."""
+        return self.writing or (self._copies is not None and self._copies.busy)
 
     def check(self) -> None:
         """Raises what has kept snapshots from being saved, if it did several times.
@@ -206,6 +215,12 @@ class Saves:
         Raises:
             SnapshotError: the newest of the failures.
         """
+        copies = self._copies
+        if copies is not None and copies.failed_in_a_row >= MOST_FAILED:
+            count, copies.failed_in_a_row = copies.failed_in_a_row, 0
+            raise SnapshotError(
+                f"{count} snapshots in a row could not be copied; the log says why"
+            )
         with self._changed:
             if self._counts.in_a_row < MOST_FAILED or self._error is None:
                 return
@@ -243,8 +258,8 @@ class Saves:
             SnapshotError: it failed, or is not done in time.
         """
         self.drain(timeout_s, check)
-        if name in self._errors:
-            error = self._errors[name]
+        copied = None if self._copies is None else self._copies.error(name)
+        if (error := self._errors.get(name) or copied) is not None:
             raise SnapshotError(f"snapshot {name!r} was not saved: {error}") from error
 
     def drain(self, timeout_s: float, check: Callable[[], None]) -> None:
@@ -262,6 +277,10 @@ class Saves:
                     )
                 self._changed.wait(0.05)
                 check()
+        while self._copies is not None and not self._copies.wait(0.05):
+            if time.monotonic() > until:
+                raise SnapshotError(f"a snapshot was not copied within {timeout_s:g} s")
+            check()
 
     def close(self, timeout_s: float) -> None:
         """Ends the thread; what is being written gets so long. Idempotent."""
@@ -275,6 +294,8 @@ class Saves:
         self._waiting.put(None)
         self._thread.join(10.0)
         self._thread = None
+        if self._copies is not None:
+            self._copies.close()
 
     # -- the thread that writes --------------------------------------------------------
 
@@ -286,8 +307,6 @@ class Saves:
             except _NotOfAll as error:
                 self._drop(save, name)
                 self._left_out(name, error)
-            except _NotCopied as error:
-                self._failed(name, error)
             except SnapshotError as error:
                 self._drop(save, name)
                 if self._was_removed(save, name):
@@ -404,22 +423,12 @@ class Saves:
         if names.number_of(name) is not None:  # others are the user's, to be removed
             members = 1 if save.base is None else save.base.members + 1
             self.tip = Tip(save.number, Base(name, committed.crc32c), members)
-        if self._store is None:
-            self._remove_old(self._directory, manifest.param_set)
-            return
+        spared: set[str] = set()
+        if self._copies is not None:
+            self._copies.put(name, manifest.param_set)
+            spared = self._copies.spared()
         try:
-            self._store.put(self._directory, name)
-        except SnapshotError as error:
-            raise _NotCopied(
-                f"it is in {self._directory.path} only. {error}"
-            ) from error
-        finally:
-            self._remove_old(self._directory, manifest.param_set)
-        self._remove_old(self._store, manifest.param_set)
-
-    def _remove_old(self, place: Directory | Store, param_set: int) -> None:
-        try:
-            place.keep(self._keep, param_set)
+            self._directory.keep(self._keep, manifest.param_set, spared)
         except SnapshotError as error:
             logger.warning("older snapshots stay: %s", error)
 

@@ -413,7 +413,7 @@ class Snapshots:
             full, self._due, self._full_due = self._full_due, False, False
             if self._leads and self._captured and not saving.together:
                 self._saves.skip("the moment of the one before is still awaited")
-            elif self._leads and self._saves.busy and not saving.together:
+            elif self._leads and self._saves.writing and not saving.together:
                 self._saves.skip("the one before is still being written")
             elif saving.asks_first:
                 number = max(count, self._last + 1)
@@ -709,6 +709,7 @@ class Snapshots:
             "last": counts.last,
             "last_s": counts.last_s,
             "pause_s_max": self._pause_s_max,
+            **self._saves.copied,
         }
 
 

@@ -13,7 +13,7 @@ import contextlib
 import dataclasses
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -252,7 +252,9 @@ class Directory:
             self.files.remove_directory(folder)
             self.files.sync_directory(self.path)
 
-    def keep(self, count: int, param_set: int = 0) -> list[str]:
+    def keep(
+        self, count: int, param_set: int = 0, spared: Container[str] = ()
+    ) -> list[str]:
         """Removes all but the newest snapshots that nobody gave a name.
 
         Those that can be read count, and what they are put over stays with them. A base
@@ -261,6 +263,7 @@ class Directory:
         Args:
             count: how many stay, at least 1. Named ones do not count and stay.
             param_set: of which optimizer.
+            spared: what stays until the next time.
 
         Returns:
             The names of those removed, in their order.
@@ -269,6 +272,7 @@ class Directory:
             SnapshotError: the file system refuses.
         """
         old = superfluous(self.committed(param_set), count)
+        old = [name for name in old if name not in spared]
         for name in old:
             self.remove(name)
         return old
