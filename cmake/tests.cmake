@@ -23,6 +23,17 @@ if(CPUDIST_SANITIZE STREQUAL "thread")
     endif()
   endforeach()
 endif()
+if(CPUDIST_SANITIZE STREQUAL "")
+  # `// optimized: yes` says that a test computes for longer than it takes to optimize it.
+  foreach(source IN LISTS test_sources)
+    file(STRINGS ${source} long LIMIT_INPUT 1000 REGEX "^// optimized: yes$")
+    if(long)
+      set_source_files_properties(
+        ${source} PROPERTIES COMPILE_OPTIONS -O1 SKIP_PRECOMPILE_HEADERS ON
+                             SKIP_UNITY_BUILD_INCLUSION ON)
+    endif()
+  endforeach()
+endif()
 if(test_sources)
   cpudist_objects(native_test_sources ${test_sources})
   cpudist_batches(25 ${test_sources})

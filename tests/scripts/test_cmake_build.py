@@ -324,6 +324,21 @@ def test_tests_without_threads_are_not_in_the_thread_sanitizers_program(
     assert "kernels/late.cpp" in said("tsan")
 
 
+def test_tests_that_compute_for_long_are_optimized(tmp_path: Path) -> None:
+    make_tree(tmp_path)
+    model = tmp_path / "tests/native/server/model.cpp"
+    model.parent.mkdir()
+    model.write_text(LICENSE + "// optimized: yes\n")
+    for preset, optimized in (("release", True), ("tsan", False)):
+        (tmp_path / "build" / preset).mkdir(parents=True)
+        commands = configured(tmp_path, preset)
+        alone = [path for path in commands if path.endswith("server/model.cpp")]
+        assert bool(alone) == optimized
+        for path in alone:
+            assert commands[path].rfind(" -O1") > commands[path].rfind(" -O0")
+            assert "-include" not in commands[path].split()
+
+
 def test_marked_tests_use_no_threads() -> None:
     threads = ("std::thread", "run_all", "std::async", "server/server.h")
     marked = [

@@ -1,6 +1,7 @@
 // Copyright (c) 2026 The torch_cpudist authors.
 // SPDX-License-Identifier: BSD-3-Clause
 // threads: none
+// optimized: yes
 // long: one model
 //
 // The cut of a snapshot over random schedules: the rules of a server as they are, between trainers,

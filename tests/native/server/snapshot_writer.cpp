@@ -80,7 +80,7 @@ TEST(snapshot_under_load_is_of_one_moment) {
   server::SnapshotWriter writer(writer_options(files));
   Rig rig(snapshot_layout(4, 3000, 6, 0.75), 0, 1, 3);
   rig.store_values();
-  const int rounds = kInstrumented ? 15 : 60;
+  const int rounds = kInstrumented ? 15 : 20;
   std::atomic<bool> stop{false};
   const auto train = [&](uint32_t seed) {
     std::mt19937 random(seed);
