@@ -12,7 +12,7 @@ import time
 import pytest
 import torch
 from patience import PATIENCE_S
-from snapshot_cases import settle
+from snapshot_cases import settle, until
 from snapshot_parity import seeing
 from sync_cases import run
 from whole_gradients import (
@@ -26,6 +26,7 @@ from whole_gradients import (
 )
 
 import torch_cpudist as cpudist
+from torch_cpudist.drivers.served_saving import ServedSaving
 from torch_cpudist.snapshot.directory import Directory
 from torch_cpudist.snapshot.files import Files
 from torch_cpudist.snapshot.left_files import LeftFiles
@@ -257,3 +258,42 @@ def test_sync_trainers_come_and_go_at_random(seed, tmp_path):
         weight, values = saved_values(snapshot)
         assert torch.equal(weight, table)
         assert torch.equal(values, dense)
+
+
+class Unwritable:
+    """Something of the loop whose state no file can hold, on one trainer."""
+
+    def __init__(self, bad) -> None:
+        self._bad = bad
+
+    def state_dict(self):
+        return {"what": {1, 2} if self._bad else 1}
+
+    def load_state_dict(self, state):
+        """Nothing."""
+
+
+def test_a_cut_that_its_leader_has_given_up_meanwhile(tmp_path, monkeypatch):
+    """Who asks who commits it may find that servers have forgotten it."""
+    known = ServedSaving.members
+
+    def late(self, number):
+        until(lambda: not self._opened.cut_status(0, number)["members"], PATIENCE_S)
+        return known(self, number)
+
+    def body(context):
+        rank = context.trainer_rank
+        model, opt = wrapped("sync")
+        opt.resume(tmp_path, every_steps=1, state={"x": Unwritable(rank == 0)})
+        if rank == 1:
+            monkeypatch.setattr(ServedSaving, "members", late)
+        for step in range(2):
+            push(opt, model, rank, step)
+            settle(opt)
+        return opt.stats()["snapshot"], opt.snapshots._saves.why
+
+    (first, _), (second, why) = run(body, 2)
+    assert (first["saved"], first["failed"]) == (0, 2)
+    assert (second["saved"], second["skipped"]) == (0, 2)
+    assert "given it up" in why
+    assert Directory(tmp_path).uncommitted() == []

@@ -180,6 +180,7 @@ class Saving(ABC):
             ``None`` where all have.
 
         Raises:
+            SnapshotError: servers do not know the cut any more.
             PeerLostError, OperationTimeoutError: a server does not answer.
         """
         return None

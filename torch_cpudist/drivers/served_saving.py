@@ -73,12 +73,21 @@ class ServedSaving(Saving):
             taken, told, reason = self._opened.mark_cut(number, name, wait_ms, base)
         leader = 0
         if taken and self.together and self._run.trainer_rank > 0:
-            leader = min(self.members(number))  # trainer 0 may have left
+            try:
+                leader = min(self.members(number))  # trainer 0 may have left
+            except SnapshotError as error:  # whoever leads it has given it up already
+                taken, reason = 0, str(error)
         return CutAnswer(number, bool(taken), told or name, reason, leader)
 
     def members(self, number: int) -> tuple[int, ...]:
         """As the first server knows them: all have said the same."""
-        return tuple(self._opened.cut_status(0, number)["members"])
+        found = tuple(self._opened.cut_status(0, number)["members"])
+        if not found:
+            raise SnapshotError(
+                f"servers know of no cut {number} any more: who commits it has given "
+                "it up, and that trainer's log says why"
+            )
+        return found
 
     def ask(self, number: int, name: str, wait_ms: int) -> str:
         """Tells every server, which tell it in their replies to pushes."""
