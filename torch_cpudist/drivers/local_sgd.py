@@ -31,9 +31,12 @@ from torch_cpudist.model.placement import Rules
 from torch_cpudist.settings.clip import Clip
 from torch_cpudist.settings.fields import DEFAULT_BUCKET_BYTES
 from torch_cpudist.settings.outer import Outer
+from torch_cpudist.snapshot.choice import Plan
 from torch_cpudist.strategies.local_sgd import LocalSGD
 
 _WHAT = "averaging parameters"
+# What outer steps keep of each parameter, in snapshots and, the second, of torch's SGD.
+_VALUES, _MOMENTUM = "values", "momentum_buffer"
 
 
 def _fill(bucket: Bucket) -> None:
@@ -66,23 +69,65 @@ class _OuterStep:
         """Takes the mean in the bucket for the values of an outer step."""
         self._values.copy_(self._bucket.flat)
 
-    def state(self) -> dict[str, Any]:
-        """A copy of what the next step begins with."""
+    def state(self) -> dict[str, dict[str, torch.Tensor]]:
+        """A copy of what the next step begins with, by parameter."""
         return {
-            "values": self._values.detach().clone(),
-            "momentum": {
-                key: value.clone() if isinstance(value, torch.Tensor) else value
-                for key, value in self._sgd.state.get(self._values, {}).items()
-            },
+            piece.entry.name: {
+                key: self._part(i, flat).clone() for key, flat in self._kept().items()
+            }
+            for i, piece in enumerate(self._bucket.pieces)
         }
 
+    def _kept(self) -> dict[str, torch.Tensor]:
+        momentum = self._sgd.state.get(self._values, {}).get(_MOMENTUM)
+        kept = {_VALUES: self._values.detach()}
+        return kept if momentum is None else {**kept, _MOMENTUM: momentum}
+
+    def _part(self, i: int, flat: torch.Tensor) -> torch.Tensor:
+        begin, piece = self._bucket.offsets[i], self._bucket.pieces[i]
+        return flat[begin : begin + piece.count].view(piece.shape)
+
     @torch.no_grad()
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Takes over what ``state`` has returned."""
-        self._values.copy_(state["values"])
-        self._sgd.state.pop(self._values, None)
-        if state["momentum"]:
-            self._sgd.state[self._values] = dict(state["momentum"])
+    def restore(
+        self, plan: Plan, saved: Mapping[str, Mapping[str, torch.Tensor]]
+    ) -> list[str]:
+        """Takes over what ``state`` has returned, of parameters that are taken whole.
+
+        The others go on from the values that stand in the model: those that were
+        loaded without state with no momentum.
+
+        Args:
+            plan: what is taken; of which ``saved`` has the names.
+            saved: by name in the snapshot.
+
+        Returns:
+            Names of parameters that it has nothing of.
+        """
+        missing = []
+        for i, piece in enumerate(self._bucket.pieces):
+            taken = plan.taken.get(piece.entry.name)
+            if taken is None:
+                continue
+            kept = (saved.get(taken.source) or {}) if taken.state else {}
+            if taken.state and not kept:
+                missing.append(piece.entry.name)
+            if plan.whole and _VALUES in kept:
+                self._part(i, self._values).copy_(kept[_VALUES])
+            self._put_momentum(i, kept.get(_MOMENTUM))
+        return missing
+
+    def _put_momentum(self, i: int, momentum: torch.Tensor | None) -> None:
+        """No momentum is one of zeros to the bit, once there is a step."""
+        state = self._sgd.state[self._values]
+        if state.get(_MOMENTUM) is None:
+            if momentum is None:
+                return
+            state[_MOMENTUM] = torch.zeros_like(self._values)
+        part = self._part(i, state[_MOMENTUM])
+        if momentum is None:
+            part.zero_()
+        else:
+            part.copy_(momentum)
 
     def step(self) -> None:
         """Replaces the mean in the bucket by what the outer step makes of it."""
@@ -126,6 +171,19 @@ class _AveragedSaving(CopiedSaving):
     def make_ready(self) -> None:
         """Averages, as ``leave`` does."""
         self._driver.average_now()
+
+    def take_in(self, plan: Plan) -> None:
+        """Makes trainer 0's values everybody's; outer steps go on from these."""
+        super().take_in(plan)
+        self._driver._begin_anew()
+
+    def restore_own_state(
+        self, tree: Mapping[str, Any], own: bool, plan: Plan
+    ) -> list[str]:
+        """Also what outer steps keep."""
+        missing = super().restore_own_state(tree, own, plan)
+        progress = tree.get("progress") or {}
+        return missing + self._driver._restore_outer(progress.get("outer"), plan)
 
 
 class LocalSGDDriver(CollectiveDriver):
@@ -262,19 +320,26 @@ class LocalSGDDriver(CollectiveDriver):
 
     def _progress(self) -> dict[str, Any]:
         """Also: how far the interval is, and what outer steps keep."""
-        outer = None if self._outer is None else [one.state() for one in self._outer]
+        outer = None
+        if self._outer is not None:
+            outer = {n: kept for one in self._outer for n, kept in one.state().items()}
         return {**super()._progress(), "since": self._since, "outer": outer}
 
     def _go_on(self, progress: Mapping[str, Any]) -> None:
-        """Takes these over as well."""
+        """Takes over how far the interval is; another strategy has none."""
         super()._go_on(progress)
-        self._since, self._apart = int(progress["since"]), 0
-        for outer in self._outer or ():
-            outer.begin()
-        saved = progress["outer"] or []
-        if len(saved) == len(self._outer or ()):
-            for outer, state in zip(self._outer or (), saved, strict=True):
-                outer.restore(state)
+        self._since, self._apart = int(progress.get("since", 0)), 0
+
+    def _restore_outer(self, saved: object, plan: Plan) -> list[str]:
+        """Takes over what outer steps keep; what could not be, as sentences."""
+        found = saved if isinstance(saved, Mapping) else {}
+        missing = [
+            name for one in self._outer or () for name in one.restore(plan, found)
+        ]
+        return [
+            f"what outer steps keep of {name!r} is not in it and begins anew"
+            for name in missing
+        ]
 
     def _begin_anew(self) -> None:
         """Outer steps go on from the values that stand in the model."""
