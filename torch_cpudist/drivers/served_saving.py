@@ -76,7 +76,7 @@ class ServedSaving(Saving):
             try:
                 leader = min(self.members(number))  # trainer 0 may have left
             except SnapshotError as error:  # whoever leads it has given it up already
-                taken, reason = 0, str(error)
+                taken, reason = False, str(error)
         return CutAnswer(number, bool(taken), told or name, reason, leader)
 
     def members(self, number: int) -> tuple[int, ...]:
