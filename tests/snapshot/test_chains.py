@@ -34,6 +34,7 @@ from torch_cpudist.snapshot.sealed import seal
 from torch_cpudist.snapshot.tools.commands import main
 from torch_cpudist.snapshot.tools.compacting import compact
 from torch_cpudist.snapshot.tools.comparing import compare
+from torch_cpudist.snapshot.whole import table_values
 
 KEYS = np.array(sorted(NEWEST))
 
@@ -317,3 +318,28 @@ def test_the_made_up_chain_is_of_all_kinds() -> None:
     assert set(ROWS[1]) & set(ROWS[0])
     assert set(ROWS[1]) & set(GONE[2])
     assert set(ROWS[2]) & set(GONE[1])
+
+
+@pytest.mark.parametrize("changed", [(1,), (1, 2)])
+def test_a_table_in_memory_is_all_rows_of_the_chain(tmp_path, changed) -> None:
+    directory = Directory(tmp_path)
+    first = commit(directory, NAMES[0], number=12, tables={TABLE: (0, 1, 3)})
+    commit(
+        directory,
+        NAMES[1],
+        number=13,
+        tables={TABLE: changed},
+        more=1000.0,
+        base=first,
+    )
+    snapshot = Snapshot(directory.folder(NAMES[1]), directory.files)
+    (table, *others) = snapshot.manifest.tables
+    static = dataclasses.replace(table, remote=False, rows=4)
+    snapshot.manifest = dataclasses.replace(snapshot.manifest, tables=(static, *others))
+    if 2 not in changed:
+        with pytest.raises(SnapshotCorruptError, match=r"has 3 rows .* all 4"):
+            table_values(snapshot, TABLE)
+        return
+    found = table_values(snapshot, TABLE)
+    assert (found[[0, 3]] < 1000).all()
+    assert (found[[1, 2]] > 1000).all()

@@ -8,7 +8,7 @@ Every file is mapped, and nothing of it is used before its checksum was found ri
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +22,7 @@ from torch_cpudist.snapshot.entries import CHUNK_BYTES
 from torch_cpudist.snapshot.files import Files, reported
 from torch_cpudist.snapshot.mapped import Mapped
 from torch_cpudist.snapshot.merging import Layer
-from torch_cpudist.snapshot.trees import leaf_of, unpack
+from torch_cpudist.snapshot.trees import TORCH, leaf_of, unpack
 
 _FILE_SYSTEM = Files()
 MODEL_FORMAT = "torch_cpudist.export.model"
@@ -122,21 +122,49 @@ class Export:
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Shapes of what ``tensors`` returns, by name."""
         stored = self.model.header().tensors
-        return {name: one.shape for name, one in stored.items() if not _scales(name)}
+        return {n: one.shape for n, one in stored.items() if not self._scales(n)}
 
-    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Names and values of everything that is in no files of rows.
+    def dtypes(self) -> dict[str, torch.dtype]:
+        """Dtypes of what ``tensors`` returns, by name."""
+        stored = self.model.header().tensors
+        found = {}
+        for name in self.shapes():
+            scaled = name + SCALE in stored
+            found[name] = torch.float32 if scaled else TORCH[stored[name].dtype]
+        return found
+
+    def check_tensors(self, names: Collection[str]) -> None:
+        """Reads and checks the bytes of some of the model's file.
+
+        Raises:
+            SnapshotCorruptError: one is not as it was written.
+        """
+        mapped = self.model
+        for name, one in mapped.header().tensors.items():
+            if name in names or name.removesuffix(SCALE) in names:
+                mapped.view(one.begin, one.end)
+
+    def tensors(
+        self, names: Collection[str] | None = None
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        """Names and values of what is in no files of rows, one after the other.
 
         Rows of int8 come as float32; all else in the dtype of the file.
 
+        Args:
+            names: only these; ``None``: all.
+
         Raises:
             SnapshotCorruptError: the file is not as it was written.
+
+        Cost: memory for one at a time.
         """
         mapped = self.model
         stored = mapped.header().tensors
-        for name, one in stored.items():
-            if _scales(name):
+        for name in self.shapes():
+            if names is not None and name not in names:
                 continue
+            one = stored[name]
             leaf = leaf_of(one, mapped.view(one.begin, one.end))
             value: torch.Tensor = unpack({"$tensor": "t"}, {"t": leaf})
             if name + SCALE in stored:
@@ -145,6 +173,14 @@ class Export:
                 scale: torch.Tensor = unpack({"$tensor": "t"}, {"t": unit})
                 value = value.to(torch.float32) * scale.reshape(-1, 1)
             yield name, value
+
+    def _scales(self, name: str) -> bool:
+        """Whether a tensor of the model's file is the scales of another one's rows.
+
+        No model has a tensor by the name of another one and something behind it.
+        """
+        rows = name.removesuffix(SCALE)
+        return rows != name and rows in self.model.header().tensors
 
     # ---- all of it -----------------------------------------------------------------
 
@@ -173,10 +209,6 @@ class Export:
             except SnapshotCorruptError as error:
                 found.append(error)
         return found
-
-
-def _scales(name: str) -> bool:
-    return name.endswith(SCALE)
 
 
 def chain(

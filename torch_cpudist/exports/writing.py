@@ -234,10 +234,10 @@ class Writer:
                     kinds[name + SCALE] = "F32", (len(tensor),)
                     contents[name + SCALE] = bytes_of(kept["scale"])
                 continue
-            if name.endswith(SCALE):
+            if name.removesuffix(SCALE) in tensors.keys() - {name}:
                 raise SnapshotError(
-                    f"export: {name!r} ends in {SCALE!r}, which stands for the scales "
-                    "of int8 rows. Rename it."
+                    f"export: {name!r} is another tensor's name and {SCALE!r}, which "
+                    "stands for the scales of int8 rows. Rename it."
                 )
             try:
                 (leaf,) = pack(tensor.detach()).leaves.values()

@@ -239,15 +239,16 @@ def _write_own(
 
 
 def _table_names(model: nn.Module) -> list[str]:
-    """Names of weights with rows here that are tables, or could be."""
-    found = []
-    for prefix, module in model.named_modules(remove_duplicate=False):
+    """Names of weights with rows here that are tables, or could be; all of each."""
+    found: set[int] = set()
+    for module in model.modules():
         if isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
             weight = module.weight
             table = module.sparse or binding_of(module) is not None
             if table and weight.dtype == torch.float32:
-                found.append(f"{prefix}.weight" if prefix else "weight")
-    return found
+                found.add(id(weight))
+    named = model.named_parameters(remove_duplicate=False)
+    return [name for name, parameter in named if id(parameter) in found]
 
 
 def _check_bases(manifest: Manifest, bases: Sequence[Export]) -> None:

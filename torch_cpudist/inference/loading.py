@@ -8,8 +8,9 @@ import os
 
 from torch import nn
 
-from torch_cpudist.errors import InvalidArgumentError
+from torch_cpudist.errors import InvalidArgumentError, ModelChangedError
 from torch_cpudist.exports.reading import chain
+from torch_cpudist.inference.forward_guard import ForwardGuard
 from torch_cpudist.inference.places import check_unbound, places_of
 from torch_cpudist.inference.reader import Reader
 
@@ -48,6 +49,13 @@ def load_for_inference(model: nn.Module, path: str | os.PathLike[str]) -> Reader
             f"{type(model).__name__}"
         )
     check_unbound(model, "load_for_inference")
+    for name, module in model.named_modules():
+        if ForwardGuard.holds(module):
+            raise ModelChangedError(
+                f"load_for_inference: {name or 'the model'!r} has been loaded before, "
+                "and its reader writes to it. close() that first, or load into "
+                "another model."
+            )
     exports = chain(path)
     places = places_of(model, exports[-1])
     reader = Reader(model, exports, places)

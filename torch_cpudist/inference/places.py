@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -13,6 +13,8 @@ from torch import nn
 from torch_cpudist.errors import ModelChangedError, SnapshotError, UnsupportedModelError
 from torch_cpudist.exports.layers import has_rows
 from torch_cpudist.exports.reading import Export
+from torch_cpudist.inference.slots import Slot, kind_of, slots_of
+from torch_cpudist.log import logger
 from torch_cpudist.tables.found import obstacle
 from torch_cpudist.tables.local import EmbeddingModule, binding_of
 from torch_cpudist.tables.remote_weight import RemoteWeight, is_remote, table_of
@@ -42,12 +44,14 @@ class Places:
     Attributes:
         copied: by name, what is overwritten by a tensor of the model's file.
         filled: by a table's name, weights with rows in memory that get all its rows.
+        tied: names in ``copied`` of one and the same parameter or buffer.
         mapped: remote weights of tables in files of rows.
         whole: remote weights of tables in the model's file.
     """
 
-    copied: Mapping[str, torch.Tensor]
-    filled: Mapping[str, torch.Tensor]
+    copied: Mapping[str, Slot]
+    filled: Mapping[str, Slot]
+    tied: tuple[tuple[str, ...], ...]
     mapped: tuple[RemotePlace, ...]
     whole: tuple[RemotePlace, ...]
 
@@ -118,32 +122,24 @@ def places_of(model: nn.Module, export: Export) -> Places:
     """
     shapes = export.shapes()
     tables = {one.name: one for one in export.manifest.tables}
-    state = {
-        name: value
-        for name, value in model.state_dict().items()
-        if isinstance(value, torch.Tensor)
-    }
     problems: list[str] = []
-    copied: dict[str, torch.Tensor] = {}
-    filled: dict[str, torch.Tensor] = {}
+    copied: dict[str, Slot] = {}
+    filled: dict[str, Slot] = {}
     mapped: list[RemotePlace] = []
     whole: list[RemotePlace] = []
     used: set[str] = set()
     others = _other_names(model)
-    for name, value in state.items():
-        shape = tuple(value.shape)
+    for name, slot in _slots_of_state(model, problems).items():
         known = [n for n in others.get(name, ()) if n in shapes or n in tables]
         if name not in shapes and name not in tables and known:
             continue  # it comes by that name
-        if value.is_meta:
-            problems.append(f"{name} is on meta: call model.to_empty(device='cpu')")
-        elif name in shapes:
-            _compare(problems, name, shape, shapes[name])
-            copied[name] = value
+        if name in shapes:
+            _compare(problems, name, slot.shape, shapes[name])
+            copied[name] = slot
         elif name in tables:
             one = tables[name]
-            _compare(problems, name, shape, (one.rows, one.dim))
-            filled[name] = value
+            _compare(problems, name, slot.shape, (one.rows, one.dim))
+            filled[name] = slot
         else:
             problems.append(f"{name} is not in the export")
     for place in remote_places(model):
@@ -153,6 +149,8 @@ def places_of(model: nn.Module, export: Export) -> Places:
         if not known:
             problems.append(f"{place.name} is not in the export")
             continue
+        if len(known) > 1 and (differing := untied(export, known)):
+            problems.append(differing)
         place.name = known[0]
         if place.name in tables:
             one = tables[place.name]
@@ -165,6 +163,9 @@ def places_of(model: nn.Module, export: Export) -> Places:
                 problems.append(f"{place.name} has no rows of float32 to look up")
         _compare(problems, place.name, (table.rows, table.dim), found)
     used |= copied.keys() | filled.keys()
+    _compare_dtypes(problems, export, copied, filled)
+    tied = _tied(copied, filled)
+    problems += [text for names in tied if (text := untied(export, names))]
     problems += [f"{n} is not in the model" for n in {*shapes, *tables} - used]
     if problems:
         raise SnapshotError(
@@ -172,7 +173,83 @@ def places_of(model: nn.Module, export: Export) -> Places:
             f"{'; '.join(sorted(problems))}. Nothing was changed. Build the model as "
             "it was trained."
         )
-    return Places(copied, filled, tuple(mapped), tuple(whole))
+    return Places(copied, filled, tied, tuple(mapped), tuple(whole))
+
+
+def _slots_of_state(model: nn.Module, problems: list[str]) -> dict[str, Slot]:
+    """What ``state_dict()`` names, where the model has it."""
+    slots = slots_of(model)
+    found = {}
+    for name, value in model.state_dict().items():
+        if not isinstance(value, torch.Tensor):
+            continue
+        if nn.parameter.is_lazy(value):
+            problems.append(f"{name} has no shape yet: call the model once")
+        elif value.is_meta:
+            problems.append(f"{name} is on meta: call model.to_empty(device='cpu')")
+        elif name not in slots or not _same(value, slots[name].now()):
+            problems.append(
+                f"{name} is made by a hook of state_dict(), and no parameter or buffer"
+            )
+        else:
+            found[name] = slots[name]
+    return found
+
+
+def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether both have the same values, one being a copy of the other perhaps."""
+    if (one.dtype, one.shape) != (other.dtype, other.shape):
+        return False
+    if one.data_ptr() == other.data_ptr() and one.stride() == other.stride():
+        return True
+    return bool(((one == other) | ((one != one) & (other != other))).all())
+
+
+def _tied(
+    copied: Mapping[str, Slot], filled: Mapping[str, Slot]
+) -> tuple[tuple[str, ...], ...]:
+    """Names, several each, of what is one in the model."""
+    found: dict[int, list[str]] = {}
+    for name, slot in (*copied.items(), *filled.items()):
+        found.setdefault(id(slot.now()), []).append(name)
+    return tuple(tuple(names) for names in found.values() if len(names) > 1)
+
+
+def untied(export: Export, names: Sequence[str]) -> str | None:
+    """What is wrong with values that are to be one in the model; ``None`` if nothing.
+
+    Raises:
+        SnapshotCorruptError: the model's file is not as it was written.
+    """
+    found = dict(export.tensors(names))
+    first = found.get(names[0])
+    for name in names[1:]:
+        if first is None or name not in found or not _same(first, found[name]):
+            return f"{names[0]} and {name} are one in the model, and differ in it"
+    return None
+
+
+def _compare_dtypes(
+    problems: list[str],
+    export: Export,
+    copied: Mapping[str, Slot],
+    filled: Mapping[str, Slot],
+) -> None:
+    """Refuses numbers of another kind; warns of those that are rounded."""
+    dtypes = export.dtypes()
+    rounded = []
+    for name, slot in (*copied.items(), *filled.items()):
+        here, there = slot.dtype, dtypes.get(name, torch.float32)
+        if kind_of(here) != kind_of(there):
+            problems.append(f"{name} is {here} in the model, {there} in it")
+        elif here != there and here.itemsize <= there.itemsize:
+            rounded.append(f"{name} ({there} in it, {here} in the model)")
+    if rounded and not problems:
+        logger.warning(
+            "load_for_inference: export %s has more bits than the model: %s",
+            export.folder.name,
+            ", ".join(rounded),
+        )
 
 
 def _other_names(model: nn.Module) -> dict[str, list[str]]:

@@ -14,13 +14,20 @@ import torch
 from torch import nn
 
 from torch_cpudist import _core
-from torch_cpudist.errors import ClosedError, InvalidArgumentError, SnapshotError
+from torch_cpudist.errors import (
+    ClosedError,
+    InvalidArgumentError,
+    ModelChangedError,
+    OperationTimeoutError,
+    SnapshotError,
+)
 from torch_cpudist.exports.layers import TableLayers, layers_of, whole
 from torch_cpudist.exports.manifest import Manifest
 from torch_cpudist.exports.reading import Export
 from torch_cpudist.inference.forward_guard import ForwardGuard
-from torch_cpudist.inference.places import Places
+from torch_cpudist.inference.places import Places, untied
 from torch_cpudist.inference.shared_lock import SharedLock
+from torch_cpudist.inference.slots import Change, write
 from torch_cpudist.snapshot.entries import Version
 from torch_cpudist.tables.binding import check_kind
 from torch_cpudist.tables.exported_binding import ExportedBinding
@@ -79,19 +86,17 @@ class Reader:
         self._manifest: Manifest = exports[-1].manifest
         self._loaded = loaded_of(exports)
         newest = exports[-1]
-        self._shapes = newest.shapes()
+        self._known_tensors = newest.shapes(), newest.dtypes()
         names = [one.name for one in newest.manifest.tables]
         self._layers = {name: layers_of(exports, name) for name in names}
         self._tables = {name: one.native() for name, one in self._layers.items()}
         self._whole = {place.name: whole(newest, place.name) for place in places.whole}
-        values = dict(self._copies(newest))
-        for name in places.filled:
-            self._tables[name].check_all()  # before anything is changed
-        for name, weight in places.filled.items():
-            _fill(self._tables[name], weight)
-        self._write(values)
+        self._fill(newest)
+        self._tensors = {name: slot.now() for name, slot in places.filled.items()}
         self._bindings: dict[str, ExportedBinding] = {}
+        self._names: dict[str, str] = {}
         for place in (*places.mapped, *places.whole):
+            self._names.update(dict.fromkeys(place.names, place.name))
             rows = (self._tables | self._whole)[place.name]
             table_of(place.weight).values = None
             binding = ExportedBinding(rows, place.name, place.weight)
@@ -99,6 +104,21 @@ class Reader:
             for module in place.modules:
                 attach(module, binding)
         self._guard: ForwardGuard | None = ForwardGuard(model, self._lock)
+
+    def _fill(self, export: Export) -> None:
+        """Brings everything to the model that has memory there."""
+        places = self._places
+        # Before anything is changed.
+        export.check_tensors(places.copied.keys())
+        for slot in (*places.copied.values(), *places.filled.values()):
+            slot.check_writable()
+        for name in places.filled:
+            self._tables[name].check_all()
+        for name, slot in places.filled.items():
+            _fill_table(self._tables[name], slot.now())
+        for name, values in export.tensors(places.copied.keys()):
+            slot = places.copied[name]
+            write(slot.now(), slot.fitting(values))
 
     @property
     def loaded(self) -> Loaded:
@@ -120,23 +140,24 @@ class Reader:
 
         For what has to be of one state and is no single forward of the model: a part of
         it that is called alone, several forwards, ``look_up``. Forwards of the model
-        are inside of one already. ``apply_delta`` waits; not to be called inside.
+        are inside of one already. ``apply_delta`` waits; not to be called inside. Other
+        threads may go on with the model meanwhile, and this one may wait for them.
 
         Yields:
             Which values these are.
         """
-        self._check_open()
-        self._lock.enter()
+        share = self._lock.enter()
         try:
+            self._check_open()
             yield self._loaded
         finally:
-            self._lock.leave()
+            self._lock.leave(share)
 
     def look_up(self, table: str, ids: torch.Tensor) -> torch.Tensor:
         """Rows of a table, without its module.
 
         Args:
-            table: one of ``tables``.
+            table: one of ``tables``, or another name that the model has for it.
             ids: int32 or int64, any shape, on the CPU.
 
         Returns:
@@ -148,14 +169,16 @@ class Reader:
             IdTypeError, RowOutOfRangeError: ids are none of the table.
             SnapshotCorruptError: a part of a file that is needed is damaged.
         """
-        if table not in self.tables:
-            raise InvalidArgumentError(
-                f"look_up: no table {table!r}, only {sorted(self.tables)}"
-            )
-        check_kind(table, ids)
         with self.reading():
+            known = self.tables
+            table = self._names.get(table, table)
+            if table not in known:
+                raise InvalidArgumentError(
+                    f"look_up: no table {table!r}, only {sorted(known)}"
+                )
+            check_kind(table, ids)
             rows = self._tables.get(table) or self._whole[table]
-            return _looked_up(rows, ids.contiguous(), self.tables[table][1])
+            return _looked_up(rows, ids.contiguous(), known[table][1])
 
     def verify(self) -> None:
         """Reads and checks every byte of all files of rows.
@@ -169,11 +192,17 @@ class Reader:
         for rows in (*self._tables.values(), *self._whole.values()):
             rows.check_all()
 
-    def apply_delta(self, path: str | os.PathLike[str]) -> Loaded:
+    def apply_delta(
+        self, path: str | os.PathLike[str], *, timeout_s: float = 60.0
+    ) -> Loaded:
         """Takes over a delta export, while others may use the model.
 
         All of it is read and checked first. Then forwards that are under way end, the
         values change, and those that came meanwhile go on: none sees a part of it.
+
+        Forwards that come meanwhile are held back for a tenth of a second. If others
+        are still under way then, they go on, until those have ended, and it tries
+        again: threads may wait for each other inside of ``reading``.
 
         A lookup goes through at most 8 deltas. Where there are as many, they become one
         in memory: the rows that have changed since the whole export was made. Load a
@@ -181,6 +210,7 @@ class Reader:
 
         Args:
             path: what ``export(…, base=)`` has written, of the export that is loaded.
+            timeout_s: how long to wait for forwards, and for another delta.
 
         Returns:
             Which values the model has now.
@@ -188,43 +218,86 @@ class Reader:
         Raises:
             SnapshotError: it is no delta of what is loaded; nothing was changed.
             SnapshotCorruptError: a file of it is damaged; nothing was changed.
+            ModelChangedError: a parameter or buffer is not there any more, or of
+                another dtype or shape than when it was loaded; nothing was changed.
+            OperationTimeoutError: forwards did not end in time; nothing was changed.
             InvalidArgumentError: it is called inside of ``reading`` or of a forward.
 
-        Cost: reads the delta; forwards wait while the dense values are copied.
+        Cost: reads the delta, and has memory for all that it writes into the model;
+        forwards wait while that is copied.
         """
         self._check_open()
+        if not timeout_s > 0:
+            raise InvalidArgumentError(
+                f"apply_delta: timeout_s={timeout_s}, expected seconds above 0"
+            )
         if self._lock.depth:
             raise InvalidArgumentError(
                 "apply_delta: called inside of reading(), or of a forward of the "
                 "model, whose values stay what they are. Call it outside."
             )
-        with self._turn:
-            return self._apply(Export(path))
+        if not self._turn.acquire(timeout=min(timeout_s, threading.TIMEOUT_MAX)):
+            raise OperationTimeoutError(
+                f"apply_delta: another delta was being applied for all of {timeout_s} "
+                "s. Nothing was changed. Call it again."
+            )
+        try:
+            self._check_open()
+            return self._apply(Export(path), timeout_s)
+        finally:
+            self._turn.release()
 
-    def _apply(self, delta: Export) -> Loaded:
+    def _apply(self, delta: Export, timeout_s: float) -> Loaded:
         self._check_fits(delta)
         delta.check()
+        for names in self._places.tied:
+            if problem := untied(delta, names):
+                raise SnapshotError(
+                    f"export {delta.folder.name} is of another model: {problem}. "
+                    "Nothing was changed."
+                )
         layers: dict[str, TableLayers] = {}
         for index, table in enumerate(delta.manifest.tables):
             before = self._layers[table.name]
             layers[table.name] = before.with_delta(delta.rows_files(index))
         tables = {name: one.native() for name, one in layers.items()}
         wholes = {name: whole(delta, name) for name in self._whole}
-        values = dict(self._copies(delta))
-        changed = {
-            name: _changed(delta, name, tables[name]) for name in self._places.filled
-        }
+        bound = {name: (tables | wholes)[name] for name in self._bindings}
+        changes = self._changes(delta, tables)
         loaded = _loaded(delta, self._loaded.deltas + 1)
-        with self._lock.alone():
-            self._write(values)
-            for name, (keys, rows) in changed.items():
-                with torch.no_grad():
-                    self._places.filled[name].index_copy_(0, keys, rows)
+        with self._lock.alone(timeout_s):
+            # Modules may have got other tensors since; nothing is changed if one
+            # does not fit, and from then on nothing can fail.
+            there = [change.target() for change in changes]
+            for change, tensor in zip(changes, there, strict=True):
+                write(tensor, change.values, change.rows)
             for name, binding in self._bindings.items():
-                binding.rows = (tables | wholes)[name]
+                binding.rows = bound[name]
             self._layers, self._tables, self._whole = layers, tables, wholes
             self._manifest, self._loaded = delta.manifest, loaded
         return loaded
+
+    def _changes(
+        self, delta: Export, tables: Mapping[str, _core.ExportedTable]
+    ) -> list[Change]:
+        """What a delta writes into the model, as it will be written."""
+        places, found = self._places, []
+        for name, value in delta.tensors(places.copied.keys()):
+            slot = places.copied[name]
+            slot.check_writable()
+            found.append(Change(slot, slot.fitting(value), None))
+        for name, slot in places.filled.items():
+            slot.check_writable()
+            keys, rows = _changed(delta, name, tables[name])
+            there = slot.now()
+            if there is not self._tensors[name]:
+                raise ModelChangedError(
+                    f"{name!r} is another parameter than the one that got the rows of "
+                    f"{self._loaded.name}, and a delta has only those that changed "
+                    "since. Nothing was changed. Load the export again."
+                )
+            found.append(Change(slot, slot.fitting(rows), keys.to(there.device)))
+        return found
 
     def _check_fits(self, delta: Export) -> None:
         told, known = delta.manifest, self._manifest
@@ -242,21 +315,12 @@ class Reader:
             )
         same = (told.dtype, told.averaged, told.tables)
         of_known = (known.dtype, known.averaged, known.tables)
-        if same != of_known or delta.shapes() != self._shapes:
+        tensors = (delta.shapes(), delta.dtypes())
+        if same != of_known or tensors != self._known_tensors:
             raise SnapshotError(
                 f"export {delta.folder.name} is of another model, or has rows of "
                 f"another dtype, than {self._loaded.name}, which is loaded"
             )
-
-    def _copies(self, export: Export) -> Iterator[tuple[str, torch.Tensor]]:
-        # Not those of remote weights, which may have several names.
-        copied = self._places.copied
-        return ((n, value) for n, value in export.tensors() if n in copied)
-
-    def _write(self, values: Mapping[str, torch.Tensor]) -> None:
-        with torch.no_grad():
-            for name, value in values.items():
-                self._places.copied[name].copy_(value)
 
     def _check_open(self) -> None:
         if self._guard is None:
@@ -287,9 +351,13 @@ class Reader:
         """For ``with``."""
         return self
 
-    def __exit__(self, *_: object) -> None:
-        """Closes it."""
-        self.close()
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        """Closes it. What has ended the block goes on."""
+        try:
+            self.close()
+        except InvalidArgumentError:
+            if error is None:
+                raise
 
 
 def _looked_up(rows: _core.ExportedTable, ids: torch.Tensor, dim: int) -> torch.Tensor:
@@ -300,9 +368,10 @@ def _looked_up(rows: _core.ExportedTable, ids: torch.Tensor, dim: int) -> torch.
     return out
 
 
-def _fill(rows: _core.ExportedTable, weight: torch.Tensor) -> None:
+def _fill_table(rows: _core.ExportedTable, weight: torch.Tensor) -> None:
     """Brings all rows of a table to a weight in memory."""
-    with torch.no_grad():
+    quietly = torch.inference_mode() if weight.is_inference() else torch.no_grad()
+    with quietly:
         for begin in range(0, len(weight), _ROWS_AT_ONCE):
             end = min(begin + _ROWS_AT_ONCE, len(weight))
             ids = torch.arange(begin, end, device="cpu")

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from torch_cpudist import _core
+from torch_cpudist.errors import SnapshotCorruptError
 from torch_cpudist.snapshot import merging
 from torch_cpudist.snapshot.entries import Table
 from torch_cpudist.snapshot.parts import Array
@@ -33,7 +34,8 @@ def table_values(snapshot: Snapshot, name: str) -> Array:
 
     Raises:
         SnapshotError: there is no such table.
-        SnapshotCorruptError: a file is not as it was written.
+        SnapshotCorruptError: a file is not as it was written, or a static table has
+            not all of its rows.
     """
     manifest = snapshot.manifest
     table = manifest.tables[manifest.table_index(name)]
@@ -47,6 +49,13 @@ def table_values(snapshot: Snapshot, name: str) -> Array:
     if table.remote:
         absent = np.flatnonzero(~there).astype(np.int64)
         found[absent] = begun_rows(table, absent)
+    elif not there.all():
+        raise SnapshotCorruptError(
+            f"snapshot {manifest.name} has {int(there.sum())} rows of table {name!r}, "
+            f"all {table.rows} of which were in memory when it was saved. Take "
+            "another snapshot.",
+            table=name,
+        )
     return found
 
 
