@@ -375,6 +375,24 @@ class ParamSet:
     def abandon_cut(self, number: int) -> None:
         """Drops what is open, being written or written of this number."""
 
+    def holds_back(self) -> bool:
+        """Whether pushes are rounded, in rounds, and what that leaves is kept."""
+
+    def held_rows(self, table: int) -> tuple[bytes, bytes]:
+        """What is held back of rows: keys, int64, and values, float32."""
+
+    def held_block(self, block: int) -> bytes:
+        """What is held back of a dense block, float32; nothing if nothing ever was."""
+
+    def forget_held(self) -> None:
+        """Holds nothing back."""
+
+    def hold_rows(self, table: int, keys: int, count: int, values: int) -> None:
+        """Holds this back of rows: addresses of keys and values."""
+
+    def hold_block(self, block: int, values: int) -> None:
+        """Holds this back of a dense block: the address of its elements."""
+
     def cut_wanted(self) -> int:
         """The cut that the last replies to pushes ask a marker for; 0: none."""
 

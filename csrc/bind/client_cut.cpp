@@ -67,6 +67,36 @@ py::dict cut_status(const ParamSetHolder& self, uint32_t server, uint64_t number
   return result;
 }
 
+client::Residues& residues_of(const ParamSetHolder& self) {
+  client::Residues* const residues = self.get().residues();
+  if (residues != nullptr) return *residues;
+  throw Error(ErrorCode::kInvalidArgument, "pushes of this trainer hold nothing back");
+}
+
+py::bytes bytes_of(const void* data, size_t size_bytes) {
+  return {static_cast<const char*>(data), size_bytes};
+}
+
+std::pair<py::bytes, py::bytes> held_rows(const ParamSetHolder& self, uint32_t table) {
+  const client::Residues::Held held = residues_of(self).rows_of(table);
+  return {bytes_of(held.keys.data(), held.keys.size() * sizeof(int64_t)),
+          bytes_of(held.values.data(), held.values.size() * sizeof(float))};
+}
+
+py::bytes held_block(const ParamSetHolder& self, uint32_t block) {
+  const std::span<const float> held = residues_of(self).block(block);
+  return bytes_of(held.data(), held.size_bytes());
+}
+
+void hold_rows(const ParamSetHolder& self, uint32_t table, Address keys, uint64_t count,
+               Address values) {
+  residues_of(self).put_rows(table, {at<const int64_t>(keys), count}, at<const float>(values));
+}
+
+void hold_block(const ParamSetHolder& self, uint32_t block, Address values) {
+  residues_of(self).put_block(block, at<const float>(values));
+}
+
 }  // namespace
 
 void bind_cuts(ParamSetClass& set) {
@@ -76,6 +106,14 @@ void bind_cuts(ParamSetClass& set) {
            NoGil())
       .def("abandon_cut", method<ParamSetHolder>(&client::ParamSet::abandon_cut), py::arg("number"),
            NoGil())
+      .def("holds_back",
+           [](const ParamSetHolder& self) { return self.get().residues() != nullptr; })
+      .def("held_rows", &held_rows, py::arg("table"))
+      .def("held_block", &held_block, py::arg("block"))
+      .def("forget_held", [](const ParamSetHolder& self) { residues_of(self).clear(); })
+      .def("hold_rows", &hold_rows, py::arg("table"), py::arg("keys"), py::arg("count"),
+           py::arg("values"))
+      .def("hold_block", &hold_block, py::arg("block"), py::arg("values"))
       .def("cut_wanted", method<ParamSetHolder>(&client::ParamSet::cut_wanted), NoGil())
       .def("cut_status", &cut_status, py::arg("server"), py::arg("number"), py::arg("token") = "");
 }

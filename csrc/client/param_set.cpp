@@ -337,6 +337,12 @@ uint64_t ParamSet::cut_wanted() const {
   return state_->cut_wanted;
 }
 
+Residues* ParamSet::residues() {
+  check_open();
+  const bool here = state_->layout.mode != wire::UpdateMode::kOnArrival;
+  return here ? state_->residues.get() : nullptr;
+}
+
 wire::CutStatus ParamSet::cut_status(uint32_t server, uint64_t number, const std::string& token) {
   check_open();
   if (server >= shared_.server_count()) {

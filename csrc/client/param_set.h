@@ -123,6 +123,10 @@ class ParamSet {
   // of snapshots.
   wire::CutStatus cut_status(uint32_t server, uint64_t number, const std::string& token);
 
+  // What lossy pushes of this trainer hold back, in rounds: null where nothing is, as nothing is
+  // rounded or a queue's thread does that. By the thread that pushes, between two pushes.
+  Residues* residues();
+
   void drain();  // until what was handed to those who send beside it is applied
   // Takes part again; rows and dense values of before are to be pulled anew. With a bound on
   // staleness also needed after a barrier, and before the next gradient is computed.

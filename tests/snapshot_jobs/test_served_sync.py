@@ -54,6 +54,12 @@ def test_averages(remote, tmp_path):
 
 
 @pytest.mark.parametrize("remote", [False, True], ids=["static", "remote"])
+@pytest.mark.parametrize("wire", ["int8", "bf16"])
+def test_what_a_lossy_wire_holds_back(wire, remote, tmp_path):
+    assert_goes_on(Job(2, 2, remote=remote, wire=wire), tmp_path)
+
+
+@pytest.mark.parametrize("remote", [False, True], ids=["static", "remote"])
 def test_with_batches_read_ahead(remote, tmp_path):
     assert_goes_on(Job(2, 0, prefetch=3, remote=remote), tmp_path)
 

@@ -55,6 +55,7 @@ class Job:
     remote: bool = False
     average: float = 0.0
     prefetch: int = 0
+    wire: str | None = None
     options: dict[str, Any] = field(default_factory=dict)
 
 
@@ -74,9 +75,11 @@ def ended(
     def body(context: cpudist.Context) -> Any:
         model = net(job.remote)
         average = cpudist.EMA(job.average) if job.average else None
+        communicator = {"wire_dtype": job.wire} if job.wire else {}
+        strategy = cpudist.Sync(sharding=SMALL, communicator=communicator)
         inners = build(RULES[job.rule], model)
         opt = cpudist.DistributedOptimizer(
-            inners, model, strategy=cpudist.Sync(sharding=SMALL), average=average
+            inners, model, strategy=strategy, average=average
         )
         schedule = torch.optim.lr_scheduler.StepLR(inners[0], 3, 0.9)
         started = None

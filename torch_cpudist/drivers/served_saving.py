@@ -4,13 +4,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from torch_cpudist import _core, ranges
 from torch_cpudist.drivers.saving import CutAnswer, Saving, Written
 from torch_cpudist.errors import SnapshotError
 from torch_cpudist.log import logger
-from torch_cpudist.served import loading
+from torch_cpudist.served import loading, residues
 from torch_cpudist.served.described import dense_of, tables_of
 from torch_cpudist.served.set import ParameterSet
 from torch_cpudist.snapshot.manifest import File, Version
@@ -157,10 +158,25 @@ class ServedSaving(Saving):
         if not self._parameters.closed:
             self._opened.abandon_cut(number)
 
+    def own_state(self) -> dict[str, Any]:
+        """What lossy pushes of this trainer hold back. Cost: a copy of it."""
+        if not self._opened.holds_back():
+            return {}
+        return {"residues": residues.saved(self._parameters)}
+
+    def restore_own_state(
+        self, tree: Mapping[str, Any], own: bool, plan: Plan
+    ) -> list[str]:
+        """Has it held back again, by the trainer whose it is."""
+        if plan.whole and self._opened.holds_back():
+            saved = tree.get("residues") if own else None
+            residues.restore(self._parameters, saved or {}, plan)
+        return []
+
     def use(self, path: Path) -> None:
         """Tells the server of this process."""
         coding = self._parameters.placement.layout.push_dtype
-        if coding != "fp32":
+        if coding != "fp32" and not self._opened.holds_back():
             logger.info(
                 "snapshots do not have what pushes in %s have rounded off and not yet "
                 "sent",

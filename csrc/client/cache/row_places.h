@@ -64,6 +64,13 @@ class RowPlaces {
   size_t values_bytes() const { return rows_ * dim_ * sizeof(float); }
   size_t memory_bytes() const;
 
+  // Calls `use(key, values)` for all places that have values.
+  template <typename Use>
+  void each(const Use& use) {
+    for (const Place& place : places_.span()) {
+      if (place.epoch == epoch_ && place.row != 0) use(place.key, values(place));
+    }
+  }
   // Forgets everything. Memory stays for as many rows as there were.
   void clear();
   // Forgets all places but those that `keep` is true of. Values of others move.

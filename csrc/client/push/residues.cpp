@@ -79,22 +79,22 @@ uint64_t Residues::begin() {
   return dropped;
 }
 
-void Residues::find_all(const wire::TableSection& section, std::span<float*> held) {
-  const wire::TableSpec& spec = layout_.tables[section.table];
-  const size_t count = section.keys.size();
+void Residues::find_all(uint32_t table, std::span<const int64_t> keys, std::span<float*> held) {
+  const wire::TableSpec& spec = layout_.tables[table];
+  const size_t count = keys.size();
   if (spec.remote) {
-    RecentRows& rows = remote_.try_emplace(section.table, spec.dim).first->second;
-    for (size_t i = 0; i < count; ++i) held[i] = find(rows, section.keys[i], spec.dim);
+    RecentRows& rows = remote_.try_emplace(table, spec.dim).first->second;
+    for (size_t i = 0; i < count; ++i) held[i] = find(rows, keys[i], spec.dim);
     return;
   }
-  const auto [entry, fresh] = tables_.try_emplace(section.table);
+  const auto [entry, fresh] = tables_.try_emplace(table);
   Rows& rows = entry->second;
   if (fresh) rows.slots = kernels::AlignedBuffer<uint32_t>(static_cast<size_t>(spec.rows));
   for (size_t i = 0; i < count; ++i) {
     if (i + kRowsAhead < count) {
-      __builtin_prefetch(&rows.slots[static_cast<size_t>(section.keys[i + kRowsAhead])], 1);
+      __builtin_prefetch(&rows.slots[static_cast<size_t>(keys[i + kRowsAhead])], 1);
     }
-    held[i] = find(rows, section.keys[i], spec.dim);
+    held[i] = find(rows, keys[i], spec.dim);
   }
 }
 
@@ -102,7 +102,7 @@ void Residues::round_table(const wire::TableSection& section, float* gradients) 
   const wire::TableSpec& spec = layout_.tables[section.table];
   const size_t count = section.keys.size();
   std::vector<float*> held(count);
-  find_all(section, held);
+  find_all(section.table, section.keys, held);
   for (size_t i = 0; i < count; ++i) {
     float* gradient = gradients + i * spec.dim;
     kernels::add(gradient, held[i], spec.dim);
@@ -125,6 +125,66 @@ void Residues::round_block_of(const wire::DenseSection& section, float* gradient
   std::memcpy(held, gradient, n * sizeof(float));
   round_block(layout_.push_dtype, gradient, n);
   kernels::residue_of(held, gradient, held, n);
+}
+
+Residues::Held Residues::rows_of(uint32_t table) {
+  const size_t dim = layout_.tables[table].dim;
+  Held held;
+  const auto add = [&](int64_t key, const float* values) {
+    held.keys.push_back(key);
+    held.values.insert(held.values.end(), values, values + dim);
+  };
+  if (const auto found = remote_.find(table); found != remote_.end()) {
+    RecentRows& rows = found->second;
+    rows.recent.each(add);
+    rows.earlier.each([&](int64_t key, const float* values) {
+      if (rows.recent.find(key) == nullptr) add(key, values);
+    });
+  }
+  if (const auto found = tables_.find(table); found != tables_.end()) {
+    Rows& rows = found->second;
+    for (size_t key = 0; key < rows.slots.size(); ++key) {
+      if (rows.slots[key] == 0) continue;
+      add(static_cast<int64_t>(key),
+          find(rows, static_cast<int64_t>(key), static_cast<uint32_t>(dim)));
+    }
+  }
+  return held;
+}
+
+std::span<const float> Residues::block(uint32_t block) const {
+  const auto found = blocks_.find(block);
+  if (found == blocks_.end()) return {};
+  return {found->second.data(), found->second.size()};
+}
+
+void Residues::clear() {
+  tables_.clear();
+  remote_.clear();
+  blocks_.clear();
+}
+
+void Residues::put_rows(uint32_t table, std::span<const int64_t> keys, const float* values) {
+  const wire::TableSpec& spec = layout_.tables[table];
+  const size_t dim = spec.dim;
+  for (const int64_t key : keys) {
+    if (key >= 0 && static_cast<uint64_t>(key) < spec.rows) continue;
+    throw Error(ErrorCode::kRowOutOfRange, "what is held back of row " + std::to_string(key) +
+                                               " of table '" + spec.name + "', which has " +
+                                               std::to_string(spec.rows) + " rows");
+  }
+  std::vector<float*> held(keys.size());
+  find_all(table, keys, held);
+  for (size_t i = 0; i < keys.size(); ++i) {
+    std::memcpy(held[i], values + i * dim, dim * sizeof(float));
+  }
+}
+
+void Residues::put_block(uint32_t block, const float* values) {
+  const auto n = static_cast<size_t>(layout_.blocks[block].elements);
+  kernels::AlignedBuffer<float> held(n);
+  if (n > 0) std::memcpy(held.data(), values, n * sizeof(float));
+  blocks_.insert_or_assign(block, std::move(held));
 }
 
 void Residues::round(Buffer* push) {

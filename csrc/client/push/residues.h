@@ -33,6 +33,18 @@ class Residues {
   // holds back the difference. A push of weight 0 is only rounded.
   void round(Buffer* push);
 
+  // ---- for snapshots: what is held back, and what another process held back ----
+  struct Held {
+    std::vector<int64_t> keys;
+    std::vector<float> values;  // [keys, dim]
+  };
+  Held rows_of(uint32_t table);
+  std::span<const float> block(uint32_t block) const;  // empty if nothing ever was
+  void clear();
+  // Throws kRowOutOfRange; nothing has changed.
+  void put_rows(uint32_t table, std::span<const int64_t> keys, const float* values);
+  void put_block(uint32_t block, const float* values);
+
  private:
   struct Rows {
     kernels::AlignedBuffer<uint32_t> slots;  // by key, 0: none yet
@@ -50,8 +62,8 @@ class Residues {
 
   float* find(Rows& rows, int64_t key, uint32_t dim);
   float* find(RecentRows& rows, int64_t key, uint32_t dim);
-  // Where what is held back of each row is.
-  void find_all(const wire::TableSection& section, std::span<float*> held);
+  // Where what is held back of each row of a table is.
+  void find_all(uint32_t table, std::span<const int64_t> keys, std::span<float*> held);
   void round_table(const wire::TableSection& section, float* gradients);
   void round_block_of(const wire::DenseSection& section, float* gradient);
 
