@@ -192,9 +192,15 @@ class DataFileError(Error, OSError):
 class SnapshotError(Error):
     """A snapshot cannot be saved, listed, read or loaded; the message says why.
 
-    Saving: training is as before, and what was there stays. Loading: the message says
-    whether values were changed already.
+    Saving: training is as before, and what was there stays. Loading: where values were
+    changed already the message says so, and steps and saves raise it again until a
+    whole snapshot is loaded.
+
+    Attributes:
+        partly_loaded: values were changed.
     """
+
+    partly_loaded = False
 
 
 class SnapshotCorruptError(SnapshotError):

@@ -5,6 +5,7 @@
 
 #include "table/dense_block.h"
 
+#include <algorithm>
 #include <cstring>
 #include <new>
 #include <string>
@@ -107,7 +108,9 @@ void DenseBlock::update(const kernels::OptimizerConfig& config, const void* grad
     update_as(config, static_cast<const float*>(gradient));
   }
   if (!averaging_.on()) return;
-  draw_average_to(average_.data(), averaging_.kept(round));
+  // One that was loaded goes on also in the first update of this set.
+  draw_average_to(average_.data(),
+                  averaging_.kept(step_ > 1 ? std::max<uint64_t>(round, 1) : round));
   averaged_ = round + 1;
 }
 

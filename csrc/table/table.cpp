@@ -208,7 +208,9 @@ void Table::settle_average(uint32_t record, uint64_t round) const {
 }
 
 void Table::follow_average(uint32_t record, uint64_t round) const {
-  draw_average(average(record), weight(record), spec_.dim, averaging_.kept(round));
+  // One that was loaded goes on also in the first update of this set.
+  const uint64_t before = header(record).count > 1 ? std::max<uint64_t>(round, 1) : round;
+  draw_average(average(record), weight(record), spec_.dim, averaging_.kept(before));
 }
 
 void Table::fetch(std::span<const int64_t> keys, float* weights, float* state,

@@ -274,3 +274,16 @@ def test_nothing_of_this_model():
 def test_arguments_that_cannot_be(only, moves):
     with pytest.raises(cpudist.InvalidArgumentError, match="load_snapshot: "):
         Choice.of(only, moves)
+
+
+def test_buffers_go_the_way_of_parameters():
+    saved = {"old.mean": 1, "tower.mean": 2, "top.mean": 3, "a.mean": 4, "b.mean": 5}
+    assert Choice.of(None, {"old.": "tower."}).kept(saved) == {
+        "tower.mean": 1,
+        "top.mean": 3,
+        "a.mean": 4,
+        "b.mean": 5,
+    }
+    swapped = Choice.of(None, {"a.": "b.", "b.": "a."}).kept(saved)
+    assert (swapped["a.mean"], swapped["b.mean"]) == (5, 4)
+    assert Choice.of(["top.*"], {"a.": "top."}).kept(saved) == {"top.mean": 4}

@@ -126,7 +126,10 @@ def test_sweep_takes_only_what_a_dead_save_left(directory) -> None:
     (directory.path / "token-0123").write_bytes(b"")
     (directory.path / "token-notes").write_bytes(b"what I meant to do")
     (directory.path / "Other").mkdir()
-    for staged, file in ((STAGED, "rows.safetensors"), (STAGED[:-1] + "f", "notes")):
+    for staged, file in (
+        (STAGED, "rows-000002.safetensors"),
+        (STAGED[:-1] + "f", "notes"),
+    ):
         (directory.path / staged).mkdir()
         (directory.path / staged / file).write_bytes(b"x")
     assert sorted(directory.sweep()) == [

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from warm_starts import ADAM, ROWS, Setup, ranks, same, saved, there
+from warm_starts import ADAGRAD, ADAM, ROWS, Setup, ranks, same, saved, there
 
 import torch_cpudist as cpudist
 from torch_cpudist.snapshot.directory import Directory
@@ -258,7 +258,7 @@ class Full(Files):
     """A disk without room for rows on their way to servers."""
 
     def create(self, path):
-        if path.name == "rows.safetensors":
+        if path.name.startswith("rows-"):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return super().create(path)
 
@@ -274,11 +274,58 @@ def test_a_load_that_ends_half_way_says_so(tmp_path, caplog):
         with pytest.raises(cpudist.SnapshotError, match=r"No space.*Part of it was"):
             job.opt.load_snapshot(tmp_path / "old" / "here", only=["a.*"])
         job.opt.snapshots.directory.files = files
+        for refused in (lambda: job.train(0, 1), job.opt.save_snapshot):
+            with pytest.raises(cpudist.SnapshotError, match="Part of it was"):
+                refused()
         job.opt.load_snapshot(tmp_path / "old" / "here", only=["a.*"])
         assert torch.equal(job.values()["a.weight"], values["a.weight"])
 
     ranks(setup, tmp_path / "new", body)
     assert_tidy(tmp_path / "new")
+
+
+def test_trainers_call_one_directory_by_names_of_their_own(tmp_path):
+    """Each takes the same way through the barriers, and the next round is of both."""
+    values, _ = saved(Setup(), tmp_path / "real")
+    for rank in range(2):
+        (tmp_path / f"of_{rank}").symlink_to(tmp_path / "real")
+
+    def body(job):
+        job.opt.resume(tmp_path / f"of_{job.rank}")
+        job.train(3, 5)
+        job.opt.load_snapshot(tmp_path / "of_0" / "here")
+        found = job.values()
+        before = job.opt.global_step()
+        job.train(6, 7)
+        return found, job.opt.global_step() - before
+
+    for found, steps in ranks(Setup(seed=2), tmp_path / "real", body):
+        assert same(found, values)
+        assert steps == 1
+
+
+def test_averages_come_with_the_state_or_begin_anew(tmp_path):
+    decay = 0.9
+    values, averages = saved(Setup(average=decay), tmp_path / "old")
+    assert not torch.equal(values["a.weight"], averages["a.weight"])
+
+    def body(job):
+        job.opt.resume(tmp_path / "new")  # of another rule, and before the first step
+        job.opt.load_snapshot(tmp_path / "old" / "here", only=["*"])
+        first = job.averages()
+        job.opt.zero_grad()
+        (job.model(torch.zeros(1, 1, dtype=torch.int64)) * 0.0).sum().backward()
+        job.opt.step()
+        return first, job.averages()
+
+    for rule, expected in ((ADAM, values), (ADAGRAD, averages)):
+        setup = Setup(average=decay, rule=rule, seed=3)
+        for first, later in ranks(setup, tmp_path / "new", body):
+            assert same(first, expected)
+            for name, value in values.items():
+                # What has not moved draws its average on: nowhere else than to itself.
+                drawn = value + decay * (expected[name] - value)
+                torch.testing.assert_close(later[name], drawn, atol=1e-6, rtol=0)
 
 
 STRATEGIES = {
@@ -313,6 +360,7 @@ def test_some_of_what_servers_and_trainers_have(tmp_path):
     def body(job):
         job.opt.resume(tmp_path / "new")
         job.train(0, 3)
+        job.opt.flush()  # tables are Async's
         before = job.values()
         name = tmp_path / "old" / "here"
         started = job.opt.load_snapshot(name, only=["a.*", "top.bias"])

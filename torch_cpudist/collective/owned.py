@@ -8,7 +8,7 @@ state for this trainer's parts only. A part is a view of its parameter.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -277,13 +277,17 @@ class OwnedParts:
         return found == [part.place() for part in self._own]
 
     def put_parts(
-        self, saved: Sequence[Mapping[str, Any]], names: Mapping[str, str]
+        self,
+        saved: Sequence[Mapping[str, Any]],
+        names: Mapping[str, str],
+        anew: Collection[str],
     ) -> set[str]:
         """Replaces the state of this trainer's parts by what was saved of them.
 
         Args:
             saved: from ``saved_parts``, of as many trainers as have any of it.
             names: of the parameters whose state is replaced, by those they had.
+            anew: names of parameters whose state begins anew.
 
         Returns:
             Names of the parameters of which this trainer has parts, and there was none.
@@ -296,7 +300,7 @@ class OwnedParts:
                 part = Part.placed(entries[name], one)
                 part.merge(merged.setdefault(name, {}), one["state"])
         for part, stepped in zip(self._own, self._stepped, strict=True):
-            if part.entry.name not in names.values():
+            if part.entry.name not in {*names.values(), *anew}:
                 continue
             parameter = part.entry.parameter
             owner = self._owners[id(parameter)]

@@ -48,7 +48,8 @@ class OwnedSaving(CopiedSaving):
             trees = self._read_all()
             parts = [part for one in trees for part in one.get("parts") or []]
         names = {one.source: one.name for one in plan.taken.values() if one.state}
-        missing = self._owned.put_parts(parts or [], names)
+        anew = [one.name for one in plan.taken.values() if not one.state]
+        missing = self._owned.put_parts(parts or [], names, anew)
         return [
             f"the optimizer's state of {name!r} is not in it and begins anew"
             for name in sorted(missing)

@@ -139,7 +139,12 @@ class Meeting:
                 found = load()
             except Error as error:
                 failed = error
-                found = {"kind": type(error).__name__, "error": str(error)}
+                partly = isinstance(error, SnapshotError) and error.partly_loaded
+                found = {
+                    "kind": type(error).__name__,
+                    "error": str(error),
+                    "partly_loaded": partly,
+                }
             self._leave(file, json.dumps(found).encode())
         run.barrier()
         if run.trainer_rank > 0:
@@ -154,7 +159,9 @@ class Meeting:
         if "error" in found:
             corrupt = found["kind"] == SnapshotCorruptError.__name__
             kind = SnapshotCorruptError if corrupt else SnapshotError
-            raise kind(f"trainer 0: {found['error']}")
+            told = kind(f"trainer 0: {found['error']}")
+            told.partly_loaded = found["partly_loaded"]
+            raise told
         return found
 
     def _leave(self, name: str, contents: bytes) -> None:

@@ -213,11 +213,24 @@ class OwnState:
         return []
 
     @torch.no_grad()
-    def restore_some_buffers(self, saved: Mapping[str, torch.Tensor]) -> None:
-        """Gives those of the model's buffers that are in ``saved`` their values."""
+    def restore_some_buffers(self, saved: Mapping[str, torch.Tensor]) -> list[str]:
+        """Gives those of the model's buffers that are in ``saved`` their values.
+
+        Returns:
+            Which have another shape and stay as they are.
+        """
+        other = []
         for name, buffer in self._model.named_buffers():
-            if name in saved and saved[name].shape == buffer.shape:
+            if name not in saved:
+                continue
+            if saved[name].shape == buffer.shape:
                 buffer.copy_(saved[name])
+            else:
+                other.append(
+                    f"buffer {name!r} was {list(saved[name].shape)}, is "
+                    f"{list(buffer.shape)}: it stays as it is"
+                )
+        return other
 
     @torch.no_grad()
     def _restore_buffers(self, saved: Mapping[str, torch.Tensor]) -> list[str]:

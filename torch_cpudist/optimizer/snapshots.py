@@ -9,7 +9,7 @@ import contextlib
 import os
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -187,6 +187,7 @@ class Snapshots:
         self._pause_s_max = 0.0
         self._leader = 0  # of the newest cut that was answered
         self._loading = False
+        self._half = ""  # why values are of two moments, where they are
         self._step_times = StepTimes(_WAIT_MS, run.environment.round_deadline_ms // 2)
 
     def _paced(
@@ -216,7 +217,8 @@ class Snapshots:
     def resume(self) -> Started:
         """See ``DistributedOptimizer.resume``. Collective."""
         self._meeting.meet(self._saving)
-        found = self._meeting.decided(self._load_newest)
+        with self._noting_half():
+            found = self._meeting.decided(self._load_newest)
         if found["name"] is None:
             return Started()
         return self._go_on(self.directory.folder(found["name"]), Choice())
@@ -230,24 +232,48 @@ class Snapshots:
             # What is being written needs the rows that go now.
             self.finish(self._run.environment.round_deadline_ms / 1000)
         self._subject.driver.settle()
+        if not self._saving.ready():
+            self._saving.make_ready()
+        # Which trainers spell in their own ways, so that none goes by its own.
+        named = isinstance(source, str) and os.sep not in source
         self._loading = True
         try:
-            started = self._go_back(where, choice)
+            with self._noting_half():
+                started = self._go_back(where, choice, named)
         finally:
             self._loading = False
         if choice.only is not None:
             started = replace(started, step=counted["steps"])
         return started
 
-    def _go_back(self, where: Path | str, choice: Choice) -> Started:
+    @contextlib.contextmanager
+    def _noting_half(self) -> Iterator[None]:
+        """Nothing is trained or saved where values are of two moments."""
+        try:
+            yield
+        except SnapshotError as error:
+            if error.partly_loaded:
+                self._half = str(error)
+            raise
+        self._half = ""
+
+    def _require_whole(self) -> None:
+        if self._half:
+            raise SnapshotError(self._half)
+
+    def _go_back(self, where: Path | str, choice: Choice, named: bool) -> Started:
         self._run.barrier()  # nobody trains on
-        if isinstance(where, Path) and where.parent != self.directory.path:
+        if isinstance(where, Path) and not named:
             self._meeting.find(where)
         with Stage(self.directory) as stage:  # used on trainer 0 alone
             found = self._meeting.decided(
                 lambda: self._load_verified(self._copied(where, stage), choice, stage)
             )
-            started = self._go_on(Path(found["folder"]), choice)
+            # As this trainer calls it: hosts may have the directory in other places.
+            folder = where
+            if isinstance(folder, str):
+                folder = self.directory.path.joinpath(*found["inside"])
+            started = self._go_on(folder, choice)
             if isinstance(where, str):
                 self._run.barrier()  # all have read what goes now
         return started
@@ -301,7 +327,7 @@ class Snapshots:
             self._store.probe()
             self._store.sweep()
             self._store.get_newest(self.directory, self._subject.number)
-        damaged: Error | None = None
+        damaged: SnapshotError | None = None
         whole = []
         for found in self.directory.committed(self._subject.number):
             if found.damage is None:
@@ -310,13 +336,19 @@ class Snapshots:
                 # When it was committed is not known: it may have been the newest.
                 damaged = damaged or found.damage
                 logger.warning("%s It is passed over.", found.damage)
+        begun: set[str] = set()
         for name in whole:
             try:
                 snapshot = Snapshot(self.directory.folder(name), self.directory.files)
+                plan = Choice().plan(snapshot.manifest, self._saving.targets())
+                if not begun <= plan.taken.keys():
+                    continue  # some of the damaged one's values would stay
                 with Stage(self.directory) as stage:
                     return self._load(snapshot, Choice(), stage)
             except SnapshotCorruptError as error:
                 damaged = damaged or error
+                if error.partly_loaded:
+                    damaged, begun = error, begun | plan.taken.keys()
                 logger.warning("%s It is passed over.", error)
         if damaged is not None:
             raise damaged
@@ -338,7 +370,8 @@ class Snapshots:
             self._saving.load(snapshot, plan, stage)
         took = time.perf_counter() - began
         logger.info("snapshot %s: loaded in %.2f s", manifest.name, took)
-        return {"name": manifest.name, "folder": str(snapshot.folder)}
+        folder = snapshot.folder
+        return {"name": manifest.name, "inside": [folder.parent.name, folder.name]}
 
     def _go_on(self, folder: Path, choice: Choice) -> Started:
         """Takes over what was loaded. Collective."""
@@ -360,7 +393,7 @@ class Snapshots:
         missing = self._saving.restore_own_state(tree["driver"], own, plan)
         buffers = choice.kept(tree["own"]["buffers"])
         if not plan.whole:
-            self._own.restore_some_buffers(buffers)
+            missing += self._own.restore_some_buffers(buffers)
         else:
             tree["own"]["buffers"] = buffers
             self._subject.counters.set_counters(tree["counters"])
@@ -393,6 +426,7 @@ class Snapshots:
         Raises:
             SnapshotError: several snapshots in a row could not be saved.
         """
+        self._require_whole()
         self._saves.check()
         self._step_times.begin(time.monotonic())
         self._settle_schedules()
@@ -569,6 +603,7 @@ class Snapshots:
     def save(self, name: str | None, counted: Mapping[str, int]) -> str:
         """See ``DistributedOptimizer.save_snapshot``."""
         run, saving = self._run, self._saving
+        self._require_whole()
         if not saving.together and not self._leads:
             raise InvalidArgumentError(
                 "save_snapshot: trainers of this strategy are at different steps, and "

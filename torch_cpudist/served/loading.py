@@ -84,11 +84,13 @@ def load(
     try:
         _load(parameters, snapshot, servers, plan, stage)
     except SnapshotCorruptError as error:
-        raise SnapshotCorruptError(
-            f"{error} {_PART_OF_IT}", error.file, error.table
-        ) from error
+        told = SnapshotCorruptError(f"{error} {_PART_OF_IT}", error.file, error.table)
+        told.partly_loaded = True
+        raise told from error
     except SnapshotError as error:
-        raise SnapshotError(f"{error} {_PART_OF_IT}") from error
+        failed = SnapshotError(f"{error} {_PART_OF_IT}")
+        failed.partly_loaded = True
+        raise failed from error
 
 
 def _load(
@@ -187,7 +189,7 @@ class _Rows:
         wanted = ["weight", "count", "last_seen"]
         if saved.state_elements and self._taken.state:
             wanted.append("state")
-        if manifest.average_decay and self._decay:
+        if manifest.average_decay and self._decay and self._taken.state:
             wanted.append("average")
         row_bytes = 16 + 4 * (2 * saved.dim + saved.state_elements)
         for run in merging.merged(
@@ -234,7 +236,8 @@ class _Rows:
     ) -> None:
         offsets = list(run.offsets)
         if not self._taken.state:
-            offsets[_STATE] = offsets[_COUNT] = 0
+            # An average without its count would be taken for one that begins.
+            offsets[_STATE] = offsets[_COUNT] = offsets[_AVERAGE] = 0
         if not self._decay:
             offsets[_AVERAGE] = 0
         self._opened.load_rows(
@@ -280,7 +283,7 @@ def _load_dense(
         if step:
             state["step"] = step
     average = None
-    if not taken.crosses and layout.average_decay and manifest.average_decay:
+    if taken.state and layout.average_decay and manifest.average_decay:
         average = _tensor(snapshot.dense_average(taken.source))
     config = layout.configs[entry.group]
     state_layout.store_dense_state(

@@ -1,5 +1,6 @@
 # Copyright (c) 2026 The torch_cpudist authors.
 # SPDX-License-Identifier: BSD-3-Clause
+# long: one decision, and the words that tell of it
 """What of a snapshot goes where in a model: by names, shapes and rules.
 
 Decided from the manifest alone, before anything is changed.
@@ -233,15 +234,17 @@ class Choice:
 
     def kept(self, saved: Mapping[str, _Value]) -> dict[str, _Value]:
         """What of values by their names in the snapshot is asked for, renamed."""
-        found: dict[str, _Value] = {}
-        for name, value in saved.items():
-            new = self.renamed.get(name, name)
-            for old, other in self.renamed.items():
-                if old.endswith(".") and name.startswith(old):
-                    new = other + name[len(old) :]
-            if self.only is None or any(_matches(new, one) for one in self.only):
-                found[new] = value
-        return found
+        given: dict[str, str] = {}
+        for old, new in self.renamed.items():
+            for one in saved:
+                if one == old or (old.endswith(".") and one.startswith(old)):
+                    given.setdefault(new + one[len(old) :], one)
+        sources = _with_the_others(saved, given)
+        return {
+            new: saved[source]
+            for new, source in sources.items()
+            if self.only is None or any(_matches(new, one) for one in self.only)
+        }
 
     def _asked(self, own: Mapping[str, Target]) -> list[str]:
         """Names in the model, in its order."""
@@ -288,9 +291,14 @@ class Choice:
                         f"are to become {target!r}. Nothing was changed."
                     )
                 given[target] = one
-        moved = set(given.values())
-        kept = {one: one for one in found if one not in moved and one not in given}
-        return kept | given
+        return _with_the_others(saved, given)
+
+
+def _with_the_others(saved: Iterable[str], given: Mapping[str, str]) -> dict[str, str]:
+    """Names in the snapshot by names in the model: renamed ones, and all not there."""
+    moved = set(given.values())
+    kept = {one: one for one in saved if one not in moved and one not in given}
+    return kept | dict(given)
 
 
 def _matches(name: str, pattern: str) -> bool:

@@ -308,7 +308,9 @@ class Directory:
                     self.files.unlink(self.path / name)
                     swept.append(name)
                 elif names.is_staged(name):
-                    self.files.unlink(self.path / name / names.STAGED_FILE)
+                    for rows in self.files.list(self.path / name):
+                        if names.is_staged_file(rows):
+                            self.files.unlink(self.path / name / rows)
                     inside = Directory(self.path / name, self.files)
                     for copied in [*inside.names(), *inside.uncommitted()]:
                         inside.remove(copied)

@@ -18,7 +18,7 @@ SNAPSHOT = r"[a-z0-9][a-z0-9-]{0,63}"
 AUTOMATIC = "snap-"
 #: Of places for rows on their way to servers: no snapshot's name has a dot.
 STAGED = "staged."
-STAGED_FILE = "rows.safetensors"
+_STAGED_ROWS = "rows-"
 TOKEN = "token-"  # noqa: S105  a prefix of file names
 _STAGED = re.compile(r"staged\.[0-9a-f]{16}")
 #: Behind the name of one that was put together from a chain.
@@ -108,6 +108,16 @@ def part_name(text: str) -> PartName | None:
     else:
         return None
     return name if str(name) == text else None
+
+
+def staged_file(number: int) -> str:
+    """A file of rows in such a place; another one each time."""
+    return f"{_STAGED_ROWS}{number:06d}.safetensors"
+
+
+def is_staged_file(name: str) -> bool:
+    """Whether ``staged_file`` makes such names."""
+    return name.startswith(_STAGED_ROWS)
 
 
 def is_staged(text: str) -> bool:

@@ -64,6 +64,7 @@ class Stage:
         """Touches nothing yet."""
         self.directory = directory
         self.name = names.STAGED + secrets.token_hex(8)
+        self._made = 0  # files, ever
 
     @property
     def _folder(self) -> Path:
@@ -104,7 +105,11 @@ class Stage:
         doing = f"cannot write rows for servers to {self._folder}"
         with reported(doing, _WRITABLE), memoryview(contents) as view:
             self._files.make_directory(self._folder)
-            file = self._files.create(self._folder / names.STAGED_FILE)
+            self._take_away()
+            # A host that has read the one before may still have its pages.
+            self._made += 1
+            name = names.staged_file(self._made)
+            file = self._files.create(self._folder / name)
             try:
                 self._files.write(file, view)
             finally:
@@ -117,7 +122,7 @@ class Stage:
         offsets = [0 if place is None else place.begin for place in places]
         at, weight, state, count, seen, average = offsets
         run = LoadRun(
-            names.STAGED_FILE,
+            name,
             len(contents),
             0,
             len(keys),
@@ -125,6 +130,10 @@ class Stage:
             crcs,
         )
         return Staged(run, begins)
+
+    def _take_away(self) -> None:
+        if self._made:
+            self._files.unlink(self._folder / names.staged_file(self._made))
 
     def __enter__(self) -> Stage:
         """Takes what was put away at the end."""
@@ -138,7 +147,7 @@ class Stage:
     ) -> None:
         """Leaves nothing behind; what cannot be removed goes at the next ``resume``."""
         with contextlib.suppress(OSError):
-            self._files.unlink(self._folder / names.STAGED_FILE)
+            self._take_away()
         with contextlib.suppress(SnapshotError):
             for name in [*self.inside.names(), *self.inside.uncommitted()]:
                 self.inside.remove(name)
