@@ -14,16 +14,20 @@ from __future__ import annotations
 
 import argparse
 import re
+import sys
 from pathlib import Path
 
 import numpy as np
 import uvicorn
 from fastapi import FastAPI, HTTPException
-from flights_data import FIELDS
 from pydantic import BaseModel
-from scoring import Scorer
 
 import torch_cpudist as cpudist
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "flights"))
+
+from flights_data import FIELDS
+from scoring import Scorer
 
 # What a delta may be called: its directory lies beside the export's, and nowhere else.
 NAME = re.compile(r"[a-z0-9][a-z0-9.-]{0,63}")
@@ -61,7 +65,7 @@ def make_app(path: Path) -> FastAPI:
             raise HTTPException(422, f"expected {len(FIELDS)} ids of each flight")
         try:
             name, scores = scorer(np.array(flights.ids, dtype=np.int64))
-        except cpudist.RowOutOfRangeError as error:
+        except (cpudist.RowOutOfRangeError, OverflowError) as error:
             raise HTTPException(422, str(error)) from error
         return Scores(version=name, scores=scores.tolist())
 

@@ -4,7 +4,10 @@
 
 from __future__ import annotations
 
+import re
+import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -12,6 +15,7 @@ import torch
 from flights import DeepFM
 from flights_data import FIELDS
 from patience import PATIENCE_S
+from programs import ROOT, Program, clean_environment
 
 import torch_cpudist as cpudist
 
@@ -87,9 +91,8 @@ def test_no_answer_fails_or_is_of_two_versions(versions, address) -> None:
                     problems.append(f"{found} and not {wanted}")
                 mine.add(found["version"])
 
-    threads = [threading.Thread(target=ask, args=(mine,)) for mine in seen]
-    for thread in threads:
-        thread.start()
+    pool = ThreadPoolExecutor(len(seen))
+    asking = [pool.submit(ask, mine) for mine in seen]
     try:
         with httpx.Client(base_url=address, timeout=PATIENCE_S) as client:
             for number in range(1, SWAPS + 1):
@@ -98,8 +101,9 @@ def test_no_answer_fails_or_is_of_two_versions(versions, address) -> None:
             assert client.get("/version").json()["version"] == f"v{SWAPS:03}"
     finally:
         done.set()
-        for thread in threads:
-            thread.join(PATIENCE_S)
+        pool.shutdown()
+    for one in asking:
+        one.result()  # what has ended a thread fails the test
     assert problems == []
     assert len(set.union(*seen)) > 10
 
@@ -110,6 +114,8 @@ def test_what_cannot_be_answered_is_said(versions, address) -> None:
             ({"ids": [[1, 2]]}, 422),
             ({"ids": []}, 422),
             ({"ids": [[ROWS] * len(FIELDS)]}, 422),
+            ({"ids": [[2**63] * len(FIELDS)]}, 422),
+            ({"ids": [[-(2**70)] * len(FIELDS)]}, 422),
         ):
             assert client.post("/score", json=words).status_code == code
         assert client.post("/deltas/v005").status_code == 409
@@ -118,3 +124,30 @@ def test_what_cannot_be_answered_is_said(versions, address) -> None:
         answer = client.post("/score", json={"ids": versions[1].tolist()})
         wanted = versions[2]["v000"]
         np.testing.assert_allclose(answer.json()["scores"], wanted, atol=1e-5)
+
+
+def test_the_program_starts_as_its_page_says(versions, tmp_path) -> None:
+    words = [sys.executable, str(ROOT / "examples" / "serving" / "server.py")]
+    program = Program(
+        [*words, str(versions[0] / "v000"), "--port", "0"],
+        ROOT,
+        clean_environment() | {"CPUDIST_THREADS": "1"},
+        tmp_path / "log",
+    )
+    try:
+        ticker, running = threading.Event(), None
+        for _ in range(int(PATIENCE_S * 20)):
+            running = re.search(
+                r"running on (http://127[0-9.]+:[0-9]+)", program.text()
+            )
+            if running or program.process.poll() is not None or ticker.wait(0.05):
+                break
+        assert running, program.text()
+        address = running.group(1)
+        with httpx.Client(base_url=address, timeout=PATIENCE_S) as client:
+            answer = client.post("/score", json={"ids": versions[1].tolist()})
+            wanted = versions[2]["v000"]
+            np.testing.assert_allclose(answer.json()["scores"], wanted, atol=1e-5)
+            assert client.post("/deltas/v001").json() == {"version": "v001"}
+    finally:
+        program.end()

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -236,19 +237,16 @@ def test_no_forward_sees_a_part_of_a_delta(tmp_path) -> None:
             mine.add(name)
 
     calls = (forwards, forwards, several)
-    threads = [
-        threading.Thread(target=call, args=(mine,))
-        for call, mine in zip(calls, seen, strict=True)
-    ]
-    for thread in threads:
-        thread.start()
+    pool = ThreadPoolExecutor(len(calls))
+    running = [pool.submit(call, mine) for call, mine in zip(calls, seen, strict=True)]
     try:
         for number in range(1, versions + 1):
             reader.apply_delta(tmp_path / f"{number}")
     finally:
         done.set()
-        for thread in threads:
-            thread.join()
+        pool.shutdown()
+    for one in running:
+        one.result()  # what has ended a thread fails the test
     assert not problems
     assert all(mine <= set(map(float, range(versions + 1))) for mine in seen)
     assert len(set.union(*seen)) > 3
@@ -266,8 +264,6 @@ def test_a_forward_that_raises_holds_nobody_up(tmp_path) -> None:
         model.fails = False
         with pytest.raises(cpudist.RowOutOfRangeError):
             model(torch.tensor([-1]))
-        other = threading.Thread(target=reader.apply_delta, args=(tmp_path / "1",))
-        other.start()
-        other.join(30)
-        assert not other.is_alive()
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(reader.apply_delta, tmp_path / "1").result()
         assert model(torch.tensor([7])).tolist() == [1.0, 1.0]

@@ -289,3 +289,42 @@ def test_what_cannot_be_exported_is_refused(tmp_path) -> None:
             model.users(torch.tensor([LARGE]))
     with pytest.raises(RemoteTableError):
         model.users(torch.tensor([1]))
+
+
+@pytest.mark.parametrize("what", ["there", "base", "dtype", "elsewhere", "tables"])
+def test_what_is_wrong_is_said_before_a_snapshot_is_saved(tmp_path, what) -> None:
+    def body(opt, model, rank):
+        cpudist.export(model, tmp_path / "one", "fp16")
+        cpudist.export(net(remote=False), tmp_path / f"static-{rank}", "fp16")
+        path, dtype, base = tmp_path / "two", "fp16", tmp_path / "one"
+        if what == "there":
+            path, base = tmp_path / "one", None
+        elif what == "base":
+            base = tmp_path / "none"
+        elif what == "dtype":
+            dtype = "fp32"
+        elif what == "elsewhere":
+            path = tmp_path / "sub" / "two"
+        else:
+            base = tmp_path / "static-0"
+        if rank:  # where trainer 0's files are not
+            base = None if base is None else tmp_path / "not-on-this-host"
+        expected = (SnapshotError, InvalidArgumentError)
+        with pytest.raises(expected) as caught:
+            cpudist.export(model, path, dtype, base=base)
+        assert rank == 0 or str(caught.value).startswith("trainer 0: ")
+        step(opt, model, 6, rank)
+        return opt.stats()["snapshot"]["saved"]
+
+    assert trained(body, tmp_path / "snapshots") == [1, 1]
+
+
+def test_only_trainer_0_looks_at_the_base(tmp_path) -> None:
+    def body(opt, model, rank):
+        cpudist.export(model, tmp_path / "one")
+        step(opt, model, 6, rank)
+        base = tmp_path / ("not-on-this-host" if rank else "one")
+        cpudist.export(model, tmp_path / "two", base=base)
+
+    trained(body, tmp_path / "snapshots")
+    assert Export(tmp_path / "two").manifest.base is not None

@@ -4,11 +4,35 @@
 
 from __future__ import annotations
 
+import os
 import re
+from pathlib import Path
+
+from torch_cpudist.errors import InvalidArgumentError
+from torch_cpudist.machine.urls import is_url
 
 MANIFEST = "manifest.json"
 MODEL = "model.safetensors"
+#: In a directory whose export has begun and is not there yet.
+BEGUN = "export.begun"
 _ROWS = re.compile(r"t([0-9]{3,10})-([0-9]{4,10}|gone)\.safetensors")
+
+
+def folder_of(path: object) -> Path:
+    """The directory of an export, as it was given.
+
+    Raises:
+        InvalidArgumentError: it is a URL, or no path.
+    """
+    if not isinstance(path, str | os.PathLike) or not os.fspath(path):
+        raise InvalidArgumentError(f"expected the directory of an export, not {path!r}")
+    if isinstance(path, str) and is_url(path):
+        raise InvalidArgumentError(
+            f"{path} is a URL, and exports are directories whose files are mapped into "
+            "memory. Pass a path on this host, and copy the directory, its "
+            "manifest.json last."
+        )
+    return Path(os.path.normpath(Path(path).expanduser().absolute()))
 
 
 def rows_name(table: int, part: int) -> str:
@@ -47,7 +71,7 @@ def is_gone(name: str) -> bool:
 def is_own(text: str) -> bool:
     """Whether a file in the directory of an export is one that is made here."""
     whole = text.removesuffix(".tmp")
-    if whole == MANIFEST:
+    if whole in (MANIFEST, BEGUN):
         return True
     try:
         table_of(whole)

@@ -48,7 +48,7 @@ class Export:
     def __init__(
         self, path: str | os.PathLike[str], files: Files = _FILE_SYSTEM
     ) -> None:
-        self.folder = Path(path).expanduser().absolute()
+        self.folder = names.folder_of(path)
         self.files = files
         place = self.folder / names.MANIFEST
         with reported(f"cannot read {place}", _READABLE):
@@ -211,6 +211,15 @@ class Export:
         return found
 
 
+def _beside(delta: Path, name: str, files: Files) -> Path:
+    """Where the base of a delta is: beside it, or beside what a link to it is of."""
+    for parent in (delta.parent, delta.resolve().parent):
+        with reported(f"cannot read {parent / name}", _READABLE):
+            if files.size(parent / name / names.MANIFEST) is not None:
+                return parent / name
+    return delta.parent / name
+
+
 def chain(
     path: str | os.PathLike[str], files: Files = _FILE_SYSTEM
 ) -> tuple[Export, ...]:
@@ -226,7 +235,7 @@ def chain(
     found = [Export(path, files)]
     while (base := found[0].manifest.base) is not None:
         delta = found[0].folder
-        beside = delta.parent / base.name
+        beside = _beside(delta, base.name, files)
         try:
             export = Export(beside, files)
         except SnapshotCorruptError:

@@ -62,13 +62,14 @@ class Writer:
 
     Args:
         path: a directory that is not there, or is empty, or has what an export that did
-            not end has left.
+            not end has left, which a file says that is written first.
         manifest: what is known of it; files, time and package are filled in.
         files: the file system.
         bases: for a delta, the chain that it goes on from, the whole one first.
 
     Raises:
         SnapshotError: an export is there already, or files of others.
+        InvalidArgumentError: it cannot be there.
     """
 
     def __init__(
@@ -78,37 +79,29 @@ class Writer:
         files: Files = _FILE_SYSTEM,
         bases: Sequence[Export] = (),
     ) -> None:
-        self.folder = Path(path).expanduser().absolute()
+        self.folder = names.folder_of(path)
         self._files = files
         self._bases = bases
         self._manifest = replace(manifest, base=_base_of(self.folder, bases))
         self._written: list[File] = []
         with self._reported():
-            self._prepare()
+            self._prepare(check_free(self.folder, files))
 
     @contextlib.contextmanager
     def _reported(self) -> Iterator[None]:
         with reported(f"export: cannot write {self.folder}", _WRITABLE):
             yield
 
-    def _prepare(self) -> None:
+    def _prepare(self, left: Sequence[str]) -> None:
         """Makes the directory, without what an export that did not end has left."""
-        found = self._files.list(self.folder)
-        if names.MANIFEST in found:
-            raise SnapshotError(
-                f"{self.folder} is an export already, and none is ever overwritten. "
-                "Take another path, or remove the directory."
-            )
-        others = [name for name in found if not names.is_own(name)]
-        if others:
-            raise SnapshotError(
-                f"{self.folder} has other files in it ({', '.join(others[:3])}). Take "
-                "a path that is not there yet, or an empty directory."
-            )
-        for name in found:
-            self._files.unlink(self.folder / name)
+        for name in left:
+            if name != names.BEGUN:
+                self._files.unlink(self.folder / name)
         self._files.make_directory(self.folder)
         self._files.sync_directory(self.folder.parent)
+        if names.BEGUN not in left:
+            text = b"An export is being written here, or was not written to its end.\n"
+            write_durably(self._files, self.folder / names.BEGUN, [text])
 
     # ---- rows ----------------------------------------------------------------------
 
@@ -272,6 +265,7 @@ class Writer:
         with self._reported():
             self._files.sync_directory(self.folder)
             write_durably(self._files, self.folder / names.MANIFEST, [contents])
+            self._files.unlink(self.folder / names.BEGUN)
         return manifest
 
 
@@ -280,16 +274,73 @@ def new_id() -> str:
     return secrets.token_hex(16)
 
 
+def check_free(folder: Path, files: Files = _FILE_SYSTEM) -> list[str]:
+    """Checks that an export can be written to a directory.
+
+    Returns:
+        What one that did not end has left there.
+
+    Raises:
+        SnapshotError: an export is there already, or files of others, or it cannot be
+            read.
+    """
+    with reported(f"export: cannot read {folder}", _WRITABLE):
+        found = files.list(folder)
+        if files.size(folder) is not None:
+            raise SnapshotError(
+                f"{folder} is a file. Take a path that is not there yet, or an empty "
+                "directory."
+            )
+    if names.MANIFEST in found:
+        raise SnapshotError(
+            f"{folder} is an export already, and none is ever overwritten. Take "
+            "another path, or remove the directory."
+        )
+    begun = {names.BEGUN, names.BEGUN + ".tmp"}
+    ours = bool(begun & set(found))
+    others = [name for name in found if not (ours and names.is_own(name))]
+    if others:
+        raise SnapshotError(
+            f"{folder} has other files in it ({', '.join(others[:3])}). Take a path "
+            "that is not there yet, or an empty directory."
+        )
+    return found
+
+
 def _base_of(folder: Path, bases: Sequence[Export]) -> Base | None:
     if not bases:
         return None
     base = bases[-1]
-    if base.folder.parent != folder.parent:
-        raise InvalidArgumentError(
-            f"export: {folder} is to have what changed since {base.folder}, beside "
-            f"which it has to lie. Take a path in {base.folder.parent}."
-        )
-    return Base(base.folder.name, base.manifest.id)
+    # A link may be of another one later on.
+    linked, real = base.folder, base.folder.resolve()
+    parent = folder.parent.resolve()
+    if real.parent == parent:
+        return Base(real.name, base.manifest.id)
+    if linked.parent.resolve() == parent:
+        return Base(linked.name, base.manifest.id)
+    raise InvalidArgumentError(
+        f"export: {folder} is to have what changed since {base.folder}, beside which "
+        f"it has to lie. Take a path in {base.folder.parent}."
+    )
+
+
+def check_goes_on(folder: Path, manifest: Manifest, bases: Sequence[Export]) -> None:
+    """Refuses the base of a delta that is of something else, or elsewhere.
+
+    Raises:
+        InvalidArgumentError: it is not beside ``folder``, or its rows are kept
+            otherwise, or are of other tables.
+    """
+    if _base_of(folder, bases) is None:
+        return
+    base = bases[-1].manifest
+    for what in ("dtype", "averaged", "tables"):
+        here, there = getattr(manifest, what), getattr(base, what)
+        if here != there:
+            raise InvalidArgumentError(
+                f"export: base {bases[-1].folder.name} has {what} {there}, this is "
+                f"{here}. Export the model as a whole."
+            )
 
 
 def _bytes(rows: Rows) -> int:

@@ -16,8 +16,9 @@ from torch import nn
 from torch_cpudist.errors import InvalidArgumentError, RemoteTableError, SnapshotError
 from torch_cpudist.exports.encoding import check_dtype
 from torch_cpudist.exports.manifest import Manifest
+from torch_cpudist.exports.names import folder_of
 from torch_cpudist.exports.reading import Export, chain
-from torch_cpudist.exports.writing import Writer, new_id
+from torch_cpudist.exports.writing import Writer, check_free, check_goes_on, new_id
 from torch_cpudist.inference.from_snapshot import SnapshotValues
 from torch_cpudist.inference.places import plain_tensors, remote_places
 from torch_cpudist.launch.context import last
@@ -78,17 +79,52 @@ def export(
         raise InvalidArgumentError(
             f"export: expected a torch.nn.Module, found {type(model).__name__}"
         )
+    for one in (path, *([] if base is None else [base])):
+        folder_of(one)
     opt = _optimizer_of(model)
-    bases = () if base is None else chain(base)
     if snapshot is not None:
         folder = _folder_of(snapshot, opt)
+        bases = _checked(model, path, dtype, base, averaged)
         _write_snapshot(model, path, dtype, folder, bases, averaged, named=True)
     elif opt is None:
+        bases = _checked(model, path, dtype, base, averaged)
         _write_own(model, path, dtype, bases, averaged, Version())
     elif any(table.found.remote for table in opt.trained.placement.tables):
-        _export_saved(model, path, dtype, opt, bases, averaged)
+        _export_saved(model, path, dtype, opt, base, averaged)
     else:
-        _export_own(model, path, dtype, opt, bases, averaged)
+        _export_own(model, path, dtype, opt, base, averaged)
+
+
+def _checked(
+    model: nn.Module, path: StrPath, dtype: str, base: StrPath | None, averaged: bool
+) -> tuple[Export, ...]:
+    """Checks what can be known before there are values; returns the base's chain.
+
+    Raises:
+        SnapshotError: the directory is not free, there is no base, or the model has
+            something that no file can have.
+        SnapshotCorruptError: the base is damaged.
+        InvalidArgumentError: the base is of something else.
+        UnsupportedModelError: a module cannot look up rows that are elsewhere.
+    """
+    folder = folder_of(path)
+    check_free(folder)
+    plain_tensors(model)
+    places = remote_places(model)
+    bases = () if base is None else chain(base)
+    if bases:
+        known = bases[-1].manifest
+        wanted = Manifest(known.id, dtype, averaged, tables=known.tables)
+        check_goes_on(folder, wanted, bases)
+        named = {name for place in places for name in place.names}
+        others = sorted({table.name for table in known.tables} - named)
+        if others or len(known.tables) != len(places):
+            raise InvalidArgumentError(
+                f"export: base {bases[-1].folder.name} has the remote tables "
+                f"{sorted(table.name for table in known.tables)}, this model "
+                f"{[place.name for place in places]}. Export the model as a whole."
+            )
+    return bases
 
 
 def _optimizer_of(model: nn.Module) -> DistributedOptimizer | None:
@@ -134,10 +170,10 @@ def _export_saved(
     path: StrPath,
     dtype: str,
     opt: DistributedOptimizer,
-    bases: Sequence[Export],
+    base: StrPath | None,
     averaged: bool,
 ) -> None:
-    """Saves a snapshot and exports that."""
+    """Saves a snapshot and exports that. Trainer 0 alone looks at exports."""
     snapshots: Snapshots | None = opt.snapshots
     if snapshots is None:
         raise SnapshotError(
@@ -147,11 +183,18 @@ def _export_saved(
         )
     if averaged and opt.average is None:
         raise _no_average()
+    chains: list[Sequence[Export]] = []
+
+    def check() -> dict[str, Any]:
+        chains.append(_checked(model, path, dtype, base, averaged))
+        return {}
+
+    snapshots.by_leader(check)
     name = opt.save_snapshot()
     folder = snapshots.directory.folder(name)
 
     def write() -> dict[str, Any]:
-        _write_snapshot(model, path, dtype, folder, bases, averaged, named=False)
+        _write_snapshot(model, path, dtype, folder, chains[0], averaged, named=False)
         return {}
 
     snapshots.by_leader(write)
@@ -185,7 +228,7 @@ def _write_snapshot(
         values.manifest.name,
         tables=tuple(remote),
     )
-    _check_bases(manifest, bases)
+    check_goes_on(folder_of(path), manifest, bases)
     writer = Writer(path, manifest, bases=bases)
     for index, table in enumerate(remote):
         rows = writer.add_table(index, values.runs(table.name))
@@ -199,12 +242,13 @@ def _export_own(
     path: StrPath,
     dtype: str,
     opt: DistributedOptimizer,
-    bases: Sequence[Export],
+    base: StrPath | None,
     averaged: bool,
 ) -> None:
     """Exports the model's own values, as the servers have them."""
     if averaged and opt.average is None:
         raise _no_average()
+    bases = _checked(model, path, dtype, base, averaged) if opt.leads else ()
     opt.flush()
     entered = opt.averaged() if averaged else contextlib.nullcontext()
     with entered:
@@ -232,7 +276,7 @@ def _write_own(
     if averaged and not version.round:
         raise _no_average()
     manifest = Manifest(new_id(), dtype, averaged, version)
-    _check_bases(manifest, bases)
+    check_goes_on(folder_of(path), manifest, bases)
     writer = Writer(path, manifest, bases=bases)
     writer.add_model(plain_tensors(model), _table_names(model))
     writer.commit()
@@ -249,21 +293,3 @@ def _table_names(model: nn.Module) -> list[str]:
                 found.add(id(weight))
     named = model.named_parameters(remove_duplicate=False)
     return [name for name, parameter in named if id(parameter) in found]
-
-
-def _check_bases(manifest: Manifest, bases: Sequence[Export]) -> None:
-    """Refuses a base of something else.
-
-    Raises:
-        InvalidArgumentError: its rows are kept otherwise, or are of other tables.
-    """
-    if not bases:
-        return
-    base = bases[-1].manifest
-    for what in ("dtype", "averaged", "tables"):
-        here, there = getattr(manifest, what), getattr(base, what)
-        if here != there:
-            raise InvalidArgumentError(
-                f"export: base {bases[-1].folder.name} has {what} {there}, this is "
-                f"{here}. Export the model as a whole."
-            )
