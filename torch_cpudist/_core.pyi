@@ -265,6 +265,7 @@ class Server:
         elastic: bool = False,
         rejoin_ms: int = 600000,
         memory_cap_bytes: int = 0,
+        nonfinite: str = "raise",
         host: str = "",
         snapshot_dir: str = "",
         snapshot_memory_bytes: int = 536870912,

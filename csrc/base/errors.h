@@ -31,7 +31,8 @@ enum class ErrorCode : uint32_t {
   kOutOfMemory = 16,      // OutOfMemoryError: a process has no memory left
   kSnapshot = 17,         // SnapshotError: a snapshot cannot be saved or loaded
   kSnapshotCorrupt = 18,  // SnapshotCorruptError: a file of one is not what was written
-  kFull = 19,  // OverloadedError: what is kept fills a memory cap; sending again is no use
+  kFull = 19,       // OverloadedError: what is kept fills a memory cap; sending again is no use
+  kNonFinite = 20,  // NonFiniteGradientError: a gradient that is infinite or NaN
 };
 
 class Error : public std::runtime_error {

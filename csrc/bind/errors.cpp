@@ -53,6 +53,8 @@ const char* class_of(ErrorCode code) {
       return "SnapshotError";
     case ErrorCode::kSnapshotCorrupt:
       return "SnapshotCorruptError";
+    case ErrorCode::kNonFinite:
+      return "NonFiniteGradientError";
   }
   return "InternalError";
 }

@@ -105,6 +105,14 @@ bool wait_done(ServerHolder& self, double timeout_s) {
   }
 }
 
+server::NonFinite nonfinite_of(const std::string& name) {
+  if (name == "raise") return server::NonFinite::kRaise;
+  if (name == "skip") return server::NonFinite::kSkip;
+  if (name == "apply") return server::NonFinite::kApply;
+  throw Error(ErrorCode::kInvalidArgument,
+              "nonfinite is \"raise\", \"skip\" or \"apply\", not \"" + name + "\"");
+}
+
 py::dict server_stats(const ServerHolder& self) {
   server::ServerStats stats;
   {
@@ -114,6 +122,7 @@ py::dict server_stats(const ServerHolder& self) {
   py::dict result;
   result["rounds"] = stats.rounds;
   result["pushes"] = stats.pushes;
+  result["nonfinite"] = stats.nonfinite;
   result["duplicates"] = stats.duplicates;
   result["bytes_received"] = stats.bytes_received;
   result["bytes_sent"] = stats.bytes_sent;
@@ -162,8 +171,8 @@ void bind_server(py::module_& module) {
       .def(py::init([](uint64_t run_id, uint32_t shard_id, uint32_t server_count,
                        uint32_t trainer_count, uint32_t threads, uint64_t liveness_ms,
                        uint64_t reconnect_grace_ms, uint64_t join_deadline_ms, bool elastic,
-                       uint64_t rejoin_ms, uint64_t memory_cap_bytes, std::string host,
-                       std::string snapshot_dir, uint64_t snapshot_memory_bytes) {
+                       uint64_t rejoin_ms, uint64_t memory_cap_bytes, const std::string& nonfinite,
+                       std::string host, std::string snapshot_dir, uint64_t snapshot_memory_bytes) {
              server::ServerOptions options;
              options.run_id = run_id;
              options.shard_id = shard_id;
@@ -176,6 +185,7 @@ void bind_server(py::module_& module) {
              options.elastic = elastic;
              options.rejoin_ms = rejoin_ms;
              options.memory_cap_bytes = memory_cap_bytes;
+             options.nonfinite = nonfinite_of(nonfinite);
              options.host = std::move(host);
              options.snapshot_dir = std::move(snapshot_dir);
              options.snapshot_memory_bytes = snapshot_memory_bytes;
@@ -188,8 +198,8 @@ void bind_server(py::module_& module) {
            py::arg("reconnect_grace_ms") = defaults.reconnect_grace_ms,
            py::arg("join_deadline_ms") = defaults.join_deadline_ms,
            py::arg("elastic") = defaults.elastic, py::arg("rejoin_ms") = defaults.rejoin_ms,
-           py::arg("memory_cap_bytes") = defaults.memory_cap_bytes, py::arg("host") = "",
-           py::arg("snapshot_dir") = "",
+           py::arg("memory_cap_bytes") = defaults.memory_cap_bytes, py::arg("nonfinite") = "raise",
+           py::arg("host") = "", py::arg("snapshot_dir") = "",
            py::arg("snapshot_memory_bytes") = defaults.snapshot_memory_bytes)
       .def("listen_tcp", &listen_tcp, py::arg("bind") = "127.0.0.1", py::arg("port_first") = 0,
            py::arg("port_last") = 0, py::arg("unix_socket") = true, py::arg("threads") = 1,

@@ -31,6 +31,11 @@ double squared_norm(const T* values, size_t n) {
 }
 
 template <typename T>
+bool all_finite(const T* values, size_t n) {
+  return typed_kernels<T>().all_finite(values, n);
+}
+
+template <typename T>
 void add(T* target, const T* values, size_t n) {
   typed_kernels<T>().add(target, values, n);
 }
@@ -73,6 +78,8 @@ void compensate_adaptive(T* out, const T* gradient, const T* weight, const T* re
 
 template double squared_norm(const float*, size_t);
 template double squared_norm(const double*, size_t);
+template bool all_finite(const float*, size_t);
+template bool all_finite(const double*, size_t);
 template void add(float*, const float*, size_t);
 template void add(double*, const double*, size_t);
 template void accumulate(float*, const float*, float, size_t);

@@ -14,6 +14,10 @@ namespace cpudist::kernels {
 template <typename T>
 double squared_norm(const T* values, size_t n);
 
+// Whether no value is infinite or NaN.
+template <typename T>
+bool all_finite(const T* values, size_t n);
+
 // target[i] += values[i]
 template <typename T>
 void add(T* target, const T* values, size_t n);

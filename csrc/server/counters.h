@@ -14,6 +14,7 @@ namespace cpudist::server {
 struct ServerCounters {
   std::atomic<uint64_t> rounds{0};
   std::atomic<uint64_t> pushes{0};
+  std::atomic<uint64_t> nonfinite{0};
   std::atomic<uint64_t> duplicates{0};
   std::atomic<uint64_t> pending_bytes{0};
   std::atomic<uint64_t> refused{0};

@@ -12,6 +12,13 @@
 
 namespace cpudist::server {
 
+// What becomes of a push with gradients that are infinite or NaN.
+enum class NonFinite : uint32_t {
+  kRaise = 0,  // its sender, and who waits for its round, are told; nothing of it is applied
+  kSkip = 1,   // as if it had no gradients; of deltas as kRaise
+  kApply = 2,
+};
+
 struct ServerOptions {
   uint64_t run_id = 0;
   uint32_t shard_id = 0;
@@ -26,7 +33,8 @@ struct ServerOptions {
   bool elastic = false;
   uint64_t rejoin_ms = 600000;    // elastic: how long a lost trainer is waited for at the end
   uint64_t memory_cap_bytes = 0;  // of ServerStats::memory_bytes; 0 = no cap
-  std::string host;               // "host pid 12", for messages
+  NonFinite nonfinite = NonFinite::kRaise;
+  std::string host;  // "host pid 12", for messages
   // Rows in the reply to a push of deltas; more stay for the next, so that neither side needs room
   // for a whole table.
   uint64_t changes_bytes = 32u << 20;
@@ -48,6 +56,7 @@ struct TableStats {
 struct ServerStats {
   uint64_t rounds = 0;
   uint64_t pushes = 0;
+  uint64_t nonfinite = 0;   // of them, those that had no finite gradients
   uint64_t duplicates = 0;  // requests answered from the record of the last reply
   uint64_t bytes_received = 0;
   uint64_t bytes_sent = 0;

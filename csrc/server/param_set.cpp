@@ -14,6 +14,7 @@
 #include "server/layout_checks.h"
 #include "server/replies.h"
 #include "server/snapshot/input.h"
+#include "server/update/finite.h"
 #include "wire/codec/codec.h"
 #include "wire/malformed.h"
 
@@ -510,6 +511,27 @@ void ParamSet::give_up(const Ticket& ticket, const Error& error, Outbox& outbox)
   policy_->give_up(ticket.rank, error, outbox);
 }
 
+void ParamSet::check_finite(Push* push) const {
+  ServerShared& shared = state_.shared;
+  // What has no weight is not applied, whatever it is.
+  if (shared.options.nonfinite == NonFinite::kApply || push->view.header.weight == 0.0) return;
+  std::string found = describe_nonfinite(push->view, state_.layout);
+  if (found.empty()) return;
+  shared.counters.nonfinite.fetch_add(1);
+  if (shared.options.nonfinite == NonFinite::kSkip && !state_.layout.exchanges_deltas) {
+    push->view.header.weight = 0;
+    push->view.header.samples = 0;
+    push->view.blocks.clear();
+    push->view.tables.clear();
+    return;
+  }
+  push->nonfinite = "trainer " + std::to_string(push->ticket.rank) + " pushed " + found +
+                    ". Server " + std::to_string(shared.options.shard_id) +
+                    " applied nothing of it; other servers may have applied theirs. Look at the "
+                    "loss and the learning rate, or clip gradients";
+  if (!state_.layout.exchanges_deltas) push->nonfinite += "; Server(nonfinite=\"skip\") goes on";
+}
+
 void ParamSet::take_push(const Ticket& ticket, Buffer payload, bool coded, Outbox& outbox) {
   ServerShared& shared = state_.shared;
   Push push;
@@ -517,6 +539,7 @@ void ParamSet::take_push(const Ticket& ticket, Buffer payload, bool coded, Outbo
   push.payload = std::move(payload);
   if (coded) decode_push_into(&push);
   push.view = decode_frame([&] { return wire::decode_push(push.payload.bytes(), state_.layout); });
+  check_finite(&push);
   const wire::PushHeader& header = push.view.header;
   const uint64_t size_bytes = push.payload.size();
   uint64_t generation = 0;

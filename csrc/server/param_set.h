@@ -125,6 +125,8 @@ class ParamSet {
   void answer_round(const Ticket& ticket, Outbox& outbox) const {
     state_.answer_round(ticket, policy_->round_of(ticket.rank), outbox);
   }
+  // Looks for gradients that are infinite or NaN, and does what is to be done with them.
+  void check_finite(Push* push) const;
   // Makes a coded push a plain one, under the memory cap. Without the lock.
   void decode_push_into(Push* push) const;
   void take_push(const Ticket& ticket, Buffer payload, bool coded, Outbox& outbox);

@@ -248,6 +248,7 @@ ServerStats Server::Impl::stats() const {
   ServerStats stats;
   stats.rounds = shared.counters.rounds.load();
   stats.pushes = shared.counters.pushes.load();
+  stats.nonfinite = shared.counters.nonfinite.load();
   stats.duplicates = shared.counters.duplicates.load();
   stats.pending_bytes = shared.counters.pending_bytes.load();
   stats.refused = shared.counters.refused.load();

@@ -106,6 +106,7 @@ def _start_server(
         elastic=apart is not None,
         rejoin_ms=0 if apart is None else apart.rejoin_s * 1000,
         memory_cap_bytes=environment.server.memory_cap_bytes,
+        nonfinite=environment.server.nonfinite,
         host=host.description(),
         snapshot_dir=environment.snapshot_dir or "",
         snapshot_memory_bytes=environment.server.snapshot_memory_bytes,

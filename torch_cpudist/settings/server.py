@@ -32,6 +32,13 @@ class Server:
             waits up to 0.1 s for the disk, and a snapshot that needs more all the same
             is given up while training goes on.
             ``CPUDIST_SERVER_SNAPSHOT_MEMORY_BYTES``.
+        nonfinite: what a server does with a push that has gradients which are infinite
+            or NaN. ``"raise"``: ``NonFiniteGradientError`` out of its trainer's
+            ``step()``, under ``Sync`` and in a group of ``HalfAsync`` out of that of
+            all trainers of the round, and nothing of it is applied; ``"skip"``: that
+            server takes the push as one of a trainer without samples, and counts it
+            (under ``Geo``, where weights travel, it raises all the same); ``"apply"``:
+            nobody looks. Costs one pass over what comes. ``CPUDIST_SERVER_NONFINITE``.
     """
 
     threads: int = field(
@@ -43,6 +50,9 @@ class Server:
     snapshot_memory_bytes: int = field(
         default=512 << 20,
         metadata={"least": 1 << 20, "most": MAX_BYTES, "unit": "bytes"},
+    )
+    nonfinite: str = field(
+        default="raise", metadata={"choices": ("raise", "skip", "apply")}
     )
 
     def __post_init__(self) -> None:

@@ -99,6 +99,27 @@ double squared_norm(const T* __restrict values, size_t n) {
 }
 
 template <typename T>
+struct MaskOf {  // a whole number of its size
+  using Type = int32_t;
+};
+template <>
+struct MaskOf<double> {
+  using Type = int64_t;
+};
+
+// x - x is 0, and NaN where x is infinite or NaN. No early end: that would keep the loop scalar.
+template <typename T>
+bool all_finite(const T* __restrict values, size_t n) {
+  using Mask = typename MaskOf<T>::Type;
+  Mask other = 0;
+  for (size_t i = 0; i < n; ++i) {
+    const T zero = values[i] - values[i];
+    other |= zero == T{0} ? Mask{0} : Mask{1};
+  }
+  return other == 0;
+}
+
+template <typename T>
 CPUDIST_INLINE void add_run(T* __restrict target, const T* __restrict values, size_t n) {
   for (size_t i = 0; i < n; ++i) target[i] = target[i] + values[i];
 }
@@ -250,6 +271,7 @@ constexpr TypedKernels<T> typed_table() {
   using K = OptimizerKind;
   return {
       &squared_norm<T>,
+      &all_finite<T>,
       &add<T>,
       &accumulate<T>,
       &scale_into<T>,

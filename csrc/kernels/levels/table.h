@@ -22,6 +22,7 @@ struct TypedKernels {
                               const T* const* grads, size_t rows, size_t dim);
 
   double (*squared_norm)(const T* values, size_t n);
+  bool (*all_finite)(const T* values, size_t n);
   void (*add)(T* target, const T* values, size_t n);
   void (*accumulate)(T* target, const T* values, T weight, size_t n);
   void (*scale_into)(T* target, const T* values, T scale, size_t n);

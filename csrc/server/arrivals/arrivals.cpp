@@ -194,6 +194,10 @@ bool Arrivals::prepare(const Pushes& one, Outbox& outbox) {
   const auto& [rank, push] = *one.begin();
   Sequencer& sequencer = state_.shared.sequencer;
   try {
+    if (!push.nonfinite.empty()) {
+      sequencer.finish(push.ticket, Error(ErrorCode::kNonFinite, push.nonfinite), outbox);
+      return false;
+    }
     try {
       update_.prepare(one, compensator_ != nullptr);
       if (compensator_) compensator_->begin(rank, push.view, state_.store);

@@ -93,6 +93,11 @@ bool RoundGroup::prepare(Told* told, Outbox& outbox) {
                  outbox);
       return false;
     }
+    for (const auto& [rank, push] : pushes_) {
+      if (push.nonfinite.empty()) continue;
+      fail_round(payload_of(Error(ErrorCode::kNonFinite, push.nonfinite)), outbox);
+      return false;
+    }
     try {
       prepare_update(told);
       return true;

@@ -38,6 +38,7 @@ struct Push {
   // How it came, and is to be answered, if it came coded.
   std::optional<wire::Coding> coding;
   wire::PushView view;
+  std::string nonfinite;  // what of it is infinite or NaN and is not to be applied, in words
   std::vector<SectionRows> sections;  // beside view.tables
   // Records, beside view.holds.tables; RowIndex::kNone where there was none when the push arrived.
   std::vector<std::vector<uint32_t>> held;

@@ -211,6 +211,31 @@ TEST(kernels_squared_norm_is_the_sixteen_lane_tree) {
   }
 }
 
+template <typename T>
+void check_all_finite() {
+  using Limits = std::numeric_limits<T>;
+  for (SimdLevel level : supported_levels()) {
+    const kernels::ScopedSimdLevel pin(level);
+    for (size_t n : {size_t{0}, size_t{1}, size_t{15}, size_t{16}, size_t{67}}) {
+      std::vector<T> values = random_values<T>(n, 3);
+      for (size_t at = 0; at < n; ++at) {
+        for (const T other : {Limits::quiet_NaN(), Limits::infinity(), -Limits::infinity()}) {
+          const T before = std::exchange(values[at], other);
+          CHECK(!kernels::all_finite(values.data(), n));
+          values[at] = before;
+        }
+        values[at] = at % 2 == 0 ? Limits::max() : -Limits::denorm_min();
+      }
+      CHECK(kernels::all_finite(values.data(), n));
+    }
+  }
+}
+
+TEST(kernels_all_finite_finds_each_that_is_not) {
+  check_all_finite<float>();
+  check_all_finite<double>();
+}
+
 TEST(kernels_clamp_keeps_nan_and_bounds_infinity) {
   const float infinity = std::numeric_limits<float>::infinity();
   for (SimdLevel level : supported_levels()) {

@@ -193,7 +193,9 @@ TEST(round_clip_each_scales_every_tensor_by_its_own_norm_over_all_servers) {
 }
 
 TEST(round_clip_each_spreads_what_is_no_number_in_its_tensor_only) {
-  World world(1);
+  server::ServerOptions options = server_options(1);
+  options.nonfinite = server::NonFinite::kApply;
+  World world(small_layout(), options);
   PushSpec spec;
   spec.clip_norm = 1.0;
   spec.clip_each = true;

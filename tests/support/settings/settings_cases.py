@@ -11,6 +11,7 @@ argument and by environment, and must see a difference.
 from __future__ import annotations
 
 import functools
+import math
 import os
 import threading
 import time
@@ -205,6 +206,21 @@ def _memory_of_snapshots(given: Given) -> Any:
     with mock.patch.object(_core, "Server", observed):
         _alone(given, lambda: None)
     return told
+
+
+@field(Server, "nonfinite", changed="skip")
+def _gradients_of_nan(given: Given) -> Any:
+    def see() -> str:
+        model = Counting()
+        opt = wrapped(model, "sync")
+        model.dense.grad = torch.full_like(model.dense, math.nan)
+        try:
+            opt.step()
+        except cpudist.NonFiniteGradientError:
+            return "refused"
+        return "skipped"
+
+    return _alone(given, see)
 
 
 # -- Communicator and Async --------------------------------------------------------
