@@ -65,6 +65,7 @@ def test_those_that_wait_give_way_to_a_newer_one(directory):
     assert copies.wait(PATIENCE_S)
     assert store.copied == [numbered(1), "mine", numbered(3)]
     assert (copies.copied, copies.failed, copies.spared()) == (3, 0, set())
+    assert copies.passed_over == 1
     assert directory.keep(1) == [numbered(1)]
     copies.close()
 

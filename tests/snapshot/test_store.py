@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from small_snapshots import commit
 
+from torch_cpudist import _core
 from torch_cpudist.errors import (
     ConfigurationError,
     SnapshotCorruptError,
@@ -283,3 +284,59 @@ def test_a_store_that_refuses():
         SnapshotError, match=r"cannot write in refusing:.*Access Denied"
     ):
         Store("refusing://bucket/prefix").probe()
+
+
+def test_a_file_that_goes_while_others_are_copied(store, directory):
+    """The commit is of all that is there, and not of what was there."""
+    commit(directory, numbered(10), number=10, **SMALL)
+    whole = store.system
+
+    class Losing:
+        def __getattr__(self, name):
+            return getattr(whole, name)
+
+        def put_file(self, source, target):
+            whole.put_file(source, target)
+            if target.endswith("trainer-000.json"):  # comes behind rows
+                whole.rm_file(f"{store.root}/{numbered(10)}/s000-t000-0000.safetensors")
+
+    store.system = Losing()
+    with pytest.raises(SnapshotError, match=r"s000-t000-0000.* is not there"):
+        store.put(directory, numbered(10))
+    store.system = whole
+    assert store.committed() == []
+    path = directory.folder(numbered(10)) / "s000-t000-0000.safetensors"
+    contents = path.read_bytes()
+    path.unlink()
+    with pytest.raises(SnapshotError, match=r"s000-t000-0000.* is not there"):
+        store.put(directory, numbered(10))
+    path.write_bytes(contents[:-1])
+    with pytest.raises(SnapshotError, match=r"s000-t000-0000.* has "):
+        store.put(directory, numbered(10))
+    path.write_bytes(contents)
+    store.put(directory, numbered(10))
+    assert [one.name for one in store.committed()] == [numbered(10)]
+
+
+def test_those_of_later_formats_are_passed_over(store, directory, caplog):
+    for number in (10, 20):
+        commit(directory, numbered(number), number=number, **SMALL)
+        store.put(directory, numbered(number))
+    text = (directory.folder(numbered(20)) / "manifest.json").read_bytes()
+    later = text.replace(b'"format": 1', b'"format": 9')[:-23]
+    later += f'"crc32c": "{_core.crc32c(later):08x}"\n}}\n'.encode()
+    store.system.pipe_file(f"{store.root}/{numbered(20)}/manifest.json", later)
+    assert [one.damage is None for one in store.committed()] == [True, False]
+    assert store.get_newest(emptied(directory), 0) == numbered(10)
+    assert "format" in caplog.text
+
+
+def test_another_one_of_that_name_stays(store, directory):
+    commit(directory, "mine", number=5, **SMALL)
+    store.put(directory, "mine")
+    emptied(directory)
+    mine = commit(directory, "mine", number=6, **SMALL)
+    with pytest.raises(SnapshotError, match="is another one"):
+        store.mend(directory, "mine")
+    assert directory.manifest("mine") == mine
+    assert not store.mend(directory, "yours")

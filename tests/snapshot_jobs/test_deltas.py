@@ -12,9 +12,11 @@ import time
 import pytest
 import torch
 from hybrid_snapshots import hybrid_job
+from patience import PATIENCE_S
 from snapshot_cases import dense_job, settle
 from snapshot_parity import Job, ended, net, seeing
 from sync_cases import RULES, Batches, assert_same_bits, build, loss_of, run
+from warm_starts import Setup, ranks
 from whole_gradients import check_files, expected, model_of, push
 
 import torch_cpudist as cpudist
@@ -303,3 +305,38 @@ def test_arguments_that_cannot_be(wrong, said, tmp_path):
             opt.resume(tmp_path, **wrong)
 
     run(body, 1, variables=seeing(tmp_path))
+
+
+def test_what_the_next_one_is_put_over_stays_until_it_is_there(tmp_path, monkeypatch):
+    """Also where one with all rows is committed between the two."""
+    known = Directory.commit
+    written, marked = threading.Event(), threading.Event()
+
+    def late(self, manifest, place=None):
+        if manifest.number == 2:
+            written.set()
+            assert marked.wait(PATIENCE_S)
+        return known(self, manifest, place)
+
+    monkeypatch.setattr(Directory, "commit", late)
+
+    def body(job):
+        job.opt.resume(tmp_path, every_steps=2, delta_every_steps=1, keep=1)
+        job.train(0, 1)
+        settle(job.opt)
+        job.train(1, 2)
+        assert written.wait(PATIENCE_S)
+        job.train(2, 3)
+        marked.set()
+        settle(job.opt)
+        found = job.opt.stats()["snapshot"]
+        assert (found["saved"], found["deltas"], found["failed"]) == (3, 1, 0)
+
+    ranks(Setup(trainers=1), tmp_path, body)
+    bases = {
+        one.manifest.number: one.manifest.base
+        for one in Directory(tmp_path).committed()
+    }
+    assert sorted(bases) == [1, 3]
+    assert bases[1] is None
+    assert bases[3] is not None

@@ -290,12 +290,47 @@ def test_a_cut_that_its_leader_has_given_up_meanwhile(tmp_path, monkeypatch):
         for step in range(2):
             push(opt, model, rank, step)
             settle(opt)
-        told = "given it up" if rank == 1 else "builtins.set"
-        with pytest.raises(cpudist.SnapshotError, match=told):
-            opt.save_snapshot("mine")
-        return opt.stats()["snapshot"]
+        told = "still being written"
+        while told == "still being written":  # by a server, of the one before
+            with pytest.raises(cpudist.SnapshotError) as raised:
+                opt.save_snapshot("mine")
+            if told not in str(raised.value):
+                told = str(raised.value)
+        return told, opt.stats()["snapshot"]["saved"]
 
-    first, second = run(body, 2)
-    assert (first["saved"], first["failed"]) == (0, 3)
-    assert (second["saved"], second["skipped"]) == (0, 3)
+    (first, none), (second, none_either) = run(body, 2)
+    assert none == none_either == 0
+    assert "builtins.set" in first
+    assert "given it up" in second
     assert Directory(tmp_path).uncommitted() == []
+
+
+class Failing:
+    """Something of the loop that fails when it is asked late."""
+
+    def __init__(self) -> None:
+        self.fails = False
+
+    def state_dict(self):
+        if self.fails:
+            raise KeyError("what")
+        return {}
+
+    def load_state_dict(self, state):
+        """Nothing."""
+
+
+def test_a_trainer_leaves_whatever_its_state_does(tmp_path, caplog):
+    """Else the others would wait for it in a barrier."""
+
+    def body(context):
+        model, opt = wrapped("sync")
+        state = Failing()
+        opt.resume(tmp_path, state={"x": state})
+        push(opt, model, context.trainer_rank, 0)
+        state.fails = True
+        opt.leave()
+        cpudist.barrier()
+
+    run(body, 2)
+    assert "until it is back there are no snapshots: KeyError" in caplog.text

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import logging
 import shutil
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from sync_cases import assert_same_bits
 from warm_starts import Setup, ranks, same, saved, there
 
 import torch_cpudist as cpudist
+from torch_cpudist.optimizer import snapshots
 from torch_cpudist.snapshot.directory import Directory
 from torch_cpudist.snapshot.store import Store
 
@@ -179,8 +181,10 @@ def test_a_store_that_fails_is_counted_and_training_goes_on(
         assert (stats["saved"], stats["failed"]) == (4, 0)
         assert (stats["copied"], stats["not_copied"]) == (2, 2)
         broken[0] = True
-        with pytest.raises(cpudist.SnapshotError, match="3 snapshots in a row"):
-            go_on(job, 6, 20)
+        go_on(job, 6, 20)  # however many fail: all are here
+        stats = job.opt.stats()["snapshot"]
+        assert (stats["saved"], stats["failed"]) == (11, 0)
+        assert (stats["copied"], stats["not_copied"]) == (2, 9)
 
     with caplog.at_level(logging.WARNING, "torch_cpudist"):
         ranks(Setup(trainers=1), tmp_path, body)
@@ -241,3 +245,100 @@ def test_servers_are_told_of_a_directory_and_not_of_a_url(tmp_path):
             job.opt.resume()
 
     ranks(Setup(trainers=1, servers=0), URL, body)
+
+
+def test_all_are_told_what_came_of_a_copy(store, tmp_path, monkeypatch):
+    """Also those who do not copy: nobody goes on to another step than the others."""
+    broken = [False]
+    put_file = store.system.__class__.put_file
+
+    def failing(self, *args, **kwargs):
+        if broken[0]:
+            raise ConnectionError("the store is away")
+        return put_file(self, *args, **kwargs)
+
+    monkeypatch.setattr(store.system.__class__, "put_file", failing)
+
+    def body(job):
+        job.opt.resume(**at(tmp_path))
+        job.train(0, 1)
+        broken[0] = True
+        with pytest.raises(cpudist.SnapshotError, match="the store is away"):
+            job.opt.save_snapshot("first")
+        cpudist.barrier()
+        broken[0] = False
+        assert job.opt.save_snapshot("second") == "second"
+        assert "second" in {one.name for one in store.committed()}
+        cpudist.barrier()
+        if job.rank == 0:
+            shutil.rmtree(tmp_path / "second")
+        cpudist.barrier()
+        with pytest.raises(cpudist.SnapshotError, match=r"in memory://.* already"):
+            job.opt.save_snapshot("second")
+        job.train(1, 2)
+        job.opt.save_snapshot("third")
+
+    ranks(Setup(), tmp_path, body)
+    found = {one.name: one.manifest for one in store.committed()}
+    assert {name: one.version.round for name, one in found.items()} == {
+        "second": 1,
+        "third": 2,
+    }
+
+
+def test_a_store_that_one_trainer_cannot_open(store, tmp_path, monkeypatch):
+    """All are told, and nobody waits for that one."""
+    known = snapshots.Store
+
+    def some(url):
+        if threading.current_thread() in without:
+            raise cpudist.ConfigurationError("there is no driver here")
+        return known(url)
+
+    without = set()
+    monkeypatch.setattr(snapshots, "Store", some)
+
+    def body(job):
+        if job.rank == 1:
+            without.add(threading.current_thread())
+        with pytest.raises(cpudist.ConfigurationError, match="no driver here"):
+            job.opt.resume(**at(tmp_path))
+
+    ranks(Setup(), tmp_path, body)
+
+
+@pytest.mark.parametrize("damage", ["manifest", "rows", "base"])
+def test_what_is_damaged_here_and_whole_there_is_copied_again(store, damage, tmp_path):
+    setup = Setup(trainers=1)
+
+    def first(job):
+        job.opt.resume(**at(tmp_path), every_steps=3, delta_every_steps=1)
+        go_on(job, 0, 2)
+        return job.values()
+
+    values = ranks(setup, tmp_path, first)[0]
+    newest = store.committed()[0]
+    assert len(newest.members) == 2
+
+    def harm():
+        one = newest.members[1 if damage == "base" else 0]
+        if damage == "manifest":
+            path = tmp_path / one / "manifest.json"
+            path.write_bytes(path.read_bytes()[:-30])
+            return
+        parts = list((tmp_path / one).glob("s000-t000*"))
+        assert parts
+        for path in parts:
+            path.unlink()
+
+    def then(job):
+        harm()
+        assert job.opt.resume(**at(tmp_path)).name == newest.name
+        assert same(job.values(), values)
+        job.train(2, 4)
+        harm()
+        assert job.opt.load_snapshot(newest.name).step == 2
+        assert same(job.values(), values)
+
+    ranks(setup, tmp_path, then)
+    assert [one.damage for one in Directory(tmp_path).committed()] == [None] * 2

@@ -51,6 +51,7 @@ class Copies:
         self.copied = 0
         self.failed = 0
         self.failed_in_a_row = 0
+        self.passed_over = 0
 
     @property
     def busy(self) -> bool:
@@ -80,6 +81,7 @@ class Copies:
         with self._changed:
             for passed in [one for one in self._waiting if one.gives_way]:
                 self._waiting.remove(passed)
+                self.passed_over += 1
                 logger.info(
                     "snapshot %s is not copied to %s: %s is newer",
                     passed.name,
@@ -143,7 +145,11 @@ class Copies:
                 f"snapshot {copy.name} is in {self._directory.path} only: "
                 f"{describe(error)}"
             )
-            logger.warning("%s Training goes on.", failed)
+            logger.warning(
+                "%s Training goes on. Copies that have failed in a row: %d.",
+                failed,
+                self.failed_in_a_row + 1,
+            )
             return failed
         logger.info("snapshot %s: copied to %s", copy.name, self._store.url)
         try:

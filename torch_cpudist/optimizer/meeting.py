@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from torch_cpudist.launch.rendezvous import Rendezvous
     from torch_cpudist.launch.run import Run
 
+_SAVED, _FAILED = "saved", "failed"
 _WRITABLE = "See that the directory exists on this host, can be written and has space."
 
 
@@ -68,7 +69,7 @@ class Meeting:
         run.barrier()
         if not problem and not self._directory.sees(self._mark):
             problem = f"trainer {run.trainer_rank} ({self._directory.path})"
-        problem = self._first_problem(problem)
+        problem = self.first_problem(problem)
         if run.trainer_rank == 0:
             self._take_away(self._mark)
         if problem:
@@ -93,12 +94,12 @@ class Meeting:
             problem = f"trainer {rank}: {error}"
             if inside := Directory(folder, self._directory.files).names():
                 problem += f" {folder} has snapshots in it: {inside}. Name one of them."
-        problem = self._first_problem(problem)
+        problem = self.first_problem(problem)
         if problem:
             raise SnapshotError(f"{problem} Nothing was changed.")
 
-    def _first_problem(self, problem: str) -> str:
-        """The problem of the first trainer that has one."""
+    def first_problem(self, problem: str) -> str:
+        """The problem of the first trainer that has one; empty if none has."""
         run, board = self._run, self._board()
         if board is not None:
             board.show(f"{self._key}/{run.trainer_rank}", problem)
@@ -113,15 +114,36 @@ class Meeting:
         apart = self._run.environment.apart is not None
         return None if apart else self._run.rendezvous
 
-    def tell_failed(self, number: int, why: str) -> None:
-        """Lets the others know, from trainer 0, that a snapshot will not come."""
+    def tell(self, number: int, why: str | None) -> None:
+        """Lets the others know, from who commits it, what came of a snapshot.
+
+        Not collective.
+
+        Args:
+            number: of its cut.
+            why: it will not come; ``None``: it is there.
+        """
+        outcome = _SAVED if why is None else _FAILED
         if (board := self._board()) is not None:
-            board.show(f"{self._key}/failed/{number}", why)
+            board.show(f"{self._key}/{outcome}/{number}", why or _SAVED)
+            return
+        with contextlib.suppress(SnapshotError):  # the others' wait ends all the same
+            self._leave(f"{self._mark}-{outcome}-{number}", b"")
+
+    def saved(self, number: int) -> bool:
+        """Whether a snapshot is there, if its leader has told; not collective."""
+        return self._told(_SAVED, number) is not None
 
     def failed(self, number: int) -> str | None:
-        """Why a snapshot will not come, if trainer 0 has told; not collective."""
-        board = self._board()
-        return None if board is None else board.shown(f"{self._key}/failed/{number}")
+        """Why a snapshot will not come, if its leader has told; not collective."""
+        return self._told(_FAILED, number)
+
+    def _told(self, outcome: str, number: int) -> str | None:
+        if (board := self._board()) is not None:
+            shown: str | None = board.shown(f"{self._key}/{outcome}/{number}")
+            return shown
+        there = self._directory.sees(f"{self._mark}-{outcome}-{number}")
+        return "it failed; that trainer's log says why" if there else None
 
     def decided(self, load: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """What trainer 0 has loaded, for all; or why it could not.

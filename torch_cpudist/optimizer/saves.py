@@ -145,7 +145,7 @@ class Saves:
         trainers: int,
         left: LeftFiles,
         limit_s: float,
-        store: Store | None = None,
+        marked: Callable[[], Sequence[Save]] = tuple,
     ) -> None:
         """Starts no thread yet.
 
@@ -158,9 +158,10 @@ class Saves:
             trainers: how many there are; a snapshot is of all of them.
             left: states of those that have left.
             limit_s: how long servers may write.
-            store: where who commits a snapshot copies it to.
+            marked: those that are marked and were not put yet; any thread.
         """
-        self._copies = None if store is None else Copies(store, directory, keep)
+        self._copies: Copies | None = None
+        self._marked = marked
         self._limit_s = limit_s
         self._trainer_count = trainers
         self._left = left
@@ -177,7 +178,7 @@ class Saves:
         self._thread: threading.Thread | None = None
         self._ending = threading.Event()
         self._changed = threading.Condition()
-        self._open = 0
+        self._open: list[Save] = []
         self._counts = Counts()
         self._error: Error | None = None
         self._errors: dict[str, Error] = {}
@@ -187,12 +188,21 @@ class Saves:
 
     # -- the thread that steps ---------------------------------------------------------
 
+    def copy_to(self, store: Store) -> None:
+        """Has what this trainer commits copied there from now on."""
+        self._copies = Copies(store, self._directory, self._keep)
+
     @property
     def copied(self) -> dict[str, int]:
         """What came of copies to a store, for ``stats``; nothing without one."""
         if self._copies is None:
             return {}
-        return {"copied": self._copies.copied, "not_copied": self._copies.failed}
+        copies = self._copies
+        return {
+            "copied": copies.copied,
+            "not_copied": copies.failed,
+            "passed_over": copies.passed_over,
+        }
 
     @property
     def counts(self) -> Counts:
@@ -202,7 +212,7 @@ class Saves:
     @property
     def writing(self) -> bool:
         """Whether something is being written."""
-        return self._open > 0
+        return bool(self._open)
 
     @property
     def busy(self) -> bool:
@@ -215,12 +225,6 @@ class Saves:
         Raises:
             SnapshotError: the newest of the failures.
         """
-        copies = self._copies
-        if copies is not None and copies.failed_in_a_row >= MOST_FAILED:
-            count, copies.failed_in_a_row = copies.failed_in_a_row, 0
-            raise SnapshotError(
-                f"{count} snapshots in a row could not be copied; the log says why"
-            )
         with self._changed:
             if self._counts.in_a_row < MOST_FAILED or self._error is None:
                 return
@@ -243,7 +247,7 @@ class Saves:
     def put(self, save: Save) -> None:
         """Has it written, and committed by its leader."""
         with self._changed:
-            self._open += 1
+            self._open.append(save)
         if self._thread is None:
             self._ending.clear()
             name = f"snapshots of trainer {self._rank}"
@@ -254,16 +258,25 @@ class Saves:
     def wait(self, name: str, timeout_s: float, check: Callable[[], None]) -> None:
         """Returns when a snapshot that was put is written, and committed if it leads.
 
+        Where there is a store it is there then, too, if it leads.
+
         Raises:
             SnapshotError: it failed, or is not done in time.
         """
-        self.drain(timeout_s, check)
+        self.drain(timeout_s, check, copies=True)
         copied = None if self._copies is None else self._copies.error(name)
         if (error := self._errors.get(name) or copied) is not None:
             raise SnapshotError(f"snapshot {name!r} was not saved: {error}") from error
 
-    def drain(self, timeout_s: float, check: Callable[[], None]) -> None:
+    def drain(
+        self, timeout_s: float, check: Callable[[], None], copies: bool = False
+    ) -> None:
         """Returns when everything that was put is written, or has failed.
+
+        Args:
+            timeout_s: how long that may take.
+            check: called now and then.
+            copies: also when it is copied to the store.
 
         Raises:
             SnapshotError: it is not in time.
@@ -277,7 +290,8 @@ class Saves:
                     )
                 self._changed.wait(0.05)
                 check()
-        while self._copies is not None and not self._copies.wait(0.05):
+        waits = self._copies if copies else None
+        while waits is not None and not waits.wait(0.05):
             if time.monotonic() > until:
                 raise SnapshotError(f"a snapshot was not copied within {timeout_s:g} s")
             check()
@@ -287,7 +301,7 @@ class Saves:
         if self._thread is None:
             return
         try:
-            self.drain(timeout_s, lambda: None)
+            self.drain(timeout_s, lambda: None, copies=True)
         except SnapshotError as error:
             logger.warning("%s: it is given up.", error)
         self._ending.set()
@@ -320,7 +334,7 @@ class Saves:
                 took_s = time.monotonic() - save.began
                 self._succeeded(save, name, took_s)
             with self._changed:
-                self._open -= 1
+                self._open.remove(save)
                 self._changed.notify_all()
 
     def _succeeded(self, save: Save, name: str, took_s: float) -> None:
@@ -423,14 +437,19 @@ class Saves:
         if names.number_of(name) is not None:  # others are the user's, to be removed
             members = 1 if save.base is None else save.base.members + 1
             self.tip = Tip(save.number, Base(name, committed.crc32c), members)
-        spared: set[str] = set()
+        spared = self._bases()
         if self._copies is not None:
             self._copies.put(name, manifest.param_set)
-            spared = self._copies.spared()
+            spared |= self._copies.spared()
         try:
             self._directory.keep(self._keep, manifest.param_set, spared)
         except SnapshotError as error:
             logger.warning("older snapshots stay: %s", error)
+
+    def _bases(self) -> set[str]:
+        """What snapshots that are not committed yet are put over."""
+        saves = [*self._open, *self._marked()]
+        return {save.base.base.name for save in saves if save.base is not None}
 
     def _of_left(self, number: int, folder: Path) -> dict[int, Trainer]:
         """Brings states of those that have left, before they may write newer ones.

@@ -27,6 +27,7 @@ from torch_cpudist.errors import (
     InvalidArgumentError,
     SnapshotCorruptError,
     SnapshotError,
+    describe,
 )
 from torch_cpudist.log import logger
 from torch_cpudist.machine.urls import is_url
@@ -54,6 +55,8 @@ if TYPE_CHECKING:
 _TOGETHER_WAIT_MS = 60_000
 _WAIT_MS = 10_000
 _POLL_S = 0.02
+# How much longer than its own limit whoever commits one may take to tell.
+_TOLD_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -154,7 +157,8 @@ class Snapshots:
         objects = check_objects(state)
         path, url = _checked_place(path, staging, run.environment.snapshot_dir)
         self.directory = Directory(path)
-        self._store = None if url is None else Store(url)
+        self._url = url
+        self._store: Store | None = None
         self._own = OwnState(
             subject.model, subject.groups, objects, subject.readers, subject.generators
         )
@@ -163,6 +167,7 @@ class Snapshots:
         self._left = LeftFiles(
             self.directory.path, run.run_id, subject.number, self.directory.files
         )
+        self._captured: dict[int, Save] = {}
         self._saves = Saves(
             self.directory,
             run.trainer_rank,
@@ -172,14 +177,13 @@ class Snapshots:
             run.trainer_count,
             self._left,
             run.environment.round_deadline_ms / 1000,
-            self._store,
+            lambda: list(self._captured.values()),
         )
         self._pace = self._paced(often.every_steps, often.every_s, "")
         self._delta_pace = self._paced(
             often.delta_every_steps, often.delta_every_s, "delta_"
         )
         self._meeting = Meeting(run, self.directory, subject.number)
-        self._captured: dict[int, Save] = {}
         self._last = 0  # number of the newest cut that was marked
         self._due = False
         self._full_due = False  # and with all rows
@@ -216,12 +220,34 @@ class Snapshots:
 
     def resume(self) -> Started:
         """See ``DistributedOptimizer.resume``. Collective."""
+        self._open_store()
         self._meeting.meet(self._saving)
         with self._noting_half():
             found = self._meeting.decided(self._load_newest)
         if found["name"] is None:
             return Started()
         return self._go_on(self.directory.folder(found["name"]), Choice())
+
+    def _open_store(self) -> None:
+        """Sees that every trainer can: the first that has not left copies. Collective.
+
+        Raises:
+            ConfigurationError, SnapshotError: one cannot; on all.
+        """
+        if self._url is None:
+            return
+        failed: Error | None = None
+        try:
+            self._store = Store(self._url)
+            self._saves.copy_to(self._store)
+        except Error as error:
+            failed = error
+        told = "" if failed is None else f"trainer {self._run.trainer_rank}: {failed}"
+        told = self._meeting.first_problem(told)
+        if failed is not None:
+            raise failed
+        if told:
+            raise ConfigurationError(f"resume({self._url!r}): {told}")
 
     def load(
         self, source: str | os.PathLike[str], choice: Choice, counted: Mapping[str, int]
@@ -309,6 +335,14 @@ class Snapshots:
         self, folder: Path, choice: Choice, stage: Stage
     ) -> dict[str, Any]:
         """Loads it if all that is needed is whole: there is no way back once begun."""
+        try:
+            return self._load_whole(folder, choice, stage)
+        except SnapshotCorruptError:
+            if not self._mended(folder):
+                raise
+        return self._load_whole(folder, choice, stage)
+
+    def _load_whole(self, folder: Path, choice: Choice, stage: Stage) -> dict[str, Any]:
         snapshot = Snapshot(folder, self.directory.files)
         plan = choice.plan(snapshot.manifest, self._saving.targets())
         sources = {one.source for one in plan.taken.values()}
@@ -316,6 +350,16 @@ class Snapshots:
         if damaged:
             raise damaged[0]
         return self._load(snapshot, choice, stage)
+
+    def _mended(self, folder: Path) -> bool:
+        """Whether the store had what is damaged of a snapshot of this directory."""
+        if self._store is None or folder.parent != self.directory.path:
+            return False
+        try:
+            return self._store.mend(self.directory, folder.name)
+        except SnapshotError as error:
+            logger.warning("snapshot %s is damaged, and %s", folder.name, error)
+            return False
 
     def _load_newest(self) -> dict[str, Any]:
         """Loads the newest snapshot that is whole; on trainer 0.
@@ -337,9 +381,12 @@ class Snapshots:
                 damaged = damaged or found.damage
                 logger.warning("%s It is passed over.", found.damage)
         begun: set[str] = set()
-        for name in whole:
+        waiting = [(name, True) for name in whole]
+        while waiting:
+            name, may_mend = waiting.pop(0)
+            folder = self.directory.folder(name)
             try:
-                snapshot = Snapshot(self.directory.folder(name), self.directory.files)
+                snapshot = Snapshot(folder, self.directory.files)
                 plan = Choice().plan(snapshot.manifest, self._saving.targets())
                 if not begun <= plan.taken.keys():
                     continue  # some of the damaged one's values would stay
@@ -349,7 +396,10 @@ class Snapshots:
                 damaged = damaged or error
                 if error.partly_loaded:
                     damaged, begun = error, begun | plan.taken.keys()
-                logger.warning("%s It is passed over.", error)
+                if may_mend and self._mended(folder):
+                    waiting.insert(0, (name, False))
+                else:
+                    logger.warning("%s It is passed over.", error)
         if damaged is not None:
             raise damaged
         return {"name": None}
@@ -500,9 +550,10 @@ class Snapshots:
         tree = self._tree(counted)
         whole = whole or not self._schedules
         self._last = max(self._last, number)
-        self._captured[number] = Save(
-            number, counted["steps"], tree, began, whole=whole, base=base
-        )
+        save = Save(number, counted["steps"], tree, began, whole=whole, base=base)
+        self._captured[number] = save
+        if base is not None and self._saves.tip is not base:
+            save.base = base = None  # it may have gone before it was known to be needed
         wait_ms = _TOGETHER_WAIT_MS
         if not self._saving.together:
             wait_ms = self._step_times.wait_ms()
@@ -534,11 +585,11 @@ class Snapshots:
         try:
             packed = trees.pack(self._tree(counted), f"state of trainer {rank}")
             self._left.write(rank, packed, counted["steps"])
-        except SnapshotError as error:
+        except Exception as error:  # the others wait for this trainer to leave
             logger.warning(
                 "trainer %d leaves, and until it is back there are no snapshots: %s",
                 rank,
-                error,
+                describe(error),
             )
 
     def _take_answers(self) -> None:
@@ -566,8 +617,8 @@ class Snapshots:
 
     def _hand_on(self, save: Save) -> None:
         if save.whole and save.answer is not None:
+            self._saves.put(save)  # first: what it is put over stays
             self._captured.pop(save.number, None)
-            self._saves.put(save)
 
     def _settle_schedules(self) -> None:
         """Takes over what schedules have done since the step that was captured."""
@@ -628,6 +679,7 @@ class Snapshots:
                     f"snapshot {name!r} is in {self.directory.path} already, and none "
                     "is ever overwritten. Take another name, or remove its directory."
                 )
+            self._check_store(name)
         limit_s = run.environment.round_deadline_ms / 1000
         self.finish(limit_s)
         if not saving.ready():
@@ -650,11 +702,30 @@ class Snapshots:
             self._saves.wait(chosen, limit_s, run.trainer_client().check)
         except SnapshotError as error:
             if self._leader == run.trainer_rank and saving.together:
-                self._meeting.tell_failed(number, str(error))
+                self._meeting.tell(number, str(error))
             raise
         if self._leader != run.trainer_rank:
-            self._await_commit(chosen, number, limit_s)
+            self._await_told(chosen, number, limit_s + _TOLD_S)
+        elif saving.together:
+            self._meeting.tell(number, None)
         return chosen
+
+    def _check_store(self, name: str) -> None:
+        """Sees that a user's name is new there, too.
+
+        Raises:
+            SnapshotError: it is not. Where the store cannot be asked nothing: who
+                copies will say so.
+        """
+        there = False
+        if self._store is not None:
+            with contextlib.suppress(SnapshotError):
+                there = self._store.has(name)
+        if there:
+            raise SnapshotError(
+                f"snapshot {name!r} is in {self._url} already, and none is ever "
+                "overwritten. Take another name, or remove it there."
+            )
 
     def by_leader(self, do: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """Has trainer 0 do something with a snapshot that was just saved.
@@ -679,19 +750,13 @@ class Snapshots:
                 raise SnapshotError(f"no server has answered the mark of cut {number}")
             time.sleep(_POLL_S if number in self._captured else 0.0)
 
-    def _await_commit(self, name: str, number: int, limit_s: float) -> None:
+    def _await_told(self, name: str, number: int, limit_s: float) -> None:
+        """Waits until the leader tells that it is there, also in the store."""
         until = time.monotonic() + limit_s
-        while name not in self.directory.names():
+        while not self._meeting.saved(number):
             self._run.trainer_client().check()
             if (why := self._meeting.failed(number)) is not None:
                 raise SnapshotError(f"trainer {self._leader}: {why}")
-            if not self.directory.files.list(self.directory.folder(name)):
-                if name in self.directory.names():
-                    return
-                raise SnapshotError(
-                    f"snapshot {name!r}: trainer {self._leader} has removed what there "
-                    "was of it; its log says why"
-                )
             if time.monotonic() > until:
                 raise SnapshotError(
                     f"snapshot {name!r}: trainer {self._leader} has not committed it "

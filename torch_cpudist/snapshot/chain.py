@@ -9,7 +9,7 @@ of that name is not taken for it.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch_cpudist.errors import SnapshotCorruptError, SnapshotError
@@ -153,7 +153,9 @@ def arranged(
     return [*whole, *broken, *damaged]
 
 
-def superfluous(there: Sequence[Found], count: int) -> list[str]:
+def superfluous(
+    there: Sequence[Found], count: int, spared: Collection[str] = ()
+) -> list[str]:
     """Which snapshots go where the newest ``count`` stay, and what they are put over.
 
     Those that cannot be read do not count, and those that a user named neither count
@@ -163,6 +165,7 @@ def superfluous(there: Sequence[Found], count: int) -> list[str]:
     Args:
         there: those of one optimizer.
         count: at least 1.
+        spared: names of others that stay.
 
     Returns:
         Names; a base behind all that is put over it.
@@ -176,6 +179,7 @@ def superfluous(there: Sequence[Found], count: int) -> list[str]:
     limit = kept[-1].order if len(kept) == max(count, 1) else (0, 0, False)
     staying = [*kept, *(one for one in found if one not in made_here)]
     staying += [one for one in made_here if one.damage and one.order > limit]
+    staying += [one for one in made_here if one.name in spared]
     needed = {name for one in staying for name in one.members}
     old = [one for one in made_here if one.name not in needed]
     order = {one.name: one.order for one in found}

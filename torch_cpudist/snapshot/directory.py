@@ -13,7 +13,7 @@ import contextlib
 import dataclasses
 import os
 import secrets
-from collections.abc import Container, Iterator
+from collections.abc import Collection, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -253,7 +253,7 @@ class Directory:
             self.files.sync_directory(self.path)
 
     def keep(
-        self, count: int, param_set: int = 0, spared: Container[str] = ()
+        self, count: int, param_set: int = 0, spared: Collection[str] = ()
     ) -> list[str]:
         """Removes all but the newest snapshots that nobody gave a name.
 
@@ -263,7 +263,7 @@ class Directory:
         Args:
             count: how many stay, at least 1. Named ones do not count and stay.
             param_set: of which optimizer.
-            spared: what stays until the next time.
+            spared: what stays until the next time, with what that is put over.
 
         Returns:
             The names of those removed, in their order.
@@ -271,8 +271,7 @@ class Directory:
         Raises:
             SnapshotError: the file system refuses.
         """
-        old = superfluous(self.committed(param_set), count)
-        old = [name for name in old if name not in spared]
+        old = superfluous(self.committed(param_set), count, spared)
         for name in old:
             self.remove(name)
         return old

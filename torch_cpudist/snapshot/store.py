@@ -1,5 +1,6 @@
 # Copyright (c) 2026 The torch_cpudist authors.
 # SPDX-License-Identifier: BSD-3-Clause
+# long: one class, as the directory's: what there is, how one comes, goes back and goes
 """Snapshots in an object store, by fsspec: copies of those of a local directory.
 
 A snapshot is there as below a directory, ``PREFIX/NAME/FILE``. Its manifest is put last
@@ -29,7 +30,7 @@ _WRITABLE = "See that the directory can be written and has space."
 
 
 class Store:
-    """Of one URL. Only one process, trainer 0, may use it.
+    """Of one URL. Only one process, who commits snapshots, may change it.
 
     Attributes:
         url: as it was given.
@@ -126,6 +127,14 @@ class Store:
             except FileNotFoundError:
                 return None
 
+    def has(self, name: str) -> bool:
+        """Whether there is a snapshot of a name, damaged ones too.
+
+        Raises:
+            SnapshotError: the store cannot be read.
+        """
+        return self._manifest(name) is not None
+
     def committed(self, param_set: int | None = None) -> list[Found]:
         """All committed snapshots, the newest first, and damaged ones behind them.
 
@@ -139,13 +148,13 @@ class Store:
         """
         manifests, damaged = {}, []
         for name in self._names():
-            try:
-                manifest = self.manifest(name)
-            except SnapshotCorruptError as error:
-                damaged.append(Found(name, None, error))
+            contents = self._manifest(name)
+            if contents is None:
                 continue
-            if manifest is not None:
-                manifests[name] = manifest
+            try:
+                manifests[name] = Manifest.from_json(contents, name)
+            except SnapshotError as error:  # damaged, or of a later format
+                damaged.append(Found(name, None, error))
         return arranged(manifests, damaged, param_set)
 
     # ---- how one comes -------------------------------------------------------------
@@ -181,15 +190,29 @@ class Store:
             for file in own:
                 if file == names.MANIFEST or file.endswith(".tmp"):
                     continue
-                target = self._at(name, file)
-                self.system.put_file(str(folder / file), target)
-                expected = files.size(folder / file)
-                if (found := self.system.info(target)["size"]) != expected:
-                    raise SnapshotError(
-                        f"snapshot {name}: {file} has {found} bytes in {self.url}, "
-                        f"expected {expected}. Look at the store."
-                    )
+                self.system.put_file(str(folder / file), self._at(name, file))
+            self._check_sizes(directory, name, contents)
             self.system.pipe_file(self._at(name, names.MANIFEST), contents)
+
+    def _check_sizes(self, directory: Directory, name: str, contents: bytes) -> None:
+        """Looks at all that a manifest names, right before that makes it count."""
+        manifest = Manifest.from_json(contents, name)
+        expected: dict[str, int | None] = {f.name: f.bytes for f in manifest.files}
+        for trainer in manifest.trainers:
+            expected[trainer.file] = trainer.bytes
+            beside = names.trainer_name(trainer.rank, "safetensors")
+            expected[beside] = directory.files.size(directory.folder(name) / beside)
+        self.system.invalidate_cache()
+        there = self.system.ls(f"{self.root}/{name}", detail=True)
+        found = {str(one["name"]).rpartition("/")[2]: one["size"] for one in there}
+        for file, size in expected.items():
+            if size is None or found.get(file) != size:
+                has = f"has {found[file]}" if file in found else "is not there"
+                raise SnapshotError(
+                    f"snapshot {name}: {file} should have {size} bytes in {self.url} "
+                    f"and {has}. See that nothing but this run removes files there and "
+                    f"in {directory.path}."
+                )
 
     # ---- how one goes back ---------------------------------------------------------
 
@@ -209,10 +232,63 @@ class Store:
                 f"no snapshot {name!r} in {self.url}, where there are {known}"
             )
         newest = Manifest.from_json(contents, name)
-        there = set(directory.names())
         for member in reversed(chain_of(newest, self._member)):
-            if member.name == name or member.name not in there:
+            if not self._is_here(directory, member.name):
                 self._get(directory, member)
+
+    def mend(self, directory: Directory, name: str) -> bool:
+        """Gets anew what is damaged in a directory, of a snapshot that is whole here.
+
+        Returns:
+            Whether there is such a one; it is whole in the directory then.
+
+        Raises:
+            SnapshotCorruptError: it is damaged in both.
+            SnapshotError: one of the two file systems refuses.
+
+        Cost: reads all of it in the directory.
+        """
+        contents = self._manifest(name)
+        if contents is None:
+            return False
+        newest = Manifest.from_json(contents, name)
+        for member in reversed(chain_of(newest, self._member)):
+            if self._is_here(directory, member.name):
+                try:
+                    _check(directory.folder(member.name), member, directory)
+                except SnapshotError as error:
+                    self._give_way(directory, member.name, error)
+                else:
+                    continue
+            self._get(directory, member)
+        return True
+
+    def _is_here(self, directory: Directory, name: str) -> bool:
+        """Whether a directory has the same manifest; a damaged one goes.
+
+        Raises:
+            SnapshotError: another snapshot has that name there.
+        """
+        path = directory.folder(name) / names.MANIFEST
+        with reported(f"cannot read {path}", _WRITABLE):
+            if directory.files.size(path) is None:
+                return False
+            contents = directory.files.read(path)
+        if contents == self._manifest(name):
+            return True
+        try:
+            Manifest.from_json(contents, name)
+        except SnapshotCorruptError as error:
+            self._give_way(directory, name, error)
+            return False
+        raise SnapshotError(
+            f"snapshot {name!r} in {directory.path} is another one than that in "
+            f"{self.url}, and none is ever overwritten. Remove one of them."
+        )
+
+    def _give_way(self, directory: Directory, name: str, error: SnapshotError) -> None:
+        logger.warning("%s It is copied from %s again.", error, self.url)
+        directory.remove(name)
 
     def _member(self, name: str) -> Manifest:
         manifest = self.manifest(name)
@@ -260,15 +336,16 @@ class Store:
         here = {one.name for one in there}
         newest = max((one.order for one in there), default=None)
         damaged: SnapshotError | None = None
-        for found in self.committed(param_set):
-            manifest = found.manifest
+        everything = self.committed(param_set)
+        unreadable = [one.damage for one in everything if one.damage is not None]
+        for error in unreadable:
+            logger.warning("%s: %s It is passed over.", self.url, error)
+        for found in everything:
+            if found.damage is not None:
+                continue
+            if found.name in here or (newest is not None and newest >= found.order):
+                return None
             try:
-                if found.damage is not None:
-                    raise found.damage
-                if manifest is None or found.name in here:
-                    return None
-                if newest is not None and newest >= found.order:
-                    return None
                 self.get(directory, found.name)
             except SnapshotCorruptError as error:
                 damaged = damaged or error
@@ -276,6 +353,7 @@ class Store:
                 continue
             logger.info("snapshot %s: copied from %s", found.name, self.url)
             return found.name
+        damaged = damaged or next(iter(unreadable), None)
         if damaged is not None and not here:
             raise damaged
         return None
