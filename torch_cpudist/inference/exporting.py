@@ -71,8 +71,9 @@ def export(
         SnapshotCorruptError: a file of the snapshot, or of the base, is damaged.
         RemoteTableError: nobody has the rows of a remote table.
 
-    Cost: saves a snapshot; reads it and, with ``base``, the base; memory of some tens
-    of MB beside the model.
+    Cost: saves a snapshot; reads it and, with ``base``, the base. Memory: of remote
+    tables some tens of MB, and the keys that went since the base; of dense parameters,
+    buffers and static tables a copy, of those that are kept in fewer bits two.
     """
     check_dtype(dtype)
     if not isinstance(model, nn.Module):

@@ -106,8 +106,10 @@ class SnapshotValues:
         columns = run.columns
         weight, average = columns["weight"], columns["average"]
         now = np.uint32(self.manifest.version.round & 0xFFFFFFFF)
-        missed = (now - columns["last_seen"] - np.uint32(1)).astype(np.float64)
-        left = np.power(self.manifest.average_decay, missed)[:, None]
+        # Counted modulo 2^32. A server may have been ahead of the cut's round.
+        missed = (now - columns["last_seen"] - np.uint32(1)).view(np.int32)
+        updates = np.maximum(missed, 0).astype(np.float64)
+        left = np.power(self.manifest.average_decay, updates)[:, None]
         moved = weight + left * (average.astype(np.float64) - weight)
         found: npt.NDArray[np.float32] = np.where(
             columns["count"][:, None] > 0, moved, weight

@@ -54,7 +54,8 @@ def remote_tables(
     by key: a row comes into being there with its first gradient. Optimizers are built
     over them as usual and need no memory for them. Look rows up after wrapping the
     optimizer in ``DistributedOptimizer`` (``Sync``, ``HalfAsync``, ``Async``, or
-    ``Hybrid`` with one of these for tables).
+    ``Hybrid`` with one of these for tables), or, without a cluster, after
+    ``load_for_inference``, which answers them from an export.
 
     The initial values are those of trainer 0's recorded initialiser and seed, which
     ``torch.manual_seed`` repeats. Their rows are in no ``state_dict()``: snapshots have
