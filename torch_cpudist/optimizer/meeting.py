@@ -48,6 +48,7 @@ class Meeting:
         self._directory = directory
         self._key = f"snapshots/{number}"
         self._mark = f"{names.TOKEN}{run.run_id % 2**64:016x}-{number}"
+        self._last_told = self._mark
 
     def meet(self, saving: Saving) -> None:
         """Sees that all trainers and servers mean one directory.
@@ -127,8 +128,10 @@ class Meeting:
         if (board := self._board()) is not None:
             board.show(f"{self._key}/{outcome}/{number}", why or _SAVED)
             return
+        self._take_away(self._last_told)  # all have come on to this one
+        self._last_told = f"{self._mark}-{outcome}-{number}"
         with contextlib.suppress(SnapshotError):  # the others' wait ends all the same
-            self._leave(f"{self._mark}-{outcome}-{number}", b"")
+            self._leave(self._last_told, b"")
 
     def saved(self, number: int) -> bool:
         """Whether a snapshot is there, if its leader has told; not collective."""
