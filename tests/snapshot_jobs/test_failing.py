@@ -8,11 +8,15 @@ import errno
 import logging
 import os
 import shutil
+import threading
+import time
 
 import pytest
 import torch
+from patience import PATIENCE_S
 from snapshot_cases import Drawing, settle
 from sync_cases import run
+from warm_starts import Setup, ranks
 
 import torch_cpudist as cpudist
 from torch_cpudist.snapshot.directory import Directory
@@ -228,3 +232,33 @@ def test_every_so_many_seconds(tmp_path):
         return opt.snapshots.stats()["saved"]
 
     assert run(body, 1)[0] >= 3
+
+
+def test_a_disk_that_is_slower_than_the_interval(tmp_path, monkeypatch):
+    """Those that cannot be written in time are left out, and none fails."""
+    known, may = Directory.commit, threading.Event()
+
+    def late(self, manifest, place=None):
+        assert may.wait(PATIENCE_S)
+        return known(self, manifest, place)
+
+    monkeypatch.setattr(Directory, "commit", late)
+    setup = Setup(trainers=1, servers=1)
+
+    def body(job):
+        job.opt.resume(tmp_path, every_steps=1, keep=20)
+        for step in range(20):
+            job.train(step, step + 1)
+            time.sleep(0.01)  # servers write within that, as a rule
+        may.set()
+        settle(job.opt)
+        job.train(20, 21)
+        settle(job.opt)
+        return job.opt.stats()["snapshot"]
+
+    [found] = ranks(setup, tmp_path, body)
+    assert found["failed"] == 0
+    assert 2 <= found["saved"] <= 3
+    assert found["saved"] + found["skipped"] == 21
+    assert len(Directory(tmp_path).names()) == found["saved"]
+    assert Directory(tmp_path).uncommitted() == []

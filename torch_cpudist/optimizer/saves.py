@@ -39,6 +39,8 @@ TRAINER_FILES_S = 120.0
 MOST_FAILED = 3
 # After so many in a row that were not taken it is told.
 _SKIPS_TOLD = (3, 10, 100, 1000)
+# So many are written at a time: servers forget cuts that wait longer.
+_MOST_OPEN = 2
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,7 @@ class Save:
         whole: nothing of ``tree`` is to come.
         leads: this trainer commits it.
         base: what was marked to have the changes since it; ``None``: all rows.
+        given_up: it is only to be removed.
     """
 
     number: int
@@ -79,6 +82,7 @@ class Save:
     whole: bool = True
     leads: bool = False
     base: Tip | None = None
+    given_up: bool = False
 
 
 @dataclass(frozen=True)
@@ -245,9 +249,19 @@ class Saves:
             self._counts = replace(self._counts, skipped=self._counts.skipped + 1)
 
     def put(self, save: Save) -> None:
-        """Has it written, and committed by its leader."""
+        """Has it written, and committed by its leader.
+
+        Who commits does without where several are being written still: no other trainer
+        can know that, and all have marked it already.
+        """
         with self._changed:
+            writing = [one for one in self._open if not one.given_up]
+            save.given_up = save.leads and len(writing) >= _MOST_OPEN
             self._open.append(save)
+        if save.given_up:
+            self.skip(f"{len(writing)} before it are still being written")
+            with contextlib.suppress(Error):
+                self._saving.abandon(save.number)
         if self._thread is None:
             self._ending.clear()
             name = f"snapshots of trainer {self._rank}"
@@ -317,7 +331,8 @@ class Saves:
         while (save := self._waiting.get()) is not None:
             name = "" if save.answer is None else save.answer.name
             try:
-                self._write(save, name)
+                if not save.given_up:
+                    self._write(save, name)
             except _NotOfAll as error:
                 self._drop(save, name)
                 self._left_out(name, error)
@@ -331,8 +346,11 @@ class Saves:
                 self._drop(save, name)
                 self._failed(name, error)
             else:
-                took_s = time.monotonic() - save.began
-                self._succeeded(save, name, took_s)
+                if save.given_up:
+                    self._drop(save, name)  # behind what others have written of it
+                else:
+                    took_s = time.monotonic() - save.began
+                    self._succeeded(save, name, took_s)
             with self._changed:
                 self._open.remove(save)
                 self._changed.notify_all()
