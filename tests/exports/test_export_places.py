@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import os
+import tracemalloc
 
 import pytest
 import torch
@@ -87,3 +88,16 @@ def test_links_are_followed_when_a_delta_is_made(tmp_path, monkeypatch) -> None:
     assert Export("two").manifest.base.name == "one"
     with pytest.raises(InvalidArgumentError, match="beside"):
         cpudist.export(second, "elsewhere/three", base="one")
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "int8"])
+def test_a_model_is_written_one_tensor_after_the_other(tmp_path, dtype) -> None:
+    tables = [nn.Embedding(1 << 14, 32, sparse=True) for _ in range(12)]
+    whole = sum(table.weight.nbytes for table in tables)
+    tracemalloc.start()
+    try:
+        cpudist.export(nn.ModuleList(tables), tmp_path / "out", dtype)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < whole / 8

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,17 +20,16 @@ import torch
 from torch_cpudist._version import __version__
 from torch_cpudist.errors import InvalidArgumentError, SnapshotError
 from torch_cpudist.exports import names
-from torch_cpudist.exports.encoding import DTYPES, narrow
+from torch_cpudist.exports.encoding import narrow
+from torch_cpudist.exports.lazily import Stored, as_it_is, narrowed
 from torch_cpudist.exports.manifest import Base, File, Manifest, Table
-from torch_cpudist.exports.pieces import by_bucket, bytes_of, packed
+from torch_cpudist.exports.pieces import by_bucket, packed
 from torch_cpudist.exports.reading import MODEL_FORMAT, MODEL_VERSION, SCALE, Export
-from torch_cpudist.snapshot.checked_json import Malformed
-from torch_cpudist.snapshot.checksums import chunk_checksums
+from torch_cpudist.snapshot.checksums import Checksums
 from torch_cpudist.snapshot.files import Files, reported, write_durably
 from torch_cpudist.snapshot.merging import Layer, Run, merged
 from torch_cpudist.snapshot.parts import Array
 from torch_cpudist.snapshot.tensors import ITEM_BYTES, make_header
-from torch_cpudist.snapshot.trees import pack
 
 _FILE_SYSTEM = Files()
 #: A file of rows gets no more of them once it has so much.
@@ -193,11 +193,11 @@ class Writer:
         table, dtype = self._manifest.tables[index], self._manifest.dtype
         self._put(file, packed(file, table, dtype, columns, buckets))
 
-    def _put(self, file: File, pieces: Sequence[memoryview]) -> None:
-        checksums, size = chunk_checksums(pieces)
+    def _put(self, file: File, pieces: Iterable[memoryview]) -> None:
+        sums = Checksums()
         with self._reported():
-            write_durably(self._files, self.folder / file.name, pieces)
-        self._written.append(replace(file, bytes=size, crc32c=checksums))
+            write_durably(self._files, self.folder / file.name, sums.over(pieces))
+        self._written.append(replace(file, bytes=sums.size, crc32c=sums.crc32c))
 
     # ---- the model -----------------------------------------------------------------
 
@@ -216,33 +216,24 @@ class Writer:
                 refuses.
         """
         dtype, rows = self._manifest.dtype, set(tables)
-        kinds: dict[str, tuple[str, Sequence[int]]] = {}
-        contents: dict[str, memoryview] = {}
+        made: dict[str, Stored] = {}
         for name, tensor in tensors.items():
             if name in rows and dtype != "fp32":
-                kept = narrow(tensor.detach().cpu().numpy(), dtype)
-                kinds[name] = DTYPES[dtype], tuple(tensor.shape)
-                contents[name] = bytes_of(kept["weight"])
-                if dtype == "int8":
-                    kinds[name + SCALE] = "F32", (len(tensor),)
-                    contents[name + SCALE] = bytes_of(kept["scale"])
+                made.update(narrowed(name, tensor, dtype))
                 continue
             if name.removesuffix(SCALE) in tensors.keys() - {name}:
                 raise SnapshotError(
                     f"export: {name!r} is another tensor's name and {SCALE!r}, which "
                     "stands for the scales of int8 rows. Rename it."
                 )
-            try:
-                (leaf,) = pack(tensor.detach()).leaves.values()
-            except (Malformed, SnapshotError, ValueError) as error:
-                raise SnapshotError(f"export: {name!r}: {error}") from error
-            kinds[name], contents[name] = (leaf.dtype, leaf.shape), leaf.contents.data
-        order = sorted(kinds, key=lambda name: -ITEM_BYTES[kinds[name][0]])
+            made[name] = as_it_is(name, tensor)
+        order = sorted(made, key=lambda name: -ITEM_BYTES[made[name].dtype])
         head, _ = make_header(
-            {name: kinds[name] for name in order},
+            {name: (made[name].dtype, made[name].shape) for name in order},
             {"format": MODEL_FORMAT, "version": MODEL_VERSION},
         )
-        pieces = [memoryview(head), *(contents[name] for name in order)]
+        contents = (made[name].contents() for name in order)
+        pieces = itertools.chain([memoryview(head)], contents)
         self._put(File(names.MODEL, 0, None, 0, (0, 0), ()), pieces)
 
     # ---- the end -------------------------------------------------------------------

@@ -72,8 +72,9 @@ def export(
         RemoteTableError: nobody has the rows of a remote table.
 
     Cost: saves a snapshot; reads it and, with ``base``, the base. Memory: of remote
-    tables some tens of MB, and the keys that went since the base; of dense parameters,
-    buffers and static tables a copy, of those that are kept in fewer bits two.
+    tables some tens of MB, and the keys that went since the base; of the model's
+    own values one parameter at a time; of a snapshot's, those of dense parameters and
+    static tables.
     """
     check_dtype(dtype)
     if not isinstance(model, nn.Module):
