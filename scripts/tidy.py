@@ -80,6 +80,7 @@ def check_sources(sources: Sources) -> Iterator[Violation]:
         yield from layers.check_layers(edges)
         yield from layers.check_circles(edges)
     yield from shape.check_crowding(sources)
+    yield from shape.check_twin_tests(sources)
     yield from shape.check_torn_classes(sources)
     yield from shape.check_privacy(sources)
 

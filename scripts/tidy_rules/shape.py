@@ -39,6 +39,18 @@ def check_crowding(sources: Sources) -> Iterator[Violation]:
                 yield Violation(name, 1, "crowded", what)
 
 
+def check_twin_tests(sources: Sources) -> Iterator[Violation]:
+    """Check that no two files of tests have one name: pytest takes them for one."""
+    homes: dict[str, str] = {}
+    for name in sorted(within(sources, "tests")):
+        path = PurePosixPath(name)
+        if path.suffix in PYTHON and path.stem not in ("__init__", "conftest"):
+            first = homes.setdefault(path.name, name)
+            if first != name:
+                what = f"{first} has that name, too: pytest takes the two for one"
+                yield Violation(name, 1, "twin-test", what)
+
+
 # ---- torn classes ------------------------------------------------------------------
 
 MEMBER = re.compile(

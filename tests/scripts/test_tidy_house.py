@@ -275,6 +275,15 @@ def test_a_crowded_folder() -> None:
     assert found_in(sources, "crowded") == [f"{P}/model/b.py:1: crowded: {what}"]
 
 
+def test_two_tests_of_one_name() -> None:
+    sources = {"tests/a/test_x.py": "", "tests/a/__init__.py": "", f"{P}/test_x.py": ""}
+    sources["tests/b/__init__.py"] = ""
+    assert found_in(sources, "twin-test") == []
+    sources["tests/b/test_x.py"] = ""
+    what = "tests/a/test_x.py has that name, too: pytest takes the two for one"
+    assert found_in(sources, "twin-test") == [f"tests/b/test_x.py:1: twin-test: {what}"]
+
+
 def test_a_tracked_file_of_a_strange_kind(tmp_path: Path) -> None:
     if shutil.which("git") is None:
         pytest.skip("git is not installed")
