@@ -27,3 +27,13 @@ def test_others_get_several_of_the_longest_steps() -> None:
 def test_what_was_slow_long_ago_is_forgotten() -> None:
     assert _after(30.0, *[0.1] * 31) == 150_000
     assert _after(30.0, *[0.1] * 32) == 10_000
+
+
+def test_waiting_for_marks_does_not_make_the_next_wait_longer() -> None:
+    times = StepTimes(least_ms=10_000, most_ms=600_000)
+    times.begin(0.0)
+    times.begin(3.0)
+    times.begin(15.0, counts=False)  # as long as the others were given
+    assert times.wait_ms() == 15_000
+    times.begin(19.0)
+    assert times.wait_ms() == 20_000

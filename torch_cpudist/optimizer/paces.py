@@ -175,9 +175,15 @@ class StepTimes:
         self._took_s: deque[float] = deque(maxlen=self._REMEMBERED)
         self._began_s: float | None = None
 
-    def begin(self, now_s: float) -> None:
-        """A step begins, and with it ends what the last one took."""
-        if self._began_s is not None:
+    def begin(self, now_s: float, counts: bool = True) -> None:
+        """A step begins, and with it ends what the last one took.
+
+        Args:
+            now_s: of a monotonic clock.
+            counts: the last one did not wait for others' marks: it would take as long
+                as they may, and they would be given five times that the next time.
+        """
+        if self._began_s is not None and counts:
             self._took_s.append(now_s - self._began_s)
         self._began_s = now_s
 

@@ -192,6 +192,7 @@ class Snapshots:
         self._leader = 0  # of the newest cut that was answered
         self._loading = False
         self._half = ""  # why values are of two moments, where they are
+        self._marked = False  # in the step that ends, or a mark is not answered yet
         self._step_times = StepTimes(_WAIT_MS, run.environment.round_deadline_ms // 2)
 
     def _paced(
@@ -478,7 +479,8 @@ class Snapshots:
         """
         self._require_whole()
         self._saves.check()
-        self._step_times.begin(time.monotonic())
+        self._step_times.begin(time.monotonic(), counts=not self._marked)
+        self._marked = bool(self._captured)
         self._settle_schedules()
         self._schedules.entered()
         for pace in (self._pace, self._delta_pace):
@@ -554,6 +556,7 @@ class Snapshots:
         self._captured[number] = save
         if base is not None and self._saves.tip is not base:
             save.base = base = None  # it may have gone before it was known to be needed
+        self._marked = True
         wait_ms = _TOGETHER_WAIT_MS
         if not self._saving.together:
             wait_ms = self._step_times.wait_ms()
