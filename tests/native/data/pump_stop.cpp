@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 //
 // Bounds and ends: memory, recycling, deadlines, and stopping whatever a thread waits for.
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <thread>
@@ -50,8 +51,11 @@ TEST(data_pump_uses_the_memory_of_batches_again) {
   }
   // Four batches ahead, one at the consumer and one in the making.
   CHECK(pool->idle_bytes() <= 6 * 100 * 8);
-  auto kept = pool->take();
-  CHECK(kept->ints.capacity() >= 100);
+  // One that was in the making at the end may have none.
+  std::vector<decltype(pool->take())> kept;
+  for (int i = 0; i < 6; ++i) kept.push_back(pool->take());
+  CHECK(std::any_of(kept.begin(), kept.end(),
+                    [](const auto& batch) { return batch->ints.capacity() >= 100; }));
 }
 
 TEST(data_pump_stops_while_a_lane_waits_for_room) {
