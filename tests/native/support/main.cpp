@@ -10,6 +10,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <csignal>
 #include <cstdio>
@@ -32,9 +33,12 @@ namespace {
 
 using cpudist::testing::TestCase;
 
+constexpr int kMostJobs = 64;
+
 // Shared by the processes.
 struct Tally {
   std::atomic<size_t> next{0};
+  std::atomic<size_t> running[kMostJobs] = {};  // by process, its test
   std::atomic<int> passed{0};
   std::atomic<int> failed{0};
 };
@@ -59,8 +63,9 @@ bool run_one(const TestCase& test) {
   return false;
 }
 
-void run_tests(const std::vector<const TestCase*>& tests, Tally* tally) {
+void run_tests(const std::vector<const TestCase*>& tests, int job, Tally* tally) {
   for (size_t i = tally->next++; i < tests.size(); i = tally->next++) {
+    tally->running[job] = i;
     ++(run_one(*tests[i]) ? tally->passed : tally->failed);
   }
 }
@@ -68,22 +73,28 @@ void run_tests(const std::vector<const TestCase*>& tests, Tally* tally) {
 // True if all processes ended as they should. They end with exit(): a sanitizer reports then.
 bool run_in_processes(int jobs, const std::vector<const TestCase*>& tests, Tally* tally) {
   const pid_t parent = getpid();
+  std::vector<pid_t> children;
   for (int i = 0; i < jobs; ++i) {
     const pid_t child = fork();
     if (child < 0) {
       std::perror("fork");
       return false;
     }
+    children.push_back(child);
     if (child > 0) continue;
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (getppid() != parent) std::exit(1);
-    run_tests(tests, tally);
+    run_tests(tests, i, tally);
     std::exit(0);
   }
   bool ended_well = true;
   for (int i = 0, status = 0; i < jobs; ++i) {
-    if (wait(&status) > 0 && status == 0) continue;
-    std::fprintf(stderr, "a process of tests ended with status %#x\n", status);
+    const pid_t ended = wait(&status);
+    if (ended > 0 && status == 0) continue;
+    const auto job = std::find(children.begin(), children.end(), ended) - children.begin();
+    const bool known = ended > 0 && job < jobs && !tests.empty();
+    std::fprintf(stderr, "a process of tests ended with status %#x, its last test was %s\n", status,
+                 known ? tests[tally->running[job]]->name.c_str() : "not known");
     ended_well = false;
   }
   return ended_well;
@@ -96,8 +107,8 @@ int main(int argc, char** argv) {
   int jobs = 1;
   if (!parts.empty() && parts[0] == "--jobs") {
     jobs = parts.size() > 1 ? std::atoi(parts[1].c_str()) : 0;
-    if (jobs < 1) {
-      std::fprintf(stderr, "usage: %s [--jobs N] [NAME_PART...]\n", argv[0]);
+    if (jobs < 1 || jobs > kMostJobs) {
+      std::fprintf(stderr, "usage: %s [--jobs 1..%d] [NAME_PART...]\n", argv[0], kMostJobs);
       return 2;
     }
     parts.erase(parts.begin(), parts.begin() + 2);
@@ -115,7 +126,7 @@ int main(int argc, char** argv) {
   Tally* tally = new (memory) Tally;
   bool ended_well = true;
   if (jobs == 1) {
-    run_tests(tests, tally);
+    run_tests(tests, 0, tally);
   } else {
     ended_well = run_in_processes(jobs, tests, tally);
   }
