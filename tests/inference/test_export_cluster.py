@@ -117,6 +117,16 @@ def test_static_models_of_every_strategy_are_exported(tmp_path, name) -> None:
         assert torch.equal(evaluated(model), expected)
 
 
+def test_tables_are_fetched_once_and_together(tmp_path, caplog) -> None:
+    def body(opt, model, rank):
+        step(opt, model, 6, rank)
+        cpudist.export(model, tmp_path / "out")
+
+    trained(body, remote=False, strategy=cpudist.Sync(), trainers=1)
+    assert Export(tmp_path / "out").manifest.version.round == 7
+    assert "read, copied or saved as a whole" not in caplog.text
+
+
 def test_a_hybrid_with_remote_tables_is_exported(tmp_path) -> None:
     def body(opt, model, rank):
         cpudist.export(model, tmp_path / "out")

@@ -185,6 +185,8 @@ def _export_saved(
         )
     if averaged and opt.average is None:
         raise _no_average()
+    # Static tables that are beside the remote ones come together.
+    opt.flush("all" if opt.leads else "none")
     chains: list[Sequence[Export]] = []
 
     def check() -> dict[str, Any]:
@@ -250,8 +252,9 @@ def _export_own(
     """Exports the model's own values, as the servers have them."""
     if averaged and opt.average is None:
         raise _no_average()
-    bases = _checked(model, path, dtype, base, averaged) if opt.leads else ()
+    # First: what is checked has the values of tables, which come together then.
     opt.flush()
+    bases = _checked(model, path, dtype, base, averaged) if opt.leads else ()
     entered = opt.averaged() if averaged else contextlib.nullcontext()
     with entered:
         if opt.leads:
