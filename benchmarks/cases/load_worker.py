@@ -19,6 +19,7 @@ import numpy as np
 from torch_cpudist import _core
 
 RUN_ID = 1
+CROSSED_OFF_S = 20.0
 ROWS = 65_536
 DIM = 16
 SGD = _core.OptimizerConfig("sgd", lr=1.0)
@@ -63,6 +64,10 @@ def serve(options: dict[str, Any]) -> None:
     server = _core.Server(run_id=RUN_ID, elastic=True, **options)
     print(json.dumps(server.listen_tcp(unix_socket=False)), flush=True)
     sys.stdin.read()
+    # A peer sees its socket closed before the server has crossed the connection off.
+    deadline = time.monotonic() + CROSSED_OFF_S
+    while server.stats()["connections"] != 0 and time.monotonic() < deadline:
+        time.sleep(0.01)
     print(json.dumps(server.stats()), flush=True)
     server.stop()
 

@@ -6,11 +6,11 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
+from damages import damaged
 from model_files import ModelFiles
 from small_snapshots import NAME, commit, write
 
@@ -59,21 +59,6 @@ FILES = [
     "trainer-000.json",
     "trainer-000.safetensors",
 ]
-
-
-def damaged(whole: bytes) -> Iterator[bytes]:
-    """All files with one bit changed, all that are cut, and some that are longer."""
-    contents = bytearray(whole)
-    for at in range(len(contents)):
-        for bit in range(8):
-            contents[at] ^= 1 << bit
-            yield bytes(contents)
-            contents[at] ^= 1 << bit
-    for size in range(len(whole)):
-        yield whole[:size]
-    yield whole + b"\0"
-    yield whole + whole[-1:]
-    yield whole * 2
 
 
 def read_only(snapshot: Snapshot, manifest: Manifest, name: str) -> None:

@@ -29,13 +29,19 @@ def alone(folder, case):
     return run(body, 1, servers=2, variables=seeing(folder))[0]
 
 
-@pytest.mark.parametrize("dense", ["allreduce", "reduce", "local_sgd"])
+@pytest.mark.parametrize(
+    ("dense", "remote"),
+    [
+        ("allreduce", False),
+        ("allreduce", True),
+        ("reduce", False),
+        ("reduce", True),
+        ("local_sgd", False),
+    ],
+)
 @pytest.mark.parametrize("sparse", ["sync", "async"])
-@pytest.mark.parametrize("remote", [False, True], ids=["static", "remote"])
 def test_one_trainer_goes_on_bit_for_bit(sparse, dense, remote, tmp_path):
     case = {"sparse": sparse, "dense": dense, "remote": remote, "rule": "adagrad"}
-    if dense == "local_sgd" and remote:
-        pytest.skip("as without")
     whole = alone(None, {**case, "steps": STEPS})
     resume = {"every_steps": 2}
     first = alone(tmp_path, {**case, "steps": 9, "resume": resume})
@@ -82,3 +88,15 @@ def test_tables_have_every_gradient_once(dense, tmp_path):
         assert torch.equal(torch.tensor(one["rows"]), expected([30, 30])[0])
         of_dense = expected([30, 30], (0.5, 0.5))[1]
         assert torch.equal(torch.tensor(one["dense"]), of_dense)
+
+
+@pytest.mark.processes
+def test_trainers_save_while_one_still_waits_for_its_last_answer(tmp_path):
+    """Else the others wait for its part, and it waits for them to mark the next."""
+    case = {"sparse": "async", "dense": "allreduce", "rule": "sgd", "steps": 3}
+    for slow in range(2):
+        folder = tmp_path / str(slow)
+        late = {"slow": slow, "name": "mine", "resume": {"every_steps": 3}}
+        for one in ranks(2, folder, **case, **late):
+            assert (one["stats"]["saved"], one["stats"]["failed"]) == (2, 0)
+        assert Snapshot(folder / "mine").verify() == []

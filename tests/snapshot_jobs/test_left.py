@@ -185,6 +185,7 @@ def test_a_state_of_a_later_time_is_not_taken(tmp_path):
 
 def async_job(folder, steps, seed, every, remote=False, servers=2):
     """Trainers of Async that come and go; where each began, and what all end with."""
+    turns = Turns()
 
     def body(context):
         rank = context.trainer_rank
@@ -203,6 +204,17 @@ def async_job(folder, steps, seed, every, remote=False, servers=2):
         with torch.no_grad():
             rows = model.table(torch.arange(ROWS)).clone()
         settle(opt)
+        if rank != 0:
+            opt.leave()
+            turns.over(rank)
+            turns.wait("over")
+        else:
+            for other in range(1, len(steps)):
+                turns.wait(other)
+            # On a slow machine the first may have been under way all the time.
+            if not Directory(folder).names():
+                opt.save_snapshot("last")
+            turns.over("over")
         return started, rows, model.dense.detach().clone(), opt.stats()["snapshot"]
 
     return run(body, len(steps), servers=servers, variables=seeing(folder))

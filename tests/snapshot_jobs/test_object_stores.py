@@ -148,9 +148,8 @@ def go_on(job, first, last):
         settle(job.opt)
 
 
-def test_a_store_that_fails_is_counted_and_training_goes_on(
-    store, tmp_path, monkeypatch, caplog
-):
+def breakable(store, monkeypatch):
+    """A list whose only element says whether copies to the store fail."""
     broken = [False]
     put_file = store.system.__class__.put_file
 
@@ -160,6 +159,13 @@ def test_a_store_that_fails_is_counted_and_training_goes_on(
         return put_file(self, *args, **kwargs)
 
     monkeypatch.setattr(store.system.__class__, "put_file", failing)
+    return broken
+
+
+def test_a_store_that_fails_is_counted_and_training_goes_on(
+    store, tmp_path, monkeypatch, caplog
+):
+    broken = breakable(store, monkeypatch)
 
     def body(job):
         job.opt.resume(**at(tmp_path), every_steps=2, keep=1)
@@ -249,15 +255,7 @@ def test_servers_are_told_of_a_directory_and_not_of_a_url(tmp_path):
 
 def test_all_are_told_what_came_of_a_copy(store, tmp_path, monkeypatch):
     """Also those who do not copy: nobody goes on to another step than the others."""
-    broken = [False]
-    put_file = store.system.__class__.put_file
-
-    def failing(self, *args, **kwargs):
-        if broken[0]:
-            raise ConnectionError("the store is away")
-        return put_file(self, *args, **kwargs)
-
-    monkeypatch.setattr(store.system.__class__, "put_file", failing)
+    broken = breakable(store, monkeypatch)
 
     def body(job):
         job.opt.resume(**at(tmp_path))

@@ -62,7 +62,14 @@ def until(true: Callable[[], bool], limit_s: float = 60.0) -> None:
 def settle(opt: cpudist.DistributedOptimizer) -> None:
     """Waits until what a step has begun to save is there, or has failed."""
     snapshots = opt.snapshots
-    until(lambda: snapshots is None or not snapshots.busy)
+    if snapshots is None:
+        return
+
+    def settled() -> bool:
+        snapshots.take_answers()
+        return not snapshots.busy
+
+    until(settled)
 
 
 def dense_job(

@@ -255,17 +255,23 @@ class GeoDriver(ServerDriver):
         self.steps = self._samples = self.batches = 0
         self._interval = self._strategy.interval(self._all_batches)
 
-    def _exchange(self, whole: bool) -> None:
-        """Ends the exchange under way and makes another, until nothing is left."""
+    @contextmanager
+    def _exchanged(self) -> Iterator[Sequence[int]]:
+        """Ends the exchange under way; gives addresses of dense weights for another."""
         local = self._local
-        exchange = local.exchange
         with (
             ranges.of(ranges.EXCHANGE),
             local.written_apart(),
             Weights(local.placement.dense) as weights,
         ):
-            exchange.finish(weights)
+            local.exchange.finish(weights)
             self._pace.note_end(self._interval)
+            yield weights
+
+    def _exchange(self, whole: bool) -> None:
+        """Ends the exchange under way and makes another, until nothing is left."""
+        exchange = self._local.exchange
+        with self._exchanged() as weights:
             # An outer step that nobody has moved for would be momentum alone.
             more = self.steps > 0 or not self._in_rounds
             while more:
@@ -280,15 +286,8 @@ class GeoDriver(ServerDriver):
         Args:
             do: called with the addresses of dense weights when it has begun.
         """
-        local = self._local
-        exchange = local.exchange
-        with (
-            ranges.of(ranges.EXCHANGE),
-            local.written_apart(),
-            Weights(local.placement.dense) as weights,
-        ):
-            exchange.finish(weights)
-            self._pace.note_end(self._interval)
+        exchange = self._local.exchange
+        with self._exchanged() as weights:
             self._begin(whole=True)
             while exchange.has_unsent():
                 exchange.finish(weights)

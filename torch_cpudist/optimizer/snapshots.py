@@ -489,7 +489,7 @@ class Snapshots:
     def after_step(self, counted: Mapping[str, int]) -> None:
         """A step is over: takes part in a snapshot if it is time."""
         self._schedules.left()
-        self._take_answers()
+        self.take_answers()
         saving = self._saving
         count, ready = self._count(counted), saving.ready()
         if saving.together or self._leads:
@@ -595,7 +595,8 @@ class Snapshots:
                 describe(error),
             )
 
-    def _take_answers(self) -> None:
+    def take_answers(self) -> None:
+        """Goes on with those whose mark was answered meanwhile."""
         while (answer := self._saving.answer()) is not None:
             self._answered(answer)
 
@@ -695,7 +696,7 @@ class Snapshots:
             with contextlib.suppress(SnapshotError):
                 self.directory.prepare(chosen)
         self._mark(number, chosen, counted, whole=True)
-        self._await(number)
+        self._await([number], limit_s)
         if self._saves.counts.skipped > skipped:
             raise SnapshotError(
                 f"snapshot {chosen!r} was not taken; training goes on. Why: "
@@ -743,15 +744,16 @@ class Snapshots:
         """
         return self._meeting.decided(do) if self._saving.together else do()
 
-    def _await(self, number: int) -> None:
-        """Waits for the answer to a mark."""
+    def _await(self, numbers: Sequence[int], limit_s: float) -> None:
+        """Waits for the answers to marks."""
         self._subject.driver.settle()
-        until = time.monotonic() + self._run.environment.round_deadline_ms / 1000
-        while number in self._captured:
-            self._take_answers()
+        until = time.monotonic() + limit_s
+        self.take_answers()
+        while late := [number for number in numbers if number in self._captured]:
             if time.monotonic() > until:
-                raise SnapshotError(f"no server has answered the mark of cut {number}")
-            time.sleep(_POLL_S if number in self._captured else 0.0)
+                raise SnapshotError(f"no server has answered the mark of cut {late[0]}")
+            time.sleep(_POLL_S)
+            self.take_answers()
 
     def _await_told(self, name: str, number: int, limit_s: float) -> None:
         """Waits until the leader tells that it is there, also in the store."""
@@ -775,26 +777,36 @@ class Snapshots:
         Raises:
             SnapshotError: it takes longer.
         """
-        self._take_answers()
-        self._settle_schedules()
+        self.settle()
+        if self._saving.together and self._captured:
+            # Others may wait for this trainer's part: all have marked it.
+            self._await(list(self._captured), timeout_s)
         self._saves.drain(timeout_s, lambda: None)
 
     def settle(self) -> None:
         """No step comes for a while: what was captured is handed on."""
-        self._take_answers()
+        self.take_answers()
         self._settle_schedules()
 
     def close(self, timeout_s: float) -> None:
         """The end: what is being written gets so long. Idempotent."""
+        until = time.monotonic() + timeout_s
         if timeout_s > 0:
-            self._take_answers()
-            self._settle_schedules()
-        self._saves.close(timeout_s)
+            with contextlib.suppress(Error):
+                self.finish(timeout_s)
+        self._saves.close(max(0.0, until - time.monotonic()))
 
     @property
     def busy(self) -> bool:
-        """Whether something that was taken is still being written."""
-        return self._saves.busy
+        """Whether something that was taken is still being written.
+
+        Also whether a mark is not answered where all trainers make it: they wait for
+        each other's parts.
+        """
+        if self._saves.busy:
+            return True
+        waiting = any(save.answer is None for save in self._captured.values())
+        return waiting and self._saving.together
 
     def seed_replicas(self) -> None:
         """Replicas were made: their generators go on where they were saved."""
