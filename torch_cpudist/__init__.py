@@ -92,6 +92,7 @@ from torch_cpudist.strategies import (
     Sync,
     strategy,
 )
+from torch_cpudist.tables.hashing import hash_keys
 from torch_cpudist.tables.initial import Constant, Normal, Uniform
 from torch_cpudist.tables.remote import remote_tables
 from torch_cpudist.tables.remote_weight import RemoteWeight
@@ -168,6 +169,7 @@ __all__ = [
     "export",
     "get_context",
     "global_step",
+    "hash_keys",
     "infer_from_dataset",
     "init",
     "is_server",

@@ -157,7 +157,8 @@ def server_buckets(server: int, servers: int) -> tuple[int, int]:
     return -(-server * BUCKETS // servers), -(-(server + 1) * BUCKETS // servers)
 
 
-def _mix(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+def mix64(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """A bijection of 64 bits that mixes them well; as ``csrc/kernels/hash.h``."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))
@@ -165,7 +166,7 @@ def _mix(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 
 def buckets_of(keys: npt.NDArray[np.int64], salt: int) -> npt.NDArray[np.uint64]:
     """The bucket of each key, in a table of that salt."""
-    hashed = _mix(keys.astype(np.int64).view(np.uint64) ^ np.uint64(salt))
+    hashed = mix64(keys.astype(np.int64).view(np.uint64) ^ np.uint64(salt))
     return hashed % np.uint64(BUCKETS)
 
 
@@ -174,4 +175,4 @@ def table_salt(name: str) -> int:
     salt = 0xCBF29CE484222325
     for byte in name.encode():
         salt = (salt ^ byte) * 0x100000001B3 % 2**64
-    return int(_mix(np.array([salt], dtype=np.uint64))[0])
+    return int(mix64(np.array([salt], dtype=np.uint64))[0])
