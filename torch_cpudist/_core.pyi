@@ -1,5 +1,6 @@
 # Copyright (c) 2026 The torch_cpudist authors.
 # SPDX-License-Identifier: BSD-3-Clause
+# long: one compiled module.
 """The compiled core: servers, clients, their settings. No torch inside.
 
 Memory is passed as integer addresses (``tensor.data_ptr()``): contiguous, of the dtype
@@ -148,9 +149,22 @@ class TableSpec:
             ``clamp`` (low, high), ``erfinv`` (0, 0). The first is one of the first
             three, which replace what stood before. Empty: zeros.
         overrides: up to 16 (begin, end, value): rows that are constant; later ones win.
+            Keys are unsigned here (-1 is 2^64 - 1); an end of 0 is 2^64.
+        open: every int64 is a key, whatever ``rows`` says. This and what follows is of
+            remote tables only.
+        unknown_zeros: a key without a row reads zeros, not what its row begins with.
+        max_rows: of all servers together; a push that would make more raises
+            ``TableFullError``. 0: any number.
+        admission: which keys that are pushed get a row: (kind, count, probability,
+            sketch_bytes). ``("all", 0, 1.0, 0)``: each; ``("count", n, 1.0, bytes)``:
+            from its n-th push on, n at most 15, ``bytes`` a multiple of 64;
+            ``("probability", 0, p, 0)``: a fraction p of all keys.
+        eviction: None or (unseen_steps, unseen_ms, min_count, max_rows, order), 0 for
+            what is not given; order ``lru`` or ``lfu``.
 
     Raises:
-        InvalidArgumentError: a program that cannot run.
+        InvalidArgumentError: a program that cannot run, an unknown kind or order.
+            What else a table cannot have is refused where it is opened.
     """
 
     def __init__(
@@ -163,6 +177,11 @@ class TableSpec:
         seed: int = 0,
         initial: Sequence[tuple[str, float, float]] = (),
         overrides: Sequence[tuple[int, int, float]] = (),
+        open: bool = False,
+        unknown_zeros: bool = False,
+        max_rows: int = 0,
+        admission: tuple[str, int, float, int] = ("all", 0, 1.0, 0),
+        eviction: tuple[int, int, int, int, str] | None = None,
     ) -> None: ...
     name: Final[str]
     rows: Final[int]
@@ -172,6 +191,11 @@ class TableSpec:
     seed: Final[int]
     initial: Final[list[tuple[str, float, float]]]
     overrides: Final[list[tuple[int, int, float]]]
+    open: Final[bool]
+    unknown_zeros: Final[bool]
+    max_rows: Final[int]
+    admission: Final[tuple[str, int, float, int]]
+    eviction: Final[tuple[int, int, int, int, str] | None]
 
 def initial_rows(spec: TableSpec, keys: int, count: int, out: int) -> None:
     """Rows as a server makes them that nobody has pushed or stored.

@@ -86,6 +86,15 @@ class NonFiniteGradientError(Error, ArithmeticError):
     """
 
 
+class TableFullError(Error):
+    """A push would make more rows of a table than its ``max_rows`` allows.
+
+    Nothing of the push was applied on the server that says so. Under ``Sync``, and in a
+    group of ``HalfAsync``, all trainers of the round get it. Raise ``max_rows``, or let
+    rows that are not used any more make room: ``Evict(max_rows=)``.
+    """
+
+
 class OutOfMemoryError(Error, MemoryError):
     """A rank has less memory than tables need; the message names both, and the limit.
 

@@ -33,6 +33,7 @@ enum class ErrorCode : uint32_t {
   kSnapshotCorrupt = 18,  // SnapshotCorruptError: a file of one is not what was written
   kFull = 19,       // OverloadedError: what is kept fills a memory cap; sending again is no use
   kNonFinite = 20,  // NonFiniteGradientError: a gradient that is infinite or NaN
+  kTableFull = 21,  // TableFullError: a table has as many rows as it may have
 };
 
 class Error : public std::runtime_error {

@@ -55,6 +55,8 @@ const char* class_of(ErrorCode code) {
       return "SnapshotCorruptError";
     case ErrorCode::kNonFinite:
       return "NonFiniteGradientError";
+    case ErrorCode::kTableFull:
+      return "TableFullError";
   }
   return "InternalError";
 }

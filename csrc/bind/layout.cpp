@@ -170,6 +170,50 @@ void bind_state(py::module_& module) {
 using Step = std::tuple<std::string, double, double>;
 using Override = std::tuple<uint64_t, uint64_t, double>;
 
+// Kind, count, probability, bytes of the sketch.
+using AdmissionTuple = std::tuple<std::string, uint32_t, double, uint64_t>;
+// Steps unseen, milliseconds unseen, fewer updates than, most rows; each 0 if not given; order.
+using EvictionTuple = std::tuple<uint64_t, uint64_t, uint32_t, uint64_t, std::string>;
+
+constexpr std::array<const char*, 3> kAdmissionNames{"all", "count", "probability"};
+constexpr std::array<const char*, 2> kOrderNames{"lru", "lfu"};
+
+template <typename Enum, size_t n>
+Enum named_in(const std::array<const char*, n>& names, const std::string& name, const char* what) {
+  std::string known;
+  for (size_t i = 0; i < n; ++i) {
+    if (name == names[i]) return static_cast<Enum>(i);
+    known += (known.empty() ? "" : ", ") + std::string(names[i]);
+  }
+  throw Error(ErrorCode::kInvalidArgument, std::string("TableSpec: unknown ") + what + " '" + name +
+                                               "', expected one of " + known);
+}
+
+wire::Admission admission_from(const AdmissionTuple& given) {
+  const auto& [kind, count, probability, sketch_bytes] = given;
+  return {named_in<wire::AdmissionKind>(kAdmissionNames, kind, "admission"), count, probability,
+          sketch_bytes};
+}
+
+AdmissionTuple admission_of(const TableSpec& table) {
+  const auto& [kind, count, probability, sketch_bytes] = table.admission;
+  return {kAdmissionNames.at(static_cast<size_t>(kind)), count, probability, sketch_bytes};
+}
+
+wire::Eviction eviction_from(const std::optional<EvictionTuple>& given) {
+  if (!given) return {};
+  const auto& [unseen_steps, unseen_ms, min_count, max_rows, order] = *given;
+  return {true,      unseen_steps, unseen_ms,
+          min_count, max_rows,     named_in<wire::EvictionOrder>(kOrderNames, order, "order")};
+}
+
+std::optional<EvictionTuple> eviction_of(const TableSpec& table) {
+  const wire::Eviction& found = table.eviction;
+  if (!found.on) return std::nullopt;
+  return EvictionTuple{found.unseen_steps, found.unseen_ms, found.min_count, found.max_rows,
+                       kOrderNames.at(static_cast<size_t>(found.order))};
+}
+
 kernels::InitialOp initial_op_from(const std::string& name) {
   for (uint32_t i = 1; i <= kernels::kInitialOpCount; ++i) {
     const auto op = static_cast<kernels::InitialOp>(i);
@@ -182,8 +226,15 @@ kernels::InitialOp initial_op_from(const std::string& name) {
 
 TableSpec make_table(std::string name, uint64_t rows, uint32_t dim, uint32_t group, bool remote,
                      uint64_t seed, const std::vector<Step>& initial,
-                     const std::vector<Override>& overrides) {
+                     const std::vector<Override>& overrides, bool open, bool unknown_zeros,
+                     uint64_t max_rows, const AdmissionTuple& admission,
+                     const std::optional<EvictionTuple>& eviction) {
   TableSpec table{std::move(name), rows, dim, group, remote, seed};
+  table.open = open;
+  table.unknown_zeros = unknown_zeros;
+  table.max_rows = max_rows;
+  table.admission = admission_from(admission);
+  table.eviction = eviction_from(eviction);
   for (const auto& [op, a, b] : initial) table.initial.push_back({initial_op_from(op), a, b});
   for (const auto& [begin, end, value] : overrides) table.overrides.push_back({begin, end, value});
   if (const char* what = kernels::find_initial_error(table.initial, table.overrides)) {
@@ -216,7 +267,10 @@ void bind_tables(py::module_& module) {
   py::class_<TableSpec>(module, "TableSpec")
       .def(py::init(&make_table), py::arg("name"), py::arg("rows"), py::arg("dim"),
            py::arg("group") = 0, py::arg("remote") = false, py::arg("seed") = 0,
-           py::arg("initial") = std::vector<Step>(), py::arg("overrides") = std::vector<Override>())
+           py::arg("initial") = std::vector<Step>(), py::arg("overrides") = std::vector<Override>(),
+           py::arg("open") = false, py::arg("unknown_zeros") = false, py::arg("max_rows") = 0,
+           py::arg("admission") = AdmissionTuple("all", 0, 1.0, 0),
+           py::arg("eviction") = py::none())
       .def_readonly("name", &TableSpec::name)
       .def_readonly("rows", &TableSpec::rows)
       .def_readonly("dim", &TableSpec::dim)
@@ -224,7 +278,12 @@ void bind_tables(py::module_& module) {
       .def_readonly("remote", &TableSpec::remote)
       .def_readonly("seed", &TableSpec::seed)
       .def_property_readonly("initial", &steps_of)
-      .def_property_readonly("overrides", &overrides_of);
+      .def_property_readonly("overrides", &overrides_of)
+      .def_readonly("open", &TableSpec::open)
+      .def_readonly("unknown_zeros", &TableSpec::unknown_zeros)
+      .def_readonly("max_rows", &TableSpec::max_rows)
+      .def_property_readonly("admission", &admission_of)
+      .def_property_readonly("eviction", &eviction_of);
   module.def("initial_rows", &make_rows, py::arg("spec"), py::arg("keys"), py::arg("count"),
              py::arg("out"));
 }

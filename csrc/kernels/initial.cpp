@@ -80,7 +80,8 @@ const char* find_initial_error(std::span<const InitialStep> steps,
     if (const char* what = find_step_error(step)) return what;
   }
   for (const RowOverride& rows : overrides) {
-    if (rows.begin >= rows.end) return "a run of constant rows without a row";
+    const bool to_last = rows.end == 0 && rows.begin > 0;
+    if (!to_last && rows.begin >= rows.end) return "a run of constant rows without a row";
     if (std::isnan(rows.value)) return "constant rows that are NaN";
   }
   return nullptr;
@@ -165,7 +166,7 @@ void InitialRows::override_rows(std::span<const int64_t> keys, size_t dim, float
   for (const RowOverride& rows : overrides_) {
     for (size_t i = 0; i < keys.size(); ++i) {
       const auto key = static_cast<uint64_t>(keys[i]);
-      if (key < rows.begin || key >= rows.end) continue;
+      if (key - rows.begin >= rows.end - rows.begin) continue;  // modulo 2^64
       std::fill_n(out + i * dim, dim, static_cast<float>(rows.value));
     }
   }

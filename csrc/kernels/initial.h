@@ -35,7 +35,8 @@ struct InitialStep {
   friend bool operator==(const InitialStep&, const InitialStep&) = default;
 };
 
-// Rows begin to end (exclusive) are `value`, whatever the program makes; later ones win.
+// Rows begin to end (exclusive) are `value`, whatever the program makes; later ones win. Keys are
+// taken as uint64; an end of 0 is 2^64, so that the key -1 can be named too.
 struct RowOverride {
   uint64_t begin = 0;
   uint64_t end = 0;

@@ -108,16 +108,43 @@ std::string compare_items(const std::string& item, const char* field, const Item
   return "";
 }
 
+std::string compare_admission(const std::string& item, const wire::Admission& first,
+                              const wire::Admission& second) {
+  return first_of(
+      compare(item, "admission (0 all, 1 by count, 2 by chance)", static_cast<uint64_t>(first.kind),
+              static_cast<uint64_t>(second.kind)),
+      compare(item, "pushes before admission", first.count, second.count),
+      compare_numbers(item, "probability of admission", first.probability, second.probability),
+      compare(item, "bytes of the sketch of admission", first.sketch_bytes, second.sketch_bytes));
+}
+
+std::string compare_eviction(const std::string& item, const wire::Eviction& first,
+                             const wire::Eviction& second) {
+  return first_of(
+      compare(item, "eviction", first.on, second.on),
+      compare(item, "eviction, unseen steps (0 for any)", first.unseen_steps, second.unseen_steps),
+      compare(item, "eviction, unseen ms (0 for any)", first.unseen_ms, second.unseen_ms),
+      compare(item, "eviction, min_count (0 for any)", first.min_count, second.min_count),
+      compare(item, "eviction, max_rows (0 for none)", first.max_rows, second.max_rows),
+      compare(item, "eviction, order (0 lru, 1 lfu)", static_cast<uint64_t>(first.order),
+              static_cast<uint64_t>(second.order)));
+}
+
 std::string compare_table(size_t index, const wire::TableSpec& first,
                           const wire::TableSpec& second) {
   const std::string item = "table " + std::to_string(index) + " (" + first.name + ")";
   if (first.name != second.name) return differ(item, "name", first.name, second.name);
-  return first_of(compare(item, "rows", first.rows, second.rows),
-                  compare(item, "dim", first.dim, second.dim),
-                  compare(item, "parameter group", first.group, second.group),
-                  compare(item, "remote", first.remote, second.remote),
-                  compare_items(item, "initial values", first.initial, second.initial),
-                  compare_items(item, "constant rows", first.overrides, second.overrides));
+  return first_of(
+      compare(item, "rows", first.rows, second.rows), compare(item, "dim", first.dim, second.dim),
+      compare(item, "parameter group", first.group, second.group),
+      compare(item, "remote", first.remote, second.remote),
+      compare(item, "open", first.open, second.open),
+      compare(item, "zeros for unknown keys", first.unknown_zeros, second.unknown_zeros),
+      compare(item, "max_rows (0 for none)", first.max_rows, second.max_rows),
+      compare_admission(item, first.admission, second.admission),
+      compare_eviction(item, first.eviction, second.eviction),
+      compare_items(item, "initial values", first.initial, second.initial),
+      compare_items(item, "constant rows", first.overrides, second.overrides));
 }
 
 std::string compare_block(size_t index, const wire::BlockSpec& first,
@@ -179,6 +206,19 @@ void check_trainer_groups(const wire::ParamSetLayout& layout, uint32_t trainer_c
   throw Error(ErrorCode::kInvalidArgument,
               "groups of " + std::to_string(given) + " trainers, but the run has " +
                   std::to_string(trainer_count) + ": each must be in exactly one group");
+}
+
+// What a layout can say and no server does yet.
+void check_supported(const wire::TableSpec& table) {
+  const char* what = nullptr;
+  if (table.open) what = "open tables";
+  if (table.unknown_zeros) what = "zeros for unknown keys";
+  if (table.max_rows != 0) what = "a bound of rows";
+  if (table.admission.kind != wire::AdmissionKind::kAll) what = "admission";
+  if (table.eviction.on) what = "eviction";
+  if (what == nullptr) return;
+  throw Error(ErrorCode::kInvalidArgument,
+              "table " + table.name + ": " + what + " are not supported yet; leave them out");
 }
 
 void check_memory_cap(const wire::ParamSetLayout& layout, const ServerOptions& options) {
@@ -263,6 +303,7 @@ void check_layout(const wire::ParamSetLayout& layout, const ServerOptions& optio
                                                  std::to_string(block.shard) + " among " +
                                                  std::to_string(options.server_count));
   }
+  for (const wire::TableSpec& table : layout.tables) check_supported(table);
   check_trainer_groups(layout, options.trainer_count);
   check_staleness(layout.max_staleness, options.trainer_count);
   check_memory_cap(layout, options);

@@ -13,7 +13,10 @@
 namespace cpudist::wire {
 namespace {
 
-constexpr size_t kTableBytesMin = 48;  // rows, four u32, seed, two counts, an empty name
+// rows, four u32, seed, two u32, max_rows, 24 of admission, 32 of eviction, two counts, empty name
+constexpr size_t kTableBytesMin = 120;
+constexpr uint32_t kAdmissionCountMax = 15;  // of counters of 4 bits
+constexpr uint64_t kSketchBytesUnit = 64;    // a cache line
 constexpr size_t kStepBytes = 24;
 constexpr size_t kOverrideBytes = 24;
 constexpr size_t kBlockBytesMin = 48;  // elements, four u32, offset, row width, an empty name
@@ -25,10 +28,71 @@ std::string find_initial_error(const TableSpec& table) {
   if (!table.remote && has_values) return "initial values, though it is not remote";
   if (const char* what = kernels::find_initial_error(table.initial, table.overrides)) return what;
   for (const RowOverride& rows : table.overrides) {
-    if (rows.end <= table.rows) continue;
+    if (table.open || (rows.begin < rows.end && rows.end <= table.rows)) continue;
     return "constant rows up to " + std::to_string(rows.end) + " of " + std::to_string(table.rows);
   }
   return {};
+}
+
+std::string find_admission_error(const Admission& admission) {
+  const auto& [kind, count, probability, sketch_bytes] = admission;
+  if (kind > AdmissionKind::kProbability) {
+    return "unknown admission " + std::to_string(static_cast<uint32_t>(kind));
+  }
+  if (kind == AdmissionKind::kCount) {
+    if (count < 1 || count > kAdmissionCountMax) {
+      return "admission of keys pushed " + std::to_string(count) + " times, expected 1 to 15";
+    }
+    if (sketch_bytes < kSketchBytesUnit || sketch_bytes % kSketchBytesUnit != 0 ||
+        sketch_bytes >= kElementsLimit) {
+      return "a sketch of " + std::to_string(sketch_bytes) +
+             " bytes, expected a multiple of 64 below 2^40";
+    }
+  } else if (count != 0 || sketch_bytes != 0) {
+    return "counts of an admission that does not count";
+  }
+  if (kind == AdmissionKind::kProbability) {
+    if (!(probability > 0 && probability <= 1)) {
+      return "admission with a probability that is not above 0 and at most 1";
+    }
+  } else if (probability != 1) {
+    return "a probability of an admission that draws nothing";
+  }
+  return {};
+}
+
+std::string find_eviction_error(const Eviction& eviction) {
+  const auto& [on, unseen_steps, unseen_ms, min_count, max_rows, order] = eviction;
+  const bool given = unseen_steps != 0 || unseen_ms != 0 || min_count != 0 || max_rows != 0;
+  if (order > EvictionOrder::kLfu) {
+    return "unknown order of eviction " + std::to_string(static_cast<uint32_t>(order));
+  }
+  if (on != given) return on ? "eviction without a condition" : "conditions of no eviction";
+  if (max_rows >= kRowsLimit) {
+    return "eviction above " + std::to_string(max_rows) + " rows, expected fewer than 2^62";
+  }
+  if (max_rows == 0 && order != EvictionOrder::kLru) return "an order of eviction of no bound";
+  return {};
+}
+
+// Of what tables have that nobody but the servers hold.
+std::string find_remote_error(const TableSpec& table) {
+  if (!table.remote) {
+    if (table.open) return "open, though it is not remote";
+    if (table.unknown_zeros) return "zeros for unknown keys, though it is not remote";
+    if (table.max_rows != 0) return "a bound of its rows, though it is not remote";
+    if (table.admission != Admission{}) return "admission, though it is not remote";
+    if (table.eviction != Eviction{}) return "eviction, though it is not remote";
+    return {};
+  }
+  if (table.max_rows >= kRowsLimit) {
+    return "a bound of " + std::to_string(table.max_rows) + " rows, expected fewer than 2^62";
+  }
+  if (table.max_rows != 0 && table.eviction.max_rows != 0) {
+    return "a bound of its rows that refuses, and one that evicts";
+  }
+  const std::string what = find_admission_error(table.admission);
+  return what.empty() ? find_eviction_error(table.eviction) : what;
 }
 
 // Empty if the table can be served.
@@ -43,7 +107,8 @@ std::string find_error(const TableSpec& table, size_t groups) {
   if (table.group >= groups) {
     return "group " + std::to_string(table.group) + " of " + std::to_string(groups);
   }
-  return find_initial_error(table);
+  const std::string what = find_remote_error(table);
+  return what.empty() ? find_initial_error(table) : what;
 }
 
 std::string find_error(const BlockSpec& block, size_t groups) {
@@ -197,13 +262,35 @@ void fields(V& v, Of<V, RowOverride>& m) {
 }
 
 template <typename V>
+void fields(V& v, Of<V, Admission>& m) {
+  v.number(m.kind);
+  v.number(m.count);
+  v.number(m.probability);
+  v.number(m.sketch_bytes);
+}
+
+template <typename V>
+void fields(V& v, Of<V, Eviction>& m) {
+  v.number(m.unseen_steps);
+  v.number(m.unseen_ms);
+  v.number(m.min_count);
+  v.number(m.order);
+  v.number(m.max_rows);
+}
+
+template <typename V>
 void fields(V& v, Of<V, TableSpec>& m) {
   v.number(m.rows);
   v.number(m.dim);
   v.number(m.group);
   v.flag32(m.remote, "remote");
-  v.zero();
+  v.flag32(m.open, "open");
   v.number(m.seed);
+  v.flag32(m.unknown_zeros, "unknown_zeros");
+  v.flag32(m.eviction.on, "eviction");
+  v.number(m.max_rows);
+  fields(v, m.admission);
+  fields(v, m.eviction);
   const uint32_t steps = v.count32(m.initial);
   const uint32_t overrides = v.count32(m.overrides);
   v.items(m.initial, steps, kStepBytes, "steps of an initial program");

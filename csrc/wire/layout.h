@@ -24,6 +24,39 @@ size_t size_of(DType dtype);
 using kernels::InitialStep;
 using kernels::RowOverride;
 
+// Which keys that are pushed get a row.
+enum class AdmissionKind : uint32_t {
+  kAll = 0,
+  kCount = 1,        // those that were pushed `count` times, each trainer and push counting once
+  kProbability = 2,  // a fraction of `probability` of all keys, the same ones for ever
+};
+
+// What a kind has no use for is as it stands here.
+struct Admission {
+  AdmissionKind kind = AdmissionKind::kAll;
+  uint32_t count = 0;         // kCount: 1 to 15
+  double probability = 1.0;   // kProbability: above 0, at most 1
+  uint64_t sketch_bytes = 0;  // kCount: what each server counts in; a multiple of 64
+  friend bool operator==(const Admission&, const Admission&) = default;
+};
+
+// Which rows go first where there are too many.
+enum class EvictionOrder : uint32_t {
+  kLru = 0,  // those whose last update is longest ago
+  kLfu = 1,  // those with the fewest updates
+};
+
+// Which rows lose their place. 0: not given.
+struct Eviction {
+  bool on = false;
+  uint64_t unseen_steps = 0;  // updates of the parameter set since the row's last one
+  uint64_t unseen_ms = 0;     // by the server's clock
+  uint32_t min_count = 0;     // and only rows with fewer updates
+  uint64_t max_rows = 0;      // of all servers; those above it go in this order
+  EvictionOrder order = EvictionOrder::kLru;
+  friend bool operator==(const Eviction&, const Eviction&) = default;
+};
+
 struct TableSpec {
   std::string name;
   uint64_t rows = 0;  // valid keys are 0 .. rows-1
@@ -36,6 +69,13 @@ struct TableSpec {
   uint64_t seed = 0;  // that of trainer 0 counts
   std::vector<InitialStep> initial{};
   std::vector<RowOverride> overrides{};
+  // All of these are of remote tables only. In an open one every int64 is a key, whatever `rows`
+  // says; overrides name keys as uint64.
+  bool open = false;
+  bool unknown_zeros = false;  // a key without a row reads zeros, not what its row would begin with
+  uint64_t max_rows = 0;       // of all servers; a push that would make more fails. 0: any number
+  Admission admission{};
+  Eviction eviction{};
 };
 
 struct BlockSpec {

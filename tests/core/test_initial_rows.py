@@ -214,3 +214,43 @@ def test_specs_say_what_they_were_made_of():
         [],
         [],
     )
+
+
+def test_specs_keep_what_only_remote_tables_have():
+    plain = _core.TableSpec("t", 10, 4)
+    assert (plain.open, plain.unknown_zeros, plain.max_rows) == (False, False, 0)
+    assert (plain.admission, plain.eviction) == (("all", 0, 1.0, 0), None)
+    table = _core.TableSpec(
+        "t",
+        10,
+        4,
+        remote=True,
+        open=True,
+        unknown_zeros=True,
+        max_rows=7,
+        admission=("count", 3, 1.0, 128),
+        eviction=(1, 2, 3, 0, "lru"),
+    )
+    assert (table.open, table.unknown_zeros, table.max_rows) == (True, True, 7)
+    assert table.admission == ("count", 3, 1.0, 128)
+    assert table.eviction == (1, 2, 3, 0, "lru")
+    with pytest.raises(errors.InvalidArgumentError, match=r"'some'.*all, count"):
+        _core.TableSpec("t", 10, 4, remote=True, admission=("some", 0, 1.0, 0))
+    with pytest.raises(errors.InvalidArgumentError, match=r"'mru'.*lru, lfu"):
+        _core.TableSpec("t", 10, 4, remote=True, eviction=(0, 0, 0, 1, "mru"))
+
+
+def test_constant_rows_reach_the_last_key():
+    """As uint64, of which -1 is the last; an end of 0 is what comes after it."""
+    table = _core.TableSpec(
+        "t",
+        10,
+        4,
+        remote=True,
+        initial=[("fill", 3.0, 0)],
+        overrides=[(2**64 - 1, 0, 0.5)],
+    )
+    keys = np.array([-2, -1, 0, 1], np.int64)
+    out = np.empty((4, 4), np.float32)
+    _core.initial_rows(table, keys.ctypes.data, 4, out.ctypes.data)
+    assert out[:, 0].tolist() == [3.0, 0.5, 3.0, 3.0]

@@ -3,6 +3,7 @@
 //
 // Opening, storing, reading and closing a parameter set, and the refusals of pushes.
 
+#include "server/layout_checks.h"
 #include "support/server_fixture.h"
 
 namespace cpudist::testing {
@@ -70,6 +71,54 @@ TEST(server_open_compares_programs_but_not_seeds) {
   open_twice(other, [](Trainer& trainer, uint64_t id) {  // the same layout: opened a second time
     CHECK(contains(trainer.error(id, ErrorCode::kProtocol), "twice"));
   });
+}
+
+TEST(server_open_refuses_what_no_server_does_yet) {
+  const auto refusal = [](const auto& change) {
+    World fresh(small_layout(), server_options(1), false);
+    wire::ParamSetLayout layout = small_layout();
+    layout.tables[0].remote = true;
+    change(layout.tables[0]);
+    const auto id = fresh[0].ask(wire::FrameKind::kOpen, encode(layout), 1);
+    return fresh[0].error(id, ErrorCode::kInvalidArgument);
+  };
+  CHECK(contains(refusal([](auto& t) { t.open = true; }), "table emb: open tables are not"));
+  CHECK(contains(refusal([](auto& t) { t.unknown_zeros = true; }), "zeros for unknown keys"));
+  CHECK(contains(refusal([](auto& t) { t.max_rows = 1; }), "a bound of rows"));
+  CHECK(contains(refusal([](auto& t) { t.admission = {wire::AdmissionKind::kCount, 2, 1, 64}; }),
+                 "admission"));
+  CHECK(
+      contains(refusal([](auto& t) { t.eviction = {.on = true, .unseen_steps = 1}; }), "eviction"));
+}
+
+TEST(server_open_compares_what_only_remote_tables_have) {
+  wire::ParamSetLayout remote = small_layout();
+  remote.tables[0].remote = true;
+  const auto difference = [&](const auto& change) {
+    wire::ParamSetLayout other = remote;
+    change(other.tables[0]);
+    return server::describe_difference(remote, other);
+  };
+  CHECK(contains(difference([](auto& t) { t.open = true; }), "table 0 (emb), open: 0 against 1"));
+  CHECK(contains(difference([](auto& t) { t.unknown_zeros = true; }),
+                 "zeros for unknown keys: 0 against 1"));
+  CHECK(
+      contains(difference([](auto& t) { t.max_rows = 5; }), "max_rows (0 for none): 0 against 5"));
+  CHECK(contains(difference([](auto& t) { t.admission.kind = wire::AdmissionKind::kCount; }),
+                 "admission (0 all, 1 by count, 2 by chance): 0 against 1"));
+  CHECK(contains(difference([](auto& t) { t.admission.count = 2; }),
+                 "pushes before admission: 0 against 2"));
+  CHECK(contains(difference([](auto& t) { t.admission.probability = 0.5; }),
+                 "probability of admission: 1 against 0.5"));
+  CHECK(contains(difference([](auto& t) { t.admission.sketch_bytes = 64; }),
+                 "sketch of admission: 0 against 64"));
+  CHECK(contains(difference([](auto& t) { t.eviction.on = true; }), "eviction: 0 against 1"));
+  CHECK(contains(difference([](auto& t) { t.eviction.unseen_steps = 5; }), "unseen steps"));
+  CHECK(contains(difference([](auto& t) { t.eviction.unseen_ms = 5; }), "unseen ms"));
+  CHECK(contains(difference([](auto& t) { t.eviction.min_count = 5; }), "min_count"));
+  CHECK(contains(difference([](auto& t) { t.eviction.max_rows = 5; }), "eviction, max_rows"));
+  CHECK(contains(difference([](auto& t) { t.eviction.order = wire::EvictionOrder::kLfu; }),
+                 "eviction, order (0 lru, 1 lfu): 0 against 1"));
 }
 
 TEST(server_open_that_differs_ends_rounds_that_wait_for_it) {

@@ -60,6 +60,19 @@ inline wire::ParamSetLayout sample_remote_layout() {
   return layout;
 }
 
+// Everything that only remote tables have.
+inline wire::ParamSetLayout sample_open_layout() {
+  wire::ParamSetLayout layout = sample_remote_layout();
+  layout.tables[1].open = true;
+  layout.tables[1].unknown_zeros = true;
+  layout.tables[1].max_rows = 1000;
+  layout.tables[1].overrides = {{~0ull, 0, 0}};
+  layout.tables[1].admission = {wire::AdmissionKind::kCount, 3, 1.0, 1 << 20};
+  layout.tables[2].admission = {wire::AdmissionKind::kProbability, 0, 0.25, 0};
+  layout.tables[2].eviction = {true, 100, 60000, 2, 50, wire::EvictionOrder::kLfu};
+  return layout;
+}
+
 inline const std::vector<int64_t>& sample_keys() {
   static const std::vector<int64_t> keys = {99, 0, 42};
   return keys;
@@ -265,6 +278,8 @@ inline std::vector<Sample> all_samples() {
   grouped.trainer_groups = {0, 1, 0};
   add("layout with groups", encode(grouped), [](Bytes b) { wire::decode_layout(b); });
   add("layout with a remote table", encode(sample_remote_layout()),
+      [](Bytes b) { wire::decode_layout(b); });
+  add("layout with an open table", encode(sample_open_layout()),
       [](Bytes b) { wire::decode_layout(b); });
   add("norm", encode(wire::PushNorm{3, {2.0}}), [](Bytes b) { wire::decode_push_norm(b); });
   add("norms", encode(wire::PushNorm{3, {2.0, 0.5, INFINITY}}),

@@ -31,9 +31,10 @@ const std::vector<Golden> kGolden = {
      "040000000200000001000000000000004d000000000000000c000000686f73742d61207069642031"},
     {"error", 16, 0xc5fbd595, "080000000000000004000000676f6e65"},
     {"probe", 32, 0x3695f982, "0100000003000000070000000000000001000000020000000300000000000000"},
-    {"layout", 712, 0x00b5d9e8, ""},
-    {"layout with groups", 728, 0x5ffde841, ""},
-    {"layout with a remote table", 928, 0xe08ca06e, ""},
+    {"layout", 928, 0x25afbf5f, ""},
+    {"layout with groups", 944, 0xb9aa6c55, ""},
+    {"layout with a remote table", 1144, 0xba81b1e1, ""},
+    {"layout with an open table", 1120, 0xce65242e, ""},
     {"norm", 16, 0x10f3e7a5, "03000000000000000000000000000040"},
     {"norms", 32, 0xa086b534,
      "03000000000000000000000000000040000000000000e03f000000000000f07f"},
@@ -88,7 +89,7 @@ std::string hex_of(const Buffer& payload) {
 }  // namespace
 
 TEST(messages_have_the_bytes_of_their_protocol_version) {
-  CHECK_EQ(wire::kProtocolVersion, 6);
+  CHECK_EQ(wire::kProtocolVersion, 7);
   const std::vector<Sample> samples = all_samples();
   CHECK_EQ(samples.size(), kGolden.size());
   for (size_t i = 0; i < samples.size(); ++i) {

@@ -157,7 +157,8 @@ TEST(messages_remote_tables_refuse_hostile_programs) {
   layout.tables = {layout.tables[1]};
   layout.blocks.clear();
   const Buffer payload = encode(layout);
-  // From the end: the name, two runs of constant rows, six steps, two counts, the seed, the flag.
+  // From the end: the name, two runs of constant rows, six steps, two counts, what remote tables
+  // have beside, the seed, the flags.
   const size_t name = payload.size() - 16;
   const size_t steps = name - 2 * 24 - 6 * 24;
   const auto code_with = [&](size_t at, auto value) {
@@ -173,8 +174,15 @@ TEST(messages_remote_tables_refuse_hostile_programs) {
   CHECK_EQ(code_with(steps - 8, uint32_t{7}), refused);        // one step more than there are
   CHECK_EQ(code_with(steps - 8, 0xffffffffu), refused);        // far more
   CHECK_EQ(code_with(steps - 4, 0xffffffffu), refused);        // of constant rows
-  CHECK_EQ(code_with(steps - 16, uint64_t{5}), 0u);            // the seed
-  CHECK_EQ(code_with(steps - 24, uint32_t{0}), refused);       // a program of a table not remote
-  CHECK_EQ(code_with(steps - 24, uint32_t{2}), refused);       // neither
+  CHECK_EQ(code_with(steps - 40, uint64_t{5}), refused);       // conditions of no eviction
+  CHECK_EQ(code_with(steps - 64, uint32_t{3}), refused);       // an unknown admission
+  CHECK_EQ(code_with(steps - 72, uint64_t{5}), 0u);            // the most rows
+  CHECK_EQ(code_with(steps - 76, uint32_t{1}), refused);       // eviction without a condition
+  CHECK_EQ(code_with(steps - 80, uint32_t{2}), refused);       // neither zeros nor not
+  CHECK_EQ(code_with(steps - 88, uint64_t{5}), 0u);            // the seed
+  CHECK_EQ(code_with(steps - 92, uint32_t{1}), 0u);            // open
+  CHECK_EQ(code_with(steps - 92, uint32_t{2}), refused);       // neither
+  CHECK_EQ(code_with(steps - 96, uint32_t{0}), refused);       // a program of a table not remote
+  CHECK_EQ(code_with(steps - 96, uint32_t{2}), refused);       // neither
   CHECK_EQ(code_with(name - 24, uint64_t{1} << 40), refused);  // no constant row
 }
