@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from remote_cases import (
@@ -20,6 +22,7 @@ from remote_cases import (
 from sync_cases import run
 from table_cases import alone
 from torch import nn
+from torch.optim import swa_utils
 
 import torch_cpudist as cpudist
 from torch_cpudist.tables.remote_weight import is_remote
@@ -100,6 +103,58 @@ def test_uses_of_the_whole_weight_are_refused_while_wrapped(use, message):
         wrap(model)
         with torch.no_grad(), pytest.raises(cpudist.RemoteTableError, match=message):
             use(model)
+
+    alone(body)
+
+
+@pytest.mark.parametrize("wrapped", [True, False])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"multi_avg_fn": swa_utils.get_ema_multi_avg_fn(0.9)},
+        {"multi_avg_fn": swa_utils.get_swa_multi_avg_fn()},
+        {"avg_fn": swa_utils.get_ema_avg_fn(0.9)},
+        {"avg_fn": swa_utils.get_swa_avg_fn(), "use_buffers": True},
+    ],
+    ids=["default", "ema", "swa", "one-ema", "one-swa"],
+)
+def test_averages_of_torch_are_refused_at_their_first_update(options, wrapped):
+    model = remote(Ranking)
+
+    def body():
+        if wrapped:
+            wrap(model)
+        averaged = swa_utils.AveragedModel(model, **options)
+        for _ in range(2):
+            with pytest.raises(cpudist.RemoteTableError, match="AveragedModel") as told:
+                averaged.update_parameters(model)
+            assert "table 'word.weight' of 40 rows" in str(told.value)
+            assert "DistributedOptimizer(average=cpudist.EMA(d))" in str(told.value)
+            assert "opt.averaged()" in str(told.value)
+        assert int(averaged.n_averaged) == 0
+
+    alone(body)
+
+
+@pytest.mark.parametrize(
+    "average",
+    [
+        lambda mine, new: mine.lerp_(new, 0.1),
+        lambda mine, new: torch._foreach_lerp_([mine], [new], 0.1),
+        lambda mine, new: mine.copy_(0.9 * mine + 0.1 * new),
+    ],
+)
+def test_averages_of_ones_own_are_told_who_keeps_them(average):
+    model = remote_embedding()
+
+    def body():
+        wrap(model)
+        mine = copy.deepcopy(model).weight
+        with torch.no_grad(), pytest.raises(cpudist.RemoteTableError) as told:
+            average(mine, model.weight)
+        assert "DistributedOptimizer(average=cpudist.EMA(d))" in str(told.value)
+        assert "opt.averaged()" in str(told.value)
 
     alone(body)
 

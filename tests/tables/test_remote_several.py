@@ -1,8 +1,10 @@
 # Copyright (c) 2026 The torch_cpudist authors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Remote tables of several models, and rows of them, before they are wrapped."""
+"""Contexts of several models, rows of remote tables, and what is told to be static."""
 
 from __future__ import annotations
+
+import logging
 
 import pytest
 import torch
@@ -73,3 +75,100 @@ def test_functions_of_torch_initialise_as_methods_do() -> None:
         assert program.program.overrides == ((7, 8, 5.0),)
         with pytest.raises(cpudist.UnsupportedModelError, match="div_"):
             table.weight.div_(0)
+
+
+# ---- what is not remote, and is told -------------------------------------------------
+
+
+def remote(make, **options):
+    with cpudist.remote_tables(**options):
+        return make()
+
+
+class OwnRows(nn.Module):
+    """A lookup in a parameter of its own."""
+
+    def __init__(self, rows):
+        super().__init__()
+        self.rows = nn.Parameter(torch.zeros(rows, 2))
+        self.out = nn.Linear(2, rows)
+
+
+def pair(other):
+    return nn.ModuleDict({"a": nn.Embedding(60, 2), "it": other})
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (
+            lambda: nn.ModuleDict(
+                {"small": nn.Embedding(9, 2), "bag": nn.EmbeddingBag(49, 2)}
+            ),
+            "largest embedding is 'bag.weight' with 49 rows: give a lower min_rows=, "
+            "or names=['bag.weight'].",
+        ),
+        (lambda: None, "No module was built in the context: build the model in it"),
+        (lambda: nn.Linear(60, 60), "No nn.Embedding or nn.EmbeddingBag was built"),
+        (
+            lambda: OwnRows(60),
+            "Parameters of modules of your own are no tables ('rows'",
+        ),
+        (
+            lambda: nn.Sequential(nn.Embedding(9, 2), OwnRows(60)),
+            "are no tables ('1.rows'): hold such rows in an nn.Embedding",
+        ),
+    ],
+)
+def test_a_context_that_makes_nothing_remote_says_why(make, words, caplog):
+    with caplog.at_level(logging.WARNING, "torch_cpudist"):
+        remote(make, min_rows=50)
+    (record,) = caplog.records
+    assert record.getMessage().startswith(
+        "remote_tables(min_rows=50): nothing is remote. "
+    )
+    assert words in record.getMessage()
+    assert "out.weight" not in record.getMessage()
+
+
+@pytest.mark.parametrize("alone", [True, False])
+@pytest.mark.parametrize(
+    ("make", "cause"),
+    [
+        (lambda: nn.Embedding.from_pretrained(torch.ones(50, 2)), "from_pretrained"),
+        (lambda: nn.EmbeddingBag(50, 2, _weight=torch.ones(50, 2)), "_weight="),
+        (lambda: nn.utils.skip_init(nn.Embedding, 50, 2), "skip_init"),
+        (lambda: nn.Embedding(50, 2, device="meta"), "it is on meta"),
+    ],
+)
+def test_large_embeddings_that_stay_here_are_named(make, cause, alone, caplog):
+    with caplog.at_level(logging.WARNING, "torch_cpudist"):
+        remote(
+            lambda: nn.ModuleDict({"it": make()}) if alone else pair(make()),
+            min_rows=50,
+        )
+    (record,) = caplog.records
+    told = record.getMessage()
+    assert "embeddings of so many rows keep them on this trainer: 'it.weight'" in told
+    assert cause in told
+    assert "cpudist.shard_tables(model, remote=['it.weight'])" in told
+    assert "'a.weight'" not in told
+
+
+@pytest.mark.parametrize(
+    "options", [{"min_rows": 50}, {"names": ["a"]}, {"names": ["a"], "min_rows": 100}]
+)
+def test_a_context_that_does_what_it_was_asked_for_says_nothing(options, caplog):
+    with caplog.at_level(logging.WARNING, "torch_cpudist"):
+        made = remote(lambda: pair(OwnRows(60)), **options)
+    assert is_remote(made["a"].weight)
+    assert caplog.text == ""
+
+
+def test_the_way_out_of_a_large_embedding_is_one():
+    made = remote(
+        lambda: pair(nn.Embedding.from_pretrained(torch.ones(50, 2), freeze=False)),
+        min_rows=50,
+    )
+    cpudist.shard_tables(made, remote=["it.weight"])
+    assert is_remote(made["it"].weight)

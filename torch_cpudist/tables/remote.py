@@ -1,5 +1,6 @@
 # Copyright (c) 2026 The torch_cpudist authors.
 # SPDX-License-Identifier: BSD-3-Clause
+# long: one context, the modules that are built in it, and what it says of them
 """Building models whose large tables have no rows on the trainer."""
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from torch_cpudist.tables.remote_weight import (
 )
 
 _entered = threading.local()
+_HOLDERS = (nn.ParameterList, nn.ParameterDict)
 _MAKERS = {nn.Embedding.__init__.__code__, nn.EmbeddingBag.__init__.__code__}
 
 
@@ -59,7 +61,8 @@ def remote_tables(
 
     The initial values are those of trainer 0's recorded initialiser and seed, which
     ``torch.manual_seed`` repeats. Their rows are in no ``state_dict()``: snapshots have
-    them, and exports. Thread safety: for models built in this thread.
+    them, and exports. Where nothing is remote at the end, or embeddings of ``min_rows``
+    rows are not, a warning names them. Thread safety: for models built in this thread.
 
     Args:
         min_rows: embeddings with at least so many rows, >= 1.
@@ -165,6 +168,9 @@ class _Making(TorchFunctionMode):
                     "parameters or modules, as named_modules() of the model says that "
                     "is built in the context."
                 )
+        self._tell_static(
+            tree, any(self._large(table_of(weight).rows) for _, weight in found)
+        )
         kept: set[int] = set()
         for name, weight in found:
             table = table_of(weight)
@@ -178,6 +184,72 @@ class _Making(TorchFunctionMode):
                 kept.add(id(weight))
                 become_local(weight)
         tree.mark_sparse()
+
+    def _tell_static(self, tree: _Tree, some_are_large: bool) -> None:
+        """Warns of what is as large as min_rows= says and stays on this trainer."""
+        if self._min_rows is None:
+            return
+        static = {id(module): (name, module) for name, module in tree.static()}
+        large = [one for one in static.values() if self._large(_rows_of(one[1]))]
+        begin = f"remote_tables(min_rows={self._min_rows}):"
+        if large:
+            told = ", ".join(f"{name!r} ({_cause(module)})" for name, module in large)
+            logger.warning(
+                "%s embeddings of so many rows keep them on this trainer: %s. To have "
+                "them on the servers call cpudist.shard_tables(model, remote=%s) after "
+                "the context, which stores their values when the optimizer is wrapped, "
+                "with initial=cpudist.Normal(...) where they have none yet.",
+                begin,
+                told,
+                [name for name, _ in large],
+            )
+        elif not some_are_large and not self._names:
+            why = _why_none(tree, self._min_rows)
+            logger.warning("%s nothing is remote. %s", begin, why)
+
+
+def _why_none(tree: _Tree, min_rows: int) -> str:
+    """What was built where no embedding has so many rows, and the way out."""
+    if tree.is_empty():
+        return (
+            "No module was built in the context: build the model in it, or call "
+            "cpudist.shard_tables(model, remote=True) for one that is there."
+        )
+    why = "No nn.Embedding or nn.EmbeddingBag was built in the context."
+    embeddings = [(_rows_of(module), name) for name, module in tree.static()]
+    if embeddings:
+        rows, name = max(embeddings)
+        why = (
+            f"The largest embedding is {name!r} with {rows} rows: give a lower "
+            f"min_rows=, or names=[{name!r}]."
+        )
+    own = ", ".join(map(repr, tree.own_parameters(min_rows)))
+    if own:
+        why += (
+            f" Parameters of modules of your own are no tables ({own}): hold such "
+            "rows in an nn.Embedding and look them up by calling it."
+        )
+    return why
+
+
+def _rows_of(module: nn.Embedding | nn.EmbeddingBag) -> int:
+    weight = module._parameters.get("weight")
+    return module.num_embeddings if weight is None else weight.shape[0]
+
+
+def _cause(module: nn.Embedding | nn.EmbeddingBag) -> str:
+    """Why an embedding has rows here, in some words."""
+    weight = module._parameters.get("weight")
+    if weight is None:
+        return "its weight is computed, not a parameter"
+    if weight.is_meta:
+        return "it is on meta, where initialisers leave no trace"
+    if weight.dtype != torch.float32:
+        return f"it is {weight.dtype}; tables on servers are float32"
+    return (
+        "it was given its weight, as by from_pretrained, _weight=, skip_init or an "
+        "assignment, or was built outside of the context"
+    )
 
 
 def _why_static(name: str, module: nn.Embedding | nn.EmbeddingBag) -> str:
@@ -244,8 +316,24 @@ class _Tree:
     def _parameter(self, owner: nn.Module, name: str, weight: Any) -> None:
         if threading.get_ident() != self._thread:
             return
-        if is_remote(weight) or isinstance(owner, (nn.Embedding, nn.EmbeddingBag)):
-            self._owners.append(owner)
+        self._owners.append(owner)
+
+    def is_empty(self) -> bool:
+        """Whether nothing was built."""
+        return not self._owners
+
+    def own_parameters(self, rows: int) -> Iterator[str]:
+        """Names of matrices of so many rows that no module of torch holds."""
+        for root in self._roots():
+            for prefix, module in root.named_modules():
+                of_torch = type(module).__module__.startswith("torch.nn.modules.")
+                if of_torch and not isinstance(module, _HOLDERS):
+                    continue
+                for name, parameter in module._parameters.items():
+                    if parameter is None or nn.parameter.is_lazy(parameter):
+                        continue
+                    if parameter.dim() == 2 and parameter.shape[0] >= rows:
+                        yield f"{prefix}.{name}" if prefix else name
 
     def mark_sparse(self) -> None:
         """Makes every embedding of a remote weight say what its gradient is."""

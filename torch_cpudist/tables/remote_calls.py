@@ -8,10 +8,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.optim.swa_utils import AveragedModel
 
 from torch_cpudist.errors import RemoteTableError
 from torch_cpudist.tables.remote_weight import (
+    BY_THE_SERVERS,
     WAYS,
+    WITHIN,
     RemoteWeight,
     Way,
     find,
@@ -162,4 +165,20 @@ def _showing(func: Function, args: Any, kwargs: Mapping[str, Any]) -> Any:
     return repr(args[0])
 
 
+def _in_average(
+    told: Mapping[str, Any], func: Function, args: Any, kwargs: Mapping[str, Any]
+) -> Any:
+    """Of all that torch's average of a model does with a weight.
+
+    The first update only copies, which rows that begin alike would let pass.
+    """
+    table = find((args, kwargs))._cpudist_table
+    raise RemoteTableError(
+        f"AveragedModel of a model with {table.describe()}: its rows are not here. "
+        f"{BY_THE_SERVERS} For another average than an exponential one keep the table "
+        "on the trainers too (leave it out of remote_tables and shard_tables(remote=))."
+    )
+
+
 WAYS.update(_ways())
+WITHIN[AveragedModel.update_parameters.__code__] = _in_average

@@ -40,6 +40,12 @@ Way = Callable[[Function, Any, Mapping[str, Any]], Any]
 WAYS: dict[Function, Way] = {}
 #: What is done instead within functions of torch, by their code; gets their variables.
 WITHIN: dict[CodeType, Callable[[Mapping[str, Any], Function, Any, Any], Any]] = {}
+#: What errors say to whoever averages weights.
+BY_THE_SERVERS = (
+    "For an average of weights let the servers keep it: DistributedOptimizer("
+    "average=cpudist.EMA(d)), with the average's decay d, and use the model within "
+    "`with opt.averaged():`."
+)
 
 
 class RemoteWeight(torch.Tensor):
@@ -241,6 +247,10 @@ def plainly(func: Function, args: Any, kwargs: Mapping[str, Any]) -> Any:
         return func(*args, **kwargs)
 
 
+#: What averages of weights do, other libraries' too, and no initialiser.
+_AVERAGING = frozenset({"lerp", "lerp_", "_foreach_lerp", "_foreach_lerp_"})
+
+
 def refusal(func: Function, weight: RemoteWeight) -> Exception:
     """The error for a function that needs rows, or that writes what servers cannot."""
     table = weight._cpudist_table
@@ -253,6 +263,10 @@ def refusal(func: Function, weight: RemoteWeight) -> Exception:
             "context ends, and until then it is initialised as remote ones are. Build "
             "with min_rows= instead; or use it after the context; or build the model "
             "as it is and call cpudist.shard_tables(model, remote=[...])."
+        )
+    if name in _AVERAGING:
+        return RemoteTableError(
+            f"{name} on {table.describe()}: its rows are not here. {BY_THE_SERVERS}"
         )
     if is_in_place(name) or name in ("__setitem__", "data"):
         table.check_unwrapped(name)
@@ -283,8 +297,9 @@ def refusal(func: Function, weight: RemoteWeight) -> Exception:
     return RemoteTableError(
         f"{name} of the weight of {table.describe()}: its rows are not here. Look rows "
         "up through the nn.Embedding or nn.EmbeddingBag that has the weight, and take "
-        "penalties and averages over the rows that were looked up; or keep the table "
-        "on the trainers too (leave it out of remote_tables and shard_tables(remote=))."
+        f"penalties over the rows that were looked up. {BY_THE_SERVERS} Or keep the "
+        "table on the trainers too (leave it out of remote_tables and shard_tables("
+        "remote=))."
     )
 
 
