@@ -23,6 +23,7 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import torch_cpudist as cpudist
+from torch_cpudist.tables.remote_weight import is_remote
 
 DECAY = 0.8
 STEPS = 24
@@ -46,16 +47,32 @@ def plain_averages(rule, batches, decay=DECAY):
     return seen
 
 
-def trained(batches, rule, strategy="sync", every=5, average=None, **options):
+def shown_of(model):
+    """The model's state, with the rows of a remote table as lookups bring them."""
+    found = copy_of(model)
+    if is_remote(model.bag.weight):
+        assert "bag.weight" not in found
+        with torch.no_grad():
+            every = torch.arange(model.bag.num_embeddings)[:, None]
+            found["bag.weight"] = model.bag(every)
+    return found
+
+
+def trained(
+    batches, rule, strategy="sync", every=5, average=None, remote=False, **options
+):
     """What averaged() shows after every so many steps, and the model at the end."""
     kept = cpudist.EMA(DECAY) if average is None else average
     meeting = threading.Barrier(batches.trainers)
 
     def body(context):
         model = Model()
+        if remote:
+            cpudist.shard_tables(model, remote=["bag"])
         optimizer = cpudist.DistributedOptimizer(
             build(RULES[rule], model), model, strategy=strategy, average=kept
         )
+        assert is_remote(model.bag.weight) == remote
         shown = {}
         for step in range(len(batches)):
             optimizer.zero_grad()
@@ -64,28 +81,30 @@ def trained(batches, rule, strategy="sync", every=5, average=None, **options):
             if step % every == 0 or step + 1 == len(batches):
                 optimizer.flush()
                 meeting.wait(PATIENCE_S)
-                before = copy_of(model)
+                before = shown_of(model)
                 with optimizer.averaged():
-                    shown[step] = copy_of(model)
-                assert_same_bits(before, copy_of(model))
+                    shown[step] = shown_of(model)
+                assert_same_bits(before, shown_of(model))
                 meeting.wait(PATIENCE_S)
-        return shown, copy_of(model)
+        return shown, shown_of(model)
 
     return run(body, batches.trainers, **options)
 
 
 def assert_close(found, wanted, most):
+    assert "bag.weight" in found
     for name, value in found.items():
         assert float((value.double() - wanted[name].double()).abs().max()) <= most, name
 
 
+@pytest.mark.parametrize("remote", [False, True], ids=["static", "remote"])
 @pytest.mark.parametrize("servers", [1, 3])
 @pytest.mark.parametrize("trainers", [1, 2, 3])
-def test_sync_keeps_the_average_that_torch_does(trainers, servers):
+def test_sync_keeps_the_average_that_torch_does(trainers, servers, remote):
     batches = Batches(trainers, steps=STEPS)
     wanted = plain_averages("adagrad", batches)
     values = wanted[-1]
-    for shown, last in trained(batches, "adagrad", servers=servers):
+    for shown, last in trained(batches, "adagrad", remote=remote, servers=servers):
         assert len(shown) > 4
         for step, found in shown.items():
             assert_close(found, wanted[step], 2e-6)
@@ -93,11 +112,12 @@ def test_sync_keeps_the_average_that_torch_does(trainers, servers):
         assert max(float((last[n] - values[n]).abs().max()) for n in last) > 1e-3
 
 
+@pytest.mark.parametrize("remote", [False, True], ids=["static", "remote"])
 @pytest.mark.parametrize("rule", ["sgd", "sparse_adam", "row_wise_adagrad"])
-def test_every_rule_is_averaged_alike(rule):
+def test_every_rule_is_averaged_alike(rule, remote):
     batches = Batches(2, steps=STEPS)
     wanted = plain_averages(rule, batches)
-    for shown, _ in trained(batches, rule, servers=2):
+    for shown, _ in trained(batches, rule, remote=remote, servers=2):
         for step, found in shown.items():
             assert_close(found, wanted[step], 1e-5)
 
