@@ -34,8 +34,12 @@ def numbered(number: int, run: int = 0xAAAA, param_set: int = 0) -> str:
 
 
 def test_names() -> None:
-    assert names.snapshot_name(12, 0x12345F3A) == NAME
-    assert names.snapshot_name(2**64 - 1, 1, 2) == "snap-18446744073709551615-0001-s2"
+    assert names.snapshot_name(12, 0x9_12345F3A) == "snap-000000000012-12345f3a"
+    longest = "snap-18446744073709551615-00000001-s2"
+    assert names.snapshot_name(2**64 - 1, 1, 2) == longest
+    assert names.number_of(NAME) == 12  # of the run they had 4 digits once
+    assert names.number_of(f"{NAME}-s2-full") == 12
+    assert names.number_of("snap-000000000012-5f3a5") is None
     for number in (0, 12, 2**64 - 1):
         for param_set in (0, 3):
             name = names.snapshot_name(number, 77, param_set)

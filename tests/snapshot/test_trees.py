@@ -353,3 +353,22 @@ def test_the_file_of_an_earlier_attempt_is_none(tmp_path) -> None:
     assert read_written(tmp_path, 1, number=20) is None
     later = write_trainer(tmp_path, 1, pack({"x": 2}), 6, number=20)
     assert read_written(tmp_path, 1, number=20) == later != earlier
+
+
+def test_the_file_of_another_run_is_none(tmp_path) -> None:
+    """Of the same number, by a run that was killed: it is waited for on."""
+    dead = write_trainer(tmp_path, 1, pack({"x": 1}), 5, number=10, run_id=2**64 - 1)
+    assert read_written(tmp_path, 1, number=10, run_id=7) is None
+    assert read_written(tmp_path, 1, number=10, run_id=2**64 - 1) == dead
+    mine = write_trainer(tmp_path, 1, pack({"x": 2}), 6, number=10, run_id=7)
+    assert read_written(tmp_path, 1, number=10, run_id=7) == mine != dead
+    assert read_trainer(tmp_path, mine) == {"x": 2}
+
+
+def test_a_file_that_names_no_run_can_be_read(tmp_path) -> None:
+    """As those of before there was one; a run that saves does not take it for its."""
+    trainer = write_trainer(tmp_path, 1, pack({"x": 1}), 5, number=10)
+    assert "run" not in json.loads((tmp_path / trainer.file).read_text())
+    assert read_trainer(tmp_path, trainer) == {"x": 1}
+    assert read_written(tmp_path, 1, number=10) == trainer
+    assert read_written(tmp_path, 1, number=10, run_id=7) is None

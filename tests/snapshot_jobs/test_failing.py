@@ -19,14 +19,18 @@ from sync_cases import run
 from warm_starts import Setup, ranks
 
 import torch_cpudist as cpudist
+from torch_cpudist.snapshot import names as snapshot_names
 from torch_cpudist.snapshot.directory import Directory
 from torch_cpudist.snapshot.files import Files
+from torch_cpudist.snapshot.reading import Snapshot
+from torch_cpudist.snapshot.trainer_files import read_written, write_trainer
+from torch_cpudist.snapshot.trees import pack
 
 
-def wrapped():
+def wrapped(strategy="allreduce"):
     model = Drawing()
     inner = torch.optim.SGD(model.parameters(), lr=0.05)
-    return model, cpudist.DistributedOptimizer(inner, model, strategy="allreduce")
+    return model, cpudist.DistributedOptimizer(inner, model, strategy=strategy)
 
 
 def stepped(opt, model, steps=1):
@@ -218,6 +222,44 @@ def test_what_is_left_of_a_run_that_was_killed_goes(tmp_path):
     assert resumed(tmp_path).name == names[0]
     assert not left.exists()
     assert kept.exists()
+
+
+def test_what_a_run_that_was_killed_has_written_is_not_taken(tmp_path, monkeypatch):
+    """Also where its snapshots have the names of this run's: there are 32 bits in them.
+
+    Trainer 1 writes its file only when trainer 0 has looked for it.
+    """
+    monkeypatch.setattr(
+        snapshot_names, "snapshot_name", lambda number, *_: f"snap-{number:012d}-beef"
+    )
+    for number in range(1, 5):
+        left = tmp_path / f"snap-{number:012d}-beef"
+        write_trainer(left, 1, pack({"of": "the dead"}), 5, number=number, run_id=1)
+    looked = threading.Event()
+
+    def read(folder, rank, *others):
+        found = read_written(folder, rank, *others)
+        looked.set()
+        return found
+
+    def write(folder, rank, *others):
+        assert rank == 0 or looked.wait(PATIENCE_S)
+        return write_trainer(folder, rank, *others)
+
+    monkeypatch.setattr("torch_cpudist.optimizer.saves.read_written", read)
+    monkeypatch.setattr("torch_cpudist.optimizer.saves.write_trainer", write)
+
+    def body(_):
+        model, opt = wrapped("sync")
+        opt.resume(tmp_path, every_steps=3)
+        stepped(opt, model, 3)
+        return opt.stats()["snapshot"]
+
+    assert [found["saved"] for found in run(body, 2)] == [1, 1]
+    [name] = Directory(tmp_path).names()
+    snapshot = Snapshot(tmp_path / name)
+    assert snapshot.verify() == []
+    assert [one.steps for one in snapshot.manifest.trainers] == [3, 3]
 
 
 def test_every_so_many_seconds(tmp_path):

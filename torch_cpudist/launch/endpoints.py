@@ -60,7 +60,8 @@ class Endpoints:
         listening: addresses of the server.
         sockets: addresses of the sockets that this process may have open.
         keep: stores that other ranks may still read.
-        run_id: of the run.
+        run_id: of the run, equal on all ranks of all its jobs.
+        incarnation: how often this trainer was started in the run.
         rendezvous: where ranks met, for what they show each other later.
     """
 
@@ -71,6 +72,7 @@ class Endpoints:
     sockets: set[str] = field(default_factory=set)
     keep: list[object] = field(default_factory=list)
     run_id: int = 0
+    incarnation: int = 1
     rendezvous: Rendezvous | None = None
 
     def stop(self, reason: str) -> None:

@@ -177,6 +177,11 @@ class Run:
         return self.endpoints.run_id
 
     @property
+    def incarnation(self) -> int:
+        """How often this trainer was started; 1 but for one that has come back."""
+        return self.endpoints.incarnation
+
+    @property
     def rendezvous(self) -> Rendezvous | None:
         """Where the ranks of this torchrun job met; ``None`` after the end."""
         return self.endpoints.rendezvous

@@ -150,11 +150,15 @@ def _train(
         endpoints.reachable(addresses, host_id == own)
         for addresses, host_id in zip(run["servers"], run["hosts"], strict=True)
     ]
-    ends = Endpoints(sockets={address for some in lists for address in some})
+    ends = Endpoints(
+        sockets={address for some in lists for address in some},
+        run_id=int(run["run_id"]),
+        incarnation=incarnation,
+    )
     ends.client = endpoints.connect(
         made,
         numbers,
-        int(run["run_id"]),
+        ends.run_id,
         None,
         lists,
         connect_s=rendezvous.remaining_s(),

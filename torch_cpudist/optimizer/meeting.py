@@ -47,7 +47,7 @@ class Meeting:
         self._run = run
         self._directory = directory
         self._key = f"snapshots/{number}"
-        self._mark = f"{names.TOKEN}{run.run_id % 2**64:016x}-{number}"
+        self._mark = f"{names.TOKEN}{names.run_text(run.run_id)}-{number}"
         self._last_told = self._mark
 
     def meet(self, saving: Saving) -> None:

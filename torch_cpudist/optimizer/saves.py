@@ -149,6 +149,7 @@ class Saves:
         trainers: int,
         left: LeftFiles,
         limit_s: float,
+        run_id: int,
         marked: Callable[[], Sequence[Save]] = tuple,
     ) -> None:
         """Starts no thread yet.
@@ -162,11 +163,13 @@ class Saves:
             trainers: how many there are; a snapshot is of all of them.
             left: states of those that have left.
             limit_s: how long servers may write.
+            run_id: of the run: what another one has left in a directory is not taken.
             marked: those that are marked and were not put yet; any thread.
         """
         self._copies: Copies | None = None
         self._marked = marked
         self._limit_s = limit_s
+        self._run_id = run_id
         self._trainer_count = trainers
         self._left = left
         # Steps that servers count and no trainer does: this much is all the difference.
@@ -424,7 +427,9 @@ class Saves:
         folder = self._directory.folder(name)
         packed = trees.pack(save.tree, f"state of trainer {self._rank}")
         files = self._directory.files
-        own = write_trainer(folder, self._rank, packed, save.steps, files, save.number)
+        own = write_trainer(
+            folder, self._rank, packed, save.steps, files, save.number, self._run_id
+        )
         if not save.leads:
             return
         left = self._of_left(save.number, folder)
@@ -546,7 +551,9 @@ class Saves:
         for rank in members:
             if rank not in found:
                 found[rank] = self._until(
-                    functools.partial(read_written, folder, rank, files, number),
+                    functools.partial(
+                        read_written, folder, rank, files, number, self._run_id
+                    ),
                     TRAINER_FILES_S,
                     f"trainer {rank} did not write its file to {folder} within "
                     f"{TRAINER_FILES_S:g} s; its own log says why",

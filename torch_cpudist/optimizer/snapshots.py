@@ -177,6 +177,7 @@ class Snapshots:
             run.trainer_count,
             self._left,
             run.environment.round_deadline_ms / 1000,
+            run.run_id,
             lambda: list(self._captured.values()),
         )
         self._pace = self._paced(often.every_steps, often.every_s, "")

@@ -68,6 +68,10 @@ class Fields:
         self._values = dict(value)
         self._where = where
 
+    def has(self, name: str) -> bool:
+        """Whether there is such a field, which was not taken yet."""
+        return name in self._values
+
     def take(self, name: str) -> Any:
         """Takes a field of any kind."""
         if name not in self._values:

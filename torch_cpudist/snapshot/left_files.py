@@ -41,6 +41,7 @@ class LeftFiles:
         self, directory: Path, run_id: int, param_set: int, files: Files
     ) -> None:
         self._folder = directory / names.left_name(run_id, param_set)
+        self._run_id = run_id
         self._files = files
 
     def write(self, rank: int, packed: Packed, steps: int) -> None:
@@ -49,7 +50,8 @@ class LeftFiles:
         Raises:
             SnapshotError: the file system refuses.
         """
-        write_trainer(self._folder, rank, packed, steps, self._files)
+        files, run_id = self._files, self._run_id
+        write_trainer(self._folder, rank, packed, steps, files, run_id=run_id)
 
     def bring(self, folder: Path, rank: int, number: int) -> Trainer | None:
         """Copies the newest state of a trainer into a snapshot's directory.
@@ -69,7 +71,7 @@ class LeftFiles:
         files = self._files
         with reported(f"cannot copy files of {self._folder}", _READABLE):
             try:
-                left = read_written(self._folder, rank, files)
+                left = read_written(self._folder, rank, files, run_id=self._run_id)
                 if left is None:
                     return None
                 text, data, _ = open_trainer(self._folder, left, files)

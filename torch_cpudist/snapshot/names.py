@@ -23,7 +23,10 @@ TOKEN = "token-"  # noqa: S105  a prefix of file names
 _STAGED = re.compile(r"staged\.[0-9a-f]{16}")
 #: Behind the name of one that was put together from a chain.
 COMPACTED = "-full"
-_NUMBERED = re.compile(r"snap-([0-9]{12,20})-([0-9a-f]{4})(-s[0-9]+)?(-full)?")
+# Of the run there were 4 digits once.
+_NUMBERED = re.compile(
+    r"snap-([0-9]{12,20})-([0-9a-f]{4}|[0-9a-f]{8})(-s[0-9]+)?(-full)?"
+)
 _PART = re.compile(r"s([0-9]{3,10})-t([0-9]{3,10})-([0-9]{4,10})\.safetensors")
 _DENSE = re.compile(r"s([0-9]{3,10})-dense\.safetensors")
 #: Directories of what trainers have left behind, which no snapshot is called.
@@ -44,7 +47,7 @@ def snapshot_name(number: int, run_id: int, param_set: int = 0) -> str:
         param_set: which of the run's optimizers; those after the first have a suffix.
     """
     suffix = f"-s{param_set}" if param_set else ""
-    return f"{AUTOMATIC}{number:012d}-{run_id & 0xFFFF:04x}{suffix}"
+    return f"{AUTOMATIC}{number:012d}-{run_id & 0xFFFFFFFF:08x}{suffix}"
 
 
 def number_of(name: str) -> int | None:
@@ -132,7 +135,12 @@ def trainer_name(rank: int, suffix: str = "json") -> str:
 
 def left_name(run_id: int, param_set: int) -> str:
     """Where the trainers of a run that have left put their states."""
-    return f"{LEFT}{run_id % 2**64:016x}_{param_set}"
+    return f"{LEFT}{run_text(run_id)}_{param_set}"
+
+
+def run_text(run_id: int) -> str:
+    """A run's id as it stands in files and their names: 16 hexadecimal digits."""
+    return f"{run_id % 2**64:016x}"
 
 
 def gone_keys(table: int) -> str:

@@ -31,6 +31,7 @@ def write_trainer(
     steps: int,
     files: Files = _FILE_SYSTEM,
     number: int = 0,
+    run_id: int | None = None,
 ) -> Trainer:
     """Writes the state of a trainer to the directory of a snapshot; the JSON last.
 
@@ -43,6 +44,7 @@ def write_trainer(
         steps: that it has made.
         files: the file system.
         number: of the cut.
+        run_id: of the run, by which the file is told from that of another run.
 
     Returns:
         What the manifest says of it.
@@ -73,6 +75,7 @@ def write_trainer(
         "version": _VERSION,
         "rank": rank,
         "number": str(number),
+        **({} if run_id is None else {"run": names.run_text(run_id)}),
         "steps": str(steps),
         "tensors": {
             "file": data.name,
@@ -93,7 +96,11 @@ def write_trainer(
 
 
 def read_written(
-    folder: Path, rank: int, files: Files = _FILE_SYSTEM, number: int | None = None
+    folder: Path,
+    rank: int,
+    files: Files = _FILE_SYSTEM,
+    number: int | None = None,
+    run_id: int | None = None,
 ) -> Trainer | None:
     """What the manifest will say of a trainer's files, from the files.
 
@@ -105,6 +112,8 @@ def read_written(
         files: the file system.
         number: of the cut; the file of another one, which an earlier attempt of the
             same name has left, is none. ``None`` takes any.
+        run_id: of the run; the file of another one, which was killed before it could
+            commit, is none. ``None`` takes any.
 
     Returns:
         ``None`` while the trainer has not written its file.
@@ -124,11 +133,14 @@ def read_written(
         fields = _head(contents, rank)
         found = fields.long("number")
         steps = fields.long("steps")
+        run = _run_of(fields)
     except Malformed as error:
         raise SnapshotCorruptError(
             f"snapshot {folder.name}: {path.name} is damaged: {error}", path.name
         ) from error
     if number is not None and found != number:
+        return None
+    if run_id is not None and run != names.run_text(run_id):
         return None
     return Trainer(rank, path.name, len(contents), _core.crc32c(contents), steps)
 
@@ -140,6 +152,11 @@ def _head(contents: bytes | memoryview, rank: int) -> Fields:
     fields.number("version", _VERSION, _VERSION)
     fields.number("rank", rank, rank)
     return fields
+
+
+def _run_of(fields: Fields) -> str | None:
+    """The id of the run as text; ``None`` in files of before there was one."""
+    return fields.text("run", "[0-9a-f]{16}") if fields.has("run") else None
 
 
 def read_trainer(folder: Path, trainer: Trainer, files: Files = _FILE_SYSTEM) -> Any:
@@ -187,6 +204,7 @@ def open_trainer(
     try:
         fields = _head(text.view(0, text.size_bytes), trainer.rank)
         fields.long("number")
+        _run_of(fields)
         fields.long("steps", trainer.steps, trainer.steps)
         tensors = Fields(fields.take("tensors"), "trainer.tensors")
         tree = fields.take("state")
