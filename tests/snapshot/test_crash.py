@@ -18,7 +18,8 @@ from torch_cpudist.snapshot.reading import Snapshot
 
 PATH = Path("/snapshots")
 OLD = ("snap-000000000010-aaaa", "snap-000000000020-aaaa")
-LEFT = "snap-000000000015-bbbb"  # what a run that was killed has begun
+# What runs that were killed have begun: of an older moment, and beyond the newest.
+LEFT = ("snap-000000000015-bbbb", "snap-000000000040-bbbb")
 NEW = "snap-000000000030-aaaa"
 NAMED = "best"
 SMALL = {"servers": 2, "trainers": 1, "average": False}
@@ -41,8 +42,9 @@ def before() -> ModelFiles:
     commit_one(directory, OLD[0], 10)
     commit_one(directory, NAMED, 11)
     commit_one(directory, OLD[1], 20)
-    folder = directory.prepare(LEFT)
-    files.close(files.create(folder / "s000-t000-0000.safetensors"))
+    for name in LEFT:
+        folder = directory.prepare(name)
+        files.close(files.create(folder / "s000-t000-0000.safetensors"))
     return files.settled()
 
 
@@ -142,7 +144,7 @@ def test_a_crash_at_every_call(before: ModelFiles, prepare: bool) -> None:
                 again.keep(2)
             assert again.newest() == NEW
             assert again.names() == [NAMED, OLD[1], NEW]
-            assert LEFT not in again.uncommitted()
+            assert again.uncommitted() == []
     assert newest == {OLD[1], NEW}
 
 

@@ -5,8 +5,10 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import logging
 import os
+from pathlib import Path
 
 import pytest
 from small_snapshots import NAME, commit, write
@@ -18,6 +20,7 @@ from torch_cpudist.errors import (
 )
 from torch_cpudist.snapshot import names
 from torch_cpudist.snapshot.directory import Directory
+from torch_cpudist.snapshot.files import Files
 from torch_cpudist.snapshot.reading import Snapshot
 
 STAGED = "staged.0123456789abcde0"
@@ -137,20 +140,31 @@ def test_sweep_takes_only_what_a_dead_save_left(directory) -> None:
         (directory.path / staged).mkdir()
         (directory.path / staged / file).write_bytes(b"x")
     assert sorted(directory.sweep()) == [
-        *(numbered(10), numbered(20, 0xBBBB), STAGED, "token-0123")
+        *(numbered(10), numbered(20, 0xBBBB), numbered(30), STAGED, "token-0123")
     ]
-    assert directory.uncommitted() == ["named", numbered(30)]
+    assert directory.uncommitted() == ["named"]
     assert sorted(os.listdir(directory.path)) == [
-        *("Other", "named", numbered(20), numbered(30)),
+        *("Other", "named", numbered(20)),
         *(STAGED[:-1] + "f", "token-notes"),
     ]
     assert directory.newest() == numbered(20)
 
 
-def test_without_any_snapshot_nothing_is_swept(directory) -> None:
+def test_what_a_first_save_has_left_is_swept(directory) -> None:
+    """A run that is killed in each of its first saves would fill the disk."""
     directory.prepare(numbered(10))
-    assert directory.sweep() == []
-    assert directory.uncommitted() == [numbered(10)]
+    assert directory.sweep() == [numbered(10)]
+    assert directory.uncommitted() == []
+
+
+def test_what_another_optimizer_of_the_run_writes_is_not_swept(directory) -> None:
+    other, own = numbered(30, 0xCCCC, 1), numbered(30, 0xCCCC)
+    for name in (other, own, numbered(30, 0xBBBB, 1)):
+        directory.prepare(name)
+    run_id = 0x1CCCC
+    assert directory.sweep(run_id) == [numbered(30, 0xBBBB, 1), own]
+    assert directory.uncommitted() == [other]
+    assert directory.sweep(run_id, 1) == [other]
 
 
 def test_files_of_others_stay(directory, caplog) -> None:
@@ -255,3 +269,27 @@ def test_paths_do_not_depend_on_where_the_program_is(tmp_path, monkeypatch) -> N
     monkeypatch.chdir("/")
     commit(directory, **SMALL)
     assert (tmp_path / "here" / NAME / names.MANIFEST).exists()
+
+
+def test_one_that_cannot_be_read_keeps_only_what_it_may_need(tmp_path, caplog) -> None:
+    """Else a disk fills up behind one bad sector, without a word."""
+
+    class Unreadable(Files):
+        def read(self, path: Path) -> bytes:
+            if path.parent.name == numbered(30):
+                raise OSError(errno.EIO, "Input/output error")
+            return super().read(path)
+
+    directory = Directory(tmp_path, Unreadable())
+    other = [numbered(number, 0xBBBB) for number in (5, 6)]
+    own = [numbered(number) for number in (20, 30, 40, 50, 60)]
+    for name in [*other, *own]:
+        commit(Directory(tmp_path), name, number=names.number_of(name), **SMALL)
+    with caplog.at_level(logging.WARNING, "torch_cpudist"):
+        assert directory.keep(1) == [*other, numbered(40), numbered(50)]
+        commit(Directory(tmp_path), numbered(70), number=70, **SMALL)
+        assert directory.keep(1) == [numbered(60)]
+    told = [r.getMessage() for r in caplog.records if numbered(30) in r.getMessage()]
+    assert len(told) == 1
+    assert f"{numbered(30)}/manifest.json: Input/output error" in told[0]
+    assert directory.names() == [numbered(20), numbered(30), numbered(70)]

@@ -295,6 +295,7 @@ def test_strategies_without_servers_refuse_deltas_by_name(tmp_path):
         ({"delta_every_s": "5"}, "delta_every_s='5'"),
         ({"full_every": 1}, "full_every=1, expected a whole number from 2 up"),
         ({"full_every": None}, "full_every=None"),
+        ({"full_every": 30, "every_steps": 5}, "full_every=30 .*delta_every_steps nor"),
     ],
 )
 def test_arguments_that_cannot_be(wrong, said, tmp_path):

@@ -213,14 +213,16 @@ def test_another_model_fits_nothing(tmp_path):
 
 def test_what_is_left_of_a_run_that_was_killed_goes(tmp_path):
     names = saved(tmp_path, 2)
-    left = tmp_path / "snap-000000000001-aaaa"
-    left.mkdir()
-    (left / "trainer-000.json.tmp").write_text("{")
+    # Before the newest, and beyond it: what it was writing when it was killed.
+    before_and_beyond = [tmp_path / f"snap-00000000{n}-aaaa" for n in ("0001", "2000")]
+    for left in before_and_beyond:
+        left.mkdir()
+        (left / "trainer-000.json.tmp").write_text("{")
     kept = tmp_path / "mine"
     kept.mkdir()
     (kept / "notes.txt").write_text("not a snapshot")
     assert resumed(tmp_path).name == names[0]
-    assert not left.exists()
+    assert not any(left.exists() for left in before_and_beyond)
     assert kept.exists()
 
 

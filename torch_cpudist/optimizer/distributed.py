@@ -616,7 +616,8 @@ class DistributedOptimizer(face.ServedOptimizer, Participant):
             delta_every_steps: steps between snapshots, beside the others, of only the
                 rows that have changed since the one before.
             delta_every_s: seconds between those.
-            full_every: of how many a chain of those consists at most, from 2 up.
+            full_every: of how many a chain of those consists at most, from 2 up;
+                refused without them.
             keep: how many stay, besides those with a name of their own and those that
                 they are put over.
             state: objects with ``state_dict()`` and ``load_state_dict()``, by name: a

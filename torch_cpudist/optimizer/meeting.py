@@ -46,6 +46,7 @@ class Meeting:
         """
         self._run = run
         self._directory = directory
+        self._number = number
         self._key = f"snapshots/{number}"
         self._mark = f"{names.TOKEN}{names.run_text(run.run_id)}-{number}"
         self._last_told = self._mark
@@ -62,7 +63,7 @@ class Meeting:
         problem = ""
         if run.trainer_rank == 0:
             try:
-                self._directory.sweep(run.run_id)
+                self._directory.sweep(run.run_id, self._number)
                 self._leave(self._mark, b"")
                 problem = "; ".join(saving.sees(self._mark))
             except SnapshotError as error:

@@ -12,6 +12,8 @@ from typing import Protocol
 
 from torch_cpudist.errors import AddressError, InvalidArgumentError
 
+_FULL_EVERY = 10
+
 
 class Board(Protocol):
     """Where trainer 0 leaves what the others look for."""
@@ -30,7 +32,7 @@ class Often:
     Attributes:
         every_steps, every_s: steps and seconds between snapshots of all rows.
         delta_every_steps, delta_every_s: the same of those of changes.
-        full_every: of how many snapshots a chain of them consists at most.
+        full_every: of how many snapshots a chain of those of changes consists at most.
         keep: how many stay.
     """
 
@@ -38,7 +40,7 @@ class Often:
     every_s: float | None = None
     delta_every_steps: int | None = None
     delta_every_s: float | None = None
-    full_every: int = 10
+    full_every: int = _FULL_EVERY
     keep: int = 3
 
     @property
@@ -50,7 +52,8 @@ class Often:
         """Checks every one.
 
         Raises:
-            InvalidArgumentError: no whole number of steps, or no seconds, or too few.
+            InvalidArgumentError: no whole number of steps, or no seconds, or too few;
+                or a length of chains where there are none.
         """
         for name in ("every_steps", "delta_every_steps", "full_every", "keep"):
             value, least = getattr(self, name), 2 if name == "full_every" else 1
@@ -67,6 +70,13 @@ class Often:
                 raise InvalidArgumentError(
                     f"resume: {name}={value!r}, expected seconds above 0"
                 )
+        if self.full_every != _FULL_EVERY and not self.deltas:
+            raise InvalidArgumentError(
+                f"resume: full_every={self.full_every} is of how many snapshots a "
+                "chain of changes consists, and neither delta_every_steps nor "
+                "delta_every_s is given: all have all rows. Pass one of them, or leave "
+                "full_every out."
+            )
 
 
 class Pace:

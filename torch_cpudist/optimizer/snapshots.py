@@ -371,7 +371,7 @@ class Snapshots:
         """
         if self._store is not None:
             self._store.probe()
-            self._store.sweep()
+            self._store.sweep(self._run.run_id, self._subject.number)
             self._store.get_newest(self.directory, self._subject.number)
         damaged: SnapshotError | None = None
         whole = []

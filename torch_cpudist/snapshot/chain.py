@@ -153,14 +153,37 @@ def arranged(
     return [*whole, *broken, *damaged]
 
 
+def unreadable(there: Sequence[Found]) -> list[Found]:
+    """Those whose manifest the file system does not let be read: it may be whole."""
+    return [
+        one
+        for one in there
+        if one.manifest is None
+        and one.damage is not None
+        and isinstance(one.damage.__cause__, OSError)
+    ]
+
+
+def _may_be_below(name: str, above: str) -> bool:
+    """Whether one may be what another one is put over, by their names alone.
+
+    Those with a name of the user's have all rows. What was made here is put over what
+    the same run has committed before.
+    """
+    number, limit = names.number_of(name), names.number_of(above)
+    if number is None or limit is None:
+        return False
+    return number < limit and names.same_origin(name, above)
+
+
 def superfluous(
     there: Sequence[Found], count: int, spared: Collection[str] = ()
 ) -> list[str]:
     """Which snapshots go where the newest ``count`` stay, and what they are put over.
 
     Those that cannot be read do not count, and those that a user named neither count
-    nor go. While the file system does not let one be read, none goes: what that one is
-    put over is not known.
+    nor go. Where the file system does not let a manifest be read, what that one is put
+    over is not known: older ones of its run stay, as only those may be it.
 
     Args:
         there: those of one optimizer.
@@ -170,8 +193,6 @@ def superfluous(
     Returns:
         Names; a base behind all that is put over it.
     """
-    if any(one.damage and isinstance(one.damage.__cause__, OSError) for one in there):
-        return []
     found = [one for one in there if one.manifest is not None]
     made_here = [one for one in found if names.number_of(one.name) is not None]
     kept = [one for one in made_here if one.damage is None][: max(count, 1)]
@@ -181,7 +202,13 @@ def superfluous(
     staying += [one for one in made_here if one.damage and one.order > limit]
     staying += [one for one in made_here if one.name in spared]
     needed = {name for one in staying for name in one.members}
-    old = [one for one in made_here if one.name not in needed]
+    unknown = [one.name for one in unreadable(there)]
+    old = [
+        one
+        for one in made_here
+        if one.name not in needed
+        and not any(_may_be_below(one.name, above) for above in unknown)
+    ]
     order = {one.name: one.order for one in found}
     old.sort(key=lambda one: one.order, reverse=True)
     old.sort(key=lambda one: order.get(one.members[-1], one.order))

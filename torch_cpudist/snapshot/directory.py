@@ -21,7 +21,13 @@ from torch_cpudist._version import __version__
 from torch_cpudist.errors import SnapshotCorruptError, SnapshotError
 from torch_cpudist.log import logger
 from torch_cpudist.snapshot import names
-from torch_cpudist.snapshot.chain import Found, arranged, chain_of, superfluous
+from torch_cpudist.snapshot.chain import (
+    Found,
+    arranged,
+    chain_of,
+    superfluous,
+    unreadable,
+)
 from torch_cpudist.snapshot.files import Files, reported, write_durably
 from torch_cpudist.snapshot.manifest import Manifest
 from torch_cpudist.snapshot.sealed import checksum_of
@@ -47,6 +53,7 @@ class Directory:
     ) -> None:
         self.path = Path(path).expanduser().absolute()
         self.files = files
+        self._told: set[str] = set()  # whose manifest cannot be read, it was warned
 
     def folder(self, name: str) -> Path:
         """Where a snapshot's files are.
@@ -258,7 +265,8 @@ class Directory:
         """Removes all but the newest snapshots that nobody gave a name.
 
         Those that can be read count, and what they are put over stays with them. A base
-        goes after all that is put over it.
+        goes after all that is put over it. A manifest that the file system does not let
+        be read is a warning, once: what it may be put over stays, the rest goes.
 
         Args:
             count: how many stay, at least 1. Named ones do not count and stay.
@@ -271,20 +279,33 @@ class Directory:
         Raises:
             SnapshotError: the file system refuses.
         """
-        old = superfluous(self.committed(param_set), count, spared)
+        there = self.committed(param_set)
+        old = superfluous(there, count, spared)
+        for one in unreadable(there):
+            if one.name not in self._told:
+                self._told.add(one.name)
+                logger.warning(
+                    "snapshot %s and older ones of its run that it may need stay "
+                    "beyond keep=%d: %s",
+                    one.name,
+                    count,
+                    one.damage,
+                )
         for name in old:
             self.remove(name)
         return old
 
-    def sweep(self, run_id: int = 0) -> list[str]:
+    def sweep(self, run_id: int = 0, param_set: int = 0) -> list[str]:
         """Removes what saves that did not end have left; before any save begins.
 
-        Only directories whose name was made here, of a number up to that of the newest
-        snapshot, tokens, rows on their way to servers, and what trainers of other runs
-        left behind. A run that is killed leaves them.
+        Directories without a manifest whose name was made here, whatever their number:
+        what a killed run was writing is newer than all that it has committed. Tokens,
+        rows on their way to servers, and what trainers of other runs left behind. Those
+        that other optimizers of this run may be writing stay, and names of users.
 
         Args:
             run_id: of the run that goes on.
+            param_set: which of its optimizers asks, and has begun no save.
 
         Returns:
             The names of those removed.
@@ -292,12 +313,11 @@ class Directory:
         Raises:
             SnapshotError: the file system refuses.
         """
-        newest = [one.manifest for one in self.committed() if one.manifest][:1]
-        limit = newest[0].number if newest else -1
         swept = []
         for name in self.uncommitted():
-            number = names.number_of(name)
-            if number is not None and number <= limit:
+            if names.number_of(name) is None:
+                continue
+            if not names.may_be_going_on(name, run_id, param_set):
                 self.remove(name)
                 swept.append(name)
         with reported(f"cannot remove tokens in {self.path}", _WRITABLE):

@@ -56,6 +56,28 @@ def number_of(name: str) -> int | None:
     return int(found.group(1)) if found else None
 
 
+def same_origin(one: str, other: str) -> bool:
+    """Whether one optimizer of one run may have made both names."""
+    first, second = _NUMBERED.fullmatch(one), _NUMBERED.fullmatch(other)
+    if first is None or second is None:
+        return False
+    return first.group(2, 3) == second.group(2, 3)
+
+
+def may_be_going_on(name: str, run_id: int, param_set: int) -> bool:
+    """Whether another optimizer of a run may be writing what ``snapshot_name`` named.
+
+    Args:
+        name: of the directory.
+        run_id: of the run that goes on.
+        param_set: the optimizer that asks, which writes nothing yet.
+    """
+    found = _NUMBERED.fullmatch(name)
+    if found is None or found.group(2) != f"{run_id & 0xFFFF:04x}":
+        return False
+    return int((found.group(3) or "-s0")[2:]) != param_set
+
+
 def is_name(text: str) -> bool:
     """Whether a snapshot can be called so."""
     return re.fullmatch(SNAPSHOT, text) is not None

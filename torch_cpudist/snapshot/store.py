@@ -396,16 +396,17 @@ class Store:
             self.remove(name)
         return old
 
-    def sweep(self) -> list[str]:
-        """Removes what copies that did not end have left, as ``Directory.sweep``."""
-        whole = self.committed()
-        newest = [one.manifest for one in whole if one.manifest][:1]
-        limit = newest[0].number if newest else -1
-        known = {one.name for one in whole}
+    def sweep(self, run_id: int = 0, param_set: int = 0) -> list[str]:
+        """Removes what copies that did not end have left, as ``Directory.sweep``.
+
+        Raises:
+            SnapshotError: the store refuses.
+        """
         swept = []
         for name in self._names():
-            number = names.number_of(name)
-            if name not in known and number is not None and number <= limit:
+            if names.number_of(name) is None or self.has(name):
+                continue
+            if not names.may_be_going_on(name, run_id, param_set):
                 self.remove(name)
                 swept.append(name)
         return swept
