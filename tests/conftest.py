@@ -14,6 +14,8 @@ import ranks_ahead
 from preloaded import Preloaded
 from programs import LAUNCHER_VARIABLES, Launcher, clean_environment
 
+pytest_plugins = ["allowed_skips"]
+
 # A background job of a shell ignores interrupts, and tests and their children with it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 

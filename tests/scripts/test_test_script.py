@@ -96,6 +96,58 @@ def test_integrations_selects_by_marker_and_tells_of_no_test(
     (call,) = calls
     assert call.startswith("python -m pytest ")
     assert call.endswith(" -rfEs -m integrations")
+    assert (
+        "--may-skip CUDA device --may-skip network namespaces are not allowed" in call
+    )
+
+
+SKIPS = """
+import pytest
+
+@pytest.mark.parametrize("reason", ["needs a CUDA device", REASON])
+def test_one(reason):
+    pytest.skip(reason)
+
+def test_other():
+    pass
+"""
+
+
+IMPORTS = "import pytest\npytest.importorskip('not_there_at_all')\n"
+
+
+@pytest.mark.parametrize(
+    ("head", "reason", "expected", "workers"),
+    [
+        ("", "needs two CUDA devices", 0, "0"),
+        ("", "could not import 'lightning'", 1, "0"),
+        (IMPORTS, "CUDA device", 1, "0"),
+        (IMPORTS, "CUDA device", 1, "2"),
+    ],
+)
+def test_a_skip_that_is_not_allowed_fails_the_run(
+    head: str, reason: str, expected: int, workers: str, tmp_path: Path
+) -> None:
+    (tmp_path / "test_it.py").write_text(SKIPS.replace("REASON", repr(reason)))
+    if head:
+        (tmp_path / "test_head.py").write_text(head)
+    options = ["-p", "allowed_skips", "-n", workers, "-c", os.devnull]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *options, "--may-skip", "CUDA device", "."],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT / "tests" / "support" / "processes")},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert done.returncode == expected, done.stdout
+    told = "not to be skipped here" in done.stdout
+    assert told == bool(expected)
+    if told:
+        after = done.stdout.split("not to be skipped here")[1]
+        assert ("not_there_at_all" if head else reason) in after
+        assert "test_one[needs a CUDA device]" not in after
 
 
 @pytest.mark.parametrize("option", ["--quick", "--integrations"])
@@ -131,6 +183,9 @@ def test_help_and_contributing_name_options_extras_and_packages(
             "ccl",
             "iproute2",
             "Jupyter",
+            "Lightning",
+            "Accelerate",
+            "serving",
         )
         assert [word for word in words if word not in text] == []
 
