@@ -3,6 +3,7 @@
 //
 // Row records, their index, dense blocks and the pool of update threads.
 
+#include <algorithm>
 #include <atomic>
 #include <cmath>
 #include <numeric>
@@ -135,6 +136,43 @@ TEST(table_keeps_rows_over_many_slabs) {
   CHECK_EQ(std::set<uint32_t>(records.begin(), records.end()).size(), kRows);
   CHECK_EQ(std::set<uint8_t>(shards.begin(), shards.end()).size(), table::Table::kShards);
   for (size_t i = 0; i < kRows; i += 997) CHECK_EQ(table.header(records[i]).key, keys[i]);
+}
+
+TEST(table_rows_take_few_bytes_and_one_part_of_the_index_grows_at_a_time) {
+  constexpr uint64_t kRecordBytes = 16 + 4 * 17 + 4;          // header, row, sum; in steps of 8
+  constexpr uint64_t kRows = 2 * ((4 << 20) / kRecordBytes);  // two slabs, full
+  // What moves when one part grows, of an index with a part for each 2,048 to 4,096 rows.
+  constexpr uint64_t kMostMoved = 8 * 4096;
+  kernels::OptimizerConfig config;
+  config.kind = kernels::OptimizerKind::kRowWiseAdagrad;
+  wire::TableSpec spec{"t", kRows, 16, 0};
+  spec.remote = true;
+  table::Table table(0, spec, config, 0, 1);
+  CHECK_EQ(uint64_t{2} * table.rows_per_slab(), kRows);
+  const uint64_t empty = table.size_bytes();
+  const auto index_bytes = [&] {
+    return table.size_bytes() - table.slab_count() * table.rows_per_slab() * kRecordBytes;
+  };
+  uint64_t before = index_bytes();
+  uint64_t growths = 0;
+  uint64_t most = 0;
+  for (const int64_t key : first_keys(kRows)) {
+    table.make_room({&key, 1});
+    table.make(key);
+    const uint64_t after = index_bytes();
+    // A part's slots are doubled: as many move as there are more.
+    most = std::max(most, after - before);
+    growths += after > before;
+    before = after;
+  }
+  CHECK_EQ(table.row_count(), kRows);
+  CHECK_EQ(table.slab_count(), 2u);
+  CHECK(growths > 100);
+  CHECK(most > 0);
+  CHECK(most <= kMostMoved);
+  const double per_row = static_cast<double>(table.size_bytes() - empty) / kRows;
+  CHECK(per_row >= kRecordBytes + 8);
+  CHECK(per_row <= 105);
 }
 
 TEST(table_small_tables_are_small) {
