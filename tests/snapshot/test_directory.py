@@ -161,7 +161,7 @@ def test_what_another_optimizer_of_the_run_writes_is_not_swept(directory) -> Non
     other, own = numbered(30, 0xCCCC, 1), numbered(30, 0xCCCC)
     for name in (other, own, numbered(30, 0xBBBB, 1)):
         directory.prepare(name)
-    run_id = 0x1CCCC
+    run_id = 0x1_0000_CCCC
     assert directory.sweep(run_id) == [numbered(30, 0xBBBB, 1), own]
     assert directory.uncommitted() == [other]
     assert directory.sweep(run_id, 1) == [other]

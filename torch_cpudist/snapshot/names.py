@@ -73,7 +73,7 @@ def may_be_going_on(name: str, run_id: int, param_set: int) -> bool:
         param_set: the optimizer that asks, which writes nothing yet.
     """
     found = _NUMBERED.fullmatch(name)
-    if found is None or found.group(2) != f"{run_id & 0xFFFF:04x}":
+    if found is None or found.group(2) != f"{run_id & 0xFFFFFFFF:08x}":
         return False
     return int((found.group(3) or "-s0")[2:]) != param_set
 
