@@ -32,7 +32,7 @@ usage: bash scripts/demo.sh [--strategy NAME] [--trainers N] [--servers N] [--ep
                    unless --servers says else; says at the end what each process holds
                    (strategies: ${REMOTE_NAMES// /, })
   --kill           kill one of the processes in mid epoch, and see torchrun start them again, which
-                   go on from the newest snapshot
+                   go on from the newest snapshot; fails if they begin anew
 TEXT
 }
 
@@ -177,8 +177,11 @@ fi
 train "$RANKS" python -m torch.distributed.run --standalone --nproc-per-node="$RANKS" \
   ${LAUNCH[@]+"${LAUNCH[@]}"} "${FLIGHTS[@]}" --strategy "$STRATEGY" \
   ${REMOTE[@]+"${REMOTE[@]}"} ${SAVED[@]+"${SAVED[@]}"} --results "$RESULTS/distributed.jsonl"
-if [ -n "$KILL" ] && [ ! -f "$RESULTS/killed" ]; then
-  die "the run ended before anything was killed: no two snapshots were seen in $SNAPSHOTS"
+KILLED=()
+if [ -n "$KILL" ]; then
+  [ -f "$RESULTS/killed" ] ||
+    die "the run ended before anything was killed: no two snapshots were seen in $SNAPSHOTS"
+  KILLED=(--killed)
 fi
 KILL=""
 # What the comparison is with: one process, which makes one update of each whole batch, and has
@@ -187,4 +190,4 @@ unset CPUDIST_SERVERS CPUDIST_STRATEGY
 echo "training: the same samples in one process"
 train 1 python "${FLIGHTS[@]}" --results "$RESULTS/single.jsonl"
 python examples/flights/flights_report.py "$RESULTS/distributed.jsonl" "$RESULTS/single.jsonl" \
-  --picture "$RESULTS/flights.png"
+  --picture "$RESULTS/flights.png" ${KILLED[@]+"${KILLED[@]}"}

@@ -17,7 +17,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -65,7 +65,8 @@ class Seen:
 
     Attributes:
         quiet, beside: steps without a save and with one under way.
-        idle, training, raw: of each round, a save and the plain write.
+        idle, training, raw: of each round, a save and the plain write; ``None`` for a
+            save that failed.
         idle_cpu, raw_cpu: CPU time of all threads meanwhile.
         size_bytes: of a snapshot.
         images_bytes: the most that rows took which changed before they were written.
@@ -76,7 +77,7 @@ class Seen:
     beside: list[float] = field(default_factory=list)
     idle: list[float] = field(default_factory=list)
     idle_cpu: list[float] = field(default_factory=list)
-    training: list[float] = field(default_factory=list)
+    training: list[float | None] = field(default_factory=list)
     raw: list[float] = field(default_factory=list)
     raw_cpu: list[float] = field(default_factory=list)
     size_bytes: int = 0
@@ -201,6 +202,7 @@ def _train(
     if counts["saved"] == before["saved"] + 1:
         seen.training.append(counts["last_s"])
     else:
+        seen.training.append(None)
         seen.problems.append(f"a save beside training was not made: {counts}")
 
 
@@ -247,18 +249,34 @@ def _steps(name: str, rows: int, took_s: list[float]) -> Row:
     }
 
 
-def _writes(name: str, seen: Seen, took_s: list[float], cpu_s: list[float]) -> Row:
-    ratios = [raw / one for raw, one in zip(seen.raw, took_s, strict=False)]
-    return {
-        "case": "snapshot",
-        "name": name,
-        "count": len(took_s),
-        "mb": seen.size_bytes / 1e6,
-        "seconds": median(took_s),
-        "cpu_s": median(cpu_s) if cpu_s else None,
-        "mb_per_s": seen.size_bytes / 1e6 / median(took_s),
-        "ratio": median(ratios),
-    }
+def _writes(
+    name: str, seen: Seen, took_s: Sequence[float | None], cpu_s: list[float]
+) -> Row:
+    """Of each round one; those that failed have no figures, and nobody else's."""
+    pairs = [(raw, took) for raw, took in zip(seen.raw, took_s, strict=True) if took]
+    row: Row = {"case": "snapshot", "name": name, "count": len(pairs)}
+    if pairs:
+        took = median(took for _, took in pairs)
+        row |= {
+            "mb": seen.size_bytes / 1e6,
+            "seconds": took,
+            "cpu_s": median(cpu_s) if cpu_s else None,
+            "mb_per_s": seen.size_bytes / 1e6 / took,
+            "ratio": median(raw / took for raw, took in pairs),
+        }
+    return row
+
+
+def _judged(row: Row, rounds: int) -> Row:
+    """A save that is compared with the plain write of its round."""
+    problems = []
+    if row["count"] < rounds:
+        problems.append(f"{row['count']} of {rounds} saves were made")
+    if "ratio" in row and row["ratio"] < RATIO_LIMIT:
+        problems.append(f"ratio {row['ratio']:.2f}, expected {RATIO_LIMIT}")
+    row["problems"] = problems
+    row["verified"] = not problems
+    return row
 
 
 def figures(args: argparse.Namespace, strategy: str, seen: Seen) -> Iterable[Row]:
@@ -278,12 +296,9 @@ def figures(args: argparse.Namespace, strategy: str, seen: Seen) -> Iterable[Row
     yield beside
     yield _writes("plain write and fsync", seen, seen.raw, seen.raw_cpu)
     idle = _writes(f"{strategy}: save, nobody trains", seen, seen.idle, seen.idle_cpu)
-    if idle["ratio"] < RATIO_LIMIT:
-        idle["problems"] = [f"ratio {idle['ratio']:.2f}, expected {RATIO_LIMIT}"]
-    idle["verified"] = "problems" not in idle
-    yield idle
-    if seen.training:
-        yield _writes(f"{strategy}: save, training goes on", seen, seen.training, [])
+    yield _judged(idle, len(seen.raw))
+    training = _writes(f"{strategy}: save, training goes on", seen, seen.training, [])
+    yield _judged(training, len(seen.raw))
 
 
 def run(args: argparse.Namespace) -> Iterable[Row]:

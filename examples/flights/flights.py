@@ -157,7 +157,7 @@ def my_batches(
 
 def resumed(
     options: argparse.Namespace, data: InMemoryDataset, progress: Progress, steps: int
-) -> int:
+) -> dict[str, Any] | None:
     """Go on from the newest snapshot, if there is one, and save more of them.
 
     Args:
@@ -167,10 +167,11 @@ def resumed(
         steps: of an epoch.
 
     Returns:
-        Steps that were made already.
+        The name of what it went on from, `None` at the first start, and the steps that
+        were made already; `None` without a directory of snapshots.
     """
     if options.snapshots is None:
-        return 0
+        return None
     started = progress.optimizer.resume(
         options.snapshots,
         every_steps=max(1, steps // SNAPSHOTS_PER_EPOCH),
@@ -179,7 +180,7 @@ def resumed(
     if started.name and progress.chief:
         told = f"resumed from {started.name}: step {started.step + 1} comes next"
         progress.bar.write(told, file=sys.stdout)
-    return started.step
+    return {"name": started.name, "step": started.step}
 
 
 def evaluate(
@@ -238,7 +239,8 @@ def train(
     }
     precision = torch.autocast("cpu", torch.bfloat16) if options.bf16 else nullcontext()
     progress = Progress(options, count * options.epochs, optimizer)
-    first_epoch, done = divmod(resumed(options, data, progress, steps), steps)
+    started = resumed(options, data, progress, steps)
+    first_epoch, done = divmod(started["step"] if started else 0, steps)
     progress.skip(first_epoch * count + min(done * options.batch_size, count))
     if progress.seen and (done or steps) in measured:
         # The snapshot is of the end of that step, before this.
@@ -271,7 +273,8 @@ def train(
         if progress.chief or options.strategy == "sync":
             cpudist.export(model, options.export)
         cpudist.barrier()
-    finish(options, progress, model, server, whole=count == data.records)
+    whole = count == data.records
+    finish(options, progress, model, server, whole=whole, started=started)
 
 
 def finish(
@@ -280,6 +283,7 @@ def finish(
     model: nn.Module,
     server: Server | None,
     whole: bool,
+    started: dict[str, Any] | None,
 ) -> None:
     """Report the totals.
 
@@ -289,6 +293,7 @@ def finish(
         model: that was trained.
         server: the one in this process, if there is one.
         whole: every flight was trained on.
+        started: what it went on from, if there are snapshots.
     """
     progress.bar.close()
     if options.remote:
@@ -302,6 +307,8 @@ def finish(
             "servers": cpudist.server_count(),
         }
         aucs = progress.epoch_aucs
+        if started:
+            layout["started"] = started
         progress.write(**progress.totals(), **layout, epoch_aucs=aucs, whole=whole)
 
 

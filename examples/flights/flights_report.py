@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Compares two runs of flights.py: a picture, one line, and whether they agree.
 
-Exits 1 when the distributed run learned too little or not what one process learned.
+Exits 1 when the distributed run learned too little or not what one process learned, and
+with --killed when it began anew where it should have gone on from a snapshot.
 """
 
 from __future__ import annotations
@@ -103,6 +104,23 @@ def problems(distributed: Run, single: Run) -> list[str]:
     return found
 
 
+def resumed(run: Run) -> str:
+    """Say what the run went on from."""
+    started = run.totals.get("started") or {"name": None, "step": 0}
+    return f"went on from snapshot {started['name']} at step {started['step']:,}"
+
+
+def began_anew(run: Run) -> str | None:
+    """Say that a run whose process was killed did not resume; `None` if it did."""
+    started = run.totals.get("started")
+    if started and started["name"] and started["step"] > 0:
+        return None
+    return (
+        "a process was killed, and the run began anew: expected that it goes on from a "
+        f"snapshot at a step above 0, it {resumed(run)}"
+    )
+
+
 def staleness(run: Run) -> str | None:
     """Say how late gradients were; `None` where no update overtakes another."""
     found = run.totals["staleness"]
@@ -139,6 +157,9 @@ def main() -> int:
     parser.add_argument("distributed", type=Path, help="results of the first run")
     parser.add_argument("single", type=Path, help="results of one process")
     parser.add_argument("--picture", type=Path, required=True, help="PNG to write")
+    parser.add_argument(
+        "--killed", action="store_true", help="the first run has to have resumed"
+    )
     options = parser.parse_args()
     distributed, single = read_run(options.distributed), read_run(options.single)
     draw([distributed, single], options.picture)
@@ -146,6 +167,10 @@ def main() -> int:
     if line := staleness(distributed):
         print(line)
     wrong = problems(distributed, single)
+    if options.killed:
+        print(resumed(distributed))
+        if sentence := began_anew(distributed):
+            wrong.append(sentence)
     for sentence in wrong:
         print(f"demo: {sentence}", file=sys.stderr)
     print(compare(distributed, single))

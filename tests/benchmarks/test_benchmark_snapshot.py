@@ -33,3 +33,32 @@ def test_every_measurement_has_figures(monkeypatch, tmp_path) -> None:
         assert raw["ratio"] == 1
         assert idle["verified"]
         assert idle["cpu_s"] > 0
+        assert training["verified"]
+
+
+def test_each_save_is_judged_by_the_plain_write_of_its_round() -> None:
+    args = parse(["snapshot"])
+    seen = snapshot.Seen(
+        quiet=[0.001],
+        beside=[0.001],
+        raw=[9.0, 1.0, 1.0],
+        raw_cpu=[1.0],
+        idle=[9.0, 1.0, 1.0],
+        idle_cpu=[1.0],
+        training=[2.0, 2.0, 2.0],
+        size_bytes=10**6,
+    )
+    idle, training = list(snapshot.figures(args, "sync", seen))[3:]
+    assert idle["verified"]
+    assert training["ratio"] == 0.5
+    assert not training["verified"]
+    assert "ratio 0.50, expected 0.7" in training["problems"]
+    # One that failed takes the plain write of its own round away, and no other one's.
+    seen.training = [None, 1.0, 1.0]
+    training = list(snapshot.figures(args, "sync", seen))[4]
+    assert (training["ratio"], training["count"]) == (1.0, 2)
+    assert training["problems"] == ["2 of 3 saves were made"]
+    assert not training["verified"]
+    seen.training = [None, None, None]
+    training = list(snapshot.figures(args, "sync", seen))[4]
+    assert training["problems"] == ["0 of 3 saves were made"]

@@ -9,6 +9,7 @@ import json
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import flights
 import numpy as np
@@ -152,6 +153,40 @@ def test_report_tells_how_late_gradients_were(
     )
     assert comparison.startswith("async, 2 trainers on 2 server(s): AUC 0.7135, ")
     assert "| one process: AUC 0.7130" in comparison
+
+
+@pytest.mark.parametrize(
+    ("started", "line"),
+    [
+        ({"name": "snap-7", "step": 1207}, "snapshot snap-7 at step 1,207"),
+        ({"name": None, "step": 0}, "snapshot None at step 0"),
+        ({"name": "snap-7", "step": 0}, "snapshot snap-7 at step 0"),
+        (None, "snapshot None at step 0"),
+    ],
+)
+def test_report_tells_a_resumed_run_from_one_that_began_anew(
+    started: dict[str, Any] | None,
+    line: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    distributed = make_run(tmp_path / "two.jsonl", 2, 0.7135)
+    single = make_run(tmp_path / "one.jsonl", 1, 0.713)
+    point, totals = distributed.read_text().splitlines()
+    if started is not None:
+        totals = json.dumps(json.loads(totals) | {"started": started})
+    distributed.write_text(f"{point}\n{totals}\n")
+    arguments = [str(distributed), str(single), "--picture", str(tmp_path / "a.png")]
+    monkeypatch.setattr(sys, "argv", ["flights_report.py", *arguments])
+    assert flights_report.main() == 0  # without --killed nobody asks
+    assert "went on from" not in capsys.readouterr().out
+    monkeypatch.setattr(sys, "argv", [*sys.argv, "--killed"])
+    good = started is not None and started["step"] > 0
+    assert flights_report.main() == (0 if good else 1)
+    screen = capsys.readouterr()
+    assert f"went on from {line}\n" in screen.out
+    assert ("the run began anew" in screen.err) is not good
 
 
 @pytest.mark.parametrize("whole", [True, False])

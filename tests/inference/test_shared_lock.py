@@ -13,7 +13,11 @@ from patience import PATIENCE_S
 from torch import nn
 
 import torch_cpudist as cpudist
-from torch_cpudist.errors import InvalidArgumentError, OperationTimeoutError
+from torch_cpudist.errors import (
+    ClosedError,
+    InvalidArgumentError,
+    OperationTimeoutError,
+)
 from torch_cpudist.inference.shared_lock import SharedLock
 
 HURRY_S = 0.3
@@ -166,6 +170,31 @@ def test_an_interrupt_is_not_hidden_by_the_end_of_the_block(tmp_path, reader) ->
         pass
     entered.__exit__(None, None, None)
     other.close()
+
+
+def test_closing_waits_so_long_and_no_longer(reader) -> None:
+    with pytest.raises(InvalidArgumentError, match="close: timeout_s"):
+        reader.close(timeout_s=0)
+    entered = reader.reading()
+    with ThreadPoolExecutor(1) as pool, ThreadPoolExecutor(1) as other:
+        pool.submit(entered.__enter__).result(PATIENCE_S)
+        with pytest.raises(OperationTimeoutError, match=r"close: forwards .* open"):
+            reader.close(timeout_s=HURRY_S)
+        reader.model()  # it is open, and nobody is held back
+        # A delta has its turn, and waits for the reading.
+        begun = threading.Event()
+        delta = other.submit(
+            lambda: (begun.set(), reader.apply_delta(reader.folder / "1"))
+        )
+        begun.wait(PATIENCE_S)
+        with pytest.raises(OperationTimeoutError, match=r"close: .* open"):
+            reader.close(timeout_s=HURRY_S)
+        pool.submit(entered.__exit__, None, None, None).result(PATIENCE_S)
+        delta.result(PATIENCE_S)
+    reader.close(timeout_s=PATIENCE_S)
+    reader.close(timeout_s=PATIENCE_S)
+    with pytest.raises(ClosedError):
+        reader.verify()
 
 
 def test_a_reading_may_end_in_another_thread(reader) -> None:

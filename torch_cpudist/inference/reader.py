@@ -1,5 +1,6 @@
 # Copyright (c) 2026 The torch_cpudist authors.
 # SPDX-License-Identifier: BSD-3-Clause
+# long: one class
 """A model that was loaded from an export, and what comes to it since."""
 
 from __future__ import annotations
@@ -7,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -227,10 +229,7 @@ class Reader:
         forwards wait while that is copied.
         """
         self._check_open()
-        if not timeout_s > 0:
-            raise InvalidArgumentError(
-                f"apply_delta: timeout_s={timeout_s}, expected seconds above 0"
-            )
+        _check_timeout("apply_delta", timeout_s)
         if self._lock.depth:
             raise InvalidArgumentError(
                 "apply_delta: called inside of reading(), or of a forward of the "
@@ -326,16 +325,44 @@ class Reader:
         if self._guard is None:
             raise ClosedError("this reader of an export is closed; load it again")
 
-    def close(self) -> None:
+    def close(self, *, timeout_s: float = 60.0) -> None:
         """Lets go of the files. Idempotent.
 
         Dense values stay in the model. Its remote tables have no rows any more.
+
+        Args:
+            timeout_s: how long to wait for forwards, for ``reading``, and for a delta
+                that is being applied.
+
+        Raises:
+            OperationTimeoutError: they did not end in time; the reader stays open.
+            InvalidArgumentError: it is called inside of ``reading`` or of a forward.
         """
+        _check_timeout("close", timeout_s)
         if self._lock.depth:
             raise InvalidArgumentError(
                 "close: called inside of reading(), or of a forward of the model"
             )
-        with self._turn, self._lock.alone():
+        until = time.monotonic() + timeout_s
+        if not self._turn.acquire(timeout=min(timeout_s, threading.TIMEOUT_MAX)):
+            raise OperationTimeoutError(
+                f"close: a delta was being applied for all of {timeout_s} s, expected "
+                "its end. The reader stays open. Call it again."
+            )
+        try:
+            left_s = max(until - time.monotonic(), 0.0)
+            self._let_go(left_s)
+        except OperationTimeoutError as error:
+            raise OperationTimeoutError(
+                f"close: forwards of the model, or reading(), were under way for all "
+                f"of {timeout_s} s. The reader stays open. Call it again, or leave "
+                "reading() sooner."
+            ) from error
+        finally:
+            self._turn.release()
+
+    def _let_go(self, timeout_s: float) -> None:
+        with self._lock.alone(timeout_s):
             guard, self._guard = self._guard, None
             if guard is None:
                 return
@@ -352,12 +379,19 @@ class Reader:
         return self
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
-        """Closes it. What has ended the block goes on."""
+        """Closes it, as ``close()`` does. What has ended the block goes on."""
         try:
             self.close()
-        except InvalidArgumentError:
+        except (InvalidArgumentError, OperationTimeoutError):
             if error is None:
                 raise
+
+
+def _check_timeout(what: str, timeout_s: float) -> None:
+    if not timeout_s > 0:
+        raise InvalidArgumentError(
+            f"{what}: timeout_s={timeout_s}, expected seconds above 0"
+        )
 
 
 def _looked_up(rows: _core.ExportedTable, ids: torch.Tensor, dim: int) -> torch.Tensor:
