@@ -67,7 +67,8 @@ std::shared_ptr<RowTable> make_exported(const wire::TableSpec& spec,
   std::vector<inference::Layer> constant;
   for (auto& layer : layers) constant.emplace_back(layer.begin(), layer.end());
   return std::make_shared<RowTable>(spec.name, spec.rows, spec.dim, kernels::table_salt(spec.name),
-                                    wire::initial_rows(spec), std::move(constant));
+                                    wire::initial_rows(spec), std::move(constant),
+                                    inference::KeyRules{spec.open, spec.unknown_zeros});
 }
 
 uint64_t lookup_exported(const RowTable& table, uintptr_t ids, uint64_t count, bool small,

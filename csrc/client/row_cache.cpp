@@ -81,8 +81,9 @@ void TableCache::refuse_id(int64_t id) const {
 
 template <typename Id>
 void TableCache::check_ids(std::span<const Id> ids) const {
+  if (spec_.open) return;
   for (const Id id : ids) {
-    if (static_cast<uint64_t>(static_cast<int64_t>(id)) >= spec_.rows) refuse_id(id);
+    if (!spec_.has_key(id)) refuse_id(id);
   }
 }
 
@@ -306,9 +307,9 @@ size_t TableCache::take_pulled_from(const Marks& marks, std::span<const int64_t>
   uint32_t count = 0;
   for (size_t i = 0; i < n; ++i) {
     const int64_t key = keys[i];
-    if (static_cast<uint64_t>(key) >= spec_.rows) refuse_id(key);
+    if (!spec_.has_key(key)) refuse_id(key);
     // Rows of one batch lie together in `keys` but not in the table.
-    if (i + kPrefetchAhead < n && static_cast<uint64_t>(keys[i + kPrefetchAhead]) < spec_.rows) {
+    if (i + kPrefetchAhead < n && spec_.has_key(keys[i + kPrefetchAhead])) {
       marks.prefetch(keys[i + kPrefetchAhead]);
     }
     RowMark& mark = marks.of(key);

@@ -39,12 +39,13 @@ struct RowTable::Block {
 };
 
 RowTable::RowTable(std::string name, uint64_t rows, uint64_t dim, uint64_t salt,
-                   kernels::InitialRows initial, std::vector<Layer> layers)
+                   kernels::InitialRows initial, std::vector<Layer> layers, KeyRules rules)
     : name_(std::move(name)),
       rows_(rows),
       dim_(dim),
       salt_(salt),
       initial_(std::move(initial)),
+      rules_(rules),
       layers_(std::move(layers)) {
   for (const Layer& layer : layers_) directories_.push_back(directory_of(layer));
 }
@@ -58,7 +59,7 @@ RowTable::Directory RowTable::directory_of(const Layer& layer) const {
                                                    std::to_string(dim_));
     }
     if (file->whole()) {
-      if (layer.size() != 1 || file->rows() != rows_) {
+      if (layer.size() != 1 || file->rows() != rows_ || rules_.open) {
         throw Error(ErrorCode::kInvalidArgument,
                     "table '" + name_ + "': a file of " + std::to_string(file->rows()) +
                         " rows without keys, expected one of " + std::to_string(rows_));
@@ -173,7 +174,7 @@ uint64_t RowTable::lookup(const Id* ids, size_t n, float* out) const {
     block.n = std::min(kBlock, n - begin);
     for (size_t i = 0; i < block.n; ++i) {
       const int64_t key = ids[begin + i];
-      if (key < 0 || static_cast<uint64_t>(key) >= rows_) {
+      if (!rules_.open && static_cast<uint64_t>(key) >= rows_) {
         throw Error(ErrorCode::kRowOutOfRange, "table '" + name_ + "': id " + std::to_string(key) +
                                                    " is outside its " + std::to_string(rows_) +
                                                    " rows; ids must be in [0, " +
@@ -197,6 +198,10 @@ uint64_t RowTable::lookup(const Id* ids, size_t n, float* out) const {
 
 void RowTable::make_missing(const std::vector<int64_t>& keys, const std::vector<size_t>& places,
                             float* out) const {
+  if (rules_.unknown_zeros) {
+    for (const size_t place : places) std::fill_n(out + place * dim_, dim_, 0.0f);
+    return;
+  }
   std::vector<float> made(std::min(keys.size(), kMadeAtOnce) * dim_);
   for (size_t begin = 0; begin < keys.size(); begin += kMadeAtOnce) {
     const size_t n = std::min(kMadeAtOnce, keys.size() - begin);

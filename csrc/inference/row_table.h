@@ -20,13 +20,19 @@ namespace cpudist::inference {
 // Rows that belong together; no bucket is in two files of rows, or in two of gone keys.
 using Layer = std::vector<std::shared_ptr<const RowFile>>;
 
+// Which keys there are, and what is read of those that no file has.
+struct KeyRules {
+  bool open = false;           // every int64 is a key
+  bool unknown_zeros = false;  // zeros, not what the initial program makes
+};
+
 // Immutable. Thread safety: any number of threads.
 class RowTable {
  public:
   // `layers` with the newest first. Throws Error (kInvalidArgument) for files of another dim and
   // for files of one layer that have the same buckets.
   RowTable(std::string name, uint64_t rows, uint64_t dim, uint64_t salt,
-           kernels::InitialRows initial, std::vector<Layer> layers);
+           kernels::InitialRows initial, std::vector<Layer> layers, KeyRules rules = {});
 
   // Rows of `ids` to out [n, dim]. Returns how many have no row in a file. Throws RowOutOfRange and
   // Damage; out may have been written, then. Id is int64_t or int32_t.
@@ -64,6 +70,7 @@ class RowTable {
   uint64_t dim_;
   uint64_t salt_;
   kernels::InitialRows initial_;
+  KeyRules rules_;
   std::vector<Layer> layers_;
   std::vector<Directory> directories_;
 };

@@ -106,7 +106,7 @@ inline void check_equal(uint64_t found, uint64_t expected, const char* what) {
   }
 }
 
-// Every key in 0 .. rows-1.
+// Every key is one of the table.
 void check_keys(std::span<const int64_t> keys, const TableSpec& table);
 
 }  // namespace cpudist::wire

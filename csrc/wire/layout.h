@@ -76,6 +76,9 @@ struct TableSpec {
   uint64_t max_rows = 0;       // of all servers; a push that would make more fails. 0: any number
   Admission admission{};
   Eviction eviction{};
+
+  // A negative key is a huge unsigned one.
+  bool has_key(int64_t key) const { return open || static_cast<uint64_t>(key) < rows; }
 };
 
 struct BlockSpec {

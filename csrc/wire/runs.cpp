@@ -52,6 +52,7 @@ const TableSpec& checked_table(uint32_t table, uint64_t begin, uint64_t end,
   uint64_t next_id = 0;
   check_id(table, layout.tables.size(), &next_id, "table");
   const TableSpec& spec = layout.tables[table];
+  if (spec.open) refuse("a run of keys of an open table, which has no first one");
   if (begin <= end && end <= spec.rows && end - begin <= kRunKeysMax) return spec;
   refuse("a run of rows " + std::to_string(begin) + " .. " + std::to_string(end) +
          " of a table of " + std::to_string(spec.rows));

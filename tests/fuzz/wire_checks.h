@@ -170,20 +170,20 @@ inline void check_pull_dense(Bytes bytes) {
   require(wire::decode_coded_pull_dense(view(again), &coding) == step, "the step is kept");
 }
 
-inline void check_keys(Bytes bytes, uint64_t rows, size_t count) {
+inline void check_keys(Bytes bytes, const wire::KeyRange& range, size_t count) {
   std::vector<int64_t> keys(count);
   size_t taken = 0;
-  if (!accepts(bytes.size(), [&] { taken = wire::decode_keys(bytes, rows, keys); })) return;
+  if (!accepts(bytes.size(), [&] { taken = wire::decode_keys(bytes, range, keys); })) return;
   require(taken <= bytes.size(), "no more is read than there is");
   require(taken >= wire::coded_keys_bytes_min(count), "no code is shorter than the least");
   for (size_t i = 0; i < count; ++i) {
-    require(keys[i] >= 0 && static_cast<uint64_t>(keys[i]) < rows, "keys are rows");
+    require(range.open || static_cast<uint64_t>(keys[i]) < range.rows, "keys are rows");
     require(i == 0 || keys[i - 1] < keys[i], "keys increase");
   }
   std::vector<uint8_t> again;
-  wire::encode_keys(keys, &again);
+  wire::encode_keys(keys, range.open, &again);
   std::vector<int64_t> found(count);
-  require(wire::decode_keys(again, rows, found) == again.size(), "the code has no rest");
+  require(wire::decode_keys(again, range, found) == again.size(), "the code has no rest");
   require(found == keys, "the same keys come back");
 }
 
@@ -215,7 +215,7 @@ inline void check_kind(uint32_t kind, uint8_t parameter, Bytes bytes) {
     case 5:
       return check_pull_dense(view(payload));
     default:
-      check_keys(view(payload), uint64_t{1} << parameter % 63, parameter);
+      check_keys(view(payload), {uint64_t{1} << parameter % 63, parameter % 2 == 1}, parameter);
   }
 }
 

@@ -168,7 +168,7 @@ void Residues::put_rows(uint32_t table, std::span<const int64_t> keys, const flo
   const wire::TableSpec& spec = layout_.tables[table];
   const size_t dim = spec.dim;
   for (const int64_t key : keys) {
-    if (key >= 0 && static_cast<uint64_t>(key) < spec.rows) continue;
+    if (spec.has_key(key)) continue;
     throw Error(ErrorCode::kRowOutOfRange, "what is held back of row " + std::to_string(key) +
                                                " of table '" + spec.name + "', which has " +
                                                std::to_string(spec.rows) + " rows");

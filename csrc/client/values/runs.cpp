@@ -62,6 +62,10 @@ class Deal {
 
 template <typename Run>
 void check_run(const Run& rows, const wire::TableSpec& spec) {
+  if (spec.open) {
+    throw Error(ErrorCode::kInvalidArgument,
+                "table '" + spec.name + "' is open: its keys are no run of rows; name them");
+  }
   if (rows.begin <= rows.end && rows.end <= spec.rows) return;
   throw Error(ErrorCode::kRowOutOfRange,
               "table '" + spec.name + "': rows " + std::to_string(rows.begin) + " .. " +

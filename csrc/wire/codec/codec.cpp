@@ -158,10 +158,12 @@ Buffer code_sections(SectionKind kind, std::span<const uint8_t> plain, const Par
   for (const TableSection& section : sections.tables) {
     const size_t dim = layout.tables[section.table].dim;
     tables.push_back(sorted(section, dim));
-    keys.add(tables.back().keys);
+    keys.add(tables.back().keys, layout.tables[section.table]);
     size += coded_rows_bytes(coding.values, tables.back().keys.size(), dim);
   }
-  for (const PullTable& held : sections.held) keys.add_unordered(held.keys);
+  for (const PullTable& held : sections.held) {
+    keys.add_unordered(held.keys, layout.tables[held.table]);
+  }
   if (counts.holds) {
     const uint64_t values_bytes = plain_values_bytes(sections.blocks, sections.tables);
     holds_head = read_holds_head(plain.subspan(head_bytes + values_bytes), layout).bytes;
@@ -199,13 +201,13 @@ Decoded decode_sections(SectionKind kind, std::span<const uint8_t> coded,
   }
   for (const TableHeader& header : heads.tables) {
     const TableSpec& spec = layout.tables[header.table];
-    read_keys(&reader, spec.rows, {writer.section<int64_t>(header.row_count), header.row_count});
+    read_keys(&reader, spec, {writer.section<int64_t>(header.row_count), header.row_count});
     decode_rows_into(dtype, &reader, header.row_count, spec.dim,
                      writer.section<float>(header.row_count * spec.dim));
   }
   writer.bytes(heads.holds.bytes);
   for (const TableHeader& header : heads.holds.tables) {
-    read_keys(&reader, layout.tables[header.table].rows,
+    read_keys(&reader, layout.tables[header.table],
               {writer.section<int64_t>(header.row_count), header.row_count});
   }
   reader.expect_end();

@@ -14,7 +14,7 @@ namespace {
 
 constexpr size_t kBlockKeys = 128;
 constexpr uint32_t kShiftBits = 6;
-constexpr uint32_t kShiftMax = 61;  // keys are below 2^62
+constexpr uint32_t kShiftMax = 61;  // gaps are below 2^64: at most seven zeros then
 constexpr uint32_t kWordBits = 64;
 constexpr uint32_t kStepBits = 32;
 
@@ -30,7 +30,7 @@ uint32_t best_shift(std::span<const uint64_t> gaps) {
   uint64_t sum = 0;
   for (const uint64_t gap : gaps) sum += gap;
   const auto middle = static_cast<uint32_t>(std::bit_width(sum / gaps.size()));
-  const uint32_t first = middle < 2 ? 0 : middle - 2;
+  const uint32_t first = std::min(middle < 2 ? 0 : middle - 2, kShiftMax);
   uint32_t best = first;
   uint64_t least = cost_of(gaps, first);
   for (uint32_t shift = first + 1; shift <= std::min(middle, kShiftMax); ++shift) {
@@ -41,6 +41,9 @@ uint32_t best_shift(std::span<const uint64_t> gaps) {
   }
   return best;
 }
+
+// What is added to keys, modulo 2^64, so that they increase from 0 on.
+constexpr uint64_t offset_of(bool open) { return open ? uint64_t{1} << 63 : 0; }
 
 }  // namespace
 
@@ -125,7 +128,8 @@ size_t BitReader::finish() {
   return next_ - available_ / 8;
 }
 
-void encode_keys(std::span<const int64_t> keys, std::vector<uint8_t>* out) {
+void encode_keys(std::span<const int64_t> keys, bool open, std::vector<uint8_t>* out) {
+  const uint64_t offset = offset_of(open);
   out->reserve(out->size() + keys.size() * sizeof(uint32_t));
   BitWriter writer(out);
   uint64_t gaps[kBlockKeys];
@@ -133,7 +137,7 @@ void encode_keys(std::span<const int64_t> keys, std::vector<uint8_t>* out) {
   for (size_t begin = 0; begin < keys.size(); begin += kBlockKeys) {
     const size_t count = std::min(kBlockKeys, keys.size() - begin);
     for (size_t i = 0; i < count; ++i) {
-      const auto key = static_cast<uint64_t>(keys[begin + i]);
+      const uint64_t key = static_cast<uint64_t>(keys[begin + i]) + offset;
       gaps[i] = key - next;
       next = key + 1;
     }
@@ -154,8 +158,11 @@ void encode_keys(std::span<const int64_t> keys, std::vector<uint8_t>* out) {
   writer.finish();
 }
 
-size_t decode_keys(std::span<const uint8_t> bytes, uint64_t rows, std::span<int64_t> keys) {
+size_t decode_keys(std::span<const uint8_t> bytes, const KeyRange& range, std::span<int64_t> keys) {
   BitReader reader(bytes);
+  const uint64_t offset = offset_of(range.open);
+  const uint64_t last = range.open ? ~uint64_t{0} : range.rows - 1;
+  bool any = range.open || range.rows > 0;  // keys that may still come: next to last
   uint64_t next = 0;
   for (size_t begin = 0; begin < keys.size(); begin += kBlockKeys) {
     const size_t count = std::min(kBlockKeys, keys.size() - begin);
@@ -163,14 +170,14 @@ size_t decode_keys(std::span<const uint8_t> bytes, uint64_t rows, std::span<int6
     if (shift > kShiftMax) refuse("coded keys with an unknown parameter");
     for (size_t i = 0; i < count; ++i) {
       const uint64_t high = reader.take_zeros();
-      // Before it is shifted: rows are below 2^62.
-      if (high > rows >> shift) refuse("a coded key is outside the rows of its table");
+      // Before it is shifted.
+      if (!any || high > last >> shift) refuse("a coded key is outside the rows of its table");
       const uint64_t gap = (high << shift) | reader.take(shift);
-      if (next >= rows || gap >= rows - next) {
-        refuse("a coded key is outside the rows of its table");
-      }
-      keys[begin + i] = static_cast<int64_t>(next + gap);
-      next += gap + 1;
+      if (gap > last - next) refuse("a coded key is outside the rows of its table");
+      const uint64_t key = next + gap;
+      keys[begin + i] = static_cast<int64_t>(key - offset);
+      any = key != last;
+      next = key + 1;
     }
   }
   return reader.finish();

@@ -45,11 +45,18 @@ class BitReader {
   uint32_t available_ = 0;  // bits in word_
 };
 
-// Appends the code of strictly increasing keys, all >= 0 and below 2^62.
-void encode_keys(std::span<const int64_t> keys, std::vector<uint8_t>* out);
-// Fills `keys`, which increase strictly and are below `rows`; returns the bytes read. Throws
+// Which keys a table can have: 0 to rows - 1, rows being at most 2^62; of an open one all.
+struct KeyRange {
+  uint64_t rows = 0;
+  bool open = false;
+};
+
+// Appends the code of strictly increasing keys of a table. Those of an open one are coded as their
+// distance from the lowest int64.
+void encode_keys(std::span<const int64_t> keys, bool open, std::vector<uint8_t>* out);
+// Fills `keys`, which increase strictly and are of the range; returns the bytes read. Throws
 // Error(kProtocol).
-size_t decode_keys(std::span<const uint8_t> bytes, uint64_t rows, std::span<int64_t> keys);
+size_t decode_keys(std::span<const uint8_t> bytes, const KeyRange& range, std::span<int64_t> keys);
 
 // No code of `count` keys is shorter.
 inline uint64_t coded_keys_bytes_min(uint64_t count) { return (count + 7) / 8; }

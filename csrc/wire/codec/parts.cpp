@@ -69,13 +69,16 @@ std::vector<uint32_t> order_of(std::span<const int64_t> keys) {
               [&](uint32_t a, uint32_t b) { return keys[a] < keys[b]; });
     return order;
   }
-  // Least digits first; keys are not negative.
-  const auto largest = static_cast<uint64_t>(*std::max_element(keys.begin(), keys.end()));
+  // Least digits first, of how far keys are above the lowest.
+  const auto [low, high] = std::minmax_element(keys.begin(), keys.end());
+  const auto lowest = static_cast<uint64_t>(*low);
+  const uint64_t largest = static_cast<uint64_t>(*high) - lowest;
   std::vector<PlacedKey> entries(keys.size());
   std::vector<PlacedKey> other(keys.size());
-  for (uint32_t i = 0; i < keys.size(); ++i) entries[i] = {static_cast<uint64_t>(keys[i]), i};
+  for (uint32_t i = 0; i < keys.size(); ++i)
+    entries[i] = {static_cast<uint64_t>(keys[i]) - lowest, i};
   uint32_t starts[kRadixSize];
-  for (size_t shift = 0; shift < 63 && largest >> shift != 0; shift += kRadixBits) {
+  for (size_t shift = 0; shift < 64 && largest >> shift != 0; shift += kRadixBits) {
     const auto digit = [&](const PlacedKey& entry) { return (entry.key >> shift) % kRadixSize; };
     std::fill_n(starts, kRadixSize, 0);
     for (const PlacedKey& entry : entries) ++starts[digit(entry)];
@@ -97,18 +100,18 @@ uint64_t plain_values_bytes(std::span<const DenseSection> blocks,
   return size;
 }
 
-void KeyCodes::add(std::span<const int64_t> keys) {
+void KeyCodes::add(std::span<const int64_t> keys, const TableSpec& table) {
   const size_t begin = bytes_.size();
-  encode_keys(keys, &bytes_);
+  encode_keys(keys, table.open, &bytes_);
   ends_.push_back(bytes_.size());
   size_bytes_ += padded(bytes_.size() - begin);
 }
 
-void KeyCodes::add_unordered(std::span<const int64_t> keys) {
-  if (increase(keys)) return add(keys);
+void KeyCodes::add_unordered(std::span<const int64_t> keys, const TableSpec& table) {
+  if (increase(keys)) return add(keys, table);
   std::vector<int64_t> ordered(keys.begin(), keys.end());
   sort_keys(ordered);
-  add(ordered);
+  add(ordered, table);
 }
 
 void KeyCodes::write(size_t section, BulkWriter* writer) const {
@@ -116,9 +119,9 @@ void KeyCodes::write(size_t section, BulkWriter* writer) const {
   writer->bytes(bytes_.data() + begin, ends_[section] - begin);
 }
 
-void read_keys(Reader* reader, uint64_t rows, std::span<int64_t> keys) {
+void read_keys(Reader* reader, const TableSpec& table, std::span<int64_t> keys) {
   // The padding is checked with them.
-  reader->array<uint8_t>(decode_keys(reader->rest(), rows, keys));
+  reader->array<uint8_t>(decode_keys(reader->rest(), {table.rows, table.open}, keys));
 }
 
 void PlainSize::add(uint64_t plain_bytes, uint64_t coded_bytes) {
@@ -127,7 +130,7 @@ void PlainSize::add(uint64_t plain_bytes, uint64_t coded_bytes) {
 }
 
 void PlainSize::add_keys(uint64_t count, const TableSpec& table) {
-  if (count > table.rows) {
+  if (!table.open && count > table.rows) {
     refuse(std::to_string(count) + " keys of table '" + table.name.substr(0, 200) +
            "', which has " + std::to_string(table.rows) + " rows");
   }

@@ -30,8 +30,8 @@ uint64_t plain_values_bytes(std::span<const DenseSection> blocks,
 // Codes of the keys of several sections.
 class KeyCodes {
  public:
-  void add(std::span<const int64_t> keys);  // increasing
-  void add_unordered(std::span<const int64_t> keys);
+  void add(std::span<const int64_t> keys, const TableSpec& table);  // increasing
+  void add_unordered(std::span<const int64_t> keys, const TableSpec& table);
   uint64_t size_bytes() const { return size_bytes_; }  // of all, padded
   void write(size_t section, BulkWriter* writer) const;
 
@@ -42,7 +42,7 @@ class KeyCodes {
 };
 
 // Keys of one section and the padding behind them.
-void read_keys(Reader* reader, uint64_t rows, std::span<int64_t> keys);
+void read_keys(Reader* reader, const TableSpec& table, std::span<int64_t> keys);
 
 // Adds up what a plain payload takes, and what the least is that its code takes.
 class PlainSize {

@@ -23,7 +23,7 @@ Buffer code_pull(std::span<const uint8_t> plain, const ParamSetLayout& layout, c
     if (!increase(table.keys)) {
       throw Error(ErrorCode::kInternal, "keys of a coded pull do not increase");
     }
-    keys.add(table.keys);
+    keys.add(table.keys, layout.tables[table.table]);
   }
   const uint64_t head_bytes = kCodedPullFixedBytes + kSectionHeaderBytes * tables.size();
   BulkWriter writer(kCodingBytes + head_bytes + keys.size_bytes(), pool);
@@ -58,7 +58,7 @@ Decoded decode_coded_pull(std::span<const uint8_t> coded, const ParamSetLayout& 
   PlainWriter writer(allocate, size.checked());
   writer.bytes(head);
   for (const auto& header : tables) {
-    read_keys(&reader, layout.tables[header.table].rows,
+    read_keys(&reader, layout.tables[header.table],
               {writer.section<int64_t>(header.row_count), header.row_count});
   }
   reader.expect_end();

@@ -10,6 +10,7 @@
 #include <cmath>
 #include <cstring>
 #include <exception>
+#include <limits>
 #include <map>
 #include <optional>
 #include <random>
@@ -225,6 +226,33 @@ TEST(exported_rows_are_those_of_the_newest_layer) {
     check_rows(table, expected, {}, 0.0f);
     table.check_all();
   }
+}
+
+TEST(exported_rows_of_open_tables_have_any_key) {
+  std::mt19937_64 draw(6);
+  Rows rows;
+  std::vector<int64_t> ids;
+  for (int i = 0; i < 2000; ++i) {
+    ids.push_back(static_cast<int64_t>(draw()));
+    if (i % 3 != 0) rows[ids.back()] = numbers(i, 1);
+  }
+  for (const int64_t key : {std::numeric_limits<int64_t>::min(), int64_t{-1}, int64_t{0},
+                            std::numeric_limits<int64_t>::max()}) {
+    ids.push_back(key);
+    rows[key] = numbers(7, 2);
+  }
+  const Written written = write(rows, 0, kBucketCount, RowDtype::kFloat32);
+  const std::vector<Layer> layers = {{open(written)}};
+  check_rows(RowTable("users", 1, kDim, kSalt, initial(), layers, {.open = true}), rows, ids, 0.0f);
+  check_refused([&] { check_rows(table_of(layers), rows, ids, 0.0f); }, "is outside its");
+  // Keys that are in no file.
+  const RowTable zeros("users", 1, kDim, kSalt, initial(), layers,
+                       {.open = true, .unknown_zeros = true});
+  const std::vector<int64_t> unknown = {-12345, ids.front(), ids.back()};
+  std::vector<float> out(unknown.size() * kDim, NAN);
+  CHECK_EQ(zeros.lookup(unknown.data(), unknown.size(), out.data()), 2u);
+  for (size_t i = 0; i < 2 * kDim; ++i) CHECK_EQ(out[i], 0.0f);
+  for (size_t i = 0; i < kDim; ++i) CHECK_EQ(out[2 * kDim + i], numbers(7, 2)[i]);
 }
 
 TEST(exported_rows_of_fewer_bits_are_near) {
