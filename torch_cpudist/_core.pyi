@@ -327,7 +327,10 @@ class Server:
 
         Returns:
             ``param_set``, ``name``, ``remote``, ``rows`` (that take memory), ``bytes``
-            (of their records and index) and ``created`` (rows that pushes have made).
+            (of their records and index, and what admission counts in), ``created``
+            (rows that pushes have made), ``filtered`` (rows of pushes that were
+            dropped, as their keys are not admitted) and ``unknown_reads`` (of keys
+            without a row).
         """
 
 def init_state(config: OptimizerConfig, state: int, rows: int, dim: int) -> None:

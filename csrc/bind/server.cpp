@@ -157,6 +157,8 @@ py::list table_stats(const ServerHolder& self) {
     one["rows"] = table.rows;
     one["bytes"] = table.bytes;
     one["created"] = table.created;
+    one["filtered"] = table.filtered;
+    one["unknown_reads"] = table.unknown_reads;
     result.append(std::move(one));
   }
   return result;

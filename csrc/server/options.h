@@ -48,9 +48,11 @@ struct TableStats {
   uint32_t param_set = 0;
   std::string name;
   bool remote = false;
-  uint64_t rows = 0;     // that take memory
-  uint64_t bytes = 0;    // row records and their index
-  uint64_t created = 0;  // rows that pushes have made, ever
+  uint64_t rows = 0;           // that take memory
+  uint64_t bytes = 0;          // row records, their index, and what admission counts in
+  uint64_t created = 0;        // rows that pushes have made, ever
+  uint64_t filtered = 0;       // rows of pushes that were dropped: their keys are not admitted
+  uint64_t unknown_reads = 0;  // of keys without a row
 };
 
 struct ServerStats {

@@ -876,7 +876,8 @@ void ParamSet::add_table_stats(std::vector<TableStats>* tables) const {
   const std::shared_lock lock(mutex_);
   for (const auto& table : state_.store.tables) {
     tables->push_back({state_.id, table->spec().name, table->spec().remote, table->row_count(),
-                       table->size_bytes(), table->made_count()});
+                       table->size_bytes(), table->made_count(), table->admission().dropped_rows(),
+                       table->unknown_reads()});
   }
 }
 

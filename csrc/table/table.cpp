@@ -27,10 +27,26 @@ constexpr size_t kBatch = 256;
 // More rows than this get their part of the index as they come: about 3 GiB of slots.
 constexpr uint64_t kMostMade = uint64_t{1} << 28;
 
+constexpr uint64_t kOpenRows = uint64_t{1} << 54;  // of which nobody knows how many there will be
+
+// How many rows all servers will have at most.
+uint64_t all_rows(const wire::TableSpec& spec) {
+  uint64_t rows = spec.open ? kOpenRows : spec.rows;
+  if (spec.max_rows != 0) rows = std::min(rows, spec.max_rows);
+  return rows;
+}
+
 // Rows of the table that this server will probably own at most.
 uint64_t likely_rows(const wire::TableSpec& spec, uint32_t server_count) {
-  const double share = static_cast<double>(spec.rows) / server_count;
+  const double share = static_cast<double>(all_rows(spec)) / server_count;
   return static_cast<uint64_t>(share + 4.0 * std::sqrt(share) + 16.0);
+}
+
+// What of a bound of all servers is one's, who has so many buckets; rounded up.
+uint64_t share_of(uint64_t bound, uint64_t buckets) {
+  const uint64_t whole = bound / kernels::kBucketCount * buckets;
+  const uint64_t rest = bound % kernels::kBucketCount * buckets;
+  return whole + (rest + kernels::kBucketCount - 1) / kernels::kBucketCount;
 }
 
 uint64_t record_bytes(uint64_t elements) {
@@ -57,13 +73,15 @@ Table::Table(uint32_t id, wire::TableSpec spec, const kernels::OptimizerConfig& 
       server_count_(server_count),
       salt_(kernels::table_salt(spec_.name)),
       initial_(wire::initial_rows(spec_)),
+      admission_(spec_),
       averaging_(averaging),
       state_elements_(checked_state_elements(config, spec_.dim)),
       likely_rows_(likely_rows(spec_, server_count)),
+      unknown_reads_(std::make_unique<std::atomic<uint64_t>>(0)),
       kept_(std::make_unique<MemoryCap::Kept>(std::move(cap))),
       slabs_(record_bytes((averaged() ? 2 : 1) * uint64_t{spec_.dim} + state_elements_),
              likely_rows_, std::move(ahead), kept_.get()),
-      index_(spec_.rows) {
+      index_(all_rows(spec_)) {
   divide_buckets();
   kept_->promise(planned_bytes());
   count_index();
@@ -79,12 +97,15 @@ void Table::divide_buckets() {
   }
   if (!owned.empty()) first_bucket_ = owned.front();  // they are a run
   bucket_count_ = owned.size();
+  most_rows_ = share_of(spec_.max_rows, bucket_count_);
 }
 
-uint64_t Table::size_bytes() const { return slabs_.size_bytes() + index_.size_bytes(); }
+uint64_t Table::size_bytes() const {
+  return slabs_.size_bytes() + index_.size_bytes() + admission_.size_bytes();
+}
 
 uint64_t Table::planned_bytes() const {
-  if (spec_.remote || bucket_count_ == 0) return index_.size_bytes();
+  if (spec_.remote || bucket_count_ == 0) return index_.size_bytes() + admission_.planned_bytes();
   return slabs_.bytes_for(likely_rows_) + index_.size_bytes() +
          index_.growth_bytes(first_bucket_, bucket_count_, likely_rows_);
 }
@@ -92,6 +113,32 @@ uint64_t Table::planned_bytes() const {
 void Table::count_index() noexcept {
   kept_->add(index_.size_bytes() - counted_index_bytes_);
   counted_index_bytes_ = index_.size_bytes();
+}
+
+void Table::begin_admission() {
+  const uint64_t before = admission_.size_bytes();
+  admission_.begin();
+  kept_->add(admission_.size_bytes() - before);
+}
+
+void Table::check_bound(uint64_t more) const {
+  if (most_rows_ == 0 || more == 0) return;
+  if (rows_ <= most_rows_ && more <= most_rows_ - rows_) return;
+  throw Error(ErrorCode::kTableFull,
+              "table " + spec_.name + ": " + std::to_string(more) + " new rows beside the " +
+                  std::to_string(rows_) + " on server " + std::to_string(shard_id_) +
+                  " are more than its share, " + std::to_string(most_rows_) +
+                  ", of max_rows = " + std::to_string(spec_.max_rows) +
+                  "; no row was made, and nothing of the update was applied here. Raise max_rows, "
+                  "or let old rows make room: eviction=Evict(max_rows=...)");
+}
+
+void Table::fill_unknown(std::span<const int64_t> keys, float* out) const {
+  if (spec_.unknown_zeros) {
+    std::fill_n(out, keys.size() * spec_.dim, 0.0f);
+  } else {
+    initial_.fill(keys, spec_.dim, out);
+  }
 }
 
 std::vector<uint64_t> Table::hashes_of(std::span<const int64_t> keys) const {
@@ -159,6 +206,7 @@ void Table::gather(std::span<const int64_t> keys, float* out) const {
         rows[known++] = weight(records[i]);
       }
     }
+    unknown_reads_->fetch_add(count - known, std::memory_order_relaxed);
     float* const target = out + begin * spec_.dim;
     if (known == count) {
       kernels::gather_pointers(rows, count, row_bytes, target, row_bytes);
@@ -167,7 +215,7 @@ void Table::gather(std::span<const int64_t> keys, float* out) const {
     for (size_t i = 0; i < count; ++i) {
       float* const row = target + i * spec_.dim;
       if (records[i] == RowIndex::kNone) {
-        initial_.fill(keys.subspan(begin + i, 1), spec_.dim, row);
+        fill_unknown(keys.subspan(begin + i, 1), row);
       } else {
         std::memcpy(row, weight(records[i]), row_bytes);
       }
@@ -226,7 +274,7 @@ void Table::fetch(std::span<const int64_t> keys, float* weights, float* state,
     for (size_t i = 0; i < count; ++i) {
       const size_t row = begin + i;
       if (records[i] == RowIndex::kNone) {
-        initial_.fill(keys.subspan(row, 1), spec_.dim, weights + row * spec_.dim);
+        fill_unknown(keys.subspan(row, 1), weights + row * spec_.dim);
         if (width > 0) kernels::init_state(config_, state + row * width, spec_.dim, spec_.dim);
         counts[row] = 0;
         continue;
@@ -256,7 +304,7 @@ void Table::check(const wire::TableRows& rows) const {
 }
 
 void Table::check_key(int64_t key) const {
-  if (key < 0 || static_cast<uint64_t>(key) >= spec_.rows) {
+  if (!spec_.has_key(key)) {
     throw Error(ErrorCode::kRowOutOfRange, "table " + spec_.name + ": row " + std::to_string(key) +
                                                " is not in 0.." + std::to_string(spec_.rows) +
                                                " (exclusive)");
@@ -424,6 +472,7 @@ void Table::clear() {
   if (keep_count_ > 0) images_->memory()->fail(ImageMemory::Failure::kDropped);
   keep_count_ = 0;
   index_.clear();
+  admission_.forget_all();
   rows_ = 0;
   ++generation_;
 }

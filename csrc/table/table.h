@@ -8,6 +8,7 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -19,6 +20,7 @@
 #include "kernels/hash.h"
 #include "kernels/initial.h"
 #include "kernels/optimizers.h"
+#include "table/admission/rule.h"
 #include "table/ahead.h"
 #include "table/average.h"
 #include "table/row_images.h"
@@ -90,15 +92,27 @@ class Table {
   uint64_t planned_bytes() const;
   // Of what rows of a remote table begin with that are not there: before anybody can read one, or
   // after all were dropped.
-  void set_seed(uint64_t seed) { initial_.set_seed(seed); }
+  void set_seed(uint64_t seed) {
+    initial_.set_seed(seed);
+    admission_.set_seed(seed);
+  }
+
+  // ---- which keys get a row, and how many may ----
+  AdmissionRule& admission() { return admission_; }
+  const AdmissionRule& admission() const { return admission_; }
+  // Before keys are counted. Throws std::bad_alloc.
+  void begin_admission();
+  // Throws Error(kTableFull) where so many more rows would be too many.
+  void check_bound(uint64_t more) const;
+  uint64_t unknown_reads() const { return *unknown_reads_; }  // of keys without a row, ever
 
   // The record of each key, and its shard where `shards` is given. For a row that was never stored
   // or made it is RowIndex::kNone in a remote table, which has all rows; in others it throws
   // kInvalidArgument naming table and key. So it does for a remote table's row of another server.
   void find(std::span<const int64_t> keys, uint32_t* records, uint8_t* shards) const;
 
-  // Copies the weights of `keys` to out, [keys, dim]; what a row of a remote table begins with
-  // where there is none, which makes none. Throws as find does.
+  // Copies the weights of `keys` to out, [keys, dim]; what a row of a remote table begins with, or
+  // zeros if the table says so, where there is none, which makes none. Throws as find does.
   void gather(std::span<const int64_t> keys, float* out) const;
   // The averages of `keys` after `updates` of the set, [keys, dim]. Throws as find does.
   void gather_averages(std::span<const int64_t> keys, uint64_t updates, float* out) const;
@@ -224,6 +238,7 @@ class Table {
   uint32_t record_to_write(int64_t key, uint64_t hash, uint32_t found);
   void check_key(int64_t key) const;
   void check_owner(int64_t key, uint64_t hash) const;
+  void fill_unknown(std::span<const int64_t> keys, float* out) const;  // of keys without a row
   // Of a row that is not there: it may be read all the same.
   void require_known(int64_t key, uint64_t hash) const;
   [[noreturn]] void throw_full() const;
@@ -235,6 +250,7 @@ class Table {
   uint32_t server_count_;
   uint64_t salt_;
   kernels::InitialRows initial_;
+  AdmissionRule admission_;
   Averaging averaging_;
   std::array<uint8_t, kernels::kBucketCount> shard_of_bucket_{};  // spares a division per row
   uint32_t state_elements_;
@@ -243,6 +259,8 @@ class Table {
   uint64_t likely_rows_;  // that this server will probably have at most
   uint64_t rows_ = 0;
   uint64_t made_ = 0;
+  uint64_t most_rows_ = 0;  // that pushes may make here; 0: any number
+  std::unique_ptr<std::atomic<uint64_t>> unknown_reads_;  // counted by readers
   uint64_t step_ = 0;
   uint64_t generation_ = 0;
   std::unique_ptr<MemoryCap::Kept> kept_;  // of slabs and index

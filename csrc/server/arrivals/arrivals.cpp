@@ -203,7 +203,7 @@ bool Arrivals::prepare(const Pushes& one, Outbox& outbox) {
       if (compensator_) compensator_->begin(rank, push.view, state_.store);
       return true;
     } catch (const Error& error) {
-      if (error.code() == ErrorCode::kFull) {
+      if (error.code() == ErrorCode::kFull || error.code() == ErrorCode::kTableFull) {
         sequencer.finish(push.ticket, error, outbox);
       } else {
         sequencer.reject(push.ticket, state_.refusal(error), outbox);

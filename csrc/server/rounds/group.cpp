@@ -102,7 +102,7 @@ bool RoundGroup::prepare(Told* told, Outbox& outbox) {
       prepare_update(told);
       return true;
     } catch (const Error& error) {
-      if (error.code() == ErrorCode::kFull) {
+      if (error.code() == ErrorCode::kFull || error.code() == ErrorCode::kTableFull) {
         fail_round(payload_of(error), outbox);
       } else {
         refuse_round(error, outbox);

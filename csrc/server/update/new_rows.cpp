@@ -29,9 +29,13 @@ void NewRows::plan(const Pushes& pushes, table::ParamStore& store) {
         wanted->table = section.table;
       }
       for (const uint32_t at : rows.missing) wanted->keys.push_back(section.keys[rows.order[at]]);
+      wanted->ends.push_back(wanted->keys.size());
     }
   }
   for (Wanted& wanted : wanted_) find(wanted, *store.tables[wanted.table], deduper_);
+  for (const Wanted& wanted : wanted_) {
+    store.tables[wanted.table]->check_bound(wanted.absent.size());
+  }
   if (std::all_of(wanted_.begin(), wanted_.end(),
                   [](const Wanted& wanted) { return wanted.absent.empty(); })) {
     return;
@@ -79,7 +83,7 @@ NewRows::Wanted* NewRows::find_table(uint32_t table) {
   return found == wanted_.end() ? nullptr : &*found;
 }
 
-void NewRows::find(Wanted& wanted, const table::Table& table, kernels::KeyDeduper& deduper) {
+void NewRows::find(Wanted& wanted, table::Table& table, kernels::KeyDeduper& deduper) {
   const size_t count = wanted.keys.size();
   wanted.distinct.resize(count);
   wanted.inverse.resize(count);
@@ -88,8 +92,13 @@ void NewRows::find(Wanted& wanted, const table::Table& table, kernels::KeyDedupe
   wanted.records.resize(wanted.distinct.size());
   // Another push may have made it since, or somebody stored it.
   table.find(wanted.distinct, wanted.records.data(), nullptr);
+  if (!table.admission().admits_all()) {
+    table.begin_admission();
+    wanted.admitted.plan({wanted.distinct, wanted.records, wanted.inverse, wanted.ends},
+                         table.admission());
+  }
   for (size_t i = 0; i < wanted.distinct.size(); ++i) {
-    if (wanted.records[i] != table::RowIndex::kNone) continue;
+    if (wanted.records[i] != table::RowIndex::kNone || !wanted.admitted.makes(i)) continue;
     wanted.absent.push_back(wanted.distinct[i]);
   }
   wanted.made.reserve(wanted.absent.size());
@@ -98,31 +107,43 @@ void NewRows::find(Wanted& wanted, const table::Table& table, kernels::KeyDedupe
 void NewRows::make(Pushes& pushes, table::ParamStore& store, UpdatePool& pool) noexcept {
   for (Wanted& wanted : wanted_) {
     table::Table& table = *store.tables[wanted.table];
-    for (size_t i = 0; i < wanted.distinct.size(); ++i) {
-      if (wanted.records[i] != table::RowIndex::kNone) continue;
-      wanted.records[i] = table.make(wanted.distinct[i]);
-      wanted.made.push_back(wanted.records[i]);
-    }
-    const auto begin_some = [&wanted, &table](size_t task) {
-      const size_t first = task * kRowsPerTask;
-      const size_t count = std::min(kRowsPerTask, wanted.made.size() - first);
-      table.begin({wanted.made.data() + first, count});
-    };
-    // By reference: it is called without memory of its own.
-    pool.run((wanted.made.size() + kRowsPerTask - 1) / kRowsPerTask, std::ref(begin_some));
+    make_rows(wanted, table, pool);
+    wanted.admitted.commit(wanted.distinct, &table.admission());
   }
   for (auto& [rank, push] : pushes) {
     for (size_t i = 0; i < push.view.tables.size(); ++i) {
       SectionRows& rows = push.sections[i];
-      if (rows.missing.empty()) continue;
-      Wanted& wanted = *find_table(push.view.tables[i].table);
-      for (const uint32_t at : rows.missing) {
-        rows.records[at] = static_cast<int32_t>(wanted.records[wanted.inverse[wanted.told++]]);
-      }
-      rows.missing.clear();
+      if (!rows.missing.empty()) tell(*find_table(push.view.tables[i].table), &rows);
     }
   }
   wanted_.clear();
+}
+
+void NewRows::make_rows(Wanted& wanted, table::Table& table, UpdatePool& pool) noexcept {
+  for (size_t i = 0; i < wanted.distinct.size(); ++i) {
+    if (wanted.records[i] != table::RowIndex::kNone || !wanted.admitted.makes(i)) continue;
+    wanted.records[i] = table.make(wanted.distinct[i]);
+    wanted.made.push_back(wanted.records[i]);
+  }
+  const auto begin_some = [&wanted, &table](size_t task) {
+    const size_t first = task * kRowsPerTask;
+    const size_t count = std::min(kRowsPerTask, wanted.made.size() - first);
+    table.begin({wanted.made.data() + first, count});
+  };
+  // By reference: it is called without memory of its own.
+  pool.run((wanted.made.size() + kRowsPerTask - 1) / kRowsPerTask, std::ref(begin_some));
+}
+
+void NewRows::tell(Wanted& wanted, SectionRows* rows) noexcept {
+  bool drops = false;
+  for (const uint32_t at : rows->missing) {
+    const size_t key = wanted.told++;
+    drops = drops || wanted.admitted.drops(key);
+    if (wanted.admitted.drops(key)) continue;  // also where a later push of the update makes it
+    rows->records[at] = static_cast<int32_t>(wanted.records[wanted.inverse[key]]);
+  }
+  rows->missing.clear();
+  if (drops) drop_missing(rows);
 }
 
 }  // namespace cpudist::server

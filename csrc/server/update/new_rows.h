@@ -1,9 +1,10 @@
 // Copyright (c) 2026 The torch_cpudist authors.
 // SPDX-License-Identifier: BSD-3-Clause
 //
-// How rows of remote tables come into being: those that the pushes of an update name and nobody has
-// pushed before. They are numbered in the order of ranks, tables and batches, whatever the number
-// of threads; all memory is there before the first of them is.
+// How rows of remote tables come into being: those that the pushes of an update name, that are not
+// there, and that their tables admit; others are dropped from the pushes. They are numbered in the
+// order of ranks, tables and batches, whatever the number of threads; all memory is there before
+// the first of them is.
 #pragma once
 
 #include <cstdint>
@@ -14,6 +15,7 @@
 
 #include "base/memory_cap.h"
 #include "kernels/dedupe.h"
+#include "server/update/admission.h"
 #include "server/update/pool.h"
 #include "server/update/push.h"
 #include "table/store.h"
@@ -40,9 +42,10 @@ class NewRows {
   explicit NewRows(RowMemory memory) : memory_(std::move(memory)) {}
 
   // Finds what is to be made, and the memory for it, all or none. Throws std::bad_alloc, as
-  // RowMemory, or Error(kFull) where a table is full; no row has changed then.
+  // RowMemory, Error(kFull) where a server can number no more rows, or Error(kTableFull) where a
+  // table may have no more; no row has changed then, and no push was counted.
   void plan(const Pushes& pushes, table::ParamStore& store);
-  // Makes them, and tells the pushes their records.
+  // Makes them, and tells the pushes their records; rows that are not applied leave the pushes.
   void make(Pushes& pushes, table::ParamStore& store, UpdatePool& pool) noexcept;
 
  private:
@@ -54,10 +57,14 @@ class NewRows {
     std::vector<uint32_t> records;  // of distinct keys
     std::vector<int64_t> absent;    // those of them that are still missing
     std::vector<uint32_t> made;
+    std::vector<size_t> ends;  // of each push: where its keys end
+    AdmittedKeys admitted;
     size_t told = 0;  // keys whose pushes know their records
   };
 
-  static void find(Wanted& wanted, const table::Table& table, kernels::KeyDeduper& deduper);
+  static void find(Wanted& wanted, table::Table& table, kernels::KeyDeduper& deduper);
+  static void make_rows(Wanted& wanted, table::Table& table, UpdatePool& pool) noexcept;
+  static void tell(Wanted& wanted, SectionRows* rows) noexcept;
   MemoryCap::Reservation reserve(const Pushes& pushes, const table::ParamStore& store) const;
   RowGrowth growth(const Pushes& pushes, const table::ParamStore& store) const;
   Wanted* find_table(uint32_t table);

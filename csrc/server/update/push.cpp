@@ -61,6 +61,23 @@ SectionRows locate_section(const wire::TableSection& section, const table::Table
 
 }  // namespace
 
+void drop_missing(SectionRows* rows) noexcept {
+  uint32_t kept = 0;
+  uint32_t begin = 0;
+  for (uint32_t shard = 0; shard < table::Table::kShards; ++shard) {
+    const uint32_t end = rows->offsets[shard + 1];
+    for (uint32_t at = begin; at < end; ++at) {
+      if (rows->records[at] == kNoRecord) continue;
+      rows->order[kept] = rows->order[at];
+      rows->records[kept++] = rows->records[at];
+    }
+    begin = end;
+    rows->offsets[shard + 1] = kept;
+  }
+  rows->order.resize(kept);
+  rows->records.resize(kept);
+}
+
 std::vector<std::vector<uint32_t>> locate_held(const wire::PushView& view,
                                                const table::ParamStore& store) {
   std::vector<std::vector<uint32_t>> held;

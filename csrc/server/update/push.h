@@ -46,6 +46,9 @@ struct Push {
 
 using Pushes = std::map<uint32_t, Push>;  // by rank
 
+// Rows that have no record are not applied: drops them.
+void drop_missing(SectionRows* rows) noexcept;
+
 // Looks up the rows of every table section. Throws kInvalidArgument for rows never stored in
 // tables that are not remote.
 std::vector<SectionRows> locate_rows(const wire::PushView& view, const table::ParamStore& store);

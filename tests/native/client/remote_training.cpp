@@ -37,8 +37,13 @@ struct Case {
   wire::WireDType pull = wire::WireDType::kFloat32;
   client::CacheLimits limits = {};
   transport::FaultPlan plan = {};
-  int ahead = 0;  // batches that are prefetched
+  int ahead = 0;      // batches that are prefetched
+  bool open = false;  // the remote table, whose keys are spread over all int64
 };
+
+int64_t open_key(int64_t id) {
+  return static_cast<int64_t>(static_cast<uint64_t>(id) * 0x9e3779b97f4a7c15u + (1ull << 63));
+}
 
 wire::ParamSetLayout layout_of(const Case& given) {
   cpudist::kernels::OptimizerConfig adagrad;
@@ -53,6 +58,10 @@ wire::ParamSetLayout layout_of(const Case& given) {
   layout.tables = {wire::TableSpec{"static", kRows, kDim, 0},
                    wire::TableSpec{"remote", kRows, kDim, 0}};
   layout.tables[kRemote].remote = true;
+  if (given.open) {
+    layout.tables[kRemote].rows = 1;  // says nothing
+    layout.tables[kRemote].open = true;
+  }
   return layout;
 }
 
@@ -63,11 +72,19 @@ struct Trainer {
   std::unique_ptr<client::AsyncPushes> pushes;
   std::vector<float> weight = std::vector<float>(kRows * kDim);
   std::atomic<bool> interrupt{false};
+  bool open = false;
 
-  std::vector<float> look_up(uint32_t table, const std::vector<int64_t>& ids, bool keep) {
+  // Rows of the static table, as the keys of a table.
+  std::vector<int64_t> keys_of(uint32_t table, const std::vector<int64_t>& ids) const {
+    std::vector<int64_t> keys = ids;
+    if (open && table == kRemote) std::transform(ids.begin(), ids.end(), keys.begin(), open_key);
+    return keys;
+  }
+  std::vector<float> look_up(uint32_t table, const std::vector<int64_t>& rows, bool keep) {
+    const std::vector<int64_t> ids = keys_of(table, rows);
     std::vector<float> out(ids.size() * kDim);
     const std::vector<int32_t> narrow(ids.begin(), ids.end());
-    const bool are_int32 = ids.size() % 2 == 0;
+    const bool are_int32 = ids.size() % 2 == 0 && !(open && table == kRemote);
     const void* const given = are_int32 ? static_cast<const void*>(narrow.data()) : ids.data();
     set->lookup(table, given, ids.size(), are_int32, out.data(), keep);
     return out;
@@ -82,8 +99,9 @@ struct Trainer {
   void step(const std::vector<int64_t>& ids, const std::vector<float>& gradient) {
     client::StepPush push;
     push.configs = set->state()->layout.configs;
+    const std::vector<int64_t> keys[] = {keys_of(kStatic, ids), keys_of(kRemote, ids)};
     for (const uint32_t table : {kStatic, kRemote}) {
-      push.tables.push_back({table, ids.data(), ids.size(), gradient.data()});
+      push.tables.push_back({table, keys[table].data(), ids.size(), gradient.data()});
     }
     if (!pushes) {
       set->push(push);
@@ -121,12 +139,14 @@ class World {
   static void start(Trainer& trainer, const Case& given) {
     trainer.client->connect();
     trainer.set = trainer.client->open(layout_of(given), given.limits);
+    trainer.open = given.open;
     if (trainer.rank == 0) {
       std::vector<int64_t> keys(kRows);
       std::iota(keys.begin(), keys.end(), 0);
       std::iota(trainer.weight.begin(), trainer.weight.end(), 0.125f);
       for (const uint32_t table : {kStatic, kRemote}) {
-        trainer.set->store_table(table, keys, trainer.weight.data(), nullptr, nullptr, 0);
+        trainer.set->store_table(table, trainer.keys_of(table, keys), trainer.weight.data(),
+                                 nullptr, nullptr, 0);
       }
     }
     trainer.set->ready();
@@ -156,8 +176,9 @@ void train_one(Trainer& trainer, const Case& given, int steps) {
   for (int at = 0; at < steps; ++at) {
     if (given.ahead > 0) {
       const std::vector<int64_t> next = batch(at + given.ahead, trainer.rank);
+      const std::vector<int64_t> keys = trainer.keys_of(kRemote, next);
       const std::vector<client::ComingIds> coming{{kStatic, next.data(), next.size(), false},
-                                                  {kRemote, next.data(), next.size(), false}};
+                                                  {kRemote, keys.data(), keys.size(), false}};
       trainer.set->prefetch(coming, false);
     }
     const std::vector<int64_t> ids = batch(at, trainer.rank);
@@ -214,6 +235,29 @@ TEST(client_remote_table_is_as_a_static_one_with_prefetch) {
   client::ClientStats stats;
   train({.servers = 3, .mode = wire::UpdateMode::kOnArrival, .ahead = 2}, 12, &stats);
   CHECK(stats.prefetch_hits > 0);
+}
+
+TEST(client_open_table_is_as_a_static_one) {
+  Case given{.trainers = 2, .servers = 3};
+  const std::vector<float> plain = train(given);
+  given.open = true;
+  CHECK(train(given) == plain);
+  given.ahead = 2;
+  client::ClientStats stats;
+  CHECK(train(given, 12, &stats) == plain);
+  CHECK(stats.prefetch_hits > 0);
+  const Case alone{.servers = 3, .mode = wire::UpdateMode::kOnArrival, .open = true};
+  train(alone);
+}
+
+// Keys are coded then, and what is held back of rows is found by them.
+TEST(client_open_table_is_as_a_static_one_where_values_are_rounded) {
+  for (const auto push : {wire::WireDType::kBFloat16, wire::WireDType::kInt8}) {
+    Case given{.trainers = 2, .servers = 3, .push = push, .pull = wire::WireDType::kBFloat16};
+    const std::vector<float> plain = train(given);
+    given.open = true;
+    CHECK(train(given) == plain);
+  }
 }
 
 TEST(client_remote_table_is_as_a_static_one_under_faults) {

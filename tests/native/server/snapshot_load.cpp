@@ -3,6 +3,8 @@
 //
 // Loading what was saved: the same bits on any number of servers, and nothing of what is damaged.
 
+#include <limits>
+
 #include "support/snapshot_fixture.h"
 
 namespace cpudist::testing {
@@ -87,6 +89,30 @@ struct LoadedWorld {
 };
 
 }  // namespace
+
+TEST(snapshot_of_an_open_table_has_keys_of_both_signs) {
+  wire::ParamSetLayout layout = snapshot_layout(2, 1, 5);
+  layout.blocks.clear();
+  layout.tables.erase(layout.tables.begin());  // the remote one is left
+  layout.tables[0].open = true;
+  const Rigs source = make_servers(layout, 1);
+  std::mt19937_64 random(17);
+  for (int i = 0; i < 6; ++i) {
+    std::set<int64_t> keys = {std::numeric_limits<int64_t>::min(), -1, 0,
+                              std::numeric_limits<int64_t>::max()};
+    while (keys.size() < 300) keys.insert(static_cast<int64_t>(random()));
+    source[0]->push({{keys.begin(), keys.end()}});
+  }
+  const auto files = std::make_shared<MemoryFiles>();
+  const auto told = save(source, files);
+  const auto expected = joined(source);
+  CHECK(expected[0].size() > 1700);
+  for (const uint32_t after : {1u, 3u}) {
+    const Rigs target = make_servers(layout, after);
+    for (const auto& rig : target) load_all(*rig, *files, told, 6);
+    CHECK(joined(target) == expected);
+  }
+}
 
 TEST(snapshot_loads_bit_for_bit_on_any_number_of_servers) {
   for (const double decay : {0.0, 0.75}) {
