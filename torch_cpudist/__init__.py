@@ -73,6 +73,7 @@ from torch_cpudist.runtime import (
     trainer_count,
     trainer_rank,
 )
+from torch_cpudist.settings.admission import CountFilter, Probability
 from torch_cpudist.settings.average import EMA
 from torch_cpudist.settings.clip import ClipNorm, ClipTensorNorm, ClipValue
 from torch_cpudist.settings.communicator import Communicator
@@ -95,6 +96,7 @@ from torch_cpudist.strategies import (
 )
 from torch_cpudist.tables.hashing import hash_keys
 from torch_cpudist.tables.initial import Constant, Normal, Uniform
+from torch_cpudist.tables.open import Embedding, EmbeddingBag
 from torch_cpudist.tables.remote import remote_tables
 from torch_cpudist.tables.remote_weight import RemoteWeight
 from torch_cpudist.tables.sharding import shard_tables
@@ -116,10 +118,13 @@ __all__ = [
     "ConfigurationError",
     "Constant",
     "Context",
+    "CountFilter",
     "DataFileError",
     "DelayCompensation",
     "DenseGradientError",
     "DistributedOptimizer",
+    "Embedding",
+    "EmbeddingBag",
     "Error",
     "FencedError",
     "ForkedProcessError",
@@ -141,6 +146,7 @@ __all__ = [
     "Outer",
     "OverloadedError",
     "PeerLostError",
+    "Probability",
     "ProtocolError",
     "RankFailedError",
     "Reader",

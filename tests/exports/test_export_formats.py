@@ -9,6 +9,7 @@ Those of a format are never changed; a release that writes another one adds its 
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from made_exports import write
 from torch import nn
 
 import torch_cpudist as cpudist
-from torch_cpudist.exports.manifest import FORMAT, Table
+from torch_cpudist.exports.manifest import OPEN_FORMAT, Table
 from torch_cpudist.exports.reading import Export
 
 ZOO = Path(__file__).resolve().parents[1] / "snapshots"
@@ -31,42 +32,59 @@ NEW = {key: [2.0, 0.5, float(key % 5)] for key in KEYS[1:]}
 TENSORS = {"top.weight": torch.arange(6.0).reshape(2, 3) / 8, "steps": torch.tensor(7)}
 
 
+# Of the same few buckets.
+ANY_KEYS = (-3635, -297, 4611686018427388885, -9223372036854774157)
+ANY_OLD = {key: [1.0, 0.5, float(key % 5)] for key in ANY_KEYS}
+ANY_NEW = {key: [2.0, 0.5, float(key % 5)] for key in ANY_KEYS[1:]}
+# By format.
+ROWS = {
+    1: (TABLE, OLD, NEW),
+    2: (replace(TABLE, rows=2**54, open=True), ANY_OLD, ANY_NEW),
+}
+
+
 class Model(nn.Module):
     """As those that were exported."""
 
-    def __init__(self) -> None:
+    def __init__(self, number: int) -> None:
         super().__init__()
-        with cpudist.remote_tables(min_rows=1):
-            self.users = nn.Embedding(TABLE.rows, TABLE.dim)
+        if number == OPEN_FORMAT:
+            self.users: nn.Embedding = cpudist.Embedding(TABLE.dim)
+        else:
+            with cpudist.remote_tables(min_rows=1):
+                self.users = nn.Embedding(TABLE.rows, TABLE.dim)
         self.top = nn.Linear(3, 2, bias=False)
         self.register_buffer("steps", torch.tensor(0))
 
 
 def write_all(folder: Path) -> None:
     """What a release adds."""
-    for dtype in DTYPES:
-        base, delta = folder / f"{dtype}-base", folder / f"{dtype}-delta"
-        for path, rows, before in ((base, OLD, None), (delta, NEW, base)):
-            write(path, rows, TENSORS, before, dtype, table=TABLE, cuts=SPAN)
+    for number, (table, old, new) in ROWS.items():
+        for dtype in DTYPES:
+            base = folder / f"export-{number}" / f"{dtype}-base"
+            delta = base.with_name(f"{dtype}-delta")
+            for path, rows, before in ((base, old, None), (delta, new, base)):
+                write(path, rows, TENSORS, before, dtype, table=table, cuts=SPAN)
 
 
-@pytest.mark.parametrize("number", range(1, FORMAT + 1))
+@pytest.mark.parametrize("number", range(1, OPEN_FORMAT + 1))
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_every_format_is_loaded(number, dtype) -> None:
     folder = ZOO / f"export-{number}"
-    model = Model()
-    ids = torch.tensor(KEYS)
+    model = Model(number)
+    _, old, new = ROWS[number]
+    ids = torch.tensor(list(old))
     for name in ("base", "delta"):
         assert Export(folder / f"{dtype}-{name}").verify() == []
     with (
         cpudist.load_for_inference(model, folder / f"{dtype}-base") as reader,
         torch.no_grad(),
     ):
-        expected = torch.tensor(list(OLD.values()))
+        expected = torch.tensor(list(old.values()))
         torch.testing.assert_close(model.users(ids), expected, rtol=0.01, atol=0.02)
         reader.apply_delta(folder / f"{dtype}-delta")
         found = model.users(ids)
-        expected = torch.tensor(list(NEW.values()))
+        expected = torch.tensor(list(new.values()))
         torch.testing.assert_close(found[1:], expected, rtol=0.01, atol=0.02)
         assert found[0].tolist() == [3.0, 3.0, 3.0]  # gone: as the table began
         assert torch.equal(model.top.weight, TENSORS["top.weight"])

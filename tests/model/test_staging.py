@@ -73,14 +73,14 @@ def test_hybrid_stages_tables_only(monkeypatch):
 
 
 def test_a_staged_gradient_is_what_torch_makes():
-    for padding_idx in (-1, 2):
+    for padding_idx in (None, 2):
         weight = nn.Parameter(torch.randn(6, 3))
         other = nn.Parameter(weight.detach().clone())
         ids = torch.tensor([[2, 5], [2, 0]])
         grad = torch.randn(2, 2, 3)
-        torch.nn.functional.embedding(
-            ids, weight, padding_idx if padding_idx >= 0 else None, sparse=True
-        ).backward(grad)
+        torch.nn.functional.embedding(ids, weight, padding_idx, sparse=True).backward(
+            grad
+        )
         staging.rows_on(torch.device("cpu"), other, ids, padding_idx).backward(grad)
         assert torch.equal(other.grad._indices(), weight.grad._indices())
         assert torch.equal(other.grad._values(), weight.grad._values())
@@ -89,7 +89,7 @@ def test_a_staged_gradient_is_what_torch_makes():
 
 def test_gradients_of_gradients_are_refused():
     weight = nn.Parameter(torch.randn(6, 3))
-    found = staging.rows_on(torch.device("cpu"), weight, torch.tensor([1]), -1)
+    found = staging.rows_on(torch.device("cpu"), weight, torch.tensor([1]), None)
     (grad,) = torch.autograd.grad(found.square().sum(), weight, create_graph=True)
     with pytest.raises(RuntimeError, match="once_differentiable"):
         grad.coalesce().values().sum().backward()

@@ -181,10 +181,10 @@ def test_chunks_are_checked_where_they_are_used() -> None:
 
 def test_a_later_format_is_no_damage(small: ModelFiles) -> None:
     contents = small.read(FOLDER / names.MANIFEST)
-    later = contents.replace(b'"format": 1', b'"format": 3')
+    later = contents.replace(b'"format": 1', b'"format": 4')
     files = Changed(small)
     files.change(FOLDER / names.MANIFEST, resealed(later))
-    says = r"format 3.*reads formats 1 and 2"
+    says = r"format 4.*reads formats 1 to 3"
     with pytest.raises(SnapshotError, match=says) as raised:
         Snapshot(FOLDER, files)
     assert not isinstance(raised.value, SnapshotCorruptError)

@@ -18,17 +18,24 @@ import small_chains
 import torch
 from small_snapshots import commit, row_values, trainer_tree
 
+from torch_cpudist.settings.admission import CountFilter
+from torch_cpudist.settings.eviction import Evict
+from torch_cpudist.settings.open_table import OpenTable
 from torch_cpudist.snapshot.directory import Directory
-from torch_cpudist.snapshot.manifest import CHANGES_FORMAT, StateSlice, Version
+from torch_cpudist.snapshot.manifest import OPEN_FORMAT, StateSlice, Version
 from torch_cpudist.snapshot.reading import Snapshot
 from torch_cpudist.snapshot.tools.commands import main
 
 ZOO = Path(__file__).resolve().parents[1] / "snapshots"
 NAME = "snap-000000000012-5f3a"
 KEYS = (0, 1, 7, 2**39)
+ANY_KEYS = (-3, 2**62 + 1, -(2**63), -1, 0, 2**54, 2**63 - 1)
+TOLD = OpenTable(
+    "zeros", None, CountFilter(3, 1 << 20), Evict(1000, 3600.5, 4, 2**40, "lfu")
+)
 
 
-@pytest.mark.parametrize("number", range(1, CHANGES_FORMAT + 1))
+@pytest.mark.parametrize("number", range(1, OPEN_FORMAT + 1))
 def test_every_format_is_there(number) -> None:
     assert (ZOO / f"format-{number}" / NAME / "manifest.json").exists()
 
@@ -95,7 +102,23 @@ def test_format_2() -> None:
     assert snapshot.trainer(0)["rank"] == 0
 
 
-@pytest.mark.parametrize("number", range(1, CHANGES_FORMAT + 1))
+def test_format_3() -> None:
+    """Tables of any key: all rows, and what has changed since and gone."""
+    snapshot = Snapshot(ZOO / "format-3" / small_chains.NAMES[1])
+    assert snapshot.verify() == []
+    changed, whole = snapshot.members
+    assert (whole.manifest.base, changed.manifest.base.name) == (None, NAME)
+    for member in (changed, whole):
+        (table,) = member.manifest.tables
+        assert (table.rows, table.remote, table.open) == (2**54, True, TOLD)
+    assert sorted(changed.gone("users.weight")) == sorted(ANY_KEYS[:2])
+    rows = snapshot.rows("users.weight", [*ANY_KEYS, 7, 5])
+    assert rows.found.tolist() == [False] * 2 + [True] * (len(ANY_KEYS) - 1) + [False]
+    expected = row_values(np.array(ANY_KEYS[2:]), 4, 0.5)
+    np.testing.assert_array_equal(rows.columns["weight"][2:-2], expected)
+
+
+@pytest.mark.parametrize("number", range(1, OPEN_FORMAT + 1))
 def test_the_commands_read_every_format(number, capsys) -> None:
     folder = str(ZOO / f"format-{number}")
     assert main(["verify", folder]) == 0
@@ -109,6 +132,12 @@ def write_all(folder: Path) -> None:
     how = {"servers": 1, "trainers": 1}
     commit(Directory(folder / "format-1"), NAME, tables={"users.weight": KEYS}, **how)
     small_chains.write_chain(Directory(folder / "format-2"), **how)
+    how = {**how, "opened": TOLD}
+    opened = Directory(folder / "format-3")
+    base = commit(opened, NAME, tables={"users.weight": ANY_KEYS}, **how)
+    changes = {"tables": {"users.weight": (7,)}, "gone": {"users.weight": ANY_KEYS[:2]}}
+    name = small_chains.NAMES[1]
+    commit(opened, name, number=13, base=base, **changes, **how)
 
 
 if __name__ == "__main__":

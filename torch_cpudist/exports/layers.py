@@ -73,6 +73,7 @@ def spec_of(table: Table) -> _core.TableSpec:
         seed=table.seed,
         initial=table.initial,
         overrides=table.overrides,
+        open=table.open,
     )
 
 

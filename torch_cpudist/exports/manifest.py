@@ -9,6 +9,7 @@ Written last, it makes the export exist. ``to_json`` is the bytes of the file
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from torch_cpudist.errors import SnapshotCorruptError, SnapshotError
@@ -27,6 +28,8 @@ from torch_cpudist.snapshot.names import BUCKETS, table_salt
 from torch_cpudist.snapshot.sealed import check_unique, seal, unseal
 
 FORMAT = 1
+#: Of an export with a table of any key, so that who knows only the other refuses it.
+OPEN_FORMAT = 2
 KIND = "torch_cpudist.export"
 _ID = "[0-9a-f]{32}"
 # A directory's own name, of which nothing leads out of where it lies.
@@ -44,6 +47,7 @@ class Table:
         seed: of ``initial``.
         initial: steps (name, a, b) that make the rows that are in no file.
         overrides: (begin, end, value): rows of those that are constant; later ones win.
+        open: any int64 is a key, and ``rows`` is nominal.
     """
 
     name: str
@@ -52,6 +56,7 @@ class Table:
     seed: int
     initial: tuple[tuple[str, float, float], ...]
     overrides: tuple[tuple[int, int, float], ...]
+    open: bool = False
 
     @property
     def salt(self) -> int:
@@ -170,8 +175,10 @@ class Manifest:
 
 
 def _fields(manifest: Manifest) -> dict[str, Any]:
+    opened = any(one.open for one in manifest.tables)
     tables = [
         {
+            **({"open": one.open} if opened else {}),
             "name": one.name,
             "rows": str(one.rows),
             "dim": one.dim,
@@ -188,7 +195,7 @@ def _fields(manifest: Manifest) -> dict[str, Any]:
     ]
     return {
         "kind": KIND,
-        "format": FORMAT,
+        "format": OPEN_FORMAT if opened else FORMAT,
         "package": manifest.package,
         "time": manifest.time,
         "id": manifest.id,
@@ -206,11 +213,13 @@ def _read(contents: bytes) -> Manifest:
     fields = unseal(contents, "manifest")
     fields.text("kind", KIND.replace(".", r"\."))
     known = fields.number("format")
-    if known != FORMAT:
+    if known not in (FORMAT, OPEN_FORMAT):
         raise SnapshotError(
             f"an export of format {known}, and this release of torch_cpudist reads "
-            f"format {FORMAT}: install the one that wrote it, or a later one"
+            f"formats {FORMAT} and {OPEN_FORMAT}: install the one that wrote it, or a "
+            "later one"
         )
+    read_table = partial(_read_table, opened=known == OPEN_FORMAT)
     base = fields.take("base")
     manifest = Manifest(
         package=fields.text("package"),
@@ -221,7 +230,7 @@ def _read(contents: bytes) -> Manifest:
         version=entries.read_version(fields.take("version"), "manifest.version"),
         snapshot=fields.text("snapshot"),
         base=None if base is None else _read_base(base, "manifest.base"),
-        tables=fields.each("tables", _read_table),
+        tables=fields.each("tables", read_table),
         files=fields.each("files", _read_file),
     )
     fields.done()
@@ -236,7 +245,7 @@ def _read_base(value: Any, where: str) -> Base:
     return base
 
 
-def _read_table(value: Any, where: str) -> Table:
+def _read_table(value: Any, where: str, opened: bool) -> Table:
     fields = Fields(value, where)
     salt = int(fields.text("salt", "[0-9a-f]{16}"), 16)
     table = Table(
@@ -246,6 +255,7 @@ def _read_table(value: Any, where: str) -> Table:
         seed=fields.long("seed"),
         initial=fields.each("initial", entries.read_step),
         overrides=fields.each("overrides", entries.read_override),
+        open=fields.truth("open") if opened else False,
     )
     fields.done()
     if salt != table.salt:

@@ -132,7 +132,8 @@ class RowsFile:
             # Runs overlap by one, so that neighbours are compared.
             first, last = max(begin - 1, 0), min(begin + _ROWS_AT_ONCE, self.rows)
             keys = self.column("keys", first, last)
-            if int(keys.min()) < 0 or int(keys.max()) >= self.table.rows:
+            outside = int(keys.min()) < 0 or int(keys.max()) >= self.table.rows
+            if outside and not self.table.open:
                 raise self._mapped.damaged(
                     f"it has keys outside of 0 to {self.table.rows - 1}"
                 )

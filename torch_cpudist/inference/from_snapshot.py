@@ -22,6 +22,11 @@ from torch_cpudist.snapshot.manifest import Manifest
 from torch_cpudist.snapshot.merging import Run, merged
 from torch_cpudist.snapshot.parts import Array
 from torch_cpudist.snapshot.reading import Snapshot
+from torch_cpudist.tables.remote_weight import table_of
+
+
+def _keys_of(opened: bool) -> str:
+    return "any key" if opened else "keys that are rows"
 
 
 class SnapshotValues:
@@ -62,20 +67,31 @@ class SnapshotValues:
                     f"{place.name!r}, only {sorted(self._tables)}"
                 )
             saved = self._tables[known[0]]
-            self._check_shape(saved, tuple(place.weight.shape))
+            opened = table_of(place.weight).open is not None
+            self._check_shape(saved, tuple(place.weight.shape), opened)
+            # Keys without a row read zeros without an initialiser.
+            zeros = saved.open is not None and saved.open.unknown == "zeros"
             found.append(
                 Table(
                     saved.name,
                     saved.rows,
                     saved.dim,
                     saved.seed,
-                    saved.initial,
-                    saved.overrides,
+                    () if zeros else saved.initial,
+                    () if zeros else saved.overrides,
+                    saved.open is not None,
                 )
             )
         return found
 
-    def _check_shape(self, saved: SavedTable, shape: tuple[int, ...]) -> None:
+    def _check_shape(
+        self, saved: SavedTable, shape: tuple[int, ...], opened: bool = False
+    ) -> None:
+        if (saved.open is not None) != opened:
+            raise SnapshotError(
+                f"export: table {saved.name!r} is of {_keys_of(not opened)} in "
+                f"snapshot {self.manifest.name}, of {_keys_of(opened)} in the model"
+            )
         if (saved.rows, saved.dim) != shape:
             raise SnapshotError(
                 f"export: table {saved.name!r} is {[saved.rows, saved.dim]} in "

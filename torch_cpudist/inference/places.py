@@ -156,6 +156,11 @@ def places_of(model: nn.Module, export: Export) -> Places:
             one = tables[place.name]
             found: tuple[int, ...] = (one.rows, one.dim)
             mapped.append(place)
+            if one.open != (table.open is not None):
+                problems.append(
+                    f"{place.name} is a table of any key in "
+                    f"{'it' if one.open else 'the model'} only"
+                )
         else:
             found = shapes[place.name]
             whole.append(place)

@@ -56,7 +56,7 @@ class Arrival:
 
 
 def sparse_gradient(
-    ids: torch.Tensor, values: torch.Tensor, rows: int, padding_idx: int
+    ids: torch.Tensor, values: torch.Tensor, rows: int, padding_idx: int | None
 ) -> torch.Tensor:
     """The gradient of a weight of so many rows, as torch's lookups make it.
 
@@ -64,9 +64,9 @@ def sparse_gradient(
         ids: int64 ``[n]``, duplicates allowed.
         values: ``[n, dim]``; aliased by the result unless rows of padding are left out.
         rows: of the weight.
-        padding_idx: the row that gets no gradient; -1 for none.
+        padding_idx: the row that gets no gradient, if any.
     """
-    if padding_idx >= 0:
+    if padding_idx is not None:
         kept = ids != padding_idx
         ids, values = ids[kept], values[kept]
     size = (rows, values.shape[1])
@@ -84,7 +84,7 @@ class _Gather(torch.autograd.Function):
         ctx: Any,
         weight: torch.Tensor,
         ids: torch.Tensor,
-        padding_idx: int,
+        padding_idx: int | None,
         arrival: Arrival,
         gather: Gather | None,
     ) -> torch.Tensor:
@@ -155,7 +155,7 @@ def rows_on(
     device: torch.device,
     weight: torch.Tensor,
     ids: torch.Tensor,
-    padding_idx: int,
+    padding_idx: int | None,
     gather: Gather | None = None,
 ) -> torch.Tensor:
     """Rows of a weight on the CPU, on ``device``: one copy there and one back.
@@ -164,7 +164,7 @@ def rows_on(
         device: where the result is.
         weight: ``[rows, dim]``, on the CPU.
         ids: int32 or int64, any shape, on the CPU, all of them rows.
-        padding_idx: the row that gets no gradient; -1 for none.
+        padding_idx: the row that gets no gradient, if any.
         gather: writes the rows of flat ids to host memory, where they are not in the
             weight.
 

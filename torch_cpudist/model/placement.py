@@ -31,7 +31,9 @@ from torch_cpudist.model.checks import (
     warn_large_embeddings,
 )
 from torch_cpudist.model.device import model_device
+from torch_cpudist.settings.admission import CountFilter, Probability
 from torch_cpudist.settings.communicator import Communicator
+from torch_cpudist.settings.open_table import OpenTable
 from torch_cpudist.tables.found import FoundTable, find_tables
 from torch_cpudist.tables.remote_weight import table_of
 
@@ -220,9 +222,37 @@ def table_spec(placed: PlacedTable) -> _core.TableSpec:
             "initial": list(program.steps),
             "overrides": list(program.overrides),
         }
+        if table.open is not None:
+            options |= _of_open(table.open)
     return _core.TableSpec(
         name=placed.found.name, rows=rows, dim=dim, group=placed.group, **options
     )
+
+
+def _of_open(opened: OpenTable) -> dict[str, Any]:
+    """What servers are told of a table of any key."""
+    options: dict[str, Any] = {
+        "open": True,
+        "unknown_zeros": opened.unknown == "zeros",
+        "max_rows": opened.max_rows or 0,
+    }
+    match opened.admission:
+        case CountFilter(n, sketch_bytes):
+            # Servers count in whole cache lines.
+            lines = -(-sketch_bytes // 64)
+            options["admission"] = ("count", n, 1.0, lines * 64)
+        case Probability(p):
+            options["admission"] = ("probability", 0, float(p), 0)
+    evict = opened.eviction
+    if evict is not None:
+        options["eviction"] = (
+            evict.unseen_steps or 0,
+            evict.unseen_ms,
+            evict.min_count or 0,
+            evict.max_rows or 0,
+            evict.order,
+        )
+    return options
 
 
 def _compensation(updates: Updates) -> tuple[float, bool, float, float] | None:
@@ -312,9 +342,9 @@ def _log_placement(layout: _core.ParamSetLayout, server_count: int) -> None:
         return
     for table in layout.tables:
         logger.debug(
-            "table %s: %d rows, dim %d, by key over %d servers%s",
+            "table %s: %s, dim %d, by key over %d servers%s",
             table.name,
-            table.rows,
+            "any key" if table.open else f"{table.rows} rows",
             table.dim,
             server_count,
             ", there only" if table.remote else "",

@@ -75,6 +75,7 @@ def tables_of(placement: Placement, steps: Sequence[int]) -> tuple[told.Table, .
                 rule=rule_of(config),
                 state=table_states(config, spec.dim),
                 step=step,
+                open=table_of(weight).open if spec.open else None,
             )
         )
     return tuple(found)

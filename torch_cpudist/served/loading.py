@@ -48,7 +48,9 @@ def targets(placement: Placement) -> list[Target]:
         if spec.remote:
             seed = table_of(table.found.weight).seed_of(spec.name)
             begins = Begins(tuple(spec.initial), tuple(spec.overrides), seed)
-        found.append(Target(spec.name, True, shape, states, config.kind, begins))
+        found.append(
+            Target(spec.name, True, shape, states, config.kind, begins, open=spec.open)
+        )
     for entry in placement.dense:
         config = layout.configs[entry.group]
         parts = described.dense_states(config)

@@ -13,8 +13,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch_cpudist.errors import SnapshotCorruptError, SnapshotError
+from torch_cpudist.settings.open_table import OpenTable
 from torch_cpudist.snapshot import names
-from torch_cpudist.snapshot.manifest import Manifest, Rule
+from torch_cpudist.snapshot.manifest import Manifest, Rule, Table
 
 
 class Broken(SnapshotCorruptError):
@@ -80,12 +81,15 @@ def _unlike(above: Manifest, base: Manifest) -> str:
         return f"is not older: commit {base.commit}, number {base.number}"
     if above.average_decay != base.average_decay:
         return f"has averages of decay {base.average_decay}"
-    tables, below = (
-        # Options of a rule, as the rate, may change between the two.
-        [dataclasses.replace(one, step=0, rule=Rule(one.rule.kind)) for one in tables]
-        for tables in (above.tables, base.tables)
-    )
+    tables, below = (list(map(_lasting, one.tables)) for one in (above, base))
     return "" if tables == below else "has other tables"
+
+
+def _lasting(table: Table) -> Table:
+    """A table without what may change between two snapshots: options, as the rate."""
+    opened = None if table.open is None else OpenTable()
+    rule = Rule(table.rule.kind)
+    return dataclasses.replace(table, step=0, rule=rule, open=opened)
 
 
 @dataclass(frozen=True)

@@ -104,6 +104,13 @@ class Fields:
             )
         return in_range(int(value), self.at(name), least, most)
 
+    def optional(self, name: str, take: Callable[[str], T]) -> T | None:
+        """Takes a field that may be null, else by ``take`` of this object."""
+        if self._values.get(name, 0) is None:
+            self.take(name)
+            return None
+        return take(name)
+
     def truth(self, name: str) -> bool:
         """Takes true or false."""
         value = self.take(name)

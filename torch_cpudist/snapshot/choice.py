@@ -48,6 +48,7 @@ class Target:
         rule: the kind of its update rule.
         begins: of a remote table, what rows begin with that are not there.
         dtype: of a dense parameter, as a manifest has it.
+        open: it is a table of which any int64 is a key.
     """
 
     name: str
@@ -57,6 +58,7 @@ class Target:
     rule: str
     begins: Begins | None = None
     dtype: str = "F32"
+    open: bool = False
 
 
 @dataclass(frozen=True)
@@ -339,9 +341,11 @@ def _fit(
             left = f"as {target.dtype}, and was {found.dtype}"
         return Taken(target.name, source, False, fits, rule=found.rule.kind, left=left)
     rows, dim = target.shape
-    if found.dim != dim or found.rows > rows:
+    grown = found.rows <= rows and found.open is None
+    if found.dim != dim or not (target.open or grown):
         return (
-            f"{what} was {found.rows} rows of {found.dim}, is {rows} of {dim}: it "
+            f"{what} was {'of any key' if found.open else f'{found.rows} rows'} of "
+            f"{found.dim}, is {'of any key' if target.open else rows} of {dim}: it "
             "stays as it is"
         )
     seed, left = _begun(target, found)
@@ -392,7 +396,7 @@ def _begun(target: Target, found: Table) -> tuple[int, str]:
     begins, rows = target.begins, target.shape[0]
     grown = "stay as they are" if begins is None else "begin anew"
     left = []
-    if found.rows < rows:
+    if found.rows < rows and found.open is None and not target.open:
         left.append(f"rows from {found.rows} on are not in it and {grown}")
     if begins is None or not found.remote:
         return (0 if begins is None else begins.seed), ", ".join(left)

@@ -13,6 +13,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
+from torch_cpudist.errors import InvalidArgumentError
+from torch_cpudist.settings.admission import CountFilter, Probability
+from torch_cpudist.settings.eviction import Evict
+from torch_cpudist.settings.open_table import OpenTable
 from torch_cpudist.snapshot import names
 from torch_cpudist.snapshot.checked_json import (
     U32,
@@ -71,16 +78,19 @@ class Table:
 
     Attributes:
         name: of the parameter.
-        rows: valid keys are 0 to rows - 1; which ones have a row, its files say.
+        rows: valid keys are 0 to rows - 1; which ones have a row, its files say. Of an
+            open one it is nominal, and any int64 is a key.
         dim: elements of a row.
         remote: whether rows are on servers only.
         salt: spreads keys over buckets.
         seed: of ``initial``.
         initial: steps (name, a, b) that make rows which nobody has pushed or stored.
-        overrides: (begin, end, value): rows that are constant; later ones win.
+        overrides: (begin, end, value): rows that are constant; later ones win. Keys
+            are unsigned here, and an end of 0 is 2^64.
         rule: its update rule.
         state: parts of the ``state`` of a row, without gaps.
         step: updates that the table had.
+        open: of a table of any int64 key, what it was told; ``None``: keys are rows.
     """
 
     name: str
@@ -94,6 +104,7 @@ class Table:
     rule: Rule
     state: tuple[StateSlice, ...]
     step: int
+    open: OpenTable | None = None
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -109,6 +120,14 @@ class Table:
     def state_elements(self) -> int:
         """Elements of the state of a row."""
         return sum(part.elements for part in self.state)
+
+    def keys_outside(self, keys: npt.NDArray[np.int64]) -> str:
+        """What is wrong with keys that are none of it; empty if nothing is."""
+        if self.open is not None or not len(keys):
+            return ""
+        if int(keys.min()) >= 0 and int(keys.max()) < self.rows:
+            return ""
+        return f"it has keys outside of 0 to {self.rows - 1}"
 
 
 @dataclass(frozen=True)
@@ -221,9 +240,15 @@ def rule_json(rule: Rule) -> dict[str, Any]:
     return {"kind": rule.kind, "options": dict(rule.options)}
 
 
-def table_json(table: Table) -> dict[str, Any]:
-    """A table for JSON."""
+def table_json(table: Table, opened: bool) -> dict[str, Any]:
+    """A table for JSON.
+
+    Args:
+        table: it.
+        opened: the format says of every table whether it is open.
+    """
     return {
+        **({"open": _open_json(table.open)} if opened else {}),
         "name": table.name,
         "rows": str(table.rows),
         "dim": table.dim,
@@ -236,6 +261,41 @@ def table_json(table: Table) -> dict[str, Any]:
         "state": [vars(part) for part in table.state],
         "step": str(table.step),
     }
+
+
+def _open_json(told: OpenTable | None) -> dict[str, Any] | None:
+    if told is None:
+        return None
+    rows, evict = told.max_rows, told.eviction
+    return {
+        "unknown": told.unknown,
+        "max_rows": None if rows is None else str(rows),
+        "admission": _admission_json(told.admission),
+        "eviction": None if evict is None else _eviction_json(evict),
+    }
+
+
+def _admission_json(told: CountFilter | Probability | None) -> dict[str, Any] | None:
+    match told:
+        case CountFilter(n, sketch_bytes):
+            return {"kind": "count", "n": n, "sketch_bytes": str(sketch_bytes)}
+        case Probability(p):
+            return {"kind": "probability", "p": float(p)}
+    return None
+
+
+def _eviction_json(told: Evict) -> dict[str, Any]:
+    given = {
+        "unseen_steps": _long(told.unseen_steps),
+        "unseen_s": None if told.unseen_s is None else float(told.unseen_s),
+        "min_count": told.min_count,
+        "max_rows": _long(told.max_rows),
+    }
+    return {"order": told.order, **given}
+
+
+def _long(value: int | None) -> str | None:
+    return None if value is None else str(value)
 
 
 def block_json(block: Block) -> dict[str, Any]:
@@ -345,10 +405,63 @@ def read_override(value: Any, where: str) -> tuple[int, int, float]:
     return fields.long("begin"), fields.long("end"), real(constant, where)
 
 
-def read_table(value: Any, where: str) -> Table:
-    """Reads a table."""
+def _read_open(value: Any, where: str) -> OpenTable | None:
+    """Reads what an open table was told."""
+    if value is None:
+        return None
+    fields = Fields(value, where)
+    try:
+        told = OpenTable(
+            fields.text("unknown"),
+            fields.optional("max_rows", fields.long),
+            _read_admission(fields.take("admission"), f"{where}.admission"),
+            _read_eviction(fields.take("eviction"), f"{where}.eviction"),
+        )
+    except InvalidArgumentError as error:
+        raise Malformed(f"{where}: {error}") from error
+    fields.done()
+    return told
+
+
+def _read_admission(value: Any, where: str) -> CountFilter | Probability | None:
+    if value is None:
+        return None
+    fields = Fields(value, where)
+    told: CountFilter | Probability
+    if fields.text("kind", "count|probability") == "count":
+        told = CountFilter(fields.number("n"), fields.long("sketch_bytes"))
+    else:
+        told = Probability(fields.real("p"))
+    fields.done()
+    return told
+
+
+def _read_eviction(value: Any, where: str) -> Evict | None:
+    if value is None:
+        return None
+    fields = Fields(value, where)
+    told = Evict(
+        fields.optional("unseen_steps", fields.long),
+        fields.optional("unseen_s", fields.real),
+        fields.optional("min_count", fields.number),
+        fields.optional("max_rows", fields.long),
+        fields.text("order"),
+    )
+    fields.done()
+    return told
+
+
+def read_table(value: Any, where: str, opened: bool = False) -> Table:
+    """Reads a table.
+
+    Args:
+        value: what JSON had.
+        where: its place.
+        opened: the format says of every table whether it is open.
+    """
     fields = Fields(value, where)
     table = Table(
+        open=_read_open(fields.take("open"), f"{where}.open") if opened else None,
         name=fields.text("name"),
         rows=fields.long("rows", most=2**62),
         dim=fields.number("dim", least=1),
@@ -362,6 +475,8 @@ def read_table(value: Any, where: str) -> Table:
         step=fields.long("step"),
     )
     fields.done()
+    if table.open is not None and not table.remote:
+        raise Malformed(f"{where}: is open, and not remote")
     if table.salt != names.table_salt(table.name):
         raise Malformed(f"{where}: salt {table.salt:016x} is not of {table.name!r}")
     at = 0

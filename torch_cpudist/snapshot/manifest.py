@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from torch_cpudist.errors import SnapshotCorruptError, SnapshotError
@@ -33,6 +34,8 @@ from torch_cpudist.snapshot.sealed import check_unique, checksum_of, seal, unsea
 FORMAT = 1
 #: Of a snapshot that has a base, so that who knows only the other refuses it.
 CHANGES_FORMAT = 2
+#: Of a snapshot with a table of any key, with a base or without one.
+OPEN_FORMAT = 3
 
 
 @dataclass(frozen=True)
@@ -169,6 +172,12 @@ class Manifest:
 # ---- writing -----------------------------------------------------------------------
 
 
+def _format_of(manifest: Manifest) -> int:
+    if any(table.open is not None for table in manifest.tables):
+        return OPEN_FORMAT
+    return FORMAT if manifest.base is None else CHANGES_FORMAT
+
+
 def _write(manifest: Manifest) -> bytes:
     version = {k: str(v) for k, v in vars(manifest.version).items()}
     trainers = [
@@ -176,9 +185,9 @@ def _write(manifest: Manifest) -> bytes:
         for one in manifest.trainers
     ]
     files = [{**vars(one), "crc32c": list(one.crc32c)} for one in manifest.files]
-    base = manifest.base
+    known, base = _format_of(manifest), manifest.base
     fields = {
-        "format": FORMAT if base is None else CHANGES_FORMAT,
+        "format": known,
         "package": manifest.package,
         "name": manifest.name,
         **({} if base is None else {"base": entries.base_json(base)}),
@@ -190,7 +199,9 @@ def _write(manifest: Manifest) -> bytes:
         "version": version,
         "servers": manifest.servers,
         "trainers": trainers,
-        "tables": [entries.table_json(table) for table in manifest.tables],
+        "tables": [
+            entries.table_json(table, known == OPEN_FORMAT) for table in manifest.tables
+        ],
         "dense": [entries.dense_json(dense) for dense in manifest.dense],
         "average_decay": manifest.average_decay,
         "param_groups": list(manifest.param_groups),
@@ -211,15 +222,16 @@ def _write(manifest: Manifest) -> bytes:
 def _read(contents: bytes) -> Manifest:
     fields = unseal(contents, "manifest")
     known = fields.number("format")
-    if known not in (FORMAT, CHANGES_FORMAT):
+    if known not in (FORMAT, CHANGES_FORMAT, OPEN_FORMAT):
         raise SnapshotError(
             f"a snapshot of format {known}, and this release of torch_cpudist reads "
-            f"formats {FORMAT} and {CHANGES_FORMAT}: install the one that wrote it, or "
-            "a later one"
+            f"formats {FORMAT} to {OPEN_FORMAT}: install the one that wrote it, or a "
+            "later one"
         )
     base = None
-    if known == CHANGES_FORMAT:
+    if known == CHANGES_FORMAT or (known == OPEN_FORMAT and fields.has("base")):
         base = entries.read_base(fields.take("base"), "manifest.base")
+    read_table = partial(entries.read_table, opened=known == OPEN_FORMAT)
     strategy = Fields(fields.take("strategy"), "manifest.strategy")
     manifest = Manifest(
         package=fields.text("package"),
@@ -233,7 +245,7 @@ def _read(contents: bytes) -> Manifest:
         version=entries.read_version(fields.take("version"), "manifest.version"),
         servers=fields.number("servers", most=names.BUCKETS),
         trainers=fields.each("trainers", entries.read_trainer),
-        tables=fields.each("tables", entries.read_table),
+        tables=fields.each("tables", read_table),
         dense=fields.each("dense", entries.read_dense),
         average_decay=fields.real("average_decay"),
         param_groups=fields.each("param_groups", _read_group),
@@ -299,6 +311,7 @@ __all__ = [
     "CHANGES_FORMAT",
     "CHUNK_BYTES",
     "FORMAT",
+    "OPEN_FORMAT",
     "Base",
     "Block",
     "Dense",

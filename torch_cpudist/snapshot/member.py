@@ -292,8 +292,8 @@ class Member:
         first, last = names.server_buckets(server, self.manifest.servers)
         for index, keys in self._gone_in(file).items():
             table = self.manifest.tables[index]
-            if len(keys) and (keys[0] < 0 or int(keys[-1]) >= table.rows):
-                raise mapped.damaged(f"it has keys outside of 0 to {table.rows - 1}")
+            if problem := table.keys_outside(keys):
+                raise mapped.damaged(problem)
             buckets = names.buckets_of(keys, table.salt)
             if not ((first <= buckets) & (buckets < last)).all():
                 raise mapped.damaged("it has keys of another server")

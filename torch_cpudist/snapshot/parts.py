@@ -212,10 +212,8 @@ class Part:
             raise self._mapped.damaged("it has rows of buckets of another server")
         for begin, end in _runs(self.rows):
             keys = self.column("keys", begin, end)
-            if len(keys) and (keys.min() < 0 or int(keys.max()) >= self.table.rows):
-                raise self._mapped.damaged(
-                    f"it has keys outside of 0 to {self.table.rows - 1}"
-                )
+            if problem := self.table.keys_outside(keys):
+                raise self._mapped.damaged(problem)
             buckets = names.buckets_of(keys, self.table.salt).astype(np.int64)
             places = np.arange(begin, end)
             own = (begins[buckets] <= places) & (places < begins[buckets + 1])

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from torch_cpudist import _core
-from torch_cpudist.errors import SnapshotCorruptError
+from torch_cpudist.errors import SnapshotCorruptError, SnapshotError
 from torch_cpudist.snapshot import merging
 from torch_cpudist.snapshot.entries import Table
 from torch_cpudist.snapshot.parts import Array
@@ -33,12 +33,17 @@ def table_values(snapshot: Snapshot, name: str) -> Array:
     Cost: memory for all of them.
 
     Raises:
-        SnapshotError: there is no such table.
+        SnapshotError: there is no such table, or any int64 is a key of it.
         SnapshotCorruptError: a file is not as it was written, or a static table has
             not all of its rows.
     """
     manifest = snapshot.manifest
     table = manifest.tables[manifest.table_index(name)]
+    if table.open is not None:
+        raise SnapshotError(
+            f"snapshot {manifest.name}: any int64 is a key of table {name!r}, of which "
+            "no array has all rows. Snapshot(path).rows(table, keys) reads some."
+        )
     found = np.zeros((table.rows, table.dim), np.float32)
     there = np.zeros(table.rows, np.bool_)
     layers = snapshot.layers(name)

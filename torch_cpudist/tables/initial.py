@@ -23,7 +23,7 @@ MOST_OVERRIDES = 16
 
 #: An operation and its two numbers.
 Step = tuple[str, float, float]
-#: Rows begin to end (exclusive) are one value.
+#: Rows begin to end (exclusive; 0: 2^64) are one value; keys are unsigned here.
 Override = tuple[int, int, float]
 
 _FIRST = ("normal", "uniform", "fill")
@@ -238,8 +238,25 @@ class Program:
         """
         if begin >= end:
             return self
-        _check_constant(begin, end, value)
-        kept = [one for one in self.overrides if not begin <= one[0] < one[1] <= end]
+        return self._with_run(begin, end, value)
+
+    def with_key(self, key: int, value: float) -> Program:
+        """This program with one key, any of int64, of one value.
+
+        Raises:
+            As ``with_rows``.
+        """
+        # Servers take keys as unsigned ones, and 0 for what comes behind the last.
+        return self._with_run(key & _BITS, (key + 1) & _BITS, value)
+
+    def _with_run(self, begin: int, end: int, value: float) -> Program:
+        last = end or 2**64
+        _check_constant(begin, last, value)
+        kept = [
+            one
+            for one in self.overrides
+            if not begin <= one[0] < (one[1] or 2**64) <= last
+        ]
         if len(kept) == MOST_OVERRIDES:
             raise UnsupportedModelError(
                 f"more than {MOST_OVERRIDES} runs of rows of a remote table are filled "

@@ -87,10 +87,9 @@ class _PullingEmbedding(nn.Embedding):
                     return super().forward(input)
             # A class of the user's own sees what is called.
             return super().forward(input)
-        padding_idx = -1 if self.padding_idx is None else self.padding_idx
         with as_it_stands():
             return torch.ops.torch_cpudist.lookup(  # type: ignore[no-any-return]
-                self.weight, input, handle_in_graph(self), padding_idx
+                self.weight, input, handle_in_graph(self), self.padding_idx
             )
 
 

@@ -36,9 +36,9 @@ def _bound(handle: int) -> TableBinding:
 _library = torch.library.Library("torch_cpudist", "FRAGMENT")  # type: ignore[no-untyped-call]
 for _schema in (
     "pull(Tensor ids, int handle) -> Tensor",
-    "lookup(Tensor weight, Tensor ids, int handle, int padding_idx, bool keep=True) "
+    "lookup(Tensor weight, Tensor ids, int handle, int? padding_idx, bool keep=True) "
     "-> Tensor",
-    "lookup_grad(Tensor grad, Tensor ids, SymInt rows, int padding_idx) -> Tensor",
+    "lookup_grad(Tensor grad, Tensor ids, SymInt rows, int? padding_idx) -> Tensor",
 ):
     _library.define(_schema)  # type: ignore[no-untyped-call]
 
@@ -54,7 +54,7 @@ def _lookup_op(
     weight: torch.Tensor,
     ids: torch.Tensor,
     handle: int,
-    padding_idx: int,
+    padding_idx: int | None,
     keep: bool = True,
 ) -> torch.Tensor:
     """Pulls rows and gathers them.
@@ -63,7 +63,7 @@ def _lookup_op(
         weight: the table's, or a replica's view of it.
         ids: int32 or int64, any shape.
         handle: of the binding.
-        padding_idx: the row that gets no gradient; -1 for none.
+        padding_idx: the row that gets no gradient, if any.
         keep: of a remote table, whether a gradient may follow. Rows of others stay in
             the weight.
     """
@@ -79,7 +79,7 @@ def _lookup_op(
 
 
 def _lookup_grad_op(
-    grad: torch.Tensor, ids: torch.Tensor, rows: int, padding_idx: int
+    grad: torch.Tensor, ids: torch.Tensor, rows: int, padding_idx: int | None
 ) -> torch.Tensor:
     """The sparse gradient of a lookup, over memory of its own.
 
@@ -106,7 +106,7 @@ def _lookup_fake(
     weight: torch.Tensor,
     ids: torch.Tensor,
     handle: int,
-    padding_idx: int,
+    padding_idx: int | None,
     keep: bool = True,
 ) -> torch.Tensor:
     return weight.new_empty((*ids.shape, weight.shape[1]))
@@ -114,7 +114,7 @@ def _lookup_fake(
 
 @torch.library.register_fake("torch_cpudist::lookup_grad", lib=_library)  # type: ignore[untyped-decorator]
 def _lookup_grad_fake(
-    grad: torch.Tensor, ids: torch.Tensor, rows: int, padding_idx: int
+    grad: torch.Tensor, ids: torch.Tensor, rows: int, padding_idx: int | None
 ) -> torch.Tensor:
     keys = ids.new_empty((1, ids.numel()), dtype=torch.int64)
     values = grad.new_empty((ids.numel(), grad.shape[-1]))
@@ -152,7 +152,7 @@ def _lookup_of_all(
     weight: torch.Tensor,
     ids: torch.Tensor,
     handle: int,
-    padding_idx: int,
+    padding_idx: int | None,
     keep: bool = True,
 ) -> tuple[torch.Tensor, int]:
     """Under ``torch.vmap``: the rows of all its calls come at once."""

@@ -174,7 +174,8 @@ class _Making(TorchFunctionMode):
         kept: set[int] = set()
         for name, weight in found:
             table = table_of(weight)
-            if self._large(table.rows) or matches(name, self._names):
+            named = matches(name, self._names)
+            if named or self._large(table.rows) or table.open is not None:
                 kept.add(id(weight))
                 table.undecided = False
                 table.name = table.name or name

@@ -46,7 +46,11 @@ def _record(
             raise refusal(torch.Tensor.copy_, weight)
         if table.values is not None:
             raise refusal(torch.Tensor.copy_, weight)
-        table.program = table.program.with_rows(*part, steps[0][1])
+        constant = steps[0][1]
+        if table.open is not None:
+            table.program = table.program.with_key(part[0], constant)
+        else:
+            table.program = table.program.with_rows(*part, constant)
         return weight
     program = table.program
     for step in steps:
@@ -165,13 +169,17 @@ def _is_all(index: Any) -> bool:
 
 def _part(weight: RemoteWeight, index: Any) -> tuple[int, int] | None:
     """The rows that an index names, if they are a run."""
-    rows = weight._cpudist_table.rows
+    table = weight._cpudist_table
+    rows = table.rows
     if weight._cpudist_rows is not None:
         return weight._cpudist_rows if _is_all(index) else None
     index = _of_rows(index)
     if isinstance(index, torch.Tensor) and index.numel() == 1:
         if index.dtype in (torch.int64, torch.int32) and index.dim() == 0:
             index = int(index)
+    if table.open is not None:  # its keys are no places in a range
+        one = isinstance(index, int) and not isinstance(index, bool)
+        return (index, index + 1) if one and -(2**63) <= index < 2**63 else None
     if isinstance(index, int) and not isinstance(index, bool):
         at = index + rows if index < 0 else index
         if not 0 <= at < rows:
@@ -203,8 +211,11 @@ def _indexing(func: Function, args: Any, kwargs: Mapping[str, Any]) -> Any:
     part = _part(weight, index) if isinstance(weight, RemoteWeight) else None
     if part is None:
         raise refusal(func, find(args))
+    table = weight._cpudist_table
     with as_it_stands():
-        return marked(weight.detach()[index], weight._cpudist_table, part)
+        # All rows share one memory; a key may be no place in the shape.
+        row = weight.detach()[0 if table.open is not None else index]
+        return marked(row, table, part)
 
 
 def _setting_rows(func: Function, args: Any, kwargs: Mapping[str, Any]) -> Any:

@@ -27,9 +27,8 @@ class RemoteEmbedding(nn.Embedding):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """The rows of ``input``, from the servers."""
-        padding_idx = -1 if self.padding_idx is None else self.padding_idx
         with as_it_stands():
-            return _looked_up(self, input, padding_idx)
+            return _looked_up(self, input)
 
 
 class RemoteEmbeddingBag(nn.EmbeddingBag):
@@ -59,7 +58,7 @@ def handle_in_graph(module: Any) -> int:
     return -int(module._cpudist_handle)
 
 
-def _looked_up(module: Any, ids: torch.Tensor, padding_idx: int) -> torch.Tensor:
+def _looked_up(module: Any, ids: torch.Tensor) -> torch.Tensor:
     """Rows ``[*ids.shape, dim]`` whose gradient is the weight's sparse one."""
     if not torch.compiler.is_compiling():
         # Out of sight of the op.
@@ -67,7 +66,7 @@ def _looked_up(module: Any, ids: torch.Tensor, padding_idx: int) -> torch.Tensor
         module._cpudist_binding.check_weight(module.weight)
     keep = torch.is_grad_enabled() and module.weight.requires_grad
     return torch.ops.torch_cpudist.lookup(  # type: ignore[no-any-return]
-        module.weight, ids, handle_in_graph(module), padding_idx, keep
+        module.weight, ids, handle_in_graph(module), module.padding_idx, keep
     )
 
 
@@ -89,12 +88,10 @@ def pooled(
     count = flat.numel()
     places = torch.arange(count, dtype=ids.dtype, device=ids.device)
     padding: int | None = None
-    if module.padding_idx is None:
-        rows = _looked_up(module, flat, -1)
-    else:
+    rows = _looked_up(module, flat)
+    if module.padding_idx is not None:
         # One row more, at whose place bags leave out what is there.
         padding = count
-        rows = _looked_up(module, flat, module.padding_idx)
         rows = nn.functional.pad(rows, (0, 0, 0, 1))
         places = torch.where(flat == module.padding_idx, count, places)
     return nn.functional.embedding_bag(

@@ -9,11 +9,19 @@ from dataclasses import replace
 import torch
 
 from torch_cpudist.errors import InvalidArgumentError, RemoteTableError
+from torch_cpudist.settings.open_table import OpenTable
 from torch_cpudist.tables.initial import Program, salt_of
 
 # Tables of servers are numbered so far, and a trainer's addresses of float32.
 _MOST_ROWS = 2**62
 _MOST_ELEMENTS = 2**60
+# What the weight of a table of any key says it has, as a tensor has to have a shape.
+_NOMINAL_ROWS = 2**54
+
+
+def nominal_rows(dim: int) -> int:
+    """The rows that the weight of a table of any key says it has."""
+    return min(_NOMINAL_ROWS, _MOST_ELEMENTS // dim)
 
 
 def check_size(rows: int, dim: int) -> None:
@@ -37,6 +45,7 @@ class RemoteTable:
     Attributes:
         rows, dim: its shape.
         program: how rows begin.
+        open: of a table of any int64 key, what it is told; ``None``: keys are rows.
         values: what they begin with instead, ``[rows, dim]``, until it was stored.
         name: in its model, once that is known.
         wrapped: whether an optimizer trains it now.
@@ -53,6 +62,7 @@ class RemoteTable:
         dim: int,
         program: Program,
         values: torch.Tensor | None = None,
+        open: OpenTable | None = None,
     ) -> None:
         """Describes a table.
 
@@ -63,6 +73,7 @@ class RemoteTable:
         self.rows = rows
         self.dim = dim
         self.program = program
+        self.open = open
         self.values = values
         self.name = ""
         self.wrapped = False
@@ -74,7 +85,7 @@ class RemoteTable:
 
     def copy(self) -> RemoteTable:
         """One of its own that begins alike."""
-        made = RemoteTable(self.rows, self.dim, self.program, self.values)
+        made = RemoteTable(self.rows, self.dim, self.program, self.values, self.open)
         made.name, made.stored = self.name, self.stored
         made.undecided = self.undecided
         made.begin_as(self)
@@ -95,7 +106,8 @@ class RemoteTable:
     def describe(self) -> str:
         """For messages: what it is."""
         named = f"table {self.name!r}" if self.name else "a table"
-        return f"{named} of {self.rows} rows on the servers"
+        size = "any key" if self.open is not None else f"{self.rows} rows"
+        return f"{named} of {size} on the servers"
 
     def check_unwrapped(self, what: str) -> None:
         """Refuses a write to what servers hold."""

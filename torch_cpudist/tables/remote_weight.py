@@ -23,6 +23,7 @@ from torch_cpudist.errors import (
     RemoteTableError,
     UnsupportedModelError,
 )
+from torch_cpudist.settings.open_table import OpenTable
 from torch_cpudist.tables.initial import Program, Step
 from torch_cpudist.tables.remote_table import RemoteTable
 from torch_cpudist.tables.weight import (
@@ -85,8 +86,9 @@ class RemoteWeight(torch.Tensor):
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         """What it is; there are no values to show."""
         table = self._cpudist_table
+        size = "any key" if table.open is not None else f"rows={table.rows}"
         return (
-            f"RemoteWeight(rows={table.rows}, dim={table.dim}, name={table.name!r}, "
+            f"RemoteWeight({size}, dim={table.dim}, name={table.name!r}, "
             f"initial={list(table.program.steps)})"
         )
 
@@ -102,7 +104,10 @@ class RemoteWeight(torch.Tensor):
             table, trained = self._cpudist_table, self.requires_grad
         told = (table.rows, table.dim, table.program.steps, table.program.overrides)
         rest = (table.seed_of(table.name), table.values, table.name, table.stored)
-        return rebuilt, (*told, *rest, isinstance(self, nn.Parameter), trained)
+        kind = (isinstance(self, nn.Parameter), trained)
+        if table.open is not None:
+            return rebuilt, (*told, *rest, *kind, table.open)
+        return rebuilt, (*told, *rest, *kind)
 
 
 def rebuilt(
@@ -116,9 +121,10 @@ def rebuilt(
     stored: bool,
     parameter: bool,
     trained: bool,
+    open: OpenTable | None = None,
 ) -> RemoteWeight:
     """What ``torch.save`` has saved of a remote weight, unwrapped."""
-    table = RemoteTable(rows, dim, Program(steps, overrides, seed), values)
+    table = RemoteTable(rows, dim, Program(steps, overrides, seed), values, open)
     table.name, table.stored = name, stored
     made = weight_of(table)
     return as_parameter(made, trained) if parameter else made

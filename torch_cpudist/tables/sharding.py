@@ -279,7 +279,7 @@ def _program(modules: list[EmbeddingModule], initial: Initial) -> Program:
     made = Program().then(initial.step)
     paddings = {module.padding_idx for module in modules} - {None}
     for padding in sorted(cast(set[int], paddings)):
-        made = made.with_rows(padding, padding + 1, 0.0)
+        made = made.with_key(padding, 0.0)
     return made
 
 

@@ -91,11 +91,12 @@ def lookup_of(module: nn.Module) -> Lookup:
 def look_up(module: StagedEmbedding, ids: torch.Tensor) -> torch.Tensor:
     """What ``nn.Embedding`` returns, on the model's device."""
     binding = module._cpudist_binding
-    padding_idx = -1 if module.padding_idx is None else module.padding_idx
     with as_it_stands():
         if not isinstance(binding, RemoteBinding):
             found = _pulled(binding, ids, module.weight)
-            return staging.rows_on(binding.device, module.weight, found, padding_idx)
+            return staging.rows_on(
+                binding.device, module.weight, found, module.padding_idx
+            )
         found = _on_host(binding, ids)
         keep = torch.is_grad_enabled() and module.weight.requires_grad
 
@@ -103,7 +104,7 @@ def look_up(module: StagedEmbedding, ids: torch.Tensor) -> torch.Tensor:
             binding.look_up(flat, module.weight, out, keep)
 
         return staging.rows_on(
-            binding.device, module.weight, found, padding_idx, gather
+            binding.device, module.weight, found, module.padding_idx, gather
         )
 
 

@@ -5,12 +5,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from torch_cpudist import _core
+from torch_cpudist.settings.open_table import OpenTable
 from torch_cpudist.snapshot import names, parts
 from torch_cpudist.snapshot.directory import Directory
 from torch_cpudist.snapshot.files import Files, reported, write_durably
@@ -223,10 +225,12 @@ def write(
     base: Manifest | None = None,
     gone: Mapping[str, Iterable[int]] | None = None,
     more: float = 0.0,
+    opened: OpenTable | None = None,
 ) -> Manifest:
     """Writes all files of a snapshot but the manifest, which is returned.
 
-    With ``base`` it has what has changed since that one, and which keys have gone.
+    With ``base`` it has what has changed since that one, and which keys have gone; with
+    ``opened`` tables are of any key.
     """
     files = directory.files
     folder = directory.prepare(name) if prepare else directory.folder(name)
@@ -234,6 +238,8 @@ def write(
         files.make_directory(folder)  # as who comes first does
     keyed = {"users.weight": range(0, 40, 3)} if tables is None else tables
     described = tuple(table(one) for one in keyed)
+    if opened is not None:
+        described = tuple(replace(t, rows=2**54, open=opened) for t in described)
     written: list[File] = []
     for index, (of, keys) in enumerate(zip(described, keyed.values(), strict=True)):
         written += write_parts(

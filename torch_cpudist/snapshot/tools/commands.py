@@ -254,7 +254,7 @@ def _rows(chosen: argparse.Namespace) -> tuple[int, Any, list[str]]:
     snapshot = _open(chosen.path)
     table = snapshot.manifest.tables[snapshot.manifest.table_index(chosen.table)]
     outside = [key for key in chosen.keys if not 0 <= key < table.rows]
-    if outside:
+    if outside and table.open is None:
         raise SnapshotError(
             f"table {table.name!r} has keys 0 to {table.rows - 1}, "
             f"and {outside} are none"

@@ -1,0 +1,194 @@
+# Copyright (c) 2026 The torch_cpudist authors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Which keys get a row: counted by hand, by chance, and as many as there may be."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from open_cases import (
+    DIM,
+    KEYS,
+    begun,
+    counted,
+    dictionary_of,
+    pushes,
+    read,
+    step,
+    wrap,
+)
+from sync_cases import run
+from table_cases import alone
+
+import torch_cpudist as cpudist
+
+STEPS = 14
+A, B, C = KEYS[3], KEYS[7], KEYS[12]
+
+
+def counting(n: int) -> cpudist.CountFilter:
+    return cpudist.CountFilter(n, sketch_bytes=1 << 16)
+
+
+@pytest.mark.parametrize("servers", [1, 3])
+@pytest.mark.parametrize("trainers", [1, 2, 3])
+@pytest.mark.parametrize("n", [1, 2, 5])
+def test_the_nth_push_makes_the_row(n, trainers, servers):
+    modules = [
+        cpudist.Embedding(DIM, admission=counting(n), seed=5) for _ in range(trainers)
+    ]
+    expected = dictionary_of(modules[0], counted=n)
+    given = [pushes(STEPS, rank) for rank in range(trainers)]
+
+    def body(context):
+        module = modules[context.trainer_rank]
+        opt = wrap(module)
+        found = []
+        for push in given[context.trainer_rank]:
+            step(opt, module, push)
+            found.append(read(module))
+        return found, counted()
+
+    results = run(body, trainers, servers)
+    for at, round_of in enumerate(zip(*given, strict=True)):
+        expected.update(round_of)
+        for found, _ in results:
+            assert torch.equal(found[at], expected.read())
+    if n > 1:
+        assert expected.filtered > 0
+    for _, stats in results:
+        assert stats["rows"] == len(expected.rows)
+        assert stats["created"] == expected.created
+        assert stats["filtered"] == expected.filtered
+
+
+def test_a_key_counts_once_per_trainer_and_push():
+    """By hand: three in one push are one; two trainers in a round are two."""
+    modules = [
+        cpudist.Embedding(DIM, admission=counting(2), initial=cpudist.Constant(1))
+        for _ in range(2)
+    ]
+    batches = [
+        # Of rank 0 and rank 1. A: one push, and dropped. B: the second one makes it.
+        (([A, A, A], [8.0, 8.0, 8.0]), ([], [])),
+        (([B, C], [8.0, 8.0]), ([B], [16.0])),
+        # A's second push.
+        (([], []), ([A], [8.0])),
+    ]
+
+    def body(context):
+        rank = context.trainer_rank
+        opt = wrap(modules[rank])
+        found = []
+        for round_of in batches:
+            step(opt, modules[rank], round_of[rank])
+            found.append(read(modules[rank], [A, B, C])[:, 0].tolist())
+        return found, counted()
+
+    for found, stats in run(body, 2, 2):
+        assert found == [
+            [1.0, 1.0, 1.0],
+            [1.0, 1.0 - 0.25 * 16 / 2, 1.0],
+            [1.0 - 0.25 * 8 / 2, -1.0, 1.0],
+        ]
+        # A's first, B's of rank 0, and C's.
+        assert (stats["rows"], stats["created"], stats["filtered"]) == (2, 2, 3)
+
+
+def test_async_pushes_count_too():
+    module = cpudist.Embedding(DIM, admission=counting(3), initial=cpudist.Constant(0))
+
+    def body():
+        opt = wrap(module, cpudist.Async(communicator={"max_merge": 1}))
+        found = []
+        for _ in range(4):
+            step(opt, module, ([A], [4.0]))
+            opt.flush()
+            found.append(float(read(module, [A])[0, 0]))
+        return found, counted()
+
+    found, stats = alone(body)
+    assert found == [0.0, 0.0, -1.0, -2.0]
+    assert (stats["created"], stats["filtered"]) == (1, 2)
+
+
+def test_chance_is_decided_once_for_each_key():
+    def made(p, seed):
+        return cpudist.Embedding(
+            DIM,
+            admission=cpudist.Probability(p),
+            initial=cpudist.Constant(1),
+            seed=seed,
+        )
+
+    keys = cpudist.hash_keys(range(4000))
+
+    def admitted(module, servers, strategy=None):
+        def body(context):
+            opt = wrap(module, strategy)
+            for _ in range(3):
+                opt.zero_grad()
+                module(keys).sum().backward()
+                opt.step()
+            opt.flush()
+            changed = read(module, keys.tolist())[:, 0] != 1
+            return changed, counted()
+
+        return run(body, 1, servers)[0]
+
+    first, stats = admitted(made(0.3, 7), 1)
+    count = int(first.sum())
+    # 4000 draws of 0.3: five standard deviations are 145.
+    assert abs(count - 1200) < 145
+    assert (stats["rows"], stats["created"]) == (count, count)
+    assert stats["filtered"] == 3 * (4000 - count)
+    again, _ = admitted(made(0.3, 7), 3, cpudist.Async())
+    assert torch.equal(again, first)
+    other, _ = admitted(made(0.3, 8), 1)
+    assert not torch.equal(other, first)
+    every, _ = admitted(made(1, 7), 1)
+    assert bool(every.all())
+
+
+@pytest.mark.parametrize("trainers", [1, 2])
+def test_a_full_table_refuses_the_update_and_changes_nothing(trainers):
+    modules = [cpudist.Embedding(DIM, max_rows=8, seed=1) for _ in range(trainers)]
+    many = cpudist.hash_keys(range(100)).tolist()
+
+    def body(context):
+        module = modules[context.trainer_rank]
+        opt = wrap(module)
+        step(opt, module, ([A, B], [8.0, 8.0]))
+        before = read(module)
+        keys = many if context.trainer_rank == 0 else [A]
+        with pytest.raises(cpudist.TableFullError, match=r"max_rows|8"):
+            step(opt, module, (keys, [8.0] * len(keys)))
+        return before, read(module)
+
+    for before, after in run(body, trainers, 1):
+        assert torch.equal(before, after)
+
+
+def test_each_server_has_its_share_of_the_bound():
+    module = cpudist.Embedding(DIM, max_rows=3000)
+    keys = cpudist.hash_keys(range(2400)).tolist()
+
+    def body():
+        opt = wrap(module)
+        step(opt, module, (keys, [1.0] * len(keys)))
+        return counted()["rows"]
+
+    assert alone(body, servers=3) == 2400
+
+
+def test_what_is_not_admitted_reads_as_it_began():
+    module = cpudist.Embedding(DIM, admission=counting(3))
+
+    def body():
+        opt = wrap(module)
+        step(opt, module, (KEYS, [4.0] * len(KEYS)))
+        return read(module), counted()
+
+    found, stats = alone(body)
+    assert torch.equal(found, torch.from_numpy(begun(module.weight, KEYS)))
+    assert (stats["rows"], stats["filtered"]) == (0, len(KEYS))
