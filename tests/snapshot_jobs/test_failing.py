@@ -234,9 +234,6 @@ def test_what_a_run_that_was_killed_has_written_is_not_taken(tmp_path, monkeypat
     monkeypatch.setattr(
         snapshot_names, "snapshot_name", lambda number, *_: f"snap-{number:012d}-beef"
     )
-    for number in range(1, 5):
-        left = tmp_path / f"snap-{number:012d}-beef"
-        write_trainer(left, 1, pack({"of": "the dead"}), 5, number=number, run_id=1)
     looked = threading.Event()
 
     def read(folder, rank, *others):
@@ -251,9 +248,15 @@ def test_what_a_run_that_was_killed_has_written_is_not_taken(tmp_path, monkeypat
     monkeypatch.setattr("torch_cpudist.optimizer.saves.read_written", read)
     monkeypatch.setattr("torch_cpudist.optimizer.saves.write_trainer", write)
 
-    def body(_):
+    def body(context):
         model, opt = wrapped("sync")
         opt.resume(tmp_path, every_steps=3)
+        for number in range(1, 5):  # by a process that lived a while longer
+            left = tmp_path / f"snap-{number:012d}-beef"
+            if context.trainer_rank == 0:
+                dead = pack({"of": "the dead"})
+                write_trainer(left, 1, dead, 5, number=number, run_id=1)
+        cpudist.barrier()
         stepped(opt, model, 3)
         return opt.stats()["snapshot"]
 

@@ -50,6 +50,7 @@ class GeoSaving(ServedSaving):
     kept to hand it on later: its mark stands behind that in the queue of exchanges.
     """
 
+    comes_and_goes = True
     deltas = False  # every row that is here may have moved
 
     def __init__(

@@ -88,6 +88,8 @@ class Saving(ABC):
             marks before it gives its own.
         goes_on_alone: trainers train on while one has left.
         deltas: rows that have not changed since an earlier snapshot can be left out.
+        comes_and_goes: in jobs of their own trainers may end and come back at any time,
+            so that ``resume`` waits for nobody but trainer 0, at the start.
     """
 
     together: bool
@@ -95,6 +97,7 @@ class Saving(ABC):
     asks_first: bool = False
     goes_on_alone: bool = False
     deltas: bool = False
+    comes_and_goes: bool = False
 
     def ready(self) -> bool:
         """Whether a snapshot can be of this moment; else of a later one."""

@@ -210,6 +210,8 @@ class ServedSaving(Saving):
 class QueuedSaving(ServedSaving):
     """Of Async: a mark goes through the queue, behind the pushes of all steps."""
 
+    comes_and_goes = True
+
     def __init__(
         self, parameters: ParameterSet, run: Run, pushes: _core.AsyncPushes
     ) -> None:
@@ -224,6 +226,12 @@ class QueuedSaving(ServedSaving):
         """Puts the mark into the queue; the answer comes later."""
         self._pushes.mark_cut(number, name, wait_ms, base)
         return None
+
+    def take_in(self, plan: Plan) -> None:
+        """As above; a bound on staleness counts from now."""
+        if self._parameters.bounded:
+            self._opened.leave()  # and joins again
+        super().take_in(plan)
 
     def answer(self) -> CutAnswer | None:
         """The queue's."""

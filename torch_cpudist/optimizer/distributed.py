@@ -602,7 +602,8 @@ class DistributedOptimizer(face.ServedOptimizer, Participant):
 
         Once, after wrapping and before the first step, with equal arguments on all.
         docs/snapshot.md says what is in a snapshot and how trainers agree on its
-        moment; training goes on while it is written.
+        moment; training goes on while it is written. In jobs of their own, a trainer
+        that comes back under Async or Geo gets its own state, and values stay.
 
         Cost: loading, about 2 s per GB; saving, a copy of this trainer's own state and
         a message per server.

@@ -173,7 +173,8 @@ class Saves:
         self._trainer_count = trainers
         self._left = left
         # Steps that servers count and no trainer does: this much is all the difference.
-        self.uncounted = 0
+        # None: not known until a snapshot has been of all trainers.
+        self.uncounted: int | None = 0
         self._said_left = False
         self._skipped_in_a_row = 0
         self._directory = directory
@@ -443,6 +444,8 @@ class Saves:
         trainers = self._trainers(name, save.number, written.members, own, left)
         if left:
             self._check_steps(name, written, trainers, left)
+        else:  # who was lost and is back makes some steps again, which servers count
+            self.uncounted = written.version.steps - sum(one.steps for one in trainers)
         manifest = replace(
             self._describe_run(),
             name=name,
@@ -511,6 +514,12 @@ class Saves:
         Raises:
             _NotOfAll: they are not.
         """
+        if self.uncounted is None:
+            raise _NotOfAll(
+                f"snapshot {name}: this trainer was lost and is back, and cannot tell "
+                f"of which moment the states of {sorted(left)} are, which had left, "
+                "before a snapshot has been of all."
+            )
         steps = sum(one.steps for one in trainers) + self.uncounted
         if steps != written.version.steps:
             raise _NotOfAll(

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -34,8 +33,10 @@ from torch_cpudist.machine.urls import is_url
 from torch_cpudist.optimizer.meeting import Meeting
 from torch_cpudist.optimizer.own_state import OwnState, ReadsAhead, check_objects
 from torch_cpudist.optimizer.paces import Often, Pace, StepTimes
+from torch_cpudist.optimizer.places import checked_place
 from torch_cpudist.optimizer.saves import Save, Saves, Tip
 from torch_cpudist.optimizer.schedules import Schedules, schedules_of
+from torch_cpudist.optimizer.under_way import UnderWay
 from torch_cpudist.snapshot import names, trees
 from torch_cpudist.snapshot.choice import Choice
 from torch_cpudist.snapshot.directory import Directory
@@ -138,8 +139,7 @@ class Snapshots:
         """Checks everything and touches nothing.
 
         Raises:
-            InvalidArgumentError: an argument is wrong.
-            ConfigurationError: nobody has said where snapshots are.
+            InvalidArgumentError, ConfigurationError: see ``checked_place``.
             SnapshotError: the strategy has no snapshots, or none of changes.
         """
         self._subject = subject
@@ -155,7 +155,7 @@ class Snapshots:
             )
         self._often = often
         objects = check_objects(state)
-        path, url = _checked_place(path, staging, run.environment.snapshot_dir)
+        path, url = checked_place(path, staging, run.environment.snapshot_dir)
         self.directory = Directory(path)
         self._url = url
         self._store: Store | None = None
@@ -185,6 +185,9 @@ class Snapshots:
             often.delta_every_steps, often.delta_every_s, "delta_"
         )
         self._meeting = Meeting(run, self.directory, subject.number)
+        goes = run.environment.apart is not None and self._saving.comes_and_goes
+        way = UnderWay(run, self.directory, subject.number)
+        self._way = way if goes else None  # where others may train already
         self._last = 0  # number of the newest cut that was marked
         self._due = False
         self._full_due = False  # and with all rows
@@ -221,7 +224,9 @@ class Snapshots:
     # -- resuming ----------------------------------------------------------------------
 
     def resume(self) -> Started:
-        """See ``DistributedOptimizer.resume``. Collective."""
+        """See ``DistributedOptimizer.resume``. Collective, but where trainers go."""
+        if self._way is not None:
+            return self._join(self._way)
         self._open_store()
         self._meeting.meet(self._saving)
         with self._noting_half():
@@ -229,6 +234,32 @@ class Snapshots:
         if found["name"] is None:
             return Started()
         return self._go_on(self.directory.folder(found["name"]), Choice())
+
+    def _join(self, way: UnderWay) -> Started:
+        """Goes on with the values on the servers, which others may train already."""
+        if self._url is not None:
+            self._store = Store(self._url)
+            self._saves.copy_to(self._store)
+        way.check(self._saving)
+        if self._leads:
+            with self._noting_half():
+                way.begin(self._load_newest)
+        begun = way.wait(self._run.environment.round_deadline_ms / 1000)
+        if self._leads:
+            self._last = way.clear(self._saving)
+        if way.comes_late:
+            self._left.forget(self._run.trainer_rank)
+            self._saves.uncounted = None
+        manifest, own = way.own_state(begun)
+        started = Started()
+        if manifest is not None:
+            folder = self.directory.folder(manifest.name)
+            started = self._go_on(folder, Choice(), way.comes_late)
+        if not way.comes_late:
+            return started
+        told = way.told(started.name, started.step, own)
+        logger.warning("%s.", told)
+        return Started(started.step, started.name, (*started.report, told))
 
     def _open_store(self) -> None:
         """Sees that every trainer can: the first that has not left copies. Collective.
@@ -404,6 +435,8 @@ class Snapshots:
                     logger.warning("%s It is passed over.", error)
         if damaged is not None:
             raise damaged
+        if self._way is not None:
+            self._way.loaded(self._way.grown(None))
         return {"name": None}
 
     def _load(self, snapshot: Snapshot, choice: Choice, stage: Stage) -> dict[str, Any]:
@@ -418,15 +451,32 @@ class Snapshots:
         for trainer in manifest.trainers:
             # Before anything is changed: the others will read theirs then.
             read_trainer(snapshot.folder, trainer, snapshot.files)
-        with ranges.of(ranges.PUSH):
+        with self._others_told(snapshot.folder, choice), ranges.of(ranges.PUSH):
             self._saving.load(snapshot, plan, stage)
         took = time.perf_counter() - began
         logger.info("snapshot %s: loaded in %.2f s", manifest.name, took)
         folder = snapshot.folder
         return {"name": manifest.name, "inside": [folder.parent.name, folder.name]}
 
-    def _go_on(self, folder: Path, choice: Choice) -> Started:
-        """Takes over what was loaded. Collective."""
+    @contextlib.contextmanager
+    def _others_told(self, folder: Path, choice: Choice) -> Iterator[None]:
+        """Who comes while values change waits until they are there."""
+        if self._way is None:
+            yield
+            return
+        grown = self._way.grown(folder, choice.only is None)
+        self._way.loading()
+        yield
+        self._way.loaded(grown)
+
+    def _go_on(self, folder: Path, choice: Choice, late: bool = False) -> Started:
+        """Takes over what was loaded. Collective, but where trainers go.
+
+        Args:
+            folder: of the snapshot.
+            choice: what of it.
+            late: values have gone on: only this trainer's own state is taken.
+        """
         name, files = folder.name, self.directory.files
         manifest = Directory(folder.parent, files).manifest(name)
         plan = choice.plan(manifest, self._saving.targets())
@@ -456,11 +506,15 @@ class Snapshots:
             self._last = max(self._last, manifest.number)
             ranks = range(self._run.trainer_count)
             steps = sum(trainers.get(r, first).steps for r in ranks)
-            self._saves.uncounted = manifest.version.steps - steps
+            if not late:
+                self._saves.uncounted = manifest.version.steps - steps
         self._saves.tip = None
-        told = [*(plan.warnings() if self._leads else ()), *missing]
+        warns = self._leads and not late
+        told = [*(plan.warnings() if warns else ()), *missing]
         if told:
             logger.warning("snapshot %s: %s.", name, "; ".join(told))
+        if late:
+            return Started(trainer.steps, name, tuple(missing))
         return Started(
             trainer.steps,
             name,
@@ -827,39 +881,3 @@ class Snapshots:
             "pause_s_max": self._pause_s_max,
             **self._saves.copied,
         }
-
-
-def _checked_place(
-    path: object, staging: object, said: str | None
-) -> tuple[str | Path, str | None]:
-    """A directory for snapshots, and the URL of a store that they are copied to."""
-    if said is not None and is_url(said):
-        raise ConfigurationError(
-            f"CPUDIST_SNAPSHOT_DIR={said}: servers write to a directory. Name one, and "
-            "pass the URL to resume()."
-        )
-    if isinstance(path, Path) and re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", str(path)):
-        raise InvalidArgumentError(
-            f"resume: path={path!r} was a URL, and a Path is none: pass it as a text"
-        )
-    url = path if isinstance(path, str) and is_url(path) else None
-    if url is None and staging is not None:
-        raise InvalidArgumentError(
-            f"resume: staging={staging!r} is for a URL, as s3://bucket/prefix is; "
-            f"path={path!r} is none"
-        )
-    found = staging if url is not None else path
-    if found is None and said is None:
-        what = "resume: nobody has said where snapshots are. Pass"
-        if url is not None:
-            what = f"resume({url!r}): servers write to a directory first. Pass staging="
-        raise ConfigurationError(
-            f"{what} a directory that all processes share, or set CPUDIST_SNAPSHOT_DIR."
-        )
-    found = said if found is None else found
-    if not isinstance(found, (str, Path)) or not str(found):
-        raise InvalidArgumentError(
-            f"resume: {'path' if url is None else 'staging'}={found!r}, expected the "
-            "name of a directory"
-        )
-    return found, url

@@ -323,7 +323,8 @@ class Directory:
         with reported(f"cannot remove tokens in {self.path}", _WRITABLE):
             for name in self.files.list(self.path):
                 empty = self.files.size(self.path / name) == 0
-                if name.startswith(names.TOKEN) and empty:
+                of_others = names.is_run_token(name, run_id) is False
+                if (name.startswith(names.TOKEN) and empty) or of_others:
                     self.files.unlink(self.path / name)
                     swept.append(name)
                 elif names.is_staged(name):

@@ -53,6 +53,18 @@ class LeftFiles:
         files, run_id = self._files, self._run_id
         write_trainer(self._folder, rank, packed, steps, files, run_id=run_id)
 
+    def forget(self, rank: int) -> None:
+        """Removes the state of a trainer that has begun anew; the JSON first.
+
+        Raises:
+            SnapshotError: the file system refuses.
+        """
+        with reported(f"cannot remove files of {self._folder}", _READABLE):
+            for suffix in ("json", "safetensors"):
+                path = self._folder / names.trainer_name(rank, suffix)
+                if self._files.size(path) is not None:
+                    self._files.unlink(path)
+
     def bring(self, folder: Path, rank: int, number: int) -> Trainer | None:
         """Copies the newest state of a trainer into a snapshot's directory.
 

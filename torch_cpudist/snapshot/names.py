@@ -20,6 +20,7 @@ AUTOMATIC = "snap-"
 STAGED = "staged."
 _STAGED_ROWS = "rows-"
 TOKEN = "token-"  # noqa: S105  a prefix of file names
+_RUN_TOKEN = re.compile(r"token-([0-9a-f]{16})-[0-9].*")
 _STAGED = re.compile(r"staged\.[0-9a-f]{16}")
 #: Behind the name of one that was put together from a chain.
 COMPACTED = "-full"
@@ -158,6 +159,17 @@ def trainer_name(rank: int, suffix: str = "json") -> str:
 def left_name(run_id: int, param_set: int) -> str:
     """Where the trainers of a run that have left put their states."""
     return f"{LEFT}{run_text(run_id)}_{param_set}"
+
+
+def run_token(run_id: int, which: str) -> str:
+    """A small file of a run in the directory of its snapshots; never empty."""
+    return f"{TOKEN}{run_text(run_id)}-{which}"
+
+
+def is_run_token(text: str, run_id: int) -> bool | None:
+    """Whether a token is of that run; ``None`` if it names no run."""
+    found = _RUN_TOKEN.fullmatch(text)
+    return found.group(1) == run_text(run_id) if found else None
 
 
 def run_text(run_id: int) -> str:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -27,7 +28,9 @@ class Job:
         self._body = body
         self._found: Any = None
         self._error: BaseException | None = None
+        self.name = name
         self.context: cpudist.Context | None = None
+        self.ready = threading.Event()  # it has its context
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -41,6 +44,7 @@ class Job:
                 timeout_s=PATIENCE_S,
                 variables=self._variables,
             )
+            self.ready.set()
             if context.role == "server":
                 context.serve()
             else:
@@ -63,9 +67,13 @@ class Job:
     def result(self) -> Any:
         """What the body has returned."""
         self.wait()
+        self.check()
+        return self._found
+
+    def check(self) -> None:
+        """Raises what it has failed with."""
         if self._error is not None:
             raise self._error
-        return self._found
 
 
 class Jobs:
@@ -91,10 +99,18 @@ class Jobs:
         variables = self._variables | {"CPUDIST_ROLE": role} | dict(more)
         return Job(name, variables, body)
 
-    def trainer(self, name: str, body: Callable[[Any], Any]) -> Job:
+    def trainer(self, name: str, body: Callable[[Any], Any], **others: str) -> Job:
         """Starts one; again, if there was one of that name."""
-        self._trainers.append(self._start(name, "trainer", {}, body))
+        self._trainers.append(self._start(name, "trainer", others, body))
         return self._trainers[-1]
+
+    def wait(self, event: threading.Event) -> None:
+        """Returns when it is set; raises what a trainer has failed with meanwhile."""
+        until = time.monotonic() + PATIENCE_S
+        while not event.wait(0.05):
+            assert time.monotonic() < until
+            for job in self._trainers:
+                job.check()
 
     def end(self) -> None:
         """Ends what still runs."""

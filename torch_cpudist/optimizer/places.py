@@ -1,0 +1,57 @@
+# Copyright (c) 2026 The torch_cpudist authors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Where snapshots are, as ``resume`` and the environment say."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from torch_cpudist.errors import ConfigurationError, InvalidArgumentError
+from torch_cpudist.machine.urls import is_url
+
+
+def checked_place(
+    path: object, staging: object, said: str | None
+) -> tuple[str | Path, str | None]:
+    """A directory for snapshots, and the URL of a store that they are copied to.
+
+    Args:
+        path: as ``resume`` was given it.
+        staging: likewise.
+        said: by ``CPUDIST_SNAPSHOT_DIR``.
+
+    Raises:
+        ConfigurationError: nobody has said where, or the variable is a URL.
+        InvalidArgumentError: an argument is wrong.
+    """
+    if said is not None and is_url(said):
+        raise ConfigurationError(
+            f"CPUDIST_SNAPSHOT_DIR={said}: servers write to a directory. Name one, and "
+            "pass the URL to resume()."
+        )
+    if isinstance(path, Path) and re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", str(path)):
+        raise InvalidArgumentError(
+            f"resume: path={path!r} was a URL, and a Path is none: pass it as a text"
+        )
+    url = path if isinstance(path, str) and is_url(path) else None
+    if url is None and staging is not None:
+        raise InvalidArgumentError(
+            f"resume: staging={staging!r} is for a URL, as s3://bucket/prefix is; "
+            f"path={path!r} is none"
+        )
+    found = staging if url is not None else path
+    if found is None and said is None:
+        what = "resume: nobody has said where snapshots are. Pass"
+        if url is not None:
+            what = f"resume({url!r}): servers write to a directory first. Pass staging="
+        raise ConfigurationError(
+            f"{what} a directory that all processes share, or set CPUDIST_SNAPSHOT_DIR."
+        )
+    found = said if found is None else found
+    if not isinstance(found, (str, Path)) or not str(found):
+        raise InvalidArgumentError(
+            f"resume: {'path' if url is None else 'staging'}={found!r}, expected the "
+            "name of a directory"
+        )
+    return found, url
