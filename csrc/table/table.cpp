@@ -241,7 +241,9 @@ void Table::gather_averages(std::span<const int64_t> keys, uint64_t updates, flo
 }
 
 uint32_t Table::updates_since(uint32_t record, uint64_t updates) const {
-  return static_cast<uint32_t>(updates) - header(record).last_seen - 1;
+  const auto since =
+      static_cast<int32_t>(static_cast<uint32_t>(updates) - header(record).last_seen - 1);
+  return static_cast<uint32_t>(std::max(since, 0));
 }
 
 void Table::begin_average(uint32_t record) const {

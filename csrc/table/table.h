@@ -205,7 +205,8 @@ class Table {
   uint64_t hash_of(int64_t key) const { return kernels::hash_of(key, salt_); }
   float* average(uint32_t record) const { return state(record) + state_elements_; }
   void begin_average(uint32_t record) const;  // at the row's value
-  // Of the first `updates` of the set, those after the row's last one; modulo 2^32.
+  // Of the first `updates` of the set, those after the row's last one. Told by the low halves of
+  // both, with a sign: a row may have come from a server that was ahead of them.
   uint32_t updates_since(uint32_t record, uint64_t updates) const;
   bool has_key(uint32_t record, int64_t key) const { return header(record).key == key; }
   // RowIndex::kNone for a row that is not there.

@@ -205,7 +205,7 @@ class _Rows:
                 continue
             columns = {"keys": run.keys, **run.columns}
             if "average" in columns and self._decay != manifest.average_decay:
-                _settle(columns, manifest.version.round, manifest.average_decay)
+                settle_averages(columns, manifest.version.round, manifest.average_decay)
             yield columns
 
     def _load_begun(self) -> None:
@@ -259,15 +259,27 @@ class _Rows:
         )
 
 
-def _settle(columns: dict[str, Array], updates: int, decay: float) -> None:
-    """Brings averages up to date, so that another decay goes on from there."""
-    missed = np.uint32(updates % 2**32) - columns["last_seen"] - np.uint32(1)
+def settle_averages(columns: dict[str, Array], updates: int, decay: float) -> None:
+    """Brings averages up to date, so that another decay goes on from there.
+
+    A row of a server that was ahead of the manifest's round stays as of its own update.
+
+    Args:
+        columns: of some rows: ``weight`` and ``average`` [n, dim], ``count`` and
+            ``last_seen`` [n]; the last and the average are replaced.
+        updates: the manifest's ``version.round``.
+        decay: of the averages.
+    """
+    last_seen = columns["last_seen"]
+    missed = np.uint32(updates % 2**32) - last_seen - np.uint32(1)
+    missed = missed.view(np.int32)  # counted modulo 2^32
     weight = columns["weight"].astype(np.float64)
-    kept = np.power(decay, missed.astype(np.float64))[:, None]
+    kept = np.power(decay, np.maximum(missed, 0).astype(np.float64))[:, None]
     average = weight + kept * (columns["average"] - weight)
     trained = (columns["count"] > 0)[:, None]
     columns["average"] = np.where(trained, average, weight).astype(np.float32)
-    columns["last_seen"] = np.full_like(missed, (updates - 1) % 2**32)
+    settled = np.full_like(last_seen, (updates - 1) % 2**32)
+    columns["last_seen"] = np.where(missed < 0, last_seen, settled)
 
 
 def _load_dense(

@@ -37,8 +37,8 @@ FrozenSet::~FrozenSet() {
   if (memory_->cap() != nullptr) memory_->cap()->give_back(lent_bytes_);
 }
 
-bool FrozenSet::lend(uint64_t more) noexcept {
-  uint64_t size_bytes = blocks_bytes_ + more;
+bool FrozenSet::lend() noexcept {
+  uint64_t size_bytes = blocks_bytes_;
   for (const auto& table : store_.tables) size_bytes += table->freeze_bytes();
   if (memory_->cap() == nullptr) return true;
   if (!memory_->cap()->lend(size_bytes)) return false;

@@ -43,8 +43,8 @@ class FrozenSet {
   FrozenSet(const FrozenSet&) = delete;
   FrozenSet& operator=(const FrozenSet&) = delete;
 
-  // What it takes beside images of rows, with `more`. False where the cap has no room for that.
-  bool lend(uint64_t more) noexcept;
+  // What it takes beside images of rows. False where the cap has no room for that.
+  bool lend() noexcept;
   // The values of now are those of the cut. Throws std::bad_alloc, and nothing is frozen.
   void freeze();
 
@@ -61,6 +61,8 @@ class FrozenSet {
   // The next slab of a table, as it was; 0: there is none. Throws Error(kSnapshot) where it cannot
   // be had any more.
   uint32_t copy_slab(uint32_t table, uint8_t* to);
+  // Others need the memory: nothing more is kept, and what is not copied cannot be had.
+  void give_up_for_memory() noexcept { memory_->fail(table::ImageMemory::Failure::kCap); }
   // The tables keep nothing for this any more.
   void release();
   // The tables go: they are not touched any more when this returns.

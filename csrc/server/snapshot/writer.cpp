@@ -60,6 +60,7 @@ struct SnapshotWriter::Impl {
     SnapshotJob job;
     std::string directory;              // its own
     std::shared_ptr<FrozenSet> frozen;  // until it is over; under the writer's mutex
+    uint64_t buffers_bytes = 0;         // of what writes it
     std::atomic<bool> given_up{false};
     // Of a row's last update, from which on the row is written.
     std::optional<uint32_t> since;
@@ -74,7 +75,7 @@ struct SnapshotWriter::Impl {
   explicit Impl(SnapshotOptions given)
       : options(std::move(given)),
         files(options.files ? options.files : files::system_calls()),
-        memory(std::make_shared<table::ImageMemory>(options.memory_bytes, options.cap)),
+        room(std::make_shared<table::ImageRoom>(options.memory_bytes, options.cap)),
         directory(options.directory) {}
 
   std::string server() const {
@@ -93,6 +94,11 @@ struct SnapshotWriter::Impl {
   void end(const WrittenPtr& snapshot, bool failed);
   // These with the mutex held.
   void check_free(const SnapshotJob& job) const;
+  // Of a set, or null: it is cut, and what it was lies in its tables until it is written.
+  WrittenPtr unwritten(uint32_t param_set) const;
+  // One is written at a time: the largest buffers of all that wait are counted, once.
+  bool lend_buffers(uint64_t size_bytes) noexcept;
+  void give_back_buffers() noexcept;  // that none of those wants which are left
   void add(const WrittenPtr& snapshot);
   [[noreturn]] void refuse_memory(const SnapshotJob& job) const;
   WrittenPtr find(uint32_t param_set, uint64_t number) const;
@@ -104,13 +110,15 @@ struct SnapshotWriter::Impl {
 
   const SnapshotOptions options;
   const std::shared_ptr<files::Calls> files;
-  const std::shared_ptr<table::ImageMemory> memory;
+  const std::shared_ptr<table::ImageRoom> room;
 
   mutable std::mutex mutex;  // of what follows
   ConditionVariable wake;
   std::string directory;
   std::deque<WrittenPtr> known;      // the newest last
-  WrittenPtr current;                // to be written, or being written
+  std::deque<WrittenPtr> waiting;    // to be written, each of another set; the oldest first
+  WrittenPtr current;                // being written
+  uint64_t lent_buffers = 0;         // counted by the cap
   std::deque<WrittenPtr> abandoned;  // whose files are to be removed
   bool stopping = false;
   std::thread thread;
@@ -126,14 +134,16 @@ void SnapshotWriter::Impl::start() {
 void SnapshotWriter::Impl::work() {
   std::unique_lock lock(mutex);
   while (true) {
-    wake.wait(lock, [this] { return stopping || current || !abandoned.empty(); });
+    wake.wait(lock, [this] { return stopping || !waiting.empty() || !abandoned.empty(); });
     if (!abandoned.empty()) {
       const WrittenPtr gone = std::move(abandoned.front());
       abandoned.pop_front();
       lock.unlock();
       remove_files(*gone);
       lock.lock();
-    } else if (current) {
+    } else if (!waiting.empty()) {
+      current = std::move(waiting.front());
+      waiting.pop_front();
       const WrittenPtr snapshot = current;
       lock.unlock();
       write(snapshot);
@@ -168,6 +178,7 @@ void SnapshotWriter::Impl::end(const WrittenPtr& snapshot, bool failed) {
   }
   const std::lock_guard lock(mutex);
   current.reset();
+  give_back_buffers();
   wire::CutStatus& status = snapshot->status;
   status.state = failed ? wire::CutState::kFailed : wire::CutState::kDone;
   if (failed) {
@@ -305,6 +316,7 @@ SnapshotWriter::~SnapshotWriter() {
     const std::lock_guard lock(impl_->mutex);
     impl_->stopping = true;
     if (impl_->current) impl_->current->given_up = true;
+    for (const Impl::WrittenPtr& one : impl_->waiting) one->given_up = true;
   }
   impl_->wake.notify_all();
   if (impl_->thread.joinable()) impl_->thread.join();
@@ -332,8 +344,32 @@ void SnapshotWriter::Impl::check_free(const SnapshotJob& job) const {
                                           " has no directory for it; set CPUDIST_SNAPSHOT_DIR "
                                           "where servers start, or give opt.resume() a path");
   }
-  if (current == nullptr) return;
-  throw Error(ErrorCode::kSnapshot, "snapshot " + current->job.name + " is still being written");
+  const WrittenPtr before = unwritten(job.param_set);
+  if (before == nullptr) return;
+  throw Error(ErrorCode::kSnapshot, "snapshot " + before->job.name + " is still being written");
+}
+
+SnapshotWriter::Impl::WrittenPtr SnapshotWriter::Impl::unwritten(uint32_t param_set) const {
+  if (current && current->job.param_set == param_set) return current;
+  const auto found = std::find_if(waiting.begin(), waiting.end(), [&](const WrittenPtr& one) {
+    return one->job.param_set == param_set;
+  });
+  return found == waiting.end() ? nullptr : *found;
+}
+
+bool SnapshotWriter::Impl::lend_buffers(uint64_t size_bytes) noexcept {
+  if (options.cap == nullptr || size_bytes <= lent_buffers) return true;
+  if (!options.cap->lend(size_bytes - lent_buffers)) return false;
+  lent_buffers = size_bytes;
+  return true;
+}
+
+void SnapshotWriter::Impl::give_back_buffers() noexcept {
+  if (options.cap == nullptr) return;
+  uint64_t largest = current ? current->buffers_bytes : 0;
+  for (const WrittenPtr& one : waiting) largest = std::max(largest, one->buffers_bytes);
+  options.cap->give_back(lent_buffers - largest);
+  lent_buffers = largest;
 }
 
 void SnapshotWriter::Impl::refuse_memory(const SnapshotJob& job) const {
@@ -350,9 +386,15 @@ void SnapshotWriter::Impl::add(const WrittenPtr& snapshot) {
   start();
   known.push_back(snapshot);
   try {
-    memory->reset();
+    waiting.push_back(snapshot);
+  } catch (...) {
+    known.pop_back();
+    throw;
+  }
+  try {
     snapshot->frozen->freeze();
   } catch (...) {
+    waiting.pop_back();
     known.pop_back();
     throw;
   }
@@ -362,7 +404,6 @@ void SnapshotWriter::Impl::add(const WrittenPtr& snapshot) {
   if (static_cast<size_t>(std::count_if(known.begin(), known.end(), of_set)) > kKnown) {
     known.erase(std::find_if(known.begin(), known.end(), of_set));
   }
-  current = snapshot;
   wake.notify_all();
 }
 
@@ -393,9 +434,9 @@ void SnapshotWriter::begin(SnapshotJob job, const SnapshotSource& source, std::s
   try {
     const auto snapshot = std::make_shared<Impl::Written>();
     snapshot->since = since;
-    snapshot->frozen =
-        std::make_shared<FrozenSet>(source.store, source.layout, source.version, lock,
-                                    impl_->memory, impl_->options.dense_at_once);
+    snapshot->frozen = std::make_shared<FrozenSet>(
+        source.store, source.layout, source.version, lock,
+        std::make_shared<table::ImageMemory>(impl_->room), impl_->options.dense_at_once);
     snapshot->directory = (impl_->directory == "/" ? "" : impl_->directory) + "/" + job.name;
     snapshot->job = job;
     snapshot->reason.reserve(wire::kCutReasonBytesMax);
@@ -405,13 +446,18 @@ void SnapshotWriter::begin(SnapshotJob job, const SnapshotSource& source, std::s
     snapshot->status.shard = impl_->options.shard_id;
     snapshot->status.members = job.members;
     snapshot->status.base = job.base;
-    uint64_t buffers = 0;
+    uint64_t& buffers = snapshot->buffers_bytes;
     for (const FrozenSet::Table& table : snapshot->frozen->tables()) {
       buffers =
           std::max(buffers, PartRows::size_bytes(table.shape, table.rows_per_slab, table.rows));
     }
-    if (!snapshot->frozen->lend(buffers)) impl_->refuse_memory(job);
-    impl_->add(snapshot);
+    if (!snapshot->frozen->lend() || !impl_->lend_buffers(buffers)) impl_->refuse_memory(job);
+    try {
+      impl_->add(snapshot);
+    } catch (...) {
+      impl_->give_back_buffers();
+      throw;
+    }
   } catch (const std::bad_alloc&) {
     throw Error(ErrorCode::kOutOfMemory, "snapshot " + job.name + ", " + impl_->server() +
                                              ": there is no memory to keep what it would save");
@@ -435,13 +481,24 @@ wire::CutStatus SnapshotWriter::status(uint32_t param_set, uint64_t number,
 }
 
 void SnapshotWriter::abandon(uint32_t param_set, uint64_t number) {
-  const std::lock_guard lock(impl_->mutex);
+  std::unique_lock lock(impl_->mutex);
   const Impl::WrittenPtr found = impl_->find(param_set, number);
   if (!found) return;
   std::erase(impl_->known, found);
   found->given_up = true;
   if (found->status.state == wire::CutState::kDone) impl_->abandoned.push_back(found);
   impl_->wake.notify_all();
+  // One that waits has no files, and need not keep rows until it is its turn.
+  if (std::find(impl_->waiting.begin(), impl_->waiting.end(), found) == impl_->waiting.end())
+    return;
+  const std::shared_ptr<FrozenSet> frozen = found->frozen;
+  lock.unlock();
+  frozen->release();
+  lock.lock();
+  if (std::erase(impl_->waiting, found) == 0) return;  // it is its turn, and it sees that
+  impl_->give_back_buffers();
+  const std::shared_ptr<FrozenSet> over = std::move(found->frozen);
+  lock.unlock();
 }
 
 void SnapshotWriter::forget_bases(uint32_t param_set) {
@@ -456,22 +513,26 @@ void SnapshotWriter::forget(uint32_t param_set) {
   std::shared_ptr<FrozenSet> frozen;
   {
     const std::lock_guard lock(impl_->mutex);
-    const Impl::WrittenPtr& current = impl_->current;
-    if (current && current->job.param_set == param_set) frozen = current->frozen;
+    if (const Impl::WrittenPtr found = impl_->unwritten(param_set)) frozen = found->frozen;
   }
   if (frozen) frozen->forget();
 }
 
-bool SnapshotWriter::has_room() const { return impl_->memory->has_room(); }
+bool SnapshotWriter::has_room() const { return impl_->room->has_room(); }
 
-void SnapshotWriter::wait_for_room(TimePoint latest) { impl_->memory->wait_for_room(latest); }
+void SnapshotWriter::wait_for_room(TimePoint latest) { impl_->room->wait_for_room(latest); }
 
 void SnapshotWriter::give_up_for_memory() noexcept {
-  impl_->memory->fail(table::ImageMemory::Failure::kCap);
+  const std::lock_guard lock(impl_->mutex);
+  const auto give_up = [](const Impl::WrittenPtr& one) {
+    if (one && one->frozen) one->frozen->give_up_for_memory();
+  };
+  give_up(impl_->current);
+  for (const Impl::WrittenPtr& one : impl_->waiting) give_up(one);
 }
 
-uint64_t SnapshotWriter::image_bytes() const { return impl_->memory->used_bytes(); }
+uint64_t SnapshotWriter::image_bytes() const { return impl_->room->used_bytes(); }
 
-uint64_t SnapshotWriter::waits() const { return impl_->memory->waits(); }
+uint64_t SnapshotWriter::waits() const { return impl_->room->waits(); }
 
 }  // namespace cpudist::server

@@ -49,7 +49,8 @@ struct SnapshotSource {
   wire::Version version;
 };
 
-// One per server. Its thread begins with the first job; one job at a time.
+// One per server. Its thread begins with the first job, and writes one after the other, in the
+// order of begin(). A set has one job at a time.
 //
 // Thread safety: all members. None is to be called with the lock of a set held but begin() and
 // forget_bases().
@@ -68,7 +69,7 @@ class SnapshotWriter {
 
   // With `lock`, which is that of the set, held exclusively: from here on the values of now are
   // kept until they are written. Throws Error(kSnapshot) where there is no directory or another one
-  // is being written, or where it is not known any more what has changed since the base,
+  // of this set is not written, or where it is not known any more what has changed since the base,
   // kInvalidArgument for a name that is none, kOutOfMemory, kFull where the cap has no room for it;
   // nothing has changed then.
   void begin(SnapshotJob job, const SnapshotSource& source, std::shared_mutex& lock);
@@ -93,7 +94,7 @@ class SnapshotWriter {
   static constexpr Clock::duration kLongestWait = std::chrono::milliseconds(100);
   bool has_room() const;
   void wait_for_room(TimePoint latest = Clock::now() + kLongestWait);
-  // Others need the memory: what is being written fails.
+  // Others need the memory: what is being written fails, and what waits to be.
   void give_up_for_memory() noexcept;
   uint64_t image_bytes() const;
   uint64_t waits() const;  // for room, ever

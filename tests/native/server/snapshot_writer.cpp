@@ -346,22 +346,23 @@ TEST(snapshot_whose_images_need_too_much_fails_alone) {
 }
 
 TEST(snapshot_makes_pushes_wait_where_little_room_is_left) {
-  table::ImageMemory memory(1000);
+  const auto room = std::make_shared<table::ImageRoom>(1000);
+  table::ImageMemory memory(room);
   CHECK(memory.take(700));
-  memory.wait_for_room(Clock::now() + std::chrono::seconds(60));
-  CHECK_EQ(memory.waits(), 0u);
+  room->wait_for_room(Clock::now() + std::chrono::seconds(60));
+  CHECK_EQ(room->waits(), 0u);
   CHECK(memory.take(200));
-  memory.wait_for_room(Clock::now() + std::chrono::milliseconds(1));  // as long as that, no longer
-  CHECK_EQ(memory.waits(), 1u);
-  run_all({[&] { memory.wait_for_room(Clock::now() + std::chrono::seconds(60)); },
+  room->wait_for_room(Clock::now() + std::chrono::milliseconds(1));  // as long as that, no longer
+  CHECK_EQ(room->waits(), 1u);
+  run_all({[&] { room->wait_for_room(Clock::now() + std::chrono::seconds(60)); },
            [&] {
-             while (memory.waits() < 2) let_pass(std::chrono::milliseconds(1));
+             while (room->waits() < 2) let_pass(std::chrono::milliseconds(1));
              memory.give_back(900);
            }});
   CHECK_EQ(memory.failure(), table::ImageMemory::Failure::kNone);
   CHECK(!memory.take(1001));
   CHECK_EQ(memory.failure(), table::ImageMemory::Failure::kLimit);
-  CHECK_EQ(memory.used_bytes(), 0u);
+  CHECK_EQ(room->used_bytes(), 0u);
 }
 
 // Each block is copied when it is about to change, or when it is its turn.

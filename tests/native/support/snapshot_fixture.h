@@ -198,10 +198,11 @@ struct Rig {
     std::vector<RowsByKey> rows;
     std::map<std::string, Bytes> dense;
   };
-  Cut begin(server::SnapshotWriter& writer, uint64_t number, const std::string& name) {
+  Cut begin(server::SnapshotWriter& writer, uint64_t number, const std::string& name,
+            uint32_t param_set = 0) {
     const std::unique_lock lock(mutex);
     Cut cut{all_rows(), dense()};
-    writer.begin({0, number, name, {0}}, source(), mutex);
+    writer.begin({param_set, number, name, {0}}, source(), mutex);
     return cut;
   }
 };
@@ -245,10 +246,11 @@ class Gate {
 };
 
 // Waits until it is neither written nor known.
-inline wire::CutStatus status_at_end(const server::SnapshotWriter& writer, uint64_t number) {
+inline wire::CutStatus status_at_end(const server::SnapshotWriter& writer, uint64_t number,
+                                     uint32_t param_set = 0) {
   const TimePoint deadline = Clock::now() + std::chrono::seconds(60);
   while (true) {
-    wire::CutStatus status = writer.status(0, number, "");
+    wire::CutStatus status = writer.status(param_set, number, "");
     if (status.state != wire::CutState::kWriting) return status;
     CHECK(Clock::now() < deadline);
     let_pass(std::chrono::milliseconds(1));

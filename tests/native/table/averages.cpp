@@ -104,6 +104,28 @@ TEST(averages_of_rows_follow_a_new_count_of_updates) {
   CHECK_EQ(rows.header(records[0]).last_seen, 4u);
 }
 
+// A row may have come from a server that was ahead of those whose updates are counted.
+TEST(averages_of_rows_that_are_ahead_are_as_of_their_last_update) {
+  for (const uint64_t round : {uint64_t{6}, (uint64_t{1} << 32) + 2}) {
+    const std::vector<int64_t> keys = {3};
+    table::Table rows = table_of(keys, {1, 2, 3});
+    uint32_t record = 0;
+    rows.find(keys, &record, nullptr);
+    for (uint64_t at = round - 4; at <= round; ++at) step_row(rows, record, at, 1);
+    std::vector<float> newest(kDim);
+    rows.gather_averages(keys, round + 1, newest.data());
+    CHECK(newest[0] != rows.weight(record)[0]);
+    for (const uint64_t updates : {round - 4, round - 1, round}) {
+      std::vector<float> found(kDim);
+      rows.gather_averages(keys, updates, found.data());
+      CHECK(found == newest);
+      rows.settle_average(record, updates);
+      rows.gather_averages(keys, round + 1, found.data());
+      CHECK(found == newest);
+    }
+  }
+}
+
 TEST(averages_begin_anew_with_what_is_stored) {
   const std::vector<int64_t> keys = {1};
   table::Table rows = table_of(keys, {1, 2, 3});
