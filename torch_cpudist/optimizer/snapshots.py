@@ -36,6 +36,7 @@ from torch_cpudist.optimizer.paces import Often, Pace, StepTimes
 from torch_cpudist.optimizer.places import checked_place
 from torch_cpudist.optimizer.saves import Save, Saves, Tip
 from torch_cpudist.optimizer.schedules import Schedules, schedules_of
+from torch_cpudist.optimizer.trainer_tree import read_tree, tree_of
 from torch_cpudist.optimizer.under_way import UnderWay
 from torch_cpudist.snapshot import names, trees
 from torch_cpudist.snapshot.choice import Choice
@@ -45,7 +46,6 @@ from torch_cpudist.snapshot.manifest import Manifest, Version
 from torch_cpudist.snapshot.reading import Snapshot
 from torch_cpudist.snapshot.staging import Stage
 from torch_cpudist.snapshot.store import Store
-from torch_cpudist.snapshot.trainer_files import read_trainer
 
 if TYPE_CHECKING:
     from torch_cpudist.launch.run import Run
@@ -450,7 +450,7 @@ class Snapshots:
         plan = choice.plan(manifest, self._saving.targets())
         for trainer in manifest.trainers:
             # Before anything is changed: the others will read theirs then.
-            read_trainer(snapshot.folder, trainer, snapshot.files)
+            read_tree(snapshot.folder, trainer, snapshot.files)
         with self._others_told(snapshot.folder, choice), ranges.of(ranges.PUSH):
             self._saving.load(snapshot, plan, stage)
         took = time.perf_counter() - began
@@ -486,10 +486,10 @@ class Snapshots:
         own = rank in trainers
         first = trainers[min(trainers)]
         trainer = trainers.get(rank, first)
-        tree = read_trainer(folder, trainer, files)
+        tree = read_tree(folder, trainer, files)
         self._saving.states_of_all(
             lambda: [
-                read_trainer(folder, one, files)["driver"] for one in manifest.trainers
+                read_tree(folder, one, files)["driver"] for one in manifest.trainers
             ]
         )
         missing = self._saving.restore_own_state(tree["driver"], own, plan)
@@ -627,11 +627,7 @@ class Snapshots:
 
     def _tree(self, counted: Mapping[str, int]) -> dict[str, Any]:
         """This trainer's own state."""
-        return {
-            "counters": dict(counted),
-            "own": self._own.capture(),
-            "driver": self._saving.own_state(),
-        }
+        return tree_of(counted, self._own.capture(), self._saving.own_state())
 
     def leaving(self, counted: Mapping[str, int]) -> None:
         """This trainer is about to leave: the others save while it has."""

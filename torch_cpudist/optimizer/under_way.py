@@ -27,12 +27,12 @@ from torch_cpudist.errors import (
     describe,
 )
 from torch_cpudist.log import logger
+from torch_cpudist.optimizer.trainer_tree import read_tree
 from torch_cpudist.snapshot import names
 from torch_cpudist.snapshot.checked_json import Fields, Malformed, parse
 from torch_cpudist.snapshot.directory import Directory
 from torch_cpudist.snapshot.files import reported, write_durably
 from torch_cpudist.snapshot.manifest import Manifest
-from torch_cpudist.snapshot.trainer_files import read_trainer
 
 if TYPE_CHECKING:
     from torch_cpudist.launch.run import Run
@@ -199,7 +199,7 @@ class UnderWay:
                 continue
             folder = self._directory.folder(manifest.name)
             try:
-                read_trainer(folder, trainer, self._directory.files)
+                read_tree(folder, trainer, self._directory.files)
             except SnapshotCorruptError as error:
                 logger.warning("%s It is passed over.", error)
             else:
