@@ -329,8 +329,8 @@ class Server:
             ``param_set``, ``name``, ``remote``, ``rows`` (that take memory), ``bytes``
             (of their records and index, and what admission counts in), ``created``
             (rows that pushes have made), ``filtered`` (rows of pushes that were
-            dropped, as their keys are not admitted) and ``unknown_reads`` (of keys
-            without a row).
+            dropped, as their keys are not admitted), ``evicted`` (rows that have gone)
+            and ``unknown_reads`` (of keys without a row).
         """
 
 def init_state(config: OptimizerConfig, state: int, rows: int, dim: int) -> None:

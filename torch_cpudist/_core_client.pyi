@@ -187,6 +187,32 @@ class ParamSet:
         Sets the next round too, which trainers learn at the next barrier.
         """
 
+    def table_stats(self, table: int) -> dict[str, int]:
+        """What all servers together count of a table. Any thread.
+
+        Returns:
+            ``rows``, ``bytes`` (of their records and index, whose memory stays when
+            rows go), ``created`` (rows that pushes have made), ``filtered`` (rows of
+            pushes that were not admitted), ``evicted`` (rows that have gone) and
+            ``unknown_reads`` (rows that were pulled and not there).
+
+        Raises:
+            InvalidArgumentError: there is no such table.
+        """
+
+    def shrink(self, table: int) -> int:
+        """Has rows of a table that are to go by its eviction go now, on all servers.
+
+        Behind the pushes of this trainer so far; others push and pull meanwhile.
+        Takes some milliseconds for each million of rows.
+
+        Returns:
+            How many rows went; 0 for a table without eviction.
+
+        Raises:
+            InvalidArgumentError: there is no such table.
+        """
+
     def ready(self) -> None:
         """Trainer 0 after its last store; the others wait here for it."""
 

@@ -1,7 +1,7 @@
 // Copyright (c) 2026 The torch_cpudist authors.
 // SPDX-License-Identifier: BSD-3-Clause
 //
-// What ParamSet has for snapshots that are loaded.
+// What ParamSet has for snapshots that are loaded, and for tables as wholes.
 #include <pybind11/stl.h>
 
 #include <array>
@@ -46,6 +46,26 @@ void load_version(const ParamSetHolder& self, uint32_t server, uint64_t round, u
   self.get().load(server, load);
 }
 
+py::dict counts_of_table(const ParamSetHolder& self, uint32_t table) {
+  wire::TableCounts counts;
+  {
+    const GilReleased no_gil;
+    counts = self.get().table_counts(table);
+  }
+  py::dict result;
+  result["rows"] = counts.rows;
+  result["bytes"] = counts.bytes;
+  result["created"] = counts.created;
+  result["filtered"] = counts.filtered;
+  result["evicted"] = counts.evicted;
+  result["unknown_reads"] = counts.unknown_reads;
+  return result;
+}
+
+uint64_t shrink_table(const ParamSetHolder& self, uint32_t table) {
+  return self.get().shrink(table);
+}
+
 }  // namespace
 
 void bind_loads(ParamSetClass& set) {
@@ -54,7 +74,9 @@ void bind_loads(ParamSetClass& set) {
           py::arg("snapshot"), py::arg("file"), py::arg("file_bytes"), py::arg("row_begin"),
           py::arg("row_end"), py::arg("offsets"), py::arg("crcs"), NoGil())
       .def("load_version", &load_version, py::arg("server"), py::arg("round"), py::arg("samples"),
-           py::arg("steps"), NoGil());
+           py::arg("steps"), NoGil())
+      .def("table_stats", &counts_of_table, py::arg("table"))
+      .def("shrink", &shrink_table, py::arg("table"), NoGil());
 }
 
 }  // namespace cpudist::bind

@@ -158,6 +158,7 @@ py::list table_stats(const ServerHolder& self) {
     one["bytes"] = table.bytes;
     one["created"] = table.created;
     one["filtered"] = table.filtered;
+    one["evicted"] = table.evicted;
     one["unknown_reads"] = table.unknown_reads;
     result.append(std::move(one));
   }

@@ -15,6 +15,7 @@
 #include "client/rounds/push.h"
 #include "client/values/load.h"
 #include "client/values/pull.h"
+#include "client/values/tables.h"
 #include "client/values/transfer.h"
 
 namespace cpudist::client {
@@ -170,6 +171,18 @@ void ParamSet::load(uint32_t server, const wire::Load& what) {
   client::load(shared_, *state_, server, what);
   prefetcher_->drop_all();
   state_->invalidate_tables();
+}
+
+wire::TableCounts ParamSet::table_counts(uint32_t table) {
+  check_open();
+  return client::table_counts(shared_, *state_, table);
+}
+
+uint64_t ParamSet::shrink(uint32_t table) {
+  drain();
+  const Shared::Lock lock = shared_.sequence();
+  check_open();
+  return client::shrink(shared_, *state_, table);
 }
 
 void ParamSet::fetch_table(uint32_t table, std::span<const int64_t> keys, float* weights,

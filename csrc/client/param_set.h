@@ -62,6 +62,11 @@ class ParamSet {
   // Rows of a snapshot, or the version that it is of, to one server, which reads them from its own
   // directory. By trainer 0, between two steps of all; the others pull everything afterwards.
   void load(uint32_t server, const wire::Load& what);
+  // What all servers together count of a table; any thread.
+  wire::TableCounts table_counts(uint32_t table);
+  // Rows of a table that are to go by its spec go now, on all servers; behind the pushes of this
+  // trainer. Returns how many. What was pulled before stays as it is until the next step.
+  uint64_t shrink(uint32_t table);
   // Trainer 0 after its last store; the others wait here for it (round deadline).
   void ready();
   void fetch_table(uint32_t table, std::span<const int64_t> keys, float* weights, float* state,

@@ -208,13 +208,6 @@ void check_trainer_groups(const wire::ParamSetLayout& layout, uint32_t trainer_c
                   std::to_string(trainer_count) + ": each must be in exactly one group");
 }
 
-// What a layout can say and no server does yet.
-void check_supported(const wire::TableSpec& table) {
-  if (!table.eviction.on) return;
-  throw Error(ErrorCode::kInvalidArgument,
-              "table " + table.name + ": eviction is not supported yet; leave it out");
-}
-
 void check_memory_cap(const wire::ParamSetLayout& layout, const ServerOptions& options) {
   const uint64_t round_bytes = gradients_bytes(layout, options);
   if (options.memory_cap_bytes == 0 || round_bytes <= options.memory_cap_bytes) return;
@@ -297,7 +290,6 @@ void check_layout(const wire::ParamSetLayout& layout, const ServerOptions& optio
                                                  std::to_string(block.shard) + " among " +
                                                  std::to_string(options.server_count));
   }
-  for (const wire::TableSpec& table : layout.tables) check_supported(table);
   check_trainer_groups(layout, options.trainer_count);
   check_staleness(layout.max_staleness, options.trainer_count);
   check_memory_cap(layout, options);

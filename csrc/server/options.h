@@ -52,6 +52,7 @@ struct TableStats {
   uint64_t bytes = 0;          // row records, their index, and what admission counts in
   uint64_t created = 0;        // rows that pushes have made, ever
   uint64_t filtered = 0;       // rows of pushes that were dropped: their keys are not admitted
+  uint64_t evicted = 0;        // rows that have gone, ever
   uint64_t unknown_reads = 0;  // of keys without a row
 };
 

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 #include <mutex>
 #include <new>
 #include <string>
@@ -51,6 +52,10 @@ void ParamSet::make_store() {
                                gradients_bytes(layout, options));
   }
   state_.store = made(shared.ahead, shared.memory.count());
+  for (const auto& table : state_.store.tables) {
+    state_.gone.push_back(table->evicts() ? std::make_shared<GoneKeys>(shared.memory.count())
+                                          : nullptr);
+  }
 }
 
 // ---- who has it ----
@@ -317,6 +322,7 @@ void ParamSet::store_values(const Ticket& ticket, uint64_t size_bytes,
   check();
   policy_->values_stored();
   state_.shared.snapshots.forget_bases(state_.id);
+  state_.forget_gone();
   try {
     apply();
   } catch (const std::bad_alloc& error) {
@@ -357,6 +363,7 @@ void ParamSet::load(const Ticket& ticket, const Buffer& payload, Outbox& outbox)
   check_load(load, {});
   policy_->values_stored();
   state_.shared.snapshots.forget_bases(state_.id);
+  state_.forget_gone();
   state_.set_version(load.version);
   policy_->set_round(load.version.round);
   answer_round(ticket, outbox);
@@ -684,7 +691,7 @@ void ParamSet::try_cut(Outbox& outbox) {
   try {
     state_.shared.snapshots.begin(
         {state_.id, reply.number, reply.name, markers.marked(), markers.base()},
-        {state_.store, state_.layout, state_.version}, mutex_);
+        {state_.store, state_.layout, state_.version, state_.gone}, mutex_);
     state_.shared.memory.trim();  // what is spare goes before what a snapshot takes
     reply.taken = true;
     last_cut_ = reply;
@@ -732,7 +739,7 @@ void ParamSet::give_up_cut(TimePoint now, Outbox& outbox) {
   end_cut(std::move(reply), outbox);
 }
 
-// ---- reading ----
+// ---- reading, and tables as wholes ----
 
 Buffer ParamSet::pull_rows(const wire::FrameHeader& request, const Buffer& payload) const {
   uint64_t step = 0;
@@ -798,65 +805,25 @@ Buffer ParamSet::pull_dense(const wire::FrameHeader& request, const Buffer& payl
 }
 
 Buffer ParamSet::fetch(const Buffer& payload) const {
-  const wire::FetchRequest request =
-      decode_frame([&] { return wire::decode_fetch(payload.bytes()); });
+  const auto request = decode_frame([&] { return wire::decode_fetch(payload.bytes()); });
   const std::shared_lock lock(mutex_);
   require_ready();
-  std::vector<wire::BlockRef> blocks;
-  for (const auto& block : state_.store.blocks) {
-    if (!request.blocks || block == nullptr) continue;
-    const bool wanted =
-        request.parameter == wire::kEveryParameter || request.parameter == block->spec().parameter;
-    if (!wanted) continue;
-    blocks.push_back({block->id(), block->weight().size(), block->state().size(), block->step()});
-  }
-  std::vector<wire::TableRef> tables;
-  if (!request.keys.empty()) {
-    if (request.table >= state_.store.tables.size()) {
-      throw Error(ErrorCode::kInvalidArgument, "parameter set " + std::to_string(state_.id) +
-                                                   " has no table " +
-                                                   std::to_string(request.table));
-    }
-    const table::Table& table = *state_.store.tables[request.table];
-    tables.push_back({request.table, request.keys.size(), table.dim(), table.state_elements(), true,
-                      table.step()});
-  }
-  wire::FilledStore reply = wire::layout_store(blocks, tables, state_.shared.memory.pool());
-  for (size_t i = 0; i < blocks.size(); ++i) {
-    const table::DenseBlock& block = *state_.store.blocks[blocks[i].block];
-    if (!block.weight().empty()) {
-      std::memcpy(reply.block_weights[i], block.weight().data(), block.weight().size());
-    }
-    if (!block.state().empty()) {
-      std::memcpy(reply.block_state[i], block.state().data(), block.state().size());
-    }
-  }
-  for (size_t i = 0; i < tables.size(); ++i) {
-    std::memcpy(reply.keys[i], request.keys.data(), request.keys.size_bytes());
-    state_.store.tables[request.table]->fetch(request.keys, reply.weights[i], reply.state[i],
-                                              reply.counts[i]);
-  }
-  return std::move(reply.payload);
+  return state_.fetch(request);
 }
 
 Buffer ParamSet::fetch_run(const Buffer& payload) const {
-  const wire::FetchRun request =
+  const auto request =
       decode_frame([&] { return wire::decode_fetch_run(payload.bytes(), state_.layout); });
   const std::shared_lock lock(mutex_);
   require_ready();
-  const table::Table& table = *state_.store.tables[request.table];
-  wire::RunRef ref;
-  ref.table = request.table;
-  ref.dim = table.dim();
-  ref.begin = request.begin;
-  ref.end = request.end;
-  ref.rows = table.owned_rows(request.begin, request.end);
-  ref.state_elements = table.state_elements();
-  ref.counts = true;
-  ref.step = table.step();
-  wire::FilledRun reply = wire::layout_run(ref, state_.shared.memory.pool());
-  table.fetch(request, reply.weights, reply.state, reply.counts);
-  return std::move(reply.payload);
+  return state_.fetch_run(request);
+}
+
+Buffer ParamSet::table_counts(const Buffer& payload) const {
+  const auto query = decode_frame([&] { return wire::decode_table_query(payload.bytes()); });
+  const std::shared_lock lock(mutex_);
+  require_ready();
+  return encode(state_.table_counts(query));
 }
 
 void ParamSet::add_stats(ServerStats* stats) const {
@@ -877,8 +844,32 @@ void ParamSet::add_table_stats(std::vector<TableStats>* tables) const {
   for (const auto& table : state_.store.tables) {
     tables->push_back({state_.id, table->spec().name, table->spec().remote, table->row_count(),
                        table->size_bytes(), table->made_count(), table->admission().dropped_rows(),
-                       table->unknown_reads()});
+                       table->evicted_count(), table->unknown_reads()});
   }
+}
+
+void ParamSet::shrink(const Ticket& ticket, const Buffer& payload, Outbox& outbox) {
+  // Looking at them takes a few milliseconds, freeing them some tens.
+  constexpr uint64_t kRecords = uint64_t{1} << 18;
+  constexpr uint64_t kFreed = uint64_t{1} << 16;
+  const auto query = decode_frame([&] { return wire::decode_table_query(payload.bytes()); });
+  const auto freeing = [this](const auto& table, auto rows) { policy_->rows_freed(table, rows); };
+  wire::Shrunk shrunk;
+  uint64_t left = std::numeric_limits<uint64_t>::max();  // of the records that there are now
+  while (left > 0) {
+    state_.shared.snapshots.wait_for_room();
+    const std::unique_lock lock(mutex_);
+    require_open(ticket.rank);
+    require_ready();
+    if (!state_.shared.sequencer.is_current(ticket)) return;
+    table::Table& table = state_.table_of(query);
+    left = table.evicts() ? std::min(left, table.record_count()) : 0;
+    if (left == 0) break;
+    const table::Swept swept = state_.sweep(table, std::min(left, kRecords), kFreed, freeing);
+    shrunk.evicted += swept.freed.size();
+    left -= std::min(left, swept.records);
+  }
+  state_.shared.sequencer.finish(ticket, encode(shrunk), outbox);
 }
 
 }  // namespace cpudist::server

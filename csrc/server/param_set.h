@@ -62,6 +62,10 @@ class ParamSet {
   Buffer pull_dense(const wire::FrameHeader& request, const Buffer& payload) const;
   Buffer fetch(const Buffer& payload) const;
   Buffer fetch_run(const Buffer& payload) const;
+  Buffer table_counts(const Buffer& payload) const;
+  // Frees rows of a table as its spec says, all that are to go now. Others push and pull meanwhile,
+  // and this waits for a snapshot to get on where too much is kept for it.
+  void shrink(const Ticket& ticket, const Buffer& payload, Outbox& outbox);
 
   // A barrier or a goodbye: leave without an answer.
   void remove_member(uint32_t rank, Outbox& outbox);

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <memory>
 #include <set>
+#include <span>
 #include <vector>
 
 #include "server/options.h"
@@ -66,6 +67,8 @@ class UpdatePolicy {
 
   // ---- values ----
   virtual void values_stored() = 0;
+  // These rows have lost their records. Does not throw.
+  virtual void rows_freed(const table::Table& table, std::span<const table::Freed> rows) = 0;
   // The set has had so many updates, with the values that were loaded; nothing waits.
   virtual void set_round(uint64_t round) = 0;
   // These are about to be sent in reply to a pull for gradient `step`; may be rounded to what

@@ -78,7 +78,7 @@ struct Server::Impl {
   Buffer read_set(const wire::Frame& frame) const;
   Buffer cut_status(const wire::Frame& frame) const;
   void sequenced(const Link& connection, wire::Frame& frame, Outbox& outbox);
-  // Whether it waits for a disk, which the thread that takes frames in must not.
+  // Whether it waits for a disk or takes long, which the thread that takes frames in must not.
   bool waits(const wire::Frame& frame) const;
   // Has another thread carry it out. False where there is none.
   bool put_off(const Link& connection, const Ticket& ticket, wire::Frame& frame) noexcept;
@@ -324,6 +324,7 @@ void Server::Impl::dispatch(const Link& connection, wire::Frame& frame, Outbox& 
     case wire::FrameKind::kFetchState:
     case wire::FrameKind::kFetchRun:
     case wire::FrameKind::kCutStatus:
+    case wire::FrameKind::kTableStats:
       read(connection, frame, outbox);
       return;
     default:
@@ -400,6 +401,7 @@ Buffer Server::Impl::read_set(const wire::Frame& frame) const {
   if (frame.header.kind == wire::FrameKind::kPullRows)
     return set->pull_rows(frame.header, frame.payload);
   if (frame.header.kind == wire::FrameKind::kFetchState) return set->fetch(frame.payload);
+  if (frame.header.kind == wire::FrameKind::kTableStats) return set->table_counts(frame.payload);
   if (frame.header.kind == wire::FrameKind::kFetchRun) return set->fetch_run(frame.payload);
   return set->pull_dense(frame.header, frame.payload);
 }
@@ -426,6 +428,7 @@ void Server::Impl::sequenced(const Link& connection, wire::Frame& frame, Outbox&
 
 bool Server::Impl::waits(const wire::Frame& frame) const {
   if (frame.header.kind == wire::FrameKind::kLoad) return true;
+  if (frame.header.kind == wire::FrameKind::kShrink) return true;
   return frame.header.kind == wire::FrameKind::kPush && !shared.snapshots.has_room();
 }
 
@@ -520,6 +523,8 @@ void Server::Impl::apply(const Ticket& ticket, wire::Frame& frame, Outbox& outbo
       return find(id)->store_run(ticket, frame.payload, outbox);
     case wire::FrameKind::kLoad:
       return find(id)->load(ticket, frame.payload, outbox);
+    case wire::FrameKind::kShrink:
+      return find(id)->shrink(ticket, frame.payload, outbox);
     case wire::FrameKind::kReady:
       return find(id)->ready(ticket, outbox);
     case wire::FrameKind::kPush:

@@ -3,6 +3,7 @@
 
 #include "server/state.h"
 
+#include <algorithm>
 #include <cstring>
 #include <new>
 #include <string>
@@ -11,6 +12,25 @@
 #include "server/replies.h"
 
 namespace cpudist::server {
+namespace {
+
+// Of a table, for each row of an update: the hand comes round while a quarter of them is pushed.
+constexpr uint64_t kLookAt = 4;
+constexpr uint64_t kLeastLook = 1024;
+// Freeing so many rows takes some tens of milliseconds.
+constexpr uint64_t kMostFreed = uint64_t{1} << 17;
+
+uint64_t rows_of(const Pushes& pushes, uint32_t table) {
+  uint64_t rows = 0;
+  for (const auto& [rank, push] : pushes) {
+    for (const wire::TableSection& section : push.view.tables) {
+      if (section.table == table) rows += section.keys.size();
+    }
+  }
+  return rows;
+}
+
+}  // namespace
 
 ParamState::ParamState(uint32_t param_set, const wire::ParamSetLayout& decoded,
                        ServerShared& of_server)
@@ -32,6 +52,128 @@ void ParamState::count_update(const Pushes& pushes) {
     markers.pushed(rank, push.ticket.incarnation);
   }
   shared.counters.rounds.fetch_add(1);
+}
+
+void ParamState::sweep(const Pushes& pushes, const Freeing& freeing) noexcept {
+  for (const auto& table : store.tables) {
+    if (!table->evicts()) continue;
+    const uint64_t rows = rows_of(pushes, table->id());
+    try {
+      sweep(*table, std::max(kLeastLook, kLookAt * rows), std::max(kMostFreed, rows), freeing);
+    } catch (const std::bad_alloc&) {
+      continue;
+    }
+  }
+}
+
+table::Swept ParamState::sweep(table::Table& table, uint64_t records, uint64_t most,
+                               const Freeing& freeing) {
+  const std::vector<uint32_t> in_use = records_in_use(table.id());
+  table::Sweep sweep;
+  sweep.updates = version.round;
+  sweep.now = Clock::now();
+  sweep.records = records;
+  sweep.most = most;
+  sweep.used = in_use;
+  const table::Swept swept = table.sweep(sweep);
+  if (swept.freed.empty()) return swept;
+  gone[table.id()]->add(swept.freed);
+  freeing(table, swept.freed);
+  return swept;
+}
+
+// In order.
+std::vector<uint32_t> ParamState::records_in_use(uint32_t table) const {
+  std::vector<uint32_t> records;
+  for (const Pushes* pushes : merged) {
+    for (const auto& [rank, push] : *pushes) {
+      for (size_t i = 0; i < push.sections.size(); ++i) {
+        if (push.view.tables[i].table != table) continue;
+        const std::vector<int32_t>& some = push.sections[i].records;
+        records.insert(records.end(), some.begin(), some.end());
+      }
+    }
+  }
+  std::sort(records.begin(), records.end());
+  return records;
+}
+
+Buffer ParamState::fetch(const wire::FetchRequest& request) const {
+  std::vector<wire::BlockRef> blocks;
+  for (const auto& block : store.blocks) {
+    if (!request.blocks || block == nullptr) continue;
+    const bool wanted =
+        request.parameter == wire::kEveryParameter || request.parameter == block->spec().parameter;
+    if (!wanted) continue;
+    blocks.push_back({block->id(), block->weight().size(), block->state().size(), block->step()});
+  }
+  std::vector<wire::TableRef> tables;
+  if (!request.keys.empty()) {
+    if (request.table >= store.tables.size()) {
+      throw Error(
+          ErrorCode::kInvalidArgument,
+          "parameter set " + std::to_string(id) + " has no table " + std::to_string(request.table));
+    }
+    const table::Table& table = *store.tables[request.table];
+    tables.push_back({request.table, request.keys.size(), table.dim(), table.state_elements(), true,
+                      table.step()});
+  }
+  wire::FilledStore reply = wire::layout_store(blocks, tables, shared.memory.pool());
+  for (size_t i = 0; i < blocks.size(); ++i) {
+    const table::DenseBlock& block = *store.blocks[blocks[i].block];
+    if (!block.weight().empty()) {
+      std::memcpy(reply.block_weights[i], block.weight().data(), block.weight().size());
+    }
+    if (!block.state().empty()) {
+      std::memcpy(reply.block_state[i], block.state().data(), block.state().size());
+    }
+  }
+  for (size_t i = 0; i < tables.size(); ++i) {
+    std::memcpy(reply.keys[i], request.keys.data(), request.keys.size_bytes());
+    store.tables[request.table]->fetch(request.keys, reply.weights[i], reply.state[i],
+                                       reply.counts[i]);
+  }
+  return std::move(reply.payload);
+}
+
+Buffer ParamState::fetch_run(const wire::FetchRun& request) const {
+  const table::Table& table = *store.tables[request.table];
+  wire::RunRef ref;
+  ref.table = request.table;
+  ref.dim = table.dim();
+  ref.begin = request.begin;
+  ref.end = request.end;
+  ref.rows = table.owned_rows(request.begin, request.end);
+  ref.state_elements = table.state_elements();
+  ref.counts = true;
+  ref.step = table.step();
+  wire::FilledRun reply = wire::layout_run(ref, shared.memory.pool());
+  table.fetch(request, reply.weights, reply.state, reply.counts);
+  return std::move(reply.payload);
+}
+
+wire::TableCounts ParamState::table_counts(const wire::TableQuery& query) const {
+  const table::Table& table = table_of(query);
+  wire::TableCounts counts;
+  counts.rows = table.row_count();
+  counts.bytes = table.size_bytes();
+  counts.created = table.made_count();
+  counts.filtered = table.admission().dropped_rows();
+  counts.evicted = table.evicted_count();
+  counts.unknown_reads = table.unknown_reads();
+  return counts;
+}
+
+table::Table& ParamState::table_of(const wire::TableQuery& query) const {
+  if (query.table < store.tables.size()) return *store.tables[query.table];
+  throw Error(ErrorCode::kInvalidArgument, "parameter set " + std::to_string(id) +
+                                               " has no table " + std::to_string(query.table));
+}
+
+void ParamState::forget_gone() const noexcept {
+  for (const auto& keys : gone) {
+    if (keys != nullptr) keys->drop();
+  }
 }
 
 void ParamState::set_version(const wire::Version& loaded) {

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <exception>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -14,6 +15,7 @@
 #include <vector>
 
 #include "server/shared.h"
+#include "server/snapshot/gone_keys.h"
 #include "server/snapshot/markers.h"
 #include "server/update/push.h"
 #include "wire/messages.h"
@@ -30,6 +32,21 @@ struct ParamState {
   void count_update(const Pushes& pushes);
   // The values of now are those after these updates.
   void set_version(const wire::Version& loaded);
+  // Where rows of a table have been freed; does not throw.
+  using Freeing =
+      std::function<void(const table::Table& table, std::span<const table::Freed> rows)>;
+  // The end of an update of these pushes: looks at some records for each row that they name, in
+  // every table that evicts rows. Where there is no memory for that, the next one does.
+  void sweep(const Pushes& pushes, const Freeing& freeing) noexcept;
+  // Looks at so many of the next records of a table. Throws std::bad_alloc; then nothing has gone.
+  table::Swept sweep(table::Table& table, uint64_t records, uint64_t most, const Freeing& freeing);
+  // Values are stored or loaded: what has gone until then does not count any more.
+  void forget_gone() const noexcept;
+  // What is asked for of tables and blocks. Throw kInvalidArgument where there is no such table.
+  Buffer fetch(const wire::FetchRequest& request) const;
+  Buffer fetch_run(const wire::FetchRun& request) const;
+  wire::TableCounts table_counts(const wire::TableQuery& query) const;
+  table::Table& table_of(const wire::TableQuery& query) const;
   std::vector<uint32_t> every_block() const;
   Buffer dense_values(const std::vector<uint32_t>& blocks) const;
   Buffer dense_averages() const;  // of every block
@@ -54,6 +71,9 @@ struct ParamState {
   const size_t tensor_count;  // dense parameters and tables
   ServerShared& shared;
   table::ParamStore store;
+  std::vector<std::shared_ptr<GoneKeys>> gone;  // by table; null where no row goes
+  // Of rounds whose commits are waited for: records that these name are in use.
+  std::vector<const Pushes*> merged;
   wire::Version version;  // updates so far, and what is behind them
   bool ready = false;
   Markers markers;  // of cuts
@@ -62,6 +82,7 @@ struct ParamState {
   std::optional<Error> broken;
 
  private:
+  std::vector<uint32_t> records_in_use(uint32_t table) const;
   Error no_memory(const char* cause) const;
   Error half_way(const char* cause) const;
 

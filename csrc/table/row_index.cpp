@@ -127,6 +127,44 @@ void RowIndex::insert(uint64_t hash, uint32_t record) {
   ++part.rows;
 }
 
+uint32_t RowIndex::Part::slot_of(uint32_t tag, uint32_t record_plus_one) const {
+  for (uint32_t at = home(tag);; at = (at + kLineSlots) & mask) {
+    for (uint32_t same = look_at(slots + at, tag).same; same != 0; same &= same - 1) {
+      const uint32_t slot = at + static_cast<uint32_t>(std::countr_zero(same));
+      if (slots[slot].record_plus_one == record_plus_one) return slot;
+    }
+  }
+}
+
+uint32_t RowIndex::Part::movable(uint32_t line, uint32_t hole) const {
+  const uint32_t hole_line = hole & ~(kLineSlots - 1);
+  for (uint32_t at = line; at < line + kLineSlots; ++at) {
+    if (slots[at].record_plus_one == 0) continue;
+    if (((line - home(slots[at].tag)) & mask) >= ((line - hole_line) & mask)) return at;
+  }
+  return kNone;
+}
+
+// Whoever looks for a record goes on behind full lines only: where one is not full any more, one of
+// those that came behind it because of that moves there.
+void RowIndex::erase(uint64_t hash, uint32_t record) {
+  Part& part = parts_[part_of(hash)];
+  const auto tag = static_cast<uint32_t>(hash >> 32);
+  uint32_t hole = part.slot_of(tag, record + 1);
+  uint32_t line = hole & ~(kLineSlots - 1);
+  bool full = look_at(part.slots + line, tag).empty == 0;
+  part.slots[hole] = Slot{0, 0};
+  --part.rows;
+  while (full) {
+    line = (line + kLineSlots) & part.mask;
+    full = look_at(part.slots + line, tag).empty == 0;
+    const uint32_t moved = part.movable(line, hole);
+    if (moved == kNone) continue;
+    part.slots[hole] = std::exchange(part.slots[moved], Slot{0, 0});
+    hole = moved;
+  }
+}
+
 std::vector<uint32_t> RowIndex::rows_of_parts(std::span<const uint64_t> hashes) const {
   std::vector<uint32_t> rows(parts_.size());
   for (const uint64_t hash : hashes) ++rows[part_of(hash)];

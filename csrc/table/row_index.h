@@ -66,6 +66,9 @@ class RowIndex {
   // index is as it was.
   void insert(uint64_t hash, uint32_t record);
 
+  // `record` must be there, for the key of this hash.
+  void erase(uint64_t hash, uint32_t record);
+
   // Room for so many more, whose hashes these are: inserting them does not throw then. Throws
   // std::bad_alloc, and finds what it found.
   void reserve(std::span<const uint64_t> hashes);
@@ -111,6 +114,11 @@ class RowIndex {
     }
     uint64_t size() const { return slots == nullptr ? 0 : uint64_t{mask} + 1; }
     void place(uint32_t tag, uint32_t record_plus_one);
+    // The slot of a record that is there.
+    uint32_t slot_of(uint32_t tag, uint32_t record_plus_one) const;
+    // A slot of this line whose record would be found in `hole` just as well; kNone if there is
+    // none. All lines between them are full.
+    uint32_t movable(uint32_t line, uint32_t hole) const;
   };
 
   static Line look_at(const Slot* line, uint32_t tag);

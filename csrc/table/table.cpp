@@ -24,6 +24,8 @@ namespace {
 
 // Page walks are what a large table waits for: many must be asked for before one is waited for.
 constexpr size_t kBatch = 256;
+// Of rows that are too many one goes of so many that were looked at.
+constexpr uint64_t kLookAt = 8;
 // More rows than this get their part of the index as they come: about 3 GiB of slots.
 constexpr uint64_t kMostMade = uint64_t{1} << 28;
 
@@ -83,6 +85,7 @@ Table::Table(uint32_t id, wire::TableSpec spec, const kernels::OptimizerConfig& 
              likely_rows_, std::move(ahead), kept_.get()),
       index_(all_rows(spec_)) {
   divide_buckets();
+  eviction_ = Eviction(spec_.eviction, bucket_count_, kernels::kBucketCount);
   kept_->promise(planned_bytes());
   count_index();
 }
@@ -351,7 +354,8 @@ void Table::store(const wire::TableRows& rows) {
       } else if (width > 0) {
         kernels::init_state(config_, state(records[i]), spec_.dim, spec_.dim);
       }
-      header(records[i]).count = rows.counts.empty() ? 0 : rows.counts[row];
+      header(records[i]).count =
+          rows.counts.empty() ? 0 : std::min(rows.counts[row], RowHeader::kMostUpdates);
       begin_average(records[i]);
     }
   }
@@ -368,10 +372,18 @@ uint32_t Table::record_to_write(int64_t key, uint64_t hash, uint32_t found) {
 }
 
 uint32_t Table::create(int64_t key, uint64_t hash) {
-  slabs_.cover(rows_);
-  const auto record = static_cast<uint32_t>(rows_);
-  header(record) = RowHeader{key, 0, 0};
+  if (unused_ == RowIndex::kNone) slabs_.cover(records_);
+  // It alone may find no memory: nothing has changed until then.
+  const uint32_t record = unused_ == RowIndex::kNone ? static_cast<uint32_t>(records_) : unused_;
   index_.insert(hash, record);
+  if (unused_ == RowIndex::kNone) {
+    ++records_;
+  } else {
+    // A cut knows it as one of no row.
+    before_change(record, 0);
+    unused_ = static_cast<uint32_t>(header(record).key);
+  }
+  header(record) = RowHeader{key, 0, static_cast<uint32_t>(updates_)};
   ++rows_;
   return record;
 }
@@ -386,12 +398,13 @@ void Table::make_room(std::span<const int64_t> keys) {
     throw;
   }
   count_index();
-  if (!keys.empty()) slabs_.cover(rows_ + keys.size() - 1);
+  const uint64_t records = records_for(keys.size());
+  if (records > 0) slabs_.cover(records - 1);
 }
 
 uint64_t Table::growth_bytes(std::span<const int64_t> keys) const {
   if (keys.size() > kMostRecords - rows_) throw_full();
-  const uint64_t slabs = slabs_.bytes_for(rows_ + keys.size());
+  const uint64_t slabs = slabs_.bytes_for(records_for(keys.size()));
   return slabs - std::min(slabs, slabs_.size_bytes()) + index_.growth_bytes(hashes_of(keys));
 }
 
@@ -414,6 +427,88 @@ void Table::begin(std::span<const uint32_t> records) const {
     if (state_elements_ > 0) kernels::init_state(config_, state(record), spec_.dim, spec_.dim);
     begin_average(record);
   }
+}
+
+// ---- rows that go ----
+
+Swept Table::sweep(const Sweep& sweep) {
+  freed_.clear();
+  candidates_.clear();
+  updates_ = sweep.updates;
+  if (!evicts()) return {};
+  Swept swept;
+  swept.records = choose(sweep);
+  free_chosen();
+  swept.freed = freed_;
+  return swept;
+}
+
+uint64_t Table::choose(const Sweep& sweep) {
+  eviction_.note(sweep.updates, sweep.now);
+  const uint64_t least_age = eviction_.least_age(sweep.updates, sweep.now);
+  const uint64_t bound = eviction_.most_rows();
+  const uint64_t above = bound == 0 || rows_ <= bound ? 0 : rows_ - bound;
+  const auto left = [&] { return above - std::min<uint64_t>(above, freed_.size()); };
+  uint64_t looked_at = 0;
+  for (; looked_at < records_ && freed_.size() < sweep.most; ++looked_at) {
+    if (looked_at >= sweep.records && candidates_.size() >= kLookAt * left()) break;
+    if (hand_ >= records_) hand_ = 0;
+    const auto record = static_cast<uint32_t>(hand_++);
+    const RowHeader& row = header(record);
+    // Rows of the last update have age 0, those that came since -1.
+    const auto age = static_cast<int32_t>(static_cast<uint32_t>(sweep.updates) - 1 - row.last_seen);
+    if (!row.is_row() || age <= 0) continue;
+    const bool expired = eviction_.expired(static_cast<uint32_t>(age), row.count, least_age);
+    if (!expired && above == 0) continue;
+    if (std::binary_search(sweep.used.begin(), sweep.used.end(), record)) continue;
+    const Freed found{row.key, record};
+    if (expired) {
+      freed_.push_back(found);
+    } else {
+      candidates_.push_back({eviction_.rank(static_cast<uint32_t>(age), row.count), found});
+    }
+  }
+  choose_beyond_bound(std::min<uint64_t>(left(), sweep.most - freed_.size()));
+  return looked_at;
+}
+
+void Table::choose_beyond_bound(size_t count) {
+  count = std::min(count, candidates_.size());
+  if (count == 0) return;
+  // Equal ranks go in the order of records: what goes is the same on every run.
+  const auto before = [](const Candidate& a, const Candidate& b) {
+    return a.rank != b.rank ? a.rank > b.rank : a.row.record < b.row.record;
+  };
+  const auto end = candidates_.begin() + static_cast<std::ptrdiff_t>(count);
+  std::nth_element(candidates_.begin(), end - 1, candidates_.end(), before);
+  freed_.reserve(freed_.size() + count);
+  for (auto one = candidates_.begin(); one != end; ++one) freed_.push_back(one->row);
+}
+
+void Table::free_chosen() {
+  // The first of them is the first to be used again.
+  std::sort(freed_.begin(), freed_.end(),
+            [](const Freed& a, const Freed& b) { return a.record > b.record; });
+  uint64_t hashes[kBatch];
+  for (size_t begin = 0; begin < freed_.size(); begin += kBatch) {
+    const size_t count = std::min(kBatch, freed_.size() - begin);
+    for (size_t i = 0; i < count; ++i) {
+      hashes[i] = hash_of(freed_[begin + i].key);
+      index_.prefetch(hashes[i]);
+    }
+    for (size_t i = 0; i < count; ++i) {
+      const uint32_t record = freed_[begin + i].record;
+      index_.erase(hashes[i], record);
+      before_change(record, 0);
+      header(record) = RowHeader{unused_, RowHeader::kNoRow, 0};
+      unused_ = record;
+    }
+  }
+  if (freed_.empty()) return;
+  rows_ -= freed_.size();
+  evicted_ += freed_.size();
+  ++sweeps_;
+  freed_at_ = updates_;
 }
 
 // ---- as snapshots have them ----
@@ -461,7 +556,7 @@ void Table::load_row(uint32_t record, const RowColumns& rows, uint64_t row) {
   } else if (state_elements_ > 0) {
     kernels::init_state(config_, state(record), spec_.dim, spec_.dim);
   }
-  header(record).count = number(rows.counts);
+  header(record).count = std::min(number(rows.counts), RowHeader::kMostUpdates);
   header(record).last_seen = number(rows.last_seen) + rows.later;
   if (rows.averages == nullptr) {
     begin_average(record);
@@ -476,13 +571,18 @@ void Table::clear() {
   index_.clear();
   admission_.forget_all();
   rows_ = 0;
+  records_ = 0;
+  unused_ = RowIndex::kNone;
+  hand_ = 0;
   ++generation_;
 }
 
 void Table::renumber(uint64_t before, uint64_t after) {
   const auto later = static_cast<uint32_t>(after - before);
   if (later == 0) return;
-  for (uint32_t record = 0; record < rows_; ++record) {
+  eviction_.renumber(before, after);
+  if (evicts()) updates_ += after - before;
+  for (uint32_t record = 0; record < records_; ++record) {
     before_change(record, 0);
     header(record).last_seen += later;
   }
@@ -493,10 +593,10 @@ RecordShape Table::shape() const {
 }
 
 void Table::freeze(std::shared_ptr<ImageMemory> memory) {
-  images_ = std::make_unique<RowImages>(rows_, slabs_.per_slab(), slabs_.stride(), kShards,
+  images_ = std::make_unique<RowImages>(records_, slabs_.per_slab(), slabs_.stride(), kShards,
                                         std::move(memory));
   keep_begin_ = 0;
-  keep_count_ = static_cast<uint32_t>(rows_);
+  keep_count_ = static_cast<uint32_t>(records_);
 }
 
 uint32_t Table::copy_frozen(uint8_t* to) {
@@ -623,7 +723,8 @@ void Table::store_batch(const OwnedKeys& keys, const wire::RunView& run) {
     } else if (width > 0) {
       kernels::init_state(config_, state(records[i]), dim, dim);
     }
-    header(records[i]).count = run.counts.empty() ? 0 : run.counts[row];
+    header(records[i]).count =
+        run.counts.empty() ? 0 : std::min(run.counts[row], RowHeader::kMostUpdates);
     begin_average(records[i]);
   }
 }

@@ -7,6 +7,7 @@
 // over threads never changes a result.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstdint>
@@ -15,6 +16,7 @@
 #include <string>
 #include <vector>
 
+#include "base/clock.h"
 #include "base/memory_cap.h"
 #include "kernels/aligned.h"
 #include "kernels/hash.h"
@@ -23,6 +25,7 @@
 #include "table/admission/rule.h"
 #include "table/ahead.h"
 #include "table/average.h"
+#include "table/eviction.h"
 #include "table/row_images.h"
 #include "table/row_index.h"
 #include "table/slabs.h"
@@ -33,11 +36,39 @@
 namespace cpudist::table {
 
 struct RowHeader {
+  // In place of a count: the record is of no row, and `key` is the next such record.
+  static constexpr uint32_t kNoRow = 0xffffffffu;
+  static constexpr uint32_t kMostUpdates = kNoRow - 1;
+
   int64_t key;
-  uint32_t count;      // updates of this row
-  uint32_t last_seen;  // low half of the round of its last update
+  uint32_t count;  // updates of this row, kMostUpdates at most
+  // Low half of the round of its last update; of a row without one, of when it came.
+  uint32_t last_seen;
+
+  bool is_row() const { return count != kNoRow; }
+  void count_update() { count += count < kMostUpdates ? 1 : 0; }
 };
 static_assert(sizeof(RowHeader) == 16);
+
+// A row that has lost its place, and its record.
+struct Freed {
+  int64_t key;
+  uint32_t record;
+};
+
+// What a sweep is to look at.
+struct Sweep {
+  uint64_t updates = 0;  // of the set so far; rows of the last one stay
+  TimePoint now;
+  uint64_t records = 0;                 // to look at, at least; all at most
+  uint64_t most = 0;                    // rows to free
+  std::span<const uint32_t> used = {};  // records that others still refer to, in order
+};
+
+struct Swept {
+  std::span<const Freed> freed;  // until the next sweep
+  uint64_t records = 0;          // looked at
+};
 
 // Rows as a file has them, column by column: `rows` of each. The addresses need no alignment; null
 // where there are none.
@@ -84,6 +115,8 @@ class Table {
   uint64_t step() const { return step_; }
   void count_step() { ++step_; }
   uint64_t row_count() const { return rows_; }
+  // Records are numbered below that; some are of no row.
+  uint64_t record_count() const { return records_; }
   uint64_t made_count() const { return made_; }  // rows that pushes have made, ever
   size_t slab_count() const { return slabs_.size(); }
   uint32_t rows_per_slab() const { return slabs_.per_slab(); }
@@ -142,6 +175,19 @@ class Table {
   // What rows begin with: weight and state. From any number of threads for different records.
   void begin(std::span<const uint32_t> records) const;
 
+  // ---- rows that go ----
+  bool evicts() const { return eviction_.on(); }
+  // Looks at the next records, round and round, and frees rows as the spec says: those that have
+  // been unseen long enough, and those that are too many. Of the latter, the first by the spec's
+  // order among all that it looks at; it looks at some for each that goes, more than it was asked
+  // to if it must. Throws std::bad_alloc; then no row has gone.
+  Swept sweep(const Sweep& sweep);
+  uint64_t evicted_count() const { return evicted_; }  // rows, ever
+  // How often rows were freed: records that were found before that may be of others now.
+  uint64_t sweep_count() const { return sweeps_; }
+  // Whether a row was freed after so many updates of the set, or later.
+  bool freed_since(uint64_t updates) const { return sweeps_ > 0 && freed_at_ >= updates; }
+
   // ---- as snapshots have them ----
   // Throws as check(TableRows) does, kInvalidArgument for averages where none are kept.
   void check(const RowColumns& rows) const;
@@ -161,9 +207,12 @@ class Table {
   // std::bad_alloc; then nothing is.
   void freeze(std::shared_ptr<ImageMemory> memory);
   // What that takes beside what `memory` counts.
-  uint64_t freeze_bytes() const { return RowImages::size_bytes(rows_, slabs_.per_slab(), kShards); }
+  uint64_t freeze_bytes() const {
+    return RowImages::size_bytes(records_, slabs_.per_slab(), kShards);
+  }
   // Copies the records of the next slab as they were at the cut, rows_per_slab() at most, and
-  // returns how many; 0: all are copied. From one thread, while others use const members.
+  // returns how many; some may be of no row. 0: all are copied. From one thread, while others use
+  // const members.
   uint32_t copy_frozen(uint8_t* to);
   // The end of that: what is not copied is not kept any more. What it returns may be destroyed
   // without a lock.
@@ -235,6 +284,12 @@ class Table {
   void count_index() noexcept;  // what it has grown by
   // The only place where a row comes into being; weight and state are the caller's.
   uint32_t create(int64_t key, uint64_t hash);
+  // Records for so many more rows, those of no row included.
+  uint64_t records_for(uint64_t more) const { return std::max(records_, rows_ + more); }
+  // Fills freed_, and returns how many records it has looked at.
+  uint64_t choose(const Sweep& sweep);
+  void choose_beyond_bound(size_t count);
+  void free_chosen();
   // The record of a row that is about to be written to.
   uint32_t record_to_write(int64_t key, uint64_t hash, uint32_t found);
   void check_key(int64_t key) const;
@@ -259,9 +314,23 @@ class Table {
   uint64_t bucket_count_ = 0;
   uint64_t likely_rows_;  // that this server will probably have at most
   uint64_t rows_ = 0;
+  uint64_t records_ = 0;               // that have been of a row
+  uint32_t unused_ = RowIndex::kNone;  // the first record of no row
   uint64_t made_ = 0;
   uint64_t most_rows_ = 0;  // that pushes may make here; 0: any number
   std::unique_ptr<std::atomic<uint64_t>> unknown_reads_;  // counted by readers
+  Eviction eviction_;
+  uint64_t updates_ = 0;  // of the set, as of the last sweep
+  uint64_t hand_ = 0;     // the record that the next sweep begins at
+  uint64_t evicted_ = 0;
+  uint64_t sweeps_ = 0;    // that have freed something
+  uint64_t freed_at_ = 0;  // updates of the set at the last of them
+  std::vector<Freed> freed_;
+  struct Candidate {
+    uint64_t rank;
+    Freed row;
+  };
+  std::vector<Candidate> candidates_;
   uint64_t step_ = 0;
   uint64_t generation_ = 0;
   std::unique_ptr<MemoryCap::Kept> kept_;  // of slabs and index

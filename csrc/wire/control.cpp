@@ -71,6 +71,27 @@ void fields(V& v, Of<V, BarrierReply>& m) {
   v.items(m.rounds, count, 16, "parameter sets");
 }
 
+template <typename V>
+void fields(V& v, Of<V, TableQuery>& m) {
+  v.number(m.table);
+  v.zero();
+}
+
+template <typename V>
+void fields(V& v, Of<V, TableCounts>& m) {
+  v.number(m.rows);
+  v.number(m.bytes);
+  v.number(m.created);
+  v.number(m.filtered);
+  v.number(m.evicted);
+  v.number(m.unknown_reads);
+}
+
+template <typename V>
+void fields(V& v, Of<V, Shrunk>& m) {
+  v.number(m.evicted);
+}
+
 Buffer encode(const Hello& message) {
   if (message.host.size() > kHostBytesMax) {
     throw Error(ErrorCode::kInvalidArgument, "a host name of " +
@@ -93,6 +114,9 @@ Buffer encode(const Commit& message) { return write_message(message); }
 Buffer encode(const Join& message) { return write_message(message); }
 Buffer encode(const RoundReply& message) { return write_message(message); }
 Buffer encode(const BarrierReply& message) { return write_message(message); }
+Buffer encode(const TableQuery& message) { return write_message(message); }
+Buffer encode(const TableCounts& message) { return write_message(message); }
+Buffer encode(const Shrunk& message) { return write_message(message); }
 
 using Bytes = std::span<const uint8_t>;
 Hello decode_hello(Bytes payload) { return read_message<Hello>(payload); }
@@ -107,5 +131,8 @@ Commit decode_commit(Bytes payload, uint64_t count) {
 Join decode_join(Bytes payload) { return read_message<Join>(payload); }
 RoundReply decode_round_reply(Bytes payload) { return read_message<RoundReply>(payload); }
 BarrierReply decode_barrier_reply(Bytes payload) { return read_message<BarrierReply>(payload); }
+TableQuery decode_table_query(Bytes payload) { return read_message<TableQuery>(payload); }
+TableCounts decode_table_counts(Bytes payload) { return read_message<TableCounts>(payload); }
+Shrunk decode_shrunk(Bytes payload) { return read_message<Shrunk>(payload); }
 
 }  // namespace cpudist::wire

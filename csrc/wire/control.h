@@ -71,6 +71,23 @@ struct BarrierReply {  // every open parameter set and the round at which all ar
   std::vector<std::pair<uint32_t, uint64_t>> rounds;
 };
 
+struct TableQuery {  // kTableStats, kShrink
+  uint32_t table = 0;
+};
+
+struct TableCounts {  // reply to kTableStats: of the server's share of the table
+  uint64_t rows = 0;
+  uint64_t bytes = 0;          // row records and their index
+  uint64_t created = 0;        // rows that pushes have made, ever
+  uint64_t filtered = 0;       // rows of pushes that were not admitted, ever
+  uint64_t evicted = 0;        // rows that have gone, ever
+  uint64_t unknown_reads = 0;  // rows that were pulled and not there, ever
+};
+
+struct Shrunk {  // reply to kShrink
+  uint64_t evicted = 0;
+};
+
 Buffer encode(const Hello& message);
 Buffer encode(const ErrorReply& message);
 Buffer encode(const ProbeReply& message);
@@ -79,6 +96,9 @@ Buffer encode(const Commit& message);
 Buffer encode(const Join& message);
 Buffer encode(const RoundReply& message);
 Buffer encode(const BarrierReply& message);
+Buffer encode(const TableQuery& message);
+Buffer encode(const TableCounts& message);
+Buffer encode(const Shrunk& message);
 
 Hello decode_hello(std::span<const uint8_t> payload);
 ErrorReply decode_error(std::span<const uint8_t> payload);
@@ -89,5 +109,8 @@ Commit decode_commit(std::span<const uint8_t> payload, uint64_t count = 1);
 Join decode_join(std::span<const uint8_t> payload);
 RoundReply decode_round_reply(std::span<const uint8_t> payload);
 BarrierReply decode_barrier_reply(std::span<const uint8_t> payload);
+TableQuery decode_table_query(std::span<const uint8_t> payload);
+TableCounts decode_table_counts(std::span<const uint8_t> payload);
+Shrunk decode_shrunk(std::span<const uint8_t> payload);
 
 }  // namespace cpudist::wire

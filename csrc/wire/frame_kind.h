@@ -43,6 +43,8 @@ enum class FrameKind : uint16_t {
   kCut = 27,          // marker of a snapshot's cut, between two pushes
   kCutStatus = 28,    // idempotent: how far a server is with what was cut
   kLoad = 29,         // rows of a snapshot's file, which the server reads itself
+  kTableStats = 30,   // idempotent: what a server counts of a table
+  kShrink = 31,       // rows of a table that are to go, go now
 };
 
 struct FrameTraits {
@@ -54,7 +56,7 @@ struct FrameTraits {
 };
 
 // By number, without gaps, beginning at 1.
-inline constexpr std::array<FrameTraits, 29> kFrameTraits = {{
+inline constexpr std::array<FrameTraits, 31> kFrameTraits = {{
     // kind, name, sequenced, coded, waits
     {FrameKind::kHello, "hello", false, false, false},
     {FrameKind::kHeartbeat, "heartbeat", false, false, false},
@@ -85,6 +87,8 @@ inline constexpr std::array<FrameTraits, 29> kFrameTraits = {{
     {FrameKind::kCut, "cut", true, false, true},
     {FrameKind::kCutStatus, "cut status", false, false, false},
     {FrameKind::kLoad, "load", true, false, false},
+    {FrameKind::kTableStats, "table stats", false, false, false},
+    {FrameKind::kShrink, "shrink", true, false, false},
 }};
 
 inline constexpr FrameTraits kUnknownFrame = {FrameKind{}, "unknown", false, false, false};

@@ -15,8 +15,9 @@ namespace {
 
 // rows, four u32, seed, two u32, max_rows, 24 of admission, 32 of eviction, two counts, empty name
 constexpr size_t kTableBytesMin = 120;
-constexpr uint32_t kAdmissionCountMax = 15;  // of counters of 4 bits
-constexpr uint64_t kSketchBytesUnit = 64;    // a cache line
+constexpr uint32_t kAdmissionCountMax = 15;          // of counters of 4 bits
+constexpr uint64_t kSketchBytesUnit = 64;            // a cache line
+constexpr uint64_t kStepsLimit = uint64_t{1} << 31;  // rows say the low half of an update's number
 constexpr size_t kStepBytes = 24;
 constexpr size_t kOverrideBytes = 24;
 constexpr size_t kBlockBytesMin = 48;  // elements, four u32, offset, row width, an empty name
@@ -68,6 +69,9 @@ std::string find_eviction_error(const Eviction& eviction) {
     return "unknown order of eviction " + std::to_string(static_cast<uint32_t>(order));
   }
   if (on != given) return on ? "eviction without a condition" : "conditions of no eviction";
+  if (unseen_steps >= kStepsLimit) {
+    return "eviction after " + std::to_string(unseen_steps) + " steps, expected fewer than 2^31";
+  }
   if (max_rows >= kRowsLimit) {
     return "eviction above " + std::to_string(max_rows) + " rows, expected fewer than 2^62";
   }

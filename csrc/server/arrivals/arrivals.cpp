@@ -175,6 +175,7 @@ void Arrivals::apply(uint32_t rank, Outbox& outbox) {
     state_.count_update(one);
     if (read_of(rank)) readers_[rank] = state_.version.round;
     excused_.erase(rank);
+    state_.sweep(one, [this](const auto& table, auto rows) { rows_freed(table, rows); });
     state_.replies->note(one);
     const auto blocks =
         push.view.header.want_dense ? state_.every_block() : std::vector<uint32_t>();
@@ -190,7 +191,7 @@ void Arrivals::apply(uint32_t rank, Outbox& outbox) {
 
 // All that may want memory before a value changes. False where the push cannot be applied: its
 // sender is told, and may send it again where there was no memory.
-bool Arrivals::prepare(const Pushes& one, Outbox& outbox) {
+bool Arrivals::prepare(Pushes& one, Outbox& outbox) {
   const auto& [rank, push] = *one.begin();
   Sequencer& sequencer = state_.shared.sequencer;
   try {
@@ -243,6 +244,10 @@ void Arrivals::round_dense(Buffer* plain, wire::WireDType dtype) const {
 
 void Arrivals::values_stored() {
   if (compensator_) compensator_->forget_all();  // what moved is not what gradients moved
+}
+
+void Arrivals::rows_freed(const table::Table& table, std::span<const table::Freed> rows) {
+  if (compensator_) compensator_->forget_rows(table, rows);
 }
 
 // Who reads has read none of what was loaded, and begins anew with it.

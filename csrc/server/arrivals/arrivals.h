@@ -48,6 +48,7 @@ class Arrivals final : public UpdatePolicy {
   void commit(const Ticket& ticket, const Buffer& payload, Outbox& outbox) override;
 
   void values_stored() override;
+  void rows_freed(const table::Table& table, std::span<const table::Freed> rows) override;
   void set_round(uint64_t round) override;
   void note_rows(const wire::FrameHeader& request, uint64_t step, const wire::PullTable& pull,
                  wire::WireDType dtype, float* rows) const override;
@@ -62,7 +63,7 @@ class Arrivals final : public UpdatePolicy {
   void fail_waiting(const SharedPayload& error, Outbox& outbox);
   void apply_due(Outbox& outbox);
   void apply(uint32_t rank, Outbox& outbox);
-  bool prepare(const Pushes& one, Outbox& outbox);
+  bool prepare(Pushes& one, Outbox& outbox);
   Answer compensated_answer(const Push& push, const std::vector<uint32_t>& blocks);
   void round_dense(Buffer* plain, wire::WireDType dtype) const;
 

@@ -121,6 +121,28 @@ void DelayCompensator::forget_all() {
   for (auto& parts : row_means_) parts.clear();
 }
 
+void DelayCompensator::forget_rows(const table::Table& table,
+                                   std::span<const table::Freed> rows) noexcept {
+  const uint64_t salt = table.shape().salt;
+  const std::lock_guard lock(mutex_);
+  for (auto& [rank, reads] : reads_) {
+    const std::lock_guard reads_lock(reads->mutex);
+    for (auto& [step, tables] : reads->rows) {
+      const auto read = tables.find(table.id());
+      if (read == tables.end()) continue;
+      for (const table::Freed& row : rows) {
+        const uint64_t hash = kernels::hash_of(row.key, salt);
+        const uint32_t position = read->second.find(row.key, hash);
+        if (position != table::RowIndex::kNone) read->second.index.erase(hash, position);
+      }
+    }
+  }
+  for (const table::Freed& row : rows) {
+    if (row.record / table.rows_per_slab() >= row_means_[table.id()].size()) continue;
+    std::fill_n(row_means(table, row.record), table.dim(), 0.0f);
+  }
+}
+
 uint64_t DelayCompensator::size_bytes() const {
   const std::lock_guard lock(mutex_);
   uint64_t total = 0;

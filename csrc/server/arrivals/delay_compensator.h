@@ -29,8 +29,8 @@
 namespace cpudist::server {
 
 // Thread safety: `note_*` and size_bytes() from any number of threads; of what changes or reads the
-// push that is being applied, nothing meanwhile. `correct` from any number of threads for
-// different blocks, or different rows, between begin() and end().
+// push that is being applied, or forgets, nothing meanwhile. `correct` from any number of threads
+// for different blocks, or different rows, between begin() and end().
 class DelayCompensator final : public Correction {
  public:
   DelayCompensator(const wire::ParamSetLayout& layout);
@@ -48,6 +48,8 @@ class DelayCompensator final : public Correction {
   void note_dense_reply(uint32_t rank, uint64_t version, const Buffer& reply);
   void forget(uint32_t rank);  // it takes no part any more
   void forget_all();           // values were stored: nothing tells how far gradients have moved
+  // These have lost their records: what they begin with again is not what gradients have moved.
+  void forget_rows(const table::Table& table, std::span<const table::Freed> rows) noexcept;
   uint64_t size_bytes() const;
 
   // ---- the push that is being applied ----

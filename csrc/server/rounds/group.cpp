@@ -136,6 +136,7 @@ void RoundGroup::apply(const Told& told, Outbox& outbox) {
 
 void RoundGroup::begin_commit(const Told& told, Outbox& outbox) {
   norm_count_ = told.norm_count;
+  state_.merged.push_back(&pushes_);
   phase_ = Phase::kCommit;
   for (const auto& [rank, push] : pushes_) {
     state_.shared.sequencer.finish(push.ticket, wire::FrameKind::kReply, Answer(told.payload),
@@ -202,7 +203,9 @@ std::vector<uint32_t> RoundGroup::blocks_of_reply() const {
 
 void RoundGroup::end_round(Outbox& outbox) {
   ++round_;
+  std::erase(state_.merged, &pushes_);
   state_.count_update(pushes_);
+  state_.sweep(pushes_, [](const auto&, auto) {});
   state_.replies->note(pushes_);
   auto answers = state_.replies->answers(pushes_, blocks_of_reply());
   if (phase_ == Phase::kCommit) {
@@ -228,6 +231,7 @@ void RoundGroup::end_round(Outbox& outbox) {
 
 void RoundGroup::break_off(const std::exception& cause, Outbox& outbox) {
   const SharedPayload error = state_.break_off(cause);
+  std::erase(state_.merged, &pushes_);
   fail_commits(error, outbox);
   phase_ = Phase::kCollect;
   fail_round(error, outbox);

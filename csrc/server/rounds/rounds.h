@@ -41,6 +41,7 @@ class Rounds final : public UpdatePolicy {
   void commit(const Ticket& ticket, const Buffer& payload, Outbox& outbox) override;
 
   void values_stored() override {}
+  void rows_freed(const table::Table&, std::span<const table::Freed>) override {}
   // Of several groups each goes on with its own next round.
   void set_round(uint64_t round) override;
   void note_rows(const wire::FrameHeader&, uint64_t, const wire::PullTable&, wire::WireDType,

@@ -28,7 +28,7 @@ FrozenSet::FrozenSet(table::ParamStore& store, const wire::ParamSetLayout& layou
   for (const auto& table : store.tables) {
     status_.table_steps.push_back(table->step());
     tables_.push_back({table->id(), table->spec().name, table->shape(), table->rows_per_slab(),
-                       table->row_count()});
+                       table->record_count()});
   }
 }
 

@@ -53,7 +53,7 @@ class FrozenSet {
     std::string name;
     table::RecordShape shape;
     uint32_t rows_per_slab = 0;
-    uint64_t rows = 0;
+    uint64_t records = 0;  // some may be of no row
   };
   const std::vector<Table>& tables() const { return tables_; }
   // Copies the blocks that are not copied. Throws as copy_slab.

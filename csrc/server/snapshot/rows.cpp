@@ -55,8 +55,8 @@ void copy_values(uint8_t* to, const uint8_t* from, size_t size_bytes) {
   }
 }
 
-uint64_t most_rows(uint32_t rows_per_slab, uint64_t rows) {
-  const uint64_t slabs = (rows + rows_per_slab - 1) / rows_per_slab;
+uint64_t most_rows(uint32_t rows_per_slab, uint64_t records) {
+  const uint64_t slabs = (records + rows_per_slab - 1) / rows_per_slab;
   return std::min<uint64_t>(slabs, PartRows::kSlabs) * rows_per_slab;
 }
 
@@ -82,16 +82,16 @@ bool changed_since(const table::RowHeader& header, uint32_t update) {
 }  // namespace
 
 uint64_t PartRows::size_bytes(const table::RecordShape& shape, uint32_t rows_per_slab,
-                              uint64_t rows) {
-  const uint64_t most = most_rows(rows_per_slab, rows);
+                              uint64_t records) {
+  const uint64_t most = most_rows(rows_per_slab, records);
   return most * (shape.stride + row_bytes(shape) + 2 * sizeof(Row)) + kBucketBytes;
 }
 
-PartRows::PartRows(const table::RecordShape& shape, uint32_t rows_per_slab, uint64_t rows,
+PartRows::PartRows(const table::RecordShape& shape, uint32_t rows_per_slab, uint64_t records,
                    Memory* memory)
     : shape_(shape),
       rows_per_slab_(rows_per_slab),
-      most_rows_(most_rows(rows_per_slab, rows)),
+      most_rows_(most_rows(rows_per_slab, records)),
       memory_(*memory),
       bucket_begin_(kernels::kBucketCount + 1) {
   grow(&memory_.records, kernels::checked_size_bytes(most_rows_, shape.stride));
@@ -106,7 +106,7 @@ void PartRows::take(uint32_t records, std::optional<uint32_t> since) {
   for (uint32_t i = 0; i < records; ++i, record += shape_.stride) {
     table::RowHeader header;
     std::memcpy(&header, record, sizeof header);
-    if (since && !changed_since(header, *since)) continue;
+    if (!header.is_row() || (since && !changed_since(header, *since))) continue;
     if (next() != record) std::memcpy(next(), record, shape_.stride);
     memory_.rows.push_back({header.key, kernels::bucket_of(header.key, shape_.salt),
                             static_cast<uint32_t>(memory_.rows.size())});

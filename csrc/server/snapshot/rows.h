@@ -34,15 +34,16 @@ class PartRows {
     std::vector<Row> rows{};
     std::vector<Row> sorted{};
   };
-  // What that takes for parts of a table of so many rows.
+  // What that takes for parts of a table of so many records.
   static uint64_t size_bytes(const table::RecordShape& shape, uint32_t rows_per_slab,
-                             uint64_t rows);
+                             uint64_t records);
 
-  // Throws std::bad_alloc. `rows`: of the table.
-  PartRows(const table::RecordShape& shape, uint32_t rows_per_slab, uint64_t rows, Memory* memory);
+  // Throws std::bad_alloc. `records`: of the table.
+  PartRows(const table::RecordShape& shape, uint32_t rows_per_slab, uint64_t records,
+           Memory* memory);
 
-  // Where the next slab is to be copied, and how many records then were. With `since`, those are
-  // taken whose last update came from that one on.
+  // Where the next slab is to be copied, and how many records then were. Those are taken that are
+  // of a row; with `since`, whose last update came from that one on.
   uint8_t* next() { return memory_.records.data() + memory_.rows.size() * shape_.stride; }
   void take(uint32_t records, std::optional<uint32_t> since = {});
   bool empty() const { return memory_.rows.empty(); }

@@ -64,7 +64,10 @@ struct SnapshotWriter::Impl {
     std::atomic<bool> given_up{false};
     // Of a row's last update, from which on the row is written.
     std::optional<uint32_t> since;
-    bool rows_say_changes = true;   // of what changed since; under the writer's mutex
+    bool rows_say_changes = true;  // of what changed since; under the writer's mutex
+    std::vector<GoneMark> marks;   // at the cut, by table; without keys where no row goes
+    // Keys that have lost their rows since the base, by table.
+    std::vector<std::vector<GoneKeys::Part>> gone;
     wire::CutStatus status;         // under the writer's mutex
     std::vector<std::string> made;  // names of files, of the writer's thread
     // Of a failure: has room for all of it, since memory may be what failed.
@@ -88,6 +91,9 @@ struct SnapshotWriter::Impl {
   void write_tables(Written& snapshot, Disk* disk, std::string* head, PartRows::Memory* buffers);
   void write_part(Written& snapshot, PartRows* rows, wire::CutFile file, Disk* disk,
                   std::string* head);
+  // The keys of `gone` are what is written.
+  void write_gone(Written& snapshot, Disk* disk, std::string* head,
+                  std::vector<std::vector<int64_t>>* gone);
   void check_going_on(const Written& snapshot) const;
   void remove_files(const Written& snapshot) noexcept;
   bool has_manifest(const Written& snapshot) const;
@@ -105,6 +111,8 @@ struct SnapshotWriter::Impl {
   static bool can_be_base(const Written& snapshot);
   std::optional<uint32_t> begin_of_changes(const SnapshotJob& job,
                                            const wire::Version& version) const;
+  void mark_gone(Written* snapshot, const SnapshotSource& source) const;
+  void trim_gone(const Written& newest) const;
 
   wire::CutStatus look_for(const std::string& token) const;
 
@@ -208,6 +216,7 @@ void SnapshotWriter::Impl::write_files(Written& snapshot) {
   // What the disk reads from outlives it.
   PartRows::Memory buffers;
   std::string head;
+  std::vector<std::vector<int64_t>> gone;
   Disk disk(*files, snapshot.directory, snapshot.given_up, [&](wire::CutFile file) {
     const std::lock_guard lock(mutex);
     snapshot.status.files.push_back(std::move(file));
@@ -215,6 +224,7 @@ void SnapshotWriter::Impl::write_files(Written& snapshot) {
   snapshot.frozen->copy_blocks();
   write_tables(snapshot, &disk, &head, &buffers);
   snapshot.frozen->release();
+  write_gone(snapshot, &disk, &head, &gone);
   disk.wait();
   wire::CutFile file;
   file.name = numbered("s%03u-dense.safetensors", options.shard_id);
@@ -230,9 +240,9 @@ void SnapshotWriter::Impl::write_files(Written& snapshot) {
 void SnapshotWriter::Impl::write_tables(Written& snapshot, Disk* disk, std::string* head,
                                         PartRows::Memory* buffers) {
   for (const FrozenSet::Table& table : snapshot.frozen->tables()) {
-    if (table.rows == 0) continue;
+    if (table.records == 0) continue;
     disk->wait();  // for memory that may grow
-    PartRows rows(table.shape, table.rows_per_slab, table.rows, buffers);
+    PartRows rows(table.shape, table.rows_per_slab, table.records, buffers);
     wire::CutFile file;
     file.table = table.id;
     uint32_t part = 0;
@@ -257,6 +267,38 @@ void SnapshotWriter::Impl::write_part(Written& snapshot, PartRows* rows, wire::C
   *head = rows->head();
   snapshot.made.push_back(file.name);
   disk->write(std::move(file), {bytes_of(*head), rows->columns()});
+}
+
+void SnapshotWriter::Impl::write_gone(Written& snapshot, Disk* disk, std::string* head,
+                                      std::vector<std::vector<int64_t>>* gone) {
+  wire::CutFile file;
+  file.name = numbered("s%03u-gone.safetensors", options.shard_id);
+  std::vector<TensorEntry> entries;
+  std::vector<std::span<const uint8_t>> pieces(1);
+  uint64_t end = 0;
+  gone->resize(snapshot.gone.size());
+  for (uint32_t table = 0; table < gone->size(); ++table) {
+    std::vector<int64_t>& keys = (*gone)[table];
+    for (const GoneKeys::Part& part : snapshot.gone[table]) {
+      keys.insert(keys.end(), part->begin(), part->end());
+    }
+    std::sort(keys.begin(), keys.end());
+    keys.erase(std::unique(keys.begin(), keys.end()), keys.end());
+    if (keys.empty()) continue;
+    TensorEntry entry{numbered("t%03u.keys", table), "I64", {keys.size()}};
+    place_tensor(&entry, &end);
+    entries.push_back(std::move(entry));
+    pieces.emplace_back(reinterpret_cast<const uint8_t*>(keys.data()),
+                        keys.size() * sizeof(int64_t));
+    file.rows += keys.size();
+  }
+  snapshot.gone.clear();
+  if (entries.empty()) return;
+  disk->wait();  // until then it reads the head of a part
+  *head = tensors_head("torch_cpudist.gone", entries);
+  pieces.front() = bytes_of(*head);
+  snapshot.made.push_back(file.name);
+  disk->write(std::move(file), std::move(pieces));
 }
 
 bool SnapshotWriter::Impl::has_manifest(const Written& snapshot) const {
@@ -404,11 +446,40 @@ void SnapshotWriter::Impl::add(const WrittenPtr& snapshot) {
   if (static_cast<size_t>(std::count_if(known.begin(), known.end(), of_set)) > kKnown) {
     known.erase(std::find_if(known.begin(), known.end(), of_set));
   }
+  trim_gone(*snapshot);
   wake.notify_all();
 }
 
 bool SnapshotWriter::Impl::can_be_base(const Written& snapshot) {
-  return snapshot.status.state == wire::CutState::kDone && snapshot.rows_say_changes;
+  const auto known = [](const GoneMark& one) { return !one.keys || one.keys->knows(one.mark); };
+  return snapshot.status.state == wire::CutState::kDone && snapshot.rows_say_changes &&
+         std::all_of(snapshot.marks.begin(), snapshot.marks.end(), known);
+}
+
+void SnapshotWriter::Impl::mark_gone(Written* snapshot, const SnapshotSource& source) const {
+  const WrittenPtr base =
+      snapshot->since ? find(snapshot->job.param_set, snapshot->job.base) : nullptr;
+  snapshot->gone.resize(base ? source.gone.size() : 0);
+  for (size_t table = 0; table < source.gone.size(); ++table) {
+    const std::shared_ptr<GoneKeys>& keys = source.gone[table];
+    snapshot->marks.push_back({keys, keys ? keys->mark() : 0});
+    if (base && keys) snapshot->gone[table] = keys->since(base->marks[table].mark);
+  }
+}
+
+// What went before the oldest snapshot that is known is of no use.
+void SnapshotWriter::Impl::trim_gone(const Written& newest) const {
+  for (size_t table = 0; table < newest.marks.size(); ++table) {
+    const GoneMark& mark = newest.marks[table];
+    if (!mark.keys) continue;
+    uint64_t oldest = mark.mark;
+    for (const WrittenPtr& one : known) {
+      const bool same = table < one->marks.size() && one->marks[table].keys == mark.keys;
+      const bool counts = one->rows_say_changes && one->status.state != wire::CutState::kFailed;
+      if (same && counts) oldest = std::min(oldest, one->marks[table].mark);
+    }
+    mark.keys->trim(oldest);
+  }
 }
 
 std::optional<uint32_t> SnapshotWriter::Impl::begin_of_changes(const SnapshotJob& job,
@@ -439,6 +510,7 @@ void SnapshotWriter::begin(SnapshotJob job, const SnapshotSource& source, std::s
         std::make_shared<table::ImageMemory>(impl_->room), impl_->options.dense_at_once);
     snapshot->directory = (impl_->directory == "/" ? "" : impl_->directory) + "/" + job.name;
     snapshot->job = job;
+    impl_->mark_gone(snapshot.get(), source);
     snapshot->reason.reserve(wire::kCutReasonBytesMax);
     snapshot->reason.append("snapshot " + job.name + ", " + impl_->server() + ": ");
     snapshot->status = snapshot->frozen->status();
@@ -449,7 +521,10 @@ void SnapshotWriter::begin(SnapshotJob job, const SnapshotSource& source, std::s
     uint64_t& buffers = snapshot->buffers_bytes;
     for (const FrozenSet::Table& table : snapshot->frozen->tables()) {
       buffers =
-          std::max(buffers, PartRows::size_bytes(table.shape, table.rows_per_slab, table.rows));
+          std::max(buffers, PartRows::size_bytes(table.shape, table.rows_per_slab, table.records));
+    }
+    for (const auto& parts : snapshot->gone) {
+      for (const GoneKeys::Part& part : parts) buffers += part->size() * sizeof(int64_t);
     }
     if (!snapshot->frozen->lend() || !impl_->lend_buffers(buffers)) impl_->refuse_memory(job);
     try {

@@ -15,6 +15,7 @@
 #include "base/clock.h"
 #include "base/file_calls.h"
 #include "base/memory_cap.h"
+#include "server/snapshot/gone_keys.h"
 #include "table/store.h"
 #include "wire/cut.h"
 #include "wire/layout.h"
@@ -36,8 +37,8 @@ struct SnapshotJob {
   uint64_t number = 0;              // of the cut
   std::string name;                 // of the snapshot, and of its directory
   std::vector<uint32_t> members{};  // the trainers that have marked the cut
-  // Number of the snapshot of this set since whose cut rows are written if they have changed; 0:
-  // all rows are.
+  // Number of the snapshot of this set since whose cut rows are written if they have changed, and
+  // keys that have lost theirs; 0: all rows are.
   uint64_t base = 0;
 };
 
@@ -47,6 +48,8 @@ struct SnapshotSource {
   table::ParamStore& store;
   const wire::ParamSetLayout& layout;
   wire::Version version;
+  // By table, of those whose rows may go; null elsewhere.
+  std::vector<std::shared_ptr<GoneKeys>> gone{};
 };
 
 // One per server. Its thread begins with the first job, and writes one after the other, in the

@@ -43,6 +43,7 @@ SectionRows locate_section(const wire::TableSection& section, const table::Table
   std::vector<uint8_t> shards(count);
   table.find(section.keys, records.data(), shards.data());
   SectionRows rows;
+  rows.sweeps = table.sweep_count();
   for (const uint8_t shard : shards) ++rows.offsets[shard + 1];
   for (uint32_t shard = 0; shard < table::Table::kShards; ++shard) {
     rows.offsets[shard + 1] += rows.offsets[shard];
@@ -82,8 +83,9 @@ std::vector<std::vector<uint32_t>> locate_held(const wire::PushView& view,
                                                const table::ParamStore& store) {
   std::vector<std::vector<uint32_t>> held;
   for (const wire::PullTable& rows : view.holds.tables) {
-    auto& records = held.emplace_back(rows.keys.size());
-    store.tables[rows.table]->find(rows.keys, records.data(), nullptr);
+    auto& records = held.emplace_back(rows.keys.size(), table::RowIndex::kNone);
+    const table::Table& table = *store.tables[rows.table];
+    if (!table.evicts()) table.find(rows.keys, records.data(), nullptr);
   }
   return held;
 }
@@ -95,6 +97,17 @@ std::vector<SectionRows> locate_rows(const wire::PushView& view, const table::Pa
     sections.push_back(locate_section(section, *store.tables.at(section.table)));
   }
   return sections;
+}
+
+void locate_again(Pushes& pushes, const table::ParamStore& store) {
+  for (auto& [rank, push] : pushes) {
+    for (size_t i = 0; i < push.sections.size(); ++i) {
+      const wire::TableSection& section = push.view.tables[i];
+      const table::Table& table = *store.tables[section.table];
+      if (push.sections[i].sweeps == table.sweep_count()) continue;
+      push.sections[i] = locate_section(section, table);
+    }
+  }
 }
 
 std::optional<std::string> find_mismatch(const Pushes& pushes) {

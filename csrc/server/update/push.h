@@ -28,6 +28,7 @@ struct SectionRows {
   std::array<uint32_t, table::Table::kShards + 1> offsets{};
   // In batch order: where in `records` there was none when the push arrived.
   std::vector<uint32_t> missing;
+  uint64_t sweeps = 0;  // of the table until then
 };
 inline constexpr int32_t kNoRecord = -1;
 
@@ -40,7 +41,8 @@ struct Push {
   wire::PushView view;
   std::string nonfinite;  // what of it is infinite or NaN and is not to be applied, in words
   std::vector<SectionRows> sections;  // beside view.tables
-  // Records, beside view.holds.tables; RowIndex::kNone where there was none when the push arrived.
+  // Records, beside view.holds.tables; RowIndex::kNone where there was none when the push arrived,
+  // and in tables that evict rows.
   std::vector<std::vector<uint32_t>> held;
 };
 
@@ -52,6 +54,10 @@ void drop_missing(SectionRows* rows) noexcept;
 // Looks up the rows of every table section. Throws kInvalidArgument for rows never stored in
 // tables that are not remote.
 std::vector<SectionRows> locate_rows(const wire::PushView& view, const table::ParamStore& store);
+
+// Rows whose records may have been freed since they were looked up are looked up again. Throws as
+// above.
+void locate_again(Pushes& pushes, const table::ParamStore& store);
 
 // The records of the rows that the sender holds. Throws as above.
 std::vector<std::vector<uint32_t>> locate_held(const wire::PushView& view,

@@ -112,7 +112,8 @@ void GradientUpdate::plan(const Pushes& pushes) {
   }
 }
 
-void GradientUpdate::prepare(const Pushes& pushes, bool corrects) {
+void GradientUpdate::prepare(Pushes& pushes, bool corrects) {
+  locate_again(pushes, store_);
   plan(pushes);
   reserve(pushes, corrects);
   new_rows_.plan(pushes, store_);
@@ -362,7 +363,7 @@ void GradientUpdate::touch_rows(ShardWork& work, table::Table& table, uint32_t s
     table.before_change(record, shard);
     table::RowHeader& header = table.header(record);
     if (table.averaged()) table.settle_average(record, round);
-    if (header.count != std::numeric_limits<uint32_t>::max()) ++header.count;
+    header.count_update();
     header.last_seen = static_cast<uint32_t>(round);
     work.weights[i] = table.weight(record);
     work.states[i] = table.state(record);

@@ -32,10 +32,10 @@ class GradientUpdate {
   // Every trainer has weight 0: nothing may be applied.
   static bool is_void(const Pushes& pushes);
 
-  // Before the others: finds the memory for the update, that of new rows included. `corrects`: the
-  // update will be given a correction. Throws std::bad_alloc, or Error as NewRows::plan; nothing
-  // has changed then.
-  void prepare(const Pushes& pushes, bool corrects = false);
+  // Before the others: looks rows up again that have been freed since, and finds the memory for the
+  // update, that of new rows included. `corrects`: the update will be given a correction. Throws
+  // std::bad_alloc, or Error as NewRows::plan; nothing has changed then.
+  void prepare(Pushes& pushes, bool corrects = false);
   // Makes new rows, merges, averages, clips by value, corrects if asked to, and updates, each row
   // and element in one task. A single push needs no memory for that.
   void apply(Pushes& pushes, uint64_t round, Correction* correction = nullptr);

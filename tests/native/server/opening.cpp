@@ -73,16 +73,6 @@ TEST(server_open_compares_programs_but_not_seeds) {
   });
 }
 
-TEST(server_open_refuses_what_no_server_does_yet) {
-  World fresh(small_layout(), server_options(1), false);
-  wire::ParamSetLayout layout = small_layout();
-  layout.tables[0].remote = true;
-  layout.tables[0].eviction = {.on = true, .unseen_steps = 1};
-  const auto id = fresh[0].ask(wire::FrameKind::kOpen, encode(layout), 1);
-  CHECK(contains(fresh[0].error(id, ErrorCode::kInvalidArgument),
-                 "table emb: eviction is not supported yet"));
-}
-
 TEST(server_open_compares_what_only_remote_tables_have) {
   wire::ParamSetLayout remote = small_layout();
   remote.tables[0].remote = true;

@@ -319,6 +319,11 @@ inline std::vector<Sample> all_samples() {
   add("query of a cut", encode(wire::CutQuery{0, "token-7"}),
       [](Bytes b) { wire::decode_cut_query(b); });
   add("load", encode(sample_load()), [layout](Bytes b) { wire::decode_load(b, *layout); });
+  add("query of a table", encode(wire::TableQuery{3}),
+      [](Bytes b) { wire::decode_table_query(b); });
+  add("counts of a table", encode(wire::TableCounts{1, 2, 3, 4, 5, 6}),
+      [](Bytes b) { wire::decode_table_counts(b); });
+  add("shrunk", encode(wire::Shrunk{7}), [](Bytes b) { wire::decode_shrunk(b); });
   add("status of a cut", encode(sample_cut_status()), [](Bytes b) { wire::decode_cut_status(b); });
   return samples;
 }

@@ -67,6 +67,7 @@ struct Rig {
   server::UpdatePool pool;
   server::GradientUpdate update;
   wire::Version version;
+  std::vector<std::shared_ptr<server::GoneKeys>> gone;  // by table; null where no row goes
 
   Rig(const wire::ParamSetLayout& given, uint32_t shard_id = 0, uint32_t server_count = 1,
       uint32_t threads = 1)
@@ -75,6 +76,8 @@ struct Rig {
     for (uint32_t id = 0; id < layout.tables.size(); ++id) {
       store.tables.push_back(std::make_unique<table::Table>(
           id, layout.tables[id], layout.configs[0], shard, servers, store.averaging));
+      const bool evicts = layout.tables[id].eviction.on;
+      gone.push_back(evicts ? std::make_shared<server::GoneKeys>() : nullptr);
     }
     store.blocks.resize(layout.blocks.size());
     for (uint32_t id = 0; id < layout.blocks.size(); ++id) {
@@ -138,6 +141,17 @@ struct Rig {
     ++version.round;
     ++version.samples;
     ++version.steps;
+    sweep();
+  }
+  // The end of an update, with the lock held: all rows go that are to.
+  void sweep() {
+    for (const auto& table : store.tables) {
+      if (!table->evicts()) continue;
+      table::Sweep all;
+      all.updates = version.round;
+      all.records = all.most = table->record_count();
+      gone[table->id()]->add(table->sweep(all).freed);
+    }
   }
   // Some rows of every table.
   void push_some(std::mt19937& random, size_t rows) {
@@ -156,7 +170,8 @@ struct Rig {
     const table::Table& table = *store.tables[id];
     const table::RecordShape shape = table.shape();
     RowsByKey found;
-    for (uint32_t record = 0; record < table.row_count(); ++record) {
+    for (uint32_t record = 0; record < table.record_count(); ++record) {
+      if (!table.header(record).is_row()) continue;
       const auto* begin = reinterpret_cast<const uint8_t*>(&table.header(record));
       const size_t elements = shape.dim * (shape.averaged ? 2 : 1) + shape.state_elements;
       const bool fresh =
@@ -192,7 +207,7 @@ struct Rig {
     return found;
   }
 
-  server::SnapshotSource source() { return {store, layout, version}; }
+  server::SnapshotSource source() { return {store, layout, version, gone}; }
   // A cut, and what it holds.
   struct Cut {
     std::vector<RowsByKey> rows;

@@ -89,6 +89,8 @@ TEST(messages_open_tables_are_checked_on_both_sides) {
   CHECK(eviction({.on = true, .unseen_steps = 1, .order = EvictionOrder::kLfu}));
   CHECK(eviction({.on = true, .max_rows = 1, .order = static_cast<EvictionOrder>(2)}));
   CHECK(eviction({.on = true, .max_rows = 1ull << 62}));
+  CHECK(!eviction({.on = true, .unseen_steps = (1ull << 31) - 1}));
+  CHECK(eviction({.on = true, .unseen_steps = 1ull << 31}));
   CHECK(refused([](auto& t) {  // one bound refuses, the other evicts
     t.max_rows = 1;
     t.eviction = {.on = true, .max_rows = 1};

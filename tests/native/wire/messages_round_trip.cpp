@@ -94,6 +94,12 @@ TEST(messages_control_round_trip) {
   const wire::BarrierReply barrier =
       wire::decode_barrier_reply(view_of(encode(wire::BarrierReply{{{0, 3}, {2, 5}}})));
   CHECK(barrier.rounds == (std::vector<std::pair<uint32_t, uint64_t>>{{0, 3}, {2, 5}}));
+  CHECK_EQ(wire::decode_table_query(view_of(encode(wire::TableQuery{4}))).table, 4u);
+  const wire::TableCounts counts =
+      wire::decode_table_counts(view_of(encode(wire::TableCounts{1, 2, 3, 4, 5, 6})));
+  CHECK(counts.rows == 1 && counts.bytes == 2 && counts.created == 3);
+  CHECK(counts.filtered == 4 && counts.evicted == 5 && counts.unknown_reads == 6);
+  CHECK_EQ(wire::decode_shrunk(view_of(encode(wire::Shrunk{9}))).evicted, 9u);
   const Buffer asked = encode(wire::FetchRequest{true, 3, 1, sample_keys()});
   const wire::FetchRequest fetch = wire::decode_fetch(view_of(asked));
   CHECK(fetch.blocks && fetch.parameter == 3 && fetch.table == 1);
