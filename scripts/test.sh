@@ -21,7 +21,8 @@ usage: bash scripts/test.sh [--quick | --integrations | --long]
                     apt install iproute2, and the right to make network namespaces: several hosts
                   Without an option those run, too, that need models, ccl or iproute2 alone; the
                   others are skipped there, and every skip is named and counted
-  --long          fuzzing by ten millions of inputs for each parser and decoder
+  --long          fuzzing by ten millions of inputs for each parser and decoder; jobs that are
+                  killed 20 times in every layout and go on from their snapshots
 TEXT
 }
 
@@ -130,6 +131,11 @@ integration_tests() {
   echo "no test has the marker integrations: nothing was tested"
 }
 
+# Jobs that a run of all tests kills twice in every layout.
+killed_jobs() {
+  CPUDIST_TEST_KILLS=20 python -m pytest -q -n 2 tests/snapshot_jobs/test_kills.py
+}
+
 # ThreadSanitizer of older compilers does not know where newer kernels put things.
 RUNNER=(env)
 setarch "$(uname -m)" -R true 2>/dev/null && RUNNER=(setarch "$(uname -m)" -R)
@@ -160,6 +166,7 @@ case $WHAT in
     check "pytest, integrations" integration_tests
     ;;
   long)
+    check "pytest, 20 kills a layout" killed_jobs
     check "fuzzing" bash scripts/fuzz.sh --inputs 10000000
     ;;
 esac
