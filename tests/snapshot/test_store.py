@@ -169,9 +169,8 @@ def test_what_copies_that_did_not_end_have_left(store, directory):
     name = f"{store.root}/begun/s000-t000-0000.safetensors"
     store.system.makedirs(f"{store.root}/begun", exist_ok=True)
     store.system.pipe_file(name, b"x")
-    assert (
-        store.sweep(0x1_0000_AAAA, 1) == []
-    )  # this run's first optimizer may write them
+    # The first optimizer of this run may be writing them.
+    assert store.sweep(0x1_0000_AAAA, 1) == []
     assert store.sweep() == [numbered(10), numbered(30)]
     left = {name for name in objects(store) if not name.startswith(numbered(20))}
     assert left == {f"{numbered(10)}/notes", "begun/s000-t000-0000.safetensors"}

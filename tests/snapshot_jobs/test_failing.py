@@ -14,7 +14,7 @@ import time
 import pytest
 import torch
 from patience import PATIENCE_S
-from snapshot_cases import Drawing, settle
+from snapshot_cases import Drawing, settle, until
 from sync_cases import run
 from warm_starts import Setup, ranks
 
@@ -241,9 +241,9 @@ def test_what_a_run_that_was_killed_has_written_is_not_taken(tmp_path, monkeypat
         looked.set()
         return found
 
-    def write(folder, rank, *others):
+    def write(folder, rank, *others, **options):
         assert rank == 0 or looked.wait(PATIENCE_S)
-        return write_trainer(folder, rank, *others)
+        return write_trainer(folder, rank, *others, **options)
 
     monkeypatch.setattr("torch_cpudist.optimizer.saves.read_written", read)
     monkeypatch.setattr("torch_cpudist.optimizer.saves.write_trainer", write)
@@ -258,6 +258,7 @@ def test_what_a_run_that_was_killed_has_written_is_not_taken(tmp_path, monkeypat
                 write_trainer(left, 1, dead, 5, number=number, run_id=1)
         cpudist.barrier()
         stepped(opt, model, 3)
+        until(lambda: opt.stats()["snapshot"]["saved"])  # who commits may be later
         return opt.stats()["snapshot"]
 
     assert [found["saved"] for found in run(body, 2)] == [1, 1]
@@ -308,4 +309,61 @@ def test_a_disk_that_is_slower_than_the_interval(tmp_path, monkeypatch):
     assert 2 <= found["saved"] <= 3
     assert found["saved"] + found["skipped"] == 21
     assert len(Directory(tmp_path).names()) == found["saved"]
+    assert Directory(tmp_path).uncommitted() == []
+
+
+def test_who_does_not_commit_counts_parts_and_what_it_has_seen(tmp_path, monkeypatch):
+    """A commit that fails is no snapshot of any trainer."""
+    known = Directory.commit
+
+    def refused(self, manifest, place=None):
+        if manifest.number == 4:
+            raise cpudist.SnapshotError("the disk is full")
+        return known(self, manifest, place)
+
+    monkeypatch.setattr(Directory, "commit", refused)
+    over = threading.Barrier(2)
+
+    def body(_):
+        model, opt = wrapped("sync")
+        opt.resume(tmp_path, every_steps=2)
+        for _ in range(3):
+            stepped(opt, model, 2)
+            over.wait(PATIENCE_S)  # trainer 0 has committed it or failed
+        found = opt.stats()["snapshot"]
+        over.wait(PATIENCE_S)
+        return found
+
+    first, second = run(body, 2)
+    newest = Directory(tmp_path).newest()
+    assert (first["parts"], first["saved"], first["failed"]) == (2, 2, 1)
+    assert (second["parts"], second["saved"], second["failed"]) == (3, 2, 0)
+    assert first["last"] == second["last"] == newest
+
+
+def test_a_part_that_comes_late_makes_no_directory_anew(tmp_path, monkeypatch):
+    """Who commits waits for so long, and then does without that snapshot."""
+    monkeypatch.setattr("torch_cpudist.optimizer.saves.TRAINER_FILES_S", 0.1)
+    given_up = threading.Event()
+
+    def write(folder, rank, *others, **options):
+        assert rank == 0 or given_up.wait(PATIENCE_S)
+        return write_trainer(folder, rank, *others, **options)
+
+    monkeypatch.setattr("torch_cpudist.optimizer.saves.write_trainer", write)
+
+    def body(context):
+        model, opt = wrapped("sync")
+        opt.resume(tmp_path, every_steps=2)
+        if context.trainer_rank == 0:
+            stepped(opt, model, 2)
+            assert Directory(tmp_path).uncommitted() == []
+            given_up.set()
+        else:
+            stepped(opt, model, 2)
+        return opt.stats()["snapshot"]
+
+    for found in run(body, 2):
+        assert (found["saved"], found["last"]) == (0, None)
+        assert (found["skipped"], found["failed"]) == (1, 0)
     assert Directory(tmp_path).uncommitted() == []

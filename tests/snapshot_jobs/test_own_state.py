@@ -248,6 +248,37 @@ def test_which_schedules_go_on_with_every_step():
         watched.entered()
 
 
+class OwnStep(lr_scheduler.ExponentialLR):
+    """Does something after torch's part of its step."""
+
+    def step(self, epoch=None):
+        super().step(epoch)
+        self.own = self.last_epoch
+
+
+@pytest.mark.parametrize(
+    ("kind", "times", "known"),
+    [
+        (halving, 1, True),
+        (chained, 1, True),
+        (lambda inner: OwnStep(inner, 0.5), 1, False),
+        (halving, 2, False),  # the second may be under way
+    ],
+)
+def test_when_another_thread_knows_that_a_schedule_went_on(kind, times, known):
+    inner = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=1.0)
+    often, seldom = kind(inner), halving(inner)
+    watched = Schedules({"often": often, "seldom": seldom})
+    inner.step()
+    for step in range(6):
+        watched.left()
+        assert not watched.seen()
+        for _ in range(times):
+            often.step()
+        assert watched.seen() == (known and step > 0)
+        watched.entered()
+
+
 def test_manual_rates_come_back_with_the_groups(tmp_path):
     def body(rate):
         def train(_):

@@ -61,8 +61,15 @@ class HybridSaving(Saving):
         agreed = self._dense.agree(number, name, self._awaited)
         if not agreed.taken:
             return agreed
-        answer = self._sparse.mark(number, name, wait_ms, base)
-        self._awaited = answer is None
+        self._awaited = True  # before: another thread may take the answer at once
+        answer = None
+        try:
+            answer = self._sparse.mark(number, name, wait_ms, base)
+        except BaseException:
+            self._awaited = False
+            raise
+        if answer is not None:
+            self._awaited = False
         return answer
 
     def answer(self) -> CutAnswer | None:

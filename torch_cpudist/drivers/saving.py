@@ -160,7 +160,13 @@ class Saving(ABC):
         return f"cut {number}: nobody asks for marks here, each is given at once"
 
     def answer(self) -> CutAnswer | None:
-        """The answer to a mark that has come since; only once."""
+        """The answer to a mark that has come since; only once. Any thread.
+
+        Does not wait. ``begin`` comes from the thread that took it.
+
+        Raises:
+            PeerLostError, OperationTimeoutError: pushes of this trainer have failed.
+        """
         return None
 
     def wanted(self) -> int:

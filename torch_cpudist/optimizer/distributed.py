@@ -503,9 +503,11 @@ class DistributedOptimizer(face.ServedOptimizer, Participant):
             at once, ``tables`` that this covers now, ``alone``, lookups that asked by
             themselves, ``in_vain``, rows that were asked for and not looked up; what
             the strategy has, see its page; and after ``resume``, ``snapshot`` (a dict):
-            ``saved`` (on trainers but 0: this trainer's part), ``failed``, ``skipped``
-            (not taken), ``last``, the name of the newest, ``last_s`` from its moment to
-            its end, ``pause_s_max``, the longest time that one has kept a step.
+            ``parts``, of which this trainer has written its own; ``saved``, those that
+            are committed, and ``last``, the name of the newest, on trainers that do not
+            commit as far as this one has seen; ``failed`` and ``skipped`` (not taken)
+            here; ``deltas`` and ``last_s``, from its moment to its end, of who commits;
+            ``pause_s_max``, the longest time that one has kept a step.
         """
         return {
             "steps": self._step_count_total,

@@ -11,6 +11,7 @@ import math
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -39,6 +40,8 @@ TRAINER_FILES_S = 120.0
 MOST_FAILED = 3
 # After so many in a row that were not taken it is told.
 _SKIPS_TOLD = (3, 10, 100, 1000)
+# Snapshots that others commit, of which that is looked for.
+_MOST_UNSEEN = 32
 # So many are written at a time: servers forget cuts that wait longer.
 _MOST_OPEN = 2
 
@@ -72,6 +75,7 @@ class Save:
         leads: this trainer commits it.
         base: what was marked to have the changes since it; ``None``: all rows.
         given_up: it is only to be removed.
+        name: of the snapshot, from who marks it so; empty where another trainer does.
     """
 
     number: int
@@ -83,12 +87,14 @@ class Save:
     leads: bool = False
     base: Tip | None = None
     given_up: bool = False
+    name: str = ""
 
 
 @dataclass(frozen=True)
 class Counts:
     """What came of snapshots so far; see ``DistributedOptimizer.stats``."""
 
+    parts: int = 0
     saved: int = 0
     deltas: int = 0
     failed: int = 0
@@ -129,14 +135,28 @@ def _plain(value: Any) -> Any:
     return _NONE
 
 
+def _poll_s(waited_s: float) -> float:
+    """How long until the next look, of who has waited so long."""
+    return min(max(_FIRST_POLL_S, _POLL_SHARE * waited_s), _LAST_POLL_S)
+
+
+class _Look:
+    """Something was marked, whose answer comes later."""
+
+
 class _NotOfAll(SnapshotError):
     """Trainers had left at its moment, and their own states are not to be had."""
+
+
+class _NotInTime(SnapshotError):
+    """A trainer has not written its part: an evaluation, or it says why itself."""
 
 
 class Saves:
     """Writes what it is given, one after the other, in a thread of its own.
 
-    Thread safety: ``put``, ``wait``, ``close`` from the thread that steps.
+    Thread safety: ``put`` and ``skip`` from this thread, too; ``watch``, ``wait``,
+    ``close`` from the thread that steps.
     """
 
     def __init__(
@@ -151,6 +171,7 @@ class Saves:
         limit_s: float,
         run_id: int,
         marked: Callable[[], Sequence[Save]] = tuple,
+        look: Callable[[], bool] = lambda: False,
     ) -> None:
         """Starts no thread yet.
 
@@ -165,9 +186,13 @@ class Saves:
             limit_s: how long servers may write.
             run_id: of the run: what another one has left in a directory is not taken.
             marked: those that are marked and were not put yet; any thread.
+            look: puts those of them that are answered, from the thread that writes;
+                returns whether there are others.
         """
         self._copies: Copies | None = None
         self._marked = marked
+        self._look = look
+        self._looks_since: float | None = None
         self._limit_s = limit_s
         self._run_id = run_id
         self._trainer_count = trainers
@@ -182,12 +207,15 @@ class Saves:
         self._saving = saving
         self._describe_run = describe_run
         self._keep = keep
-        self._waiting: queue.SimpleQueue[Save | None] = queue.SimpleQueue()
+        # What to write; to look for more; or, ``None``, to end.
+        self._waiting: queue.SimpleQueue[Save | _Look | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._ending = threading.Event()
         self._changed = threading.Condition()
         self._open: list[Save] = []
         self._counts = Counts()
+        # Own parts are there; whether the trainer that commits it has is not known.
+        self._unseen: deque[str] = deque(maxlen=_MOST_UNSEEN)
         self._error: Error | None = None
         self._errors: dict[str, Error] = {}
         self.why = ""  # the last one was not taken
@@ -244,19 +272,22 @@ class Saves:
 
     def skip(self, why: str) -> None:
         """Counts one that was not taken; many in a row are a warning."""
-        self._skipped_in_a_row += 1
-        often = self._skipped_in_a_row in _SKIPS_TOLD
-        tell = logger.warning if often else logger.info
-        tell("no snapshot, the %d. time in a row: %s", self._skipped_in_a_row, why)
-        self.why = why
         with self._changed:
+            self._skipped_in_a_row += 1
+            count = self._skipped_in_a_row
+            self.why = why
             self._counts = replace(self._counts, skipped=self._counts.skipped + 1)
+        tell = logger.warning if count in _SKIPS_TOLD else logger.info
+        tell("no snapshot, the %d. time in a row: %s", count, why)
 
-    def put(self, save: Save) -> None:
+    def put(self, save: Save) -> bool:
         """Has it written, and committed by its leader.
 
         Who commits does without where several are being written still: no other trainer
         can know that, and all have marked it already.
+
+        Returns:
+            Whether it is written; else its cut is to be abandoned.
         """
         with self._changed:
             writing = [one for one in self._open if not one.given_up]
@@ -264,14 +295,21 @@ class Saves:
             self._open.append(save)
         if save.given_up:
             self.skip(f"{len(writing)} before it are still being written")
-            with contextlib.suppress(Error):
-                self._saving.abandon(save.number)
+        self._started()
+        self._waiting.put(save)
+        return not save.given_up
+
+    def watch(self) -> None:
+        """Something was marked: its answer is looked for while no step comes, too."""
+        self._started()
+        self._waiting.put(_Look())
+
+    def _started(self) -> None:
         if self._thread is None:
             self._ending.clear()
             name = f"snapshots of trainer {self._rank}"
             self._thread = threading.Thread(target=self._run, name=name, daemon=True)
             self._thread.start()
-        self._waiting.put(save)
 
     def wait(self, name: str, timeout_s: float, check: Callable[[], None]) -> None:
         """Returns when a snapshot that was put is written, and committed if it leads.
@@ -332,47 +370,94 @@ class Saves:
     # -- the thread that writes --------------------------------------------------------
 
     def _run(self) -> None:
-        while (save := self._waiting.get()) is not None:
-            name = "" if save.answer is None else save.answer.name
+        while True:
             try:
-                if not save.given_up:
-                    self._write(save, name)
-            except _NotOfAll as error:
-                self._drop(save, name)
+                save = self._waiting.get(timeout=self._look_again_s())
+            except queue.Empty:
+                continue
+            if save is None:
+                return
+            if isinstance(save, Save):
+                self._take(save)
+
+    def _look_again_s(self) -> float | None:
+        """Looks for answers; when to do so next, where any are awaited."""
+        if not self._look():
+            self._looks_since = None
+            return None
+        now = time.monotonic()
+        if self._looks_since is None:
+            self._looks_since = now
+        return _poll_s(now - self._looks_since)
+
+    def _take(self, save: Save) -> None:
+        name = "" if save.answer is None else save.answer.name
+        try:
+            if not save.given_up:
+                self._write(save, name)
+        except _NotInTime as error:
+            self._drop(save, name)
+            self._left_out(name, error, always=True)
+        except _NotOfAll as error:
+            self._drop(save, name)
+            self._left_out(name, error)
+        except SnapshotError as error:
+            self._drop(save, name)
+            if self._was_removed(save, name):
                 self._left_out(name, error)
-            except SnapshotError as error:
-                self._drop(save, name)
-                if self._was_removed(save, name):
-                    self._left_out(name, error)
-                else:
-                    self._failed(name, error)
-            except Exception as error:  # training goes on whatever it is
-                self._drop(save, name)
-                self._failed(name, error)
             else:
-                if save.given_up:
-                    self._drop(save, name)  # behind what others have written of it
-                else:
-                    took_s = time.monotonic() - save.began
-                    self._succeeded(save, name, took_s)
-            with self._changed:
-                self._open.remove(save)
-                self._changed.notify_all()
+                self._failed(name, error)
+        except Exception as error:  # training goes on whatever it is
+            self._drop(save, name)
+            self._failed(name, error)
+        else:
+            if save.given_up:
+                self._drop(save, name)  # behind what others have written of it
+            else:
+                took_s = time.monotonic() - save.began
+                self._succeeded(save, name, took_s)
+        with self._changed:
+            self._open.remove(save)
+            self._changed.notify_all()
 
     def _succeeded(self, save: Save, name: str, took_s: float) -> None:
         what = "saved" if save.base is None else f"changes since {save.base.base.name}"
+        if not save.leads:
+            what = f"trainer {self._rank}'s own part written"
         logger.info("snapshot %s: %s in %.2f s", name, what, took_s)
-        self._skipped_in_a_row = 0
         with self._changed:
+            self._skipped_in_a_row = 0
             self._errors.pop(name, None)
-            self._counts = replace(
-                self._counts,
-                saved=self._counts.saved + 1,
-                deltas=self._counts.deltas + (save.base is not None),
-                last=name,
-                last_s=took_s,
-                in_a_row=0,
-            )
+            counts = replace(self._counts, parts=self._counts.parts + 1, in_a_row=0)
+            if save.leads:
+                counts = replace(
+                    counts,
+                    saved=counts.saved + 1,
+                    deltas=counts.deltas + (save.base is not None),
+                    last=name,
+                    last_s=took_s,
+                )
+            else:
+                self._unseen.append(name)
+            self._counts = counts
+
+    def look_for_commits(self) -> None:
+        """Counts what other trainers have committed since, of which parts are here.
+
+        Any thread. Cost: a look at a file for each one that was not seen yet.
+        """
+        for name in list(self._unseen):
+            try:
+                found = self._directory.is_there(name)
+            except SnapshotError:
+                continue
+            with self._changed:
+                if found is False or name not in self._unseen:
+                    continue
+                self._unseen.remove(name)
+                if found:  # else it was given up, or removed before it was seen
+                    saved = self._counts.saved + 1
+                    self._counts = replace(self._counts, saved=saved, last=name)
 
     def _failed(self, name: str, error: Exception) -> None:
         if not isinstance(error, Error):
@@ -416,10 +501,11 @@ class Saves:
             self._directory.folder(name)
         )
 
-    def _left_out(self, name: str, error: SnapshotError) -> None:
-        tell = logger.info if self._said_left else logger.warning
+    def _left_out(self, name: str, error: SnapshotError, always: bool = False) -> None:
+        """Counts one that was given up; the first one, or each, is a warning."""
+        tell = logger.info if self._said_left and not always else logger.warning
         tell("no snapshot, training goes on: %s", error)
-        self._said_left = True
+        self._said_left = self._said_left or not always
         with self._changed:
             self._errors[name] = error
             self._counts = replace(self._counts, skipped=self._counts.skipped + 1)
@@ -428,8 +514,16 @@ class Saves:
         folder = self._directory.folder(name)
         packed = trees.pack(save.tree, f"state of trainer {self._rank}")
         files = self._directory.files
+        self.look_for_commits()
         own = write_trainer(
-            folder, self._rank, packed, save.steps, files, save.number, self._run_id
+            folder,
+            self._rank,
+            packed,
+            save.steps,
+            files,
+            save.number,
+            self._run_id,
+            make=save.leads,  # else it was there, and goes when this one is given up
         )
         if not save.leads:
             return
@@ -474,7 +568,8 @@ class Saves:
 
     def _bases(self) -> set[str]:
         """What snapshots that are not committed yet are put over."""
-        saves = [*self._open, *self._marked()]
+        # Marked ones first: they are being written before they are not marked.
+        saves = [*self._marked(), *self._open]
         return {save.base.base.name for save in saves if save.base is not None}
 
     def _of_left(self, number: int, folder: Path) -> dict[int, Trainer]:
@@ -528,22 +623,28 @@ class Saves:
                 "were back and have left again."
             )
 
-    def _until(self, what: Callable[[], Any], limit_s: float, late: str) -> Any:
+    def _until(
+        self, what: Callable[[], Any], limit_s: float, late: SnapshotError
+    ) -> Any:
         began = time.monotonic()
         while (found := what()) is None:
             if self._ending.is_set():
                 raise SnapshotError("the optimizer was closed meanwhile")
             took_s = time.monotonic() - began
             if took_s > limit_s:
-                raise SnapshotError(late)
-            time.sleep(min(max(_FIRST_POLL_S, _POLL_SHARE * took_s), _LAST_POLL_S))
+                raise late
+            self._look()  # others may wait for this trainer's part of the next one
+            time.sleep(_poll_s(took_s))
         return found
 
     def _written(self, number: int, name: str) -> Written:
         found: Written = self._until(
             lambda: self._saving.poll(number),
             self._limit_s,
-            f"snapshot {name}: servers have not written it within {self._limit_s:g} s",
+            SnapshotError(
+                f"snapshot {name}: servers have not written it within "
+                f"{self._limit_s:g} s"
+            ),
         )
         return found
 
@@ -564,7 +665,10 @@ class Saves:
                         read_written, folder, rank, files, number, self._run_id
                     ),
                     TRAINER_FILES_S,
-                    f"trainer {rank} did not write its file to {folder} within "
-                    f"{TRAINER_FILES_S:g} s; its own log says why",
+                    _NotInTime(
+                        f"trainer {rank} did not write its file to {folder} within "
+                        f"{TRAINER_FILES_S:g} s; its own log says why, or it is "
+                        "between step() and a schedule's step()"
+                    ),
                 )
         return tuple(found[rank] for rank in sorted(found))

@@ -19,7 +19,7 @@ from torch import nn
 from torch_cpudist import ranges
 from torch_cpudist._version import __version__
 from torch_cpudist.drivers.base import Driver
-from torch_cpudist.drivers.saving import CutAnswer, Saving
+from torch_cpudist.drivers.saving import Saving
 from torch_cpudist.errors import (
     ConfigurationError,
     Error,
@@ -30,6 +30,7 @@ from torch_cpudist.errors import (
 )
 from torch_cpudist.log import logger
 from torch_cpudist.machine.urls import is_url
+from torch_cpudist.optimizer.captured import Captured
 from torch_cpudist.optimizer.meeting import Meeting
 from torch_cpudist.optimizer.own_state import OwnState, ReadsAhead, check_objects
 from torch_cpudist.optimizer.paces import Often, Pace, StepTimes
@@ -162,12 +163,11 @@ class Snapshots:
         self._own = OwnState(
             subject.model, subject.groups, objects, subject.readers, subject.generators
         )
-        self._schedules = Schedules(schedules_of(objects))
         self._leads = run.trainer_rank == 0
         self._left = LeftFiles(
             self.directory.path, run.run_id, subject.number, self.directory.files
         )
-        self._captured: dict[int, Save] = {}
+        self._captured = self._capturing(Schedules(schedules_of(objects)))
         self._saves = Saves(
             self.directory,
             run.trainer_rank,
@@ -178,7 +178,8 @@ class Snapshots:
             self._left,
             run.environment.round_deadline_ms / 1000,
             run.run_id,
-            lambda: list(self._captured.values()),
+            self._captured.all,
+            self._captured.look,
         )
         self._pace = self._paced(often.every_steps, often.every_s, "")
         self._delta_pace = self._paced(
@@ -193,11 +194,20 @@ class Snapshots:
         self._full_due = False  # and with all rows
         self._asked_full = 0  # number of the newest cut that was asked for so
         self._pause_s_max = 0.0
-        self._leader = 0  # of the newest cut that was answered
         self._loading = False
         self._half = ""  # why values are of two moments, where they are
         self._marked = False  # in the step that ends, or a mark is not answered yet
         self._step_times = StepTimes(_WAIT_MS, run.environment.round_deadline_ms // 2)
+
+    def _capturing(self, schedules: Schedules) -> Captured:
+        return Captured(
+            self._saving,
+            lambda: self._saves,
+            self._own,
+            schedules,
+            self.directory,
+            self._run.trainer_rank,
+        )
 
     def _paced(
         self, every_steps: int | None, every_s: float | None, which: str
@@ -536,14 +546,13 @@ class Snapshots:
         self._saves.check()
         self._step_times.begin(time.monotonic(), counts=not self._marked)
         self._marked = bool(self._captured)
-        self._settle_schedules()
-        self._schedules.entered()
+        self._captured.step_begins()
         for pace in (self._pace, self._delta_pace):
             pace.before_step(self._count(counted))
 
     def after_step(self, counted: Mapping[str, int]) -> None:
         """A step is over: takes part in a snapshot if it is time."""
-        self._schedules.left()
+        self._captured.step_over()
         self.take_answers()
         saving = self._saving
         count, ready = self._count(counted), saving.ready()
@@ -585,8 +594,10 @@ class Snapshots:
     def _ask(self, number: int) -> None:
         """Has all trainers mark their next moment, this one too."""
         wait_ms = self._step_times.wait_ms()
+        self.directory.begin(self._name(number))
         reason = self._saving.ask(number, self._name(number), wait_ms)
         if reason:
+            self.directory.end(self._name(number))
             self._saves.skip(reason)
 
     def _count(self, counted: Mapping[str, int]) -> int:
@@ -605,10 +616,12 @@ class Snapshots:
     ) -> None:
         began = time.monotonic()
         tree = self._tree(counted)
-        whole = whole or not self._schedules
         self._last = max(self._last, number)
-        save = Save(number, counted["steps"], tree, began, whole=whole, base=base)
-        self._captured[number] = save
+        steps = counted["steps"]
+        save = Save(number, steps, tree, began, whole=whole, base=base, name=name)
+        if name:  # now, so that nobody makes it once it was given up
+            self.directory.begin(name)
+        self._captured.add(save)
         if base is not None and self._saves.tip is not base:
             save.base = base = None  # it may have gone before it was known to be needed
         self._marked = True
@@ -619,10 +632,14 @@ class Snapshots:
             since = 0 if base is None else base.number
             answer = self._saving.mark(number, name, wait_ms, since)
         except BaseException:
-            self._captured.pop(number, None)
+            self._captured.drop(number)
+            if name:
+                self.directory.end(name)
             raise
         if answer is not None:
-            self._answered(answer)
+            self._captured.answered(answer)
+        if self._captured:
+            self._saves.watch()
         self._pause_s_max = max(self._pause_s_max, time.monotonic() - began)
 
     def _tree(self, counted: Mapping[str, int]) -> dict[str, Any]:
@@ -648,47 +665,7 @@ class Snapshots:
 
     def take_answers(self) -> None:
         """Goes on with those whose mark was answered meanwhile."""
-        while (answer := self._saving.answer()) is not None:
-            self._answered(answer)
-
-    def _answered(self, answer: CutAnswer) -> None:
-        save = self._captured.get(answer.number)
-        if save is None:
-            return
-        if not answer.taken:
-            del self._captured[answer.number]
-            if self._leads or self._saving.together:  # some servers may have taken it
-                with contextlib.suppress(Error):
-                    self._saving.abandon(answer.number)
-            self._saves.skip(answer.reason)
-            return
-        save.answer = answer
-        self._leader = answer.leader
-        save.leads = answer.leader == self._run.trainer_rank
-        if save.leads:
-            folder = self.directory.folder(answer.name)
-            self._saving.begin(answer.number, folder, self.directory.files)
-        self._hand_on(save)
-
-    def _hand_on(self, save: Save) -> None:
-        if save.whole and save.answer is not None:
-            self._saves.put(save)  # first: what it is put over stays
-            self._captured.pop(save.number, None)
-
-    def _settle_schedules(self) -> None:
-        """Takes over what schedules have done since the step that was captured."""
-        waiting = [save for save in self._captured.values() if not save.whole]
-        if not waiting:
-            return
-        gone_on = self._schedules.every_step()
-        for save in waiting:
-            own = save.tree["own"]
-            for name in gone_on:
-                own["objects"][name] = self._own.object_state(name)
-            if gone_on:
-                own["groups"] = self._own.options()
-            save.whole = True
-            self._hand_on(save)
+        self._captured.take_answers()
 
     def _described(self) -> Manifest:
         """The manifest, but for what was written; any thread."""
@@ -756,10 +733,10 @@ class Snapshots:
         try:
             self._saves.wait(chosen, limit_s, run.trainer_client().check)
         except SnapshotError as error:
-            if self._leader == run.trainer_rank and saving.together:
+            if self._captured.leader == run.trainer_rank and saving.together:
                 self._meeting.tell(number, str(error))
             raise
-        if self._leader != run.trainer_rank:
+        if self._captured.leader != run.trainer_rank:
             self._await_told(chosen, number, limit_s + _TOLD_S)
         elif saving.together:
             self._meeting.tell(number, None)
@@ -800,9 +777,11 @@ class Snapshots:
         self._subject.driver.settle()
         until = time.monotonic() + limit_s
         self.take_answers()
-        while late := [number for number in numbers if number in self._captured]:
+        while late := {save.number for save in self._captured.all()} & set(numbers):
             if time.monotonic() > until:
-                raise SnapshotError(f"no server has answered the mark of cut {late[0]}")
+                raise SnapshotError(
+                    f"no server has answered the mark of cut {min(late)}"
+                )
             time.sleep(_POLL_S)
             self.take_answers()
 
@@ -812,11 +791,11 @@ class Snapshots:
         while not self._meeting.saved(number):
             self._run.trainer_client().check()
             if (why := self._meeting.failed(number)) is not None:
-                raise SnapshotError(f"trainer {self._leader}: {why}")
+                raise SnapshotError(f"trainer {self._captured.leader}: {why}")
             if time.monotonic() > until:
                 raise SnapshotError(
-                    f"snapshot {name!r}: trainer {self._leader} has not committed it "
-                    f"within {limit_s:g} s; its log says why"
+                    f"snapshot {name!r}: trainer {self._captured.leader} has not "
+                    f"committed it within {limit_s:g} s; its log says why"
                 )
             time.sleep(_POLL_S)
 
@@ -831,13 +810,13 @@ class Snapshots:
         self.settle()
         if self._saving.together and self._captured:
             # Others may wait for this trainer's part: all have marked it.
-            self._await(list(self._captured), timeout_s)
+            self._await([save.number for save in self._captured.all()], timeout_s)
         self._saves.drain(timeout_s, lambda: None)
 
     def settle(self) -> None:
         """No step comes for a while: what was captured is handed on."""
         self.take_answers()
-        self._settle_schedules()
+        self._captured.settle()
 
     def close(self, timeout_s: float) -> None:
         """The end: what is being written gets so long. Idempotent."""
@@ -854,10 +833,9 @@ class Snapshots:
         Also whether a mark is not answered where all trainers make it: they wait for
         each other's parts.
         """
-        if self._saves.busy:
-            return True
-        waiting = any(save.answer is None for save in self._captured.values())
-        return waiting and self._saving.together
+        # First: what is answered meanwhile is being written before it is not awaited.
+        waiting = self._captured.awaits_answer and self._saving.together
+        return self._saves.busy or waiting
 
     def seed_replicas(self) -> None:
         """Replicas were made: their generators go on where they were saved."""
@@ -866,8 +844,10 @@ class Snapshots:
 
     def stats(self) -> dict[str, Any]:
         """``snapshot`` of ``DistributedOptimizer.stats``."""
+        self._saves.look_for_commits()
         counts = self._saves.counts
         return {
+            "parts": counts.parts,
             "saved": counts.saved,
             "deltas": counts.deltas,
             "failed": counts.failed,

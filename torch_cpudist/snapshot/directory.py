@@ -1,5 +1,6 @@
 # Copyright (c) 2026 The torch_cpudist authors.
 # SPDX-License-Identifier: BSD-3-Clause
+# long: one class: what there is, how one comes and goes
 """A directory of snapshots: which there are, and how one comes and goes.
 
 A snapshot is a directory with a ``manifest.json`` in it. That file is written last, in
@@ -90,6 +91,18 @@ class Directory:
                     found.append((name, committed))
             return found
 
+    def is_there(self, name: str) -> bool | None:
+        """Whether a snapshot is committed; ``None`` if nothing of it is there.
+
+        Raises:
+            SnapshotError: the directory cannot be read.
+        """
+        folder = self.folder(name)
+        with reported(f"cannot read {folder}", _READABLE):
+            if self.files.size(folder / names.MANIFEST) is not None:
+                return True
+            return False if self.files.list(folder) else None
+
     def manifest(self, name: str) -> Manifest:
         """Reads the manifest of a snapshot, all of which is checked.
 
@@ -168,6 +181,19 @@ class Directory:
             self.files.make_directory(folder)
             self.files.sync_directory(self.path)
         return folder
+
+    def begin(self, name: str) -> None:
+        """Makes the directory of a snapshot, before anybody may give that up.
+
+        Where it cannot be made, who writes to it will say so.
+        """
+        with contextlib.suppress(OSError):
+            self.files.make_directory(self.folder(name))
+
+    def end(self, name: str) -> None:
+        """Removes that again, if nothing was written to it."""
+        with contextlib.suppress(OSError):
+            self.files.remove_directory(self.folder(name))
 
     def commit(self, manifest: Manifest, place: int | None = None) -> Manifest:
         """Makes a snapshot exist, whose other files are written and synchronised.

@@ -32,19 +32,21 @@ def write_trainer(
     files: Files = _FILE_SYSTEM,
     number: int = 0,
     run_id: int | None = None,
+    make: bool = True,
 ) -> Trainer:
     """Writes the state of a trainer to the directory of a snapshot; the JSON last.
 
     When the JSON is there, both files outlive a crash. May run in a thread of its own.
 
     Args:
-        folder: of the snapshot; made if it is missing.
+        folder: of the snapshot.
         rank: the trainer's.
         packed: its state.
         steps: that it has made.
         files: the file system.
         number: of the cut.
         run_id: of the run, by which the file is told from that of another run.
+        make: the directory is made if it is missing; else that is an error.
 
     Returns:
         What the manifest says of it.
@@ -52,10 +54,8 @@ def write_trainer(
     Raises:
         SnapshotError: the file system refuses.
     """
-    data, text = (
-        folder / names.trainer_name(rank, "safetensors"),
-        (folder / names.trainer_name(rank)),
-    )
+    data = folder / names.trainer_name(rank, "safetensors")
+    text = folder / names.trainer_name(rank)
     # Those of large elements first: then all are aligned in the file.
     order = sorted(
         packed.leaves, key=lambda name: -ITEM_BYTES[packed.leaves[name].dtype]
@@ -89,7 +89,8 @@ def write_trainer(
         f"snapshot {folder.name}: cannot write {text.name} in {folder}",
         "Make the directory writable and see that there is space.",
     ):
-        files.make_directory(folder)
+        if make:
+            files.make_directory(folder)
         write_durably(files, data, pieces)
         write_durably(files, text, [contents])
     return Trainer(rank, text.name, len(contents), _core.crc32c(contents), steps)

@@ -1,0 +1,120 @@
+# Copyright (c) 2026 The torch_cpudist authors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Snapshots are committed while trainers do something else than to step."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+from patience import PATIENCE_S
+from snapshot_cases import until
+from snapshot_parity import seeing
+from sync_cases import run
+from torch.optim import lr_scheduler
+from whole_gradients import check_files, model_of, push
+
+import torch_cpudist as cpudist
+from torch_cpudist.drivers.served_saving import QueuedSaving
+from torch_cpudist.snapshot.directory import Directory
+from torch_cpudist.snapshot.reading import Snapshot
+from torch_cpudist.snapshot.trainer_files import read_trainer
+
+
+def wrapped(strategy):
+    model = model_of(remote=False)
+    inner = torch.optim.SGD(model.parameters(), lr=1.0)
+    return model, inner, cpudist.DistributedOptimizer(inner, model, strategy=strategy)
+
+
+def test_async_commits_while_all_trainers_evaluate(tmp_path, monkeypatch):
+    """Nobody calls anything after its mark, and nothing fails or is left out."""
+    marked = [threading.Event() for _ in range(2)]
+    known = QueuedSaving.mark
+
+    def mark(self, *others):
+        found = known(self, *others)
+        marked[self._run.trainer_rank].set()
+        return found
+
+    monkeypatch.setattr(QueuedSaving, "mark", mark)
+
+    def body(context):
+        rank = context.trainer_rank
+        model, _, opt = wrapped("async")
+        opt.resume(tmp_path, every_steps=3)
+        step = 0
+        while not marked[rank].is_set():
+            push(opt, model, rank, step)
+            step += 1
+        until(lambda: bool(Directory(tmp_path).names()), PATIENCE_S)
+        until(lambda: opt.stats()["snapshot"]["saved"] == 1, PATIENCE_S)
+        found = opt.stats()["snapshot"]
+        assert (found["parts"], found["failed"], found["skipped"]) == (1, 0, 0)
+
+    run(body, 2, variables=seeing(tmp_path))
+    assert check_files(tmp_path, 1.0) == 1
+
+
+def made(kind, inner):
+    """A schedule of that kind, which goes on with every step."""
+    if kind == "plateau":
+        return lr_scheduler.ReduceLROnPlateau(inner, patience=1)
+    parts = [lr_scheduler.ConstantLR(inner, 0.5, 50) for _ in range(2)]
+    if kind == "chained":
+        return lr_scheduler.ChainedScheduler(parts)
+    if kind == "sequential":
+        return lr_scheduler.SequentialLR(inner, parts, [2])
+    return lr_scheduler.ExponentialLR(inner, 0.5)
+
+
+def stepped(kind, schedule):
+    """One step of it."""
+    schedule.step(1.0) if kind == "plateau" else schedule.step()
+
+
+@pytest.mark.parametrize("strategy", ["sync", "async"])
+@pytest.mark.parametrize("kind", ["plain", "sequential", "chained", "plateau"])
+def test_an_evaluation_after_the_schedule_keeps_no_snapshot(kind, strategy, tmp_path):
+    """It has the schedule as it is after the step, as if the next one had begun."""
+
+    def body(_):
+        model, inner, opt = wrapped(strategy)
+        schedule = made(kind, inner)
+        opt.resume(tmp_path, every_steps=4, state={"schedule": schedule})
+        for step in range(4):
+            push(opt, model, 0, step)
+            assert Directory(tmp_path).names() == []  # not before the schedule's step
+            stepped(kind, schedule)
+        until(lambda: bool(Directory(tmp_path).names()), PATIENCE_S)
+        return schedule.state_dict()
+
+    [expected] = run(body, 1, variables=seeing(tmp_path))
+    [name] = Directory(tmp_path).names()
+    snapshot = Snapshot(tmp_path / name)
+    [trainer] = snapshot.manifest.trainers
+    tree = read_trainer(tmp_path / name, trainer, snapshot.files)
+    saved = tree["own"]["objects"]["schedule"]
+    assert saved["_last_lr"] == expected["_last_lr"]
+    if kind in ("chained", "sequential"):
+        for one, other in zip(
+            saved["_schedulers"], expected["_schedulers"], strict=True
+        ):
+            assert one["last_epoch"] == other["last_epoch"]
+    else:
+        assert saved["last_epoch"] == expected["last_epoch"]
+
+
+def test_a_schedule_of_epochs_keeps_no_snapshot(tmp_path):
+    """Nothing is to come of it within an epoch."""
+
+    def body(_):
+        model, inner, opt = wrapped("sync")
+        schedule = lr_scheduler.ExponentialLR(inner, 0.5)
+        opt.resume(tmp_path, every_steps=4, state={"schedule": schedule})
+        for step in range(4):
+            push(opt, model, 0, step)
+        until(lambda: bool(Directory(tmp_path).names()), PATIENCE_S)
+
+    run(body, 1, variables=seeing(tmp_path))

@@ -1,0 +1,198 @@
+# Copyright (c) 2026 The torch_cpudist authors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Moments that a trainer has marked, until each is handed on to be written.
+
+Two threads look after them. The one that steps marks, and it alone tells when a step
+begins and ends. The one that writes takes answers that have come since, and schedules
+that have gone on: an evaluation after a mark keeps no snapshot waiting. One lock holds
+the moments, what belongs to them and what is known of schedules; nobody waits for a
+server or a file while it has it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable
+
+from torch_cpudist.drivers.saving import CutAnswer, Saving
+from torch_cpudist.errors import Error
+from torch_cpudist.optimizer.own_state import OwnState
+from torch_cpudist.optimizer.saves import Save, Saves
+from torch_cpudist.optimizer.schedules import Schedules
+from torch_cpudist.snapshot.directory import Directory
+
+
+class Captured:
+    """Of one optimizer. Thread safety: any thread, but where a method says else.
+
+    Attributes:
+        leader: the trainer that commits the newest one that was answered.
+    """
+
+    def __init__(
+        self,
+        saving: Saving,
+        saves: Callable[[], Saves],
+        own: OwnState,
+        schedules: Schedules,
+        directory: Directory,
+        rank: int,
+    ) -> None:
+        """Nothing is marked.
+
+        Args:
+            saving: of the driver.
+            saves: where they are handed on to.
+            own: what takes a trainer's own state.
+            schedules: of the script, that are saved with it.
+            directory: where snapshots are.
+            rank: this trainer's.
+        """
+        self._saving = saving
+        self._saves = saves
+        self._own = own
+        self._schedules = schedules
+        self._directory = directory
+        self._rank = rank
+        self._lock = threading.Lock()
+        self._by_number: dict[int, Save] = {}
+        self.leader = 0
+
+    def __bool__(self) -> bool:
+        """Whether there are any."""
+        return bool(self._by_number)
+
+    def all(self) -> list[Save]:
+        """Those that are not handed on."""
+        with self._lock:
+            return list(self._by_number.values())
+
+    @property
+    def awaits_answer(self) -> bool:
+        """Whether one of them is not answered yet."""
+        return any(save.answer is None for save in self.all())
+
+    def add(self, save: Save) -> None:
+        """One is about to be marked. From the thread that steps."""
+        with self._lock:
+            save.whole = save.whole or not self._schedules
+            self._by_number[save.number] = save
+
+    def drop(self, number: int) -> None:
+        """It could not be marked."""
+        with self._lock:
+            self._by_number.pop(number, None)
+
+    def clear(self) -> None:
+        """The run goes back: what was marked is of no use."""
+        with self._lock:
+            self._by_number.clear()
+
+    # -- steps, from the thread that makes them ----------------------------------------
+
+    def step_over(self) -> None:
+        """A step is over."""
+        with self._lock:
+            self._schedules.left()
+
+    def step_begins(self) -> None:
+        """The next step begins: schedules are as they are saved."""
+        self.settle()
+        with self._lock:
+            self._schedules.entered()
+
+    def settle(self) -> None:
+        """Takes schedules as they are now: the next step comes, or none for a while."""
+        with self._lock:
+            gone = self._take_schedules()
+        self._abandon(gone)
+
+    # -- any thread --------------------------------------------------------------------
+
+    def look(self) -> bool:
+        """Takes what has come, for the thread that writes.
+
+        Returns:
+            Whether there is more to come.
+        """
+        try:
+            self.take_answers()
+            with self._lock:
+                seen = self._by_number and self._schedules.seen()
+                gone = self._take_schedules() if seen else []
+            self._abandon(gone)
+        except Exception:  # the thread that steps meets it, too, and raises it
+            return False
+        return bool(self)
+
+    def take_answers(self) -> None:
+        """Goes on with those whose mark was answered meanwhile.
+
+        Raises:
+            PeerLostError, OperationTimeoutError: pushes of this trainer have failed.
+        """
+        while True:
+            with self._lock:  # the next one is not taken before this one is handed on
+                answer = self._saving.answer()
+                gone = [] if answer is None else self._answered(answer)
+            self._abandon(gone)
+            if answer is None:
+                return
+
+    def answered(self, answer: CutAnswer) -> None:
+        """Goes on with one whose mark was answered at once."""
+        with self._lock:
+            gone = self._answered(answer)
+        self._abandon(gone)
+
+    def _answered(self, answer: CutAnswer) -> list[Save]:
+        """Returns what is to be given up, with the lock released."""
+        save = self._by_number.get(answer.number)
+        if save is None:
+            return []
+        if not answer.taken:
+            self._saves().skip(answer.reason)
+            del self._by_number[answer.number]
+            if self._rank == 0:  # it has made the directory also where it only asked
+                save.name = save.name or answer.name
+            may_be_taken = self._rank == 0 or self._saving.together  # by some servers
+            return [save] if may_be_taken else []
+        save.answer = answer
+        self.leader = answer.leader
+        save.leads = answer.leader == self._rank
+        if save.leads:
+            folder = self._directory.folder(answer.name)
+            self._saving.begin(answer.number, folder, self._directory.files)
+        return self._hand_on(save)
+
+    def _hand_on(self, save: Save) -> list[Save]:
+        if not save.whole or save.answer is None:
+            return []
+        taken = self._saves().put(save)  # first: what it is put over stays
+        self._by_number.pop(save.number, None)
+        return [] if taken else [save]
+
+    def _take_schedules(self) -> list[Save]:
+        """Takes over what schedules have done since the steps that were captured."""
+        waiting = [save for save in self._by_number.values() if not save.whole]
+        if not waiting:
+            return []
+        gone_on = self._schedules.every_step()
+        gone: list[Save] = []
+        for save in waiting:
+            own = save.tree["own"]
+            for name in gone_on:
+                own["objects"][name] = self._own.object_state(name)
+            if gone_on:
+                own["groups"] = self._own.options()
+            save.whole = True
+            gone += self._hand_on(save)
+        return gone
+
+    def _abandon(self, saves: list[Save]) -> None:
+        for save in saves:
+            with contextlib.suppress(Error):
+                self._saving.abandon(save.number)
+            if save.name and not save.given_up:
+                self._directory.end(save.name)
