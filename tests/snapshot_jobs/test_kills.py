@@ -27,7 +27,8 @@ WHOLE = {
     ("sync_remote", 2, 1): (0.5, 0.5),
     ("hybrid", 2, 1): (1.0, 0.5),
 }
-STEPS = 20 + 8 * KILLS
+# More than trainer 0 makes in all lives that are ended.
+STEPS = 20 + 16 * KILLS
 CASES = [(name, *layout) for name, some in LAYOUTS.items() for layout in some]
 
 
