@@ -78,6 +78,7 @@ from torch_cpudist.settings.average import EMA
 from torch_cpudist.settings.clip import ClipNorm, ClipTensorNorm, ClipValue
 from torch_cpudist.settings.communicator import Communicator
 from torch_cpudist.settings.delay_compensation import DelayCompensation
+from torch_cpudist.settings.eviction import Evict
 from torch_cpudist.settings.outer import Outer
 from torch_cpudist.settings.replicas import Replicas
 from torch_cpudist.settings.server import Server
@@ -126,6 +127,7 @@ __all__ = [
     "Embedding",
     "EmbeddingBag",
     "Error",
+    "Evict",
     "FencedError",
     "ForkedProcessError",
     "Geo",

@@ -73,6 +73,42 @@ def test_it_predicts_as_in_the_cluster(tmp_path, servers, unknown):
         assert torch.equal(found[~padding], expected[0][~padding])
 
 
+@pytest.mark.parametrize("dtype", ["fp32", "int8"])
+def test_deltas_bring_and_take_rows(tmp_path, dtype):
+    evict = cpudist.Evict(unseen_steps=2)
+
+    def body(context):
+        model = net(eviction=evict)
+        opt = wrap(model)
+        opt.resume(tmp_path / "snapshots")
+        found = []
+        for at, push in enumerate(pushes(5, 0, size=4)):
+            step(opt, model["word"], push)
+            base = tmp_path / str(at - 1) if at else None
+            cpudist.export(model, tmp_path / str(at), dtype, base=base)
+            found.append(seen(model))
+        cpudist.export(model, tmp_path / "whole", dtype)
+        return found, opt.table_stats()["word.weight"]
+
+    variables = seeing(tmp_path / "snapshots")
+    ((expected, stats),) = run(body, 1, 2, variables=variables)
+    assert stats["evicted"] > 0
+    gone = [f for f in Export(tmp_path / "4").manifest.files if "gone" in f.name]
+    assert gone or any("gone" in f.name for f in Export(tmp_path / "3").manifest.files)
+    whole = net(seed=5)
+    cpudist.load_for_inference(whole, tmp_path / "whole")
+    model = net(seed=6)
+    with cpudist.load_for_inference(model, tmp_path / "0") as reader:
+        for at in range(1, 5):
+            assert reader.apply_delta(tmp_path / str(at)).deltas == at
+            if dtype == "fp32":
+                assert_same(seen(model), expected[at])
+        assert_same(seen(model), seen(whole))
+    chained = net(seed=7)
+    with cpudist.load_for_inference(chained, tmp_path / "4"):
+        assert_same(seen(chained), seen(whole))
+
+
 def test_more_deltas_than_are_kept_apart_become_one(tmp_path):
     table = replace(ANY, name="word.weight", dim=DIM)
     rows: dict[int, list[float]] = {}

@@ -29,7 +29,7 @@ TOLD = [
     OpenTable(),
     OpenTable("zeros", 2**60),
     OpenTable(admission=CountFilter(15, 64)),
-    OpenTable(admission=Probability(0.25), eviction=Evict(unseen_steps=2**61)),
+    OpenTable(admission=Probability(0.25), eviction=Evict(unseen_steps=2**30)),
     OpenTable(eviction=Evict(unseen_s=0.5, min_count=3)),
     OpenTable(eviction=Evict(max_rows=7, order="lfu")),
 ]

@@ -13,7 +13,6 @@ import torch
 from torch import nn
 
 import torch_cpudist as cpudist
-from torch_cpudist.settings.eviction import Evict
 from torch_cpudist.settings.open_table import OpenTable
 from torch_cpudist.tables.remote_weight import is_remote, table_of
 
@@ -21,7 +20,7 @@ KINDS = [cpudist.Embedding, cpudist.EmbeddingBag]
 TOLD = {
     "unknown": "zeros",
     "admission": cpudist.CountFilter(3, sketch_bytes=128),
-    "max_rows": 1000,
+    "eviction": cpudist.Evict(unseen_steps=4, min_count=2),
 }
 
 
@@ -171,6 +170,11 @@ def test_what_they_say_of_themselves():
         ({"max_rows": 0}, "max_rows must be"),
         ({"max_rows": 2**62}, "max_rows must be"),
         ({"admission": 3}, "admission must be"),
+        ({"eviction": 3}, "eviction must be"),
+        (
+            {"max_rows": 9, "eviction": cpudist.Evict(max_rows=8)},
+            r"max_rows=9 refuses.*Evict\(max_rows=8\)",
+        ),
     ],
 )
 def test_arguments_are_checked(kind, options, said):
@@ -203,17 +207,18 @@ def test_rows_of_this_process_cannot_be_given(kind):
         (lambda: cpudist.Probability(1.5), "> 0 and <= 1"),
         (lambda: cpudist.Probability(math.nan), "> 0 and <= 1"),
         (lambda: cpudist.Probability("x"), "> 0 and <= 1"),
-        (lambda: Evict(), "nothing is ever evicted"),
-        (lambda: Evict(min_count=3), "before its key could come"),
-        (lambda: Evict(min_count=3, max_rows=9), "min_count=3 without"),
-        (lambda: Evict(unseen_steps=0), "unseen_steps must be"),
-        (lambda: Evict(unseen_steps=1.5), "unseen_steps must be"),
-        (lambda: Evict(unseen_s=0), "unseen_s must be"),
-        (lambda: Evict(unseen_s=math.inf), "unseen_s must be"),
-        (lambda: Evict(max_rows=-1), "max_rows must be"),
-        (lambda: Evict(unseen_s=1, min_count=2**32), "min_count must be"),
-        (lambda: Evict(max_rows=1, order="fifo"), "'lru' or 'lfu'"),
-        (lambda: Evict(unseen_s=1, order="lfu"), "max_rows=, which is not"),
+        (lambda: cpudist.Evict(), "nothing is ever evicted"),
+        (lambda: cpudist.Evict(min_count=3), "before its key could come"),
+        (lambda: cpudist.Evict(min_count=3, max_rows=9), "min_count=3 without"),
+        (lambda: cpudist.Evict(unseen_steps=0), "unseen_steps must be"),
+        (lambda: cpudist.Evict(unseen_steps=1.5), "unseen_steps must be"),
+        (lambda: cpudist.Evict(unseen_steps=2**31), "unseen_steps must be"),
+        (lambda: cpudist.Evict(unseen_s=0), "unseen_s must be"),
+        (lambda: cpudist.Evict(unseen_s=math.inf), "unseen_s must be"),
+        (lambda: cpudist.Evict(max_rows=-1), "max_rows must be"),
+        (lambda: cpudist.Evict(unseen_s=1, min_count=2**32), "min_count must be"),
+        (lambda: cpudist.Evict(max_rows=1, order="fifo"), "'lru' or 'lfu'"),
+        (lambda: cpudist.Evict(unseen_s=1, order="lfu"), "max_rows=, which is not"),
     ],
 )
 def test_settings_are_checked(made, said):
@@ -222,6 +227,6 @@ def test_settings_are_checked(made, said):
 
 
 def test_seconds_are_told_as_milliseconds():
-    assert Evict(unseen_s=0.25).unseen_ms == 250
-    assert Evict(unseen_s=1e-9).unseen_ms == 1
-    assert Evict(unseen_steps=1).unseen_ms == 0
+    assert cpudist.Evict(unseen_s=0.25).unseen_ms == 250
+    assert cpudist.Evict(unseen_s=1e-9).unseen_ms == 1
+    assert cpudist.Evict(unseen_steps=1).unseen_ms == 0

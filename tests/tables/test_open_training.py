@@ -229,6 +229,44 @@ def test_rows_are_made_by_gradients_and_not_by_lookups():
     assert third["bytes"] > 0
 
 
+def test_statistics_are_of_all_remote_tables_and_no_others():
+    with cpudist.remote_tables(names=["remote"]):
+        model = nn.ModuleDict(
+            {
+                "static": nn.Embedding(9, DIM, sparse=True),
+                "remote": nn.Embedding(9, DIM),
+                "open": cpudist.Embedding(DIM),
+            }
+        )
+
+    def body():
+        opt = wrap(model)
+        model["remote"](torch.tensor([1, 2])).sum().backward()
+        opt.step()
+        assert opt.shrink() == {}
+        return opt.table_stats()
+
+    found = alone(body)
+    assert {name: one["rows"] for name, one in found.items()} == {
+        "remote.weight": 2,
+        "open.weight": 0,
+    }
+    known = ["bytes", "created", "evicted", "filtered", "rows", "unknown_reads"]
+    assert all(sorted(one) == known for one in found.values())
+
+
+def test_without_servers_there_are_no_statistics():
+    model = nn.Linear(2, 2)
+
+    def body():
+        opt = wrap(model, cpudist.AllReduce())
+        assert opt.table_stats() == opt.shrink() == {}
+        with pytest.raises(cpudist.InvalidArgumentError, match="which are none"):
+            opt.shrink("weight")
+
+    alone(body)
+
+
 def test_replicas_share_a_table_of_any_key():
     model = Words(CLOSED)
     closed = closed_like(model)

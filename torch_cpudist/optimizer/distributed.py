@@ -40,7 +40,7 @@ from torch_cpudist.optimizer.snapshots import Snapshots, Started
 from torch_cpudist.optimizer.untrained import Untrained
 from torch_cpudist.rules.groups import OptimizerGroups, wrapped
 from torch_cpudist.rules.state_parts import States, check_states
-from torch_cpudist.served import state_exchange
+from torch_cpudist.served import row_counts, state_exchange
 from torch_cpudist.served.base import Trained
 from torch_cpudist.settings.average import EMA, check_average
 from torch_cpudist.settings.clip import Clip, check_clip
@@ -518,6 +518,48 @@ class DistributedOptimizer(face.ServedOptimizer, Participant):
             **self._driver.stats(),
             **self._resumable.stats(),
         }
+
+    def table_stats(self) -> dict[str, dict[str, int]]:
+        """Asks the servers what they have of remote tables, by the parameter's name.
+
+        May be called by one trainer alone; a moment of each server, while others train.
+
+        Returns:
+            Of each table, summed over servers: ``rows`` and their ``bytes`` (records,
+            index, and the sketch of a ``CountFilter``), and since it was opened:
+            ``created`` rows, ``filtered`` (rows of pushes that were dropped, as their
+            keys had not been admitted), ``evicted`` rows, and ``unknown_reads``, of
+            keys without a row. Empty where no table is remote.
+
+        Raises:
+            PeerLostError, OperationTimeoutError: a server does not answer.
+
+        Cost: a request and reply per server and table.
+        """
+        self._open()
+        return row_counts.table_stats(self._driver.pulled)
+
+    def shrink(self, name: str | None = None) -> dict[str, int]:
+        """Evicts now every row whose time has come, by the tables' ``Evict``.
+
+        Any trainer may call it. Under ``Sync`` servers do it between two updates: for
+        the same rows in every run, call it at the same step, after a ``step()`` that
+        all have made (trainer 0 alone, at a barrier, say).
+
+        Args:
+            name: of a table's parameter; default: all that have an ``eviction``.
+
+        Returns:
+            By the parameter's name, how many rows went.
+
+        Raises:
+            InvalidArgumentError: ``name`` is no table that evicts.
+            PeerLostError, OperationTimeoutError: a server does not answer.
+
+        Cost: servers look at every row, some thousand at a time, between updates.
+        """
+        self._open()
+        return row_counts.shrink(self._driver.pulled, name)
 
     # -- state -------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from torch_cpudist.errors import InvalidArgumentError
 from torch_cpudist.settings.admission import is_whole
 
-_U32, _U62 = 2**32 - 1, 2**62 - 1
+_U31, _U32, _U62 = 2**31 - 1, 2**32 - 1, 2**62 - 1
 _ORDERS = ("lru", "lfu")
 
 
@@ -48,7 +48,7 @@ class Evict:
 
     def __post_init__(self) -> None:
         """Checks the values."""
-        _check_whole("unseen_steps", self.unseen_steps, _U62)
+        _check_whole("unseen_steps", self.unseen_steps, _U31)
         _check_whole("min_count", self.min_count, _U32)
         _check_whole("max_rows", self.max_rows, _U62)
         _check_seconds(self.unseen_s)

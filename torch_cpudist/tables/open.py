@@ -10,6 +10,7 @@ from torch import nn
 
 from torch_cpudist.errors import InvalidArgumentError, UnsupportedModelError
 from torch_cpudist.settings.admission import Admission, is_whole
+from torch_cpudist.settings.eviction import Evict
 from torch_cpudist.settings.open_table import OpenTable
 from torch_cpudist.tables.initial import (
     Constant,
@@ -44,12 +45,13 @@ class Embedding(nn.Embedding):
         initial: how rows begin: a ``Normal``, ``Uniform`` or ``Constant``.
         admission: which keys get a row: a ``CountFilter`` or ``Probability``; default:
             each that has a gradient.
+        eviction: which rows go again; default: none.
         unknown: what a key without a row reads: ``"initial"``, the value that its row
             begins with, or ``"zeros"``. Its row begins with the initial value anyway.
         max_rows: of the table, over all servers, each of which takes its share. An
             update that would make more raises ``TableFullError`` out of the step of who
             has pushed it, under Sync on all trainers, and nothing of it is applied on
-            that server.
+            that server. ``Evict(max_rows=)`` evicts others instead.
         seed: of what rows begin with; default: drawn from torch's default generator,
             as initialisers are. That of trainer 0 counts.
 
@@ -67,6 +69,7 @@ class Embedding(nn.Embedding):
         padding_key: int | None = None,
         initial: Initial = Normal(),  # noqa: B008  frozen
         admission: Admission | None = None,
+        eviction: Evict | None = None,
         unknown: str = "initial",
         max_rows: int | None = None,
         seed: int | None = None,
@@ -77,7 +80,7 @@ class Embedding(nn.Embedding):
             dim,
             padding_key,
             initial,
-            (unknown, max_rows, admission),
+            (unknown, max_rows, admission, eviction),
             seed,
         )
         super().__init__(weight.shape[0], dim, sparse=True, _weight=weight)
@@ -111,6 +114,7 @@ class EmbeddingBag(nn.EmbeddingBag):
         padding_key: is left out of bags, as ``padding_idx``.
         initial: see ``Embedding``, as all that follows.
         admission: which keys get a row.
+        eviction: which rows go again.
         unknown: what a key without a row reads.
         max_rows: of the table.
         seed: of what rows begin with.
@@ -128,6 +132,7 @@ class EmbeddingBag(nn.EmbeddingBag):
         padding_key: int | None = None,
         initial: Initial = Normal(),  # noqa: B008  frozen
         admission: Admission | None = None,
+        eviction: Evict | None = None,
         unknown: str = "initial",
         max_rows: int | None = None,
         seed: int | None = None,
@@ -142,7 +147,7 @@ class EmbeddingBag(nn.EmbeddingBag):
             dim,
             padding_key,
             initial,
-            (unknown, max_rows, admission),
+            (unknown, max_rows, admission, eviction),
             seed,
         )
         super().__init__(
@@ -169,7 +174,7 @@ class EmbeddingBag(nn.EmbeddingBag):
         raise _not_pretrained(cls)
 
 
-_Told = tuple[str, int | None, Admission | None]
+_Told = tuple[str, int | None, Admission | None, Evict | None]
 
 
 def _weight(
