@@ -13,6 +13,7 @@
 #include <cstdio>
 #include <cstring>
 #include <deque>
+#include <iterator>
 #include <mutex>
 #include <new>
 #include <system_error>
@@ -88,7 +89,12 @@ struct SnapshotWriter::Impl {
   void work();
   void write(const WrittenPtr& snapshot);
   void write_files(Written& snapshot);
-  void write_tables(Written& snapshot, Disk* disk, std::string* head, PartRows::Memory* buffers);
+  // Keys that have lost their rows since the base, by table, in order.
+  static std::vector<std::vector<int64_t>> gone_keys(const Written& snapshot);
+  static void take_out(std::span<const PartRows::Row> rows, std::vector<int64_t>* gone);
+  // Leaves of `gone` the keys that have no row.
+  void write_tables(Written& snapshot, Disk* disk, std::string* head, PartRows::Memory* buffers,
+                    std::vector<std::vector<int64_t>>* gone);
   void write_part(Written& snapshot, PartRows* rows, wire::CutFile file, Disk* disk,
                   std::string* head);
   // The keys of `gone` are what is written.
@@ -216,13 +222,13 @@ void SnapshotWriter::Impl::write_files(Written& snapshot) {
   // What the disk reads from outlives it.
   PartRows::Memory buffers;
   std::string head;
-  std::vector<std::vector<int64_t>> gone;
+  std::vector<std::vector<int64_t>> gone = gone_keys(snapshot);
   Disk disk(*files, snapshot.directory, snapshot.given_up, [&](wire::CutFile file) {
     const std::lock_guard lock(mutex);
     snapshot.status.files.push_back(std::move(file));
   });
   snapshot.frozen->copy_blocks();
-  write_tables(snapshot, &disk, &head, &buffers);
+  write_tables(snapshot, &disk, &head, &buffers, &gone);
   snapshot.frozen->release();
   write_gone(snapshot, &disk, &head, &gone);
   disk.wait();
@@ -237,8 +243,38 @@ void SnapshotWriter::Impl::write_files(Written& snapshot) {
   sync_directory(*files, above.empty() ? "/" : above);
 }
 
+std::vector<std::vector<int64_t>> SnapshotWriter::Impl::gone_keys(const Written& snapshot) {
+  std::vector<std::vector<int64_t>> found(snapshot.gone.size());
+  for (size_t table = 0; table < found.size(); ++table) {
+    std::vector<int64_t>& keys = found[table];
+    for (const GoneKeys::Part& part : snapshot.gone[table]) {
+      keys.insert(keys.end(), part->begin(), part->end());
+    }
+    std::sort(keys.begin(), keys.end());
+    keys.erase(std::unique(keys.begin(), keys.end()), keys.end());
+  }
+  return found;
+}
+
+// A key whose row went and was made anew has one: among what has changed, as it is new.
+void SnapshotWriter::Impl::take_out(std::span<const PartRows::Row> rows,
+                                    std::vector<int64_t>* gone) {
+  std::vector<int64_t> there;
+  for (const PartRows::Row& row : rows) {
+    if (std::binary_search(gone->begin(), gone->end(), row.key)) there.push_back(row.key);
+  }
+  if (there.empty()) return;
+  std::sort(there.begin(), there.end());
+  std::vector<int64_t> left;
+  left.reserve(gone->size());
+  std::set_difference(gone->begin(), gone->end(), there.begin(), there.end(),
+                      std::back_inserter(left));
+  gone->swap(left);
+}
+
 void SnapshotWriter::Impl::write_tables(Written& snapshot, Disk* disk, std::string* head,
-                                        PartRows::Memory* buffers) {
+                                        PartRows::Memory* buffers,
+                                        std::vector<std::vector<int64_t>>* gone) {
   for (const FrozenSet::Table& table : snapshot.frozen->tables()) {
     if (table.records == 0) continue;
     disk->wait();  // for memory that may grow
@@ -251,6 +287,7 @@ void SnapshotWriter::Impl::write_tables(Written& snapshot, Disk* disk, std::stri
       const uint32_t copied = snapshot.frozen->copy_slab(table.id, rows.next());
       if (copied > 0) rows.take(copied, snapshot.since);
       if (rows.full() || (copied == 0 && !rows.empty())) {
+        if (table.id < gone->size()) take_out(buffers->rows, &(*gone)[table.id]);
         file.name = numbered("s%03u-t%03u-%04u.safetensors", options.shard_id, table.id, part++);
         write_part(snapshot, &rows, file, disk, head);
       }
@@ -276,14 +313,8 @@ void SnapshotWriter::Impl::write_gone(Written& snapshot, Disk* disk, std::string
   std::vector<TensorEntry> entries;
   std::vector<std::span<const uint8_t>> pieces(1);
   uint64_t end = 0;
-  gone->resize(snapshot.gone.size());
   for (uint32_t table = 0; table < gone->size(); ++table) {
-    std::vector<int64_t>& keys = (*gone)[table];
-    for (const GoneKeys::Part& part : snapshot.gone[table]) {
-      keys.insert(keys.end(), part->begin(), part->end());
-    }
-    std::sort(keys.begin(), keys.end());
-    keys.erase(std::unique(keys.begin(), keys.end()), keys.end());
+    const std::vector<int64_t>& keys = (*gone)[table];
     if (keys.empty()) continue;
     TensorEntry entry{numbered("t%03u.keys", table), "I64", {keys.size()}};
     place_tensor(&entry, &end);
