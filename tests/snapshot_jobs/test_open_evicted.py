@@ -8,6 +8,7 @@ import pytest
 import torch
 from open_cases import KEYS, read
 from open_jobs import STOP, assert_goes_on, module_of, ranks, train
+from snapshot_cases import settle
 
 import torch_cpudist as cpudist
 from torch_cpudist.snapshot.directory import Directory
@@ -31,16 +32,22 @@ def test_deltas_have_the_keys_that_went(tmp_path, then):
 
     def first(opt, module, rank):
         opt.resume(tmp_path, **often)
-        train(opt, module, rank, 0, STOP)
-        return read(module), opt.table_stats()["weight"]
+        for at in range(STOP + 1):
+            if at == STOP:
+                found = read(module), opt.table_stats()["weight"]
+            train(opt, module, rank, at, at + 1)
+            # Written within the step behind the one that it is of.
+            settle(opt)
+        return *found, opt.stats()["snapshot"]
 
     def second(opt, module, rank):
         started = opt.resume(tmp_path)
         assert started.step == STOP
         return read(module), opt.table_stats()["weight"]["rows"]
 
-    expected, stats = ranks(first, tmp_path, made(), 2)[0]
+    expected, stats, saved = ranks(first, tmp_path, made(), 2)[0]
     assert stats["evicted"] > 0
+    assert (saved["saved"], saved["deltas"], saved["failed"]) == (4, 3, 0)
     directory = Directory(tmp_path)
     newest = Snapshot(directory.folder(directory.newest()))
     assert len(newest.members) > 2
