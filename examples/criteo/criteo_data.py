@@ -5,12 +5,17 @@
 A line: a label, 13 whole numbers and 26 categorical values of 8 hexadecimal digits,
 between tabs, with values missing. The hidden model knows a weight per categorical value
 and per number, so the AUC of a trained model has a known ceiling: the hidden one's.
+
+By default a column has at most 100,000 values. With ``--keys`` all columns together
+have so many, most of which are then seen once or never, as in logs of a real site.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +31,48 @@ SCORE_STD = 1.6
 CHUNK_ROWS = 50_000
 
 Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Keys:
+    """How many values the categorical columns have, and how often each is drawn.
+
+    Attributes:
+        total: of all columns together, dealt evenly; None: `VOCABULARY` in the first
+            two columns, and half of that in every second one that follows.
+        exponent: of the Zipf distribution of a column's ranks.
+    """
+
+    total: int | None = None
+    exponent: float = EXPONENT
+
+    def __post_init__(self) -> None:
+        """Refuse what leaves a column without a value."""
+        if self.total is not None and self.total < CATEGORIES:
+            raise ValueError(
+                f"keys: expected at least one for each of {CATEGORIES} columns, "
+                f"found {self.total}"
+            )
+
+    def of_column(self, column: int) -> int:
+        """How many values a column has."""
+        if self.total is None:
+            return max(10, VOCABULARY >> (column // 2))
+        return self.total // CATEGORIES
+
+    def steps(self, column: int) -> Floats:
+        """The share of draws of a column that have this rank or a lower one."""
+        return _steps(self.of_column(column), self.exponent)
+
+    def in_names(self) -> str:
+        """What sets files of these keys apart from those of the default ones."""
+        return "" if self == Keys() else f"-{self.total}-{self.exponent:g}"
+
+
+@functools.lru_cache(maxsize=CATEGORIES)
+def _steps(size: int, exponent: float) -> Floats:
+    share = 1 / np.arange(1, size + 1) ** exponent
+    return np.cumsum(share / share.sum())
 
 
 def _mixed(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
@@ -44,16 +91,16 @@ def _weights(codes: NDArray[np.uint64]) -> Floats:
     return np.sqrt(-2 * np.log(uniform[0])) * np.cos(2 * np.pi * uniform[1])
 
 
-def _draw(generator: np.random.Generator, rows: int) -> tuple[Any, Any, Any, Floats]:
+def _draw(
+    generator: np.random.Generator, rows: int, keys: Keys
+) -> tuple[Any, Any, Any, Floats]:
     """Numbers, categorical codes, what is missing of either, and the hidden scores."""
     numbers = np.floor(np.exp(generator.normal(1.0, 1.5, (rows, NUMBERS)))) - 1
     ranks = np.empty((rows, CATEGORIES), dtype=np.uint64)
     for column in range(CATEGORIES):
-        size = max(10, VOCABULARY >> (column // 2))
-        share = 1 / np.arange(1, size + 1) ** EXPONENT
-        steps = np.cumsum(share / share.sum())
+        steps = keys.steps(column)
         drawn = np.searchsorted(steps, generator.random(rows))
-        ranks[:, column] = np.minimum(drawn, size - 1)
+        ranks[:, column] = np.minimum(drawn, len(steps) - 1)
     columns = np.arange(CATEGORIES, dtype=np.uint64) << np.uint64(40)
     codes = _mixed(ranks + columns) & np.uint64(0xFFFFFFFF)
     no_number = generator.random((rows, NUMBERS)) < MISSING_NUMBERS
@@ -76,7 +123,7 @@ def _lines(labels: Any, numbers: Any, codes: Any) -> str:
     return "\n".join(map("\t".join, zip(*columns, strict=True))) + "\n"
 
 
-def write(path: Path, rows: int, seed: int) -> dict[str, float]:
+def write(path: Path, rows: int, seed: int, keys: Keys = Keys()) -> dict[str, float]:
     """Writes a file, whole or not at all; equal arguments write equal bytes.
 
     Returns:
@@ -88,7 +135,7 @@ def write(path: Path, rows: int, seed: int) -> dict[str, float]:
     with partial.open("w", encoding="ascii") as file:
         for begin in range(0, rows, CHUNK_ROWS):
             count = min(CHUNK_ROWS, rows - begin)
-            numbers, codes, _, scores = _draw(generator, count)
+            numbers, codes, _, scores = _draw(generator, count, keys)
             scores *= SCORE_STD / np.sqrt(NUMBERS + CATEGORIES)
             offset = np.log(POSITIVE_SHARE / (1 - POSITIVE_SHARE))
             chances = 1 / (1 + np.exp(-(scores + offset)))
@@ -115,7 +162,9 @@ def auc(scores: Floats, labels: NDArray[np.bool_]) -> float:
     return float(area / (positive * (len(labels) - positive)))
 
 
-def prepare(folder: Path, rows: int, parts: int, seed: int = 7) -> dict[str, Any]:
+def prepare(
+    folder: Path, rows: int, parts: int, seed: int = 7, keys: Keys = Keys()
+) -> dict[str, Any]:
     """Makes training files and a test file unless they are there.
 
     Returns:
@@ -123,16 +172,29 @@ def prepare(folder: Path, rows: int, parts: int, seed: int = 7) -> dict[str, Any
         model on the test file.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    name = f"{rows}-{parts}-{seed}"
+    name = f"{rows}-{parts}-{seed}{keys.in_names()}"
     train = [folder / f"train-{name}-{part}.tsv" for part in range(parts)]
     test, facts = folder / f"test-{name}.tsv", folder / f"facts-{name}.json"
     if not facts.is_file():
         for part, path in enumerate(train):
-            write(path, rows * (part + 1) // parts - rows * part // parts, seed + part)
-        found = write(test, max(1000, rows // 10), seed + parts)
+            count = rows * (part + 1) // parts - rows * part // parts
+            write(path, count, seed + part, keys)
+        found = write(test, max(1000, rows // 10), seed + parts, keys)
         facts.write_text(json.dumps(found) + "\n", encoding="utf-8")
     ceiling = json.loads(facts.read_text(encoding="utf-8"))["auc"]
     return {"train": train, "test": test, "ceiling": ceiling}
+
+
+def add_keys(parser: argparse.ArgumentParser) -> None:
+    """Adds the options that say what values the columns have."""
+    add = parser.add_argument
+    add("--keys", type=int, help="possible values of all columns of made files")
+    add("--exponent", type=float, default=EXPONENT, help="of their Zipf distribution")
+
+
+def keys_of(options: argparse.Namespace) -> Keys:
+    """Returns what the options of ``add_keys`` say."""
+    return Keys(options.keys, options.exponent)
 
 
 def main() -> None:
@@ -141,8 +203,10 @@ def main() -> None:
     parser.add_argument("folder", type=Path, help="where to write")
     parser.add_argument("--rows", type=int, default=200_000, help="of all train files")
     parser.add_argument("--parts", type=int, default=4, help="training files")
+    add_keys(parser)
     options = parser.parse_args()
-    print(json.dumps(prepare(options.folder, options.rows, options.parts), default=str))
+    made = prepare(options.folder, options.rows, options.parts, keys=keys_of(options))
+    print(json.dumps(made, default=str))
 
 
 if __name__ == "__main__":
