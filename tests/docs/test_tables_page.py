@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 
 import pytest
 import torch
@@ -36,8 +37,8 @@ class DeepFM(nn.Module):
         return self.score(self.emb(ids).sum(1)).squeeze(1)
 
 
-def execute(about, names):
-    return run_block(BLOCKS["two trainers", about], about, names)
+def execute(about, names, kind="two trainers"):
+    return run_block(BLOCKS[kind, about], about, names)
 
 
 def page_names(rank):
@@ -46,8 +47,10 @@ def page_names(rank):
 
 def test_every_block_is_tagged_and_run():
     assert TEXT.count("```python") == len(BLOCKS)
-    assert set(BLOCKS) == {
-        ("two trainers", about) for about in ("build", "shard", "pretrained", "train")
+    two = ("build", "shard", "pretrained", "train", "open", "keys")
+    one = ("admission", "eviction")
+    assert set(BLOCKS) == {("two trainers", about) for about in two} | {
+        ("one trainer", about) for about in one
     }
 
 
@@ -107,6 +110,57 @@ def test_pretrained_rows_are_stored_and_stay():
 
     for rows in run(body, 2):
         assert torch.equal(rows, vectors)
+
+
+def test_a_table_without_a_vocabulary_trains():
+    def body(context):
+        names = execute("open", page_names(context.trainer_rank))
+        assert is_remote(names["model"].table.weight)
+        execute("train", names)
+        context.barrier()
+        name = "table.weight"
+        found = names["opt"].table_stats()[name] if not context.trainer_rank else None
+        context.barrier()
+        # A key counts once for each trainer and batch.
+        return [set(ids.flatten().tolist()) for ids, _ in names["loader"]], found
+
+    (mine, found), (others, _) = run(body, 2)
+    pushes = Counter(key for batch in mine + others for key in batch)
+    often = sum(count >= 3 for count in pushes.values())
+    assert 0 < often < len(pushes)
+    assert found["rows"] == found["created"] == often
+    assert found["filtered"] == sum(min(count, 2) for count in pushes.values())
+
+
+def test_keys_of_texts_and_numbers():
+    names = execute("keys", page_names(0))
+    users, cities = names["users"], names["cities"]
+    assert users.dtype == cities.dtype == torch.int64
+    assert users[0] == users[2] != users[1]
+    assert cities[0] == cities[1] != cities[2]
+    assert not torch.equal(cpudist.hash_keys(torch.tensor([3, 3, 250])), cities)
+
+
+def test_a_key_gets_its_row_with_its_third_push():
+    def body(context):
+        return execute("admission", page_names(0), "one trainer")
+
+    (names,) = run(body, 1)
+    comment = re.search(r"rows (\d), created (\d), filtered (\d)", TEXT)
+    for place, name in enumerate(("rows", "created", "filtered"), start=1):
+        assert names["found"][name] == int(comment[place])
+    assert names["rows"][:, 0].tolist() == [-2, 0, 0]
+
+
+def test_rows_that_do_not_come_again_go():
+    def body(context):
+        return execute("eviction", page_names(0), "one trainer")
+
+    (names,) = run(body, 1)
+    comment = re.search(r"rows (\d) \(of key 2\), evicted (\d)", TEXT)
+    assert names["found"]["rows"] == int(comment[1])
+    assert names["found"]["evicted"] == int(comment[2])
+    assert names["gone"] == {"weight": 0}
 
 
 def test_what_readme_shows_builds_a_billion_rows():

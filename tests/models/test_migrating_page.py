@@ -55,7 +55,7 @@ def test_every_block_is_tagged_and_run():
     kinds = {(kind, about) for kind, about, _ in BLOCKS if kind != "raises"}
     assert kinds == {
         *(("file", name) for name in ("ddp.py", "train.py")),
-        *(("file", f"torchrec_{when}.py") for when in ("before", "after")),
+        *(("file", f"torchrec_{when}.py") for when in ("before", "after", "open")),
         *(("cell", name) for name in ("resume", "deepctr", "rechub", "start")),
         ("run", "train"),
     }
@@ -100,7 +100,7 @@ def test_ddp_and_its_replacement_leave_the_same_checkpoint(
         assert differences(state, again) == 0
 
 
-@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("when", ["before", "after", "open"])
 def test_torchrec_and_its_replacement_learn(when, monkeypatch):
     pytest.importorskip("torchrec")
     if when == "before":
