@@ -451,7 +451,9 @@ uint64_t Table::choose(const Sweep& sweep) {
   const auto left = [&] { return above - std::min<uint64_t>(above, freed_.size()); };
   uint64_t looked_at = 0;
   for (; looked_at < records_ && freed_.size() < sweep.most; ++looked_at) {
-    if (looked_at >= sweep.records && candidates_.size() >= kLookAt * left()) break;
+    // No more than may go in this sweep: a table may be far above its bound.
+    const uint64_t going = std::min<uint64_t>(left(), sweep.most - freed_.size());
+    if (looked_at >= sweep.records && candidates_.size() >= kLookAt * going) break;
     if (hand_ >= records_) hand_ = 0;
     const auto record = static_cast<uint32_t>(hand_++);
     const RowHeader& row = header(record);

@@ -161,9 +161,11 @@ def test_a_full_table_refuses_the_update_and_changes_nothing(trainers):
         step(opt, module, ([A, B], [8.0, 8.0]))
         before = read(module)
         keys = many if context.trainer_rank == 0 else [A]
-        with pytest.raises(cpudist.TableFullError, match=r"max_rows|8"):
+        with pytest.raises(cpudist.TableFullError, match=r"max_rows"):
             step(opt, module, (keys, [8.0] * len(keys)))
-        return before, read(module)
+        after = read(module)
+        step(opt, module, ([A], [8.0]))  # rows that are there train on
+        return before, after
 
     for before, after in run(body, trainers, 1):
         assert torch.equal(before, after)
@@ -179,6 +181,29 @@ def test_each_server_has_its_share_of_the_bound():
         return counted()["rows"]
 
     assert alone(body, servers=3) == 2400
+
+
+def test_a_full_table_of_one_of_two_servers_ends_the_run():
+    """Another has applied what it refuses: trainers do not go on with two models."""
+    module = cpudist.Embedding(DIM, max_rows=20, seed=1)
+    many = cpudist.hash_keys(range(200)).tolist()
+
+    def body():
+        opt = wrap(module)
+        step(opt, module, (many[:4], [8.0] * 4))
+        owned = None
+        for key in many:  # until one server is full
+            try:
+                step(opt, module, ([key], [8.0]))
+            except cpudist.TableFullError:
+                owned = key
+                break
+        assert owned is not None
+        assert counted()["rows"] <= 20
+        with pytest.raises(cpudist.ClosedError, match="hold one model"):
+            step(opt, module, (many[:4], [8.0] * 4))
+
+    alone(body, servers=2)
 
 
 def test_what_is_not_admitted_reads_as_it_began():

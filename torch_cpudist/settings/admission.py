@@ -12,7 +12,7 @@ from torch_cpudist.errors import InvalidArgumentError
 # Of one counter, which saturates there.
 MOST_COUNTED = 15
 # A cache line; as many as no memory has.
-_LEAST_SKETCH, _MOST_SKETCH = 64, 2**40
+_LEAST_SKETCH, _MOST_SKETCH = 64, 2**40 - 64
 
 
 def is_whole(value: object) -> bool:
@@ -29,7 +29,9 @@ class CountFilter:
     dropped. Keys are counted in a sketch, which may count one too often (it is then
     admitted earlier), and never too seldom until counters are halved, after every
     ``2 * sketch_bytes`` that were counted. Under Sync the same pushes admit the same
-    keys in every run. A key that was evicted has to be counted again.
+    keys in every run. A key that was evicted has to be counted again. With lossy pushes
+    (``Communicator(push_dtype=)``) the part of a dropped gradient that rounding held
+    back goes with the key's next push.
 
     Cost: ``sketch_bytes`` on every server, two counters a byte, and some nanoseconds
     for each key of a push that has no row.
@@ -56,7 +58,7 @@ class CountFilter:
         size = self.sketch_bytes
         if not is_whole(size) or not _LEAST_SKETCH <= size <= _MOST_SKETCH:
             raise InvalidArgumentError(
-                f"CountFilter: sketch_bytes must be {_LEAST_SKETCH} to 2**40, got "
+                f"CountFilter: sketch_bytes must be {_LEAST_SKETCH} to {_MOST_SKETCH}, got "
                 f"{size!r}"
             )
 

@@ -51,7 +51,9 @@ class Embedding(nn.Embedding):
         max_rows: of the table, over all servers, each of which takes its share. An
             update that would make more raises ``TableFullError`` out of the step of who
             has pushed it, under Sync on all trainers, and nothing of it is applied on
-            that server. ``Evict(max_rows=)`` evicts others instead.
+            that server. Under Sync with several servers others have applied theirs:
+            the next step raises ``ClosedError``, and the run goes on from a snapshot.
+            ``Evict(max_rows=)`` evicts others instead.
         seed: of what rows begin with; default: drawn from torch's default generator,
             as initialisers are. That of trainer 0 counts.
 

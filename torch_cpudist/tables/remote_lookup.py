@@ -93,7 +93,7 @@ def pooled(
         # One row more, at whose place bags leave out what is there.
         padding = count
         rows = nn.functional.pad(rows, (0, 0, 0, 1))
-        places = torch.where(flat == module.padding_idx, count, places)
+        places = torch.where(flat.long() == module.padding_idx, count, places)
     return nn.functional.embedding_bag(
         places.reshape(ids.shape),
         rows,
