@@ -18,7 +18,7 @@ namespace {
 constexpr uint64_t kLookAt = 4;
 constexpr uint64_t kLeastLook = 1024;
 // Freeing so many rows takes some tens of milliseconds.
-constexpr uint64_t kMostFreed = uint64_t{1} << 17;
+constexpr uint64_t kMostFreed = uint64_t{1} << 14;
 
 uint64_t rows_of(const Pushes& pushes, uint32_t table) {
   uint64_t rows = 0;
