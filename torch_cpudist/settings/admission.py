@@ -58,8 +58,8 @@ class CountFilter:
         size = self.sketch_bytes
         if not is_whole(size) or not _LEAST_SKETCH <= size <= _MOST_SKETCH:
             raise InvalidArgumentError(
-                f"CountFilter: sketch_bytes must be {_LEAST_SKETCH} to {_MOST_SKETCH}, got "
-                f"{size!r}"
+                f"CountFilter: sketch_bytes must be {_LEAST_SKETCH} to {_MOST_SKETCH}, "
+                f"got {size!r}"
             )
 
 
