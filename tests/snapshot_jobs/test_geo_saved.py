@@ -12,6 +12,7 @@ import torch
 from snapshot_cases import settle
 from snapshot_parity import seeing
 from sync_cases import assert_same_bits, run
+from turns import Turns
 from whole_gradients import check_files, expected, model_of, push, saved_values
 
 import torch_cpudist as cpudist
@@ -30,6 +31,7 @@ def seen(opt, model):
 
 def geo_job(folder, steps, every=None, rule="sgd", leaving=0.0, servers=2, **options):
     """Where each trainer began, what it had then, and what it ends with."""
+    turns = Turns()
     rules = {
         "sgd": lambda p: torch.optim.SGD(p, lr=1.0),
         "adagrad": lambda p: torch.optim.Adagrad(p, lr=0.1),
@@ -54,6 +56,7 @@ def geo_job(folder, steps, every=None, rule="sgd", leaving=0.0, servers=2, **opt
                 time.sleep(0.01 * drawn.random())
         if every is not None:
             settle(opt)
+            turns.have_one(opt, rank, len(steps), folder)
         cpudist.barrier()
         opt.flush()
         return started, begun, seen(opt, model), opt.stats().get("snapshot")

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import random
 import shutil
-import threading
 import time
 
 import pytest
@@ -15,6 +14,7 @@ from patience import PATIENCE_S
 from snapshot_cases import settle, until
 from snapshot_parity import seeing
 from sync_cases import run
+from turns import Turns
 from whole_gradients import (
     ROWS,
     Rounds,
@@ -42,27 +42,6 @@ def wrapped(kind, remote=False):
 
 def steps_of(folder):
     return [one.steps for one in Snapshot(folder).manifest.trainers]
-
-
-class Turns:
-    """One trainer's turn after the other's."""
-
-    def __init__(self) -> None:
-        self._events: dict[str, threading.Event] = {}
-        self._lock = threading.Lock()
-
-    def _event(self, name):
-        with self._lock:
-            return self._events.setdefault(name, threading.Event())
-
-    def over(self, name):
-        self._event(name).set()
-
-    def is_over(self, name):
-        return self._event(name).is_set()
-
-    def wait(self, name):
-        assert self._event(name).wait(PATIENCE_S), name
 
 
 @pytest.mark.parametrize("kind", ["async", "sync"])
@@ -204,17 +183,7 @@ def async_job(folder, steps, seed, every, remote=False, servers=2):
         with torch.no_grad():
             rows = model.table(torch.arange(ROWS)).clone()
         settle(opt)
-        if rank != 0:
-            opt.leave()
-            turns.over(rank)
-            turns.wait("over")
-        else:
-            for other in range(1, len(steps)):
-                turns.wait(other)
-            # On a slow machine the first may have been under way all the time.
-            if not Directory(folder).names():
-                opt.save_snapshot("last")
-            turns.over("over")
+        turns.have_one(opt, rank, len(steps), folder)
         return started, rows, model.dense.detach().clone(), opt.stats()["snapshot"]
 
     return run(body, len(steps), servers=servers, variables=seeing(folder))
