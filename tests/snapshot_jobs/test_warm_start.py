@@ -1,5 +1,6 @@
 # Copyright (c) 2026 The torch_cpudist authors.
 # SPDX-License-Identifier: BSD-3-Clause
+# long: one way to load, from everywhere and with everything that fails
 """Some tables of a snapshot, under other names, from other directories and models."""
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import torch
 from warm_starts import ADAGRAD, ADAM, ROWS, Setup, ranks, same, saved, there
 
 import torch_cpudist as cpudist
+from torch_cpudist.drivers.served_saving import ServedSaving
 from torch_cpudist.snapshot.directory import Directory
 from torch_cpudist.snapshot.files import Files
 
@@ -378,3 +380,62 @@ def test_some_of_what_servers_and_trainers_have(tmp_path):
 
     hybrid = Setup(trainers=1, strategy=cpudist.Hybrid, seed=2)
     ranks(hybrid, tmp_path / "new", body)
+
+
+class _FullForWords(Files):
+    """A disk that is full when trainer 0 is to say what it has loaded."""
+
+    def create(self, path):
+        if path.name.startswith("token-"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return super().create(path)
+
+
+def test_a_full_disk_keeps_trainers_together(tmp_path):
+    """What was loaded is told without a file, where trainers have a place for it."""
+    setup = Setup()
+
+    def body(job):
+        job.opt.resume(tmp_path)
+        job.train(0, 2)
+        job.opt.save_snapshot("here")
+        before = job.values()
+        job.train(2, 4)
+        job.opt.snapshots.directory.files = _FullForWords()
+        assert job.opt.load_snapshot("here").step == 2
+        assert same(job.values(), before)
+        job.train(2, 3)
+
+    ranks(setup, tmp_path, body)
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+def test_an_error_of_any_kind_is_one_of_all_trainers(after, tmp_path, monkeypatch):
+    """Nobody is left at a barrier, and none trains on with values of two moments."""
+    setup = Setup()
+    known = ServedSaving.load
+
+    def load(self, *others):
+        if after or not refusing:
+            known(self, *others)
+        if refusing:
+            raise RuntimeError("out of something")
+
+    monkeypatch.setattr(ServedSaving, "load", load)
+    refusing = [1]
+
+    def body(job):
+        job.opt.resume(tmp_path)
+        job.train(0, 2)
+        job.opt.save_snapshot("here")
+        with pytest.raises(cpudist.SnapshotError, match="out of something") as raised:
+            job.opt.load_snapshot("here")
+        assert raised.value.partly_loaded
+        with pytest.raises(cpudist.SnapshotError, match="load a snapshot as a whole"):
+            job.train(2, 3)
+        cpudist.barrier()
+        refusing.clear()
+        assert job.opt.load_snapshot("here").step == 2
+        job.train(2, 3)
+
+    ranks(setup, tmp_path, body)

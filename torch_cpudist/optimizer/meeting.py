@@ -20,6 +20,7 @@ from torch_cpudist.errors import (
     Error,
     SnapshotCorruptError,
     SnapshotError,
+    describe,
 )
 from torch_cpudist.snapshot import names
 from torch_cpudist.snapshot.directory import Directory
@@ -31,6 +32,15 @@ if TYPE_CHECKING:
 
 _SAVED, _FAILED = "saved", "failed"
 _WRITABLE = "See that the directory exists on this host, can be written and has space."
+
+
+def _half_done(why: str, loads: bool) -> SnapshotError:
+    """An error after which values may be of two moments, if it ``loads`` any."""
+    if loads:
+        why += ". Values may have changed: load a snapshot as a whole before you go on."
+    error = SnapshotError(why)
+    error.partly_loaded = loads
+    return error
 
 
 class Meeting:
@@ -50,6 +60,8 @@ class Meeting:
         self._key = f"snapshots/{number}"
         self._mark = f"{names.TOKEN}{names.run_text(run.run_id)}-{number}"
         self._last_told = self._mark
+        self._loaded = f"{self._mark}-loaded"
+        self._decisions = 0  # equal on all
 
     def meet(self, saving: Saving) -> None:
         """Sees that all trainers and servers mean one directory.
@@ -149,37 +161,42 @@ class Meeting:
         there = self._directory.sees(f"{self._mark}-{outcome}-{number}")
         return "it failed; that trainer's log says why" if there else None
 
-    def decided(self, load: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """What trainer 0 has loaded, for all; or why it could not.
+    def decided(
+        self, do: Callable[[], dict[str, Any]], loads: bool = True
+    ) -> dict[str, Any]:
+        """What trainer 0 has done, for all; or why it could not.
+
+        Whatever fails there, all come to both barriers and all raise.
 
         Args:
-            load: called on trainer 0, while the others wait.
+            do: called on trainer 0, while the others wait.
+            loads: it changes values: what fails in a way that is not known, or behind
+                it, may have left them changed.
 
         Raises:
-            SnapshotCorruptError, SnapshotError: as ``load``; on all.
+            SnapshotCorruptError, SnapshotError: as ``do``; on all.
         """
-        run, file = self._run, f"{self._mark}-loaded"
-        failed: Error | None = None
+        run, failed = self._run, None
+        self._decisions += 1
+        found: dict[str, Any] = {}
         if run.trainer_rank == 0:
+            found, failed = self._tried(do, loads)
             try:
-                found = load()
+                self._pass_on(json.dumps(found))
             except Error as error:
-                failed = error
-                partly = isinstance(error, SnapshotError) and error.partly_loaded
-                found = {
-                    "kind": type(error).__name__,
-                    "error": str(error),
-                    "partly_loaded": partly,
-                }
-            self._leave(file, json.dumps(found).encode())
+                failed = failed or _half_done(
+                    f"trainer 0 could not tell the others what came of it: {error}",
+                    loads,
+                )
         run.barrier()
         if run.trainer_rank > 0:
-            with reported(f"cannot read {self._directory.path / file}", _WRITABLE):
-                path = self._directory.path / file
-                found = json.loads(self._directory.files.read(path))
+            try:
+                found = self._passed_on()
+            except Error as error:
+                failed = _half_done(f"trainer 0 has not told: {error}", loads)
         run.barrier()
         if run.trainer_rank == 0:
-            self._take_away(file)
+            self._take_away(self._loaded)
         if failed is not None:
             raise failed
         if "error" in found:
@@ -188,6 +205,44 @@ class Meeting:
             told = kind(f"trainer 0: {found['error']}")
             told.partly_loaded = found["partly_loaded"]
             raise told
+        return found
+
+    def _tried(
+        self, do: Callable[[], dict[str, Any]], loads: bool
+    ) -> tuple[dict[str, Any], Exception | None]:
+        """What it returned or, for the others, how it failed; and that."""
+        failed: Exception
+        try:
+            return do(), None
+        except Error as error:
+            failed = error
+        except Exception as error:  # the others wait whatever it is
+            failed = _half_done(describe(error), loads) if loads else error
+            failed.__cause__ = error if failed is not error else error.__cause__
+        found = {
+            "kind": type(failed).__name__,
+            "error": str(failed) if isinstance(failed, Error) else describe(failed),
+            "partly_loaded": isinstance(failed, SnapshotError) and failed.partly_loaded,
+        }
+        return found, failed
+
+    def _pass_on(self, text: str) -> None:
+        """Lets the others have it: a disk that is full keeps no word from them."""
+        if (board := self._board()) is not None:
+            board.show(f"{self._key}/decided/{self._decisions}", text)
+        else:
+            self._leave(self._loaded, text.encode())
+
+    def _passed_on(self) -> dict[str, Any]:
+        board, path = self._board(), self._directory.path / self._loaded
+        if board is not None:
+            text = board.shown(f"{self._key}/decided/{self._decisions}")
+        else:
+            with reported(f"cannot read {path}", _WRITABLE):
+                text = self._directory.files.read(path)
+        if text is None:
+            raise SnapshotError("there is no word of it; that trainer's log says why")
+        found: dict[str, Any] = json.loads(text)
         return found
 
     def _leave(self, name: str, contents: bytes) -> None:

@@ -326,6 +326,17 @@ class Snapshots:
             raise
         self._half = ""
 
+    @contextlib.contextmanager
+    def _changed_already(self) -> Iterator[None]:
+        """What fails now leaves values that were loaded, and others' may differ."""
+        try:
+            yield
+        except Exception as error:
+            if isinstance(error, SnapshotError):
+                error.partly_loaded = True
+            self._half = f"a snapshot was loaded in part only: {describe(error)}"
+            raise
+
     def _require_whole(self) -> None:
         if self._half:
             raise SnapshotError(self._half)
@@ -342,7 +353,8 @@ class Snapshots:
             folder = where
             if isinstance(folder, str):
                 folder = self.directory.path.joinpath(*found["inside"])
-            started = self._go_on(folder, choice)
+            with self._changed_already():
+                started = self._go_on(folder, choice)
             if isinstance(where, str):
                 self._run.barrier()  # all have read what goes now
         return started
@@ -770,7 +782,8 @@ class Snapshots:
         Raises:
             SnapshotCorruptError, SnapshotError: as it did; on all.
         """
-        return self._meeting.decided(do) if self._saving.together else do()
+        together = self._saving.together
+        return self._meeting.decided(do, loads=False) if together else do()
 
     def _await(self, numbers: Sequence[int], limit_s: float) -> None:
         """Waits for the answers to marks."""
