@@ -157,9 +157,10 @@ def test_python_tests_that_fail_fail_the_script(
     assert checkout.test(option, 2)[0] == 1
 
 
-def test_long_fuzzes_by_millions(checkout: Checkout) -> None:
+def test_long_kills_often_and_fuzzes_by_millions(checkout: Checkout) -> None:
     code, said, calls = checkout.test("--long")
-    assert (code, calls) == (0, ["fuzz.sh --inputs 10000000"])
+    kills = "python -m pytest -q -n 2 tests/snapshot_jobs/test_kills.py"
+    assert (code, calls) == (0, [kills, "fuzz.sh --inputs 10000000"])
     assert "FAILED" not in said
 
 
