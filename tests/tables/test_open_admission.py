@@ -9,9 +9,11 @@ import torch
 from open_cases import (
     DIM,
     KEYS,
+    assert_as_in,
     begun,
     counted,
     dictionary_of,
+    keys_trained,
     pushes,
     read,
     step,
@@ -40,26 +42,8 @@ def test_the_nth_push_makes_the_row(n, trainers, servers):
     expected = dictionary_of(modules[0], counted=n)
     given = [pushes(STEPS, rank) for rank in range(trainers)]
 
-    def body(context):
-        module = modules[context.trainer_rank]
-        opt = wrap(module)
-        found = []
-        for push in given[context.trainer_rank]:
-            step(opt, module, push)
-            found.append(read(module))
-        return found, counted()
-
-    results = run(body, trainers, servers)
-    for at, round_of in enumerate(zip(*given, strict=True)):
-        expected.update(round_of)
-        for found, _ in results:
-            assert torch.equal(found[at], expected.read())
-    if n > 1:
-        assert expected.filtered > 0
-    for _, stats in results:
-        assert stats["rows"] == len(expected.rows)
-        assert stats["created"] == expected.created
-        assert stats["filtered"] == expected.filtered
+    assert_as_in(expected, given, keys_trained(modules, given, servers))
+    assert (expected.filtered > 0) == (n > 1)
 
 
 def test_a_key_counts_once_per_trainer_and_push():

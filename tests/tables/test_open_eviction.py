@@ -8,7 +8,17 @@ import time
 
 import pytest
 import torch
-from open_cases import DIM, KEYS, dictionary_of, pushes, read, step, wrap
+from open_cases import (
+    DIM,
+    KEYS,
+    assert_as_in,
+    dictionary_of,
+    keys_trained,
+    pushes,
+    read,
+    step,
+    wrap,
+)
 from patience import PATIENCE_S
 from sync_cases import run
 from table_cases import alone
@@ -45,25 +55,8 @@ def test_rows_go_as_in_a_dictionary(rules, trainers, servers):
     expected = dictionary_of(modules[0], **rules)
     given = [pushes(STEPS, rank, size=3) for rank in range(trainers)]
 
-    def body(context):
-        module = modules[context.trainer_rank]
-        opt = wrap(module)
-        found = []
-        for push in given[context.trainer_rank]:
-            step(opt, module, push)
-            found.append(read(module))
-        return found, opt.table_stats()["weight"]
-
-    results = run(body, trainers, servers)
-    for at, round_of in enumerate(zip(*given, strict=True)):
-        expected.update(round_of)
-        for found, _ in results:
-            assert torch.equal(found[at], expected.read()), at
+    assert_as_in(expected, given, keys_trained(modules, given, servers))
     assert expected.evicted > 0
-    for _, stats in results:
-        assert stats["rows"] == len(expected.rows)
-        assert stats["evicted"] == expected.evicted
-        assert stats["created"] == expected.created
 
 
 def test_an_evicted_row_begins_anew_with_its_state():
@@ -134,21 +127,12 @@ def test_a_bounded_table_is_the_same_in_every_run():
             for _ in range(2)
         ]
 
-        def body(context):
-            module = modules[context.trainer_rank]
-            opt = wrap(module)
-            found = []
-            for push in given[context.trainer_rank]:
-                step(opt, module, push)
-                found.append(read(module))
-            return torch.stack(found), opt.table_stats()["weight"]
-
-        return run(body, 2, 2)
+        return keys_trained(modules, given, 2)
 
     first, second = once(), once()
     assert first[0][1]["evicted"] > 0
     for one, other in zip(first, second, strict=True):
-        assert torch.equal(one[0], other[0])
+        assert torch.equal(torch.stack(one[0]), torch.stack(other[0]))
         assert one[1]["rows"] == other[1]["rows"]
 
 

@@ -11,9 +11,11 @@ import torch
 from open_cases import (
     DIM,
     KEYS,
+    assert_as_in,
     begun,
     counted,
     dictionary_of,
+    keys_trained,
     pushes,
     read,
     step,
@@ -38,26 +40,8 @@ def test_any_key_trains_as_in_a_dictionary(trainers, servers):
     expected = dictionary_of(modules[0])
     given = [pushes(STEPS, rank) for rank in range(trainers)]
 
-    def body(context):
-        rank = context.trainer_rank
-        module = modules[rank]
-        opt = wrap(module)
-        assert torch.equal(read(module), expected.read())
-        found = []
-        for push in given[rank]:
-            step(opt, module, push)
-            found.append(read(module))
-        return found, counted()
-
-    results = run(body, trainers, servers)
-    for at, round_of in enumerate(zip(*given, strict=True)):
-        expected.update(round_of)
-        for found, _ in results:
-            assert torch.equal(found[at], expected.read())
-    for _, stats in results:
-        assert stats["rows"] == len(expected.rows)
-        assert stats["created"] == expected.created
-        assert stats["filtered"] == 0
+    assert_as_in(expected, given, keys_trained(modules, given, servers))
+    assert (expected.filtered, expected.evicted) == (0, 0)
 
 
 class Words(nn.Module):

@@ -4,12 +4,10 @@
 // Rows of remote tables that are made while memory runs out, and while others read them.
 
 #include <cmath>
-#include <exception>
 #include <functional>
 #include <random>
 #include <set>
 
-#include "support/failing_new.h"
 #include "support/remote_fixture.h"
 #include "support/run_all.h"
 
@@ -68,16 +66,7 @@ void fail_at_every_allocation(wire::UpdateMode mode, double clip_value) {
     make_ready(world);
     const Buffer push = remote_push(world, header, rows);
     const uint64_t sequence = world[0].sequence() + 1;
-    {
-      Buffer given = push.share();
-      const FailingNew failing(nth);
-      try {
-        world[0].ask(wire::FrameKind::kPush, std::move(given));
-      } catch (const std::exception&) {
-        // told to the channel
-      }
-      happened = failing.happened();
-    }
+    happened = push_without_memory(world, push, nth);
     // It was applied, but its answer found no memory.
     if (is_broken(world)) {
       ++broken;

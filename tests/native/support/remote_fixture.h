@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <exception>
 #include <memory>
 #include <random>
 #include <span>
@@ -14,6 +15,7 @@
 #include <vector>
 
 #include "kernels/initial.h"
+#include "support/failing_new.h"
 #include "support/server_fixture.h"
 
 namespace cpudist::testing {
@@ -67,6 +69,18 @@ inline Buffer remote_push(const World& world, wire::PushHeader header,
     std::fill_n(push.rows[0] + i * table.dim, table.dim, rows[i].value);
   }
   return std::move(push.payload);
+}
+
+// Sends the first trainer's push, of which the nth allocation fails; whether there were so many.
+inline bool push_without_memory(World& world, const Buffer& push, int64_t nth) {
+  Buffer given = push.share();
+  const FailingNew failing(nth);
+  try {
+    world[0].ask(wire::FrameKind::kPush, std::move(given));
+  } catch (const std::exception&) {
+    // told to the channel
+  }
+  return failing.happened();
 }
 
 inline std::vector<float> pulled_rows(Trainer& trainer, const wire::ParamSetLayout& layout,

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from sync_cases import run
 from torch import nn
 
 import torch_cpudist as cpudist
@@ -184,3 +185,37 @@ def dictionary_of(module: nn.Module, **rules: Any) -> Dictionary:
     weight: Any = module.weight
     known = dict(zip(KEYS, begun(weight, KEYS), strict=True))
     return Dictionary(lambda key: known[key].copy(), **rules)
+
+
+def keys_trained(
+    modules: Sequence[nn.Module], given: Sequence[Sequence[Push]], servers: int
+) -> list[tuple[list[torch.Tensor], dict[str, int]]]:
+    """What each trainer reads before and after its pushes, and the servers' counts."""
+
+    def body(context: cpudist.Context) -> tuple[list[torch.Tensor], dict[str, int]]:
+        module = modules[context.trainer_rank]
+        opt = wrap(module)
+        found = [read(module)]
+        for push in given[context.trainer_rank]:
+            step(opt, module, push)
+            found.append(read(module))
+        return found, opt.table_stats()["weight"]
+
+    return run(body, len(modules), servers)
+
+
+def assert_as_in(
+    expected: Dictionary,
+    given: Sequence[Sequence[Push]],
+    results: Sequence[tuple[list[torch.Tensor], dict[str, int]]],
+) -> None:
+    """All trainers have read a dictionary's rows, at each round, and its counts."""
+    for at, round_of in enumerate([None, *zip(*given, strict=True)]):
+        if round_of is not None:
+            expected.update(round_of)
+        for found, _ in results:
+            assert torch.equal(found[at], expected.read()), at
+    for _, stats in results:
+        assert stats["rows"] == len(expected.rows)
+        for count in ("created", "filtered", "evicted"):
+            assert stats[count] == getattr(expected, count), count
