@@ -72,6 +72,37 @@ def test_what_a_dead_run_left_behind_is_not_taken_for_this_one():
     assert again[0] != first[0]
 
 
+class Late:
+    """A client of a store: what it sets comes in with its next question only.
+
+    As with a ``TCPStore``, which waits for no answer to what it sets.
+    """
+
+    def __init__(self, store):
+        self._store, self._set = store, []
+
+    def set(self, key, value):
+        self._set.append((key, value))
+
+    def check(self, keys):
+        for key, value in self._set:
+            self._store.set(key, value)
+        self._set.clear()
+        return self._store.check(keys)
+
+    def get(self, key):
+        assert self.check([key])
+        return self._store.get(key)
+
+
+def test_what_was_shown_is_seen_by_who_is_told_otherwise():
+    store = HashStore()
+    first, second = (Rendezvous(Late(store), rank, 2, 10.0) for rank in range(2))
+    for value in ("here", ""):
+        first.show("some/key", value)  # and says so by another way than the store
+        assert second.shown("some/key") == value
+
+
 def test_missing_ranks_are_named():
     store = HashStore()
     together = threading.Barrier(3)

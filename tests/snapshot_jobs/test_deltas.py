@@ -7,7 +7,6 @@ from __future__ import annotations
 import dataclasses
 import shutil
 import threading
-import time
 
 import pytest
 import torch
@@ -16,6 +15,7 @@ from patience import PATIENCE_S
 from snapshot_cases import dense_job, settle
 from snapshot_parity import Job, ended, net, seeing
 from sync_cases import RULES, Batches, assert_same_bits, build, loss_of, run
+from turns import SideBySide
 from warm_starts import Setup, ranks
 from whole_gradients import check_files, expected, model_of, push
 
@@ -195,6 +195,7 @@ def whole_numbers(kind, trainers, folder, remote):
 
     def job(steps):
         over = threading.Event()
+        near = SideBySide(trainers, apart=3)
 
         def body(context):
             rank = context.trainer_rank
@@ -211,8 +212,8 @@ def whole_numbers(kind, trainers, folder, remote):
                 step += 1
                 if rank == 0:
                     settle(opt)
-                elif rank >= together:
-                    time.sleep(0.002)
+                near.step_over(rank)
+            near.ends(rank)
             over.set()
             cpudist.barrier()
             opt.flush()

@@ -272,10 +272,12 @@ def test_every_so_many_seconds(tmp_path):
     def body(_):
         model, opt = wrapped()
         opt.resume(tmp_path, every_s=0.05)
-        for _ in range(2000):
+
+        def three() -> bool:
             stepped(opt, model)
-            if opt.stats()["snapshot"]["saved"] >= 3:
-                break
+            return opt.stats()["snapshot"]["saved"] >= 3
+
+        until(three, PATIENCE_S)
         opt.close()
         return opt.snapshots.stats()["saved"]
 

@@ -13,6 +13,7 @@ from patience import PATIENCE_S
 from snapshot_cases import settle, until
 from snapshot_parity import seeing
 from sync_cases import run
+from turns import SideBySide
 from whole_gradients import ROWS, check_files, expected, model_of, push
 
 import torch_cpudist as cpudist
@@ -28,6 +29,7 @@ STRATEGIES = {
 
 def job(kind, trainers, servers, folder, steps, every, remote=False):
     """Each trainer's steps at the end, and rows and dense values that all have then."""
+    together = SideBySide(trainers, apart=4)
 
     def body(context):
         rank = context.trainer_rank
@@ -39,6 +41,8 @@ def job(kind, trainers, servers, folder, steps, every, remote=False):
             push(opt, model, rank, step)
             if kind == "async" and step % 3 == rank:
                 time.sleep(0.001)  # others overtake
+            together.step_over(rank)
+        together.ends(rank)
         cpudist.barrier()  # all pushes are applied, and rows here are old
         opt.flush()
         with torch.no_grad():

@@ -27,6 +27,17 @@ _POLL_MIN_S = 0.002
 _POLL_MAX_S = 0.05
 
 
+def write(store: Store, key: str, value: str) -> None:
+    """Writes a value; it is there for everybody when this returns.
+
+    A ``TCPStore`` does not wait for what it sets, but answers one client's requests in
+    their order. Without it a rank that was told by another way than the store that the
+    value is there would look too early.
+    """
+    store.set(key, value)
+    store.check([key])
+
+
 class Meeting:
     """One meeting of all ranks in a store.
 
@@ -78,12 +89,12 @@ class Meeting:
             ) from error
 
     def put(self, key: str, value: Any) -> None:
-        """Writes a value.
+        """Writes a value, which is there for all ranks when this returns.
 
         Raises:
             AddressError: the store does not answer.
         """
-        self._call(lambda: self.store.set(f"{PREFIX}/{key}", json.dumps(value)))
+        self._call(lambda: write(self.store, f"{PREFIX}/{key}", json.dumps(value)))
 
     def has(self, keys: Sequence[str]) -> bool:
         """Whether all of these were written."""

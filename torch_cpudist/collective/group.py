@@ -20,6 +20,7 @@ from torch.distributed import distributed_c10d
 
 from torch_cpudist import _core, ranges
 from torch_cpudist.backends import shm
+from torch_cpudist.backends.meeting import write
 from torch_cpudist.errors import (
     BackendUnavailableError,
     ConfigMismatchError,
@@ -272,7 +273,7 @@ class CollectiveGroup:
         # What it has started still ends; what is past a barrier is of the past.
         when = f"{self.barriers} {self._started} {why}" if why else ""
         try:
-            self.store.set(self._key("left", self.rank), when)
+            write(self.store, self._key("left", self.rank), when)
         except RuntimeError as error:
             raise self.error_of(error) from error
 

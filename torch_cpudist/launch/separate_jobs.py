@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 
 from torch._C._distributed_c10d import TCPStore
 
+from torch_cpudist.backends.meeting import write
 from torch_cpudist.errors import (
     AddressError,
     ConfigMismatchError,
@@ -169,7 +170,7 @@ def _train(
     # Only at the start: who joins later waits for nobody.
     if rank < numbers.trainer_count and not store.check(["started"]):
         ends.client.barrier()
-        _guarded(apart, lambda: store.set("started", "1"))
+        _guarded(apart, lambda: write(store, "started", "1"))
     return numbers, ends
 
 

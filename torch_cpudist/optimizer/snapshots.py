@@ -821,7 +821,7 @@ class Snapshots:
             SnapshotError: it takes longer.
         """
         self.settle()
-        if self._saving.together and self._captured:
+        if self._answers_come and self._captured:
             # Others may wait for this trainer's part: all have marked it.
             self._await([save.number for save in self._captured.all()], timeout_s)
         self._saves.drain(timeout_s, lambda: None)
@@ -843,12 +843,17 @@ class Snapshots:
     def busy(self) -> bool:
         """Whether something that was taken is still being written.
 
-        Also whether a mark is not answered where all trainers make it: they wait for
-        each other's parts.
+        Also whether a mark is not answered that all trainers make at this step: they
+        wait for each other's parts.
         """
         # First: what is answered meanwhile is being written before it is not awaited.
-        waiting = self._captured.awaits_answer and self._saving.together
+        waiting = self._captured.awaits_answer and self._answers_come
         return self._saves.busy or waiting
+
+    @property
+    def _answers_come(self) -> bool:
+        """Whether marks are answered without another trainer's next step."""
+        return self._saving.together or self._run.trainer_count == 1
 
     def seed_replicas(self) -> None:
         """Replicas were made: their generators go on where they were saved."""

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Hashable
 from pathlib import Path
@@ -12,6 +13,40 @@ from patience import PATIENCE_S
 
 import torch_cpudist as cpudist
 from torch_cpudist.snapshot.directory import Directory
+
+
+class SideBySide:
+    """Trainers of Async of whom none runs away, on however slow a machine.
+
+    Who has ended marks no more, and a snapshot is of all.
+    """
+
+    def __init__(self, trainers: int, apart: int) -> None:
+        """Nobody has begun.
+
+        Args:
+            trainers: how many there are.
+            apart: so many steps more than who has made fewest one may make.
+        """
+        self._made: list[float] = [0] * trainers
+        self._apart = apart
+        self._changed = threading.Condition()
+
+    def step_over(self, rank: int) -> None:
+        """One has made a step; it waits for who is far behind."""
+        with self._changed:
+            self._made[rank] += 1
+            self._changed.notify_all()
+            near = self._changed.wait_for(
+                lambda: self._made[rank] - min(self._made) < self._apart, PATIENCE_S
+            )
+        assert near, (rank, self._made)
+
+    def ends(self, rank: int) -> None:
+        """One makes no more: nobody waits for it."""
+        with self._changed:
+            self._made[rank] = math.inf
+            self._changed.notify_all()
 
 
 class Turns:
