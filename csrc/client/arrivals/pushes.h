@@ -39,8 +39,7 @@ class AsyncPushes {
   // answered yet. A merged push counts each of its steps.
   uint64_t known_steps() const;
   // Puts a marker behind the pushes of all steps so far and returns; a name from the trainer that
-  // asks for the cut, else none. `base`: see wire::Cut. Throws what an earlier push failed with,
-  // and kInvalidArgument while another marker is on its way.
+  // asks for the cut, else none. `base`: see wire::Cut. Throws what an earlier push failed with.
   void mark_cut(uint64_t number, const std::string& name, uint64_t wait_ms, uint64_t base = 0);
   // What a marker was answered with, once, the oldest first; nothing before. Throws what it failed
   // with.

@@ -165,15 +165,9 @@ void PushQueue::put(QueuedPush&& push) {
 void PushQueue::mark(wire::Cut cut) {
   const std::lock_guard lock(mutex_);
   raise_failure();
-  if (marking_) {
-    throw Error(ErrorCode::kInvalidArgument,
-                "cut " + std::to_string(cut.number) +
-                    " is to be marked while the marker of another one is on its way");
-  }
   QueuedPush item;
   item.marker = std::move(cut);
   waiting_.push_back(std::move(item));
-  marking_ = true;
   queued_.notify_one();
 }
 
@@ -297,7 +291,6 @@ void PushQueue::deliver(const wire::Cut& cut) {
   }
   const std::lock_guard lock(mutex_);
   cut_answers_.push_back(std::move(answer));
-  marking_ = false;
 }
 
 std::vector<Outbound> PushQueue::code(std::vector<Buffer> payloads, wire::WireDType deltas) {

@@ -68,8 +68,8 @@ class PushQueue final : public Background {
   // Waits for room. An interrupt or a timeout ends the wait, not the push: it is queued, then
   // kInterrupted or kTimeout is thrown. What else throws leaves `push` as it is.
   void add(QueuedPush&& push);
-  // Queues a marker, for which there is always room. Throws kInvalidArgument while one is on its
-  // way.
+  // Queues a marker, for which there is always room. Another one may be on its way: a cut may be
+  // over for who began it, and the next one begun, before this trainer has heard of that.
   void mark(wire::Cut cut);
   // What a marker was answered with, once, the oldest first; nothing before.
   std::optional<CutAnswer> take_cut_answer();
@@ -127,7 +127,6 @@ class PushQueue final : public Background {
   const Error out_of_memory_{ErrorCode::kOutOfMemory,
                              "the queue of pushes has no memory left, and a push may be lost; give "
                              "this process more memory, or set send_queue_size lower"};
-  bool marking_ = false;               // a marker waits or is on its way
   std::deque<CutAnswer> cut_answers_;  // that nobody has taken
   std::vector<wire::Frame> arrived_;
   uint64_t pushes_ = 0;      // training thread
