@@ -38,6 +38,7 @@ CASES = {
     "scale": "cases.scale",
     "snapshot": "cases.snapshot",
     "staleness": "cases.staleness",
+    "sweep": "admission.sweep",
     "threads": "cases.threads",
     "wire": "cases.wire",
     "word2vec": "cases.word2vec",

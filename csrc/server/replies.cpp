@@ -75,7 +75,7 @@ SharedPayload ValueReplies::held_reply(const std::vector<uint32_t>& blocks,
       float* const row = reply.rows[i] + j * table.dim();
       reply.keys[i][j] = key.front();
       if (record == table::RowIndex::kNone) {
-        table.gather(key, row);
+        table.fill_unknown(key, row);  // nobody has read it
       } else {
         std::memcpy(row, table.weight(record), table.dim() * sizeof(float));
       }

@@ -137,7 +137,10 @@ class Table {
   void begin_admission();
   // Throws Error(kTableFull) where so many more rows would be too many.
   void check_bound(uint64_t more) const;
-  uint64_t unknown_reads() const { return *unknown_reads_; }  // of keys without a row, ever
+  // Of keys without a row, ever, that gather() was asked for.
+  uint64_t unknown_reads() const { return *unknown_reads_; }
+  // What keys without a row read as: what a row begins with, or zeros if the spec says so.
+  void fill_unknown(std::span<const int64_t> keys, float* out) const;
 
   // The record of each key, and its shard where `shards` is given. For a row that was never stored
   // or made it is RowIndex::kNone in a remote table, which has all rows; in others it throws
@@ -294,7 +297,6 @@ class Table {
   uint32_t record_to_write(int64_t key, uint64_t hash, uint32_t found);
   void check_key(int64_t key) const;
   void check_owner(int64_t key, uint64_t hash) const;
-  void fill_unknown(std::span<const int64_t> keys, float* out) const;  // of keys without a row
   // Of a row that is not there: it may be read all the same.
   void require_known(int64_t key, uint64_t hash) const;
   [[noreturn]] void throw_full() const;

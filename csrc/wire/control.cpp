@@ -4,6 +4,8 @@
 // Small messages: hello, error, probe, membership, norms.
 #include "wire/control.h"
 
+#include <cstring>
+
 #include "wire/fields.h"
 
 namespace cpudist::wire {
@@ -110,6 +112,11 @@ Buffer encode(const ErrorReply& message) {
 
 Buffer encode(const ProbeReply& message) { return write_message(message); }
 Buffer encode(const PushNorm& message) { return write_message(message); }
+void encode_again(const PushNorm& message, Buffer* encoded) noexcept {
+  std::memcpy(encoded->data(), &message.round, sizeof message.round);
+  std::memcpy(encoded->data() + sizeof message.round, message.squared_norms.data(),
+              message.squared_norms.size() * sizeof(double));
+}
 Buffer encode(const Commit& message) { return write_message(message); }
 Buffer encode(const Join& message) { return write_message(message); }
 Buffer encode(const RoundReply& message) { return write_message(message); }

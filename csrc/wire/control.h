@@ -92,6 +92,8 @@ Buffer encode(const Hello& message);
 Buffer encode(const ErrorReply& message);
 Buffer encode(const ProbeReply& message);
 Buffer encode(const PushNorm& message);
+// Over what was encoded of one with as many norms. Takes no memory.
+void encode_again(const PushNorm& message, Buffer* encoded) noexcept;
 Buffer encode(const Commit& message);
 Buffer encode(const Join& message);
 Buffer encode(const RoundReply& message);

@@ -16,6 +16,7 @@ from open_cases import (
     keys_trained,
     pushes,
     read,
+    rows_by_server,
     step,
     wrap,
 )
@@ -77,6 +78,30 @@ def test_a_key_counts_once_per_trainer_and_push():
         ]
         # A's first, B's of rank 0, and C's.
         assert (stats["rows"], stats["created"], stats["filtered"]) == (2, 2, 3)
+
+
+def test_a_push_without_weight_counts_for_nothing():
+    modules = [
+        cpudist.Embedding(DIM, admission=counting(2), initial=cpudist.Constant(1))
+        for _ in range(2)
+    ]
+    # Samples of rank 0 and rank 1, both of which name A.
+    given = [(4, 0), (0, 4), (0, 0), (4, 0)]
+
+    def body(context):
+        rank = context.trainer_rank
+        module = modules[rank]
+        opt = wrap(module)
+        found = []
+        for samples in given:
+            opt.zero_grad()
+            (8 * module(torch.tensor([A]))).sum().backward()
+            opt.step(samples=samples[rank])
+            found.append((float(read(module, [A])[0, 0]), counted()["filtered"]))
+        return found
+
+    # The second push of those that count makes the row, and is all of its round.
+    assert run(body, 2, 2) == [[(1.0, 1), (-1.0, 1), (-1.0, 1), (-3.0, 1)]] * 2
 
 
 def test_async_pushes_count_too():
@@ -157,14 +182,49 @@ def test_a_full_table_refuses_the_update_and_changes_nothing(trainers):
 
 def test_each_server_has_its_share_of_the_bound():
     module = cpudist.Embedding(DIM, max_rows=3000)
-    keys = cpudist.hash_keys(range(2400)).tolist()
+    keys = cpudist.hash_keys(range(9000)).tolist()
+
+    def push_until_full(opt):
+        for at in range(2400, len(keys), 60):
+            step(opt, module, (keys[at : at + 60], [1.0] * 60))
 
     def body():
         opt = wrap(module)
-        step(opt, module, (keys, [1.0] * len(keys)))
-        return counted()["rows"]
+        step(opt, module, (keys[:2400], [1.0] * 2400))
+        assert counted()["rows"] == 2400
+        with pytest.raises(cpudist.TableFullError, match="more than its share, 100"):
+            push_until_full(opt)
+        return rows_by_server()
 
-    assert alone(body, servers=3) == 2400
+    found = alone(body, servers=3)
+    # A third, as buckets are dealt, rounded up: one is full, and none has more.
+    assert len(found) == 3
+    assert max(found) <= 1001
+    assert max(found) > 1001 - 60
+    assert sum(found) > 2400
+
+
+def test_all_trainers_are_told_by_a_server_that_is_full():
+    """Whatever the others have applied: the same error, at the same step."""
+    modules = [cpudist.Embedding(DIM, max_rows=30, seed=1) for _ in range(3)]
+    many = cpudist.hash_keys(range(600)).tolist()
+
+    def body(context):
+        rank = context.trainer_rank
+        module = modules[rank]
+        opt = wrap(module)
+        for number in range(100):
+            # Of trainer 2 nothing is new.
+            keys = [many[2 * number + rank]] if rank < 2 else []
+            try:
+                step(opt, module, (keys, [8.0] * len(keys)))
+            except cpudist.TableFullError as error:
+                return number, str(error)
+        return None
+
+    first, *others = run(body, 3, 3)
+    assert first is not None
+    assert others == [first, first]
 
 
 def test_a_full_table_of_one_of_two_servers_ends_the_run():

@@ -215,6 +215,7 @@ def test_rows_of_this_process_cannot_be_given(kind):
         (lambda: cpudist.Evict(unseen_steps=2**31), "unseen_steps must be"),
         (lambda: cpudist.Evict(unseen_s=0), "unseen_s must be"),
         (lambda: cpudist.Evict(unseen_s=math.inf), "unseen_s must be"),
+        (lambda: cpudist.Evict(unseen_s=2**32), "and at most 4294967295, got 42949672"),
         (lambda: cpudist.Evict(max_rows=-1), "max_rows must be"),
         (lambda: cpudist.Evict(unseen_s=1, min_count=2**32), "min_count must be"),
         (lambda: cpudist.Evict(max_rows=1, order="fifo"), "'lru' or 'lfu'"),
@@ -229,4 +230,5 @@ def test_settings_are_checked(made, said):
 def test_seconds_are_told_as_milliseconds():
     assert cpudist.Evict(unseen_s=0.25).unseen_ms == 250
     assert cpudist.Evict(unseen_s=1e-9).unseen_ms == 1
+    assert cpudist.Evict(unseen_s=2**32 - 1).unseen_ms == 1000 * (2**32 - 1)
     assert cpudist.Evict(unseen_steps=1).unseen_ms == 0

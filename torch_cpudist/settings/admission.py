@@ -24,8 +24,9 @@ def is_whole(value: object) -> bool:
 class CountFilter:
     """A key gets its row with the ``n``-th push that names it.
 
-    It counts once per trainer and push, however often it stands in the batch. The push
-    that makes the row is applied; what came before it is counted as ``filtered`` and
+    It counts once per trainer and push, however often it stands in the batch; a push
+    without weight (``step(samples=0)`` in a round of others' samples) does not. The
+    push that makes the row is applied; what came before is counted as ``filtered`` and
     dropped. Keys are counted in a sketch, which may count one too often (it is then
     admitted earlier), and never too seldom until counters are halved, after every
     ``2 * sketch_bytes`` that were counted. Under Sync the same pushes admit the same

@@ -100,5 +100,5 @@ def _check_seconds(value: object) -> None:
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if not number or not math.isfinite(value) or not 0 < value <= _U32:  # type: ignore[arg-type, operator]
         raise InvalidArgumentError(
-            f"Evict: unseen_s must be seconds above 0 and at most 2**32, got {value!r}"
+            f"Evict: unseen_s must be seconds above 0 and at most {_U32}, got {value!r}"
         )

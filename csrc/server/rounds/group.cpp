@@ -121,8 +121,11 @@ void RoundGroup::prepare_update(Told* told) {
   const bool each = pushes_.begin()->second.view.header.clip_each;
   told->norm_count = each ? state_.tensor_count : 1;
   wire::PushNorm norms{round_, std::vector<double>(told->norm_count)};
+  const auto payload = std::make_shared<Buffer>(encode(norms));
+  // From here on nothing fails: rows come into being, and pushes of keys are counted.
   if (!empty) update_.merge(pushes_, norms.squared_norms);
-  told->payload = std::make_shared<const Buffer>(encode(norms));
+  encode_again(norms, payload.get());
+  told->payload = payload;
 }
 
 void RoundGroup::apply(const Told& told, Outbox& outbox) {

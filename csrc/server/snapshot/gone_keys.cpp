@@ -18,19 +18,26 @@ uint64_t GoneKeys::mark() {
 void GoneKeys::add(std::span<const table::Freed> freed) noexcept {
   const std::lock_guard lock(mutex_);
   if (parts_.empty() || freed.empty()) return;
-  const uint64_t more = freed.size() * sizeof(int64_t);
-  if (size_bytes_ + more > most_bytes_) return drop_all();
+  Keys& keys = *parts_.back();
+  const size_t wanted = keys.size() + freed.size();
+  if (wanted > keys.capacity() && !make_room(wanted)) return drop_all();
+  for (const table::Freed& one : freed) keys.push_back(one.key);
+}
+
+bool GoneKeys::make_room(size_t wanted) noexcept {
+  Keys& keys = *parts_.back();
+  const uint64_t before = bytes_of(keys);
+  // All that the bound leaves to it.
+  const uint64_t most = (most_bytes_ - (size_bytes_ - before)) / sizeof(int64_t);
+  if (wanted > most) return false;
   try {
-    Keys& keys = *parts_.back();
-    keys.reserve(keys.size() + freed.size() > keys.capacity()
-                     ? std::max(keys.size() + freed.size(), 2 * keys.size())
-                     : 0);
-    for (const table::Freed& one : freed) keys.push_back(one.key);
+    keys.reserve(std::min<uint64_t>(std::max(wanted, 2 * keys.size()), most));
   } catch (const std::bad_alloc&) {
-    return drop_all();
+    return false;
   }
-  size_bytes_ += more;
-  kept_.add(more);
+  size_bytes_ += bytes_of(keys) - before;
+  kept_.add(bytes_of(keys) - before);
+  return true;
 }
 
 bool GoneKeys::knows(uint64_t mark) const noexcept {
@@ -55,7 +62,7 @@ void GoneKeys::drop() noexcept {
 }
 
 void GoneKeys::drop_first() noexcept {
-  const uint64_t size_bytes = parts_.front()->size() * sizeof(int64_t);
+  const uint64_t size_bytes = bytes_of(*parts_.front());
   size_bytes_ -= size_bytes;
   kept_.sub(size_bytes);
   parts_.pop_front();

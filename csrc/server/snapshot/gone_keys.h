@@ -40,11 +40,15 @@ class GoneKeys {
   // Nobody will ask for what went before a mark.
   void trim(uint64_t mark) noexcept;
   void drop() noexcept;
+  // Of what it keeps, with what it has room for.
   uint64_t size_bytes() const;
 
  private:
   using Keys = std::vector<int64_t>;
 
+  static uint64_t bytes_of(const Keys& keys) { return keys.capacity() * sizeof(int64_t); }
+  // For so many keys in the last part, and for more as far as the bound goes; whether there is.
+  bool make_room(size_t wanted) noexcept;
   void drop_first() noexcept;
   void drop_all() noexcept;
 

@@ -13,7 +13,6 @@
 #include <cstdio>
 #include <cstring>
 #include <deque>
-#include <iterator>
 #include <mutex>
 #include <new>
 #include <system_error>
@@ -73,6 +72,13 @@ struct SnapshotWriter::Impl {
     std::vector<std::string> made;  // names of files, of the writer's thread
     // Of a failure: has room for all of it, since memory may be what failed.
     std::string reason;
+
+    // At most: some may be there twice.
+    uint64_t gone_keys(size_t table) const {
+      uint64_t keys = 0;
+      for (const GoneKeys::Part& part : gone[table]) keys += part->size();
+      return keys;
+    }
   };
   using WrittenPtr = std::shared_ptr<Written>;
 
@@ -115,8 +121,11 @@ struct SnapshotWriter::Impl {
   [[noreturn]] void refuse_memory(const SnapshotJob& job) const;
   WrittenPtr find(uint32_t param_set, uint64_t number) const;
   static bool can_be_base(const Written& snapshot);
+  // Whether its server knows which keys have lost their rows since.
+  static bool knows_gone(const Written& snapshot);
   std::optional<uint32_t> begin_of_changes(const SnapshotJob& job,
                                            const wire::Version& version) const;
+  [[noreturn]] void refuse_changes(const SnapshotJob& job, const Written* base) const;
   void mark_gone(Written* snapshot, const SnapshotSource& source) const;
   void trim_gone(const Written& newest) const;
 
@@ -247,6 +256,7 @@ std::vector<std::vector<int64_t>> SnapshotWriter::Impl::gone_keys(const Written&
   std::vector<std::vector<int64_t>> found(snapshot.gone.size());
   for (size_t table = 0; table < found.size(); ++table) {
     std::vector<int64_t>& keys = found[table];
+    keys.reserve(snapshot.gone_keys(table));
     for (const GoneKeys::Part& part : snapshot.gone[table]) {
       keys.insert(keys.end(), part->begin(), part->end());
     }
@@ -265,11 +275,8 @@ void SnapshotWriter::Impl::take_out(std::span<const PartRows::Row> rows,
   }
   if (there.empty()) return;
   std::sort(there.begin(), there.end());
-  std::vector<int64_t> left;
-  left.reserve(gone->size());
-  std::set_difference(gone->begin(), gone->end(), there.begin(), there.end(),
-                      std::back_inserter(left));
-  gone->swap(left);
+  std::erase_if(
+      *gone, [&there](int64_t key) { return std::binary_search(there.begin(), there.end(), key); });
 }
 
 void SnapshotWriter::Impl::write_tables(Written& snapshot, Disk* disk, std::string* head,
@@ -482,9 +489,13 @@ void SnapshotWriter::Impl::add(const WrittenPtr& snapshot) {
 }
 
 bool SnapshotWriter::Impl::can_be_base(const Written& snapshot) {
-  const auto known = [](const GoneMark& one) { return !one.keys || one.keys->knows(one.mark); };
   return snapshot.status.state == wire::CutState::kDone && snapshot.rows_say_changes &&
-         std::all_of(snapshot.marks.begin(), snapshot.marks.end(), known);
+         knows_gone(snapshot);
+}
+
+bool SnapshotWriter::Impl::knows_gone(const Written& snapshot) {
+  return std::all_of(snapshot.marks.begin(), snapshot.marks.end(),
+                     [](const GoneMark& one) { return !one.keys || one.keys->knows(one.mark); });
 }
 
 void SnapshotWriter::Impl::mark_gone(Written* snapshot, const SnapshotSource& source) const {
@@ -517,16 +528,27 @@ std::optional<uint32_t> SnapshotWriter::Impl::begin_of_changes(const SnapshotJob
                                                                const wire::Version& version) const {
   if (job.base == 0) return std::nullopt;
   const WrittenPtr base = find(job.param_set, job.base);
-  // Rows say the low half of the update that they had last.
   if (base && can_be_base(*base)) {
     const uint64_t round = base->status.version.round;
     // Rows say the low half of the update that they had last.
     if (version.round - round < uint64_t{1} << 31) return static_cast<uint32_t>(round);
   }
-  throw Error(ErrorCode::kSnapshot,
-              "snapshot " + job.name + ": " + server() +
-                  " does not know what has changed since cut " + std::to_string(job.base) +
-                  ": it began after that, or values were stored or loaded since. Save a full one");
+  refuse_changes(job, base.get());
+}
+
+void SnapshotWriter::Impl::refuse_changes(const SnapshotJob& job, const Written* base) const {
+  const std::string cut = "cut " + std::to_string(job.base);
+  std::string why = " does not know what has changed since " + cut +
+                    ": it began after that, or values were stored or loaded since. "
+                    "Save a full one";
+  const bool written = base != nullptr && base->status.state == wire::CutState::kDone;
+  if (written && base->rows_say_changes && !knows_gone(*base)) {
+    why = " does not know any more which keys have lost their rows since " + cut +
+          ": they were more than it keeps of a table, " + std::to_string(GoneKeys::kMostBytes) +
+          " bytes of them, or it had no memory for them. Changes alone cannot be written; the "
+          "next snapshot that is due has all rows. Save a full one";
+  }
+  throw Error(ErrorCode::kSnapshot, "snapshot " + job.name + ": " + server() + why);
 }
 
 void SnapshotWriter::begin(SnapshotJob job, const SnapshotSource& source, std::shared_mutex& lock) {
@@ -554,9 +576,14 @@ void SnapshotWriter::begin(SnapshotJob job, const SnapshotSource& source, std::s
       buffers =
           std::max(buffers, PartRows::size_bytes(table.shape, table.rows_per_slab, table.records));
     }
-    for (const auto& parts : snapshot->gone) {
-      for (const GoneKeys::Part& part : parts) buffers += part->size() * sizeof(int64_t);
+    // All of them, and those of one table that have a row again.
+    uint64_t most = 0;
+    for (size_t table = 0; table < snapshot->gone.size(); ++table) {
+      const uint64_t keys = snapshot->gone_keys(table);
+      buffers += keys * sizeof(int64_t);
+      most = std::max(most, keys);
     }
+    buffers += most * sizeof(int64_t);
     if (!snapshot->frozen->lend() || !impl_->lend_buffers(buffers)) impl_->refuse_memory(job);
     try {
       impl_->add(snapshot);

@@ -22,8 +22,10 @@ void AdmittedKeys::plan(const NamedKeys& keys, const table::AdmissionRule& rule)
     for (; at < keys.ends[push]; ++at) {
       const uint32_t place = keys.inverse[at];
       // A push that names a key twice counts once.
-      if (named_in_[place] != push + 1) ++pushes_[place];
-      named_in_[place] = push + 1;
+      if (keys.counts[push] != 0 && named_in_[place] != push + 1) {
+        ++pushes_[place];
+        named_in_[place] = push + 1;
+      }
       dropped_[at] = static_cast<uint8_t>(pushes_[place] < needed_[place]);
     }
   }

@@ -3,7 +3,7 @@
 //
 // Which keys without a row get one in an update, and which rows of its pushes are dropped: a key
 // counts once for each push that names it, and the push that its table waits for makes the row and
-// is the first that is applied.
+// is the first that is applied. A push without weight, of no samples, counts for nothing.
 #pragma once
 
 #include <cstddef>
@@ -21,6 +21,7 @@ struct NamedKeys {
   std::span<const uint32_t> records;  // of distinct keys; kNone: there is no row now
   std::span<const uint32_t> inverse;  // of each key as it is named, its place in `distinct`
   std::span<const size_t> ends;       // of each push, in the order of ranks: where its keys end
+  std::span<const uint8_t> counts;    // of each push: whether it has weight
 };
 
 class AdmittedKeys {
@@ -35,9 +36,9 @@ class AdmittedKeys {
   void commit(std::span<const int64_t> distinct, table::AdmissionRule* rule) const noexcept;
 
  private:
-  std::vector<uint32_t> pushes_;  // of distinct keys: how many name it
+  std::vector<uint32_t> pushes_;  // of distinct keys: how many that count name it
   std::vector<uint32_t> needed_;  // which of those makes its row; 0: it has one
-  std::vector<size_t> named_in_;  // the last push that names it, from 1
+  std::vector<size_t> named_in_;  // the last push that counts and names it, from 1
   std::vector<uint8_t> dropped_;  // of keys as they are named
 };
 

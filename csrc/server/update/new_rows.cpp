@@ -30,6 +30,7 @@ void NewRows::plan(const Pushes& pushes, table::ParamStore& store) {
       }
       for (const uint32_t at : rows.missing) wanted->keys.push_back(section.keys[rows.order[at]]);
       wanted->ends.push_back(wanted->keys.size());
+      wanted->counts.push_back(push.view.header.weight > 0 ? 1 : 0);
     }
   }
   for (Wanted& wanted : wanted_) find(wanted, *store.tables[wanted.table], deduper_);
@@ -94,8 +95,9 @@ void NewRows::find(Wanted& wanted, table::Table& table, kernels::KeyDeduper& ded
   table.find(wanted.distinct, wanted.records.data(), nullptr);
   if (!table.admission().admits_all()) {
     table.begin_admission();
-    wanted.admitted.plan({wanted.distinct, wanted.records, wanted.inverse, wanted.ends},
-                         table.admission());
+    wanted.admitted.plan(
+        {wanted.distinct, wanted.records, wanted.inverse, wanted.ends, wanted.counts},
+        table.admission());
   }
   for (size_t i = 0; i < wanted.distinct.size(); ++i) {
     if (wanted.records[i] != table::RowIndex::kNone || !wanted.admitted.makes(i)) continue;

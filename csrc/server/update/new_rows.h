@@ -57,7 +57,8 @@ class NewRows {
     std::vector<uint32_t> records;  // of distinct keys
     std::vector<int64_t> absent;    // those of them that are still missing
     std::vector<uint32_t> made;
-    std::vector<size_t> ends;  // of each push: where its keys end
+    std::vector<size_t> ends;     // of each push: where its keys end
+    std::vector<uint8_t> counts;  // of each push: whether it has weight
     AdmittedKeys admitted;
     size_t told = 0;  // keys whose pushes know their records
   };

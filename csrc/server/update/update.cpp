@@ -119,8 +119,7 @@ void GradientUpdate::prepare(Pushes& pushes, bool corrects) {
   new_rows_.plan(pushes, store_);
 }
 
-// What grows with the rows of an update. Merged gradients are left to the tasks where several
-// pushes share rows: nobody knows how many they are.
+// What grows with the rows of an update, so that nothing of it fails once the first row is made.
 void GradientUpdate::reserve(const Pushes& pushes, bool corrects) {
   const bool merges = !direct_ || corrects;
   for (const Task& task : tasks_) {
@@ -149,9 +148,10 @@ void GradientUpdate::reserve_shard(const Task& task, const Pushes& pushes, bool 
     work.states.resize(count);
     work.sources.resize(count);
   }
-  if (pushes.size() > 1 || (direct_ && !corrects)) return;
-  const size_t elements = count * store_.tables[task.id]->dim();
-  if (work.gradients.size() < elements) work.gradients.resize(elements);
+  if (direct_ && !corrects) return;
+  // Of rows that several pushes share there is one gradient: what is too much here is never
+  // written to, and so takes no memory of the machine.
+  work.gradients.reserve(count * store_.tables[task.id]->dim());
 }
 
 void GradientUpdate::apply(Pushes& pushes, uint64_t round, Correction* correction) {
@@ -171,9 +171,10 @@ size_t GradientUpdate::norm_of(const Task& task, std::span<const double> norms) 
   return norms.size() - store_.tables.size() + task.id;
 }
 
-void GradientUpdate::merge(Pushes& pushes, std::span<double> squared_norms) {
+void GradientUpdate::merge(Pushes& pushes, std::span<double> squared_norms) noexcept {
   new_rows_.make(pushes, store_, pool_);
-  pool_.run(tasks_.size(), [&](size_t i) { merge_task(tasks_[i], pushes); });
+  const auto merge_one = [&](size_t i) { merge_task(tasks_[i], pushes); };
+  pool_.run(tasks_.size(), std::ref(merge_one));
   for (const Task& task : tasks_) {
     squared_norms[norm_of(task, squared_norms)] +=
         task.dense ? blocks_[task.id].squared_norm : shard_work(task).squared_norm;
@@ -184,12 +185,13 @@ void GradientUpdate::apply_merged(const Pushes& pushes, std::span<const double> 
                                   uint64_t round) {
   const double limit = settings(pushes).clip_norm;
   for (const uint32_t table : touched_tables_) store_.tables[table]->count_step();
-  pool_.run(tasks_.size(), [&](size_t i) {
+  const auto update_one = [&](size_t i) {
     // As torch.nn.utils.clip_grad_norm_, in which a norm that is not a number spreads.
     const double ratio = limit / (norms[norm_of(tasks_[i], norms)] + 1e-6);
     if (!(ratio >= 1.0)) scale_task(tasks_[i], ratio);
     update_task(tasks_[i], pushes, round);
-  });
+  };
+  pool_.run(tasks_.size(), std::ref(update_one));
 }
 
 // ---- the tasks: one table shard or one dense block ----

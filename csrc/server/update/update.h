@@ -37,12 +37,12 @@ class GradientUpdate {
   // std::bad_alloc, or Error as NewRows::plan; nothing has changed then.
   void prepare(Pushes& pushes, bool corrects = false);
   // Makes new rows, merges, averages, clips by value, corrects if asked to, and updates, each row
-  // and element in one task. A single push needs no memory for that.
+  // and element in one task. Needs no memory for that.
   void apply(Pushes& pushes, uint64_t round, Correction* correction = nullptr);
   // First phase of a round with clip_norm: makes new rows, merges, averages and clips by value
   // only. Adds to `squared_norms`, one or one of each tensor, those of what was merged, summed in
-  // double: blocks by id, then tables by id and shard. When it throws no value has changed.
-  void merge(Pushes& pushes, std::span<double> squared_norms);
+  // double: blocks by id, then tables by id and shard.
+  void merge(Pushes& pushes, std::span<double> squared_norms) noexcept;
   // Second phase: updates with the merged gradient times min(1, clip_norm / (norm + 1e-6)), each
   // tensor by its own norm, or all by the only one.
   void apply_merged(const Pushes& pushes, std::span<const double> norms, uint64_t round);

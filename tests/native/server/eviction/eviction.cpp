@@ -221,6 +221,8 @@ TEST(server_tells_who_holds_a_row_that_it_has_gone) {
   CHECK_EQ(second.at(2), 2.0f);
   // Rows that went before they were read are what their holder has.
   CHECK(holding(4, {{2, 1.0f}}).empty());
+  // Nobody has asked for any of them.
+  CHECK_EQ(world.counts(0).unknown_reads, 0u);
 }
 
 // Of an open table: keys of either sign, zeros for those without a row, and one that has lost its

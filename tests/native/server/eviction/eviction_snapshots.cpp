@@ -192,6 +192,12 @@ TEST(servers_that_know_no_more_what_has_gone_want_a_full_snapshot) {
   CHECK(!keys.knows(first) && keys.knows(second));
   CHECK_EQ(keys.size_bytes(), 0u);
   keys.add(some);
+  const std::vector<table::Freed> few(30, table::Freed{6, 0});
+  keys.add(few);
+  // What it has room for counts, which is no more than it may keep.
+  CHECK_EQ(keys.size_bytes(), 800u);
+  CHECK_EQ(memory->kept_bytes(), 800u);
+  CHECK(keys.knows(second));
   keys.add(some);  // too many
   CHECK(!keys.knows(second));
   CHECK_EQ(memory->kept_bytes(), 0u);
@@ -210,7 +216,17 @@ TEST(servers_that_know_no_more_what_has_gone_want_a_full_snapshot) {
   CHECK(status_at_end(writer, 1).can_be_base);
   rig.gone[1]->drop();
   CHECK(!status_at_end(writer, 1).can_be_base);
-  CHECK_THROWS(begin_churned(rig, writer, 2, 1), Error);
+  std::string told;
+  try {
+    begin_churned(rig, writer, 2, 1);
+  } catch (const Error& error) {
+    CHECK_EQ(error.code(), ErrorCode::kSnapshot);
+    told = error.what();
+  }
+  CHECK(contains(told, "which keys have lost their rows since cut 1"));
+  CHECK(contains(told, "67108864 bytes"));
+  CHECK(contains(told, "the next snapshot that is due has all rows"));
+  CHECK(!contains(told, "stored or loaded"));
   rig.push_some(random, 20);
   begin_churned(rig, writer, 3);
   CHECK(status_at_end(writer, 3).can_be_base);

@@ -1,10 +1,12 @@
 // Copyright (c) 2026 The torch_cpudist authors.
 // SPDX-License-Identifier: BSD-3-Clause
+// long: what admits a key, drops it and bounds rows, by one fixture
 //
 // Which pushes make rows: open tables of any keys, admission by count and by chance, bounds of
 // rows, and what keys without a row read as.
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 #include <map>
@@ -253,6 +255,81 @@ TEST(count_filter_counts_nothing_of_a_push_that_fails) {
     refused += applied ? 0 : 1;
   }
   CHECK(refused > 5);
+}
+
+// In two phases rows are made by the first, which clips: before that all memory is there.
+TEST(count_filter_counts_nothing_of_a_round_that_is_refused) {
+  int64_t refused = 0;
+  at_every_allocation([&](int64_t nth) {
+    OpenWorld world(open_layout(by_count(2)), 2);
+    world.round(0, {{{1, 1.0f}}, {}});
+    wire::PushHeader header;
+    header.round = 1;
+    header.clip_norm = 1e6;
+    const auto waits = world.ask(1, {{1, 1.0f}, {-2, 1.0f}, {-3, 1.0f}}, header);
+    const Buffer push = remote_push(world, header, {{1, 1.0f}, {-2, 1.0f}});
+    const bool happened = push_without_memory(world, push, nth);
+    if (world[1].waits(waits)) return happened;
+    const wire::Frame told = world[1].answer(waits);
+    const bool merged = told.header.kind == wire::FrameKind::kReply;
+    // Else there was no memory to tell of it, which ends the set.
+    if (!merged && wire::decode_error(view(told.payload)).code != ErrorCode::kOverloaded) {
+      return happened;
+    }
+    refused += merged ? 0 : 1;
+    const server::TableStats stats = world.stats();
+    CHECK_EQ(stats.created, merged ? 2u : 0u);
+    CHECK_EQ(stats.filtered, merged ? 3u : 1u);
+    return happened;
+  });
+  CHECK(refused > 5);
+}
+
+TEST(count_filter_counts_no_push_without_weight) {
+  OpenWorld world(open_layout(by_count(2)), 3);
+  const auto round = [&](uint64_t number, const std::array<double, 3>& weights,
+                         const std::array<std::vector<RowGradient>, 3>& rows) {
+    std::array<uint64_t, 3> asked{};
+    wire::PushHeader header;
+    header.round = number;
+    header.by_samples = true;
+    for (size_t rank = 0; rank < 3; ++rank) {
+      header.weight = weights[rank];
+      asked[rank] = world.ask(rank, rows[rank], header);
+    }
+    for (size_t rank = 0; rank < 3; ++rank) world[rank].reply(asked[rank]);
+  };
+  round(0, {0, 4, 4}, {{{{1, 8.0f}, {2, 8.0f}}, {{2, 8.0f}}, {{3, 8.0f}}}});
+  CHECK_EQ(world.stats().rows, 0u);
+  CHECK_EQ(world.stats().filtered, 2u);  // of keys 2 and 3
+  round(1, {0, 4, 4}, {{{{1, 8.0f}, {2, 8.0f}}, {{1, 8.0f}}, {}}});
+  CHECK_EQ(world.stats().rows, 0u);
+  CHECK_EQ(world.stats().filtered, 3u);
+  // A push that counts makes the row; what has no weight stays without, before it and behind.
+  round(2, {0, 4, 0}, {{{{1, 8.0f}}, {{1, 8.0f}}, {{1, 8.0f}, {2, 8.0f}}}});
+  CHECK_EQ(world.value(1), -8.0f);
+  CHECK_EQ(world.stats().rows, 1u);
+  CHECK_EQ(world.stats().filtered, 3u);
+  round(3, {0, 0, 0}, {{{{2, 8.0f}}, {{2, 8.0f}}, {{3, 8.0f}}}});
+  round(4, {0, 4, 4}, {{{}, {{2, 8.0f}}, {}}});
+  CHECK_EQ(world.value(2), -4.0f);
+  CHECK_EQ(world.stats().rows, 2u);
+  CHECK_EQ(world.stats().filtered, 3u);
+}
+
+TEST(count_filter_counts_nothing_of_gradients_that_are_left_out) {
+  server::ServerOptions options = server_options(1);
+  options.nonfinite = server::NonFinite::kSkip;
+  World world(open_layout(by_count(2)), options, false);
+  make_ready(world);
+  wire::PushHeader header;
+  for (; header.round < 3; ++header.round) {
+    const Buffer push = remote_push(world, header, {{1, 1.0f}, {2, std::nanf("")}});
+    world[0].reply(world[0].ask(wire::FrameKind::kPush, push.share()));
+  }
+  const server::TableStats stats = world.server.table_stats().at(0);
+  CHECK_EQ(stats.rows, 0u);
+  CHECK_EQ(stats.filtered, 0u);
 }
 
 TEST(probability_makes_rows_of_the_same_keys_always) {
