@@ -293,3 +293,14 @@ def test_one_that_cannot_be_read_keeps_only_what_it_may_need(tmp_path, caplog) -
     assert len(told) == 1
     assert f"{numbered(30)}/manifest.json: Input/output error" in told[0]
     assert directory.names() == [numbered(20), numbered(30), numbered(70)]
+
+
+def test_a_token_that_this_run_is_writing_is_not_swept(directory) -> None:
+    """It is empty for a moment, while another trainer sweeps."""
+    run_id = 0x1_0000_AAAA
+    mine, others = (names.run_token(one, "0-of-1-1.tmp") for one in (run_id, 7))
+    directory.path.mkdir(parents=True, exist_ok=True)
+    for name in (mine, others):
+        (directory.path / name).write_bytes(b"")
+    assert directory.sweep(run_id) == [others]
+    assert (directory.path / mine).exists()

@@ -36,15 +36,29 @@ class AsyncDriver(ServerDriver):
     ) -> None:
         """Starts the queue of ``parameters``."""
         super().__init__(parameters, ServedState(made, parameters))
-        settings = strategy.communicator
+        self._strategy = strategy
+        self._run = made.run
+        self._start()
+
+    def _start(self) -> None:
+        parameters, settings = self._parameters, self._strategy.communicator
         configs = parameters.placement.layout.configs
         self._pushes = parameters.opened.start_queue(
             size=settings.send_queue_size,
-            max_merge=strategy.max_merge,
+            max_merge=self._strategy.max_merge,
             mean=_merged_by_mean(settings.merge_rule, configs),
             pull_every=settings.pull_every,
         )
-        self.save_by(QueuedSaving(parameters, made.run, self._pushes))
+        self.save_by(QueuedSaving(parameters, self._run, self._pushes))
+
+    @property
+    def together(self) -> str:
+        """It can: nobody waits for anybody's steps."""
+        return ""
+
+    def renew(self) -> None:
+        """What was queued for the servers that were lost is lost with them."""
+        self._start()
 
     def step(
         self,

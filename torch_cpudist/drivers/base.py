@@ -125,6 +125,21 @@ class Driver(ABC):
 
     keeper: StateKeeper
 
+    @property
+    def together(self) -> str:
+        """Why it cannot outlive its servers; empty if it can.
+
+        By default trainers and servers hold one model between them.
+        """
+        return (
+            "trainers of this strategy step together with their servers. Start all "
+            "jobs again: opt.resume() brings all back to one moment, the newest "
+            "snapshot, exactly."
+        )
+
+    def renew(self) -> None:  # noqa: B027 - most end with their servers
+        """Its parameters are open on servers that have come back, and have values."""
+
     @abstractmethod
     def step(
         self,

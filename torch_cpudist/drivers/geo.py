@@ -122,6 +122,15 @@ class GeoDriver(ServerDriver):
             )
         return super().saving
 
+    @property
+    def together(self) -> str:
+        """What was moved since an exchange is of values that are gone."""
+        return (
+            "under Geo what trainers have moved is of values that went with the "
+            "servers. Start this job again: opt.resume() goes on from the newest "
+            "snapshot."
+        )
+
     def progress(self) -> dict[str, int]:
         """Counters, for snapshots."""
         return {"own_steps": self._own_steps, "batches": self._all_batches}

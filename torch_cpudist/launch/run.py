@@ -17,7 +17,14 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 from torch.utils import data
 
 from torch_cpudist import ranges
-from torch_cpudist.errors import ClosedError, ConfigurationError, ForkedProcessError
+from torch_cpudist.errors import (
+    ClosedError,
+    ConfigurationError,
+    Error,
+    ForkedProcessError,
+    PeerLostError,
+)
+from torch_cpudist.launch.comeback import Comeback
 from torch_cpudist.launch.endpoints import Endpoints
 from torch_cpudist.launch.environment import Environment
 from torch_cpudist.launch.layout import Layout, Numbers
@@ -103,6 +110,20 @@ class Participant(ABC):
     def global_step(self) -> int:
         """The cluster's count of steps; see ``cpudist.global_step``."""
 
+    def cannot_outlive(self, index: int) -> str:
+        """Why it cannot go on with servers that have come back; empty if it can.
+
+        Args:
+            index: which of the run's participants it is.
+        """
+        return "what takes part in this run ends with its servers."
+
+    def let_go(self) -> None:  # noqa: B027 - as above
+        """Ends what it has under way with servers that are lost. Idempotent."""
+
+    def go_on_with(self, client: _core.Client, limit_s: float) -> None:  # noqa: B027
+        """Goes on with servers that have come back; see ``comeback``."""
+
     @abstractmethod
     def trained_parameters(self) -> list[torch.nn.Parameter]:
         """What it trains."""
@@ -138,6 +159,15 @@ class Run:
     _counted: StepCounts | None = field(default=None, init=False)
     _owned: dict[str, Closeable] = field(default_factory=dict, init=False)
     _owned_lock: threading.Lock = field(default_factory=threading.Lock, init=False)
+
+    def __post_init__(self) -> None:
+        """Its servers may be lost, and others come."""
+        self._comeback = Comeback(
+            self.environment,
+            self.numbers,
+            lambda: self.endpoints,
+            self.participants,
+        )
 
     # -- who this is -------------------------------------------------------------------
 
@@ -258,9 +288,30 @@ class Run:
         self.check_usable()
         return self._participants[-1].global_step() if self._participants else 0
 
+    def outlive(self, error: Error, client: _core.Client | None) -> None:
+        """Returns when servers have come back, and all that takes part goes on.
+
+        Args:
+            error: what a call has failed with.
+            client: whose call it was; ``None``: of one that was replaced since.
+
+        Raises:
+            Error: ``error``, where nothing is to be waited for (as without
+                ``CPUDIST_REJOIN_S``); else why it cannot go on.
+        """
+        self._comeback.outlive(error, client)
+
     def barrier(self) -> None:
         """Waits for all trainers that have not shut down; see ``cpudist.barrier``."""
-        client = self.trainer_client()
+        while True:
+            client = self.trainer_client()
+            try:
+                self._barrier(client)
+                return
+            except PeerLostError as error:
+                self.outlive(error, client)
+
+    def _barrier(self, client: _core.Client) -> None:
         participants = self.participants()
         for participant in participants:
             participant.before_barrier()

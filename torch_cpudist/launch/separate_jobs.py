@@ -5,7 +5,8 @@
 Server 0 keeps a c10d store at ``CPUDIST_RENDEZVOUS``. It holds the run: its id, the
 servers' addresses, the settings. Trainers take their ids there: a job takes as many in
 a row as it has ranks, and a job that torchrun restarts finds its own again, each rank
-as the next incarnation of its trainer.
+as the next incarnation of its trainer. Trainers that outlive the servers keep theirs
+(``comeback``).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Any, TypeVar
 
 from torch._C._distributed_c10d import TCPStore
 
+from torch_cpudist import _core
 from torch_cpudist.backends.meeting import write
 from torch_cpudist.errors import (
     AddressError,
@@ -42,6 +44,7 @@ _PAUSE_S = 0.1
 # A rank that claimed its job's ids and died before it wrote them down.
 _CLAIM_S = 10.0
 _CALL = timedelta(seconds=30)
+TOGETHER, AT_ONCE = "together", "at once"
 
 
 def start(
@@ -135,10 +138,8 @@ def _open_store(apart: SeparateJob, run: dict[str, Any]) -> TCPStore:
 def _train(
     made: Environment, apart: SeparateJob, rendezvous: Rendezvous
 ) -> tuple[Numbers, Endpoints]:
-    store = _reach_store(apart, rendezvous)
-    run = json.loads(_guarded(apart, lambda: store.get("run")))
-    _check_run(made, apart, run)
-    rank, incarnation = _guarded(apart, lambda: _claim(store, made))
+    store, run = meet(made, apart, rendezvous.remaining_s)
+    rank, incarnation = guarded(apart, lambda: claim(store, made))
     numbers = Numbers(
         role="trainer",
         trainer_rank=rank,
@@ -146,35 +147,103 @@ def _train(
         server_count=len(run["servers"]),
         shard_id=-1,
     )
+    ends, client = connected(made, numbers, run, incarnation, rendezvous.remaining_s())
+    if incarnation > 1:
+        logger.info("trainer %d is back, incarnation %d", rank, incarnation)
+    if rank < numbers.trainer_count:
+        begin(apart, store, client, TOGETHER)
+    return numbers, ends
+
+
+def begin(apart: SeparateJob, store: TCPStore, client: _core.Client, how: str) -> None:
+    """Meets the others, where the run has not started yet.
+
+    Only at the start: who joins later waits for nobody. Whoever comes first says how
+    it starts, for all: else one would wait at a barrier to which others do not come.
+
+    Args:
+        apart: what it says of this trainer's job.
+        store: of the run.
+        client: of this trainer.
+        how: ``TOGETHER``, of one that begins; ``AT_ONCE``, of one that goes on.
+
+    Raises:
+        AddressError: the store failed.
+        PeerLostError, OperationTimeoutError: trainers or servers did not come.
+    """
+    if guarded(apart, lambda: store.check(["started"])):
+        return
+    first = guarded(apart, lambda: store.compare_set("start", "", how).decode())
+    if first == TOGETHER:
+        client.barrier()
+    guarded(apart, lambda: write(store, "started", "1"))
+
+
+def meet(
+    made: Environment, apart: SeparateJob, remaining_s: Callable[[], float]
+) -> tuple[TCPStore, dict[str, Any]]:
+    """Waits until server 0 listens.
+
+    Args:
+        made: of this trainer.
+        apart: what it says of its job.
+        remaining_s: how much longer.
+
+    Returns:
+        The store there, and what it says of the run.
+
+    Raises:
+        AddressError, OperationTimeoutError: nobody is met there.
+        ConfigMismatchError: servers were started with other settings.
+    """
+    store = _reach_store(apart, remaining_s)
+    run: dict[str, Any] = json.loads(guarded(apart, lambda: store.get("run")))
+    _check_run(made, apart, run)
+    return store, run
+
+
+def connected(
+    made: Environment,
+    numbers: Numbers,
+    run: dict[str, Any],
+    incarnation: int,
+    connect_s: float,
+) -> tuple[Endpoints, _core.Client]:
+    """A trainer's end, and its client, connected to every server of a run.
+
+    Raises:
+        AddressError, PeerLostError: a server cannot be reached.
+    """
     own = host.identity()
     lists = [
         endpoints.reachable(addresses, host_id == own)
         for addresses, host_id in zip(run["servers"], run["hosts"], strict=True)
     ]
-    ends = Endpoints(
-        sockets={address for some in lists for address in some},
-        run_id=int(run["run_id"]),
-        incarnation=incarnation,
-    )
-    ends.client = endpoints.connect(
+    run_id = int(run["run_id"])
+    client = endpoints.connect(
         made,
         numbers,
-        ends.run_id,
+        run_id,
         None,
         lists,
-        connect_s=rendezvous.remaining_s(),
+        connect_s=connect_s,
         incarnation=incarnation,
     )
-    if incarnation > 1:
-        logger.info("trainer %d is back, incarnation %d", rank, incarnation)
-    # Only at the start: who joins later waits for nobody.
-    if rank < numbers.trainer_count and not store.check(["started"]):
-        ends.client.barrier()
-        _guarded(apart, lambda: write(store, "started", "1"))
-    return numbers, ends
+    ends = Endpoints(
+        client=client,
+        sockets={address for some in lists for address in some},
+        run_id=run_id,
+        incarnation=incarnation,
+    )
+    return ends, client
 
 
-def _guarded(apart: SeparateJob, action: Callable[[], T]) -> T:
+def guarded(apart: SeparateJob, action: Callable[[], T]) -> T:
+    """What ``action`` has of the store.
+
+    Raises:
+        AddressError: it failed.
+    """
     try:
         return action()
     except (RuntimeError, OSError) as error:
@@ -183,7 +252,7 @@ def _guarded(apart: SeparateJob, action: Callable[[], T]) -> T:
         ) from error
 
 
-def _reach_store(apart: SeparateJob, rendezvous: Rendezvous) -> TCPStore:
+def _reach_store(apart: SeparateJob, remaining_s: Callable[[], float]) -> TCPStore:
     """Waits until server 0 listens."""
     while True:
         try:
@@ -194,14 +263,14 @@ def _reach_store(apart: SeparateJob, rendezvous: Rendezvous) -> TCPStore:
                 f"{apart.where}: the name does not resolve on this host ({error})."
             ) from error
         except OSError as error:
-            if rendezvous.remaining_s() <= 0:
+            if remaining_s() <= 0:
                 raise OperationTimeoutError(
                     f"nobody answers at {apart.where} ({error}). Start the servers' "
                     "job (CPUDIST_ROLE=server) with the same CPUDIST_RENDEZVOUS, or "
                     "pass a longer init(timeout_s=...)."
                 ) from error
         time.sleep(_PAUSE_S)
-    return _guarded(
+    return guarded(
         apart,
         lambda: TCPStore(
             apart.host,
@@ -228,12 +297,21 @@ def _check_run(made: Environment, apart: SeparateJob, run: dict[str, Any]) -> No
             )
 
 
-def _claim(store: TCPStore, made: Environment) -> tuple[int, int]:
-    """This rank's trainer id, and how often it was started."""
+def _job_of(made: Environment) -> str:
     job = made.job or str(os.getpid())
     if made.master_addr is None or host.is_loopback(made.master_addr, made.master_port):
         # A name of this host only: other hosts may have a job of the same name.
         job = f"{host.identity()}/{job}"
+    return job
+
+
+def claim(store: TCPStore, made: Environment) -> tuple[int, int]:
+    """This rank's trainer id, and how often it was started.
+
+    Raises:
+        ConfigurationError: its job has more ranks than when it came first.
+    """
+    job = _job_of(made)
     incarnation = store.add(f"started/{job}/{made.rank}", 1)
     base = f"base/{job}"
     if store.add(f"claim/{job}", 1) > 1:
@@ -241,7 +319,7 @@ def _claim(store: TCPStore, made: Environment) -> tuple[int, int]:
         while not store.check([base]) and time.monotonic() < until:
             time.sleep(_PAUSE_S / 10)
     if not store.check([base]):
-        first = store.add("trainers", made.world_size) - made.world_size
+        first = _free_ids(store, job, made.world_size)
         # Somebody else may have been as patient: one of the two stands.
         store.compare_set(base, "", json.dumps([first, made.world_size]))
     first, ranks = json.loads(store.get(base))
@@ -252,3 +330,40 @@ def _claim(store: TCPStore, made: Environment) -> tuple[int, int]:
             "the next ones. Start the larger job under another --rdzv-id."
         )
     return first + made.rank, incarnation
+
+
+def _free_ids(store: TCPStore, job: str, ranks: int) -> int:
+    """The first of the next ids in a row that nobody has kept over servers' end."""
+    while True:
+        first = store.add("trainers", ranks) - ranks
+        if all(_owns(store, job, first + one) for one in range(ranks)):
+            return first
+
+
+def _owns(store: TCPStore, job: str, rank: int) -> bool:
+    return bool(store.compare_set(f"owner/{rank}", "", job).decode() == job)
+
+
+def keep_id(store: TCPStore, made: Environment, rank: int) -> int:
+    """Takes the id that this trainer had with servers that were lost.
+
+    Args:
+        store: of those that came in their place.
+        made: of this trainer.
+        rank: its id.
+
+    Returns:
+        Its incarnation there.
+
+    Raises:
+        ConfigMismatchError: another job was faster.
+    """
+    job, first = _job_of(made), rank - made.rank
+    # Those of the whole job: its other ranks may be slower than a new job.
+    if not all(_owns(store, job, first + one) for one in range(made.world_size)):
+        raise ConfigMismatchError(
+            f"trainer {rank}: a job that was started while the servers were away has "
+            "taken this id, or one of this job. Start this job again: it gets others."
+        )
+    store.compare_set(f"base/{job}", "", json.dumps([first, made.world_size]))
+    return int(store.add(f"started/{job}/{made.rank}", 1))

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from torch_cpudist import _core
 from torch_cpudist.drivers.base import Driver, Wrapped
 from torch_cpudist.drivers.guard import InnerGuard
 from torch_cpudist.drivers.registry import make_driver, open_parameters
@@ -33,10 +34,12 @@ from torch_cpudist.optimizer import face
 from torch_cpudist.optimizer.averages import Averages
 from torch_cpudist.optimizer.foreseeing import foresee, stats_of
 from torch_cpudist.optimizer.initial_state import InitialState
+from torch_cpudist.optimizer.outliving import Outliving
 from torch_cpudist.optimizer.paces import Often
 from torch_cpudist.optimizer.prefetching import Prefetching
 from torch_cpudist.optimizer.resumable import Resumable
-from torch_cpudist.optimizer.snapshots import Snapshots, Started
+from torch_cpudist.optimizer.snapshots import Snapshots
+from torch_cpudist.optimizer.subject import Started
 from torch_cpudist.optimizer.untrained import Untrained
 from torch_cpudist.rules.groups import OptimizerGroups, wrapped
 from torch_cpudist.rules.state_parts import States, check_states
@@ -173,6 +176,7 @@ class DistributedOptimizer(face.ServedOptimizer, Participant):
         self._said_left = False
         self._step_s = 0.0
         self._resumable = Resumable(self._run, model)
+        self._outliving = Outliving(self._run, self._driver, self._resumable)
         self._run.add_participant(self)
 
     # -- construction ------------------------------------------------------------------
@@ -314,7 +318,11 @@ class DistributedOptimizer(face.ServedOptimizer, Participant):
             self._untrained.compare()
         self._guard.check()
         with torch.no_grad():
-            self._rounds = self._driver.step(self._groups.rules(), samples, self.clip)
+            self._rounds = self._outliving.step(
+                self._step_count_total + 1,
+                lambda: self._driver.step(self._groups.rules(), samples, self.clip),
+                self._rounds,
+            )
         self._first.end()
         if self._foreseen is not None:
             self._foreseen.forget_forward()
@@ -326,7 +334,8 @@ class DistributedOptimizer(face.ServedOptimizer, Participant):
         self._sample_count += operator.index(samples or 0)
         for inner in self._inners:
             inner._opt_called = True  # type: ignore[attr-defined]
-        self._resumable.after_step(self.counters())
+        self._outliving.lasting(lambda: self._resumable.after_step(self.counters()))
+        self._outliving.step_over()
         return loss
 
     def no_sync(self) -> AbstractContextManager[None]:
@@ -408,7 +417,8 @@ class DistributedOptimizer(face.ServedOptimizer, Participant):
         check_pull("flush", pull)
         if not overwrite:
             parameters.check_unchanged()
-        self._driver.flush(pull, bool(parameters.changed()))
+        changed = bool(parameters.changed())
+        self._outliving.lasting(lambda: self._driver.flush(pull, changed))
 
     def take_home(self, pull: str) -> None:
         """Flushes, unless the model was changed after its last step: for shutdown."""
@@ -434,10 +444,13 @@ class DistributedOptimizer(face.ServedOptimizer, Participant):
         The next ``step()`` joins again. ``barrier()`` and ``shutdown()`` imply it.
         """
         self._open()
+        self._outliving.lasting(self._leave)
+        self._said_left = True
+
+    def _leave(self) -> None:
         self._resumable.leaving(self.counters())
         self._driver.leave()
         self._resumable.settle()
-        self._said_left = True
 
     def join(self) -> None:
         """Takes part again after ``leave()``, before the next forward.
@@ -448,7 +461,7 @@ class DistributedOptimizer(face.ServedOptimizer, Participant):
         parameters = self._open()
         self._averages.check_not_entered("join()")
         parameters.check_unchanged()
-        self._driver.join()
+        self._outliving.lasting(self._driver.join)
 
     def before_barrier(self) -> None:
         """Hands on what it must before everybody has left: for ``barrier()``."""
@@ -507,7 +520,10 @@ class DistributedOptimizer(face.ServedOptimizer, Participant):
             are committed, and ``last``, the name of the newest, on trainers that do not
             commit as far as this one has seen; ``failed`` and ``skipped`` (not taken)
             here; ``deltas`` and ``last_s``, from its moment to its end, of who commits;
-            ``pause_s_max``, the longest time that one has kept a step.
+            ``pause_s_max``, the longest time that one has kept a step. Under Async in
+            jobs of their own also ``recovered`` (a dict): ``count``, how often servers
+            have come back; ``lost_updates`` of this trainer in all; ``lost_s``, seconds
+            of training that went with them. Counters of the client begin anew then.
         """
         return {
             "steps": self._step_count_total,
@@ -517,6 +533,7 @@ class DistributedOptimizer(face.ServedOptimizer, Participant):
             "lookups": stats_of(self._foreseen),
             **self._driver.stats(),
             **self._resumable.stats(),
+            **self._outliving.stats(),
         }
 
     def table_stats(self) -> dict[str, dict[str, int]]:
@@ -537,7 +554,9 @@ class DistributedOptimizer(face.ServedOptimizer, Participant):
         Cost: a request and reply per server and table.
         """
         self._open()
-        return row_counts.table_stats(self._driver.pulled)
+        return self._outliving.lasting(
+            lambda: row_counts.table_stats(self._driver.pulled)
+        )
 
     def shrink(self, name: str | None = None) -> dict[str, int]:
         """Evicts now every row whose time has come, by the tables' ``Evict``.
@@ -559,7 +578,9 @@ class DistributedOptimizer(face.ServedOptimizer, Participant):
         Cost: servers look at every row, some thousand at a time, between updates.
         """
         self._open()
-        return row_counts.shrink(self._driver.pulled, name)
+        return self._outliving.lasting(
+            lambda: row_counts.shrink(self._driver.pulled, name)
+        )
 
     # -- state -------------------------------------------------------------------------
 
@@ -578,7 +599,7 @@ class DistributedOptimizer(face.ServedOptimizer, Participant):
         face.run_before_saving(self)
         self._open()
         self._averages.check_not_entered("state_dict() of the optimizer")
-        dicts = self._driver.keeper.fetch()
+        dicts = self._outliving.lasting(self._driver.keeper.fetch)
         found = dicts[0] if len(dicts) == 1 else {"optimizers": dicts}
         tables = self._open().placement.tables
         remote = [table.found.name for table in tables if table.found.remote]
@@ -722,7 +743,8 @@ class DistributedOptimizer(face.ServedOptimizer, Participant):
             InvalidArgumentError: no such name can be, or this is not trainer 0.
             SnapshotError: it was not taken or not saved. Training is as before.
         """
-        return self._resumed("save_snapshot").save(name, self.counters())
+        snapshots = self._resumed("save_snapshot")
+        return self._outliving.lasting(lambda: snapshots.save(name, self.counters()))
 
     def load_snapshot(
         self,
@@ -776,6 +798,20 @@ class DistributedOptimizer(face.ServedOptimizer, Participant):
     def add_generators(self, generators: Sequence[torch.Generator]) -> None:
         """Takes the generators of replicas into snapshots."""
         self._resumable.add_generators(generators)
+
+    # -- servers that come back --------------------------------------------------------
+
+    def cannot_outlive(self, index: int) -> str:
+        """Why it cannot; see ``Participant``."""
+        return self._outliving.refusal(index, self._averages.are_here)
+
+    def let_go(self) -> None:
+        """Gives up the snapshots that were being saved."""
+        self._outliving.let_go(self._step_count_total)
+
+    def go_on_with(self, client: _core.Client, limit_s: float) -> None:
+        """Goes on with servers that have come back; see ``Participant``."""
+        self._outliving.go_on_with(client, limit_s)
 
     # -- the end -----------------------------------------------------------------------
 

@@ -24,8 +24,9 @@ def foresee(
     """
     if pulled is None or not strategy.learns_lookups or len(pulled.bindings) == 0:
         return None
-    opened = pulled.opened
-    tables = Tables(pulled.bindings, pulled.pull_together, opened.is_member)
+    tables = Tables(
+        pulled.bindings, pulled.pull_together, lambda: pulled.opened.is_member()
+    )
     return ForeseenLookups(model, pulled.bindings, tables)
 
 

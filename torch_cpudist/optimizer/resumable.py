@@ -12,7 +12,8 @@ from torch import nn
 
 from torch_cpudist.errors import InvalidArgumentError
 from torch_cpudist.optimizer.paces import Often
-from torch_cpudist.optimizer.snapshots import Snapshots, Started, Subject
+from torch_cpudist.optimizer.snapshots import Snapshots
+from torch_cpudist.optimizer.subject import Started, Subject
 
 if TYPE_CHECKING:
     from torch_cpudist.launch.run import Run

@@ -228,6 +228,15 @@ class Saves:
         """Has what this trainer commits copied there from now on."""
         self._copies = Copies(store, self._directory, self._keep)
 
+    def count_from(self, before: Saves) -> None:
+        """Goes on counting where another one has ended, whose servers were lost.
+
+        Of these it is not known what they count that no trainer does.
+        """
+        self._counts = replace(before._counts, in_a_row=0)
+        self._unseen.extend(before._unseen)
+        self.uncounted = None
+
     @property
     def copied(self) -> dict[str, int]:
         """What came of copies to a store, for ``stats``; nothing without one."""

@@ -9,20 +9,17 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
-
-import torch
-from torch import nn
+from typing import Any
 
 from torch_cpudist import ranges
 from torch_cpudist._version import __version__
-from torch_cpudist.drivers.base import Driver
 from torch_cpudist.drivers.saving import Saving
 from torch_cpudist.errors import (
     ConfigurationError,
     Error,
+    InternalError,
     InvalidArgumentError,
     SnapshotCorruptError,
     SnapshotError,
@@ -32,11 +29,13 @@ from torch_cpudist.log import logger
 from torch_cpudist.machine.urls import is_url
 from torch_cpudist.optimizer.captured import Captured
 from torch_cpudist.optimizer.meeting import Meeting
-from torch_cpudist.optimizer.own_state import OwnState, ReadsAhead, check_objects
+from torch_cpudist.optimizer.own_state import OwnState, check_objects
 from torch_cpudist.optimizer.paces import Often, Pace, StepTimes
 from torch_cpudist.optimizer.places import checked_place
+from torch_cpudist.optimizer.recovered import Moments
 from torch_cpudist.optimizer.saves import Save, Saves, Tip
 from torch_cpudist.optimizer.schedules import Schedules, schedules_of
+from torch_cpudist.optimizer.subject import Started, Subject
 from torch_cpudist.optimizer.trainer_tree import read_tree, tree_of
 from torch_cpudist.optimizer.under_way import UnderWay
 from torch_cpudist.snapshot import names, trees
@@ -48,9 +47,6 @@ from torch_cpudist.snapshot.reading import Snapshot
 from torch_cpudist.snapshot.staging import Stage
 from torch_cpudist.snapshot.store import Store
 
-if TYPE_CHECKING:
-    from torch_cpudist.launch.run import Run
-
 # How long others may take to come to the moment of a snapshot. Trainers that are
 # together come at once or never; else it is the end of their next step: at least so
 # long, and several times what a step takes here.
@@ -61,65 +57,12 @@ _POLL_S = 0.02
 _TOLD_S = 10.0
 
 
-@dataclass(frozen=True)
-class Started:
-    """Where a run goes on, as ``resume`` found it.
-
-    Attributes:
-        step: steps that this trainer has made; 0 where there was no snapshot.
-        name: of the snapshot; ``None`` if there was none.
-        report: what was and what was not taken from it, as sentences.
-        taken: tables and dense parameters that have the snapshot's values: names in the
-            snapshot by names in the model.
-        missing: why not, of the others that were asked for, by name in the model.
-        unused: names in the snapshot of which nothing was taken.
-    """
-
-    step: int = 0
-    name: str | None = None
-    report: tuple[str, ...] = ()
-    taken: Mapping[str, str] = field(default_factory=dict)
-    missing: Mapping[str, str] = field(default_factory=dict)
-    unused: tuple[str, ...] = ()
-
-
-class Counters(Protocol):
-    """An optimizer that counts what it did."""
-
-    def counters(self) -> dict[str, int]:
-        """Steps, samples and rounds."""
-
-    def set_counters(self, counted: Mapping[str, int]) -> None:
-        """Goes on from there."""
-
-
-@dataclass(frozen=True)
-class Subject:
-    """Whose snapshots they are.
-
-    Attributes:
-        run: this trainer's.
-        model: the wrapped one.
-        groups: parameter groups of the optimizer.
-        driver: of its strategy.
-        strategy: its name and what it was given, for the manifest.
-        average_decay: of the average that is kept; 0 for none.
-        counters: the optimizer.
-        readers: what reads datasets ahead, as of when it is asked.
-        generators: of replicas, as of then.
-        number: which of the run's optimizers it is.
-    """
-
-    run: Run
-    model: nn.Module
-    groups: Sequence[dict[str, Any]]
-    driver: Driver
-    strategy: tuple[str, Mapping[str, Any]]
-    average_decay: float
-    counters: Counters
-    readers: Sequence[ReadsAhead]
-    generators: list[torch.Generator]
-    number: int
+def _nothing_to_load(directory: Directory) -> SnapshotError:
+    return SnapshotError(
+        "servers have come back without values, and there is no snapshot in "
+        f"{directory.path} to load: none was saved before they were lost. Start all "
+        "trainers' jobs again, which begin anew, with every_steps= or every_s=."
+    )
 
 
 class Snapshots:
@@ -164,31 +107,14 @@ class Snapshots:
             subject.model, subject.groups, objects, subject.readers, subject.generators
         )
         self._leads = run.trainer_rank == 0
-        self._left = LeftFiles(
-            self.directory.path, run.run_id, subject.number, self.directory.files
-        )
-        self._captured = self._capturing(Schedules(schedules_of(objects)))
-        self._saves = Saves(
-            self.directory,
-            run.trainer_rank,
-            self._saving,
-            self._described,
-            often.keep,
-            run.trainer_count,
-            self._left,
-            run.environment.round_deadline_ms / 1000,
-            run.run_id,
-            self._captured.all,
-            self._captured.look,
-        )
+        self._objects = objects
+        self._begin()
         self._pace = self._paced(often.every_steps, often.every_s, "")
         self._delta_pace = self._paced(
             often.delta_every_steps, often.delta_every_s, "delta_"
         )
-        self._meeting = Meeting(run, self.directory, subject.number)
-        goes = run.environment.apart is not None and self._saving.comes_and_goes
-        way = UnderWay(run, self.directory, subject.number)
-        self._way = way if goes else None  # where others may train already
+        self._began = (0, time.monotonic())  # at this step
+        self._moments = Moments()
         self._last = 0  # number of the newest cut that was marked
         self._due = False
         self._full_due = False  # and with all rows
@@ -198,6 +124,32 @@ class Snapshots:
         self._half = ""  # why values are of two moments, where they are
         self._marked = False  # in the step that ends, or a mark is not answered yet
         self._step_times = StepTimes(_WAIT_MS, run.environment.round_deadline_ms // 2)
+
+    def _begin(self) -> None:
+        """Makes what is of one run: servers that come back are another one."""
+        run = self._run
+        self._saving = self._subject.driver.saving
+        self._left = LeftFiles(
+            self.directory.path, run.run_id, self._subject.number, self.directory.files
+        )
+        self._captured = self._capturing(Schedules(schedules_of(self._objects)))
+        self._saves = Saves(
+            self.directory,
+            run.trainer_rank,
+            self._saving,
+            self._described,
+            self._often.keep,
+            run.trainer_count,
+            self._left,
+            run.environment.round_deadline_ms / 1000,
+            run.run_id,
+            self._captured.all,
+            self._captured.look,
+        )
+        self._meeting = Meeting(run, self.directory, self._subject.number)
+        goes = run.environment.apart is not None and self._saving.comes_and_goes
+        way = UnderWay(run, self.directory, self._subject.number)
+        self._way = way if goes else None  # where others may train already
 
     def _capturing(self, schedules: Schedules) -> Captured:
         return Captured(
@@ -236,7 +188,9 @@ class Snapshots:
     def resume(self) -> Started:
         """See ``DistributedOptimizer.resume``. Collective, but where trainers go."""
         if self._way is not None:
-            return self._join(self._way)
+            started = self._join(self._way)
+            self._began = started.step, time.monotonic()
+            return started
         self._open_store()
         self._meeting.meet(self._saving)
         with self._noting_half():
@@ -416,11 +370,15 @@ class Snapshots:
             logger.warning("snapshot %s is damaged, and %s", folder.name, error)
             return False
 
-    def _load_newest(self) -> dict[str, Any]:
+    def _load_newest(self, needed: bool = False) -> dict[str, Any]:
         """Loads the newest snapshot that is whole; on trainer 0.
+
+        Args:
+            needed: there has to be one.
 
         Raises:
             SnapshotCorruptError: there are some, and none is whole.
+            SnapshotError: there is none that is ``needed``.
         """
         if self._store is not None:
             self._store.probe()
@@ -457,6 +415,8 @@ class Snapshots:
                     logger.warning("%s It is passed over.", error)
         if damaged is not None:
             raise damaged
+        if needed:
+            raise _nothing_to_load(self.directory)
         if self._way is not None:
             self._way.loaded(self._way.grown(None))
         return {"name": None}
@@ -546,6 +506,68 @@ class Snapshots:
             plan.unused,
         )
 
+    # -- servers that come back --------------------------------------------------------
+
+    def outlives(self) -> str:
+        """Why there is nothing to go on from; empty if there may be."""
+        return "" if self._way is not None else "trainers do not come and go here."
+
+    def let_go(self) -> None:
+        """Gives up what is being saved: its servers are lost. Idempotent."""
+        self._captured.clear()
+        self._saves.close(0.0)
+
+    def meet_again(self) -> None:
+        """Other servers are there, of another run."""
+        self._way = UnderWay(self._run, self.directory, self._subject.number)
+
+    def _met(self) -> UnderWay:
+        if self._way is None:
+            raise InternalError("trainers that step together do not outlive servers")
+        return self._way
+
+    def await_values(self, limit_s: float) -> None:
+        """Waits until trainer 0 has loaded values into them; on the others.
+
+        Raises:
+            SnapshotError: it could not, or there is none to be loaded.
+            OperationTimeoutError: it has not in time.
+        """
+        self._met().wait(limit_s, "after servers have come back")
+
+    def go_on_again(self) -> tuple[str, int, float]:
+        """Goes on with values of the newest snapshot; its own state stays.
+
+        Trainer 0 loads them; of the others, ``await_values`` has returned.
+
+        Returns:
+            The snapshot's name, this trainer's step then, and when that was.
+
+        Raises:
+            SnapshotError: there is none.
+        """
+        before, way = self._saves, self._met()
+        self._begin()
+        self._saves.count_from(before)
+        if self._store is not None:
+            self._saves.copy_to(self._store)
+        way.check(self._saving)
+        if self._leads:
+            with self._noting_half():
+                way.begin(lambda: self._load_newest(needed=True))
+        begun = way.wait(_TOLD_S)
+        if begun.name is None:
+            raise _nothing_to_load(self.directory)
+        manifest = self.directory.manifest(begun.name)
+        self._saving.take_in(Choice().plan(manifest, self._saving.targets()))
+        newest = way.clear(self._saving) if self._leads else 0
+        self._half, self._last = "", max(manifest.number, newest)
+        self._due = self._full_due = self._marked = False
+        self._asked_full = 0
+        steps = {one.rank: one.steps for one in manifest.trainers}
+        step = steps.get(self._run.trainer_rank, self._began[0])
+        return begun.name, step, self._moments.get(manifest.number, self._began[1])
+
     # -- saving ------------------------------------------------------------------------
 
     def before_step(self, counted: Mapping[str, int]) -> None:
@@ -631,6 +653,7 @@ class Snapshots:
         self._last = max(self._last, number)
         steps = counted["steps"]
         save = Save(number, steps, tree, began, whole=whole, base=base, name=name)
+        self._moments.note(number, began)
         if name:  # now, so that nobody makes it once it was given up
             self.directory.begin(name)
         self._captured.add(save)

@@ -22,6 +22,7 @@ from torch_cpudist.errors import (
     ConfigMismatchError,
     Error,
     OperationTimeoutError,
+    PeerLostError,
     SnapshotCorruptError,
     SnapshotError,
     describe,
@@ -113,6 +114,8 @@ class UnderWay:
         self._directory.sweep(self._run.run_id, self._number)
         try:
             load()
+        except PeerLostError:
+            raise  # as when it is killed: the others see it, or wait for its return
         except Error as error:
             self._write(self._file, {"error": describe(error)})
             raise
@@ -160,8 +163,12 @@ class UnderWay:
 
     # -- all ---------------------------------------------------------------------------
 
-    def wait(self, limit_s: float) -> Begun:
+    def wait(self, limit_s: float, what: str = "resume") -> Begun:
         """Returns when values are there.
+
+        Args:
+            limit_s: how long that may take.
+            what: waits, for messages.
 
         Raises:
             SnapshotError: trainer 0 could not load them.
@@ -172,7 +179,7 @@ class UnderWay:
             self._run.trainer_client().check()
             if time.monotonic() > until:
                 raise OperationTimeoutError(
-                    f"resume: trainer 0 has not loaded or begun anything within "
+                    f"{what}: trainer 0 has not loaded or begun anything within "
                     f"{limit_s:g} s: {self._directory.path / self._file} is not "
                     "there. Every trainer has to call resume(); see that trainer 0 "
                     f"runs, and that it means this directory. {_SHARED}"

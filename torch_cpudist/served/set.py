@@ -1,5 +1,6 @@
 # Copyright (c) 2026 The torch_cpudist authors.
 # SPDX-License-Identifier: BSD-3-Clause
+# long: one class, from opening it to its end, on servers that may come back between
 """What one ``DistributedOptimizer`` trains, as the servers hold it.
 
 Opens the parameter set, sends trainer 0's initial values, keeps the trainer's copies,
@@ -17,7 +18,7 @@ import torch
 from torch import nn
 
 from torch_cpudist import _core, ranges
-from torch_cpudist.errors import Error
+from torch_cpudist.errors import ClosedError, Error, PeerLostError
 from torch_cpudist.log import logger
 from torch_cpudist.model.dense_memory import dense_memory
 from torch_cpudist.model.gradients import read_table_gradient
@@ -34,6 +35,7 @@ from torch_cpudist.tables.staged import HostedWeights
 from torch_cpudist.tables.weight import as_it_stands
 
 _RUN_BYTES = 64 << 20
+Outlive = Callable[[Error, _core.Client | None], None]
 
 
 def row_runs(rows: int, elements: int) -> Iterator[tuple[int, int]]:
@@ -79,6 +81,7 @@ class ParameterSet(Trained):
         self._trainer_rank = trainer_rank
         self._bindings: list[TableBinding] = []
         self._closed = False
+        self._outlive: Outlive | None = None
         self._dense = dense_memory(placement.dense, placement.device)
         self._hosted = HostedWeights(
             [(table.found.name, table.found.weight) for table in placement.tables]
@@ -94,12 +97,9 @@ class ParameterSet(Trained):
         store: Callable[[ParameterSet], None] | None,
         check_room: Callable[[], None],
     ) -> None:
-        client, placement = self.client, self.placement
-        self.opened: _core.ParamSet = client.open(
-            placement.layout,
-            cache_bytes=placement.communicator.cache_bytes,
-            residue_bytes=placement.communicator.residue_bytes,
-        )
+        placement = self.placement
+        self.opened = self._opened_on(self.client)
+        self._bound = self.opened, self.client  # what lookups ask, and of which client
         try:
             check_room()
         except BaseException:
@@ -119,6 +119,61 @@ class ParameterSet(Trained):
             self._bind(table)
         self.tables_current = stored
         self.pull_dense()
+
+    def _opened_on(self, client: _core.Client) -> _core.ParamSet:
+        communicator = self.placement.communicator
+        return client.open(
+            self.placement.layout,
+            cache_bytes=communicator.cache_bytes,
+            residue_bytes=communicator.residue_bytes,
+        )
+
+    # -- servers that come back --------------------------------------------------------
+
+    def outlives_by(self, outlive: Outlive) -> None:
+        """Has lookups go on when servers have come back.
+
+        Args:
+            outlive: called with what a call has failed with, and its client, ``None``
+                for one that was replaced since; returns when lookups can go on.
+        """
+        self._outlive = outlive
+        for binding in self._bindings:
+            binding.outlive = self._outlived
+
+    def _outlived(self, error: Error, opened: _core.ParamSet) -> None:
+        outlive, (now, client) = self._outlive, self._bound
+        if outlive is None:
+            raise error
+        outlive(error, client if opened is now else None)
+
+    def _lasting(self, ask: Callable[[_core.ParamSet], Any]) -> Any:
+        while True:
+            opened, _ = self._bound
+            try:
+                return ask(opened)
+            except (PeerLostError, ClosedError) as error:
+                self._outlived(error, opened)
+
+    def reopen(self, client: _core.Client) -> None:
+        """Opens it on other servers, in the place of those that were lost.
+
+        Lookups go on with ``rebind``.
+
+        Raises:
+            ConfigMismatchError: another trainer opened a different layout.
+            PeerLostError, OperationTimeoutError: a server does not answer.
+        """
+        with contextlib.suppress(Error):
+            self.opened.forget_weights()
+        self.client = client
+        self.opened = self._opened_on(client)
+
+    def rebind(self) -> None:
+        """Has lookups ask the servers that it was reopened on: they have values."""
+        self._bound = self.opened, self.client
+        for binding in self._bindings:
+            binding.go_on_with(self.opened)
 
     def _bind(self, table: PlacedTable) -> None:
         found = table.found
@@ -225,7 +280,8 @@ class ParameterSet(Trained):
                 )
             )
         with ranges.of(ranges.PULL):
-            return self.opened.prefetch(coming, managed)
+            number: int = self._lasting(lambda opened: opened.prefetch(coming, managed))
+        return number
 
     @property
     def bindings(self) -> Sequence[TableBinding]:
@@ -244,7 +300,10 @@ class ParameterSet(Trained):
             PeerLostError, OperationTimeoutError: a server does not answer.
         """
         with ranges.of(ranges.PULL):
-            return self.opened.pull_together(guesses)
+            asked: Sequence[int] = self._lasting(
+                lambda opened: opened.pull_together(guesses)
+            )
+        return asked
 
     # -- gradients ---------------------------------------------------------------------
 
@@ -368,6 +427,7 @@ class ParameterSet(Trained):
         """Gives modules their classes back; can free the servers' memory."""
         self._tell_of_rows()
         self._closed = True
+        self._outlive = None
         for table in self.placement.tables:
             for module in table.found.modules:
                 detach(module)

@@ -31,7 +31,8 @@ class SeparateJob:
         host, port: where server 0 can be met.
         trainers: trainers to wait for at the start, in all jobs together; 0 where the
             servers say it.
-        rejoin_s: seconds for which servers wait for a lost trainer to come back.
+        rejoin_s: seconds for which servers wait for a lost trainer to come back, and
+            trainers for lost servers; 0 on trainers: not at all.
     """
 
     role: str
@@ -90,6 +91,7 @@ def parse(variables: Mapping[str, str]) -> SeparateJob | None:
         raise ConfigurationError(
             f"CPUDIST_ROLE={role!r}: {fields.nearest(role, ROLES)}"
         )
+    waits_s = _REJOIN_S if role == "server" else 0
     host, port = _endpoint(variables["CPUDIST_RENDEZVOUS"])
     trainers = _number(variables, "CPUDIST_TRAINERS", 0, 1, _MAX_TRAINERS)
     if role == "server" and not trainers:
@@ -102,7 +104,7 @@ def parse(variables: Mapping[str, str]) -> SeparateJob | None:
         host=host,
         port=port,
         trainers=trainers,
-        rejoin_s=_number(variables, "CPUDIST_REJOIN_S", _REJOIN_S, 0, _MAX_REJOIN_S),
+        rejoin_s=_number(variables, "CPUDIST_REJOIN_S", waits_s, 0, _MAX_REJOIN_S),
     )
 
 

@@ -340,6 +340,7 @@ class Directory:
             SnapshotError: the file system refuses.
         """
         swept = []
+        own = names.run_token(run_id, "")  # others may be writing one at this moment
         for name in self.uncommitted():
             if names.number_of(name) is None:
                 continue
@@ -350,7 +351,8 @@ class Directory:
             for name in self.files.list(self.path):
                 empty = self.files.size(self.path / name) == 0
                 of_others = names.is_run_token(name, run_id) is False
-                if (name.startswith(names.TOKEN) and empty) or of_others:
+                left = empty and name.startswith(names.TOKEN)
+                if of_others or (left and not name.startswith(own)):
                     self.files.unlink(self.path / name)
                     swept.append(name)
                 elif names.is_staged(name):

@@ -17,9 +17,11 @@ from torch import nn
 from torch_cpudist import _core, ranges
 from torch_cpudist.errors import (
     ClosedError,
+    Error,
     IdTypeError,
     InvalidArgumentError,
     ModelChangedError,
+    PeerLostError,
     RowOutOfRangeError,
     UnsupportedModelError,
 )
@@ -95,6 +97,7 @@ class NamedWeight(Protocol):
 
 
 NamedT = TypeVar("NamedT", bound=NamedWeight)
+AnswerT = TypeVar("AnswerT")
 
 
 def bound_ids(
@@ -181,6 +184,9 @@ class TableBinding:
         # Another device that the model went to since.
         self.moved_to: torch.device | None = None
         self.param_set: _core.ParamSet | None = param_set
+        # Called with what a call on the set has failed with; returns when it is to be
+        # asked again, of the set that is bound then.
+        self.outlive: Callable[[Error, _core.ParamSet], None] | None = None
         # Of each lookup: this table, its ids, and how many of their rows it asked for.
         self.told: Callable[[int, torch.Tensor, int], None] | None = None
         self.table = table
@@ -199,6 +205,22 @@ class TableBinding:
         if param_set is not None:
             self.bind_weight(param_set)
         _bindings[self.handle] = self
+
+    def lasting(self, ask: Callable[[_core.ParamSet], AnswerT]) -> AnswerT:
+        """What the open set answers, or the one that takes its place.
+
+        Raises:
+            ClosedError: the optimizer was closed.
+            Error: as ``ask``, where the servers are not to be outlived.
+        """
+        while True:
+            param_set = self._opened()
+            try:
+                return ask(param_set)
+            except (PeerLostError, ClosedError) as error:
+                if self.outlive is None:
+                    raise
+                self.outlive(error, param_set)
 
     def bind_weight(self, param_set: _core.ParamSet) -> None:
         """Tells the set where the weight's memory is, if it has moved.
@@ -276,18 +298,24 @@ class TableBinding:
             rows = self._shape[0]
         steps = self._steps
         if keys is not None:
-            with ranges.of(ranges.PULL):
-                param_set.read_rows(self.table, keys.data_ptr(), keys.numel())
+            self._read_rows(keys)
             return
         self._tell_of_reading(rows)
         for begin in range(0, rows, _READ_ROWS):
             some = torch.arange(begin, min(begin + _READ_ROWS, rows), device="cpu")
-            with ranges.of(ranges.PULL):
-                param_set.read_rows(self.table, some.data_ptr(), some.numel())
+            self._read_rows(some)
         with self._bind_lock:
             # A lookup brings rounded rows again where pulls are rounded.
             if self._steps == steps and self.exact:
                 self._stale = self._aged = False
+
+    def _read_rows(self, keys: torch.Tensor) -> None:
+        with ranges.of(ranges.PULL):
+            self.lasting(
+                lambda opened: opened.read_rows(
+                    self.table, keys.data_ptr(), keys.numel()
+                )
+            )
 
     def written(self) -> None:
         """Notes that somebody wrote the weight, through an alias too.
@@ -347,13 +375,17 @@ class TableBinding:
             IdTypeError: ``ids`` are of another type.
             UnsupportedModelError: ids on another device; what ``foreign`` refuses.
         """
-        param_set, given, flat = self._opened_for(ids, weight)
+        given, flat = self._opened_for(ids, weight)
         asked = 0
         if flat.numel():
-            self.bind_weight(param_set)
+            small = flat.dtype == torch.int32
+
+            def ask(param_set: _core.ParamSet) -> int:
+                self.bind_weight(param_set)
+                return param_set.pull(self.table, flat.data_ptr(), flat.numel(), small)
+
             with ranges.of(ranges.PULL):
-                small = flat.dtype == torch.int32
-                asked = param_set.pull(self.table, flat.data_ptr(), flat.numel(), small)
+                asked = self.lasting(ask)
         if self.told is not None:
             self.told(self.table, given, asked)
 
@@ -366,15 +398,19 @@ class TableBinding:
 
     def _opened_for(
         self, ids: torch.Tensor, weight: torch.Tensor
-    ) -> tuple[_core.ParamSet, torch.Tensor, torch.Tensor]:
-        """Checks a lookup; the open set, the ids, and these as it takes them."""
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Checks a lookup; the ids, and these as the servers take them."""
+        self._opened()
+        return self._checked(ids, weight)
+
+    def _opened(self) -> _core.ParamSet:
         param_set = self.param_set
         if param_set is None:
             raise ClosedError(
                 f"table {self.name!r}: its DistributedOptimizer is closed. Wrap the "
                 "optimizer again, or use the model's own modules."
             )
-        return param_set, *self._checked(ids, weight)
+        return param_set
 
     def _checked(
         self, ids: torch.Tensor, weight: torch.Tensor
@@ -414,6 +450,10 @@ class TableBinding:
         """The ids, copied if they are on the model's device: waits for what it does."""
         there = not ids.is_cpu and ids.device == self.device
         return ids.to(CPU) if there else ids
+
+    def go_on_with(self, param_set: _core.ParamSet) -> None:
+        """Takes another set in the place of one whose servers were lost."""
+        self.param_set = param_set
 
     def close(self) -> None:
         """Ends the binding; a later lookup through it raises ``ClosedError``."""

@@ -89,17 +89,19 @@ class RemoteBinding(TableBinding):
         Raises:
             As ``pull``.
         """
-        param_set, given, flat = self._opened_for(ids, weight)
+        given, flat = self._opened_for(ids, weight)
         asked = 0
         if flat.numel():
             with ranges.of(ranges.PULL):
-                asked = param_set.lookup(
-                    self.table,
-                    flat.data_ptr(),
-                    flat.numel(),
-                    flat.dtype == torch.int32,
-                    out.data_ptr(),
-                    keep,
+                asked = self.lasting(
+                    lambda opened: opened.lookup(
+                        self.table,
+                        flat.data_ptr(),
+                        flat.numel(),
+                        flat.dtype == torch.int32,
+                        out.data_ptr(),
+                        keep,
+                    )
                 )
         if self.told is not None:
             self.told(self.table, given, asked)

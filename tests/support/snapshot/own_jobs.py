@@ -27,7 +27,7 @@ class Job:
         self._variables = dict(variables) | {"TORCHELASTIC_RUN_ID": name}
         self._body = body
         self._found: Any = None
-        self._error: BaseException | None = None
+        self.error: BaseException | None = None
         self.name = name
         self.context: cpudist.Context | None = None
         self.ready = threading.Event()  # it has its context
@@ -51,7 +51,7 @@ class Job:
                 self._found = self._body(context)
             context.shutdown()
         except BaseException as error:
-            self._error = error
+            self.error = error
             self.end()
 
     def end(self) -> None:
@@ -72,8 +72,8 @@ class Job:
 
     def check(self) -> None:
         """Raises what it has failed with."""
-        if self._error is not None:
-            raise self._error
+        if self.error is not None:
+            raise self.error
 
 
 class Jobs:
@@ -85,13 +85,25 @@ class Jobs:
     """
 
     def __init__(self, trainers: int, others: Mapping[str, str]) -> None:
+        self.port = free_port()  # where they meet
         self._variables = {
-            "CPUDIST_RENDEZVOUS": f"127.0.0.1:{free_port()}",
+            "CPUDIST_RENDEZVOUS": f"127.0.0.1:{self.port}",
             **others,
         }
-        own = {"CPUDIST_TRAINERS": str(trainers), "CPUDIST_REJOIN_S": "1"}
-        self.server = self._start("servers", "server", own, lambda _: None)
+        self._own = {"CPUDIST_TRAINERS": str(trainers), "CPUDIST_REJOIN_S": "1"}
+        self.server = self._start("servers", "server", self._own, lambda _: None)
         self._trainers: list[Job] = []
+
+    def kill_server(self) -> None:
+        """Ends the server as a kill does."""
+        assert self.server.ready.wait(PATIENCE_S)
+        self.server.end()
+        self.server.wait()
+
+    def restart_server(self, **others: str) -> None:
+        """Starts it again, after ``kill_server``."""
+        more = self._own | others
+        self.server = self._start("servers", "server", more, lambda _: None)
 
     def _start(
         self, name: str, role: str, more: Mapping[str, str], body: Callable[[Any], Any]
@@ -109,8 +121,12 @@ class Jobs:
         until = time.monotonic() + PATIENCE_S
         while not event.wait(0.05):
             assert time.monotonic() < until
-            for job in self._trainers:
-                job.check()
+            self.check()
+
+    def check(self) -> None:
+        """Raises what a trainer has failed with."""
+        for job in self._trainers:
+            job.check()
 
     def end(self) -> None:
         """Ends what still runs."""

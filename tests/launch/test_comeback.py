@@ -1,0 +1,173 @@
+# Copyright (c) 2026 The torch_cpudist authors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Ids of trainers that outlive the store, and what a wait for servers refuses."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+from patience import PATIENCE_S
+from torch._C._distributed_c10d import TCPStore
+
+import torch_cpudist as cpudist
+from torch_cpudist.launch import environment, separate_jobs
+from torch_cpudist.launch.comeback import Comeback
+from torch_cpudist.launch.endpoints import Endpoints
+from torch_cpudist.launch.layout import Numbers
+
+AWAY = {
+    "CPUDIST_ROLE": "trainer",
+    "CPUDIST_RENDEZVOUS": "127.0.0.1:29600",
+    "CPUDIST_REJOIN_S": "60",
+}
+
+
+@pytest.fixture
+def store():
+    return TCPStore(
+        "127.0.0.1",
+        0,
+        is_master=True,
+        wait_for_workers=False,
+        timeout=timedelta(seconds=PATIENCE_S),
+    )
+
+
+def job(name, ranks=1, rank=0, **others):
+    variables = {"TORCHELASTIC_RUN_ID": name, "WORLD_SIZE": str(ranks)}
+    variables |= {"RANK": str(rank), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+    variables |= {"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(ranks)}
+    return environment.parse(AWAY | variables | others)
+
+
+def test_trainers_keep_their_ids_and_others_take_those_that_are_free(store):
+    """Whoever comes first: ids of those that are away are not given twice."""
+    kept = job("two", 2, 1)
+    assert separate_jobs.keep_id(store, kept, 2) == 1
+    assert separate_jobs.claim(store, job("new")) == (0, 1)
+    assert separate_jobs.claim(store, job("two", 2, 0)) == (1, 1)
+    assert separate_jobs.claim(store, job("later")) == (3, 1)
+    # They are the next incarnations when they are started again.
+    assert separate_jobs.claim(store, kept) == (2, 2)
+    assert separate_jobs.keep_id(store, kept, 2) == 3
+
+
+def test_who_was_slower_than_a_new_job_is_told(store):
+    assert separate_jobs.claim(store, job("new")) == (0, 1)
+    with pytest.raises(cpudist.ConfigMismatchError, match="Start this job again"):
+        separate_jobs.keep_id(store, job("old"), 0)
+    assert separate_jobs.claim(store, job("old")) == (1, 1)
+
+
+@pytest.mark.parametrize(("role", "waits"), [("server", 600), ("trainer", 0)])
+def test_without_the_variable_servers_wait_and_trainers_do_not(role, waits):
+    variables = {"CPUDIST_ROLE": role, "CPUDIST_RENDEZVOUS": "localhost:29600"}
+    made = environment.parse(variables | {"CPUDIST_TRAINERS": "1"})
+    assert made.apart.rejoin_s == waits
+
+
+class Client:
+    """One whose servers are lost."""
+
+    barriers = 0
+
+    def abort(self, reason):
+        self.reason = reason
+
+    def barrier(self):
+        self.barriers += 1
+
+
+class Noted:
+    """What takes part, and cannot go on for a reason, or says that it was asked to."""
+
+    def __init__(self, why=""):
+        self.why = why
+        self.let = 0
+
+    def cannot_outlive(self, index):
+        return f"{self.why} {index}" if self.why else ""
+
+    def let_go(self):
+        self.let += 1
+
+    def go_on_with(self, client, limit_s):
+        raise AssertionError("no servers have come")
+
+
+def comeback(parts, **others):
+    ends = Endpoints(client=Client(), run_id=7)
+    numbers = Numbers("trainer", 0, 1, 1, -1)
+    return ends, Comeback(job("a", **others), numbers, lambda: ends, lambda: parts)
+
+
+def test_what_cannot_go_on_is_named_and_nothing_is_given_up():
+    parts = [Noted(), Noted("it ends")]
+    ends, one = comeback(parts)
+    lost = cpudist.PeerLostError("server 0 was lost.")
+    for _ in range(2):
+        with pytest.raises(cpudist.PeerLostError, match=r"was lost\. .*: it ends 1$"):
+            one.outlive(lost, ends.client)
+    assert [part.let for part in parts] == [0, 0]
+
+
+@pytest.mark.parametrize(
+    "error", [cpudist.PeerLostError("lost"), cpudist.ClosedError("closed")]
+)
+def test_what_is_not_to_be_waited_for_is_raised(error):
+    waits = "0" if isinstance(error, cpudist.PeerLostError) else "60"
+    ends, one = comeback([Noted()], CPUDIST_REJOIN_S=waits)
+    with pytest.raises(type(error)) as raised:
+        one.outlive(error, ends.client)
+    assert raised.value is error
+
+
+def test_a_call_on_a_client_that_was_replaced_is_made_again():
+    _, one = comeback([Noted()])
+    one.outlive(cpudist.PeerLostError("lost"), Client())
+    one.outlive(cpudist.ClosedError("aborted"), None)
+
+
+def test_a_wait_in_vain_is_raised_again_by_later_calls(free_port_of_nobody):
+    where = {"CPUDIST_RENDEZVOUS": free_port_of_nobody, "CPUDIST_REJOIN_S": "1"}
+    part = Noted()
+    ends, one = comeback([part], **where)
+    lost = cpudist.PeerLostError("server 0 was lost")
+    with pytest.raises(cpudist.PeerLostError, match="within 1 s") as first:
+        one.outlive(lost, ends.client)
+    assert "nobody answers at" in str(first.value)
+    with pytest.raises(cpudist.PeerLostError) as again:
+        one.outlive(lost, ends.client)
+    assert again.value is first.value
+    assert (part.let, ends.client.reason) == (1, "its servers were lost")
+
+
+@pytest.fixture
+def free_port_of_nobody():
+    from ports import free_port
+
+    return f"127.0.0.1:{free_port()}"
+
+
+@pytest.mark.parametrize("first", [separate_jobs.TOGETHER, separate_jobs.AT_ONCE])
+def test_whoever_comes_first_says_for_all_how_a_run_starts(first, store):
+    """One that waits for all at a barrier waits for those that go on, too."""
+    clients = [Client() for _ in range(3)]
+    apart = job("a").apart
+    separate_jobs.begin(apart, store, clients[0], first)
+    store.delete_key("started")  # as those see it that come at the same time
+    for one, how in zip(
+        clients[1:], (separate_jobs.TOGETHER, separate_jobs.AT_ONCE), strict=True
+    ):
+        separate_jobs.begin(apart, store, one, how)
+        store.delete_key("started")
+    wait = int(first == separate_jobs.TOGETHER)
+    assert [one.barriers for one in clients] == [wait] * 3
+
+
+def test_who_joins_later_waits_for_nobody(store):
+    apart, late = job("a").apart, Client()
+    separate_jobs.begin(apart, store, Client(), separate_jobs.TOGETHER)
+    separate_jobs.begin(apart, store, late, separate_jobs.TOGETHER)
+    assert late.barriers == 0

@@ -1,0 +1,371 @@
+# Copyright (c) 2026 The torch_cpudist authors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Servers in a job of their own are lost and come back: Async trainers go on.
+
+Of each trainer all gradients are equal, so that values say how many were applied.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+from datetime import timedelta
+
+import pytest
+import torch
+from counting import counted, step, wrapped
+from own_jobs import own_jobs
+from patience import PATIENCE_S
+from snapshot_cases import until
+from snapshot_parity import seeing
+from torch._C._distributed_c10d import TCPStore
+
+import torch_cpudist as cpudist
+from torch_cpudist.drivers.served_saving import ServedSaving
+from torch_cpudist.snapshot.directory import Directory
+
+CALL = timedelta(seconds=5)
+WAITS = {"CPUDIST_REJOIN_S": str(int(PATIENCE_S))}
+
+
+class Lives:
+    """Two trainers that save, are told to go on without servers, and end together.
+
+    Attributes:
+        kind: of the model, see ``Counting``.
+        arrived: trainers that have saved, and made more steps.
+        go: by number, of those that wait for it then.
+        saves: in each life of the servers but the last.
+    """
+
+    def __init__(self, kind="static", lives=2, saves=1, again=step, **often):
+        self.kind, self.lives, self.saves, self.again = kind, lives, saves, again
+        self.often = often
+        self.arrived = threading.Semaphore(0)
+        self.both = threading.Barrier(2)
+        self.back, self.looked = threading.Event(), threading.Event()
+        self.go = [threading.Event() for _ in range(lives)]
+        self.saved = [threading.Event() for _ in range(lives)]
+
+    def body(self, context):
+        rank = context.trainer_rank
+        model, opt = wrapped(self.kind)
+        before = opt.resume(**self.often).step
+        for life in range(self.lives - 1):
+            for _ in range(5):
+                step(opt, model, rank)
+            if life < self.saves:
+                self.save(opt, model, rank, life)
+            for _ in range(3):
+                step(opt, model, rank)
+            opt.flush("none")
+            self.arrived.release()
+            assert self.go[life].wait(PATIENCE_S)
+            self.again(opt, model, rank)
+            assert opt.stats()["recovered"]["count"] == life + 1
+        self.back.set()
+        assert not self.often or self.looked.wait(PATIENCE_S)
+        for _ in range(4):
+            step(opt, model, rank)
+        made = before + opt.stats()["steps"]
+        cpudist.barrier()
+        found = counted(opt, model)
+        cpudist.barrier()
+        return rank, made, opt.stats()["recovered"], found
+
+    def save(self, opt, model, rank, life):
+        self.both.wait(PATIENCE_S)  # none is saved while one of them is not there
+        if rank == 0:
+            if self.often:
+                while not opt.stats()["snapshot"]["deltas"]:
+                    step(opt, model, rank)
+            else:
+                opt.save_snapshot(f"kept{life}")
+            self.saved[life].set()
+        while not self.saved[life].is_set():
+            step(opt, model, rank)
+
+    def wait(self, jobs, trainers=2):
+        """Returns when all have made and flushed their steps."""
+        for _ in range(trainers):
+            until(lambda: self.there(jobs), PATIENCE_S)
+
+    def there(self, jobs):
+        jobs.check()
+        return self.arrived.acquire(blocking=False)
+
+
+def check(found, lost=2):
+    """Values are all gradients but those that are reported lost."""
+    assert sorted(one[0] for one in found) == [0, 1]
+    for rank, made, recovered, values in found:
+        assert recovered["lost_updates"] >= lost
+        assert recovered["lost_s"] > 0
+        for some in values:
+            assert some[rank] == made - recovered["lost_updates"], (rank, found)
+    assert found[0][3] == found[1][3]
+
+
+def looked_up(opt, model, rank):
+    """A forward meets the loss."""
+    with torch.no_grad():
+        model(rank)
+
+
+def stepped(opt, model, rank):
+    """A step meets it, or its forward where tables are pulled."""
+    while not opt.stats()["recovered"]["count"]:
+        step(opt, model, rank)
+
+
+def flushed(opt, model, rank):
+    while not opt.stats()["recovered"]["count"]:
+        opt.flush("dense")
+
+
+def at_a_barrier(opt, model, rank):
+    cpudist.barrier()
+
+
+MEETS = [
+    ("static", looked_up),
+    ("static", stepped),
+    ("remote", stepped),
+    ("dense", stepped),
+    ("remote", flushed),
+    ("static", at_a_barrier),
+]
+
+
+@pytest.mark.parametrize(("kind", "again"), MEETS)
+def test_trainers_go_on_and_what_is_lost_is_counted(kind, again, tmp_path, caplog):
+    lives = Lives(kind, again=again)
+    with (
+        caplog.at_level(logging.WARNING),
+        own_jobs(2, **seeing(tmp_path), **WAITS) as jobs,
+    ):
+        trainers = [jobs.trainer(name, lives.body) for name in "ab"]
+        lives.wait(jobs)
+        jobs.kill_server()
+        lives.go[0].set()
+        jobs.restart_server(**WAITS)
+        found = [one.result() for one in trainers]
+    check(found)
+    told = [r.getMessage() for r in caplog.records]
+    assert (
+        len([one for one in told if "values of snapshot kept0. Lost are" in one]) == 2
+    )
+
+
+@pytest.mark.parametrize("saves", [1, 2])
+def test_what_is_lost_twice_counts_once(saves, tmp_path):
+    """They come back a second time, from a newer snapshot or from the same."""
+    lives = Lives(lives=3, saves=saves, again=until_back)
+    with own_jobs(2, **seeing(tmp_path), **WAITS) as jobs:
+        trainers = [jobs.trainer(name, lives.body) for name in "ab"]
+        for life in range(2):
+            lives.wait(jobs)
+            jobs.kill_server()
+            jobs.restart_server(**WAITS)
+            lives.go[life].set()
+        found = [one.result() for one in trainers]
+    check(found, lost=6 if saves == 2 else 11)
+
+
+@pytest.mark.parametrize("kind", ["static", "remote"])
+def test_servers_come_back_with_changes(kind, tmp_path, caplog):
+    often = {"every_steps": 10**6, "delta_every_steps": 5, "full_every": 1000}
+    lives = Lives(kind, again=until_back, **often)
+    with (
+        caplog.at_level(logging.WARNING),
+        own_jobs(2, **seeing(tmp_path), **WAITS) as jobs,
+    ):
+        trainers = [jobs.trainer(name, lives.body) for name in "ab"]
+        lives.wait(jobs)
+        jobs.kill_server()
+        jobs.restart_server(**WAITS)
+        lives.go[0].set()
+        jobs.wait(lives.back)
+        names = set(re.findall(r"of snapshot (\S+)\. Lost are", caplog.text))
+        (name,) = names
+        assert Directory(tmp_path).manifest(name).base is not None
+        lives.looked.set()
+        found = [one.result() for one in trainers]
+    check(found, lost=1)
+
+
+def until_back(opt, model, rank):
+    count = opt.stats()["recovered"]["count"]
+    while opt.stats()["recovered"]["count"] == count:
+        step(opt, model, rank)
+
+
+def test_servers_are_lost_again_while_values_are_loaded(tmp_path, monkeypatch):
+    """The wait begins anew, and nothing is counted twice."""
+    known, loading = ServedSaving.load, threading.Event()
+    killed = threading.Event()
+
+    def load(self, *arguments):
+        known(self, *arguments)
+        if not killed.is_set():
+            loading.set()
+            assert killed.wait(PATIENCE_S)
+
+    lives = Lives(again=until_back)
+    with own_jobs(2, **seeing(tmp_path), **WAITS) as jobs:
+        trainers = [jobs.trainer(name, lives.body) for name in "ab"]
+        lives.wait(jobs)
+        monkeypatch.setattr(ServedSaving, "load", load)
+        jobs.kill_server()
+        jobs.restart_server(**WAITS)
+        lives.go[0].set()
+        jobs.wait(loading)
+        jobs.kill_server()
+        killed.set()
+        jobs.restart_server(**WAITS)
+        found = [one.result() for one in trainers]
+    check(found)
+    assert {one[2]["count"] for one in found} == {1}
+
+
+def met(jobs, key):
+    """Whether trainers have come so far with the servers that are there now."""
+    try:
+        store = TCPStore("127.0.0.1", jobs.port, wait_for_workers=False, timeout=CALL)
+        return store.check([key])
+    except RuntimeError:  # nobody is there yet
+        return False
+
+
+@pytest.mark.parametrize("first_back", [0, 1])
+def test_trainer_0_ends_with_the_servers(first_back, tmp_path):
+    """The other waits until it is started again, and loads; whoever comes first."""
+    lives = Lives(again=until_back)
+    ended = threading.Event()
+
+    def first(context):
+        if context.trainer_rank > 0:
+            return lives.body(context)
+        model, opt = wrapped("static")
+        opt.resume()
+        for _ in range(5):
+            step(opt, model, 0)
+        lives.save(opt, model, 0, 0)
+        lives.arrived.release()
+        assert ended.wait(PATIENCE_S)
+        return None
+
+    def second(context):
+        assert context.trainer_rank == 0
+        model, opt = wrapped("static")
+        started = opt.resume()
+        assert (started.name, started.step) == ("kept0", 5)
+        for _ in range(4):
+            step(opt, model, 0)
+        cpudist.barrier()
+        found = counted(opt, model)
+        cpudist.barrier()
+        return found
+
+    with own_jobs(2, **seeing(tmp_path), **WAITS) as jobs:
+        lives_of = {}
+        for name in "ab":
+            job = jobs.trainer(name, first)
+            assert job.ready.wait(PATIENCE_S)
+            lives_of[job.context.trainer_rank] = job
+        lives.wait(jobs)
+        jobs.kill_server()
+        lives_of[0].end()
+        ended.set()
+        lives_of[0].wait()
+        jobs.restart_server(**WAITS)
+        if first_back == 0:
+            again = jobs.trainer(lives_of[0].name, second)
+            until(lambda: met(jobs, "start"), PATIENCE_S)
+            lives.go[0].set()
+        else:
+            lives.go[0].set()
+            until(lambda: met(jobs, "started"), PATIENCE_S)
+            again = jobs.trainer(lives_of[0].name, second)
+        rank, made, recovered, values = lives_of[1].result()
+        assert again.result() == values
+    assert rank == 1
+    for some in values:
+        assert some[:2] == [9, made - recovered["lost_updates"]]
+
+
+# -- where it cannot ---------------------------------------------------------------
+
+
+def refused(error, match, jobs, strategy="async", resumes=True):
+    """Both trainers get an error of their own when the server is lost."""
+    lost, arrived = threading.Event(), threading.Barrier(3)
+
+    def body(context):
+        model, opt = wrapped("static", strategy)
+        if resumes:
+            opt.resume()
+        step(opt, model, context.trainer_rank)
+        opt.flush("none")
+        arrived.wait(PATIENCE_S)
+        assert lost.wait(PATIENCE_S)
+        for _ in range(2):  # and again
+            with pytest.raises(error, match=match):
+                forever(opt, model, context.trainer_rank)
+        context.abort("it has failed")
+
+    trainers = [jobs.trainer(name, body) for name in "ab"]
+    arrived.wait(PATIENCE_S)
+    jobs.kill_server()
+    lost.set()
+    return trainers
+
+
+def forever(opt, model, rank):
+    while True:
+        step(opt, model, rank)
+
+
+def ended(jobs, trainers):
+    for one in trainers:
+        one.wait()
+        error = one.error
+        assert error is None or "shutdown() was called" in str(error), error
+
+
+def test_without_a_snapshot_it_is_an_error(tmp_path):
+    with own_jobs(2, **seeing(tmp_path), **WAITS) as jobs:
+        match = "no snapshot in"
+        trainers = refused(cpudist.SnapshotError, match, jobs)
+        jobs.restart_server(**WAITS)
+        ended(jobs, trainers)
+    assert Directory(tmp_path).names() == []
+
+
+def test_servers_that_do_not_come_back_are_an_error(tmp_path):
+    waits = {"CPUDIST_REJOIN_S": "1"}
+    with own_jobs(2, **seeing(tmp_path), **waits) as jobs:
+        match = r"within 1 s \(CPUDIST_REJOIN_S\).*nobody answers at"
+        ended(jobs, refused(cpudist.PeerLostError, match, jobs))
+
+
+@pytest.mark.parametrize(
+    ("strategy", "resumes", "why"),
+    [
+        ("sync", True, "brings all back to one moment"),
+        ("geo", True, "under Geo"),
+        ("async", False, r"opt\.resume\(\) was not called"),
+    ],
+)
+def test_who_cannot_go_on_is_told_at_once(strategy, resumes, why, tmp_path):
+    with own_jobs(2, **seeing(tmp_path), **WAITS) as jobs:
+        match = f"CPUDIST_REJOIN_S does not help here: .*{why}"
+        more = {"strategy": strategy, "resumes": resumes}
+        ended(jobs, refused(cpudist.PeerLostError, match, jobs, **more))
+
+
+def test_without_the_variable_a_lost_server_ends_the_trainers(tmp_path):
+    with own_jobs(2, **seeing(tmp_path)) as jobs:
+        match = r"^(?!.*CPUDIST_REJOIN_S).*server 0"
+        ended(jobs, refused(cpudist.PeerLostError, match, jobs))

@@ -1,0 +1,158 @@
+# Copyright (c) 2026 The torch_cpudist authors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""How an optimizer goes on when its servers were lost and others have come.
+
+Its parameters are opened anew there, trainer 0 gives them the values of the newest
+snapshot, and the others wait for that. What belongs to a trainer itself, its position
+in the data, counters, rates, generators, stays as it is: it has trained that far.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from torch_cpudist.drivers.base import Driver
+from torch_cpudist.errors import InternalError, PeerLostError
+from torch_cpudist.log import logger
+from torch_cpudist.optimizer.recovered import Recovered
+from torch_cpudist.optimizer.resumable import Resumable
+from torch_cpudist.served import state_exchange
+
+if TYPE_CHECKING:
+    from torch_cpudist import _core
+    from torch_cpudist.launch.run import Run
+
+T = TypeVar("T")
+
+
+class Outliving:
+    """Of one optimizer. From the thread that steps, but where a lookup comes first."""
+
+    def __init__(self, run: Run, driver: Driver, resumable: Resumable) -> None:
+        """Has lookups go on.
+
+        Args:
+            run: this trainer's.
+            driver: of the strategy.
+            resumable: knows its snapshots.
+        """
+        self._run = run
+        self._driver = driver
+        self._resumable = resumable
+        self._recovered = Recovered()
+        # This step and time, when the servers were lost that it is without now.
+        self._lost: tuple[int, float] | None = None
+        self._torn = False  # gradients are of values that were lost with their servers
+        if driver.pulled is not None:
+            driver.pulled.outlives_by(run.outlive)
+
+    # -- around what asks servers ------------------------------------------------------
+
+    def lasting(self, do: Callable[[], T]) -> T:
+        """Does it, again where servers were lost and have come back meanwhile."""
+        while True:
+            client = self._run.trainer_client()
+            try:
+                return do()
+            except PeerLostError as error:
+                self._run.outlive(error, client)
+
+    def step(self, number: int, hand_on: Callable[[], int], before: int) -> int:
+        """Hands the gradients of a step on, unless they are of values that were lost.
+
+        Args:
+            number: of the step.
+            hand_on: does so; returns the updates behind the values here.
+            before: those behind them before it.
+        """
+        client = self._run.trainer_client()
+        if not self._torn:
+            try:
+                return hand_on()
+            except PeerLostError as error:
+                self._run.outlive(error, client)
+        self._recovered.drop(number)
+        return before
+
+    def step_over(self) -> None:
+        """What comes now is of the values that are there now."""
+        self._torn = False
+
+    def stats(self) -> dict[str, Any]:
+        """``recovered`` of ``DistributedOptimizer.stats``, where servers may be."""
+        snapshots = self._resumable.snapshots
+        if snapshots is None or self._driver.together or snapshots.outlives():
+            return {}
+        return {"recovered": self._recovered.stats()}
+
+    # -- see ``Participant`` -----------------------------------------------------------
+
+    def refusal(self, index: int, averaged: bool) -> str:
+        """Why it cannot go on with other servers; empty if it can.
+
+        Args:
+            index: which of the run's optimizers it is.
+            averaged: the model has averages now.
+        """
+        if why := self._driver.together:
+            return why
+        snapshots, pulled = self._resumable.snapshots, self._driver.pulled
+        if snapshots is None or pulled is None:
+            return (
+                "opt.resume() was not called, which saves what servers can come back "
+                "with."
+            )
+        if pulled.opened.id != index:
+            return "an earlier DistributedOptimizer of this run was closed."
+        if averaged:
+            return "the model has averages, inside of opt.averaged()."
+        return snapshots.outlives()
+
+    def let_go(self, steps: int) -> None:
+        """Gives up the snapshots that were being saved. Idempotent.
+
+        Args:
+            steps: that this trainer has made.
+        """
+        if self._lost is None:  # else those that have come were lost, too
+            self._lost = steps, time.monotonic()
+        if self._resumable.snapshots is not None:
+            self._resumable.snapshots.let_go()
+
+    def go_on_with(self, client: _core.Client, limit_s: float) -> None:
+        """Goes on with other servers.
+
+        Raises:
+            SnapshotError: there is none, or it cannot be loaded.
+            OperationTimeoutError: trainer 0 has not loaded it within ``limit_s``.
+            PeerLostError: they are lost, too.
+        """
+        snapshots = self._resumable.resumed("servers that come back")
+        pulled = self._driver.pulled
+        if pulled is None:
+            raise InternalError("only parameters on servers go on with others")
+        pulled.reopen(client)
+        snapshots.meet_again()
+        if self._run.trainer_rank > 0:
+            snapshots.await_values(limit_s)
+        elif not pulled.opened.holds_values():
+            state_exchange.store(pulled, {})  # a snapshot's come in their place
+        pulled.opened.ready()
+        self._driver.renew()
+        name, step, moment = snapshots.go_on_again()
+        pulled.rebind()
+        self._torn = True
+        lost = self._lost or (step, moment)
+        self._lost = None
+        updates, seconds = self._recovered.add((step, moment), lost)
+        logger.warning(
+            "servers have come back, with the values of snapshot %s. Lost are %d "
+            "updates of this trainer, of the %.1f s before the servers were lost, and "
+            "the gradients of the step that it is in, %d.",
+            name,
+            updates,
+            seconds,
+            lost[0] + 1,
+        )
