@@ -17,7 +17,7 @@ Background::~Background() {
     stopping_ = true;
   }
   put_.notify_all();
-  if (thread_.joinable()) thread_.join();
+  if (thread_.joinable()) join_thread(thread_);
 }
 
 void Background::put(std::function<void()> task) {

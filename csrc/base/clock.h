@@ -1,11 +1,13 @@
 // Copyright (c) 2026 The torch_cpudist authors.
 // SPDX-License-Identifier: BSD-3-Clause
 //
-// The clock that deadlines are measured with, and the only place that reads it: whoever puts
-// another time in here puts it into every wait of the library.
+// The clock that deadlines are measured with, and the only place that reads it: a schedule that
+// has another time (base/schedule.h) has it in every wait of the library.
 #pragma once
 
 #include <chrono>
+
+#include "base/schedule.h"
 
 namespace cpudist {
 
@@ -16,7 +18,10 @@ struct Clock {
   using time_point = std::chrono::steady_clock::time_point;
   static constexpr bool is_steady = true;
 
-  static time_point now() noexcept { return std::chrono::steady_clock::now(); }
+  static time_point now() noexcept {
+    Schedule* const schedule = thread_schedule;
+    return schedule == nullptr ? std::chrono::steady_clock::now() : schedule->now();
+  }
 };
 
 using TimePoint = Clock::time_point;

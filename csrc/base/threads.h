@@ -1,7 +1,7 @@
 // Copyright (c) 2026 The torch_cpudist authors.
 // SPDX-License-Identifier: BSD-3-Clause
 //
-// Starts threads, and says what to set when the system refuses one.
+// Starts threads, and says what to set when the system refuses one; waits for their ends.
 #pragma once
 
 #include <signal.h>
@@ -9,9 +9,11 @@
 #include <string>
 #include <system_error>
 #include <thread>
+#include <type_traits>
 #include <utility>
 
 #include "base/errors.h"
+#include "base/schedule.h"
 
 namespace cpudist {
 
@@ -19,7 +21,16 @@ namespace cpudist {
 template <typename Body>
 std::thread start_thread(const std::string& purpose, Body&& body) {
   try {
-    return std::thread(std::forward<Body>(body));
+    Schedule* const schedule = thread_schedule;
+    if (schedule == nullptr) return std::thread(std::forward<Body>(body));
+    const uint64_t number = schedule->add(purpose);
+    std::thread thread(
+        [schedule, number, body = std::decay_t<Body>(std::forward<Body>(body))]() mutable {
+          const ScheduledThread turn(*schedule, number);
+          body();
+        });
+    schedule->started(number, thread.get_id());
+    return thread;
   } catch (const std::system_error& error) {
     throw Error(ErrorCode::kInvalidArgument,
                 "cannot start " + purpose + ": " + error.what() +
@@ -27,6 +38,12 @@ std::thread start_thread(const std::string& purpose, Body&& body) {
                     "process more threads and memory (ulimit -u, ulimit -v, the container's "
                     "limits)");
   }
+}
+
+// Returns when it has ended.
+inline void join_thread(std::thread& thread) {
+  if (thread_schedule != nullptr) thread_schedule->wait_for_end(thread.get_id());
+  thread.join();
 }
 
 // One that no signal interrupts: these belong to the threads of the program, whose handlers run in

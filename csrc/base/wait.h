@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "base/clock.h"
+#include "base/schedule.h"
 
 namespace cpudist {
 
@@ -19,21 +20,34 @@ class ConditionVariable {
  public:
   using Lock = std::unique_lock<std::mutex>;
 
-  void notify_one() noexcept { variable_.notify_one(); }
-  void notify_all() noexcept { variable_.notify_all(); }
+  void notify_one() noexcept {
+    if (thread_schedule != nullptr) return thread_schedule->notify(this, false);
+    variable_.notify_one();
+  }
+  void notify_all() noexcept {
+    if (thread_schedule != nullptr) return thread_schedule->notify(this, true);
+    variable_.notify_all();
+  }
 
-  void wait(Lock& lock) { variable_.wait(lock); }
+  void wait(Lock& lock) {
+    if (thread_schedule != nullptr) return static_cast<void>(hand_on(lock, TimePoint::max()));
+    variable_.wait(lock);
+  }
   template <typename Done>
   void wait(Lock& lock, Done done) {
     while (!done()) wait(lock);
   }
 
-  void wait_until(Lock& lock, TimePoint deadline) { variable_.wait_until(lock, deadline); }
+  // False where it was the deadline that ended it.
+  bool wait_until(Lock& lock, TimePoint deadline) {
+    if (thread_schedule != nullptr) return hand_on(lock, deadline);
+    return variable_.wait_until(lock, deadline) == std::cv_status::no_timeout;
+  }
   // Returns what done() is at the end.
   template <typename Done>
   bool wait_until(Lock& lock, TimePoint deadline, Done done) {
     while (!done()) {
-      if (variable_.wait_until(lock, deadline) == std::cv_status::timeout) return done();
+      if (!wait_until(lock, deadline)) return done();
     }
     return true;
   }
@@ -48,10 +62,21 @@ class ConditionVariable {
   }
 
  private:
+  // The threads of a schedule run one at a time: nobody is told between the two.
+  bool hand_on(Lock& lock, TimePoint deadline) {
+    lock.unlock();
+    const bool told = thread_schedule->wait(this, deadline);
+    lock.lock();
+    return told;
+  }
+
   std::condition_variable variable_;
 };
 
 // Nothing but time ends it: for the few things that nobody can announce.
-inline void let_pass(Clock::duration time) { std::this_thread::sleep_for(time); }
+inline void let_pass(Clock::duration time) {
+  if (thread_schedule == nullptr) return std::this_thread::sleep_for(time);
+  thread_schedule->wait(nullptr, Clock::now() + time);
+}
 
 }  // namespace cpudist

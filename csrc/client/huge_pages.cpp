@@ -28,7 +28,7 @@ HugePages::~HugePages() {
     stopping_ = true;
   }
   changed_.notify_all();
-  if (thread_.joinable()) thread_.join();
+  if (thread_.joinable()) join_thread(thread_);
 }
 
 void HugePages::prefer(void* memory, size_t size_bytes) {

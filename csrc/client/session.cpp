@@ -318,7 +318,7 @@ void Session::disconnect() {
     stopping_ = true;
   }
   close_links("the client is closed");
-  if (monitor_.joinable()) monitor_.join();
+  if (monitor_.joinable()) join_thread(monitor_);
   if (connector_) connector_->stop();
 }
 
@@ -394,7 +394,7 @@ void Session::drain(uint64_t limit_ms, Caller caller) {
       }
     }
     if (pending.empty()) return;
-    wait_settled(std::span(pending).first(1), limit, caller);
+    wait_settled(pending, limit, caller);  // all at once: what one is held for may be another
   }
 }
 

@@ -128,7 +128,7 @@ Server::Impl::Impl(ServerOptions options) : shared(checked(std::move(options))) 
 
 Server::Impl::~Impl() {
   stop({});
-  watcher_.join();
+  join_thread(watcher_);
 }
 
 void Server::Impl::watch() {

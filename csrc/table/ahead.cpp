@@ -17,7 +17,7 @@ MemoryAhead::~MemoryAhead() {
     stopping_ = true;
   }
   wake_.notify_all();
-  if (thread_.joinable()) thread_.join();
+  if (thread_.joinable()) join_thread(thread_);
 }
 
 MemoryAhead::OrderPtr MemoryAhead::order(size_t size_bytes) {

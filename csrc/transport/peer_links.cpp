@@ -95,7 +95,7 @@ void PeerLinks::close(bool needed) {
     work_.notify_all();
     changed_.notify_all();
   }
-  if (thread_.joinable()) thread_.join();
+  if (thread_.joinable()) join_thread(thread_);
   for (const ConnectionPtr& connection : told) {
     connection->send(user_->refusal(Error(ErrorCode::kPeerLost, why)));
   }

@@ -108,7 +108,7 @@ class Serial {
     const auto left = std::exchange(jobs_, {});
     changed_.notify_all();
     lock.unlock();
-    if (thread_.joinable()) thread_.join();
+    if (thread_.joinable()) join_thread(thread_);
     for (const auto& [work, job] : left) {
       work->end(std::make_exception_ptr(Error(
           ErrorCode::kClosed, "backend shm: its group was destroyed before this call had ended")));

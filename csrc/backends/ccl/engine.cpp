@@ -147,7 +147,7 @@ void Engine::stop() {
     stopping_ = true;
   }
   wake_.notify_one();
-  if (thread_.joinable()) thread_.join();
+  if (thread_.joinable()) join_thread(thread_);
 }
 
 void Engine::run() {

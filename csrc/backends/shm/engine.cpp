@@ -247,7 +247,7 @@ void Engine::close() {
   work_.notify_all();
   ended_.notify_all();
   lock.unlock();
-  if (thread_.joinable()) thread_.join();
+  if (thread_.joinable()) join_thread(thread_);
 }
 
 }  // namespace cpudist::shm

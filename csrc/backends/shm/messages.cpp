@@ -280,7 +280,7 @@ void Messages::close() {
   notify_ended(lock);
   work_.notify_all();
   lock.unlock();
-  if (thread_.joinable()) thread_.join();
+  if (thread_.joinable()) join_thread(thread_);
 }
 
 // -- moving bytes into rings and out of them

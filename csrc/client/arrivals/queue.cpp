@@ -86,7 +86,7 @@ void PushQueue::stop() {
   queued_.notify_all();
   done_.notify_all();
   const std::lock_guard ending(ending_);
-  if (thread_.joinable()) thread_.join();
+  if (thread_.joinable()) join_thread(thread_);
   const std::lock_guard lock(mutex_);  // its memory need not wait for who holds it
   waiting_.clear();
   for (wire::Frame& frame : arrived_) frame = wire::Frame();
@@ -318,39 +318,44 @@ std::vector<RequestPtr> PushQueue::exchange(const std::vector<Outbound>& payload
   const bool apart =
       set_->layout.exchanges_deltas && set_->layout.mode == wire::UpdateMode::kOnArrival;
   std::vector<RequestPtr> requests(payloads.size());
-  std::vector<uint32_t> sent;
-  const auto wait_for_sent = [&] {
-    for (const uint32_t s : sent) wait_for(requests[s], payloads[s], deadline);
-    sent.clear();
-  };
   for (const uint32_t s : session_.send_order()) {
-    if (apart && session_.in_process(s)) wait_for_sent();
+    if (apart && session_.in_process(s)) wait_for(requests, payloads, deadline);
     requests[s] = send(s, payloads[s]);
-    sent.push_back(s);
   }
-  wait_for_sent();
+  wait_for(requests, payloads, deadline);
   return requests;
 }
 
-// A server that has no memory for a push refuses it and expects it again.
-void PushQueue::wait_for(RequestPtr& request, const Outbound& out, TimePoint deadline) {
+// A server that has no memory for a push refuses it and expects it again. All are waited for at
+// once: one that was lost on its way may be what a server waits for that holds another.
+void PushQueue::wait_for(std::vector<RequestPtr>& requests, const std::vector<Outbound>& payloads,
+                         TimePoint deadline) {
   auto pause = kFirstRetry;
   while (true) {
+    std::vector<RequestPtr> sent;
+    for (const RequestPtr& request : requests) {
+      if (request && !session_.answered({&request, 1})) sent.push_back(request);
+    }
     try {
-      session_.wait({&request, 1}, Session::Caller::kBackground);
+      session_.wait(sent, Session::Caller::kBackground);
       return;
     } catch (const Error& error) {
       if (error.code() != ErrorCode::kOverloaded || Clock::now() + pause > deadline) throw;
     }
     {
       std::unique_lock lock(mutex_);
-      ++staleness_.overloaded;
       if (queued_.wait_for(lock, pause, [this] { return stopping_; })) {
         throw Error(ErrorCode::kClosed, "the client is closed");
       }
     }
     pause = std::min(pause * 2, kLastRetry);
-    request = send(request->server, out);
+    for (const RequestPtr& request : sent) {
+      if (!session_.refused({&request, 1})) continue;
+      if (request->error->code() != ErrorCode::kOverloaded) continue;  // which ends the next wait
+      requests[request->server] = send(request->server, payloads[request->server]);
+      const std::lock_guard lock(mutex_);
+      ++staleness_.overloaded;
+    }
   }
 }
 

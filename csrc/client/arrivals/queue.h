@@ -102,7 +102,9 @@ class PushQueue final : public Background {
   // Sends a payload to every server and waits for the answers.
   std::vector<RequestPtr> exchange(const std::vector<Outbound>& payloads);
   RequestPtr send(uint32_t server, const Outbound& out);
-  void wait_for(RequestPtr& request, const Outbound& out, TimePoint deadline);
+  // Returns when all that were sent are answered.
+  void wait_for(std::vector<RequestPtr>& requests, const std::vector<Outbound>& payloads,
+                TimePoint deadline);
   void take_answers(const std::vector<QueuedPush>& batch, std::vector<RequestPtr> requests);
   template <typename Ready>
   void wait_until(std::unique_lock<std::mutex>& lock, const char* what, const Ready& ready);

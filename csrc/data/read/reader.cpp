@@ -257,7 +257,7 @@ void Reader::stop() {
   feeds_.stop();
   const std::lock_guard lock(join_mutex_);
   for (std::thread& thread : threads_) {
-    if (thread.joinable()) thread.join();
+    if (thread.joinable()) join_thread(thread);
   }
 }
 

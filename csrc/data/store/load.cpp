@@ -179,7 +179,7 @@ void StoreLoader::stop() {
   ended_.notify_all();
   const std::lock_guard lock(join_mutex_);
   for (std::thread& thread : threads_) {
-    if (thread.joinable()) thread.join();
+    if (thread.joinable()) join_thread(thread);
   }
 }
 

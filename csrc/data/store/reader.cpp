@@ -146,7 +146,7 @@ void StoreReader::stop() {
   ready_.notify_all();
   const std::lock_guard lock(join_mutex_);
   for (std::thread& thread : threads_) {
-    if (thread.joinable()) thread.join();
+    if (thread.joinable()) join_thread(thread);
   }
 }
 

@@ -28,7 +28,7 @@ Disk::~Disk() {
     stopping_ = true;
   }
   changed_.notify_all();
-  thread_.join();
+  join_thread(thread_);
 }
 
 void Disk::wait() {

@@ -399,7 +399,7 @@ SnapshotWriter::~SnapshotWriter() {
     for (const Impl::WrittenPtr& one : impl_->waiting) one->given_up = true;
   }
   impl_->wake.notify_all();
-  if (impl_->thread.joinable()) impl_->thread.join();
+  if (impl_->thread.joinable()) join_thread(impl_->thread);
 }
 
 void SnapshotWriter::set_directory(std::string path) {

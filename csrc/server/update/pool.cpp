@@ -34,7 +34,7 @@ void UpdatePool::stop() {
     stopping_ = true;
   }
   wake_.notify_all();
-  for (std::thread& helper : helpers_) helper.join();
+  for (std::thread& helper : helpers_) join_thread(helper);
 }
 
 void UpdatePool::run(size_t count, const std::function<void(size_t)>& task) {

@@ -48,7 +48,7 @@ class Network final : public InprocNetwork {
     if (thread_.get_id() == std::this_thread::get_id()) {
       thread_.detach();
     } else {
-      thread_.join();
+      join_thread(thread_);
     }
   }
   Network(const Network&) = delete;

@@ -81,7 +81,7 @@ void Reactor::stop() {
     stopped_ = true;
   }
   wake();
-  thread_.join();
+  join_thread(thread_);
 }
 
 void Reactor::change(int fd, uint64_t token, uint32_t events) {

@@ -8,7 +8,9 @@
 // queues and links that are a model. Whatever order things come in, what the opener takes for a
 // snapshot has on all servers the pushes of the same steps of every trainer, those before its
 // marker, and nobody waits for ever. Mistakes that are planted are found. Trainers that come back
-// to rounds are not in it: tests/native/client/cut.cpp has them.
+// to rounds are not in it: tests/native/client/cut.cpp has them. Rounds, losses and deadlines are
+// only here; under Async tests/native/client/simulated_cuts.cpp has the clients and servers
+// themselves.
 
 #include <algorithm>
 #include <array>
