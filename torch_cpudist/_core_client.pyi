@@ -442,8 +442,19 @@ class ParamSet:
     def close(self) -> None:
         """Drops a parameter set; the servers free it when the last trainer has."""
 
-    def start_exchange(self, *, alone: bool, memory_cap_bytes: int) -> GeoExchange:
-        """Prepares exchanges of deltas, and what sends them; once."""
+    def start_exchange(
+        self,
+        *,
+        alone: bool,
+        memory_cap_bytes: int,
+        rules: Sequence[OptimizerConfig],
+        cache_bytes: int,
+    ) -> GeoExchange:
+        """Prepares exchanges of deltas, and what sends them; once.
+
+        ``rules``: by table, how this trainer updates it; ``cache_bytes``: what rows of
+        remote tables may take here.
+        """
 
 class AsyncPushes:
     """The steps of a trainer whose pushes are applied as they come.
@@ -551,3 +562,24 @@ class GeoExchange:
         step: int,
     ) -> None:
         """Updates rows here: (table, keys, count, values), (weight, state, counts)."""
+
+    def forget_lookups(self) -> None:
+        """Ends a step: rows of remote tables are to be looked up anew."""
+
+    def refresh_slots(self) -> None:
+        """Rows of remote tables that are here take the servers' values."""
+
+    def store_slots(self) -> None:
+        """Servers take them, of a trainer that is alone."""
+
+    def keep_budget(self) -> None:
+        """Gives slots up that are too many, of a trainer that is alone."""
+
+    def slot_count(self, table: int) -> int:
+        """Rows of a remote table that are here."""
+
+    def read_slots(self, table: int, slots: tuple[int, int, int]) -> None:
+        """To arrays of so many rows: addresses of keys, counts and state."""
+
+    def write_slots(self, table: int, rows: int, slots: tuple[int, int, int]) -> None:
+        """Replaces all slots by these, with the servers' values."""

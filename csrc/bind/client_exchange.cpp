@@ -37,9 +37,16 @@ uint64_t push_cap_bytes(const ParamSetHolder& self, uint64_t memory_cap_bytes) {
 }
 
 std::unique_ptr<ExchangeHolder> start_exchange(const ParamSetHolder& self, bool alone,
-                                               uint64_t memory_cap_bytes) {
+                                               uint64_t memory_cap_bytes,
+                                               std::vector<OptimizerConfig> rules,
+                                               uint64_t cache_bytes) {
+  client::ExchangeOptions options;
+  options.alone = alone;
+  options.push_cap_bytes = push_cap_bytes(self, memory_cap_bytes);
+  options.cache_bytes = cache_bytes;
+  options.rules = std::move(rules);
   return std::make_unique<ExchangeHolder>(
-      std::make_shared<GeoExchange>(self.share(), alone, push_cap_bytes(self, memory_cap_bytes)));
+      std::make_shared<GeoExchange>(self.share(), std::move(options)));
 }
 
 void reset_exchange(const ExchangeHolder& self, const std::vector<Address>& weights) {
@@ -57,6 +64,22 @@ void update_rows(const ExchangeHolder& self, const TableArgument& gradient,
   const auto& [weight, state, counts] = rows;
   self.get().update_rows({table, at<const int64_t>(keys), count, at<const float>(values)},
                          {at<float>(weight), at<float>(state), at<uint32_t>(counts)}, config, step);
+}
+
+using SlotsArgument = std::tuple<Address, Address, Address>;  // keys, counts, state
+
+client::SlotArrays slot_arrays(const SlotsArgument& slots) {
+  const auto& [keys, counts, state] = slots;
+  return {at<int64_t>(keys), at<uint32_t>(counts), at<float>(state)};
+}
+
+void read_slots(const ExchangeHolder& self, uint32_t table, const SlotsArgument& slots) {
+  self.get().read_slots(table, slot_arrays(slots));
+}
+
+void write_slots(const ExchangeHolder& self, uint32_t table, uint64_t rows,
+                 const SlotsArgument& slots) {
+  self.get().write_slots(table, rows, slot_arrays(slots));
 }
 
 void begin_exchange(const ExchangeHolder& self, bool whole, const std::pair<double, double>& step,
@@ -98,6 +121,9 @@ py::dict exchange_stats(const ExchangeHolder& self) {
   result["rows_received"] = stats.rows_received;
   result["shadow_rows"] = stats.shadow_rows;
   result["memory_bytes"] = stats.memory_bytes;
+  result["slot_rows"] = stats.slot_rows;
+  result["slot_bytes"] = stats.slot_bytes;
+  result["retired_rows"] = stats.retired_rows;
   result["busy_s"] = stats.busy_s;
   result["wait_s"] = stats.wait_s;
   return result;
@@ -113,6 +139,14 @@ void bind_exchange(py::module_& module, ParamSetClass& set) {
            py::arg("tables"), NoGil())
       .def("update_rows", &update_rows, py::kw_only(), py::arg("gradient"), py::arg("rows"),
            py::arg("config"), py::arg("step"), NoGil())
+      .def("forget_lookups", method<ExchangeHolder>(&GeoExchange::forget_lookups))
+      .def("refresh_slots", method<ExchangeHolder>(&GeoExchange::refresh_slots))
+      .def("store_slots", method<ExchangeHolder>(&GeoExchange::store_slots))
+      .def("keep_budget", method<ExchangeHolder>(&GeoExchange::keep_budget))
+      .def("slot_count", method<ExchangeHolder>(&GeoExchange::slot_count))
+      .def("read_slots", &read_slots, py::arg("table"), py::arg("slots"), NoGil())
+      .def("write_slots", &write_slots, py::arg("table"), py::arg("rows"), py::arg("slots"),
+           NoGil())
       .def("begin", &begin_exchange, py::kw_only(), py::arg("whole"), py::arg("step"),
            py::arg("steps"), py::arg("samples"), NoGil())
       .def("advance", &advance_exchange, py::arg("weights"), py::arg("budget_s"), NoGil())
@@ -127,7 +161,8 @@ void bind_exchange(py::module_& module, ParamSetClass& set) {
       .def("steps", method<ExchangeHolder>(&GeoExchange::steps))
       .def("stats", &exchange_stats);
   set.def("start_exchange", &start_exchange, py::kw_only(), py::arg("alone"),
-          py::arg("memory_cap_bytes"), NoGil(), py::keep_alive<0, 1>());
+          py::arg("memory_cap_bytes"), py::arg("rules"), py::arg("cache_bytes"), NoGil(),
+          py::keep_alive<0, 1>());
 }
 
 }  // namespace cpudist::bind

@@ -132,7 +132,7 @@ void ParamSet::store_table(uint32_t table, std::span<const int64_t> keys, const 
   prefetcher_->drop_all();
   TableCache& cache = state_->table(table);
   const std::lock_guard cache_lock(cache.mutex);
-  cache.invalidate();
+  cache.note_stored();
 }
 
 void ParamSet::store_run(const RunValues& rows, uint64_t step) {
@@ -227,6 +227,12 @@ void ParamSet::read_rows(uint32_t table, std::span<const int64_t> keys) {
   shared_.settle();
   check_open();
   client::read_rows(shared_, *state_, table, keys);
+}
+
+void ParamSet::fetch_rows(uint32_t table, std::span<const int64_t> keys, float* out) {
+  shared_.settle();
+  check_open();
+  client::fetch_rows(shared_, *state_, table, keys, out);
 }
 
 void ParamSet::pull_all_rows() {

@@ -90,6 +90,9 @@ class ParamSet {
   // The values of the distinct rows `keys` in the bound weight, for who reads it without a lookup.
   // A gradient that names them is refused as before. Throws kRowOutOfRange.
   void read_rows(uint32_t table, std::span<const int64_t> keys);
+  // The values of the distinct rows `keys` as the servers have them, to `out`, [keys, dim]; nothing
+  // is kept of it here. Throws kRowOutOfRange.
+  void fetch_rows(uint32_t table, std::span<const int64_t> keys, float* out);
   void pull_all_rows();  // of static tables, in chunks
   // Asks for the rows of a batch to come, one request per server, and returns its number at once.
   // Lookups then find them: in rounds with the values of the last one. A batch goes with the step

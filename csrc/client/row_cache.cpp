@@ -158,7 +158,21 @@ std::span<const int64_t> TableCache::take_missing_places(std::span<const Id> ids
   }
   count_values();
   hits_ += hits;
+  if (trained_ != nullptr) count = fill_trained(count);
   return {missing, count};
+}
+
+size_t TableCache::fill_trained(size_t count) {
+  size_t left = 0;
+  for (size_t i = 0; i < count; ++i) {
+    if (const float* const row = trained_->find_trained(missing_[i])) {
+      std::memcpy(missing_rows_[i], row, spec_.dim * sizeof(float));
+      continue;
+    }
+    missing_[left] = missing_[i];
+    missing_rows_[left++] = missing_rows_[i];
+  }
+  return left;
 }
 
 template std::span<const int64_t> TableCache::take_missing(std::span<const int32_t> ids);
@@ -211,6 +225,11 @@ const float* TableCache::find_row(int64_t key) const {
   const Place* const place = places_->find(key);
   const bool found = place != nullptr && place->row != 0 && here(place->mark.stamp);
   return found ? places_->values(*place) : nullptr;
+}
+
+const float* TableCache::find_value(int64_t key) const {
+  const float* const row = trained_ == nullptr ? nullptr : trained_->find_trained(key);
+  return row == nullptr ? find_row(key) : row;
 }
 
 float* TableCache::own_row(int64_t key) {

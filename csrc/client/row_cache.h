@@ -15,6 +15,7 @@
 
 #include "client/cache/budget.h"
 #include "client/cache/row_places.h"
+#include "client/cache/trained_rows.h"
 #include "kernels/aligned.h"
 #include "kernels/partition.h"
 #include "wire/messages.h"
@@ -53,7 +54,8 @@ class KeySplit {
 //
 // Rows of a static table are those of the bound weight, each with a mark. A remote one has marks
 // and values of the rows that its step has named, and of those held over it; beyond a budget the
-// values go earlier than their marks, and are asked for again by the next lookup.
+// values go earlier than their marks, and are asked for again by the next lookup. Where its trainer
+// steps rows by itself, lookups take those from there instead of the servers.
 class TableCache {
  public:
   // Remote tables count what they hold in `budget`, which outlives it; null: they have no limit.
@@ -72,6 +74,8 @@ class TableCache {
   // Whether rows have somewhere to go. The weight of a table without rows is null.
   bool bound() const { return bound_ || remote_; }
   KeySplit& split() { return split_; }
+  // Of a remote table, which outlives that or is told of its end with null.
+  void take_from(const TrainedRows* trained) { trained_ = trained; }
 
   // The distinct ids that are neither current nor held, now stamped as current; valid until the
   // next call. Throws kRowOutOfRange naming table, id and rows, and stamps nothing then.
@@ -86,6 +90,8 @@ class TableCache {
   void gather(std::span<const Id> ids, float* out) const;
   // The values of a row if they are current or held, else null. Valid until the next call.
   const float* find_row(int64_t key) const;
+  // The same for a lookup that keeps nothing: what the trainer steps by itself, too.
+  const float* find_value(int64_t key) const;
   // After a lookup: values of a remote table that are not held go if there are too many.
   void keep_budget();
   // Those of the distinct `keys` whose values are to be pulled to be read as they are; stamps
@@ -124,6 +130,8 @@ class TableCache {
   void forget(std::span<const int64_t> keys);  // their pull failed
   void refresh();                              // every row is stale for lookups
   void invalidate();                           // and for gradients
+  // The trainer has stored rows. What it steps by itself is what it was, and so is its gradient.
+  void note_stored() { trained_ == nullptr ? invalidate() : refresh(); }
   // Gives the memory back. Whoever asks for rows then gets kClosed; the rest does nothing.
   void release();
   void require_marks() const;  // throws kClosed after it
@@ -164,6 +172,9 @@ class TableCache {
   float* own_row(int64_t key);
   template <typename Id>
   std::span<const int64_t> take_missing_places(std::span<const Id> ids);
+  // Fills those of the first `count` missing rows that the trainer steps by itself; returns how
+  // many are left, which are the first ones then.
+  size_t fill_trained(size_t count);
   template <typename Marks>
   size_t take_pulled_from(const Marks& marks, std::span<const int64_t> keys, int64_t* unique,
                           uint32_t* inverse);
@@ -178,6 +189,7 @@ class TableCache {
   bool released_ = false;
   kernels::AlignedBuffer<RowMark> marks_;  // of a static table
   std::unique_ptr<RowPlaces> places_;      // of a remote one
+  const TrainedRows* trained_ = nullptr;
   CacheBudget* const budget_;
   uint64_t counted_bytes_ = 0;
   bool has_coming_ = false;           // some places may be of rows to come

@@ -94,7 +94,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         client="base kernels wire transport client/cache client/push client/values "
         "client/rounds",
         client__arrivals="base kernels wire client client/push",
-        client__geo="base kernels wire client client/push client/arrivals",
+        client__geo="base kernels wire client client/cache client/push client/arrivals",
         client__modes="wire client client/rounds client/arrivals",
         client__client="base wire transport client client/modes",
         data="base kernels wire transport",

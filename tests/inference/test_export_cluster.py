@@ -9,6 +9,7 @@ import threading
 import pytest
 import torch
 from export_cases import LARGE, evaluated, net, step, trained
+from patience import PATIENCE_S
 from snapshot_cases import settle
 
 import torch_cpudist as cpudist
@@ -113,6 +114,35 @@ def test_static_models_of_every_strategy_are_exported(tmp_path, name) -> None:
     strategy, trainers = STATIC[name], 1 if alone else 2
     expected = trained(body, remote=False, strategy=strategy, trainers=trainers)[0]
     model = net(remote=False, seed=5)
+    with cpudist.load_for_inference(model, tmp_path / "out"):
+        assert torch.equal(evaluated(model), expected)
+
+
+@pytest.mark.parametrize("trainers", [1, 2])
+@pytest.mark.parametrize("cache_bytes", [1 << 20, 0])
+def test_remote_tables_under_geo_are_exported(tmp_path, trainers, cache_bytes) -> None:
+    """Rows that their trainer has updated, and those that it has given up."""
+    left, exported = threading.Barrier(trainers), threading.Event()
+
+    def body(opt, model, rank):
+        if rank > 0:
+            opt.leave()
+        left.wait(PATIENCE_S)
+        if rank > 0:
+            assert exported.wait(PATIENCE_S)
+            return None
+        try:
+            opt.flush()
+            cpudist.export(model, tmp_path / "out")
+            opt.flush()
+            return evaluated(model)
+        finally:
+            exported.set()
+
+    strategy = cpudist.Geo(push_every=2, cache_bytes=cache_bytes)
+    where = tmp_path / "snapshots"
+    expected = trained(body, where, strategy=strategy, trainers=trainers)[0]
+    model = net(seed=5)
     with cpudist.load_for_inference(model, tmp_path / "out"):
         assert torch.equal(evaluated(model), expected)
 

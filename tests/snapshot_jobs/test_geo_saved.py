@@ -13,15 +13,30 @@ from snapshot_cases import settle
 from snapshot_parity import seeing
 from sync_cases import assert_same_bits, run
 from turns import Turns
-from whole_gradients import check_files, expected, model_of, push, saved_values
+from whole_gradients import (
+    ROWS,
+    check_files,
+    expected,
+    model_of,
+    push,
+    saved_values,
+)
 
 import torch_cpudist as cpudist
 from torch_cpudist.snapshot.directory import Directory
 from torch_cpudist.snapshot.reading import Snapshot
 
 
+@torch.no_grad()
 def seen(opt, model):
-    found = {"rows": model.table.weight.detach().clone()}
+    """All rows, dense values, and what this trainer has of optimizer state."""
+    found = {"rows": model.table(torch.arange(ROWS)).clone()}
+    for table in opt.trained.tables:
+        if table.placed.found.remote:
+            kept = table.trained_rows()
+            order = kept["rows"].argsort()
+            found |= {f"slots' {k}": kept[k][order] for k in ("rows", "counts")}
+            found["slots' sums"] = kept["state"][order]
     found["dense"] = model.dense.detach().clone()
     for number, parts in opt.state_dict()["state"].items():
         for name, value in parts.items():
@@ -29,9 +44,19 @@ def seen(opt, model):
     return found
 
 
-def geo_job(folder, steps, every=None, rule="sgd", leaving=0.0, servers=2, **options):
+def geo_job(
+    folder,
+    steps,
+    every=None,
+    rule="sgd",
+    leaving=0.0,
+    servers=2,
+    remote=False,
+    **options,
+):
     """Where each trainer began, what it had then, and what it ends with."""
     turns = Turns()
+    models = [model_of(remote) for _ in steps]
     rules = {
         "sgd": lambda p: torch.optim.SGD(p, lr=1.0),
         "adagrad": lambda p: torch.optim.Adagrad(p, lr=0.1),
@@ -40,7 +65,7 @@ def geo_job(folder, steps, every=None, rule="sgd", leaving=0.0, servers=2, **opt
     def body(context):
         rank = context.trainer_rank
         drawn = random.Random(17 * rank + steps[0])
-        model = model_of(remote=False)
+        model = models[rank]
         inner = rules[rule](model.parameters())
         strategy = cpudist.Geo(push_every=4, **options)
         opt = cpudist.DistributedOptimizer(inner, model, strategy=strategy)
@@ -64,19 +89,31 @@ def geo_job(folder, steps, every=None, rule="sgd", leaving=0.0, servers=2, **opt
     return run(body, len(steps), servers=servers, variables=seeing(folder))
 
 
-def test_one_trainer_goes_on_bit_for_bit(tmp_path):
-    [(_, _, whole, _)] = geo_job(None, [30], rule="adagrad")
-    [(*_, stats)] = geo_job(tmp_path, [17], 5, rule="adagrad")
+@pytest.mark.parametrize("remote", [False, True])
+def test_one_trainer_goes_on_bit_for_bit(remote, tmp_path):
+    options = {"rule": "adagrad", "remote": remote}
+    [(_, _, whole, _)] = geo_job(None, [30], **options)
+    [(*_, stats)] = geo_job(tmp_path, [17], 5, **options)
     assert stats["failed"] == 0
-    [(started, _, again, _)] = geo_job(tmp_path, [30], rule="adagrad")
+    [(started, _, again, _)] = geo_job(tmp_path, [30], **options)
     assert started.step > 0
-    assert started.report == ("table 'table.weight': 12 rows",)
+    [told] = started.report
+    # Of a remote one those that were updated by then.
+    rows = range(4, 13) if remote else [12]
+    assert told in [f"table 'table.weight': {count} rows" for count in rows]
     assert_same_bits(again, whole)
 
 
 @pytest.mark.parametrize("leaving", [0.0, 0.1], ids=["staying", "leaving"])
 @pytest.mark.parametrize(
-    "options", [{}, {"exchange_budget": 1.0}], ids=["pace", "soon"]
+    "options",
+    [
+        {},
+        {"exchange_budget": 1.0},
+        {"remote": True},
+        {"remote": True, "exchange_budget": 1.0, "cache_bytes": 300},
+    ],
+    ids=["pace", "soon", "remote", "remote within a budget"],
 )
 def test_servers_have_all_movement_once(options, leaving, tmp_path):
     first = [40, 47]  # halves are exact
@@ -96,12 +133,14 @@ def test_servers_have_all_movement_once(options, leaving, tmp_path):
     check_files(tmp_path, 1.0)
 
 
-def test_each_trainer_keeps_its_own_optimizer_state(tmp_path):
+@pytest.mark.parametrize("remote", [False, True])
+def test_each_trainer_keeps_its_own_optimizer_state(remote, tmp_path):
     kept = {}
+    models = [model_of(remote) for _ in range(4)]
 
     def body(context):
         rank = context.trainer_rank
-        model = model_of(remote=False)
+        model = models.pop()
         inner = torch.optim.Adagrad(model.parameters(), lr=0.1)
         strategy = cpudist.Geo(push_every=3)
         opt = cpudist.DistributedOptimizer(inner, model, strategy=strategy)
@@ -124,7 +163,8 @@ def test_each_trainer_keeps_its_own_optimizer_state(tmp_path):
 
     run(body, 2)
     run(body, 2)
-    assert not torch.equal(kept[0]["0 sum"], kept[1]["0 sum"])
+    sums = "slots' sums" if remote else "0 sum"
+    assert not torch.equal(kept[0][sums], kept[1][sums])
 
 
 def test_outer_steps_refuse_by_name(tmp_path):
@@ -137,3 +177,14 @@ def test_outer_steps_refuse_by_name(tmp_path):
             opt.resume(tmp_path)
 
     run(body, 1)
+
+
+@pytest.mark.parametrize("first", [False, True], ids=["static first", "remote first"])
+def test_a_table_goes_on_as_one_of_the_other_kind(first, tmp_path):
+    """With each row's optimizer state, as far as the trainer had any."""
+    [(_, _, whole, _)] = geo_job(None, [30], rule="adagrad")
+    geo_job(tmp_path, [17], 5, rule="adagrad", remote=first)
+    [(started, _, ended, _)] = geo_job(tmp_path, [30], rule="adagrad", remote=not first)
+    assert started.step > 0
+    assert torch.equal(ended["rows"], whole["rows"])
+    assert torch.equal(ended["dense"], whole["dense"])

@@ -137,7 +137,7 @@ def test_accumulated_gradients_of_any_key():
 
 
 @pytest.mark.parametrize(
-    "strategy", [cpudist.AllReduce, cpudist.Reduce, cpudist.LocalSGD, cpudist.Geo]
+    "strategy", [cpudist.AllReduce, cpudist.Reduce, cpudist.LocalSGD]
 )
 def test_strategies_that_step_tables_on_trainers_are_refused(strategy):
     module = cpudist.Embedding(DIM)

@@ -34,8 +34,6 @@ from torch_cpudist.tables.remote_weight import is_remote
         cpudist.AllReduce(),
         cpudist.Reduce(),
         cpudist.LocalSGD(),
-        cpudist.Geo(),
-        cpudist.Hybrid(sparse=cpudist.Geo()),
     ],
 )
 def test_strategies_that_keep_tables_on_trainers_are_refused(strategy):

@@ -25,7 +25,7 @@ from torch_cpudist.model.dense_memory import Weights
 from torch_cpudist.model.gradients import hidden_gradients
 from torch_cpudist.model.placement import Rules
 from torch_cpudist.rules.state_parts import States
-from torch_cpudist.served import local_state, state_exchange
+from torch_cpudist.served import local_state
 from torch_cpudist.served.local import LocalParameterSet
 from torch_cpudist.served.set import ParameterSet
 from torch_cpudist.settings.clip import Clip
@@ -33,7 +33,7 @@ from torch_cpudist.strategies.geo import Geo
 
 
 class LocalState(StateKeeper):
-    """State that the trainer keeps of parameters whose rows are all here."""
+    """State that the trainer keeps of what it steps: all rows, or those it has."""
 
     def __init__(self, made: Wrapped, parameters: LocalParameterSet) -> None:
         """Puts the state from before to where steps look for it."""
@@ -174,7 +174,9 @@ class GeoDriver(ServerDriver):
         self._samples += count
         self._own_steps += 1
         self._moved = True
-        if not local.alone:
+        if local.alone:
+            local.exchange.keep_budget()
+        else:
             if not local.opened.is_member():
                 local.opened.join()
             with ranges.of(ranges.EXCHANGE):
@@ -192,8 +194,8 @@ class GeoDriver(ServerDriver):
 
     @property
     def pulled(self) -> ParameterSet | None:
-        """``None``: every row is here."""
-        return None
+        """Where a table is remote; else ``None``, as every row is here."""
+        return self._local if self._local.has_remote else None
 
     @property
     def served(self) -> list[nn.Parameter]:
@@ -313,7 +315,7 @@ class GeoDriver(ServerDriver):
         local = self._local
         if local.alone:
             if not self.servers_lead:
-                state_exchange.store(local, {})
+                local.store()
         elif self._in_rounds:
             return
         elif local.opened.is_member():
@@ -408,6 +410,7 @@ def _opened(strategy: Geo, opening: Opening) -> LocalParameterSet:
         opening.states,
         alone,
         run.environment.server.memory_cap_bytes,
+        strategy.cache_bytes,
         room_check(opening, steps_here=True),
         run.trainer_rank,
     )

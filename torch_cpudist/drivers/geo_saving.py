@@ -77,7 +77,7 @@ class GeoSaving(ServedSaving):
         """
         local = self._local
         if local.alone:  # servers have what it began with, or was last flushed
-            state_exchange.store(local, {})
+            local.store()
             with Weights(local.placement.dense) as weights:
                 local.exchange.mark_cut(weights, number, name, wait_ms)
         else:

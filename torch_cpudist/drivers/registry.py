@@ -27,6 +27,7 @@ from torch_cpudist.rules.state_parts import States
 from torch_cpudist.served import state_exchange
 from torch_cpudist.served.base import Trained
 from torch_cpudist.strategies.base import Strategy
+from torch_cpudist.tables.remote_weight import table_of
 
 StrategyT = TypeVar("StrategyT", bound=Strategy)
 TrainedT = TypeVar("TrainedT", bound=Trained)
@@ -168,19 +169,46 @@ def check_device(strategy: Strategy, placement: Placement) -> None:
 
 
 def check_remote(strategy: Strategy, placement: Placement) -> None:
-    """Refuses remote tables under a strategy whose trainers step tables themselves.
+    """Refuses remote tables under a strategy whose trainers hold whole tables.
+
+    And tables whose rows servers do not make or take away, where trainers step rows.
 
     Raises:
         UnsupportedModelError: names one, and what to use.
     """
+    if not strategy.of_tables.takes_rows_that_go:
+        _check_rows_stay(strategy, placement)
     remote = [table.found.name for table in placement.tables if table.found.remote]
     if remote and not strategy.of_tables.takes_remote_tables:
         raise UnsupportedModelError(
             f"{type(strategy.of_tables).__name__} keeps every row of a table on every "
             f"trainer, and {remote[0]!r} is remote: its rows are on the servers only. "
-            "Use Sync, HalfAsync, Async, or Hybrid(dense=AllReduce(), sparse=Async()); "
-            "or build the model without remote tables."
+            "Use Sync, HalfAsync, Async, Geo, or Hybrid(dense=AllReduce(), "
+            "sparse=Async()); or build the model without remote tables."
         )
+
+
+def _check_rows_stay(strategy: Strategy, placement: Placement) -> None:
+    for table in placement.tables:
+        opened = table_of(table.found.weight).open if table.found.remote else None
+        if opened is None:
+            continue
+        options = {
+            "admission": opened.admission,
+            "eviction": opened.eviction,
+            "max_rows": opened.max_rows,
+            "unknown": None if opened.unknown == "initial" else opened.unknown,
+        }
+        given = [f"{key}={value!r}" for key, value in options.items() if value]
+        if given:
+            name = type(strategy.of_tables).__name__
+            raise UnsupportedModelError(
+                f"table {table.found.name!r} has {', '.join(given)}, and under {name} "
+                "trainers step rows by themselves: what they have moved would be of "
+                "rows that servers do not have, or have no more. Leave that out, or "
+                "use Sync, HalfAsync, Async, or Hybrid(dense=AllReduce(), "
+                "sparse=Async())."
+            )
 
 
 def _check_beside(strategy: Strategy, others: Sequence[Strategy]) -> None:

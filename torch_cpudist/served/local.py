@@ -1,170 +1,33 @@
 # Copyright (c) 2026 The torch_cpudist authors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""What a trainer that steps by itself holds: whole tables and their optimizer state."""
+"""What a trainer that steps by itself holds: tables and their optimizer state."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
 
 import torch
+from torch import nn
 
 from torch_cpudist import _core
-from torch_cpudist.errors import ConfigMismatchError, InternalError
+from torch_cpudist.errors import InternalError
 from torch_cpudist.model.dense_memory import Weights
 from torch_cpudist.model.gradients import read_dense_gradient, read_table_gradient
 from torch_cpudist.model.placement import PlacedTable, Placement
-from torch_cpudist.rules.state_parts import States, state_parts
+from torch_cpudist.rules.state_parts import States
+from torch_cpudist.served import state_exchange
+from torch_cpudist.served.local_table import LocalTable, SlotTable, WholeTable
 from torch_cpudist.served.set import ParameterSet
-from torch_cpudist.served.state_layout import (
-    name_table_state,
-    received,
-    row_elements,
-    unname_table_state,
-)
-from torch_cpudist.tables.binding import TableBinding
-
-
-class LocalTable:
-    """One table and its optimizer state, on this trainer. Not thread-safe.
-
-    Memory besides the weight: the rule's state, float32 ``[rows, elements]``, and four
-    bytes per row.
-    """
-
-    def __init__(
-        self,
-        placed: PlacedTable,
-        config: _core.OptimizerConfig,
-        state: Mapping[str, Any],
-    ) -> None:
-        """Begins with torch's ``state`` of the weight; empty means initial."""
-        self.placed = placed
-        self._config = config
-        rows, dim = placed.found.weight.shape
-        self._parts = state_parts(config)
-        self._widths = [row_elements(part, dim) for part in self._parts]
-        self._state = received((rows, sum(self._widths)), torch.float32)
-        self._counts = received(rows, torch.int32)
-        self._step = 0
-        self.load(state)
-
-    def load(self, state: Mapping[str, Any]) -> None:
-        """Replaces the state.
-
-        Raises:
-            InvalidArgumentError: it does not fit; nothing was changed.
-        """
-        found = self.placed.found
-        rows, dim = found.weight.shape
-        columns, counts, step = unname_table_state(
-            found.name, (rows, dim), self._config, state
-        )
-        if columns:
-            torch.cat(columns, dim=1, out=self._state)
-        else:
-            _core.init_state(self._config, self._state.data_ptr(), rows, dim)
-        if counts is None:
-            self._counts.zero_()
-        else:
-            self._counts.copy_(counts)
-        self._step = step
-
-    @property
-    def kind(self) -> str:
-        """The rule that updates its rows."""
-        return self._config.kind
-
-    @property
-    def tensors(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """The memory of the state: of the rule, and updates by row."""
-        return self._state, self._counts
-
-    def saved(self) -> dict[str, Any]:
-        """Returns a copy of the state in torch's form."""
-        parts = torch.split(self._state, self._widths, dim=1) if self._widths else ()
-        tensors = [part.clone() for part in parts]
-        return name_table_state(self._config, tensors, self._counts.clone(), self._step)
-
-    def trained_rows(self) -> dict[str, Any]:
-        """A copy of the state of rows that have had an update here, for snapshots."""
-        rows = self._counts.nonzero().flatten()
-        return {
-            "rule": self._config.kind,
-            "step": self._step,
-            "rows": rows,
-            "counts": self._counts[rows],
-            "state": self._state[rows],
-        }
-
-    def load_rows(self, saved: Mapping[str, Any] | None) -> bool:
-        """Replaces the state by what ``trained_rows`` has returned.
-
-        Returns:
-            Whether it is of this rule and of rows of this table; else it is initial.
-        """
-        self.load({})
-        if saved is None or saved["rule"] != self._config.kind:
-            return False
-        rows, state = saved["rows"], saved["state"]
-        if state.shape[1:] != self._state.shape[1:]:
-            return False
-        if len(rows) and int(rows.max()) >= len(self._counts):
-            return False
-        self._state[rows] = state
-        self._counts[rows] = saved["counts"]
-        self._step = saved["step"]
-        return True
-
-    def update(
-        self,
-        exchange: _core.GeoExchange,
-        config: _core.OptimizerConfig,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-    ) -> None:
-        """Runs one step on the rows of a COO gradient.
-
-        Args:
-            exchange: of the open parameter set.
-            config: the rule as of this step.
-            keys: int64 ``[n]``, duplicates allowed.
-            values: float32 ``[n, dim]``.
-
-        Raises:
-            RowOutOfRangeError: a key is no row; nothing was changed.
-            ConfigMismatchError: another rule than when the optimizer was wrapped.
-        """
-        if config.kind != self._config.kind or state_parts(config) != self._parts:
-            raise ConfigMismatchError(
-                f"the optimizer of table {self.placed.found.name!r} was {self._config} "
-                f"when it was wrapped and is now {config}, whose state is another. "
-                "Build a new DistributedOptimizer after such a change."
-            )
-        exchange.update_rows(
-            gradient=(
-                self.placed.index,
-                keys.data_ptr(),
-                keys.numel(),
-                values.data_ptr(),
-            ),
-            rows=(
-                self.placed.found.weight.data_ptr(),
-                self._state.data_ptr(),
-                self._counts.data_ptr(),
-            ),
-            config=config,
-            step=self._step + 1,
-        )
-        self._step += 1
+from torch_cpudist.tables.binding import TableBinding, bound_ids
 
 
 class LocalParameterSet(ParameterSet):
     """A parameter set whose trainer steps by itself.
 
-    Lookups are torch's own: all rows are here. The servers hold what the trainers have
-    told each other.
+    Lookups of static tables are torch's own: all rows are here. Those of remote tables
+    find the rows that this trainer has stepped here, and the others on the servers,
+    which hold what the trainers have told each other.
     """
 
     def __init__(
@@ -175,6 +38,7 @@ class LocalParameterSet(ParameterSet):
         states: States,
         alone: bool,
         memory_cap_bytes: int,
+        cache_bytes: int,
         check_room: Callable[[], None],
         trainer_rank: int,
     ) -> None:
@@ -187,21 +51,33 @@ class LocalParameterSet(ParameterSet):
             states: torch's state of each parameter, from before.
             alone: there is no other trainer, and never will be.
             memory_cap_bytes: what pushes may hold on a server; 0 for no cap.
+            cache_bytes: what rows of remote tables may take here.
             check_room: raises if the values have no room; before they are sent.
             trainer_rank: of this trainer.
         """
         super().__init__(client, placement, store, check_room, trainer_rank)
         self.alone = alone
         if not self.tables_current:
-            self.pull_tables()
+            super().pull_tables()
         self.exchange = self.opened.start_exchange(
-            alone=alone, memory_cap_bytes=memory_cap_bytes
+            alone=alone,
+            memory_cap_bytes=memory_cap_bytes,
+            rules=[self._rule(table) for table in placement.tables],
+            cache_bytes=cache_bytes,
         )
         self.forget_movement()
-        self.tables = [
-            LocalTable(table, self._rule(table), states.get(table.found.weight, {}))
-            for table in placement.tables
-        ]
+        self.tables = [self._local_table(table, states) for table in placement.tables]
+
+    def _local_table(self, table: PlacedTable, states: States) -> LocalTable:
+        rule = self._rule(table)
+        if table.found.remote:
+            return SlotTable(table, rule, self.exchange)
+        return WholeTable(table, rule, states.get(table.found.weight, {}))
+
+    @property
+    def has_remote(self) -> bool:
+        """Whether some of its rows are on servers only."""
+        return any(table.found.remote for table in self.placement.tables)
 
     def _rule(self, table: PlacedTable) -> _core.OptimizerConfig:
         rule = self.placement.rules[table.group]
@@ -210,7 +86,9 @@ class LocalParameterSet(ParameterSet):
         return rule
 
     def _attach(self, table: PlacedTable, binding: TableBinding) -> None:
-        """Lookups need no pull."""
+        """Lookups of a static table need no pull."""
+        if binding.remote:
+            super()._attach(table, binding)
 
     def bind_tables(self) -> None:
         """Tells the client where tables are, if their memory has moved.
@@ -220,6 +98,25 @@ class LocalParameterSet(ParameterSet):
         """
         for binding in self._bindings:
             binding.bind_weight(self.opened)
+
+    def prefetch(self, ids: Mapping[nn.Module, torch.Tensor], managed: bool) -> int:
+        """Checks the ids. Rows that are not here come with their lookups."""
+        for binding, tensor in bound_ids(self._bindings, ids):
+            binding.checked_ids(tensor)
+        return 0
+
+    def age_rows(self) -> None:
+        """Nothing: exchanges bring what others have stepped."""
+
+    def pull_tables(self) -> None:
+        """Overwrites every row that is here with the servers' values."""
+        super().pull_tables()
+        self.exchange.refresh_slots()
+
+    def store(self) -> None:
+        """Has the servers take all that is here: of a trainer that is alone."""
+        state_exchange.store(self, {})
+        self.exchange.store_slots()
 
     def forget_movement(self) -> None:
         """Takes the weights that stand in the model as the servers'."""
@@ -264,8 +161,8 @@ class LocalParameterSet(ParameterSet):
         """Runs one step on the rows that have a gradient, of all tables.
 
         Raises:
-            DenseGradientError, UnsupportedModelError, RowOutOfRangeError: a gradient
-                is not what it must be.
+            DenseGradientError, UnsupportedModelError, RowOutOfRangeError,
+            UnpulledRowError: a gradient is not what it must be.
             ModelChangedError: see ``bind_tables``.
         """
         self.bind_tables()
@@ -283,3 +180,4 @@ class LocalParameterSet(ParameterSet):
             if rule is None:
                 raise InternalError(f"no rule for table {table.placed.found.name!r}")
             table.update(self.exchange, rule, keys, values)
+        self.exchange.forget_lookups()

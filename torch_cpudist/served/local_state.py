@@ -18,7 +18,8 @@ from torch.optim import Optimizer
 from torch_cpudist.model.device import state_beside
 from torch_cpudist.rules.state_parts import States
 from torch_cpudist.served import state_exchange
-from torch_cpudist.served.local import LocalParameterSet, LocalTable
+from torch_cpudist.served.local import LocalParameterSet
+from torch_cpudist.served.local_table import LocalTable
 
 if TYPE_CHECKING:
     from torch_cpudist.launch.run import Run
@@ -61,7 +62,9 @@ def collect(
         state: dict[int, Any] = {}
         for i, parameter in enumerate(state_exchange.indexed_parameters(inner)):
             if id(parameter) in local:
-                state[i] = local[id(parameter)].saved()
+                saved = local[id(parameter)].saved()
+                if saved is not None:
+                    state[i] = saved
             elif parameter in inner.state:
                 state[i] = inner.state[parameter]
         dicts.append(
@@ -75,8 +78,9 @@ def give_back(tables: Sequence[LocalTable], inners: Sequence[Optimizer]) -> None
     local = _by_weight(tables)
     for inner in inners:
         for parameter in state_exchange.indexed_parameters(inner):
-            if id(parameter) in local:
-                inner.state[parameter] = local[id(parameter)].saved()
+            saved = local[id(parameter)].saved() if id(parameter) in local else None
+            if saved is not None:
+                inner.state[parameter] = saved
 
 
 def put(

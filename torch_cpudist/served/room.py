@@ -80,7 +80,7 @@ def needs(placement: Placement, steps_here: bool) -> list[Need]:
         record = _RECORD_BYTES + 4 * spec.dim + served
         record = -(-record // _ROUNDED_BYTES) * _ROUNDED_BYTES
         here = 0 if remote else _MARK_BYTES
-        if steps_here:
+        if steps_here and not remote:
             own = placement.rules[table.group]
             here += _LOCAL_BYTES + _state_bytes(own, spec.dim)
         found.append(Need(spec.name, spec.rows, record + _INDEX_BYTES, here))

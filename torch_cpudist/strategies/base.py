@@ -50,6 +50,8 @@ class Strategy:
     takes_devices: ClassVar[bool] = False
     # Whether it trains tables whose rows are on servers only.
     takes_remote_tables: ClassVar[bool] = False
+    # Whether servers may refuse such a row a place, or take it away.
+    takes_rows_that_go: ClassVar[bool] = True
 
     sharding: Sharding = field(default_factory=Sharding, metadata={"section": True})
     server: Server = field(default_factory=Server, metadata={"section": True})

@@ -55,12 +55,18 @@ class Geo(Strategy):
         outer: an optimizer over the mean of the trainers' movements, one step when each
             live trainer has handed one on; a dict is accepted. ``None`` adds each
             trainer's share, whenever it comes.
+        cache_bytes: what rows of remote tables that this trainer has updated may take
+            here, with their optimizer state. Beyond it the next exchange hands on all
+            that the longest untouched ones have moved and gives them up; state of such
+            a row begins anew when it is updated again. ``CPUDIST_GEO_CACHE_BYTES``.
         communicator: what values travel as, ``wire_dtype`` and ``pull_dtype``, and
             whether movements add up or are averaged, ``merge_rule``, equal on all
             trainers; a dict is accepted.
     """
 
     name: ClassVar[str] = "geo"
+    takes_remote_tables: ClassVar[bool] = True
+    takes_rows_that_go: ClassVar[bool] = False
 
     push_every: int | None = field(
         default=None, metadata={"least": 1, "most": 2**31 - 1, "unit": "steps"}
@@ -72,6 +78,9 @@ class Geo(Strategy):
         default=None, metadata={"least": 0.01, "most": 1e6, "unit": "means"}
     )
     outer: Outer | None = field(default=None, metadata={"section": Outer})
+    cache_bytes: int = field(
+        default=256 << 20, metadata={"least": 0, "most": 2**63 - 1, "unit": "bytes"}
+    )
     communicator: Communicator = field(
         default_factory=Communicator,
         metadata={"section": True, "only": EXCHANGE_FIELDS},

@@ -71,6 +71,13 @@ class RowPlaces {
       if (place.epoch == epoch_ && place.row != 0) use(place.key, values(place));
     }
   }
+  // The same of all places, with values or without.
+  template <typename Use>
+  void each_place(const Use& use) {
+    for (Place& place : places_.span()) {
+      if (place.epoch == epoch_) use(place);
+    }
+  }
   // Forgets everything. Memory stays for as many rows as there were.
   void clear();
   // Forgets all places but those that `keep` is true of. Values of others move.

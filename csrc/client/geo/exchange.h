@@ -4,12 +4,20 @@
 // The exchange of deltas between a trainer that steps by itself and the servers, in slices between
 // steps: docs/strategies.md, "Geo".
 //
-// Memory: the training thread alone reads and writes weights and shadows. A payload belongs to it
-// until it is packed, then to the queue's thread; a reply the other way round.
+// Memory: the training thread alone writes weights and shadows. Slots of remote tables are read by
+// lookups of any thread: it writes those under the mutex of the table's cache, and never waits for
+// a server meanwhile. A payload belongs to it until it is packed, then to the queue's thread; a
+// reply the other way round.
+//
+// A row of a remote table has a slot from its first update here on. Beyond a budget slots are given
+// up, the longest untouched first, once the servers have all that their rows have moved: what they
+// lack goes with an exchange, and the slot when that is over and nothing has touched it since. So
+// no push of a row is on its way when a lookup asks the servers for it again.
 #pragma once
 
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
@@ -35,9 +43,31 @@ struct ExchangeStats {
   uint64_t rows_sent = 0;
   uint64_t rows_received = 0;
   uint64_t shadow_rows = 0;
-  uint64_t memory_bytes = 0;  // shadows of rows and of dense parameters, marks of rows
+  uint64_t memory_bytes = 0;  // shadows of rows and of dense parameters, marks of rows, slots
+  uint64_t slot_rows = 0;     // of remote tables
+  uint64_t slot_bytes = 0;    // as their budget counts them
+  uint64_t retired_rows = 0;  // whose slots were given up for the budget
   double busy_s = 0;          // of the training thread, in slices
   double wait_s = 0;          // of the training thread, for answers
+};
+
+struct ExchangeOptions {
+  // There is no other trainer and never will be; nothing is remembered for an exchange.
+  bool alone = false;
+  // What pushes may hold on a server, 0 for no cap; an exchange goes in as many pushes as that
+  // takes.
+  uint64_t push_cap_bytes = 0;
+  // What slots of remote tables may take; above it the next exchange gives some up.
+  uint64_t cache_bytes = UINT64_MAX;
+  // By table, how this trainer updates it. May be left out where no table is remote.
+  std::vector<kernels::OptimizerConfig> rules;
+};
+
+// Slots of a remote table, as a snapshot has them: keys, counts of updates, and state by row.
+struct SlotArrays {
+  int64_t* keys = nullptr;
+  uint32_t* counts = nullptr;
+  float* state = nullptr;  // [rows, state elements]; null if the rule has none
 };
 
 // It holds its parameter set, which knows nothing of it; all throw kClosed once that is closed.
@@ -45,15 +75,31 @@ struct ExchangeStats {
 // Thread safety: one caller at a time, the training thread.
 class GeoExchange {
  public:
-  // Starts the queue of the set, once for a set. `alone`: there is no other trainer and never will
-  // be; nothing is remembered for an exchange. `push_cap_bytes`: what pushes may hold on a
-  // server, 0 for no cap; an exchange goes in as many pushes as that takes. Throws
-  // Error(kOverloaded) if no row fits.
-  GeoExchange(std::shared_ptr<ParamSet> set, bool alone, uint64_t push_cap_bytes);
+  // Starts the queue of the set, once for a set. Throws Error(kOverloaded) if no row fits a push.
+  GeoExchange(std::shared_ptr<ParamSet> set, ExchangeOptions options);
+  ~GeoExchange();
+  GeoExchange(const GeoExchange&) = delete;
+  GeoExchange& operator=(const GeoExchange&) = delete;
 
-  // One step on rows of a table, by this trainer. Throws kRowOutOfRange before it changes anything.
+  // One step on rows of a table, by this trainer; `rows` of a static one. Throws kRowOutOfRange,
+  // and of a remote table kUnpulledRow, before it changes anything.
   void update_rows(const TableGradient& gradient, const LocalRows& rows,
                    const kernels::OptimizerConfig& config, int64_t step);
+  // Of remote tables: what lookups have brought counts no more, for gradients neither. At the end
+  // of each step.
+  void forget_lookups();
+  // Slots of remote tables take the servers' values. Where it throws some have.
+  void refresh_slots();
+  // Servers take the values of all slots, of a trainer that is alone.
+  void store_slots();
+  // Of a trainer that is alone: the next interval. Where slots take too much, servers take the
+  // values of those that were touched longest ago, and these are given up.
+  void keep_budget();
+  uint64_t slot_count(uint32_t table);
+  // To arrays of so many rows; and the same from such arrays, in the place of all slots that there
+  // are, with the servers' values. Nothing is under way.
+  void read_slots(uint32_t table, const SlotArrays& to);
+  void write_slots(uint32_t table, uint64_t rows, const SlotArrays& from);
   // `weights`, here and below: base of every dense parameter, in order. They are as the servers
   // hold them now: no movement, nothing under way.
   void reset(std::span<void* const> weights);
@@ -108,6 +154,7 @@ class GeoExchange {
   struct Outgoing {
     std::vector<uint32_t> blocks;
     std::vector<std::vector<int64_t>> keys;  // by table
+    std::vector<size_t> retired;             // by table, from which key on they are
     wire::FilledPush filled;
   };
   // Rows that did not fit a push.
@@ -124,6 +171,22 @@ class GeoExchange {
   };
 
   GeoTable& table(uint32_t index);
+  // Of a remote table; throws kInvalidArgument for another.
+  GeoSlots& slots(uint32_t index);
+  // Keeps lookups of a remote table out; nothing of a static one.
+  std::unique_lock<std::mutex> lock(uint32_t index);
+  void check_idle(const char* what) const;
+  float* row(uint32_t index, int64_t key) {
+    return tables_[index].row(key, set_.table(index).weight());
+  }
+  void update_slots(const TableGradient& gradient, const kernels::OptimizerConfig& config,
+                    int64_t step);
+  uint64_t slot_bytes() const;
+  // Which slots are to be given up so that a budget is kept, to retired_. Those that the servers
+  // lack nothing of go at once, if there are others to exchange with.
+  void choose_retired();
+  void free_retired();  // those that nothing has touched since
+  void store_rows(uint32_t index, std::span<const int64_t> keys);
   void check(std::span<void* const> weights) const;
   // Until `deadline`, the end of these slices, the end of the exchange, or an answer is missing.
   bool work(std::span<void* const> weights, TimePoint deadline, uint64_t slices);
@@ -159,6 +222,7 @@ class GeoExchange {
   SetState& set_;  // of the owner
   const wire::Pool pool_;
   const bool alone_;
+  const uint64_t cache_bytes_;
   uint64_t rows_bytes_;  // of one table in a push to one server, at most
   const std::shared_ptr<PushQueue> queue_;
   std::vector<GeoTable> tables_;
@@ -174,11 +238,12 @@ class GeoExchange {
   uint64_t travelling_ = 0;  // of this one, behind what is on its way
   bool more_ = false;
   bool unsent_ = false;
-  std::vector<Outgoing> outgoing_;  // by server
-  std::vector<Left> left_;          // until the exchange has begun
-  QueuedPush push_;                 // what is packed, until the queue has it
-  std::vector<float> unmoved_;      // shadows of a slice before their movement was rounded
-  std::vector<Agreed> agreed_;      // by server and table, until the answer is taken in
+  std::vector<Outgoing> outgoing_;             // by server
+  std::vector<Left> left_;                     // until the exchange has begun
+  QueuedPush push_;                            // what is packed, until the queue has it
+  std::vector<std::vector<int64_t>> retired_;  // by table, until their exchange is over
+  std::vector<float> unmoved_;  // shadows of a slice before their movement was rounded
+  std::vector<Agreed> agreed_;  // by server and table, until the answer is taken in
   std::vector<wire::Frame> replies_;
   std::vector<wire::ChangesView> views_;
   std::vector<Slice> slices_;

@@ -212,7 +212,7 @@ uint64_t pass_through(Shared& shared, SetState& set, uint32_t table, std::span<c
     missing.clear();
     missing_at.clear();
     for (uint32_t i = 0; i < unique.size(); ++i) {
-      rows[i] = cache.find_row(unique[i]);
+      rows[i] = cache.find_value(unique[i]);
       if (rows[i] != nullptr) continue;
       missing.push_back(unique[i]);
       missing_at.push_back(i);
@@ -376,6 +376,26 @@ void read_rows(Shared& shared, SetState& set, uint32_t table, std::span<const in
   }
   const std::vector<int64_t> stale = cache.stale(keys, !set.member || is_lossy(set.layout));
   pull_into(shared, set, table, stale, Purpose::kReading);
+}
+
+void fetch_rows(Shared& shared, SetState& set, uint32_t table, std::span<const int64_t> keys,
+                float* out) {
+  TableCache& cache = set.table(table);
+  const std::lock_guard lock(cache.mutex);
+  cache.require_marks();
+  cache.check_ids(keys);
+  const size_t row_bytes = cache.spec().dim * sizeof(float);
+  const uint64_t chunk = rows_in(kPullBytes, cache.spec());
+  for (size_t begin = 0; begin < keys.size(); begin += chunk) {
+    const size_t size = std::min<size_t>(chunk, keys.size() - begin);
+    float* const target = out + begin * cache.spec().dim;
+    const WantedRows wanted{table, keys.subspan(begin, size),
+                            [&](auto, auto positions, const float* rows) {
+                              kernels::scatter_rows(target, row_bytes, positions.data(),
+                                                    positions.size(), row_bytes, rows, row_bytes);
+                            }};
+    pull_rows(shared, set, {&wanted, 1}, Purpose::kReading);
+  }
 }
 
 void pull_all_rows(Shared& shared, SetState& set) {

@@ -32,6 +32,10 @@ std::vector<uint64_t> pull_together(Shared& shared, SetState& set, Prefetcher& p
 // The values of distinct rows, as the servers have them, for who reads the weight itself: they
 // count as read for no gradient, and as pulled for none.
 void read_rows(Shared& shared, SetState& set, uint32_t table, std::span<const int64_t> keys);
+// The values of distinct rows of a table of either kind, as the servers have them, to `out`,
+// [keys, dim]: nothing here changes. Throws kRowOutOfRange.
+void fetch_rows(Shared& shared, SetState& set, uint32_t table, std::span<const int64_t> keys,
+                float* out);
 // Every row of every static table, in chunks, as the servers have them.
 void pull_all_rows(Shared& shared, SetState& set);
 // `weights`: base of every dense parameter, in order.

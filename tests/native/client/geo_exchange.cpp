@@ -101,7 +101,7 @@ void step_all(Mover& mover, client::GeoExchange& exchange, const kernels::Optimi
 
 void train_mover(Mover& mover, const wire::ParamSetLayout& layout,
                  const client::OuterStep& outer_step) {
-  client::GeoExchange exchange(mover.set, false, 0);
+  client::GeoExchange exchange(mover.set, {});
   std::vector<void*> weights{mover.dense.data()};
   exchange.reset(weights);
   bool idle = true;
@@ -163,7 +163,7 @@ void check_movement(uint32_t trainers, double outer_step, double part,
 void check_movement_without_memory(double outer_step, double part) {
   Movers all(2, 2, {});
   Mover& mover = all.movers.front();
-  client::GeoExchange exchange(mover.set, false, 0);
+  client::GeoExchange exchange(mover.set, {});
   std::vector<void*> weights{mover.dense.data()};
   exchange.reset(weights);
   const client::OuterStep outer{outer_step, outer_step};

@@ -96,3 +96,21 @@ TEST(messages_open_tables_are_checked_on_both_sides) {
     t.eviction = {.on = true, .max_rows = 1};
   }));
 }
+
+TEST(messages_of_deltas_take_remote_tables_whose_rows_stay) {
+  using wire::AdmissionKind;
+  const auto refused = [](const auto& change) {
+    wire::ParamSetLayout layout = sample_remote_layout();
+    layout.mode = wire::UpdateMode::kOnArrival;
+    layout.exchanges_deltas = true;
+    layout.average_decay = 0;
+    change(layout.tables[1]);
+    return error_code([&] { encode(layout); }) == code(ErrorCode::kInvalidArgument);
+  };
+  CHECK(!refused([](auto&) {}));
+  CHECK(!refused([](auto& t) { t.open = true; }));
+  CHECK(refused([](auto& t) { t.unknown_zeros = true; }));
+  CHECK(refused([](auto& t) { t.max_rows = 9; }));
+  CHECK(refused([](auto& t) { t.admission = {AdmissionKind::kProbability, 0, 0.5, 0}; }));
+  CHECK(refused([](auto& t) { t.eviction = {.on = true, .unseen_steps = 1}; }));
+}

@@ -185,9 +185,15 @@ TEST(messages_remote_tables_are_checked_on_both_sides) {
   CHECK(refused([](auto&, auto& t) { t.initial.resize(9, {Op::kFill, 0, 0}); }));
   CHECK(refused([](auto&, auto& t) { t.overrides.resize(17, {0, 1, 0}); }));
   CHECK(refused([](auto&, auto& t) { t.overrides[0] = {0, t.rows + 1, 0}; }));
-  CHECK(refused([](auto& l, auto&) {
+  // Of trainers that step rows by themselves, which servers must neither refuse nor evict.
+  CHECK(!refused([](auto& l, auto&) {
     l.average_decay = 0;
     l.exchanges_deltas = true;
+  }));
+  CHECK(refused([](auto& l, auto& t) {
+    l.average_decay = 0;
+    l.exchanges_deltas = true;
+    t.max_rows = 9;
   }));
 }
 

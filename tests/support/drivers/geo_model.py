@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from torch_cpudist import _core
+from torch_cpudist.tables.remote_weight import is_remote
 
 Key = tuple[str, int]  # parameter, row
 Rows = dict[Key, list[float]]
@@ -61,11 +62,29 @@ class Sections:
         return sections
 
 
+@torch.no_grad()
+def _values(
+    model: torch.nn.Module, name: str, parameter: torch.nn.Parameter
+) -> torch.Tensor:
+    if not is_remote(parameter):
+        return parameter.detach()
+    module = model.get_submodule(name.rpartition(".")[0])
+    keys = torch.arange(len(parameter))
+    if not isinstance(module, torch.nn.EmbeddingBag):
+        return module(keys)
+    # One bag a row; a padding row counts in none.
+    padding, module.padding_idx = module.padding_idx, None
+    try:
+        return module(keys.reshape(-1, 1))
+    finally:
+        module.padding_idx = padding
+
+
 def rows_of(model: torch.nn.Module, tables: list[str]) -> Rows:
     """The numbers of a model; each one of a dense parameter is a row of its own."""
     found: Rows = {}
     for name, parameter in model.named_parameters():
-        values = parameter.detach().double()
+        values = _values(model, name, parameter).double()
         rows = values if name in tables else values.reshape(-1, 1)
         found.update({(name, i): row for i, row in enumerate(rows.tolist())})
     return found
@@ -168,6 +187,14 @@ class Trainer:
             return math.sqrt(self.n) if rows else self.n
         return max(self.n / float(self._step), 1)
 
+    def _divisor_of(self, key: Key) -> float:
+        rows = key[0] in self.servers.sections.tables
+        return self.divisor if rows else self.dense_divisor
+
+    def value(self, key: Key) -> list[float]:
+        """What a lookup gives."""
+        return self.x[key]
+
     def advance(self) -> bool:
         """One slice, or one change of phase; whether the exchange is over."""
         if self.phase == "idle":
@@ -197,8 +224,7 @@ class Trainer:
     def _pack(self, keys: list[Key]) -> None:
         for key in keys:
             x, y = self.x[key], self.y[key]
-            rows = key[0] in self.servers.sections.tables
-            divisor = self.divisor if rows else self.dense_divisor
+            divisor = self._divisor_of(key)
             delta = [(a - b) / divisor for a, b in zip(x, y, strict=True)]
             moved = [b + d for b, d in zip(y, delta, strict=True)]
             self.y[key] = list(x) if divisor == 1 else moved
@@ -243,3 +269,95 @@ class Trainer:
         self.x = {key: list(row) for key, row in self.servers.z.items()}
         self._forget()
         self.touched = set()
+
+
+class SlotTrainer(Trainer):
+    """One whose tables are remote: it has the rows that it has stepped, up to a cap.
+
+    Above it a trainer that begins an exchange gives up those that were touched longest
+    ago, of one interval those of the lowest numbers; what the servers lack of them goes
+    whole, and they go when that is there and nothing has touched them since.
+    """
+
+    def __init__(
+        self, rank: int, servers: Servers, step: float | str | None, cap: int
+    ) -> None:
+        super().__init__(rank, servers, step)
+        self.cap = cap
+        self.ages: dict[Key, int] = {}  # interval of the last touch, of rows it has
+        self.interval = 1
+        self.leaving: set[Key] = set()
+        self.retired = 0
+
+    def value(self, key: Key) -> list[float]:
+        return self.x[key] if self._is_here(key) else self.servers.z[key]
+
+    def _is_here(self, key: Key) -> bool:
+        return key[0] not in self.servers.sections.tables or key in self.ages
+
+    def step(self, gradients: dict[str, torch.Tensor]) -> None:
+        for name, gradient in gradients.items():
+            rows = gradient._indices()[0].tolist() if gradient.is_sparse else []
+            for row in rows:
+                key = (name, row)
+                if key not in self.ages:
+                    self.x[key] = list(self.servers.z[key])
+                self.ages[key] = self.interval
+        super().step(gradients)
+
+    def _size(self, key: Key) -> int:
+        """Of two rows, one place in a half full table of 24 bytes, and a count."""
+        return 8 * len(self.x[key]) + 4 + 48
+
+    def _choose(self) -> None:
+        excess = sum(map(self._size, self.ages)) - (self.cap - self.cap // 8)
+        if sum(map(self._size, self.ages)) <= self.cap:
+            return
+        tables = self.servers.sections.tables
+        old = [key for key, age in self.ages.items() if age != self.interval]
+        order = sorted(old, key=lambda k: (self.ages[k], tables.index(k[0]), k[1]))
+        for key in order:
+            if excess <= 0:
+                break
+            self.leaving.add(key)
+            excess -= self._size(key)
+        self._free()
+
+    def _free(self) -> None:
+        for key in sorted(self.leaving):
+            if self.ages[key] == self.interval or self.x[key] != self.y[key]:
+                continue
+            self.leaving.discard(key)
+            del self.ages[key], self.y[key]
+            self.retired += 1
+
+    def begin(self, whole: bool = False) -> None:
+        self.leaving = set()
+        if not whole:
+            self._choose()
+            self.touched |= self.leaving
+        super().begin(whole)
+        self.interval += 1
+
+    def _divisor_of(self, key: Key) -> float:
+        leaves = key in self.leaving and not self.averages
+        return 1 if leaves else super()._divisor_of(key)
+
+    def _apply(self, values: Rows, keys: list[Key]) -> None:
+        super()._apply(values, [key for key in keys if self._is_here(key)])
+
+    def advance(self) -> bool:
+        ended = self.phase == "apply" and not self.slices
+        done = super().advance()
+        if ended:
+            self._free()
+        return done
+
+    def flush(self) -> None:
+        if self.rank in self.servers.members:
+            self.exchange(whole=False)
+            return
+        ages = dict.fromkeys(self.ages, 0)
+        super().flush()
+        self.ages, self.interval = ages, 1
+        self.y.update({key: list(self.x[key]) for key in ages})

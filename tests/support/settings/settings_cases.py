@@ -295,14 +295,20 @@ def _who_asks_for_rows(given: Given) -> Any:
 
 
 def _with_remote_table(
-    given: Given, see: Callable[[Any, Any], Any], **communicator: Any
+    given: Given,
+    see: Callable[[Any, Any], Any],
+    strategy: dict[str, Any] | None = None,
+    **communicator: Any,
 ) -> Any:
     """What ``see`` finds in an optimizer and its remote table of 1000 rows."""
     with cpudist.remote_tables(names=["*"]):
         table = torch.nn.Embedding(1000, 2)
 
     def body(context: cpudist.Context) -> Any:
-        made = {"name": "sync", "communicator": {**communicator, **given.fields}}
+        made = strategy or {
+            "name": "sync",
+            "communicator": {**communicator, **given.fields},
+        }
         return see(wrapped(table, made), table)
 
     return run(body, 1, variables=given.variables)[0]
@@ -433,6 +439,16 @@ def _how_often(given: Given) -> Any:
 def _how_fast_an_exchange_is(given: Given) -> Any:
     # With all of a step's time one ends in a step or two, else in hundreds.
     return _exchanges(given, 30, Wide, 0.008, push_every=1) > 3
+
+
+@field(cpudist.Geo, "cache_bytes", changed=0)
+def _what_rows_may_take(given: Given) -> Any:
+    def see(optimizer: cpudist.DistributedOptimizer, table: Any) -> bool:
+        for begin in range(0, 1000, 100):
+            _train_rows(optimizer, table, torch.arange(begin, begin + 100))
+        return optimizer.stats()["exchange"]["retired_rows"] > 0
+
+    return _with_remote_table(given, see, {"name": "geo", **given.fields})
 
 
 @field(cpudist.Geo, "outer_step", changed=2.0)
