@@ -71,7 +71,7 @@ def test_tests_wait_with_the_one_deadline() -> None:
         if (lines := own_deadlines(path.read_text()))
     }
     # These are started as programs, without the folders of helpers.
-    programs = {"tests/faults/train_groups.py"}
+    programs = {"tests/faults/train_groups.py", "tests/faults/return_servers.py"}
     assert found.keys() <= programs, found
 
 
