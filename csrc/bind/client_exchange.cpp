@@ -139,11 +139,11 @@ void bind_exchange(py::module_& module, ParamSetClass& set) {
            py::arg("tables"), NoGil())
       .def("update_rows", &update_rows, py::kw_only(), py::arg("gradient"), py::arg("rows"),
            py::arg("config"), py::arg("step"), NoGil())
-      .def("forget_lookups", method<ExchangeHolder>(&GeoExchange::forget_lookups))
-      .def("refresh_slots", method<ExchangeHolder>(&GeoExchange::refresh_slots))
-      .def("store_slots", method<ExchangeHolder>(&GeoExchange::store_slots))
-      .def("keep_budget", method<ExchangeHolder>(&GeoExchange::keep_budget))
-      .def("slot_count", method<ExchangeHolder>(&GeoExchange::slot_count))
+      .def("forget_lookups", method<ExchangeHolder>(&GeoExchange::forget_lookups), NoGil())
+      .def("refresh_slots", method<ExchangeHolder>(&GeoExchange::refresh_slots), NoGil())
+      .def("store_slots", method<ExchangeHolder>(&GeoExchange::store_slots), NoGil())
+      .def("keep_budget", method<ExchangeHolder>(&GeoExchange::keep_budget), NoGil())
+      .def("slot_count", method<ExchangeHolder>(&GeoExchange::slot_count), NoGil())
       .def("read_slots", &read_slots, py::arg("table"), py::arg("slots"), NoGil())
       .def("write_slots", &write_slots, py::arg("table"), py::arg("rows"), py::arg("slots"),
            NoGil())

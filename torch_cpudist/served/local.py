@@ -175,9 +175,13 @@ class LocalParameterSet(ParameterSet):
         for entry in self.placement.dense:
             if entry.parameter.grad is not None:
                 read_dense_gradient(entry.name, entry.parameter.grad, entry.dtype)
-        for table, keys, values in read:
-            rule = rules[table.placed.group]
-            if rule is None:
-                raise InternalError(f"no rule for table {table.placed.found.name!r}")
-            table.update(self.exchange, rule, keys, values)
-        self.exchange.forget_lookups()
+        try:
+            for table, keys, values in read:
+                rule = rules[table.placed.group]
+                if rule is None:
+                    raise InternalError(
+                        f"no rule for table {table.placed.found.name!r}"
+                    )
+                table.update(self.exchange, rule, keys, values)
+        finally:  # also of those before one that fails
+            self.exchange.forget_lookups()

@@ -227,6 +227,8 @@ void GeoExchange::begin(bool whole, const OuterStep& step, uint64_t steps, uint6
   left_.clear();
   for (auto& keys : retired_) keys.clear();
   if (!whole_) choose_retired();
+  exact_ = whole_ || std::any_of(retired_.begin(), retired_.end(),
+                                 [](const std::vector<int64_t>& keys) { return !keys.empty(); });
   for (uint32_t t = 0; t < tables_.size(); ++t) choose_rows(t);
   lay_out(steps, samples);
   // Nothing throws any more.
@@ -665,14 +667,15 @@ void GeoExchange::write_slots(uint32_t index, uint64_t rows, const SlotArrays& f
   owner_->fetch_rows(index, keys, values.data());
   const auto held = lock(index);
   own.clear();
+  tables_[index].forget_shadows();  // nor is a row touched that has no slot any more
+  set_.table(index).invalidate();
   own.add(keys, values.data());
   for (size_t i = 0; i < rows; ++i) {
     const GeoSlots::Slot& slot = *own.find(keys[i]);
     own.set_count(slot, from.counts[i]);
     if (elements > 0) std::copy_n(from.state + i * elements, elements, own.state(slot));
   }
-  tables_[index].forget_shadows();  // nor is a row touched that has no slot any more
-  set_.table(index).invalidate();
+  tables_[index].forget_shadows();  // the servers have all of them
 }
 
 // ---- a slice: what a trainer hands on, and what it takes in -------------------------------------

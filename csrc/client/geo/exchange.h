@@ -201,9 +201,10 @@ class GeoExchange {
   template <typename T, typename Round>
   void hand_on(T* weight, T* shadow, T* negated, size_t count, T divisor, const Round& round,
                T* agreed);
-  // What the movement of this exchange is rounded to: all of it is never rounded.
+  // What the movement of this exchange is rounded to. All of it never is, nor is that of rows that
+  // go: a rest too small for the type would keep them for ever.
   wire::WireDType dtype() const {
-    return whole_ ? wire::WireDType::kFloat32 : set_.layout.push_dtype;
+    return exact_ ? wire::WireDType::kFloat32 : set_.layout.push_dtype;
   }
   void send();
   void receive();
@@ -230,6 +231,7 @@ class GeoExchange {
 
   Phase phase_ = Phase::kIdle;
   bool whole_ = false;
+  bool exact_ = false;  // nothing of this exchange is rounded
   bool averages_ = false;
   double rows_divisor_ = 1.0;
   double dense_divisor_ = 1.0;
