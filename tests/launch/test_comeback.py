@@ -79,6 +79,19 @@ class Client:
         self.barriers += 1
 
 
+class Fails:
+    """What takes part, and has no values for the servers that come."""
+
+    def cannot_outlive(self, index):
+        return ""
+
+    def let_go(self):
+        pass
+
+    def go_on_with(self, client, limit_s):
+        raise cpudist.SnapshotError("there is no snapshot")
+
+
 class Noted:
     """What takes part, and cannot go on for a reason, or says that it was asked to."""
 
@@ -96,10 +109,11 @@ class Noted:
         raise AssertionError("no servers have come")
 
 
-def comeback(parts, **others):
+def comeback(parts, closed=lambda: False, **others):
     ends = Endpoints(client=Client(), run_id=7)
     numbers = Numbers("trainer", 0, 1, 1, -1)
-    return ends, Comeback(job("a", **others), numbers, lambda: ends, lambda: parts)
+    made = job("a", **others)
+    return ends, Comeback(made, numbers, lambda: ends, lambda: parts, closed)
 
 
 def test_what_cannot_go_on_is_named_and_nothing_is_given_up():
@@ -141,6 +155,65 @@ def test_a_wait_in_vain_is_raised_again_by_later_calls(free_port_of_nobody):
         one.outlive(lost, ends.client)
     assert again.value is first.value
     assert (part.let, ends.client.reason) == (1, "its servers were lost")
+
+
+def answers(monkeypatch, store, run_id, connected=None):
+    """Servers of this run are met."""
+    run = {"run_id": run_id, "servers": [[]], "trainers": 1}
+    monkeypatch.setattr(separate_jobs, "meet", lambda *_: (store, run))
+    monkeypatch.setattr(separate_jobs, "connected", connected)
+
+
+def test_servers_that_have_lost_this_trainer_are_not_said_to_be_away(
+    store, monkeypatch
+):
+    answers(monkeypatch, store, 7)
+    ends, one = comeback([Noted()], CPUDIST_REJOIN_S="1")
+    with pytest.raises(cpudist.PeerLostError, match="within 1 s") as raised:
+        one.outlive(cpudist.PeerLostError("server 0 was lost"), ends.client)
+    told = str(raised.value)
+    assert "still answers at CPUDIST_RENDEZVOUS=127.0.0.1:29600" in told
+    assert "start this job again: it joins them" in told
+    assert "Start the servers' job" not in told
+
+
+def test_the_end_of_a_run_ends_a_wait_for_servers(free_port_of_nobody):
+    where = {"CPUDIST_RENDEZVOUS": free_port_of_nobody}
+    waits = {"CPUDIST_REJOIN_S": str(int(PATIENCE_S))}
+    part = Noted()
+    ends, one = comeback([part], lambda: part.let > 0, **where, **waits)
+    with pytest.raises(cpudist.ClosedError, match="has ended its run while it waited"):
+        one.outlive(cpudist.PeerLostError("server 0 was lost"), ends.client)
+
+
+def test_a_run_that_ends_while_servers_come_keeps_no_client(store, monkeypatch):
+    closed, came = [], Client()
+
+    def connected(*_):
+        closed.append(True)
+        return Endpoints(client=came, run_id=8), came
+
+    answers(monkeypatch, store, 8, connected)
+    ends, one = comeback([Noted()], lambda: bool(closed))
+    with pytest.raises(cpudist.ClosedError, match="has ended its run"):
+        one.outlive(cpudist.PeerLostError("server 0 was lost"), ends.client)
+    assert "has ended its run" in came.reason
+
+
+def test_who_cannot_go_on_stays_out_of_the_servers_that_came(store, monkeypatch):
+    came = Client()
+    answers(monkeypatch, store, 8, lambda *_: (Endpoints(client=came, run_id=8), came))
+    ends, one = comeback([Fails()])
+    one.check()
+    lost = cpudist.PeerLostError("server 0 was lost")
+    with pytest.raises(cpudist.SnapshotError) as first:
+        one.outlive(lost, ends.client)
+    assert ends.client is came
+    assert "there is no snapshot" in came.reason
+    for ask in (one.check, lambda: one.outlive(lost, came)):
+        with pytest.raises(cpudist.SnapshotError) as again:
+            ask()
+        assert again.value is first.value
 
 
 @pytest.fixture

@@ -298,21 +298,36 @@ def test_trainer_0_ends_with_the_servers(first_back, tmp_path):
 # -- where it cannot ---------------------------------------------------------------
 
 
-def refused(error, match, jobs, strategy="async", resumes=True):
-    """Both trainers get an error of their own when the server is lost."""
+def forever(opt, model, rank):
+    while True:
+        step(opt, model, rank)
+
+
+def flushing(opt, model, rank):
+    while True:
+        opt.flush("dense")
+
+
+TWICE = (forever, forever)  # and again
+
+
+def refused(
+    error, match, jobs, strategy="async", resumes=True, kind="static", calls=TWICE
+):
+    """Both trainers get an error of their own when the server is lost, in all calls."""
     lost, arrived = threading.Event(), threading.Barrier(3)
 
     def body(context):
-        model, opt = wrapped("static", strategy)
+        model, opt = wrapped(kind, strategy)
         if resumes:
             opt.resume()
         step(opt, model, context.trainer_rank)
         opt.flush("none")
         arrived.wait(PATIENCE_S)
         assert lost.wait(PATIENCE_S)
-        for _ in range(2):  # and again
+        for call in calls:
             with pytest.raises(error, match=match):
-                forever(opt, model, context.trainer_rank)
+                call(opt, model, context.trainer_rank)
         context.abort("it has failed")
 
     trainers = [jobs.trainer(name, body) for name in "ab"]
@@ -322,11 +337,6 @@ def refused(error, match, jobs, strategy="async", resumes=True):
     return trainers
 
 
-def forever(opt, model, rank):
-    while True:
-        step(opt, model, rank)
-
-
 def ended(jobs, trainers):
     for one in trainers:
         one.wait()
@@ -334,10 +344,26 @@ def ended(jobs, trainers):
         assert error is None or "shutdown() was called" in str(error), error
 
 
-def test_without_a_snapshot_it_is_an_error(tmp_path):
+# Of a model without tables no forward asks servers.
+@pytest.mark.parametrize(
+    ("kind", "meets"),
+    [("static", forever), ("dense", forever), ("dense", flushing)],
+)
+def test_without_a_snapshot_it_is_an_error(kind, meets, tmp_path):
+    """It stays one: nobody trains on with servers that have no values."""
+    later = (
+        step,
+        lambda opt, model, rank: opt.flush("dense"),
+        lambda opt, model, rank: opt.table_stats(),
+        lambda opt, model, rank: opt.state_dict(),
+        lambda opt, model, rank: opt.leave(),
+        at_a_barrier,
+        step,
+    )
     with own_jobs(2, **seeing(tmp_path), **WAITS) as jobs:
         match = "no snapshot in"
-        trainers = refused(cpudist.SnapshotError, match, jobs)
+        how = {"kind": kind, "calls": (meets, *later)}
+        trainers = refused(cpudist.SnapshotError, match, jobs, **how)
         jobs.restart_server(**WAITS)
         ended(jobs, trainers)
     assert Directory(tmp_path).names() == []

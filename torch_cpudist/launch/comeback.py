@@ -40,6 +40,21 @@ _CONNECT_S = 10.0
 _AWAY = "CPUDIST_REJOIN_S"
 
 
+def _in_vain(apart: SeparateJob, why: Error | None) -> str:
+    """What to do after a wait in vain; ``why``: ``None`` where the lost ones answer."""
+    within = f"within {apart.rejoin_s} s ({_AWAY})"
+    if why is None:
+        return (
+            f"No other servers came {within}: the run that has lost this trainer, or "
+            f"that it has lost, still answers at {apart.where}. If its servers run, "
+            "start this job again: it joins them. Else end their job and start both."
+        )
+    return (
+        f"No servers came in their place {within} ({describe(why)}). Start the "
+        "servers' job, then this one: opt.resume() goes on from the newest snapshot."
+    )
+
+
 class Outlives(Protocol):
     """What goes on when servers have come back: an optimizer."""
 
@@ -71,6 +86,7 @@ class Comeback:
         numbers: Numbers,
         ends: Callable[[], Endpoints],
         participants: Callable[[], Sequence[Outlives]],
+        closed: Callable[[], bool],
     ) -> None:
         """Does nothing yet.
 
@@ -79,6 +95,7 @@ class Comeback:
             numbers: what it is.
             ends: its client now, which is replaced.
             participants: what goes on, oldest first.
+            closed: whether the run has ended here, by any thread.
         """
         apart = environment.apart
         self._apart = apart if apart is not None and apart.role == "trainer" else None
@@ -86,9 +103,15 @@ class Comeback:
         self._numbers = numbers
         self._ends = ends
         self._participants = participants
+        self._closed = closed
         self._lock = threading.RLock()
         self._at_work = False
         self._failed: Error | None = None
+
+    def check(self) -> None:
+        """Raises what it could not go on for, if it could not."""
+        if self._failed is not None:
+            raise self._failed
 
     def outlive(self, error: Error, client: _core.Client | None) -> None:
         """Returns when this trainer can go on, with another client.
@@ -102,11 +125,11 @@ class Comeback:
                 on. Later calls raise it again.
         """
         with self._lock:
-            if self._failed is not None:
-                raise self._failed
+            self.check()
             if self._at_work:
                 raise error
-            if self._ends().client is not client:
+            ends = self._ends()
+            if ends.client is not client:
                 return  # another thread was here first
             apart = self._apart
             if apart is None or not apart.rejoin_s or isinstance(error, ClosedError):
@@ -116,9 +139,13 @@ class Comeback:
                 raise PeerLostError(f"{told}. {_AWAY} does not help here: {why}")
             self._at_work = True
             try:
-                self._go_on(error, apart)
+                self._go_on(error, apart, ends)
             except BaseException as failed:
                 self._failed = failed if isinstance(failed, Error) else error
+                # Others may be there already, without values to train on: what does
+                # not ask here fails, and these servers see that it is lost.
+                if ends.client is not None and ends.client is not client:
+                    ends.client.abort(f"it could not go on: {describe(failed)}")
                 raise
             finally:
                 self._at_work = False
@@ -127,8 +154,7 @@ class Comeback:
         found = [one.cannot_outlive(i) for i, one in enumerate(self._participants())]
         return next((why for why in found if why), "")
 
-    def _go_on(self, error: Error, apart: SeparateJob) -> None:
-        ends = self._ends()
+    def _go_on(self, error: Error, apart: SeparateJob, ends: Endpoints) -> None:
         gone = {ends.run_id}
         while True:
             for one in self._participants():
@@ -146,6 +172,7 @@ class Comeback:
             ends.client, ends.run_id = client, found.run_id
             ends.incarnation = found.incarnation
             ends.sockets |= found.sockets
+            self._check_open()  # else whoever ends the run ends this client, too
             try:
                 for one in self._participants():
                     one.go_on_with(client, float(apart.rejoin_s))
@@ -160,28 +187,34 @@ class Comeback:
         """Waits for servers of a run that is none of those that have gone."""
         until = time.monotonic() + apart.rejoin_s
         while True:
-            why: Error
+            why: Error | None = None
             try:
                 found = self._look(apart, until, gone)
                 if found is not None:
                     return found
-                why = error
             except (AddressError, OperationTimeoutError, PeerLostError) as failed:
                 why = failed
+            self._check_open()
             if time.monotonic() >= until:
-                told = "" if why is error else f" ({describe(why)})"
                 raise PeerLostError(
-                    f"{str(error).rstrip('.')}. No servers came in their place within "
-                    f"{apart.rejoin_s} s ({_AWAY}){told}. Start the servers' job, then "
-                    "this one: opt.resume() goes on from the newest snapshot."
+                    f"{str(error).rstrip('.')}. {_in_vain(apart, why)}"
                 ) from error
             time.sleep(_PAUSE_S)
+
+    def _check_open(self) -> None:
+        if self._closed():
+            raise ClosedError(
+                "this rank has ended its run while it waited for servers to come back; "
+                "call init() to start again."
+            )
 
     def _look(
         self, apart: SeparateJob, until: float, gone: set[int]
     ) -> tuple[Endpoints, _core.Client] | None:
         made, numbers = self._environment, self._numbers
-        store, run = separate_jobs.meet(made, apart, lambda: until - time.monotonic())
+        store, run = separate_jobs.meet(
+            made, apart, lambda: 0.0 if self._closed() else until - time.monotonic()
+        )
         if int(run["run_id"]) in gone:
             return None  # not ended yet
         there = (len(run["servers"]), int(run["trainers"]))

@@ -167,6 +167,7 @@ class Run:
             self.numbers,
             lambda: self.endpoints,
             self.participants,
+            lambda: self.closed,
         )
 
     # -- who this is -------------------------------------------------------------------
@@ -255,8 +256,10 @@ class Run:
         Raises:
             ConfigurationError: this rank is a dedicated server.
             ClosedError, ForkedProcessError: the run cannot be used any more.
+            Error: its servers were lost, and it could not go on with others.
         """
         client = self.client
+        self._comeback.check()
         if client is None:
             raise ConfigurationError(
                 f"rank {self.rank} is a dedicated server and does not train. Branch in "

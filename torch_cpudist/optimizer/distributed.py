@@ -307,6 +307,7 @@ class DistributedOptimizer(face.ServedOptimizer, Participant):
             OperationTimeoutError: a live trainer did not get there in time.
         """
         self._open()
+        self._outliving.check()
         self._averages.check_not_entered("step()")
         self._resumable.before_step(self.counters())
         loss = None

@@ -50,6 +50,14 @@ class Outliving:
 
     # -- around what asks servers ------------------------------------------------------
 
+    def check(self) -> None:
+        """Raises what a recovery has failed with, if one has: nothing is pushed then.
+
+        Raises:
+            Error: that one.
+        """
+        self._run.trainer_client()
+
     def lasting(self, do: Callable[[], T]) -> T:
         """Does it, again where servers were lost and have come back meanwhile."""
         while True:

@@ -533,7 +533,7 @@ class Snapshots:
             SnapshotError: it could not, or there is none to be loaded.
             OperationTimeoutError: it has not in time.
         """
-        self._met().wait(limit_s, "after servers have come back")
+        self._met().wait(limit_s, after_loss=True)
 
     def go_on_again(self) -> tuple[str, int, float]:
         """Goes on with values of the newest snapshot; its own state stays.

@@ -163,12 +163,12 @@ class UnderWay:
 
     # -- all ---------------------------------------------------------------------------
 
-    def wait(self, limit_s: float, what: str = "resume") -> Begun:
+    def wait(self, limit_s: float, after_loss: bool = False) -> Begun:
         """Returns when values are there.
 
         Args:
             limit_s: how long that may take.
-            what: waits, for messages.
+            after_loss: servers have come back without values.
 
         Raises:
             SnapshotError: trainer 0 could not load them.
@@ -178,14 +178,26 @@ class UnderWay:
         while (found := self._read(failures=True)) is None:
             self._run.trainer_client().check()
             if time.monotonic() > until:
-                raise OperationTimeoutError(
-                    f"{what}: trainer 0 has not loaded or begun anything within "
-                    f"{limit_s:g} s: {self._directory.path / self._file} is not "
-                    "there. Every trainer has to call resume(); see that trainer 0 "
-                    f"runs, and that it means this directory. {_SHARED}"
-                )
+                raise OperationTimeoutError(self._too_late(limit_s, after_loss))
             time.sleep(_POLL_S)
         return found
+
+    def _too_late(self, limit_s: float, after_loss: bool) -> str:
+        found = (
+            f"within {limit_s:g} s: {self._directory.path / self._file} is not there"
+        )
+        if after_loss:
+            return (
+                "servers have come back without values, and trainer 0, which alone "
+                f"loads them, has not {found}. If trainer 0 has ended, start its job "
+                "again, and then this one; if it still loads, CPUDIST_REJOIN_S is too "
+                f"short. {_SHARED}"
+            )
+        return (
+            f"resume: trainer 0 has not loaded or begun anything {found}. Every "
+            "trainer has to call resume(); see that trainer 0 runs, and that it means "
+            f"this directory. {_SHARED}"
+        )
 
     def own_state(self, begun: Begun) -> tuple[Manifest | None, bool]:
         """The newest snapshot whose moment is behind the values on the servers.
