@@ -78,7 +78,11 @@ class Outlives(Protocol):
 
 
 class Comeback:
-    """Of one trainer. Thread safety: any thread; one at a time is at work."""
+    """Of one trainer. Thread safety: any thread; one at a time is at work.
+
+    Attributes:
+        lock: who holds it keeps other threads from beginning a recovery; reentrant.
+    """
 
     def __init__(
         self,
@@ -104,7 +108,7 @@ class Comeback:
         self._ends = ends
         self._participants = participants
         self._closed = closed
-        self._lock = threading.RLock()
+        self.lock = threading.RLock()
         self._at_work = False
         self._failed: Error | None = None
 
@@ -124,7 +128,7 @@ class Comeback:
             Error: ``error``, where nothing is to be waited for; else why it cannot go
                 on. Later calls raise it again.
         """
-        with self._lock:
+        with self.lock:
             self.check()
             if self._at_work:
                 raise error

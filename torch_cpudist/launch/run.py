@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
@@ -303,6 +304,10 @@ class Run:
                 ``CPUDIST_REJOIN_S``); else why it cannot go on.
         """
         self._comeback.outlive(error, client)
+
+    def steady(self) -> AbstractContextManager[object]:
+        """While it is entered no other thread goes on with servers that come back."""
+        return self._comeback.lock
 
     def barrier(self) -> None:
         """Waits for all trainers that have not shut down; see ``cpudist.barrier``."""

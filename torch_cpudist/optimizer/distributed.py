@@ -335,8 +335,7 @@ class DistributedOptimizer(face.ServedOptimizer, Participant):
         self._sample_count += operator.index(samples or 0)
         for inner in self._inners:
             inner._opt_called = True  # type: ignore[attr-defined]
-        self._outliving.lasting(lambda: self._resumable.after_step(self.counters()))
-        self._outliving.step_over()
+        self._outliving.end_step(lambda: self._resumable.after_step(self.counters()))
         return loss
 
     def no_sync(self) -> AbstractContextManager[None]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch_cpudist.drivers.base import Driver
@@ -45,6 +46,7 @@ class Outliving:
         # This step and time, when the servers were lost that it is without now.
         self._lost: tuple[int, float] | None = None
         self._torn = False  # gradients are of values that were lost with their servers
+        self._done: int | None = None  # the step that ends: its gradients are handed on
         if driver.pulled is not None:
             driver.pulled.outlives_by(run.outlive)
 
@@ -75,18 +77,30 @@ class Outliving:
             hand_on: does so; returns the updates behind the values here.
             before: those behind them before it.
         """
-        client = self._run.trainer_client()
-        if not self._torn:
-            try:
-                return hand_on()
-            except PeerLostError as error:
-                self._run.outlive(error, client)
-        self._recovered.drop(number)
-        return before
+        # A lookup of another thread that meets a loss waits: what is handed on goes
+        # either before the loss, and is counted with it, or after, and is dropped.
+        # Not where nothing is outlived, and others may be waited for.
+        steady = self._run.steady() if not self._driver.together else nullcontext()
+        with steady:
+            client = self._run.trainer_client()
+            if not self._torn:
+                try:
+                    behind = hand_on()
+                    self._done = number
+                    return behind
+                except PeerLostError as error:
+                    self._run.outlive(error, client)
+            self._recovered.drop(number)
+            self._done = number
+            return before
 
-    def step_over(self) -> None:
-        """What comes now is of the values that are there now."""
-        self._torn = False
+    def end_step(self, after: Callable[[], None]) -> None:
+        """Does what comes after a step; then all is of the values that are there."""
+        try:
+            self.lasting(after)
+        finally:
+            self._torn = False
+            self._done = None
 
     def stats(self) -> dict[str, Any]:
         """``recovered`` of ``DistributedOptimizer.stats``, where servers may be."""
@@ -125,7 +139,7 @@ class Outliving:
             steps: that this trainer has made.
         """
         if self._lost is None:  # else those that have come were lost, too
-            self._lost = steps, time.monotonic()
+            self._lost = max(steps, self._done or 0), time.monotonic()
         if self._resumable.snapshots is not None:
             self._resumable.snapshots.let_go()
 
@@ -151,16 +165,18 @@ class Outliving:
         self._driver.renew()
         name, step, moment = snapshots.go_on_again()
         pulled.rebind()
-        self._torn = True
+        self._torn = self._done is None
         lost = self._lost or (step, moment)
         self._lost = None
         updates, seconds = self._recovered.add((step, moment), lost)
+        step_too = ""
+        if self._torn:
+            step_too = f", and the gradients of the step that it is in, {lost[0] + 1}"
         logger.warning(
             "servers have come back, with the values of snapshot %s. Lost are %d "
-            "updates of this trainer, of the %.1f s before the servers were lost, and "
-            "the gradients of the step that it is in, %d.",
+            "updates of this trainer, of the %.1f s before the servers were lost%s.",
             name,
             updates,
             seconds,
-            lost[0] + 1,
+            step_too,
         )
