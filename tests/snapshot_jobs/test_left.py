@@ -27,6 +27,7 @@ from whole_gradients import (
 
 import torch_cpudist as cpudist
 from torch_cpudist.drivers.served_saving import ServedSaving
+from torch_cpudist.optimizer.snapshots import Snapshots
 from torch_cpudist.snapshot.directory import Directory
 from torch_cpudist.snapshot.files import Files
 from torch_cpudist.snapshot.left_files import LeftFiles
@@ -100,10 +101,22 @@ def test_saves_with_what_one_has_left_behind(kind, saver, tmp_path):
         assert torch.equal(values, dense)
 
 
+@pytest.mark.parametrize("late", [False, True], ids=["", "late"])
 @pytest.mark.parametrize("kind", ["async", "sync"])
-def test_a_snapshot_is_of_all_trainers(kind, tmp_path):
-    """Else what one that has left has learned would be learned again."""
+def test_a_snapshot_is_of_all_trainers(kind, late, tmp_path, monkeypatch):
+    """Else what one that has left has learned would be learned again.
+
+    ``late``: who writes has given it up before who asked for it looks.
+    """
     turns = Turns()
+    known = Snapshots.__dict__["_await"]
+
+    def awaits(snapshots, *others):
+        known(snapshots, *others)
+        until(lambda: snapshots.stats()["skipped"] == 1, PATIENCE_S)
+
+    if late:
+        monkeypatch.setattr(Snapshots, "_await", awaits)
 
     def body(context):
         model, opt = wrapped(kind)

@@ -517,6 +517,7 @@ class Saves:
         self._said_left = self._said_left or not always
         with self._changed:
             self._errors[name] = error
+            self.why = str(error)  # who asks for this one may see that it was counted
             self._counts = replace(self._counts, skipped=self._counts.skipped + 1)
 
     def _write(self, save: Save, name: str) -> None:
