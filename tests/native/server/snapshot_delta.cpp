@@ -69,22 +69,11 @@ std::string delta_refusal(Rig& rig, server::SnapshotWriter& writer, uint64_t num
 
 // Two trainers' pushes merged, with or without a norm that clips, as rounds apply them.
 void push_merged(Rig& rig, std::mt19937& random, bool clipped) {
-  std::vector<Buffer> payloads;
   server::Pushes pushes;
   for (uint32_t rank = 0; rank < 2; ++rank) {
     PushSpec spec;
     spec.configs = rig.layout.configs;
-    for (uint32_t table = 0; table < rig.layout.tables.size(); ++table) {
-      std::set<int64_t> keys;
-      const std::vector<int64_t> own = rig.own_keys(table);
-      for (int i = 0; i < 4; ++i) keys.insert(own[random() % own.size()]);
-      for (const int64_t key : keys) spec.tables[table].push_back({key, 0.5f});
-    }
-    server::Push push;
-    push.payload = make_push(rig.layout, spec);
-    push.view = wire::decode_push(view(push.payload), rig.layout);
-    push.sections = server::locate_rows(push.view, rig.store);
-    pushes.emplace(rank, std::move(push));
+    pushes.emplace(rank, drawn_push(rig, std::move(spec), random, 4));
   }
   const std::unique_lock lock(rig.mutex);
   rig.update.prepare(pushes);

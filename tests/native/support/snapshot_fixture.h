@@ -12,6 +12,7 @@
 #include <memory>
 #include <mutex>
 #include <random>
+#include <set>
 #include <shared_mutex>
 #include <string>
 #include <utility>
@@ -423,6 +424,21 @@ inline void load_rows(Rig& rig, MemoryFiles& files, const wire::Load& load) {
   table::Table& table = *rig.store.tables[load.table];
   const server::LoadedRows rows(files, "/snaps", load, table.shape());
   table.load(rows.columns());
+}
+
+// A push of rows of each table, so many keys of it drawn, beside what `spec` has.
+inline server::Push drawn_push(const Rig& rig, PushSpec spec, std::mt19937& random, int draws) {
+  for (uint32_t table = 0; table < rig.layout.tables.size(); ++table) {
+    std::set<int64_t> keys;
+    const std::vector<int64_t> own = rig.own_keys(table);
+    for (int i = 0; i < draws; ++i) keys.insert(own[random() % own.size()]);
+    for (const int64_t key : keys) spec.tables[table].push_back({key, 0.5f});
+  }
+  server::Push push;
+  push.payload = make_push(rig.layout, spec);
+  push.view = wire::decode_push(view(push.payload), rig.layout);
+  push.sections = server::locate_rows(push.view, rig.store);
+  return push;
 }
 
 }  // namespace cpudist::testing

@@ -22,17 +22,7 @@ server::Pushes pushes_of(const Rig& rig, uint32_t trainers, std::mt19937& random
     for (const auto& block : rig.store.blocks) {
       spec.blocks[block->id()].resize(block->spec().elements, 0.5);
     }
-    for (uint32_t table = 0; table < rig.layout.tables.size(); ++table) {
-      std::set<int64_t> keys;
-      const std::vector<int64_t> own = rig.own_keys(table);
-      for (int i = 0; i < 60; ++i) keys.insert(own[random() % own.size()]);
-      for (const int64_t key : keys) spec.tables[table].push_back({key, 0.5f});
-    }
-    server::Push push;
-    push.payload = make_push(rig.layout, spec);
-    push.view = wire::decode_push(view(push.payload), rig.layout);
-    push.sections = server::locate_rows(push.view, rig.store);
-    pushes.emplace(rank, std::move(push));
+    pushes.emplace(rank, drawn_push(rig, std::move(spec), random, 60));
   }
   return pushes;
 }
