@@ -14,8 +14,8 @@ strategy_names() {
     grep -v local_sgd | sort | paste -sd, | sed 's/,/, /g'
 }
 
-# Those that keep tables on the servers; as examples/flights/flights.py has them.
-REMOTE_NAMES="sync half_async async hybrid"
+# Those that train tables of the servers; as examples/flights/flights.py has them.
+REMOTE_NAMES="sync half_async async geo hybrid"
 
 usage() {
   cat <<TEXT

@@ -48,7 +48,7 @@ TABLE_LR = 0.02
 DENSE_LR = 0.01
 POINTS_PER_EPOCH = 8
 SNAPSHOTS_PER_EPOCH = 20
-REMOTE_STRATEGIES = ("sync", "half_async", "async", "hybrid")
+REMOTE_STRATEGIES = ("sync", "half_async", "async", "geo", "hybrid")
 # Whose trainers can save a snapshot when they are done.
 EXPORTED = ("sync", "async")
 HASHED_ROWS = 1_000_000_000

@@ -76,7 +76,7 @@ def test_no_two_ids_have_the_same_row() -> None:
     assert torch.equal(flights.rows_of(ids, remote=False), ids)
 
 
-@pytest.mark.parametrize("name", ["geo", "allreduce", "reduce"])
+@pytest.mark.parametrize("name", ["allreduce", "reduce"])
 def test_strategies_with_tables_on_trainers_are_refused(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -86,7 +86,7 @@ def test_strategies_with_tables_on_trainers_are_refused(
         flights.parse_arguments()
     assert ended.value.code == 2
     sentence = capsys.readouterr().err.splitlines()[-1]
-    assert "--remote trains with sync, half_async, async, hybrid" in sentence
+    assert "--remote trains with sync, half_async, async, geo, hybrid" in sentence
     assert name in sentence
 
 

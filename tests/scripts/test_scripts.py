@@ -165,9 +165,9 @@ def test_no_network_is_said_in_one_sentence(machine: BareMachine) -> None:
         (["--strategy"], "--strategy needs a name"),
         (["--remote", "2"], "unknown option 2"),
         (
-            ["--strategy", "geo", "--remote"],
-            "--remote trains with sync, half_async, async, hybrid; geo has tables on "
-            "the trainers",
+            ["--strategy", "reduce", "--remote"],
+            "--remote trains with sync, half_async, async, geo, hybrid; reduce has "
+            "tables on the trainers",
         ),
     ],
 )
