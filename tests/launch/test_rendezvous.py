@@ -4,17 +4,18 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 
 import pytest
 from patience import PATIENCE_S
-from ports import free_port
+from ports import free_port, listens
 from rank_threads import in_threads
 from torch.distributed import FileStore, HashStore, TCPStore
 
 from torch_cpudist.errors import AddressError, OperationTimeoutError
-from torch_cpudist.launch import environment
+from torch_cpudist.launch import environment, rendezvous
 from torch_cpudist.launch.layout import Member
 from torch_cpudist.launch.rendezvous import Rendezvous, open_store
 
@@ -198,6 +199,63 @@ def test_over_a_store_that_rank_0_keeps():
         return rank
 
     assert in_threads(3, body) == [0, 1, None]
+
+
+EVERYWHERE = {"0.0.0.0", "::"}  # noqa: S104
+
+
+def own_store(port, address="127.0.0.1", **others):
+    made = environment.Environment(
+        rank=0,
+        world_size=2,
+        local_world_size=others.get("local_world_size", 2),
+        master_addr=address,
+        master_port=port,
+        launched=True,
+    )
+    return open_store(made, PATIENCE_S)
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "localhost"])
+def test_a_store_that_rank_0_keeps_listens_on_the_named_address_only(address):
+    port = free_port()
+    first = own_store(port, address)
+    assert listens(port) == {"127.0.0.1"}
+    first.set("key", "value")
+    # One process may call init() again, and its first store be there still.
+    assert own_store(port, address).get("key") == b"value"
+    assert listens(port) == {"127.0.0.1"}
+
+
+@pytest.mark.parametrize(
+    ("address", "ranks", "why"),
+    [
+        ("127.0.0.1", 1, "is a name of this host only"),
+        ("192.0.2.1", 2, "is no address of this host"),
+    ],
+)
+def test_a_store_that_others_may_not_reach_otherwise_listens_everywhere_and_says_so(
+    address, ranks, why, caplog, monkeypatch
+):
+    kept = []
+
+    def keep(at, port, **others):
+        assert "master_listen_fd" not in others
+        kept.append(TCPStore("127.0.0.1", port, **others))
+        return kept[-1]
+
+    monkeypatch.setattr(rendezvous, "TCPStore", keep)
+    port = free_port()
+    own_store(port, address, local_world_size=ranks)
+    assert len(listens(port) & EVERYWHERE) == 1
+    assert why in caplog.text
+
+
+def test_a_port_that_another_has_is_said():
+    port = free_port()
+    with socket.create_server(("127.0.0.1", port)):
+        with pytest.raises(AddressError, match=f"MASTER_PORT={port}.*in use"):
+            own_store(port)
 
 
 def test_no_store_at_the_address_is_said():

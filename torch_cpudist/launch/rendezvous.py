@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 import time
 from collections.abc import Callable, Sequence
@@ -22,6 +23,8 @@ from torch_cpudist.errors import (
 )
 from torch_cpudist.launch.environment import Environment
 from torch_cpudist.launch.layout import Member
+from torch_cpudist.log import logger
+from torch_cpudist.machine import host
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -32,6 +35,9 @@ _CONNECT_S = 5.0
 
 def open_store(environment: Environment, timeout_s: float) -> Store:
     """Connects to the store at ``MASTER_ADDR:MASTER_PORT``: torchrun's or rank 0's.
+
+    Without torchrun's agent rank 0 keeps it, and listens on the address that
+    ``MASTER_ADDR`` names there, on no other.
 
     Raises:
         AddressError: the name does not resolve, or nobody answers there in time.
@@ -52,17 +58,10 @@ def open_store(environment: Environment, timeout_s: float) -> Store:
     deadline = time.monotonic() + timeout_s
     while True:
         try:
-            if not hosts:
-                socket.create_connection((address, port), timeout=_CONNECT_S).close()
-            # Its own wait for the other ranks could not be interrupted.
-            return TCPStore(
-                address,
-                port,
-                is_master=hosts,
-                wait_for_workers=False,
-                multi_tenant=True,
-                timeout=timedelta(seconds=timeout_s),
-            )
+            if hosts:
+                return _keep_store(environment, timeout_s)
+            socket.create_connection((address, port), timeout=_CONNECT_S).close()
+            return _store(address, port, timeout_s)
         except (RuntimeError, ValueError, OSError) as error:
             if hosts or time.monotonic() >= deadline:
                 raise AddressError(
@@ -70,6 +69,74 @@ def open_store(environment: Environment, timeout_s: float) -> Store:
                     "Start every rank with torchrun and the same --rdzv-endpoint."
                 ) from error
         time.sleep(_RETRY_S)
+
+
+def _store(address: str, port: int, timeout_s: float, **others: Any) -> Store:
+    # Its own wait for the other ranks could not be interrupted.
+    return TCPStore(
+        address,
+        port,
+        wait_for_workers=False,
+        timeout=timedelta(seconds=timeout_s),
+        **({"is_master": False} | others),
+    )
+
+
+def _keep_store(environment: Environment, timeout_s: float) -> Store:
+    """The store of rank 0: one that this process keeps at that port already, or new."""
+    address, port = environment.master_addr or "", environment.master_port
+    listener = _listener(environment)
+    if listener is None:
+        return _store(address, port, timeout_s, is_master=True, multi_tenant=True)
+    try:
+        store = _store(
+            str(listener.getsockname()[0]),
+            port,
+            timeout_s,
+            is_master=True,
+            multi_tenant=True,
+            master_listen_fd=listener.fileno(),
+        )
+    except BaseException:
+        listener.close()
+        raise
+    listener.detach()  # the store's
+    return store
+
+
+def _listener(environment: Environment) -> socket.socket | None:
+    """A socket that listens where ``MASTER_ADDR`` leads.
+
+    Returns:
+        ``None`` where the port is taken, perhaps by a store of this process; or where
+        only a socket on all addresses is sure to be reached.
+
+    Raises:
+        OSError: this host cannot listen there.
+    """
+    name, port = environment.master_addr or "", environment.master_port
+    several = environment.local_world_size < environment.world_size
+    why = "is a name of this host only, though ranks run on several"
+    if not (several and host.is_loopback(name, port)):
+        found = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)
+        # Of a name with both kinds of address IPv4's is the one that all hosts have.
+        found.sort(key=lambda entry: entry[0] != socket.AF_INET)
+        for family, *_, address in found:
+            try:
+                return socket.create_server(address, family=family, backlog=1024)
+            except OSError as error:
+                if error.errno == errno.EADDRINUSE:
+                    return None
+                if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
+                    raise
+        why = "is no address of this host, on which rank 0 runs"
+    logger.warning(
+        "MASTER_ADDR=%s %s: the rendezvous store listens on every interface. Set it to "
+        "the address of rank 0's host that the others reach.",
+        name,
+        why,
+    )
+    return None
 
 
 class Rendezvous(Meeting):
