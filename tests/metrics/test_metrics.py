@@ -13,7 +13,15 @@ import threading
 import numpy as np
 import pytest
 import torch
-from metrics_cases import collection, flat, over_trainers, part_of, samples
+from metrics_cases import (
+    collection,
+    flat,
+    grouped_part,
+    over_trainers,
+    part_of,
+    ranked,
+    samples,
+)
 from patience import PATIENCE_S
 from sync_cases import ONE_THREAD
 from sync_cases import run as run_trainers
@@ -333,10 +341,13 @@ def test_without_other_trainers_all_is_this_one():
 
 def test_sums_over_trainers():
     whole, squares = collection({"buckets": 1 << 10}), METRICS.MSE()
+    within = ranked()
     for rank in (0, 2):
         whole.update(*part_of(rank))
     for rank in range(3):
         squares.update(*part_of(rank))
+        p, y, groups = grouped_part(rank)
+        within.update(p, y, groups=groups)
     with testing.ProcessRanks(over_trainers, 3, variables=ONE_THREAD) as ranks:
         found = [ranks.expect(rank, "report", PATIENCE_S)["value"] for rank in range(3)]
         killed_s = ranks.signal(2, signal.SIGKILL)
@@ -349,6 +360,7 @@ def test_sums_over_trainers():
         assert one["thread"] == "NotInitializedError"
         assert "trainer 2 has other metrics than trainer 0" in one["mismatch"]
         assert one["run"] == squares.compute()
+        assert one["ranked"] == within.compute()
         assert one["line"].startswith(f"trainer {rank}: batch 1: MSE ")
     assert found[0]["own"] != found[0]["all"]
     found[0]["all"]["calibration"].pop("bucket_error")

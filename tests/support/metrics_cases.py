@@ -46,6 +46,31 @@ def samples(n: int, seed: int = 0) -> tuple[Array, Array, Array]:
     return p, (rng.uniform(size=n) < p).astype(np.float64), rng.uniform(size=n)
 
 
+def ranked() -> metrics.Metrics:
+    """One of each that has groups, and what else came with them."""
+    return metrics.Metrics(
+        {
+            "auc": metrics.AUC(),
+            "gauc": metrics.GAUC(),
+            "ndcg": metrics.NDCG(5),
+            "recall": metrics.Recall(5),
+            "entropy": metrics.NormalizedEntropy(),
+        }
+    )
+
+
+def grouped_part(
+    rank: int, users: int = 60, most: int = 20
+) -> tuple[Array, Array, NDArray[np.int64]]:
+    """A trainer's samples of users whom others have, too: up to ``most`` of each."""
+    rng = np.random.default_rng(rank)
+    groups = np.repeat(np.arange(users), rng.integers(1, most + 1, users)) * 7 - 50
+    rng.shuffle(groups)
+    p = rng.uniform(0.001, 0.999, len(groups))
+    y = rng.uniform(size=len(p)) < 0.1 + 0.4 * p
+    return p, y.astype(np.float64), groups
+
+
 def part_of(rank: int) -> tuple[Array, Array]:
     """A trainer's samples, of a number of its own."""
     p, y, _ = samples(3000 + 500 * rank, seed=rank)
@@ -69,6 +94,11 @@ def over_trainers(context: cpudist.Context, report: Any) -> None:
     found["all"] = flat(own.compute_all())
     found["again"] = flat(own.compute_all())
     found["own"] = None if rank == 1 else flat(own.compute())
+
+    within = ranked()
+    p, y, groups = grouped_part(rank)
+    within.update(p, y, groups=groups)
+    found["ranked"] = within.compute_all()
 
     other = metrics.AUC(buckets=64 if rank == 2 else 128)
     with pytest.raises(cpudist.ConfigMismatchError) as caught:

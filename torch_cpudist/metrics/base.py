@@ -38,7 +38,12 @@ class Metric(abc.ABC, Generic[ResultT]):
     """A metric of a stream of batches.
 
     Thread safety: every method from any thread; replicas may update at once.
+
+    Attributes:
+        grouped: ``update`` needs the group of each sample.
     """
+
+    grouped = False
 
     def __init__(self, *, from_logits: bool = False) -> None:
         """See the class that is made.
@@ -85,7 +90,9 @@ class Metric(abc.ABC, Generic[ResultT]):
 
     # -- the face ----------------------------------------------------------------------
 
-    def update(self, predictions: Any, labels: Any, weights: Any = None) -> None:
+    def update(
+        self, predictions: Any, labels: Any, weights: Any = None, *, groups: Any = None
+    ) -> None:
         """Adds samples. Local; nothing is added if one of them is refused.
 
         Args:
@@ -93,14 +100,21 @@ class Metric(abc.ABC, Generic[ResultT]):
                 a tensor is not kept.
             labels: as many: booleans, whole numbers or floats.
             weights: as many, at least 0; default: all 1.
+            groups: as many whole numbers, of metrics within groups; in a collection
+                the others do without them.
 
         Raises:
             InvalidArgumentError: shapes that differ in more than dimensions of size 1,
                 a value that is not finite, a prediction that is no probability where
-                one is needed and ``from_logits`` is not set, a label out of range, or
-                a negative weight.
+                one is needed and ``from_logits`` is not set, a label out of range, a
+                negative weight, groups where none are used, or none where they are.
         """
-        self._take(samples_of(predictions, labels, weights))
+        if groups is not None and not self.grouped:
+            raise InvalidArgumentError(
+                f"{self!r} knows no groups. GAUC, NDCG and Recall do; leave groups= "
+                "out, or put them into one collection with it."
+            )
+        self._take(samples_of(predictions, labels, weights, groups))
 
     def _take(self, samples: Samples) -> None:
         prepared = self._prepare(samples)

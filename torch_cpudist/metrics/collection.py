@@ -45,6 +45,7 @@ class Metrics(Metric[dict[str, Any]]):
                 "Metrics: a metric is given twice and would count samples twice."
             )
         self._metrics = dict(metrics)
+        self.grouped = any(metric.grouped for metric in metrics.values())
 
     def __getitem__(self, name: str) -> Metric[Any]:
         """A metric by its name."""

@@ -29,12 +29,15 @@ class Samples:
         labels: as they were given.
         weights: at least 0; ``None``: all 1.
         eps: distance of the given type's neighbours of 1, for clipping.
+        groups: whole numbers, of which samples of one group have the same one;
+            ``None``: there are no groups.
     """
 
     scores: Array
     labels: Array
     weights: Array | None
     eps: float
+    groups: NDArray[np.int64] | None = None
 
     def probabilities(self, from_logits: bool) -> Array:
         """The predictions in 0 to 1.
@@ -68,6 +71,26 @@ class Samples:
         inside = (self.labels >= 0) & (self.labels <= 1)
         _check(inside, self.labels, "labels must be in 0 to 1")
         return self.labels
+
+    @cached_property
+    def gains(self) -> Array:
+        """The labels, if none is negative."""
+        _check(self.labels >= 0, self.labels, "labels must be gains, at least 0")
+        return self.labels
+
+    @property
+    def needed_groups(self) -> NDArray[np.int64]:
+        """The groups, if they were given.
+
+        Raises:
+            InvalidArgumentError: they were not.
+        """
+        if self.groups is None:
+            raise InvalidArgumentError(
+                "metric: GAUC, NDCG and Recall need the group of each sample. Use "
+                "update(predictions, labels, groups=users)."
+            )
+        return self.groups
 
     @cached_property
     def clicked(self) -> NDArray[np.bool_]:
@@ -108,17 +131,39 @@ def _flat(name: str, given: Any) -> tuple[Array, tuple[int, ...], float]:
     return flat, tuple(array.shape), _FLOAT32_EPS if single else _FLOAT64_EPS
 
 
-def samples_of(predictions: Any, labels: Any, weights: Any) -> Samples:
+def _whole(given: Any) -> tuple[NDArray[np.int64], tuple[int, ...]]:
+    """Groups as int64 ``[n]``, and their shape."""
+    if isinstance(given, torch.Tensor):
+        good = given.layout == torch.strided and not (
+            given.is_floating_point() or given.is_complex()
+        )
+        kind = f"{given.dtype} in {given.layout}"
+        plain = given.detach().cpu().numpy() if good else np.empty(0)
+    else:
+        plain = np.asarray(given)
+        good, kind = plain.dtype.kind in "biu" or not plain.size, str(plain.dtype)
+    if not good:
+        raise InvalidArgumentError(
+            f"metric: groups must be whole numbers, found {kind}. "
+            "torch_cpudist.hash_keys makes them of texts."
+        )
+    return plain.reshape(-1).astype(np.int64), tuple(plain.shape)
+
+
+def samples_of(
+    predictions: Any, labels: Any, weights: Any, groups: Any = None
+) -> Samples:
     """Checks what ``update`` was given. Local; copies nothing that is float64 already.
 
     Args:
         predictions: tensor, array or list of any shape and real type.
         labels: as many; booleans, whole numbers or floats.
         weights: as many, at least 0; or ``None``.
+        groups: as many whole numbers; or ``None``.
 
     Raises:
-        InvalidArgumentError: shapes that do not flatten equally, or a value that is no
-            finite number.
+        InvalidArgumentError: shapes that do not flatten equally, a value that is no
+            finite number, or a group that is no whole one.
     """
     scores, shape, eps = _flat("predictions", predictions)
     flat_labels, label_shape, _ = _flat("labels", labels)
@@ -128,7 +173,11 @@ def samples_of(predictions: Any, labels: Any, weights: Any) -> Samples:
         flat_weights, weight_shape, _ = _flat("weights", weights)
         _check_shapes(shape, weight_shape, "weights")
         _check(flat_weights >= 0, flat_weights, "weights must be at least 0")
-    return Samples(scores, flat_labels, flat_weights, eps)
+    flat_groups = None
+    if groups is not None:
+        flat_groups, group_shape = _whole(groups)
+        _check_shapes(shape, group_shape, "groups")
+    return Samples(scores, flat_labels, flat_weights, eps, flat_groups)
 
 
 def _check_shapes(

@@ -46,8 +46,9 @@ def train_from_dataset(
             mean. Default: all that are one number. A loss by itself is ``"loss"``.
         print_every: batches between lines; ``None``: no lines.
         log: gets the lines.
-        metrics: updated with ``"predictions"``, ``"labels"`` and, if it is there,
-            ``"weights"`` of the dict that ``step`` returns. Not reset before.
+        metrics: updated with ``"predictions"``, ``"labels"`` and, if they are there,
+            ``"weights"`` and, where the metrics are of groups, ``"groups"`` of the dict
+            that ``step`` returns. Not reset before.
         all_trainers: the metrics at the end are those of all trainers; collective.
         handler: called with the newest values, by name, from a thread of its own.
         handler_period_s: seconds between its calls.

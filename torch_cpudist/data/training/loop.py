@@ -290,5 +290,9 @@ def _update(metrics: Metrics, returned: Mapping[str, Any]) -> None:
             'metrics: step must return a dict with "predictions" and "labels"; it '
             f"returned {sorted(map(str, returned)) or 'nothing'}."
         )
-    weights = returned.get("weights")
-    metrics.update(returned["predictions"], returned["labels"], weights)
+    metrics.update(
+        returned["predictions"],
+        returned["labels"],
+        returned.get("weights"),
+        groups=returned.get("groups") if metrics.grouped else None,
+    )

@@ -24,7 +24,7 @@ from torch_cpudist.log import logger
 
 Handler = Callable[[Mapping[str, float]], None]
 # What a step returns for metrics is not shown unless it is asked for.
-_FOR_METRICS = ("predictions", "labels", "weights")
+_FOR_METRICS = ("predictions", "labels", "weights", "groups")
 # How long the end of a run waits for a handler that is at work.
 _HANDLER_END_S = 30.0
 
