@@ -8,9 +8,13 @@ import contextlib
 import time
 from collections import deque
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from torch_cpudist.errors import AddressError, InvalidArgumentError
+
+if TYPE_CHECKING:
+    from torch_cpudist.drivers.saving import Saving
+    from torch_cpudist.launch.run import Run
 
 _FULL_EVERY = 10
 
@@ -163,6 +167,46 @@ class Pace:
         self._named += 1
         self._since = time.monotonic()
         return hit
+
+
+def paces_of(often: Often, run: Run, saving: Saving, key: str) -> tuple[Pace, Pace]:
+    """Those of snapshots of all rows, and of changes.
+
+    Args:
+        often: what ``resume`` was given.
+        run: this trainer's.
+        saving: of the driver.
+        key: of what trainer 0 leaves for the others.
+
+    Raises:
+        InvalidArgumentError: seconds, where trainers cannot agree on a step.
+    """
+    board: Board | None = run.rendezvous
+    agree = saving.together and run.trainer_count > 1
+    if run.environment.apart is not None:
+        board = None
+    for which, every_s in (("", often.every_s), ("delta_", often.delta_every_s)):
+        if agree and board is None and every_s is not None:
+            raise InvalidArgumentError(
+                f"resume: {which}every_s={every_s} where trainers step together and "
+                "are in jobs of their own, which have no place to agree on a step. "
+                f"Pass {which}every_steps."
+            )
+    whole, delta = (
+        Pace(
+            every_steps,
+            every_s,
+            board if agree else None,
+            key=f"{key}/{which}pace",
+            leads=run.trainer_rank == 0,
+            late=not saving.on_servers,
+        )
+        for which, every_steps, every_s in (
+            ("", often.every_steps, often.every_s),
+            ("delta_", often.delta_every_steps, often.delta_every_s),
+        )
+    )
+    return whole, delta
 
 
 class StepTimes:

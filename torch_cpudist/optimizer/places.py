@@ -4,11 +4,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from pathlib import Path
 
-from torch_cpudist.errors import ConfigurationError, InvalidArgumentError
+from torch_cpudist.errors import (
+    ConfigurationError,
+    InvalidArgumentError,
+    SnapshotError,
+)
 from torch_cpudist.machine.urls import is_url
+from torch_cpudist.snapshot import names
+from torch_cpudist.snapshot.directory import Directory
+from torch_cpudist.snapshot.store import Store
 
 
 def checked_place(
@@ -55,3 +63,41 @@ def checked_place(
             "name of a directory"
         )
     return found, url
+
+
+def check_new_name(
+    name: str, directory: Directory, store: Store | None, url: str | None
+) -> None:
+    """Sees that a user's name can be that of a snapshot, and is new.
+
+    Where the store cannot be asked nothing is said: who copies will say so.
+
+    Args:
+        name: of the snapshot.
+        directory: where it is to be.
+        store: that it is to be copied to.
+        url: of that.
+
+    Raises:
+        InvalidArgumentError: it is no name, or one that is made here.
+        SnapshotError: it is there already.
+    """
+    names.check_name(name)
+    if names.number_of(name) is not None:
+        raise InvalidArgumentError(
+            f"save_snapshot: {name!r} is like a name that is made here: take another"
+        )
+    if name in directory.names():
+        raise SnapshotError(
+            f"snapshot {name!r} is in {directory.path} already, and none is ever "
+            "overwritten. Take another name, or remove its directory."
+        )
+    there = False
+    if store is not None:
+        with contextlib.suppress(SnapshotError):
+            there = store.has(name)
+    if there:
+        raise SnapshotError(
+            f"snapshot {name!r} is in {url} already, and none is ever overwritten. "
+            "Take another name, or remove it there."
+        )

@@ -30,8 +30,8 @@ from torch_cpudist.machine.urls import is_url
 from torch_cpudist.optimizer.captured import Captured
 from torch_cpudist.optimizer.meeting import Meeting
 from torch_cpudist.optimizer.own_state import OwnState, check_objects
-from torch_cpudist.optimizer.paces import Often, Pace, StepTimes
-from torch_cpudist.optimizer.places import checked_place
+from torch_cpudist.optimizer.paces import Often, StepTimes, paces_of
+from torch_cpudist.optimizer.places import check_new_name, checked_place
 from torch_cpudist.optimizer.recovered import Moments
 from torch_cpudist.optimizer.saves import Save, Saves, Tip
 from torch_cpudist.optimizer.schedules import Schedules, schedules_of
@@ -109,9 +109,8 @@ class Snapshots:
         self._leads = run.trainer_rank == 0
         self._objects = objects
         self._begin()
-        self._pace = self._paced(often.every_steps, often.every_s, "")
-        self._delta_pace = self._paced(
-            often.delta_every_steps, often.delta_every_s, "delta_"
+        self._pace, self._delta_pace = paces_of(
+            often, run, self._saving, f"snapshots/{subject.number}"
         )
         self._began = (0, time.monotonic())  # at this step
         self._moments = Moments()
@@ -159,28 +158,6 @@ class Snapshots:
             schedules,
             self.directory,
             self._run.trainer_rank,
-        )
-
-    def _paced(
-        self, every_steps: int | None, every_s: float | None, which: str
-    ) -> Pace:
-        run, together = self._run, self._saving.together
-        board = None
-        if together and run.trainer_count > 1 and every_s is not None:
-            if run.environment.apart is not None or run.rendezvous is None:
-                raise InvalidArgumentError(
-                    f"resume: {which}every_s={every_s} where trainers step together "
-                    "and are in jobs of their own, which have no place to agree on a "
-                    f"step. Pass {which}every_steps."
-                )
-            board = run.rendezvous
-        return Pace(
-            every_steps,
-            every_s,
-            board,
-            key=f"snapshots/{self._subject.number}/{which}pace",
-            leads=run.trainer_rank == 0,
-            late=not self._saving.on_servers,
         )
 
     # -- resuming ----------------------------------------------------------------------
@@ -735,18 +712,7 @@ class Snapshots:
                 "every_s to resume(): those snapshots are taken between its steps."
             )
         if name is not None:
-            names.check_name(name)
-            if names.number_of(name) is not None:
-                raise InvalidArgumentError(
-                    f"save_snapshot: {name!r} is like a name that is made here: take "
-                    "another"
-                )
-            if name in self.directory.names():
-                raise SnapshotError(
-                    f"snapshot {name!r} is in {self.directory.path} already, and none "
-                    "is ever overwritten. Take another name, or remove its directory."
-                )
-            self._check_store(name)
+            check_new_name(name, self.directory, self._store, self._url)
         limit_s = run.environment.round_deadline_ms / 1000
         self.finish(limit_s)
         if not saving.ready():
@@ -776,23 +742,6 @@ class Snapshots:
         elif saving.together:
             self._meeting.tell(number, None)
         return chosen
-
-    def _check_store(self, name: str) -> None:
-        """Sees that a user's name is new there, too.
-
-        Raises:
-            SnapshotError: it is not. Where the store cannot be asked nothing: who
-                copies will say so.
-        """
-        there = False
-        if self._store is not None:
-            with contextlib.suppress(SnapshotError):
-                there = self._store.has(name)
-        if there:
-            raise SnapshotError(
-                f"snapshot {name!r} is in {self._url} already, and none is ever "
-                "overwritten. Take another name, or remove it there."
-            )
 
     def by_leader(self, do: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """Has trainer 0 do something with a snapshot that was just saved.
