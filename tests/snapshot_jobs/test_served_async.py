@@ -97,23 +97,6 @@ def test_half_async_of_groups(tmp_path):
         assert torch.equal(values, dense)
 
 
-def test_half_async_of_groups_saves_none_at_once(tmp_path):
-    def body(context):
-        model = model_of(remote=False)
-        inner = torch.optim.SGD(model.parameters(), lr=1.0)
-        strategy = cpudist.HalfAsync(group=[[0, 1]])
-        opt = cpudist.DistributedOptimizer(inner, model, strategy=strategy)
-        opt.resume(tmp_path)
-        push(opt, model, context.trainer_rank, 0)
-        if context.trainer_rank == 0:
-            with pytest.raises(cpudist.SnapshotError, match="every_steps"):
-                opt.save_snapshot()
-        push(opt, model, context.trainer_rank, 1)
-
-    run(body, 2)
-    assert Directory(tmp_path).names() == []
-
-
 def test_trainer_0_saves_while_the_others_go_on(tmp_path):
     over = threading.Event()
 

@@ -103,6 +103,11 @@ class Saving(ABC):
         """Whether a snapshot can be of this moment; else of a later one."""
         return True
 
+    @property
+    def in_step(self) -> bool:
+        """Whether this trainer is at trainer 0's step whenever a step is over."""
+        return self.together
+
     def make_ready(self) -> None:  # noqa: B027 - most always are
         """Makes this a moment that a snapshot can be of. Collective."""
 

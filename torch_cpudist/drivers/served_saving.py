@@ -48,12 +48,18 @@ class ServedSaving(Saving):
         self._servers = run.server_count
         groups = parameters.placement.layout.trainer_groups or [0] * run.trainer_count
         self.asks_first = not together and groups.count(groups[0]) > 1
+        self._of_first_group = groups[run.trainer_rank] == groups[0]
         # By cut, what each server has said at its end.
         self._done: dict[int, dict[int, Any]] = {}
 
     @property
     def _opened(self) -> _core.ParamSet:
         return self._parameters.opened
+
+    @property
+    def in_step(self) -> bool:
+        """Also where this trainer and trainer 0 wait for each other's pushes."""
+        return self.together or (self.asks_first and self._of_first_group)
 
     def count(self, steps: int, rounds: int) -> int:
         """Rounds where trainers are together, as one may have left some; else steps."""

@@ -730,7 +730,9 @@ class DistributedOptimizer(face.ServedOptimizer, Participant):
         """Saves one now, between two steps, and returns when it is there.
 
         Under Sync and among trainers that average by themselves collective; under
-        Async and HalfAsync on trainer 0 alone, while the others go on.
+        Async, Geo and HalfAsync on trainer 0 alone, while the others go on. Where
+        trainer 0 is in a group of HalfAsync all trainers of it call this after the same
+        step.
 
         Args:
             name: 1 to 64 of a-z, 0-9 and -; it is never overwritten, and stays however
@@ -740,7 +742,7 @@ class DistributedOptimizer(face.ServedOptimizer, Participant):
             Its name.
 
         Raises:
-            InvalidArgumentError: no such name can be, or this is not trainer 0.
+            InvalidArgumentError: no such name can be, or another trainer has to say so.
             SnapshotError: it was not taken or not saved. Training is as before.
         """
         snapshots = self._resumed("save_snapshot")

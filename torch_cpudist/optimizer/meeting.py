@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
     from torch_cpudist.launch.run import Run
 
 _SAVED, _FAILED = "saved", "failed"
+_POLL_S = 0.02
+# Words in the directory that stay: whoever waits for one is not so many behind.
+_WORDS = 16
 _WRITABLE = "See that the directory exists on this host, can be written and has space."
 
 
@@ -43,8 +47,19 @@ def _half_done(why: str, loads: bool) -> SnapshotError:
     return error
 
 
+def _outcome(found: dict[str, Any]) -> dict[str, Any]:
+    """What trainer 0 has told, or raised."""
+    if "error" in found:
+        corrupt = found["kind"] == SnapshotCorruptError.__name__
+        kind = SnapshotCorruptError if corrupt else SnapshotError
+        told = kind(f"trainer 0: {found['error']}")
+        told.partly_loaded = found["partly_loaded"]
+        raise told
+    return found
+
+
 class Meeting:
-    """Of the trainers of one optimizer. Every method is collective."""
+    """Of the trainers of one optimizer. Every method is collective, or says whose."""
 
     def __init__(self, run: Run, directory: Directory, number: int) -> None:
         """No message yet.
@@ -62,6 +77,7 @@ class Meeting:
         self._last_told = self._mark
         self._loaded = f"{self._mark}-loaded"
         self._decisions = 0  # equal on all
+        self._handed = 0  # equal on all of trainer 0's group
 
     def meet(self, saving: Saving) -> None:
         """Sees that all trainers and servers mean one directory.
@@ -199,13 +215,61 @@ class Meeting:
             self._take_away(self._loaded)
         if failed is not None:
             raise failed
-        if "error" in found:
-            corrupt = found["kind"] == SnapshotCorruptError.__name__
-            kind = SnapshotCorruptError if corrupt else SnapshotError
-            told = kind(f"trainer 0: {found['error']}")
-            told.partly_loaded = found["partly_loaded"]
-            raise told
-        return found
+        return _outcome(found)
+
+    def handed(
+        self,
+        do: Callable[[], dict[str, Any]],
+        limit_s: float,
+        check: Callable[[], None],
+    ) -> dict[str, Any]:
+        """As ``decided`` without loading, of trainer 0's group: the others train on.
+
+        Args:
+            do: called on trainer 0, while its group waits.
+            limit_s: for so long.
+            check: called now and then by those that wait.
+
+        Raises:
+            SnapshotCorruptError, SnapshotError: as ``do``; on all of the group.
+        """
+        self._handed += 1
+        if self._run.trainer_rank == 0:
+            found, failed = self._tried(do, loads=False)
+            self._hand(json.dumps(found))
+            if failed is not None:
+                raise failed
+            return found
+        until = time.monotonic() + limit_s
+        while (text := self._heard()) is None:
+            check()
+            if time.monotonic() > until:
+                raise SnapshotError(
+                    f"trainer 0 has not come to this call within {limit_s:g} s. All "
+                    "trainers of its group call it, after the same step."
+                )
+            time.sleep(_POLL_S)
+        return _outcome(json.loads(text))
+
+    def _word(self, number: int) -> str:
+        return f"{self._mark}-handed-{number}"
+
+    def _hand(self, text: str) -> None:
+        if (board := self._board()) is not None:
+            board.show(f"{self._key}/handed/{self._handed}", text)
+            return
+        self._take_away(self._word(self._handed - _WORDS))
+        self._leave(self._word(self._handed), text.encode())
+
+    def _heard(self) -> str | None:
+        if (board := self._board()) is not None:
+            shown: str | None = board.shown(f"{self._key}/handed/{self._handed}")
+            return shown
+        if not self._directory.sees(self._word(self._handed)):
+            return None
+        path = self._directory.path / self._word(self._handed)
+        with reported(f"cannot read {path}", _WRITABLE):
+            return self._directory.files.read(path).decode()
 
     def _tried(
         self, do: Callable[[], dict[str, Any]], loads: bool

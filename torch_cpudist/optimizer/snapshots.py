@@ -117,7 +117,8 @@ class Snapshots:
         self._last = 0  # number of the newest cut that was marked
         self._due = False
         self._full_due = False  # and with all rows
-        self._asked_full = 0  # number of the newest cut that was asked for so
+        self._asked = 0  # number of the newest cut that was asked for
+        self._asked_full = 0  # and of the newest with all rows
         self._pause_s_max = 0.0
         self._loading = False
         self._half = ""  # why values are of two moments, where they are
@@ -540,7 +541,7 @@ class Snapshots:
         newest = way.clear(self._saving) if self._leads else 0
         self._half, self._last = "", max(manifest.number, newest)
         self._due = self._full_due = self._marked = False
-        self._asked_full = 0
+        self._asked = self._asked_full = 0
         steps = {one.rank: one.steps for one in manifest.trainers}
         step = steps.get(self._run.trainer_rank, self._began[0])
         return begun.name, step, self._moments.get(manifest.number, self._began[1])
@@ -610,6 +611,8 @@ class Snapshots:
         if reason:
             self.directory.end(self._name(number))
             self._saves.skip(reason)
+        else:
+            self._asked = number
 
     def _count(self, counted: Mapping[str, int]) -> int:
         return self._saving.count(counted["steps"], counted["rounds"])
@@ -699,17 +702,12 @@ class Snapshots:
         """See ``DistributedOptimizer.save_snapshot``."""
         run, saving = self._run, self._saving
         self._require_whole()
-        if not saving.together and not self._leads:
+        if not saving.in_step and not self._leads:
             raise InvalidArgumentError(
                 "save_snapshot: trainers of this strategy are at different steps, and "
-                "trainer 0 alone says when. Call it on trainer 0 (if "
-                "cpudist.trainer_rank() == 0)."
-            )
-        if saving.asks_first:
-            raise SnapshotError(
-                "save_snapshot: the trainers of trainer 0's group wait for its next "
-                "step, which it cannot make within this call. Pass every_steps or "
-                "every_s to resume(): those snapshots are taken between its steps."
+                "trainer 0 says when. Call it on trainer 0 (if "
+                "cpudist.trainer_rank() == 0); under HalfAsync on all trainers of "
+                "trainer 0's group, after the same step."
             )
         if name is not None:
             check_new_name(name, self.directory, self._store, self._url)
@@ -717,14 +715,20 @@ class Snapshots:
         self.finish(limit_s)
         if not saving.ready():
             saving.make_ready()
-        number = max(self._count(counted), self._last + 1)
+        group = saving.in_step and not saving.together
+        if group:
+            number = self._number_of_group(counted, limit_s)
+        else:
+            number = max(self._count(counted), self._last + 1)
         chosen = name or self._name(number)
         skipped = self._saves.counts.skipped
         if self._leads:  # what a save that failed has left would be taken for ours
             # If it cannot be made, who writes will say so: the others mark already.
             with contextlib.suppress(SnapshotError):
                 self.directory.prepare(chosen)
-        self._mark(number, chosen, counted, whole=True)
+        # Of a group it is trainer 0's alone, and servers tell the others its name.
+        told = "" if group and not self._leads else chosen
+        self._mark(number, told, counted, whole=True)
         self._await([number], limit_s)
         if self._saves.counts.skipped > skipped:
             raise SnapshotError(
@@ -734,19 +738,36 @@ class Snapshots:
         try:
             self._saves.wait(chosen, limit_s, run.trainer_client().check)
         except SnapshotError as error:
-            if self._captured.leader == run.trainer_rank and saving.together:
+            if self._captured.leader == run.trainer_rank and saving.in_step:
                 self._meeting.tell(number, str(error))
             raise
         if self._captured.leader != run.trainer_rank:
             self._await_told(chosen, number, limit_s + _TOLD_S)
-        elif saving.together:
+        elif saving.in_step:
             self._meeting.tell(number, None)
         return chosen
+
+    def _number_of_group(self, counted: Mapping[str, int], limit_s: float) -> int:
+        """What trainer 0 gives a snapshot that its group takes at once.
+
+        One that it has asked for, and that would be taken a step later, gives way.
+        """
+
+        def chosen() -> dict[str, Any]:
+            if self._asked > self._last:
+                self._saving.abandon(self._asked)
+                self.directory.end(self._name(self._asked))
+                self._last = self._asked
+            return {"number": max(self._count(counted), self._last + 1)}
+
+        check = self._run.trainer_client().check
+        return int(self._meeting.handed(chosen, limit_s, check)["number"])
 
     def by_leader(self, do: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """Has trainer 0 do something with a snapshot that was just saved.
 
-        Collective where trainers are together; else trainer 0 alone calls it.
+        Collective where trainers are together, and among a group that is in step with
+        trainer 0; else that alone calls it.
 
         Returns:
             What it returned there.
@@ -754,8 +775,12 @@ class Snapshots:
         Raises:
             SnapshotCorruptError, SnapshotError: as it did; on all.
         """
-        together = self._saving.together
-        return self._meeting.decided(do, loads=False) if together else do()
+        if self._saving.together:
+            return self._meeting.decided(do, loads=False)
+        if not self._saving.in_step:
+            return do()
+        limit_s = self._run.environment.round_deadline_ms / 1000
+        return self._meeting.handed(do, limit_s, self._run.trainer_client().check)
 
     def _await(self, numbers: Sequence[int], limit_s: float) -> None:
         """Waits for the answers to marks."""
