@@ -10,6 +10,7 @@ import functools
 import json
 import re
 import signal
+import threading
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from endings import lose, lose_rank
 from group_fixtures import groups, steps_of  # noqa: F401
 from loss_cases import KILLED_S, LIVENESS, LOSSES, check_loss
 from patience import PATIENCE_S
+from torch.distributed import TCPStore
 from train_groups import MANY, Training
 
 import torch_cpudist as cpudist
@@ -218,3 +220,31 @@ def test_a_trainer_that_meets_no_server_says_where(groups):
     with pytest.raises(cpudist.OperationTimeoutError, match="nobody answers at") as e:
         cpudist.init(timeout_s=0.2, variables=variables)
     assert variables["CPUDIST_RENDEZVOUS"] in str(e.value)
+
+
+def test_a_store_without_a_run_is_said_within_the_time_given(groups):
+    variables = groups.variables("trainer")
+    host, _, port = variables["CPUDIST_RENDEZVOUS"].partition(":")
+    kept = TCPStore(host, int(port), is_master=True, wait_for_workers=False)
+    with pytest.raises(cpudist.OperationTimeoutError, match="names no run of servers"):
+        cpudist.init(timeout_s=0.2, variables=variables)
+    del kept
+
+
+def test_a_trainer_waits_for_others_no_longer_than_it_is_told(groups):
+    """Servers wait for them as long as CPUDIST_REJOIN_S, which is much longer."""
+    served = cpudist.init(variables=groups.variables("server", CPUDIST_TRAINERS="2"))
+    errors = []
+
+    def train():
+        try:
+            cpudist.init(timeout_s=3.0, variables=groups.variables("trainer"))
+        except cpudist.OperationTimeoutError as error:
+            errors.append(str(error))
+
+    trainer = threading.Thread(target=train, daemon=True)
+    trainer.start()
+    trainer.join(PATIENCE_S)
+    served.abort("the test ends")
+    assert len(errors) == 1
+    assert "not all of CPUDIST_TRAINERS=2 trainers came" in errors[0]

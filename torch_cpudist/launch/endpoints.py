@@ -13,6 +13,7 @@ from torch_cpudist.launch.environment import Environment
 from torch_cpudist.launch.layout import Layout, Numbers
 from torch_cpudist.launch.rendezvous import Rendezvous
 from torch_cpudist.launch.rooms import ServerRoom
+from torch_cpudist.launch.start_guard import StartGuard
 from torch_cpudist.log import from_core, logger
 from torch_cpudist.machine import host
 
@@ -217,24 +218,39 @@ def start(
         if rank in layout.trainers:
             lists = [[own]] if own and alone else _all_of(layout, rendezvous, rank, own)
             made.sockets.update(address for some in lists for address in some)
-            probe_ms = _PROBE_MS if network is None else _THREADS_PROBE_MS
-            made.client = connect(
-                environment,
-                layout.numbers_of(rank),
-                rendezvous.run_id,
-                links,
-                lists,
-                connect_s=rendezvous.remaining_s(),
-                probe_ms=probe_ms,
-                ranks=made.ranks,
-            )
-            # Nobody goes on before all are connected: a rank that failed right away
-            # would look to a slower one like a server that is still to come.
-            made.client.barrier()
+            _connect_all(made, environment, layout, rendezvous, lists, links, network)
     except BaseException as error:
         made.stop(f"init() failed: {error}")
         raise
     return made
+
+
+def _connect_all(
+    made: Endpoints,
+    environment: Environment,
+    layout: Layout,
+    rendezvous: Rendezvous,
+    servers: list[list[str]],
+    links: _core.InprocNetwork | None,
+    network: _core.InprocNetwork | None,
+) -> None:
+    """Connects this rank's trainer to every server, and waits for all trainers."""
+    limit_s = rendezvous.remaining_s()
+    with StartGuard(limit_s, "not all ranks have connected") as guard:
+        made.client = connect(
+            environment,
+            layout.numbers_of(environment.rank),
+            rendezvous.run_id,
+            links,
+            servers,
+            connect_s=limit_s,
+            probe_ms=_PROBE_MS if network is None else _THREADS_PROBE_MS,
+            ranks=made.ranks,
+            guard=guard,
+        )
+        # Nobody goes on before all are connected: a rank that failed right away would
+        # look to a slower one like a server that is still to come.
+        made.client.barrier()
 
 
 def connect(
@@ -247,6 +263,7 @@ def connect(
     incarnation: int = 1,
     probe_ms: int = _PROBE_MS,
     ranks: _core.RankNetwork | None = None,
+    guard: StartGuard | None = None,
 ) -> _core.Client:
     """Makes a trainer's client and connects it to every server.
 
@@ -260,6 +277,7 @@ def connect(
         incarnation: how often this trainer was started.
         probe_ms: how often a waiting request asks whether it arrived.
         ranks: links over a collective backend.
+        guard: what is to end its waits.
 
     Raises:
         AddressError, PeerLostError: a server cannot be reached.
@@ -284,5 +302,7 @@ def connect(
         host=host.description(),
         logger=from_core,
     )
+    if guard is not None:
+        guard.ends(client.abort)
     client.connect()
     return client

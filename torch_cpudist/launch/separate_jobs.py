@@ -35,6 +35,7 @@ from torch_cpudist.launch.endpoints import Endpoints
 from torch_cpudist.launch.environment import Environment
 from torch_cpudist.launch.layout import Layout, Numbers
 from torch_cpudist.launch.rendezvous import Rendezvous
+from torch_cpudist.launch.start_guard import StartGuard
 from torch_cpudist.log import logger
 from torch_cpudist.machine import host
 from torch_cpudist.settings.jobs import SeparateJob
@@ -43,7 +44,8 @@ T = TypeVar("T")
 _PAUSE_S = 0.1
 # A rank that claimed its job's ids and died before it wrote them down.
 _CLAIM_S = 10.0
-_CALL = timedelta(seconds=30)
+# A store needs some time to answer at all, also when there is none left.
+_ANSWER_S = 0.5
 TOGETHER, AT_ONCE = "together", "at once"
 
 
@@ -92,14 +94,18 @@ def _serve(
                 "hosts": list(layout.hosts),
                 "settings": _settings(made),
             }
-            ends.keep.append(_open_store(apart, run))
+            ends.keep.append(_open_store(apart, run, rendezvous.remaining_s()))
     except BaseException as error:
         ends.stop(f"init() failed: {error}")
         raise
     return numbers, ends
 
 
-def _open_store(apart: SeparateJob, run: dict[str, Any]) -> TCPStore:
+def _call(remaining_s: float) -> timedelta:
+    return timedelta(seconds=max(remaining_s, _ANSWER_S))
+
+
+def _open_store(apart: SeparateJob, run: dict[str, Any], limit_s: float) -> TCPStore:
     """Listens where trainers meet; on that address only."""
     try:
         family, _, _, _, address = socket.getaddrinfo(
@@ -121,7 +127,7 @@ def _open_store(apart: SeparateJob, run: dict[str, Any]) -> TCPStore:
             apart.port,
             is_master=True,
             wait_for_workers=False,
-            timeout=_CALL,
+            timeout=_call(limit_s),
             master_listen_fd=descriptor,
         )
     except BaseException:
@@ -139,7 +145,9 @@ def _train(
     made: Environment, apart: SeparateJob, rendezvous: Rendezvous
 ) -> tuple[Numbers, Endpoints]:
     store, run = meet(made, apart, rendezvous.remaining_s)
-    rank, incarnation = guarded(apart, lambda: claim(store, made))
+    rank, incarnation = guarded(
+        apart, lambda: claim(store, made, rendezvous.remaining_s())
+    )
     numbers = Numbers(
         role="trainer",
         trainer_rank=rank,
@@ -147,11 +155,14 @@ def _train(
         server_count=len(run["servers"]),
         shard_id=-1,
     )
-    ends, client = connected(made, numbers, run, incarnation, rendezvous.remaining_s())
-    if incarnation > 1:
-        logger.info("trainer %d is back, incarnation %d", rank, incarnation)
-    if rank < numbers.trainer_count:
-        begin(apart, store, client, TOGETHER)
+    missing = f"not all of CPUDIST_TRAINERS={numbers.trainer_count} trainers came"
+    limit_s = rendezvous.remaining_s()
+    with StartGuard(limit_s, missing) as guard:
+        ends, client = connected(made, numbers, run, incarnation, limit_s, guard)
+        if incarnation > 1:
+            logger.info("trainer %d is back, incarnation %d", rank, incarnation)
+        if rank < numbers.trainer_count:
+            begin(apart, store, client, TOGETHER)
     return numbers, ends
 
 
@@ -197,6 +208,13 @@ def meet(
         ConfigMismatchError: servers were started with other settings.
     """
     store = _reach_store(apart, remaining_s)
+    while not guarded(apart, lambda: store.check(["run"])):
+        if remaining_s() <= 0:
+            raise OperationTimeoutError(
+                f"the store at {apart.where} names no run of servers. Is it that of "
+                "the servers' job (CPUDIST_ROLE=server), and do all of its ranks run?"
+            )
+        time.sleep(_PAUSE_S)
     run: dict[str, Any] = json.loads(guarded(apart, lambda: store.get("run")))
     _check_run(made, apart, run)
     return store, run
@@ -208,8 +226,11 @@ def connected(
     run: dict[str, Any],
     incarnation: int,
     connect_s: float,
+    guard: StartGuard | None = None,
 ) -> tuple[Endpoints, _core.Client]:
     """A trainer's end, and its client, connected to every server of a run.
+
+    ``guard`` ends the client's waits.
 
     Raises:
         AddressError, PeerLostError: a server cannot be reached.
@@ -228,6 +249,7 @@ def connected(
         lists,
         connect_s=connect_s,
         incarnation=incarnation,
+        guard=guard,
     )
     ends = Endpoints(
         client=client,
@@ -277,7 +299,7 @@ def _reach_store(apart: SeparateJob, remaining_s: Callable[[], float]) -> TCPSto
             apart.port,
             is_master=False,
             wait_for_workers=False,
-            timeout=_CALL,
+            timeout=_call(remaining_s()),
         ),
     )
 
@@ -305,8 +327,15 @@ def _job_of(made: Environment) -> str:
     return job
 
 
-def claim(store: TCPStore, made: Environment) -> tuple[int, int]:
+def claim(
+    store: TCPStore, made: Environment, limit_s: float = _CLAIM_S
+) -> tuple[int, int]:
     """This rank's trainer id, and how often it was started.
+
+    Args:
+        store: of the run.
+        made: of this rank.
+        limit_s: how long it may wait for another rank of its job.
 
     Raises:
         ConfigurationError: its job has more ranks than when it came first.
@@ -315,7 +344,7 @@ def claim(store: TCPStore, made: Environment) -> tuple[int, int]:
     incarnation = store.add(f"started/{job}/{made.rank}", 1)
     base = f"base/{job}"
     if store.add(f"claim/{job}", 1) > 1:
-        until = time.monotonic() + _CLAIM_S
+        until = time.monotonic() + min(limit_s, _CLAIM_S)
         while not store.check([base]) and time.monotonic() < until:
             time.sleep(_PAUSE_S / 10)
     if not store.check([base]):
