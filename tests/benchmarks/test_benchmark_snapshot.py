@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
-from cases import snapshot
 from run import parse
+from saves import snapshot
 
 
 def test_every_measurement_has_figures(monkeypatch, tmp_path) -> None:

@@ -24,11 +24,11 @@ from statistics import median
 from typing import Any
 
 import torch
+from cases.rows import zipf_batches
 from report import Row
 from torch import nn
 
 import torch_cpudist as cpudist
-from cases.rows import zipf_batches
 from torch_cpudist.testing import run_ranks
 
 COLUMNS = {
