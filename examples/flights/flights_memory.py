@@ -17,6 +17,8 @@ from typing import Protocol
 
 from torch import nn
 
+import torch_cpudist as cpudist
+
 # Seconds between two looks at a server; the last evaluation of a trainer takes longer.
 LOOK_EVERY_S = 0.05
 
@@ -47,7 +49,8 @@ def served_line(rows: int, bytes_: int) -> str:
 
 def trainer_line(rank: int, model: nn.Module, server: Server | None) -> str:
     """Say what a trainer has, and the server in its process if there is one."""
-    tables = [m.weight for m in model.modules() if isinstance(m, nn.Embedding)]
+    found = [m for m in model.modules() if isinstance(m, nn.Embedding)]
+    tables = [m.weight for m in found if not isinstance(m, cpudist.Embedding)]
     declared = sum(len(weight) for weight in tables)
     # Values, and for each row what a trainer remembers of it.
     static = sum(len(weight) * (4 * weight.shape[1] + 8) for weight in tables)
@@ -55,6 +58,8 @@ def trainer_line(rank: int, model: nn.Module, server: Server | None) -> str:
         f"trainer {rank}: {resident_mb():,.0f} MB of memory, with none of the "
         f"{declared:,} rows (static tables: {static / 1e9:,.1f} GB)"
     )
+    if len(tables) < len(found):
+        line += ", or of those of a table of any key"
     if server is not None:
         line += f"; its server has {served_line(*rows_of(server))}"
     return line

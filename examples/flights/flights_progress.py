@@ -80,7 +80,9 @@ class Progress:
         """Stop counting: an evaluation follows, whose lookups are not training."""
         now = self.so_far()
         for name in COUNTERS:
-            self.counted[name] += now[name] - self.began[name]
+            # Counters begin anew with servers that have come back.
+            began = self.began[name] if now[name] >= self.began[name] else 0.0
+            self.counted[name] += now[name] - began
 
     def totals(self) -> dict[str, Any]:
         """Return speed, traffic, waiting and staleness up to the last pause."""

@@ -177,6 +177,19 @@ def test_zeros_take_no_memory_until_they_are_written() -> None:
     assert not state["sum"][4:].any()
 
 
+@pytest.mark.parametrize("dim", [1, 2])
+def test_state_of_a_table_of_any_key_is_not_read(dim: int) -> None:
+    """It stands for more rows than any memory has; of one column, too."""
+    weight = cpudist.Embedding(dim).weight
+    inner = torch.optim.Adagrad([weight], initial_accumulator_value=0.5)
+    taken = InitialState([inner], [weight])
+    assert weight not in inner.state
+    taken.give_back()
+    found = inner.state[weight]["sum"]
+    assert found.shape == weight.shape
+    assert found[7].tolist() == [0.5] * dim
+
+
 @pytest.mark.parametrize("pull", ["none", "dense", "all"])
 @pytest.mark.parametrize("value", [0.0, 0.25])
 def test_shutdown_without_rows_fills_no_memory(pull: str, value: float) -> None:

@@ -169,6 +169,15 @@ def test_no_network_is_said_in_one_sentence(machine: BareMachine) -> None:
             "--remote trains with sync, half_async, async, geo, hybrid; reduce has "
             "tables on the trainers",
         ),
+        (
+            ["--survive", "--strategy", "sync"],
+            "--survive trains with async; trainers of sync do not outlive servers",
+        ),
+        (
+            ["--survive", "--servers", "0"],
+            "--survive has servers in a job of their own, got 0",
+        ),
+        (["--survive", "--kill"], "--survive and --kill exclude each other"),
     ],
 )
 def test_bad_options_of_the_demo(options: list[str], words: str) -> None:
@@ -215,7 +224,7 @@ def test_help_of_the_demo_names_every_option() -> None:
         check=True,
     )
     options = ("--strategy", "--trainers", "--servers", "--epochs", "--bf16", "--rows")
-    for option in (*options, "--remote"):
+    for option in (*options, "--seed", "--remote", "--kill", "--survive"):
         assert option in done.stdout
     assert ", ".join(OFFERED) in done.stdout
 

@@ -160,7 +160,8 @@ def test_python_tests_that_fail_fail_the_script(
 def test_long_kills_often_and_fuzzes_by_millions(checkout: Checkout) -> None:
     code, said, calls = checkout.test("--long")
     kills = "python -m pytest -q -n 2 tests/snapshot_jobs/test_kills.py"
-    assert (code, calls) == (0, [kills, "fuzz.sh --inputs 10000000"])
+    servers = "python -m pytest -q -s tests/faults/servers_killed_often.py"
+    assert (code, calls) == (0, [kills, servers, "fuzz.sh --inputs 10000000"])
     assert "FAILED" not in said
 
 

@@ -60,7 +60,9 @@ def _described(value: Any) -> Any:
         return value
     if value.layout is not torch.strided or not value.is_floating_point():
         return value
-    shared = not any(value.stride())  # may stand for more than can be read
+    # May stand for more than can be read. Of one column torch keeps a stride of 1.
+    sizes = zip(value.shape, value.stride(), strict=True)
+    shared = not any(stride for size, stride in sizes if size > 1)
     seen = value[(0,) * value.dim()] if shared else value
     low, high = (bound.item() for bound in torch.aminmax(seen.detach()))
     if low != high:
