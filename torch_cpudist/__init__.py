@@ -12,7 +12,7 @@ from torch_cpudist import _build_check
 # Before the others, because it explains in one sentence why they would fail.
 _build_check.check()
 
-from torch_cpudist import backends, data, errors, metrics, optim
+from torch_cpudist import backends, data, errors, integrations, metrics, optim
 from torch_cpudist._version import __version__ as __version__
 from torch_cpudist.data import infer_from_dataset, train_from_dataset
 from torch_cpudist.errors import (
@@ -182,6 +182,7 @@ __all__ = [
     "hash_keys",
     "infer_from_dataset",
     "init",
+    "integrations",
     "is_server",
     "is_trainer",
     "launch",

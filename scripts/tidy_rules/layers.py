@@ -62,7 +62,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         ("inference",),
         ("replicas", "metrics"),
         ("data",),
-        ("precision", "launcher"),
+        ("precision", "launcher", "integrations"),
         ("testing",),
         ("__init__",),
     ),

@@ -25,6 +25,7 @@ def test_every_block_is_tagged_and_run():
     assert set(BLOCKS) == {
         *(("two trainers", n) for n in ("loop", "skip", "averaged", "ema", "stop")),
         *(("two trainers", n) for n in ("save", "resume")),
+        ("lightning", "strategy"),
         ("lightning", "fit"),
         ("two trainers lightning", "loop"),
         ("accelerate", "loop"),
@@ -126,6 +127,19 @@ def with_data_loader():
     data = torch.utils.data.TensorDataset(ids, labels)
     names["loader"] = torch.utils.data.DataLoader(data, batch_size=8)
     return names
+
+
+@pytest.mark.integrations
+@pytest.mark.filterwarnings("ignore")
+def test_lightning_trains_by_the_strategy_and_leaves_a_plain_model(tmp_path):
+    pytest.importorskip("lightning")
+    names = execute("lightning", "strategy", with_data_loader())
+    (file,) = tmp_path.rglob("*.ckpt")
+    saved = torch.load(file, weights_only=True)["state_dict"]
+    assert_same_bits(saved, names["module"].state_dict())
+    assert names["trainer"].global_step == 24
+    assert type(names["module"].net.bag) is nn.EmbeddingBag
+    assert names["module"].net.bag.sparse
 
 
 @pytest.mark.integrations
