@@ -118,12 +118,10 @@ def test_between_accumulated_batches_it_validates_and_saves(tmp_path):
 
 
 def test_the_lr_finder_gives_the_values_back():
-    from lightning.pytorch.tuner import Tuner
-
     module = cases.Clicks()
     module.lr = 0.1
     before = cases.values(module)
-    Tuner(over_servers("sync")).lr_find(
+    cases.Tuner(over_servers("sync")).lr_find(
         module, cases.loader(), num_training=8, update_attr=False
     )
     assert_same_bits(cases.values(module), before)
@@ -186,9 +184,7 @@ def test_flags_that_cannot_work_are_refused(options, said):
 
 
 def test_other_accelerators_are_refused():
-    from lightning.pytorch.accelerators import CUDAAccelerator
-
-    class Pretended(CUDAAccelerator):
+    class Pretended(cases.CUDAAccelerator):
         is_available = staticmethod(lambda: True)
         parse_devices = staticmethod(lambda devices: [0])
 

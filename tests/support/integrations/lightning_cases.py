@@ -11,7 +11,9 @@ from pathlib import Path
 import lightning
 import torch
 import torch.nn.functional as F
+from lightning.pytorch.accelerators import CUDAAccelerator
 from lightning.pytorch.callbacks import Callback, EarlyStopping, ModelCheckpoint
+from lightning.pytorch.tuner import Tuner
 from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
@@ -21,6 +23,8 @@ from torch_cpudist.integrations.lightning import CpudistStrategy
 # What it recommends does not concern tests, and each line of it is a line of theirs.
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
 warnings.filterwarnings("ignore", module="lightning")
+
+__all__ = ["CUDAAccelerator", "ModelCheckpoint", "Tuner"]  # for tests
 
 ROWS, BATCH, SAMPLES = 60, 4, 48
 
@@ -173,12 +177,8 @@ def fit_as_the_loop(context, report):
             for name, value in values(module).items()
         ),
         "state": sorted(saved["optimizer_states"][0]["state"]),
-        "numbers": [
-            made.global_rank,
-            made.world_size,
-            made.num_devices,
-            made.num_nodes,
-        ],
+        "numbers": [made.global_rank, made.world_size],
+        "hosts": [made.num_devices, made.num_nodes],
         "zero": made.is_global_zero,
         "files": sorted(file.name for file in folder.iterdir()),
         "seen": module.seen[: SAMPLES // 2],  # in the first epoch
