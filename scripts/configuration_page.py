@@ -205,6 +205,14 @@ VARIABLES = {
         "how often one request is sent again because its connection broke before the "
         "answer; then the server counts as lost",
     ),
+    "METRICS": (
+        "",
+        "port, or `address:port`",
+        "",
+        "-",
+        "the first rank of a host shows there what it does, the others on the next "
+        "ports, on loopback unless an address is named: [monitoring.md](monitoring.md)",
+    ),
     "LOG": (
         "",
         '`"warning"`, `"info"`, `"debug"`',

@@ -19,6 +19,7 @@ usage: bash scripts/test.sh [--quick | --integrations | --long]
                     torchrec), ccl (oneCCL), integrations (a Jupyter kernel, an S3 server,
                     Lightning, Accelerate), serving (FastAPI, ONNX Runtime)
                     apt install iproute2, and the right to make network namespaces: several hosts
+                    apt install prometheus: the dashboard's queries
                   Without an option those run, too, that need models, ccl or iproute2 alone; the
                   others are skipped there, and every skip is named and counted
   --long          fuzzing by ten millions of inputs for each parser and decoder; jobs that are
@@ -147,7 +148,7 @@ RUNNER=(env)
 setarch "$(uname -m)" -R true 2>/dev/null && RUNNER=(setarch "$(uname -m)" -R)
 
 began=$SECONDS
-EXTRAS=(plot docs test models ccl data)
+EXTRAS=(plot docs test models ccl data monitor)
 [ "$WHAT" != all ] || BUILD_AHEAD=build_ahead
 [ "$WHAT" != integrations ] || EXTRAS+=(integrations serving)
 setup_env "${EXTRAS[@]}"

@@ -4,9 +4,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from torch._C._distributed_c10d import HashStore
@@ -28,6 +28,7 @@ from torch_cpudist.launch.layout import Layout, Member, Numbers, assign, one_rol
 from torch_cpudist.launch.rendezvous import Rendezvous, open_store
 from torch_cpudist.launch.torch_threads import TorchThreads
 from torch_cpudist.machine import files, host
+from torch_cpudist.monitor import opening as monitor
 from torch_cpudist.settings import fields
 from torch_cpudist.settings.jobs import ROLES
 from torch_cpudist.settings.server import Server
@@ -62,7 +63,7 @@ def _explicit(
     most = environment.MAX_RANKS
     world_size = fields.whole_number("init(): world_size", world_size, 1, most)
     rank = fields.whole_number("init(): rank", rank, 0, world_size - 1)
-    return dataclasses.replace(
+    return replace(
         made,
         rank=rank,
         world_size=world_size,
@@ -91,7 +92,7 @@ def _with_arguments(
         if decided:
             log.logger.info("init(servers=%d): the environment wins", servers)
         else:
-            made = dataclasses.replace(made, servers=servers)
+            made = replace(made, servers=servers)
     if role is not None:
         if role not in ROLES:
             raise ConfigurationError(
@@ -100,11 +101,11 @@ def _with_arguments(
         if decided:
             log.logger.info("init(role=%r): the environment wins", role)
         else:
-            made = dataclasses.replace(made, role_name=role)
+            made = replace(made, role_name=role)
     if server is not None:
         settings = fields.from_mapping(Server, server)
         settings = fields.with_environment(settings, made.values)
-        made = dataclasses.replace(made, server=settings)
+        made = replace(made, server=settings)
     environment.check_ranks(made)
     return made
 
@@ -237,8 +238,7 @@ def init(
     thread count until ``shutdown()``, and the log level. May be called again after
     ``shutdown()``.
 
-    Cost: a few values in the rendezvous store, one hello and one barrier per
-    trainer and server.
+    Cost: a few values in the store; a hello and a barrier per trainer and server.
 
     Args:
         rank: among all ranks, for ranks without torchrun; needs the next two.
@@ -260,8 +260,8 @@ def init(
             called before without ``shutdown()``.
         ConfigMismatchError: ranks were started with different settings.
         OperationTimeoutError: names the ranks that did not come.
-        AddressError: no rendezvous store, or a server that cannot listen or be reached.
-        BackendUnavailableError: ``CPUDIST_BACKEND`` names one that is not there.
+        AddressError: no rendezvous store, a port that is taken, an unreachable server.
+        BackendUnavailableError: ``CPUDIST_BACKEND`` or ``_METRICS`` need what is not.
     """
     earlier = context.last()
     if earlier is not None and not earlier.closed:
@@ -277,7 +277,7 @@ def init(
     log.setup(made.log, f"rank {made.rank}")
     made = _with_arguments(made, servers, role, server)
     rank_network.check(made, network is not None)
-    opened = _join(made, store, network, timeout_s)
+    opened = monitor.opened(made, lambda: _join(made, store, network, timeout_s))
     context.set_current(opened)
     return opened
 

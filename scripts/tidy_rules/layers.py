@@ -54,6 +54,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         ("rules",),
         ("backends",),
         ("launch",),
+        ("monitor",),
         ("runtime",),
         ("served",),
         ("collective",),

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.processes
 ROOT = Path(__file__).resolve().parents[2]
 EXTRAS = (
     *("plot", "docs", "test", "models", "ccl", "data", "integrations"),
-    "serving",
+    *("serving", "monitor"),
 )
 NO_TEST = "no test has the marker integrations: nothing was tested\n"
 

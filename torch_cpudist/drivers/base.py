@@ -211,6 +211,10 @@ class Driver(ABC):
         """Counters of this strategy, beside those of the client."""
         return {}
 
+    def observed(self) -> dict[str, Any]:
+        """What ``stats`` says that any thread may read while another one trains."""
+        return self.stats()
+
     def step_of_replicas(self, count: int) -> AbstractContextManager[None]:
         """While it is entered, a step is one batch of each of ``count`` replicas."""
         return nullcontext()

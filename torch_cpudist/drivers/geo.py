@@ -377,6 +377,10 @@ class GeoDriver(ServerDriver):
         """``exchange``: counters and memory of exchanges; see docs/strategies.md."""
         return {"exchange": {**self._local.exchange.stats(), **self._pace.stats()}}
 
+    def observed(self) -> dict[str, Any]:
+        """The pace alone: exchanges are this thread's, and have no lock."""
+        return {"exchange": self._pace.stats()}
+
 
 def _outer_step(strategy: Geo, averages: bool) -> tuple[float, float]:
     chosen = strategy.outer_step

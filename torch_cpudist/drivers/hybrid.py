@@ -201,6 +201,10 @@ class HybridDriver(Driver):
         """Counters of both parts."""
         return {**self.sparse.stats(), **self.dense.stats()}
 
+    def observed(self) -> dict[str, Any]:
+        """Of both parts."""
+        return {**self.sparse.observed(), **self.dense.observed()}
+
     def no_sync(self) -> AbstractContextManager[None]:
         """As the dense part does."""
         return self.dense.no_sync()

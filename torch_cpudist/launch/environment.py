@@ -10,9 +10,10 @@ version does not have is an error here, before anything is started.
 from __future__ import annotations
 
 import difflib
+import ipaddress
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch_cpudist.errors import ConfigurationError
 from torch_cpudist.log import LEVELS
@@ -30,6 +31,7 @@ MAX_RANKS = 65535
 MAX_WAIT_S = 365 * 24 * 3600
 _MAX_WAIT_MS = MAX_WAIT_S * 1000
 _MAX_RETRIES = 2**31 - 1
+_LAST_PORT = 65535
 _REPLICAS = "CPUDIST_REPLICAS_COUNT"
 
 OWN_VARIABLES = frozenset(
@@ -39,6 +41,7 @@ OWN_VARIABLES = frozenset(
         "BIND",
         "LIVENESS_MS",
         "LOG",
+        "METRICS",
         "PIN",
         "PORTS",
         "ROUND_DEADLINE_MS",
@@ -66,6 +69,13 @@ _LATER = {
 # The variables of settings classes.
 _SET = fields.variables(SETTINGS)
 BACKENDS = ("auto", "gloo", "shm", "ccl", "nccl", "mpi")
+
+
+class MetricsAddress(NamedTuple):
+    """Where ranks of a host tell what they do: the first one's address and port."""
+
+    host: str
+    port: int
 
 
 @dataclass(frozen=True)
@@ -101,6 +111,7 @@ class Environment:
         snapshot_dir: where snapshots are; ``None`` leaves it to ``resume(path)``.
         apart: of servers and trainers that are launched apart; else ``None``.
         job: name of this rank's torchrun job; ``None`` without one.
+        metrics: where it tells what it does; ``None``: nowhere.
     """
 
     rank: int = 0
@@ -135,6 +146,7 @@ class Environment:
     snapshot_dir: str | None = None
     apart: SeparateJob | None = None
     job: str | None = None
+    metrics: MetricsAddress | None = None
 
 
 def _integer(
@@ -294,6 +306,28 @@ def _snapshot_dir(variables: Mapping[str, str]) -> str | None:
     return text
 
 
+def _metrics(variables: Mapping[str, str]) -> MetricsAddress | None:
+    text = variables.get("CPUDIST_METRICS")
+    if text is None:
+        return None
+    host, colon, port = text.strip().rpartition(":")
+    bare = host.removeprefix("[").removesuffix("]")
+    try:
+        address = str(ipaddress.ip_address(bare)) if colon else "127.0.0.1"
+        # An IPv6 address without brackets may end in something like a port.
+        number = int(port) if bare == host or ":" in address else 0
+        number = 0 if ":" in host and bare == host else number
+    except ValueError:
+        number = 0
+    if not 1 <= number <= _LAST_PORT:
+        raise ConfigurationError(
+            f"CPUDIST_METRICS={text!r}: expected a port of 1 to {_LAST_PORT}, which is "
+            "listened at on loopback, or a numeric address of this host and a port, "
+            "such as 9400, 10.0.0.5:9400 or [::1]:9400."
+        )
+    return MetricsAddress(address, number)
+
+
 def check_ranks(made: Environment) -> None:
     """Checks that ranks, sizes and roles fit together.
 
@@ -323,6 +357,12 @@ def check_ranks(made: Environment) -> None:
             f"no trainer. Set --nproc-per-node (and --nnodes) for at least "
             f"{made.servers + 1} ranks, or a smaller CPUDIST_SERVERS; unset it to let "
             "every rank train and serve."
+        )
+    if made.metrics and made.metrics.port + made.local_world_size - 1 > _LAST_PORT:
+        raise ConfigurationError(
+            f"CPUDIST_METRICS: port {made.metrics.port} and the next ones, up to "
+            f"{made.local_world_size} for as many ranks of this host, go beyond "
+            f"{_LAST_PORT}. Set a lower one."
         )
     if made.apart is not None and (made.servers is not None or made.role_name in ROLES):
         raise ConfigurationError(
@@ -417,6 +457,7 @@ def parse(variables: Mapping[str, str]) -> Environment:
         snapshot_dir=_snapshot_dir(variables),
         apart=jobs.parse(variables),
         job=jobs.job_name(variables),
+        metrics=_metrics(variables),
     )
     # Without a launcher, init() may be given the ranks, and checks them then.
     if launched:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
@@ -29,6 +29,7 @@ from torch_cpudist.launch.comeback import Comeback
 from torch_cpudist.launch.endpoints import Endpoints
 from torch_cpudist.launch.environment import Environment
 from torch_cpudist.launch.layout import Layout, Numbers
+from torch_cpudist.launch.loops import Loops
 from torch_cpudist.launch.step_counts import StepCounts
 from torch_cpudist.settings.updates import Trainers
 
@@ -88,6 +89,13 @@ class Participant(ABC):
     def after_barrier(self) -> None:
         """Takes part again."""
 
+    def observed(self) -> Mapping[str, Any]:
+        """Its counters, for whoever shows them; by default none.
+
+        Thread safety: any thread, while it trains; waits for nobody.
+        """
+        return {}
+
     def round_steps(self) -> dict[str, Any] | None:
         """What ``StepCounts`` compares; by default steps are no rounds."""
         return None
@@ -145,6 +153,7 @@ class Run:
         backend: of the groups that collective strategies make.
         closed: ``shutdown()`` was called.
         forked: this is a forked child, which may use nothing of it.
+        loops: over datasets, on this rank.
     """
 
     environment: Environment
@@ -155,6 +164,7 @@ class Run:
     backend: str
     closed: bool = field(default=False, init=False)
     forked: bool = field(default=False, init=False)
+    loops: Loops = field(default_factory=Loops, init=False)
     _participants: list[Participant] = field(default_factory=list, init=False)
     _openings: int = field(default=0, init=False)
     _counted: StepCounts | None = field(default=None, init=False)

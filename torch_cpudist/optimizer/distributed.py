@@ -536,6 +536,22 @@ class DistributedOptimizer(face.ServedOptimizer, Participant):
             **self._outliving.stats(),
         }
 
+    def observed(self) -> Mapping[str, Any]:
+        """What of ``stats`` is this optimizer's own, for any thread.
+
+        Of snapshots as of when this trainer last looked, of ``exchange`` what is late.
+        """
+        return {
+            "steps": self._step_count_total,
+            "samples": self._sample_count,
+            "step_s": self._step_s,
+            "updates": self._rounds,
+            "lookups": stats_of(self._foreseen),
+            **self._driver.observed(),
+            **self._resumable.observed(),
+            **self._outliving.stats(),
+        }
+
     def table_stats(self) -> dict[str, dict[str, int]]:
         """Asks the servers what they have of remote tables, by the parameter's name.
 

@@ -123,6 +123,11 @@ class Resumable:
         """``snapshot`` of ``DistributedOptimizer.stats``, after ``resume``."""
         return {} if self.snapshots is None else {"snapshot": self.snapshots.stats()}
 
+    def observed(self) -> dict[str, Any]:
+        """As ``stats``, for any thread."""
+        snapshots = self.snapshots
+        return {} if snapshots is None else {"snapshot": snapshots.observed()}
+
     def close(self, tell_servers: bool) -> None:
         """The end: what is being written is written, where servers are still there."""
         if self.snapshots is not None:

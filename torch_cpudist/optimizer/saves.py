@@ -13,7 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +102,10 @@ class Counts:
     last: str | None = None
     last_s: float = 0.0
     in_a_row: int = field(default=0, repr=False)
+
+    def shown(self) -> dict[str, Any]:
+        """What of them ``stats`` has."""
+        return {one.name: getattr(self, one.name) for one in fields(self) if one.repr}
 
 
 def plain_groups(groups: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], ...]:

@@ -860,15 +860,12 @@ class Snapshots:
     def stats(self) -> dict[str, Any]:
         """``snapshot`` of ``DistributedOptimizer.stats``."""
         self._saves.look_for_commits()
-        counts = self._saves.counts
+        return self.observed()
+
+    def observed(self) -> dict[str, Any]:
+        """As ``stats``, for any thread: as of when this trainer last looked."""
         return {
-            "parts": counts.parts,
-            "saved": counts.saved,
-            "deltas": counts.deltas,
-            "failed": counts.failed,
-            "skipped": counts.skipped,
-            "last": counts.last,
-            "last_s": counts.last_s,
+            **self._saves.counts.shown(),
             "pause_s_max": self._pause_s_max,
             **self._saves.copied,
         }

@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 from async_cases import Counting, wrapped
 from patience import PATIENCE_S
-from ports import free_port
+from ports import free_port, listens
 from settings_cases import Given, Observer, See, push_ones
 from sync_cases import ONE_THREAD, run
 
@@ -145,6 +145,16 @@ def _logged(given: Given) -> Any:
         logger.setLevel(level)
     beginnings = ("table table: 40 rows", "block dense: elements 0 to 50", "step 1:")
     return [any(line.startswith(text) for line in found) for text in beginnings]
+
+
+@variable("METRICS", changed=_A_PORT)
+def _page(given: Given) -> Any:
+    port = free_port()
+    try:
+        with _started(_filled(given.variables, port)):
+            return listens(port)
+    except cpudist.BackendUnavailableError as error:
+        return str(error)  # of the extra that is not installed
 
 
 # The lowest; where there is no other, one that the processor refuses.

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
@@ -158,17 +159,34 @@ class DatasetLoop:
             if options.handler is not None:
                 handler = HandlerThread(options.handler, options.handler_period_s)
             self._began = time.perf_counter()
-            for _ in range(options.epochs):
-                if self._left() == 0:
-                    break
-                self._epoch(dataset, bar, handler)
-            self._note_time()
+            with self._shown():
+                for _ in range(options.epochs):
+                    if self._left() == 0:
+                        break
+                    self._epoch(dataset, bar, handler)
+                self._note_time()
             failed = False
         finally:
             bar.close()
             if handler is not None:
                 handler.close(failed)
         return self._result()
+
+    def _shown(self) -> AbstractContextManager[None]:
+        """While it is entered, this loop counts as one of its thread's run."""
+        context = last()
+        if context is None or context.closed:
+            return nullcontext()
+        return context.loops.running(self._counters)
+
+    def _counters(self) -> dict[str, float]:
+        counted = self._counted
+        return {
+            "batches": self._batches,
+            "samples": counted.samples,
+            "seconds": counted.seconds,
+            "waiting": counted.waiting,
+        }
 
     def _left(self) -> int:
         """Batches that the next step may take."""
