@@ -48,7 +48,9 @@ class ServedSaving(Saving):
         self._servers = run.server_count
         groups = parameters.placement.layout.trainer_groups or [0] * run.trainer_count
         self.asks_first = not together and groups.count(groups[0]) > 1
-        self._of_first_group = groups[run.trainer_rank] == groups[0]
+        # A trainer that comes later than the start, in a job of its own, is in none.
+        own = groups[run.trainer_rank : run.trainer_rank + 1]
+        self._of_first_group = own == groups[:1]
         # By cut, what each server has said at its end.
         self._done: dict[int, dict[int, Any]] = {}
 
