@@ -64,6 +64,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         ("replicas", "metrics"),
         ("data",),
         ("precision", "launcher", "integrations"),
+        ("compat",),
         ("testing",),
         ("__init__",),
     ),

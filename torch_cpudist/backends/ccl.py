@@ -43,6 +43,8 @@ _SHARED = Path("/dev/shm")  # noqa: S108
 # A file younger than this may be of a process that this one cannot see.
 _LEFT_S = 60.0
 _MAX_ID = 2**30
+# Values of CCL_PROCESS_LAUNCHER that work where torchrun, or nobody, has started ranks.
+_LAUNCHERS = ("none", "torchrun")
 
 
 @dataclass(frozen=True)
@@ -148,12 +150,27 @@ def settings(rank: int, members: Sequence[Member]) -> dict[str, str]:
 
 
 def set_environment(made: Mapping[str, str]) -> None:
-    """Sets what oneCCL reads from the environment; refuses what would need mpirun."""
+    """Sets what oneCCL reads from the environment.
+
+    Raises:
+        BackendUnavailableError: the transport that is set would need mpirun.
+    """
     transport = os.environ.get("CCL_ATL_TRANSPORT", "ofi")
     if transport != "ofi":
         raise BackendUnavailableError(
             f"ccl: CCL_ATL_TRANSPORT={transport}, but without mpirun only ofi works. "
             "Unset it."
+        )
+    launcher = os.environ.get("CCL_PROCESS_LAUNCHER")
+    if launcher is not None and launcher not in _LAUNCHERS:
+        # What others read of their launchers is not there under torchrun.
+        here = made.get("CCL_PROCESS_LAUNCHER", "none")
+        os.environ["CCL_PROCESS_LAUNCHER"] = here
+        logger.warning(
+            "ccl: CCL_PROCESS_LAUNCHER=%s does not work without mpirun, %s is taken; "
+            "unset it",
+            launcher,
+            here,
         )
     for name, value in made.items():
         os.environ.setdefault(name, value)
