@@ -86,7 +86,7 @@ def test_a_late_and_a_killed_rank_are_told():
             assert error["value"]["type"] == "PeerLostError", error
             # Who looks later may find the first of the others gone, too.
             text = error["value"]["text"]
-            assert re.search(r"pid \d+, has ended|a trainer is lost", text), text
+            assert re.search(r"pid \d+, has ended|a rank is lost", text), text
             assert error["time_s"] - lost_s < 4.0
         for rank in (0, 1, 3):
             ranks.processes[rank].join(PATIENCE_S)  # nothing of oneCCL keeps it

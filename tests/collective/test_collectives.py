@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import copy
+import re
 import signal
 
 import pytest
@@ -192,9 +193,23 @@ def test_a_lost_trainer_is_told_to_all(number, liveness_ms, limit_s):
             error = ranks.expect(rank, "error", PATIENCE_S)
             assert error["value"]["type"] == "PeerLostError", error
             assert error["time_s"] - lost_s < limit_s
+            if number == signal.SIGSTOP:
+                assert re.search(r"(trainer|server) 2\b", error["value"]["text"]), error
         for process in ranks.processes[:2]:
             process.join(PATIENCE_S)  # nothing of gloo keeps it
             assert process.exitcode == 0
+
+
+def test_a_frozen_trainer_is_named_where_a_dedicated_server_knows_it():
+    """Who waits for it in a collective is told by nobody else for half an hour."""
+    variables = {**ONE_THREAD, "CPUDIST_LIVENESS_MS": "3000"}
+    with ProcessRanks(until_lost, 3, servers=1, variables=variables) as ranks:
+        for rank in (1, 2):
+            ranks.expect(rank, "report", PATIENCE_S)
+        lose_rank(ranks, 2, signal.SIGSTOP)
+        error = ranks.expect(1, "error", PATIENCE_S)["value"]
+        assert error["type"] == "PeerLostError", error
+        assert re.search(r"trainer 1 \(.* was lost: silent for", error["text"]), error
 
 
 def train(model, stepped, steps, **options):

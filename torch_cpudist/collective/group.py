@@ -88,7 +88,7 @@ class CollectiveGroup:
         self.size = run.trainer_count
         self._owner = owner
         self._deadline_s = run.environment.round_deadline_ms / 1000
-        self._server = run.server
+        self._run = run
         self._backend = run.backend
         self.barriers = 0  # that this trainer has come to
         self._meetings = 0
@@ -310,7 +310,8 @@ class CollectiveGroup:
             count = self._add(here, 0)
             if time.monotonic() > look_up:
                 look_up = time.monotonic() + _SLICE_S
-                self._check_lost(where)
+                self._check_known(where)
+                self._check_failures()
             if time.monotonic() > deadline:
                 raise self._late(where)
         self.tell_left("")
@@ -329,11 +330,12 @@ class CollectiveGroup:
         return self.store.get(key).decode() if self.store.check([key]) else ""
 
     def _check_others(self, what: str, number: int) -> None:
+        self._check_known(what)  # first: the store may be of a process that is frozen
         try:
             gone = self._gone(number)
         except RuntimeError as error:
             raise self.error_of(error) from error
-        self._check_lost(what)
+        self._check_failures()
         if gone:
             raise OperationTimeoutError(
                 f"{self._owner}: {gone[0]}, and {what} needs all {self.size} trainers. "
@@ -341,17 +343,22 @@ class CollectiveGroup:
                 "calls opt.step(samples=0), where the others pass their samples."
             )
 
-    def _check_lost(self, what: str) -> None:
+    def _check_known(self, what: str) -> None:
+        """Looks at what the links between trainers and servers know."""
+        try:
+            self._run.check_lost()
+        except PeerLostError as error:
+            raise PeerLostError(
+                f"{self._owner}: a rank is lost, so that {what} cannot end: "
+                f"{str(error).rstrip('.')}. Restart the run."
+            ) from error
+
+    def _check_failures(self) -> None:
         others = [rank for rank in range(self.size) if rank != self.rank]
         try:
             failures = [text for r in others if (text := self._told("failed", r))]
         except RuntimeError as error:
             raise self.error_of(error) from error
-        if self._server is not None and self._server.stats()["lost"]:
-            raise PeerLostError(
-                f"{self._owner}: a trainer is lost: it has been silent for "
-                f"CPUDIST_LIVENESS_MS, so that {what} cannot end. Restart the run."
-            )
         if failures:
             raise PeerLostError(
                 f"{self._owner}: another trainer reports: {failures[0]} Restart the "

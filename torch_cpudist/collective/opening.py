@@ -82,8 +82,7 @@ def wait_for_all(run: Run, opening: str, done: str, remedy: str) -> None:
     while count < run.trainer_count:
         if store.check([_key(opening, "mismatch")]):
             raise ConfigMismatchError(store.get(_key(opening, "mismatch")).decode())
-        if run.server is not None and run.server.stats()["lost"]:
-            run.trainer_client().barrier()  # says whom
+        run.check_lost()
         if time.monotonic() > deadline:
             raise OperationTimeoutError(
                 f"{count} of {run.trainer_count} trainers {done} within "

@@ -278,6 +278,21 @@ class Run:
             )
         return client
 
+    def check_lost(self) -> None:
+        """Raises if it is known here that this run cannot go on; waits for nothing.
+
+        For waits that are not of the core: its own end with this by themselves.
+
+        Raises:
+            PeerLostError: names the rank that was lost.
+            Error: what else this rank's client has failed with.
+        """
+        ends = self.endpoints
+        if ends.server is not None and ends.server.stats()["lost"]:
+            ends.server.wait_done(0.0)  # says whom
+        if ends.client is not None:
+            ends.client.check()
+
     # -- who takes part ----------------------------------------------------------------
 
     def participants(self) -> Sequence[Participant]:
