@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "base/descriptor.h"
 #include "base/errors.h"
 #include "transport/channel.h"
 #include "wire/frame.h"
@@ -51,6 +52,7 @@ struct Link {
   std::string address;  // in use, or used last
   std::string host;     // what the server calls itself
   std::shared_ptr<transport::Connection> connection;
+  Descriptor process;  // the server's, where it is known
   LinkState state = LinkState::kBroken;
   bool ever_open = false;
   bool gone = false;    // its channel says that there is no reaching it any more

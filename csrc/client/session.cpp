@@ -12,6 +12,7 @@
 #include <set>
 #include <utility>
 
+#include "base/process_end.h"
 #include "base/threads.h"
 
 namespace cpudist::client {
@@ -230,6 +231,7 @@ void Session::accept_hello(Link& link, const wire::Frame& frame) {
     return;
   }
   link.state = LinkState::kOpen;
+  link.process = link.connection->peer_process();
   if (link.ever_open) ++stats_.reconnects;
   link.ever_open = true;
   ++link.opened;
@@ -627,7 +629,9 @@ void Session::look_after_links(std::unique_lock<std::mutex>& lock,
     if (failure_ || stopping_) break;
     const TimePoint now = Clock::now();
     const bool down = link.state == LinkState::kBroken || link.state == LinkState::kHandshake;
-    if (down && now >= link.give_up) {
+    if (down && has_ended(link.process)) {
+      lose(link, "its process has ended");
+    } else if (down && now >= link.give_up) {
       lose(link, link.trouble.empty() ? "it does not answer a hello" : link.trouble);
     } else if (link.state == LinkState::kBroken && now >= link.try_next) {
       revive(link, lock);
@@ -647,6 +651,7 @@ TimePoint Session::next_wakeup(TimePoint now) const {
       next = std::min(next, link.heard + milliseconds(options_.liveness_ms + 1));
     } else if (link.state == LinkState::kBroken) {
       next = std::min({next, link.try_next, link.give_up});
+      if (link.process.get() >= 0) next = std::min(next, now + transport::kEndLook);
     } else if (link.state == LinkState::kHandshake) {
       next = std::min({next, link.give_up, now + kRetryPause});
     }

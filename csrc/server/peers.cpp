@@ -10,6 +10,7 @@
 #include <cstdio>
 #include <utility>
 
+#include "base/process_end.h"
 #include "transport/liveness.h"
 
 namespace cpudist::server {
@@ -150,6 +151,7 @@ std::optional<uint32_t> Peers::greet(const std::shared_ptr<transport::Connection
   // What may throw comes before what changes.
   std::string address = connection->peer_address();
   std::string host = hello.host;
+  Descriptor process = connection->peer_process();
   sequencer_.make_room(header.rank);
   if (header.rank >= peers_.size()) peers_.resize(size_t{header.rank} + 1);
   Peer& peer = peers_[header.rank];
@@ -173,6 +175,7 @@ std::optional<uint32_t> Peers::greet(const std::shared_ptr<transport::Connection
   peer.incarnation = header.incarnation;
   peer.host = std::move(host);
   peer.address = std::move(address);
+  peer.process = std::move(process);
   peer.heard = Clock::now();
   session.rank = header.rank;
   session.incarnation = header.incarnation;
@@ -366,9 +369,13 @@ std::optional<TimePoint> Peers::overdue_at(const Peer& peer, std::string* why) c
     return started_ + milliseconds(options_.join_deadline_ms);
   }
   if (!peer.connection) {
-    *why = "connection closed and not replaced within " + seconds(options_.reconnect_grace_ms);
+    // All it has sent was read: its connection ended behind that.
+    const bool ended = has_ended(peer.process);
+    *why =
+        ended ? "its process has ended"
+              : "connection closed and not replaced within " + seconds(options_.reconnect_grace_ms);
     if (!peer.ended.empty()) *why += ": " + peer.ended;
-    return peer.broken + milliseconds(options_.reconnect_grace_ms);
+    return ended ? peer.broken : peer.broken + milliseconds(options_.reconnect_grace_ms);
   }
   *why = "silent for " + seconds(options_.liveness_ms);
   return peer.heard + milliseconds(options_.liveness_ms);
@@ -419,7 +426,9 @@ std::optional<Peers::Loss> Peers::wait_for_loss() {
         changed_.notify_all();
         return loss;
       }
-      if (!next || *at < *next) next = at;
+      const bool may_end = peer.seen && !peer.connection && peer.process.get() >= 0;
+      const TimePoint wake = may_end ? std::min(*at, now + transport::kEndLook) : *at;
+      if (!next || wake < *next) next = wake;
     }
     if (wake_at_ && *wake_at_ <= now) {
       wake_at_.reset();

@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/descriptor.h"
 #include "base/errors.h"
 #include "base/wait.h"
 #include "server/counters.h"
@@ -89,7 +90,8 @@ class Peers {
     std::string host;
     std::string address;
     std::shared_ptr<transport::Connection> connection;
-    TimePoint heard;  // last frame, or bytes of one
+    Descriptor process;  // at the end of its last connection, if that is known
+    TimePoint heard;     // last frame, or bytes of one
     uint64_t bytes_seen = 0;
     TimePoint broken;   // when the connection went
     std::string ended;  // why this connection's end gives up, in its own words

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "base/clock.h"
+#include "base/descriptor.h"
 #include "wire/frame.h"
 
 namespace cpudist::transport {
@@ -32,6 +33,9 @@ class Connection {
   virtual void close(const std::string& reason) = 0;
   virtual bool closed() const = 0;
   virtual std::string peer_address() const = 0;
+  // A pidfd of the process at the other end, for has_ended(); nothing where the kernel does not
+  // tell (TCP, another namespace of process ids) or the link is closed.
+  virtual Descriptor peer_process() { return Descriptor(); }
   // False when frames may vanish, come twice or overtake each other (in-process faults): senders
   // then keep every request, and resend idempotent ones by timer.
   virtual bool reliable() const = 0;

@@ -19,6 +19,9 @@ inline constexpr uint64_t kBeatsPerLiveness = 5;
 // added to a silence.
 inline constexpr uint64_t kLooksPerLiveness = 20;
 
+// A process closes its sockets a little before it has ended.
+inline constexpr auto kEndLook = std::chrono::milliseconds(5);
+
 inline std::chrono::milliseconds beat_interval(uint64_t liveness_ms) {
   return std::chrono::milliseconds(std::max<uint64_t>(liveness_ms / kBeatsPerLiveness, 1));
 }

@@ -24,6 +24,7 @@ from loss_cases import (
     LOSSES,
     PROMISED_S,
     STOPPED_S,
+    check_ended,
     check_loss,
     make,
     step,
@@ -73,6 +74,8 @@ def test_a_lost_server_is_named_by_every_trainer(number, clocks, limit_s):
         for rank in (2, 3):
             entry = ranks.expect(rank, "error", PATIENCE_S)
             check_loss(entry, lost_s, limit_s, r"server 0\b")
+            if number == signal.SIGKILL:
+                check_ended(entry)
 
 
 @pytest.mark.parametrize(("number", "clocks", "limit_s"), LOSSES)
@@ -85,6 +88,8 @@ def test_a_lost_trainer_is_named_by_servers_and_trainers(number, clocks, limit_s
         for rank in (0, 1):
             entry = ranks.expect(rank, "error", PATIENCE_S)
             check_loss(entry, lost_s, limit_s, r"trainer 1\b")
+            if number == signal.SIGKILL:
+                check_ended(entry)
 
 
 def fork_then_train(context, report):

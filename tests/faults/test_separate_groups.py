@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from endings import lose, lose_rank
 from group_fixtures import groups, steps_of  # noqa: F401
-from loss_cases import KILLED_S, LIVENESS, LOSSES, check_loss
+from loss_cases import KILLED_S, LIVENESS, LOSSES, check_ended, check_loss
 from patience import PATIENCE_S
 from torch.distributed import TCPStore
 from train_groups import MANY, Training
@@ -86,6 +86,8 @@ def test_a_lost_server_ends_every_trainer_with_its_name(
     for job in trainers:
         entry = job.expect(0, "error", PATIENCE_S)
         check_loss(entry, lost_s, limit_s, r"^server 1\b")
+        if number == signal.SIGKILL:
+            check_ended(entry)
 
 
 def test_a_killed_trainer_ends_the_others_under_sync(groups, steps_of):

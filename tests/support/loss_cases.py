@@ -56,3 +56,11 @@ def check_loss(entry, since_s, limit_s, role_and_rank):
     assert re.search(r"unix:|tcp:|inproc:", text), text
     assert "pid" in text, text
     assert entry["time_s"] - since_s <= limit_s, entry["time_s"] - since_s
+
+
+def check_ended(entry):
+    """The error of a survivor on the host of who was killed: it was seen to have ended.
+
+    That is proof, unlike a clock, and comes long before one.
+    """
+    assert "its process has ended" in entry["value"]["text"], entry

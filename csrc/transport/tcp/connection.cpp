@@ -78,6 +78,12 @@ bool TcpConnection::send(wire::Frame frame) {
   return false;
 }
 
+Descriptor TcpConnection::peer_process() {
+  if (!options_.unix_socket) return Descriptor();
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return fd_.get() < 0 ? Descriptor() : tcp::peer_process(fd_.get());
+}
+
 bool TcpConnection::has_room(size_t size_bytes) const {
   const uint64_t cap = options_.limits.outbound_cap_bytes;
   return queued_bytes_ == 0 || (size_bytes <= cap && queued_bytes_ <= cap - size_bytes);

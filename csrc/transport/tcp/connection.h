@@ -43,6 +43,7 @@ class TcpConnection final : public Connection,
   void close(const std::string& reason) override;
   bool closed() const override { return closing_.load(std::memory_order_acquire); }
   std::string peer_address() const override { return options_.peer_address; }
+  Descriptor peer_process() override;
   bool reliable() const override { return true; }
   uint64_t bytes_sent() const override { return bytes_sent_.load(std::memory_order_relaxed); }
   uint64_t bytes_received() const override {

@@ -8,6 +8,7 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -24,6 +25,12 @@ namespace {
 constexpr auto kSlice = std::chrono::milliseconds(50);
 // A unix socket whose backlog is full cannot be waited for, only asked again.
 constexpr auto kBacklogPause = std::chrono::milliseconds(2);
+// Since Linux 6.5; older headers do not name it.
+#ifdef SO_PEERPIDFD
+constexpr int kPeerPidfd = SO_PEERPIDFD;
+#else
+constexpr int kPeerPidfd = 77;
+#endif
 
 [[noreturn]] void refuse(const Address& address, const std::string& reason) {
   throw Error(ErrorCode::kAddress, "cannot connect to " + address.text + ": " + reason);
@@ -102,6 +109,26 @@ void check_same_user(int fd) {
                                          std::to_string(geteuid()) + ", found " +
                                          std::to_string(peer.uid));
   }
+}
+
+Descriptor peer_process(int fd) {
+  int process = -1;
+  socklen_t length = sizeof(process);
+  if (getsockopt(fd, SOL_SOCKET, kPeerPidfd, &process, &length) == 0) return Descriptor(process);
+#ifdef SYS_pidfd_open
+  ucred peer{};
+  length = sizeof(peer);
+  if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0 || peer.pid <= 0) {
+    return Descriptor();
+  }
+  Descriptor opened(static_cast<int>(syscall(SYS_pidfd_open, peer.pid, 0)));
+  // While the socket is open at the other end its process lives, and the number is its own.
+  char byte = 0;
+  const ssize_t left = recv(fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
+  const bool open = left > 0 || (left < 0 && (errno == EAGAIN || errno == EWOULDBLOCK));
+  if (open) return opened;
+#endif
+  return Descriptor();
 }
 
 Descriptor connect_socket(const Address& address, TimePoint deadline,

@@ -45,6 +45,9 @@ Descriptor make_socket(const Address& address);
 void tune(int fd, bool unix_socket, const ChannelLimits& limits);
 // Throws Error(kAddress): expected and found user id of the process at the other end.
 void check_same_user(int fd);
+// A pidfd of the process that has connected, or listens, at the other end of a unix socket; nothing
+// where the kernel does not tell.
+Descriptor peer_process(int fd);
 // Established within the deadline or Error(kAddress) with the reason. `stopped` ends the wait.
 Descriptor connect_socket(const Address& address, TimePoint deadline,
                           const std::atomic<bool>& stopped);

@@ -4,6 +4,9 @@
 // Lost trainers: who notices, when, and what the others are told. Deadlines are short and waited
 // for through wait_done, which ends with the loss.
 
+#include <sys/eventfd.h>
+#include <unistd.h>
+
 #include <atomic>
 #include <exception>
 #include <thread>
@@ -60,6 +63,55 @@ TEST(server_broken_link_loses_the_trainer_and_fails_all_who_wait) {
   CHECK_EQ(world.server.stats().pending_bytes, 0u);
   world[2].reconnect();
   CHECK(contains(world[2].error(world[2].hello(3, 1), ErrorCode::kPeerLost), "cannot come back"));
+}
+
+TEST(server_trainer_whose_process_has_ended_is_lost_when_its_link_breaks) {
+  server::ServerOptions options = server_options(2);
+  options.reconnect_grace_ms = 60000;  // longer than anybody waits here
+  World world(small_layout(), options);
+  const Descriptor process(eventfd(0, EFD_CLOEXEC));
+  const auto reconnect = [&] {
+    world[1].disconnect();
+    world[1].reconnect();
+    world[1].connection()->set_process(Descriptor(dup(process.get())));
+    world[1].reply(world[1].hello(2, 1), wire::FrameKind::kHello);
+  };
+  reconnect();
+  reconnect();
+  // What has come over an open link may not have been read yet.
+  CHECK_EQ(eventfd_write(process.get(), 1), 0);
+  CHECK(!world.server.wait_done(Clock::now()));
+  world[1].reply(world[1].plain(wire::FrameKind::kPullDense, 0, Buffer()));
+  world[1].disconnect();
+  CHECK_EQ(loss_of(world.server),
+           "trainer 1 (host-a pid 12, fake:1) was lost: its process has ended");
+}
+
+TEST(server_trainer_whose_process_ends_after_its_link_is_lost_then) {
+  server::ServerOptions options = server_options(1);
+  options.reconnect_grace_ms = 60000;
+  World world(small_layout(), options);
+  const Descriptor process(eventfd(0, EFD_CLOEXEC));
+  world[0].disconnect();
+  world[0].reconnect();
+  world[0].connection()->set_process(Descriptor(dup(process.get())));
+  world[0].reply(world[0].hello(1, 1), wire::FrameKind::kHello);
+  world[0].disconnect();
+  CHECK(!world.server.wait_done(Clock::now()));
+  CHECK_EQ(eventfd_write(process.get(), 1), 0);
+  CHECK(contains(loss_of(world.server), "was lost: its process has ended"));
+}
+
+TEST(server_trainer_that_said_goodbye_before_its_process_ended_is_not_lost) {
+  World world(small_layout(), server_options(1));
+  const Descriptor process(eventfd(1, EFD_CLOEXEC));
+  world[0].disconnect();
+  world[0].reconnect();
+  world[0].connection()->set_process(Descriptor(dup(process.get())));
+  world[0].reply(world[0].hello(1, 1), wire::FrameKind::kHello);
+  world[0].reply(world[0].ask(wire::FrameKind::kGoodbye, Buffer(), wire::kNoParamSet));
+  world[0].disconnect();
+  CHECK(world.server.wait_done(shortly()));
 }
 
 TEST(server_link_replaced_in_time_loses_nobody) {

@@ -44,6 +44,9 @@ class FakeConnection final : public transport::Connection {
     if (address_error_) std::rethrow_exception(address_error_);
     return address_;
   }
+  Descriptor peer_process() override { return std::move(process_); }
+  // What stands for the pidfd of who is at the other end; has ended once it is readable.
+  void set_process(Descriptor process) { process_ = std::move(process); }
   bool reliable() const override { return true; }
   uint64_t bytes_sent() const override { return 10; }
   uint64_t bytes_received() const override { return 20; }
@@ -90,6 +93,7 @@ class FakeConnection final : public transport::Connection {
  private:
   const std::string address_;
   std::exception_ptr address_error_;
+  Descriptor process_;
   mutable std::mutex mutex_;
   mutable std::condition_variable sent_;
   bool closed_ = false;

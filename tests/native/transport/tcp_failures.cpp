@@ -3,8 +3,14 @@
 //
 // Peers that die, stall, stay silent or send garbage: only their own connection ends.
 
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <span>
 #include <thread>
+
+#include "base/process_end.h"
 
 #include "support/check.h"
 #include "support/tcp_fixture.h"
@@ -67,6 +73,36 @@ TEST(tcp_close_reaches_both_ends_once) {
     CHECK_EQ(pair.server.frame_count(), 2u);
     CHECK_EQ(pair.broken_promises(), std::string());
   }
+}
+
+TEST(tcp_process_at_the_other_end_of_a_unix_socket_is_known_and_seen_to_end) {
+  TcpPair pair;
+  const auto hello = header_of(wire::FrameKind::kHello, 0);
+  const pid_t child = fork();
+  if (child == 0) {
+    const auto socket = raw_socket(pair.address(true));
+    if (!raw_send(socket, hello.data(), hello.size())) _exit(1);
+    while (true) pause();
+  }
+  const bool came = pair.server.wait_frames(1);
+  Descriptor theirs;
+  if (came) theirs = pair.server.opened(0)->peer_process();
+  const bool lived = !has_ended(theirs);
+  CHECK_EQ(kill(child, SIGKILL), 0);
+  CHECK_EQ(waitpid(child, nullptr, 0), child);
+  CHECK(came && theirs.get() >= 0 && lived && has_ended(theirs));
+  CHECK(pair.server.wait_closed(1));
+  CHECK(pair.server.opened(0)->peer_process().get() < 0);
+}
+
+TEST(tcp_process_at_the_other_end_is_this_one_or_not_known) {
+  TcpPair pair;
+  const auto beside = pair.greet(true);
+  const Descriptor process = beside->peer_process();
+  CHECK(process.get() >= 0 && !has_ended(process));
+  const auto beyond = pair.greet(false);
+  CHECK(beyond->peer_process().get() < 0);
+  CHECK(!has_ended(Descriptor()));
 }
 
 TEST(tcp_refusal_sent_before_a_close_arrives) {
