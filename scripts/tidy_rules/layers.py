@@ -66,7 +66,9 @@ LAYERS: dict[str, tuple[str, ...]] = {
         ("precision", "launcher", "integrations"),
         ("compat",),
         ("testing",),
+        ("doctor",),
         ("__init__",),
+        ("__main__",),
     ),
     **native(
         base="",
