@@ -8,8 +8,10 @@ import contextlib
 import json
 import os
 import re
+import signal
 import socket
 import threading
+import time
 
 import pytest
 from lazily import Lazily
@@ -79,10 +81,17 @@ def shown():
         shown_while_training, 3, servers=1, variables=variables
     ) as ranks:
         said = [ranks.expect(rank, "report", PATIENCE_S)["value"] for rank in (1, 2)]
-        for rank in range(3):
-            ranks.expect(rank, "result", PATIENCE_S)
+        ranks.expect(1, "report", PATIENCE_S)  # that it asks the server
+        ranks.signal(0, signal.SIGSTOP)
+        deadline = time.monotonic() + PATIENCE_S
+        after = [parsed(fetch(first + 1))]
+        while not value(after[-1], "cpudist_server_lost"):
+            assert time.monotonic() < deadline
+            after.append(parsed(fetch(first + 1)))
+        ranks.expect(1, "report", PATIENCE_S)
+        after.append(parsed(fetch(first + 1)))
     pages = [parsed(text) for text in said[0]["pages"]]
-    return said, pages
+    return said, pages, after
 
 
 def is_free(port):
@@ -93,7 +102,7 @@ def is_free(port):
 
 @pytest.mark.processes
 def test_trainers_show_what_stats_say(shown):
-    said, (_, own, other) = shown
+    said, (_, own, other), _ = shown
     stats, after = said[0]["before"], said[0]["after"]
     for page in (own, other):
         assert value(page, "cpudist_steps_total", optimizer="0") == STEPS
@@ -131,7 +140,7 @@ def test_trainers_show_what_stats_say(shown):
 
 @pytest.mark.processes
 def test_staleness_is_a_histogram_of_all_pushes(shown):
-    said, (_, own, _) = shown
+    said, (_, own, _), _ = shown
     ages_said = said[0]["before"]["staleness"]
     pushes = ages_said["pushes"]
     assert 1 <= pushes <= STEPS
@@ -145,7 +154,7 @@ def test_staleness_is_a_histogram_of_all_pushes(shown):
 
 @pytest.mark.processes
 def test_a_server_shows_its_load_and_its_tables(shown):
-    _, (server, own, other) = shown
+    _, (server, own, other), _ = shown
     # Of a busy trainer several steps travel as one push.
     assert 2 <= value(server, "cpudist_server_pushes_total") <= 2 * STEPS
     assert value(server, "cpudist_server_trainers", state="seen") == 2
@@ -161,7 +170,7 @@ def test_a_server_shows_its_load_and_its_tables(shown):
 
 @pytest.mark.processes
 def test_pages_are_in_the_other_format_too(shown):
-    said, (_, own, _) = shown
+    said, (_, own, _), _ = shown
     families = list(OPEN_PARSER.text_string_to_metric_families(said[0]["open"]))
     found = {sample.name for family in families for sample in family.samples}
     assert {name for name, _ in own} <= found
@@ -169,7 +178,7 @@ def test_pages_are_in_the_other_format_too(shown):
 
 @pytest.mark.processes
 def test_what_is_shown_is_documented_and_the_dashboard_asks_for_nothing_else(shown):
-    _, pages = shown
+    _, pages, _ = shown
     there = {
         re.sub("_(bucket|sum|count)$", "", name) for page in pages for name, _ in page
     }
@@ -192,6 +201,18 @@ def test_what_is_shown_is_documented_and_the_dashboard_asks_for_nothing_else(sho
         r"cpudist_\w+", json.dumps(json.loads(DASHBOARD.read_text())["templating"])
     )
     assert set(variables) == {"cpudist_rank_info"}
+
+
+@pytest.mark.processes
+def test_it_answers_while_a_server_is_frozen_and_when_it_is_lost(shown):
+    _, (_, own, _), after = shown
+    # The trainer was in a call that the server did not answer, which failed then.
+    for page in after:
+        assert value(page, "cpudist_steps_total", optimizer="0") == STEPS
+        assert value(page, "cpudist_unread_parts") == 0
+    assert value(after[-1], "cpudist_server_lost") == 1
+    waited = [value(page, "cpudist_wait_seconds_total", of="server") for page in after]
+    assert waited[-1] > value(own, "cpudist_wait_seconds_total", of="server")
 
 
 def test_it_answers_while_its_rank_waits_for_another_one():

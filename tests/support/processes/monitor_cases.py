@@ -10,6 +10,7 @@ import importlib
 import json
 import math
 import re
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -82,7 +83,10 @@ def finite(found: Any) -> Any:
 
 
 def shown_while_training(context: cpudist.Context, report: Any) -> None:
-    """Trains under Async; trainer 0 fetches all pages when all have come to rest."""
+    """Trains under Async; trainer 0 fetches all pages when all have come to rest.
+
+    Then it asks the server for rows until that is lost, and stays.
+    """
     model, optimizer = trainable("async")
     batches = Batches(context.trainer_count, steps=STEPS)
 
@@ -109,3 +113,11 @@ def shown_while_training(context: cpudist.Context, report: Any) -> None:
     found["after"] = finite(optimizer.stats())
     report(found)
     cpudist.barrier()
+    optimizer.flush()
+    report("asks")
+    try:
+        while True:
+            optimizer.flush()
+    except cpudist.PeerLostError:
+        report("lost")
+        threading.Event().wait(PATIENCE_S)
