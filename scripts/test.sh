@@ -20,7 +20,8 @@ usage: bash scripts/test.sh [--quick | --integrations | --long]
                     Lightning, Accelerate), serving (FastAPI, ONNX Runtime)
                     apt install iproute2, and the right to make network namespaces: several hosts
                     apt install prometheus: the dashboard's queries
-                  Without an option those run, too, that need models, ccl or iproute2 alone; the
+                    apt install openmpi-bin: ranks that mpirun starts
+                  Without an option those run, too, that need models, ccl or what apt installs; the
                   others are skipped there, and every skip is named and counted
   --long          fuzzing by ten millions of inputs for each parser and decoder; jobs that are
                   killed 20 times in every layout and go on from their snapshots; servers of a job

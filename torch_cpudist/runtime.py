@@ -232,11 +232,11 @@ def init(
 ) -> Context:
     """Joins the run: finds its role, starts its server, connects to all servers.
 
-    Without arguments everything comes from torchrun's environment and ``CPUDIST_*``;
-    without torchrun this is a world of one. Collective: waits for every rank. Makes
-    torch.distributed's default group over the trainers if there is none, sets torch's
-    thread count until ``shutdown()``, and the log level. May be called again after
-    ``shutdown()``.
+    Without arguments everything comes from ``CPUDIST_*`` and the environment of
+    torchrun, srun or mpirun; without these this is a world of one. Collective: waits
+    for every rank. Makes torch.distributed's default group over the trainers if there
+    is none, sets torch's thread count until ``shutdown()``, and the log level. May be
+    called again after ``shutdown()``.
 
     Cost: a few values in the store; a hello and a barrier per trainer and server.
 
@@ -271,7 +271,7 @@ def init(
         )
     _check_timeout(timeout_s)
     variables = os.environ if variables is None else variables
-    made = environment.parse(variables)
+    made = environment.parse(variables, ranks_given=rank is not None)
     _check_simd(variables.get("CPUDIST_SIMD", ""))
     made = _explicit(made, rank, world_size, store, network)
     log.setup(made.log, f"rank {made.rank}")

@@ -26,6 +26,12 @@ LAUNCHER_VARIABLES = (
     "ROLE_NAME",
     "MASTER_ADDR",
     "MASTER_PORT",
+    # Of others, by which a process is one of several.
+    "OMPI_COMM_WORLD_SIZE",
+    "PMI_SIZE",
+    "SLURM_STEP_ID",
+    "PET_NNODES",
+    "TRAINING_ROLE",
 )
 
 

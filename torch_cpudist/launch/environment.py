@@ -1,7 +1,7 @@
 # Copyright (c) 2026 The torch_cpudist authors.
 # SPDX-License-Identifier: BSD-3-Clause
 # long: every variable of a process is read here, and nowhere else
-"""What the environment says: torchrun's variables and ``CPUDIST_*``, checked.
+"""What the environment says: a launcher's variables and ``CPUDIST_*``, checked.
 
 Pure functions of a mapping. A contradiction, a missing half, or a variable that this
 version does not have is an error here, before anything is started.
@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from torch_cpudist.errors import ConfigurationError
+from torch_cpudist.launch.other_launchers import LAUNCHED_BY, as_torchrun
 from torch_cpudist.log import LEVELS
 from torch_cpudist.settings import fields, jobs
 from torch_cpudist.settings.jobs import ROLES, SeparateJob
@@ -24,8 +25,6 @@ from torch_cpudist.settings.server import Server
 from torch_cpudist.strategies.registry import SETTINGS, strategy
 
 _LAUNCH = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-# Of these, the address and the port are often set where nothing is launched.
-_LAUNCHED_BY = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 MAX_RANKS = 65535
 # A year: as good as for ever, and it overflows no clock.
 MAX_WAIT_S = 365 * 24 * 3600
@@ -88,7 +87,7 @@ class Environment:
         restart_count: how often torchrun has restarted this rank.
         role_name: torchrun's ``--role``.
         master_addr, master_port: the store; ``None`` without a launcher.
-        launched: a launcher (torchrun) set the ranks.
+        launched: a launcher (torchrun, srun, mpirun) set the ranks.
         agent_store: its agent keeps the store; else rank 0 does.
         servers: dedicated servers; 0 is colocated; ``None`` too, unless roles or
             ``init(servers=)`` say otherwise.
@@ -229,7 +228,7 @@ def _ports(variables: Mapping[str, str]) -> tuple[int, int]:
 
 def _check_launch(variables: Mapping[str, str]) -> bool:
     """Whether a launcher set the ranks; all of its variables or none."""
-    present = [name for name in _LAUNCHED_BY if name in variables]
+    present = [name for name in LAUNCHED_BY if name in variables]
     if not present:
         return False
     missing = [name for name in _LAUNCH if name not in variables]
@@ -259,6 +258,12 @@ def _role_name(variables: Mapping[str, str]) -> str:
             "train and serve choose a name less like it, or none."
         )
     return text
+
+
+def _servers(variables: Mapping[str, str]) -> int | None:
+    if "CPUDIST_SERVERS" not in variables:
+        return None
+    return _integer(variables, "CPUDIST_SERVERS", 0)
 
 
 def _threads(variables: Mapping[str, str]) -> int | None:
@@ -394,16 +399,18 @@ def agreed_settings(made: Environment) -> dict[str, str]:
     return fixed | {k: v for k, v in made.settings.items() if not k.startswith(own)}
 
 
-def parse(variables: Mapping[str, str]) -> Environment:
+def parse(variables: Mapping[str, str], *, ranks_given: bool = False) -> Environment:
     """Reads and checks an environment.
 
     Args:
         variables: ``os.environ`` or the like; variables of others are ignored.
+        ranks_given: by ``init()``: no other launcher than torchrun matters then.
 
     Raises:
         ConfigurationError: unknown, missing, malformed or contradictory variables.
     """
     _check_names(variables)
+    variables = variables if ranks_given else as_torchrun(variables)
     launched = _check_launch(variables)
     world_size = _integer(variables, "WORLD_SIZE", 1, least=1) if launched else 1
     texts = _settings(variables)
@@ -432,11 +439,7 @@ def parse(variables: Mapping[str, str]) -> Environment:
         ),
         launched=launched,
         agent_store=variables.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
-        servers=(
-            _integer(variables, "CPUDIST_SERVERS", 0)
-            if "CPUDIST_SERVERS" in variables
-            else None
-        ),
+        servers=_servers(variables),
         backend=_choice(variables, "CPUDIST_BACKEND", BACKENDS),
         transport=_choice(variables, "CPUDIST_TRANSPORT", ("tcp", "c10d")),
         bind=variables.get("CPUDIST_BIND"),
