@@ -104,7 +104,7 @@ VARIABLES = {
         f"{jobs._REJOIN_S} on servers, 0 on trainers",
         "for how long servers of a job of their own wait for trainers: for the "
         "first ones to connect, for a lost one to come back; and trainers under Async "
-        "for lost servers to come back, 0: not at all",
+        "and Geo for lost servers to come back, 0: not at all",
     ),
     "STRATEGY": (
         "",

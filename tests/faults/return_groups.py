@@ -12,10 +12,12 @@ from counting import counted, step, wrapped
 import torch_cpudist as cpudist
 
 
-def train(folder: Path, kind: str, context: cpudist.Context, report: Any) -> list[Any]:
+def train(
+    folder: Path, strategy: str, kind: str, context: cpudist.Context, report: Any
+) -> list[Any]:
     """Saves, and trains on until servers were lost and have come back."""
     rank = context.trainer_rank
-    model, opt = wrapped(kind)
+    model, opt = wrapped(kind, strategy)
     opt.resume()
     cpudist.barrier()  # none is saved while one of them is not there
     for _ in range(20):

@@ -58,13 +58,22 @@ class Clicks(nn.Module):
         return -(rows + self.dense[rank].sum())
 
 
-def train(folder: Path, context: cpudist.Context, report: Any) -> dict[str, Any]:
+# How often all rows are saved, or what has changed; Geo has no snapshots of changes.
+OFTEN = {
+    "async": {"every_steps": 400, "delta_every_steps": 20},
+    "geo": {"every_steps": 50},
+}
+
+
+def train(
+    folder: Path, strategy: str, context: cpudist.Context, report: Any
+) -> dict[str, Any]:
     """Trains until it is told to stop; what was made, and what servers have then."""
     rank = context.trainer_rank
     model = Clicks()
     inner = torch.optim.SGD(model.parameters(), lr=1.0)
-    opt = cpudist.DistributedOptimizer(inner, model, strategy="async")
-    opt.resume(every_steps=400, delta_every_steps=20)
+    opt = cpudist.DistributedOptimizer(inner, model, strategy=strategy)
+    opt.resume(**OFTEN[strategy])
     cpudist.barrier()  # none is saved while one of them is not there
     draws = torch.Generator().manual_seed(SEED + rank)
     while not (folder / "stop").exists():
@@ -98,20 +107,21 @@ def newest_pid(folder: Path, server: int, killed: set[int]) -> int | None:
     return pid if ours and pid not in killed else None
 
 
+@pytest.mark.parametrize("strategy", OFTEN)
 @pytest.mark.timeout(3 * PATIENCE_S + 60 * KILLS)
 def test_what_is_lost_is_counted_however_often(
-    groups, launch_forks, eventually, tmp_path
+    strategy, groups, launch_forks, eventually, tmp_path
 ):
     shared = {
         "CPUDIST_SNAPSHOT_DIR": str(tmp_path / "snapshots"),
         "CPUDIST_REJOIN_S": str(int(PATIENCE_S)),
-        "CPUDIST_STRATEGY": "async",
+        "CPUDIST_STRATEGY": strategy,
     }
     servers = launch_forks(
         f"torchrun --standalone --nproc-per-node=2 --max-restarts={KILLS} {SCRIPT}",
         **groups.variables("server", CPUDIST_TRAINERS="2", **shared),
     )
-    body = functools.partial(train, tmp_path)
+    body = functools.partial(train, tmp_path, strategy)
     trainers = [groups.start("trainer", body, **shared) for _ in range(2)]
     eventually(
         lambda: list(tmp_path.glob("snapshots/*/manifest.json")),
@@ -135,7 +145,7 @@ def test_what_is_lost_is_counted_however_often(
 
     for one in found:
         print({name: one[name] for name in ("rank", "steps", "count", "lost_updates")})
-    print(f"{len(killed)} kills, seed {SEED}")
+    print(f"{strategy}: {len(killed)} kills, seed {SEED}")
     kept = {one["rank"]: one["steps"] - one["lost_updates"] for one in found}
     assert kept.keys() == {0, 1}
     assert all(one["count"] > 0 for one in found)

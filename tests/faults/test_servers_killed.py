@@ -21,22 +21,25 @@ pytestmark = pytest.mark.processes
 SCRIPT = Path(__file__).with_name("return_servers.py")
 
 
-@pytest.mark.parametrize("kind", ["static", "remote"])
+TRAINED = [("async", "static"), ("async", "remote"), ("geo", "remote")]
+
+
+@pytest.mark.parametrize(("strategy", "kind"), TRAINED)
 @pytest.mark.parametrize("victim", [0, 1])
 def test_trainers_go_on_with_two_servers_that_come_back(
-    victim, kind, groups, launch_forks, tmp_path
+    victim, strategy, kind, groups, launch_forks, tmp_path
 ):
     """Values at the end are all gradients but those that trainers report lost."""
     shared = {
         "CPUDIST_SNAPSHOT_DIR": str(tmp_path / "snapshots"),
         "CPUDIST_REJOIN_S": str(int(PATIENCE_S)),
-        "CPUDIST_STRATEGY": "async",
+        "CPUDIST_STRATEGY": strategy,
     }
     servers = launch_forks(
         f"torchrun --standalone --nproc-per-node=2 --max-restarts=2 {SCRIPT}",
         **groups.variables("server", CPUDIST_TRAINERS="2", **shared),
     )
-    body = functools.partial(train, tmp_path, kind)
+    body = functools.partial(train, tmp_path, strategy, kind)
     trainers = [groups.start("trainer", body, **shared) for _ in range(2)]
     for job in trainers:
         job.expect(0, "report", PATIENCE_S)

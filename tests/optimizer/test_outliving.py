@@ -46,7 +46,7 @@ class Run:
 @pytest.fixture
 def run():
     run = Run()
-    driver = SimpleNamespace(pulled=MagicMock(), together="", renew=lambda: None)
+    driver = SimpleNamespace(on_servers=MagicMock(), together="", renew=lambda: None)
     snapshots = MagicMock()
     snapshots.go_on_again.return_value = "kept", KEPT, 0.0
     snapshots.outlives.return_value = ""

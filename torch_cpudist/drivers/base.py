@@ -225,6 +225,11 @@ class Driver(ABC):
         return None
 
     @property
+    def on_servers(self) -> ParameterSet | None:
+        """What is opened anew on servers that have come back; by default ``pulled``."""
+        return self.pulled
+
+    @property
     def served(self) -> list[nn.Parameter]:
         """Parameters that servers update, with state of their own; by default none."""
         return []

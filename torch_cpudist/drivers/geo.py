@@ -103,8 +103,12 @@ class GeoDriver(ServerDriver):
         self.servers_lead = False
         self._all_batches = 0
         self._interval = strategy.interval(0)  # of batches, until the next exchange
+        self._run = made.run
         if not self._in_rounds:
-            self.save_by(GeoSaving(self, parameters, made.run, made.stepped))
+            self._save()
+
+    def _save(self) -> None:
+        self.save_by(GeoSaving(self, self._local, self._run, self._inners))
 
     @property
     def saving(self) -> Saving:
@@ -124,12 +128,23 @@ class GeoDriver(ServerDriver):
 
     @property
     def together(self) -> str:
-        """What was moved since an exchange is of values that are gone."""
+        """It can, if an exchange waits for nobody."""
+        if not self._in_rounds:
+            return ""
         return (
-            "under Geo what trainers have moved is of values that went with the "
-            "servers. Start this job again: opt.resume() goes on from the newest "
-            "snapshot."
+            "under Geo(outer=...) there are no snapshots that servers could come back "
+            "with. Start all jobs again."
         )
+
+    def renew(self) -> None:
+        """What was moved here, and not yet handed on, was moved from values of before.
+
+        It goes; the servers' values come in its place. Optimizer state stays.
+        """
+        self.go_on({})
+        self._exchanging = False
+        self._pace.note_end(self._interval)
+        self._save()
 
     def progress(self) -> dict[str, int]:
         """Counters, for snapshots."""
@@ -196,6 +211,11 @@ class GeoDriver(ServerDriver):
     def pulled(self) -> ParameterSet | None:
         """Where a table is remote; else ``None``, as every row is here."""
         return self._local if self._local.has_remote else None
+
+    @property
+    def on_servers(self) -> ParameterSet:
+        """All, also where lookups ask nobody."""
+        return self._local
 
     @property
     def served(self) -> list[nn.Parameter]:

@@ -167,5 +167,6 @@ class GeoSaving(ServedSaving):
     def take_in(self, plan: Plan) -> None:
         """The servers' values take the place of this trainer's."""
         super().take_in(plan)
+        self._local.put_back_slots()
         self._local.tables_current = True
         self._driver.servers_lead = False

@@ -520,10 +520,11 @@ class DistributedOptimizer(face.ServedOptimizer, Participant):
             are committed, and ``last``, the name of the newest, on trainers that do not
             commit as far as this one has seen; ``failed`` and ``skipped`` (not taken)
             here; ``deltas`` and ``last_s``, from its moment to its end, of who commits;
-            ``pause_s_max``, the longest time that one has kept a step. Under Async in
-            jobs of their own also ``recovered`` (a dict): ``count``, how often servers
-            have come back; ``lost_updates`` of this trainer in all; ``lost_s``, seconds
-            of training that went with them. Counters of the client begin anew then.
+            ``pause_s_max``, the longest time that one has kept a step. Under Async and
+            Geo in jobs of their own also ``recovered`` (a dict): ``count``, how often
+            servers have come back; ``lost_updates`` of this trainer in all; ``lost_s``,
+            seconds of training that went with them. Counters of the client begin anew
+            then.
         """
         return {
             "steps": self._step_count_total,

@@ -47,8 +47,8 @@ class Outliving:
         self._lost: tuple[int, float] | None = None
         self._torn = False  # gradients are of values that were lost with their servers
         self._done: int | None = None  # the step that ends: its gradients are handed on
-        if driver.pulled is not None:
-            driver.pulled.outlives_by(run.outlive)
+        if driver.on_servers is not None:
+            driver.on_servers.outlives_by(run.outlive)
 
     # -- around what asks servers ------------------------------------------------------
 
@@ -120,13 +120,13 @@ class Outliving:
         """
         if why := self._driver.together:
             return why
-        snapshots, pulled = self._resumable.snapshots, self._driver.pulled
-        if snapshots is None or pulled is None:
+        snapshots, there = self._resumable.snapshots, self._driver.on_servers
+        if snapshots is None or there is None:
             return (
                 "opt.resume() was not called, which saves what servers can come back "
                 "with."
             )
-        if pulled.opened.id != index:
+        if there.opened.id != index:
             return "an earlier DistributedOptimizer of this run was closed."
         if averaged:
             return "the model has averages, inside of opt.averaged()."
@@ -152,19 +152,19 @@ class Outliving:
             PeerLostError: they are lost, too.
         """
         snapshots = self._resumable.resumed("servers that come back")
-        pulled = self._driver.pulled
-        if pulled is None:
+        there = self._driver.on_servers
+        if there is None:
             raise InternalError("only parameters on servers go on with others")
-        pulled.reopen(client)
+        there.reopen(client)
         snapshots.meet_again()
         if self._run.trainer_rank > 0:
             snapshots.await_values(limit_s)
-        elif not pulled.opened.holds_values():
-            state_exchange.store(pulled, {})  # a snapshot's come in their place
-        pulled.opened.ready()
+        elif not there.opened.holds_values():
+            state_exchange.store(there, {})  # a snapshot's come in their place
+        there.opened.ready()
         self._driver.renew()
         name, step, moment = snapshots.go_on_again()
-        pulled.rebind()
+        there.rebind()
         self._torn = self._done is None
         lost = self._lost or (step, moment)
         self._lost = None

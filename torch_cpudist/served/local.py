@@ -59,14 +59,33 @@ class LocalParameterSet(ParameterSet):
         self.alone = alone
         if not self.tables_current:
             super().pull_tables()
-        self.exchange = self.opened.start_exchange(
-            alone=alone,
-            memory_cap_bytes=memory_cap_bytes,
-            rules=[self._rule(table) for table in placement.tables],
-            cache_bytes=cache_bytes,
-        )
+        self._caps = memory_cap_bytes, cache_bytes
+        self.exchange = self._started()
         self.forget_movement()
         self.tables = [self._local_table(table, states) for table in placement.tables]
+
+    def _started(self) -> _core.GeoExchange:
+        memory_cap_bytes, cache_bytes = self._caps
+        return self.opened.start_exchange(
+            alone=self.alone,
+            memory_cap_bytes=memory_cap_bytes,
+            rules=[self._rule(table) for table in self.placement.tables],
+            cache_bytes=cache_bytes,
+        )
+
+    def reopen(self, client: _core.Client) -> None:
+        """Also with another exchange, which nothing has moved in yet."""
+        super().reopen(client)
+        for binding in self._bindings:
+            binding.forget_rows(self.opened)
+        self.exchange = self._started()
+        for table in self.tables:
+            table.go_on_by(self.exchange)
+
+    def put_back_slots(self) -> None:
+        """Rows that were here have their slots again, with the servers' values."""
+        for table in self.tables:
+            table.put_back()
 
     def _local_table(self, table: PlacedTable, states: States) -> LocalTable:
         rule = self._rule(table)

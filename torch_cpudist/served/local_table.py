@@ -68,6 +68,12 @@ class LocalTable(ABC):
             Whether it is of this rule and of rows of this table; else it is initial.
         """
 
+    def go_on_by(self, exchange: _core.GeoExchange) -> None:  # noqa: B027 - all is here
+        """There is another exchange, as other servers have come."""
+
+    def put_back(self) -> None:  # noqa: B027
+        """Has the state again that went with the exchange before, if any did."""
+
     def _fits(self, saved: Mapping[str, Any] | None) -> bool:
         if saved is None or saved["rule"] != self._config.kind:
             return False
@@ -209,6 +215,19 @@ class SlotTable(LocalTable):
         """Begins without a slot."""
         super().__init__(placed, config)
         self._exchange = exchange
+        self._left: dict[str, Any] | None = None
+
+    def go_on_by(self, exchange: _core.GeoExchange) -> None:
+        """Takes the slots of the one before along, for ``put_back``."""
+        if self._left is None:  # else these servers were lost, too, before that
+            self._left = self.trained_rows()
+        self._exchange = exchange
+
+    def put_back(self) -> None:
+        """Of all slots, once the servers have values."""
+        if self._left is not None:
+            self.load_rows(self._left)
+            self._left = None
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Nothing: a ``state_dict`` leaves remote tables out, and theirs stays."""
