@@ -31,7 +31,8 @@ class PeerLostError(Error):
 
     Every later call that needs the lost process raises it again. The current round may
     have been applied on some servers and not on others: do not retry, restart the run.
-    Under Async in jobs of their own ``CPUDIST_REJOIN_S`` has trainers wait for servers.
+    Under Async and Geo in jobs of their own ``CPUDIST_REJOIN_S`` has trainers wait for
+    servers.
     """
 
 
