@@ -5,10 +5,12 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import pytest
 import torch
 from own_jobs import own_jobs
+from patience import PATIENCE_S
 from snapshot_cases import settle, until
 from snapshot_parity import seeing
 from sync_cases import run
@@ -118,3 +120,66 @@ def test_a_group_of_jobs_of_their_own_saves_at_once(tmp_path):
     weight, values = saved_values(Snapshot(tmp_path / "after-20"))
     assert torch.equal(weight, table)
     assert torch.equal(values, dense)
+
+
+def test_who_has_left_and_is_back_saves_again(tmp_path):
+    """Trainer 0 saves alone meanwhile: the others do not take its words for theirs."""
+    left, saved = threading.Event(), threading.Event()
+    last = []  # a round that both will be there for
+
+    def body(context):
+        rank = context.trainer_rank
+        model, opt = wrapped([[0, 1]])
+        opt.resume(tmp_path)
+        push(opt, model, rank, 0)
+        names = [opt.save_snapshot("both")]
+        if rank == 1:
+            opt.leave()
+            left.set()
+            assert saved.wait(PATIENCE_S)
+        else:
+            assert left.wait(PATIENCE_S)
+            push(opt, model, 0, 1)
+            assert opt.save_snapshot("alone") == "alone"
+            saved.set()
+        step = 2
+        while not last or opt.rounds < last[0]:
+            push(opt, model, rank, step)
+            step += 1
+            if rank == 1 and not last:  # back: no round is over without it from now on
+                last.append(opt.rounds + 5)
+        names.append(opt.save_snapshot("again"))
+        cpudist.export(model, tmp_path / "out")
+        return names
+
+    assert run(body, 2, variables=seeing(tmp_path)) == [["both", "again"]] * 2
+
+
+def test_a_save_beside_one_that_others_have_still_to_mark(tmp_path):
+    """Under Async it waits for that one: servers would refuse two of one moment."""
+    over = threading.Event()
+
+    def body(context):
+        rank = context.trainer_rank
+        model = model_of(remote=False)
+        inner = torch.optim.SGD(model.parameters(), lr=1.0)
+        opt = cpudist.DistributedOptimizer(inner, model, strategy="async")
+        opt.resume(tmp_path, every_steps=4, keep=100)
+        step = 0
+        while rank > 0 and not over.is_set():
+            push(opt, model, rank, step)
+            step += 1
+            time.sleep(0.01)  # marks come that much later
+        names = []
+        while rank == 0 and step < 12:
+            push(opt, model, rank, step)
+            step += 1
+            if step % 4 == 0:
+                names.append(opt.save_snapshot(f"after-{step}"))
+        over.set()
+        until(lambda: not opt.snapshots.busy)
+        return names
+
+    found = run(body, 2, variables=seeing(tmp_path))[0]
+    assert found == ["after-4", "after-8", "after-12"]
+    assert check_files(tmp_path, 1.0) >= 3

@@ -47,8 +47,8 @@ def export(
     Of a model with remote tables that a ``DistributedOptimizer`` trains, values are
     those of a snapshot that is saved now; ``opt.resume`` has said where. Like
     ``save_snapshot`` it is then collective under ``Sync`` and ``Hybrid``, trainer 0's
-    alone under ``Async``, and refused in groups of ``HalfAsync``, which export with
-    ``snapshot=``. Of other models they are the model's own, after a ``flush()``; each
+    alone under ``Async`` and ``Geo``, and under ``HalfAsync`` called by all of trainer
+    0's group. Of other models they are the model's own, after a ``flush()``; each
     trainer may call it or not, and trainer 0 writes. Without an optimizer this process
     does.
 
@@ -193,7 +193,7 @@ def _export_saved(
         chains.append(_checked(model, path, dtype, base, averaged))
         return {}
 
-    snapshots.by_leader(check)
+    snapshots.by_leader("check", check)
     name = opt.save_snapshot()
     folder = snapshots.directory.folder(name)
 
@@ -201,7 +201,7 @@ def _export_saved(
         _write_snapshot(model, path, dtype, folder, chains[0], averaged, named=False)
         return {}
 
-    snapshots.by_leader(write)
+    snapshots.by_leader("write", write)
 
 
 def _no_average() -> InvalidArgumentError:

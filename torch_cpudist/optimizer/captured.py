@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Callable
 
 from torch_cpudist.drivers.saving import CutAnswer, Saving
@@ -21,6 +22,11 @@ from torch_cpudist.optimizer.own_state import OwnState
 from torch_cpudist.optimizer.saves import Save, Saves
 from torch_cpudist.optimizer.schedules import Schedules
 from torch_cpudist.snapshot.directory import Directory
+
+# After others did not come: of the time that follows, waiting for them takes this part.
+_WAITING_SHARE = 0.05
+# What was refused sooner was refused for another reason.
+_WAITED_S = 1.0
 
 
 class Captured:
@@ -57,6 +63,7 @@ class Captured:
         self._rank = rank
         self._lock = threading.Lock()
         self._by_number: dict[int, Save] = {}
+        self._rests_until = 0.0
         self.leader = 0
 
     def __bool__(self) -> bool:
@@ -72,6 +79,16 @@ class Captured:
     def awaits_answer(self) -> bool:
         """Whether one of them is not answered yet."""
         return any(save.answer is None for save in self.all())
+
+    def rests(self, now_s: float) -> bool:
+        """Whether others have just been waited for in vain, so that no mark is made.
+
+        Pushes stand behind a mark that is not answered.
+
+        Args:
+            now_s: of a monotonic clock.
+        """
+        return now_s < self._rests_until
 
     def add(self, save: Save) -> None:
         """One is about to be marked. From the thread that steps."""
@@ -154,6 +171,9 @@ class Captured:
         if not answer.taken:
             self._saves().skip(answer.reason)
             del self._by_number[answer.number]
+            now = time.monotonic()
+            if (waited_s := now - save.began) >= _WAITED_S:
+                self._rests_until = now + waited_s / _WAITING_SHARE
             if self._rank == 0:  # it has made the directory also where it only asked
                 save.name = save.name or answer.name
             may_be_taken = self._rank == 0 or self._saving.together  # by some servers

@@ -14,6 +14,8 @@ from torch_cpudist.snapshot.chain import chain_of
 from torch_cpudist.snapshot.directory import Directory
 from torch_cpudist.snapshot.store import Store
 
+_MOST_ERRORS = 64
+
 
 @dataclass(frozen=True)
 class _Copy:
@@ -24,6 +26,13 @@ class _Copy:
     @property
     def gives_way(self) -> bool:
         return names.number_of(self.name) is not None
+
+
+def remember(errors: dict[str, Error], name: str, error: Error) -> None:
+    """Keeps why a snapshot has failed, of so many as somebody may still ask for."""
+    errors[name] = error
+    while len(errors) > _MOST_ERRORS:
+        del errors[next(iter(errors))]
 
 
 class Copies:
@@ -133,7 +142,7 @@ class Copies:
                 self.copied += 1
                 self.failed_in_a_row = 0
             else:
-                self._errors[name] = error
+                remember(self._errors, name, error)
                 self.failed += 1
                 self.failed_in_a_row += 1
 

@@ -629,7 +629,8 @@ class DistributedOptimizer(face.ServedOptimizer, Participant):
 
         Every trainer passes the same ``state_dict``; trainer 0's state goes to the
         servers, with the weights that stand there, or trainer 0's where its model was
-        loaded after wrapping. Hyper-parameters are set on every trainer.
+        loaded after wrapping. Hyper-parameters are set on every trainer. Rows of remote
+        tables are not in it, and a warning says so: snapshots have them.
 
         Args:
             state_dict: from ``state_dict()`` or from the plain torch optimizer.
@@ -644,6 +645,13 @@ class DistributedOptimizer(face.ServedOptimizer, Participant):
         if isinstance(state_dict, dict):
             state_dict = face.run_before_loading(self, state_dict)
         self._driver.keeper.load(state_dict)
+        if state_dict.get("remote"):
+            logger.warning(
+                "load_state_dict: the rows of remote tables %s and their state are not "
+                "in it and stay as they are on the servers, of another moment than the "
+                "rest. opt.resume() and opt.load_snapshot() bring all of one moment.",
+                ", ".join(map(repr, state_dict["remote"])),
+            )
         face.run_after_loading(self)
 
     def store_model(self, *, all_rows: bool = False) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
+from collections import Counter, deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -77,7 +78,9 @@ class Meeting:
         self._last_told = self._mark
         self._loaded = f"{self._mark}-loaded"
         self._decisions = 0  # equal on all
-        self._handed = 0  # equal on all of trainer 0's group
+        self._handed: Counter[str] = Counter()  # at this round; equal on all of a group
+        self._handed_at = -1
+        self._words: deque[str] = deque()
 
     def meet(self, saving: Saving) -> None:
         """Sees that all trainers and servers mean one directory.
@@ -219,6 +222,8 @@ class Meeting:
 
     def handed(
         self,
+        what: str,
+        at: int,
         do: Callable[[], dict[str, Any]],
         limit_s: float,
         check: Callable[[], None],
@@ -226,6 +231,9 @@ class Meeting:
         """As ``decided`` without loading, of trainer 0's group: the others train on.
 
         Args:
+            what: is done. Who waits for something else, or at another round, as after a
+                call that has failed on one of them, does not take it for his own.
+            at: the round that all of the group have come to.
             do: called on trainer 0, while its group waits.
             limit_s: for so long.
             check: called now and then by those that wait.
@@ -233,41 +241,46 @@ class Meeting:
         Raises:
             SnapshotCorruptError, SnapshotError: as ``do``; on all of the group.
         """
-        self._handed += 1
+        if at != self._handed_at:
+            self._handed_at = at
+            self._handed.clear()
+        self._handed[what] += 1
+        word = f"{at}-{what}-{self._handed[what]}"
         if self._run.trainer_rank == 0:
             found, failed = self._tried(do, loads=False)
-            self._hand(json.dumps(found))
+            self._hand(word, json.dumps(found))
             if failed is not None:
                 raise failed
             return found
         until = time.monotonic() + limit_s
-        while (text := self._heard()) is None:
+        while (text := self._heard(word)) is None:
             check()
             if time.monotonic() > until:
                 raise SnapshotError(
-                    f"trainer 0 has not come to this call within {limit_s:g} s. All "
-                    "trainers of its group call it, after the same step."
+                    f"trainer 0 has not come to this call within {limit_s:g} s, or "
+                    f"could not leave its word in {self._directory.path}, which its "
+                    "log says. All trainers of its group call it, after the same step."
                 )
             time.sleep(_POLL_S)
         return _outcome(json.loads(text))
 
-    def _word(self, number: int) -> str:
-        return f"{self._mark}-handed-{number}"
-
-    def _hand(self, text: str) -> None:
+    def _hand(self, word: str, text: str) -> None:
         if (board := self._board()) is not None:
-            board.show(f"{self._key}/handed/{self._handed}", text)
+            board.show(f"{self._key}/handed/{word}", text)
             return
-        self._take_away(self._word(self._handed - _WORDS))
-        self._leave(self._word(self._handed), text.encode())
+        self._words.append(f"{self._mark}-handed-{word}")
+        if len(self._words) > _WORDS:
+            self._take_away(self._words.popleft())
+        self._leave(self._words[-1], text.encode())
 
-    def _heard(self) -> str | None:
+    def _heard(self, word: str) -> str | None:
         if (board := self._board()) is not None:
-            shown: str | None = board.shown(f"{self._key}/handed/{self._handed}")
+            shown: str | None = board.shown(f"{self._key}/handed/{word}")
             return shown
-        if not self._directory.sees(self._word(self._handed)):
+        name = f"{self._mark}-handed-{word}"
+        if not self._directory.sees(name):
             return None
-        path = self._directory.path / self._word(self._handed)
+        path = self._directory.path / name
         with reported(f"cannot read {path}", _WRITABLE):
             return self._directory.files.read(path).decode()
 

@@ -22,7 +22,7 @@ import torch
 from torch_cpudist.drivers.saving import CutAnswer, Saving, Written
 from torch_cpudist.errors import Error, SnapshotError, describe
 from torch_cpudist.log import logger
-from torch_cpudist.optimizer.copies import Copies
+from torch_cpudist.optimizer.copies import Copies, remember
 from torch_cpudist.snapshot import names, trees
 from torch_cpudist.snapshot.directory import Directory
 from torch_cpudist.snapshot.left_files import LeftFiles
@@ -481,7 +481,7 @@ class Saves:
         )
         with self._changed:
             self._error = error
-            self._errors[name] = error
+            remember(self._errors, name, error)
             counts = self._counts
             self._counts = replace(
                 counts, failed=counts.failed + 1, in_a_row=counts.in_a_row + 1
@@ -520,7 +520,7 @@ class Saves:
         tell("no snapshot, training goes on: %s", error)
         self._said_left = self._said_left or not always
         with self._changed:
-            self._errors[name] = error
+            remember(self._errors, name, error)
             self.why = str(error)  # who asks for this one may see that it was counted
             self._counts = replace(self._counts, skipped=self._counts.skipped + 1)
 

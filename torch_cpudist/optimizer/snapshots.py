@@ -117,6 +117,7 @@ class Snapshots:
         self._last = 0  # number of the newest cut that was marked
         self._due = False
         self._full_due = False  # and with all rows
+        self._round = 0  # that the last step was of
         self._asked = 0  # number of the newest cut that was asked for
         self._asked_full = 0  # and of the newest with all rows
         self._pause_s_max = 0.0
@@ -564,6 +565,7 @@ class Snapshots:
 
     def after_step(self, counted: Mapping[str, int]) -> None:
         """A step is over: takes part in a snapshot if it is time."""
+        self._round = counted["rounds"]
         self._captured.step_over()
         self.take_answers()
         saving = self._saving
@@ -577,6 +579,8 @@ class Snapshots:
                 self._saves.skip("the moment of the one before is still awaited")
             elif self._leads and self._saves.writing and not saving.together:
                 self._saves.skip("the one before is still being written")
+            elif not saving.together and self._captured.rests(time.monotonic()):
+                self._saves.skip("others did not come to the last one in time")
             elif saving.asks_first:
                 number = max(count, self._last + 1)
                 self._asked_full = number if full else 0
@@ -640,9 +644,7 @@ class Snapshots:
         if base is not None and self._saves.tip is not base:
             save.base = base = None  # it may have gone before it was known to be needed
         self._marked = True
-        wait_ms = _TOGETHER_WAIT_MS
-        if not self._saving.together:
-            wait_ms = self._step_times.wait_ms()
+        wait_ms = self._wait_ms(at_once=whole)
         try:
             since = 0 if base is None else base.number
             answer = self._saving.mark(number, name, wait_ms, since)
@@ -656,6 +658,14 @@ class Snapshots:
         if self._captured:
             self._saves.watch()
         self._pause_s_max = max(self._pause_s_max, time.monotonic() - began)
+
+    def _wait_ms(self, at_once: bool) -> int:
+        """How long others may take; to a call of the script as long as to a step."""
+        if not self._saving.together:
+            return self._step_times.wait_ms()
+        if at_once:
+            return self._run.environment.round_deadline_ms * 9 // 10
+        return _TOGETHER_WAIT_MS
 
     def _tree(self, counted: Mapping[str, int]) -> dict[str, Any]:
         """This trainer's own state."""
@@ -712,7 +722,9 @@ class Snapshots:
         if name is not None:
             check_new_name(name, self.directory, self._store, self._url)
         limit_s = run.environment.round_deadline_ms / 1000
-        self.finish(limit_s)
+        # Also those of this step that others have still to mark: servers would refuse
+        # one of the same moment.
+        self.finish(limit_s, others_come=True)
         if not saving.ready():
             saving.make_ready()
         group = saving.in_step and not saving.together
@@ -761,9 +773,10 @@ class Snapshots:
             return {"number": max(self._count(counted), self._last + 1)}
 
         check = self._run.trainer_client().check
-        return int(self._meeting.handed(chosen, limit_s, check)["number"])
+        found = self._meeting.handed("number", self._round, chosen, limit_s, check)
+        return int(found["number"])
 
-    def by_leader(self, do: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    def by_leader(self, what: str, do: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """Has trainer 0 do something with a snapshot that was just saved.
 
         Collective where trainers are together, and among a group that is in step with
@@ -780,7 +793,8 @@ class Snapshots:
         if not self._saving.in_step:
             return do()
         limit_s = self._run.environment.round_deadline_ms / 1000
-        return self._meeting.handed(do, limit_s, self._run.trainer_client().check)
+        check = self._run.trainer_client().check
+        return self._meeting.handed(what, self._round, do, limit_s, check)
 
     def _await(self, numbers: Sequence[int], limit_s: float) -> None:
         """Waits for the answers to marks."""
@@ -811,14 +825,18 @@ class Snapshots:
 
     # -- the end -----------------------------------------------------------------------
 
-    def finish(self, timeout_s: float) -> None:
+    def finish(self, timeout_s: float, others_come: bool = False) -> None:
         """Has everything written that was taken.
+
+        Args:
+            timeout_s: how long that may take.
+            others_come: the others train on, and mark what this trainer has marked.
 
         Raises:
             SnapshotError: it takes longer.
         """
         self.settle()
-        if self._answers_come and self._captured:
+        if (others_come or self._answers_come) and self._captured:
             # Others may wait for this trainer's part: all have marked it.
             self._await([save.number for save in self._captured.all()], timeout_s)
         self._saves.drain(timeout_s, lambda: None)

@@ -1,6 +1,6 @@
 # Copyright (c) 2026 The torch_cpudist authors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""``python -m torch_cpudist.snapshot list|verify|rows|diff``; docs/snapshot.md."""
+"""``python -m torch_cpudist.snapshot list|verify|rows|diff|compact``."""
 
 from __future__ import annotations
 
