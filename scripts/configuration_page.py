@@ -176,6 +176,30 @@ VARIABLES = {
         "directory of snapshots, one for all processes; servers of their own know it "
         "from here alone",
     ),
+    "SECRET_FILE": (
+        "",
+        "path",
+        "",
+        "-",
+        "file with the run's key, a copy for every process: at least 32 bytes, mode "
+        "0600 (root's: at most 0640); a newline at its end is none of it. Both ends of "
+        "every link prove it: SECURITY.md",
+    ),
+    "SECRET": (
+        "",
+        "text",
+        "",
+        "-",
+        "the key itself, where there is no `CPUDIST_SECRET_FILE`; other programs of "
+        "the user can read it",
+    ),
+    "AUTH": (
+        "",
+        '`"optional"`, `"require"`',
+        "",
+        "`optional`",
+        "`require`: `init()` refuses to start without a key",
+    ),
     "LIVENESS_MS": (
         "",
         "`int`, at least 100",

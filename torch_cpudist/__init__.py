@@ -17,6 +17,7 @@ from torch_cpudist._version import __version__ as __version__
 from torch_cpudist.data import infer_from_dataset, train_from_dataset
 from torch_cpudist.errors import (
     AddressError,
+    AuthenticationError,
     BackendUnavailableError,
     BadRecordError,
     BatchTooSmallError,
@@ -107,6 +108,7 @@ __all__ = [
     "AddressError",
     "AllReduce",
     "Async",
+    "AuthenticationError",
     "BackendUnavailableError",
     "BadRecordError",
     "BatchTooSmallError",

@@ -33,6 +33,15 @@ from torch_cpudist.errors import Error
 def foreign_error(text: str) -> Error:
     """An error of gloo, NCCL or torch.distributed as one of ours, of its cause."""
 
+class Secret:
+    """A run's key, of at least 32 bytes. Nothing shows it or gives it back.
+
+    Raises:
+        InvalidArgumentError: it is shorter.
+    """
+
+    def __init__(self, key: bytes) -> None: ...
+
 class FaultPlan:
     """Probabilities, per frame, of what an in-process network does wrong."""
 
@@ -293,6 +302,7 @@ class Server:
         host: str = "",
         snapshot_dir: str = "",
         snapshot_memory_bytes: int = 536870912,
+        secret: Secret | None = None,
     ) -> None: ...
     def set_snapshot_directory(self, path: str) -> None:
         """Where snapshots are from now on; empty: nowhere. Any thread."""
@@ -320,7 +330,21 @@ class Server:
         """Closes every connection; who still waits is told the reason. Idempotent."""
 
     def stats(self) -> dict[str, int]:
-        """Counters; see ``ServerStats`` in ``csrc/server/options.h``."""
+        """Counters; see ``ServerStats`` in ``csrc/server/options.h``.
+
+        Besides: ``unauthenticated`` (connections refused for want of the key),
+        ``half_open`` (connected, nothing said yet), ``turned_away`` (of those, closed
+        so that others had a place).
+        """
+
+    def take_refusals(self, timeout_s: float) -> tuple[list[tuple[str, str]], int]:
+        """Unauthenticated connections since the last call.
+
+        Waits for one at most so long; ends with ``stop``.
+
+        Returns:
+            (address, why) of the newest, at most 64, and how many there were.
+        """
 
     def table_stats(self) -> list[dict[str, Any]]:
         """This server's share of every table of every open parameter set.
@@ -352,6 +376,9 @@ def listen_to_waits(told: Callable[[bool], None] | None) -> Any:
 
     ``None`` ends it. Returns what was told before; the caller keeps ``told`` alive.
     """
+
+def open_libcrypto() -> None:
+    """``AuthenticationError`` where there is no library to prove a key by."""
 
 def crc32c(data: Buffer, begin: int = 0) -> int:
     """The CRC-32C of an object's memory; lets other threads run.

@@ -14,6 +14,7 @@ from torch_cpudist._core import (
     OptimizerConfig,
     ParamSetLayout,
     RankNetwork,
+    Secret,
 )
 
 class Client:
@@ -44,12 +45,14 @@ class Client:
         straggler_log_ms: int = 30000,
         host: str = "",
         logger: Callable[[int, str], None] | None = None,
+        secret: Secret | None = None,
     ) -> None: ...
     def connect(self) -> None:
         """Says hello to every server.
 
         Raises:
             AddressError, PeerLostError, ConfigMismatchError, FencedError: see there.
+            AuthenticationError: the key of an end is missing or wrong.
         """
 
     def open(

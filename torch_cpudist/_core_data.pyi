@@ -17,6 +17,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from torch_cpudist._core import Secret
+
 _Bytes = bytes | bytearray | memoryview
 # Name, "int" or "float", dim (0: any number), hash_range (0: none), missing, used,
 # columns, sparse.
@@ -255,7 +257,11 @@ class DataShuffle:
         connect_deadline_ms: int,
         liveness_ms: int,
         round_deadline_ms: int,
+        secret: Secret | None = None,
     ) -> None: ...
+    def take_refusals(self, timeout_s: float) -> tuple[list[tuple[str, str]], int]:
+        """As of ``Server``."""
+
     def listen(self, *, bind: str, port_first: int, port_last: int) -> list[str]:
         """Addresses for other trainers, best first."""
 

@@ -125,6 +125,15 @@ class AddressError(Error):
     """An address cannot be bound, resolved or connected; the message says why."""
 
 
+class AuthenticationError(Error):
+    """An end of a link has not proven the run's key, or this process cannot prove it.
+
+    The message names the address and the cause: no key here, no key there, or a wrong
+    key. Nothing else was said on that link. Give every process of the run the same
+    ``CPUDIST_SECRET_FILE`` and start those again that have another.
+    """
+
+
 class NotInitializedError(Error):
     """``cpudist.init()`` was not called in this thread. Call it first."""
 

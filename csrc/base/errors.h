@@ -34,6 +34,7 @@ enum class ErrorCode : uint32_t {
   kFull = 19,       // OverloadedError: what is kept fills a memory cap; sending again is no use
   kNonFinite = 20,  // NonFiniteGradientError: a gradient that is infinite or NaN
   kTableFull = 21,  // TableFullError: a table has as many rows as it may have
+  kAuthentication = 22,  // AuthenticationError: an end of a link has not proven the run's key
 };
 
 class Error : public std::runtime_error {

@@ -197,7 +197,7 @@ std::unique_ptr<ClientHolder> make_client(
     const std::shared_ptr<RankNetworkHolder>& ranks, uint32_t incarnation, uint64_t liveness_ms,
     uint64_t reconnect_grace_ms, uint64_t connect_deadline_ms, uint64_t rpc_deadline_ms,
     uint32_t rpc_retries, uint64_t round_deadline_ms, uint64_t probe_ms, uint64_t resend_ms,
-    uint64_t straggler_log_ms, std::string host, py::object logger) {
+    uint64_t straggler_log_ms, std::string host, py::object logger, const Secret* secret) {
   client::ClientOptions options;
   options.run_id = run_id;
   options.trainer_rank = trainer_rank;
@@ -214,7 +214,8 @@ std::unique_ptr<ClientHolder> make_client(
   options.resend_ms = resend_ms;
   options.straggler_log_ms = straggler_log_ms;
   options.host = std::move(host);
-  return std::make_unique<ClientHolder>(std::move(options), network, ranks, std::move(logger));
+  return std::make_unique<ClientHolder>(std::move(options), network, ranks, std::move(logger),
+                                        secret);
 }
 
 void bind_constructor(py::class_<ClientHolder>& client) {
@@ -230,7 +231,7 @@ void bind_constructor(py::class_<ClientHolder>& client) {
              py::arg("round_deadline_ms") = defaults.round_deadline_ms,
              py::arg("probe_ms") = defaults.probe_ms, py::arg("resend_ms") = defaults.resend_ms,
              py::arg("straggler_log_ms") = defaults.straggler_log_ms, py::arg("host") = "",
-             py::arg("logger") = py::none());
+             py::arg("logger") = py::none(), py::arg("secret") = py::none());
 }
 
 std::unique_ptr<ParamSetHolder> open(const ClientHolder& self, const wire::ParamSetLayout& layout,

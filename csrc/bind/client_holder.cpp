@@ -3,7 +3,10 @@
 
 #include "bind/client_holder.h"
 
+#include <algorithm>
+
 #include "transport/inproc/channel.h"
+#include "transport/liveness.h"
 #include "transport/tcp/channel.h"
 
 namespace cpudist::bind {
@@ -52,9 +55,26 @@ bool needs_sockets(const client::ClientOptions& options) {
   return false;
 }
 
+wire::Identity identity_of_client(const client::ClientOptions& options) {
+  wire::Identity own;
+  own.run_id = options.run_id;
+  own.incarnation = options.incarnation;
+  own.rank = static_cast<uint16_t>(options.trainer_rank);
+  return own;
+}
+
+// One thread proves the key to one server after the other, and says in between that it is there.
+transport::ChannelLimits limits_of(const client::ClientOptions& options) {
+  transport::ChannelLimits limits;
+  const uint64_t silence_ms = 2 * transport::beat_interval(options.liveness_ms).count();
+  limits.handshake_deadline_ms = std::min(limits.handshake_deadline_ms, silence_ms);
+  return limits;
+}
+
 std::unique_ptr<std::unique_ptr<client::Client>> make(
     client::ClientOptions options, const std::shared_ptr<NetworkHolder>& network,
-    const std::shared_ptr<RankNetworkHolder>& ranks, const py::object& logger) {
+    const std::shared_ptr<RankNetworkHolder>& ranks, const py::object& logger,
+    const Secret* secret) {
   options.interrupted = &interrupted;
   options.waiting = &tell_of_wait;
   if (!logger.is_none()) {
@@ -68,10 +88,14 @@ std::unique_ptr<std::unique_ptr<client::Client>> make(
   if (network) inproc = network->get();
   std::shared_ptr<transport::RankNetwork> lanes;
   if (ranks) lanes = ranks->get();
-  const auto factory = [inproc, sockets, lanes](transport::ConnectionHandler* handler) {
+  const auto credentials =
+      credentials_of(secret, identity_of_client(options), wire::Purpose::kServers);
+  const transport::ChannelLimits limits = limits_of(options);
+  const auto factory = [inproc, sockets, lanes, credentials,
+                        limits](transport::ConnectionHandler* handler) {
     return transport::make_connector(
         inproc ? inproc->connector(handler) : nullptr,
-        sockets ? transport::make_tcp_connector(handler, transport::ChannelLimits{}) : nullptr,
+        sockets ? transport::make_tcp_connector(handler, limits, credentials) : nullptr,
         lanes ? lanes->connector(handler) : nullptr);
   };
   return std::make_unique<std::unique_ptr<client::Client>>(
@@ -105,8 +129,10 @@ py::object listen_to_waits(const py::object& told) {
 
 ClientHolder::ClientHolder(client::ClientOptions options,
                            const std::shared_ptr<NetworkHolder>& network,
-                           const std::shared_ptr<RankNetworkHolder>& ranks, py::object logger)
-    : logger_(std::move(logger)), client_(make(std::move(options), network, ranks, logger_)) {}
+                           const std::shared_ptr<RankNetworkHolder>& ranks, py::object logger,
+                           const Secret* secret)
+    : logger_(std::move(logger)),
+      client_(make(std::move(options), network, ranks, logger_, secret)) {}
 
 ClientHolder::~ClientHolder() {
   if (client_.forked()) return;

@@ -13,6 +13,7 @@
 
 #include "bind/bind.h"
 #include "bind/holders.h"
+#include "bind/secret.h"
 #include "client/client.h"
 
 namespace cpudist::bind {
@@ -39,7 +40,8 @@ py::object listen_to_waits(const py::object& told);
 class ClientHolder {
  public:
   ClientHolder(client::ClientOptions options, const std::shared_ptr<NetworkHolder>& network,
-               const std::shared_ptr<RankNetworkHolder>& ranks, py::object logger);
+               const std::shared_ptr<RankNetworkHolder>& ranks, py::object logger,
+               const Secret* secret);
   ~ClientHolder();
   ClientHolder(const ClientHolder&) = delete;
   ClientHolder& operator=(const ClientHolder&) = delete;

@@ -12,6 +12,8 @@
 #include <vector>
 
 #include "bind/data_holders.h"
+#include "bind/refusals.h"
+#include "bind/secret.h"
 #include "data/shuffle/store.h"
 #include "transport/tcp/channel.h"
 
@@ -34,7 +36,9 @@ struct Shuffle {
   const data::ShuffleOptions options;
   data::ShuffleSlabs slabs;
   data::ShuffleExchange exchange;
-  std::unique_ptr<transport::Listener> listener;  // until connect() takes it
+  std::unique_ptr<transport::Listener> listener;         // until connect() takes it
+  std::shared_ptr<const wire::Credentials> credentials;  // null without a key
+  const std::shared_ptr<transport::Door> door = std::make_shared<transport::Door>();
 };
 
 struct ShuffleHolder : DataHolder<Shuffle> {
@@ -44,7 +48,8 @@ struct ShuffleHolder : DataHolder<Shuffle> {
 std::unique_ptr<ShuffleHolder> make_shuffle(const DataSchema& schema, uint32_t rank,
                                             uint32_t trainers, uint64_t run_id, uint32_t epoch,
                                             std::string host, uint64_t connect_deadline_ms,
-                                            uint64_t liveness_ms, uint64_t round_deadline_ms) {
+                                            uint64_t liveness_ms, uint64_t round_deadline_ms,
+                                            const Secret* secret) {
   data::ShuffleOptions options;
   options.rank = rank;
   options.trainers = trainers;
@@ -55,8 +60,13 @@ std::unique_ptr<ShuffleHolder> make_shuffle(const DataSchema& schema, uint32_t r
   options.liveness_ms = liveness_ms;
   options.round_deadline_ms = round_deadline_ms;
   options.interrupted = python_wait(0.0).interrupted;
-  return std::make_unique<ShuffleHolder>(
-      std::make_unique<Shuffle>(schema.schema, std::move(options)), "DataShuffle");
+  wire::Identity own;
+  own.run_id = run_id;
+  own.epoch = epoch;
+  own.rank = static_cast<uint16_t>(rank);
+  auto shuffle = std::make_unique<Shuffle>(schema.schema, std::move(options));
+  shuffle->credentials = credentials_of(secret, own, wire::Purpose::kShuffle);
+  return std::make_unique<ShuffleHolder>(std::move(shuffle), "DataShuffle");
 }
 
 std::vector<std::string> listen_for_shuffle(const ShuffleHolder& self, const std::string& bind,
@@ -66,6 +76,8 @@ std::vector<std::string> listen_for_shuffle(const ShuffleHolder& self, const std
   options.port_first = port_first;
   options.port_last = std::max(port_first, port_last);
   Shuffle& shuffle = self.get();
+  options.credentials = shuffle.credentials;
+  options.door = shuffle.door;
   shuffle.listener = transport::listen_tcp(options, shuffle.exchange.handler());
   return shuffle.listener->addresses();
 }
@@ -84,8 +96,8 @@ void run_shuffle(const ShuffleHolder& self, const StoreHolder& store,
                  const std::string& by, uint64_t used_slot) {
   Shuffle& shuffle = self.get();
   const data::ShuffleKey key = make_key(by, used_slot);
-  auto connector =
-      transport::make_tcp_connector(shuffle.exchange.handler(), transport::ChannelLimits{});
+  auto connector = transport::make_tcp_connector(shuffle.exchange.handler(),
+                                                 transport::ChannelLimits{}, shuffle.credentials);
   shuffle.exchange.connect(std::move(addresses), std::move(shuffle.listener), std::move(connector));
   data::shuffle_store(store.get(), shuffle.exchange, shuffle.slabs, shuffle.options.rank,
                       shuffle.options.trainers, seed, key);
@@ -99,9 +111,16 @@ void bind_data_shuffle(py::module_& module) {
   py::class_<ShuffleHolder>(module, "DataShuffle")
       .def(py::init(&make_shuffle), py::arg("schema"), py::kw_only(), py::arg("rank"),
            py::arg("trainers"), py::arg("run_id"), py::arg("epoch"), py::arg("host"),
-           py::arg("connect_deadline_ms"), py::arg("liveness_ms"), py::arg("round_deadline_ms"))
+           py::arg("connect_deadline_ms"), py::arg("liveness_ms"), py::arg("round_deadline_ms"),
+           py::arg("secret") = py::none())
       .def("listen", &listen_for_shuffle, py::kw_only(), py::arg("bind"), py::arg("port_first"),
            py::arg("port_last"), no_gil())
+      .def(
+          "take_refusals",
+          [](const ShuffleHolder& self, double timeout_s) {
+            return told_refusals(*self.get().door, timeout_s);
+          },
+          py::arg("timeout_s"))
       .def("run", &run_shuffle, py::arg("store"), py::kw_only(), py::arg("addresses"),
            py::arg("seed"), py::arg("by"), py::arg("used_slot") = 0, no_gil());
 }

@@ -57,6 +57,8 @@ const char* class_of(ErrorCode code) {
       return "NonFiniteGradientError";
     case ErrorCode::kTableFull:
       return "TableFullError";
+    case ErrorCode::kAuthentication:
+      return "AuthenticationError";
   }
   return "InternalError";
 }

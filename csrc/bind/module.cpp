@@ -10,8 +10,10 @@
 
 #include "base/crc32c.h"
 #include "base/errors.h"
+#include "base/hmac.h"
 #include "bind/bind.h"
 #include "bind/lent.h"
+#include "bind/secret.h"
 #include "kernels/hash.h"
 #include "kernels/levels/simd.h"
 #include "kernels/slicing.h"
@@ -60,6 +62,7 @@ void bind_helpers(py::module_& module) {
   module.def("owner_of_keys", &owner_of_keys, py::arg("keys"), py::arg("table"),
              py::arg("server_count"));
   module.def("crc32c", &crc32c_of, py::arg("data"), py::arg("begin") = 0);
+  module.def("open_libcrypto", &open_libcrypto);
   module.def("simd_level", [] { return kernels::simd_level_name(kernels::simd_level()); });
 }
 
@@ -68,6 +71,7 @@ void bind_helpers(py::module_& module) {
 PYBIND11_MODULE(_core, module) {
   module.doc() = "Servers, clients and their settings; see _core.pyi.";
   cpudist::bind::bind_errors(module);
+  cpudist::bind::bind_secret(module);
   cpudist::bind::bind_layout(module);
   cpudist::bind::bind_network(module);
   cpudist::bind::bind_server(module);

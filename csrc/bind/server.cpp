@@ -14,6 +14,8 @@
 
 #include "bind/bind.h"
 #include "bind/holders.h"
+#include "bind/refusals.h"
+#include "bind/secret.h"
 #include "server/server.h"
 #include "transport/inproc/channel.h"
 #include "transport/tcp/channel.h"
@@ -24,9 +26,19 @@ namespace {
 
 using server::ServerOptions;
 
+wire::Identity identity_of_server(const ServerOptions& options) {
+  wire::Identity own;
+  own.run_id = options.run_id;
+  own.role = wire::Role::kServer;
+  own.rank = static_cast<uint16_t>(options.shard_id);
+  return own;
+}
+
 // A server with the channels that deliver to it.
 struct ServerParts {
-  explicit ServerParts(server::ServerOptions options) : server(std::move(options)) {}
+  ServerParts(server::ServerOptions options, const Secret* secret)
+      : credentials(credentials_of(secret, identity_of_server(options), wire::Purpose::kServers)),
+        server(std::move(options)) {}
   ~ServerParts() { stop(); }
   ServerParts(const ServerParts&) = delete;
   ServerParts& operator=(const ServerParts&) = delete;
@@ -34,8 +46,11 @@ struct ServerParts {
   void stop(const std::string& reason = {}) {
     server.stop(reason);
     for (const auto& listener : listeners) listener->stop();
+    door->close();
   }
 
+  const std::shared_ptr<const wire::Credentials> credentials;  // null without a key
+  const std::shared_ptr<transport::Door> door = std::make_shared<transport::Door>();
   server::Server server;
   std::vector<std::shared_ptr<void>> networks;
   std::vector<std::unique_ptr<transport::Listener>>
@@ -44,9 +59,9 @@ struct ServerParts {
 
 class ServerHolder {
  public:
-  explicit ServerHolder(server::ServerOptions options)
+  ServerHolder(server::ServerOptions options, const Secret* secret)
       : parts_(std::make_unique<std::unique_ptr<ServerParts>>(
-            std::make_unique<ServerParts>(std::move(options)))) {}
+            std::make_unique<ServerParts>(std::move(options), secret))) {}
   ~ServerHolder() {
     if (parts_.forked()) return;
     const GilReleased no_gil;
@@ -70,6 +85,8 @@ std::vector<std::string> listen_tcp(ServerHolder& self, const std::string& bind,
   options.unix_socket = unix_socket;
   options.threads = threads;
   ServerParts& parts = self.parts();
+  options.credentials = parts.credentials;
+  options.door = parts.door;
   parts.listeners.push_back(transport::listen_tcp(options, &parts.server));
   return parts.listeners.back()->addresses();
 }
@@ -115,9 +132,11 @@ server::NonFinite nonfinite_of(const std::string& name) {
 
 py::dict server_stats(const ServerHolder& self) {
   server::ServerStats stats;
+  transport::Door::Counts door;
   {
     const GilReleased release;
     stats = self.parts().server.stats();
+    door = self.parts().door->counts();
   }
   py::dict result;
   result["rounds"] = stats.rounds;
@@ -137,9 +156,16 @@ py::dict server_stats(const ServerHolder& self) {
   result["memory_bytes"] = stats.memory_bytes;
   result["connections"] = stats.connections;
   result["refused"] = stats.refused;
+  result["unauthenticated"] = door.refused;
+  result["turned_away"] = door.turned_away;
+  result["half_open"] = door.waiting;
   result["trainers"] = stats.trainers;
   result["lost"] = stats.lost;
   return result;
+}
+
+py::tuple take_refusals(const ServerHolder& self, double timeout_s) {
+  return told_refusals(*self.parts().door, timeout_s);
 }
 
 py::list table_stats(const ServerHolder& self) {
@@ -175,7 +201,8 @@ void bind_server(py::module_& module) {
                        uint32_t trainer_count, uint32_t threads, uint64_t liveness_ms,
                        uint64_t reconnect_grace_ms, uint64_t join_deadline_ms, bool elastic,
                        uint64_t rejoin_ms, uint64_t memory_cap_bytes, const std::string& nonfinite,
-                       std::string host, std::string snapshot_dir, uint64_t snapshot_memory_bytes) {
+                       std::string host, std::string snapshot_dir, uint64_t snapshot_memory_bytes,
+                       const Secret* secret) {
              server::ServerOptions options;
              options.run_id = run_id;
              options.shard_id = shard_id;
@@ -192,7 +219,7 @@ void bind_server(py::module_& module) {
              options.host = std::move(host);
              options.snapshot_dir = std::move(snapshot_dir);
              options.snapshot_memory_bytes = snapshot_memory_bytes;
-             return std::make_unique<ServerHolder>(std::move(options));
+             return std::make_unique<ServerHolder>(std::move(options), secret);
            }),
            py::kw_only(), py::arg("run_id"), py::arg("shard_id") = defaults.shard_id,
            py::arg("server_count") = defaults.server_count,
@@ -203,7 +230,8 @@ void bind_server(py::module_& module) {
            py::arg("elastic") = defaults.elastic, py::arg("rejoin_ms") = defaults.rejoin_ms,
            py::arg("memory_cap_bytes") = defaults.memory_cap_bytes, py::arg("nonfinite") = "raise",
            py::arg("host") = "", py::arg("snapshot_dir") = "",
-           py::arg("snapshot_memory_bytes") = defaults.snapshot_memory_bytes)
+           py::arg("snapshot_memory_bytes") = defaults.snapshot_memory_bytes,
+           py::arg("secret") = py::none())
       .def("listen_tcp", &listen_tcp, py::arg("bind") = "127.0.0.1", py::arg("port_first") = 0,
            py::arg("port_last") = 0, py::arg("unix_socket") = true, py::arg("threads") = 1,
            no_gil())
@@ -220,6 +248,7 @@ void bind_server(py::module_& module) {
           "stop", [](ServerHolder& self, const std::string& reason) { self.parts().stop(reason); },
           py::arg("reason") = "", no_gil())
       .def("stats", &server_stats)
+      .def("take_refusals", &take_refusals, py::arg("timeout_s"))
       .def("table_stats", &table_stats);
 }
 

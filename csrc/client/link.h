@@ -59,6 +59,7 @@ struct Link {
   uint64_t opened = 0;  // connections so far
   TimePoint give_up;    // broken or in handshake: lost after this
   TimePoint try_next;   // broken: next attempt
+  uint64_t attempts = 0;
   TimePoint hello_sent;
   TimePoint heard;  // last frame, or bytes of one
   uint64_t bytes_seen = 0;

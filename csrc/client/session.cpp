@@ -14,6 +14,7 @@
 
 #include "base/process_end.h"
 #include "base/threads.h"
+#include "transport/retry.h"
 
 namespace cpudist::client {
 
@@ -27,7 +28,7 @@ constexpr int kWarning = 0;
 constexpr int kInfo = 1;
 // One attempt to reach a server that has not answered yet; others get their turn in between.
 constexpr auto kFirstAttempt = milliseconds(2000);
-constexpr auto kRetryPause = milliseconds(20);
+constexpr auto kLookAgain = milliseconds(20);
 
 bool is_inproc(const std::string& address) { return address.starts_with("inproc:"); }
 
@@ -260,6 +261,9 @@ void Session::accept_error(Link& link, const wire::Frame& frame) {
     }
     finish(*request);
   } else if (link.state == LinkState::kHandshake || frame.header.request_id == 0) {
+    // Of a link that was open once: a stranger has the server's port for now. Another attempt
+    // follows.
+    if (reply.code == ErrorCode::kAuthentication && link.ever_open) throw error;
     fail(Error(reply.code, describe(link) + ": " + reply.message));
   }
 }
@@ -320,6 +324,7 @@ void Session::disconnect() {
     stopping_ = true;
   }
   close_links("the client is closed");
+  if (connector_) connector_->stop_attempts();  // the thread may be at one
   if (monitor_.joinable()) join_thread(monitor_);
   if (connector_) connector_->stop();
 }
@@ -610,7 +615,7 @@ void Session::monitor() {
   std::unique_lock lock(mutex_);
   transport::Attendance attendance(options_.liveness_ms);
   while (!stopping_) {
-    TimePoint next = Clock::now() + kRetryPause;
+    TimePoint next = Clock::now() + kLookAgain;
     try {
       look_after_links(lock, attendance);
       next = next_wakeup(Clock::now());
@@ -635,6 +640,10 @@ void Session::look_after_links(std::unique_lock<std::mutex>& lock,
       lose(link, link.trouble.empty() ? "it does not answer a hello" : link.trouble);
     } else if (link.state == LinkState::kBroken && now >= link.try_next) {
       revive(link, lock);
+      // That may have taken its time, at a server that is frozen; the others are to hear of this
+      // trainer all the same.
+      const TimePoint tried = Clock::now();
+      beat(lock, tried, attendance.was_away(tried));
     } else if (link.state == LinkState::kHandshake) {
       repeat_hello(link, lock, now);
     }
@@ -653,7 +662,7 @@ TimePoint Session::next_wakeup(TimePoint now) const {
       next = std::min({next, link.try_next, link.give_up});
       if (link.process.get() >= 0) next = std::min(next, now + transport::kEndLook);
     } else if (link.state == LinkState::kHandshake) {
-      next = std::min({next, link.give_up, now + kRetryPause});
+      next = std::min({next, link.give_up, now + kLookAgain});
     }
   }
   return next;
@@ -698,14 +707,21 @@ void Session::revive(Link& link, std::unique_lock<std::mutex>& lock) {
     } catch (const Error& error) {
       trouble = error.what();
       code = error.code();
+      if (code == ErrorCode::kAuthentication) break;  // it is the cause, whatever others say
     }
   }
   lock.lock();
   if (!connection) {
     link.trouble.swap(trouble);
     link.gone = code == ErrorCode::kPeerLost || code == ErrorCode::kClosed;
-    link.try_next = Clock::now() + kRetryPause;
+    link.try_next = Clock::now() + pause_of(link);
     if (code == ErrorCode::kPeerLost && !stopping_ && !failure_) lose(link, link.trouble);
+    // The same key is no better the next time, unless a stranger has for a while the port of a
+    // server that this trainer has been with.
+    if (code == ErrorCode::kAuthentication && !stopping_ && !link.ever_open) {
+      link.state = LinkState::kClosed;
+      fail(Error(*code, "server " + std::to_string(link.server) + " at " + link.trouble));
+    }
     // The rank has ended for good, maybe because of a loss that is to be named first.
     const auto grace = milliseconds(options_.reconnect_grace_ms);
     if (code == ErrorCode::kClosed) link.give_up = std::min(link.give_up, Clock::now() + grace);
@@ -736,8 +752,12 @@ void Session::revive(Link& link, std::unique_lock<std::mutex>& lock) {
   if (dead && link.connection == connection && link.state != LinkState::kClosed) {
     link.connection.reset();
     link.state = LinkState::kBroken;
-    link.try_next = Clock::now() + kRetryPause;
+    link.try_next = Clock::now() + pause_of(link);
   }
+}
+
+milliseconds Session::pause_of(Link& link) const {
+  return transport::retry_pause(options_.trainer_rank, link.server, ++link.attempts);
 }
 
 void Session::repeat_hello(Link& link, std::unique_lock<std::mutex>& lock, TimePoint now) {
@@ -777,8 +797,10 @@ void Session::on_close(const std::shared_ptr<transport::Connection>& connection,
   if (link->state == LinkState::kOpen) {
     link->give_up = now + milliseconds(options_.reconnect_grace_ms);
   }
+  // Who was not let in comes again a little later.
+  const bool at_the_door = link->state == LinkState::kHandshake;
   link->state = LinkState::kBroken;
-  link->try_next = now;
+  link->try_next = at_the_door ? now + pause_of(*link) : now;
   changed_.notify_all();
   answered_.notify_all();
   link->trouble = reason;  // last: there may be no memory for it

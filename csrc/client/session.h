@@ -121,6 +121,7 @@ class Session final : public transport::ConnectionHandler {
   void beat(std::unique_lock<std::mutex>& lock, TimePoint now, bool was_away);
   void revive(Link& link, std::unique_lock<std::mutex>& lock);
   void lose(Link& link, const std::string& why);
+  std::chrono::milliseconds pause_of(Link& link) const;  // before another attempt
   void repeat_hello(Link& link, std::unique_lock<std::mutex>& lock, TimePoint now);
   TimePoint next_wakeup(TimePoint now) const;
   void close_links(const std::string& reason);

@@ -16,6 +16,11 @@
 namespace cpudist::server {
 namespace {
 
+// Elastic: by how many the ids of trainers that are on their way may exceed those met so far. Jobs
+// take ids in a row, and the last rank of one may connect first; a stranger's must not fill the
+// memory.
+constexpr size_t kRanksAhead = 1024;
+
 Error count_mismatch(const char* variable, uint64_t found, uint64_t expected) {
   return Error(ErrorCode::kConfigMismatch, std::string(variable) + ": the trainer has " +
                                                std::to_string(found) + ", this server " +
@@ -92,6 +97,14 @@ std::optional<Error> Peers::refusal(const wire::FrameHeader& header,
     return Error(ErrorCode::kConfigMismatch, "trainer rank " + std::to_string(header.rank) +
                                                  " is not below the number of " + "trainers, " +
                                                  std::to_string(options_.trainer_count));
+  }
+  const uint64_t ids = options_.trainer_count + met_ + kRanksAhead;
+  if (header.rank >= ids) {
+    return Error(ErrorCode::kConfigMismatch,
+                 "trainer rank " + std::to_string(header.rank) + ": expected one below " +
+                     std::to_string(ids) +
+                     ", as ids are issued one by one and this server has met " +
+                     std::to_string(met_) + " trainers. Is it a trainer of another run?");
   }
   if (header.rank >= peers_.size()) return std::nullopt;  // elastic: the first of its rank
   const Peer& peer = peers_[header.rank];
@@ -170,6 +183,7 @@ std::optional<uint32_t> Peers::greet(const std::shared_ptr<transport::Connection
     peer.goodbye = peer.gone = false;
     peer.lost.clear();
   }
+  met_ += peer.seen ? 0 : 1;
   peer.seen = true;
   peer.ended.clear();
   peer.incarnation = header.incarnation;

@@ -123,6 +123,7 @@ class Peers {
   mutable std::mutex mutex_;
   ConditionVariable changed_;
   std::vector<Peer> peers_;
+  size_t met_ = 0;  // trainers, ever
   std::unordered_map<const transport::Connection*, Session> sessions_;
   uint64_t closed_bytes_sent_ = 0;
   uint64_t closed_bytes_received_ = 0;

@@ -73,7 +73,9 @@ struct ChannelLimits {
   uint64_t pre_hello_limit_bytes = 4096;     // payload before the first accepted frame
   uint64_t outbound_cap_bytes = 1ull << 30;  // queued on one connection
   uint64_t outbound_deadline_ms = 30000;
-  uint64_t handshake_deadline_ms = 2000;  // server side: first frame must be complete by then
+  // Server side: the first frame must be complete by then. Client side: the longest wait for a
+  // server that is asked to prove its key.
+  uint64_t handshake_deadline_ms = 2000;
   uint64_t socket_buffer_bytes = 4ull << 20;
 };
 
@@ -87,12 +89,15 @@ class Listener {
   virtual void stop() = 0;
 };
 
-// Client side. `connect` blocks until established or the deadline; throws Error(kAddress), or
-// kPeerLost where no further attempt can succeed.
+// Client side. `connect` blocks until established (with a key: proven), or until the deadline;
+// throws Error(kAddress), kPeerLost where no further attempt can succeed, or kAuthentication where
+// whoever is there does not prove the key.
 class Connector {
  public:
   virtual ~Connector() = default;
   virtual std::shared_ptr<Connection> connect(const std::string& address, TimePoint deadline) = 0;
+  // Attempts that are under way, and later ones, fail soon. Connections go on.
+  virtual void stop_attempts() {}
   virtual void stop() = 0;  // joins threads; after it no callback runs
 };
 

@@ -26,6 +26,11 @@ class Dispatch final : public Connector {
     return connector->connect(address, deadline);
   }
 
+  void stop_attempts() override {
+    for (const auto& connector : {inproc_, tcp_, ranks_}) {
+      if (connector) connector->stop_attempts();
+    }
+  }
   void stop() override {
     for (const auto& connector : {inproc_, tcp_, ranks_}) {
       if (connector) connector->stop();

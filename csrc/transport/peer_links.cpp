@@ -12,6 +12,7 @@
 
 #include "base/threads.h"
 #include "transport/liveness.h"
+#include "transport/retry.h"
 
 namespace cpudist::transport {
 
@@ -20,7 +21,9 @@ using wire::FrameKind;
 
 namespace {
 
-constexpr auto kRetryPause = milliseconds(20);
+constexpr auto kLookAgain = milliseconds(20);
+// Attempts to connect that have taken so long: then others have their heartbeats.
+constexpr auto kLongAttempts = milliseconds(100);
 
 }  // namespace
 
@@ -95,6 +98,7 @@ void PeerLinks::close(bool needed) {
     work_.notify_all();
     changed_.notify_all();
   }
+  if (connector_) connector_->stop_attempts();  // the thread may be at one
   if (thread_.joinable()) join_thread(thread_);
   for (const ConnectionPtr& connection : told) {
     connection->send(user_->refusal(Error(ErrorCode::kPeerLost, why)));
@@ -152,6 +156,9 @@ void PeerLinks::on_reply(uint32_t rank, const wire::Frame& frame) {
   PeerLinksUser::Greeting answer;
   if (kind == FrameKind::kHello) answer = user_->answered(frame);
   const std::lock_guard lock(mutex_);
+  // Of a link that was open once: a stranger has the peer's port for now. Another attempt follows.
+  const bool strange = refused && refused->code() == ErrorCode::kAuthentication;
+  if (strange && peers_[rank].out.ever_open) throw Error(*refused);
   if (refused) return fail(Error(refused->code(), describe(rank) + " refuses: " + refused->what()));
   Peer& peer = peers_[rank];
   Outgoing& out = peer.out;
@@ -259,8 +266,9 @@ void PeerLinks::on_close(const ConnectionPtr& connection, const std::string& rea
   out.connection.reset();
   const TimePoint now = Clock::now();
   if (out.open) out.give_up = now + milliseconds(options_.liveness_ms);
+  // Who was not let in comes again a little later.
+  out.try_next = out.open ? now : now + pause_of(*rank);
   out.open = false;
-  out.try_next = now;
   work_.notify_all();
   changed_.notify_all();
   out.trouble = reason;  // last: there may be no memory for it
@@ -270,7 +278,7 @@ void PeerLinks::on_close(const ConnectionPtr& connection, const std::string& rea
 
 void PeerLinks::keep() {
   const auto interval = beat_interval(options_.liveness_ms);
-  const auto look = std::min<milliseconds>(look_interval(options_.liveness_ms), kRetryPause);
+  const auto look = std::min<milliseconds>(look_interval(options_.liveness_ms), kLookAgain);
   Lock lock(mutex_);
   Attendance attendance(options_.liveness_ms);
   TimePoint next_beat = Clock::now() + interval;
@@ -289,9 +297,32 @@ void PeerLinks::keep() {
         if (!lock.owns_lock()) lock.lock();
       }
     }
+    const bool all = reach_some(lock);
     attendance.stay(Clock::now());  // an attempt to connect takes its time
-    if (!closed_) work_.wait_for(lock, look);
+    if (!closed_ && all) work_.wait_for(lock, look);
   }
+}
+
+// Those that are due, from where it ended the last time. False if there may be more: a peer that is
+// frozen takes its time, and no other may wait for its heartbeats meanwhile.
+bool PeerLinks::reach_some(Lock& lock) {
+  const TimePoint begun = Clock::now();
+  for (uint32_t i = 0; i < options_.peers; ++i) {
+    const uint32_t rank = next_reached_;
+    next_reached_ = (next_reached_ + 1) % options_.peers;
+    const Outgoing& out = peers_[rank].out;
+    if (closed_ || failure_) return true;
+    if (rank == options_.rank || out.connection || Clock::now() < out.try_next) continue;
+    if (settled(rank)) continue;
+    try {
+      reach(rank, lock);
+    } catch (const std::exception&) {
+      // There is no memory. What was to be done is still to be done, at the next look.
+      if (!lock.owns_lock()) lock.lock();
+    }
+    if (Clock::now() - begun > kLongAttempts) return false;
+  }
+  return true;
 }
 
 void PeerLinks::look_after(uint32_t rank, Lock& lock, bool beat) {
@@ -305,10 +336,7 @@ void PeerLinks::look_after(uint32_t rank, Lock& lock, bool beat) {
         Error(out.ever_open ? ErrorCode::kPeerLost : ErrorCode::kAddress,
               describe(rank) + (out.ever_open ? " was lost: " : " is not reached: ") + why));
   }
-  if (!out.connection) {
-    if (now >= out.try_next) reach(rank, lock);
-    return;
-  }
+  if (!out.connection) return;
   const ConnectionPtr connection = out.connection;
   const bool due = !connection->reliable() && now - out.sent > milliseconds(options_.resend_ms);
   if (!out.open) {
@@ -342,6 +370,7 @@ void PeerLinks::reach(uint32_t rank, Lock& lock) {
   const std::vector<std::string> addresses = out.addresses;
   ConnectionPtr connection;
   std::string trouble = "it has no address";
+  bool strange = false;
   lock.unlock();
   for (const std::string& address : addresses) {
     try {
@@ -349,14 +378,20 @@ void PeerLinks::reach(uint32_t rank, Lock& lock) {
       break;
     } catch (const Error& error) {
       trouble = error.what();
+      strange = error.code() == ErrorCode::kAuthentication;
+      if (strange) break;  // it is the cause, whatever others say
     }
   }
   lock.lock();
   const TimePoint now = Clock::now();
   if (!connection) {
+    if (strange && !out.ever_open) {
+      fail(Error(ErrorCode::kAuthentication,
+                 options_.name + ": " + describe(rank) + " at " + trouble));
+    }
     out.trouble.swap(trouble);
     out.unreachable = true;
-    out.try_next = now + kRetryPause;
+    out.try_next = now + pause_of(rank);
     changed_.notify_all();
     return;
   }
@@ -376,7 +411,11 @@ void PeerLinks::reach(uint32_t rank, Lock& lock) {
   if (!dead || out.connection != connection) return;
   out.connection.reset();
   out.open = false;
-  out.try_next = now + kRetryPause;
+  out.try_next = now + pause_of(rank);
+}
+
+milliseconds PeerLinks::pause_of(uint32_t rank) {
+  return retry_pause(options_.rank, rank, ++peers_[rank].out.attempts);
 }
 
 // Everything from the first frame on that is not acknowledged, in order.

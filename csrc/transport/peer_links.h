@@ -134,6 +134,7 @@ class PeerLinks final : public ConnectionHandler {
     std::string trouble;
     TimePoint give_up;
     TimePoint try_next;
+    uint64_t attempts = 0;
     TimePoint sent;  // the last hello, or frame of the stream
     uint64_t seen_bytes = 0;
     std::deque<Pending> pending;
@@ -161,7 +162,9 @@ class PeerLinks final : public ConnectionHandler {
 
   void keep();
   void look_after(uint32_t rank, Lock& lock, bool beat);
+  bool reach_some(Lock& lock);
   void reach(uint32_t rank, Lock& lock);
+  std::chrono::milliseconds pause_of(uint32_t rank);
   void send_pending(uint32_t rank, Lock& lock);
 
   // With the lock:
@@ -173,6 +176,7 @@ class PeerLinks final : public ConnectionHandler {
   std::unique_ptr<Listener> listener_;
   std::shared_ptr<Connector> connector_;
   std::thread thread_;
+  uint32_t next_reached_ = 0;  // of that thread
 
   mutable std::mutex mutex_;
   ConditionVariable changed_;  // for the user

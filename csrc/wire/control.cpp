@@ -22,7 +22,7 @@ void fields(V& v, Of<V, Hello>& m) {
 
 template <typename V>
 void fields(V& v, Of<V, ErrorReply>& m) {
-  v.choice(m.code, ErrorCode::kInternal, ErrorCode::kTableFull, "error code");
+  v.choice(m.code, ErrorCode::kInternal, ErrorCode::kAuthentication, "error code");
   v.zero();
   v.text(m.message, kErrorBytesMax);
 }

@@ -6,6 +6,8 @@
 // files that encode and decode.
 #pragma once
 
+#include <algorithm>
+#include <array>
 #include <cstdint>
 #include <span>
 #include <string>
@@ -61,6 +63,11 @@ class Put {
   uint64_t count64(const List& list) {
     out_.u64(list.size());
     return list.size();
+  }
+  template <size_t kSize>
+  void octets(const std::array<uint8_t, kSize>& value) {
+    static_assert(kSize % 8 == 0);
+    out_.bytes(value.data(), kSize);
   }
   template <typename List>
   void elements(const List& list, uint64_t) {
@@ -120,6 +127,11 @@ class Take {
   template <typename List>
   uint64_t count64(const List&) {
     return reader_.u64();
+  }
+  template <size_t kSize>
+  void octets(std::array<uint8_t, kSize>& value) {
+    const auto found = reader_.array<uint8_t>(kSize);
+    std::copy(found.begin(), found.end(), value.begin());
   }
   template <typename T>
   void elements(std::vector<T>& list, uint64_t count) {

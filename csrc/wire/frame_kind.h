@@ -45,6 +45,7 @@ enum class FrameKind : uint16_t {
   kLoad = 29,         // rows of a snapshot's file, which the server reads itself
   kTableStats = 30,   // idempotent: what a server counts of a table
   kShrink = 31,       // rows of a table that are to go, go now
+  kAuth = 32,         // before the hello, where a key is set: see wire/handshake/handshake.h
 };
 
 struct FrameTraits {
@@ -56,7 +57,7 @@ struct FrameTraits {
 };
 
 // By number, without gaps, beginning at 1.
-inline constexpr std::array<FrameTraits, 31> kFrameTraits = {{
+inline constexpr std::array<FrameTraits, 32> kFrameTraits = {{
     // kind, name, sequenced, coded, waits
     {FrameKind::kHello, "hello", false, false, false},
     {FrameKind::kHeartbeat, "heartbeat", false, false, false},
@@ -89,6 +90,7 @@ inline constexpr std::array<FrameTraits, 31> kFrameTraits = {{
     {FrameKind::kLoad, "load", true, false, false},
     {FrameKind::kTableStats, "table stats", false, false, false},
     {FrameKind::kShrink, "shrink", true, false, false},
+    {FrameKind::kAuth, "handshake", false, false, false},
 }};
 
 inline constexpr FrameTraits kUnknownFrame = {FrameKind{}, "unknown", false, false, false};

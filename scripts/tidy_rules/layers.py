@@ -75,7 +75,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         kernels="",
         precompiled="",
         wire="base kernels",
-        transport="base wire/frame",
+        transport="base wire/frame wire/handshake",
         table="base kernels wire",
         inference="base kernels",
         # What a set stands on, the set, what stands on it, and who puts that together.

@@ -131,6 +131,15 @@ def test_what_it_cannot_serve_is_refused_at_once():
         rank_network.check(nccl, threads=False)
 
 
+def test_a_key_that_cannot_be_proven_there_is_told_of(caplog):
+    needs = environment.Environment(transport="c10d", secret_required=True)
+    with pytest.raises(cpudist.ConfigurationError, match="CPUDIST_AUTH=require"):
+        rank_network.check(needs, threads=False)
+    has = environment.Environment(transport="c10d", secret=_core.Secret(b"k" * 32))
+    rank_network.check(has, threads=False)
+    assert "the key that is set guards nothing that travels" in caplog.text
+
+
 def test_a_world_of_one_needs_no_group():
     with cpudist.init(variables=OVER_C10D) as context:
         assert context.addresses() == []

@@ -9,6 +9,7 @@
 #include "wire/control.h"
 #include "wire/cut.h"
 #include "wire/frame.h"
+#include "wire/handshake/handshake.h"
 #include "wire/runs.h"
 #include "wire/snapshot/load.h"
 #include "wire_checks.h"
@@ -84,6 +85,7 @@ void check_view(uint32_t kind, Bytes bytes) {
 constexpr uint32_t kSmallKinds = 11;
 constexpr uint32_t kViewKinds = 8;
 constexpr uint32_t kSnapshotKinds = 5;
+constexpr uint32_t kAuth = kSmallKinds + kViewKinds + kSnapshotKinds;
 
 void check_snapshot(uint32_t kind, Bytes bytes) {
   switch (kind) {
@@ -124,6 +126,8 @@ void check_message(uint32_t kind, Bytes bytes) {
       return check_small(bytes, wire::decode_barrier_reply);
     case 10:
       return check_small(bytes, wire::decode_fetch);
+    case kAuth:
+      return check_small(bytes, wire::decode_auth);
     default:
       if (kind >= kSmallKinds + kViewKinds)
         return check_snapshot(kind - kSmallKinds - kViewKinds, bytes);
@@ -136,6 +140,6 @@ void check_message(uint32_t kind, Bytes bytes) {
 int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (size == 0) return 0;
   const Buffer payload = fuzz::copied({data + 1, size - 1});
-  check_message(data[0] % (kSmallKinds + kViewKinds + kSnapshotKinds), view(payload));
+  check_message(data[0] % (kAuth + 1), view(payload));
   return 0;
 }

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import timedelta
 
 import pytest
@@ -15,6 +16,7 @@ from torch_cpudist.launch import environment, separate_jobs
 from torch_cpudist.launch.comeback import Comeback
 from torch_cpudist.launch.endpoints import Endpoints
 from torch_cpudist.launch.layout import Numbers
+from torch_cpudist.machine import host
 
 AWAY = {
     "CPUDIST_ROLE": "trainer",
@@ -214,6 +216,80 @@ def test_who_cannot_go_on_stays_out_of_the_servers_that_came(store, monkeypatch)
         with pytest.raises(cpudist.SnapshotError) as again:
             ask()
         assert again.value is first.value
+
+
+class GoesOn:
+    """What takes part, and goes on with whoever comes."""
+
+    def __init__(self):
+        self.clients = []
+
+    def cannot_outlive(self, index):
+        return ""
+
+    def let_go(self):
+        pass
+
+    def go_on_with(self, client, limit_s):
+        self.clients.append(client)
+
+
+def test_a_stranger_where_servers_are_to_come_ends_no_wait(store, monkeypatch):
+    came, tries = Client(), []
+
+    def connected(*_):
+        tries.append(None)
+        if len(tries) < 3:
+            raise cpudist.AuthenticationError("server 0 at tcp:127.0.0.1:1: wrong key")
+        return Endpoints(client=came, run_id=8), came
+
+    answers(monkeypatch, store, 8, connected)
+    part = GoesOn()
+    ends, one = comeback([part])
+    one.outlive(cpudist.PeerLostError("server 0 was lost"), ends.client)
+    assert part.clients == [came]
+    assert ends.client is came
+
+
+def test_a_stranger_who_stays_is_named_at_the_end(store, monkeypatch):
+    def connected(*_):
+        raise cpudist.AuthenticationError("server 0 at tcp:127.0.0.1:1: wrong key")
+
+    answers(monkeypatch, store, 8, connected)
+    ends, one = comeback([GoesOn()], CPUDIST_REJOIN_S="1")
+    with pytest.raises(cpudist.PeerLostError, match=r"within 1 s .*wrong key"):
+        one.outlive(cpudist.PeerLostError("server 0 was lost"), ends.client)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("run_id", -1), ("run_id", 2**64), ("run_id", "1"), ("run_id", True),
+     ("trainers", 0), ("trainers", 2**16), ("trainers", None)],
+)  # fmt: skip
+def test_numbers_that_no_server_has_written_are_refused(store, name, value):
+    run = {"run_id": 7, "servers": [[]], "trainers": 1, "settings": {}} | {name: value}
+    store.set("run", json.dumps(run))
+    made = job("a", CPUDIST_RENDEZVOUS=f"127.0.0.1:{store.port}")
+    with pytest.raises(cpudist.ProtocolError, match="Somebody else writes to it"):
+        separate_jobs.meet(made, made.apart, lambda: PATIENCE_S)
+
+
+def test_ids_and_incarnations_that_no_trainer_has_written_are_refused(store):
+    made = job("a")
+    assert separate_jobs.claim(store, made) == (0, 1)
+    store.add(f"started/{job_name(made)}/0", 2**32)
+    with pytest.raises(cpudist.ProtocolError, match="incarnation is 4294967298"):
+        separate_jobs.claim(store, made)
+    with pytest.raises(cpudist.ProtocolError, match="incarnation is 4294967299"):
+        separate_jobs.keep_id(store, made, 0)
+    store.set(f"base/{job_name(made)}", json.dumps([2**16, 1]))
+    with pytest.raises(cpudist.ProtocolError, match="id is 65536"):
+        separate_jobs.claim(store, made)
+
+
+def job_name(made):
+    """As ids are kept for it."""
+    return f"{host.identity()}/{made.job}"
 
 
 @pytest.fixture

@@ -117,8 +117,12 @@ class Cluster:
             [server.listen_inproc(self.network, f"server{s}")]
             for s, server in enumerate(self.servers)
         ]
-        self.layout = make_layout(self.config, servers)
         self.options = options
+        self.make_trainers(trainers, servers)
+
+    def make_trainers(self, trainers, servers):
+        """Once servers listen and there are options for clients."""
+        self.layout = make_layout(self.config, servers)
         self.trainers = [
             Trainer(self.make_client(rank, trainers), rank, self.config)
             for rank in range(trainers)

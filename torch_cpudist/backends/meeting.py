@@ -17,12 +17,18 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from torch_cpudist.errors import AddressError, Error, OperationTimeoutError
+from torch_cpudist.errors import (
+    AddressError,
+    Error,
+    OperationTimeoutError,
+    ProtocolError,
+)
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
 PREFIX = "torch_cpudist"
+RUN_ID_MAX = 2**64 - 1
 _POLL_MIN_S = 0.002
 _POLL_MAX_S = 0.05
 
@@ -36,6 +42,31 @@ def write(store: Store, key: str, value: str) -> None:
     """
     store.set(key, value)
     store.check([key])
+
+
+def whole(what: str, value: object, least: int, most: int) -> int:
+    """A number that was found in a store, which whoever reaches it can write to.
+
+    Args:
+        what: it is, for the message.
+        value: that was found.
+        least: that it may be.
+        most: that it may be.
+
+    Raises:
+        ProtocolError: it is none of these.
+    """
+    if isinstance(value, bool) or not isinstance(value, int):
+        found = type(value).__name__
+    elif least <= value <= most:
+        return value
+    else:
+        found = str(value)[:40]
+    raise ProtocolError(
+        f"the run's store says that {what} is {found}: expected a whole number from "
+        f"{least} to {most}. Somebody else writes to it: give the run one of its own "
+        "(SECURITY.md)."
+    )
 
 
 class Meeting:
@@ -143,11 +174,12 @@ class Meeting:
         Raises:
             OperationTimeoutError: names the ranks that did not come.
             AddressError: the store does not answer.
+            ProtocolError: it says what no rank has written.
         """
         nonce = secrets.token_hex(8)
         self.put(f"here/{self.rank}", {"nonce": nonce, "member": dict(own)})
         roster = self._lead() if self.rank == 0 else self._follow(nonce)
-        self.run_id = int(roster["run_id"])
+        self.run_id = whole("the run's id", roster["run_id"], 1, RUN_ID_MAX)
         return [entry["member"] for entry in roster["ranks"]]
 
     def _absent(self) -> str:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from torch_cpudist.errors import (
     AddressError,
+    AuthenticationError,
     ClosedError,
     ConfigMismatchError,
     Error,
@@ -196,7 +197,13 @@ class Comeback:
                 found = self._look(apart, until, gone)
                 if found is not None:
                     return found
-            except (AddressError, OperationTimeoutError, PeerLostError) as failed:
+            except (
+                AddressError,
+                AuthenticationError,
+                OperationTimeoutError,
+                PeerLostError,
+            ) as failed:
+                # AuthenticationError: a stranger may be where servers are to come.
                 why = failed
             self._check_open()
             if time.monotonic() >= until:

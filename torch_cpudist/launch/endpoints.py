@@ -11,6 +11,7 @@ from torch_cpudist.errors import ConfigurationError, Error
 from torch_cpudist.launch import rank_network
 from torch_cpudist.launch.environment import Environment
 from torch_cpudist.launch.layout import Layout, Numbers
+from torch_cpudist.launch.refusals import RefusalLog
 from torch_cpudist.launch.rendezvous import Rendezvous
 from torch_cpudist.launch.rooms import ServerRoom
 from torch_cpudist.launch.start_guard import StartGuard
@@ -18,6 +19,10 @@ from torch_cpudist.log import from_core, logger
 from torch_cpudist.machine import host
 
 _OWN_SERVER = "own"
+_NO_KEY = (
+    "servers listen on %s without a key: whoever reaches it can read and change the "
+    "model. Set CPUDIST_SECRET_FILE on all processes (SECURITY.md)."
+)
 _PROBE_MS = 1000
 # Ranks as threads: no wire to spare, and a frame that a test drops is missed at once.
 _THREADS_PROBE_MS = 20
@@ -64,6 +69,7 @@ class Endpoints:
         run_id: of the run, equal on all ranks of all its jobs.
         incarnation: how often this trainer was started in the run.
         rendezvous: where ranks met, for what they show each other later.
+        refusals: who came to the server without the run's key.
     """
 
     server: _core.Server | None = None
@@ -75,6 +81,14 @@ class Endpoints:
     run_id: int = 0
     incarnation: int = 1
     rendezvous: Rendezvous | None = None
+    refusals: RefusalLog | None = None
+
+    def note_listening(self, environment: Environment, layout: Layout) -> None:
+        """The server listens: what must know of it does from now on."""
+        self.sockets.update(self.listening)
+        if self.server is not None and environment.secret is not None:
+            shard = layout.servers.index(environment.rank)
+            self.refusals = RefusalLog(self.server, f"server {shard}")
 
     def stop(self, reason: str) -> None:
         """Ends every wait and closes every link; who still waits is told the reason."""
@@ -86,6 +100,8 @@ class Endpoints:
             self.client.abort(reason)
         if self.ranks is not None:
             self.ranks.stop()
+        if self.refusals is not None:
+            self.refusals.stop()  # last: it may be at a log that is slow
 
 
 def _server_threads(environment: Environment, layout: Layout) -> int:
@@ -113,6 +129,7 @@ def _start_server(
         host=host.description(),
         snapshot_dir=environment.snapshot_dir or "",
         snapshot_memory_bytes=environment.server.snapshot_memory_bytes,
+        secret=environment.secret,
     )
 
 
@@ -133,8 +150,11 @@ def _listen(
         elif ranks is not None:
             addresses = [server.listen_ranks(ranks)]
         else:
+            bind = own_address(environment, layout)
+            if environment.secret is None and not host.is_loopback(bind, 0):
+                logger.warning(_NO_KEY, bind)
             addresses = server.listen_tcp(
-                bind=own_address(environment, layout),
+                bind=bind,
                 port_first=environment.ports[0],
                 port_last=environment.ports[1],
                 unix_socket=True,
@@ -214,7 +234,7 @@ def start(
                     network=network,
                     ranks=made.ranks,
                 )
-                made.sockets.update(made.listening)
+                made.note_listening(environment, layout)
         if rank in layout.trainers:
             lists = [[own]] if own and alone else _all_of(layout, rendezvous, rank, own)
             made.sockets.update(address for some in lists for address in some)
@@ -301,6 +321,7 @@ def connect(
         resend_ms=probe_ms,
         host=host.description(),
         logger=from_core,
+        secret=environment.secret,
     )
     if guard is not None:
         guard.ends(client.abort)

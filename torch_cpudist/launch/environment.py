@@ -15,10 +15,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from torch_cpudist import _core
 from torch_cpudist.errors import ConfigurationError
 from torch_cpudist.launch.other_launchers import LAUNCHED_BY, as_torchrun
 from torch_cpudist.log import LEVELS
-from torch_cpudist.settings import fields, jobs
+from torch_cpudist.settings import fields, jobs, secret
 from torch_cpudist.settings.jobs import ROLES, SeparateJob
 from torch_cpudist.settings.replicas import Replicas
 from torch_cpudist.settings.server import Server
@@ -53,7 +54,7 @@ OWN_VARIABLES = frozenset(
         "THREADS",
         "TRANSPORT",
     )
-) | frozenset(jobs.NAMES)
+) | frozenset((*jobs.NAMES, *secret.NAMES))
 
 _NO_POOL = (
     "unset it. A trainer has no pools: one thread of the core serves the links to all "
@@ -111,6 +112,8 @@ class Environment:
         apart: of servers and trainers that are launched apart; else ``None``.
         job: name of this rank's torchrun job; ``None`` without one.
         metrics: where it tells what it does; ``None``: nowhere.
+        secret: the run's key; ``None`` without one.
+        secret_required: nothing may go over a link that does not prove it.
     """
 
     rank: int = 0
@@ -146,6 +149,8 @@ class Environment:
     apart: SeparateJob | None = None
     job: str | None = None
     metrics: MetricsAddress | None = None
+    secret: _core.Secret | None = None
+    secret_required: bool = False
 
 
 def _integer(
@@ -461,6 +466,8 @@ def parse(variables: Mapping[str, str], *, ranks_given: bool = False) -> Environ
         apart=jobs.parse(variables),
         job=jobs.job_name(variables),
         metrics=_metrics(variables),
+        secret=secret.read(variables),
+        secret_required=secret.required(variables),
     )
     # Without a launcher, init() may be given the ranks, and checks them then.
     if launched:

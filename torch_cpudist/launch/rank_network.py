@@ -62,6 +62,18 @@ def check(environment: Environment, threads: bool) -> None:
             "own. Set CPUDIST_TRANSPORT=tcp, or launch all together with "
             "CPUDIST_SERVERS or torchrun --role."
         )
+    if environment.secret_required:
+        raise ConfigurationError(
+            "CPUDIST_TRANSPORT=c10d with CPUDIST_AUTH=require: frames travel over "
+            "links of the collective backend, which prove nothing. Set "
+            "CPUDIST_TRANSPORT=tcp, or unset CPUDIST_AUTH and close the network "
+            "(SECURITY.md)."
+        )
+    if environment.secret is not None:
+        logger.warning(
+            "CPUDIST_TRANSPORT=c10d: the key that is set guards nothing that travels "
+            "over the collective backend (SECURITY.md)."
+        )
     name = backend_of(environment)
     if name not in BACKENDS:
         raise ConfigurationError(

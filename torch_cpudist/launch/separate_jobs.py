@@ -1,5 +1,6 @@
 # Copyright (c) 2026 The torch_cpudist authors.
 # SPDX-License-Identifier: BSD-3-Clause
+# long: the meeting of two kinds of jobs, from both of its sides.
 """Servers and trainers in torchrun jobs of their own, so that one outlives the other.
 
 Server 0 keeps a c10d store at ``CPUDIST_RENDEZVOUS``. It holds the run: its id, the
@@ -23,7 +24,7 @@ from typing import Any, TypeVar
 from torch._C._distributed_c10d import TCPStore
 
 from torch_cpudist import _core
-from torch_cpudist.backends.meeting import write
+from torch_cpudist.backends.meeting import RUN_ID_MAX, whole, write
 from torch_cpudist.errors import (
     AddressError,
     ConfigMismatchError,
@@ -46,6 +47,8 @@ _PAUSE_S = 0.1
 _CLAIM_S = 10.0
 # A store needs some time to answer at all, also when there is none left.
 _ANSWER_S = 0.5
+_RANKS_MAX = 2**16 - 1  # as frames have them
+_INCARNATION_MAX = 2**32 - 1
 TOGETHER, AT_ONCE = "together", "at once"
 
 
@@ -206,6 +209,7 @@ def meet(
     Raises:
         AddressError, OperationTimeoutError: nobody is met there.
         ConfigMismatchError: servers were started with other settings.
+        ProtocolError: numbers there that no server has written.
     """
     store = _reach_store(apart, remaining_s)
     while not guarded(apart, lambda: store.check(["run"])):
@@ -216,6 +220,8 @@ def meet(
             )
         time.sleep(_PAUSE_S)
     run: dict[str, Any] = json.loads(guarded(apart, lambda: store.get("run")))
+    whole("the run's id", run["run_id"], 1, RUN_ID_MAX)
+    whole("the number of trainers", run["trainers"], 1, _RANKS_MAX)
     _check_run(made, apart, run)
     return store, run
 
@@ -339,6 +345,7 @@ def claim(
 
     Raises:
         ConfigurationError: its job has more ranks than when it came first.
+        ProtocolError: numbers there that no trainer has written.
     """
     job = _job_of(made)
     incarnation = store.add(f"started/{job}/{made.rank}", 1)
@@ -358,7 +365,10 @@ def claim(
             f"{made.world_size} now; their trainer ids are in a row, and others have "
             "the next ones. Start the larger job under another --rdzv-id."
         )
-    return first + made.rank, incarnation
+    return (
+        whole("this trainer's id", first + made.rank, 0, _RANKS_MAX),
+        whole("its incarnation", incarnation, 1, _INCARNATION_MAX),
+    )
 
 
 def _free_ids(store: TCPStore, job: str, ranks: int) -> int:
@@ -395,4 +405,5 @@ def keep_id(store: TCPStore, made: Environment, rank: int) -> int:
             "taken this id, or one of this job. Start this job again: it gets others."
         )
     store.compare_set(f"base/{job}", "", json.dumps([first, made.world_size]))
-    return int(store.add(f"started/{job}/{made.rank}", 1))
+    incarnation = store.add(f"started/{job}/{made.rank}", 1)
+    return whole("its incarnation", incarnation, 1, _INCARNATION_MAX)

@@ -6,10 +6,12 @@
 
 #include "transport/tcp/channel.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "base/errors.h"
 #include "transport/tcp/connection.h"
+#include "transport/tcp/prove.h"
 
 namespace cpudist::transport {
 namespace tcp {
@@ -17,8 +19,9 @@ namespace {
 
 class TcpConnector final : public Connector {
  public:
-  TcpConnector(ConnectionHandler* handler, const ChannelLimits& limits)
-      : reactor_(std::make_shared<Reactor>()) {
+  TcpConnector(ConnectionHandler* handler, const ChannelLimits& limits,
+               std::shared_ptr<const wire::Credentials> credentials)
+      : reactor_(std::make_shared<Reactor>()), credentials_(std::move(credentials)) {
     options_.handler = handler;
     options_.limits = limits;
     options_.pool = std::make_shared<BufferPool>(kPoolBytes);
@@ -39,6 +42,11 @@ class TcpConnector final : public Connector {
     ConnectionOptions options = options_;
     options.peer_address = text;
     options.unix_socket = address.unix_socket;
+    if (credentials_) {
+      const auto limit = std::chrono::milliseconds(options_.limits.handshake_deadline_ms);
+      const TimePoint latest = std::min(deadline, Clock::now() + limit);
+      options.peer = prove(Blocking(fd, address, latest, stopped_), credentials_, address.text);
+    }
     const auto connection =
         std::make_shared<TcpConnection>(std::move(fd), reactor_, std::move(options));
     if (!reactor_->post([connection] { connection->start(); })) {
@@ -47,8 +55,9 @@ class TcpConnector final : public Connector {
     return connection;
   }
 
+  void stop_attempts() override { stopped_.store(true); }
   void stop() override {
-    stopped_.store(true);
+    stop_attempts();
     reactor_->stop();
   }
 
@@ -56,15 +65,17 @@ class TcpConnector final : public Connector {
   ProcessGuard guard_;
   std::shared_ptr<Reactor> reactor_;
   ConnectionOptions options_;
+  const std::shared_ptr<const wire::Credentials> credentials_;
   std::atomic<bool> stopped_{false};
 };
 
 }  // namespace
 }  // namespace tcp
 
-std::shared_ptr<Connector> make_tcp_connector(ConnectionHandler* handler,
-                                              const ChannelLimits& limits) {
-  return std::make_shared<tcp::TcpConnector>(handler, limits);
+std::shared_ptr<Connector> make_tcp_connector(
+    ConnectionHandler* handler, const ChannelLimits& limits,
+    std::shared_ptr<const wire::Credentials> credentials) {
+  return std::make_shared<tcp::TcpConnector>(handler, limits, std::move(credentials));
 }
 
 }  // namespace cpudist::transport

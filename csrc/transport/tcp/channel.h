@@ -9,6 +9,8 @@
 #include <string>
 
 #include "transport/channel.h"
+#include "transport/door.h"
+#include "wire/handshake/handshake.h"
 
 namespace cpudist::transport {
 
@@ -19,11 +21,17 @@ struct ListenOptions {
   bool unix_socket = true;  // also listen on an abstract unix socket
   uint32_t threads = 1;
   ChannelLimits limits;
+  // What this end proves, and asks of others before it takes a frame; null: nothing.
+  std::shared_ptr<const wire::Credentials> credentials;
+  std::shared_ptr<Door> door;  // null: one of its own
 };
 
 // Throws Error(kAddress) naming address, port range and errno. The handler outlives the listener.
 std::unique_ptr<Listener> listen_tcp(const ListenOptions& options, ConnectionHandler* handler);
-std::shared_ptr<Connector> make_tcp_connector(ConnectionHandler* handler,
-                                              const ChannelLimits& limits);
+// With credentials both ends prove theirs before connect() returns; it throws
+// Error(kAuthentication) where they are not equal.
+std::shared_ptr<Connector> make_tcp_connector(
+    ConnectionHandler* handler, const ChannelLimits& limits,
+    std::shared_ptr<const wire::Credentials> credentials = nullptr);
 
 }  // namespace cpudist::transport

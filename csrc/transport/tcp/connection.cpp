@@ -1,6 +1,7 @@
 // Copyright (c) 2026 The torch_cpudist authors.
 // SPDX-License-Identifier: BSD-3-Clause
 //
+// long: one class
 // A connection's life, its sending half and its receiving half: bytes to frames. Small frames come
 // out of a scratch buffer many at a time; a large payload is read straight into its own buffer.
 #include "transport/tcp/connection.h"
@@ -28,12 +29,42 @@ constexpr size_t kReadBytesAtOnce = 8u << 20;
 
 TcpConnection::TcpConnection(Descriptor fd, std::shared_ptr<Reactor> reactor,
                              ConnectionOptions options)
-    : reactor_(std::move(reactor)), options_(std::move(options)), fd_(std::move(fd)) {}
+    : reactor_(std::move(reactor)),
+      options_(std::move(options)),
+      fd_(std::move(fd)),
+      peer_(options_.peer) {
+  if (options_.credentials) handshake_.emplace(options_.credentials, options_.own_address);
+}
+
+void TcpConnection::take_place(std::unique_ptr<Door::Guest> place) {
+  place_ = std::move(place);
+  place_->when_asked([weak = weak_from_this()] {
+    const auto connection = weak.lock();
+    if (!connection) return;
+    connection->reactor_->post([connection] { connection->give_up_place(); });
+  });
+}
+
+void TcpConnection::give_up_place() {
+  if (finished_ || accepted_) return;
+  // On a busy machine what it has said may not have been read yet.
+  if (token_ != 0) on_ready(EPOLLIN);
+  if (finished_ || accepted_ || bytes_received() > 0) return;
+  turned_away_ = true;
+  fail("others need its place: it has not said who it is");
+}
+
+void TcpConnection::open() {
+  opened_ = true;
+  if (options_.listener_side) options_.handler->on_open(shared_from_this());
+}
 
 void TcpConnection::start() {
+  if (finished_) return;  // turned away before it began
   const auto keep = shared_from_this();
   try {
-    if (options_.listener_side) options_.handler->on_open(keep);
+    // Of who has to prove something first, the handler hears when that is done.
+    if (!handshake_) open();
     {
       const std::lock_guard<std::mutex> lock(mutex_);
       armed_ = !queue_.empty();
@@ -208,6 +239,7 @@ void TcpConnection::fail(const std::string& reason) {
 }
 
 bool TcpConnection::on_stop() {
+  stopping_ = true;
   fail("the channel stopped");
   return false;
 }
@@ -228,11 +260,17 @@ void TcpConnection::finish() {
     if (peer_ended_) fd_.reset();
     socket = std::move(fd_);
   }
-  if (socket.get() >= 0) linger(*reactor_, std::move(socket));
+  if (turned_away_) socket.reset();
+  if (socket.get() >= 0) linger(*reactor_, std::move(socket), std::move(place_));
+  place_.reset();
   payload_ = Buffer();
   payload_size_ = payload_have_ = 0;
   try {
-    options_.handler->on_close(keep, reason_);
+    if (opened_) {
+      options_.handler->on_close(keep, reason_);
+    } else if (!stopping_ && !turned_away_ && !went_) {
+      options_.door->refuse(options_.peer_address, reason_);
+    }
   } catch (const std::exception&) {
     // Nobody is left to tell: the connection is gone.
   }
@@ -262,6 +300,7 @@ bool TcpConnection::receive() {
       if (errno == EINTR) continue;
       if (errno == EAGAIN || errno == EWOULDBLOCK) return false;
       peer_ended_ = true;
+      went_ = speaks();
       fail("cannot receive: " + describe_errno(errno));
       return false;
     }
@@ -270,7 +309,8 @@ bool TcpConnection::receive() {
       return false;
     }
     const auto size_bytes = static_cast<size_t>(result);
-    bytes_received_.fetch_add(size_bytes, std::memory_order_relaxed);
+    const bool first = bytes_received_.fetch_add(size_bytes, std::memory_order_relaxed) == 0;
+    if (first && place_) place_->spoke();
     const size_t direct = std::min(size_bytes, missing);
     if (direct > 0) take_payload(payload_.data() + payload_have_, direct);
     parse(scratch.data(), size_bytes - direct);
@@ -303,18 +343,72 @@ void TcpConnection::begin_frame() {
   const ChannelLimits& limits = options_.limits;
   header_ = wire::decode_header(
       header_bytes_.data(), accepted_ ? limits.payload_limit_bytes : limits.pre_hello_limit_bytes);
-  // A server refuses a hello with an error; nothing else may come before the handshake.
-  const bool opening = header_.kind == wire::FrameKind::kHello ||
-                       (!options_.listener_side && header_.kind == wire::FrameKind::kError);
-  if (!accepted_ && !opening) {
-    throw Error(ErrorCode::kProtocol, std::string("the first frame must be a hello, found kind ") +
-                                          name_of(header_.kind));
-  }
-  payload_ = options_.handler->payload_memory(header_, options_.pool);
+  if (!accepted_) check_first(header_);
+  if (peer_) check_sender(header_);
+  payload_ = handshake_ ? Buffer(static_cast<size_t>(header_.length))
+                        : options_.handler->payload_memory(header_, options_.pool);
   payload_size_ = static_cast<size_t>(header_.length);
   payload_have_ = 0;
   payload_crc_ = 0;
   if (payload_size_ == 0) finish_frame();
+}
+
+void TcpConnection::check_first(const wire::FrameHeader& header) {
+  using wire::FrameKind;
+  const FrameKind kind = header.kind;
+  std::optional<Error> refused;
+  if (handshake_) {
+    // An end that finds a wrong key says so.
+    const bool expected = kind == FrameKind::kAuth || kind == FrameKind::kError;
+    if (expected) return;
+    if (kind == FrameKind::kHello) refused = wire::no_key_here();
+  } else {
+    // A server refuses a hello with an error; nothing else may come before the handshake.
+    if (kind == FrameKind::kHello) return;
+    if (kind == FrameKind::kError && !options_.listener_side) return;
+    if (kind == FrameKind::kAuth && !peer_) refused = wire::no_key_there();
+  }
+  if (!refused) {
+    throw Error(ErrorCode::kProtocol, std::string("the first frame must be a ") +
+                                          (handshake_ ? "handshake" : "hello") + ", found kind " +
+                                          name_of(kind));
+  }
+  const bool lacks = !handshake_;
+  const wire::Identity own = handshake_ ? options_.credentials->own : wire::Identity{};
+  send(wire::refusal_of(*refused, own));
+  if (lacks && options_.door) options_.door->refuse(options_.peer_address, "no key here");
+  throw lacks ? wire::no_key_here() : wire::no_key_there();
+}
+
+void TcpConnection::check_sender(const wire::FrameHeader& header) const {
+  wire::Identity found = wire::identity_of(header);
+  if (!options_.listener_side) {
+    // A server repeats what its client has said of these.
+    found.epoch = peer_->epoch;
+    found.incarnation = peer_->incarnation;
+  }
+  if (found == *peer_) return;
+  throw Error(ErrorCode::kProtocol, "a frame of " + wire::describe(found) + ", run " +
+                                        std::to_string(found.run_id) + ", on the link of " +
+                                        wire::describe(*peer_) + ", run " +
+                                        std::to_string(peer_->run_id) + ", which has proven that");
+}
+
+void TcpConnection::authenticate(const wire::Frame& frame) {
+  try {
+    if (!handshake_->answered()) {
+      send(handshake_->answer(frame));
+      return;
+    }
+    handshake_->accept(frame);
+  } catch (const Error& error) {
+    const bool told = frame.header.kind != wire::FrameKind::kError;
+    if (told) send(wire::refusal_of(error, options_.credentials->own));
+    throw;
+  }
+  peer_ = handshake_->peer();
+  handshake_.reset();
+  open();
 }
 
 void TcpConnection::take_payload(const uint8_t* data, size_t size_bytes) {
@@ -335,12 +429,22 @@ void TcpConnection::finish_frame() {
   header_have_ = 0;
   payload_have_ = 0;
   payload_size_ = 0;
+  if (handshake_) return authenticate(frame);
   options_.handler->on_frame(shared_from_this(), std::move(frame));
-  if (!closed()) accepted_ = true;
+  if (closed()) return;
+  accepted_ = true;
+  place_.reset();
+}
+
+// Whether all that has come could be one of ours.
+bool TcpConnection::speaks() const {
+  const size_t have = std::min(header_have_, sizeof wire::kMagic);
+  return std::memcmp(header_bytes_.data(), &wire::kMagic, have) == 0;
 }
 
 void TcpConnection::end_of_stream() {
   peer_ended_ = true;
+  went_ = speaks();
   if (header_have_ == 0) return fail("the peer closed the connection");
   const size_t have = header_have_ + payload_have_;
   const size_t size = wire::kHeaderBytes + payload_size_;

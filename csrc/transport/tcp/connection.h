@@ -16,8 +16,10 @@
 #include "base/process_guard.h"
 #include "base/wait.h"
 #include "transport/channel.h"
+#include "transport/door.h"
 #include "transport/tcp/reactor.h"
 #include "transport/tcp/socket.h"
+#include "wire/handshake/handshake.h"
 
 namespace cpudist::transport::tcp {
 
@@ -31,6 +33,11 @@ struct ConnectionOptions {
   std::string peer_address;
   bool unix_socket = false;    // no payload checksums
   bool listener_side = false;  // on_open, handshake deadline, the first frame must be a hello
+  // Of a listener: what both ends prove before the first frame, by whose rules others come.
+  std::shared_ptr<const wire::Credentials> credentials;
+  std::string own_address;             // of a listener, as it tells others
+  std::shared_ptr<Door> door;          // never null there
+  std::optional<wire::Identity> peer;  // of a connector: who has proven to be there
 };
 
 class TcpConnection final : public Connection,
@@ -54,6 +61,8 @@ class TcpConnection final : public Connection,
     return bytes_received() + bytes_drained_.load(std::memory_order_relaxed);
   }
 
+  // Before start(): the place that it has until its first frame is taken.
+  void take_place(std::unique_ptr<Door::Guest> place);
   // On the reactor's thread, once: from here on frames arrive.
   void start();
   void on_ready(uint32_t events) override;
@@ -82,6 +91,12 @@ class TcpConnection final : public Connection,
   void begin_frame();
   void take_payload(const uint8_t* data, size_t size_bytes);  // already in place
   void finish_frame();
+  void open();  // the handler hears of it
+  void check_first(const wire::FrameHeader& header);
+  void check_sender(const wire::FrameHeader& header) const;
+  void authenticate(const wire::Frame& frame);
+  void give_up_place();
+  bool speaks() const;
   void end_of_stream();
   size_t payload_missing() const { return payload_size_ - payload_have_; }
   bool dropping() const { return payload_.size() != payload_size_; }
@@ -114,6 +129,13 @@ class TcpConnection final : public Connection,
   bool finished_ = false;
   bool peer_ended_ = false;
   bool accepted_ = false;  // the handler took the first frame
+  bool opened_ = false;    // the handler knows of it
+  bool turned_away_ = false;
+  bool went_ = false;  // of its own accord, without anything that is not a handshake's
+  bool stopping_ = false;
+  std::optional<wire::ListeningHandshake> handshake_;  // until it is done
+  std::optional<wire::Identity> peer_;                 // whose frames may come; any without
+  std::unique_ptr<Door::Guest> place_;
   size_t header_have_ = 0;
   std::array<uint8_t, wire::kHeaderBytes> header_bytes_;
   wire::FrameHeader header_;

@@ -19,7 +19,8 @@ constexpr auto kPatience = std::chrono::milliseconds(300);
 
 class Lingering final : public Reactor::Source, public std::enable_shared_from_this<Lingering> {
  public:
-  Lingering(Reactor& reactor, Descriptor socket) : reactor_(reactor), socket_(std::move(socket)) {}
+  Lingering(Reactor& reactor, Descriptor socket, std::unique_ptr<Door::Guest> place)
+      : reactor_(reactor), socket_(std::move(socket)), place_(std::move(place)) {}
 
   void start() {
     if (shutdown(socket_.get(), SHUT_WR) != 0) return;  // broken already
@@ -28,6 +29,11 @@ class Lingering final : public Reactor::Source, public std::enable_shared_from_t
       if (const auto self = weak.lock()) self->end();
     });
     token_ = reactor_.watch(socket_.get(), shared_from_this(), EPOLLIN);
+    if (!place_) return;
+    place_->when_asked_at_the_end([weak = weak_from_this()] {
+      const auto self = weak.lock();
+      if (self) self->reactor_.post([self] { self->end(); });
+    });
   }
 
   void on_ready(uint32_t) override {
@@ -47,18 +53,20 @@ class Lingering final : public Reactor::Source, public std::enable_shared_from_t
     const auto keep = shared_from_this();
     reactor_.forget(socket_.get(), token_);
     socket_.reset();
+    place_.reset();
   }
 
   Reactor& reactor_;
   Descriptor socket_;
+  std::unique_ptr<Door::Guest> place_;
   uint64_t token_ = 0;
 };
 
 }  // namespace
 
-void linger(Reactor& reactor, Descriptor socket) {
+void linger(Reactor& reactor, Descriptor socket, std::unique_ptr<Door::Guest> place) {
   try {
-    std::make_shared<Lingering>(reactor, std::move(socket))->start();
+    std::make_shared<Lingering>(reactor, std::move(socket), std::move(place))->start();
   } catch (const std::exception&) {
     // Without a watch the socket is closed at once.
   }

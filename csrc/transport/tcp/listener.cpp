@@ -19,9 +19,12 @@ namespace tcp {
 namespace {
 
 constexpr int kBacklog = 4096;
-constexpr size_t kAcceptsAtOnce = 64;  // then established connections have their turn
+// Then others have their turn: those that have a place at the door above all.
+constexpr size_t kAcceptsAtOnce = 8;
 // Without free file descriptors a waiting connection stays readable: look again later.
 constexpr auto kPauseWithoutDescriptors = std::chrono::milliseconds(50);
+// Without a place at the door: those who have one get on meanwhile, or are asked for it.
+constexpr auto kPauseAtTheDoor = std::chrono::milliseconds(5);
 
 using Reactors = std::vector<std::shared_ptr<Reactor>>;
 
@@ -44,6 +47,10 @@ std::string peer_text(int fd, bool unix_socket) {
                                        : "tcp:" + std::string(ip) + ":" + port;
 }
 
+std::string without_port(const std::string& address) {
+  return address.substr(0, address.rfind(':'));
+}
+
 // One listening socket, watched by the first reactor.
 class Acceptor final : public Reactor::Source, public std::enable_shared_from_this<Acceptor> {
  public:
@@ -54,13 +61,16 @@ class Acceptor final : public Reactor::Source, public std::enable_shared_from_th
 
   void on_ready(uint32_t) override {
     for (size_t i = 0; i < kAcceptsAtOnce; ++i) {
+      if (!options_.unix_socket && options_.door->full()) return pause(kPauseAtTheDoor);
       Descriptor fd(accept4(fd_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
       if (fd.get() >= 0) {
         adopt(std::move(fd));
         continue;
       }
       const int error = errno;
-      if (error == EMFILE || error == ENFILE || error == ENOBUFS || error == ENOMEM) pause();
+      if (error == EMFILE || error == ENFILE || error == ENOBUFS || error == ENOMEM) {
+        pause(kPauseWithoutDescriptors);
+      }
       // Of what is left, errors of one connection that died in the backlog must not stop the rest.
       if (error != ECONNABORTED && error != EINTR && error != EPROTO) return;
     }
@@ -80,18 +90,26 @@ class Acceptor final : public Reactor::Source, public std::enable_shared_from_th
       options.peer_address = peer_text(fd.get(), options.unix_socket);
       const auto reactor = reactors_[next_++ % reactors_.size()].lock();
       if (!reactor) return;
+      // Who has the same user on this host could end this process as well as fill it.
+      std::unique_ptr<Door::Guest> place;
+      if (!options.unix_socket) {
+        place = options.door->arrive(without_port(options.peer_address));
+        // Too many of its address: it comes again. Those of other addresses do not wait for them.
+        if (!place) return;
+      }
       const auto connection =
           std::make_shared<TcpConnection>(std::move(fd), reactor, std::move(options));
+      if (place) connection->take_place(std::move(place));
       reactor->post([connection] { connection->start(); });
     } catch (const std::exception&) {
       // A stranger, or no memory for one more connection: it sees a closed socket.
     }
   }
 
-  void pause() {
+  void pause(std::chrono::milliseconds how_long) {
     const auto reactor = reactors_[0].lock();
     reactor->change(fd_.get(), token_, 0);
-    reactor->schedule(Clock::now() + kPauseWithoutDescriptors, [self = shared_from_this()] {
+    reactor->schedule(Clock::now() + how_long, [self = shared_from_this()] {
       if (const auto alive = self->reactors_[0].lock()) {
         alive->change(self->fd_.get(), self->token_, EPOLLIN);
       }
@@ -143,6 +161,8 @@ class TcpListener final : public Listener {
     connection.limits = options.limits;
     connection.pool = std::make_shared<BufferPool>(kPoolBytes);
     connection.listener_side = true;
+    connection.credentials = options.credentials;
+    connection.door = options.door ? options.door : std::make_shared<Door>();
     Descriptor tcp = listen_on_port_range(options);
     const std::string tcp_text = bound_address(tcp.get(), options.bind_address);
     for (uint32_t i = 0; i < std::max(options.threads, 1u); ++i) {
@@ -151,6 +171,7 @@ class TcpListener final : public Listener {
     // Best first: a client on this host takes the unix socket.
     if (options.unix_socket) add_unix(connection);
     addresses_.push_back(tcp_text);
+    connection.own_address = tcp_text;
     add(std::move(tcp), connection);
   }
   ~TcpListener() override { stop(); }
@@ -174,6 +195,7 @@ class TcpListener final : public Listener {
                   "cannot listen on " + address.text + ": " + describe_errno(error));
     }
     connection.unix_socket = true;
+    connection.own_address = address.text;
     addresses_.push_back(address.text);
     add(std::move(fd), connection);
   }

@@ -100,15 +100,25 @@ struct World {
     }
     learn();
   }
-  void listen_tcp(bool unix_socket) {
+  // `keys`: of each trainer; none: without.
+  void listen_tcp(bool unix_socket, const std::vector<std::string>& keys = {}) {
     transport::ListenOptions options;
     options.unix_socket = unix_socket;
     for (auto& trainer : trainers) {
       transport::ConnectionHandler* handler = trainer->exchange.handler();
+      options.credentials = keys.empty() ? nullptr : credentials_of(*trainer, keys[trainer->rank]);
       listeners[trainer->rank] = transport::listen_tcp(options, handler);
-      connectors[trainer->rank] = transport::make_tcp_connector(handler, options.limits);
+      connectors[trainer->rank] =
+          transport::make_tcp_connector(handler, options.limits, options.credentials);
     }
     learn();
+  }
+  static std::shared_ptr<const wire::Credentials> credentials_of(const Trainer& trainer,
+                                                                 const std::string& key) {
+    wire::Identity own;
+    own.run_id = 99;
+    own.rank = static_cast<uint16_t>(trainer.rank);
+    return wire::make_credentials(key, own, wire::Purpose::kShuffle);
   }
   void learn() {
     for (auto& trainer : trainers) {
@@ -224,6 +234,26 @@ TEST(data_shuffle_over_sockets) {
     world.listen_tcp(unix_socket);
     world.shuffle(3000, 300);
   }
+}
+
+TEST(data_shuffle_among_trainers_with_a_key) {
+  for (const bool unix_socket : {true, false}) {
+    World world(3);
+    world.listen_tcp(unix_socket, std::vector<std::string>(3, std::string(32, 'k')));
+    world.shuffle(3000, 300);
+  }
+}
+
+TEST(data_shuffle_with_another_key_is_refused) {
+  World world(2);
+  world.listen_tcp(false, {std::string(32, 'k'), std::string(32, 'K')});
+  std::vector<uint32_t> found(2);
+  run_all({[&] { found[0] = error_code([&] { world.connect(0); }); },
+           [&] { found[1] = error_code([&] { world.connect(1); }); }});
+  // Whoever is first finds it; the other one finds the same, or that the first has given up.
+  CHECK(found[0] == code(ErrorCode::kAuthentication) ||
+        found[1] == code(ErrorCode::kAuthentication));
+  CHECK(found[0] != 0 && found[1] != 0);
 }
 
 TEST(data_shuffle_records_larger_than_a_frame) {

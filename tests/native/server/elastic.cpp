@@ -70,6 +70,28 @@ TEST(elastic_lost_trainer_comes_back_as_a_newer_incarnation) {
   older.error(older.hello(2, 1), ErrorCode::kFenced);
 }
 
+// Ids are issued one by one: one far above those that are known is no trainer's, and gets no
+// memory.
+TEST(elastic_rank_far_above_all_is_refused) {
+  World world(on_arrival(), elastic(2));
+  const auto refuses = [&](uint32_t rank) {
+    Trainer stranger(world.server, rank);
+    return contains(stranger.error(stranger.hello(2, 1), ErrorCode::kConfigMismatch),
+                    "ids are issued one by one");
+  };
+  CHECK(refuses(65535));
+  CHECK_EQ(world.server.stats().trainers, 2);
+  // Two that were expected, two that have come, and those that may be on their way.
+  const uint32_t first = 2 + 2 + 1024;
+  CHECK(refuses(first));
+  Trainer late(world.server, first - 1);
+  late.reply(late.hello(2, 1), wire::FrameKind::kHello);
+  CHECK(refuses(first + 1));
+  Trainer next(world.server, first);
+  next.reply(next.hello(2, 1), wire::FrameKind::kHello);
+  CHECK_EQ(world.server.stats().trainers, 4);
+}
+
 TEST(elastic_newer_incarnation_may_come_before_the_loss_is_noticed) {
   server::ServerOptions options = elastic(2);
   options.reconnect_grace_ms = 60000;

@@ -14,6 +14,7 @@
 
 #include "wire/control.h"
 #include "wire/cut.h"
+#include "wire/handshake/handshake.h"
 #include "wire/layout.h"
 #include "wire/push.h"
 #include "wire/rows.h"
@@ -259,6 +260,15 @@ struct Sample {
   std::function<void(std::span<const uint8_t>)> decode;
 };
 
+inline wire::AuthMessage sample_handshake() {
+  wire::AuthMessage message;
+  message.step = wire::AuthStep::kAnswer;
+  message.purpose = wire::Purpose::kShuffle;
+  message.nonce.fill(0x11);
+  message.mac.fill(0x22);
+  return message;
+}
+
 inline std::vector<Sample> all_samples() {
   using namespace wire;  // NOLINT
   const auto layout = std::make_shared<wire::ParamSetLayout>(sample_layout());
@@ -324,6 +334,7 @@ inline std::vector<Sample> all_samples() {
   add("counts of a table", encode(wire::TableCounts{1, 2, 3, 4, 5, 6}),
       [](Bytes b) { wire::decode_table_counts(b); });
   add("shrunk", encode(wire::Shrunk{7}), [](Bytes b) { wire::decode_shrunk(b); });
+  add("handshake", encode(sample_handshake()), [](Bytes b) { wire::decode_auth(b); });
   add("status of a cut", encode(sample_cut_status()), [](Bytes b) { wire::decode_cut_status(b); });
   return samples;
 }

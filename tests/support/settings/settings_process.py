@@ -12,6 +12,7 @@ import contextlib
 import logging
 import socket
 import subprocess
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -335,3 +336,36 @@ def _ports(given: Given) -> Any:
     port = free_port()
     with _group(_filled(given.variables, port)) as context:
         return [a for a in context.addresses() if a.endswith(f":{port}")]
+
+
+def _connects_without_a_key(variables: Mapping[str, str]) -> bool:
+    with _group(variables) as context:
+        client = _core.Client(
+            run_id=context.run_id, trainer_count=1, servers=[context.addresses()]
+        )
+        refused = _refused(client.connect, cpudist.AuthenticationError)
+        client.abort("the observation is over")
+        return not refused
+
+
+@variable("SECRET", changed="a key of at least thirty-two bytes")
+def _key(given: Given) -> Any:
+    return _connects_without_a_key(given.variables)
+
+
+# Stands for a file with a key, which is made when it is used.
+@variable("SECRET_FILE", changed="FILE")
+def _key_of_a_file(given: Given) -> Any:
+    with tempfile.NamedTemporaryFile() as file:  # of mode 0600
+        file.write(b"a key of at least thirty-two bytes\n")
+        file.flush()
+        return _connects_without_a_key({name: file.name for name in given.variables})
+
+
+@variable("AUTH", changed="require")
+def _start_without_a_key(given: Given) -> Any:
+    def see() -> None:
+        with _started(given.variables):
+            pass
+
+    return _refused(see, cpudist.ConfigurationError)

@@ -18,6 +18,7 @@ from torch_cpudist.data.reading.sharing import Share
 from torch_cpudist.errors import ConfigMismatchError, ConfigurationError
 from torch_cpudist.launch import context
 from torch_cpudist.launch.endpoints import own_address, reachable
+from torch_cpudist.launch.refusals import log_refusals
 from torch_cpudist.launch.run import Run
 from torch_cpudist.machine import host
 
@@ -46,6 +47,7 @@ def exchange_records(
             collective backend, which trainers have none of between them.
         ConfigMismatchError: trainers have other arguments or slots.
         PeerLostError, OperationTimeoutError: a trainer died or does not come.
+        AuthenticationError: a trainer has not proven the run's key.
     """
     here = context.current()
     _check(here, share)
@@ -60,6 +62,7 @@ def exchange_records(
         connect_deadline_ms=environment.rpc_deadline_ms,
         liveness_ms=environment.liveness_ms,
         round_deadline_ms=environment.round_deadline_ms,
+        secret=environment.secret,
     )
     first, last = environment.ports
     addresses = shuffle.listen(
@@ -79,15 +82,19 @@ def exchange_records(
             "than trainer 0. Call it with equal arguments on all."
         )
     by = "record" if key is None else "instance" if key == INSTANCE_KEY else "slot"
-    shuffle.run(
-        store,
-        addresses=[
-            reachable(one["addresses"], one["host"] == told["host"]) for one in found
-        ],
-        seed=seed,
-        by=by,
-        used_slot=max(key or 0, 0),
-    )
+    try:
+        shuffle.run(
+            store,
+            addresses=[
+                reachable(one["addresses"], one["host"] == told["host"])
+                for one in found
+            ],
+            seed=seed,
+            by=by,
+            used_slot=max(key or 0, 0),
+        )
+    finally:
+        log_refusals("global_shuffle", *shuffle.take_refusals(0.0))
 
 
 def _check(here: Run, share: Share) -> None:
