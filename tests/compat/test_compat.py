@@ -7,14 +7,14 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import logging
-import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
 from patience import PATIENCE_S
-from programs import clean_environment, skip_without_oneccl
+from programs import Launcher, skip_without_oneccl
 from torch import nn
 
 import torch_cpudist as cpudist
@@ -49,9 +49,15 @@ def ipex():
 
 
 def small():
+    """Whose numbers all depend on the inputs."""
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 1))
+    model = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 1))
     return model, torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def in_bfloat16(model, inputs):
+    with torch.autocast("cpu", torch.bfloat16):
+        return model(inputs).float()
 
 
 def train(model, optimizer):
@@ -103,6 +109,16 @@ def test_a_real_one_that_does_not_fit_is_passed_over(
     assert importlib.import_module(IPEX).__spec__.origin == "torch_cpudist.compat"
 
 
+def test_bindings_that_were_imported_before_stay(monkeypatch):
+    real = ModuleType(ONECCL)
+    monkeypatch.setitem(sys.modules, ONECCL, real)
+    done = compat.install()
+    assert done.modules == (IPEX,)
+    assert "was imported before, and stays" in done.notes[0]
+    assert importlib.import_module(ONECCL) is real
+    assert compat.install().modules == (IPEX,)
+
+
 def test_a_real_one_that_fits_is_left(tmp_path, monkeypatch):
     stand_in(tmp_path, torch.__version__, "name = 'the real one'", monkeypatch)
     done = compat.install()
@@ -126,36 +142,49 @@ def stand_in(folder, version, body, monkeypatch):
 
 def test_copies_are_trained_and_the_original_stays(ipex, fast):
     model, optimizer = small()
+    inputs = torch.rand(8, 4)
     before = [one.detach().clone() for one in model.parameters()]
     ours, stepped = ipex.optimize(model, optimizer=optimizer, dtype=torch.bfloat16)
     assert ours is not model
+    assert torch.equal(ours(inputs), in_bfloat16(model, inputs))
+    assert not torch.equal(ours(inputs), model(inputs))
     train(ours, stepped)
     assert all(map(torch.equal, model.parameters(), before))
-    assert not all(map(torch.equal, ours.parameters(), before))
-    assert ours(torch.ones(2, 4)).dtype == torch.float32
-    whole, _ = small()
-    assert not torch.equal(ours(torch.ones(2, 4)), model(torch.ones(2, 4)))
-    assert torch.equal(model(torch.ones(2, 4)), whole(torch.ones(2, 4)))
+    assert not any(map(torch.equal, ours.parameters(), before))
+    assert torch.equal(model(inputs), small()[0](inputs))
 
 
 def test_in_place_it_is_the_same_model(ipex, fast):
     model, optimizer = small()
-    first = ipex.optimize(
-        model, torch.bfloat16, optimizer, inplace=True, fuse_update_step=True
-    )
+    inputs = torch.rand(8, 4)
+    # By place, as the original has it: conv_bn_folding comes sixth, no compiling.
+    first = ipex.optimize(model, torch.bfloat16, optimizer, "O1", True, True)
     assert first == (model, optimizer)
-    inner, _ = small()
-    assert not torch.equal(model(torch.rand(2, 4)), inner(torch.rand(2, 4)))
+    assert torch.equal(model(inputs), in_bfloat16(small()[0], inputs))
+    assert model._compiled_call_impl is None
 
 
 def test_a_model_that_is_only_used(ipex, fast):
     model, _ = small()
+    inputs = torch.rand(8, 4)
     used = ipex.optimize(model.eval(), dtype=torch.bfloat16)
-    exact = model(torch.rand(8, 4))
     assert isinstance(used, nn.Module)
-    assert used(torch.rand(8, 4)).dtype == exact.dtype
+    assert torch.equal(used(inputs), in_bfloat16(model, inputs))
+    assert not torch.equal(used(inputs), model(inputs))
     nothing = nn.ReLU()
     assert isinstance(ipex.optimize(nothing, dtype=torch.bfloat16), nn.ReLU)
+
+
+def test_graph_mode_compiles(ipex, fast, monkeypatch):
+    asked = []
+    monkeypatch.setattr(
+        "torch_cpudist.compat.ipex.optimize_here",
+        lambda model, optimizer, dtype, **options: asked.append(options["compile"]),
+    )
+    model, optimizer = small()
+    for graph_mode in (True, False, None):
+        ipex.optimize(model, optimizer=optimizer, graph_mode=graph_mode)
+    assert asked == [True, False, False]
 
 
 def test_float32_and_the_lowest_level_change_no_number(ipex, fast):
@@ -186,10 +215,14 @@ def test_arguments_are_named_or_refused(ipex, caplog):
     for arguments, said in (
         ({"level": "O3"}, "level='O3', expected one of O0, O1"),
         ({"dtype": torch.float16}, "expected torch.bfloat16"),
-        ({"speed": 9}, "speed: the original has no such argument"),
+        ({"speed": 9}, "speed: the original has, once each"),
     ):
         with pytest.raises(cpudist.InvalidArgumentError, match=said):
             ipex.optimize(model, optimizer=optimizer, **arguments)
+    with pytest.raises(cpudist.InvalidArgumentError, match="conv_bn_folding"):
+        ipex.optimize(model, None, optimizer, "O1", False, True, conv_bn_folding=True)
+    with pytest.raises(cpudist.InvalidArgumentError, match="too many arguments"):
+        ipex.optimize(model, None, optimizer, "O1", False, *[None] * 12)
 
 
 def test_an_optimizer_of_more_than_the_model_is_not_copied(ipex):
@@ -223,19 +256,17 @@ def test_the_runner_says_what_it_lacks(capsys, tmp_path):
 
 
 @pytest.mark.processes
-def test_the_script_of_a_chapter_runs_unchanged():
+def test_the_script_of_a_chapter_runs_unchanged(tmp_path):
     skip_without_oneccl()
-    environment = clean_environment() | {"CCL_PROCESS_LAUNCHER": "torch"}
+    launch = Launcher(tmp_path, {"CCL_PROCESS_LAUNCHER": "torch"})
     words = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    done = subprocess.run(
-        [*words, "--nproc-per-node=2", "-m", "torch_cpudist.compat", str(SCRIPT)],
-        capture_output=True,
-        text=True,
-        env=environment,
-        timeout=PATIENCE_S,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    words += ["--nproc-per-node=2", "-m", "torch_cpudist.compat", str(SCRIPT)]
+    try:
+        program = launch(words)
+        assert program.wait(PATIENCE_S) == 0, program.text()
+    finally:
+        launch.end()
     for rank in range(2):
-        assert f"rank {rank}: same True launcher none learned True" in done.stdout
-    assert "CCL_PROCESS_LAUNCHER=torch does not work" in done.stderr
+        said = f"rank {rank}: same True launcher none learned True"
+        assert said in program.text()
+    assert "CCL_PROCESS_LAUNCHER=torch does not work" in program.text()

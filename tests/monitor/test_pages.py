@@ -69,13 +69,7 @@ def later(name):
 def shown():
     """What a server and two trainers have shown and said."""
     pytest.importorskip("prometheus_client")
-    first = free_port()
-    # Three that lie together: what one of them is is told by an error otherwise.
-    for _ in range(50):
-        taken = [port for port in range(first, first + 3) if not is_free(port)]
-        if not taken:
-            break
-        first = free_port()
+    first = free_ports(3)
     variables = {**ONE_THREAD, "CPUDIST_METRICS": str(first)}
     with testing.ProcessRanks(
         shown_while_training, 3, servers=1, variables=variables
@@ -87,11 +81,21 @@ def shown():
         after = [parsed(fetch(first + 1))]
         while not value(after[-1], "cpudist_server_lost"):
             assert time.monotonic() < deadline
-            after.append(parsed(fetch(first + 1)))
+            time.sleep(0.05)
+            after[1:] = [parsed(fetch(first + 1))]
         ranks.expect(1, "report", PATIENCE_S)
         after.append(parsed(fetch(first + 1)))
     pages = [parsed(text) for text in said[0]["pages"]]
     return said, pages, after
+
+
+def free_ports(count):
+    """The first of so many that lie together: a taken one would be an error."""
+    for _ in range(50):
+        first = free_port()
+        if all(is_free(port) for port in range(first, first + count)):
+            break
+    return first
 
 
 def is_free(port):
@@ -216,7 +220,7 @@ def test_it_answers_while_a_server_is_frozen_and_when_it_is_lost(shown):
 
 
 def test_it_answers_while_its_rank_waits_for_another_one():
-    port, stepped, may = free_port(), threading.Event(), threading.Event()
+    port, stepped, may = free_ports(2), threading.Event(), threading.Event()
     batches = Batches(2)
     variables = {**ONE_THREAD, "CPUDIST_METRICS": str(port)}
 
@@ -234,11 +238,13 @@ def test_it_answers_while_its_rank_waits_for_another_one():
         target=lambda: ends.append(run_trainers(body, 2, variables=variables))
     )
     trainers.start()
-    assert stepped.wait(PATIENCE_S)
-    # The first trainer is in its step, or about to be, and cannot leave it.
-    found = [parsed(fetch(port + rank)) for rank in (0, 1, 0, 1)]
-    may.set()
-    trainers.join(PATIENCE_S)
+    try:
+        assert stepped.wait(PATIENCE_S)
+        # The first trainer is in its step, or about to be, and cannot leave it.
+        found = [parsed(fetch(port + rank)) for rank in (0, 1, 0, 1)]
+    finally:
+        may.set()
+        trainers.join(PATIENCE_S)
     assert ends == [[1, 1]]
     for page in found:
         assert value(page, "cpudist_steps_total", optimizer="0") == 0
@@ -278,21 +284,27 @@ def alone(port):
 def test_a_forked_child_does_not_keep_the_port():
     port = free_port()
     go, tell = os.pipe()
-    with alone(port):
-        child = os.fork()
-        if not child:
-            os.read(go, 1)
-            os._exit(0)
+    there, ready = os.pipe()
+    child = 0
     try:
+        with alone(port):
+            child = os.fork()
+            if not child:
+                os.close(tell)  # so that the parent's end is the end of the wait
+                os.write(ready, b"x")
+                os.read(go, 1)
+                os._exit(0)
+            os.read(there, 1)  # the child is past what it does after the fork
         with socket.socket() as other:
             other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             other.bind(("127.0.0.1", port))  # which a listener elsewhere would refuse
             other.listen()
     finally:
-        os.write(tell, b"x")
-        os.waitpid(child, 0)
-        os.close(go)
         os.close(tell)
+        if child:
+            os.waitpid(child, 0)
+        for end in (go, there, ready):
+            os.close(end)
 
 
 @pytest.mark.processes

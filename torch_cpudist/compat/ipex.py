@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -31,6 +31,8 @@ _NOTHING = {
     "sample_input": "nothing is traced, so that no sample is needed",
     "concat_linear": "linear layers stay as they are",
 }
+# After the first five, as the original takes them by place.
+_ORDER = (*list(_NOTHING)[:-1], "graph_mode", "concat_linear")
 
 
 def optimize(
@@ -39,8 +41,8 @@ def optimize(
     optimizer: Optimizer | None = None,
     level: str = "O1",
     inplace: bool = False,
-    graph_mode: bool | None = None,
-    **others: Any,
+    *others: Any,
+    **named: Any,
 ) -> Any:
     """As ``intel_extension_for_pytorch.optimize`` is called; see ``cpudist.optimize``.
 
@@ -50,11 +52,12 @@ def optimize(
             not the script enters it, and parameters stay float32; ``None`` or
             ``torch.float32``: in float32.
         optimizer: over parameters of ``model``.
-        level: ``"O1"``; ``"O0"``: nothing is changed.
+        level: ``"O1"``; ``"O0"``: nothing is changed, whatever ``dtype`` is.
         inplace: change this model and optimizer; else copies of both.
-        graph_mode: compile the model (``torch.compile``).
-        others: the remaining arguments of the original, which change no number here;
-            those given are named in the log, with the reason.
+        others: the remaining arguments of the original, in its order;
+            ``graph_mode`` compiles the model (``torch.compile``), the others change no
+            number here, and those given are named in the log, with the reason.
+        named: likewise, by name.
 
     Returns:
         The model; with ``optimizer`` that and the optimizer.
@@ -74,25 +77,33 @@ def optimize(
             f"ipex.optimize: dtype={dtype}, expected torch.bfloat16, torch.float32 or "
             "None"
         )
-    _check_others(others)
+    given = _given(others, named)
+    graph_mode = bool(given.pop("graph_mode", None))
+    _tell_of(given)
     if not inplace:
         model, optimizer = _copied(model, optimizer)
     if level == "O0":
         logger.warning("ipex.optimize: level='O0': nothing was changed")
     else:
-        _optimize(model, optimizer, dtype or torch.float32, bool(graph_mode))
+        _optimize(model, optimizer, dtype or torch.float32, graph_mode)
     return model if optimizer is None else (model, optimizer)
 
 
-def _check_others(others: Mapping[str, Any]) -> None:
-    unknown = sorted(set(others) - set(_NOTHING))
-    if unknown:
+def _given(others: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
+    """By name, as they would be given to the original."""
+    given = dict(zip(_ORDER, others, strict=False))
+    wrong = sorted(set(named) - set(_ORDER)) + sorted(set(named) & set(given))
+    if wrong or len(others) > len(_ORDER):
         raise InvalidArgumentError(
-            f"ipex.optimize: {', '.join(unknown)}: the original has no such argument; "
-            "it has dtype, optimizer, level, inplace, graph_mode, "
-            f"{', '.join(_NOTHING)}"
+            f"ipex.optimize: {', '.join(wrong) or 'too many arguments'}: the original "
+            "has, once each, model, dtype, optimizer, level, inplace, "
+            f"{', '.join(_ORDER)}"
         )
-    for name, value in others.items():
+    return {**given, **named}
+
+
+def _tell_of(given: Mapping[str, Any]) -> None:
+    for name, value in given.items():
         if value is not None:
             logger.warning(
                 "ipex.optimize: %s=%s: %s",

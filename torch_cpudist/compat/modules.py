@@ -51,7 +51,8 @@ def _refusing(name: str, has: str) -> Callable[[str], Any]:
 
 def _made(name: str, contents: Mapping[str, Any], has: str) -> ModuleType:
     module = ModuleType(name, f"The part of {name} that torch_cpudist.compat has.")
-    module.__spec__ = ModuleSpec(name, loader=None, origin="torch_cpudist.compat")
+    spec = ModuleSpec(name, loader=None, origin="torch_cpudist.compat")
+    module.__spec__ = spec
     module.__dict__["__version__"] = f"0+torch_cpudist.{__version__}"
     module.__dict__.update(contents)
     module.__dict__["__getattr__"] = _refusing(name, has)
@@ -87,7 +88,9 @@ def install() -> Installed:
     """Has ``import`` find the two packages here, in this process. Idempotent.
 
     ``oneccl_bindings_for_pytorch``: the import does nothing more, as the backend
-    ``ccl`` of torch.distributed is this package's own. ``intel_extension_for_pytorch``
+    ``ccl`` of torch.distributed is this package's own, also where another one is
+    installed, which could not register that name a second time; one that was imported
+    before this package stays. ``intel_extension_for_pytorch``
     has ``optimize``, which ``cpudist.optimize`` does, and ``__version__``; the real one
     is left where it is installed, fits the torch in use and can be imported. Every
     other attribute of either is an ``AttributeError`` that says so. What was done is
@@ -96,16 +99,21 @@ def install() -> Installed:
     Returns:
         What was done.
     """
-    if isinstance(sys.modules.get(_ONECCL), ModuleType) and _is_ours(_ONECCL):
+    if _is_ours(_ONECCL) or _is_ours(_IPEX):
         ours = tuple(name for name in (_ONECCL, _IPEX) if _is_ours(name))
         return Installed(ours, tuple(f"{name} is found here already." for name in ours))
     backends.register()
-    sys.modules[_ONECCL] = _made(_ONECCL, {}, "the backend 'ccl', and no function,")
-    names = [_ONECCL]
-    notes = [
-        f"import {_ONECCL} is torch_cpudist's own backend 'ccl' over the runtime of "
-        "oneCCL (pip install 'torch-cpudist[ccl]')."
-    ]
+    names, notes = [], []
+    if _ONECCL in sys.modules:
+        notes.append(f"{_ONECCL} was imported before, and stays.")
+    else:
+        has = "the backend 'ccl', and no function,"
+        sys.modules[_ONECCL] = _made(_ONECCL, {}, has)
+        names.append(_ONECCL)
+        notes.append(
+            f"import {_ONECCL} is torch_cpudist's own backend 'ccl' over the runtime "
+            "of oneCCL (pip install 'torch-cpudist[ccl]')."
+        )
     why = _real(_IPEX)
     if why is None:
         notes.append(f"import {_IPEX} is the one installed.")

@@ -219,5 +219,9 @@ class ReduceDriver(GradientDriver):
         found["collective"]["state_bytes"] = self._owned.state_bytes
         return found
 
+    def observed(self) -> dict[str, Any]:
+        """Without ``state_bytes``: the state is the training thread's."""
+        return super().stats()
+
 
 register(Reduce, opens=open_equal, drives=ReduceDriver, served=False)

@@ -130,7 +130,11 @@ class _Listener(socketserver.ThreadingMixIn, socketserver.TCPServer):
         if not self._room.acquire(blocking=False):
             self.shutdown_request(request)
             return
-        super().process_request(request, client_address)
+        try:
+            super().process_request(request, client_address)
+        except BaseException:  # no thread could be started
+            self._room.release()
+            raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         """As its base; gives the room back."""
@@ -196,7 +200,7 @@ class Endpoint:
         _open.discard(self)
         if self._thread is not None:
             self._listener.shutdown()
-            self._thread.join()
+            self._thread.join(_CLIENT_S)
             self._thread = None
         self._listener.server_close()
 

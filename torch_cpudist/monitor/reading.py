@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from torch_cpudist._version import __version__
-from torch_cpudist.errors import Error, PeerLostError
+from torch_cpudist.errors import PeerLostError
 from torch_cpudist.launch.run import Run
 from torch_cpudist.log import logger
 from torch_cpudist.monitor import server, trainer
@@ -31,8 +31,8 @@ def families_of(run: Run) -> list[Family]:
     for read in (_client, _optimizers, _loops, _server):
         try:
             families += read(run)
-        except Error as error:  # closed meanwhile, say
-            logger.debug("metrics: %s cannot be read: %s", read.__name__, error)
+        except Exception as error:  # closed meanwhile, say; the other parts are shown
+            logger.debug("metrics: %s cannot be read: %r", read.__name__, error)
             unread += 1
     text = "Parts of this page that could not be read: what has them is closed."
     families.append(Family(UNREAD, "gauge", text, (), {(): unread}))
