@@ -249,6 +249,7 @@ void Peers::confirm_goodbye(uint32_t rank) {
   const std::lock_guard lock(mutex_);
   if (!peers_[rank].goodbye) return;
   peers_[rank].gone = true;
+  peers_[rank].process = Descriptor();
   changed_.notify_all();
 }
 
@@ -437,6 +438,7 @@ std::optional<Peers::Loss> Peers::wait_for_loss() {
         if (options_.elastic) sequencer_.refuse(rank, loss->error);
         peer.lost = std::move(lost);
         peer.lost_at = Clock::now();
+        peer.process = Descriptor();
         changed_.notify_all();
         return loss;
       }

@@ -240,8 +240,8 @@ def test_a_trainer_waits_for_others_no_longer_than_it_is_told(groups):
 
     def train():
         try:
-            cpudist.init(timeout_s=3.0, variables=groups.variables("trainer"))
-        except cpudist.OperationTimeoutError as error:
+            cpudist.init(timeout_s=10.0, variables=groups.variables("trainer"))
+        except cpudist.Error as error:
             errors.append(str(error))
 
     trainer = threading.Thread(target=train, daemon=True)

@@ -209,6 +209,7 @@ def own_store(port, address="127.0.0.1", **others):
         rank=0,
         world_size=2,
         local_world_size=others.get("local_world_size", 2),
+        local_said=others.get("local_said", True),
         master_addr=address,
         master_port=port,
         launched=True,
@@ -249,6 +250,34 @@ def test_a_store_that_others_may_not_reach_otherwise_listens_everywhere_and_says
     own_store(port, address, local_world_size=ranks)
     assert len(listens(port) & EVERYWHERE) == 1
     assert why in caplog.text
+
+
+@pytest.mark.parametrize("name", ["node0", "127.0.0.1"])
+def test_where_nobody_says_how_many_ranks_a_host_has_a_name_may_be_a_hosts_own(
+    name, caplog, monkeypatch
+):
+    """Debian has a host's own name at 127.0.1.1, which others resolve otherwise."""
+    resolve = socket.getaddrinfo
+
+    def resolved(asked, *arguments, **named):
+        return resolve("127.0.1.1" if asked == "node0" else asked, *arguments, **named)
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolved)
+    keep = rendezvous.TCPStore
+    monkeypatch.setattr(
+        rendezvous,
+        "TCPStore",
+        lambda at, *more, **named: keep("127.0.0.1", *more, **named),
+    )
+    port = free_port()
+    kept = own_store(port, name, local_said=False)
+    if name == "node0":
+        assert len(listens(port) & EVERYWHERE) == 1
+        assert "is a name of this host only" in caplog.text
+    else:
+        assert listens(port) == {"127.0.0.1"}
+        assert not caplog.text
+    del kept
 
 
 def test_a_port_that_another_has_is_said():

@@ -212,6 +212,7 @@ class CollectiveGroup:
                         break
                 except RuntimeError as error:
                     if work.is_completed():
+                        self._check_known(what)  # the cause, where this is its effect
                         raise self.error_of(error) from error
                 self._check_others(what, waited.number)
                 if time.monotonic() > deadline:

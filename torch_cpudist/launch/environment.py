@@ -85,6 +85,7 @@ class Environment:
     Attributes:
         rank, world_size: of all ranks, servers included.
         local_rank, local_world_size, group_rank: place of this rank among hosts.
+        local_said: the environment has it; else all may be on one host, or each alone.
         restart_count: how often torchrun has restarted this rank.
         role_name: torchrun's ``--role``.
         master_addr, master_port: the store; ``None`` without a launcher.
@@ -120,6 +121,7 @@ class Environment:
     world_size: int = 1
     local_rank: int = 0
     local_world_size: int = 1
+    local_said: bool = True
     group_rank: int = 0
     restart_count: int = 0
     role_name: str = "default"
@@ -431,6 +433,7 @@ def parse(variables: Mapping[str, str], *, ranks_given: bool = False) -> Environ
         world_size=world_size,
         local_rank=_integer(variables, "LOCAL_RANK", 0) if launched else 0,
         local_world_size=local_world_size,
+        local_said=not launched or "LOCAL_WORLD_SIZE" in variables,
         group_rank=_integer(variables, "GROUP_RANK", 0) if launched else 0,
         restart_count=(
             _integer(variables, "TORCHELASTIC_RESTART_COUNT", 0) if launched else 0

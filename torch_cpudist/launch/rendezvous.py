@@ -104,6 +104,11 @@ def _keep_store(environment: Environment, timeout_s: float) -> Store:
     return store
 
 
+def _is_local(name: str) -> bool:
+    """Whether a name or address is of every host itself, for all that use it."""
+    return name in ("localhost", "::1") or name.startswith("127.")
+
+
 def _listener(environment: Environment) -> socket.socket | None:
     """A socket that listens where ``MASTER_ADDR`` leads.
 
@@ -116,7 +121,9 @@ def _listener(environment: Environment) -> socket.socket | None:
     """
     name, port = environment.master_addr or "", environment.master_port
     several = environment.local_world_size < environment.world_size
-    why = "is a name of this host only, though ranks run on several"
+    if not environment.local_said and not _is_local(name):
+        several = environment.world_size > 1  # some hosts' own names lead to loopback
+    why = "is a name of this host only, though ranks may run on several"
     if not (several and host.is_loopback(name, port)):
         found = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)
         # Of a name with both kinds of address IPv4's is the one that all hosts have.

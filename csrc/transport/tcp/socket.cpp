@@ -8,12 +8,14 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <utility>
 
 #include "base/errors.h"
 #include "base/wait.h"
@@ -71,6 +73,15 @@ void wait_established(int fd, const Address& address, TimePoint deadline,
   if (error != 0) refuse(address, describe_errno(error));
 }
 
+// Proof of an end is no reason to turn a connection away: where descriptors are few it is done
+// without. The lowest free number is given out, so that a high one says how many there are.
+Descriptor affordable(Descriptor process) {
+  rlimit files{};
+  if (getrlimit(RLIMIT_NOFILE, &files) != 0) return process;
+  const auto number = static_cast<uint64_t>(std::max(process.get(), 0));
+  return number < files.rlim_cur / 2 ? std::move(process) : Descriptor();
+}
+
 }  // namespace
 
 Descriptor make_socket(const Address& address) {
@@ -114,7 +125,9 @@ void check_same_user(int fd) {
 Descriptor peer_process(int fd) {
   int process = -1;
   socklen_t length = sizeof(process);
-  if (getsockopt(fd, SOL_SOCKET, kPeerPidfd, &process, &length) == 0) return Descriptor(process);
+  if (getsockopt(fd, SOL_SOCKET, kPeerPidfd, &process, &length) == 0) {
+    return affordable(Descriptor(process));
+  }
 #ifdef SYS_pidfd_open
   ucred peer{};
   length = sizeof(peer);
@@ -122,11 +135,13 @@ Descriptor peer_process(int fd) {
     return Descriptor();
   }
   Descriptor opened(static_cast<int>(syscall(SYS_pidfd_open, peer.pid, 0)));
-  // While the socket is open at the other end its process lives, and the number is its own.
+  // While nothing has ended the stream the number is that of who connected, unless that one has
+  // left its socket to a child and ended. Then it may be another's by now, whose life proves
+  // nothing: the clocks decide.
   char byte = 0;
   const ssize_t left = recv(fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
-  const bool open = left > 0 || (left < 0 && (errno == EAGAIN || errno == EWOULDBLOCK));
-  if (open) return opened;
+  const bool open = left < 0 && (errno == EAGAIN || errno == EWOULDBLOCK);
+  if (open) return affordable(std::move(opened));
 #endif
   return Descriptor();
 }
