@@ -56,7 +56,7 @@ class Breaking {
     }
     return "";
   }
-  uint32_t requests() const { return requests_; }
+  uint32_t requests() const { return broken_ + (answered_ ? 1u : 0u); }
 
  private:
   void answer(transport::Connection& connection, wire::FrameHeader header, uint32_t breaks) {
@@ -70,7 +70,11 @@ class Breaking {
         payload = encode(wire::ProbeReply{});
         break;
       case wire::FrameKind::kBarrier:
-        if (++requests_ <= breaks) return connection.close("broken");
+        if (broken_ < breaks) {
+          ++broken_;
+          return connection.close("broken");
+        }
+        answered_ = true;  // asked for anew where its answer takes longer than probes wait
         header.kind = wire::FrameKind::kReply;
         payload = encode(wire::BarrierReply{});
         break;
@@ -80,7 +84,8 @@ class Breaking {
     connection.send(wire::Frame{header, std::move(payload)});
   }
 
-  std::atomic<uint32_t> requests_{0};
+  std::atomic<uint32_t> broken_{0};
+  std::atomic<bool> answered_{false};
   Recorder recorder_;
   std::shared_ptr<transport::InprocNetwork> network_;
   std::unique_ptr<transport::Listener> listener_;
