@@ -11,7 +11,7 @@
 set -euo pipefail
 
 # Where the ranks meet: on the first node, at a port that the jobs of a node do not share.
-MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n 1p)
 MASTER_PORT=$((10000 + SLURM_JOB_ID % 20000))
 export MASTER_ADDR MASTER_PORT
 

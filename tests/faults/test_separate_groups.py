@@ -240,7 +240,7 @@ def test_a_trainer_waits_for_others_no_longer_than_it_is_told(groups):
 
     def train():
         try:
-            cpudist.init(timeout_s=10.0, variables=groups.variables("trainer"))
+            cpudist.init(timeout_s=8.0, variables=groups.variables("trainer"))
         except cpudist.Error as error:
             errors.append(str(error))
 
