@@ -155,6 +155,36 @@ def test_who_has_left_and_is_back_saves_again(tmp_path):
     assert run(body, 2, variables=seeing(tmp_path)) == [["both", "again"]] * 2
 
 
+@pytest.mark.parametrize("apart", [False, True], ids=["one_job", "own_jobs"])
+def test_a_group_that_has_gone_back_comes_to_the_same_round_again(apart, tmp_path):
+    """What trainer 0 said there before is of cuts that are over."""
+
+    def body(context):
+        rank = context.trainer_rank
+        model, opt = wrapped([[0, 1]])
+        opt.resume()
+        names = []
+        for step, name in enumerate(("early", "late", "last")):
+            push(opt, model, rank, step)
+            names.append(opt.save_snapshot(name))
+        opt.load_snapshot("early")
+        push(opt, model, rank, 1)
+        names.append(opt.save_snapshot("late-again"))
+        settle(opt)
+        return names
+
+    if apart:
+        with own_jobs(2, **seeing(tmp_path)) as jobs:
+            trainers = [jobs.trainer(name, body) for name in "ab"]
+            found = [trainer.result() for trainer in trainers]
+    else:
+        found = run(body, 2, variables=seeing(tmp_path))
+    assert found == [["early", "late", "last", "late-again"]] * 2
+    table, _ = expected([2, 2], (0.5, 0.5))
+    for name in ("late", "late-again"):
+        assert torch.equal(saved_values(Snapshot(tmp_path / name))[0], table)
+
+
 def test_a_save_beside_one_that_others_have_still_to_mark(tmp_path):
     """Under Async it waits for that one: servers would refuse two of one moment."""
     over = threading.Event()

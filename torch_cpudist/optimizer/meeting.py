@@ -245,7 +245,8 @@ class Meeting:
             self._handed_at = at
             self._handed.clear()
         self._handed[what] += 1
-        word = f"{at}-{what}-{self._handed[what]}"
+        # Decisions first: who has gone back comes to the same rounds again.
+        word = f"{self._decisions}-{at}-{what}-{self._handed[what]}"
         if self._run.trainer_rank == 0:
             found, failed = self._tried(do, loads=False)
             self._hand(word, json.dumps(found))
