@@ -7,17 +7,20 @@ Of each trainer all gradients are equal, so that values say how many were handed
 
 from __future__ import annotations
 
-import threading
-
 import pytest
 import torch
 from counting import ROWS
 from own_jobs import own_jobs
-from patience import PATIENCE_S
-from returning import WAITS, Lives, at_a_barrier, check, flushed, until_back
+from returning import (
+    WAITS,
+    Lives,
+    at_a_barrier,
+    check,
+    flushed,
+    lost_again_while_loading,
+    until_back,
+)
 from snapshot_parity import seeing
-
-from torch_cpudist.drivers.served_saving import ServedSaving
 
 
 def looked_far(opt, model, rank):
@@ -81,27 +84,7 @@ def test_what_is_lost_twice_counts_once(kind, tmp_path):
 
 def test_servers_are_lost_again_while_values_are_loaded(tmp_path, monkeypatch):
     """The state of rows is from before the first loss."""
-    known, loading = ServedSaving.load, threading.Event()
-    killed = threading.Event()
-
-    def load(self, *arguments):
-        known(self, *arguments)
-        if not killed.is_set():
-            loading.set()
-            assert killed.wait(PATIENCE_S)
-
     lives = Lives("remote", again=keeping_state, strategy="geo")
-    with own_jobs(2, **seeing(tmp_path), **WAITS) as jobs:
-        trainers = [jobs.trainer(name, lives.body) for name in "ab"]
-        lives.wait(jobs)
-        monkeypatch.setattr(ServedSaving, "load", load)
-        jobs.kill_server()
-        jobs.restart_server(**WAITS)
-        lives.go[0].set()
-        jobs.wait(loading)
-        jobs.kill_server()
-        killed.set()
-        jobs.restart_server(**WAITS)
-        found = [one.result() for one in trainers]
+    found = lost_again_while_loading(lives, tmp_path, monkeypatch)
     check(found)
     assert {one[2]["count"] for one in found} == {1}

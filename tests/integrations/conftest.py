@@ -2,21 +2,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """What tests of plug-ins share."""
 
-from __future__ import annotations
+from own_folder import in_a_folder
 
-import pytest
-import torch
-import torch.distributed as dist
-
-import torch_cpudist as cpudist
-
-
-@pytest.fixture
-def in_a_folder(monkeypatch, tmp_path):
-    """A folder to write to; of what a test has begun nothing stays."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("CPUDIST_THREADS", "1")
-    with torch.random.fork_rng():
-        yield
-    if dist.is_initialized():
-        cpudist.shutdown("none")
+__all__ = ["in_a_folder"]

@@ -23,6 +23,7 @@ from returning import (
     check,
     flushed,
     looked_up,
+    lost_again_while_loading,
     stepped,
     until_back,
 )
@@ -31,7 +32,6 @@ from snapshot_parity import seeing
 from torch._C._distributed_c10d import TCPStore
 
 import torch_cpudist as cpudist
-from torch_cpudist.drivers.served_saving import ServedSaving
 from torch_cpudist.snapshot.directory import Directory
 
 CALL = timedelta(seconds=5)
@@ -106,28 +106,8 @@ def test_servers_come_back_with_changes(kind, tmp_path, caplog):
 
 def test_servers_are_lost_again_while_values_are_loaded(tmp_path, monkeypatch):
     """The wait begins anew, and nothing is counted twice."""
-    known, loading = ServedSaving.load, threading.Event()
-    killed = threading.Event()
-
-    def load(self, *arguments):
-        known(self, *arguments)
-        if not killed.is_set():
-            loading.set()
-            assert killed.wait(PATIENCE_S)
-
     lives = Lives(again=until_back)
-    with own_jobs(2, **seeing(tmp_path), **WAITS) as jobs:
-        trainers = [jobs.trainer(name, lives.body) for name in "ab"]
-        lives.wait(jobs)
-        monkeypatch.setattr(ServedSaving, "load", load)
-        jobs.kill_server()
-        jobs.restart_server(**WAITS)
-        lives.go[0].set()
-        jobs.wait(loading)
-        jobs.kill_server()
-        killed.set()
-        jobs.restart_server(**WAITS)
-        found = [one.result() for one in trainers]
+    found = lost_again_while_loading(lives, tmp_path, monkeypatch)
     check(found)
     assert {one[2]["count"] for one in found} == {1}
 

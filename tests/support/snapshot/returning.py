@@ -11,10 +11,13 @@ import threading
 
 import torch
 from counting import counted, step, wrapped
+from own_jobs import own_jobs
 from patience import PATIENCE_S
 from snapshot_cases import until
+from snapshot_parity import seeing
 
 import torch_cpudist as cpudist
+from torch_cpudist.drivers.served_saving import ServedSaving
 
 WAITS = {"CPUDIST_REJOIN_S": str(int(PATIENCE_S))}
 
@@ -131,3 +134,28 @@ def until_back(opt, model, rank):
     count = opt.stats()["recovered"]["count"]
     while opt.stats()["recovered"]["count"] == count:
         step(opt, model, rank)
+
+
+def lost_again_while_loading(lives, folder, monkeypatch):
+    """What both trainers return whose servers are lost a second time in their load."""
+    known, loading = ServedSaving.load, threading.Event()
+    killed = threading.Event()
+
+    def load(self, *arguments):
+        known(self, *arguments)
+        if not killed.is_set():
+            loading.set()
+            assert killed.wait(PATIENCE_S)
+
+    with own_jobs(2, **seeing(folder), **WAITS) as jobs:
+        trainers = [jobs.trainer(name, lives.body) for name in "ab"]
+        lives.wait(jobs)
+        monkeypatch.setattr(ServedSaving, "load", load)
+        jobs.kill_server()
+        jobs.restart_server(**WAITS)
+        lives.go[0].set()
+        jobs.wait(loading)
+        jobs.kill_server()
+        killed.set()
+        jobs.restart_server(**WAITS)
+        return [one.result() for one in trainers]
