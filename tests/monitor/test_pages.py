@@ -36,6 +36,7 @@ from sync_cases import run as run_trainers
 
 import torch_cpudist as cpudist
 from torch_cpudist import testing
+from torch_cpudist.monitor import endpoint
 from torch_cpudist.monitor.server import SERVER, TABLE
 from torch_cpudist.monitor.trainer import CLIENT, LOOP, OPTIMIZER
 
@@ -270,6 +271,27 @@ def test_a_page_lives_from_init_to_shutdown_and_takes_what_comes():
         assert value(parsed(fetch(port)), "process_open_fds") > 0
     assert is_free(port)
     with alone(port):  # the port may be used again at once
+        assert "cpudist_rank_info" in fetch(port)
+
+
+@pytest.mark.processes
+def test_who_sends_a_byte_now_and_then_is_cut_off(monkeypatch):
+    """Each byte comes in time, the request never: nine would keep all others out."""
+    monkeypatch.setattr(endpoint, "_CLIENT_S", 1.0)
+    port = free_port()
+    with alone(port), socket.create_connection(("127.0.0.1", port)) as slow:
+        slow.settimeout(0.1)
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            assert time.monotonic() < deadline
+            try:
+                slow.sendall(b"G")
+                if not slow.recv(1):
+                    break
+            except TimeoutError:
+                continue
+            except ConnectionError:
+                break
         assert "cpudist_rank_info" in fetch(port)
 
 

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import socket
@@ -106,6 +107,12 @@ class _Handler(BaseHTTPRequestHandler):
         """Scrapes are nothing to tell of."""
 
 
+def _cut(connection: socket.socket) -> None:
+    """Ends what its handler waits for: who sends a byte now and then, too."""
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
+
+
 class _Listener(socketserver.ThreadingMixIn, socketserver.TCPServer):
     """Listens from being made; answers once it knows what to read."""
 
@@ -137,10 +144,14 @@ class _Listener(socketserver.ThreadingMixIn, socketserver.TCPServer):
             raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """As its base; gives the room back."""
+        """As its base, for so long at most; gives the room back."""
+        clock = threading.Timer(_CLIENT_S, _cut, [request])
+        clock.daemon = True
         try:
+            clock.start()
             super().process_request_thread(request, client_address)
         finally:
+            clock.cancel()
             self._room.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
