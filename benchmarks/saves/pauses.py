@@ -54,7 +54,6 @@ STRATEGIES = {
     "async": cpudist.Async,
     "geo": lambda: cpudist.Geo(push_every=20),
     "allreduce": cpudist.AllReduce,
-    "local_sgd": cpudist.LocalSGD,
     "hybrid": cpudist.Hybrid,
 }
 _PREFIX = "PAUSES_BENCHMARK_"
