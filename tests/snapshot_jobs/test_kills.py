@@ -20,12 +20,16 @@ KILLS = int(os.environ.get("CPUDIST_TEST_KILLS", "2"))
 SCRIPT = Path(__file__).with_name("train_killed.py")
 # Trainers and dedicated servers.
 LAYOUTS = {"allreduce": [(2, 0)], "sync": [(2, 0), (2, 1)]}
-# By what a trainer's gradient of a row, and of the dense parameter, counts.
+# By what each trainer's gradients of rows, and of the dense parameter, count.
+GROUPS = [0.5, 0.5, 1.0]  # two trainers that share rounds, and one of its own
 WHOLE = {
-    ("async", 2, 2): (1.0, 1.0),
-    ("async_remote", 2, 2): (1.0, 1.0),
-    ("sync_remote", 2, 1): (0.5, 0.5),
-    ("hybrid", 2, 1): (1.0, 0.5),
+    ("async", 2, 0): ([1.0] * 2, [1.0] * 2),
+    ("async", 2, 2): ([1.0] * 2, [1.0] * 2),
+    ("async_remote", 2, 2): ([1.0] * 2, [1.0] * 2),
+    ("half_async", 3, 0): (GROUPS, GROUPS),
+    ("half_async", 3, 2): (GROUPS, GROUPS),
+    ("sync_remote", 2, 1): ([0.5] * 2, [0.5] * 2),
+    ("hybrid", 2, 1): ([1.0] * 2, [0.5] * 2),
 }
 # More than trainer 0 makes in all lives that are ended.
 STEPS = 20 + 16 * KILLS
@@ -75,10 +79,10 @@ def test_ends_with_every_gradient_once(
     folder, case = tmp_path / "job", (strategy, trainers, servers)
     ended = ends_of(launch_forks, folder, *case, kills=KILLS)
     of_rows, of_dense = WHOLE[case]
-    table, _ = expected([STEPS] * trainers, [of_rows] * trainers)
-    _, dense = expected([STEPS] * trainers, [of_dense] * trainers)
+    table, _ = expected([STEPS] * trainers, of_rows)
+    _, dense = expected([STEPS] * trainers, of_dense)
     for one in ended:
         assert torch.equal(one["table"], table)
         assert torch.equal(one["dense"], dense)
     if of_rows == of_dense:  # and so of each snapshot that is left
-        assert check_files(folder / "snapshots", 1.0, [of_rows] * trainers) > 0
+        assert check_files(folder / "snapshots", 1.0, of_rows) > 0

@@ -26,12 +26,17 @@ from torch_cpudist.snapshot.names import MANIFEST
 
 EVERY = 5
 LONGEST_S = 60.0
-STEP_S = 10.0
+# Less than others wait for trainer 0, whose next step a snapshot may need.
+STEP_S = 1.0
 SMALL = cpudist.Sharding(min_block_size=2)
 # By the name of a case: the strategy, and whether the table is remote.
 WHOLE = {
     "async": (lambda: cpudist.Async(sharding=SMALL), False),
     "async_remote": (lambda: cpudist.Async(sharding=SMALL), True),
+    "half_async": (
+        lambda: cpudist.HalfAsync(group=[[0, 1], [2]], sharding=SMALL),
+        False,
+    ),
     "sync_remote": (lambda: cpudist.Sync(sharding=SMALL), True),
     "hybrid": (
         lambda: cpudist.Hybrid(dense=cpudist.AllReduce(), sparse=cpudist.Async()),
@@ -41,7 +46,7 @@ WHOLE = {
 
 
 def is_whole_soon() -> bool:
-    """Whether there is a snapshot, or one is whole in time; some need another step."""
+    """Whether there is a snapshot, or one is whole in time; else after more steps."""
     folder = Path(os.environ["CPUDIST_SNAPSHOT_DIR"])
     deadline = time.monotonic() + STEP_S
     while not (whole := any(folder.glob(f"*/{MANIFEST}"))):
