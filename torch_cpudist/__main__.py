@@ -1,14 +1,15 @@
 # Copyright (c) 2026 The torch_cpudist authors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""``python -m torch_cpudist doctor``; docs/doctor.md."""
+"""``python -m torch_cpudist``: doctor (docs/doctor.md), top (docs/monitoring.md)."""
 
 from __future__ import annotations
 
 import sys
 
-from torch_cpudist.doctor import commands
+from torch_cpudist.doctor import commands as doctor
+from torch_cpudist.top import commands as top
 
-COMMANDS = {"doctor": commands.main}
+COMMANDS = {"doctor": doctor.main, "top": top.main}
 
 
 def main() -> int:

@@ -66,7 +66,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         ("precision", "launcher", "integrations"),
         ("compat",),
         ("testing",),
-        ("doctor",),
+        ("doctor", "top"),
         ("__init__",),
         ("__main__",),
     ),

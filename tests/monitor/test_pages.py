@@ -24,6 +24,8 @@ from monitor_cases import (
     asked,
     dashboard_queries,
     fetch,
+    free_ports,
+    is_free,
     parsed,
     shown_while_training,
     trainable,
@@ -39,6 +41,7 @@ from torch_cpudist import testing
 from torch_cpudist.monitor import endpoint
 from torch_cpudist.monitor.server import SERVER, TABLE
 from torch_cpudist.monitor.trainer import CLIENT, LOOP, OPTIMIZER
+from torch_cpudist.monitor.visitors import MOST, Visitors
 
 OPEN_PARSER = Lazily("prometheus_client.openmetrics.parser")
 # What has no row in the code's lists.
@@ -88,21 +91,6 @@ def shown():
         after.append(parsed(fetch(first + 1)))
     pages = [parsed(text) for text in said[0]["pages"]]
     return said, pages, after
-
-
-def free_ports(count):
-    """The first of so many that lie together: a taken one would be an error."""
-    for _ in range(50):
-        first = free_port()
-        if all(is_free(port) for port in range(first, first + count)):
-            break
-    return first
-
-
-def is_free(port):
-    """Whether nobody listens there now."""
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) != 0
 
 
 @pytest.mark.processes
@@ -272,6 +260,46 @@ def test_a_page_lives_from_init_to_shutdown_and_takes_what_comes():
     assert is_free(port)
     with alone(port):  # the port may be used again at once
         assert "cpudist_rank_info" in fetch(port)
+
+
+@pytest.mark.processes
+def test_who_says_nothing_keeps_nobody_out():
+    port = free_port()
+    with alone(port), contextlib.ExitStack() as silent:
+        links = [
+            silent.enter_context(
+                socket.create_connection(("127.0.0.1", port), PATIENCE_S)
+            )
+            for _ in range(3 * MOST)
+        ]
+        for _ in range(2):
+            assert "cpudist_rank_info" in fetch(port)
+        assert links[0].recv(1) == b""  # the oldest had to go
+
+
+def test_of_who_says_nothing_the_oldest_of_the_busiest_host_goes_first():
+    cut, now = [], [0.0]
+    visitors = Visitors(cut.append, lambda: now[0])
+    with contextlib.ExitStack() as made:
+        links = [made.enter_context(socket.socket()) for _ in range(MOST + 5)]
+        assert visitors.come(links[0], "10.0.0.1")
+        assert all(visitors.come(one, "10.0.0.2") for one in links[1:MOST])
+        assert not cut
+        visitors.asked(links[1])
+        assert visitors.come(links[MOST], "10.0.0.3")
+        assert cut == [links[2]]
+        visitors.go(links[2])  # its thread ends; its place is taken already
+        for one in [links[0], *links[3 : MOST + 1]]:
+            visitors.asked(one)
+        # All are being answered, since a moment ago.
+        assert not visitors.come(links[MOST + 1], "10.0.0.4")
+        assert cut == [links[2]]
+        now[0] = 1.0
+        assert visitors.come(links[MOST + 2], "10.0.0.4")
+        assert cut == [links[2], links[0]]
+        visitors.go(links[1])
+        assert visitors.come(links[MOST + 3], "10.0.0.4")
+        assert len(cut) == 2
 
 
 @pytest.mark.processes

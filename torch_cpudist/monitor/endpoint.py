@@ -20,9 +20,8 @@ from torch_cpudist.errors import AddressError, BackendUnavailableError
 from torch_cpudist.launch.environment import MetricsAddress
 from torch_cpudist.log import logger
 from torch_cpudist.monitor.families import Family
+from torch_cpudist.monitor.visitors import Visitors
 
-# Beyond so many at once a connection is closed unanswered.
-_MOST_AT_ONCE = 8
 _CLIENT_S = 10.0
 _POLL_S = 0.1
 Read = Callable[[], Sequence[Family]]
@@ -88,6 +87,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """One scrape."""
+        self.server.visitors.asked(self.connection)
         if self.path.partition("?")[0] != "/metrics":
             self.send_error(HTTPStatus.NOT_FOUND, explain="the page is /metrics")
             return
@@ -118,12 +118,13 @@ class _Listener(socketserver.ThreadingMixIn, socketserver.TCPServer):
 
     allow_reuse_address = True
     daemon_threads = True
+    request_queue_size = 64
     block_on_close = False
 
     def __init__(self, prometheus: Any, address: tuple[str, int]) -> None:
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         self._prometheus = prometheus
-        self._room = threading.BoundedSemaphore(_MOST_AT_ONCE)
+        self.visitors = Visitors(_cut)
         self.collector: _Collector | None = None
         super().__init__(address, _Handler)
 
@@ -134,13 +135,13 @@ class _Listener(socketserver.ThreadingMixIn, socketserver.TCPServer):
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Answers in a thread of its own, if there is room for one."""
-        if not self._room.acquire(blocking=False):
+        if not self.visitors.come(request, client_address[0]):
             self.shutdown_request(request)
             return
         try:
             super().process_request(request, client_address)
         except BaseException:  # no thread could be started
-            self._room.release()
+            self.visitors.go(request)
             raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
@@ -152,7 +153,7 @@ class _Listener(socketserver.ThreadingMixIn, socketserver.TCPServer):
             super().process_request_thread(request, client_address)
         finally:
             clock.cancel()
-            self._room.release()
+            self.visitors.go(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Who asks may go away; nothing of that is worth a line."""

@@ -10,6 +10,7 @@ import importlib
 import json
 import math
 import re
+import socket
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Any
 
 import torch
 from patience import PATIENCE_S
+from ports import free_port
 from sync_cases import Batches, Model, loss_of
 
 import torch_cpudist as cpudist
@@ -66,6 +68,21 @@ def parsed(text: str) -> Page:
 def value(page: Page, name: str, **labels: str) -> float:
     """One value of a page."""
     return page[name, frozenset(labels.items())]
+
+
+def free_ports(count: int) -> int:
+    """The first of so many that lie together: a taken one would be an error."""
+    for _ in range(50):
+        first = free_port()
+        if all(is_free(port) for port in range(first, first + count)):
+            break
+    return first
+
+
+def is_free(port: int) -> bool:
+    """Whether nobody listens there now."""
+    with socket.socket() as probe:
+        return bool(probe.connect_ex(("127.0.0.1", port)))
 
 
 def trainable(strategy: str) -> tuple[Model, cpudist.DistributedOptimizer]:
