@@ -14,6 +14,8 @@ _build_check.check()
 
 from torch_cpudist import backends, data, errors, integrations, metrics, optim
 from torch_cpudist._version import __version__ as __version__
+from torch_cpudist.advice.advice import Advice
+from torch_cpudist.advice.advising import advise
 from torch_cpudist.data import infer_from_dataset, train_from_dataset
 from torch_cpudist.errors import (
     AddressError,
@@ -48,6 +50,7 @@ from torch_cpudist.errors import (
     SnapshotError,
     SparseGradientError,
     TableFullError,
+    TooFewStepsError,
     UnpulledRowError,
     UnsupportedModelError,
     UnsupportedOptimizerError,
@@ -106,6 +109,7 @@ from torch_cpudist.tables.sharding import shard_tables
 __all__ = [
     "EMA",
     "AddressError",
+    "Advice",
     "AllReduce",
     "Async",
     "AuthenticationError",
@@ -168,10 +172,12 @@ __all__ = [
     "Strategy",
     "Sync",
     "TableFullError",
+    "TooFewStepsError",
     "Uniform",
     "UnpulledRowError",
     "UnsupportedModelError",
     "UnsupportedOptimizerError",
+    "advise",
     "backends",
     "barrier",
     "clip_grad_norm_",

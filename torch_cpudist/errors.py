@@ -58,6 +58,13 @@ class ConfigMismatchError(Error):
     """
 
 
+class TooFewStepsError(Error):
+    """Advice was asked for before there were steps enough to measure.
+
+    The message says how many it takes. Nothing was sent; go on and ask again.
+    """
+
+
 class UnpulledRowError(Error):
     """A gradient names a row that was not pulled since its last update.
 

@@ -63,6 +63,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         ("inference",),
         ("replicas", "metrics"),
         ("data",),
+        ("advice",),
         ("precision", "launcher", "integrations"),
         ("compat",),
         ("testing",),

@@ -28,6 +28,7 @@ from torch_cpudist.launch.default_group import DefaultGroup
 from torch_cpudist.launch.endpoints import Endpoints
 from torch_cpudist.launch.environment import Alone, Environment, parse_alone
 from torch_cpudist.launch.layout import Layout, Numbers
+from torch_cpudist.launch.loads import ServerLoad
 from torch_cpudist.launch.rooms import ServerRoom
 from torch_cpudist.launch.run import Participant, Run, forked
 from torch_cpudist.launch.torch_threads import TorchThreads
@@ -134,12 +135,15 @@ class Context(Run):
         """Waits for all goodbyes, as long as somebody makes progress."""
         limit_s = self.environment.round_deadline_ms / 1000
         dedicated = self.role == "server" and self.environment.world_size > 1
-        room = ServerRoom(self.rendezvous if dedicated else None, self.rank)
+        store = self.rendezvous if dedicated else None
+        room, load = ServerRoom(store, self.rank), ServerLoad(store, self.rank)
         progress: tuple[int, ...] = ()
         since = time.monotonic()
         room.tell()
+        load.tell()
         while not server.wait_done(1.0):
             room.tell()
+            load.tell()
             stats = server.stats()
             current = (stats["pushes"], stats["rounds"], stats["trainers"])
             if current != progress:

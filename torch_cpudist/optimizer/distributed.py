@@ -26,6 +26,7 @@ from torch_cpudist.errors import (
     RemoteTableError,
 )
 from torch_cpudist.launch import context
+from torch_cpudist.launch.baseline import Baseline
 from torch_cpudist.launch.run import Participant, Run
 from torch_cpudist.log import logger
 from torch_cpudist.model.first_gradients import FirstGradients
@@ -173,10 +174,10 @@ class DistributedOptimizer(face.ServedOptimizer, Participant):
         self._initial = InitialState(self._inners, self._driver.served)
         self._step_count_total = self._rounds = self._sample_count = 0
         self._steps_here = 0  # since the last barrier
-        self._said_left = False
-        self._step_s = 0.0
+        self._said_left, self._step_s = False, 0.0
         self._resumable = Resumable(self._run, model)
         self._outliving = Outliving(self._run, self._driver, self._resumable)
+        self._baseline = Baseline()
         self._run.add_participant(self)
 
     # -- construction ------------------------------------------------------------------
@@ -217,6 +218,11 @@ class DistributedOptimizer(face.ServedOptimizer, Participant):
     def closed(self) -> bool:
         """Whether ``close()`` was called, or ``shutdown()``."""
         return self._parameters is None
+
+    @property
+    def baseline(self) -> Baseline:
+        """The end of its warm-up in this process."""
+        return self._baseline
 
     @property
     def driver(self) -> Driver:
@@ -336,6 +342,7 @@ class DistributedOptimizer(face.ServedOptimizer, Participant):
         for inner in self._inners:
             inner._opt_called = True  # type: ignore[attr-defined]
         self._outliving.end_step(lambda: self._resumable.after_step(self.counters()))
+        self._baseline.count(self.stats, self._run.loops.totals)
         return loss
 
     def no_sync(self) -> AbstractContextManager[None]:
@@ -839,6 +846,7 @@ class DistributedOptimizer(face.ServedOptimizer, Participant):
     def go_on_with(self, client: _core.Client, limit_s: float) -> None:
         """Goes on with servers that have come back; see ``Participant``."""
         self._outliving.go_on_with(client, limit_s)
+        self._baseline.begin_anew()
 
     # -- the end -----------------------------------------------------------------------
 

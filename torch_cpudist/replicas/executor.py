@@ -129,6 +129,7 @@ class ReplicaExecutor:
         ]
         for served in self._served:
             served.add_generators(self._generators)
+            served.baseline.replicas = (self.replicas, self.num_threads)
         self._compiled = self._models.compiled or hasattr(
             loss_fn, "_torchdynamo_orig_callable"
         )
@@ -388,6 +389,8 @@ class ReplicaExecutor:
         threads, self._threads = self._threads, None
         if threads is not None:
             threads.close()
+            for served in self._served:
+                served.baseline.replicas = None
 
     def __enter__(self) -> ReplicaExecutor:
         """Returns itself."""
