@@ -20,6 +20,7 @@
 #include "client/client.h"
 #include "server/server.h"
 #include "support/check.h"
+#include "support/patience.h"
 #include "support/run_all.h"
 #include "table/store.h"
 #include "transport/inproc/channel.h"
@@ -46,7 +47,7 @@ class Gate final : public transport::ConnectionHandler {
     if (frame.header.kind == wire::FrameKind::kPush) ++pushes;
     if (frame.header.kind == held_) {
       std::unique_lock lock(mutex_);
-      opened_.wait_for(lock, std::chrono::seconds(20), [this] { return open_; });
+      opened_.wait_for(lock, kPatience, [this] { return open_; });
     }
     server_.on_frame(connection, std::move(frame));
   }
@@ -217,7 +218,7 @@ class Run {
 };
 
 void await(const std::function<bool()>& done) {
-  const auto deadline = Clock::now() + std::chrono::seconds(20);
+  const auto deadline = Clock::now() + kPatience;
   while (!done()) {
     CHECK(Clock::now() < deadline);
     std::this_thread::sleep_for(std::chrono::milliseconds(1));

@@ -376,7 +376,7 @@ TEST(client_remote_pull_that_failed_is_asked_for_again) {
   World world({.servers = 3, .plan = {.delay = 1.0, .delay_ms_max = 120, .seed = 2}});
   Trainer& trainer = world.trainers[0];
   const client::TableCache& cache = *trainer.set->state()->tables[kRemote];
-  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+  const auto deadline = std::chrono::steady_clock::now() + kPatience;
   const std::vector<int64_t> ids = batch(1, 0);
   for (bool failed = false; !failed;) {
     CHECK(std::chrono::steady_clock::now() < deadline);

@@ -19,6 +19,7 @@
 #include "server/server.h"
 #include "support/check.h"
 #include "support/inproc_servers.h"
+#include "support/patience.h"
 #include "support/run_all.h"
 #include "table/store.h"
 #include "transport/inproc/channel.h"
@@ -234,12 +235,12 @@ TEST(client_training_takes_in_answers_that_came_during_an_interrupt) {
   std::promise<void> pushed;
   first.handle_signal = [&] {
     handling.set_value();
-    pushed.get_future().wait_for(std::chrono::seconds(20));
+    pushed.get_future().wait_for(kPatience);
   };
   first.interrupt = true;
   run_all({[&] { CHECK_THROWS(step_once(first, cluster.layout, 0), Error); },
            [&] {
-             handling.get_future().wait_for(std::chrono::seconds(20));
+             handling.get_future().wait_for(kPatience);
              CHECK_EQ(step_once(second, cluster.layout, 0), 0);
              pushed.set_value();
            }});

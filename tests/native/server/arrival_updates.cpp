@@ -4,6 +4,7 @@
 // Updates on arrival as a server makes them: what is applied at once, what a bound on staleness
 // holds, and what releases it.
 
+#include "support/patience.h"
 #include "support/server_fixture.h"
 
 namespace cpudist::testing {
@@ -216,7 +217,7 @@ TEST(arrival_lost_trainer_releases_what_it_held_and_breaks_nothing) {
   const auto held = world.give(0);
   CHECK(world[0].waits(held));  // until trainer 2 has pushed
   world[2].disconnect();
-  CHECK(world[0].connection()->wait_for_answer(held, Clock::now() + std::chrono::seconds(20)));
+  CHECK(world[0].connection()->wait_for_answer(held, Clock::now() + kPatience));
   CHECK_EQ(world.updates_at(0, held), 3);
   for (int i = 0; i < 4; ++i) {
     world[1].reply(world.give(1));

@@ -7,6 +7,7 @@
 #include <chrono>
 #include <thread>
 
+#include "support/patience.h"
 #include "support/server_fixture.h"
 #include "wire/cut.h"
 
@@ -39,7 +40,7 @@ bool is_complete(const wire::CutReply& reply) {
 }
 
 wire::CutReply await(const Trainer& trainer, uint64_t request) {
-  const TimePoint deadline = Clock::now() + std::chrono::seconds(20);
+  const TimePoint deadline = Clock::now() + kPatience;
   while (trainer.waits(request)) {
     CHECK(Clock::now() < deadline);
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
@@ -212,7 +213,7 @@ TEST(cut_fails_with_the_loss_of_a_trainer_in_rounds) {
   World world(small_layout(), options);
   const auto first = mark(world[0], 5, "a");
   world[1].disconnect();
-  const TimePoint deadline = Clock::now() + std::chrono::seconds(20);
+  const TimePoint deadline = Clock::now() + kPatience;
   while (world[0].waits(first)) {
     CHECK(Clock::now() < deadline);
     std::this_thread::sleep_for(std::chrono::milliseconds(1));

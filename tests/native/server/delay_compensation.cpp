@@ -7,6 +7,7 @@
 #include <cmath>
 #include <thread>
 
+#include "support/patience.h"
 #include "support/server_fixture.h"
 
 namespace cpudist::testing {
@@ -215,7 +216,7 @@ TEST(compensation_ends_with_its_trainer) {
   Compensated world(constant(0.5), options);
   world.pull_row(1, 1);
   world[1].disconnect();
-  const TimePoint deadline = Clock::now() + std::chrono::seconds(20);
+  const TimePoint deadline = Clock::now() + kPatience;
   while (world.backup_bytes() > 0 && Clock::now() < deadline) std::this_thread::yield();
   CHECK_EQ(world.backup_bytes(), 0);
 }

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <thread>
 
+#include "support/patience.h"
 #include "support/server_fixture.h"
 
 namespace cpudist::testing {
@@ -22,7 +23,7 @@ server::ServerOptions elastic(uint32_t trainers, uint64_t rejoin_ms = 600000) {
   return options;
 }
 
-TimePoint in_time() { return Clock::now() + seconds(20); }
+TimePoint in_time() { return Clock::now() + kPatience; }
 
 PushSpec ones() {
   PushSpec spec;

@@ -6,6 +6,7 @@
 #include <set>
 #include <thread>
 
+#include "support/patience.h"
 #include "support/server_fixture.h"
 
 namespace cpudist::testing {
@@ -161,7 +162,7 @@ TEST(geo_server_goes_on_without_a_lost_trainer) {
   World world(deltas(), options);
   exchange(world, 1, moving({7}));
   world[1].disconnect();
-  const TimePoint deadline = Clock::now() + std::chrono::seconds(20);
+  const TimePoint deadline = Clock::now() + kPatience;
   while (world.server.stats().lost != 1) {
     CHECK(Clock::now() < deadline);
     std::this_thread::sleep_for(std::chrono::milliseconds(1));

@@ -11,12 +11,13 @@
 #include <exception>
 #include <thread>
 
+#include "support/patience.h"
 #include "support/server_fixture.h"
 
 namespace cpudist::testing {
 namespace {
 
-TimePoint shortly() { return Clock::now() + std::chrono::seconds(20); }
+TimePoint shortly() { return Clock::now() + kPatience; }
 
 std::string loss_of(server::Server& server) {
   try {

@@ -4,6 +4,7 @@
 // A snapshot that is being written, and pushes that come meanwhile, on one server: who waits for
 // whom, and who has the memory.
 
+#include "support/patience.h"
 #include "support/remote_fixture.h"
 #include "support/snapshot_fixture.h"
 
@@ -18,7 +19,7 @@ wire::CutReply cut_of(Trainer& trainer, uint64_t number) {
 }
 
 wire::CutStatus status_of(Trainer& trainer, uint64_t number) {
-  const TimePoint deadline = Clock::now() + std::chrono::seconds(60);
+  const TimePoint deadline = Clock::now() + kPatience;
   while (true) {
     const uint64_t request =
         trainer.plain(wire::FrameKind::kCutStatus, 0, encode(wire::CutQuery{number, ""}));

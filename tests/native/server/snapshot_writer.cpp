@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "support/failing_new.h"
+#include "support/patience.h"
 #include "support/run_all.h"
 #include "support/snapshot_fixture.h"
 
@@ -259,7 +260,7 @@ TEST(snapshot_given_up_leaves_no_files) {
   Rig rig(snapshot_layout(2, 50, 2));
   rig.store_values();
   const auto wait_empty = [&] {
-    const TimePoint deadline = Clock::now() + std::chrono::seconds(60);
+    const TimePoint deadline = Clock::now() + kPatience;
     while (files->has_directory("/snaps/snap-1") || !files->contents().empty()) {
       CHECK(Clock::now() < deadline);
       let_pass(std::chrono::milliseconds(1));
@@ -272,7 +273,7 @@ TEST(snapshot_given_up_leaves_no_files) {
   CHECK_EQ(writer.status(0, 1, "").state, wire::CutState::kUnknown);
   gate.open();
   wait_empty();
-  const TimePoint deadline = Clock::now() + std::chrono::seconds(60);
+  const TimePoint deadline = Clock::now() + kPatience;
   while (true) {  // the one that was given up may still end
     try {
       rig.begin(writer, 2, "snap-1");
@@ -349,12 +350,12 @@ TEST(snapshot_makes_pushes_wait_where_little_room_is_left) {
   const auto room = std::make_shared<table::ImageRoom>(1000);
   table::ImageMemory memory(room);
   CHECK(memory.take(700));
-  room->wait_for_room(Clock::now() + std::chrono::seconds(60));
+  room->wait_for_room(Clock::now() + kPatience);
   CHECK_EQ(room->waits(), 0u);
   CHECK(memory.take(200));
   room->wait_for_room(Clock::now() + std::chrono::milliseconds(1));  // as long as that, no longer
   CHECK_EQ(room->waits(), 1u);
-  run_all({[&] { room->wait_for_room(Clock::now() + std::chrono::seconds(60)); },
+  run_all({[&] { room->wait_for_room(Clock::now() + kPatience); },
            [&] {
              while (room->waits() < 2) let_pass(std::chrono::milliseconds(1));
              memory.give_back(900);

@@ -16,11 +16,10 @@
 #include <vector>
 
 #include "base/errors.h"
+#include "support/patience.h"
 #include "transport/channel.h"
 
 namespace cpudist::testing {
-
-constexpr auto kPatience = std::chrono::seconds(20);  // reached by a failing test only
 
 inline TimePoint soon() { return Clock::now() + kPatience; }
 

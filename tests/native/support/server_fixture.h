@@ -18,6 +18,7 @@
 #include "server/server.h"
 #include "support/check.h"
 #include "support/fake_connection.h"
+#include "support/patience.h"
 #include "table/store.h"
 #include "wire/control.h"
 #include "wire/push.h"
@@ -86,11 +87,9 @@ class Trainer {
 
   // Whether an answer comes.
   bool comes(uint64_t request) const {
-    return connection_->wait_for_answer(request, Clock::now() + std::chrono::seconds(60));
+    return connection_->wait_for_answer(request, Clock::now() + kPatience);
   }
-  bool closes() const {
-    return connection_->wait_for_close(Clock::now() + std::chrono::seconds(60));
-  }
+  bool closes() const { return connection_->wait_for_close(Clock::now() + kPatience); }
   // Who has sent the last frame.
   std::thread::id sender() const { return connection_->sender(); }
   bool waits(uint64_t request) const { return connection_->answers(request).empty(); }

@@ -24,6 +24,7 @@
 #include "server/snapshot/writer.h"
 #include "server/update/update.h"
 #include "support/memory_files.h"
+#include "support/patience.h"
 #include "support/server_fixture.h"
 
 namespace cpudist::testing {
@@ -233,38 +234,47 @@ inline server::SnapshotOptions writer_options(const std::shared_ptr<MemoryFiles>
   return options;
 }
 
-// Holds whoever uses files at the first call until it is let go.
+// Holds whoever uses files until it is let go, or this ends: a test that fails meanwhile ends, too.
 class Gate {
  public:
   explicit Gate(MemoryFiles& files) {
-    files.watch([this] {
-      std::unique_lock lock(mutex_);
-      reached_ = true;
-      changed_.notify_all();
-      changed_.wait(lock, [this] { return open_; });
+    files.watch([state = state_] {
+      std::unique_lock lock(state->mutex);
+      state->reached = true;
+      state->changed.notify_all();
+      state->changed.wait(lock, [&] { return state->open; });
     });
   }
+  ~Gate() { open(); }
+  Gate(const Gate&) = delete;
+  Gate& operator=(const Gate&) = delete;
+
   void wait_reached() {
-    std::unique_lock lock(mutex_);
-    CHECK(changed_.wait_for(lock, std::chrono::seconds(60), [this] { return reached_; }));
+    std::unique_lock lock(state_->mutex);
+    CHECK(state_->changed.wait_for(lock, kPatience, [this] { return state_->reached; }));
   }
   void open() {
-    const std::lock_guard lock(mutex_);
-    open_ = true;
-    changed_.notify_all();
+    const std::lock_guard lock(state_->mutex);
+    state_->open = true;
+    state_->changed.notify_all();
   }
 
  private:
-  std::mutex mutex_;
-  ConditionVariable changed_;
-  bool reached_ = false;
-  bool open_ = false;
+  struct State {
+    std::mutex mutex;
+    ConditionVariable changed;
+    bool reached = false;
+    bool open = false;
+  };
+
+  // Files may still be used when this has gone.
+  std::shared_ptr<State> state_ = std::make_shared<State>();
 };
 
 // Waits until it is neither written nor known.
 inline wire::CutStatus status_at_end(const server::SnapshotWriter& writer, uint64_t number,
                                      uint32_t param_set = 0) {
-  const TimePoint deadline = Clock::now() + std::chrono::seconds(60);
+  const TimePoint deadline = Clock::now() + kPatience;
   while (true) {
     wire::CutStatus status = writer.status(param_set, number, "");
     if (status.state != wire::CutState::kWriting) return status;

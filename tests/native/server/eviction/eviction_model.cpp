@@ -20,6 +20,7 @@
 #include <random>
 #include <set>
 
+#include "support/patience.h"
 #include "support/row_dictionary.h"
 #include "support/snapshot_fixture.h"
 
@@ -400,7 +401,7 @@ struct EvictionSchedule {
 
   void finish_snapshot() {
     valve.open();
-    const TimePoint deadline = Clock::now() + std::chrono::seconds(60);
+    const TimePoint deadline = Clock::now() + kPatience;
     wire::CutStatus status;
     while (true) {
       const uint64_t request = world[0].plain(wire::FrameKind::kCutStatus, 0,
