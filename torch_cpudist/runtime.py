@@ -1,5 +1,6 @@
 # Copyright (c) 2026 The torch_cpudist authors.
 # SPDX-License-Identifier: BSD-3-Clause
+# long: one function for each call of the package, with what it promises.
 """The module-level functions: ``init``, and what acts on the thread's context."""
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from torch_cpudist.launch.environment import Environment
 from torch_cpudist.launch.layout import Layout, Member, Numbers, assign, one_role
 from torch_cpudist.launch.rendezvous import Rendezvous, open_store
 from torch_cpudist.launch.torch_threads import TorchThreads
-from torch_cpudist.machine import files, host
+from torch_cpudist.machine import files, host, processes
 from torch_cpudist.monitor import opening as monitor
 from torch_cpudist.settings import fields
 from torch_cpudist.settings.jobs import ROLES
@@ -121,6 +122,7 @@ def _meet(made: Environment, rendezvous: Rendezvous, threads: bool) -> Layout:
         agreed=environment.agreed_settings(made),
         # Ranks that are threads make no group.
         shm=not threads and made.backend == "auto" and backend_choice.shm_loads(),
+        process=processes.own(),
     )
     members = rendezvous.meet_members(own)
     if made.apart is not None:
@@ -146,13 +148,13 @@ def _join(
     if store is None:
         store = open_store(made, timeout_s) if made.launched else HashStore()
     rendezvous = Rendezvous(store, made.rank, made.world_size, timeout_s)
-    layout = _meet(made, rendezvous, network is not None)
     group, threads, ends = DefaultGroup(), TorchThreads(), endpoints.Endpoints()
-    if network is None:
-        rendezvous.start_together(lambda: group.check(made, layout))
     torch_group = transport = None
     over_backend = made.transport == "c10d" and made.world_size > 1
     try:
+        layout = _meet(made, rendezvous, network is not None)
+        if network is None:
+            rendezvous.start_together(lambda: group.check(made, layout))
         if over_backend:
             # oneCCL takes a host's ranks from a process's first group, which is to have
             # all; and makes no group while messages are awaited.
@@ -183,8 +185,11 @@ def _join(
             threads.take(made, layout)
             if not over_backend:
                 torch_group = group.join(made, layout, rendezvous)
+        if numbers.role == "trainer" or made.apart is not None:
+            rendezvous.roll.end()  # others wait for trainers to come, in serve()
         return Context(made, layout, ends, group, torch_group, threads, numbers)
     except BaseException as error:
+        rendezvous.roll.end()
         ends.stop(f"init() failed: {error}")
         group.leave()
         threads.give_back()
@@ -260,6 +265,7 @@ def init(
             called before without ``shutdown()``.
         ConfigMismatchError: ranks were started with different settings.
         OperationTimeoutError: names the ranks that did not come.
+        PeerLostError: names a rank that has ended while this one waited.
         AddressError: no rendezvous store, a port that is taken, an unreachable server.
         BackendUnavailableError: ``CPUDIST_BACKEND`` or ``_METRICS`` need what is not.
     """

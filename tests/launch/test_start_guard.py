@@ -30,8 +30,8 @@ class Wait:
         raise cpudist.ClosedError("it was ended")
 
 
-def wait_for_all(waits, remaining_s, missing):
-    with StartGuard(remaining_s, missing) as guard:
+def wait_for_all(waits, remaining_s, missing, lost=None):
+    with StartGuard(remaining_s, missing, lost) as guard:
         for wait in waits:
             guard.ends(wait.end)
             with contextlib.suppress(cpudist.ClosedError):
@@ -67,3 +67,23 @@ def lose_trainer():
 def test_an_error_of_its_own_stays():
     with pytest.raises(cpudist.PeerLostError, match="trainer 1"):
         lose_trainer()
+
+
+def test_a_wait_in_vain_is_ended_at_once_with_the_name_of_who_is_lost():
+    wait = Wait()
+    lost = cpudist.PeerLostError("rank 3 has ended")
+    answers = iter([None, None, lost])
+    with pytest.raises(cpudist.PeerLostError, match="rank 3 has ended"):
+        wait_for_all([wait], 2 * PATIENCE_S, "nothing", lambda: next(answers))
+    assert wait.reasons == ["rank 3 has ended"]
+
+
+def test_what_asks_a_store_that_does_not_answer_holds_nobody_up():
+    answered = threading.Event()
+
+    def ask():
+        assert answered.wait(PATIENCE_S)
+
+    with pytest.raises(cpudist.OperationTimeoutError, match="nobody came"):
+        wait_for_all([Wait()], 0.0, "nobody came", ask)
+    answered.set()

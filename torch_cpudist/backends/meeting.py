@@ -108,12 +108,21 @@ class Meeting:
 
     # -- the store ---------------------------------------------------------------------
 
-    def _call(self, action: Callable[[], Any]) -> Any:
+    def ask(self, action: Callable[[], Any]) -> Any:
+        """What ``action`` has of the store.
+
+        Raises:
+            AddressError: it failed.
+            Error: who has ended with it, as ``lost_with_store`` says.
+        """
         try:
             return action()
         except Error:
             raise
         except (RuntimeError, OSError) as error:
+            lost = self.lost_with_store()
+            if lost is not None:
+                raise lost from error
             raise AddressError(
                 f"rank {self.rank}: the rendezvous store failed ({error}). Did "
                 "torchrun's agent or rank 0 end?"
@@ -125,17 +134,40 @@ class Meeting:
         Raises:
             AddressError: the store does not answer.
         """
-        self._call(lambda: write(self.store, f"{PREFIX}/{key}", json.dumps(value)))
+        self.ask(lambda: write(self.store, f"{PREFIX}/{key}", json.dumps(value)))
 
     def has(self, keys: Sequence[str]) -> bool:
         """Whether all of these were written."""
         names = [f"{PREFIX}/{key}" for key in keys]
-        return bool(self._call(lambda: self.store.check(names)))
+        return bool(self.ask(lambda: self.store.check(names)))
 
     def get(self, key: str) -> Any:
         """Reads a value that was written."""
-        raw = self._call(lambda: self.store.get(f"{PREFIX}/{key}"))
+        raw = self.ask(lambda: self.store.get(f"{PREFIX}/{key}"))
         return json.loads(raw)
+
+    def lost(self) -> Error | None:
+        """Why there is no use in waiting any more; here there always is."""
+        return None
+
+    def lost_with_store(self) -> Error | None:
+        """Whose end it was that the store has failed; here nobody's that is known."""
+        return None
+
+    def called(
+        self, run_id: int, told: Sequence[Mapping[str, Any]], certain: bool
+    ) -> None:
+        """Hears who is thought to have come, and who has; here it is all the same.
+
+        Args:
+            run_id: of this meeting, unless somebody else comes.
+            told: what every rank has told about itself, in order of rank.
+            certain: whether all of that is of this meeting.
+        """
+
+    def first_meeting(self) -> bool:
+        """Whether nobody has met in this store before, as rank 0 says; not known."""
+        return False
 
     def poll(self, ready: Callable[[], Any], missing: Callable[[], str]) -> Any:
         """Asks until ``ready`` gives something else than ``None``.
@@ -145,12 +177,17 @@ class Meeting:
 
         Raises:
             OperationTimeoutError: says what ``missing`` does.
+            Error: what ``lost`` says.
         """
         pause_s = _POLL_MIN_S
         while True:
+            lost = self.lost()
+            # What somebody has said before its end counts.
             answer = ready()
             if answer is not None:
                 return answer
+            if lost is not None:
+                raise lost
             if time.monotonic() >= self._deadline:
                 raise OperationTimeoutError(
                     f"rank {self.rank}: init() waited {self._timeout_s:g} s; "
@@ -180,7 +217,9 @@ class Meeting:
         self.put(f"here/{self.rank}", {"nonce": nonce, "member": dict(own)})
         roster = self._lead() if self.rank == 0 else self._follow(nonce)
         self.run_id = whole("the run's id", roster["run_id"], 1, RUN_ID_MAX)
-        return [entry["member"] for entry in roster["ranks"]]
+        members = [entry["member"] for entry in roster["ranks"]]
+        self.called(self.run_id, members, certain=True)
+        return members
 
     def _absent(self) -> str:
         absent = [rank for rank in self.ranks if not self.has([f"here/{rank}"])]
@@ -195,7 +234,7 @@ class Meeting:
         return [self.get(key) for key in keys] if self.has(keys) else None
 
     def _lead(self) -> dict[str, Any]:
-        roster: dict[str, Any] = {"ranks": None}
+        roster: dict[str, Any] = {"ranks": None, "first": self.first_meeting()}
 
         def settled() -> dict[str, Any] | None:
             present = self._collect()
@@ -205,6 +244,7 @@ class Meeting:
                 roster["ranks"] = present
                 roster["run_id"] = secrets.randbits(62) + 1
                 self.put("roster", roster)
+                self._call_roll(roster)
             return roster if not self._unacknowledged(roster["run_id"]) else None
 
         def missing() -> str:
@@ -215,6 +255,10 @@ class Meeting:
         self.poll(settled, missing)
         self.put("go", roster["run_id"])
         return roster
+
+    def _call_roll(self, roster: Mapping[str, Any]) -> None:
+        members = [entry["member"] for entry in roster["ranks"]]
+        self.called(roster["run_id"], members, certain=bool(roster["first"]))
 
     def _unacknowledged(self, run_id: int) -> list[int]:
         others = self.ranks[1:]
@@ -239,6 +283,7 @@ class Meeting:
             if roster["run_id"] != acknowledged:
                 acknowledged = roster["run_id"]
                 self.put(f"ack/{self.rank}", acknowledged)
+                self._call_roll(roster)
             gone = self.has(["go"]) and self.get("go") == acknowledged
             return roster if gone else None
 

@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     from torch_cpudist import _core
 
 
+# How often a server looks whether the trainers that are to come still live.
+_START_LOOK_S = 0.1
 # Raised where something is over, not where it has failed.
 _ENDS_OF_LOOPS = (StopIteration, StopAsyncIteration, GeneratorExit)
 
@@ -141,10 +143,13 @@ class Context(Run):
         since = time.monotonic()
         room.tell()
         load.tell()
-        while not server.wait_done(1.0):
-            room.tell()
-            load.tell()
+        starting = dedicated and self.environment.apart is None
+        while not server.wait_done(_START_LOOK_S if starting else 1.0):
             stats = server.stats()
+            starting = starting and self._starting(stats["trainers"])
+            room.tell()
+            if not starting:  # it is told over seconds
+                load.tell()
             current = (stats["pushes"], stats["rounds"], stats["trainers"])
             if current != progress:
                 progress, since = current, time.monotonic()
@@ -155,6 +160,23 @@ class Context(Run):
                     "cpudist.shutdown()? A longer pause needs a larger "
                     "CPUDIST_ROUND_DEADLINE_MS."
                 )
+
+    def _starting(self, came: int) -> bool:
+        """Whether trainers are still to come.
+
+        Raises:
+            PeerLostError: one of the ranks has ended before they have.
+        """
+        rendezvous = self.rendezvous
+        if rendezvous is None:
+            return False
+        if came >= self.trainer_count:
+            rendezvous.roll.end()
+            return False
+        lost = rendezvous.lost()
+        if lost is not None:
+            raise lost
+        return True
 
     # -- the end -----------------------------------------------------------------------
 

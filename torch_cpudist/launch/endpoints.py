@@ -92,6 +92,8 @@ class Endpoints:
 
     def stop(self, reason: str) -> None:
         """Ends every wait and closes every link; who still waits is told the reason."""
+        if self.rendezvous is not None:
+            self.rendezvous.roll.end()
         # The server first: what it tells those who wait must arrive before the links
         # break.
         if self.server is not None:
@@ -256,7 +258,8 @@ def _connect_all(
 ) -> None:
     """Connects this rank's trainer to every server, and waits for all trainers."""
     limit_s = rendezvous.remaining_s()
-    with StartGuard(limit_s, "not all ranks have connected") as guard:
+    missing = "not all ranks have connected"
+    with StartGuard(limit_s, missing, rendezvous.lost) as guard:
         made.client = connect(
             environment,
             layout.numbers_of(environment.rank),
@@ -271,6 +274,8 @@ def _connect_all(
         # Nobody goes on before all are connected: a rank that failed right away would
         # look to a slower one like a server that is still to come.
         made.client.barrier()
+
+    rendezvous.roll.come_in()
 
 
 def connect(

@@ -23,6 +23,7 @@ class Member:
         host: host name and process, for messages.
         agreed: settings that must be the same on every rank, by variable.
         shm: the backend ``shm`` can be used there.
+        process: of the rank; see ``processes.own``.
     """
 
     rank: int
@@ -33,6 +34,7 @@ class Member:
     host: str
     agreed: dict[str, str]
     shm: bool = False
+    process: str = ""
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 import errno
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -23,6 +23,7 @@ from torch_cpudist.errors import (
 )
 from torch_cpudist.launch.environment import Environment
 from torch_cpudist.launch.layout import Member
+from torch_cpudist.launch.roll_call import RollCall
 from torch_cpudist.log import logger
 from torch_cpudist.machine import host
 
@@ -88,20 +89,18 @@ def _keep_store(environment: Environment, timeout_s: float) -> Store:
     listener = _listener(environment)
     if listener is None:
         return _store(address, port, timeout_s, is_master=True, multi_tenant=True)
-    try:
-        store = _store(
-            str(listener.getsockname()[0]),
-            port,
-            timeout_s,
-            is_master=True,
-            multi_tenant=True,
-            master_listen_fd=listener.fileno(),
-        )
-    except BaseException:
-        listener.close()
-        raise
-    listener.detach()  # the store's
-    return store
+    at = str(listener.getsockname()[0])
+    # The store's from here on, also where it fails: it may have closed it by then, and
+    # the number may be another thread's.
+    descriptor = listener.detach()
+    return _store(
+        at,
+        port,
+        timeout_s,
+        is_master=True,
+        multi_tenant=True,
+        master_listen_fd=descriptor,
+    )
 
 
 def _is_local(name: str) -> bool:
@@ -149,8 +148,37 @@ def _listener(environment: Environment) -> socket.socket | None:
 class Rendezvous(Meeting):
     """The meeting of all ranks of a torchrun job, and what they show each other later.
 
-    Thread safety: one thread.
+    Thread safety: one thread; ``lost`` any.
+
+    Attributes:
+        roll: of the ranks, until ``init()`` is done with all of them.
     """
+
+    def __init__(
+        self, store: Store, rank: int, world_size: int, timeout_s: float
+    ) -> None:
+        """Meets in ``store``; see ``Meeting``."""
+        super().__init__(store, rank, world_size, timeout_s)
+        self.roll = RollCall(store, rank)
+
+    def lost(self) -> Error | None:
+        """The error of a rank that has ended while others wait for it."""
+        return self.roll.look()
+
+    def lost_with_store(self) -> Error | None:
+        """The same of rank 0, if it was with its end that the store has failed."""
+        return self.roll.after_failure()
+
+    def called(
+        self, run_id: int, told: Sequence[Mapping[str, Any]], certain: bool
+    ) -> None:
+        """Watches those that have come."""
+        self.roll.begin(run_id, [Member(**one) for one in told], certain)
+
+    def first_meeting(self) -> bool:
+        """Whether nobody has met in this store before."""
+        count = self.ask(lambda: self.store.add(f"{PREFIX}/meetings", 1))
+        return bool(count == 1)
 
     def meet_members(self, own: Member) -> list[Member]:
         """Waits until every rank is there; see ``meet``."""

@@ -123,19 +123,15 @@ def _open_store(apart: SeparateJob, run: dict[str, Any], limit_s: float) -> TCPS
             "address of server 0's host and a free port; server 0 is rank 0 of the "
             "servers' torchrun job."
         ) from error
-    descriptor = listener.detach()
-    try:
-        store = TCPStore(
-            apart.host,
-            apart.port,
-            is_master=True,
-            wait_for_workers=False,
-            timeout=_call(limit_s),
-            master_listen_fd=descriptor,
-        )
-    except BaseException:
-        os.close(descriptor)
-        raise
+    # The store's from here on, also where it fails.
+    store = TCPStore(
+        apart.host,
+        apart.port,
+        is_master=True,
+        wait_for_workers=False,
+        timeout=_call(limit_s),
+        master_listen_fd=listener.detach(),
+    )
     store.set("run", json.dumps(run))
     logger.info("trainers are met at %s", apart.where)
     return store
@@ -160,12 +156,13 @@ def _train(
     )
     missing = f"not all of CPUDIST_TRAINERS={numbers.trainer_count} trainers came"
     limit_s = rendezvous.remaining_s()
-    with StartGuard(limit_s, missing) as guard:
+    with StartGuard(limit_s, missing, rendezvous.lost) as guard:
         ends, client = connected(made, numbers, run, incarnation, limit_s, guard)
         if incarnation > 1:
             logger.info("trainer %d is back, incarnation %d", rank, incarnation)
         if rank < numbers.trainer_count:
             begin(apart, store, client, TOGETHER)
+    rendezvous.roll.come_in()
     return numbers, ends
 
 
