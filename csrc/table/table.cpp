@@ -529,6 +529,7 @@ void Table::check(const RowColumns& rows) const {
 void Table::load(const RowColumns& rows) {
   check(rows);
   expect_rows();
+  if (spec_.remote) slabs_.expect(std::min(likely_rows_, records_for(rows.rows)));
   int64_t keys[kBatch];
   uint64_t hashes[kBatch];
   uint32_t records[kBatch];
@@ -693,14 +694,16 @@ void Table::check(const wire::RunView& run) const {
 void Table::store(const wire::RunView& run) {
   check(run);
   expect_rows();
+  if (spec_.remote) slabs_.expect(std::min(likely_rows_, records_for(run.ref.rows)));
   each_owned(run.ref.begin, run.ref.end, [&](const OwnedKeys& keys) { store_batch(keys, run); });
   count_index();
   step_ = run.ref.step;
 }
 
 void Table::expect_rows() {
-  // How many rows a remote table will have nobody knows.
-  if (rows_ == 0 && !spec_.remote) {
+  // How many rows a remote table will have nobody knows: no more than those that come.
+  if (spec_.remote) return;
+  if (rows_ == 0) {
     index_.reserve(first_bucket_, bucket_count_, std::min(likely_rows_, kMostMade));
   }
   slabs_.expect(likely_rows_);

@@ -192,6 +192,33 @@ TEST(table_with_memory_made_ahead_has_the_same_rows) {
   CHECK(table.size_bytes() < kMany * (80 + 8 * 100 / 35) + (8u << 20));
 }
 
+// Of a table whose rows nobody can count beforehand: 32 MiB were made for rows that need one.
+TEST(table_of_any_number_of_rows_makes_no_memory_ahead_for_more_than_are_loaded) {
+  constexpr uint64_t kSome = 10000;
+  for (const bool as_columns : {false, true}) {
+    wire::TableSpec spec{"words", uint64_t{1} << 40, 16, 0};
+    spec.remote = true;
+    table::Table table(0, spec, sgd(), 0, 1, {}, std::make_shared<table::MemoryAhead>());
+    const std::vector<float> weights(16 * kSome, 2.0f);
+    std::vector<int64_t> keys(kSome);
+    for (size_t i = 0; i < keys.size(); ++i) keys[i] = static_cast<int64_t>(i);
+    if (as_columns) {
+      table::RowColumns columns;
+      columns.rows = kSome;
+      columns.keys = reinterpret_cast<const uint8_t*>(keys.data());
+      columns.weights = reinterpret_cast<const uint8_t*>(weights.data());
+      table.load(columns);
+    } else {
+      wire::RunView run;
+      run.ref = {.dim = 16, .begin = 0, .end = kSome, .rows = kSome};
+      run.weights = weights;
+      table.store(run);
+    }
+    CHECK_EQ(table.row_count(), kSome);
+    CHECK(table.size_bytes() < (8u << 20));
+  }
+}
+
 TEST(memory_ahead_is_taken_whether_it_is_made_or_not) {
   table::MemoryAhead ahead;
   const auto dropped = ahead.order(1 << 20);
