@@ -9,7 +9,16 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
-from loop_pages import BLOCKS, TEXT, Clicks, execute, names_of, stop_early, wrapped
+from loop_pages import (
+    BLOCKS,
+    TEXT,
+    Clicks,
+    execute,
+    names_of,
+    run_block,
+    stop_early,
+    wrapped,
+)
 from patience import PATIENCE_S
 from sync_cases import ONE_THREAD, assert_same_bits, run
 from torch import nn
@@ -27,8 +36,10 @@ def test_every_block_is_tagged_and_run():
         *(("two trainers", n) for n in ("save", "resume")),
         ("lightning", "strategy"),
         ("lightning", "fit"),
+        ("lightning", "kept"),
         ("two trainers lightning", "loop"),
         ("accelerate", "loop"),
+        ("accelerate", "state"),
     }
 
 
@@ -144,6 +155,21 @@ def test_lightning_trains_by_the_strategy_and_leaves_a_plain_model(tmp_path):
 
 @pytest.mark.integrations
 @pytest.mark.filterwarnings("ignore")
+def test_lightning_goes_on_from_its_last_checkpoint(tmp_path):
+    pytest.importorskip("lightning")
+    whole = BLOCKS["lightning", "strategy"]
+    names = with_data_loader()
+    define = whole[: whole.index("module = Module()")]
+    exec(compile(define, "strategy", "exec"), names)  # noqa: S102
+    for _ in range(2):  # the second time it has nothing left to do
+        execute("lightning", "kept", names)
+        assert names["trainer"].global_step == 48
+    (snapshot,) = (tmp_path / "snapshots").iterdir()
+    assert snapshot.name.startswith("ckpt-")
+
+
+@pytest.mark.integrations
+@pytest.mark.filterwarnings("ignore")
 def test_lightning_trains_and_saves_current_rows(tmp_path):
     pytest.importorskip("lightning")
     names = execute("lightning", "fit", with_data_loader())
@@ -179,3 +205,18 @@ def test_accelerate_deals_batches(tmp_path):
     saved = torch.load(tmp_path / "model.pt", weights_only=True)
     assert_same_bits(saved, names["model"].state_dict())
     assert names["opt"].closed
+
+
+@pytest.mark.integrations
+@pytest.mark.filterwarnings("ignore")
+def test_accelerates_state_takes_remote_rows_along(tmp_path):
+    pytest.importorskip("accelerate")
+    torch.manual_seed(0)
+    first = execute("accelerate", "state", with_data_loader())
+    torch.manual_seed(1)
+    # Again, but for the training: what it has was loaded.
+    body = BLOCKS["accelerate", "state"].replace("in dealt:", "in ():")
+    body = body.replace('accelerator.save_state("state")', "")
+    names = run_block(body, "state", with_data_loader())
+    assert torch.equal(names["rows"], first["rows"])
+    assert names["opt"].counters()["steps"] == first["opt"].counters()["steps"] == 12

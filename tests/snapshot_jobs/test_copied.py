@@ -53,6 +53,15 @@ def test_one_trainer_goes_on_bit_for_bit(kind, tmp_path):
     assert len(Directory(tmp_path).names()) == 2
 
 
+def test_it_begins_anew_where_it_is_said_so(tmp_path):
+    strategy, options = STRATEGIES["allreduce"], {"path": tmp_path, "every_steps": 4}
+    first, _, _ = alone(strategy, 6, options)
+    again, started, _ = alone(strategy, 6, {**options, "load": False})
+    assert (started.step, started.name) == (0, None)
+    assert again == first
+    assert len(Directory(tmp_path).names()) == 2
+
+
 def ranks(trainers, tmp_path, **case):
     variables = {
         **ONE_THREAD,

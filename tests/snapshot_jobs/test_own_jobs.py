@@ -56,6 +56,31 @@ def test_files_have_the_id_of_the_run(tmp_path):
         assert entry["run"] == text
 
 
+def test_it_begins_anew_and_goes_back_when_the_script_says_so(tmp_path):
+    def job(load):
+        def body(context):
+            model, opt = wrapped()
+            started = opt.resume(load=load)
+            before = model.dense.detach().clone()
+            if load:
+                push(opt, model, context.trainer_rank, 0)
+                opt.save_snapshot("here")
+            else:
+                assert opt.load_snapshot("here").step == 1
+            opt.flush()
+            return started, before, model.dense.detach().clone()
+
+        with own_jobs(1, **seeing(tmp_path)) as jobs:
+            return jobs.trainer("a", body).result()
+
+    _, _, saved = job(True)
+    started, before, loaded = job(False)
+    assert (started.step, started.name) == (0, None)
+    assert not before.any()
+    assert saved.any()
+    assert torch.equal(loaded, saved)
+
+
 class Life:
     """Two trainers under Async, one of which is killed and comes back.
 

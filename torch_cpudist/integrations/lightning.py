@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any, TypeVar
@@ -18,6 +20,14 @@ from torch_cpudist.errors import (
     ConfigurationError,
     InvalidArgumentError,
     ModelChangedError,
+    SnapshotError,
+)
+from torch_cpudist.integrations import data_broadcast
+from torch_cpudist.integrations.checkpoint_snapshots import (
+    KEY,
+    CheckpointSnapshots,
+    directory_of,
+    remote_tables,
 )
 from torch_cpudist.launch import context
 from torch_cpudist.log import logger
@@ -25,12 +35,15 @@ from torch_cpudist.optimizer.distributed import DistributedOptimizer
 from torch_cpudist.settings.average import EMA
 from torch_cpudist.settings.clip import Clip, ClipNorm, ClipValue
 from torch_cpudist.strategies.base import Strategy
+from torch_cpudist.tables.initial import Constant
+from torch_cpudist.tables.remote_weight import is_remote, table_of
 from torch_cpudist.tables.sharding import shard_tables
 
 try:
     from lightning.pytorch.accelerators import CPUAccelerator
     from lightning.pytorch.core.optimizer import LightningOptimizer
     from lightning.pytorch.strategies import ParallelStrategy
+    from lightning.pytorch.trainer.states import TrainerFn
     from lightning.pytorch.utilities.rank_zero import rank_zero_only
 except ImportError as error:
     raise BackendUnavailableError(
@@ -38,7 +51,6 @@ except ImportError as error:
         "pip install torch-cpudist[lightning]."
     ) from error
 
-from torch_cpudist.integrations import data_broadcast
 from torch_cpudist.integrations.lightning_world import Trainers
 
 T = TypeVar("T")
@@ -56,7 +68,8 @@ class CpudistStrategy(ParallelStrategy):
     ``clip=ClipNorm`` or ``ClipValue``, of the mean gradient where the strategy makes
     one. Before validation and checkpoints trainers wait for each other, so that these
     are of what all have trained; trainer 0 saves the model's and the optimizer's plain
-    ``state_dict``.
+    ``state_dict``. With ``snapshot_dir`` every checkpoint has a snapshot of the same
+    moment, which has remote tables, too, and to which ``fit(ckpt_path=)`` goes back.
 
     Where ``cpudist.init()`` was called before the ``Trainer``, that run is used: tables
     stay with the servers between ``fit`` and ``test``, and the script calls
@@ -69,7 +82,14 @@ class CpudistStrategy(ParallelStrategy):
             those built with ``sparse=True``.
         clip: as of ``DistributedOptimizer``, in the place of ``gradient_clip_val``.
         average: as of ``DistributedOptimizer``.
+        snapshot_dir: where snapshots of checkpoints are, one directory for all
+            processes; default ``CPUDIST_SNAPSHOT_DIR``, which servers of their own
+            need, and without it none are saved.
         checkpoint_io: Lightning's, for files elsewhere.
+
+    Raises:
+        ConfigurationError: ``snapshot_dir`` is a URL.
+        InvalidArgumentError: it is no path.
     """
 
     # Properties of Lightning's.
@@ -83,6 +103,7 @@ class CpudistStrategy(ParallelStrategy):
         min_rows: int | None = None,
         clip: Clip | None = None,
         average: EMA | None = None,
+        snapshot_dir: str | os.PathLike[str] | None = None,
         checkpoint_io: Any = None,
     ) -> None:
         """See the class."""
@@ -93,6 +114,10 @@ class CpudistStrategy(ParallelStrategy):
         self._min_rows = min_rows
         self._clip = clip
         self._average = average
+        self._given_dir = None if snapshot_dir is None else directory_of(snapshot_dir)
+        self._loads = False  # a checkpoint, in what runs now
+        self._record: Any = None  # of snapshots, in that
+        self._told_rows = False
         self._own_run = False
         self._failed = False
         self._accumulating = False  # gradients of rows that were pulled for them
@@ -161,6 +186,7 @@ class CpudistStrategy(ParallelStrategy):
         """
         super().setup_environment()
         self._failed = self._accumulating = False
+        self._loads, self._record = False, None
         opened = context.last()
         if opened is None or opened.closed:
             runtime.init()
@@ -191,6 +217,7 @@ class CpudistStrategy(ParallelStrategy):
         """
         if self._min_rows is not None:
             shard_tables(self.lightning_module, self._min_rows)
+        self._let_go()
         super().setup_optimizers(trainer)
         if any(isinstance(one, DistributedOptimizer) for one in self.optimizers):
             raise InvalidArgumentError(
@@ -199,6 +226,37 @@ class CpudistStrategy(ParallelStrategy):
                 "and give strategy, clip and average to CpudistStrategy."
             )
         self.optimizers = [self._wrapped(inner) for inner in self.optimizers]
+        if snapshots := self._snapshots():
+            for one in self._open():
+                snapshots.begin(one)
+
+    def _let_go(self) -> None:
+        """Ends what an earlier ``fit`` has left open, where nothing is taken from it.
+
+        Rows of remote tables go with it: a checkpoint's come in their place, if one is
+        loaded; else who wraps them again says what to do.
+        """
+        earlier = self._open()
+        rows_come = self._record is not None or not remote_tables(earlier)
+        if earlier and rows_come and self._snapshots():
+            runtime.barrier()
+            for one in earlier:
+                one.close()
+            self._begin_stored_rows()
+
+    def _begin_stored_rows(self) -> None:
+        """Has those that the module was built with begin as anything: all of them come.
+
+        They went to servers that have let go of them; snapshots have every one.
+        """
+        module = self.lightning_module
+        stored = [
+            name
+            for name, parameter in module.named_parameters()
+            if is_remote(parameter) and table_of(parameter).stored
+        ]
+        if stored:
+            shard_tables(module, sys.maxsize, remote=stored, initial=Constant(0.0))
 
     def _wrapped(self, inner: torch.optim.Optimizer) -> DistributedOptimizer:
         made = DistributedOptimizer(
@@ -277,6 +335,24 @@ class CpudistStrategy(ParallelStrategy):
 
     # -- values of all trainers --------------------------------------------------------
 
+    def _snapshots(self) -> CheckpointSnapshots | None:
+        """Those of checkpoints; ``None`` where nobody has said where they are."""
+        opened, given = context.last(), self._given_dir
+        if given is None and opened is not None and opened.environment.snapshot_dir:
+            given = directory_of(opened.environment.snapshot_dir)
+        return None if given is None else CheckpointSnapshots(given, self)
+
+    def setup(self, trainer: Any) -> None:
+        """Also where nothing is fitted: a checkpoint's remote rows need servers."""
+        super().setup(trainer)
+        module = self.lightning_module
+        fits = trainer.state.fn == TrainerFn.FITTING
+        if fits or not self._loads or self._open():
+            return
+        if any(is_remote(parameter) for parameter in module.parameters()):
+            self.setup_optimizers(trainer)
+            self._load_rows()
+
     def _interrupted(self) -> bool:
         """Whether this trainer ends with an error: the others may not come."""
         module = self.lightning_module
@@ -325,8 +401,113 @@ class CpudistStrategy(ParallelStrategy):
     ) -> None:
         """Loads values, and stores them on the servers that hold them. Collective."""
         super().load_model_state_dict(checkpoint, strict=strict)
+        self._loads, self._record = True, checkpoint.get(KEY)
         for one in self._open():
             one.store_model(all_rows=True)
+        if self.lightning_module.trainer.state.fn != TrainerFn.FITTING:
+            self._load_rows()
+
+    def _load_rows(self) -> None:
+        """Brings remote rows of a checkpoint, where values alone are loaded."""
+        remote = remote_tables(self._open())
+        if remote:
+            self._needed_snapshots(remote).load(self._open(), self._record, remote)
+
+    def _needed_snapshots(self, remote: list[str]) -> CheckpointSnapshots:
+        """Those of checkpoints, where one has to have the rows of remote tables.
+
+        Raises:
+            SnapshotError: the checkpoint names none.
+            ConfigurationError: nobody has said where they are.
+        """
+        if self._record is None:
+            raise SnapshotError(
+                f"the checkpoint names no snapshot, and rows of remote table "
+                f"{remote[0]!r} are in no .ckpt: it was saved without "
+                "CpudistStrategy(snapshot_dir=...), or after its run had ended. Take "
+                "a checkpoint that has one, or opt.load_snapshot() of one that "
+                "lies elsewhere."
+            )
+        snapshots = self._snapshots()
+        if snapshots is None:
+            raise ConfigurationError(
+                f"rows of remote table {remote[0]!r} are in the snapshots that the "
+                f"checkpoint names, {self._record}. Set CpudistStrategy(snapshot_dir="
+                "...) to that directory, or CPUDIST_SNAPSHOT_DIR."
+            )
+        return snapshots
+
+    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
+        """Goes back to a checkpoint's snapshot; without, as Lightning. Collective.
+
+        Raises:
+            SnapshotError: it is not there; or it names none, and tables are remote.
+            SnapshotCorruptError: a file of it is damaged.
+            ConfigurationError: tables are remote, and nobody has said where snapshots
+                are.
+        """
+        opened = self._open()
+        remote = remote_tables(opened)
+        snapshots = self._needed_snapshots(remote) if remote else self._snapshots()
+        if snapshots is None or self._record is None:
+            super().load_optimizer_state_dict(checkpoint)
+        else:
+            snapshots.load(opened, self._record)
+
+    def save_checkpoint(
+        self,
+        checkpoint: dict[str, Any],
+        filepath: str | os.PathLike[str],
+        storage_options: Any = None,
+    ) -> None:
+        """Writes a checkpoint, and the snapshot of the same moment first. Collective.
+
+        Raises:
+            SnapshotError: that could not be saved; on all trainers, and no checkpoint
+                was written.
+            ConfigurationError: it is within accumulated batches, where trainers are at
+                different steps.
+        """
+        snapshots, record = self._snapshots(), None
+        if snapshots is not None and self._has_moment(checkpoint):
+            step = int(checkpoint["global_step"])
+            record = snapshots.save(self._open(), filepath, step)
+            checkpoint[KEY] = record
+        super().save_checkpoint(checkpoint, filepath, storage_options=storage_options)
+        if snapshots is not None and record is not None and self.is_global_zero:
+            snapshots.forget(filepath, record["names"])
+        remote = remote_tables(self._open())
+        if remote and record is None and not self._told_rows:
+            self._told_rows = True
+            logger.warning(
+                "%s is without the rows of remote table %r, which servers have. Set "
+                "CpudistStrategy(snapshot_dir=...).",
+                filepath,
+                remote[0],
+            )
+
+    def _has_moment(self, checkpoint: Mapping[str, Any]) -> bool:
+        """Whether there is something to save that the checkpoint itself has not."""
+        opened = self._open()
+        if not opened or self._interrupted():
+            return False  # others may not come
+        if "optimizer_states" not in checkpoint and not remote_tables(opened):
+            return False
+        together = all(one.driver.saving.together for one in opened)
+        if self._accumulating and self.is_distributed and not together:
+            raise ConfigurationError(
+                "a checkpoint within accumulated batches: no snapshot can be of this "
+                "moment, as trainers are at different steps. Validate and save after "
+                "a multiple of accumulate_grad_batches, or use Sync."
+            )
+        return True
+
+    def remove_checkpoint(self, filepath: str | os.PathLike[str]) -> None:
+        """Removes a checkpoint, then its snapshots; on trainer 0."""
+        super().remove_checkpoint(filepath)
+        snapshots = self._snapshots()
+        if snapshots is not None and self.is_global_zero:
+            snapshots.forget(filepath)
 
     # -- collectives -------------------------------------------------------------------
 

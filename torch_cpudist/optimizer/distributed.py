@@ -694,6 +694,7 @@ class DistributedOptimizer(face.ServedOptimizer, Participant):
         keep: int = 3,
         state: Mapping[str, Any] | None = None,
         staging: str | os.PathLike[str] | None = None,
+        load: bool = True,
     ) -> Started:
         """Goes on from the newest snapshot if there is one, and saves more. Collective.
 
@@ -702,8 +703,7 @@ class DistributedOptimizer(face.ServedOptimizer, Participant):
         moment; training goes on while it is written. In jobs of their own, a trainer
         that comes back under Async or Geo gets its own state, and values stay.
 
-        Cost: loading, about 2 s per GB; saving, a copy of this trainer's own state and
-        a message per server.
+        Cost: 2 s per GB to load; to save, a copy of own state, a message per server.
 
         Args:
             path: the directory, one for all processes; default
@@ -719,12 +719,13 @@ class DistributedOptimizer(face.ServedOptimizer, Participant):
             keep: how many stay, besides those with a name of their own and those that
                 they are put over.
             state: objects with ``state_dict()`` and ``load_state_dict()``, by name: a
-                dataset of ``cpudist.data``, a schedule of the learning rate; or a
+                dataset of ``cpudist.data``, a schedule of the rate; or a
                 ``torch.Generator``. Saved as they stand at the end of ``step``;
                 schedules that go on with every step as they stand after that.
             staging: with a URL, the directory, one for all processes, to which
                 snapshots are written before trainer 0 copies them; default
                 ``CPUDIST_SNAPSHOT_DIR``. Where it is empty they come from the store.
+            load: ``False`` begins anew; ``load_snapshot`` says what to go on from.
 
         Returns:
             ``step``: steps that this trainer has made, 0 where there was no snapshot;
@@ -749,9 +750,8 @@ class DistributedOptimizer(face.ServedOptimizer, Participant):
             readers=self._prefetching.readers,
         )
         pace = (every_steps, every_s, delta_every_steps, delta_every_s)
-        often = Often(*pace, full_every, keep)
-        begun = self._step_count_total > 0
-        return self._resumable.resume(subject, begun, path, often, state, staging)
+        given = (path, Often(*pace, full_every, keep), state, staging, load)
+        return self._resumable.resume(subject, self._step_count_total > 0, *given)
 
     def _resumed(self, what: str) -> Snapshots:
         self._open()

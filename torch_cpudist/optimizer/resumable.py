@@ -60,6 +60,7 @@ class Resumable:
         often: Often,
         state: object,
         staging: object = None,
+        load: bool = True,
     ) -> Started:
         """See ``DistributedOptimizer.resume``. Collective.
 
@@ -70,6 +71,7 @@ class Resumable:
             often: how often, and how many stay.
             state: objects of the script.
             staging: where they are first, if ``path`` is a URL.
+            load: goes on from the newest there.
         """
         if self.snapshots is not None or begun:
             raise InvalidArgumentError(
@@ -77,7 +79,7 @@ class Resumable:
                 "back later call load_snapshot(name)."
             )
         snapshots = Snapshots(subject, path, often, state, staging)
-        started = snapshots.resume()
+        started = snapshots.resume(load)
         self.snapshots = snapshots
         return started
 

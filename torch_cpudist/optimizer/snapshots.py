@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -164,21 +165,22 @@ class Snapshots:
 
     # -- resuming ----------------------------------------------------------------------
 
-    def resume(self) -> Started:
+    def resume(self, load: bool) -> Started:
         """See ``DistributedOptimizer.resume``. Collective, but where trainers go."""
+        newest = functools.partial(self._load_newest, skip=not load)
         if self._way is not None:
-            started = self._join(self._way)
+            started = self._join(self._way, newest)
             self._began = started.step, time.monotonic()
             return started
         self._open_store()
         self._meeting.meet(self._saving)
         with self._noting_half():
-            found = self._meeting.decided(self._load_newest)
+            found = self._meeting.decided(newest)
         if found["name"] is None:
             return Started()
         return self._go_on(self.directory.folder(found["name"]), Choice())
 
-    def _join(self, way: UnderWay) -> Started:
+    def _join(self, way: UnderWay, newest: Callable[[], object]) -> Started:
         """Goes on with the values on the servers, which others may train already."""
         if self._url is not None:
             self._store = Store(self._url)
@@ -186,7 +188,7 @@ class Snapshots:
         way.check(self._saving)
         if self._leads:
             with self._noting_half():
-                way.begin(self._load_newest)
+                way.begin(newest)
         begun = way.wait(self._run.environment.round_deadline_ms / 1000)
         if self._leads:
             self._last = way.clear(self._saving)
@@ -349,11 +351,12 @@ class Snapshots:
             logger.warning("snapshot %s is damaged, and %s", folder.name, error)
             return False
 
-    def _load_newest(self, needed: bool = False) -> dict[str, Any]:
+    def _load_newest(self, needed: bool = False, skip: bool = False) -> dict[str, Any]:
         """Loads the newest snapshot that is whole; on trainer 0.
 
         Args:
             needed: there has to be one.
+            skip: none is to be loaded.
 
         Raises:
             SnapshotCorruptError: there are some, and none is whole.
@@ -362,10 +365,11 @@ class Snapshots:
         if self._store is not None:
             self._store.probe()
             self._store.sweep(self._run.run_id, self._subject.number)
-            self._store.get_newest(self.directory, self._subject.number)
+            if not skip:
+                self._store.get_newest(self.directory, self._subject.number)
         damaged: SnapshotError | None = None
         whole = []
-        for found in self.directory.committed(self._subject.number):
+        for found in () if skip else self.directory.committed(self._subject.number):
             if found.damage is None:
                 whole.append(found.name)
             else:

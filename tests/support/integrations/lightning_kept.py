@@ -1,0 +1,159 @@
+# Copyright (c) 2026 The torch_cpudist authors.
+# SPDX-License-Identifier: BSD-3-Clause
+"""Lightning's fit with checkpoints and snapshots, and what is left of both."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import lightning_cases as cases
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+
+import torch_cpudist as cpudist
+from torch_cpudist.integrations.lightning import CpudistStrategy
+from torch_cpudist.snapshot.directory import Directory
+from torch_cpudist.snapshot.reading import Snapshot
+
+NAME = "bag.weight"
+
+
+class Drops(cases.Clicks):
+    """What it learns depends on torch's generator."""
+
+    def loss(self, batch):
+        loss = super().loss(batch)
+        if not self.training:
+            return loss
+        return loss * torch.rand(()).add(0.5)
+
+    def validation_step(self, batch, index):
+        super().validation_step(batch, index)
+        self.log("rises", float(self.current_epoch))
+
+    test_step = cases.Clicks.validation_step
+
+
+def module(remote):
+    made = Drops()
+    return cpudist.shard_tables(made, remote=[NAME]) if remote else made
+
+
+def loader():
+    return cases.loader(shuffle=True)
+
+
+def trainer(folder, kind, snapshots=True, **options):
+    """One that saves nothing by itself, with a directory for snapshots."""
+    where = Path(f"{folder}-snapshots") if snapshots else None
+    return cases.trainer(CpudistStrategy(kind, snapshot_dir=where), **options)
+
+
+def values_of(model):
+    """Dense parameters and all rows, as the servers have them."""
+    with torch.no_grad():
+        rows = model.bag(torch.arange(cases.ROWS)[:, None]).clone()
+    return {**cases.values(model), "rows": rows}
+
+
+def all_values(made, model):
+    for one in made.optimizers:
+        one.flush()
+    return values_of(model)
+
+
+def fitted(
+    folder, kind, remote, epochs, snapshots=True, ckpt_path=None, monitor=None, **saving
+):
+    """``fit`` with a checkpoint of every epoch, in the script's run."""
+    torch.manual_seed(3 if ckpt_path is None else 4)
+    saver = ModelCheckpoint(
+        folder, filename="{epoch}", monitor=monitor, save_last=True, **saving
+    )
+    made = trainer(
+        folder,
+        kind,
+        snapshots,
+        callbacks=[saver],
+        enable_checkpointing=True,
+        max_epochs=epochs,
+    )
+    model = module(remote)
+    made.fit(model, loader(), cases.loader(8, 2), ckpt_path=ckpt_path)
+    return {
+        "values": all_values(made, model),
+        "steps": made.global_step,
+        "seen": len(model.seen),
+        "best": saver.best_model_path,
+        "val": float(made.callback_metrics.get("val", torch.nan)),
+        "module": model,
+        "trainer": made,
+    }
+
+
+def record_of(file):
+    return torch.load(file, weights_only=True)["cpudist_snapshots"]
+
+
+def rows_of(folder):
+    """Every column of the table in the snapshot of the last checkpoint."""
+    (name,) = record_of(Path(folder, "last.ckpt"))["names"]
+    snapshot = Snapshot(Path(f"{folder}-snapshots", name))
+    assert snapshot.verify() == []
+    if not snapshot.manifest.tables:
+        return [
+            (one.name, snapshot.dense(one.name).tolist())
+            for one in snapshot.manifest.dense
+        ]
+    found = snapshot.rows(NAME, torch.arange(cases.ROWS).numpy())
+    assert "state" in found.columns
+    return {column: values.tolist() for column, values in found.columns.items()}
+
+
+def fit_in_parts(context, report):
+    """Two trainers: an epoch with a checkpoint, and in new objects one from there."""
+    kind = os.environ["KIND"]
+    strategy = cpudist.HalfAsync(group=[[0], [1]]) if kind == "groups" else kind
+    where = Path(os.environ["CPUDIST_SNAPSHOT_DIR"])
+
+    def fit(epochs, ckpt_path=None, **options):
+        torch.manual_seed(7)
+        model = module(remote=True)
+        made = cases.trainer(
+            CpudistStrategy(strategy, snapshot_dir=options.pop("snapshot_dir", None)),
+            max_epochs=epochs,
+            **options,
+        )
+        made.fit(model, cases.loader(), ckpt_path=ckpt_path)
+        return made, model
+
+    def end(made):
+        cpudist.barrier()
+        for one in made.optimizers:
+            one.close()
+
+    made, model = fit(2)
+    whole = all_values(made, model)
+    end(made)
+    saver = ModelCheckpoint(where.parent / "files", filename="one")
+    made, model = fit(1, callbacks=[saver], enable_checkpointing=True)
+    before, steps = all_values(made, model), [made.global_step]
+    end(made)
+    # No epoch is left: what was saved is there.
+    made, model = fit(1, saver.best_model_path)
+    cpudist.barrier()
+    back = all_values(made, model)
+    end(made)
+    made, model = fit(2, saver.best_model_path, snapshot_dir=where)
+    steps.append(made.global_step)
+    after = all_values(made, model)
+    same = all(torch.equal(before[name], back[name]) for name in before)
+    went_on = all(torch.equal(whole[name], after[name]) for name in whole)
+    names = Directory(where).names()
+    return {
+        "same_rows": same,
+        "steps": steps,
+        "went_on": went_on if kind == "sync" else None,
+        "names": names,
+    }
