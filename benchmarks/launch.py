@@ -205,7 +205,8 @@ def launch(spec: PeerSpec, job: Job, hosts: Sequence[Host] = ()) -> list[Report]
     path = job.save()
     log_path = Path(job.run_dir) / "output.txt"
     started = commands(spec, job, path, hosts)
-    with running(started, environment(job, hosts), log_path) as processes:
+    variables = {**environment(job, hosts), **dict(spec.variables)}
+    with running(started, variables, log_path) as processes:
         problem = _wait(processes, job)
     reports = [job.report_path(rank) for rank in range(job.trainers)]
     if problem is None and (missing := [p.name for p in reports if not p.exists()]):

@@ -41,6 +41,7 @@ CASES = {
     "staleness": "cases.staleness",
     "sweep": "admission.sweep",
     "threads": "cases.threads",
+    "tuning": "tuning.knobs",
     "wire": "cases.wire",
     "word2vec": "cases.word2vec",
 }

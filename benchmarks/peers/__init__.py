@@ -24,6 +24,7 @@ class PeerSpec:
     ``ranks`` starts one process on each host, which is told its rank.
     ``trainers``: how many the row has; 0 takes ``--trainers``.
     ``replicas``: of each trainer; each has a batch. 0 are none.
+    ``variables``: of the environment, for this row alone.
     """
 
     module: str
@@ -36,6 +37,7 @@ class PeerSpec:
     strategy: str = ""
     servers: bool = False
     replicas: int = 0
+    variables: tuple[tuple[str, str], ...] = ()
 
 
 OWN_MODULES = ("cpudist_rank", "cpudist_tables", "replicas")
