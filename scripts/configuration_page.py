@@ -229,6 +229,15 @@ VARIABLES = {
         "how often one request is sent again because its connection broke before the "
         "answer; then the server counts as lost",
     ),
+    "GRACE_S": (
+        "",
+        "`int`, at least 0",
+        "s",
+        "",
+        "after SIGTERM a rank leaves or has a snapshot saved, and its process ends "
+        "within this time: [launch.md](launch.md#sigterm). torchrun kills after 30 s; "
+        "0: it ends at once, without a word",
+    ),
     "METRICS": (
         "",
         "port, or `address:port`",

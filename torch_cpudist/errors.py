@@ -1,6 +1,6 @@
 # Copyright (c) 2026 The torch_cpudist authors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Typed errors: one class per cause, all derived from ``Error``.
+"""Typed errors: one class per cause, all derived from ``Error`` but ``PreemptedError``.
 
 The compiled core raises the classes of its own causes by name (``csrc/core/errors.h``);
 the others come from Python. Each docstring says in which state the call leaves things
@@ -8,6 +8,8 @@ and whether the caller may retry.
 """
 
 from __future__ import annotations
+
+import signal
 
 
 class Error(RuntimeError):
@@ -224,6 +226,18 @@ class DataFileError(Error, OSError):
 
     The message names the file and the cause. Batches delivered before are whole.
     """
+
+
+class PreemptedError(SystemExit):
+    """SIGTERM has come, and this trainer has left its run; its process ends.
+
+    A ``SystemExit`` of status 143, as shells tell of a process that SIGTERM has ended:
+    what catches errors lets it pass. What this trainer has pushed is applied.
+    """
+
+    def __init__(self) -> None:
+        """Of the status that launchers know."""
+        super().__init__(128 + signal.SIGTERM)
 
 
 class SnapshotError(Error):

@@ -22,6 +22,7 @@ from torch_cpudist.errors import (
     ConfigurationError,
     NotInitializedError,
     OperationTimeoutError,
+    PreemptedError,
     describe,
 )
 from torch_cpudist.launch.default_group import DefaultGroup
@@ -29,6 +30,7 @@ from torch_cpudist.launch.endpoints import Endpoints
 from torch_cpudist.launch.environment import Alone, Environment, parse_alone
 from torch_cpudist.launch.layout import Layout, Numbers
 from torch_cpudist.launch.loads import ServerLoad
+from torch_cpudist.launch.preemption import Preemption
 from torch_cpudist.launch.rooms import ServerRoom
 from torch_cpudist.launch.run import Participant, Run, forked
 from torch_cpudist.launch.torch_threads import TorchThreads
@@ -86,6 +88,7 @@ class Context(Run):
         self._threads = threads
         self._previous = threading.local()
         open_contexts.add(self)
+        self._preemption = Preemption(self)
 
     @property
     def cores(self) -> int:
@@ -214,6 +217,37 @@ class Context(Run):
             raise
         finally:
             self._release(reason)
+        if self._preemption.asked:
+            self._end_process()
+
+    # -- SIGTERM -----------------------------------------------------------------------
+
+    def leave_if_asked(self) -> None:
+        """Leaves, and ends this process, if SIGTERM has come; between two steps.
+
+        In jobs of their own it says no goodbye: whoever is started again takes its
+        place, and servers wait for that as for a lost trainer.
+
+        Raises:
+            PreemptedError: it has left.
+        """
+        if self.closed or not self._preemption.may_leave:
+            return
+        for participant in self.participants():
+            participant.save_last()
+        for participant in self.participants():
+            participant.leave()
+        self._preemption.left()
+        client = self.endpoints.client
+        if self.environment.apart is None and client is not None:
+            client.goodbye()
+        self._release("SIGTERM: it has left and ends")
+        self._end_process()
+
+    def _end_process(self) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            self._preemption.end()  # an exception would end this thread only
+        raise PreemptedError
 
     def abort(self, reason: str) -> None:
         """Drops everything at once, without goodbye: peers see this rank as lost."""
@@ -221,6 +255,7 @@ class Context(Run):
             self._release(reason)
 
     def _release(self, reason: str) -> None:
+        self._preemption.hold()
         self.closed = True
         open_contexts.discard(self)
         for participant in self.participants():
@@ -231,6 +266,7 @@ class Context(Run):
         self._threads.give_back()
         self.process_group = None
         self.endpoints = Endpoints()
+        self._preemption.remove()
 
     def _after_fork(self) -> None:
         """In a forked child: drops inherited sockets; the core refuses every use."""

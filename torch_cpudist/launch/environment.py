@@ -39,6 +39,7 @@ OWN_VARIABLES = frozenset(
     for name in (
         "BACKEND",
         "BIND",
+        "GRACE_S",
         "LIVENESS_MS",
         "LOG",
         "METRICS",
@@ -113,6 +114,7 @@ class Environment:
         apart: of servers and trainers that are launched apart; else ``None``.
         job: name of this rank's torchrun job; ``None`` without one.
         metrics: where it tells what it does; ``None``: nowhere.
+        grace_s: for how long the process lives on after SIGTERM; 0: not at all.
         secret: the run's key; ``None`` without one.
         secret_required: nothing may go over a link that does not prove it.
     """
@@ -151,6 +153,7 @@ class Environment:
     apart: SeparateJob | None = None
     job: str | None = None
     metrics: MetricsAddress | None = None
+    grace_s: int = 20
     secret: _core.Secret | None = None
     secret_required: bool = False
 
@@ -469,11 +472,11 @@ def parse(variables: Mapping[str, str], *, ranks_given: bool = False) -> Environ
         apart=jobs.parse(variables),
         job=jobs.job_name(variables),
         metrics=_metrics(variables),
+        grace_s=_integer(variables, "CPUDIST_GRACE_S", 20, 0, MAX_WAIT_S),
         secret=secret.read(variables),
         secret_required=secret.required(variables),
     )
-    # Without a launcher, init() may be given the ranks, and checks them then.
-    if launched:
+    if launched:  # else init() may be given the ranks, and checks them then
         check_ranks(made)
     return made
 

@@ -1,5 +1,6 @@
 # Copyright (c) 2026 The torch_cpudist authors.
 # SPDX-License-Identifier: BSD-3-Clause
+# long: two classes, most of whose lines say what their callers rely on
 """``Run``: one rank's part of a run, as everything that trains sees it.
 
 What lives and dies with it is in ``context``; what a run calls at its barriers and at
@@ -126,6 +127,17 @@ class Participant(ABC):
             index: which of the run's participants it is.
         """
         return "what takes part in this run ends with its servers."
+
+    def cannot_leave(self) -> str:
+        """Why the others cannot go on when it leaves in mid-training; empty if so."""
+        return "what takes part in this run ends with it"
+
+    def saves(self) -> bool:
+        """Whether it has snapshots saved; by default not."""
+        return False
+
+    def save_last(self) -> None:  # noqa: B027 - as above
+        """Has a snapshot saved, if it may say when: it is about to leave."""
 
     def let_go(self) -> None:  # noqa: B027 - as above
         """Ends what it has under way with servers that are lost. Idempotent."""
@@ -293,6 +305,13 @@ class Run:
         if ends.client is not None:
             ends.client.check()
 
+    def leave_if_asked(self) -> None:
+        """Leaves, and ends this process, if SIGTERM has come; between two steps.
+
+        Raises:
+            PreemptedError: it has left.
+        """
+
     # -- who takes part ----------------------------------------------------------------
 
     def participants(self) -> Sequence[Participant]:
@@ -337,12 +356,14 @@ class Run:
     def barrier(self) -> None:
         """Waits for all trainers that have not shut down; see ``cpudist.barrier``."""
         while True:
+            self.leave_if_asked()
             client = self.trainer_client()
             try:
                 self._barrier(client)
-                return
+                break
             except PeerLostError as error:
                 self.outlive(error, client)
+        self.leave_if_asked()
 
     def _barrier(self, client: _core.Client) -> None:
         participants = self.participants()

@@ -343,6 +343,7 @@ class DistributedOptimizer(face.ServedOptimizer, Participant):
             inner._opt_called = True  # type: ignore[attr-defined]
         self._outliving.end_step(lambda: self._resumable.after_step(self.counters()))
         self._baseline.count(self.stats, self._run.loops.totals)
+        self._run.leave_if_asked()
         return loss
 
     def no_sync(self) -> AbstractContextManager[None]:
@@ -838,6 +839,21 @@ class DistributedOptimizer(face.ServedOptimizer, Participant):
     def cannot_outlive(self, index: int) -> str:
         """Why it cannot; see ``Participant``."""
         return self._outliving.refusal(index, self._averages.are_here)
+
+    def cannot_leave(self) -> str:
+        """Why not; see ``Participant``."""
+        together = self._driver.together
+        name = self.strategy.name
+        return f"others train together with it under {name}" if together else ""
+
+    def saves(self) -> bool:
+        """Whether it has snapshots saved."""
+        return self.snapshots is not None
+
+    def save_last(self) -> None:
+        """Has a snapshot saved, where this trainer says when; see ``Participant``."""
+        if self.leads and (not self._driver.together or self._run.trainer_count == 1):
+            self._resumable.save_last(self.counters())
 
     def let_go(self) -> None:
         """Gives up the snapshots that were being saved."""

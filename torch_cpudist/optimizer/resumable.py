@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from torch_cpudist.errors import InvalidArgumentError
+from torch_cpudist.errors import InvalidArgumentError, SnapshotError
+from torch_cpudist.log import logger
 from torch_cpudist.optimizer.paces import Often
 from torch_cpudist.optimizer.snapshots import Snapshots
 from torch_cpudist.optimizer.subject import Started, Subject
@@ -104,6 +105,17 @@ class Resumable:
         """A step is over."""
         if self.snapshots is not None:
             self.snapshots.after_step(counted)
+
+    def save_last(self, counted: Mapping[str, int]) -> None:
+        """This trainer is about to end, before its time. What fails is told."""
+        if self.snapshots is None:
+            return
+        try:
+            name = self.snapshots.save(None, counted)
+        except SnapshotError as error:
+            logger.warning("SIGTERM: no snapshot was saved: %s", error)
+        else:
+            logger.warning("SIGTERM: snapshot %s was saved.", name)
 
     def leaving(self, counted: Mapping[str, int]) -> None:
         """This trainer is about to leave, or comes to a barrier."""

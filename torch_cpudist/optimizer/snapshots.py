@@ -39,6 +39,7 @@ from torch_cpudist.optimizer.schedules import Schedules, schedules_of
 from torch_cpudist.optimizer.subject import Started, Subject
 from torch_cpudist.optimizer.trainer_tree import read_tree, tree_of
 from torch_cpudist.optimizer.under_way import UnderWay
+from torch_cpudist.optimizer.wanted import Wanted
 from torch_cpudist.snapshot import names, trees
 from torch_cpudist.snapshot.choice import Choice
 from torch_cpudist.snapshot.directory import Directory
@@ -152,6 +153,8 @@ class Snapshots:
         goes = run.environment.apart is not None and self._saving.comes_and_goes
         way = UnderWay(run, self.directory, self._subject.number)
         self._way = way if goes else None  # where others may train already
+        wanted = Wanted(self.directory, run.run_id, self._subject.number)
+        self._wanted = wanted if goes and self._leads else None
 
     def _capturing(self, schedules: Schedules) -> Captured:
         return Captured(
@@ -577,6 +580,9 @@ class Snapshots:
         if saving.together or self._leads:
             self._full_due = self._pace.due(count, ready) or self._full_due
             self._due = self._delta_pace.due(count, ready) or self._due
+        if self._wanted is not None:
+            idle = not self._captured and not self._saves.writing
+            self._due = self._wanted.due(idle, self._saves.counts.saved) or self._due
         if (self._due or self._full_due) and ready:
             full, self._due, self._full_due = self._full_due, False, False
             if self._leads and self._captured and not saving.together:

@@ -71,7 +71,7 @@ class UnderWay:
         self._run = run
         self._directory = directory
         self._number = number
-        self._file = names.run_token(run.run_id, f"{number}-begun")
+        self._file = names.begun_name(run.run_id, number)
         #: It was in this run before, or comes when others have trained for long.
         self.comes_late = run.incarnation > 1 or run.trainer_rank >= run.trainer_count
 

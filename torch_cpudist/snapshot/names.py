@@ -166,6 +166,22 @@ def run_token(run_id: int, which: str) -> str:
     return f"{TOKEN}{run_text(run_id)}-{which}"
 
 
+def begun_name(run_id: int, param_set: int) -> str:
+    """What says what values of an optimizer have grown from, where trainers go."""
+    return run_token(run_id, f"{param_set}-begun")
+
+
+def begun_number(text: str, run_id: int) -> int | None:
+    """Which optimizer of a run that file is of; ``None`` for others."""
+    found = re.fullmatch(rf"token-{run_text(run_id)}-([0-9]+)-begun", text)
+    return int(found.group(1)) if found else None
+
+
+def wanted_name(run_id: int, param_set: int) -> str:
+    """What says that a server wants a snapshot of an optimizer before it ends."""
+    return run_token(run_id, f"{param_set}-wanted")
+
+
 def is_run_token(text: str, run_id: int) -> bool | None:
     """Whether a token is of that run; ``None`` if it names no run."""
     found = _RUN_TOKEN.fullmatch(text)

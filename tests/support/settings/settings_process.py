@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import signal
 import socket
 import subprocess
 import tempfile
@@ -146,6 +147,12 @@ def _logged(given: Given) -> Any:
         logger.setLevel(level)
     beginnings = ("table table: 40 rows", "block dense: elements 0 to 50", "step 1:")
     return [any(line.startswith(text) for line in found) for text in beginnings]
+
+
+@variable("GRACE_S", changed="0")
+def _who_handles_sigterm(given: Given) -> Any:
+    with _started(given.variables):
+        return signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
 @variable("METRICS", changed=_A_PORT)
