@@ -12,7 +12,15 @@ from torch_cpudist import _build_check
 # Before the others, because it explains in one sentence why they would fail.
 _build_check.check()
 
-from torch_cpudist import backends, data, errors, integrations, metrics, optim
+from torch_cpudist import (
+    backends,
+    data,
+    errors,
+    integrations,
+    losses,
+    metrics,
+    optim,
+)
 from torch_cpudist._version import __version__ as __version__
 from torch_cpudist.advice.advice import Advice
 from torch_cpudist.advice.advising import advise
@@ -197,6 +205,7 @@ __all__ = [
     "is_trainer",
     "launch",
     "load_for_inference",
+    "losses",
     "metrics",
     "optim",
     "optimize",

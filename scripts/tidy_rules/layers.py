@@ -61,7 +61,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         ("drivers",),
         ("optimizer",),
         ("inference",),
-        ("replicas", "metrics"),
+        ("replicas", "metrics", "losses"),
         ("data",),
         ("advice",),
         ("precision", "launcher", "integrations"),
