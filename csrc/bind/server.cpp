@@ -37,7 +37,8 @@ wire::Identity identity_of_server(const ServerOptions& options) {
 // A server with the channels that deliver to it.
 struct ServerParts {
   ServerParts(server::ServerOptions options, const Secret* secret)
-      : credentials(credentials_of(secret, identity_of_server(options), wire::Purpose::kServers)),
+      : liveness(options.liveness_ms),
+        credentials(credentials_of(secret, identity_of_server(options), wire::Purpose::kServers)),
         server(std::move(options)) {}
   ~ServerParts() { stop(); }
   ServerParts(const ServerParts&) = delete;
@@ -49,6 +50,7 @@ struct ServerParts {
     door->close();
   }
 
+  const std::chrono::milliseconds liveness;
   const std::shared_ptr<const wire::Credentials> credentials;  // null without a key
   const std::shared_ptr<transport::Door> door = std::make_shared<transport::Door>();
   server::Server server;
@@ -87,6 +89,7 @@ std::vector<std::string> listen_tcp(ServerHolder& self, const std::string& bind,
   ServerParts& parts = self.parts();
   options.credentials = parts.credentials;
   options.door = parts.door;
+  options.incoming.heed(parts.liveness);
   parts.listeners.push_back(transport::listen_tcp(options, &parts.server));
   return parts.listeners.back()->addresses();
 }

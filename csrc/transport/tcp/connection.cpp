@@ -24,6 +24,10 @@ constexpr size_t kFramesAtOnce = 16;
 // Then other connections have their turn.
 constexpr size_t kWriteBytesAtOnce = 8u << 20;
 constexpr size_t kReadBytesAtOnce = 8u << 20;
+// Of a frame that waits until others are complete.
+constexpr auto kWaitPause = std::chrono::milliseconds(10);
+// How often to look whether a frame gets on.
+constexpr int kLooksWhileStalled = 4;
 
 }  // namespace
 
@@ -68,7 +72,7 @@ void TcpConnection::start() {
     {
       const std::lock_guard<std::mutex> lock(mutex_);
       armed_ = !queue_.empty();
-      token_ = reactor_->watch(fd_.get(), keep, armed_ ? EPOLLIN | EPOLLOUT : EPOLLIN);
+      token_ = reactor_->watch(fd_.get(), keep, interest());
     }
     if (closed()) return finish();
     if (!options_.listener_side) return;
@@ -187,11 +191,15 @@ void TcpConnection::drop_written(size_t size_bytes) {
   room_.notify_all();
 }
 
+uint32_t TcpConnection::interest() const {
+  return (reading_ ? EPOLLIN : 0u) | (armed_ ? EPOLLOUT : 0u);
+}
+
 void TcpConnection::arm(bool writable) {
   if (armed_ == writable) return;
   armed_ = writable;
   if (token_ == 0) return;  // start() looks at the queue
-  reactor_->change(fd_.get(), token_, writable ? EPOLLIN | EPOLLOUT : EPOLLIN);
+  reactor_->change(fd_.get(), token_, interest());
 }
 
 void TcpConnection::flush() {
@@ -265,6 +273,7 @@ void TcpConnection::finish() {
   place_.reset();
   payload_ = Buffer();
   payload_size_ = payload_have_ = 0;
+  coming_.reset();
   try {
     if (opened_) {
       options_.handler->on_close(keep, reason_);
@@ -278,6 +287,7 @@ void TcpConnection::finish() {
 
 void TcpConnection::on_ready(uint32_t events) {
   try {
+    if ((events & (EPOLLHUP | EPOLLERR)) != 0) hung_up_ = true;
     if ((events & EPOLLOUT) != 0) flush();
     if ((events & ~static_cast<uint32_t>(EPOLLOUT)) != 0 && !closed()) receive();
   } catch (const std::exception& error) {
@@ -286,9 +296,44 @@ void TcpConnection::on_ready(uint32_t events) {
 }
 
 bool TcpConnection::receive() {
+  const bool more = read_some();
+  note_unfinished();
+  return more;
+}
+
+void TcpConnection::note_unfinished() {
+  if (!options_.incoming || closed() || header_have_ == 0) return;
+  const TimePoint now = Clock::now();
+  if (!coming_) coming_ = options_.incoming->begin(now);
+  coming_->came(header_have_ + payload_have_, dropping() ? 0 : payload_have_, now);
+  if (!watched_) watch_unfinished();
+}
+
+void TcpConnection::watch_unfinished() {
+  const auto look = options_.incoming->limits().stalled / kLooksWhileStalled;
+  reactor_->schedule(Clock::now() + look, [weak = weak_from_this()] {
+    const auto connection = weak.lock();
+    if (!connection || connection->finished_) return;
+    connection->watched_ = false;
+    if (!connection->coming_) return;
+    try {
+      if (const auto why = connection->coming_->overdue(Clock::now())) {
+        connection->fail(*why);
+      } else {
+        connection->watch_unfinished();
+      }
+    } catch (const std::exception& error) {
+      connection->fail(error.what());
+    }
+  });
+  watched_ = true;
+}
+
+bool TcpConnection::read_some() {
   std::vector<uint8_t>& scratch = reactor_->scratch();
   size_t budget = kReadBytesAtOnce;
   while (budget > 0 && !closed()) {
+    if (must_wait()) return false;
     std::array<iovec, 2> pieces;
     size_t count = 0;
     const size_t missing = dropping() ? 0 : payload_missing();
@@ -351,6 +396,29 @@ void TcpConnection::begin_frame() {
   payload_have_ = 0;
   payload_crc_ = 0;
   if (payload_size_ == 0) finish_frame();
+}
+
+// What has not been read stays in the socket, and holds the sender up, until others are complete.
+bool TcpConnection::must_wait() {
+  if (!coming_ || hung_up_ || coming_->may_grow(Clock::now())) return false;
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (!reading_ || token_ == 0) return true;
+  reading_ = false;
+  reactor_->change(fd_.get(), token_, interest());
+  reactor_->schedule(Clock::now() + kWaitPause, [weak = weak_from_this()] {
+    const auto connection = weak.lock();
+    if (!connection || connection->finished_) return;
+    {
+      const std::lock_guard<std::mutex> hold(connection->mutex_);
+      connection->reading_ = true;
+      connection->reactor_->change(connection->fd_.get(), connection->token_,
+                                   connection->interest());
+    }
+    // Nobody else reads what is there: a sign of life.
+    connection->bytes_drained_.fetch_add(1, std::memory_order_relaxed);
+    connection->on_ready(EPOLLIN);
+  });
+  return true;
 }
 
 void TcpConnection::check_first(const wire::FrameHeader& header) {
@@ -424,6 +492,7 @@ void TcpConnection::finish_frame() {
                                           std::to_string(header_.payload_crc) + ", found " +
                                           std::to_string(payload_crc_));
   }
+  coming_.reset();  // from here on it is its receiver's
   wire::Frame frame{header_, Buffer(), dropping()};
   frame.payload = std::exchange(payload_, Buffer());
   header_have_ = 0;

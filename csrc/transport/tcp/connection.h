@@ -17,6 +17,7 @@
 #include "base/wait.h"
 #include "transport/channel.h"
 #include "transport/door.h"
+#include "transport/incoming.h"
 #include "transport/tcp/reactor.h"
 #include "transport/tcp/socket.h"
 #include "wire/handshake/handshake.h"
@@ -37,6 +38,7 @@ struct ConnectionOptions {
   std::shared_ptr<const wire::Credentials> credentials;
   std::string own_address;             // of a listener, as it tells others
   std::shared_ptr<Door> door;          // never null there
+  std::shared_ptr<Incoming> incoming;  // nor this; of a connector there is none
   std::optional<wire::Identity> peer;  // of a connector: who has proven to be there
 };
 
@@ -83,10 +85,12 @@ class TcpConnection final : public Connection,
   Written write_queue();
   void drop_written(size_t size_bytes);
   void arm(bool writable);
+  uint32_t interest() const;                     // what the reactor is to tell of
   bool mark_closing(const std::string& reason);  // false if it was closing already
 
   // Receiving; the reactor's thread.
   bool receive();  // false when there is nothing more for now
+  bool read_some();
   void parse(const uint8_t* data, size_t size_bytes);
   void begin_frame();
   void take_payload(const uint8_t* data, size_t size_bytes);  // already in place
@@ -96,6 +100,10 @@ class TcpConnection final : public Connection,
   void check_sender(const wire::FrameHeader& header) const;
   void authenticate(const wire::Frame& frame);
   void give_up_place();
+  // A frame that is not complete, of a listener's: it has to get on, and may have to wait.
+  void note_unfinished();
+  void watch_unfinished();
+  bool must_wait();
   bool speaks() const;
   void end_of_stream();
   size_t payload_missing() const { return payload_size_ - payload_have_; }
@@ -120,6 +128,7 @@ class TcpConnection final : public Connection,
   Descriptor fd_;
   uint64_t token_ = 0;  // 0 = not watched
   bool armed_ = false;
+  bool reading_ = true;
   std::string reason_;
   std::deque<Outbound> queue_;
   size_t queued_bytes_ = 0;
@@ -143,6 +152,9 @@ class TcpConnection final : public Connection,
   size_t payload_size_ = 0;  // of the frame that is being read
   size_t payload_have_ = 0;
   uint32_t payload_crc_ = 0;
+  std::unique_ptr<Incoming::Frame> coming_;
+  bool watched_ = false;  // a timer looks after it
+  bool hung_up_ = false;  // the peer: what is there is read without a wait
 };
 
 }  // namespace cpudist::transport::tcp
