@@ -9,7 +9,10 @@ from dataclasses import dataclass
 
 from torch_cpudist.top.samples import Samples
 
-PHASES = ("data", "forward", "backward", "push", "wait")
+PHASES = {
+    "data": "cpudist_loop_data_seconds_total",
+    "step()": "cpudist_step_seconds_total",
+}
 WAITS = ("round", "server", "collective")
 _STALENESS = "cpudist_staleness_updates"
 
@@ -34,8 +37,9 @@ class Trainer:
     Attributes:
         steps, samples, sent, received, rows: each per second; bytes with those of
             collectives, rows of tables that were pulled or pushed.
-        phases: shares of a second, by ``PHASES``.
-        waits: those of ``wait`` by whom was waited for, ``WAITS``.
+        phases: shares of a second, by ``PHASES``: waiting for batches in loops over
+            datasets, and inside ``step()``.
+        waits: shares of a second by whom was waited for, ``WAITS``; of forwards, too.
         staleness: updates, the bounds below which half and 99 % of the pushes lie.
         retries: requests that were repeated and links made anew, since ``init()``.
         lost: it has lost a server.
@@ -62,8 +66,6 @@ class Server:
         rows: of tables, that take memory.
         table_bytes, pending_bytes: memory of tables, and of pushes that wait.
         memory_bytes, cap_bytes: what its cap counts, and that; 0: none.
-        hottest: the share of the rows that were touched of the fullest of a table's
-            buckets of keys, over what it were if all had as many; 1 is even.
         lost: trainers.
     """
 
@@ -76,7 +78,6 @@ class Server:
     pending_bytes: float | None
     memory_bytes: float | None
     cap_bytes: float
-    hottest: float | None
     lost: float
 
 
@@ -152,8 +153,8 @@ def _trainer(between: _Between) -> Trainer:
     sent = rate("cpudist_bytes_total", direction="sent")
     phases = {
         phase: value
-        for phase in PHASES
-        if (value := rate("cpudist_phase_seconds_total", phase=phase)) is not None
+        for phase, name in PHASES.items()
+        if (value := rate(name)) is not None
     }
     waits = {
         "round": rate("cpudist_wait_seconds_total", of="round"),
@@ -202,18 +203,6 @@ def _staleness(between: _Between) -> tuple[float, float] | None:
     return half, most
 
 
-def _hottest(between: _Between) -> float | None:
-    """Of all tables, the fullest bucket over the mean of its table's."""
-    name = "cpudist_table_bucket_rows_total"
-    tables: dict[tuple[str, str], list[float]] = {}
-    for key in between.last.of(name):
-        labels = dict(key)
-        table = labels.get("table", ""), labels.get("set", "")
-        tables.setdefault(table, []).append(between.rise(name, **labels) or 0.0)
-    skews = [max(one) * len(one) / sum(one) for one in tables.values() if sum(one) > 0]
-    return max(skews, default=None)
-
-
 def _server(between: _Between) -> Server:
     rate, last = between.rate, between.last
     return Server(
@@ -226,6 +215,5 @@ def _server(between: _Between) -> Server:
         pending_bytes=last.total("cpudist_server_part_bytes", part="pushes"),
         memory_bytes=last.total("cpudist_server_memory_bytes"),
         cap_bytes=last.total("cpudist_server_memory_cap_bytes") or 0.0,
-        hottest=_hottest(between),
         lost=last.total("cpudist_server_trainers", state="lost") or 0.0,
     )

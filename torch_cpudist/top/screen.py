@@ -33,7 +33,7 @@ _TRAINERS = (
 )
 _SERVERS = (
     *("rounds/s", "pushes/s", "sent/s", "received/s", "rows", "tables", "waiting"),
-    *("memory", "hottest", "lost"),
+    *("memory", "lost"),
 )
 
 
@@ -115,7 +115,6 @@ def _server(one: Server) -> list[str]:
         _size(one.table_bytes),
         _size(one.pending_bytes),
         memory,
-        _NONE if one.hottest is None else f"x{one.hottest:.1f}",
         number(one.lost),
     ]
 
@@ -157,7 +156,9 @@ def drawn(cluster: Sequence[Shown]) -> Group:
     trainers = [(one, f, f.trainer) for one, f in known if f.trainer is not None]
     if trainers:
         table = _table("Trainers", _TRAINERS)
-        second = _table("Where a second goes, %: wait is of …", (*PHASES, *WAITS))
+        second = _table(
+            "Of a second, %; waiting for …, in step() and in lookups", (*PHASES, *WAITS)
+        )
         for one, found, trainer in trainers:
             table.add_row(*map(Text, (*_name(one, found), *_trainer(trainer))))
             second.add_row(*map(Text, (*_name(one, found), *_second(trainer))))
