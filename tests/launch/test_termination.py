@@ -97,6 +97,28 @@ def test_a_handler_that_was_set_later_stays_and_may_be_taken_away():
     assert os.WTERMSIG(status) == signal.SIGTERM
 
 
+def test_a_handler_that_is_set_later_decides_alone():
+    """Also where it calls the one from before: nothing ends but what it ends."""
+    called = []
+    with started() as context:
+        before = handler()
+
+        def later(number, frame):
+            called.append(number)
+            before(number, frame)
+
+        signal.signal(signal.SIGTERM, later)
+        signal.raise_signal(signal.SIGTERM)
+        assert called == [signal.SIGTERM]
+        # What is read before this is what the signal has left.
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        context.barrier()
+    assert not any(
+        thread.name == "cpudist-sigterm" and thread.is_alive()
+        for thread in threading.enumerate()
+    )
+
+
 def in_a_fork(do):
     """What ``waitpid`` says of a child that has done it; its errors are status 1."""
     pid = os.fork()

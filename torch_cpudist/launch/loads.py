@@ -9,7 +9,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING
 
-from torch_cpudist.errors import AddressError
+from torch_cpudist.errors import AddressError, PeerLostError
 from torch_cpudist.machine import busy
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class ServerLoad:
         if abs(load - self._told) < _CHANGE:
             return
         self._told = load
-        with contextlib.suppress(AddressError):
+        with contextlib.suppress(AddressError, PeerLostError):
             self._rendezvous.show(_key(self._rank), load)
 
 
@@ -81,7 +81,7 @@ def loads_of(run: Run) -> list[float]:
     layout, rendezvous = run.layout, run.rendezvous
     if run.environment.apart is not None or layout.colocated or rendezvous is None:
         return found
-    with contextlib.suppress(AddressError):
+    with contextlib.suppress(AddressError, PeerLostError):
         for rank in layout.servers:
             told = rendezvous.shown(_key(rank))
             if told is not None:

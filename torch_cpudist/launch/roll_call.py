@@ -63,6 +63,7 @@ class RollCall:
         """
         with self._lock:
             self._forget()
+            self._error = None
             self._run = f"{PREFIX}/{run_id}"
             for member in members:
                 if member.rank == self._own:

@@ -66,8 +66,8 @@ class Process:
             self._descriptor = os.pidfd_open(pid)
         except ProcessLookupError:
             self._gone = True
-        except (OSError, OverflowError, ValueError):
-            return  # no form, or a kernel or a sandbox without these descriptors
+        except (AttributeError, OSError, OverflowError, ValueError):
+            return  # no form, or a Python, kernel or sandbox without these descriptors
         else:
             # The number may be another's by now.
             found = _started(pid)

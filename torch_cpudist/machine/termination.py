@@ -19,6 +19,8 @@ from collections.abc import Callable
 from types import FrameType
 
 _BYTES = 64
+# Of no signal: the thread that reads it ends.
+_OVER = b"\xff"
 # Longer than a signal to oneself takes that no thread has blocked.
 _DELIVERED_S = 1.0
 
@@ -71,6 +73,7 @@ class Termination:
             os.close(writes)
             return False
         self._reads, self._writes = reads, writes
+        _current[:] = [self]  # before anything else forks
         self._thread = threading.Thread(
             target=self._watch, name="cpudist-sigterm", daemon=True
         )
@@ -78,7 +81,6 @@ class Termination:
         signal.signal(signal.SIGTERM, self._handle)
         # Calls of C libraries that wait go on: they may know no interruption.
         signal.siginterrupt(signal.SIGTERM, False)
-        _current[:] = [self]
         return True
 
     def remove(self) -> None:
@@ -97,9 +99,13 @@ class Termination:
             signal.set_wakeup_fd(others)
         thread, self._thread = self._thread, None
         writes, self._writes = self._writes, -1
+        # Not by the end of the pipe: a child may have been forked with it.
+        with contextlib.suppress(BlockingIOError):
+            os.write(writes, _OVER)
         os.close(writes)
-        thread.join()
-        os.close(self._reads)
+        thread.join(_DELIVERED_S)
+        if not thread.is_alive():
+            os.close(self._reads)
         if _current == [self]:
             _current.clear()
 
@@ -113,19 +119,30 @@ class Termination:
                 signal.set_wakeup_fd(others)
         self._thread = None
         for file in (self._reads, self._writes):
-            os.close(file)
+            if file != -1:
+                os.close(file)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         """In the main thread, now or when it comes to it."""
         if self._writes == -1:
             self.end()  # somebody who has called it since has put it back
+        if not self._decides():
+            return
         # Where others have taken Python's own wake-up. A full pipe is news enough.
         with contextlib.suppress(BlockingIOError):
             os.write(self._writes, bytes([number]))
 
+    def _decides(self) -> bool:
+        """Whether nobody has set a handler since, who may call this one."""
+        return signal.getsignal(signal.SIGTERM) == self._handle
+
     def _watch(self) -> None:
-        while signal.SIGTERM not in (found := os.read(self._reads, _BYTES)):
-            if not found:
+        # Python writes the byte whoever's handler it will call.
+        while not (
+            signal.SIGTERM in (found := os.read(self._reads, _BYTES))
+            and self._decides()
+        ):
+            if not found or _OVER in found:
                 return
         self.asked = True
         timer = threading.Timer(self._grace_s, self.end)
