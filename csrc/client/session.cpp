@@ -107,7 +107,7 @@ std::string Session::describe(const Link& link) const {
 
 Link* Session::find_link(const transport::Connection* connection) {
   const auto found = std::find_if(links_.begin(), links_.end(), [&](const Link& link) {
-    return link.connection.get() == connection || link.spare.connection.get() == connection;
+    return link.connection.get() == connection;
   });
   return found == links_.end() ? nullptr : &*found;
 }
@@ -183,7 +183,6 @@ void Session::finish(Request& request) {
 void Session::on_frame(const std::shared_ptr<transport::Connection>& connection,
                        wire::Frame frame) {
   bool acknowledge = false;
-  std::shared_ptr<transport::Connection> silent;
   {
     const std::lock_guard lock(mutex_);
     Link* link = find_link(connection.get());
@@ -191,7 +190,6 @@ void Session::on_frame(const std::shared_ptr<transport::Connection>& connection,
     link->heard = Clock::now();
     switch (frame.header.kind) {
       case wire::FrameKind::kHello:
-        if (link->spare.connection == connection) silent = take_spare(*link);
         accept_hello(*link, frame);
         break;
       case wire::FrameKind::kHeartbeat:
@@ -213,28 +211,8 @@ void Session::on_frame(const std::shared_ptr<transport::Connection>& connection,
                     std::string("a server sent a frame of kind ") + name_of(frame.header.kind));
     }
   }
-  if (silent) silent->close("silent, and replaced by a newer connection");
   if (acknowledge)
     connection->send(wire::Frame{make_header(wire::FrameKind::kHeartbeatAck), Buffer()});
-}
-
-std::shared_ptr<transport::Connection> Session::take_spare(Link& link) {
-  auto silent = std::move(link.connection);
-  if (silent) {
-    link.closed_bytes_sent += silent->bytes_sent();
-    link.closed_bytes_received += silent->bytes_received();
-  }
-  link.connection = std::move(link.spare.connection);
-  link.spare.connection.reset();
-  link.state = LinkState::kHandshake;
-  link.bytes_seen = 0;
-  link.hello_sent = link.spare.switched = Clock::now();
-  link.give_up = link.hello_sent + milliseconds(options_.reconnect_grace_ms);
-  // That they go out again is none of the times that a request may.
-  for (const auto& [id, request] : requests_) {
-    if (request->server == link.server && request->sent_on != 0) request->sent_on = link.opened + 1;
-  }
-  return silent;
 }
 
 void Session::accept_hello(Link& link, const wire::Frame& frame) {
@@ -358,7 +336,6 @@ void Session::close_links(const std::string& reason) {
     for (Link& link : links_) {
       link.state = LinkState::kClosed;
       if (link.connection) connections.push_back(link.connection);
-      if (link.spare.connection) connections.push_back(link.spare.connection);
     }
     // A late reply may not touch what its waiter has let go.
     requests_.clear();
@@ -653,8 +630,6 @@ void Session::monitor() {
 
 void Session::look_after_links(std::unique_lock<std::mutex>& lock,
                                transport::Attendance& attendance) {
-  const TimePoint begun = Clock::now();
-  beat(lock, begun, attendance.was_away(begun));
   for (Link& link : links_) {
     if (failure_ || stopping_) break;
     const TimePoint now = Clock::now();
@@ -671,12 +646,10 @@ void Session::look_after_links(std::unique_lock<std::mutex>& lock,
       beat(lock, tried, attendance.was_away(tried));
     } else if (link.state == LinkState::kHandshake) {
       repeat_hello(link, lock, now);
-    } else if (wants_spare(link, now)) {
-      try_spare(link, lock);
-      const TimePoint tried = Clock::now();
-      beat(lock, tried, attendance.was_away(tried));
     }
   }
+  const TimePoint now = Clock::now();
+  beat(lock, now, attendance.was_away(now));
 }
 
 TimePoint Session::next_wakeup(TimePoint now) const {
@@ -704,10 +677,8 @@ void Session::beat(std::unique_lock<std::mutex>& lock, TimePoint now, bool was_a
     const bool moved = transport::has_moved(*link.connection, link.bytes_seen);
     if (was_away || moved) link.heard = std::max(link.heard, now);
     if (!failure_ && now - link.heard > milliseconds(options_.liveness_ms)) {
-      const bool tried = link.spare.next > link.heard;
-      lose(link, "silent for " + std::to_string(options_.liveness_ms) +
-                     " ms (CPUDIST_LIVENESS_MS)" +
-                     (tried ? ", and so is a second connection: " + link.trouble : ""));
+      lose(link,
+           "silent for " + std::to_string(options_.liveness_ms) + " ms (CPUDIST_LIVENESS_MS)");
     } else if (due) {
       connections.push_back(link.connection);
     }
@@ -728,7 +699,6 @@ void Session::revive(Link& link, std::unique_lock<std::mutex>& lock) {
   std::string used;
   std::optional<ErrorCode> code;
   lock.unlock();
-  const TimePoint begun = Clock::now();
   for (const std::string& address : link.addresses) {  // fixed after construction
     try {
       connection = connector_->connect(address, deadline);
@@ -769,7 +739,6 @@ void Session::revive(Link& link, std::unique_lock<std::mutex>& lock) {
   link.state = LinkState::kHandshake;
   link.bytes_seen = 0;
   link.heard = link.hello_sent = Clock::now();
-  link.spare.reach_took = link.heard - begun;
   lock.unlock();
   bool dead = false;
   try {
@@ -785,57 +754,6 @@ void Session::revive(Link& link, std::unique_lock<std::mutex>& lock) {
     link.state = LinkState::kBroken;
     link.try_next = Clock::now() + pause_of(link);
   }
-}
-
-bool Session::wants_spare(Link& link, TimePoint now) const {
-  if (link.state != LinkState::kOpen) return false;
-  if (transport::has_moved(*link.connection, link.bytes_seen)) link.heard = now;
-  return link.spare.due(link.address, now, link.heard, options_.liveness_ms);
-}
-
-// Of a server that is there another connection is open soon, whatever the old one waits for. It
-// takes the place of the old one once the server has answered over it.
-void Session::try_spare(Link& link, std::unique_lock<std::mutex>& lock) {
-  const TimePoint deadline = link.spare.deadline(link.heard, options_.liveness_ms);
-  const std::string address = link.address;
-  wire::Frame hello = make_hello(link);
-  std::string trouble = "it does not answer a hello";
-  std::shared_ptr<transport::Connection> connection;
-  const auto unanswered = std::move(link.spare.connection);
-  link.spare.connection.reset();
-  lock.unlock();
-  if (unanswered) unanswered->close("its hello was not answered");
-  try {
-    connection = connector_->connect(address, deadline);
-  } catch (const Error& error) {
-    trouble = error.what();
-  }
-  lock.lock();
-  const TimePoint now = Clock::now();
-  link.spare.next = now + pause_of(link);
-  link.trouble.swap(trouble);
-  if (!connection) return;
-  const bool open = link.state == LinkState::kOpen && !stopping_ && !failure_;
-  // The old one may be back meanwhile.
-  if (!open || transport::has_moved(*link.connection, link.bytes_seen)) {
-    if (open) link.heard = now;
-    lock.unlock();
-    connection->close("the connection before it is not silent any more");
-    lock.lock();
-    return;
-  }
-  link.spare.connection = connection;
-  link.spare.next = now + transport::beat_interval(options_.liveness_ms);
-  lock.unlock();
-  try {
-    connection->send(std::move(hello));
-  } catch (const std::bad_alloc&) {
-    connection->close("there is no memory for its hello");
-  }
-  lock.lock();
-  // on_close may have come before the link knew the connection.
-  const bool gone = connection->closed() && link.spare.connection == connection;
-  if (gone) link.spare.connection.reset();
 }
 
 milliseconds Session::pause_of(Link& link) const {
@@ -871,13 +789,6 @@ void Session::on_close(const std::shared_ptr<transport::Connection>& connection,
   const std::lock_guard lock(mutex_);
   Link* link = find_link(connection.get());
   if (link == nullptr) return;
-  if (link->spare.connection == connection) return link->spare.connection.reset();
-  if (link->spare.connection && link->state == LinkState::kOpen) {
-    // The server has closed it for the other one, whose answer follows.
-    take_spare(*link);
-    changed_.notify_all();
-    return;
-  }
   link->closed_bytes_sent += connection->bytes_sent();
   link->closed_bytes_received += connection->bytes_received();
   link->connection.reset();

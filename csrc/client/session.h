@@ -97,8 +97,6 @@ class Session final : public transport::ConnectionHandler {
   void accept_reply(Link& link, wire::Frame frame);
   void accept_probe_reply(const wire::Frame& frame);
   void finish(Request& request);
-  // The spare connection takes the place of the silent one, which is to be closed.
-  std::shared_ptr<transport::Connection> take_spare(Link& link);
   void fail(const Error& error);
   void throw_failure() const;
 
@@ -122,8 +120,6 @@ class Session final : public transport::ConnectionHandler {
   void look_after_links(std::unique_lock<std::mutex>& lock, transport::Attendance& attendance);
   void beat(std::unique_lock<std::mutex>& lock, TimePoint now, bool was_away);
   void revive(Link& link, std::unique_lock<std::mutex>& lock);
-  bool wants_spare(Link& link, TimePoint now) const;
-  void try_spare(Link& link, std::unique_lock<std::mutex>& lock);
   void lose(Link& link, const std::string& why);
   std::chrono::milliseconds pause_of(Link& link) const;  // before another attempt
   void repeat_hello(Link& link, std::unique_lock<std::mutex>& lock, TimePoint now);

@@ -123,7 +123,6 @@ def _start_server(
         trainer_count=len(layout.trainers) if apart is None else apart.trainers,
         threads=_server_threads(environment, layout),
         liveness_ms=environment.liveness_ms,
-        reconnect_grace_ms=environment.reconnect_ms,
         join_deadline_ms=max(1, int(joins_s * 1000)),
         elastic=apart is not None,
         rejoin_ms=0 if apart is None else apart.rejoin_s * 1000,
@@ -275,6 +274,7 @@ def _connect_all(
         # Nobody goes on before all are connected: a rank that failed right away would
         # look to a slower one like a server that is still to come.
         made.client.barrier()
+
     rendezvous.roll.come_in()
 
 
@@ -316,7 +316,6 @@ def connect(
         ranks=ranks,
         incarnation=incarnation,
         liveness_ms=environment.liveness_ms,
-        reconnect_grace_ms=environment.reconnect_ms,
         connect_deadline_ms=max(1, int(connect_s * 1000)),
         rpc_deadline_ms=environment.rpc_deadline_ms,
         rpc_retries=environment.rpc_retries,
