@@ -6,6 +6,7 @@
 // out of a scratch buffer many at a time; a large payload is read straight into its own buffer.
 #include "transport/tcp/connection.h"
 
+#include <sys/ioctl.h>
 #include <sys/uio.h>
 
 #include <algorithm>
@@ -309,6 +310,11 @@ void TcpConnection::note_unfinished() {
   if (!watched_) watch_unfinished();
 }
 
+bool TcpConnection::has_unread() const {
+  int bytes = 0;
+  return ioctl(fd_.get(), FIONREAD, &bytes) == 0 && bytes > 0;
+}
+
 void TcpConnection::watch_unfinished() {
   const auto look = options_.incoming->limits().stalled / kLooksWhileStalled;
   reactor_->schedule(Clock::now() + look, [weak = weak_from_this()] {
@@ -317,7 +323,9 @@ void TcpConnection::watch_unfinished() {
     connection->watched_ = false;
     if (!connection->coming_) return;
     try {
-      if (const auto why = connection->coming_->overdue(Clock::now())) {
+      const auto why = connection->coming_->overdue(Clock::now());
+      // What has come and was not read yet is this thread's delay, not the sender's.
+      if (why && !connection->has_unread()) {
         connection->fail(*why);
       } else {
         connection->watch_unfinished();

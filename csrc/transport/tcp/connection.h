@@ -102,6 +102,7 @@ class TcpConnection final : public Connection,
   void give_up_place();
   // A frame that is not complete, of a listener's: it has to get on, and may have to wait.
   void note_unfinished();
+  bool has_unread() const;
   void watch_unfinished();
   bool must_wait();
   bool speaks() const;
