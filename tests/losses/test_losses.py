@@ -227,9 +227,25 @@ def test_low_precision_is_summed_in_float32(dtype: torch.dtype) -> None:
     assert found.dtype == torch.promote_types(dtype, torch.float32)
     exact = losses.in_batch_softmax(queries.double(), items.double())
     assert found.item() == pytest.approx(exact.item(), rel=0.02)
+
+
+def test_autocast_changes_no_score() -> None:
+    queries, items = drawn(1, BATCH, DIM).float(), drawn(2, BATCH, DIM).float()
+    table = nn.Embedding(CLASSES, DIM, sparse=True)
+    targets = torch.arange(BATCH)
+    negatives = losses.LogUniformSampler(CLASSES, seed=1).draw(6, targets)
+
+    def both() -> list[torch.Tensor]:
+        return [
+            losses.in_batch_softmax(queries, items, temperature=0.05),
+            losses.sampled_softmax(queries, table, targets, negatives),
+        ]
+
+    exact = both()
     with torch.autocast("cpu", torch.bfloat16):
-        found = losses.in_batch_softmax(drawn(1, 3, 2).float(), drawn(2, 3, 2).float())
-    assert found.dtype == torch.float32
+        found = both()
+    assert [one.dtype for one in found] == [torch.float32] * 2
+    assert found == exact
 
 
 def test_an_empty_batch_has_no_loss_and_no_gradient() -> None:

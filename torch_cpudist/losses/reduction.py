@@ -42,9 +42,15 @@ def check_ids(what: str, ids: torch.Tensor, length: int) -> torch.Tensor:
 
 
 def scores(queries: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """All products ``[queries, rows]``, in float32 at least, also under autocast."""
-    found = queries @ rows.T
-    return found.to(torch.promote_types(found.dtype, torch.float32))
+    """All products ``[queries, rows]``, in float32 at least, also under autocast.
+
+    A score in bfloat16 is off by more than what a temperature of 0.05 tells apart.
+    """
+    wide = torch.promote_types(
+        torch.promote_types(queries.dtype, rows.dtype), torch.float32
+    )
+    with torch.autocast(queries.device.type, enabled=False):
+        return queries.to(wide) @ rows.to(wide).T
 
 
 def reduced(

@@ -71,8 +71,9 @@ def sampled_softmax(
     ids = torch.cat([targets, drawn])
     rows = table(ids)
     check_shape(f"{what}: rows of the table", rows, len(ids), dim)
-    near = (hidden * rows[:count]).sum(1, True)
-    logits = torch.cat([near, scores(hidden, rows[count:])], 1)
+    far = scores(hidden, rows[count:])
+    near = (hidden.to(far.dtype) * rows[:count].to(far.dtype)).sum(1, True)
+    logits = torch.cat([near, far], 1)
     if bias is not None:
         offsets = bias(ids)
         check_shape(f"{what}: rows of bias", offsets, len(ids), 1)
