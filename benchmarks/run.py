@@ -5,12 +5,13 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import os
 import platform
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from types import FrameType
@@ -209,9 +210,24 @@ def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
     raise KeyboardInterrupt
 
 
+@contextlib.contextmanager
+def interrupted_by_sigterm() -> Iterator[None]:
+    """SIGTERM ends a run as ctrl-C does: what it has started ends with it."""
+    before = signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def main(arguments: Sequence[str]) -> int:
     args = parse(arguments)
-    signal.signal(signal.SIGTERM, _interrupt)
+    with interrupted_by_sigterm():
+        return run_case(args)
+
+
+def run_case(args: argparse.Namespace) -> int:
+    """Runs one case and shows its rows; returns the exit code."""
     facts = machine()
     print("  ".join(f"{key}: {value}" for key, value in facts.items()), flush=True)
     if facts["load_1m"] > QUIET_LOAD_PER_CORE * facts["cores"]:

@@ -57,6 +57,15 @@ def _ranks_ahead(request, _no_inherited_launch):
 
 
 @pytest.fixture(autouse=True)
+def _signals_given_back():
+    """A handler of SIGTERM that one test leaves behind would be the next one's."""
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    after = signal.signal(signal.SIGTERM, before)
+    assert after is before, "this test leaves a handler of SIGTERM behind"
+
+
+@pytest.fixture(autouse=True)
 def _no_closed_context():
     """What an earlier test of the same worker has closed is not this test's context."""
     contexts = sys.modules.get("torch_cpudist.launch.context")
