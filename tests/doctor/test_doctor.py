@@ -111,6 +111,27 @@ def test_what_is_set_already_is_not_asked_for():
     assert [one.topic for one in judge(few) if one.level != "good"] == ["cores"]
 
 
+@pytest.mark.parametrize(
+    ("preload", "level"),
+    [
+        ("/b/libiomp5.so", "good"),
+        ("/x/libjemalloc.so.2:libiomp5.so", "good"),
+        ("/a/libgomp.so.1 /b/libiomp5.so", "problem"),
+        ("/x/libjemalloc.so.2", "problem"),
+        ("/c/libiomp5.so.that.is.not.there", "problem"),
+    ],
+)
+def test_a_runtime_that_is_preloaded_takes_the_calls_of_libgomp(preload, level):
+    machine = replace(
+        SOUND,
+        openmp=("/a/libgomp.so.1", "/b/libiomp5.so"),
+        variables={"LD_PRELOAD": preload},
+    )
+    (found,) = [one for one in judge(machine) if one.topic == "OpenMP"]
+    assert found.level == level
+    assert ("libiomp5.so, which was preloaded" in found.text) == (level == "good")
+
+
 def test_files_of_the_kernel_are_read(tmp_path):
     maps = (
         "7f00-7f01 r-xp 0 08:01 1 /opt/torch/lib/libgomp-a34b3233.so.1\n"

@@ -4,7 +4,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
@@ -113,9 +114,27 @@ def _load(facts: Facts) -> Iterator[Finding]:
         )
 
 
+def _preloaded_openmp(facts: Facts, names: Sequence[str]) -> str | None:
+    """The runtime of LD_PRELOAD that takes libgomp's calls, too: LLVM's or Intel's."""
+    files = re.split("[ :]+", facts.variables.get("LD_PRELOAD", ""))
+    first = next((PurePosixPath(file).name for file in files if "omp" in file), "")
+    others = [name for name in names if name != first]
+    takes_over = first.startswith(("libiomp5", "libomp")) and first in names
+    only_gomp = all(name.startswith("libgomp") for name in others)
+    return first if takes_over and only_gomp else None
+
+
 def _openmp(facts: Facts) -> Iterator[Finding]:
     names = [PurePosixPath(path).name for path in facts.openmp]
-    if len(names) > 1:
+    preloaded = _preloaded_openmp(facts, names)
+    if preloaded and len(names) > 1:
+        yield Finding(
+            GOOD,
+            "OpenMP",
+            f"{preloaded}, which was preloaded and takes the calls that are meant for "
+            "libgomp.",
+        )
+    elif len(names) > 1:
         yield Finding(
             PROBLEM,
             "OpenMP",
