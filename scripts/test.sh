@@ -21,6 +21,7 @@ usage: bash scripts/test.sh [--quick | --integrations | --long]
                     apt install iproute2, and the right to make network namespaces: several hosts
                     apt install prometheus: the dashboard's queries
                     apt install openmpi-bin: ranks that mpirun starts
+                    apt install chromium: the site in a browser
                   Without an option those run, too, that need models, ccl or what apt installs; the
                   others are skipped there, and every skip is named and counted
   --long          fuzzing by ten millions of inputs for each parser and decoder; jobs that are
