@@ -26,7 +26,8 @@ usage: bash scripts/test.sh [--quick | --integrations | --long]
                   others are skipped there, and every skip is named and counted
   --long          fuzzing by ten millions of inputs for each parser and decoder; jobs that are
                   killed 20 times in every layout and go on from their snapshots; servers of a job
-                  of their own that are killed 50 times
+                  of their own that are killed 50 times; 50 ranks and 2,000 strangers on one
+                  machine; how long survivors take to be told of every kind of loss
 TEXT
 }
 
@@ -145,6 +146,16 @@ killed_servers() {
   CPUDIST_TEST_KILLS=50 python -m pytest -q -s tests/faults/servers_killed_often.py
 }
 
+# Ranks, strangers and pushes beyond what the machine is made for.
+overload() {
+  python -m pytest -q -s tests/faults/overloaded.py
+}
+
+# Prints the figures of docs/guarantees.md, "How long it takes".
+losses_by_phase() {
+  python -m pytest -q -s -rs tests/faults/losses_by_phase.py
+}
+
 # ThreadSanitizer of older compilers does not know where newer kernels put things.
 RUNNER=(env)
 setarch "$(uname -m)" -R true 2>/dev/null && RUNNER=(setarch "$(uname -m)" -R)
@@ -177,6 +188,8 @@ case $WHAT in
   long)
     check "pytest, 20 kills a layout" killed_jobs
     check "pytest, 50 servers killed" killed_servers
+    check "pytest, overload" overload
+    check "pytest, losses by phase" losses_by_phase
     check "fuzzing" bash scripts/fuzz.sh --inputs 10000000
     ;;
 esac

@@ -200,6 +200,7 @@ class _Warnings(logging.Handler):
 
 def _process_body(
     fn: Callable[[Context, Report], Any],
+    prepare: Callable[[int], None] | None,
     rank: int,
     world_size: int,
     servers: int,
@@ -221,6 +222,8 @@ def _process_body(
     logger.addHandler(_Warnings(tell))
     context = None
     try:
+        if prepare is not None:
+            prepare(rank)
         store = FileStore(str(Path(folder) / "store"), world_size)
         context = init(rank=rank, world_size=world_size, store=store, servers=servers)
         result = None
@@ -254,6 +257,7 @@ class ProcessRanks:
         *,
         servers: int = 0,
         variables: Mapping[str, str] | None = None,
+        prepare: Callable[[int], None] | None = None,
     ) -> None:
         """Starts the ranks.
 
@@ -263,6 +267,8 @@ class ProcessRanks:
             world_size: ranks, dedicated servers included.
             servers: how many of them only serve.
             variables: added to the environment of every rank.
+            prepare: a module's own function, called in the process of every rank with
+                its number before it joins the run: to enter another network, say.
         """
         self._folder = tempfile.TemporaryDirectory(prefix="cpudist-ranks-")
         method = multiprocessing.get_context("forkserver")
@@ -275,6 +281,7 @@ class ProcessRanks:
                 target=_process_body,
                 args=(
                     fn,
+                    prepare,
                     rank,
                     world_size,
                     servers,
