@@ -22,7 +22,7 @@ import statistics
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -124,29 +124,37 @@ def be_in(
 
 
 class Measured:
-    """Seconds from a loss to the error of a survivor, by line of the table."""
+    """Seconds from a loss to the error of a survivor, for the tables of a page."""
 
     def __init__(self) -> None:
         self.seconds: dict[tuple[str, str, str], list[float]] = {}
 
-    def add(self, key: tuple[str, str, str], seconds: float) -> None:
-        self.seconds.setdefault(key, []).append(seconds)
+    def add(self, loss: str, phase: str, who: str, seconds: list[float]) -> None:
+        self.seconds.setdefault((loss, phase, who), []).extend(seconds)
+
+    def cell(self, loss: str, phase: str, who: str) -> str:
+        """Minimum, median, maximum, and of how many."""
+        found = self.seconds.get((loss, phase, who))
+        if not found:
+            return "-"
+        figures = (min(found), statistics.median(found), max(found))
+        return ", ".join(f"{figure:.3f}" for figure in figures) + f" ({len(found)})"
 
     def lines(self) -> Iterator[str]:
-        for (loss, who, where), found in self.seconds.items():
-            least, most = min(found), max(found)
-            middle = statistics.median(found)
-            yield (
-                f"- {loss}; {who}; {where}: {least:.3f}, {middle:.3f}, {most:.3f} s "
-                f"(of {len(found)})"
-            )
+        """A table for each kind of loss, with both strategies in each cell."""
+        for loss in dict.fromkeys(key[0] for key in self.seconds):
+            yield f"\n| {loss} | " + " | ".join(LAYOUTS) + " |"
+            yield "|---" * (1 + len(LAYOUTS)) + "|"
+            for phase in PHASES:
+                cells = [self.cell(loss, phase, who) for who in LAYOUTS]
+                yield f"| {phase} | " + " | ".join(cells) + " |"
 
 
 @pytest.fixture(scope="module")
 def measured() -> Iterator[Measured]:
     made = Measured()
     yield made
-    print("\nminimum, median, maximum")
+    print("\nseconds: minimum, median, maximum (survivors)")
     print("\n".join(made.lines()))
 
 
@@ -170,7 +178,7 @@ def start(
 def watch(
     ranks: ProcessRanks,
     layout: Layout,
-    lose: Callable[[], float],
+    lose: Callable[[], object],
     limit_s: float,
 ) -> list[float]:
     """Loses what is to be lost once all are there; the seconds of each survivor."""
@@ -179,7 +187,8 @@ def watch(
     for rank in range(layout.servers):
         ranks.expect(rank, "serving", PATIENCE_S)
     time.sleep(0.3)  # into the phase
-    lost_s = lose()
+    lost_s = time.monotonic()
+    lose()
     took_s = []
     for rank in layout.watchers():
         entry = ranks.expect(rank, "error", PATIENCE_S)
@@ -203,8 +212,7 @@ def test_a_lost_process(
         body = functools.partial(into, strategy, phase, layout.idle_trainer(), folder)
         with start(layout, body, strategy, folder) as ranks:
             lose = functools.partial(lose_rank, ranks, layout.lost, number)
-            for took_s in watch(ranks, layout, lose, limit_s):
-                measured.add((loss, who, f"{strategy}, {phase}"), took_s)
+            measured.add(loss, phase, who, watch(ranks, layout, lose, limit_s))
 
 
 # -- networks ----------------------------------------------------------------------
@@ -276,10 +284,12 @@ def enter(names: tuple[str, str], lost: int, rank: int) -> None:
     os.environ["CPUDIST_BIND"] = ADDRESSES[side]
 
 
+# Who hears nobody has others named as lost, and what it says of them arrives.
+TO_THE_LOST = "one way cut, to the lost"
 CUTS: dict[str, Callable[[Hosts], None]] = {
     "host gone without a reset": Hosts.pull_the_plug,
     "one way cut, from the lost": functools.partial(Hosts.lose_what_goes, side=1),
-    "one way cut, to the lost": functools.partial(Hosts.lose_what_goes, side=0),
+    TO_THE_LOST: functools.partial(Hosts.lose_what_goes, side=0),
 }
 
 
@@ -288,16 +298,14 @@ CUTS: dict[str, Callable[[Hosts], None]] = {
 @pytest.mark.parametrize("cut", CUTS)
 def test_a_lost_network(cut, who, strategy, phase, measured, hosts, tmp_path):
     layout = LAYOUTS[who]
+    if cut == TO_THE_LOST:
+        layout = replace(layout, names=r"(trainer|server) \d")
     for trial in range(TRIALS):
         apart = hosts()
         folder = str(tmp_path / f"snapshots-{trial}")
         body = functools.partial(into, strategy, phase, layout.idle_trainer(), folder)
         prepare = functools.partial(enter, apart.names, layout.lost)
+        lose = functools.partial(CUTS[cut], apart)
         with start(layout, body, strategy, folder, prepare) as ranks:
-
-            def lose(apart: Hosts = apart) -> float:
-                CUTS[cut](apart)
-                return time.monotonic()
-
-            for took_s in watch(ranks, layout, lose, STOPPED_S):
-                measured.add((cut, who, f"{strategy}, {phase}"), took_s)
+            took_s = watch(ranks, layout, lose, STOPPED_S)
+            measured.add(cut, phase, who, took_s)
