@@ -187,6 +187,7 @@ def test_help_and_contributing_name_options_extras_and_packages(
             "Jupyter",
             "Lightning",
             "Accelerate",
+            "Ray",
             "serving",
         )
         assert [word for word in words if word not in text] == []
