@@ -70,6 +70,8 @@ class Chromium:
         self._session = attached["sessionId"]
         for domain in ("Page", "Network", "Runtime"):
             self.call(f"{domain}.enable")
+        # So that the end of its load is not taken for that of the first page asked for.
+        self.until("document.readyState === 'complete'", "the empty page")
 
     def close(self) -> None:
         """Ends it."""
