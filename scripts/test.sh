@@ -17,7 +17,7 @@ usage: bash scripts/test.sh [--quick | --integrations | --long]
                   of a CUDA device or of the right to make network namespaces
                     extras, which this command installs: models (deepctr-torch, torch-rechub,
                     torchrec), ccl (oneCCL), integrations (a Jupyter kernel, an S3 server,
-                    Lightning, Accelerate, Ray), serving (FastAPI, ONNX Runtime)
+                    TensorBoard, Lightning, Accelerate, Ray), serving (FastAPI, ONNX Runtime)
                     apt install iproute2, and the right to make network namespaces: several hosts
                     apt install prometheus: the dashboard's queries
                     apt install openmpi-bin: ranks that mpirun starts

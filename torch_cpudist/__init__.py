@@ -19,6 +19,7 @@ from torch_cpudist import (
     integrations,
     losses,
     metrics,
+    monitor,
     optim,
 )
 from torch_cpudist._version import __version__ as __version__
@@ -207,6 +208,7 @@ __all__ = [
     "load_for_inference",
     "losses",
     "metrics",
+    "monitor",
     "optim",
     "optimize",
     "remote_tables",

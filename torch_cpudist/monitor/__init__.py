@@ -1,8 +1,13 @@
 # Copyright (c) 2026 The torch_cpudist authors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""What a rank does, for Prometheus: ``CPUDIST_METRICS``; docs/monitoring.md.
+"""What a rank does, for Prometheus and TensorBoard; docs/monitoring.md.
 
 Nothing here counts. Counters are those of the client, the server and the optimizers,
 which the training loop has anyway; they are read when somebody asks, in a thread of
-this folder, and what is read waits for no peer.
+this folder (``CPUDIST_METRICS``) or in that of who calls (``TensorBoardWriter``), and
+what is read waits for no peer.
 """
+
+from torch_cpudist.monitor.tensorboard import TensorBoardWriter
+
+__all__ = ["TensorBoardWriter"]
