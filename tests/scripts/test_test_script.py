@@ -157,11 +157,14 @@ def test_python_tests_that_fail_fail_the_script(
     assert checkout.test(option, 2)[0] == 1
 
 
-def test_long_kills_often_and_fuzzes_by_millions(checkout: Checkout) -> None:
+def test_long_kills_often_overloads_and_fuzzes_by_millions(checkout: Checkout) -> None:
     code, said, calls = checkout.test("--long")
     kills = "python -m pytest -q -n 2 tests/snapshot_jobs/test_kills.py"
     servers = "python -m pytest -q -s tests/faults/servers_killed_often.py"
-    assert (code, calls) == (0, [kills, servers, "fuzz.sh --inputs 10000000"])
+    overload = "python -m pytest -q -s tests/faults/overloaded.py"
+    losses = "python -m pytest -q -s -rs tests/faults/losses_by_phase.py"
+    fuzzing = "fuzz.sh --inputs 10000000"
+    assert (code, calls) == (0, [kills, servers, overload, losses, fuzzing])
     assert "FAILED" not in said
 
 
