@@ -48,6 +48,8 @@ BATCHES = 64
 WIDTH = 32
 # What p99.9 of steps may grow by.
 PAUSE_LIMIT_MS = 100.0
+# A mark that other trainers answer at their next step is given up after the last.
+LAST_SAVE_LIMIT_S = 5.0
 STRATEGIES = {
     "sync": cpudist.Sync,
     "half_async": cpudist.HalfAsync,  # one group, as all are of one host
@@ -118,6 +120,12 @@ def _train(context: cpudist.Context, report: Any) -> dict[str, Any]:
             saves.append((begun, time.monotonic()))
             begun = None
     context.barrier()
+    if begun is not None:  # a short run ends before its save does
+        until = time.monotonic() + LAST_SAVE_LIMIT_S
+        while _over(opt.stats()["snapshot"]) < due and time.monotonic() < until:
+            time.sleep(0.001)
+        saves.append((begun, time.monotonic()))
+    context.barrier()
     counts = opt.stats()["snapshot"]
     return {"steps": took, "saves": saves, "counts": counts}
 
@@ -160,6 +168,11 @@ def figures(strategy: str, found: Sequence[dict[str, Any]]) -> Iterable[Row]:
         without, with_one = _beside(one["steps"], saves)
         quiet += without
         beside += with_one
+    if not quiet or not beside:
+        raise RuntimeError(
+            f"pauses: {len(quiet)} steps without and {len(beside)} beside a save of "
+            f"{strategy}, expected some of both; give more --steps"
+        )
     first = _row(f"{strategy}: steps without a save", len(found), quiet)
     yield first
     row = _row(f"{strategy}: steps beside a save", len(found), beside)

@@ -44,3 +44,9 @@ def test_steps_are_sorted_by_saves_of_trainer_0() -> None:
     failed = {**first, "counts": COUNTS | {"failed": 1}}
     problems = list(pauses.figures("sync", [failed]))[1]["problems"]
     assert problems[0].startswith("saves: ")
+
+
+def test_a_run_without_a_step_beside_a_save_says_so() -> None:
+    found = [{"steps": [(0.0, 1.0)], "saves": [], "counts": COUNTS}]
+    with pytest.raises(RuntimeError, match=r"1 steps without and 0 beside .* --steps"):
+        list(pauses.figures("sync", found))
