@@ -62,7 +62,10 @@ def _signals_given_back():
     before = signal.getsignal(signal.SIGTERM)
     yield
     after = signal.signal(signal.SIGTERM, before)
-    assert after is before, "this test leaves a handler of SIGTERM behind"
+    if after is not before:
+        from torch_cpudist.machine.termination import is_free
+
+        assert is_free(after), "this test leaves a handler of SIGTERM behind"
 
 
 @pytest.fixture(autouse=True)

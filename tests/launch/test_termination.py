@@ -97,6 +97,19 @@ def test_a_handler_that_was_set_later_stays_and_may_be_taken_away():
     assert os.WTERMSIG(status) == signal.SIGTERM
 
 
+def test_a_handler_put_back_after_its_run_is_in_nobodys_way():
+    """As a Trainer does, which saves handlers during a run and is done after it."""
+    with started():
+        saved = handler()
+    signal.signal(signal.SIGTERM, saved)
+    try:
+        with started():
+            assert handler() != saved
+        assert handler() is signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
 def test_a_handler_that_is_set_later_decides_alone():
     """Also where it calls the one from before: nothing ends but what it ends."""
     called = []

@@ -62,7 +62,7 @@ class Termination:
             return False
         if _current and _current[0]._over():
             _current[0].remove()  # of a run that was ended by another thread
-        if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        if not is_free(signal.getsignal(signal.SIGTERM)):
             return False
         reads, writes = os.pipe()
         os.set_blocking(writes, False)
@@ -132,6 +132,11 @@ class Termination:
         with contextlib.suppress(BlockingIOError):
             os.write(self._writes, bytes([number]))
 
+    @property
+    def removed(self) -> bool:
+        """Whether it notices nothing: not installed, or no more."""
+        return self._thread is None
+
     def _decides(self) -> bool:
         """Whether nobody has set a handler since, who may call this one."""
         return signal.getsignal(signal.SIGTERM) == self._handle
@@ -158,6 +163,17 @@ class Termination:
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(_DELIVERED_S)
         os._exit(128 + signal.SIGTERM)  # every thread has blocked it
+
+
+def is_free(handler: object) -> bool:
+    """Whether a handler of SIGTERM ends the process at once, as where there is none.
+
+    That of a run that is over does so too: who had it saved during the run, as
+    Lightning's ``Trainer`` does, puts it back after its end.
+    """
+    owner = getattr(handler, "__self__", None)
+    over = isinstance(owner, Termination) and owner.removed
+    return handler is signal.SIG_DFL or over
 
 
 # The one of this process, if there is one.
