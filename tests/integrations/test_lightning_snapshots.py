@@ -72,6 +72,16 @@ def test_snapshots_come_and_go_with_their_files(run, tmp_path):
     assert directory.uncommitted() == ["ckpt-of-a-user"]
 
 
+def test_a_file_that_is_written_later_keeps_the_old_one_whole(run, tmp_path):
+    """As AsyncCheckpointIO does: until it is there, the old one has its snapshots."""
+    found = run(kept.saved_late, "late", PATIENCE_S)
+    assert found["before"] == found["first"]
+    assert found["first"] < found["held"]
+    (named,) = kept.record_of(tmp_path / "late.ckpt")["names"]
+    assert Directory(tmp_path / "late-snapshots").names() == [named]
+    assert {named} == found["held"] - found["first"]
+
+
 def test_test_and_predict_have_the_rows_of_the_best(run):
     def fit_and_test():
         found = kept.fitted("best", "sync", True, epochs=3, monitor="rises")

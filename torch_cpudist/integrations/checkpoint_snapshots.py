@@ -220,14 +220,20 @@ class CheckpointSnapshots:
             )
         return str(found)
 
+    def belonging(self, file: str | os.PathLike[str]) -> list[str]:
+        """Names of the snapshots of a file, and of what was begun of one."""
+        directory, begins = Directory(self._directory), _hashed(file)
+        there = [*directory.names(), *directory.uncommitted()]
+        return [name for name in there if name.startswith(begins)]
+
     def forget(
-        self, file: str | os.PathLike[str], spared: Sequence[str] = ()
+        self, file: str | os.PathLike[str], named: Sequence[str] | None = None
     ) -> list[str]:
-        """Removes the snapshots of a file that is gone or replaced; on trainer 0.
+        """Removes snapshots of a file that is gone or replaced; on trainer 0.
 
         Args:
             file: that one.
-            spared: those that stay.
+            named: those that go, if they are still there; default all of the file.
 
         Returns:
             Names of those removed.
@@ -235,12 +241,8 @@ class CheckpointSnapshots:
         Raises:
             SnapshotError: the file system refuses.
         """
-        directory, begins = Directory(self._directory), _hashed(file)
-        gone = [
-            name
-            for name in [*directory.names(), *directory.uncommitted()]
-            if name.startswith(begins) and name not in spared
-        ]
+        directory = Directory(self._directory)
+        gone = [name for name in self.belonging(file) if named is None or name in named]
         for name in gone:
             directory.remove(name)
         return gone

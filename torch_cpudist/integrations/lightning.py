@@ -51,6 +51,7 @@ except ImportError as error:
         "pip install torch-cpudist[lightning]."
     ) from error
 
+from torch_cpudist.integrations.lightning_io import forgets_after_writing
 from torch_cpudist.integrations.lightning_world import Trainers
 
 T = TypeVar("T")
@@ -473,9 +474,9 @@ class CpudistStrategy(ParallelStrategy):
             step = int(checkpoint["global_step"])
             record = snapshots.save(self._open(), filepath, step)
             checkpoint[KEY] = record
+            if self.is_global_zero:
+                forgets_after_writing(self).expect(snapshots, filepath, record["names"])
         super().save_checkpoint(checkpoint, filepath, storage_options=storage_options)
-        if snapshots is not None and record is not None and self.is_global_zero:
-            snapshots.forget(filepath, record["names"])
         remote = remote_tables(self._open())
         if remote and record is None and not self._told_rows:
             self._told_rows = True

@@ -5,11 +5,14 @@
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 
 import lightning_cases as cases
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+from lightning.pytorch.plugins.io import AsyncCheckpointIO
 
 import torch_cpudist as cpudist
 from torch_cpudist.integrations.lightning import CpudistStrategy
@@ -90,6 +93,47 @@ def fitted(
         "module": model,
         "trainer": made,
     }
+
+
+class Held(TorchCheckpointIO):
+    """Writes when it may."""
+
+    def __init__(self, patience_s):
+        self.may, self.patience_s = threading.Event(), patience_s
+
+    def save_checkpoint(self, *given, **named):
+        assert self.may.wait(self.patience_s)
+        super().save_checkpoint(*given, **named)
+
+
+def saved_late(folder, patience_s):
+    """The snapshots there are while a file that is saved again is not yet written."""
+    held, where = Held(patience_s), Path(f"{folder}-snapshots")
+    outer = AsyncCheckpointIO(held)
+    strategy = CpudistStrategy("sync", snapshot_dir=where, checkpoint_io=outer)
+    made = cases.trainer(strategy, max_epochs=1)
+    found = {}
+
+    class Saves(Callback):
+        def on_train_batch_end(self, trainer, module, outputs, batch, index):
+            if index > 1:
+                return
+            trainer.save_checkpoint(f"{folder}.ckpt")
+            names = set(Directory(where).names())
+            if index == 0:
+                held.may.set()
+                outer.teardown()  # waits for the file
+                held.may.clear()
+                found["first"] = names
+            else:
+                found["held"] = names
+                found["before"] = set(record_of(f"{folder}.ckpt")["names"])
+                held.may.set()
+                outer.teardown()
+
+    made.callbacks.append(Saves())
+    made.fit(module(True), loader(), cases.loader(8, 2))
+    return found
 
 
 def record_of(file):
