@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -19,6 +19,8 @@ POLL_S = 0.001
 # A synchronous peer is at most one step ahead of trainer 0: when trainer 0 names a last
 # step so far ahead, no trainer has passed it.
 STOP_MARGIN_STEPS = 3
+# Widths of the hidden layers of the case ctr.
+HIDDEN = (400, 400, 400)
 
 
 class DeadlineError(Exception):
@@ -49,6 +51,8 @@ class Job:
     replicas: int = 1
     step_ms: float = 0.0
     dilation: float = 1.0
+    device: str = "cpu"
+    hidden: Sequence[int] = HIDDEN
 
     def save(self) -> Path:
         """Writes the job where its workers read it."""

@@ -20,6 +20,8 @@ from typing import Any
 from report import MISSING
 
 Row = dict[str, Any]
+# So that a difference of rounding does not look like one of quality.
+ACCURACY_SHOWN = 0.02
 HEADINGS = (
     *("row", "processes x replicas x threads", "s per epoch (min to max)", "speedup"),
     *("CPU s per epoch", "test accuracy"),
@@ -60,8 +62,26 @@ def table(ran: Sequence[Row], absent: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
+def draw_accuracy(rows: Sequence[Row], axis: Any) -> None:
+    """Draws test accuracy by epoch; after a single one, beside the bars of the rows."""
+    if max(len(row["accuracy_by_epoch"]) for row in rows) == 1:
+        found = [row["accuracy_by_epoch"][0] for row in rows]
+        axis.plot(found, [row["name"] for row in rows], "o")
+        axis.invert_yaxis()
+        middle = (min(found) + max(found)) / 2
+        axis.set(xlabel="test accuracy after one epoch")
+        axis.set_xlim(middle - ACCURACY_SHOWN / 2, middle + ACCURACY_SHOWN / 2)
+        return
+    for row in rows:
+        by_epoch = row["accuracy_by_epoch"]
+        axis.plot(range(1, len(by_epoch) + 1), by_epoch, "o-", label=row["name"])
+    axis.set(xlabel="epoch", ylabel="test accuracy")
+    axis.xaxis.get_major_locator().set_params(integer=True)
+    axis.legend(fontsize="small")
+
+
 def draw(rows: Sequence[Row], picture: Path) -> None:
-    """Draws seconds per epoch and, by epoch, test accuracy."""
+    """Draws seconds per epoch and test accuracy."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -77,12 +97,7 @@ def draw(rows: Sequence[Row], picture: Path) -> None:
     left.barh(names, seconds, xerr=spread, color="tab:blue", ecolor="0.3", capsize=3)
     left.invert_yaxis()
     left.set(xlabel="seconds per epoch (median, min to max)")
-    for row in rows:
-        by_epoch = row["accuracy_by_epoch"]
-        right.plot(range(1, len(by_epoch) + 1), by_epoch, "o-", label=row["name"])
-    right.set(xlabel="epoch", ylabel="test accuracy")
-    right.xaxis.get_major_locator().set_params(integer=True)
-    right.legend(fontsize="small")
+    draw_accuracy(rows, right)
     facts = rows[0].get("machine", {})
     figure.suptitle(
         f"Fashion-MNIST, batch {rows[0]['batch']} in all, {rows[0]['precision']}, "

@@ -17,6 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
+from job import HIDDEN
 from report import MISSING, commit, format_table, json_line
 
 CASES = {
@@ -40,6 +41,7 @@ CASES = {
     "scale": "cases.scale",
     "snapshot": "saves.snapshot",
     "staleness": "cases.staleness",
+    "strangers": "strangers.case",
     "sweep": "admission.sweep",
     "threads": "cases.threads",
     "tuning": "tuning.knobs",
@@ -52,6 +54,10 @@ QUIET_LOAD_PER_CORE = 0.3
 
 def _names(text: str) -> list[str]:
     return [name for name in text.split(",") if name]
+
+
+def _widths(text: str) -> list[int]:
+    return [int(width) for width in _names(text)]
 
 
 def _add_study(parser: argparse.ArgumentParser) -> None:
@@ -70,6 +76,18 @@ def _add_study(parser: argparse.ArgumentParser) -> None:
         default="build/convergence.jsonl",
         help="convergence: file that keeps every run; those in it are not run again",
     )
+
+
+def _add_model(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add(
+        "--hidden",
+        type=_widths,
+        default=list(HIDDEN),
+        help="ctr: widths of the hidden layers",
+    )
+    add("--dim", type=int, default=16, help="embedding dimension")
+    add("--lr", type=float, default=0.02, help="learning rate of Adagrad")
 
 
 def _add_links(parser: argparse.ArgumentParser) -> None:
@@ -129,8 +147,6 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         help="of an epoch (of flights: rows; open: samples); 0: all",
     )
     add("--batch-words", type=int, default=2048, help="word2vec: of a trainer and step")
-    add("--dim", type=int, default=16, help="embedding dimension")
-    add("--lr", type=float, default=0.02, help="learning rate of Adagrad")
     add("--warmup-steps", type=int, default=20, help="steps before the window")
     add(
         "--deadline-s",
@@ -139,7 +155,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         help="of a launch, besides its window; cnn, word2vec: of an epoch",
     )
     add("--clients", type=int, default=64, help="load: trainers of one server")
-    add("--sockets", type=int, default=1000, help="load: connections without a hello")
+    add("--sockets", type=int, default=1000, help="load, strangers: links held open")
     add(
         "--pushes",
         type=int,
@@ -153,6 +169,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     add("--sizes", type=_names, default=[], help="allreduce: bytes of messages")
     add("--least-quality", type=float, default=0.6, help="AUC that is verified")
     add("--no-verify", dest="verify", action="store_false", help="accept any result")
+    _add_model(parser)
     _add_links(parser)
     _add_study(parser)
     add("--json", nargs="?", const="-", metavar="FILE", help="one line per row; stdout")

@@ -9,12 +9,14 @@
 set(CPUDIST_STABLE_ABI 0x020a000000000000ULL)
 set(package ${CMAKE_BINARY_DIR}/package)
 
-# cpudist_module(NAME OBJECTS LIBRARY...): a module of objects and of the core.
+# cpudist_module(NAME "OBJECTS..." LIBRARY...): a module of objects and of the core.
 function(cpudist_module name objects)
-  target_include_directories(${objects} SYSTEM PRIVATE ${CPUDIST_TORCH}/include
-                                                       ${CPUDIST_PYTHON_INCLUDE})
-  # Python's loader makes the calls; nothing in here is a loop that -O3 would gain by.
-  target_compile_options(${objects} PRIVATE -O2 -DNDEBUG)
+  foreach(part IN LISTS objects)
+    target_include_directories(${part} SYSTEM PRIVATE ${CPUDIST_TORCH}/include
+                                                      ${CPUDIST_PYTHON_INCLUDE})
+    # Python's loader makes the calls; nothing in here is a loop that -O3 would gain by.
+    target_compile_options(${part} PRIVATE -O2 -DNDEBUG)
+  endforeach()
   add_library(${name} MODULE)
   target_link_libraries(${name} PRIVATE ${objects} core codec ${ARGN})
   set_target_properties(${name} PROPERTIES PREFIX "" SUFFIX ${CPUDIST_SUFFIX})
@@ -28,13 +30,15 @@ function(cpudist_module name objects)
 endfunction()
 
 # Headers of pybind11 and torch cost far more than what is compiled after them: each folder is one.
+# torch bundles pybind11 among headers that some of its versions refuse beside the stable ABI.
 cpudist_sources(bind_sources csrc/bind)
 cpudist_sources(ops_sources csrc/ops)
-cpudist_objects(core_module csrc/library.cpp ${bind_sources} ${ops_sources})
+cpudist_objects(bind_module ${bind_sources})
+cpudist_objects(ops_module csrc/library.cpp ${ops_sources})
 set_source_files_properties(${bind_sources} PROPERTIES UNITY_GROUP bind)
 set_source_files_properties(csrc/library.cpp ${ops_sources} PROPERTIES UNITY_GROUP ops)
-target_compile_definitions(core_module PRIVATE TORCH_TARGET_VERSION=${CPUDIST_STABLE_ABI})
-cpudist_module(_core core_module torch_cpu c10)
+target_compile_definitions(ops_module PRIVATE TORCH_TARGET_VERSION=${CPUDIST_STABLE_ABI})
+cpudist_module(_core "bind_module;ops_module" torch_cpu c10)
 
 # The shim is compiled where it is used, against the oneCCL that is installed there.
 cpudist_sources(c10d_sources csrc/backends/c10d csrc/backends/ccl)

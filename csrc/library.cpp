@@ -19,6 +19,11 @@ STABLE_TORCH_LIBRARY(torch_cpudist, m) {
       " -> (Tensor order, Tensor offsets)");
   m.def("gather_rows(Tensor source, Tensor index) -> Tensor");
   m.def("scatter_rows(Tensor(a!) target, Tensor index, Tensor source) -> ()");
+  m.def("sum_table_rows(Tensor[] keys, Tensor[] rows, int[] pieces) -> Tensor[]");
+  m.def(
+      "step_table_rows(Tensor[] keys, Tensor[] rows, int[] pieces, Tensor(a!)[] weights,"
+      " Tensor(b!)[] states, int[] facts, float[] hyper, int owner, int owners, int deal_from)"
+      " -> Tensor[]");
   m.def(
       "update_rows(Tensor(a!) weight, Tensor(b!) state, Tensor(c!)? counts, Tensor keys,"
       " Tensor grads, int kind, int flags, float[] hyper, int step) -> ()");
@@ -37,6 +42,8 @@ STABLE_TORCH_LIBRARY_IMPL(torch_cpudist, CPU, m) {
   m.impl("partition_keys", TORCH_BOX(&cpudist::ops::partition_keys));
   m.impl("gather_rows", TORCH_BOX(&cpudist::ops::gather_rows));
   m.impl("scatter_rows", TORCH_BOX(&cpudist::ops::scatter_rows));
+  m.impl("sum_table_rows", TORCH_BOX(&cpudist::ops::sum_table_rows));
+  m.impl("step_table_rows", TORCH_BOX(&cpudist::ops::step_table_rows));
   m.impl("update_rows", TORCH_BOX(&cpudist::ops::update_rows));
   m.impl("update_dense", TORCH_BOX(&cpudist::ops::update_dense));
 }

@@ -207,6 +207,14 @@ VARIABLES = {
         "",
         "a process silent for so long is lost; heartbeats go out five times as often",
     ),
+    "RECONNECT_MS": (
+        "",
+        "`int`, at least 1",
+        "ms",
+        "",
+        "a process whose connection broke and was not replaced within that is lost, "
+        "unless it is known to have ended, and then at once",
+    ),
     "ROUND_DEADLINE_MS": (
         "",
         "`int`, at least 1",

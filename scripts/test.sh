@@ -21,13 +21,15 @@ usage: bash scripts/test.sh [--quick | --integrations | --long]
                     apt install iproute2, and the right to make network namespaces: several hosts
                     apt install prometheus: the dashboard's queries
                     apt install openmpi-bin: ranks that mpirun starts
+                    apt install slurm-wlm munge: a cluster of two nodes on this host
                     apt install chromium: the site in a browser
                   Without an option those run, too, that need models, ccl or what apt installs; the
                   others are skipped there, and every skip is named and counted
   --long          fuzzing by ten millions of inputs for each parser and decoder; jobs that are
                   killed 20 times in every layout and go on from their snapshots; servers of a job
                   of their own that are killed 50 times; 50 ranks and 2,000 strangers on one
-                  machine; how long survivors take to be told of every kind of loss
+                  machine; how long survivors take to be told of every kind of loss; 100,000
+                  simulations, and the mistakes that they must find
 TEXT
 }
 
@@ -110,6 +112,11 @@ beside_done() {
   BESIDE=() BESIDE_IDS=()
 }
 
+# Seeds that the native tests do not have. It goes on compiling what these need, too.
+simulations() {
+  bash scripts/simulate.sh --from 1001 --seeds 100000 --seconds 20 --jobs 1
+}
+
 lint() {
   beside "mypy --strict" python -m mypy
   beside "tidy" python scripts/tidy.py
@@ -130,10 +137,16 @@ python_tests() {
 # can be installed must not be missing.
 integration_tests() {
   local status=0
-  python_tests --may-skip "CUDA device" --may-skip "network namespaces are not allowed" \
-    -rfEs -m integrations || status=$?
+  python_tests --ignore "$RAY" --may-skip "CUDA device" \
+    --may-skip "network namespaces are not allowed" -rfEs -m integrations || status=$?
   [ $status = 5 ] || return $status
   echo "no test has the marker integrations: nothing was tested"
+}
+
+# Ray's daemons give each other up beside other tests.
+RAY=tests/integrations/test_ray.py
+ray_tests() {
+  python -m pytest -q -rfEs --may-skip "CUDA device" "$RAY"
 }
 
 # Jobs that a run of all tests kills twice in every layout.
@@ -151,7 +164,7 @@ overload() {
   python -m pytest -q -s tests/faults/overloaded.py
 }
 
-# Prints the figures of docs/guarantees.md, "How long it takes".
+# Prints the figures of docs/guarantees.md, "How long survivors wait".
 losses_by_phase() {
   python -m pytest -q -s -rs tests/faults/losses_by_phase.py
 }
@@ -169,6 +182,7 @@ TABLE+=("$(printf '%-28s %5s s  %s' "environment and build" $((SECONDS - began))
 
 case $WHAT in
   all)
+    beside "simulations" simulations
     lint
     check "native tests" native_tests release
     # Tests wait often: meanwhile the programs of the sanitizers are compiled.
@@ -184,12 +198,15 @@ case $WHAT in
     ;;
   integrations)
     check "pytest, integrations" integration_tests
+    check "pytest, Ray" ray_tests
     ;;
   long)
     check "pytest, 20 kills a layout" killed_jobs
     check "pytest, 50 servers killed" killed_servers
     check "pytest, overload" overload
     check "pytest, losses by phase" losses_by_phase
+    check "simulations" bash scripts/simulate.sh --seeds 100000
+    check "mistakes in simulations" bash scripts/simulate.sh --mutations
     check "fuzzing" bash scripts/fuzz.sh --inputs 10000000
     ;;
 esac

@@ -23,8 +23,17 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # These wait for processes, or train and compile for long. A file's tests stay together
 # on one worker: what is begun last must not be what takes longest.
 LONG = (
-    *("multiprocess", "faults", "examples", "models", "backends", "collective"),
-    *("scripts", "tables", "settings", "benchmarks", "replicas"),
+    *(
+        "snapshot_jobs",
+        "multiprocess",
+        "faults",
+        "examples",
+        "models",
+        "backends",
+        "collective",
+    ),
+    *("scripts", "tables", "settings", "benchmarks", "replicas", "drivers"),
+    *("snapshot", "launch"),
 )
 PROGRAMS = {"launch", "launch_forks", "launched", "demo", "groups"}
 # Folders whose tests all need what other projects have made.

@@ -83,6 +83,8 @@ def under_autocast(model, ids):
 def _any_cpu(monkeypatch):
     """What is tested is no matter of the CPU it is tested on."""
     monkeypatch.setattr(precision, "bf16_instructions", lambda: "amx_bf16")
+    for name in ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA"):
+        monkeypatch.delenv(name, raising=False)
 
 
 def test_trains_as_under_autocast_to_the_bit():
@@ -266,6 +268,47 @@ def test_a_cpu_without_bfloat16_says_so_and_keeps_float32(monkeypatch, caplog):
     assert done.autocast
     assert said == [f"optimize: {done}"]
     assert "autocast to bfloat16 (this CPU: no bfloat16); 1 table(s)" in said[0]
+
+
+@pytest.mark.parametrize(
+    ("limits", "words"),
+    [
+        ({"ONEDNN_MAX_CPU_ISA": "AVX2"}, "ONEDNN_MAX_CPU_ISA=AVX2 keeps oneDNN from"),
+        ({"DNNL_MAX_CPU_ISA": "avx512_core_vnni"}, "DNNL_MAX_CPU_ISA=avx512_core_vnni"),
+        ({"ONEDNN_MAX_CPU_ISA": "ALL", "DNNL_MAX_CPU_ISA": "AVX2"}, None),
+        ({"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16"}, None),
+        ({"ONEDNN_MAX_CPU_ISA": ""}, None),
+    ],
+)
+def test_a_limit_of_onednn_below_bfloat16_says_so_and_keeps_float32(
+    monkeypatch, caplog, limits, words
+):
+    for name, value in limits.items():
+        monkeypatch.setenv(name, value)
+    model = make()
+    with caplog.at_level(logging.WARNING, "torch_cpudist"):
+        _, _, done = cpudist.optimize(model, sgd(model))
+    assert done.autocast == (words is None)
+    assert done.instructions == "amx_bf16"
+    assert (words or "") in caplog.text
+    assert bool(caplog.records) == (words is not None)
+    _, _, done = cpudist.optimize(model, sgd(model), force=True)
+    assert done.autocast
+
+
+@pytest.mark.filterwarnings("ignore:TF32 acceleration")
+def test_onednn_switched_off_says_so_and_keeps_float32():
+    model = make()
+    with torch.backends.mkldnn.flags(enabled=False):
+        _, _, done = cpudist.optimize(model, sgd(model), report=lambda _line: None)
+        assert not done.autocast
+        assert (
+            "oneDNN, which would use amx_bf16 for torch, is switched" in done.notes[0]
+        )
+        *_, done = cpudist.optimize(model, sgd(model), dtype=torch.float32)
+        assert done.notes == ()
+    *_, done = cpudist.optimize(model, sgd(model))
+    assert done.autocast
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from types import ModuleType
 
 _BUILD = "pip install --no-build-isolation ."
 # The core uses torch's stable ABI, so that one build serves all of these.
-SERVED = (("2", "12"), ("2", "13"))
+SERVED = (("2", "11"), ("2", "12"), ("2", "13"))
 
 
 def release(version: str) -> tuple[str, ...]:

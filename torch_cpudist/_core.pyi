@@ -41,6 +41,15 @@ class Secret:
     """
 
     def __init__(self, key: bytes) -> None: ...
+    def sign(self, data: bytes) -> bytes:
+        """HMAC-SHA256 of data that is no part of a handshake, as 32 bytes.
+
+        Raises:
+            AuthenticationError: there is no libcrypto here.
+        """
+
+    def has_signed(self, data: bytes, mac: bytes) -> bool:
+        """Whether ``mac`` is what ``sign`` gives; in a time that says nothing else."""
 
 class FaultPlan:
     """Probabilities, per frame, of what an in-process network does wrong."""

@@ -80,8 +80,32 @@ class Client:
     def check(self) -> None:
         """Raises what the client has failed with: a lost server."""
 
+    def counted_lost(self) -> bool:
+        """Whether a server has said that it has counted this trainer as lost.
+
+        That server goes on, and takes this trainer as a newer incarnation.
+        """
+
+    def lost_in_silence(self) -> bool:
+        """Whether a server was lost because nothing came from it: it may still run."""
+
+    def carried_out_before(self) -> list[int]:
+        """Per server, the last request of an earlier incarnation that was carried out.
+
+        Of the last one that had any; 0: there is none. As of ``connect``.
+        """
+
     def abort(self, reason: str) -> None:
         """Ends every wait of this client with ``ClosedError`` and disconnects."""
+
+    def table_traffic(self) -> list[dict[str, Any]]:
+        """By table: ``param_set``, ``name``, ``bytes_sent``, ``bytes_received``."""
+
+    def fenced_by(self) -> int:
+        """Incarnation that servers have, where ``connect`` failed as another has it."""
+
+    def waited_s(self) -> float:
+        """Seconds blocked so far: ``wait_s`` of ``stats()``, without the rest."""
 
     def stats(self) -> dict[str, float]:
         """Counters; see ``ClientStats`` in ``csrc/client/stats.h``."""
@@ -340,6 +364,22 @@ class ParamSet:
     def pull_dense(self, weights: Sequence[int]) -> None:
         """Overwrites every dense parameter; ``weights``: their addresses in order."""
 
+    def push_early(self, parameters: Sequence[tuple[int, int]]) -> int:
+        """Sends dense gradients of the step to come; see ``served/early.py``.
+
+        Args:
+            parameters: (index, address of the gradient) of each.
+
+        Returns:
+            The bytes that went.
+        """
+
+    def may_push_early(self) -> bool:
+        """Whether a server of another host takes gradients before their push."""
+
+    def early_bytes(self) -> tuple[int, int]:
+        """Bytes of gradients that went early so far, and of those that changed."""
+
     def push(
         self,
         *,
@@ -377,7 +417,7 @@ class ParamSet:
 
     def mark_cut(
         self, number: int, name: str, wait_ms: int, base: int = 0
-    ) -> tuple[bool, str, str]:
+    ) -> tuple[bool, str, str, int]:
         """Marks a cut after all pushes so far; waits until it is taken or given up.
 
         Args:
@@ -388,7 +428,15 @@ class ParamSet:
                 changed, from one trainer at most; 0: names none.
 
         Returns:
-            Whether all servers took it, at one moment; its name; why not.
+            Whether all servers took it, at one moment; its name; why not; and of
+            ``take_marker_back``, 1 if all servers were in time for that, 2 if some
+            were, else 0.
+        """
+
+    def take_marker_back(self, number: int) -> None:
+        """Has a mark answered that waits for others, which another thread waits for.
+
+        The same number may be marked again once ``cut_wanted`` asks for it.
         """
 
     def announce_cut(self, number: int, name: str, wait_ms: int) -> str:
@@ -428,7 +476,8 @@ class ParamSet:
     def cut_status(self, server: int, number: int, token: str = "") -> dict[str, Any]:
         """How far one server is with what was cut. Any thread.
 
-        With number 0: whether a file ``token`` lies in its directory of snapshots.
+        With number 0: whether a file ``token`` lies in its directory of snapshots;
+        without one, who would take part in a cut of now (``members``).
 
         Returns:
             ``state`` (0 unknown, 1 being written, 2 done, 3 failed), ``shard``,
@@ -479,14 +528,41 @@ class AsyncPushes:
     ) -> int:
         """Queues a copy of the gradients; see ``csrc/client/arrivals/pushes.h``."""
 
+    def added(self) -> int:
+        """Steps that were queued, ever; also of a set that is closed."""
+
+    def end(self, carried_out: Sequence[int]) -> tuple[int, int]:
+        """Ends the queue of a trainer that was counted as lost.
+
+        Args:
+            carried_out: ``Client.carried_out_before`` of its newer incarnation.
+
+        Returns:
+            Of the last steps queued, how many not all servers have applied, and how
+            many of these some have.
+        """
+
     def known_steps(self) -> int:
         """Steps of all trainers as told by server 0, and own ones not answered yet."""
 
-    def mark_cut(self, number: int, name: str, wait_ms: int, base: int = 0) -> None:
-        """Puts a marker behind the pushes of all steps so far, and returns."""
+    def mark_cut(
+        self, number: int, name: str, wait_ms: int, base: int = 0, hold_ms: int = 0
+    ) -> None:
+        """Puts a marker behind the pushes of all steps so far, and returns.
 
-    def cut_answer(self) -> tuple[int, bool, str, str] | None:
-        """What the marker was answered with, once: number, taken, name, reason.
+        Args:
+            number: As ``ParamSet.mark_cut``, and what follows.
+            name: Of the snapshot.
+            wait_ms: For all markers.
+            base: Of changes.
+            hold_ms: How long a call here may wait behind the marker for other trainers;
+                then it is taken back. 0: as long as servers wait.
+        """
+
+    def cut_answer(self) -> tuple[int, bool, str, str, int] | None:
+        """What the marker was answered with: number, and as ``ParamSet.mark_cut``.
+
+        Once.
 
         Raises:
             Error: What the marker, or an earlier push, failed with.
@@ -537,12 +613,17 @@ class GeoExchange:
         """Works on it until it is over."""
 
     def mark_cut(
-        self, weights: Sequence[int], number: int, name: str, wait_ms: int
+        self,
+        weights: Sequence[int],
+        number: int,
+        name: str,
+        wait_ms: int,
+        hold_ms: int = 0,
     ) -> None:
         """Queues the marker of a cut, behind what has begun; see ``AsyncPushes``."""
 
-    def cut_answer(self) -> tuple[int, bool, str, str] | None:
-        """What it was answered with: number, taken, name, reason; only once."""
+    def cut_answer(self) -> tuple[int, bool, str, str, int] | None:
+        """What it was answered with, as ``AsyncPushes.cut_answer``."""
 
     def has_more(self) -> bool:
         """Whether servers have rows that did not fit the last reply."""
@@ -586,3 +667,24 @@ class GeoExchange:
 
     def write_slots(self, table: int, rows: int, slots: tuple[int, int, int]) -> None:
         """Replaces all slots by these, with the servers' values."""
+
+    def moved_count(self, table: int) -> int:
+        """Rows that this trainer has moved and not handed on; nothing is under way."""
+
+    def read_moved(self, table: int, rows: tuple[int, int, int, int]) -> None:
+        """To arrays of so many rows: addresses.
+
+        Of keys, values, what these were when last exchanged, and whether the next
+        exchange has the row in any case, a byte each.
+        """
+
+    def write_moved(
+        self, table: int, count: int, rows: tuple[int, int, int, int]
+    ) -> int:
+        """Puts that back, on top of the servers' values; of how many rows."""
+
+    def read_agreed(self, to: Sequence[int]) -> None:
+        """Dense parameters as last exchanged: an address each, 0 leaves one out."""
+
+    def write_agreed(self, values: Sequence[int]) -> None:
+        """Puts that back."""

@@ -34,7 +34,7 @@ class PeerLostError(Error):
     Every later call that needs the lost process raises it again. The current round may
     have been applied on some servers and not on others: do not retry, restart the run.
     Under Async and Geo in jobs of their own ``CPUDIST_REJOIN_S`` has trainers wait for
-    servers.
+    servers, and a trainer that was itself counted as lost goes on.
     """
 
 
@@ -76,7 +76,13 @@ class UnpulledRowError(Error):
 
 
 class FencedError(Error):
-    """A newer incarnation of this trainer took its place. End this process."""
+    """A newer incarnation of this trainer took its place. End this process.
+
+    Attributes:
+        incarnation: the newer one, where this process was not let in; else 0.
+    """
+
+    incarnation = 0
 
 
 class OverloadedError(Error):

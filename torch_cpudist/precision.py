@@ -1,5 +1,6 @@
 # Copyright (c) 2026 The torch_cpudist authors.
 # SPDX-License-Identifier: BSD-3-Clause
+# long: one function, and the class that it gives models
 """``optimize``: bfloat16, layout and compilation for a model that trains on CPUs.
 
 The model's class becomes a subclass of its own whose forward runs under autocast. A
@@ -36,6 +37,12 @@ OptimizersT = TypeVar("OptimizersT", bound=Optimizer | Sequence[Optimizer])
 
 # As the kernel names them, best first: x86 has the former two, ARM the last.
 _INSTRUCTIONS = ("amx_bf16", "avx512_bf16", "bf16")
+# Read by oneDNN, which computes in bfloat16 for torch; the former wins.
+_ONEDNN_LIMITS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
+# Values of these that leave it without instructions for bfloat16.
+_WITHOUT_BF16 = frozenset(
+    {"SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX512_CORE", "AVX512_CORE_VNNI"}
+)
 _EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
 
 
@@ -84,6 +91,25 @@ def bf16_instructions(cpuinfo: Path = Path("/proc/cpuinfo")) -> str | None:
         if line.partition(":")[0].strip() in ("flags", "Features"):
             flags = line.split()
             return next((name for name in _INSTRUCTIONS if name in flags), None)
+    return None
+
+
+def bf16_obstacle(instructions: str | None) -> str | None:
+    """Why bfloat16 would be slower than float32 in this process, or ``None``.
+
+    Args:
+        instructions: of this CPU, from ``bf16_instructions``.
+    """
+    if instructions is None:
+        return "this CPU has no instructions for it"
+    mkldnn: Any = torch.backends.mkldnn
+    if not mkldnn.is_available() or not mkldnn.enabled:
+        return f"oneDNN, which would use {instructions} for torch, is switched off"
+    for name in _ONEDNN_LIMITS:
+        if limit := os.environ.get(name):
+            if limit.upper() in _WITHOUT_BF16:
+                return f"{name}={limit} keeps oneDNN from using {instructions}"
+            break
     return None
 
 
@@ -275,10 +301,11 @@ def _choose_dtype(
                 else ""
             )
         )
-    if dtype == torch.bfloat16 and instructions is None and not force:
+    obstacle = bf16_obstacle(instructions) if dtype == torch.bfloat16 else None
+    if obstacle is not None and not force:
         note = (
-            "asked for bfloat16 but this CPU has no instructions for it, which makes "
-            "it slower than float32; force=True takes it all the same"
+            f"asked for bfloat16 but {obstacle}, which makes it slower than float32; "
+            "force=True takes it all the same"
         )
         return torch.float32, [note]
     return dtype, []
@@ -348,7 +375,8 @@ def optimize(
             has an ``nn.Conv2d``.
         compile: compile the model in place (``nn.Module.compile``); or the name of a
             backend of ``torch.compile``. Costs tens of seconds at the first step.
-        force: bfloat16 also on a CPU without instructions for it.
+        force: bfloat16 also where this CPU has no instructions for it, or oneDNN may
+            not use them.
         report: called with a line that says what was done; default: the
             ``torch_cpudist`` logger at ``info``, at ``warning`` if bfloat16 was not
             taken.

@@ -33,6 +33,7 @@ from torch_cpudist.monitor import opening as monitor
 from torch_cpudist.settings import fields
 from torch_cpudist.settings.jobs import ROLES
 from torch_cpudist.settings.server import Server
+from torch_cpudist.settings.words import Words
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -147,7 +148,8 @@ def _join(
         backend_choice.check_early(made)
     if store is None:
         store = open_store(made, timeout_s) if made.launched else HashStore()
-    rendezvous = Rendezvous(store, made.rank, made.world_size, timeout_s)
+    words = Words(made.secret)
+    rendezvous = Rendezvous(store, made.rank, made.world_size, timeout_s, words)
     group, threads, ends = DefaultGroup(), TorchThreads(), endpoints.Endpoints()
     torch_group = transport = None
     over_backend = made.transport == "c10d" and made.world_size > 1

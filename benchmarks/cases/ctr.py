@@ -83,6 +83,8 @@ def make_job(
         steps=args.steps,
         warmup_steps=args.warmup_steps,
         bf16=args.bf16,
+        device=spec.device,
+        hidden=args.hidden,
         deadline_s=args.seconds + args.deadline_s,
     )
 

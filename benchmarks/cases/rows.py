@@ -6,7 +6,8 @@ A remote table under row-wise Adagrad on one server in this process: rows come i
 being with pushes of 1,024 new ones, then batches of Zipf ids are gathered, then eight
 trainers pull such batches while one of them pushes. ``pause`` is the longest push, what
 others would wait for; ``bytes a row`` what the server counts for rows and index.
-Beside it, what wrapping a static table of ``--wrapped-rows`` takes.
+Beside it, what wrapping a static table of ``--wrapped-rows`` takes, the first of ranks
+to the last, with one and with two that serve it; ``CPU s`` is of all their threads.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ COLUMNS = {
     "worst_ms": "worst ms",
     "bytes_per_row": "bytes/row",
     "seconds": "s",
+    "cpu_s": "CPU s",
 }
 NEW_ROWS = 1024
 IDS = 26 * 512
@@ -154,21 +156,33 @@ def _pull_together(args: argparse.Namespace) -> Row:
     return _figures(f"pulls of {PULLING - 1} beside pushes of one", pulls, IDS, rows)
 
 
-def _wrap(args: argparse.Namespace) -> Row:
-    def body(context: cpudist.Context) -> float:
-        table = nn.Embedding(args.wrapped_rows, args.dim, sparse=True)
-        inner = torch.optim.SGD(table.parameters(), lr=args.lr)
-        began = time.perf_counter()
-        cpudist.DistributedOptimizer(inner, table).close()
-        return time.perf_counter() - began
+_RULES = {"SGD": torch.optim.SGD, "Adagrad": torch.optim.Adagrad}
 
-    found: Any = run_ranks(body, 1, variables=VARIABLES)
+
+def _wrap(args: argparse.Namespace, rule: str, trainers: int) -> Row:
+    """Trainers are threads of this process: each has the table, and serves a share."""
+    met = threading.Barrier(trainers)
+
+    def body(context: cpudist.Context) -> tuple[float, float]:
+        table = nn.Embedding(args.wrapped_rows, args.dim, sparse=True)
+        inner = _RULES[rule](table.parameters(), lr=args.lr)
+        met.wait(600.0)
+        began, began_cpu = time.perf_counter(), time.process_time()
+        wrapped = cpudist.DistributedOptimizer(inner, table)
+        took = time.perf_counter() - began, time.process_time() - began_cpu
+        met.wait(600.0)
+        wrapped.close()
+        return took
+
+    found: Any = run_ranks(body, trainers, variables=VARIABLES, timeout_s=900.0)
+    seconds, cpu_s = (max(of) for of in zip(*found, strict=True))
     return {
         "case": "rows",
-        "name": "wrapping a static table (SGD)",
+        "name": f"wrapping a static table ({rule}), trainers: {trainers}",
         "rows": args.wrapped_rows,
-        "ns_per_row": 1e9 * found[0] / args.wrapped_rows,
-        "seconds": found[0],
+        "ns_per_row": 1e9 * seconds / args.wrapped_rows,
+        "seconds": seconds,
+        "cpu_s": cpu_s,
     }
 
 
@@ -182,4 +196,6 @@ def run(args: argparse.Namespace) -> Iterable[Row]:
     )
     yield from found[0]
     yield _pull_together(args)
-    yield _wrap(args)
+    for rule in _RULES:
+        for trainers in (1, 2):
+            yield _wrap(args, rule, trainers)

@@ -25,6 +25,7 @@ class PeerSpec:
     ``trainers``: how many the row has; 0 takes ``--trainers``.
     ``replicas``: of each trainer; each has a batch. 0 are none.
     ``variables``: of the environment, for this row alone.
+    ``device``: where the model computes.
     """
 
     module: str
@@ -38,8 +39,10 @@ class PeerSpec:
     servers: bool = False
     replicas: int = 0
     variables: tuple[tuple[str, str], ...] = ()
+    device: str = "cpu"
 
 
+DEVICES = ("cpu", "cuda")
 OWN_MODULES = ("cpudist_rank", "cpudist_tables", "replicas")
 _OURS = ("torch_cpudist",)
 _OURS_INSTALL = "pip install --no-build-isolation ."
@@ -47,6 +50,13 @@ _OURS_INSTALL = "pip install --no-build-isolation ."
 PEERS: Mapping[str, PeerSpec] = {
     "torch1": PeerSpec("torch_single", "one process, one thread", "plain", 1),
     "torch2": PeerSpec("torch_single", "one process, two threads", "plain", 1, 2),
+    "torch-cuda": PeerSpec(
+        "torch_single",
+        "one process, model and table on a CUDA device",
+        "plain",
+        1,
+        device="cuda",
+    ),
     "fbgemm": PeerSpec(
         "fbgemm_fused",
         "independent processes, fused embedding kernel",
@@ -111,15 +121,28 @@ PEERS: Mapping[str, PeerSpec] = {
 
 
 def strategy_row(strategy: str) -> PeerSpec:
-    """Returns the row of this package under ``strategy``."""
+    """Returns the row of this package under ``strategy``.
+
+    Raises:
+        ValueError: ``device=`` is neither cpu nor cuda, ``threads=`` no number above 0.
+    """
+    fields = dict(option.partition("=")[::2] for option in strategy.split(":")[1:])
+    device = fields.get("device", "cpu")
+    if device not in DEVICES:
+        raise ValueError(f"{strategy}: expected device=cpu or cuda, found {device!r}")
+    threads = fields.get("threads", "1")
+    if not threads.isdecimal() or int(threads) < 1:
+        raise ValueError(f"{strategy}: expected threads=1 or more, found {threads!r}")
     return PeerSpec(
         "cpudist_rank",
         f"this package, {strategy}",
         "torchrun",
+        threads=int(threads),
         requires=_OURS,
         install=_OURS_INSTALL,
         strategy=strategy,
         servers=True,
+        device=device,
     )
 
 

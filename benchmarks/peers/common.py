@@ -17,10 +17,9 @@ import ctr_data
 import numpy as np
 import torch
 import usage
-from job import Gate, Job
+from job import HIDDEN, Gate, Job
 from torch import nn
 
-HIDDEN = (400, 400, 400)
 EMBEDDING_STD = 0.01
 # torch.optim.Adagrad's own default, said because the fused kernels have another.
 ADAGRAD_EPS = 1e-10
@@ -69,9 +68,11 @@ def spec_of(job: Job) -> ctr_data.CtrSpec:
     return ctr_data.CtrSpec(**facts["spec"])
 
 
-def make_mlp(spec: ctr_data.CtrSpec, dim: int) -> nn.Sequential:
+def make_mlp(
+    spec: ctr_data.CtrSpec, dim: int, hidden: Sequence[int] = HIDDEN
+) -> nn.Sequential:
     """Returns the network above the embeddings; equal on every rank for one seed."""
-    widths = (spec.slots * dim + spec.dense, *HIDDEN)
+    widths = (spec.slots * dim + spec.dense, *hidden)
     layers: list[nn.Module] = []
     for fan_in, fan_out in pairwise(widths):
         layers += [nn.Linear(fan_in, fan_out), nn.ReLU()]
@@ -85,7 +86,7 @@ class CtrModel(nn.Module):
         super().__init__()
         spec = spec_of(job)
         torch.manual_seed(job.seed)
-        self.mlp = make_mlp(spec, job.dim)
+        self.mlp = make_mlp(spec, job.dim, job.hidden)
         weight = torch.empty(spec.rows, job.dim).normal_(std=EMBEDDING_STD)
         self.table = nn.Embedding(spec.rows, job.dim, sparse=True, _weight=weight)
 
@@ -96,7 +97,10 @@ class CtrModel(nn.Module):
 
 
 class TorchTrainee:
-    """A module and a torch optimizer; the base of every peer."""
+    """A module and a torch optimizer; the base of every peer.
+
+    Where the model computes on a device, ids stay on the CPU if its table does.
+    """
 
     def __init__(self, job: Job, model: nn.Module, optimizer: torch.optim.Optimizer):
         self.job, self.model, self.optimizer = job, model, optimizer
@@ -105,8 +109,9 @@ class TorchTrainee:
         self.optimizer.zero_grad()
 
     def logits(self, ids: torch.Tensor, dense: torch.Tensor) -> torch.Tensor:
-        with torch.autocast("cpu", torch.bfloat16, enabled=self.job.bf16):
-            out: torch.Tensor = self.model(ids, dense)
+        device = self.job.device
+        with torch.autocast(device, torch.bfloat16, enabled=self.job.bf16):
+            out: torch.Tensor = self.model(ids.to(device), dense.to(device))
         return out.float()
 
     def step(self) -> None:
@@ -167,8 +172,9 @@ class Loop:
             return
         ids, dense, labels = batch
         trainee.zero_grad()
+        logits = trainee.logits(ids, dense)
         loss = nn.functional.binary_cross_entropy_with_logits(
-            trainee.logits(ids, dense), labels
+            logits, labels.to(logits.device)
         )
         self.losses.append(loss.item())
         marks.append(time.perf_counter())

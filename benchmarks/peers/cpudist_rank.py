@@ -49,8 +49,9 @@ class CpudistTrainee(TorchTrainee):
         self.optimizer.flush(pull="dense")
 
     def logits(self, ids: torch.Tensor, dense: torch.Tensor) -> torch.Tensor:
-        # Under bf16 the model brings its own autocast, and returns float32.
-        found: torch.Tensor = self.model(ids, dense)
+        # Under bf16 the model brings its own autocast, and returns float32. Ids stay
+        # where the table is.
+        found: torch.Tensor = self.model(ids, dense.to(self.job.device))
         return found
 
 
@@ -77,15 +78,17 @@ def strategy_of(text: str) -> tuple[cpudist.Strategy, int]:
 
     ``half_async:group=0+1/2+3`` has groups of trainers, ``hybrid:dense=local_sgd`` a
     part by name. Fields of the communicator go by theirs, ``async:wire_dtype=int8``.
-    ``prefetch=2`` is no field: it asks for the rows of two batches to come. Nor is
-    ``remote=true``, which ``place_tables`` reads.
+    ``prefetch=2`` is no field: it asks for the rows of two batches to come. Nor are
+    ``remote=true``, which ``place_tables`` reads, and ``device=cuda`` and
+    ``threads=4``, which the row has.
 
     Returns:
         The strategy, and how many batches to prefetch.
     """
     name, fields = _named_fields(text)
     depth = int(fields.pop("prefetch", "0"))
-    fields.pop("remote", None)
+    for other in ("remote", "device", "threads"):
+        fields.pop(other, None)
     read = {
         key: _groups(value) if key == "group" else _value(value)
         for key, value in fields.items()
@@ -121,7 +124,7 @@ def train(job: Job, rank: int) -> None:
     if cpudist.is_server():
         serve(job)
     else:
-        model = CtrModel(job)
+        model = CtrModel(job).to(job.device)
         place_tables(model, job.strategy)
         strategy, depth = strategy_of(job.strategy)
         optimizer = cpudist.DistributedOptimizer(

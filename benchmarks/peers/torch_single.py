@@ -12,5 +12,5 @@ from peers.common import CtrModel, TorchTrainee, adagrad, measure
 
 def train(job: Job, rank: int) -> None:
     torch.set_num_threads(job.threads)
-    model = CtrModel(job)
+    model = CtrModel(job).to(job.device)
     measure(job, rank, TorchTrainee(job, model, adagrad(job, model.parameters())))

@@ -35,6 +35,7 @@ enum class ErrorCode : uint32_t {
   kNonFinite = 20,  // NonFiniteGradientError: a gradient that is infinite or NaN
   kTableFull = 21,  // TableFullError: a table has as many rows as it may have
   kAuthentication = 22,  // AuthenticationError: an end of a link has not proven the run's key
+  kCountedLost = 23,     // PeerLostError: of who asks; as a newer incarnation it may come back
 };
 
 class Error : public std::runtime_error {

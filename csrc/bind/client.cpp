@@ -124,6 +124,14 @@ uint64_t push(const ParamSetHolder& self, std::vector<OptimizerConfig> configs,
   return self.get().push(step);
 }
 
+uint64_t push_early(const ParamSetHolder& self, const std::vector<ParameterArgument>& parameters) {
+  std::vector<client::ParameterGradient> gradients;
+  for (const auto& [parameter, address] : parameters) {
+    gradients.push_back({parameter, at<const void>(address)});
+  }
+  return self.get().push_early(gradients);
+}
+
 // (table, address of the ids, count, whether they are int32)
 using ComingArgument = std::tuple<uint32_t, Address, uint64_t, bool>;
 
@@ -183,12 +191,39 @@ py::dict stats(const ClientHolder& self) {
   result["rows_prefetched"] = stats.rows_prefetched;
   result["prefetch_hits"] = stats.prefetch_hits;
   result["prefetch_refreshed"] = stats.prefetch_refreshed;
+  result["early_bytes"] = stats.early_bytes;
+  result["early_changed_bytes"] = stats.early_changed_bytes;
   result["cache_dropped"] = stats.cache_dropped;
   result["residues_dropped"] = stats.residues_dropped;
+  result["queued"] = stats.queued;
   result["wait_s"] = stats.wait_s;
   result["round_wait_s"] = stats.round_wait_s;
   result["staleness"] = staleness(stats.staleness);
   return result;
+}
+
+py::list table_traffic(const ClientHolder& self) {
+  std::vector<client::TableTraffic> tables;
+  {
+    const GilReleased release;
+    tables = self.get().table_traffic();
+  }
+  py::list result;
+  for (const client::TableTraffic& table : tables) {
+    py::dict one;
+    one["param_set"] = table.param_set;
+    one["name"] = table.name;
+    one["bytes_sent"] = table.bytes_sent;
+    one["bytes_received"] = table.bytes_received;
+    result.append(std::move(one));
+  }
+  return result;
+}
+
+// Asked several times a step, for which a dict of all counters would be too much.
+double waited_s(const ClientHolder& self) {
+  const GilReleased release;
+  return self.get().stats().wait_s;
 }
 
 std::unique_ptr<ClientHolder> make_client(
@@ -258,7 +293,13 @@ void bind_calls(py::class_<ClientHolder>& client) {
       .def("barrier", of_client(&Client::barrier), NoGil())
       .def("goodbye", of_client(&Client::goodbye), NoGil())
       .def("check", of_client(&Client::check), NoGil())
+      .def("counted_lost", of_client(&Client::counted_lost), NoGil())
+      .def("lost_in_silence", of_client(&Client::lost_in_silence), NoGil())
+      .def("carried_out_before", of_client(&Client::carried_out_before), NoGil())
       .def("abort", of_client(&Client::abort), py::arg("reason"), NoGil())
+      .def("fenced_by", of_client(&Client::fenced_by))
+      .def("waited_s", &waited_s)
+      .def("table_traffic", &table_traffic)
       .def("stats", &stats);
 }
 
@@ -300,6 +341,9 @@ void bind_steps(ParamSetClass& set) {
           py::arg("weights") = std::vector<Address>(), py::arg("weight") = 1.0,
           py::arg("samples") = 0, py::arg("by_samples") = false, py::arg("clip_value") = 0.0,
           py::arg("clip_norm") = 0.0, py::arg("clip_each") = false, NoGil())
+      .def("push_early", &push_early, py::arg("parameters"), NoGil())
+      .def("may_push_early", of_set(&ParamSet::may_push_early), NoGil())
+      .def("early_bytes", of_set(&ParamSet::early_bytes))
       .def("drain", of_set(&ParamSet::drain), NoGil());
 }
 

@@ -14,11 +14,12 @@ namespace cpudist::bind {
 
 namespace {
 
-std::tuple<bool, std::string, std::string> mark_cut(const ParamSetHolder& self, uint64_t number,
-                                                    const std::string& name, uint64_t wait_ms,
-                                                    uint64_t base) {
-  const client::CutAnswer answer = self.get().mark_cut(number, name, wait_ms, base);
-  return {answer.taken, answer.name, answer.reason};
+std::tuple<bool, std::string, std::string, int> mark_cut(const ParamSetHolder& self,
+                                                         uint64_t number, const std::string& name,
+                                                         uint64_t wait_ms, uint64_t base) {
+  const auto [_, taken, told, reason, taken_back] =
+      mark_answer(self.get().mark_cut(number, name, wait_ms, base));
+  return {taken, told, reason, taken_back};
 }
 
 std::string announce_cut(const ParamSetHolder& self, uint64_t number, const std::string& name,
@@ -104,6 +105,8 @@ void bind_cuts(ParamSetClass& set) {
           py::arg("base") = 0, NoGil())
       .def("announce_cut", &announce_cut, py::arg("number"), py::arg("name"), py::arg("wait_ms"),
            NoGil())
+      .def("take_marker_back", method<ParamSetHolder>(&client::ParamSet::take_marker_back),
+           py::arg("number"), NoGil())
       .def("abandon_cut", method<ParamSetHolder>(&client::ParamSet::abandon_cut), py::arg("number"),
            NoGil())
       .def("holds_back",

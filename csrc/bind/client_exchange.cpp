@@ -82,6 +82,30 @@ void write_slots(const ExchangeHolder& self, uint32_t table, uint64_t rows,
   self.get().write_slots(table, rows, slot_arrays(slots));
 }
 
+using MovedArgument = std::tuple<Address, Address, Address, Address>;  // as MovedArrays
+
+client::MovedArrays moved_arrays(const MovedArgument& rows) {
+  const auto& [keys, values, agreed, touched] = rows;
+  return {at<int64_t>(keys), at<float>(values), at<float>(agreed), at<uint8_t>(touched)};
+}
+
+void read_moved(const ExchangeHolder& self, uint32_t table, const MovedArgument& rows) {
+  self.get().read_moved(table, moved_arrays(rows));
+}
+
+uint64_t write_moved(const ExchangeHolder& self, uint32_t table, uint64_t count,
+                     const MovedArgument& rows) {
+  return self.get().write_moved(table, count, moved_arrays(rows));
+}
+
+void read_agreed(const ExchangeHolder& self, const std::vector<Address>& to) {
+  self.get().read_agreed(pointers(to));
+}
+
+void write_agreed(const ExchangeHolder& self, const std::vector<Address>& from) {
+  self.get().write_agreed(pointers(from));
+}
+
 void begin_exchange(const ExchangeHolder& self, bool whole, const std::pair<double, double>& step,
                     uint64_t steps, uint64_t samples) {
   self.get().begin(whole, {step.first, step.second}, steps, samples);
@@ -102,15 +126,14 @@ void finish_exchange(const ExchangeHolder& self, const std::vector<Address>& wei
 }
 
 void mark_exchange(const ExchangeHolder& self, const std::vector<Address>& weights, uint64_t number,
-                   const std::string& name, uint64_t wait_ms) {
-  self.get().mark_cut(pointers(weights), number, name, wait_ms);
+                   const std::string& name, uint64_t wait_ms, uint64_t hold_ms) {
+  self.get().mark_cut(pointers(weights), number, name, wait_ms, hold_ms);
 }
 
-std::optional<std::tuple<uint64_t, bool, std::string, std::string>> exchange_cut_answer(
-    const ExchangeHolder& self) {
+std::optional<MarkAnswer> exchange_cut_answer(const ExchangeHolder& self) {
   const auto answer = self.get().cut_answer();
   if (!answer) return std::nullopt;
-  return std::tuple(answer->number, answer->taken, answer->name, answer->reason);
+  return mark_answer(*answer);
 }
 
 py::dict exchange_stats(const ExchangeHolder& self) {
@@ -147,6 +170,12 @@ void bind_exchange(py::module_& module, ParamSetClass& set) {
       .def("read_slots", &read_slots, py::arg("table"), py::arg("slots"), NoGil())
       .def("write_slots", &write_slots, py::arg("table"), py::arg("rows"), py::arg("slots"),
            NoGil())
+      .def("moved_count", method<ExchangeHolder>(&GeoExchange::moved_count), NoGil())
+      .def("read_moved", &read_moved, py::arg("table"), py::arg("rows"), NoGil())
+      .def("write_moved", &write_moved, py::arg("table"), py::arg("count"), py::arg("rows"),
+           NoGil())
+      .def("read_agreed", &read_agreed, py::arg("to"), NoGil())
+      .def("write_agreed", &write_agreed, py::arg("values"), NoGil())
       .def("begin", &begin_exchange, py::kw_only(), py::arg("whole"), py::arg("step"),
            py::arg("steps"), py::arg("samples"), NoGil())
       .def("advance", &advance_exchange, py::arg("weights"), py::arg("budget_s"), NoGil())
@@ -154,7 +183,7 @@ void bind_exchange(py::module_& module, ParamSetClass& set) {
            py::arg("interval"), NoGil())
       .def("finish", &finish_exchange, py::arg("weights"), NoGil())
       .def("mark_cut", &mark_exchange, py::arg("weights"), py::arg("number"), py::arg("name"),
-           py::arg("wait_ms"), NoGil())
+           py::arg("wait_ms"), py::arg("hold_ms") = 0, NoGil())
       .def("cut_answer", &exchange_cut_answer, NoGil())
       .def("has_more", method<ExchangeHolder>(&GeoExchange::has_more))
       .def("has_unsent", method<ExchangeHolder>(&GeoExchange::has_unsent))

@@ -15,6 +15,7 @@
 #include "bind/holders.h"
 #include "bind/secret.h"
 #include "client/client.h"
+#include "client/push/cut.h"
 
 namespace cpudist::bind {
 
@@ -36,6 +37,15 @@ inline std::vector<void*> pointers(const std::vector<Address>& addresses) {
 // From now on `told(begins)` is called at both ends of the calling thread's waits for servers;
 // None ends it. Returns who was told before. The caller keeps `told` alive.
 py::object listen_to_waits(const py::object& told);
+
+// Number, whether taken, name, reason, and of what was taken back: 1 on all servers, so that it may
+// be marked again, 2 on some, while on others that came too late; else 0.
+using MarkAnswer = std::tuple<uint64_t, bool, std::string, std::string, int>;
+
+inline MarkAnswer mark_answer(const client::CutAnswer& answer) {
+  const int taken_back = answer.taken_back ? 1 : answer.torn ? 2 : 0;
+  return {answer.number, answer.taken, answer.name, answer.reason, taken_back};
+}
 
 class ClientHolder {
  public:

@@ -38,15 +38,20 @@ uint64_t enqueue(const PushesHolder& self, std::vector<kernels::OptimizerConfig>
 }
 
 void queue_marker(const PushesHolder& self, uint64_t number, const std::string& name,
-                  uint64_t wait_ms, uint64_t base) {
-  self.get().mark_cut(number, name, wait_ms, base);
+                  uint64_t wait_ms, uint64_t base, uint64_t hold_ms) {
+  self.get().mark_cut(number, name, wait_ms, base, hold_ms);
 }
 
-std::optional<std::tuple<uint64_t, bool, std::string, std::string>> cut_answer(
-    const PushesHolder& self) {
+std::optional<MarkAnswer> cut_answer(const PushesHolder& self) {
   const auto answer = self.get().cut_answer();
   if (!answer) return std::nullopt;
-  return std::tuple(answer->number, answer->taken, answer->name, answer->reason);
+  return mark_answer(*answer);
+}
+
+std::tuple<uint64_t, uint64_t> end(const PushesHolder& self,
+                                   const std::vector<uint64_t>& carried_out) {
+  const client::Unapplied found = self.get().end(carried_out);
+  return {found.steps, found.torn};
 }
 
 }  // namespace
@@ -59,9 +64,11 @@ void bind_pushes(py::module_& module, ParamSetClass& set) {
            py::arg("weights") = std::vector<Address>(), py::arg("samples") = 0,
            py::arg("clip_value") = 0.0, py::arg("clip_norm") = 0.0, py::arg("clip_each") = false,
            NoGil())
+      .def("added", method<PushesHolder>(&AsyncPushes::added))
+      .def("end", &end, py::arg("carried_out"), NoGil())
       .def("known_steps", method<PushesHolder>(&AsyncPushes::known_steps))
       .def("mark_cut", &queue_marker, py::arg("number"), py::arg("name"), py::arg("wait_ms"),
-           py::arg("base") = 0, NoGil())
+           py::arg("base") = 0, py::arg("hold_ms") = 0, NoGil())
       .def("cut_answer", &cut_answer, NoGil());
   set.def("start_queue", &start_queue, py::kw_only(), py::arg("size"), py::arg("max_merge"),
           py::arg("mean"), py::arg("pull_every"), NoGil(), py::keep_alive<0, 1>());

@@ -21,6 +21,7 @@ const char* class_of(ErrorCode code) {
     case ErrorCode::kInvalidArgument:
       return "InvalidArgumentError";
     case ErrorCode::kPeerLost:
+    case ErrorCode::kCountedLost:
       return "PeerLostError";
     case ErrorCode::kTimeout:
       return "OperationTimeoutError";

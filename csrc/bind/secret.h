@@ -5,11 +5,14 @@
 // them.
 #pragma once
 
+#include <algorithm>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include "base/errors.h"
+#include "base/hmac.h"
 #include "bind/bind.h"
 #include "wire/handshake/handshake.h"
 
@@ -19,6 +22,19 @@ class Secret {
  public:
   explicit Secret(std::string key) : key_(std::move(key)) { wire::check_secret(key_); }
   const std::string& key() const { return key_; }
+  // Of words that are no part of a handshake: what that proves is as long, and begins with another.
+  Mac sign(std::string_view data) const {
+    std::string signed_bytes(kWritten, sizeof kWritten);
+    signed_bytes += data;
+    return hmac_sha256(
+        key_, {reinterpret_cast<const uint8_t*>(signed_bytes.data()), signed_bytes.size()});
+  }
+  bool has_signed(std::string_view data, std::string_view mac) const {
+    Mac found{};
+    if (mac.size() != found.size()) return false;
+    std::copy(mac.begin(), mac.end(), found.begin());
+    return equal_macs(found, sign(data));
+  }
   // In a time that says nothing of where they differ.
   bool equals(const Secret& other) const {
     if (key_.size() != other.key_.size()) return false;
@@ -30,6 +46,8 @@ class Secret {
   }
 
  private:
+  static constexpr char kWritten[] = "cpudist written";
+
   std::string key_;
 };
 
@@ -51,6 +69,19 @@ inline void bind_secret(py::module_& module) {
              return std::make_unique<Secret>(key.cast<std::string>());
            }),
            py::arg("key"))
+      .def(
+          "sign",
+          [](const Secret& self, const py::bytes& data) {
+            const Mac mac = self.sign(std::string_view(data));
+            return py::bytes(reinterpret_cast<const char*>(mac.data()), mac.size());
+          },
+          py::arg("data"))
+      .def(
+          "has_signed",
+          [](const Secret& self, const py::bytes& data, const py::bytes& mac) {
+            return self.has_signed(std::string_view(data), std::string_view(mac));
+          },
+          py::arg("data"), py::arg("mac"))
       .def("__repr__", [](const Secret&) { return "<Secret>"; })
       .def("__eq__",
            [](const Secret& self, const py::object& other) {

@@ -189,6 +189,9 @@ py::list table_stats(const ServerHolder& self) {
     one["filtered"] = table.filtered;
     one["evicted"] = table.evicted;
     one["unknown_reads"] = table.unknown_reads;
+    py::list pushed;
+    for (const uint64_t rows : table.pushed) pushed.append(rows);
+    one["pushed"] = std::move(pushed);
     result.append(std::move(one));
   }
   return result;

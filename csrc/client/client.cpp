@@ -98,7 +98,9 @@ void Client::goodbye() {
     session.disconnect();
     // A server that got the goodbye may be gone before its answer is here; this trainer has
     // nothing more to ask of it.
-    if (error.code() != ErrorCode::kPeerLost) throw;
+    const bool lost =
+        error.code() == ErrorCode::kPeerLost || error.code() == ErrorCode::kCountedLost;
+    if (!lost) throw;
     return;
   }
   session.disconnect();
@@ -112,6 +114,16 @@ ClientStats Client::stats() const {
   ClientStats stats;
   shared_.add_stats(&stats);
   return stats;
+}
+
+std::vector<TableTraffic> Client::table_traffic() const {
+  std::vector<TableTraffic> found;
+  for (const auto& set : shared_.sets()) {
+    for (const auto& table : set->state()->tables) {
+      found.push_back({set->id(), table->spec().name, table->bytes_sent, table->bytes_received});
+    }
+  }
+  return found;
 }
 
 }  // namespace cpudist::client

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "client/options.h"
 #include "client/param_set.h"
@@ -30,11 +31,21 @@ class Client {
   // The n-th open of every trainer names the same parameter set.
   std::shared_ptr<ParamSet> open(const wire::ParamSetLayout& layout,
                                  const CacheLimits& limits = {});
-  void barrier();                         // leaves every parameter set, waits for all, rejoins all
-  void goodbye();                         // to every server; then disconnects
-  void check() const;                     // throws what the client has failed with: a lost server
+  void barrier();      // leaves every parameter set, waits for all, rejoins all
+  void goodbye();      // to every server; then disconnects
+  void check() const;  // throws what the client has failed with: a lost server
+  // Where connect() has thrown kFenced: the incarnation that servers have in the place of this one.
+  uint32_t fenced_by() const { return shared_.session.fenced_by(); }
+  // Whether a server has counted this trainer as lost, or was lost because nothing came from it;
+  // see Session.
+  bool counted_lost() const { return shared_.session.counted_lost(); }
+  bool lost_in_silence() const { return shared_.session.lost_in_silence(); }
+  // Per server: the last request of this trainer, in the last incarnation before this one that had
+  // any carried out, that was; 0: there is none. As of connect().
+  std::vector<uint64_t> carried_out_before() const { return shared_.session.carried_out_before(); }
   void abort(const std::string& reason);  // ends every wait of this client with Error(kClosed)
   ClientStats stats() const;
+  std::vector<TableTraffic> table_traffic() const;  // of all open sets
 
  private:
   Shared shared_;

@@ -13,6 +13,7 @@
 
 #include "base/descriptor.h"
 #include "base/errors.h"
+#include "client/spare.h"
 #include "transport/channel.h"
 #include "wire/frame.h"
 
@@ -62,6 +63,7 @@ struct Link {
   uint64_t attempts = 0;
   TimePoint hello_sent;
   TimePoint heard;  // last frame, or bytes of one
+  Spare spare;      // of one that is open and silent
   uint64_t bytes_seen = 0;
   uint64_t closed_bytes_sent = 0;  // of earlier connections
   uint64_t closed_bytes_received = 0;

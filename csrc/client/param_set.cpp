@@ -42,6 +42,12 @@ void ParamSet::forget_rows() {
 
 void ParamSet::accept_open(std::span<const RequestPtr> replies) {
   state_->round = agreed_round(membership_, replies);
+  std::vector<bool> takers;
+  for (const RequestPtr& request : replies) {
+    takers.push_back(!rounds_gradients(state_->layout) &&
+                     wire::decode_round_reply(request->reply.payload.bytes()).takes_parts);
+  }
+  state_->early.set_takers(std::move(takers));
   state_->ready = std::all_of(replies.begin(), replies.end(), [](const RequestPtr& request) {
     return wire::decode_round_reply(request->reply.payload.bytes()).ready;
   });
@@ -79,6 +85,7 @@ void ParamSet::close() {
     if (!(closing_ && state_->closed)) {
       check_open();
       prefetcher_->drop_all();
+      state_->early.drop(shared_.session);
       closing_ = true;
       shared_.run_all(
           wire::FrameKind::kClose, id(), [] { return Buffer(); },
@@ -96,6 +103,8 @@ void ParamSet::close() {
     ClientStats stats;
     stats.cache_dropped = state_->cache_budget.dropped_rows.exchange(0);
     stats.residues_dropped = state_->residues_dropped.exchange(0);
+    stats.early_bytes = state_->early.sent_bytes();
+    stats.early_changed_bytes = state_->early.changed_bytes();
     shared_.count_closed(stats);
   }
   shared_.release_closed();
@@ -291,6 +300,19 @@ void ParamSet::drop_prefetched() {
 
 // ---- a step in rounds ---------------------------------------------------------------------------
 
+uint64_t ParamSet::push_early(std::span<const ParameterGradient> gradients) {
+  check_open();
+  // What an interrupted step leaves is for the next call that may wait.
+  if (!state_->member || shared_.has_unfinished()) return 0;
+  return state_->early.send(shared_.session, id(), state_->layout, state_->parameter_blocks,
+                            state_->round, gradients, shared_.pool);
+}
+
+bool ParamSet::may_push_early() const {
+  check_open();
+  return state_->early.has_takers(shared_.session);
+}
+
 uint64_t ParamSet::push(const StepPush& step) {
   const Shared::Lock lock = shared_.sequence();
   check_open();
@@ -311,7 +333,8 @@ uint64_t ParamSet::push(const StepPush& step) {
     shared_.drive(round);
   } catch (const Error&) {
     const auto sent = round->in_flight();
-    if (shared_.session.refused(sent)) state_->refused.assign(sent.begin(), sent.end());
+    const auto pushes = sent.last(std::min<size_t>(sent.size(), shared_.server_count()));
+    if (shared_.session.refused(sent)) state_->refused.assign(pushes.begin(), pushes.end());
     throw;
   }
   return state_->dense_version(0).round - 1;
@@ -327,10 +350,17 @@ CutAnswer ParamSet::send_cut(const wire::Cut& cut) {
   const auto answer = std::make_shared<CutAnswer>();
   shared_.run_all(
       wire::FrameKind::kCut, id(), [cut] { return encode(cut); },
-      [answer, number = cut.number](std::span<const RequestPtr> replies) {
+      [answer, state = state_, number = cut.number](std::span<const RequestPtr> replies) {
         *answer = join_answers(number, replies);
+        // The reply to the next push says when to mark again.
+        if (answer->taken_back) state->cut_wanted = 0;
       });
   return *answer;
+}
+
+void ParamSet::take_marker_back(uint64_t number) {
+  check_open();
+  client::take_marker_back(shared_.session, id(), number);
 }
 
 CutAnswer ParamSet::mark_cut(uint64_t number, const std::string& name, uint64_t wait_ms,
@@ -419,6 +449,8 @@ void ParamSet::add_stats(ClientStats* stats) const {
   if (const auto running = background()) running->add_stats(stats);
   stats->cache_dropped += state_->cache_budget.dropped_rows;
   stats->residues_dropped += state_->residues_dropped;
+  stats->early_bytes += state_->early.sent_bytes();
+  stats->early_changed_bytes += state_->early.changed_bytes();
 }
 
 // ---- membership ---------------------------------------------------------------------------------
@@ -440,6 +472,7 @@ void ParamSet::leave() {
   check_open();
   if (!state_->member) return;
   prefetcher_->drop_all();
+  state_->early.drop(shared_.session);
   shared_.run_all(
       wire::FrameKind::kLeave, id(), [] { return Buffer(); },
       [set = state_](std::span<const RequestPtr>) { set->member = false; });
@@ -452,6 +485,7 @@ bool ParamSet::is_member() const {
 
 void ParamSet::accept_barrier(uint64_t round) {
   state_->round = round;
+  state_->early.drop(shared_.session);  // servers have forgotten it
   // What was read before may be older than a bound on staleness allows: join() comes first.
   state_->member = state_->layout.max_staleness == wire::kAnyStaleness;
   forget_rows();

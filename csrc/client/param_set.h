@@ -10,6 +10,7 @@
 #include <mutex>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "client/background.h"
@@ -108,6 +109,15 @@ class ParamSet {
   // nothing is prefetched. Throws kInvalidArgument where the layout has no average.
   void read_averages(bool averages);
 
+  // Sends dense gradients of the step to come to servers on other hosts, and does not wait: what
+  // they are at the push counts. Returns the bytes that went; 0 where that is of no use. Costs a
+  // copy of each, and a comparison by the push. By the thread that pushes.
+  uint64_t push_early(std::span<const ParameterGradient> gradients);
+  bool may_push_early() const;  // whether any would go
+  // Of gradients that went so, and of those that changed before their push.
+  std::pair<uint64_t, uint64_t> early_bytes() const {
+    return {state_->early.sent_bytes(), state_->early.changed_bytes()};
+  }
   // One step: joins first if this trainer has left; returns when the round is applied on every
   // server and the updated blocks are written to `weight`. Throws kUnpulledRow before anything is
   // sent. Pulled rows count as stale afterwards. Returns the number of the update: of the round, or
@@ -119,6 +129,8 @@ class ParamSet {
   // trainer that asks for it, else none. `wait_ms`: how long servers wait for all markers; `base`:
   // see wire::Cut.
   CutAnswer mark_cut(uint64_t number, const std::string& name, uint64_t wait_ms, uint64_t base = 0);
+  // While another thread waits in mark_cut(): see client::take_marker_back.
+  void take_marker_back(uint64_t number);
   // From now on replies to pushes ask for markers of this number; of the caller, too, who must not
   // mark before it is asked where others wait for its next push. Returns why servers refuse it;
   // empty if none does.

@@ -163,7 +163,7 @@ void Prefetcher::send(Batch& batch) {
     for (size_t i = 0; i < keys.size(); ++i) {
       std::copy(keys[i].begin(), keys[i].end(), filled.keys[i]);
     }
-    Outbound out = code_pull_for(set_, session_, s, std::move(filled.payload), false, pool_);
+    Outbound out = code_pull_for(set_, session_, s, std::move(filled.payload), refs, false, pool_);
     batch.requests.push_back(
         session_.send(s, wire::FrameKind::kPullRows, set_.id, std::move(out.payload), out.coded));
   }
@@ -245,7 +245,7 @@ bool Prefetcher::take_replies(Batch& batch) {
         refs.push_back(set_.ref_of(part.table, part.pulled.of(s).size()));
         parts.push_back(&part);
       }
-      const auto rows = rows_of_reply(refs, request.get(), pool_, &batch.versions[s]);
+      const auto rows = rows_of_reply(set_, refs, request.get(), pool_, &batch.versions[s]);
       for (size_t i = 0; i < parts.size(); ++i) parts[i]->rows[s] = rows[i].data();
     }
   } catch (...) {

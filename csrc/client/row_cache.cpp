@@ -42,13 +42,18 @@ struct MarksInPlaces {
 }  // namespace
 
 void KeySplit::run(std::span<const int64_t> keys) {
-  order_.resize(keys.size());
-  offsets_.resize(server_count_ + 1);
   if (server_count_ == 1) {
-    std::iota(order_.begin(), order_.end(), 0u);
+    const size_t known = order_.size();
+    if (known < keys.size()) {
+      order_.resize(keys.size());
+      std::iota(order_.begin() + static_cast<ptrdiff_t>(known), order_.end(),
+                static_cast<uint32_t>(known));
+    }
     offsets_ = {0, static_cast<uint32_t>(keys.size())};
     return;
   }
+  order_.resize(keys.size());
+  offsets_.resize(server_count_ + 1);
   partitioner_.run(keys.data(), keys.size(), salt_, owners_.data(), server_count_, order_.data(),
                    offsets_.data());
 }

@@ -5,6 +5,7 @@
 // for.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -67,6 +68,9 @@ class TableCache {
   TableCache& operator=(const TableCache&) = delete;
 
   std::mutex mutex;
+  // Of frames with rows or keys of this table, as they travel, without repeats.
+  std::atomic<uint64_t> bytes_sent{0};
+  std::atomic<uint64_t> bytes_received{0};
   const wire::TableSpec& spec() const { return spec_; }
   bool remote() const { return remote_; }
   float* weight() const { return weight_; }  // of a static table
@@ -90,6 +94,8 @@ class TableCache {
   void gather(std::span<const Id> ids, float* out) const;
   // The values of a row if they are current or held, else null. Valid until the next call.
   const float* find_row(int64_t key) const;
+  // Whether that finds any of a remote table, or what the trainer steps by itself.
+  bool has_values() const { return trained_ != nullptr || places_->rows() > 0; }
   // The same for a lookup that keeps nothing: what the trainer steps by itself, too.
   const float* find_value(int64_t key) const;
   // After a lookup: values of a remote table that are not held go if there are too many.

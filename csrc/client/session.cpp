@@ -14,6 +14,7 @@
 
 #include "base/process_end.h"
 #include "base/threads.h"
+#include "base/words.h"
 #include "transport/retry.h"
 
 namespace cpudist::client {
@@ -32,29 +33,10 @@ constexpr auto kLookAgain = milliseconds(20);
 
 bool is_inproc(const std::string& address) { return address.starts_with("inproc:"); }
 
-double seconds_between(TimePoint from, TimePoint to) {
-  return std::chrono::duration<double>(to - from).count();
-}
-
-std::string in_seconds(uint64_t ms) {
-  return ms % 1000 == 0 ? std::to_string(ms / 1000) + " s" : std::to_string(ms) + " ms";
-}
-
-std::string list_trainers(const std::set<uint32_t>& ranks) {
-  if (ranks.empty()) return "other trainers";
-  std::string text = ranks.size() == 1 ? "trainer" : "trainers";
-  const char* separator = " ";
-  for (const uint32_t rank : ranks) {
-    text += separator + std::to_string(rank);
-    separator = ", ";
-  }
-  return text;
-}
-
 }  // namespace
 
 Session::Session(ClientOptions options, const ConnectorFactory& make_connector)
-    : options_(std::move(options)) {
+    : options_(std::move(options)), carried_out_before_(options_.servers.size()) {
   if (options_.servers.empty()) {
     throw Error(ErrorCode::kInvalidArgument, "client: the list of servers is empty");
   }
@@ -74,6 +56,7 @@ Session::Session(ClientOptions options, const ConnectorFactory& make_connector)
   std::stable_partition(send_order_.begin(), send_order_.end(), [&](uint32_t server) {
     return !is_inproc(links_[server].addresses.front());
   });
+  seekers_.resize(links_.size());
   connector_ = make_connector(this);
 }
 
@@ -107,7 +90,7 @@ std::string Session::describe(const Link& link) const {
 
 Link* Session::find_link(const transport::Connection* connection) {
   const auto found = std::find_if(links_.begin(), links_.end(), [&](const Link& link) {
-    return link.connection.get() == connection;
+    return link.connection.get() == connection || link.spare.connection.get() == connection;
   });
   return found == links_.end() ? nullptr : &*found;
 }
@@ -183,6 +166,7 @@ void Session::finish(Request& request) {
 void Session::on_frame(const std::shared_ptr<transport::Connection>& connection,
                        wire::Frame frame) {
   bool acknowledge = false;
+  std::shared_ptr<transport::Connection> silent;
   {
     const std::lock_guard lock(mutex_);
     Link* link = find_link(connection.get());
@@ -190,6 +174,7 @@ void Session::on_frame(const std::shared_ptr<transport::Connection>& connection,
     link->heard = Clock::now();
     switch (frame.header.kind) {
       case wire::FrameKind::kHello:
+        if (link->spare.connection == connection) silent = take_spare(*link);
         accept_hello(*link, frame);
         break;
       case wire::FrameKind::kHeartbeat:
@@ -211,8 +196,28 @@ void Session::on_frame(const std::shared_ptr<transport::Connection>& connection,
                     std::string("a server sent a frame of kind ") + name_of(frame.header.kind));
     }
   }
+  if (silent) silent->close("silent, and replaced by a newer connection");
   if (acknowledge)
     connection->send(wire::Frame{make_header(wire::FrameKind::kHeartbeatAck), Buffer()});
+}
+
+std::shared_ptr<transport::Connection> Session::take_spare(Link& link) {
+  auto silent = std::move(link.connection);
+  if (silent) {
+    link.closed_bytes_sent += silent->bytes_sent();
+    link.closed_bytes_received += silent->bytes_received();
+  }
+  link.connection = std::move(link.spare.connection);
+  link.spare.connection.reset();
+  link.state = LinkState::kHandshake;
+  link.bytes_seen = 0;
+  link.hello_sent = link.spare.switched = Clock::now();
+  link.give_up = link.hello_sent + milliseconds(options_.reconnect_grace_ms);
+  // That they go out again is none of the times that a request may.
+  for (const auto& [id, request] : requests_) {
+    if (request->server == link.server && request->sent_on != 0) request->sent_on = link.opened + 1;
+  }
+  return silent;
 }
 
 void Session::accept_hello(Link& link, const wire::Frame& frame) {
@@ -221,19 +226,19 @@ void Session::accept_hello(Link& link, const wire::Frame& frame) {
   link.host = hello.host;
   if (frame.header.run_id != options_.run_id || hello.shard_id != link.server ||
       hello.server_count != server_count() || hello.trainer_count != options_.trainer_count) {
-    fail(Error(ErrorCode::kConfigMismatch,
-               describe(link) + " is shard " + std::to_string(hello.shard_id) + " of " +
-                   std::to_string(hello.server_count) + " for " +
-                   std::to_string(hello.trainer_count) + " trainers in run " +
-                   std::to_string(frame.header.run_id) + "; expected shard " +
-                   std::to_string(link.server) + " of " + std::to_string(server_count()) + " for " +
-                   std::to_string(options_.trainer_count) + " trainers in run " +
-                   std::to_string(options_.run_id)));
+    fail(Error(
+        ErrorCode::kConfigMismatch,
+        describe(link) + " is " +
+            shard_text(hello.shard_id, hello.server_count, hello.trainer_count,
+                       frame.header.run_id) +
+            "; expected " +
+            shard_text(link.server, server_count(), options_.trainer_count, options_.run_id)));
     return;
   }
   link.state = LinkState::kOpen;
   link.process = link.connection->peer_process();
   if (link.ever_open) ++stats_.reconnects;
+  if (!link.ever_open) carried_out_before_[link.server] = hello.carried_out_before;
   link.ever_open = true;
   ++link.opened;
   for (const auto& [id, request] : requests_) {
@@ -251,6 +256,8 @@ void Session::accept_hello(Link& link, const wire::Frame& frame) {
 void Session::accept_error(Link& link, const wire::Frame& frame) {
   const wire::ErrorReply reply = wire::decode_error(frame.payload.bytes());
   const Error error(reply.code, reply.message);
+  if (reply.code == ErrorCode::kFenced) fenced_by_ = static_cast<uint32_t>(frame.header.sequence);
+  if (reply.code == ErrorCode::kCountedLost) counted_lost_ = true;
   const auto found = requests_.find(frame.header.request_id);
   if (found != requests_.end() && found->second->server == link.server) {
     const RequestPtr request = found->second;
@@ -296,11 +303,6 @@ void Session::accept_probe_reply(const wire::Frame& frame) {
   }
 }
 
-void Session::check() const {
-  const std::lock_guard lock(mutex_);
-  throw_failure();
-}
-
 void Session::abort(const std::string& reason) {
   std::vector<std::shared_ptr<transport::Connection>> open;
   {
@@ -326,6 +328,9 @@ void Session::disconnect() {
   close_links("the client is closed");
   if (connector_) connector_->stop_attempts();  // the thread may be at one
   if (monitor_.joinable()) join_thread(monitor_);
+  for (std::thread& seeker : seekers_) {
+    if (seeker.joinable()) join_thread(seeker);
+  }
   if (connector_) connector_->stop();
 }
 
@@ -336,6 +341,7 @@ void Session::close_links(const std::string& reason) {
     for (Link& link : links_) {
       link.state = LinkState::kClosed;
       if (link.connection) connections.push_back(link.connection);
+      if (link.spare.connection) connections.push_back(link.spare.connection);
     }
     // A late reply may not touch what its waiter has let go.
     requests_.clear();
@@ -373,8 +379,9 @@ void Session::wait(std::span<const RequestPtr> requests, Caller caller) {
   } catch (const Error&) {
     const std::lock_guard lock(mutex_);
     for (const RequestPtr& request : requests) {
-      // Nothing of an idempotent request is worth waiting for later; sequenced ones stay.
-      if (request->header.sequence == 0) requests_.erase(request->header.request_id);
+      // Nothing of a read is worth waiting for later; what an operation waits for stays.
+      const bool part = request->header.kind == wire::FrameKind::kPart;
+      if (request->header.sequence == 0 && !part) requests_.erase(request->header.request_id);
     }
     throw;
   }
@@ -539,14 +546,10 @@ void Session::check_deadlines(std::span<const RequestPtr> requests, const Waiter
     const std::string what = std::string(name_of(request->header.kind)) + " at " + describe(link);
     // A server that answers probes is at work; only silence about the request counts here.
     if (now - std::max(request->heard, waiter.started) > milliseconds(options_.rpc_deadline_ms)) {
-      throw Error(ErrorCode::kTimeout, what + ": no answer within " +
-                                           in_seconds(options_.rpc_deadline_ms) +
-                                           " (CPUDIST_RPC_DEADLINE_MS)");
+      throw no_answer(what, options_.rpc_deadline_ms);
     }
     if (now - waiter.started > milliseconds(options_.round_deadline_ms)) {
-      throw Error(ErrorCode::kTimeout,
-                  straggler_text(requests, waiter, now) + "; the deadline is " +
-                      in_seconds(options_.round_deadline_ms) + " (CPUDIST_ROUND_DEADLINE_MS)");
+      throw too_late(straggler_text(requests, waiter, now), options_.round_deadline_ms);
     }
   }
 }
@@ -563,14 +566,7 @@ std::string Session::straggler_text(std::span<const RequestPtr> requests, const 
     ranks.insert(request->waiting_for.begin(), request->waiting_for.end());
   }
   const auto waited = std::chrono::duration_cast<milliseconds>(now - waiter.started);
-  std::string text = what + ": waited " +
-                     in_seconds(static_cast<uint64_t>(waited.count()) / 1000 * 1000) + " for " +
-                     list_trainers(ranks) + " at " + servers;
-  const uint64_t stored_bytes = stored_meanwhile(requests);
-  if (stored_bytes > 0) {
-    text += "; trainer 0 has sent " + std::to_string(stored_bytes >> 20) + " MiB of values so far";
-  }
-  return text;
+  return wait_text(what, waited, ranks, servers, stored_meanwhile(requests));
 }
 
 uint64_t Session::stored_meanwhile(std::span<const RequestPtr> requests) {
@@ -630,6 +626,9 @@ void Session::monitor() {
 
 void Session::look_after_links(std::unique_lock<std::mutex>& lock,
                                transport::Attendance& attendance) {
+  // First: after an absence of this process it is not they who were silent.
+  const TimePoint begun = Clock::now();
+  beat(lock, begun, attendance.was_away(begun));
   for (Link& link : links_) {
     if (failure_ || stopping_) break;
     const TimePoint now = Clock::now();
@@ -646,10 +645,10 @@ void Session::look_after_links(std::unique_lock<std::mutex>& lock,
       beat(lock, tried, attendance.was_away(tried));
     } else if (link.state == LinkState::kHandshake) {
       repeat_hello(link, lock, now);
+    } else {
+      seek_if_silent(link, now);
     }
   }
-  const TimePoint now = Clock::now();
-  beat(lock, now, attendance.was_away(now));
 }
 
 TimePoint Session::next_wakeup(TimePoint now) const {
@@ -677,8 +676,9 @@ void Session::beat(std::unique_lock<std::mutex>& lock, TimePoint now, bool was_a
     const bool moved = transport::has_moved(*link.connection, link.bytes_seen);
     if (was_away || moved) link.heard = std::max(link.heard, now);
     if (!failure_ && now - link.heard > milliseconds(options_.liveness_ms)) {
-      lose(link,
-           "silent for " + std::to_string(options_.liveness_ms) + " ms (CPUDIST_LIVENESS_MS)");
+      const bool tried = link.spare.tried > link.heard;
+      lose(link, silence_text(options_.liveness_ms, tried ? link.trouble : ""));
+      lost_in_silence_ = true;
     } else if (due) {
       connections.push_back(link.connection);
     }
@@ -699,6 +699,7 @@ void Session::revive(Link& link, std::unique_lock<std::mutex>& lock) {
   std::string used;
   std::optional<ErrorCode> code;
   lock.unlock();
+  const TimePoint begun = Clock::now();
   for (const std::string& address : link.addresses) {  // fixed after construction
     try {
       connection = connector_->connect(address, deadline);
@@ -739,6 +740,7 @@ void Session::revive(Link& link, std::unique_lock<std::mutex>& lock) {
   link.state = LinkState::kHandshake;
   link.bytes_seen = 0;
   link.heard = link.hello_sent = Clock::now();
+  link.spare.reach_took = link.heard - begun;
   lock.unlock();
   bool dead = false;
   try {
@@ -754,6 +756,90 @@ void Session::revive(Link& link, std::unique_lock<std::mutex>& lock) {
     link.state = LinkState::kBroken;
     link.try_next = Clock::now() + pause_of(link);
   }
+}
+
+// ---- second connections -------------------------------------------------------------------------
+// A thread for each link that is silent: an attempt to reach a server that is cut off lasts, and
+// neither heartbeats nor the links of other servers wait for it.
+
+bool Session::is_silent(Link& link, TimePoint now) const {
+  if (link.state != LinkState::kOpen || stopping_ || failure_) return false;
+  if (transport::has_moved(*link.connection, link.bytes_seen)) link.heard = now;
+  return link.spare.wanted(link.address, now, link.heard, options_.liveness_ms);
+}
+
+void Session::seek_if_silent(Link& link, TimePoint now) {
+  if (link.spare.sought || now < link.spare.next || !is_silent(link, now)) return;
+  std::thread& seeker = seekers_[link.server];
+  if (seeker.joinable()) join_thread(seeker);  // it has ended, as nothing is sought
+  try {
+    seeker = start_io_thread("the thread that looks for a silent server", [&] { seek(link); });
+    link.spare.sought = true;
+  } catch (const std::exception&) {  // no thread is left, or no memory
+    link.spare.next = now + transport::beat_interval(options_.liveness_ms);
+  }
+}
+
+// Of a server that is there another connection is open soon, whatever the old one waits for.
+void Session::seek(Link& link) {
+  std::unique_lock lock(mutex_);
+  try {
+    while (is_silent(link, Clock::now())) {
+      const TimePoint until = try_spare(link, lock);
+      changed_.wait_until(lock, until, [&] { return !is_silent(link, Clock::now()); });
+      drop_spare(link, lock);
+    }
+  } catch (const std::exception&) {  // there is no memory; another look follows
+    if (!lock.owns_lock()) lock.lock();
+    drop_spare(link, lock);
+  }
+  link.spare.next = Clock::now() + pause_of(link);
+  link.spare.sought = false;
+}
+
+// It takes the place of the old one once the server has answered over it. Returns when to try
+// again.
+TimePoint Session::try_spare(Link& link, std::unique_lock<std::mutex>& lock) {
+  const TimePoint deadline = link.spare.deadline(link.heard, options_.liveness_ms);
+  const std::string address = link.address;
+  wire::Frame hello = make_hello(link);
+  std::string trouble = "it does not answer a hello";
+  std::shared_ptr<transport::Connection> connection;
+  link.spare.tried = Clock::now();
+  lock.unlock();
+  try {
+    connection = connector_->connect(address, deadline);
+  } catch (const Error& error) {
+    trouble = error.what();
+  }
+  lock.lock();
+  link.trouble.swap(trouble);
+  if (!connection) return Clock::now() + pause_of(link);
+  link.spare.connection = connection;
+  if (!is_silent(link, Clock::now())) return Clock::now();  // the old one is back, or all has ended
+  lock.unlock();
+  try {
+    connection->send(std::move(hello));
+  } catch (...) {
+    lock.lock();
+    throw;
+  }
+  lock.lock();
+  // on_close may have come before the link knew the connection.
+  if (connection->closed() && link.spare.connection == connection) {
+    link.spare.connection.reset();
+    return Clock::now() + pause_of(link);
+  }
+  return Clock::now() + transport::beat_interval(options_.liveness_ms);
+}
+
+void Session::drop_spare(Link& link, std::unique_lock<std::mutex>& lock) {
+  const auto unanswered = std::move(link.spare.connection);
+  link.spare.connection.reset();
+  if (!unanswered) return;
+  lock.unlock();
+  unanswered->close("not needed");  // short: there may be no memory for more
+  lock.lock();
 }
 
 milliseconds Session::pause_of(Link& link) const {
@@ -773,13 +859,9 @@ void Session::repeat_hello(Link& link, std::unique_lock<std::mutex>& lock, TimeP
 }
 
 void Session::lose(Link& link, const std::string& why) {
-  const bool lost = link.ever_open || link.gone;
   // Made first: without memory for it the link is to be lost at the next look.
-  const Error error = lost
-                          ? Error(ErrorCode::kPeerLost, describe(link) + " was lost: " + why)
-                          : Error(ErrorCode::kAddress,
-                                  describe(link) + " could not be reached within " +
-                                      std::to_string(options_.connect_deadline_ms) + " ms: " + why);
+  const Error error =
+      loss_of(describe(link), link.ever_open || link.gone, options_.connect_deadline_ms, why);
   link.state = LinkState::kClosed;
   fail(error);
 }
@@ -789,6 +871,14 @@ void Session::on_close(const std::shared_ptr<transport::Connection>& connection,
   const std::lock_guard lock(mutex_);
   Link* link = find_link(connection.get());
   if (link == nullptr) return;
+  if (link->spare.connection == connection) return link->spare.connection.reset();
+  const auto& spare = link->spare.connection;
+  if (spare && !spare->closed() && link->state == LinkState::kOpen) {
+    // The server has closed it for the other one, whose answer follows.
+    take_spare(*link);
+    changed_.notify_all();
+    return;
+  }
   link->closed_bytes_sent += connection->bytes_sent();
   link->closed_bytes_received += connection->bytes_received();
   link->connection.reset();

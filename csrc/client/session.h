@@ -63,7 +63,32 @@ class Session final : public transport::ConnectionHandler {
   void give_up(std::span<const RequestPtr> requests);
   bool refused(std::span<const RequestPtr> requests) const;  // one was answered with an error
 
-  void check() const;  // throws what it has failed with
+  // The incarnation that a server has in the place of this one, as it has answered a hello; 0:
+  // none.
+  uint32_t fenced_by() const {
+    const std::lock_guard lock(mutex_);
+    return fenced_by_;
+  }
+  void check() const {  // throws what it has failed with
+    const std::lock_guard lock(mutex_);
+    throw_failure();
+  }
+  // Whether a server has said that it has counted this trainer as lost: it goes on, and takes this
+  // trainer as a newer incarnation.
+  bool counted_lost() const {
+    const std::lock_guard lock(mutex_);
+    return counted_lost_;
+  }
+  // Whether it has failed because nothing came from a server, which may be out of reach only.
+  bool lost_in_silence() const {
+    const std::lock_guard lock(mutex_);
+    return lost_in_silence_;
+  }
+  // Per server, see wire::Hello; as of its first one.
+  std::vector<uint64_t> carried_out_before() const {
+    const std::lock_guard lock(mutex_);
+    return carried_out_before_;
+  }
   void abort(const std::string& reason);
   void disconnect();  // closes the links; later calls throw kClosed
   void add_stats(ClientStats* stats) const;
@@ -97,6 +122,8 @@ class Session final : public transport::ConnectionHandler {
   void accept_reply(Link& link, wire::Frame frame);
   void accept_probe_reply(const wire::Frame& frame);
   void finish(Request& request);
+  // The spare connection takes the place of the silent one, which is to be closed.
+  std::shared_ptr<transport::Connection> take_spare(Link& link);
   void fail(const Error& error);
   void throw_failure() const;
 
@@ -126,6 +153,13 @@ class Session final : public transport::ConnectionHandler {
   TimePoint next_wakeup(TimePoint now) const;
   void close_links(const std::string& reason);
 
+  // ---- second connections ----
+  bool is_silent(Link& link, TimePoint now) const;  // for so long that another is wanted
+  void seek_if_silent(Link& link, TimePoint now);   // the monitor
+  void seek(Link& link);                            // a thread of its own
+  TimePoint try_spare(Link& link, std::unique_lock<std::mutex>& lock);
+  void drop_spare(Link& link, std::unique_lock<std::mutex>& lock);
+
   const ClientOptions options_;
   std::shared_ptr<transport::Connector> connector_;
   mutable std::mutex mutex_;
@@ -136,11 +170,16 @@ class Session final : public transport::ConnectionHandler {
   std::map<uint64_t, RequestPtr> requests_;  // by request id, unanswered
   uint64_t next_request_id_ = 1;
   std::optional<Error> failure_;
+  uint32_t fenced_by_ = 0;
+  bool counted_lost_ = false;
+  bool lost_in_silence_ = false;
+  std::vector<uint64_t> carried_out_before_;
   bool started_ = false;
   bool stopping_ = false;
   TimePoint beat_next_;
   ClientStats stats_;
   std::thread monitor_;
+  std::vector<std::thread> seekers_;  // by server; the monitor starts them
 };
 
 }  // namespace cpudist::client

@@ -153,6 +153,8 @@ void Shared::count_closed(const ClientStats& stats) {
   closed_stats_.wait_s += stats.wait_s;
   closed_stats_.cache_dropped += stats.cache_dropped;
   closed_stats_.residues_dropped += stats.residues_dropped;
+  closed_stats_.early_bytes += stats.early_bytes;
+  closed_stats_.early_changed_bytes += stats.early_changed_bytes;
   closed_stats_.staleness.add(stats.staleness);
 }
 
@@ -175,6 +177,8 @@ void Shared::add_stats(ClientStats* stats) const {
     stats->wait_s += closed_stats_.wait_s;
     stats->cache_dropped += closed_stats_.cache_dropped;
     stats->residues_dropped += closed_stats_.residues_dropped;
+    stats->early_bytes += closed_stats_.early_bytes;
+    stats->early_changed_bytes += closed_stats_.early_changed_bytes;
     stats->staleness.add(closed_stats_.staleness);
     stats->staleness.add(group_staleness_);
   }

@@ -99,6 +99,10 @@ void SetState::release() {
     const std::lock_guard lock(cache->mutex);
     cache->release();
   }
+  {
+    const std::lock_guard lock(passing.mutex);
+    passing.rows = {};
+  }
   residues.reset();
 }
 

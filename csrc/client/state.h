@@ -14,9 +14,11 @@
 
 #include "client/cache/budget.h"
 #include "client/link.h"
+#include "client/push/early.h"
 #include "client/push/residues.h"
 #include "client/push/step.h"
 #include "client/row_cache.h"
+#include "client/values/passing_rows.h"
 #include "wire/messages.h"
 
 namespace cpudist::client {
@@ -59,10 +61,13 @@ struct SetState {
   // The cut that the last replies to pushes ask this trainer's marker for; 0: none.
   std::atomic<uint64_t> cut_wanted{0};
 
+  EarlyGradients early;
   std::vector<RequestPtr> refused;  // the last push, if a server refused it
   // What lossy pushes of gradients hold back; whose thread sends pushes. Null if nothing.
   std::unique_ptr<Residues> residues;
   std::atomic<uint64_t> residues_dropped{0};  // rows
+
+  SharedPassingRows passing;
 
   // Scratch of push, used by one sequenced operation at a time.
   std::vector<PackedTable> packed;

@@ -40,6 +40,25 @@ Tensor gather_rows(const Tensor& source, const Tensor& index);
 // target[index[i]] = source[i] in the order of i; target and source [*, dim] of one dtype.
 void scatter_rows(Tensor target, const Tensor& index, const Tensor& source);
 
+// Of several tables at once, each with pieces[i] consecutive entries of keys (int64 [n] or [1, n])
+// and rows ([n, dim]): by table the distinct keys int64 [u] and the sums [u, dim], as
+// dedupe_segment_sum of the pieces one behind the other.
+std::vector<Tensor> sum_table_rows(std::vector<Tensor> keys, std::vector<Tensor> rows,
+                                   std::vector<int64_t> pieces);
+
+// The same, and update_rows of each table by its sums. By table: weights[i] [rows, dim], so many
+// consecutive states as facts say (each [rows, ...], the parts of a row's state in order), the
+// values of facts (kind, flags, step, states, whether it ascends, first owner) and of hyper
+// (OptimizerConfig). An owner takes the keys of its buckets, or, of a table with fewer than
+// deal_from keys, all if it is the table's first owner; where it has none it gives empty tensors.
+// Several threads may be at it at once, each for another owner.
+std::vector<Tensor> step_table_rows(std::vector<Tensor> keys, std::vector<Tensor> rows,
+                                    std::vector<int64_t> pieces, std::vector<Tensor> weights,
+                                    std::vector<Tensor> states, std::vector<int64_t> facts,
+                                    std::vector<double> hyper, int64_t owner, int64_t owners,
+                                    int64_t deal_from);
+constexpr size_t kTableFacts = 6;
+
 // Optimizer update of rows keys (int64 [n], distinct) of weight [rows, dim] and state
 // [rows, state elements of a row] from grads [n, dim]. With counts int64 [rows], counts[key] is
 // raised first and is the row's step number, and step must be 0; without, step is that of all

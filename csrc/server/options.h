@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "base/file_calls.h"
 
@@ -48,12 +49,13 @@ struct TableStats {
   uint32_t param_set = 0;
   std::string name;
   bool remote = false;
-  uint64_t rows = 0;           // that take memory
-  uint64_t bytes = 0;          // row records, their index, and what admission counts in
-  uint64_t created = 0;        // rows that pushes have made, ever
-  uint64_t filtered = 0;       // rows of pushes that were dropped: their keys are not admitted
-  uint64_t evicted = 0;        // rows that have gone, ever
-  uint64_t unknown_reads = 0;  // of keys without a row
+  uint64_t rows = 0;             // that take memory
+  uint64_t bytes = 0;            // row records, their index, and what admission counts in
+  uint64_t created = 0;          // rows that pushes have made, ever
+  uint64_t filtered = 0;         // rows of pushes that were dropped: their keys are not admitted
+  uint64_t evicted = 0;          // rows that have gone, ever
+  uint64_t unknown_reads = 0;    // of keys without a row
+  std::vector<uint64_t> pushed;  // rows of pushes, by bucket of their keys
 };
 
 struct ServerStats {

@@ -191,6 +191,7 @@ void ParamSet::remove_member(uint32_t rank, Outbox& outbox) {
 }
 
 void ParamSet::take_out(uint32_t rank, Outbox& outbox) {
+  parts_.forget(rank);
   state_.replies->remove_member(rank);
   state_.markers.take_out(rank);
   policy_->take_out(rank, outbox);
@@ -240,6 +241,7 @@ void ParamSet::drop(uint32_t rank, Outbox& outbox) {
   waiting_ready_.erase(rank);
   opened_.erase(rank);
   closed_.erase(rank);
+  parts_.forget(rank);
   state_.replies->forget(rank);
   state_.markers.drop(rank);
   policy_->drop(rank, outbox);
@@ -251,11 +253,6 @@ std::vector<uint32_t> ParamSet::waiting_for(wire::FrameKind kind, uint32_t rank)
   if (kind == wire::FrameKind::kReady) return {0};
   if (kind == wire::FrameKind::kCut) return state_.markers.missing();
   return policy_->waiting_for(kind, rank);
-}
-
-uint64_t ParamSet::round_of(uint32_t rank) const {
-  const std::shared_lock lock(mutex_);
-  return policy_->round_of(rank);
 }
 
 // ---- stored values ----
@@ -366,6 +363,7 @@ void ParamSet::load(const Ticket& ticket, const Buffer& payload, Outbox& outbox)
   state_.forget_gone();
   state_.set_version(load.version);
   policy_->set_round(load.version.round);
+  parts_.clear();
   answer_round(ticket, outbox);
 }
 
@@ -546,6 +544,10 @@ void ParamSet::take_push(const Ticket& ticket, Buffer payload, bool coded, Outbo
   push.payload = std::move(payload);
   if (coded) decode_push_into(&push);
   push.view = decode_frame([&] { return wire::decode_push(push.payload.bytes(), state_.layout); });
+  // As if it had not come: its sender asks, and by then the part has come again.
+  const auto found = parts_.complete(state_.layout, shared.options.shard_id, &push);
+  if (found == PushParts::Found::kWait) return shared.sequencer.forget(ticket);
+  if (found == PushParts::Found::kSendAgain) return shared.sequencer.ask_again(ticket, outbox);
   check_finite(&push);
   const wire::PushHeader& header = push.view.header;
   const uint64_t size_bytes = push.payload.size();
@@ -574,6 +576,7 @@ void ParamSet::take_push(const Ticket& ticket, Buffer payload, bool coded, Outbo
   }
   shared.counters.pushes.fetch_add(1);
   push.pending = CountedBytes(shared.counters.pending_bytes, size_bytes);
+  parts_.taken(ticket.rank, header.round);
   policy_->push(std::move(push), outbox);
   if (state_.broken) fail_cut(*state_.broken, outbox);
 }
@@ -661,6 +664,23 @@ void ParamSet::cut(const Ticket& ticket, const Buffer& payload, Outbox& outbox) 
   try_cut(outbox);
 }
 
+void ParamSet::take_marker_back(uint32_t rank, uint64_t number, Outbox& outbox) {
+  const std::unique_lock lock(mutex_);
+  Markers& markers = state_.markers;
+  // Made first: without memory for it the marker stays.
+  wire::CutReply reply;
+  reply.number = number;
+  reply.name = markers.name();
+  reply.taken_back = true;
+  reply.reason = "trainer " + std::to_string(rank) + " has not waited longer for trainers";
+  for (const uint32_t missing : markers.missing()) {
+    if (missing != rank) reply.reason += ' ' + std::to_string(missing);
+  }
+  Buffer payload = encode(reply);
+  const std::optional<Ticket> ticket = markers.take_back(rank, number);
+  if (ticket) state_.shared.sequencer.finish(*ticket, std::move(payload), outbox);
+}
+
 void ParamSet::abandon_cut(const Ticket& ticket, uint64_t number, Outbox& outbox) {
   wire::CutReply reply;
   reply.number = number;
@@ -737,6 +757,11 @@ void ParamSet::give_up_cut(TimePoint now, Outbox& outbox) {
   }
   if (markers.name().empty()) reply.reason += " and who asked for it";
   end_cut(std::move(reply), outbox);
+}
+
+std::vector<uint32_t> ParamSet::taking_part() const {
+  const std::shared_lock lock(mutex_);
+  return state_.markers.members();
 }
 
 // ---- reading, and tables as wholes ----
@@ -844,7 +869,7 @@ void ParamSet::add_table_stats(std::vector<TableStats>* tables) const {
   for (const auto& table : state_.store.tables) {
     tables->push_back({state_.id, table->spec().name, table->spec().remote, table->row_count(),
                        table->size_bytes(), table->made_count(), table->admission().dropped_rows(),
-                       table->evicted_count(), table->unknown_reads()});
+                       table->evicted_count(), table->unknown_reads(), table->pushed_rows()});
   }
 }
 

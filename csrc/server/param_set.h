@@ -47,16 +47,27 @@ class ParamSet {
   void load(const Ticket& ticket, const Buffer& payload, Outbox& outbox);
   void ready(const Ticket& ticket, Outbox& outbox);
   void push(const Ticket& ticket, Buffer payload, bool coded, Outbox& outbox);
+  // Dense gradients of the next push of `rank`, before it.
+  void take_part(uint32_t rank, Buffer payload) {
+    const std::shared_lock lock(mutex_);
+    require_open(rank);
+    if (!state_.takes_parts()) throw Error(ErrorCode::kProtocol, "a set that takes no parts");
+    ServerShared& shared = state_.shared;
+    parts_.keep(rank, std::move(payload), state_.layout, shared.options.shard_id, shared.counters);
+  }
   // For a push that was dropped for lack of memory: throws as ServerMemory::refuse.
   [[noreturn]] void refuse_push(const Ticket& ticket, uint64_t size_bytes, Outbox& outbox);
   void commit(const Ticket& ticket, const Buffer& payload, Outbox& outbox);
   void leave(const Ticket& ticket, Outbox& outbox);
   void join(const Ticket& ticket, const wire::Join& join, Outbox& outbox);
   void close(const Ticket& ticket, Outbox& outbox);
+  // The marker of `rank` is answered if it waits for others; the cut stays open.
+  void take_marker_back(uint32_t rank, uint64_t number, Outbox& outbox);
   // A marker of a snapshot's cut, or what else is asked of one. Answered when the cut is taken or
   // given up.
   void cut(const Ticket& ticket, const Buffer& payload, Outbox& outbox);
   void give_up_cut(TimePoint now, Outbox& outbox);  // if it has waited long enough
+  std::vector<uint32_t> taking_part() const;        // in a cut of now
 
   Buffer pull_rows(const wire::FrameHeader& request, const Buffer& payload) const;
   Buffer pull_dense(const wire::FrameHeader& request, const Buffer& payload) const;
@@ -83,7 +94,10 @@ class ParamSet {
   // Whom a waiting request of `rank` waits for.
   std::vector<uint32_t> waiting_for(wire::FrameKind kind, uint32_t rank) const;
   // The next round of `rank`, or the updates so far.
-  uint64_t round_of(uint32_t rank) const;
+  uint64_t round_of(uint32_t rank) const {
+    const std::shared_lock lock(mutex_);
+    return policy_->round_of(rank);
+  }
   // Of all values that were ever sent to be stored; any thread, also while some are stored.
   uint64_t stored_bytes() const { return stored_bytes_.load(); }
   bool needs_everyone() const { return policy_->needs_everyone(); }
@@ -150,6 +164,7 @@ class ParamSet {
   std::atomic<uint64_t> stored_bytes_ = 0;
   std::set<uint32_t> dropped_;             // tables whose rows a load has dropped
   std::map<uint32_t, Error> half_loaded_;  // those of them that could not get their new ones
+  PushParts parts_;
   std::unique_ptr<UpdatePolicy> policy_;
 };
 

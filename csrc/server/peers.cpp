@@ -20,6 +20,10 @@ namespace {
 // take ids in a row, and the last rank of one may connect first; a stranger's must not fill the
 // memory.
 constexpr size_t kRanksAhead = 1024;
+// Elastic: how often a trainer may have been started while this server lives, and at first.
+// Incarnations count starts: a stranger's is not far above them, and every one can be outbid.
+constexpr uint64_t kStartsPerSecond = 16;
+constexpr uint64_t kStartsAtFirst = 16;
 
 Error count_mismatch(const char* variable, uint64_t found, uint64_t expected) {
   return Error(ErrorCode::kConfigMismatch, std::string(variable) + ": the trainer has " +
@@ -106,13 +110,12 @@ std::optional<Error> Peers::refusal(const wire::FrameHeader& header,
                      ", as ids are issued one by one and this server has met " +
                      std::to_string(met_) + " trainers. Is it a trainer of another run?");
   }
+  if (auto error = incarnation_refusal(header, hello)) return error;
   if (header.rank >= peers_.size()) return std::nullopt;  // elastic: the first of its rank
   const Peer& peer = peers_[header.rank];
   const bool returns = options_.elastic && header.incarnation > peer.incarnation;
-  if (!peer.lost.empty() && !returns) {
-    return Error(ErrorCode::kPeerLost,
-                 peer.lost + (options_.elastic ? "; only a restart of it can come back"
-                                               : "; it cannot come back"));
+  if (!peer.lost.empty() && !returns && header.incarnation >= peer.incarnation) {
+    return told_itself(peer.lost);
   }
   if (peer.seen && header.incarnation < peer.incarnation) {
     return Error(ErrorCode::kFenced, "trainer " + std::to_string(header.rank) + ": incarnation " +
@@ -127,19 +130,51 @@ std::optional<Error> Peers::refusal(const wire::FrameHeader& header,
   return std::nullopt;
 }
 
-Buffer Peers::make_hello(uint64_t last_sequence) const {
+std::optional<Error> Peers::incarnation_refusal(const wire::FrameHeader& header,
+                                                const wire::Hello& hello) const {
+  const Peer* const peer = header.rank < peers_.size() ? &peers_[header.rank] : nullptr;
+  const std::string who = "trainer " + std::to_string(header.rank) + ": incarnation " +
+                          std::to_string(header.incarnation);
+  uint64_t most = 1;  // where all are started together each is started once
+  if (options_.elastic) {
+    const auto lives =
+        std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - started_);
+    most = kStartsAtFirst + kStartsPerSecond * static_cast<uint64_t>(lives.count()) / 1000;
+  }
+  if (header.incarnation > most) {
+    return Error(ErrorCode::kConfigMismatch,
+                 who + ", expected at most " + std::to_string(most) +
+                     " since this server was started, as they count the starts of a trainer; the "
+                     "last one met is " +
+                     std::to_string(peer == nullptr ? 0 : peer->incarnation) +
+                     ". Is it a trainer of another run?");
+  }
+  // A number that another process has is gone, whatever became of that one.
+  const bool taken = options_.elastic && peer != nullptr && peer->seen &&
+                     header.incarnation == peer->incarnation && hello.host != peer->host;
+  if (!taken) return std::nullopt;
+  return Error(ErrorCode::kFenced, who + " is another process, " + describe(header.rank));
+}
+
+Error Peers::told_itself(const std::string& lost) const {
+  if (!options_.elastic) return Error(ErrorCode::kPeerLost, lost + "; it cannot come back");
+  return Error(ErrorCode::kCountedLost, lost + "; only a restart of it can come back");
+}
+
+Buffer Peers::make_hello(uint32_t rank, uint64_t last_sequence) const {
   wire::Hello reply;
   reply.trainer_count = options_.trainer_count;
   reply.server_count = options_.server_count;
   reply.shard_id = options_.shard_id;
   reply.last_sequence = last_sequence;
+  reply.carried_out_before = sequencer_.carried_out_before(rank);
   reply.host = options_.host;
   return encode(reply);
 }
 
-std::optional<uint32_t> Peers::greet(const std::shared_ptr<transport::Connection>& connection,
-                                     const wire::FrameHeader& header, const wire::Hello& hello,
-                                     Outbox& outbox) {
+std::optional<Peers::Takeover> Peers::greet(
+    const std::shared_ptr<transport::Connection>& connection, const wire::FrameHeader& header,
+    const wire::Hello& hello, Outbox& outbox) {
   const std::lock_guard lock(mutex_);
   Session& session =
       sessions_.try_emplace(connection.get(), Session{connection, std::nullopt, 0, false})
@@ -149,7 +184,7 @@ std::optional<uint32_t> Peers::greet(const std::shared_ptr<transport::Connection
                         session.incarnation == header.incarnation && !connection->reliable();
   if (repeated) {
     outbox.answer(connection, header, wire::FrameKind::kHello,
-                  make_hello(sequencer_.last_sequence(header.rank)));
+                  make_hello(header.rank, sequencer_.last_sequence(header.rank)));
     return std::nullopt;
   }
   if (session.rank || session.fenced) {
@@ -157,7 +192,10 @@ std::optional<uint32_t> Peers::greet(const std::shared_ptr<transport::Connection
   }
   if (const auto error = refusal(header, hello)) {
     counters_.refused.fetch_add(1);
-    outbox.answer(connection, header, *error);
+    wire::FrameHeader about = header;
+    // Which one has taken over: a process that starts takes the next number.
+    if (error->code() == ErrorCode::kFenced) about.sequence = peers_[header.rank].incarnation;
+    outbox.answer(connection, about, *error);
     outbox.close(connection, error->what());
     return std::nullopt;
   }
@@ -171,8 +209,9 @@ std::optional<uint32_t> Peers::greet(const std::shared_ptr<transport::Connection
   const bool restarted = (peer.seen || !peer.lost.empty()) && header.incarnation > peer.incarnation;
   Outbox later(options_.run_id, options_.shard_id);
   if (peer.connection && peer.connection != connection) replace_connection(peer, header, later);
-  const uint64_t last_sequence = restarted ? 0 : sequencer_.last_sequence(header.rank);
-  later.answer(connection, header, wire::FrameKind::kHello, make_hello(last_sequence));
+  const auto reply = std::make_shared<Buffer>(
+      make_hello(header.rank, restarted ? 0 : sequencer_.last_sequence(header.rank)));
+  later.add(connection, later.reply_header(header, wire::FrameKind::kHello), reply);
   outbox.append(std::move(later));
   if (peer.connection && peer.connection != connection) {
     sessions_.at(peer.connection.get()).fenced = true;
@@ -194,7 +233,11 @@ std::optional<uint32_t> Peers::greet(const std::shared_ptr<transport::Connection
   session.rank = header.rank;
   session.incarnation = header.incarnation;
   changed_.notify_all();
-  return restarted ? std::optional<uint32_t>(header.rank) : std::nullopt;
+  return restarted ? std::optional(Takeover{header.rank, reply}) : std::nullopt;
+}
+
+void Peers::welcome(const Takeover& takeover) const noexcept {
+  wire::put_carried_out_before(takeover.hello.get(), sequencer_.carried_out_before(takeover.rank));
 }
 
 void Peers::replace_connection(const Peer& peer, const wire::FrameHeader& header,
@@ -433,9 +476,11 @@ std::optional<Peers::Loss> Peers::wait_for_loss() {
       if (*at <= Clock::now()) {
         // What may throw comes before what changes.
         std::string lost = describe(rank) + " was lost: " + why;
-        std::optional<Loss> loss = Loss{rank, Error(ErrorCode::kPeerLost, lost), peer.connection};
-        // What it left half done is not to happen once the others go on without it.
-        if (options_.elastic) sequencer_.refuse(rank, loss->error);
+        std::optional<Loss> loss =
+            Loss{rank, Error(ErrorCode::kPeerLost, lost), told_itself(lost), peer.connection};
+        // What it left half done is not to happen once the others go on without it. Where they do
+        // not, it is answered with them.
+        sequencer_.refuse(rank, payload_of(loss->to_itself), options_.elastic);
         peer.lost = std::move(lost);
         peer.lost_at = Clock::now();
         peer.process = Descriptor();

@@ -34,11 +34,18 @@ class Peers {
   // ---- connections ----
   void opened(const std::shared_ptr<transport::Connection>& connection);
   void closed(const std::shared_ptr<transport::Connection>& connection);
-  // Accepts or refuses a hello; queues the reply and the close of a replaced connection. Returns
-  // the rank when a newer incarnation took over from an older one, whose parked requests must go.
-  std::optional<uint32_t> greet(const std::shared_ptr<transport::Connection>& connection,
+  // A newer incarnation that has taken over from an older one, whose parked requests must go.
+  struct Takeover {
+    uint32_t rank = 0;
+    std::shared_ptr<Buffer> hello;  // that is queued for it, and not sent yet
+  };
+  // Accepts or refuses a hello; queues the reply and the close of a replaced connection.
+  std::optional<Takeover> greet(const std::shared_ptr<transport::Connection>& connection,
                                 const wire::FrameHeader& header, const wire::Hello& hello,
                                 Outbox& outbox);
+  // What was parked has gone: tells who took over what of the older one was carried out. Nothing
+  // fails here, as nothing of a takeover may once it has begun.
+  void welcome(const Takeover& takeover) const noexcept;
   // The trainer behind a frame; counts as a sign of life. Throws kProtocol for a frame before the
   // hello or one that contradicts it.
   uint32_t identify(const std::shared_ptr<transport::Connection>& connection,
@@ -62,7 +69,8 @@ class Peers {
   // close; nothing once stopped, or when it is time for what wake_by() was called for.
   struct Loss {
     uint32_t rank = 0;
-    Error error;
+    Error error;      // for those who wait for it
+    Error to_itself;  // it may be there, and not have noticed
     std::shared_ptr<transport::Connection> connection;
   };
   std::optional<Loss> wait_for_loss();
@@ -106,7 +114,13 @@ class Peers {
   };
 
   std::optional<Error> refusal(const wire::FrameHeader& header, const wire::Hello& hello) const;
-  Buffer make_hello(uint64_t last_sequence) const;  // the server's answer
+  // Of one that no start of this trainer can have, or that another process of it has.
+  std::optional<Error> incarnation_refusal(const wire::FrameHeader& header,
+                                           const wire::Hello& hello) const;
+  // Whichever frame of it is answered: one that was read before its connection was closed, or a
+  // hello after that.
+  Error told_itself(const std::string& lost) const;
+  Buffer make_hello(uint32_t rank, uint64_t last_sequence) const;  // the server's answer
   // What the old connection of `peer` is told when there is a new one.
   void replace_connection(const Peer& peer, const wire::FrameHeader& header, Outbox& outbox) const;
   bool expected(uint32_t rank) const;

@@ -3,8 +3,11 @@
 
 #include "server/sequencer.h"
 
+#include <algorithm>
 #include <new>
 #include <utility>
+
+#include "wire/control.h"
 
 namespace cpudist::server {
 
@@ -16,8 +19,12 @@ void Sequencer::make_room(uint32_t rank) {
 void Sequencer::bind(uint32_t rank, uint32_t incarnation, Link connection, bool anew) noexcept {
   const std::lock_guard lock(mutex_);
   Stream& stream = streams_[rank];
-  if (anew) stream = Stream{};
-  stream.incarnation = incarnation;
+  if (anew) {
+    const CarriedOut before = stream.done.sequence > 0 ? stream.done : stream.before;
+    stream = Stream{};
+    stream.before = before;
+  }
+  stream.incarnation = stream.done.incarnation = incarnation;
   stream.connection = std::move(connection);
 }
 
@@ -32,11 +39,25 @@ uint64_t Sequencer::last_sequence(uint32_t rank) const {
   return streams_[rank].last_sequence;
 }
 
-void Sequencer::refuse(uint32_t rank, const Error& error) {
+uint64_t Sequencer::carried_out_before(uint32_t rank) const {
+  const std::lock_guard lock(mutex_);
+  return streams_[rank].before.sequence;
+}
+
+void Sequencer::note_carried_out(const Ticket& ticket) {
+  Stream& stream = streams_[ticket.rank];
+  for (CarriedOut* some : {&stream.done, &stream.before}) {
+    if (some->incarnation != ticket.incarnation) continue;
+    some->sequence = std::max(some->sequence, ticket.sequence);
+    return;
+  }
+}
+
+void Sequencer::refuse(uint32_t rank, SharedPayload error, bool drop) noexcept {
   const std::lock_guard lock(mutex_);
   Stream& stream = streams_[rank];
-  stream.received.reset();
-  stream.refused = error;
+  if (drop) stream.received.reset();
+  stream.refused = std::move(error);
 }
 
 Admission Sequencer::admit(const Link& connection, const wire::FrameHeader& header, Ticket* ticket,
@@ -47,7 +68,7 @@ Admission Sequencer::admit(const Link& connection, const wire::FrameHeader& head
   // A takeover may have happened since the frame's sender was identified.
   if (stream.incarnation != header.incarnation) return Admission::kHandled;
   if (stream.refused) {  // its connection is being closed
-    outbox.answer(connection, header, *stream.refused);
+    outbox.add(connection, outbox.reply_header(header, wire::FrameKind::kError), stream.refused);
     return Admission::kRefused;
   }
   if (header.sequence <= stream.last_sequence) {
@@ -95,9 +116,13 @@ bool Sequencer::is_current(const Ticket& ticket) const {
 
 void Sequencer::finish(const Ticket& ticket, wire::FrameKind kind, Answer answer, Outbox& outbox) {
   const std::lock_guard lock(mutex_);
+  // Also of one that was counted as lost, or replaced, while it was done.
+  if (kind != wire::FrameKind::kError) note_carried_out(ticket);
   const Received* received = current(ticket);
   if (received == nullptr) return;
   Stream& stream = streams_[ticket.rank];
+  // What others are told of it, it is told in the words that are for it.
+  if (stream.refused && kind == wire::FrameKind::kError) answer = Answer(stream.refused);
   stream.last_header = outbox.reply_header(received->header, kind);
   stream.last_header.coded = answer.coded;
   stream.last_sequence = ticket.sequence;
@@ -138,6 +163,16 @@ void Sequencer::reject(const Ticket& ticket, SharedPayload error, Outbox& outbox
 
 void Sequencer::reject(const Ticket& ticket, const Error& error, Outbox& outbox) {
   reject(ticket, payload_of(error), outbox);
+}
+
+void Sequencer::ask_again(const Ticket& ticket, Outbox& outbox) {
+  const std::lock_guard lock(mutex_);
+  const Received* received = current(ticket);
+  if (received == nullptr) return;
+  Stream& stream = streams_[ticket.rank];
+  const auto header = outbox.reply_header(received->header, wire::FrameKind::kProbeReply);
+  stream.received.reset();
+  if (stream.connection) outbox.add(stream.connection, header, encode(wire::ProbeReply{}));
 }
 
 void Sequencer::forget(const Ticket& ticket) {

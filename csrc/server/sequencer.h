@@ -46,9 +46,11 @@ class Sequencer {
   void make_room(uint32_t rank);
   void unbind(uint32_t rank, const Link& connection);
   uint64_t last_sequence(uint32_t rank) const;
-  // What it left half done is not to happen; until a newer incarnation is bound, requests of `rank`
-  // are answered with this error.
-  void refuse(uint32_t rank, const Error& error);
+  // See wire::Hello. Final once nothing that the older incarnation has asked for is being done.
+  uint64_t carried_out_before(uint32_t rank) const;
+  // Until a newer incarnation is bound, requests of `rank` are answered with this error, of
+  // payload_of(). `drop`: what it left half done is not to happen.
+  void refuse(uint32_t rank, SharedPayload error, bool drop) noexcept;
 
   // ---- requests ----
   // kNew: handle it, then finish or reject the ticket. Else there is nothing to do: kHandled is a
@@ -64,6 +66,8 @@ class Sequencer {
   // Answers without recording: the same number may come again. `error` is of payload_of().
   void reject(const Ticket& ticket, SharedPayload error, Outbox& outbox) noexcept;
   void reject(const Ticket& ticket, const Error& error, Outbox& outbox);
+  // As if it had not come, and its sender is told so at once.
+  void ask_again(const Ticket& ticket, Outbox& outbox);
   void forget(const Ticket& ticket);  // as if it had never come
   // The recorded reply is queued where there is one.
   ProbeResult probe(const Link& connection, const wire::FrameHeader& header, Outbox& outbox);
@@ -73,18 +77,26 @@ class Sequencer {
     uint64_t sequence = 0;
     wire::FrameHeader header;
   };
+  // What happened, whether or not there was still somebody to be told.
+  struct CarriedOut {
+    uint32_t incarnation = 0;
+    uint64_t sequence = 0;  // 0: nothing
+  };
   struct Stream {  // of one trainer
     uint32_t incarnation = 0;
     Link connection;
     uint64_t last_sequence = 0;
+    CarriedOut done;
+    CarriedOut before;  // of the last incarnation before this one that has had something done
     wire::FrameHeader last_header;
     SharedPayload last_payload;
     std::optional<Received> received;
-    std::optional<Error> refused;
+    SharedPayload refused;
   };
 
   // With the lock held.
   const Received* current(const Ticket& ticket) const;
+  void note_carried_out(const Ticket& ticket);
   void repeat_reply(const Stream& stream, const Link& connection, const wire::FrameHeader& request,
                     Outbox& outbox);
 

@@ -76,6 +76,8 @@ struct Server::Impl {
   void probe(const Link& connection, const wire::FrameHeader& header, Outbox& outbox);
   void read(const Link& connection, const wire::Frame& frame, Outbox& outbox);
   Buffer read_set(const wire::Frame& frame) const;
+  // If a question is to have that done.
+  void take_marker_back(const wire::Frame& frame, Outbox& outbox) const;
   Buffer cut_status(const wire::Frame& frame) const;
   void sequenced(const Link& connection, wire::Frame& frame, Outbox& outbox);
   // Whether it waits for a disk or takes long, which the thread that takes frames in must not.
@@ -159,7 +161,7 @@ void Server::Impl::tell(const Peers::Loss& loss) {
   Outbox outbox(shared.options.run_id, shared.options.shard_id);
   try {
     lose(loss.rank, loss.error, outbox);
-    if (loss.connection) outbox.close(loss.connection, loss.error.what());
+    if (loss.connection) outbox.close(loss.connection, loss.to_itself.what());
   } catch (...) {
     outbox.flush();  // these are recorded as answered
     throw;
@@ -325,6 +327,7 @@ void Server::Impl::dispatch(const Link& connection, wire::Frame& frame, Outbox& 
     case wire::FrameKind::kFetchRun:
     case wire::FrameKind::kCutStatus:
     case wire::FrameKind::kTableStats:
+    case wire::FrameKind::kPart:
       read(connection, frame, outbox);
       return;
     default:
@@ -336,11 +339,14 @@ void Server::Impl::dispatch(const Link& connection, wire::Frame& frame, Outbox& 
 void Server::Impl::greet(const Link& connection, const wire::Frame& frame, Outbox& outbox) {
   const wire::Hello hello =
       wire::decode_frame([&] { return wire::decode_hello(frame.payload.bytes()); });
-  const auto restarted = shared.peers.greet(connection, frame.header, hello, outbox);
-  if (!restarted) return;
-  const std::unique_lock lock(registry_mutex_);
-  for (const auto& [id, set] : sets_) set->drop(*restarted, outbox);
-  barrier_.erase(*restarted);
+  const auto takeover = shared.peers.greet(connection, frame.header, hello, outbox);
+  if (!takeover) return;
+  {
+    const std::unique_lock lock(registry_mutex_);
+    for (const auto& [id, set] : sets_) set->drop(takeover->rank, outbox);
+    barrier_.erase(takeover->rank);
+  }
+  shared.peers.welcome(*takeover);
 }
 
 void Server::Impl::probe(const Link& connection, const wire::FrameHeader& header, Outbox& outbox) {
@@ -383,6 +389,7 @@ std::vector<uint32_t> Server::Impl::waiting_for(const ProbeResult& request, uint
 
 void Server::Impl::read(const Link& connection, const wire::Frame& frame, Outbox& outbox) {
   try {
+    if (frame.header.kind == wire::FrameKind::kCutStatus) take_marker_back(frame, outbox);
     outbox.answer(connection, frame.header, wire::FrameKind::kReply, read_set(frame),
                   frame.header.coded);
   } catch (const wire::MalformedFrame&) {
@@ -403,12 +410,29 @@ Buffer Server::Impl::read_set(const wire::Frame& frame) const {
   if (frame.header.kind == wire::FrameKind::kFetchState) return set->fetch(frame.payload);
   if (frame.header.kind == wire::FrameKind::kTableStats) return set->table_counts(frame.payload);
   if (frame.header.kind == wire::FrameKind::kFetchRun) return set->fetch_run(frame.payload);
+  if (frame.header.kind == wire::FrameKind::kPart) {
+    set->take_part(frame.header.rank, frame.payload.share());
+    return {};
+  }
   return set->pull_dense(frame.header, frame.payload);
+}
+
+void Server::Impl::take_marker_back(const wire::Frame& frame, Outbox& outbox) const {
+  const auto query =
+      wire::decode_frame([&] { return wire::decode_cut_query(frame.payload.bytes()); });
+  if (!query.take_back || shared.peers.stopped()) return;
+  find(frame.header.param_set)->take_marker_back(frame.header.rank, query.number, outbox);
 }
 
 Buffer Server::Impl::cut_status(const wire::Frame& frame) const {
   const auto query =
       wire::decode_frame([&] { return wire::decode_cut_query(frame.payload.bytes()); });
+  if (query.number == 0 && query.token.empty()) {
+    wire::CutStatus status;
+    status.shard = shared.options.shard_id;
+    status.members = find(frame.header.param_set)->taking_part();
+    return encode(status);
+  }
   if (query.number == 0 && !wire::is_snapshot_name(query.token)) {
     throw Error(ErrorCode::kInvalidArgument,
                 "'" + query.token.substr(0, 200) + "' cannot be the name of a file of snapshots");

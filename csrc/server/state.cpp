@@ -217,7 +217,7 @@ wire::FilledPush ParamState::fill_dense(const std::vector<uint32_t>& blocks,
     refs.push_back(ref);
   }
   wire::FilledPush reply =
-      wire::layout_dense(version, refs, shared.memory.pool(), tables, markers.number());
+      wire::layout_dense(version, refs, shared.memory.pool(), tables, markers.wanted());
   for (size_t i = 0; i < blocks.size(); ++i) {
     const auto weight = store.blocks[blocks[i]]->weight();
     if (!weight.empty()) std::memcpy(reply.blocks[i], weight.data(), weight.size());
@@ -238,7 +238,11 @@ Answer ParamState::form_of(const SharedPayload& plain, wire::SectionKind kind, c
 }
 
 void ParamState::answer_round(const Ticket& ticket, uint64_t round, Outbox& outbox) const {
-  shared.sequencer.finish(ticket, encode(wire::RoundReply{round, ready}), outbox);
+  shared.sequencer.finish(ticket, encode(wire::RoundReply{round, ready, takes_parts()}), outbox);
+}
+
+bool ParamState::takes_parts() const {
+  return layout.mode == wire::UpdateMode::kRounds && !shared.memory.limited();
 }
 
 Error ParamState::no_memory(const char* cause) const {

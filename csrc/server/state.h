@@ -57,6 +57,9 @@ struct ParamState {
   Answer form_of(const SharedPayload& plain, wire::SectionKind kind, const Push& push,
                  CodedForms* made) const;
   void answer_round(const Ticket& ticket, uint64_t round, Outbox& outbox) const;
+  // Whether gradients may come before the push that they belong to: where pushes are of rounds, and
+  // a cap of memory does not count what nobody may ever use.
+  bool takes_parts() const;
   // What pushes are told, to be sent again, of whose update nothing was applied for lack of memory.
   // Where there is none for the cause either it was made with the set.
   SharedPayload refusal(const std::exception& cause) const noexcept;

@@ -3,6 +3,7 @@
 
 #include "table/ahead.h"
 
+#include <algorithm>
 #include <new>
 #include <utility>
 
@@ -61,6 +62,22 @@ void MemoryAhead::work() {
     order->state_ = made ? Order::State::kMade : Order::State::kNone;
     made_.notify_all();
   }
+}
+
+MemoryAhead::OrderPtr MemoryAhead::next_of(std::deque<OrderPtr>* orders) {
+  const std::lock_guard lock(mutex_);
+  const auto in = [&](Order::State state) {
+    return std::find_if(orders->begin(), orders->end(),
+                        [state](const OrderPtr& order) { return order->state_ == state; });
+  };
+  auto found = in(Order::State::kMade);
+  if (found == orders->end()) found = in(Order::State::kWaits);
+  if (found == orders->end()) found = orders->begin();
+  const OrderPtr order = *found;
+  // Whoever takes it makes it: the thread goes on with another.
+  if (order->state_ == Order::State::kWaits) order->state_ = Order::State::kNone;
+  orders->erase(found);
+  return order;
 }
 
 MemoryAhead::Memory MemoryAhead::take(const OrderPtr& order) {

@@ -43,6 +43,10 @@ class MemoryAhead {
 
   // Null where no thread can be had.
   OrderPtr order(size_t size_bytes);
+  // The one of these that is to be taken next: one that is made, else one that nobody has begun,
+  // so that whoever takes it makes it beside the thread, else the first. All are of one size, and
+  // there is at least one.
+  OrderPtr next_of(std::deque<OrderPtr>* orders);
   // What was ordered, zero-filled. Waits while it is being made, and makes it here if nobody has
   // begun or could. Throws std::bad_alloc.
   Memory take(const OrderPtr& order);

@@ -38,8 +38,7 @@ void Slabs::extend(uint64_t record) {
       kept_->add(size_bytes);
     } else {
       slabs_.reserve(slabs_.size() + 1);
-      const MemoryAhead::OrderPtr order = std::move(orders_.front());
-      orders_.pop_front();
+      const MemoryAhead::OrderPtr order = ahead_->next_of(&orders_);
       kept_->sub(size_bytes);  // until it is there
       slabs_.push_back(ahead_->take(order));
       kept_->add(size_bytes);

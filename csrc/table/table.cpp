@@ -24,6 +24,10 @@ namespace {
 
 // Page walks are what a large table waits for: many must be asked for before one is waited for.
 constexpr size_t kBatch = 256;
+// Fewer where nothing but values is read: these are to be in the nearest cache until they are
+// copied.
+constexpr size_t kGathered = 64;
+static_assert(kGathered <= kBatch);
 // Of rows that are too many one goes of so many that were looked at.
 constexpr uint64_t kLookAt = 8;
 // More rows than this get their part of the index as they come: about 3 GiB of slots.
@@ -80,6 +84,7 @@ Table::Table(uint32_t id, wire::TableSpec spec, const kernels::OptimizerConfig& 
       state_elements_(checked_state_elements(config, spec_.dim)),
       likely_rows_(likely_rows(spec_, server_count)),
       unknown_reads_(std::make_unique<std::atomic<uint64_t>>(0)),
+      pushed_rows_(std::make_unique<std::array<std::atomic<uint64_t>, kShards>>()),
       kept_(std::make_unique<MemoryCap::Kept>(std::move(cap))),
       slabs_(record_bytes((averaged() ? 2 : 1) * uint64_t{spec_.dim} + state_elements_),
              likely_rows_, std::move(ahead), kept_.get()),
@@ -193,13 +198,13 @@ void Table::find(std::span<const int64_t> keys, uint32_t* records, uint8_t* shar
 }
 
 void Table::gather(std::span<const int64_t> keys, float* out) const {
-  uint64_t hashes[kBatch];
-  uint32_t records[kBatch];
-  const void* rows[kBatch];
+  uint64_t hashes[kGathered];
+  uint32_t records[kGathered];
+  const void* rows[kGathered];
   const size_t row_bytes = size_t{spec_.dim} * sizeof(float);
   const size_t read_bytes = sizeof(RowHeader) + row_bytes;
-  for (size_t begin = 0; begin < keys.size(); begin += kBatch) {
-    const size_t count = std::min(kBatch, keys.size() - begin);
+  for (size_t begin = 0; begin < keys.size(); begin += kGathered) {
+    const size_t count = std::min(kGathered, keys.size() - begin);
     find_batch(keys.subspan(begin, count), hashes, records, read_bytes);
     size_t known = 0;
     for (size_t i = 0; i < count; ++i) {

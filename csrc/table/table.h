@@ -139,6 +139,11 @@ class Table {
   void check_bound(uint64_t more) const;
   // Of keys without a row, ever, that gather() was asked for.
   uint64_t unknown_reads() const { return *unknown_reads_; }
+  // Rows of pushes, by their shard: which keys are hot.
+  void count_pushed(uint32_t shard, uint64_t rows) const {
+    (*pushed_rows_)[shard].fetch_add(rows, std::memory_order_relaxed);
+  }
+  std::vector<uint64_t> pushed_rows() const { return {pushed_rows_->begin(), pushed_rows_->end()}; }
   // What keys without a row read as: what a row begins with, or zeros if the spec says so.
   void fill_unknown(std::span<const int64_t> keys, float* out) const;
 
@@ -321,6 +326,8 @@ class Table {
   uint64_t made_ = 0;
   uint64_t most_rows_ = 0;  // that pushes may make here; 0: any number
   std::unique_ptr<std::atomic<uint64_t>> unknown_reads_;  // counted by readers
+  // By threads of a round, each its own shard.
+  std::unique_ptr<std::array<std::atomic<uint64_t>, kShards>> pushed_rows_;
   Eviction eviction_;
   uint64_t updates_ = 0;  // of the set, as of the last sweep
   uint64_t hand_ = 0;     // the record that the next sweep begins at

@@ -17,12 +17,13 @@ void fields(V& v, Of<V, Hello>& m) {
   v.number(m.shard_id);
   v.zero();
   v.number(m.last_sequence);
+  v.number(m.carried_out_before);
   v.text(m.host, kHostBytesMax);
 }
 
 template <typename V>
 void fields(V& v, Of<V, ErrorReply>& m) {
-  v.choice(m.code, ErrorCode::kInternal, ErrorCode::kAuthentication, "error code");
+  v.choice(m.code, ErrorCode::kInternal, ErrorCode::kCountedLost, "error code");
   v.zero();
   v.text(m.message, kErrorBytesMax);
 }
@@ -58,6 +59,7 @@ template <typename V>
 void fields(V& v, Of<V, RoundReply>& m) {
   v.number(m.round);
   v.flag64(m.ready, "round reply");
+  v.flag64(m.takes_parts, "round reply");
 }
 
 template <typename V>
@@ -126,6 +128,11 @@ Buffer encode(const TableCounts& message) { return write_message(message); }
 Buffer encode(const Shrunk& message) { return write_message(message); }
 
 using Bytes = std::span<const uint8_t>;
+void put_carried_out_before(Buffer* hello, uint64_t number) noexcept {
+  constexpr size_t kOffset = 4 * sizeof(uint32_t) + sizeof(uint64_t);  // see fields() of a Hello
+  std::memcpy(hello->data() + kOffset, &number, sizeof(number));
+}
+
 Hello decode_hello(Bytes payload) { return read_message<Hello>(payload); }
 ErrorReply decode_error(Bytes payload) { return read_message<ErrorReply>(payload); }
 ProbeReply decode_probe_reply(Bytes payload) { return read_message<ProbeReply>(payload); }

@@ -25,6 +25,9 @@ struct Hello {  // both ways; the server's reply names itself
   uint32_t shard_id = 0;       // the server that the client means to talk to / that answers
   uint64_t last_sequence = 0;  // reply: last sequence applied from this client
   std::string host;            // host name and pid, for messages: "host-a pid 123"
+  // Reply: the last request that was carried out, and not refused, of the last incarnation before
+  // this one that had any; 0: there is none.
+  uint64_t carried_out_before = 0;
 };
 
 struct ErrorReply {
@@ -64,7 +67,8 @@ struct Join {
 
 struct RoundReply {  // reply to kReady, kLeave, kJoin, kOpen, kStore, kClose
   uint64_t round = 0;
-  bool ready = false;  // the servers hold values: trainer 0 has stored all
+  bool ready = false;        // the servers hold values: trainer 0 has stored all
+  bool takes_parts = false;  // of pushes to come
 };
 
 struct BarrierReply {  // every open parameter set and the round at which all are members again
@@ -89,6 +93,8 @@ struct Shrunk {  // reply to kShrink
 };
 
 Buffer encode(const Hello& message);
+// Writes the number into a hello that was encoded before it was known; takes no memory.
+void put_carried_out_before(Buffer* hello, uint64_t number) noexcept;
 Buffer encode(const ErrorReply& message);
 Buffer encode(const ProbeReply& message);
 Buffer encode(const PushNorm& message);

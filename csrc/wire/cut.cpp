@@ -50,7 +50,7 @@ template <typename V>
 void fields(V& v, Of<V, CutReply>& m) {
   v.number(m.number);
   v.flag32(m.taken, "a cut that was taken");
-  v.zero();
+  v.flag32(m.taken_back, "a marker that was taken back");
   v.number(m.digest);
   v.text(m.name, kSnapshotNameBytesMax);
   v.text(m.reason, kCutReasonBytesMax);
@@ -59,6 +59,8 @@ void fields(V& v, Of<V, CutReply>& m) {
 template <typename V>
 void fields(V& v, Of<V, CutQuery>& m) {
   v.number(m.number);
+  v.flag32(m.take_back, "a marker that is to be taken back");
+  v.zero();
   v.text(m.token, kSnapshotNameBytesMax);
 }
 

@@ -46,14 +46,18 @@ struct CutReply {  // once the cut is taken or given up; to other steps at once,
   // Of which pushes of which trainers were applied before the cut, and who has marked it. Servers
   // have cut at one moment if they say the same.
   uint64_t digest = 0;
-  std::string name;    // as the opener gave it
-  std::string reason;  // why it was not taken
+  std::string name;         // as the opener gave it
+  std::string reason;       // why it was not taken
+  bool taken_back = false;  // the marker, by who sent it, who may mark this number again
 };
 
 struct CutQuery {  // kCutStatus
   uint64_t number = 0;
-  // With number 0: whether a file of this name lies in the server's directory of snapshots.
+  // With number 0: whether a file of this name lies in the server's directory of snapshots. Without
+  // a name: who would take part in a cut of now.
   std::string token;
+  // The marker of who asks is to be answered if it waits for others: it is taken back.
+  bool take_back = false;
 };
 
 enum class CutState : uint32_t {
@@ -78,7 +82,7 @@ struct CutStatus {  // reply to kCutStatus
   Version version;                    // as of the cut, as all that follows
   std::vector<uint64_t> table_steps;  // of every table of the layout
   std::vector<uint64_t> block_steps;  // of every block of the layout; 0 where another server's
-  std::vector<uint32_t> members;      // trainers whose markers made the cut
+  std::vector<uint32_t> members;      // trainers whose markers made the cut, or would make one
   std::vector<CutFile> files;
   uint64_t base = 0;         // what was written are the changes since that cut; 0: all rows
   bool can_be_base = false;  // this server knows what has changed since this cut

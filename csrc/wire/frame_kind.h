@@ -46,6 +46,7 @@ enum class FrameKind : uint16_t {
   kTableStats = 30,   // idempotent: what a server counts of a table
   kShrink = 31,       // rows of a table that are to go, go now
   kAuth = 32,         // before the hello, where a key is set: see wire/handshake/handshake.h
+  kPart = 33,         // idempotent: dense gradients of a push that is to come
 };
 
 struct FrameTraits {
@@ -57,7 +58,7 @@ struct FrameTraits {
 };
 
 // By number, without gaps, beginning at 1.
-inline constexpr std::array<FrameTraits, 32> kFrameTraits = {{
+inline constexpr std::array<FrameTraits, 33> kFrameTraits = {{
     // kind, name, sequenced, coded, waits
     {FrameKind::kHello, "hello", false, false, false},
     {FrameKind::kHeartbeat, "heartbeat", false, false, false},
@@ -91,6 +92,7 @@ inline constexpr std::array<FrameTraits, 32> kFrameTraits = {{
     {FrameKind::kTableStats, "table stats", false, false, false},
     {FrameKind::kShrink, "shrink", true, false, false},
     {FrameKind::kAuth, "handshake", false, false, false},
+    {FrameKind::kPart, "part", false, false, false},
 }};
 
 inline constexpr FrameTraits kUnknownFrame = {FrameKind{}, "unknown", false, false, false};

@@ -16,6 +16,7 @@ namespace cpudist::wire {
 namespace {
 
 constexpr uint64_t kPushFixedBytes = 7 * 8 + 4 * 4;
+constexpr uint64_t kPartFixedBytes = 8 + 2 * 4;
 constexpr uint64_t kDenseFixedBytes = 4 * 8 + 2 * 4;
 constexpr uint64_t kChangesFixedBytes = 4 * 8 + 4 * 4;
 constexpr uint32_t kBySamplesFlag = 1;
@@ -178,8 +179,31 @@ PushView decode_push(std::span<const uint8_t> payload, const ParamSetLayout& lay
   check_equal(counts.configs, layout.configs.size(), "optimizer configurations of a push");
   view.header.configs = reader.array<kernels::OptimizerConfig>(counts.configs);
   for (const auto& config : view.header.configs) check_config(config);
-  read_sections(&reader, counts.blocks, counts.tables, layout, &view.blocks, &view.tables);
+  read_sections(&reader, counts.blocks, counts.tables, layout, &view.blocks, &view.tables, true);
   if ((flags & kHoldsFlag) != 0) view.holds = read_holds(&reader, layout);
+  reader.expect_end();
+  return view;
+}
+
+FilledPush layout_part(uint64_t round, std::span<const BlockRef> blocks, const Pool& pool) {
+  check_order(blocks, &BlockRef::block, "block");
+  BulkWriter writer(checked_add(kPartFixedBytes, block_bytes(blocks)), pool);
+  writer.u64(round);
+  writer.u32(static_cast<uint32_t>(blocks.size()));
+  writer.u32(0);
+  FilledPush filled = write_sections(blocks, {}, &writer);
+  filled.payload = writer.finish();
+  return filled;
+}
+
+PartView decode_part(std::span<const uint8_t> payload, const ParamSetLayout& layout) {
+  Reader reader(payload);
+  PartView view;
+  view.round = reader.u64();
+  const uint32_t block_count = reader.u32();
+  skip_zero(&reader);
+  std::vector<TableSection> tables;
+  read_sections(&reader, block_count, 0, layout, &view.blocks, &tables);
   reader.expect_end();
   return view;
 }

@@ -34,7 +34,9 @@ struct PushHeader {
 
 struct DenseSection {
   uint32_t block = 0;
-  std::span<const uint8_t> values;  // gradient or weight, elements * size_of(dtype) bytes
+  // Gradient or weight, elements * size_of(dtype) bytes; in a push none where the gradient has come
+  // as a part before it.
+  std::span<const uint8_t> values;
 };
 
 struct TableSection {  // present (perhaps empty) iff this trainer has a gradient for the table
@@ -60,6 +62,13 @@ struct PushView {
   std::vector<DenseSection> blocks;
   std::vector<TableSection> tables;
   PushHolds holds;
+};
+
+// Dense gradients of the push of a round that is to come. Whether they are still what they were the
+// push says: it has them again, names them without values, or does not name them.
+struct PartView {
+  uint64_t round = 0;
+  std::vector<DenseSection> blocks;
 };
 
 // Reply to kPush, kCommit (blocks updated in the round; with trainer groups all; kOnArrival: all or
@@ -101,12 +110,14 @@ struct HoldRefs {
 FilledPush layout_push(const PushHeader& header, std::span<const BlockRef> blocks,
                        std::span<const TableRef> tables, const Pool& pool,
                        const HoldRefs* holds = nullptr);
+FilledPush layout_part(uint64_t round, std::span<const BlockRef> blocks, const Pool& pool);
 FilledPush layout_dense(Version version, std::span<const BlockRef> blocks, const Pool& pool,
                         std::span<const TableRef> tables = {}, uint64_t cut_wanted = 0);
 FilledPush layout_changes(const ChangesHeader& header, std::span<const BlockRef> blocks,
                           std::span<const TableRef> tables, const Pool& pool);
 
 PushView decode_push(std::span<const uint8_t> payload, const ParamSetLayout& layout);
+PartView decode_part(std::span<const uint8_t> payload, const ParamSetLayout& layout);
 DenseView decode_dense(std::span<const uint8_t> payload, const ParamSetLayout& layout);
 ChangesView decode_changes(std::span<const uint8_t> payload, const ParamSetLayout& layout);
 

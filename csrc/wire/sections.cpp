@@ -71,7 +71,7 @@ std::vector<PullTable> read_key_lists(Reader* reader, std::span<const TableHeade
 }
 
 std::vector<BlockHeader> read_block_headers(Reader* reader, uint32_t count,
-                                            const ParamSetLayout& layout) {
+                                            const ParamSetLayout& layout, bool in_parts) {
   check_count(*reader, count, kSectionHeaderBytes, "blocks");
   std::vector<BlockHeader> headers;
   headers.reserve(count);
@@ -82,7 +82,9 @@ std::vector<BlockHeader> read_block_headers(Reader* reader, uint32_t count,
     const uint64_t size_bytes = reader->u64();
     check_id(block, layout.blocks.size(), &next_id, "block");
     const BlockSpec& spec = layout.blocks[block];
-    check_equal(size_bytes, spec.elements * size_of(spec.dtype), "bytes of a block");
+    if (!in_parts || size_bytes != 0) {
+      check_equal(size_bytes, spec.elements * size_of(spec.dtype), "bytes of a block");
+    }
     headers.push_back({block, size_bytes});
   }
   return headers;
@@ -153,8 +155,8 @@ FilledPush write_sections(std::span<const BlockRef> blocks, std::span<const Tabl
 
 void read_sections(Reader* reader, uint32_t block_count, uint32_t table_count,
                    const ParamSetLayout& layout, std::vector<DenseSection>* blocks,
-                   std::vector<TableSection>* tables) {
-  const auto block_headers = read_block_headers(reader, block_count, layout);
+                   std::vector<TableSection>* tables, bool in_parts) {
+  const auto block_headers = read_block_headers(reader, block_count, layout, in_parts);
   const auto table_headers = read_table_headers(reader, table_count, layout);
   *blocks = read_block_sections(reader, block_headers);
   tables->reserve(table_headers.size());

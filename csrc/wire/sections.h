@@ -56,8 +56,9 @@ std::vector<TableHeader> read_key_headers(Reader* reader, uint32_t count,
 std::vector<PullTable> read_key_lists(Reader* reader, std::span<const TableHeader> headers,
                                       const ParamSetLayout& layout);
 
+// `in_parts`: a block may have no bytes, as its values came before.
 std::vector<BlockHeader> read_block_headers(Reader* reader, uint32_t count,
-                                            const ParamSetLayout& layout);
+                                            const ParamSetLayout& layout, bool in_parts = false);
 std::vector<TableHeader> read_table_headers(Reader* reader, uint32_t count,
                                             const ParamSetLayout& layout);
 
@@ -71,6 +72,6 @@ FilledPush write_sections(std::span<const BlockRef> blocks, std::span<const Tabl
 
 void read_sections(Reader* reader, uint32_t block_count, uint32_t table_count,
                    const ParamSetLayout& layout, std::vector<DenseSection>* blocks,
-                   std::vector<TableSection>* tables);
+                   std::vector<TableSection>* tables, bool in_parts = false);
 
 }  // namespace cpudist::wire

@@ -158,7 +158,11 @@ def train(options: argparse.Namespace) -> None:
 
     reader = dataset(options.files, options, epoch_shuffle=True)
     run = cpudist.train_from_dataset(
-        step, reader, epochs=options.epochs, fetch=["loss"], print_every=100
+        step,
+        reader,
+        epochs=options.epochs,
+        fetch=["loss"],
+        print_every=options.print_every,
     )
     cpudist.barrier()
     optimizer.flush("dense")
@@ -231,6 +235,7 @@ def parse_arguments() -> argparse.Namespace:
     add("--count-filter", type=int, default=1, help="pushes before a value has a row")
     add("--max-rows", type=int, help="of the open table; above, the oldest ones go")
     add("--results", type=Path, help="file for trainer 0's figures, as JSON")
+    add("--print-every", type=int, default=100, help="batches between lines")
     add("--batch-size", type=int, default=512, help="records of a trainer and step")
     add("--epochs", type=int, default=1, help="passes over the files")
     add("--threads", type=int, default=1, help="reader threads of a trainer")

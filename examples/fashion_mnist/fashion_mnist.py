@@ -83,13 +83,18 @@ class Data:
 
 
 @torch.no_grad()
-def accuracy(model: nn.Module, data: Data) -> float:
-    """Return the share of test pictures whose kind the model says."""
+def kinds_said(model: nn.Module, data: Data) -> torch.Tensor:
+    """Return the kind that the model says of each test picture."""
     model.eval()
     rows = torch.arange(len(data.kinds)).split(TEST_BATCH)
-    batches = map(data.batch, rows)
-    right = sum(int((model(x).argmax(1) == kinds).sum()) for x, kinds in batches)
+    said = torch.cat([model(data.batch(some)[0]).argmax(1) for some in rows])
     model.train()
+    return said
+
+
+def accuracy(model: nn.Module, data: Data) -> float:
+    """Return the share of test pictures whose kind the model says."""
+    right = int((kinds_said(model, data) == data.kinds).sum())
     return right / len(data.kinds)
 
 
@@ -166,6 +171,13 @@ def train(options: argparse.Namespace, data: Data, test: Data) -> None:
         cpudist.barrier()  # nobody trains on meanwhile
     if executor is not None:
         executor.close()
+    if rank == 0 and options.picture is not None:
+        from fashion_mnist_picture import draw  # matplotlib only where asked for
+
+        accuracies = [epoch["accuracy"] for epoch in results.epochs]
+        kinds = test.kinds.numpy()
+        draw(options.picture, accuracies, kinds, kinds_said(model, test).numpy())
+        print(f"picture: {options.picture}")
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -180,6 +192,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     add("--rows", type=int, help="train on the first ROWS pictures only")
     add("--bf16", action="store_true", help="compute in bfloat16: cpudist.optimize")
     add("--results", type=Path, help="file for what was measured, as a JSON line")
+    add("--picture", type=Path, help="PNG to write (needs matplotlib)")
     options = parser.parse_args(arguments)
     for name in ("epochs", "batch_size", "rows"):
         value = getattr(options, name)

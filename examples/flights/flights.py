@@ -261,7 +261,7 @@ def train(
     progress = Progress(options, count * options.epochs, optimizer)
     started = resumed(options, data, progress, steps)
     witness = None
-    if "recovered" in optimizer.stats():
+    if {"recovered", "snapshot"} <= optimizer.stats().keys():
         witness = Witness(optimizer, options.snapshots)
     first_epoch, done = divmod(started["step"] if started else 0, steps)
     progress.skip(first_epoch * count + min(done * options.batch_size, count))

@@ -105,7 +105,7 @@ class Witness:
             return
         kept = len(self._samples) - recovered["lost_updates"]
         self._seen = {
-            **recovered,
+            **{name: recovered[name] for name in ("count", "lost_updates", "lost_s")},
             "lost_samples": sum(self._samples[kept:]),
             "waited_s": self._ends[-1] - self._ends[-2],
             **self._snapshot_of(kept),

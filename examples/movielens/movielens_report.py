@@ -13,6 +13,7 @@ import numpy.typing as npt
 matplotlib.use("Agg")
 
 from matplotlib import pyplot as plt
+from matplotlib.ticker import MaxNLocator
 
 MOST_GENRES = 6
 
@@ -48,6 +49,7 @@ def draw(
         label = f"{name}, most popular"
         axes[0].axhline(baseline[name], color=colour, linestyle="--", label=label)
     axes[0].set(xlabel="epochs", ylabel="of later likes", ylim=(0, None))
+    axes[0].xaxis.set_major_locator(MaxNLocator(integer=True))
     axes[0].legend()
     found = plane(vectors)
     names = np.array(genres)
@@ -55,6 +57,7 @@ def draw(
     for kind in kinds[np.argsort(-counts)][:MOST_GENRES]:
         axes[1].scatter(*found[names == kind].T, s=12, label=str(kind))
     axes[1].set(xticks=[], yticks=[], xlabel="movies, by what users like together")
-    axes[1].legend(fontsize="small")
+    # Beside the movies: there is one everywhere.
+    axes[1].legend(fontsize="small", loc="center left", bbox_to_anchor=(1.0, 0.5))
     figure.savefig(picture, dpi=100)
     plt.close(figure)

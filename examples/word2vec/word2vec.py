@@ -249,6 +249,11 @@ def finish(
     write_results(options.results, found)
     if options.vectors is not None:
         save_vectors(options.vectors, corpus.words, vectors)
+    if options.picture is not None:
+        from word2vec_picture import draw  # matplotlib only where it is asked for
+
+        draw(options.picture, meter.points, corpus.words, vectors)
+        print(f"picture: {options.picture}")
 
 
 def write_results(path: Path | None, found: dict[str, Any]) -> None:
@@ -344,6 +349,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     add("--wordsim", type=Path, help="wordsim353.tsv, or a wheel of gensim")
     add("--vectors", type=Path, help="file for vectors, in word2vec's text form")
     add("--results", type=Path, help="file for what was measured, as a JSON line")
+    add("--picture", type=Path, help="PNG to write (needs matplotlib)")
     options = parser.parse_args(arguments)
     for name in ("epochs", "dim", "window", "negatives", "words", "min_count"):
         value = getattr(options, name)

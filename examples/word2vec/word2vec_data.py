@@ -26,7 +26,7 @@ import numpy.typing as npt
 
 PACKAGE = "dict-gcide"
 DICTIONARY = Path("/usr/share/dictd/gcide.dict.dz")
-CACHE = Path(__file__).resolve().parents[1] / "build" / "word2vec"
+CACHE = Path(__file__).resolve().parents[2] / "build" / "word2vec"
 CACHE_FORMAT = 1
 GZIP_MAGIC = b"\x1f\x8b"
 MIN_COUNT = 5

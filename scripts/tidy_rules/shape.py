@@ -176,7 +176,11 @@ KNOWN_SUFFIXES = TEXT | {
     *(".typed", ".yaml", ".yml"),
 }
 KNOWN_NAMES = {"LICENSE", ".gitignore", ".clang-format", ".ci/run"}
-KNOWN_FOLDERS = ("tests/fuzz/corpus/", "tests/snapshots/")
+KNOWN_FOLDERS = (
+    "tests/fuzz/corpus/",
+    "tests/simulator/mutations/",
+    "tests/snapshots/",
+)
 
 
 def tracked(root: Path) -> list[str]:

@@ -46,6 +46,7 @@ def chosen(name, where, monkeypatch, rank=0):
     ],
 )
 def test_auto_takes_shm_where_it_loads_on_all(where, expected, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert chosen("auto", where, monkeypatch).spec == expected
 
 

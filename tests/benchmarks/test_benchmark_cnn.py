@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from matplotlib.figure import Figure
 from patience import PATIENCE_S
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
@@ -198,6 +199,12 @@ def test_the_picture_and_the_table_show_all_rows(
         lines[3] == "| torch2 | 1 x 1 x 2 | 10.0 (10.0 to 10.0) | 2.00 | 4.0 | 0.8950 |"
     )
     assert lines[-1] == "Not run: allreduce-ccl: no oneCCL"
+    ran, _ = plot_cnn.read_rows(path)
+    axis = Figure().add_subplot()
+    plot_cnn.draw_accuracy([{**one, "accuracy_by_epoch": [0.9]} for one in ran], axis)
+    (dots,) = axis.lines  # a curve of one point each would be nothing
+    assert list(dots.get_xdata()) == [0.9] * len(ran)
+    assert list(dots.get_ydata()) == [one["name"] for one in ran]
     path.write_text(json.dumps({"case": "ctr"}) + "\n")
     with pytest.raises(SystemExit, match="expected rows of"):
         plot_cnn.main([str(path), str(picture)])

@@ -15,7 +15,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import torch
 from patience import PATIENCE_S
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
@@ -28,10 +27,7 @@ import report  # noqa: E402
 import run  # noqa: E402
 from cases import ctr, threads  # noqa: E402
 from job import DeadlineError, Gate, Job  # noqa: E402
-from peers import PEERS, PeerSpec, cpudist_rank, row_name  # noqa: E402
-
-import torch_cpudist as cpudist  # noqa: E402
-from torch_cpudist.testing import run_ranks  # noqa: E402
+from peers import PEERS, PeerSpec, row_name  # noqa: E402
 
 SMALL = ctr_data.CtrSpec(
     slots=4, rows=1003, dense=3, train_samples=20_000, test_samples=5_000
@@ -216,42 +212,6 @@ def test_json_is_strict_and_one_line() -> None:
 
 
 # -- selection and launching --------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("text", "strategy", "depth"),
-    [
-        ("sync", cpudist.Sync(), 0),
-        ("geo:push_every=400", cpudist.Geo(push_every=400), 0),
-        ("geo:exchange_budget=0.5", cpudist.Geo(exchange_budget=0.5), 0),
-        ("half_async:group=0+2/1", cpudist.HalfAsync(group=[[0, 2], [1]]), 0),
-        ("async:prefetch=2", cpudist.Async(), 2),
-        ("async:max_staleness=8", cpudist.Async(max_staleness=8), 0),
-        ("async:remote=true:max_staleness=8", cpudist.Async(max_staleness=8), 0),
-    ],
-)
-def test_a_row_names_its_strategy_with_its_fields(
-    text: str, strategy: cpudist.Strategy, depth: int
-) -> None:
-    assert cpudist_rank.strategy_of(text) == (strategy, depth)
-
-
-def test_a_row_says_whether_its_tables_are_remote() -> None:
-    for text, remote in (("sync", False), ("sync:remote=true", True)):
-        model = torch.nn.ModuleDict({"table": torch.nn.Embedding(4, 2, sparse=True)})
-        cpudist_rank.place_tables(model, text)
-
-        def body(context: cpudist.Context, table=model["table"]) -> int:
-            inner = torch.optim.SGD(table.parameters(), lr=0.1)
-            optimizer = cpudist.DistributedOptimizer(inner, table)
-            # Of a remote table no row is here, all are one of NaN.
-            stride = table.weight.stride(0)
-            optimizer.close()
-            return stride
-
-        assert (run_ranks(body, 1)[0] == 0) == remote
-    with pytest.raises(ValueError, match="expected remote=true or false, found 'yes'"):
-        cpudist_rank.place_tables(model, "sync:remote=yes")
 
 
 def test_rows_are_selected_by_name_and_unknown_ones_refused() -> None:

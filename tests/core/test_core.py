@@ -301,7 +301,7 @@ def test_abort_ends_a_wait():
 
 
 def test_a_newer_incarnation_fences_the_older():
-    with Cluster(1, 1) as cluster:
+    with Cluster(1, 1, elastic=True) as cluster:
         (trainer,) = cluster.start().trainers
         successor = cluster.make_client(0, 1, incarnation=2)
         successor.connect()

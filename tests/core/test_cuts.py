@@ -51,7 +51,8 @@ def test_rounds_mark_by_themselves():
     with Cluster(2, 2).start() as cluster:
         answers = cluster.run(work)
         assert answers[0] == answers[1]
-        taken, name, reason = answers[0]
+        taken, name, reason, taken_back = answers[0]
+        assert not taken_back
         assert not taken
         assert name == "snap-1"
         assert "directory" in reason
@@ -71,7 +72,7 @@ def test_an_announced_cut_is_asked_for_by_the_next_round():
 
     cluster_barrier = threading.Barrier(2)
     with Cluster(2, 2).start() as cluster:
-        for _, name, reason in cluster.run(work):
+        for _, name, reason, _ in cluster.run(work):
             assert name == "snap-1"
             assert "directory" in reason
 
@@ -97,7 +98,7 @@ def test_on_arrival_the_marker_is_queued():
         for trainer, queue in zip(cluster.trainers, queues, strict=True):
             trainer.set.drain()
             for expected in (3, 4):
-                number, taken, name, reason = queue.cut_answer()
+                number, taken, name, reason, _ = queue.cut_answer()
                 assert (number, taken, name) == (expected, False, f"snap-{expected}")
                 assert "directory" in reason
             assert queue.cut_answer() is None
@@ -105,7 +106,7 @@ def test_on_arrival_the_marker_is_queued():
 
 def test_a_cut_is_given_up_in_time():
     with Cluster(2, 1).start() as cluster:
-        taken, _, reason = cluster.trainers[0].set.mark_cut(1, "snap-1", 30)
+        taken, _, reason, _ = cluster.trainers[0].set.mark_cut(1, "snap-1", 30)
         assert not taken
         assert "no marker in time from trainers 1" in reason
 
@@ -180,7 +181,7 @@ def test_what_is_cut_has_the_pushes_before_each_marker(tmp_path):
             captured[number, rank] = steps
             queue.mark_cut(number, f"snap-{number}" if rank == 0 else "", LONG_MS)
             trainer.set.drain()
-            number, taken, _, reason = queue.cut_answer()
+            number, taken, _, reason, _ = queue.cut_answer()
             assert taken, reason
             cuts = number
             if rank == 0:

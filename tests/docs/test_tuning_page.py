@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import printed
 import pytest
 import torch
 import torch.nn.functional as F
@@ -20,13 +21,7 @@ import torch_cpudist as cpudist
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "docs" / "tuning.md").read_text(encoding="utf-8")
-PRINTED = re.findall(r"<!-- printed: (\w+) -->\n```text\n(.*?)```", TEXT, re.DOTALL)
 TOPICS = {"threads", "replicas", "servers", "network", "data", "strategy"}
-
-
-def words(text: str) -> str:
-    """In one line, numbers apart."""
-    return re.sub(r"\d+(\.\d+)?", "N", " ".join(text.split()))
 
 
 def slow(found: list[Any]) -> Iterator[Any]:
@@ -61,7 +56,7 @@ def test_the_loop_prints_what_the_page_shows(
         cpudist.shutdown()
     finally:
         os.sched_setaffinity(0, cores)
-    assert words(capsys.readouterr().out) == words(dict(PRINTED)["advise"])
+    printed.check("advise", capsys.readouterr().out)
 
 
 def test_every_topic_of_advice_is_described() -> None:

@@ -9,14 +9,17 @@ import os
 import runpy
 import socket
 import sys
+import threading
+import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from patience import PATIENCE_S
 from ports import free_port
 
 import torch_cpudist as cpudist
-from torch_cpudist.doctor import commands, facts
+from torch_cpudist.doctor import beats, commands, facts
 from torch_cpudist.doctor.echo import Link, answering, time_link
 from torch_cpudist.doctor.facts import Facts
 from torch_cpudist.doctor.judging import judge, usable
@@ -48,7 +51,8 @@ def test_of_a_sound_machine_there_is_nothing_to_set():
     assert {finding.level for finding in findings} == {"good"}
     topics = {finding.topic for finding in findings}
     assert topics >= {"cores", "NUMA", "OpenMP", "allocator", "limits", "memory"}
-    assert topics >= {"ports", "MTU", "network", "vectors", "bfloat16", "oneCCL"}
+    assert topics >= {"ports", "MTU", "network", "liveness", "vectors", "bfloat16"}
+    assert "oneCCL" in topics
     cores = next(finding for finding in findings if finding.topic == "cores")
     assert "16 physical cores, 32 with hyper-threads" in cores.text
     assert "should be 16" in cores.text
@@ -92,6 +96,19 @@ def test_of_a_sound_machine_there_is_nothing_to_set():
         ({"loopback": Link(20.0, 1e8)}, "hint", "network", "Little for loopback"),
         ({"peers": {"b:1": Link(5000.0, 1e9)}}, "hint", "network", "prefetch"),
         ({"peers": {"b:1": Link(80.0, 1e7)}}, "hint", "network", "wire_dtype"),
+        (
+            {"late_wake_s": 0.7},
+            "hint",
+            "liveness",
+            "woke up to 700 ms late beside busy cores; who is silent for 5000 ms",
+        ),
+        ({"late_wake_s": 2.6}, "problem", "liveness", "Set CPUDIST_LIVENESS_MS=26000 "),
+        (
+            {"late_wake_s": 0.07, "liveness_ms": 100},
+            "problem",
+            "liveness",
+            "Set CPUDIST_LIVENESS_MS=1000 ",
+        ),
         ({"kernels": "scalar"}, "hint", "vectors", "run at scalar"),
         ({"instructions": ("avx2",)}, "hint", "bfloat16", "stay with float32"),
         ({"variables": {"CPUDIST_BACKEND": "ccl"}}, "problem", "oneCCL", "extra ccl"),
@@ -116,6 +133,8 @@ def test_what_is_set_already_is_not_asked_for():
     [
         ("/b/libiomp5.so", "good"),
         ("/x/libjemalloc.so.2:libiomp5.so", "good"),
+        ("/opt/compilers/libjemalloc.so:/x/libiomp5.so", "good"),
+        ("/opt/compilers/libompi.so:/x/libiomp5.so", "good"),
         ("/a/libgomp.so.1 /b/libiomp5.so", "problem"),
         ("/x/libjemalloc.so.2", "problem"),
         ("/c/libiomp5.so.that.is.not.there", "problem"),
@@ -185,9 +204,34 @@ def test_who_answers_reads_no_more_than_it_is_made_for():
                 pass
 
 
+def test_a_thread_that_is_held_up_wakes_late(monkeypatch):
+    def held_up(seconds):
+        turns.append(seconds)
+        sleep(seconds + (0.2 if len(turns) == 2 else 0))
+
+    turns, sleep = [], time.sleep
+    monkeypatch.setattr(
+        beats, "time", SimpleNamespace(monotonic=time.monotonic, sleep=held_up)
+    )
+    before = threading.active_count()
+    assert 0.2 <= beats.latest_wake_s(0.25) < PATIENCE_S
+    assert threading.active_count() == before
+
+
+def test_cores_compute_meanwhile():
+    began = time.thread_time(), time.process_time()
+    with beats.computing():
+        deadline = time.monotonic() + PATIENCE_S
+        while time.process_time() - began[1] < 0.05:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+    assert time.thread_time() - began[0] < 0.05
+
+
 def test_this_machine_is_looked_at(capsys, monkeypatch):
     port = free_port()
     monkeypatch.setenv("CPUDIST_PORTS", f"{port}-{port}")
+    monkeypatch.setenv("CPUDIST_LIVENESS_MS", "7000")
     with answering("127.0.0.1", 0) as peer:
         status = commands.main(["--json", "--peer", f"127.0.0.1:{peer}"])
     found = json.loads(capsys.readouterr().out)
@@ -196,6 +240,8 @@ def test_this_machine_is_looked_at(capsys, monkeypatch):
     assert 1 <= there["physical_cores"] <= there["logical_cores"]
     assert there["ports_asked"] == [port, port]
     assert there["variables"]["CPUDIST_PORTS"] == f"{port}-{port}"
+    assert there["liveness_ms"] == 7000
+    assert 0 < there["late_wake_s"] < PATIENCE_S
     assert there["loopback"]["round_trip_us"] > 0
     assert there["peers"][f"127.0.0.1:{peer}"]["bytes_per_s"] > 0
     assert any("gomp" in path or "omp" in path for path in there["openmp"])

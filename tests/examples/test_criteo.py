@@ -12,6 +12,7 @@ from pathlib import Path
 
 import criteo
 import criteo_data
+import printed
 import pytest
 from patience import PATIENCE_S
 from programs import ROOT, Launcher
@@ -40,7 +41,7 @@ def test_rows_are_those_of_keys_that_came_often_enough(
     launch_forks: Launcher, tmp_path: Path
 ) -> None:
     made = {"--data": tmp_path, "--rows": 1500, "--keys": 20_000, "--exponent": 1.05}
-    told = {"--count-filter": COUNT, "--batch-size": BATCH}
+    told = {"--count-filter": COUNT, "--batch-size": BATCH, "--print-every": 2}
     told["--results"] = results = tmp_path / "results.json"
     words = [str(word) for pair in {**made, **told}.items() for word in pair]
     start = ["torchrun", "--standalone", f"--nproc-per-node={TRAINERS}"]
@@ -57,9 +58,15 @@ def test_rows_are_those_of_keys_that_came_often_enough(
     assert 0.5 < figures["auc"] < figures["ceiling"]
     (said,) = re.findall(r"table\.weight: ([\d,]+) rows,", program.text())
     assert int(said.replace(",", "")) == kept
+    # Of trainer 0: the other one's are the same, before or after these.
+    own = r"^(?:trainer 0: |[\d,]+ samples/s |test: |embeddings\.).*$"
+    lines = re.findall(own, program.text(), re.MULTILINE)
+    printed.check("criteo", "\n".join(lines))
 
 
-def test_made_files_have_as_many_keys_as_were_asked_for(tmp_path: Path) -> None:
+def test_made_files_have_as_many_keys_as_were_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     keys = criteo_data.Keys(26 * 30, exponent=0.5)
     made = criteo_data.prepare(tmp_path, 2000, 2, keys=keys)
     lines = [line for file in made["train"] for line in file.open()]
@@ -68,6 +75,9 @@ def test_made_files_have_as_many_keys_as_were_asked_for(tmp_path: Path) -> None:
     for column in range(criteo_data.CATEGORIES):
         values = {line[-criteo_data.CATEGORIES + column] for line in cells}
         assert len(values - {""}) == 30
+    monkeypatch.setattr(sys, "argv", ["criteo_data.py", str(tmp_path), "--rows", "20"])
+    criteo_data.main()
+    printed.check("criteo-data", capsys.readouterr().out)
     # Files of other keys are others.
     plain = criteo_data.prepare(tmp_path, 2000, 2)
     assert not {*plain["train"]} & {*made["train"]}

@@ -13,6 +13,7 @@ from typing import Any
 
 import flights
 import numpy as np
+import printed
 import pytest
 from lazily import Lazily
 from patience import PATIENCE_S
@@ -47,6 +48,9 @@ def test_quickstart_learns(
     numbers = [str(rank) for rank in range(ranks)]
     assert sorted(rank for rank, _ in losses) == sorted(numbers * len(strategies))
     assert all(float(loss) < 0.6 for _, loss in losses)
+    # Beside warnings of torch.
+    said = re.findall(r"^trainer \d: .*$", program.text(), re.MULTILINE)
+    printed.check("quickstart", "\n".join(said))
 
 
 def test_quickstart_fits_on_a_screen() -> None:
@@ -135,6 +139,9 @@ def test_report_judges(
     assert line in screen.out
     assert "staleness" not in screen.out
     assert "samples/s x 2.00" in screen.out
+    if strategy == "sync":
+        printed.check("flights", screen.out)
+        printed.check("demo", screen.out.splitlines()[-1])
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 

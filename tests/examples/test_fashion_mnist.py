@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import gzip
+import importlib
 import json
 import struct
 import sys
@@ -12,9 +13,13 @@ from pathlib import Path
 
 import fashion_mnist
 import numpy as np
+import printed
 import pytest
 import torch
 from fashion_mnist_data import KINDS, SIDE, DataError, load, read_idx
+from lazily import Lazily
+
+pictures = Lazily("fashion_mnist_picture", importlib.import_module)  # matplotlib
 
 TRAIN, TEST = 288, 60
 
@@ -153,13 +158,25 @@ def test_it_learns_and_replicas_learn_the_same(
 ) -> None:
     results = tmp_path / "results.json"
     monkeypatch.setenv("CPUDIST_THREADS", "1")
-    alone = run_main(monkeypatch, folder, results, "--epochs", "2")
+    picture = tmp_path / "clothes.png"
+    drawn = ["--picture", str(picture)]
+    alone = run_main(monkeypatch, folder, results, "--epochs", "2", *drawn)
     assert alone[-1]["accuracy"] > 0.9
-    assert f"test accuracy {alone[-1]['accuracy']:.4f}" in capsys.readouterr().out
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    shown = capsys.readouterr().out
+    assert f"test accuracy {alone[-1]['accuracy']:.4f}" in shown
+    printed.check("fashion-mnist", shown)
     monkeypatch.setenv("CPU_NUM", "2")
     together = run_main(monkeypatch, folder, results, "--epochs", "2")
     assert json.loads(results.read_text())["replicas"] == 2
     assert abs(together[-1]["accuracy"] - alone[-1]["accuracy"]) < 0.03
+
+
+def test_the_picture_has_shares_of_each_kind() -> None:
+    found = pictures.confused(np.array([0, 0, 0, 0, 9]), np.array([0, 0, 0, 6, 5]))
+    assert found[0].tolist() == [0.75, 0, 0, 0, 0, 0, 0.25, 0, 0, 0]
+    assert found[9].tolist() == [0, 0, 0, 0, 0, 1, 0, 0, 0, 0]
+    assert found.sum() == 2
 
 
 def test_bfloat16_and_other_strategies_learn_as_well(

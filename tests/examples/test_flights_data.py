@@ -4,10 +4,12 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import flights_data
 import numpy as np
+import printed
 import pytest
 from flights_archive import make_archive
 
@@ -77,7 +79,9 @@ def test_what_is_known_only_later_is_no_feature(leak: str, tmp_path: Path) -> No
     np.testing.assert_array_equal(plain.test.ids, leaky.test.ids)
 
 
-def test_kept_files_hold_the_flights_and_need_no_archive(tmp_path: Path) -> None:
+def test_kept_files_hold_the_flights_and_need_no_archive(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     rows = [{}, {"carrier": "AA", "arr_delay": 60}, {"carrier": "AA", "day": 27}]
     archive = make_archive(tmp_path / "a.tar.gz", rows)
     built = flights_data.build(archive)
@@ -91,5 +95,11 @@ def test_kept_files_hold_the_flights_and_need_no_archive(tmp_path: Path) -> None
         ids = batch["fields"].values.view(-1, len(flights_data.FIELDS))
         np.testing.assert_array_equal(ids.numpy(), split.ids)
         np.testing.assert_array_equal(batch["late"].squeeze(1).numpy(), split.labels)
+    monkeypatch.setattr(sys, "argv", ["flights_data.py", str(archive)])
+    flights_data.main()
+    said = capsys.readouterr().out
+    assert said.startswith("2 flights to train, 1 to test, ")
+    assert said.endswith(" rows, 50.0% late\n")
+    printed.check("flights-data", said)
     names = {"flights-2.json", "flights-2.train.txt", "flights-2.test.txt"}
     assert {path.name for path in tmp_path.iterdir()} == names

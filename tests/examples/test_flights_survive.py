@@ -12,6 +12,7 @@ from pathlib import Path
 
 import flights
 import numpy as np
+import printed
 import pytest
 from endings import lose
 from flights_archive import make_archive
@@ -103,7 +104,7 @@ def test_trainers_outlive_a_server_and_the_export_scores_as_the_cluster(
 GOOD = Seen(
     **{"trainer": 0, "pid": 7, "steps": 100, "all_steps": 100, "interval": 10},
     **{"samples": 1600, "count": 1, "lost_updates": 12, "lost_samples": 192},
-    **{"snapshot": "snap-1", "written": 4, "longest": 6},
+    **{"snapshot": "snap-1", "base": "snap-0", "written": 4, "longest": 6},
 )
 KEPT = 2 * (100 - 12), 2 * (1600 - 192)
 
@@ -173,3 +174,4 @@ def test_the_report_compares_with_the_undisturbed_run(
     said = capsys.readouterr()
     assert "200 updates made - 24 lost = 176, the servers have 176" in said.out
     assert ("below that of the undisturbed run" in said.err) != good
+    printed.check("flights-survive", said.out)

@@ -14,6 +14,7 @@ from typing import Any
 import movielens
 import movielens_data as data
 import numpy as np
+import printed
 import pytest
 import torch
 from patience import PATIENCE_S
@@ -155,6 +156,7 @@ def test_one_process_learns_tastes_and_is_repeatable(
     assert "epoch 12: loss" in shown
     assert "sync, 1 trainer(s) on 1 server(s): Recall@5 0." in shown
     assert "the most popular movies for all: Recall@5 0." in shown
+    printed.check("movielens", shown)
     again = trained(told(wheel, "--epochs", "3"))
     assert again["points"] == found["points"][:3]
 

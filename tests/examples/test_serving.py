@@ -11,6 +11,7 @@ from pathlib import Path
 
 import flights
 import numpy as np
+import printed
 import pytest
 import torch
 from flights_archive import make_archive
@@ -68,10 +69,13 @@ def test_the_two_programs_agree(tmp_path: Path) -> None:
     said = []
     data = ["--data", str(archive(tmp_path))]
     train = ["examples/flights/flights.py", *data, "--batch-size", "32"]
-    out = str(tmp_path / "out")
+    out, scores = (
+        str(tmp_path / "flights-1"),
+        ["--scores", str(tmp_path / "scores.npy")],
+    )
     for words in (
-        [*train, "--export", out, "--results", str(tmp_path / "r.jsonl")],
-        ["examples/serving/predict.py", out, *data],
+        [*train, "--export", out, "--results", str(tmp_path / "r.jsonl"), *scores],
+        ["examples/serving/predict.py", out, *data, *scores],
     ):
         done = subprocess.run(
             [sys.executable, *words],
@@ -88,6 +92,7 @@ def test_the_two_programs_agree(tmp_path: Path) -> None:
 
     auc = flights_report.read_run(tmp_path / "r.jsonl").auc
     assert f"AUC {auc:.6f}" in said[1]
+    printed.check("serving-predict", said[1])
 
 
 def test_remote_tables_need_a_snapshot(monkeypatch, capsys) -> None:

@@ -10,6 +10,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
+import printed
 import pytest
 import torch
 from flights import DeepFM
@@ -148,6 +149,13 @@ def test_the_program_starts_as_its_page_says(versions, tmp_path) -> None:
             answer = client.post("/score", json={"ids": versions[1].tolist()})
             wanted = versions[2]["v000"]
             np.testing.assert_allclose(answer.json()["scores"], wanted, atol=1e-5)
-            assert client.post("/deltas/v001").json() == {"version": "v001"}
+            taken = client.post("/deltas/v001")
+            assert taken.json() == {"version": "v001"}
+            one = client.post("/score", json={"ids": versions[1][:1].tolist()})
+            said = "\n".join([client.get("/version").text, one.text, taken.text])
+            printed.check("serving-answers", said.replace("v001", "flights-2"))
+        # Beside warnings of torch's exporter, and before the requests.
+        said = re.findall(r"^INFO: +[A-Z].*$", program.text(), re.MULTILINE)
+        printed.check("serving-server", "\n".join(said))
     finally:
         program.end()

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import gzip
+import importlib
 import json
 import math
 import sys
@@ -14,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
+import printed
 import pytest
 import torch
 import torch.nn.functional as F
@@ -22,9 +24,12 @@ import word2vec_batches as batches
 import word2vec_data as data
 import word2vec_model as models
 import word2vec_report as report
+from lazily import Lazily
 from patience import PATIENCE_S
 
 import torch_cpudist as cpudist
+
+pictures = Lazily("word2vec_picture", importlib.import_module)  # matplotlib
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
@@ -83,6 +88,7 @@ def test_a_text_is_numbered_once(tmp_path: Path, zipped: bool) -> None:
     assert np.array_equal(first.tokens, second.tokens)
     path.write_bytes(plain + b" Another sentence of a cat.")
     assert len(data.load(path, cache, 2).tokens) > len(first.tokens)
+    assert data.CACHE == BENCHMARKS.parent / "build" / "word2vec"
 
 
 def test_bad_texts_are_refused_with_what_to_do(tmp_path: Path) -> None:
@@ -259,8 +265,10 @@ def train_alone(folder: Path, *more: str) -> tuple[dict, str]:
 def test_training_tells_topics_apart_and_is_repeatable(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found, vectors = train_alone(tmp_path)
+    picture = tmp_path / "words.png"
+    found, vectors = train_alone(tmp_path, "--picture", str(picture))
     assert found["rho"] > 0.7
+    assert picture.read_bytes().startswith(b"\x89PNG")
     assert found["points"][-1]["loss"] < found["points"][0]["loss"]
     assert (found["trainers"], found["strategy"]) == (1, "sync")
     assert found["words"] == pytest.approx(2 * 3200)
@@ -271,8 +279,18 @@ def test_training_tells_topics_apart_and_is_repeatable(
     shown = capsys.readouterr().out
     assert "WordSim-353: rho" in shown
     assert "words/s" in shown
+    printed.check("word2vec", shown)
     assert train_alone(tmp_path)[1] == vectors
     assert train_alone(tmp_path, "--seed", "2")[1] != vectors
+
+
+def test_the_map_has_the_words_that_the_text_has() -> None:
+    rows, groups = pictures.chosen(["the", "gold", "horse", "tin"])
+    assert (rows, groups) == ([2, 1, 3], ["animals", "metals", "metals"])
+    vectors = np.array([[9, 9, 9], [0, 3, 0], [2, 0, 0], [0, 1, 0.1]], np.float32)
+    found = pictures.plane(vectors[rows])
+    apart = np.linalg.norm(found[:, None] - found[None], axis=2)
+    assert apart[1, 2] < 0.2 < 1 < apart[0, 1]
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "sparse_adam"])

@@ -10,16 +10,17 @@ Takes many minutes, so that pytest collects it by its name only: ``scripts/test.
 Losses of networks need the right to make network namespaces.
 """
 
+# ruff: noqa: F811  (fixtures)
+
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import functools
 import os
-import shutil
+import re
 import signal
 import statistics
-import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -29,16 +30,29 @@ from typing import Any
 import pytest
 from endings import lose_rank
 from loss_cases import KILLED_S, STOPPED_S, check_loss, make, step
+from network_hosts import Hosts, enter, make_hosts  # noqa: F401
 from patience import PATIENCE_S
 
 import torch_cpudist as cpudist
+from torch_cpudist.launch import endpoints
+from torch_cpudist.launch.rendezvous import Rendezvous
 from torch_cpudist.testing import ProcessRanks
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(4 * PATIENCE_S)]
 
 TRIALS = int(os.environ.get("CPUDIST_TEST_TRIALS", "3"))
 STRATEGIES = ("sync", "async")
-PHASES = ("first step", "round", "flush", "state", "barrier", "shutdown", "snapshot")
+INIT = "init"
+PHASES = (
+    INIT,
+    "first step",
+    "round",
+    "flush",
+    "state",
+    "barrier",
+    "shutdown",
+    "snapshot",
+)
 
 
 @dataclass(frozen=True)
@@ -72,12 +86,12 @@ LAYOUTS = {
     "trainer, dedicated servers": Layout(4, 1, 3, r"trainer 2\b"),
     "dedicated server": Layout(4, 2, 0, r"server 0\b"),
 }
-# Trainers with dedicated servers wait for nobody in shutdown(): servers stay for who
-# is left.
+# Those of init() have a test of their own. Trainers with dedicated servers wait for
+# nobody in shutdown(): servers stay for who is left.
 PLACES = [
     (who, phase)
     for who, layout in LAYOUTS.items()
-    for phase in PHASES
+    for phase in PHASES[1:]
     if phase != "shutdown" or not layout.servers
 ]
 
@@ -215,74 +229,66 @@ def test_a_lost_process(
             measured.add(loss, phase, who, watch(ranks, layout, lose, limit_s))
 
 
+# -- init(): all have come, and one of them gets no further ------------------------
+
+_LISTENS = "/server/"  # where a server puts its addresses
+
+
+def stop_in_init(lost: int, servers: int, folder: str, rank: int) -> None:
+    """One that trains stops before it says hello, a server before it is known."""
+    if rank != lost:
+        return
+    put = Rendezvous.put
+
+    def stay(*_: Any, **__: Any) -> Any:
+        Path(folder, "there").touch()
+        threading.Event().wait()
+
+    def putting(self: Rendezvous, key: str, value: Any) -> None:
+        if _LISTENS in key:
+            stay()
+        put(self, key, value)
+
+    if lost < servers:
+        Rendezvous.put = putting  # type: ignore[method-assign]
+    else:
+        endpoints.connect = stay
+
+
+def never(context: cpudist.Context, report: Any) -> None:
+    raise AssertionError("init() has returned without one of its ranks")
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("who", LAYOUTS)
+def test_a_process_that_is_killed_in_init(
+    who, strategy, measured, tmp_path, eventually
+):
+    layout = LAYOUTS[who]
+    for trial in range(TRIALS):
+        folder = tmp_path / f"trial-{trial}"
+        folder.mkdir()
+        prepare = functools.partial(
+            stop_in_init, layout.lost, layout.servers, str(folder)
+        )
+        with start(layout, never, strategy, str(folder), prepare) as ranks:
+            eventually((folder / "there").exists, PATIENCE_S, "a rank in init()")
+            time.sleep(0.3)  # the others wait for it
+            lost_s = time.monotonic()
+            lose_rank(ranks, layout.lost, signal.SIGKILL)
+            took_s = []
+            for rank in set(range(layout.ranks)) - {layout.lost}:
+                entry = ranks.expect(rank, "error", PATIENCE_S)
+                assert entry["value"]["type"] == "PeerLostError", entry
+                text = entry["value"]["text"]
+                named = rf"rank {layout.lost}\b|{layout.names}"
+                assert re.search(named, text), text
+                took_s.append(entry["time_s"] - lost_s)
+            assert max(took_s) <= KILLED_S, took_s
+            measured.add("killed", INIT, who, took_s)
+
+
 # -- networks ----------------------------------------------------------------------
-
-ADDRESSES = ("10.78.0.1", "10.78.0.2")
-NOBODY = "02:00:00:00:00:99"
-NEW_NETWORK = 0x40000000
-
-
-def ip(*words: str) -> None:
-    subprocess.run(["ip", *words], check=True, timeout=PATIENCE_S, capture_output=True)
-
-
-@dataclass(frozen=True)
-class Hosts:
-    """Two network namespaces with a cable between them, which has these two ends."""
-
-    names: tuple[str, str]
-    ends: tuple[str, str]
-
-    def pull_the_plug(self) -> None:
-        """Nothing comes from the second host any more, no reset either."""
-        ip("-n", self.names[1], "link", "set", self.ends[1], "down")
-
-    def lose_what_goes(self, side: int) -> None:
-        """What one host sends to the other goes to nobody; the way back is there."""
-        ip("-n", self.names[side], "neighbour", "replace", ADDRESSES[1 - side],
-           "lladdr", NOBODY, "dev", self.ends[side], "nud", "permanent")  # fmt: skip
-
-
-@pytest.fixture
-def hosts() -> Iterator[Callable[[], Hosts]]:
-    """Makes such hosts, which end with the test."""
-    if shutil.which("ip") is None:
-        pytest.skip("network namespaces are not allowed: no program ip")
-    with contextlib.ExitStack() as undo:
-        made: list[Hosts] = []
-
-        def make_hosts() -> Hosts:
-            mark = f"{os.getpid() % 100000}{len(made)}"
-            one = Hosts((f"cpudist-{mark}a", f"cpudist-{mark}b"),
-                        (f"cpl{mark}a", f"cpl{mark}b"))  # fmt: skip
-            for name in one.names:
-                ip("netns", "add", name)
-                undo.callback(ip, "netns", "delete", name)
-            ip("link", "add", one.ends[0], "type", "veth", "peer", "name", one.ends[1])
-            for name, end, address in zip(one.names, one.ends, ADDRESSES, strict=True):
-                ip("link", "set", end, "netns", name)
-                ip("-n", name, "address", "add", f"{address}/24", "dev", end)
-                ip("-n", name, "link", "set", end, "up")
-                ip("-n", name, "link", "set", "lo", "up")
-            made.append(one)
-            return one
-
-        try:
-            make_hosts()
-        except (OSError, subprocess.CalledProcessError) as error:
-            pytest.skip(f"network namespaces are not allowed: {error}")
-        yield make_hosts
-
-
-def enter(names: tuple[str, str], lost: int, rank: int) -> None:
-    """Before a rank joins: who is to be lost is alone on the second host."""
-    side = int(rank == lost)
-    libc = ctypes.CDLL(None, use_errno=True)
-    with Path("/run/netns", names[side]).open() as file:
-        if libc.setns(file.fileno(), NEW_NETWORK) != 0:
-            raise OSError(ctypes.get_errno(), "setns")
-    os.environ["CPUDIST_BIND"] = ADDRESSES[side]
-
 
 # Who hears nobody has others named as lost, and what it says of them arrives.
 TO_THE_LOST = "one way cut, to the lost"
@@ -296,12 +302,12 @@ CUTS: dict[str, Callable[[Hosts], None]] = {
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize(("who", "phase"), PLACES)
 @pytest.mark.parametrize("cut", CUTS)
-def test_a_lost_network(cut, who, strategy, phase, measured, hosts, tmp_path):
+def test_a_lost_network(cut, who, strategy, phase, measured, make_hosts, tmp_path):
     layout = LAYOUTS[who]
     if cut == TO_THE_LOST:
         layout = replace(layout, names=r"(trainer|server) \d")
     for trial in range(TRIALS):
-        apart = hosts()
+        apart = make_hosts()
         folder = str(tmp_path / f"snapshots-{trial}")
         body = functools.partial(into, strategy, phase, layout.idle_trainer(), folder)
         prepare = functools.partial(enter, apart.names, layout.lost)

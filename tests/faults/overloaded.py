@@ -177,6 +177,7 @@ def test_two_thousand_idle_strangers(tmp_path, eventually):
     grown = [now - was for was, now in zip(before, after, strict=True)]
     print(f"steps/s alone {alone:.0f}, beside {STRANGERS} strangers {beside:.0f}")
     print(f"refused at once {refused}, memory grown by {grown} bytes")
+    assert refused < STRANGERS // 10, "hardly any stranger came"
     assert max(grown) < 64 << 20
     made = [entry[0] for entry in found]
     for _, values in found:

@@ -15,9 +15,10 @@ from patience import PATIENCE_S
 from sync_cases import RULES, Batches, Model, build, copy_of, loss_of
 
 import torch_cpudist as cpudist
+from torch_cpudist import _core
 from torch_cpudist.testing import ProcessRanks
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.own_keys]
 
 KEY = {"CPUDIST_SECRET": "a key of at least thirty-two bytes"}
 OTHER = {"CPUDIST_SECRET": "another key of at least thirty-two bytes"}
@@ -61,6 +62,24 @@ def warned(servers):
 
 
 @pytest.mark.parametrize(
+    ("servers_key", "trainers_key", "why"),
+    [
+        (KEY, OTHER, "wrong key: "),
+        (KEY, {}, "no key here: "),
+        ({}, KEY, "no key there: "),
+    ],
+)
+def test_a_trainer_with_another_key_follows_no_word_of_the_servers(
+    groups, servers_key, trainers_key, why
+):
+    groups.servers(ranks=1, **servers_key)
+    stranger = groups.trainer("stranger", **trainers_key)
+    error = stranger.expect(0, "error", PATIENCE_S)["value"]
+    assert error["type"] == "AuthenticationError", error
+    assert f"'run' is refused, {why}" in error["text"], error
+
+
+@pytest.mark.parametrize(
     ("servers_key", "trainers_key", "trainer_says", "server_says"),
     [
         (KEY, OTHER, "wrong key: ", "wrong key: "),
@@ -71,12 +90,23 @@ def warned(servers):
 def test_both_ends_say_why_a_trainer_is_refused(
     groups, servers_key, trainers_key, trainer_says, server_says
 ):
+    """One that knows from the open store where servers listen."""
     servers = groups.servers(ranks=1, **servers_key)
-    stranger = groups.trainer("stranger", **trainers_key)
-    error = stranger.expect(0, "error", PATIENCE_S)["value"]
-    assert error["type"] == "AuthenticationError", error
-    assert re.match(r"server 0 (at |\()(unix|tcp):", error["text"]), error
-    assert trainer_says in error["text"]
+    run_id, addresses = groups.addresses()
+    key = trainers_key.get("CPUDIST_SECRET")
+    stranger = _core.Client(
+        run_id=run_id,
+        trainer_rank=0,
+        trainer_count=2,
+        servers=addresses,
+        connect_deadline_ms=int(PATIENCE_S * 1000),
+        secret=None if key is None else _core.Secret(key.encode()),
+    )
+    with pytest.raises(cpudist.AuthenticationError) as caught:
+        stranger.connect()
+    text = str(caught.value)
+    assert re.match(r"server 0 (at |\()(unix|tcp):", text), text
+    assert trainer_says in text
     while server_says and f": {server_says}" not in (told := warned(servers)):
         # On a busy machine one attempt may have taken too long, at either end, and
         # another followed.

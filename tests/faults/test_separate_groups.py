@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import re
@@ -22,6 +23,7 @@ from torch.distributed import TCPStore
 from train_groups import MANY, Training
 
 import torch_cpudist as cpudist
+from torch_cpudist import _core
 
 pytestmark = pytest.mark.processes
 
@@ -128,7 +130,8 @@ def test_a_frozen_trainer_that_wakes_up_is_refused_and_its_restart_goes_on(
     body = functools.partial(watch, tmp_path, "steady")
     steady = groups.start("trainer", body, **clocks)
     job = {"TORCHELASTIC_RUN_ID": "victims", **clocks}
-    victim = groups.trainer("victim", pause_s=0.0, **job)
+    # Else it would go on by itself: test_rejoin.py.
+    victim = groups.trainer("victim", pause_s=0.0, CPUDIST_REJOIN_S="0", **job)
     steps_of("victim", 5)
     steps_of("steady", 1)
     lose_rank(victim, 0, signal.SIGSTOP)
@@ -179,6 +182,54 @@ def test_a_trainer_that_comes_back_when_the_others_are_gone_goes_on(
     assert who == 1 - mine
     assert values[mine] == steps_of("steady")
     assert values[who] - steps - 3 in (0, 1)
+
+
+def test_a_stranger_with_a_later_number_ends_no_trainer_for_good(
+    groups, steps_of, tmp_path
+):
+    """One that has read in the open store where servers listen; there is no key."""
+    servers = groups.servers()
+    jobs = {name: {"TORCHELASTIC_RUN_ID": f"job {name}"} for name in "ab"}
+    trainers = {name: groups.trainer(name, **job) for name, job in jobs.items()}
+    for name in jobs:
+        steps_of(name, 3)
+    run_id, addresses = groups.addresses()
+
+    def stranger(rank, incarnation):
+        return _core.Client(
+            run_id=run_id,
+            trainer_rank=rank,
+            trainer_count=2,
+            servers=addresses,
+            incarnation=incarnation,
+            connect_deadline_ms=int(PATIENCE_S * 1000),
+        )
+
+    for rank in range(2):
+        with pytest.raises(cpudist.ConfigMismatchError, match="expected at most"):
+            stranger(rank, 2**32 - 1).connect()
+    for name in jobs:
+        steps_of(name, steps_of(name) + 3)  # they go on
+    with contextlib.ExitStack() as ends:
+        for rank in range(2):
+            taken = stranger(rank, 7)
+            taken.connect()
+            ends.callback(taken.abort, "the test is over")
+        for trainer in trainers.values():
+            error = trainer.expect(0, "error", PATIENCE_S)["value"]
+            assert error["type"] == "FencedError", error
+        made = {name: steps_of(name) for name in jobs}
+        trainers = {
+            name: groups.trainer(name, steps=made[name] + 3, **job)
+            for name, job in jobs.items()
+        }
+        for trainer in trainers.values():
+            warning = trainer.expect(0, "warning", PATIENCE_S)["value"]
+            assert "has taken over from this one, 2. This process takes" in warning
+        for name, trainer in trainers.items():
+            who, values = results(trainer)
+            assert values[who] - made[name] - 3 in (0, 1)
+    check_servers_end(servers)
 
 
 def test_servers_give_up_a_trainer_that_does_not_come_back(groups, steps_of, tmp_path):

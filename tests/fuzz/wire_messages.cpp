@@ -86,6 +86,7 @@ constexpr uint32_t kSmallKinds = 11;
 constexpr uint32_t kViewKinds = 8;
 constexpr uint32_t kSnapshotKinds = 5;
 constexpr uint32_t kAuth = kSmallKinds + kViewKinds + kSnapshotKinds;
+constexpr uint32_t kPart = kAuth + 1;
 
 void check_snapshot(uint32_t kind, Bytes bytes) {
   switch (kind) {
@@ -128,6 +129,9 @@ void check_message(uint32_t kind, Bytes bytes) {
       return check_small(bytes, wire::decode_fetch);
     case kAuth:
       return check_small(bytes, wire::decode_auth);
+    case kPart:
+      fuzz::accepts(bytes.size(), [&] { wire::decode_part(bytes, fuzz::wire_layout()); });
+      return;
     default:
       if (kind >= kSmallKinds + kViewKinds)
         return check_snapshot(kind - kSmallKinds - kViewKinds, bytes);
@@ -140,6 +144,6 @@ void check_message(uint32_t kind, Bytes bytes) {
 int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (size == 0) return 0;
   const Buffer payload = fuzz::copied({data + 1, size - 1});
-  check_message(data[0] % (kAuth + 1), view(payload));
+  check_message(data[0] % (kPart + 1), view(payload));
   return 0;
 }

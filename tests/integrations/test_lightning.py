@@ -61,6 +61,30 @@ def test_fit_is_that_of_one_device(algorithm, strategy):
     assert context.last().closed
 
 
+def test_samples_and_phases_are_counted_without_being_told():
+    """By a module of which nobody calls forward, too."""
+
+    class Unnamed(cases.Clicks):
+        def loss(self, batch):
+            ids, y = batch
+            return (self.score(self.bag(ids)).squeeze(1) - y).square().mean()
+
+        def on_train_start(self):
+            (made,) = self.trainer.strategy.optimizers
+            made.count_phases()
+
+        def on_train_end(self):
+            (made,) = self.trainer.strategy.optimizers
+            self.said = made.stats()
+
+    module = Unnamed()
+    over_servers("sync", accumulate_grad_batches=2).fit(module, cases.loader())
+    assert module.said["steps"] == cases.SAMPLES // cases.BATCH
+    assert module.said["samples"] == 2 * cases.SAMPLES
+    seconds = module.said["phase_s"]
+    assert all(seconds[one] > 0 for one in ("data", "forward", "backward", "push"))
+
+
 @pytest.mark.parametrize("clip", [None, 0.02])
 def test_manual_optimization_of_two_optimizers(clip):
     plain, module = cases.ByHand(sparse=False, clip=clip), cases.ByHand(clip=clip)

@@ -82,6 +82,12 @@ def test_a_file_that_is_written_later_keeps_the_old_one_whole(run, tmp_path):
     assert {named} == found["held"] - found["first"]
 
 
+def test_a_file_that_is_removed_before_it_is_written_goes_whole(run):
+    """Else it would be there afterwards, without its snapshots."""
+    found = run(kept.removed_late, "gone", PATIENCE_S)
+    assert found == {"held": 1, "left": 0, "there": False}
+
+
 def test_test_and_predict_have_the_rows_of_the_best(run):
     def fit_and_test():
         found = kept.fitted("best", "sync", True, epochs=3, monitor="rises")
@@ -99,6 +105,60 @@ def test_test_and_predict_have_the_rows_of_the_best(run):
         return found["val"]
 
     assert run(test_alone) == tested
+
+
+@pytest.mark.parametrize("weights_only", [False, True], ids=["whole", "weights_only"])
+def test_predict_has_the_rows_of_a_file(weights_only, run):
+    """Also of one without the optimizer's state, which has rows in a snapshot, too."""
+
+    def fit_and_predict():
+        found = kept.fitted(
+            "one",
+            "sync",
+            True,
+            epochs=3,
+            monitor="rises",
+            save_weights_only=weights_only,
+        )
+        made, module = found["trainer"], found["module"]
+        with torch.no_grad():
+            ended = torch.cat([module(ids) for ids, _ in cases.loader(8, 2)])
+        return found["best"], kept.predicted(made, module, found["best"]), ended
+
+    file, best, ended = run(fit_and_predict)
+    assert "epoch=0" in file
+    assert not torch.equal(best, ended)
+    assert ("optimizer_states" in torch.load(file, weights_only=True)) != weights_only
+
+    def predict_alone():
+        return kept.predicted(kept.trainer("one", "sync"), kept.module(True), file)
+
+    assert torch.equal(run(predict_alone), best)
+
+
+def test_weights_of_static_tables_alone_need_no_snapshot(run):
+    """The file has all of them; a fit goes on from it only where there is state."""
+
+    def fit_and_predict():
+        found = kept.fitted("static", "sync", False, epochs=2, save_weights_only=True)
+        made, module = found["trainer"], found["module"]
+        return found["best"], kept.predicted(made, module, found["best"])
+
+    file, best = run(fit_and_predict)
+    assert "cpudist_snapshots" not in torch.load(file, weights_only=True)
+    assert list(Directory("static-snapshots").names()) == []
+
+    def predict_alone():
+        return kept.predicted(kept.trainer("new", "sync"), kept.module(False), file)
+
+    assert torch.equal(run(predict_alone), best)
+
+    def fit_on():
+        kept.fitted("static", "sync", False, epochs=3, ckpt_path=file)
+
+    with pytest.raises(KeyError, match="optimizer"):
+        run(fit_on)
+    cpudist.shutdown("none")
 
 
 def test_a_second_fit_in_a_run_goes_back(run):
@@ -177,7 +237,7 @@ def test_a_directory_is_wanted(given):
 
 
 def test_a_strategy_without_snapshots_says_so(run):
-    strategy = cpudist.Hybrid(dense=cpudist.Sync())
+    strategy = cpudist.Hybrid(sparse=cpudist.Geo(outer=cpudist.Outer()))
     with pytest.raises(SnapshotError, match="has no snapshots"):
         run(kept.fitted, "none", strategy, False, epochs=1)
     cpudist.shutdown("none")

@@ -10,6 +10,7 @@ import re
 import sys
 from pathlib import Path
 
+import printed
 import pytest
 import torch
 from flights_archive import make_archive
@@ -90,6 +91,7 @@ def test_the_example_under_torchrun(launch_forks: Launcher, tmp_path: Path):
     assert program.wait(PATIENCE_S) == 0, program.text()
     (line,) = re.findall(r"^\d trainers, .*$", program.text(), re.MULTILINE)
     assert line.startswith("2 trainers, ")
+    printed.check("flights-lightning", line)
     assert float(re.search(r"AUC (0\.\d+|1\.0000)", line)[1]) > 0.9, line
     assert [file.name for file in (tmp_path / "checkpoints").iterdir()] == ["best.ckpt"]
     saved = torch.load(tmp_path / "checkpoints/best.ckpt", weights_only=True)

@@ -1,5 +1,6 @@
 # Copyright (c) 2026 The torch_cpudist authors.
 # SPDX-License-Identifier: BSD-3-Clause
+# long: the doubles of what takes part, and the tests that need them
 """Ids of trainers that outlive the store, and what a wait for servers refuses."""
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from torch_cpudist.launch.comeback import Comeback
 from torch_cpudist.launch.endpoints import Endpoints
 from torch_cpudist.launch.layout import Numbers
 from torch_cpudist.machine import host
+from torch_cpudist.settings.words import Words
 
 AWAY = {
     "CPUDIST_ROLE": "trainer",
@@ -40,26 +42,27 @@ def job(name, ranks=1, rank=0, **others):
     variables = {"TORCHELASTIC_RUN_ID": name, "WORLD_SIZE": str(ranks)}
     variables |= {"RANK": str(rank), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
     variables |= {"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(ranks)}
-    return environment.parse(AWAY | variables | others)
+    found = AWAY | variables | others
+    return environment.parse({n: text for n, text in found.items() if text is not None})
 
 
 def test_trainers_keep_their_ids_and_others_take_those_that_are_free(store):
     """Whoever comes first: ids of those that are away are not given twice."""
     kept = job("two", 2, 1)
-    assert separate_jobs.keep_id(store, kept, 2) == 1
-    assert separate_jobs.claim(store, job("new")) == (0, 1)
-    assert separate_jobs.claim(store, job("two", 2, 0)) == (1, 1)
-    assert separate_jobs.claim(store, job("later")) == (3, 1)
+    assert separate_jobs.keep_id(store, kept, Words(), 2) == 1
+    assert separate_jobs.claim(store, job("new"), Words()) == (0, 1)
+    assert separate_jobs.claim(store, job("two", 2, 0), Words()) == (1, 1)
+    assert separate_jobs.claim(store, job("later"), Words()) == (3, 1)
     # They are the next incarnations when they are started again.
-    assert separate_jobs.claim(store, kept) == (2, 2)
-    assert separate_jobs.keep_id(store, kept, 2) == 3
+    assert separate_jobs.claim(store, kept, Words()) == (2, 2)
+    assert separate_jobs.keep_id(store, kept, Words(), 2) == 3
 
 
 def test_who_was_slower_than_a_new_job_is_told(store):
-    assert separate_jobs.claim(store, job("new")) == (0, 1)
+    assert separate_jobs.claim(store, job("new"), Words()) == (0, 1)
     with pytest.raises(cpudist.ConfigMismatchError, match="Start this job again"):
-        separate_jobs.keep_id(store, job("old"), 0)
-    assert separate_jobs.claim(store, job("old")) == (1, 1)
+        separate_jobs.keep_id(store, job("old"), Words(), 0)
+    assert separate_jobs.claim(store, job("old"), Words()) == (1, 1)
 
 
 @pytest.mark.parametrize(("role", "waits"), [("server", 600), ("trainer", 0)])
@@ -74,6 +77,18 @@ class Client:
 
     barriers = 0
 
+    def __init__(self, told=False, silent=False):
+        self.told, self.silent = told, silent
+
+    def counted_lost(self):
+        return self.told
+
+    def lost_in_silence(self):
+        return self.silent
+
+    def waited_s(self):
+        return 2.0
+
     def abort(self, reason):
         self.reason = reason
 
@@ -84,7 +99,7 @@ class Client:
 class Fails:
     """What takes part, and has no values for the servers that come."""
 
-    def cannot_outlive(self, index):
+    def cannot_outlive(self, index, rejoins):
         return ""
 
     def let_go(self):
@@ -101,7 +116,7 @@ class Noted:
         self.why = why
         self.let = 0
 
-    def cannot_outlive(self, index):
+    def cannot_outlive(self, index, rejoins):
         return f"{self.why} {index}" if self.why else ""
 
     def let_go(self):
@@ -111,8 +126,8 @@ class Noted:
         raise AssertionError("no servers have come")
 
 
-def comeback(parts, closed=lambda: False, **others):
-    ends = Endpoints(client=Client(), run_id=7)
+def comeback(parts, closed=lambda: False, client=None, **others):
+    ends = Endpoints(client=client or Client(), run_id=7)
     numbers = Numbers("trainer", 0, 1, 1, -1)
     made = job("a", **others)
     return ends, Comeback(made, numbers, lambda: ends, lambda: parts, closed)
@@ -169,12 +184,17 @@ def answers(monkeypatch, store, run_id, connected=None):
 def test_servers_that_have_lost_this_trainer_are_not_said_to_be_away(
     store, monkeypatch
 ):
-    answers(monkeypatch, store, 7)
+    def connected(*_):
+        raise cpudist.PeerLostError("server 1 was lost, too")
+
+    started(store)
+    answers(monkeypatch, store, 7, connected)
     ends, one = comeback([Noted()], CPUDIST_REJOIN_S="1")
     with pytest.raises(cpudist.PeerLostError, match="within 1 s") as raised:
         one.outlive(cpudist.PeerLostError("server 0 was lost"), ends.client)
     told = str(raised.value)
     assert "still answers at CPUDIST_RENDEZVOUS=127.0.0.1:29600" in told
+    assert "cannot be joined (PeerLostError: server 1 was lost, too)" in told
     assert "start this job again: it joins them" in told
     assert "Start the servers' job" not in told
 
@@ -224,7 +244,7 @@ class GoesOn:
     def __init__(self):
         self.clients = []
 
-    def cannot_outlive(self, index):
+    def cannot_outlive(self, index, rejoins):
         return ""
 
     def let_go(self):
@@ -232,6 +252,157 @@ class GoesOn:
 
     def go_on_with(self, client, limit_s):
         self.clients.append(client)
+
+
+# -- servers that have lost this trainer -------------------------------------------
+
+
+class Rejoins(GoesOn):
+    """What takes part, and goes on with the same servers only."""
+
+    def __init__(self):
+        super().__init__()
+        self.let, self.limits = 0, []
+
+    def cannot_outlive(self, index, rejoins):
+        return "" if rejoins else "there are no snapshots"
+
+    def let_go(self):
+        self.let += 1
+
+    def go_on_with(self, client, limit_s):
+        super().go_on_with(client, limit_s)
+        self.limits.append(limit_s)
+
+
+def started(store, times=1):
+    """This trainer's rank was started so often."""
+    store.add(f"started/{job_name(job('a'))}/0", times)
+
+
+def joins(monkeypatch, store, run_id=7, failures=0):
+    """Servers of this run take any incarnation, but at first fail so often."""
+    came, incarnations = Client(), []
+
+    def connected(made, numbers, run, incarnation, connect_s):
+        incarnations.append(incarnation)
+        if len(incarnations) <= failures:
+            raise cpudist.PeerLostError("server 1 is not there yet")
+        ends = Endpoints(client=came, run_id=run_id, incarnation=incarnation)
+        return ends, came
+
+    answers(monkeypatch, store, run_id, connected)
+    return came, incarnations
+
+
+@pytest.mark.parametrize(
+    ("waits", "client"),
+    [(None, Client(told=True)), ("60", Client(told=True)), ("60", Client(silent=True))],
+)
+def test_who_was_counted_as_lost_joins_the_same_servers(
+    waits, client, store, monkeypatch
+):
+    """As its next incarnation, with another one for each attempt."""
+    started(store)
+    came, incarnations = joins(monkeypatch, store, failures=2)
+    part = Rejoins()
+    ends, one = comeback([part], client=client, CPUDIST_REJOIN_S=waits)
+    one.outlive(cpudist.PeerLostError("it was counted as lost"), client)
+    assert (part.clients, part.limits, part.let) == ([came], [None], 1)
+    assert incarnations == [2, 3, 4]
+    assert (ends.client, ends.run_id, ends.incarnation) == (came, 7, 4)
+    one.check()
+
+
+class Unheard:
+    """A store of which the first answers to a count are lost."""
+
+    def __init__(self, store, lost):
+        self.store, self.lost = store, lost
+
+    def __getattr__(self, name):
+        return getattr(self.store, name)
+
+    def add(self, key, amount):
+        number = self.store.add(key, amount)
+        self.lost -= 1
+        if self.lost >= 0:
+            raise OSError("the network was cut")
+        return number
+
+
+def test_a_number_whose_issue_was_not_heard_of_is_nobody_elses(store, monkeypatch):
+    started(store)
+    client = Client(told=True)
+    came, incarnations = joins(monkeypatch, Unheard(store, 2))
+    part = Rejoins()
+    ends, one = comeback([part], client=client)
+    one.outlive(cpudist.PeerLostError("it was counted as lost"), client)
+    assert part.clients == [came]
+    assert incarnations == [4]
+    assert ends.incarnation == 4
+    # Another process, started after that one, is still told from it.
+    started(store, 1)
+    again = Client(told=True)
+    ends.client = again
+    with pytest.raises(cpudist.FencedError):
+        one.outlive(cpudist.PeerLostError("it was counted as lost"), again)
+
+
+@pytest.mark.parametrize(
+    ("waits", "client"),
+    [(None, Client(silent=True)), ("0", Client(silent=True)), ("0", Client(told=True))],
+)
+def test_without_the_variable_silence_is_not_waited_for(
+    waits, client, store, monkeypatch
+):
+    """Nor is anything where it is 0."""
+    started(store)
+    _, incarnations = joins(monkeypatch, store)
+    _, one = comeback([Rejoins()], client=client, CPUDIST_REJOIN_S=waits)
+    lost = cpudist.PeerLostError("server 0 was lost")
+    with pytest.raises(cpudist.PeerLostError) as raised:
+        one.outlive(lost, client)
+    assert raised.value is lost
+    assert not incarnations
+
+
+@pytest.mark.parametrize("waits", [None, "60"])
+def test_who_trains_together_with_others_does_not_join_again(waits, store, monkeypatch):
+    started(store)
+    _, incarnations = joins(monkeypatch, store)
+    client, part = Client(told=True), Noted("trainers step together")
+    _, one = comeback([part], client=client, CPUDIST_REJOIN_S=waits)
+    lost = cpudist.PeerLostError("it was counted as lost")
+    with pytest.raises(cpudist.PeerLostError) as raised:
+        one.outlive(lost, client)
+    assert (raised.value is lost) == (waits is None)
+    assert part.let == 0
+    assert not incarnations
+
+
+def test_a_process_that_was_started_in_its_place_is_left_alone(store, monkeypatch):
+    started(store, 2)
+    _, incarnations = joins(monkeypatch, store)
+    client = Client(told=True)
+    _, one = comeback([Rejoins()], client=client, CPUDIST_REJOIN_S=None)
+    lost = cpudist.PeerLostError("it was counted as lost")
+    for _ in range(2):
+        with pytest.raises(cpudist.FencedError, match="incarnation 2 was started"):
+            one.outlive(lost, client)
+    assert not incarnations
+
+
+def test_other_servers_are_refused_by_who_can_go_on_with_the_same_only(
+    store, monkeypatch
+):
+    _, incarnations = joins(monkeypatch, store, run_id=8)
+    client = Client(silent=True)
+    _, one = comeback([Rejoins()], client=client)
+    match = r"server 0 was lost\. .* does not help here: there are no snapshots"
+    with pytest.raises(cpudist.PeerLostError, match=match):
+        one.outlive(cpudist.PeerLostError("server 0 was lost"), client)
+    assert not incarnations
 
 
 def test_a_stranger_where_servers_are_to_come_ends_no_wait(store, monkeypatch):
@@ -249,6 +420,8 @@ def test_a_stranger_where_servers_are_to_come_ends_no_wait(store, monkeypatch):
     one.outlive(cpudist.PeerLostError("server 0 was lost"), ends.client)
     assert part.clients == [came]
     assert ends.client is came
+    # Two pauses, and what calls of the client before were blocked for.
+    assert one.waited_s >= 2.0 + 2 * 0.2
 
 
 def test_a_stranger_who_stays_is_named_at_the_end(store, monkeypatch):
@@ -276,15 +449,57 @@ def test_numbers_that_no_server_has_written_are_refused(store, name, value):
 
 def test_ids_and_incarnations_that_no_trainer_has_written_are_refused(store):
     made = job("a")
-    assert separate_jobs.claim(store, made) == (0, 1)
+    assert separate_jobs.claim(store, made, Words()) == (0, 1)
     store.add(f"started/{job_name(made)}/0", 2**32)
     with pytest.raises(cpudist.ProtocolError, match="incarnation is 4294967298"):
-        separate_jobs.claim(store, made)
+        separate_jobs.claim(store, made, Words())
     with pytest.raises(cpudist.ProtocolError, match="incarnation is 4294967299"):
-        separate_jobs.keep_id(store, made, 0)
+        separate_jobs.keep_id(store, made, Words(), 0)
     store.set(f"base/{job_name(made)}", json.dumps([2**16, 1]))
     with pytest.raises(cpudist.ProtocolError, match="id is 65536"):
-        separate_jobs.claim(store, made)
+        separate_jobs.claim(store, made, Words())
+
+
+KEY = {"CPUDIST_SECRET": "a key of at least thirty-two bytes"}
+OTHER = {"CPUDIST_SECRET": "another key of at least thirty-two bytes"}
+
+
+@pytest.mark.parametrize(
+    ("key", "writer", "why"),
+    [(KEY, {}, "no key there"), (KEY, OTHER, "wrong key"), ({}, KEY, "no key here")],
+)
+def test_a_run_that_somebody_else_has_written_is_not_followed(store, key, writer, why):
+    made = job("a", CPUDIST_RENDEZVOUS=f"127.0.0.1:{store.port}", **key)
+    run = {"run_id": 7, "servers": [["tcp:127.0.0.1:1"]], "trainers": 1, "hosts": ["x"]}
+    settings = environment.agreed_settings(made)
+    del settings["CPUDIST_SERVERS"]
+    word = json.dumps(run | {"settings": settings})
+    theirs = Words(environment.parse(writer).secret)
+    store.set("run", theirs.sign("run", word))
+    with pytest.raises(cpudist.AuthenticationError, match=f"'run' is refused, {why}"):
+        separate_jobs.meet(made, made.apart, lambda: PATIENCE_S)
+    store.set("run", Words(made.secret).sign("run", word))
+    _, found = separate_jobs.meet(made, made.apart, lambda: PATIENCE_S)
+    assert found["servers"] == run["servers"]
+
+
+def test_ids_that_somebody_else_has_written_are_not_taken(store):
+    """Nor those of the same job in another run, put back."""
+    made = job("a", **KEY)
+    words, earlier = (separate_jobs.words_of(made, {"run_id": one}) for one in (2, 1))
+    assert separate_jobs.claim(store, made, words) == (0, 1)
+    assert separate_jobs.claim(store, made, words) == (0, 2)
+    base, text = f"base/{job_name(made)}", json.dumps([1, 1])
+    for forged in (text, earlier.sign(base, text), words.sign("base/other", text)):
+        store.set(base, forged)
+        with pytest.raises(cpudist.AuthenticationError, match=r"'base/.*' is refused"):
+            separate_jobs.claim(store, made, words)
+    store.set("owner/0", job_name(made))
+    with pytest.raises(cpudist.AuthenticationError, match="'owner/0' is refused"):
+        separate_jobs.keep_id(store, made, words, 0)
+    store.set("start", separate_jobs.AT_ONCE)
+    with pytest.raises(cpudist.AuthenticationError, match="'start' is refused"):
+        separate_jobs.begin(made.apart, store, words, Client(), separate_jobs.TOGETHER)
 
 
 def job_name(made):
@@ -304,12 +519,12 @@ def test_whoever_comes_first_says_for_all_how_a_run_starts(first, store):
     """One that waits for all at a barrier waits for those that go on, too."""
     clients = [Client() for _ in range(3)]
     apart = job("a").apart
-    separate_jobs.begin(apart, store, clients[0], first)
+    separate_jobs.begin(apart, store, Words(), clients[0], first)
     store.delete_key("started")  # as those see it that come at the same time
     for one, how in zip(
         clients[1:], (separate_jobs.TOGETHER, separate_jobs.AT_ONCE), strict=True
     ):
-        separate_jobs.begin(apart, store, one, how)
+        separate_jobs.begin(apart, store, Words(), one, how)
         store.delete_key("started")
     wait = int(first == separate_jobs.TOGETHER)
     assert [one.barriers for one in clients] == [wait] * 3
@@ -317,6 +532,6 @@ def test_whoever_comes_first_says_for_all_how_a_run_starts(first, store):
 
 def test_who_joins_later_waits_for_nobody(store):
     apart, late = job("a").apart, Client()
-    separate_jobs.begin(apart, store, Client(), separate_jobs.TOGETHER)
-    separate_jobs.begin(apart, store, late, separate_jobs.TOGETHER)
+    separate_jobs.begin(apart, store, Words(), Client(), separate_jobs.TOGETHER)
+    separate_jobs.begin(apart, store, Words(), late, separate_jobs.TOGETHER)
     assert late.barriers == 0

@@ -99,8 +99,7 @@ def ends(how):
     ("how", "words"),
     [("killed", r"signal 9 \(SIGKILL\)$"), ("left", "its process ended with status 3")],
 )
-def test_a_process_that_ends_without_a_word_is_named(how, words, capfd, monkeypatch):
-    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
+def test_a_process_that_ends_without_a_word_is_named(how, words, capfd):
     with pytest.raises(cpudist.RankFailedError, match=words) as caught:
         cpudist.launch(ends, (how,), nprocs=1)
     assert caught.value.rank == 0

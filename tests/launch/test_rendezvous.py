@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import threading
 import time
@@ -14,10 +15,16 @@ from ports import free_port, listens
 from rank_threads import in_threads
 from torch.distributed import FileStore, HashStore, TCPStore
 
-from torch_cpudist.errors import AddressError, OperationTimeoutError
+from torch_cpudist import _core
+from torch_cpudist.errors import (
+    AddressError,
+    AuthenticationError,
+    OperationTimeoutError,
+)
 from torch_cpudist.launch import environment, rendezvous
 from torch_cpudist.launch.layout import Member
 from torch_cpudist.launch.rendezvous import Rendezvous, open_store
+from torch_cpudist.settings.words import Words
 
 
 def member(rank):
@@ -57,6 +64,47 @@ def test_meeting_again_in_the_same_store_is_a_new_run():
     runs = [in_threads(3, lambda r: meet(store, r, 3)[0].run_id) for _ in range(3)]
     assert all(len(set(ids)) == 1 for ids in runs)
     assert len({ids[0] for ids in runs}) == 3
+
+
+KEY, OTHER = (
+    _core.Secret(word + b" key of at least thirty-two bytes") for word in (b"a", b"an")
+)
+
+
+def test_ranks_with_one_key_meet_and_a_word_of_somebody_else_is_refused():
+    store, words = HashStore(), Words(KEY)
+
+    def body(rank):
+        here = Rendezvous(store, rank, 2, PATIENCE_S, words)
+        found = here.meet_members(member(rank))
+        if rank == 0:
+            here.publish(0, ["tcp:127.0.0.1:1"])
+        return here, found, here.addresses([0])
+
+    outcomes = in_threads(2, body)
+    for here, found, addresses in outcomes:
+        assert found == [member(rank) for rank in range(2)]
+        assert addresses == [["tcp:127.0.0.1:1"]]
+        name = f"torch_cpudist/{here.run_id}/server/0"
+        forged = json.dumps({"addresses": ["tcp:127.0.0.1:2"]})
+        for word in (forged, Words(OTHER).sign(name, forged)):
+            store.set(name, word)
+            with pytest.raises(AuthenticationError, match="/server/0' is refused"):
+                here.addresses([0])
+        store.set(name, words.sign(name, forged))
+        assert here.addresses([0]) == [["tcp:127.0.0.1:2"]]
+
+
+@pytest.mark.parametrize(("keys", "why"), [
+    ((KEY, None), "no key there"), ((KEY, OTHER), "wrong key"),
+    ((None, KEY), "no key here"),
+])  # fmt: skip
+def test_ranks_with_other_keys_do_not_meet(keys, why):
+    store = HashStore()
+    Rendezvous(store, 1, 2, 10.0, Words(keys[1])).put("here/1", {"nonce": "1"})
+    rendezvous = Rendezvous(store, 0, 2, PATIENCE_S, Words(keys[0]))
+    with pytest.raises(AuthenticationError, match=f"/here/1' is refused, {why}"):
+        rendezvous.meet_members(member(0))
 
 
 def test_what_a_dead_run_left_behind_is_not_taken_for_this_one():

@@ -159,6 +159,20 @@ def test_a_forked_child_has_none_and_tells_the_parent_nothing():
         cpudist.barrier()
 
 
+def test_a_handler_put_back_in_a_forked_child_ends_that():
+    """As one does that saved it before the fork; it has no pipe to tell there."""
+    with started():
+        saved = handler()
+
+        def put_back():
+            signal.signal(signal.SIGTERM, saved)
+            signal.raise_signal(signal.SIGTERM)
+
+        status = in_a_fork(put_back)
+        assert os.WTERMSIG(status) == signal.SIGTERM
+        cpudist.barrier()
+
+
 def test_a_run_that_another_thread_has_ended_is_no_obstacle():
     with started() as context:
         thread = threading.Thread(target=context.abort, args=("ended elsewhere",))

@@ -4,8 +4,11 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
+import torch.distributed as dist
 from patience import PATIENCE_S
 from staging_cases import STEPS, Lookups, ids_of, train
 from sync_cases import ONE_THREAD, copy_of, largest_difference, run
@@ -13,6 +16,7 @@ from table_cases import alone, sgd, wrap
 from torch import nn
 
 import torch_cpudist as cpudist
+from torch_cpudist.machine import host
 from torch_cpudist.testing import ProcessRanks
 
 pytestmark = pytest.mark.skipif(
@@ -131,3 +135,174 @@ def test_dense_gradients_are_summed_by_nccl(backend):
     assert first == second
     found = {name: torch.tensor(value) for name, value in first.items()}
     assert largest_difference(found, expected) < TOLERANCE
+
+
+def pretend_a_host_of_its_own(rank):
+    """NCCL and this package take ranks of one machine for those of several."""
+    identity = host.identity()
+    host.identity = lambda: f"{identity}/{rank}"
+    os.environ.update(
+        NCCL_HOSTID=f"host-{rank}",
+        NCCL_SOCKET_IFNAME="lo",
+        GLOO_SOCKET_IFNAME="lo",
+        CPUDIST_BIND="127.0.0.1",
+    )
+
+
+def over_one_device(context, _report):
+    """Both ranks on one device: what a trainer ends with, and losses of AllReduce."""
+    torch.cuda.set_device(0)
+    found = train(context, cpudist.Hybrid(sparse=cpudist.Sync()), DEVICE, exact=False)
+    torch.manual_seed(1)
+    model = nn.Linear(4, 1).to(DEVICE)
+    optimizer = cpudist.DistributedOptimizer(sgd(model), model, cpudist.AllReduce())
+    generator = torch.Generator().manual_seed(context.trainer_rank)
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        model(
+            torch.randn(8, 4, generator=generator).to(DEVICE)
+        ).square().mean().backward()
+        optimizer.step()
+    total = torch.full((3,), context.trainer_rank + 1.0, device=DEVICE)
+    dist.all_reduce(total)
+    return {
+        "hybrid": {name: value.cpu().tolist() for name, value in found.items()},
+        "allreduce": [value.cpu().tolist() for value in model.parameters()],
+        "sum": total.tolist(),
+        "backend": dist.get_backend(),
+    }
+
+
+def one_process_on_both_batches():
+    torch.manual_seed(1)
+    model = nn.Linear(4, 1)
+    optimizer = sgd(model)
+    generators = [torch.Generator().manual_seed(rank) for rank in range(2)]
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        both = [torch.randn(8, 4, generator=generator) for generator in generators]
+        model(torch.cat(both)).square().mean().backward()
+        optimizer.step()
+    return [value.detach() for value in model.parameters()]
+
+
+def test_nccl_sums_for_ranks_of_two_hosts_that_share_a_device():
+    expected = run(lambda context: train(context, "sync", exact=False), 2, 2)[0]
+    with ProcessRanks(
+        over_one_device, 2, variables=ONE_THREAD, prepare=pretend_a_host_of_its_own
+    ) as ranks:
+        first, second = ranks.results(PATIENCE_S)
+    assert first == second
+    assert "nccl" in first["backend"] or first["backend"] == "undefined"
+    assert first["sum"] == [3.0, 3.0, 3.0]
+    found = {name: torch.tensor(value) for name, value in first["hybrid"].items()}
+    assert largest_difference(found, expected) < TOLERANCE
+    for value, plain in zip(
+        first["allreduce"], one_process_on_both_batches(), strict=True
+    ):
+        torch.testing.assert_close(torch.tensor(value), plain, rtol=1e-4, atol=1e-5)
+
+
+def refused_on_one_device(_context, _report):
+    model = nn.Linear(2, 2).to(DEVICE)
+    with pytest.raises(cpudist.BackendUnavailableError, match="for every trainer"):
+        cpudist.DistributedOptimizer(sgd(model), model, cpudist.AllReduce())
+    return True
+
+
+@pytest.mark.skipif(torch.cuda.device_count() != 1, reason="needs one CUDA device")
+def test_two_trainers_of_a_host_need_two_devices_for_nccl():
+    with ProcessRanks(refused_on_one_device, 2, variables=ONE_THREAD) as ranks:
+        assert ranks.results(PATIENCE_S) == [True, True]
+
+
+class Dropping(nn.Module):
+    """Draws on the device in every step."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(2)
+        self.table = nn.Embedding(20, 4, sparse=True)
+        self.first = nn.Linear(4, 16)
+        self.drop = nn.Dropout(0.5)
+        self.last = nn.Linear(16, 1)
+
+    def forward(self, ids):
+        return self.last(self.drop(torch.relu(self.first(self.table(ids)))))
+
+
+def dropping_steps(optimizer, model, steps):
+    for step in steps:
+        optimizer.zero_grad()
+        model(ids_of(step, 0)).square().mean().backward()
+        optimizer.step()
+
+
+def test_a_resumed_job_draws_on_the_device_what_it_would_have_drawn(tmp_path):
+    def body(steps, folder):
+        torch.cuda.manual_seed(5)
+        model = Dropping().to(DEVICE)
+        optimizer = wrap(model)
+        started = optimizer.resume(folder, every_steps=3)
+        dropping_steps(optimizer, model, range(started.step, steps))
+        optimizer.flush()
+        values = {name: value.cpu() for name, value in copy_of(model).items()}
+        optimizer.close()
+        return started.step, values
+
+    _, whole = alone(lambda: body(7, tmp_path / "whole"))
+    alone(lambda: body(4, tmp_path / "half"))
+    step, found = alone(lambda: body(7, tmp_path / "half"))
+    assert step == 3
+    for name, value in whole.items():
+        assert torch.equal(found[name], value)
+
+
+def test_an_exported_model_scores_on_cpus_and_on_the_device(tmp_path):
+    def body():
+        model = Dropping().to(DEVICE)
+        optimizer = wrap(model)
+        dropping_steps(optimizer, model, range(STEPS))
+        model.eval()
+        with torch.no_grad():
+            scores = model(ids_of(9, 0)).cpu()
+        cpudist.export(model, tmp_path / "model")
+        optimizer.close()
+        return scores
+
+    expected = alone(body)
+    for device in ("cpu", DEVICE):
+        plain = Dropping().eval()
+        cpudist.load_for_inference(plain, tmp_path / "model")
+        plain.to(device)
+        with torch.no_grad():
+            found = plain(ids_of(9, 0).to(device)).cpu()
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("strategy", ["sync", "async"])
+def test_compiled_autocast_prefetched_and_clipped(strategy):
+    def body(context):
+        torch.manual_seed(3)
+        model = Dropping().to(DEVICE)
+        optimizer = cpudist.DistributedOptimizer(
+            torch.optim.Adagrad(model.parameters(), lr=0.1),
+            model,
+            strategy,
+            clip=cpudist.ClipNorm(1.0),
+        )
+        compiled = torch.compile(model, backend="aot_eager")
+        found = []
+        for step in range(4 * STEPS):
+            ids = ids_of(step % STEPS, context.trainer_rank)
+            optimizer.prefetch({model.table: ids})
+            optimizer.zero_grad()
+            with torch.autocast("cuda", torch.bfloat16):
+                loss = (compiled(ids).float() - 1).square().mean()
+            loss.backward()
+            optimizer.step()
+            found.append(loss.item())
+        return found
+
+    for found in run(body, 1, 1):
+        assert sum(found[-STEPS:]) < 0.8 * sum(found[:STEPS])

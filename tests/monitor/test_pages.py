@@ -40,9 +40,11 @@ import torch_cpudist as cpudist
 from torch_cpudist import testing
 from torch_cpudist.monitor import endpoint
 from torch_cpudist.monitor.server import SERVER, TABLE
-from torch_cpudist.monitor.trainer import CLIENT, LOOP, OPTIMIZER
+from torch_cpudist.monitor.trainer import CLIENT, LOOP, OPTIMIZER, TRAFFIC
 from torch_cpudist.monitor.visitors import MOST, Visitors
 
+# Those of a server that the rows of its tables are dealt to.
+PARTS = 16
 OPEN_PARSER = Lazily("prometheus_client.openmetrics.parser")
 # What has no row in the code's lists.
 OTHERS = {
@@ -60,7 +62,7 @@ def _package():
 
 def names():
     """All metrics as they are shown, and their kinds."""
-    rows = (*OPTIMIZER, *CLIENT, *LOOP, *SERVER, *TABLE)
+    rows = (*OPTIMIZER, *CLIENT, *TRAFFIC, *LOOP, *SERVER, *TABLE)
     return {row.family(()).shown: row.kind for row in rows} | OTHERS
 
 
@@ -104,7 +106,7 @@ def test_trainers_show_what_stats_say(shown):
         assert value(page, "cpudist_loop_batches_total") == STEPS
         assert value(page, "cpudist_unread_parts") == 0
         assert value(page, "cpudist_server_lost") == 0
-        assert not any(name.startswith("cpudist_table") for name, _ in page)
+        assert not any(name.startswith("cpudist_table_row") for name, _ in page)
     seconds = value(own, "cpudist_loop_seconds_total")
     assert seconds >= value(own, "cpudist_step_seconds_total", optimizer="0") > 0
     assert seconds >= value(own, "cpudist_loop_data_seconds_total") > 0
@@ -159,6 +161,22 @@ def test_a_server_shows_its_load_and_its_tables(shown):
     for direction in ("sent", "received"):
         assert value(server, "cpudist_server_bytes_total", direction=direction) > 1000
     assert not any(name.startswith("cpudist_steps") for name, _ in server)
+    # By parts of the keys, and by table on the wire: a key and its row are 24 bytes.
+    table = {"table": "bag.weight", "set": "0"}
+    pushed = value(server, "cpudist_table_pushed_rows_total", **table)
+    fullest = value(server, "cpudist_table_fullest_part_rows_total", **table)
+    assert PARTS * fullest >= pushed > fullest > 0
+    assert pushed <= sum(rows)
+    for page, own_rows in ((own, rows[0]), (other, rows[1])):
+        wire = {
+            way: value(page, "cpudist_table_wire_bytes_total", direction=way, **table)
+            for way in ("sent", "received")
+        }
+        pulled = value(page, "cpudist_rows_total", how="pulled")
+        assert 16 * pulled <= wire["received"]
+        assert 0 < wire["sent"] <= 24 * own_rows + 8 * pulled + 1024 * STEPS
+        for way, count in wire.items():
+            assert count < value(page, "cpudist_bytes_total", direction=way)
 
 
 @pytest.mark.processes

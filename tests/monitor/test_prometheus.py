@@ -6,19 +6,22 @@ from __future__ import annotations
 
 import http.client
 import json
+import re
 import shutil
 import subprocess
 import time
 from urllib.parse import quote
 
 import pytest
-from monitor_cases import LATER, dashboard_queries, fetch, trainable
+from monitor_cases import dashboard_queries, fetch, trainable
 from patience import PATIENCE_S
 from ports import free_port
 from sync_cases import ONE_THREAD, Batches, loss_of
 
 import torch_cpudist as cpudist
 
+# What only servers that have come back bring about.
+RETURNED = re.compile("cpudist_(recover|lost_)")
 pytestmark = [pytest.mark.integrations, pytest.mark.processes]
 
 
@@ -90,9 +93,15 @@ def test_every_query_of_the_dashboard_has_an_answer(tmp_path):
     context = None
     try:
         variables = {**ONE_THREAD, "CPUDIST_METRICS": str(port)}
+        variables["CPUDIST_SERVER_MEMORY_CAP_BYTES"] = str(1 << 30)
         context = cpudist.init(variables=variables)
         model, optimizer = trainable("async")
+        # Its steps are snapshots', and collectives are of a second one.
+        optimizer.resume(tmp_path / "snapshots", every_steps=1)
         batches = Batches(1)
+        among, collective = trainable("allreduce")
+        loss_of(among, batches.part(0, 0)).backward()
+        collective.step()
 
         def step(batch):
             optimizer.zero_grad()
@@ -110,12 +119,13 @@ def test_every_query_of_the_dashboard_has_an_answer(tmp_path):
         )
         assert checked.returncode == 0, checked.stdout + checked.stderr
         # Two scrapes after all of it: rates need them.
+        prometheus.until_it_has('cpudist_snapshots_total{outcome="saved"} > 0')
         prometheus.until_it_has("count_over_time(cpudist_loop_batches_total[1m]) > 1")
         for query in dashboard_queries():
             found = prometheus.result(query)
-            if not LATER.search(query):
+            if not RETURNED.search(query):
                 assert found, query
-        steps = prometheus.until_it_has("cpudist_steps_total")
+        steps = prometheus.until_it_has('cpudist_steps_total{optimizer="0"}')
         assert float(steps[0]["value"][1]) == optimizer.stats()["steps"] == 3
     finally:
         prometheus.end()

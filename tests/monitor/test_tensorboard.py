@@ -88,6 +88,24 @@ def test_the_loop_may_say_which_step_it_is():
     assert [step for step, _ in noted.found["cpudist/steps/0"]] == [100, 110]
 
 
+@pytest.mark.processes
+def test_a_counter_that_was_not_there_before_has_no_pace_yet():
+    """Nobody knows since when it has counted: one that was resumed, say."""
+    noted = Noted()
+    cpudist.init(variables=ONE_THREAD)
+    writer = TensorBoardWriter(noted, every_steps=1)
+    model, optimizer = trainable("sync")
+    batches = Batches(1, steps=2)
+    for step in range(2):
+        optimizer.zero_grad()
+        loss_of(model, batches.part(step, 0)).backward()
+        optimizer.step()
+        writer.step()
+    writer.close()
+    cpudist.shutdown()
+    assert [step for step, _ in noted.found["cpudist/steps/0"]] == [2]
+
+
 @pytest.mark.integrations
 @pytest.mark.processes
 def test_its_own_package_reads_what_was_written(train, tmp_path):

@@ -12,6 +12,7 @@ import threading
 import time
 from types import SimpleNamespace
 
+import printed
 import pytest
 from lazily import Lazily
 from monitor_cases import fetch, free_ports, parsed, trainable
@@ -307,6 +308,8 @@ def test_a_run_is_shown(capsys, monkeypatch):
         text = fetch(port)
         read = {(name, labels): value for name, labels, value in Samples(text)}
         assert read == parsed(text)
+        page = text[text.index("# HELP cpudist_rank_info") :]
+        printed.check("monitoring", page.replace("bag.weight", "0.weight"))
         places = [Address("127.0.0.1", port + i) for i in range(3)]
         cluster = Cluster(places, PATIENCE_S)
         deadline = time.monotonic() + PATIENCE_S

@@ -12,6 +12,7 @@ import re
 import shutil
 
 import launch_page
+import printed
 import pytest
 from patience import PATIENCE_S
 from ports import free_port
@@ -38,6 +39,11 @@ def _script(tmp_path):
     (tmp_path / "train.py").write_text(launch_page.script())
 
 
+def lines_of(program):
+    """What a program has printed, beside warnings of a launcher."""
+    return "\n".join(re.findall(r"^trainer \d of .*$", program.text(), re.MULTILINE))
+
+
 def trainers_of(*programs):
     """What the trainers have said: their numbers, and how many there are of each."""
     for program in programs:
@@ -58,6 +64,7 @@ def test_the_batch_file_of_slurm(launch_forks, tmp_path):
         **{"SLURM_NTASKS": 2, "SLURM_PROCID": 0, "CPUDIST_THREADS": 1},
     )
     assert trainers_of(program) == [("0", "2", "2"), ("1", "2", "2")]
+    printed.check("slurm", lines_of(program))
 
 
 def manifests(name):
@@ -130,6 +137,8 @@ def test_the_manifests_for_kubernetes(name, trainers, servers, launch_forks):
     ]
     expected = [(str(rank), str(trainers), str(servers)) for rank in range(trainers)]
     assert trainers_of(*programs) == expected
+    if name == "pytorchjob.yaml":
+        printed.check("kubernetes", lines_of(programs[0]))
 
 
 def test_a_trainjob_without_torchrun_is_refused(launch_forks):

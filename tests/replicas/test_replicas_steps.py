@@ -23,8 +23,9 @@ from torch.nn import functional
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import torch_cpudist as cpudist
-from torch_cpudist import ops
 from torch_cpudist.errors import UnsupportedModelError, UnsupportedOptimizerError
+from torch_cpudist.ops.tables import TablesStep
+from torch_cpudist.replicas import reduction
 
 SGD, Adagrad, Adam = torch.optim.SGD, torch.optim.Adagrad, torch.optim.Adam
 
@@ -65,6 +66,30 @@ def test_groups_of_tables_may_change(monkeypatch, reduce):
     assert_equal(tables_by(build, reduce, between))
     # One table in steps 0 to 3, two in 4 and 5, of which 4 does not use the second.
     assert len(calls.threads) == 7 * (2 if reduce == "allreduce" else 1)
+
+
+@pytest.mark.parametrize("tables", [2, 9])
+def test_all_tables_of_a_step_are_one_call_for_each_thread(monkeypatch, tables):
+    """Each call lets go of Python's lock, for which the others then queue."""
+    model = nn.ModuleList(nn.Embedding(8, DIM, sparse=True) for _ in range(tables))
+    calls, sums, real = Calls(monkeypatch), [], reduction.sum_table_rows
+
+    def count(given):
+        sums.append(len(given))
+        return real(given)
+
+    monkeypatch.setattr(reduction, "sum_table_rows", count)
+    with cpudist.ReplicaExecutor(
+        model,
+        lambda model, ids: sum(table(ids).square().mean() for table in model),
+        SGD(model.parameters(), lr=0.1),
+        2,
+        num_threads=1,
+    ) as executor:
+        executor.run(torch.arange(8))
+    assert len(calls.steps) == 2
+    assert len(calls.threads) == tables
+    assert sorted(sums) == [0, 0, tables, tables]
 
 
 @pytest.mark.parametrize("make", [SGD, Adagrad])
@@ -257,7 +282,7 @@ def test_copies_are_right_again_when_hooks_have_gone():
 
 @MODES
 def test_a_step_that_failed_takes_no_gradient_from_the_next(monkeypatch, reduce):
-    model, seen, real = Tables(), [], ops.update_rows
+    model, seen = Tables(), []
 
     def fail(*_arguments, **_options):
         raise RuntimeError("no step")
@@ -271,10 +296,10 @@ def test_a_step_that_failed_takes_no_gradient_from_the_next(monkeypatch, reduce)
         num_threads=1,
         before_update=lambda: seen.append(model.first.weight.grad.to_dense()),
     ) as executor:
-        monkeypatch.setattr(ops, "update_rows", fail)
-        with pytest.raises(RuntimeError, match="no step"):
-            executor.run_parts(cut(batch_of(0), 2))
-        monkeypatch.setattr(ops, "update_rows", real)
+        with monkeypatch.context() as patched:
+            patched.setattr(TablesStep, "run", fail)
+            with pytest.raises(RuntimeError, match="no step"):
+                executor.run_parts(cut(batch_of(0), 2))
         before = model.first.weight.detach().clone()
         executor.run_parts(cut(batch_of(0), 2))
     assert seen[1].abs().sum() > 0

@@ -45,6 +45,7 @@ class Checkout:
         note = f'echo "$(basename "$0") $*" >>{self.log}'
         self.program(".venv/bin/python", f'{note}; [ "$2" != pytest ] || exit $STATUS')
         self.program("scripts/fuzz.sh", note)
+        self.program("scripts/simulate.sh", note)
 
     def program(self, name: str, script: str) -> None:
         path = self.folder / name
@@ -83,7 +84,7 @@ def checkout(tmp_path: Path) -> Checkout:
 
 
 @pytest.mark.parametrize(
-    ("status", "expected", "verdict"), [(0, 0, "ok"), (1, 1, "FAILED"), (5, 0, "ok")]
+    ("status", "expected", "verdict"), [(0, 0, "ok"), (1, 1, "FAILED"), (5, 1, "ok")]
 )
 def test_integrations_selects_by_marker_and_tells_of_no_test(
     status: int, expected: int, verdict: str, checkout: Checkout
@@ -91,11 +92,14 @@ def test_integrations_selects_by_marker_and_tells_of_no_test(
     code, said, calls = checkout.test("--integrations", status)
     assert code == expected
     assert (NO_TEST in said) == (status == 5)
-    (line,) = [one for one in said.splitlines() if one.startswith("pytest, ")]
+    line, ray = [one for one in said.splitlines() if one.startswith("pytest, ")]
     assert line.split()[-1] == verdict
-    (call,) = calls
+    assert ray.split()[-1] == ("ok" if status == 0 else "FAILED")
+    call, alone = calls
     assert call.startswith("python -m pytest ")
     assert call.endswith(" -rfEs -m integrations")
+    assert "--ignore tests/integrations/test_ray.py" in call
+    assert alone.endswith(" tests/integrations/test_ray.py")
     assert (
         "--may-skip CUDA device --may-skip network namespaces are not allowed" in call
     )
@@ -157,14 +161,18 @@ def test_python_tests_that_fail_fail_the_script(
     assert checkout.test(option, 2)[0] == 1
 
 
-def test_long_kills_often_overloads_and_fuzzes_by_millions(checkout: Checkout) -> None:
+def test_long_kills_often_overloads_simulates_and_fuzzes_by_millions(
+    checkout: Checkout,
+) -> None:
     code, said, calls = checkout.test("--long")
     kills = "python -m pytest -q -n 2 tests/snapshot_jobs/test_kills.py"
     servers = "python -m pytest -q -s tests/faults/servers_killed_often.py"
     overload = "python -m pytest -q -s tests/faults/overloaded.py"
     losses = "python -m pytest -q -s -rs tests/faults/losses_by_phase.py"
+    seeds, mistakes = "simulate.sh --seeds 100000", "simulate.sh --mutations"
     fuzzing = "fuzz.sh --inputs 10000000"
-    assert (code, calls) == (0, [kills, servers, overload, losses, fuzzing])
+    assert code == 0
+    assert calls == [kills, servers, overload, losses, seeds, mistakes, fuzzing]
     assert "FAILED" not in said
 
 

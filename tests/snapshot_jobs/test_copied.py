@@ -128,7 +128,7 @@ def test_a_strategy_without_snapshots_refuses_by_name(tmp_path):
     def body(_):
         model = model_of(remote=False)
         inner = torch.optim.SGD(model.parameters(), lr=0.1)
-        strategy = cpudist.Hybrid(dense=cpudist.Sync())
+        strategy = cpudist.Hybrid(sparse=cpudist.Geo(outer=cpudist.Outer()))
         opt = cpudist.DistributedOptimizer(inner, model, strategy=strategy)
         with pytest.raises(cpudist.SnapshotError, match="has no snapshots"):
             opt.resume(tmp_path)

@@ -16,7 +16,8 @@ from torch.optim import lr_scheduler
 from whole_gradients import check_files, model_of, push
 
 import torch_cpudist as cpudist
-from torch_cpudist.drivers.served_saving import QueuedSaving
+from torch_cpudist.drivers.geo_saving import GeoSaving
+from torch_cpudist.drivers.served_saving import QueuedSaving, ServedSaving
 from torch_cpudist.snapshot.directory import Directory
 from torch_cpudist.snapshot.reading import Snapshot
 from torch_cpudist.snapshot.trainer_files import read_trainer
@@ -55,6 +56,65 @@ def test_async_commits_while_all_trainers_evaluate(tmp_path, monkeypatch):
 
     run(body, 2, variables=seeing(tmp_path))
     assert check_files(tmp_path, 1.0) == 1
+
+
+HELD = {
+    "async": cpudist.Async(),
+    "bounded": cpudist.Async(max_staleness=1000),
+    "geo": cpudist.Geo(push_every=3),
+    "half_async": cpudist.HalfAsync(group=[[0], [1]]),
+}
+
+
+@pytest.mark.parametrize("strategy", HELD)
+def test_an_evaluation_holds_nobody_at_a_snapshot(strategy, tmp_path, monkeypatch):
+    """One is due while trainer 1 evaluates: trainer 0 trains on, and it comes then.
+
+    Servers wait for markers far longer than this test may take.
+    """
+    begun, over, marks = threading.Event(), threading.Event(), []
+
+    def noting(known):
+        def mark(self, number, *others):
+            marks.append((self._run.trainer_rank, number, over.is_set()))
+            return known(self, number, *others)
+
+        return mark
+
+    for kind in (ServedSaving, QueuedSaving, GeoSaving):
+        monkeypatch.setattr(kind, "mark", noting(kind.mark))
+
+    def body(context):
+        rank = context.trainer_rank
+        model, _, opt = wrapped(HELD[strategy])
+        opt.resume(tmp_path, every_steps=40)
+        step = 0
+        while step < (10 if rank else 39):
+            push(opt, model, rank, step)
+            step += 1
+        if rank == 1:
+            begun.set()
+            assert over.wait(PATIENCE_S)  # it evaluates
+        else:
+            assert begun.wait(PATIENCE_S)
+            for step in range(39, 79):
+                push(opt, model, rank, step)
+            step = 79
+            assert Directory(tmp_path).names() == []
+            over.set()
+        while not Directory(tmp_path).names():
+            push(opt, model, rank, step)
+            step += 1
+        assert opt.stats()["snapshot"]["failed"] == 0
+        opt.leave()
+
+    run(body, 2, variables=seeing(tmp_path))
+    assert check_files(tmp_path, 1.0) >= 1
+    first = Directory(tmp_path).names()[-1]
+    # The moment is a later one, of the number that was due; who waited has marked anew.
+    assert Snapshot(tmp_path / first).manifest.number == marks[0][1]
+    assert [one for one in marks if one[0] == 0][1][1:] == (marks[0][1], True)
+    assert all(rank == 0 for rank, _, released in marks if not released)
 
 
 def made(kind, inner):

@@ -167,18 +167,6 @@ def test_each_trainer_keeps_its_own_optimizer_state(remote, tmp_path):
     assert not torch.equal(kept[0][sums], kept[1][sums])
 
 
-def test_outer_steps_refuse_by_name(tmp_path):
-    def body(_):
-        model = model_of(remote=False)
-        inner = torch.optim.SGD(model.parameters(), lr=1.0)
-        strategy = cpudist.Geo(push_every=4, outer=cpudist.Outer(lr=0.7, momentum=0.9))
-        opt = cpudist.DistributedOptimizer(inner, model, strategy=strategy)
-        with pytest.raises(cpudist.SnapshotError, match=r"Geo\(outer="):
-            opt.resume(tmp_path)
-
-    run(body, 1)
-
-
 @pytest.mark.parametrize("first", [False, True], ids=["static first", "remote first"])
 def test_a_table_goes_on_as_one_of_the_other_kind(first, tmp_path):
     """With each row's optimizer state, as far as the trainer had any."""

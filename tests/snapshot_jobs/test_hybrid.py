@@ -37,6 +37,8 @@ def alone(folder, case):
         ("reduce", False),
         ("reduce", True),
         ("local_sgd", False),
+        ("sync", False),
+        ("sync", True),
     ],
 )
 @pytest.mark.parametrize("sparse", ["sync", "async"])
@@ -67,7 +69,7 @@ def ranks(trainers, folder, **case):
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("dense", ["allreduce", "reduce"])
+@pytest.mark.parametrize("dense", ["allreduce", "reduce", "sync"])
 def test_tables_have_every_gradient_once(dense, tmp_path):
     """Rows of Async have all of each trainer up to one step, dense values are of it."""
     case = {"sparse": "async", "dense": dense, "rule": "sgd"}

@@ -28,6 +28,7 @@ WHOLE = {
     ("async_remote", 2, 2): ([1.0] * 2, [1.0] * 2),
     ("half_async", 3, 0): (GROUPS, GROUPS),
     ("half_async", 3, 2): (GROUPS, GROUPS),
+    ("geo_outer", 2, 1): ([0.5] * 2, [0.5] * 2),
     ("sync_remote", 2, 1): ([0.5] * 2, [0.5] * 2),
     ("hybrid", 2, 1): ([1.0] * 2, [0.5] * 2),
 }

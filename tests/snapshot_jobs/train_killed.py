@@ -28,6 +28,7 @@ EVERY = 5
 LONGEST_S = 60.0
 # Less than others wait for trainer 0, whose next step a snapshot may need.
 STEP_S = 1.0
+MEETING_STEPS = 4
 SMALL = cpudist.Sharding(min_block_size=2)
 # By the name of a case: the strategy, and whether the table is remote.
 WHOLE = {
@@ -38,6 +39,10 @@ WHOLE = {
         False,
     ),
     "sync_remote": (lambda: cpudist.Sync(sharding=SMALL), True),
+    "geo_outer": (
+        lambda: cpudist.Geo(push_every=1000, outer=cpudist.Outer(lr=1.0)),
+        False,
+    ),
     "hybrid": (
         lambda: cpudist.Hybrid(dense=cpudist.AllReduce(), sparse=cpudist.Async()),
         False,
@@ -100,9 +105,15 @@ class Whole:
             inner, self.model, strategy=make()
         )
         self.often = {"every_steps": 4 * EVERY, "delta_every_steps": EVERY}
+        # All rounds are made by barriers, so that each has both trainers.
+        self.meets = strategy == "geo_outer"
+        if self.meets:
+            self.often = {"every_steps": EVERY}
 
     def step(self, step: int, rank: int) -> None:
         whole_gradients.push(self.optimizer, self.model, rank, step)
+        if self.meets and step % MEETING_STEPS == MEETING_STEPS - 1:
+            cpudist.barrier()
 
     def ended(self) -> dict[str, torch.Tensor]:
         cpudist.barrier()  # all pushes are applied, and rows here are old

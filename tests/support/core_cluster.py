@@ -97,6 +97,7 @@ class Cluster:
 
     def __init__(self, trainers, servers, plan=None, config=None, **options):
         self.network = _core.InprocNetwork(plan)
+        elastic = options.pop("elastic", False)
         self.config = config or _core.OptimizerConfig("sgd", lr=0.5)
         shared = {
             "liveness_ms": options.get("liveness_ms", 5000),
@@ -109,6 +110,7 @@ class Cluster:
                 server_count=servers,
                 trainer_count=trainers,
                 host=f"host-{s}",
+                elastic=elastic,
                 **shared,
             )
             for s in range(servers)

@@ -32,6 +32,9 @@ LAUNCHER_VARIABLES = (
     "SLURM_STEP_ID",
     "PET_NNODES",
     "TRAINING_ROLE",
+    # By which a line and its end are written one after the other: the lines of ranks
+    # that share a pipe would be mixed.
+    "PYTHONUNBUFFERED",
 )
 
 

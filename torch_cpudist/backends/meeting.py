@@ -23,6 +23,7 @@ from torch_cpudist.errors import (
     OperationTimeoutError,
     ProtocolError,
 )
+from torch_cpudist.settings.words import Words
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -85,7 +86,12 @@ class Meeting:
     """
 
     def __init__(
-        self, store: Store, rank: int, world_size: int, timeout_s: float
+        self,
+        store: Store,
+        rank: int,
+        world_size: int,
+        timeout_s: float,
+        words: Words | None = None,
     ) -> None:
         """Meets in ``store``.
 
@@ -94,8 +100,10 @@ class Meeting:
             rank: of this process among ``world_size``.
             world_size: ranks to meet.
             timeout_s: longest time for everything from here on.
+            words: sign what is written, where there is a key.
         """
         self.store = store
+        self._words = words or Words()
         self.rank = rank
         self.ranks = range(world_size)
         self._timeout_s = timeout_s
@@ -134,7 +142,9 @@ class Meeting:
         Raises:
             AddressError: the store does not answer.
         """
-        self.ask(lambda: write(self.store, f"{PREFIX}/{key}", json.dumps(value)))
+        name = f"{PREFIX}/{key}"
+        word = self._words.sign(name, json.dumps(value))
+        self.ask(lambda: write(self.store, name, word))
 
     def has(self, keys: Sequence[str]) -> bool:
         """Whether all of these were written."""
@@ -142,9 +152,14 @@ class Meeting:
         return bool(self.ask(lambda: self.store.check(names)))
 
     def get(self, key: str) -> Any:
-        """Reads a value that was written."""
-        raw = self.ask(lambda: self.store.get(f"{PREFIX}/{key}"))
-        return json.loads(raw)
+        """Reads a value that was written.
+
+        Raises:
+            AuthenticationError: by nobody who has this rank's key.
+        """
+        name = f"{PREFIX}/{key}"
+        raw = self.ask(lambda: self.store.get(name))
+        return json.loads(self._words.read(name, raw))
 
     def lost(self) -> Error | None:
         """Why there is no use in waiting any more; here there always is."""
@@ -211,6 +226,7 @@ class Meeting:
         Raises:
             OperationTimeoutError: names the ranks that did not come.
             AddressError: the store does not answer.
+            AuthenticationError: another rank has another key, or none.
             ProtocolError: it says what no rank has written.
         """
         nonce = secrets.token_hex(8)

@@ -69,11 +69,11 @@ def main(given: Sequence[str] | None = None) -> int:
                 print(f"answers at {':'.join(map(str, arguments.listen))}", flush=True)
                 answer_all(server)
             return 0
-        ports = parse(os.environ).ports
+        told = parse(os.environ)
         peers: dict[str, Link] = {}
         for host, port in arguments.peer:
             peers[f"{host}:{port}"] = time_link(host, port)
-        facts = gather(os.environ, ports, peers)
+        facts = gather(os.environ, told.ports, peers, told.liveness_ms)
     except KeyboardInterrupt:
         return 0
     except Error as error:

@@ -15,6 +15,7 @@ import torch
 
 from torch_cpudist import _core
 from torch_cpudist.backends import ccl_runtime
+from torch_cpudist.doctor.beats import latest_wake_s
 from torch_cpudist.doctor.echo import Link, time_loopback
 from torch_cpudist.errors import Error
 from torch_cpudist.machine import host, memory, topology
@@ -58,6 +59,8 @@ class Facts:
         mtu: bytes of a packet, of interfaces that are up, by name.
         loopback: round trip and bandwidth.
         peers: of links to other hosts, by address.
+        late_wake_s: by how much a thread woke too late beside those that compute.
+        liveness_ms: ``CPUDIST_LIVENESS_MS``.
         instructions: those of a processor's that matter here and are there.
         kernels: vector level that this package runs at.
         oneccl: its release; empty if it is not there.
@@ -86,6 +89,8 @@ class Facts:
     mtu: Mapping[str, int] = field(default_factory=dict)
     loopback: Link | None = None
     peers: Mapping[str, Link] = field(default_factory=dict)
+    late_wake_s: float = 0.0
+    liveness_ms: int = 5000
     instructions: tuple[str, ...] = ()
     kernels: str = "scalar"
     oneccl: str = ""
@@ -191,16 +196,19 @@ def gather(
     variables: Mapping[str, str],
     ports: tuple[int, int],
     peers: Mapping[str, Link],
+    liveness_ms: int,
     root: Path = _ROOT,
 ) -> Facts:
     """Reads and measures all that is judged.
 
-    Cost: some 0.3 s, for the loopback; listens on a port of loopback meanwhile.
+    Cost: some 0.7 s, for the loopback and the load; listens on a port of loopback
+    meanwhile.
 
     Args:
         variables: of the environment.
         ports: that servers are to listen on; (0, 0): any.
         peers: links that were timed already.
+        liveness_ms: after which a silent process counts as lost.
         root: the folder that has ``proc`` and ``sys``.
     """
     cores = topology.read(os.sched_getaffinity(0), root)
@@ -230,6 +238,8 @@ def gather(
         mtu=interfaces(root),
         loopback=time_loopback(),
         peers=peers,
+        late_wake_s=latest_wake_s(),
+        liveness_ms=liveness_ms,
         instructions=instructions(_text(root / "proc/cpuinfo")),
         kernels=_core.simd_level(),
         oneccl=_oneccl(),

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,9 +17,13 @@ GOOD, HINT, PROBLEM = "good", "hint", "problem"
 _LEAST_FILES = 4096
 _LEAST_PROCESSES = 1024
 _LEAST_MEMORY = _LEAST_SHARED = 1 << 30
+_OPENMP = re.compile("lib(iomp5|omp|gomp)[-.]")
 _ETHERNET = 1500
 _SLOW_LOOPBACK_US, _SLOW_LOOPBACK = 500.0, 500e6
 _SLOW_PEER_US, _SLOW_PEER = 1000.0, 110e6
+# Shares of the liveness by which a wake may be late: five heartbeats are sent in it, so
+# that what takes half of it leaves little.
+_LATE, _TOO_LATE = 0.1, 0.5
 
 
 @dataclass(frozen=True)
@@ -39,7 +44,7 @@ class Finding:
 def judge(facts: Facts) -> list[Finding]:
     """All that there is to say of a machine."""
     parts = [_cores, _threads, _numa, _load, _openmp, _allocator, _limits]
-    parts += [_memory, _huge_pages, _ports, _mtu, _links, _vectors, _oneccl]
+    parts += [_memory, _huge_pages, _ports, _mtu, _links, _liveness, _vectors, _oneccl]
     return [finding for part in parts for finding in part(facts)]
 
 
@@ -117,7 +122,8 @@ def _load(facts: Facts) -> Iterator[Finding]:
 def _preloaded_openmp(facts: Facts, names: Sequence[str]) -> str | None:
     """The runtime of LD_PRELOAD that takes libgomp's calls, too: LLVM's or Intel's."""
     files = re.split("[ :]+", facts.variables.get("LD_PRELOAD", ""))
-    first = next((PurePosixPath(file).name for file in files if "omp" in file), "")
+    loaded = [PurePosixPath(file).name for file in files]
+    first = next((name for name in loaded if _OPENMP.match(name)), "")
     others = [name for name in names if name != first]
     takes_over = first.startswith(("libiomp5", "libomp")) and first in names
     only_gomp = all(name.startswith("libgomp") for name in others)
@@ -287,6 +293,25 @@ def _links(facts: Facts) -> Iterator[Finding]:
                 "(Communicator(wire_dtype=)), push_every, or Geo."
             )
         yield Finding(HINT if late or thin else GOOD, "network", text)
+
+
+def _liveness(facts: Facts) -> Iterator[Finding]:
+    late_ms = 1e3 * facts.late_wake_s
+    share = late_ms / facts.liveness_ms
+    text = (
+        f"a thread woke up to {late_ms:.0f} ms late beside busy cores; who is silent "
+        f"for {facts.liveness_ms} ms counts as lost"
+    )
+    if share < _LATE:
+        yield Finding(GOOD, "liveness", f"{text}.")
+        return
+    wanted = 1000 * math.ceil(late_ms / _LATE / 1000)
+    yield Finding(
+        PROBLEM if share >= _TOO_LATE else HINT,
+        "liveness",
+        f"{text}, and heartbeats are threads', too. Set CPUDIST_LIVENESS_MS={wanted} "
+        "on every rank, or end what has the cores.",
+    )
 
 
 def _vectors(facts: Facts) -> Iterator[Finding]:

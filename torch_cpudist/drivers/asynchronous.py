@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch_cpudist import _core, ranges
 from torch_cpudist.drivers.base import Wrapped, served_rules, whole_samples
 from torch_cpudist.drivers.registry import register
@@ -59,6 +61,14 @@ class AsyncDriver(ServerDriver):
     def renew(self) -> None:
         """What was queued for the servers that were lost is lost with them."""
         self._start()
+
+    def handed_on(self) -> int:
+        """Those that were queued."""
+        return self._pushes.added()
+
+    def end(self, carried_out: Sequence[int]) -> tuple[int, int]:
+        """Exact: each server has told what it has applied."""
+        return self._pushes.end(carried_out)
 
     def step(
         self,

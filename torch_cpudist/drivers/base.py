@@ -140,6 +140,23 @@ class Driver(ABC):
     def renew(self) -> None:  # noqa: B027 - most end with their servers
         """Its parameters are open on servers that have come back, and have values."""
 
+    def handed_on(self) -> int:
+        """Steps that are on their way to servers or there, since these are open."""
+        return 0
+
+    def end(self, carried_out: Sequence[int]) -> tuple[int, int]:
+        """Ends what is on its way to servers that have counted this trainer as lost.
+
+        Args:
+            carried_out: per server, the last request that was.
+
+        Returns:
+            Of the last steps that were handed on, how many not all servers have
+            applied, and how many of these some have.
+        """
+        del carried_out
+        return 0, 0
+
     @abstractmethod
     def step(
         self,
@@ -214,6 +231,10 @@ class Driver(ABC):
     def observed(self) -> dict[str, Any]:
         """What ``stats`` says that any thread may read while another one trains."""
         return self.stats()
+
+    def waited_s(self) -> float:
+        """Seconds blocked beside those that the client counts; from any thread."""
+        return 0.0
 
     def step_of_replicas(self, count: int) -> AbstractContextManager[None]:
         """While it is entered, a step is one batch of each of ``count`` replicas."""

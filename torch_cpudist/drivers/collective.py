@@ -181,6 +181,10 @@ class CollectiveDriver(Driver):
         self.leave()
         self._group.barriers += 1
 
+    def waited_s(self) -> float:
+        """In collectives."""
+        return self._group.wait_s
+
     def stats(self) -> dict[str, Any]:
         """``collective``: counters; see docs/strategies.md."""
         return {

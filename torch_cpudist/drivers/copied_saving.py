@@ -70,7 +70,7 @@ class CopiedSaving(Saving):
         return rounds
 
     def mark(
-        self, number: int, name: str, wait_ms: int, base: int = 0
+        self, number: int, name: str, wait_ms: int, base: int = 0, hold_ms: int = 0
     ) -> CutAnswer | None:
         """Sees that trainer 0 can take it, and that all mean the same. Collective."""
         return self.agree(number, name, busy=False)

@@ -15,11 +15,11 @@ from torch import nn
 from torch_cpudist import _core, ranges
 from torch_cpudist.drivers.base import StateKeeper, Wrapped, whole_samples
 from torch_cpudist.drivers.exchange_pace import ExchangePace
+from torch_cpudist.drivers.geo_rounds_saving import GeoRoundsSaving
 from torch_cpudist.drivers.geo_saving import GeoSaving
 from torch_cpudist.drivers.registry import Opening, register
-from torch_cpudist.drivers.saving import Saving
 from torch_cpudist.drivers.server import ServerDriver, room_check, storing
-from torch_cpudist.errors import ConfigurationError, SnapshotError
+from torch_cpudist.errors import ConfigurationError
 from torch_cpudist.model.clipping import clip_own
 from torch_cpudist.model.dense_memory import Weights
 from torch_cpudist.model.gradients import hidden_gradients
@@ -96,6 +96,7 @@ class GeoDriver(ServerDriver):
         self.steps = 0  # since the last exchange began
         self._samples = 0
         self._exchanging = False
+        self._under_way = 0  # steps whose movement that exchange hands on
         self._own_steps = 0
         self._moved = False  # since all movement was handed on
         self._replicas = 1  # whose batches a step is made of
@@ -104,27 +105,17 @@ class GeoDriver(ServerDriver):
         self._all_batches = 0
         self._interval = strategy.interval(0)  # of batches, until the next exchange
         self._run = made.run
-        if not self._in_rounds:
-            self._save()
+        # With an outer optimizer; else an exchange is over at no moment of all.
+        self._between: GeoRoundsSaving | None = None
+        self._save()
 
     def _save(self) -> None:
-        self.save_by(GeoSaving(self, self._local, self._run, self._inners))
-
-    @property
-    def saving(self) -> Saving:
-        """The servers' values and its own state.
-
-        Raises:
-            SnapshotError: with an outer optimizer.
-        """
+        run, inners = self._run, self._inners
         if self._in_rounds:
-            raise SnapshotError(
-                "Geo(outer=...) has no snapshots: what outer steps are of is between "
-                "two exchanges of each trainer. Nothing was changed. Use Geo without "
-                "outer, LocalSGD(outer=...), or save model.state_dict() after "
-                "opt.flush()."
-            )
-        return super().saving
+            self._between = GeoRoundsSaving(self, self._local, run, inners)
+            self.save_by(self._between)
+        else:
+            self.save_by(GeoSaving(self, self._local, run, inners))
 
     @property
     def together(self) -> str:
@@ -132,8 +123,9 @@ class GeoDriver(ServerDriver):
         if not self._in_rounds:
             return ""
         return (
-            "under Geo(outer=...) there are no snapshots that servers could come back "
-            "with. Start all jobs again."
+            "under Geo(outer=...) all trainers meet in every exchange. Start all jobs "
+            "again: opt.resume() brings all back to one exchange, that of the newest "
+            "snapshot."
         )
 
     def renew(self) -> None:
@@ -146,6 +138,19 @@ class GeoDriver(ServerDriver):
         self._pace.note_end(self._interval)
         self._save()
 
+    def handed_on(self) -> int:
+        """Those that were made."""
+        return self._own_steps
+
+    def end(self, carried_out: Sequence[int]) -> tuple[int, int]:
+        """Steps since the last exchange that is known to be over was begun.
+
+        Of the one under way servers may have added some, all or nothing.
+        """
+        del carried_out
+        under_way = self._under_way if self._exchanging else 0
+        return self.steps + under_way, under_way
+
     def progress(self) -> dict[str, int]:
         """Counters, for snapshots."""
         return {"own_steps": self._own_steps, "batches": self._all_batches}
@@ -157,6 +162,28 @@ class GeoDriver(ServerDriver):
         self.steps = self._samples = self.batches = 0
         self._moved = False
         self._interval = self._strategy.interval(self._all_batches)
+
+    @property
+    def exchanging(self) -> bool:
+        """Whether an exchange is under way."""
+        return self._exchanging
+
+    def since_exchange(self) -> dict[str, int]:
+        """Counters since the last one began, and batches until the next; of rounds."""
+        return {
+            "steps": self.steps,
+            "samples": self._samples,
+            "batches": self.batches,
+            "interval": self._interval,
+        }
+
+    def go_on_since(self, counted: Mapping[str, int]) -> None:
+        """Takes them over, when what was moved in these steps is here again."""
+        self.steps = counted["steps"]
+        self._samples = counted["samples"]
+        self.batches = counted["batches"]
+        self._interval = counted["interval"]
+        self._moved = self.steps > 0
 
     # -- a step ------------------------------------------------------------------------
 
@@ -240,12 +267,15 @@ class GeoDriver(ServerDriver):
                     self._end_overdue(weights)
                 elif self._exchanging:
                     self._advance(weights)
-                if due and not self._exchanging:
+                if due and not self._exchanging and not self._holds_off():
                     self._begin(whole=False)
                     self._advance(weights)
             trained = self._local.trained()
             self._local.note_written([parameter for _, parameter in trained])
         self._pace.end_step()
+
+    def _holds_off(self) -> bool:
+        return self._between is not None and self._between.holds_off()
 
     def _advance(self, weights: Sequence[int]) -> None:
         """Works on the exchange under way for as long as a step is to."""
@@ -283,6 +313,7 @@ class GeoDriver(ServerDriver):
             steps=self.steps,
             samples=self._samples,
         )
+        self._under_way = self.steps
         self.steps = self._samples = self.batches = 0
         self._interval = self._strategy.interval(self._all_batches)
 
@@ -301,15 +332,32 @@ class GeoDriver(ServerDriver):
 
     def _exchange(self, whole: bool) -> None:
         """Ends the exchange under way and makes another, until nothing is left."""
-        exchange = self._local.exchange
+        if self._between is not None:
+            self._exchange_in_rounds(self._between)
+            return
+        exchange, more = self._local.exchange, True
         with self._exchanged() as weights:
-            # An outer step that nobody has moved for would be momentum alone.
-            more = self.steps > 0 or not self._in_rounds
             while more:
                 self._begin(whole)
                 exchange.finish(weights)
                 more = exchange.has_more()
         self._exchanging = False
+
+    def _exchange_in_rounds(self, between: GeoRoundsSaving) -> None:
+        """The same of all movement, with a look at snapshots after each exchange."""
+        exchange = self._local.exchange
+        with self._exchanged():
+            self._exchanging = False
+        # An outer step that nobody has moved for would be momentum alone.
+        more = self.steps > 0
+        between.pass_between(more)
+        while more:
+            with self._exchanged() as weights:
+                self._begin(whole=True)
+                exchange.finish(weights)
+                self._exchanging = False
+            more = exchange.has_more()
+            between.pass_between(more)
 
     def hand_on_and(self, do: Callable[[Sequence[int]], None]) -> None:
         """Begins an exchange of all that was moved.

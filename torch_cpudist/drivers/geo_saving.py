@@ -11,7 +11,7 @@ import torch
 from torch.optim import Optimizer
 
 from torch_cpudist.drivers.saving import CutAnswer
-from torch_cpudist.drivers.served_saving import ServedSaving
+from torch_cpudist.drivers.served_saving import ServedSaving, queued_answer
 from torch_cpudist.model.dense_memory import Weights
 from torch_cpudist.model.device import state_beside
 from torch_cpudist.served import state_exchange
@@ -62,13 +62,13 @@ class GeoSaving(ServedSaving):
     ) -> None:
         """Saves ``parameters``, which ``driver`` trains by ``inners``."""
         super().__init__(parameters, run, together=False)
-        self.asks_first = False
+        self.asks_first = self.waits_at_once = False
         self._driver = driver
         self._local = parameters
         self._inners = inners
 
     def mark(
-        self, number: int, name: str, wait_ms: int, base: int = 0
+        self, number: int, name: str, wait_ms: int, base: int = 0, hold_ms: int = 0
     ) -> CutAnswer | None:
         """Begins an exchange of everything and queues the mark; the answer comes later.
 
@@ -79,20 +79,18 @@ class GeoSaving(ServedSaving):
         if local.alone:  # servers have what it began with, or was last flushed
             local.store()
             with Weights(local.placement.dense) as weights:
-                local.exchange.mark_cut(weights, number, name, wait_ms)
+                local.exchange.mark_cut(weights, number, name, wait_ms, hold_ms)
         else:
             self._driver.hand_on_and(
-                lambda weights: local.exchange.mark_cut(weights, number, name, wait_ms)
+                lambda weights: local.exchange.mark_cut(
+                    weights, number, name, wait_ms, hold_ms
+                )
             )
         return None
 
     def answer(self) -> CutAnswer | None:
         """The queue's."""
-        found = self._local.exchange.cut_answer()
-        if found is None:
-            return None
-        number, taken, name, reason = found
-        return CutAnswer(number, bool(taken), name, reason)
+        return queued_answer(self._local.exchange.cut_answer())
 
     # -- what trainers keep ------------------------------------------------------------
 
@@ -154,9 +152,19 @@ class GeoSaving(ServedSaving):
                 inner.state[entry.parameter] = state_beside(
                     inner, entry.parameter, state
                 )
-        return [
+        told = [
             f"the optimizer's state of {name!r} is not in it and begins anew"
             for name in missing
+        ]
+        return told + (self._restore_movement(tree, plan) if own and plan.whole else [])
+
+    def _restore_movement(self, tree: Mapping[str, Any], plan: Plan) -> list[str]:
+        """Puts back what a trainer had not handed on, where exchanges are rounds."""
+        if not (tree.get("since") or {}).get("steps"):
+            return []
+        return [
+            "what this trainer had moved since its last exchange, under Geo(outer=), "
+            "is not taken"
         ]
 
     def load(self, snapshot: Snapshot, plan: Plan, stage: Stage) -> None:
@@ -167,6 +175,4 @@ class GeoSaving(ServedSaving):
     def take_in(self, plan: Plan) -> None:
         """The servers' values take the place of this trainer's."""
         super().take_in(plan)
-        self._local.put_back_slots()
-        self._local.tables_current = True
         self._driver.servers_lead = False

@@ -15,10 +15,12 @@ from torch import nn
 
 from torch_cpudist.drivers.base import Driver, StateKeeper, Wrapped, whole_samples
 from torch_cpudist.drivers.copied_saving import CopiedSaving
+from torch_cpudist.drivers.fetched_saving import FetchedSaving
 from torch_cpudist.drivers.hybrid_parameters import ComposedParameters
 from torch_cpudist.drivers.hybrid_saving import HybridSaving
 from torch_cpudist.drivers.registry import Opening, engine_of, register
 from torch_cpudist.drivers.saving import Saving
+from torch_cpudist.drivers.served_saving import ServedSaving
 from torch_cpudist.errors import (
     Error,
     InternalError,
@@ -100,6 +102,8 @@ class HybridDriver(Driver):
         """Composes drivers of the two parts of ``parameters``."""
         self.keeper = HybridState(made, parameters, sparse.keeper, dense.keeper)
         self._trained = parameters
+        self._dense_parameters = parameters.dense
+        self._run = made.run
         self._placement = parameters.placement
         self.sparse = sparse
         self.dense = dense
@@ -141,19 +145,30 @@ class HybridDriver(Driver):
         """Of both parts.
 
         Raises:
-            SnapshotError: the dense part is on servers, too.
+            SnapshotError: no step is a moment of both.
         """
         if self._saving is None:
-            dense = self.dense.saving
-            if not isinstance(dense, CopiedSaving):
+            tables = self.sparse.saving
+            if tables.at_barrier:
                 raise SnapshotError(
-                    "Hybrid(dense=Sync()) has no snapshots: its parts are two sets on "
-                    "the servers, each of which has a moment of its own. Nothing was "
-                    "changed. Use dense=AllReduce(), which averages as Sync() does, or "
-                    "Reduce()."
+                    "Hybrid(sparse=Geo(outer=...)) has no snapshots: tables have a "
+                    "moment between two exchanges, dense parameters after a step of "
+                    "all trainers. Nothing was changed. Use Geo without outer in it, "
+                    "Geo(outer=...) of all parameters, or save model.state_dict() "
+                    "after opt.flush()."
                 )
-            self._saving = HybridSaving(self.sparse.saving, dense)
+            self._saving = HybridSaving(tables, self._dense_saving())
         return self._saving
+
+    def _dense_saving(self) -> CopiedSaving | FetchedSaving:
+        dense, parameters = self.dense.saving, self._dense_parameters
+        if isinstance(dense, CopiedSaving):
+            return dense
+        if not (
+            isinstance(dense, ServedSaving) and isinstance(parameters, ParameterSet)
+        ):
+            raise InternalError(f"{type(dense).__name__} saves no part of Hybrid")
+        return FetchedSaving(dense, parameters, self._run)
 
     @property
     def served(self) -> list[nn.Parameter]:
@@ -200,6 +215,10 @@ class HybridDriver(Driver):
     def stats(self) -> dict[str, Any]:
         """Counters of both parts."""
         return {**self.sparse.stats(), **self.dense.stats()}
+
+    def waited_s(self) -> float:
+        """Of both parts."""
+        return sum(part.waited_s() for part in self._both)
 
     def observed(self) -> dict[str, Any]:
         """Of both parts."""

@@ -9,7 +9,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from torch_cpudist.drivers.copied_saving import CopiedSaving
+from torch_cpudist.drivers.fetched_saving import FetchedSaving
 from torch_cpudist.drivers.saving import CutAnswer, Saving, Written
+from torch_cpudist.errors import Error
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,18 +26,21 @@ class HybridSaving(Saving):
     """Of two parts, at one step of all trainers.
 
     Trainers agree by a collective of the dense part, whose values trainer 0 copies
-    then. Each marks the tables after the same step: a mark that goes through a queue
-    stands behind the pushes of all steps up to it and before those of later ones.
+    then; where these are on servers they are at one step anyway, and the first that is
+    there reads them, and commits.
+    Each marks the tables after the same step: a mark that goes through a queue stands
+    behind the pushes of all steps up to it and before those of later ones.
     """
 
     together = True
-    on_servers = False  # not alone: an agreement is never late
+    on_servers = False  # not alone
 
-    def __init__(self, sparse: Saving, dense: CopiedSaving) -> None:
+    def __init__(self, sparse: Saving, dense: CopiedSaving | FetchedSaving) -> None:
         """Composes those of two parts."""
         self._sparse = sparse
         self._dense = dense
         self.deltas = sparse.deltas  # of the tables
+        self.goes_on_alone = dense.goes_on_alone and sparse.goes_on_alone
         self._awaited = False  # the answer to the mark of the tables
 
     def count(self, steps: int, rounds: int) -> int:
@@ -55,7 +60,7 @@ class HybridSaving(Saving):
         return self._sparse.knows(number)
 
     def mark(
-        self, number: int, name: str, wait_ms: int, base: int = 0
+        self, number: int, name: str, wait_ms: int, base: int = 0, hold_ms: int = 0
     ) -> CutAnswer | None:
         """Agrees, then marks the tables. Collective."""
         agreed = self._dense.agree(number, name, self._awaited)
@@ -67,20 +72,39 @@ class HybridSaving(Saving):
             answer = self._sparse.mark(number, name, wait_ms, base)
         except BaseException:
             self._awaited = False
+            self._dense.abandon(number)
             raise
         if answer is not None:
             self._awaited = False
+            answer = self._led(answer)
         return answer
 
     def answer(self) -> CutAnswer | None:
-        """That of the tables."""
+        """That of the tables. Asks a server who leads, where trainers may have left."""
         found = self._sparse.answer()
         if found is not None:
             self._awaited = False
+            found = self._led(found)
         return found
 
+    def _led(self, answer: CutAnswer) -> CutAnswer:
+        """Finds out who has read dense values: the first that took part."""
+        if not answer.taken or not self.goes_on_alone:
+            return answer
+        try:
+            members = self._sparse.members(answer.number)
+        except Error as error:
+            # Trainer 0 has given it up already; or a server does not answer, which who
+            # steps meets, too. Either way this answer is all that there is.
+            return replace(answer, taken=False, reason=str(error))
+        return replace(answer, leader=0 if members is None else min(members))
+
+    def members(self, number: int) -> tuple[int, ...] | None:
+        """Those of the tables, where trainers may have left."""
+        return self._sparse.members(number) if self.goes_on_alone else None
+
     def begin(self, number: int, folder: Path, files: Files) -> None:
-        """Says where trainer 0 writes its copy."""
+        """Says where this trainer writes what it has of the dense part."""
         self._dense.begin(number, folder, files)
 
     def poll(self, number: int) -> Written | None:

@@ -36,6 +36,10 @@ class CutAnswer:
         name: of the snapshot.
         reason: why not, if it was not taken.
         leader: the trainer that commits it.
+        again: this trainer's mark was taken back, and it may mark this number again.
+        torn: it was taken back too late for some servers, which nobody else can know.
+        unmarked: this trainer has asked for it, servers have refused that, and nobody
+            marks it.
     """
 
     number: int
@@ -43,6 +47,9 @@ class CutAnswer:
     name: str
     reason: str = ""
     leader: int = 0
+    again: bool = False
+    torn: bool = False
+    unmarked: bool = False
 
 
 @dataclass(frozen=True)
@@ -88,6 +95,14 @@ class Saving(ABC):
             marks before it gives its own.
         goes_on_alone: trainers train on while one has left.
         deltas: rows that have not changed since an earlier snapshot can be left out.
+        takes_back: a mark that keeps this trainer waiting for others is taken back, so
+            that nobody waits for another's evaluation; ``wanted`` returns it again.
+        keeps_nobody: a mark keeps no trainer from training longer than others do
+            anyway, so that it may wait for a long evaluation.
+        at_barrier: what the script asks for is of the moment after a barrier, and all
+            trainers call it; what is due by itself is of a moment that they come to.
+        waits_at_once: a mark keeps this trainer waiting from the end of its step on;
+            else pushes of some steps find room behind it.
         comes_and_goes: in jobs of their own trainers may end and come back at any time,
             so that ``resume`` waits for nobody but trainer 0, at the start.
     """
@@ -97,6 +112,10 @@ class Saving(ABC):
     asks_first: bool = False
     goes_on_alone: bool = False
     deltas: bool = False
+    takes_back: bool = False
+    keeps_nobody: bool = False
+    at_barrier: bool = False
+    waits_at_once: bool = False
     comes_and_goes: bool = False
 
     def ready(self) -> bool:
@@ -107,6 +126,12 @@ class Saving(ABC):
     def in_step(self) -> bool:
         """Whether this trainer is at trainer 0's step whenever a step is over."""
         return self.together
+
+    def when_between(self, do: Callable[[], None]) -> None:  # noqa: B027
+        """Has ``do`` mark what is wanted at moments that no step is the end of.
+
+        By default there are none.
+        """
 
     def make_ready(self) -> None:  # noqa: B027 - most always are
         """Makes this a moment that a snapshot can be of. Collective."""
@@ -130,7 +155,7 @@ class Saving(ABC):
 
     @abstractmethod
     def mark(
-        self, number: int, name: str, wait_ms: int, base: int = 0
+        self, number: int, name: str, wait_ms: int, base: int = 0, hold_ms: int = 0
     ) -> CutAnswer | None:
         """Marks this moment.
 
@@ -140,6 +165,9 @@ class Saving(ABC):
             wait_ms: how long the others may take, after the first.
             base: from trainer 0: of rows, only those that have changed since this cut
                 are wanted; 0: all. Where ``deltas`` is false it is 0.
+            hold_ms: how long this trainer may be kept from its next steps by others
+                that have not marked; 0: for ``wait_ms``. Where ``takes_back`` is false
+                it is 0.
 
         Returns:
             The answer; ``None`` where it comes later, from ``answer``.

@@ -4,12 +4,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+import threading
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from torch_cpudist import _core, ranges
 from torch_cpudist.drivers.saving import CutAnswer, Saving, Written
-from torch_cpudist.errors import SnapshotError
+from torch_cpudist.errors import Error, SnapshotError
 from torch_cpudist.log import logger
 from torch_cpudist.served import loading, residues
 from torch_cpudist.served.described import dense_of, tables_of
@@ -25,6 +27,16 @@ if TYPE_CHECKING:
     from torch_cpudist.snapshot.staging import Stage
 
 _UNKNOWN, _WRITING, _DONE, _FAILED = range(4)
+_AGAIN, _TORN = 1, 2
+
+
+def queued_answer(found: tuple[int, bool, str, str, int] | None) -> CutAnswer | None:
+    """What came of a mark that was queued."""
+    if found is None:
+        return None
+    number, taken, name, reason, back = found
+    again, torn = back == _AGAIN, back == _TORN
+    return CutAnswer(number, bool(taken), name, reason, again=again, torn=torn)
 
 
 class ServedSaving(Saving):
@@ -43,6 +55,7 @@ class ServedSaving(Saving):
             together: see ``Saving``.
         """
         self.together = together
+        self.takes_back = self.waits_at_once = not together
         self._parameters = parameters
         self._run = run
         self._servers = run.server_count
@@ -75,18 +88,45 @@ class ServedSaving(Saving):
         )
 
     def mark(
-        self, number: int, name: str, wait_ms: int, base: int = 0
+        self, number: int, name: str, wait_ms: int, base: int = 0, hold_ms: int = 0
     ) -> CutAnswer | None:
         """Sends the mark and waits for the others'."""
-        with ranges.of(ranges.WAIT):
-            taken, told, reason = self._opened.mark_cut(number, name, wait_ms, base)
+        opened = self._opened
+        with ranges.of(ranges.WAIT), self._held(number, hold_ms):
+            taken, told, reason, back = opened.mark_cut(number, name, wait_ms, base)
         leader = 0
         if taken and self.together and self._run.trainer_rank > 0:
             try:
                 leader = min(self.members(number))  # trainer 0 may have left
             except SnapshotError as error:  # whoever leads it has given it up already
                 taken, reason = False, str(error)
-        return CutAnswer(number, bool(taken), told or name, reason, leader)
+        again, torn = back == _AGAIN, back == _TORN
+        return CutAnswer(
+            number, bool(taken), told or name, reason, leader, again=again, torn=torn
+        )
+
+    @contextlib.contextmanager
+    def _held(self, number: int, hold_ms: int) -> Iterator[None]:
+        """Takes the mark back where others do not come for so long."""
+        if hold_ms == 0:
+            yield
+            return
+        over = threading.Event()
+        opened = self._opened
+
+        def take_back() -> None:
+            # Once more, as a server may not have the mark yet.
+            while not over.wait(hold_ms / 1000):
+                with contextlib.suppress(Error):  # whoever waits meets it, too
+                    opened.take_marker_back(number)
+
+        thread = threading.Thread(target=take_back, name="mark of a cut", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
 
     def members(self, number: int) -> tuple[int, ...]:
         """As the first server knows them: all have said the same."""
@@ -97,6 +137,10 @@ class ServedSaving(Saving):
                 "it up, and that trainer's log says why"
             )
         return found
+
+    def taking_part(self) -> tuple[int, ...]:
+        """Who would mark a cut of now, as the first server knows. Any thread."""
+        return tuple(self._opened.cut_status(0, 0)["members"])
 
     def ask(self, number: int, name: str, wait_ms: int) -> str:
         """Tells every server, which tell it in their replies to pushes."""
@@ -226,13 +270,14 @@ class QueuedSaving(ServedSaving):
         """Saves ``parameters``, whose queue is ``pushes``."""
         super().__init__(parameters, run, together=False)
         self.asks_first = False  # nobody waits for another's step
+        self.waits_at_once = parameters.bounded  # in the push of the next step
         self._pushes = pushes
 
     def mark(
-        self, number: int, name: str, wait_ms: int, base: int = 0
+        self, number: int, name: str, wait_ms: int, base: int = 0, hold_ms: int = 0
     ) -> CutAnswer | None:
         """Puts the mark into the queue; the answer comes later."""
-        self._pushes.mark_cut(number, name, wait_ms, base)
+        self._pushes.mark_cut(number, name, wait_ms, base, hold_ms)
         return None
 
     def take_in(self, plan: Plan) -> None:
@@ -243,8 +288,4 @@ class QueuedSaving(ServedSaving):
 
     def answer(self) -> CutAnswer | None:
         """The queue's."""
-        found = self._pushes.cut_answer()
-        if found is None:
-            return None
-        number, taken, name, reason = found
-        return CutAnswer(number, bool(taken), name, reason)
+        return queued_answer(self._pushes.cut_answer())

@@ -11,7 +11,6 @@ from torch_cpudist.drivers.server import ServedState, ServerDriver, open_set
 from torch_cpudist.model.placement import Rules
 from torch_cpudist.served.set import ParameterSet
 from torch_cpudist.settings.clip import Clip
-from torch_cpudist.strategies.base import Strategy
 from torch_cpudist.strategies.half_async import HalfAsync
 from torch_cpudist.strategies.sync import Sync
 
@@ -47,10 +46,14 @@ class SyncDriver(ServerDriver):
         """Pushes are applied when ``step`` returns."""
 
 
-def _driven(strategy: Strategy, parameters: ParameterSet, made: Wrapped) -> SyncDriver:
+def _driven(
+    strategy: Sync | HalfAsync, parameters: ParameterSet, made: Wrapped
+) -> SyncDriver:
     driver = SyncDriver(parameters, ServedState(made, parameters))
     # Groups of HalfAsync are at different steps.
     together = isinstance(strategy, Sync)
+    if strategy.communicator.overlap:
+        parameters.push_early()
     driver.save_by(ServedSaving(parameters, made.run, together))
     return driver
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, TypeVar
 
 import torch
@@ -31,6 +31,7 @@ from torch_cpudist.integrations.checkpoint_snapshots import (
 )
 from torch_cpudist.launch import context
 from torch_cpudist.log import logger
+from torch_cpudist.model.bags import batch_size
 from torch_cpudist.optimizer.distributed import DistributedOptimizer
 from torch_cpudist.settings.average import EMA
 from torch_cpudist.settings.clip import Clip, ClipNorm, ClipValue
@@ -307,6 +308,20 @@ class CpudistStrategy(ParallelStrategy):
         optimizer.strategy.check_clip(clip)
         optimizer.clip = clip
 
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        """The module's; what it takes and how many samples it has is counted."""
+        wrapped = self._open()
+        for one in wrapped:
+            if one.counted.phases is not None:
+                one.counted.phases.forward_begins()
+            with suppress(InvalidArgumentError):  # of no one number, or of no tensors
+                one.counted.samples += batch_size(args[0] if args else kwargs["batch"])
+        result = super().training_step(*args, **kwargs)
+        for one in wrapped:
+            if one.counted.phases is not None:
+                one.counted.phases.forward_ends(result)
+        return result
+
     def optimizer_step(
         self,
         optimizer: torch.optim.Optimizer,
@@ -508,7 +523,7 @@ class CpudistStrategy(ParallelStrategy):
         super().remove_checkpoint(filepath)
         snapshots = self._snapshots()
         if snapshots is not None and self.is_global_zero:
-            snapshots.forget(filepath)
+            forgets_after_writing(self).forget(snapshots, filepath)
 
     # -- collectives -------------------------------------------------------------------
 

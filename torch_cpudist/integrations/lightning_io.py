@@ -10,6 +10,8 @@ end, below all plug-ins that wrap it, does the removing.
 from __future__ import annotations
 
 import os
+import threading
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,8 +23,8 @@ from torch_cpudist.integrations.checkpoint_snapshots import KEY, CheckpointSnaps
 class ForgettingIO(CheckpointIO):
     """Another ``CheckpointIO``, after whose writing old snapshots go.
 
-    ``expect`` is called by the training thread, ``save_checkpoint`` by it or by one
-    other, in the same order.
+    ``expect`` and ``forget`` are called by the training thread, ``save_checkpoint`` by
+    it or by one other, in the same order.
 
     Args:
         inner: writes, reads and removes.
@@ -31,6 +33,9 @@ class ForgettingIO(CheckpointIO):
     def __init__(self, inner: CheckpointIO) -> None:
         self.inner = inner
         self._stale: dict[tuple[str, ...], tuple[CheckpointSnapshots, list[str]]] = {}
+        self._lock = threading.Lock()
+        self._to_write: Counter[str] = Counter()  # by file
+        self._to_remove: dict[str, CheckpointSnapshots] = {}
 
     def expect(
         self,
@@ -44,6 +49,23 @@ class ForgettingIO(CheckpointIO):
         """
         stale = [name for name in snapshots.belonging(file) if name not in names]
         self._stale[tuple(names)] = (snapshots, stale)
+        with self._lock:
+            self._to_write[os.fspath(file)] += 1
+            self._to_remove.pop(os.fspath(file), None)
+
+    def forget(
+        self, snapshots: CheckpointSnapshots, file: str | os.PathLike[str]
+    ) -> None:
+        """Removes the snapshots of a file that was removed.
+
+        Where the file is still to be written, it goes with them after that: else it
+        would be there without them.
+        """
+        with self._lock:
+            if self._to_write[os.fspath(file)]:
+                self._to_remove[os.fspath(file)] = snapshots
+                return
+        snapshots.forget(file)
 
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None
@@ -53,12 +75,29 @@ class ForgettingIO(CheckpointIO):
         Raises:
             SnapshotError: the file system refuses to remove; the checkpoint is written.
         """
-        self.inner.save_checkpoint(checkpoint, path, storage_options=storage_options)
         record = checkpoint.get(KEY)
         found = self._stale.pop(tuple(record["names"]), None) if record else None
-        if found is not None:
+        removed = None
+        try:
+            self.inner.save_checkpoint(checkpoint, path, storage_options)
+        finally:
+            if found is not None:
+                removed = self._written(os.fspath(path))
+        if removed is not None:
+            self.inner.remove_checkpoint(path)
+            removed.forget(path)
+        elif found is not None:
             snapshots, stale = found
             snapshots.forget(path, stale)
+
+    def _written(self, file: str) -> CheckpointSnapshots | None:
+        """One that was expected is there; says whose snapshots go with it, if any."""
+        with self._lock:
+            self._to_write[file] -= 1
+            if self._to_write[file]:
+                return None
+            del self._to_write[file]
+            return self._to_remove.pop(file, None)
 
     def load_checkpoint(self, path: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Reads."""

@@ -1,19 +1,21 @@
 # Copyright (c) 2026 The torch_cpudist authors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""How a trainer in a job of its own outlives its servers.
+"""How a trainer in a job of its own outlives its servers, or comes back to them.
 
-Whoever meets the loss, a step or a lookup, has the trainer wait here for servers that
-take the place of those that were lost, as a new run at the same meeting point. Then
-all that takes part goes on with these. No other trainer is asked, or waited for, but as
-``optimizer/snapshots`` says.
+Whoever meets the loss, a step or a lookup, has the trainer wait here: for servers that
+take the place of those that were lost, as a new run at the same meeting point; or for
+the same ones, which were only out of reach, or have counted this trainer as lost, and
+take it as its next incarnation. Then all that takes part goes on with these. No other
+trainer is asked, or waited for, but as ``optimizer/snapshots`` says.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from torch_cpudist.errors import (
     AddressError,
@@ -33,22 +35,30 @@ from torch_cpudist.log import logger
 from torch_cpudist.settings.jobs import SeparateJob
 
 if TYPE_CHECKING:
+    from torch._C._distributed_c10d import TCPStore
+
     from torch_cpudist import _core
 
 _PAUSE_S = 0.2
 # At most so long for one try: they may have gone again, and others come.
 _CONNECT_S = 10.0
+# As long at first for servers that were lost: others of the run may be there still.
+_SAME_S = 2.0
+# Servers that have counted this trainer as lost are there: they have just said so.
+_BACK_S = 10.0
 _AWAY = "CPUDIST_REJOIN_S"
 
 
-def _in_vain(apart: SeparateJob, why: Error | None) -> str:
-    """What to do after a wait in vain; ``why``: ``None`` where the lost ones answer."""
-    within = f"within {apart.rejoin_s} s ({_AWAY})"
-    if why is None:
+def _in_vain(apart: SeparateJob, limit_s: float, why: Error | None, same: bool) -> str:
+    """What to do after a wait in vain; ``same``: the lost ones' run is there."""
+    within = f"within {limit_s:g} s ({_AWAY})"
+    if same or why is None:
+        cannot = "" if why is None else f", and cannot be joined ({describe(why)})"
         return (
             f"No other servers came {within}: the run that has lost this trainer, or "
-            f"that it has lost, still answers at {apart.where}. If its servers run, "
-            "start this job again: it joins them. Else end their job and start both."
+            f"that it has lost, still answers at {apart.where}{cannot}. If its servers "
+            "run, start this job again: it joins them. Else end their job and start "
+            "both."
         )
     return (
         f"No servers came in their place {within} ({describe(why)}). Start the "
@@ -59,18 +69,24 @@ def _in_vain(apart: SeparateJob, why: Error | None) -> str:
 class Outlives(Protocol):
     """What goes on when servers have come back: an optimizer."""
 
-    def cannot_outlive(self, index: int) -> str:
-        """Why not; empty if it can. ``index``: which of the run's it is."""
+    def cannot_outlive(self, index: int, rejoins: bool) -> str:
+        """Why not; empty if it can.
+
+        Args:
+            index: which of the run's it is.
+            rejoins: with the same servers, which have counted this trainer as lost.
+        """
 
     def let_go(self) -> None:
         """Ends what it has under way with servers that are lost. Idempotent."""
 
-    def go_on_with(self, client: _core.Client, limit_s: float) -> None:
-        """Goes on with others.
+    def go_on_with(self, client: _core.Client, limit_s: float | None) -> None:
+        """Goes on with others, or with the same ones.
 
         Args:
             client: connected to them.
-            limit_s: how long trainer 0 may take to load values.
+            limit_s: how long trainer 0 may take to load values; ``None``: they have
+                theirs, and take this trainer as its next incarnation.
 
         Raises:
             PeerLostError: they are lost, too.
@@ -83,6 +99,8 @@ class Comeback:
 
     Attributes:
         lock: who holds it keeps other threads from beginning a recovery; reentrant.
+        waited_s: seconds that it was at work, and those for which calls of the clients
+            that it has replaced were blocked.
     """
 
     def __init__(
@@ -110,8 +128,10 @@ class Comeback:
         self._participants = participants
         self._closed = closed
         self.lock = threading.RLock()
+        self.waited_s = 0.0
         self._at_work = False
         self._failed: Error | None = None
+        self._unanswered = 0  # asks for an incarnation since the last that was issued
 
     def check(self) -> None:
         """Raises what it could not go on for, if it could not."""
@@ -137,12 +157,14 @@ class Comeback:
             if ends.client is not client:
                 return  # another thread was here first
             apart = self._apart
-            if apart is None or not apart.rejoin_s or isinstance(error, ClosedError):
+            if apart is None or isinstance(error, ClosedError):
                 raise error
-            if why := self._refusal():
-                told = str(error).rstrip(".")
-                raise PeerLostError(f"{told}. {_AWAY} does not help here: {why}")
+            if not self._limit_s(apart, client):
+                raise error
+            if why := self._refusal(rejoins=self._may_rejoin(client)):
+                raise self._refused(error, why) if apart.rejoin_s else error
             self._at_work = True
+            began_s = time.monotonic()
             try:
                 self._go_on(error, apart, ends)
             except BaseException as failed:
@@ -154,49 +176,98 @@ class Comeback:
                 raise
             finally:
                 self._at_work = False
+                self.waited_s += time.monotonic() - began_s
 
-    def _refusal(self) -> str:
-        found = [one.cannot_outlive(i) for i, one in enumerate(self._participants())]
+    @staticmethod
+    def _may_rejoin(client: _core.Client | None) -> bool:
+        """Whether the servers may be there, without others in their place."""
+        if client is None:
+            return False
+        return client.counted_lost() or client.lost_in_silence()
+
+    @staticmethod
+    def _limit_s(apart: SeparateJob, client: _core.Client | None) -> float:
+        """How long to wait; 0: not at all."""
+        told = client is not None and client.counted_lost()
+        back_s = _BACK_S if told and apart.comes_back else 0.0
+        return float(apart.rejoin_s) or back_s
+
+    @staticmethod
+    def _refused(error: Error, why: str) -> PeerLostError:
+        told = str(error).rstrip(".")
+        return PeerLostError(f"{told}. {_AWAY} does not help here: {why}")
+
+    def _refusal(self, rejoins: bool) -> str:
+        found = [
+            one.cannot_outlive(i, rejoins) for i, one in enumerate(self._participants())
+        ]
         return next((why for why in found if why), "")
 
     def _go_on(self, error: Error, apart: SeparateJob, ends: Endpoints) -> None:
-        gone = {ends.run_id}
+        gone: set[int] = set()
         while True:
+            limit_s = self._limit_s(apart, ends.client)
+            if not limit_s:
+                raise error
             for one in self._participants():
                 one.let_go()
             if ends.client is not None:
                 ends.client.abort("its servers were lost")
-            logger.warning(
-                "%s. This trainer waits up to %d s (%s) for servers to come back.",
+            # Servers that have just said so are there: what goes on warns of it.
+            told = ends.client is not None and ends.client.counted_lost()
+            logger.log(
+                logging.INFO if told else logging.WARNING,
+                "%s. This trainer waits up to %g s (%s) for servers to come back, or "
+                "to be reached again.",
                 str(error).rstrip("."),
-                apart.rejoin_s,
+                limit_s,
                 _AWAY,
             )
-            found, client = self._await(error, apart, gone)
-            gone.add(found.run_id)
+            found, client = self._await(error, apart, ends, gone, limit_s)
+            same = found.run_id == ends.run_id
+            if not same:
+                gone.add(ends.run_id)
+            if ends.client is not None:
+                self.waited_s += ends.client.waited_s()
             ends.client, ends.run_id = client, found.run_id
             ends.incarnation = found.incarnation
             ends.sockets |= found.sockets
             self._check_open()  # else whoever ends the run ends this client, too
             try:
                 for one in self._participants():
-                    one.go_on_with(client, float(apart.rejoin_s))
+                    one.go_on_with(client, None if same else limit_s)
             except PeerLostError as again:
                 error = again  # the wait begins anew
             else:
                 return
 
     def _await(
-        self, error: Error, apart: SeparateJob, gone: set[int]
+        self,
+        error: Error,
+        apart: SeparateJob,
+        ends: Endpoints,
+        gone: set[int],
+        limit_s: float,
     ) -> tuple[Endpoints, _core.Client]:
-        """Waits for servers of a run that is none of those that have gone."""
-        until = time.monotonic() + apart.rejoin_s
+        """Waits for servers of the same run, or of none that has gone before it."""
+        until = time.monotonic() + limit_s
+        same_s = _SAME_S
         while True:
             why: Error | None = None
+            same = False
             try:
-                found = self._look(apart, until, gone)
-                if found is not None:
-                    return found
+                store, run = separate_jobs.meet(
+                    self._environment,
+                    apart,
+                    lambda: 0.0 if self._closed() else until - time.monotonic(),
+                )
+                run_id = int(run["run_id"])
+                same = run_id == ends.run_id
+                refused = "" if same else self._refusal(rejoins=False)
+                if run_id not in gone and not refused:
+                    limit = same_s if same else _CONNECT_S
+                    left_s = min(limit, max(until - time.monotonic(), 0.1))
+                    return self._joined(apart, ends, store, run, left_s)
             except (
                 AddressError,
                 AuthenticationError,
@@ -204,12 +275,14 @@ class Comeback:
                 PeerLostError,
             ) as failed:
                 # AuthenticationError: a stranger may be where servers are to come.
-                why = failed
+                why, refused = failed, ""
+            if refused:
+                raise self._refused(error, refused) from error
+            same_s = min(2 * same_s, _CONNECT_S) if same else _SAME_S
             self._check_open()
             if time.monotonic() >= until:
-                raise PeerLostError(
-                    f"{str(error).rstrip('.')}. {_in_vain(apart, why)}"
-                ) from error
+                told = _in_vain(apart, limit_s, why, same)
+                raise PeerLostError(f"{str(error).rstrip('.')}. {told}") from error
             time.sleep(_PAUSE_S)
 
     def _check_open(self) -> None:
@@ -219,15 +292,28 @@ class Comeback:
                 "call init() to start again."
             )
 
-    def _look(
-        self, apart: SeparateJob, until: float, gone: set[int]
-    ) -> tuple[Endpoints, _core.Client] | None:
+    def _joined(
+        self,
+        apart: SeparateJob,
+        ends: Endpoints,
+        store: TCPStore,
+        run: dict[str, Any],
+        connect_s: float,
+    ) -> tuple[Endpoints, _core.Client]:
         made, numbers = self._environment, self._numbers
-        store, run = separate_jobs.meet(
-            made, apart, lambda: 0.0 if self._closed() else until - time.monotonic()
-        )
-        if int(run["run_id"]) in gone:
-            return None  # not ended yet
+        if int(run["run_id"]) == ends.run_id:
+            # Also where the attempt fails: the next one has the next incarnation.
+            unanswered, self._unanswered = self._unanswered, self._unanswered + 1
+            ends.incarnation = separate_jobs.guarded(
+                apart,
+                lambda: separate_jobs.next_incarnation(
+                    store, made, ends.incarnation, unanswered
+                ),
+            )
+            self._unanswered = 0
+            return separate_jobs.connected(
+                made, numbers, run, ends.incarnation, connect_s
+            )
         there = (len(run["servers"]), int(run["trainers"]))
         if there != (numbers.server_count, numbers.trainer_count):
             raise ConfigMismatchError(
@@ -235,17 +321,19 @@ class Comeback:
                 f"{numbers.server_count} for {numbers.trainer_count}. Start this job "
                 "again: opt.resume() deals the newest snapshot anew."
             )
+        words = separate_jobs.words_of(made, run)
         incarnation = separate_jobs.guarded(
-            apart, lambda: separate_jobs.keep_id(store, made, numbers.trainer_rank)
+            apart,
+            lambda: separate_jobs.keep_id(store, made, words, numbers.trainer_rank),
         )
-        connect_s = min(_CONNECT_S, max(until - time.monotonic(), 0.1))
-        ends, client = separate_jobs.connected(
+        found, client = separate_jobs.connected(
             made, numbers, run, incarnation, connect_s
         )
         try:
             if numbers.trainer_rank < numbers.trainer_count:
-                separate_jobs.begin(apart, store, client, separate_jobs.AT_ONCE)
+                how = separate_jobs.AT_ONCE
+                separate_jobs.begin(apart, store, words, client, how)
         except BaseException as error:
             client.abort(f"the servers went again: {describe(error)}")
             raise
-        return ends, client
+        return found, client

@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from torch_cpudist import _core
-from torch_cpudist.errors import ConfigurationError, Error
+from torch_cpudist.errors import ConfigurationError, Error, FencedError
 from torch_cpudist.launch import rank_network
 from torch_cpudist.launch.environment import Environment
 from torch_cpudist.launch.layout import Layout, Numbers
@@ -123,6 +123,7 @@ def _start_server(
         trainer_count=len(layout.trainers) if apart is None else apart.trainers,
         threads=_server_threads(environment, layout),
         liveness_ms=environment.liveness_ms,
+        reconnect_grace_ms=environment.reconnect_ms,
         join_deadline_ms=max(1, int(joins_s * 1000)),
         elastic=apart is not None,
         rejoin_ms=0 if apart is None else apart.rejoin_s * 1000,
@@ -274,7 +275,6 @@ def _connect_all(
         # Nobody goes on before all are connected: a rank that failed right away would
         # look to a slower one like a server that is still to come.
         made.client.barrier()
-
     rendezvous.roll.come_in()
 
 
@@ -306,6 +306,7 @@ def connect(
 
     Raises:
         AddressError, PeerLostError: a server cannot be reached.
+        FencedError: another process has this incarnation, or a later one.
     """
     client = _core.Client(
         run_id=run_id,
@@ -316,6 +317,7 @@ def connect(
         ranks=ranks,
         incarnation=incarnation,
         liveness_ms=environment.liveness_ms,
+        reconnect_grace_ms=environment.reconnect_ms,
         connect_deadline_ms=max(1, int(connect_s * 1000)),
         rpc_deadline_ms=environment.rpc_deadline_ms,
         rpc_retries=environment.rpc_retries,
@@ -330,5 +332,9 @@ def connect(
     )
     if guard is not None:
         guard.ends(client.abort)
-    client.connect()
+    try:
+        client.connect()
+    except FencedError as error:
+        error.incarnation = client.fenced_by()
+        raise
     return client

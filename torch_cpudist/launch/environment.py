@@ -45,6 +45,7 @@ OWN_VARIABLES = frozenset(
         "METRICS",
         "PIN",
         "PORTS",
+        "RECONNECT_MS",
         "ROUND_DEADLINE_MS",
         "RPC_DEADLINE_MS",
         "RPC_RETRIES",
@@ -102,7 +103,7 @@ class Environment:
         openmp_threads: the same of ``OMP_NUM_THREADS``, where somebody has chosen it.
         pin: ranks and replicas have cores of their own.
         replicas: of each rank; ``None`` without ``CPU_NUM`` and the like.
-        liveness_ms, round_deadline_ms, rpc_deadline_ms: the clocks.
+        liveness_ms, reconnect_ms, round_deadline_ms, rpc_deadline_ms: the clocks.
         rpc_retries: how often a request is sent again over a new connection.
         log: ``warning``, ``info`` or ``debug``.
         strategy: name of the strategy; ``None`` leaves it to the script.
@@ -141,6 +142,7 @@ class Environment:
     pin: bool = False
     replicas: int | None = None
     liveness_ms: int = 5000
+    reconnect_ms: int = 500
     round_deadline_ms: int = 1_800_000
     rpc_deadline_ms: int = 180_000
     rpc_retries: int = 3
@@ -180,6 +182,10 @@ def _wait_ms(
     variables: Mapping[str, str], name: str, default: int, least: int = 1
 ) -> int:
     return _integer(variables, name, default, least, _MAX_WAIT_MS)
+
+
+def _master_port(variables: Mapping[str, str]) -> int:
+    return _integer(variables, "MASTER_PORT", 0, least=1, most=_LAST_PORT)
 
 
 def _check_names(variables: Mapping[str, str]) -> None:
@@ -398,6 +404,7 @@ def agreed_settings(made: Environment) -> dict[str, str]:
     fixed = {
         "CPUDIST_BACKEND": made.backend,
         "CPUDIST_LIVENESS_MS": str(made.liveness_ms),
+        "CPUDIST_RECONNECT_MS": str(made.reconnect_ms),
         "CPUDIST_ROUND_DEADLINE_MS": str(made.round_deadline_ms),
         "CPUDIST_RPC_DEADLINE_MS": str(made.rpc_deadline_ms),
         "CPUDIST_SERVERS": str(made.servers or 0),
@@ -443,11 +450,7 @@ def parse(variables: Mapping[str, str], *, ranks_given: bool = False) -> Environ
         ),
         role_name=_role_name(variables) if launched else "default",
         master_addr=variables["MASTER_ADDR"].strip() if launched else None,
-        master_port=(
-            _integer(variables, "MASTER_PORT", 0, least=1, most=65535)
-            if launched
-            else 0
-        ),
+        master_port=_master_port(variables) if launched else 0,
         launched=launched,
         agent_store=variables.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
         servers=_servers(variables),
@@ -460,6 +463,7 @@ def parse(variables: Mapping[str, str], *, ranks_given: bool = False) -> Environ
         pin=_pin(variables),
         replicas=fields.with_environment(Replicas(), values).count,
         liveness_ms=_wait_ms(variables, "CPUDIST_LIVENESS_MS", 5000, least=100),
+        reconnect_ms=_wait_ms(variables, "CPUDIST_RECONNECT_MS", 500),
         round_deadline_ms=_wait_ms(variables, "CPUDIST_ROUND_DEADLINE_MS", 1_800_000),
         rpc_deadline_ms=_wait_ms(variables, "CPUDIST_RPC_DEADLINE_MS", 180_000),
         rpc_retries=_integer(variables, "CPUDIST_RPC_RETRIES", 3, 0, _MAX_RETRIES),

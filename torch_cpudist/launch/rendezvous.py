@@ -26,6 +26,7 @@ from torch_cpudist.launch.layout import Member
 from torch_cpudist.launch.roll_call import RollCall
 from torch_cpudist.log import logger
 from torch_cpudist.machine import host
+from torch_cpudist.settings.words import Words
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -155,10 +156,15 @@ class Rendezvous(Meeting):
     """
 
     def __init__(
-        self, store: Store, rank: int, world_size: int, timeout_s: float
+        self,
+        store: Store,
+        rank: int,
+        world_size: int,
+        timeout_s: float,
+        words: Words | None = None,
     ) -> None:
         """Meets in ``store``; see ``Meeting``."""
-        super().__init__(store, rank, world_size, timeout_s)
+        super().__init__(store, rank, world_size, timeout_s, words)
         self.roll = RollCall(store, rank)
 
     def lost(self) -> Error | None:

@@ -120,12 +120,14 @@ class Participant(ABC):
     def global_step(self) -> int:
         """The cluster's count of steps; see ``cpudist.global_step``."""
 
-    def cannot_outlive(self, index: int) -> str:
-        """Why it cannot go on with servers that have come back; empty if it can.
+    def cannot_outlive(self, index: int, rejoins: bool) -> str:
+        """Why it cannot go on with servers that are there again; empty if it can.
 
         Args:
             index: which of the run's participants it is.
+            rejoins: with the same ones, which have counted this trainer as lost.
         """
+        del index, rejoins
         return "what takes part in this run ends with its servers."
 
     def cannot_leave(self) -> str:
@@ -142,8 +144,10 @@ class Participant(ABC):
     def let_go(self) -> None:  # noqa: B027 - as above
         """Ends what it has under way with servers that are lost. Idempotent."""
 
-    def go_on_with(self, client: _core.Client, limit_s: float) -> None:  # noqa: B027
-        """Goes on with servers that have come back; see ``comeback``."""
+    def go_on_with(  # noqa: B027
+        self, client: _core.Client, limit_s: float | None
+    ) -> None:
+        """Goes on with servers that are there again; see ``comeback``."""
 
     @abstractmethod
     def trained_parameters(self) -> list[torch.nn.Parameter]:
@@ -348,6 +352,10 @@ class Run:
                 ``CPUDIST_REJOIN_S``); else why it cannot go on.
         """
         self._comeback.outlive(error, client)
+
+    def outlived_s(self) -> float:
+        """Seconds that ``outlive`` has waited, and calls of clients it has replaced."""
+        return self._comeback.waited_s
 
     def steady(self) -> AbstractContextManager[object]:
         """While it is entered no other thread goes on with servers that come back."""

@@ -6,8 +6,8 @@
 Server 0 keeps a c10d store at ``CPUDIST_RENDEZVOUS``. It holds the run: its id, the
 servers' addresses, the settings. Trainers take their ids there: a job takes as many in
 a row as it has ranks, and a job that torchrun restarts finds its own again, each rank
-as the next incarnation of its trainer. Trainers that outlive the servers keep theirs
-(``comeback``).
+as the next incarnation of its trainer. Trainers that outlive the servers, or that
+servers have counted as lost, keep theirs (``comeback``).
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ from torch_cpudist.errors import (
     AddressError,
     ConfigMismatchError,
     ConfigurationError,
+    Error,
+    FencedError,
     OperationTimeoutError,
 )
 from torch_cpudist.launch import endpoints, environment
@@ -40,6 +42,7 @@ from torch_cpudist.launch.start_guard import StartGuard
 from torch_cpudist.log import logger
 from torch_cpudist.machine import host
 from torch_cpudist.settings.jobs import SeparateJob
+from torch_cpudist.settings.words import Words
 
 T = TypeVar("T")
 _PAUSE_S = 0.1
@@ -50,6 +53,7 @@ _ANSWER_S = 0.5
 _RANKS_MAX = 2**16 - 1  # as frames have them
 _INCARNATION_MAX = 2**32 - 1
 TOGETHER, AT_ONCE = "together", "at once"
+_RUN = "run"
 
 
 def start(
@@ -97,7 +101,8 @@ def _serve(
                 "hosts": list(layout.hosts),
                 "settings": _settings(made),
             }
-            ends.keep.append(_open_store(apart, run, rendezvous.remaining_s()))
+            word = Words(made.secret).sign(_RUN, json.dumps(run))
+            ends.keep.append(_open_store(apart, word, rendezvous.remaining_s()))
     except BaseException as error:
         ends.stop(f"init() failed: {error}")
         raise
@@ -108,7 +113,7 @@ def _call(remaining_s: float) -> timedelta:
     return timedelta(seconds=max(remaining_s, _ANSWER_S))
 
 
-def _open_store(apart: SeparateJob, run: dict[str, Any], limit_s: float) -> TCPStore:
+def _open_store(apart: SeparateJob, word: str, limit_s: float) -> TCPStore:
     """Listens where trainers meet; on that address only."""
     try:
         family, _, _, _, address = socket.getaddrinfo(
@@ -132,7 +137,7 @@ def _open_store(apart: SeparateJob, run: dict[str, Any], limit_s: float) -> TCPS
         timeout=_call(limit_s),
         master_listen_fd=listener.detach(),
     )
-    store.set("run", json.dumps(run))
+    store.set(_RUN, word)
     logger.info("trainers are met at %s", apart.where)
     return store
 
@@ -144,8 +149,9 @@ def _train(
     made: Environment, apart: SeparateJob, rendezvous: Rendezvous
 ) -> tuple[Numbers, Endpoints]:
     store, run = meet(made, apart, rendezvous.remaining_s)
+    words = words_of(made, run)
     rank, incarnation = guarded(
-        apart, lambda: claim(store, made, rendezvous.remaining_s())
+        apart, lambda: claim(store, made, words, rendezvous.remaining_s())
     )
     numbers = Numbers(
         role="trainer",
@@ -157,16 +163,60 @@ def _train(
     missing = f"not all of CPUDIST_TRAINERS={numbers.trainer_count} trainers came"
     limit_s = rendezvous.remaining_s()
     with StartGuard(limit_s, missing, rendezvous.lost) as guard:
-        ends, client = connected(made, numbers, run, incarnation, limit_s, guard)
+        while True:
+            try:
+                ends, client = connected(
+                    made, numbers, run, incarnation, limit_s, guard
+                )
+                break
+            except FencedError as error:
+                incarnation = _outbid(store, made, apart, incarnation, error)
+            if rendezvous.remaining_s() <= 0:
+                raise OperationTimeoutError(
+                    f"somebody else took every number of trainer {rank}'s starts, up "
+                    f"to {incarnation}, and may be no trainer of this run. With "
+                    "CPUDIST_SECRET_FILE on all processes such are refused."
+                )
         if incarnation > 1:
             logger.info("trainer %d is back, incarnation %d", rank, incarnation)
         if rank < numbers.trainer_count:
-            begin(apart, store, client, TOGETHER)
+            begin(apart, store, words, client, TOGETHER)
     rendezvous.roll.come_in()
     return numbers, ends
 
 
-def begin(apart: SeparateJob, store: TCPStore, client: _core.Client, how: str) -> None:
+def _outbid(
+    store: TCPStore,
+    made: Environment,
+    apart: SeparateJob,
+    incarnation: int,
+    error: FencedError,
+) -> int:
+    """The next number for a process that starts and finds its own taken.
+
+    By somebody whose start nobody has counted, as no start of this trainer's was.
+
+    Raises:
+        FencedError: this trainer was started again meanwhile.
+    """
+    name = f"started/{_job_of(made)}/{made.rank}"
+    if guarded(apart, lambda: store.add(name, 0)) > incarnation:
+        raise error
+    logger.warning("%s. This process takes a later number.", str(error).rstrip("."))
+    time.sleep(_PAUSE_S)  # for servers, whose bound grows with time
+    more = max(error.incarnation - incarnation, 0) + 1
+    counted = guarded(apart, lambda: store.add(name, more))
+    return whole("its incarnation", counted, 1, _INCARNATION_MAX)
+
+
+def words_of(made: Environment, run: dict[str, Any]) -> Words:
+    """What trainers write about a run, which is good for no other run."""
+    return Words(made.secret, f"run {run['run_id']}")
+
+
+def begin(
+    apart: SeparateJob, store: TCPStore, words: Words, client: _core.Client, how: str
+) -> None:
     """Meets the others, where the run has not started yet.
 
     Only at the start: who joins later waits for nobody. Whoever comes first says how
@@ -175,19 +225,26 @@ def begin(apart: SeparateJob, store: TCPStore, client: _core.Client, how: str) -
     Args:
         apart: what it says of this trainer's job.
         store: of the run.
+        words: of the run.
         client: of this trainer.
         how: ``TOGETHER``, of one that begins; ``AT_ONCE``, of one that goes on.
 
     Raises:
         AddressError: the store failed.
+        AuthenticationError: somebody without the key has written there.
         PeerLostError, OperationTimeoutError: trainers or servers did not come.
     """
     if guarded(apart, lambda: store.check(["started"])):
         return
-    first = guarded(apart, lambda: store.compare_set("start", "", how).decode())
+    first = guarded(apart, lambda: _said_first(store, words, "start", how))
     if first == TOGETHER:
         client.barrier()
     guarded(apart, lambda: write(store, "started", "1"))
+
+
+def _said_first(store: TCPStore, words: Words, name: str, text: str) -> str:
+    """What stands under a name: ``text``, or what somebody has said before."""
+    return words.read(name, store.compare_set(name, "", words.sign(name, text)))
 
 
 def meet(
@@ -205,18 +262,20 @@ def meet(
 
     Raises:
         AddressError, OperationTimeoutError: nobody is met there.
+        AuthenticationError: somebody without the key has written there.
         ConfigMismatchError: servers were started with other settings.
         ProtocolError: numbers there that no server has written.
     """
     store = _reach_store(apart, remaining_s)
-    while not guarded(apart, lambda: store.check(["run"])):
+    while not guarded(apart, lambda: store.check([_RUN])):
         if remaining_s() <= 0:
             raise OperationTimeoutError(
                 f"the store at {apart.where} names no run of servers. Is it that of "
                 "the servers' job (CPUDIST_ROLE=server), and do all of its ranks run?"
             )
         time.sleep(_PAUSE_S)
-    run: dict[str, Any] = json.loads(guarded(apart, lambda: store.get("run")))
+    found = guarded(apart, lambda: store.get(_RUN))
+    run: dict[str, Any] = json.loads(Words(made.secret).read(_RUN, found))
     whole("the run's id", run["run_id"], 1, RUN_ID_MAX)
     whole("the number of trainers", run["trainers"], 1, _RANKS_MAX)
     _check_run(made, apart, run)
@@ -237,6 +296,7 @@ def connected(
 
     Raises:
         AddressError, PeerLostError: a server cannot be reached.
+        FencedError: servers have met a later incarnation.
     """
     own = host.identity()
     lists = [
@@ -268,9 +328,12 @@ def guarded(apart: SeparateJob, action: Callable[[], T]) -> T:
 
     Raises:
         AddressError: it failed.
+        Error: what ``action`` says of what is there.
     """
     try:
         return action()
+    except Error:
+        raise
     except (RuntimeError, OSError) as error:
         raise AddressError(
             f"the store at {apart.where} failed: {error}. Does server 0 still run?"
@@ -331,16 +394,18 @@ def _job_of(made: Environment) -> str:
 
 
 def claim(
-    store: TCPStore, made: Environment, limit_s: float = _CLAIM_S
+    store: TCPStore, made: Environment, words: Words, limit_s: float = _CLAIM_S
 ) -> tuple[int, int]:
     """This rank's trainer id, and how often it was started.
 
     Args:
         store: of the run.
         made: of this rank.
+        words: of the run.
         limit_s: how long it may wait for another rank of its job.
 
     Raises:
+        AuthenticationError: somebody without the key has written there.
         ConfigurationError: its job has more ranks than when it came first.
         ProtocolError: numbers there that no trainer has written.
     """
@@ -352,10 +417,10 @@ def claim(
         while not store.check([base]) and time.monotonic() < until:
             time.sleep(_PAUSE_S / 10)
     if not store.check([base]):
-        first = _free_ids(store, job, made.world_size)
+        first = _free_ids(store, words, job, made.world_size)
         # Somebody else may have been as patient: one of the two stands.
-        store.compare_set(base, "", json.dumps([first, made.world_size]))
-    first, ranks = json.loads(store.get(base))
+        _said_first(store, words, base, json.dumps([first, made.world_size]))
+    first, ranks = json.loads(words.read(base, store.get(base)))
     if made.world_size > ranks:
         raise ConfigurationError(
             f"the torchrun job {job!r} came with {ranks} ranks at first and has "
@@ -368,24 +433,25 @@ def claim(
     )
 
 
-def _free_ids(store: TCPStore, job: str, ranks: int) -> int:
+def _free_ids(store: TCPStore, words: Words, job: str, ranks: int) -> int:
     """The first of the next ids in a row that nobody has kept over servers' end."""
     while True:
         first = store.add("trainers", ranks) - ranks
-        if all(_owns(store, job, first + one) for one in range(ranks)):
+        if all(_owns(store, words, job, first + one) for one in range(ranks)):
             return first
 
 
-def _owns(store: TCPStore, job: str, rank: int) -> bool:
-    return bool(store.compare_set(f"owner/{rank}", "", job).decode() == job)
+def _owns(store: TCPStore, words: Words, job: str, rank: int) -> bool:
+    return _said_first(store, words, f"owner/{rank}", job) == job
 
 
-def keep_id(store: TCPStore, made: Environment, rank: int) -> int:
+def keep_id(store: TCPStore, made: Environment, words: Words, rank: int) -> int:
     """Takes the id that this trainer had with servers that were lost.
 
     Args:
         store: of those that came in their place.
         made: of this trainer.
+        words: of the run.
         rank: its id.
 
     Returns:
@@ -396,11 +462,42 @@ def keep_id(store: TCPStore, made: Environment, rank: int) -> int:
     """
     job, first = _job_of(made), rank - made.rank
     # Those of the whole job: its other ranks may be slower than a new job.
-    if not all(_owns(store, job, first + one) for one in range(made.world_size)):
+    ids = range(first, first + made.world_size)
+    if not all(_owns(store, words, job, one) for one in ids):
         raise ConfigMismatchError(
             f"trainer {rank}: a job that was started while the servers were away has "
             "taken this id, or one of this job. Start this job again: it gets others."
         )
-    store.compare_set(f"base/{job}", "", json.dumps([first, made.world_size]))
+    _said_first(store, words, f"base/{job}", json.dumps([first, made.world_size]))
     incarnation = store.add(f"started/{job}/{made.rank}", 1)
     return whole("its incarnation", incarnation, 1, _INCARNATION_MAX)
+
+
+def next_incarnation(
+    store: TCPStore, made: Environment, last: int, unanswered: int
+) -> int:
+    """The next incarnation of a trainer that its servers have counted as lost.
+
+    They are issued by the store's count of this rank's starts, also to a process that
+    was started in this one's place.
+
+    Args:
+        store: of the run.
+        made: of this trainer.
+        last: that it had, or was issued last.
+        unanswered: how often it has asked since and heard nothing: each time a number
+            may have been issued all the same.
+
+    Raises:
+        FencedError: such a process has come.
+        ProtocolError: a number there that no trainer has written.
+    """
+    number = store.add(f"started/{_job_of(made)}/{made.rank}", 1)
+    incarnation = whole("its incarnation", number, 1, _INCARNATION_MAX)
+    if not last < incarnation <= last + 1 + unanswered:
+        raise FencedError(
+            f"this trainer was counted as lost as incarnation {last}, and "
+            f"incarnation {incarnation - 1} was started since. Two processes cannot "
+            "be one trainer: this one ends."
+        )
+    return incarnation

@@ -121,6 +121,8 @@ class Termination:
         for file in (self._reads, self._writes):
             if file != -1:
                 os.close(file)
+        # Whoever puts the handler back there has one that ends the process.
+        self._reads = self._writes = -1
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         """In the main thread, now or when it comes to it."""

@@ -65,7 +65,8 @@ def _client(run: Run) -> list[Family]:
         failed = False
     except PeerLostError:
         failed = True
-    return trainer.of_client(client.stats(), failed)
+    shown = trainer.of_client(client.stats(), failed)
+    return shown + trainer.of_traffic(client.table_traffic())
 
 
 def _optimizers(run: Run) -> list[Family]:

@@ -96,6 +96,13 @@ TABLE = (
         "Reads of keys without a row.",
         "unknown_reads",
     ),
+    Row("cpudist_table_pushed_rows", "counter", "Rows of pushes.", "pushed_rows"),
+    Row(
+        "cpudist_table_fullest_part_rows",
+        "counter",
+        "Rows of pushes in that sixteenth of the keys here that has most of them.",
+        "fullest_part_rows",
+    ),
 )
 
 
@@ -107,5 +114,11 @@ def of_server(stats: Mapping[str, Any], memory_cap_bytes: int) -> list[Family]:
 
 def of_tables(found: Sequence[Mapping[str, Any]]) -> list[Family]:
     """Those of ``Server.table_stats()``; ``set`` numbers what optimizers train."""
-    named = [((one["name"], str(one["param_set"])), one) for one in found]
+    named = []
+    for one in found:
+        parts = {
+            "pushed_rows": sum(one["pushed"]),
+            "fullest_part_rows": max(one["pushed"]),
+        }
+        named.append(((one["name"], str(one["param_set"])), {**one, **parts}))
     return made_of(TABLE, named, ("table", "set"))

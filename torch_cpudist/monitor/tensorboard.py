@@ -60,7 +60,8 @@ class TensorBoardWriter:
 
     The tags are the names of docs/monitoring.md without ``_total``, with labels behind
     them: ``cpudist/bytes/sent``. Counters are written per second since
-    the last time, gauges as they are, histograms by the mean of what has come since.
+    the last time, from the second time on that they are there, gauges as they are,
+    histograms by the mean of what has come since.
 
     Cost: of a call that writes about a millisecond, of the others nothing. Thread
     safety: one thread. Usable as a context manager.
@@ -161,8 +162,9 @@ def _scalars(
         return found
     for labels, value in family.values.items():
         if family.kind == "counter":
-            last = earlier.get(labels, 0)
-            found[labels] = (value - last if value >= last else value) / seconds
+            last = earlier.get(labels)
+            if last is not None:  # else nobody knows since when it has counted
+                found[labels] = (value - last if value >= last else value) / seconds
         else:
             found[labels] = float(value)
     return found

@@ -19,6 +19,19 @@ OPTIMIZER = (
     ),
     Row("cpudist_step_seconds", "counter", "Seconds inside step().", "step_s"),
     Row(
+        "cpudist_phase_seconds",
+        "counter",
+        "Seconds since the first forward, by what they went to; wait is of no other.",
+        {
+            "data": "phase_s.data",
+            "forward": "phase_s.forward",
+            "backward": "phase_s.backward",
+            "push": "phase_s.push",
+            "wait": "phase_s.wait",
+        },
+        "phase",
+    ),
+    Row(
         "cpudist_updates",
         "gauge",
         "Updates behind the dense values as of the last step.",
@@ -102,9 +115,15 @@ OPTIMIZER = (
         "recovered.count",
     ),
     Row(
+        "cpudist_rejoined",
+        "counter",
+        "How often this trainer was counted as lost, and went on.",
+        "recovered.rejoined",
+    ),
+    Row(
         "cpudist_lost_updates",
         "counter",
-        "Updates of this trainer that went with servers.",
+        "Updates of this trainer that went with servers or with its own loss.",
         "recovered.lost_updates",
     ),
     Row(
@@ -164,6 +183,18 @@ CLIENT = (
         "prefetch_refreshed",
     ),
     Row(
+        "cpudist_early_bytes",
+        "counter",
+        "Bytes of gradients that went before their push.",
+        "early_bytes",
+    ),
+    Row(
+        "cpudist_early_changed_bytes",
+        "counter",
+        "Bytes of those that changed afterwards, and went again.",
+        "early_changed_bytes",
+    ),
+    Row(
         "cpudist_cache_dropped_rows",
         "counter",
         "Rows of remote tables whose values went for memory.",
@@ -176,6 +207,12 @@ CLIENT = (
         "residues_dropped",
     ),
     Row(
+        "cpudist_pushes_queued",
+        "gauge",
+        "Pushes that wait to be sent (Async, Geo).",
+        "queued",
+    ),
+    Row(
         "cpudist_pushes_merged",
         "counter",
         "Pushes that travelled with an earlier one.",
@@ -186,6 +223,16 @@ CLIENT = (
         "counter",
         "Refusals of pushes for lack of memory, sent again.",
         "staleness.overloaded",
+    ),
+)
+
+TRAFFIC = (
+    Row(
+        "cpudist_table_wire_bytes",
+        "counter",
+        "Bytes of frames between this trainer and all servers that are of a table.",
+        {"sent": "bytes_sent", "received": "bytes_received"},
+        "direction",
     ),
 )
 
@@ -242,6 +289,12 @@ def of_client(stats: Mapping[str, Any], failed: bool) -> list[Family]:
         age = ages(stats["staleness"], what, least)
         families.append(Family(name, "histogram", text, (), {(): age}))
     return families
+
+
+def of_traffic(found: Sequence[Mapping[str, Any]]) -> list[Family]:
+    """Those of ``Client.table_traffic()``; ``set`` numbers what optimizers train."""
+    named = [((one["name"], str(one["param_set"])), one) for one in found]
+    return made_of(TRAFFIC, named, ("table", "set"))
 
 
 def of_loops(found: Mapping[str, float]) -> list[Family]:

@@ -45,6 +45,19 @@ def _fake_partition_keys(
     return keys.new_empty(keys.shape), keys.new_empty((parts + 1,))
 
 
+def _fake_table_rows(
+    keys: list[torch.Tensor], rows: list[torch.Tensor], pieces: list[int], *_: Any
+) -> list[torch.Tensor]:
+    found: list[torch.Tensor] = []
+    first = 0
+    for count in pieces:
+        distinct = _distinct()
+        found.append(keys[first].new_empty((distinct,)))
+        found.append(rows[first].new_empty((distinct, rows[first].shape[1])))
+        first += count
+    return found
+
+
 def _fake_gather_rows(source: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
     return source.new_empty((index.shape[0], source.shape[1]))
 
@@ -67,6 +80,8 @@ _FAKES: dict[str, Callable[..., Any]] = {
     "segment_sum": _fake_segment_sum,
     "dedupe_segment_sum": _fake_dedupe_segment_sum,
     "partition_keys": _fake_partition_keys,
+    "sum_table_rows": _fake_table_rows,
+    "step_table_rows": _fake_table_rows,
     "gather_rows": _fake_gather_rows,
     "scatter_rows": _fake_nothing,
     "update_rows": _fake_nothing,

@@ -6,7 +6,8 @@ Two threads look after them. The one that steps marks, and it alone tells when a
 begins and ends. The one that writes takes answers that have come since, and schedules
 that have gone on: an evaluation after a mark keeps no snapshot waiting. One lock holds
 the moments, what belongs to them and what is known of schedules; nobody waits for a
-server or a file while it has it.
+server or a file while it has it. Another one keeps answers in their order, and a server
+may be asked about one meanwhile: who steps leaves them to who has it.
 """
 
 from __future__ import annotations
@@ -62,7 +63,9 @@ class Captured:
         self._directory = directory
         self._rank = rank
         self._lock = threading.Lock()
+        self._taking = threading.Lock()  # outside of the other one
         self._by_number: dict[int, Save] = {}
+        self._again: Save | None = None
         self._rests_until = 0.0
         self.leader = 0
 
@@ -80,6 +83,19 @@ class Captured:
         """Whether one of them is not answered yet."""
         return any(save.answer is None for save in self.all())
 
+    @property
+    def again(self) -> Save | None:
+        """What this trainer has marked and taken back, as others did not come.
+
+        It is marked again, as of a later moment, when servers ask for it.
+        """
+        return self._again
+
+    def forget_again(self) -> None:
+        """It is not to be marked again."""
+        with self._lock:
+            self._again = None
+
     def rests(self, now_s: float) -> bool:
         """Whether others have just been waited for in vain, so that no mark is made.
 
@@ -95,6 +111,7 @@ class Captured:
         with self._lock:
             save.whole = save.whole or not self._schedules
             self._by_number[save.number] = save
+            self._again = None
 
     def drop(self, number: int) -> None:
         """It could not be marked."""
@@ -105,6 +122,7 @@ class Captured:
         """The run goes back: what was marked is of no use."""
         with self._lock:
             self._by_number.clear()
+            self._again = None
 
     # -- steps, from the thread that makes them ----------------------------------------
 
@@ -143,19 +161,23 @@ class Captured:
             return False
         return bool(self)
 
-    def take_answers(self) -> None:
+    def take_answers(self, wait: bool = True) -> None:
         """Goes on with those whose mark was answered meanwhile.
+
+        Args:
+            wait: until another thread that is about it has gone on with them; it may
+                ask a server about one. Else they are left to it.
 
         Raises:
             PeerLostError, OperationTimeoutError: pushes of this trainer have failed.
         """
-        while True:
-            with self._lock:  # the next one is not taken before this one is handed on
-                answer = self._saving.answer()
-                gone = [] if answer is None else self._answered(answer)
-            self._abandon(gone)
-            if answer is None:
-                return
+        if not self._taking.acquire(blocking=wait):
+            return
+        try:  # the next one is not taken before this one is handed on
+            while (answer := self._saving.answer()) is not None:
+                self.answered(answer)
+        finally:
+            self._taking.release()
 
     def answered(self, answer: CutAnswer) -> None:
         """Goes on with one whose mark was answered at once."""
@@ -166,18 +188,27 @@ class Captured:
     def _answered(self, answer: CutAnswer) -> list[Save]:
         """Returns what is to be given up, with the lock released."""
         save = self._by_number.get(answer.number)
+        if answer.unmarked:
+            self._saves().skip(answer.reason)
+            began = time.monotonic()
+            return [Save(answer.number, 0, {}, began, name=answer.name)]
         if save is None:
+            return []
+        if answer.again:
+            del self._by_number[answer.number]
+            self._again = save
             return []
         if not answer.taken:
             self._saves().skip(answer.reason)
             del self._by_number[answer.number]
             now = time.monotonic()
-            if (waited_s := now - save.began) >= _WAITED_S:
+            waited_s = now - save.began
+            if waited_s >= _WAITED_S and save.until == 0:
                 self._rests_until = now + waited_s / _WAITING_SHARE
             if self._rank == 0:  # it has made the directory also where it only asked
                 save.name = save.name or answer.name
             may_be_taken = self._rank == 0 or self._saving.together  # by some servers
-            return [save] if may_be_taken else []
+            return [save] if may_be_taken or answer.torn else []
         save.answer = answer
         self.leader = answer.leader
         save.leads = answer.leader == self._rank

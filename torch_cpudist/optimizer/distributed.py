@@ -5,9 +5,7 @@
 
 from __future__ import annotations
 
-import operator
 import os
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -37,6 +35,7 @@ from torch_cpudist.optimizer.foreseeing import foresee, stats_of
 from torch_cpudist.optimizer.initial_state import InitialState
 from torch_cpudist.optimizer.outliving import Outliving
 from torch_cpudist.optimizer.paces import Often
+from torch_cpudist.optimizer.phases import Counted, waited_by
 from torch_cpudist.optimizer.prefetching import Prefetching
 from torch_cpudist.optimizer.resumable import Resumable
 from torch_cpudist.optimizer.snapshots import Snapshots
@@ -169,12 +168,11 @@ class DistributedOptimizer(face.ServedOptimizer, Participant):
         self._averages = Averages(self._driver, average is not None)
         self._prefetching = Prefetching(self._parameters, self._driver.pulled)
         self._foreseen = foresee(model, self._driver.pulled, self.strategy)
+        waited = waited_by(self._open, self._driver, self._run)
+        self._counted = Counted(model, waited, phases=said.metrics is not None)
         self.groups_fixed = True
         self._first = FirstGradients([table.found for table in placement.tables])
         self._initial = InitialState(self._inners, self._driver.served)
-        self._step_count_total = self._rounds = self._sample_count = 0
-        self._steps_here = 0  # since the last barrier
-        self._said_left, self._step_s = False, 0.0
         self._resumable = Resumable(self._run, model)
         self._outliving = Outliving(self._run, self._driver, self._resumable)
         self._baseline = Baseline()
@@ -223,6 +221,11 @@ class DistributedOptimizer(face.ServedOptimizer, Participant):
     def baseline(self) -> Baseline:
         """The end of its warm-up in this process."""
         return self._baseline
+
+    @property
+    def counted(self) -> Counted:
+        """Its steps, and where their time goes."""
+        return self._counted
 
     @property
     def driver(self) -> Driver:
@@ -315,33 +318,29 @@ class DistributedOptimizer(face.ServedOptimizer, Participant):
         self._open()
         self._outliving.check()
         self._averages.check_not_entered("step()")
+        counted = self._counted
+        counted.step_begins()
         self._resumable.before_step(self.counters())
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        began = time.perf_counter()
-        if not self._step_count_total:
+        loss = face.evaluated(closure)
+        began_s = counted.step_begins()
+        if not counted.steps:
             self._untrained.compare()
         self._guard.check()
         with torch.no_grad():
-            self._rounds = self._outliving.step(
-                self._step_count_total + 1,
+            counted.rounds = self._outliving.step(
+                counted.steps + 1,
                 lambda: self._driver.step(self._groups.rules(), samples, self.clip),
-                self._rounds,
+                counted.rounds,
             )
         self._first.end()
         if self._foreseen is not None:
             self._foreseen.forget_forward()
-        self._step_s += time.perf_counter() - began
-        self._step_count_total += 1
-        self._steps_here += 1
-        self._said_left = False
-        logger.debug("step %d: update %d", self._step_count_total, self._rounds)
-        self._sample_count += operator.index(samples or 0)
+        counted.step_ends(began_s, samples or 0)
+        logger.debug("step %d: update %d", counted.steps, counted.rounds)
         for inner in self._inners:
             inner._opt_called = True  # type: ignore[attr-defined]
         self._outliving.end_step(lambda: self._resumable.after_step(self.counters()))
+        counted.step_is_over()
         self._baseline.count(self.stats, self._run.loops.totals)
         self._run.leave_if_asked()
         return loss
@@ -453,7 +452,7 @@ class DistributedOptimizer(face.ServedOptimizer, Participant):
         """
         self._open()
         self._outliving.lasting(self._leave)
-        self._said_left = True
+        self._counted.said_left = True
 
     def _leave(self) -> None:
         self._resumable.leaving(self.counters())
@@ -493,51 +492,62 @@ class DistributedOptimizer(face.ServedOptimizer, Participant):
             return None
         groups = self._open().placement.layout.trainer_groups
         group = groups[self._run.trainer_rank] if groups else 0
-        return {"steps": self._steps_here, "group": group, "left": self._said_left}
+        return {**self._counted.since_barrier(), "group": group}
 
     def begin_counting(self) -> None:
         """A barrier is over: rounds begin anew with everybody."""
-        self._steps_here = 0
-        self._said_left = False
+        self._counted.barrier()
 
     @property
     def rounds(self) -> int:
         """Updates behind the dense values as of this trainer's last step; 0 before."""
-        return self._rounds
+        return self._counted.rounds
 
     def global_step(self) -> int:
         """See ``cpudist.global_step``."""
-        return self._driver.global_step(self._rounds)
+        return self._driver.global_step(self._counted.rounds)
+
+    def count_phases(self) -> None:
+        """Counts from now on where time goes: ``stats()["phase_s"]``. Idempotent.
+
+        Seconds of ``data``, ``forward``, ``backward``, ``push`` and ``wait``, as in
+        docs/monitoring.md; ``CPUDIST_METRICS`` asks for it, too. Cost: 75 µs a step.
+
+        Raises:
+            ClosedError: ``close()`` was called.
+        """
+        self._open()
+        self._counted.count_phases()
 
     def stats(self) -> dict[str, Any]:
         """Returns what this trainer has done so far.
 
         Returns:
-            ``steps``, ``samples`` (as told to ``step``), ``step_s`` (in ``step``), and
-            since ``init()`` of the client: ``bytes_sent``, ``bytes_received``,
-            ``wait_s`` (blocked on servers), ``round_wait_s`` (of which for rounds),
-            ``rows_pulled``, ``rows_pushed``, ``requests``, ``resent``, ``reconnects``,
-            ``rows_prefetched``, ``prefetch_hits``, ``prefetch_refreshed``,
-            ``cache_dropped`` and ``residues_dropped`` (rows of remote tables whose
-            values or residues went for memory), ``staleness`` (of pushes); ``lookups``
-            of this optimizer (a dict): ``together``, forwards whose rows were asked for
-            at once, ``tables`` that this covers now, ``alone``, lookups that asked by
-            themselves, ``in_vain``, rows that were asked for and not looked up; what
-            the strategy has, see its page; and after ``resume``, ``snapshot`` (a dict):
-            ``parts``, of which this trainer has written its own; ``saved``, those that
-            are committed, and ``last``, the name of the newest, on trainers that do not
+            ``steps``, ``samples`` (as told to ``step``), ``step_s`` (in ``step``),
+            ``phase_s`` (if counted), and since ``init()`` of the client:
+            ``bytes_sent``, ``bytes_received``, ``wait_s`` (blocked on servers),
+            ``round_wait_s`` (of which for rounds), ``rows_pulled``, ``rows_pushed``,
+            ``requests``, ``resent``, ``reconnects``, ``rows_prefetched``,
+            ``prefetch_hits``, ``prefetch_refreshed``, ``cache_dropped`` and
+            ``residues_dropped`` (rows that went for memory), ``early_bytes`` (before
+            their push), ``early_changed_bytes``, ``staleness``; ``lookups`` (a dict):
+            ``together``, forwards whose rows were asked for at once, ``tables``
+            that this covers now, ``alone``, lookups that asked by themselves,
+            ``in_vain``, rows that were asked for and not looked up; what the strategy
+            has, see its page; and after ``resume``, ``snapshot`` (a dict): ``parts``,
+            of which this trainer has written its own; ``saved``, those that are
+            committed, and ``last``, the name of the newest, on trainers that do not
             commit as far as this one has seen; ``failed`` and ``skipped`` (not taken)
             here; ``deltas`` and ``last_s``, from its moment to its end, of who commits;
             ``pause_s_max``, the longest time that one has kept a step. Under Async and
             Geo in jobs of their own also ``recovered`` (a dict): ``count``, how often
-            servers have come back; ``lost_updates`` of this trainer in all; ``lost_s``,
-            seconds of training that went with them. Counters of the client begin anew
-            then.
+            servers have come back, and ``rejoined``, how often they had counted this
+            trainer as lost; ``lost_updates`` of it in all, ``torn_updates``, those some
+            servers have; ``lost_s``, of training that went with servers. Counters of
+            the client begin anew each time.
         """
         return {
-            "steps": self._step_count_total,
-            "samples": self._sample_count,
-            "step_s": self._step_s,
+            **self._counted.stats(),
             **self._open().client.stats(),
             "lookups": stats_of(self._foreseen),
             **self._driver.stats(),
@@ -551,10 +561,8 @@ class DistributedOptimizer(face.ServedOptimizer, Participant):
         Of snapshots as of when this trainer last looked, of ``exchange`` what is late.
         """
         return {
-            "steps": self._step_count_total,
-            "samples": self._sample_count,
-            "step_s": self._step_s,
-            "updates": self._rounds,
+            **self._counted.stats(),
+            "updates": self._counted.rounds,
             "lookups": stats_of(self._foreseen),
             **self._driver.observed(),
             **self._resumable.observed(),
@@ -710,7 +718,7 @@ class DistributedOptimizer(face.ServedOptimizer, Participant):
             path: the directory, one for all processes; default
                 ``CPUDIST_SNAPSHOT_DIR``, which servers of their own need. Or the URL of
                 a prefix in an object store (``s3://bucket/prefix``), by fsspec.
-            every_steps: steps between snapshots; of trainer 0 under Async, HalfAsync.
+            every_steps: steps between them; of trainer 0 under Async, HalfAsync, Geo.
             every_s: seconds between snapshots, by trainer 0's clock.
             delta_every_steps: steps between snapshots, beside the others, of only the
                 rows that have changed since the one before.
@@ -752,7 +760,7 @@ class DistributedOptimizer(face.ServedOptimizer, Participant):
         )
         pace = (every_steps, every_s, delta_every_steps, delta_every_s)
         given = (path, Often(*pace, full_every, keep), state, staging, load)
-        return self._resumable.resume(subject, self._step_count_total > 0, *given)
+        return self._resumable.resume(subject, self._counted.steps > 0, *given)
 
     def _resumed(self, what: str) -> Snapshots:
         self._open()
@@ -765,7 +773,7 @@ class DistributedOptimizer(face.ServedOptimizer, Participant):
         Under Sync and among trainers that average by themselves collective; under
         Async, Geo and HalfAsync on trainer 0 alone, while the others go on. Where
         trainer 0 is in a group of HalfAsync all trainers of it call this after the same
-        step.
+        step. Under Geo with ``outer`` collective, after whatever step, and a barrier.
 
         Args:
             name: 1 to 64 of a-z, 0-9 and -; it is never overwritten, and stays however
@@ -818,17 +826,11 @@ class DistributedOptimizer(face.ServedOptimizer, Participant):
 
     def counters(self) -> dict[str, int]:
         """Steps, samples and rounds, for snapshots."""
-        return {
-            "steps": self._step_count_total,
-            "samples": self._sample_count,
-            "rounds": self._rounds,
-        }
+        return self._counted.saved()
 
     def set_counters(self, counted: Mapping[str, int]) -> None:
         """Goes on counting from there."""
-        self._step_count_total = counted["steps"]
-        self._sample_count = counted["samples"]
-        self._rounds = counted["rounds"]
+        self._counted.go_on_from(counted)
 
     def add_generators(self, generators: Sequence[torch.Generator]) -> None:
         """Takes the generators of replicas into snapshots."""
@@ -836,9 +838,9 @@ class DistributedOptimizer(face.ServedOptimizer, Participant):
 
     # -- servers that come back --------------------------------------------------------
 
-    def cannot_outlive(self, index: int) -> str:
+    def cannot_outlive(self, index: int, rejoins: bool) -> str:
         """Why it cannot; see ``Participant``."""
-        return self._outliving.refusal(index, self._averages.are_here)
+        return self._outliving.refusal(index, self._averages.are_here, rejoins)
 
     def cannot_leave(self) -> str:
         """Why not; see ``Participant``."""
@@ -857,10 +859,10 @@ class DistributedOptimizer(face.ServedOptimizer, Participant):
 
     def let_go(self) -> None:
         """Gives up the snapshots that were being saved."""
-        self._outliving.let_go(self._step_count_total)
+        self._outliving.let_go(self._counted.steps)
 
-    def go_on_with(self, client: _core.Client, limit_s: float) -> None:
-        """Goes on with servers that have come back; see ``Participant``."""
+    def go_on_with(self, client: _core.Client, limit_s: float | None) -> None:
+        """Goes on with servers that are there again; see ``Participant``."""
         self._outliving.go_on_with(client, limit_s)
         self._baseline.begin_anew()
 
@@ -876,7 +878,7 @@ class DistributedOptimizer(face.ServedOptimizer, Participant):
             tell_servers: ``False`` where servers can no longer be reached.
         """
         # Where it runs here, wrapping took the state of tables out of the optimizer.
-        stepped = self._step_count_total > 0 or self.strategy.keeps_state
+        stepped = self._counted.steps > 0 or self.strategy.keeps_state
         if stepped and self._parameters is not None:
             self._driver.keeper.give_back()
         self._close(tell_servers)
@@ -892,6 +894,7 @@ class DistributedOptimizer(face.ServedOptimizer, Participant):
             self._first.end()
             if self._foreseen is not None:
                 self._foreseen.close()
+            self._counted.close()
             self._initial.give_back()
             parameters.close(tell_servers)
             self._run.remove_participant(self)

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -92,6 +92,14 @@ def shared_defaults(inners: Sequence[torch.optim.Optimizer]) -> dict[str, Any]:
         for name, value in first.items()
         if all(name in other for other in others)
     }
+
+
+def evaluated(closure: Callable[[], Any] | None) -> Any:
+    """What a step's closure returns, if there is one; with gradients."""
+    if closure is None:
+        return None
+    with torch.enable_grad():
+        return closure()
 
 
 def run_before_saving(optimizer: torch.optim.Optimizer) -> None:

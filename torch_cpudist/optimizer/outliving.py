@@ -1,10 +1,11 @@
 # Copyright (c) 2026 The torch_cpudist authors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""How an optimizer goes on when its servers were lost and others have come.
+"""How an optimizer goes on when its servers were lost, or when they had lost it.
 
-Its parameters are opened anew there, trainer 0 gives them the values of the newest
-snapshot, and the others wait for that. What belongs to a trainer itself, its position
-in the data, counters, rates, generators, stays as it is: it has trained that far.
+Its parameters are opened anew: on other servers, to which trainer 0 gives the values of
+the newest snapshot while the others wait for that; or on the same ones, whose values
+have gone on. What belongs to a trainer itself, its position in the data, counters,
+rates, generators, stays as it is: it has trained that far.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch_cpudist.drivers.base import Driver
-from torch_cpudist.errors import InternalError, PeerLostError
+from torch_cpudist.errors import ClosedError, InternalError, PeerLostError
 from torch_cpudist.log import logger
 from torch_cpudist.optimizer.recovered import Recovered
 from torch_cpudist.optimizer.resumable import Resumable
@@ -47,6 +48,8 @@ class Outliving:
         self._lost: tuple[int, float] | None = None
         self._torn = False  # gradients are of values that were lost with their servers
         self._done: int | None = None  # the step that ends: its gradients are handed on
+        # Of steps until a loss of this trainer: not applied, and those of them in part.
+        self._unapplied: tuple[int, int] | None = None
         if driver.on_servers is not None:
             driver.on_servers.outlives_by(run.outlive)
 
@@ -84,12 +87,17 @@ class Outliving:
         with steady:
             client = self._run.trainer_client()
             if not self._torn:
+                before_it = self._driver.handed_on()
                 try:
                     behind = hand_on()
                     self._done = number
                     return behind
                 except PeerLostError as error:
+                    if self._driver.handed_on() > before_it:
+                        self._done = number  # and is counted with those before it
                     self._run.outlive(error, client)
+                if self._done == number:
+                    return before
             self._recovered.drop(number)
             self._done = number
             return before
@@ -104,24 +112,27 @@ class Outliving:
 
     def stats(self) -> dict[str, Any]:
         """``recovered`` of ``DistributedOptimizer.stats``, where servers may be."""
-        snapshots = self._resumable.snapshots
-        if snapshots is None or self._driver.together or snapshots.outlives():
+        alone = self._run.environment.apart is None
+        if alone or self._driver.together or self._driver.on_servers is None:
             return {}
         return {"recovered": self._recovered.stats()}
 
     # -- see ``Participant`` -----------------------------------------------------------
 
-    def refusal(self, index: int, averaged: bool) -> str:
-        """Why it cannot go on with other servers; empty if it can.
+    def refusal(self, index: int, averaged: bool, rejoins: bool) -> str:
+        """Why it cannot go on with servers that are there again; empty if it can.
 
         Args:
             index: which of the run's optimizers it is.
             averaged: the model has averages now.
+            rejoins: with the same ones, which have counted this trainer as lost.
         """
         if why := self._driver.together:
             return why
         snapshots, there = self._resumable.snapshots, self._driver.on_servers
-        if snapshots is None or there is None:
+        if there is None:
+            return "its parameters are not on servers."
+        if snapshots is None and not rejoins:
             return (
                 "opt.resume() was not called, which saves what servers can come back "
                 "with."
@@ -130,7 +141,7 @@ class Outliving:
             return "an earlier DistributedOptimizer of this run was closed."
         if averaged:
             return "the model has averages, inside of opt.averaged()."
-        return snapshots.outlives()
+        return "" if rejoins or snapshots is None else snapshots.outlives()
 
     def let_go(self, steps: int) -> None:
         """Gives up the snapshots that were being saved. Idempotent.
@@ -143,14 +154,18 @@ class Outliving:
         if self._resumable.snapshots is not None:
             self._resumable.snapshots.let_go()
 
-    def go_on_with(self, client: _core.Client, limit_s: float) -> None:
-        """Goes on with other servers.
+    def go_on_with(self, client: _core.Client, limit_s: float | None) -> None:
+        """Goes on with other servers, or (``None``) with those that had lost it.
 
         Raises:
+            ClosedError: these have let go of the values.
             SnapshotError: there is none, or it cannot be loaded.
             OperationTimeoutError: trainer 0 has not loaded it within ``limit_s``.
             PeerLostError: they are lost, too.
         """
+        if limit_s is None:
+            self._rejoin(client)
+            return
         snapshots = self._resumable.resumed("servers that come back")
         there = self._driver.on_servers
         if there is None:
@@ -167,7 +182,7 @@ class Outliving:
         there.rebind()
         self._torn = self._done is None
         lost = self._lost or (step, moment)
-        self._lost = None
+        self._lost = self._unapplied = None
         updates, seconds = self._recovered.add((step, moment), lost)
         step_too = ""
         if self._torn:
@@ -178,5 +193,46 @@ class Outliving:
             name,
             updates,
             seconds,
+            step_too,
+        )
+
+    def _rejoin(self, client: _core.Client) -> None:
+        there = self._driver.on_servers
+        if there is None or self._lost is None:
+            raise InternalError("only parameters on servers are joined again")
+        if self._unapplied is None:  # what a try before this one has learned stands
+            self._unapplied = self._driver.end(client.carried_out_before())
+        there.reopen(client)
+        if not there.opened.holds_values():
+            raise ClosedError(
+                f"trainer {self._run.trainer_rank} was counted as lost, and meanwhile "
+                "all others have ended: servers have let go of the values. Start this "
+                "job again; opt.resume() goes on from the newest snapshot."
+            )
+        there.opened.ready()
+        self._driver.renew()
+        if self._resumable.snapshots is not None:
+            self._resumable.snapshots.begin_anew()
+        there.begin_anew()
+        there.rebind()
+        self._torn = self._done is None
+        (lost, torn), (last, _) = self._unapplied, self._lost
+        self._unapplied = self._lost = None
+        self._recovered.rejoin(last, lost, torn)
+        self._tell_of_rejoin(last, lost, torn)
+
+    def _tell_of_rejoin(self, last: int, lost: int, torn: int) -> None:
+        in_part = f", {torn} of them on some servers only or in part" if torn else ""
+        step_too = ""
+        if self._torn:
+            step_too = f", and the gradients of the step that it is in, {last + 1}"
+        logger.warning(
+            "trainer %d, which servers had counted as lost, goes on as incarnation %d "
+            "with their values. Lost are %d updates of it, which were handed on and "
+            "not applied%s%s.",
+            self._run.trainer_rank,
+            self._run.incarnation,
+            lost,
+            in_part,
             step_too,
         )

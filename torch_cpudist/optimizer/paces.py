@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from torch_cpudist.launch.run import Run
 
 _FULL_EVERY = 10
+# Trainers that are together come to the moment of a snapshot at once, or never.
+_TOGETHER_WAIT_MS = 60_000
+# How long a trainer's own steps may wait for others' marks: then its own is taken back.
+_HOLD_MS = 100
 
 
 class Board(Protocol):
@@ -199,7 +203,7 @@ def paces_of(often: Often, run: Run, saving: Saving, key: str) -> tuple[Pace, Pa
             board if agree else None,
             key=f"{key}/{which}pace",
             leads=run.trainer_rank == 0,
-            late=not saving.on_servers,
+            late=not (saving.on_servers or saving.goes_on_alone),
         )
         for which, every_steps, every_s in (
             ("", often.every_steps, often.every_s),
@@ -217,6 +221,7 @@ class StepTimes:
 
     _REMEMBERED = 32
     _TIMES = 5  # as long as the longest of those
+    _USUAL = 2  # as long as most of them
 
     def __init__(self, least_ms: int, most_ms: int) -> None:
         """Of no step yet.
@@ -241,7 +246,63 @@ class StepTimes:
             self._took_s.append(now_s - self._began_s)
         self._began_s = now_s
 
+    def hold_ms(self, least_ms: int) -> int:
+        """How long this trainer waits for others' next steps, and for no evaluation.
+
+        Args:
+            least_ms: that it waits in any case.
+        """
+        usual_s = sorted(self._took_s)[len(self._took_s) // 2] if self._took_s else 0.0
+        return max(least_ms, int(1000 * self._USUAL * usual_s))
+
     def wait_ms(self) -> int:
         """What others get."""
         longest_ms = 1000 * max(self._took_s, default=0.0)
         return max(self._least_ms, min(int(self._TIMES * longest_ms), self._most_ms))
+
+
+class Waits:
+    """How long marks wait for those of other trainers.
+
+    Attributes:
+        steps: what this trainer's steps have taken.
+    """
+
+    def __init__(self, saving: Saving, least_ms: int, deadline_ms: int) -> None:
+        """Of one trainer.
+
+        Args:
+            saving: of the driver.
+            least_ms: that others have to the end of their next step.
+            deadline_ms: that a round has.
+        """
+        self._saving = saving
+        self._deadline_ms = deadline_ms
+        self.steps = StepTimes(least_ms, deadline_ms // 2)
+
+    def hold_ms(self, at_once: bool) -> int:
+        """How long others may keep this trainer from its steps; 0: as they may take.
+
+        Args:
+            at_once: the script waits for the snapshot.
+        """
+        if at_once or not self._saving.takes_back:
+            return 0
+        if self._saving.waits_at_once:
+            return self.steps.hold_ms(_HOLD_MS)
+        return _HOLD_MS
+
+    def wait_ms(self, at_once: bool) -> int:
+        """How long others may take; to a call of the script as long as to a step.
+
+        Args:
+            at_once: the script waits for the snapshot.
+        """
+        if self._saving.together:
+            return self._deadline_ms * 9 // 10 if at_once else _TOGETHER_WAIT_MS
+        saving = self._saving
+        if not at_once and (saving.takes_back or saving.keeps_nobody):
+            return self._deadline_ms // 2  # nobody trains later for it
+        if saving.keeps_nobody:
+            return self._deadline_ms * 9 // 10
+        return self.steps.wait_ms()

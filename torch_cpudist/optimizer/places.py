@@ -1,10 +1,11 @@
 # Copyright (c) 2026 The torch_cpudist authors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""Where snapshots are, as ``resume`` and the environment say."""
+"""Where snapshots are, as ``resume``, ``load_snapshot`` and the environment say."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 from pathlib import Path
 
@@ -13,9 +14,11 @@ from torch_cpudist.errors import (
     InvalidArgumentError,
     SnapshotError,
 )
+from torch_cpudist.log import logger
 from torch_cpudist.machine.urls import is_url
 from torch_cpudist.snapshot import names
 from torch_cpudist.snapshot.directory import Directory
+from torch_cpudist.snapshot.staging import Stage
 from torch_cpudist.snapshot.store import Store
 
 
@@ -101,3 +104,75 @@ def check_new_name(
             f"snapshot {name!r} is in {url} already, and none is ever overwritten. "
             "Take another name, or remove it there."
         )
+
+
+def located(source: str | os.PathLike[str], directory: Directory) -> Path | str:
+    """The directory of a snapshot, here or elsewhere; or its URL.
+
+    Args:
+        source: as ``load_snapshot`` was given it.
+        directory: of this run's snapshots.
+
+    Raises:
+        InvalidArgumentError: it cannot be one.
+    """
+    if isinstance(source, str) and is_url(source):
+        names.check_name(source.rstrip("/").rpartition("/")[2])
+        return source.rstrip("/")
+    if isinstance(source, str) and os.sep not in source:
+        return directory.folder(source)
+    text = os.fspath(source) if isinstance(source, (str, os.PathLike)) else ""
+    if not isinstance(text, str) or not text:
+        raise InvalidArgumentError(
+            f"load_snapshot: {source!r}, expected the name of a snapshot, its "
+            "directory or URL"
+        )
+    path = Path(text).expanduser().absolute()
+    return Directory(path.parent).folder(path.name)
+
+
+def brought(
+    where: Path | str, stage: Stage, directory: Directory, store: Store | None
+) -> Path:
+    """Where a snapshot is, copied here if it was not.
+
+    Args:
+        where: as ``located`` has returned.
+        stage: for what comes from elsewhere.
+        directory: of this run's snapshots.
+        store: that they are copied to.
+    """
+    if isinstance(where, str):
+        url, _, name = where.rpartition("/")
+        Store(url).get(stage.inside, name)
+        return stage.inside.folder(name)
+    own = where.parent == directory.path
+    if store is not None and own and where.name not in directory.names():
+        store.get(directory, where.name)
+    return where
+
+
+def mended(folder: Path, directory: Directory, store: Store | None) -> bool:
+    """Whether a store had what is damaged of a snapshot of this directory.
+
+    Args:
+        folder: of the snapshot.
+        directory: of this run's snapshots.
+        store: that they are copied to.
+    """
+    if store is None or folder.parent != directory.path:
+        return False
+    try:
+        return store.mend(directory, folder.name)
+    except SnapshotError as error:
+        logger.warning("snapshot %s is damaged, and %s", folder.name, error)
+        return False
+
+
+def nothing_to_load(directory: Directory) -> SnapshotError:
+    """The error of a trainer whose servers came back, and have nothing to load."""
+    return SnapshotError(
+        "servers have come back without values, and there is no snapshot in "
+        f"{directory.path} to load: none was saved before they were lost. Start all "
+        "trainers' jobs again, which begin anew, with every_steps= or every_s=."
+    )

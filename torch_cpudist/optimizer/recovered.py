@@ -1,6 +1,6 @@
 # Copyright (c) 2026 The torch_cpudist authors.
 # SPDX-License-Identifier: BSD-3-Clause
-"""What a trainer has lost with servers that it has outlived."""
+"""What a trainer has lost with servers, or as one that they have lost."""
 
 from __future__ import annotations
 
@@ -32,6 +32,8 @@ class Recovered:
     def __init__(self) -> None:
         """Nothing was lost yet."""
         self.count = 0
+        self.rejoined = 0
+        self.torn = 0
         self._steps: list[Interval] = []
         self._times: list[Interval] = []
 
@@ -54,6 +56,19 @@ class Recovered:
         self._times = [*_cut(self._times, kept[1]), (kept[1], lost[1])]
         return round(_length(self._steps) - before), lost[1] - kept[1]
 
+    def rejoin(self, last: int, lost: int, torn: int) -> None:
+        """Servers had counted this trainer as lost, and have taken it again.
+
+        Args:
+            last: its last step whose gradients were handed on.
+            lost: so many, to that one, that not all servers have applied.
+            torn: so many of them that some have.
+        """
+        self.rejoined += 1
+        self.torn += torn
+        if lost:
+            self._steps = [*_cut(self._steps, last - lost), (last - lost, last)]
+
     def drop(self, step: int) -> None:
         """The gradients of this step are not used: they are of values before."""
         self._steps.append((step - 1, step))
@@ -62,7 +77,9 @@ class Recovered:
         """``recovered`` of ``DistributedOptimizer.stats``."""
         return {
             "count": self.count,
+            "rejoined": self.rejoined,
             "lost_updates": round(_length(self._steps)),
+            "torn_updates": self.torn,
             "lost_s": _length(self._times),
         }
 

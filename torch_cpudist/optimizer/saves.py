@@ -76,6 +76,8 @@ class Save:
         base: what was marked to have the changes since it; ``None``: all rows.
         given_up: it is only to be removed.
         name: of the snapshot, from who marks it so; empty where another trainer does.
+        until: when it is given up where others do not come, by the monotonic clock; 0:
+            the mark keeps this trainer waiting until servers give it up.
     """
 
     number: int
@@ -88,6 +90,7 @@ class Save:
     base: Tip | None = None
     given_up: bool = False
     name: str = ""
+    until: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -232,11 +235,13 @@ class Saves:
         """Has what this trainer commits copied there from now on."""
         self._copies = Copies(store, self._directory, self._keep)
 
-    def count_from(self, before: Saves) -> None:
-        """Goes on counting where another one has ended, whose servers were lost.
+    def go_on_from(self, before: Saves, store: Store | None) -> None:
+        """Goes on counting, and copying, where another one has ended after a loss.
 
-        Of these it is not known what they count that no trainer does.
+        Of its servers it is not known what they count that no trainer does.
         """
+        if store is not None:
+            self.copy_to(store)
         self._counts = replace(before._counts, in_a_row=0)
         self._unseen.extend(before._unseen)
         self.uncounted = None

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from torch_cpudist import ranges
-from torch_cpudist._version import __version__
 from torch_cpudist.drivers.saving import Saving
 from torch_cpudist.errors import (
     ConfigurationError,
@@ -27,12 +26,18 @@ from torch_cpudist.errors import (
     describe,
 )
 from torch_cpudist.log import logger
-from torch_cpudist.machine.urls import is_url
 from torch_cpudist.optimizer.captured import Captured
 from torch_cpudist.optimizer.meeting import Meeting
 from torch_cpudist.optimizer.own_state import OwnState, check_objects
-from torch_cpudist.optimizer.paces import Often, StepTimes, paces_of
-from torch_cpudist.optimizer.places import check_new_name, checked_place
+from torch_cpudist.optimizer.paces import Often, Waits, paces_of
+from torch_cpudist.optimizer.places import (
+    brought,
+    check_new_name,
+    checked_place,
+    located,
+    mended,
+    nothing_to_load,
+)
 from torch_cpudist.optimizer.recovered import Moments
 from torch_cpudist.optimizer.saves import Save, Saves, Tip
 from torch_cpudist.optimizer.schedules import Schedules, schedules_of
@@ -44,27 +49,15 @@ from torch_cpudist.snapshot import names, trees
 from torch_cpudist.snapshot.choice import Choice
 from torch_cpudist.snapshot.directory import Directory
 from torch_cpudist.snapshot.left_files import LeftFiles
-from torch_cpudist.snapshot.manifest import Manifest, Version
 from torch_cpudist.snapshot.reading import Snapshot
 from torch_cpudist.snapshot.staging import Stage
 from torch_cpudist.snapshot.store import Store
 
-# How long others may take to come to the moment of a snapshot. Trainers that are
-# together come at once or never; else it is the end of their next step: at least so
-# long, and several times what a step takes here.
-_TOGETHER_WAIT_MS = 60_000
+# How long others may take to the end of their next step, at least.
 _WAIT_MS = 10_000
 _POLL_S = 0.02
 # How much longer than its own limit whoever commits one may take to tell.
 _TOLD_S = 10.0
-
-
-def _nothing_to_load(directory: Directory) -> SnapshotError:
-    return SnapshotError(
-        "servers have come back without values, and there is no snapshot in "
-        f"{directory.path} to load: none was saved before they were lost. Start all "
-        "trainers' jobs again, which begin anew, with every_steps= or every_s=."
-    )
 
 
 class Snapshots:
@@ -126,7 +119,7 @@ class Snapshots:
         self._loading = False
         self._half = ""  # why values are of two moments, where they are
         self._marked = False  # in the step that ends, or a mark is not answered yet
-        self._step_times = StepTimes(_WAIT_MS, run.environment.round_deadline_ms // 2)
+        self._waits = Waits(self._saving, _WAIT_MS, run.environment.round_deadline_ms)
 
     def _begin(self) -> None:
         """Makes what is of one run: servers that come back are another one."""
@@ -140,7 +133,7 @@ class Snapshots:
             self.directory,
             run.trainer_rank,
             self._saving,
-            self._described,
+            self._subject.described,
             self._often.keep,
             run.trainer_count,
             self._left,
@@ -149,6 +142,7 @@ class Snapshots:
             self._captured.all,
             self._captured.look,
         )
+        self._saving.when_between(self._mark_between)
         self._meeting = Meeting(run, self.directory, self._subject.number)
         goes = run.environment.apart is not None and self._saving.comes_and_goes
         way = UnderWay(run, self.directory, self._subject.number)
@@ -234,11 +228,12 @@ class Snapshots:
         self, source: str | os.PathLike[str], choice: Choice, counted: Mapping[str, int]
     ) -> Started:
         """See ``DistributedOptimizer.load_snapshot``. Collective."""
-        where = self._located(source)
+        where = located(source, self.directory)
         with contextlib.suppress(SnapshotError):
             # What is being written needs the rows that go now.
             self.finish(self._run.environment.round_deadline_ms / 1000)
         self._subject.driver.settle()
+        self._give_up_again("the run goes back")
         if not self._saving.ready():
             self._saving.make_ready()
         # Which trainers spell in their own ways, so that none goes by its own.
@@ -285,7 +280,7 @@ class Snapshots:
             self._meeting.find(where)
         with Stage(self.directory) as stage:  # used on trainer 0 alone
             found = self._meeting.decided(
-                lambda: self._load_verified(self._copied(where, stage), choice, stage)
+                lambda: self._load_verified(self._brought(where, stage), choice, stage)
             )
             # As this trainer calls it: hosts may have the directory in other places.
             folder = where
@@ -297,32 +292,8 @@ class Snapshots:
                 self._run.barrier()  # all have read what goes now
         return started
 
-    def _located(self, source: str | os.PathLike[str]) -> Path | str:
-        """The directory of a snapshot, here or elsewhere; or its URL."""
-        if isinstance(source, str) and is_url(source):
-            names.check_name(source.rstrip("/").rpartition("/")[2])
-            return source.rstrip("/")
-        if isinstance(source, str) and os.sep not in source:
-            return self.directory.folder(source)
-        text = os.fspath(source) if isinstance(source, (str, os.PathLike)) else ""
-        if not isinstance(text, str) or not text:
-            raise InvalidArgumentError(
-                f"load_snapshot: {source!r}, expected the name of a snapshot, its "
-                "directory or URL"
-            )
-        path = Path(text).expanduser().absolute()
-        return Directory(path.parent).folder(path.name)
-
-    def _copied(self, where: Path | str, stage: Stage) -> Path:
-        """Where a snapshot is, copied here if it was not."""
-        if isinstance(where, str):
-            url, _, name = where.rpartition("/")
-            Store(url).get(stage.inside, name)
-            return stage.inside.folder(name)
-        own = where.parent == self.directory.path
-        if self._store is not None and own and where.name not in self.directory.names():
-            self._store.get(self.directory, where.name)
-        return where
+    def _brought(self, where: Path | str, stage: Stage) -> Path:
+        return brought(where, stage, self.directory, self._store)
 
     def _load_verified(
         self, folder: Path, choice: Choice, stage: Stage
@@ -331,7 +302,7 @@ class Snapshots:
         try:
             return self._load_whole(folder, choice, stage)
         except SnapshotCorruptError:
-            if not self._mended(folder):
+            if not mended(folder, self.directory, self._store):
                 raise
         return self._load_whole(folder, choice, stage)
 
@@ -343,16 +314,6 @@ class Snapshots:
         if damaged:
             raise damaged[0]
         return self._load(snapshot, choice, stage)
-
-    def _mended(self, folder: Path) -> bool:
-        """Whether the store had what is damaged of a snapshot of this directory."""
-        if self._store is None or folder.parent != self.directory.path:
-            return False
-        try:
-            return self._store.mend(self.directory, folder.name)
-        except SnapshotError as error:
-            logger.warning("snapshot %s is damaged, and %s", folder.name, error)
-            return False
 
     def _load_newest(self, needed: bool = False, skip: bool = False) -> dict[str, Any]:
         """Loads the newest snapshot that is whole; on trainer 0.
@@ -395,14 +356,14 @@ class Snapshots:
                 damaged = damaged or error
                 if error.partly_loaded:
                     damaged, begun = error, begun | plan.taken.keys()
-                if may_mend and self._mended(folder):
+                if may_mend and mended(folder, self.directory, self._store):
                     waiting.insert(0, (name, False))
                 else:
                     logger.warning("%s It is passed over.", error)
         if damaged is not None:
             raise damaged
         if needed:
-            raise _nothing_to_load(self.directory)
+            raise nothing_to_load(self.directory)
         if self._way is not None:
             self._way.loaded(self._way.grown(None))
         return {"name": None}
@@ -516,15 +477,12 @@ class Snapshots:
         """Waits until trainer 0 has loaded values into them; on the others.
 
         Raises:
-            SnapshotError: it could not, or there is none to be loaded.
-            OperationTimeoutError: it has not in time.
+            SnapshotError, OperationTimeoutError: it could not, or has not in time.
         """
         self._met().wait(limit_s, after_loss=True)
 
     def go_on_again(self) -> tuple[str, int, float]:
         """Goes on with values of the newest snapshot; its own state stays.
-
-        Trainer 0 loads them; of the others, ``await_values`` has returned.
 
         Returns:
             The snapshot's name, this trainer's step then, and when that was.
@@ -532,27 +490,32 @@ class Snapshots:
         Raises:
             SnapshotError: there is none.
         """
-        before, way = self._saves, self._met()
-        self._begin()
-        self._saves.count_from(before)
-        if self._store is not None:
-            self._saves.copy_to(self._store)
+        way, self._last = self._met(), 0
+        self.begin_anew()
         way.check(self._saving)
         if self._leads:
             with self._noting_half():
                 way.begin(lambda: self._load_newest(needed=True))
         begun = way.wait(_TOLD_S)
         if begun.name is None:
-            raise _nothing_to_load(self.directory)
+            raise nothing_to_load(self.directory)
         manifest = self.directory.manifest(begun.name)
         self._saving.take_in(Choice().plan(manifest, self._saving.targets()))
-        newest = way.clear(self._saving) if self._leads else 0
-        self._half, self._last = "", max(manifest.number, newest)
-        self._due = self._full_due = self._marked = False
-        self._asked = self._asked_full = 0
+        self._half, self._last = "", max(manifest.number, self._last)
         steps = {one.rank: one.steps for one in manifest.trainers}
         step = steps.get(self._run.trainer_rank, self._began[0])
         return begun.name, step, self._moments.get(manifest.number, self._began[1])
+
+    def begin_anew(self) -> None:
+        """Its servers are there again: what was being saved is given up."""
+        before = self._saves
+        self._begin()
+        self._saves.go_on_from(before, self._store)
+        self._due = self._full_due = self._marked = False
+        self._asked = self._asked_full = 0
+        self._left.forget(self._run.trainer_rank)
+        newest = self._met().clear(self._saving) if self._leads else 0
+        self._last = max(self._last, newest)
 
     # -- saving ------------------------------------------------------------------------
 
@@ -564,7 +527,7 @@ class Snapshots:
         """
         self._require_whole()
         self._saves.check()
-        self._step_times.begin(time.monotonic(), counts=not self._marked)
+        self._waits.steps.begin(time.monotonic(), counts=not self._marked)
         self._marked = bool(self._captured)
         self._captured.step_begins()
         for pace in (self._pace, self._delta_pace):
@@ -574,34 +537,78 @@ class Snapshots:
         """A step is over: takes part in a snapshot if it is time."""
         self._round = counted["rounds"]
         self._captured.step_over()
-        self.take_answers()
+        self._captured.take_answers(wait=False)
         saving = self._saving
         count, ready = self._count(counted), saving.ready()
         if saving.together or self._leads:
             self._full_due = self._pace.due(count, ready) or self._full_due
             self._due = self._delta_pace.due(count, ready) or self._due
         if self._wanted is not None:
-            idle = not self._captured and not self._saves.writing
+            waits = self._captured or self._captured.again or self._saves.writing
+            idle = not waits
             self._due = self._wanted.due(idle, self._saves.counts.saved) or self._due
         if (self._due or self._full_due) and ready:
             full, self._due, self._full_due = self._full_due, False, False
-            if self._leads and self._captured and not saving.together:
-                self._saves.skip("the moment of the one before is still awaited")
-            elif self._leads and self._saves.writing and not saving.together:
-                self._saves.skip("the one before is still being written")
-            elif not saving.together and self._captured.rests(time.monotonic()):
-                self._saves.skip("others did not come to the last one in time")
-            elif saving.asks_first:
-                number = max(count, self._last + 1)
-                self._asked_full = number if full else 0
-                self._ask(number)
+            why = "" if saving.together else self._no_time()
+            if not why:
+                self._begin_one(count, full, counted)
+                if not saving.asks_first:
+                    return
             else:
-                number = max(count, self._last + 1)
-                base = None if full else self._base()
-                self._mark(number, self._name(number), counted, False, base)
-        elif not saving.together and (wanted := saving.wanted()) > self._last:
+                self._saves.skip(why)
+        if not saving.together:
+            self._mark_wanted(counted)
+
+    def _no_time(self) -> str:
+        """Why no snapshot is begun now; empty if one is."""
+        now, again = time.monotonic(), self._captured.again
+        if self._captured:
+            return "the moment of the one before is still awaited"
+        if self._saves.writing:
+            return "the one before is still being written"
+        if again is not None and now < again.until:
+            return "the one before waits for trainers that do not step"
+        if self._captured.rests(now):
+            return "others did not come to the last one in time"
+        self._give_up_again("trainers have not stepped in time")
+        return ""
+
+    def _begin_one(self, count: int, full: bool, counted: Mapping[str, int]) -> None:
+        number = max(count, self._last + 1)
+        if self._saving.asks_first:
+            self._asked_full = number if full else 0
+            self._ask(number)
+        else:
+            base = None if full else self._base()
+            self._mark(number, self._name(number), counted, False, base)
+
+    def _mark_between(self) -> None:
+        """Marks what servers ask for where no step ends before it is too late."""
+        self._mark_wanted(self._subject.counters.counters())
+        self._captured.settle()
+
+    def _mark_wanted(self, counted: Mapping[str, int]) -> None:
+        """Marks what servers ask for, if they do; also what was taken back."""
+        wanted, again = self._saving.wanted(), self._captured.again
+        if again is not None and wanted == again.number:
+            if again.base is not None and self._saves.tip is not again.base:
+                self._give_up_again(f"snapshot {again.base.base.name} has gone")
+            else:
+                self._mark(wanted, again.name, counted, False, again.base, again.until)
+        elif wanted > self._last:
             base = None if wanted == self._asked_full else self._base()
             self._mark(wanted, "", counted, False, base)
+
+    def _give_up_again(self, why: str) -> None:
+        """Gives up what was taken back, and waits to be marked again; on trainer 0."""
+        again = self._captured.again
+        if again is None or not self._leads:
+            return
+        self._captured.forget_again()
+        self._saves.skip(f"{why}, and snapshot {again.number} still waited for others")
+        with contextlib.suppress(Error):
+            self._saving.abandon(again.number)
+        self.directory.end(again.name or self._name(again.number))
 
     def _base(self) -> Tip | None:
         """What a snapshot of changes would be put over now; ``None``: take all rows."""
@@ -619,14 +626,16 @@ class Snapshots:
 
     def _ask(self, number: int) -> None:
         """Has all trainers mark their next moment, this one too."""
-        wait_ms = self._step_times.wait_ms()
+        wait_ms = self._waits.wait_ms(at_once=False)
         self.directory.begin(self._name(number))
         reason = self._saving.ask(number, self._name(number), wait_ms)
         if reason:
             self.directory.end(self._name(number))
             self._saves.skip(reason)
-        else:
-            self._asked = number
+            return
+        if self._last < self._asked < number:  # given up before anybody has marked it
+            self.directory.end(self._name(self._asked))
+        self._asked = number
 
     def _count(self, counted: Mapping[str, int]) -> int:
         return self._saving.count(counted["steps"], counted["rounds"])
@@ -641,12 +650,18 @@ class Snapshots:
         counted: Mapping[str, int],
         whole: bool,
         base: Tip | None = None,
+        until: float = 0.0,
     ) -> None:
         began = time.monotonic()
+        hold_ms = self._waits.hold_ms(whole)
+        wait_ms = self._waits.wait_ms(whole)
+        if (hold_ms > 0 or self._saving.keeps_nobody) and until == 0:
+            until = began + wait_ms / 1000
         tree = self._tree(counted)
         self._last = max(self._last, number)
         steps = counted["steps"]
-        save = Save(number, steps, tree, began, whole=whole, base=base, name=name)
+        save = Save(number, steps, tree, began, None, whole, False, base, False, name)
+        save.until = until
         self._moments.note(number, began)
         if name:  # now, so that nobody makes it once it was given up
             self.directory.begin(name)
@@ -654,10 +669,9 @@ class Snapshots:
         if base is not None and self._saves.tip is not base:
             save.base = base = None  # it may have gone before it was known to be needed
         self._marked = True
-        wait_ms = self._wait_ms(at_once=whole)
         try:
             since = 0 if base is None else base.number
-            answer = self._saving.mark(number, name, wait_ms, since)
+            answer = self._saving.mark(number, name, wait_ms, since, hold_ms)
         except BaseException:
             self._captured.drop(number)
             if name:
@@ -668,14 +682,6 @@ class Snapshots:
         if self._captured:
             self._saves.watch()
         self._pause_s_max = max(self._pause_s_max, time.monotonic() - began)
-
-    def _wait_ms(self, at_once: bool) -> int:
-        """How long others may take; to a call of the script as long as to a step."""
-        if not self._saving.together:
-            return self._step_times.wait_ms()
-        if at_once:
-            return self._run.environment.round_deadline_ms * 9 // 10
-        return _TOGETHER_WAIT_MS
 
     def _tree(self, counted: Mapping[str, int]) -> dict[str, Any]:
         """This trainer's own state."""
@@ -702,22 +708,6 @@ class Snapshots:
         """Goes on with those whose mark was answered meanwhile."""
         self._captured.take_answers()
 
-    def _described(self) -> Manifest:
-        """The manifest, but for what was written; any thread."""
-        subject = self._subject
-        kind, options = subject.strategy
-        return Manifest(
-            name="snap",
-            number=0,
-            strategy=kind,
-            version=Version(),
-            servers=0,
-            options=options,
-            average_decay=subject.average_decay,
-            param_set=subject.number,
-            package=__version__,
-        )
-
     def save(self, name: str | None, counted: Mapping[str, int]) -> str:
         """See ``DistributedOptimizer.save_snapshot``."""
         run, saving = self._run, self._saving
@@ -732,9 +722,12 @@ class Snapshots:
         if name is not None:
             check_new_name(name, self.directory, self._store, self._url)
         limit_s = run.environment.round_deadline_ms / 1000
+        if saving.at_barrier:
+            self._come_to_barrier()
         # Also those of this step that others have still to mark: servers would refuse
         # one of the same moment.
         self.finish(limit_s, others_come=True)
+        self._give_up_again("another one was asked for")
         if not saving.ready():
             saving.make_ready()
         group = saving.in_step and not saving.together
@@ -782,9 +775,16 @@ class Snapshots:
                 self._last = self._asked
             return {"number": max(self._count(counted), self._last + 1)}
 
+        if self._saving.at_barrier:
+            return int(self._meeting.decided(chosen, loads=False)["number"])
         check = self._run.trainer_client().check
         found = self._meeting.handed("number", self._round, chosen, limit_s, check)
         return int(found["number"])
+
+    def _come_to_barrier(self) -> None:
+        """Makes this a moment at which everything of all trainers is on servers."""
+        self._run.barrier()
+        self._subject.driver.flush("all")
 
     def by_leader(self, what: str, do: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """Has trainer 0 do something with a snapshot that was just saved.
@@ -798,7 +798,7 @@ class Snapshots:
         Raises:
             SnapshotCorruptError, SnapshotError: as it did; on all.
         """
-        if self._saving.together:
+        if self._saving.together or self._saving.at_barrier:
             return self._meeting.decided(do, loads=False)
         if not self._saving.in_step:
             return do()
@@ -862,6 +862,7 @@ class Snapshots:
         if timeout_s > 0:
             with contextlib.suppress(Error):
                 self.finish(timeout_s)
+            self._give_up_again("the optimizer is closed")
         self._saves.close(max(0.0, until - time.monotonic()))
 
     @property

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import nn
 
+from torch_cpudist._version import __version__
 from torch_cpudist.drivers.base import Driver
 from torch_cpudist.optimizer.own_state import ReadsAhead
+from torch_cpudist.snapshot.manifest import Manifest, Version
 
 if TYPE_CHECKING:
     from torch_cpudist.launch.run import Run
@@ -77,3 +79,18 @@ class Subject:
     readers: Sequence[ReadsAhead]
     generators: list[torch.Generator]
     number: int
+
+    def described(self) -> Manifest:
+        """A manifest, but for what was written; any thread."""
+        kind, options = self.strategy
+        return Manifest(
+            name="snap",
+            number=0,
+            strategy=kind,
+            version=Version(),
+            servers=0,
+            options=options,
+            average_decay=self.average_decay,
+            param_set=self.number,
+            package=__version__,
+        )

@@ -250,7 +250,7 @@ class ReplicaExecutor:
             returned = self._loss_fn(self._models.modules[replica], part)
             losses.backward(losses.loss_of(returned), seed)
         if compact:
-            reduction.compact_all(self._models.views[replica])
+            reduction.compact_all(self._models, replica)
         return splitting.detached(returned)
 
     def _step(self, threads: ReplicaThreads, samples: int | None) -> None:
@@ -273,15 +273,9 @@ class ReplicaExecutor:
 
     def _sum(self, owner: int, update: bool) -> None:
         """Sums an owner's gradients into the model; updates its parameters."""
-        with torch.no_grad():
-            for index in self._owned[owner]:
-                if self._update.sums_itself(index):
-                    continue
-                grads = [views[index].grad for views in self._models.views]
-                found = reduction.total(grads, self._update.wants_sorted(index))
-                self._models.parameters[index].grad = found
-                for views in self._models.views:
-                    views[index].grad = None
+        owned, sums_itself = self._owned[owner], self._update.sums_itself
+        indices = [index for index in owned if not sums_itself(index)]
+        reduction.sum_into(self._models, indices, self._update.wants_sorted)
         if update:
             self._update.by_owner(owner)
 
@@ -359,9 +353,8 @@ class ReplicaExecutor:
 
     def _check_used(self) -> None:
         models = self._models
-        used = any(view.grad is not None for views in models.views for view in views)
         past = any(parameter.grad is not None for parameter in models.parameters)
-        if past or not used:
+        if past or not models.has_gradients:
             models.clear_gradients()
             raise UnsupportedModelError(
                 "loss_fn(model, part) has not computed its loss with the model that it "

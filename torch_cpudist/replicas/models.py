@@ -17,8 +17,10 @@ import torch
 from torch import nn
 
 from torch_cpudist.errors import ModelChangedError, UnsupportedModelError
+from torch_cpudist.ops.tables import Piece
 from torch_cpudist.replicas import hooks
 from torch_cpudist.replicas.dropout import own_dropout
+from torch_cpudist.replicas.pieces import gradient_of, has_rows, piece_of
 from torch_cpudist.replicas.table_view import copied_tables
 from torch_cpudist.tables.forwards import hook_copy
 from torch_cpudist.tables.found import MAX_NORM_OBSTACLE
@@ -132,6 +134,8 @@ class ReplicaModels:
         self.modules: list[nn.Module] = []
         # By replica, in the order of the model's parameters.
         self.views: list[list[nn.Parameter]] = []
+        #: By replica and place, gradients of tables whose keys have been summed.
+        self.pieces: list[dict[int, Piece]] = [{} for _ in range(count)]
         for replica in range(count):
             views = [self._view(i, replica) for i in range(len(self.parameters))]
             self.views.append(views)
@@ -193,7 +197,8 @@ class ReplicaModels:
         for i, (module, copies) in enumerate(self._pairs):
             mode = module.training if training is None else training
             for made in copies:
-                made.training = mode
+                if made.training != mode:
+                    made.training = mode
             plain = _plain_attributes(module)
             if plain != self._plain[i]:
                 _check_norms(module, len(self.modules))
@@ -279,13 +284,51 @@ class ReplicaModels:
             if self.has_copy(index, replica):
                 self.views[replica][index].copy_(self.parameters[index])
 
+    # -- gradients ---------------------------------------------------------------------
+
     def clear_gradients(self) -> None:
         """Forgets the gradients of all replicas, and those in the model."""
         for parameter in self.parameters:
             parameter.grad = None
-        for views in self.views:
-            for view in views:
-                view.grad = None
+        self.drop_gradients(range(len(self.parameters)))
+
+    def drop_gradients(self, indices: Iterable[int]) -> None:
+        """Forgets the replicas' gradients of some parameters."""
+        for index in indices:
+            for views, pieces in zip(self.views, self.pieces, strict=True):
+                views[index].grad = None
+                pieces.pop(index, None)
+
+    def gradients_of(self, index: int) -> list[torch.Tensor]:
+        """The replicas' gradients of a parameter, of those that have one, in order."""
+        found: list[torch.Tensor] = []
+        for views, pieces in zip(self.views, self.pieces, strict=True):
+            grad = views[index].grad
+            if index in pieces:
+                found.append(gradient_of(pieces[index], views[index]))
+            elif grad is not None:
+                found.append(grad)
+        return found
+
+    def pieces_of(self, index: int) -> list[Piece]:
+        """The same as keys and rows; empty unless all of them are such."""
+        found: list[Piece] = []
+        for views, pieces in zip(self.views, self.pieces, strict=True):
+            grad = views[index].grad
+            if index in pieces:
+                found.append(pieces[index])
+            elif grad is not None:
+                if not has_rows(grad):
+                    return []
+                found.append(piece_of(grad))
+        return found
+
+    @property
+    def has_gradients(self) -> bool:
+        """Whether some replica has a gradient."""
+        if any(self.pieces):
+            return True
+        return any(view.grad is not None for views in self.views for view in views)
 
     @property
     def compiled(self) -> bool:

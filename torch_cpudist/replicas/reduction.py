@@ -4,12 +4,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import torch
-from torch import nn
 
-from torch_cpudist import ops
+from torch_cpudist.ops.tables import Piece, sum_table_rows
+from torch_cpudist.replicas.models import ReplicaModels
+from torch_cpudist.replicas.pieces import gradient_of, has_rows, piece_of
 
 
 def deal_owners(
@@ -40,61 +41,79 @@ def deal_owners(
     return [sorted(indices) for indices in owned]
 
 
-def compact(grad: torch.Tensor) -> torch.Tensor:
-    """A replica's sparse gradient with every key once, in memory of its own."""
-    summable = (torch.float32, torch.float64)
-    if grad.sparse_dim() != 1 or grad.dense_dim() != 1 or grad.dtype not in summable:
-        return grad.coalesce()
-    keys, values = ops.dedupe_segment_sum(
-        grad._indices()[0].contiguous(), grad._values().contiguous()
-    )
-    return torch.sparse_coo_tensor(
-        keys[None], values, grad.shape, check_invariants=False
-    )
+@torch.no_grad()
+def compact_all(models: ReplicaModels, replica: int) -> None:
+    """Sums the rows of each key of a replica's sparse gradients; run by its thread.
+
+    They become pieces in memory of their own, in one call for all tables.
+    """
+    views = models.views[replica]
+    summed: dict[int, Piece] = {}
+    for index, view in enumerate(views):
+        grad = view.grad
+        if grad is None or grad.layout != torch.sparse_coo:
+            continue
+        if has_rows(grad):
+            summed[index] = piece_of(grad)
+        else:
+            view.grad = grad.coalesce()
+    found = sum_table_rows([[piece] for piece in summed.values()])
+    for index, piece in zip(summed, found, strict=True):
+        models.pieces[replica][index] = piece
+        views[index].grad = None
 
 
 @torch.no_grad()
-def compact_all(views: Sequence[nn.Parameter]) -> None:
-    """``compact`` for every sparse gradient of a replica; run by its thread."""
-    for view in views:
-        if view.grad is not None and view.grad.layout == torch.sparse_coo:
-            view.grad = compact(view.grad)
+def sum_into(
+    models: ReplicaModels, indices: Sequence[int], sort: Callable[[int], bool]
+) -> None:
+    """Sums the replicas' gradients of some parameters into the model's ``grad``.
 
-
-def total(grads: Sequence[torch.Tensor | None], sort: bool) -> torch.Tensor | None:
-    """The sum of one parameter's gradients, in replica order; uses the first one up.
-
-    Dense ones are added into the first. Sparse ones become keys and rows, every key
-    once; never a whole table.
+    In replica order. Tables take one call for all of them; never a whole table.
 
     Args:
-        grads: by replica; ``None`` where it has none.
-        sort: keys in ascending order, as torch's optimizers want them.
+        models: have the gradients, and then have none but the model's.
+        indices: of the parameters.
+        sort: whether keys of a table are to ascend, as torch's optimizers want them.
     """
-    found = [grad for grad in grads if grad is not None]
-    if not found:
+    tables: dict[int, list[Piece]] = {}
+    for index in indices:
+        pieces = models.pieces_of(index)
+        if pieces:
+            tables[index] = pieces
+        else:
+            models.parameters[index].grad = _total(models.gradients_of(index))
+    sums = sum_table_rows(list(tables.values()))
+    for index, piece in zip(tables, sums, strict=True):
+        parameter = models.parameters[index]
+        grad = gradient_of(piece, parameter)
+        # Sorting adds nothing up any more, in whatever order.
+        parameter.grad = grad.coalesce() if sort(index) else grad
+    models.drop_gradients(indices)
+
+
+def _total(grads: Sequence[torch.Tensor]) -> torch.Tensor | None:
+    """The sum of one parameter's gradients, in their order; uses the first one up."""
+    if not grads:
         return None
-    sparse = [grad for grad in found if grad.layout == torch.sparse_coo]
-    if len(sparse) == len(found):
-        return _total_rows(sparse, sort)
-    dense = [grad for grad in found if grad.layout != torch.sparse_coo]
+    sparse = [grad for grad in grads if grad.layout == torch.sparse_coo]
+    if len(sparse) == len(grads):
+        return _total_sparse(sparse)
+    dense = [grad for grad in grads if grad.layout != torch.sparse_coo]
     summed = dense[0]
     for grad in [*dense[1:], *sparse]:
         summed.add_(grad)
     return summed
 
 
-def _total_rows(grads: Sequence[torch.Tensor], sort: bool) -> torch.Tensor:
-    if len(grads) == 1:
-        joined = grads[0]
-    else:
+def _total_sparse(grads: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Of sparse gradients that are none of rows, or in half precision."""
+    joined = grads[0]
+    if len(grads) > 1:
         joined = torch.sparse_coo_tensor(
             torch.cat([grad._indices() for grad in grads], dim=1),
             torch.cat([grad._values() for grad in grads]),
             grads[0].shape,
             check_invariants=False,
         )
-    if len(grads) > 1:
-        joined = compact(joined)
-    # Sorting adds nothing up any more, in whatever order.
-    return joined.coalesce() if sort else joined
+    return joined.coalesce()

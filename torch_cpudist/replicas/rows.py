@@ -3,9 +3,10 @@
 """Tables that are stepped by row: which of them, how, and by whom.
 
 A step passes over the rows once where torch's sparse operators sort, search and copy
-them several times. State stays where the optimizer keeps it; the numbers are those of
-torch's step, but for rounding. Owners share the rows of a table out: one alone would
-still be at it when the others have updated all the rest.
+them several times, and is one call for all tables, in which nobody has Python's lock.
+State stays where the optimizer keeps it; the numbers are those of torch's step, but for
+rounding. Owners share the rows of a table out: one alone would still be at it when the
+others have updated all the rest.
 """
 
 from __future__ import annotations
@@ -19,11 +20,13 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from torch_cpudist import _core, ops, optim
+from torch_cpudist import _core, optim
 from torch_cpudist.errors import UnsupportedOptimizerError
+from torch_cpudist.ops.tables import Piece, TablesStep, TableStep
 from torch_cpudist.replicas.models import ReplicaModels
+from torch_cpudist.replicas.pieces import gradient_of, has_rows, piece_of
 from torch_cpudist.rules.read import read_group
-from torch_cpudist.rules.state_parts import part_shape, state_parts
+from torch_cpudist.rules.state_parts import StatePart, part_shape, state_parts
 
 # Fewer rows of all replicas are done by one thread before several have shared them out.
 DEAL_FROM_ROWS = 4096
@@ -42,50 +45,54 @@ def fits_class(optimizer: Optimizer) -> bool:
     return type(optimizer) in _BY_ROW
 
 
+@dataclass(frozen=True)
+class _Rule:
+    """What a group's options make of the rows of its tables."""
+
+    config: _core.OptimizerConfig
+    parts: list[StatePart]
+    ascend: bool
+
+
+def _rule_of(optimizer: Optimizer, group: Mapping[str, Any]) -> _Rule | None:
+    """``None`` where torch has to do it: options that touch every row."""
+    momentum, decay = group.get("momentum"), group.get("weight_decay")
+    of_torch = type(optimizer).__module__.startswith("torch.")
+    if not fits_class(optimizer) or momentum or (decay and of_torch):
+        return None
+    try:
+        config = read_group(optimizer, {**group, "maximize": False})
+    except UnsupportedOptimizerError:
+        return None
+    return _Rule(config, state_parts(config), bool(group.get("maximize")))
+
+
 class RowStep:
-    """What one step does to the rows of one table. ``run`` is thread-safe.
+    """What one step does to the rows of one table."""
 
-    Disjoint rows may be stepped by several threads at once.
-    """
-
-    def __init__(
-        self, config: _core.OptimizerConfig, names: list[str], step: int, ascend: bool
-    ) -> None:
+    def __init__(self, rule: _Rule, step: int) -> None:
         """See ``of``."""
-        self._config = config
-        self._names = names
+        self._rule = rule
         self._step = step
-        self._ascend = ascend
 
     @staticmethod
     def of(
-        optimizer: Optimizer, group: Mapping[str, Any], weight: torch.Tensor
+        rule: _Rule, state: Mapping[str, Any], weight: torch.Tensor
     ) -> RowStep | None:
         """The coming step, with the options and the state of this moment.
 
         Args:
-            optimizer: of a class that ``fits_class``.
-            group: that of its groups which has ``weight``.
+            rule: of the table's group.
+            state: what the optimizer has of the table.
             weight: the table's, ``[rows, dim]``.
 
         Returns:
-            ``None`` where torch has to do it: options that touch every row, state that
-            its first step makes, or tensors that the kernels do not take.
+            ``None`` where torch has to do it: state that its first step makes, or
+            tensors that the kernels do not take.
         """
-        momentum, decay = group.get("momentum"), group.get("weight_decay")
-        of_torch = type(optimizer).__module__.startswith("torch.")
-        if momentum or (decay and of_torch):
-            return None
         if weight.dtype not in (torch.float32, torch.float64) or weight.dim() != 2:
             return None
-        ascend = bool(group.get("maximize"))
-        try:
-            config = read_group(optimizer, {**group, "maximize": False})
-        except UnsupportedOptimizerError:
-            return None
-        state = optimizer.state.get(weight, {})
-        parts = state_parts(config)
-        for part in parts:
+        for part in rule.parts:
             kept = state.get(part.name)
             if (
                 not isinstance(kept, torch.Tensor)
@@ -94,53 +101,26 @@ class RowStep:
                 or not kept.is_contiguous()
             ):
                 return None
-        if (parts and "step" not in state) or not weight.is_contiguous():
+        if (rule.parts and "step" not in state) or not weight.is_contiguous():
             return None
-        names = [part.name for part in parts]
-        return RowStep(config, names, int(state.get("step", 0)) + 1, ascend)
+        return RowStep(rule, int(state.get("step", 0)) + 1)
 
-    def run(
-        self,
-        weight: torch.Tensor,
-        state: Mapping[str, Any],
-        keys: torch.Tensor,
-        grads: torch.Tensor,
-    ) -> None:
-        """Steps some rows in place. Not recorded by autograd.
+    def on(
+        self, weight: torch.Tensor, state: Mapping[str, Any], first: int = 0
+    ) -> TableStep:
+        """The step for the kernels.
 
         Args:
             weight: ``[rows, dim]``, that of ``of`` or a copy.
             state: what the optimizer keeps for ``weight``.
-            keys: int64 ``[n]``, distinct.
-            grads: ``[n, dim]``, left as they are.
+            first: the owner of all rows where there are few.
         """
-        grads = -grads if self._ascend else grads
-        kept = [state[name] for name in self._names]
-        if len(kept) < 2:
-            none = weight.new_empty((len(weight), 0))
-            whole = kept[0].view(len(weight), -1) if kept else none
-            self._update(weight, whole, keys, grads)
-            return
-        # The kernels have the state of a row in one piece.
-        rows = ops.gather_rows(weight, keys)
-        pieces = [ops.gather_rows(tensor, keys) for tensor in kept]
-        joined = torch.cat(pieces, dim=1)
-        self._update(rows, joined, torch.arange(len(keys)), grads)
-        ops.scatter_rows(weight, keys, rows)
-        for tensor, piece in zip(kept, joined.chunk(len(kept), 1), strict=True):
-            ops.scatter_rows(tensor, keys, piece.contiguous())
-
-    def _update(
-        self,
-        weight: torch.Tensor,
-        state: torch.Tensor,
-        keys: torch.Tensor,
-        grads: torch.Tensor,
-    ) -> None:
-        ops.update_rows(weight, state, keys, grads, self._config, step=self._step)
+        rule = self._rule
+        states = [state[part.name] for part in rule.parts]
+        return TableStep(weight, states, rule.config, self._step, rule.ascend, first)
 
     def count(self, state: MutableMapping[str, Any]) -> None:
-        """Counts the step where an optimizer does; by one thread, after ``run``."""
+        """Counts the step where an optimizer does; by one thread, at the end."""
         if "step" in state:
             state["step"] += 1
 
@@ -161,18 +141,20 @@ class RowTable:
     optimizer: Optimizer
     optimizer_index: int
 
-    def grads(self, models: ReplicaModels, summed: bool) -> list[torch.Tensor]:
-        """Gradients there are: the model's, or those of the replicas in their order."""
-        holders = [self.weight] if summed else [v[self.index] for v in models.views]
-        return [p.grad for p in holders if p.grad is not None]
+    def state(self) -> Mapping[str, Any]:
+        """What the optimizer keeps for it; a look that makes nothing."""
+        found: Mapping[str, Any] = self.optimizer.state.get(self.weight, {})
+        return found
 
-    def rows(self, models: ReplicaModels) -> tuple[torch.Tensor, torch.Tensor]:
-        """Distinct keys int64 ``[n]`` and rows ``[n, dim]`` of the model's gradient."""
-        (grad,) = self.grads(models, summed=True)
-        keys, rows = grad._indices()[0], grad._values()
-        if grad.is_coalesced():
-            return keys, rows
-        return ops.dedupe_segment_sum(keys.contiguous(), rows.contiguous())
+    def pieces(self, models: ReplicaModels, summed: bool) -> list[Piece]:
+        """Its gradient: the model's, or those of the replicas in their order.
+
+        Empty where there is none, and where it is not one of rows.
+        """
+        if not summed:
+            return models.pieces_of(self.index)
+        grad = self.weight.grad
+        return [piece_of(grad)] if grad is not None and has_rows(grad) else []
 
 
 def row_steps(
@@ -180,7 +162,7 @@ def row_steps(
     divisible: Sequence[bool],
     models: ReplicaModels,
     summed: bool,
-) -> Iterator[tuple[RowTable, RowStep, list[torch.Tensor]]]:
+) -> Iterator[tuple[RowTable, RowStep, list[Piece]]]:
     """Yields the tables that are stepped by row in this step, how, and by what.
 
     The same for replicas that share a table as for those that have copies. Not a table
@@ -194,17 +176,20 @@ def row_steps(
     """
     found = list(_tables(optimizers, models))
     times = Counter(table.index for table, _ in found)
+    # By id of a group, which may have many tables.
+    rules: dict[int, _Rule | None] = {}
     for table, group in found:
         if times[table.index] > 1 or not divisible[table.optimizer_index]:
             continue
-        grads = table.grads(models, summed)
-        if not grads or not all(map(_has_rows, grads)):
+        pieces = table.pieces(models, summed)
+        if not pieces:
             continue
-        if not fits_class(table.optimizer):
-            continue
-        step = RowStep.of(table.optimizer, group, table.weight)
+        if id(group) not in rules:
+            rules[id(group)] = _rule_of(table.optimizer, group)
+        rule = rules[id(group)]
+        step = None if rule is None else RowStep.of(rule, table.state(), table.weight)
         if step is not None:
-            yield table, step, grads
+            yield table, step, pieces
 
 
 def _tables(
@@ -219,76 +204,58 @@ def _tables(
                     yield RowTable(weight, index, optimizer, i), group
 
 
-def _has_rows(grad: torch.Tensor) -> bool:
-    sparse = grad.layout == torch.sparse_coo
-    return sparse and grad.sparse_dim() == 1 and grad.dense_dim() == 1
+class OwnedRows:
+    """The rows of all such tables in one step, shared out among owners by their keys.
 
-
-class RowParts:
-    """The rows of one table in one step. One thread at a time, but for ``step``."""
+    One thread at a time, but for ``step``.
+    """
 
     def __init__(
         self,
-        table: RowTable,
-        row_step: RowStep,
-        grads: Sequence[torch.Tensor],
-        owners: Sequence[int],
+        tables: Sequence[tuple[RowTable, RowStep, list[Piece]]],
+        owner_of: Mapping[int, int],
+        owners: int,
     ) -> None:
-        """Deals rows to owners by their keys; few go to the first owner.
+        """Packs what all owners need.
 
         Args:
-            table: the table.
-            row_step: its coming step.
-            grads: sparse gradients, to be added in their order.
-            owners: who may take rows.
+            tables: from ``row_steps``.
+            owner_of: by ``id`` of a weight, whose it is where it has few rows.
+            owners: how many there are.
         """
-        self.table = table
-        self._row_step = row_step
-        self._grads = grads
-        few = sum(grad._nnz() for grad in grads) < DEAL_FROM_ROWS
-        self._owners = list(owners[:1] if few else owners)
-        self._sums: list[tuple[torch.Tensor, torch.Tensor] | None]
-        self._sums = [None] * len(self._owners)
+        self._tables = [(table, step) for table, step, _ in tables]
+        self._firsts = [owner_of[id(table.weight)] for table, _ in self._tables]
+        #: Places of the tables among the model's parameters.
+        self.indices = frozenset(table.index for table, _ in self._tables)
+        self._step = TablesStep(
+            [pieces for _, _, pieces in tables],
+            [
+                step.on(table.weight, table.state(), first)
+                for (table, step), first in zip(self._tables, self._firsts, strict=True)
+            ],
+        )
+        self._sums: list[list[Piece]] = [[] for _ in range(owners)]
 
     def step(self, owner: int) -> None:
-        """Sums an owner's rows and steps them; run by its thread."""
-        if owner not in self._owners:
-            return
-        part = self._owners.index(owner)
-        found = [self._part_of(grad, part) for grad in self._grads]
-        keys, rows = (torch.cat(pieces) for pieces in zip(*found, strict=True))
-        summed = ops.dedupe_segment_sum(keys, rows)
-        self._sums[part] = summed
-        # A look that makes nothing: owners share the optimizer's dict.
-        state: Mapping[str, Any] = self.table.optimizer.state.get(self.table.weight, {})
-        self._row_step.run(self.table.weight, state, *summed)
-
-    def _part_of(
-        self, grad: torch.Tensor, part: int
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and rows of one gradient that an owner has."""
-        keys, rows = grad._indices()[0].contiguous(), grad._values()
-        parts = len(self._owners)
-        if parts == 1:
-            return keys, rows
-        bucket_owner = torch.arange(ops.BUCKET_COUNT) % parts
-        order, offsets = ops.partition_keys(keys, bucket_owner, 0, parts)
-        begin, end = offsets[part : part + 2].tolist()
-        mine = order[begin:end]
-        return keys.index_select(0, mine), ops.gather_rows(rows, mine)
+        """Sums an owner's rows of all tables and steps them; run by its thread."""
+        self._sums[owner] = self._step.run(owner, len(self._sums), DEAL_FROM_ROWS)
 
     def finish(self) -> None:
         """Counts the step, when all owners have stepped."""
-        state = self.table.optimizer.state
-        if self.table.weight in state:
-            self._row_step.count(state[self.table.weight])
+        for table, step in self._tables:
+            state = table.optimizer.state
+            if table.weight in state:
+                step.count(state[table.weight])
 
-    def total(self) -> torch.Tensor:
-        """The sum of the gradients, every key once. After all have stepped."""
-        sums = [pair for pair in self._sums if pair is not None]
-        return torch.sparse_coo_tensor(
-            torch.cat([keys for keys, _ in sums])[None],
-            torch.cat([rows for _, rows in sums]),
-            self.table.weight.shape,
-            check_invariants=False,
-        )
+    def set_gradients(self) -> None:
+        """Gives the weights the sums of their gradients, every key once."""
+        for i, (table, _) in enumerate(self._tables):
+            first = self._firsts[i]
+            others = [sums for o, sums in enumerate(self._sums) if o != first]
+            parts = [sums[i] for sums in (self._sums[first], *others)]
+            held = [part for part in parts if len(part[0])] or parts[:1]
+            keys, rows = held[0]
+            if len(held) > 1:
+                keys = torch.cat([part[0] for part in held])
+                rows = torch.cat([part[1] for part in held])
+            table.weight.grad = gradient_of((keys, rows), table.weight)

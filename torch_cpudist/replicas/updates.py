@@ -19,10 +19,11 @@ from torch.optim import Optimizer
 
 from torch_cpudist.errors import UnsupportedOptimizerError
 from torch_cpudist.log import logger
+from torch_cpudist.ops.tables import TablesStep
 from torch_cpudist.optimizer.distributed import DistributedOptimizer
 from torch_cpudist.replicas import steppers
 from torch_cpudist.replicas.models import ReplicaModels
-from torch_cpudist.replicas.rows import RowParts, RowStep, RowTable, row_steps
+from torch_cpudist.replicas.rows import OwnedRows, RowStep, RowTable, row_steps
 from torch_cpudist.replicas.steppers import divisible, groups_of, likeness
 from torch_cpudist.rules.fused import step_fused
 from torch_cpudist.rules.groups import needs_closure
@@ -107,7 +108,7 @@ class OwnedUpdate(Update):
             for i in indices
         }
         self._parts = [[likeness(o) for o in self.optimizers] for _ in owned]
-        self._dealt: dict[int, RowParts] = {}
+        self._rows: OwnedRows | None = None
         self._at_once = False
         self._divide()
         pairs = zip(self.optimizers, self.apart, strict=True)
@@ -122,13 +123,10 @@ class OwnedUpdate(Update):
     def prepare(self, at_once: bool) -> None:
         """Takes the groups' options and what the gradients are."""
         self._at_once = at_once
-        self._dealt = {}
+        self._rows = None
         self._divide()
         steps = row_steps(self.optimizers, self.apart, self.models, not at_once)
-        for table, step, grads in steps:
-            first = self._owner_of[id(table.weight)]
-            others = [owner for owner in range(len(self._parts)) if owner != first]
-            self._dealt[table.index] = RowParts(table, step, grads, [first, *others])
+        self._rows = OwnedRows(list(steps), self._owner_of, len(self._parts))
         for owner, own in enumerate(self._parts):
             for part, whole in zip(own, self.optimizers, strict=True):
                 part.param_groups = groups_of(whole, self._mine(owner))
@@ -136,7 +134,8 @@ class OwnedUpdate(Update):
 
     def _mine(self, owner: int) -> Callable[[torch.Tensor], torch.Tensor | None]:
         """What an owner steps for a parameter: it, or nothing."""
-        dealt = {id(rows.table.weight) for rows in self._dealt.values()}
+        indices = self._rows.indices if self._rows is not None else ()
+        dealt = {id(self.models.parameters[index]) for index in indices}
 
         def mine(parameter: torch.Tensor) -> torch.Tensor | None:
             own = self._owner_of[id(parameter)] == owner and id(parameter) not in dealt
@@ -146,12 +145,13 @@ class OwnedUpdate(Update):
 
     def sums_itself(self, index: int) -> bool:
         """Rows of tables are summed as they are stepped, if all is done at once."""
-        return self._at_once and index in self._dealt
+        rows = self._rows
+        return self._at_once and rows is not None and index in rows.indices
 
     def by_owner(self, owner: int) -> None:
         """Steps this owner's parameters, and its rows of tables."""
-        for rows in self._dealt.values():
-            rows.step(owner)
+        if self._rows is not None:
+            self._rows.step(owner)
         for part, apart in zip(self._parts[owner], self.apart, strict=True):
             if apart:
                 step_fused(part)
@@ -159,13 +159,13 @@ class OwnedUpdate(Update):
     def finish(self) -> None:
         """Also: counts the steps of tables, and gives the model their gradients."""
         super().finish()
-        for index, rows in self._dealt.items():
-            rows.finish()
-            if self._at_once:
-                rows.table.weight.grad = rows.total()
-                for own in self.models.views:
-                    own[index].grad = None
-        self._dealt = {}
+        rows, self._rows = self._rows, None
+        if rows is None:
+            return
+        rows.finish()
+        if self._at_once:
+            rows.set_gradients()
+            self.models.drop_gradients(rows.indices)
 
 
 class CopiedUpdate(Update):
@@ -249,15 +249,24 @@ class CopiedUpdate(Update):
         if replica:
             for parameter in self.models.parameters:
                 own_of[id(parameter)].grad = parameter.grad
-        for table, step in self._by_row:
-            own = own_of[id(table.weight)]
-            stepper = self._own[replica][table.optimizer_index]
-            state = stepper.state.get(own, {}) if stepper is not None else {}
-            step.run(own, state, *table.rows(self.models))
-            step.count(state)
+        self._step_rows(replica, own_of)
         for stepper in self._own[replica]:
             if stepper is not None:
                 step_fused(stepper)
+
+    def _step_rows(self, replica: int, own_of: dict[int, nn.Parameter]) -> None:
+        """Steps the rows of this replica's copies of tables, all of them at once."""
+        pieces = [table.pieces(self.models, summed=True) for table, _ in self._by_row]
+        states: list[Any] = []
+        steps = []
+        for table, step in self._by_row:
+            own = own_of[id(table.weight)]
+            stepper = self._own[replica][table.optimizer_index]
+            states.append(stepper.state.get(own, {}) if stepper is not None else {})
+            steps.append(step.on(own, states[-1]))
+        TablesStep(pieces, steps).run(owner=0, owners=1, deal_from=0)
+        for (_, step), state in zip(self._by_row, states, strict=True):
+            step.count(state)
 
     @property
     def in_replicas(self) -> bool:

@@ -18,7 +18,7 @@ from torch_cpudist.served import described, state_layout
 from torch_cpudist.served.set import ParameterSet
 from torch_cpudist.snapshot import merging, names
 from torch_cpudist.snapshot.choice import Begins, Plan, Taken, Target
-from torch_cpudist.snapshot.manifest import Table
+from torch_cpudist.snapshot.manifest import Table, Version
 from torch_cpudist.snapshot.parts import Array, LoadRun
 from torch_cpudist.snapshot.reading import Snapshot
 from torch_cpudist.snapshot.staging import Stage
@@ -68,7 +68,12 @@ def targets(placement: Placement) -> list[Target]:
 
 
 def load(
-    parameters: ParameterSet, snapshot: Snapshot, servers: int, plan: Plan, stage: Stage
+    parameters: ParameterSet,
+    snapshot: Snapshot,
+    servers: int,
+    plan: Plan,
+    stage: Stage,
+    version: Version | None = None,
 ) -> None:
     """Loads what a plan takes. By trainer 0, while the others are at a barrier.
 
@@ -78,13 +83,14 @@ def load(
         servers: how many there are now.
         plan: what is taken; may name more than these parameters.
         stage: in the directory of the servers.
+        version: that they have then; ``None``: the snapshot's.
 
     Raises:
         SnapshotCorruptError: a file is damaged; what was loaded before it is there.
         SnapshotError: a file cannot be read or written; the same.
     """
     try:
-        _load(parameters, snapshot, servers, plan, stage)
+        _load(parameters, snapshot, servers, plan, stage, version)
     except SnapshotCorruptError as error:
         told = SnapshotCorruptError(f"{error} {_PART_OF_IT}", error.file, error.table)
         told.partly_loaded = True
@@ -96,9 +102,15 @@ def load(
 
 
 def _load(
-    parameters: ParameterSet, snapshot: Snapshot, servers: int, plan: Plan, stage: Stage
+    parameters: ParameterSet,
+    snapshot: Snapshot,
+    servers: int,
+    plan: Plan,
+    stage: Stage,
+    version: Version | None,
 ) -> None:
-    placement, version = parameters.placement, snapshot.manifest.version
+    placement = parameters.placement
+    version = snapshot.manifest.version if version is None else version
     if plan.whole:
         for server in range(servers):
             # First: averages are as of a version.
@@ -316,9 +328,4 @@ def take_in(parameters: ParameterSet, plan: Plan) -> None:
         taken = plan.taken.get(table.found.name)
         if taken is not None and table.found.remote:
             table_of(table.found.weight).begin_from(taken.seed)
-    for binding in parameters.bindings:
-        binding.forget_rows(parameters.opened)
-    parameters.opened.drop_prefetched()
-    parameters.tables_current = False
-    parameters.join()
-    parameters.accept_changes()
+    parameters.begin_anew()

@@ -82,10 +82,12 @@ class LocalParameterSet(ParameterSet):
         for table in self.tables:
             table.go_on_by(self.exchange)
 
-    def put_back_slots(self) -> None:
+    def begin_anew(self) -> None:
         """Rows that were here have their slots again, with the servers' values."""
+        super().begin_anew()
         for table in self.tables:
             table.put_back()
+        self.tables_current = True
 
     def _local_table(self, table: PlacedTable, states: States) -> LocalTable:
         rule = self._rule(table)

@@ -24,6 +24,7 @@ from torch_cpudist.model.dense_memory import dense_memory
 from torch_cpudist.model.gradients import read_table_gradient
 from torch_cpudist.model.placement import PlacedTable, Placement
 from torch_cpudist.served.base import Trained
+from torch_cpudist.served.early import EarlyPushes
 from torch_cpudist.served.progress import tell_waiting
 from torch_cpudist.settings.clip import Clip, ClipNorm, ClipTensorNorm, ClipValue
 from torch_cpudist.tables.binding import TableBinding, bound_ids
@@ -82,6 +83,7 @@ class ParameterSet(Trained):
         self._bindings: list[TableBinding] = []
         self._closed = False
         self._outlive: Outlive | None = None
+        self._early: EarlyPushes | None = None
         self._dense = dense_memory(placement.dense, placement.device)
         self._hosted = HostedWeights(
             [(table.found.name, table.found.weight) for table in placement.tables]
@@ -168,6 +170,15 @@ class ParameterSet(Trained):
             self.opened.forget_weights()
         self.client = client
         self.opened = self._opened_on(client)
+
+    def begin_anew(self) -> None:
+        """All rows here are old, and dense values come now."""
+        for binding in self._bindings:
+            binding.forget_rows(self.opened)
+        self.opened.drop_prefetched()
+        self.tables_current = False
+        self.join()
+        self.accept_changes()
 
     def rebind(self) -> None:
         """Has lookups ask the servers that it was reopened on: they have values."""
@@ -307,6 +318,15 @@ class ParameterSet(Trained):
 
     # -- gradients ---------------------------------------------------------------------
 
+    def push_early(self) -> None:
+        """From now on dense gradients go when backward has them; see ``early.py``.
+
+        Only to servers of other hosts that take them, and from the CPU.
+        """
+        on_cpu = self.placement.device.type == "cpu"
+        if on_cpu and self.placement.dense and self.opened.may_push_early():
+            self._early = EarlyPushes(lambda: self.opened, self.placement.dense)
+
     def push(
         self,
         configs: list[_core.OptimizerConfig],
@@ -329,7 +349,7 @@ class ParameterSet(Trained):
             PeerLostError, OperationTimeoutError: the round may have been applied on
                 some servers.
         """
-        return self.send(
+        number = self.send(
             self.opened.push,
             configs,
             clip,
@@ -337,6 +357,9 @@ class ParameterSet(Trained):
             samples=samples or 0,
             by_samples=samples is not None,
         )
+        if self._early is not None:
+            self._early.stepped()
+        return number
 
     def send(
         self,
@@ -428,6 +451,8 @@ class ParameterSet(Trained):
         self._tell_of_rows()
         self._closed = True
         self._outlive = None
+        if self._early is not None:
+            self._early.close()
         for table in self.placement.tables:
             for module in table.found.modules:
                 detach(module)

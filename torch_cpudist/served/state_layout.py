@@ -10,6 +10,7 @@ of a dense parameter, the parts of a rule one after the other (Adam: all ``m``, 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -222,10 +223,46 @@ def _block_runs(
     return runs
 
 
+@dataclass(frozen=True)
+class FetchedDense:
+    """A dense parameter as all servers have it together.
+
+    Attributes:
+        weight: its values, flattened.
+        state: its parts one after the other, each as of one block of all elements.
+        step: its updates.
+    """
+
+    weight: torch.Tensor
+    state: torch.Tensor
+    step: int
+
+
+def fetch_dense(
+    parameters: ParameterSet, entry: DenseParameter, config: _core.OptimizerConfig
+) -> FetchedDense:
+    """Fetches a dense parameter with its state."""
+    weight, tensors, step = _fetched(parameters, entry, config)
+    state = torch.cat(tensors) if tensors else received(0, entry.dtype)
+    return FetchedDense(weight, state, step)
+
+
 def fetch_dense_state(
     parameters: ParameterSet, entry: DenseParameter, config: _core.OptimizerConfig
 ) -> dict[str, Any]:
     """Fetches the state of a dense parameter in torch's form."""
+    _, tensors, step = _fetched(parameters, entry, config)
+    named = {
+        part.name: tensor.reshape(part_shape(part, entry.shape))
+        for part, tensor in zip(state_parts(config), tensors, strict=True)
+    }
+    return _finish(config, step, named)
+
+
+def _fetched(
+    parameters: ParameterSet, entry: DenseParameter, config: _core.OptimizerConfig
+) -> tuple[torch.Tensor, list[torch.Tensor], int]:
+    """Values, the parts of the state, flattened, and the step."""
     parts = state_parts(config)
     runs = _block_runs(parameters, entry, parts)
     weights = received(entry.shape.numel(), entry.dtype)
@@ -239,11 +276,7 @@ def fetch_dense_state(
     for i, first, last in runs:
         tensors[i][first:last] = packed[at : at + last - first]
         at += last - first
-    named = {
-        part.name: tensor.reshape(shape)
-        for part, tensor, shape in zip(parts, tensors, shapes, strict=True)
-    }
-    return _finish(config, step, named)
+    return weights, tensors, step
 
 
 def store_dense_state(

@@ -15,6 +15,12 @@ from torch_cpudist.settings.fields import check, settings
 # they moved.
 WIRE_FIELDS = ("wire_dtype", "pull_dtype")
 PULL_FIELDS = (*WIRE_FIELDS, "learn_lookups", "cache_bytes", "residue_bytes")
+ROUND_FIELDS = (*PULL_FIELDS, "overlap")
+# What matters with a queue.
+QUEUE_FIELDS = (
+    *("send_queue_size", "max_merge", "merge_rule", "pull_every"),
+    *PULL_FIELDS,
+)
 EXCHANGE_FIELDS = (*WIRE_FIELDS, "merge_rule")
 
 
@@ -24,7 +30,8 @@ class Communicator:
 
     Without a queue of pushes, under strategies other than Async, only ``wire_dtype``
     and ``pull_dtype`` are accepted, under Sync and HalfAsync also ``learn_lookups``,
-    ``cache_bytes`` and ``residue_bytes``, and under Geo ``merge_rule``.
+    ``cache_bytes``, ``residue_bytes`` and ``overlap``, and under Geo ``merge_rule``.
+    Async takes all but ``overlap``.
 
     Attributes:
         send_queue_size: pushes that may wait while one is on its way; a further step
@@ -53,6 +60,10 @@ class Communicator:
         residue_bytes: what a rounding ``wire_dtype`` may keep of rows of remote tables
             that was rounded off; beyond it, that of the rows which were pushed longest
             ago is dropped, and counted. ``CPUDIST_COMMUNICATOR_RESIDUE_BYTES``.
+        overlap: send dense gradients to servers on other hosts while backward computes
+            further ones; results are the same. Under Sync and HalfAsync, where pushes
+            are not rounded and servers have no memory cap.
+            ``CPUDIST_COMMUNICATOR_OVERLAP``.
     """
 
     send_queue_size: int = field(
@@ -81,6 +92,7 @@ class Communicator:
     residue_bytes: int = field(
         default=64 << 20, metadata={"least": 0, "most": 2**63 - 1, "unit": "bytes"}
     )
+    overlap: bool = True
 
     def __post_init__(self) -> None:
         """Checks the fields."""

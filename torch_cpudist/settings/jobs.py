@@ -33,6 +33,8 @@ class SeparateJob:
             servers say it.
         rejoin_s: seconds for which servers wait for a lost trainer to come back, and
             trainers for lost servers; 0 on trainers: not at all.
+        comes_back: of a trainer: it goes on with servers that have counted it as lost,
+            and are there; not where ``rejoin_s`` was set to 0.
     """
 
     role: str
@@ -40,6 +42,7 @@ class SeparateJob:
     port: int
     trainers: int
     rejoin_s: int
+    comes_back: bool = True
 
     @property
     def where(self) -> str:
@@ -99,12 +102,14 @@ def parse(variables: Mapping[str, str]) -> SeparateJob | None:
             "CPUDIST_ROLE=server needs CPUDIST_TRAINERS: how many trainers, of all "
             "groups together, to wait for at the start."
         )
+    rejoin_s = _number(variables, "CPUDIST_REJOIN_S", waits_s, 0, _MAX_REJOIN_S)
     return SeparateJob(
         role=role,
         host=host,
         port=port,
         trainers=trainers,
-        rejoin_s=_number(variables, "CPUDIST_REJOIN_S", waits_s, 0, _MAX_REJOIN_S),
+        rejoin_s=rejoin_s,
+        comes_back=rejoin_s > 0 or "CPUDIST_REJOIN_S" not in variables,
     )
 
 

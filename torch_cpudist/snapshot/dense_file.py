@@ -26,15 +26,21 @@ Values = npt.NDArray[Any]
 
 
 def write_dense(
-    folder: Path, blocks: Mapping[str, Values], files: Files, server: int = 0
+    folder: Path,
+    blocks: Mapping[str, Values],
+    files: Files,
+    server: int = 0,
+    states: Mapping[str, Values] | None = None,
 ) -> File:
-    """Writes the weights of dense blocks to the directory of a snapshot.
+    """Writes dense blocks to the directory of a snapshot.
 
     Args:
         folder: of the snapshot; made if it is missing.
-        blocks: values by name, float32 or float64, of one dimension.
+        blocks: weights by name, float32 or float64, of one dimension.
         files: the file system.
         server: in whose file they are looked for.
+        states: of those that have any, by name and of the block's dtype: its parts one
+            after the other.
 
     Returns:
         What the manifest says of it.
@@ -43,15 +49,17 @@ def write_dense(
         SnapshotError: the file system refuses.
     """
     path = folder / str(names.PartName(server, None))
-    kinds = {name: _DTYPES[values.dtype.name] for name, values in blocks.items()}
+    tensors = {f"{name}.weight": values for name, values in blocks.items()}
+    tensors |= {f"{name}.state": values for name, values in (states or {}).items()}
+    kinds = {name: _DTYPES[values.dtype.name] for name, values in tensors.items()}
     # Those of large elements first: then all are aligned in the file.
-    order = sorted(blocks, key=lambda name: -ITEM_BYTES[kinds[name]])
+    order = sorted(tensors, key=lambda name: -ITEM_BYTES[kinds[name]])
     head, _ = make_header(
-        {f"{name}.weight": (kinds[name], blocks[name].shape) for name in order},
+        {name: (kinds[name], tensors[name].shape) for name in order},
         {"format": FORMAT, "version": VERSION},
     )
     pieces = [memoryview(head)]
-    pieces += [np.ascontiguousarray(blocks[n]).view(np.uint8).data for n in order]
+    pieces += [np.ascontiguousarray(tensors[n]).view(np.uint8).data for n in order]
     with reported(
         f"snapshot {folder.name}: cannot write {path.name} in {folder}",
         "Make the directory writable and see that there is space.",

@@ -8,7 +8,7 @@ from dataclasses import field
 from typing import ClassVar
 
 from torch_cpudist.errors import ConfigurationError
-from torch_cpudist.settings.communicator import Communicator
+from torch_cpudist.settings.communicator import QUEUE_FIELDS, Communicator
 from torch_cpudist.settings.delay_compensation import DelayCompensation
 from torch_cpudist.settings.fields import MAX_BYTES, settings
 from torch_cpudist.settings.updates import Trainers, Updates
@@ -41,7 +41,7 @@ class Async(Strategy):
     takes_remote_tables: ClassVar[bool] = True
 
     communicator: Communicator = field(
-        default_factory=Communicator, metadata={"section": True}
+        default_factory=Communicator, metadata={"section": True, "only": QUEUE_FIELDS}
     )
     max_staleness: int | None = field(
         default=None, metadata={"least": 0, "most": MAX_BYTES, "unit": "updates"}
@@ -53,6 +53,12 @@ class Async(Strategy):
     def __post_init__(self) -> None:
         """Checks the fields, and that they fit together."""
         super().__post_init__()
+        if not self.communicator.overlap:
+            raise ConfigurationError(
+                "Async(communicator=Communicator(overlap=False)): pushes of Async wait "
+                "in a queue beside training, and no gradient goes before its push. "
+                "Leave overlap at True."
+            )
         if self.max_staleness is not None and self.communicator.pull_every != 1:
             raise ConfigurationError(
                 f"Async(max_staleness={self.max_staleness}) with Communicator("

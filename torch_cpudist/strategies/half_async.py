@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from torch_cpudist.errors import ConfigurationError
 from torch_cpudist.settings.communicator import (
-    PULL_FIELDS,
+    ROUND_FIELDS,
     Communicator,
     check_without_queue,
 )
@@ -111,13 +111,13 @@ class HalfAsync(Strategy):
         default=None, metadata={"parse": _parse, "type": "lists of ranks"}
     )
     communicator: Communicator = field(
-        default_factory=Communicator, metadata={"section": True, "only": PULL_FIELDS}
+        default_factory=Communicator, metadata={"section": True, "only": ROUND_FIELDS}
     )
 
     def __post_init__(self) -> None:
         """Checks the fields."""
         super().__post_init__()
-        check_without_queue(self, PULL_FIELDS)
+        check_without_queue(self, ROUND_FIELDS)
         if self.group is not None:
             object.__setattr__(self, "group", checked_groups(self.group))
 

@@ -8,7 +8,7 @@ from dataclasses import field
 from typing import ClassVar
 
 from torch_cpudist.settings.communicator import (
-    PULL_FIELDS,
+    ROUND_FIELDS,
     Communicator,
     check_without_queue,
 )
@@ -36,13 +36,13 @@ class Sync(Strategy):
     takes_remote_tables: ClassVar[bool] = True
 
     communicator: Communicator = field(
-        default_factory=Communicator, metadata={"section": True, "only": PULL_FIELDS}
+        default_factory=Communicator, metadata={"section": True, "only": ROUND_FIELDS}
     )
 
     def __post_init__(self) -> None:
         """Checks the fields."""
         super().__post_init__()
-        check_without_queue(self, PULL_FIELDS)
+        check_without_queue(self, ROUND_FIELDS)
 
     @property
     def learns_lookups(self) -> bool:

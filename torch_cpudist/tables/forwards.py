@@ -136,6 +136,38 @@ def _copies_by_default(module: nn.Module) -> bool:
 Hooked = tuple[ForwardHook, ForwardHook]
 
 
+class HookedForwards:
+    """One module's forwards, of which somebody is told; its copies have no hooks.
+
+    Args:
+        module: whose.
+        begin: called with the module, arguments and named arguments.
+        end: called with the module, arguments and what came of it; ``None`` also where
+            it has failed.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        begin: Callable[..., None],
+        end: Callable[..., None],
+    ) -> None:
+        """See the class."""
+        self._module = module
+        self._handles = _hook(module, (ForwardHook(begin), ForwardHook(end)))
+        # Else its hooks copy and save themselves as what does nothing.
+        if _copies_by_default(module):
+            vars(module).setdefault(_REDUCE, _WithoutHooks())
+
+    def remove(self) -> None:
+        """Leaves the module as it was. Idempotent."""
+        for handle in self._handles:
+            handle.remove()
+        hooks = [h for name in _HOOKS for h in getattr(self._module, name).values()]
+        if not any(isinstance(hook, ForwardHook) for hook in hooks):
+            vars(self._module).pop(_REDUCE, None)
+
+
 def _hook(module: nn.Module, hooks: Hooked) -> list[RemovableHandle]:
     before, after = hooks
     return [
@@ -182,11 +214,7 @@ class _Watched:
         self._learner = Learner(tables)
         self._tables = tables
         self._now = now
-        hooks = ForwardHook(self._begin), ForwardHook(self._end)
-        self._handles = _hook(module, hooks)
-        # Else its hooks copy and save themselves as what does nothing.
-        if _copies_by_default(module):
-            vars(module).setdefault(_REDUCE, _WithoutHooks())
+        self._hooks = HookedForwards(module, self._begin, self._end)
 
     @property
     def covered(self) -> int:
@@ -222,11 +250,7 @@ class _Watched:
             self._learner.end(record)
 
     def remove(self) -> None:
-        for handle in self._handles:
-            handle.remove()
-        hooks = [h for name in _HOOKS for h in getattr(self.module, name).values()]
-        if not any(isinstance(hook, ForwardHook) for hook in hooks):
-            vars(self.module).pop(_REDUCE, None)
+        self._hooks.remove()
 
 
 def _with_several(model: nn.Module, tables: set[int]) -> list[nn.Module]:

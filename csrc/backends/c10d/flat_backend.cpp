@@ -266,7 +266,7 @@ WorkPtr FlatBackend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
 
 WorkPtr FlatBackend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                                      const c10d::ReduceScatterOptions& opts) {
-  How made = how(OpType::REDUCE_SCATTER_TENSOR_COALESCED, "reduce_scatter_tensor", opts, outputs);
+  How made = how(OpType::_REDUCE_SCATTER_BASE, "reduce_scatter_tensor", opts, outputs);
   check_pairs(made, outputs, inputs);
   std::vector<Scattered> calls;
   for (size_t i = 0; i < inputs.size(); ++i) {

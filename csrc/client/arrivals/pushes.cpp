@@ -83,11 +83,11 @@ void AsyncPushes::take_arrived(std::span<void* const> weights) {
 }
 
 void AsyncPushes::mark_cut(uint64_t number, const std::string& name, uint64_t wait_ms,
-                           uint64_t base) {
+                           uint64_t base, uint64_t hold_ms) {
   wire::Cut cut = make_cut(number, name, wait_ms, wire::CutStep::kMark, base);
   owner_->shared().settle();
   owner_->check_open();
-  queue_->mark(std::move(cut));
+  queue_->mark(std::move(cut), hold_ms);
 }
 
 std::optional<CutAnswer> AsyncPushes::cut_answer() {

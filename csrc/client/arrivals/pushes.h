@@ -38,9 +38,13 @@ class AsyncPushes {
   // Steps of all trainers, as far as server 0 has told, and those of this one that it has not
   // answered yet. A merged push counts each of its steps.
   uint64_t known_steps() const;
+  // See PushQueue; also of a set that is closed.
+  uint64_t added() const { return queue_->added(); }
+  Unapplied end(std::span<const uint64_t> carried_out) { return queue_->end(carried_out); }
   // Puts a marker behind the pushes of all steps so far and returns; a name from the trainer that
   // asks for the cut, else none. `base`: see wire::Cut. Throws what an earlier push failed with.
-  void mark_cut(uint64_t number, const std::string& name, uint64_t wait_ms, uint64_t base = 0);
+  void mark_cut(uint64_t number, const std::string& name, uint64_t wait_ms, uint64_t base = 0,
+                uint64_t hold_ms = 0);
   // What a marker was answered with, once, the oldest first; nothing before. Throws what it failed
   // with.
   std::optional<CutAnswer> cut_answer();

@@ -122,7 +122,15 @@ void PushQueue::wait_quietly(std::unique_lock<std::mutex>& lock, const char* wha
     wait_s_ += std::chrono::duration<double>(Clock::now() - began).count();
   };
   while (!ready()) {
-    done_.wait_for(lock, kQueuePollInterval);
+    const TimePoint until = held_until(began);
+    done_.wait_until(lock, std::min(until, Clock::now() + kQueuePollInterval));
+    if (ready()) break;
+    if (Clock::now() >= until && held_) {
+      const uint64_t number = held_->number;
+      held_->since = Clock::now();  // lost on its way to a server it is asked for once more
+      const Unlocked unlocked(lock);
+      take_marker_back(session_, set_->id, number);
+    }
     if (ready()) break;
     const bool late = Clock::now() - began > milliseconds(options.round_deadline_ms);
     lock.unlock();
@@ -159,13 +167,20 @@ void PushQueue::add(QueuedPush&& push) {
 void PushQueue::put(QueuedPush&& push) {
   waiting_.push_back(std::move(push));
   ++unanswered_;
+  ++added_;
   queued_.notify_one();
 }
 
-void PushQueue::mark(wire::Cut cut) {
+TimePoint PushQueue::held_until(TimePoint began) const {
+  if (!held_ || held_->hold_ms == 0) return TimePoint::max();
+  return std::max(began, held_->since) + milliseconds(held_->hold_ms);
+}
+
+void PushQueue::mark(wire::Cut cut, uint64_t hold_ms) {
   const std::lock_guard lock(mutex_);
   raise_failure();
   QueuedPush item;
+  item.hold_ms = hold_ms;
   item.marker = std::move(cut);
   waiting_.push_back(std::move(item));
   queued_.notify_one();
@@ -213,6 +228,25 @@ std::vector<wire::Frame> PushQueue::take_arrived() {
   return frames;
 }
 
+uint64_t PushQueue::added() const {
+  const std::lock_guard lock(mutex_);
+  return added_;
+}
+
+Unapplied PushQueue::end(std::span<const uint64_t> carried_out) {
+  stop();
+  const std::lock_guard lock(mutex_);
+  const std::vector<uint64_t>& sent = delivery_.sequences;
+  size_t applied = 0;
+  for (size_t s = 0; s < sent.size(); ++s) {
+    applied += sent[s] > 0 && s < carried_out.size() && sent[s] <= carried_out[s] ? 1 : 0;
+  }
+  Unapplied found{unanswered_, 0};
+  if (!sent.empty() && applied == sent.size()) found.steps -= delivery_.steps;
+  if (applied > 0 && applied < sent.size()) found.torn = delivery_.steps;
+  return found;
+}
+
 uint64_t PushQueue::version() const {
   const std::lock_guard lock(mutex_);
   return version_.round;
@@ -230,7 +264,7 @@ void PushQueue::run() {
     try {
       std::vector<QueuedPush> batch = next_batch();
       if (batch.empty()) return;
-      batch.front().marker ? deliver(*batch.front().marker) : deliver(std::move(batch));
+      batch.front().marker ? deliver(batch.front()) : deliver(std::move(batch));
     } catch (const Error& error) {
       const std::lock_guard lock(mutex_);
       failure_ = error;
@@ -243,6 +277,7 @@ void PushQueue::run() {
     }
     const std::lock_guard lock(mutex_);
     busy_ = false;
+    held_.reset();
     done_.notify_all();
     if (failure_) return;
   }
@@ -274,10 +309,18 @@ void PushQueue::deliver(std::vector<QueuedPush> batch) {
                              : merge_pushes(*set_, batch, options_.mean, pool_),
            deltas);
   const std::lock_guard lock(sequenced_);
+  begin_delivery(batch.size());
   take_answers(batch, exchange(payloads));
 }
 
-void PushQueue::deliver(const wire::Cut& cut) {
+void PushQueue::begin_delivery(uint64_t steps) {
+  std::vector<uint64_t> none(set_->server_count);
+  const std::lock_guard lock(mutex_);
+  delivery_ = Delivery{steps, std::move(none)};
+}
+
+void PushQueue::deliver(const QueuedPush& marker) {
+  const wire::Cut& cut = *marker.marker;
   CutAnswer answer;
   {
     const std::lock_guard lock(sequenced_);
@@ -286,11 +329,20 @@ void PushQueue::deliver(const wire::Cut& cut) {
     for (const uint32_t s : session_.send_order()) {
       requests[s] = session_.send(s, wire::FrameKind::kCut, set_->id, encode(cut));
     }
+    hold(marker);
     session_.wait(requests, Session::Caller::kBackground);
     answer = join_answers(cut.number, requests);
   }
+  // What was asked for before is over: the reply to the next push says when to mark again.
+  if (answer.taken_back) set_->cut_wanted = 0;
   const std::lock_guard lock(mutex_);
   cut_answers_.push_back(std::move(answer));
+}
+
+void PushQueue::hold(const QueuedPush& marker) {
+  const std::lock_guard lock(mutex_);
+  held_ = Held{marker.marker->number, marker.hold_ms, Clock::now()};
+  done_.notify_all();  // who waits already looks at its clock
 }
 
 std::vector<Outbound> PushQueue::code(std::vector<Buffer> payloads, wire::WireDType deltas) {
@@ -306,7 +358,11 @@ std::vector<Outbound> PushQueue::code(std::vector<Buffer> payloads, wire::WireDT
 }
 
 RequestPtr PushQueue::send(uint32_t server, const Outbound& out) {
-  return session_.send(server, wire::FrameKind::kPush, set_->id, out.payload.share(), out.coded);
+  RequestPtr request =
+      session_.send(server, wire::FrameKind::kPush, set_->id, out.payload.share(), out.coded);
+  const std::lock_guard lock(mutex_);
+  delivery_.sequences[server] = request->header.sequence;
+  return request;
 }
 
 std::vector<RequestPtr> PushQueue::exchange(const std::vector<Outbound>& payloads) {
@@ -388,6 +444,7 @@ void PushQueue::take_answers(const std::vector<QueuedPush>& batch,
   const std::lock_guard lock(mutex_);
   version_ = applied.front();
   unanswered_ -= batch.size();
+  delivery_ = Delivery();
   for (const QueuedPush& push : batch) {
     staleness_.count(push.read, applied, samples);
   }
@@ -400,6 +457,8 @@ void PushQueue::take_answers(const std::vector<QueuedPush>& batch,
 void PushQueue::add_stats(ClientStats* stats) const {
   const std::lock_guard lock(mutex_);
   stats->wait_s += wait_s_;
+  stats->queued += static_cast<uint64_t>(
+      std::count_if(waiting_.begin(), waiting_.end(), [](const auto& one) { return !one.marker; }));
   stats->staleness.add(staleness_);
 }
 

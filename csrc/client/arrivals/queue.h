@@ -14,6 +14,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <thread>
 #include <vector>
 
@@ -47,12 +48,20 @@ void check_options(const QueueOptions& options, const wire::ParamSetLayout& layo
 // were queued before it and merged with none.
 struct QueuedPush {
   std::optional<wire::Cut> marker;
+  uint64_t hold_ms = 0;  // the marker, see PushQueue::mark
   std::vector<Buffer> payloads;
   std::vector<kernels::OptimizerConfig> configs;
   std::vector<wire::Version>
       read;  // per server: of the oldest values that the gradient was computed on
   uint64_t samples = 0;
   wire::WireDType dtype = wire::WireDType::kFloat32;  // deltas: what they were rounded to
+};
+
+// Of steps whose pushes were not answered by all servers when their client ended. They are the last
+// ones that were queued.
+struct Unapplied {
+  uint64_t steps = 0;  // that not all servers have applied
+  uint64_t torn = 0;   // those of them that some have
 };
 
 class PushQueue final : public Background {
@@ -70,7 +79,9 @@ class PushQueue final : public Background {
   void add(QueuedPush&& push);
   // Queues a marker, for which there is always room. Another one may be on its way: a cut may be
   // over for who began it, and the next one begun, before this trainer has heard of that.
-  void mark(wire::Cut cut);
+  // `hold_ms`: how long the training thread may wait behind it for other trainers; then the marker
+  // is taken back, and may be given again. 0: for as long as servers do.
+  void mark(wire::Cut cut, uint64_t hold_ms = 0);
   // What a marker was answered with, once, the oldest first; nothing before.
   std::optional<CutAnswer> take_cut_answer();
   void drain() override { drain("flush"); }
@@ -84,6 +95,12 @@ class PushQueue final : public Background {
   // Whether the next push asks for dense values.
   bool next_wants_dense();
 
+  // Pushes of steps that were put into it, ever.
+  uint64_t added() const;
+  // Ends it, for who was counted as lost: what came of the steps that were not answered.
+  // `carried_out`: per server, the last request of this client that was.
+  Unapplied end(std::span<const uint64_t> carried_out);
+
   uint64_t version() const;  // updates of server 0 with the last push that was applied
   // Steps of all trainers behind these updates, or `told` if more, and those of its own pushes that
   // server 0 has not answered yet.
@@ -96,12 +113,14 @@ class PushQueue final : public Background {
   void run();
   std::vector<QueuedPush> next_batch();
   void deliver(std::vector<QueuedPush> batch);
-  void deliver(const wire::Cut& cut);
+  void deliver(const QueuedPush& marker);
+  void hold(const QueuedPush& marker);  // it is on its way
   // Rounds and codes the payloads of the servers as their links want them.
   std::vector<Outbound> code(std::vector<Buffer> payloads, wire::WireDType deltas);
   // Sends a payload to every server and waits for the answers.
   std::vector<RequestPtr> exchange(const std::vector<Outbound>& payloads);
   RequestPtr send(uint32_t server, const Outbound& out);
+  void begin_delivery(uint64_t steps);
   // Returns when all that were sent are answered.
   void wait_for(std::vector<RequestPtr>& requests, const std::vector<Outbound>& payloads,
                 TimePoint deadline);
@@ -111,6 +130,21 @@ class PushQueue final : public Background {
   template <typename Ready>
   void wait_quietly(std::unique_lock<std::mutex>& lock, const char* what, const Ready& ready);
   void raise_failure() const;  // with the lock held
+  // When a wait since `began` has waited for the marker that is on its way for so long as it may;
+  // with the lock held. TimePoint::max(): it need not end.
+  TimePoint held_until(TimePoint began) const;
+
+  // The pushes that are on their way.
+  struct Delivery {
+    uint64_t steps = 0;
+    std::vector<uint64_t> sequences;  // per server, of its request; 0: not sent
+  };
+  // The marker that is on its way.
+  struct Held {
+    uint64_t number = 0;
+    uint64_t hold_ms = 0;
+    TimePoint since;
+  };
 
   Session& session_;
   std::mutex& sequenced_;
@@ -123,6 +157,7 @@ class PushQueue final : public Background {
   ConditionVariable done_;    // the training thread
   std::deque<QueuedPush> waiting_;
   bool busy_ = false;  // a batch is on its way
+  std::optional<Held> held_;
   bool stopping_ = false;
   std::optional<Error> failure_;
   // Made beforehand: where it is told there is no memory for its text.
@@ -134,6 +169,8 @@ class PushQueue final : public Background {
   uint64_t pushes_ = 0;      // training thread
   wire::Version version_;    // of server 0
   uint64_t unanswered_ = 0;  // pushes
+  uint64_t added_ = 0;
+  Delivery delivery_;
   StalenessStats staleness_;
   double wait_s_ = 0;
   std::mutex ending_;  // held by the one that joins the thread; another that stops waits for it

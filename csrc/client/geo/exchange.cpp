@@ -451,12 +451,12 @@ void GeoExchange::finish(std::span<void* const> weights) {
 }
 
 void GeoExchange::mark_cut(std::span<void* const> weights, uint64_t number, const std::string& name,
-                           uint64_t wait_ms) {
+                           uint64_t wait_ms, uint64_t hold_ms) {
   wire::Cut cut = make_cut(number, name, wait_ms);
   owner_->shared().settle();
   check(weights);
   while (phase_ == Phase::kPack) work(weights, TimePoint::max(), 1);
-  queue_->mark(std::move(cut));
+  queue_->mark(std::move(cut), hold_ms);
 }
 
 std::optional<CutAnswer> GeoExchange::cut_answer() {
@@ -676,6 +676,73 @@ void GeoExchange::write_slots(uint32_t index, uint64_t rows, const SlotArrays& f
     if (elements > 0) std::copy_n(from.state + i * elements, elements, own.state(slot));
   }
   tables_[index].forget_shadows();  // the servers have all of them
+}
+
+// ---- what a snapshot has of movement that is not handed on
+// ---------------------------------------
+
+void GeoExchange::check_movement(const char* what) const {
+  check_idle(what);
+  if (alone_) throw Error(ErrorCode::kInternal, "there is nobody to exchange deltas with");
+}
+
+std::vector<int64_t> GeoExchange::moved_keys(uint32_t index, size_t* touched) {
+  check_movement("movement is read");
+  GeoTable& own = table(index);
+  // What was handed on in full leaves nothing in rows that nobody has touched since.
+  const bool exact = set_.layout.push_dtype == wire::WireDType::kFloat32;
+  return own.moved(set_.table(index).weight(), exact, touched);
+}
+
+uint64_t GeoExchange::moved_count(uint32_t index) {
+  size_t touched = 0;
+  return moved_keys(index, &touched).size();
+}
+
+void GeoExchange::read_moved(uint32_t index, const MovedArrays& to) {
+  size_t touched = 0;
+  const std::vector<int64_t> keys = moved_keys(index, &touched);
+  const size_t dim = tables_[index].spec().dim;
+  for (size_t i = 0; i < keys.size(); ++i) {
+    to.keys[i] = keys[i];
+    to.touched[i] = i < touched ? 1 : 0;
+    std::copy_n(row(index, keys[i]), dim, to.values + i * dim);
+    std::copy_n(tables_[index].shadow(keys[i]), dim, to.agreed + i * dim);
+  }
+}
+
+uint64_t GeoExchange::write_moved(uint32_t index, uint64_t rows, const MovedArrays& from) {
+  check_movement("movement is put back");
+  GeoTable& own = table(index);
+  const size_t dim = own.spec().dim;
+  float* const weight = set_.table(index).weight();
+  const auto held = lock(index);
+  uint64_t put = 0;
+  for (size_t i = 0; i < rows; ++i) {
+    const int64_t key = from.keys[i];
+    const bool here = own.slots() == nullptr ? static_cast<uint64_t>(key) < own.spec().rows
+                                             : own.slots()->find(key) != nullptr;
+    if (!here) continue;
+    own.set_moved(key, weight, from.values + i * dim, from.agreed + i * dim, from.touched[i] != 0);
+    ++put;
+  }
+  return put;
+}
+
+void GeoExchange::read_agreed(std::span<void* const> to) const {
+  check_movement("shadows are read");
+  for (size_t p = 0; p < dense_shadows_.size(); ++p) {
+    const auto& shadow = dense_shadows_[p];
+    if (to[p] != nullptr && !shadow.empty()) std::memcpy(to[p], shadow.data(), shadow.size());
+  }
+}
+
+void GeoExchange::write_agreed(std::span<void* const> from) {
+  check_movement("shadows are put back");
+  for (size_t p = 0; p < dense_shadows_.size(); ++p) {
+    auto& shadow = dense_shadows_[p];
+    if (from[p] != nullptr && !shadow.empty()) std::memcpy(shadow.data(), from[p], shadow.size());
+  }
 }
 
 // ---- a slice: what a trainer hands on, and what it takes in -------------------------------------

@@ -70,6 +70,15 @@ struct SlotArrays {
   float* state = nullptr;  // [rows, state elements]; null if the rule has none
 };
 
+// Rows of a table that a trainer has moved since they were last exchanged, as a snapshot has them:
+// keys, values, what those were then, and whether the next exchange hands the row on in any case.
+struct MovedArrays {
+  int64_t* keys = nullptr;
+  float* values = nullptr;  // [rows, dim]
+  float* agreed = nullptr;  // [rows, dim]
+  uint8_t* touched = nullptr;
+};
+
 // It holds its parameter set, which knows nothing of it; all throw kClosed once that is closed.
 //
 // Thread safety: one caller at a time, the training thread.
@@ -100,6 +109,16 @@ class GeoExchange {
   // are, with the servers' values. Nothing is under way.
   void read_slots(uint32_t table, const SlotArrays& to);
   void write_slots(uint32_t table, uint64_t rows, const SlotArrays& from);
+  // What this trainer has moved and not handed on, while nothing is under way: so many rows, to
+  // arrays of so many; and the same from such arrays, on top of the values that are here, which are
+  // the servers'. Returns how many of them are here: rows of a static table, and of a remote one
+  // those with a slot. Throws kInternal for a trainer that is alone.
+  uint64_t moved_count(uint32_t table);
+  void read_moved(uint32_t table, const MovedArrays& to);
+  uint64_t write_moved(uint32_t table, uint64_t rows, const MovedArrays& from);
+  // Dense parameters, in order, as they were when last exchanged; null leaves one out.
+  void read_agreed(std::span<void* const> to) const;
+  void write_agreed(std::span<void* const> from);
   // `weights`, here and below: base of every dense parameter, in order. They are as the servers
   // hold them now: no movement, nothing under way.
   void reset(std::span<void* const> weights);
@@ -129,7 +148,7 @@ class GeoExchange {
   // begun, which is packed to its end first. It waits for other trainers; exchanges go on meanwhile
   // until one's push stands behind it.
   void mark_cut(std::span<void* const> weights, uint64_t number, const std::string& name,
-                uint64_t wait_ms);
+                uint64_t wait_ms, uint64_t hold_ms = 0);
   // What the marker was answered with, once; nothing before.
   std::optional<CutAnswer> cut_answer();
   // Rows are left that did not fit the last push, or, unless that would be another round of all
@@ -176,6 +195,8 @@ class GeoExchange {
   // Keeps lookups of a remote table out; nothing of a static one.
   std::unique_lock<std::mutex> lock(uint32_t index);
   void check_idle(const char* what) const;
+  void check_movement(const char* what) const;  // and that there is somebody to hand it on to
+  std::vector<int64_t> moved_keys(uint32_t index, size_t* touched);
   float* row(uint32_t index, int64_t key) {
     return tables_[index].row(key, set_.table(index).weight());
   }

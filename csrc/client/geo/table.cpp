@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstring>
 #include <limits>
+#include <unordered_set>
 
 #include "base/errors.h"
 #include "kernels/dedupe.h"
@@ -232,6 +233,39 @@ void GeoTable::forget_shadows() {
   interval_ = 1;
   shadow_rows_ = 0;
   slabs_.clear();
+}
+
+std::vector<int64_t> GeoTable::moved(float* weight, bool touched_only, size_t* touched) {
+  std::vector<int64_t> keys;
+  for (const auto& owned : touched_) keys.insert(keys.end(), owned.begin(), owned.end());
+  *touched = keys.size();
+  if (touched_only) return keys;
+  const std::unordered_set<int64_t> told(keys.begin(), keys.end());
+  for (const auto& owned : shadowed()) {
+    for (const int64_t key : owned) {
+      if (told.contains(key)) continue;
+      const size_t row_bytes = size_t{spec_.dim} * sizeof(float);
+      if (std::memcmp(row(key, weight), shadow(key), row_bytes) != 0) keys.push_back(key);
+    }
+  }
+  return keys;
+}
+
+void GeoTable::set_moved(int64_t key, float* weight, const float* values, const float* agreed,
+                         bool touched) {
+  uint32_t* stamp = nullptr;
+  if (slots_) {
+    stamp = &slots_->find(key)->mark.stamp;
+  } else {
+    RowMark& mark = marks_[static_cast<size_t>(key)];
+    if (mark.shadow == 0) add_shadow(mark, agreed);
+    stamp = &mark.touched;
+  }
+  std::copy_n(agreed, spec_.dim, shadow(key));
+  std::copy_n(values, spec_.dim, row(key, weight));
+  if (!touched || *stamp == interval_) return;
+  touched_[owner_of(key)].push_back(key);
+  *stamp = interval_;
 }
 
 uint64_t GeoTable::size_bytes() const {

@@ -73,6 +73,13 @@ class GeoTable {
     return slot == nullptr ? nullptr : slots_->weight(*slot);
   }
   void forget_shadows();  // rows are as the servers hold them
+  // The rows touched in this interval and, unless `touched_only`, all others that are not as they
+  // were when last exchanged; the former, `*touched` of them, come first. `weight` as above.
+  std::vector<int64_t> moved(float* weight, bool touched_only, size_t* touched);
+  // The row, which is here, is `values` and was `agreed` when last exchanged. `touched`: in this
+  // interval.
+  void set_moved(int64_t key, float* weight, const float* values, const float* agreed,
+                 bool touched);
 
   uint64_t shadow_rows() const { return slots_ && tracks_ ? slots_->size() : shadow_rows_; }
   uint64_t size_bytes() const;  // of shadows and marks

@@ -34,16 +34,17 @@ bool orders_rows(const SetState& set, const Session& session, bool clips_norm);
 // `values`: what the push was rounded to.
 Outbound code_push(const SetState& set, const Session& session, uint32_t server, Buffer plain,
                    wire::WireDType values, const wire::Pool& pool);
-// `exact`: the rows are wanted as the server has them.
+// `asked`: whose keys it has; `exact`: the rows are wanted as the server has them.
 Outbound code_pull_for(const SetState& set, const Session& session, uint32_t server, Buffer plain,
-                       bool exact, const wire::Pool& pool);
+                       std::span<const wire::TableRef> asked, bool exact, const wire::Pool& pool);
 Outbound pull_dense_from(const SetState& set, const Session& session, uint32_t server, bool exact);
 
 // Makes the reply of a push or of a pull of dense values, with sections of `kind`, a plain one.
 void decode_reply(const SetState& set, wire::SectionKind kind, Request* request,
                   const wire::Pool& pool);
 // The rows of the reply of a pull; they live as long as it.
-std::vector<std::span<const float>> rows_of_reply(std::span<const wire::TableRef> asked,
+std::vector<std::span<const float>> rows_of_reply(const SetState& set,
+                                                  std::span<const wire::TableRef> asked,
                                                   Request* request, const wire::Pool& pool,
                                                   wire::Version* version);
 

@@ -26,10 +26,22 @@ wire::Cut make_cut(uint64_t number, const std::string& name, uint64_t wait_ms, w
   return {number, wait_ms, step, name, base};
 }
 
+void take_marker_back(Session& session, uint32_t param_set, uint64_t number) {
+  wire::CutQuery query;
+  query.number = number;
+  query.take_back = true;
+  std::vector<RequestPtr> requests;
+  for (uint32_t s = 0; s < session.server_count(); ++s) {
+    requests.push_back(session.send(s, wire::FrameKind::kCutStatus, param_set, encode(query)));
+  }
+  session.wait(requests, Session::Caller::kBackground);
+}
+
 CutAnswer join_answers(uint64_t number, std::span<const RequestPtr> replies) {
   CutAnswer answer;
   answer.number = number;
   answer.taken = true;
+  size_t taken_back = 0;
   for (size_t i = 0; i < replies.size(); ++i) {
     const auto reply = wire::decode_cut_reply(replies[i]->reply.payload.bytes());
     if (reply.number != number) {
@@ -40,8 +52,11 @@ CutAnswer join_answers(uint64_t number, std::span<const RequestPtr> replies) {
     if (answer.name.empty()) answer.name = reply.name;
     if (answer.reason.empty()) answer.reason = reply.reason;
     answer.taken = answer.taken && reply.taken;
+    if (reply.taken_back) ++taken_back;
     answer.digests.push_back(reply.digest);
   }
+  answer.taken_back = taken_back == replies.size();
+  answer.torn = taken_back > 0 && !answer.taken_back;
   const auto differs = [&](uint64_t digest) { return digest != answer.digests.front(); };
   if (answer.taken && std::any_of(answer.digests.begin(), answer.digests.end(), differs)) {
     answer.taken = false;

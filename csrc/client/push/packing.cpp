@@ -54,16 +54,19 @@ namespace {
 struct DenseSource {
   uint32_t block;
   const uint8_t* gradient;
+  uint64_t size_bytes;  // that go; none where all went early
 };
 
 // Per server, the blocks to send in increasing order.
-std::vector<std::vector<DenseSource>> split_dense(const SetState& set, const StepPush& step) {
+std::vector<std::vector<DenseSource>> split_dense(SetState& set, const StepPush& step) {
   std::vector<std::vector<DenseSource>> shares(set.server_count);
   for (const ParameterGradient& parameter : step.parameters) {
     const auto* base = static_cast<const uint8_t*>(parameter.gradient);
     for (const uint32_t b : set.blocks_of(parameter.parameter)) {
       const wire::BlockSpec& block = set.layout.blocks[b];
-      shares[block.shard].push_back({b, base + block.offset * size_of(block.dtype)});
+      const std::span values(base + block.offset * size_of(block.dtype), set.block_bytes(b));
+      const bool early = set.early.holds(b, set.round, values);
+      shares[block.shard].push_back({b, values.data(), early ? 0 : values.size()});
     }
   }
   for (auto& share : shares) {
@@ -91,7 +94,7 @@ Buffer pack_server(SetState& set, uint32_t server, const wire::PushHeader& heade
                    const wire::Pool& pool, const Prefetcher* prefetcher, bool ordered) {
   std::vector<wire::BlockRef> block_refs;
   for (const DenseSource& source : dense) {
-    block_refs.push_back({source.block, set.block_bytes(source.block)});
+    block_refs.push_back({source.block, source.size_bytes});
   }
   std::vector<wire::TableRef> table_refs;
   for (const uint32_t t : tables) {

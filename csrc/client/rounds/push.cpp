@@ -30,7 +30,8 @@ std::vector<RequestPtr> RoundPush::send(size_t stage) {
 }
 
 void RoundPush::receive(size_t stage, std::span<const RequestPtr> replies) {
-  stage + 1 == stage_count() ? finish_round(replies) : add_norms(replies);
+  const auto of_push = replies.last(shared_.server_count());
+  stage + 1 == stage_count() ? finish_round(of_push) : add_norms(of_push);
 }
 
 void RoundPush::detach() {
@@ -41,17 +42,21 @@ void RoundPush::detach() {
 std::vector<RequestPtr> RoundPush::send_push() {
   const StepPush& step = *std::exchange(step_, nullptr);
   Session& session = shared_.session;
+  set_->early.drop_refused(session);
   const bool ordered = orders_rows(*set_, session, clips_norm_);
   std::vector<Buffer> payloads =
       pack_push(*set_, step, shared_.pool, prefetcher_.get(), true, ordered);
   shared_.rows_pushed += packed_rows(*set_);
-  std::vector<RequestPtr> requests(payloads.size());
+  // Parts stand before the push: where both have to go again they go first.
+  std::vector<RequestPtr> requests = set_->early.take(set_->round);
+  const size_t parts = requests.size();
+  requests.resize(parts + payloads.size());
   if (set_->residues) set_->residues_dropped += set_->residues->begin();
   for (const uint32_t s : session.send_order()) {
     if (set_->residues) set_->residues->round(&payloads[s]);
     Outbound out =
         code_push(*set_, session, s, std::move(payloads[s]), set_->layout.push_dtype, shared_.pool);
-    requests[s] =
+    requests[parts + s] =
         session.send(s, wire::FrameKind::kPush, set_->id, std::move(out.payload), out.coded);
   }
   return requests;

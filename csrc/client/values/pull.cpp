@@ -27,10 +27,6 @@ namespace {
 // Rows of one lookup that travel in one reply; far above a batch, far below a frame's limit.
 constexpr uint64_t kPullBytes = 256ull << 20;
 
-// Distinct rows of a lookup that is forgotten that are looked up at once: what they take is all
-// that it takes beside what it gives.
-constexpr size_t kPassingRows = 32768;
-
 // Takes in the rows of some of the keys, which stand at `positions` of all.
 using TakeRows = std::function<void(std::span<const int64_t> keys,
                                     std::span<const uint32_t> positions, const float* rows)>;
@@ -45,8 +41,11 @@ struct WantedRows {
 // Those of them that one server owns.
 struct PullPart {
   const WantedRows* wanted = nullptr;
-  std::vector<int64_t> keys;
-  std::vector<uint32_t> positions;  // among all that are wanted
+  std::span<const int64_t> keys;
+  std::span<const uint32_t> positions;  // among all that are wanted
+  // What these two are of, where it is neither what is wanted nor how that was split.
+  std::vector<int64_t> own_keys;
+  std::vector<uint32_t> own_positions;
 };
 
 struct PullShare {
@@ -64,12 +63,16 @@ uint64_t rows_in(uint64_t size_bytes, const wire::TableSpec& spec) {
 void sort_part(PullPart* part) {
   if (wire::increase(part->keys)) return;
   const std::vector<uint32_t> order = wire::order_of(part->keys);
-  const auto keys = part->keys;
-  const auto positions = part->positions;
+  std::vector<int64_t> keys(order.size());
+  std::vector<uint32_t> positions(order.size());
   for (size_t i = 0; i < order.size(); ++i) {
-    part->keys[i] = keys[order[i]];
-    part->positions[i] = positions[order[i]];
+    keys[i] = part->keys[order[i]];
+    positions[i] = part->positions[order[i]];
   }
+  part->own_keys = std::move(keys);
+  part->own_positions = std::move(positions);
+  part->keys = part->own_keys;
+  part->positions = part->own_positions;
 }
 
 // kPassing: a lookup that no gradient follows.
@@ -86,10 +89,15 @@ PullShare send_share(Shared& shared, SetState& set, std::span<const WantedRows> 
     share.asked.push_back(set.ref_of(one.table, positions.size()));
     PullPart& part = share.parts.emplace_back();
     part.wanted = &one;
-    part.keys.resize(positions.size());
-    kernels::gather_rows(one.keys.data(), sizeof(int64_t), positions.data(), positions.size(),
-                         sizeof(int64_t), part.keys.data(), sizeof(int64_t));
-    part.positions.assign(positions.begin(), positions.end());
+    part.positions = positions;
+    if (positions.size() == one.keys.size()) {  // all of them, in their order
+      part.keys = one.keys;
+    } else {
+      part.own_keys.resize(positions.size());
+      kernels::gather_rows(one.keys.data(), sizeof(int64_t), positions.data(), positions.size(),
+                           sizeof(int64_t), part.own_keys.data(), sizeof(int64_t));
+      part.keys = part.own_keys;
+    }
     if (coded) sort_part(&part);
   }
   if (share.parts.empty()) return share;
@@ -97,8 +105,8 @@ PullShare send_share(Shared& shared, SetState& set, std::span<const WantedRows> 
   for (size_t i = 0; i < share.parts.size(); ++i) {
     std::copy(share.parts[i].keys.begin(), share.parts[i].keys.end(), filled.keys[i]);
   }
-  Outbound out =
-      code_pull_for(set, shared.session, s, std::move(filled.payload), exact, shared.pool);
+  Outbound out = code_pull_for(set, shared.session, s, std::move(filled.payload), share.asked,
+                               exact, shared.pool);
   share.request =
       shared.session.send(s, wire::FrameKind::kPullRows, set.id, std::move(out.payload), out.coded);
   return share;
@@ -123,7 +131,7 @@ void pull_rows(Shared& shared, SetState& set, std::span<const WantedRows> wanted
   shared.session.wait(requests);
   for (const PullShare& share : shares) {
     wire::Version version;
-    const auto rows = rows_of_reply(share.asked, share.request.get(), shared.pool, &version);
+    const auto rows = rows_of_reply(set, share.asked, share.request.get(), shared.pool, &version);
     if (for_gradient) set.note_rows(share.request->server, version);
     for (size_t i = 0; i < share.parts.size(); ++i) {
       const PullPart& part = share.parts[i];
@@ -184,6 +192,68 @@ uint64_t bring(Shared& shared, SetState& set, Prefetcher& prefetcher, uint32_t t
   return missing.size();
 }
 
+// Whether these are 0, 1, 2, ...
+bool count_up(std::span<const uint32_t> positions) {
+  for (size_t i = 0; i < positions.size(); ++i) {
+    if (positions[i] != i) return false;
+  }
+  return true;
+}
+
+// The rows of `rows.unique` from the servers to those of the ids, which `rows.inverse` tells.
+void pass_pulled(Shared& shared, SetState& set, uint32_t table, const PassingRows& rows,
+                 float* out) {
+  const size_t row_bytes = set.table(table).spec().dim * sizeof(float);
+  const size_t count = rows.inverse.size();
+  Buffer collected;  // what comes from several servers, or in another order
+  const auto give = [&](const void* values) {
+    kernels::gather_rows(values, row_bytes, rows.inverse.data(), count, row_bytes, out, row_bytes);
+  };
+  const WantedRows wanted{table, rows.unique, [&](auto some, auto positions, const float* values) {
+                            if (some.size() == rows.unique.size() && count_up(positions))
+                              return give(values);
+                            if (collected.empty())
+                              collected = Buffer(rows.unique.size() * row_bytes, shared.pool);
+                            kernels::scatter_rows(collected.data(), row_bytes, positions.data(),
+                                                  positions.size(), row_bytes, values, row_bytes);
+                          }};
+  pull_rows(shared, set, {&wanted, 1}, Purpose::kPassing);
+  if (!collected.empty()) give(collected.data());
+}
+
+// The same where some values may be here. Returns how many were not.
+uint64_t pass_some_pulled(Shared& shared, SetState& set, uint32_t table, PassingRows* rows,
+                          float* out) {
+  const TableCache& cache = set.table(table);
+  const size_t row_bytes = cache.spec().dim * sizeof(float);
+  rows->rows.resize(rows->unique.size());
+  rows->missing.clear();
+  rows->missing_at.clear();
+  for (uint32_t i = 0; i < rows->unique.size(); ++i) {
+    rows->rows[i] = cache.find_value(rows->unique[i]);
+    if (rows->rows[i] != nullptr) continue;
+    rows->missing.push_back(rows->unique[i]);
+    rows->missing_at.push_back(i);
+  }
+  Buffer pulled;
+  if (!rows->missing.empty()) {
+    pulled = Buffer(rows->missing.size() * row_bytes, shared.pool);
+    const WantedRows wanted{table, rows->missing, [&](auto, auto positions, const float* values) {
+                              kernels::scatter_rows(pulled.data(), row_bytes, positions.data(),
+                                                    positions.size(), row_bytes, values, row_bytes);
+                            }};
+    pull_rows(shared, set, {&wanted, 1}, Purpose::kPassing);
+  }
+  for (size_t i = 0; i < rows->missing.size(); ++i) {
+    rows->rows[rows->missing_at[i]] = reinterpret_cast<const float*>(pulled.data() + i * row_bytes);
+  }
+  const size_t count = rows->inverse.size();
+  rows->of_ids.resize(count);
+  for (size_t i = 0; i < count; ++i) rows->of_ids[i] = rows->rows[rows->inverse[i]];
+  kernels::gather_pointers(rows->of_ids.data(), count, row_bytes, out, row_bytes);
+  return rows->missing.size();
+}
+
 // Rows of a remote table that leave nothing behind. The table's mutex is held.
 template <typename Id>
 uint64_t pass_through(Shared& shared, SetState& set, uint32_t table, std::span<const Id> ids,
@@ -192,44 +262,24 @@ uint64_t pass_through(Shared& shared, SetState& set, uint32_t table, std::span<c
   cache.require_marks();
   cache.check_ids(ids);
   if (!set.member) cache.refresh();
-  const size_t dim = cache.spec().dim;
-  kernels::KeyDeduper deduper;
-  std::vector<int64_t> unique;
-  std::vector<uint32_t> inverse;
-  std::vector<int64_t> missing;
-  std::vector<uint32_t> missing_at;  // among the distinct ones
-  std::vector<const float*> rows;    // of the distinct ones
-  std::vector<const void*> of_ids;
-  std::vector<float> pulled;
+  PassingRows own;
+  const std::unique_lock lock(set.passing.mutex, std::try_to_lock);
+  PassingRows& rows = lock.owns_lock() ? set.passing.rows : own;
   uint64_t count = 0;
   const size_t chunk = std::min<size_t>(kPassingRows, rows_in(kPullBytes, cache.spec()));
   for (size_t begin = 0; begin < ids.size(); begin += chunk) {
     const size_t n = std::min(chunk, ids.size() - begin);
-    unique.resize(n);
-    inverse.resize(n);
-    unique.resize(deduper.run(ids.data() + begin, n, unique.data(), inverse.data()));
-    rows.resize(unique.size());
-    missing.clear();
-    missing_at.clear();
-    for (uint32_t i = 0; i < unique.size(); ++i) {
-      rows[i] = cache.find_value(unique[i]);
-      if (rows[i] != nullptr) continue;
-      missing.push_back(unique[i]);
-      missing_at.push_back(i);
+    rows.unique.resize(n);
+    rows.inverse.resize(n);
+    rows.unique.resize(
+        rows.deduper.run(ids.data() + begin, n, rows.unique.data(), rows.inverse.data()));
+    float* const target = out + begin * cache.spec().dim;
+    if (cache.has_values()) {
+      count += pass_some_pulled(shared, set, table, &rows, target);
+    } else {
+      pass_pulled(shared, set, table, rows, target);
+      count += rows.unique.size();
     }
-    pulled.resize(missing.size() * dim);
-    const WantedRows wanted{
-        table, missing, [&](auto, auto positions, const float* values) {
-          kernels::scatter_rows(pulled.data(), dim * sizeof(float), positions.data(),
-                                positions.size(), dim * sizeof(float), values, dim * sizeof(float));
-        }};
-    if (!missing.empty()) pull_rows(shared, set, {&wanted, 1}, Purpose::kPassing);
-    count += missing.size();
-    for (size_t i = 0; i < missing.size(); ++i) rows[missing_at[i]] = pulled.data() + i * dim;
-    of_ids.resize(n);
-    for (size_t i = 0; i < n; ++i) of_ids[i] = rows[inverse[i]];
-    kernels::gather_pointers(of_ids.data(), n, dim * sizeof(float), out + begin * dim,
-                             dim * sizeof(float));
   }
   return count;
 }

@@ -42,7 +42,7 @@ void StopSignal::raise() noexcept {
   raised_.store(true, std::memory_order_release);
   const uint64_t one = 1;
   // Fails only when the counter is full, and then it is readable all the same.
-  static_cast<void>(::write(descriptor_, &one, sizeof one));
+  [[maybe_unused]] const ssize_t written = ::write(descriptor_, &one, sizeof one);
 }
 
 void StopSignal::check() const {

@@ -66,7 +66,7 @@ SharedPayload ChangeLog::reply(uint32_t rank) {
   for (const uint32_t block : state_.every_block()) {
     blocks.push_back({block, state_.store.blocks[block]->weight().size()});
   }
-  header.cut_wanted = state_.markers.number();
+  header.cut_wanted = state_.markers.wanted();
   wire::FilledPush reply =
       wire::layout_changes(header, blocks, tables, state_.shared.memory.pool());
   for (size_t i = 0; i < blocks.size(); ++i) {

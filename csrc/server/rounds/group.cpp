@@ -1,5 +1,6 @@
 // Copyright (c) 2026 The torch_cpudist authors.
 // SPDX-License-Identifier: BSD-3-Clause
+// long: one class
 //
 // Pushes and commits of a group, and who takes part in its rounds. The thread that completes a
 // round applies it.
@@ -277,6 +278,8 @@ void RoundGroup::take_out(uint32_t rank, Outbox& outbox) {
   members_.erase(rank);
   joining_.erase(rank);
   holders_.erase(rank);
+  std::erase_if(waiting_holds_, [&](const auto& hold) { return hold.first.rank == rank; });
+  next_hold(outbox);
   try_complete(outbox);
   advance_if_empty();
   try_complete(outbox);
@@ -314,6 +317,7 @@ void RoundGroup::join(const Ticket& ticket, const wire::Join& join, Outbox& outb
       throw Error(ErrorCode::kProtocol, who + " releases a round that it does not hold");
     }
     state_.answer_round(ticket, round_, outbox);
+    next_hold(outbox);
     try_complete(outbox);
     return;
   }
@@ -325,17 +329,58 @@ void RoundGroup::join(const Ticket& ticket, const wire::Join& join, Outbox& outb
     if (state_.shared.options.shard_id != 0) {
       throw Error(ErrorCode::kInvalidArgument, "only server 0 names the round of a join");
     }
-    holders_.insert(ticket.rank);
-    named = members_.empty() ? round_ : round_ + 1;
+    if (!holders_.empty() && !holders_.contains(ticket.rank)) {
+      // Where nobody else takes part it may name the round before this one, and is not yet known to
+      // the others, which would take this one's for the first that can come.
+      const std::vector<uint32_t> holders(holders_.begin(), holders_.end());
+      if (const auto lost = state_.shared.peers.find_lost(holders)) throw *lost;
+      waiting_holds_.emplace_back(ticket, join);
+      return;
+    }
+    named = next_free_round();
   } else if (named < round_) {
     throw Error(ErrorCode::kProtocol, who + " joins at round " + std::to_string(named) +
                                           ", which is over: the current one is " +
                                           std::to_string(round_));
   }
   joining_[ticket.rank] = named;
+  if (join.step == wire::JoinStep::kHold) {
+    try {
+      holders_.insert(ticket.rank);
+    } catch (...) {  // nobody joins half
+      joining_.erase(ticket.rank);
+      throw;
+    }
+  }
   promote();
   advance_if_empty();
   state_.answer_round(ticket, named, outbox);
+}
+
+// None that another server may have applied: members want an answer of this one for the round
+// before it, and those that are joining may push theirs at once, whoever leaves meanwhile.
+uint64_t RoundGroup::next_free_round() const {
+  if (members_.empty() && joining_.empty()) return round_;
+  uint64_t last = round_;
+  for (const auto& [rank, round] : joining_) last = std::max(last, round);
+  return last + 1;
+}
+
+// The next one that joins names its round now, before the present one may be over.
+void RoundGroup::next_hold(Outbox& outbox) {
+  while (holders_.empty() && !waiting_holds_.empty()) {
+    const auto [ticket, next] = waiting_holds_.front();
+    waiting_holds_.pop_front();
+    if (!state_.shared.sequencer.is_current(ticket)) continue;
+    try {
+      join(ticket, next, outbox);
+    } catch (const Error& error) {
+      state_.shared.sequencer.finish(ticket, error, outbox);
+    } catch (const std::exception& cause) {  // there is no memory; the others go on
+      state_.shared.sequencer.finish(ticket, wire::FrameKind::kError, Answer(state_.refusal(cause)),
+                                     outbox);
+    }
+  }
 }
 
 std::vector<uint32_t> RoundGroup::participants() const {
@@ -351,14 +396,20 @@ void RoundGroup::fail_waiting(const SharedPayload& error, Outbox& outbox) {
     state_.shared.sequencer.finish(push.ticket, wire::FrameKind::kError, Answer(error), outbox);
   }
   early_.clear();
+  for (const auto& [ticket, join] : waiting_holds_) {
+    state_.shared.sequencer.finish(ticket, wire::FrameKind::kError, Answer(error), outbox);
+  }
+  waiting_holds_.clear();
   fail_commits(error, outbox);
 }
 
 void RoundGroup::drop(uint32_t rank, Outbox& outbox) {
   waiting_commits_.erase(rank);
   holders_.erase(rank);
+  std::erase_if(waiting_holds_, [&](const auto& hold) { return hold.first.rank == rank; });
   if (phase_ == Phase::kCollect) pushes_.erase(rank);
   early_.erase(rank);
+  next_hold(outbox);
   try_complete(outbox);  // it may have held the round
 }
 

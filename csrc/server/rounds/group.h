@@ -7,9 +7,11 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <exception>
 #include <map>
 #include <set>
+#include <utility>
 #include <vector>
 
 #include "server/state.h"
@@ -95,6 +97,8 @@ class RoundGroup {
   void break_off(const std::exception& cause, Outbox& outbox);
   void advance_if_empty();
   void promote();
+  void next_hold(Outbox& outbox);
+  uint64_t next_free_round() const;
 
   ParamState& state_;
   const std::set<uint32_t> ranks_;
@@ -105,7 +109,8 @@ class RoundGroup {
   Phase phase_ = Phase::kCollect;
   std::set<uint32_t> members_;
   std::map<uint32_t, uint64_t> joining_;  // rank -> the round from which it is a member
-  std::set<uint32_t> holders_;            // joining trainers that keep the round from being applied
+  std::set<uint32_t> holders_;  // a joining trainer that keeps the round from being applied
+  std::deque<std::pair<Ticket, wire::Join>> waiting_holds_;  // of one trainer at a time
   Pushes pushes_;
   Pushes early_;           // of joining trainers, for the round they join at
   size_t norm_count_ = 1;  // of the last two-phase round

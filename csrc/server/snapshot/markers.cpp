@@ -30,8 +30,9 @@ void Markers::join(uint32_t rank) { pushes_.try_emplace(rank); }
 void Markers::pushed(uint32_t rank, uint32_t incarnation) {
   members_.insert(rank);
   Pushes& pushes = pushes_[rank];
-  if (pushes.incarnation != incarnation) pushes = {incarnation, 0};
+  if (pushes.incarnation != incarnation) pushes = {incarnation, 0, false};
   ++pushes.count;
+  pushes.since = true;
 }
 
 void Markers::take_out(uint32_t rank) {
@@ -85,6 +86,27 @@ void Markers::mark(const Ticket& ticket, const wire::Cut& cut, TimePoint now) {
   if (cut.base != 0) base_ = cut.base;
 }
 
+std::optional<Ticket> Markers::take_back(uint32_t rank, uint64_t number) {
+  const auto found = tickets_.find(rank);
+  if (found == tickets_.end() || number_ != number) return std::nullopt;
+  Ticket ticket = found->second;
+  tickets_.erase(found);
+  if (opener_ == rank) opener_marked_ = false;
+  taken_back_ = true;
+  for (auto& [other, pushes] : pushes_) pushes.since = false;
+  return ticket;
+}
+
+uint64_t Markers::wanted() const {
+  if (!taken_back_) return number_;
+  for (const uint32_t rank : members_) {
+    if (!tickets_.contains(rank) && !pushes_.at(rank).since) return 0;
+  }
+  return number_;
+}
+
+std::vector<uint32_t> Markers::members() const { return {members_.begin(), members_.end()}; }
+
 std::vector<uint32_t> Markers::marked() const {
   std::vector<uint32_t> ranks;
   for (const auto& [rank, ticket] : tickets_) ranks.push_back(rank);
@@ -123,6 +145,7 @@ Markers::Tickets Markers::end() {
   base_ = 0;
   opener_.reset();
   opener_marked_ = false;
+  taken_back_ = false;
   deserted_ = false;
   return std::exchange(tickets_, {});
 }

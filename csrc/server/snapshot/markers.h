@@ -41,10 +41,18 @@ class Markers {
   // Both open the cut if it is not open. Throw std::bad_alloc, and nothing has changed.
   void announce(uint32_t rank, const wire::Cut& cut, TimePoint now);
   void mark(const Ticket& ticket, const wire::Cut& cut, TimePoint now);
+  // Who waits for others takes his marker back, and may mark again; others' stay. Returns his
+  // ticket; nothing if there is none.
+  std::optional<Ticket> take_back(uint32_t rank, uint64_t number);
   bool open() const { return number_ != 0; }
   uint64_t number() const { return number_; }  // 0: none is open
+  // What replies to pushes ask for: the number, or 0. Once a marker was taken back nobody is asked
+  // before all who are missing have pushed since: else they would wait again for the same trainer,
+  // which evaluates.
+  uint64_t wanted() const;
   const std::string& name() const { return name_; }
   uint64_t base() const { return base_; }  // that a marker has named; 0: none has
+  std::vector<uint32_t> members() const;   // ranks that take part
   std::vector<uint32_t> marked() const;    // ranks
   std::vector<uint32_t> missing() const;   // ranks that take part and have not marked
   // All who take part have marked, and so has who asked for it.
@@ -65,6 +73,7 @@ class Markers {
   struct Pushes {
     uint32_t incarnation = 0;
     uint64_t count = 0;
+    bool since = false;  // the last marker was taken back
   };
 
   void begin(uint32_t rank, const wire::Cut& cut, std::string name, TimePoint now) noexcept;
@@ -77,6 +86,7 @@ class Markers {
   uint64_t base_ = 0;
   std::optional<uint32_t> opener_;  // who has named it
   bool opener_marked_ = false;
+  bool taken_back_ = false;  // a marker of the open cut was
   bool deserted_ = false;
   TimePoint deadline_;
   Tickets tickets_;

@@ -7,6 +7,7 @@
 #include <array>
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -14,6 +15,7 @@
 #include "base/buffer.h"
 #include "server/counters.h"
 #include "server/outbox.h"
+#include "server/update/parts.h"
 #include "table/store.h"
 #include "wire/codec/codec.h"
 #include "wire/messages.h"
@@ -39,6 +41,7 @@ struct Push {
   // How it came, and is to be answered, if it came coded.
   std::optional<wire::Coding> coding;
   wire::PushView view;
+  std::vector<std::shared_ptr<const PushPart>> parts;  // what else it points into
   std::string nonfinite;  // what of it is infinite or NaN and is not to be applied, in words
   std::vector<SectionRows> sections;  // beside view.tables
   // Records, beside view.holds.tables; RowIndex::kNone where there was none when the push arrived,

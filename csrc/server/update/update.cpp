@@ -259,6 +259,7 @@ void GradientUpdate::collect_shard(ShardWork& work, const Task& task, const Push
     work.records.insert(work.records.end(), rows->records.begin() + rows->offsets[task.shard],
                         rows->records.begin() + rows->offsets[task.shard + 1]);
   }
+  store_.tables[task.id]->count_pushed(task.shard, work.records.size());
   work.rows = work.deduper.run(work.records.data(), work.records.size(), work.distinct.data(),
                                work.inverse.data());
 }

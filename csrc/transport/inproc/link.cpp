@@ -13,16 +13,16 @@ namespace cpudist::transport::inproc {
 
 bool Home::add(const std::shared_ptr<Link>& link) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  if (!stopped_) links_.insert(link);
+  if (!stopped_) links_.push_back(link);
   return !stopped_;
 }
 
 void Home::remove(const std::shared_ptr<Link>& link) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  links_.erase(link);
+  std::erase(links_, link);
 }
 
-std::set<std::shared_ptr<Link>> Home::stop() {
+std::vector<std::shared_ptr<Link>> Home::stop() {
   const std::lock_guard<std::mutex> lock(mutex_);
   stopped_ = true;
   return std::exchange(links_, {});

@@ -7,8 +7,8 @@
 #include <atomic>
 #include <memory>
 #include <mutex>
-#include <set>
 #include <string>
+#include <vector>
 
 #include "base/process_guard.h"
 #include "base/wait.h"
@@ -19,17 +19,18 @@ namespace cpudist::transport::inproc {
 class FaultSchedule;
 class Link;
 
-// The links of one listener or connector, so that it can close them. Thread-safe.
+// The links of one listener or connector, so that it can close them, in the order in which they
+// were made: the same run of a schedule closes them as another does. Thread-safe.
 class Home {
  public:
   bool add(const std::shared_ptr<Link>& link);  // false once stopped
   void remove(const std::shared_ptr<Link>& link);
-  std::set<std::shared_ptr<Link>> stop();  // hands over what is still open
+  std::vector<std::shared_ptr<Link>> stop();  // hands over what is still open
 
  private:
   std::mutex mutex_;
   bool stopped_ = false;
-  std::set<std::shared_ptr<Link>> links_;
+  std::vector<std::shared_ptr<Link>> links_;
 };
 
 class End final : public Connection {

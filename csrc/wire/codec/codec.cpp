@@ -67,13 +67,16 @@ SortedRows sorted(const TableSection& section, size_t dim) {
   return found;
 }
 
-uint64_t coded_block_bytes_of(const BlockSpec& spec, WireDType dtype) {
+// `size_bytes`: plain; 0 where the values came before as a part.
+uint64_t coded_block_bytes_of(const BlockSpec& spec, WireDType dtype, uint64_t size_bytes) {
+  if (size_bytes == 0) return 0;
   if (spec.dtype == DType::kFloat64) return section_bytes(spec.elements, sizeof(double));
   return coded_block_bytes(dtype, spec.elements);
 }
 
 void encode_block_of(const BlockSpec& spec, WireDType dtype, const DenseSection& section,
                      BulkWriter* writer) {
+  if (section.values.empty()) return;
   if (spec.dtype == DType::kFloat64) {
     writer->bytes(section.values.data(), section.values.size());
     return;
@@ -104,7 +107,7 @@ Heads read_heads(SectionKind kind, Reader* reader, const ParamSetLayout& layout)
   const SectionCounts counts = read_counts(kind, rest);
   Heads heads;
   reader->array<uint8_t>(counts.head_bytes);
-  heads.blocks = read_block_headers(reader, counts.blocks, layout);
+  heads.blocks = read_block_headers(reader, counts.blocks, layout, kind == SectionKind::kPush);
   heads.tables = read_table_headers(reader, counts.tables, layout);
   heads.bytes = rest.first(rest.size() - reader->remaining());
   if (!counts.holds) return heads;
@@ -119,7 +122,8 @@ uint64_t plain_bytes(const Heads& heads, const ParamSetLayout& layout, WireDType
   PlainSize size(remaining);
   size.add(heads.bytes.size() + heads.holds.bytes.size(), 0);
   for (const BlockHeader& header : heads.blocks) {
-    size.add(padded(header.size_bytes), coded_block_bytes_of(layout.blocks[header.block], dtype));
+    size.add(padded(header.size_bytes),
+             coded_block_bytes_of(layout.blocks[header.block], dtype, header.size_bytes));
   }
   for (const TableHeader& header : heads.tables) {
     const TableSpec& spec = layout.tables[header.table];
@@ -153,7 +157,8 @@ Buffer code_sections(SectionKind kind, std::span<const uint8_t> plain, const Par
   KeyCodes keys;
   std::vector<SortedRows> tables;
   for (const DenseSection& section : sections.blocks) {
-    size += coded_block_bytes_of(layout.blocks[section.block], coding.values);
+    size +=
+        coded_block_bytes_of(layout.blocks[section.block], coding.values, section.values.size());
   }
   for (const TableSection& section : sections.tables) {
     const size_t dim = layout.tables[section.table].dim;
@@ -196,6 +201,7 @@ Decoded decode_sections(SectionKind kind, std::span<const uint8_t> coded,
   PlainWriter writer(allocate, plain_bytes(heads, layout, dtype, reader.remaining()));
   writer.bytes(heads.bytes);
   for (const BlockHeader& header : heads.blocks) {
+    if (header.size_bytes == 0) continue;
     decode_block_of(layout.blocks[header.block], dtype, &reader,
                     writer.section<uint8_t>(header.size_bytes));
   }

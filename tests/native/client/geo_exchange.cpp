@@ -224,3 +224,41 @@ TEST(geo_exchange_is_in_time_over_a_bad_network) {
   plan.seed = 3;
   check_movement(2, client::kRootStep, 0.70710678, plan);
 }
+
+TEST(geo_exchange_hands_on_what_was_moved_before_a_snapshot) {
+  Movers all(2, 2, {});
+  Mover& before = all.movers.front();
+  std::vector<void*> old_dense{before.dense.data()};
+  client::GeoExchange moved(before.set, {});
+  moved.reset(old_dense);
+  step_all(before, moved, all.layout.configs.front(), 1);
+  const uint64_t count = moved.moved_count(0);
+  CHECK_EQ(count, uint64_t{kExchangeRows});
+  std::vector<int64_t> keys(count + 1, kExchangeRows);  // the last row is not here
+  std::vector<float> values((count + 1) * kExchangeDim);
+  std::vector<float> agreed(values.size());
+  std::vector<uint8_t> touched(count + 1);
+  const client::MovedArrays rows{keys.data(), values.data(), agreed.data(), touched.data()};
+  moved.read_moved(0, rows);
+  CHECK_EQ(std::accumulate(touched.begin(), touched.end(), uint64_t{0}), count);
+  CHECK_EQ(values[5], agreed[5] - 4.0f);
+  std::vector<float> was(kExchangeElements);
+  moved.read_agreed(std::vector<void*>{was.data()});
+  CHECK_EQ(was[7], before.dense[7] + 4.0f);
+
+  Mover& after = all.movers.back();
+  std::vector<void*> weights{after.dense.data()};
+  client::GeoExchange exchange(after.set, {});
+  exchange.reset(weights);
+  CHECK_EQ(exchange.moved_count(0), 0u);
+  CHECK_EQ(exchange.write_moved(0, count + 1, rows), count);
+  exchange.write_agreed(std::vector<void*>{was.data()});
+  after.dense = before.dense;
+  CHECK_EQ(exchange.moved_count(0), count);
+  exchange.begin(true, {}, 1, 0);
+  exchange.finish(weights);
+  before.set->pull_dense(old_dense);
+  before.set->pull_all_rows();
+  for (const float value : before.dense) CHECK_EQ(value, was[0] - 4.0f);
+  for (const float value : before.table) CHECK_EQ(value, agreed[0] - 4.0f);
+}

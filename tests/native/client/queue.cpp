@@ -48,6 +48,7 @@ class Gate final : public transport::ConnectionHandler {
     if (frame.header.kind == held_) {
       std::unique_lock lock(mutex_);
       opened_.wait_for(lock, kPatience, [this] { return open_; });
+      if (loses_) return;
     }
     server_.on_frame(connection, std::move(frame));
   }
@@ -59,6 +60,11 @@ class Gate final : public transport::ConnectionHandler {
     const std::lock_guard lock(mutex_);
     open_ = open;
     opened_.notify_all();
+  }
+  // What it has kept back is lost.
+  void open_to_nobody() {
+    loses_ = true;
+    set(true);
   }
   // Is closed to frames of this kind.
   void hold(wire::FrameKind kind) {
@@ -73,6 +79,7 @@ class Gate final : public transport::ConnectionHandler {
   std::mutex mutex_;
   std::condition_variable opened_;
   bool open_ = true;
+  std::atomic<bool> loses_{false};
 };
 
 struct Peer {
@@ -91,6 +98,8 @@ struct Plan {
   uint64_t max_staleness = wire::kAnyStaleness;
   uint64_t last_cap_bytes = 0;  // what pushes may hold on the last server
   uint64_t round_deadline_ms = 20000;
+  bool elastic = false;
+  uint64_t grace_ms = 20000;
 };
 
 class Run {
@@ -101,7 +110,9 @@ class Run {
     options.run_id = 7;
     options.server_count = server_count;
     options.trainer_count = trainer_count;
-    options.reconnect_grace_ms = 20000;
+    options.reconnect_grace_ms = plan.grace_ms;
+    options.elastic = plan.elastic;
+    options.rejoin_ms = 600000;
     describe(server_count);
     for (uint32_t s = 0; s < server_count; ++s) {
       options.shard_id = s;
@@ -132,6 +143,24 @@ class Run {
   Run(const Run&) = delete;
   Run& operator=(const Run&) = delete;
 
+  // A client of trainer `rank` that is not connected yet.
+  std::unique_ptr<client::Client> make_client(uint32_t rank, uint32_t incarnation,
+                                              std::atomic<bool>* interrupt = nullptr) {
+    client::ClientOptions options;
+    options.rpc_retries = 1000;  // plans cut links far more often than any network
+    options.run_id = 7;
+    options.incarnation = incarnation;
+    options.trainer_rank = rank;
+    options.trainer_count = static_cast<uint32_t>(peers.size());
+    options.reconnect_grace_ms = 20000;
+    options.probe_ms = options.resend_ms = 10;
+    options.round_deadline_ms = plan_.round_deadline_ms;
+    options.servers = addresses_;
+    if (interrupt) options.interrupted = [=] { return interrupt->exchange(false); };
+    return std::make_unique<client::Client>(options, [this](transport::ConnectionHandler* handler) {
+      return make_connector(network_->connector(handler), nullptr);
+    });
+  }
   transport::FaultCounts faults() const { return network_->counts(); }
   // Adds one to the expectation of every key and dense value that it has a gradient for.
   void step(Peer& peer, int64_t number) {
@@ -173,20 +202,7 @@ class Run {
                      wire::BlockSpec{"d1", 2, wire::DType::kFloat32, server_count - 1, 0, 0, 4, 1}};
   }
   void start(Peer& peer) {
-    client::ClientOptions options;
-    options.rpc_retries = 1000;  // plans cut links far more often than any network
-    options.run_id = 7;
-    options.trainer_rank = peer.rank;
-    options.trainer_count = static_cast<uint32_t>(peers.size());
-    options.reconnect_grace_ms = 20000;
-    options.probe_ms = options.resend_ms = 10;
-    options.round_deadline_ms = plan_.round_deadline_ms;
-    options.servers = addresses_;
-    options.interrupted = [&peer] { return peer.interrupt.exchange(false); };
-    peer.client =
-        std::make_unique<client::Client>(options, [this](transport::ConnectionHandler* handler) {
-          return make_connector(network_->connector(handler), nullptr);
-        });
+    peer.client = make_client(peer.rank, 1, &peer.interrupt);
     client::Client& client = *peer.client;
     client.connect();
     peer.set = client.open(layout);
@@ -308,6 +324,74 @@ TEST(client_queue_failure_is_thrown_by_every_later_call) {
   CHECK_EQ(code_of([&] { peer.set->drain(); }), ErrorCode::kPeerLost);
   CHECK_EQ(code_of([&] { peer.set->drain(); }), ErrorCode::kPeerLost);
   CHECK_EQ(code_of([&] { peer.set->leave(); }), ErrorCode::kPeerLost);
+}
+
+// Of who was counted as lost, and goes on as another incarnation: a push that only one server has
+// applied, and those behind it, are known.
+TEST(client_queue_says_what_came_of_its_steps_when_its_trainer_was_replaced) {
+  for (const bool all : {false, true}) {
+    Plan plan;
+    plan.queue = {4, 2, {false}, 1};
+    plan.elastic = true;
+    Run run(1, 2, plan);
+    Peer& peer = run.peers[0];
+    run.step(peer, 0);
+    peer.set->drain();
+    run.gates[0]->set(false);  // server 1 is sent to first
+    run.step(peer, 1);
+    await([&] { return run.gates[0]->pushes == 2; });
+    CHECK_EQ(run.servers[1]->stats().rounds, 2);
+    run.step(peer, 2);
+    run.step(peer, 3);
+    CHECK_EQ(peer.pushes->added(), 4);
+    peer.client->abort("it is counted as lost");
+    run.gates[0]->open_to_nobody();
+    const auto newer = run.make_client(0, 2);
+    newer->connect();
+    std::vector<uint64_t> told = newer->carried_out_before();
+    if (all) ++told[0];  // as if its answer alone had been lost
+    for (int twice = 0; twice < 2; ++twice) {
+      const client::Unapplied found = peer.pushes->end(told);
+      CHECK_EQ(found.steps, all ? 2 : 3);
+      CHECK_EQ(found.torn, all ? 0 : 1);
+    }
+    CHECK_EQ(run.servers[0]->stats().rounds, 1);
+    CHECK_EQ(run.servers[1]->stats().rounds, 2);
+  }
+}
+
+TEST(client_queue_that_is_answered_has_lost_nothing) {
+  Plan plan;
+  plan.elastic = true;
+  Run run(1, 2, plan);
+  Peer& peer = run.peers[0];
+  for (int64_t i = 0; i < 5; ++i) run.step(peer, i);
+  peer.set->drain();
+  const auto newer = run.make_client(0, 2);
+  newer->connect();
+  peer.client->abort("it is counted as lost");
+  const client::Unapplied found = peer.pushes->end(newer->carried_out_before());
+  CHECK_EQ(found.steps, 0);
+  CHECK_EQ(found.torn, 0);
+}
+
+TEST(client_knows_that_it_was_counted_as_lost) {
+  Plan plan;
+  plan.elastic = true;
+  plan.grace_ms = 30;
+  Run run(1, 2, plan);
+  CHECK(!run.peers[0].client->counted_lost());
+  run.peers[0].client.reset();  // without a goodbye
+  await([&] { return run.servers[0]->stats().lost == 1 && run.servers[1]->stats().lost == 1; });
+  const auto same = run.make_client(0, 1);
+  CHECK_EQ(code_of([&] { same->connect(); }), ErrorCode::kCountedLost);
+  CHECK(same->counted_lost());
+  const auto newer = run.make_client(0, 2);
+  newer->connect();
+  CHECK(!newer->counted_lost());
+  const auto fenced = run.make_client(0, 1);
+  CHECK_EQ(code_of([&] { fenced->connect(); }), ErrorCode::kFenced);
+  CHECK(!fenced->counted_lost());
 }
 
 TEST(client_queue_stops_under_a_thread_that_waits_for_room) {

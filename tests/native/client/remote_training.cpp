@@ -1,6 +1,7 @@
 // Copyright (c) 2026 The torch_cpudist authors.
 // SPDX-License-Identifier: BSD-3-Clause
 //
+// long: one world of servers and trainers, and all that is compared in it
 // A static and a remote table of the same values, trained alike: every lookup finds the same bits,
 // whatever the wire, the budgets and the network do.
 
@@ -174,6 +175,8 @@ std::vector<int64_t> batch(int at, uint32_t rank) {
 
 void train_one(Trainer& trainer, const Case& given, int steps) {
   for (int at = 0; at < steps; ++at) {
+    // Before any row of the step is here, unless it was prefetched.
+    trainer.look_both_up({54, 2, 53, 54, 2}, false);
     if (given.ahead > 0) {
       const std::vector<int64_t> next = batch(at + given.ahead, trainer.rank);
       const std::vector<int64_t> keys = trainer.keys_of(kRemote, next);
@@ -331,6 +334,8 @@ TEST(client_lookup_that_is_not_kept_leaves_everything_as_it_was) {
   CHECK_EQ(trainer.client->stats().rows_pulled - pulled, chunks * (kRows - kept.size()));
   CHECK(trainer.look_up(kStatic, many, false) == rows);
   CHECK_EQ(cache.memory_bytes(), memory_bytes);
+  // What the next one finds is not what this one had.
+  CHECK(trainer.look_up(kRemote, {7, 5, 7}, false) == trainer.look_up(kStatic, {7, 5, 7}, false));
   CHECK(cache.find_row(3) != nullptr);
   CHECK(cache.find_row(4) == nullptr);
   const std::vector<float> gradient(kDim);

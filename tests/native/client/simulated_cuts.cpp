@@ -6,9 +6,9 @@
 // Cuts of snapshots under Async, in simulated time: clients with their queues against servers with
 // their writers, over links that lose, repeat and delay frames, in schedules of all their threads
 // that are drawn from seeds. Trainers merge steps, mark at any step, leave and come back, with and
-// without a bound on staleness. Each gradient is a one in a row of its own, so that the files of a
-// snapshot say which steps of whom it has. Mistakes that are planted between clients and servers
-// are found.
+// without a bound on staleness, and evaluate, so that others take their markers back. Each gradient
+// is a one in a row of its own, so that the files of a snapshot say which steps of whom it has.
+// Mistakes that are planted between clients and servers are found.
 //
 // CPUDIST_TEST_SCHEDULES=100000 in the environment runs so many schedules, CPUDIST_TEST_SEED=7 the
 // seventh alone.
@@ -29,13 +29,13 @@
 #include "base/wait.h"
 #include "client/arrivals/pushes.h"
 #include "client/client.h"
+#include "simulator/staleness_watch.h"
 #include "support/check.h"
 #include "support/frame_tap.h"
 #include "support/memory_files.h"
 #include "support/seeded_schedule.h"
 #include "support/snapshot_fixture.h"
 #include "transport/inproc/channel.h"
-#include "wire/codec/codec.h"
 
 namespace cpudist::testing::simulated_cuts {
 namespace {
@@ -52,9 +52,15 @@ enum class Mistake {
   kLost,             // a server answers a push without its gradients
   kBoundCounted,     // servers count the bound on staleness from one update later
   kNoDigest,         // trainer 0 does not compare what servers say of a cut
+  kBackUnheard,      // a server does not give a marker back
+  kBackCaptured,     // a marker that is given again stands for the step of the first time
 };
 
 constexpr uint64_t kWaitMs = 20000;  // for markers
+constexpr uint64_t kHoldMs = 20;     // of who steps on
+constexpr uint64_t kEvaluationMs = 18000;
+// A thread may be late by some seconds in any wait: time goes on with the clocks of others.
+constexpr uint64_t kHeldMs = 15000;
 constexpr uint32_t kRunNumber = 7;
 constexpr uint64_t kCutsMost = 6;  // of a schedule; servers know the last eight
 
@@ -68,12 +74,15 @@ struct Plan {
   bool faulty = false;
   bool slow_disk = false;
   bool crossed = false;  // no cuts: see Watched::cross
+  bool backs = false;    // trainers evaluate, and take markers back
   client::QueueOptions queue;
   Mistake mistake = Mistake::kNone;
 
   bool bounded() const { return bound != wire::kAnyStaleness; }
   // Every cut that is asked for is taken.
-  bool calm() const { return !leaves && !slow_disk; }
+  bool calm() const { return !leaves && !slow_disk && !backs; }
+  // Nothing but another trainer's evaluation keeps a step for long.
+  bool even() const { return backs && !leaves && !slow_disk && !faulty && !bounded(); }
 };
 
 Plan plan_of(uint64_t seed, Mistake mistake = Mistake::kNone) {
@@ -100,6 +109,12 @@ Plan plan_of(uint64_t seed, Mistake mistake = Mistake::kNone) {
   plan.queue.size = static_cast<uint32_t>(1 + below(3));
   plan.queue.max_merge = static_cast<uint32_t>(1 + below(3));
   plan.queue.mean = {false};
+  plan.backs = below(2) == 0 && mistake == Mistake::kNone;
+  if (mistake == Mistake::kBackUnheard || mistake == Mistake::kBackCaptured) {
+    plan.backs = true;
+    plan.leaves = plan.slow_disk = plan.faulty = false;
+    plan.bound = wire::kAnyStaleness;
+  }
   return plan;
 }
 
@@ -109,6 +124,8 @@ struct Found {
   uint64_t committed = 0;
   uint64_t over_bound = 0;  // gradients older than the bound, as they may be
   uint64_t left = 0;
+  uint64_t taken_back = 0;  // markers
+  uint64_t again = 0;       // of them, that were given again
   uint64_t merged = 0;
   uint64_t resent = 0;
   uint64_t kept_rows = 0;  // cuts with steps in them that are not the last
@@ -124,6 +141,8 @@ struct Found {
     committed += other.committed;
     over_bound += other.over_bound;
     left += other.left;
+    taken_back += other.taken_back;
+    again += other.again;
     merged += other.merged;
     resent += other.resent;
     kept_rows += other.kept_rows;
@@ -144,15 +163,11 @@ class Watched final : public FrameTap {
         schedule_(schedule),
         found_(found),
         shard_(options.shard_id),
-        mistaken_(options.shard_id + 1 == options.server_count) {}
+        mistaken_(options.shard_id + 1 == options.server_count),
+        watch_(layout, plan.bound) {}
 
  private:
-  struct Stream {           // of a trainer
-    uint64_t received = 0;  // sequence numbers
-    uint64_t answered = 0;
-    wire::FrameKind kind = wire::FrameKind::kError;  // of the last one received
-    std::optional<uint64_t> read;                    // update that its next gradient has seen
-    std::optional<uint64_t> marked_at;
+  struct Stream {          // of a trainer
     uint64_t doubled = 0;  // the push that is applied twice, from which on numbers are one more
     uint64_t pushes = 0;
   };
@@ -160,19 +175,22 @@ class Watched final : public FrameTap {
   void take(const Link& link, wire::Frame frame) override {
     schedule_.pause();
     Stream& stream = streams_[frame.header.rank];
-    const bool again = frame.header.sequence <= stream.received;
-    if (frame.header.sequence != 0 && frame.header.kind != wire::FrameKind::kProbe && !again) {
-      stream.received = frame.header.sequence;
-      stream.kind = frame.header.kind;
-      note_request(stream, frame);
-      if (mistaken_) plant(stream, link, frame);
-    }
+    const bool fresh = watch_.asked(frame);
+    if (fresh && mistaken_) plant(stream, link, frame);
+    if (plan_.mistake == Mistake::kBackUnheard) keep_marker(frame);
     if (stream.doubled != 0 && frame.header.sequence >= stream.doubled) ++frame.header.sequence;
     if (plan_.crossed && frame.header.kind == wire::FrameKind::kPush) {
-      cross(stream, link, std::move(frame), again);
+      cross(stream, link, std::move(frame), !fresh);
     } else {
       deliver(link, std::move(frame));
     }
+  }
+
+  static void keep_marker(wire::Frame& frame) {
+    if (frame.header.kind != wire::FrameKind::kCutStatus) return;
+    wire::CutQuery query = wire::decode_cut_query(frame.payload.bytes());
+    query.take_back = false;
+    frame.payload = encode(query);
   }
 
   // Of two trainers, the first push of that of this server's number comes first, and its second
@@ -190,16 +208,6 @@ class Watched final : public FrameTap {
     if (const Link other = std::exchange(kept_.first, nullptr)) {
       deliver(other, std::move(kept_.second));
     }
-  }
-
-  void note_request(Stream& stream, const wire::Frame& frame) {
-    if (frame.header.kind == wire::FrameKind::kLeave) {
-      stream.read.reset();
-      stream.marked_at.reset();
-    }
-    if (frame.header.kind != wire::FrameKind::kCut) return;
-    if (wire::decode_cut(frame.payload.bytes()).step != wire::CutStep::kMark) return;
-    stream.marked_at = version_;
   }
 
   void plant(Stream& stream, const Link& link, wire::Frame& frame) {
@@ -233,33 +241,10 @@ class Watched final : public FrameTap {
     Stream& stream = streams_[rank];
     uint64_t& sequence = frame.header.sequence;
     if (stream.doubled != 0 && sequence > stream.doubled) --sequence;
-    if (frame.header.kind != wire::FrameKind::kReply || sequence <= stream.answered) return true;
-    stream.answered = sequence;
-    if (stream.kind == wire::FrameKind::kPush) note_applied(stream, frame);
-    if (stream.kind == wire::FrameKind::kReady || stream.kind == wire::FrameKind::kJoin) {
-      stream.read = wire::decode_round_reply(frame.payload.bytes()).round;
-    }
+    const uint64_t excused = watch_.excused();
+    if (!watch_.answered(rank, frame)) found_.note("a gradient is older than the bound");
+    found_.over_bound += watch_.excused() - excused;
     return true;
-  }
-
-  void note_applied(Stream& stream, const wire::Frame& frame) {
-    wire::Decoded decoded;
-    std::span<const uint8_t> bytes = frame.payload.bytes();
-    if (frame.header.coded) {
-      decoded = wire::decode_sections(wire::SectionKind::kDense, bytes, layout_,
-                                      wire::allocate_from(nullptr));
-      bytes = decoded.payload.bytes();
-    }
-    version_ = wire::decode_dense(bytes, layout_).version.round;
-    if (stream.read && plan_.bounded()) {
-      const uint64_t age = version_ - 1 - *stream.read;
-      if (age > plan_.bound) ++found_.over_bound;
-      // From its marker on its trainer lets others pass.
-      const uint64_t passed = stream.marked_at ? version_ - 1 - *stream.marked_at : 0;
-      if (age > plan_.bound + passed) found_.note("a gradient is older than the bound");
-    }
-    if (stream.read) stream.read = version_;
-    stream.marked_at.reset();
   }
 
   const Plan& plan_;
@@ -271,7 +256,7 @@ class Watched final : public FrameTap {
   bool heard_ = false;                 // of who comes first
   std::pair<Link, wire::Frame> kept_;  // meanwhile, of the other
   bool planted_ = false;
-  uint64_t version_ = 0;  // updates so far
+  simulator::StalenessWatch watch_;
   std::map<uint32_t, Stream> streams_;
 };
 
@@ -285,6 +270,7 @@ struct Member {
   std::mt19937_64 random;
   uint64_t steps = 0;
   uint64_t marked = 0;  // the last number
+  uint64_t again = 0;   // of the marker that was taken back
   bool marking = false;
   bool away = false;
   std::set<uint64_t> left_after{0};  // steps
@@ -450,6 +436,8 @@ class World {
       step(member, 1);
       take_answer(member);
       if (member.chance(4)) let_pass(milliseconds(member.random() % 30));
+      // Elsewhere frames that are asked for again all the while would make it a long one.
+      if (plan_.even() && member.chance(8)) let_pass(milliseconds(kEvaluationMs));
       if (plan_.leaves && member.chance(6)) {
         leave(member);
         continue;
@@ -476,7 +464,11 @@ class World {
     for (uint32_t s = 0; s < plan_.servers; ++s) push.parameters.push_back({s, gradient.data()});
     push.tables = {{0, keys.data(), keys.size(), rows.data()}};
     push.weights = member.weights();
+    const TimePoint began = Clock::now();
     member.pushes->enqueue(push);
+    if (plan_.even() && Clock::now() - began > milliseconds(kHeldMs)) {
+      found_.note("a trainer is held by another's evaluation");
+    }
   }
 
   // An evaluation, or the end.
@@ -493,7 +485,11 @@ class World {
   void mark_if_due(Member& member) {
     if (member.marking || plan_.crossed) return;
     const uint64_t wanted = member.set->cut_wanted();
-    if (member.rank == 0) {
+    if (member.again != 0 && wanted == member.again) {
+      ++found_.again;
+      mark(member, wanted, member.rank == 0 ? "c" + std::to_string(wanted) : "");
+    } else if (member.rank == 0) {
+      if (member.again != 0) return;
       if (number_ == kCutsMost || !member.chance(3)) return;
       if (plan_.calm() && is_writing(member)) return;
       ++found_.opened;
@@ -508,13 +504,16 @@ class World {
     const Mistake mistake = plan_.mistake;
     const bool more = member.steps + 1 < plan_.steps;
     member.marked = number;
-    marks_[number][member.rank] = member.steps;
+    if (mistake != Mistake::kBackCaptured || member.again == 0) {
+      marks_[number][member.rank] = member.steps;
+    }
+    member.again = 0;
     if (mistake == Mistake::kMarkLate && more) step(member, 1);
     if (mistake == Mistake::kMergePastMarker && more) {
       ++marks_[number][member.rank];  // the first of two
       step(member, 2);
     }
-    member.pushes->mark_cut(number, name, kWaitMs);
+    member.pushes->mark_cut(number, name, kWaitMs, 0, plan_.backs ? kHoldMs : 0);
     if (mistake == Mistake::kMarkEarly && more) {
       ++marks_[number][member.rank];
       step(member, 1);
@@ -526,6 +525,14 @@ class World {
     const auto answer = member.pushes->cut_answer();
     if (!answer) return;
     member.marking = false;
+    if (answer->taken_back || answer->torn) {
+      ++found_.taken_back;
+      if (answer->taken_back) member.again = answer->number;
+      if (!answer->torn) return;
+      member.set->drain();  // the lock of what is sequenced is none that the schedule knows
+      member.set->abandon_cut(answer->number);
+      return;
+    }
     answers_[answer->number][member.rank] = answer->taken;
     check_reason(*answer);
     if (member.rank != 0) return;
@@ -538,12 +545,13 @@ class World {
   void check_reason(const client::CutAnswer& answer) {
     if (answer.taken) return;
     std::vector<const char*> may_be{"is over on this server"};
-    if (plan_.leaves) {
-      for (const char* reason :
-           {"takes no part any more", "is still open", "the servers cut at different moments"}) {
+    if (plan_.leaves || plan_.backs) {
+      for (const char* reason : {"takes no part any more", "is still open", "has abandoned it",
+                                 "the servers cut at different moments"}) {
         may_be.push_back(reason);
       }
     }
+    if (plan_.backs) may_be.push_back("no marker in time");
     if (!plan_.calm()) may_be.push_back("is still being written");
     for (const char* reason : may_be) {
       if (contains(answer.reason, reason)) return;
@@ -736,13 +744,17 @@ TEST(simulated_cuts_have_each_step_once_up_to_its_marker) {
   }
   const Found found = run_seeds(schedules());
   if (std::getenv("CPUDIST_TEST_SCHEDULES") != nullptr) {
-    std::printf("%lu schedules: %lu cuts, %lu taken, %lu gradients above the bound, %lu leaves\n",
-                schedules(), found.opened, found.committed, found.over_bound, found.left);
+    std::printf(
+        "%lu schedules: %lu cuts, %lu taken, %lu gradients above the bound, %lu leaves, "
+        "%lu markers taken back, %lu given again\n",
+        schedules(), found.opened, found.committed, found.over_bound, found.left, found.taken_back,
+        found.again);
   }
   CHECK_EQ(found.wrong, std::string());
   CHECK(found.committed > 0 && found.committed < found.opened);
   CHECK(found.over_bound > 0);  // else nobody would have to be excused
   CHECK(found.left > 0 && found.merged > 0 && found.resent > 0 && found.kept_rows > 0);
+  CHECK(found.taken_back > 0 && found.again > 0);
 }
 
 TEST(simulated_cuts_run_again_as_they_ran) {
@@ -781,6 +793,8 @@ TEST(simulated_cuts_find_planted_mistakes) {
       {Mistake::kLost, "steps"},
       {Mistake::kBoundCounted, "older than the bound"},
       {Mistake::kNoDigest, "servers"},
+      {Mistake::kBackUnheard, "held by another's evaluation"},
+      {Mistake::kBackCaptured, "marked after step"},
   };
   for (const auto& [mistake, found] : mistakes) {
     const std::string wrong = run_seeds(kSeeds, mistake).wrong;

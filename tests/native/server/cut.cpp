@@ -133,6 +133,53 @@ TEST(cut_that_is_open_does_not_wait_for_who_comes_back) {
   CHECK(is_complete(said(world[0], next)));
 }
 
+TEST(cut_stays_open_for_who_takes_a_marker_back) {
+  World world(on_arrival(), server_options(3));
+  const auto take_back = [&](int rank, uint64_t number) {
+    Trainer& trainer = world[static_cast<size_t>(rank)];
+    trainer.plain(wire::FrameKind::kCutStatus, 0, encode(wire::CutQuery{number, "", true}));
+  };
+  const auto wanted = [&](int rank) {
+    return world.dense(world[static_cast<size_t>(rank)].reply(world.push(rank, ones()))).cut_wanted;
+  };
+  take_back(0, 5);  // nothing is there
+  const auto first = mark(world[0], 5, "a");
+  const auto second = mark(world[1], 5);
+  take_back(0, 4);
+  CHECK(world[0].waits(first) && world[1].waits(second));
+  take_back(0, 5);
+  const wire::CutReply back = said(world[0], first);
+  CHECK(!back.taken && back.taken_back);
+  CHECK(contains(back.reason, "trainer 0 has not waited longer for trainers 2"));
+  CHECK(world[1].waits(second));  // its own stays
+  // Who still evaluates would hold it again.
+  CHECK_EQ(wanted(0), 0u);
+  CHECK_EQ(wanted(0), 0u);
+  CHECK_EQ(wanted(2), 5u);
+  CHECK_EQ(wanted(0), 5u);
+  const auto third = mark(world[2], 5);
+  CHECK(world[1].waits(second) && world[2].waits(third));
+  const auto again = mark(world[0], 5, "a");
+  for (const auto& [rank, request] : {std::pair(0, again), {1, second}, {2, third}}) {
+    CHECK(is_complete(said(world[static_cast<size_t>(rank)], request)));
+  }
+  CHECK(!said(world[0], again).taken_back);
+  // The next one is asked for at once, as ever.
+  mark(world[0], 6, "b");
+  CHECK_EQ(wanted(1), 6u);
+}
+
+TEST(cut_is_not_taken_without_the_marker_of_who_asked) {
+  World world(on_arrival(), server_options(2));
+  const auto first = mark(world[0], 5, "a");
+  world[0].plain(wire::FrameKind::kCutStatus, 0, encode(wire::CutQuery{5, "", true}));
+  CHECK(said(world[0], first).taken_back);
+  const auto second = mark(world[1], 5);
+  CHECK(world[1].waits(second));
+  world[0].ask(wire::FrameKind::kLeave);
+  CHECK(contains(said(world[1], second).reason, "takes no part any more"));
+}
+
 TEST(cut_is_given_up_in_time_and_says_who_has_not_marked) {
   World world(on_arrival(), server_options(3));
   const auto first = mark(world[0], 5, "a", 30);
@@ -273,6 +320,22 @@ TEST(cut_status_asks_for_no_path) {
   CHECK(missing.state == wire::CutState::kFailed);
   CHECK(contains(missing.reason, "directory"));
   CHECK(status(ask(7, "")).state == wire::CutState::kUnknown);
+}
+
+TEST(cut_status_says_who_takes_part) {
+  World world(on_arrival(), server_options(3));
+  const auto members = [&] {
+    const auto request =
+        world[0].plain(wire::FrameKind::kCutStatus, 0, encode(wire::CutQuery{0, ""}));
+    return wire::decode_cut_status(view(world[0].reply(request).payload)).members;
+  };
+  CHECK((members() == std::vector<uint32_t>{0, 1, 2}));
+  world[1].reply(world[1].ask(wire::FrameKind::kLeave));
+  CHECK((members() == std::vector<uint32_t>{0, 2}));
+  world[1].reply(world[1].ask(wire::FrameKind::kJoin, encode(wire::Join{wire::JoinStep::kMember})));
+  CHECK((members() == std::vector<uint32_t>{0, 2}));
+  world[1].reply(world.push(1, ones()));
+  CHECK((members() == std::vector<uint32_t>{0, 1, 2}));
 }
 
 }  // namespace cpudist::testing::cuts

@@ -7,7 +7,9 @@
 // The cut of a snapshot over random schedules: the rules of a server as they are, between trainers,
 // queues and links that are a model. Whatever order things come in, what the opener takes for a
 // snapshot has on all servers the pushes of the same steps of every trainer, those before its
-// marker, and nobody waits for ever. Mistakes that are planted are found. Trainers that come back
+// marker, and nobody waits for ever. Who takes a marker back, so that nobody is held by another's
+// evaluation, is not asked for it again before all who are missing have pushed. Mistakes that are
+// planted are found. Trainers that come back
 // to rounds are not in it: tests/native/client/cut.cpp has them. Rounds, losses and deadlines are
 // only here; under Async tests/native/client/simulated_cuts.cpp has the clients and servers
 // themselves.
@@ -43,6 +45,9 @@ enum class Mistake {
   kEarlyCapture,     // the trainer's own state is of the step before
   kLeaverStays,      // the cut waits for a marker of who has left
   kForgetsRefusal,   // after one marker was refused, others of the same number are taken
+  kBackStays,        // a marker that was taken back counts
+  kAsksAtOnce,       // who has taken his back is asked for it by the next reply
+  kMarksUnasked,     // and gives it again before any
 };
 
 constexpr uint32_t kTrainersMax = 4;
@@ -50,7 +55,7 @@ constexpr uint32_t kServersMax = 3;
 using Counts = std::array<int, kTrainersMax>;
 
 struct Op {
-  enum Kind { kPush, kMark, kAnnounce, kLeave, kJoin } kind = kPush;
+  enum Kind { kPush, kMark, kAnnounce, kAbandon, kLeave, kJoin } kind = kPush;
   int first = 0;  // steps of a push
   int last = 0;
   uint64_t number = 0;
@@ -61,6 +66,7 @@ struct Answer {
   bool taken = false;
   uint64_t digest = 0;
   uint64_t wanted = 0;
+  bool taken_back = false;
 };
 
 enum class Way { kIdle, kSent, kParked, kAnswered, kReceived };
@@ -72,8 +78,11 @@ struct Trainer {
   int limit = 0;
   int step = 0;
   uint32_t incarnation = 1;
-  uint64_t wanted = 0;
+  uint64_t wanted = 0;  // by the replies to the last push
   uint64_t marked = 0;  // the last number
+  uint64_t again = 0;   // of the marker that was taken back last
+  bool asked = false;   // for it, since
+  bool evaluates = false;
   std::deque<Op> queue;
   std::optional<Op> flight;
   std::array<Way, kServersMax> way{};
@@ -96,7 +105,10 @@ struct Served {
   std::array<std::optional<uint64_t>, kTrainersMax> excused;  // as Arrivals::excused_
   std::array<uint64_t, kTrainersMax> marked_at{};
   std::array<bool, kTrainersMax> to_drop{};
-  bool writing = false;  // the snapshot before
+  std::array<std::deque<uint64_t>, kTrainersMax> backs;  // on their way: numbers
+  std::array<uint64_t, kTrainersMax> back_of{};          // number that was taken back last
+  std::array<Counts, kTrainersMax> at_back{};            // what was applied then
+  bool writing = false;                                  // the snapshot before
   uint64_t version = 0;
   std::map<uint64_t, Taken> taken;
 };
@@ -106,13 +118,16 @@ struct Plan {
   bool leaves = false;
   bool losses = false;
   bool deadlines = false;
-  bool busy = false;  // writers take their time, or are another set's
+  bool busy = false;   // writers take their time, or are another set's
+  bool backs = false;  // trainers evaluate, and take markers back
   Mistake mistake = Mistake::kNone;
 };
 
 struct Found {
   uint64_t opened = 0;
   uint64_t committed = 0;
+  uint64_t taken_back = 0;  // markers
+  uint64_t again = 0;       // of them, that were given again
   uint64_t over_bound = 0;  // gradients older than the bound, as they may be
   std::string wrong;        // empty: nothing
 };
@@ -150,7 +165,9 @@ class World {
  private:
   bool bounded() const { return plan_.mode == Mode::kBounded; }
   bool in_rounds() const { return plan_.mode == Mode::kSync || plan_.mode == Mode::kGroups; }
-  bool disturbed() const { return plan_.leaves || plan_.losses || plan_.deadlines || plan_.busy; }
+  bool disturbed() const {
+    return plan_.leaves || plan_.losses || plan_.deadlines || plan_.busy || plan_.backs;
+  }
   uint64_t below(uint64_t count) { return (random_() >> 11) % count; }
   bool chance(uint64_t in) { return below(in) == 0; }
   void note(const char* what) {
@@ -164,11 +181,16 @@ class World {
     for (uint32_t s = 0; s < servers_.size(); ++s) {
       for (uint32_t r = 0; r < trainers_.size(); ++r) {
         if (servers_[s].to_drop[r]) moves_.push_back([=, this] { drop(s, r); });
+        if (!servers_[s].backs[r].empty()) moves_.push_back([=, this] { take_back(s, r); });
       }
       if (plan_.deadlines && servers_[s].markers.open() && chance(20)) {
         moves_.push_back([=, this] { end_cut(s, false); });
       }
       if (servers_[s].writing) moves_.push_back([=, this] { servers_[s].writing = false; });
+    }
+    if (!moves_.empty()) return;
+    for (uint32_t r = 0; r < trainers_.size(); ++r) {  // who waits does so at last
+      if (may_take_back(r)) moves_.push_back([=, this] { ask_back(r); });
     }
   }
 
@@ -183,6 +205,9 @@ class World {
       return;
     }
     if (t.done) return;
+    if (t.evaluates) return moves_.push_back([&t] { t.evaluates = false; });
+    if (plan_.backs && chance(30)) moves_.push_back([&t] { t.evaluates = true; });
+    if (chance(4) && may_take_back(r)) moves_.push_back([=, this] { ask_back(r); });
     if (!t.flight && !t.queue.empty()) moves_.push_back([=, this] { send(r); });
     const bool idle = !t.flight && t.queue.empty();
     if (may_step(t, idle)) moves_.push_back([=, this] { compute(r); });
@@ -191,6 +216,15 @@ class World {
     }
     if (!t.member && idle) moves_.push_back([=, this] { come_back(r); });
     if (plan_.losses && r != 0 && chance(60)) moves_.push_back([=, this] { lose(r); });
+  }
+
+  bool may_take_back(uint32_t r) const {
+    const Trainer& t = trainers_[r];
+    if (!plan_.backs || !t.alive || !t.flight || t.flight->kind != Op::kMark) return false;
+    for (const Served& server : servers_) {
+      if (!server.backs[r].empty()) return false;
+    }
+    return true;
   }
 
   bool may_step(const Trainer& t, bool idle) const {
@@ -227,8 +261,12 @@ class World {
       if (t.step % static_cast<int>(every_) == 0) mark(r, static_cast<uint64_t>(t.step), r == 0);
       return;
     }
-    if (t.wanted > t.marked) {
-      mark(r, t.wanted, r == 0);
+    const bool again = t.again != 0 && t.wanted == t.again;
+    if (t.wanted > t.marked || again) {
+      if (again && !t.asked) note("a trainer marks again unasked");
+      if (again) ++found_.again;
+      t.again = again ? 0 : t.again;
+      mark(r, t.wanted, r == 0, again);
       return;
     }
     if (r != 0 || saving_ || !chance(3)) return;
@@ -244,9 +282,9 @@ class World {
     }
   }
 
-  void mark(uint32_t r, uint64_t number, bool named) {
+  void mark(uint32_t r, uint64_t number, bool named, bool again = false) {
     Trainer& t = trainers_[r];
-    if (named &&
+    if (named && !again &&
         (!in_rounds() || plan_.mode == Mode::kSync || plan_.mistake == Mistake::kNoAnnouncement)) {
       ++found_.opened;
     }
@@ -278,13 +316,13 @@ class World {
   void receive(uint32_t s, uint32_t r) {
     Trainer& t = trainers_[r];
     t.way[s] = Way::kReceived;
-    if (t.flight->kind == Op::kPush) t.wanted = std::max(t.wanted, t.answers[s].wanted);
     for (uint32_t other = 0; other < servers_.size(); ++other) {
       if (t.way[other] != Way::kReceived) return;
     }
     const Op op = *t.flight;
     t.flight.reset();
     t.way = {};
+    if (op.kind == Op::kPush) take_wish(t);
     if (op.kind == Op::kLeave) {
       t.member = false;
       t.done = t.step >= t.limit;
@@ -294,8 +332,53 @@ class World {
     if (op.kind == Op::kMark) judge(r, op);
   }
 
+  void take_wish(Trainer& t) {
+    t.wanted = 0;
+    for (uint32_t s = 0; s < servers_.size(); ++s) {
+      t.wanted = std::max(t.wanted, t.answers[s].wanted);
+    }
+    t.asked = t.asked || (t.again != 0 && t.wanted == t.again);
+  }
+
+  void ask_back(uint32_t r) {
+    for (Served& server : servers_) server.backs[r].push_back(trainers_[r].flight->number);
+  }
+
+  // It may come before the marker, or when that was given again.
+  void take_back(uint32_t s, uint32_t r) {
+    Served& server = servers_[s];
+    const uint64_t number = server.backs[r].front();
+    server.backs[r].pop_front();
+    const Markers before = server.markers;
+    if (!server.markers.take_back(r, number)) return;
+    if (plan_.mistake == Mistake::kBackStays) server.markers = before;
+    server.back_of[r] = number;
+    server.at_back[r] = server.applied;
+    answer(s, r, {.taken_back = true});
+  }
+
+  // Whether the marker was taken back, on all servers or on some.
+  bool was_taken_back(uint32_t r, const Op& op) {
+    Trainer& t = trainers_[r];
+    uint32_t taken_back = 0;
+    for (uint32_t s = 0; s < servers_.size(); ++s) taken_back += t.answers[s].taken_back ? 1 : 0;
+    if (taken_back == 0) return false;
+    ++found_.taken_back;
+    t.again = 0;
+    if (taken_back < servers_.size()) {
+      if (op.named) saving_ = false;
+      queue_op(r, {.kind = Op::kAbandon, .number = op.number});
+      return true;
+    }
+    t.again = op.number;
+    t.asked = false;
+    if (plan_.mistake != Mistake::kMarksUnasked) t.wanted = 0;
+    return true;
+  }
+
   // What a trainer makes of the answers to its marker.
   void judge(uint32_t r, const Op& op) {
+    if (was_taken_back(r, op)) return;
     const Trainer& t = trainers_[r];
     bool taken = true;
     for (uint32_t s = 0; s < servers_.size(); ++s) {
@@ -366,9 +449,24 @@ class World {
   }
 
   void answer(uint32_t s, uint32_t r, Answer answer = {}) {
-    answer.wanted = servers_[s].markers.number();
+    const Markers& markers = servers_[s].markers;
+    if (trainers_[r].way[s] != Way::kParked) return;  // only where a marker stays by mistake
+    answer.wanted = plan_.mistake == Mistake::kAsksAtOnce ? markers.number() : markers.wanted();
+    if (answer.wanted != 0) check_wish(s, r, answer.wanted);
     trainers_[r].answers[s] = answer;
     trainers_[r].way[s] = Way::kAnswered;
+  }
+
+  // Who has taken a marker back is not asked for it while somebody may hold it up as before.
+  void check_wish(uint32_t s, uint32_t r, uint64_t number) {
+    const Served& server = servers_[s];
+    if (server.back_of[r] != number) return;
+    const std::vector<uint32_t> missing = server.markers.missing();
+    for (const uint32_t other : missing) {
+      if (server.applied[other] == server.at_back[r][other]) {
+        note("a trainer is asked again before all who are missing have pushed");
+      }
+    }
   }
 
   void deliver(uint32_t s, uint32_t r) {
@@ -383,6 +481,10 @@ class World {
       case Op::kMark:
       case Op::kAnnounce:
         return take_marker(s, r, op);
+      case Op::kAbandon:
+        server.markers.refuse(op.number);
+        if (server.markers.number() == op.number) end_cut(s, false);
+        return answer(s, r);
       case Op::kLeave:
         take_out(s, r);
         return answer(s, r);
@@ -438,6 +540,7 @@ class World {
     trainers_[r].way[s] = Way::kIdle;
     server.waiting[r].reset();
     server.applied[r] = 0;
+    for (Counts& counts : server.at_back) counts[r] = -1;  // it counts from one
     server.markers.drop(r);
     take_out(s, r);
   }
@@ -461,8 +564,9 @@ class World {
       server.excused[r].reset();
     }
     if (!trainers_[0].alive || trainers_[0].done) saving_ = false;
-    // An announcement of which nothing came is known to be over by its deadline.
-    if (!taken && in_rounds()) saving_ = false;
+    // Of an announcement of which nothing came, or a marker that was taken back, it is known that
+    // it is over by its deadline.
+    if (!taken && (in_rounds() || trainers_[0].again != 0)) saving_ = false;
   }
 
   void apply(uint32_t s, uint32_t r) {
@@ -558,6 +662,8 @@ Found total_of(const Plan& plan, uint64_t schedules) {
     total.opened += one.opened;
     total.committed += one.committed;
     total.over_bound += one.over_bound;
+    total.taken_back += one.taken_back;
+    total.again += one.again;
     if (one.wrong.empty()) continue;
     total.wrong = one.wrong + " (seed " + std::to_string(seed) + ")";
     return total;
@@ -567,20 +673,23 @@ Found total_of(const Plan& plan, uint64_t schedules) {
 
 constexpr uint64_t kSchedules = kInstrumented ? 200 : 6500;
 
-// All disturbances that a mode can have, alone and together: 16 plans.
+// All disturbances that a mode can have, alone and together: 32 plans.
 Found check_mode(Mode mode) {
   Found total;
-  for (uint32_t bits = 0; bits < 16; ++bits) {
+  for (uint32_t bits = 0; bits < 32; ++bits) {
     Plan plan{.mode = mode};
     const bool elastic = mode == Mode::kArrivals || mode == Mode::kBounded;
     plan.leaves = (bits & 1) != 0 && elastic;
     plan.losses = (bits & 2) != 0 && elastic;
     plan.deadlines = (bits & 4) != 0;
     plan.busy = (bits & 8) != 0;
+    plan.backs = (bits & 16) != 0 && mode != Mode::kSync;
     if (!elastic && (bits & 3) != 0) continue;
+    if (mode == Mode::kSync && (bits & 16) != 0) continue;
     const Found found = total_of(plan, elastic ? kSchedules / 4 : kSchedules);
     CHECK_EQ(found.wrong, std::string());
     CHECK(found.committed > 0);
+    if (plan.backs) CHECK(found.taken_back > 0 && found.again > 0);
     total.opened += found.opened;
     total.committed += found.committed;
     total.over_bound += found.over_bound;
@@ -590,6 +699,10 @@ Found check_mode(Mode mode) {
 
 std::string found_with(Mode mode, Mistake mistake, bool leaves = false, bool busy = false) {
   return total_of({.mode = mode, .leaves = leaves, .busy = busy, .mistake = mistake}, 20000).wrong;
+}
+
+std::string found_with_backs(Mode mode, Mistake mistake) {
+  return total_of({.mode = mode, .backs = true, .mistake = mistake}, 20000).wrong;
 }
 
 }  // namespace
@@ -611,6 +724,12 @@ TEST(cut_model_finds_planted_mistakes) {
   CHECK(found_with(Mode::kBounded, Mistake::kReaderReturns, true) != "");
   CHECK(found_with(Mode::kArrivals, Mistake::kLeaverStays) != "");
   CHECK(found_with(Mode::kSync, Mistake::kForgetsRefusal, false, true) != "");
+  for (const Mode mode : {Mode::kGroups, Mode::kArrivals, Mode::kBounded}) {
+    CHECK(found_with_backs(mode, Mistake::kBackStays) != "");
+    CHECK(found_with_backs(mode, Mistake::kAsksAtOnce) != "");
+    if (mode == Mode::kGroups) continue;  // replies are there whenever a step ends
+    CHECK(found_with_backs(mode, Mistake::kMarksUnasked) != "");
+  }
 }
 
 }  // namespace cpudist::testing::cut_model

@@ -235,7 +235,9 @@ TEST(compensation_ends_when_values_are_stored) {
 
 TEST(compensation_that_differs_between_trainers_is_a_mismatch) {
   const auto told = [](wire::DelayCompensation other) {
-    World world(compensated_layout(constant(0.5)), server_options(2), false);
+    server::ServerOptions options = server_options(2);
+    options.elastic = true;
+    World world(compensated_layout(constant(0.5)), options, false);
     Trainer third(world.server, 1, 2);
     third.reply(third.hello(2, 1), wire::FrameKind::kHello);
     return third.error(third.ask(wire::FrameKind::kOpen, encode(compensated_layout(other))),

@@ -3,7 +3,10 @@
 //
 // Trainers that come, are lost and come back while a server goes on.
 
+#include <atomic>
 #include <chrono>
+#include <limits>
+#include <memory>
 #include <thread>
 
 #include "support/patience.h"
@@ -47,6 +50,12 @@ void enter(Trainer& trainer, const World& world, uint32_t trainers) {
   trainer.reply(trainer.ask(wire::FrameKind::kReady));
 }
 
+// What a server says to a trainer of what an incarnation before it has had carried out.
+uint64_t carried_out_before(Trainer& trainer, uint32_t trainers) {
+  const wire::Frame hello = trainer.reply(trainer.hello(trainers, 1), wire::FrameKind::kHello);
+  return wire::decode_hello(view(hello.payload)).carried_out_before;
+}
+
 void say_goodbye(Trainer& trainer) {
   trainer.reply(trainer.ask(wire::FrameKind::kGoodbye, Buffer(), wire::kNoParamSet));
 }
@@ -60,7 +69,7 @@ TEST(elastic_lost_trainer_comes_back_as_a_newer_incarnation) {
   await_lost(world.server, 1);
   world[0].reply(world.push(0, ones()));  // goes on meanwhile
   Trainer same(world.server, 1, 1);
-  CHECK(contains(same.error(same.hello(2, 1), ErrorCode::kPeerLost),
+  CHECK(contains(same.error(same.hello(2, 1), ErrorCode::kCountedLost),
                  "only a restart of it can come back"));
   Trainer newer(world.server, 1, 2);
   enter(newer, world, 2);
@@ -69,6 +78,71 @@ TEST(elastic_lost_trainer_comes_back_as_a_newer_incarnation) {
   CHECK_EQ(world.floats(0)[0], 7.0f);
   Trainer older(world.server, 1, 1);
   older.error(older.hello(2, 1), ErrorCode::kFenced);
+}
+
+TEST(elastic_newer_incarnation_is_told_what_was_carried_out) {
+  World world(on_arrival(1), elastic(2));
+  Trainer& lost = world[1];
+  lost.reply(world.push(1, ones()));
+  const uint64_t applied = lost.sequence();
+  CHECK(lost.waits(world.push(1, ones())));  // for trainer 0, and is dropped
+  lost.disconnect();
+  await_lost(world.server, 1);
+  Trainer second(world.server, 1, 2);
+  CHECK_EQ(carried_out_before(second, 2), applied);
+  second.disconnect();
+  second.reconnect();
+  CHECK_EQ(carried_out_before(second, 2), applied);
+  // One that has asked for nothing has changed nothing of that.
+  Trainer third(world.server, 1, 3);
+  CHECK_EQ(carried_out_before(third, 2), applied);
+  third.reply(third.ask(wire::FrameKind::kOpen, encode(world.layout)));
+  Trainer fourth(world.server, 1, 4);
+  CHECK_EQ(carried_out_before(fourth, 2), 1);
+  // What was refused was not carried out.
+  fourth.reply(fourth.ask(wire::FrameKind::kOpen, encode(world.layout)));
+  fourth.reply(fourth.ask(wire::FrameKind::kReady));
+  world[0].reply(world.push(0, ones()));  // which is waited for no more
+  PushSpec nonfinite = ones();
+  nonfinite.blocks[0][2] = std::numeric_limits<double>::quiet_NaN();
+  fourth.error(fourth.ask(wire::FrameKind::kPush, make_push(world.layout, nonfinite)),
+               ErrorCode::kNonFinite);
+  Trainer fifth(world.server, 1, 5);
+  CHECK_EQ(carried_out_before(fifth, 2), 2);
+  Trainer fresh(world.server, 2);
+  CHECK_EQ(carried_out_before(fresh, 2), 0);
+}
+
+// Also of a push that is being applied while its trainer is replaced: what is told is what the
+// values have.
+TEST(elastic_what_is_carried_out_is_what_values_have) {
+  World world(on_arrival(), elastic(1));
+  const Buffer push = make_push(world.layout, ones());
+  auto now = std::make_unique<Trainer>(world.server, 0, 2);
+  enter(*now, world, 1);
+  uint64_t applied = 0;
+  for (uint32_t incarnation = 3; incarnation <= 16; ++incarnation) {
+    std::atomic<uint64_t> sent{0};
+    std::thread other([&] {
+      try {
+        while (true) {
+          now->ask(wire::FrameKind::kPush, push.share());
+          ++sent;
+        }
+      } catch (const Error&) {  // its connection is closed
+      }
+    });
+    while (sent < incarnation % 5 + 1) std::this_thread::yield();
+    auto newer = std::make_unique<Trainer>(world.server, 0, incarnation);
+    const uint64_t told = carried_out_before(*newer, 1);
+    other.join();
+    CHECK(told >= 2 + sent.load() - 1);
+    applied += told - 2;  // but for open and ready
+    newer->reply(newer->ask(wire::FrameKind::kOpen, encode(world.layout)));
+    newer->reply(newer->ask(wire::FrameKind::kReady));
+    CHECK_EQ(world.server.stats().rounds, applied);
+    now = std::move(newer);
+  }
 }
 
 // Ids are issued one by one: one far above those that are known is no trainer's, and gets no
@@ -91,6 +165,60 @@ TEST(elastic_rank_far_above_all_is_refused) {
   Trainer next(world.server, first);
   next.reply(next.hello(2, 1), wire::FrameKind::kHello);
   CHECK_EQ(world.server.stats().trainers, 4);
+}
+
+// Incarnations count the starts of a trainer: one far above is a stranger's, and ends nobody.
+TEST(elastic_incarnation_far_above_all_is_refused) {
+  World world(on_arrival(), elastic(2));
+  for (const uint32_t incarnation : {4000000u, 0xffffffffu}) {
+    Trainer stranger(world.server, 1, incarnation);
+    const std::string text = stranger.error(stranger.hello(2, 1), ErrorCode::kConfigMismatch);
+    CHECK(contains(text, "incarnation " + std::to_string(incarnation) + ", expected at most"));
+    CHECK(contains(text, "the last one met is 1"));
+  }
+  world[1].reply(world.push(1, ones()));  // it goes on
+  Trainer next(world.server, 1, 2);       // and so does one that is started again
+  enter(next, world, 2);
+  next.reply(next.ask(wire::FrameKind::kPush, make_push(world.layout, ones())));
+  CHECK_EQ(world.floats(0)[0], 8.0f);
+  // Nor is there one of a trainer that has not come yet.
+  Trainer early(world.server, 2, 0xffffffffu);
+  CHECK(contains(early.error(early.hello(2, 1), ErrorCode::kConfigMismatch), "last one met is 0"));
+}
+
+// Where all are started together there is one start of each.
+TEST(server_without_restarts_takes_the_first_incarnation_only) {
+  World world(on_arrival(), server_options(2));
+  for (const uint32_t incarnation : {2u, 0xffffffffu}) {
+    Trainer stranger(world.server, 1, incarnation);
+    CHECK(contains(stranger.error(stranger.hello(2, 1), ErrorCode::kConfigMismatch),
+                   "expected at most 1"));
+  }
+  world[1].reply(world.push(1, ones()));
+}
+
+// A stranger that counted up before a trainer was started again ends that start's number only: it
+// is told which one is the last, whatever has become of the stranger.
+TEST(elastic_number_that_a_stranger_has_taken_is_outbid) {
+  World world(on_arrival(), elastic(2));
+  const auto is_fenced = [&](uint32_t incarnation, uint64_t last) {
+    Trainer started(world.server, 1, incarnation);
+    const uint64_t hello = started.hello(2, 1, 0, "host-a pid 13");
+    const wire::Frame& answer = started.answer(hello);
+    CHECK_EQ(answer.header.sequence, last);
+    return wire::decode_error(view(answer.payload)).code == ErrorCode::kFenced;
+  };
+  Trainer stranger(world.server, 1, 4);
+  stranger.reply(stranger.hello(2, 1, 0, "anybody"), wire::FrameKind::kHello);
+  CHECK(is_fenced(2, 4));
+  CHECK(is_fenced(4, 4));  // the same number, another process
+  stranger.disconnect();
+  await_lost(world.server, 1);
+  CHECK(is_fenced(2, 4));
+  CHECK(is_fenced(4, 4));
+  Trainer next(world.server, 1, 5);
+  enter(next, world, 2);
+  next.reply(next.ask(wire::FrameKind::kPush, make_push(world.layout, ones())));
 }
 
 TEST(elastic_newer_incarnation_may_come_before_the_loss_is_noticed) {
@@ -123,13 +251,22 @@ TEST(elastic_waiting_push_of_a_lost_trainer_is_dropped_whole) {
 
 TEST(elastic_requests_of_a_lost_trainer_do_nothing) {
   server::ServerOptions options = elastic(1);
-  options.liveness_ms = 50;
+  options.liveness_ms = 100;
   World world(on_arrival(1), options);
+  world[0].connection()->answer_late();
   CHECK(world[0].connection()->wait_for_close(in_time()));
-  // Frames that were read before the close reached its thread.
-  world[0].ask(wire::FrameKind::kOpen, encode(world.layout));
-  world.push(0, ones());
+  // Frames that were read before the close reached its thread. It is told what a hello would be.
+  const auto open = world[0].ask(wire::FrameKind::kOpen, encode(world.layout));
+  const auto push = world.push(0, ones());
+  const std::string told =
+      "trainer 0 (host-a pid 12, fake:0) was lost: silent for 0.1 s; only a restart of it can come "
+      "back";
+  CHECK_EQ(world[0].error(open, ErrorCode::kCountedLost), told);
+  CHECK_EQ(world[0].error(push, ErrorCode::kCountedLost), told);
+  CHECK_EQ(world[0].connection()->reason(), told);
   CHECK_EQ(world.server.stats().rounds, 0);
+  Trainer again(world.server, 0);
+  CHECK_EQ(again.error(again.hello(1, 1), ErrorCode::kCountedLost), told);
 }
 
 TEST(elastic_rank_beyond_the_count_joins_on_arrival_only) {

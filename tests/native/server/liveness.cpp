@@ -134,6 +134,24 @@ TEST(server_silence_loses_the_trainer) {
   CHECK(world[0].connection()->wait_for_close(shortly()));
 }
 
+TEST(server_tells_the_lost_trainer_itself_that_it_cannot_come_back) {
+  server::ServerOptions options = server_options(2);
+  options.liveness_ms = 100;
+  World world(small_layout(), options);
+  for (const uint32_t rank : {0u, 1u}) world[rank].connection()->answer_late();
+  const auto waits = world.push(0, {});
+  await_answer(world[0], waits);
+  // Whoever of the two was silent for longer; the other is told of that one.
+  const std::string text = world[0].error(waits, ErrorCode::kPeerLost);
+  const uint32_t lost = contains(text, "trainer 0 ") ? 0 : 1;
+  CHECK_EQ(contains(text, "; it cannot come back"), lost == 0);
+  const std::string told = lost == 0 ? text : text + "; it cannot come back";
+  // A request that was read before the close of its connection reached its thread.
+  CHECK(world[lost].closes());
+  const auto late = world[lost].ask(wire::FrameKind::kBarrier, Buffer(), wire::kNoParamSet);
+  CHECK_EQ(world[lost].error(late, ErrorCode::kPeerLost), told);
+}
+
 TEST(server_bytes_of_a_long_frame_are_a_sign_of_life) {
   server::ServerOptions options = server_options(1);
   options.liveness_ms = 200;

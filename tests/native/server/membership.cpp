@@ -180,6 +180,80 @@ TEST(server_join_with_no_members_starts_at_once) {
   world[0].reply(join(world[0], wire::JoinStep::kRelease));
 }
 
+// Else the second would be the only one that another server knows of, which would go on to its
+// round and apply that without the first.
+TEST(server_joins_of_two_with_no_members_come_one_after_the_other) {
+  World zero(small_layout(), first_server(2));
+  World one(small_layout(), second_server(2));
+  for (World* world : {&zero, &one}) {
+    for (size_t rank : {0, 1}) (*world)[rank].reply((*world)[rank].ask(wire::FrameKind::kLeave));
+  }
+  CHECK_EQ(zero[0].round_of(join(zero[0], wire::JoinStep::kHold)), 0u);
+  const auto second = join(zero[1], wire::JoinStep::kHold);
+  CHECK(zero[1].waits(second));
+  CHECK_EQ(one[0].round_of(join(one[0], wire::JoinStep::kMember, 0)), 0u);
+  zero[0].reply(join(zero[0], wire::JoinStep::kRelease));
+  CHECK_EQ(zero[1].round_of(second), 1u);
+  CHECK_EQ(one[1].round_of(join(one[1], wire::JoinStep::kMember, 1)), 1u);
+  zero[1].reply(join(zero[1], wire::JoinStep::kRelease));
+  for (World* world : {&zero, &one}) {
+    PushSpec spec;
+    (*world)[0].reply(world->push(0, spec));
+    spec.round = 1;
+    const auto waits = world->push(0, spec);
+    CHECK((*world)[0].waits(waits));
+    (*world)[1].reply(world->push(1, spec));
+    (*world)[0].reply(waits);
+  }
+}
+
+// The first to join may push its round before any answer of server 0: where the others leave,
+// another server applies it at once.
+TEST(server_join_names_a_round_behind_those_of_who_is_joining) {
+  World zero(small_layout(), first_server(3));
+  World one(small_layout(), second_server(3));
+  for (World* world : {&zero, &one}) {
+    for (size_t rank : {0, 1}) (*world)[rank].reply((*world)[rank].ask(wire::FrameKind::kLeave));
+  }
+  CHECK_EQ(zero[0].round_of(join(zero[0], wire::JoinStep::kHold)), 1u);
+  CHECK_EQ(one[0].round_of(join(one[0], wire::JoinStep::kMember, 1)), 1u);
+  zero[0].reply(join(zero[0], wire::JoinStep::kRelease));
+  CHECK_EQ(zero[1].round_of(join(zero[1], wire::JoinStep::kHold)), 2u);
+  PushSpec spec;
+  spec.round = 1;
+  const auto held = zero.push(0, spec);
+  CHECK(zero[0].waits(held));
+  one[2].reply(one[2].ask(wire::FrameKind::kLeave));
+  one[0].reply(one.push(0, spec));
+  CHECK_EQ(one[1].round_of(join(one[1], wire::JoinStep::kMember, 2)), 2u);
+  zero[1].reply(join(zero[1], wire::JoinStep::kRelease));
+  zero[2].reply(zero[2].ask(wire::FrameKind::kLeave));
+  zero[0].reply(held);
+  spec.round = 2;
+  for (World* world : {&zero, &one}) {
+    const auto early = world->push(1, spec);
+    CHECK((*world)[1].waits(early));
+    (*world)[0].reply(world->push(0, spec));
+    (*world)[1].reply(early);
+  }
+}
+
+// Who waits to join goes on when the one before it does, and is told of its loss.
+TEST(server_join_behind_one_that_goes_is_not_held_for_ever) {
+  World world(3);
+  for (size_t rank : {0, 1, 2}) world[rank].reply(world[rank].ask(wire::FrameKind::kLeave));
+  world[0].reply(join(world[0], wire::JoinStep::kHold));
+  const auto second = join(world[1], wire::JoinStep::kHold);
+  CHECK(world[1].waits(second));
+  world[0].reply(world[0].ask(wire::FrameKind::kGoodbye, Buffer(), wire::kNoParamSet));
+  CHECK_EQ(world[1].round_of(second), 0u);
+  const auto third = join(world[2], wire::JoinStep::kHold);
+  CHECK(world[2].waits(third));
+  world[1].disconnect();
+  CHECK(world[2].comes(third));
+  CHECK(contains(world[2].error(third, ErrorCode::kPeerLost), "trainer 1"));
+}
+
 TEST(server_join_survives_the_last_member_leaving) {
   World world(2);
   world[1].ask(wire::FrameKind::kLeave);

@@ -110,7 +110,9 @@ TEST(server_out_of_memory_in_a_round_of_two_phases_strands_nobody) {
 TEST(server_out_of_memory_at_a_hello_changes_nothing) {
   int64_t failed = 0;
   at_every_allocation([&](int64_t nth) {
-    server::Server server(server_options(1));
+    server::ServerOptions options = server_options(1);
+    options.elastic = true;
+    server::Server server(options);
     Trainer old(server, 0);
     old.reply(old.hello(1, 1), wire::FrameKind::kHello);
     Trainer fresh(server, 0, 2);

@@ -180,7 +180,9 @@ TEST(server_probe_of_a_barrier_and_of_ready) {
 }
 
 TEST(server_newer_incarnation_fences_the_older) {
-  World world(2);
+  server::ServerOptions options = server_options(2);
+  options.elastic = true;
+  World world(small_layout(), options);
   world.push(1, one_step());  // parked, and then forgotten with its sender
   Trainer reborn(world.server, 1, 2);
   const wire::Frame hello = reborn.reply(reborn.hello(2, 1), wire::FrameKind::kHello);

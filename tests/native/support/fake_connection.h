@@ -24,7 +24,7 @@ class FakeConnection final : public transport::Connection {
   explicit FakeConnection(std::string address) : address_(std::move(address)) {}
   bool send(wire::Frame frame) override {
     const std::lock_guard lock(mutex_);
-    if (closed_) return false;
+    if (closed_ && !late_) return false;
     frames_.push_back(std::move(frame));
     sender_ = std::this_thread::get_id();
     sent_.notify_all();
@@ -54,6 +54,13 @@ class FakeConnection final : public transport::Connection {
   void move_bytes() { ++moved_; }
   // From now on whoever asks for the address gets this thrown.
   void fail_address(std::exception_ptr error) { address_error_ = std::move(error); }
+
+  // As if frames were answered just before it is closed, which another thread does.
+  void answer_late() { late_ = true; }
+  std::string reason() const {  // why it was closed
+    const std::lock_guard lock(mutex_);
+    return reason_;
+  }
 
   // False at the deadline.
   bool wait_for_answer(uint64_t request_id, TimePoint deadline) const {
@@ -97,6 +104,7 @@ class FakeConnection final : public transport::Connection {
   mutable std::mutex mutex_;
   mutable std::condition_variable sent_;
   bool closed_ = false;
+  std::atomic<bool> late_{false};
   std::string reason_;
   std::vector<wire::Frame> frames_;
   std::thread::id sender_;

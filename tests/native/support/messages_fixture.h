@@ -138,6 +138,23 @@ inline Buffer sample_holding_push(const wire::ParamSetLayout& layout) {
   return std::move(filled.payload);
 }
 
+// Both blocks have gone before it.
+inline Buffer sample_parted_push(const wire::ParamSetLayout& layout) {
+  wire::PushHeader header;
+  header.round = 3;
+  header.configs = layout.configs;
+  std::vector<wire::BlockRef> blocks = sample_blocks();
+  for (wire::BlockRef& block : blocks) block.size_bytes = 0;
+  return std::move(wire::layout_push(header, blocks, {}, nullptr).payload);
+}
+
+inline Buffer sample_part() {
+  wire::FilledPush filled = wire::layout_part(3, sample_blocks(), nullptr);
+  std::memset(filled.blocks[0], 0x11, 20);
+  std::memset(filled.blocks[1], 0x22, 24);
+  return std::move(filled.payload);
+}
+
 inline Buffer sample_store() {
   const auto tables = sample_tables();
   wire::FilledStore filled = wire::layout_store(sample_blocks(), tables, nullptr);
@@ -270,14 +287,13 @@ inline wire::AuthMessage sample_handshake() {
 }
 
 inline std::vector<Sample> all_samples() {
-  using namespace wire;  // NOLINT
   const auto layout = std::make_shared<wire::ParamSetLayout>(sample_layout());
   using Bytes = std::span<const uint8_t>;
   std::vector<Sample> samples;
   const auto add = [&](const char* name, Buffer payload, std::function<void(Bytes)> decode) {
     samples.push_back({name, std::move(payload), std::move(decode)});
   };
-  add("hello", encode(wire::Hello{4, 2, 1, 77, "host-a pid 1"}),
+  add("hello", encode(wire::Hello{4, 2, 1, 77, "host-a pid 1", 5}),
       [](Bytes b) { wire::decode_hello(b); });
   add("error", encode(wire::ErrorReply{ErrorCode::kFenced, "gone"}),
       [](Bytes b) { wire::decode_error(b); });
@@ -304,12 +320,14 @@ inline std::vector<Sample> all_samples() {
       [](Bytes b) { wire::decode_barrier_reply(b); });
   add("fetch", encode(wire::FetchRequest{true, 1, 1, sample_keys()}),
       [](Bytes b) { wire::decode_fetch(b); });
-  add("push", sample_push(*layout), [layout](Bytes b) { wire::decode_push(b, *layout); });
-  add("push with holds", sample_holding_push(*layout),
-      [layout](Bytes b) { wire::decode_push(b, *layout); });
-  add("dense with rows", sample_dense_with_rows(),
-      [layout](Bytes b) { wire::decode_dense(b, *layout); });
-  add("dense", sample_dense(), [layout](Bytes b) { wire::decode_dense(b, *layout); });
+  const auto push = [layout](Bytes b) { wire::decode_push(b, *layout); };
+  add("push", sample_push(*layout), push);
+  add("push with holds", sample_holding_push(*layout), push);
+  add("push behind parts", sample_parted_push(*layout), push);
+  add("part", sample_part(), [layout](Bytes b) { wire::decode_part(b, *layout); });
+  const auto dense = [layout](Bytes b) { wire::decode_dense(b, *layout); };
+  add("dense with rows", sample_dense_with_rows(), dense);
+  add("dense", sample_dense(), dense);
   add("changes", sample_changes(), [layout](Bytes b) { wire::decode_changes(b, *layout); });
   add("pull", sample_pull(), [layout](Bytes b) { wire::decode_pull(b, *layout); });
   add("rows", sample_rows(), [](Bytes b) {
@@ -324,9 +342,9 @@ inline std::vector<Sample> all_samples() {
       [layout](Bytes b) { wire::decode_fetch_run(b, *layout); });
   add("cut", encode(wire::Cut{12, 3000, wire::CutStep::kAnnounce, "snap-12", 11}),
       [](Bytes b) { wire::decode_cut(b); });
-  add("reply to a cut", encode(wire::CutReply{12, true, 34, "snap-12", "late"}),
+  add("reply to a cut", encode(wire::CutReply{12, true, 34, "snap-12", "late", true}),
       [](Bytes b) { wire::decode_cut_reply(b); });
-  add("query of a cut", encode(wire::CutQuery{0, "token-7"}),
+  add("query of a cut", encode(wire::CutQuery{0, "token-7", true}),
       [](Bytes b) { wire::decode_cut_query(b); });
   add("load", encode(sample_load()), [layout](Bytes b) { wire::decode_load(b, *layout); });
   add("query of a table", encode(wire::TableQuery{3}),

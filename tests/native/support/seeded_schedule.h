@@ -12,10 +12,14 @@
 #include <cstdio>
 #include <cstdlib>
 #include <deque>
+#include <functional>
+#include <mutex>
 #include <random>
 #include <semaphore>
+#include <set>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "base/schedule.h"
@@ -41,6 +45,32 @@ class SeededSchedule final : public Schedule {
     return std::chrono::duration_cast<std::chrono::milliseconds>(now_ - Time(kStart));
   }
 
+  // What is called with who waits for what where no thread can go on, or they never end, before the
+  // program is ended.
+  void when_stuck(std::function<void(const std::string&)> told) { when_stuck_ = std::move(told); }
+
+  // ---- processes ----
+  // Threads are of a process: that of the thread which starts them, but for those that it starts
+  // while one of these lives. Number 0 is that of the test.
+  class Starting {
+   public:
+    Starting(SeededSchedule& schedule, uint32_t process)
+        : starts_(schedule.threads_[schedule.running_].starts),
+          before_(std::exchange(starts_, process)) {}
+    ~Starting() { starts_ = before_; }
+    Starting(const Starting&) = delete;
+    Starting& operator=(const Starting&) = delete;
+
+   private:
+    uint32_t& starts_;
+    const uint32_t before_;
+  };
+  // Its threads do not go on, whatever time it is. The caller's is another one.
+  void freeze(uint32_t process) { frozen_.insert(process); }
+  void thaw(uint32_t process) { frozen_.erase(process); }
+  // All clocks go on by so much at once, as where the machine was suspended.
+  void jump(std::chrono::milliseconds time) { now_ += time; }
+
   Time now() noexcept override { return now_; }
   bool wait(const void* on, Time deadline) noexcept override {
     Thread& me = threads_[running_];
@@ -61,11 +91,15 @@ class SeededSchedule final : public Schedule {
   }
 
   uint64_t add(const std::string& purpose) override {
-    threads_.emplace_back().purpose = purpose;
+    const uint32_t process = threads_[running_].starts;
+    const std::lock_guard lock(growing_);
+    Thread& thread = threads_.emplace_back();
+    thread.purpose = purpose;
+    thread.process = thread.starts = process;
     return threads_.size() - 1;
   }
   void started(uint64_t thread, std::thread::id id) noexcept override { threads_[thread].id = id; }
-  void begin(uint64_t thread) noexcept override { threads_[thread].turn.acquire(); }
+  void begin(uint64_t thread) noexcept override { place_of(thread).turn.acquire(); }
   void end() noexcept override {
     Thread& me = threads_[running_];
     me.state = State::kEnded;
@@ -91,6 +125,8 @@ class SeededSchedule final : public Schedule {
     const void* on = nullptr;
     Time deadline{};
     bool told = false;
+    uint32_t process = 0;
+    uint32_t starts = 0;  // the process of threads that it starts
   };
   static constexpr std::chrono::hours kStart{1};  // 0 means "no time" here and there
   static constexpr uint64_t kMostDecisions = 5'000'000;
@@ -116,6 +152,7 @@ class SeededSchedule final : public Schedule {
       Time soonest = Time::max();
       for (size_t i = 0; i < threads_.size(); ++i) {
         Thread& thread = threads_[i];
+        if (frozen_.contains(thread.process)) continue;
         if (thread.state == State::kWaiting && thread.deadline <= now_) wake(thread, false);
         if (thread.state == State::kReady) ready_.push_back(i);
         if (thread.state == State::kWaiting) soonest = std::min(soonest, thread.deadline);
@@ -137,20 +174,31 @@ class SeededSchedule final : public Schedule {
 
   // Its threads can neither go on nor be ended.
   [[noreturn]] void stop(const char* why) {
-    std::fprintf(stderr, "a schedule of threads is stuck: %s\n", why);
+    std::string text = std::string("a schedule of threads is stuck: ") + why + "\n";
     for (const Thread& thread : threads_) {
       if (thread.state == State::kEnded) continue;
       const bool waits = thread.state == State::kWaiting;
-      std::fprintf(stderr, "  %s %s\n", thread.purpose.c_str(), waits ? "waits" : "is ready");
+      text += "  " + thread.purpose + (waits ? " waits\n" : " is ready\n");
     }
+    if (when_stuck_) when_stuck_(text);
+    std::fprintf(stderr, "%s", text.c_str());
     std::abort();
   }
 
   static constexpr uint64_t kSlow = 32;
 
   std::mt19937_64 random_;
+  // By one whose turn it is not yet.
+  Thread& place_of(uint64_t thread) {
+    const std::lock_guard lock(growing_);
+    return threads_[thread];
+  }
+
+  std::mutex growing_;          // while others look for their own
   std::deque<Thread> threads_;  // stay where they are
   std::vector<size_t> ready_;
+  std::set<uint32_t> frozen_;  // processes
+  std::function<void(const std::string&)> when_stuck_;
   size_t running_ = 0;
   Time now_{kStart};
   uint64_t digest_ = 0;

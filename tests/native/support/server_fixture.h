@@ -46,12 +46,13 @@ class Trainer {
   }
   void disconnect() { server_.on_close(connection_, "test"); }
 
-  uint64_t hello(uint32_t trainers, uint32_t servers, uint32_t shard = 0) {
+  uint64_t hello(uint32_t trainers, uint32_t servers, uint32_t shard = 0,
+                 const std::string& host = "host-a pid 12") {
     wire::Hello hello;
     hello.trainer_count = trainers;
     hello.server_count = servers;
     hello.shard_id = shard;
-    hello.host = "host-a pid 12";
+    hello.host = host;
     return plain(wire::FrameKind::kHello, wire::kNoParamSet, encode(hello));
   }
   // An unsequenced request; returns its id.

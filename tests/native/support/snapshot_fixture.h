@@ -399,8 +399,8 @@ inline void check_snapshot(const Rig& rig, const Rig::Cut& cut, const wire::CutS
 // ---- loading ----
 
 // What trainer 0 tells a server of one part: the rows of its buckets.
-inline wire::Load load_of(const Rig& rig, const wire::CutFile& told, const Bytes& file,
-                          const std::string& snapshot) {
+inline wire::Load load_of(uint32_t shard, uint32_t servers, const wire::CutFile& told,
+                          const Bytes& file, const std::string& snapshot) {
   wire::Load load;
   load.table = told.table;
   load.snapshot = snapshot;
@@ -418,16 +418,21 @@ inline wire::Load load_of(const Rig& rig, const wire::CutFile& told, const Bytes
     return static_cast<uint64_t>(begin);
   };
   uint32_t first = 0;
-  while (first < kernels::kBucketCount && wire::owner_of_bucket(first, rig.servers) < rig.shard) {
+  while (first < kernels::kBucketCount && wire::owner_of_bucket(first, servers) < shard) {
     ++first;
   }
   uint32_t last = first;
-  while (last < kernels::kBucketCount && wire::owner_of_bucket(last, rig.servers) == rig.shard) {
+  while (last < kernels::kBucketCount && wire::owner_of_bucket(last, servers) == shard) {
     ++last;
   }
   load.row_begin = begin_of(first);
   load.row_end = begin_of(last);
   return load;
+}
+
+inline wire::Load load_of(const Rig& rig, const wire::CutFile& told, const Bytes& file,
+                          const std::string& snapshot) {
+  return load_of(rig.shard, rig.servers, told, file, snapshot);
 }
 
 inline void load_rows(Rig& rig, MemoryFiles& files, const wire::Load& load) {

@@ -3,6 +3,9 @@
 //
 // Runs of keys in a table, against lists of the same keys.
 
+#include <algorithm>
+#include <deque>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -231,6 +234,26 @@ TEST(memory_ahead_is_taken_whether_it_is_made_or_not) {
   }
   orders.clear();
   for (int i = 0; i < 20; ++i) orders.push_back(ahead.order(1 << 16));  // left when it goes
+}
+
+// Whoever fills a table makes memory beside the thread that does, in any order.
+TEST(memory_ahead_is_taken_in_any_order_each_once) {
+  table::MemoryAhead ahead;
+  std::deque<table::MemoryAhead::OrderPtr> orders;
+  std::vector<table::MemoryAhead::Memory> taken;
+  std::set<const uint8_t*> addresses;
+  for (int i = 0; i < 40; ++i) {
+    while (orders.size() < 8) orders.push_back(ahead.order(1 << 16));
+    const auto order = ahead.next_of(&orders);
+    CHECK_EQ(orders.size(), 7u);
+    CHECK(std::find(orders.begin(), orders.end(), order) == orders.end());
+    taken.push_back(ahead.take(order));
+    CHECK_EQ(taken.back().size(), size_t{1} << 16);
+    addresses.insert(taken.back().data());
+    for (size_t at = 0; at < taken.back().size(); at += 511) CHECK_EQ(taken.back()[at], 0);
+    taken.back()[0] = 1;
+  }
+  CHECK_EQ(addresses.size(), taken.size());
 }
 
 }  // namespace cpudist::testing

@@ -91,6 +91,7 @@ std::vector<CodedSample> coded_samples() {
   };
   add("push", wire::SectionKind::kPush, sample_push(*layout));
   add("push with holds", wire::SectionKind::kPush, sample_holding_push(*layout));
+  add("push behind parts", wire::SectionKind::kPush, sample_parted_push(*layout));
   add("dense", wire::SectionKind::kDense, sample_dense());
   add("dense with rows", wire::SectionKind::kDense, sample_dense_with_rows());
   add("changes", wire::SectionKind::kChanges, sample_changes());

@@ -86,7 +86,7 @@ TEST(wire_header_survives_the_round_trip) {
   const wire::FrameHeader header = sample_header();
   const auto bytes = wire::encode_header(header);
   CHECK_EQ(std::memcmp(bytes.data(), "CPD1", 4), 0);
-  CHECK_EQ(bytes[4], 7);
+  CHECK_EQ(bytes[4], 9);
   CHECK_EQ(bytes[6], 8);
   CHECK_EQ(bytes[8], 0x88);
   CHECK_EQ(bytes[26], 7);
@@ -126,7 +126,7 @@ TEST(wire_frame_kinds_stand_in_the_table_by_number) {
     CHECK(numbered || !traits.waits);
   }
   CHECK_EQ(std::string(name_of(FrameKind::kPullDense)), "dense pull");
-  for (const unsigned number : {0u, 33u, 0x7fffu}) {
+  for (const unsigned number : {0u, 34u, 0x7fffu}) {
     CHECK(!wire::known_frame_kind(number));
     const wire::FrameTraits& none = wire::traits_of(static_cast<FrameKind>(number));
     CHECK_EQ(std::string(none.name), "unknown");
@@ -150,7 +150,7 @@ TEST(wire_header_refuses_foreign_fields_with_a_right_checksum) {
   CHECK_EQ(code_after([](auto& bytes) { bytes[0] = 'X'; }), refused);
   CHECK_EQ(code_after([](auto& bytes) { bytes[4] = 1; }), refused);
   CHECK_EQ(code_after([](auto& bytes) { bytes[6] = 0; }), refused);
-  CHECK_EQ(code_after([](auto& bytes) { bytes[6] = 33; }), refused);
+  CHECK_EQ(code_after([](auto& bytes) { bytes[6] = 34; }), refused);
   CHECK_EQ(code_after([](auto& bytes) { bytes[24] = 0; }), refused);
   CHECK_EQ(code_after([](auto& bytes) { bytes[24] = 3; }), refused);
   CHECK_EQ(code_after([](auto&) {}, 10), refused);  // length 11 above the limit

@@ -27,8 +27,9 @@ struct Golden {
 
 // clang-format off
 const std::vector<Golden> kGolden = {
-    {"hello", 40, 0xfc921d74,
-     "040000000200000001000000000000004d000000000000000c000000686f73742d61207069642031"},
+    {"hello", 48, 0x626e32c3,
+     "040000000200000001000000000000004d000000000000000500000000000000"
+     "0c000000686f73742d61207069642031"},
     {"error", 16, 0xc5fbd595, "080000000000000004000000676f6e65"},
     {"probe", 32, 0x3695f982, "0100000003000000070000000000000001000000020000000300000000000000"},
     {"layout", 928, 0x25afbf5f, ""},
@@ -42,7 +43,7 @@ const std::vector<Golden> kGolden = {
      "03000000000000000000000000000040000000000000e03f000000000000f07f"},
     {"commit", 16, 0x10f3e7a5, "03000000000000000000000000000040"},
     {"join", 16, 0xbb7beee9, "01000000000000000900000000000000"},
-    {"round", 16, 0x3999b833, "09000000000000000000000000000000"},
+    {"round", 24, 0xfe979725, "090000000000000000000000000000000000000000000000"},
     {"barrier", 40, 0xa5da485e,
      "02000000000000000000000000000000030000000000000002000000000000000500000000000000"},
     {"fetch", 48, 0xca6e4f93,
@@ -50,6 +51,8 @@ const std::vector<Golden> kGolden = {
      "00000000"},
     {"push", 552, 0x92882671, ""},
     {"push with holds", 432, 0x287200ba, ""},
+    {"push behind parts", 344, 0x1f9c1c23, ""},
+    {"part", 112, 0x7b9128cc, ""},
     {"dense with rows", 200, 0x0cd210a6, ""},
     {"dense", 136, 0x57886423, ""},
     {"changes", 304, 0x3e2c304d, ""},
@@ -67,10 +70,11 @@ const std::vector<Golden> kGolden = {
     {"cut", 48, 0x68e89bca,
      "0c00000000000000b80b00000000000002000000000000000b0000000000000007000000736e61702d313200"
      "00000000"},
-    {"reply to a cut", 48, 0x0df14156,
-     "0c000000000000000100000000000000220000000000000007000000736e61702d3132000000000004000000"
+    {"reply to a cut", 48, 0x3e3dfaea,
+     "0c000000000000000100000001000000220000000000000007000000736e61702d3132000000000004000000"
      "6c617465"},
-    {"query of a cut", 24, 0xe2d753e8, "000000000000000007000000746f6b656e2d370000000000"},
+    {"query of a cut", 32, 0x56f24b22,
+     "0000000000000000010000000000000007000000746f6b656e2d370000000000"},
     {"load", 200, 0xc87e1fb3, ""},
     {"query of a table", 8, 0x576c35e3, "0300000000000000"},
     {"counts of a table", 48, 0xa9a834ab,
@@ -98,7 +102,7 @@ std::string hex_of(const Buffer& payload) {
 }  // namespace
 
 TEST(messages_have_the_bytes_of_their_protocol_version) {
-  CHECK_EQ(wire::kProtocolVersion, 7);
+  CHECK_EQ(wire::kProtocolVersion, 9);
   const std::vector<Sample> samples = all_samples();
   CHECK_EQ(samples.size(), kGolden.size());
   for (size_t i = 0; i < samples.size(); ++i) {
@@ -112,5 +116,7 @@ TEST(messages_have_the_bytes_of_their_protocol_version) {
   CHECK_EQ(hex_of(wire::encode_pull_dense(22)), std::string("1600000000000000"));
   CHECK_EQ(hex_of(encode(wire::ProbeReply{})), std::string(32, '0'));
   CHECK_EQ(hex_of(encode(wire::RoundReply{9, true})),
-           std::string("09000000000000000100000000000000"));
+           std::string("090000000000000001000000000000000000000000000000"));
+  CHECK_EQ(hex_of(encode(wire::RoundReply{9, true, true})),
+           std::string("090000000000000001000000000000000100000000000000"));
 }

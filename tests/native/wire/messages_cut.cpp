@@ -29,9 +29,14 @@ TEST(messages_cut_round_trip) {
   CHECK_EQ(reply.digest, 99u);
   CHECK_EQ(reply.name, std::string("snap-7"));
   CHECK_EQ(reply.reason, std::string("because"));
+  CHECK(!reply.taken_back);
+  const Buffer back = encode(wire::CutReply{7, false, 0, "snap-7", "late", true});
+  CHECK(wire::decode_cut_reply(view_of(back)).taken_back);
   const Buffer question = encode(wire::CutQuery{7, "token"});
   CHECK_EQ(wire::decode_cut_query(view_of(question)).number, 7u);
   CHECK_EQ(wire::decode_cut_query(view_of(question)).token, std::string("token"));
+  CHECK(!wire::decode_cut_query(view_of(question)).take_back);
+  CHECK(wire::decode_cut_query(view_of(encode(wire::CutQuery{7, {}, true}))).take_back);
 }
 
 TEST(messages_cut_status_round_trip) {
@@ -67,6 +72,12 @@ TEST(messages_cut_refuses_what_cannot_be) {
   Buffer taken = encode(wire::CutReply{7, true, 0, "a", {}});
   taken.data()[8] = 2;
   CHECK_EQ(error_code([&] { wire::decode_cut_reply(view_of(taken)); }), refused);
+  Buffer back = encode(wire::CutReply{7, true, 0, "a", {}});
+  back.data()[12] = 2;
+  CHECK_EQ(error_code([&] { wire::decode_cut_reply(view_of(back)); }), refused);
+  Buffer question = encode(wire::CutQuery{7, {}});
+  question.data()[8] = 2;
+  CHECK_EQ(error_code([&] { wire::decode_cut_query(view_of(question)); }), refused);
   Buffer state = encode(sample_cut_status());
   state.data()[0] = 4;
   CHECK_EQ(error_code([&] { wire::decode_cut_status(view_of(state)); }), refused);

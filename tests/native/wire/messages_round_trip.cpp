@@ -68,11 +68,12 @@ TEST(messages_arrays_do_not_overflow) {
 
 TEST(messages_control_round_trip) {
   const wire::Hello hello =
-      wire::decode_hello(view_of(encode(wire::Hello{4, 2, 1, 77, "host-a pid 1"})));
+      wire::decode_hello(view_of(encode(wire::Hello{4, 2, 1, 77, "host-a pid 1", 5})));
   CHECK_EQ(hello.trainer_count, 4u);
   CHECK_EQ(hello.server_count, 2u);
   CHECK_EQ(hello.shard_id, 1u);
   CHECK_EQ(hello.last_sequence, 77u);
+  CHECK_EQ(hello.carried_out_before, 5u);
   CHECK_EQ(hello.host, std::string("host-a pid 1"));
   const wire::ErrorReply error =
       wire::decode_error(view_of(encode(wire::ErrorReply{ErrorCode::kFenced, "gone"})));

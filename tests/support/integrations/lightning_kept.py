@@ -37,6 +37,9 @@ class Drops(cases.Clicks):
 
     test_step = cases.Clicks.validation_step
 
+    def predict_step(self, batch, index):
+        return self(batch[0])
+
 
 def module(remote):
     made = Drops()
@@ -95,6 +98,11 @@ def fitted(
     }
 
 
+def predicted(made, model, file):
+    """Scores of what a checkpoint has learned, by ``predict``."""
+    return torch.cat(made.predict(model, cases.loader(8, 2), ckpt_path=file))
+
+
 class Held(TorchCheckpointIO):
     """Writes when it may."""
 
@@ -106,33 +114,62 @@ class Held(TorchCheckpointIO):
         super().save_checkpoint(*given, **named)
 
 
-def saved_late(folder, patience_s):
-    """The snapshots there are while a file that is saved again is not yet written."""
+def fit_held(folder, patience_s, do):
+    """Fits an epoch whose files are written when they may, with snapshots.
+
+    ``do`` is called behind each batch: with the trainer, the batch's index, what lets
+    files be written and waits for them, and what names the snapshots there are.
+    """
     held, where = Held(patience_s), Path(f"{folder}-snapshots")
     outer = AsyncCheckpointIO(held)
     strategy = CpudistStrategy("sync", snapshot_dir=where, checkpoint_io=outer)
     made = cases.trainer(strategy, max_epochs=1)
+
+    def written():
+        held.may.set()
+        outer.teardown()  # waits for the file
+        held.may.clear()
+
+    class Does(Callback):
+        def on_train_batch_end(self, trainer, module, outputs, batch, index):
+            do(trainer, index, written, lambda: set(Directory(where).names()))
+
+    made.callbacks.append(Does())
+    made.fit(module(True), loader(), cases.loader(8, 2))
+
+
+def saved_late(folder, patience_s):
+    """The snapshots there are while a file that is saved again is not yet written."""
     found = {}
 
-    class Saves(Callback):
-        def on_train_batch_end(self, trainer, module, outputs, batch, index):
-            if index > 1:
-                return
-            trainer.save_checkpoint(f"{folder}.ckpt")
-            names = set(Directory(where).names())
-            if index == 0:
-                held.may.set()
-                outer.teardown()  # waits for the file
-                held.may.clear()
-                found["first"] = names
-            else:
-                found["held"] = names
-                found["before"] = set(record_of(f"{folder}.ckpt")["names"])
-                held.may.set()
-                outer.teardown()
+    def do(trainer, index, written, names):
+        if index > 1:
+            return
+        trainer.save_checkpoint(f"{folder}.ckpt")
+        found["first" if index == 0 else "held"] = names()
+        if index == 1:
+            found["before"] = set(record_of(f"{folder}.ckpt")["names"])
+        written()
 
-    made.callbacks.append(Saves())
-    made.fit(module(True), loader(), cases.loader(8, 2))
+    fit_held(folder, patience_s, do)
+    return found
+
+
+def removed_late(folder, patience_s):
+    """What is left of a file that is removed before it was written."""
+    found = {}
+
+    def do(trainer, index, written, names):
+        if index:
+            return
+        trainer.save_checkpoint(f"{folder}.ckpt")
+        trainer.strategy.remove_checkpoint(f"{folder}.ckpt")
+        found["held"] = len(names())
+        written()
+        found["left"] = len(names())
+        found["there"] = Path(f"{folder}.ckpt").exists()
+
+    fit_held(folder, patience_s, do)
     return found
 
 

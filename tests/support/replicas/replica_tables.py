@@ -12,7 +12,7 @@ from sync_cases import copy_of, largest_difference
 from torch import nn
 
 import torch_cpudist as cpudist
-from torch_cpudist import ops
+from torch_cpudist.ops.tables import TablesStep
 
 ROWS, SLOTS, DIM = 40, 3, 5
 MODES = pytest.mark.parametrize("reduce", ["reduce", "allreduce"])
@@ -59,15 +59,20 @@ def cut(batch, parts):
 
 
 class Calls:
-    """Counts calls of the kernels by thread."""
+    """Notes the threads that step rows of tables by the kernels, once a table."""
 
     def __init__(self, monkeypatch):
-        self.threads, self._real = [], ops.update_rows
-        monkeypatch.setattr(ops, "update_rows", self)
+        self.threads, self.steps = [], []
+        real = TablesStep.run
 
-    def __call__(self, *arguments, **options):
-        self.threads.append(threading.current_thread().name)
-        self._real(*arguments, **options)
+        def run(step, *arguments, **options):
+            found = real(step, *arguments, **options)
+            name = threading.current_thread().name
+            self.threads += [name for keys, _ in found if len(keys)]
+            self.steps.append(name)
+            return found
+
+        monkeypatch.setattr(TablesStep, "run", run)
 
 
 def both(make, build, loss, batches, reduce="reduce", replicas=2, between=None):

@@ -294,6 +294,22 @@ def _who_asks_for_rows(given: Given) -> Any:
     return with_optimizer(strategy, see, model=two, variables=given.variables)
 
 
+@field(Communicator, "overlap", changed=False)
+def _what_goes_before_its_push(given: Given) -> Any:
+    def see(optimizer: cpudist.DistributedOptimizer, model: Any) -> bool:
+        model(torch.ones(1, 200)).sum().backward()
+        optimizer.step()
+        return optimizer.stats()["early_bytes"] > 0
+
+    strategy = {"name": "sync", "communicator": dict(given.fields)}
+    large = functools.partial(nn.Linear, 200, 200)  # 160 kB
+    # One that stands for a network between hosts.
+    network = _core.InprocNetwork(_core.FaultPlan(duplicate=1e-9, seed=1))
+    return with_optimizer(
+        strategy, see, model=large, variables=given.variables, network=network
+    )
+
+
 def _with_remote_table(
     given: Given,
     see: Callable[[Any, Any], Any],

@@ -274,6 +274,18 @@ def _heartbeats(given: Given) -> Any:
         raise
 
 
+@variable("RECONNECT_MS", changed="100")
+def _broken_link(given: Given) -> Any:
+    def body(context: cpudist.Context) -> None:
+        context.abort("the observation is over")
+
+    try:
+        run(body, 1, 1, variables=given.variables)
+    except cpudist.PeerLostError as error:
+        return "not replaced within 0.1 s" in str(error)
+    return False
+
+
 # -- a job of servers --------------------------------------------------------------
 
 

@@ -23,6 +23,7 @@ DENSE = {
     "allreduce": cpudist.AllReduce(),
     "reduce": cpudist.Reduce(),
     "local_sgd": cpudist.LocalSGD(every=3),
+    "sync": cpudist.Sync(),
 }
 RULES = {
     "sgd": lambda p: torch.optim.SGD(p, lr=1.0),
