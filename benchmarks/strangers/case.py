@@ -170,9 +170,14 @@ def figures(name: str, kind: str, rounds: list[Row], wrong: list[str]) -> Row:
     return row | {"problems": problems, "verified": not problems}
 
 
-def check_sums(found: list[dict[str, float]]) -> list[str]:
-    """What speaks against every gradient having been applied once."""
-    made = sum(one["made"] for one in found)
+def check_sums(found: list[dict[str, float]], strategy: str) -> list[str]:
+    """What speaks against every gradient having been applied once.
+
+    A trainer may see that it is to stop some steps before another does. Sync takes the
+    mean over who is still in a round, so that each round counts as one of all trainers.
+    """
+    each = [one["made"] for one in found]
+    made = len(each) * max(each) if strategy == "sync" else sum(each)
     problems = []
     for rank, one in enumerate(found):
         for what, expected in (("rows", made * IDS), ("dense", made)):
@@ -209,7 +214,7 @@ def _measure(args: argparse.Namespace, strategy: str, folder: Path) -> Iterator[
                 who = Visitors(targets, _KEY.encode(), args.sockets)
                 found[kind].append(_round(job, kind, who, args.seconds))
         (folder / "stop").touch()
-        wrong = check_sums(ranks.results(args.deadline_s))
+        wrong = check_sums(ranks.results(args.deadline_s), strategy)
     for kind in kinds:
         yield figures(strategy, kind, found[kind], wrong)
 

@@ -101,6 +101,16 @@ def test_a_row_is_of_all_rounds_and_judged_by_the_median() -> None:
 
 def test_sums_say_whether_each_gradient_was_applied_once() -> None:
     good = {"made": 10, "rows": 20.0 * case.IDS, "dense": 20.0}
-    assert case.check_sums([good, good]) == []
-    problems = case.check_sums([good, good | {"dense": 19.0}])
+    assert case.check_sums([good, good], "async") == []
+    assert case.check_sums([good, good], "sync") == []
+    problems = case.check_sums([good, good | {"dense": 19.0}], "sync")
     assert problems == ["trainer 1 finds 19 in dense, expected 20"]
+
+
+def test_a_trainer_may_stop_some_steps_before_another() -> None:
+    alone = {"rows": 40.0 * case.IDS, "dense": 40.0}
+    found = [alone | {"made": 10}, alone | {"made": 20}]
+    assert case.check_sums(found, "sync") == []
+    problems = case.check_sums(found, "async")
+    assert problems[0] == f"trainer 0 finds {40 * case.IDS} in rows, expected {30 * case.IDS}"
+    assert len(problems) == 4
