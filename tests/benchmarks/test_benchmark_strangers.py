@@ -112,5 +112,8 @@ def test_a_trainer_may_stop_some_steps_before_another() -> None:
     found = [alone | {"made": 10}, alone | {"made": 20}]
     assert case.check_sums(found, "sync") == []
     problems = case.check_sums(found, "async")
-    assert problems[0] == f"trainer 0 finds {40 * case.IDS} in rows, expected {30 * case.IDS}"
+    assert (
+        problems[0]
+        == f"trainer 0 finds {40 * case.IDS} in rows, expected {30 * case.IDS}"
+    )
     assert len(problems) == 4

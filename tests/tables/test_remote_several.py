@@ -5,9 +5,11 @@
 from __future__ import annotations
 
 import logging
+import threading
 
 import pytest
 import torch
+from patience import PATIENCE_S
 from torch import nn
 
 import torch_cpudist as cpudist
@@ -31,6 +33,32 @@ def test_models_of_one_context_have_the_same_names() -> None:
         assert not is_remote(tower.place.weight)
         assert tower.place.weight.stride() == (4, 1)
         assert "place.weight" in tower.state_dict()
+
+
+def test_a_context_of_another_thread_disturbs_no_model_that_is_built() -> None:
+    """torch fails where a hook comes or goes while it goes through them."""
+
+    def another_context() -> None:
+        with cpudist.remote_tables(min_rows=50):
+            Tower()
+
+    def meanwhile(module: nn.Module, name: str, parameter: object) -> None:
+        if threading.current_thread() is threading.main_thread():
+            thread = threading.Thread(target=another_context)
+            thread.start()
+            thread.join(PATIENCE_S)
+
+    registers = torch.nn.modules.module
+    hook = registers.register_module_parameter_registration_hook(meanwhile)
+    try:
+        tower = Tower()
+        with cpudist.remote_tables(names=["user"]):
+            remote = Tower()
+    finally:
+        hook.remove()
+    assert not is_remote(tower.user.weight)
+    assert is_remote(remote.user.weight)
+    assert not is_remote(remote.place.weight)
 
 
 def test_a_context_inside_of_another_is_refused() -> None:

@@ -20,7 +20,6 @@ from torch_cpudist.tables.initial import (
     Uniform,
     drawn_seed,
 )
-from torch_cpudist.tables.remote import watch_modules
 from torch_cpudist.tables.remote_table import RemoteTable, nominal_rows
 from torch_cpudist.tables.remote_weight import RemoteWeight, table_of, weight_of
 
@@ -217,7 +216,6 @@ def _weight(
     program = Program((initial.step,), (), drawn_seed() if seed is None else seed)
     if padding_key is not None:
         program = program.with_key(padding_key, 0.0)
-    watch_modules()
     return weight_of(RemoteTable(nominal_rows(dim), dim, program, open=opened))
 
 

@@ -87,18 +87,17 @@ def remote_tables(
         raise InvalidArgumentError(
             f"remote_tables: min_rows must be >= 1, got {min_rows}"
         )
-    if getattr(_entered, "now", False):
+    if _tree_of_now() is not None:
         raise InvalidArgumentError(
             "remote_tables: it is entered already in this thread. Say all that is to "
             "be remote in one: names= and min_rows= may stand together."
         )
-    watch_modules()
-    _entered.now = True
+    _entered.tree = tree = _Tree()
     try:
-        with _Making(min_rows, tuple(names)) as making, _Tree() as tree:
+        with _Making(min_rows, tuple(names)) as making:
             yield
     finally:
-        _entered.now = False
+        _entered.tree = None
     making.settle(tree)
 
 
@@ -287,36 +286,21 @@ def _for_embedding(frame: FrameType | None) -> bool:
 
 
 class _Tree:
-    """The modules that are built in this thread while it is entered."""
+    """The modules that are built in one thread while its context is entered."""
 
     def __init__(self) -> None:
-        self._thread = threading.get_ident()
         self._owners: list[nn.Module] = []
         self._children: set[int] = set()
-        self._hooks: list[Any] = []
 
-    def __enter__(self) -> _Tree:
-        registers = torch.nn.modules.module
-        self._hooks = [
-            registers.register_module_module_registration_hook(self._module),
-            registers.register_module_parameter_registration_hook(self._parameter),
-        ]
-        return self
+    def add_module(self, parent: nn.Module, child: nn.Module) -> None:
+        """``parent`` gets a module."""
+        self._owners.append(parent)
+        self._children.add(id(child))
+        # Alive, so that no other has its id.
+        self._owners.append(child)
 
-    def __exit__(self, *_: object) -> None:
-        for hook in self._hooks:
-            hook.remove()
-
-    def _module(self, parent: nn.Module, name: str, child: nn.Module | None) -> None:
-        if child is not None and threading.get_ident() == self._thread:
-            self._owners.append(parent)
-            self._children.add(id(child))
-            # Alive, so that no other has its id.
-            self._owners.append(child)
-
-    def _parameter(self, owner: nn.Module, name: str, weight: Any) -> None:
-        if threading.get_ident() != self._thread:
-            return
+    def add_parameter(self, owner: nn.Module) -> None:
+        """``owner`` gets a parameter."""
         self._owners.append(owner)
 
     def is_empty(self) -> bool:
@@ -363,26 +347,35 @@ class _Tree:
         yield from roots.values()
 
 
-# -- what modules save and load --------------------------------------------------------
-
-_watching = threading.Lock()
-_hooked: list[Any] = []
-
-
-def watch_modules() -> None:
-    """Makes every module that gets a remote weight leave it out of ``state_dict()``."""
-    with _watching:
-        if not _hooked:
-            _hooked.append(
-                torch.nn.modules.module.register_module_parameter_registration_hook(
-                    _keep_out
-                )
-            )
+def _tree_of_now() -> _Tree | None:
+    """Of the context that this thread has entered."""
+    return getattr(_entered, "tree", None)
 
 
-def _keep_out(module: nn.Module, name: str, parameter: Any) -> None:
+# -- what modules are told of ----------------------------------------------------------
+
+
+def _on_module(parent: nn.Module, name: str, child: nn.Module | None) -> None:
+    tree = _tree_of_now()
+    if tree is not None and child is not None:
+        tree.add_module(parent, child)
+
+
+def _on_parameter(owner: nn.Module, name: str, parameter: Any) -> None:
+    tree = _tree_of_now()
+    if tree is not None:
+        tree.add_parameter(owner)
     if is_remote(parameter):
-        keep_out_of_state(module)
+        keep_out_of_state(owner)
+
+
+# For the life of the process: torch goes through its hooks in every thread that builds
+# a model, and fails where one comes or goes meanwhile.
+torch.nn.modules.module.register_module_module_registration_hook(_on_module)
+torch.nn.modules.module.register_module_parameter_registration_hook(_on_parameter)
+
+
+# -- what modules save and load --------------------------------------------------------
 
 
 def keep_out_of_state(module: nn.Module) -> None:

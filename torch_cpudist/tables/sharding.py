@@ -20,7 +20,7 @@ from torch_cpudist.tables.found import (
 )
 from torch_cpudist.tables.initial import Constant, Initial, Normal, Program, Uniform
 from torch_cpudist.tables.local import EmbeddingModule, binding_of
-from torch_cpudist.tables.remote import keep_out_of_state, matches, watch_modules
+from torch_cpudist.tables.remote import keep_out_of_state, matches
 from torch_cpudist.tables.remote_table import RemoteTable, check_size
 from torch_cpudist.tables.remote_weight import (
     as_parameter,
@@ -294,7 +294,6 @@ def _make_remote(
             table_of(weight).begin_with(program)
         return table_of(weight).describe()
     rows, dim = weight.shape
-    watch_modules()
     values = None
     if program is None:
         values = weight.detach().to("cpu").contiguous()
