@@ -379,9 +379,9 @@ void Session::wait(std::span<const RequestPtr> requests, Caller caller) {
   } catch (const Error&) {
     const std::lock_guard lock(mutex_);
     for (const RequestPtr& request : requests) {
-      // Nothing of a read is worth waiting for later; what an operation waits for stays.
-      const bool part = request->header.kind == wire::FrameKind::kPart;
-      if (request->header.sequence == 0 && !part) requests_.erase(request->header.request_id);
+      if (!wire::traits_of(request->header.kind).stays) {
+        requests_.erase(request->header.request_id);
+      }
     }
     throw;
   }

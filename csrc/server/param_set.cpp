@@ -12,7 +12,7 @@
 #include <string>
 #include <utility>
 
-#include "server/layout_checks.h"
+#include "server/layout/layout_checks.h"
 #include "server/replies.h"
 #include "server/snapshot/input.h"
 #include "server/update/finite.h"
@@ -114,7 +114,7 @@ void ParamSet::check_same_layout(const Ticket& ticket, const wire::ParamSetLayou
     state_.broken = mismatch;
     policy_->fail_waiting(mismatch, outbox);
     fail_ready(mismatch, outbox);
-    fail_cut(mismatch, outbox);
+    cut_.fail(mismatch, outbox);
   }
   throw mismatch;
 }
@@ -162,7 +162,7 @@ void ParamSet::mark_closed(uint32_t rank, Outbox& outbox) {
   state_.replies->forget(rank);
   policy_->forget(rank);
   take_out(rank, outbox);
-  try_cut(outbox);
+  cut_.try_now(mutex_, outbox);
   if (rank != 0 || state_.ready) return;
   fail_ready(Error(ErrorCode::kClosed, "trainer 0 closed parameter set " +
                                            std::to_string(state_.id) + " before it was ready"),
@@ -179,7 +179,7 @@ void ParamSet::leave(const Ticket& ticket, Outbox& outbox) {
   const std::unique_lock lock(mutex_);
   require_open(ticket.rank);
   take_out(ticket.rank, outbox);
-  try_cut(outbox);
+  cut_.try_now(mutex_, outbox);
   policy_->forget(ticket.rank);
   answer_round(ticket, outbox);
 }
@@ -187,7 +187,7 @@ void ParamSet::leave(const Ticket& ticket, Outbox& outbox) {
 void ParamSet::remove_member(uint32_t rank, Outbox& outbox) {
   const std::unique_lock lock(mutex_);
   take_out(rank, outbox);
-  try_cut(outbox);
+  cut_.try_now(mutex_, outbox);
 }
 
 void ParamSet::take_out(uint32_t rank, Outbox& outbox) {
@@ -233,7 +233,7 @@ void ParamSet::fail_waiting(const Error& error, Outbox& outbox) {
   const std::unique_lock lock(mutex_);
   policy_->fail_waiting(error, outbox);
   fail_ready(error, outbox);
-  fail_cut(error, outbox);
+  cut_.fail(error, outbox);
 }
 
 void ParamSet::drop(uint32_t rank, Outbox& outbox) {
@@ -245,7 +245,7 @@ void ParamSet::drop(uint32_t rank, Outbox& outbox) {
   state_.replies->forget(rank);
   state_.markers.drop(rank);
   policy_->drop(rank, outbox);
-  try_cut(outbox);
+  cut_.try_now(mutex_, outbox);
 }
 
 std::vector<uint32_t> ParamSet::waiting_for(wire::FrameKind kind, uint32_t rank) const {
@@ -578,7 +578,7 @@ void ParamSet::take_push(const Ticket& ticket, Buffer payload, bool coded, Outbo
   push.pending = CountedBytes(shared.counters.pending_bytes, size_bytes);
   parts_.taken(ticket.rank, header.round);
   policy_->push(std::move(push), outbox);
-  if (state_.broken) fail_cut(*state_.broken, outbox);
+  if (state_.broken) cut_.fail(*state_.broken, outbox);
 }
 
 void ParamSet::check_push(const Ticket& ticket, const wire::PushHeader& header,
@@ -602,7 +602,7 @@ void ParamSet::commit(const Ticket& ticket, const Buffer& payload, Outbox& outbo
   require_open(ticket.rank);
   require_whole();
   policy_->commit(ticket, payload, outbox);
-  if (state_.broken) fail_cut(*state_.broken, outbox);
+  if (state_.broken) cut_.fail(*state_.broken, outbox);
 }
 
 // ---- cuts ----
@@ -615,148 +615,41 @@ void ParamSet::check_marker(const Ticket& ticket) const {
   if (const auto lost = state_.shared.peers.find_lost()) throw *lost;
 }
 
-std::string ParamSet::still_writing() const {
+void ParamSet::cut(const Ticket& ticket, const Buffer& payload, Outbox& outbox) {
+  const wire::Cut cut = SetCut::decode(payload);
+  if (cut.step == wire::CutStep::kAbandon) {
+    wire::CutReply reply;
+    {
+      const std::unique_lock lock(mutex_);
+      require_open(ticket.rank);
+      reply = cut_.abandon(ticket.rank, cut.number, outbox);
+    }
+    state_.shared.snapshots.abandon(state_.id, cut.number);
+    state_.shared.sequencer.finish(ticket, encode(reply), outbox);
+    return;
+  }
   wire::CutReply last;
   {
     const std::shared_lock lock(mutex_);
-    last = last_cut_;
+    last = cut_.last();
   }
-  if (last.number == 0) return {};
-  const wire::CutStatus status = state_.shared.snapshots.status(state_.id, last.number, {});
-  if (status.state != wire::CutState::kWriting) return {};
-  return "snapshot " + last.name + " is still being written";
-}
-
-void ParamSet::cut(const Ticket& ticket, const Buffer& payload, Outbox& outbox) {
-  const wire::Cut cut = decode_frame([&] { return wire::decode_cut(payload.bytes()); });
-  if (cut.number == 0 || !(cut.name.empty() || wire::is_snapshot_name(cut.name))) {
-    throw Error(ErrorCode::kInvalidArgument,
-                "a cut needs a number above 0, and a name of letters a-z, digits, '-' and '.', "
-                "found number " +
-                    std::to_string(cut.number) + " and name '" + cut.name + "'");
-  }
-  if (cut.step == wire::CutStep::kAbandon) return abandon_cut(ticket, cut.number, outbox);
-  const std::string writing = still_writing();
+  const std::string writing = cut_.still_writing(last);
   const std::unique_lock lock(mutex_);
   check_marker(ticket);
-  ServerShared& shared = state_.shared;
-  if (!shared.sequencer.is_current(ticket)) return;
-  Markers& markers = state_.markers;
+  if (!state_.shared.sequencer.is_current(ticket)) return;
   // It may be waiting for others on another server, whatever this one says.
   if (cut.step == wire::CutStep::kMark) policy_->excuse(ticket.rank, outbox);
-  std::optional<std::string> refusal = markers.refusal(cut);
-  if (!refusal && !markers.open() && !writing.empty()) refusal = writing;
-  wire::CutReply reply;
-  reply.number = cut.number;
-  reply.name = cut.name;
-  reply.reason = refusal.value_or("");
-  if (refusal) {
-    markers.refuse(cut.number);
-    return shared.sequencer.finish(ticket, encode(reply), outbox);
-  }
-  if (cut.step == wire::CutStep::kAnnounce) {
-    markers.announce(ticket.rank, cut, Clock::now());
-    shared.peers.wake_by(markers.deadline());
-    return shared.sequencer.finish(ticket, encode(reply), outbox);
-  }
-  markers.mark(ticket, cut, Clock::now());
-  shared.peers.wake_by(markers.deadline());
-  try_cut(outbox);
+  if (cut_.take(ticket, cut, writing, outbox)) cut_.try_now(mutex_, outbox);
 }
 
 void ParamSet::take_marker_back(uint32_t rank, uint64_t number, Outbox& outbox) {
   const std::unique_lock lock(mutex_);
-  Markers& markers = state_.markers;
-  // Made first: without memory for it the marker stays.
-  wire::CutReply reply;
-  reply.number = number;
-  reply.name = markers.name();
-  reply.taken_back = true;
-  reply.reason = "trainer " + std::to_string(rank) + " has not waited longer for trainers";
-  for (const uint32_t missing : markers.missing()) {
-    if (missing != rank) reply.reason += ' ' + std::to_string(missing);
-  }
-  Buffer payload = encode(reply);
-  const std::optional<Ticket> ticket = markers.take_back(rank, number);
-  if (ticket) state_.shared.sequencer.finish(*ticket, std::move(payload), outbox);
-}
-
-void ParamSet::abandon_cut(const Ticket& ticket, uint64_t number, Outbox& outbox) {
-  wire::CutReply reply;
-  reply.number = number;
-  reply.reason = "trainer " + std::to_string(ticket.rank) + " has abandoned it";
-  {
-    const std::unique_lock lock(mutex_);
-    require_open(ticket.rank);
-    state_.markers.refuse(number);
-    if (state_.markers.number() == number) end_cut(reply, outbox);
-  }
-  state_.shared.snapshots.abandon(state_.id, number);
-  state_.shared.sequencer.finish(ticket, encode(reply), outbox);
-}
-
-void ParamSet::try_cut(Outbox& outbox) {
-  Markers& markers = state_.markers;
-  if (!markers.open()) return;
-  if (state_.broken) return fail_cut(*state_.broken, outbox);
-  wire::CutReply reply;
-  reply.number = markers.number();
-  reply.name = markers.name();
-  if (markers.deserted()) {
-    reply.reason = "the trainer that asked for it takes no part any more";
-    return end_cut(std::move(reply), outbox);
-  }
-  if (!markers.complete()) return;
-  reply.digest = markers.digest();
-  try {
-    state_.shared.snapshots.begin(
-        {state_.id, reply.number, reply.name, markers.marked(), markers.base()},
-        {state_.store, state_.layout, state_.version, state_.gone}, mutex_);
-    state_.shared.memory.trim();  // what is spare goes before what a snapshot takes
-    reply.taken = true;
-    last_cut_ = reply;
-  } catch (const std::bad_alloc&) {
-    reply.reason = "server " + std::to_string(state_.shared.options.shard_id) +
-                   " has no memory for the snapshot";
-  } catch (const Error& error) {
-    reply.reason = error.what();
-  }
-  end_cut(std::move(reply), outbox);
-}
-
-void ParamSet::end_cut(wire::CutReply reply, Outbox& outbox) {
-  const auto payload = std::make_shared<const Buffer>(encode(reply));
-  for (const auto& [rank, ticket] : state_.markers.end()) {
-    state_.shared.sequencer.finish(ticket, wire::FrameKind::kReply, payload, outbox);
-  }
-}
-
-void ParamSet::fail_cut(const Error& error, Outbox& outbox) {
-  if (!state_.markers.open()) return;
-  for (const auto& [rank, ticket] : state_.markers.end()) {
-    state_.shared.sequencer.finish(ticket, error, outbox);
-  }
+  cut_.take_back(rank, number, outbox);
 }
 
 void ParamSet::give_up_cut(TimePoint now, Outbox& outbox) {
   const std::unique_lock lock(mutex_);
-  const Markers& markers = state_.markers;
-  if (!markers.open()) return;
-  if (now < markers.deadline()) {
-    state_.shared.peers.wake_by(markers.deadline());  // another set's was due
-    return;
-  }
-  wire::CutReply reply;
-  reply.number = markers.number();
-  reply.name = markers.name();
-  reply.reason = "given up on server " + std::to_string(state_.shared.options.shard_id) +
-                 ": no marker in time from trainers";
-  for (const uint32_t rank : markers.missing()) {
-    reply.reason += ' ';
-    reply.reason += std::to_string(rank);
-  }
-  if (markers.name().empty()) reply.reason += " and who asked for it";
-  end_cut(std::move(reply), outbox);
+  cut_.give_up(now, outbox);
 }
 
 std::vector<uint32_t> ParamSet::taking_part() const {

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "server/policy.h"
+#include "server/set_cut.h"
 #include "server/state.h"
 #include "wire/messages.h"
 #include "wire/snapshot/load.h"
@@ -134,12 +135,6 @@ class ParamSet {
   void take_out(uint32_t rank, Outbox& outbox);
   void fail_ready(const Error& error, Outbox& outbox);
   void check_marker(const Ticket& ticket) const;
-  // Why nothing can be cut before what was cut last is written; empty if it is. Without the lock.
-  std::string still_writing() const;
-  void abandon_cut(const Ticket& ticket, uint64_t number, Outbox& outbox);
-  void try_cut(Outbox& outbox);  // whenever a marker comes or somebody goes
-  void end_cut(wire::CutReply reply, Outbox& outbox);
-  void fail_cut(const Error& error, Outbox& outbox);
   void answer_round(const Ticket& ticket, Outbox& outbox) const {
     state_.answer_round(ticket, policy_->round_of(ticket.rank), outbox);
   }
@@ -156,11 +151,11 @@ class ParamSet {
 
   mutable std::shared_mutex mutex_;
   ParamState state_;
+  SetCut cut_{state_};
   std::set<uint32_t> opened_;
   bool has_seeds_ = false;  // of trainer 0; they stay, whoever comes back
   std::set<uint32_t> closed_;
   std::map<uint32_t, Ticket> waiting_ready_;
-  wire::CutReply last_cut_;  // that was taken
   std::atomic<uint64_t> stored_bytes_ = 0;
   std::set<uint32_t> dropped_;             // tables whose rows a load has dropped
   std::map<uint32_t, Error> half_loaded_;  // those of them that could not get their new ones

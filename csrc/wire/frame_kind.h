@@ -55,47 +55,48 @@ struct FrameTraits {
   bool sequenced;  // a request that a server numbers by trainer and carries out exactly once
   bool coded;      // the payload may be coded (codec/codec.h)
   bool waits;      // a request that other trainers may hold up
+  bool stays;      // a request that is wanted though whoever waits for it gives up; not a read
 };
 
 // By number, without gaps, beginning at 1.
 inline constexpr std::array<FrameTraits, 33> kFrameTraits = {{
-    // kind, name, sequenced, coded, waits
-    {FrameKind::kHello, "hello", false, false, false},
-    {FrameKind::kHeartbeat, "heartbeat", false, false, false},
-    {FrameKind::kHeartbeatAck, "heartbeat answer", false, false, false},
-    {FrameKind::kError, "error", false, false, false},
-    {FrameKind::kOpen, "open", true, false, false},
-    {FrameKind::kStore, "store", true, false, false},
-    {FrameKind::kReady, "ready", true, false, true},
-    {FrameKind::kPush, "push", true, true, true},
-    {FrameKind::kCommit, "commit", true, false, true},
-    {FrameKind::kLeave, "leave", true, false, false},
-    {FrameKind::kJoin, "join", true, false, true},
-    {FrameKind::kBarrier, "barrier", true, false, true},
-    {FrameKind::kClose, "close", true, false, false},
-    {FrameKind::kGoodbye, "goodbye", true, false, false},
-    {FrameKind::kProbe, "probe", false, false, false},
-    {FrameKind::kProbeReply, "probe reply", false, false, false},
-    {FrameKind::kPullRows, "pull", false, true, false},
-    {FrameKind::kPullDense, "dense pull", false, true, false},
-    {FrameKind::kFetchState, "fetch", false, false, false},
-    {FrameKind::kReply, "reply", false, true, false},
-    {FrameKind::kShuffle, "shuffle", false, false, false},
-    {FrameKind::kShuffleEnd, "shuffle end", false, false, false},
-    {FrameKind::kShuffleDone, "shuffle done", false, false, false},
-    {FrameKind::kShuffleAck, "shuffle answer", false, false, false},
-    {FrameKind::kStoreRun, "run store", true, false, false},
-    {FrameKind::kFetchRun, "run fetch", false, false, false},
-    {FrameKind::kCut, "cut", true, false, true},
-    {FrameKind::kCutStatus, "cut status", false, false, false},
-    {FrameKind::kLoad, "load", true, false, false},
-    {FrameKind::kTableStats, "table stats", false, false, false},
-    {FrameKind::kShrink, "shrink", true, false, false},
-    {FrameKind::kAuth, "handshake", false, false, false},
-    {FrameKind::kPart, "part", false, false, false},
+    // kind, name, sequenced, coded, waits, stays
+    {FrameKind::kHello, "hello", false, false, false, false},
+    {FrameKind::kHeartbeat, "heartbeat", false, false, false, false},
+    {FrameKind::kHeartbeatAck, "heartbeat answer", false, false, false, false},
+    {FrameKind::kError, "error", false, false, false, false},
+    {FrameKind::kOpen, "open", true, false, false, true},
+    {FrameKind::kStore, "store", true, false, false, true},
+    {FrameKind::kReady, "ready", true, false, true, true},
+    {FrameKind::kPush, "push", true, true, true, true},
+    {FrameKind::kCommit, "commit", true, false, true, true},
+    {FrameKind::kLeave, "leave", true, false, false, true},
+    {FrameKind::kJoin, "join", true, false, true, true},
+    {FrameKind::kBarrier, "barrier", true, false, true, true},
+    {FrameKind::kClose, "close", true, false, false, true},
+    {FrameKind::kGoodbye, "goodbye", true, false, false, true},
+    {FrameKind::kProbe, "probe", false, false, false, false},
+    {FrameKind::kProbeReply, "probe reply", false, false, false, false},
+    {FrameKind::kPullRows, "pull", false, true, false, false},
+    {FrameKind::kPullDense, "dense pull", false, true, false, false},
+    {FrameKind::kFetchState, "fetch", false, false, false, false},
+    {FrameKind::kReply, "reply", false, true, false, false},
+    {FrameKind::kShuffle, "shuffle", false, false, false, false},
+    {FrameKind::kShuffleEnd, "shuffle end", false, false, false, false},
+    {FrameKind::kShuffleDone, "shuffle done", false, false, false, false},
+    {FrameKind::kShuffleAck, "shuffle answer", false, false, false, false},
+    {FrameKind::kStoreRun, "run store", true, false, false, true},
+    {FrameKind::kFetchRun, "run fetch", false, false, false, false},
+    {FrameKind::kCut, "cut", true, false, true, true},
+    {FrameKind::kCutStatus, "cut status", false, false, false, false},
+    {FrameKind::kLoad, "load", true, false, false, true},
+    {FrameKind::kTableStats, "table stats", false, false, false, false},
+    {FrameKind::kShrink, "shrink", true, false, false, true},
+    {FrameKind::kAuth, "handshake", false, false, false, false},
+    {FrameKind::kPart, "part", false, false, false, true},
 }};
 
-inline constexpr FrameTraits kUnknownFrame = {FrameKind{}, "unknown", false, false, false};
+inline constexpr FrameTraits kUnknownFrame = {FrameKind{}, "unknown", false, false, false, false};
 
 constexpr bool known_frame_kind(unsigned number) {
   return number >= 1 && number <= kFrameTraits.size();

@@ -8,7 +8,7 @@
 #include <string>
 #include <utility>
 
-#include "server/layout_checks.h"
+#include "server/layout/layout_checks.h"
 #include "server/replies.h"
 #include "wire/codec/values.h"
 

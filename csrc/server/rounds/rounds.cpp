@@ -7,7 +7,7 @@
 #include <string>
 #include <utility>
 
-#include "server/layout_checks.h"
+#include "server/layout/layout_checks.h"
 #include "server/replies.h"
 
 namespace cpudist::server {

@@ -3,7 +3,7 @@
 
 #include "server/update/push.h"
 
-#include "server/layout_checks.h"
+#include "server/layout/layout_checks.h"
 
 namespace cpudist::server {
 namespace {

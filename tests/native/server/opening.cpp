@@ -3,7 +3,7 @@
 //
 // Opening, storing, reading and closing a parameter set, and the refusals of pushes.
 
-#include "server/layout_checks.h"
+#include "server/layout/layout_checks.h"
 #include "support/server_fixture.h"
 
 namespace cpudist::testing {

@@ -3,7 +3,7 @@
 //
 // Checks of a layout, and the words for two layouts that differ.
 
-#include "server/layout_checks.h"
+#include "server/layout/layout_checks.h"
 
 #include <algorithm>
 #include <charconv>
