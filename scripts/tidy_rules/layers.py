@@ -59,6 +59,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         ("served",),
         ("collective",),
         ("drivers",),
+        ("resuming",),
         ("optimizer",),
         ("inference",),
         ("replicas", "metrics", "losses"),
@@ -80,12 +81,14 @@ LAYERS: dict[str, tuple[str, ...]] = {
         table="base kernels wire",
         inference="base kernels",
         # What a set stands on, the set, what stands on it, and who puts that together.
+        server__layout="base kernels wire server/options",
         server__update="base kernels wire table server/counters server/outbox "
-        "server/layout_checks",
+        "server/layout",
         server__snapshot="base kernels wire table server/outbox",
-        server="base kernels wire transport table server/update server/snapshot",
-        server__rounds="base kernels wire server server/update",
-        server__arrivals="base kernels wire table server server/update",
+        server="base kernels wire transport table server/layout server/update "
+        "server/snapshot",
+        server__rounds="base kernels wire server server/layout server/update",
+        server__arrivals="base kernels wire table server server/layout server/update",
         server__geo="base wire table server server/update",
         server__modes="wire server server/rounds server/arrivals server/geo",
         server__server="base wire transport server server/modes",

@@ -245,8 +245,8 @@ def test_what_a_run_that_was_killed_has_written_is_not_taken(tmp_path, monkeypat
         assert rank == 0 or looked.wait(PATIENCE_S)
         return write_trainer(folder, rank, *others, **options)
 
-    monkeypatch.setattr("torch_cpudist.optimizer.saves.read_written", read)
-    monkeypatch.setattr("torch_cpudist.optimizer.saves.write_trainer", write)
+    monkeypatch.setattr("torch_cpudist.resuming.saves.read_written", read)
+    monkeypatch.setattr("torch_cpudist.resuming.saves.write_trainer", write)
 
     def body(context):
         model, opt = wrapped("sync")
@@ -345,14 +345,14 @@ def test_who_does_not_commit_counts_parts_and_what_it_has_seen(tmp_path, monkeyp
 
 def test_a_part_that_comes_late_makes_no_directory_anew(tmp_path, monkeypatch):
     """Who commits waits for so long, and then does without that snapshot."""
-    monkeypatch.setattr("torch_cpudist.optimizer.saves.TRAINER_FILES_S", 0.1)
+    monkeypatch.setattr("torch_cpudist.resuming.saves.TRAINER_FILES_S", 0.1)
     given_up = threading.Event()
 
     def write(folder, rank, *others, **options):
         assert rank == 0 or given_up.wait(PATIENCE_S)
         return write_trainer(folder, rank, *others, **options)
 
-    monkeypatch.setattr("torch_cpudist.optimizer.saves.write_trainer", write)
+    monkeypatch.setattr("torch_cpudist.resuming.saves.write_trainer", write)
 
     def body(context):
         model, opt = wrapped("sync")

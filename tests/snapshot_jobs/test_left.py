@@ -27,7 +27,7 @@ from whole_gradients import (
 
 import torch_cpudist as cpudist
 from torch_cpudist.drivers.served_saving import ServedSaving
-from torch_cpudist.optimizer.snapshots import Snapshots
+from torch_cpudist.resuming.snapshots import Snapshots
 from torch_cpudist.snapshot.directory import Directory
 from torch_cpudist.snapshot.files import Files
 from torch_cpudist.snapshot.left_files import LeftFiles

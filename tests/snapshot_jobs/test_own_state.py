@@ -22,8 +22,8 @@ from torch.optim import lr_scheduler
 
 import torch_cpudist as cpudist
 from torch_cpudist.data import InMemoryDataset, QueueDataset
-from torch_cpudist.optimizer.own_state import copied
-from torch_cpudist.optimizer.schedules import Schedules
+from torch_cpudist.resuming.own_state import copied
+from torch_cpudist.resuming.schedules import Schedules
 from torch_cpudist.snapshot.reading import Snapshot
 
 

@@ -23,7 +23,7 @@ from sync_cases import ROWS, Batches, loss_of, run
 
 import torch_cpudist as cpudist
 from torch_cpudist.errors import SnapshotCorruptError, SnapshotError
-from torch_cpudist.optimizer.trainer_tree import TREE_VERSION, read_tree
+from torch_cpudist.resuming.trainer_tree import TREE_VERSION, read_tree
 from torch_cpudist.snapshot import trees
 from torch_cpudist.snapshot.directory import Directory
 from torch_cpudist.snapshot.files import Files

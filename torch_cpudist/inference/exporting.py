@@ -24,7 +24,7 @@ from torch_cpudist.inference.places import plain_tensors, remote_places
 from torch_cpudist.launch.context import last
 from torch_cpudist.log import logger
 from torch_cpudist.optimizer.distributed import DistributedOptimizer
-from torch_cpudist.optimizer.snapshots import Snapshots
+from torch_cpudist.resuming.snapshots import Snapshots
 from torch_cpudist.snapshot import names
 from torch_cpudist.snapshot.entries import Version
 from torch_cpudist.snapshot.reading import Snapshot

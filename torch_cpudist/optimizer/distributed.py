@@ -21,7 +21,6 @@ from torch_cpudist.drivers.registry import make_driver, open_parameters
 from torch_cpudist.errors import (
     ClosedError,
     ModelChangedError,
-    RemoteTableError,
 )
 from torch_cpudist.launch import context
 from torch_cpudist.launch.baseline import Baseline
@@ -34,13 +33,13 @@ from torch_cpudist.optimizer.averages import Averages
 from torch_cpudist.optimizer.foreseeing import foresee, stats_of
 from torch_cpudist.optimizer.initial_state import InitialState
 from torch_cpudist.optimizer.outliving import Outliving
-from torch_cpudist.optimizer.paces import Often
 from torch_cpudist.optimizer.phases import Counted, waited_by
 from torch_cpudist.optimizer.prefetching import Prefetching
-from torch_cpudist.optimizer.resumable import Resumable
-from torch_cpudist.optimizer.snapshots import Snapshots
-from torch_cpudist.optimizer.subject import Started
 from torch_cpudist.optimizer.untrained import Untrained
+from torch_cpudist.resuming.paces import Often
+from torch_cpudist.resuming.resumable import Resumable
+from torch_cpudist.resuming.snapshots import Snapshots
+from torch_cpudist.resuming.subject import Started
 from torch_cpudist.rules.groups import OptimizerGroups, wrapped
 from torch_cpudist.rules.state_parts import States, check_states
 from torch_cpudist.served import row_counts, state_exchange
@@ -53,22 +52,6 @@ from torch_cpudist.strategies.base import Strategy
 from torch_cpudist.strategies.registry import resolve
 
 Inner = torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
-
-
-def _check_no_remote(placement: Placement) -> None:
-    """Refuses to take over from an optimizer what only its servers' tables have.
-
-    Raises:
-        RemoteTableError: a table is remote.
-    """
-    for table in placement.tables:
-        if table.found.remote:
-            raise RemoteTableError(
-                f"remote table {table.found.name!r} is trained by another "
-                "DistributedOptimizer, whose rows no trainer can take over. Go on with "
-                "that one; or close() it first, with which its rows are gone and "
-                "begin anew."
-            )
 
 
 class DistributedOptimizer(face.ServedOptimizer, Participant):
@@ -254,7 +237,7 @@ class DistributedOptimizer(face.ServedOptimizer, Participant):
         """
         for other in others:
             other._averages.check_not_entered("a new DistributedOptimizer")
-            _check_no_remote(other._open().placement)
+            other._open().placement.check_no_remote()
         if others:
             self._run.barrier()  # after every trainer's last push
         states: dict[torch.Tensor, Mapping[str, Any]] = {}

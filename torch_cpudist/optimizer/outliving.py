@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from torch_cpudist.drivers.base import Driver
 from torch_cpudist.errors import ClosedError, InternalError, PeerLostError
 from torch_cpudist.log import logger
-from torch_cpudist.optimizer.recovered import Recovered
-from torch_cpudist.optimizer.resumable import Resumable
+from torch_cpudist.resuming.recovered import Recovered
+from torch_cpudist.resuming.resumable import Resumable
 from torch_cpudist.served import state_exchange
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from torch import nn
 
 from torch_cpudist.errors import InvalidArgumentError
 from torch_cpudist.log import logger
-from torch_cpudist.optimizer.own_state import ReadsAhead
+from torch_cpudist.resuming.own_state import ReadsAhead
 from torch_cpudist.tables.binding import check_rows
 
 if TYPE_CHECKING:

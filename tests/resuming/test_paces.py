@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from torch_cpudist.optimizer.paces import Often, StepTimes, Waits, paces_of
+from torch_cpudist.resuming.paces import Often, StepTimes, Waits, paces_of
 
 
 def _after(*took_s: float) -> int:

@@ -19,9 +19,9 @@ from collections.abc import Callable
 
 from torch_cpudist.drivers.saving import CutAnswer, Saving
 from torch_cpudist.errors import Error
-from torch_cpudist.optimizer.own_state import OwnState
-from torch_cpudist.optimizer.saves import Save, Saves
-from torch_cpudist.optimizer.schedules import Schedules
+from torch_cpudist.resuming.own_state import OwnState
+from torch_cpudist.resuming.saves import Save, Saves
+from torch_cpudist.resuming.schedules import Schedules
 from torch_cpudist.snapshot.directory import Directory
 
 # After others did not come: of the time that follows, waiting for them takes this part.

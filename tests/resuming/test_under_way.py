@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 import torch_cpudist as cpudist
-from torch_cpudist.optimizer.under_way import UnderWay
+from torch_cpudist.resuming.under_way import UnderWay
 from torch_cpudist.snapshot.directory import Directory
 
 

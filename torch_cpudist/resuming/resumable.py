@@ -12,9 +12,9 @@ from torch import nn
 
 from torch_cpudist.errors import InvalidArgumentError, SnapshotError
 from torch_cpudist.log import logger
-from torch_cpudist.optimizer.paces import Often
-from torch_cpudist.optimizer.snapshots import Snapshots
-from torch_cpudist.optimizer.subject import Started, Subject
+from torch_cpudist.resuming.paces import Often
+from torch_cpudist.resuming.snapshots import Snapshots
+from torch_cpudist.resuming.subject import Started, Subject
 
 if TYPE_CHECKING:
     from torch_cpudist.launch.run import Run

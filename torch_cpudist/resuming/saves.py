@@ -22,7 +22,7 @@ import torch
 from torch_cpudist.drivers.saving import CutAnswer, Saving, Written
 from torch_cpudist.errors import Error, SnapshotError, describe
 from torch_cpudist.log import logger
-from torch_cpudist.optimizer.copies import Copies, remember
+from torch_cpudist.resuming.copies import Copies, remember
 from torch_cpudist.snapshot import names, trees
 from torch_cpudist.snapshot.directory import Directory
 from torch_cpudist.snapshot.left_files import LeftFiles

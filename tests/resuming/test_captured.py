@@ -12,9 +12,9 @@ import pytest
 from patience import PATIENCE_S
 
 from torch_cpudist.drivers.saving import CutAnswer
-from torch_cpudist.optimizer.captured import Captured
-from torch_cpudist.optimizer.saves import Save
-from torch_cpudist.optimizer.schedules import Schedules
+from torch_cpudist.resuming.captured import Captured
+from torch_cpudist.resuming.saves import Save
+from torch_cpudist.resuming.schedules import Schedules
 from torch_cpudist.snapshot.directory import Directory
 
 

@@ -23,8 +23,8 @@ from torch_cpudist.errors import (
     SnapshotError,
 )
 from torch_cpudist.log import logger
-from torch_cpudist.optimizer import random_state
-from torch_cpudist.optimizer.schedules import schedules_of
+from torch_cpudist.resuming import random_state
+from torch_cpudist.resuming.schedules import schedules_of
 
 _KEPT = ("params", "param_names")
 # Options that schedules of torch add to a group.

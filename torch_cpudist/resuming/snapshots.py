@@ -14,42 +14,38 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from torch_cpudist import ranges
 from torch_cpudist.drivers.saving import Saving
 from torch_cpudist.errors import (
     ConfigurationError,
     Error,
     InternalError,
     InvalidArgumentError,
-    SnapshotCorruptError,
     SnapshotError,
     describe,
 )
 from torch_cpudist.log import logger
-from torch_cpudist.optimizer.captured import Captured
-from torch_cpudist.optimizer.meeting import Meeting
-from torch_cpudist.optimizer.own_state import OwnState, check_objects
-from torch_cpudist.optimizer.paces import Often, Waits, paces_of
-from torch_cpudist.optimizer.places import (
-    brought,
+from torch_cpudist.resuming.captured import Captured
+from torch_cpudist.resuming.loader import Loader
+from torch_cpudist.resuming.meeting import Meeting
+from torch_cpudist.resuming.own_state import OwnState, check_objects
+from torch_cpudist.resuming.paces import Often, Waits, paces_of
+from torch_cpudist.resuming.places import (
     check_new_name,
     checked_place,
     located,
-    mended,
     nothing_to_load,
 )
-from torch_cpudist.optimizer.recovered import Moments
-from torch_cpudist.optimizer.saves import Save, Saves, Tip
-from torch_cpudist.optimizer.schedules import Schedules, schedules_of
-from torch_cpudist.optimizer.subject import Started, Subject
-from torch_cpudist.optimizer.trainer_tree import read_tree, tree_of
-from torch_cpudist.optimizer.under_way import UnderWay
-from torch_cpudist.optimizer.wanted import Wanted
+from torch_cpudist.resuming.recovered import Moments
+from torch_cpudist.resuming.saves import Save, Saves, Tip
+from torch_cpudist.resuming.schedules import Schedules, schedules_of
+from torch_cpudist.resuming.subject import Started, Subject
+from torch_cpudist.resuming.trainer_tree import read_tree, tree_of
+from torch_cpudist.resuming.under_way import UnderWay
+from torch_cpudist.resuming.wanted import Wanted
 from torch_cpudist.snapshot import names, trees
 from torch_cpudist.snapshot.choice import Choice
 from torch_cpudist.snapshot.directory import Directory
 from torch_cpudist.snapshot.left_files import LeftFiles
-from torch_cpudist.snapshot.reading import Snapshot
 from torch_cpudist.snapshot.staging import Stage
 from torch_cpudist.snapshot.store import Store
 
@@ -274,13 +270,16 @@ class Snapshots:
         if self._half:
             raise SnapshotError(self._half)
 
+    def _load_newest(self, needed: bool = False, skip: bool = False) -> dict[str, Any]:
+        return self._loader().load_newest(needed, skip)
+
     def _go_back(self, where: Path | str, choice: Choice, named: bool) -> Started:
         self._run.barrier()  # nobody trains on
         if isinstance(where, Path) and not named:
             self._meeting.find(where)
         with Stage(self.directory) as stage:  # used on trainer 0 alone
             found = self._meeting.decided(
-                lambda: self._load_verified(self._brought(where, stage), choice, stage)
+                lambda: self._loader().load_named(where, choice, stage)
             )
             # As this trainer calls it: hosts may have the directory in other places.
             folder = where
@@ -292,111 +291,10 @@ class Snapshots:
                 self._run.barrier()  # all have read what goes now
         return started
 
-    def _brought(self, where: Path | str, stage: Stage) -> Path:
-        return brought(where, stage, self.directory, self._store)
-
-    def _load_verified(
-        self, folder: Path, choice: Choice, stage: Stage
-    ) -> dict[str, Any]:
-        """Loads it if all that is needed is whole: there is no way back once begun."""
-        try:
-            return self._load_whole(folder, choice, stage)
-        except SnapshotCorruptError:
-            if not mended(folder, self.directory, self._store):
-                raise
-        return self._load_whole(folder, choice, stage)
-
-    def _load_whole(self, folder: Path, choice: Choice, stage: Stage) -> dict[str, Any]:
-        snapshot = Snapshot(folder, self.directory.files)
-        plan = choice.plan(snapshot.manifest, self._saving.targets())
-        sources = {one.source for one in plan.taken.values()}
-        damaged = snapshot.verify(None if plan.whole else sources)
-        if damaged:
-            raise damaged[0]
-        return self._load(snapshot, choice, stage)
-
-    def _load_newest(self, needed: bool = False, skip: bool = False) -> dict[str, Any]:
-        """Loads the newest snapshot that is whole; on trainer 0.
-
-        Args:
-            needed: there has to be one.
-            skip: none is to be loaded.
-
-        Raises:
-            SnapshotCorruptError: there are some, and none is whole.
-            SnapshotError: there is none that is ``needed``.
-        """
-        if self._store is not None:
-            self._store.probe()
-            self._store.sweep(self._run.run_id, self._subject.number)
-            if not skip:
-                self._store.get_newest(self.directory, self._subject.number)
-        damaged: SnapshotError | None = None
-        whole = []
-        for found in () if skip else self.directory.committed(self._subject.number):
-            if found.damage is None:
-                whole.append(found.name)
-            else:
-                # When it was committed is not known: it may have been the newest.
-                damaged = damaged or found.damage
-                logger.warning("%s It is passed over.", found.damage)
-        begun: set[str] = set()
-        waiting = [(name, True) for name in whole]
-        while waiting:
-            name, may_mend = waiting.pop(0)
-            folder = self.directory.folder(name)
-            try:
-                snapshot = Snapshot(folder, self.directory.files)
-                plan = Choice().plan(snapshot.manifest, self._saving.targets())
-                if not begun <= plan.taken.keys():
-                    continue  # some of the damaged one's values would stay
-                with Stage(self.directory) as stage:
-                    return self._load(snapshot, Choice(), stage)
-            except SnapshotCorruptError as error:
-                damaged = damaged or error
-                if error.partly_loaded:
-                    damaged, begun = error, begun | plan.taken.keys()
-                if may_mend and mended(folder, self.directory, self._store):
-                    waiting.insert(0, (name, False))
-                else:
-                    logger.warning("%s It is passed over.", error)
-        if damaged is not None:
-            raise damaged
-        if needed:
-            raise nothing_to_load(self.directory)
-        if self._way is not None:
-            self._way.loaded(self._way.grown(None))
-        return {"name": None}
-
-    def _load(self, snapshot: Snapshot, choice: Choice, stage: Stage) -> dict[str, Any]:
-        began = time.perf_counter()
-        manifest = snapshot.manifest
-        if choice.only is None and manifest.param_set != self._subject.number:
-            raise SnapshotError(
-                f"snapshot {manifest.name!r} is of optimizer {manifest.param_set} of "
-                f"its run, this is {self._subject.number}, counted from 0"
-            )
-        plan = choice.plan(manifest, self._saving.targets())
-        for trainer in manifest.trainers:
-            # Before anything is changed: the others will read theirs then.
-            read_tree(snapshot.folder, trainer, snapshot.files)
-        with self._others_told(snapshot.folder, choice), ranges.of(ranges.PUSH):
-            self._saving.load(snapshot, plan, stage)
-        took = time.perf_counter() - began
-        logger.info("snapshot %s: loaded in %.2f s", manifest.name, took)
-        folder = snapshot.folder
-        return {"name": manifest.name, "inside": [folder.parent.name, folder.name]}
-
-    @contextlib.contextmanager
-    def _others_told(self, folder: Path, choice: Choice) -> Iterator[None]:
-        """Who comes while values change waits until they are there."""
-        if self._way is None:
-            yield
-            return
-        grown = self._way.grown(folder, choice.only is None)
-        self._way.loading()
-        yield
-        self._way.loaded(grown)
+    def _loader(self) -> Loader:
+        return Loader(
+            self._subject, self._saving, self.directory, self._store, self._way
+        )
 
     def _go_on(self, folder: Path, choice: Choice, late: bool = False) -> Started:
         """Takes over what was loaded. Collective, but where trainers go.

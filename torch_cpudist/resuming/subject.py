@@ -13,7 +13,7 @@ from torch import nn
 
 from torch_cpudist._version import __version__
 from torch_cpudist.drivers.base import Driver
-from torch_cpudist.optimizer.own_state import ReadsAhead
+from torch_cpudist.resuming.own_state import ReadsAhead
 from torch_cpudist.snapshot.manifest import Manifest, Version
 
 if TYPE_CHECKING:

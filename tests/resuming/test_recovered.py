@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from torch_cpudist.optimizer.recovered import Moments, Recovered
+from torch_cpudist.resuming.recovered import Moments, Recovered
 
 
 def counts(recovered):

@@ -10,7 +10,7 @@ import pytest
 from patience import PATIENCE_S
 from small_snapshots import commit
 
-from torch_cpudist.optimizer.copies import Copies
+from torch_cpudist.resuming.copies import Copies
 from torch_cpudist.snapshot import names
 from torch_cpudist.snapshot.directory import Directory
 

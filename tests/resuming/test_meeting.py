@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from torch_cpudist.optimizer.meeting import Meeting
+from torch_cpudist.resuming.meeting import Meeting
 from torch_cpudist.snapshot.directory import Directory
 
 

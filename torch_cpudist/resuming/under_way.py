@@ -28,7 +28,7 @@ from torch_cpudist.errors import (
     describe,
 )
 from torch_cpudist.log import logger
-from torch_cpudist.optimizer.trainer_tree import read_tree
+from torch_cpudist.resuming.trainer_tree import read_tree
 from torch_cpudist.snapshot import names
 from torch_cpudist.snapshot.checked_json import Fields, Malformed, parse
 from torch_cpudist.snapshot.directory import Directory
