@@ -10,7 +10,8 @@ usage() {
   cat <<TEXT
 usage: bash scripts/test.sh [--quick | --integrations | --long]
 
-  no option       everything that must pass before a change is merged
+  no option       everything that must pass before a change is merged, but for what needs other
+                  projects and programs
   --quick         linters, native tests without sanitizers, and the Python tests that start no
                   processes of several ranks: the inner loop, at most 150 s after a build
   --integrations  the tests against what other projects have made; a skip fails it, but for want
@@ -23,8 +24,7 @@ usage: bash scripts/test.sh [--quick | --integrations | --long]
                     apt install openmpi-bin: ranks that mpirun starts
                     apt install slurm-wlm munge: a cluster of two nodes on this host
                     apt install chromium: the site in a browser
-                  Without an option those run, too, that need models, ccl or what apt installs; the
-                  others are skipped there, and every skip is named and counted
+                  They run here only; before a change of what they touch is merged
   --long          fuzzing by ten millions of inputs for each parser and decoder; jobs that are
                   killed 20 times in every layout and go on from their snapshots; servers of a job
                   of their own that are killed 50 times; 50 ranks and 2,000 strangers on one
@@ -174,9 +174,9 @@ RUNNER=(env)
 setarch "$(uname -m)" -R true 2>/dev/null && RUNNER=(setarch "$(uname -m)" -R)
 
 began=$SECONDS
-EXTRAS=(plot docs test models ccl data monitor)
+EXTRAS=(plot docs test ccl data monitor)
 [ "$WHAT" != all ] || BUILD_AHEAD=build_ahead
-[ "$WHAT" != integrations ] || EXTRAS+=(integrations serving)
+[ "$WHAT" != integrations ] || EXTRAS+=(models integrations serving)
 setup_env "${EXTRAS[@]}"
 TABLE+=("$(printf '%-28s %5s s  %s' "environment and build" $((SECONDS - began)) ok)")
 
@@ -186,7 +186,7 @@ case $WHAT in
     lint
     check "native tests" native_tests release
     # Tests wait often: meanwhile the programs of the sanitizers are compiled.
-    check "pytest" python_tests
+    check "pytest" python_tests -m "not integrations"
     check "native tests, ASan+UBSan" native_tests asan
     check "native tests, TSan" native_tests tsan
     check "fuzzing" bash scripts/fuzz.sh --seconds 6
@@ -194,7 +194,7 @@ case $WHAT in
   quick)
     lint
     check "native tests" native_tests release
-    check "pytest, in one process" python_tests -m "not processes"
+    check "pytest, in one process" python_tests -m "not processes and not integrations"
     ;;
   integrations)
     check "pytest, integrations" integration_tests
