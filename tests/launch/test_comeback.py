@@ -243,6 +243,10 @@ class GoesOn:
 
     def __init__(self):
         self.clients = []
+        self.learned = []
+
+    def learn_losses(self, client):
+        self.learned.append(client)
 
     def cannot_outlive(self, index, rejoins):
         return ""
@@ -312,6 +316,46 @@ def test_who_was_counted_as_lost_joins_the_same_servers(
     assert incarnations == [2, 3, 4]
     assert (ends.client, ends.run_id, ends.incarnation) == (came, 7, 4)
     one.check()
+
+
+class LostOnceMore(Rejoins):
+    """What takes part, and meets another loss at the first try."""
+
+    def __init__(self, others):
+        super().__init__()
+        self.others = others
+
+    def go_on_with(self, client, limit_s):
+        super().go_on_with(client, limit_s)
+        if len(self.clients) == 1:
+            assert [one.clients for one in self.others] == [[client]]
+            raise cpudist.PeerLostError("server 0 was lost once more")
+
+
+def test_all_learn_what_was_lost_before_the_first_one_goes_on(store, monkeypatch):
+    """A client's first request ends what servers tell of the incarnation before it."""
+    started(store)
+    came = [Client(told=True), Client()]
+    order = []
+
+    def connected(made, numbers, run, incarnation, connect_s):
+        client = came[incarnation - 2]
+        order.append(client)
+        return Endpoints(client=client, run_id=7, incarnation=incarnation), client
+
+    class Opens(Rejoins):
+        def go_on_with(self, client, limit_s):
+            assert [one.learned[-1] for one in (self, last)] == [client, client]
+            super().go_on_with(client, limit_s)
+
+    answers(monkeypatch, store, 7, connected)
+    first = Opens()
+    last = LostOnceMore([first])
+    client = Client(told=True)
+    _, one = comeback([first, last], client=client)
+    one.outlive(cpudist.PeerLostError("it was counted as lost"), client)
+    assert order == first.clients == last.clients == first.learned == last.learned
+    assert order == came
 
 
 class Unheard:

@@ -42,6 +42,8 @@ class Run:
         with self.lock:
             self.outliving.let_go(made)
             self.client = MagicMock()
+            if limit_s is None:
+                self.outliving.learn_losses(self.client)
             self.outliving.go_on_with(self.client, limit_s)
 
     def rejoin(self, made):

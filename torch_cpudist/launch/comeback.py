@@ -80,6 +80,12 @@ class Outlives(Protocol):
     def let_go(self) -> None:
         """Ends what it has under way with servers that are lost. Idempotent."""
 
+    def learn_losses(self, client: _core.Client) -> None:
+        """Asks what servers have carried out that had counted this trainer as lost.
+
+        Before anything goes on with them: from then on they tell of that. Idempotent.
+        """
+
     def go_on_with(self, client: _core.Client, limit_s: float | None) -> None:
         """Goes on with others, or with the same ones.
 
@@ -233,6 +239,9 @@ class Comeback:
             ends.incarnation = found.incarnation
             ends.sockets |= found.sockets
             self._check_open()  # else whoever ends the run ends this client, too
+            for one in self._participants():
+                if same:
+                    one.learn_losses(client)
             try:
                 for one in self._participants():
                     one.go_on_with(client, None if same else limit_s)

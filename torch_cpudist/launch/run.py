@@ -144,6 +144,9 @@ class Participant(ABC):
     def let_go(self) -> None:  # noqa: B027 - as above
         """Ends what it has under way with servers that are lost. Idempotent."""
 
+    def learn_losses(self, client: _core.Client) -> None:  # noqa: B027
+        """Asks servers what they have carried out; see ``comeback``. Idempotent."""
+
     def go_on_with(  # noqa: B027
         self, client: _core.Client, limit_s: float | None
     ) -> None:

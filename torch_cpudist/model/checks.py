@@ -10,7 +10,11 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from torch_cpudist.errors import InvalidArgumentError, UnsupportedModelError
+from torch_cpudist.errors import (
+    InvalidArgumentError,
+    RemoteTableError,
+    UnsupportedModelError,
+)
 from torch_cpudist.log import logger
 from torch_cpudist.machine.device import check_device
 from torch_cpudist.tables.found import MAX_NORM_OBSTACLE, FoundTable
@@ -111,6 +115,22 @@ def check_dense(name: str, parameter: nn.Parameter) -> None:
             f"strided float32 and float64 parameters. {_remedy(parameter)}"
         )
     check_device(name, parameter.device)
+
+
+def check_no_remote(tables: Sequence[FoundTable]) -> None:
+    """Refuses to take over from an optimizer what only its servers' tables have.
+
+    Raises:
+        RemoteTableError: a table is remote.
+    """
+    for table in tables:
+        if table.remote:
+            raise RemoteTableError(
+                f"remote table {table.name!r} is trained by another "
+                "DistributedOptimizer, whose rows no trainer can take over. Go on with "
+                "that one; or close() it first, with which its rows are gone and "
+                "begin anew."
+            )
 
 
 def check_dense_embeddings(model: nn.Module, dense: Sequence[nn.Parameter]) -> None:

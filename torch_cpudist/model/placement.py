@@ -19,7 +19,6 @@ import torch
 from torch import nn
 
 from torch_cpudist import _core
-from torch_cpudist.errors import RemoteTableError
 from torch_cpudist.machine.device import CPU
 from torch_cpudist.model.checks import (
     DTYPES,
@@ -98,21 +97,6 @@ class Placement:
     rules: Rules
     device: torch.device = CPU
     communicator: Communicator = field(default_factory=Communicator)
-
-    def check_no_remote(self) -> None:
-        """Refuses to take over from an optimizer what only its servers' tables have.
-
-        Raises:
-            RemoteTableError: a table is remote.
-        """
-        for table in self.tables:
-            if table.found.remote:
-                raise RemoteTableError(
-                    f"remote table {table.found.name!r} is trained by another "
-                    "DistributedOptimizer, whose rows no trainer can take over. Go on "
-                    "with that one; or close() it first, with which its rows are gone "
-                    "and begin anew."
-                )
 
 
 def parameter_names(model: nn.Module, groups: list[dict[str, Any]]) -> dict[int, str]:

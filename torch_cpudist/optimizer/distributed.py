@@ -18,14 +18,12 @@ from torch_cpudist import _core
 from torch_cpudist.drivers.base import Driver, Wrapped
 from torch_cpudist.drivers.guard import InnerGuard
 from torch_cpudist.drivers.registry import make_driver, open_parameters
-from torch_cpudist.errors import (
-    ClosedError,
-    ModelChangedError,
-)
+from torch_cpudist.errors import ClosedError, ModelChangedError
 from torch_cpudist.launch import context
 from torch_cpudist.launch.baseline import Baseline
 from torch_cpudist.launch.run import Participant, Run
 from torch_cpudist.log import logger
+from torch_cpudist.model.checks import check_no_remote
 from torch_cpudist.model.first_gradients import FirstGradients
 from torch_cpudist.model.placement import Placement, parameter_names, place
 from torch_cpudist.optimizer import face
@@ -237,7 +235,8 @@ class DistributedOptimizer(face.ServedOptimizer, Participant):
         """
         for other in others:
             other._averages.check_not_entered("a new DistributedOptimizer")
-            other._open().placement.check_no_remote()
+            placement = other._open().placement
+            check_no_remote([table.found for table in placement.tables])
         if others:
             self._run.barrier()  # after every trainer's last push
         states: dict[torch.Tensor, Mapping[str, Any]] = {}
@@ -843,6 +842,10 @@ class DistributedOptimizer(face.ServedOptimizer, Participant):
     def let_go(self) -> None:
         """Gives up the snapshots that were being saved."""
         self._outliving.let_go(self._counted.steps)
+
+    def learn_losses(self, client: _core.Client) -> None:
+        """Learns what was not applied of its steps; see ``Participant``."""
+        self._outliving.learn_losses(client)
 
     def go_on_with(self, client: _core.Client, limit_s: float | None) -> None:
         """Goes on with servers that are there again; see ``Participant``."""

@@ -154,6 +154,14 @@ class Outliving:
         if self._resumable.snapshots is not None:
             self._resumable.snapshots.let_go()
 
+    def learn_losses(self, client: _core.Client) -> None:
+        """Learns which of its steps servers have not applied that had lost it.
+
+        Idempotent: what a try before this one has learned stands.
+        """
+        if self._unapplied is None:
+            self._unapplied = self._driver.end(client.carried_out_before())
+
     def go_on_with(self, client: _core.Client, limit_s: float | None) -> None:
         """Goes on with other servers, or (``None``) with those that had lost it.
 
@@ -198,10 +206,8 @@ class Outliving:
 
     def _rejoin(self, client: _core.Client) -> None:
         there = self._driver.on_servers
-        if there is None or self._lost is None:
+        if there is None or self._lost is None or self._unapplied is None:
             raise InternalError("only parameters on servers are joined again")
-        if self._unapplied is None:  # what a try before this one has learned stands
-            self._unapplied = self._driver.end(client.carried_out_before())
         there.reopen(client)
         if not there.opened.holds_values():
             raise ClosedError(
