@@ -94,7 +94,7 @@ std::unique_ptr<std::unique_ptr<client::Client>> make(
   const auto factory = [inproc, sockets, lanes, credentials,
                         limits](transport::ConnectionHandler* handler) {
     return transport::make_connector(
-        inproc ? inproc->connector(handler) : nullptr,
+        inproc ? inproc->connector(handler, credentials, limits.handshake_deadline_ms) : nullptr,
         sockets ? transport::make_tcp_connector(handler, limits, credentials) : nullptr,
         lanes ? lanes->connector(handler) : nullptr);
   };

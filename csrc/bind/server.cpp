@@ -98,7 +98,7 @@ std::string listen_inproc(ServerHolder& self, const NetworkHolder& network,
                           const std::string& name) {
   ServerParts& parts = self.parts();
   parts.networks.push_back(network.get());
-  parts.listeners.push_back(network.get()->listen(name, &parts.server));
+  parts.listeners.push_back(network.get()->listen(name, &parts.server, parts.credentials));
   return parts.listeners.back()->addresses().front();
 }
 

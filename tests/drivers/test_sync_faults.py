@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import pytest
-from sync_cases import RULES, SMALL_BLOCKS, Batches, assert_same_bits, train
+from sync_cases import KEY, RULES, SMALL_BLOCKS, Batches, assert_same_bits, train
 
 import torch_cpudist as cpudist
 from torch_cpudist import _core
@@ -27,15 +27,18 @@ COUNTERS = {
 
 @pytest.mark.parametrize("name", PLANS)
 @pytest.mark.parametrize(
-    "clip", [None, cpudist.ClipNorm(0.5), cpudist.ClipTensorNorm(0.2)]
+    ("clip", "variables"),
+    [(None, KEY), (cpudist.ClipNorm(0.5), {}), (cpudist.ClipTensorNorm(0.2), KEY)],
+    ids=["key", "clip_norm", "clip_each_key"],
 )
-def test_the_result_is_that_of_an_undisturbed_run(name, clip):
+def test_the_result_is_that_of_an_undisturbed_run(name, clip, variables):
     batches = Batches(3, steps=12)
     options = {"strategy": SMALL_BLOCKS, "clip": clip}
     plain = train(RULES["adam"], batches, 2, **options)
     plan = _core.FaultPlan(seed=11, **PLANS[name])
     network = _core.InprocNetwork(plan)
-    found = train(RULES["adam"], batches, 2, network=network, **options)
+    disturbed = {"network": network, "variables": variables}
+    found = train(RULES["adam"], batches, 2, **disturbed, **options)
     for ours, theirs in zip(found, plain, strict=True):
         assert_same_bits(ours, theirs)
     counts = network.counts()

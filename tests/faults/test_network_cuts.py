@@ -20,6 +20,7 @@ import pytest
 import torch
 from network_hosts import enter, make_hosts  # noqa: F401
 from patience import PATIENCE_S
+from sync_cases import KEY
 
 import torch_cpudist as cpudist
 from torch_cpudist.testing import ProcessRanks
@@ -60,8 +61,10 @@ def train(strategy, folder, context, report):
     return {"values": values, "reconnects": optimizer.stats()["reconnects"]}
 
 
-@pytest.mark.parametrize("strategy", ["async", "sync"])
-def test_a_cut_shorter_than_the_liveness_loses_nobody(strategy, make_hosts, tmp_path):
+@pytest.mark.parametrize(("strategy", "key"), [("async", KEY), ("sync", {})])
+def test_a_cut_shorter_than_the_liveness_loses_nobody(
+    strategy, key, make_hosts, tmp_path
+):
     hosts = make_hosts()
 
     def steps_of(trainer, least):
@@ -73,7 +76,7 @@ def test_a_cut_shorter_than_the_liveness_loses_nobody(strategy, make_hosts, tmp_
         return int(path.read_text() or 0)
 
     body = functools.partial(train, strategy, str(tmp_path))
-    variables = {"CPUDIST_LIVENESS_MS": str(LIVENESS_MS)}
+    variables = {"CPUDIST_LIVENESS_MS": str(LIVENESS_MS), **key}
     prepare = functools.partial(enter, hosts.names, ALONE)
     with ProcessRanks(
         body, 3, servers=1, variables=variables, prepare=prepare

@@ -20,6 +20,7 @@ from group_fixtures import groups, steps_of  # noqa: F401
 from network_hosts import ADDRESSES, enter, make_hosts  # noqa: F401
 from patience import PATIENCE_S
 from rejoining import by_rank, goes_on, stays
+from sync_cases import KEY
 
 import torch_cpudist as cpudist
 from torch_cpudist.snapshot.directory import Directory
@@ -57,9 +58,9 @@ def check_counted(found, before, exact=True):
 
 
 STRATEGIES = [
-    ("async", True),
-    (cpudist.Async(max_staleness=16), True),
-    (GEO, False),
+    ("async", True, KEY),
+    (cpudist.Async(max_staleness=16), True, {}),
+    (GEO, False, KEY),
 ]
 
 
@@ -74,13 +75,16 @@ def counted_before_waking(victim, steady, steps_of, folder):
     return before
 
 
-@pytest.mark.parametrize(("strategy", "exact"), STRATEGIES)
+@pytest.mark.parametrize(("strategy", "exact", "key"), STRATEGIES)
 def test_a_frozen_trainer_that_wakes_up_goes_on_by_itself(
-    strategy, exact, groups, steps_of, tmp_path
+    strategy, exact, key, groups, steps_of, tmp_path
 ):
-    servers = groups.servers(**CLOCKS)
+    variables = CLOCKS | key
+    servers = groups.servers(**variables)
     steady, victim = (
-        groups.start("trainer", functools.partial(body, tmp_path, strategy), **CLOCKS)
+        groups.start(
+            "trainer", functools.partial(body, tmp_path, strategy), **variables
+        )
         for body in (stays, goes_on)
     )
     before = counted_before_waking(victim, steady, steps_of, tmp_path)
@@ -153,7 +157,7 @@ def test_a_restart_beside_a_frozen_trainer_is_left_alone(groups, steps_of, tmp_p
 def test_a_cut_longer_than_the_liveness_is_outlived(make_hosts, steps_of, tmp_path):
     hosts = make_hosts()
     meet = f"{ADDRESSES[0]}:29600"  # nobody else is on these hosts
-    shared = {"CPUDIST_RENDEZVOUS": meet, "CPUDIST_THREADS": "1", **CLOCKS}
+    shared = {"CPUDIST_RENDEZVOUS": meet, "CPUDIST_THREADS": "1", **CLOCKS, **KEY}
 
     def start(role, body, ranks, apart, **others):
         job = ProcessRanks(

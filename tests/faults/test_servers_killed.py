@@ -15,6 +15,7 @@ from endings import lose
 from group_fixtures import groups  # noqa: F401
 from patience import PATIENCE_S
 from return_groups import train
+from sync_cases import KEY
 
 pytestmark = pytest.mark.processes
 
@@ -25,15 +26,16 @@ TRAINED = [("async", "static"), ("async", "remote"), ("geo", "remote")]
 
 
 @pytest.mark.parametrize(("strategy", "kind"), TRAINED)
-@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize(("victim", "key"), [(0, KEY), (1, {})])
 def test_trainers_go_on_with_two_servers_that_come_back(
-    victim, strategy, kind, groups, launch_forks, tmp_path
+    victim, key, strategy, kind, groups, launch_forks, tmp_path
 ):
     """Values at the end are all gradients but those that trainers report lost."""
     shared = {
         "CPUDIST_SNAPSHOT_DIR": str(tmp_path / "snapshots"),
         "CPUDIST_REJOIN_S": str(int(PATIENCE_S)),
         "CPUDIST_STRATEGY": strategy,
+        **key,
     }
     servers = launch_forks(
         f"torchrun --standalone --nproc-per-node=2 --max-restarts=2 {SCRIPT}",

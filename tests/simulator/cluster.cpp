@@ -51,7 +51,7 @@ void Cluster::start(uint32_t server, const Disk& disk, size_t life) {
   options.server_count = plan_.servers;
   options.trainer_count = plan_.trainers;
   options.liveness_ms = kLivenessMs;
-  options.reconnect_grace_ms = kGraceMs;
+  options.reconnect_grace_ms = plan_.grace_ms();
   options.elastic = !plan_.in_rounds();
   options.snapshot_dir = "/snaps";
   options.files = host.disk;
@@ -68,7 +68,8 @@ void Cluster::start(uint32_t server, const Disk& disk, size_t life) {
     };
   }
   host.gate = std::make_unique<Gate>(options, layout_, plan_.bound, pushed, schedule_, events_);
-  host.listener = network_->listen("server" + std::to_string(server), host.gate.get());
+  host.listener = network_->listen("server" + std::to_string(server), host.gate.get(),
+                                   credentials(wire::Role::kServer, server, 0));
 }
 
 client::ClientOptions Cluster::client_options(uint32_t rank, uint32_t incarnation) const {
@@ -79,12 +80,24 @@ client::ClientOptions Cluster::client_options(uint32_t rank, uint32_t incarnatio
   options.incarnation = incarnation;
   options.rpc_retries = 1000;
   options.liveness_ms = kLivenessMs;
-  options.reconnect_grace_ms = kGraceMs;
+  options.reconnect_grace_ms = plan_.grace_ms();
   options.probe_ms = options.resend_ms = 10;
   options.connect_deadline_ms = options.rpc_deadline_ms = options.round_deadline_ms = kHangMs;
   options.host = "trainer " + std::to_string(rank) + " process " + std::to_string(incarnation);
   for (const Host& host : hosts_) options.servers.push_back(host.listener->addresses());
   return options;
+}
+
+std::shared_ptr<transport::Connector> Cluster::connector(transport::ConnectionHandler* handler,
+                                                         uint32_t rank, uint32_t incarnation) {
+  return network_->connector(handler, credentials(wire::Role::kTrainer, rank, incarnation));
+}
+
+std::shared_ptr<const wire::Credentials> Cluster::credentials(wire::Role role, uint32_t rank,
+                                                              uint32_t incarnation) const {
+  if (!plan_.keyed) return nullptr;
+  const wire::Identity own{run_id_, 0, incarnation, role, static_cast<uint16_t>(rank)};
+  return wire::make_credentials("a key of at least thirty-two bytes", own, wire::Purpose::kServers);
 }
 
 std::vector<uint32_t> Cluster::owners() const {

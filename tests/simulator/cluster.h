@@ -42,9 +42,8 @@ class Cluster {
   Cluster& operator=(const Cluster&) = delete;
 
   client::ClientOptions client_options(uint32_t rank, uint32_t incarnation) const;
-  std::shared_ptr<transport::Connector> connector(transport::ConnectionHandler* handler) {
-    return network_->connector(handler);
-  }
+  std::shared_ptr<transport::Connector> connector(transport::ConnectionHandler* handler,
+                                                  uint32_t rank, uint32_t incarnation);
   Gate& gate(uint32_t server) { return *hosts_[server].gate; }
   testing::MemoryFiles& disk(uint32_t server) { return *hosts_[server].disk; }
   std::vector<uint32_t> owners() const;  // of rows of the table
@@ -65,6 +64,9 @@ class Cluster {
   };
 
   void start(uint32_t server, const Disk& disk, size_t life);
+  // Null where links have no key.
+  std::shared_ptr<const wire::Credentials> credentials(wire::Role role, uint32_t rank,
+                                                       uint32_t incarnation) const;
   Disk after_crash(const Host& host);
 
   const Plan& plan_;

@@ -68,9 +68,12 @@ struct Plan {
   uint64_t interval = 1;    // Geo: steps between exchanges
   uint64_t memory_cap = 0;  // of a server, beside what it has from the start; 0: none
   transport::FaultPlan network;
+  bool keyed = false;         // links prove a key before their first frame
   std::vector<Fault> faults;  // in the order of their times
 
   bool in_rounds() const { return strategy == Strategy::kSync || strategy == Strategy::kHalfAsync; }
+  // A handshake is two more round trips, and all of it again where its last frame is lost.
+  uint64_t grace_ms() const { return keyed ? 3 * kGraceMs : kGraceMs; }
   bool is_remote() const { return table != TableKind::kStatic; }
   // Whether somebody may be lost.
   bool may_lose() const;

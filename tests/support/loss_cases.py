@@ -9,6 +9,7 @@ import re
 import signal
 
 import torch
+from sync_cases import KEY
 
 import torch_cpudist as cpudist
 
@@ -22,7 +23,8 @@ STOPPED_S = 6.0
 LIVENESS = {"CPUDIST_LIVENESS_MS": "3000"}
 LIVENESS_S = 4.0
 INTERRUPTED_S = 5.0  # promised: a second, for a process that has a core
-LOSSES = [(signal.SIGKILL, {}, KILLED_S), (signal.SIGSTOP, LIVENESS, LIVENESS_S)]
+# Of the kills with a key: links are closed and ends seen as without.
+LOSSES = [(signal.SIGKILL, KEY, KILLED_S), (signal.SIGSTOP, LIVENESS, LIVENESS_S)]
 
 
 def make():

@@ -12,6 +12,7 @@
 
 #include "base/threads.h"
 #include "transport/inproc/faults.h"
+#include "transport/inproc/keyed.h"
 #include "transport/inproc/link.h"
 
 namespace cpudist::transport {
@@ -54,8 +55,11 @@ class Network final : public InprocNetwork {
   Network(const Network&) = delete;
   Network& operator=(const Network&) = delete;
 
-  std::unique_ptr<Listener> listen(const std::string& name, ConnectionHandler* handler) override;
-  std::shared_ptr<Connector> connector(ConnectionHandler* handler) override;
+  std::unique_ptr<Listener> listen(const std::string& name, ConnectionHandler* handler,
+                                   std::shared_ptr<const wire::Credentials> credentials) override;
+  std::shared_ptr<Connector> connector(ConnectionHandler* handler,
+                                       std::shared_ptr<const wire::Credentials> credentials,
+                                       uint64_t handshake_deadline_ms) override;
   FaultCounts counts() const override { return faults_ ? faults_->counts() : FaultCounts{}; }
 
   void forget(const std::string& name) {
@@ -98,8 +102,12 @@ class Network final : public InprocNetwork {
 
 class InprocListener final : public Listener {
  public:
-  InprocListener(std::shared_ptr<Network> network, std::string name, std::shared_ptr<Home> home)
-      : network_(std::move(network)), name_(std::move(name)), home_(std::move(home)) {}
+  InprocListener(std::shared_ptr<Network> network, std::string name, std::shared_ptr<Home> home,
+                 std::unique_ptr<KeyedHandler> keyed)
+      : keyed_(std::move(keyed)),
+        network_(std::move(network)),
+        name_(std::move(name)),
+        home_(std::move(home)) {}
   ~InprocListener() override { stop(); }
   InprocListener(const InprocListener&) = delete;
   InprocListener& operator=(const InprocListener&) = delete;
@@ -115,6 +123,7 @@ class InprocListener final : public Listener {
 
  private:
   ProcessGuard guard_;
+  const std::unique_ptr<KeyedHandler> keyed_;  // null without a key
   std::shared_ptr<Network> network_;
   std::string name_;
   std::shared_ptr<Home> home_;
@@ -147,20 +156,32 @@ class InprocConnector final : public Connector {
   std::mutex mutex_;
 };
 
-std::unique_ptr<Listener> Network::listen(const std::string& name, ConnectionHandler* handler) {
+std::unique_ptr<Listener> Network::listen(const std::string& name, ConnectionHandler* handler,
+                                          std::shared_ptr<const wire::Credentials> credentials) {
   guard_.check("in-process network");
   const auto home = std::make_shared<Home>();
+  std::unique_ptr<KeyedHandler> keyed;
+  if (faults_ && credentials) {
+    keyed = std::make_unique<KeyedHandler>(handler, std::move(credentials), kScheme + name);
+  }
+  const Link::Side side{keyed ? keyed.get() : handler, home};
   const std::lock_guard<std::mutex> lock(mutex_);
-  if (!listeners_.emplace(name, Link::Side{handler, home}).second) {
+  if (!listeners_.emplace(name, side).second) {
     throw Error(ErrorCode::kAddress, "the address " + (kScheme + name) + " is taken");
   }
   return std::make_unique<InprocListener>(std::static_pointer_cast<Network>(shared_from_this()),
-                                          name, home);
+                                          name, home, std::move(keyed));
 }
 
-std::shared_ptr<Connector> Network::connector(ConnectionHandler* handler) {
-  return std::make_shared<InprocConnector>(std::static_pointer_cast<Network>(shared_from_this()),
-                                           handler);
+std::shared_ptr<Connector> Network::connector(ConnectionHandler* handler,
+                                              std::shared_ptr<const wire::Credentials> credentials,
+                                              uint64_t handshake_deadline_ms) {
+  const auto self = std::static_pointer_cast<Network>(shared_from_this());
+  if (!faults_ || !credentials) return std::make_shared<InprocConnector>(self, handler);
+  auto keyed = std::make_shared<KeyedConnector>(handler, std::move(credentials),
+                                                std::chrono::milliseconds(handshake_deadline_ms));
+  keyed->connect_by(std::make_shared<InprocConnector>(self, keyed.get()));
+  return keyed;
 }
 
 }  // namespace

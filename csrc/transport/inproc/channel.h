@@ -11,6 +11,7 @@
 #include <string>
 
 #include "transport/channel.h"
+#include "wire/handshake/handshake.h"
 
 namespace cpudist::transport {
 
@@ -33,9 +34,14 @@ class InprocNetwork : public std::enable_shared_from_this<InprocNetwork> {
  public:
   static std::shared_ptr<InprocNetwork> create(const FaultPlan& plan = {});
   virtual ~InprocNetwork() = default;
-  // Address "inproc:NAME". Throws Error(kAddress) if the name is taken.
-  virtual std::unique_ptr<Listener> listen(const std::string& name, ConnectionHandler* handler) = 0;
-  virtual std::shared_ptr<Connector> connector(ConnectionHandler* handler) = 0;
+  // Address "inproc:NAME". Throws Error(kAddress) if the name is taken. With credentials both ends
+  // prove theirs before the first frame where there are faults; else nobody else can be there.
+  virtual std::unique_ptr<Listener> listen(
+      const std::string& name, ConnectionHandler* handler,
+      std::shared_ptr<const wire::Credentials> credentials = nullptr) = 0;
+  virtual std::shared_ptr<Connector> connector(
+      ConnectionHandler* handler, std::shared_ptr<const wire::Credentials> credentials = nullptr,
+      uint64_t handshake_deadline_ms = ChannelLimits().handshake_deadline_ms) = 0;
   virtual FaultCounts counts() const = 0;
 };
 

@@ -59,9 +59,9 @@ struct EarlyTrainer {
 class EarlyJob {
  public:
   EarlyJob(uint32_t trainers, uint32_t servers, const transport::FaultPlan& plan,
-           uint64_t last_cap_bytes = 0)
+           uint64_t last_cap_bytes = 0, const std::string& secret = {})
       : layout(early_layout(servers)),
-        servers_(trainers, servers, plan, last_cap_bytes),
+        servers_(trainers, servers, plan, last_cap_bytes, secret),
         trainers_(trainers) {
     std::vector<std::function<void()>> starts;
     for (uint32_t rank = 0; rank < trainers; ++rank) {
@@ -152,8 +152,8 @@ struct EarlyOutcome {
 };
 
 EarlyOutcome train_early(uint32_t trainers, uint32_t servers, const transport::FaultPlan& plan,
-                         bool early, double clip_norm) {
-  EarlyJob job(trainers, servers, plan);
+                         bool early, double clip_norm, const std::string& secret = {}) {
+  EarlyJob job(trainers, servers, plan, 0, secret);
   std::vector<uint64_t> went(trainers);
   std::vector<std::function<void()>> calls;
   for (uint32_t rank = 0; rank < trainers; ++rank) {
@@ -196,7 +196,10 @@ TEST(client_early_gradients_change_no_bit_whatever_becomes_of_them) {
     for (const double clip_norm : {0.0, 0.5}) {
       const EarlyOutcome pushes = train_early(trainers, 2, {}, false, clip_norm);
       CHECK_EQ(pushes.went_bytes, 0);
-      const EarlyOutcome early = train_early(trainers, 2, rough_links(seed++), true, clip_norm);
+      // Half of them with a key: a link that is cut proves it anew.
+      const std::string secret = clip_norm > 0 ? cpudist::testing::kSecret : std::string();
+      const EarlyOutcome early =
+          train_early(trainers, 2, rough_links(seed++), true, clip_norm, secret);
       CHECK(early.dense == pushes.dense);
       CHECK(early.went_bytes > 0);
       CHECK(early.changed_bytes > 0);

@@ -45,8 +45,9 @@ struct Mover {
 
 class Movers {
  public:
-  Movers(uint32_t trainers, uint32_t server_count, const transport::FaultPlan& plan)
-      : servers_(trainers, server_count, plan), movers(trainers) {
+  Movers(uint32_t trainers, uint32_t server_count, const transport::FaultPlan& plan,
+         const std::string& secret = {})
+      : servers_(trainers, server_count, plan, 0, secret), movers(trainers) {
     kernels::OptimizerConfig sgd;
     sgd.lr = 1.0;
     layout.mode = wire::UpdateMode::kOnArrival;
@@ -132,8 +133,8 @@ struct Done {
 
 // What servers hold, of `part` of all movement, when trainers have left.
 void check_movement(uint32_t trainers, double outer_step, double part,
-                    const transport::FaultPlan& plan = {}) {
-  Movers all(trainers, 2, plan);
+                    const transport::FaultPlan& plan = {}, const std::string& secret = {}) {
+  Movers all(trainers, 2, plan, secret);
   std::latch moved(trainers);
   std::vector<std::function<void()>> calls;
   for (Mover& mover : all.movers) {
@@ -223,6 +224,8 @@ TEST(geo_exchange_is_in_time_over_a_bad_network) {
   plan.reorder = 0.1;
   plan.seed = 3;
   check_movement(2, client::kRootStep, 0.70710678, plan);
+  plan.cut = 0.02;
+  check_movement(2, client::kRootStep, 0.70710678, plan, cpudist::testing::kSecret);
 }
 
 TEST(geo_exchange_hands_on_what_was_moved_before_a_snapshot) {

@@ -58,10 +58,10 @@ wire::ParamSetLayout layout_on(uint32_t server_count) {
 
 class Cluster {
  public:
-  // `last_cap_bytes`: memory cap of the last server.
+  // `last_cap_bytes`: memory cap of the last server. `secret`: empty: links have no key.
   Cluster(uint32_t trainer_count, uint32_t server_count, const transport::FaultPlan& plan = {},
-          uint64_t last_cap_bytes = 0)
-      : servers_(trainer_count, server_count, plan, last_cap_bytes),
+          uint64_t last_cap_bytes = 0, const std::string& secret = {})
+      : servers_(trainer_count, server_count, plan, last_cap_bytes, secret),
         layout(layout_on(server_count)),
         trainers(trainer_count) {
     for (uint32_t r = 0; r < trainer_count; ++r) {
@@ -138,8 +138,9 @@ struct Weights {
   transport::FaultCounts faults;
 };
 
-Weights train(const transport::FaultPlan& plan, double clip_norm, bool clip_each = false) {
-  Cluster cluster(2, 2, plan);
+Weights train(const transport::FaultPlan& plan, double clip_norm, bool clip_each = false,
+              const std::string& secret = {}) {
+  Cluster cluster(2, 2, plan, 0, secret);
   std::vector<std::function<void()>> calls;
   for (Trainer& trainer : cluster.trainers) {
     calls.push_back([&] {
@@ -191,13 +192,15 @@ TEST(client_training_is_bit_identical_under_faults) {
   plan.seed = 3;
   for (const bool clip_each : {false, true}) {
     const Weights calm = train({}, 0.75, clip_each);
-    const Weights rough = train(plan, 0.75, clip_each);
-    CHECK(calm.table == rough.table);
-    CHECK(calm.dense == rough.dense);
-    CHECK(rough.faults.dropped > 0);
-    CHECK(rough.faults.duplicated > 0);
-    CHECK(rough.faults.reordered > 0);
-    CHECK(rough.faults.cut > 0);
+    for (const std::string& secret : {std::string(), cpudist::testing::kSecret}) {
+      const Weights rough = train(plan, 0.75, clip_each, secret);
+      CHECK(calm.table == rough.table);
+      CHECK(calm.dense == rough.dense);
+      CHECK(rough.faults.dropped > 0);
+      CHECK(rough.faults.duplicated > 0);
+      CHECK(rough.faults.reordered > 0);
+      CHECK(rough.faults.cut > 0);
+    }
   }
 }
 

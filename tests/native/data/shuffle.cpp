@@ -13,6 +13,7 @@
 #include "data/shuffle/exchange.h"
 #include "support/channel_fixture.h"
 #include "support/check.h"
+#include "support/handshake_fixture.h"
 #include "support/messages_fixture.h"
 #include "support/run_all.h"
 #include "transport/inproc/channel.h"
@@ -92,11 +93,15 @@ struct World {
     connectors.resize(size);
     addresses.resize(size);
   }
-  void listen(const std::shared_ptr<transport::InprocNetwork>& network) {
+  // `key`: of all of them; empty: none.
+  void listen(const std::shared_ptr<transport::InprocNetwork>& network,
+              const std::string& key = {}) {
     for (auto& trainer : trainers) {
       const uint32_t rank = trainer->rank;
-      listeners[rank] = network->listen("t" + std::to_string(rank), trainer->exchange.handler());
-      connectors[rank] = network->connector(trainer->exchange.handler());
+      const auto credentials = key.empty() ? nullptr : credentials_of(*trainer, key);
+      transport::ConnectionHandler* handler = trainer->exchange.handler();
+      listeners[rank] = network->listen("t" + std::to_string(rank), handler, credentials);
+      connectors[rank] = network->connector(handler, credentials);
     }
     learn();
   }
@@ -270,12 +275,14 @@ TEST(data_shuffle_is_exact_over_links_that_lose_frames) {
   plan.delay = 0.1;
   plan.delay_ms_max = 3;
   plan.seed = 5;
-  const auto network = transport::InprocNetwork::create(plan);
-  World world(3);
-  world.listen(network);
-  world.shuffle(6000, 600);
-  const transport::FaultCounts counts = network->counts();
-  CHECK(counts.dropped > 0 && counts.duplicated > 0 && counts.reordered > 0);
+  for (const std::string& key : {std::string(), kSecret}) {
+    const auto network = transport::InprocNetwork::create(plan);
+    World world(3);
+    world.listen(network, key);
+    world.shuffle(6000, 600);
+    const transport::FaultCounts counts = network->counts();
+    CHECK(counts.dropped > 0 && counts.duplicated > 0 && counts.reordered > 0);
+  }
 }
 
 TEST(data_shuffle_is_exact_over_links_that_break) {
@@ -283,11 +290,13 @@ TEST(data_shuffle_is_exact_over_links_that_break) {
   plan.cut = 0.1;
   plan.drop = 0.05;
   plan.seed = 6;
-  const auto network = transport::InprocNetwork::create(plan);
-  World world(2);
-  world.listen(network);
-  world.shuffle(6000, 600);
-  CHECK(network->counts().cut > 0);
+  for (const std::string& key : {std::string(), kSecret}) {
+    const auto network = transport::InprocNetwork::create(plan);
+    World world(2);
+    world.listen(network, key);
+    world.shuffle(6000, 600);
+    CHECK(network->counts().cut > 0);
+  }
 }
 
 TEST(data_shuffle_names_a_trainer_that_died) {

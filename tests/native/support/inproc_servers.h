@@ -15,6 +15,7 @@
 #include "client/param_set.h"
 #include "server/server.h"
 #include "support/channel_fixture.h"
+#include "support/handshake_fixture.h"
 #include "transport/inproc/channel.h"
 
 namespace cpudist::testing {
@@ -22,10 +23,12 @@ namespace cpudist::testing {
 // Clients go before it does.
 class InprocServers {
  public:
-  // `last_cap_bytes`: memory cap of the last server.
+  // `last_cap_bytes`: memory cap of the last server. `secret`: empty: links have no key.
   InprocServers(uint32_t trainer_count, uint32_t server_count, const transport::FaultPlan& plan,
-                uint64_t last_cap_bytes = 0)
-      : trainer_count_(trainer_count), network_(transport::InprocNetwork::create(plan)) {
+                uint64_t last_cap_bytes = 0, std::string secret = {})
+      : trainer_count_(trainer_count),
+        network_(transport::InprocNetwork::create(plan)),
+        secret_(std::move(secret)) {
     server::ServerOptions options;
     options.run_id = 7;
     options.server_count = server_count;
@@ -35,7 +38,8 @@ class InprocServers {
       options.shard_id = s;
       options.memory_cap_bytes = s + 1 == server_count ? last_cap_bytes : 0;
       servers_.push_back(std::make_unique<server::Server>(options));
-      listeners_.push_back(network_->listen("server" + std::to_string(s), servers_[s].get()));
+      listeners_.push_back(network_->listen("server" + std::to_string(s), servers_[s].get(),
+                                            credentials(a_server(static_cast<uint16_t>(s)))));
       addresses_.push_back(listeners_[s]->addresses());
     }
   }
@@ -60,16 +64,23 @@ class InprocServers {
     return options;
   }
   std::unique_ptr<client::Client> make_client(client::ClientOptions options) {
+    wire::Identity own = a_trainer(static_cast<uint16_t>(options.trainer_rank));
+    own.incarnation = options.incarnation;
     return std::make_unique<client::Client>(
-        std::move(options), [this](transport::ConnectionHandler* handler) {
-          return make_connector(network_->connector(handler), nullptr);
+        std::move(options), [this, own](transport::ConnectionHandler* handler) {
+          return make_connector(network_->connector(handler, credentials(own)), nullptr);
         });
   }
   transport::FaultCounts faults() const { return network_->counts(); }
 
  private:
+  std::shared_ptr<const wire::Credentials> credentials(const wire::Identity& own) const {
+    return secret_.empty() ? nullptr : with_key(own, secret_);
+  }
+
   uint32_t trainer_count_;
   std::shared_ptr<transport::InprocNetwork> network_;
+  std::string secret_;
   std::vector<std::unique_ptr<server::Server>> servers_;
   std::vector<std::unique_ptr<transport::Listener>> listeners_;
   std::vector<std::vector<std::string>> addresses_;

@@ -82,6 +82,7 @@ def train_counts(
     steps: int = 30,
     early: bool = False,
     network: Any = None,
+    variables: dict[str, str] | None = None,
     pauses: bool = True,
     **options: Any,
 ) -> list[tuple[dict[str, torch.Tensor], dict[str, Any]]]:
@@ -109,7 +110,7 @@ def train_counts(
         found = {name: value.clone() for name, value in model.state_dict().items()}
         return found, optimizer.stats()
 
-    return run(body, trainers, servers, network=network)
+    return run(body, trainers, servers, network=network, variables=variables)
 
 
 def all_seeds(trainers: int, steps: int, early: bool = False) -> list[int]:
