@@ -55,6 +55,9 @@ STRATEGIES = {
     "half_async": cpudist.HalfAsync,  # one group, as all are of one host
     "async": cpudist.Async,
     "geo": lambda: cpudist.Geo(push_every=20),
+    "geo_outer": lambda: cpudist.Geo(
+        push_every=20, outer=cpudist.Outer(lr=0.7, momentum=0.9, nesterov=True)
+    ),
     "allreduce": cpudist.AllReduce,
     "hybrid": cpudist.Hybrid,
 }

@@ -78,6 +78,8 @@ class GeoRoundsSaving(GeoSaving):
         self._marked = self._held_for = 0  # numbers of cuts
         self._asked: _Asked | None = None
         self._refused: deque[CutAnswer] = deque()
+        self._given_up: deque[int] = deque()  # numbers of cuts that servers still know
+        self._answered = True  # the last mark
         self._do_between: Callable[[], None] | None = None
 
     @property
@@ -92,6 +94,7 @@ class GeoRoundsSaving(GeoSaving):
 
         That is a moment to be marked, then. Asks for marks, if that is wanted.
         """
+        self._abandon_given_up()
         self._announce()
         wanted = self._wanted()
         if wanted in (0, self._held_for):
@@ -105,6 +108,7 @@ class GeoRoundsSaving(GeoSaving):
         Args:
             more: another one begins.
         """
+        self._abandon_given_up()
         if more:
             self._announce()
         if self._wanted() and self._do_between is not None:
@@ -152,7 +156,8 @@ class GeoRoundsSaving(GeoSaving):
         self, number: int, name: str, wait_ms: int, base: int = 0, hold_ms: int = 0
     ) -> CutAnswer | None:
         """Queues the mark, behind the last exchange; the answer comes later."""
-        self._marked = number
+        self._abandon_given_up()
+        self._marked, self._answered = number, False
         if self._asked is not None and self._asked.number <= number:
             self._asked = None
         with Weights(self._local.placement.dense) as weights:
@@ -161,7 +166,25 @@ class GeoRoundsSaving(GeoSaving):
 
     def answer(self) -> CutAnswer | None:
         """The queue's; before it, what servers have not even asked for."""
-        return self._refused.popleft() if self._refused else super().answer()
+        if self._refused:
+            return self._refused.popleft()
+        found = super().answer()
+        if found is not None and found.number == self._marked:
+            self._answered = True
+        return found
+
+    def abandon(self, number: int) -> None:
+        """Has servers told between two exchanges: one under way waits for trainers.
+
+        Any thread, and it waits for nobody.
+        """
+        self._done.pop(number, None)
+        self._given_up.append(number)
+
+    def _abandon_given_up(self) -> None:
+        """Tells servers, while nothing of this trainer is on its way there."""
+        while self._answered and self._given_up:
+            super().abandon(self._given_up.popleft())
 
     # -- what trainers keep ------------------------------------------------------------
 

@@ -716,6 +716,9 @@ uint64_t GeoExchange::write_moved(uint32_t index, uint64_t rows, const MovedArra
   GeoTable& own = table(index);
   const size_t dim = own.spec().dim;
   float* const weight = set_.table(index).weight();
+  // A run whose wire rounded has kept movement of rows that were not touched since. Without that
+  // the next exchange takes it along: later ones look at what was touched alone.
+  const bool exact = set_.layout.push_dtype == wire::WireDType::kFloat32;
   const auto held = lock(index);
   uint64_t put = 0;
   for (size_t i = 0; i < rows; ++i) {
@@ -723,7 +726,8 @@ uint64_t GeoExchange::write_moved(uint32_t index, uint64_t rows, const MovedArra
     const bool here = own.slots() == nullptr ? static_cast<uint64_t>(key) < own.spec().rows
                                              : own.slots()->find(key) != nullptr;
     if (!here) continue;
-    own.set_moved(key, weight, from.values + i * dim, from.agreed + i * dim, from.touched[i] != 0);
+    own.set_moved(key, weight, from.values + i * dim, from.agreed + i * dim,
+                  exact || from.touched[i] != 0);
     ++put;
   }
   return put;

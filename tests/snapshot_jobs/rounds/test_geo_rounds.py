@@ -8,136 +8,26 @@ in it: what goes on from a snapshot ends with the bits of a run that was not dis
 
 from __future__ import annotations
 
-import threading
-
 import pytest
 import torch
-from patience import PATIENCE_S
+from geo_rounds_cases import (
+    OUTER,
+    SMALL,
+    check_movement,
+    geo,
+    job,
+    killed_before_its_end,
+    played,
+    trees,
+)
 from snapshot_cases import settle, until
 from snapshot_parity import net, seeing
-from sync_cases import ROWS, RULES, Batches, assert_same_bits, build, loss_of, run
-from whole_gradients import expected, model_of, push, saved_values
+from sync_cases import ROWS, RULES, assert_same_bits, build, run
+from whole_gradients import model_of, push
 
 import torch_cpudist as cpudist
 from torch_cpudist.snapshot.directory import Directory
 from torch_cpudist.snapshot.reading import Snapshot
-from torch_cpudist.snapshot.trainer_files import read_trainer
-
-OUTER = cpudist.Outer(lr=0.7, momentum=0.9, nesterov=True)
-SMALL = cpudist.Sharding(min_block_size=8)
-
-
-def geo(**options):
-    chosen = {"push_every": 3, "outer": OUTER, "sharding": SMALL, **options}
-    return cpudist.Geo(**chosen)
-
-
-class InTurn:
-    """Trainers make their n-th steps together, and take answers in at the next one."""
-
-    def __init__(self, trainers):
-        self.trainers = trainers
-        self.barrier = threading.Barrier(trainers)
-
-    def meet(self):
-        self.barrier.wait(PATIENCE_S)
-
-    def step_is_over(self, opt):
-        """The push of the step, if it has made one, is answered, and so is a mark."""
-        self.meet()
-        opt.trained.opened.drain()
-        settle(opt)
-        self.meet()
-
-
-@torch.no_grad()
-def seen(opt, model):
-    """All that training goes on from: values and state of rows that are here."""
-    found = {
-        name: parameter.detach().clone()
-        for name, parameter in model.named_parameters()
-        if name != "bag.weight"
-    }
-    found["rows"] = model.bag(torch.arange(ROWS).unsqueeze(1)).clone()
-    for table in opt.trained.tables:
-        kept = table.trained_rows()
-        order = kept["rows"].argsort()
-        found |= {f"{k} of rows": kept[k][order] for k in ("rows", "counts", "state")}
-    state = opt.state_dict()
-    for one in state.get("optimizers", [state]):
-        for number, parts in one["state"].items():
-            for name, value in parts.items():
-                found[f"state {number} {name}"] = torch.as_tensor(value).clone()
-    return found
-
-
-def job(
-    folder,
-    steps,
-    trainers=1,
-    servers=1,
-    every=None,
-    remote=False,
-    saves=None,
-    back=None,
-    **options,
-):
-    """Trains up to a step, from where the newest snapshot is.
-
-    Args:
-        saves: after which step ``"named"`` is saved.
-        back: after which step it is gone back to, once.
-    """
-    turns, batches = InTurn(trainers), Batches(trainers, steps=steps)
-    models = [net(remote) for _ in range(trainers)]
-
-    def body(context):
-        rank = context.trainer_rank
-        model = models[rank]
-        inners = build(RULES["adagrad"], model)
-        opt = cpudist.DistributedOptimizer(inners, model, strategy=geo(**options))
-        started = None
-        if folder is not None:
-            started = opt.resume(folder, every_steps=every)
-        begun, counted, gone_back = seen(opt, model), cpudist.global_step(), False
-        step = started.step if started else 0
-        while step < steps:
-            opt.zero_grad()
-            loss_of(model, batches.part(step, rank)).backward()
-            opt.step()
-            step += 1
-            turns.step_is_over(opt)
-            if step == saves and not gone_back:
-                assert opt.save_snapshot("named") == "named"
-            if step == back and not gone_back:
-                gone_back, step = True, opt.load_snapshot("named").step
-                assert step == saves
-        # As the last step has left it: the end hands the rest on.
-        ended = seen(opt, model)
-        turns.meet()
-        return started, begun, ended, counted, opt.stats().get("snapshot")
-
-    return run(body, trainers, servers=servers, variables=seeing(folder))
-
-
-def trees(folder, name):
-    """What every trainer has in its file, of its strategy."""
-    directory = Directory(folder)
-    return [
-        read_trainer(directory.folder(name), one)["driver"]
-        for one in directory.manifest(name).trainers
-    ]
-
-
-def killed_before_its_end(folder):
-    """Removes snapshots of moments at which all is on servers, as the end's are."""
-    for found in Directory(folder).committed():
-        moved = [tree["since"]["steps"] for tree in trees(folder, found.name)]
-        if all(moved):
-            return found.name
-        Directory(folder).remove(found.name)
-    raise AssertionError(folder)
-
 
 CASES = [
     {},
@@ -248,46 +138,6 @@ def test_another_strategy_says_what_it_does_not_take(tmp_path):
 
 
 # -- trainers that nobody keeps together -----------------------------------------------
-
-
-def played(folder, steps, every):
-    """Two trainers at their own pace; the outer step is the mean of what they moved."""
-    models = [model_of(remote=False) for _ in range(2)]
-
-    def body(context):
-        rank = context.trainer_rank
-        model = models[rank]
-        inner = torch.optim.SGD(model.parameters(), lr=1.0)
-        strategy = geo(push_every=3, outer=cpudist.Outer(lr=1.0))
-        opt = cpudist.DistributedOptimizer(inner, model, strategy=strategy)
-        started = opt.resume(folder, every_steps=every)
-        begun = model.dense.detach().clone()
-        for step in range(started.step, steps[rank]):
-            push(opt, model, rank, step)
-        settle(opt)
-        return started, begun, opt.stats()["snapshot"]
-
-    return run(body, 2, servers=2, variables=seeing(folder))
-
-
-def check_movement(folder):
-    """Means of what was handed on and what has moved since are all steps, once."""
-    names = Directory(folder).names()
-    for name in names:
-        snapshot = Snapshot(folder / name)
-        assert snapshot.verify() == []
-        weight, dense = saved_values(snapshot)
-        weight, dense = 2 * weight, 2 * dense
-        for tree in trees(folder, name):
-            rows = tree["moved"]["tables"]["table.weight"]
-            weight[rows["rows"]] += rows["values"] - rows["agreed"]
-            for one in tree["moved"]["dense"].values():
-                dense += one["values"] - one["agreed"]
-        steps = [one.steps for one in snapshot.manifest.trainers]
-        table, rest = expected(steps)
-        assert torch.equal(weight, table), (name, steps)
-        assert torch.equal(dense, rest), (name, steps)
-    return len(names)
 
 
 def test_all_movement_is_in_them_once(tmp_path):
