@@ -17,8 +17,8 @@ from whole_gradients import model_of, push
 
 import torch_cpudist as cpudist
 from torch_cpudist.drivers.geo_rounds_saving import GeoRoundsSaving
-from torch_cpudist.optimizer.paces import Waits
-from torch_cpudist.optimizer.saves import Saves
+from torch_cpudist.resuming.paces import Waits
+from torch_cpudist.resuming.saves import Saves
 from torch_cpudist.snapshot.directory import Directory
 from torch_cpudist.snapshot.reading import Snapshot
 
