@@ -44,7 +44,8 @@ class InTurn:
     def step_is_over(self, opt: cpudist.DistributedOptimizer) -> None:
         """The push of the step, if it has made one, is answered, and so is a mark."""
         self.meet()
-        opt.trained.opened.drain()
+        trained: Any = opt.trained
+        trained.opened.drain()
         settle(opt)
         self.meet()
 
@@ -58,7 +59,8 @@ def seen(opt: cpudist.DistributedOptimizer, model: Any) -> dict[str, torch.Tenso
         if name != "bag.weight"
     }
     found["rows"] = model.bag(torch.arange(ROWS).unsqueeze(1)).clone()
-    for table in opt.trained.tables:
+    trained: Any = opt.trained
+    for table in trained.tables:
         kept = table.trained_rows()
         order = kept["rows"].argsort()
         found |= {f"{k} of rows": kept[k][order] for k in ("rows", "counts", "state")}

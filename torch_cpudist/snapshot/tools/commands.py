@@ -51,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if chosen.json:
             print(json.dumps(_jsonable(found)))
-        else:
+        elif lines:
             print("\n".join(lines))
         sys.stdout.flush()
     except BrokenPipeError:  # head, less
@@ -199,8 +199,13 @@ def _line(found: dict[str, Any]) -> str:
     return (
         f"{found['name']}  {found['time']}  {found['strategy']}  "
         f"update {found['round']}, {rows} rows, {_shown(found['bytes'])}, "
-        f"{found['servers']} servers, {len(found['trainers'])} trainers{base}"
+        f"{_counted(found['servers'], 'server')}, "
+        f"{_counted(len(found['trainers']), 'trainer')}{base}"
     )
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
 # ---- verify ------------------------------------------------------------------------
