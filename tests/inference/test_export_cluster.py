@@ -148,6 +148,22 @@ def test_remote_tables_under_geo_are_exported(tmp_path, trainers, cache_bytes) -
         assert torch.equal(evaluated(model), expected)
 
 
+def test_outer_steps_are_exported_by_all_trainers(tmp_path) -> None:
+    """As of a barrier: what each has moved is in it, by one outer step more."""
+
+    def body(opt, model, rank):
+        cpudist.export(model, tmp_path / "out")
+        return evaluated(model)  # buffers are trainer 0's there
+
+    outer = cpudist.Outer(lr=0.7, momentum=0.9)
+    strategy = cpudist.Geo(push_every=3, outer=outer)
+    where = tmp_path / "snapshots"
+    expected, _ = trained(body, where, strategy=strategy, trainers=2)
+    model = net(seed=5)
+    with cpudist.load_for_inference(model, tmp_path / "out"):
+        assert torch.equal(evaluated(model), expected)
+
+
 def test_tables_are_fetched_once_and_together(tmp_path, caplog) -> None:
     def body(opt, model, rank):
         step(opt, model, 6, rank)

@@ -46,11 +46,11 @@ def export(
 
     Of a model with remote tables that a ``DistributedOptimizer`` trains, values are
     those of a snapshot that is saved now; ``opt.resume`` has said where. Like
-    ``save_snapshot`` it is then collective under ``Sync`` and ``Hybrid``, trainer 0's
-    alone under ``Async`` and ``Geo``, and under ``HalfAsync`` called by all of trainer
-    0's group. Of other models they are the model's own, after a ``flush()``; each
-    trainer may call it or not, and trainer 0 writes. Without an optimizer this process
-    does.
+    ``save_snapshot`` it is then collective under ``Sync``, ``Hybrid`` and
+    ``Geo(outer=)``, trainer 0's alone under ``Async`` and ``Geo``, and under
+    ``HalfAsync`` called by all of trainer 0's group. Of other models they are the
+    model's own, after a ``flush()``; each trainer may call it or not, and trainer 0
+    writes. Without an optimizer this process does.
 
     Args:
         model: the one that is trained, or one that has values.
