@@ -29,10 +29,13 @@ std::map<uint32_t, Answer> ValueReplies::answers(const Pushes& pushes,
       found[rank] = state_.form_of(held_reply(blocks, push), wire::SectionKind::kDense, push, &own);
       continue;
     }
-    if (common == nullptr) {
-      common = std::make_shared<const Buffer>(state_.dense_values(blocks));
+    SharedPayload& form = push.coding ? forms[push.coding->reply] : common;
+    if (form == nullptr) {
+      form = std::make_shared<const Buffer>(
+          push.coding ? state_.coded_dense_values(blocks, push.coding->reply)
+                      : state_.dense_values(blocks));
     }
-    found[rank] = state_.form_of(common, wire::SectionKind::kDense, push, &forms);
+    found[rank] = {form, push.coding.has_value()};
   }
   return found;
 }

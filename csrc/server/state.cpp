@@ -197,6 +197,18 @@ Buffer ParamState::dense_values(const std::vector<uint32_t>& blocks) const {
   return std::move(fill_dense(blocks, {}).payload);
 }
 
+Buffer ParamState::coded_dense_values(const std::vector<uint32_t>& blocks,
+                                      wire::WireDType dtype) const {
+  std::vector<wire::DenseSection> sections;
+  sections.reserve(blocks.size());
+  for (const uint32_t block : blocks) {
+    const auto weight = store.blocks[block]->weight();
+    sections.push_back({block, {weight.data(), weight.size()}});
+  }
+  return code_dense(version, markers.wanted(), sections, layout, {dtype, dtype},
+                    shared.memory.pool());
+}
+
 Buffer ParamState::dense_averages() const {
   const std::vector<uint32_t> blocks = every_block();
   wire::FilledPush reply = fill_dense(blocks, {});

@@ -52,6 +52,8 @@ struct ParamState {
   Buffer dense_averages() const;  // of every block
   wire::FilledPush fill_dense(const std::vector<uint32_t>& blocks,
                               std::span<const wire::TableRef> tables) const;
+  // The same, coded: from where they lie, in one pass.
+  Buffer coded_dense_values(const std::vector<uint32_t>& blocks, wire::WireDType dtype) const;
   // A reply to a push as its sender wants it. `made`: what was coded of the same payload before.
   using CodedForms = std::map<wire::WireDType, SharedPayload>;
   Answer form_of(const SharedPayload& plain, wire::SectionKind kind, const Push& push,

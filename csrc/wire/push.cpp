@@ -17,7 +17,6 @@ namespace {
 
 constexpr uint64_t kPushFixedBytes = 7 * 8 + 4 * 4;
 constexpr uint64_t kPartFixedBytes = 8 + 2 * 4;
-constexpr uint64_t kDenseFixedBytes = 4 * 8 + 2 * 4;
 constexpr uint64_t kChangesFixedBytes = 4 * 8 + 4 * 4;
 constexpr uint32_t kBySamplesFlag = 1;
 constexpr uint32_t kWantDenseFlag = 2;
@@ -208,6 +207,15 @@ PartView decode_part(std::span<const uint8_t> payload, const ParamSetLayout& lay
   return view;
 }
 
+void write_dense_head(Version version, uint64_t cut_wanted, size_t block_count, size_t table_count,
+                      BulkWriter* writer) {
+  Put<BulkWriter> put(writer);
+  fields(put, version);
+  writer->u64(cut_wanted);
+  writer->u32(static_cast<uint32_t>(block_count));
+  writer->u32(static_cast<uint32_t>(table_count));
+}
+
 FilledPush layout_dense(Version version, std::span<const BlockRef> blocks, const Pool& pool,
                         std::span<const TableRef> tables, uint64_t cut_wanted) {
   check_order(blocks, &BlockRef::block, "block");
@@ -215,11 +223,7 @@ FilledPush layout_dense(Version version, std::span<const BlockRef> blocks, const
   uint64_t size = checked_add(kDenseFixedBytes, block_bytes(blocks));
   size = checked_add(size, table_bytes(tables));
   BulkWriter writer(size, pool);
-  Put<BulkWriter> put(&writer);
-  fields(put, version);
-  writer.u64(cut_wanted);
-  writer.u32(static_cast<uint32_t>(blocks.size()));
-  writer.u32(static_cast<uint32_t>(tables.size()));
+  write_dense_head(version, cut_wanted, blocks.size(), tables.size(), &writer);
   FilledPush filled = write_sections(blocks, tables, &writer);
   filled.payload = writer.finish();
   return filled;

@@ -127,8 +127,8 @@ uint64_t table_bytes(std::span<const TableRef> tables) {
   return size;
 }
 
-FilledPush write_sections(std::span<const BlockRef> blocks, std::span<const TableRef> tables,
-                          BulkWriter* writer) {
+void write_section_headers(std::span<const BlockRef> blocks, std::span<const TableRef> tables,
+                           BulkWriter* writer) {
   for (const BlockRef& ref : blocks) {
     writer->u32(ref.block);
     writer->u32(0);
@@ -139,6 +139,11 @@ FilledPush write_sections(std::span<const BlockRef> blocks, std::span<const Tabl
     writer->u32(ref.dim);
     writer->u64(ref.row_count);
   }
+}
+
+FilledPush write_sections(std::span<const BlockRef> blocks, std::span<const TableRef> tables,
+                          BulkWriter* writer) {
+  write_section_headers(blocks, tables, writer);
   FilledPush filled;
   filled.blocks.reserve(blocks.size());
   for (const BlockRef& ref : blocks) {

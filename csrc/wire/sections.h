@@ -66,9 +66,16 @@ std::vector<TableHeader> read_table_headers(Reader* reader, uint32_t count,
 uint64_t block_bytes(std::span<const BlockRef> blocks);
 uint64_t table_bytes(std::span<const TableRef> tables);
 
+void write_section_headers(std::span<const BlockRef> blocks, std::span<const TableRef> tables,
+                           BulkWriter* writer);
 // Writes all headers, and leaves the values to be filled. The payload is still the writer's.
 FilledPush write_sections(std::span<const BlockRef> blocks, std::span<const TableRef> tables,
                           BulkWriter* writer);
+
+// What stands before the headers of sections in a dense payload.
+inline constexpr uint64_t kDenseFixedBytes = 4 * 8 + 2 * 4;
+void write_dense_head(Version version, uint64_t cut_wanted, size_t block_count, size_t table_count,
+                      BulkWriter* writer);
 
 void read_sections(Reader* reader, uint32_t block_count, uint32_t table_count,
                    const ParamSetLayout& layout, std::vector<DenseSection>* blocks,

@@ -191,6 +191,28 @@ Buffer code_sections(SectionKind kind, std::span<const uint8_t> plain, const Par
   return writer.finish();
 }
 
+Buffer code_dense(Version version, uint64_t cut_wanted, std::span<const DenseSection> blocks,
+                  const ParamSetLayout& layout, const Coding& coding, const Pool& pool) {
+  uint64_t size = kCodingBytes + kDenseFixedBytes + kSectionHeaderBytes * blocks.size();
+  std::vector<BlockRef> refs;
+  refs.reserve(blocks.size());
+  for (const DenseSection& section : blocks) {
+    BlockRef& ref = refs.emplace_back();
+    ref.block = section.block;
+    ref.size_bytes = section.values.size();
+    size += coded_block_bytes_of(layout.blocks[ref.block], coding.values, ref.size_bytes);
+  }
+  check_order<BlockRef>(refs, &BlockRef::block, "block");
+  BulkWriter writer(size, pool);
+  write_coding(coding, &writer);
+  write_dense_head(version, cut_wanted, refs.size(), 0, &writer);
+  write_section_headers(refs, {}, &writer);
+  for (const DenseSection& section : blocks) {
+    encode_block_of(layout.blocks[section.block], coding.values, section, &writer);
+  }
+  return writer.finish();
+}
+
 Decoded decode_sections(SectionKind kind, std::span<const uint8_t> coded,
                         const ParamSetLayout& layout, const Allocate& allocate) {
   Reader reader(coded);

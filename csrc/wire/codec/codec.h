@@ -39,6 +39,10 @@ Allocate allocate_from(Pool pool);
 // before lose nothing.
 Buffer code_sections(SectionKind kind, std::span<const uint8_t> plain, const ParamSetLayout& layout,
                      const Coding& coding, const Pool& pool);
+// A dense reply without rows, of values where they lie: what the first one makes of layout_dense().
+// `blocks` in increasing order.
+Buffer code_dense(Version version, uint64_t cut_wanted, std::span<const DenseSection> blocks,
+                  const ParamSetLayout& layout, const Coding& coding, const Pool& pool);
 // Keys come out in increasing order.
 Decoded decode_sections(SectionKind kind, std::span<const uint8_t> coded,
                         const ParamSetLayout& layout, const Allocate& allocate);

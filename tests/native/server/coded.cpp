@@ -64,6 +64,25 @@ TEST(server_takes_coded_pushes_beside_plain_ones) {
   CHECK_EQ(coded.server.stats().duplicates, 1);
 }
 
+TEST(server_codes_an_answer_as_the_plain_one_would_be) {
+  for (const wire::WireDType dtype :
+       {wire::WireDType::kFloat32, wire::WireDType::kBFloat16, wire::WireDType::kFloat16}) {
+    World world(2);
+    const wire::Coding coding{wire::WireDType::kInt8, dtype};
+    const uint64_t first =
+        send_coded(world[0], wire::FrameKind::kPush, coded_push(world, some_gradients(), coding),
+                   world[0].sequence() + 1);
+    const uint64_t second = world.push(1, some_gradients());
+    const wire::Frame plain = world[1].reply(second);
+    const Buffer meant = code_sections(wire::SectionKind::kDense, view(plain.payload), world.layout,
+                                       {dtype, dtype}, nullptr);
+    const wire::Frame found = world[0].reply(first);
+    CHECK(found.header.coded);
+    CHECK_EQ(found.payload.size(), meant.size());
+    CHECK_EQ(std::memcmp(found.payload.data(), meant.data(), meant.size()), 0);
+  }
+}
+
 TEST(server_answers_coded_pulls_in_the_dtype_asked_for) {
   World world(1);
   const std::vector<wire::TableRef> refs = {{0, 3, 4, 0, false, 0}};

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <functional>
 #include <map>
 #include <random>
@@ -119,6 +120,25 @@ Buffer copy_of(const Buffer& payload, size_t size) {
 }
 
 }  // namespace
+
+TEST(codec_dense_values_where_they_lie_make_the_same_bytes) {
+  const wire::ParamSetLayout layout = sample_layout();
+  const Buffer plain = sample_dense();
+  wire::DenseView dense = wire::decode_dense(view_of(plain), layout);
+  CHECK(!dense.blocks.empty());
+  for (const wire::WireDType dtype : kEvery) {
+    const wire::Coding coding{dtype, dtype};
+    const Buffer meant =
+        code_sections(wire::SectionKind::kDense, view_of(plain), layout, coding, nullptr);
+    const Buffer found =
+        code_dense(dense.version, dense.cut_wanted, dense.blocks, layout, coding, nullptr);
+    CHECK_EQ(found.size(), meant.size());
+    CHECK_EQ(std::memcmp(found.data(), meant.data(), meant.size()), 0);
+  }
+  std::reverse(dense.blocks.begin(), dense.blocks.end());
+  CHECK_EQ(error_code([&] { code_dense(dense.version, 0, dense.blocks, layout, {}, nullptr); }),
+           static_cast<uint32_t>(ErrorCode::kInvalidArgument));
+}
 
 TEST(codec_pushes_come_out_sorted_and_rounded) {
   const wire::ParamSetLayout layout = sample_layout();
