@@ -24,7 +24,7 @@ using std::chrono::milliseconds;
 constexpr size_t kPieceBytes = 1000;
 
 // One thread for all connections, and timers that nobody waits for.
-transport::ListenOptions one_reader(milliseconds stalled = std::chrono::minutes(10)) {
+transport::ListenOptions one_reader(milliseconds stalled = std::chrono::hours(24)) {
   transport::ListenOptions options;
   options.threads = 1;
   options.incoming.stalled = stalled;
