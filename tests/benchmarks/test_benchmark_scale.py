@@ -144,7 +144,7 @@ def test_phases_are_of_one_trainer_to_all() -> None:
 def test_a_slower_clock_slows_cables_and_patience(job: Job) -> None:
     assert scale.dilated("1gbit", 8) == "125000kbit"
     assert scale.dilated("100mbit", 1) == "100000kbit"
-    assert launch.environment(job, MADE)["CPUDIST_LIVENESS_MS"] == "10000"
+    assert launch.environment(job, MADE)["CPUDIST_LIVENESS_MS"] == "6000"
     unchanged = launch.environment(replace(job, dilation=1.0), MADE)
     assert "CPUDIST_LIVENESS_MS" not in unchanged
 

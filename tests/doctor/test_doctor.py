@@ -100,7 +100,7 @@ def test_of_a_sound_machine_there_is_nothing_to_set():
             {"late_wake_s": 0.7},
             "hint",
             "liveness",
-            "woke up to 700 ms late beside busy cores; who is silent for 5000 ms",
+            "woke up to 700 ms late beside busy cores; who is silent for 3000 ms",
         ),
         ({"late_wake_s": 2.6}, "problem", "liveness", "Set CPUDIST_LIVENESS_MS=26000 "),
         (

@@ -28,7 +28,7 @@ GROUP = {"CPUDIST_ROLE": "trainer", "CPUDIST_RENDEZVOUS": "10.0.0.1:29600"}
 def test_nothing_set_is_a_world_of_one():
     made = environment.parse({"HOME": "/root", "OMP_NUM_THREADS": "1"})
     assert (made.rank, made.world_size, made.launched) == (0, 1, False)
-    assert (made.liveness_ms, made.round_deadline_ms) == (5000, 1_800_000)
+    assert (made.liveness_ms, made.round_deadline_ms) == (3000, 1_800_000)
 
 
 def test_reads_every_variable():

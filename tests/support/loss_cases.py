@@ -17,9 +17,9 @@ import torch_cpudist as cpudist
 # CPUDIST_LIVENESS_MS. Beside other processes the first takes longer, but never as long
 # as the clocks of the second do by default.
 PROMISED_S = 1.0
-KILLED_S = 4.0
-STOPPED_S = 6.0
-# Shorter than by default, and longer than a busy machine keeps a process waiting.
+KILLED_S = 2.8
+STOPPED_S = 4.0
+# As by default.
 LIVENESS = {"CPUDIST_LIVENESS_MS": "3000"}
 LIVENESS_S = 4.0
 INTERRUPTED_S = 5.0  # promised: a second, for a process that has a core

@@ -90,7 +90,7 @@ class Facts:
     loopback: Link | None = None
     peers: Mapping[str, Link] = field(default_factory=dict)
     late_wake_s: float = 0.0
-    liveness_ms: int = 5000
+    liveness_ms: int = 3000
     instructions: tuple[str, ...] = ()
     kernels: str = "scalar"
     oneccl: str = ""

@@ -141,7 +141,7 @@ class Environment:
     openmp_threads: int | None = None
     pin: bool = False
     replicas: int | None = None
-    liveness_ms: int = 5000
+    liveness_ms: int = 3000
     reconnect_ms: int = 500
     round_deadline_ms: int = 1_800_000
     rpc_deadline_ms: int = 180_000
@@ -462,7 +462,7 @@ def parse(variables: Mapping[str, str], *, ranks_given: bool = False) -> Environ
         openmp_threads=_openmp_threads(variables, local_world_size),
         pin=_pin(variables),
         replicas=fields.with_environment(Replicas(), values).count,
-        liveness_ms=_wait_ms(variables, "CPUDIST_LIVENESS_MS", 5000, least=100),
+        liveness_ms=_wait_ms(variables, "CPUDIST_LIVENESS_MS", 3000, least=100),
         reconnect_ms=_wait_ms(variables, "CPUDIST_RECONNECT_MS", 500),
         round_deadline_ms=_wait_ms(variables, "CPUDIST_ROUND_DEADLINE_MS", 1_800_000),
         rpc_deadline_ms=_wait_ms(variables, "CPUDIST_RPC_DEADLINE_MS", 180_000),

@@ -257,7 +257,7 @@ def _broken_links(given: Given) -> Any:
 @variable("LIVENESS_MS", changed="100")
 def _heartbeats(given: Given) -> Any:
     def body(context: cpudist.Context) -> bool:
-        # Ten of 64 bytes: 0.2 s at 5 per 100 ms, 10 s at 5 per 5000 ms.
+        # Ten of 64 bytes: 0.2 s at 5 per 100 ms, 6 s at 5 per 3000 ms.
         client = context.trainer_client()
         enough = client.stats()["bytes_sent"] + 10 * 64
         until = time.monotonic() + (20.0 if given.variables else 0.3)
