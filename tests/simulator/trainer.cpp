@@ -92,9 +92,6 @@ void Trainer::start() {
   ++incarnation_;
   killed_ = connecting_ = member_ = away_ = marking_ = false;
   marked_ = rank_ == 0 ? world_.saves.begun() : 0;  // nobody waits for those of before
-  // Else it might be refused again and again, and no cause be named.
-  const std::string over = world_.cluster->over_cap();
-  if (!over.empty()) throw std::runtime_error(over);
   if (!world_.model.start(rank_)) {
     throw std::runtime_error("does not come to rest: so many processes of it were lost");
   }
