@@ -16,7 +16,7 @@ from sync_cases import assert_same_bits
 from warm_starts import Setup, ranks, same, saved, there
 
 import torch_cpudist as cpudist
-from torch_cpudist.optimizer import snapshots
+from torch_cpudist.resuming import snapshots
 from torch_cpudist.snapshot.directory import Directory
 from torch_cpudist.snapshot.store import Store
 
