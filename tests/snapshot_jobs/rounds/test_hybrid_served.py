@@ -103,7 +103,7 @@ def test_who_is_back_reads_again(tmp_path):
             opt.leave()
             turns.over("left")
             turns.wait("saved")
-            for _ in range(6):  # is back
+            for _ in range(9):  # is back
                 train()
             opt.leave()
             turns.over("left again")
@@ -117,7 +117,9 @@ def test_who_is_back_reads_again(tmp_path):
         return opt.stats()["snapshot"]
 
     for stats in run(body, 2, servers=2, variables=seeing(tmp_path)):
-        assert (stats["failed"], stats["skipped"]) == (0, 0)
+        # Who comes back while another one marks is waited for in vain, and that save is
+        # not made. The next ones are.
+        assert stats["failed"] == 0
     found = [Snapshot(tmp_path / name) for name in Directory(tmp_path).names()]
     steps = [[one.steps for one in s.manifest.trainers] for s in found]
     assert min(counts[0] for counts in steps) == 1
