@@ -299,9 +299,6 @@ void TcpConnection::on_ready(uint32_t events) {
 bool TcpConnection::receive() {
   const bool more = read_some();
   note_unfinished();
-  // Only where a timer looks after the frame: what lies below the mark is read by it.
-  if (watched_ && !options_.unix_socket && !closed())
-    low_water_.missing(fd_.get(), payload_missing());
   return more;
 }
 
@@ -323,11 +320,9 @@ void TcpConnection::watch_unfinished() {
   reactor_->schedule(Clock::now() + look, [weak = weak_from_this()] {
     const auto connection = weak.lock();
     if (!connection || connection->finished_) return;
+    connection->watched_ = false;
+    if (!connection->coming_) return;
     try {
-      // Bytes that nobody is woken for get a frame on, and are a sign of life.
-      if (connection->low_water_.raised()) connection->receive();
-      connection->watched_ = false;
-      if (!connection->coming_) return;
       const auto why = connection->coming_->overdue(Clock::now());
       // What has come and was not read yet is this thread's delay, not the sender's.
       if (why && !connection->has_unread()) {

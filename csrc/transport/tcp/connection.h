@@ -18,7 +18,6 @@
 #include "transport/channel.h"
 #include "transport/door.h"
 #include "transport/incoming.h"
-#include "transport/tcp/low_water.h"
 #include "transport/tcp/reactor.h"
 #include "transport/tcp/socket.h"
 #include "wire/handshake/handshake.h"
@@ -156,7 +155,6 @@ class TcpConnection final : public Connection,
   uint32_t payload_crc_ = 0;
   std::unique_ptr<Incoming::Frame> coming_;
   bool watched_ = false;  // a timer looks after it
-  LowWater low_water_;
   bool hung_up_ = false;  // the peer: what is there is read without a wait
 };
 

@@ -9,10 +9,8 @@
 
 #include <memory>
 #include <string>
-#include <vector>
 
 #include "support/channel_fixture.h"
-#include "support/check.h"
 #include "transport/tcp/channel.h"
 #include "transport/tcp/socket.h"
 
@@ -63,27 +61,6 @@ inline Descriptor raw_socket(const std::string& address) {
 
 inline bool raw_send(const Descriptor& fd, const void* data, size_t size_bytes) {
   return send(fd.get(), data, size_bytes, MSG_NOSIGNAL) == static_cast<ssize_t>(size_bytes);
-}
-
-// A hello, and the header of a push that is to have so many bytes.
-inline std::vector<uint8_t> begun_push(uint64_t length, uint32_t payload_crc = 0) {
-  std::vector<uint8_t> bytes;
-  for (const auto kind : {wire::FrameKind::kHello, wire::FrameKind::kPush}) {
-    wire::FrameHeader header;
-    header.kind = kind;
-    header.payload_crc = kind == wire::FrameKind::kHello ? 0 : payload_crc;
-    header.length = kind == wire::FrameKind::kHello ? 0 : length;
-    const auto encoded = wire::encode_header(header);
-    bytes.insert(bytes.end(), encoded.begin(), encoded.end());
-  }
-  return bytes;
-}
-
-inline Descriptor half_sent(const TcpPair& pair, uint64_t length, uint32_t payload_crc = 0) {
-  Descriptor socket = raw_socket(pair.address(false));
-  const auto begun = begun_push(length, payload_crc);
-  CHECK(raw_send(socket, begun.data(), begun.size()));
-  return socket;
 }
 
 }  // namespace cpudist::testing

@@ -42,6 +42,26 @@ bool mentions(const std::string& text, const char* part) {
   return text.find(part) != std::string::npos;
 }
 
+// A hello, and the header of a push that is to have so many bytes.
+std::vector<uint8_t> begun_push(uint64_t length) {
+  std::vector<uint8_t> bytes;
+  for (const auto kind : {wire::FrameKind::kHello, wire::FrameKind::kPush}) {
+    wire::FrameHeader header;
+    header.kind = kind;
+    header.length = kind == wire::FrameKind::kHello ? 0 : length;
+    const auto encoded = wire::encode_header(header);
+    bytes.insert(bytes.end(), encoded.begin(), encoded.end());
+  }
+  return bytes;
+}
+
+Descriptor half_sent(const TcpPair& pair, uint64_t length) {
+  Descriptor socket = raw_socket(pair.address(false));
+  const auto begun = begun_push(length);
+  CHECK(raw_send(socket, begun.data(), begun.size()));
+  return socket;
+}
+
 #if !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
 uint64_t resident_bytes() {
   uint64_t all = 0;
