@@ -227,16 +227,17 @@ def test_it_answers_while_a_server_is_frozen_and_when_it_is_lost(shown):
 
 
 def test_it_answers_while_its_rank_waits_for_another_one():
-    port, stepped, may = free_ports(2), threading.Event(), threading.Event()
+    port, may = free_ports(2), threading.Event()
+    there = [threading.Event(), threading.Event()]
     batches = Batches(2)
     variables = {**ONE_THREAD, "CPUDIST_METRICS": str(port)}
 
     def body(context):
         model, optimizer = trainable("sync")
+        there[context.trainer_rank].set()
         if context.trainer_rank:
             assert may.wait(PATIENCE_S)
         loss_of(model, batches.part(0, context.trainer_rank)).backward()
-        stepped.set()
         optimizer.step()
         return optimizer.stats()["steps"]
 
@@ -246,7 +247,7 @@ def test_it_answers_while_its_rank_waits_for_another_one():
     )
     trainers.start()
     try:
-        assert stepped.wait(PATIENCE_S)
+        assert all(one.wait(PATIENCE_S) for one in there)
         # The first trainer is in its step, or about to be, and cannot leave it.
         found = [parsed(fetch(port + rank)) for rank in (0, 1, 0, 1)]
     finally:
