@@ -94,6 +94,7 @@ def test_ndcg_is_the_mean_of_groups_that_scikit_learn_finds(k, ties):
     assert found.compute() == pytest.approx(values.mean(), rel=1e-12)
 
 
+@pytest.mark.integrations
 @pytest.mark.parametrize("k", [1, 4, 50])
 def test_recall_and_ndcg_are_those_of_torchmetrics(k):
     p, y, groups = grouped_part(3)
