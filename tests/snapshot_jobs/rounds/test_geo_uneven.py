@@ -66,6 +66,12 @@ def marks(monkeypatch):
     return made
 
 
+def step_until_marked(trainer, pauses, marks):
+    """Trainer 0, beside one that pauses, up to its first mark."""
+    assert pauses.wait(PATIENCE_S)
+    trainer.step_until(lambda: marks)
+
+
 def test_a_long_pause_holds_nobody_and_the_snapshot_comes_after_it(tmp_path, marks):
     """Trainer 1 has handed on what ends the round, and takes it in after its pause."""
     pauses, over = threading.Event(), threading.Event()
@@ -77,8 +83,7 @@ def test_a_long_pause_holds_nobody_and_the_snapshot_comes_after_it(tmp_path, mar
             pauses.set()
             assert over.wait(PATIENCE_S)
         else:
-            assert pauses.wait(PATIENCE_S)
-            trainer.step_until(lambda: marks)
+            step_until_marked(trainer, pauses, marks)
             assert marks[0][0] == 0
             marked = trainer.made
             trainer.step(40)
@@ -118,8 +123,7 @@ def test_who_pauses_too_long_costs_that_snapshot_alone(
             pauses.set()
             assert over.wait(PATIENCE_S)
         else:
-            assert pauses.wait(PATIENCE_S)
-            trainer.step_until(lambda: marks)
+            step_until_marked(trainer, pauses, marks)
             first = marks[0][1]
             assert list(tmp_path.glob("snap-*"))
             before = trainer.counts["skipped"]
