@@ -412,6 +412,12 @@ class ParamSet:
     def join(self) -> None:
         """Takes part again in a set updated on arrival, with a bound on staleness."""
 
+    def join_with(self, last: ParamSet) -> None:
+        """Takes part again in this set and in ``last``, from one step of all others on.
+
+        ``last`` is updated in rounds, and every trainer steps it after this one.
+        """
+
     def is_member(self) -> bool:
         """Whether rounds wait for this trainer."""
 

@@ -25,6 +25,10 @@ using client::Client;
 using client::ParamSet;
 using kernels::OptimizerConfig;
 
+void join_with(const ParamSetHolder& self, const ParamSetHolder& last) {
+  self.get().join_with(last.get());
+}
+
 void bind_table(const ParamSetHolder& self, uint32_t table, Address weight) {
   self.get().bind_table(table, at<float>(weight));
 }
@@ -352,6 +356,7 @@ void bind_membership(ParamSetClass& set) {
       .def("holds_values", of_set(&ParamSet::holds_values), NoGil())
       .def("leave", of_set(&ParamSet::leave), NoGil())
       .def("join", of_set(&ParamSet::join), NoGil())
+      .def("join_with", &join_with, py::arg("last"), NoGil())
       .def("is_member", of_set(&ParamSet::is_member), NoGil())
       .def("forget_weights", of_set(&ParamSet::forget_weights), NoGil())
       .def("close", of_set(&ParamSet::close), NoGil());

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "client/push/packing.h"
+#include "client/rounds/join_with.h"
 #include "client/rounds/push.h"
 #include "client/values/load.h"
 #include "client/values/pull.h"
@@ -464,6 +465,21 @@ void ParamSet::join() {
   join_sequenced();
   forget_rows();
   state_->take_read();  // of rows that are to be pulled again
+}
+
+void ParamSet::join_with(ParamSet& last) {
+  const Shared::Lock lock = shared_.sequence();
+  check_open();
+  last.check_open();
+  if (&shared_ != &last.shared_ || state_->member || last.state_->member || !last.counts_rounds()) {
+    throw Error(ErrorCode::kInvalidArgument,
+                "join_with: expected two sets of one client that this trainer has left, the second "
+                "updated in rounds");
+  }
+  shared_.drive(make_join_with(shared_, state_, counts_rounds(), last.state_));
+  if (state_->layout.max_staleness == wire::kAnyStaleness) return;
+  forget_rows();
+  state_->take_read();
 }
 
 void ParamSet::leave() {

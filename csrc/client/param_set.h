@@ -151,6 +151,9 @@ class ParamSet {
   // Takes part again; rows and dense values of before are to be pulled anew. With a bound on
   // staleness also needed after a barrier, and before the next gradient is computed.
   void join();
+  // Takes part again in this set and in `last`, which is updated in rounds and which every trainer
+  // steps after this one: in both from one step on. Throws kInvalidArgument for a member.
+  void join_with(ParamSet& last);
 
   void leave();
   bool is_member() const;

@@ -50,7 +50,7 @@ void fields(V& v, Of<V, Commit>& m) {
 
 template <typename V>
 void fields(V& v, Of<V, Join>& m) {
-  v.choice(m.step, JoinStep::kHold, JoinStep::kRelease, "join step");
+  v.choice(m.step, JoinStep::kHold, JoinStep::kCurrent, "join step");
   v.zero();
   v.number(m.round);
 }

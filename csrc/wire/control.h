@@ -58,6 +58,13 @@ enum class JoinStep : uint32_t {
   kHold = 0,     // to server 0: name the round at which I join, and apply nothing until kRelease
   kMember = 1,   // to the other servers: I am a member from `round` on
   kRelease = 2,  // to server 0
+  // Of who joins two sets at one step, see client/rounds/join_with.h.
+  kHoldPushed = 3,  // as kHold, answered once all others have pushed for the round that is held
+  kOthersPushed =
+      4,  // to server 0: wait until all others have pushed for the round at which I join
+  // To all servers. In rounds: I am a member from the current one on, for which nobody can have
+  // pushed. On arrival: I am one now, also of cuts, and not only from my first push on.
+  kCurrent = 5,
 };
 
 struct Join {

@@ -23,7 +23,7 @@ enum class FrameKind : uint16_t {
   kPush = 8,      // gradients of one step
   kCommit = 9,    // second phase of a round with a global norm
   kLeave = 10,    // this trainer's part in rounds ends
-  kJoin = 11,     // three steps, see JoinStep
+  kJoin = 11,     // in steps, see JoinStep
   kBarrier = 12,  // until every trainer is there
   kClose = 13,    // drop a parameter set (last trainer frees it)
   kGoodbye = 14,  // this trainer is done for good

@@ -120,6 +120,11 @@ class HybridDriver(Driver):
         for entry in self._placement.dense:
             if entry.parameter.grad is not None:
                 read_dense_gradient(entry.name, entry.parameter.grad, entry.dtype)
+        if self._saving is not None and self._saving.is_awaited():
+            # Whoever comes back before the others' next step is in no cut of this one.
+            self.sparse.settle()
+        if not self._trained.bounded:  # else the step is refused
+            self._join_both()
         self.sparse.step(table_rules(self._placement, rules), samples, clip)
         return self.dense.step(dense_rules(self._placement, rules), samples, clip)
 
@@ -203,9 +208,23 @@ class HybridDriver(Driver):
             part.leave()
 
     def join(self) -> None:
-        """Takes part again in both."""
+        """Takes part again in both, from one step of all others on."""
+        self._join_both()
         for part in self._both:
             part.join()
+
+    def _join_both(self) -> None:
+        """Joins both parts at once if servers keep both and this trainer has left.
+
+        One after the other they could take it in at two steps, and each would wait for
+        trainers that wait in the other one.
+        """
+        dense = self._dense_parameters
+        if not isinstance(dense, ParameterSet) or dense.opened.is_member():
+            return
+        tables = self._trained.tables.opened
+        if not tables.is_member():
+            tables.join_with(dense.opened)
 
     def before_barrier(self) -> None:
         """Hands on what both parts must."""

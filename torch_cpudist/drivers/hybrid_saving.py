@@ -87,6 +87,17 @@ class HybridSaving(Saving):
             found = self._led(found)
         return found
 
+    def is_awaited(self) -> bool:
+        """Whether a mark is not answered yet, and trainers were away that may be back.
+
+        Those are not in the cut, and what they push must come after it. They come back
+        once all others have pushed dense gradients of a step, which nobody does before
+        his mark of the step before is answered.
+        """
+        dense = self._dense
+        away = isinstance(dense, FetchedSaving) and not dense.all_there
+        return away and self._awaited
+
     def _led(self, answer: CutAnswer) -> CutAnswer:
         """Finds out who has read dense values: the first that took part."""
         if not answer.taken or not self.goes_on_alone:

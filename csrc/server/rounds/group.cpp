@@ -70,6 +70,7 @@ std::vector<uint32_t> RoundGroup::missing() const {
 }
 
 void RoundGroup::try_complete(Outbox& outbox) {
+  answer_awaits(outbox);
   if (phase_ == Phase::kCommit) {
     if (!holders_.empty() || waiting_commits_.empty()) return;
     apply_commit(outbox);
@@ -230,6 +231,7 @@ void RoundGroup::end_round(Outbox& outbox) {
   phase_ = Phase::kCollect;
   promote();
   advance_if_empty();
+  next_hold(outbox);     // of who has waited for those who were joining
   try_complete(outbox);  // with the early pushes of those who have just become members
 }
 
@@ -269,16 +271,22 @@ void RoundGroup::refuse_round(const std::exception& cause, Outbox& outbox) noexc
 void RoundGroup::add_members(const std::set<uint32_t>& ranks) {
   joining_.clear();
   holders_.clear();
+  awaits_.clear();
   for (const uint32_t rank : ranks) {
     if (ranks_.contains(rank)) members_.insert(rank);
   }
 }
 
+void RoundGroup::forget_hold(uint32_t rank) {
+  holders_.erase(rank);
+  awaits_.erase(rank);
+  std::erase_if(waiting_holds_, [&](const auto& hold) { return hold.first.rank == rank; });
+}
+
 void RoundGroup::take_out(uint32_t rank, Outbox& outbox) {
   members_.erase(rank);
   joining_.erase(rank);
-  holders_.erase(rank);
-  std::erase_if(waiting_holds_, [&](const auto& hold) { return hold.first.rank == rank; });
+  forget_hold(rank);
   next_hold(outbox);
   try_complete(outbox);
   advance_if_empty();
@@ -310,41 +318,69 @@ void RoundGroup::promote() {
   }
 }
 
-void RoundGroup::join(const Ticket& ticket, const wire::Join& join, Outbox& outbox) {
-  const std::string who = "trainer " + std::to_string(ticket.rank);
-  if (join.step == wire::JoinStep::kRelease) {
-    if (holders_.erase(ticket.rank) == 0) {
-      throw Error(ErrorCode::kProtocol, who + " releases a round that it does not hold");
-    }
-    state_.answer_round(ticket, round_, outbox);
-    next_hold(outbox);
-    try_complete(outbox);
-    return;
+void RoundGroup::release(const Ticket& ticket, Outbox& outbox) {
+  if (holders_.erase(ticket.rank) == 0) {
+    throw Error(ErrorCode::kProtocol, "trainer " + std::to_string(ticket.rank) +
+                                          " releases a round that it does not hold");
   }
+  state_.answer_round(ticket, round_, outbox);
+  next_hold(outbox);
+  try_complete(outbox);
+}
+
+// Trainers join one at a time. Where nobody else takes part the holder may name the round before
+// the next one's, and is not yet known to others, which would take that one's for the first that
+// can come. One that waits for pushes of all others has no others that may push early.
+bool RoundGroup::must_wait(const Ticket& ticket, wire::JoinStep step) const {
+  if (!holders_.empty() && !holders_.contains(ticket.rank)) return true;
+  return step == wire::JoinStep::kHoldPushed && !joining_.empty();
+}
+
+uint64_t RoundGroup::current_round_of_join(const std::string& who) const {
+  if (pushes_.empty() && joining_.empty()) return round_;
+  throw Error(ErrorCode::kProtocol, who + " joins at the current round, " + std::to_string(round_) +
+                                        ", which others have begun");
+}
+
+void RoundGroup::join(const Ticket& ticket, const wire::Join& join, Outbox& outbox) {
+  using wire::JoinStep;
+  if (join.step == JoinStep::kRelease) return release(ticket, outbox);
+  if (join.step == JoinStep::kOthersPushed) return await_others(ticket, outbox);
+  const std::string who = "trainer " + std::to_string(ticket.rank);
   if (members_.contains(ticket.rank) || joining_.contains(ticket.rank)) {
     throw Error(ErrorCode::kProtocol, who + " joins, but it has not left");
   }
   uint64_t named = join.round;
-  if (join.step == wire::JoinStep::kHold) {
+  if (join.step == JoinStep::kHold || join.step == JoinStep::kHoldPushed) {
     if (state_.shared.options.shard_id != 0) {
       throw Error(ErrorCode::kInvalidArgument, "only server 0 names the round of a join");
     }
-    if (!holders_.empty() && !holders_.contains(ticket.rank)) {
-      // Where nobody else takes part it may name the round before this one, and is not yet known to
-      // the others, which would take this one's for the first that can come.
-      const std::vector<uint32_t> holders(holders_.begin(), holders_.end());
-      if (const auto lost = state_.shared.peers.find_lost(holders)) throw *lost;
+    if (must_wait(ticket, join.step)) {
+      if (const auto lost = state_.shared.peers.find_lost(participants())) throw *lost;
       waiting_holds_.emplace_back(ticket, join);
       return;
     }
     named = next_free_round();
+  } else if (join.step == JoinStep::kCurrent) {
+    named = current_round_of_join(who);
   } else if (named < round_) {
     throw Error(ErrorCode::kProtocol, who + " joins at round " + std::to_string(named) +
                                           ", which is over: the current one is " +
                                           std::to_string(round_));
   }
-  joining_[ticket.rank] = named;
-  if (join.step == wire::JoinStep::kHold) {
+  begin_join(ticket, join, named, outbox);
+}
+
+void RoundGroup::begin_join(const Ticket& ticket, const wire::Join& join, uint64_t round,
+                            Outbox& outbox) {
+  const bool pushed = join.step == wire::JoinStep::kHoldPushed;
+  const uint64_t held = round_;
+  if (pushed) {
+    // Marked lost before those who wait are told: one of the two is seen.
+    if (const auto lost = state_.shared.peers.find_lost(missing())) throw *lost;
+  }
+  joining_[ticket.rank] = round;
+  if (pushed || join.step == wire::JoinStep::kHold) {
     try {
       holders_.insert(ticket.rank);
     } catch (...) {  // nobody joins half
@@ -354,7 +390,37 @@ void RoundGroup::join(const Ticket& ticket, const wire::Join& join, Outbox& outb
   }
   promote();
   advance_if_empty();
-  state_.answer_round(ticket, named, outbox);
+  if (!pushed) return state_.answer_round(ticket, round, outbox);
+  awaits_[ticket.rank] = {ticket, held, round};
+  answer_awaits(outbox);
+}
+
+void RoundGroup::await_others(const Ticket& ticket, Outbox& outbox) {
+  const auto joining = joining_.find(ticket.rank);
+  if (joining == joining_.end() && !members_.contains(ticket.rank)) {
+    throw Error(ErrorCode::kProtocol,
+                "trainer " + std::to_string(ticket.rank) + " waits for others, but has not joined");
+  }
+  if (const auto lost = state_.shared.peers.find_lost(participants())) throw *lost;
+  const uint64_t round = joining == joining_.end() ? round_ : joining->second;
+  awaits_[ticket.rank] = {ticket, round, round};
+  answer_awaits(outbox);
+}
+
+void RoundGroup::answer_awaits(Outbox& outbox) {
+  for (auto entry = awaits_.begin(); entry != awaits_.end();) {
+    const auto& [rank, await] = *entry;
+    const auto there = [this, waits = rank](uint32_t member) {
+      return member == waits || pushes_.contains(member);
+    };
+    const bool pushed = round_ == await.pushed && std::ranges::all_of(members_, there);
+    if (round_ < await.pushed || (round_ == await.pushed && !pushed)) {
+      ++entry;
+      continue;
+    }
+    state_.answer_round(await.ticket, await.named, outbox);
+    entry = awaits_.erase(entry);
+  }
 }
 
 // None that another server may have applied: members want an answer of this one for the round
@@ -370,8 +436,10 @@ uint64_t RoundGroup::next_free_round() const {
 void RoundGroup::next_hold(Outbox& outbox) {
   while (holders_.empty() && !waiting_holds_.empty()) {
     const auto [ticket, next] = waiting_holds_.front();
+    const bool current = state_.shared.sequencer.is_current(ticket);
+    if (current && must_wait(ticket, next.step)) return;
     waiting_holds_.pop_front();
-    if (!state_.shared.sequencer.is_current(ticket)) continue;
+    if (!current) continue;
     try {
       join(ticket, next, outbox);
     } catch (const Error& error) {
@@ -400,13 +468,16 @@ void RoundGroup::fail_waiting(const SharedPayload& error, Outbox& outbox) {
     state_.shared.sequencer.finish(ticket, wire::FrameKind::kError, Answer(error), outbox);
   }
   waiting_holds_.clear();
+  for (const auto& [rank, await] : awaits_) {
+    state_.shared.sequencer.finish(await.ticket, wire::FrameKind::kError, Answer(error), outbox);
+  }
+  awaits_.clear();
   fail_commits(error, outbox);
 }
 
 void RoundGroup::drop(uint32_t rank, Outbox& outbox) {
   waiting_commits_.erase(rank);
-  holders_.erase(rank);
-  std::erase_if(waiting_holds_, [&](const auto& hold) { return hold.first.rank == rank; });
+  forget_hold(rank);
   if (phase_ == Phase::kCollect) pushes_.erase(rank);
   early_.erase(rank);
   next_hold(outbox);
@@ -415,7 +486,9 @@ void RoundGroup::drop(uint32_t rank, Outbox& outbox) {
 
 std::vector<uint32_t> RoundGroup::waiting_for(wire::FrameKind kind) const {
   std::vector<uint32_t> ranks;
-  if (kind == wire::FrameKind::kPush && phase_ == Phase::kCollect) ranks = missing();
+  const bool pushes =
+      kind == wire::FrameKind::kPush || (kind == wire::FrameKind::kJoin && !awaits_.empty());
+  if (pushes && phase_ == Phase::kCollect) ranks = missing();
   for (const uint32_t rank : holders_) {
     if (std::find(ranks.begin(), ranks.end(), rank) == ranks.end()) ranks.push_back(rank);
   }

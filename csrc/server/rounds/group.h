@@ -11,6 +11,7 @@
 #include <exception>
 #include <map>
 #include <set>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -67,6 +68,11 @@ class RoundGroup {
     Ticket ticket;
     std::vector<double> norms;
   };
+  struct Await {  // of a joining trainer, until all others have pushed for a round
+    Ticket ticket;
+    uint64_t pushed = 0;  // that round
+    uint64_t named = 0;   // the round at which it joins
+  };
   struct Told {  // to everybody when a round that clips has been merged
     size_t norm_count = 0;
     SharedPayload payload;
@@ -97,7 +103,14 @@ class RoundGroup {
   void break_off(const std::exception& cause, Outbox& outbox);
   void advance_if_empty();
   void promote();
+  void begin_join(const Ticket& ticket, const wire::Join& join, uint64_t round, Outbox& outbox);
+  void release(const Ticket& ticket, Outbox& outbox);
+  void forget_hold(uint32_t rank);
+  uint64_t current_round_of_join(const std::string& who) const;
+  bool must_wait(const Ticket& ticket, wire::JoinStep step) const;
   void next_hold(Outbox& outbox);
+  void await_others(const Ticket& ticket, Outbox& outbox);
+  void answer_awaits(Outbox& outbox);
   uint64_t next_free_round() const;
 
   ParamState& state_;
@@ -111,6 +124,7 @@ class RoundGroup {
   std::map<uint32_t, uint64_t> joining_;  // rank -> the round from which it is a member
   std::set<uint32_t> holders_;  // a joining trainer that keeps the round from being applied
   std::deque<std::pair<Ticket, wire::Join>> waiting_holds_;  // of one trainer at a time
+  std::map<uint32_t, Await> awaits_;                         // by rank
   Pushes pushes_;
   Pushes early_;           // of joining trainers, for the round they join at
   size_t norm_count_ = 1;  // of the last two-phase round

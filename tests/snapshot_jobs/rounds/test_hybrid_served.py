@@ -21,7 +21,7 @@ TOGETHER, ALONE = 2, 9  # steps of both trainers, and of the one that stays
 
 def hybrid(sparse):
     small = cpudist.Sharding(min_block_size=2)
-    kinds = {"sync": cpudist.Sync, "async": cpudist.Async}
+    kinds = {"sync": cpudist.Sync, "async": cpudist.Async, "geo": cpudist.Geo}
     return cpudist.Hybrid(dense=cpudist.Sync(), sparse=kinds[sparse](), sharding=small)
 
 
@@ -79,7 +79,8 @@ def test_who_stays_reads_and_commits(sparse, gone, tmp_path):
         assert torch.equal(values, dense)
 
 
-def test_who_is_back_reads_again(tmp_path):
+@pytest.mark.parametrize("sparse", ["sync", "async", "geo"])
+def test_who_is_back_reads_again(sparse, tmp_path):
     """The first of those that were in the round, by what servers say of it."""
     turns, rounds = Turns(), Rounds()
     models = [model_of(remote=False) for _ in range(2)]
@@ -87,7 +88,7 @@ def test_who_is_back_reads_again(tmp_path):
     def body(context):
         rank, model = context.trainer_rank, models[context.trainer_rank]
         inner = torch.optim.SGD(model.parameters(), lr=1.0)
-        opt = cpudist.DistributedOptimizer(inner, model, strategy=hybrid("async"))
+        opt = cpudist.DistributedOptimizer(inner, model, strategy=hybrid(sparse))
         opt.resume(tmp_path, every_steps=3, keep=100)
         made = 0
 
@@ -117,19 +118,21 @@ def test_who_is_back_reads_again(tmp_path):
         return opt.stats()["snapshot"]
 
     for stats in run(body, 2, servers=2, variables=seeing(tmp_path)):
-        # Who comes back while another one marks is waited for in vain, and that save is
-        # not made. The next ones are.
-        assert stats["failed"] == 0
+        assert (stats["skipped"], stats["failed"]) == (0, 0)
     found = [Snapshot(tmp_path / name) for name in Directory(tmp_path).names()]
     steps = [[one.steps for one in s.manifest.trainers] for s in found]
     assert min(counts[0] for counts in steps) == 1
     assert max(counts[0] for counts in steps) > 1
     for snapshot, counts in zip(found, steps, strict=True):
         assert snapshot.verify() == []
-        _, dense, made = rounds.expected(snapshot.manifest.number)
+        table, dense, made = rounds.expected(snapshot.manifest.number)
         assert made[:2] == counts
+        if sparse != "sync":
+            table, _ = expected(counts)
         weight, values = saved_values(snapshot)
-        assert torch.equal(weight, expected(counts)[0])
+        # With Geo movements are added in parts.
+        close = {"rtol": 0, "atol": 1e-4 if sparse == "geo" else 0}
+        torch.testing.assert_close(weight, table, **close)
         assert torch.equal(values, dense)
 
 
