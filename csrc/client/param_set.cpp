@@ -471,6 +471,7 @@ void ParamSet::join_with(ParamSet& last) {
   const Shared::Lock lock = shared_.sequence();
   check_open();
   last.check_open();
+  if (state_->member && last.state_->member) return;  // by one that an interrupt had left
   if (&shared_ != &last.shared_ || state_->member || last.state_->member || !last.counts_rounds()) {
     throw Error(ErrorCode::kInvalidArgument,
                 "join_with: expected two sets of one client that this trainer has left, the second "

@@ -152,7 +152,7 @@ class ParamSet {
   // staleness also needed after a barrier, and before the next gradient is computed.
   void join();
   // Takes part again in this set and in `last`, which is updated in rounds and which every trainer
-  // steps after this one: in both from one step on. Throws kInvalidArgument for a member.
+  // steps after this one: in both from one step on. Throws kInvalidArgument for a member of one.
   void join_with(ParamSet& last);
 
   void leave();

@@ -202,12 +202,11 @@ void ParamSet::join(const Ticket& ticket, const wire::Join& join, Outbox& outbox
   require_open(ticket.rank);
   if (!state_.shared.sequencer.is_current(ticket)) return;
   state_.replies->add_member(ticket.rank);
+  state_.markers.join(ticket.rank);
+  policy_->join(ticket, join, outbox);
   if (join.step == wire::JoinStep::kCurrent && !needs_everyone()) {
     state_.markers.add(ticket.rank);
-  } else {
-    state_.markers.join(ticket.rank);
   }
-  policy_->join(ticket, join, outbox);
 }
 
 void ParamSet::reset_members(const std::vector<uint32_t>& ranks) {

@@ -4,13 +4,18 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
-from sync_cases import run
+from interrupts import interrupted, waiting_in_a_call
+from patience import PATIENCE_S
+from sync_cases import ONE_THREAD, run
 from turns import Turns
 from whole_gradients import Rounds, expected, model_of, push
 
 import torch_cpudist as cpudist
+from torch_cpudist import _core
 
 RETURNS, THERE = 3, 3  # of each trainer but the last, and its steps after each
 
@@ -96,3 +101,108 @@ def test_with_a_bound_on_staleness_join_comes_first():
 
     for weight in run(body, 2, servers=2):
         assert torch.equal(weight, expected([2, 1])[0])
+
+
+@pytest.mark.parametrize("then", ["step", "leave"])
+@pytest.mark.parametrize("sparse", ["sync", "async", "geo"])
+def test_an_interrupt_while_it_comes_back(sparse, then):
+    made = {"sync": cpudist.Sync(), "async": cpudist.Async(), "geo": cpudist.Geo()}
+    shared = {
+        "world_size": 2,
+        "store": torch.distributed.HashStore(),
+        "network": _core.InprocNetwork(),
+        "variables": ONE_THREAD,
+    }
+    turns, rounds, found = Turns(), Rounds(), {}
+    models = [model_of(remote=False) for _ in range(2)]
+
+    def body(rank):
+        context, model = cpudist.init(rank=rank, **shared), models[rank]
+        inner = torch.optim.SGD(model.parameters(), lr=1.0)
+        opt = cpudist.DistributedOptimizer(inner, model, strategy=hybrid(made[sparse]))
+        steps = 0
+
+        def train(step):
+            nonlocal steps
+            step()
+            rounds.note(opt.rounds, rank, steps)
+            steps += 1
+
+        train(lambda: push(opt, model, rank, 0))
+        if rank == 0:
+            opt.leave()
+            with pytest.raises(KeyboardInterrupt), interrupted(waiting_in_a_call()):
+                push(opt, model, rank, 1)
+            turns.over("interrupted")
+            if then == "step":  # with the gradients that are there
+                train(opt.step)
+        else:
+            turns.wait("interrupted")
+        if rank == 1 or then == "step":
+            for _ in range(THERE):
+                train(lambda: push(opt, model, rank, steps))
+        opt.leave()
+        context.barrier()
+        opt.flush()
+        found[rank] = steps, model.table.weight.detach().clone()
+        found["dense"] = model.dense.detach().clone()
+        context.shutdown()
+
+    other = threading.Thread(target=body, args=(1,), daemon=True)
+    other.start()
+    body(0)
+    other.join(PATIENCE_S)
+    table, dense, _ = rounds.expected(max(rounds.made))
+    if sparse != "sync":
+        table, _ = expected([found[0][0], found[1][0]])
+    torch.testing.assert_close(found["dense"], dense, rtol=0, atol=1e-4)
+    for rank in range(2):
+        torch.testing.assert_close(found[rank][1], table, rtol=0, atol=1e-4)
+
+
+def test_a_round_that_fails_while_a_trainer_comes_back_parts_nobody():
+    """It counts for nothing, in the other part too."""
+    turns, rounds = Turns(), Rounds()
+    models = [model_of(remote=False) for _ in range(2)]
+
+    def body(context):
+        rank, model = context.trainer_rank, models[context.trainer_rank]
+        inner = torch.optim.SGD(model.parameters(), lr=1.0)
+        opt = cpudist.DistributedOptimizer(
+            inner, model, strategy=hybrid(cpudist.Sync())
+        )
+        push(opt, model, rank, 0)
+        if rank == 0:
+            opt.leave()
+            turns.over("left")
+        else:
+            turns.wait("left")
+            push(opt, model, rank, 1)
+            opt.zero_grad()
+            (
+                model.table(torch.arange(2)).sum() + model.dense.sum() * torch.inf
+            ).backward()
+            # The other one is about to come back, or does as soon as it is its turn.
+            turns.over("fails")
+            with pytest.raises(cpudist.NonFiniteGradientError):
+                opt.step()
+        step = 2
+
+        def train():
+            nonlocal step
+            push(opt, model, rank, step)
+            rounds.note(opt.rounds, rank, step)
+            step += 1
+
+        if rank == 0:
+            turns.wait("fails")
+            for _ in range(THERE):
+                train()
+            turns.over("done")
+        while not turns.is_over("done"):
+            train()
+        opt.leave()
+        context.barrier()
+
+    run(body, 2, servers=2)
+    assert sum(len(ranks) == 2 for ranks in rounds.made.values()) == THERE

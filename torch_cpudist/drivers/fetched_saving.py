@@ -47,8 +47,6 @@ class FetchedSaving(Saving):
         self._served = served
         self._parameters = parameters
         self._run = run
-        #: Whether no trainer was away at the last cut.
-        self.all_there = True
         # By cut, on who has read them: the values; where they go.
         self._values: dict[int, dict[str, FetchedDense]] = {}
         self._places: dict[int, tuple[Path, Files]] = {}
@@ -71,10 +69,7 @@ class FetchedSaving(Saving):
             name: of the snapshot.
             busy: says nothing here: who commits gives up what is too many.
         """
-        members = self._served.taking_part()
-        self.all_there = len(members) == self._run.trainer_count
-        # Who was part of this round stays until it has marked it, too.
-        if self._run.trainer_rank == min(members, default=0):
+        if self._reads():
             layout = self._parameters.placement.layout
             with ranges.of(ranges.PULL):
                 self._values[number] = {
@@ -84,6 +79,12 @@ class FetchedSaving(Saving):
                     for entry in self._parameters.placement.dense
                 }
         return CutAnswer(number, True, name)
+
+    def _reads(self) -> bool:
+        """Whether this trainer is the first of those that are at this step."""
+        rank = self._run.trainer_rank
+        # Who was part of this round stays until it has marked it, too.
+        return rank == 0 or rank == min(self._served.taking_part(), default=0)
 
     def begin(self, number: int, folder: Path, files: Files) -> None:
         """Notes where the values go."""

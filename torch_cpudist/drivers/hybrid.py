@@ -110,6 +110,7 @@ class HybridDriver(Driver):
         # Tables first: where both wait for others, all trainers do so in one order.
         self._both = (sparse, dense)
         self._saving: HybridSaving | None = None
+        self._joins = False  # both parts: begun, and not known to be done
 
     def step(self, rules: Rules, samples: int | None, clip: Clip | None) -> int:
         """Steps both parts; pushes of tables travel while dense ones are averaged."""
@@ -120,8 +121,7 @@ class HybridDriver(Driver):
         for entry in self._placement.dense:
             if entry.parameter.grad is not None:
                 read_dense_gradient(entry.name, entry.parameter.grad, entry.dtype)
-        if self._saving is not None and self._saving.is_awaited():
-            # Whoever comes back before the others' next step is in no cut of this one.
+        if self._saving is not None and self._saving.holds_step():
             self.sparse.settle()
         if not self._trained.bounded:  # else the step is refused
             self._join_both()
@@ -204,12 +204,18 @@ class HybridDriver(Driver):
 
     def leave(self) -> None:
         """Ends this trainer's part in both."""
+        if self._joins:  # an interrupt has left it half done
+            self._join_both()
         for part in self._both:
             part.leave()
 
     def join(self) -> None:
-        """Takes part again in both, from one step of all others on."""
-        self._join_both()
+        """Takes part again in both, from one step of all others on.
+
+        With a bound on staleness; else the next step does, and this takes dense values.
+        """
+        if self._trained.bounded:
+            self._join_both()
         for part in self._both:
             part.join()
 
@@ -219,12 +225,18 @@ class HybridDriver(Driver):
         One after the other they could take it in at two steps, and each would wait for
         trainers that wait in the other one.
         """
-        dense = self._dense_parameters
-        if not isinstance(dense, ParameterSet) or dense.opened.is_member():
+        kept = self._dense_parameters
+        if not isinstance(kept, ParameterSet):
             return
-        tables = self._trained.tables.opened
+        dense, tables = kept.opened, self._trained.tables.opened
+        if dense.is_member():
+            if self._trained.bounded or tables.is_member():
+                return
+            dense.leave()  # an interrupt has come between the two
         if not tables.is_member():
-            tables.join_with(dense.opened)
+            self._joins = True
+            tables.join_with(dense)
+            self._joins = False
 
     def before_barrier(self) -> None:
         """Hands on what both parts must."""

@@ -41,7 +41,8 @@ class HybridSaving(Saving):
         self._dense = dense
         self.deltas = sparse.deltas  # of the tables
         self.goes_on_alone = dense.goes_on_alone and sparse.goes_on_alone
-        self._awaited = False  # the answer to the mark of the tables
+        # Number of the last mark of the tables, until it is answered; 0: it is.
+        self._awaited = 0
 
     def count(self, steps: int, rounds: int) -> int:
         """As the dense part does."""
@@ -63,19 +64,19 @@ class HybridSaving(Saving):
         self, number: int, name: str, wait_ms: int, base: int = 0, hold_ms: int = 0
     ) -> CutAnswer | None:
         """Agrees, then marks the tables. Collective."""
-        agreed = self._dense.agree(number, name, self._awaited)
+        agreed = self._dense.agree(number, name, self._awaited > 0)
         if not agreed.taken:
             return agreed
-        self._awaited = True  # before: another thread may take the answer at once
+        self._awaited = number  # before: another thread may take the answer at once
         answer = None
         try:
             answer = self._sparse.mark(number, name, wait_ms, base)
         except BaseException:
-            self._awaited = False
+            self._awaited = 0
             self._dense.abandon(number)
             raise
         if answer is not None:
-            self._awaited = False
+            self._awaited = 0
             answer = self._led(answer)
         return answer
 
@@ -83,20 +84,21 @@ class HybridSaving(Saving):
         """That of the tables. Asks a server who leads, where trainers may have left."""
         found = self._sparse.answer()
         if found is not None:
-            self._awaited = False
+            if found.number == self._awaited:  # not that of an earlier one
+                self._awaited = 0
             found = self._led(found)
         return found
 
-    def is_awaited(self) -> bool:
-        """Whether a mark is not answered yet, and trainers were away that may be back.
+    def holds_step(self) -> bool:
+        """Whether the next step waits for the answer to a mark of the tables.
 
-        Those are not in the cut, and what they push must come after it. They come back
-        once all others have pushed dense gradients of a step, which nobody does before
-        his mark of the step before is answered.
+        A client has one request under way to a server that changes it: who pushes dense
+        gradients to servers in a round sends no mark before that is over, and who waits
+        for others' marks pushes none. And trainers that come back, which they do once
+        all others have pushed dense gradients of a step, are in no cut of an earlier
+        one.
         """
-        dense = self._dense
-        away = isinstance(dense, FetchedSaving) and not dense.all_there
-        return away and self._awaited
+        return self._awaited > 0 and isinstance(self._dense, FetchedSaving)
 
     def _led(self, answer: CutAnswer) -> CutAnswer:
         """Finds out who has read dense values: the first that took part."""

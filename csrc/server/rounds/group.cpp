@@ -85,19 +85,23 @@ void RoundGroup::try_complete(Outbox& outbox) {
   }
 }
 
+// Why pushes of this round cannot become one update.
+std::optional<Error> RoundGroup::find_fault() const {
+  if (const auto mismatch = find_mismatch(pushes_)) {
+    return Error(ErrorCode::kConfigMismatch, "round " + std::to_string(round_) + ": " + *mismatch);
+  }
+  for (const auto& [rank, push] : pushes_) {
+    if (!push.nonfinite.empty()) return Error(ErrorCode::kNonFinite, push.nonfinite);
+  }
+  return std::nullopt;
+}
+
 // All that may want memory before a value changes. False when the round cannot be applied: all of
 // it are told, and may send their pushes again where there was no memory.
 bool RoundGroup::prepare(Told* told, Outbox& outbox) {
   try {
-    if (const auto mismatch = find_mismatch(pushes_)) {
-      fail_round(payload_of(Error(ErrorCode::kConfigMismatch,
-                                  "round " + std::to_string(round_) + ": " + *mismatch)),
-                 outbox);
-      return false;
-    }
-    for (const auto& [rank, push] : pushes_) {
-      if (push.nonfinite.empty()) continue;
-      fail_round(payload_of(Error(ErrorCode::kNonFinite, push.nonfinite)), outbox);
+    if (const auto error = find_fault()) {
+      fail_round(payload_of(*error), outbox);
       return false;
     }
     try {
@@ -374,25 +378,26 @@ void RoundGroup::join(const Ticket& ticket, const wire::Join& join, Outbox& outb
 void RoundGroup::begin_join(const Ticket& ticket, const wire::Join& join, uint64_t round,
                             Outbox& outbox) {
   const bool pushed = join.step == wire::JoinStep::kHoldPushed;
-  const uint64_t held = round_;
   if (pushed) {
     // Marked lost before those who wait are told: one of the two is seen.
     if (const auto lost = state_.shared.peers.find_lost(missing())) throw *lost;
   }
-  joining_[ticket.rank] = round;
-  if (pushed || join.step == wire::JoinStep::kHold) {
-    try {
-      holders_.insert(ticket.rank);
-    } catch (...) {  // nobody joins half
-      joining_.erase(ticket.rank);
-      throw;
-    }
+  try {
+    joining_[ticket.rank] = round;
+    if (pushed || join.step == wire::JoinStep::kHold) holders_.insert(ticket.rank);
+    if (pushed) awaits_[ticket.rank] = {ticket, round_, round};
+  } catch (...) {  // nobody joins half
+    joining_.erase(ticket.rank);
+    holders_.erase(ticket.rank);
+    throw;
   }
   promote();
   advance_if_empty();
-  if (!pushed) return state_.answer_round(ticket, round, outbox);
-  awaits_[ticket.rank] = {ticket, held, round};
-  answer_awaits(outbox);
+  if (pushed) {
+    answer_awaits(outbox);
+  } else {
+    state_.answer_round(ticket, round, outbox);
+  }
 }
 
 void RoundGroup::await_others(const Ticket& ticket, Outbox& outbox) {
@@ -417,6 +422,11 @@ void RoundGroup::answer_awaits(Outbox& outbox) {
     if (round_ < await.pushed || (round_ == await.pushed && !pushed)) {
       ++entry;
       continue;
+    }
+    if (await.named > round_ && phase_ == Phase::kCollect) {
+      // One that fails is pushed again, after another step of what is pushed before: the trainer
+      // would join that one a step too early.
+      if (const auto error = find_fault()) return fail_round(payload_of(*error), outbox);
     }
     state_.answer_round(await.ticket, await.named, outbox);
     entry = awaits_.erase(entry);
@@ -484,7 +494,7 @@ void RoundGroup::drop(uint32_t rank, Outbox& outbox) {
   try_complete(outbox);  // it may have held the round
 }
 
-std::vector<uint32_t> RoundGroup::waiting_for(wire::FrameKind kind) const {
+std::vector<uint32_t> RoundGroup::waiting_for(wire::FrameKind kind, uint32_t waits) const {
   std::vector<uint32_t> ranks;
   const bool pushes =
       kind == wire::FrameKind::kPush || (kind == wire::FrameKind::kJoin && !awaits_.empty());
@@ -492,6 +502,7 @@ std::vector<uint32_t> RoundGroup::waiting_for(wire::FrameKind kind) const {
   for (const uint32_t rank : holders_) {
     if (std::find(ranks.begin(), ranks.end(), rank) == ranks.end()) ranks.push_back(rank);
   }
+  std::erase(ranks, waits);  // who joins holds others, not itself
   return ranks;
 }
 

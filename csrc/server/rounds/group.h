@@ -10,6 +10,7 @@
 #include <deque>
 #include <exception>
 #include <map>
+#include <optional>
 #include <set>
 #include <string>
 #include <utility>
@@ -57,8 +58,8 @@ class RoundGroup {
   // Answers everything that waits.
   void fail_waiting(const SharedPayload& error, Outbox& outbox);
 
-  // Whom a waiting request waits for.
-  std::vector<uint32_t> waiting_for(wire::FrameKind kind) const;
+  // Whom a waiting request of `waits` waits for.
+  std::vector<uint32_t> waiting_for(wire::FrameKind kind, uint32_t waits) const;
   // Whose pushes its rounds take.
   std::vector<uint32_t> participants() const;
 
@@ -87,6 +88,7 @@ class RoundGroup {
   void check_norms(const Ticket& ticket, const std::vector<double>& given,
                    const std::vector<double>& expected) const;
   bool complete() const;
+  std::optional<Error> find_fault() const;
   bool wants_commit() const { return pushes_.begin()->second.view.header.clip_norm > 0.0; }
   std::vector<uint32_t> missing() const;
   void try_complete(Outbox& outbox);

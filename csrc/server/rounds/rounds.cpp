@@ -49,7 +49,7 @@ uint64_t Rounds::round_of(uint32_t rank) const {
 
 std::vector<uint32_t> Rounds::waiting_for(wire::FrameKind kind, uint32_t rank) const {
   const RoundGroup* group = find_group(rank);
-  return group == nullptr ? std::vector<uint32_t>{} : group->waiting_for(kind);
+  return group == nullptr ? std::vector<uint32_t>{} : group->waiting_for(kind, rank);
 }
 
 void Rounds::check_open(uint32_t rank) const {

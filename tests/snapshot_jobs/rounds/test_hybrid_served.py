@@ -79,17 +79,16 @@ def test_who_stays_reads_and_commits(sparse, gone, tmp_path):
         assert torch.equal(values, dense)
 
 
-@pytest.mark.parametrize("sparse", ["sync", "async", "geo"])
-def test_who_is_back_reads_again(sparse, tmp_path):
-    """The first of those that were in the round, by what servers say of it."""
-    turns, rounds = Turns(), Rounds()
+def returning_job(folder, sparse, every, rounds, after_step):
+    """One leaves and comes back while the other trains and saves; their stats."""
+    turns = Turns()
     models = [model_of(remote=False) for _ in range(2)]
 
     def body(context):
         rank, model = context.trainer_rank, models[context.trainer_rank]
         inner = torch.optim.SGD(model.parameters(), lr=1.0)
         opt = cpudist.DistributedOptimizer(inner, model, strategy=hybrid(sparse))
-        opt.resume(tmp_path, every_steps=3, keep=100)
+        opt.resume(folder, every_steps=every, keep=100)
         made = 0
 
         def train():
@@ -97,7 +96,7 @@ def test_who_is_back_reads_again(sparse, tmp_path):
             push(opt, model, rank, made)
             rounds.note(opt.rounds, rank, made)
             made += 1
-            settle(opt)
+            after_step(opt)
 
         train()
         if rank == 0:
@@ -117,12 +116,13 @@ def test_who_is_back_reads_again(sparse, tmp_path):
             train()
         return opt.stats()["snapshot"]
 
-    for stats in run(body, 2, servers=2, variables=seeing(tmp_path)):
-        assert (stats["skipped"], stats["failed"]) == (0, 0)
-    found = [Snapshot(tmp_path / name) for name in Directory(tmp_path).names()]
+    return run(body, 2, servers=2, variables=seeing(folder))
+
+
+def check_moments(folder, sparse, rounds):
+    """Snapshots have all steps of who was there; returns steps by trainer of each."""
+    found = [Snapshot(folder / name) for name in Directory(folder).names()]
     steps = [[one.steps for one in s.manifest.trainers] for s in found]
-    assert min(counts[0] for counts in steps) == 1
-    assert max(counts[0] for counts in steps) > 1
     for snapshot, counts in zip(found, steps, strict=True):
         assert snapshot.verify() == []
         table, dense, made = rounds.expected(snapshot.manifest.number)
@@ -134,6 +134,28 @@ def test_who_is_back_reads_again(sparse, tmp_path):
         close = {"rtol": 0, "atol": 1e-4 if sparse == "geo" else 0}
         torch.testing.assert_close(weight, table, **close)
         assert torch.equal(values, dense)
+    return steps
+
+
+@pytest.mark.parametrize("sparse", ["sync", "async", "geo"])
+def test_who_is_back_reads_again(sparse, tmp_path):
+    """The first of those that were in the round, by what servers say of it."""
+    rounds = Rounds()
+    for stats in returning_job(tmp_path, sparse, 3, rounds, settle):
+        assert (stats["skipped"], stats["failed"]) == (0, 0)
+    steps = check_moments(tmp_path, sparse, rounds)
+    assert min(counts[0] for counts in steps) == 1
+    assert max(counts[0] for counts in steps) > 1
+
+
+@pytest.mark.parametrize("sparse", ["async", "geo"])
+def test_a_save_of_every_step_keeps_nobody(sparse, tmp_path, caplog):
+    """No trainer is in a round of dense parameters before it has sent its mark."""
+    rounds = Rounds()
+    stats = returning_job(tmp_path, sparse, 1, rounds, lambda opt: None)
+    assert [one["failed"] for one in stats] == [0, 0]
+    assert "cut: waited" not in caplog.text  # for long
+    check_moments(tmp_path, sparse, rounds)
 
 
 def ended(folder, steps, servers, every):

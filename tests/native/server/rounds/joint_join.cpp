@@ -3,6 +3,8 @@
 //
 // Joins that wait until all others are at one step, and joins at the current round.
 
+#include <limits>
+
 #include "support/server_fixture.h"
 
 namespace cpudist::testing {
@@ -85,6 +87,20 @@ TEST(server_joint_join_finds_all_pushes_there_between_push_and_commit) {
   CHECK(world[0].waits(commit));
   world[1].reply(join(world[1], wire::JoinStep::kRelease));
   world[0].reply(commit);
+}
+
+// Who has pushed does a step of another set again before it pushes again.
+TEST(server_joint_join_waits_for_pushes_that_can_be_applied) {
+  World world(2);
+  leave_of(world, {1});
+  const auto hold = join(world[1], wire::JoinStep::kHoldPushed);
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  world[0].error(world.push(0, push_for(0, nan)), ErrorCode::kNonFinite);
+  CHECK(world[1].waits(hold));
+  const auto push = world.push(0, push_for(0));
+  CHECK_EQ(world[1].round_of(hold), 1u);
+  world[1].reply(join(world[1], wire::JoinStep::kRelease));
+  world[0].reply(push);
 }
 
 // Else the second would be told a later round of this set than of the other one.
