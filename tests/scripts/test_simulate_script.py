@@ -128,3 +128,20 @@ def test_a_patch_that_does_not_fit_is_told(checkout: Checkout) -> None:
     code, said = checkout.simulate("--mutations", "found")
     assert code == 1
     assert "found: the patch does not fit the sources" in said
+
+
+@pytest.mark.parametrize(
+    "patch",
+    sorted((ROOT / "tests/simulator/mutations").iterdir()),
+    ids=lambda p: p.stem,
+)
+def test_a_mistake_fits_the_sources(patch):
+    """Only a run by hand plants them all."""
+    done = subprocess.run(
+        ["patch", "-p1", "--dry-run", "--forward", "--silent", "-i", str(patch)],
+        cwd=ROOT,
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout
