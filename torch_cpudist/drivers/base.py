@@ -184,6 +184,11 @@ class Driver(ABC):
         """Whether the n-th steps of trainers meet in a round; by default not."""
         return False
 
+    @property
+    def is_away(self) -> bool:
+        """Whether this trainer has left rounds that its next step joins again."""
+        return False
+
     def global_step(self, rounds: int) -> int:
         """The cluster's count of steps; see ``cpudist.global_step``.
 

@@ -185,6 +185,11 @@ class HybridDriver(Driver):
         """As soon as one part's do."""
         return any(part.in_rounds for part in self._both)
 
+    @property
+    def is_away(self) -> bool:
+        """As soon as it has left one part's."""
+        return any(part.is_away for part in self._both)
+
     def settle(self) -> None:
         """Settles both parts."""
         for part in self._both:

@@ -42,6 +42,11 @@ class SyncDriver(ServerDriver):
         """They do, in those of its group."""
         return True
 
+    @property
+    def is_away(self) -> bool:
+        """As servers were told."""
+        return not self._parameters.opened.is_member()
+
     def settle(self) -> None:
         """Pushes are applied when ``step`` returns."""
 

@@ -33,6 +33,7 @@ from torch_cpudist.optimizer.initial_state import InitialState
 from torch_cpudist.optimizer.outliving import Outliving
 from torch_cpudist.optimizer.phases import Counted, waited_by
 from torch_cpudist.optimizer.prefetching import Prefetching
+from torch_cpudist.optimizer.returning import check_return
 from torch_cpudist.optimizer.untrained import Untrained
 from torch_cpudist.resuming.paces import Often
 from torch_cpudist.resuming.resumable import Resumable
@@ -293,6 +294,7 @@ class DistributedOptimizer(face.ServedOptimizer, Participant):
 
         Raises:
             UnpulledRowError, DenseGradientError, ModelChangedError: nothing was sent.
+            InvalidArgumentError: after ``leave()``, beside other optimizers in rounds.
             ConfigMismatchError: trainers disagree about options; nothing applied.
             PeerLostError: a process died; the round may be applied on some servers.
             OperationTimeoutError: a live trainer did not get there in time.
@@ -300,6 +302,7 @@ class DistributedOptimizer(face.ServedOptimizer, Participant):
         self._open()
         self._outliving.check()
         self._averages.check_not_entered("step()")
+        check_return(self._run, self._driver)
         counted = self._counted
         counted.step_begins()
         self._resumable.before_step(self.counters())
