@@ -448,7 +448,8 @@ class DistributedOptimizer(face.ServedOptimizer, Participant):
         """Takes part again after ``leave()``, before the next forward.
 
         Needed with ``Async(max_staleness=)`` only, which refuses a step on values from
-        before; refreshes dense parameters.
+        before; refreshes dense parameters. As tables of ``Hybrid(dense=Sync())`` it
+        waits for the others' step, and they from then on for this trainer's.
         """
         parameters = self._open()
         self._averages.check_not_entered("join()")
