@@ -477,7 +477,7 @@ void ParamSet::join_with(ParamSet& last) {
                 "join_with: expected two sets of one client that this trainer has left, the second "
                 "updated in rounds");
   }
-  shared_.drive(make_join_with(shared_, state_, counts_rounds(), last.state_));
+  shared_.drive(make_join_with(shared_, {membership_, state_}, {last.membership_, last.state_}));
   if (state_->layout.max_staleness == wire::kAnyStaleness) return;
   forget_rows();
   state_->take_read();

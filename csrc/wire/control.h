@@ -59,9 +59,10 @@ enum class JoinStep : uint32_t {
   kMember = 1,   // to the other servers: I am a member from `round` on
   kRelease = 2,  // to server 0
   // Of who joins two sets at one step, see client/rounds/join_with.h.
-  kHoldPushed = 3,  // as kHold, answered once all others have pushed for the round that is held
-  kOthersPushed =
-      4,  // to server 0: wait until all others have pushed for the round at which I join
+  // As kHold, answered once all others have pushed for the round that is held.
+  kHoldPushed = 3,
+  // To server 0: answered once all others have pushed for the round at which I join.
+  kOthersPushed = 4,
   // To all servers. In rounds: I am a member from the current one on, for which nobody can have
   // pushed. On arrival: I am one now, also of cuts, and not only from my first push on.
   kCurrent = 5,

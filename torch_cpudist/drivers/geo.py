@@ -426,7 +426,7 @@ class GeoDriver(ServerDriver):
         local = self._local
         if local.opened.is_member():
             self.before_barrier()
-            local.opened.leave()
+        local.opened.leave()  # also finishes joining, where an interrupt has left that
 
     def join(self) -> None:
         """Takes part again; what others did meanwhile comes with the next exchange."""

@@ -110,7 +110,6 @@ class HybridDriver(Driver):
         # Tables first: where both wait for others, all trainers do so in one order.
         self._both = (sparse, dense)
         self._saving: HybridSaving | None = None
-        self._joins = False  # both parts: begun, and not known to be done
 
     def step(self, rules: Rules, samples: int | None, clip: Clip | None) -> int:
         """Steps both parts; pushes of tables travel while dense ones are averaged."""
@@ -209,8 +208,6 @@ class HybridDriver(Driver):
 
     def leave(self) -> None:
         """Ends this trainer's part in both."""
-        if self._joins:  # an interrupt has left it half done
-            self._join_both()
         for part in self._both:
             part.leave()
 
@@ -239,9 +236,7 @@ class HybridDriver(Driver):
                 return
             dense.leave()  # an interrupt has come between the two
         if not tables.is_member():
-            self._joins = True
             tables.join_with(dense)
-            self._joins = False
 
     def before_barrier(self) -> None:
         """Hands on what both parts must."""

@@ -4,16 +4,11 @@
 #include "client/rounds/join_with.h"
 
 #include <span>
-#include <string>
 #include <utility>
 #include <vector>
 
 namespace cpudist::client {
 namespace {
-
-uint64_t round_in(const RequestPtr& request) {
-  return wire::decode_round_reply(request->reply.payload.bytes()).round;
-}
 
 enum class To { kServerZero, kOtherServers, kAllServers };
 
@@ -41,20 +36,19 @@ constexpr Stage kFirstOnArrival[] = {
 
 class JoinWith final : public Operation {
  public:
-  JoinWith(Shared& shared, std::shared_ptr<SetState> first, bool counts_rounds,
-           std::shared_ptr<SetState> last)
+  JoinWith(Shared& shared, Joining first, Joining last)
       : shared_(shared),
         first_(std::move(first)),
         last_(std::move(last)),
-        counts_rounds_(counts_rounds),
-        stages_(counts_rounds ? std::span<const Stage>(kFirstInRounds) : kFirstOnArrival) {}
+        stages_(first_.membership.counts_rounds() ? std::span<const Stage>(kFirstInRounds)
+                                                  : kFirstOnArrival) {}
 
  private:
   size_t stage_count() const override { return stages_.size(); }
 
   std::vector<RequestPtr> send(size_t stage) override {
     const auto [first, step, to] = stages_[stage];
-    const SetState& set = first ? *first_ : *last_;
+    const SetState& set = first ? *first_.set : *last_.set;
     const uint32_t begin = to == To::kOtherServers ? 1 : 0;
     const uint32_t end = to == To::kServerZero ? 1 : shared_.server_count();
     std::vector<RequestPtr> requests;
@@ -66,33 +60,21 @@ class JoinWith final : public Operation {
   }
 
   void receive(size_t stage, std::span<const RequestPtr> replies) override {
-    if (stage == 0) last_->round = round_in(replies.front());
-    if (stages_[stage].first && counts_rounds_) take_round(replies);
-    if (stage + 1 == stages_.size()) first_->member = last_->member = true;
-  }
-
-  void take_round(std::span<const RequestPtr> replies) {
-    first_->round = round_in(replies.front());
-    for (const RequestPtr& request : replies) {
-      if (round_in(request) == first_->round) continue;
-      throw Error(ErrorCode::kProtocol,
-                  "JOIN: servers disagree about the round: " + std::to_string(first_->round) +
-                      " and " + std::to_string(round_in(request)));
-    }
+    if (stage == 0) last_.set->round = agreed_round(last_.membership, replies);
+    if (stages_[stage].first) first_.set->round = agreed_round(first_.membership, replies);
+    if (stage + 1 == stages_.size()) first_.set->member = last_.set->member = true;
   }
 
   Shared& shared_;
-  const std::shared_ptr<SetState> first_;
-  const std::shared_ptr<SetState> last_;
-  const bool counts_rounds_;
+  const Joining first_;
+  const Joining last_;
   const std::span<const Stage> stages_;
 };
 
 }  // namespace
 
-std::shared_ptr<Operation> make_join_with(Shared& shared, std::shared_ptr<SetState> first,
-                                          bool counts_rounds, std::shared_ptr<SetState> last) {
-  return std::make_shared<JoinWith>(shared, std::move(first), counts_rounds, std::move(last));
+std::shared_ptr<Operation> make_join_with(Shared& shared, Joining first, Joining last) {
+  return std::make_shared<JoinWith>(shared, std::move(first), std::move(last));
 }
 
 }  // namespace cpudist::client

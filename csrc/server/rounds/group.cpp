@@ -334,7 +334,8 @@ void RoundGroup::release(const Ticket& ticket, Outbox& outbox) {
 
 // Trainers join one at a time. Where nobody else takes part the holder may name the round before
 // the next one's, and is not yet known to others, which would take that one's for the first that
-// can come. One that waits for pushes of all others has no others that may push early.
+// can come. Who joins with another set is named the round right after the present one: while
+// another trainer has that, it waits for it to begin.
 bool RoundGroup::must_wait(const Ticket& ticket, wire::JoinStep step) const {
   if (!holders_.empty() && !holders_.contains(ticket.rank)) return true;
   return step == wire::JoinStep::kHoldPushed && !joining_.empty();
