@@ -12,7 +12,7 @@ from interrupts import interrupted, waiting_in_a_call
 from patience import PATIENCE_S
 from sync_cases import ONE_THREAD, run
 from turns import Turns
-from whole_gradients import Rounds, expected, model_of, push
+from whole_gradients import Pushing, Rounds, expected, model_of, push
 
 import torch_cpudist as cpudist
 from torch_cpudist import _core
@@ -35,27 +35,24 @@ def returning_job(sparse, trainers, servers, rounds):
         rank, model = context.trainer_rank, models[context.trainer_rank]
         inner = torch.optim.SGD(model.parameters(), lr=1.0)
         opt = cpudist.DistributedOptimizer(inner, model, strategy=hybrid(sparse))
-        made = 0
-
-        def train():
-            nonlocal made
-            push(opt, model, rank, made)
-            rounds.note(opt.rounds, rank, made)
-            made += 1
-
-        train()
+        trainer = Pushing(opt, model, rank, rounds)
+        trainer.step()
         if rank in others:
             for _ in range(RETURNS):
                 opt.leave()
                 for _ in range(THERE):
-                    train()
+                    trainer.step()
             turns.over(rank)
         while rank not in others and not all(turns.is_over(one) for one in others):
-            train()
+            trainer.step()
         opt.leave()
         context.barrier()
         opt.flush()
-        return made, model.table.weight.detach().clone(), model.dense.detach().clone()
+        return (
+            trainer.made,
+            model.table.weight.detach().clone(),
+            model.dense.detach().clone(),
+        )
 
     return run(body, trainers, servers=servers)
 
@@ -120,31 +117,24 @@ def test_an_interrupt_while_it_comes_back(sparse, then):
         context, model = cpudist.init(rank=rank, **shared), models[rank]
         inner = torch.optim.SGD(model.parameters(), lr=1.0)
         opt = cpudist.DistributedOptimizer(inner, model, strategy=hybrid(made[sparse]))
-        steps = 0
-
-        def train(step):
-            nonlocal steps
-            step()
-            rounds.note(opt.rounds, rank, steps)
-            steps += 1
-
-        train(lambda: push(opt, model, rank, 0))
+        trainer = Pushing(opt, model, rank, rounds)
+        trainer.step()
         if rank == 0:
             opt.leave()
             with pytest.raises(KeyboardInterrupt), interrupted(waiting_in_a_call()):
                 push(opt, model, rank, 1)
             turns.over("interrupted")
             if then == "step":  # with the gradients that are there
-                train(opt.step)
+                trainer.step(again=True)
         else:
             turns.wait("interrupted")
         if rank == 1 or then == "step":
             for _ in range(THERE):
-                train(lambda: push(opt, model, rank, steps))
+                trainer.step()
         opt.leave()
         context.barrier()
         opt.flush()
-        found[rank] = steps, model.table.weight.detach().clone()
+        found[rank] = trainer.made, model.table.weight.detach().clone()
         found["dense"] = model.dense.detach().clone()
         context.shutdown()
 
@@ -186,21 +176,14 @@ def test_a_round_that_fails_while_a_trainer_comes_back_parts_nobody():
             turns.over("fails")
             with pytest.raises(cpudist.NonFiniteGradientError):
                 opt.step()
-        step = 2
-
-        def train():
-            nonlocal step
-            push(opt, model, rank, step)
-            rounds.note(opt.rounds, rank, step)
-            step += 1
-
+        trainer = Pushing(opt, model, rank, rounds, made=2)
         if rank == 0:
             turns.wait("fails")
             for _ in range(THERE):
-                train()
+                trainer.step()
             turns.over("done")
         while not turns.is_over("done"):
-            train()
+            trainer.step()
         opt.leave()
         context.barrier()
 

@@ -10,7 +10,7 @@ from snapshot_cases import settle
 from snapshot_parity import SMALL, Job, net, seeing, seen
 from sync_cases import RULES, Batches, assert_same_bits, build, loss_of, run
 from turns import Turns
-from whole_gradients import Rounds, expected, model_of, push, saved_values
+from whole_gradients import Pushing, Rounds, expected, model_of, push, saved_values
 
 import torch_cpudist as cpudist
 from torch_cpudist.snapshot.directory import Directory
@@ -89,13 +89,10 @@ def returning_job(folder, sparse, every, rounds, after_step):
         inner = torch.optim.SGD(model.parameters(), lr=1.0)
         opt = cpudist.DistributedOptimizer(inner, model, strategy=hybrid(sparse))
         opt.resume(folder, every_steps=every, keep=100)
-        made = 0
+        trainer = Pushing(opt, model, rank, rounds)
 
         def train():
-            nonlocal made
-            push(opt, model, rank, made)
-            rounds.note(opt.rounds, rank, made)
-            made += 1
+            trainer.step()
             after_step(opt)
 
         train()

@@ -59,6 +59,31 @@ def push(opt: cpudist.DistributedOptimizer, model: Whole, rank: int, step: int) 
     opt.step()
 
 
+class Pushing:
+    """A trainer that pushes its gradients step by step, and notes their rounds."""
+
+    def __init__(
+        self,
+        opt: cpudist.DistributedOptimizer,
+        model: Whole,
+        rank: int,
+        rounds: Rounds,
+        made: int = 0,
+    ) -> None:
+        """Goes on after ``made`` steps."""
+        self.opt, self.model, self.rank = opt, model, rank
+        self.rounds, self.made = rounds, made
+
+    def step(self, again: bool = False) -> None:
+        """The next one; ``again``: with the gradients that are there."""
+        if again:
+            self.opt.step()
+        else:
+            push(self.opt, self.model, self.rank, self.made)
+        self.rounds.note(self.opt.rounds, self.rank, self.made)
+        self.made += 1
+
+
 def expected(
     counts: Sequence[int], shares: Sequence[float] = (1.0, 1.0, 1.0)
 ) -> tuple[torch.Tensor, torch.Tensor]:
