@@ -89,6 +89,9 @@ class Client:
     def lost_in_silence(self) -> bool:
         """Whether a server was lost because nothing came from it: it may still run."""
 
+    def server_ended(self) -> bool:
+        """Whether a server was lost because its process, on this host, has ended."""
+
     def carried_out_before(self) -> list[int]:
         """Per server, the last request of an earlier incarnation that was carried out.
 

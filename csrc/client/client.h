@@ -40,6 +40,7 @@ class Client {
   // see Session.
   bool counted_lost() const { return shared_.session.counted_lost(); }
   bool lost_in_silence() const { return shared_.session.lost_in_silence(); }
+  bool server_ended() const { return shared_.session.server_ended(); }
   // Per server: the last request of this trainer, in the last incarnation before this one that had
   // any carried out, that was; 0: there is none. As of connect().
   std::vector<uint64_t> carried_out_before() const { return shared_.session.carried_out_before(); }

@@ -84,6 +84,11 @@ class Session final : public transport::ConnectionHandler {
     const std::lock_guard lock(mutex_);
     return lost_in_silence_;
   }
+  // Whether it has failed because a server's process, on this host, has ended.
+  bool server_ended() const {
+    const std::lock_guard lock(mutex_);
+    return server_ended_;
+  }
   // Per server, see wire::Hello; as of its first one.
   std::vector<uint64_t> carried_out_before() const {
     const std::lock_guard lock(mutex_);
@@ -173,6 +178,7 @@ class Session final : public transport::ConnectionHandler {
   uint32_t fenced_by_ = 0;
   bool counted_lost_ = false;
   bool lost_in_silence_ = false;
+  bool server_ended_ = false;
   std::vector<uint64_t> carried_out_before_;
   bool started_ = false;
   bool stopping_ = false;

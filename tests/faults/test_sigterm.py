@@ -219,6 +219,24 @@ def test_servers_without_trainers_end_with_the_newest_snapshot(groups, tmp_path)
     assert saved_by(tmp_path)[-1] == "kept"
 
 
+def test_servers_one_of_which_was_killed_wait_for_no_snapshot(groups, tmp_path):
+    """Trainers that wait for others in their place can save none."""
+    variables = shared(tmp_path, **LONG_GRACE)
+    servers = groups.servers(**variables)
+    body = functools.partial(train_and_outlive, tmp_path, "async", "static")
+    trainers = [groups.start("trainer", body, **variables) for _ in range(2)]
+    for job in trainers:
+        job.expect(0, "report", PATIENCE_S)
+    lose_rank(servers, 1, signal.SIGKILL)
+    servers.signal(0, signal.SIGTERM)
+    assert ended(servers) == [-signal.SIGTERM, -signal.SIGKILL]
+    again = groups.servers(**variables)
+    for job in trainers:
+        _, _, recovered, _ = job.expect(0, "result", PATIENCE_S)["value"]
+        assert recovered["count"] == 1
+    assert again.results(PATIENCE_S) == [None, None]
+
+
 def test_a_frozen_trainer_keeps_servers_no_longer_than_the_grace(groups, tmp_path):
     clocks = {"CPUDIST_LIVENESS_MS": str(int(1000 * PATIENCE_S))}
     variables = shared(tmp_path, **clocks, **SHORT_GRACE)

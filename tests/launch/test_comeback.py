@@ -77,14 +77,17 @@ class Client:
 
     barriers = 0
 
-    def __init__(self, told=False, silent=False):
-        self.told, self.silent = told, silent
+    def __init__(self, told=False, silent=False, ended=False):
+        self.told, self.silent, self.ended = told, silent, ended
 
     def counted_lost(self):
         return self.told
 
     def lost_in_silence(self):
         return self.silent
+
+    def server_ended(self):
+        return self.ended
 
     def waited_s(self):
         return 2.0
@@ -316,6 +319,28 @@ def test_who_was_counted_as_lost_joins_the_same_servers(
     assert incarnations == [2, 3, 4]
     assert (ends.client, ends.run_id, ends.incarnation) == (came, 7, 4)
     one.check()
+
+
+def test_those_that_a_killed_server_has_left_are_not_joined_again(store, monkeypatch):
+    """They are to see that nobody is there; who takes their place is joined."""
+    started(store)
+    client, came = Client(ended=True), Client()
+    runs, joined = [7, 7, 8], []
+
+    def meet(*_):
+        return store, {"run_id": runs.pop(0), "servers": [[]], "trainers": 1}
+
+    def connected(made, numbers, run, incarnation, connect_s):
+        joined.append(run["run_id"])
+        return Endpoints(client=came, run_id=8), came
+
+    monkeypatch.setattr(separate_jobs, "meet", meet)
+    monkeypatch.setattr(separate_jobs, "connected", connected)
+    monkeypatch.setattr(separate_jobs, "begin", lambda *_: None)
+    part = GoesOn()
+    _, one = comeback([part], client=client)
+    one.outlive(cpudist.PeerLostError("server 1 was lost"), client)
+    assert (joined, part.clients, part.learned) == ([8], [came], [])
 
 
 class LostOnceMore(Rejoins):

@@ -221,6 +221,10 @@ class Comeback:
                 ends.client.abort("its servers were lost")
             # Servers that have just said so are there: what goes on warns of it.
             told = ends.client is not None and ends.client.counted_lost()
+            # Without it their run cannot go on. Those that are left see that nobody is
+            # there any more, and do not wait for a snapshot when they are to end.
+            if ends.client is not None and ends.client.server_ended():
+                gone.add(ends.run_id)
             logger.log(
                 logging.INFO if told else logging.WARNING,
                 "%s. This trainer waits up to %g s (%s) for servers to come back, or "
