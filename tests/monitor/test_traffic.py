@@ -49,8 +49,8 @@ def trained(strategy: str, dtype: str) -> list[dict[str, Any]]:
             opt.zero_grad()
             model(torch.randint(500, (BATCH, 4))).mean().backward()
             opt.step()
-        # Of what is exchanged in the background nothing may have left by now; and who is
-        # first has nothing of the others' yet.
+        # Of what is exchanged in the background nothing may have left by now, and the
+        # first one to flush has nothing of the others'.
         for _ in range(2):
             opt.flush()
             context.barrier()
