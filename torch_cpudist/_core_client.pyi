@@ -86,11 +86,8 @@ class Client:
         That server goes on, and takes this trainer as a newer incarnation.
         """
 
-    def lost_in_silence(self) -> bool:
-        """Whether a server was lost because nothing came from it: it may still run."""
-
     def server_ended(self) -> bool:
-        """Whether a server was lost because its process, on this host, has ended."""
+        """Whether the process of a server on this host has ended by now."""
 
     def carried_out_before(self) -> list[int]:
         """Per server, the last request of an earlier incarnation that was carried out.

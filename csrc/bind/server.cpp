@@ -164,6 +164,7 @@ py::dict server_stats(const ServerHolder& self) {
   result["half_open"] = door.waiting;
   result["trainers"] = stats.trainers;
   result["lost"] = stats.lost;
+  result["present"] = stats.present;
   return result;
 }
 

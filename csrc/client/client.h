@@ -36,10 +36,9 @@ class Client {
   void check() const;  // throws what the client has failed with: a lost server
   // Where connect() has thrown kFenced: the incarnation that servers have in the place of this one.
   uint32_t fenced_by() const { return shared_.session.fenced_by(); }
-  // Whether a server has counted this trainer as lost, or was lost because nothing came from it;
+  // Whether a server has counted this trainer as lost, and whether the process of one has ended;
   // see Session.
   bool counted_lost() const { return shared_.session.counted_lost(); }
-  bool lost_in_silence() const { return shared_.session.lost_in_silence(); }
   bool server_ended() const { return shared_.session.server_ended(); }
   // Per server: the last request of this trainer, in the last incarnation before this one that had
   // any carried out, that was; 0: there is none. As of connect().

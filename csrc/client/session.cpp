@@ -678,7 +678,6 @@ void Session::beat(std::unique_lock<std::mutex>& lock, TimePoint now, bool was_a
     if (!failure_ && now - link.heard > milliseconds(options_.liveness_ms)) {
       const bool tried = link.spare.tried > link.heard;
       lose(link, silence_text(options_.liveness_ms, tried ? link.trouble : ""));
-      lost_in_silence_ = true;
     } else if (due) {
       connections.push_back(link.connection);
     }
@@ -863,7 +862,6 @@ void Session::lose(Link& link, const std::string& why) {
   const Error error =
       loss_of(describe(link), link.ever_open || link.gone, options_.connect_deadline_ms, why);
   link.state = LinkState::kClosed;
-  server_ended_ = has_ended(link.process);
   fail(error);
 }
 

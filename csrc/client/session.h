@@ -8,6 +8,7 @@
 // is closed or a callback of the user runs, because in-process replies arrive inside send().
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -19,6 +20,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/process_end.h"
 #include "base/wait.h"
 #include "client/link.h"
 #include "client/options.h"
@@ -79,15 +81,11 @@ class Session final : public transport::ConnectionHandler {
     const std::lock_guard lock(mutex_);
     return counted_lost_;
   }
-  // Whether it has failed because nothing came from a server, which may be out of reach only.
-  bool lost_in_silence() const {
-    const std::lock_guard lock(mutex_);
-    return lost_in_silence_;
-  }
-  // Whether it has failed because a server's process, on this host, has ended.
+  // Whether the process of a server on this host has ended by now, whatever it said before.
   bool server_ended() const {
     const std::lock_guard lock(mutex_);
-    return server_ended_;
+    return std::any_of(links_.begin(), links_.end(),
+                       [](const Link& link) { return has_ended(link.process); });
   }
   // Per server, see wire::Hello; as of its first one.
   std::vector<uint64_t> carried_out_before() const {
@@ -177,8 +175,6 @@ class Session final : public transport::ConnectionHandler {
   std::optional<Error> failure_;
   uint32_t fenced_by_ = 0;
   bool counted_lost_ = false;
-  bool lost_in_silence_ = false;
-  bool server_ended_ = false;
   std::vector<uint64_t> carried_out_before_;
   bool started_ = false;
   bool stopping_ = false;

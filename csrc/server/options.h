@@ -78,6 +78,7 @@ struct ServerStats {
   uint64_t refused = 0;   // handshakes refused, malformed frames
   uint64_t trainers = 0;  // connected ever
   uint64_t lost = 0;      // lost now
+  uint64_t present = 0;   // connected, and neither lost nor done
 };
 
 }  // namespace cpudist::server

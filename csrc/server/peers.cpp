@@ -384,6 +384,7 @@ void Peers::add_traffic(ServerStats* stats) const {
   for (const Peer& peer : peers_) {
     stats->trainers += peer.seen ? 1 : 0;
     stats->lost += peer.lost.empty() ? 0 : 1;
+    stats->present += peer.seen && !peer.goodbye && peer.lost.empty() ? 1 : 0;
   }
   stats->bytes_sent = closed_bytes_sent_;
   stats->bytes_received = closed_bytes_received_;

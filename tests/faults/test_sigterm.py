@@ -219,7 +219,8 @@ def test_servers_without_trainers_end_with_the_newest_snapshot(groups, tmp_path)
     assert saved_by(tmp_path)[-1] == "kept"
 
 
-def test_servers_one_of_which_was_killed_wait_for_no_snapshot(groups, tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_servers_one_of_which_has_ended_wait_for_no_snapshot(number, groups, tmp_path):
     """Trainers that wait for others in their place can save none."""
     variables = shared(tmp_path, **LONG_GRACE)
     servers = groups.servers(**variables)
@@ -227,9 +228,10 @@ def test_servers_one_of_which_was_killed_wait_for_no_snapshot(groups, tmp_path):
     trainers = [groups.start("trainer", body, **variables) for _ in range(2)]
     for job in trainers:
         job.expect(0, "report", PATIENCE_S)
-    lose_rank(servers, 1, signal.SIGKILL)
+    lose_rank(servers, 1, number)
+    servers.processes[1].join(PATIENCE_S)
     servers.signal(0, signal.SIGTERM)
-    assert ended(servers) == [-signal.SIGTERM, -signal.SIGKILL]
+    assert ended(servers) == [-signal.SIGTERM, -number]
     again = groups.servers(**variables)
     for job in trainers:
         _, _, recovered, _ = job.expect(0, "result", PATIENCE_S)["value"]

@@ -77,14 +77,11 @@ class Client:
 
     barriers = 0
 
-    def __init__(self, told=False, silent=False, ended=False):
-        self.told, self.silent, self.ended = told, silent, ended
+    def __init__(self, told=False, ended=False):
+        self.told, self.ended = told, ended
 
     def counted_lost(self):
         return self.told
-
-    def lost_in_silence(self):
-        return self.silent
 
     def server_ended(self):
         return self.ended
@@ -304,7 +301,7 @@ def joins(monkeypatch, store, run_id=7, failures=0):
 
 @pytest.mark.parametrize(
     ("waits", "client"),
-    [(None, Client(told=True)), ("60", Client(told=True)), ("60", Client(silent=True))],
+    [(None, Client(told=True)), ("60", Client(told=True)), ("60", Client())],
 )
 def test_who_was_counted_as_lost_joins_the_same_servers(
     waits, client, store, monkeypatch
@@ -321,17 +318,23 @@ def test_who_was_counted_as_lost_joins_the_same_servers(
     one.check()
 
 
-def test_those_that_a_killed_server_has_left_are_not_joined_again(store, monkeypatch):
+@pytest.mark.parametrize("known", ["at once", "later"])
+def test_those_that_a_killed_server_has_left_are_not_joined_again(
+    known, store, monkeypatch
+):
     """They are to see that nobody is there; who takes their place is joined."""
     started(store)
-    client, came = Client(ended=True), Client()
-    runs, joined = [7, 7, 8], []
+    client, came = Client(ended=known == "at once"), Client()
+    runs, tried = [7, 7, 8], []
 
     def meet(*_):
         return store, {"run_id": runs.pop(0), "servers": [[]], "trainers": 1}
 
     def connected(made, numbers, run, incarnation, connect_s):
-        joined.append(run["run_id"])
+        tried.append(run["run_id"])
+        if run["run_id"] == 7:
+            client.ended = True  # it has said why it ends, and ends now
+            raise cpudist.PeerLostError("server 1 was lost")
         return Endpoints(client=came, run_id=8), came
 
     monkeypatch.setattr(separate_jobs, "meet", meet)
@@ -340,7 +343,23 @@ def test_those_that_a_killed_server_has_left_are_not_joined_again(store, monkeyp
     part = GoesOn()
     _, one = comeback([part], client=client)
     one.outlive(cpudist.PeerLostError("server 1 was lost"), client)
-    assert (joined, part.clients, part.learned) == ([8], [came], [])
+    assert tried == ([8] if known == "at once" else [7, 8])
+    assert (part.clients, part.learned) == ([came], [])
+
+
+def test_who_waits_in_vain_beside_those_that_a_killed_server_has_left(
+    store, monkeypatch
+):
+    """Started again it could not join them either."""
+    started(store)
+    answers(monkeypatch, store, 7)
+    client = Client(ended=True)
+    _, one = comeback([Noted()], client=client, CPUDIST_REJOIN_S="1")
+    with pytest.raises(cpudist.PeerLostError, match="within 1 s") as raised:
+        one.outlive(cpudist.PeerLostError("server 1 was lost"), client)
+    told = str(raised.value)
+    assert "those that it has left still answer at CPUDIST_RENDEZVOUS=" in told
+    assert "start this job again" not in told
 
 
 class LostOnceMore(Rejoins):
@@ -418,9 +437,34 @@ def test_a_number_whose_issue_was_not_heard_of_is_nobody_elses(store, monkeypatc
         one.outlive(cpudist.PeerLostError("it was counted as lost"), again)
 
 
+def test_what_was_not_heard_of_in_one_run_lets_nobody_into_the_next(store, monkeypatch):
+    """Numbers that may have been issued to this trainer are of that run only."""
+    started(store)
+    came, _ = joins(monkeypatch, Unheard(store, 2))
+    monkeypatch.setattr(separate_jobs, "begin", lambda *_: None)
+    client = Client(told=True)
+    ends, one = comeback([GoesOn()], client=client)
+    runs = [7, 7, 8]
+
+    def meet(*_):
+        run = {"run_id": runs.pop(0), "servers": [[]], "trainers": 1}
+        return (Unheard(store, 1) if run["run_id"] == 7 else store), run
+
+    monkeypatch.setattr(separate_jobs, "meet", meet)
+    one.outlive(cpudist.PeerLostError("it was counted as lost"), client)
+    assert (ends.client, runs) == (came, [])
+    # A process in this one's place; then this one is counted as lost in that run.
+    started(store, 1)
+    again = Client(told=True)
+    ends.client, ends.run_id = again, 8
+    runs.append(8)
+    with pytest.raises(cpudist.FencedError):
+        one.outlive(cpudist.PeerLostError("it was counted as lost"), again)
+
+
 @pytest.mark.parametrize(
     ("waits", "client"),
-    [(None, Client(silent=True)), ("0", Client(silent=True)), ("0", Client(told=True))],
+    [(None, Client()), ("0", Client()), ("0", Client(told=True))],
 )
 def test_without_the_variable_silence_is_not_waited_for(
     waits, client, store, monkeypatch
@@ -466,7 +510,7 @@ def test_other_servers_are_refused_by_who_can_go_on_with_the_same_only(
     store, monkeypatch
 ):
     _, incarnations = joins(monkeypatch, store, run_id=8)
-    client = Client(silent=True)
+    client = Client()
     _, one = comeback([Rejoins()], client=client)
     match = r"server 0 was lost\. .* does not help here: there are no snapshots"
     with pytest.raises(cpudist.PeerLostError, match=match):

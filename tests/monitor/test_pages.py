@@ -154,6 +154,7 @@ def test_a_server_shows_its_load_and_its_tables(shown):
     assert 2 <= value(server, "cpudist_server_pushes_total") <= 2 * STEPS
     assert value(server, "cpudist_server_trainers", state="seen") == 2
     assert value(server, "cpudist_server_trainers", state="lost") == 0
+    assert value(server, "cpudist_server_trainers", state="present") == 2
     assert value(server, "cpudist_table_rows", table="bag.weight", set="0") == 30
     assert value(server, "cpudist_table_bytes", table="bag.weight", set="0") > 30 * 16
     rows = [value(page, "cpudist_rows_total", how="pushed") for page in (own, other)]

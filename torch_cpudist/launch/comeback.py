@@ -49,9 +49,21 @@ _BACK_S = 10.0
 _AWAY = "CPUDIST_REJOIN_S"
 
 
-def _in_vain(apart: SeparateJob, limit_s: float, why: Error | None, same: bool) -> str:
-    """What to do after a wait in vain; ``same``: the lost ones' run is there."""
+def _in_vain(
+    apart: SeparateJob, limit_s: float, why: Error | None, same: bool, gone: bool
+) -> str:
+    """What to do after a wait in vain; ``same``: the lost ones' run is there.
+
+    ``gone``: without one whose process has ended.
+    """
     within = f"within {limit_s:g} s ({_AWAY})"
+    if same and gone:
+        return (
+            f"No other servers came {within}: those that it has left still answer at "
+            f"{apart.where}. End their job and start both: opt.resume() goes on from "
+            "the newest snapshot. torchrun --max-restarts starts a servers' job again "
+            "by itself."
+        )
     if same or why is None:
         cannot = "" if why is None else f", and cannot be joined ({describe(why)})"
         return (
@@ -187,9 +199,7 @@ class Comeback:
     @staticmethod
     def _may_rejoin(client: _core.Client | None) -> bool:
         """Whether the servers may be there, without others in their place."""
-        if client is None:
-            return False
-        return client.counted_lost() or client.lost_in_silence()
+        return client is not None and not client.server_ended()
 
     @staticmethod
     def _limit_s(apart: SeparateJob, client: _core.Client | None) -> float:
@@ -221,10 +231,6 @@ class Comeback:
                 ends.client.abort("its servers were lost")
             # Servers that have just said so are there: what goes on warns of it.
             told = ends.client is not None and ends.client.counted_lost()
-            # Without it their run cannot go on. Those that are left see that nobody is
-            # there any more, and do not wait for a snapshot when they are to end.
-            if ends.client is not None and ends.client.server_ended():
-                gone.add(ends.run_id)
             logger.log(
                 logging.INFO if told else logging.WARNING,
                 "%s. This trainer waits up to %g s (%s) for servers to come back, or "
@@ -268,6 +274,10 @@ class Comeback:
         while True:
             why: Error | None = None
             same = False
+            # Without it their run cannot go on. Those that are left see that nobody is
+            # there any more, and do not wait for a snapshot when they are to end.
+            if ends.client is not None and ends.client.server_ended():
+                gone.add(ends.run_id)
             try:
                 store, run = separate_jobs.meet(
                     self._environment,
@@ -294,7 +304,7 @@ class Comeback:
             same_s = min(2 * same_s, _CONNECT_S) if same else _SAME_S
             self._check_open()
             if time.monotonic() >= until:
-                told = _in_vain(apart, limit_s, why, same)
+                told = _in_vain(apart, limit_s, why, same, ends.run_id in gone)
                 raise PeerLostError(f"{str(error).rstrip('.')}. {told}") from error
             time.sleep(_PAUSE_S)
 
@@ -335,6 +345,7 @@ class Comeback:
                 "again: opt.resume() deals the newest snapshot anew."
             )
         words = separate_jobs.words_of(made, run)
+        self._unanswered = 0  # of the run of before
         incarnation = separate_jobs.guarded(
             apart,
             lambda: separate_jobs.keep_id(store, made, words, numbers.trainer_rank),

@@ -137,8 +137,7 @@ class Preemption:
         while not run.closed:
             if wanted.answered():
                 return self._end_now(run, "a snapshot was saved")
-            stats = server.stats()
-            if stats["lost"] >= stats["trainers"]:
+            if not server.stats()["present"]:
                 wanted.withdraw()
                 return self._end_now(run, "no trainer is there to save a snapshot")
             time.sleep(_LOOK_S)

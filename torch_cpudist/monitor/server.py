@@ -47,8 +47,8 @@ SERVER = (
     Row(
         "cpudist_server_trainers",
         "gauge",
-        "Trainers: that ever said hello, and that are lost now.",
-        {"seen": "trainers", "lost": "lost"},
+        "Trainers: that ever said hello, that are lost now, and that are there.",
+        {"seen": "trainers", "lost": "lost", "present": "present"},
         "state",
     ),
     Row(

@@ -237,6 +237,25 @@ TEST(elastic_newer_incarnation_may_come_before_the_loss_is_noticed) {
   CHECK_EQ(world.floats(0)[0], 7.0f);
 }
 
+TEST(elastic_present_are_those_who_came_and_are_neither_lost_nor_done) {
+  server::ServerOptions options = elastic(4);  // one of them never comes
+  server::Server server(options);
+  std::vector<std::unique_ptr<Trainer>> trainers;
+  for (uint32_t rank = 0; rank < 3; ++rank) {
+    trainers.push_back(std::make_unique<Trainer>(server, rank, 1));
+    trainers.back()->reply(trainers.back()->hello(4, 1), wire::FrameKind::kHello);
+  }
+  CHECK_EQ(server.stats().present, 3);
+  say_goodbye(*trainers[1]);
+  CHECK_EQ(server.stats().present, 2);
+  trainers[0]->disconnect();
+  await_lost(server, 1);
+  CHECK_EQ(server.stats().present, 1);
+  Trainer newer(server, 0, 2);
+  newer.reply(newer.hello(4, 1), wire::FrameKind::kHello);
+  CHECK_EQ(server.stats().present, 2);
+}
+
 TEST(elastic_waiting_push_of_a_lost_trainer_is_dropped_whole) {
   World world(on_arrival(1), elastic(2));
   world[1].reply(world.push(1, ones()));
