@@ -1,5 +1,6 @@
 // Copyright (c) 2026 The torch_cpudist authors.
 // SPDX-License-Identifier: BSD-3-Clause
+// long: one trainer's ways in and out, each with the same few lines before it.
 //
 // Trainers that come, are lost and come back while a server goes on.
 
