@@ -1,5 +1,6 @@
 // Copyright (c) 2026 The torch_cpudist authors.
 // SPDX-License-Identifier: BSD-3-Clause
+// threads: none
 //
 // Error feedback: what is sent of many gradients, and what is held back, is their sum.
 

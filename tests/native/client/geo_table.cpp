@@ -1,5 +1,6 @@
 // Copyright (c) 2026 The torch_cpudist authors.
 // SPDX-License-Identifier: BSD-3-Clause
+// threads: none
 //
 // A table that its trainer updates by itself: touched rows, shadows and updates.
 

@@ -25,6 +25,13 @@ inline constexpr bool kInstrumented = true;
 #else
 inline constexpr bool kInstrumented = false;
 #endif
+// Whether races are looked for, and every byte of memory takes four more: much data shows no more
+// of them than little.
+#if defined(__SANITIZE_THREAD__)
+inline constexpr bool kOfThreads = true;
+#else
+inline constexpr bool kOfThreads = false;
+#endif
 
 struct TestCase {
   std::string name;

@@ -1,5 +1,6 @@
 // Copyright (c) 2026 The torch_cpudist authors.
 // SPDX-License-Identifier: BSD-3-Clause
+// threads: none
 //
 // Averages beside values: of rows and blocks that are updated now and then, against the average
 // that is taken after every update.

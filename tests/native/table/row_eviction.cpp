@@ -1,5 +1,6 @@
 // Copyright (c) 2026 The torch_cpudist authors.
 // SPDX-License-Identifier: BSD-3-Clause
+// threads: none
 //
 // Rows that go: which ones, what becomes of their records, and what a cut sees of both.
 

@@ -1,5 +1,6 @@
 // Copyright (c) 2026 The torch_cpudist authors.
 // SPDX-License-Identifier: BSD-3-Clause
+// threads: none
 //
 // Memory of arrays of slots: where they lie, and what becomes of those that are freed.
 
