@@ -114,7 +114,7 @@ beside_done() {
 
 # Seeds that the native tests do not have. It goes on compiling what these need, too.
 simulations() {
-  bash scripts/simulate.sh --from 1001 --seeds 100000 --seconds 20 --jobs 1
+  bash scripts/simulate.sh --from 1001 --seeds 100000 --seconds 60 --jobs 1
 }
 
 lint() {
