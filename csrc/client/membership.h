@@ -8,7 +8,7 @@
 #include <memory>
 #include <span>
 
-#include "client/link.h"
+#include "client/links/link.h"
 #include "client/shared.h"
 #include "client/state.h"
 

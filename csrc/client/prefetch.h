@@ -19,7 +19,7 @@
 #include <span>
 #include <vector>
 
-#include "client/link.h"
+#include "client/links/link.h"
 #include "wire/messages.h"
 
 namespace cpudist::client {

@@ -36,7 +36,16 @@ bool is_inproc(const std::string& address) { return address.starts_with("inproc:
 }  // namespace
 
 Session::Session(ClientOptions options, const ConnectorFactory& make_connector)
-    : options_(std::move(options)), carried_out_before_(options_.servers.size()) {
+    : options_(std::move(options)),
+      carried_out_before_(options_.servers.size()),
+      seekers_({mutex_, changed_, options_.liveness_ms,
+                [this] { return stopping_ || failure_.has_value(); },
+                [this](const Link& link) { return make_hello(link); },
+                [this](Link& link) { return pause_of(link); },
+                [this](const std::string& address, TimePoint deadline) {
+                  return connector_->connect(address, deadline);
+                }},
+               options_.servers.size()) {
   if (options_.servers.empty()) {
     throw Error(ErrorCode::kInvalidArgument, "client: the list of servers is empty");
   }
@@ -56,7 +65,6 @@ Session::Session(ClientOptions options, const ConnectorFactory& make_connector)
   std::stable_partition(send_order_.begin(), send_order_.end(), [&](uint32_t server) {
     return !is_inproc(links_[server].addresses.front());
   });
-  seekers_.resize(links_.size());
   connector_ = make_connector(this);
 }
 
@@ -328,9 +336,7 @@ void Session::disconnect() {
   close_links("the client is closed");
   if (connector_) connector_->stop_attempts();  // the thread may be at one
   if (monitor_.joinable()) join_thread(monitor_);
-  for (std::thread& seeker : seekers_) {
-    if (seeker.joinable()) join_thread(seeker);
-  }
+  seekers_.join();
   if (connector_) connector_->stop();
 }
 
@@ -646,7 +652,7 @@ void Session::look_after_links(std::unique_lock<std::mutex>& lock,
     } else if (link.state == LinkState::kHandshake) {
       repeat_hello(link, lock, now);
     } else {
-      seek_if_silent(link, now);
+      seekers_.seek_if_silent(link, now);
     }
   }
 }
@@ -755,90 +761,6 @@ void Session::revive(Link& link, std::unique_lock<std::mutex>& lock) {
     link.state = LinkState::kBroken;
     link.try_next = Clock::now() + pause_of(link);
   }
-}
-
-// ---- second connections -------------------------------------------------------------------------
-// A thread for each link that is silent: an attempt to reach a server that is cut off lasts, and
-// neither heartbeats nor the links of other servers wait for it.
-
-bool Session::is_silent(Link& link, TimePoint now) const {
-  if (link.state != LinkState::kOpen || stopping_ || failure_) return false;
-  if (transport::has_moved(*link.connection, link.bytes_seen)) link.heard = now;
-  return link.spare.wanted(link.address, now, link.heard, options_.liveness_ms);
-}
-
-void Session::seek_if_silent(Link& link, TimePoint now) {
-  if (link.spare.sought || now < link.spare.next || !is_silent(link, now)) return;
-  std::thread& seeker = seekers_[link.server];
-  if (seeker.joinable()) join_thread(seeker);  // it has ended, as nothing is sought
-  try {
-    seeker = start_io_thread("the thread that looks for a silent server", [&] { seek(link); });
-    link.spare.sought = true;
-  } catch (const std::exception&) {  // no thread is left, or no memory
-    link.spare.next = now + transport::beat_interval(options_.liveness_ms);
-  }
-}
-
-// Of a server that is there another connection is open soon, whatever the old one waits for.
-void Session::seek(Link& link) {
-  std::unique_lock lock(mutex_);
-  try {
-    while (is_silent(link, Clock::now())) {
-      const TimePoint until = try_spare(link, lock);
-      changed_.wait_until(lock, until, [&] { return !is_silent(link, Clock::now()); });
-      drop_spare(link, lock);
-    }
-  } catch (const std::exception&) {  // there is no memory; another look follows
-    if (!lock.owns_lock()) lock.lock();
-    drop_spare(link, lock);
-  }
-  link.spare.next = Clock::now() + pause_of(link);
-  link.spare.sought = false;
-}
-
-// It takes the place of the old one once the server has answered over it. Returns when to try
-// again.
-TimePoint Session::try_spare(Link& link, std::unique_lock<std::mutex>& lock) {
-  const TimePoint deadline = link.spare.deadline(link.heard, options_.liveness_ms);
-  const std::string address = link.address;
-  wire::Frame hello = make_hello(link);
-  std::string trouble = "it does not answer a hello";
-  std::shared_ptr<transport::Connection> connection;
-  link.spare.tried = Clock::now();
-  lock.unlock();
-  try {
-    connection = connector_->connect(address, deadline);
-  } catch (const Error& error) {
-    trouble = error.what();
-  }
-  lock.lock();
-  link.trouble.swap(trouble);
-  if (!connection) return Clock::now() + pause_of(link);
-  link.spare.connection = connection;
-  if (!is_silent(link, Clock::now())) return Clock::now();  // the old one is back, or all has ended
-  lock.unlock();
-  try {
-    connection->send(std::move(hello));
-  } catch (...) {
-    lock.lock();
-    throw;
-  }
-  lock.lock();
-  // on_close may have come before the link knew the connection.
-  if (connection->closed() && link.spare.connection == connection) {
-    link.spare.connection.reset();
-    return Clock::now() + pause_of(link);
-  }
-  return Clock::now() + transport::beat_interval(options_.liveness_ms);
-}
-
-void Session::drop_spare(Link& link, std::unique_lock<std::mutex>& lock) {
-  const auto unanswered = std::move(link.spare.connection);
-  link.spare.connection.reset();
-  if (!unanswered) return;
-  lock.unlock();
-  unanswered->close("not needed");  // short: there may be no memory for more
-  lock.lock();
 }
 
 milliseconds Session::pause_of(Link& link) const {

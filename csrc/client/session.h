@@ -22,7 +22,8 @@
 
 #include "base/process_end.h"
 #include "base/wait.h"
-#include "client/link.h"
+#include "client/links/link.h"
+#include "client/links/seekers.h"
 #include "client/options.h"
 #include "client/stats.h"
 #include "transport/liveness.h"
@@ -156,13 +157,6 @@ class Session final : public transport::ConnectionHandler {
   TimePoint next_wakeup(TimePoint now) const;
   void close_links(const std::string& reason);
 
-  // ---- second connections ----
-  bool is_silent(Link& link, TimePoint now) const;  // for so long that another is wanted
-  void seek_if_silent(Link& link, TimePoint now);   // the monitor
-  void seek(Link& link);                            // a thread of its own
-  TimePoint try_spare(Link& link, std::unique_lock<std::mutex>& lock);
-  void drop_spare(Link& link, std::unique_lock<std::mutex>& lock);
-
   const ClientOptions options_;
   std::shared_ptr<transport::Connector> connector_;
   mutable std::mutex mutex_;
@@ -181,7 +175,7 @@ class Session final : public transport::ConnectionHandler {
   TimePoint beat_next_;
   ClientStats stats_;
   std::thread monitor_;
-  std::vector<std::thread> seekers_;  // by server; the monitor starts them
+  Seekers seekers_;
 };
 
 }  // namespace cpudist::client

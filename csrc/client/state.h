@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "client/cache/budget.h"
-#include "client/link.h"
+#include "client/links/link.h"
 #include "client/push/early.h"
 #include "client/push/residues.h"
 #include "client/push/step.h"

@@ -93,14 +93,15 @@ LAYERS: dict[str, tuple[str, ...]] = {
         server__modes="wire server server/rounds server/arrivals server/geo",
         server__server="base wire transport server server/modes",
         client__cache="base kernels",
-        client__push="base kernels wire client/cache client/link client/session "
+        client__links="base wire transport",
+        client__push="base kernels wire client/cache client/links client/session "
         "client/state client/prefetch",
         client__values="base kernels wire client/shared client/state client/prefetch "
         "client/push",
         client__rounds="base wire client/membership client/shared client/state "
         "client/prefetch client/push",
-        client="base kernels wire transport client/cache client/push client/values "
-        "client/rounds",
+        client="base kernels wire transport client/cache client/links client/push "
+        "client/values client/rounds",
         client__arrivals="base kernels wire client client/push",
         client__geo="base kernels wire client client/cache client/push client/arrivals",
         client__modes="wire client client/rounds client/arrivals",

@@ -8,7 +8,7 @@
 #include <span>
 #include <vector>
 
-#include "client/link.h"
+#include "client/links/link.h"
 #include "wire/codec/codec.h"
 #include "wire/messages.h"
 

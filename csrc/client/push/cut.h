@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "client/link.h"
+#include "client/links/link.h"
 #include "client/session.h"
 #include "wire/cut.h"
 

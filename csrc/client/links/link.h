@@ -13,7 +13,7 @@
 
 #include "base/descriptor.h"
 #include "base/errors.h"
-#include "client/spare.h"
+#include "client/links/spare.h"
 #include "transport/channel.h"
 #include "wire/frame.h"
 
