@@ -191,7 +191,7 @@ void Session::on_frame(const std::shared_ptr<transport::Connection>& connection,
       case wire::FrameKind::kHeartbeatAck:
         break;
       case wire::FrameKind::kError:
-        accept_error(*link, frame);
+        accept_error(*link, frame, link->spare.connection == connection);
         break;
       case wire::FrameKind::kReply:
         accept_reply(*link, std::move(frame));
@@ -231,16 +231,18 @@ std::shared_ptr<transport::Connection> Session::take_spare(Link& link) {
 void Session::accept_hello(Link& link, const wire::Frame& frame) {
   if (link.state != LinkState::kHandshake) return;  // a duplicate
   const wire::Hello hello = wire::decode_hello(frame.payload.bytes());
-  link.host = hello.host;
-  if (frame.header.run_id != options_.run_id || hello.shard_id != link.server ||
-      hello.server_count != server_count() || hello.trainer_count != options_.trainer_count) {
-    fail(Error(
-        ErrorCode::kConfigMismatch,
-        describe(link) + " is " +
-            shard_text(hello.shard_id, hello.server_count, hello.trainer_count,
-                       frame.header.run_id) +
-            "; expected " +
-            shard_text(link.server, server_count(), options_.trainer_count, options_.run_id)));
+  const bool other = frame.header.run_id != options_.run_id || hello.shard_id != link.server ||
+                     hello.server_count != server_count() ||
+                     hello.trainer_count != options_.trainer_count;
+  if (!other || !link.ever_open) link.host = hello.host;
+  if (other) {
+    const std::string found =
+        shard_text(hello.shard_id, hello.server_count, hello.trainer_count, frame.header.run_id);
+    const std::string expected =
+        shard_text(link.server, server_count(), options_.trainer_count, options_.run_id);
+    if (link.ever_open) return lose_place(link, "it is " + found + ", not " + expected);
+    fail(Error(ErrorCode::kConfigMismatch,
+               describe(link) + " is " + found + "; expected " + expected));
     return;
   }
   link.state = LinkState::kOpen;
@@ -261,7 +263,7 @@ void Session::accept_hello(Link& link, const wire::Frame& frame) {
   changed_.notify_all();
 }
 
-void Session::accept_error(Link& link, const wire::Frame& frame) {
+void Session::accept_error(Link& link, const wire::Frame& frame, bool second) {
   const wire::ErrorReply reply = wire::decode_error(frame.payload.bytes());
   const Error error(reply.code, reply.message);
   if (reply.code == ErrorCode::kFenced) fenced_by_ = static_cast<uint32_t>(frame.header.sequence);
@@ -279,6 +281,11 @@ void Session::accept_error(Link& link, const wire::Frame& frame) {
     // Of a link that was open once: a stranger has the server's port for now. Another attempt
     // follows.
     if (reply.code == ErrorCode::kAuthentication && link.ever_open) throw error;
+    // The server that has taken this hello before takes it again.
+    const bool greets = link.state == LinkState::kHandshake || second;
+    const bool foreign =
+        reply.code == ErrorCode::kProtocol || reply.code == ErrorCode::kConfigMismatch;
+    if (greets && foreign && link.ever_open) return lose_place(link, reply.message);
     fail(Error(reply.code, describe(link) + ": " + reply.message));
   }
 }
@@ -785,6 +792,11 @@ void Session::lose(Link& link, const std::string& why) {
       loss_of(describe(link), link.ever_open || link.gone, options_.connect_deadline_ms, why);
   link.state = LinkState::kClosed;
   fail(error);
+}
+
+// Whoever goes on without the server that was there, goes on without this one, too.
+void Session::lose_place(Link& link, const std::string& what) {
+  lose(link, "another server has taken its place at " + link.address + ": " + what);
 }
 
 void Session::on_close(const std::shared_ptr<transport::Connection>& connection,

@@ -122,7 +122,8 @@ class Session final : public transport::ConnectionHandler {
 
   // ---- replies, under the lock ----
   void accept_hello(Link& link, const wire::Frame& frame);
-  void accept_error(Link& link, const wire::Frame& frame);
+  // `second`: over a second connection.
+  void accept_error(Link& link, const wire::Frame& frame, bool second);
   void accept_reply(Link& link, wire::Frame frame);
   void accept_probe_reply(const wire::Frame& frame);
   void finish(Request& request);
@@ -152,6 +153,7 @@ class Session final : public transport::ConnectionHandler {
   void beat(std::unique_lock<std::mutex>& lock, TimePoint now, bool was_away);
   void revive(Link& link, std::unique_lock<std::mutex>& lock);
   void lose(Link& link, const std::string& why);
+  void lose_place(Link& link, const std::string& what);  // to a server of another run or layout
   std::chrono::milliseconds pause_of(Link& link) const;  // before another attempt
   void repeat_hello(Link& link, std::unique_lock<std::mutex>& lock, TimePoint now);
   TimePoint next_wakeup(TimePoint now) const;

@@ -25,9 +25,10 @@ pytestmark = pytest.mark.processes
 
 SERVER_PROGRAM = """
 import json
-options = json.loads(sys.argv[1])
-server = core.Server(run_id=7, host="host-a", **options)
-print(json.dumps(server.listen_tcp()), flush=True)
+options = {"run_id": 7} | json.loads(sys.argv[1])
+port = options.pop("port", 0)
+server = core.Server(host="host-a", **options)
+print(json.dumps(server.listen_tcp("127.0.0.1", port, port)), flush=True)
 print("done" if server.wait_done(60.0) else "waited in vain", flush=True)
 """
 CONFIG = _core.OptimizerConfig("sgd", lr=0.5)
@@ -171,6 +172,22 @@ def report_of_a_killed_server(launch, scheme):
     with pytest.raises(errors.PeerLostError, match="server 1"):
         second.pull_dense()
     return reported_at - killed_at[0]
+
+
+def test_a_server_of_another_run_in_the_place_of_a_killed_one_is_its_loss(launch):
+    """To a trainer that was in; one that comes is told what is there."""
+    (killed,) = launch(trainers=1)
+    (trainer,) = connect([killed], 1, "tcp:", reconnect_grace_ms=int(1000 * PATIENCE_S))
+    (address,) = (a for a in killed.addresses if a.startswith("tcp:"))
+    killed.process.kill()
+    killed.process.wait(timeout=PATIENCE_S)
+    other = launch(trainers=1, run_id=8, port=int(address.rpartition(":")[2]))[1]
+    assert address in other.addresses
+    told = f"another server has taken its place at {address}: hello of another run"
+    with pytest.raises(errors.PeerLostError, match=rf"server 0 .* was lost: {told}"):
+        trainer.push(dense=GRADIENT)
+    with pytest.raises(errors.ProtocolError, match="hello of another run"):
+        connect([other], 1, "tcp:")
 
 
 def test_a_stopped_server_is_reported_by_its_silence(launch):

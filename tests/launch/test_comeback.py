@@ -362,6 +362,32 @@ def test_who_waits_in_vain_beside_those_that_a_killed_server_has_left(
     assert "start this job again" not in told
 
 
+def test_a_store_that_names_servers_whose_place_others_have_is_asked_again(
+    store, monkeypatch
+):
+    """It is that of another server, which ends a little later."""
+    started(store)
+    client, came = Client(), Client()
+    runs = [7, 7, 8]
+
+    def meet(*_):
+        return store, {"run_id": runs.pop(0), "servers": [[]], "trainers": 1}
+
+    def connected(made, numbers, run, incarnation, connect_s):
+        if run["run_id"] == 7:
+            raise cpudist.ProtocolError("hello of another run")
+        return Endpoints(client=came, run_id=8), came
+
+    monkeypatch.setattr(separate_jobs, "meet", meet)
+    monkeypatch.setattr(separate_jobs, "connected", connected)
+    monkeypatch.setattr(separate_jobs, "begin", lambda *_: None)
+    part = GoesOn()
+    _, one = comeback([part], client=client)
+    lost = "server 1 was lost: another server has taken its place"
+    one.outlive(cpudist.PeerLostError(lost), client)
+    assert (runs, part.clients) == ([], [came])
+
+
 class LostOnceMore(Rejoins):
     """What takes part, and meets another loss at the first try."""
 

@@ -25,6 +25,7 @@ from torch_cpudist.errors import (
     Error,
     OperationTimeoutError,
     PeerLostError,
+    ProtocolError,
     describe,
 )
 from torch_cpudist.launch import separate_jobs
@@ -298,6 +299,11 @@ class Comeback:
                 PeerLostError,
             ) as failed:
                 # AuthenticationError: a stranger may be where servers are to come.
+                why, refused = failed, ""
+            except ProtocolError as failed:
+                if not same:
+                    raise
+                # Others have the place of one of them; the rest end soon.
                 why, refused = failed, ""
             if refused:
                 raise self._refused(error, refused) from error

@@ -89,9 +89,9 @@ struct Linked {
       options.servers.push_back({"test:" + std::to_string(server)});
     }
   }
-  Link answering(const std::string& address) {
+  Link answering(const std::string& address, uint32_t trainers = 1) {
     wire::Hello hello;
-    hello.trainer_count = 1;
+    hello.trainer_count = trainers;
     hello.server_count = static_cast<uint32_t>(options.servers.size());
     return std::make_shared<Answering>(handler, address, hello);
   }
@@ -193,6 +193,68 @@ TEST(client_that_was_never_open_is_told_of_the_key_at_once) {
   const auto client = linked.make();
   CHECK_EQ(error_code([&] { client->connect(); }), code(ErrorCode::kAuthentication));
   CHECK_EQ(linked.attempts.load(), 1u);
+}
+
+std::string failure_of(client::Client& client, ErrorCode wanted) {
+  std::string text;
+  CHECK(comes_true([&] {
+    try {
+      client.check();
+    } catch (const Error& error) {
+      CHECK_EQ(code(error.code()), code(wanted));
+      text = error.what();
+    }
+    return !text.empty();
+  }));
+  return text;
+}
+
+bool has(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+// It is the loss of that server, which others may come in the place of.
+TEST(client_that_was_open_loses_a_server_whose_place_another_has_taken) {
+  for (const ErrorCode refusal : {ErrorCode::kProtocol, ErrorCode::kConfigMismatch}) {
+    Linked linked(1, [&](const std::string& address, uint32_t nth) {
+      const Link link = linked.answering(address);
+      if (nth > 0) link->refuse_with(Error(refusal, "hello of another run"));
+      return link;
+    });
+    const auto client = linked.make();
+    client->connect();
+    linked.link(0)->close("test");
+    const std::string text = failure_of(*client, ErrorCode::kPeerLost);
+    CHECK(has(text, "server 0 (test:0) was lost: another server has taken its place at test:0"));
+    CHECK(has(text, "hello of another run"));
+    CHECK_EQ(linked.attempts.load(), 2u);
+    CHECK(!client->counted_lost());
+  }
+}
+
+TEST(client_that_was_open_loses_a_server_to_one_of_another_layout) {
+  Linked linked(1, [&](const std::string& address, uint32_t nth) {
+    return linked.answering(address, nth == 0 ? 1 : 2);
+  });
+  const auto client = linked.make();
+  client->connect();
+  linked.link(0)->close("test");
+  const std::string text = failure_of(*client, ErrorCode::kPeerLost);
+  CHECK(has(text, "another server has taken its place at test:0: it is shard 0 of 1 for 2"));
+}
+
+TEST(client_that_was_never_open_is_told_what_is_there) {
+  for (const ErrorCode refusal : {ErrorCode::kProtocol, ErrorCode::kConfigMismatch}) {
+    Linked linked(1, [&](const std::string& address, uint32_t) {
+      const Link link = linked.answering(address);
+      link->refuse_with(Error(refusal, "hello of another run"));
+      return link;
+    });
+    CHECK_EQ(error_code([&] { linked.make()->connect(); }), code(refusal));
+  }
+  Linked other(1,
+               [&](const std::string& address, uint32_t) { return other.answering(address, 2); });
+  CHECK_EQ(error_code([&] { other.make()->connect(); }), code(ErrorCode::kConfigMismatch));
 }
 
 }  // namespace
