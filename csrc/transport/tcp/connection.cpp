@@ -54,7 +54,8 @@ void TcpConnection::give_up_place() {
   if (finished_ || accepted_) return;
   // On a busy machine what it has said may not have been read yet.
   if (token_ != 0) on_ready(EPOLLIN);
-  if (finished_ || accepted_ || bytes_received() > 0) return;
+  if (finished_ || accepted_ || !place_) return;
+  if (bytes_received() > 0 && !place_->has_to_go()) return;
   turned_away_ = true;
   fail("others need its place: it has not said who it is");
 }

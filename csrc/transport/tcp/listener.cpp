@@ -4,9 +4,12 @@
 // The server side: binding, accepting, spreading connections over the reactors.
 
 #include <netdb.h>
+#include <netinet/tcp.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <utility>
 
@@ -25,6 +28,9 @@ constexpr size_t kAcceptsAtOnce = 8;
 constexpr auto kPauseWithoutDescriptors = std::chrono::milliseconds(50);
 // Without a place at the door: those who have one get on meanwhile, or are asked for it.
 constexpr auto kPauseAtTheDoor = std::chrono::milliseconds(5);
+// After somebody was turned away: for so long the system keeps those who say nothing, without a
+// descriptor, and hands over who has spoken.
+constexpr auto kCrowded = std::chrono::seconds(2);
 
 using Reactors = std::vector<std::shared_ptr<Reactor>>;
 
@@ -51,6 +57,21 @@ std::string without_port(const std::string& address) {
   return address.substr(0, address.rfind(':'));
 }
 
+// Whether the first frame is there, whole, to be read without a wait.
+bool has_spoken(int fd, uint64_t payload_limit_bytes) {
+  int bytes = 0;
+  std::array<uint8_t, wire::kHeaderBytes> header;
+  if (ioctl(fd, FIONREAD, &bytes) != 0 || static_cast<size_t>(bytes) < header.size()) return false;
+  const ssize_t found = recv(fd, header.data(), header.size(), MSG_PEEK | MSG_DONTWAIT);
+  if (found != static_cast<ssize_t>(header.size())) return false;
+  try {
+    const wire::FrameHeader first = wire::decode_header(header.data(), payload_limit_bytes);
+    return first.length <= static_cast<size_t>(bytes) - header.size();
+  } catch (const Error&) {
+    return false;
+  }
+}
+
 // One listening socket, watched by the first reactor.
 class Acceptor final : public Reactor::Source, public std::enable_shared_from_this<Acceptor> {
  public:
@@ -60,8 +81,8 @@ class Acceptor final : public Reactor::Source, public std::enable_shared_from_th
   void start() { token_ = reactors_[0].lock()->watch(fd_.get(), shared_from_this(), EPOLLIN); }
 
   void on_ready(uint32_t) override {
+    const bool full = !options_.unix_socket && options_.door->full();
     for (size_t i = 0; i < kAcceptsAtOnce; ++i) {
-      if (!options_.unix_socket && options_.door->full()) return pause(kPauseAtTheDoor);
       Descriptor fd(accept4(fd_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
       if (fd.get() >= 0) {
         adopt(std::move(fd));
@@ -69,11 +90,13 @@ class Acceptor final : public Reactor::Source, public std::enable_shared_from_th
       }
       const int error = errno;
       if (error == EMFILE || error == ENFILE || error == ENOBUFS || error == ENOMEM) {
-        pause(kPauseWithoutDescriptors);
+        return pause(kPauseWithoutDescriptors);
       }
       // Of what is left, errors of one connection that died in the backlog must not stop the rest.
       if (error != ECONNABORTED && error != EINTR && error != EPROTO) return;
     }
+    // Those that were accepted had come with their first word, or were turned away.
+    if (full) pause(kPauseAtTheDoor);
   }
 
   bool on_stop() override {
@@ -93,9 +116,10 @@ class Acceptor final : public Reactor::Source, public std::enable_shared_from_th
       // Who has the same user on this host could end this process as well as fill it.
       std::unique_ptr<Door::Guest> place;
       if (!options.unix_socket) {
-        place = options.door->arrive(without_port(options.peer_address));
+        place = options.door->arrive(without_port(options.peer_address),
+                                     has_spoken(fd.get(), options.limits.pre_hello_limit_bytes));
         // Too many of its address: it comes again. Those of other addresses do not wait for them.
-        if (!place) return;
+        if (!place) return hear_first();
       }
       const auto connection =
           std::make_shared<TcpConnection>(std::move(fd), reactor, std::move(options));
@@ -104,6 +128,31 @@ class Acceptor final : public Reactor::Source, public std::enable_shared_from_th
     } catch (const std::exception&) {
       // A stranger, or no memory for one more connection: it sees a closed socket.
     }
+  }
+
+  // Until nobody has been turned away for a while. Where the system cannot, they are looked at and
+  // turned away as before.
+  void hear_first() {
+    crowded_ = Clock::now() + kCrowded;
+    if (hearing_first_) return;
+    look_whether_crowded();
+    hearing_first_ = true;
+    keep_silent_out(true);
+  }
+
+  void look_whether_crowded() {
+    reactors_[0].lock()->schedule(crowded_, [weak = weak_from_this()] {
+      const auto self = weak.lock();
+      if (!self || self->fd_.get() < 0) return;
+      if (Clock::now() < self->crowded_) return self->look_whether_crowded();
+      self->hearing_first_ = false;
+      self->keep_silent_out(false);
+    });
+  }
+
+  void keep_silent_out(bool kept) {
+    const int seconds = kept ? 1 : 0;
+    setsockopt(fd_.get(), IPPROTO_TCP, TCP_DEFER_ACCEPT, &seconds, sizeof(seconds));
   }
 
   void pause(std::chrono::milliseconds how_long) {
@@ -121,6 +170,8 @@ class Acceptor final : public Reactor::Source, public std::enable_shared_from_th
   ConnectionOptions options_;
   uint64_t token_ = 0;
   size_t next_ = 0;
+  TimePoint crowded_;  // somebody has been turned away lately, until then
+  bool hearing_first_ = false;
 };
 
 Descriptor try_listen(const Address& address, int* error) {

@@ -24,9 +24,9 @@ using std::chrono::milliseconds;
 struct Crowd {
   explicit Crowd(Door::Limits limits) : door(std::make_shared<Door>(limits)) {}
   // Whether it has a place. Who is asked for its own gives it back.
-  bool come(const std::string& address) {
+  bool come(const std::string& address, bool spoken = false) {
     const size_t number = guests.size();
-    auto guest = door->arrive(address);
+    auto guest = door->arrive(address, spoken);
     if (!guest) return false;
     guests.push_back(std::move(guest));
     guests.back()->when_asked([this, number] {
@@ -107,6 +107,59 @@ TEST(door_asks_each_once_and_who_speaks_then_stays) {
   CHECK(door->full());
   CHECK_EQ(asked, 1);
   CHECK_EQ(door->counts().turned_away, 0u);
+}
+
+// However long others may keep theirs: the newest of those who come with a whole word have a place.
+TEST(door_has_places_for_who_comes_with_a_whole_word) {
+  Crowd crowd({100, 4, hours(1)});
+  const std::string here = "tcp:10.0.0.1";
+  for (int i = 0; i < 4; ++i) {
+    CHECK(crowd.come(here));
+    crowd.guests.back()->spoke();
+  }
+  CHECK(!crowd.come(here));
+  for (int i = 0; i < 2; ++i) CHECK(crowd.come(here, true));
+  CHECK(crowd.asked.empty());
+  for (size_t i = 0; i < 20; ++i) {
+    CHECK(crowd.come(here, true));
+    CHECK(crowd.guests.back()->has_to_go());
+    crowd.guests.back()->spoke();
+    CHECK_EQ(crowd.asked.size(), i + 1);
+    CHECK_EQ(crowd.asked.back(), 4 + i);
+    CHECK_EQ(crowd.door->counts().waiting, 6u);
+  }
+  CHECK(!crowd.guests[0]->has_to_go());
+  crowd.guests[0].reset();
+  CHECK(crowd.come(here, true));  // like any other, while there is room
+  CHECK(!crowd.guests.back()->has_to_go());
+}
+
+// Of many addresses, too: then the one with most gives one up.
+TEST(door_has_places_in_total_for_who_comes_with_a_whole_word) {
+  Crowd crowd({4, 4, hours(1)});
+  for (int i = 0; i < 4; ++i) CHECK(crowd.come("tcp:10.0.0.1"));
+  CHECK(crowd.come("tcp:10.0.0.2", true));
+  CHECK(crowd.come("tcp:10.0.0.2", true));
+  CHECK(crowd.door->full());
+  CHECK(!crowd.come("tcp:10.0.0.3"));
+  CHECK(crowd.come("tcp:10.0.0.3", true));
+  CHECK(crowd.asked == (std::vector<size_t>{4}));
+  CHECK_EQ(crowd.door->counts().waiting, 6u);
+}
+
+TEST(door_has_no_more_places_where_those_asked_do_not_leave) {
+  const auto door = std::make_shared<Door>(Door::Limits{4, 4, hours(1)});
+  std::vector<std::unique_ptr<Door::Guest>> guests;
+  size_t asked = 0;
+  for (int i = 0; i < 100; ++i) {
+    auto guest = door->arrive("tcp:10.0.0.1", true);
+    if (!guest) continue;
+    guest->when_asked([&] { ++asked; });
+    guests.push_back(std::move(guest));
+  }
+  CHECK_EQ(guests.size(), 8u);  // 4, and twice 2
+  CHECK_EQ(asked, 2u);
+  CHECK_EQ(door->counts().turned_away, 92u);
 }
 
 TEST(door_places_are_given_back) {
