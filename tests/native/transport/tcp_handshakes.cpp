@@ -308,22 +308,36 @@ TEST(tcp_idle_strangers_have_so_many_places) {
   }
 }
 
-// Who holds places with half a word, of one address or in total, keeps nobody out who says a whole
-// one at once.
+// Who holds places with half a word, or with a challenge that nothing follows, of one address or in
+// total, keeps nobody out who says a whole one at once.
 TEST(tcp_strangers_who_begin_to_speak_keep_nobody_out) {
-  for (const std::string& key : {kSecret, std::string()}) {
+  struct Case {
+    std::string key;
+    bool challenges;
+  };
+  for (const Case& one : {Case{"", false}, Case{kSecret, false}, Case{kSecret, true}}) {
     for (const bool crowd : {false, true}) {
-      KeyedPair pair(key, key, {crowd ? 4u : 64u, crowd ? 64u : 4u, std::chrono::milliseconds(1)});
+      const size_t places = one.challenges ? 6 : 4;  // with those for whole words, or without
+      const Door::Limits limits{crowd ? 4u : 64u, crowd ? 64u : 4u, std::chrono::milliseconds(1)};
+      KeyedPair pair(one.key, one.key, limits);
+      const std::string address = pair.address(false);
+      std::vector<uint8_t> said(1, static_cast<uint8_t>(wire::kMagic & 0xff));
+      if (one.challenges) {
+        wire::ConnectingHandshake handshake(with_key(a_trainer(), kSecret), address);
+        said = bytes_of(handshake.challenge());
+      }
       std::vector<Descriptor> strangers;
-      while (pair.door->counts().waiting < 4 && strangers.size() < 100) {
-        strangers.push_back(raw_socket(pair.address(false)));
-        CHECK(raw_send(strangers.back(), &wire::kMagic, 1));
+      while (pair.door->counts().waiting < places && strangers.size() < 100) {
+        strangers.push_back(raw_socket(address));
+        CHECK(raw_send(strangers.back(), said.data(), said.size()));
         KeyedPair::pass();
       }
       for (int i = 0; i < 3; ++i) {
         const auto later = pair.greet_in_time();
         CHECK(later != nullptr);
-        CHECK(waits_for([&] { return pair.door->counts().waiting == 4; }));
+        // One of those with a whole word has left for it.
+        const size_t left = one.challenges ? places - 1 : places;
+        CHECK(waits_for([&] { return pair.door->counts().waiting == left; }));
       }
     }
   }
